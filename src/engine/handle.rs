@@ -1,0 +1,243 @@
+//! The way into the engine: checks, the bounded queue, shutting down.
+
+use super::request::{Event, Request};
+use super::stats::Stats;
+use crate::error::{Error, RequestErrorKind, Result};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+/// Limits of the scheduler, and how much is drafted.
+#[derive(Debug, Clone)]
+pub struct EngineOptions {
+    /// Requests in the batch at most.
+    pub max_num_seqs: usize,
+    /// Rows of one target forward at most, prompt chunks and drafts together.
+    pub max_num_batched_tokens: usize,
+    /// Requests in the queue at most; one more is answered 429.
+    pub max_waiting: usize,
+    /// Longest sequence, prompt and output together, in tokens; `None` = the model's own limit.
+    /// Never more than one pool holds.
+    pub max_model_len: Option<usize>,
+    /// Draft tokens a round at most (K); 0 without a drafter.
+    pub spec_length: usize,
+    /// Alternatives that a request may ask for with log-probabilities.
+    pub max_logprobs: usize,
+    /// Name in logs and metrics.
+    pub model_name: String,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self {
+            max_num_seqs: 64,
+            max_num_batched_tokens: 2048,
+            max_waiting: 512,
+            max_model_len: None,
+            spec_length: 0,
+            max_logprobs: 20,
+            model_name: "model".into(),
+        }
+    }
+}
+
+/// What a request is checked against. All lengths in tokens.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    pub max_model_len: usize,
+    pub vocab_size: usize,
+    pub max_logprobs: usize,
+    pub max_waiting: usize,
+    /// Largest `spec_length` a request may ask for; 0 = the server does not speculate.
+    pub spec_length: usize,
+}
+
+/// A request on its way to the engine thread.
+pub(super) struct Submission {
+    pub request: Request,
+    pub events: UnboundedSender<Event>,
+    pub arrived: std::time::Instant,
+}
+
+pub(super) struct Shared {
+    pub limits: Limits,
+    pub stats: Arc<Stats>,
+    /// Requests submitted and not yet admitted for the first time.
+    pub waiting: AtomicUsize,
+    /// No new requests; the thread ends when the running ones are done.
+    pub draining: AtomicBool,
+    /// The thread ends now; what runs is dropped.
+    pub aborting: AtomicBool,
+    /// The thread has ended and dropped the models.
+    pub ended: AtomicBool,
+}
+
+/// Sends requests to the engine thread. Clones share one engine; when the last one is dropped the
+/// engine finishes what it has and ends.
+#[derive(Clone)]
+pub struct EngineHandle {
+    pub(super) sender: Sender<Submission>,
+    pub(super) shared: Arc<Shared>,
+}
+
+impl EngineHandle {
+    /// Queues one request. Dropping the receiver cancels it.
+    ///
+    /// # Errors
+    /// See [`EngineHandle::submit_all`].
+    pub fn submit(&self, request: Request) -> Result<UnboundedReceiver<Event>> {
+        Ok(self.submit_all(vec![request])?.remove(0))
+    }
+
+    /// Queues all of `requests` or none.
+    ///
+    /// # Errors
+    /// `Request` errors: a field out of range (`Invalid`), no room in the queue (`QueueFull`), or
+    /// `ShuttingDown`. Nothing was queued then.
+    pub fn submit_all(&self, requests: Vec<Request>) -> Result<Vec<UnboundedReceiver<Event>>> {
+        let shared = &*self.shared;
+        for request in &requests {
+            shared.limits.check(request)?;
+        }
+        if shared.draining.load(Ordering::SeqCst) || shared.ended.load(Ordering::SeqCst) {
+            return Err(shutting_down());
+        }
+        let count = requests.len();
+        let max = shared.limits.max_waiting;
+        if count > max {
+            return Err(Error::invalid(
+                "prompt",
+                format!("one request may make at most {max} sequences (prompts times n), not {count}"),
+            ));
+        }
+        shared
+            .waiting
+            .try_update(Ordering::SeqCst, Ordering::SeqCst, |waiting| {
+                (waiting + count <= max).then_some(waiting + count)
+            })
+            .map_err(|waiting| {
+                Error::request(
+                    RequestErrorKind::QueueFull,
+                    None,
+                    format!("the queue is full: {waiting} requests are waiting, at most {max} may; try again later"),
+                )
+            })?;
+        let arrived = std::time::Instant::now();
+        requests
+            .into_iter()
+            .map(|request| {
+                let (events, receiver) = unbounded_channel();
+                self.sender
+                    .send(Submission { request, events, arrived })
+                    .map_err(|_| shutting_down())?;
+                Ok(receiver)
+            })
+            .collect()
+    }
+
+    /// What requests are checked against.
+    pub fn limits(&self) -> &Limits {
+        &self.shared.limits
+    }
+
+    /// Server-wide counters.
+    pub fn stats(&self) -> &Arc<Stats> {
+        &self.shared.stats
+    }
+
+    /// Whether new requests are refused.
+    pub fn is_draining(&self) -> bool {
+        self.shared.draining.load(Ordering::SeqCst)
+    }
+
+    /// Refuses new requests from now on; those in the queue and in the batch go on.
+    pub fn drain(&self) {
+        self.shared.draining.store(true, Ordering::SeqCst);
+    }
+
+    /// Ends the thread after the step in flight; what runs is answered `Failed`.
+    pub fn abort(&self) {
+        self.drain();
+        self.shared.aborting.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether the thread has ended: after [`EngineHandle::drain`] and the last request, after
+    /// [`EngineHandle::abort`], or because it failed.
+    pub fn has_ended(&self) -> bool {
+        self.shared.ended.load(Ordering::SeqCst)
+    }
+}
+
+fn shutting_down() -> Error {
+    Error::request(
+        RequestErrorKind::ShuttingDown,
+        None,
+        "the server is shutting down",
+    )
+}
+
+impl Limits {
+    /// Checks what only the engine's limits can tell; ranges of sampling fields are the caller's.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the field.
+    pub fn check(&self, request: &Request) -> Result<()> {
+        let prompt = request.prompt.len();
+        let max = self.max_model_len;
+        if prompt == 0 {
+            return Err(Error::invalid("prompt", "the prompt must have at least one token"));
+        }
+        if let Some(&id) = request.prompt.iter().find(|&&id| id as usize >= self.vocab_size) {
+            return Err(Error::invalid(
+                "prompt",
+                format!("token id {id} is not in the vocabulary (0 to {})", self.vocab_size - 1),
+            ));
+        }
+        let wanted = prompt.saturating_add(request.max_tokens.unwrap_or(1));
+        if wanted > max {
+            let asked = match request.max_tokens {
+                Some(tokens) => format!(" plus max_tokens {tokens}"),
+                None => " and the text needs at least one more".into(),
+            };
+            return Err(Error::invalid(
+                if prompt < max { "max_tokens" } else { "prompt" },
+                format!("the context holds {max} tokens; the prompt has {prompt}{asked}"),
+            ));
+        }
+        let params = &request.params;
+        let ids = params.stop_token_ids.iter().map(|id| ("stop_token_ids", id));
+        let biased = params.logit_bias.iter().map(|(id, _)| ("logit_bias", id));
+        for (field, &id) in ids.chain(biased) {
+            if id as usize >= self.vocab_size {
+                return Err(Error::invalid(
+                    field,
+                    format!("token id {id} is not in the vocabulary (0 to {})", self.vocab_size - 1),
+                ));
+            }
+        }
+        for (field, wanted) in [
+            ("logprobs", request.logprobs),
+            ("prompt_logprobs", request.prompt_logprobs),
+        ] {
+            if wanted.is_some_and(|n| n > self.max_logprobs) {
+                return Err(Error::invalid(
+                    field,
+                    format!("{field} must be between 0 and {}", self.max_logprobs),
+                ));
+            }
+        }
+        if let Some(k) = request.spec_length
+            && k > self.spec_length
+        {
+            return Err(Error::invalid(
+                "spec_length",
+                match self.spec_length {
+                    0 => "this server was started without --speculative-decoding: spec_length must be 0".into(),
+                    max => format!("spec_length must be between 0 and {max}, not {k}"),
+                },
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,150 @@
+//! Server-wide counters, under vLLM's names with `foretoken:` in front.
+
+use prometheus::{
+    Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
+};
+
+/// Counters, gauges and histograms of one engine. Cheap to update from the engine thread; rendered
+/// from [`Stats::registry`].
+#[derive(Debug)]
+pub struct Stats {
+    pub registry: Registry,
+    pub requests_running: IntGauge,
+    pub requests_waiting: IntGauge,
+    /// Fraction of the target's pool in use, 0 to 1.
+    pub kv_cache_usage: Gauge,
+    /// Fraction of the draft's pool in use, 0 to 1.
+    pub draft_kv_cache_usage: Gauge,
+    pub prompt_tokens: IntCounter,
+    pub generation_tokens: IntCounter,
+    pub preemptions: IntCounter,
+    /// By `finished_reason`: `stop`, `length`, `abort`.
+    pub requests_finished: IntCounterVec,
+    /// Arrival to first token, seconds.
+    pub time_to_first_token: Histogram,
+    /// Between two tokens of a request, seconds: a round's time divided by its tokens.
+    pub inter_token_latency: Histogram,
+    /// Arrival to last token, seconds.
+    pub e2e_request_latency: Histogram,
+    pub spec_drafts: IntCounter,
+    pub spec_draft_tokens: IntCounter,
+    pub spec_accepted_tokens: IntCounter,
+    /// By `position` in the draft, from 0.
+    pub spec_accepted_per_pos: IntCounterVec,
+    /// Wall time inside the drafter, seconds.
+    pub draft_seconds: prometheus::Counter,
+    /// Batched forwards of the draft model.
+    pub draft_steps: IntCounter,
+    /// Wall time inside target forwards, seconds.
+    pub target_seconds: prometheus::Counter,
+    /// Forwards of the target.
+    pub target_steps: IntCounter,
+}
+
+const LATENCY_BUCKETS: &[f64] = &[
+    0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0,
+    7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0,
+];
+
+impl Stats {
+    /// All at zero; every sample carries `model_name`.
+    pub fn new(model_name: &str) -> Self {
+        let labels = [("model_name".to_owned(), model_name.to_owned())].into();
+        let registry =
+            Registry::new_custom(None, Some(labels)).expect("no prefix and one label are valid");
+        let make = Maker(&registry);
+        Self {
+            requests_running: make.int_gauge("num_requests_running", "Requests in the batch"),
+            requests_waiting: make.int_gauge("num_requests_waiting", "Requests in the queue"),
+            kv_cache_usage: make.gauge(
+                "kv_cache_usage_perc",
+                "Used fraction of the target's KV pool, 1 = full",
+            ),
+            draft_kv_cache_usage: make.gauge(
+                "draft_kv_cache_usage_perc",
+                "Used fraction of the draft's KV pool, 1 = full",
+            ),
+            prompt_tokens: make.counter("prompt_tokens_total", "Prompt tokens admitted"),
+            generation_tokens: make.counter("generation_tokens_total", "Tokens generated"),
+            preemptions: make.counter("num_preemptions_total", "Requests preempted"),
+            requests_finished: make.counters(
+                "request_success_total",
+                "Requests ended, by reason",
+                "finished_reason",
+            ),
+            time_to_first_token: make
+                .histogram("time_to_first_token_seconds", "Arrival to first token"),
+            inter_token_latency: make
+                .histogram("inter_token_latency_seconds", "Time between two tokens"),
+            e2e_request_latency: make
+                .histogram("e2e_request_latency_seconds", "Arrival to last token"),
+            spec_drafts: make.counter(
+                "spec_decode_num_drafts_total",
+                "Rounds with a draft, counted per request",
+            ),
+            spec_draft_tokens: make
+                .counter("spec_decode_num_draft_tokens_total", "Draft tokens proposed"),
+            spec_accepted_tokens: make.counter(
+                "spec_decode_num_accepted_tokens_total",
+                "Draft tokens accepted",
+            ),
+            spec_accepted_per_pos: make.counters(
+                "spec_decode_num_accepted_tokens_per_pos_total",
+                "Draft tokens accepted, by place in the draft",
+                "position",
+            ),
+            draft_seconds: make.seconds("draft_seconds_total", "Wall time inside the drafter"),
+            draft_steps: make.counter("draft_steps_total", "Forwards of the draft model"),
+            target_seconds: make
+                .seconds("target_seconds_total", "Wall time inside target forwards"),
+            target_steps: make.counter("target_steps_total", "Forwards of the target model"),
+            registry,
+        }
+    }
+}
+
+/// Makes and registers metrics under our prefix.
+struct Maker<'a>(&'a Registry);
+
+impl Maker<'_> {
+    fn register<M: prometheus::core::Collector + Clone + 'static>(
+        &self,
+        metric: prometheus::Result<M>,
+    ) -> M {
+        let metric = metric.expect("names are constants and valid");
+        self.0
+            .register(Box::new(metric.clone()))
+            .expect("names are distinct");
+        metric
+    }
+
+    fn int_gauge(&self, name: &str, help: &str) -> IntGauge {
+        self.register(IntGauge::new(format!("foretoken:{name}"), help))
+    }
+
+    fn gauge(&self, name: &str, help: &str) -> Gauge {
+        self.register(Gauge::new(format!("foretoken:{name}"), help))
+    }
+
+    fn counter(&self, name: &str, help: &str) -> IntCounter {
+        self.register(IntCounter::new(format!("foretoken:{name}"), help))
+    }
+
+    fn seconds(&self, name: &str, help: &str) -> prometheus::Counter {
+        self.register(prometheus::Counter::new(format!("foretoken:{name}"), help))
+    }
+
+    fn counters(&self, name: &str, help: &str, label: &str) -> IntCounterVec {
+        self.register(IntCounterVec::new(
+            Opts::new(format!("foretoken:{name}"), help),
+            &[label],
+        ))
+    }
+
+    fn histogram(&self, name: &str, help: &str) -> Histogram {
+        self.register(Histogram::with_opts(
+            HistogramOpts::new(format!("foretoken:{name}"), help)
+                .buckets(LATENCY_BUCKETS.to_vec()),
+        ))
+    }
+}

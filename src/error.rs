@@ -1,0 +1,78 @@
+//! One error type, sorted by who must act: the caller, the operator, or us.
+
+/// What a caller did wrong, or what keeps us from serving it now. Each kind has one HTTP status.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RequestErrorKind {
+    /// A field is malformed or out of range (400).
+    Invalid,
+    /// The bearer token is missing or wrong (401).
+    Unauthorized,
+    /// The model or the route does not exist (404).
+    NotFound,
+    /// The route exists, but not for this method (405).
+    MethodNotAllowed,
+    /// The body is over the limit (413).
+    TooLarge,
+    /// The waiting queue is full (429).
+    QueueFull,
+    /// The server is shutting down (503).
+    ShuttingDown,
+}
+
+/// Everything that can go wrong.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Error {
+    /// The caller must change the request, or try again later.
+    #[error("{message}")]
+    Request {
+        kind: RequestErrorKind,
+        message: String,
+        /// The request field at fault, where there is one.
+        param: Option<String>,
+    },
+    /// The operator must change a flag, a file or the machine. One readable line, exit code 2.
+    #[error("{0}")]
+    Setup(String),
+    /// Our fault: a bug, or a device that failed.
+    #[error("{0}")]
+    Internal(String),
+}
+
+/// `Result` with [`enum@Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// A 400 that names `param` and says in `message` what would be accepted.
+    pub fn invalid(param: &str, message: impl Into<String>) -> Self {
+        Self::request(RequestErrorKind::Invalid, Some(param), message)
+    }
+
+    /// A caller's error of any kind.
+    pub fn request(
+        kind: RequestErrorKind,
+        param: Option<&str>,
+        message: impl Into<String>,
+    ) -> Self {
+        Self::Request {
+            kind,
+            message: message.into(),
+            param: param.map(str::to_owned),
+        }
+    }
+
+    /// One line for the operator.
+    pub fn setup(message: impl Into<String>) -> Self {
+        Self::Setup(message.into())
+    }
+
+    /// A failure that is ours.
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::Internal(message.into())
+    }
+}
+
+impl From<candle_core::Error> for Error {
+    fn from(e: candle_core::Error) -> Self {
+        Self::Internal(e.to_string())
+    }
+}

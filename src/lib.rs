@@ -1,0 +1,30 @@
+//! **foretoken** serves Llama-architecture models over OpenAI's HTTP API and makes every token by
+//! speculative decoding: a draft guesses, the target checks all guesses in one forward, and the
+//! text is exactly what the target alone would have said.
+//!
+//! The map, in the order in which a request meets it:
+//!
+//! - [`http`]: routes, wire types, SSE, metrics text. Knows [`text`] and [`engine`].
+//! - [`text`]: tokenizer and chat template.
+//! - [`engine`]: one thread; `receive -> schedule -> propose -> forward -> verify -> keep -> emit`.
+//! - [`spec`]: drafters, the acceptance rule, and the runner that joins them to the target.
+//! - [`sampling`]: logits to distributions, and random numbers addressed by position.
+//! - [`kv`]: paged pools that roll back with `truncate_to`.
+//! - [`model`]: loading, and one decoder for the Llama family.
+//! - [`kernels`]: one op each, its CPU and its CUDA side together.
+//! - [`bench`]: the `bench` subcommand. [`config`]: flags and TOML, used by `main` alone.
+//!
+//! Imports go one way: `main -> http -> engine -> spec -> {model, kv, sampling}`,
+//! `model -> {kv, kernels}`, `kv -> kernels -> candle`, `http -> text`.
+
+pub mod bench;
+pub mod config;
+pub mod engine;
+pub mod error;
+pub mod http;
+pub mod kernels;
+pub mod kv;
+pub mod model;
+pub mod sampling;
+pub mod spec;
+pub mod text;

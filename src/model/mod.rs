@@ -1,0 +1,78 @@
+//! What the engine asks of a model, and how one is loaded.
+
+pub mod config;
+pub mod toy;
+
+use crate::error::Result;
+use crate::kv::KvStore;
+use candle_core::Tensor;
+use std::ops::Range;
+
+pub use config::ModelConfig;
+
+/// Rows of many sequences, computed in one forward. Row `i` is `tokens[i]` at `positions[i]`; its
+/// key and value go to pool slot `slots[i]`.
+#[derive(Debug, Default, Clone)]
+pub struct Batch {
+    /// Token ids, one a row.
+    pub tokens: Vec<u32>,
+    /// Position of each row in its sequence, from 0.
+    pub positions: Vec<u32>,
+    /// Pool slot of each row: `block * block_size + offset`.
+    pub slots: Vec<u32>,
+    /// Which rows belong together, in row order.
+    pub spans: Vec<Span>,
+    /// Rows whose logits are wanted, ascending.
+    pub logits: Vec<u32>,
+}
+
+/// The rows of one sequence inside a [`Batch`].
+#[derive(Debug, Clone)]
+pub struct Span {
+    /// Rows of the batch.
+    pub rows: Range<usize>,
+    /// Tokens of this sequence that are in the pool before these rows.
+    pub context: usize,
+    /// Block table: position `p` lives in `blocks[p / block_size]`.
+    pub blocks: Vec<u32>,
+    /// Ancestor mask: bit `j` of entry `i` says that row `i` sees row `j` of the same span, itself
+    /// included; all rows see the whole context. `None` = causal. At most 64 rows.
+    pub tree: Option<Vec<u64>>,
+}
+
+impl Span {
+    /// Whether row `row` of this span sees row `other` of it.
+    pub fn sees(&self, row: usize, other: usize) -> bool {
+        match &self.tree {
+            None => other <= row,
+            Some(mask) => mask[row] >> other & 1 == 1,
+        }
+    }
+}
+
+/// What a forward gives back.
+#[derive(Debug)]
+pub struct Output {
+    /// `[batch.logits.len(), vocab_size]`, f32, in the order of [`Batch::logits`].
+    pub logits: Tensor,
+}
+
+/// A causal language model over a paged pool.
+///
+/// `forward` first writes the K and V of every row to its slot, then attends: each row sees its
+/// span's context and the rows of its span that the mask allows. It touches no other slot. A row's
+/// logits depend on nothing but its own sequence, bit for bit: neither on the other spans nor on
+/// how the sequence was cut into forwards.
+pub trait Model: Send {
+    /// Shapes, special ids and limits.
+    fn config(&self) -> &ModelConfig;
+
+    /// An empty pool of `num_blocks * block_size` slots for this model.
+    fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore>;
+
+    /// Bytes of K and V that one token takes in the pool, over all layers.
+    fn kv_bytes_per_token(&self) -> usize;
+
+    /// One ragged forward. See the trait for what it may read and write.
+    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output>;
+}
