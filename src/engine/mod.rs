@@ -196,7 +196,7 @@ impl Engine {
             self.shared.stats.note_round(round.drafted, accepted);
             let (new, finish) = sequence.advance(planned.rows, round);
             let blocks = &mut self.runner.pool.blocks;
-            blocks.truncate_to(&mut sequence.table, sequence.kv_len);
+            blocks.truncate_to(&mut sequence.table, sequence.tokens.len());
             self.shared
                 .stats
                 .note_tokens(sequence.arrived, sequence.last_token, now, new);
@@ -216,11 +216,11 @@ impl Engine {
             })
             .collect();
         self.runner.observe(&kept);
+        self.check_step(plan);
         let blocks = &mut self.runner.pool.blocks;
         let ended = self
             .scheduler
             .remove(blocks, |s| finished.iter().any(|(id, _)| *id == s.id));
-        self.check_step();
         for sequence in ended {
             let reason = finished.iter().find(|(id, _)| *id == sequence.id);
             let stopped = matches!(reason, Some((_, FinishReason::Stop { .. })));
@@ -275,12 +275,21 @@ impl Engine {
         self.check_books();
     }
 
-    /// Integrity of the target's pool after a step; for tests, as it looks at every block.
-    fn check_step(&self) {
+    /// Integrity of the target's pool after a step, while all who were in it are still there; for
+    /// tests, as it looks at every block.
+    fn check_step(&self, plan: &[Planned]) {
         if cfg!(debug_assertions) {
-            let tables = self.scheduler.running.iter().map(|s| &s.table);
-            let checked = self.runner.pool.blocks.check(tables);
+            let (blocks, running) = (&self.runner.pool.blocks, &self.scheduler.running);
+            let checked = blocks.check(running.iter().map(|s| &s.table));
             debug_assert_eq!(checked, Ok(()), "after a step");
+            for sequence in plan.iter().map(|planned| &running[planned.index]) {
+                let held = sequence.table.blocks().len();
+                let certain = blocks.blocks_for(sequence.tokens.len());
+                debug_assert!(
+                    held <= certain,
+                    "{held} blocks for {certain} blocks of tokens"
+                );
+            }
         }
     }
 

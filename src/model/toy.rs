@@ -8,6 +8,8 @@ use crate::kernels::kv_write;
 use crate::kv::{KvShape, KvStore};
 use crate::sampling::mix;
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// See the module. Toys of one `seed` agree on what a context means; `noise` mixes in a hash of
 /// their own, so that a noisy toy is a draft that is right some of the time.
@@ -17,7 +19,9 @@ pub struct ToyModel {
     seed: u64,
     noise: f32,
     /// Rows of the largest forward so far.
-    pub largest_forward: std::sync::Arc<std::sync::atomic::AtomicUsize>,
+    pub largest_forward: Arc<AtomicUsize>,
+    /// Every forward takes this lock: who holds it stops the model.
+    pub gate: Arc<Mutex<()>>,
 }
 
 const KV: KvShape = KvShape {
@@ -40,7 +44,8 @@ impl ToyModel {
             config,
             seed,
             noise,
-            largest_forward: Default::default(),
+            largest_forward: Arc::default(),
+            gate: Arc::default(),
         }
     }
 
@@ -97,8 +102,8 @@ impl Model for ToyModel {
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
         let rows = batch.tokens.len();
-        self.largest_forward
-            .fetch_max(rows, std::sync::atomic::Ordering::Relaxed);
+        drop(self.gate.lock());
+        self.largest_forward.fetch_max(rows, Ordering::Relaxed);
         let column = |ids: &[u32]| {
             let data = ids.iter().map(|&id| id as f32).collect();
             Tensor::from_vec(data, (rows, 1, 1), &Device::Cpu)

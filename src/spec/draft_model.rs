@@ -221,3 +221,79 @@ impl Drafter for DraftModel {
             .map_err(|e| format!("draft pool: {e}"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::toy::ToyModel;
+    use crate::sampling::SamplingParams;
+
+    fn drafter(chunk: usize) -> DraftModel {
+        DraftModel::new(Box::new(ToyModel::new(32, 256, 5, 0.0)), 64, 4, chunk).unwrap()
+    }
+
+    fn propose(drafter: &mut DraftModel, tokens: &[u32], prompt_len: usize) -> Vec<u32> {
+        let params = SamplingParams::default();
+        let ask = Ask {
+            id: 1,
+            tokens,
+            prompt_len,
+            length: 4,
+            params: &params,
+        };
+        drafter.propose(&[ask]).unwrap().remove(0).tokens
+    }
+
+    /// After any outcome of a round the next draft is what a drafter says that sees the sequence
+    /// for the first time.
+    #[test]
+    fn rolls_back_to_the_common_prefix() {
+        for observed in [false, true] {
+            for kept in 0..=4 {
+                let mut tokens = vec![3, 1, 4, 1, 5];
+                let mut used = drafter(64);
+                let draft = propose(&mut used, &tokens, 4);
+                tokens.extend(&draft[..kept]);
+                tokens.push(31 - draft.get(kept).copied().unwrap_or(0) % 2);
+                if observed {
+                    let kept = Kept {
+                        id: 1,
+                        tokens: &tokens,
+                    };
+                    used.observe(&[kept]);
+                    assert!(used.pool.blocks.num_free() >= 64 - tokens.len().div_ceil(4));
+                }
+                let fresh = propose(&mut drafter(64), &tokens, 4);
+                assert_eq!(propose(&mut used, &tokens, 4), fresh, "{kept} kept");
+                used.forget(1);
+                assert_eq!(used.check_idle(), Ok(()));
+            }
+        }
+    }
+
+    /// A long prompt is fed by chunks, one a round; which rounds have no draft depends on the
+    /// sequence alone, and a drafter that lost its state gives the same from there on.
+    #[test]
+    fn a_long_prompt_is_prefilled_by_chunks() {
+        let mut tokens: Vec<u32> = (0..50).map(|i| i % 32).collect();
+        let mut used = drafter(20);
+        for round in 1..8 {
+            tokens.push(round);
+            let draft = propose(&mut used, &tokens, 50);
+            assert_eq!(draft.is_empty(), round < 3, "round {round}");
+            assert_eq!(
+                draft,
+                propose(&mut drafter(20), &tokens, 50),
+                "round {round}"
+            );
+        }
+    }
+
+    #[test]
+    fn no_room_is_an_empty_draft() {
+        let model = Box::new(ToyModel::new(32, 256, 5, 0.0));
+        let mut small = DraftModel::new(model, 2, 4, 64).unwrap();
+        assert!(propose(&mut small, &[1; 6], 5).is_empty());
+        assert_eq!(propose(&mut small, &[1; 5], 4).len(), 4);
+    }
+}
