@@ -1,8 +1,21 @@
 //! Kernels: one file an op, with its CPU side and its place for a CUDA side.
+//!
+//! Every kernel here keeps one order of additions for a row, whatever other rows are in the call
+//! and however many threads share it. That is what makes batched and single forwards agree bit for
+//! bit, and with them speculative and plain decoding.
 
+mod device;
+mod float;
 pub mod kv_write;
+pub mod paged_attention;
+mod parallel;
+pub mod quant;
+pub mod swiglu;
 
+pub use device::device;
 pub use kv_write::kv_write;
+pub use paged_attention::{Segment, paged_attention};
+pub use swiglu::swiglu;
 
 use candle_core::{Layout, Result, WithDType};
 

@@ -1,5 +1,10 @@
 //! What a model is: shapes, rope, special ids. Architectures differ by flags, not by types.
 
+use crate::error::{Error, Result};
+use candle_core::quantized::gguf_file::{Content, Value};
+use serde::Deserialize;
+use std::path::Path;
+
 pub use candle_transformers::models::llama::{Llama3RopeConfig, Llama3RopeType};
 
 /// Shapes and constants of a decoder, from `config.json` or from GGUF metadata.
@@ -32,4 +37,414 @@ pub struct ModelConfig {
     /// Ids that end a text; may be several, may be none.
     pub eos_token_ids: Vec<u32>,
     pub bos_token_id: Option<u32>,
+}
+
+/// What [`ModelConfig::architecture`] may be, and the Hugging Face class of each.
+const ARCHITECTURES: [(&str, &str); 3] = [
+    ("llama", "LlamaForCausalLM"),
+    ("qwen2", "Qwen2ForCausalLM"),
+    ("qwen3", "Qwen3ForCausalLM"),
+];
+
+/// Tokens that end a turn or a text, looked for in a GGUF's vocabulary.
+const END_TOKENS: [&str; 5] = [
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<|endoftext|>",
+];
+
+/// `config.json`, as far as we read it.
+#[derive(Deserialize)]
+struct RawConfig {
+    model_type: Option<String>,
+    architectures: Option<Vec<String>>,
+    vocab_size: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_hidden_layers: usize,
+    num_attention_heads: usize,
+    num_key_value_heads: Option<usize>,
+    head_dim: Option<usize>,
+    rms_norm_eps: Option<f64>,
+    rope_theta: Option<f32>,
+    rope_scaling: Option<RawRope>,
+    /// Where transformers 5 keeps `rope_theta` and the scaling.
+    rope_parameters: Option<RawRope>,
+    max_position_embeddings: Option<usize>,
+    tie_word_embeddings: Option<bool>,
+    attention_bias: Option<bool>,
+    mlp_bias: Option<bool>,
+    hidden_act: Option<String>,
+    use_sliding_window: Option<bool>,
+    eos_token_id: Option<Ids>,
+    bos_token_id: Option<Ids>,
+}
+
+#[derive(Deserialize)]
+struct RawRope {
+    #[serde(alias = "type")]
+    rope_type: Option<String>,
+    rope_theta: Option<f32>,
+    factor: Option<f32>,
+    low_freq_factor: Option<f32>,
+    high_freq_factor: Option<f32>,
+    original_max_position_embeddings: Option<usize>,
+}
+
+#[derive(Deserialize, Default)]
+struct RawGeneration {
+    eos_token_id: Option<Ids>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Ids {
+    One(u32),
+    Many(Vec<u32>),
+}
+
+impl Ids {
+    fn list(self) -> Vec<u32> {
+        match self {
+            Ids::One(id) => vec![id],
+            Ids::Many(ids) => ids,
+        }
+    }
+}
+
+impl ModelConfig {
+    /// Reads `config.json` (a file, or a folder that holds it), and the end tokens that a
+    /// `generation_config.json` beside it adds.
+    ///
+    /// # Errors
+    /// A setup error that names the file and what is wrong with it.
+    pub fn from_json(path: &Path) -> Result<Self> {
+        let file = if path.is_dir() {
+            path.join("config.json")
+        } else {
+            path.to_owned()
+        };
+        let text = std::fs::read_to_string(&file)
+            .map_err(|e| Error::setup(format!("cannot read {}: {e}", file.display())))?;
+        let mut config = Self::parse(&text).map_err(|e| in_file(&file, &e))?;
+        let generation = file.with_file_name("generation_config.json");
+        if let Ok(text) = std::fs::read_to_string(&generation) {
+            let raw: RawGeneration =
+                serde_json::from_str(&text).map_err(|e| in_file(&generation, &e.to_string()))?;
+            add_missing(
+                &mut config.eos_token_ids,
+                raw.eos_token_id.map_or(vec![], Ids::list),
+            );
+        }
+        Ok(config)
+    }
+
+    /// Reads the text of a `config.json`.
+    fn parse(text: &str) -> Result<Self, String> {
+        let raw: RawConfig = serde_json::from_str(text).map_err(|e| e.to_string())?;
+        let architecture = raw.architecture()?;
+        raw.check()?;
+        let rope = raw.rope_parameters.or(raw.rope_scaling);
+        let config = Self {
+            vocab_size: raw.vocab_size,
+            hidden_size: raw.hidden_size,
+            intermediate_size: raw.intermediate_size,
+            num_layers: raw.num_hidden_layers,
+            num_heads: raw.num_attention_heads,
+            num_kv_heads: raw.num_key_value_heads.unwrap_or(raw.num_attention_heads),
+            head_dim: match raw.head_dim {
+                Some(given) => given,
+                None => raw.hidden_size / raw.num_attention_heads.max(1),
+            },
+            rms_norm_eps: raw.rms_norm_eps.unwrap_or(1e-6),
+            rope_theta: raw
+                .rope_theta
+                .or(rope.as_ref().and_then(|r| r.rope_theta))
+                .unwrap_or(10_000.),
+            rope_scaling: rope.map_or(Ok(None), RawRope::scaling)?,
+            max_position_embeddings: raw.max_position_embeddings.unwrap_or(2048),
+            tie_word_embeddings: raw.tie_word_embeddings.unwrap_or(false),
+            qkv_bias: architecture == "qwen2",
+            qk_norm: architecture == "qwen3",
+            eos_token_ids: raw.eos_token_id.map_or(vec![], Ids::list),
+            bos_token_id: raw.bos_token_id.and_then(|ids| ids.list().first().copied()),
+            architecture,
+        };
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// Reads GGUF metadata. `file` only names the file in errors.
+    ///
+    /// # Errors
+    /// A setup error that names the file and what is missing or unsupported.
+    pub fn from_gguf(content: &Content, file: &Path) -> Result<Self> {
+        Self::parse_gguf(content).map_err(|e| in_file(file, &e))
+    }
+
+    fn parse_gguf(content: &Content) -> Result<Self, String> {
+        let metadata = Metadata::new(content)?;
+        let hidden_size = metadata.size("embedding_length")?;
+        let num_heads = metadata.size("attention.head_count")?;
+        let architecture = metadata.architecture.clone();
+        metadata.check()?;
+        let config = Self {
+            vocab_size: metadata.vocab_size()?,
+            hidden_size,
+            intermediate_size: metadata.size("feed_forward_length")?,
+            num_layers: metadata.size("block_count")?,
+            num_heads,
+            num_kv_heads: metadata.size_or("attention.head_count_kv", num_heads),
+            head_dim: metadata.size_or("attention.key_length", hidden_size / num_heads.max(1)),
+            rms_norm_eps: f64::from(metadata.float("attention.layer_norm_rms_epsilon")?),
+            rope_theta: metadata.float("rope.freq_base").unwrap_or(10_000.),
+            // GGUF carries Llama 3's scaling as a tensor, `rope_freqs.weight`.
+            rope_scaling: None,
+            max_position_embeddings: metadata.size_or("context_length", 2048),
+            tie_word_embeddings: !content.tensor_infos.contains_key("output.weight"),
+            qkv_bias: content.tensor_infos.contains_key("blk.0.attn_q.bias"),
+            qk_norm: content
+                .tensor_infos
+                .contains_key("blk.0.attn_q_norm.weight"),
+            eos_token_ids: metadata.end_ids(),
+            bos_token_id: metadata.id("tokenizer.ggml.bos_token_id"),
+            architecture,
+        };
+        config.validate()?;
+        Ok(config)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        let sizes = [
+            ("vocab_size", self.vocab_size),
+            ("hidden_size", self.hidden_size),
+            ("intermediate_size", self.intermediate_size),
+            ("num_hidden_layers", self.num_layers),
+            ("num_attention_heads", self.num_heads),
+            ("num_key_value_heads", self.num_kv_heads),
+            ("head_dim", self.head_dim),
+            ("max_position_embeddings", self.max_position_embeddings),
+        ];
+        if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
+            return Err(format!("{name} is 0"));
+        }
+        if !self.num_heads.is_multiple_of(self.num_kv_heads) {
+            return Err(format!(
+                "{} attention heads are not divisible by {} key/value heads",
+                self.num_heads, self.num_kv_heads
+            ));
+        }
+        if !self.head_dim.is_multiple_of(2) {
+            return Err(format!("head_dim {} is odd", self.head_dim));
+        }
+        Ok(())
+    }
+
+    /// Rotations a position, in radians, for each pair of a head: `[head_dim / 2]`, with Llama 3's
+    /// scaling where the model has it.
+    pub fn inverse_frequencies(&self) -> Vec<f32> {
+        let plain = (0..self.head_dim)
+            .step_by(2)
+            .map(|i| 1. / self.rope_theta.powf(i as f32 / self.head_dim as f32));
+        match &self.rope_scaling {
+            None => plain.collect(),
+            Some(scaling) => plain.map(|f| scale_frequency(f, scaling)).collect(),
+        }
+    }
+}
+
+/// Llama 3's rule: long waves are slowed by `factor`, short ones kept, those between blended
+/// (transformers `modeling_rope_utils.py`, `_compute_llama3_parameters`).
+fn scale_frequency(frequency: f32, scaling: &Llama3RopeConfig) -> f32 {
+    let original = scaling.original_max_position_embeddings as f32;
+    let wavelength = 2. * std::f32::consts::PI / frequency;
+    if wavelength < original / scaling.high_freq_factor {
+        return frequency;
+    }
+    if wavelength > original / scaling.low_freq_factor {
+        return frequency / scaling.factor;
+    }
+    let span = scaling.high_freq_factor - scaling.low_freq_factor;
+    let smooth = (original / wavelength - scaling.low_freq_factor) / span;
+    (1. - smooth) * frequency / scaling.factor + smooth * frequency
+}
+
+impl RawConfig {
+    fn architecture(&self) -> Result<String, String> {
+        let class = self.architectures.iter().flatten().next();
+        let found = ARCHITECTURES.iter().find(|(kind, name)| match class {
+            Some(class) => class == name,
+            None => self.model_type.as_deref() == Some(kind),
+        });
+        match found {
+            Some((kind, _)) => Ok((*kind).to_owned()),
+            None => Err(unsupported(
+                class.or(self.model_type.as_ref()).map(String::as_str),
+            )),
+        }
+    }
+
+    /// Rejects what the decoder would silently get wrong.
+    fn check(&self) -> Result<(), String> {
+        if self.attention_bias == Some(true) || self.mlp_bias == Some(true) {
+            return Err("attention_bias and mlp_bias are not supported".into());
+        }
+        if let Some(act) = self.hidden_act.as_deref().filter(|&act| act != "silu") {
+            return Err(format!("hidden_act '{act}' is not supported: only silu is"));
+        }
+        if self.use_sliding_window == Some(true) {
+            return Err("use_sliding_window is not supported".into());
+        }
+        Ok(())
+    }
+}
+
+impl RawRope {
+    fn scaling(self) -> Result<Option<Llama3RopeConfig>, String> {
+        match self.rope_type.as_deref() {
+            None | Some("default") => Ok(None),
+            Some("llama3") => {
+                let need = |value: Option<f32>, name: &str| {
+                    value.ok_or(format!("rope_scaling lacks {name}"))
+                };
+                Ok(Some(Llama3RopeConfig {
+                    factor: need(self.factor, "factor")?,
+                    low_freq_factor: need(self.low_freq_factor, "low_freq_factor")?,
+                    high_freq_factor: need(self.high_freq_factor, "high_freq_factor")?,
+                    original_max_position_embeddings: self
+                        .original_max_position_embeddings
+                        .ok_or("rope_scaling lacks original_max_position_embeddings")?,
+                    rope_type: Llama3RopeType::Llama3,
+                }))
+            }
+            Some(other) => Err(format!(
+                "rope scaling '{other}' is not supported: default and llama3 are"
+            )),
+        }
+    }
+}
+
+/// GGUF metadata under the architecture's prefix.
+struct Metadata<'a> {
+    content: &'a Content,
+    architecture: String,
+}
+
+impl<'a> Metadata<'a> {
+    fn new(content: &'a Content) -> Result<Self, String> {
+        let architecture = match content.metadata.get("general.architecture") {
+            Some(Value::String(name)) => name.clone(),
+            _ => return Err("general.architecture is missing".into()),
+        };
+        if !ARCHITECTURES.iter().any(|(kind, _)| *kind == architecture) {
+            return Err(unsupported(Some(&architecture)));
+        }
+        Ok(Self {
+            content,
+            architecture,
+        })
+    }
+
+    fn get(&self, key: &str) -> Option<&'a Value> {
+        let key = format!("{}.{key}", self.architecture);
+        self.content.metadata.get(&key)
+    }
+
+    fn size(&self, key: &str) -> Result<usize, String> {
+        let value = self.get(key).and_then(|v| v.to_u64().ok());
+        value.map(|v| v as usize).ok_or(format!(
+            "{}.{key} is missing or no number",
+            self.architecture
+        ))
+    }
+
+    fn size_or(&self, key: &str, default: usize) -> usize {
+        self.size(key).unwrap_or(default)
+    }
+
+    fn float(&self, key: &str) -> Result<f32, String> {
+        let value = self.get(key).and_then(|v| v.to_f32().ok());
+        value.ok_or(format!(
+            "{}.{key} is missing or no number",
+            self.architecture
+        ))
+    }
+
+    /// Rejects what the decoder would silently get wrong.
+    fn check(&self) -> Result<(), String> {
+        match self.get("rope.scaling.type") {
+            Some(Value::String(kind)) if kind != "none" => {
+                return Err(format!("rope scaling '{kind}' is not supported"));
+            }
+            _ => {}
+        }
+        let heads = self.size("attention.head_count")?.max(1);
+        let head_dim = self.size_or(
+            "attention.key_length",
+            self.size("embedding_length")? / heads,
+        );
+        let rotated = self.size_or("rope.dimension_count", head_dim);
+        if rotated != head_dim {
+            return Err(format!(
+                "rope over {rotated} of {head_dim} is not supported"
+            ));
+        }
+        Ok(())
+    }
+
+    fn id(&self, key: &str) -> Option<u32> {
+        self.content.metadata.get(key)?.to_u32().ok()
+    }
+
+    /// The embedding's rows: what the logits are over, whatever the tokenizer holds.
+    fn vocab_size(&self) -> Result<usize, String> {
+        let embedding = self.content.tensor_infos.get("token_embd.weight");
+        let dims = embedding.map(|info| info.shape.dims());
+        match dims {
+            Some([rows, _]) => Ok(*rows),
+            _ => Err("token_embd.weight is missing or no matrix".into()),
+        }
+    }
+
+    /// The declared end ids, and those of the tokens that chat templates end turns with.
+    fn end_ids(&self) -> Vec<u32> {
+        let mut ids = Vec::new();
+        let declared = ["eos_token_id", "eot_token_id", "eom_token_id"];
+        add_missing(
+            &mut ids,
+            declared
+                .iter()
+                .filter_map(|key| self.id(&format!("tokenizer.ggml.{key}"))),
+        );
+        if let Some(Value::Array(tokens)) = self.content.metadata.get("tokenizer.ggml.tokens") {
+            let ends = tokens.iter().enumerate().filter(
+                |(_, token)| matches!(token, Value::String(t) if END_TOKENS.contains(&t.as_str())),
+            );
+            add_missing(&mut ids, ends.map(|(id, _)| id as u32));
+        }
+        ids
+    }
+}
+
+fn add_missing(ids: &mut Vec<u32>, more: impl IntoIterator<Item = u32>) {
+    for id in more {
+        if !ids.contains(&id) {
+            ids.push(id);
+        }
+    }
+}
+
+fn unsupported(name: Option<&str>) -> String {
+    let supported: Vec<&str> = ARCHITECTURES.iter().map(|(_, class)| *class).collect();
+    format!(
+        "architecture '{}' is not supported: {} are",
+        name.unwrap_or("(none given)"),
+        supported.join(", ")
+    )
+}
+
+fn in_file(file: &Path, what: &str) -> Error {
+    Error::setup(format!("{}: {what}", file.display()))
 }

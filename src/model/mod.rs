@@ -1,7 +1,13 @@
 //! What the engine asks of a model, and how one is loaded.
 
 pub mod config;
+pub mod decoder;
+mod gguf;
+mod linear;
+pub mod load;
+pub mod source;
 pub mod toy;
+mod weights;
 
 use crate::error::Result;
 use crate::kv::{BlockTable, KvStore};
@@ -9,6 +15,8 @@ use candle_core::Tensor;
 use std::ops::Range;
 
 pub use config::ModelConfig;
+pub use load::{LoadFormat, LoadOptions, load};
+pub use source::ModelSource;
 
 /// Rows of many sequences, computed in one forward. Row `i` is `tokens[i]` at `positions[i]`; its
 /// key and value go to pool slot `slots[i]`.

@@ -1,6 +1,8 @@
 //! What the tests share: toy engines, and a reference that knows neither batches nor drafts.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod rig;
+
 use foretoken::engine::{
     self, EngineHandle, EngineOptions, Event, FinishReason, Request, SpecUsage, TokenLogprobs,
     TokenOutput,

@@ -1,0 +1,81 @@
+//! Where a model runs.
+
+use crate::error::{Error, Result};
+use candle_core::Device;
+
+/// The device that `spec` names: `cpu`, `cuda`, `cuda:N`, or `auto` (the first GPU where this
+/// build and this machine have one, else the CPU).
+///
+/// # Errors
+/// A setup error where `spec` is none of these, where this build has no CUDA, or where the GPU
+/// cannot be opened.
+pub fn device(spec: &str) -> Result<Device> {
+    match spec {
+        "cpu" => Ok(Device::Cpu),
+        "auto" => Ok(auto()),
+        "cuda" => cuda(0),
+        _ => match spec.strip_prefix("cuda:").map(str::parse) {
+            Some(Ok(ordinal)) => cuda(ordinal),
+            _ => Err(Error::setup(format!(
+                "unknown device '{spec}': expected cpu, cuda, cuda:N or auto"
+            ))),
+        },
+    }
+}
+
+/// A build with CUDA also starts on machines without a driver, where opening the GPU fails (or
+/// panics inside the driver's loader): `auto` then means the CPU.
+fn auto() -> Device {
+    if !cfg!(feature = "cuda") {
+        return Device::Cpu;
+    }
+    match cuda(0) {
+        Ok(device) => device,
+        Err(error) => {
+            tracing::info!("running on the CPU: {error}");
+            Device::Cpu
+        }
+    }
+}
+
+fn cuda(ordinal: usize) -> Result<Device> {
+    if !cfg!(feature = "cuda") {
+        return Err(Error::setup(
+            "this build has no CUDA support: use --device cpu, or build with --features cuda",
+        ));
+    }
+    let opened = std::panic::catch_unwind(|| Device::new_cuda(ordinal));
+    let reason = match opened {
+        Ok(Ok(device)) => return Ok(device),
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => "the CUDA driver could not be loaded".to_owned(),
+    };
+    let reason = reason.lines().next().unwrap_or_default().to_owned();
+    Err(Error::setup(format!(
+        "cannot open cuda:{ordinal}: {reason}"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_and_auto_always_work_and_nonsense_is_named() {
+        assert!(device("cpu").unwrap().is_cpu());
+        device("auto").unwrap();
+        for bad in ["", "gpu", "cuda:", "cuda:x", "cpu:0"] {
+            let error = device(bad).unwrap_err().to_string();
+            assert!(error.contains("expected cpu, cuda"), "{bad}: {error}");
+        }
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    #[test]
+    fn cuda_without_the_feature_is_one_line() {
+        let error = device("cuda:1").unwrap_err();
+        assert!(matches!(error, Error::Setup(_)));
+        assert!(error.to_string().contains("--features cuda"));
+        assert_eq!(error.to_string().lines().count(), 1);
+    }
+}

@@ -1,0 +1,43 @@
+//! Sharing work among candle's own CPU threads.
+
+use candle_core::utils::barrier_pool;
+
+/// Calls `work` once for each of `0..items`, in parallel where `heavy`. candle's pool spins between
+/// calls, so a call costs about a microsecond; a step makes hundreds.
+pub(super) fn for_each(items: usize, heavy: bool, work: impl Fn(usize) + Sync) {
+    if heavy && items > 1 {
+        barrier_pool().execute_chunked(items, |range| range.for_each(&work));
+    } else {
+        (0..items).for_each(work);
+    }
+}
+
+/// A buffer whose disjoint parts are written by several threads.
+pub(super) struct Shared<T> {
+    start: *mut T,
+    len: usize,
+}
+
+// SAFETY: `slice` is the only access, and its contract forbids overlap.
+unsafe impl<T: Send> Sync for Shared<T> {}
+
+impl<T> Shared<T> {
+    /// A view of `buffer`, which must outlive it (the callers are one function each).
+    pub(super) fn new(buffer: &mut [T]) -> Self {
+        Self {
+            start: buffer.as_mut_ptr(),
+            len: buffer.len(),
+        }
+    }
+
+    /// Elements `start..start + len`.
+    ///
+    /// # Safety
+    /// No two live slices may overlap, and the buffer must be alive.
+    #[allow(clippy::mut_from_ref)]
+    pub(super) unsafe fn slice(&self, start: usize, len: usize) -> &mut [T] {
+        assert!(start + len <= self.len, "outside the shared buffer");
+        // SAFETY: inside the buffer, and disjoint by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
+    }
+}

@@ -1,0 +1,216 @@
+//! Tensors of a GGUF file, under Hugging Face's names and in Hugging Face's order.
+
+use super::config::ModelConfig;
+use super::linear::Weight;
+use super::weights::{first_line, wrong_shape};
+use crate::error::{Error, Result};
+use crate::kernels::quant::QuantMatrix;
+use candle_core::quantized::gguf_file::Content;
+use candle_core::quantized::{GgmlDType, QStorage, QTensor};
+use candle_core::{DType, Device, Tensor};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+use std::sync::Arc;
+
+/// An open GGUF file.
+pub struct GgufFile {
+    content: Content,
+    reader: BufReader<File>,
+    path: String,
+    config: ModelConfig,
+    /// How many matrices came as which type, and what they were made.
+    converted: BTreeMap<(String, &'static str), usize>,
+}
+
+impl GgufFile {
+    /// Opens `path` and reads its header.
+    ///
+    /// # Errors
+    /// A setup error that names the file: not there, not GGUF, or a model that is not supported.
+    pub fn open(path: &Path) -> Result<Self> {
+        let broken = |e: String| Error::setup(format!("{}: {e}", path.display()));
+        let file = File::open(path).map_err(|e| broken(e.to_string()))?;
+        let mut reader = BufReader::new(file);
+        let content = Content::read(&mut reader)
+            .map_err(|e| broken(format!("not a readable GGUF file: {}", first_line(&e))))?;
+        Ok(Self {
+            config: ModelConfig::from_gguf(&content, path)?,
+            content,
+            reader,
+            path: path.display().to_string(),
+            converted: BTreeMap::new(),
+        })
+    }
+
+    /// The model's shapes.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The matrix `name` (Hugging Face's, without `.weight`), kept in its blocks where a kernel
+    /// takes them; f32, f16 and bf16 tensors become `dtype`.
+    ///
+    /// # Errors
+    /// A setup error that names a tensor that is missing or has another shape.
+    pub fn matrix(
+        &mut self,
+        name: &str,
+        shape: (usize, usize),
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Weight> {
+        let tensor = self.read(&format!("{name}.weight"), device)?;
+        let found = tensor.shape().dims();
+        if found != [shape.0, shape.1] {
+            return Err(wrong_shape(name, found, &[shape.0, shape.1]));
+        }
+        let kind = tensor.dtype();
+        let candle_is_good = matches!(kind, GgmlDType::Q4K | GgmlDType::Q6K);
+        if matches!(kind, GgmlDType::F32 | GgmlDType::F16 | GgmlDType::BF16) {
+            return Ok(Weight::Dense(tensor.dequantize(device)?.to_dtype(dtype)?));
+        }
+        if !device.is_cpu() || candle_is_good {
+            return Ok(Weight::Quantized(Arc::new(tensor)));
+        }
+        let (outputs, inputs) = shape;
+        let matrix = if QuantMatrix::keeps(kind) {
+            self.count(kind, "tiles of the same blocks");
+            QuantMatrix::from_blocks(kind, &tensor.data()?, outputs, inputs)?
+        } else {
+            self.count(kind, "Q8_0");
+            let floats = tensor.dequantize(device)?.flatten_all()?.to_vec1::<f32>()?;
+            QuantMatrix::from_floats(&floats, outputs, inputs)?
+        };
+        Ok(Weight::Tiled(Arc::new(matrix)))
+    }
+
+    /// The tensor `name` (Hugging Face's, whole), in f32.
+    ///
+    /// # Errors
+    /// A setup error where it is missing.
+    pub fn tensor(&mut self, name: &str, device: &Device) -> Result<Tensor> {
+        Ok(self.read(name, device)?.dequantize(device)?)
+    }
+
+    /// `rope_freqs.weight`, which holds Llama 3's scaling: `[head_dim / 2]` divisors.
+    ///
+    /// # Errors
+    /// Where it is there but cannot be read.
+    pub fn rope_factors(&mut self) -> Result<Option<Vec<f32>>> {
+        let name = "rope_freqs.weight";
+        if !self.content.tensor_infos.contains_key(name) {
+            return Ok(None);
+        }
+        let tensor = self.raw(name, &Device::Cpu)?.dequantize(&Device::Cpu)?;
+        let factors = tensor.flatten_all()?.to_vec1::<f32>()?;
+        if factors.len() != self.config.head_dim / 2 {
+            return Err(wrong_shape(
+                name,
+                &[factors.len()],
+                &[self.config.head_dim / 2],
+            ));
+        }
+        Ok(Some(factors))
+    }
+
+    /// Says in one line which block types were laid out anew.
+    pub fn log_conversions(&self) {
+        let parts = self
+            .converted
+            .iter()
+            .map(|((from, to), count)| format!("{count} {from} to {to}"));
+        let parts: Vec<String> = parts.collect();
+        if !parts.is_empty() {
+            tracing::info!("weights converted for this CPU: {}", parts.join(", "));
+        }
+    }
+
+    fn count(&mut self, from: GgmlDType, to: &'static str) {
+        *self.converted.entry((format!("{from:?}"), to)).or_default() += 1;
+    }
+
+    fn raw(&mut self, name: &str, device: &Device) -> Result<QTensor> {
+        self.content
+            .tensor(&mut self.reader, name, device)
+            .map_err(|e| Error::setup(format!("{}: {}", self.path, first_line(&e))))
+    }
+
+    fn read(&mut self, name: &str, device: &Device) -> Result<QTensor> {
+        let gguf = gguf_name(name)
+            .ok_or_else(|| Error::internal(format!("no GGUF name is known for tensor {name}")))?;
+        let heads = self.rotated_heads(&gguf);
+        match heads {
+            None => self.raw(&gguf, device),
+            Some(heads) => {
+                let tensor = self.raw(&gguf, &Device::Cpu)?;
+                halves_from_pairs(&tensor, heads, device)
+            }
+        }
+    }
+
+    /// Heads of a tensor whose rows GGUF keeps in rope's interleaved order: q and k of Llama. (Qwen
+    /// keeps halves, as Hugging Face does.)
+    fn rotated_heads(&self, gguf: &str) -> Option<usize> {
+        if self.config.architecture != "llama" {
+            return None;
+        }
+        let part = gguf.split('.').nth(2)?;
+        match part {
+            "attn_q" => Some(self.config.num_heads),
+            "attn_k" => Some(self.config.num_kv_heads),
+            _ => None,
+        }
+    }
+}
+
+/// Brings the rows of each head from `x0 y0 x1 y1 ..` (the pairs that interleaved rope turns) back
+/// to `x0 x1 .. y0 y1 ..`, so that the decoder knows one rope. Rows are whole runs of bytes, so no
+/// value changes.
+fn halves_from_pairs(tensor: &QTensor, heads: usize, device: &Device) -> Result<QTensor> {
+    let rows = tensor.shape().dims()[0];
+    let data = tensor.data()?;
+    let row_bytes = data.len() / rows.max(1);
+    let head_rows = rows / heads;
+    let half = head_rows / 2;
+    let mut out = Vec::with_capacity(data.len());
+    for row in 0..rows {
+        let (head, i) = (row / head_rows, row % head_rows);
+        let from = head * head_rows + 2 * (i % half) + i / half;
+        out.extend_from_slice(&data[from * row_bytes..(from + 1) * row_bytes]);
+    }
+    let storage = QStorage::from_data(Cow::Owned(out), device, tensor.dtype())?;
+    Ok(QTensor::new(storage, tensor.shape().clone())?)
+}
+
+/// llama.cpp's name for a Hugging Face tensor.
+fn gguf_name(name: &str) -> Option<String> {
+    let top = match name {
+        "model.embed_tokens.weight" => Some("token_embd.weight"),
+        "model.norm.weight" => Some("output_norm.weight"),
+        "lm_head.weight" => Some("output.weight"),
+        _ => None,
+    };
+    if let Some(name) = top {
+        return Some(name.to_owned());
+    }
+    let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
+    let (part, kind) = rest.rsplit_once('.')?;
+    let part = match part {
+        "input_layernorm" => "attn_norm",
+        "self_attn.q_proj" => "attn_q",
+        "self_attn.k_proj" => "attn_k",
+        "self_attn.v_proj" => "attn_v",
+        "self_attn.o_proj" => "attn_output",
+        "self_attn.q_norm" => "attn_q_norm",
+        "self_attn.k_norm" => "attn_k_norm",
+        "post_attention_layernorm" => "ffn_norm",
+        "mlp.gate_proj" => "ffn_gate",
+        "mlp.up_proj" => "ffn_up",
+        "mlp.down_proj" => "ffn_down",
+        _ => return None,
+    };
+    Some(format!("blk.{layer}.{part}.{kind}"))
+}

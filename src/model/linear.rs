@@ -1,0 +1,142 @@
+//! The two uses of a weight matrix: products and lookups.
+
+use crate::error::Result;
+use crate::kernels::quant::QuantMatrix;
+use candle_core::quantized::{QMatMul, QTensor};
+use candle_core::{DType, Module, Tensor};
+use std::sync::Arc;
+
+/// A weight `[outputs, inputs]`, as it is kept.
+#[derive(Clone)]
+pub enum Weight {
+    /// In the compute dtype.
+    Dense(Tensor),
+    /// Blocks of 8 or 4 bits in our own layout; CPU only.
+    Tiled(Arc<QuantMatrix>),
+    /// GGUF blocks that candle multiplies.
+    Quantized(Arc<QTensor>),
+}
+
+/// `x @ weight^T + bias`, where a row's bits depend on that row alone (on the CPU).
+#[derive(Clone)]
+pub struct Linear {
+    weight: Product,
+    bias: Option<Tensor>,
+}
+
+#[derive(Clone)]
+enum Product {
+    Dense(Tensor),
+    Tiled(Arc<QuantMatrix>),
+    Quantized(QMatMul),
+}
+
+/// Rows that candle's CPU products are called with: within these bounds they give a row the same
+/// bits, while a single row, or more rows, may take another kernel (measured; see `tests/rows.rs`).
+const CANDLE_ROWS: (usize, usize) = (2, 31);
+
+impl Linear {
+    /// A linear layer; `bias` is `[outputs]` in the compute dtype.
+    ///
+    /// # Errors
+    /// Where candle cannot use the weight.
+    pub fn new(weight: Weight, bias: Option<Tensor>) -> Result<Self> {
+        let weight = match weight {
+            Weight::Dense(w) => Product::Dense(w),
+            Weight::Tiled(w) => Product::Tiled(w),
+            Weight::Quantized(w) => Product::Quantized(QMatMul::from_arc(w)?),
+        };
+        Ok(Self { weight, bias })
+    }
+
+    /// `[rows, outputs]` for `x` `[rows, inputs]`, contiguous, in the compute dtype.
+    ///
+    /// # Errors
+    /// Where `x` has another width, dtype or device.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let y = match &self.weight {
+            Product::Tiled(w) => w.matmul(&x.to_dtype(DType::F32)?)?.to_dtype(x.dtype())?,
+            Product::Dense(w) => by_rows(x, |x| x.matmul(&w.t()?))?,
+            Product::Quantized(w) => by_rows(x, |x| w.forward(x))?,
+        };
+        Ok(match &self.bias {
+            Some(bias) => y.broadcast_add(bias)?,
+            None => y,
+        })
+    }
+}
+
+/// Applies `product` to runs of rows that it treats alike. A GPU takes all rows at once.
+fn by_rows(
+    x: &Tensor,
+    product: impl Fn(&Tensor) -> candle_core::Result<Tensor>,
+) -> candle_core::Result<Tensor> {
+    let rows = x.dim(0)?;
+    let (fewest, most) = CANDLE_ROWS;
+    if !x.device().is_cpu() || (fewest..=most).contains(&rows) {
+        return product(x);
+    }
+    let mut parts = Vec::with_capacity(rows.div_ceil(most));
+    for start in (0..rows).step_by(most) {
+        let len = most.min(rows - start);
+        let part = x.narrow(0, start, len)?;
+        parts.push(if len < fewest {
+            product(&Tensor::cat(&[&part, &part], 0)?)?.narrow(0, 0, len)?
+        } else {
+            product(&part.contiguous()?)?
+        });
+    }
+    Tensor::cat(&parts, 0)
+}
+
+/// Token ids to rows.
+pub struct Embedding {
+    weight: Weight,
+    dtype: DType,
+    hidden: usize,
+}
+
+impl Embedding {
+    /// A lookup in `weight` `[vocab, hidden]` that gives rows in `dtype`.
+    pub fn new(weight: Weight, hidden: usize, dtype: DType) -> Self {
+        Self {
+            weight,
+            dtype,
+            hidden,
+        }
+    }
+
+    /// `[ids.len(), hidden]` for `ids` `[n]` u32.
+    ///
+    /// # Errors
+    /// Where an id is outside the vocabulary.
+    pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+        let rows = match &self.weight {
+            Weight::Dense(w) => w.index_select(ids, 0)?,
+            Weight::Quantized(w) => w.embedding(ids)?,
+            Weight::Tiled(w) => {
+                let ids = ids.to_vec1::<u32>()?;
+                let mut rows = vec![0f32; ids.len() * self.hidden];
+                for (row, &id) in rows.chunks_exact_mut(self.hidden).zip(&ids) {
+                    if id as usize >= w.shape().0 {
+                        let vocab = w.shape().0;
+                        return Err(crate::error::Error::internal(format!(
+                            "token {id} is outside the vocabulary of {vocab}"
+                        )));
+                    }
+                    w.dequantize_row(id as usize, row);
+                }
+                Tensor::from_vec(rows, (ids.len(), self.hidden), &candle_core::Device::Cpu)?
+            }
+        };
+        Ok(rows.to_dtype(self.dtype)?)
+    }
+
+    /// The output layer that shares this weight.
+    ///
+    /// # Errors
+    /// Where candle cannot use the weight.
+    pub fn tied_head(&self) -> Result<Linear> {
+        Linear::new(self.weight.clone(), None)
+    }
+}

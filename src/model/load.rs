@@ -1,0 +1,161 @@
+//! From a checkpoint to a model that runs.
+
+use super::Model;
+use super::config::ModelConfig;
+use super::decoder::Decoder;
+use super::gguf::GgufFile;
+use super::source::ModelSource;
+use super::weights::Weights;
+use crate::error::{Error, Result};
+use candle_core::{DType, Device};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::cell::Cell;
+use std::io::IsTerminal;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Where the weights come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LoadFormat {
+    /// What the source holds.
+    #[default]
+    Auto,
+    /// Seeded noise in the shapes of `config.json`; no weights are read.
+    Dummy,
+}
+
+/// How a model is loaded.
+#[derive(Debug, Clone)]
+pub struct LoadOptions {
+    /// Dtype of activations, K and V, and weights that are not quantized. `None`: that of the
+    /// checkpoint on a GPU, f32 on the CPU.
+    pub dtype: Option<DType>,
+    pub device: Device,
+    pub format: LoadFormat,
+    /// Seed of [`LoadFormat::Dummy`].
+    pub seed: u64,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self {
+            dtype: None,
+            device: Device::Cpu,
+            format: LoadFormat::Auto,
+            seed: 0,
+        }
+    }
+}
+
+/// Loads the model of `source`.
+///
+/// # Errors
+/// A setup error, in one line, where files are missing or broken, or the model is not supported.
+pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model>> {
+    let device = &options.device;
+    let (config, weights) = match (source, options.format) {
+        (ModelSource::Gguf(path), LoadFormat::Auto) => {
+            let file = GgufFile::open(path)?;
+            let dtype = pick_dtype(options, || Ok(DType::F16))?;
+            (file.config().clone(), Weights::gguf(file, dtype, device))
+        }
+        (ModelSource::Gguf(_), LoadFormat::Dummy) => {
+            return Err(Error::setup(
+                "dummy weights take their shapes from a config.json: name its folder, not a GGUF file",
+            ));
+        }
+        (ModelSource::Folder(folder), format) => {
+            let config = ModelConfig::from_json(folder)?;
+            let dtype = pick_dtype(options, || declared_dtype(folder))?;
+            let weights = match format {
+                LoadFormat::Auto => Weights::safetensors(folder, dtype, device)?,
+                LoadFormat::Dummy => Weights::dummy(options.seed, dtype, device),
+            };
+            (config, weights)
+        }
+    };
+    let progress = Progress::new(config.num_layers);
+    let decoder = Decoder::load(config, weights, || progress.tick())?;
+    progress.finish();
+    Ok(Box::new(decoder))
+}
+
+fn pick_dtype(options: &LoadOptions, declared: impl Fn() -> Result<DType>) -> Result<DType> {
+    let dtype = match options.dtype {
+        Some(dtype) => dtype,
+        None if options.device.is_cpu() => DType::F32,
+        None => declared()?,
+    };
+    match dtype {
+        DType::F32 | DType::F16 | DType::BF16 => Ok(dtype),
+        other => Err(Error::setup(format!(
+            "dtype {} is not supported: f32, f16 and bf16 are",
+            other.as_str()
+        ))),
+    }
+}
+
+/// `torch_dtype` (or, since transformers 5, `dtype`) of the folder's `config.json`; bf16 if none.
+fn declared_dtype(path: &Path) -> Result<DType> {
+    let file = match path.is_dir() {
+        true => path.join("config.json"),
+        false => path.to_owned(),
+    };
+    let unreadable = |e: String| Error::setup(format!("{}: {e}", file.display()));
+    let text = std::fs::read_to_string(&file).map_err(|e| unreadable(e.to_string()))?;
+    let json: serde_json::Value =
+        serde_json::from_str(&text).map_err(|e| unreadable(e.to_string()))?;
+    let name = json.get("torch_dtype").or(json.get("dtype"));
+    Ok(match name.and_then(|name| name.as_str()) {
+        Some("float32") => DType::F32,
+        Some("float16") => DType::F16,
+        _ => DType::BF16,
+    })
+}
+
+/// Layers loaded so far: a bar on a terminal, else a line in the log; nothing in the first second.
+struct Progress {
+    bar: Option<ProgressBar>,
+    layers: usize,
+    loaded: Cell<usize>,
+    next_line: Cell<Instant>,
+}
+
+/// A load that ends sooner needs no progress.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+impl Progress {
+    fn new(layers: usize) -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let style = ProgressStyle::with_template("loading {wide_bar} {pos}/{len} layers")
+                .unwrap_or_else(|_| ProgressStyle::default_bar());
+            ProgressBar::new(layers as u64).with_style(style)
+        });
+        Self {
+            bar,
+            layers,
+            loaded: Cell::new(0),
+            next_line: Cell::new(Instant::now() + PATIENCE),
+        }
+    }
+
+    fn tick(&self) {
+        self.loaded.set(self.loaded.get() + 1);
+        if Instant::now() < self.next_line.get() {
+            return;
+        }
+        match &self.bar {
+            Some(bar) => bar.set_position(self.loaded.get() as u64),
+            None => {
+                tracing::info!("loading: {} of {} layers", self.loaded.get(), self.layers);
+                self.next_line.set(Instant::now() + 10 * PATIENCE);
+            }
+        }
+    }
+
+    fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Where weights come from: safetensors, a GGUF file, or a seed. All go by Hugging Face's names.
+
+use super::config::ModelConfig;
+use super::gguf::GgufFile;
+use super::linear::{Embedding, Linear, Weight};
+use crate::error::{Error, Result};
+use candle_core::safetensors::MmapedSafetensors;
+use candle_core::{DType, Device, Tensor};
+use std::path::{Path, PathBuf};
+
+/// An open checkpoint, and what its tensors shall become.
+pub struct Weights {
+    source: Source,
+    dtype: DType,
+    device: Device,
+}
+
+enum Source {
+    Safetensors(MmapedSafetensors),
+    Gguf(Box<GgufFile>),
+    /// Seeded noise in the model's shapes.
+    Dummy(u64),
+}
+
+impl Weights {
+    /// Maps the safetensors of a folder: the files that `model.safetensors.index.json` names, else
+    /// `model.safetensors`.
+    ///
+    /// # Errors
+    /// A setup error that names the file that is missing or broken.
+    pub fn safetensors(folder: &Path, dtype: DType, device: &Device) -> Result<Self> {
+        let files = safetensors_files(folder)?;
+        // SAFETY: the files are only read; whoever changes a checkpoint under a running server
+        // gets other weights, or a fault, as with every mapped file.
+        let mapped = unsafe { MmapedSafetensors::multi(&files) }
+            .map_err(|e| Error::setup(format!("{}: {}", folder.display(), first_line(&e))))?;
+        Ok(Self::new(Source::Safetensors(mapped), dtype, device))
+    }
+
+    /// The tensors of an open GGUF file.
+    pub fn gguf(file: GgufFile, dtype: DType, device: &Device) -> Self {
+        Self::new(Source::Gguf(Box::new(file)), dtype, device)
+    }
+
+    /// Noise from `seed`, scaled so that activations keep their size from layer to layer.
+    pub fn dummy(seed: u64, dtype: DType, device: &Device) -> Self {
+        Self::new(Source::Dummy(seed), dtype, device)
+    }
+
+    fn new(source: Source, dtype: DType, device: &Device) -> Self {
+        Self {
+            source,
+            dtype,
+            device: device.clone(),
+        }
+    }
+
+    /// The dtype that activations have.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The device that everything is put on.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The layer `name` (without `.weight`) of shape `[outputs, inputs]`.
+    ///
+    /// # Errors
+    /// A setup error that names a tensor that is missing or has another shape.
+    pub fn linear(&mut self, name: &str, shape: (usize, usize), bias: bool) -> Result<Linear> {
+        let weight = self.matrix(name, shape)?;
+        let bias = match bias {
+            true => Some(self.tensor(&format!("{name}.bias"), &[shape.0])?),
+            false => None,
+        };
+        Linear::new(weight, bias)
+    }
+
+    /// The token embedding, `[vocab_size, hidden_size]`.
+    ///
+    /// # Errors
+    /// As [`Weights::linear`].
+    pub fn embedding(&mut self, config: &ModelConfig) -> Result<Embedding> {
+        let shape = (config.vocab_size, config.hidden_size);
+        let weight = self.matrix("model.embed_tokens", shape)?;
+        Ok(Embedding::new(weight, config.hidden_size, self.dtype))
+    }
+
+    /// The weight of a norm, `[len]` in the compute dtype.
+    ///
+    /// # Errors
+    /// As [`Weights::linear`].
+    pub fn norm(&mut self, name: &str, len: usize) -> Result<Tensor> {
+        self.tensor(&format!("{name}.weight"), &[len])
+    }
+
+    /// What the rope frequencies are divided by, where the checkpoint says so itself.
+    ///
+    /// # Errors
+    /// Where the tensor is there but cannot be read.
+    pub fn rope_factors(&mut self) -> Result<Option<Vec<f32>>> {
+        match &mut self.source {
+            Source::Gguf(file) => file.rope_factors(),
+            _ => Ok(None),
+        }
+    }
+
+    /// To be called when all is loaded: logs what was converted, in one line.
+    pub fn finish(&self) {
+        if let Source::Gguf(file) = &self.source {
+            file.log_conversions();
+        }
+    }
+
+    fn matrix(&mut self, name: &str, shape: (usize, usize)) -> Result<Weight> {
+        match &mut self.source {
+            Source::Gguf(file) => file.matrix(name, shape, self.dtype, &self.device),
+            _ => {
+                let name = format!("{name}.weight");
+                Ok(Weight::Dense(self.tensor(&name, &[shape.0, shape.1])?))
+            }
+        }
+    }
+
+    fn tensor(&mut self, name: &str, dims: &[usize]) -> Result<Tensor> {
+        let tensor = match &mut self.source {
+            Source::Gguf(file) => file.tensor(name, &self.device)?,
+            Source::Dummy(seed) => dummy(*seed, name, dims)?,
+            Source::Safetensors(files) => files
+                .load(name, &self.device)
+                .map_err(|e| Error::setup(format!("tensor {name}: {}", first_line(&e))))?,
+        };
+        if tensor.dims() != dims {
+            return Err(wrong_shape(name, tensor.dims(), dims));
+        }
+        Ok(tensor.to_dtype(self.dtype)?.to_device(&self.device)?)
+    }
+}
+
+/// The first line of an error: candle appends backtraces.
+pub(super) fn first_line(error: &candle_core::Error) -> String {
+    let text = error.to_string();
+    text.lines().next().unwrap_or_default().to_owned()
+}
+
+/// The setup error for a tensor that does not have the shape that the config asks for.
+pub(super) fn wrong_shape(name: &str, found: &[usize], wanted: &[usize]) -> Error {
+    Error::setup(format!(
+        "tensor {name} has shape {found:?}, the config asks for {wanted:?}"
+    ))
+}
+
+fn safetensors_files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let index = folder.join("model.safetensors.index.json");
+    let files: Vec<PathBuf> = if index.exists() {
+        shards(&index)?.iter().map(|f| folder.join(f)).collect()
+    } else {
+        vec![folder.join("model.safetensors")]
+    };
+    match files.iter().find(|file| !file.exists()) {
+        Some(missing) => Err(Error::setup(format!("{} is missing", missing.display()))),
+        None => Ok(files),
+    }
+}
+
+/// The files that a `model.safetensors.index.json` names, each once.
+///
+/// # Errors
+/// A setup error where the index cannot be read or names no file.
+pub(super) fn shards(index: &Path) -> Result<Vec<String>> {
+    #[derive(serde::Deserialize)]
+    struct Index {
+        weight_map: std::collections::BTreeMap<String, String>,
+    }
+    let broken = |e: String| Error::setup(format!("{}: {e}", index.display()));
+    let text = std::fs::read_to_string(index).map_err(|e| broken(e.to_string()))?;
+    let parsed: Index = serde_json::from_str(&text).map_err(|e| broken(e.to_string()))?;
+    let files: std::collections::BTreeSet<String> = parsed.weight_map.into_values().collect();
+    if files.is_empty() {
+        return Err(broken("weight_map is empty".into()));
+    }
+    Ok(files.into_iter().collect())
+}
+
+/// Ones for a norm, zeros for a bias, uniform noise of variance `1 / inputs` for a matrix. The
+/// noise is a function of seed and name, so the order of loading does not matter.
+fn dummy(seed: u64, name: &str, dims: &[usize]) -> Result<Tensor> {
+    let cpu = Device::Cpu;
+    match dims {
+        &[outputs, inputs] => {
+            let width = (3. / inputs as f32).sqrt();
+            let mut state = name
+                .bytes()
+                .fold(mix(seed), |hash, byte| mix(hash ^ u64::from(byte)));
+            let noise = (0..outputs * inputs).map(|_| {
+                state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+                (mix(state) >> 40) as f32 / (1u32 << 23) as f32 - 1.
+            });
+            let values = noise.map(|x| x * width).collect::<Vec<f32>>();
+            Ok(Tensor::from_vec(values, dims, &cpu)?)
+        }
+        _ if name.ends_with(".bias") => Ok(Tensor::zeros(dims, DType::F32, &cpu)?),
+        _ => Ok(Tensor::ones(dims, DType::F32, &cpu)?),
+    }
+}
+
+/// The finalizer of SplitMix64 (Steele, Lea and Flood 2014).
+fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
