@@ -1,1 +1,346 @@
+//! OpenAI's HTTP API: routes, authorization, and an orderly end.
 
+mod choice;
+mod error;
+mod metrics;
+mod openai;
+mod prompt;
+mod reply;
+mod stream;
+mod wire;
+
+use crate::engine::EngineHandle;
+use crate::error::{Error, RequestErrorKind, Result};
+use crate::text::Text;
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{DefaultBodyLimit, Path, Request, State};
+use axum::http::{Method, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::serve::ListenerExt;
+use axum::{Json, Router};
+use openai::{Context, Job};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use stream::Running;
+use subtle::ConstantTimeEq;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+
+/// Largest request body unless told otherwise, in bytes.
+pub const DEFAULT_MAX_BODY_BYTES: usize = 2 * 1024 * 1024;
+
+/// Time for replies that are ready to reach their readers when the engine has ended.
+const FLUSH: Duration = Duration::from_secs(2);
+/// How often a draining engine is looked at.
+const POLL: Duration = Duration::from_millis(10);
+
+/// What handlers share.
+#[derive(Clone)]
+pub struct AppState {
+    engine: EngineHandle,
+    text: Arc<Text>,
+    model_names: Arc<[String]>,
+    api_key: Option<Arc<str>>,
+    max_body_bytes: usize,
+    created: u64,
+}
+
+impl AppState {
+    /// Serves `engine` under `model_names`, of which the first stands for a request that names
+    /// none. Without an API key everyone is let in.
+    pub fn new(engine: EngineHandle, text: Arc<Text>, model_names: Vec<String>) -> Self {
+        Self {
+            engine,
+            text,
+            model_names: model_names.into(),
+            api_key: None,
+            max_body_bytes: DEFAULT_MAX_BODY_BYTES,
+            created: reply::now(),
+        }
+    }
+
+    /// Asks for `Authorization: Bearer <key>` under `/v1`.
+    pub fn with_api_key(mut self, key: Option<String>) -> Self {
+        self.api_key = key.map(Into::into);
+        self
+    }
+
+    /// Refuses longer bodies.
+    pub fn with_max_body_bytes(mut self, bytes: usize) -> Self {
+        self.max_body_bytes = bytes;
+        self
+    }
+
+    /// Runs `read` where it may take its time: tokenizing a long prompt takes a while.
+    async fn read<T: Send + 'static>(
+        &self,
+        body: Body,
+        read: impl FnOnce(&Context<'_>, &[u8]) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let body = body.map_err(|rejection| self.rejected(&rejection))?;
+        let state = self.clone();
+        let task = move || {
+            let context = Context {
+                text: &state.text,
+                limits: state.engine.limits(),
+                model_names: &state.model_names,
+            };
+            read(&context, &body)
+        };
+        tokio::task::spawn_blocking(task)
+            .await
+            .map_err(|e| Error::internal(format!("reading the request failed: {e}")))?
+    }
+
+    fn rejected(&self, rejection: &BytesRejection) -> Error {
+        if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
+            let message = format!("the body may have at most {} bytes", self.max_body_bytes);
+            Error::request(RequestErrorKind::TooLarge, None, message)
+        } else {
+            Error::request(RequestErrorKind::Invalid, None, rejection.body_text())
+        }
+    }
+
+    fn ready(&self) -> Result<()> {
+        if self.engine.is_draining() || self.engine.has_ended() {
+            let message = "the server is shutting down";
+            return Err(Error::request(
+                RequestErrorKind::ShuttingDown,
+                None,
+                message,
+            ));
+        }
+        Ok(())
+    }
+
+    fn model_object(&self, name: &str) -> Value {
+        json!({
+            "id": name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "foretoken",
+            "root": name,
+            "parent": null,
+            "max_model_len": self.engine.limits().max_model_len,
+        })
+    }
+}
+
+type Body = Result<Bytes, BytesRejection>;
+
+/// All routes.
+pub fn router(state: AppState) -> Router {
+    Router::new()
+        .route("/v1/completions", post(completions))
+        .route("/v1/chat/completions", post(chat_completions))
+        .route("/v1/models", get(models))
+        .route("/v1/models/{*id}", get(model))
+        .route("/health", get(health))
+        .route("/version", get(version))
+        .route("/metrics", get(metrics::metrics))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .fallback(not_found)
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(DefaultBodyLimit::max(state.max_body_bytes))
+        .layer(middleware::from_fn_with_state(state.clone(), guard))
+        .with_state(state)
+}
+
+/// Serves until `shutdown` completes; then refuses new requests with 503, lets the running ones
+/// finish for at most `timeout`, fails the rest, and returns.
+///
+/// # Errors
+/// `Internal`, if the listener fails.
+pub async fn serve(
+    listener: TcpListener,
+    state: AppState,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+    timeout: Duration,
+) -> Result<()> {
+    let engine = state.engine.clone();
+    // Chunks of a stream are small and must not wait for each other.
+    let listener = listener.tap_io(|stream| {
+        if let Err(e) = stream.set_nodelay(true) {
+            tracing::debug!("TCP_NODELAY: {e}");
+        }
+    });
+    let (close, closed) = oneshot::channel::<()>();
+    let server = axum::serve(listener, router(state)).with_graceful_shutdown(async {
+        // An error means that `close` is gone, which says the same.
+        let _ = closed.await;
+    });
+    let mut server = tokio::spawn(server.into_future());
+    tokio::select! {
+        result = &mut server => return listener_failed(result),
+        () = shutdown => {}
+    }
+
+    tracing::info!("shutting down: finishing what runs, for at most {timeout:?}");
+    engine.drain();
+    if tokio::time::timeout(timeout, ended(&engine)).await.is_err() {
+        tracing::warn!("shutting down: out of time, aborting what runs");
+        engine.abort();
+    }
+    drop(close);
+    // Not longer: a reader that has stopped reading must not keep us.
+    match tokio::time::timeout(FLUSH, &mut server).await {
+        Ok(result) => listener_failed(result),
+        Err(_) => {
+            server.abort();
+            Ok(())
+        }
+    }
+}
+
+fn listener_failed(result: Result<std::io::Result<()>, tokio::task::JoinError>) -> Result<()> {
+    match result {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(e)) => Err(Error::internal(format!("the listener failed: {e}"))),
+        Err(e) => Err(Error::internal(format!("the server task failed: {e}"))),
+    }
+}
+
+async fn ended(engine: &EngineHandle) {
+    while !engine.has_ended() {
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// Authorization and shutdown, for all of `/v1` at once.
+async fn guard(State(state): State<AppState>, request: Request, next: Next) -> Response {
+    if request.uri().path().starts_with("/v1/") {
+        let authorized = authorize(&state, &request);
+        let ready = authorized.and_then(|()| state.ready());
+        if let Err(error) = ready {
+            return error.into_response();
+        }
+    }
+    next.run(request).await
+}
+
+fn authorize(state: &AppState, request: &Request) -> Result<()> {
+    let Some(key) = &state.api_key else {
+        return Ok(());
+    };
+    let header = request.headers().get(header::AUTHORIZATION);
+    let given = header.and_then(|value| {
+        let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+    });
+    match given {
+        // In constant time, so that no prefix of the key can be told by the clock.
+        Some(given) if given.as_bytes().ct_eq(key.as_bytes()).into() => Ok(()),
+        _ => Err(Error::request(
+            RequestErrorKind::Unauthorized,
+            None,
+            "the API key is missing or wrong; send `Authorization: Bearer <key>`",
+        )),
+    }
+}
+
+async fn completions(State(state): State<AppState>, body: Body) -> Result<Response> {
+    let job = state
+        .read(body, |context, body| context.completion(body))
+        .await?;
+    answer(&state, job).await
+}
+
+async fn chat_completions(State(state): State<AppState>, body: Body) -> Result<Response> {
+    let job = state.read(body, |context, body| context.chat(body)).await?;
+    answer(&state, job).await
+}
+
+async fn answer(state: &AppState, job: Job) -> Result<Response> {
+    let (stream, include_usage) = (job.stream, job.include_usage);
+    let running = Running::start(&state.engine, state.text.clone(), job)?;
+    Ok(if stream {
+        running.sse(include_usage).into_response()
+    } else {
+        Json(running.collect().await?).into_response()
+    })
+}
+
+async fn models(State(state): State<AppState>) -> Json<Value> {
+    let data: Vec<Value> = state
+        .model_names
+        .iter()
+        .map(|name| state.model_object(name))
+        .collect();
+    Json(json!({"object": "list", "data": data}))
+}
+
+async fn model(State(state): State<AppState>, Path(id): Path<String>) -> Result<Json<Value>> {
+    let context = Context {
+        text: &state.text,
+        limits: state.engine.limits(),
+        model_names: &state.model_names,
+    };
+    Ok(Json(state.model_object(&context.model(Some(&id))?)))
+}
+
+async fn health(State(state): State<AppState>) -> Result<Json<Value>> {
+    state.ready()?;
+    Ok(Json(json!({"status": "ok"})))
+}
+
+async fn version() -> Json<Value> {
+    Json(json!({"version": env!("CARGO_PKG_VERSION")}))
+}
+
+async fn tokenize(State(state): State<AppState>, body: Body) -> Result<Json<Value>> {
+    let tokens = state.read(body, |context, body| {
+        let body: wire::Tokenize = wire::fields(&wire::object(body)?)?;
+        context.model(body.model.as_deref())?;
+        match (body.prompt, body.messages) {
+            (Some(prompt), None) => context
+                .text
+                .encode(&prompt, body.add_special_tokens.unwrap_or(true)),
+            (None, Some(messages)) => context.chat_ids(
+                messages,
+                body.add_generation_prompt.unwrap_or(true),
+                &body.chat_template_kwargs.unwrap_or_default(),
+                body.add_special_tokens.unwrap_or(false),
+            ),
+            _ => Err(Error::invalid("prompt", "give either prompt or messages")),
+        }
+    });
+    let tokens = tokens.await?;
+    let max_model_len = state.engine.limits().max_model_len;
+    Ok(Json(
+        json!({"count": tokens.len(), "max_model_len": max_model_len, "tokens": tokens}),
+    ))
+}
+
+async fn detokenize(State(state): State<AppState>, body: Body) -> Result<Json<Value>> {
+    let prompt = state.read(body, |context, body| {
+        let body: wire::Detokenize = wire::fields(&wire::object(body)?)?;
+        context.model(body.model.as_deref())?;
+        let tokens = body
+            .tokens
+            .ok_or_else(|| Error::invalid("tokens", "tokens is required"))?;
+        let size = context.text.vocab_size();
+        match tokens.iter().find(|&&id| id as usize >= size) {
+            Some(id) => Err(Error::invalid(
+                "tokens",
+                format!("token id {id} is not in the vocabulary (0 to {})", size - 1),
+            )),
+            None => Ok(context.text.decode(&tokens, false)),
+        }
+    });
+    Ok(Json(json!({"prompt": prompt.await?})))
+}
+
+async fn not_found(request: Request) -> Error {
+    let message = format!("there is no route {}", request.uri().path());
+    Error::request(RequestErrorKind::NotFound, None, message)
+}
+
+async fn method_not_allowed(method: Method, request: Request) -> Error {
+    let message = format!("{} does not answer {method}", request.uri().path());
+    Error::request(RequestErrorKind::MethodNotAllowed, None, message)
+}

@@ -1,0 +1,274 @@
+//! One choice of a reply: from the engine's events to text, log-probabilities and an end. No
+//! sockets; streaming or not, a choice is made here.
+
+use crate::engine::{Event, FinishReason, SpecUsage, TokenLogprobs, TokenOutput};
+use crate::error::Result;
+use crate::text::{Detokenizer, Text};
+use serde::Serialize;
+use std::sync::Arc;
+
+/// What the choices of one request have in common.
+#[derive(Debug, Default)]
+pub(super) struct Rules {
+    /// Strings that end the text; none is empty.
+    pub stops: Vec<String>,
+    /// Ids that end the text and are named as the reason, unlike EOS.
+    pub stop_token_ids: Vec<u32>,
+    /// Stop strings are not looked for before so many tokens are out.
+    pub min_tokens: usize,
+    /// Whether log-probabilities were asked for.
+    pub logprobs: bool,
+}
+
+/// A prompt that is part of the reply.
+#[derive(Debug, Default)]
+pub(super) struct Echo {
+    pub text: String,
+    pub ids: Vec<u32>,
+    /// The first id is a BOS that the tokenizer added: it is in `ids`, and not in `text`.
+    pub added_bos: bool,
+}
+
+/// Assembles one choice.
+pub(super) struct Choice {
+    rules: Arc<Rules>,
+    /// Taken by the first piece.
+    echo: Option<Arc<Echo>>,
+    detokenizer: Detokenizer,
+    matcher: StopMatcher,
+    /// Characters of text before the next token.
+    chars: usize,
+    completion_tokens: usize,
+    spec: SpecUsage,
+}
+
+/// What one event adds to a choice.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Piece {
+    pub text: String,
+    pub logprobs: Vec<Scored>,
+    pub finish: Option<Finish>,
+}
+
+/// A token with its log-probabilities; the first of a prompt has none.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Scored {
+    pub id: u32,
+    /// Characters of the choice's text before this token.
+    pub offset: usize,
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// How a choice ended.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Finish {
+    /// `stop` or `length`.
+    pub reason: &'static str,
+    /// The stop string or stop id that did it; none for EOS.
+    pub stop: Option<StopReason>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+pub(super) enum StopReason {
+    Text(String),
+    Token(u32),
+}
+
+impl Piece {
+    pub fn append(&mut self, other: Piece) {
+        self.text.push_str(&other.text);
+        self.logprobs.extend(other.logprobs);
+        self.finish = self.finish.take().or(other.finish);
+    }
+
+    /// Whether there is something to show a reader now.
+    pub fn is_visible(&self) -> bool {
+        !self.text.is_empty() || self.finish.is_some()
+    }
+}
+
+impl Choice {
+    pub fn new(rules: Arc<Rules>, echo: Option<Arc<Echo>>) -> Self {
+        Self {
+            rules,
+            chars: echo.as_ref().map_or(0, |echo| echo.text.chars().count()),
+            echo,
+            detokenizer: Detokenizer::new(),
+            matcher: StopMatcher::default(),
+            completion_tokens: 0,
+            spec: SpecUsage::default(),
+        }
+    }
+
+    /// Tokens so far, up to and including the one that ended the text.
+    pub fn completion_tokens(&self) -> usize {
+        self.completion_tokens
+    }
+
+    /// What speculation did so far.
+    pub fn spec(&self) -> SpecUsage {
+        self.spec
+    }
+
+    /// Takes one event. After a piece with `finish` there must be no further one.
+    ///
+    /// # Errors
+    /// What the engine failed with.
+    pub fn on_event(&mut self, text: &Text, event: Event) -> Result<Piece> {
+        match event {
+            Event::Prompt(logprobs) => Ok(self.on_prompt(text, logprobs)),
+            Event::Tokens {
+                tokens,
+                finish,
+                spec,
+            } => {
+                self.spec = spec;
+                Ok(self.on_tokens(text, tokens, finish))
+            }
+            Event::Failed(error) => Err(error),
+        }
+    }
+
+    fn on_prompt(&mut self, text: &Text, logprobs: Vec<Option<TokenLogprobs>>) -> Piece {
+        let mut piece = Piece::default();
+        let Some(echo) = self.echo.take() else {
+            return piece;
+        };
+        piece.text.clone_from(&echo.text);
+        let mut detokenizer = Detokenizer::with_special();
+        let mut offset = 0;
+        for (i, (&id, logprobs)) in echo.ids.iter().zip(logprobs).enumerate() {
+            piece.logprobs.push(Scored {
+                id,
+                offset,
+                logprobs,
+            });
+            if !(i == 0 && echo.added_bos) {
+                offset += detokenizer.push(text, id).chars().count();
+            }
+        }
+        piece
+    }
+
+    fn on_tokens(
+        &mut self,
+        text: &Text,
+        tokens: Vec<TokenOutput>,
+        finish: Option<FinishReason>,
+    ) -> Piece {
+        let mut piece = Piece::default();
+        if let Some(echo) = self.echo.take() {
+            piece.text.clone_from(&echo.text);
+        }
+        let ending = match finish {
+            Some(FinishReason::Stop { .. }) => tokens.len().checked_sub(1),
+            _ => None,
+        };
+        for (i, token) in tokens.into_iter().enumerate() {
+            self.completion_tokens += 1;
+            if self.rules.logprobs {
+                piece.logprobs.push(Scored {
+                    id: token.id,
+                    offset: self.chars,
+                    logprobs: token.logprobs,
+                });
+            }
+            if ending == Some(i) {
+                break;
+            }
+            let new = self.detokenizer.push(text, token.id);
+            if self.show(new, &mut piece) {
+                return piece;
+            }
+        }
+        if let Some(finish) = finish {
+            let rest = self.detokenizer.finish();
+            if !self.show(rest, &mut piece) {
+                piece.text.push_str(&self.matcher.finish());
+                piece.finish = Some(self.ending(finish));
+            }
+        }
+        piece
+    }
+
+    /// Adds decoded text; true if it completed a stop string.
+    fn show(&mut self, new: String, piece: &mut Piece) -> bool {
+        self.chars += new.chars().count();
+        let stops = &self.rules.stops;
+        let may_stop = self.completion_tokens >= self.rules.min_tokens;
+        let (shown, stop) = self.matcher.push(stops, new, may_stop);
+        piece.text.push_str(&shown);
+        piece.finish = stop.map(|stop| Finish {
+            reason: "stop",
+            stop: Some(StopReason::Text(stops[stop].clone())),
+        });
+        piece.finish.is_some()
+    }
+
+    fn ending(&self, finish: FinishReason) -> Finish {
+        match finish {
+            FinishReason::Length => Finish {
+                reason: "length",
+                stop: None,
+            },
+            FinishReason::Stop { token } => Finish {
+                reason: "stop",
+                stop: Some(token)
+                    .filter(|token| self.rules.stop_token_ids.contains(token))
+                    .map(StopReason::Token),
+            },
+        }
+    }
+}
+
+/// Finds stop strings in text that comes in parts, and shows nothing that may be part of one. The
+/// match is the one that is complete first, so that it does not depend on the parts.
+#[derive(Debug, Default)]
+struct StopMatcher {
+    /// The beginning of a stop string, not shown yet.
+    held: String,
+}
+
+impl StopMatcher {
+    /// Adds text; returns what can be shown, and which stop string ended it.
+    fn push(&mut self, stops: &[String], new: String, may_stop: bool) -> (String, Option<usize>) {
+        if new.is_empty() || stops.is_empty() {
+            return (new, None);
+        }
+        let mut text = std::mem::take(&mut self.held) + &new;
+        let matches = stops.iter().enumerate().filter_map(|(i, stop)| {
+            let start = text.find(stop.as_str())?;
+            Some((start + stop.len(), start, i))
+        });
+        if let Some((_, start, stop)) = matches.min().filter(|_| may_stop) {
+            text.truncate(start);
+            return (text, Some(stop));
+        }
+        let hold = stops
+            .iter()
+            .map(|stop| overlap(&text, stop))
+            .max()
+            .unwrap_or(0);
+        self.held = text.split_off(text.len() - hold);
+        (text, None)
+    }
+
+    /// No more text comes: what was held is shown.
+    fn finish(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+}
+
+/// Length of the longest end of `text` that `stop` begins with, `stop` itself excepted.
+fn overlap(text: &str, stop: &str) -> usize {
+    (1..stop.len().min(text.len() + 1))
+        .rev()
+        .find(|&len| {
+            text.as_bytes().ends_with(&stop.as_bytes()[..len]) && stop.is_char_boundary(len)
+        })
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests;

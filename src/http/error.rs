@@ -1,0 +1,103 @@
+//! The crate's error as OpenAI's clients expect it.
+
+use crate::error::{Error, RequestErrorKind as Kind};
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+/// Seconds after which a full queue is worth another try.
+const RETRY_AFTER_SECONDS: u16 = 1;
+
+/// `{"error": {"message", "type", "param", "code"}}`.
+pub(super) fn body(error: &Error) -> Value {
+    let (kind, param, code) = match error {
+        Error::Request { kind, param, .. } => {
+            let (kind, code) = names(*kind, param.as_deref());
+            (kind, param.as_deref(), Some(code))
+        }
+        Error::Setup(_) | Error::Internal(_) => ("server_error", None, Some("internal_error")),
+    };
+    json!({"error": {"message": error.to_string(), "type": kind, "param": param, "code": code}})
+}
+
+fn names(kind: Kind, param: Option<&str>) -> (&'static str, &'static str) {
+    match kind {
+        Kind::Invalid => ("invalid_request_error", "invalid_value"),
+        Kind::Unauthorized => ("authentication_error", "invalid_api_key"),
+        Kind::NotFound if param == Some("model") => ("invalid_request_error", "model_not_found"),
+        Kind::NotFound => ("invalid_request_error", "not_found"),
+        Kind::MethodNotAllowed => ("invalid_request_error", "method_not_allowed"),
+        Kind::TooLarge => ("invalid_request_error", "request_too_large"),
+        Kind::QueueFull => ("rate_limit_error", "queue_full"),
+        Kind::ShuttingDown => ("service_unavailable_error", "shutting_down"),
+    }
+}
+
+fn status(error: &Error) -> StatusCode {
+    match error {
+        Error::Request { kind, .. } => match kind {
+            Kind::Invalid => StatusCode::BAD_REQUEST,
+            Kind::Unauthorized => StatusCode::UNAUTHORIZED,
+            Kind::NotFound => StatusCode::NOT_FOUND,
+            Kind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+            Kind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Kind::QueueFull => StatusCode::TOO_MANY_REQUESTS,
+            Kind::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+        },
+        Error::Setup(_) | Error::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+impl IntoResponse for Error {
+    fn into_response(self) -> Response {
+        let status = status(&self);
+        if status.is_server_error() {
+            tracing::warn!(%status, "request failed: {self}");
+        }
+        let mut response = (status, Json(body(&self))).into_response();
+        let headers = response.headers_mut();
+        match status {
+            StatusCode::TOO_MANY_REQUESTS => {
+                headers.insert(header::RETRY_AFTER, RETRY_AFTER_SECONDS.into());
+            }
+            StatusCode::UNAUTHORIZED => {
+                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            _ => {}
+        }
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_has_its_status_and_shape() {
+        for (kind, code, expected) in [
+            (Kind::Invalid, "invalid_value", 400),
+            (Kind::Unauthorized, "invalid_api_key", 401),
+            (Kind::NotFound, "not_found", 404),
+            (Kind::MethodNotAllowed, "method_not_allowed", 405),
+            (Kind::TooLarge, "request_too_large", 413),
+            (Kind::QueueFull, "queue_full", 429),
+            (Kind::ShuttingDown, "shutting_down", 503),
+        ] {
+            let error = Error::request(kind, Some("field"), "why");
+            let body = body(&error);
+            assert_eq!(body["error"]["code"], code);
+            assert_eq!(body["error"]["message"], "why");
+            assert_eq!(body["error"]["param"], "field");
+            assert!(body["error"]["type"].is_string());
+            let response = error.into_response();
+            assert_eq!(response.status(), expected);
+            let retry = response.headers().get(header::RETRY_AFTER);
+            assert_eq!(retry.is_some(), kind == Kind::QueueFull);
+        }
+        let unknown = Error::request(Kind::NotFound, Some("model"), "no such model");
+        assert_eq!(body(&unknown)["error"]["code"], "model_not_found");
+        assert_eq!(Error::internal("bug").into_response().status(), 500);
+    }
+}

@@ -1,0 +1,16 @@
+//! Prometheus text.
+
+use super::AppState;
+use crate::error::{Error, Result};
+use axum::extract::State;
+use axum::http::header;
+use axum::response::IntoResponse;
+use prometheus::TextEncoder;
+
+/// `GET /metrics`.
+pub(super) async fn metrics(State(state): State<AppState>) -> Result<impl IntoResponse> {
+    let text = TextEncoder::new()
+        .encode_to_string(&state.engine.stats().registry.gather())
+        .map_err(|e| Error::internal(format!("metrics: {e}")))?;
+    Ok(([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text))
+}

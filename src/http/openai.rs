@@ -1,0 +1,372 @@
+//! From a request body to what the engine is asked: every check that can be made before the
+//! first byte of a reply is made here or by [`Limits::check`].
+
+use super::choice::{Choice, Rules};
+use super::prompt::PromptTokens;
+use super::reply::{Api, Header};
+use super::wire::{self, Common, OneOrMany};
+use crate::engine::{Limits, Request};
+use crate::error::{Error, RequestErrorKind, Result};
+use crate::sampling::{SamplingParams, mix};
+use crate::text::Text;
+use serde_json::{Map, Value};
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+/// What OpenAI generates when a completion names no `max_tokens`.
+const DEFAULT_MAX_TOKENS: usize = 16;
+const MAX_N: usize = 128;
+const MAX_STOPS: usize = 4;
+const MAX_TOP_LOGPROBS: usize = 20;
+/// Colder than this is greedy: f32 logits divided by it would overflow.
+const COLDEST: f64 = 1e-5;
+
+/// What requests are read against.
+pub(super) struct Context<'a> {
+    pub text: &'a Text,
+    pub limits: &'a Limits,
+    pub model_names: &'a [String],
+}
+
+/// A checked request: what the engine gets, and what is to be made of its answer.
+pub(super) struct Job {
+    pub header: Header,
+    /// Prompts times n; the choices of one prompt are neighbours.
+    pub requests: Vec<Request>,
+    pub choices: Vec<Choice>,
+    pub stream: bool,
+    pub include_usage: bool,
+}
+
+impl Context<'_> {
+    /// Reads the body of `/v1/completions`.
+    ///
+    /// # Errors
+    /// `Invalid` or `NotFound`, naming the field.
+    pub fn completion(&self, body: &[u8]) -> Result<Job> {
+        let body = wire::object(body)?;
+        let common: Common = wire::fields(&body)?;
+        let own: wire::Completion = wire::fields(&body)?;
+        let model = self.model(common.model.as_deref())?;
+        let echo = own.echo.unwrap_or(false);
+        let mut plan = self.plan(&common)?;
+        if let Some(best_of) = own.best_of.filter(|&best_of| best_of != plan.n) {
+            return Err(Error::invalid(
+                "best_of",
+                format!("best_of must equal n ({}), not {best_of}", plan.n),
+            ));
+        }
+        if own.suffix.is_some_and(|suffix| !suffix.is_empty()) {
+            return Err(Error::invalid(
+                "suffix",
+                "suffix is not supported: leave it out",
+            ));
+        }
+        if common.max_tokens == Some(0) && !echo {
+            return Err(Error::invalid(
+                "max_tokens",
+                "max_tokens must be at least 1, or echo must be true",
+            ));
+        }
+        let max_logprobs = self.limits.max_logprobs;
+        let logprobs = within("logprobs", own.logprobs, 0..=max_logprobs)?;
+        plan.template.logprobs = logprobs;
+        plan.template.prompt_logprobs = logprobs.filter(|_| echo);
+        plan.rules.logprobs = logprobs.is_some();
+
+        let prompt = own
+            .prompt
+            .ok_or_else(|| Error::invalid("prompt", "prompt is required"))?;
+        let prompts = self.prompts(prompt, echo, plan.n)?;
+        let mut header = Header::new(Api::Completion, model);
+        header.logprobs = logprobs;
+        let max_tokens = |prompt: &[u32]| {
+            // The default yields to the context, what was asked for does not.
+            let room = self
+                .limits
+                .max_model_len
+                .saturating_sub(prompt.len())
+                .max(1);
+            Some(common.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS.min(room)))
+        };
+        self.job(header, plan, prompts, max_tokens)
+    }
+
+    /// Reads the body of `/v1/chat/completions`.
+    ///
+    /// # Errors
+    /// `Invalid` or `NotFound`, naming the field.
+    pub fn chat(&self, body: &[u8]) -> Result<Job> {
+        let body = wire::object(body)?;
+        let common: Common = wire::fields(&body)?;
+        let own: wire::Chat = wire::fields(&body)?;
+        let model = self.model(common.model.as_deref())?;
+        let mut plan = self.plan(&common)?;
+        let max_field = match own.max_completion_tokens {
+            Some(_) => "max_completion_tokens",
+            None => "max_tokens",
+        };
+        let max_tokens = own.max_completion_tokens.or(common.max_tokens);
+        if max_tokens == Some(0) {
+            return Err(Error::invalid(
+                max_field,
+                format!("{max_field} must be at least 1"),
+            ));
+        }
+        let most = MAX_TOP_LOGPROBS.min(self.limits.max_logprobs);
+        let top = within("top_logprobs", own.top_logprobs, 0..=most)?;
+        let wanted = own.logprobs.unwrap_or(false);
+        if !wanted && top.is_some_and(|top| top > 0) {
+            return Err(Error::invalid(
+                "top_logprobs",
+                "top_logprobs needs logprobs to be true",
+            ));
+        }
+        plan.template.logprobs = wanted.then(|| top.unwrap_or(0));
+        plan.rules.logprobs = wanted;
+
+        let messages = own
+            .messages
+            .ok_or_else(|| Error::invalid("messages", "messages is required"))?;
+        let generation_prompt = own.add_generation_prompt.unwrap_or(true);
+        let extra = own.chat_template_kwargs.unwrap_or_default();
+        let ids = self.chat_ids(messages, generation_prompt, &extra, false)?;
+        let mut header = Header::new(Api::Chat, model);
+        header.logprobs = plan.template.logprobs;
+        let prompts = vec![PromptTokens { ids, echo: None }];
+        self.job(header, plan, prompts, |_| max_tokens)
+            .map_err(|e| rename(e, max_field))
+    }
+
+    /// The served name that `wanted` means.
+    ///
+    /// # Errors
+    /// `NotFound`, if we do not serve it.
+    pub fn model(&self, wanted: Option<&str>) -> Result<String> {
+        match wanted {
+            None => Ok(self.model_names.first().cloned().unwrap_or_default()),
+            Some(name) if self.model_names.iter().any(|served| served == name) => Ok(name.into()),
+            Some(name) => Err(Error::request(
+                RequestErrorKind::NotFound,
+                Some("model"),
+                format!(
+                    "the model `{name}` does not exist; served: {}",
+                    self.model_names.join(", ")
+                ),
+            )),
+        }
+    }
+
+    fn job(
+        &self,
+        mut header: Header,
+        plan: Plan,
+        prompts: Vec<PromptTokens>,
+        max_tokens: impl Fn(&[u32]) -> Option<usize>,
+    ) -> Result<Job> {
+        header.prompt_tokens = prompts.iter().map(|prompt| prompt.ids.len()).sum();
+        header.speculates = self.limits.spec_length > 0 && plan.template.spec_length != Some(0);
+        let rules = Arc::new(plan.rules);
+        let (mut requests, mut choices) = (Vec::new(), Vec::new());
+        for prompt in prompts {
+            let mut request = Request {
+                max_tokens: max_tokens(&prompt.ids),
+                prompt: prompt.ids,
+                ..plan.template.clone()
+            };
+            check_min_tokens(&request)?;
+            // Here too, since a prompt that is too long need not be copied n times first.
+            self.limits.check(&request)?;
+            for i in 0..plan.n as u64 {
+                choices.push(Choice::new(rules.clone(), prompt.echo.clone()));
+                request.params.seed = choice_seed(plan.seed, i);
+                requests.push(request.clone());
+            }
+        }
+        Ok(Job {
+            header,
+            requests,
+            choices,
+            stream: plan.stream,
+            include_usage: plan.include_usage,
+        })
+    }
+
+    /// Checks what both APIs share.
+    fn plan(&self, common: &Common) -> Result<Plan> {
+        let n = within("n", common.n, 1..=MAX_N)?.unwrap_or(1);
+        let stream = common.stream.unwrap_or(false);
+        let options = common.stream_options.as_ref();
+        if options.is_some() && !stream {
+            return Err(Error::invalid(
+                "stream_options",
+                "stream_options needs stream to be true",
+            ));
+        }
+        let params = sampling(common)?;
+        let rules = Rules {
+            stops: stops(common.stop.as_ref())?,
+            stop_token_ids: params.stop_token_ids.clone(),
+            min_tokens: params.min_tokens,
+            logprobs: false,
+        };
+        Ok(Plan {
+            n,
+            stream,
+            include_usage: options.and_then(|o| o.include_usage).unwrap_or(false),
+            seed: common.seed.map_or_else(rand::random, |seed| seed as u64),
+            rules,
+            template: Request {
+                params,
+                spec_length: common.spec_length,
+                ..Request::default()
+            },
+        })
+    }
+}
+
+/// What both APIs share, checked.
+struct Plan {
+    n: usize,
+    stream: bool,
+    include_usage: bool,
+    seed: u64,
+    rules: Rules,
+    /// All but prompt, length and seed.
+    template: Request,
+}
+
+fn sampling(common: &Common) -> Result<SamplingParams> {
+    let number = |field, value, range| -> Result<f32> {
+        Ok(within(field, value, range)?.map_or(0.0, |x| x as f32))
+    };
+    let above_zero = |field, value: Option<f64>, max: f64| match value {
+        Some(x) if !(x > 0.0 && x <= max) => Err(Error::invalid(
+            field,
+            format!("{field} must be greater than 0 and at most {max}, not {x}"),
+        )),
+        other => Ok(other.map_or(1.0, |x| (x as f32).max(f32::MIN_POSITIVE))),
+    };
+    let top_k = match common.top_k {
+        Some(k) if k < -1 => {
+            return Err(Error::invalid(
+                "top_k",
+                format!("top_k must be -1 or 0 (off) or more, not {k}"),
+            ));
+        }
+        k => k.unwrap_or(0).max(0) as usize,
+    };
+    let temperature = within("temperature", common.temperature, 0.0..=2.0)?.unwrap_or(1.0);
+    Ok(SamplingParams {
+        temperature: if temperature < COLDEST {
+            0.0
+        } else {
+            temperature as f32
+        },
+        top_p: above_zero("top_p", common.top_p, 1.0)?,
+        top_k,
+        min_p: number("min_p", common.min_p, 0.0..=1.0)?,
+        repetition_penalty: above_zero("repetition_penalty", common.repetition_penalty, 2.0)?,
+        presence_penalty: number("presence_penalty", common.presence_penalty, -2.0..=2.0)?,
+        frequency_penalty: number("frequency_penalty", common.frequency_penalty, -2.0..=2.0)?,
+        logit_bias: logit_bias(common.logit_bias.as_ref())?,
+        seed: 0,
+        min_tokens: common.min_tokens.unwrap_or(0),
+        ignore_eos: common.ignore_eos.unwrap_or(false),
+        stop_token_ids: common.stop_token_ids.clone().unwrap_or_default(),
+    })
+}
+
+fn logit_bias(map: Option<&Map<String, Value>>) -> Result<Vec<(u32, f32)>> {
+    map.into_iter()
+        .flatten()
+        .map(|(id, bias)| {
+            let bias = bias.as_f64().filter(|bias| (-100.0..=100.0).contains(bias));
+            id.parse().ok().zip(bias.map(|bias| bias as f32)).ok_or_else(|| {
+                Error::invalid(
+                    "logit_bias",
+                    format!("logit_bias must map token ids to numbers between -100 and 100, not {id:?} to {}", map.map_or(&Value::Null, |m| &m[id])),
+                )
+            })
+        })
+        .collect()
+}
+
+fn stops(stop: Option<&OneOrMany>) -> Result<Vec<String>> {
+    let stops = match stop {
+        None => Vec::new(),
+        Some(OneOrMany::One(stop)) => vec![stop.clone()],
+        Some(OneOrMany::Many(stops)) => stops.clone(),
+    };
+    if stops.len() > MAX_STOPS || stops.iter().any(String::is_empty) {
+        return Err(Error::invalid(
+            "stop",
+            format!(
+                "stop must be a string or a list of at most {MAX_STOPS} strings, none of them empty"
+            ),
+        ));
+    }
+    Ok(stops)
+}
+
+fn check_min_tokens(request: &Request) -> Result<()> {
+    let min = request.params.min_tokens;
+    match request.max_tokens {
+        Some(max) if min > max => Err(Error::invalid(
+            "min_tokens",
+            format!("min_tokens must be between 0 and max_tokens ({max}), not {min}"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn within<T: PartialOrd + Display>(
+    field: &str,
+    value: Option<T>,
+    range: RangeInclusive<T>,
+) -> Result<Option<T>> {
+    match value {
+        Some(x) if !range.contains(&x) => Err(Error::invalid(
+            field,
+            format!(
+                "{field} must be between {} and {}, not {x}",
+                range.start(),
+                range.end()
+            ),
+        )),
+        other => Ok(other),
+    }
+}
+
+/// The engine speaks of the fields of its own request.
+fn rename(error: Error, max_field: &str) -> Error {
+    match error {
+        Error::Request {
+            kind,
+            message,
+            param,
+        } => Error::Request {
+            kind,
+            message,
+            param: param.map(|param| match param.as_str() {
+                "prompt" => "messages".into(),
+                "max_tokens" => max_field.into(),
+                _ => param,
+            }),
+        },
+        other => other,
+    }
+}
+
+/// Seeds of choices: the first is the request's own, so that n = 1 is what it seems; the others
+/// are far from it and from each other.
+fn choice_seed(seed: u64, choice: u64) -> u64 {
+    match choice {
+        0 => seed,
+        choice => mix(seed ^ mix(choice)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

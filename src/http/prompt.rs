@@ -1,0 +1,140 @@
+//! Prompts in all the forms they come in, as token ids.
+
+use super::choice::Echo;
+use super::openai::Context;
+use super::wire::Prompt;
+use crate::error::{Error, Result};
+use serde_json::{Map, Value};
+use std::sync::Arc;
+
+/// One prompt of a job.
+pub(super) struct PromptTokens {
+    pub ids: Vec<u32>,
+    /// Where the prompt is to be part of the reply.
+    pub echo: Option<Arc<Echo>>,
+}
+
+impl Context<'_> {
+    /// The prompt of a chat as ids. The template writes BOS itself.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the message.
+    pub(super) fn chat_ids(
+        &self,
+        messages: Vec<Value>,
+        add_generation_prompt: bool,
+        extra: &Map<String, Value>,
+        add_special_tokens: bool,
+    ) -> Result<Vec<u32>> {
+        let messages = checked_messages(messages)?;
+        let prompt = self
+            .text
+            .render_chat(&messages, add_generation_prompt, extra)?;
+        self.text.encode(&prompt, add_special_tokens)
+    }
+
+    /// The prompts of a completion; at most as many, times `n`, as fit into the queue.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the field.
+    pub(super) fn prompts(
+        &self,
+        prompt: Prompt,
+        echo: bool,
+        n: usize,
+    ) -> Result<Vec<PromptTokens>> {
+        let count = match &prompt {
+            Prompt::Text(_) | Prompt::Ids(_) => 1,
+            Prompt::Texts(list) => list.len(),
+            Prompt::IdLists(list) => list.len(),
+        };
+        if count == 0 {
+            return Err(Error::invalid("prompt", "prompt must not be empty"));
+        }
+        // Before any is tokenized or copied n times.
+        let max = self.limits.max_waiting;
+        if count.saturating_mul(n) > max {
+            return Err(Error::invalid(
+                "prompt",
+                format!(
+                    "one request may make at most {max} sequences (prompts times n), not {count} times {n}"
+                ),
+            ));
+        }
+        let from_text = |text| self.text_prompt(text, echo);
+        let from_ids = |ids| Ok(self.ids_prompt(ids, echo));
+        match prompt {
+            Prompt::Text(text) => Ok(vec![from_text(text)?]),
+            Prompt::Texts(texts) => texts.into_iter().map(from_text).collect(),
+            Prompt::Ids(ids) => Ok(vec![from_ids(ids)?]),
+            Prompt::IdLists(lists) => lists.into_iter().map(from_ids).collect(),
+        }
+    }
+
+    fn text_prompt(&self, text: String, echo: bool) -> Result<PromptTokens> {
+        let ids = self.text.encode(&text, true)?;
+        let echo = echo.then(|| {
+            let bos = ids
+                .first()
+                .filter(|&&id| Some(id) == self.text.special_ids().bos);
+            let added_bos =
+                bos.is_some_and(|&id| !text.as_bytes().starts_with(self.text.token_bytes(id)));
+            Arc::new(Echo {
+                text,
+                ids: ids.clone(),
+                added_bos,
+            })
+        });
+        Ok(PromptTokens { ids, echo })
+    }
+
+    fn ids_prompt(&self, ids: Vec<u32>, echo: bool) -> PromptTokens {
+        let echo = echo.then(|| {
+            let text = self.text.decode(&ids, false);
+            Arc::new(Echo {
+                text,
+                ids: ids.clone(),
+                added_bos: false,
+            })
+        });
+        PromptTokens { ids, echo }
+    }
+}
+
+/// Messages with a role each and content that templates understand: a list of text parts becomes
+/// one text.
+fn checked_messages(mut messages: Vec<Value>) -> Result<Vec<Value>> {
+    if messages.is_empty() {
+        return Err(Error::invalid("messages", "messages must not be empty"));
+    }
+    for (i, message) in messages.iter_mut().enumerate() {
+        let wrong = |key: &str, what: &str| {
+            Err(Error::invalid(
+                &format!("messages[{i}]{key}"),
+                format!("messages[{i}]{key} {what}"),
+            ))
+        };
+        let Some(message) = message.as_object_mut() else {
+            return wrong("", "must be an object with role and content");
+        };
+        if !message.get("role").is_some_and(Value::is_string) {
+            return wrong(".role", "must be a string");
+        }
+        let content = message.entry("content").or_insert(Value::Null);
+        match content {
+            Value::String(_) | Value::Null => {}
+            Value::Array(parts) => {
+                let texts = parts.iter().map(|part| match part["type"].as_str() {
+                    Some("text") => part["text"].as_str(),
+                    _ => None,
+                });
+                match texts.collect::<Option<Vec<_>>>() {
+                    Some(texts) => *content = texts.join("\n").into(),
+                    None => return wrong(".content", "may hold parts of type text only"),
+                }
+            }
+            _ => return wrong(".content", "must be a string or a list of text parts"),
+        }
+    }
+    Ok(messages)
+}

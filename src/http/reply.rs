@@ -1,0 +1,244 @@
+//! What goes out: OpenAI's objects, made of pieces of choices.
+
+use super::choice::{Choice, Finish, Piece, Scored};
+use crate::engine::SpecUsage;
+use crate::text::Text;
+use serde_json::{Map, Value, json};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Which of the two APIs is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Api {
+    Completion,
+    Chat,
+}
+
+/// What all objects of one reply share.
+#[derive(Debug, Clone)]
+pub(super) struct Header {
+    pub api: Api,
+    pub id: String,
+    /// Seconds since 1970.
+    pub created: u64,
+    pub model: String,
+    /// Whether usage tells about speculation.
+    pub speculates: bool,
+    pub prompt_tokens: usize,
+    /// Alternatives that a chat shows for each token; `None` = no log-probabilities.
+    pub logprobs: Option<usize>,
+}
+
+/// JSON has no infinity; this is the least that clients see, as with vLLM.
+const LEAST_LOGPROB: f32 = -9999.0;
+
+/// Seconds since 1970.
+pub(super) fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
+impl Header {
+    pub fn new(api: Api, model: String) -> Self {
+        let prefix = match api {
+            Api::Completion => "cmpl",
+            Api::Chat => "chatcmpl",
+        };
+        Self {
+            api,
+            id: format!("{prefix}-{:032x}", rand::random::<u128>()),
+            created: now(),
+            model,
+            speculates: false,
+            prompt_tokens: 0,
+            logprobs: None,
+        }
+    }
+
+    fn object(&self, object: &str, choices: Vec<Value>) -> Value {
+        json!({
+            "id": self.id,
+            "object": object,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        })
+    }
+
+    /// The whole reply at once.
+    pub fn whole(&self, text: &Text, pieces: Vec<Piece>, choices: &[Choice]) -> Value {
+        let object = match self.api {
+            Api::Completion => "text_completion",
+            Api::Chat => "chat.completion",
+        };
+        let choices_json = pieces
+            .into_iter()
+            .enumerate()
+            .map(|(index, piece)| match self.api {
+                Api::Completion => self.choice(
+                    text,
+                    index,
+                    "text",
+                    piece.text.into(),
+                    &piece.logprobs,
+                    piece.finish,
+                ),
+                Api::Chat => {
+                    let message =
+                        json!({"role": "assistant", "content": piece.text, "refusal": null});
+                    self.choice(
+                        text,
+                        index,
+                        "message",
+                        message,
+                        &piece.logprobs,
+                        piece.finish,
+                    )
+                }
+            })
+            .collect();
+        let mut reply = self.object(object, choices_json);
+        reply["usage"] = self.usage(choices);
+        reply
+    }
+
+    /// The chunk that opens a choice of a streamed chat.
+    pub fn opening(&self, index: usize) -> Option<Value> {
+        let delta = json!({"role": "assistant", "content": ""});
+        (self.api == Api::Chat).then(|| {
+            let choice =
+                json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null});
+            self.object("chat.completion.chunk", vec![choice])
+        })
+    }
+
+    /// A chunk of a stream.
+    pub fn chunk(&self, text: &Text, index: usize, piece: Piece) -> Value {
+        let (object, key, value) = match self.api {
+            Api::Completion => ("text_completion", "text", piece.text.into()),
+            Api::Chat if piece.text.is_empty() => ("chat.completion.chunk", "delta", json!({})),
+            Api::Chat => (
+                "chat.completion.chunk",
+                "delta",
+                json!({"content": piece.text}),
+            ),
+        };
+        let choice = self.choice(text, index, key, value, &piece.logprobs, piece.finish);
+        self.object(object, vec![choice])
+    }
+
+    /// The last chunk of a stream that was asked for usage.
+    pub fn usage_chunk(&self, choices: &[Choice]) -> Value {
+        let object = match self.api {
+            Api::Completion => "text_completion",
+            Api::Chat => "chat.completion.chunk",
+        };
+        let mut chunk = self.object(object, Vec::new());
+        chunk["usage"] = self.usage(choices);
+        chunk
+    }
+
+    fn choice(
+        &self,
+        text: &Text,
+        index: usize,
+        key: &str,
+        value: Value,
+        logprobs: &[Scored],
+        finish: Option<Finish>,
+    ) -> Value {
+        let logprobs = match (self.logprobs, self.api) {
+            (None, _) => Value::Null,
+            (Some(_), _) if logprobs.is_empty() => Value::Null,
+            (Some(_), Api::Completion) => completion_logprobs(text, logprobs),
+            (Some(top), Api::Chat) => chat_logprobs(text, logprobs, top),
+        };
+        let mut choice = Map::new();
+        choice.insert("index".into(), index.into());
+        choice.insert(key.into(), value);
+        choice.insert("logprobs".into(), logprobs);
+        choice.insert(
+            "finish_reason".into(),
+            json!(finish.as_ref().map(|f| f.reason)),
+        );
+        choice.insert("stop_reason".into(), json!(finish.and_then(|f| f.stop)));
+        choice.into()
+    }
+
+    fn usage(&self, choices: &[Choice]) -> Value {
+        let completion_tokens: usize = choices.iter().map(Choice::completion_tokens).sum();
+        let mut usage = json!({
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": self.prompt_tokens + completion_tokens,
+        });
+        if self.speculates {
+            let spec = choices
+                .iter()
+                .map(Choice::spec)
+                .fold(SpecUsage::default(), add);
+            usage["completion_tokens_details"] = json!({
+                "accepted_prediction_tokens": spec.accepted,
+                "rejected_prediction_tokens": spec.drafted - spec.accepted,
+            });
+            usage["speculative_decoding"] = json!({
+                "num_drafts": spec.rounds,
+                "num_draft_tokens": spec.drafted,
+                "num_accepted_tokens": spec.accepted,
+                "acceptance_rate": spec.acceptance_rate(),
+                "mean_acceptance_length": spec.mean_accepted_length(),
+            });
+        }
+        usage
+    }
+}
+
+fn add(a: SpecUsage, b: SpecUsage) -> SpecUsage {
+    SpecUsage {
+        rounds: a.rounds + b.rounds,
+        drafted: a.drafted + b.drafted,
+        tested: a.tested + b.tested,
+        accepted: a.accepted + b.accepted,
+    }
+}
+
+/// The text-completion shape: parallel lists. The token itself is always among its alternatives,
+/// so that readers can tell whether it was the most probable one.
+fn completion_logprobs(text: &Text, tokens: &[Scored]) -> Value {
+    let top = |token: &Scored| {
+        let Some(logprobs) = &token.logprobs else {
+            return Value::Null;
+        };
+        let mut top = Map::new();
+        for &(id, logprob) in logprobs.top.iter().chain([&(token.id, logprobs.logprob)]) {
+            // Best first: of two ids that look the same the better stays.
+            top.entry(text.token_text(id)).or_insert(finite(logprob));
+        }
+        top.into()
+    };
+    let logprob = |token: &Scored| token.logprobs.as_ref().map(|l| finite(l.logprob));
+    json!({
+        "tokens": tokens.iter().map(|t| text.token_text(t.id)).collect::<Vec<_>>(),
+        "token_logprobs": tokens.iter().map(logprob).collect::<Vec<_>>(),
+        "top_logprobs": tokens.iter().map(top).collect::<Vec<_>>(),
+        "text_offset": tokens.iter().map(|t| t.offset).collect::<Vec<_>>(),
+    })
+}
+
+fn chat_logprobs(text: &Text, tokens: &[Scored], top: usize) -> Value {
+    let entry = |id: u32, logprob: f32| json!({"token": text.token_text(id), "logprob": finite(logprob), "bytes": text.token_bytes(id)});
+    let content: Vec<Value> = tokens
+        .iter()
+        .filter_map(|token| {
+            let logprobs = token.logprobs.as_ref()?;
+            let alternatives = logprobs.top.iter().take(top);
+            let mut content = entry(token.id, logprobs.logprob);
+            content["top_logprobs"] = alternatives.map(|&(id, l)| entry(id, l)).collect();
+            Some(content)
+        })
+        .collect();
+    json!({"content": content, "refusal": null})
+}
+
+fn finite(logprob: f32) -> Value {
+    logprob.max(LEAST_LOGPROB).into()
+}

@@ -1,0 +1,171 @@
+//! A reply in the making: the engine's events of all its choices, collected or sent as SSE.
+
+use super::choice::{Choice, Piece};
+use super::error;
+use super::openai::Job;
+use super::reply::Header;
+use crate::engine::{EngineHandle, Event};
+use crate::error::{Error, Result};
+use crate::text::Text;
+use axum::response::IntoResponse;
+use axum::response::sse::{self, KeepAlive, Sse};
+use futures_util::stream;
+use serde_json::Value;
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::task::Poll;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+/// A job that the engine has taken. Dropping it cancels what is not finished.
+pub(super) struct Running {
+    text: Arc<Text>,
+    header: Header,
+    /// One a choice; `None` once it is finished.
+    receivers: Vec<Option<UnboundedReceiver<Event>>>,
+    choices: Vec<Choice>,
+    /// Where to look first, so that no choice starves the others.
+    turn: usize,
+}
+
+impl Running {
+    /// Queues the job.
+    ///
+    /// # Errors
+    /// As [`EngineHandle::submit_all`].
+    pub fn start(engine: &EngineHandle, text: Arc<Text>, job: Job) -> Result<Self> {
+        let receivers = engine.submit_all(job.requests)?;
+        Ok(Self {
+            text,
+            header: job.header,
+            receivers: receivers.into_iter().map(Some).collect(),
+            choices: job.choices,
+            turn: 0,
+        })
+    }
+
+    /// The next piece and the choice it belongs to; `None` when all are finished.
+    async fn next(&mut self) -> Option<Result<(usize, Piece)>> {
+        let (index, event) = self.next_event().await?;
+        let gone = || Event::Failed(Error::internal("the engine has ended"));
+        let piece = self.choices[index].on_event(&self.text, event.unwrap_or_else(gone));
+        if piece.as_ref().map_or(true, |piece| piece.finish.is_some()) {
+            self.receivers[index] = None;
+        }
+        Some(piece.map(|piece| (index, piece)))
+    }
+
+    async fn next_event(&mut self) -> Option<(usize, Option<Event>)> {
+        let count = self.receivers.len();
+        std::future::poll_fn(|cx| {
+            let mut waiting = false;
+            for index in (self.turn..count).chain(0..self.turn) {
+                let Some(receiver) = &mut self.receivers[index] else {
+                    continue;
+                };
+                if let Poll::Ready(event) = receiver.poll_recv(cx) {
+                    self.turn = (index + 1) % count;
+                    return Poll::Ready(Some((index, event)));
+                }
+                waiting = true;
+            }
+            if waiting {
+                Poll::Pending
+            } else {
+                Poll::Ready(None)
+            }
+        })
+        .await
+    }
+
+    /// Waits for all choices.
+    ///
+    /// # Errors
+    /// What the engine failed with.
+    pub async fn collect(mut self) -> Result<Value> {
+        let mut pieces: Vec<Piece> = self.choices.iter().map(|_| Piece::default()).collect();
+        while let Some(next) = self.next().await {
+            let (index, piece) = next?;
+            pieces[index].append(piece);
+        }
+        Ok(self.header.whole(&self.text, pieces, &self.choices))
+    }
+
+    /// Sends each piece when it comes.
+    pub fn sse(self, include_usage: bool) -> impl IntoResponse {
+        let sender = Sender {
+            pending: self.choices.iter().map(|_| None).collect(),
+            running: self,
+            include_usage,
+            ready: VecDeque::new(),
+            ended: false,
+        };
+        let events = stream::unfold(sender, |mut sender| async {
+            let event = sender.next().await?;
+            Some((Ok::<_, Infallible>(event), sender))
+        });
+        Sse::new(events).keep_alive(KeepAlive::default())
+    }
+}
+
+/// The state of a stream.
+struct Sender {
+    running: Running,
+    include_usage: bool,
+    /// By choice: what waits for text to go with; `None` before the choice is opened.
+    pending: Vec<Option<Piece>>,
+    ready: VecDeque<sse::Event>,
+    ended: bool,
+}
+
+impl Sender {
+    async fn next(&mut self) -> Option<sse::Event> {
+        while self.ready.is_empty() && !self.ended {
+            match self.running.next().await {
+                Some(Ok((index, piece))) => self.add(index, piece),
+                Some(Err(error)) => {
+                    self.ended = true;
+                    tracing::warn!("stream failed: {error}");
+                    self.ready.push_back(data(&error::body(&error)));
+                }
+                None => self.end(),
+            }
+        }
+        self.ready.pop_front()
+    }
+
+    fn add(&mut self, index: usize, piece: Piece) {
+        if self.pending[index].is_none()
+            && let Some(opening) = self.running.header.opening(index)
+        {
+            self.push(opening);
+        }
+        let pending = self.pending[index].get_or_insert_default();
+        pending.append(piece);
+        if pending.is_visible() {
+            let piece = std::mem::take(pending);
+            let chunk = self.running.header.chunk(&self.running.text, index, piece);
+            self.push(chunk);
+        }
+    }
+
+    fn push(&mut self, mut chunk: Value) {
+        if self.include_usage {
+            chunk["usage"] = Value::Null;
+        }
+        self.ready.push_back(data(&chunk));
+    }
+
+    fn end(&mut self) {
+        self.ended = true;
+        if self.include_usage {
+            let usage = self.running.header.usage_chunk(&self.running.choices);
+            self.ready.push_back(data(&usage));
+        }
+        self.ready.push_back(sse::Event::default().data("[DONE]"));
+    }
+}
+
+fn data(json: &Value) -> sse::Event {
+    sse::Event::default().data(json.to_string())
+}
