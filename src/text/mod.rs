@@ -1,0 +1,284 @@
+//! Text to token ids and back, and chat messages to text.
+//!
+//! Decoding is done here, over the bytes of each token, so that what is streamed, what is returned
+//! at once and what [`Text::decode`] says are the same by construction.
+
+mod detokenizer;
+mod gguf;
+mod pieces;
+mod template;
+
+pub use detokenizer::Detokenizer;
+pub use template::ChatTemplate;
+
+use crate::error::{Error, Result};
+use pieces::Pieces;
+use serde_json::{Map, Value};
+use std::borrow::Cow;
+use std::path::Path;
+use tokenizers::Tokenizer;
+
+/// A model's tokenizer, its special ids and its chat template.
+pub struct Text {
+    tokenizer: Tokenizer,
+    pieces: Pieces,
+    special: SpecialIds,
+    template: Option<ChatTemplate>,
+}
+
+/// Ids with a meaning of their own.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SpecialIds {
+    /// Begins a text.
+    pub bos: Option<u32>,
+    /// End a text; ascending, without repetition.
+    pub eos: Vec<u32>,
+}
+
+impl Text {
+    /// Puts the parts together. `chat_template` is Jinja source.
+    ///
+    /// # Errors
+    /// `Setup`, if the decoder is of a kind we cannot stream or the template does not parse.
+    pub fn new(
+        mut tokenizer: Tokenizer,
+        mut special: SpecialIds,
+        chat_template: Option<&str>,
+    ) -> Result<Self> {
+        // Files made for training may cut or pad; a server must do neither.
+        tokenizer.with_padding(None);
+        tokenizer
+            .with_truncation(None)
+            .map_err(|e| Error::setup(format!("tokenizer: {e}")))?;
+        special.eos.sort_unstable();
+        special.eos.dedup();
+        let pieces = Pieces::of(&tokenizer)?;
+        let name = |id: Option<u32>| id.and_then(|id| tokenizer.id_to_token(id));
+        let (bos, eos) = (name(special.bos), name(special.eos.first().copied()));
+        let template = chat_template
+            .map(|source| ChatTemplate::new(source, bos.as_deref(), eos.as_deref()))
+            .transpose()?;
+        Ok(Self {
+            tokenizer,
+            pieces,
+            special,
+            template,
+        })
+    }
+
+    /// Reads `tokenizer.json` and, where they exist, `tokenizer_config.json`,
+    /// `generation_config.json`, `config.json` and `chat_template.jinja` of a model folder.
+    ///
+    /// # Errors
+    /// `Setup`, naming the file.
+    pub fn from_folder(folder: &Path) -> Result<Self> {
+        let file = folder.join("tokenizer.json");
+        let tokenizer = Tokenizer::from_file(&file)
+            .map_err(|e| Error::setup(format!("cannot read {}: {e}", file.display())))?;
+        let config = read_json(&folder.join("tokenizer_config.json"))?;
+        let id = |key: &str| token_name(&config, key).and_then(|name| tokenizer.token_to_id(name));
+        let mut eos: Vec<u32> = id("eos_token").into_iter().collect();
+        for file in ["generation_config.json", "config.json"] {
+            eos.extend(ids_under(&read_json(&folder.join(file))?, "eos_token_id"));
+        }
+        let special = SpecialIds {
+            bos: id("bos_token"),
+            eos,
+        };
+        let template = match std::fs::read_to_string(folder.join("chat_template.jinja")) {
+            Ok(source) => Some(Cow::Owned(source)),
+            Err(_) => template_source(&config).map(Cow::Borrowed),
+        };
+        Self::new(tokenizer, special, template.as_deref())
+    }
+
+    /// Reads tokenizer and chat template from the metadata of a GGUF file.
+    ///
+    /// # Errors
+    /// `Setup`, if the file cannot be read or its tokenizer is of a kind that we do not know.
+    pub fn from_gguf(file: &Path) -> Result<Self> {
+        gguf::load(file)
+    }
+
+    /// Token ids of `text`. `add_special_tokens` puts BOS in front where the model wants it.
+    ///
+    /// # Errors
+    /// `Internal`, if the tokenizer fails.
+    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
+        let encoding = self
+            .tokenizer
+            .encode_fast(text, add_special_tokens)
+            .map_err(|e| Error::internal(format!("tokenizer: {e}")))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The text of `ids`; bytes that are no UTF-8 become U+FFFD. Ids outside the vocabulary have
+    /// no text.
+    pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> String {
+        let mut bytes = Vec::new();
+        for &id in ids {
+            if !(skip_special_tokens && self.is_special(id)) {
+                bytes.extend_from_slice(self.token_bytes(id));
+            }
+        }
+        let text = String::from_utf8_lossy(&bytes);
+        match text.strip_prefix(' ') {
+            Some(rest) if self.pieces.leading_space() => rest.to_owned(),
+            _ => text.into_owned(),
+        }
+    }
+
+    /// The bytes that `id` adds to a text; special tokens spell their name.
+    pub fn token_bytes(&self, id: u32) -> &[u8] {
+        self.pieces.bytes(id)
+    }
+
+    /// `id` as a string on its own: its text, or `bytes:\xe2\x80` where that is no whole UTF-8, so
+    /// that two different tokens never look the same.
+    pub fn token_text(&self, id: u32) -> Cow<'_, str> {
+        let bytes = self.token_bytes(id);
+        match std::str::from_utf8(bytes) {
+            Ok(text) => text.into(),
+            Err(_) => bytes
+                .iter()
+                .fold("bytes:".to_owned(), |text, b| format!("{text}\\x{b:02x}"))
+                .into(),
+        }
+    }
+
+    /// Whether `id` marks structure and is left out of texts: BOS, EOS, roles.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.pieces.is_special(id)
+    }
+
+    /// Number of ids, those of added tokens included: the largest id plus one.
+    pub fn vocab_size(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// Ids with a meaning of their own.
+    pub fn special_ids(&self) -> &SpecialIds {
+        &self.special
+    }
+
+    /// Whether the model came with a chat template.
+    pub fn has_chat_template(&self) -> bool {
+        self.template.is_some()
+    }
+
+    /// The prompt that the model's template makes of `messages` (objects with `role` and
+    /// `content`; other keys are passed through). `extra` becomes variables of the template.
+    /// Encode it without special tokens: the template writes them itself.
+    ///
+    /// # Errors
+    /// `Invalid`, if the model has no template or the template refuses the messages.
+    pub fn render_chat(
+        &self,
+        messages: &[Value],
+        add_generation_prompt: bool,
+        extra: &Map<String, Value>,
+    ) -> Result<String> {
+        self.template
+            .as_ref()
+            .ok_or_else(|| {
+                Error::invalid(
+                    "messages",
+                    "this model has no chat template; use /v1/completions",
+                )
+            })?
+            .render(messages, add_generation_prompt, extra)
+    }
+}
+
+/// Checks that target and draft mean the same by every token id, without which drafts are noise.
+///
+/// # Errors
+/// `Setup`, naming the first difference.
+pub fn check_same_tokens(target: &Text, draft: &Text) -> Result<()> {
+    let differ = |what: String| {
+        Err(Error::setup(format!(
+            "target and draft do not share a tokenizer: {what}"
+        )))
+    };
+    for id in 0..target.vocab_size().max(draft.vocab_size()) as u32 {
+        let (ours, theirs) = (
+            target.tokenizer.id_to_token(id),
+            draft.tokenizer.id_to_token(id),
+        );
+        if ours == theirs {
+            continue;
+        }
+        let describe = |token: &Option<String>| match token {
+            Some(token) => format!("{token:?}"),
+            None => "nothing".into(),
+        };
+        let elsewhere = |name: &str, other: &Text, token: &Option<String>| match token
+            .as_ref()
+            .and_then(|token| other.tokenizer.token_to_id(token))
+        {
+            Some(id) => format!(", which is id {id} in the {name}"),
+            None => String::new(),
+        };
+        return differ(format!(
+            "id {id} is {} in the target{} and {} in the draft{} (vocabularies of {} and {} tokens)",
+            describe(&ours),
+            elsewhere("draft", draft, &ours),
+            describe(&theirs),
+            elsewhere("target", target, &theirs),
+            target.vocab_size(),
+            draft.vocab_size(),
+        ));
+    }
+    if target.special.eos != draft.special.eos {
+        return differ(format!(
+            "the target ends a text with {:?}, the draft with {:?}",
+            target.special.eos, draft.special.eos
+        ));
+    }
+    Ok(())
+}
+
+/// A JSON file; `Null` where there is none.
+fn read_json(file: &Path) -> Result<Value> {
+    let bytes = match std::fs::read(file) {
+        Ok(bytes) => bytes,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Value::Null),
+        Err(e) => return Err(Error::setup(format!("cannot read {}: {e}", file.display()))),
+    };
+    serde_json::from_slice(&bytes)
+        .map_err(|e| Error::setup(format!("cannot read {}: {e}", file.display())))
+}
+
+/// `"eos_token": "</s>"` or `"eos_token": {"content": "</s>", ...}`.
+fn token_name<'a>(config: &'a Value, key: &str) -> Option<&'a str> {
+    let value = &config[key];
+    value.as_str().or_else(|| value["content"].as_str())
+}
+
+/// `"eos_token_id": 2` or `"eos_token_id": [2, 3]`.
+fn ids_under(config: &Value, key: &str) -> Vec<u32> {
+    let value = &config[key];
+    let ids = value
+        .as_array()
+        .map_or(std::slice::from_ref(value), Vec::as_slice);
+    ids.iter()
+        .filter_map(|id| id.as_u64()?.try_into().ok())
+        .collect()
+}
+
+/// One template, or a list of named ones of which `default` is meant.
+fn template_source(config: &Value) -> Option<&str> {
+    let value = &config["chat_template"];
+    let named = || {
+        let list = value.as_array()?;
+        let wanted = list
+            .iter()
+            .find(|t| t["name"] == "default")
+            .or(list.first())?;
+        wanted["template"].as_str()
+    };
+    value.as_str().or_else(named)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,248 @@
+//! Chat templates: the Jinja that comes with a model, run as Hugging Face runs it.
+
+use crate::error::{Error, Result};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Serde};
+use minijinja::{Environment, ErrorKind, Value};
+use serde::Serialize;
+use serde_json::Map;
+use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
+use std::io;
+
+/// A compiled chat template.
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+}
+
+/// What a template sees. Of two variables with one name the later wins.
+#[derive(Serialize)]
+struct Variables<'a> {
+    #[serde(flatten)]
+    extra: &'a Map<String, serde_json::Value>,
+    messages: &'a [serde_json::Value],
+    add_generation_prompt: bool,
+    tools: Option<()>,
+    documents: Option<()>,
+}
+
+const NAME: &str = "chat_template";
+
+impl ChatTemplate {
+    /// Compiles `source`. `bos` and `eos` are the names of the special tokens.
+    ///
+    /// # Errors
+    /// `Setup`, if it does not parse.
+    pub fn new(source: &str, bos: Option<&str>, eos: Option<&str>) -> Result<Self> {
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder()
+            .trim_blocks(true)
+            .lstrip_blocks(true)
+            .build()
+            .map_err(|e| Error::internal(e.to_string()))?;
+        environment.set_syntax(syntax);
+        environment
+            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_function("raise_exception", raise_exception);
+        environment.add_function("strftime_now", strftime_now);
+        environment.add_filter("tojson", to_json);
+        environment.add_global("bos_token", bos.unwrap_or_default());
+        environment.add_global("eos_token", eos.unwrap_or_default());
+        environment
+            .add_template_owned(NAME, source.to_owned())
+            .map_err(|e| Error::setup(format!("the chat template does not parse: {e}")))?;
+        Ok(Self { environment })
+    }
+
+    /// The prompt for `messages`. `extra` becomes variables of the template.
+    ///
+    /// # Errors
+    /// `Invalid`, with what the template says about the messages.
+    pub fn render(
+        &self,
+        messages: &[serde_json::Value],
+        add_generation_prompt: bool,
+        extra: &Map<String, serde_json::Value>,
+    ) -> Result<String> {
+        let variables = Variables {
+            extra,
+            messages,
+            add_generation_prompt,
+            tools: None,
+            documents: None,
+        };
+        self.environment
+            .get_template(NAME)
+            .and_then(|template| template.render(Value::from(Serde(&variables))))
+            .map_err(|e| {
+                let detail = e.detail().map_or_else(|| e.to_string(), str::to_owned);
+                Error::invalid(
+                    "messages",
+                    format!("the model's chat template cannot be applied: {detail}"),
+                )
+            })
+    }
+}
+
+fn raise_exception(message: String) -> Result<Value, minijinja::Error> {
+    Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
+}
+
+fn strftime_now(format: &str) -> Result<String, minijinja::Error> {
+    use std::fmt::Write;
+    let mut out = String::new();
+    // chrono reports an unknown directive when it is written.
+    write!(out, "{}", chrono::Local::now().format(format)).map_err(|_| {
+        minijinja::Error::new(
+            ErrorKind::InvalidOperation,
+            format!("strftime_now: unknown format {format:?}"),
+        )
+    })?;
+    Ok(out)
+}
+
+/// `tojson` as `json.dumps(x, ensure_ascii=False)` writes it. Jinja's own escapes HTML, which
+/// models were not trained on.
+fn to_json(value: &Value, options: Kwargs) -> Result<Value, minijinja::Error> {
+    let indent: Option<usize> = options.get("indent")?;
+    // Accepted as templates pass it, and without effect: we never escape.
+    let _: Option<bool> = options.get("ensure_ascii")?;
+    options.assert_all_used()?;
+    let mut out = Vec::new();
+    let written = match indent {
+        Some(width) => {
+            let indent = vec![b' '; width];
+            value.serialize(&mut Serializer::with_formatter(
+                &mut out,
+                PrettyFormatter::with_indent(&indent),
+            ))
+        }
+        None => value.serialize(&mut Serializer::with_formatter(&mut out, PythonFormatter)),
+    };
+    written.map_err(|e| minijinja::Error::new(ErrorKind::BadSerialization, e.to_string()))?;
+    Ok(Value::from_safe_string(
+        String::from_utf8_lossy(&out).into_owned(),
+    ))
+}
+
+/// One line with spaces after `,` and `:`.
+struct PythonFormatter;
+
+impl Formatter for PythonFormatter {
+    fn begin_array_value<W: ?Sized + io::Write>(
+        &mut self,
+        out: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        if first { Ok(()) } else { out.write_all(b", ") }
+    }
+
+    fn begin_object_key<W: ?Sized + io::Write>(
+        &mut self,
+        out: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        if first { Ok(()) } else { out.write_all(b", ") }
+    }
+
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
+        out.write_all(b": ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn render(source: &str, messages: serde_json::Value) -> Result<String> {
+        let messages = messages.as_array().cloned().unwrap_or_default();
+        ChatTemplate::new(source, Some("<s>"), Some("</s>"))?.render(&messages, true, &Map::new())
+    }
+
+    #[test]
+    fn python_methods_slices_namespaces_and_loop_controls_work() {
+        let source = "{{ bos_token }}{% set ns = namespace(seen=0) %}\n\
+            {%- for m in messages[1:] %}\n\
+            {%- if m.role.startswith('tool') %}{% continue %}{% endif %}\n\
+            {%- set ns.seen = ns.seen + 1 %}\n\
+            [{{ m['content'].strip().split(' ')[-1] }}{{ m.get('name', '') }}]\n\
+            {%- endfor %}{{ ns.seen }}{{ eos_token }}\n";
+        let messages = json!([
+            {"role": "system", "content": "x"},
+            {"role": "user", "content": " a b ", "name": "!"},
+            {"role": "tool", "content": "no"},
+            {"role": "user", "content": "c"},
+        ]);
+        assert_eq!(render(source, messages).unwrap(), "<s>[b!][c]2</s>");
+    }
+
+    #[test]
+    fn blocks_leave_no_blank_lines() {
+        let source = "{% for m in messages %}\n  {% if true %}\n{{ m.content }}\n  {% endif %}\n{% endfor %}\nend";
+        let messages = json!([{"content": "a"}, {"content": "b"}]);
+        assert_eq!(render(source, messages).unwrap(), "a\nb\nend");
+    }
+
+    #[test]
+    fn tojson_writes_as_python_does() {
+        let messages = json!([{"b": ["<é>", 1, 2.5, null, true], "a": {}}]);
+        assert_eq!(
+            render("{{ messages[0] | tojson }}", messages.clone()).unwrap(),
+            r#"{"b": ["<é>", 1, 2.5, null, true], "a": {}}"#
+        );
+        assert_eq!(
+            render("{{ messages[0] | tojson(indent=4) }}", json!([{"a": [1]}])).unwrap(),
+            "{\n    \"a\": [\n        1\n    ]\n}"
+        );
+        assert_eq!(
+            render("{{ messages | tojson(ensure_ascii=False) }}", json!(["ü"])).unwrap(),
+            "[\"ü\"]"
+        );
+    }
+
+    #[test]
+    fn a_template_can_refuse() {
+        let error = render("{{ raise_exception('roles must alternate') }}", json!([])).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .ends_with("cannot be applied: roles must alternate"),
+            "{error}"
+        );
+        assert!(matches!(error, Error::Request { param: Some(p), .. } if p == "messages"));
+    }
+
+    #[test]
+    fn the_date_is_todays() {
+        let year = render(
+            "{{ strftime_now('%Y') if strftime_now is defined }}",
+            json!([]),
+        )
+        .unwrap();
+        assert!(year.parse::<u32>().unwrap() >= 2025, "{year}");
+        assert!(render("{{ strftime_now('%!') }}", json!([])).is_err());
+    }
+
+    #[test]
+    fn tools_are_none_and_extra_variables_pass() {
+        let template = ChatTemplate::new(
+            "{% if tools is none and not enable_thinking and not add_generation_prompt %}ok{% endif %}",
+            None,
+            None,
+        )
+        .unwrap();
+        let extra = json!({"enable_thinking": false})
+            .as_object()
+            .cloned()
+            .unwrap();
+        assert_eq!(template.render(&[], false, &extra).unwrap(), "ok");
+    }
+
+    #[test]
+    fn a_broken_template_is_the_operators() {
+        assert!(matches!(
+            ChatTemplate::new("{% if %}", None, None),
+            Err(Error::Setup(_))
+        ));
+    }
+}
