@@ -1,7 +1,11 @@
 //! From logits to a distribution, and random numbers addressed by position.
 //!
 //! Order of the pipeline: repetition penalty, presence and frequency penalties, logit_bias,
-//! min_tokens (stop ids forbidden), temperature, min-p, top-k, top-p.
+//! min_tokens (stop ids forbidden), temperature, min-p, top-k, top-p. The draft's and the target's
+//! logits go through the same pipeline, so `p` and `q` of the acceptance rule are both what the
+//! request would be sampled from.
+
+use std::collections::HashMap;
 
 /// How tokens are chosen. The defaults sample the model's own distribution.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,7 +32,7 @@ pub struct SamplingParams {
     pub min_tokens: usize,
     /// EOS does not end the text.
     pub ignore_eos: bool,
-    /// Ids that end the text, besides EOS.
+    /// Ids that end the text. The engine adds the model's EOS ids unless `ignore_eos` is set.
     pub stop_token_ids: Vec<u32>,
 }
 
@@ -48,5 +52,457 @@ impl Default for SamplingParams {
             ignore_eos: false,
             stop_token_ids: Vec::new(),
         }
+    }
+}
+
+impl SamplingParams {
+    /// Below this temperature is greedy: dividing by it would overflow f32.
+    const GREEDY_BELOW: f32 = 1e-5;
+
+    /// Whether the most probable token is taken, without chance.
+    pub fn is_greedy(&self) -> bool {
+        self.temperature < Self::GREEDY_BELOW
+    }
+
+    fn has_penalties(&self) -> bool {
+        self.repetition_penalty != 1.0
+            || self.presence_penalty != 0.0
+            || self.frequency_penalty != 0.0
+    }
+}
+
+/// What the pipeline has to know of the tokens so far. Grows with each drafted token.
+#[derive(Debug, Clone)]
+pub struct History {
+    output_len: usize,
+    /// Per token: occurrences in the output; 0 = in the prompt only. `None` without penalties.
+    counts: Option<HashMap<u32, u32>>,
+}
+
+impl History {
+    /// The history of a request whose `tokens` begin with `prompt_len` prompt tokens.
+    pub fn new(params: &SamplingParams, tokens: &[u32], prompt_len: usize) -> Self {
+        let (prompt, output) = tokens.split_at(prompt_len);
+        let mut history = Self {
+            output_len: 0,
+            counts: params
+                .has_penalties()
+                .then(|| prompt.iter().map(|&id| (id, 0)).collect()),
+        };
+        if history.counts.is_none() {
+            history.output_len = output.len();
+        } else {
+            output.iter().for_each(|&id| history.push(id));
+        }
+        history
+    }
+
+    /// Adds one output token.
+    pub fn push(&mut self, token: u32) {
+        self.output_len += 1;
+        if let Some(counts) = &mut self.counts {
+            *counts.entry(token).or_insert(0) += 1;
+        }
+    }
+}
+
+/// A distribution over the vocabulary, after the whole pipeline.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Dist {
+    /// All mass on one token: greedy, or a guess that is not a model's.
+    Point(u32),
+    /// Probability of each token id; sums to 1.
+    Dense(Vec<f32>),
+}
+
+impl Dist {
+    /// Probability of `token`.
+    pub fn prob(&self, token: u32) -> f64 {
+        match self {
+            Self::Point(only) => f64::from(u8::from(*only == token)),
+            Self::Dense(probs) => probs.get(token as usize).map_or(0.0, |&p| p.into()),
+        }
+    }
+
+    /// The token at quantile `u` in [0, 1), in the order of token ids.
+    pub fn sample(&self, u: f64) -> u32 {
+        match self {
+            Self::Point(only) => *only,
+            Self::Dense(probs) => {
+                let target = u * probs.iter().map(|&p| f64::from(p)).sum::<f64>();
+                let mut sum = 0.0;
+                let mut last = 0;
+                for (token, &p) in probs.iter().enumerate().filter(|(_, p)| **p > 0.0) {
+                    sum += f64::from(p);
+                    last = token as u32;
+                    if sum > target {
+                        break;
+                    }
+                }
+                last
+            }
+        }
+    }
+
+    /// `norm(max(0, self - q))`, or `None` where nothing is left (`self == q`).
+    pub fn residual(&self, q: &Dist) -> Option<Dist> {
+        let probs = match self {
+            Self::Point(only) => return (q.prob(*only) < 1.0).then_some(Self::Point(*only)),
+            Self::Dense(probs) => probs,
+        };
+        let mut rest = probs.clone();
+        match q {
+            Self::Point(only) => rest[*only as usize] = 0.0,
+            Self::Dense(q) => {
+                for (p, q) in rest.iter_mut().zip(q) {
+                    *p = (*p - q).max(0.0);
+                }
+            }
+        }
+        let sum: f64 = rest.iter().map(|&p| f64::from(p)).sum();
+        if sum <= 0.0 {
+            return None;
+        }
+        rest.iter_mut()
+            .for_each(|p| *p = (f64::from(*p) / sum) as f32);
+        Some(Self::Dense(rest))
+    }
+}
+
+/// Index of the largest logit; the lowest id wins a tie, NaN never wins.
+pub fn argmax(logits: &[f32]) -> u32 {
+    let mut best = (0, f32::NEG_INFINITY);
+    for (id, &logit) in logits.iter().enumerate() {
+        if logit > best.1 {
+            best = (id, logit);
+        }
+    }
+    best.0 as u32
+}
+
+/// Runs the pipeline (see the module) over one row of raw logits, `[vocab_size]`.
+pub fn distribution(logits: &[f32], params: &SamplingParams, history: &History) -> Dist {
+    let forbids = history.output_len < params.min_tokens && !params.stop_token_ids.is_empty();
+    let plain = history.counts.is_none() && params.logit_bias.is_empty() && !forbids;
+    if params.is_greedy() && plain {
+        return Dist::Point(argmax(logits));
+    }
+    let mut logits = logits.to_vec();
+    if !plain {
+        adjust(&mut logits, params, history, forbids);
+    }
+    if params.is_greedy() {
+        return Dist::Point(argmax(&logits));
+    }
+    let mut probs = logits;
+    softmax_unnormalized(&mut probs, params.temperature);
+    if params.min_p > 0.0 {
+        // The largest weight is exactly 1.
+        drop_below(&mut probs, params.min_p);
+    }
+    if params.top_k > 0 && params.top_k < probs.len() {
+        let threshold = nth_largest(&probs, params.top_k);
+        drop_below(&mut probs, threshold);
+    }
+    if params.top_p < 1.0 {
+        keep_top_p(&mut probs, params.top_p);
+    }
+    let sum: f64 = probs.iter().map(|&p| f64::from(p)).sum();
+    let scale = 1.0 / sum;
+    probs
+        .iter_mut()
+        .for_each(|p| *p = (f64::from(*p) * scale) as f32);
+    Dist::Dense(probs)
+}
+
+/// Penalties, bias and forbidden ids, in place.
+fn adjust(logits: &mut [f32], params: &SamplingParams, history: &History, forbids: bool) {
+    for (&id, &count) in history.counts.iter().flatten() {
+        let Some(logit) = logits.get_mut(id as usize) else {
+            continue;
+        };
+        if *logit > 0.0 {
+            *logit /= params.repetition_penalty;
+        } else {
+            *logit *= params.repetition_penalty;
+        }
+        if count > 0 {
+            *logit -= params.presence_penalty + params.frequency_penalty * count as f32;
+        }
+    }
+    for &(id, bias) in &params.logit_bias {
+        if let Some(logit) = logits.get_mut(id as usize) {
+            *logit += bias;
+        }
+    }
+    if forbids {
+        for &id in &params.stop_token_ids {
+            if let Some(logit) = logits.get_mut(id as usize) {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+    }
+}
+
+/// `exp((x - max) / temperature)` in place; NaN becomes 0. The largest entry becomes 1.
+fn softmax_unnormalized(logits: &mut [f32], temperature: f32) {
+    let max = logits[argmax(logits) as usize];
+    for logit in logits {
+        let weight = ((*logit - max) / temperature).exp();
+        *logit = if weight.is_nan() { 0.0 } else { weight };
+    }
+}
+
+fn drop_below(probs: &mut [f32], threshold: f32) {
+    for p in probs {
+        if *p < threshold {
+            *p = 0.0;
+        }
+    }
+}
+
+/// The `n`-th largest value, `1 <= n <= values.len()`.
+fn nth_largest(values: &[f32], n: usize) -> f32 {
+    let mut values = values.to_vec();
+    *values
+        .select_nth_unstable_by(n - 1, |a, b| b.total_cmp(a))
+        .1
+}
+
+/// Keeps the smallest set of most probable tokens whose share of the mass reaches `top_p`; lower
+/// ids go first among equals. Sorts only as many candidates as it needs.
+fn keep_top_p(probs: &mut [f32], top_p: f32) {
+    let mut order: Vec<u32> = (0..probs.len() as u32)
+        .filter(|&id| probs[id as usize] > 0.0)
+        .collect();
+    let total: f64 = order.iter().map(|&id| f64::from(probs[id as usize])).sum();
+    let by_prob = |a: &u32, b: &u32| {
+        probs[*b as usize]
+            .total_cmp(&probs[*a as usize])
+            .then(a.cmp(b))
+    };
+    let mut sum = 0.0;
+    let mut kept = 0;
+    let mut sorted = 0;
+    while sum < f64::from(top_p) * total && kept < order.len() {
+        if kept == sorted {
+            let more = (sorted * 8).max(64).min(order.len());
+            if more < order.len() {
+                order[sorted..].select_nth_unstable_by(more - sorted - 1, by_prob);
+            }
+            order[sorted..more].sort_unstable_by(by_prob);
+            sorted = more;
+        }
+        sum += f64::from(probs[order[kept] as usize]);
+        kept += 1;
+    }
+    for &id in &order[kept..] {
+        probs[id as usize] = 0.0;
+    }
+}
+
+/// Log-probability of one token under the target's unmodified distribution (natural logarithm of
+/// the softmax of the raw logits), and of the most probable ones at its place.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenLogprobs {
+    pub logprob: f32,
+    /// Most probable tokens, best first; as many as were asked for.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// Log-probabilities of `token` and of the `top` best, from one row of raw logits.
+pub fn logprobs(logits: &[f32], token: u32, top: usize) -> TokenLogprobs {
+    let max = logits[argmax(logits) as usize];
+    let sum: f64 = logits.iter().map(|&l| f64::from((l - max).exp())).sum();
+    let norm = f64::from(max) + sum.ln();
+    let of = |id: u32| (f64::from(logits[id as usize]) - norm) as f32;
+    let mut ids: Vec<u32> = Vec::new();
+    if top > 0 {
+        let by_logit = |a: &u32, b: &u32| {
+            logits[*b as usize]
+                .total_cmp(&logits[*a as usize])
+                .then(a.cmp(b))
+        };
+        ids = (0..logits.len() as u32).collect();
+        let top = top.min(ids.len());
+        ids.select_nth_unstable_by(top - 1, by_logit);
+        ids.truncate(top);
+        ids.sort_unstable_by(by_logit);
+    }
+    TokenLogprobs {
+        logprob: of(token),
+        top: ids.into_iter().map(|id| (id, of(id))).collect(),
+    }
+}
+
+/// What a random number is for. One position may need several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// Sampling a draft token from q.
+    Draft = 1,
+    /// Accepting or rejecting a draft token.
+    Accept = 2,
+    /// Sampling the token that no draft supplied: from p, or from what is left of it.
+    Sample = 3,
+}
+
+/// Random numbers that are addressed, not consumed: each is a pure function of the seed, the
+/// position of the token that it decides and its purpose, so that nothing else that runs can
+/// change them.
+#[derive(Debug, Clone, Copy)]
+pub struct Rng {
+    /// The request's seed.
+    pub seed: u64,
+    /// Position in the sequence of the first token of the round.
+    pub position: usize,
+}
+
+impl Rng {
+    /// A number in [0, 1) for the token `offset` places after [`Rng::position`]; `lane` tells
+    /// siblings of a draft tree apart.
+    pub fn uniform(&self, offset: usize, purpose: Purpose, lane: usize) -> f64 {
+        let position = (self.position + offset) as u64;
+        let address = [position, purpose as u64, lane as u64];
+        let bits = address
+            .into_iter()
+            .fold(mix(self.seed), |state, word| mix(state ^ mix(word)));
+        (bits >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+/// The finalizer of SplitMix64 (Steele, Lea and Flood 2014), after its increment.
+pub fn mix(x: u64) -> u64 {
+    let mut z = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dense(logits: &[f32], params: &SamplingParams) -> Vec<f32> {
+        match distribution(logits, params, &History::new(params, &[], 0)) {
+            Dist::Dense(probs) => probs,
+            Dist::Point(_) => panic!("not greedy"),
+        }
+    }
+
+    fn kept(probs: &[f32]) -> Vec<usize> {
+        (0..probs.len()).filter(|&id| probs[id] > 0.0).collect()
+    }
+
+    /// Probabilities 0.5, 0.25, 0.125, ... as logits, in a shuffled order of ids.
+    fn halves(n: usize) -> Vec<f32> {
+        (0..n)
+            .map(|id| -((id * 7 % n) as f32) * std::f32::consts::LN_2)
+            .collect()
+    }
+
+    #[test]
+    fn truncations_keep_what_they_say() {
+        let logits = halves(11);
+        let rank = |id: usize| id * 7 % 11;
+        let with = |top_k, top_p, min_p| SamplingParams {
+            top_k,
+            top_p,
+            min_p,
+            ..Default::default()
+        };
+        for (params, ranks) in [
+            (with(3, 1.0, 0.0), 3),
+            (with(0, 0.74, 0.0), 2),
+            (with(0, 0.76, 0.0), 3),
+            (with(0, 1.0, 0.3), 2),
+            (with(0, 1.0, 0.2), 3),
+            (with(5, 0.6, 0.0), 2),
+        ] {
+            let probs = dense(&logits, &params);
+            let kept = kept(&probs);
+            assert_eq!(kept.len(), ranks, "{params:?}");
+            assert!(kept.iter().all(|&id| rank(id) < ranks), "{params:?}");
+            assert!((probs.iter().sum::<f32>() - 1.0).abs() < 1e-6);
+        }
+    }
+
+    #[test]
+    fn top_p_of_a_flat_distribution_sorts_in_stages() {
+        let params = SamplingParams {
+            top_p: 0.5,
+            ..Default::default()
+        };
+        let probs = dense(&vec![0.0; 1000], &params);
+        assert_eq!(kept(&probs), (0..500).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn penalties_follow_their_formulas_and_grow_with_the_draft() {
+        let params = SamplingParams {
+            temperature: 0.0,
+            repetition_penalty: 2.0,
+            presence_penalty: 0.5,
+            frequency_penalty: 0.25,
+            ..Default::default()
+        };
+        let mut history = History::new(&params, &[0, 1, 1], 1);
+        let mut logits = vec![4.0, 4.0, -1.0, 3.0];
+        adjust(&mut logits, &params, &history, false);
+        assert_eq!(logits, [2.0, 2.0 - 0.5 - 0.5, -1.0, 3.0]);
+        history.push(3);
+        history.push(2);
+        let mut logits = vec![4.0, 4.0, -1.0, 3.0];
+        adjust(&mut logits, &params, &history, false);
+        assert_eq!(logits, [2.0, 1.0, -2.0 - 0.75, 1.5 - 0.75]);
+    }
+
+    #[test]
+    fn bias_and_min_tokens_change_the_greedy_choice() {
+        let mut params = SamplingParams {
+            temperature: 0.0,
+            min_tokens: 2,
+            stop_token_ids: vec![1],
+            ..Default::default()
+        };
+        let logits = [0.0, 5.0, 1.0];
+        let choose = |params: &SamplingParams, tokens: &[u32]| {
+            distribution(&logits, params, &History::new(params, tokens, 1))
+        };
+        assert_eq!(choose(&params, &[0, 0]), Dist::Point(2));
+        assert_eq!(choose(&params, &[0, 0, 0]), Dist::Point(1));
+        params.logit_bias = vec![(0, 100.0)];
+        assert_eq!(choose(&params, &[0, 0, 0]), Dist::Point(0));
+    }
+
+    #[test]
+    fn logprobs_are_the_log_softmax() {
+        let out = logprobs(&halves(11), 0, 2);
+        let total: f64 = (0..11).map(|i| 0.5f64.powi(i)).sum();
+        assert!((f64::from(out.logprob) + total.ln()).abs() < 1e-6);
+        assert_eq!(out.top[0], (0, out.logprob));
+        assert_eq!(out.top[1].0, 8, "8 * 7 % 11 = 1");
+    }
+
+    #[test]
+    fn random_numbers_are_uniform_and_addressed() {
+        let rng = Rng {
+            seed: 1,
+            position: 5,
+        };
+        let shifted = Rng {
+            seed: 1,
+            position: 3,
+        };
+        assert_eq!(
+            rng.uniform(0, Purpose::Draft, 0),
+            shifted.uniform(2, Purpose::Draft, 0)
+        );
+        let mean: f64 = (0..10_000)
+            .map(|i| rng.uniform(i, Purpose::Accept, 0))
+            .sum::<f64>()
+            / 1e4;
+        assert!((mean - 0.5).abs() < 0.01, "{mean}");
+        let all = [Purpose::Draft, Purpose::Accept, Purpose::Sample].map(|p| rng.uniform(0, p, 0));
+        assert!(all[0] != all[1] && all[1] != all[2]);
     }
 }

@@ -60,6 +60,13 @@ pub(super) struct Submission {
     pub arrived: std::time::Instant,
 }
 
+/// What the engine thread is sent.
+pub(super) enum Message {
+    Submit(Box<Submission>),
+    /// A flag in [`Shared`] has changed: look.
+    Wake,
+}
+
 pub(super) struct Shared {
     pub limits: Limits,
     pub stats: Arc<Stats>,
@@ -77,7 +84,7 @@ pub(super) struct Shared {
 /// engine finishes what it has and ends.
 #[derive(Clone)]
 pub struct EngineHandle {
-    pub(super) sender: Sender<Submission>,
+    pub(super) sender: Sender<Message>,
     pub(super) shared: Arc<Shared>,
 }
 
@@ -108,12 +115,14 @@ impl EngineHandle {
         if count > max {
             return Err(Error::invalid(
                 "prompt",
-                format!("one request may make at most {max} sequences (prompts times n), not {count}"),
+                format!(
+                    "one request may make at most {max} sequences (prompts times n), not {count}"
+                ),
             ));
         }
         shared
             .waiting
-            .try_update(Ordering::SeqCst, Ordering::SeqCst, |waiting| {
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |waiting| {
                 (waiting + count <= max).then_some(waiting + count)
             })
             .map_err(|waiting| {
@@ -129,7 +138,11 @@ impl EngineHandle {
             .map(|request| {
                 let (events, receiver) = unbounded_channel();
                 self.sender
-                    .send(Submission { request, events, arrived })
+                    .send(Message::Submit(Box::new(Submission {
+                        request,
+                        events,
+                        arrived,
+                    })))
                     .map_err(|_| shutting_down())?;
                 Ok(receiver)
             })
@@ -154,12 +167,14 @@ impl EngineHandle {
     /// Refuses new requests from now on; those in the queue and in the batch go on.
     pub fn drain(&self) {
         self.shared.draining.store(true, Ordering::SeqCst);
+        // The thread may sleep for want of work. If it is gone there is nobody to wake.
+        let _ = self.sender.send(Message::Wake);
     }
 
     /// Ends the thread after the step in flight; what runs is answered `Failed`.
     pub fn abort(&self) {
-        self.drain();
         self.shared.aborting.store(true, Ordering::SeqCst);
+        self.drain();
     }
 
     /// Whether the thread has ended: after [`EngineHandle::drain`] and the last request, after
@@ -169,7 +184,7 @@ impl EngineHandle {
     }
 }
 
-fn shutting_down() -> Error {
+pub(super) fn shutting_down() -> Error {
     Error::request(
         RequestErrorKind::ShuttingDown,
         None,
@@ -186,12 +201,22 @@ impl Limits {
         let prompt = request.prompt.len();
         let max = self.max_model_len;
         if prompt == 0 {
-            return Err(Error::invalid("prompt", "the prompt must have at least one token"));
-        }
-        if let Some(&id) = request.prompt.iter().find(|&&id| id as usize >= self.vocab_size) {
             return Err(Error::invalid(
                 "prompt",
-                format!("token id {id} is not in the vocabulary (0 to {})", self.vocab_size - 1),
+                "the prompt must have at least one token",
+            ));
+        }
+        if let Some(&id) = request
+            .prompt
+            .iter()
+            .find(|&&id| id as usize >= self.vocab_size)
+        {
+            return Err(Error::invalid(
+                "prompt",
+                format!(
+                    "token id {id} is not in the vocabulary (0 to {})",
+                    self.vocab_size - 1
+                ),
             ));
         }
         let wanted = prompt.saturating_add(request.max_tokens.unwrap_or(1));
@@ -206,13 +231,19 @@ impl Limits {
             ));
         }
         let params = &request.params;
-        let ids = params.stop_token_ids.iter().map(|id| ("stop_token_ids", id));
+        let ids = params
+            .stop_token_ids
+            .iter()
+            .map(|id| ("stop_token_ids", id));
         let biased = params.logit_bias.iter().map(|(id, _)| ("logit_bias", id));
         for (field, &id) in ids.chain(biased) {
             if id as usize >= self.vocab_size {
                 return Err(Error::invalid(
                     field,
-                    format!("token id {id} is not in the vocabulary (0 to {})", self.vocab_size - 1),
+                    format!(
+                        "token id {id} is not in the vocabulary (0 to {})",
+                        self.vocab_size - 1
+                    ),
                 ));
             }
         }

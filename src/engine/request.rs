@@ -1,7 +1,7 @@
 //! What goes into the engine and what comes out.
 
 use crate::error::Error;
-use crate::sampling::SamplingParams;
+use crate::sampling::{SamplingParams, TokenLogprobs};
 
 /// One sequence to generate. The engine checks it when it is submitted.
 #[derive(Debug, Clone, Default)]
@@ -18,15 +18,6 @@ pub struct Request {
     pub prompt_logprobs: Option<usize>,
     /// Draft tokens a round, at most the server's; `None` = the server's, 0 = no speculation.
     pub spec_length: Option<usize>,
-}
-
-/// Log-probability of one token under the target's unmodified distribution (natural logarithm of
-/// the softmax of the raw logits), and of the most probable ones at its place.
-#[derive(Debug, Clone, PartialEq)]
-pub struct TokenLogprobs {
-    pub logprob: f32,
-    /// Most probable tokens, best first; as many as were asked for.
-    pub top: Vec<(u32, f32)>,
 }
 
 /// One generated token.

@@ -1,8 +1,10 @@
 //! Server-wide counters, under vLLM's names with `foretoken:` in front.
 
+use crate::spec::DraftCost;
 use prometheus::{
     Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
 };
+use std::time::Instant;
 
 /// Counters, gauges and histograms of one engine. Cheap to update from the engine thread; rendered
 /// from [`Stats::registry`].
@@ -31,13 +33,13 @@ pub struct Stats {
     pub spec_accepted_tokens: IntCounter,
     /// By `position` in the draft, from 0.
     pub spec_accepted_per_pos: IntCounterVec,
-    /// Wall time inside the drafter, seconds.
+    /// Wall time of [`Stats::draft_steps`], seconds.
     pub draft_seconds: prometheus::Counter,
-    /// Batched forwards of the draft model.
+    /// Forwards of the draft model that drafted a token for everyone, without prompts.
     pub draft_steps: IntCounter,
-    /// Wall time inside target forwards, seconds.
+    /// Wall time of [`Stats::target_steps`], seconds.
     pub target_seconds: prometheus::Counter,
-    /// Forwards of the target.
+    /// Forwards of the target that decoded or verified, without prompts.
     pub target_steps: IntCounter,
 }
 
@@ -82,8 +84,10 @@ impl Stats {
                 "spec_decode_num_drafts_total",
                 "Rounds with a draft, counted per request",
             ),
-            spec_draft_tokens: make
-                .counter("spec_decode_num_draft_tokens_total", "Draft tokens proposed"),
+            spec_draft_tokens: make.counter(
+                "spec_decode_num_draft_tokens_total",
+                "Draft tokens proposed",
+            ),
             spec_accepted_tokens: make.counter(
                 "spec_decode_num_accepted_tokens_total",
                 "Draft tokens accepted",
@@ -93,12 +97,62 @@ impl Stats {
                 "Draft tokens accepted, by place in the draft",
                 "position",
             ),
-            draft_seconds: make.seconds("draft_seconds_total", "Wall time inside the drafter"),
-            draft_steps: make.counter("draft_steps_total", "Forwards of the draft model"),
-            target_seconds: make
-                .seconds("target_seconds_total", "Wall time inside target forwards"),
-            target_steps: make.counter("target_steps_total", "Forwards of the target model"),
+            draft_seconds: make.seconds("draft_seconds_total", "Wall time of draft_steps"),
+            draft_steps: make.counter("draft_steps_total", "Draft model forwards, without prompts"),
+            target_seconds: make.seconds("target_seconds_total", "Wall time of target_steps"),
+            target_steps: make.counter(
+                "target_steps_total",
+                "Target forwards that decoded or verified, without prompts",
+            ),
             registry,
+        }
+    }
+}
+
+impl Stats {
+    /// A round's draft and what was accepted of it.
+    pub(super) fn note_round(&self, drafted: usize, accepted: usize) {
+        if drafted == 0 {
+            return;
+        }
+        self.spec_drafts.inc();
+        self.spec_draft_tokens.inc_by(drafted as u64);
+        self.spec_accepted_tokens.inc_by(accepted as u64);
+        for position in 0..accepted {
+            self.spec_accepted_per_pos
+                .with_label_values(&[&position.to_string()])
+                .inc();
+        }
+    }
+
+    /// `new` tokens of a request at `now`; the first of all counts from its arrival.
+    pub(super) fn note_tokens(
+        &self,
+        arrived: Instant,
+        last: Option<Instant>,
+        now: Instant,
+        new: usize,
+    ) {
+        self.generation_tokens.inc_by(new as u64);
+        match last {
+            None if new > 0 => self
+                .time_to_first_token
+                .observe((now - arrived).as_secs_f64()),
+            None => {}
+            Some(last) => {
+                let each = (now - last).as_secs_f64() / new.max(1) as f64;
+                (0..new).for_each(|_| self.inter_token_latency.observe(each));
+            }
+        }
+    }
+
+    /// Brings the drafter's totals up to date.
+    pub(super) fn note_draft_cost(&self, total: DraftCost) {
+        let steps = total.steps - self.draft_steps.get();
+        if steps > 0 {
+            self.draft_steps.inc_by(steps);
+            self.draft_seconds
+                .inc_by((total.step_seconds - self.draft_seconds.get()).max(0.0));
         }
     }
 }
@@ -143,8 +197,7 @@ impl Maker<'_> {
 
     fn histogram(&self, name: &str, help: &str) -> Histogram {
         self.register(Histogram::with_opts(
-            HistogramOpts::new(format!("foretoken:{name}"), help)
-                .buckets(LATENCY_BUCKETS.to_vec()),
+            HistogramOpts::new(format!("foretoken:{name}"), help).buckets(LATENCY_BUCKETS.to_vec()),
         ))
     }
 }

@@ -61,6 +61,11 @@ impl BlockAllocator {
         self.free.len()
     }
 
+    /// Fraction in use, 0 to 1.
+    pub fn usage(&self) -> f64 {
+        1.0 - self.num_free() as f64 / self.num_blocks().max(1) as f64
+    }
+
     /// Tokens that fit in the whole pool.
     pub fn capacity_tokens(&self) -> usize {
         self.num_blocks() * self.block_size

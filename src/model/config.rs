@@ -3,7 +3,7 @@
 pub use candle_transformers::models::llama::{Llama3RopeConfig, Llama3RopeType};
 
 /// Shapes and constants of a decoder, from `config.json` or from GGUF metadata.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct ModelConfig {
     /// `llama`, `qwen2`, `qwen3`.
     pub architecture: String,

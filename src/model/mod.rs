@@ -4,7 +4,7 @@ pub mod config;
 pub mod toy;
 
 use crate::error::Result;
-use crate::kv::KvStore;
+use crate::kv::{BlockTable, KvStore};
 use candle_core::Tensor;
 use std::ops::Range;
 
@@ -24,6 +24,31 @@ pub struct Batch {
     pub spans: Vec<Span>,
     /// Rows whose logits are wanted, ascending.
     pub logits: Vec<u32>,
+}
+
+impl Batch {
+    /// Adds the rows of one sequence: `tokens` follow `context` tokens that are in the pool, and
+    /// `table` has room for them.
+    pub fn push_span(
+        &mut self,
+        tokens: &[u32],
+        context: usize,
+        table: &BlockTable,
+        block_size: usize,
+    ) {
+        let start = self.tokens.len();
+        let end = context + tokens.len();
+        self.tokens.extend_from_slice(tokens);
+        self.positions.extend(context as u32..end as u32);
+        self.slots
+            .extend((context..end).map(|position| table.slot(position, block_size)));
+        self.spans.push(Span {
+            rows: start..self.tokens.len(),
+            context,
+            blocks: table.blocks()[..end.div_ceil(block_size)].to_vec(),
+            tree: None,
+        });
+    }
 }
 
 /// The rows of one sequence inside a [`Batch`].

@@ -1,0 +1,130 @@
+//! A deterministic test double. It stores token ids as K and positions as V, and hashes what it
+//! reads back through block table and mask into logits, so that a wrong slot, mask, position or
+//! rollback changes what it says.
+
+use super::{Batch, Model, ModelConfig, Output, Span};
+use crate::error::{Error, Result};
+use crate::kernels::kv_write;
+use crate::kv::{KvShape, KvStore};
+use crate::sampling::mix;
+use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
+
+/// See the module. Toys of one `seed` agree on what a context means; `noise` mixes in a hash of
+/// their own, so that a noisy toy is a draft that is right some of the time.
+#[derive(Debug, Clone)]
+pub struct ToyModel {
+    config: ModelConfig,
+    seed: u64,
+    noise: f32,
+    /// Rows of the largest forward so far.
+    pub largest_forward: std::sync::Arc<std::sync::atomic::AtomicUsize>,
+}
+
+const KV: KvShape = KvShape {
+    num_layers: 1,
+    num_kv_heads: 1,
+    head_dim: 1,
+    dtype: DType::F32,
+};
+
+impl ToyModel {
+    /// `noise` 0 = the target itself, 1 = nothing in common with it.
+    pub fn new(vocab_size: usize, max_len: usize, seed: u64, noise: f32) -> Self {
+        let config = ModelConfig {
+            architecture: "toy".into(),
+            vocab_size,
+            max_position_embeddings: max_len,
+            ..ModelConfig::default()
+        };
+        Self {
+            config,
+            seed,
+            noise,
+            largest_forward: Default::default(),
+        }
+    }
+
+    /// The same model with ids that end a text.
+    pub fn with_eos(mut self, ids: &[u32]) -> Self {
+        self.config.eos_token_ids = ids.to_vec();
+        self
+    }
+
+    /// Logits after a context that hashes to `context`.
+    fn logits(&self, context: u64) -> impl Iterator<Item = f32> + '_ {
+        let unit = |bits: u64| (bits >> 40) as f32 / (1u64 << 24) as f32;
+        (0..self.config.vocab_size as u64).map(move |id| {
+            let base = unit(mix(context ^ mix(id ^ self.seed)));
+            let own = unit(mix(context ^ mix(id ^ !self.seed)));
+            6.0 * ((1.0 - self.noise) * base + self.noise * own)
+        })
+    }
+}
+
+/// Hash of all tokens and positions that row `row` of `span` sees, as the pool has them.
+fn context_hash(keys: &[f32], values: &[f32], span: &Span, row: usize, block_size: usize) -> u64 {
+    let visible = (0..span.context).chain(
+        (0..span.rows.len())
+            .filter(|&other| span.sees(row, other))
+            .map(|other| span.context + other),
+    );
+    visible.fold(0, |hash, at| {
+        let slot = span.blocks[at / block_size] as usize * block_size + at % block_size;
+        mix(hash ^ mix(u64::from(keys[slot].to_bits()) << 32 | u64::from(values[slot].to_bits())))
+    })
+}
+
+/// Calls `f` with the f32 data of a contiguous CPU tensor.
+fn with_f32<T>(tensor: &Tensor, f: impl FnOnce(&[f32]) -> T) -> Result<T> {
+    match &*tensor.storage_and_layout().0 {
+        Storage::Cpu(CpuStorage::F32(data)) => Ok(f(data)),
+        _ => Err(Error::internal("the toy model's pool is f32 on the CPU")),
+    }
+}
+
+impl Model for ToyModel {
+    fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
+        KvStore::new(KV, num_blocks, block_size, &Device::Cpu)
+    }
+
+    fn kv_bytes_per_token(&self) -> usize {
+        KV.bytes_per_token()
+    }
+
+    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
+        let rows = batch.tokens.len();
+        self.largest_forward
+            .fetch_max(rows, std::sync::atomic::Ordering::Relaxed);
+        let column = |ids: &[u32]| {
+            let data = ids.iter().map(|&id| id as f32).collect();
+            Tensor::from_vec(data, (rows, 1, 1), &Device::Cpu)
+        };
+        let (keys, values) = &kv.layers[0];
+        let slots = Tensor::new(batch.slots.as_slice(), &Device::Cpu)?;
+        kv_write(keys, &column(&batch.tokens)?, &slots)?;
+        kv_write(values, &column(&batch.positions)?, &slots)?;
+        let mut logits = Vec::with_capacity(batch.logits.len() * self.config.vocab_size);
+        for &wanted in &batch.logits {
+            let span = batch
+                .spans
+                .iter()
+                .find(|span| span.rows.contains(&(wanted as usize)))
+                .ok_or_else(|| Error::internal("a row without a span"))?;
+            let row = wanted as usize - span.rows.start;
+            let context = with_f32(keys, |keys| {
+                with_f32(values, |values| {
+                    context_hash(keys, values, span, row, kv.block_size)
+                })
+            })??;
+            logits.extend(self.logits(context));
+        }
+        let shape = (batch.logits.len(), self.config.vocab_size);
+        Ok(Output {
+            logits: Tensor::from_vec(logits, shape, &Device::Cpu)?,
+        })
+    }
+}

@@ -1,0 +1,13 @@
+//! Speculative decoding: drafters, the acceptance rule, and the runner that joins them.
+
+pub mod draft;
+mod draft_model;
+mod ngram;
+mod runner;
+pub mod verify;
+
+pub use draft::{Ask, Draft, DraftCost, Drafter, Kept, SeqId};
+pub use draft_model::DraftModel;
+pub use ngram::NgramDrafter;
+pub use runner::{Round, SpeculativeRunner, StepReport, Turn};
+pub use verify::{Verdict, verify};

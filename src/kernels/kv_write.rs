@@ -1,0 +1,108 @@
+//! Scatter new keys or values into a pool.
+
+use super::contiguous;
+use candle_core::{CpuStorage, InplaceOp3, Layout, Result, Tensor, WithDType};
+
+/// Writes row `i` of `rows` to slot `slots[i]` of `pool`, in place.
+///
+/// `pool` is `[num_slots, kv_heads, head_dim]`, `rows` `[n, kv_heads, head_dim]` of the same dtype,
+/// `slots` `[n]` u32, all contiguous. No other slot is touched.
+///
+/// # Errors
+/// Where shapes or dtypes do not fit, or a slot is outside the pool.
+pub fn kv_write(pool: &Tensor, rows: &Tensor, slots: &Tensor) -> Result<()> {
+    pool.inplace_op3(rows, slots, &KvWrite)
+}
+
+struct KvWrite;
+
+impl InplaceOp3 for KvWrite {
+    fn name(&self) -> &'static str {
+        "kv-write"
+    }
+
+    fn cpu_fwd(
+        &self,
+        pool: &mut CpuStorage,
+        pool_layout: &Layout,
+        rows: &CpuStorage,
+        rows_layout: &Layout,
+        slots: &CpuStorage,
+        slots_layout: &Layout,
+    ) -> Result<()> {
+        let width: usize = pool_layout.dims()[1..].iter().product();
+        if rows_layout.dims().get(1..) != pool_layout.dims().get(1..)
+            || rows_layout.dims()[0] != slots_layout.shape().elem_count()
+        {
+            candle_core::bail!(
+                "kv-write: rows {:?} do not fit slots {:?} of pool {:?}",
+                rows_layout.dims(),
+                slots_layout.dims(),
+                pool_layout.dims()
+            );
+        }
+        let slots = contiguous::<u32>(self.name(), slots, slots_layout)?;
+        match pool {
+            CpuStorage::F32(pool) => scatter(pool, pool_layout, rows, rows_layout, slots, width),
+            CpuStorage::F16(pool) => scatter(pool, pool_layout, rows, rows_layout, slots, width),
+            CpuStorage::BF16(pool) => scatter(pool, pool_layout, rows, rows_layout, slots, width),
+            _ => candle_core::bail!("kv-write: the pool must be f32, f16 or bf16"),
+        }
+    }
+}
+
+fn scatter<T: WithDType>(
+    pool: &mut [T],
+    pool_layout: &Layout,
+    rows: &CpuStorage,
+    rows_layout: &Layout,
+    slots: &[u32],
+    width: usize,
+) -> Result<()> {
+    let rows = contiguous::<T>("kv-write", rows, rows_layout)?;
+    let Some((start, end)) = pool_layout.contiguous_offsets() else {
+        candle_core::bail!("kv-write: the pool must be contiguous");
+    };
+    let pool = &mut pool[start..end];
+    for (row, &slot) in rows.chunks_exact(width).zip(slots) {
+        let at = slot as usize * width;
+        match pool.get_mut(at..at + width) {
+            Some(place) => place.copy_from_slice(row),
+            None => candle_core::bail!("kv-write: slot {slot} is outside the pool"),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::{DType, Device};
+
+    #[test]
+    fn writes_the_named_slots_and_no_other() {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let cpu = Device::Cpu;
+            let pool = Tensor::zeros((5, 2, 3), dtype, &cpu).unwrap();
+            let rows = Tensor::arange(1f32, 13f32, &cpu).unwrap();
+            let rows = rows.reshape((2, 2, 3)).unwrap().to_dtype(dtype).unwrap();
+            let slots = Tensor::new(&[4u32, 1], &cpu).unwrap();
+            kv_write(&pool, &rows, &slots).unwrap();
+            let pool = pool.to_dtype(DType::F32).unwrap().flatten_from(1).unwrap();
+            let got = pool.to_vec2::<f32>().unwrap();
+            assert_eq!(got[4], [1., 2., 3., 4., 5., 6.]);
+            assert_eq!(got[1], [7., 8., 9., 10., 11., 12.]);
+            for untouched in [0, 2, 3] {
+                assert_eq!(got[untouched], [0.; 6]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_slot_outside_the_pool_is_an_error() {
+        let pool = Tensor::zeros((5, 1, 2), DType::F32, &Device::Cpu).unwrap();
+        let rows = Tensor::zeros((1, 1, 2), DType::F32, &Device::Cpu).unwrap();
+        let slots = Tensor::new(&[5u32], &Device::Cpu).unwrap();
+        assert!(kv_write(&pool, &rows, &slots).is_err());
+    }
+}

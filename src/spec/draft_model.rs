@@ -1,0 +1,223 @@
+//! Drafting with a small model of the same vocabulary.
+
+use super::draft::{Ask, Draft, DraftCost, Drafter, Kept, SeqId};
+use crate::error::Result;
+use crate::kv::{BlockTable, KvPool};
+use crate::model::{Batch, Model};
+use crate::sampling::{Dist, History, Purpose, Rng, distribution};
+use rayon::prelude::*;
+use std::collections::HashMap;
+use std::time::Instant;
+
+/// A draft model with its own paged pool. It keeps no books of rounds: it compares the tokens that
+/// it was fed with the tokens that are certain, and truncates its pool to their common prefix.
+pub struct DraftModel {
+    model: Box<dyn Model>,
+    pool: KvPool,
+    fed: HashMap<SeqId, Fed>,
+    /// Rows of one sequence in one forward at most.
+    chunk: usize,
+    cost: DraftCost,
+}
+
+/// What one sequence has in the pool.
+#[derive(Default)]
+struct Fed {
+    tokens: Vec<u32>,
+    table: BlockTable,
+}
+
+/// One sequence that is being drafted for.
+struct Drafting<'a> {
+    ask: &'a Ask<'a>,
+    fed: Fed,
+    history: History,
+    draft: Draft,
+    /// Whether it has been asked about often enough for its prompt to have been fed by chunks.
+    due: bool,
+}
+
+impl DraftModel {
+    /// A drafter over `model` with an empty pool of `num_blocks` blocks.
+    ///
+    /// A prompt is prefilled when its first draft is asked for, `chunk` (at least 2) rows a round so
+    /// that no round grows longer than a chunk takes; until it is in the pool the drafts are empty.
+    /// Which rounds those are depends on the sequence alone, not on what else is running: after a
+    /// preemption all of it is fed again at once.
+    ///
+    /// # Errors
+    /// The device has no memory for the pool.
+    pub fn new(
+        model: Box<dyn Model>,
+        num_blocks: usize,
+        block_size: usize,
+        chunk: usize,
+    ) -> Result<Self> {
+        let store = model.new_kv(num_blocks, block_size)?;
+        Ok(Self {
+            model,
+            pool: KvPool::new(store, num_blocks),
+            fed: HashMap::new(),
+            chunk: chunk.max(2),
+            cost: DraftCost::default(),
+        })
+    }
+
+    /// Rolls `fed` back to the longest prefix that it shares with `tokens`, the last of which
+    /// always has to be fed (again), for its logits.
+    fn roll_back(pool: &mut KvPool, fed: &mut Fed, tokens: &[u32]) {
+        let known = &tokens[..tokens.len() - 1];
+        let common = fed
+            .tokens
+            .iter()
+            .zip(known)
+            .take_while(|(a, b)| a == b)
+            .count();
+        fed.tokens.truncate(common);
+        pool.blocks.truncate_to(&mut fed.table, common);
+    }
+
+    /// Takes the state of an asked sequence and makes room for its rows. `None` = no room.
+    fn begin<'a>(&mut self, ask: &'a Ask<'a>) -> Option<Drafting<'a>> {
+        let mut fed = self.fed.remove(&ask.id).unwrap_or_default();
+        Self::roll_back(&mut self.pool, &mut fed, ask.tokens);
+        let rows = ask.tokens.len() + ask.length - 1;
+        if self.pool.blocks.reserve(&mut fed.table, rows).is_err() {
+            self.fed.insert(ask.id, fed);
+            return None;
+        }
+        let rounds = ask.tokens.len() - ask.prompt_len;
+        Some(Drafting {
+            due: rounds * self.chunk >= ask.tokens.len(),
+            ask,
+            fed,
+            history: History::new(ask.params, ask.tokens, ask.prompt_len),
+            draft: Draft::default(),
+        })
+    }
+
+    /// One forward that feeds every sequence what it has not seen, and drafts a token for those
+    /// that have seen all.
+    fn step(&mut self, drafting: &mut [&mut Drafting<'_>]) -> Result<()> {
+        let started = Instant::now();
+        let mut batch = Batch::default();
+        let mut complete = Vec::new();
+        let mut longest = 0;
+        for (i, one) in drafting.iter_mut().enumerate() {
+            let seen = one.fed.tokens.len();
+            let all = one.ask.tokens.len() + one.draft.len();
+            let rows = (all - seen).min(self.chunk);
+            longest = longest.max(rows);
+            let new: Vec<u32> = (seen..seen + rows).map(|at| one.token(at)).collect();
+            batch.push_span(&new, seen, &one.fed.table, self.pool.blocks.block_size());
+            one.fed.tokens.extend(new);
+            if one.due && seen + rows == all {
+                batch.logits.push(batch.tokens.len() as u32 - 1);
+                complete.push(i);
+            }
+        }
+        let output = self.model.forward(&batch, &mut self.pool.store)?;
+        let logits: Vec<f32> = output.logits.flatten_all()?.to_vec1()?;
+        let vocab = self.model.config().vocab_size;
+        let mut ready: Vec<_> = drafting.iter_mut().enumerate().collect();
+        ready.retain(|(i, _)| complete.binary_search(i).is_ok());
+        ready
+            .into_par_iter()
+            .zip(logits.par_chunks(vocab))
+            .for_each(|((_, one), row)| one.draw(row));
+        // A prompt's rows would not tell what a draft step costs; two are the catch-up after a
+        // round in which all was accepted.
+        if longest <= 2 {
+            self.cost.steps += 1;
+            self.cost.step_seconds += started.elapsed().as_secs_f64();
+        }
+        Ok(())
+    }
+
+    fn draft_all(&mut self, drafting: &mut [Drafting<'_>]) -> Result<()> {
+        let mut first = true;
+        loop {
+            let mut open: Vec<_> = drafting
+                .iter_mut()
+                .filter(|one| one.draft.len() < one.ask.length)
+                .filter(|one| first || one.due)
+                .collect();
+            if open.is_empty() {
+                return Ok(());
+            }
+            self.step(&mut open)?;
+            first = false;
+        }
+    }
+}
+
+impl Drafting<'_> {
+    /// Token at position `at` of the sequence with its draft.
+    fn token(&self, at: usize) -> u32 {
+        match at.checked_sub(self.ask.tokens.len()) {
+            None => self.ask.tokens[at],
+            Some(drafted) => self.draft.tokens[drafted],
+        }
+    }
+
+    /// Draws the next draft token from one row of logits.
+    fn draw(&mut self, logits: &[f32]) {
+        let rng = Rng {
+            seed: self.ask.params.seed,
+            position: self.ask.tokens.len(),
+        };
+        let dist: Dist = distribution(logits, self.ask.params, &self.history);
+        let token = dist.sample(rng.uniform(self.draft.len(), Purpose::Draft, 0));
+        self.history.push(token);
+        self.draft.push(token, dist);
+    }
+}
+
+impl Drafter for DraftModel {
+    fn propose(&mut self, asks: &[Ask<'_>]) -> Result<Vec<Draft>> {
+        let mut drafting = Vec::with_capacity(asks.len());
+        let mut places = Vec::with_capacity(asks.len());
+        for (place, ask) in asks.iter().enumerate() {
+            if let Some(one) = self.begin(ask) {
+                drafting.push(one);
+                places.push(place);
+            }
+        }
+        let result = self.draft_all(&mut drafting);
+        let mut drafts = vec![Draft::default(); asks.len()];
+        for (place, one) in places.into_iter().zip(drafting) {
+            self.fed.insert(one.ask.id, one.fed);
+            drafts[place] = one.draft;
+        }
+        result.map(|()| drafts)
+    }
+
+    fn observe(&mut self, kept: &[Kept<'_>]) {
+        for kept in kept {
+            if let Some(fed) = self.fed.get_mut(&kept.id) {
+                Self::roll_back(&mut self.pool, fed, kept.tokens);
+            }
+        }
+    }
+
+    fn forget(&mut self, id: SeqId) {
+        if let Some(mut fed) = self.fed.remove(&id) {
+            self.pool.blocks.release(&mut fed.table);
+        }
+    }
+
+    fn cost(&self) -> DraftCost {
+        self.cost
+    }
+
+    fn kv_usage(&self) -> f64 {
+        self.pool.blocks.usage()
+    }
+
+    fn check_idle(&self) -> Result<(), String> {
+        self.pool
+            .blocks
+            .check([])
+            .map_err(|e| format!("draft pool: {e}"))
+    }
+}

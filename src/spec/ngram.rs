@@ -1,0 +1,65 @@
+//! Drafting without a model: prompt lookup.
+
+use super::draft::{Ask, Draft, Drafter};
+use crate::error::Result;
+use crate::sampling::Dist;
+
+/// Copies what followed the same n-gram earlier in the request's own tokens (prompt lookup
+/// decoding, Saxena 2023). Longest n-gram first; among equals the latest place wins.
+#[derive(Debug, Clone)]
+pub struct NgramDrafter {
+    min: usize,
+    max: usize,
+}
+
+impl NgramDrafter {
+    /// Looks for n-grams of `max` down to `min` tokens; `1 <= min <= max`.
+    pub fn new(min: usize, max: usize) -> Self {
+        assert!(1 <= min && min <= max, "n-grams need 1 <= min <= max");
+        Self { min, max }
+    }
+
+    fn lookup<'a>(&self, tokens: &'a [u32], length: usize) -> &'a [u32] {
+        let longest = self.max.min(tokens.len().saturating_sub(1));
+        for n in (self.min..=longest).rev() {
+            let (before, ngram) = (&tokens[..tokens.len() - 1], &tokens[tokens.len() - n..]);
+            if let Some(start) = before.windows(n).rposition(|window| window == ngram) {
+                let follows = &tokens[start + n..];
+                return &follows[..length.min(follows.len())];
+            }
+        }
+        &[]
+    }
+}
+
+impl Drafter for NgramDrafter {
+    fn propose(&mut self, asks: &[Ask<'_>]) -> Result<Vec<Draft>> {
+        let draft = |ask: &Ask<'_>| {
+            let mut draft = Draft::default();
+            for &token in self.lookup(ask.tokens, ask.length) {
+                draft.push(token, Dist::Point(token));
+            }
+            draft
+        };
+        Ok(asks.iter().map(draft).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_what_followed_the_longest_latest_match() {
+        let drafter = NgramDrafter::new(2, 3);
+        assert_eq!(drafter.lookup(&[1, 2, 3, 4, 5, 1, 2, 3], 3), [4, 5, 1]);
+        assert_eq!(drafter.lookup(&[9, 2, 3, 4, 8, 2, 3, 5, 2, 3], 1), [5]);
+        assert_eq!(drafter.lookup(&[1, 2, 3, 7, 9, 2, 3, 8, 1, 2, 3], 1), [7]);
+        assert_eq!(drafter.lookup(&[7, 7, 7, 7], 5), [7]);
+        assert!(
+            drafter.lookup(&[1, 2, 3, 2], 5).is_empty(),
+            "one token is below min"
+        );
+        assert!(drafter.lookup(&[1], 5).is_empty());
+    }
+}

@@ -1,0 +1,204 @@
+//! What the tests share: toy engines, and a reference that knows neither batches nor drafts.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use foretoken::engine::{
+    self, EngineHandle, EngineOptions, Event, FinishReason, Request, SpecUsage, TokenLogprobs,
+    TokenOutput,
+};
+use foretoken::kv::KvPool;
+use foretoken::model::toy::ToyModel;
+use foretoken::model::{Batch, Model};
+use foretoken::sampling::{History, Purpose, Rng, SamplingParams, distribution};
+use foretoken::spec::{DraftModel, Drafter, NgramDrafter};
+use tokio::sync::mpsc::UnboundedReceiver;
+
+pub const VOCAB: usize = 32;
+pub const MAX_LEN: usize = 256;
+pub const SEED: u64 = 11;
+
+/// What guesses for a toy target.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Guess {
+    Nothing,
+    Ngram,
+    /// A toy draft with so much noise: 0 is the target itself, 1 knows nothing.
+    Toy(f32),
+}
+
+/// A toy engine to be started.
+#[derive(Debug, Clone)]
+pub struct Toy {
+    pub guess: Guess,
+    pub num_blocks: usize,
+    pub block_size: usize,
+    pub eos: Vec<u32>,
+    pub options: EngineOptions,
+}
+
+impl Default for Toy {
+    fn default() -> Self {
+        Self {
+            guess: Guess::Toy(0.4),
+            num_blocks: 256,
+            block_size: 4,
+            eos: Vec::new(),
+            options: EngineOptions {
+                max_num_seqs: 16,
+                max_num_batched_tokens: 128,
+                spec_length: 4,
+                ..EngineOptions::default()
+            },
+        }
+    }
+}
+
+pub fn toy_model(noise: f32) -> ToyModel {
+    ToyModel::new(VOCAB, MAX_LEN, SEED, noise)
+}
+
+impl Toy {
+    pub fn start(&self) -> EngineHandle {
+        self.start_with(toy_model(0.0))
+    }
+
+    pub fn start_with(&self, target: ToyModel) -> EngineHandle {
+        let target = target.with_eos(&self.eos);
+        let chunk = self.options.max_num_batched_tokens;
+        let drafter: Option<Box<dyn Drafter>> = match self.guess {
+            Guess::Nothing => None,
+            Guess::Ngram => Some(Box::new(NgramDrafter::new(1, 3))),
+            Guess::Toy(noise) => {
+                let model = Box::new(toy_model(noise));
+                let draft = DraftModel::new(model, self.num_blocks, self.block_size, chunk);
+                Some(Box::new(draft.unwrap()))
+            }
+        };
+        let options = self.options.clone();
+        engine::spawn(
+            Box::new(target),
+            drafter,
+            self.num_blocks,
+            self.block_size,
+            options,
+        )
+        .unwrap()
+    }
+}
+
+/// A greedy request.
+pub fn greedy(prompt: &[u32], max_tokens: usize) -> Request {
+    Request {
+        prompt: prompt.to_vec(),
+        max_tokens: Some(max_tokens),
+        params: SamplingParams {
+            temperature: 0.0,
+            ..Default::default()
+        },
+        ..Default::default()
+    }
+}
+
+/// A request sampled at temperature 1.
+pub fn sampled(prompt: &[u32], max_tokens: usize, seed: u64) -> Request {
+    Request {
+        params: SamplingParams {
+            seed,
+            ..Default::default()
+        },
+        ..greedy(prompt, max_tokens)
+    }
+}
+
+/// All that a request was told.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Answer {
+    pub tokens: Vec<TokenOutput>,
+    pub prompt: Vec<Option<TokenLogprobs>>,
+    pub finish: Option<FinishReason>,
+    pub spec: SpecUsage,
+}
+
+impl Answer {
+    pub fn ids(&self) -> Vec<u32> {
+        self.tokens.iter().map(|token| token.id).collect()
+    }
+}
+
+/// Waits for the end of a request.
+pub fn collect(mut events: UnboundedReceiver<Event>) -> Answer {
+    let mut answer = Answer::default();
+    while answer.finish.is_none() {
+        match events.blocking_recv().expect("the engine lives") {
+            Event::Prompt(scores) => answer.prompt = scores,
+            Event::Tokens {
+                tokens,
+                finish,
+                spec,
+            } => {
+                answer.tokens.extend(tokens);
+                answer.finish = finish;
+                answer.spec = spec;
+            }
+            Event::Failed(error) => panic!("{error}"),
+        }
+    }
+    answer
+}
+
+pub fn run(engine: &EngineHandle, request: Request) -> Answer {
+    collect(engine.submit(request).unwrap())
+}
+
+/// Waits until the engine is idle, and checks that both pools are empty and the thread lives: it
+/// would have panicked had its books been wrong.
+pub fn assert_idle(engine: &EngineHandle) {
+    let stats = engine.stats();
+    let busy = || {
+        stats.requests_running.get() + stats.requests_waiting.get() > 0
+            || stats.kv_cache_usage.get() > 0.0
+            || stats.draft_kv_cache_usage.get() > 0.0
+    };
+    let patience = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while busy() && std::time::Instant::now() < patience {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    assert!(!engine.has_ended(), "the engine thread has panicked");
+    assert!(!busy(), "blocks are held though no request is alive");
+}
+
+/// The text of `request`, token by token from scratch: one sequence, no drafts, no reuse.
+pub fn reference(model: &mut dyn Model, request: &Request) -> Vec<u32> {
+    let mut tokens = request.prompt.clone();
+    let end = tokens.len() + request.max_tokens.unwrap();
+    let mut params = request.params.clone();
+    if !params.ignore_eos {
+        params.stop_token_ids.extend(&model.config().eos_token_ids);
+    }
+    while tokens.len() < end {
+        let row = last_logits(model, &tokens);
+        let history = History::new(&params, &tokens, request.prompt.len());
+        let rng = Rng {
+            seed: params.seed,
+            position: tokens.len(),
+        };
+        let dist = distribution(&row, &params, &history);
+        tokens.push(dist.sample(rng.uniform(0, Purpose::Sample, 0)));
+        if params.stop_token_ids.contains(&tokens[tokens.len() - 1]) {
+            break;
+        }
+    }
+    tokens.split_off(request.prompt.len())
+}
+
+/// Logits after `tokens`, from an empty pool.
+pub fn last_logits(model: &mut dyn Model, tokens: &[u32]) -> Vec<f32> {
+    let blocks = tokens.len().div_ceil(16);
+    let mut pool = KvPool::new(model.new_kv(blocks, 16).unwrap(), blocks);
+    let mut table = Default::default();
+    pool.blocks.reserve(&mut table, tokens.len()).unwrap();
+    let mut batch = Batch::default();
+    batch.push_span(tokens, 0, &table, 16);
+    batch.logits.push(tokens.len() as u32 - 1);
+    let output = model.forward(&batch, &mut pool.store).unwrap();
+    output.logits.flatten_all().unwrap().to_vec1().unwrap()
+}

@@ -1,0 +1,520 @@
+//! The engine on toy models: lossless under every mix, nothing leaks, limits hold.
+
+mod common;
+
+use common::*;
+use foretoken::engine::{EngineHandle, EngineOptions, FinishReason, Request};
+use foretoken::error::{Error, RequestErrorKind};
+use foretoken::sampling::{SamplingParams, mix};
+use std::time::{Duration, Instant};
+
+/// Numbers for building random cases.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, below: usize) -> usize {
+        self.0 = mix(self.0);
+        (self.0 % below as u64) as usize
+    }
+
+    fn of<T: Clone>(&mut self, choices: &[T]) -> T {
+        choices[self.roll(choices.len())].clone()
+    }
+
+    fn prompt(&mut self, longest: usize) -> Vec<u32> {
+        // A small alphabet, so that n-grams come again.
+        (0..1 + self.roll(longest))
+            .map(|_| self.roll(4) as u32)
+            .collect()
+    }
+
+    fn params(&mut self) -> SamplingParams {
+        SamplingParams {
+            temperature: self.of(&[0.0, 0.0, 0.7, 1.0]),
+            top_k: self.of(&[0, 0, 5]),
+            top_p: self.of(&[1.0, 1.0, 0.8]),
+            min_p: self.of(&[0.0, 0.0, 0.1]),
+            repetition_penalty: self.of(&[1.0, 1.0, 1.3]),
+            presence_penalty: self.of(&[0.0, 0.0, 0.5]),
+            frequency_penalty: self.of(&[0.0, 0.0, 0.5]),
+            logit_bias: self.of(&[vec![], vec![], vec![(3, 2.0), (4, -5.0)]]),
+            seed: self.roll(1000) as u64,
+            min_tokens: self.of(&[0, 0, 6]),
+            ignore_eos: self.roll(2) == 0,
+            stop_token_ids: self.of(&[vec![], vec![7]]),
+        }
+    }
+
+    fn request(&mut self, spec_length: usize) -> Request {
+        let prompt_logprobs = self.of(&[None, None, None, Some(2)]);
+        Request {
+            prompt: self.prompt(40),
+            params: self.params(),
+            max_tokens: Some(1 + self.roll(24)),
+            logprobs: self.of(&[None, Some(1)]),
+            prompt_logprobs,
+            spec_length: self.of(&[None, None, Some(0), Some(1), Some(spec_length)]),
+        }
+    }
+
+    /// An engine that is short of blocks, rows and places more often than not.
+    fn toy(&mut self) -> Toy {
+        let spec_length = 1 + self.roll(5);
+        let max_num_seqs = 1 + self.roll(6);
+        let block_size = 1 + self.roll(5);
+        Toy {
+            guess: self.of(&[
+                Guess::Ngram,
+                Guess::Toy(0.0),
+                Guess::Toy(0.4),
+                Guess::Toy(1.0),
+            ]),
+            num_blocks: (70 + self.roll(100)).div_ceil(block_size),
+            block_size,
+            eos: vec![5],
+            options: EngineOptions {
+                max_num_seqs,
+                max_num_batched_tokens: max_num_seqs * (spec_length + 1) + self.roll(30),
+                spec_length,
+                ..EngineOptions::default()
+            },
+        }
+    }
+}
+
+/// Promises 1, 2, 3 and 5 over thousands of random schedules: whatever is admitted, chunked,
+/// drafted, rejected, preempted and cancelled around it, a request says what it says when it runs
+/// alone in a roomy engine; greedy ones say what the reference says without any engine; and in the
+/// end every block is free. (The engine checks its books after every step in debug builds.)
+#[test]
+fn random_schedules_are_lossless_and_leak_nothing() {
+    let mut preemptions = 0;
+    for case in 0..400 {
+        let mut dice = Dice(case);
+        let toy = dice.toy();
+        let engine = toy.start();
+        // What is alone in a roomy engine: same drafts, since seeds are for one way of drafting.
+        let roomy = Toy {
+            num_blocks: 512,
+            ..toy.clone()
+        }
+        .start();
+        let requests: Vec<Request> = (0..12)
+            .map(|_| dice.request(toy.options.spec_length))
+            .collect();
+        let receivers: Vec<_> = requests
+            .iter()
+            .map(|request| {
+                let receiver = engine.submit(request.clone()).unwrap();
+                // Some clients leave, at once or a moment later.
+                (dice.roll(5) > 0).then_some(receiver)
+            })
+            .collect();
+        for (request, receiver) in requests.into_iter().zip(receivers) {
+            let Some(receiver) = receiver else { continue };
+            let answer = collect(receiver);
+            let alone = run(&roomy, request.clone());
+            assert_eq!(
+                answer.tokens, alone.tokens,
+                "case {case}: {request:?} on {toy:?}"
+            );
+            assert_eq!(answer.prompt, alone.prompt, "case {case}");
+            assert_eq!(answer.finish, alone.finish, "case {case}");
+            if request.params.is_greedy() || request.spec_length == Some(0) {
+                let mut model = toy_model(0.0).with_eos(&toy.eos);
+                let want = reference(&mut model, &request);
+                assert_eq!(answer.ids(), want, "case {case}: {request:?} on {toy:?}");
+            }
+        }
+        assert_idle(&engine);
+        assert_idle(&roomy);
+        preemptions += engine.stats().preemptions.get();
+    }
+    assert!(
+        preemptions > 100,
+        "only {preemptions} preemptions: the pools were too roomy"
+    );
+}
+
+#[test]
+fn greedy_parity_for_every_drafter_and_length() {
+    let prompts: Vec<Vec<u32>> = (0..8).map(|i| Dice(100 + i).prompt(60)).collect();
+    let want: Vec<Vec<u32>> = prompts
+        .iter()
+        .map(|prompt| reference(&mut toy_model(0.0), &greedy(prompt, 40)))
+        .collect();
+    for guess in [
+        Guess::Nothing,
+        Guess::Ngram,
+        Guess::Toy(0.0),
+        Guess::Toy(0.3),
+        Guess::Toy(1.0),
+    ] {
+        for spec_length in [1, 3, 8] {
+            let mut toy = Toy {
+                guess,
+                ..Toy::default()
+            };
+            toy.options.spec_length = spec_length;
+            toy.options.max_num_batched_tokens = 16 * 9;
+            let engine = toy.start();
+            let requests = prompts
+                .iter()
+                .chain(&prompts)
+                .map(|p| greedy(p, 40))
+                .collect();
+            let receivers = engine.submit_all(requests).unwrap();
+            for (receiver, want) in receivers.into_iter().zip(want.iter().chain(&want)) {
+                let answer = collect(receiver);
+                assert_eq!(&answer.ids(), want, "{guess:?}, K = {spec_length}");
+                match guess {
+                    Guess::Nothing => assert_eq!(answer.spec.drafted, 0),
+                    Guess::Toy(0.0) => assert_eq!(answer.spec.alpha(), 1.0),
+                    Guess::Toy(1.0) => assert!(answer.spec.alpha() < 0.3),
+                    _ => {}
+                }
+            }
+            assert_idle(&engine);
+        }
+    }
+}
+
+/// A perfect draft is accepted whole: a round gives K + 1 tokens, so the target runs that much
+/// less often. Fails if the draft does not catch up on its last token after such a round.
+#[test]
+fn a_perfect_draft_saves_target_steps() {
+    let engine = Toy {
+        guess: Guess::Toy(0.0),
+        ..Toy::default()
+    }
+    .start();
+    let answer = run(&engine, greedy(&[1, 2, 3], 41));
+    // One token from the prompt, then rounds of five.
+    assert_eq!((answer.spec.rounds, answer.spec.accepted), (8, 32));
+    assert_eq!(answer.spec.drafted, 32);
+    assert_eq!(answer.spec.mean_accepted_length(), 5.0);
+}
+
+/// Leviathan et al. 2023, Appendix A.1, through the whole engine: with a draft that is often
+/// wrong, tokens at every place of a round are distributed as the target's own.
+#[test]
+fn sampled_tokens_are_distributed_as_the_target() {
+    const VOCAB: usize = 6;
+    const REQUESTS: u64 = 30_000;
+    let model = |noise| foretoken::model::toy::ToyModel::new(VOCAB, MAX_LEN, SEED, noise);
+    let toy = Toy::default();
+    let drafter = foretoken::spec::DraftModel::new(Box::new(model(0.6)), 256, 4, 64).unwrap();
+    let options = EngineOptions {
+        max_waiting: REQUESTS as usize,
+        ..toy.options.clone()
+    };
+    let target = Box::new(model(0.0));
+    let engine =
+        foretoken::engine::spawn(target, Some(Box::new(drafter)), 256, 4, options).unwrap();
+    let params = SamplingParams {
+        temperature: 1.3,
+        presence_penalty: 0.7,
+        ..Default::default()
+    };
+    let requests = (0..REQUESTS).map(|seed| Request {
+        params: SamplingParams {
+            seed: mix(seed),
+            ..params.clone()
+        },
+        ..greedy(&[1, 2, 3], 4)
+    });
+    let receivers = engine.submit_all(requests.collect()).unwrap();
+    // Counts of the third output token after each pair: the second place of the first round,
+    // reached by acceptance or after the round ended.
+    let mut counts = vec![[0f64; VOCAB]; VOCAB * VOCAB];
+    let (mut tested, mut accepted) = (0, 0);
+    for receiver in receivers {
+        let answer = collect(receiver);
+        let ids = answer.ids();
+        counts[ids[0] as usize * VOCAB + ids[1] as usize][ids[2] as usize] += 1.0;
+        tested += answer.spec.tested;
+        accepted += answer.spec.accepted;
+    }
+    let alpha = accepted as f64 / tested as f64;
+    assert!((0.3..0.95).contains(&alpha), "alpha {alpha} tests nothing");
+    let mut distance = 0.0;
+    for (pair, counts) in counts.iter().enumerate() {
+        let tokens = [1, 2, 3, (pair / VOCAB) as u32, (pair % VOCAB) as u32];
+        let row = last_logits(&mut model(0.0), &tokens);
+        let history = foretoken::sampling::History::new(&params, &tokens, 3);
+        let p = foretoken::sampling::distribution(&row, &params, &history);
+        let n: f64 = counts.iter().sum();
+        let tv = (0..VOCAB)
+            .map(|t| (counts[t] - n * p.prob(t as u32)).abs())
+            .sum::<f64>()
+            / 2.0;
+        distance += tv / REQUESTS as f64;
+    }
+    // 36 contexts of about 800 samples each: chance alone gives about 0.02; taking every draft
+    // gives 0.1 and more.
+    assert!(distance < 0.035, "mean total variation {distance}");
+}
+
+#[test]
+fn a_seed_gives_the_same_text_whatever_else_runs() {
+    let toy = Toy {
+        num_blocks: 40,
+        ..Toy::default()
+    };
+    let engine = toy.start();
+    let request = sampled(&[1, 2, 3, 4, 5], 60, 42);
+    let alone = run(&engine, request.clone());
+    for crowd in 1..6 {
+        let noise: Vec<_> = (0..crowd * 3)
+            .map(|i| engine.submit(sampled(&[i as u32], 70, i)).unwrap())
+            .collect();
+        assert_eq!(run(&engine, request.clone()).ids(), alone.ids(), "{crowd}");
+        noise
+            .into_iter()
+            .for_each(|receiver| drop(collect(receiver)));
+    }
+    assert!(
+        engine.stats().preemptions.get() > 0,
+        "there was no pressure"
+    );
+    assert_ne!(
+        run(&engine, sampled(&[1, 2, 3, 4, 5], 60, 43)).ids(),
+        alone.ids()
+    );
+    assert_idle(&engine);
+}
+
+/// A stop id inside a round: what was accepted after it is discarded.
+#[test]
+fn stops_inside_a_round() {
+    let engine = Toy {
+        guess: Guess::Toy(0.0),
+        ..Toy::default()
+    }
+    .start();
+    let free = run(&engine, greedy(&[9, 8, 7], 30)).ids();
+    for at in [1, 2, 3, 4, 11] {
+        let first = free.iter().position(|id| *id == free[at]).unwrap();
+        let mut request = greedy(&[9, 8, 7], 30);
+        request.params.stop_token_ids = vec![free[at]];
+        let answer = run(&engine, request);
+        assert_eq!(answer.ids(), free[..=first]);
+        assert_eq!(answer.finish, Some(FinishReason::Stop { token: free[at] }));
+    }
+    for max_tokens in 1..10 {
+        let answer = run(&engine, greedy(&[9, 8, 7], max_tokens));
+        assert_eq!(answer.ids(), free[..max_tokens]);
+        assert_eq!(answer.finish, Some(FinishReason::Length));
+    }
+    assert_idle(&engine);
+}
+
+#[test]
+fn the_context_limit_ends_the_text_and_is_checked() {
+    let engine = Toy {
+        guess: Guess::Toy(0.0),
+        ..Toy::default()
+    }
+    .start();
+    let prompt: Vec<u32> = (0..MAX_LEN as u32 - 7).map(|i| i % 7).collect();
+    let answer = run(
+        &engine,
+        Request {
+            max_tokens: None,
+            ..greedy(&prompt, 0)
+        },
+    );
+    assert_eq!(
+        answer.ids(),
+        reference(&mut toy_model(0.0), &greedy(&prompt, 7))
+    );
+    let refused = |request: Request| match engine.submit(request) {
+        Err(Error::Request {
+            kind: RequestErrorKind::Invalid,
+            param,
+            message,
+        }) => (param.unwrap(), message),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(refused(greedy(&prompt, 8)).0, "max_tokens");
+    assert_eq!(refused(greedy(&[0; MAX_LEN + 1], 0)).0, "prompt");
+    assert_eq!(refused(greedy(&[], 1)).0, "prompt");
+    assert_eq!(refused(greedy(&[VOCAB as u32], 1)).0, "prompt");
+    let (param, message) = refused(Request {
+        spec_length: Some(5),
+        ..greedy(&[1], 1)
+    });
+    assert_eq!(param, "spec_length");
+    assert!(message.contains("between 0 and 4"), "{message}");
+    assert_idle(&engine);
+}
+
+#[test]
+fn prompt_scores_do_not_depend_on_chunks() {
+    let prompt: Vec<u32> = (0..100).map(|i| i * i % 31).collect();
+    let request = |max_tokens| Request {
+        prompt_logprobs: Some(3),
+        logprobs: Some(3),
+        ..greedy(&prompt, max_tokens)
+    };
+    let whole = run(&Toy::default().start(), request(5));
+    assert_eq!(whole.prompt.len(), 100);
+    assert!(whole.prompt[0].is_none());
+    for at in 1..100 {
+        let logits = last_logits(&mut toy_model(0.0), &prompt[..at]);
+        let want = foretoken::sampling::logprobs(&logits, prompt[at], 3);
+        assert_eq!(whole.prompt[at], Some(want), "position {at}");
+    }
+    let mut toy = Toy::default();
+    toy.options.max_num_seqs = 2;
+    toy.options.max_num_batched_tokens = 11;
+    let engine = toy.start();
+    assert_eq!(run(&engine, request(5)).prompt, whole.prompt);
+    let none = run(&engine, request(0));
+    assert_eq!((none.prompt, none.tokens.len()), (whole.prompt.clone(), 0));
+    assert_eq!(none.finish, Some(FinishReason::Length));
+    assert_idle(&engine);
+}
+
+/// Log-probabilities of generated tokens are the target's, bit for bit, with any draft.
+#[test]
+fn logprobs_do_not_depend_on_speculation() {
+    let request = Request {
+        logprobs: Some(2),
+        ..greedy(&[4, 5], 30)
+    };
+    let plain = run(
+        &Toy {
+            guess: Guess::Nothing,
+            ..Toy::default()
+        }
+        .start(),
+        request.clone(),
+    );
+    for guess in [Guess::Ngram, Guess::Toy(0.0), Guess::Toy(0.5)] {
+        let answer = run(
+            &Toy {
+                guess,
+                ..Toy::default()
+            }
+            .start(),
+            request.clone(),
+        );
+        assert_eq!(answer.tokens, plain.tokens, "{guess:?}");
+    }
+}
+
+/// No step is larger than the budget, and a long prompt does not stop those who decode.
+#[test]
+fn long_prompts_are_chunked_beside_decoding() {
+    let mut toy = Toy::default();
+    toy.options.max_num_seqs = 4;
+    toy.options.max_num_batched_tokens = 30;
+    let target = toy_model(0.0);
+    let largest = target.largest_forward.clone();
+    let engine = toy.start_with(target);
+    let decoding = engine.submit(greedy(&[1], 200)).unwrap();
+    let long = engine.submit(greedy(&[2; 200], 2)).unwrap();
+    assert_eq!(
+        collect(decoding).ids(),
+        reference(&mut toy_model(0.0), &greedy(&[1], 200))
+    );
+    collect(long);
+    let largest = largest.load(std::sync::atomic::Ordering::Relaxed);
+    assert!(largest <= 30, "a step had {largest} rows");
+}
+
+fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let patience = Instant::now() + Duration::from_secs(10);
+    while !done() {
+        assert!(Instant::now() < patience, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn is_full(engine: &EngineHandle) -> bool {
+    matches!(
+        engine.submit(greedy(&[1], 1)),
+        Err(Error::Request {
+            kind: RequestErrorKind::QueueFull,
+            ..
+        })
+    )
+}
+
+#[test]
+fn the_queue_is_bounded_all_or_nothing() {
+    let mut toy = Toy::default();
+    toy.options.max_num_seqs = 1;
+    toy.options.max_waiting = 3;
+    let engine = toy.start();
+    // Two places are taken by a request whose batch does not fit beside the first.
+    let long = engine.submit(greedy(&[1], 250)).unwrap();
+    wait_for("admission", || engine.stats().requests_running.get() == 1);
+    let two = engine.submit_all(vec![greedy(&[1], 1); 2]).unwrap();
+    let refused = engine.submit_all(vec![greedy(&[1], 1); 2]);
+    if engine.stats().requests_running.get() == 1 {
+        assert!(refused.is_err() || collect(long).ids().len() == 250);
+    }
+    two.into_iter().for_each(|receiver| drop(collect(receiver)));
+    wait_for("room", || !is_full(&engine));
+    let invalid = vec![greedy(&[1], 1), greedy(&[99], 1)];
+    assert!(engine.submit_all(invalid).is_err());
+    assert_idle(&engine);
+}
+
+#[test]
+fn dropping_the_receiver_cancels() {
+    let engine = Toy {
+        num_blocks: 64,
+        ..Toy::default()
+    }
+    .start();
+    let receivers: Vec<_> = (0..20)
+        .map(|i| engine.submit(greedy(&[i], 250)).unwrap())
+        .collect();
+    wait_for("the batch", || engine.stats().requests_running.get() > 0);
+    drop(receivers);
+    assert_idle(&engine);
+    let aborted = engine
+        .stats()
+        .requests_finished
+        .with_label_values(&["abort"])
+        .get();
+    assert!(aborted > 0, "all had finished before they were cancelled");
+}
+
+#[test]
+fn draining_finishes_what_runs_and_refuses_the_rest() {
+    let engine = Toy::default().start();
+    let receiver = engine.submit(greedy(&[1], 100)).unwrap();
+    engine.drain();
+    let refused = engine.submit(greedy(&[1], 1));
+    let Err(Error::Request { kind, .. }) = refused else {
+        panic!("accepted while draining")
+    };
+    assert_eq!(kind, RequestErrorKind::ShuttingDown);
+    assert_eq!(collect(receiver).ids().len(), 100);
+    wait_for("the end", || engine.has_ended());
+
+    let idle = Toy::default().start();
+    idle.drain();
+    wait_for("the end of an idle engine", || idle.has_ended());
+}
+
+#[test]
+fn options_that_cannot_work_are_refused() {
+    let mut toy = Toy::default();
+    toy.options.max_num_batched_tokens = 79;
+    let drafter = foretoken::spec::NgramDrafter::new(1, 2);
+    let spawn = |options, blocks| {
+        let target = Box::new(toy_model(0.0));
+        foretoken::engine::spawn(target, Some(Box::new(drafter.clone())), blocks, 1, options)
+    };
+    let message = |result: Result<EngineHandle, Error>| match result {
+        Err(Error::Setup(message)) => message,
+        _ => panic!("accepted"),
+    };
+    assert!(message(spawn(toy.options, 64)).contains("max-num-batched-tokens (79)"));
+    assert!(message(spawn(EngineOptions::default(), 1)).contains("--kv-cache-memory"));
+}
