@@ -59,7 +59,7 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t, help_heading = "Model")]
     pub dtype: Dtype,
     /// auto, cpu, cuda or cuda:N.
-    #[arg(long, default_value = "auto", value_parser = device, help_heading = "Model")]
+    #[arg(long, default_value = "auto", help_heading = "Model")]
     pub device: String,
     /// dummy = random weights in the model's shape; only config.json is read.
     #[arg(long, value_enum, default_value_t, help_heading = "Model")]
@@ -232,13 +232,4 @@ pub enum LoadFormat {
 pub enum DrafterName {
     Model,
     Ngram,
-}
-
-fn device(text: &str) -> Result<String, String> {
-    let ordinal = text.strip_prefix("cuda:");
-    let known = matches!(text, "auto" | "cpu" | "cuda")
-        || ordinal.is_some_and(|n| n.parse::<usize>().is_ok());
-    known
-        .then(|| text.to_owned())
-        .ok_or_else(|| "it must be auto, cpu, cuda or cuda:N".into())
 }

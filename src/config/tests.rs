@@ -165,19 +165,6 @@ fn types_have_long_names() {
 }
 
 #[test]
-fn devices() {
-    for device in ["auto", "cpu", "cuda", "cuda:1"] {
-        assert_eq!(
-            accepted(&format!("--model m --device {device}")).device,
-            device
-        );
-    }
-    for device in ["gpu", "cuda:", "cuda:x", "cuda:-1"] {
-        refused_with(&format!("--model m --device {device}"), "cuda:N");
-    }
-}
-
-#[test]
 fn sizes() {
     for (size, bytes) in [
         ("2GiB", 2 << 30),
