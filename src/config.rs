@@ -1,1 +1,476 @@
+//! Flags and a TOML file become one validated [`Config`], once. Only `main` imports this.
 
+mod flags;
+#[cfg(test)]
+mod tests;
+
+use crate::bench;
+use crate::engine::EngineOptions;
+use crate::error::{Error, Result};
+use clap::error::ErrorKind;
+use clap::{Args, Parser};
+use flags::{BenchFlags, Cli, CliCommand, DrafterName, Options};
+use std::ffi::OsString;
+use std::path::Path;
+use std::time::Duration;
+
+pub use flags::{Dtype, LoadFormat};
+
+const DEFAULT_SPEC_LENGTH: usize = 5;
+/// Two equal tokens are chance too often to be worth a draft of one; four are rarely found.
+const DEFAULT_PROMPT_LOOKUP: (usize, usize) = (2, 4);
+const DEFAULT_KV_BYTES: u64 = 2 << 30;
+
+/// Everything that `main` needs to know, checked.
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub command: Command,
+    pub model: ModelChoice,
+    /// Name that clients use.
+    pub served_model_name: String,
+    pub dtype: Dtype,
+    /// `auto`, `cpu`, `cuda` or `cuda:N`.
+    pub device: String,
+    pub load_format: LoadFormat,
+    pub seed: u64,
+    /// What drafts; `None` = plain decoding.
+    pub drafter: Option<DrafterChoice>,
+    pub kv: KvBudget,
+    /// Tokens a block.
+    pub block_size: usize,
+    pub engine: EngineOptions,
+    pub http: HttpOptions,
+}
+
+/// What the process does.
+#[derive(Debug, Clone)]
+pub enum Command {
+    Serve,
+    Bench(bench::Options),
+}
+
+/// A model as the operator named it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelChoice {
+    /// A Hugging Face id, a folder or a `.gguf` file.
+    pub name: String,
+    pub revision: Option<String>,
+}
+
+/// What drafts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DrafterChoice {
+    Model(ModelChoice),
+    /// Continues repeats of `min` to `max` tokens.
+    Ngram {
+        min: usize,
+        max: usize,
+    },
+}
+
+/// How large the KV pools are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvBudget {
+    /// What is needed, within 2 GiB and a quarter of the free memory.
+    Default,
+    /// Bytes, target and draft together.
+    Bytes(u64),
+    /// Blocks of each pool.
+    Blocks(usize),
+}
+
+/// Where and for whom to listen.
+#[derive(Debug, Clone)]
+pub struct HttpOptions {
+    pub host: String,
+    pub port: u16,
+    pub api_key: Option<String>,
+    /// Time that running requests get after a signal.
+    pub shutdown_timeout: Duration,
+    pub max_body_bytes: usize,
+}
+
+impl Config {
+    /// Reads the command line and the file that it names.
+    ///
+    /// # Errors
+    /// [`Exit`]: a line that says what to change, or the text of `--help` or `--version`.
+    pub fn from_args(args: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Self, Exit> {
+        let mut args: Vec<OsString> = args.into_iter().map(Into::into).collect();
+        let cli = Cli::try_parse_from(&args)?;
+        let written = cli.options();
+        written.check_conflicts()?;
+        let Some(file) = written.config.clone() else {
+            return Ok(Self::validate(cli)?);
+        };
+        // A file is flags written down: put before the others, it loses to them, and one parser
+        // reads both.
+        let from_file = file_args(&file, written)?;
+        let first = std::iter::once(OsString::from("foretoken")).chain(from_file.clone());
+        Cli::try_parse_from(first)
+            .map_err(Exit::from)
+            .and_then(|alone| Ok(alone.options().check_conflicts()?))
+            .map_err(|exit| exit.in_file(&file))?;
+        let start = if cli.command.is_some() { 2 } else { 1 };
+        args.splice(start..start, from_file);
+        Ok(Self::validate(Cli::try_parse_from(args)?)?)
+    }
+
+    fn validate(cli: Cli) -> Result<Self> {
+        let (options, bench) = match cli.command {
+            None => (cli.options, None),
+            Some(CliCommand::Serve(options)) => (options, None),
+            Some(CliCommand::Bench { options, bench }) => (*options, Some(bench)),
+        };
+        let name = options.model.clone().ok_or_else(|| {
+            Error::setup("--model is missing: give a Hugging Face id, a folder or a .gguf file")
+        })?;
+        let served_model_name = options
+            .served_model_name
+            .clone()
+            .unwrap_or_else(|| default_served_name(&name));
+        let (drafter, spec_length) = options.speculation()?.unzip();
+        let engine = EngineOptions {
+            max_num_seqs: at_least_one("--max-num-seqs", options.max_num_seqs)?,
+            max_num_batched_tokens: options.max_num_batched_tokens,
+            max_waiting: at_least_one("--max-waiting", options.max_waiting)?,
+            max_model_len: options
+                .max_model_len
+                .map(|n| at_least_one("--max-model-len", n))
+                .transpose()?,
+            spec_length: spec_length.unwrap_or(0),
+            max_logprobs: options.max_logprobs,
+            model_name: served_model_name.clone(),
+        };
+        check_step(&engine)?;
+        let command = match bench {
+            None => Command::Serve,
+            Some(flags) => Command::Bench(flags.validate(drafter.is_some(), options.seed)?),
+        };
+        Ok(Self {
+            command,
+            model: ModelChoice {
+                name,
+                revision: options.revision.clone(),
+            },
+            served_model_name,
+            dtype: options.dtype,
+            device: options.device.clone(),
+            load_format: options.load_format,
+            seed: options.seed,
+            drafter,
+            kv: options.kv()?,
+            block_size: at_least_one("--block-size", options.block_size)?,
+            engine,
+            http: options.http()?,
+        })
+    }
+}
+
+impl Cli {
+    /// The shared flags, wherever they stand.
+    fn options(&self) -> &Options {
+        match &self.command {
+            None => &self.options,
+            Some(CliCommand::Serve(options)) => options,
+            Some(CliCommand::Bench { options, .. }) => options,
+        }
+    }
+}
+
+impl Options {
+    /// Refuses two answers to one question, when both stand in the same place.
+    fn check_conflicts(&self) -> Result<()> {
+        if self.kv_cache_memory.is_some() && self.num_blocks.is_some() {
+            return Err(Error::setup(
+                "--kv-cache-memory and --num-blocks both set the size of the KV cache: leave one out",
+            ));
+        }
+        if self.draft_model.is_some() && self.drafter == Some(DrafterName::Ngram) {
+            return Err(Error::setup(
+                "--drafter ngram uses no model: leave out --draft-model or --drafter ngram",
+            ));
+        }
+        Ok(())
+    }
+
+    /// The long name of a drafting flag that was given.
+    fn drafting_flag(&self) -> Option<&'static str> {
+        [
+            ("--draft-model", self.draft_model.is_some()),
+            ("--drafter", self.drafter.is_some()),
+            ("--draft-revision", self.draft_revision.is_some()),
+            ("--spec-length", self.spec_length.is_some()),
+            ("--prompt-lookup-min", self.prompt_lookup_min.is_some()),
+            ("--prompt-lookup-max", self.prompt_lookup_max.is_some()),
+        ]
+        .into_iter()
+        .find_map(|(name, given)| given.then_some(name))
+    }
+
+    fn speculation(&self) -> Result<Option<(DrafterChoice, usize)>> {
+        match (self.speculative_decoding, self.drafting_flag()) {
+            (None, Some(flag)) => Err(Error::setup(format!(
+                "{flag} has no effect alone: add --speculative-decoding"
+            ))),
+            // Said aloud, "false" switches off what the file sets up.
+            (None | Some(false), _) => Ok(None),
+            (Some(true), _) => Ok(Some((self.drafter()?, self.drafted_tokens()?))),
+        }
+    }
+
+    fn drafted_tokens(&self) -> Result<usize> {
+        match self.spec_length.unwrap_or(DEFAULT_SPEC_LENGTH) {
+            0 => Err(Error::setup(
+                "--spec-length must be at least 1; to decode plainly, leave out --speculative-decoding",
+            )),
+            length => Ok(length),
+        }
+    }
+
+    fn drafter(&self) -> Result<DrafterChoice> {
+        match (self.drafter, &self.draft_model) {
+            (Some(DrafterName::Ngram), _) => {
+                let (default_min, default_max) = DEFAULT_PROMPT_LOOKUP;
+                let min = self.prompt_lookup_min.unwrap_or_else(|| {
+                    default_min.min(self.prompt_lookup_max.unwrap_or(default_min))
+                });
+                let max = self.prompt_lookup_max.unwrap_or(default_max.max(min));
+                if min == 0 || min > max {
+                    return Err(Error::setup(format!(
+                        "--prompt-lookup-min must be between 1 and --prompt-lookup-max: they are {min} and {max}"
+                    )));
+                }
+                Ok(DrafterChoice::Ngram { min, max })
+            }
+            (_, Some(model)) => Ok(DrafterChoice::Model(ModelChoice {
+                name: model.clone(),
+                revision: self.draft_revision.clone(),
+            })),
+            (_, None) => Err(Error::setup(
+                "--speculative-decoding needs something that drafts: add --draft-model MODEL or --drafter ngram",
+            )),
+        }
+    }
+
+    fn kv(&self) -> Result<KvBudget> {
+        Ok(match (self.num_blocks, self.kv_cache_memory) {
+            (Some(blocks), _) => KvBudget::Blocks(at_least_one("--num-blocks", blocks)?),
+            (None, Some(size)) => KvBudget::Bytes(size.as_u64()),
+            (None, None) => KvBudget::Default,
+        })
+    }
+
+    fn http(&self) -> Result<HttpOptions> {
+        if self.api_key.as_deref() == Some("") {
+            return Err(Error::setup(
+                "the API key is empty: give a key, or leave out --api-key and FORETOKEN_API_KEY",
+            ));
+        }
+        let max_body_bytes = usize::try_from(self.max_body_bytes.as_u64()).unwrap_or(usize::MAX);
+        Ok(HttpOptions {
+            host: self.host.clone(),
+            port: self.port,
+            api_key: self.api_key.clone(),
+            shutdown_timeout: Duration::from_secs(self.shutdown_timeout),
+            max_body_bytes: at_least_one("--max-body-bytes", max_body_bytes)?,
+        })
+    }
+}
+
+impl BenchFlags {
+    fn validate(self, speculative: bool, seed: u64) -> Result<bench::Options> {
+        let prompts = match (self.prompts, self.random_prompts) {
+            (Some(file), None) => bench::PromptSource::File(file),
+            (None, Some(count)) => bench::PromptSource::Random {
+                count: at_least_one("--random-prompts", count)?,
+                tokens: at_least_one("--prompt-tokens", self.prompt_tokens)?,
+                seed,
+            },
+            _ => {
+                return Err(Error::setup(
+                    "bench needs prompts: give either --prompts FILE.jsonl or --random-prompts N",
+                ));
+            }
+        };
+        if !speculative {
+            return Err(Error::setup(
+                "bench compares speculative with plain decoding: add --speculative-decoding and --draft-model MODEL or --drafter ngram",
+            ));
+        }
+        if let Some(t) = self.temperatures.iter().find(|t| !(0.0..=2.0).contains(*t)) {
+            return Err(Error::setup(format!(
+                "--temperatures must be between 0 and 2, not {t}"
+            )));
+        }
+        Ok(bench::Options {
+            prompts,
+            limit_per_category: self
+                .limit_per_category
+                .map(|n| at_least_one("--limit-per-category", n))
+                .transpose()?,
+            max_tokens: at_least_one("--max-tokens", self.max_tokens)?,
+            temperatures: self.temperatures,
+            repeat: at_least_one("--repeat", self.repeat)?,
+            json: self.json,
+        })
+    }
+}
+
+impl KvBudget {
+    /// Blocks of each pool: both pools get the same number, so that a block of the draft's stands
+    /// beside each of the target's. `bytes_per_token` has one entry a pool; `wanted_tokens` is
+    /// what `max_num_seqs` full contexts take and bounds the default alone; `free` is the memory
+    /// that is free, where it is known.
+    ///
+    /// # Errors
+    /// `Setup` when that is less than one block.
+    pub fn blocks(
+        self,
+        block_size: usize,
+        bytes_per_token: &[usize],
+        wanted_tokens: usize,
+        free: Option<u64>,
+    ) -> Result<usize> {
+        let block_bytes = (bytes_per_token.iter().sum::<usize>() * block_size) as u64;
+        let (blocks, given) = match self {
+            Self::Blocks(blocks) => return Ok(blocks),
+            Self::Bytes(bytes) => (bytes / block_bytes, bytes),
+            Self::Default => {
+                let bytes = free.map_or(DEFAULT_KV_BYTES, |free| DEFAULT_KV_BYTES.min(free / 4));
+                let wanted = wanted_tokens.div_ceil(block_size) as u64;
+                (wanted.min(bytes / block_bytes), bytes)
+            }
+        };
+        if blocks == 0 {
+            return Err(Error::setup(format!(
+                "the KV cache has {given} bytes and one block of {block_size} tokens takes {block_bytes}: raise --kv-cache-memory"
+            )));
+        }
+        Ok(blocks as usize)
+    }
+}
+
+fn check_step(engine: &EngineOptions) -> Result<()> {
+    let (seqs, drafted) = (engine.max_num_seqs, engine.spec_length);
+    let needed = seqs.saturating_mul(drafted.saturating_add(1));
+    if engine.max_num_batched_tokens >= needed {
+        return Ok(());
+    }
+    Err(Error::setup(format!(
+        "--max-num-batched-tokens must be at least {needed}, which is --max-num-seqs {seqs} times (draft length {drafted} + 1): it is {}",
+        engine.max_num_batched_tokens
+    )))
+}
+
+fn at_least_one(flag: &str, n: usize) -> Result<usize> {
+    match n {
+        0 => Err(Error::setup(format!("{flag} must be at least 1"))),
+        n => Ok(n),
+    }
+}
+
+/// A path to a GGUF file is no name to type into a client; its stem is.
+fn default_served_name(model: &str) -> String {
+    let path = Path::new(model);
+    match (path.extension(), path.file_stem()) {
+        (Some(ext), Some(stem)) if ext == "gguf" => stem.to_string_lossy().into_owned(),
+        _ => model.to_owned(),
+    }
+}
+
+/// The file's keys as flags, without those that `written` answers in another way.
+fn file_args(path: &Path, written: &Options) -> Result<Vec<OsString>> {
+    let fail = |what: String| Error::setup(format!("{}: {what}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
+    let table: toml::Table = text.parse().map_err(|e: toml::de::Error| {
+        let line = e
+            .span()
+            .map_or(1, |s| text[..s.start].lines().count().max(1));
+        fail(format!("line {line}: {}", e.message()))
+    })?;
+    let known = Options::augment_args(clap::Command::new("foretoken"));
+    let mut args = Vec::new();
+    for (key, value) in table {
+        let name = key.replace('_', "-");
+        if name == "config" || !known.get_arguments().any(|a| a.get_long() == Some(&name)) {
+            return Err(fail(format!(
+                "unknown key `{key}`: keys are the long flags of `foretoken --help`"
+            )));
+        }
+        let value = match value {
+            toml::Value::String(s) => s,
+            toml::Value::Integer(n) => n.to_string(),
+            toml::Value::Boolean(b) => b.to_string(),
+            _ => {
+                return Err(fail(format!(
+                    "`{key}` must be a string, a whole number or a boolean"
+                )));
+            }
+        };
+        if !written.replaces(&name) {
+            args.push(format!("--{name}={value}").into());
+        }
+    }
+    Ok(args)
+}
+
+impl Options {
+    /// Whether the command line answers the question of `name` by another flag.
+    fn replaces(&self, name: &str) -> bool {
+        match name {
+            "num-blocks" => self.kv_cache_memory.is_some(),
+            "kv-cache-memory" => self.num_blocks.is_some(),
+            "draft-model" | "draft-revision" => self.drafter == Some(DrafterName::Ngram),
+            "drafter" => self.draft_model.is_some(),
+            _ => false,
+        }
+    }
+}
+
+/// Why there is no [`Config`].
+#[derive(Debug)]
+pub enum Exit {
+    /// The operator asked for `--help` or `--version`: print this to stdout, exit with 0.
+    Text(String),
+    /// A flag, the file or their combination is wrong: exit with 2.
+    Wrong(Error),
+}
+
+impl Exit {
+    /// Names the file at fault.
+    fn in_file(self, path: &Path) -> Self {
+        match self {
+            Self::Wrong(e) => Error::setup(format!("{}: {e}", path.display())).into(),
+            text @ Self::Text(_) => text,
+        }
+    }
+}
+
+impl From<Error> for Exit {
+    fn from(e: Error) -> Self {
+        Self::Wrong(e)
+    }
+}
+
+impl From<clap::Error> for Exit {
+    fn from(e: clap::Error) -> Self {
+        match e.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+                Self::Text(e.render().to_string())
+            }
+            _ => Self::Wrong(Error::setup(one_line(&e))),
+        }
+    }
+}
+
+/// clap's message and tip, without usage and the pointer to `--help`.
+fn one_line(e: &clap::Error) -> String {
+    let text = e.render().to_string();
+    let lines = text.lines().map(str::trim);
+    let told: Vec<_> = lines
+        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
+        .filter(|line| !line.is_empty())
+        .collect();
+    told.join("; ").trim_start_matches("error: ").to_owned()
+}

@@ -1,0 +1,118 @@
+//! One run of one prompt.
+
+use super::prompts::Prompt;
+use crate::engine::{EngineHandle, Event, Request, SpecUsage, Stats};
+use crate::error::{Error, Result};
+use crate::sampling::SamplingParams;
+use std::ops::{AddAssign, Sub};
+use std::time::Instant;
+
+/// What one run gave and cost.
+#[derive(Debug, Clone, Default)]
+pub struct Sample {
+    pub tokens: Vec<u32>,
+    /// Tokens after the first round, which belongs to the prompt.
+    pub decoded: usize,
+    /// From the first round's arrival to the last's.
+    pub decode_seconds: f64,
+    /// From submission to the last round's arrival.
+    pub total_seconds: f64,
+    pub spec: SpecUsage,
+    /// What the engine spent on the decoded tokens.
+    pub cost: Cost,
+}
+
+/// Forwards and the wall time inside them.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Cost {
+    pub target_seconds: f64,
+    pub target_steps: f64,
+    pub draft_seconds: f64,
+    pub draft_steps: f64,
+}
+
+impl Cost {
+    fn so_far(stats: &Stats) -> Self {
+        Self {
+            target_seconds: stats.target_seconds.get(),
+            target_steps: stats.target_steps.get() as f64,
+            draft_seconds: stats.draft_seconds.get(),
+            draft_steps: stats.draft_steps.get() as f64,
+        }
+    }
+}
+
+impl Sub for Cost {
+    type Output = Self;
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            target_seconds: self.target_seconds - earlier.target_seconds,
+            target_steps: self.target_steps - earlier.target_steps,
+            draft_seconds: self.draft_seconds - earlier.draft_seconds,
+            draft_steps: self.draft_steps - earlier.draft_steps,
+        }
+    }
+}
+
+impl AddAssign for Cost {
+    fn add_assign(&mut self, other: Self) {
+        self.target_seconds += other.target_seconds;
+        self.target_steps += other.target_steps;
+        self.draft_seconds += other.draft_seconds;
+        self.draft_steps += other.draft_steps;
+    }
+}
+
+/// Generates one text, with or without speculation, alone in the engine.
+///
+/// # Errors
+/// The engine refused the request or failed.
+pub fn generate(
+    engine: &EngineHandle,
+    prompt: &Prompt,
+    max_tokens: usize,
+    temperature: f32,
+    speculate: bool,
+) -> Result<Sample> {
+    let room = engine.limits().max_model_len - prompt.tokens.len();
+    let request = Request {
+        prompt: prompt.tokens.clone(),
+        params: SamplingParams {
+            temperature,
+            ..SamplingParams::default()
+        },
+        max_tokens: Some(max_tokens.min(room)),
+        spec_length: (!speculate).then_some(0),
+        ..Request::default()
+    };
+    let started = Instant::now();
+    let mut events = engine.submit(request)?;
+    let mut sample = Sample::default();
+    let mut first: Option<(Instant, Cost, usize)> = None;
+    while let Some(event) = events.blocking_recv() {
+        let now = Instant::now();
+        match event {
+            Event::Prompt(_) => {}
+            Event::Failed(e) => return Err(e),
+            Event::Tokens {
+                tokens,
+                finish,
+                spec,
+            } => {
+                sample.tokens.extend(tokens.iter().map(|token| token.id));
+                let &mut (since, cost, prefilled) = first.get_or_insert_with(|| {
+                    (now, Cost::so_far(engine.stats()), sample.tokens.len())
+                });
+                if finish.is_some() {
+                    sample.decoded = sample.tokens.len() - prefilled;
+                    sample.decode_seconds = (now - since).as_secs_f64();
+                    sample.total_seconds = (now - started).as_secs_f64();
+                    sample.spec = spec;
+                    sample.cost = Cost::so_far(engine.stats()) - cost;
+                    return Ok(sample);
+                }
+            }
+        }
+    }
+    Err(Error::internal("the engine ended in the middle of a text"))
+}

@@ -1,0 +1,387 @@
+//! From runs to figures, and how they are shown. No clock and no engine in here.
+
+use super::measure::{Cost, Sample};
+use super::prompts::Prompt;
+use super::{Names, Options};
+use crate::engine::{EngineHandle, SpecUsage};
+use crate::error::{Error, Result};
+use serde::Serialize;
+use std::fmt;
+use std::path::Path;
+use sysinfo::{CpuRefreshKind, RefreshKind, System};
+
+/// The runs of one prompt at one temperature.
+#[derive(Debug, Clone)]
+pub struct Pair {
+    id: String,
+    category: String,
+    temperature: f32,
+    plain: Timed,
+    speculative: Timed,
+    /// Place of the first greedy token that speculation changed. Sampled texts may differ.
+    differs_at: Option<usize>,
+}
+
+/// One way of decoding a prompt; times are medians over the repeats.
+#[derive(Debug, Clone, Copy, Default)]
+struct Timed {
+    decoded: usize,
+    decode_seconds: f64,
+    tokens: usize,
+    total_seconds: f64,
+    spec: SpecUsage,
+    cost: Cost,
+}
+
+impl Pair {
+    /// Condenses the repeats, of which there is at least one each way. Every repeat has the same
+    /// tokens, since random numbers are addressed.
+    pub fn new(
+        prompt: &Prompt,
+        temperature: f32,
+        plain: Vec<Sample>,
+        speculative: Vec<Sample>,
+    ) -> Self {
+        let both = plain.iter().zip(&speculative);
+        let differs_at = both
+            .filter(|_| temperature == 0.0)
+            .find_map(|(a, b)| first_difference(&a.tokens, &b.tokens));
+        Self {
+            id: prompt.id.clone(),
+            category: prompt.category.clone(),
+            temperature,
+            plain: Timed::of(&plain),
+            speculative: Timed::of(&speculative),
+            differs_at,
+        }
+    }
+}
+
+impl Timed {
+    fn of(samples: &[Sample]) -> Self {
+        let first = &samples[0];
+        let mut cost = Cost::default();
+        samples.iter().for_each(|sample| cost += sample.cost);
+        Self {
+            decoded: first.decoded,
+            decode_seconds: median(samples.iter().map(|s| s.decode_seconds).collect()),
+            tokens: first.tokens.len(),
+            total_seconds: median(samples.iter().map(|s| s.total_seconds).collect()),
+            spec: first.spec,
+            cost,
+        }
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.decoded += other.decoded;
+        self.decode_seconds += other.decode_seconds;
+        self.tokens += other.tokens;
+        self.total_seconds += other.total_seconds;
+        self.spec.rounds += other.spec.rounds;
+        self.spec.drafted += other.spec.drafted;
+        self.spec.tested += other.spec.tested;
+        self.spec.accepted += other.spec.accepted;
+        self.cost += other.cost;
+    }
+}
+
+fn first_difference(a: &[u32], b: &[u32]) -> Option<usize> {
+    let common = a.iter().zip(b).take_while(|(a, b)| a == b).count();
+    (common < a.len().max(b.len())).then_some(common)
+}
+
+/// The middle value; of an even number, the mean of the two in the middle. NaN of none.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let n = values.len();
+    match n {
+        0 => f64::NAN,
+        _ => (values[(n - 1) / 2] + values[n / 2]) / 2.0,
+    }
+}
+
+/// The speed-up that Theorem 3.8 of Leviathan et al. 2023 expects of drafts of `k` tokens, each
+/// accepted with probability `alpha` and costing `c` target steps:
+/// (1 - alpha^(k+1)) / ((1 - alpha)(c k + 1)), at alpha = 1 its limit (k + 1) / (c k + 1).
+fn expected_speed_up(alpha: f64, k: usize, c: f64) -> f64 {
+    // The geometric sum 1 + alpha + ... + alpha^k has no pole at 1.
+    let tokens: f64 = (0..=k).map(|i| alpha.powi(i as i32)).sum();
+    tokens / (c * k as f64 + 1.0)
+}
+
+/// Figures of some prompts at one temperature. A ratio that nothing was measured for is NaN, in
+/// JSON null.
+#[derive(Debug, Clone, Serialize)]
+pub struct Figures {
+    pub category: String,
+    pub prompts: usize,
+    /// Tokens that were decoded in the speculative runs, after the first round.
+    pub tokens: usize,
+    /// Decoded tokens by decode time, prompts excluded: sum over prompts of tokens, divided by the
+    /// sum of each prompt's median time.
+    pub plain_tokens_per_second: f64,
+    pub spec_tokens_per_second: f64,
+    /// Ratio of the two above; at temperature 0 that is the ratio of total decode times.
+    pub speed_up: f64,
+    /// The same ratio with prompt processing in the times. The second run of a prompt finds it in
+    /// the prefix cache; the order alternates.
+    pub total_speed_up: f64,
+    /// Accepted over tested draft tokens.
+    pub alpha: f64,
+    /// Tokens of a round that had a draft, the corrected or bonus token included.
+    pub mean_accepted_length: f64,
+    /// Draft tokens of a round that had a draft.
+    pub mean_draft_length: f64,
+    /// Time of a draft step by time of a plain target step.
+    pub c: f64,
+    /// Time of a speculative target step by that of a plain one; the theorem takes it for 1.
+    pub verify_cost: f64,
+    /// What Theorem 3.8 expects of alpha, K and c.
+    pub expected_speed_up: f64,
+    pub measured_over_expected: f64,
+}
+
+impl Figures {
+    fn of<'a>(
+        category: &str,
+        spec_length: usize,
+        pairs: impl IntoIterator<Item = &'a Pair>,
+    ) -> Self {
+        let (mut plain, mut spec, mut prompts) = (Timed::default(), Timed::default(), 0);
+        for pair in pairs {
+            plain.add(&pair.plain);
+            spec.add(&pair.speculative);
+            prompts += 1;
+        }
+        let rate = |timed: &Timed| timed.decoded as f64 / timed.decode_seconds;
+        let total_rate = |timed: &Timed| timed.tokens as f64 / timed.total_seconds;
+        let usage = spec.spec;
+        // Without a draft model a step is one token of a draft.
+        let steps = match spec.cost.draft_steps {
+            0.0 => usage.drafted as f64,
+            steps => steps,
+        };
+        let target_step = plain.cost.target_seconds / plain.cost.target_steps;
+        let c = spec.cost.draft_seconds / steps / target_step;
+        let speed_up = rate(&spec) / rate(&plain);
+        let expected = expected_speed_up(usage.alpha(), spec_length, c);
+        Self {
+            category: category.into(),
+            prompts,
+            tokens: spec.decoded,
+            plain_tokens_per_second: rate(&plain),
+            spec_tokens_per_second: rate(&spec),
+            speed_up,
+            total_speed_up: total_rate(&spec) / total_rate(&plain),
+            alpha: usage.alpha(),
+            mean_accepted_length: usage.mean_accepted_length(),
+            mean_draft_length: usage.drafted as f64 / usage.rounds as f64,
+            c,
+            verify_cost: spec.cost.target_seconds / spec.cost.target_steps / target_step,
+            expected_speed_up: expected,
+            measured_over_expected: speed_up / expected,
+        }
+    }
+}
+
+/// What was measured, and where.
+#[derive(Debug, Clone, Serialize)]
+pub struct Subject {
+    pub model: String,
+    pub drafter: String,
+    pub spec_length: usize,
+    pub max_tokens: usize,
+    pub repeat: usize,
+    pub device: String,
+    pub cpu: String,
+    pub threads: usize,
+}
+
+impl Subject {
+    /// Describes the run and this machine.
+    pub fn new(engine: &EngineHandle, names: &Names, options: &Options) -> Self {
+        let cpus = RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing());
+        let system = System::new_with_specifics(cpus);
+        Self {
+            model: names.model.clone(),
+            drafter: names.drafter.clone(),
+            spec_length: engine.limits().spec_length,
+            max_tokens: options.max_tokens,
+            repeat: options.repeat,
+            device: names.device.clone(),
+            cpu: system
+                .cpus()
+                .first()
+                .map_or_else(|| "unknown CPU".into(), |cpu| cpu.brand().trim().to_owned()),
+            threads: rayon::current_num_threads(),
+        }
+    }
+}
+
+/// Everything that `bench` found.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    pub subject: Subject,
+    pub temperatures: Vec<AtTemperature>,
+}
+
+/// The figures of one temperature.
+#[derive(Debug, Clone, Serialize)]
+pub struct AtTemperature {
+    pub temperature: f32,
+    /// In the order of the prompts file.
+    pub categories: Vec<Figures>,
+    pub overall: Figures,
+    /// Greedy texts that speculation changed; there must be none.
+    pub differing: Vec<Difference>,
+}
+
+/// Where speculation changed a text.
+#[derive(Debug, Clone, Serialize)]
+pub struct Difference {
+    pub id: String,
+    pub category: String,
+    /// Index of the first generated token that differs.
+    pub token: usize,
+}
+
+impl Report {
+    /// Groups `pairs` by temperature and category.
+    pub fn new(subject: Subject, pairs: &[Pair]) -> Self {
+        let k = subject.spec_length;
+        let temperatures = pairs
+            .chunk_by(|a, b| a.temperature == b.temperature)
+            .map(|pairs| {
+                let mut names: Vec<&str> = Vec::new();
+                for pair in pairs {
+                    if !names.contains(&pair.category.as_str()) {
+                        names.push(&pair.category);
+                    }
+                }
+                let of = |name: &str| {
+                    Figures::of(name, k, pairs.iter().filter(|pair| pair.category == name))
+                };
+                AtTemperature {
+                    temperature: pairs[0].temperature,
+                    categories: names.into_iter().map(of).collect(),
+                    overall: Figures::of("overall", k, pairs),
+                    differing: pairs.iter().filter_map(Difference::of).collect(),
+                }
+            })
+            .collect();
+        Self {
+            subject,
+            temperatures,
+        }
+    }
+
+    /// Writes the report as JSON.
+    ///
+    /// # Errors
+    /// `Setup`, naming the file.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let json = serde_json::to_string_pretty(self).expect("strings, numbers and lists");
+        std::fs::write(path, json + "\n")
+            .map_err(|e| Error::setup(format!("{}: {e}", path.display())))
+    }
+
+    /// Greedy texts must be the same with and without speculation.
+    ///
+    /// # Errors
+    /// `Internal`, naming the first text that is not.
+    pub fn check_equal(&self) -> Result<()> {
+        let differing: Vec<_> = self
+            .temperatures
+            .iter()
+            .flat_map(|t| &t.differing)
+            .collect();
+        match differing.first() {
+            None => Ok(()),
+            Some(first) => Err(Error::internal(format!(
+                "speculation changed {} greedy texts, first that of prompt {} ({}) at token {}",
+                differing.len(),
+                first.id,
+                first.category,
+                first.token
+            ))),
+        }
+    }
+}
+
+impl Difference {
+    fn of(pair: &Pair) -> Option<Self> {
+        Some(Self {
+            id: pair.id.clone(),
+            category: pair.category.clone(),
+            token: pair.differs_at?,
+        })
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let s = &self.subject;
+        writeln!(
+            f,
+            "{}, drafted by {}, K = {}",
+            s.model, s.drafter, s.spec_length
+        )?;
+        writeln!(f, "{} with {} threads, {}", s.cpu, s.threads, s.device)?;
+        for at in &self.temperatures {
+            writeln!(f, "\ntemperature {}", at.temperature)?;
+            writeln!(
+                f,
+                "{:<16} {:>7} {:>7} {:>11} {:>11} {:>8} {:>6} {:>8} {:>7} {:>6} {:>6} {:>8} {:>9}",
+                "category",
+                "prompts",
+                "tokens",
+                "plain tok/s",
+                "spec tok/s",
+                "speed-up",
+                "alpha",
+                "accepted",
+                "drafted",
+                "c",
+                "verify",
+                "expected",
+                "meas/exp"
+            )?;
+            for row in at.categories.iter().chain([&at.overall]) {
+                row.fmt_row(f)?;
+            }
+        }
+        writeln!(
+            f,
+            "\n\
+            speed-up: decode tokens/s, speculative over plain. accepted, drafted: tokens a round that\n\
+            had a draft. c, verify: a draft step and a speculative target step, in plain target steps.\n\
+            expected: Theorem 3.8 of Leviathan et al. 2023, which takes K drafted tokens in every\n\
+            round and verify = 1."
+        )
+    }
+}
+
+impl Figures {
+    fn fmt_row(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{:<16} {:>7} {:>7} {:>11.2} {:>11.2} {:>8.2} {:>6.3} {:>8.2} {:>7.2} {:>6.3} {:>6.2} {:>8.2} {:>9.2}",
+            self.category,
+            self.prompts,
+            self.tokens,
+            self.plain_tokens_per_second,
+            self.spec_tokens_per_second,
+            self.speed_up,
+            self.alpha,
+            self.mean_accepted_length,
+            self.mean_draft_length,
+            self.c,
+            self.verify_cost,
+            self.expected_speed_up,
+            self.measured_over_expected
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests;

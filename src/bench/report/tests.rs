@@ -1,0 +1,192 @@
+use super::*;
+use proptest::prelude::*;
+
+fn sample(tokens: &[u32], seconds: f64, spec: SpecUsage, cost: Cost) -> Sample {
+    Sample {
+        tokens: tokens.to_vec(),
+        decoded: tokens.len() - 1,
+        decode_seconds: seconds,
+        total_seconds: seconds + 1.0,
+        spec,
+        cost,
+    }
+}
+
+fn pair(category: &str, temperature: f32, plain: Vec<Sample>, speculative: Vec<Sample>) -> Pair {
+    let prompt = Prompt {
+        id: "1".into(),
+        category: category.into(),
+        tokens: vec![1],
+    };
+    Pair::new(&prompt, temperature, plain, speculative)
+}
+
+/// Four decoded tokens, 2 s plainly and 1 s speculatively; c = 0.25 / 2 / 0.5 = 0.25.
+fn twice_as_fast(category: &str, temperature: f32) -> Pair {
+    let tokens = [1, 2, 3, 4, 5];
+    let plain = Cost {
+        target_seconds: 2.0,
+        target_steps: 4.0,
+        ..Cost::default()
+    };
+    let spec = Cost {
+        target_seconds: 1.2,
+        target_steps: 2.0,
+        draft_seconds: 0.25,
+        draft_steps: 2.0,
+    };
+    let usage = SpecUsage {
+        rounds: 2,
+        drafted: 4,
+        tested: 3,
+        accepted: 2,
+    };
+    pair(
+        category,
+        temperature,
+        vec![sample(&tokens, 2.0, SpecUsage::default(), plain)],
+        vec![sample(&tokens, 1.0, usage, spec)],
+    )
+}
+
+fn subject() -> Subject {
+    Subject {
+        model: "m".into(),
+        drafter: "d".into(),
+        spec_length: 2,
+        max_tokens: 5,
+        repeat: 1,
+        device: "cpu".into(),
+        cpu: "some CPU".into(),
+        threads: 2,
+    }
+}
+
+#[track_caller]
+fn close(a: f64, b: f64) {
+    assert!((a - b).abs() <= 1e-9 * b.abs().max(1.0), "{a} is not {b}");
+}
+
+#[test]
+fn medians() {
+    close(median(vec![3.0, 1.0, 2.0]), 2.0);
+    close(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
+    close(median(vec![7.0]), 7.0);
+    assert!(median(vec![]).is_nan());
+}
+
+#[test]
+fn the_theorem_at_its_edges() {
+    // The paper's table 1: alpha 0.8 with 5 drafts at no cost, and its limits.
+    close(expected_speed_up(0.8, 5, 0.0), (1.0 - 0.8f64.powi(6)) / 0.2);
+    close(expected_speed_up(1.0, 5, 0.1), 6.0 / 1.5);
+    close(expected_speed_up(0.0, 5, 0.1), 1.0 / 1.5);
+    close(expected_speed_up(0.5, 0, 0.1), 1.0);
+}
+
+proptest! {
+    #[test]
+    fn the_sum_is_the_quotient(alpha in 0.0..0.999f64, k in 1usize..12, c in 0.0..2.0f64) {
+        let quotient = (1.0 - alpha.powi(k as i32 + 1)) / ((1.0 - alpha) * (c * k as f64 + 1.0));
+        prop_assert!((expected_speed_up(alpha, k, c) - quotient).abs() < 1e-9);
+    }
+}
+
+#[test]
+fn differences_are_found_where_they_begin() {
+    assert_eq!(first_difference(&[1, 2, 3], &[1, 2, 3]), None);
+    assert_eq!(first_difference(&[1, 2, 3], &[1, 9, 3]), Some(1));
+    assert_eq!(first_difference(&[1, 2], &[1, 2, 3]), Some(2));
+    assert_eq!(first_difference(&[1], &[]), Some(0));
+}
+
+#[test]
+fn figures_of_two_prompts() {
+    let pairs = [twice_as_fast("qa", 0.0), twice_as_fast("qa", 0.0)];
+    let figures = Figures::of("qa", 2, &pairs);
+    assert_eq!((figures.prompts, figures.tokens), (2, 8));
+    close(figures.plain_tokens_per_second, 2.0);
+    close(figures.spec_tokens_per_second, 4.0);
+    close(figures.speed_up, 2.0);
+    close(figures.total_speed_up, 3.0 / 2.0);
+    close(figures.alpha, 2.0 / 3.0);
+    close(figures.mean_accepted_length, 2.0);
+    close(figures.mean_draft_length, 2.0);
+    close(figures.c, 0.25);
+    close(figures.verify_cost, 1.2);
+    let expected = (1.0 + 2.0 / 3.0 + 4.0 / 9.0) / 1.5;
+    close(figures.expected_speed_up, expected);
+    close(figures.measured_over_expected, 2.0 / expected);
+}
+
+#[test]
+fn without_a_draft_model_a_step_is_a_drafted_token() {
+    let mut pair = twice_as_fast("qa", 0.0);
+    pair.speculative.cost.draft_steps = 0.0;
+    close(Figures::of("qa", 2, [&pair]).c, 0.25 / 4.0 / 0.5);
+}
+
+#[test]
+fn repeats_count_with_their_median() {
+    let tokens = [1, 2, 3];
+    let runs = |times: &[f64]| {
+        let run = |&t: &f64| sample(&tokens, t, SpecUsage::default(), Cost::default());
+        times.iter().map(run).collect::<Vec<_>>()
+    };
+    let pair = pair("qa", 0.0, runs(&[9.0, 2.0, 1.0]), runs(&[1.0, 0.5, 7.0]));
+    close(Figures::of("qa", 2, [&pair]).speed_up, 2.0);
+}
+
+#[test]
+fn a_report_groups_in_order_and_adds_up() {
+    let pairs = [
+        twice_as_fast("qa", 0.0),
+        twice_as_fast("math", 0.0),
+        twice_as_fast("qa", 0.0),
+        twice_as_fast("qa", 1.0),
+    ];
+    let report = Report::new(subject(), &pairs);
+    assert_eq!(report.temperatures.len(), 2);
+    let at = &report.temperatures[0];
+    let names: Vec<_> = at
+        .categories
+        .iter()
+        .map(|c| (c.category.as_str(), c.prompts))
+        .collect();
+    assert_eq!(names, [("qa", 2), ("math", 1)]);
+    assert_eq!((at.overall.prompts, at.overall.tokens), (3, 12));
+    let table = report.to_string();
+    for needle in ["some CPU", "temperature 1", "overall", "math", "2.00"] {
+        assert!(table.contains(needle), "{table}");
+    }
+}
+
+#[test]
+fn a_changed_greedy_text_is_an_error_and_a_changed_sampled_one_is_not() {
+    let run = |tokens: &[u32]| vec![sample(tokens, 1.0, SpecUsage::default(), Cost::default())];
+    let changed = |temperature| pair("qa", temperature, run(&[1, 2, 3]), run(&[1, 2, 4]));
+    let error = Report::new(subject(), &[changed(0.0)])
+        .check_equal()
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("prompt 1 (qa) at token 2"),
+        "{error}"
+    );
+    Report::new(subject(), &[changed(1.0), twice_as_fast("qa", 0.0)])
+        .check_equal()
+        .unwrap();
+}
+
+#[test]
+fn what_was_not_measured_is_null() {
+    let run = || vec![sample(&[1], 0.0, SpecUsage::default(), Cost::default())];
+    let report = Report::new(subject(), &[pair("qa", 0.0, run(), run())]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("out.json");
+    report.write(&path).unwrap();
+    let json: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let overall = &json["temperatures"][0]["overall"];
+    assert!(overall["speed_up"].is_null());
+    assert_eq!(overall["prompts"], 1);
+}

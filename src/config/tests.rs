@@ -1,0 +1,337 @@
+use super::*;
+
+const SPEC: &str = "--model m --speculative-decoding --drafter ngram";
+
+fn parse(line: &str) -> Result<Config, Exit> {
+    Config::from_args(std::iter::once("foretoken").chain(line.split_whitespace()))
+}
+
+#[track_caller]
+fn accepted(line: &str) -> Config {
+    parse(line).unwrap_or_else(|e| panic!("`{line}` was refused: {e:?}"))
+}
+
+/// The line that refuses `line`, which must be one line.
+#[track_caller]
+fn refused(line: &str) -> String {
+    match parse(line) {
+        Err(Exit::Wrong(e)) => {
+            let text = e.to_string();
+            assert_eq!(text.lines().count(), 1, "{text}");
+            text
+        }
+        other => panic!("`{line}` gave {other:?}"),
+    }
+}
+
+#[track_caller]
+fn refused_with(line: &str, needle: &str) {
+    let text = refused(line);
+    assert!(text.contains(needle), "`{line}`: {text}");
+}
+
+fn file(text: &str) -> tempfile::NamedTempFile {
+    let file = tempfile::Builder::new().suffix(".toml").tempfile().unwrap();
+    std::fs::write(file.path(), text).unwrap();
+    file
+}
+
+fn with_file(text: &str, flags: &str) -> Result<Config, Exit> {
+    let file = file(text);
+    parse(&format!("--config {} {flags}", file.path().display()))
+}
+
+#[track_caller]
+fn file_refused_with(text: &str, needle: &str) {
+    match with_file(text, "") {
+        Err(Exit::Wrong(e)) => {
+            let line = e.to_string();
+            assert!(line.contains(needle) && line.contains(".toml"), "{line}");
+            assert_eq!(line.lines().count(), 1, "{line}");
+        }
+        other => panic!("{text} gave {other:?}"),
+    }
+}
+
+#[test]
+fn defaults() {
+    let config = accepted("--model org/name");
+    assert!(matches!(config.command, Command::Serve));
+    assert_eq!(config.served_model_name, "org/name");
+    assert_eq!(
+        (config.dtype, config.device.as_str()),
+        (Dtype::Auto, "auto")
+    );
+    assert_eq!((config.drafter, config.engine.spec_length), (None, 0));
+    assert_eq!((config.kv, config.block_size), (KvBudget::Default, 16));
+    assert_eq!(config.engine.max_num_seqs, 64);
+    assert_eq!(config.engine.max_num_batched_tokens, 2048);
+    assert_eq!(config.http.host, "127.0.0.1");
+    assert_eq!(config.http.port, 8000);
+    assert_eq!(config.http.shutdown_timeout, Duration::from_secs(30));
+}
+
+#[test]
+fn serve_may_be_said() {
+    assert_eq!(accepted("serve --model m --port 7").http.port, 7);
+    refused_with("--model m serve", "serve");
+}
+
+#[test]
+fn a_gguf_file_is_served_by_its_stem() {
+    let config = accepted("--model models/Some.Q4_1.gguf");
+    assert_eq!(config.served_model_name, "Some.Q4_1");
+    let config = accepted("--model a.gguf --served-model-name mine");
+    assert_eq!(
+        (config.served_model_name, config.engine.model_name),
+        ("mine".into(), "mine".into())
+    );
+}
+
+#[test]
+fn flags_win_over_the_file_and_the_file_over_the_defaults() {
+    let text = "model = 'm'\nport = 1\nmax_num_seqs = 3\nblock-size = 32";
+    let config = with_file(text, "--port 2").unwrap();
+    assert_eq!(config.http.port, 2);
+    assert_eq!(config.engine.max_num_seqs, 3);
+    assert_eq!(config.block_size, 32);
+    assert_eq!(config.engine.max_waiting, 512);
+}
+
+#[test]
+fn the_file_serves_subcommands_too() {
+    let file = file("model = 'm'\nspeculative-decoding = true\ndrafter = 'ngram'");
+    let line = format!(
+        "bench --config {} --random-prompts 2",
+        file.path().display()
+    );
+    let Command::Bench(bench) = accepted(&line).command else {
+        panic!("bench was asked for");
+    };
+    let random = bench::PromptSource::Random {
+        count: 2,
+        tokens: 64,
+        seed: 0,
+    };
+    assert_eq!(bench.prompts, random);
+    assert_eq!(bench.temperatures, [0.0, 1.0]);
+}
+
+#[test]
+fn a_flag_replaces_another_answer_in_the_file() {
+    let text = "model = 'm'\nspeculative-decoding = true\ndraft-model = 'd'\nnum-blocks = 9";
+    let config = with_file(text, "--drafter ngram --kv-cache-memory 1KiB").unwrap();
+    assert_eq!(
+        config.drafter,
+        Some(DrafterChoice::Ngram { min: 2, max: 4 })
+    );
+    assert_eq!(config.kv, KvBudget::Bytes(1024));
+
+    let text = "model = 'm'\nspeculative-decoding = true\ndrafter = 'ngram'";
+    let config = with_file(text, "--draft-model d --draft-revision r").unwrap();
+    let draft = ModelChoice {
+        name: "d".into(),
+        revision: Some("r".into()),
+    };
+    assert_eq!(config.drafter, Some(DrafterChoice::Model(draft)));
+    let config = with_file(text, "--speculative-decoding=false").unwrap();
+    assert_eq!((config.drafter, config.engine.spec_length), (None, 0));
+}
+
+#[test]
+fn bad_files_are_refused() {
+    file_refused_with("modle = 'm'", "unknown key `modle`");
+    file_refused_with("config = 'm'", "unknown key `config`");
+    file_refused_with("model = 'm'\nport = = 3", "line 2");
+    file_refused_with("model = 'm'\nport = 'x'", "--port");
+    file_refused_with("model = 'm'\nport = [1]", "`port` must be");
+    file_refused_with("model = 'm'\nport = 1\nport = 2", "duplicate key");
+    file_refused_with("model = 'm'\ndtype = 'f8'", "f8");
+    file_refused_with("num-blocks = 1\nkv-cache-memory = 1", "--num-blocks");
+    refused_with("--config no/such.toml", "no/such.toml");
+}
+
+#[test]
+fn types_have_long_names() {
+    for (name, dtype) in [
+        ("f32", Dtype::F32),
+        ("float32", Dtype::F32),
+        ("bfloat16", Dtype::Bf16),
+        ("float16", Dtype::F16),
+    ] {
+        assert_eq!(accepted(&format!("--model m --dtype {name}")).dtype, dtype);
+    }
+    refused_with("--model m --dtype f8", "f8");
+}
+
+#[test]
+fn sizes() {
+    for (size, bytes) in [
+        ("2GiB", 2 << 30),
+        ("512MiB", 512 << 20),
+        ("1.5GB", 1_500_000_000),
+        ("4096", 4096),
+    ] {
+        let config = accepted(&format!("--model m --kv-cache-memory {size}"));
+        assert_eq!(config.kv, KvBudget::Bytes(bytes));
+    }
+    refused_with("--model m --kv-cache-memory lots", "lots");
+    refused_with(
+        "--model m --kv-cache-memory 1GiB --num-blocks 3",
+        "leave one out",
+    );
+}
+
+#[test]
+fn speculation() {
+    let config = accepted(SPEC);
+    assert_eq!(
+        config.drafter,
+        Some(DrafterChoice::Ngram { min: 2, max: 4 })
+    );
+    assert_eq!(config.engine.spec_length, 5);
+    let config = accepted("--model m --speculative-decoding --draft-model d --spec-length 3");
+    let draft = ModelChoice {
+        name: "d".into(),
+        revision: None,
+    };
+    assert_eq!(config.drafter, Some(DrafterChoice::Model(draft)));
+    assert_eq!(config.engine.spec_length, 3);
+}
+
+#[test]
+fn bad_speculation_is_refused_with_a_remedy() {
+    refused_with(
+        "--model m --speculative-decoding",
+        "--draft-model MODEL or --drafter ngram",
+    );
+    refused_with(
+        "--model m --speculative-decoding --drafter model",
+        "--draft-model",
+    );
+    refused_with("--model m --draft-model d", "add --speculative-decoding");
+    refused_with("--model m --drafter ngram", "add --speculative-decoding");
+    refused_with("--model m --spec-length 3", "add --speculative-decoding");
+    refused_with(&format!("{SPEC} --draft-model d"), "leave out");
+    refused_with(
+        &format!("{SPEC} --spec-length 0"),
+        "leave out --speculative-decoding",
+    );
+}
+
+#[test]
+fn lookup_bounds() {
+    for (flags, min, max) in [
+        ("--prompt-lookup-min 6", 6, 6),
+        ("--prompt-lookup-max 1", 1, 1),
+        ("--prompt-lookup-min 1 --prompt-lookup-max 3", 1, 3),
+    ] {
+        let config = accepted(&format!("{SPEC} {flags}"));
+        assert_eq!(config.drafter, Some(DrafterChoice::Ngram { min, max }));
+    }
+    for flags in [
+        "--prompt-lookup-min 0",
+        "--prompt-lookup-max 0",
+        "--prompt-lookup-min 3 --prompt-lookup-max 2",
+    ] {
+        refused_with(&format!("{SPEC} {flags}"), "--prompt-lookup-min must be");
+    }
+}
+
+#[test]
+fn a_step_must_hold_every_draft() {
+    let line = format!("{SPEC} --max-num-seqs 10 --spec-length 4 --max-num-batched-tokens");
+    assert_eq!(
+        accepted(&format!("{line} 50"))
+            .engine
+            .max_num_batched_tokens,
+        50
+    );
+    refused_with(&format!("{line} 49"), "at least 50");
+    refused_with("--model m --max-num-batched-tokens 63", "at least 64");
+}
+
+#[test]
+fn zeros_are_refused() {
+    for flag in [
+        "--max-num-seqs",
+        "--max-waiting",
+        "--max-model-len",
+        "--num-blocks",
+        "--block-size",
+        "--max-body-bytes",
+    ] {
+        refused_with(&format!("--model m {flag} 0"), flag);
+    }
+    for flag in [
+        "--random-prompts",
+        "--max-tokens",
+        "--repeat",
+        "--limit-per-category",
+    ] {
+        let line = format!("bench {SPEC} {flag} 0");
+        let line = if flag == "--random-prompts" {
+            line
+        } else {
+            line + " --random-prompts 1"
+        };
+        refused_with(&line, flag);
+    }
+}
+
+#[test]
+fn other_mistakes_are_one_line() {
+    refused_with("", "--model is missing");
+    refused_with("--modle m", "--modle");
+    refused_with("--model m --port 70000", "--port");
+    refused_with("--model m --api-key=", "API key is empty");
+    refused_with(&format!("bench {SPEC}"), "--random-prompts");
+    refused_with(
+        "bench --model m --random-prompts 1",
+        "--speculative-decoding",
+    );
+    refused_with(
+        &format!("bench {SPEC} --random-prompts 1 --prompts f"),
+        "either",
+    );
+    refused_with(
+        &format!("bench {SPEC} --random-prompts 1 --temperatures 0,3"),
+        "between 0 and 2",
+    );
+}
+
+#[test]
+fn help_is_no_mistake() {
+    assert!(matches!(parse("--help"), Err(Exit::Text(text)) if text.contains("--spec-length")));
+    assert!(matches!(parse("--version"), Err(Exit::Text(_))));
+}
+
+#[test]
+fn both_pools_share_the_memory() {
+    let blocks = |budget: KvBudget, free| budget.blocks(16, &[96, 32], 1000, free);
+    assert_eq!(blocks(KvBudget::Bytes(3 * 2048 + 2047), None).unwrap(), 3);
+    assert_eq!(blocks(KvBudget::Blocks(7), None).unwrap(), 7);
+    assert!(blocks(KvBudget::Bytes(2047), None).is_err());
+    // What is wanted, then what is free.
+    assert_eq!(blocks(KvBudget::Default, None).unwrap(), 63);
+    assert_eq!(blocks(KvBudget::Default, Some(4 * 5 * 2048)).unwrap(), 5);
+    assert!(blocks(KvBudget::Default, Some(1)).is_err());
+    let wanted = usize::MAX / 2;
+    let capped = KvBudget::Default.blocks(16, &[64], wanted, Some(u64::MAX));
+    assert_eq!(capped.unwrap() as u64, (2u64 << 30) / 1024);
+}
+
+#[test]
+fn shipped_files_parse() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs");
+    let files = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|e| e.unwrap().path());
+    let files: Vec<_> = files
+        .filter(|p| p.extension().is_some_and(|e| e == "toml"))
+        .collect();
+    assert!(files.len() >= 3, "{files:?}");
+    for file in files {
+        accepted(&format!("--config {}", file.display()));
+    }
+}
