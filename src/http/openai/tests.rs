@@ -1,1 +1,353 @@
+use super::*;
+use crate::text::SpecialIds;
+use serde_json::json;
+use std::sync::LazyLock;
+use tokenizers::Tokenizer;
 
+/// Letters, a space and a BOS that the tokenizer puts in front.
+fn text() -> &'static Text {
+    static TEXT: LazyLock<Text> = LazyLock::new(|| {
+        let mut vocab: Map<String, Value> = ('a'..='z')
+            .map(String::from)
+            .zip((0..).map(Value::from))
+            .collect();
+        vocab.insert("Ġ".into(), 26.into());
+        vocab.insert("<s>".into(), 27.into());
+        let tokenizer = json!({
+            "version": "1.0",
+            "added_tokens": [{"id": 27, "content": "<s>", "special": true, "single_word": false,
+                "lstrip": false, "rstrip": false, "normalized": false}],
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+            "post_processor": {"type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+                "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+                "special_tokens": {"<s>": {"id": "<s>", "ids": [27], "tokens": ["<s>"]}}},
+            "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+            "model": {"type": "BPE", "vocab": vocab, "merges": []}
+        });
+        let tokenizer =
+            Tokenizer::from_bytes(tokenizer.to_string()).expect("a valid tokenizer.json");
+        let special = SpecialIds {
+            bos: Some(27),
+            eos: Vec::new(),
+        };
+        let template =
+            "{{ bos_token }}{% for m in messages %}{{ m.role }} {{ m.content }}{% endfor %}";
+        Text::new(tokenizer, special, Some(template)).expect("byte-level")
+    });
+    &TEXT
+}
+
+fn with<T>(f: impl FnOnce(&Context<'_>) -> T) -> T {
+    let limits = Limits {
+        max_model_len: 64,
+        vocab_size: 28,
+        max_logprobs: 5,
+        max_waiting: 40,
+        spec_length: 4,
+    };
+    f(&Context {
+        text: text(),
+        limits: &limits,
+        model_names: &["first".into(), "second".into()],
+    })
+}
+
+/// `body` over a valid request.
+fn completion(mut body: Value) -> Result<Job> {
+    let fields = body.as_object_mut().expect("an object");
+    fields.entry("prompt").or_insert("ab".into());
+    with(|context| context.completion(body.to_string().as_bytes()))
+}
+
+fn chat(mut body: Value) -> Result<Job> {
+    let fields = body.as_object_mut().expect("an object");
+    fields
+        .entry("messages")
+        .or_insert(json!([{"role": "user", "content": "hi"}]));
+    with(|context| context.chat(body.to_string().as_bytes()))
+}
+
+/// Message of a 400 that names `param`.
+#[track_caller]
+fn refused(result: Result<Job>, param: &str) -> String {
+    match result.err().expect("refused") {
+        Error::Request {
+            kind: RequestErrorKind::Invalid,
+            message,
+            param: named,
+        } => {
+            assert_eq!(named.as_deref(), Some(param), "{message}");
+            message
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn ranges_are_checked_and_told() {
+    for (field, bad, told) in [
+        ("temperature", json!(-0.1), "between 0 and 2"),
+        ("temperature", json!(2.1), "between 0 and 2"),
+        ("temperature", json!("hot"), "expected a number"),
+        ("top_p", json!(0), "greater than 0 and at most 1"),
+        ("top_p", json!(1.01), "greater than 0 and at most 1"),
+        ("top_k", json!(-2), "-1 or 0 (off)"),
+        ("top_k", json!(1.5), "expected an integer"),
+        ("min_p", json!(1.5), "between 0 and 1"),
+        (
+            "repetition_penalty",
+            json!(0),
+            "greater than 0 and at most 2",
+        ),
+        ("presence_penalty", json!(-2.5), "between -2 and 2"),
+        ("frequency_penalty", json!(3), "between -2 and 2"),
+        ("logit_bias", json!({"3": 101}), "between -100 and 100"),
+        ("logit_bias", json!({"x": 1}), "between -100 and 100"),
+        ("logit_bias", json!({"28": 1}), "not in the vocabulary"),
+        ("logit_bias", json!([1]), "expected an object"),
+        ("seed", json!("one"), "expected an integer"),
+        ("stop", json!(["a", "b", "c", "d", "e"]), "at most 4"),
+        ("stop", json!(["a", ""]), "none of them empty"),
+        ("stop", json!(7), "a string or a list of strings"),
+        ("stop_token_ids", json!([28]), "not in the vocabulary"),
+        ("min_tokens", json!(17), "between 0 and max_tokens (16)"),
+        ("max_tokens", json!(0), "at least 1"),
+        ("max_tokens", json!(62), "the context holds 64 tokens"),
+        ("max_tokens", json!(-1), "expected a non-negative integer"),
+        ("n", json!(0), "between 1 and 128"),
+        ("n", json!(129), "between 1 and 128"),
+        ("best_of", json!(2), "must equal n (1)"),
+        ("suffix", json!("x"), "not supported"),
+        ("logprobs", json!(6), "between 0 and 5"),
+        ("logprobs", json!(true), "expected a non-negative integer"),
+        ("stream", json!("yes"), "expected a boolean"),
+        (
+            "stream_options",
+            json!({"include_usage": true}),
+            "needs stream",
+        ),
+        ("spec_length", json!(5), "between 0 and 4"),
+        ("prompt", json!({}), "list of token ids"),
+        ("prompt", json!([]), "must not be empty"),
+        ("prompt", json!([28]), "not in the vocabulary"),
+        ("prompt", json!([[1], []]), "at least one token"),
+        ("prompt", Value::Null, "required"),
+        ("prompt", json!(vec!["a"; 41]), "at most 40 sequences"),
+        ("prompt", json!(vec![1; 64]), "the context holds 64 tokens"),
+    ] {
+        let message = refused(completion(json!({field: bad})), field);
+        assert!(message.contains(told), "{field}: {message}");
+    }
+}
+
+#[test]
+fn the_chats_own_fields_are_checked() {
+    for (field, bad, told) in [
+        ("top_logprobs", json!(6), "between 0 and 5"),
+        ("top_logprobs", json!(2), "needs logprobs"),
+        ("logprobs", json!(1), "expected a boolean"),
+        ("max_completion_tokens", json!(0), "at least 1"),
+        (
+            "max_completion_tokens",
+            json!(64),
+            "the context holds 64 tokens",
+        ),
+        ("messages", Value::Null, "required"),
+        ("messages", json!([]), "must not be empty"),
+        ("messages", json!("hi"), "expected a list"),
+        (
+            "messages",
+            json!([{"role": "user", "content": "a".repeat(64)}]),
+            "the context holds",
+        ),
+        ("messages[0]", json!(["hi"]), "an object"),
+        (
+            "messages[1].role",
+            json!([{"role": "user"}, {"content": "hi"}]),
+            "a string",
+        ),
+        (
+            "messages[0].content",
+            json!([{"role": "user", "content": 7}]),
+            "text parts",
+        ),
+        (
+            "messages[0].content",
+            json!([{"role": "user", "content": [{"type": "image_url"}]}]),
+            "type text",
+        ),
+    ] {
+        let key = field.split('[').next().expect("a name");
+        let message = refused(chat(json!({key: bad})), field);
+        assert!(message.contains(told), "{field}: {message}");
+    }
+}
+
+#[test]
+fn what_is_no_request_is_refused() {
+    for body in ["", "{", "[]", "7", "{\"prompt\": \"a\",}"] {
+        let error = with(|context| context.completion(body.as_bytes()))
+            .err()
+            .expect("refused");
+        assert!(
+            matches!(
+                error,
+                Error::Request {
+                    kind: RequestErrorKind::Invalid,
+                    param: None,
+                    ..
+                }
+            ),
+            "{body}"
+        );
+    }
+    let error = completion(json!({"model": "third"}))
+        .err()
+        .expect("no such model");
+    assert!(matches!(
+        error,
+        Error::Request {
+            kind: RequestErrorKind::NotFound,
+            ..
+        }
+    ));
+    assert!(error.to_string().contains("first, second"), "{error}");
+}
+
+#[test]
+fn edges_of_the_ranges_are_accepted() {
+    let job = completion(json!({
+        "model": "second", "temperature": 2, "top_p": 1, "top_k": -1, "min_p": 1, "repetition_penalty": 2,
+        "presence_penalty": -2, "frequency_penalty": 2, "logit_bias": {"0": -100, "27": 100.0},
+        "seed": -1, "stop": ["a", "b", "c", "d"], "stop_token_ids": [27], "ignore_eos": true,
+        "min_tokens": 61, "max_tokens": 61, "n": 3, "best_of": 3, "suffix": "", "logprobs": 0,
+        "stream": true, "stream_options": {"include_usage": true}, "spec_length": 0,
+        "user": "me", "something": "unknown",
+    }))
+    .expect("accepted");
+    assert_eq!((job.requests.len(), job.choices.len()), (3, 3));
+    assert!(job.stream && job.include_usage && !job.header.speculates);
+    assert_eq!(job.header.model, "second");
+    let request = &job.requests[0];
+    assert_eq!(request.prompt, [27, 0, 1]);
+    assert_eq!(
+        (request.max_tokens, request.logprobs, request.spec_length),
+        (Some(61), Some(0), Some(0))
+    );
+    assert_eq!(request.params.logit_bias, [(0, -100.0), (27, 100.0)]);
+    assert_eq!((request.params.seed, request.params.top_k), (u64::MAX, 0));
+}
+
+#[test]
+fn null_is_absent() {
+    let fields = [
+        "model",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
+        "stop",
+        "stop_token_ids",
+        "ignore_eos",
+        "min_tokens",
+        "max_tokens",
+        "n",
+        "best_of",
+        "suffix",
+        "logprobs",
+        "stream",
+        "stream_options",
+        "spec_length",
+        "user",
+        "seed",
+        "echo",
+    ];
+    let nulls: Map<String, Value> = fields.iter().map(|&f| (f.into(), Value::Null)).collect();
+    let job = completion(nulls.into()).expect("accepted");
+    let mut params = job.requests[0].params.clone();
+    params.seed = 0;
+    assert_eq!(params, SamplingParams::default());
+    assert_eq!(job.requests[0].max_tokens, Some(16));
+    assert!(job.header.speculates && !job.stream);
+}
+
+#[test]
+fn every_form_of_prompt_is_read() {
+    for (prompt, expected) in [
+        (json!("ab"), vec![vec![27, 0, 1]]),
+        (json!(["a", "b"]), vec![vec![27, 0], vec![27, 1]]),
+        (json!([1, 2]), vec![vec![1, 2]]),
+        (json!([[1], [2, 3]]), vec![vec![1], vec![2, 3]]),
+    ] {
+        let job = completion(json!({"prompt": prompt})).expect("accepted");
+        let prompts: Vec<_> = job.requests.iter().map(|r| r.prompt.clone()).collect();
+        assert_eq!(prompts, expected);
+        assert_eq!(job.header.prompt_tokens, expected.concat().len());
+    }
+}
+
+#[test]
+fn the_default_length_yields_to_the_context() {
+    let job = completion(json!({"prompt": vec![1; 60]})).expect("accepted");
+    assert_eq!(job.requests[0].max_tokens, Some(4));
+    assert_eq!(
+        chat(json!({})).expect("accepted").requests[0].max_tokens,
+        None
+    );
+    let both = json!({"max_tokens": 7, "max_completion_tokens": 5});
+    assert_eq!(
+        chat(both).expect("accepted").requests[0].max_tokens,
+        Some(5)
+    );
+}
+
+#[test]
+fn echo_asks_for_the_prompts_logprobs_and_allows_no_tokens() {
+    let job = completion(json!({"echo": true, "max_tokens": 0, "logprobs": 1})).expect("accepted");
+    let request = &job.requests[0];
+    assert_eq!(
+        (request.max_tokens, request.prompt_logprobs),
+        (Some(0), Some(1))
+    );
+    let without = completion(json!({"logprobs": 1})).expect("accepted");
+    assert_eq!(without.requests[0].prompt_logprobs, None);
+}
+
+#[test]
+fn a_templates_bos_is_not_doubled() {
+    let job = chat(json!({"logprobs": true, "top_logprobs": 3})).expect("accepted");
+    let request = &job.requests[0];
+    assert_eq!(request.prompt.iter().filter(|&&id| id == 27).count(), 1);
+    assert_eq!(text().decode(&request.prompt, false), "<s>user hi");
+    assert_eq!((request.logprobs, job.header.logprobs), (Some(3), Some(3)));
+    let parts = json!([{"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}]);
+    let job = chat(json!({"messages": parts})).expect("accepted");
+    // No token for the line break between the parts.
+    assert_eq!(text().decode(&job.requests[0].prompt, true), "user hi");
+}
+
+#[test]
+fn seeds_of_choices_differ_and_do_not_depend_on_the_prompts() {
+    let job = completion(json!({"prompt": ["a", "b"], "n": 3, "seed": 5})).expect("accepted");
+    let seeds: Vec<u64> = job.requests.iter().map(|r| r.params.seed).collect();
+    assert_eq!(seeds[0], 5);
+    assert_eq!(seeds[..3], seeds[3..]);
+    assert!(seeds[0] != seeds[1] && seeds[1] != seeds[2] && seeds[0] != seeds[2]);
+    let random = || {
+        completion(json!({})).expect("accepted").requests[0]
+            .params
+            .seed
+    };
+    assert_ne!(random(), random());
+}
+
+#[test]
+fn almost_no_temperature_is_greedy() {
+    let job = completion(json!({"temperature": 1e-9})).expect("accepted");
+    assert_eq!(job.requests[0].params.temperature, 0.0);
+}
