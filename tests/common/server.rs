@@ -1,0 +1,234 @@
+//! A server over a toy engine, and a client.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use crate::common::{Toy, VOCAB, assert_idle, toy_model};
+use foretoken::engine::{self, EngineHandle, EngineOptions};
+use foretoken::error::{Error, Result};
+use foretoken::http::{AppState, serve};
+use foretoken::kv::KvStore;
+use foretoken::model::toy::ToyModel;
+use foretoken::model::{Batch, Model, ModelConfig, Output};
+use foretoken::text::{SpecialIds, Text};
+use reqwest::{Client, Response, StatusCode};
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+pub const EOS: u32 = 30;
+/// No test waits longer.
+pub const LONG: Duration = Duration::from_secs(20);
+
+/// 32 tokens: the letters, a space, a line break, the two bytes of `é`, and two special ones.
+fn text() -> Text {
+    let mut names: Vec<String> = ('a'..='z').map(String::from).collect();
+    names.extend(["Ġ", "Ċ", "Ã", "©", "<|end|>", "<|start|>"].map(String::from));
+    assert_eq!(names.len(), VOCAB);
+    let vocab: Map<String, Value> = names.into_iter().zip((0..).map(Value::from)).collect();
+    let special = |id: u32, content: &str| {
+        json!({"id": id, "content": content, "special": true, "single_word": false,
+               "lstrip": false, "rstrip": false, "normalized": false})
+    };
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    let file = json!({
+        "version": "1.0",
+        "added_tokens": [special(EOS, "<|end|>"), special(31, "<|start|>")],
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": vocab, "merges": []}
+    });
+    let tokenizer = file.to_string().parse().expect("a valid tokenizer.json");
+    let template = "{% for m in messages %}<|start|>{{ m.role }} {{ m.content }}\n{% endfor %}\
+        {% if add_generation_prompt %}<|start|>assistant\n{% endif %}";
+    let special = SpecialIds {
+        bos: None,
+        eos: vec![EOS],
+    };
+    Text::new(tokenizer, special, Some(template)).expect("byte-level")
+}
+
+/// What happens in a forward.
+pub enum Fault {
+    Error,
+    Panic,
+}
+
+/// A toy that takes its time, and may break once.
+struct Slow {
+    toy: ToyModel,
+    forwards: usize,
+    fault: Option<Fault>,
+}
+
+/// A forward of a slow toy takes so long.
+pub const STEP: Duration = Duration::from_millis(10);
+/// The forward in which it breaks.
+const FAULT_AT: usize = 4;
+
+impl Model for Slow {
+    fn config(&self) -> &ModelConfig {
+        self.toy.config()
+    }
+
+    fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
+        self.toy.new_kv(num_blocks, block_size)
+    }
+
+    fn kv_bytes_per_token(&self) -> usize {
+        self.toy.kv_bytes_per_token()
+    }
+
+    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
+        std::thread::sleep(STEP);
+        self.forwards += 1;
+        match &self.fault {
+            Some(Fault::Error) if self.forwards == FAULT_AT => {
+                return Err(Error::internal("the device has failed"));
+            }
+            Some(Fault::Panic) if self.forwards == FAULT_AT => panic!("as the test wants"),
+            _ => {}
+        }
+        self.toy.forward(batch, kv)
+    }
+}
+
+pub fn slow(options: EngineOptions, fault: Option<Fault>) -> EngineHandle {
+    let model = Slow {
+        toy: toy_model(0.0),
+        forwards: 0,
+        fault,
+    };
+    engine::spawn(Box::new(model), None, 256, 4, options).expect("starts")
+}
+
+pub struct Server {
+    pub url: String,
+    pub client: Client,
+    pub engine: EngineHandle,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<Result<()>>,
+}
+
+impl Server {
+    pub async fn start() -> Self {
+        Self::over(Toy::default().start(), |state| state, LONG).await
+    }
+
+    pub async fn over(
+        engine: EngineHandle,
+        configure: impl FnOnce(AppState) -> AppState,
+        timeout: Duration,
+    ) -> Self {
+        let names = vec!["toy".to_owned(), "org/alias".to_owned()];
+        let state = configure(AppState::new(engine.clone(), Arc::new(text()), names));
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let url = format!("http://{}", listener.local_addr().expect("bound"));
+        let (stop, stopped) = oneshot::channel();
+        let shutdown = async {
+            stopped.await.expect("the test stops the server");
+        };
+        Self {
+            url,
+            client: Client::builder().no_proxy().build().expect("a client"),
+            engine,
+            stop,
+            task: tokio::spawn(serve(listener, state, shutdown, timeout)),
+        }
+    }
+
+    pub async fn get(&self, path: &str) -> Response {
+        let request = self.client.get(self.url.clone() + path);
+        request.send().await.expect("an answer")
+    }
+
+    pub async fn post(&self, path: &str, body: &Value) -> Response {
+        let request = self.client.post(self.url.clone() + path).json(body);
+        request.send().await.expect("an answer")
+    }
+
+    pub async fn json(&self, path: &str, body: &Value) -> Value {
+        let response = self.post(path, body).await;
+        assert_eq!(response.status(), StatusCode::OK, "{body}");
+        response.json().await.expect("JSON")
+    }
+
+    /// The chunks of a stream that ends with `[DONE]`.
+    pub async fn stream(&self, path: &str, mut body: Value) -> Vec<Value> {
+        body["stream"] = true.into();
+        let response = self.post(path, &body).await;
+        assert_eq!(response.status(), StatusCode::OK, "{body}");
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        let mut events = events(&response.text().await.expect("a whole stream"));
+        assert_eq!(events.pop().as_deref(), Some("[DONE]"));
+        events
+            .iter()
+            .map(|event| serde_json::from_str(event).expect("JSON"))
+            .collect()
+    }
+
+    /// Stops the server as a signal would.
+    pub async fn stop(self) -> Result<()> {
+        self.stop.send(()).expect("still serving");
+        tokio::time::timeout(LONG, self.task)
+            .await
+            .expect("in time")
+            .expect("no panic")
+    }
+
+    /// Waits for the engine to have nothing to do, and checks its books.
+    pub async fn idle(&self) {
+        let engine = self.engine.clone();
+        let check = tokio::task::spawn_blocking(move || assert_idle(&engine));
+        check.await.expect("idle");
+    }
+
+    /// Checks that nothing is left behind, and stops.
+    pub async fn done(self) {
+        self.idle().await;
+        self.stop().await.expect("an orderly end");
+    }
+}
+
+pub fn events(body: &str) -> Vec<String> {
+    let events = body
+        .split("\n\n")
+        .filter_map(|event| event.strip_prefix("data: "));
+    events.map(str::to_owned).collect()
+}
+
+pub async fn error(response: Response, status: u16, code: &str) -> Value {
+    assert_eq!(response.status().as_u16(), status);
+    let body: Value = response.json().await.expect("JSON");
+    let error = &body["error"];
+    assert_eq!(error["code"], code, "{body}");
+    assert!(
+        error["message"].is_string() && error["type"].is_string(),
+        "{body}"
+    );
+    assert_eq!(error.as_object().map(Map::len), Some(4), "{body}");
+    error.clone()
+}
+
+/// Text and end of choice `index`, put together from chunks.
+pub fn joined(chunks: &[Value], index: usize) -> (String, Value) {
+    let mut text = String::new();
+    let mut finish = Value::Null;
+    for choice in chunks.iter().map(|chunk| &chunk["choices"][0]) {
+        if choice["index"] == index {
+            assert_eq!(finish, Value::Null, "nothing comes after the end");
+            let part = choice["text"]
+                .as_str()
+                .or(choice["delta"]["content"].as_str());
+            text.push_str(part.unwrap_or_default());
+            finish = choice["finish_reason"].clone();
+        }
+    }
+    (text, finish)
+}
+
+pub fn greedy(prompt: &str, max_tokens: usize) -> Value {
+    json!({"model": "toy", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0})
+}

@@ -1,0 +1,404 @@
+//! Replies of the HTTP API through real sockets, over toy engines: shapes, streams, stop strings.
+
+mod common;
+#[path = "common/server.rs"]
+mod server;
+
+use common::{Guess, MAX_LEN, Toy};
+use serde_json::{Value, json};
+use server::{EOS, LONG, Server, error, greedy, joined};
+
+#[tokio::test]
+async fn the_small_routes_answer() {
+    let server = Server::start().await;
+    assert_eq!(server.get("/health").await.status(), 200);
+    let version: Value = server.get("/version").await.json().await.unwrap();
+    assert_eq!(version, json!({"version": env!("CARGO_PKG_VERSION")}));
+
+    let models: Value = server.get("/v1/models").await.json().await.unwrap();
+    assert_eq!(models["object"], "list");
+    assert_eq!(models["data"][0]["id"], "toy");
+    assert_eq!(models["data"][0]["max_model_len"], MAX_LEN);
+    for name in ["toy", "org/alias"] {
+        let model: Value = server
+            .get(&format!("/v1/models/{name}"))
+            .await
+            .json()
+            .await
+            .unwrap();
+        assert_eq!(
+            (&model["id"], &model["object"]),
+            (&json!(name), &json!("model"))
+        );
+    }
+    error(server.get("/v1/models/other").await, 404, "model_not_found").await;
+
+    server.json("/v1/completions", &greedy("abc", 5)).await;
+    // The reply may overtake the books.
+    server.idle().await;
+    let metrics = server.get("/metrics").await;
+    assert_eq!(
+        metrics.headers()["content-type"],
+        "text/plain; version=0.0.4"
+    );
+    let metrics = metrics.text().await.unwrap();
+    assert!(
+        metrics.contains("\nforetoken:generation_tokens_total{model_name=\"model\"} 5\n"),
+        "{metrics}"
+    );
+    server.done().await;
+}
+
+#[tokio::test]
+async fn text_and_tokens_convert_both_ways() {
+    let server = Server::start().await;
+    let tokens = server.json("/tokenize", &json!({"prompt": "ab é"})).await;
+    let expected = json!({"count": 5, "max_model_len": MAX_LEN, "tokens": [0, 1, 26, 28, 29]});
+    assert_eq!(tokens, expected);
+    let text = server
+        .json("/detokenize", &json!({"tokens": tokens["tokens"]}))
+        .await;
+    assert_eq!(text, json!({"prompt": "ab é"}));
+
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    let chat = server
+        .json("/tokenize", &json!({"messages": messages}))
+        .await;
+    let text = server
+        .json("/detokenize", &json!({"tokens": chat["tokens"]}))
+        .await;
+    assert_eq!(text["prompt"], "<|start|>user hi\n<|start|>assistant\n");
+
+    error(
+        server.post("/tokenize", &json!({})).await,
+        400,
+        "invalid_value",
+    )
+    .await;
+    let wrong = server.post("/detokenize", &json!({"tokens": [32]})).await;
+    assert_eq!(error(wrong, 400, "invalid_value").await["param"], "tokens");
+    server.done().await;
+}
+
+#[tokio::test]
+async fn a_completion_has_openais_shape() {
+    let server = Server::start().await;
+    let reply = server.json("/v1/completions", &greedy("abc", 20)).await;
+    assert!(reply["id"].as_str().unwrap().starts_with("cmpl-"));
+    assert_eq!(reply["object"], "text_completion");
+    assert_eq!(reply["model"], "toy");
+    assert!(reply["created"].as_u64().unwrap() > 1_700_000_000);
+    let choice = &reply["choices"][0];
+    assert_eq!(
+        (&choice["index"], &choice["finish_reason"]),
+        (&json!(0), &json!("length"))
+    );
+    assert!(
+        choice["text"].is_string()
+            && choice["logprobs"].is_null()
+            && choice["stop_reason"].is_null()
+    );
+
+    let usage = &reply["usage"];
+    assert_eq!(
+        (
+            &usage["prompt_tokens"],
+            &usage["completion_tokens"],
+            &usage["total_tokens"]
+        ),
+        (&json!(3), &json!(20), &json!(23))
+    );
+    let spec = &usage["speculative_decoding"];
+    let number = |key: &str| {
+        spec[key]
+            .as_f64()
+            .unwrap_or_else(|| panic!("{key} in {spec}"))
+    };
+    let (rounds, drafted, accepted) = (
+        number("num_drafts"),
+        number("num_draft_tokens"),
+        number("num_accepted_tokens"),
+    );
+    assert!(rounds > 0.0 && drafted >= accepted);
+    assert_eq!(number("acceptance_rate"), accepted / drafted);
+    assert_eq!(number("mean_acceptance_length"), 1.0 + accepted / rounds);
+    let details = &usage["completion_tokens_details"];
+    assert_eq!(
+        details["accepted_prediction_tokens"],
+        spec["num_accepted_tokens"]
+    );
+    assert_eq!(
+        details["rejected_prediction_tokens"].as_f64(),
+        Some(drafted - accepted)
+    );
+    server.done().await;
+}
+
+#[tokio::test]
+async fn streaming_and_speculation_change_no_text() {
+    let server = Server::start().await;
+    let plain = Server::over(
+        Toy {
+            guess: Guess::Nothing,
+            ..Toy::default()
+        }
+        .start(),
+        |s| s,
+        LONG,
+    )
+    .await;
+    for (prompt, stop) in [
+        ("abc", json!(null)),
+        ("hello", json!(["a", "qu"])),
+        ("x y", json!("e")),
+    ] {
+        let mut body = greedy(prompt, 60);
+        body["stop"] = stop;
+        let reply = server.json("/v1/completions", &body).await;
+        let (text, finish) = joined(&server.stream("/v1/completions", body.clone()).await, 0);
+        assert_eq!(
+            (json!(text), &finish),
+            (
+                reply["choices"][0]["text"].clone(),
+                &reply["choices"][0]["finish_reason"]
+            )
+        );
+
+        let without = plain.json("/v1/completions", &body).await;
+        assert_eq!(without["choices"], reply["choices"]);
+        assert_eq!(
+            without["usage"]["completion_tokens"],
+            reply["usage"]["completion_tokens"]
+        );
+        assert!(without["usage"]["speculative_decoding"].is_null());
+        body["spec_length"] = 0.into();
+        let off = server.json("/v1/completions", &body).await;
+        assert_eq!(off["choices"], reply["choices"]);
+        assert!(off["usage"].get("speculative_decoding").is_none());
+    }
+    plain.done().await;
+    server.done().await;
+}
+
+#[tokio::test]
+async fn a_chat_streams_its_role_first_and_its_usage_last() {
+    let server = Server::start().await;
+    let body = json!({
+        "messages": [{"role": "user", "content": "hi"}], "max_tokens": 12, "temperature": 0,
+        "logprobs": true, "top_logprobs": 2,
+    });
+    let reply = server.json("/v1/chat/completions", &body).await;
+    assert!(reply["id"].as_str().unwrap().starts_with("chatcmpl-"));
+    assert_eq!(reply["object"], "chat.completion");
+    let choice = &reply["choices"][0];
+    assert_eq!(choice["message"]["role"], "assistant");
+    let entries = choice["logprobs"]["content"].as_array().unwrap();
+    assert_eq!(entries.len(), 12);
+    for entry in entries {
+        let top = entry["top_logprobs"].as_array().unwrap();
+        assert_eq!(top.len(), 2);
+        assert_eq!(
+            (&top[0]["token"], &top[0]["logprob"]),
+            (&entry["token"], &entry["logprob"]),
+            "greedy takes the best"
+        );
+        assert!(entry["bytes"].is_array());
+    }
+
+    let mut streamed = body.clone();
+    streamed["stream_options"] = json!({"include_usage": true});
+    let mut chunks = server.stream("/v1/chat/completions", streamed).await;
+    let last = chunks.pop().unwrap();
+    assert_eq!(
+        (&last["choices"], &last["usage"]["completion_tokens"]),
+        (&json!([]), &json!(12))
+    );
+    assert!(
+        chunks
+            .iter()
+            .all(|c| c["object"] == "chat.completion.chunk" && c["id"] == last["id"])
+    );
+    assert!(chunks.iter().all(|c| c.get("usage") == Some(&Value::Null)));
+    assert_eq!(
+        chunks[0]["choices"][0]["delta"],
+        json!({"role": "assistant", "content": ""})
+    );
+    assert!(
+        chunks[1..]
+            .iter()
+            .all(|c| c["choices"][0]["delta"].get("role").is_none())
+    );
+    assert_eq!(
+        joined(&chunks, 0),
+        (
+            choice["message"]["content"].as_str().unwrap().into(),
+            json!("length")
+        )
+    );
+    let logprobs = chunks
+        .iter()
+        .filter_map(|c| c["choices"][0]["logprobs"]["content"].as_array());
+    assert_eq!(&logprobs.flatten().cloned().collect::<Vec<_>>(), entries);
+
+    let without = server.stream("/v1/chat/completions", body).await;
+    assert!(
+        without
+            .iter()
+            .all(|c| c.get("usage").is_none() && c["choices"] != json!([]))
+    );
+    server.done().await;
+}
+
+#[tokio::test]
+async fn choices_are_told_apart_by_index() {
+    let server = Server::start().await;
+    let body = json!({"prompt": ["abc", "xyz"], "n": 3, "max_tokens": 10, "seed": 7});
+    let reply = server.json("/v1/completions", &body).await;
+    let texts: Vec<&str> = (0..6)
+        .map(|i| reply["choices"][i]["text"].as_str().unwrap())
+        .collect();
+    assert_eq!(reply["choices"].as_array().unwrap().len(), 6);
+    assert_ne!(texts[0], texts[1], "choices have seeds of their own");
+    assert_eq!(reply["usage"]["prompt_tokens"], 6);
+    assert_eq!(reply["usage"]["completion_tokens"], 60);
+
+    let chunks = server.stream("/v1/completions", body.clone()).await;
+    for (index, text) in texts.iter().enumerate() {
+        assert_eq!(joined(&chunks, index), ((*text).into(), json!("length")));
+    }
+    // The first choice is what the seed alone gives.
+    let alone = server
+        .json(
+            "/v1/completions",
+            &json!({"prompt": "xyz", "max_tokens": 10, "seed": 7}),
+        )
+        .await;
+    assert_eq!(alone["choices"][0]["text"], texts[3]);
+    server.done().await;
+}
+
+#[tokio::test]
+async fn a_stop_string_ends_the_text_before_it() {
+    let server = Server::start().await;
+    let mut body = greedy("abc", 60);
+    let full = server.json("/v1/completions", &body).await;
+    let full = full["choices"][0]["text"].as_str().unwrap();
+    let middle: String = full.chars().skip(10).take(3).collect();
+    let expected = &full[..full.find(&middle).unwrap()];
+
+    body["stop"] = json!([middle, "<never>"]);
+    body["stream_options"] = json!({"include_usage": true});
+    let mut chunks = server.stream("/v1/completions", body.clone()).await;
+    let usage = chunks.pop().unwrap()["usage"].clone();
+    assert_eq!(joined(&chunks, 0), (expected.into(), json!("stop")));
+    assert_eq!(chunks.last().unwrap()["choices"][0]["stop_reason"], middle);
+
+    body.as_object_mut().unwrap().remove("stream_options");
+    let reply = server.json("/v1/completions", &body).await;
+    assert_eq!(reply["choices"][0]["text"], expected);
+    assert_eq!(reply["choices"][0]["stop_reason"], middle);
+    assert_eq!(
+        reply["usage"]["completion_tokens"],
+        usage["completion_tokens"]
+    );
+    assert!(usage["completion_tokens"].as_u64() < Some(60));
+    server.done().await;
+}
+
+#[tokio::test]
+async fn eos_and_stop_ids_end_the_text_and_count() {
+    let eos = Toy {
+        eos: vec![EOS],
+        ..Toy::default()
+    };
+    let server = Server::over(eos.start(), |state| state, LONG).await;
+    let mut body = greedy("abc", 100);
+    body["logit_bias"] = json!({"30": 100});
+    let reply = server.json("/v1/completions", &body).await;
+    assert_eq!(
+        reply["choices"][0],
+        json!({"index": 0, "text": "", "logprobs": null, "finish_reason": "stop", "stop_reason": null})
+    );
+    assert_eq!(reply["usage"]["completion_tokens"], 1);
+
+    body["ignore_eos"] = true.into();
+    body["max_tokens"] = 5.into();
+    let reply = server.json("/v1/completions", &body).await;
+    assert_eq!(
+        (
+            &reply["choices"][0]["text"],
+            &reply["usage"]["completion_tokens"]
+        ),
+        (&json!(""), &json!(5))
+    );
+
+    let stop =
+        json!({"prompt": "abc", "logit_bias": {"3": 100}, "stop_token_ids": [3], "min_tokens": 2});
+    let reply = server.json("/v1/completions", &stop).await;
+    assert_eq!(
+        (
+            &reply["choices"][0]["stop_reason"],
+            &reply["usage"]["completion_tokens"]
+        ),
+        (&json!(3), &json!(3))
+    );
+    server.done().await;
+}
+
+/// What lm-eval's `loglikelihood` sends and reads.
+#[tokio::test]
+async fn an_echo_scores_the_prompt() {
+    let server = Server::start().await;
+    let ids = [0, 1, 2, 28, 29, 5];
+    let body =
+        json!({"prompt": [ids], "max_tokens": 1, "logprobs": 1, "echo": true, "temperature": 0});
+    let reply = server.json("/v1/completions", &body).await;
+    let choice = &reply["choices"][0];
+    assert!(choice["text"].as_str().unwrap().starts_with("abcéf"));
+    let logprobs = &choice["logprobs"];
+    let list = |key: &str| {
+        logprobs[key]
+            .as_array()
+            .unwrap_or_else(|| panic!("{key}"))
+            .clone()
+    };
+    assert_eq!(
+        list("tokens")[..6],
+        ["a", "b", "c", "bytes:\\xc3", "bytes:\\xa9", "f"]
+    );
+    assert_eq!(list("text_offset"), [0, 1, 2, 3, 3, 4, 5]);
+    let (scores, top) = (list("token_logprobs"), list("top_logprobs"));
+    assert_eq!(
+        (&scores[0], &top[0], scores.len(), top.len()),
+        (&Value::Null, &Value::Null, 7, 7)
+    );
+    for i in 1..7 {
+        let token = list("tokens")[i].as_str().unwrap().to_owned();
+        assert_eq!(
+            top[i][&token], scores[i],
+            "a token is among its alternatives"
+        );
+    }
+    assert_eq!(
+        top[6].as_object().unwrap().len(),
+        1,
+        "greedy takes the best"
+    );
+
+    // The same without a token, as text, streamed.
+    let body = json!({"prompt": "abcéf", "max_tokens": 0, "logprobs": 1, "echo": true});
+    let reply = server.json("/v1/completions", &body).await;
+    assert_eq!(reply["choices"][0]["text"], "abcéf");
+    assert_eq!(
+        reply["choices"][0]["logprobs"]["token_logprobs"],
+        json!(scores[..6])
+    );
+    assert_eq!(reply["usage"]["completion_tokens"], 0);
+    let chunks = server.stream("/v1/completions", body).await;
+    assert_eq!(joined(&chunks, 0), ("abcéf".into(), json!("length")));
+    assert_eq!(
+        chunks[0]["choices"][0]["logprobs"]["token_logprobs"],
+        json!(scores[..6])
+    );
+    server.done().await;
+}

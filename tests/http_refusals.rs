@@ -1,0 +1,275 @@
+//! What the HTTP API refuses and how it ends: statuses, a full queue, readers that leave, shutdown.
+
+mod common;
+#[path = "common/server.rs"]
+mod server;
+
+use common::Toy;
+use foretoken::engine::EngineOptions;
+use reqwest::Response;
+use serde_json::{Value, json};
+use server::{Fault, LONG, STEP, Server, error, events, greedy, slow};
+use std::time::{Duration, Instant};
+
+#[tokio::test]
+async fn what_cannot_be_served_is_told_in_openais_shape() {
+    let server = Server::over(
+        Toy::default().start(),
+        |s| s.with_max_body_bytes(10_000),
+        LONG,
+    )
+    .await;
+    error(server.get("/nothing").await, 404, "not_found").await;
+    error(server.get("/v1/nothing").await, 404, "not_found").await;
+    error(
+        server.get("/v1/completions").await,
+        405,
+        "method_not_allowed",
+    )
+    .await;
+    error(
+        server.post("/health", &json!({})).await,
+        405,
+        "method_not_allowed",
+    )
+    .await;
+    let long = json!({"prompt": "a".repeat(20_000)});
+    error(
+        server.post("/v1/completions", &long).await,
+        413,
+        "request_too_large",
+    )
+    .await;
+    let unknown = json!({"model": "other", "prompt": "a"});
+    assert_eq!(
+        error(
+            server.post("/v1/completions", &unknown).await,
+            404,
+            "model_not_found"
+        )
+        .await["param"],
+        "model"
+    );
+
+    let broken = server
+        .client
+        .post(server.url.clone() + "/v1/completions")
+        .body("{\"prompt\": ");
+    let broken = error(broken.send().await.unwrap(), 400, "invalid_value").await;
+    assert_eq!(broken["param"], Value::Null);
+    for (body, param) in [
+        (json!({"prompt": "a", "temperature": 3}), "temperature"),
+        (json!({"prompt": "a", "n": "two"}), "n"),
+        (
+            json!({"prompt": "a", "max_tokens": 1000, "stream": true}),
+            "max_tokens",
+        ),
+        (
+            json!({"prompt": "a", "stream_options": {"include_usage": 1}}),
+            "stream_options.include_usage",
+        ),
+        (json!({}), "prompt"),
+    ] {
+        let told = error(
+            server.post("/v1/completions", &body).await,
+            400,
+            "invalid_value",
+        )
+        .await;
+        assert_eq!(told["param"], param);
+    }
+    let wrong = json!({"messages": [{"role": "user", "content": "hi"}, {"content": "no role"}]});
+    let told = error(
+        server.post("/v1/chat/completions", &wrong).await,
+        400,
+        "invalid_value",
+    )
+    .await;
+    assert_eq!(told["param"], "messages[1].role");
+    server.done().await;
+}
+
+#[tokio::test]
+async fn v1_asks_for_the_key() {
+    let engine = Toy::default().start();
+    let server = Server::over(engine, |s| s.with_api_key(Some("secret".into())), LONG).await;
+    let models = || server.client.get(server.url.clone() + "/v1/models");
+    error(models().send().await.unwrap(), 401, "invalid_api_key").await;
+    for wrong in ["secre", "secret2", ""] {
+        error(
+            models().bearer_auth(wrong).send().await.unwrap(),
+            401,
+            "invalid_api_key",
+        )
+        .await;
+    }
+    error(
+        models()
+            .basic_auth("secret", Some("secret"))
+            .send()
+            .await
+            .unwrap(),
+        401,
+        "invalid_api_key",
+    )
+    .await;
+    error(
+        server.post("/v1/completions", &greedy("a", 1)).await,
+        401,
+        "invalid_api_key",
+    )
+    .await;
+    assert_eq!(
+        models()
+            .bearer_auth("secret")
+            .send()
+            .await
+            .unwrap()
+            .status(),
+        200
+    );
+    assert_eq!(server.get("/health").await.status(), 200);
+    assert_eq!(
+        server
+            .post("/tokenize", &json!({"prompt": "a"}))
+            .await
+            .status(),
+        200
+    );
+    server.done().await;
+}
+
+fn one_at_a_time() -> EngineOptions {
+    EngineOptions {
+        max_num_seqs: 1,
+        max_waiting: 1,
+        ..EngineOptions::default()
+    }
+}
+
+/// Waits until `condition` holds.
+async fn until(condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < LONG, "waited too long");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// A stream that has begun and runs for seconds.
+async fn begun(server: &Server) -> Response {
+    let mut body = greedy("abc", 200);
+    body["stream"] = true.into();
+    let mut response = server.post("/v1/completions", &body).await;
+    response.chunk().await.expect("no error").expect("a chunk");
+    response
+}
+
+#[tokio::test]
+async fn a_full_queue_says_when_to_come_back() {
+    let server = Server::over(slow(one_at_a_time(), None), |s| s, LONG).await;
+    let first = begun(&server).await;
+    let mut body = greedy("abc", 200);
+    body["stream"] = true.into();
+    let second = server.post("/v1/completions", &body).await;
+    assert_eq!(second.status(), 200);
+    let third = server.post("/v1/completions", &greedy("abc", 5)).await;
+    assert_eq!(third.headers()["retry-after"], "1");
+    error(third, 429, "queue_full").await;
+    drop((first, second));
+    server.done().await;
+}
+
+#[tokio::test]
+async fn a_reader_that_leaves_frees_the_engine() {
+    let server = Server::over(slow(one_at_a_time(), None), |s| s, LONG).await;
+    let started = Instant::now();
+    drop(begun(&server).await);
+    let stats = server.engine.stats().clone();
+    until(|| stats.requests_running.get() == 0).await;
+
+    // The same without a stream: the client gives up while it waits.
+    let body = greedy("abc", 200);
+    let waiting = server.post("/v1/completions", &body);
+    let patience = Duration::from_millis(100);
+    assert!(tokio::time::timeout(patience, waiting).await.is_err());
+    until(|| stats.requests_running.get() == 0).await;
+    assert!(started.elapsed() < 200 * STEP, "neither ran to its end");
+    server.done().await;
+}
+
+#[tokio::test]
+async fn shutting_down_finishes_what_runs_and_refuses_the_rest() {
+    let server = Server::over(slow(EngineOptions::default(), None), |s| s, LONG).await;
+    let running = begun(&server).await;
+    let engine = server.engine.clone();
+    let (url, client) = (server.url.clone(), server.client.clone());
+    let stopping = tokio::spawn(server.stop());
+    until(|| engine.is_draining()).await;
+    let refused = client
+        .post(url.clone() + "/v1/completions")
+        .json(&greedy("a", 1));
+    error(
+        refused.send().await.expect("still listening"),
+        503,
+        "shutting_down",
+    )
+    .await;
+    error(
+        client.get(url.clone() + "/health").send().await.unwrap(),
+        503,
+        "shutting_down",
+    )
+    .await;
+    assert!(running.text().await.unwrap().ends_with("data: [DONE]\n\n"));
+    stopping.await.unwrap().expect("an orderly end");
+    assert!(engine.has_ended());
+    assert!(
+        client.get(url + "/health").send().await.is_err(),
+        "nobody listens any more"
+    );
+}
+
+#[tokio::test]
+async fn shutting_down_waits_no_longer_than_told() {
+    let server = Server::over(
+        slow(EngineOptions::default(), None),
+        |s| s,
+        Duration::from_millis(100),
+    )
+    .await;
+    let running = begun(&server).await;
+    let started = Instant::now();
+    let stopping = tokio::spawn(server.stop());
+    let events = events(&running.text().await.unwrap());
+    let last: Value = serde_json::from_str(events.last().unwrap()).expect("an error, not [DONE]");
+    assert_eq!(last["error"]["code"], "shutting_down");
+    stopping.await.unwrap().expect("an orderly end");
+    assert!(started.elapsed() < Duration::from_secs(1));
+}
+
+#[tokio::test]
+async fn a_step_that_fails_is_told_to_those_who_were_in_it() {
+    let engine = slow(EngineOptions::default(), Some(Fault::Error));
+    let server = Server::over(engine, |s| s, LONG).await;
+    let stream = begun(&server).await.text().await.unwrap();
+    let last = events(&stream).pop().unwrap();
+    let last: Value = serde_json::from_str(&last).expect("an error, not [DONE]");
+    assert_eq!(last["error"]["type"], "server_error");
+    assert_eq!(last["error"]["message"], "the device has failed");
+    server.json("/v1/completions", &greedy("a", 1)).await;
+    server.done().await;
+}
+
+#[tokio::test]
+async fn an_engine_that_is_gone_is_told() {
+    let engine = slow(EngineOptions::default(), Some(Fault::Panic));
+    let server = Server::over(engine, |s| s, LONG).await;
+    let whole = server.post("/v1/completions", &greedy("abc", 200)).await;
+    error(whole, 500, "internal_error").await;
+    until(|| server.engine.has_ended()).await;
+    error(server.get("/health").await, 503, "shutting_down").await;
+    let refused = server.post("/v1/completions", &greedy("a", 1)).await;
+    error(refused, 503, "shutting_down").await;
+    server.stop().await.expect("an orderly end");
+}
