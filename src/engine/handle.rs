@@ -108,7 +108,9 @@ impl EngineHandle {
         if count > max {
             return Err(Error::invalid(
                 "prompt",
-                format!("one request may make at most {max} sequences (prompts times n), not {count}"),
+                format!(
+                    "one request may make at most {max} sequences (prompts times n), not {count}"
+                ),
             ));
         }
         shared
@@ -129,7 +131,11 @@ impl EngineHandle {
             .map(|request| {
                 let (events, receiver) = unbounded_channel();
                 self.sender
-                    .send(Submission { request, events, arrived })
+                    .send(Submission {
+                        request,
+                        events,
+                        arrived,
+                    })
                     .map_err(|_| shutting_down())?;
                 Ok(receiver)
             })
@@ -186,12 +192,22 @@ impl Limits {
         let prompt = request.prompt.len();
         let max = self.max_model_len;
         if prompt == 0 {
-            return Err(Error::invalid("prompt", "the prompt must have at least one token"));
-        }
-        if let Some(&id) = request.prompt.iter().find(|&&id| id as usize >= self.vocab_size) {
             return Err(Error::invalid(
                 "prompt",
-                format!("token id {id} is not in the vocabulary (0 to {})", self.vocab_size - 1),
+                "the prompt must have at least one token",
+            ));
+        }
+        if let Some(&id) = request
+            .prompt
+            .iter()
+            .find(|&&id| id as usize >= self.vocab_size)
+        {
+            return Err(Error::invalid(
+                "prompt",
+                format!(
+                    "token id {id} is not in the vocabulary (0 to {})",
+                    self.vocab_size - 1
+                ),
             ));
         }
         let wanted = prompt.saturating_add(request.max_tokens.unwrap_or(1));
@@ -206,13 +222,19 @@ impl Limits {
             ));
         }
         let params = &request.params;
-        let ids = params.stop_token_ids.iter().map(|id| ("stop_token_ids", id));
+        let ids = params
+            .stop_token_ids
+            .iter()
+            .map(|id| ("stop_token_ids", id));
         let biased = params.logit_bias.iter().map(|(id, _)| ("logit_bias", id));
         for (field, &id) in ids.chain(biased) {
             if id as usize >= self.vocab_size {
                 return Err(Error::invalid(
                     field,
-                    format!("token id {id} is not in the vocabulary (0 to {})", self.vocab_size - 1),
+                    format!(
+                        "token id {id} is not in the vocabulary (0 to {})",
+                        self.vocab_size - 1
+                    ),
                 ));
             }
         }

@@ -82,8 +82,10 @@ impl Stats {
                 "spec_decode_num_drafts_total",
                 "Rounds with a draft, counted per request",
             ),
-            spec_draft_tokens: make
-                .counter("spec_decode_num_draft_tokens_total", "Draft tokens proposed"),
+            spec_draft_tokens: make.counter(
+                "spec_decode_num_draft_tokens_total",
+                "Draft tokens proposed",
+            ),
             spec_accepted_tokens: make.counter(
                 "spec_decode_num_accepted_tokens_total",
                 "Draft tokens accepted",
@@ -143,8 +145,7 @@ impl Maker<'_> {
 
     fn histogram(&self, name: &str, help: &str) -> Histogram {
         self.register(Histogram::with_opts(
-            HistogramOpts::new(format!("foretoken:{name}"), help)
-                .buckets(LATENCY_BUCKETS.to_vec()),
+            HistogramOpts::new(format!("foretoken:{name}"), help).buckets(LATENCY_BUCKETS.to_vec()),
         ))
     }
 }

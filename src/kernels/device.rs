@@ -51,7 +51,9 @@ fn cuda(ordinal: usize) -> Result<Device> {
         Err(_) => "the CUDA driver could not be loaded".to_owned(),
     };
     let reason = reason.lines().next().unwrap_or_default().to_owned();
-    Err(Error::setup(format!("cannot open cuda:{ordinal}: {reason}")))
+    Err(Error::setup(format!(
+        "cannot open cuda:{ordinal}: {reason}"
+    )))
 }
 
 #[cfg(test)]

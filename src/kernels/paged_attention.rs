@@ -6,9 +6,9 @@
 //! of a call, decide where a tile ends. So a row's bits do not depend on its neighbours, on how its
 //! sequence was cut into calls, on which blocks hold it, or on the unseen branches of a draft tree.
 
+use super::contiguous;
 use super::float::{add_scaled, dot, exp};
 use super::parallel::{Shared, for_each};
-use super::contiguous;
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, WithDType};
 use std::ops::Range;
 
@@ -130,7 +130,9 @@ impl PagedAttention<'_> {
             if s.rows.start != next || s.blocks.len() < needs || !s.blocks.iter().all(inside) {
                 candle_core::bail!("paged-attention: segment {s:?} does not fit {slots} slots");
             }
-            if s.tree.is_some_and(|t| t.len() != s.rows.len() || t.len() > 64) {
+            if s.tree
+                .is_some_and(|t| t.len() != s.rows.len() || t.len() > 64)
+            {
                 candle_core::bail!("paged-attention: a tree has one mask a row, for up to 64 rows");
             }
             next = s.rows.end;

@@ -82,7 +82,10 @@ mod tests {
         let gate = Tensor::randn(0f32, 3.0, (7, 3001), &cpu).unwrap();
         let up = Tensor::randn(0f32, 1.0, (7, 3001), &cpu).unwrap();
         let ours = swiglu(&gate, &up).unwrap().to_vec2::<f32>().unwrap();
-        let theirs = (gate.silu().unwrap() * &up).unwrap().to_vec2::<f32>().unwrap();
+        let theirs = (gate.silu().unwrap() * &up)
+            .unwrap()
+            .to_vec2::<f32>()
+            .unwrap();
         for (ours, theirs) in ours.iter().flatten().zip(theirs.iter().flatten()) {
             assert!((ours - theirs).abs() <= 1e-6 * theirs.abs().max(1e-3));
         }

@@ -205,7 +205,9 @@ impl ModelConfig {
             max_position_embeddings: metadata.size_or("context_length", 2048),
             tie_word_embeddings: !content.tensor_infos.contains_key("output.weight"),
             qkv_bias: content.tensor_infos.contains_key("blk.0.attn_q.bias"),
-            qk_norm: content.tensor_infos.contains_key("blk.0.attn_q_norm.weight"),
+            qk_norm: content
+                .tensor_infos
+                .contains_key("blk.0.attn_q_norm.weight"),
             eos_token_ids: metadata.end_ids(),
             bos_token_id: metadata.id("tokenizer.ggml.bos_token_id"),
             architecture,
@@ -352,9 +354,10 @@ impl<'a> Metadata<'a> {
 
     fn size(&self, key: &str) -> Result<usize, String> {
         let value = self.get(key).and_then(|v| v.to_u64().ok());
-        value
-            .map(|v| v as usize)
-            .ok_or(format!("{}.{key} is missing or no number", self.architecture))
+        value.map(|v| v as usize).ok_or(format!(
+            "{}.{key} is missing or no number",
+            self.architecture
+        ))
     }
 
     fn size_or(&self, key: &str, default: usize) -> usize {
@@ -363,7 +366,10 @@ impl<'a> Metadata<'a> {
 
     fn float(&self, key: &str) -> Result<f32, String> {
         let value = self.get(key).and_then(|v| v.to_f32().ok());
-        value.ok_or(format!("{}.{key} is missing or no number", self.architecture))
+        value.ok_or(format!(
+            "{}.{key} is missing or no number",
+            self.architecture
+        ))
     }
 
     /// Rejects what the decoder would silently get wrong.
@@ -375,10 +381,15 @@ impl<'a> Metadata<'a> {
             _ => {}
         }
         let heads = self.size("attention.head_count")?.max(1);
-        let head_dim = self.size_or("attention.key_length", self.size("embedding_length")? / heads);
+        let head_dim = self.size_or(
+            "attention.key_length",
+            self.size("embedding_length")? / heads,
+        );
         let rotated = self.size_or("rope.dimension_count", head_dim);
         if rotated != head_dim {
-            return Err(format!("rope over {rotated} of {head_dim} is not supported"));
+            return Err(format!(
+                "rope over {rotated} of {head_dim} is not supported"
+            ));
         }
         Ok(())
     }

@@ -68,7 +68,10 @@ impl Decoder {
         };
         let mut frequencies = config.inverse_frequencies();
         if let Some(factors) = weights.rope_factors()? {
-            frequencies.iter_mut().zip(factors).for_each(|(f, by)| *f /= by);
+            frequencies
+                .iter_mut()
+                .zip(factors)
+                .for_each(|(f, by)| *f /= by);
         }
         weights.finish();
         Ok(Self {

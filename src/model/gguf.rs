@@ -118,9 +118,10 @@ impl GgufFile {
 
     /// Says in one line which block types were laid out anew.
     pub fn log_conversions(&self) {
-        let parts = self.converted.iter().map(|((from, to), count)| {
-            format!("{count} {from} to {to}")
-        });
+        let parts = self
+            .converted
+            .iter()
+            .map(|((from, to), count)| format!("{count} {from} to {to}"));
         let parts: Vec<String> = parts.collect();
         if !parts.is_empty() {
             tracing::info!("weights converted for this CPU: {}", parts.join(", "));
@@ -138,9 +139,8 @@ impl GgufFile {
     }
 
     fn read(&mut self, name: &str, device: &Device) -> Result<QTensor> {
-        let gguf = gguf_name(name).ok_or_else(|| {
-            Error::internal(format!("no GGUF name is known for tensor {name}"))
-        })?;
+        let gguf = gguf_name(name)
+            .ok_or_else(|| Error::internal(format!("no GGUF name is known for tensor {name}")))?;
         let heads = self.rotated_heads(&gguf);
         match heads {
             None => self.raw(&gguf, device),

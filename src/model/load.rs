@@ -1,11 +1,11 @@
 //! From a checkpoint to a model that runs.
 
+use super::Model;
 use super::config::ModelConfig;
 use super::decoder::Decoder;
 use super::gguf::GgufFile;
 use super::source::ModelSource;
 use super::weights::Weights;
-use super::Model;
 use crate::error::{Error, Result};
 use candle_core::{DType, Device};
 use indicatif::{ProgressBar, ProgressStyle};

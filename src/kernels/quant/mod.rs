@@ -168,7 +168,11 @@ impl Activations {
                 )
             };
             let x = &x[row * inputs..][..inputs];
-            for (i, (x, q)) in x.chunks_exact(BLOCK).zip(q.chunks_exact_mut(BLOCK)).enumerate() {
+            for (i, (x, q)) in x
+                .chunks_exact(BLOCK)
+                .zip(q.chunks_exact_mut(BLOCK))
+                .enumerate()
+            {
                 (scale[i], sum[i]) = quantize_block(x, q);
             }
         });
@@ -196,7 +200,9 @@ fn quantize_block(x: &[f32], q: &mut [i8]) -> (f32, f32) {
     let inverse = if max > 0. { 127. / max } else { 0. };
     let mut sum = 0i32;
     for (q, &x) in q.iter_mut().zip(x) {
-        let n = (x * inverse + ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i32;
+        let n = (x * inverse + ROUND)
+            .to_bits()
+            .wrapping_sub(ROUND.to_bits()) as i32;
         *q = n as i8;
         sum += n;
     }

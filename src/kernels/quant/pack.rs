@@ -23,7 +23,10 @@ impl QuantMatrix {
     ) -> Result<Self> {
         let blocks = inputs / BLOCK;
         if inputs % BLOCK != 0 || data.len() != outputs * blocks * dtype.type_size() {
-            candle_core::bail!("{} bytes are no [{outputs}, {inputs}] of {dtype:?}", data.len());
+            candle_core::bail!(
+                "{} bytes are no [{outputs}, {inputs}] of {dtype:?}",
+                data.len()
+            );
         }
         let block = |output: usize, b: usize| {
             &data[(output * blocks + b) * dtype.type_size()..][..dtype.type_size()]
@@ -65,7 +68,11 @@ impl QuantMatrix {
             let x = &data[o * inputs + b * BLOCK..][..BLOCK];
             let max = x.iter().fold(0f32, |max, x| max.max(x.abs()));
             let d = f16::from_f32(max / 127.);
-            let inverse = if d > f16::ZERO { d.to_f32().recip() } else { 0. };
+            let inverse = if d > f16::ZERO {
+                d.to_f32().recip()
+            } else {
+                0.
+            };
             tile.set(c, d, |k| (x[k] * inverse).round().clamp(-127., 127.) as i8);
         });
         Ok(Self {

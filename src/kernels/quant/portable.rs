@@ -32,7 +32,11 @@ pub(super) fn product4(
     for (b, tile) in tiles.iter().enumerate() {
         for (i, out) in out[..count].iter_mut().enumerate() {
             let sums = dot(x.block(row + i, b), |at| {
-                i32::from(if at < HALF { tile.q[at] & 15 } else { tile.q[at - HALF] >> 4 })
+                i32::from(if at < HALF {
+                    tile.q[at] & 15
+                } else {
+                    tile.q[at - HALF] >> 4
+                })
             });
             let at = x.at(row + i, b);
             for c in 0..WIDTH {
