@@ -22,12 +22,19 @@ fn smollm2_agrees_with_candles_llama() {
     ];
     for step in 0..16 {
         let new = &tokens[seq.len..];
-        let input = Tensor::new(new, &Device::Cpu).unwrap().unsqueeze(0).unwrap();
+        let input = Tensor::new(new, &Device::Cpu)
+            .unwrap()
+            .unsqueeze(0)
+            .unwrap();
         let reference = theirs.forward(&input, seq.len).unwrap();
         let reference = reference.squeeze(0).unwrap().to_vec1::<f32>().unwrap();
         let ours = rig.feed(&mut seq, &new.to_vec()).pop().unwrap();
         let far = distance(&ours, &reference);
-        println!("step {step}: {far} {} {}", argmax(&ours), argmax(&reference));
+        println!(
+            "step {step}: {far} {} {}",
+            argmax(&ours),
+            argmax(&reference)
+        );
         assert!(far < 5.0, "step {step}: logits differ by {far}");
         assert_eq!(argmax(&ours), argmax(&reference), "step {step}");
         tokens.push(argmax(&ours));

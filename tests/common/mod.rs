@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 /// The real checkpoint. Its absence is a failure, not a reason to skip.
 pub fn smollm2_path() -> PathBuf {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("models/SmolLM2-135M-Instruct.Q4_1.gguf");
+    let path =
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("models/SmolLM2-135M-Instruct.Q4_1.gguf");
     assert!(
         path.exists(),
         "{} is missing: run scripts/fetch-smollm2.sh first",
@@ -69,7 +69,9 @@ impl Rig {
             for (i, &token) in part.tokens.iter().enumerate() {
                 batch.tokens.push(token);
                 batch.positions.push((context + depths[i]) as u32);
-                batch.slots.push(table.slot(context + i, self.kv.block_size));
+                batch
+                    .slots
+                    .push(table.slot(context + i, self.kv.block_size));
                 batch.logits.push((start + i) as u32);
             }
             batch.spans.push(Span {
@@ -122,5 +124,8 @@ pub fn argmax(logits: &[f32]) -> u32 {
 /// The largest difference, and the largest value it stands beside.
 pub fn distance(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0., f32::max)
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0., f32::max)
 }
