@@ -1,6 +1,9 @@
 //! From what the operator names to files on disk.
 
-use std::path::PathBuf;
+use super::hub;
+use super::load::LoadFormat;
+use crate::error::{Error, Result};
+use std::path::{Path, PathBuf};
 
 /// Where a checkpoint lies.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -9,4 +12,121 @@ pub enum ModelSource {
     Folder(PathBuf),
     /// A GGUF file.
     Gguf(PathBuf),
+}
+
+impl ModelSource {
+    /// Finds `spec`: a GGUF file, a folder, a `config.json`, or else a Hugging Face id, which is
+    /// fetched into the usual cache (`HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN` and `HF_HUB_OFFLINE` are
+    /// honoured). `revision` is for the Hub alone. With [`LoadFormat::Dummy`] no weights are looked
+    /// for.
+    ///
+    /// # Errors
+    /// A setup error, in one line, that says what was looked for and what to do.
+    pub fn resolve(spec: &str, revision: Option<&str>, format: LoadFormat) -> Result<Self> {
+        let path = Path::new(spec);
+        if path.is_dir() {
+            return folder(path, format);
+        }
+        if path.is_file() {
+            return file(path);
+        }
+        if looks_like_a_path(spec) {
+            return Err(Error::setup(format!("model '{spec}' does not exist")));
+        }
+        hub::fetch(spec, revision, format == LoadFormat::Auto).map(Self::Folder)
+    }
+}
+
+fn file(path: &Path) -> Result<ModelSource> {
+    match path.extension().and_then(|e| e.to_str()) {
+        Some("gguf") => Ok(ModelSource::Gguf(path.to_owned())),
+        Some("json") => Ok(ModelSource::Folder(path.to_owned())),
+        _ => Err(Error::setup(format!(
+            "model '{}' is neither a .gguf file, a config.json, nor a folder",
+            path.display()
+        ))),
+    }
+}
+
+fn folder(path: &Path, format: LoadFormat) -> Result<ModelSource> {
+    if path.join("config.json").is_file() {
+        return Ok(ModelSource::Folder(path.to_owned()));
+    }
+    let unreadable = |e: std::io::Error| Error::setup(format!("{}: {e}", path.display()));
+    let mut ggufs = Vec::new();
+    for entry in std::fs::read_dir(path).map_err(unreadable)? {
+        let file = entry.map_err(unreadable)?.path();
+        if file.extension().is_some_and(|e| e == "gguf") {
+            ggufs.push(file);
+        }
+    }
+    match ggufs.as_slice() {
+        [only] if format == LoadFormat::Auto => Ok(ModelSource::Gguf(only.clone())),
+        [] => Err(Error::setup(format!(
+            "{} has no config.json and no .gguf file",
+            path.display()
+        ))),
+        _ => Err(Error::setup(format!(
+            "{} has no config.json; name one of its {} .gguf files",
+            path.display(),
+            ggufs.len()
+        ))),
+    }
+}
+
+/// Whether `spec` can only be meant as a path: a Hub id is `name` or `owner/name`.
+fn looks_like_a_path(spec: &str) -> bool {
+    let part_of_an_id = |part: &str| {
+        !part.is_empty()
+            && !part.starts_with('.')
+            && part
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
+    };
+    let ends_like_a_file = [".gguf", ".json", ".safetensors"]
+        .iter()
+        .any(|end| spec.ends_with(end));
+    ends_like_a_file || spec.split('/').count() > 2 || !spec.split('/').all(part_of_an_id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_and_paths_are_told_apart() {
+        for id in ["gpt2", "Qwen/Qwen3-0.6B", "a_b/c.d-1"] {
+            assert!(!looks_like_a_path(id), "{id}");
+        }
+        let paths = [
+            "./x", "../x", "/x", "a/b/c", "x.gguf", "a/x.gguf", "a b", "~/m", "",
+        ];
+        for path in paths {
+            assert!(looks_like_a_path(path), "{path}");
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_named_in_one_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let resolve =
+            |path: &Path| ModelSource::resolve(path.to_str().unwrap(), None, LoadFormat::Auto);
+        let error = resolve(&dir.path().join("no.gguf"))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("no.gguf' does not exist"), "{error}");
+        let error = resolve(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("no config.json and no .gguf"), "{error}");
+
+        let gguf = dir.path().join("one.gguf");
+        std::fs::write(&gguf, "").unwrap();
+        assert_eq!(
+            resolve(dir.path()).unwrap(),
+            ModelSource::Gguf(gguf.clone())
+        );
+        assert_eq!(resolve(&gguf).unwrap(), ModelSource::Gguf(gguf));
+        std::fs::write(dir.path().join("two.gguf"), "").unwrap();
+        let error = resolve(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("name one of its 2"), "{error}");
+    }
 }
