@@ -78,6 +78,8 @@ pub fn run(
     if prompts.is_empty() {
         return Err(Error::setup("there is no prompt to measure"));
     }
+    let runs = 2 * prompts.len() * options.temperatures.len() * options.repeat;
+    println!("{} prompts, {runs} runs", prompts.len());
     for speculate in [true, false] {
         generate(engine, &prompts[0], WARM_UP_TOKENS, 0.0, speculate)?;
     }
@@ -92,9 +94,9 @@ pub fn run(
 
 /// All runs: each prompt at each temperature, both ways, in alternating order.
 fn measure(engine: &EngineHandle, prompts: &[Prompt], options: &Options) -> Result<Vec<Pair>> {
-    let runs = prompts.len() * options.temperatures.len() * options.repeat;
+    let all = prompts.len() * options.temperatures.len() * options.repeat;
     let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} pairs, {eta} left {msg}");
-    let bar = ProgressBar::new(runs as u64).with_style(style.expect("the template is a constant"));
+    let bar = ProgressBar::new(all as u64).with_style(style.expect("the template is a constant"));
     let mut pairs = Vec::new();
     let mut speculate_first = true;
     for &temperature in &options.temperatures {

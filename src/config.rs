@@ -119,7 +119,7 @@ impl Config {
     fn validate(cli: Cli) -> Result<Self> {
         let (options, bench) = match cli.command {
             None => (cli.options, None),
-            Some(CliCommand::Serve(options)) => (options, None),
+            Some(CliCommand::Serve(options)) => (*options, None),
             Some(CliCommand::Bench { options, bench }) => (*options, Some(bench)),
         };
         let name = options.model.clone().ok_or_else(|| {

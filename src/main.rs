@@ -1,1 +1,82 @@
-fn main() {}
+//! CLI -> Config -> load -> serve.
+
+#[path = "main/load.rs"]
+mod load;
+#[path = "main/serve.rs"]
+mod serve;
+
+use foretoken::bench;
+use foretoken::config::{Command, Config, DrafterChoice, Exit};
+use foretoken::error::{Error, Result};
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    let config = match Config::from_args(std::env::args_os()) {
+        Ok(config) => config,
+        Err(Exit::Text(text)) => {
+            say(text.trim_end());
+            return ExitCode::SUCCESS;
+        }
+        Err(Exit::Wrong(e)) => return fail(&e),
+    };
+    start_log(&config.command);
+    match run(&config) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => fail(&e),
+    }
+}
+
+fn run(config: &Config) -> Result<()> {
+    let loaded = load::load(config)?;
+    match &config.command {
+        Command::Serve => serve::serve(config, loaded),
+        Command::Bench(options) => {
+            let names = bench::Names {
+                model: config.served_model_name.clone(),
+                drafter: match &config.drafter {
+                    Some(DrafterChoice::Model(choice)) => choice.name.clone(),
+                    Some(DrafterChoice::Ngram { min, max }) => format!("ngram ({min} to {max})"),
+                    None => "nothing".into(),
+                },
+                device: loaded.device,
+            };
+            bench::run(&loaded.engine, loaded.text.as_ref(), &names, options)
+        }
+    }
+}
+
+/// Logs go to stderr, at the level that RUST_LOG sets. A bench's requests are not news.
+fn start_log(command: &Command) {
+    let level = match command {
+        Command::Serve => "foretoken=info,warn",
+        Command::Bench(_) => "warn",
+    };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
+}
+
+/// One line on stdout. Whoever reads it may have gone; that is no reason to stop.
+fn say(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+/// One line on stderr, whatever a library's message looks like. 2 = the operator can mend it.
+fn fail(e: &Error) -> ExitCode {
+    let text = e.to_string();
+    let lines: Vec<_> = text
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .collect();
+    let _ = writeln!(std::io::stderr(), "error: {}", lines.join("; "));
+    ExitCode::from(match e {
+        Error::Internal(_) => 1,
+        Error::Setup(_) | Error::Request { .. } => 2,
+    })
+}

@@ -27,7 +27,7 @@ pub struct Cli {
 pub enum CliCommand {
     /// Serve (the same as no subcommand).
     #[command(args_override_self = true)]
-    Serve(#[command(flatten)] Options),
+    Serve(#[command(flatten)] Box<Options>),
     /// Measure speculative against plain decoding, one request at a time.
     #[command(args_override_self = true)]
     Bench {
@@ -167,7 +167,7 @@ pub struct Options {
     #[arg(
         long,
         value_name = "SIZE",
-        default_value = "4MiB",
+        default_value = "2MiB",
         help_heading = "HTTP"
     )]
     pub max_body_bytes: ByteSize,

@@ -1,0 +1,110 @@
+//! The listener, the signals, and what the operator is told.
+
+use crate::load::Loaded;
+use crate::say;
+use foretoken::config::{Config, HttpOptions};
+use foretoken::engine::EngineHandle;
+use foretoken::error::{Error, Result};
+use foretoken::http::{self, AppState};
+use foretoken::text::Text;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// Listens until a signal comes.
+pub fn serve(config: &Config, loaded: Loaded) -> Result<()> {
+    let Loaded { engine, text, .. } = loaded;
+    let text = text.ok_or_else(|| {
+        Error::setup("serving needs a tokenizer.json beside config.json; bench --random-prompts does without")
+    })?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| Error::setup(format!("cannot start the runtime: {e}")))?;
+    runtime.block_on(async {
+        let listener = listen(&config.http).await?;
+        let signals = StopSignals::new()?;
+        say(&invitation(config, &text, &listener)?);
+        let names = vec![config.served_model_name.clone()];
+        let state = AppState::new(engine.clone(), Arc::new(text), names)
+            .with_api_key(config.http.api_key.clone())
+            .with_max_body_bytes(config.http.max_body_bytes);
+        let shutdown = signals.first_then_abort(engine);
+        http::serve(listener, state, shutdown, config.http.shutdown_timeout).await
+    })
+}
+
+async fn listen(http: &HttpOptions) -> Result<TcpListener> {
+    let (host, port) = (http.host.as_str(), http.port);
+    TcpListener::bind((host, port)).await.map_err(|e| {
+        let what = match e.kind() {
+            std::io::ErrorKind::AddrInUse => {
+                "another program has this port; choose one with --port".into()
+            }
+            _ => e.to_string(),
+        };
+        Error::setup(format!("cannot listen on {host}, port {port}: {what}"))
+    })
+}
+
+/// The last line of the start-up: where, and a command to paste.
+fn invitation(config: &Config, text: &Text, listener: &TcpListener) -> Result<String> {
+    let mut address = listener
+        .local_addr()
+        .map_err(|e| Error::setup(format!("the listener has no address: {e}")))?;
+    if address.ip().is_unspecified() {
+        let loopback: SocketAddr = ([127, 0, 0, 1], address.port()).into();
+        address = loopback;
+    }
+    let (path, prompt) = if text.has_chat_template() {
+        let messages = serde_json::json!([{"role": "user", "content": "Why is the sky blue?"}]);
+        ("chat/completions", ("messages", messages))
+    } else {
+        ("completions", ("prompt", "The sky is blue because".into()))
+    };
+    let model = serde_json::Value::from(config.served_model_name.as_str());
+    let key = match config.http.api_key {
+        Some(_) => " -H \"Authorization: Bearer $FORETOKEN_API_KEY\"",
+        None => "",
+    };
+    Ok(format!(
+        "foretoken serves http://{address} - try: curl http://{address}/v1/{path} -H 'Content-Type: application/json'{key} -d '{{\"model\":{model},\"{}\":{},\"max_tokens\":64}}'",
+        prompt.0, prompt.1
+    ))
+}
+
+/// SIGTERM and SIGINT.
+struct StopSignals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl StopSignals {
+    /// From now on the signals no longer kill.
+    fn new() -> Result<Self> {
+        let listen =
+            |kind| signal(kind).map_err(|e| Error::setup(format!("cannot wait for signals: {e}")));
+        Ok(Self {
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+
+    /// Completes at the first signal; a second one ends what still runs.
+    async fn first_then_abort(mut self, engine: EngineHandle) {
+        self.next().await;
+        tokio::spawn(async move {
+            self.next().await;
+            tracing::warn!("second signal: aborting what runs");
+            engine.abort();
+        });
+    }
+}

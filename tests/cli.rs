@@ -1,0 +1,256 @@
+//! The binary: one readable line for every mistake, and one run from flags to SIGTERM.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const SMOLLM2: &str = "models/SmolLM2-135M-Instruct.Q4_1.gguf";
+
+fn foretoken() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_foretoken"));
+    command
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .env_remove("FORETOKEN_API_KEY")
+        .env_remove("RUST_LOG")
+        .stdin(Stdio::null());
+    command
+}
+
+fn run(line: &str) -> Output {
+    foretoken().args(line.split_whitespace()).output().unwrap()
+}
+
+/// The one line on stderr with which `line` was refused.
+#[track_caller]
+fn refused(line: &str) -> String {
+    let output = run(line);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "`{line}`: {stderr}");
+    // Loading may have been logged before; what is wrong stands in one line.
+    let errors: Vec<_> = stderr.lines().filter(|l| !l.contains(" INFO ")).collect();
+    assert_eq!(errors.len(), 1, "`{line}`: {stderr}");
+    assert!(errors[0].starts_with("error: "), "`{line}`: {stderr}");
+    assert!(!stderr.contains("panicked"), "`{line}`: {stderr}");
+    errors[0].to_owned()
+}
+
+#[track_caller]
+fn refused_with(line: &str, needle: &str) {
+    let error = refused(line);
+    assert!(error.contains(needle), "`{line}`: {error}");
+}
+
+fn smollm2() -> PathBuf {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(SMOLLM2);
+    assert!(
+        path.exists(),
+        "{SMOLLM2} is missing: run ./scripts/fetch-smollm2.sh first"
+    );
+    path
+}
+
+#[test]
+fn help_and_version_are_no_errors() {
+    let help = run("--help");
+    let text = String::from_utf8(help.stdout).unwrap();
+    assert!(
+        help.status.success() && text.contains("--speculative-decoding"),
+        "{text}"
+    );
+    let version = run("--version");
+    let text = String::from_utf8(version.stdout).unwrap();
+    assert!(
+        version.status.success() && text.starts_with("foretoken "),
+        "{text}"
+    );
+    let help = run("bench --help");
+    let text = String::from_utf8(help.stdout).unwrap();
+    assert!(
+        help.status.success() && text.contains("--temperatures"),
+        "{text}"
+    );
+}
+
+#[test]
+fn wrong_flags() {
+    refused_with("", "--model is missing");
+    refused_with("--modle x", "--modle");
+    refused_with("--model x --port many", "--port");
+    refused_with("--model x --draft-model y", "add --speculative-decoding");
+    refused_with("--model x --speculative-decoding", "--drafter ngram");
+    refused_with(
+        "--model x --speculative-decoding --drafter ngram --spec-length 0",
+        "leave out --speculative-decoding",
+    );
+    refused_with(
+        "--model x --kv-cache-memory 1GiB --num-blocks 9",
+        "leave one out",
+    );
+    refused_with("--model x --max-num-batched-tokens 3", "at least 64");
+    refused_with("--model x --device gpu", "gpu");
+    refused_with("--config no/such/file.toml", "no/such/file.toml");
+    refused_with(
+        "bench --model x --speculative-decoding --drafter ngram",
+        "--prompts",
+    );
+}
+
+#[test]
+fn wrong_models() {
+    refused_with("--model no/such/model.gguf", "no/such/model.gguf");
+    refused_with("--model ./no-such-folder", "no-such-folder");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("broken.gguf");
+    std::fs::write(&path, "no GGUF").unwrap();
+    refused_with(&format!("--model {}", path.display()), "broken.gguf");
+    refused_with(&format!("--model {}", folder.path().display()), ".json");
+}
+
+#[test]
+fn too_little_memory_and_a_taken_port() {
+    let model = smollm2();
+    let model = model.display();
+    refused_with(
+        &format!("--model {model} --kv-cache-memory 1KiB"),
+        "raise --kv-cache-memory",
+    );
+    refused_with(
+        &format!("--model {model} --num-blocks 4 --max-model-len 1000"),
+        "64 tokens and --max-model-len is 1000",
+    );
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    refused_with(
+        &format!("--model {model} --port {port}"),
+        "choose one with --port",
+    );
+}
+
+/// A running server; killed if a test fails.
+struct Server {
+    child: Child,
+    address: String,
+    /// The last line of its start-up.
+    invitation: String,
+}
+
+impl Server {
+    fn start(flags: &str) -> Self {
+        let mut child = foretoken()
+            .env("RUST_LOG", "warn")
+            .args(["--model", smollm2().to_str().unwrap(), "--port", "0"])
+            .args(flags.split_whitespace())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut invitation = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap())
+            .read_line(&mut invitation)
+            .unwrap();
+        let address = invitation
+            .split_once("http://")
+            .and_then(|(_, rest)| rest.split_once(' '))
+            .map(|(address, _)| address.to_owned())
+            .unwrap_or_else(|| panic!("no address in {invitation:?}"));
+        Self {
+            child,
+            address,
+            invitation,
+        }
+    }
+
+    /// The whole answer to `body`, headers included.
+    fn post(&self, path: &str, body: &str) -> String {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(120)))
+            .unwrap();
+        write!(
+            stream,
+            "POST {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            self.address,
+            body.len()
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    /// Sends `signal` and waits for the exit code.
+    fn stop(&mut self, signal: &str, patience: Duration) -> Option<i32> {
+        let kill = format!("kill -{signal} {}", self.child.id());
+        assert!(
+            Command::new("sh")
+                .args(["-c", &kill])
+                .status()
+                .unwrap()
+                .success()
+        );
+        let started = Instant::now();
+        while started.elapsed() < patience {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        panic!("still running {patience:?} after SIG{signal}");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn serves_speculatively_until_a_signal() {
+    let mut server = Server::start("--speculative-decoding --drafter ngram --shutdown-timeout 20");
+    let (_, body) = server.invitation.split_once(" -d '").unwrap();
+    let body = body.trim_end().trim_end_matches('\'');
+    let path = "/v1/chat/completions";
+    assert!(server.invitation.contains(path), "{}", server.invitation);
+
+    // What the start-up tells people to paste.
+    let answer = server.post(path, body);
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert!(answer.contains("\"assistant\""), "{answer}");
+
+    let mut request: serde_json::Value = serde_json::from_str(body).unwrap();
+    request["stream"] = true.into();
+    request["temperature"] = 0.into();
+    request["max_tokens"] = 12.into();
+    let answer = server.post(path, &request.to_string());
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert!(answer.contains("text/event-stream"), "{answer}");
+    let events: Vec<_> = answer
+        .lines()
+        .filter_map(|l| l.strip_prefix("data: "))
+        .collect();
+    assert_eq!(events.last(), Some(&"[DONE]"), "{answer}");
+    assert!(events.len() > 2, "{answer}");
+
+    assert_eq!(server.stop("TERM", Duration::from_secs(25)), Some(0));
+}
+
+#[test]
+fn ctrl_c_ends_an_idle_server_at_once() {
+    let mut server = Server::start("--api-key secret");
+    assert!(
+        server.invitation.contains("Authorization"),
+        "{}",
+        server.invitation
+    );
+    assert!(
+        !server.invitation.contains("secret"),
+        "{}",
+        server.invitation
+    );
+    let answer = server.post("/v1/completions", r#"{"prompt": "a", "max_tokens": 1}"#);
+    assert!(answer.starts_with("HTTP/1.1 401"), "{answer}");
+    assert_eq!(server.stop("INT", Duration::from_secs(10)), Some(0));
+}
