@@ -40,7 +40,7 @@ fn run(config: &Config) -> Result<()> {
                     Some(DrafterChoice::Ngram { min, max }) => format!("ngram ({min} to {max})"),
                     None => "nothing".into(),
                 },
-                device: loaded.device,
+                device: loaded.device.into(),
             };
             bench::run(&loaded.engine, loaded.text.as_ref(), &names, options)
         }

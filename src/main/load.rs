@@ -15,7 +15,7 @@ pub struct Loaded {
     pub engine: EngineHandle,
     /// `None`: dummy weights without a tokenizer, good enough to measure.
     pub text: Option<Text>,
-    pub device: String,
+    pub device: &'static str,
 }
 
 /// Everything between the flags and a running engine.
@@ -55,7 +55,7 @@ pub fn load(config: &Config) -> Result<Loaded> {
     Ok(Loaded {
         engine,
         text,
-        device: format!("{:?}", device.location()),
+        device: if device.is_cpu() { "cpu" } else { "cuda" },
     })
 }
 

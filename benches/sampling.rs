@@ -1,0 +1,78 @@
+//! What every generated token goes through besides the forward: logits to a distribution, and the
+//! check of a draft, at the vocabulary of Llama 3.
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use foretoken::sampling::{Dist, History, Rng, SamplingParams, distribution, mix};
+use foretoken::spec::{Draft, verify};
+use std::hint::black_box;
+
+const VOCAB: u64 = 128_256;
+const DRAFTED: u64 = 5;
+
+/// Noise with a few likely tokens, as a model gives it.
+fn logits(seed: u64) -> Vec<f32> {
+    let uniform = |i| ((mix(seed ^ mix(i)) >> 40) as f32 + 0.5) / (1 << 24) as f32;
+    (0..VOCAB).map(|i| -4.0 * uniform(i).ln() - 8.0).collect()
+}
+
+fn sampling(c: &mut Criterion) {
+    let logits = logits(1);
+    let plain = SamplingParams::default();
+    let kinds = [
+        (
+            "greedy",
+            SamplingParams {
+                temperature: 0.0,
+                ..plain.clone()
+            },
+        ),
+        (
+            "temperature",
+            SamplingParams {
+                temperature: 0.8,
+                ..plain.clone()
+            },
+        ),
+        (
+            "top-p",
+            SamplingParams {
+                top_p: 0.9,
+                ..plain.clone()
+            },
+        ),
+        ("top-k", SamplingParams { top_k: 40, ..plain }),
+    ];
+    let mut group = c.benchmark_group("distribution");
+    for (name, params) in kinds {
+        let history = History::new(&params, &[1, 2, 3], 3);
+        group.bench_function(name, |b| {
+            b.iter(|| distribution(black_box(&logits), &params, &history));
+        });
+    }
+    group.finish();
+}
+
+fn verifying(c: &mut Criterion) {
+    let params = SamplingParams::default();
+    let history = History::new(&params, &[1], 1);
+    let dist = |seed| -> Dist { distribution(&logits(seed), &params, &history) };
+    let target: Vec<Dist> = (0..=DRAFTED).map(dist).collect();
+    let rng = Rng {
+        seed: 1,
+        position: 7,
+    };
+    let mut draft = Draft::default();
+    for (place, q) in target.iter().take(DRAFTED as usize).enumerate() {
+        draft.push(q.sample(0.1 + place as f64 / 10.0), q.clone());
+    }
+    c.bench_function("verify, all accepted", |b| {
+        b.iter(|| verify(black_box(&draft), &target, &rng));
+    });
+    let other: Vec<Dist> = (100..=100 + DRAFTED).map(dist).collect();
+    c.bench_function("verify, another distribution", |b| {
+        b.iter(|| verify(black_box(&draft), &other, &rng));
+    });
+}
+
+criterion_group!(benches, sampling, verifying);
+criterion_main!(benches);
