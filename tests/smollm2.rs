@@ -1,0 +1,158 @@
+//! The engine on a real model: SmolLM2-135M, drafted by itself, by n-grams and by nonsense.
+
+mod common;
+
+use common::rig::{prompt as noise, smollm2, smollm2_path};
+use common::{assert_idle, collect, greedy, run, sampled};
+use foretoken::engine::{self, EngineHandle, EngineOptions, Request};
+use foretoken::model::toy::ToyModel;
+use foretoken::spec::{DraftModel, Drafter, NgramDrafter};
+use foretoken::text::Text;
+
+const BLOCKS: usize = 512;
+const BLOCK_SIZE: usize = 16;
+
+/// Drafters by name: right always, right sometimes, right never.
+fn drafter(name: &str) -> Option<Box<dyn Drafter>> {
+    let draft_model = |model| DraftModel::new(model, BLOCKS, BLOCK_SIZE, 256).unwrap();
+    match name {
+        "itself" => Some(Box::new(draft_model(smollm2()))),
+        "ngram" => Some(Box::new(NgramDrafter::new(1, 3))),
+        "nonsense" => Some(Box::new(draft_model(Box::new(ToyModel::new(
+            49_152, 8192, 1, 0.0,
+        ))))),
+        _ => None,
+    }
+}
+
+fn start(name: &str, spec_length: usize) -> EngineHandle {
+    let options = EngineOptions {
+        max_num_seqs: 16,
+        max_num_batched_tokens: 256,
+        spec_length,
+        ..EngineOptions::default()
+    };
+    engine::spawn(smollm2(), drafter(name), BLOCKS, BLOCK_SIZE, options).unwrap()
+}
+
+/// Eight short tasks, in the model's own template.
+fn prompts() -> Vec<Vec<u32>> {
+    let text = Text::from_gguf(&smollm2_path()).unwrap();
+    let tasks = [
+        "What is the capital of France?",
+        "Count from one to ten.",
+        "Repeat after me: red green blue red green blue red green blue",
+        "Write a haiku about the sea.",
+        "Translate to French: the cat sits on the table, the dog sits on the chair.",
+        "def fibonacci(n):",
+        "List three fruits and say why each is healthy.",
+        "Summarize: The quick brown fox jumps over the lazy dog. The lazy dog sleeps.",
+    ];
+    let ids = |task: &str| {
+        let message = serde_json::json!({"role": "user", "content": task});
+        let rendered = text
+            .render_chat(&[message], true, &Default::default())
+            .unwrap();
+        text.encode(&rendered, false).unwrap()
+    };
+    tasks.map(ids).to_vec()
+}
+
+fn texts(engine: &EngineHandle, requests: Vec<Request>) -> Vec<Vec<u32>> {
+    let receivers = engine.submit_all(requests).unwrap();
+    receivers.into_iter().map(|r| collect(r).ids()).collect()
+}
+
+/// Promise 1 on real logits: the greedy text is the same with every drafter, alone and among 16.
+#[test]
+fn greedy_parity_alone_and_sixteen_at_once() {
+    const TOKENS: usize = 24;
+    let prompts = prompts();
+    let plain = start("nothing", 0);
+    let alone: Vec<Vec<u32>> = prompts
+        .iter()
+        .map(|prompt| run(&plain, greedy(prompt, TOKENS)).ids())
+        .collect();
+    assert_idle(&plain);
+    for name in ["itself", "ngram", "nonsense"] {
+        let engine = start(name, 4);
+        for (prompt, want) in prompts.iter().zip(&alone) {
+            let answer = run(&engine, greedy(prompt, TOKENS));
+            assert_eq!(&answer.ids(), want, "{name}");
+            match name {
+                "itself" => assert_eq!(answer.spec.alpha(), 1.0, "it agrees with itself"),
+                "nonsense" => assert_eq!(answer.spec.accepted, 0),
+                _ => {}
+            }
+        }
+        let twice = prompts.iter().chain(&prompts);
+        let at_once = texts(&engine, twice.map(|p| greedy(p, TOKENS)).collect());
+        for (i, text) in at_once.iter().enumerate() {
+            assert_eq!(
+                text,
+                &alone[i % prompts.len()],
+                "{name}, 16 at once, prompt {i}"
+            );
+        }
+        assert_idle(&engine);
+    }
+}
+
+/// Promise 3 on real logits: a seed gives the same text alone and in company, with penalties and
+/// truncation; and a draft that is the target itself is accepted always.
+#[test]
+fn seeded_text_is_the_same_in_company() {
+    let engine = start("itself", 4);
+    let prompts = prompts();
+    let request = |i: usize| {
+        let mut request = sampled(&prompts[i], 24, 7 + i as u64);
+        request.params.top_p = 0.9;
+        request.params.top_k = 50;
+        request.params.repetition_penalty = 1.1;
+        request
+    };
+    let alone: Vec<Vec<u32>> = (0..4)
+        .map(|i| {
+            let answer = run(&engine, request(i));
+            assert_eq!(answer.spec.accepted, answer.spec.tested);
+            answer.ids()
+        })
+        .collect();
+    let mut requests: Vec<Request> = (0..4).map(request).collect();
+    requests.extend((0..8).map(|i| greedy(&noise(20 + 9 * i, i as u32), 24)));
+    let together = texts(&engine, requests);
+    assert_eq!(together[..4], alone);
+    assert_idle(&engine);
+}
+
+/// What the issue asks to be shown: 64 concurrent streams of mixed prompts finish, each text is
+/// what it is alone, and both pools are empty at the end. The pool is too small for all of them.
+#[test]
+fn sixty_four_streams_say_what_each_says_alone() {
+    let options = EngineOptions {
+        max_num_seqs: 64,
+        max_num_batched_tokens: 512,
+        spec_length: 3,
+        ..EngineOptions::default()
+    };
+    let blocks = 120;
+    let engine = engine::spawn(smollm2(), drafter("ngram"), blocks, BLOCK_SIZE, options).unwrap();
+    let prompts = prompts();
+    let requests: Vec<Request> = (0..64)
+        .map(|i| match i % 4 {
+            0 => greedy(&noise(5 + i, i as u32), 8 + i % 16),
+            _ => greedy(&prompts[i % 8], 8 + i % 16),
+        })
+        .collect();
+    let together = texts(&engine, requests.clone());
+    assert_idle(&engine);
+    for (i, (request, text)) in requests.into_iter().zip(together).enumerate() {
+        let plain = Request {
+            spec_length: Some(0),
+            ..request
+        };
+        assert_eq!(run(&engine, plain).ids(), text, "request {i}");
+    }
+    assert!(engine.stats().preemptions.get() > 0, "the pool was roomy");
+    assert_idle(&engine);
+}
