@@ -128,6 +128,44 @@ fn too_little_memory_and_a_taken_port() {
     );
 }
 
+/// A model small enough to invent, without a tokenizer.
+const TINY: &str = r#"{
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 96,
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false
+}"#;
+
+#[test]
+fn bench_measures_dummy_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("config.json"), TINY).unwrap();
+    let json = folder.path().join("out.json");
+    let model = folder.path().display();
+    let flags = format!("--model {model} --load-format dummy --num-blocks 64");
+    refused_with(&flags, "tokenizer.json");
+
+    let output = run(&format!(
+        "bench {flags} --speculative-decoding --draft-model {model} --spec-length 3 \
+         --random-prompts 2 --prompt-tokens 20 --max-tokens 24 --json {}",
+        json.display()
+    ));
+    let table = String::from_utf8_lossy(&output.stdout);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    assert!(
+        table.contains("temperature 1") && table.contains("overall"),
+        "{table}"
+    );
+    let report: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
+    let greedy = &report["temperatures"][0]["overall"];
+    assert_eq!(greedy["prompts"], 2, "{report}");
+    // The target drafts for itself, so every greedy draft is right.
+    assert_eq!(greedy["alpha"], 1.0, "{report}");
+    assert!(greedy["c"].as_f64().is_some_and(|c| c > 0.0), "{report}");
+}
+
 /// A running server; killed if a test fails.
 struct Server {
     child: Child,
