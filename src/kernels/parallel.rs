@@ -1,14 +1,196 @@
-//! Sharing work among candle's own CPU threads.
+//! Threads for kernels.
+//!
+//! A decode step is hundreds of short parallel loops, on machines where other programs run too. So
+//! the threads spin for a moment between loops instead of going to sleep, and no loop waits for a
+//! thread that has not begun with it: whoever calls works through all items that nobody else takes.
+//! (candle's pool and a plain barrier wait for every thread; one that the system has put aside then
+//! stops everything for a time slice, hundreds of times a step.)
 
-use candle_core::utils::barrier_pool;
+use std::cell::{Cell, UnsafeCell};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, TryLockError};
+use std::thread::{Builder, Thread};
 
-/// Calls `work` once for each of `0..items`, in parallel where `heavy`. candle's pool spins between
-/// calls, so a call costs about a microsecond; a step makes hundreds.
+/// How long an idle thread spins before it sleeps: about a tenth of a millisecond.
+const SPINS: usize = 4000;
+/// Pieces a thread takes a loop in: few enough to be cheap, enough to end together.
+const PIECES: usize = 8;
+
+/// Calls `work` once for each of `0..items`, in parallel where `heavy`. Inside of `work`, and while
+/// another thread has the pool, the caller does it alone.
 pub(super) fn for_each(items: usize, heavy: bool, work: impl Fn(usize) + Sync) {
-    if heavy && items > 1 {
-        barrier_pool().execute_chunked(items, |range| range.for_each(&work));
-    } else {
-        (0..items).for_each(work);
+    let pool = Pool::get();
+    if !heavy || items < 2 || pool.workers.is_empty() || BUSY.get() {
+        return (0..items).for_each(work);
+    }
+    let _caller = match pool.callers.try_lock() {
+        Ok(guard) => guard,
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => return (0..items).for_each(work),
+    };
+    let piece = items.div_ceil((pool.workers.len() + 1) * PIECES);
+    let next = AtomicUsize::new(0);
+    pool.run(&|| {
+        loop {
+            let start = next.fetch_add(piece, Ordering::Relaxed);
+            if start >= items {
+                return;
+            }
+            (start..items.min(start + piece)).for_each(&work);
+        }
+    });
+}
+
+thread_local! {
+    /// Whether this thread is inside a loop of the pool.
+    static BUSY: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What the workers are to run, as long as the gate is open.
+type Job = *const (dyn Fn() + Sync);
+
+/// Flag of [`Pool::gate`]: workers may enter. Above it is the number of the loop, below it the
+/// number of workers inside.
+const OPEN: u64 = 1 << 31;
+const INSIDE: u64 = OPEN - 1;
+
+struct Pool {
+    workers: Vec<Worker>,
+    gate: AtomicU64,
+    /// Written by the caller while the gate is closed and nobody is inside.
+    job: UnsafeCell<Option<Job>>,
+    callers: Mutex<()>,
+    panicked: AtomicBool,
+}
+
+#[derive(Default)]
+struct Worker {
+    asleep: AtomicBool,
+    thread: OnceLock<Thread>,
+}
+
+// SAFETY: `job` is the only part that is not; its comment and `run` say when it is touched.
+unsafe impl Sync for Pool {}
+// SAFETY: as above.
+unsafe impl Send for Pool {}
+
+impl Pool {
+    fn get() -> &'static Pool {
+        static POOL: OnceLock<&'static Pool> = OnceLock::new();
+        POOL.get_or_init(|| {
+            let workers = candle_core::utils::get_num_threads().saturating_sub(1);
+            let pool: &'static Pool = Box::leak(Box::new(Pool {
+                workers: (0..workers).map(|_| Worker::default()).collect(),
+                gate: AtomicU64::new(0),
+                job: UnsafeCell::new(None),
+                callers: Mutex::new(()),
+                panicked: AtomicBool::new(false),
+            }));
+            for (i, worker) in pool.workers.iter().enumerate() {
+                let name = format!("kernel-{i}");
+                // Without a thread the others do its share.
+                if let Ok(handle) = Builder::new().name(name).spawn(move || pool.serve(worker)) {
+                    let _ = worker.thread.set(handle.thread().clone());
+                }
+            }
+            pool
+        })
+    }
+
+    /// Runs `job` here and on every worker that comes in time. The caller holds `callers`.
+    fn run(&self, job: &(dyn Fn() + Sync)) {
+        // SAFETY: only the lifetime changes. Workers use the job only inside the gate, and `Leave`
+        // closes it and waits for them before this function ends, also by a panic.
+        let job: &'static (dyn Fn() + Sync) = unsafe { std::mem::transmute(job) };
+        // SAFETY: the gate is closed and nobody is inside: the last `Leave` has seen to that.
+        unsafe { *self.job.get() = Some(std::ptr::from_ref(job)) };
+        let number = (self.gate.load(Ordering::Relaxed) >> 32).wrapping_add(1);
+        self.gate.store(number << 32 | OPEN, Ordering::SeqCst);
+        for worker in &self.workers {
+            if worker.asleep.swap(false, Ordering::SeqCst)
+                && let Some(thread) = worker.thread.get()
+            {
+                thread.unpark();
+            }
+        }
+        let leave = Leave(self);
+        BUSY.set(true);
+        job();
+        drop(leave);
+        if self.panicked.swap(false, Ordering::Relaxed) {
+            panic!("a kernel thread has panicked");
+        }
+    }
+
+    /// A worker's life.
+    fn serve(&self, me: &Worker) {
+        BUSY.set(true);
+        let mut last = 0;
+        loop {
+            let gate = self.wait(me, last);
+            let enter =
+                self.gate
+                    .compare_exchange(gate, gate + 1, Ordering::SeqCst, Ordering::Relaxed);
+            if enter.is_err() {
+                continue;
+            }
+            last = gate >> 32;
+            // SAFETY: inside the gate the job is set and alive, see `run`.
+            let job = unsafe { (*self.job.get()).map(|job| &*job) };
+            if let Some(job) = job
+                && catch_unwind(AssertUnwindSafe(job)).is_err()
+            {
+                self.panicked.store(true, Ordering::Relaxed);
+            }
+            self.gate.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    /// Waits for an open gate of another loop than `last`: spins, then sleeps.
+    fn wait(&self, me: &Worker, last: u64) -> u64 {
+        let mut spins = 0;
+        let mut seen = last;
+        loop {
+            let gate = self.gate.load(Ordering::SeqCst);
+            if gate & OPEN != 0 && gate >> 32 != last {
+                me.asleep.store(false, Ordering::Relaxed);
+                return gate;
+            }
+            if gate >> 32 != seen {
+                // A loop was missed, so more are coming.
+                (seen, spins) = (gate >> 32, 0);
+            }
+            spins += 1;
+            if spins < SPINS {
+                std::hint::spin_loop();
+            } else if !me.asleep.swap(true, Ordering::SeqCst) {
+                // Once more round the loop: the gate may have opened before the flag was seen.
+            } else {
+                std::thread::park();
+                spins = 0;
+            }
+        }
+    }
+}
+
+/// Closes the gate and waits for those inside.
+struct Leave<'a>(&'a Pool);
+
+impl Drop for Leave<'_> {
+    fn drop(&mut self) {
+        BUSY.set(false);
+        self.0.gate.fetch_and(!OPEN, Ordering::SeqCst);
+        let mut spins = 0;
+        while self.0.gate.load(Ordering::Acquire) & INSIDE != 0 {
+            spins += 1;
+            if spins < SPINS {
+                std::hint::spin_loop();
+            } else {
+                // Whoever is inside may wait for this very core.
+                std::thread::yield_now();
+            }
+        }
     }
 }
 
@@ -39,5 +221,42 @@ impl<T> Shared<T> {
         assert!(start + len <= self.len, "outside the shared buffer");
         // SAFETY: inside the buffer, and disjoint by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each item once, from several callers at once, with pauses in which the workers fall asleep.
+    #[test]
+    fn every_item_is_done_once() {
+        std::thread::scope(|scope| {
+            for caller in 0..3 {
+                scope.spawn(move || {
+                    for round in 0..2000 {
+                        let items = 1 + (round * 7 + caller) % 100;
+                        let done: Vec<AtomicUsize> = (0..items).map(|_| 0.into()).collect();
+                        for_each(items, true, |i| {
+                            done[i].fetch_add(1, Ordering::Relaxed);
+                            for_each(2, true, |_| ());
+                        });
+                        assert!(done.iter().all(|n| n.load(Ordering::Relaxed) == 1));
+                        if round % 500 == 0 {
+                            std::thread::sleep(std::time::Duration::from_millis(2));
+                        }
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_breaks_nothing() {
+        for _ in 0..100 {
+            let result = catch_unwind(|| for_each(64, true, |i| assert_ne!(i, 63, "on purpose")));
+            assert!(result.is_err());
+            for_each(64, true, |_| ());
+        }
     }
 }
