@@ -31,9 +31,15 @@ enum Product {
     Quantized(QMatMul),
 }
 
-/// Rows that candle's CPU products are called with: within these bounds they give a row the same
-/// bits, while a single row, or more rows, may take another kernel (measured; see `tests/rows.rs`).
-const CANDLE_ROWS: (usize, usize) = (2, 31);
+/// Most rows that candle's CPU products are called with. Up to here they give a row the same bits
+/// whatever the count (measured; `tests/rows.rs` guards it), if it is not below [`fewest_rows`].
+const MOST_ROWS: usize = 31;
+
+/// Fewest rows that keep candle's CPU products on the kernels that longer calls use. A single row
+/// takes another one; so do dense products of up to 256 results.
+fn fewest_rows(outputs: usize) -> usize {
+    (256 / outputs.max(1) + 1).max(2)
+}
 
 impl Linear {
     /// A linear layer; `bias` is `[outputs]` in the compute dtype.
@@ -56,8 +62,8 @@ impl Linear {
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let y = match &self.weight {
             Product::Tiled(w) => w.matmul(&x.to_dtype(DType::F32)?)?.to_dtype(x.dtype())?,
-            Product::Dense(w) => by_rows(x, |x| x.matmul(&w.t()?))?,
-            Product::Quantized(w) => by_rows(x, |x| w.forward(x))?,
+            Product::Dense(w) => by_rows(x, fewest_rows(w.dim(0)?), |x| x.matmul(&w.t()?))?,
+            Product::Quantized(w) => by_rows(x, 2, |x| w.forward(x))?,
         };
         Ok(match &self.bias {
             Some(bias) => y.broadcast_add(bias)?,
@@ -66,13 +72,15 @@ impl Linear {
     }
 }
 
-/// Applies `product` to runs of rows that it treats alike. A GPU takes all rows at once.
+/// Applies `product` to runs of rows that it treats alike; runs of less than `fewest` rows are filled
+/// up with zeros. A GPU takes all rows at once.
 fn by_rows(
     x: &Tensor,
+    fewest: usize,
     product: impl Fn(&Tensor) -> candle_core::Result<Tensor>,
 ) -> candle_core::Result<Tensor> {
     let rows = x.dim(0)?;
-    let (fewest, most) = CANDLE_ROWS;
+    let most = MOST_ROWS.max(fewest);
     if !x.device().is_cpu() || (fewest..=most).contains(&rows) {
         return product(x);
     }
@@ -81,7 +89,8 @@ fn by_rows(
         let len = most.min(rows - start);
         let part = x.narrow(0, start, len)?;
         parts.push(if len < fewest {
-            product(&Tensor::cat(&[&part, &part], 0)?)?.narrow(0, 0, len)?
+            let filled = part.pad_with_zeros(0, 0, fewest - len)?;
+            product(&filled.contiguous()?)?.narrow(0, 0, len)?
         } else {
             product(&part.contiguous()?)?
         });

@@ -4,7 +4,7 @@ pub mod config;
 pub mod decoder;
 mod gguf;
 mod hub;
-mod linear;
+pub mod linear;
 pub mod load;
 pub mod source;
 pub mod toy;

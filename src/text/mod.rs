@@ -36,7 +36,8 @@ pub struct SpecialIds {
 }
 
 impl Text {
-    /// Puts the parts together. `chat_template` is Jinja source.
+    /// Puts the parts together. `chat_template` is Jinja source; its `eos_token` is the first of
+    /// the EOS ids as given here.
     ///
     /// # Errors
     /// `Setup`, if the decoder is of a kind we cannot stream or the template does not parse.
@@ -50,11 +51,11 @@ impl Text {
         tokenizer
             .with_truncation(None)
             .map_err(|e| Error::setup(format!("tokenizer: {e}")))?;
+        let name = |id: Option<u32>| id.and_then(|id| tokenizer.id_to_token(id));
+        let (bos, eos) = (name(special.bos), name(special.eos.first().copied()));
         special.eos.sort_unstable();
         special.eos.dedup();
         let pieces = Pieces::of(&tokenizer)?;
-        let name = |id: Option<u32>| id.and_then(|id| tokenizer.id_to_token(id));
-        let (bos, eos) = (name(special.bos), name(special.eos.first().copied()));
         let template = chat_template
             .map(|source| ChatTemplate::new(source, bos.as_deref(), eos.as_deref()))
             .transpose()?;

@@ -185,22 +185,22 @@ fn a_folder_is_read_in_all_its_forms() {
         "tokenizer_config.json",
         json!({
             "bos_token": {"content": "<s>"}, "eos_token": "</s>",
-            "chat_template": [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "{{ bos_token }}default"}],
+            "chat_template": [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "{{ bos_token }}default{{ eos_token }}"}],
         }),
     );
-    write("generation_config.json", json!({"eos_token_id": [2, 5]}));
+    write("generation_config.json", json!({"eos_token_id": [2, 1]}));
     write("config.json", json!({"eos_token_id": 2}));
     let text = Text::from_folder(folder.path()).unwrap();
     assert_eq!(
         text.special_ids(),
         &SpecialIds {
             bos: Some(1),
-            eos: vec![2, 5]
+            eos: vec![1, 2]
         }
     );
     assert_eq!(
         text.render_chat(&[], true, &Map::new()).unwrap(),
-        "<s>default"
+        "<s>default</s>"
     );
 
     std::fs::write(folder.path().join("chat_template.jinja"), "from the file").unwrap();

@@ -14,6 +14,8 @@
 mod avx2;
 mod pack;
 mod portable;
+#[cfg(test)]
+mod tests;
 
 use super::contiguous;
 use super::parallel::{Shared, for_each};

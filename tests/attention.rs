@@ -1,0 +1,273 @@
+//! Paged attention against f64, and against itself.
+
+use candle_core::{DType, Device, Tensor};
+use foretoken::kernels::{Segment, kv_write, paged_attention};
+use proptest::prelude::*;
+
+/// A small deterministic generator: the cases are chosen by proptest, the noise here.
+struct Noise(u64);
+
+impl Noise {
+    fn next(&mut self) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        self.0 >> 33
+    }
+
+    fn tensor(&mut self, dims: (usize, usize, usize), dtype: DType) -> Tensor {
+        let values = (0..dims.0 * dims.1 * dims.2).map(|_| self.next() as f32 / 1e9 - 1.07);
+        let values: Vec<f32> = values.collect();
+        let tensor = Tensor::from_vec(values, dims, &Device::Cpu).unwrap();
+        tensor.to_dtype(dtype).unwrap()
+    }
+
+    /// `count` of `0..of`, shuffled.
+    fn blocks(&mut self, count: usize, of: usize) -> Vec<u32> {
+        let mut all: Vec<u32> = (0..of as u32).collect();
+        for i in (1..of).rev() {
+            all.swap(i, self.next() as usize % (i + 1));
+        }
+        all.truncate(count);
+        all
+    }
+}
+
+/// One sequence: its K and V by position, and queries for the last rows.
+struct Case {
+    heads: usize,
+    kv_heads: usize,
+    d: usize,
+    block_size: usize,
+    k: Tensor,
+    v: Tensor,
+    q: Tensor,
+}
+
+const SLOTS_FACTOR: usize = 3;
+
+impl Case {
+    fn new(
+        noise: &mut Noise,
+        len: usize,
+        shape: (usize, usize, usize),
+        block_size: usize,
+        dtype: DType,
+    ) -> Self {
+        let (kv_heads, group, d) = shape;
+        let heads = kv_heads * group;
+        Self {
+            heads,
+            kv_heads,
+            d,
+            block_size,
+            k: noise.tensor((len, kv_heads, d), dtype),
+            v: noise.tensor((len, kv_heads, d), dtype),
+            q: noise.tensor((len, heads, d), dtype),
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.k.dim(0).unwrap()
+    }
+
+    /// Pools with all of K and V written through `blocks`, everything else NaN: a read of a slot
+    /// that is not the sequence's own shows.
+    fn pools(&self, blocks: &[u32]) -> (Tensor, Tensor) {
+        let num_blocks = self.len().div_ceil(self.block_size) * SLOTS_FACTOR;
+        let dims = (num_blocks * self.block_size, self.kv_heads, self.d);
+        let slots: Vec<u32> = (0..self.len())
+            .map(|p| {
+                blocks[p / self.block_size] * self.block_size as u32 + (p % self.block_size) as u32
+            })
+            .collect();
+        let slots = Tensor::new(slots, &Device::Cpu).unwrap();
+        let pool = |rows: &Tensor| {
+            let pool = Tensor::full(f32::NAN, dims, &Device::Cpu).unwrap();
+            let pool = pool.to_dtype(rows.dtype()).unwrap();
+            kv_write(&pool, rows, &slots).unwrap();
+            pool
+        };
+        (pool(&self.k), pool(&self.v))
+    }
+
+    fn blocks(&self, noise: &mut Noise) -> Vec<u32> {
+        let count = self.len().div_ceil(self.block_size);
+        noise.blocks(count, count * SLOTS_FACTOR)
+    }
+
+    /// Rows `start..end` in one call.
+    fn rows(&self, blocks: &[u32], start: usize, end: usize) -> Vec<Vec<f32>> {
+        let (k, v) = self.pools(blocks);
+        let q = self
+            .q
+            .narrow(0, start, end - start)
+            .unwrap()
+            .contiguous()
+            .unwrap();
+        let segment = Segment {
+            rows: 0..end - start,
+            context: start,
+            blocks,
+            tree: None,
+        };
+        run(&q, &k, &v, &[segment], self.block_size)
+    }
+
+    /// Row `row` in f64.
+    fn reference(&self, row: usize) -> Vec<f64> {
+        let wide = |t: &Tensor| t.to_dtype(DType::F64).unwrap().to_vec3::<f64>().unwrap();
+        let (q, k, v) = (wide(&self.q), wide(&self.k), wide(&self.v));
+        let mut out = Vec::new();
+        for head in 0..self.heads {
+            let kv = head / (self.heads / self.kv_heads);
+            let scores: Vec<f64> = (0..=row)
+                .map(|p| {
+                    let dot: f64 = q[row][head].iter().zip(&k[p][kv]).map(|(a, b)| a * b).sum();
+                    dot * f64::from(scale(self.d))
+                })
+                .collect();
+            let max = scores.iter().copied().fold(f64::MIN, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
+            let sum: f64 = weights.iter().sum();
+            for i in 0..self.d {
+                let value: f64 = weights.iter().zip(&v).map(|(w, v)| w * v[kv][i]).sum();
+                out.push(value / sum);
+            }
+        }
+        out
+    }
+}
+
+fn scale(d: usize) -> f32 {
+    1. / (d as f32).sqrt()
+}
+
+fn run(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    segments: &[Segment<'_>],
+    block_size: usize,
+) -> Vec<Vec<f32>> {
+    let d = q.dim(2).unwrap();
+    let out = paged_attention(q, k, v, segments, block_size, scale(d)).unwrap();
+    let out = out.flatten_from(1).unwrap().to_dtype(DType::F32).unwrap();
+    out.to_vec2::<f32>().unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn agrees_with_f64(
+        seed in any::<u64>(),
+        len in 1usize..150,
+        kv_heads in 1usize..4,
+        group in 1usize..4,
+        d in 1usize..70,
+        block_size in 1usize..20,
+        start in 0usize..150,
+        kind in 0usize..3,
+    ) {
+        let noise = &mut Noise(seed);
+        let (dtype, tolerance) = [(DType::F32, 1e-5), (DType::F16, 2e-3), (DType::BF16, 2e-2)][kind];
+        let case = Case::new(noise, len, (kv_heads, group, d), block_size, dtype);
+        let blocks = case.blocks(noise);
+        let start = start % len;
+        for (row, got) in case.rows(&blocks, start, len).iter().enumerate().step_by(7) {
+            for (got, want) in got.iter().zip(case.reference(start + row)) {
+                prop_assert!((f64::from(*got) - want).abs() < tolerance, "{got} {want}");
+            }
+        }
+    }
+
+    #[test]
+    fn cuts_and_places_do_not_change_a_bit(
+        seed in any::<u64>(),
+        len in 2usize..200,
+        cut in 1usize..200,
+        block_size in 1usize..20,
+    ) {
+        let noise = &mut Noise(seed);
+        let case = Case::new(noise, len, (2, 3, 24), block_size, DType::F32);
+        let (blocks, others) = (case.blocks(noise), case.blocks(noise));
+        let cut = cut % len;
+        let whole = case.rows(&blocks, 0, len);
+        let mut parts = case.rows(&others, 0, cut.max(1));
+        parts.extend(case.rows(&others, cut.max(1), len));
+        prop_assert_eq!(&whole, &parts);
+        prop_assert_eq!(&case.rows(&others, len - 1, len)[0], &whole[len - 1]);
+    }
+}
+
+#[test]
+fn several_segments_equal_each_alone() {
+    let noise = &mut Noise(5);
+    let block_size = 4;
+    let lens = [70usize, 1, 133];
+    let starts = [69usize, 0, 40];
+    let cases: Vec<Case> = lens
+        .iter()
+        .map(|&len| Case::new(noise, len, (2, 2, 16), block_size, DType::F32))
+        .collect();
+    // One pool for all: each sequence takes every third block.
+    let tables: Vec<Vec<u32>> = (0..3)
+        .map(|i| (0..40).map(|b| b * 3 + i).rev().collect())
+        .collect();
+    let pool = || Tensor::zeros((120 * block_size, 2, 16), DType::F32, &Device::Cpu).unwrap();
+    let (k, v) = (pool(), pool());
+    let (mut segments, mut queries, mut row) = (Vec::new(), Vec::new(), 0);
+    for ((case, table), &start) in cases.iter().zip(&tables).zip(&starts) {
+        let slots: Vec<u32> = (0..case.len())
+            .map(|p| table[p / block_size] * block_size as u32 + (p % block_size) as u32)
+            .collect();
+        let slots = Tensor::new(slots, &Device::Cpu).unwrap();
+        kv_write(&k, &case.k, &slots).unwrap();
+        kv_write(&v, &case.v, &slots).unwrap();
+        let rows = case.len() - start;
+        segments.push(Segment {
+            rows: row..row + rows,
+            context: start,
+            blocks: table,
+            tree: None,
+        });
+        queries.push(case.q.narrow(0, start, rows).unwrap());
+        row += rows;
+    }
+    let q = Tensor::cat(&queries, 0).unwrap();
+    let together = run(&q, &k, &v, &segments, block_size);
+    for (segment, case) in segments.iter().zip(&cases) {
+        let blocks = case.blocks(noise);
+        let alone = case.rows(&blocks, segment.context, case.len());
+        assert_eq!(together[segment.rows.clone()], alone[..]);
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_an_error() {
+    let tensor = |rows, heads| Tensor::zeros((rows, heads, 8), DType::F32, &Device::Cpu).unwrap();
+    let segment = |rows, context, blocks, tree| Segment {
+        rows,
+        context,
+        blocks,
+        tree,
+    };
+    let run = |q_heads, segments: &[Segment<'_>]| {
+        let pool = tensor(8, 2);
+        paged_attention(&tensor(2, q_heads), &pool, &pool, segments, 4, 1.).is_ok()
+    };
+    assert!(run(4, &[segment(0..2, 3, &[0, 1], None)]));
+    assert!(!run(3, &[segment(0..2, 3, &[0, 1], None)]), "heads");
+    assert!(!run(4, &[segment(0..2, 3, &[0], None)]), "short table");
+    assert!(!run(4, &[segment(0..2, 3, &[0, 2], None)]), "block outside");
+    assert!(
+        !run(4, &[segment(0..1, 3, &[0, 1], None)]),
+        "row without a segment"
+    );
+    assert!(
+        !run(4, &[segment(0..2, 3, &[0, 1], Some(&[1]))]),
+        "short mask"
+    );
+}

@@ -1,0 +1,103 @@
+//! A row does not know its neighbours: every kind of weight gives a row the same bits for every
+//! number of rows, and at every place among them.
+
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{DType, Device, Tensor};
+use foretoken::kernels::quant::QuantMatrix;
+use foretoken::model::linear::{Linear, Weight};
+use std::sync::Arc;
+
+const MOST: usize = 70;
+
+fn noise(seed: u32, dims: (usize, usize)) -> Tensor {
+    let mut state = seed.wrapping_mul(2_654_435_761) | 1;
+    let values = (0..dims.0 * dims.1).map(|_| {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        state as f32 / u32::MAX as f32 * 2. - 1.
+    });
+    Tensor::from_vec(values.collect::<Vec<_>>(), dims, &Device::Cpu).unwrap()
+}
+
+/// All of `x` at once against every row count from 1, each starting at another row.
+fn check(what: &str, linear: &Linear, inputs: usize, dtype: DType, counts: &[usize]) {
+    let x = noise(7, (MOST, inputs)).to_dtype(dtype).unwrap();
+    let bits = |t: Tensor| -> Vec<Vec<f32>> { t.to_dtype(DType::F32).unwrap().to_vec2().unwrap() };
+    let whole = bits(linear.forward(&x).unwrap());
+    for &count in counts {
+        let start = count * 13 % (MOST - count + 1);
+        let part = x.narrow(0, start, count).unwrap().contiguous().unwrap();
+        let got = bits(linear.forward(&part).unwrap());
+        for (row, got) in got.iter().enumerate() {
+            assert!(
+                got == &whole[start + row],
+                "{what}: row {row} of {count} has other bits than among {MOST}"
+            );
+        }
+    }
+}
+
+fn all_counts() -> Vec<usize> {
+    (1..=MOST).collect()
+}
+
+/// (inputs, outputs): those of SmolLM2-135M, and ragged ones.
+const SHAPES: [(usize, usize); 5] = [(576, 576), (576, 192), (576, 1536), (1536, 576), (96, 13)];
+
+#[test]
+fn our_8_and_4_bit_products() {
+    for (inputs, outputs) in SHAPES {
+        let floats = noise(1, (outputs, inputs));
+        for dtype in [GgmlDType::Q8_0, GgmlDType::Q4_0, GgmlDType::Q4_1] {
+            let blocks = QTensor::quantize(&floats, dtype).unwrap();
+            let data = blocks.data().unwrap();
+            let matrix = QuantMatrix::from_blocks(dtype, &data, outputs, inputs).unwrap();
+            let linear = Linear::new(Weight::Tiled(Arc::new(matrix)), None).unwrap();
+            let what = format!("{dtype:?} {inputs}x{outputs}");
+            check(&what, &linear, inputs, DType::F32, &all_counts());
+        }
+    }
+}
+
+#[test]
+fn candles_k_quants() {
+    for (inputs, outputs) in [(256, 48), (768, 576), (1536, 100), (512, 13)] {
+        let floats = noise(2, (outputs, inputs));
+        for dtype in [GgmlDType::Q4K, GgmlDType::Q6K] {
+            let blocks = QTensor::quantize(&floats, dtype).unwrap();
+            let linear = Linear::new(Weight::Quantized(Arc::new(blocks)), None).unwrap();
+            let what = format!("{dtype:?} {inputs}x{outputs}");
+            check(&what, &linear, inputs, DType::F32, &all_counts());
+        }
+    }
+}
+
+#[test]
+fn dense_weights() {
+    for (inputs, outputs) in SHAPES {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let weight = noise(3, (outputs, inputs)).to_dtype(dtype).unwrap();
+            let linear = Linear::new(Weight::Dense(weight), None).unwrap();
+            let what = format!("{dtype:?} {inputs}x{outputs}");
+            let few = [
+                1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 30, 31, 32, 33, 47, 62, 63, 69, 70,
+            ];
+            check(&what, &linear, inputs, dtype, &few);
+        }
+    }
+}
+
+#[test]
+fn a_dense_bias_is_added_to_every_row() {
+    let weight = noise(4, (8, 32));
+    let bias = noise(5, (1, 8)).squeeze(0).unwrap();
+    let x = noise(6, (3, 32));
+    let with = Linear::new(Weight::Dense(weight.clone()), Some(bias.clone())).unwrap();
+    let without = Linear::new(Weight::Dense(weight), None).unwrap();
+    let want = without.forward(&x).unwrap().broadcast_add(&bias).unwrap();
+    assert_eq!(
+        with.forward(&x).unwrap().to_vec2::<f32>().unwrap(),
+        want.to_vec2::<f32>().unwrap()
+    );
+}
