@@ -69,9 +69,15 @@ fn say(text: &str) {
 /// One line on stderr, whatever a library's message looks like. 2 = the operator can mend it.
 fn fail(e: &Error) -> ExitCode {
     let text = e.to_string();
+    // candle appends a backtrace to its messages where RUST_BACKTRACE is set.
+    let is_frame = |line: &str| {
+        let number = line.split_once(": ").map(|(number, _)| number);
+        number.is_some_and(|number| number.parse::<usize>().is_ok())
+    };
     let lines: Vec<_> = text
         .lines()
         .map(str::trim)
+        .take_while(|line| !is_frame(line))
         .filter(|line| !line.is_empty())
         .collect();
     let _ = writeln!(std::io::stderr(), "error: {}", lines.join("; "));

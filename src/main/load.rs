@@ -85,9 +85,13 @@ fn load_model(
     let source = ModelSource::resolve(&choice.name, choice.revision.as_deref(), options.format)?;
     // A tokenizer that is missing shows before a long load.
     let text = match &source {
-        ModelSource::Folder(folder) if dummy && !folder.join("tokenizer.json").exists() => None,
-        ModelSource::Folder(folder) => Some(Text::from_folder(folder)?),
         ModelSource::Gguf(file) => Some(Text::from_gguf(file)?),
+        ModelSource::Folder(path) => {
+            // It may name the config.json itself.
+            let folder = path.parent().filter(|_| path.is_file()).unwrap_or(path);
+            let lacking = dummy && !folder.join("tokenizer.json").exists();
+            (!lacking).then(|| Text::from_folder(folder)).transpose()?
+        }
     };
     let model = model::load(&source, &options)?;
     tracing::info!("{}: loaded in {:.1?}", choice.name, started.elapsed());
