@@ -105,11 +105,11 @@ fn rows8<const R: usize>(tiles: &[Tile8], x: &Activations, row: usize) -> [[f32;
         for j in 0..BLOCK / 4 {
             let w = load(&tile.q, j);
             let magnitude = _mm256_abs_epi8(w);
-            for i in 0..R {
+            for (i, dot) in dots.iter_mut().enumerate() {
                 // |w| * (x with the sign of w): pairs stay within 2 * 128 * 127, inside 16 bits.
                 let signed = _mm256_sign_epi8(x.broadcast(i, b, j), w);
                 let pairs = _mm256_maddubs_epi16(magnitude, signed);
-                dots[i] = _mm256_add_epi32(dots[i], _mm256_madd_epi16(pairs, ones));
+                *dot = _mm256_add_epi32(*dot, _mm256_madd_epi16(pairs, ones));
             }
         }
         let d = halves(&tile.d);
@@ -134,11 +134,11 @@ fn rows4<const R: usize>(tiles: &[Tile4], x: &Activations, row: usize) -> [[f32;
             let w = load(&tile.q, j);
             let low = _mm256_and_si256(w, low_bits);
             let high = _mm256_and_si256(_mm256_srli_epi16(w, 4), low_bits);
-            for i in 0..R {
+            for (i, dot) in dots.iter_mut().enumerate() {
                 // 16 products of at most 15 * 127 stay inside 16 bits: widen once a block.
                 let a = _mm256_maddubs_epi16(low, x.broadcast(i, b, j));
                 let b = _mm256_maddubs_epi16(high, x.broadcast(i, b, j + BLOCK / 8));
-                dots[i] = _mm256_add_epi16(dots[i], _mm256_add_epi16(a, b));
+                *dot = _mm256_add_epi16(*dot, _mm256_add_epi16(a, b));
             }
         }
         let (d, m) = (halves(&tile.d), halves(&tile.m));

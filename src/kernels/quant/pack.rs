@@ -22,7 +22,7 @@ impl QuantMatrix {
         inputs: usize,
     ) -> Result<Self> {
         let blocks = inputs / BLOCK;
-        if inputs % BLOCK != 0 || data.len() != outputs * blocks * dtype.type_size() {
+        if !inputs.is_multiple_of(BLOCK) || data.len() != outputs * blocks * dtype.type_size() {
             candle_core::bail!(
                 "{} bytes are no [{outputs}, {inputs}] of {dtype:?}",
                 data.len()
@@ -60,7 +60,7 @@ impl QuantMatrix {
     /// # Errors
     /// Where `inputs` is no multiple of 32, or `data` has another size.
     pub fn from_floats(data: &[f32], outputs: usize, inputs: usize) -> Result<Self> {
-        if inputs % BLOCK != 0 || data.len() != outputs * inputs {
+        if !inputs.is_multiple_of(BLOCK) || data.len() != outputs * inputs {
             candle_core::bail!("{} floats are no [{outputs}, {inputs}] blocks", data.len());
         }
         let blocks = inputs / BLOCK;
