@@ -73,6 +73,10 @@ impl Error {
 
 impl From<candle_core::Error> for Error {
     fn from(e: candle_core::Error) -> Self {
-        Self::Internal(e.to_string())
+        // With RUST_BACKTRACE set candle adds a backtrace, which is not for callers to read.
+        match e {
+            candle_core::Error::WithBacktrace { inner, .. } => (*inner).into(),
+            e => Self::Internal(e.to_string()),
+        }
     }
 }

@@ -8,7 +8,7 @@ use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::{llama, qwen2, qwen3};
-use common::*;
+use common::rig::*;
 use foretoken::model::{LoadFormat, LoadOptions, Model, ModelSource, load};
 use serde_json::{Value as Json, json};
 use std::collections::HashMap;

@@ -226,10 +226,11 @@ impl Engine {
             let stopped = matches!(reason, Some((_, FinishReason::Stop { .. })));
             self.end(sequence, if stopped { "stop" } else { "length" });
         }
+        self.scheduler.running.iter_mut().for_each(Sequence::flush);
     }
 
-    /// Last words about a sequence whose blocks are free already.
-    fn end(&mut self, sequence: Sequence, reason: &str) {
+    /// Last words about, and to, a sequence whose blocks are free already.
+    fn end(&mut self, mut sequence: Sequence, reason: &str) {
         self.runner.forget(sequence.id);
         if !sequence.admitted {
             self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
@@ -252,6 +253,7 @@ impl Engine {
             mean_accepted_length = format_args!("{:.2}", usage.mean_accepted_length()),
             "request done"
         );
+        sequence.flush();
     }
 
     /// A step failed: everyone who was in it is told, and the pools start anew.
@@ -259,8 +261,8 @@ impl Engine {
         tracing::error!("engine step failed: {error}");
         let blocks = &mut self.runner.pool.blocks;
         let running: Vec<SeqId> = self.scheduler.running.iter().map(|s| s.id).collect();
-        for sequence in self.scheduler.remove(blocks, |s| running.contains(&s.id)) {
-            sequence.send(Event::Failed(error.clone()));
+        for mut sequence in self.scheduler.remove(blocks, |s| running.contains(&s.id)) {
+            sequence.tell(Event::Failed(error.clone()));
             self.end(sequence, "error");
         }
     }
@@ -268,8 +270,8 @@ impl Engine {
     /// The thread ends: whoever is left is told.
     fn fail_all(&mut self) {
         let blocks = &mut self.runner.pool.blocks;
-        for sequence in self.scheduler.remove(blocks, |_| true) {
-            sequence.send(Event::Failed(handle::shutting_down()));
+        for mut sequence in self.scheduler.remove(blocks, |_| true) {
+            sequence.tell(Event::Failed(handle::shutting_down()));
             self.end(sequence, "abort");
         }
         self.check_books();

@@ -29,7 +29,7 @@ pub struct Sequence {
     pub spec_length: usize,
     pub logprobs: Option<usize>,
     prompt_logprobs: Option<usize>,
-    /// Scores of the prompt so far; all of it once sent.
+    /// Scores of the prompt so far.
     prompt_scores: Vec<Option<TokenLogprobs>>,
     pub usage: SpecUsage,
     pub arrived: Instant,
@@ -37,6 +37,8 @@ pub struct Sequence {
     pub last_token: Option<Instant>,
     /// Whether it was ever in the batch.
     pub admitted: bool,
+    /// What the next [`Sequence::flush`] sends.
+    outbox: Vec<Event>,
     events: UnboundedSender<Event>,
 }
 
@@ -72,6 +74,7 @@ impl Sequence {
             arrived: submission.arrived,
             last_token: None,
             admitted: false,
+            outbox: Vec::new(),
             events: submission.events,
         }
     }
@@ -137,20 +140,28 @@ impl Sequence {
         self.events.is_closed()
     }
 
-    /// Sends an event. A receiver that is gone is noticed by [`Sequence::is_cancelled`].
-    pub fn send(&self, event: Event) {
-        let _ = self.events.send(event);
+    /// Puts an event where the next [`Sequence::flush`] finds it.
+    pub fn tell(&mut self, event: Event) {
+        self.outbox.push(event);
+    }
+
+    /// Sends what there is to tell, once the books are true: who hears of the end may look at them.
+    pub fn flush(&mut self) {
+        for event in self.outbox.drain(..) {
+            // A receiver that is gone is noticed by `is_cancelled`.
+            let _ = self.events.send(event);
+        }
     }
 
     /// Takes in what a step of `rows` pending rows gave: the tokens that count (the rest of a round
-    /// is dropped at a stop id or at `max_tokens`) are appended and sent, and `kv_len` moves to what
+    /// is dropped at a stop id or at `max_tokens`) are appended and told, and `kv_len` moves to what
     /// is certain. Returns the number of new tokens and the reason if that was the end.
     pub fn advance(&mut self, rows: usize, round: Round) -> (usize, Option<FinishReason>) {
         self.prompt_scores
             .extend(round.prompt_scores.into_iter().map(Some));
         let sampled = round.tokens.len();
         self.kv_len += rows + sampled.saturating_sub(1);
-        self.send_prompt_scores();
+        self.tell_prompt_scores();
         if sampled == 0 {
             return (0, self.finish_without_tokens());
         }
@@ -166,7 +177,7 @@ impl Sequence {
             .collect();
         self.tokens.extend_from_slice(&round.tokens[..kept]);
         self.kv_len = self.kv_len.min(self.tokens.len() - 1);
-        self.send(Event::Tokens {
+        self.tell(Event::Tokens {
             tokens: outputs,
             finish,
             spec: self.usage,
@@ -199,11 +210,11 @@ impl Sequence {
         (new.len().min(room), finish)
     }
 
-    fn send_prompt_scores(&mut self) {
+    fn tell_prompt_scores(&mut self) {
         // True once: the step that completes the prompt also samples the first token, or ends.
         let complete = self.kv_len >= self.prompt_len && self.output_len() == 0;
         if complete && self.prompt_logprobs.is_some() {
-            self.send(Event::Prompt(self.prompt_scores.clone()));
+            self.tell(Event::Prompt(self.prompt_scores.clone()));
         }
     }
 
@@ -212,7 +223,7 @@ impl Sequence {
             return None;
         }
         let finish = Some(FinishReason::Length);
-        self.send(Event::Tokens {
+        self.tell(Event::Tokens {
             tokens: Vec::new(),
             finish,
             spec: self.usage,

@@ -3,16 +3,15 @@
 use crate::error::{Error, Result};
 use candle_core::Device;
 
-/// The device that `spec` names: `cpu`, `cuda`, `cuda:N`, or `auto` (the first GPU where this
-/// build and this machine have one, else the CPU).
+/// The device that `spec` names: `cpu`, `cuda`, `cuda:N`, or `auto` (the best that our kernels run
+/// on, which is the CPU as long as they have no CUDA side).
 ///
 /// # Errors
 /// A setup error where `spec` is none of these, where this build has no CUDA, or where the GPU
 /// cannot be opened.
 pub fn device(spec: &str) -> Result<Device> {
     match spec {
-        "cpu" => Ok(Device::Cpu),
-        "auto" => Ok(auto()),
+        "cpu" | "auto" => Ok(Device::Cpu),
         "cuda" => cuda(0),
         _ => match spec.strip_prefix("cuda:").map(str::parse) {
             Some(Ok(ordinal)) => cuda(ordinal),
@@ -20,21 +19,6 @@ pub fn device(spec: &str) -> Result<Device> {
                 "unknown device '{spec}': expected cpu, cuda, cuda:N or auto"
             ))),
         },
-    }
-}
-
-/// A build with CUDA also starts on machines without a driver, where opening the GPU fails (or
-/// panics inside the driver's loader): `auto` then means the CPU.
-fn auto() -> Device {
-    if !cfg!(feature = "cuda") {
-        return Device::Cpu;
-    }
-    match cuda(0) {
-        Ok(device) => device,
-        Err(error) => {
-            tracing::info!("running on the CPU: {error}");
-            Device::Cpu
-        }
     }
 }
 
