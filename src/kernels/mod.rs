@@ -15,6 +15,7 @@ pub mod swiglu;
 pub use device::device;
 pub use kv_write::kv_write;
 pub use paged_attention::{Segment, paged_attention};
+pub use parallel::on_pool;
 pub use swiglu::swiglu;
 
 use candle_core::{Layout, Result, WithDType};

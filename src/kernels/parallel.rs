@@ -1,12 +1,25 @@
-//! Sharing work among candle's own CPU threads.
+//! Sharing work among threads.
 
-use candle_core::utils::barrier_pool;
+use rayon::prelude::*;
 
-/// Calls `work` once for each of `0..items`, in parallel where `heavy`. candle's pool spins between
-/// calls, so a call costs about a microsecond; a step makes hundreds.
+/// Runs `forward` on a thread of the pool that [`for_each`] shares work with, so that no kernel of
+/// it has to change threads.
+pub fn on_pool<R: Send>(forward: impl FnOnce() -> R + Send) -> R {
+    candle_core::utils::with_threadpool(forward)
+}
+
+/// Calls `work` once for each of `0..items`, in parallel where `heavy`.
+///
+/// Stealing, not candle's barrier: a barrier waits for every thread to come, and where another
+/// process holds a core that is a time slice for each of a step's hundreds of calls. Here the
+/// caller does itself what nobody takes.
 pub(super) fn for_each(items: usize, heavy: bool, work: impl Fn(usize) + Sync) {
     if heavy && items > 1 {
-        barrier_pool().execute_chunked(items, |range| range.for_each(&work));
+        let pieces = rayon::current_num_threads() * 4;
+        (0..items)
+            .into_par_iter()
+            .with_min_len(items.div_ceil(pieces))
+            .for_each(&work);
     } else {
         (0..items).for_each(work);
     }

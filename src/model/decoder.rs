@@ -5,7 +5,7 @@ use super::linear::{Embedding, Linear};
 use super::weights::Weights;
 use super::{Batch, Model, Output};
 use crate::error::{Error, Result};
-use crate::kernels::{Segment, kv_write, paged_attention, swiglu};
+use crate::kernels::{Segment, kv_write, on_pool, paged_attention, swiglu};
 use crate::kv::{KvShape, KvStore};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::ops::rms_norm;
@@ -136,6 +136,12 @@ impl Model for Decoder {
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
         check(batch)?;
+        on_pool(|| self.run(batch, kv))
+    }
+}
+
+impl Decoder {
+    fn run(&self, batch: &Batch, kv: &KvStore) -> Result<Output> {
         let step = self.step(batch, kv.block_size)?;
         let tokens = Tensor::new(batch.tokens.as_slice(), &self.device)?;
         let mut x = self.embedding.forward(&tokens)?;
