@@ -1,6 +1,8 @@
 //! What the model tests share: the checkpoint, and sequences over a pool.
 #![allow(dead_code)]
 
+pub mod tiny;
+
 use foretoken::kv::{BlockAllocator, BlockTable, KvStore};
 use foretoken::model::{Batch, LoadOptions, Model, ModelSource, Span, load};
 use std::path::PathBuf;
