@@ -120,11 +120,11 @@ impl Case {
         let wide = |t: &Tensor| t.to_dtype(DType::F64).unwrap().to_vec3::<f64>().unwrap();
         let (q, k, v) = (wide(&self.q), wide(&self.k), wide(&self.v));
         let mut out = Vec::new();
-        for head in 0..self.heads {
+        for (head, query) in q[row].iter().enumerate() {
             let kv = head / (self.heads / self.kv_heads);
             let scores: Vec<f64> = (0..=row)
                 .map(|p| {
-                    let dot: f64 = q[row][head].iter().zip(&k[p][kv]).map(|(a, b)| a * b).sum();
+                    let dot: f64 = query.iter().zip(&k[p][kv]).map(|(a, b)| a * b).sum();
                     dot * f64::from(scale(self.d))
                 })
                 .collect();

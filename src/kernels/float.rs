@@ -1,8 +1,5 @@
-//! Small float routines that compilers vectorize, with the same bits on every CPU: no fused
-//! multiply-add, no library call, one order of additions.
-
-/// Lanes that a dot product is summed in.
-const LANES: usize = 16;
+//! The exponential, as a routine that compilers vectorize, with the same bits on every CPU: no
+//! fused multiply-add, no library call.
 
 /// `e^x` within 2 units in the last place; 0 below -87, and `x` above 88 is taken as 88.
 ///
@@ -30,46 +27,6 @@ pub(super) fn exp(x: f32) -> f32 {
     if x < -87.0 { 0.0 } else { e_r * scale }
 }
 
-/// Dot product of two slices of the same length.
-#[inline(always)]
-pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut lanes = [0f32; LANES];
-    let (a, b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
-    let tail: f32 = a
-        .remainder()
-        .iter()
-        .zip(b.remainder())
-        .map(|(x, y)| x * y)
-        .sum();
-    for (x, y) in a.zip(b) {
-        for i in 0..LANES {
-            lanes[i] += x[i] * y[i];
-        }
-    }
-    fold(lanes) + tail
-}
-
-/// The sum of the lanes, in one order.
-#[inline(always)]
-pub(super) fn fold(mut lanes: [f32; LANES]) -> f32 {
-    let mut width = LANES / 2;
-    while width > 0 {
-        for i in 0..width {
-            lanes[i] += lanes[i + width];
-        }
-        width /= 2;
-    }
-    lanes[0]
-}
-
-/// `acc += weight * row`.
-#[inline(always)]
-pub(super) fn add_scaled(acc: &mut [f32], weight: f32, row: &[f32]) {
-    for (a, &r) in acc.iter_mut().zip(row) {
-        *a += weight * r;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -89,15 +46,5 @@ mod tests {
         assert_eq!(exp(f32::NEG_INFINITY), 0.0);
         assert_eq!(exp(-200.0), 0.0);
         assert_eq!(exp(0.0), 1.0);
-    }
-
-    #[test]
-    fn dot_sums_every_element() {
-        for n in [1, 7, 16, 17, 40, 64, 100] {
-            let a: Vec<f32> = (0..n).map(|i| i as f32).collect();
-            let b: Vec<f32> = (0..n).map(|i| (i % 5) as f32).collect();
-            let want: f32 = (0..n).map(|i| (i * (i % 5)) as f32).sum();
-            assert_eq!(dot(&a, &b), want, "length {n}");
-        }
     }
 }

@@ -4,6 +4,7 @@
 //! and however many threads share it. That is what makes batched and single forwards agree bit for
 //! bit, and with them speculative and plain decoding.
 
+mod attention_tile;
 mod device;
 mod float;
 pub mod kv_write;

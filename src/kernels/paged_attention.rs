@@ -6,14 +6,16 @@
 //! of a call, decide where a tile ends. So a row's bits do not depend on its neighbours, on how its
 //! sequence was cut into calls, on which blocks hold it, or on the unseen branches of a draft tree.
 
+use super::attention_tile::{TILE, add_weighted, is_fast, scores, weigh};
 use super::contiguous;
-use super::float::{add_scaled, dot, exp};
+use super::float::exp;
 use super::parallel::{Shared, for_each};
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, WithDType};
+use half::slice::HalfFloatSliceExt;
 use std::ops::Range;
 
-/// Keys a step of the running softmax.
-const TILE: usize = 64;
+/// (Sequence, K/V head) pairs below which the heads of a group are worked on apart.
+const FEW: usize = 8;
 /// Rows that share one pass over the keys: enough to reuse K and V from the cache.
 const ROWS: usize = 16;
 /// Multiply-adds below which other threads are not worth waking.
@@ -97,13 +99,15 @@ struct Dims {
     head_dim: usize,
 }
 
-/// A run of rows of one segment, with one K/V head: the unit of work. All its rows see a prefix of
+/// A run of rows of one segment, with heads that share a K/V head: the unit of work. All its rows see a prefix of
 /// the same list of keys.
 struct Item {
     /// First row of the call.
     row: usize,
     rows: usize,
     kv_head: usize,
+    /// Query heads of the K/V head's group.
+    heads: Range<usize>,
     /// Keys that the first row sees; each further row sees one more.
     first_sees: usize,
     segment: usize,
@@ -150,23 +154,33 @@ impl PagedAttention<'_> {
 
     /// The work, longest first, so that threads end together.
     fn items(&self, dims: Dims) -> Vec<Item> {
+        let group = dims.heads / dims.kv_heads;
+        // One sequence alone is too few pieces for several threads, unless its heads part.
+        let step = if self.segments.len() * dims.kv_heads < FEW {
+            1
+        } else {
+            group
+        };
         let mut items = Vec::new();
         for (segment, s) in self.segments.iter().enumerate() {
-            let step = if s.tree.is_some() { 1 } else { ROWS };
-            for start in (0..s.rows.len()).step_by(step) {
+            let rows = if s.tree.is_some() { 1 } else { ROWS };
+            for start in (0..s.rows.len()).step_by(rows) {
                 let branch = s.tree.map(|tree| branch(s.context, tree[start]));
-                for kv_head in 0..dims.kv_heads {
-                    items.push(Item {
+                let pieces = (0..dims.kv_heads)
+                    .flat_map(|kv_head| (0..group).step_by(step).map(move |head| (kv_head, head)));
+                items.extend(pieces.map(|(kv_head, head)| {
+                    Item {
                         row: s.rows.start + start,
-                        rows: step.min(s.rows.len() - start),
+                        rows: rows.min(s.rows.len() - start),
                         kv_head,
+                        heads: head..group.min(head + step),
                         first_sees: branch
                             .as_ref()
                             .map_or(s.context + start + 1, |b| s.context + b.len()),
                         segment,
                         branch: branch.clone(),
-                    });
-                }
+                    }
+                }));
             }
         }
         items.sort_by_key(|item| std::cmp::Reverse(item.first_sees * item.rows));
@@ -192,55 +206,25 @@ impl PagedAttention<'_> {
         let heavy = work * (dims.heads / dims.kv_heads) * dims.head_dim > HEAVY;
         for_each(items.len(), heavy, |i| {
             let item = &items[i];
-            let group = dims.heads / dims.kv_heads;
             let mut lanes = Lanes::load(item, q, dims, self.scale);
             self.attend(item, &mut lanes, pools, dims);
             for row in 0..item.rows {
-                let head = (item.row + row) * dims.heads + item.kv_head * group;
-                let len = group * dims.head_dim;
-                // SAFETY: items are disjoint in (row, K/V head), and so are these slices.
-                let place = unsafe { shared.slice(head * dims.head_dim, len) };
-                lanes.store(row, group, place);
+                let len = item.heads.len() * dims.head_dim;
+                // SAFETY: items are disjoint in (row, head), and so are these slices.
+                let place = unsafe { shared.slice(item.query(row, dims), len) };
+                lanes.store(row, item.heads.len(), place);
             }
         });
         debug_assert_eq!(out.len(), dims.rows * dims.heads * dims.head_dim);
         Ok(T::to_cpu_storage_owned(out))
     }
 
-    fn attend<T: Element>(&self, item: &Item, lanes: &mut Lanes, pools: [&[T]; 2], dims: Dims) {
-        #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx2") {
-            // SAFETY: the CPU has AVX2.
-            return unsafe { self.attend_avx2(item, lanes, pools, dims) };
-        }
-        self.attend_body(item, lanes, pools, dims);
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2")]
-    fn attend_avx2<T: Element>(
-        &self,
-        item: &Item,
-        lanes: &mut Lanes,
-        pools: [&[T]; 2],
-        dims: Dims,
-    ) {
-        self.attend_body(item, lanes, pools, dims);
-    }
-
-    /// One pass over the keys of `item`. Key outer, row inner: a key is read (and widened) once for
-    /// all rows and all heads of the group.
-    #[inline(always)]
-    fn attend_body<T: Element>(
-        &self,
-        item: &Item,
-        lanes: &mut Lanes,
-        [k, v]: [&[T]; 2],
-        dims: Dims,
-    ) {
-        let d = dims.head_dim;
-        let group = dims.heads / dims.kv_heads;
-        let mut wide = vec![0f32; d];
+    /// One pass over the keys of `item`, tile by tile: a tile stays in the cache for all rows and
+    /// heads, and is widened once.
+    fn attend<T: Element>(&self, item: &Item, lanes: &mut Lanes, [k, v]: [&[T]; 2], dims: Dims) {
+        let (d, heads) = (dims.head_dim, item.heads.len());
+        let fast = is_fast(d);
+        let mut wide = Vec::new();
         let mut places = [0usize; TILE];
         let all = item.first_sees + item.rows - 1;
         for start in (0..all).step_by(TILE) {
@@ -248,24 +232,21 @@ impl PagedAttention<'_> {
             for (i, place) in places[..len].iter_mut().enumerate() {
                 *place = (self.slot(item, start + i) * dims.kv_heads + item.kv_head) * d;
             }
-            // Lanes of the first row that sees key `number`; lanes are row-major.
-            let first = |number: usize| (number + 1).saturating_sub(item.first_sees) * group;
-            for (i, &place) in places[..len].iter().enumerate() {
-                let key = T::widen(&k[place..place + d], &mut wide);
-                for lane in first(start + i)..item.rows * group {
-                    lanes.scores[lane * TILE + i] = dot(&lanes.q[lane * d..][..d], key);
-                }
+            // Lanes are row-major; the first rows may not see as far as this tile.
+            let first = (start + 1).saturating_sub(item.first_sees) * heads;
+            let sees = |lane: usize| (item.first_sees + lane / heads - start).min(len);
+            let (keys, at) = T::tile(k, &places[..len], d, &mut wide);
+            for lane in first..item.rows * heads {
+                let at = &at[..sees(lane)];
+                let row = &mut lanes.scores[lane * TILE..][..at.len()];
+                scores(fast, &lanes.q[lane * d..][..d], keys, at, row);
+                lanes.rescale(fast, lane, at.len(), d);
             }
-            for lane in first(start)..item.rows * group {
-                let sees = (item.first_sees + lane / group - start).min(len);
-                lanes.rescale(lane, sees, d);
-            }
-            for (i, &place) in places[..len].iter().enumerate() {
-                let value = T::widen(&v[place..place + d], &mut wide);
-                for lane in first(start + i)..item.rows * group {
-                    let weight = lanes.scores[lane * TILE + i];
-                    add_scaled(&mut lanes.acc[lane * d..][..d], weight, value);
-                }
+            let (values, at) = T::tile(v, &places[..len], d, &mut wide);
+            for lane in first..item.rows * heads {
+                let at = &at[..sees(lane)];
+                let weights = &lanes.scores[lane * TILE..][..at.len()];
+                add_weighted(fast, &mut lanes.acc[lane * d..][..d], weights, values, at);
             }
         }
     }
@@ -280,6 +261,14 @@ impl PagedAttention<'_> {
         };
         segment.blocks[position / self.block_size] as usize * self.block_size
             + position % self.block_size
+    }
+}
+
+impl Item {
+    /// Where the heads of this item's row `row` begin in q, and in the output.
+    fn query(&self, row: usize, dims: Dims) -> usize {
+        let head = self.kv_head * (dims.heads / dims.kv_heads) + self.heads.start;
+        ((self.row + row) * dims.heads + head) * dims.head_dim
     }
 }
 
@@ -303,12 +292,11 @@ struct Lanes {
 
 impl Lanes {
     fn load<T: Element>(item: &Item, q: &[T], dims: Dims, scale: f32) -> Self {
-        let group = dims.heads / dims.kv_heads;
-        let (d, count) = (dims.head_dim, item.rows * group);
+        let (d, heads) = (dims.head_dim, item.heads.len());
+        let count = item.rows * heads;
         let mut queries = vec![0f32; count * d];
         for (lane, query) in queries.chunks_exact_mut(d).enumerate() {
-            let head = item.kv_head * group + lane % group;
-            let at = ((item.row + lane / group) * dims.heads + head) * d;
+            let at = item.query(lane / heads, dims) + lane % heads * d;
             for (to, from) in query.iter_mut().zip(&q[at..at + d]) {
                 *to = from.to_f32() * scale;
             }
@@ -324,19 +312,11 @@ impl Lanes {
 
     /// Turns the first `sees` scores of the tile into weights against the new maximum, and brings
     /// what was summed so far to it.
-    #[inline(always)]
-    fn rescale(&mut self, lane: usize, sees: usize, d: usize) {
+    fn rescale(&mut self, fast: bool, lane: usize, sees: usize, d: usize) {
         let scores = &mut self.scores[lane * TILE..][..sees];
         let max = scores.iter().copied().fold(self.max[lane], f32::max);
         let shrink = exp(self.max[lane] - max);
-        let mut sum = 0f32;
-        for score in scores.iter_mut() {
-            *score = exp(*score - max);
-        }
-        for score in scores.iter() {
-            sum += score;
-        }
-        self.sum[lane] = self.sum[lane] * shrink + sum;
+        self.sum[lane] = self.sum[lane] * shrink + weigh(fast, scores, max);
         self.max[lane] = max;
         if shrink != 1.0 {
             for a in &mut self.acc[lane * d..][..d] {
@@ -345,10 +325,10 @@ impl Lanes {
         }
     }
 
-    fn store<T: Element>(&self, row: usize, group: usize, out: &mut [T]) {
-        let d = out.len() / group;
+    fn store<T: Element>(&self, row: usize, heads: usize, out: &mut [T]) {
+        let d = out.len() / heads;
         for (i, place) in out.chunks_exact_mut(d).enumerate() {
-            let lane = row * group + i;
+            let lane = row * heads + i;
             for (to, from) in place.iter_mut().zip(&self.acc[lane * d..][..d]) {
                 *to = T::from_f32(from / self.sum[lane]);
             }
@@ -360,8 +340,14 @@ impl Lanes {
 trait Element: WithDType {
     fn to_f32(self) -> f32;
     fn from_f32(x: f32) -> Self;
-    /// `row` as f32, in `buffer` where it must be converted.
-    fn widen<'a>(row: &'a [Self], buffer: &'a mut [f32]) -> &'a [f32];
+    /// Vectors of `d` values at `places` as f32, and where they are in what is returned: `data`
+    /// itself, or `buffer` where they must be converted.
+    fn tile<'a>(
+        data: &'a [Self],
+        places: &'a [usize],
+        d: usize,
+        buffer: &'a mut Vec<f32>,
+    ) -> (&'a [f32], std::borrow::Cow<'a, [usize]>);
 }
 
 impl Element for f32 {
@@ -373,9 +359,13 @@ impl Element for f32 {
         x
     }
 
-    #[inline(always)]
-    fn widen<'a>(row: &'a [f32], _: &'a mut [f32]) -> &'a [f32] {
-        row
+    fn tile<'a>(
+        data: &'a [f32],
+        places: &'a [usize],
+        _: usize,
+        _: &'a mut Vec<f32>,
+    ) -> (&'a [f32], std::borrow::Cow<'a, [usize]>) {
+        (data, places.into())
     }
 }
 
@@ -390,10 +380,18 @@ macro_rules! half_element {
                 <$t>::from_f32(x)
             }
 
-            #[inline(always)]
-            fn widen<'a>(row: &'a [$t], buffer: &'a mut [f32]) -> &'a [f32] {
-                half::slice::HalfFloatSliceExt::convert_to_f32_slice(row, buffer);
-                buffer
+            fn tile<'a>(
+                data: &'a [$t],
+                places: &'a [usize],
+                d: usize,
+                buffer: &'a mut Vec<f32>,
+            ) -> (&'a [f32], std::borrow::Cow<'a, [usize]>) {
+                buffer.resize(places.len() * d, 0.0);
+                for (&place, wide) in places.iter().zip(buffer.chunks_exact_mut(d)) {
+                    HalfFloatSliceExt::convert_to_f32_slice(&data[place..place + d], wide);
+                }
+                let at = (0..places.len()).map(|i| i * d).collect();
+                (buffer, at)
             }
         }
     };

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub mod rig;
+pub mod tiny;
 
 use foretoken::engine::{
     self, EngineHandle, EngineOptions, Event, FinishReason, Request, SpecUsage, TokenLogprobs,
