@@ -135,8 +135,8 @@ fn sixty_four_streams_say_what_each_says_alone() {
         spec_length: 3,
         ..EngineOptions::default()
     };
-    let blocks = 120;
-    let engine = engine::spawn(smollm2(), drafter("ngram"), blocks, BLOCK_SIZE, options).unwrap();
+    // Small blocks, so that texts grow by many and the pool runs out in mid-text.
+    let engine = engine::spawn(smollm2(), drafter("ngram"), 480, 4, options).unwrap();
     let prompts = prompts();
     let requests: Vec<Request> = (0..64)
         .map(|i| match i % 4 {

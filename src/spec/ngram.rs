@@ -6,6 +6,9 @@ use crate::sampling::Dist;
 
 /// Copies what followed the same n-gram earlier in the request's own tokens (prompt lookup
 /// decoding, Saxena 2023). Longest n-gram first; among equals the latest place wins.
+///
+/// A match vouches for as many tokens as it is long, counted back beyond `max`: two equal tokens
+/// are often chance, and each draft token that is rejected costs a row of the target's forward.
 #[derive(Debug, Clone)]
 pub struct NgramDrafter {
     min: usize,
@@ -24,8 +27,12 @@ impl NgramDrafter {
         for n in (self.min..=longest).rev() {
             let (before, ngram) = (&tokens[..tokens.len() - 1], &tokens[tokens.len() - n..]);
             if let Some(start) = before.windows(n).rposition(|window| window == ngram) {
+                let earlier = tokens[..start].iter().rev();
+                let later = tokens[..tokens.len() - n].iter().rev();
+                let longer = earlier.zip(later).take_while(|(a, b)| a == b);
+                let trust = n + longer.take(length).count();
                 let follows = &tokens[start + n..];
-                return &follows[..length.min(follows.len())];
+                return &follows[..length.min(trust).min(follows.len())];
             }
         }
         &[]
@@ -52,10 +59,21 @@ mod tests {
     #[test]
     fn copies_what_followed_the_longest_latest_match() {
         let drafter = NgramDrafter::new(2, 3);
-        assert_eq!(drafter.lookup(&[1, 2, 3, 4, 5, 1, 2, 3], 3), [4, 5, 1]);
+        assert_eq!(drafter.lookup(&[1, 2, 3, 4, 5, 1, 2, 3], 2), [4, 5]);
         assert_eq!(drafter.lookup(&[9, 2, 3, 4, 8, 2, 3, 5, 2, 3], 1), [5]);
         assert_eq!(drafter.lookup(&[1, 2, 3, 7, 9, 2, 3, 8, 1, 2, 3], 1), [7]);
         assert_eq!(drafter.lookup(&[7, 7, 7, 7], 5), [7]);
+        let repeated = [1, 2, 3, 4, 5, 9, 8, 7, 6, 1, 2, 3, 4, 5];
+        assert_eq!(
+            drafter.lookup(&repeated, 9),
+            [9, 8, 7, 6, 1],
+            "five equal tokens, five more"
+        );
+        assert_eq!(
+            drafter.lookup(&[8, 2, 3, 4, 5, 6, 9, 2, 3], 9),
+            [4, 5],
+            "two equal, two more"
+        );
         assert!(
             drafter.lookup(&[1, 2, 3, 2], 5).is_empty(),
             "one token is below min"
