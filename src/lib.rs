@@ -15,7 +15,8 @@
 //! - [`bench`]: the `bench` subcommand. [`config`]: flags and TOML, used by `main` alone.
 //!
 //! Imports go one way: `main -> http -> engine -> spec -> {model, kv, sampling}`,
-//! `model -> {kv, kernels}`, `kv -> kernels -> candle`, `http -> text`.
+//! `model -> {kv, kernels}`, `kv -> kernels -> candle`, `http -> text`; `sampling` and `error` import
+//! nothing of ours.
 
 pub mod bench;
 pub mod config;

@@ -4,6 +4,7 @@ use super::config::ModelConfig;
 use super::gguf::GgufFile;
 use super::linear::{Embedding, Linear, Weight};
 use crate::error::{Error, Result};
+use crate::sampling::mix;
 use candle_core::safetensors::MmapedSafetensors;
 use candle_core::{DType, Device, Tensor};
 use std::path::{Path, PathBuf};
@@ -204,11 +205,4 @@ fn dummy(seed: u64, name: &str, dims: &[usize]) -> Result<Tensor> {
         _ if name.ends_with(".bias") => Ok(Tensor::zeros(dims, DType::F32, &cpu)?),
         _ => Ok(Tensor::ones(dims, DType::F32, &cpu)?),
     }
-}
-
-/// The finalizer of SplitMix64 (Steele, Lea and Flood 2014).
-fn mix(mut x: u64) -> u64 {
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }

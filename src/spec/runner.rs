@@ -5,7 +5,7 @@ use super::verify::verify;
 use crate::error::Result;
 use crate::kv::{BlockTable, KvPool};
 use crate::model::{Batch, Model};
-use crate::sampling::{Dist, History, Rng, SamplingParams, TokenLogprobs, distribution, logprobs};
+use crate::sampling::{History, Rng, SamplingParams, TokenLogprobs, distribution, logprobs};
 use rayon::prelude::*;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -231,21 +231,18 @@ fn decide(turn: &Turn<'_>, draft: &Draft, logits: &[f32], vocab: usize) -> Round
     }
     let rows: Vec<&[f32]> = rows.collect();
     let mut history = History::new(turn.params, turn.tokens, turn.prompt_len);
-    let target: Vec<Dist> = rows
-        .iter()
-        .enumerate()
-        .map(|(i, row)| {
-            if i > 0 {
-                history.push(draft.tokens[i - 1]);
-            }
-            distribution(row, turn.params, &history)
-        })
-        .collect();
     let rng = Rng {
         seed: turn.params.seed,
         position: turn.tokens.len(),
     };
-    let verdict = verify(draft, &target, &rng);
+    let target = |path: &[usize]| {
+        if let Some(&last) = path.last() {
+            history.push(draft.tokens[last]);
+        }
+        let row = path.last().map_or(0, |node| node + 1);
+        distribution(rows[row], turn.params, &history)
+    };
+    let verdict = verify(draft, target, &rng);
     let mut tokens: Vec<u32> = verdict
         .path
         .iter()

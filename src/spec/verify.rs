@@ -17,20 +17,20 @@ pub struct Verdict {
 /// Accepts or corrects a draft so that what comes out is distributed exactly as the target alone
 /// would have it (Leviathan et al. 2023, Algorithm 1 and Appendix A.1).
 ///
-/// `target[0]` is p after the sequence's last token, `target[i + 1]` is p after node `i`. A node x
+/// `target(path)` is p after the accepted nodes of `path`; it is asked for the empty path first and
+/// then for one node more each time, and not for what comes after a rejection. A node x
 /// with draft probability q(x) is accepted with probability `min(1, p(x) / q(x))`. After a
 /// rejection p becomes `norm(max(0, p - q))` and the next sibling is tried against that (SpecInfer,
 /// Miao et al. 2024, Algorithm 2); where no sibling is left, the token is sampled from it. Greedy
 /// is the case of point distributions: exact match.
 ///
 /// `rng.position` is the position of the token that follows the sequence's last one.
-pub fn verify(draft: &Draft, target: &[Dist], rng: &Rng) -> Verdict {
-    debug_assert_eq!(target.len(), draft.len() + 1);
+pub fn verify(draft: &Draft, mut target: impl FnMut(&[usize]) -> Dist, rng: &Rng) -> Verdict {
     let mut path = Vec::new();
     let mut tested = 0;
-    let mut at: Option<usize> = None;
     'accepted: loop {
-        let mut p = std::borrow::Cow::Borrowed(&target[at.map_or(0, |node| node + 1)]);
+        let mut p = target(&path);
+        let at = path.last().copied();
         let children = (0..draft.len()).filter(|&i| draft.parents[i].map(usize::from) == at);
         for (lane, node) in children.enumerate() {
             let (x, q) = (draft.tokens[node], &draft.dists[node]);
@@ -38,12 +38,11 @@ pub fn verify(draft: &Draft, target: &[Dist], rng: &Rng) -> Verdict {
             tested += 1;
             if u * q.prob(x) < p.prob(x) {
                 path.push(node);
-                at = Some(node);
                 continue 'accepted;
             }
             // Where rounding leaves nothing of p - q, p and q are the same: p itself is right.
             if let Some(rest) = p.residual(q) {
-                p = std::borrow::Cow::Owned(rest);
+                p = rest;
             }
         }
         let next = p.sample(rng.uniform(path.len(), Purpose::Sample, 0));
@@ -53,7 +52,7 @@ pub fn verify(draft: &Draft, target: &[Dist], rng: &Rng) -> Verdict {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{Dist, Draft, Purpose, Rng, Verdict};
     use crate::sampling::mix;
 
     const P: [f32; 5] = [0.5, 0.2, 0.15, 0.1, 0.05];
@@ -71,6 +70,12 @@ mod tests {
         let n: f64 = counts.iter().sum();
         let distance = |(i, c): (usize, &f64)| (c / n - theory(i)).abs();
         counts.iter().enumerate().map(distance).sum::<f64>() / 2.0
+    }
+
+    /// `verify` with p by node: first after nothing, then after node 0 and so on.
+    fn verify(draft: &Draft, target: &[Dist], rng: &Rng) -> Verdict {
+        let after = |path: &[usize]| path.last().map_or(0, |node| node + 1);
+        super::verify(draft, |path| target[after(path)].clone(), rng)
     }
 
     /// Drafts a chain of `k` tokens from Q, verifies it against P, and gives what comes out.
