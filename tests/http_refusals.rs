@@ -6,9 +6,11 @@ mod server;
 
 use common::Toy;
 use foretoken::engine::EngineOptions;
+use foretoken::http::AppState;
 use reqwest::Response;
 use serde_json::{Value, json};
-use server::{Fault, LONG, STEP, Server, error, events, greedy, slow};
+use server::{Fault, LONG, STEP, Server, error, events, greedy, slow, text_with};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 #[tokio::test]
@@ -86,6 +88,31 @@ async fn what_cannot_be_served_is_told_in_openais_shape() {
     )
     .await;
     assert_eq!(told["param"], "messages[1].role");
+    server.done().await;
+}
+
+#[tokio::test]
+async fn a_model_without_a_chat_template_refuses_chats_and_says_so() {
+    let engine = Toy::default().start();
+    let bare = AppState::new(
+        engine.clone(),
+        Arc::new(text_with(None)),
+        vec!["toy".into()],
+    );
+    let server = Server::over(engine, |_| bare, LONG).await;
+    let chat = json!({"messages": [{"role": "user", "content": "hi"}], "stream": true});
+    let reply = server.post("/v1/chat/completions", &chat).await;
+    let told = error(reply, 400, "invalid_value").await;
+    let message = told["message"].as_str().unwrap();
+    assert!(
+        message.contains("no chat template") && message.contains("/v1/completions"),
+        "{message}"
+    );
+    let completion = json!({"prompt": "hi", "max_tokens": 2});
+    assert_eq!(
+        server.post("/v1/completions", &completion).await.status(),
+        200
+    );
     server.done().await;
 }
 

@@ -24,6 +24,14 @@ pub const LONG: Duration = Duration::from_secs(20);
 
 /// 32 tokens: the letters, a space, a line break, the two bytes of `é`, and two special ones.
 fn text() -> Text {
+    text_with(Some(
+        "{% for m in messages %}<|start|>{{ m.role }} {{ m.content }}\n{% endfor %}\
+        {% if add_generation_prompt %}<|start|>assistant\n{% endif %}",
+    ))
+}
+
+/// The same with another chat template, or none.
+pub fn text_with(template: Option<&str>) -> Text {
     let mut names: Vec<String> = ('a'..='z').map(String::from).collect();
     names.extend(["Ġ", "Ċ", "Ã", "©", "<|end|>", "<|start|>"].map(String::from));
     assert_eq!(names.len(), VOCAB);
@@ -41,13 +49,11 @@ fn text() -> Text {
         "model": {"type": "BPE", "vocab": vocab, "merges": []}
     });
     let tokenizer = file.to_string().parse().expect("a valid tokenizer.json");
-    let template = "{% for m in messages %}<|start|>{{ m.role }} {{ m.content }}\n{% endfor %}\
-        {% if add_generation_prompt %}<|start|>assistant\n{% endif %}";
     let special = SpecialIds {
         bos: None,
         eos: vec![EOS],
     };
-    Text::new(tokenizer, special, Some(template)).expect("byte-level")
+    Text::new(tokenizer, special, template).expect("byte-level")
 }
 
 /// What happens in a forward.

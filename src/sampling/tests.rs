@@ -1,0 +1,125 @@
+use super::*;
+
+fn dense(logits: &[f32], params: &SamplingParams) -> Vec<f32> {
+    match distribution(logits, params, &History::new(params, &[], 0)) {
+        Dist::Dense(probs) => probs,
+        Dist::Point(_) => panic!("not greedy"),
+    }
+}
+
+fn kept(probs: &[f32]) -> Vec<usize> {
+    (0..probs.len()).filter(|&id| probs[id] > 0.0).collect()
+}
+
+/// Probabilities 0.5, 0.25, 0.125, ... as logits, in a shuffled order of ids.
+fn halves(n: usize) -> Vec<f32> {
+    (0..n)
+        .map(|id| -((id * 7 % n) as f32) * std::f32::consts::LN_2)
+        .collect()
+}
+
+#[test]
+fn truncations_keep_what_they_say() {
+    let logits = halves(11);
+    let rank = |id: usize| id * 7 % 11;
+    let with = |top_k, top_p, min_p| SamplingParams {
+        top_k,
+        top_p,
+        min_p,
+        ..Default::default()
+    };
+    for (params, ranks) in [
+        (with(3, 1.0, 0.0), 3),
+        (with(0, 0.74, 0.0), 2),
+        (with(0, 0.76, 0.0), 3),
+        (with(0, 1.0, 0.3), 2),
+        (with(0, 1.0, 0.2), 3),
+        (with(5, 0.6, 0.0), 2),
+    ] {
+        let probs = dense(&logits, &params);
+        let kept = kept(&probs);
+        assert_eq!(kept.len(), ranks, "{params:?}");
+        assert!(kept.iter().all(|&id| rank(id) < ranks), "{params:?}");
+        assert!((probs.iter().sum::<f32>() - 1.0).abs() < 1e-6);
+    }
+}
+
+#[test]
+fn top_p_of_a_flat_distribution_sorts_in_stages() {
+    let params = SamplingParams {
+        top_p: 0.5,
+        ..Default::default()
+    };
+    let probs = dense(&vec![0.0; 1000], &params);
+    assert_eq!(kept(&probs), (0..500).collect::<Vec<_>>());
+}
+
+#[test]
+fn penalties_follow_their_formulas_and_grow_with_the_draft() {
+    let params = SamplingParams {
+        temperature: 0.0,
+        repetition_penalty: 2.0,
+        presence_penalty: 0.5,
+        frequency_penalty: 0.25,
+        ..Default::default()
+    };
+    let mut history = History::new(&params, &[0, 1, 1], 1);
+    let mut logits = vec![4.0, 4.0, -1.0, 3.0];
+    adjust(&mut logits, &params, &history, false);
+    assert_eq!(logits, [2.0, 2.0 - 0.5 - 0.5, -1.0, 3.0]);
+    history.push(3);
+    history.push(2);
+    let mut logits = vec![4.0, 4.0, -1.0, 3.0];
+    adjust(&mut logits, &params, &history, false);
+    assert_eq!(logits, [2.0, 1.0, -2.0 - 0.75, 1.5 - 0.75]);
+}
+
+#[test]
+fn bias_and_min_tokens_change_the_greedy_choice() {
+    let mut params = SamplingParams {
+        temperature: 0.0,
+        min_tokens: 2,
+        stop_token_ids: vec![1],
+        ..Default::default()
+    };
+    let logits = [0.0, 5.0, 1.0];
+    let choose = |params: &SamplingParams, tokens: &[u32]| {
+        distribution(&logits, params, &History::new(params, tokens, 1))
+    };
+    assert_eq!(choose(&params, &[0, 0]), Dist::Point(2));
+    assert_eq!(choose(&params, &[0, 0, 0]), Dist::Point(1));
+    params.logit_bias = vec![(0, 100.0)];
+    assert_eq!(choose(&params, &[0, 0, 0]), Dist::Point(0));
+}
+
+#[test]
+fn logprobs_are_the_log_softmax() {
+    let out = logprobs(&halves(11), 0, 2);
+    let total: f64 = (0..11).map(|i| 0.5f64.powi(i)).sum();
+    assert!((f64::from(out.logprob) + total.ln()).abs() < 1e-6);
+    assert_eq!(out.top[0], (0, out.logprob));
+    assert_eq!(out.top[1].0, 8, "8 * 7 % 11 = 1");
+}
+
+#[test]
+fn random_numbers_are_uniform_and_addressed() {
+    let rng = Rng {
+        seed: 1,
+        position: 5,
+    };
+    let shifted = Rng {
+        seed: 1,
+        position: 3,
+    };
+    assert_eq!(
+        rng.uniform(0, Purpose::Draft, 0),
+        shifted.uniform(2, Purpose::Draft, 0)
+    );
+    let mean: f64 = (0..10_000)
+        .map(|i| rng.uniform(i, Purpose::Accept, 0))
+        .sum::<f64>()
+        / 1e4;
+    assert!((mean - 0.5).abs() < 0.01, "{mean}");
+    let all = [Purpose::Draft, Purpose::Accept, Purpose::Sample].map(|p| rng.uniform(0, p, 0));
+    assert!(all[0] != all[1] && all[1] != all[2]);
+}
