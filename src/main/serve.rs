@@ -69,7 +69,7 @@ fn invitation(config: &Config, text: &Text, listener: &TcpListener) -> Result<St
         None => "",
     };
     Ok(format!(
-        "foretoken serves http://{address} - try: curl http://{address}/v1/{path} -H 'Content-Type: application/json'{key} -d '{{\"model\":{model},\"{}\":{},\"max_tokens\":64}}'",
+        "foretoken serves http://{address} - try: curl http://{address}/v1/{path} -H 'Content-Type: application/json'{key} -d '{{\"model\":{model},\"{}\":{},\"max_tokens\":64,\"temperature\":0}}'",
         prompt.0, prompt.1
     ))
 }
