@@ -55,7 +55,7 @@ fn head_dim_may_be_given() {
     write_config(folder.path(), &config);
     let error = open(folder.path()).err().unwrap().to_string();
     assert!(
-        error.contains("q_proj.weight has shape [128, 64]"),
+        error.contains("q_proj.weight has shape [512, 256]"),
         "{error}"
     );
 }
@@ -192,7 +192,7 @@ fn what_is_wrong_with_a_config_is_said_in_one_line() {
         ),
         (
             json!({ "num_key_value_heads": 3 }),
-            "4 attention heads are not divisible by 3",
+            "16 attention heads are not divisible by 3",
         ),
         (
             json!({ "num_attention_heads": 0 }),

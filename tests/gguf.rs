@@ -132,7 +132,7 @@ fn gguf_of_every_block_type() {
     let factors = llama3_factors(&config);
     let file = folder.path().join("model.gguf");
     let tokens = short_prompt(12);
-    for kind in [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0] {
+    for kind in [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2K, Q3K, Q4K, Q5K, Q6K] {
         write_gguf(&file, &tensors, kind, &factors);
         let got = logits(open(&file).unwrap(), &tokens);
         let rounded = tensors.iter().map(|(name, t)| {

@@ -10,10 +10,11 @@ use std::collections::HashMap;
 use std::path::Path;
 
 pub const VOCAB: usize = 67;
-pub const HIDDEN: usize = 64;
-pub const MLP: usize = 96;
-pub const HEADS: usize = 4;
-pub const KV_HEADS: usize = 2;
+/// K-quants come in blocks of 256.
+pub const HIDDEN: usize = 256;
+pub const MLP: usize = 512;
+pub const HEADS: usize = 16;
+pub const KV_HEADS: usize = 4;
 
 pub type Tensors = HashMap<String, Tensor>;
 
