@@ -8,14 +8,14 @@ mod stats;
 
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::spec::{Drafter, Kept, Round, SeqId, SpeculativeRunner, StepReport, Turn};
+use crate::spec::{Drafter, Kept, Round, SeqId, SpeculativeRunner, Turn};
 use handle::{Message, Shared, Submission};
 use scheduler::{Planned, Scheduler};
 use sequence::Sequence;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub use crate::sampling::TokenLogprobs;
 pub use handle::{EngineHandle, EngineOptions, Limits};
@@ -126,8 +126,8 @@ impl Engine {
             }
             let turns = turns(&self.scheduler.running, &plan);
             match self.runner.step(&turns) {
-                Ok((rounds, report)) => {
-                    self.note_step(&plan, report);
+                Ok((rounds, target_time)) => {
+                    self.note_step(&plan, target_time);
                     self.keep_and_emit(&plan, rounds);
                 }
                 Err(error) => self.fail_running(error),
@@ -338,11 +338,11 @@ impl Engine {
     }
 
     /// Cost of a step, if no prompt was in it: a prompt's rows would hide what a round costs.
-    fn note_step(&self, plan: &[Planned], report: StepReport) {
+    fn note_step(&self, plan: &[Planned], target_time: Duration) {
         if plan.iter().all(|planned| planned.rows == 1) {
             let stats = &self.shared.stats;
             stats.target_steps.inc();
-            stats.target_seconds.inc_by(report.target.as_secs_f64());
+            stats.target_seconds.inc_by(target_time.as_secs_f64());
         }
         self.shared.stats.note_draft_cost(self.runner.draft_cost());
     }

@@ -19,8 +19,6 @@ const DEFAULT_MAX_TOKENS: usize = 16;
 const MAX_N: usize = 128;
 const MAX_STOPS: usize = 4;
 const MAX_TOP_LOGPROBS: usize = 20;
-/// Colder than this is greedy: f32 logits divided by it would overflow.
-const COLDEST: f64 = 1e-5;
 
 /// What requests are read against.
 pub(super) struct Context<'a> {
@@ -259,11 +257,7 @@ fn sampling(common: &Common) -> Result<SamplingParams> {
     };
     let temperature = within("temperature", common.temperature, 0.0..=2.0)?.unwrap_or(1.0);
     Ok(SamplingParams {
-        temperature: if temperature < COLDEST {
-            0.0
-        } else {
-            temperature as f32
-        },
+        temperature: temperature as f32,
         top_p: above_zero("top_p", common.top_p, 1.0)?,
         top_k,
         min_p: number("min_p", common.min_p, 0.0..=1.0)?,

@@ -66,11 +66,6 @@ impl BlockAllocator {
         1.0 - self.num_free() as f64 / self.num_blocks().max(1) as f64
     }
 
-    /// Tokens that fit in the whole pool.
-    pub fn capacity_tokens(&self) -> usize {
-        self.num_blocks() * self.block_size
-    }
-
     /// Blocks that `tokens` tokens take.
     pub fn blocks_for(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.block_size)

@@ -9,5 +9,5 @@ pub mod verify;
 pub use draft::{Ask, Draft, DraftCost, Drafter, Kept, SeqId};
 pub use draft_model::DraftModel;
 pub use ngram::NgramDrafter;
-pub use runner::{Round, SpeculativeRunner, StepReport, Turn};
+pub use runner::{Round, SpeculativeRunner, Turn};
 pub use verify::{Verdict, verify};

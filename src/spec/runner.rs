@@ -50,13 +50,6 @@ pub struct Round {
     pub tested: usize,
 }
 
-/// Wall time of a step.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct StepReport {
-    pub draft: Duration,
-    pub target: Duration,
-}
-
 /// The target with its pool, and the drafter. Plain decoding is speculation with empty drafts.
 pub struct SpeculativeRunner {
     target: Box<dyn Model>,
@@ -88,24 +81,17 @@ impl SpeculativeRunner {
     /// The caller keeps the books: new tokens are neither appended to the sequences nor is the
     /// target's pool rolled back here. Call [`SpeculativeRunner::observe`] after that.
     ///
+    /// The second value is the wall time of the target's forward.
+    ///
     /// # Errors
     /// The device failed; nothing was decided for any turn.
-    pub fn step(&mut self, turns: &[Turn<'_>]) -> Result<(Vec<Round>, StepReport)> {
-        let started = Instant::now();
+    pub fn step(&mut self, turns: &[Turn<'_>]) -> Result<(Vec<Round>, Duration)> {
         let drafts = self.propose(turns)?;
-        let proposed = Instant::now();
+        let started = Instant::now();
         let (batch, rows) = self.batch(turns, &drafts);
-        let logits: Vec<f32> = if batch.logits.is_empty() {
-            self.target.forward(&batch, &mut self.pool.store)?;
-            Vec::new()
-        } else {
-            let output = self.target.forward(&batch, &mut self.pool.store)?;
-            output.logits.flatten_all()?.to_vec1()?
-        };
-        let report = StepReport {
-            draft: proposed - started,
-            target: proposed.elapsed(),
-        };
+        let output = self.target.forward(&batch, &mut self.pool.store)?;
+        let logits: Vec<f32> = output.logits.flatten_all()?.to_vec1()?;
+        let target_time = started.elapsed();
         let vocab = self.target.config().vocab_size;
         let rounds = turns
             .par_iter()
@@ -120,7 +106,7 @@ impl SpeculativeRunner {
                 )
             })
             .collect();
-        Ok((rounds, report))
+        Ok((rounds, target_time))
     }
 
     /// Tells the drafter what is certain now.
