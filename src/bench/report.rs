@@ -213,7 +213,7 @@ impl Subject {
                 .cpus()
                 .first()
                 .map_or_else(|| "unknown CPU".into(), |cpu| cpu.brand().trim().to_owned()),
-            threads: rayon::current_num_threads(),
+            threads: crate::kernels::threads(),
         }
     }
 }

@@ -5,7 +5,7 @@
 ///
 /// Cody-Waite reduction to `2^n * e^r`, `|r| <= ln(2)/2`, and a polynomial for `e^r`.
 #[inline(always)]
-pub(super) fn exp(x: f32) -> f32 {
+pub(crate) fn exp(x: f32) -> f32 {
     const LN2_HI: f32 = 0.693_359_4;
     const LN2_LO: f32 = -2.121_944_4e-4;
     /// Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.

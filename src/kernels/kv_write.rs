@@ -1,12 +1,15 @@
 //! Scatter new keys or values into a pool.
 
+use super::clock::{self, Part};
 use super::contiguous;
 use candle_core::{CpuStorage, InplaceOp3, Layout, Result, Tensor, WithDType};
+use half::slice::HalfFloatSliceExt;
 
 /// Writes row `i` of `rows` to slot `slots[i]` of `pool`, in place.
 ///
-/// `pool` is `[num_slots, kv_heads, head_dim]`, `rows` `[n, kv_heads, head_dim]` of the same dtype,
-/// `slots` `[n]` u32, all contiguous. No other slot is touched.
+/// `pool` is `[num_slots, kv_heads, head_dim]` in f32, f16 or bf16, contiguous; `rows`
+/// `[n, kv_heads, head_dim]` of the same dtype or f32, each row contiguous; `slots` `[n]` u32. No
+/// other slot is touched.
 ///
 /// # Errors
 /// Where shapes or dtypes do not fit, or a slot is outside the pool.
@@ -42,16 +45,16 @@ impl InplaceOp3 for KvWrite {
             );
         }
         let slots = contiguous::<u32>(self.name(), slots, slots_layout)?;
-        match pool {
+        clock::time(Part::KvWrite, || match pool {
             CpuStorage::F32(pool) => scatter(pool, pool_layout, rows, rows_layout, slots, width),
             CpuStorage::F16(pool) => scatter(pool, pool_layout, rows, rows_layout, slots, width),
             CpuStorage::BF16(pool) => scatter(pool, pool_layout, rows, rows_layout, slots, width),
             _ => candle_core::bail!("kv-write: the pool must be f32, f16 or bf16"),
-        }
+        })
     }
 }
 
-fn scatter<T: WithDType>(
+fn scatter<T: WithDType + FromF32>(
     pool: &mut [T],
     pool_layout: &Layout,
     rows: &CpuStorage,
@@ -59,19 +62,50 @@ fn scatter<T: WithDType>(
     slots: &[u32],
     width: usize,
 ) -> Result<()> {
-    let rows = contiguous::<T>("kv-write", rows, rows_layout)?;
     let Some((start, end)) = pool_layout.contiguous_offsets() else {
         candle_core::bail!("kv-write: the pool must be contiguous");
     };
     let pool = &mut pool[start..end];
-    for (row, &slot) in rows.chunks_exact(width).zip(slots) {
+    let stride = rows_layout.stride()[0];
+    if !rows_layout.narrow(0, 0, 1)?.is_contiguous() {
+        candle_core::bail!("kv-write: each row must be contiguous");
+    }
+    for (i, &slot) in slots.iter().enumerate() {
+        let from = rows_layout.start_offset() + i * stride;
         let at = slot as usize * width;
-        match pool.get_mut(at..at + width) {
-            Some(place) => place.copy_from_slice(row),
-            None => candle_core::bail!("kv-write: slot {slot} is outside the pool"),
+        let Some(place) = pool.get_mut(at..at + width) else {
+            candle_core::bail!("kv-write: slot {slot} is outside the pool");
+        };
+        match rows {
+            CpuStorage::F32(rows) => T::narrow(&rows[from..from + width], place),
+            rows => place.copy_from_slice(&rows.as_slice::<T>()?[from..from + width]),
         }
     }
     Ok(())
+}
+
+/// What a pool may hold.
+trait FromF32: Sized {
+    /// Rounds values to the pool's dtype, to nearest, ties to even.
+    fn narrow(from: &[f32], to: &mut [Self]);
+}
+
+impl FromF32 for f32 {
+    fn narrow(from: &[f32], to: &mut [f32]) {
+        to.copy_from_slice(from);
+    }
+}
+
+impl FromF32 for half::f16 {
+    fn narrow(from: &[f32], to: &mut [Self]) {
+        to.convert_from_f32_slice(from);
+    }
+}
+
+impl FromF32 for half::bf16 {
+    fn narrow(from: &[f32], to: &mut [Self]) {
+        to.convert_from_f32_slice(from);
+    }
 }
 
 #[cfg(test)]
@@ -96,6 +130,34 @@ mod tests {
                 assert_eq!(got[untouched], [0.; 6]);
             }
         }
+    }
+
+    /// As the decoder calls it: keys are a part of wider rows in f32, the pool may be narrower.
+    #[test]
+    fn takes_parts_of_rows_and_rounds_them() {
+        let cpu = Device::Cpu;
+        let wide = Tensor::randn(0f32, 1., (3, 5, 4), &cpu).unwrap();
+        let keys = wide.narrow(1, 2, 2).unwrap();
+        let slots = Tensor::new(&[6u32, 0, 3], &cpu).unwrap();
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let pool = Tensor::zeros((7, 2, 4), dtype, &cpu).unwrap();
+            kv_write(&pool, &keys, &slots).unwrap();
+            let values = |t: &Tensor| {
+                t.flatten_all()
+                    .unwrap()
+                    .to_dtype(DType::F32)
+                    .unwrap()
+                    .to_vec1::<f32>()
+                    .unwrap()
+            };
+            for (row, slot) in [6, 0, 3].into_iter().enumerate() {
+                let want = keys.get(row).unwrap().to_dtype(dtype).unwrap();
+                assert_eq!(values(&pool.get(slot).unwrap()), values(&want));
+            }
+        }
+        let across = wide.transpose(1, 2).unwrap().narrow(1, 0, 2).unwrap();
+        let pool = Tensor::zeros((7, 2, 5), DType::F32, &cpu).unwrap();
+        assert!(kv_write(&pool, &across, &slots).is_err());
     }
 
     #[test]

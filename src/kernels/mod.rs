@@ -5,17 +5,24 @@
 //! bit, and with them speculative and plain decoding.
 
 mod attention_tile;
+pub mod clock;
+pub mod cpu;
 mod device;
-mod float;
+pub(crate) mod float;
 pub mod kv_write;
+pub mod norm;
 pub mod paged_attention;
-mod parallel;
+pub(crate) mod parallel;
 pub mod quant;
+pub mod rope;
 pub mod swiglu;
 
 pub use device::device;
 pub use kv_write::kv_write;
+pub use norm::add_norm;
 pub use paged_attention::{Segment, paged_attention};
+pub use parallel::{default_threads, set_threads, threads};
+pub use rope::{HeadNorms, rope};
 pub use swiglu::swiglu;
 
 use candle_core::{Layout, Result, WithDType};

@@ -81,12 +81,12 @@ impl CustomOp3 for PagedAttention<'_> {
     ) -> Result<(CpuStorage, Shape)> {
         let dims = self.dims(q_layout, k_layout, v_layout)?;
         let (storages, layouts) = ([q, k, v], [q_layout, k_layout, v_layout]);
-        let out = match q {
-            CpuStorage::F32(_) => self.run::<f32>(dims, storages, layouts)?,
-            CpuStorage::F16(_) => self.run::<half::f16>(dims, storages, layouts)?,
-            CpuStorage::BF16(_) => self.run::<half::bf16>(dims, storages, layouts)?,
+        let out = super::clock::time(super::clock::Part::Attention, || match q {
+            CpuStorage::F32(_) => self.run::<f32>(dims, storages, layouts),
+            CpuStorage::F16(_) => self.run::<half::f16>(dims, storages, layouts),
+            CpuStorage::BF16(_) => self.run::<half::bf16>(dims, storages, layouts),
             _ => candle_core::bail!("paged-attention: q must be f32, f16 or bf16"),
-        };
+        })?;
         Ok((out, q_layout.shape().clone()))
     }
 }

@@ -6,6 +6,7 @@
 //! (candle's pool and a plain barrier wait for every thread; one that the system has put aside then
 //! stops everything for a time slice, hundreds of times a step.)
 
+use super::clock::{self, Part};
 use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -14,8 +15,42 @@ use std::thread::{Builder, Thread};
 
 /// How long an idle thread spins before it sleeps: about a tenth of a millisecond.
 const SPINS: usize = 4000;
-/// Pieces a thread takes a loop in: few enough to be cheap, enough to end together.
-const PIECES: usize = 8;
+
+/// Threads that kernels use, the calling one included; 0 = not yet decided.
+static THREADS: AtomicUsize = AtomicUsize::new(0);
+
+/// Sets the number of threads that kernels use, the calling one included. To be called before the
+/// first kernel runs; later calls have no effect.
+pub fn set_threads(threads: usize) {
+    THREADS.store(threads.max(1), Ordering::Relaxed);
+}
+
+/// Threads that kernels use: what [`set_threads`] said, else [`default_threads`].
+pub fn threads() -> usize {
+    match THREADS.load(Ordering::Relaxed) {
+        0 => default_threads(),
+        threads => threads,
+    }
+}
+
+/// Physical cores, but not more than this process may use: its affinity mask and the quota of its
+/// cgroup count.
+pub fn default_threads() -> usize {
+    let allowed = std::thread::available_parallelism().map_or(1, usize::from);
+    num_cpus::get_physical().clamp(1, allowed)
+}
+
+/// The results of `work` for each of `items`, in order, in parallel where there are several.
+pub(crate) fn map<T: Send, R: Send>(items: &mut [T], work: impl Fn(&mut T) -> R + Sync) -> Vec<R> {
+    let mut results: Vec<Option<R>> = items.iter().map(|_| None).collect();
+    let (inputs, outputs) = (Shared::new(items), Shared::new(&mut results));
+    for_each(items.len(), true, |i| {
+        // SAFETY: each item and its result are touched once.
+        let (item, result) = unsafe { (&mut inputs.slice(i, 1)[0], &mut outputs.slice(i, 1)[0]) };
+        *result = Some(work(item));
+    });
+    results.into_iter().flatten().collect()
+}
 
 /// Calls `work` once for each of `0..items`, in parallel where `heavy`. Inside of `work`, and while
 /// another thread has the pool, the caller does it alone.
@@ -29,15 +64,14 @@ pub(super) fn for_each(items: usize, heavy: bool, work: impl Fn(usize) + Sync) {
         Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
         Err(TryLockError::WouldBlock) => return (0..items).for_each(work),
     };
-    let piece = items.div_ceil((pool.workers.len() + 1) * PIECES);
+    // Half of a fair share of what is left, again and again: few pieces, and all end together.
+    let shares = 2 * (pool.workers.len() + 1);
     let next = AtomicUsize::new(0);
+    let take = |start: usize| (start < items).then(|| start + (items - start).div_ceil(shares));
     pool.run(&|| {
-        loop {
-            let start = next.fetch_add(piece, Ordering::Relaxed);
-            if start >= items {
-                return;
-            }
-            (start..items.min(start + piece)).for_each(&work);
+        while let Ok(start) = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
+            let end = take(start).unwrap_or(start);
+            (start..end).for_each(&work);
         }
     });
 }
@@ -79,7 +113,7 @@ impl Pool {
     fn get() -> &'static Pool {
         static POOL: OnceLock<&'static Pool> = OnceLock::new();
         POOL.get_or_init(|| {
-            let workers = candle_core::utils::get_num_threads().saturating_sub(1);
+            let workers = threads() - 1;
             let pool: &'static Pool = Box::leak(Box::new(Pool {
                 workers: (0..workers).map(|_| Worker::default()).collect(),
                 gate: AtomicU64::new(0),
@@ -117,7 +151,7 @@ impl Pool {
         let leave = Leave(self);
         BUSY.set(true);
         job();
-        drop(leave);
+        clock::time(Part::Wait, || drop(leave));
         if self.panicked.swap(false, Ordering::Relaxed) {
             panic!("a kernel thread has panicked");
         }

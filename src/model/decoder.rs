@@ -5,11 +5,9 @@ use super::linear::{Embedding, Linear};
 use super::weights::Weights;
 use super::{Batch, Model, Output};
 use crate::error::{Error, Result};
-use crate::kernels::{Segment, kv_write, paged_attention, swiglu};
+use crate::kernels::{HeadNorms, Segment, add_norm, kv_write, paged_attention, rope, swiglu};
 use crate::kv::{KvShape, KvStore};
 use candle_core::{DType, Device, Tensor};
-use candle_nn::ops::rms_norm;
-use candle_nn::rotary_emb::rope_thd;
 
 /// A loaded model. All activations are `[rows, width]`: rows of many sequences, side by side.
 pub struct Decoder {
@@ -26,15 +24,14 @@ pub struct Decoder {
 
 struct Layer {
     attention_norm: Tensor,
-    q: Linear,
-    k: Linear,
-    v: Linear,
+    /// q, k and v.
+    qkv: Linear,
     o: Linear,
-    /// Norms of each head of q and k (Qwen3).
-    head_norms: Option<(Tensor, Tensor)>,
+    /// Qwen3 has them.
+    head_norms: Option<HeadNorms>,
     mlp_norm: Tensor,
-    gate: Linear,
-    up: Linear,
+    /// The MLP's gate, then up.
+    gate_up: Linear,
     down: Linear,
 }
 
@@ -139,15 +136,17 @@ impl Model for Decoder {
         let step = self.step(batch, kv.block_size)?;
         let tokens = Tensor::new(batch.tokens.as_slice(), &self.device)?;
         let mut x = self.embedding.forward(&tokens)?;
+        let mut delta = x.zeros_like()?;
         for (layer, pool) in self.layers.iter().zip(&kv.layers) {
-            x = layer.forward(&x, &self.config, &step, pool)?;
+            (x, delta) = layer.forward(&x, &delta, &self.config, &step, pool)?;
         }
         let logits = if batch.logits.is_empty() {
             Tensor::zeros((0, self.config.vocab_size), DType::F32, &self.device)?
         } else {
             let wanted = Tensor::new(batch.logits.as_slice(), &self.device)?;
-            let x = x.index_select(&wanted, 0)?;
-            let x = rms_norm(&x, &self.norm, self.config.rms_norm_eps as f32)?;
+            let (x, delta) = (x.index_select(&wanted, 0)?, delta.index_select(&wanted, 0)?);
+            let eps = self.config.rms_norm_eps as f32;
+            let (_, x) = add_norm(&x, &delta, &self.norm, eps)?;
             self.head.forward(&x)?.to_dtype(DType::F32)?
         };
         Ok(Output { logits })
@@ -179,38 +178,46 @@ impl Layer {
         let bias = config.qkv_bias;
         let head_norms = match config.qk_norm {
             false => None,
-            true => Some((
-                weights.norm(&at("self_attn.q_norm"), d)?,
-                weights.norm(&at("self_attn.k_norm"), d)?,
-            )),
+            true => Some(HeadNorms {
+                q: weights.norm(&at("self_attn.q_norm"), d)?,
+                k: weights.norm(&at("self_attn.k_norm"), d)?,
+                eps: config.rms_norm_eps as f32,
+            }),
         };
         Ok(Self {
             attention_norm: weights.norm(&at("input_layernorm"), hidden)?,
-            q: weights.linear(&at("self_attn.q_proj"), (q, hidden), bias)?,
-            k: weights.linear(&at("self_attn.k_proj"), (kv, hidden), bias)?,
-            v: weights.linear(&at("self_attn.v_proj"), (kv, hidden), bias)?,
+            qkv: Linear::join(vec![
+                weights.linear(&at("self_attn.q_proj"), (q, hidden), bias)?,
+                weights.linear(&at("self_attn.k_proj"), (kv, hidden), bias)?,
+                weights.linear(&at("self_attn.v_proj"), (kv, hidden), bias)?,
+            ])?,
             o: weights.linear(&at("self_attn.o_proj"), (hidden, q), false)?,
             head_norms,
             mlp_norm: weights.norm(&at("post_attention_layernorm"), hidden)?,
-            gate: weights.linear(&at("mlp.gate_proj"), (mlp, hidden), false)?,
-            up: weights.linear(&at("mlp.up_proj"), (mlp, hidden), false)?,
+            gate_up: Linear::join(vec![
+                weights.linear(&at("mlp.gate_proj"), (mlp, hidden), false)?,
+                weights.linear(&at("mlp.up_proj"), (mlp, hidden), false)?,
+            ])?,
             down: weights.linear(&at("mlp.down_proj"), (hidden, mlp), false)?,
         })
     }
 
+    /// The residual stream and what is still to be added to it, `[rows, hidden]` each: from before
+    /// the layer to after it.
     fn forward(
         &self,
         x: &Tensor,
+        delta: &Tensor,
         config: &ModelConfig,
         step: &Step<'_>,
         pool: &(Tensor, Tensor),
-    ) -> Result<Tensor> {
+    ) -> Result<(Tensor, Tensor)> {
         let eps = config.rms_norm_eps as f32;
-        let normed = rms_norm(x, &self.attention_norm, eps)?;
-        let x = (x + self.attend(&normed, config, step, pool)?)?;
-        let normed = rms_norm(&x, &self.mlp_norm, eps)?;
-        let wide = swiglu(&self.gate.forward(&normed)?, &self.up.forward(&normed)?)?;
-        Ok((&x + self.down.forward(&wide)?)?)
+        let (x, normed) = add_norm(x, delta, &self.attention_norm, eps)?;
+        let attended = self.attend(&normed, config, step, pool)?;
+        let (x, normed) = add_norm(&x, &attended, &self.mlp_norm, eps)?;
+        let wide = swiglu(&self.gate_up.forward(&normed)?)?;
+        Ok((x, self.down.forward(&wide)?))
     }
 
     fn attend(
@@ -221,26 +228,23 @@ impl Layer {
         (k_pool, v_pool): &(Tensor, Tensor),
     ) -> Result<Tensor> {
         let (rows, d) = (x.dim(0)?, config.head_dim);
-        let eps = config.rms_norm_eps as f32;
-        let mut q = self.q.forward(x)?.reshape((rows, config.num_heads, d))?;
-        let mut k = self.k.forward(x)?.reshape((rows, config.num_kv_heads, d))?;
-        let v = self.v.forward(x)?.reshape((rows, config.num_kv_heads, d))?;
-        if let Some((q_norm, k_norm)) = &self.head_norms {
-            q = rms_norm(&q, q_norm, eps)?;
-            k = rms_norm(&k, k_norm, eps)?;
-        }
-        let q = rotate(&q, step)?;
-        let k = rotate(&k, step)?;
-        kv_write(k_pool, &k, &step.slots)?;
-        kv_write(v_pool, &v.contiguous()?, &step.slots)?;
+        let (heads, kv_heads) = (config.num_heads, config.num_kv_heads);
+        let qkv = self.qkv.forward(x)?;
+        let qkv = qkv.reshape((rows, heads + 2 * kv_heads, d))?;
+        rope(&qkv, heads, &step.cos, &step.sin, self.head_norms.as_ref())?;
+        let q = qkv.narrow(1, 0, heads)?;
+        kv_write(k_pool, &qkv.narrow(1, heads, kv_heads)?, &step.slots)?;
+        let v = qkv.narrow(1, heads + kv_heads, kv_heads)?;
+        kv_write(v_pool, &v, &step.slots)?;
         let scale = 1. / (d as f32).sqrt();
-        let y = paged_attention(&q, k_pool, v_pool, &step.segments, step.block_size, scale)?;
-        self.o.forward(&y.reshape((rows, config.num_heads * d))?)
+        let y = paged_attention(
+            &q.contiguous()?,
+            k_pool,
+            v_pool,
+            &step.segments,
+            step.block_size,
+            scale,
+        )?;
+        self.o.forward(&y.reshape((rows, heads * d))?)
     }
-}
-
-/// Rope on `[rows, heads, head_dim]`, each row at its own position.
-fn rotate(x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-    let rotated = rope_thd(&x.unsqueeze(0)?.contiguous()?, &step.cos, &step.sin)?;
-    Ok(rotated.squeeze(0)?)
 }

@@ -68,15 +68,14 @@ impl GgufFile {
             return Err(wrong_shape(name, found, &[shape.0, shape.1]));
         }
         let kind = tensor.dtype();
-        let candle_is_good = matches!(kind, GgmlDType::Q4K | GgmlDType::Q6K);
         if matches!(kind, GgmlDType::F32 | GgmlDType::F16 | GgmlDType::BF16) {
             return Ok(Weight::Dense(tensor.dequantize(device)?.to_dtype(dtype)?));
         }
-        if !device.is_cpu() || candle_is_good {
+        if !device.is_cpu() {
             return Ok(Weight::Quantized(Arc::new(tensor)));
         }
         let (outputs, inputs) = shape;
-        let matrix = if QuantMatrix::keeps(kind) {
+        let matrix = if QuantMatrix::keeps(kind, inputs) {
             self.count(kind, "tiles of the same blocks");
             QuantMatrix::from_blocks(kind, &tensor.data()?, outputs, inputs)?
         } else {

@@ -1,9 +1,9 @@
 //! The two uses of a weight matrix: products and lookups.
 
 use crate::error::Result;
-use crate::kernels::quant::QuantMatrix;
+use crate::kernels::quant::{self, QuantMatrix};
 use candle_core::quantized::{QMatMul, QTensor};
-use candle_core::{DType, Module, Tensor};
+use candle_core::{DType, Device, Module, Tensor};
 use std::sync::Arc;
 
 /// A weight `[outputs, inputs]`, as it is kept.
@@ -17,10 +17,13 @@ pub enum Weight {
     Quantized(Arc<QTensor>),
 }
 
-/// `x @ weight^T + bias`, where a row's bits depend on that row alone (on the CPU).
+/// `x @ weight^T + bias`, where a row's bits depend on that row alone (on the CPU). Several layers
+/// that take the same input may be joined to one, whose outputs follow one another.
 #[derive(Clone)]
 pub struct Linear {
-    weight: Product,
+    /// Not empty.
+    weights: Vec<Product>,
+    outputs: usize,
     bias: Option<Tensor>,
 }
 
@@ -47,12 +50,47 @@ impl Linear {
     /// # Errors
     /// Where candle cannot use the weight.
     pub fn new(weight: Weight, bias: Option<Tensor>) -> Result<Self> {
-        let weight = match weight {
-            Weight::Dense(w) => Product::Dense(w),
-            Weight::Tiled(w) => Product::Tiled(w),
-            Weight::Quantized(w) => Product::Quantized(QMatMul::from_arc(w)?),
+        let (outputs, weight) = match weight {
+            Weight::Dense(w) => (w.dim(0)?, Product::Dense(w)),
+            Weight::Tiled(w) => (w.shape().0, Product::Tiled(w)),
+            Weight::Quantized(w) => (
+                w.shape().dims()[0],
+                Product::Quantized(QMatMul::from_arc(w)?),
+            ),
         };
-        Ok(Self { weight, bias })
+        Ok(Self {
+            weights: vec![weight],
+            outputs,
+            bias,
+        })
+    }
+
+    /// One layer that gives the outputs of all, in order.
+    ///
+    /// # Errors
+    /// Where the biases cannot be joined.
+    pub fn join(layers: Vec<Self>) -> Result<Self> {
+        let bias = if layers.iter().any(|l| l.bias.is_some()) {
+            let biases: Vec<Tensor> = layers
+                .iter()
+                .map(Self::bias_or_zeros)
+                .collect::<Result<_>>()?;
+            Some(Tensor::cat(&biases, 0)?)
+        } else {
+            None
+        };
+        Ok(Self {
+            outputs: layers.iter().map(|l| l.outputs).sum(),
+            weights: layers.into_iter().flat_map(|l| l.weights).collect(),
+            bias,
+        })
+    }
+
+    fn bias_or_zeros(&self) -> Result<Tensor> {
+        match &self.bias {
+            Some(bias) => Ok(bias.clone()),
+            None => Ok(Tensor::zeros(self.outputs, DType::F32, &Device::Cpu)?),
+        }
     }
 
     /// `[rows, outputs]` for `x` `[rows, inputs]`, contiguous, in the compute dtype.
@@ -60,15 +98,37 @@ impl Linear {
     /// # Errors
     /// Where `x` has another width, dtype or device.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let y = match &self.weight {
-            Product::Tiled(w) => w.matmul(&x.to_dtype(DType::F32)?)?.to_dtype(x.dtype())?,
-            Product::Dense(w) => by_rows(x, fewest_rows(w.dim(0)?), |x| x.matmul(&w.t()?))?,
-            Product::Quantized(w) => by_rows(x, 2, |x| w.forward(x))?,
+        let mut parts = Vec::with_capacity(self.weights.len());
+        let mut rest = self.weights.as_slice();
+        while let Some(first) = rest.first() {
+            // Neighbours in tiles are one call.
+            let tiled: Vec<&QuantMatrix> = rest.iter().map_while(Product::tiled).collect();
+            rest = &rest[tiled.len().max(1)..];
+            parts.push(match first {
+                Product::Tiled(_) => {
+                    quant::matmul(&tiled, &x.to_dtype(DType::F32)?)?.to_dtype(x.dtype())?
+                }
+                Product::Dense(w) => by_rows(x, fewest_rows(w.dim(0)?), |x| x.matmul(&w.t()?))?,
+                Product::Quantized(w) => by_rows(x, 2, |x| w.forward(x))?,
+            });
+        }
+        let y = match parts.as_slice() {
+            [one] => one.clone(),
+            parts => Tensor::cat(parts, 1)?,
         };
         Ok(match &self.bias {
             Some(bias) => y.broadcast_add(bias)?,
             None => y,
         })
+    }
+}
+
+impl Product {
+    fn tiled(&self) -> Option<&QuantMatrix> {
+        match self {
+            Self::Tiled(w) => Some(w),
+            _ => None,
+        }
     }
 }
 
@@ -135,7 +195,7 @@ impl Embedding {
                     }
                     w.dequantize_row(id as usize, row);
                 }
-                Tensor::from_vec(rows, (ids.len(), self.hidden), &candle_core::Device::Cpu)?
+                Tensor::from_vec(rows, (ids.len(), self.hidden), &Device::Cpu)?
             }
         };
         Ok(rows.to_dtype(self.dtype)?)

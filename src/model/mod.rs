@@ -12,7 +12,7 @@ mod weights;
 
 use crate::error::Result;
 use crate::kv::{BlockTable, KvStore};
-use candle_core::Tensor;
+use candle_core::{CpuStorage, Storage, Tensor};
 use std::ops::Range;
 
 pub use config::ModelConfig;
@@ -89,6 +89,22 @@ impl Span {
 pub struct Output {
     /// `[batch.logits.len(), vocab_size]`, f32, in the order of [`Batch::logits`].
     pub logits: Tensor,
+}
+
+impl Output {
+    /// Calls `work` with the logits, row after row; from a GPU they are copied.
+    ///
+    /// # Errors
+    /// Where the device fails.
+    pub fn read<R>(&self, work: impl FnOnce(&[f32]) -> R) -> Result<R> {
+        if let (Storage::Cpu(CpuStorage::F32(values)), layout) =
+            (&*self.logits.storage_and_layout().0, self.logits.layout())
+            && let Some((start, end)) = layout.contiguous_offsets()
+        {
+            return Ok(work(&values[start..end]));
+        }
+        Ok(work(&self.logits.flatten_all()?.to_vec1::<f32>()?))
+    }
 }
 
 /// A causal language model over a paged pool.

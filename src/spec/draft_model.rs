@@ -2,10 +2,10 @@
 
 use super::draft::{Ask, Draft, DraftCost, Drafter, Kept, SeqId};
 use crate::error::Result;
+use crate::kernels::parallel;
 use crate::kv::{BlockTable, KvPool};
 use crate::model::{Batch, Model};
 use crate::sampling::{Dist, History, Purpose, Rng, distribution};
-use rayon::prelude::*;
 use std::collections::HashMap;
 use std::time::Instant;
 
@@ -117,14 +117,13 @@ impl DraftModel {
             }
         }
         let output = self.model.forward(&batch, &mut self.pool.store)?;
-        let logits: Vec<f32> = output.logits.flatten_all()?.to_vec1()?;
         let vocab = self.model.config().vocab_size;
         let mut ready: Vec<_> = drafting.iter_mut().enumerate().collect();
         ready.retain(|(i, _)| complete.binary_search(i).is_ok());
-        ready
-            .into_par_iter()
-            .zip(logits.par_chunks(vocab))
-            .for_each(|((_, one), row)| one.draw(row));
+        output.read(|logits| {
+            let mut ready: Vec<_> = ready.into_iter().zip(logits.chunks(vocab)).collect();
+            parallel::map(&mut ready, |((_, one), row)| one.draw(row));
+        })?;
         // A prompt's rows would not tell what a draft step costs; two are the catch-up after a
         // round in which all was accepted.
         if longest <= 2 {

@@ -3,10 +3,10 @@
 use super::draft::{Ask, Draft, DraftCost, Drafter, Kept, SeqId};
 use super::verify::verify;
 use crate::error::Result;
+use crate::kernels::parallel;
 use crate::kv::{BlockTable, KvPool};
 use crate::model::{Batch, Model};
 use crate::sampling::{History, Rng, SamplingParams, TokenLogprobs, distribution, logprobs};
-use rayon::prelude::*;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -90,22 +90,15 @@ impl SpeculativeRunner {
         let started = Instant::now();
         let (batch, rows) = self.batch(turns, &drafts);
         let output = self.target.forward(&batch, &mut self.pool.store)?;
-        let logits: Vec<f32> = output.logits.flatten_all()?.to_vec1()?;
         let target_time = started.elapsed();
         let vocab = self.target.config().vocab_size;
-        let rounds = turns
-            .par_iter()
-            .zip(&drafts)
-            .zip(rows)
-            .map(|((turn, draft), rows)| {
-                decide(
-                    turn,
-                    draft,
-                    &logits[rows.start * vocab..rows.end * vocab],
-                    vocab,
-                )
+        let rounds = output.read(|logits| {
+            let mut parts: Vec<_> = turns.iter().zip(&drafts).zip(rows).collect();
+            parallel::map(&mut parts, |((turn, draft), rows)| {
+                let logits = &logits[rows.start * vocab..rows.end * vocab];
+                decide(turn, draft, logits, vocab)
             })
-            .collect();
+        })?;
         Ok((rounds, target_time))
     }
 

@@ -1,76 +1,95 @@
 //! Products with quantized weights on the CPU, for any number of rows with the same bits.
 //!
-//! Weights keep their blocks of 32 (`Q8_0`: `d * q`; `Q4_0` and `Q4_1`: `d * q + m`) and are only
-//! laid out anew, in tiles of 8 outputs by 32 inputs, so that one vector of four inputs of eight
-//! outputs meets four broadcast activations. Activations are quantized to 8 bits in blocks of 32,
-//! as llama.cpp does. Inside a block the sum is an exact integer; blocks are added in ascending
-//! order with one fused multiply-add each. Every path (AVX2 or portable, 1 row or 500) does just
-//! that, so all give the same bits.
+//! Weights keep their blocks ([`formats`]) and are only laid out anew, in tiles of 8 outputs by 32
+//! inputs, so that one vector of four inputs of eight outputs meets four broadcast activations.
+//! Activations are quantized to 8 bits in blocks of 32, as llama.cpp does. Inside a block the sum
+//! is an exact integer; blocks are added in ascending order with one fused multiply-add each, two
+//! with an offset. Every path and any number of rows does just that, so all give the same bits.
 //!
 //! Why not candle's own kernels: on a CPU without VNNI its `Q8_0` costs six times as much for six
 //! rows as for one, and `Q4_1` is many times slower still; verifying drafts needs the opposite.
 
-#[cfg(target_arch = "x86_64")]
-mod avx2;
+mod activations;
+mod formats;
 mod pack;
 mod portable;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
-use super::contiguous;
+use super::clock::{self, Part};
+use super::cpu::{self, Path};
 use super::parallel::{Shared, for_each};
+use activations::Activations;
 use candle_core::quantized::GgmlDType;
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
-use half::f16;
+use formats::{Format, Q4_0, Q4_1, Q4K, Q5_1, Q5K, Q6K, Q8_0};
 
 /// Values a block, along the inputs.
 pub const BLOCK: usize = 32;
 /// Outputs a tile.
 const WIDTH: usize = 8;
-/// Rows that share one pass over the tiles of eight outputs.
-const ROWS: usize = 4;
+/// Most rows that share one pass over the tiles of eight outputs.
+const ROWS: usize = 8;
+/// Rows that are worked on before the next tiles: their activations stay in the cache.
+const PANEL: usize = 64;
 /// Multiply-adds below which other threads are not worth waking.
 const HEAVY: usize = 1 << 15;
 
-/// Eight outputs by 32 inputs, 8 bits: `q[4 * (8 * j + c) + t]` is input `4 j + t` of output `c`.
-#[repr(C, align(16))]
-#[derive(Clone, Copy)]
-struct Tile8 {
-    d: [f16; WIDTH],
-    q: [i8; BLOCK * WIDTH],
+/// A whole matrix in one format.
+struct Tiles<F: Format> {
+    /// `[outputs / 8 rounded up][inputs / 32]`.
+    quants: Vec<F::Quants>,
+    /// `[outputs / 8 rounded up][inputs / 32 / F::SPAN]`.
+    scales: Vec<F::Scales>,
 }
 
-/// Eight outputs by 32 inputs, 4 bits: the low half of `q[4 * (8 * j + c) + t]` is input `4 j + t`
-/// of output `c`, the high half input `16 + 4 j + t`.
-#[repr(C, align(16))]
-#[derive(Clone, Copy)]
-struct Tile4 {
-    d: [f16; WIDTH],
-    m: [f16; WIDTH],
-    q: [u8; BLOCK * WIDTH / 2],
+/// The tiles of eight outputs.
+struct TileRow<'a, F: Format> {
+    quants: &'a [F::Quants],
+    scales: &'a [F::Scales],
 }
 
-enum Tiles {
-    Q8(Vec<Tile8>),
-    Q4(Vec<Tile4>),
+impl<F: Format> Clone for TileRow<'_, F> {
+    fn clone(&self) -> Self {
+        *self
+    }
 }
+
+impl<F: Format> Copy for TileRow<'_, F> {}
+
+enum AnyTiles {
+    Q8_0(Tiles<Q8_0>),
+    Q4_0(Tiles<Q4_0>),
+    Q4_1(Tiles<Q4_1>),
+    Q5_1(Tiles<Q5_1>),
+    Q4K(Tiles<Q4K>),
+    Q5K(Tiles<Q5K>),
+    Q6K(Tiles<Q6K>),
+}
+
+/// Runs the same code for the tiles of each format.
+macro_rules! with_tiles {
+    ($tiles:expr, $name:ident => $body:expr) => {
+        match $tiles {
+            AnyTiles::Q8_0($name) => $body,
+            AnyTiles::Q4_0($name) => $body,
+            AnyTiles::Q4_1($name) => $body,
+            AnyTiles::Q5_1($name) => $body,
+            AnyTiles::Q4K($name) => $body,
+            AnyTiles::Q5K($name) => $body,
+            AnyTiles::Q6K($name) => $body,
+        }
+    };
+}
+use with_tiles;
 
 /// A quantized weight `[outputs, inputs]`, laid out for this CPU.
 pub struct QuantMatrix {
     outputs: usize,
     inputs: usize,
-    /// `[outputs / 8 rounded up][inputs / 32]`.
-    tiles: Tiles,
-}
-
-/// Activations: blocks of 32 as `scale * q`.
-struct Activations {
-    inputs: usize,
-    q: Vec<i8>,
-    /// One a block.
-    scale: Vec<f32>,
-    /// `scale * sum(q)`, one a block: what a weight's offset `m` is multiplied with.
-    sum: Vec<f32>,
+    tiles: AnyTiles,
 }
 
 impl QuantMatrix {
@@ -82,137 +101,85 @@ impl QuantMatrix {
     /// The block type that the tiles hold.
     pub fn dtype(&self) -> GgmlDType {
         match self.tiles {
-            Tiles::Q8(_) => GgmlDType::Q8_0,
-            Tiles::Q4(_) => GgmlDType::Q4_1,
+            AnyTiles::Q8_0(_) => GgmlDType::Q8_0,
+            AnyTiles::Q4_0(_) => GgmlDType::Q4_0,
+            AnyTiles::Q4_1(_) => GgmlDType::Q4_1,
+            AnyTiles::Q5_1(_) => GgmlDType::Q5_1,
+            AnyTiles::Q4K(_) => GgmlDType::Q4K,
+            AnyTiles::Q5K(_) => GgmlDType::Q5K,
+            AnyTiles::Q6K(_) => GgmlDType::Q6K,
         }
     }
 
-    /// `x @ self^T` for `x` `[rows, inputs]` f32 on the CPU: `[rows, outputs]` f32.
-    ///
-    /// # Errors
-    /// Where `x` has another width, dtype, device or is not contiguous.
-    pub fn matmul(&self, x: &Tensor) -> Result<Tensor> {
-        x.apply_op1_no_bwd(&MatMul(self))
-    }
-
-    /// `[rows, outputs]` for `x` `[rows, inputs]`.
-    fn product(&self, x: &[f32]) -> Vec<f32> {
-        let rows = x.len() / self.inputs;
-        let x = Activations::quantize(x, self.inputs);
-        let mut out = vec![0f32; rows * self.outputs];
-        let shared = Shared::new(&mut out);
-        let heavy = rows * self.inputs * self.outputs > HEAVY;
-        for_each(self.outputs.div_ceil(WIDTH), heavy, |group| {
-            let column = group * WIDTH;
-            let width = WIDTH.min(self.outputs - column);
-            for row in (0..rows).step_by(ROWS) {
-                let count = ROWS.min(rows - row);
-                let sums = self.tile_product(group, &x, row, count);
-                for (i, sums) in sums[..count].iter().enumerate() {
-                    // SAFETY: no two (row, group) share an element.
-                    let place = unsafe { shared.slice((row + i) * self.outputs + column, width) };
-                    place.copy_from_slice(&sums[..width]);
-                }
-            }
-        });
-        out
-    }
-
-    /// Eight outputs for rows `row..row + count` of `x`, `count <= ROWS`.
+    /// Eight outputs for rows `rows` of `x`, each given to `store`.
     fn tile_product(
         &self,
+        path: Path,
         group: usize,
         x: &Activations,
-        row: usize,
-        count: usize,
-    ) -> [[f32; WIDTH]; ROWS] {
-        let blocks = self.inputs / BLOCK;
-        let tiles = group * blocks..(group + 1) * blocks;
-        #[cfg(target_arch = "x86_64")]
-        if avx2::available() {
-            // SAFETY: the CPU has the features that the functions are compiled for.
-            return unsafe {
-                match &self.tiles {
-                    Tiles::Q8(all) => avx2::product8(&all[tiles], x, row, count),
-                    Tiles::Q4(all) => avx2::product4(&all[tiles], x, row, count),
-                }
-            };
-        }
-        match &self.tiles {
-            Tiles::Q8(all) => portable::product8(&all[tiles], x, row, count),
-            Tiles::Q4(all) => portable::product4(&all[tiles], x, row, count),
+        rows: std::ops::Range<usize>,
+        store: impl FnMut(usize, &[f32; WIDTH]),
+    ) {
+        with_tiles!(&self.tiles, tiles => {
+            product(path, tiles.row(group, self.inputs / BLOCK), x, rows, store)
+        })
+    }
+}
+
+impl<F: Format> Tiles<F> {
+    fn row(&self, group: usize, blocks: usize) -> TileRow<'_, F> {
+        let records = blocks / F::SPAN;
+        TileRow {
+            quants: &self.quants[group * blocks..(group + 1) * blocks],
+            scales: &self.scales[group * records..(group + 1) * records],
         }
     }
 }
 
-impl Activations {
-    fn quantize(x: &[f32], inputs: usize) -> Self {
-        let blocks = x.len() / BLOCK;
-        let mut this = Self {
-            inputs,
-            q: vec![0; x.len()],
-            scale: vec![0.; blocks],
-            sum: vec![0.; blocks],
-        };
-        let (q, scale, sum) = (
-            Shared::new(&mut this.q),
-            Shared::new(&mut this.scale),
-            Shared::new(&mut this.sum),
-        );
-        let (rows, row_blocks) = (x.len() / inputs, inputs / BLOCK);
-        for_each(rows, rows >= 8, |row| {
-            // SAFETY: rows do not overlap.
-            let (q, scale, sum) = unsafe {
-                (
-                    q.slice(row * inputs, inputs),
-                    scale.slice(row * row_blocks, row_blocks),
-                    sum.slice(row * row_blocks, row_blocks),
-                )
-            };
-            let x = &x[row * inputs..][..inputs];
-            for (i, (x, q)) in x
-                .chunks_exact(BLOCK)
-                .zip(q.chunks_exact_mut(BLOCK))
-                .enumerate()
-            {
-                (scale[i], sum[i]) = quantize_block(x, q);
-            }
-        });
-        this
-    }
-
-    /// The block's 32 values of row `row`.
-    #[inline(always)]
-    fn block(&self, row: usize, block: usize) -> &[i8] {
-        &self.q[row * self.inputs + block * BLOCK..][..BLOCK]
-    }
-
-    #[inline(always)]
-    fn at(&self, row: usize, block: usize) -> usize {
-        row * (self.inputs / BLOCK) + block
+#[cfg(target_arch = "x86_64")]
+fn product<F: x86::Vectors>(
+    path: Path,
+    tiles: TileRow<'_, F>,
+    x: &Activations,
+    rows: std::ops::Range<usize>,
+    store: impl FnMut(usize, &[f32; WIDTH]),
+) {
+    match path {
+        // SAFETY: a path is only taken where the CPU has its instructions.
+        Path::Avx512Vnni => unsafe { x86::product_vnni(tiles, x, rows, store) },
+        // SAFETY: as above.
+        Path::Avx2 => unsafe { x86::product_avx2(tiles, x, rows, store) },
+        Path::Portable => product_portable(tiles, x, rows, store),
     }
 }
 
-/// Quantizes 32 values to `q` in -127..=127; gives back the scale, and the scale times the sum.
-#[inline(always)]
-fn quantize_block(x: &[f32], q: &mut [i8]) -> (f32, f32) {
-    /// Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits.
-    const ROUND: f32 = 12_582_912.0;
-    let max = x.iter().fold(0f32, |max, x| max.max(x.abs()));
-    let inverse = if max > 0. { 127. / max } else { 0. };
-    let mut sum = 0i32;
-    for (q, &x) in q.iter_mut().zip(x) {
-        let n = (x * inverse + ROUND)
-            .to_bits()
-            .wrapping_sub(ROUND.to_bits()) as i32;
-        *q = n as i8;
-        sum += n;
+#[cfg(not(target_arch = "x86_64"))]
+use product_portable as product;
+
+#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
+fn product_portable<F: Format>(
+    #[cfg(not(target_arch = "x86_64"))] path: Path,
+    tiles: TileRow<'_, F>,
+    x: &Activations,
+    rows: std::ops::Range<usize>,
+    mut store: impl FnMut(usize, &[f32; WIDTH]),
+) {
+    for row in rows {
+        store(row, &portable::product(tiles, x, row));
     }
-    let scale = max / 127.;
-    (scale, scale * sum as f32)
 }
 
-struct MatMul<'a>(&'a QuantMatrix);
+/// `x @ w^T` for `x` `[rows, inputs]` f32 on the CPU and weights `w` that take the same inputs:
+/// `[rows, sum of outputs]` f32, the outputs of each weight after those of the one before. The
+/// rows are quantized once, and all weights are one parallel loop.
+///
+/// # Errors
+/// Where `x` has another width, dtype, device or is not contiguous.
+pub fn matmul(weights: &[&QuantMatrix], x: &Tensor) -> Result<Tensor> {
+    x.apply_op1_no_bwd(&MatMul(weights))
+}
+
+struct MatMul<'a>(&'a [&'a QuantMatrix]);
 
 impl CustomOp1 for MatMul<'_> {
     fn name(&self) -> &'static str {
@@ -220,13 +187,54 @@ impl CustomOp1 for MatMul<'_> {
     }
 
     fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let (outputs, inputs) = self.0.shape();
         let (rows, width) = layout.shape().dims2()?;
-        if width != inputs {
+        if let Some(wrong) = self.0.iter().find(|w| w.inputs != width) {
+            let inputs = wrong.inputs;
             candle_core::bail!("quant-matmul: {width} values a row, the weight takes {inputs}");
         }
-        let x = contiguous::<f32>(self.name(), x, layout)?;
-        let out = self.0.product(x);
+        let x = super::contiguous::<f32>(self.name(), x, layout)?;
+        let out = clock::time(Part::Matmul, || products(cpu::path(), self.0, x, width));
+        let outputs: usize = self.0.iter().map(|w| w.outputs).sum();
         Ok((CpuStorage::F32(out), (rows, outputs).into()))
     }
+}
+
+/// `[rows, sum of outputs]` for `x` `[rows, inputs]`.
+fn products(path: Path, weights: &[&QuantMatrix], x: &[f32], inputs: usize) -> Vec<f32> {
+    let rows = x.len() / inputs.max(1);
+    let x = Activations::quantize(path, x, inputs);
+    let outputs: usize = weights.iter().map(|w| w.outputs).sum();
+    let mut out = vec![0f32; rows * outputs];
+    let shared = Shared::new(&mut out);
+    let groups: usize = weights.iter().map(|w| w.outputs.div_ceil(WIDTH)).sum();
+    let heavy = rows * inputs * outputs > HEAVY;
+    for panel in (0..rows).step_by(PANEL) {
+        let panel = panel..rows.min(panel + PANEL);
+        for_each(groups, heavy, |group| {
+            let (weight, group, first) = locate(weights, group);
+            let width = WIDTH.min(weight.outputs - group * WIDTH);
+            let column = first + group * WIDTH;
+            weight.tile_product(path, group, &x, panel.clone(), |row, sums| {
+                // SAFETY: no two (row, group) share an element.
+                let place = unsafe { shared.slice(row * outputs + column, width) };
+                place.copy_from_slice(&sums[..width]);
+            });
+        });
+    }
+    out
+}
+
+/// The weight that group `group` of all weights falls into, its number there, and the column of the
+/// weight's first output.
+fn locate<'a>(weights: &[&'a QuantMatrix], mut group: usize) -> (&'a QuantMatrix, usize, usize) {
+    let mut first = 0;
+    for weight in &weights[..weights.len() - 1] {
+        let groups = weight.outputs.div_ceil(WIDTH);
+        if group < groups {
+            return (weight, group, first);
+        }
+        group -= groups;
+        first += weight.outputs;
+    }
+    (weights[weights.len() - 1], group, first)
 }

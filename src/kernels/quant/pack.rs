@@ -1,14 +1,20 @@
 //! From GGUF blocks, or from floats, to tiles.
 
-use super::{BLOCK, QuantMatrix, Tile4, Tile8, Tiles, WIDTH};
+use super::formats::{Format, SUPER};
+use super::{AnyTiles, BLOCK, QuantMatrix, Tiles, WIDTH, with_tiles};
 use candle_core::Result;
 use candle_core::quantized::GgmlDType;
 use half::f16;
 
 impl QuantMatrix {
-    /// The block types that [`QuantMatrix::from_blocks`] takes as they are.
-    pub fn keeps(dtype: GgmlDType) -> bool {
-        matches!(dtype, GgmlDType::Q8_0 | GgmlDType::Q4_0 | GgmlDType::Q4_1)
+    /// Whether [`QuantMatrix::from_blocks`] takes blocks of this type, `inputs` values a row.
+    pub fn keeps(dtype: GgmlDType, inputs: usize) -> bool {
+        use GgmlDType::{Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+        match dtype {
+            Q8_0 | Q4_0 | Q4_1 | Q5_0 | Q5_1 => inputs.is_multiple_of(BLOCK),
+            Q4K | Q5K | Q6K => inputs.is_multiple_of(SUPER),
+            _ => false,
+        }
     }
 
     /// Takes the blocks of a GGUF tensor `[outputs, inputs]`, without loss.
@@ -21,32 +27,24 @@ impl QuantMatrix {
         outputs: usize,
         inputs: usize,
     ) -> Result<Self> {
-        let blocks = inputs / BLOCK;
-        if !inputs.is_multiple_of(BLOCK) || data.len() != outputs * blocks * dtype.type_size() {
-            candle_core::bail!(
-                "{} bytes are no [{outputs}, {inputs}] of {dtype:?}",
-                data.len()
-            );
+        let bytes = outputs * inputs / dtype.block_size() * dtype.type_size();
+        if !Self::keeps(dtype, inputs) || data.len() != bytes {
+            let found = data.len();
+            candle_core::bail!("{found} bytes are no tiles of [{outputs}, {inputs}] {dtype:?}");
         }
-        let block = |output: usize, b: usize| {
-            &data[(output * blocks + b) * dtype.type_size()..][..dtype.type_size()]
-        };
+        let (size, blocks) = (dtype.type_size(), inputs / BLOCK);
         let tiles = match dtype {
-            GgmlDType::Q8_0 => Tiles::Q8(tiles(outputs, blocks, |tile: &mut Tile8, c, o, b| {
-                let (d, q) = block(o, b).split_at(2);
-                tile.set(c, half_at(d), |k| q[k] as i8);
-            })),
-            GgmlDType::Q4_0 => Tiles::Q4(tiles(outputs, blocks, |tile: &mut Tile4, c, o, b| {
-                let (d, q) = block(o, b).split_at(2);
-                let d = half_at(d);
-                // d * (q - 8): a multiple of 8 is exact in f16.
-                tile.set(c, d, f16::from_f32(d.to_f32() * -8.), q);
-            })),
-            GgmlDType::Q4_1 => Tiles::Q4(tiles(outputs, blocks, |tile: &mut Tile4, c, o, b| {
-                let (scales, q) = block(o, b).split_at(4);
-                tile.set(c, half_at(scales), half_at(&scales[2..]), q);
-            })),
-            _ => candle_core::bail!("no tiles for {dtype:?}"),
+            GgmlDType::Q8_0 => AnyTiles::Q8_0(Tiles::new(data, size, blocks)),
+            GgmlDType::Q4_0 => AnyTiles::Q4_0(Tiles::new(data, size, blocks)),
+            GgmlDType::Q4_1 => AnyTiles::Q4_1(Tiles::new(data, size, blocks)),
+            GgmlDType::Q5_0 => {
+                let (data, size) = affine(data, size);
+                AnyTiles::Q5_1(Tiles::new(&data, size, blocks))
+            }
+            GgmlDType::Q5_1 => AnyTiles::Q5_1(Tiles::new(data, size, blocks)),
+            GgmlDType::Q4K => AnyTiles::Q4K(Tiles::new(data, size, blocks)),
+            GgmlDType::Q5K => AnyTiles::Q5K(Tiles::new(data, size, blocks)),
+            _ => AnyTiles::Q6K(Tiles::new(data, size, blocks)),
         };
         Ok(Self {
             outputs,
@@ -55,7 +53,7 @@ impl QuantMatrix {
         })
     }
 
-    /// Quantizes `[outputs, inputs]` floats to 8 bits.
+    /// Quantizes `[outputs, inputs]` floats to `Q8_0`.
     ///
     /// # Errors
     /// Where `inputs` is no multiple of 32, or `data` has another size.
@@ -63,110 +61,77 @@ impl QuantMatrix {
         if !inputs.is_multiple_of(BLOCK) || data.len() != outputs * inputs {
             candle_core::bail!("{} floats are no [{outputs}, {inputs}] blocks", data.len());
         }
-        let blocks = inputs / BLOCK;
-        let tiles = tiles(outputs, blocks, |tile: &mut Tile8, c, o, b| {
-            let x = &data[o * inputs + b * BLOCK..][..BLOCK];
-            let max = x.iter().fold(0f32, |max, x| max.max(x.abs()));
-            let d = f16::from_f32(max / 127.);
-            let inverse = if d > f16::ZERO {
-                d.to_f32().recip()
-            } else {
-                0.
-            };
-            tile.set(c, d, |k| (x[k] * inverse).round().clamp(-127., 127.) as i8);
-        });
-        Ok(Self {
-            outputs,
-            inputs,
-            tiles: Tiles::Q8(tiles),
-        })
+        let blocks: Vec<u8> = data.chunks_exact(BLOCK).flat_map(q8_0).collect();
+        Self::from_blocks(GgmlDType::Q8_0, &blocks, outputs, inputs)
     }
 
     /// Writes row `output` of the weight to `row` (`inputs` floats): an embedding lookup.
     pub fn dequantize_row(&self, output: usize, row: &mut [f32]) {
-        let (group, c) = (output / WIDTH, output % WIDTH);
         let blocks = self.inputs / BLOCK;
+        with_tiles!(&self.tiles, tiles => tiles.dequantize_row(output, blocks, row));
+    }
+}
+
+impl<F: Format> Tiles<F> {
+    /// Lays out rows of `blocks` blocks of 32; `F::SPAN` of them are one GGUF block of `size` bytes.
+    /// Outputs missing in the last tile are zero.
+    fn new(data: &[u8], size: usize, blocks: usize) -> Self {
+        let records = blocks / F::SPAN;
+        let outputs = data.len() / (size * records).max(1);
+        let groups = outputs.div_ceil(WIDTH);
+        let (quants, scales) = F::empty();
+        let mut this = Self {
+            quants: vec![quants; groups * blocks],
+            scales: vec![scales; groups * records],
+        };
+        for (at, data) in data.chunks_exact(size).enumerate() {
+            let (output, record) = (at / records, at % records);
+            let (group, c) = (output / WIDTH, output % WIDTH);
+            let scales = &mut this.scales[group * records + record];
+            for sub in 0..F::SPAN {
+                let quants = &mut this.quants[group * blocks + record * F::SPAN + sub];
+                F::set(data, sub, c, quants, scales);
+            }
+        }
+        this
+    }
+
+    fn dequantize_row(&self, output: usize, blocks: usize, row: &mut [f32]) {
+        let (tiles, c) = (self.row(output / WIDTH, blocks), output % WIDTH);
         for (b, row) in row.chunks_exact_mut(BLOCK).enumerate() {
-            let at = group * blocks + b;
+            let (scales, sub) = (&tiles.scales[b / F::SPAN], b % F::SPAN);
+            let (scale, offset) = (F::scale(scales, sub, c), F::offset(scales, sub, c));
             for (k, x) in row.iter_mut().enumerate() {
-                *x = match &self.tiles {
-                    Tiles::Q8(all) => all[at].value(c, k),
-                    Tiles::Q4(all) => all[at].value(c, k),
-                };
+                let factor = F::factor(scales, sub, c, 2 * k / BLOCK);
+                let q = F::quant(&tiles.quants[b], c, k) - F::BIAS;
+                *x = scale * (factor * q) as f32 + offset;
             }
         }
     }
 }
 
-fn half_at(bytes: &[u8]) -> f16 {
-    f16::from_le_bytes([bytes[0], bytes[1]])
+/// `Q5_0` blocks (`d * (q - 16)`) as `Q5_1` ones (`d * q + m`), and their size: a multiple of 16 is
+/// exact in f16.
+fn affine(data: &[u8], size: usize) -> (Vec<u8>, usize) {
+    let blocks = data.chunks_exact(size).flat_map(|block| {
+        let (d, quants) = block.split_at(2);
+        let m = f16::from_f32(f16::from_le_bytes([d[0], d[1]]).to_f32() * -16.);
+        [d, &m.to_le_bytes(), quants].concat()
+    });
+    (blocks.collect(), size + 2)
 }
 
-/// Tiles filled by `fill(tile, column in the tile, output, block)`; missing outputs stay zero.
-fn tiles<T: Copy + Default>(
-    outputs: usize,
-    blocks: usize,
-    fill: impl Fn(&mut T, usize, usize, usize),
-) -> Vec<T> {
-    let mut all = vec![T::default(); outputs.div_ceil(WIDTH) * blocks];
-    for output in 0..outputs {
-        for b in 0..blocks {
-            let tile = &mut all[output / WIDTH * blocks + b];
-            fill(tile, output % WIDTH, output, b);
-        }
-    }
-    all
-}
-
-/// Place of input `k` of output `c`, counting four inputs of eight outputs at a time.
-fn place(c: usize, k: usize) -> usize {
-    4 * (WIDTH * (k / 4) + c) + k % 4
-}
-
-impl Default for Tile8 {
-    fn default() -> Self {
-        Self {
-            d: [f16::ZERO; WIDTH],
-            q: [0; BLOCK * WIDTH],
-        }
-    }
-}
-
-impl Tile8 {
-    fn set(&mut self, c: usize, d: f16, q: impl Fn(usize) -> i8) {
-        self.d[c] = d;
-        for k in 0..BLOCK {
-            self.q[place(c, k)] = q(k);
-        }
-    }
-
-    fn value(&self, c: usize, k: usize) -> f32 {
-        self.d[c].to_f32() * f32::from(self.q[place(c, k)])
-    }
-}
-
-impl Default for Tile4 {
-    fn default() -> Self {
-        Self {
-            d: [f16::ZERO; WIDTH],
-            m: [f16::ZERO; WIDTH],
-            q: [0; BLOCK * WIDTH / 2],
-        }
-    }
-}
-
-impl Tile4 {
-    /// GGUF keeps inputs 0..16 in the low halves of 16 bytes and 16..32 in the high ones.
-    fn set(&mut self, c: usize, d: f16, m: f16, q: &[u8]) {
-        (self.d[c], self.m[c]) = (d, m);
-        for (k, &byte) in q.iter().enumerate() {
-            self.q[place(c, k)] = byte;
-        }
-    }
-
-    fn value(&self, c: usize, k: usize) -> f32 {
-        let byte = self.q[place(c, k % (BLOCK / 2))];
-        let q = if k < BLOCK / 2 { byte & 15 } else { byte >> 4 };
-        self.d[c].to_f32() * f32::from(q) + self.m[c].to_f32()
-    }
+/// The `Q8_0` block of 32 floats.
+fn q8_0(x: &[f32]) -> Vec<u8> {
+    let max = x.iter().fold(0f32, |max, x| max.max(x.abs()));
+    let d = f16::from_f32(max / 127.);
+    let inverse = if d > f16::ZERO {
+        d.to_f32().recip()
+    } else {
+        0.
+    };
+    let quants = x
+        .iter()
+        .map(|x| (x * inverse).round().clamp(-127., 127.) as i8 as u8);
+    d.to_le_bytes().into_iter().chain(quants).collect()
 }

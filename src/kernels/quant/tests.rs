@@ -1,31 +1,52 @@
-//! The tiles against plain arithmetic, and the vector path against the portable one.
+//! The tiles against plain arithmetic, and every path against the portable one.
 
 use super::*;
 use candle_core::quantized::QTensor;
 use candle_core::{DType, Device};
 
-const KINDS: [GgmlDType; 3] = [GgmlDType::Q8_0, GgmlDType::Q4_0, GgmlDType::Q4_1];
+const KINDS: [GgmlDType; 8] = [
+    GgmlDType::Q8_0,
+    GgmlDType::Q4_0,
+    GgmlDType::Q4_1,
+    GgmlDType::Q5_0,
+    GgmlDType::Q5_1,
+    GgmlDType::Q4K,
+    GgmlDType::Q5K,
+    GgmlDType::Q6K,
+];
 
-fn blocks(dtype: GgmlDType, outputs: usize, inputs: usize) -> (QTensor, QuantMatrix) {
-    let floats = Tensor::randn(0f32, 1., (outputs, inputs), &Device::Cpu).unwrap();
-    let blocks = QTensor::quantize(&floats, dtype).unwrap();
+fn paths() -> impl Iterator<Item = Path> {
+    let all = Path::ALL.into_iter().map(|(_, path)| path);
+    all.filter(|path| path.is_available())
+}
+
+/// Inputs that every type allows.
+fn inputs(kind: GgmlDType, blocks: usize) -> usize {
+    blocks * kind.block_size().max(BLOCK)
+}
+
+fn noise(rows: usize, width: usize, size: f32) -> Vec<f32> {
+    let x = Tensor::randn(0f32, size, (rows, width), &Device::Cpu).unwrap();
+    x.flatten_all().unwrap().to_vec1().unwrap()
+}
+
+/// A random weight as tiles, and its values by candle's reading of the same blocks.
+fn weight(kind: GgmlDType, outputs: usize, inputs: usize) -> (QuantMatrix, Vec<Vec<f32>>) {
+    let floats = Tensor::randn(0.3f32, 1., (outputs, inputs), &Device::Cpu).unwrap();
+    let blocks = QTensor::quantize(&floats, kind).unwrap();
     let data = blocks.data().unwrap();
-    let matrix = QuantMatrix::from_blocks(dtype, &data, outputs, inputs).unwrap();
-    drop(data);
-    (blocks, matrix)
+    let matrix = QuantMatrix::from_blocks(kind, &data, outputs, inputs).unwrap();
+    let values = blocks.dequantize(&Device::Cpu).unwrap().to_vec2();
+    (matrix, values.unwrap())
 }
 
 #[test]
 fn rows_come_back_as_candle_dequantizes_them() {
     for kind in KINDS {
-        let (blocks, matrix) = blocks(kind, 21, 96);
-        let want = blocks
-            .dequantize(&Device::Cpu)
-            .unwrap()
-            .to_vec2::<f32>()
-            .unwrap();
-        for (output, want) in want.iter().enumerate() {
-            let mut row = vec![0f32; 96];
+        let inputs = inputs(kind, 3);
+        let (matrix, values) = weight(kind, 21, inputs);
+        for (output, want) in values.iter().enumerate() {
+            let mut row = vec![0f32; inputs];
             matrix.dequantize_row(output, &mut row);
             for (got, want) in row.iter().zip(want) {
                 assert!((got - want).abs() <= 1e-6 * want.abs().max(1.), "{kind:?}");
@@ -34,25 +55,22 @@ fn rows_come_back_as_candle_dequantizes_them() {
     }
 }
 
+/// Random shapes with ragged edges, every type, every path.
 #[test]
 fn products_agree_with_f64_on_the_same_8_bit_activations() {
     for kind in KINDS {
-        for (rows, outputs, inputs) in [(1, 1, 32), (3, 8, 64), (5, 21, 96), (9, 40, 576)] {
-            let (blocks, matrix) = blocks(kind, outputs, inputs);
-            let weight = blocks
-                .dequantize(&Device::Cpu)
-                .unwrap()
-                .to_vec2::<f32>()
-                .unwrap();
-            let x = Tensor::randn(0f32, 2., (rows, inputs), &Device::Cpu).unwrap();
-            let got = matrix.matmul(&x).unwrap().to_vec2::<f32>().unwrap();
-            let x = x.flatten_all().unwrap().to_vec1::<f32>().unwrap();
-            let rounded = Activations::quantize(&x, inputs);
-            for (r, got) in got.iter().enumerate() {
-                for (o, got) in got.iter().enumerate() {
+        for (rows, outputs, blocks) in [(1, 1, 1), (3, 8, 2), (5, 21, 3), (9, 40, 4), (70, 9, 2)] {
+            let inputs = inputs(kind, blocks);
+            let (matrix, values) = weight(kind, outputs, inputs);
+            let x = noise(rows, inputs, 2.);
+            let rounded = Activations::quantize(Path::Portable, &x, inputs);
+            for path in paths() {
+                let got = products(path, &[&matrix], &x, inputs);
+                for (at, got) in got.iter().enumerate() {
+                    let (r, o) = (at / outputs, at % outputs);
                     let (mut want, mut size) = (0f64, 0f64);
-                    for (k, w) in weight[o].iter().enumerate() {
-                        let scale = f64::from(rounded.scale[rounded.at(r, k / BLOCK)]);
+                    for (k, w) in values[o].iter().enumerate() {
+                        let scale = f64::from(rounded.sums(r)[k / BLOCK].scale);
                         let x8 = scale * f64::from(rounded.q[r * inputs + k]);
                         assert!((x8 - f64::from(x[r * inputs + k])).abs() <= scale * 0.5001);
                         want += x8 * f64::from(*w);
@@ -61,7 +79,7 @@ fn products_agree_with_f64_on_the_same_8_bit_activations() {
                     let far = (f64::from(*got) - want).abs();
                     assert!(
                         far <= 1e-5 * size.max(1e-3),
-                        "{kind:?} [{r}, {o}]: {got} {want}"
+                        "{kind:?} on {path:?} [{r}, {o}]: {got} {want}"
                     );
                 }
             }
@@ -69,52 +87,87 @@ fn products_agree_with_f64_on_the_same_8_bit_activations() {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
+/// Quantized activations, and results for any number of rows.
 #[test]
-fn the_vector_path_has_the_bits_of_the_portable_one() {
-    if !avx2::available() {
-        return; // Then the portable path is the only one.
-    }
+fn all_paths_and_any_company_give_the_same_bits() {
     for kind in KINDS {
-        let (_, matrix) = blocks(kind, 8, 160);
-        let x = Tensor::randn(0f32, 2., (4, 160), &Device::Cpu).unwrap();
-        let x = x.flatten_all().unwrap().to_vec1::<f32>().unwrap();
-        let x = Activations::quantize(&x, 160);
-        for count in 1..=ROWS {
-            // SAFETY: the features are there.
-            let (fast, plain) = match &matrix.tiles {
-                Tiles::Q8(t) => (
-                    unsafe { avx2::product8(t, &x, 0, count) },
-                    portable::product8(t, &x, 0, count),
-                ),
-                Tiles::Q4(t) => (
-                    unsafe { avx2::product4(t, &x, 0, count) },
-                    portable::product4(t, &x, 0, count),
-                ),
-            };
-            assert_eq!(fast[..count], plain[..count], "{kind:?}, {count} rows");
+        let inputs = inputs(kind, 5);
+        let (matrix, _) = weight(kind, 20, inputs);
+        let x = noise(23, inputs, 2.);
+        let plain = Activations::quantize(Path::Portable, &x, inputs);
+        let want = products(Path::Portable, &[&matrix], &x, inputs);
+        for path in paths() {
+            let quantized = Activations::quantize(path, &x, inputs);
+            assert!(quantized.q == plain.q && quantized.blocks == plain.blocks);
+            for rows in 1..=23 {
+                let some = products(path, &[&matrix], &x[..rows * inputs], inputs);
+                assert_eq!(some, want[..rows * 20], "{kind:?} on {path:?}, {rows} rows");
+            }
         }
     }
 }
 
 #[test]
+fn several_weights_in_one_call_are_as_each_alone() {
+    let (a, _) = weight(GgmlDType::Q4K, 13, 256);
+    let (b, _) = weight(GgmlDType::Q6K, 7, 256);
+    let (c, _) = weight(GgmlDType::Q8_0, 16, 256);
+    let x = Tensor::randn(0f32, 2., (3, 256), &Device::Cpu).unwrap();
+    let together = matmul(&[&a, &b, &c], &x).unwrap();
+    let apart = [&a, &b, &c].map(|w| matmul(&[w], &x).unwrap());
+    let apart = Tensor::cat(&apart, 1).unwrap();
+    let values = |t: Tensor| t.to_vec2::<f32>().unwrap();
+    assert_eq!(values(together), values(apart));
+}
+
+/// The largest sums that a block of each width can have.
+#[test]
 fn extreme_values_do_not_overflow() {
-    // -128 weights against activations of one sign: the largest sums a block can have.
-    let mut data = Vec::new();
-    for _ in 0..8 {
-        data.extend_from_slice(&f16::ONE.to_le_bytes());
-        data.extend_from_slice(&[0x80u8; BLOCK]);
+    let half = half::f16::ONE.to_le_bytes();
+    let zero = [0u8; 2];
+    let kinds: [(GgmlDType, usize, Vec<u8>, f32); 5] = [
+        (
+            GgmlDType::Q8_0,
+            32,
+            [&half[..], &[0x80; 32]].concat(),
+            -128.,
+        ),
+        (GgmlDType::Q4_0, 32, [&half[..], &[0xFF; 16]].concat(), 7.),
+        (
+            GgmlDType::Q4_1,
+            32,
+            [&half[..], &zero, &[0xFF; 16]].concat(),
+            15.,
+        ),
+        (
+            GgmlDType::Q5_1,
+            32,
+            [&half[..], &zero, &[0xFF; 20]].concat(),
+            31.,
+        ),
+        (
+            GgmlDType::Q6K,
+            256,
+            [&[0xFF; 192][..], &[0x80; 16], &half].concat(),
+            31. * -128.,
+        ),
+    ];
+    for (kind, inputs, block, value) in kinds {
+        let matrix = QuantMatrix::from_blocks(kind, &block.repeat(8), 8, inputs).unwrap();
+        for path in paths() {
+            for x in [-3f32, 3.] {
+                let got = products(path, &[&matrix], &vec![x; 2 * inputs], inputs);
+                let want = value * x * inputs as f32;
+                let far = (got[15] - want).abs() / want.abs();
+                assert!(far < 1e-5, "{kind:?} on {path:?}: {} {want}", got[15]);
+            }
+        }
     }
-    let matrix = QuantMatrix::from_blocks(GgmlDType::Q8_0, &data, 8, BLOCK).unwrap();
-    let x = Tensor::full(-3f32, (2, BLOCK), &Device::Cpu).unwrap();
-    let got = matrix.matmul(&x).unwrap().to_vec2::<f32>().unwrap();
-    assert!((got[1][7] - 3. * 128. * 32.).abs() < 0.01, "{}", got[1][7]);
 }
 
 #[test]
 fn floats_are_rounded_to_8_bits() {
-    let floats = Tensor::randn(0f32, 1., (5, 64), &Device::Cpu).unwrap();
-    let floats = floats.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    let floats = noise(5, 64, 1.);
     let matrix = QuantMatrix::from_floats(&floats, 5, 64).unwrap();
     for output in 0..5 {
         let mut row = vec![0f32; 64];
@@ -125,6 +178,7 @@ fn floats_are_rounded_to_8_bits() {
     }
     assert!(QuantMatrix::from_floats(&floats, 10, 31).is_err());
     assert!(QuantMatrix::from_blocks(GgmlDType::Q6K, &[], 1, 32).is_err());
+    assert!(QuantMatrix::from_blocks(GgmlDType::Q3K, &[0; 110], 1, 256).is_err());
     let wrong = Tensor::zeros((1, 32), DType::F32, &Device::Cpu).unwrap();
-    assert!(matrix.matmul(&wrong).is_err());
+    assert!(matmul(&[&matrix], &wrong).is_err());
 }

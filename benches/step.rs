@@ -1,0 +1,141 @@
+//! Where the time of one decode step goes: forwards of 1 to 16 rows of one sequence (plain decoding
+//! and verification), and the choice of their tokens, on a real model.
+//!
+//! `FORETOKEN_BENCH_MODEL` names a GGUF file or a folder; `FORETOKEN_BENCH_CONTEXT` the tokens in the pool
+//! before the step (256). Prints a table of medians, in milliseconds.
+
+use criterion::Criterion;
+use foretoken::kernels::clock::{self, Part};
+use foretoken::kv::{BlockAllocator, BlockTable};
+use foretoken::model::{Batch, LoadOptions, Model, ModelSource, load};
+use foretoken::sampling::{History, SamplingParams, distribution};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+const ROWS: [usize; 6] = [1, 2, 4, 6, 8, 16];
+const BLOCK_SIZE: usize = 16;
+const DEFAULT_MODEL: &str = "models/SmolLM2-135M-Instruct.Q4_1.gguf";
+
+fn main() {
+    let path = std::env::var("FORETOKEN_BENCH_MODEL").unwrap_or(DEFAULT_MODEL.into());
+    let path = Path::new(&path);
+    if !path.exists() {
+        println!("no model at {}: nothing is measured", path.display());
+        return;
+    }
+    let source = match path.is_dir() {
+        true => ModelSource::Folder(path.into()),
+        false => ModelSource::Gguf(path.into()),
+    };
+    let mut model = load(&source, &LoadOptions::default()).expect("the model loads");
+    let context = std::env::var("FORETOKEN_BENCH_CONTEXT").map_or(256, |text| {
+        text.parse()
+            .expect("FORETOKEN_BENCH_CONTEXT is a number of tokens")
+    });
+    let mut criterion = Criterion::default()
+        .warm_up_time(Duration::from_millis(500))
+        .measurement_time(Duration::from_secs(3))
+        .sample_size(20)
+        .configure_from_args();
+    let mut table = Vec::new();
+    for rows in ROWS {
+        let mut step = Step::new(&*model, context, rows);
+        let mut samples: Vec<Vec<f64>> = Vec::new();
+        criterion.bench_function(&format!("step/rows={rows}"), |b| {
+            b.iter_custom(|iterations| {
+                let mut total = Duration::ZERO;
+                for _ in 0..iterations {
+                    let sample = step.run(&mut *model);
+                    total += sample[0];
+                    samples.push(sample.iter().map(Duration::as_secs_f64).collect());
+                }
+                total
+            });
+        });
+        if !samples.is_empty() {
+            table.push((rows, medians(&samples)));
+        }
+    }
+    print(&table, context);
+}
+
+/// A step that can be run again and again: nothing is kept of it.
+struct Step {
+    batch: Batch,
+    kv: foretoken::kv::KvStore,
+}
+
+impl Step {
+    fn new(model: &dyn Model, context: usize, rows: usize) -> Self {
+        let blocks = (context + rows).div_ceil(BLOCK_SIZE);
+        let mut allocator = BlockAllocator::new(blocks, BLOCK_SIZE);
+        let mut table = BlockTable::default();
+        allocator
+            .reserve(&mut table, context + rows)
+            .expect("there are as many blocks");
+        let tokens: Vec<u32> = (0..rows as u32).map(|i| 100 + 37 * i).collect();
+        let mut batch = Batch::default();
+        batch.push_span(&tokens, context, &table, BLOCK_SIZE);
+        batch.logits = (0..rows as u32).collect();
+        Self {
+            batch,
+            kv: model.new_kv(blocks, BLOCK_SIZE).expect("there is memory"),
+        }
+    }
+
+    /// Wall time of the step, of its greedy sampling, and of each part of the forward.
+    fn run(&mut self, model: &mut dyn Model) -> Vec<Duration> {
+        let started = Instant::now();
+        let (output, parts) = clock::measure(|| model.forward(&self.batch, &mut self.kv));
+        let forward = started.elapsed();
+        let greedy = SamplingParams {
+            temperature: 0.,
+            ..SamplingParams::default()
+        };
+        let history = History::new(&greedy, &[1], 1);
+        let vocab = model.config().vocab_size;
+        let output = output.expect("the forward works");
+        let sampled = output.read(|logits| {
+            for row in logits.chunks(vocab) {
+                std::hint::black_box(distribution(row, &greedy, &history));
+            }
+        });
+        sampled.expect("logits are f32");
+        let total = started.elapsed();
+        let mut times = vec![total, total - forward];
+        times.extend(parts);
+        times
+    }
+}
+
+fn medians(samples: &[Vec<f64>]) -> Vec<f64> {
+    let median = |i: usize| {
+        let mut column: Vec<f64> = samples.iter().map(|s| s[i]).collect();
+        column.sort_by(f64::total_cmp);
+        column[column.len() / 2]
+    };
+    (0..samples[0].len()).map(median).collect()
+}
+
+fn print(table: &[(usize, Vec<f64>)], context: usize) {
+    let names: Vec<String> = Part::ALL.iter().map(|p| format!("{p:?}")).collect();
+    println!("\n{context} tokens of context; medians in ms");
+    println!(
+        "| rows | step | {} | sampling | rest | over 1 row |",
+        names.join(" | ")
+    );
+    println!("|{}", "---:|".repeat(names.len() + 5));
+    for (rows, times) in table {
+        let parts = &times[2..];
+        let rest = times[0] - times[1] - parts[..parts.len() - 1].iter().sum::<f64>();
+        let parts: Vec<String> = parts.iter().map(|t| format!("{:.3}", t * 1e3)).collect();
+        println!(
+            "| {rows} | {:.3} | {} | {:.3} | {:.3} | {:.2} |",
+            times[0] * 1e3,
+            parts.join(" | "),
+            times[1] * 1e3,
+            rest * 1e3,
+            times[0] / table[0].1[0],
+        );
+    }
+}

@@ -1,0 +1,159 @@
+//! RMSNorm, and the residual sum before it.
+
+use super::clock::{self, Part};
+use super::contiguous;
+use super::cpu::{self, Path};
+use super::parallel::{Shared, for_each};
+use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor};
+
+/// Rows below which other threads are not worth waking.
+const MANY: usize = 16;
+/// Partial sums of a sum of squares.
+const LANES: usize = 8;
+
+/// `sum = x + delta` and `weight * sum / rms(sum)` of each row (Zhang and Sennrich 2019), both
+/// `[rows, width]` in the dtype of `x`.
+///
+/// `x` and `delta` are `[rows, width]`, `weight` `[width]`, contiguous and of one dtype. One pass on
+/// the CPU in f32; elsewhere candle's own ops.
+///
+/// # Errors
+/// Where shapes or dtypes do not fit.
+pub fn add_norm(x: &Tensor, delta: &Tensor, weight: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
+    if x.device().is_cpu() && x.dtype() == DType::F32 {
+        let both = x.apply_op3_no_bwd(delta, weight, &AddNorm { eps })?;
+        return Ok((both.get(0)?, both.get(1)?));
+    }
+    let sum = (x + delta)?;
+    let normed = candle_nn::ops::rms_norm(&sum, weight, eps)?;
+    Ok((sum, normed))
+}
+
+/// Gives `[2, rows, width]`: sums, then what they become.
+struct AddNorm {
+    eps: f32,
+}
+
+impl CustomOp3 for AddNorm {
+    fn name(&self) -> &'static str {
+        "add-norm"
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        x_layout: &Layout,
+        delta: &CpuStorage,
+        delta_layout: &Layout,
+        weight: &CpuStorage,
+        weight_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let (rows, width) = x_layout.shape().dims2()?;
+        if delta_layout.dims() != x_layout.dims() || weight_layout.dims() != [width] {
+            candle_core::bail!(
+                "add-norm: {x_layout:?}, {delta_layout:?} and {weight_layout:?} do not fit"
+            );
+        }
+        let x = contiguous::<f32>(self.name(), x, x_layout)?;
+        let delta = contiguous::<f32>(self.name(), delta, delta_layout)?;
+        let weight = contiguous::<f32>(self.name(), weight, weight_layout)?;
+        let out = clock::time(Part::Norm, || {
+            let mut out = vec![0f32; 2 * x.len()];
+            let (sums, normed) = out.split_at_mut(x.len());
+            let (sums, normed) = (Shared::new(sums), Shared::new(normed));
+            for_each(rows, rows >= MANY, |row| {
+                let at = row * width;
+                // SAFETY: rows do not overlap.
+                let (sum, normed) = unsafe { (sums.slice(at, width), normed.slice(at, width)) };
+                let (x, delta) = (&x[at..at + width], &delta[at..at + width]);
+                self.row(x, delta, weight, sum, normed);
+            });
+            out
+        });
+        Ok((CpuStorage::F32(out), (2, rows, width).into()))
+    }
+}
+
+impl AddNorm {
+    fn row(&self, x: &[f32], delta: &[f32], weight: &[f32], sum: &mut [f32], normed: &mut [f32]) {
+        #[cfg(target_arch = "x86_64")]
+        if cpu::path() >= Path::Avx2 {
+            // SAFETY: a path is only taken where the CPU has its instructions.
+            return unsafe { row_avx2(self.eps, x, delta, weight, sum, normed) };
+        }
+        row(self.eps, x, delta, weight, sum, normed);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn row_avx2(eps: f32, x: &[f32], delta: &[f32], weight: &[f32], sum: &mut [f32], out: &mut [f32]) {
+    row(eps, x, delta, weight, sum, out);
+}
+
+/// Plain enough for the compiler to vectorize, and without fused multiply-adds: every path has the
+/// same bits.
+#[inline(always)]
+fn row(eps: f32, x: &[f32], delta: &[f32], weight: &[f32], sum: &mut [f32], out: &mut [f32]) {
+    for ((sum, x), delta) in sum.iter_mut().zip(x).zip(delta) {
+        *sum = x + delta;
+    }
+    let mut lanes = [0f32; LANES];
+    let chunks = sum.chunks_exact(LANES);
+    let rest: f32 = chunks.remainder().iter().map(|x| x * x).sum();
+    for chunk in chunks {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            *lane += x * x;
+        }
+    }
+    let mean = (lanes.iter().sum::<f32>() + rest) / sum.len() as f32;
+    let scale = 1. / (mean + eps).sqrt();
+    for ((out, sum), weight) in out.iter_mut().zip(sum).zip(weight) {
+        *out = *sum * scale * weight;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Device;
+
+    #[test]
+    fn agrees_with_f64_and_does_not_know_its_neighbours() {
+        let cpu = Device::Cpu;
+        for width in [1, 7, 64, 75, 576] {
+            let x = Tensor::randn(0f32, 3., (19, width), &cpu).unwrap();
+            let delta = Tensor::randn(1f32, 3., (19, width), &cpu).unwrap();
+            let weight = Tensor::randn(0f32, 1., width, &cpu).unwrap();
+            let run = |x: &Tensor, delta: &Tensor| {
+                let (sum, normed) = add_norm(x, delta, &weight, 1e-5).unwrap();
+                let values = |t: Tensor| t.to_vec2::<f32>().unwrap();
+                (values(sum), values(normed))
+            };
+            let (sums, normed) = run(&x, &delta);
+            let (x_values, deltas) = (x.to_vec2::<f32>().unwrap(), delta.to_vec2::<f32>().unwrap());
+            let weights = weight.to_vec1::<f32>().unwrap();
+            for row in 0..19 {
+                let sum: Vec<f64> = (0..width)
+                    .map(|i| f64::from(x_values[row][i]) + f64::from(deltas[row][i]))
+                    .collect();
+                let mean = sum.iter().map(|x| x * x).sum::<f64>() / width as f64;
+                for i in 0..width {
+                    let want = sum[i] / (mean + 1e-5).sqrt() * f64::from(weights[i]);
+                    assert!((f64::from(normed[row][i]) - want).abs() < 1e-5 * want.abs().max(1.));
+                    assert_eq!(sums[row][i], x_values[row][i] + deltas[row][i]);
+                }
+                let pick = |t: &Tensor| t.narrow(0, row, 1).unwrap();
+                let alone = run(&pick(&x), &pick(&delta));
+                assert_eq!((&alone.0[0], &alone.1[0]), (&sums[row], &normed[row]));
+            }
+        }
+    }
+
+    #[test]
+    fn shapes_that_do_not_fit_are_refused() {
+        let zeros = |dims: &[usize]| Tensor::zeros(dims, DType::F32, &Device::Cpu).unwrap();
+        assert!(add_norm(&zeros(&[2, 3]), &zeros(&[2, 4]), &zeros(&[3]), 1e-5).is_err());
+        assert!(add_norm(&zeros(&[2, 3]), &zeros(&[2, 3]), &zeros(&[2]), 1e-5).is_err());
+    }
+}
