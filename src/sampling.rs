@@ -5,6 +5,8 @@
 //! logits go through the same pipeline, so `p` and `q` of the acceptance rule are both what the
 //! request would be sampled from.
 
+mod vocab;
+
 use std::collections::HashMap;
 
 /// How tokens are chosen. The defaults sample the model's own distribution.
@@ -129,17 +131,8 @@ impl Dist {
         match self {
             Self::Point(only) => *only,
             Self::Dense(probs) => {
-                let target = u * probs.iter().map(|&p| f64::from(p)).sum::<f64>();
-                let mut sum = 0.0;
-                let mut last = 0;
-                for (token, &p) in probs.iter().enumerate().filter(|(_, p)| **p > 0.0) {
-                    sum += f64::from(p);
-                    last = token as u32;
-                    if sum > target {
-                        break;
-                    }
-                }
-                last
+                let target = u * vocab::sum(probs);
+                vocab::quantile(probs, target)
             }
         }
     }
@@ -159,7 +152,7 @@ impl Dist {
                 }
             }
         }
-        let sum: f64 = rest.iter().map(|&p| f64::from(p)).sum();
+        let sum = vocab::sum(&rest);
         if sum <= 0.0 {
             return None;
         }
@@ -171,13 +164,9 @@ impl Dist {
 
 /// Index of the largest logit; the lowest id wins a tie, NaN never wins.
 pub fn argmax(logits: &[f32]) -> u32 {
-    let mut best = (0, f32::NEG_INFINITY);
-    for (id, &logit) in logits.iter().enumerate() {
-        if logit > best.1 {
-            best = (id, logit);
-        }
-    }
-    best.0 as u32
+    let max = vocab::max(logits);
+    let place = logits.iter().position(|&logit| logit == max);
+    place.unwrap_or(0) as u32
 }
 
 /// Runs the pipeline (see the module) over one row of raw logits, `[vocab_size]`.
@@ -195,7 +184,7 @@ pub fn distribution(logits: &[f32], params: &SamplingParams, history: &History) 
         return Dist::Point(argmax(&logits));
     }
     let mut probs = logits;
-    softmax_unnormalized(&mut probs, params.temperature);
+    vocab::weights(&mut probs, params.temperature);
     if params.min_p > 0.0 {
         // The largest weight is exactly 1.
         drop_below(&mut probs, params.min_p);
@@ -207,8 +196,7 @@ pub fn distribution(logits: &[f32], params: &SamplingParams, history: &History) 
     if params.top_p < 1.0 {
         keep_top_p(&mut probs, params.top_p);
     }
-    let sum: f64 = probs.iter().map(|&p| f64::from(p)).sum();
-    let scale = 1.0 / sum;
+    let scale = 1.0 / vocab::sum(&probs);
     probs
         .iter_mut()
         .for_each(|p| *p = (f64::from(*p) * scale) as f32);
@@ -241,15 +229,6 @@ fn adjust(logits: &mut [f32], params: &SamplingParams, history: &History, forbid
                 *logit = f32::NEG_INFINITY;
             }
         }
-    }
-}
-
-/// `exp((x - max) / temperature)` in place; NaN becomes 0. The largest entry becomes 1.
-fn softmax_unnormalized(logits: &mut [f32], temperature: f32) {
-    let max = logits[argmax(logits) as usize];
-    for logit in logits {
-        let weight = ((*logit - max) / temperature).exp();
-        *logit = if weight.is_nan() { 0.0 } else { weight };
     }
 }
 
@@ -312,9 +291,9 @@ pub struct TokenLogprobs {
 
 /// Log-probabilities of `token` and of the `top` best, from one row of raw logits.
 pub fn logprobs(logits: &[f32], token: u32, top: usize) -> TokenLogprobs {
-    let max = logits[argmax(logits) as usize];
-    let sum: f64 = logits.iter().map(|&l| f64::from((l - max).exp())).sum();
-    let norm = f64::from(max) + sum.ln();
+    let mut weights = logits.to_vec();
+    vocab::weights(&mut weights, 1.0);
+    let norm = f64::from(vocab::max(logits)) + vocab::sum(&weights).ln();
     let of = |id: u32| (f64::from(logits[id as usize]) - norm) as f32;
     let mut ids: Vec<u32> = Vec::new();
     if top > 0 {

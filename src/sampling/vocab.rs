@@ -1,0 +1,134 @@
+//! Passes over a whole vocabulary, written so that compilers vectorize them. Each has one order of
+//! operations, on every CPU.
+
+use crate::kernels::float::exp;
+
+/// Partial results side by side.
+const LANES: usize = 16;
+/// Entries that [`quantile`] skips at a time.
+const STRIDE: usize = 64 * LANES;
+
+/// The largest entry; NaN never is. `-inf` of nothing.
+pub(super) fn max(values: &[f32]) -> f32 {
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let chunks = values.chunks_exact(LANES);
+    let rest = chunks.remainder().iter().copied();
+    let rest = rest.fold(f32::NEG_INFINITY, larger);
+    for chunk in chunks {
+        for (lane, &x) in lanes.iter_mut().zip(chunk) {
+            *lane = larger(*lane, x);
+        }
+    }
+    lanes.into_iter().fold(rest, larger)
+}
+
+/// `exp((x - max) / temperature)` in place; NaN becomes 0. The largest entry becomes 1.
+pub(super) fn weights(logits: &mut [f32], temperature: f32) {
+    let max = max(logits);
+    for logit in logits {
+        // An infinite maximum less itself is NaN.
+        let x = if *logit == max {
+            0.0
+        } else {
+            (*logit - max) / temperature
+        };
+        *logit = if x.is_nan() { 0.0 } else { exp(x) };
+    }
+}
+
+/// The sum of all entries, in f64.
+pub(super) fn sum(values: &[f32]) -> f64 {
+    let mut lanes = [0f64; LANES];
+    let chunks = values.chunks_exact(LANES);
+    let rest: f64 = chunks.remainder().iter().map(|&x| f64::from(x)).sum();
+    for chunk in chunks {
+        for (lane, &x) in lanes.iter_mut().zip(chunk) {
+            *lane += f64::from(x);
+        }
+    }
+    lanes.iter().sum::<f64>() + rest
+}
+
+/// The first entry up to which the entries sum to more than `target`; entries of 0 are never it
+/// unless all are. Rounding may leave a target just beyond the end to the last entry above 0.
+pub(super) fn quantile(values: &[f32], target: f64) -> u32 {
+    let mut before = 0.0;
+    let mut start = 0;
+    for stride in values.chunks(STRIDE) {
+        let through = before + sum(stride);
+        if through > target {
+            break;
+        }
+        before = through;
+        start += stride.len();
+    }
+    let mut last = None;
+    for (token, &p) in values
+        .iter()
+        .enumerate()
+        .skip(start)
+        .filter(|(_, p)| **p > 0.0)
+    {
+        before += f64::from(p);
+        last = Some(token);
+        if before > target {
+            break;
+        }
+    }
+    let above_zero = || values.iter().rposition(|&p| p > 0.0);
+    last.or_else(above_zero).unwrap_or(0) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sampling::mix;
+
+    fn noise(len: usize) -> Vec<f32> {
+        let uniform = |i: usize| (mix(i as u64) >> 40) as f32 / (1 << 24) as f32;
+        (0..len).map(|i| 12. * uniform(i) - 8.).collect()
+    }
+
+    #[test]
+    fn passes_agree_with_plain_loops() {
+        for len in [1, 15, 16, 17, 1000, 5000] {
+            let logits = noise(len);
+            let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            assert_eq!(max(&logits), largest);
+            let mut probs = logits.clone();
+            weights(&mut probs, 0.7);
+            let mut total = 0f64;
+            for (x, p) in logits.iter().zip(&probs) {
+                let want = (f64::from(x - largest) / 0.7).exp();
+                assert!((f64::from(*p) - want).abs() <= 3e-6 * want);
+                total += f64::from(*p);
+            }
+            assert!((sum(&probs) - total).abs() < 1e-9 * total);
+            let mut before = 0.0;
+            for (token, &p) in probs.iter().enumerate() {
+                if p > 1e-6 {
+                    let middle = before + f64::from(p) / 2.;
+                    assert_eq!(quantile(&probs, middle), token as u32);
+                }
+                before += f64::from(p);
+            }
+        }
+    }
+
+    #[test]
+    fn odd_values_do_no_harm() {
+        let (inf, nan) = (f32::INFINITY, f32::NAN);
+        let mut values = vec![nan, -inf, 1., nan, 2., -inf];
+        assert_eq!(max(&values), 2.);
+        weights(&mut values, 1.);
+        assert_eq!(values[..2], [0., 0.]);
+        assert_eq!(values[4], 1.);
+        let mut infinite = vec![0., inf, 3.];
+        weights(&mut infinite, 1.);
+        assert_eq!(infinite, [0., 1., 0.]);
+        assert_eq!(quantile(&[0., 0.5, 0.5, 0.], 1.), 2);
+        assert_eq!(quantile(&[0.; 3], 0.), 0);
+        assert_eq!(max(&[]), -inf);
+    }
+}
