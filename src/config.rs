@@ -31,6 +31,8 @@ pub struct Config {
     pub dtype: Dtype,
     /// `auto`, `cpu`, `cuda` or `cuda:N`.
     pub device: String,
+    /// CPU threads that compute; `None` = [`default_threads`](crate::kernels::default_threads).
+    pub threads: Option<usize>,
     pub load_format: LoadFormat,
     pub seed: u64,
     /// What drafts; `None` = plain decoding.
@@ -156,6 +158,10 @@ impl Config {
             served_model_name,
             dtype: options.dtype,
             device: options.device.clone(),
+            threads: options
+                .threads
+                .map(|n| at_least_one("--threads", n))
+                .transpose()?,
             load_format: options.load_format,
             seed: options.seed,
             drafter,

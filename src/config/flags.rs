@@ -61,6 +61,9 @@ pub struct Options {
     /// auto, cpu, cuda or cuda:N.
     #[arg(long, default_value = "auto", help_heading = "Model")]
     pub device: String,
+    /// CPU threads that compute [default: the physical cores that this process may use].
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    pub threads: Option<usize>,
     /// dummy = random weights in the model's shape; only config.json is read.
     #[arg(long, value_enum, default_value_t, help_heading = "Model")]
     pub load_format: LoadFormat,

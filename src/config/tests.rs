@@ -62,6 +62,8 @@ fn defaults() {
         (config.dtype, config.device.as_str()),
         (Dtype::Auto, "auto")
     );
+    assert_eq!(config.threads, None);
+    assert_eq!(accepted("--model m --threads 3").threads, Some(3));
     assert_eq!((config.drafter, config.engine.spec_length), (None, 0));
     assert_eq!((config.kv, config.block_size), (KvBudget::Default, 16));
     assert_eq!(config.engine.max_num_seqs, 64);
@@ -254,6 +256,7 @@ fn a_step_must_hold_every_draft() {
 #[test]
 fn zeros_are_refused() {
     for flag in [
+        "--threads",
         "--max-num-seqs",
         "--max-waiting",
         "--max-model-len",

@@ -21,6 +21,13 @@ pub struct Loaded {
 /// Everything between the flags and a running engine.
 pub fn load(config: &Config) -> Result<Loaded> {
     let device = kernels::device(&config.device)?;
+    let path = kernels::cpu::check()?;
+    if let Some(threads) = config.threads {
+        kernels::set_threads(threads);
+    }
+    if device.is_cpu() {
+        tracing::info!("CPU kernels: {path:?}, {} threads", kernels::threads());
+    }
     let (target, text) = load_model(config, &config.model, &device)?;
     let draft = match &config.drafter {
         Some(DrafterChoice::Model(choice)) => Some(load_draft(
