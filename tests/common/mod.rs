@@ -3,6 +3,7 @@
 
 pub mod rig;
 pub mod tiny;
+pub mod tiny_gguf;
 
 use foretoken::engine::{
     self, EngineHandle, EngineOptions, Event, FinishReason, Request, SpecUsage, TokenLogprobs,

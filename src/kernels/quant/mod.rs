@@ -164,8 +164,8 @@ fn product_portable<F: Format>(
     rows: std::ops::Range<usize>,
     mut store: impl FnMut(usize, &[f32; WIDTH]),
 ) {
-    for row in rows {
-        store(row, &portable::product(tiles, x, row));
+    for (row, sums) in rows.clone().zip(portable::product(tiles, x, rows)) {
+        store(row, &sums);
     }
 }
 

@@ -3,29 +3,41 @@
 use super::activations::Activations;
 use super::formats::Format;
 use super::{BLOCK, TileRow, WIDTH};
+use std::ops::Range;
 
-/// One row against a row of tiles: eight outputs.
+/// Rows `rows` of `x` against a row of tiles: eight outputs of each, in order of rows.
 pub(super) fn product<F: Format>(
     tiles: TileRow<'_, F>,
     x: &Activations,
-    row: usize,
-) -> [f32; WIDTH] {
-    let mut out = [0f32; WIDTH];
-    for (b, (quants, sums)) in tiles.quants.iter().zip(x.sums(row)).enumerate() {
+    rows: Range<usize>,
+) -> Vec<[f32; WIDTH]> {
+    let mut out = vec![[0f32; WIDTH]; rows.len()];
+    for (b, quants) in tiles.quants.iter().enumerate() {
         let (scales, sub) = (&tiles.scales[b / F::SPAN], b % F::SPAN);
-        let x = x.block(row, b);
-        for (c, out) in out.iter_mut().enumerate() {
-            let mut halves = [0i32; 2];
-            for (k, &x) in x.iter().enumerate() {
-                halves[2 * k / BLOCK] += i32::from(x) * (F::quant(quants, c, k) - F::BIAS);
-            }
-            let half = |h: usize| F::factor(scales, sub, c, h) * halves[h];
-            let dot = (half(0) + half(1)) as f32;
-            *out = dot.mul_add(F::scale(scales, sub, c) * sums.scale, *out);
-            if F::OFFSET {
-                *out = F::offset(scales, sub, c).mul_add(sums.sum, *out);
+        for c in 0..WIDTH {
+            let weights: [i16; BLOCK] =
+                std::array::from_fn(|k| (F::quant(quants, c, k) - F::BIAS) as i16);
+            let factors = [0, 1].map(|half| F::factor(scales, sub, c, half));
+            let (scale, offset) = (F::scale(scales, sub, c), F::offset(scales, sub, c));
+            for (row, out) in rows.clone().zip(&mut out) {
+                let sums = &x.sums(row)[b];
+                let dot = dot(&weights, factors, x.block(row, b)) as f32;
+                out[c] = dot.mul_add(scale * sums.scale, out[c]);
+                if F::OFFSET {
+                    out[c] = offset.mul_add(sums.sum, out[c]);
+                }
             }
         }
     }
     out
+}
+
+/// The exact sum of a block, each half times its factor.
+fn dot(weights: &[i16; BLOCK], factors: [i32; 2], x: &[i8]) -> i32 {
+    let half = |h: usize| -> i32 {
+        let half = h * BLOCK / 2..(h + 1) * BLOCK / 2;
+        let pairs = weights[half.clone()].iter().zip(&x[half]);
+        pairs.map(|(&w, &x)| i32::from(w) * i32::from(x)).sum()
+    };
+    factors[0] * half(0) + factors[1] * half(1)
 }

@@ -1,0 +1,148 @@
+//! The promises on every set of CPU instructions: each path runs this file's tests in a process of
+//! its own, told by the variable that operators use.
+
+mod common;
+
+use candle_core::DType;
+use candle_core::quantized::GgmlDType;
+use common::rig::{Rig, Rows, Seq};
+use common::tiny::{llama_config, open, short_prompt, tensors};
+use common::tiny_gguf::{llama3_factors, write_gguf};
+use common::{assert_idle, collect, greedy, run, sampled};
+use foretoken::engine::{self, EngineHandle, EngineOptions};
+use foretoken::kernels::cpu::{Path, VARIABLE};
+use foretoken::model::Model;
+use foretoken::spec::{DraftModel, Drafter, NgramDrafter};
+use std::process::Command;
+
+const BLOCKS: usize = 256;
+const BLOCK_SIZE: usize = 4;
+const TOKENS: usize = 40;
+const KINDS: [GgmlDType; 4] = [
+    GgmlDType::Q4_1,
+    GgmlDType::Q8_0,
+    GgmlDType::Q4K,
+    GgmlDType::F16,
+];
+
+fn model(kind: GgmlDType) -> Box<dyn Model> {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.gguf");
+    let factors = llama3_factors(&llama_config(16));
+    write_gguf(&file, &tensors(16, DType::F32), kind, &factors);
+    open(&file).unwrap()
+}
+
+/// An engine whose prompts come in chunks, drafted by `drafter`.
+fn start(kind: GgmlDType, drafter: Option<Box<dyn Drafter>>) -> EngineHandle {
+    let options = EngineOptions {
+        max_num_seqs: 8,
+        max_num_batched_tokens: 40,
+        spec_length: 4,
+        ..EngineOptions::default()
+    };
+    engine::spawn(model(kind), drafter, BLOCKS, BLOCK_SIZE, options).unwrap()
+}
+
+fn drafters(kind: GgmlDType) -> [Option<Box<dyn Drafter>>; 3] {
+    let draft = DraftModel::new(model(kind), BLOCKS, BLOCK_SIZE, 40).unwrap();
+    [
+        None,
+        Some(Box::new(draft)),
+        Some(Box::new(NgramDrafter::new(1, 3))),
+    ]
+}
+
+#[test]
+fn greedy_text_is_the_same_with_every_drafter_alone_and_at_once() {
+    for kind in KINDS {
+        let prompts = [3, 17, 50, 60].map(short_prompt);
+        let mut alone: Vec<Vec<u32>> = Vec::new();
+        for drafter in drafters(kind) {
+            let engine = start(kind, drafter);
+            if alone.is_empty() {
+                let texts = prompts
+                    .iter()
+                    .map(|p| run(&engine, greedy(p, TOKENS)).ids());
+                alone = texts.collect();
+            }
+            let twice = prompts.iter().chain(&prompts).map(|p| greedy(p, TOKENS));
+            let receivers = engine.submit_all(twice.collect()).unwrap();
+            for (i, receiver) in receivers.into_iter().enumerate() {
+                assert_eq!(
+                    collect(receiver).ids(),
+                    alone[i % 4],
+                    "{kind:?}, prompt {i}"
+                );
+            }
+            assert_idle(&engine);
+        }
+    }
+}
+
+#[test]
+fn a_seed_gives_the_same_text_in_company() {
+    let kind = GgmlDType::Q4K;
+    let [_, draft, _] = drafters(kind);
+    let engine = start(kind, draft);
+    let requests: Vec<_> = (0..6)
+        .map(|i| sampled(&short_prompt(9 + i), TOKENS, i as u64))
+        .collect();
+    let alone: Vec<_> = requests
+        .iter()
+        .map(|r| run(&engine, r.clone()).ids())
+        .collect();
+    let together = engine.submit_all(requests).unwrap();
+    for (receiver, alone) in together.into_iter().zip(alone) {
+        assert_eq!(collect(receiver).ids(), alone);
+    }
+}
+
+/// Logits bit for bit: a prompt at once, by chunks, and beside another sequence.
+#[test]
+fn batched_equals_single() {
+    for kind in KINDS {
+        let tokens = short_prompt(90);
+        let whole = Rig::new(model(kind), BLOCKS, BLOCK_SIZE).feed(&mut Seq::default(), &tokens);
+        let mut rig = Rig::new(model(kind), BLOCKS, BLOCK_SIZE);
+        let (mut seq, mut other) = (Seq::default(), Seq::default());
+        let mut at = 0;
+        for rows in [1, 2, 30, 3, 1, 40, 8, 5] {
+            let logits = rig.forward(&mut [
+                Rows {
+                    seq: &mut other,
+                    tokens: &short_prompt(1 + rows / 2),
+                    parents: None,
+                },
+                Rows {
+                    seq: &mut seq,
+                    tokens: &tokens[at..at + rows],
+                    parents: None,
+                },
+            ]);
+            assert_eq!(logits[1 + rows / 2..], whole[at..at + rows], "{kind:?}");
+            at += rows;
+        }
+    }
+}
+
+#[test]
+fn all_of_this_holds_on_every_path() {
+    if std::env::var_os(VARIABLE).is_some() {
+        return; // One of the processes below.
+    }
+    for (name, path) in Path::ALL {
+        if !path.is_available() {
+            println!("this CPU has no {name}: not run");
+            continue;
+        }
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["--test-threads", "2"])
+            .env(VARIABLE, name)
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{name}: {text}");
+        assert!(text.contains("4 passed"), "{name}: {text}");
+    }
+}
