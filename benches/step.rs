@@ -12,6 +12,10 @@ use foretoken::sampling::{History, SamplingParams, distribution};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+/// As in the program.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const ROWS: [usize; 6] = [1, 2, 4, 6, 8, 16];
 const BLOCK_SIZE: usize = 16;
 const DEFAULT_MODEL: &str = "models/SmolLM2-135M-Instruct.Q4_1.gguf";

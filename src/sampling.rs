@@ -164,9 +164,7 @@ impl Dist {
 
 /// Index of the largest logit; the lowest id wins a tie, NaN never wins.
 pub fn argmax(logits: &[f32]) -> u32 {
-    let max = vocab::max(logits);
-    let place = logits.iter().position(|&logit| logit == max);
-    place.unwrap_or(0) as u32
+    vocab::place(logits, vocab::max(logits)).unwrap_or(0) as u32
 }
 
 /// Runs the pipeline (see the module) over one row of raw logits, `[vocab_size]`.

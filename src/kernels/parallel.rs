@@ -64,16 +64,49 @@ pub(super) fn for_each(items: usize, heavy: bool, work: impl Fn(usize) + Sync) {
         Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
         Err(TryLockError::WouldBlock) => return (0..items).for_each(work),
     };
-    // Half of a fair share of what is left, again and again: few pieces, and all end together.
-    let shares = 2 * (pool.workers.len() + 1);
-    let next = AtomicUsize::new(0);
-    let take = |start: usize| (start < items).then(|| start + (items - start).div_ceil(shares));
-    pool.run(&|| {
-        while let Ok(start) = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
-            let end = take(start).unwrap_or(start);
-            (start..end).for_each(&work);
+    let ranges = Ranges::new(items, pool.workers.len() + 1);
+    pool.run(&|| ranges.work_off(&work));
+}
+
+/// Most ranges that a loop is cut into.
+const MOST_RANGES: usize = 64;
+
+/// A loop cut into one range a thread. Whoever comes takes a range of its own, and what others have
+/// left when that is done. Memory that is read in long runs by each thread comes faster than what
+/// two threads read in turns (measured with weights: a third more bytes a second).
+struct Ranges {
+    items: usize,
+    count: usize,
+    /// The first item of each range that nobody has taken.
+    next: [AtomicUsize; MOST_RANGES],
+    entered: AtomicUsize,
+}
+
+impl Ranges {
+    fn new(items: usize, threads: usize) -> Self {
+        let count = threads.min(MOST_RANGES);
+        Self {
+            items,
+            count,
+            next: std::array::from_fn(|i| AtomicUsize::new(items * i.min(count) / count)),
+            entered: AtomicUsize::new(0),
         }
-    });
+    }
+
+    /// Works until nothing is left: half of what a range has left, again and again, so that pieces
+    /// are few and all threads end together.
+    fn work_off(&self, work: &impl Fn(usize)) {
+        let own = self.entered.fetch_add(1, Ordering::Relaxed);
+        for range in (own..own + self.count).map(|i| i % self.count) {
+            let end = self.items * (range + 1) / self.count;
+            let after = |start: usize| start + (end - start).div_ceil(2);
+            let take = |start: usize| (start < end).then(|| after(start));
+            let next = &self.next[range];
+            while let Ok(start) = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
+                (start..after(start)).for_each(work);
+            }
+        }
+    }
 }
 
 thread_local! {

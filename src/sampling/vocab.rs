@@ -23,6 +23,15 @@ pub(super) fn max(values: &[f32]) -> f32 {
     lanes.into_iter().fold(rest, larger)
 }
 
+/// Where `value` stands first.
+pub(super) fn place(values: &[f32], value: f32) -> Option<usize> {
+    // A whole stride is compared at once, which early exits forbid.
+    let holds = |stride: &[f32]| stride.iter().fold(false, |found, &x| found | (x == value));
+    let stride = values.chunks(STRIDE).position(holds)?;
+    let rest = &values[stride * STRIDE..];
+    Some(stride * STRIDE + rest.iter().position(|&x| x == value)?)
+}
+
 /// `exp((x - max) / temperature)` in place; NaN becomes 0. The largest entry becomes 1.
 pub(super) fn weights(logits: &mut [f32], temperature: f32) {
     let max = max(logits);
@@ -96,6 +105,9 @@ mod tests {
             let logits = noise(len);
             let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             assert_eq!(max(&logits), largest);
+            let first = logits.iter().position(|&x| x == largest);
+            assert_eq!(place(&logits, largest), first);
+            assert_eq!(place(&logits, 99.), None);
             let mut probs = logits.clone();
             weights(&mut probs, 0.7);
             let mut total = 0f64;
