@@ -125,7 +125,7 @@ fn a_flag_replaces_another_answer_in_the_file() {
     let config = with_file(text, "--drafter ngram --kv-cache-memory 1KiB").unwrap();
     assert_eq!(
         config.drafter,
-        Some(DrafterChoice::Ngram { min: 3, max: 4 })
+        Some(DrafterChoice::Ngram { min: 2, max: 4 })
     );
     assert_eq!(config.kv, KvBudget::Bytes(1024));
 
@@ -189,7 +189,7 @@ fn speculation() {
     let config = accepted(SPEC);
     assert_eq!(
         config.drafter,
-        Some(DrafterChoice::Ngram { min: 3, max: 4 })
+        Some(DrafterChoice::Ngram { min: 2, max: 4 })
     );
     assert_eq!(config.engine.spec_length, 5);
     let config = accepted("--model m --speculative-decoding --draft-model d --spec-length 3");
