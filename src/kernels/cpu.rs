@@ -3,8 +3,8 @@
 use crate::error::{Error, Result};
 use std::sync::OnceLock;
 
-/// A set of instructions, the better ones last. All give the same bits in products with quantized
-/// weights; attention and dense products have one order of additions a path.
+/// A set of instructions, the better ones last. All give the same bits in products; attention has
+/// one order of additions a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Path {
     /// Plain Rust.

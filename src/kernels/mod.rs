@@ -7,6 +7,7 @@
 mod attention_tile;
 pub mod clock;
 pub mod cpu;
+pub mod dense;
 mod device;
 pub(crate) mod float;
 pub mod kv_write;

@@ -1,0 +1,65 @@
+//! Products with weights that are not quantized, beside candle's own: by shape, dtype and rows.
+//!
+//! Each time is taken in turns with the other's run on the same machine, so that the two differ by
+//! what they do and not by when they were measured, and neither finds its weights in a near cache.
+
+use candle_core::{DType, Device, Tensor};
+use criterion::{Bencher, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use foretoken::kernels::dense::DenseMatrix;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+/// `[outputs, inputs]` of Llama-3.2-1B: o, and gate or up.
+const SHAPES: [(usize, usize); 2] = [(2048, 2048), (8192, 2048)];
+const ROWS: [usize; 5] = [1, 4, 8, 64, 256];
+
+/// The time of `timed`, with a run of `other` before each.
+fn in_turns(b: &mut Bencher<'_>, timed: impl Fn() -> Tensor, other: impl Fn() -> Tensor) {
+    b.iter_custom(|rounds| {
+        let mut total = Duration::ZERO;
+        for _ in 0..rounds {
+            black_box(other());
+            let start = Instant::now();
+            black_box(timed());
+            total += start.elapsed();
+        }
+        total
+    });
+}
+
+fn products(c: &mut Criterion) {
+    for (outputs, inputs) in SHAPES {
+        for dtype in [DType::F32, DType::BF16] {
+            let weight = Tensor::randn(0f32, 1., (outputs, inputs), &Device::Cpu).unwrap();
+            let weight = weight.to_dtype(dtype).unwrap();
+            let matrix = DenseMatrix::new(&weight).unwrap();
+            let name = format!("{outputs}x{inputs}-{}", dtype.as_str());
+            let mut group = c.benchmark_group(name);
+            let bytes = outputs * inputs * dtype.size_in_bytes();
+            group.throughput(Throughput::Bytes(bytes as u64));
+            for rows in ROWS {
+                let x = Tensor::randn(0f32, 1., (rows, inputs), &Device::Cpu).unwrap();
+                // candle wants both in one dtype.
+                let same = x.to_dtype(dtype).unwrap();
+                let ours = || matrix.matmul(&x).unwrap();
+                let candle = || same.matmul(&weight.t().unwrap()).unwrap();
+                group.bench_function(BenchmarkId::new("ours", rows), |b| {
+                    in_turns(b, ours, candle);
+                });
+                group.bench_function(BenchmarkId::new("candle", rows), |b| {
+                    in_turns(b, candle, ours);
+                });
+            }
+        }
+    }
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default()
+        .warm_up_time(Duration::from_millis(200))
+        .measurement_time(Duration::from_secs(1))
+        .sample_size(10);
+    targets = products
+}
+criterion_main!(benches);

@@ -1,0 +1,283 @@
+//! Products with weights that are not quantized, on the CPU, for any number of rows with the same
+//! bits.
+//!
+//! Weights keep their dtype and are only laid out anew, in tiles of 16 outputs whose inputs follow
+//! one another, so that one pass reads memory from front to back. Each result is one chain of fused
+//! multiply-adds in f32, over inputs 0, 1, 2 and so on. Every path (AVX2 or portable, 1 row or 500)
+//! has just that chain, so all give the same bits; what they choose freely is how many chains run
+//! side by side, and when a chain rests in memory.
+//!
+//! Why not candle's own kernels: those for one row, for few results and for many rows add in other
+//! orders, and bf16 and f16 are many times slower there than the memory they are read from.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+mod pack;
+mod portable;
+#[cfg(test)]
+mod tests;
+
+use super::clock::{self, Part};
+use super::contiguous;
+use super::cpu::{self, Path};
+use super::parallel::{Shared, for_each, threads};
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
+use half::{bf16, f16};
+use pack::Value;
+use std::ops::Range;
+
+/// Outputs a tile: two vectors.
+const WIDTH: usize = 16;
+/// Most rows of a pass: with the two vectors of a tile, 12 of the 16 registers are sums.
+const ROWS: usize = 6;
+/// Most tiles of a pass, for one row: a multiply-add takes as long as eight can be begun, and four
+/// places that are read at once keep the memory busy.
+const TILES: usize = 4;
+/// Inputs that several passes work through before the next ones: the weights of [`TILES`] tiles stay
+/// in the second cache and the activations of a pass in the first.
+const BLOCK: usize = 512;
+/// Pieces for each thread that a product is cut into at least, as far as it has tiles.
+const PIECES: usize = 4;
+/// Multiply-adds below which other threads are not worth waking.
+const HEAVY: usize = 1 << 15;
+
+/// The weights of one input, for the outputs of a tile in the order of [`Value::place`]. A vector
+/// then never lies across two cache lines.
+#[repr(C, align(32))]
+#[derive(Clone, Copy)]
+struct Lanes<V>([V; WIDTH]);
+
+/// `[outputs / 16 rounded up][inputs]`.
+enum Tiles {
+    F32(Vec<Lanes<f32>>),
+    F16(Vec<Lanes<f16>>),
+    BF16(Vec<Lanes<bf16>>),
+}
+
+/// A weight `[outputs, inputs]` of f32, f16 or bf16, laid out for this CPU.
+pub struct DenseMatrix {
+    outputs: usize,
+    inputs: usize,
+    tiles: Tiles,
+}
+
+/// The results of a pass so far: `[tile][row][output of the tile]`.
+type Sums = [[[f32; WIDTH]; ROWS]; TILES];
+
+impl DenseMatrix {
+    /// Outputs and inputs.
+    pub fn shape(&self) -> (usize, usize) {
+        (self.outputs, self.inputs)
+    }
+
+    /// The dtype that the weights are kept in.
+    pub fn dtype(&self) -> DType {
+        match self.tiles {
+            Tiles::F32(_) => DType::F32,
+            Tiles::F16(_) => DType::F16,
+            Tiles::BF16(_) => DType::BF16,
+        }
+    }
+
+    /// `x @ self^T` for `x` `[rows, inputs]` f32 on the CPU: `[rows, outputs]` f32.
+    ///
+    /// # Errors
+    /// Where `x` has another width, dtype, device or is not contiguous.
+    pub fn matmul(&self, x: &Tensor) -> Result<Tensor> {
+        matmul(&[self], x)
+    }
+
+    /// Writes `[rows, outputs]` to `out` for `x` `[rows, inputs]`.
+    ///
+    /// # Panics
+    /// Where the lengths of `x` and `out` are not those of as many rows.
+    pub fn product(&self, x: &[f32], out: &mut [f32]) {
+        let rows = out.len() / self.outputs.max(1);
+        products(cpu::path(), &[self], x, rows, out);
+    }
+}
+
+/// `x @ w^T` for each of `weights`, whose outputs follow one another: `[rows, sum of outputs]` f32
+/// for `x` `[rows, inputs]` f32 on the CPU.
+///
+/// # Errors
+/// Where the weights differ in inputs, or `x` has another width, dtype, device or is not contiguous.
+pub fn matmul(weights: &[&DenseMatrix], x: &Tensor) -> Result<Tensor> {
+    x.apply_op1_no_bwd(&MatMul(weights))
+}
+
+/// Some tiles of one matrix: what a thread does at a time.
+struct Piece<'a> {
+    matrix: &'a DenseMatrix,
+    tiles: Range<usize>,
+    /// Where the matrix begins in a row of the result.
+    column: usize,
+}
+
+/// See [`matmul`]; every element of `out` is written.
+fn products(path: Path, weights: &[&DenseMatrix], x: &[f32], rows: usize, out: &mut [f32]) {
+    let width: usize = weights.iter().map(|w| w.outputs).sum();
+    assert_eq!(out.len(), rows * width, "results of {rows} rows");
+    for w in weights {
+        assert_eq!(x.len(), rows * w.inputs, "activations of {rows} rows");
+    }
+    let pieces = cut(weights);
+    let heavy = x.len() * width > HEAVY;
+    let out = Shared::new(out);
+    for_each(pieces.len(), heavy, |i| {
+        let Piece { matrix, tiles, .. } = &pieces[i];
+        let range = tiles.start * matrix.inputs..tiles.end * matrix.inputs;
+        match &matrix.tiles {
+            Tiles::F32(all) => pieces[i].run(path, &all[range], x, rows, &out, width),
+            Tiles::F16(all) => pieces[i].run(path, &all[range], x, rows, &out, width),
+            Tiles::BF16(all) => pieces[i].run(path, &all[range], x, rows, &out, width),
+        }
+    });
+}
+
+/// Pieces of [`TILES`] tiles, or of fewer where that would leave threads without work.
+fn cut<'a>(weights: &[&'a DenseMatrix]) -> Vec<Piece<'a>> {
+    let tiles: usize = weights.iter().map(|w| w.outputs.div_ceil(WIDTH)).sum();
+    let size = (tiles / (threads() * PIECES)).clamp(1, TILES);
+    let mut pieces = Vec::with_capacity(tiles.div_ceil(size) + weights.len());
+    let mut column = 0;
+    for matrix in weights {
+        let tiles = matrix.outputs.div_ceil(WIDTH);
+        pieces.extend((0..tiles).step_by(size).map(|start| Piece {
+            matrix,
+            tiles: start..tiles.min(start + size),
+            column,
+        }));
+        column += matrix.outputs;
+    }
+    pieces
+}
+
+impl Piece<'_> {
+    /// The results of all rows for these tiles, whose weights are `lanes`.
+    fn run<V: Kernel>(
+        &self,
+        path: Path,
+        lanes: &[Lanes<V>],
+        x: &[f32],
+        rows: usize,
+        out: &Shared<f32>,
+        width: usize,
+    ) {
+        let inputs = self.matrix.inputs;
+        let passes = rows.div_ceil(ROWS);
+        let block = if passes > 1 { BLOCK } else { inputs.max(1) };
+        // A product without inputs is one of zeros.
+        for start in (0..inputs.max(1)).step_by(block) {
+            let range = start..inputs.min(start + block);
+            for pass in 0..passes {
+                let rows = rows * pass / passes..rows * (pass + 1) / passes;
+                let mut x_rows = [[].as_slice(); ROWS];
+                for (place, row) in x_rows.iter_mut().zip(rows.clone()) {
+                    *place = &x[row * inputs..][range.clone()];
+                }
+                let x_rows = &x_rows[..rows.len()];
+                let mut tiles = self.tiles.clone();
+                while !tiles.is_empty() {
+                    let count = at_once(rows.len(), tiles.len());
+                    let now = tiles.start..tiles.start + count;
+                    let mut weights = [[].as_slice(); TILES];
+                    for (place, tile) in weights.iter_mut().zip(now.clone()) {
+                        *place = &lanes[(tile - self.tiles.start) * inputs..][range.clone()];
+                    }
+                    let mut sums = [[[0.; WIDTH]; ROWS]; TILES];
+                    let places = || self.places(&now, &rows, width);
+                    if start > 0 {
+                        for (t, r, at, len) in places() {
+                            // SAFETY: as below; nothing else is borrowed from `out` here.
+                            sums[t][r][..len].copy_from_slice(unsafe { out.slice(at, len) });
+                        }
+                    }
+                    V::pass(path, &weights[..count], x_rows, &mut sums);
+                    for (t, r, at, len) in places() {
+                        // SAFETY: no two (row, tile) share an element, and a tile is in one piece.
+                        unsafe { out.slice(at, len) }.copy_from_slice(&sums[t][r][..len]);
+                    }
+                    tiles.start += count;
+                }
+            }
+        }
+    }
+
+    /// Where the results of `tiles` and `rows` are in `[rows, width]`: the tile and the row, counted
+    /// from the first of each, the start and the length.
+    fn places(
+        &self,
+        tiles: &Range<usize>,
+        rows: &Range<usize>,
+        width: usize,
+    ) -> impl Iterator<Item = (usize, usize, usize, usize)> {
+        let (outputs, column) = (self.matrix.outputs, self.column);
+        let rows = rows.clone();
+        tiles.clone().enumerate().flat_map(move |(t, tile)| {
+            let len = WIDTH.min(outputs - tile * WIDTH);
+            let at = column + tile * WIDTH;
+            let places = rows.clone().enumerate();
+            places.map(move |(r, row)| (t, r, row * width + at, len))
+        })
+    }
+}
+
+/// Tiles of a pass over `rows` rows, of `left` ones: enough chains to fill the pipeline.
+fn at_once(rows: usize, left: usize) -> usize {
+    let best = match rows {
+        1 => TILES,
+        2 => 2,
+        _ => 1,
+    };
+    if left < best { 1 } else { best }
+}
+
+/// A dtype with its kernel.
+trait Kernel: Value {
+    /// Adds the products of `tiles` (one of [`at_once`]'s counts) with the rows `x` (1 to [`ROWS`])
+    /// to `sums`. All slices have one length: each is some inputs.
+    fn pass(path: Path, tiles: &[&[Lanes<Self>]], x: &[&[f32]], sums: &mut Sums);
+}
+
+#[cfg(target_arch = "x86_64")]
+impl<V: avx2::Load> Kernel for V {
+    fn pass(path: Path, tiles: &[&[Lanes<Self>]], x: &[&[f32]], sums: &mut Sums) {
+        if path >= Path::Avx2 {
+            // SAFETY: a path is only taken where the CPU has its instructions.
+            unsafe { avx2::pass(tiles, x, sums) };
+        } else {
+            portable::pass(tiles, x, sums);
+        }
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+impl<V: Value> Kernel for V {
+    fn pass(_: Path, tiles: &[&[Lanes<Self>]], x: &[&[f32]], sums: &mut Sums) {
+        portable::pass(tiles, x, sums);
+    }
+}
+
+struct MatMul<'a>(&'a [&'a DenseMatrix]);
+
+impl CustomOp1 for MatMul<'_> {
+    fn name(&self) -> &'static str {
+        "dense-matmul"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let (rows, width) = layout.shape().dims2()?;
+        if let Some(other) = self.0.iter().find(|w| w.inputs != width) {
+            let inputs = other.inputs;
+            candle_core::bail!("dense-matmul: {width} values a row, the weight takes {inputs}");
+        }
+        let x = contiguous::<f32>(self.name(), x, layout)?;
+        let outputs = self.0.iter().map(|w| w.outputs).sum();
+        let mut out = vec![0f32; rows * outputs];
+        clock::time(Part::Matmul, || {
+            products(cpu::path(), self.0, x, rows, &mut out);
+        });
+        Ok((CpuStorage::F32(out), (rows, outputs).into()))
+    }
+}

@@ -1,0 +1,133 @@
+//! From a tensor to tiles, and back by rows.
+
+use super::super::contiguous;
+use super::super::parallel::{Shared, for_each};
+use super::{DenseMatrix, Lanes, Tiles, WIDTH};
+use candle_core::{Result, Storage, Tensor};
+use half::{bf16, f16};
+
+/// A stored weight.
+pub(super) trait Value: Copy + Default + Send + Sync {
+    /// The same number.
+    fn widen(self) -> f32;
+
+    /// Where [`Lanes`] have output `c` of the tile.
+    fn place(c: usize) -> usize;
+}
+
+impl Value for f32 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    fn place(c: usize) -> usize {
+        c
+    }
+}
+
+impl Value for f16 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+
+    #[inline(always)]
+    fn place(c: usize) -> usize {
+        c
+    }
+}
+
+impl Value for bf16 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+
+    /// Output `c` beside output `8 + c`: one is the low half of 32 bits and the other the high one,
+    /// so that a shift and a mask make two vectors of f32.
+    #[inline(always)]
+    fn place(c: usize) -> usize {
+        2 * (c % (WIDTH / 2)) + c / (WIDTH / 2)
+    }
+}
+
+/// Inputs that are laid out at a time: they stay in the first cache.
+const STRIP: usize = 64;
+
+impl DenseMatrix {
+    /// Lays out `weight` `[outputs, inputs]` of f32, f16 or bf16 on the CPU.
+    ///
+    /// # Errors
+    /// For another shape, dtype or device.
+    pub fn new(weight: &Tensor) -> Result<Self> {
+        let (outputs, inputs) = weight.dims2()?;
+        let weight = weight.contiguous()?;
+        let (storage, layout) = weight.storage_and_layout();
+        let Storage::Cpu(storage) = &*storage else {
+            candle_core::bail!("dense-matmul: the weight is not on the CPU");
+        };
+        let op = "dense-matmul";
+        let tiles = match weight.dtype() {
+            candle_core::DType::F32 => {
+                Tiles::F32(pack(contiguous(op, storage, layout)?, outputs, inputs))
+            }
+            candle_core::DType::F16 => {
+                Tiles::F16(pack(contiguous(op, storage, layout)?, outputs, inputs))
+            }
+            candle_core::DType::BF16 => {
+                Tiles::BF16(pack(contiguous(op, storage, layout)?, outputs, inputs))
+            }
+            other => candle_core::bail!("dense-matmul: no weights of {other:?}"),
+        };
+        Ok(Self {
+            outputs,
+            inputs,
+            tiles,
+        })
+    }
+
+    /// Writes row `output` of the weight to `row` (`inputs` floats): an embedding lookup.
+    ///
+    /// # Panics
+    /// Where there is no such output, or `row` has another length.
+    pub fn row(&self, output: usize, row: &mut [f32]) {
+        assert!(output < self.outputs, "output {output} of {}", self.outputs);
+        assert_eq!(row.len(), self.inputs, "inputs of a row");
+        match &self.tiles {
+            Tiles::F32(all) => unpack(all, output, row),
+            Tiles::F16(all) => unpack(all, output, row),
+            Tiles::BF16(all) => unpack(all, output, row),
+        }
+    }
+}
+
+/// Tiles of `weight` `[outputs, inputs]`; missing outputs are zeros.
+fn pack<V: Value>(weight: &[V], outputs: usize, inputs: usize) -> Vec<Lanes<V>> {
+    let count = outputs.div_ceil(WIDTH);
+    let mut tiles = vec![Lanes([V::default(); WIDTH]); count * inputs];
+    let shared = Shared::new(&mut tiles);
+    for_each(count, true, |tile| {
+        // SAFETY: tiles do not overlap.
+        let lanes = unsafe { shared.slice(tile * inputs, inputs) };
+        let first = tile * WIDTH;
+        for (strip, lanes) in lanes.chunks_mut(STRIP).enumerate() {
+            for c in 0..WIDTH.min(outputs - first) {
+                let from = &weight[(first + c) * inputs + strip * STRIP..][..lanes.len()];
+                for (lanes, &value) in lanes.iter_mut().zip(from) {
+                    lanes.0[V::place(c)] = value;
+                }
+            }
+        }
+    });
+    tiles
+}
+
+fn unpack<V: Value>(tiles: &[Lanes<V>], output: usize, row: &mut [f32]) {
+    let (tile, place) = (output / WIDTH, V::place(output % WIDTH));
+    let lanes = &tiles[tile * row.len()..];
+    for (value, lanes) in row.iter_mut().zip(lanes) {
+        *value = lanes.0[place].widen();
+    }
+}

@@ -1,0 +1,231 @@
+//! The tiles against plain arithmetic, the vector path against the portable one, and a row alone
+//! against the same row in company.
+
+use super::*;
+use candle_core::Device;
+
+const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+const OUTPUTS: [usize; 5] = [1, 7, 31, 33, 100];
+const INPUTS: [usize; 5] = [1, 5, 64, 333, 576];
+
+fn noise(dims: (usize, usize)) -> Tensor {
+    Tensor::randn(0f32, 1., dims, &Device::Cpu).unwrap()
+}
+
+fn floats(t: &Tensor) -> Vec<f32> {
+    let t = t.to_dtype(DType::F32).unwrap().flatten_all().unwrap();
+    t.to_vec1().unwrap()
+}
+
+fn matrix(outputs: usize, inputs: usize, dtype: DType) -> (Vec<f32>, DenseMatrix) {
+    let weight = noise((outputs, inputs)).to_dtype(dtype).unwrap();
+    (floats(&weight), DenseMatrix::new(&weight).unwrap())
+}
+
+fn product(matrix: &DenseMatrix, x: &[f32]) -> Vec<f32> {
+    let (outputs, inputs) = matrix.shape();
+    let mut out = vec![f32::NAN; x.len() / inputs * outputs];
+    matrix.product(x, &mut out);
+    out
+}
+
+/// The sum in f64, and what its rounding errors are measured by: the sum of magnitudes.
+fn exact(weight: &[f32], x: &[f32]) -> (f64, f64) {
+    let terms = weight.iter().zip(x);
+    let terms = terms.map(|(&w, &x)| f64::from(w) * f64::from(x));
+    terms.fold((0., 0.), |(sum, size), term| {
+        (sum + term, size + term.abs())
+    })
+}
+
+#[test]
+fn rows_come_back() {
+    for dtype in DTYPES {
+        for (outputs, inputs) in [(1, 1), (33, 5), (40, 333)] {
+            let (weight, matrix) = matrix(outputs, inputs, dtype);
+            assert_eq!((matrix.shape(), matrix.dtype()), ((outputs, inputs), dtype));
+            for (output, want) in weight.chunks_exact(inputs).enumerate() {
+                let mut row = vec![0f32; inputs];
+                matrix.row(output, &mut row);
+                assert_eq!(row, want, "{dtype:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn products_agree_with_f64() {
+    for dtype in DTYPES {
+        for (outputs, inputs) in OUTPUTS.iter().flat_map(|&o| INPUTS.map(|i| (o, i))) {
+            let (weight, matrix) = matrix(outputs, inputs, dtype);
+            for rows in 1..=40 {
+                let x = noise((rows, inputs));
+                let got = floats(&matrix.matmul(&x).unwrap());
+                for (i, got) in got.iter().enumerate() {
+                    let (row, output) = (i / outputs, i % outputs);
+                    let x = &floats(&x.get(row).unwrap());
+                    let (want, size) = exact(&weight[output * inputs..][..inputs], x);
+                    let far = (f64::from(*got) - want).abs();
+                    assert!(
+                        far <= 1e-6 * size,
+                        "{dtype:?} {outputs}x{inputs} [{row}, {output}] of {rows}: {got} {want}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// The longest chains that models have, with sums near zero and, worse, ones that only grow.
+#[test]
+fn one_chain_is_exact_enough() {
+    let (outputs, inputs) = (32, 16384);
+    for mean in [0., 3.] {
+        let weight = (noise((outputs, inputs)) + mean).unwrap();
+        let x = floats(&(noise((4, inputs)) + mean).unwrap());
+        let got = product(&DenseMatrix::new(&weight).unwrap(), &x);
+        let weight = floats(&weight);
+        for (i, got) in got.iter().enumerate() {
+            let (row, output) = (i / outputs, i % outputs);
+            let weight = &weight[output * inputs..][..inputs];
+            let (want, size) = exact(weight, &x[row * inputs..][..inputs]);
+            let far = (f64::from(*got) - want).abs() / size;
+            assert!(far < 1e-5, "mean {mean} [{row}, {output}]: {far} of {size}");
+        }
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_alone_and_in_company() {
+    for dtype in DTYPES {
+        // Inputs beyond one block, so that chains rest in memory.
+        for (outputs, inputs) in [(1, 5), (33, 333), (100, 576), (200, 2 * BLOCK + 3)] {
+            let (_, matrix) = matrix(outputs, inputs, dtype);
+            let x = floats(&noise((70, inputs)));
+            let whole = product(&matrix, &x);
+            for rows in 1..=40 {
+                let first = rows * 13 % 30;
+                let got = product(&matrix, &x[first * inputs..][..rows * inputs]);
+                assert!(
+                    got == whole[first * outputs..][..rows * outputs],
+                    "{dtype:?} {outputs}x{inputs}: {rows} rows from {first} have other bits"
+                );
+            }
+        }
+    }
+}
+
+/// One chain in ascending order, whatever path computes it.
+#[test]
+fn every_path_has_the_bits_of_one_chain() {
+    for dtype in DTYPES {
+        let (outputs, inputs) = (81, 2 * BLOCK + 3);
+        let (weight, matrix) = matrix(outputs, inputs, dtype);
+        for rows in 1..=14 {
+            let x = floats(&noise((rows, inputs)));
+            let chain = |i: usize| {
+                let weight = &weight[i % outputs * inputs..][..inputs];
+                let terms = weight.iter().zip(&x[i / outputs * inputs..]);
+                terms.fold(0f32, |sum, (w, &x)| w.mul_add(x, sum))
+            };
+            let want: Vec<f32> = (0..rows * outputs).map(chain).collect();
+            for (name, path) in Path::ALL.iter().filter(|(_, path)| path.is_available()) {
+                let mut got = vec![f32::NAN; rows * outputs];
+                products(*path, &[&matrix], &x, rows, &mut got);
+                assert!(got == want, "{dtype:?} {rows} rows, {name}");
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn the_vector_path_has_the_bits_of_the_portable_one() {
+    fn check<V: avx2::Load>(lanes: &[Lanes<V>], inputs: usize) {
+        let tiles: Vec<&[Lanes<V>]> = lanes.chunks_exact(inputs).collect();
+        let x = floats(&noise((ROWS, inputs)));
+        let x: Vec<&[f32]> = x.chunks_exact(inputs).collect();
+        for rows in 1..=ROWS {
+            for left in [1, TILES] {
+                let count = at_once(rows, left);
+                let mut fast = [[[0.25; WIDTH]; ROWS]; TILES];
+                let mut plain = fast;
+                // SAFETY: the features are there.
+                unsafe { avx2::pass(&tiles[..count], &x[..rows], &mut fast) };
+                portable::pass(&tiles[..count], &x[..rows], &mut plain);
+                assert!(fast == plain, "{rows} rows by {count} tiles");
+            }
+        }
+    }
+    if !Path::Avx2.is_available() {
+        return; // Then the portable path is the only one.
+    }
+    for dtype in DTYPES {
+        for inputs in INPUTS {
+            match matrix(TILES * WIDTH, inputs, dtype).1.tiles {
+                Tiles::F32(lanes) => check(&lanes, inputs),
+                Tiles::F16(lanes) => check(&lanes, inputs),
+                Tiles::BF16(lanes) => check(&lanes, inputs),
+            }
+        }
+    }
+}
+
+/// f16 has numbers below its normal range; all of its and bf16's numbers are f32's.
+#[test]
+fn every_finite_half_is_widened_exactly() {
+    for dtype in [DType::F16, DType::BF16] {
+        let all: Vec<f32> = (0..=u16::MAX)
+            .map(|bits| match dtype {
+                DType::F16 => f16::from_bits(bits).to_f32(),
+                _ => bf16::from_bits(bits).to_f32(),
+            })
+            .map(|x| if x.is_finite() { x } else { 0. })
+            .collect();
+        let weight = Tensor::from_slice(&all, (all.len(), 1), &Device::Cpu).unwrap();
+        let matrix = DenseMatrix::new(&weight.to_dtype(dtype).unwrap()).unwrap();
+        assert_eq!(product(&matrix, &[1.]), all, "{dtype:?}");
+    }
+}
+
+#[test]
+fn joined_products_are_those_of_each() {
+    let matrices = [(100, DType::F32), (7, DType::BF16), (64, DType::F16)];
+    let matrices = matrices.map(|(outputs, dtype)| matrix(outputs, 333, dtype).1);
+    for rows in [1, 3, 17] {
+        let x = noise((rows, 333));
+        let all: Vec<&DenseMatrix> = matrices.iter().collect();
+        let parts: Vec<Tensor> = all.iter().map(|m| m.matmul(&x).unwrap()).collect();
+        let want = Tensor::cat(&parts, 1).unwrap();
+        assert_eq!(floats(&matmul(&all, &x).unwrap()), floats(&want));
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let (_, matrix) = matrix(5, 32, DType::F32);
+    let cpu = Device::Cpu;
+    assert!(matrix.matmul(&noise((1, 31))).is_err());
+    assert!(matrix.matmul(&noise((32, 1)).t().unwrap()).is_ok());
+    assert!(matrix.matmul(&noise((32, 2)).t().unwrap()).is_err());
+    let half = noise((1, 32)).to_dtype(DType::F16).unwrap();
+    assert!(matrix.matmul(&half).is_err());
+    assert_eq!(
+        matrix.matmul(&noise((0, 32))).unwrap().dims(),
+        [0, 5],
+        "no rows are no mistake"
+    );
+    for weight in [
+        Tensor::zeros((5, 32), DType::F64, &cpu),
+        Tensor::zeros(32, DType::F32, &cpu),
+    ] {
+        assert!(DenseMatrix::new(&weight.unwrap()).is_err());
+    }
+    // A view that is not contiguous is.
+    let weight = noise((6, 9));
+    let turned = DenseMatrix::new(&weight.t().unwrap()).unwrap();
+    let want = weight.t().unwrap().contiguous().unwrap();
+    let x = noise((2, 6));
+    let got = floats(&turned.matmul(&x).unwrap());
+    assert_eq!(got, product(&DenseMatrix::new(&want).unwrap(), &floats(&x)));
+}
