@@ -26,6 +26,50 @@ fn sharded_safetensors_agree_with_candles_llama() {
     }
 }
 
+/// Weights and cache in the dtype that is asked for, activations in f32.
+#[test]
+fn a_dtype_may_be_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, tensors) = (llama_config(16), tensors(16, DType::F32));
+    write_config(folder.path(), &config);
+    write_shards(folder.path(), &tensors);
+    let tokens = short_prompt(30);
+    let source = ModelSource::resolve(folder.path().to_str().unwrap(), None, LoadFormat::Auto);
+    let source = source.unwrap();
+    for (dtype, bytes, tolerance) in [
+        (DType::F32, 4, 1e-4),
+        (DType::F16, 2, 1e-2),
+        (DType::BF16, 2, 1e-1),
+    ] {
+        let options = LoadOptions {
+            dtype: Some(dtype),
+            ..LoadOptions::default()
+        };
+        let model = load(&source, &options).unwrap();
+        assert_eq!(model.kv_bytes_per_token(), 2 * 2 * KV_HEADS * 16 * bytes);
+        let rounded = tensors.iter().map(|(name, t)| {
+            let t = match t.rank() {
+                2 => t.to_dtype(dtype).unwrap().to_dtype(DType::F32).unwrap(),
+                _ => t.clone(),
+            };
+            (name.clone(), t)
+        });
+        let theirs = candles_logits(&config, &rounded.collect(), &tokens);
+        let far = distance(&logits(model, &tokens)[29], &theirs);
+        let size = theirs.iter().fold(0f32, |m, x| m.max(x.abs()));
+        assert!(
+            far < tolerance * size,
+            "{dtype:?}: logits up to {size} differ by {far}"
+        );
+    }
+    let options = LoadOptions {
+        dtype: Some(DType::U8),
+        ..LoadOptions::default()
+    };
+    let error = load(&source, &options).err().unwrap().to_string();
+    assert!(error.contains("dtype u8 is not supported"), "{error}");
+}
+
 #[test]
 fn the_special_ids_come_from_both_files() {
     let folder = tempfile::tempdir().unwrap();

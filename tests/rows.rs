@@ -4,7 +4,7 @@
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 use foretoken::kernels::quant::QuantMatrix;
-use foretoken::model::linear::{Linear, Weight};
+use foretoken::model::linear::{Embedding, Linear, Weight};
 use std::sync::Arc;
 
 const MOST: usize = 70;
@@ -21,9 +21,9 @@ fn noise(seed: u32, dims: (usize, usize)) -> Tensor {
 }
 
 /// All of `x` at once against every row count from 1, each starting at another row.
-fn check(what: &str, linear: &Linear, inputs: usize, dtype: DType, counts: &[usize]) {
-    let x = noise(7, (MOST, inputs)).to_dtype(dtype).unwrap();
-    let bits = |t: Tensor| -> Vec<Vec<f32>> { t.to_dtype(DType::F32).unwrap().to_vec2().unwrap() };
+fn check(what: &str, linear: &Linear, inputs: usize, counts: &[usize]) {
+    let x = noise(7, (MOST, inputs));
+    let bits = |t: Tensor| -> Vec<Vec<f32>> { t.to_vec2().unwrap() };
     let whole = bits(linear.forward(&x).unwrap());
     for &count in counts {
         let start = count * 13 % (MOST - count + 1);
@@ -55,7 +55,7 @@ fn our_8_and_4_bit_products() {
             let matrix = QuantMatrix::from_blocks(dtype, &data, outputs, inputs).unwrap();
             let linear = Linear::new(Weight::Tiled(Arc::new(matrix)), None).unwrap();
             let what = format!("{dtype:?} {inputs}x{outputs}");
-            check(&what, &linear, inputs, DType::F32, &all_counts());
+            check(&what, &linear, inputs, &all_counts());
         }
     }
 }
@@ -68,23 +68,54 @@ fn candles_k_quants() {
             let blocks = QTensor::quantize(&floats, dtype).unwrap();
             let linear = Linear::new(Weight::Quantized(Arc::new(blocks)), None).unwrap();
             let what = format!("{dtype:?} {inputs}x{outputs}");
-            check(&what, &linear, inputs, DType::F32, &all_counts());
+            check(&what, &linear, inputs, &all_counts());
         }
     }
+}
+
+fn dense(weight: Tensor, dtype: DType) -> Weight {
+    Weight::dense(&weight, Some(dtype)).unwrap()
 }
 
 #[test]
 fn dense_weights() {
     for (inputs, outputs) in SHAPES {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
-            let weight = noise(3, (outputs, inputs)).to_dtype(dtype).unwrap();
-            let linear = Linear::new(Weight::Dense(weight), None).unwrap();
+            let linear = Linear::new(dense(noise(3, (outputs, inputs)), dtype), None).unwrap();
             let what = format!("{dtype:?} {inputs}x{outputs}");
             let few = [
                 1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 30, 31, 32, 33, 47, 62, 63, 69, 70,
             ];
-            check(&what, &linear, inputs, dtype, &few);
+            check(&what, &linear, inputs, &few);
         }
+    }
+}
+
+/// One weight for lookups and products, as models with tied embeddings have it.
+#[test]
+fn an_embedding_reads_rows_of_its_weight() {
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        let rounded = noise(8, (21, 40)).to_dtype(dtype).unwrap();
+        let weight = Weight::dense(&rounded, None).unwrap();
+        let embedding = Embedding::new(weight, 40, DType::F32);
+        let want = rounded.to_dtype(DType::F32).unwrap();
+        let ids = Tensor::new(&[20u32, 0, 7, 7], &Device::Cpu).unwrap();
+        let got = embedding.forward(&ids).unwrap();
+        let picked = want.index_select(&ids, 0).unwrap();
+        assert_eq!(
+            got.to_vec2::<f32>().unwrap(),
+            picked.to_vec2::<f32>().unwrap()
+        );
+        // The identity reads every column of the weight.
+        let identity = Tensor::eye(40, DType::F32, &Device::Cpu).unwrap();
+        let columns = embedding.tied_head().unwrap().forward(&identity).unwrap();
+        assert_eq!(
+            columns.to_vec2::<f32>().unwrap(),
+            want.t().unwrap().to_vec2::<f32>().unwrap()
+        );
+        let beyond = Tensor::new(&[21u32], &Device::Cpu).unwrap();
+        let error = embedding.forward(&beyond).unwrap_err().to_string();
+        assert!(error.contains("outside the vocabulary"), "{error}");
     }
 }
 
@@ -93,8 +124,8 @@ fn a_dense_bias_is_added_to_every_row() {
     let weight = noise(4, (8, 32));
     let bias = noise(5, (1, 8)).squeeze(0).unwrap();
     let x = noise(6, (3, 32));
-    let with = Linear::new(Weight::Dense(weight.clone()), Some(bias.clone())).unwrap();
-    let without = Linear::new(Weight::Dense(weight), None).unwrap();
+    let with = Linear::new(dense(weight.clone(), DType::F32), Some(bias.clone())).unwrap();
+    let without = Linear::new(dense(weight, DType::F32), None).unwrap();
     let want = without.forward(&x).unwrap().broadcast_add(&bias).unwrap();
     assert_eq!(
         with.forward(&x).unwrap().to_vec2::<f32>().unwrap(),

@@ -2,7 +2,7 @@
 
 use super::config::ModelConfig;
 use super::linear::{Embedding, Linear};
-use super::weights::Weights;
+use super::weights::{Dtypes, Weights};
 use super::{Batch, Model, Output};
 use crate::error::{Error, Result};
 use crate::kernels::{HeadNorms, Segment, add_norm, kv_write, paged_attention, rope, swiglu};
@@ -18,7 +18,7 @@ pub struct Decoder {
     head: Linear,
     /// Radians a position, one for each pair of a head.
     frequencies: Vec<f32>,
-    dtype: DType,
+    dtypes: Dtypes,
     device: Device,
 }
 
@@ -72,7 +72,7 @@ impl Decoder {
         }
         weights.finish();
         Ok(Self {
-            dtype: weights.dtype(),
+            dtypes: weights.dtypes(),
             device: weights.device().clone(),
             config,
             embedding,
@@ -88,7 +88,7 @@ impl Decoder {
             num_layers: self.config.num_layers,
             num_kv_heads: self.config.num_kv_heads,
             head_dim: self.config.head_dim,
-            dtype: self.dtype,
+            dtype: self.dtypes.kv,
         }
     }
 
@@ -100,7 +100,7 @@ impl Decoder {
                 .flat_map(|&p| self.frequencies.iter().map(move |f| turn(p as f32 * f)))
                 .collect();
             let dims = (batch.positions.len(), self.frequencies.len());
-            Ok(Tensor::from_vec(table, dims, &self.device)?.to_dtype(self.dtype)?)
+            Ok(Tensor::from_vec(table, dims, &self.device)?.to_dtype(self.dtypes.activations)?)
         };
         let segments = batch.spans.iter().map(|span| Segment {
             rows: span.rows.clone(),
@@ -238,13 +238,15 @@ impl Layer {
         kv_write(v_pool, &v, &step.slots)?;
         let scale = 1. / (d as f32).sqrt();
         let y = paged_attention(
-            &q.contiguous()?,
+            // Attention takes all in one dtype.
+            &q.contiguous()?.to_dtype(k_pool.dtype())?,
             k_pool,
             v_pool,
             &step.segments,
             step.block_size,
             scale,
         )?;
-        self.o.forward(&y.reshape((rows, heads * d))?)
+        self.o
+            .forward(&y.reshape((rows, heads * d))?.to_dtype(x.dtype())?)
     }
 }

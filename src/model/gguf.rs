@@ -51,7 +51,7 @@ impl GgufFile {
     }
 
     /// The matrix `name` (Hugging Face's, without `.weight`), kept in its blocks where a kernel
-    /// takes them; f32, f16 and bf16 tensors become `dtype`.
+    /// takes them; f32, f16 and bf16 tensors become `dtype`, or stay what they are.
     ///
     /// # Errors
     /// A setup error that names a tensor that is missing or has another shape.
@@ -59,7 +59,7 @@ impl GgufFile {
         &mut self,
         name: &str,
         shape: (usize, usize),
-        dtype: DType,
+        dtype: Option<DType>,
         device: &Device,
     ) -> Result<Weight> {
         let tensor = self.read(&format!("{name}.weight"), device)?;
@@ -68,8 +68,8 @@ impl GgufFile {
             return Err(wrong_shape(name, found, &[shape.0, shape.1]));
         }
         let kind = tensor.dtype();
-        if matches!(kind, GgmlDType::F32 | GgmlDType::F16 | GgmlDType::BF16) {
-            return Ok(Weight::Dense(tensor.dequantize(device)?.to_dtype(dtype)?));
+        if let Some(own) = float_dtype(kind) {
+            return Weight::dense(&tensor.dequantize(device)?, dtype.or(Some(own)));
         }
         if !device.is_cpu() {
             return Ok(Weight::Quantized(Arc::new(tensor)));
@@ -182,6 +182,16 @@ fn halves_from_pairs(tensor: &QTensor, heads: usize, device: &Device) -> Result<
     }
     let storage = QStorage::from_data(Cow::Owned(out), device, tensor.dtype())?;
     Ok(QTensor::new(storage, tensor.shape().clone())?)
+}
+
+/// The dtype of a tensor that is not quantized.
+fn float_dtype(kind: GgmlDType) -> Option<DType> {
+    match kind {
+        GgmlDType::F32 => Some(DType::F32),
+        GgmlDType::F16 => Some(DType::F16),
+        GgmlDType::BF16 => Some(DType::BF16),
+        _ => None,
+    }
 }
 
 /// llama.cpp's name for a Hugging Face tensor.

@@ -1,6 +1,7 @@
 //! The two uses of a weight matrix: products and lookups.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::kernels::dense::{self, DenseMatrix};
 use crate::kernels::quant::{self, QuantMatrix};
 use candle_core::quantized::{QMatMul, QTensor};
 use candle_core::{DType, Device, Module, Tensor};
@@ -9,12 +10,33 @@ use std::sync::Arc;
 /// A weight `[outputs, inputs]`, as it is kept.
 #[derive(Clone)]
 pub enum Weight {
-    /// In the compute dtype.
+    /// Not quantized, on a GPU, in the compute dtype.
     Dense(Tensor),
+    /// Not quantized, in our own layout; CPU only.
+    Packed(Arc<DenseMatrix>),
     /// Blocks of 8 or 4 bits in our own layout; CPU only.
     Tiled(Arc<QuantMatrix>),
     /// GGUF blocks that candle multiplies.
     Quantized(Arc<QTensor>),
+}
+
+impl Weight {
+    /// A weight `[outputs, inputs]` that is not quantized: in `dtype`, else in its own, or in f32
+    /// where no kernel takes that.
+    ///
+    /// # Errors
+    /// Where the tensor is no matrix, or `dtype` is none of f32, f16 and bf16.
+    pub fn dense(weight: &Tensor, dtype: Option<DType>) -> Result<Self> {
+        let dtype = dtype.unwrap_or(match weight.dtype() {
+            own @ (DType::F32 | DType::F16 | DType::BF16) => own,
+            _ => DType::F32,
+        });
+        let weight = weight.to_dtype(dtype)?;
+        Ok(match weight.device() {
+            Device::Cpu => Self::Packed(Arc::new(DenseMatrix::new(&weight)?)),
+            _ => Self::Dense(weight),
+        })
+    }
 }
 
 /// `x @ weight^T + bias`, where a row's bits depend on that row alone (on the CPU). Several layers
@@ -30,19 +52,17 @@ pub struct Linear {
 #[derive(Clone)]
 enum Product {
     Dense(Tensor),
+    Packed(Arc<DenseMatrix>),
     Tiled(Arc<QuantMatrix>),
     Quantized(QMatMul),
 }
 
 /// Most rows that candle's CPU products are called with. Up to here they give a row the same bits
-/// whatever the count (measured; `tests/rows.rs` guards it), if it is not below [`fewest_rows`].
+/// whatever the count (measured; `tests/rows.rs` guards it), if it is not below [`FEWEST_ROWS`].
 const MOST_ROWS: usize = 31;
-
-/// Fewest rows that keep candle's CPU products on the kernels that longer calls use. A single row
-/// takes another one; so do dense products of up to 256 results.
-fn fewest_rows(outputs: usize) -> usize {
-    (256 / outputs.max(1) + 1).max(2)
-}
+/// Fewest rows that keep candle's CPU products on the kernels that longer calls use: a single row
+/// takes another one.
+const FEWEST_ROWS: usize = 2;
 
 impl Linear {
     /// A linear layer; `bias` is `[outputs]` in the compute dtype.
@@ -52,6 +72,7 @@ impl Linear {
     pub fn new(weight: Weight, bias: Option<Tensor>) -> Result<Self> {
         let (outputs, weight) = match weight {
             Weight::Dense(w) => (w.dim(0)?, Product::Dense(w)),
+            Weight::Packed(w) => (w.shape().0, Product::Packed(w)),
             Weight::Tiled(w) => (w.shape().0, Product::Tiled(w)),
             Weight::Quantized(w) => (
                 w.shape().dims()[0],
@@ -93,7 +114,8 @@ impl Linear {
         }
     }
 
-    /// `[rows, outputs]` for `x` `[rows, inputs]`, contiguous, in the compute dtype.
+    /// `[rows, outputs]` for `x` `[rows, inputs]`, contiguous, in the compute dtype (f32 on
+    /// the CPU).
     ///
     /// # Errors
     /// Where `x` has another width, dtype or device.
@@ -101,16 +123,21 @@ impl Linear {
         let mut parts = Vec::with_capacity(self.weights.len());
         let mut rest = self.weights.as_slice();
         while let Some(first) = rest.first() {
-            // Neighbours in tiles are one call.
-            let tiled: Vec<&QuantMatrix> = rest.iter().map_while(Product::tiled).collect();
-            rest = &rest[tiled.len().max(1)..];
-            parts.push(match first {
+            // Neighbours of one kind in tiles are one call.
+            let (part, count) = match first {
                 Product::Tiled(_) => {
-                    quant::matmul(&tiled, &x.to_dtype(DType::F32)?)?.to_dtype(x.dtype())?
+                    let run: Vec<_> = rest.iter().map_while(Product::tiled).collect();
+                    (quant::matmul(&run, x)?, run.len())
                 }
-                Product::Dense(w) => by_rows(x, fewest_rows(w.dim(0)?), |x| x.matmul(&w.t()?))?,
-                Product::Quantized(w) => by_rows(x, 2, |x| w.forward(x))?,
-            });
+                Product::Packed(_) => {
+                    let run: Vec<_> = rest.iter().map_while(Product::packed).collect();
+                    (dense::matmul(&run, x)?, run.len())
+                }
+                Product::Dense(w) => (x.matmul(&w.t()?)?, 1),
+                Product::Quantized(w) => (by_rows(x, |x| w.forward(x))?, 1),
+            };
+            parts.push(part);
+            rest = &rest[count..];
         }
         let y = match parts.as_slice() {
             [one] => one.clone(),
@@ -130,26 +157,31 @@ impl Product {
             _ => None,
         }
     }
+
+    fn packed(&self) -> Option<&DenseMatrix> {
+        match self {
+            Self::Packed(w) => Some(w),
+            _ => None,
+        }
+    }
 }
 
-/// Applies `product` to runs of rows that it treats alike; runs of less than `fewest` rows are filled
-/// up with zeros. A GPU takes all rows at once.
+/// Applies `product` to runs of rows that it treats alike; a single row gets one of
+/// zeros beside it. A GPU takes all rows at once.
 fn by_rows(
     x: &Tensor,
-    fewest: usize,
     product: impl Fn(&Tensor) -> candle_core::Result<Tensor>,
 ) -> candle_core::Result<Tensor> {
     let rows = x.dim(0)?;
-    let most = MOST_ROWS.max(fewest);
-    if !x.device().is_cpu() || (fewest..=most).contains(&rows) {
+    if !x.device().is_cpu() || (FEWEST_ROWS..=MOST_ROWS).contains(&rows) {
         return product(x);
     }
-    let mut parts = Vec::with_capacity(rows.div_ceil(most));
-    for start in (0..rows).step_by(most) {
-        let len = most.min(rows - start);
+    let mut parts = Vec::with_capacity(rows.div_ceil(MOST_ROWS));
+    for start in (0..rows).step_by(MOST_ROWS) {
+        let len = MOST_ROWS.min(rows - start);
         let part = x.narrow(0, start, len)?;
-        parts.push(if len < fewest {
-            let filled = part.pad_with_zeros(0, 0, fewest - len)?;
+        parts.push(if len < FEWEST_ROWS {
+            let filled = part.pad_with_zeros(0, 0, FEWEST_ROWS - len)?;
             product(&filled.contiguous()?)?.narrow(0, 0, len)?
         } else {
             product(&part.contiguous()?)?
@@ -183,22 +215,29 @@ impl Embedding {
         let rows = match &self.weight {
             Weight::Dense(w) => w.index_select(ids, 0)?,
             Weight::Quantized(w) => w.embedding(ids)?,
-            Weight::Tiled(w) => {
-                let ids = ids.to_vec1::<u32>()?;
-                let mut rows = vec![0f32; ids.len() * self.hidden];
-                for (row, &id) in rows.chunks_exact_mut(self.hidden).zip(&ids) {
-                    if id as usize >= w.shape().0 {
-                        let vocab = w.shape().0;
-                        return Err(crate::error::Error::internal(format!(
-                            "token {id} is outside the vocabulary of {vocab}"
-                        )));
-                    }
-                    w.dequantize_row(id as usize, row);
-                }
-                Tensor::from_vec(rows, (ids.len(), self.hidden), &Device::Cpu)?
-            }
+            Weight::Tiled(w) => self.rows(ids, w.shape().0, |id, row| w.dequantize_row(id, row))?,
+            Weight::Packed(w) => self.rows(ids, w.shape().0, |id, row| w.row(id, row))?,
         };
         Ok(rows.to_dtype(self.dtype)?)
+    }
+
+    /// The rows of `ids`, each written by `read`.
+    fn rows(&self, ids: &Tensor, vocab: usize, read: impl Fn(usize, &mut [f32])) -> Result<Tensor> {
+        let ids = ids.to_vec1::<u32>()?;
+        let mut rows = vec![0f32; ids.len() * self.hidden];
+        for (row, &id) in rows.chunks_exact_mut(self.hidden).zip(&ids) {
+            if id as usize >= vocab {
+                return Err(Error::internal(format!(
+                    "token {id} is outside the vocabulary of {vocab}"
+                )));
+            }
+            read(id as usize, row);
+        }
+        Ok(Tensor::from_vec(
+            rows,
+            (ids.len(), self.hidden),
+            &Device::Cpu,
+        )?)
     }
 
     /// The output layer that shares this weight.

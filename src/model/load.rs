@@ -5,7 +5,7 @@ use super::config::ModelConfig;
 use super::decoder::Decoder;
 use super::gguf::GgufFile;
 use super::source::ModelSource;
-use super::weights::Weights;
+use super::weights::{Dtypes, Weights};
 use crate::error::{Error, Result};
 use candle_core::{DType, Device};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -27,8 +27,8 @@ pub enum LoadFormat {
 /// How a model is loaded.
 #[derive(Debug, Clone)]
 pub struct LoadOptions {
-    /// Dtype of activations, K and V, and weights that are not quantized. `None`: that of the
-    /// checkpoint on a GPU, f32 on the CPU.
+    /// Dtype of weights that are not quantized, of K and V and, on a GPU, of activations, which are
+    /// f32 on the CPU. `None`: that of the checkpoint; K and V are f32 then on the CPU.
     pub dtype: Option<DType>,
     pub device: Device,
     pub format: LoadFormat,
@@ -61,8 +61,8 @@ pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model
     let (config, weights) = match (source, options.format) {
         (ModelSource::Gguf(path), LoadFormat::Auto) => {
             let file = GgufFile::open(path)?;
-            let dtype = pick_dtype(options, || Ok(DType::F16))?;
-            (file.config().clone(), Weights::gguf(file, dtype, device))
+            let dtypes = pick_dtypes(options, || Ok(DType::F16))?;
+            (file.config().clone(), Weights::gguf(file, dtypes, device))
         }
         (ModelSource::Gguf(_), LoadFormat::Dummy) => {
             return Err(Error::setup(
@@ -71,10 +71,15 @@ pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model
         }
         (ModelSource::Folder(folder), format) => {
             let config = ModelConfig::from_json(folder)?;
-            let dtype = pick_dtype(options, || declared_dtype(folder))?;
+            let mut dtypes = pick_dtypes(options, || declared_dtype(folder))?;
             let weights = match format {
-                LoadFormat::Auto => Weights::safetensors(folder, dtype, device)?,
-                LoadFormat::Dummy => Weights::dummy(options.seed, dtype, device),
+                LoadFormat::Auto => Weights::safetensors(folder, dtypes, device)?,
+                LoadFormat::Dummy => {
+                    // No file says more than the config.
+                    let declared = || declared_dtype(folder);
+                    dtypes.matrices = Some(dtypes.matrices.map_or_else(declared, Ok)?);
+                    Weights::dummy(options.seed, dtypes, device)
+                }
             };
             (config, weights)
         }
@@ -85,14 +90,24 @@ pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model
     Ok(Box::new(decoder))
 }
 
-fn pick_dtype(options: &LoadOptions, declared: impl Fn() -> Result<DType>) -> Result<DType> {
-    let dtype = match options.dtype {
-        Some(dtype) => dtype,
-        None if options.device.is_cpu() => DType::F32,
-        None => declared()?,
+/// A GPU computes in one dtype; the CPU reads weights in any and computes in f32.
+fn pick_dtypes(options: &LoadOptions, declared: impl Fn() -> Result<DType>) -> Result<Dtypes> {
+    let dtypes = if options.device.is_cpu() {
+        Dtypes {
+            activations: DType::F32,
+            matrices: options.dtype,
+            kv: options.dtype.unwrap_or(DType::F32),
+        }
+    } else {
+        let dtype = options.dtype.map_or_else(declared, Ok)?;
+        Dtypes {
+            activations: dtype,
+            matrices: Some(dtype),
+            kv: dtype,
+        }
     };
-    match dtype {
-        DType::F32 | DType::F16 | DType::BF16 => Ok(dtype),
+    match dtypes.kv {
+        DType::F32 | DType::F16 | DType::BF16 => Ok(dtypes),
         other => Err(Error::setup(format!(
             "dtype {} is not supported: f32, f16 and bf16 are",
             other.as_str()

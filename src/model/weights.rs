@@ -12,8 +12,19 @@ use std::path::{Path, PathBuf};
 /// An open checkpoint, and what its tensors shall become.
 pub struct Weights {
     source: Source,
-    dtype: DType,
+    dtypes: Dtypes,
     device: Device,
+}
+
+/// What tensors become. Quantized weights keep their blocks.
+#[derive(Debug, Clone, Copy)]
+pub struct Dtypes {
+    /// Activations, and with them norms and biases.
+    pub activations: DType,
+    /// Matrices that are not quantized; `None`: each in its own.
+    pub matrices: Option<DType>,
+    /// K and V.
+    pub kv: DType,
 }
 
 enum Source {
@@ -29,36 +40,36 @@ impl Weights {
     ///
     /// # Errors
     /// A setup error that names the file that is missing or broken.
-    pub fn safetensors(folder: &Path, dtype: DType, device: &Device) -> Result<Self> {
+    pub fn safetensors(folder: &Path, dtypes: Dtypes, device: &Device) -> Result<Self> {
         let files = safetensors_files(folder)?;
         // SAFETY: the files are only read; whoever changes a checkpoint under a running server
         // gets other weights, or a fault, as with every mapped file.
         let mapped = unsafe { MmapedSafetensors::multi(&files) }
             .map_err(|e| Error::setup(format!("{}: {}", folder.display(), first_line(&e))))?;
-        Ok(Self::new(Source::Safetensors(mapped), dtype, device))
+        Ok(Self::new(Source::Safetensors(mapped), dtypes, device))
     }
 
     /// The tensors of an open GGUF file.
-    pub fn gguf(file: GgufFile, dtype: DType, device: &Device) -> Self {
-        Self::new(Source::Gguf(Box::new(file)), dtype, device)
+    pub fn gguf(file: GgufFile, dtypes: Dtypes, device: &Device) -> Self {
+        Self::new(Source::Gguf(Box::new(file)), dtypes, device)
     }
 
     /// Noise from `seed`, scaled so that activations keep their size from layer to layer.
-    pub fn dummy(seed: u64, dtype: DType, device: &Device) -> Self {
-        Self::new(Source::Dummy(seed), dtype, device)
+    pub fn dummy(seed: u64, dtypes: Dtypes, device: &Device) -> Self {
+        Self::new(Source::Dummy(seed), dtypes, device)
     }
 
-    fn new(source: Source, dtype: DType, device: &Device) -> Self {
+    fn new(source: Source, dtypes: Dtypes, device: &Device) -> Self {
         Self {
             source,
-            dtype,
+            dtypes,
             device: device.clone(),
         }
     }
 
-    /// The dtype that activations have.
-    pub fn dtype(&self) -> DType {
-        self.dtype
+    /// The dtypes that the model computes and keeps in.
+    pub fn dtypes(&self) -> Dtypes {
+        self.dtypes
     }
 
     /// The device that everything is put on.
@@ -86,7 +97,8 @@ impl Weights {
     pub fn embedding(&mut self, config: &ModelConfig) -> Result<Embedding> {
         let shape = (config.vocab_size, config.hidden_size);
         let weight = self.matrix("model.embed_tokens", shape)?;
-        Ok(Embedding::new(weight, config.hidden_size, self.dtype))
+        let dtype = self.dtypes.activations;
+        Ok(Embedding::new(weight, config.hidden_size, dtype))
     }
 
     /// The weight of a norm, `[len]` in the compute dtype.
@@ -117,15 +129,21 @@ impl Weights {
 
     fn matrix(&mut self, name: &str, shape: (usize, usize)) -> Result<Weight> {
         match &mut self.source {
-            Source::Gguf(file) => file.matrix(name, shape, self.dtype, &self.device),
+            Source::Gguf(file) => file.matrix(name, shape, self.dtypes.matrices, &self.device),
             _ => {
-                let name = format!("{name}.weight");
-                Ok(Weight::Dense(self.tensor(&name, &[shape.0, shape.1])?))
+                let tensor = self.stored(&format!("{name}.weight"), &[shape.0, shape.1])?;
+                Weight::dense(&tensor, self.dtypes.matrices)
             }
         }
     }
 
     fn tensor(&mut self, name: &str, dims: &[usize]) -> Result<Tensor> {
+        let tensor = self.stored(name, dims)?;
+        Ok(tensor.to_dtype(self.dtypes.activations)?)
+    }
+
+    /// A tensor in the dtype that the source has it in.
+    fn stored(&mut self, name: &str, dims: &[usize]) -> Result<Tensor> {
         let tensor = match &mut self.source {
             Source::Gguf(file) => file.tensor(name, &self.device)?,
             Source::Dummy(seed) => dummy(*seed, name, dims)?,
@@ -136,7 +154,7 @@ impl Weights {
         if tensor.dims() != dims {
             return Err(wrong_shape(name, tensor.dims(), dims));
         }
-        Ok(tensor.to_dtype(self.dtype)?.to_device(&self.device)?)
+        Ok(tensor.to_device(&self.device)?)
     }
 }
 
