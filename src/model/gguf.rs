@@ -71,7 +71,8 @@ impl GgufFile {
         if let Some(own) = float_dtype(kind) {
             return Weight::dense(&tensor.dequantize(device)?, dtype.or(Some(own)));
         }
-        if !device.is_cpu() {
+        // candle has NEON kernels, and ours would be plain Rust there.
+        if !device.is_cpu() || cfg!(target_arch = "aarch64") {
             return Ok(Weight::Quantized(Arc::new(tensor)));
         }
         let (outputs, inputs) = shape;
