@@ -16,21 +16,18 @@ use std::thread::{Builder, Thread};
 /// How long an idle thread spins before it sleeps: about a tenth of a millisecond.
 const SPINS: usize = 4000;
 
-/// Threads that kernels use, the calling one included; 0 = not yet decided.
-static THREADS: AtomicUsize = AtomicUsize::new(0);
+/// Threads that kernels use, the calling one included.
+static THREADS: OnceLock<usize> = OnceLock::new();
 
 /// Sets the number of threads that kernels use, the calling one included. To be called before the
 /// first kernel runs; later calls have no effect.
 pub fn set_threads(threads: usize) {
-    THREADS.store(threads.max(1), Ordering::Relaxed);
+    let _ = THREADS.set(threads.max(1));
 }
 
 /// Threads that kernels use: what [`set_threads`] said, else [`default_threads`].
 pub fn threads() -> usize {
-    match THREADS.load(Ordering::Relaxed) {
-        0 => default_threads(),
-        threads => threads,
-    }
+    *THREADS.get_or_init(default_threads)
 }
 
 /// Physical cores, but not more than this process may use: its affinity mask and the quota of its
