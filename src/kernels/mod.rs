@@ -4,7 +4,6 @@
 //! and however many threads share it. That is what makes batched and single forwards agree bit for
 //! bit, and with them speculative and plain decoding.
 
-mod attention_tile;
 pub mod clock;
 pub mod cpu;
 pub mod dense;

@@ -49,6 +49,11 @@ pub(crate) fn map<T: Send, R: Send>(items: &mut [T], work: impl Fn(&mut T) -> R 
     results.into_iter().flatten().collect()
 }
 
+/// Threads that share a loop of [`for_each`], found once: [`threads`] may have to ask the system.
+pub(super) fn sharers() -> usize {
+    Pool::get().workers.len() + 1
+}
+
 /// Calls `work` once for each of `0..items`, in parallel where `heavy`. Inside of `work`, and while
 /// another thread has the pool, the caller does it alone.
 pub(super) fn for_each(items: usize, heavy: bool, work: impl Fn(usize) + Sync) {

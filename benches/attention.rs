@@ -1,0 +1,88 @@
+//! Paged attention of one sequence: decoding and verification (1 to 16 rows) after 256 and 1024
+//! tokens, and a chunk of a prompt. Pools in turn, more than any cache holds, as the layers of a
+//! model come in turn with their weights between them.
+
+use candle_core::{DType, Device, Tensor};
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use foretoken::kernels::{Segment, paged_attention};
+use std::hint::black_box;
+
+/// Name, heads, K/V heads and width of a head.
+const SHAPES: [(&str, usize, usize, usize); 2] =
+    [("SmolLM2-135M", 9, 3, 64), ("Llama-3.2-1B", 32, 8, 64)];
+/// Rows and the tokens before them.
+const CALLS: [(usize, usize); 9] = [
+    (1, 256),
+    (4, 256),
+    (8, 256),
+    (16, 256),
+    (1, 1024),
+    (4, 1024),
+    (8, 1024),
+    (16, 1024),
+    (256, 0),
+];
+const BLOCK_SIZE: usize = 16;
+/// Bytes of keys and values that no cache of these machines holds.
+const MEMORY: usize = 200 << 20;
+
+fn attention(c: &mut Criterion) {
+    // Pools of another dtype than the queries came later than the first of these figures.
+    let dtypes = match std::env::var("FORETOKEN_BENCH_POOL").as_deref() {
+        Ok("f16") => [DType::F16].as_slice(),
+        Ok("bf16") => &[DType::BF16],
+        _ => &[DType::F32],
+    };
+    for (name, heads, kv_heads, d) in SHAPES {
+        for &dtype in dtypes {
+            let mut group = c.benchmark_group(format!("attention/{name}/{dtype:?}"));
+            for (rows, context) in CALLS {
+                let id = BenchmarkId::new(format!("rows={rows}"), format!("context={context}"));
+                let keys = (context + rows).next_multiple_of(BLOCK_SIZE);
+                let dims = (keys, kv_heads, d);
+                let bytes = 2 * keys * kv_heads * d * dtype.size_in_bytes();
+                let tensor = |dims| Tensor::randn(0f32, 1., dims, &Device::Cpu).unwrap();
+                let one = tensor(dims).to_dtype(dtype).unwrap();
+                let pools: Vec<Tensor> = (0..2 * MEMORY.div_ceil(bytes))
+                    .map(|_| one.copy().unwrap())
+                    .collect();
+                let q = tensor((rows, heads, d));
+                // Blocks out of order, as in a pool that has been in use.
+                let count = keys / BLOCK_SIZE;
+                let blocks: Vec<u32> = (0..count).map(|i| ((i * 7 + 3) % count) as u32).collect();
+                let blocks = if count.is_multiple_of(7) {
+                    (0..count as u32).collect()
+                } else {
+                    blocks
+                };
+                let segment = Segment {
+                    rows: 0..rows,
+                    context,
+                    blocks: &blocks,
+                    tree: None,
+                };
+                let mut next = pools.chunks(2).cycle();
+                group.bench_function(id, |b| {
+                    b.iter(|| {
+                        let pools = next.next().expect("the pools come in turn");
+                        let segments = std::slice::from_ref(&segment);
+                        let out =
+                            paged_attention(&q, &pools[0], &pools[1], segments, BLOCK_SIZE, 0.125);
+                        black_box(out.unwrap());
+                    });
+                });
+            }
+            group.finish();
+        }
+    }
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default()
+        .warm_up_time(std::time::Duration::from_millis(200))
+        .measurement_time(std::time::Duration::from_millis(700))
+        .sample_size(30);
+    targets = attention
+}
+criterion_main!(benches);

@@ -1,0 +1,327 @@
+//! One item on one thread: the queries of its rows and heads, chunk by chunk over their keys.
+
+use super::plan::Item;
+use super::tile::{
+    ALIGN, CHUNK, Element, STRIDE, TILE, Vectors, add_weighted, prefetch, scores, weigh,
+};
+use super::{Dims, PagedAttention};
+use crate::kernels::cpu::Path;
+use crate::kernels::float::exp;
+use std::cell::RefCell;
+
+/// Keys of a tree that a row can have for itself.
+const OWN: usize = 64;
+
+/// Lanes that read K and V of 16 bits as they are: for more, they are widened once.
+const DIRECT: usize = 3;
+
+/// Room for one item, kept from one call to the next.
+#[derive(Default)]
+pub(super) struct Scratch {
+    /// Queries, already scaled: `[lanes, width]`, row-major in (row, head).
+    queries: Vec<f32>,
+    /// Scores of the chunk, then their weights: `[lanes, STRIDE]`.
+    scores: Vec<f32>,
+    /// A tile of K or V as f32.
+    wide: Vec<f32>,
+    /// Keys of a tile that a lane sees.
+    counts: Vec<usize>,
+    /// The softmax so far, and that of a further chunk.
+    partials: Vec<f32>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// Runs `work` with this thread's room.
+pub(super) fn with_scratch<R>(work: impl FnOnce(&mut Scratch) -> R) -> R {
+    SCRATCH.with_borrow_mut(work)
+}
+
+/// `buffer[..len]`, whatever it holds.
+fn room<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
+    if buffer.len() < len {
+        buffer.resize(len, T::default());
+    }
+    &mut buffer[..len]
+}
+
+/// The softmax of some keys, a lane each.
+pub(super) struct Partial<'a> {
+    /// Weighted sums of values, `[lanes, width]`.
+    acc: &'a mut [f32],
+    max: &'a mut [f32],
+    sum: &'a mut [f32],
+}
+
+impl<'a> Partial<'a> {
+    /// Floats of a lane.
+    pub fn floats(width: usize) -> usize {
+        width + 2
+    }
+
+    pub fn new(floats: &'a mut [f32], width: usize) -> Self {
+        let lanes = floats.len() / Self::floats(width);
+        let (acc, rest) = floats.split_at_mut(lanes * width);
+        let (max, sum) = rest.split_at_mut(lanes);
+        Self { acc, max, sum }
+    }
+
+    fn clear(&mut self) {
+        self.acc.fill(0.0);
+        self.max.fill(f32::NEG_INFINITY);
+        self.sum.fill(0.0);
+    }
+
+    /// Takes in the softmax of the next chunk of a lane. (Milakov and Gimelshein 2018, "Online
+    /// normalizer calculation for softmax".)
+    fn merge(&mut self, next: &Partial<'_>, lane: usize, width: usize) {
+        let max = self.max[lane].max(next.max[lane]);
+        let (ours, theirs) = (exp(self.max[lane] - max), exp(next.max[lane] - max));
+        self.max[lane] = max;
+        self.sum[lane] = self.sum[lane] * ours + next.sum[lane] * theirs;
+        let next = &next.acc[lane * width..][..width];
+        for (acc, next) in self.acc[lane * width..][..width].iter_mut().zip(next) {
+            *acc = *acc * ours + next * theirs;
+        }
+    }
+}
+
+/// An item, with what it reads.
+pub(super) struct Lanes<'a, E> {
+    pub op: &'a PagedAttention<'a>,
+    pub item: &'a Item<'a>,
+    /// `[rows, heads, head_dim]`.
+    pub q: &'a [f32],
+    /// Both pools.
+    pub k: &'a [E],
+    pub v: &'a [E],
+    pub dims: Dims,
+    pub path: Path,
+}
+
+impl<E: Element> Lanes<'_, E> {
+    pub fn count(&self) -> usize {
+        self.item.rows.len() * self.dims.group()
+    }
+
+    /// All chunks, one after the other; `out` gets the place of a row's heads and writes there.
+    pub fn all<'o>(&self, scratch: &mut Scratch, out: impl Fn(usize) -> &'o mut [f32]) {
+        let width = self.dims.width();
+        let floats = self.count() * Partial::floats(width);
+        // Taken out, since chunks use the rest.
+        let mut partials = std::mem::take(&mut scratch.partials);
+        let (so_far, next) = room(&mut partials, 2 * floats).split_at_mut(floats);
+        let mut so_far = Partial::new(so_far, width);
+        self.chunk(0, scratch, &mut so_far);
+        for chunk in 1..self.item.chunks {
+            let mut next = Partial::new(next, width);
+            self.chunk(chunk, scratch, &mut next);
+            self.merge(&mut so_far, &next, chunk);
+        }
+        self.store(&so_far, out);
+        scratch.partials = partials;
+    }
+
+    /// What became of all chunks as tasks of their own, merged in the same order.
+    pub fn merge_all<'o>(&self, partials: &mut [f32], out: impl Fn(usize) -> &'o mut [f32]) {
+        let width = self.dims.width();
+        let mut partials = partials.chunks_exact_mut(self.count() * Partial::floats(width));
+        let Some(first) = partials.next() else { return };
+        let mut so_far = Partial::new(first, width);
+        for (i, next) in partials.enumerate() {
+            self.merge(&mut so_far, &Partial::new(next, width), i + 1);
+        }
+        self.store(&so_far, out);
+    }
+
+    fn merge(&self, so_far: &mut Partial<'_>, next: &Partial<'_>, chunk: usize) {
+        let group = self.dims.group();
+        for lane in 0..self.count() {
+            if self.item.sees_of(chunk, lane / group) > 0 {
+                so_far.merge(next, lane, self.dims.width());
+            }
+        }
+    }
+
+    /// The softmax of one chunk.
+    pub fn chunk(&self, chunk: usize, scratch: &mut Scratch, into: &mut Partial<'_>) {
+        let (group, rows) = (self.dims.group(), self.item.rows.len());
+        let (width, path) = (self.dims.width(), self.path);
+        into.clear();
+        self.load(room(&mut scratch.queries, self.count() * width));
+        room(&mut scratch.scores, self.count() * STRIDE);
+        room(&mut scratch.counts, self.count());
+        let mut places = [0; CHUNK];
+        // The last row sees all that any row shares with those after it.
+        let shared = self.item.shares_of(chunk, rows - 1);
+        self.places(chunk * CHUNK, &mut places[..shared]);
+        prefetch(self.k, &places[..shared.min(TILE)], self.dims.head_dim);
+        for start in (0..shared).step_by(TILE) {
+            let (end, next) = (shared.min(start + TILE), shared.min(start + 2 * TILE));
+            prefetch(self.k, &places[end..next], self.dims.head_dim);
+            prefetch(self.v, &places[start..end], self.dims.head_dim);
+            let places = &places[start..end];
+            let first = self.first(chunk, start);
+            self.score(places, first..rows, start, scratch);
+        }
+        self.own(chunk, |row, start, places| {
+            self.score(places, row..row + 1, start, scratch)
+        });
+        for lane in 0..self.count() {
+            let sees = self.item.sees_of(chunk, lane / group);
+            if sees > 0 {
+                let scores = &mut scratch.scores[lane * STRIDE..][..sees];
+                (into.max[lane], into.sum[lane]) = weigh(path, scores);
+            }
+        }
+        for start in (0..shared).step_by(TILE) {
+            let places = &places[start..shared.min(start + TILE)];
+            let first = self.first(chunk, start);
+            for (row, counts) in
+                (first..rows).zip(scratch.counts[first * group..].chunks_mut(group))
+            {
+                counts.fill((self.item.shares_of(chunk, row) - start).min(places.len()));
+            }
+            self.add(places, first..rows, start, scratch, into.acc);
+        }
+        self.own(chunk, |row, start, places| {
+            scratch.counts[row * group..][..group].fill(places.len());
+            self.add(places, row..row + 1, start, scratch, into.acc);
+        });
+    }
+
+    /// Rows begin to share the chunk's key `start` with this one.
+    fn first(&self, chunk: usize, start: usize) -> usize {
+        let mut rows = 0..self.item.rows.len();
+        rows.find(|&row| self.item.shares_of(chunk, row) > start)
+            .unwrap_or(rows.end)
+    }
+
+    /// For each row its number, and what it does not share: the first one's number in the chunk,
+    /// and the places of all.
+    fn own(&self, chunk: usize, mut work: impl FnMut(usize, usize, &[usize])) {
+        if self.item.segment.tree.is_none() {
+            return;
+        }
+        for row in 0..self.item.rows.len() {
+            let (mut places, mut count) = ([0; OWN], 0);
+            for position in self.item.owns_of(chunk, row) {
+                self.places(position, &mut places[count..=count]);
+                count += 1;
+            }
+            if count > 0 {
+                work(row, self.item.shares_of(chunk, row), &places[..count]);
+            }
+        }
+    }
+
+    /// Where K and V of the pool positions from `position` on are in the pools.
+    fn places(&self, mut position: usize, mut places: &mut [usize]) {
+        let (size, stride) = (self.op.block_size, self.dims.kv_heads * self.dims.head_dim);
+        // Block by block: a division for each key would cost more than its scores.
+        while !places.is_empty() {
+            let (block, offset) = (position / size, position % size);
+            let slot = self.item.segment.blocks[block] as usize * size + offset;
+            let start = slot * stride + self.item.kv_head * self.dims.head_dim;
+            let (inside, rest) = places.split_at_mut(places.len().min(size - offset));
+            for (i, place) in inside.iter_mut().enumerate() {
+                *place = start + i * stride;
+            }
+            position += inside.len();
+            places = rest;
+        }
+    }
+
+    /// Scores of the keys at `places` for some rows, as the chunk's from `start` on.
+    fn score(
+        &self,
+        places: &[usize],
+        rows: std::ops::Range<usize>,
+        start: usize,
+        scratch: &mut Scratch,
+    ) {
+        let (group, width) = (self.dims.group(), self.dims.width());
+        let queries = &scratch.queries[rows.start * group * width..rows.end * group * width];
+        let out = &mut scratch.scores[rows.start * group * STRIDE + start..];
+        if self.is_direct(rows.len()) {
+            scores(self.path, queries, Vectors::new(self.k, places, width), out);
+        } else {
+            let at = self.widen(self.k, places, &mut scratch.wide);
+            let keys = Vectors::new(&scratch.wide, &at[..places.len()], width);
+            scores(self.path, queries, keys, out);
+        }
+    }
+
+    /// Adds the values at `places` for some rows, by their weights from `start` on.
+    fn add(
+        &self,
+        places: &[usize],
+        rows: std::ops::Range<usize>,
+        start: usize,
+        scratch: &mut Scratch,
+        acc: &mut [f32],
+    ) {
+        let (group, width) = (self.dims.group(), self.dims.width());
+        let lanes = rows.start * group..rows.end * group;
+        let acc = &mut acc[lanes.start * width..lanes.end * width];
+        let weights = &scratch.scores[lanes.start * STRIDE + start..];
+        let counts = &scratch.counts[lanes];
+        if self.is_direct(rows.len()) {
+            let values = Vectors::new(self.v, places, width);
+            add_weighted(self.path, acc, weights, counts, values);
+        } else {
+            let at = self.widen(self.v, places, &mut scratch.wide);
+            let values = Vectors::new(&scratch.wide, &at[..places.len()], width);
+            add_weighted(self.path, acc, weights, counts, values);
+        }
+    }
+
+    /// Whether K and V are read from the pools, not from a tile.
+    fn is_direct(&self, rows: usize) -> bool {
+        let few = E::DTYPE == candle_core::DType::F32 || rows * self.dims.group() <= DIRECT;
+        few && self.dims.head_dim.is_multiple_of(ALIGN)
+    }
+
+    /// Copies vectors to a tile as f32, filled up with zeros: where they are there.
+    fn widen(&self, pool: &[E], places: &[usize], wide: &mut Vec<f32>) -> [usize; OWN] {
+        let (d, width) = (self.dims.head_dim, self.dims.width());
+        let wide = room(wide, places.len() * width);
+        for (&place, to) in places.iter().zip(wide.chunks_exact_mut(width)) {
+            E::widen(self.path, &pool[place..place + d], to);
+            to[d..].fill(0.0);
+        }
+        std::array::from_fn(|i| i * width)
+    }
+
+    fn load(&self, queries: &mut [f32]) {
+        let (d, group) = (self.dims.head_dim, self.dims.group());
+        for (lane, query) in queries.chunks_exact_mut(self.dims.width()).enumerate() {
+            let from = &self.q[self.query(lane / group) + lane % group * d..][..d];
+            for (to, from) in query.iter_mut().zip(from) {
+                *to = from * self.op.scale;
+            }
+            query[d..].fill(0.0);
+        }
+    }
+
+    fn store<'o>(&self, so_far: &Partial<'_>, out: impl Fn(usize) -> &'o mut [f32]) {
+        let (d, width, group) = (self.dims.head_dim, self.dims.width(), self.dims.group());
+        for row in 0..self.item.rows.len() {
+            for (i, head) in out(self.query(row)).chunks_exact_mut(d).enumerate() {
+                let lane = row * group + i;
+                let sum = so_far.sum[lane];
+                for (to, from) in head.iter_mut().zip(&so_far.acc[lane * width..]) {
+                    *to = from / sum;
+                }
+            }
+        }
+    }
+
+    /// Where the heads of a row begin in q, and in the output.
+    fn query(&self, row: usize) -> usize {
+        let row = self.item.segment.rows.start + self.item.rows.start + row;
+        (row * self.dims.heads + self.item.kv_head * self.dims.group()) * self.dims.head_dim
+    }
+}

@@ -1,0 +1,242 @@
+//! Attention that reads K and V where they lie in a paged pool.
+//!
+//! One order of additions for a row: the keys that it sees are numbered 0, 1, 2.. in ascending
+//! order and cut into chunks by number. Each chunk has a softmax of its own (Dao et al. 2023,
+//! "Flash-Decoding for long-context inference"), and these are merged in ascending order. Numbers,
+//! not pool places, rows of a call or threads, decide where a chunk ends. So a row's bits do not
+//! depend on its neighbours, on how its sequence was cut into calls, on which blocks hold it, or on
+//! the unseen branches of a draft tree.
+
+mod lanes;
+mod plan;
+mod portable;
+#[cfg(test)]
+mod tests;
+mod tile;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use super::clock::{self, Part};
+use super::parallel::{Shared, for_each, sharers};
+use super::{contiguous, cpu};
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor};
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+use lanes::{Lanes, Partial, with_scratch};
+use plan::Plan;
+use std::cell::RefCell;
+use std::ops::Range;
+use tile::{ALIGN, Element};
+
+/// Multiply-adds below which other threads are not worth waking.
+const HEAVY: usize = 1 << 16;
+
+thread_local! {
+    /// Partial results of chunks that are tasks of their own, kept from one call to the next: fresh
+    /// memory would cost a page fault for every few of them.
+    static PARTIALS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The rows of one sequence.
+#[derive(Debug, Clone)]
+pub struct Segment<'a> {
+    /// Rows of the call.
+    pub rows: Range<usize>,
+    /// Tokens of the sequence in the pool before these rows.
+    pub context: usize,
+    /// Block table: pool position `p` lives in `blocks[p / block_size]`. Row `i` of the segment has
+    /// its K and V at pool position `context + i`.
+    pub blocks: &'a [u32],
+    /// Bit `j` of entry `i`: row `i` sees row `j` of the segment. `None` = causal.
+    pub tree: Option<&'a [u64]>,
+}
+
+/// Softmax attention of `q` over the pools: `[rows, heads, head_dim]`, in the dtype of `q`.
+///
+/// `q` is `[rows, heads, head_dim]`; `k` and `v` are `[num_slots, kv_heads, head_dim]` with
+/// `kv_heads` dividing `heads`; all are contiguous. The pools have one dtype, f32, f16 or bf16, and
+/// `q` the same or f32. Every row belongs to exactly one segment. Sums are in f32.
+///
+/// # Errors
+/// Where shapes do not fit, a block is outside the pool, or the device has no such kernel.
+pub fn paged_attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    segments: &[Segment<'_>],
+    block_size: usize,
+    scale: f32,
+) -> Result<Tensor> {
+    let op = PagedAttention {
+        segments,
+        block_size,
+        scale,
+    };
+    q.apply_op3_no_bwd(k, v, &op)
+}
+
+struct PagedAttention<'a> {
+    segments: &'a [Segment<'a>],
+    block_size: usize,
+    scale: f32,
+}
+
+impl CustomOp3 for PagedAttention<'_> {
+    fn name(&self) -> &'static str {
+        "paged-attention"
+    }
+
+    fn cpu_fwd(
+        &self,
+        q: &CpuStorage,
+        q_layout: &Layout,
+        k: &CpuStorage,
+        k_layout: &Layout,
+        v: &CpuStorage,
+        v_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let dims = self.dims(q_layout, k_layout, v_layout)?;
+        let dtypes = [k.dtype(), v.dtype()];
+        if dtypes[0] != dtypes[1] || ![dtypes[0], DType::F32].contains(&q.dtype()) {
+            candle_core::bail!(
+                "paged-attention: q in {:?} and pools in {dtypes:?}",
+                q.dtype()
+            );
+        }
+        let pools = [(k, k_layout), (v, v_layout)];
+        let out = clock::time(Part::Attention, || match k {
+            CpuStorage::F32(_) => self.wide::<f32>(dims, (q, q_layout), pools),
+            CpuStorage::F16(_) => self.wide::<f16>(dims, (q, q_layout), pools),
+            CpuStorage::BF16(_) => self.wide::<bf16>(dims, (q, q_layout), pools),
+            _ => candle_core::bail!("paged-attention: pools must be f32, f16 or bf16"),
+        })?;
+        Ok((out, q_layout.shape().clone()))
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Dims {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+}
+
+impl Dims {
+    /// Query heads of a K/V head.
+    fn group(self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Floats of a head, as kernels see it: filled up with zeros.
+    fn width(self) -> usize {
+        self.head_dim.next_multiple_of(ALIGN)
+    }
+}
+
+impl PagedAttention<'_> {
+    fn dims(&self, q: &Layout, k: &Layout, v: &Layout) -> Result<Dims> {
+        let (rows, heads, head_dim) = q.shape().dims3()?;
+        let (slots, kv_heads, kv_dim) = k.shape().dims3()?;
+        if k.dims() != v.dims() || kv_dim != head_dim || heads % kv_heads != 0 {
+            candle_core::bail!(
+                "paged-attention: q {:?}, k {:?} and v {:?} do not fit",
+                q.dims(),
+                k.dims(),
+                v.dims()
+            );
+        }
+        let mut next = 0;
+        for s in self.segments {
+            let needs = (s.context + s.rows.len()).div_ceil(self.block_size);
+            let inside = |&b: &u32| (b as usize + 1) * self.block_size <= slots;
+            if s.rows.start != next || s.blocks.len() < needs || !s.blocks.iter().all(inside) {
+                candle_core::bail!("paged-attention: segment {s:?} does not fit {slots} slots");
+            }
+            if s.tree
+                .is_some_and(|t| t.len() != s.rows.len() || t.len() > 64)
+            {
+                candle_core::bail!("paged-attention: a tree has one mask a row, for up to 64 rows");
+            }
+            next = s.rows.end;
+        }
+        if next != rows {
+            candle_core::bail!("paged-attention: segments cover {next} of {rows} rows");
+        }
+        Ok(Dims {
+            heads,
+            kv_heads,
+            head_dim,
+        })
+    }
+
+    /// Takes q as f32, and gives back what becomes of it in q's dtype.
+    fn wide<E: Element>(
+        &self,
+        dims: Dims,
+        (q, q_layout): (&CpuStorage, &Layout),
+        [(k, k_layout), (v, v_layout)]: [(&CpuStorage, &Layout); 2],
+    ) -> Result<CpuStorage> {
+        let name = "paged-attention";
+        let pools = [
+            contiguous::<E>(name, k, k_layout)?,
+            contiguous::<E>(name, v, v_layout)?,
+        ];
+        let run = |q: &[f32]| self.run(dims, q, pools);
+        Ok(match q {
+            CpuStorage::F16(_) => {
+                let out = run(&contiguous::<f16>(name, q, q_layout)?.to_f32_vec());
+                CpuStorage::F16(out.into_iter().map(f16::from_f32).collect())
+            }
+            CpuStorage::BF16(_) => {
+                let out = run(&contiguous::<bf16>(name, q, q_layout)?.to_f32_vec());
+                CpuStorage::BF16(out.into_iter().map(bf16::from_f32).collect())
+            }
+            q => CpuStorage::F32(run(contiguous::<f32>(name, q, q_layout)?)),
+        })
+    }
+
+    fn run<E: Element>(&self, dims: Dims, q: &[f32], [k, v]: [&[E]; 2]) -> Vec<f32> {
+        let plan = Plan::new(self.segments, dims, sharers());
+        let mut out = vec![0f32; q.len()];
+        let shared = Shared::new(&mut out);
+        let floats = Partial::floats(dims.width());
+        let heavy = plan.pairs * dims.group() * dims.head_dim > HEAVY;
+        PARTIALS.with_borrow_mut(|partials| {
+            if partials.len() < plan.partials * floats {
+                partials.resize(plan.partials * floats, 0.0);
+            }
+            let partials = Shared::new(partials);
+            for_each(plan.tasks.len(), heavy, |i| {
+                let task = &plan.tasks[i];
+                let item = &plan.items[task.item];
+                let path = cpu::path();
+                let lanes = Lanes {
+                    op: self,
+                    item,
+                    q,
+                    k,
+                    v,
+                    dims,
+                    path,
+                };
+                // SAFETY: items are disjoint in (row, K/V head), and so are these slices.
+                let place = |at| unsafe { shared.slice(at, dims.group() * dims.head_dim) };
+                let Some(parted) = item.parted else {
+                    return with_scratch(|scratch| lanes.all(scratch, place));
+                };
+                let (start, len) = (parted * floats, lanes.count() * floats);
+                // SAFETY: each chunk of each item has a slice of its own.
+                let own = unsafe { partials.slice(start + task.chunks.start * len, len) };
+                let mut partial = Partial::new(own, dims.width());
+                with_scratch(|scratch| lanes.chunk(task.chunks.start, scratch, &mut partial));
+                if item.finish() {
+                    // SAFETY: all other tasks of the item are done.
+                    let all = unsafe { partials.slice(start, item.chunks * len) };
+                    lanes.merge_all(all, place);
+                }
+            });
+        });
+        out
+    }
+}

@@ -1,0 +1,301 @@
+//! The loops of a tile with AVX2, FMA and F16C: a few queries against a few keys at once, from
+//! registers, so that each vector that is loaded is used several times. However many there are, a
+//! sum has the same order of additions.
+
+use super::tile::{Element, STRIDE, Vectors};
+use std::arch::x86_64::*;
+
+/// Floats of a vector.
+const WIDTH: usize = 8;
+
+/// How many of `left` lanes to take at once: three or two, and one only if there is but one.
+fn lanes_of(left: usize) -> usize {
+    match left {
+        4 => 2,
+        left => left.min(3),
+    }
+}
+
+/// Four keys with three or two queries, or eight with one: as many sums as hide the latency of
+/// their additions.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn scores<E: Element>(queries: &[f32], keys: Vectors<'_, E>, scores: &mut [f32]) {
+    let lanes = queries.len() / keys.width;
+    if lanes == 1 {
+        for (places, scores) in keys.places.chunks(8).zip(scores.chunks_mut(8)) {
+            dots::<E, 1, 8>(queries, keys.rows(places), keys.width, scores);
+        }
+        return;
+    }
+    for (i, places) in keys.places.chunks(4).enumerate() {
+        let rows = keys.rows::<4>(places);
+        let mut lane = 0;
+        while lane < lanes {
+            let queries = &queries[lane * keys.width..];
+            let scores = &mut scores[lane * STRIDE + i * 4..];
+            let count = lanes_of(lanes - lane);
+            match count {
+                3 => dots::<E, 3, 4>(queries, rows, keys.width, scores),
+                _ => dots::<E, 2, 4>(queries, rows, keys.width, scores),
+            }
+            lane += count;
+        }
+    }
+}
+
+/// `N` queries with `K` keys, 4 or 8, each of `width` numbers.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn dots<E: Element, const N: usize, const K: usize>(
+    queries: &[f32],
+    keys: [&[E]; K],
+    width: usize,
+    scores: &mut [f32],
+) {
+    assert!(queries.len() >= N * width && scores.len() >= (N - 1) * STRIDE + K);
+    let mut sums = [[_mm256_setzero_ps(); K]; N];
+    for at in (0..width).step_by(WIDTH) {
+        let mut q = [_mm256_setzero_ps(); N];
+        for (i, q) in q.iter_mut().enumerate() {
+            // SAFETY: there are N queries, whole vectors each.
+            *q = unsafe { _mm256_loadu_ps(queries.as_ptr().add(i * width + at)) };
+        }
+        for (j, key) in keys.iter().enumerate() {
+            // SAFETY: `rows` has seen that keys are whole vectors inside of the data.
+            let k = unsafe { E::load(key.as_ptr().add(at)) };
+            for (sums, q) in sums.iter_mut().zip(q) {
+                sums[j] = _mm256_fmadd_ps(q, k, sums[j]);
+            }
+        }
+    }
+    for (i, sums) in sums.iter().enumerate() {
+        for j in (0..K).step_by(4) {
+            let four = across(sums[j], sums[j + 1], sums[j + 2], sums[j + 3]);
+            // SAFETY: there are N rows of scores, with K places each.
+            unsafe { _mm_storeu_ps(scores.as_mut_ptr().add(i * STRIDE + j), four) };
+        }
+    }
+}
+
+/// The sums of four vectors, each in the same order.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn across(a: __m256, b: __m256, c: __m256, d: __m256) -> __m128 {
+    // Halves of a and b beside each other, then of c and d: one shuffle, where a horizontal
+    // addition has two.
+    let fold = |a, b| {
+        let (straight, crossed) = (
+            _mm256_blend_ps::<0xCC>(a, b),
+            _mm256_shuffle_ps::<0x4E>(a, b),
+        );
+        _mm256_add_ps(straight, crossed)
+    };
+    let (ab, cd) = (fold(a, b), fold(c, d));
+    let four = _mm256_add_ps(
+        _mm256_shuffle_ps::<0x88>(ab, cd),
+        _mm256_shuffle_ps::<0xDD>(ab, cd),
+    );
+    _mm_add_ps(
+        _mm256_castps256_ps128(four),
+        _mm256_extractf128_ps::<1>(four),
+    )
+}
+
+#[target_feature(enable = "avx2,fma")]
+pub(super) fn weigh(scores: &mut [f32]) -> (f32, f32) {
+    let (whole, rest) = scores.as_chunks_mut::<WIDTH>();
+    // What the last vector lacks weighs nothing.
+    let mut last = [f32::NEG_INFINITY; WIDTH];
+    last[..rest.len()].copy_from_slice(rest);
+    let mut maxima = load(&last);
+    for part in whole.iter() {
+        maxima = _mm256_max_ps(maxima, load(part));
+    }
+    let mut eight = [0f32; WIDTH];
+    store(&mut eight, maxima);
+    let max = eight.into_iter().fold(f32::NEG_INFINITY, f32::max);
+    let by = _mm256_set1_ps(max);
+    let mut sums = _mm256_setzero_ps();
+    for part in whole {
+        let weights = exp(_mm256_sub_ps(load(part), by));
+        sums = _mm256_add_ps(sums, weights);
+        store(part, weights);
+    }
+    if !rest.is_empty() {
+        let weights = exp(_mm256_sub_ps(load(&last), by));
+        sums = _mm256_add_ps(sums, weights);
+        store(&mut last, weights);
+        rest.copy_from_slice(&last[..rest.len()]);
+    }
+    let zero = _mm256_setzero_ps();
+    (max, _mm_cvtss_f32(across(sums, zero, zero, zero)))
+}
+
+#[target_feature(enable = "avx2")]
+#[inline]
+fn load(from: &[f32; WIDTH]) -> __m256 {
+    // SAFETY: eight floats.
+    unsafe { _mm256_loadu_ps(from.as_ptr()) }
+}
+
+#[target_feature(enable = "avx2")]
+#[inline]
+fn store(to: &mut [f32; WIDTH], from: __m256) {
+    // SAFETY: eight floats.
+    unsafe { _mm256_storeu_ps(to.as_mut_ptr(), from) }
+}
+
+/// As [`crate::kernels::float::exp`] for numbers that are not above 0, with fused additions.
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+fn exp(x: __m256) -> __m256 {
+    let number = |x: f32| _mm256_set1_ps(x);
+    let round = number(12_582_912.0);
+    // In this order a NaN stays one.
+    let clamped = _mm256_max_ps(number(-88.0), x);
+    let shifted = _mm256_fmadd_ps(clamped, number(std::f32::consts::LOG2_E), round);
+    let n = _mm256_sub_ps(shifted, round);
+    let r = _mm256_fnmadd_ps(n, number(0.693_359_4), clamped);
+    let r = _mm256_fnmadd_ps(n, number(-2.121_944_4e-4), r);
+    let mut p = number(1.987_569_1e-4);
+    for factor in [
+        1.398_199_9e-3,
+        8.333_452e-3,
+        4.166_579_6e-2,
+        1.666_666_5e-1,
+        0.5,
+    ] {
+        p = _mm256_fmadd_ps(p, r, number(factor));
+    }
+    let e_r = _mm256_add_ps(_mm256_fmadd_ps(p, _mm256_mul_ps(r, r), r), number(1.0));
+    // The low bits of `shifted` are n, which is added to the exponent of e^r.
+    let n_bits = _mm256_slli_epi32::<23>(_mm256_castps_si256(shifted));
+    let scaled = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(e_r), n_bits));
+    let tiny = _mm256_cmp_ps::<_CMP_LT_OQ>(x, number(-87.0));
+    _mm256_andnot_ps(tiny, scaled)
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn add_weighted<E: Element>(
+    sums: &mut [f32],
+    weights: &[f32],
+    counts: &[usize],
+    values: Vectors<'_, E>,
+) {
+    let mut lane = 0;
+    while lane < counts.len() {
+        let sums = &mut sums[lane * values.width..];
+        let weights = &weights[lane * STRIDE..];
+        let lanes = lanes_of(counts.len() - lane);
+        // The first of some lanes sees least.
+        let all = counts[lane];
+        match lanes {
+            3 => rows::<E, 3>(sums, weights, values.range(0, all)),
+            2 => rows::<E, 2>(sums, weights, values.range(0, all)),
+            _ => rows::<E, 1>(sums, weights, values.range(0, all)),
+        }
+        for (i, &count) in counts[lane..lane + lanes].iter().enumerate().skip(1) {
+            if count > all {
+                let (sums, weights) = (&mut sums[i * values.width..], &weights[i * STRIDE + all..]);
+                rows::<E, 1>(sums, weights, values.range(all, count));
+            }
+        }
+        lane += lanes;
+    }
+}
+
+/// The whole width for `N` lanes, as many vectors at a time as there are registers for.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn rows<E: Element, const N: usize>(sums: &mut [f32], weights: &[f32], values: Vectors<'_, E>) {
+    let vectors = values.width / WIDTH;
+    let mut start = 0;
+    while start < vectors {
+        let at = start * WIDTH;
+        start += match vectors - start {
+            8.. if N == 1 => part::<E, N, 8>(sums, at, weights, values),
+            4.. => part::<E, N, 4>(sums, at, weights, values),
+            2.. => part::<E, N, 2>(sums, at, weights, values),
+            _ => part::<E, N, 1>(sums, at, weights, values),
+        };
+    }
+}
+
+/// `V` vectors from `at` on, which stay in registers over all values; gives back `V`.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn part<E: Element, const N: usize, const V: usize>(
+    sums: &mut [f32],
+    at: usize,
+    weights: &[f32],
+    values: Vectors<'_, E>,
+) -> usize {
+    let width = values.width;
+    assert!(at + V * WIDTH <= width && sums.len() >= N * width);
+    assert!(weights.len() >= (N - 1) * STRIDE + values.places.len());
+    let mut parts = [[_mm256_setzero_ps(); V]; N];
+    for (lane, parts) in parts.iter_mut().enumerate() {
+        for (i, part) in parts.iter_mut().enumerate() {
+            // SAFETY: there are N sums, and V vectors of each from `at` on.
+            *part = unsafe { _mm256_loadu_ps(sums.as_ptr().add(lane * width + at + i * WIDTH)) };
+        }
+    }
+    for (number, &place) in values.places.iter().enumerate() {
+        let mut weight = [_mm256_setzero_ps(); N];
+        for (lane, weight) in weight.iter_mut().enumerate() {
+            // SAFETY: each of N rows of weights has one for each place.
+            *weight = _mm256_set1_ps(unsafe { *weights.get_unchecked(lane * STRIDE + number) });
+        }
+        for i in 0..V {
+            // SAFETY: `Vectors::new` has seen that values are whole vectors inside of the data.
+            let value = unsafe { E::load(values.data.as_ptr().add(place + at + i * WIDTH)) };
+            for (parts, weight) in parts.iter_mut().zip(weight) {
+                parts[i] = _mm256_fmadd_ps(weight, value, parts[i]);
+            }
+        }
+    }
+    for (lane, parts) in parts.iter().enumerate() {
+        for (i, part) in parts.iter().enumerate() {
+            // SAFETY: as above.
+            unsafe {
+                _mm256_storeu_ps(sums.as_mut_ptr().add(lane * width + at + i * WIDTH), *part)
+            };
+        }
+    }
+    V
+}
+
+/// Eight numbers of 16 bits as f32.
+///
+/// # Safety
+/// The CPU has F16C; eight numbers may be read.
+#[inline(always)]
+pub(super) unsafe fn load_f16(from: *const __m128i) -> __m256 {
+    // SAFETY: the caller's promise.
+    unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from)) }
+}
+
+/// Eight numbers of 16 bits as f32: their upper half.
+///
+/// # Safety
+/// The CPU has AVX2; eight numbers may be read.
+#[inline(always)]
+pub(super) unsafe fn load_bf16(from: *const __m128i) -> __m256 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from));
+        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn widen<E: Element>(from: &[E], to: &mut [f32]) {
+    let (whole, rest) = from.as_chunks::<WIDTH>();
+    let (to, last) = to.as_chunks_mut::<WIDTH>();
+    for (from, to) in whole.iter().zip(to) {
+        // SAFETY: eight numbers.
+        store(to, unsafe { E::load(from.as_ptr()) });
+    }
+    for (from, to) in rest.iter().zip(last) {
+        *to = from.to_f32();
+    }
+}
