@@ -6,7 +6,7 @@ mod common;
 use candle_core::DType;
 use candle_core::quantized::GgmlDType;
 use common::rig::{Rig, Rows, Seq};
-use common::tiny::{llama_config, open, short_prompt, tensors};
+use common::tiny::{llama_config, open_as, short_prompt, tensors};
 use common::tiny_gguf::{llama3_factors, write_gguf};
 use common::{assert_idle, collect, greedy, run, sampled};
 use foretoken::engine::{self, EngineHandle, EngineOptions};
@@ -30,7 +30,7 @@ fn model(kind: GgmlDType) -> Box<dyn Model> {
     let file = folder.path().join("model.gguf");
     let factors = llama3_factors(&llama_config(16));
     write_gguf(&file, &tensors(16, DType::F32), kind, &factors);
-    open(&file).unwrap()
+    open_as(&file, None).unwrap()
 }
 
 /// An engine whose prompts come in chunks, drafted by `drafter`.

@@ -54,7 +54,7 @@ pub struct Options {
     /// Name that clients use [default: --model, of a .gguf file its name].
     #[arg(long, value_name = "NAME", help_heading = "Model")]
     pub served_model_name: Option<String>,
-    /// Type of weights and KV cache; auto = the checkpoint's, the cache f32 on the CPU. GGUF files
+    /// Type of weights and KV cache; auto = the checkpoint's, the cache f16 on the CPU. GGUF files
     /// keep their quantized weights.
     #[arg(long, value_enum, default_value_t, help_heading = "Model")]
     pub dtype: Dtype,
@@ -209,7 +209,7 @@ pub struct BenchFlags {
 /// Type of weights and KV cache.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Dtype {
-    /// The checkpoint's; for the KV cache on the CPU f32.
+    /// The checkpoint's; for the KV cache on the CPU f16.
     #[default]
     Auto,
     #[value(alias = "float32")]

@@ -238,15 +238,13 @@ impl Layer {
         kv_write(v_pool, &v, &step.slots)?;
         let scale = 1. / (d as f32).sqrt();
         let y = paged_attention(
-            // Attention takes all in one dtype.
-            &q.contiguous()?.to_dtype(k_pool.dtype())?,
+            &q.contiguous()?,
             k_pool,
             v_pool,
             &step.segments,
             step.block_size,
             scale,
         )?;
-        self.o
-            .forward(&y.reshape((rows, heads * d))?.to_dtype(x.dtype())?)
+        self.o.forward(&y.reshape((rows, heads * d))?)
     }
 }

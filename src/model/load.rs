@@ -28,7 +28,7 @@ pub enum LoadFormat {
 #[derive(Debug, Clone)]
 pub struct LoadOptions {
     /// Dtype of weights that are not quantized, of K and V and, on a GPU, of activations, which are
-    /// f32 on the CPU. `None`: that of the checkpoint; K and V are f32 then on the CPU.
+    /// f32 on the CPU. `None`: that of the checkpoint; K and V are f16 then on the CPU, unless that is f32.
     pub dtype: Option<DType>,
     pub device: Device,
     pub format: LoadFormat,
@@ -96,7 +96,12 @@ fn pick_dtypes(options: &LoadOptions, declared: impl Fn() -> Result<DType>) -> R
         Dtypes {
             activations: DType::F32,
             matrices: options.dtype,
-            kv: options.dtype.unwrap_or(DType::F32),
+            kv: match options.dtype {
+                Some(dtype) => dtype,
+                None if declared()? == DType::F32 => DType::F32,
+                // As precise as activations need, and half the memory to read.
+                None => DType::F16,
+            },
         }
     } else {
         let dtype = options.dtype.map_or_else(declared, Ok)?;

@@ -99,10 +99,23 @@ pub fn write_shards(folder: &Path, tensors: &Tensors) {
     std::fs::write(file, index.to_string()).unwrap();
 }
 
+/// All in f32, to be compared with candle.
 pub fn open(path: &Path) -> Result<Box<dyn Model>, foretoken::error::Error> {
+    open_as(path, Some(DType::F32))
+}
+
+/// With weights and cache in `dtype`, or as the server has them by default.
+pub fn open_as(
+    path: &Path,
+    dtype: Option<DType>,
+) -> Result<Box<dyn Model>, foretoken::error::Error> {
     let spec = path.to_str().unwrap();
     let source = ModelSource::resolve(spec, None, LoadFormat::Auto)?;
-    load(&source, &LoadOptions::default())
+    let options = LoadOptions {
+        dtype,
+        ..LoadOptions::default()
+    };
+    load(&source, &options)
 }
 
 /// Logits of `tokens` in one forward.
