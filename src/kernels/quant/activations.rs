@@ -113,23 +113,30 @@ mod avx2 {
     #[target_feature(enable = "avx2")]
     pub(super) fn quantize_block(x: &[f32], q: &mut [i8]) -> BlockSums {
         assert!(x.len() == BLOCK && q.len() == BLOCK);
-        // SAFETY: there are 32 floats.
-        let x = [0, 8, 16, 24].map(|at| unsafe { _mm256_loadu_ps(x.as_ptr().add(at)) });
+        let load = |at: usize| {
+            // SAFETY: there are 32 floats, and `at` is at most 24.
+            unsafe { _mm256_loadu_ps(x.as_ptr().add(at)) }
+        };
+        let (a, b, c, d) = (load(0), load(8), load(16), load(24));
         let magnitude = |v| _mm256_andnot_ps(_mm256_set1_ps(-0.0), v);
         let max = largest(_mm256_max_ps(
-            _mm256_max_ps(magnitude(x[0]), magnitude(x[1])),
-            _mm256_max_ps(magnitude(x[2]), magnitude(x[3])),
+            _mm256_max_ps(magnitude(a), magnitude(b)),
+            _mm256_max_ps(magnitude(c), magnitude(d)),
         ));
         let inverse = if max > 0. { 127. / max } else { 0. };
-        let n = x.map(|v| _mm256_cvtps_epi32(_mm256_mul_ps(v, _mm256_set1_ps(inverse))));
-        let halves = [(n[0], n[1]), (n[2], n[3])].map(|(a, b)| total(_mm256_add_epi32(a, b)));
-        let words = [(n[0], n[1]), (n[2], n[3])].map(|(a, b)| _mm256_packs_epi32(a, b));
+        let round = |v| _mm256_cvtps_epi32(_mm256_mul_ps(v, _mm256_set1_ps(inverse)));
+        let (a, b, c, d) = (round(a), round(b), round(c), round(d));
+        let halves = [
+            total(_mm256_add_epi32(a, b)) as i16,
+            total(_mm256_add_epi32(c, d)) as i16,
+        ];
         // Packing works on halves of vectors: this order of 4-byte groups undoes it.
         let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-        let bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words[0], words[1]), order);
+        let words = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+        let bytes = _mm256_permutevar8x32_epi32(words, order);
         // SAFETY: there are 32 bytes.
         unsafe { _mm256_storeu_si256(q.as_mut_ptr().cast(), bytes) };
-        BlockSums::new(max / 127., halves.map(|half| half as i16))
+        BlockSums::new(max / 127., halves)
     }
 
     #[target_feature(enable = "avx2")]
