@@ -1,6 +1,8 @@
 //! Paged attention of one sequence: decoding and verification (1 to 16 rows) after 256 and 1024
-//! tokens, and a chunk of a prompt. Pools in turn, more than any cache holds, as the layers of a
-//! model come in turn with their weights between them.
+//! tokens, and a chunk of a prompt. From the cache (one pool again and again) and from memory (as
+//! many pools in turn as no cache holds: the layers of a model come so, with weights between them).
+//!
+//! `FORETOKEN_BENCH_POOL` says what pools hold: `f32`, or `f16` or `bf16` beside queries in f32.
 
 use candle_core::{DType, Device, Tensor};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
@@ -27,53 +29,44 @@ const BLOCK_SIZE: usize = 16;
 const MEMORY: usize = 200 << 20;
 
 fn attention(c: &mut Criterion) {
-    // Pools of another dtype than the queries came later than the first of these figures.
-    let dtypes = match std::env::var("FORETOKEN_BENCH_POOL").as_deref() {
-        Ok("f16") => [DType::F16].as_slice(),
-        Ok("bf16") => &[DType::BF16],
-        _ => &[DType::F32],
+    let dtype = match std::env::var("FORETOKEN_BENCH_POOL").as_deref() {
+        Ok("f16") => DType::F16,
+        Ok("bf16") => DType::BF16,
+        _ => DType::F32,
     };
     for (name, heads, kv_heads, d) in SHAPES {
-        for &dtype in dtypes {
-            let mut group = c.benchmark_group(format!("attention/{name}/{dtype:?}"));
-            for (rows, context) in CALLS {
-                let id = BenchmarkId::new(format!("rows={rows}"), format!("context={context}"));
-                let keys = (context + rows).next_multiple_of(BLOCK_SIZE);
-                let dims = (keys, kv_heads, d);
-                let bytes = 2 * keys * kv_heads * d * dtype.size_in_bytes();
-                let tensor = |dims| Tensor::randn(0f32, 1., dims, &Device::Cpu).unwrap();
-                let one = tensor(dims).to_dtype(dtype).unwrap();
-                let pools: Vec<Tensor> = (0..2 * MEMORY.div_ceil(bytes))
-                    .map(|_| one.copy().unwrap())
-                    .collect();
-                let q = tensor((rows, heads, d));
-                // Blocks out of order, as in a pool that has been in use.
-                let count = keys / BLOCK_SIZE;
-                let blocks: Vec<u32> = (0..count).map(|i| ((i * 7 + 3) % count) as u32).collect();
-                let blocks = if count.is_multiple_of(7) {
-                    (0..count as u32).collect()
-                } else {
-                    blocks
-                };
-                let segment = Segment {
-                    rows: 0..rows,
-                    context,
-                    blocks: &blocks,
-                    tree: None,
-                };
-                let mut next = pools.chunks(2).cycle();
-                group.bench_function(id, |b| {
-                    b.iter(|| {
-                        let pools = next.next().expect("the pools come in turn");
-                        let segments = std::slice::from_ref(&segment);
-                        let out =
-                            paged_attention(&q, &pools[0], &pools[1], segments, BLOCK_SIZE, 0.125);
-                        black_box(out.unwrap());
-                    });
-                });
-            }
-            group.finish();
+        let mut group = c.benchmark_group(format!("attention/{name}/{dtype:?}"));
+        for (rows, context) in CALLS {
+            let keys = (context + rows).next_multiple_of(BLOCK_SIZE);
+            let dims = (keys, kv_heads, d);
+            let bytes = 2 * keys * kv_heads * d * dtype.size_in_bytes();
+            let tensor = |dims| Tensor::randn(0f32, 1., dims, &Device::Cpu).unwrap();
+            let one = tensor(dims).to_dtype(dtype).unwrap();
+            let pools: Vec<Tensor> = (0..2 * MEMORY.div_ceil(bytes))
+                .map(|_| one.copy().unwrap())
+                .collect();
+            let q = tensor((rows, heads, d));
+            // Blocks out of order, as in a pool that has been in use.
+            let blocks: Vec<u32> = (0..(keys / BLOCK_SIZE) as u32).rev().collect();
+            let segment = Segment {
+                rows: 0..rows,
+                context,
+                blocks: &blocks,
+                tree: None,
+            };
+            let call = |pools: &[Tensor]| {
+                let segments = std::slice::from_ref(&segment);
+                let out = paged_attention(&q, &pools[0], &pools[1], segments, BLOCK_SIZE, 0.125);
+                black_box(out.unwrap());
+            };
+            let id = |place| BenchmarkId::new(place, format!("{rows}-rows-after-{context}"));
+            group.bench_function(id("cache"), |b| b.iter(|| call(&pools[..2])));
+            let mut next = pools.chunks(2).cycle();
+            group.bench_function(id("memory"), |b| {
+                b.iter(|| call(next.next().expect("the pools come in turn")));
+            });
         }
+        group.finish();
     }
 }
 

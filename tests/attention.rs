@@ -163,12 +163,12 @@ proptest! {
     #[test]
     fn agrees_with_f64(
         seed in any::<u64>(),
-        len in 1usize..150,
+        len in 1usize..400,
         kv_heads in 1usize..4,
         group in 1usize..4,
         d in 1usize..70,
         block_size in 1usize..20,
-        start in 0usize..150,
+        start in 0usize..400,
         kind in 0usize..3,
     ) {
         let noise = &mut Noise(seed);
@@ -186,8 +186,8 @@ proptest! {
     #[test]
     fn cuts_and_places_do_not_change_a_bit(
         seed in any::<u64>(),
-        len in 2usize..200,
-        cut in 1usize..200,
+        len in 2usize..600,
+        cut in 1usize..600,
         block_size in 1usize..20,
     ) {
         let noise = &mut Noise(seed);
@@ -202,11 +202,65 @@ proptest! {
     }
 }
 
+/// A row of a tree is a row of the sequence that its path spells, wherever the tree begins: its keys
+/// are numbered across the branches that it does not see.
+#[test]
+fn a_row_of_a_tree_equals_its_path_alone() {
+    let noise = &mut Noise(9);
+    let parents = [
+        None,
+        Some(0),
+        Some(0),
+        Some(1),
+        Some(2),
+        None,
+        Some(4),
+        Some(6),
+    ];
+    let mut masks: Vec<u64> = Vec::new();
+    for (row, parent) in parents.iter().enumerate() {
+        masks.push(parent.map_or(0, |p: usize| masks[p]) | 1 << row);
+    }
+    for context in [0usize, 5, 120, 124, 126, 127, 128, 130, 255, 300] {
+        let (rows, shape) = (parents.len(), (2, 3, 24));
+        let case = Case::new(noise, context + rows, shape, 4, DType::F32);
+        let blocks = case.blocks(noise);
+        let (k, v) = case.pools(&blocks);
+        let pick = |t: &Tensor, rows: &[u32]| {
+            let rows = Tensor::new(rows, &Device::Cpu).unwrap();
+            t.index_select(&rows, 0).unwrap()
+        };
+        let segment = Segment {
+            rows: 0..rows,
+            context,
+            blocks: &blocks,
+            tree: Some(&masks),
+        };
+        let q = case.q.narrow(0, context, rows).unwrap();
+        let tree = run(&q.contiguous().unwrap(), &k, &v, &[segment], 4);
+        for (row, mask) in masks.iter().enumerate() {
+            let branch = (0..rows)
+                .filter(|j| mask >> j & 1 == 1)
+                .map(|j| context + j);
+            let path: Vec<u32> = (0..context).chain(branch).map(|p| p as u32).collect();
+            let alone = Case {
+                k: pick(&case.k, &path),
+                v: pick(&case.v, &path),
+                q: pick(&case.q, &path),
+                ..case
+            };
+            let last = path.len() - 1;
+            let alone = alone.rows(&alone.blocks(noise), last, last + 1);
+            assert_eq!(tree[row], alone[0], "row {row} after {context}");
+        }
+    }
+}
+
 #[test]
 fn several_segments_equal_each_alone() {
     let noise = &mut Noise(5);
     let block_size = 4;
-    let lens = [70usize, 1, 133];
+    let lens = [70usize, 1, 150];
     let starts = [69usize, 0, 40];
     let cases: Vec<Case> = lens
         .iter()
@@ -245,6 +299,42 @@ fn several_segments_equal_each_alone() {
     }
 }
 
+/// Pools may be narrower than queries: the same as in f32 over what the pools hold.
+#[test]
+fn queries_may_be_wider_than_pools() {
+    let noise = &mut Noise(7);
+    for dtype in [DType::F16, DType::BF16] {
+        let narrow = Case::new(noise, 300, (2, 3, 40), 4, dtype);
+        let wide = |t: &Tensor| t.to_dtype(DType::F32).unwrap();
+        let blocks = narrow.blocks(noise);
+        let both = Case {
+            k: narrow.k.clone(),
+            v: narrow.v.clone(),
+            q: wide(&narrow.q),
+            ..narrow
+        };
+        let all = Case {
+            k: wide(&narrow.k),
+            v: wide(&narrow.v),
+            q: wide(&narrow.q),
+            ..narrow
+        };
+        for (start, end) in [(299, 300), (290, 300), (0, 300)] {
+            let want = all.rows(&blocks, start, end);
+            assert_eq!(both.rows(&blocks, start, end), want, "{dtype:?}");
+        }
+        let (k, v) = both.pools(&blocks);
+        let segment = Segment {
+            rows: 0..300,
+            context: 0,
+            blocks: &blocks,
+            tree: None,
+        };
+        let out = paged_attention(&both.q, &k, &v, &[segment], 4, 1.).unwrap();
+        assert_eq!(out.dtype(), DType::F32);
+    }
+}
+
 #[test]
 fn what_does_not_fit_is_an_error() {
     let tensor = |rows, heads| Tensor::zeros((rows, heads, 8), DType::F32, &Device::Cpu).unwrap();
@@ -269,5 +359,11 @@ fn what_does_not_fit_is_an_error() {
     assert!(
         !run(4, &[segment(0..2, 3, &[0, 1], Some(&[1]))]),
         "short mask"
+    );
+    let (narrow, pool) = (tensor(2, 4).to_dtype(DType::F16).unwrap(), tensor(8, 2));
+    let one = [segment(0..2, 3, &[0, 1], None)];
+    assert!(
+        paged_attention(&narrow, &pool, &pool, &one, 4, 1.).is_err(),
+        "pools wider than q"
     );
 }

@@ -5,7 +5,6 @@ use super::tile::{
     ALIGN, CHUNK, Element, STRIDE, TILE, Vectors, add_weighted, prefetch, scores, weigh,
 };
 use super::{Dims, PagedAttention};
-use crate::kernels::cpu::Path;
 use crate::kernels::float::exp;
 use std::cell::RefCell;
 
@@ -98,7 +97,6 @@ pub(super) struct Lanes<'a, E> {
     pub k: &'a [E],
     pub v: &'a [E],
     pub dims: Dims,
-    pub path: Path,
 }
 
 impl<E: Element> Lanes<'_, E> {
@@ -148,7 +146,7 @@ impl<E: Element> Lanes<'_, E> {
     /// The softmax of one chunk.
     pub fn chunk(&self, chunk: usize, scratch: &mut Scratch, into: &mut Partial<'_>) {
         let (group, rows) = (self.dims.group(), self.item.rows.len());
-        let (width, path) = (self.dims.width(), self.path);
+        let (width, path) = (self.dims.width(), self.op.path);
         into.clear();
         self.load(room(&mut scratch.queries, self.count() * width));
         room(&mut scratch.scores, self.count() * STRIDE);
@@ -246,11 +244,16 @@ impl<E: Element> Lanes<'_, E> {
         let queries = &scratch.queries[rows.start * group * width..rows.end * group * width];
         let out = &mut scratch.scores[rows.start * group * STRIDE + start..];
         if self.is_direct(rows.len()) {
-            scores(self.path, queries, Vectors::new(self.k, places, width), out);
+            scores(
+                self.op.path,
+                queries,
+                Vectors::new(self.k, places, width),
+                out,
+            );
         } else {
             let at = self.widen(self.k, places, &mut scratch.wide);
             let keys = Vectors::new(&scratch.wide, &at[..places.len()], width);
-            scores(self.path, queries, keys, out);
+            scores(self.op.path, queries, keys, out);
         }
     }
 
@@ -270,11 +273,11 @@ impl<E: Element> Lanes<'_, E> {
         let counts = &scratch.counts[lanes];
         if self.is_direct(rows.len()) {
             let values = Vectors::new(self.v, places, width);
-            add_weighted(self.path, acc, weights, counts, values);
+            add_weighted(self.op.path, acc, weights, counts, values);
         } else {
             let at = self.widen(self.v, places, &mut scratch.wide);
             let values = Vectors::new(&scratch.wide, &at[..places.len()], width);
-            add_weighted(self.path, acc, weights, counts, values);
+            add_weighted(self.op.path, acc, weights, counts, values);
         }
     }
 
@@ -289,7 +292,7 @@ impl<E: Element> Lanes<'_, E> {
         let (d, width) = (self.dims.head_dim, self.dims.width());
         let wide = room(wide, places.len() * width);
         for (&place, to) in places.iter().zip(wide.chunks_exact_mut(width)) {
-            E::widen(self.path, &pool[place..place + d], to);
+            E::widen(self.op.path, &pool[place..place + d], to);
             to[d..].fill(0.0);
         }
         std::array::from_fn(|i| i * width)

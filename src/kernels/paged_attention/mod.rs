@@ -72,6 +72,8 @@ pub fn paged_attention(
         segments,
         block_size,
         scale,
+        path: cpu::path(),
+        threads: sharers(),
     };
     q.apply_op3_no_bwd(k, v, &op)
 }
@@ -80,6 +82,10 @@ struct PagedAttention<'a> {
     segments: &'a [Segment<'a>],
     block_size: usize,
     scale: f32,
+    /// What the CPU side uses.
+    path: cpu::Path,
+    /// For how many threads the work is cut.
+    threads: usize,
 }
 
 impl CustomOp3 for PagedAttention<'_> {
@@ -115,7 +121,7 @@ impl CustomOp3 for PagedAttention<'_> {
     }
 }
 
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 struct Dims {
     heads: usize,
     kv_heads: usize,
@@ -197,7 +203,7 @@ impl PagedAttention<'_> {
     }
 
     fn run<E: Element>(&self, dims: Dims, q: &[f32], [k, v]: [&[E]; 2]) -> Vec<f32> {
-        let plan = Plan::new(self.segments, dims, sharers());
+        let plan = Plan::new(self.segments, dims, self.threads);
         let mut out = vec![0f32; q.len()];
         let shared = Shared::new(&mut out);
         let floats = Partial::floats(dims.width());
@@ -210,7 +216,6 @@ impl PagedAttention<'_> {
             for_each(plan.tasks.len(), heavy, |i| {
                 let task = &plan.tasks[i];
                 let item = &plan.items[task.item];
-                let path = cpu::path();
                 let lanes = Lanes {
                     op: self,
                     item,
@@ -218,7 +223,6 @@ impl PagedAttention<'_> {
                     k,
                     v,
                     dims,
-                    path,
                 };
                 // SAFETY: items are disjoint in (row, K/V head), and so are these slices.
                 let place = |at| unsafe { shared.slice(at, dims.group() * dims.head_dim) };

@@ -1,1 +1,228 @@
+//! Each path against f64, and against itself in other cuts.
 
+use super::tile::CHUNK;
+use super::*;
+use crate::kernels::cpu::Path;
+
+const BLOCK_SIZE: usize = 8;
+
+/// Numbers in -1..1, the same for the same salt.
+fn noise(len: usize, salt: usize) -> Vec<f32> {
+    let mut state = salt as u64 + 1;
+    let mut next = || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// K and V of one sequence by position, and queries for its last rows.
+struct Case<E> {
+    dims: Dims,
+    len: usize,
+    q: Vec<f32>,
+    k: Vec<E>,
+    v: Vec<E>,
+    /// From last to first, every other one of the pool.
+    blocks: Vec<u32>,
+}
+
+impl<E: Element> Case<E> {
+    fn new(len: usize, rows: usize, group: usize, head_dim: usize, narrow: fn(f32) -> E) -> Self {
+        let kv_heads = 2;
+        let dims = Dims {
+            heads: kv_heads * group,
+            kv_heads,
+            head_dim,
+        };
+        let width = kv_heads * head_dim;
+        let count = len.div_ceil(BLOCK_SIZE);
+        let blocks: Vec<u32> = (0..count as u32).rev().map(|block| 2 * block).collect();
+        // What is not the sequence's own is NaN, so that a read of it shows.
+        let pool = |salt| {
+            let mut pool = vec![narrow(f32::NAN); 2 * count * BLOCK_SIZE * width];
+            for (position, row) in noise(len * width, salt).chunks(width).enumerate() {
+                let slot =
+                    blocks[position / BLOCK_SIZE] as usize * BLOCK_SIZE + position % BLOCK_SIZE;
+                for (to, from) in pool[slot * width..].iter_mut().zip(row) {
+                    *to = narrow(*from);
+                }
+            }
+            pool
+        };
+        let (k, v) = (pool(len), pool(len + 1));
+        let q = noise(rows * dims.heads * head_dim, len + 2)
+            .iter()
+            .map(|x| 4.0 * x)
+            .collect();
+        Self {
+            dims,
+            len,
+            q,
+            k,
+            v,
+            blocks,
+        }
+    }
+
+    fn row_floats(&self) -> usize {
+        self.dims.heads * self.dims.head_dim
+    }
+
+    fn rows(&self) -> usize {
+        self.q.len() / self.row_floats()
+    }
+
+    /// Some rows of the sequence in one call.
+    fn run(
+        &self,
+        path: Path,
+        threads: usize,
+        rows: Range<usize>,
+        tree: Option<&[u64]>,
+    ) -> Vec<f32> {
+        let segment = Segment {
+            rows: 0..rows.len(),
+            context: self.len - self.rows() + rows.start,
+            blocks: &self.blocks,
+            tree,
+        };
+        let (segments, scale) = (&[segment], 0.3);
+        let op = PagedAttention {
+            segments,
+            block_size: BLOCK_SIZE,
+            scale,
+            path,
+            threads,
+        };
+        let q = &self.q[rows.start * self.row_floats()..rows.end * self.row_floats()];
+        op.run(self.dims, q, [&self.k, &self.v])
+    }
+
+    /// A key or a value as f64.
+    fn wide(&self, pool: &[E], position: usize, kv_head: usize) -> Vec<f64> {
+        let slot = self.blocks[position / BLOCK_SIZE] as usize * BLOCK_SIZE + position % BLOCK_SIZE;
+        let at = (slot * self.dims.kv_heads + kv_head) * self.dims.head_dim;
+        let vector = &pool[at..at + self.dims.head_dim];
+        vector.iter().map(|x| f64::from(x.to_f32())).collect()
+    }
+
+    /// What a head of a row should be.
+    fn reference(&self, row: usize, head: usize) -> Vec<f64> {
+        let (d, kv_head) = (self.dims.head_dim, head / self.dims.group());
+        let query = &self.q[row * self.row_floats() + head * d..][..d];
+        let sees = self.len - self.rows() + row + 1;
+        let score = |position| {
+            let key = self.wide(&self.k, position, kv_head);
+            let products = query.iter().zip(key).map(|(&q, k)| f64::from(q * 0.3) * k);
+            products.sum::<f64>()
+        };
+        let scores: Vec<f64> = (0..sees).map(score).collect();
+        let max = scores.iter().copied().fold(f64::MIN, f64::max);
+        let mut sums = vec![0.0; d];
+        let mut sum = 0.0;
+        for (position, score) in scores.iter().enumerate() {
+            let weight = (score - max).exp();
+            sum += weight;
+            for (sum, v) in sums.iter_mut().zip(self.wide(&self.v, position, kv_head)) {
+                *sum += weight * v;
+            }
+        }
+        sums.iter().map(|x| x / sum).collect()
+    }
+
+    fn check(&self, path: Path) {
+        let got = self.run(path, 2, 0..self.rows(), None);
+        for (i, got) in got.chunks(self.dims.head_dim).enumerate() {
+            let want = self.reference(i / self.dims.heads, i % self.dims.heads);
+            for (got, want) in got.iter().zip(want) {
+                let off = (f64::from(*got) - want).abs();
+                assert!(
+                    off < 1e-5,
+                    "{path:?}, {} keys, {:?}: {got} {want}",
+                    self.len,
+                    self.dims
+                );
+            }
+        }
+    }
+}
+
+fn paths() -> impl Iterator<Item = Path> {
+    let paths = [Path::Portable, Path::Avx2].into_iter();
+    paths.filter(|path| path.is_available())
+}
+
+#[test]
+fn each_path_agrees_with_f64() {
+    let mut salt = 0;
+    for head_dim in [1, 13, 24, 40, 64, 80, 96, 128] {
+        for group in [1, 2, 3, 4, 8] {
+            salt += 1;
+            // Rows and keys beside each other by chance, chunk borders among them.
+            let rows = [1, 2, 3, 5, 7, 16, 50][salt % 7];
+            let keys = [0, 1, 30, CHUNK - 2, CHUNK, 2 * CHUNK - 3, 300][salt * 5 % 7] + rows;
+            for path in paths() {
+                Case::new(keys, rows, group, head_dim, |x| x).check(path);
+                Case::new(keys, rows, group, head_dim, f16::from_f32).check(path);
+                Case::new(keys, rows, group, head_dim, bf16::from_f32).check(path);
+            }
+        }
+    }
+}
+
+fn same_bits_in_other_cuts<E: Element>(narrow: fn(f32) -> E) {
+    let bits = |out: Vec<f32>| out.into_iter().map(f32::to_bits).collect::<Vec<u32>>();
+    for (group, head_dim) in [(1, 64), (3, 64), (4, 40), (8, 13)] {
+        for keys in [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 17] {
+            let case = Case::new(keys, 19, group, head_dim, narrow);
+            for path in paths() {
+                let whole = bits(case.run(path, 1, 0..19, None));
+                for threads in [2, 16] {
+                    assert_eq!(bits(case.run(path, threads, 0..19, None)), whole);
+                }
+                let chain: Vec<u64> = (0..19).map(|row| (2 << row) - 1).collect();
+                for threads in [1, 16] {
+                    assert_eq!(bits(case.run(path, threads, 0..19, Some(&chain))), whole);
+                }
+                for rows in [0..1, 18..19, 3..5, 7..10, 1..18] {
+                    let want = &whole[rows.start * case.row_floats()..rows.end * case.row_floats()];
+                    assert_eq!(
+                        bits(case.run(path, 2, rows.clone(), None)),
+                        want,
+                        "{rows:?}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn threads_cuts_and_masks_do_not_change_a_bit() {
+    same_bits_in_other_cuts(|x| x);
+    same_bits_in_other_cuts(f16::from_f32);
+    same_bits_in_other_cuts(bf16::from_f32);
+}
+
+/// Scores far apart, so that all but a few weights vanish, in the first or the last chunk.
+#[test]
+fn great_scores_stay_finite() {
+    for path in paths() {
+        let mut case = Case::new(3 * CHUNK, 4, 3, 64, |x| x);
+        for q in &mut case.q {
+            *q *= 100.0;
+        }
+        let got = case.run(path, 2, 0..4, None);
+        for (i, got) in got.chunks(64).enumerate() {
+            let want = case.reference(i / 6, i % 6);
+            assert!(
+                got.iter()
+                    .zip(want)
+                    .all(|(got, want)| (f64::from(*got) - want).abs() < 1e-3)
+            );
+        }
+    }
+}
