@@ -20,7 +20,7 @@ const TYPES: [GgmlDType; 4] = [
     GgmlDType::Q4K,
     GgmlDType::Q6K,
 ];
-const ROWS: [usize; 4] = [1, 4, 8, 64];
+const ROWS: [usize; 5] = [1, 2, 4, 8, 64];
 /// Bytes of weights that no cache of these machines holds.
 const MEMORY: usize = 200 << 20;
 

@@ -2,18 +2,47 @@
 
 use super::super::cpu::Path;
 use super::super::parallel::{Shared, for_each};
-use super::BLOCK;
+use super::{BLOCK, ROWS};
 
 /// Rows below which quantizing them is not worth other threads.
 const MANY: usize = 8;
+/// Blocks that one thread quantizes at a time.
+const CHUNK: usize = 16;
+
+/// Rows that are multiplied together. Their values lie together too, so that one address and
+/// constant distances reach all of them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Pass {
+    pub first: usize,
+    pub rows: usize,
+}
+
+/// Passes that make up `rows` rows: eights, then one or two that kernels exist for.
+fn passes(rows: usize) -> Vec<Pass> {
+    let mut passes = Vec::with_capacity(rows / ROWS + 2);
+    let mut first = 0;
+    while first < rows {
+        let rows = match rows - first {
+            ROWS.. => ROWS,
+            7 | 6 => 6,
+            5 | 4 => 4,
+            few => few,
+        };
+        passes.push(Pass { first, rows });
+        first += rows;
+    }
+    passes
+}
 
 /// Rows of blocks of 32 activations as `scale * q`.
 pub(super) struct Activations {
-    pub inputs: usize,
-    /// `[rows, inputs]`.
-    pub q: Vec<i8>,
-    /// `[rows, inputs / 32]`.
-    pub blocks: Vec<BlockSums>,
+    /// Blocks a row.
+    blocks: usize,
+    passes: Vec<Pass>,
+    /// For each pass `[inputs / 4][rows of the pass][4]`.
+    q: Vec<i8>,
+    /// For each pass `[inputs / 32][rows of the pass]`.
+    sums: Vec<BlockSums>,
 }
 
 /// What a product needs of a block besides its values.
@@ -46,49 +75,80 @@ impl Activations {
     pub fn quantize(path: Path, x: &[f32], inputs: usize) -> Self {
         let (rows, blocks) = (x.len() / inputs, inputs / BLOCK);
         let mut this = Self {
-            inputs,
+            blocks,
+            passes: passes(rows),
             q: vec![0; x.len()],
-            blocks: vec![BlockSums::default(); rows * blocks],
+            sums: vec![BlockSums::default(); rows * blocks],
         };
-        let (q, sums) = (Shared::new(&mut this.q), Shared::new(&mut this.blocks));
-        for_each(rows, rows >= MANY, |row| {
-            // SAFETY: rows do not overlap.
+        let (q, sums) = (Shared::new(&mut this.q), Shared::new(&mut this.sums));
+        let chunks = blocks.div_ceil(CHUNK);
+        for_each(this.passes.len() * chunks, rows >= MANY, |at| {
+            let Pass { first, rows } = this.passes[at / chunks];
+            let start = at % chunks * CHUNK;
+            let count = CHUNK.min(blocks - start);
+            let place = first * blocks + start * rows;
+            // SAFETY: no two tasks have the same blocks of the same pass.
             let (q, sums) = unsafe {
                 (
-                    q.slice(row * inputs, inputs),
-                    sums.slice(row * blocks, blocks),
+                    q.slice(place * BLOCK, count * rows * BLOCK),
+                    sums.slice(place, count * rows),
                 )
             };
-            quantize_row(path, &x[row * inputs..][..inputs], q, sums);
+            for row in 0..rows {
+                let x = &x[(first + row) * inputs + start * BLOCK..][..count * BLOCK];
+                quantize_row(path, x, row, rows, q, sums);
+            }
         });
         this
     }
 
-    /// The 32 values of a block.
-    pub fn block(&self, row: usize, block: usize) -> &[i8] {
-        &self.q[row * self.inputs + block * BLOCK..][..BLOCK]
+    /// All rows, in order.
+    pub fn passes(&self) -> &[Pass] {
+        &self.passes
     }
 
-    /// The sums of a row's blocks.
-    pub fn sums(&self, row: usize) -> &[BlockSums] {
-        let blocks = self.inputs / BLOCK;
-        &self.blocks[row * blocks..][..blocks]
+    /// The values of a pass: `[inputs / 4][rows][4]`.
+    pub fn q(&self, pass: Pass) -> &[i8] {
+        &self.q[pass.first * self.blocks * BLOCK..][..pass.rows * self.blocks * BLOCK]
+    }
+
+    /// The sums of a pass: `[inputs / 32][rows]`.
+    pub fn sums(&self, pass: Pass) -> &[BlockSums] {
+        &self.sums[pass.first * self.blocks..][..pass.rows * self.blocks]
+    }
+
+    /// The 32 values of a block of a pass's row.
+    pub fn block(&self, pass: Pass, row: usize, block: usize) -> [i8; BLOCK] {
+        let q = self.q(pass);
+        std::array::from_fn(|k| q[place(pass.rows, row, block, k / 4) + k % 4])
     }
 }
 
-fn quantize_row(path: Path, x: &[f32], q: &mut [i8], sums: &mut [BlockSums]) {
-    let blocks = x.chunks_exact(BLOCK).zip(q.chunks_exact_mut(BLOCK));
-    #[cfg(target_arch = "x86_64")]
-    if path >= Path::Avx2 {
-        for ((x, q), sums) in blocks.zip(sums) {
+/// Where inputs `4 v .. 4 v + 4` of a block lie in a pass of `rows` rows.
+fn place(rows: usize, row: usize, block: usize, v: usize) -> usize {
+    ((block * BLOCK / 4 + v) * rows + row) * 4
+}
+
+/// Quantizes blocks of row `row` of a pass of `rows` rows, and puts them where they belong.
+fn quantize_row(
+    path: Path,
+    x: &[f32],
+    row: usize,
+    rows: usize,
+    q: &mut [i8],
+    sums: &mut [BlockSums],
+) {
+    for (block, x) in x.chunks_exact(BLOCK).enumerate() {
+        let mut values = [0; BLOCK];
+        sums[block * rows + row] = match path {
             // SAFETY: a path is only taken where the CPU has its instructions.
-            *sums = unsafe { avx2::quantize_block(x, q) };
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx2 | Path::Avx512Vnni => unsafe { avx2::quantize_block(x, &mut values) },
+            _ => quantize_block(x, &mut values),
+        };
+        for (v, values) in values.chunks_exact(4).enumerate() {
+            q[place(rows, row, block, v)..][..4].copy_from_slice(values);
         }
-        return;
-    }
-    let _ = path;
-    for ((x, q), sums) in blocks.zip(sums) {
-        *sums = quantize_block(x, q);
     }
 }
 

@@ -21,7 +21,7 @@ mod x86;
 use super::clock::{self, Part};
 use super::cpu::{self, Path};
 use super::parallel::{Shared, for_each};
-use activations::Activations;
+use activations::{Activations, Pass};
 use candle_core::quantized::GgmlDType;
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 use formats::{Format, Q4_0, Q4_1, Q4K, Q5_1, Q5K, Q6K, Q8_0};
@@ -32,32 +32,35 @@ pub const BLOCK: usize = 32;
 const WIDTH: usize = 8;
 /// Most rows that share one pass over the tiles of eight outputs.
 const ROWS: usize = 8;
+/// Tiles that lie side by side in memory, as a strip of 16 outputs: two sums at a time keep the CPU
+/// from waiting for one after the other.
+const SIDES: usize = 2;
 /// Rows that are worked on before the next tiles: their activations stay in the cache.
 const PANEL: usize = 64;
 /// Multiply-adds below which other threads are not worth waking.
 const HEAVY: usize = 1 << 15;
 
-/// A whole matrix in one format.
+/// A whole matrix in one format. Outputs beyond the last are zero.
 struct Tiles<F: Format> {
-    /// `[outputs / 8 rounded up][inputs / 32]`.
-    quants: Vec<F::Quants>,
-    /// `[outputs / 8 rounded up][inputs / 32 / F::SPAN]`.
-    scales: Vec<F::Scales>,
+    /// `[outputs / 16 rounded up][inputs / 32]`.
+    quants: Vec<[F::Quants; SIDES]>,
+    /// `[outputs / 16 rounded up][inputs / 32 / F::SPAN]`.
+    scales: Vec<[F::Scales; SIDES]>,
 }
 
-/// The tiles of eight outputs.
-struct TileRow<'a, F: Format> {
-    quants: &'a [F::Quants],
-    scales: &'a [F::Scales],
+/// The tiles of 16 outputs.
+struct Strip<'a, F: Format> {
+    quants: &'a [[F::Quants; SIDES]],
+    scales: &'a [[F::Scales; SIDES]],
 }
 
-impl<F: Format> Clone for TileRow<'_, F> {
+impl<F: Format> Clone for Strip<'_, F> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<F: Format> Copy for TileRow<'_, F> {}
+impl<F: Format> Copy for Strip<'_, F> {}
 
 enum AnyTiles {
     Q8_0(Tiles<Q8_0>),
@@ -98,6 +101,10 @@ impl QuantMatrix {
         (self.outputs, self.inputs)
     }
 
+    fn strips(&self) -> usize {
+        self.outputs.div_ceil(SIDES * WIDTH)
+    }
+
     /// The block type that the tiles hold.
     pub fn dtype(&self) -> GgmlDType {
         match self.tiles {
@@ -111,45 +118,46 @@ impl QuantMatrix {
         }
     }
 
-    /// Eight outputs for rows `rows` of `x`, each given to `store`.
-    fn tile_product(
+    /// Outputs of a strip for the rows of `passes`: `store` gets the side, the row and eight outputs.
+    fn strip_product(
         &self,
         path: Path,
-        group: usize,
+        strip: usize,
         x: &Activations,
-        rows: std::ops::Range<usize>,
-        store: impl FnMut(usize, &[f32; WIDTH]),
+        passes: &[Pass],
+        store: impl FnMut(usize, usize, &[f32; WIDTH]),
     ) {
         with_tiles!(&self.tiles, tiles => {
-            product(path, tiles.row(group, self.inputs / BLOCK), x, rows, store)
+            product(path, tiles.strip(strip, self.inputs / BLOCK), x, passes, store)
         })
     }
 }
 
 impl<F: Format> Tiles<F> {
-    fn row(&self, group: usize, blocks: usize) -> TileRow<'_, F> {
+    fn strip(&self, strip: usize, blocks: usize) -> Strip<'_, F> {
         let records = blocks / F::SPAN;
-        TileRow {
-            quants: &self.quants[group * blocks..(group + 1) * blocks],
-            scales: &self.scales[group * records..(group + 1) * records],
+        Strip {
+            quants: &self.quants[strip * blocks..(strip + 1) * blocks],
+            scales: &self.scales[strip * records..(strip + 1) * records],
         }
     }
 }
 
+/// The rows of `passes` against a strip.
 #[cfg(target_arch = "x86_64")]
 fn product<F: x86::Vectors>(
     path: Path,
-    tiles: TileRow<'_, F>,
+    strip: Strip<'_, F>,
     x: &Activations,
-    rows: std::ops::Range<usize>,
-    store: impl FnMut(usize, &[f32; WIDTH]),
+    passes: &[Pass],
+    store: impl FnMut(usize, usize, &[f32; WIDTH]),
 ) {
     match path {
         // SAFETY: a path is only taken where the CPU has its instructions.
-        Path::Avx512Vnni => unsafe { x86::product_vnni(tiles, x, rows, store) },
+        Path::Avx512Vnni => unsafe { x86::product_vnni(strip, x, passes, store) },
         // SAFETY: as above.
-        Path::Avx2 => unsafe { x86::product_avx2(tiles, x, rows, store) },
-        Path::Portable => product_portable(tiles, x, rows, store),
+        Path::Avx2 => unsafe { x86::product_avx2(strip, x, passes, store) },
+        Path::Portable => product_portable(strip, x, passes, store),
     }
 }
 
@@ -159,13 +167,15 @@ use product_portable as product;
 #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
 fn product_portable<F: Format>(
     #[cfg(not(target_arch = "x86_64"))] path: Path,
-    tiles: TileRow<'_, F>,
+    strip: Strip<'_, F>,
     x: &Activations,
-    rows: std::ops::Range<usize>,
-    mut store: impl FnMut(usize, &[f32; WIDTH]),
+    passes: &[Pass],
+    mut store: impl FnMut(usize, usize, &[f32; WIDTH]),
 ) {
-    for (row, sums) in rows.clone().zip(portable::product(tiles, x, rows)) {
-        store(row, &sums);
+    for side in 0..SIDES {
+        for (i, sums) in portable::product(strip, side, x, passes).iter().enumerate() {
+            store(side, passes[0].first + i, sums);
+        }
     }
 }
 
@@ -206,35 +216,48 @@ fn products(path: Path, weights: &[&QuantMatrix], x: &[f32], inputs: usize) -> V
     let outputs: usize = weights.iter().map(|w| w.outputs).sum();
     let mut out = vec![0f32; rows * outputs];
     let shared = Shared::new(&mut out);
-    let groups: usize = weights.iter().map(|w| w.outputs.div_ceil(WIDTH)).sum();
+    let strips: usize = weights.iter().map(|w| w.strips()).sum();
     let heavy = rows * inputs * outputs > HEAVY;
-    for panel in (0..rows).step_by(PANEL) {
-        let panel = panel..rows.min(panel + PANEL);
-        for_each(groups, heavy, |group| {
-            let (weight, group, first) = locate(weights, group);
-            let width = WIDTH.min(weight.outputs - group * WIDTH);
-            let column = first + group * WIDTH;
-            weight.tile_product(path, group, &x, panel.clone(), |row, sums| {
-                // SAFETY: no two (row, group) share an element.
-                let place = unsafe { shared.slice(row * outputs + column, width) };
-                place.copy_from_slice(&sums[..width]);
+    for panel in x.passes().chunks(PANEL / ROWS) {
+        for_each(strips, heavy, |strip| {
+            let (weight, strip, first) = locate(weights, strip);
+            weight.strip_product(path, strip, &x, panel, |side, row, sums| {
+                let column = (strip * SIDES + side) * WIDTH;
+                let width = WIDTH.min(weight.outputs.saturating_sub(column));
+                if width == 0 {
+                    return;
+                }
+                // SAFETY: no two (row, strip, side) share an element.
+                let place = unsafe { shared.slice(row * outputs + first + column, width) };
+                match <&mut [f32; WIDTH]>::try_from(&mut *place) {
+                    Ok(place) => *place = *sums,
+                    Err(_) => ragged(place, sums),
+                }
             });
         });
     }
     out
 }
 
-/// The weight that group `group` of all weights falls into, its number there, and the column of the
+/// The last outputs of a weight. Apart, so that the compiler keeps the copies of a known length,
+/// which are two instructions.
+#[cold]
+#[inline(never)]
+fn ragged(place: &mut [f32], sums: &[f32; WIDTH]) {
+    place.copy_from_slice(&sums[..place.len()]);
+}
+
+/// The weight that strip `strip` of all weights falls into, its number there, and the column of the
 /// weight's first output.
-fn locate<'a>(weights: &[&'a QuantMatrix], mut group: usize) -> (&'a QuantMatrix, usize, usize) {
+fn locate<'a>(weights: &[&'a QuantMatrix], mut strip: usize) -> (&'a QuantMatrix, usize, usize) {
     let mut first = 0;
-    for weight in &weights[..weights.len() - 1] {
-        let groups = weight.outputs.div_ceil(WIDTH);
-        if group < groups {
-            return (weight, group, first);
+    let (last, others) = weights.split_last().expect("at least one weight");
+    for weight in others {
+        if strip < weight.strips() {
+            return (weight, strip, first);
         }
-        group -= groups;
+        strip -= weight.strips();
         first += weight.outputs;
     }
-    (weights[weights.len() - 1], group, first)
+    (last, strip, first)
 }

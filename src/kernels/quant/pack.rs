@@ -1,7 +1,7 @@
 //! From GGUF blocks, or from floats, to tiles.
 
 use super::formats::{Format, SUPER};
-use super::{AnyTiles, BLOCK, QuantMatrix, Tiles, WIDTH, with_tiles};
+use super::{AnyTiles, BLOCK, QuantMatrix, SIDES, Tiles, WIDTH, with_tiles};
 use candle_core::Result;
 use candle_core::quantized::GgmlDType;
 use half::f16;
@@ -78,18 +78,18 @@ impl<F: Format> Tiles<F> {
     fn new(data: &[u8], size: usize, blocks: usize) -> Self {
         let records = blocks / F::SPAN;
         let outputs = data.len() / (size * records).max(1);
-        let groups = outputs.div_ceil(WIDTH);
+        let strips = outputs.div_ceil(SIDES * WIDTH);
         let (quants, scales) = F::empty();
         let mut this = Self {
-            quants: vec![quants; groups * blocks],
-            scales: vec![scales; groups * records],
+            quants: vec![[quants; SIDES]; strips * blocks],
+            scales: vec![[scales; SIDES]; strips * records],
         };
         for (at, data) in data.chunks_exact(size).enumerate() {
             let (output, record) = (at / records, at % records);
-            let (group, c) = (output / WIDTH, output % WIDTH);
-            let scales = &mut this.scales[group * records + record];
+            let (strip, side, c) = place(output);
+            let scales = &mut this.scales[strip * records + record][side];
             for sub in 0..F::SPAN {
-                let quants = &mut this.quants[group * blocks + record * F::SPAN + sub];
+                let quants = &mut this.quants[strip * blocks + record * F::SPAN + sub][side];
                 F::set(data, sub, c, quants, scales);
             }
         }
@@ -97,17 +97,24 @@ impl<F: Format> Tiles<F> {
     }
 
     fn dequantize_row(&self, output: usize, blocks: usize, row: &mut [f32]) {
-        let (tiles, c) = (self.row(output / WIDTH, blocks), output % WIDTH);
+        let (strip, side, c) = place(output);
+        let strip = self.strip(strip, blocks);
         for (b, row) in row.chunks_exact_mut(BLOCK).enumerate() {
-            let (scales, sub) = (&tiles.scales[b / F::SPAN], b % F::SPAN);
+            let (scales, sub) = (&strip.scales[b / F::SPAN][side], b % F::SPAN);
             let (scale, offset) = (F::scale(scales, sub, c), F::offset(scales, sub, c));
             for (k, x) in row.iter_mut().enumerate() {
                 let factor = F::factor(scales, sub, c, 2 * k / BLOCK);
-                let q = F::quant(&tiles.quants[b], c, k) - F::BIAS;
+                let q = F::quant(&strip.quants[b][side], c, k) - F::BIAS;
                 *x = scale * (factor * q) as f32 + offset;
             }
         }
     }
+}
+
+/// Strip, side and place in the tile of an output.
+fn place(output: usize) -> (usize, usize, usize) {
+    let tile = output / WIDTH;
+    (tile / SIDES, tile % SIDES, output % WIDTH)
 }
 
 /// `Q5_0` blocks (`d * (q - 16)`) as `Q5_1` ones (`d * q + m`), and their size: a multiple of 16 is
