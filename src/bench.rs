@@ -3,15 +3,14 @@
 //! on both.
 
 mod measure;
-mod prompts;
 mod report;
 
 use crate::engine::EngineHandle;
 use crate::error::{Error, Result};
+use crate::prompts::{self, Prompt};
 use crate::text::Text;
 use indicatif::{ProgressBar, ProgressStyle};
 use measure::{Sample, generate};
-use prompts::Prompt;
 use report::{Pair, Report, Subject};
 use std::path::PathBuf;
 
@@ -68,7 +67,7 @@ pub fn run(
     options: &Options,
 ) -> Result<()> {
     let context = engine.limits().max_model_len;
-    let mut prompts = prompts::load(options, text, engine.limits().vocab_size)?;
+    let mut prompts = load(options, text, engine.limits().vocab_size)?;
     let before = prompts.len();
     prompts.retain(|prompt| prompt.tokens.len() < context);
     if prompts.len() < before {
@@ -90,6 +89,29 @@ pub fn run(
         report.write(path)?;
     }
     report.check_equal()
+}
+
+/// The prompts that `options` names.
+fn load(options: &Options, text: Option<&Text>, vocab_size: usize) -> Result<Vec<Prompt>> {
+    let mut prompts = match &options.prompts {
+        PromptSource::File(path) => {
+            let text = text.ok_or_else(|| {
+                Error::setup(
+                    "--prompts needs a tokenizer, which this model lacks: use --random-prompts N",
+                )
+            })?;
+            prompts::from_file(path, text)?
+        }
+        &PromptSource::Random {
+            count,
+            tokens,
+            seed,
+        } => prompts::random(count, tokens, seed, vocab_size),
+    };
+    if let Some(limit) = options.limit_per_category {
+        prompts::limit_categories(&mut prompts, limit);
+    }
+    Ok(prompts)
 }
 
 /// All runs: each prompt at each temperature, both ways, in alternating order.

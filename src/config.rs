@@ -7,9 +7,10 @@ mod tests;
 use crate::bench;
 use crate::engine::EngineOptions;
 use crate::error::{Error, Result};
+use crate::generate;
 use clap::error::ErrorKind;
 use clap::{Args, Parser};
-use flags::{BenchFlags, Cli, CliCommand, DrafterName, Options};
+use flags::{BenchFlags, Cli, CliCommand, DrafterName, GenerateFlags, Options};
 use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
@@ -50,6 +51,7 @@ pub struct Config {
 pub enum Command {
     Serve,
     Bench(bench::Options),
+    Generate(generate::Options),
 }
 
 /// A model as the operator named it.
@@ -120,11 +122,7 @@ impl Config {
     }
 
     fn validate(cli: Cli) -> Result<Self> {
-        let (options, bench) = match cli.command {
-            None => (cli.options, None),
-            Some(CliCommand::Serve(options)) => (*options, None),
-            Some(CliCommand::Bench { options, bench }) => (*options, Some(bench)),
-        };
+        let options = cli.options().clone();
         let name = options.model.clone().ok_or_else(|| {
             Error::setup("--model is missing: give a Hugging Face id, a folder or a .gguf file")
         })?;
@@ -146,9 +144,14 @@ impl Config {
             model_name: served_model_name.clone(),
         };
         check_step(&engine)?;
-        let command = match bench {
-            None => Command::Serve,
-            Some(flags) => Command::Bench(flags.validate(drafter.is_some(), options.seed)?),
+        let command = match cli.command {
+            None | Some(CliCommand::Serve(_)) => Command::Serve,
+            Some(CliCommand::Bench { bench, .. }) => {
+                Command::Bench(bench.validate(drafter.is_some(), options.seed)?)
+            }
+            Some(CliCommand::Generate { generate, .. }) => {
+                Command::Generate(generate.validate(engine.max_num_seqs, options.seed)?)
+            }
         };
         Ok(Self {
             command,
@@ -180,7 +183,9 @@ impl Cli {
         match &self.command {
             None => &self.options,
             Some(CliCommand::Serve(options)) => options,
-            Some(CliCommand::Bench { options, .. }) => options,
+            Some(CliCommand::Bench { options, .. } | CliCommand::Generate { options, .. }) => {
+                options
+            }
         }
     }
 }
@@ -320,6 +325,38 @@ impl BenchFlags {
             temperatures: self.temperatures,
             repeat: at_least_one("--repeat", self.repeat)?,
             json: self.json,
+        })
+    }
+}
+
+impl GenerateFlags {
+    fn validate(self, max_num_seqs: usize, seed: u64) -> Result<generate::Options> {
+        if !(0.0..=2.0).contains(&self.temperature) {
+            return Err(Error::setup(format!(
+                "--temperature must be between 0 and 2, not {}",
+                self.temperature
+            )));
+        }
+        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
+            return Err(Error::setup(format!(
+                "--top-p must be above 0 and at most 1, not {}",
+                self.top_p
+            )));
+        }
+        Ok(generate::Options {
+            prompts: self.prompts,
+            out: self.out,
+            samples: at_least_one("--samples", self.samples)?,
+            max_tokens: at_least_one("--max-tokens", self.max_tokens)?,
+            temperature: self.temperature,
+            top_p: self.top_p,
+            limit_per_category: self
+                .limit_per_category
+                .map(|n| at_least_one("--limit-per-category", n))
+                .transpose()?,
+            seed,
+            // One more set waits, so that no place in the batch is empty for long.
+            concurrency: max_num_seqs.saturating_mul(2),
         })
     }
 }

@@ -12,7 +12,7 @@
 //! - [`kv`]: paged pools that roll back with `truncate_to`.
 //! - [`model`]: loading, and one decoder for the Llama family.
 //! - [`kernels`]: one op each, its CPU and its CUDA side together.
-//! - [`bench`]: the `bench` subcommand. [`config`]: flags and TOML, used by `main` alone.
+//! - [`bench`] and [`generate`]: subcommands; [`prompts`]: what both read. [`config`]: flags and TOML, used by `main` alone.
 //!
 //! Imports go one way: `main -> http -> engine -> spec -> {model, kv, sampling}`,
 //! `model -> {kv, kernels}`, `kv -> kernels -> candle`, `http -> text`; `sampling` and `error` import
@@ -22,10 +22,12 @@ pub mod bench;
 pub mod config;
 pub mod engine;
 pub mod error;
+pub mod generate;
 pub mod http;
 pub mod kernels;
 pub mod kv;
 pub mod model;
+pub mod prompts;
 pub mod sampling;
 pub mod spec;
 pub mod text;

@@ -8,6 +8,7 @@ mod serve;
 use foretoken::bench;
 use foretoken::config::{Command, Config, DrafterChoice, Exit};
 use foretoken::error::{Error, Result};
+use foretoken::generate;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -49,14 +50,21 @@ fn run(config: &Config) -> Result<()> {
             };
             bench::run(&loaded.engine, loaded.text.as_ref(), &names, options)
         }
+        Command::Generate(options) => {
+            let text = loaded.text.as_ref().ok_or_else(|| {
+                Error::setup("generate needs a tokenizer.json beside config.json")
+            })?;
+            generate::run(&loaded.engine, text, options)
+        }
     }
 }
 
-/// Logs go to stderr, at the level that RUST_LOG sets. A bench's requests are not news.
+/// Logs go to stderr, at the level that RUST_LOG sets. The requests of a bench or a
+/// corpus are not news.
 fn start_log(command: &Command) {
     let level = match command {
         Command::Serve => "foretoken=info,warn",
-        Command::Bench(_) => "warn",
+        Command::Bench(_) | Command::Generate(_) => "warn",
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     tracing_subscriber::fmt()

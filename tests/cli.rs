@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -96,6 +96,11 @@ fn wrong_flags() {
         "bench --model x --speculative-decoding --drafter ngram",
         "--prompts",
     );
+    refused_with("generate --model x --prompts p.jsonl", "--out");
+    refused_with(
+        "generate --model x --prompts p --out o --temperature 3",
+        "between 0 and 2",
+    );
 }
 
 #[test]
@@ -167,6 +172,85 @@ fn bench_measures_dummy_weights() {
     // The target drafts for itself, so every greedy draft is right.
     assert_eq!(greedy["alpha"], 1.0, "{report}");
     assert!(greedy["c"].as_f64().is_some_and(|c| c > 0.0), "{report}");
+}
+
+/// The lines of a corpus, in the order of prompts and samples.
+fn corpus(file: &Path) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(file).unwrap();
+    let mut lines: Vec<serde_json::Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    lines.sort_by_key(|line| (line["id"].to_string(), line["sample"].as_u64()));
+    lines
+}
+
+#[test]
+fn generate_goes_on_where_it_stopped() {
+    let model = smollm2();
+    let folder = tempfile::tempdir().unwrap();
+    let prompts = folder.path().join("prompts.jsonl");
+    let lines = [
+        r#"{"id": 1, "prompt": "Name a colour."}"#,
+        r#"{"id": 2, "category": "sums", "turns": ["What is 2 + 2?", "And 3 + 3?"]}"#,
+        r#"{"prompt": "Say hello."}"#,
+    ];
+    std::fs::write(&prompts, lines.join("\n")).unwrap();
+    let generate = |out: &Path, flags: &str| {
+        run(&format!(
+            "generate --model {} --prompts {} --out {} --max-tokens 10 {flags}",
+            model.display(),
+            prompts.display(),
+            out.display()
+        ))
+    };
+    let ngram = "--speculative-decoding --drafter ngram";
+    let out = folder.path().join("corpus.jsonl");
+    let output = generate(&out, &format!("--samples 2 --seed 5 {ngram}"));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    let whole = corpus(&out);
+    assert_eq!(whole.len(), 6);
+    assert_eq!(whole[2]["category"], "sums");
+    assert_eq!(whole[2]["prompt"], "What is 2 + 2?");
+    for line in &whole {
+        let ids = line["ids"].as_array().unwrap();
+        assert!((1..=10).contains(&ids.len()), "{line}");
+        assert!(line["prompt_ids"].as_array().unwrap().len() > 5, "{line}");
+        let cut = line["finish_reason"] == "length";
+        assert_eq!(cut, ids.len() == 10, "{line}");
+    }
+    assert_ne!(whole[0]["ids"], whole[1]["ids"], "samples differ");
+
+    // Killed in the middle of a line, and in other company.
+    let text = std::fs::read_to_string(&out).unwrap();
+    let kept = text.match_indices('\n').nth(1).unwrap().0 + 30;
+    std::fs::write(&out, &text[..kept]).unwrap();
+    let output = generate(
+        &out,
+        &format!("--samples 2 --seed 5 --max-num-seqs 2 {ngram}"),
+    );
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("holds 2 texts already; 4 are"), "{said}");
+    assert_eq!(corpus(&out), whole);
+
+    let [fast, plain] = [(ngram, "fast"), ("", "plain")].map(|(flags, name)| {
+        let out = folder.path().join(name);
+        let output = generate(&out, &format!("--temperature 0 {flags}"));
+        assert!(output.status.success());
+        corpus(&out)
+    });
+    assert_eq!(fast, plain);
+
+    // What is no corpus is not overwritten.
+    let file = prompts.display();
+    refused_with(
+        &format!(
+            "generate --model {} --prompts {file} --out {file}",
+            model.display()
+        ),
+        "line 1 is no text of a corpus",
+    );
 }
 
 /// A running server; killed if a test fails.

@@ -1,8 +1,8 @@
 //! One run of one prompt.
 
-use super::prompts::Prompt;
 use crate::engine::{EngineHandle, Event, Request, SpecUsage, Stats};
 use crate::error::{Error, Result};
+use crate::prompts::Prompt;
 use crate::sampling::SamplingParams;
 use std::ops::{AddAssign, Sub};
 use std::time::Instant;

@@ -1,10 +1,10 @@
 //! From runs to figures, and how they are shown. No clock and no engine in here.
 
 use super::measure::{Cost, Sample};
-use super::prompts::Prompt;
 use super::{Names, Options};
 use crate::engine::{EngineHandle, SpecUsage};
 use crate::error::{Error, Result};
+use crate::prompts::Prompt;
 use serde::Serialize;
 use std::fmt;
 use std::path::Path;

@@ -36,6 +36,14 @@ pub enum CliCommand {
         #[command(flatten)]
         bench: BenchFlags,
     },
+    /// Write the model's own answers to prompts into a corpus, many at once.
+    #[command(args_override_self = true)]
+    Generate {
+        #[command(flatten)]
+        options: Box<Options>,
+        #[command(flatten)]
+        generate: GenerateFlags,
+    },
 }
 
 /// The flags that serving and measuring share.
@@ -67,7 +75,7 @@ pub struct Options {
     /// dummy = random weights in the model's shape; only config.json is read.
     #[arg(long, value_enum, default_value_t, help_heading = "Model")]
     pub load_format: LoadFormat,
-    /// Seed of dummy weights and of random bench prompts.
+    /// Seed of dummy weights, of random bench prompts and of generated texts.
     #[arg(long, default_value_t = 0, help_heading = "Model")]
     pub seed: u64,
 
@@ -204,6 +212,33 @@ pub struct BenchFlags {
     /// Also write everything to this file.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+}
+
+/// The flags of `foretoken generate`.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Generate")]
+pub struct GenerateFlags {
+    /// JSON lines with "prompt", or "turns", of which the first counts.
+    #[arg(long, value_name = "FILE")]
+    pub prompts: PathBuf,
+    /// Corpus to write, as JSON lines. What it holds already is not generated again.
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// Texts a prompt.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub samples: usize,
+    /// Only the first N prompts of each category.
+    #[arg(long, value_name = "N")]
+    pub limit_per_category: Option<usize>,
+    /// Tokens a text at most.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub max_tokens: usize,
+    /// Sampling temperature; 0 = greedy.
+    #[arg(long, value_name = "T", default_value_t = 1.0)]
+    pub temperature: f32,
+    /// Smallest set of most probable tokens whose mass reaches this; 1 = all.
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    pub top_p: f32,
 }
 
 /// Type of weights and KV cache.

@@ -16,6 +16,7 @@ fn pair(category: &str, temperature: f32, plain: Vec<Sample>, speculative: Vec<S
     let prompt = Prompt {
         id: "1".into(),
         category: category.into(),
+        text: String::new(),
         tokens: vec![1],
     };
     Pair::new(&prompt, temperature, plain, speculative)

@@ -1,0 +1,246 @@
+//! `foretoken generate`: a model's own answers to prompts, as JSON lines: what a draft is trained on.
+//!
+//! Many texts run at once through the engine, with whatever speculation is set up. A text depends on
+//! its prompt's place in the file, the number of the sample and the seed alone, so a run that was
+//! interrupted goes on where it stopped and ends with the same texts, in another order perhaps.
+
+use crate::engine::{EngineHandle, Event, FinishReason, Request};
+use crate::error::{Error, Result};
+use crate::prompts::{self, Prompt};
+use crate::sampling::{SamplingParams, mix};
+use crate::text::Text;
+use futures_util::stream::{self, StreamExt};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// What to generate.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Options {
+    /// JSON lines with `prompt` or `turns`.
+    pub prompts: PathBuf,
+    /// The corpus: JSON lines, each a [`Line`]. What it holds already is not generated again.
+    pub out: PathBuf,
+    /// Texts a prompt.
+    pub samples: usize,
+    /// Tokens a text at most.
+    pub max_tokens: usize,
+    pub temperature: f32,
+    pub top_p: f32,
+    /// Only the first so many prompts of each category.
+    pub limit_per_category: Option<usize>,
+    pub seed: u64,
+    /// Texts that are in the engine at once.
+    pub concurrency: usize,
+}
+
+/// One text of a corpus.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Line {
+    /// The prompt's.
+    pub id: String,
+    pub category: String,
+    /// Number of the text among those of its prompt, from 0.
+    pub sample: usize,
+    /// As the user would type it.
+    pub prompt: String,
+    /// As the model was given it, chat template included.
+    pub prompt_ids: Vec<u32>,
+    /// The answer.
+    pub text: String,
+    /// Its tokens, with the one that ended it.
+    pub ids: Vec<u32>,
+    /// `stop`, or `length` where `max_tokens` or the context cut it off.
+    pub finish_reason: String,
+}
+
+/// Generates what the corpus lacks, and appends each text when it is complete.
+///
+/// # Errors
+/// `Setup`: the prompts, or a corpus that cannot be read or written or is none. `Internal`: the
+/// engine failed. Lines written before stay.
+pub fn run(engine: &EngineHandle, text: &Text, options: &Options) -> Result<()> {
+    let mut prompts = prompts::from_file(&options.prompts, text)?;
+    if let Some(limit) = options.limit_per_category {
+        prompts::limit_categories(&mut prompts, limit);
+    }
+    let context = engine.limits().max_model_len;
+    let too_long = prompts.iter().filter(|p| p.tokens.len() >= context).count();
+    if too_long > 0 {
+        let all = prompts.len();
+        println!("{too_long} of {all} prompts do not fit in {context} tokens and are left out");
+    }
+    let mut corpus = Corpus::open(&options.out)?;
+    let mut tasks = Vec::new();
+    for (place, prompt) in prompts.iter().enumerate() {
+        for sample in 0..options.samples {
+            if prompt.tokens.len() < context && !corpus.has(&prompt.id, sample) {
+                tasks.push((place, prompt, sample));
+            }
+        }
+    }
+    if prompts.len() == too_long {
+        return Err(Error::setup(format!(
+            "{}: there is no prompt to answer",
+            options.prompts.display()
+        )));
+    }
+    if !corpus.done.is_empty() {
+        println!(
+            "{} holds {} texts already; {} are to be generated",
+            options.out.display(),
+            corpus.done.len(),
+            tasks.len()
+        );
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .map_err(|e| Error::setup(format!("cannot start the runtime: {e}")))?;
+    runtime.block_on(generate_all(engine, text, options, tasks, &mut corpus))
+}
+
+async fn generate_all(
+    engine: &EngineHandle,
+    text: &Text,
+    options: &Options,
+    tasks: Vec<(usize, &Prompt, usize)>,
+    corpus: &mut Corpus,
+) -> Result<()> {
+    let bar = ProgressBar::new(tasks.len() as u64);
+    let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} texts, {msg}, {eta} left");
+    bar.set_style(style.expect("the template is a constant"));
+    let started = Instant::now();
+    let (mut texts, mut tokens, mut stopped) = (0, 0, 0);
+    let width = options.concurrency.min(engine.limits().max_waiting);
+    let mut answers = stream::iter(tasks)
+        .map(|(place, prompt, sample)| answer(engine, text, options, place, prompt, sample))
+        .buffer_unordered(width);
+    while let Some(line) = answers.next().await {
+        let line = line?;
+        corpus.add(&line)?;
+        texts += 1;
+        tokens += line.ids.len();
+        stopped += usize::from(line.finish_reason == "stop");
+        let speed = tokens as f64 / started.elapsed().as_secs_f64();
+        bar.set_message(format!("{speed:.0} tokens/s"));
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    let seconds = started.elapsed().as_secs_f64();
+    println!(
+        "{texts} texts, {tokens} tokens, {:.0} tokens/s; {stopped} ended by themselves, {} were cut off",
+        tokens as f64 / seconds.max(1e-9),
+        texts - stopped
+    );
+    Ok(())
+}
+
+/// One text.
+async fn answer(
+    engine: &EngineHandle,
+    text: &Text,
+    options: &Options,
+    place: usize,
+    prompt: &Prompt,
+    sample: usize,
+) -> Result<Line> {
+    let room = engine.limits().max_model_len - prompt.tokens.len();
+    let seed = mix(mix(mix(options.seed) ^ place as u64) ^ sample as u64);
+    let mut events = engine.submit(Request {
+        prompt: prompt.tokens.clone(),
+        params: SamplingParams {
+            temperature: options.temperature,
+            top_p: options.top_p,
+            seed,
+            ..SamplingParams::default()
+        },
+        max_tokens: Some(options.max_tokens.min(room)),
+        ..Request::default()
+    })?;
+    let mut ids = Vec::new();
+    while let Some(event) = events.recv().await {
+        match event {
+            Event::Prompt(_) => {}
+            Event::Failed(e) => return Err(e),
+            Event::Tokens { tokens, finish, .. } => {
+                ids.extend(tokens.iter().map(|token| token.id));
+                let (said, finish_reason) = match finish {
+                    None => continue,
+                    Some(FinishReason::Length) => (&ids[..], "length"),
+                    Some(FinishReason::Stop { .. }) => (&ids[..ids.len() - 1], "stop"),
+                };
+                return Ok(Line {
+                    id: prompt.id.clone(),
+                    category: prompt.category.clone(),
+                    sample,
+                    prompt: prompt.text.clone(),
+                    prompt_ids: prompt.tokens.clone(),
+                    text: text.decode(said, true),
+                    ids,
+                    finish_reason: finish_reason.into(),
+                });
+            }
+        }
+    }
+    Err(Error::internal("the engine ended in the middle of a text"))
+}
+
+/// The file that texts are appended to.
+struct Corpus {
+    path: PathBuf,
+    file: File,
+    done: HashSet<(String, usize)>,
+}
+
+impl Corpus {
+    /// Opens or creates the file, and drops a last line that was not finished.
+    fn open(path: &Path) -> Result<Self> {
+        let fail = |what: String| Error::setup(format!("{}: {what}", path.display()));
+        let mut file = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)
+            .map_err(|e| fail(e.to_string()))?;
+        let mut held = String::new();
+        file.read_to_string(&mut held)
+            .map_err(|e| fail(e.to_string()))?;
+        let whole = held.rfind('\n').map_or(0, |end| end + 1);
+        let mut done = HashSet::new();
+        for (number, line) in (1..).zip(held[..whole].lines()) {
+            let line: Line = serde_json::from_str(line).map_err(|e| {
+                fail(format!(
+                    "line {number} is no text of a corpus, choose another --out: {e}"
+                ))
+            })?;
+            done.insert((line.id, line.sample));
+        }
+        file.set_len(whole as u64)
+            .and_then(|()| file.seek(SeekFrom::End(0)))
+            .map_err(|e| fail(e.to_string()))?;
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+            done,
+        })
+    }
+
+    fn has(&self, id: &str, sample: usize) -> bool {
+        self.done.contains(&(id.to_owned(), sample))
+    }
+
+    /// Appends one line, in one write.
+    fn add(&mut self, line: &Line) -> Result<()> {
+        let mut json = serde_json::to_string(line)
+            .map_err(|e| Error::internal(format!("a corpus line: {e}")))?;
+        json.push('\n');
+        self.file
+            .write_all(json.as_bytes())
+            .map_err(|e| Error::setup(format!("{}: {e}", self.path.display())))
+    }
+}
