@@ -160,6 +160,7 @@ impl<E: Element> Lanes<'_, E> {
             let (end, next) = (shared.min(start + TILE), shared.min(start + 2 * TILE));
             prefetch(self.k, &places[end..next], self.dims.head_dim);
             prefetch(self.v, &places[start..end], self.dims.head_dim);
+            self.ahead(chunk, start);
             let places = &places[start..end];
             let first = self.first(chunk, start);
             self.score(places, first..rows, start, scratch);
@@ -175,6 +176,7 @@ impl<E: Element> Lanes<'_, E> {
             }
         }
         for start in (0..shared).step_by(TILE) {
+            self.ahead(chunk, CHUNK + start);
             let places = &places[start..shared.min(start + TILE)];
             let first = self.first(chunk, start);
             for (row, counts) in
@@ -188,6 +190,30 @@ impl<E: Element> Lanes<'_, E> {
             scratch.counts[row * group..][..group].fill(places.len());
             self.add(places, row..row + 1, start, scratch, into.acc);
         });
+    }
+
+    /// Asks for a piece of the next chunk, with all K/V heads, where chunks are tasks: the same thread
+    /// is likely to come to it, after the other heads of this chunk, each of which has asked for
+    /// pieces of its own. `done` of `2 * CHUNK` keys are behind, scores first. Long runs of memory
+    /// come several times as fast as one head here and there.
+    fn ahead(&self, chunk: usize, done: usize) {
+        if self.item.parted.is_none() {
+            return;
+        }
+        let kv_heads = self.dims.kv_heads;
+        let pieces = 2 * CHUNK / TILE * kv_heads;
+        let piece = done / TILE * kv_heads + self.item.kv_head;
+        let start = (chunk + 1) * CHUNK;
+        let keys = self.item.keys().saturating_sub(start).min(CHUNK);
+        let mut places = [0; CHUNK];
+        let places = &mut places[..keys * (piece + 1) / pieces - keys * piece / pieces];
+        self.places(start + keys * piece / pieces, places);
+        let width = kv_heads * self.dims.head_dim;
+        for place in &mut *places {
+            *place -= self.item.kv_head * self.dims.head_dim;
+        }
+        prefetch(self.k, places, width);
+        prefetch(self.v, places, width);
     }
 
     /// Rows begin to share the chunk's key `start` with this one.

@@ -38,7 +38,8 @@ pub(super) struct Task {
 
 pub(super) struct Plan<'a> {
     pub items: Vec<Item<'a>>,
-    /// The longest first, so that threads end together.
+    /// The longest first, so that threads end together; those of equal length by chunk, since the
+    /// K/V heads of a chunk lie side by side in memory.
     pub tasks: Vec<Task>,
     /// Partial results of all items that are parted.
     pub partials: usize,
@@ -83,7 +84,7 @@ impl<'a> Plan<'a> {
             }
         }
         plan.tasks
-            .sort_unstable_by_key(|task| (Reverse(task.cost), task.item, task.chunks.start));
+            .sort_unstable_by_key(|task| (Reverse(task.cost), task.chunks.start, task.item));
         plan
     }
 }
@@ -104,7 +105,7 @@ impl<'a> Item<'a> {
     }
 
     /// Keys of the row that sees most.
-    fn keys(&self) -> usize {
+    pub fn keys(&self) -> usize {
         (0..self.rows.len())
             .map(|row| self.sees(row))
             .max()
