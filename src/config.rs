@@ -5,12 +5,16 @@ mod flags;
 mod tests;
 
 use crate::bench;
+use crate::convert;
 use crate::engine::EngineOptions;
 use crate::error::{Error, Result};
 use crate::generate;
+use candle_core::quantized::GgmlDType;
 use clap::error::ErrorKind;
 use clap::{Args, Parser};
-use flags::{BenchFlags, Cli, CliCommand, DrafterName, GenerateFlags, Options};
+use flags::{
+    BenchFlags, Cli, CliCommand, ConvertFlags, DrafterName, GenerateFlags, GgufType, Options,
+};
 use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
@@ -52,6 +56,8 @@ pub enum Command {
     Serve,
     Bench(bench::Options),
     Generate(generate::Options),
+    /// Needs no engine: of [`Config`] it uses nothing else.
+    Convert(convert::Options),
 }
 
 /// A model as the operator named it.
@@ -122,7 +128,10 @@ impl Config {
     }
 
     fn validate(cli: Cli) -> Result<Self> {
-        let options = cli.options().clone();
+        let mut options = cli.options().clone();
+        if let Some(CliCommand::Convert(flags)) = &cli.command {
+            options = options.defaults_for(Some(flags.model.clone()));
+        }
         let name = options.model.clone().ok_or_else(|| {
             Error::setup("--model is missing: give a Hugging Face id, a folder or a .gguf file")
         })?;
@@ -152,6 +161,7 @@ impl Config {
             Some(CliCommand::Generate { generate, .. }) => {
                 Command::Generate(generate.validate(engine.max_num_seqs, options.seed)?)
             }
+            Some(CliCommand::Convert(flags)) => Command::Convert(flags.into()),
         };
         Ok(Self {
             command,
@@ -181,7 +191,7 @@ impl Cli {
     /// The shared flags, wherever they stand.
     fn options(&self) -> &Options {
         match &self.command {
-            None => &self.options,
+            None | Some(CliCommand::Convert(_)) => &self.options,
             Some(CliCommand::Serve(options)) => options,
             Some(CliCommand::Bench { options, .. } | CliCommand::Generate { options, .. }) => {
                 options
@@ -204,6 +214,16 @@ impl Options {
             ));
         }
         Ok(())
+    }
+
+    /// The serving flags of a command that has none of them: as parsed from no arguments.
+    fn defaults_for(self, model: Option<String>) -> Self {
+        Self {
+            model,
+            // The environment may hold a key that only serving judges.
+            api_key: None,
+            ..self
+        }
     }
 
     /// The long name of a drafting flag that was given.
@@ -326,6 +346,29 @@ impl BenchFlags {
             repeat: at_least_one("--repeat", self.repeat)?,
             json: self.json,
         })
+    }
+}
+
+impl From<ConvertFlags> for convert::Options {
+    fn from(flags: ConvertFlags) -> Self {
+        Self {
+            model: flags.model,
+            revision: flags.revision,
+            out: flags.out,
+            kind: match flags.kind {
+                GgufType::F32 => GgmlDType::F32,
+                GgufType::F16 => GgmlDType::F16,
+                GgufType::Bf16 => GgmlDType::BF16,
+                GgufType::Q8_0 => GgmlDType::Q8_0,
+                GgufType::Q4_0 => GgmlDType::Q4_0,
+                GgufType::Q4_1 => GgmlDType::Q4_1,
+                GgufType::Q5_0 => GgmlDType::Q5_0,
+                GgufType::Q5_1 => GgmlDType::Q5_1,
+                GgufType::Q4K => GgmlDType::Q4K,
+                GgufType::Q5K => GgmlDType::Q5K,
+                GgufType::Q6K => GgmlDType::Q6K,
+            },
+        }
     }
 }
 

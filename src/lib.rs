@@ -12,7 +12,7 @@
 //! - [`kv`]: paged pools that roll back with `truncate_to`.
 //! - [`model`]: loading, and one decoder for the Llama family.
 //! - [`kernels`]: one op each, its CPU and its CUDA side together.
-//! - [`bench`] and [`generate`]: subcommands; [`prompts`]: what both read. [`config`]: flags and TOML, used by `main` alone.
+//! - [`bench`], [`generate`] and [`convert`]: subcommands; [`prompts`]: what the first two read. [`config`]: flags and TOML, used by `main` alone.
 //!
 //! Imports go one way: `main -> http -> engine -> spec -> {model, kv, sampling}`,
 //! `model -> {kv, kernels}`, `kv -> kernels -> candle`, `http -> text`; `sampling` and `error` import
@@ -20,6 +20,7 @@
 
 pub mod bench;
 pub mod config;
+pub mod convert;
 pub mod engine;
 pub mod error;
 pub mod generate;

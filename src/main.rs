@@ -7,6 +7,7 @@ mod serve;
 
 use foretoken::bench;
 use foretoken::config::{Command, Config, DrafterChoice, Exit};
+use foretoken::convert;
 use foretoken::error::{Error, Result};
 use foretoken::generate;
 use std::io::{IsTerminal, Write};
@@ -35,10 +36,10 @@ fn main() -> ExitCode {
 }
 
 fn run(config: &Config) -> Result<()> {
-    let loaded = load::load(config)?;
     match &config.command {
-        Command::Serve => serve::serve(config, loaded),
+        Command::Serve => serve::serve(config, load::load(config)?),
         Command::Bench(options) => {
+            let loaded = load::load(config)?;
             let names = bench::Names {
                 model: config.served_model_name.clone(),
                 drafter: match &config.drafter {
@@ -51,20 +52,22 @@ fn run(config: &Config) -> Result<()> {
             bench::run(&loaded.engine, loaded.text.as_ref(), &names, options)
         }
         Command::Generate(options) => {
+            let loaded = load::load(config)?;
             let text = loaded.text.as_ref().ok_or_else(|| {
                 Error::setup("generate needs a tokenizer.json beside config.json")
             })?;
             generate::run(&loaded.engine, text, options)
         }
+        Command::Convert(options) => convert::run(options),
     }
 }
 
-/// Logs go to stderr, at the level that RUST_LOG sets. The requests of a bench or a
-/// corpus are not news.
+/// Logs go to stderr, at the level that RUST_LOG sets. What other commands do is not
+/// news.
 fn start_log(command: &Command) {
     let level = match command {
         Command::Serve => "foretoken=info,warn",
-        Command::Bench(_) | Command::Generate(_) => "warn",
+        Command::Bench(_) | Command::Generate(_) | Command::Convert(_) => "warn",
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     tracing_subscriber::fmt()

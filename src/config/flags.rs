@@ -44,6 +44,9 @@ pub enum CliCommand {
         #[command(flatten)]
         generate: GenerateFlags,
     },
+    /// Write a folder of safetensors as one GGUF file, quantized.
+    #[command(args_override_self = true)]
+    Convert(#[command(flatten)] ConvertFlags),
 }
 
 /// The flags that serving and measuring share.
@@ -239,6 +242,48 @@ pub struct GenerateFlags {
     /// Smallest set of most probable tokens whose mass reaches this; 1 = all.
     #[arg(long, value_name = "P", default_value_t = 1.0)]
     pub top_p: f32,
+}
+
+/// The flags of `foretoken convert`.
+#[derive(Debug, Clone, Args)]
+pub struct ConvertFlags {
+    /// Model: a Hugging Face id, or a folder with config.json, safetensors and tokenizer.json.
+    #[arg(long)]
+    pub model: String,
+    /// Branch, tag or commit of a Hugging Face model.
+    #[arg(long)]
+    pub revision: Option<String>,
+    /// GGUF file to write.
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// Type of the matrices.
+    #[arg(long = "type", value_enum, value_name = "TYPE", default_value_t)]
+    pub kind: GgufType,
+}
+
+/// Types that a GGUF file may keep matrices in.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum GgufType {
+    F32,
+    F16,
+    Bf16,
+    #[default]
+    #[value(name = "q8_0")]
+    Q8_0,
+    #[value(name = "q4_0")]
+    Q4_0,
+    #[value(name = "q4_1")]
+    Q4_1,
+    #[value(name = "q5_0")]
+    Q5_0,
+    #[value(name = "q5_1")]
+    Q5_1,
+    #[value(name = "q4_k")]
+    Q4K,
+    #[value(name = "q5_k")]
+    Q5K,
+    #[value(name = "q6_k")]
+    Q6K,
 }
 
 /// Type of weights and KV cache.

@@ -196,7 +196,7 @@ fn float_dtype(kind: GgmlDType) -> Option<DType> {
 }
 
 /// llama.cpp's name for a Hugging Face tensor.
-fn gguf_name(name: &str) -> Option<String> {
+pub(crate) fn gguf_name(name: &str) -> Option<String> {
     let top = match name {
         "model.embed_tokens.weight" => Some("token_embd.weight"),
         "model.norm.weight" => Some("output_norm.weight"),

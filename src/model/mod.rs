@@ -16,8 +16,10 @@ use candle_core::{CpuStorage, Storage, Tensor};
 use std::ops::Range;
 
 pub use config::ModelConfig;
+pub(crate) use gguf::gguf_name;
 pub use load::{LoadFormat, LoadOptions, load};
 pub use source::ModelSource;
+pub(crate) use weights::safetensors_files;
 
 /// Rows of many sequences, computed in one forward. Row `i` is `tokens[i]` at `positions[i]`; its
 /// key and value go to pool slot `slots[i]`.

@@ -171,7 +171,11 @@ pub(super) fn wrong_shape(name: &str, found: &[usize], wanted: &[usize]) -> Erro
     ))
 }
 
-fn safetensors_files(folder: &Path) -> Result<Vec<PathBuf>> {
+/// The safetensors of a folder: the files that its index names, else `model.safetensors`.
+///
+/// # Errors
+/// A setup error that names what is missing.
+pub(crate) fn safetensors_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let index = folder.join("model.safetensors.index.json");
     let files: Vec<PathBuf> = if index.exists() {
         shards(&index)?.iter().map(|f| folder.join(f)).collect()

@@ -1,0 +1,306 @@
+//! `foretoken convert`: a folder with safetensors becomes one GGUF file, with its tokenizer and its
+//! chat template, under llama.cpp's names.
+
+use crate::error::{Error, Result};
+use crate::model::{LoadFormat, ModelConfig, ModelSource, gguf_name, safetensors_files};
+use crate::text::Text;
+use candle_core::quantized::gguf_file::{self, Value};
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::safetensors::MmapedSafetensors;
+use candle_core::{DType, Device, Tensor};
+use serde_json::Value as Json;
+use std::fs::File;
+use std::io::BufWriter;
+use std::path::{Path, PathBuf};
+
+/// What to convert.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Options {
+    /// A Hugging Face id or a folder with `config.json`, safetensors and `tokenizer.json`.
+    pub model: String,
+    /// Branch, tag or commit of a Hugging Face model.
+    pub revision: Option<String>,
+    /// The file to write.
+    pub out: PathBuf,
+    /// Type of matrices whose rows it divides; others become `Q8_0` or `F16`. Norms stay in f32.
+    pub kind: GgmlDType,
+}
+
+/// Converts, and checks that the file's tokenizer reads texts as the folder's does.
+///
+/// # Errors
+/// `Setup`: what is missing, not supported, or cannot be written. No file is left then, and one
+/// that was there before is kept.
+pub fn run(options: &Options) -> Result<()> {
+    let (model, revision) = (&options.model, options.revision.as_deref());
+    let ModelSource::Folder(folder) = ModelSource::resolve(model, revision, LoadFormat::Auto)?
+    else {
+        return Err(Error::setup(format!("{model} is a GGUF file already")));
+    };
+    let config = ModelConfig::from_json(&folder)?;
+    let text = Text::from_folder(&folder)?;
+    let name = folder.file_name().unwrap_or_default().to_string_lossy();
+    let mut metadata = model_metadata(&config, &name);
+    metadata.extend(tokenizer_metadata(&text, config.vocab_size)?);
+    let tensors = tensors(&folder, &config, options.kind)?;
+
+    let unfinished = options.out.with_extension("gguf.part");
+    let written = write(&unfinished, &metadata, &tensors)
+        .and_then(|()| check_tokenizer(&text, &unfinished))
+        .and_then(|()| {
+            std::fs::rename(&unfinished, &options.out).map_err(|e| in_file(&options.out, e))
+        });
+    if written.is_err() {
+        // What matters is why it could not be finished.
+        let _ = std::fs::remove_file(&unfinished);
+    }
+    written?;
+    let bytes = std::fs::metadata(&options.out).map_or(0, |file| file.len());
+    println!(
+        "{}: {} tensors, {:.1} MB",
+        options.out.display(),
+        tensors.len(),
+        bytes as f64 / 1e6
+    );
+    Ok(())
+}
+
+fn in_file(file: &Path, what: impl std::fmt::Display) -> Error {
+    Error::setup(format!("{}: {what}", file.display()))
+}
+
+type Metadata = Vec<(String, Value)>;
+
+fn write(file: &Path, metadata: &Metadata, tensors: &[(String, QTensor)]) -> Result<()> {
+    let out = File::create(file).map_err(|e| in_file(file, e))?;
+    let mut out = BufWriter::new(out);
+    let metadata: Vec<_> = metadata.iter().map(|(key, v)| (key.as_str(), v)).collect();
+    let tensors: Vec<_> = tensors.iter().map(|(name, t)| (name.as_str(), t)).collect();
+    gguf_file::write(&mut out, &metadata, &tensors).map_err(|e| in_file(file, e))?;
+    let out = out.into_inner().map_err(|e| in_file(file, e.error()))?;
+    out.sync_all().map_err(|e| in_file(file, e))
+}
+
+/// What llama.cpp's `convert_hf_to_gguf.py` says of a model's shape.
+fn model_metadata(config: &ModelConfig, name: &str) -> Metadata {
+    let architecture = &config.architecture;
+    let size = |key: &str, size: usize| (format!("{architecture}.{key}"), Value::U32(size as u32));
+    let float = |key: &str, x: f32| (format!("{architecture}.{key}"), Value::F32(x));
+    let string = |key: &str, text: &str| (key.to_owned(), Value::String(text.to_owned()));
+    vec![
+        string("general.architecture", architecture),
+        string("general.name", name),
+        size("block_count", config.num_layers),
+        size("context_length", config.max_position_embeddings),
+        size("embedding_length", config.hidden_size),
+        size("feed_forward_length", config.intermediate_size),
+        size("attention.head_count", config.num_heads),
+        size("attention.head_count_kv", config.num_kv_heads),
+        size("attention.key_length", config.head_dim),
+        size("attention.value_length", config.head_dim),
+        size("rope.dimension_count", config.head_dim),
+        size("vocab_size", config.vocab_size),
+        float(
+            "attention.layer_norm_rms_epsilon",
+            config.rms_norm_eps as f32,
+        ),
+        float("rope.freq_base", config.rope_theta),
+    ]
+}
+
+/// All tensors under llama.cpp's names, by name.
+fn tensors(folder: &Path, config: &ModelConfig, kind: GgmlDType) -> Result<Vec<(String, QTensor)>> {
+    let files = safetensors_files(folder)?;
+    // SAFETY: the files are only read; whoever changes them meanwhile gets another model.
+    let stored = unsafe { MmapedSafetensors::multi(&files) }.map_err(|e| in_file(folder, e))?;
+    let mut names: Vec<String> = stored.tensors().into_iter().map(|(name, _)| name).collect();
+    names.sort_unstable();
+    let mut tensors = Vec::with_capacity(names.len() + 1);
+    for name in names {
+        let tied = config.tie_word_embeddings && name == "lm_head.weight";
+        if tied || name.ends_with("rotary_emb.inv_freq") {
+            continue;
+        }
+        let Some(gguf) = gguf_name(&name) else {
+            return Err(in_file(folder, format!("tensor {name} is not known")));
+        };
+        let tensor = stored.load(&name, &Device::Cpu)?.to_dtype(DType::F32)?;
+        let tensor = match gguf.split('.').nth(2) {
+            Some("attn_q") if config.architecture == "llama" => pairs(&tensor, config.num_heads)?,
+            Some("attn_k") if config.architecture == "llama" => {
+                pairs(&tensor, config.num_kv_heads)?
+            }
+            _ => tensor,
+        };
+        let kind = fitting(kind, tensor.dims());
+        tensors.push((gguf, QTensor::quantize(&tensor, kind)?));
+    }
+    if config.rope_scaling.is_some() {
+        let plain = ModelConfig {
+            rope_scaling: None,
+            ..config.clone()
+        };
+        let scaled = config.inverse_frequencies();
+        let factors = plain.inverse_frequencies().into_iter().zip(scaled);
+        let factors: Vec<f32> = factors.map(|(plain, scaled)| plain / scaled).collect();
+        let factors = Tensor::new(factors, &Device::Cpu)?;
+        let factors = QTensor::quantize(&factors, GgmlDType::F32)?;
+        tensors.push(("rope_freqs.weight".into(), factors));
+    }
+    Ok(tensors)
+}
+
+/// The type of a tensor of these dims where `kind` is wanted.
+fn fitting(kind: GgmlDType, dims: &[usize]) -> GgmlDType {
+    let &[_, inputs] = dims else {
+        return GgmlDType::F32;
+    };
+    let kinds = [kind, GgmlDType::Q8_0];
+    let fits = |kind: &GgmlDType| inputs.is_multiple_of(kind.block_size());
+    kinds.into_iter().find(fits).unwrap_or(GgmlDType::F16)
+}
+
+/// Rows of q or k in llama.cpp's order: the halves of each head that rope turns, in pairs.
+fn pairs(tensor: &Tensor, heads: usize) -> Result<Tensor> {
+    let (rows, inputs) = tensor.dims2()?;
+    let halves = tensor.reshape((heads, 2, rows / heads / 2, inputs))?;
+    Ok(halves
+        .transpose(1, 2)?
+        .contiguous()?
+        .reshape((rows, inputs))?)
+}
+
+/// llama.cpp's token types.
+const NORMAL: i32 = 1;
+const CONTROL: i32 = 3;
+const USER_DEFINED: i32 = 4;
+const UNUSED: i32 = 5;
+
+/// How Llama 3 and Qwen2 split texts before merging.
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// A byte-level BPE tokenizer, filled up to `vocab_size` tokens.
+fn tokenizer_metadata(text: &Text, vocab_size: usize) -> Result<Metadata> {
+    let json: Json = serde_json::from_str(&text.tokenizer_json()?)
+        .map_err(|e| Error::internal(format!("the tokenizer's JSON: {e}")))?;
+    let model = &json["model"];
+    let pre = pre_tokenizer(&json["pre_tokenizer"]);
+    let (Some("BPE"), Some(pre)) = (model["type"].as_str(), pre) else {
+        return Err(Error::setup(
+            "this tokenizer cannot be written into a GGUF file: only byte-level BPE as of GPT-2, SmolLM, Llama 3 or Qwen2 can",
+        ));
+    };
+    let len = text.vocab_size().max(vocab_size);
+    let mut tokens: Vec<String> = (0..len).map(|id| format!("[PAD{id}]")).collect();
+    let mut types = vec![UNUSED; len];
+    for (name, id) in model["vocab"].as_object().into_iter().flatten() {
+        let id = id.as_u64().unwrap_or_default() as usize;
+        (tokens[id], types[id]) = (name.clone(), NORMAL);
+    }
+    for added in json["added_tokens"].as_array().into_iter().flatten() {
+        let id = added["id"].as_u64().unwrap_or_default() as usize;
+        let special = added["special"].as_bool().unwrap_or_default();
+        tokens[id] = added["content"].as_str().unwrap_or_default().to_owned();
+        types[id] = if special { CONTROL } else { USER_DEFINED };
+    }
+    let merges = model["merges"].as_array().into_iter().flatten();
+    let merges = merges.map(|merge| {
+        let parts = merge.as_array().into_iter().flatten();
+        let parts: Vec<_> = parts.filter_map(Json::as_str).collect();
+        parts.join(" ")
+    });
+
+    let key = |key: &str| format!("tokenizer.ggml.{key}");
+    let strings = |list: Vec<String>| Value::Array(list.into_iter().map(Value::String).collect());
+    let types = Value::Array(types.into_iter().map(Value::I32).collect());
+    let bos = text.special_ids().bos;
+    let starts_with_bos = bos.is_some() && text.encode("a", true)?.first() == bos.as_ref();
+    let mut metadata = vec![
+        (key("model"), Value::String("gpt2".into())),
+        (key("pre"), Value::String(pre.into())),
+        (key("tokens"), strings(tokens)),
+        (key("token_type"), types),
+        (key("merges"), strings(merges.collect())),
+        (key("add_bos_token"), Value::Bool(starts_with_bos)),
+    ];
+    if model["ignore_merges"] == true {
+        metadata.push((key("ignore_merges"), Value::Bool(true)));
+    }
+    let mut all_eos = text.special_ids().eos.iter().copied();
+    let other_eos = all_eos.find(|&id| Some(id) != text.eos());
+    for (name, id) in [("bos", bos), ("eos", text.eos()), ("eot", other_eos)] {
+        if let Some(id) = id {
+            metadata.push((key(&format!("{name}_token_id")), Value::U32(id)));
+        }
+    }
+    if let Some(template) = text.chat_template() {
+        let template = Value::String(template.to_owned());
+        metadata.push(("tokenizer.chat_template".into(), template));
+    }
+    Ok(metadata)
+}
+
+/// llama.cpp's name of a pre-tokenizer.
+fn pre_tokenizer(json: &Json) -> Option<&'static str> {
+    let parts = match json["pretokenizers"].as_array() {
+        Some(parts) => parts.iter().collect(),
+        None => vec![json],
+    };
+    let byte_level = |part: &Json, use_regex: bool| {
+        part["type"] == "ByteLevel"
+            && part["add_prefix_space"] == false
+            && part["use_regex"].as_bool().unwrap_or(true) == use_regex
+    };
+    match parts.as_slice() {
+        [bytes] if byte_level(bytes, true) => Some("gpt-2"),
+        [digits, bytes] if byte_level(bytes, true) => {
+            let each = digits["type"] == "Digits" && digits["individual_digits"] == true;
+            each.then_some("smollm")
+        }
+        [split, bytes] if byte_level(bytes, false) => match split["pattern"]["Regex"].as_str()? {
+            LLAMA3 => Some("llama-bpe"),
+            QWEN2 => Some("qwen2"),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// Spaces, digits, contractions, other scripts, code: what pre-tokenizers treat differently.
+const PROBE: &str = "Hello  world, it's 12345.67!\n\n  We'LL see\u{e9}\u{4f60}\u{597d} \u{1f600}\tfn f(x: &[u8]) -> i32 { x_1 += 2; }\r\n\n 3 4";
+
+/// Reads the file's tokenizer back and compares it with the one that it was made of.
+fn check_tokenizer(text: &Text, file: &Path) -> Result<()> {
+    let read = Text::from_gguf(file)?;
+    for id in 0..text.vocab_size() as u32 {
+        let same = read.token_bytes(id) == text.token_bytes(id);
+        if !same || read.is_special(id) != text.is_special(id) {
+            return Err(Error::setup(format!(
+                "token {id} would be another in a GGUF file: this tokenizer cannot be converted"
+            )));
+        }
+    }
+    let mut probes = vec![PROBE.to_owned()];
+    if text.has_chat_template() {
+        let messages = [serde_json::json!({"role": "user", "content": PROBE})];
+        let nothing = serde_json::Map::new();
+        let rendered = text.render_chat(&messages, true, &nothing)?;
+        if read.render_chat(&messages, true, &nothing)? != rendered {
+            return Err(Error::setup(
+                "the chat template would change in a GGUF file",
+            ));
+        }
+        probes.push(rendered);
+    }
+    for probe in probes {
+        for special in [true, false] {
+            if read.encode(&probe, special)? != text.encode(&probe, special)? {
+                return Err(Error::setup(
+                    "a GGUF file would split texts in another way: this tokenizer cannot be converted",
+                ));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,149 @@
+//! `convert`: the file that it writes is the model of the folder, and reads texts as it does.
+
+mod common;
+
+use candle_core::DType;
+use candle_core::quantized::GgmlDType;
+use common::tiny::{
+    VOCAB, llama_config, logits, open, short_prompt, tensors, write_config, write_shards,
+};
+use foretoken::convert::{Options, run};
+use foretoken::text::Text;
+use serde_json::{Map, Value, json};
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+const TEMPLATE: &str = "{% for m in messages %}<|start|>{{ m.content }}<|end|>{% endfor %}";
+
+/// A tiny Llama with a byte-level tokenizer whose texts are split by `pre`.
+fn folder(pre: Value) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    write_config(folder.path(), &llama_config(16));
+    write_shards(folder.path(), &tensors(16, DType::F32));
+    let special = ["<|pad|>", "<|bos|>", "<|end|>", "<|start|>"];
+    let mut names: Vec<String> = special.map(String::from).to_vec();
+    names.extend(('a'..='z').chain('0'..='9').map(String::from));
+    names.extend(["Ġ", "Ċ", "H", "W", "L", "12", "he", "ll", "Ġhe"].map(String::from));
+    assert!(names.len() < VOCAB);
+    let vocab: Map<String, Value> = names.into_iter().zip((0..).map(Value::from)).collect();
+    let added = (0..).zip(special).map(|(id, content)| {
+        json!({"id": id, "content": content, "special": content != "<|start|>", "single_word": false,
+               "lstrip": false, "rstrip": false, "normalized": false})
+    });
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    let tokenizer = json!({
+        "version": "1.0", "added_tokens": added.collect::<Vec<_>>(), "pre_tokenizer": pre,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": vocab, "merges": ["1 2", "h e", "l l", "Ġ he"]}
+    });
+    let config = json!({"bos_token": "<|bos|>", "eos_token": "<|end|>", "chat_template": TEMPLATE});
+    for (name, json) in [
+        ("tokenizer.json", tokenizer),
+        ("tokenizer_config.json", config),
+    ] {
+        std::fs::write(folder.path().join(name), json.to_string()).unwrap();
+    }
+    folder
+}
+
+fn byte_level() -> Value {
+    json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true})
+}
+
+fn digits() -> Value {
+    let each = json!({"type": "Digits", "individual_digits": true});
+    json!({"type": "Sequence", "pretokenizers": [each, byte_level()]})
+}
+
+fn convert(folder: &Path, kind: GgmlDType) -> Result<PathBuf, foretoken::error::Error> {
+    let out = folder.join(format!("{kind:?}.gguf"));
+    run(&Options {
+        model: folder.display().to_string(),
+        revision: None,
+        out: out.clone(),
+        kind,
+    })?;
+    Ok(out)
+}
+
+fn logits_of(path: &Path) -> Vec<Vec<f32>> {
+    logits(open(path).unwrap(), &short_prompt(40))
+}
+
+#[test]
+fn the_model_is_the_same() {
+    let folder = folder(byte_level());
+    let want = logits_of(folder.path());
+    let f32_file = convert(folder.path(), GgmlDType::F32).unwrap();
+    assert_eq!(logits_of(&f32_file), want);
+    let size = |file: &Path| file.metadata().unwrap().len();
+    for (kind, near) in [
+        (GgmlDType::Q8_0, 0.15),
+        (GgmlDType::Q6K, 0.25),
+        (GgmlDType::Q4K, 0.7),
+    ] {
+        let file = convert(folder.path(), kind).unwrap();
+        assert!(2 * size(&file) < size(&f32_file), "{kind:?}");
+        let got = logits_of(&file);
+        let pairs = || got.iter().flatten().zip(want.iter().flatten());
+        let error = pairs().map(|(a, b)| (a - b).powi(2)).sum::<f32>().sqrt();
+        let norm = want.iter().flatten().map(|b| b * b).sum::<f32>().sqrt();
+        assert!(error < near * norm, "{kind:?}: {error} of {norm}");
+        assert!(error > 0.0, "{kind:?} is not exact");
+    }
+}
+
+#[test]
+fn texts_are_read_the_same() {
+    for (pre, first) in [(byte_level(), "12"), (digits(), "1")] {
+        let folder = folder(pre);
+        let file = convert(folder.path(), GgmlDType::Q8_0).unwrap();
+        let [ours, theirs] = [Text::from_folder(folder.path()), Text::from_gguf(&file)];
+        let (ours, theirs) = (ours.unwrap(), theirs.unwrap());
+        let ids = theirs.encode("12 hello\n<|start|>x<|end|>", true).unwrap();
+        assert_eq!(
+            ids,
+            ours.encode("12 hello\n<|start|>x<|end|>", true).unwrap()
+        );
+        assert_eq!(theirs.token_text(ids[0]), first);
+        assert_eq!(theirs.decode(&ids, true), "12 hello\n<|start|>x");
+        // The config names a second EOS.
+        assert_eq!(theirs.special_ids(), ours.special_ids());
+        assert_eq!(theirs.special_ids().eos, [2, 3]);
+        let messages = [json!({"role": "user", "content": "hi"})];
+        let chat = theirs.render_chat(&messages, true, &Map::new()).unwrap();
+        assert_eq!(chat, "<|start|>hi<|end|>");
+    }
+}
+
+#[test]
+fn what_would_change_is_refused_and_nothing_is_left() {
+    let unknown = json!({"type": "Whitespace"});
+    let folder = folder(json!({"type": "Sequence", "pretokenizers": [unknown, byte_level()]}));
+    let before = std::fs::read_dir(folder.path()).unwrap().count();
+    let error = convert(folder.path(), GgmlDType::Q8_0)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("only byte-level BPE"), "{error}");
+
+    // Known by name, but with a normalizer that GGUF does not have.
+    let file = folder.path().join("tokenizer.json");
+    let mut json: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    json["pre_tokenizer"] = byte_level();
+    json["normalizer"] = json!({"type": "Lowercase"});
+    std::fs::write(&file, json.to_string()).unwrap();
+    let error = convert(folder.path(), GgmlDType::Q8_0)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("split texts in another way"), "{error}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), before);
+
+    let missing = folder.path().join("none.gguf");
+    let options = Options {
+        model: missing.display().to_string(),
+        revision: None,
+        out: missing.clone(),
+        kind: GgmlDType::Q8_0,
+    };
+    assert!(run(&options).is_err());
+}
