@@ -15,6 +15,8 @@ use prompts::Prompt;
 use report::{Pair, Report, Subject};
 use std::path::PathBuf;
 
+pub use report::expected_speed_up;
+
 /// What to measure.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {

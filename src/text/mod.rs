@@ -23,7 +23,11 @@ pub struct Text {
     tokenizer: Tokenizer,
     pieces: Pieces,
     special: SpecialIds,
+    /// Of several EOS ids the one that came first.
+    eos: Option<u32>,
     template: Option<ChatTemplate>,
+    /// What `template` was made of.
+    template_source: Option<String>,
 }
 
 /// Ids with a meaning of their own.
@@ -52,7 +56,8 @@ impl Text {
             .with_truncation(None)
             .map_err(|e| Error::setup(format!("tokenizer: {e}")))?;
         let name = |id: Option<u32>| id.and_then(|id| tokenizer.id_to_token(id));
-        let (bos, eos) = (name(special.bos), name(special.eos.first().copied()));
+        let first_eos = special.eos.first().copied();
+        let (bos, eos) = (name(special.bos), name(first_eos));
         special.eos.sort_unstable();
         special.eos.dedup();
         let pieces = Pieces::of(&tokenizer)?;
@@ -63,8 +68,35 @@ impl Text {
             tokenizer,
             pieces,
             special,
+            eos: first_eos,
             template,
+            template_source: chat_template.map(str::to_owned),
         })
+    }
+
+    /// Writes `tokenizer.json` and `tokenizer_config.json` into `folder`, for
+    /// [`Text::from_folder`]. Of several EOS ids they name the first; the others belong into the
+    /// `config.json` beside them.
+    ///
+    /// # Errors
+    /// `Setup`, naming the folder, where they cannot be written.
+    pub fn save(&self, folder: &Path) -> Result<()> {
+        let name = |id: Option<u32>| id.and_then(|id| self.tokenizer.id_to_token(id));
+        let config = serde_json::json!({
+            "bos_token": name(self.special.bos),
+            "eos_token": name(self.eos),
+            "chat_template": self.template_source,
+        });
+        self.tokenizer
+            .save(folder.join("tokenizer.json"), false)
+            .and_then(|()| {
+                let file = folder.join("tokenizer_config.json");
+                Ok(std::fs::write(file, format!("{config:#}\n"))?)
+            })
+            .map_err(|e| {
+                let folder = folder.display();
+                Error::setup(format!("cannot write the tokenizer into {folder}: {e}"))
+            })
     }
 
     /// Reads `tokenizer.json` and, where they exist, `tokenizer_config.json`,
@@ -160,6 +192,11 @@ impl Text {
     /// Ids with a meaning of their own.
     pub fn special_ids(&self) -> &SpecialIds {
         &self.special
+    }
+
+    /// The EOS that ends a text of this model: of several the one that its tokenizer names.
+    pub fn eos(&self) -> Option<u32> {
+        self.eos
     }
 
     /// Whether the model came with a chat template.
