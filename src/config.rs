@@ -1,5 +1,6 @@
 //! Flags and a TOML file become one validated [`Config`], once. Only `main` imports this.
 
+mod distill;
 mod flags;
 #[cfg(test)]
 mod tests;
@@ -7,6 +8,7 @@ mod tests;
 use crate::bench;
 use crate::engine::EngineOptions;
 use crate::error::{Error, Result};
+use crate::train;
 use clap::error::ErrorKind;
 use clap::{Args, Parser};
 use flags::{BenchFlags, Cli, CliCommand, DrafterName, Options};
@@ -50,6 +52,8 @@ pub struct Config {
 pub enum Command {
     Serve,
     Bench(bench::Options),
+    /// Training needs no engine: of [`Config`] it uses nothing else.
+    Distill(train::Options),
 }
 
 /// A model as the operator named it.
@@ -120,8 +124,14 @@ impl Config {
     }
 
     fn validate(cli: Cli) -> Result<Self> {
+        let mut distill = None;
         let (options, bench) = match cli.command {
             None => (cli.options, None),
+            Some(CliCommand::Distill(flags)) => {
+                let model = Some(flags.model.clone());
+                distill = Some(flags.validate()?);
+                (cli.options.defaults_for(model), None)
+            }
             Some(CliCommand::Serve(options)) => (*options, None),
             Some(CliCommand::Bench { options, bench }) => (*options, Some(bench)),
         };
@@ -146,9 +156,10 @@ impl Config {
             model_name: served_model_name.clone(),
         };
         check_step(&engine)?;
-        let command = match bench {
-            None => Command::Serve,
-            Some(flags) => Command::Bench(flags.validate(drafter.is_some(), options.seed)?),
+        let command = match (bench, distill) {
+            (None, None) => Command::Serve,
+            (_, Some(options)) => Command::Distill(options),
+            (Some(flags), None) => Command::Bench(flags.validate(drafter.is_some(), options.seed)?),
         };
         Ok(Self {
             command,
@@ -178,7 +189,7 @@ impl Cli {
     /// The shared flags, wherever they stand.
     fn options(&self) -> &Options {
         match &self.command {
-            None => &self.options,
+            None | Some(CliCommand::Distill(_)) => &self.options,
             Some(CliCommand::Serve(options)) => options,
             Some(CliCommand::Bench { options, .. }) => options,
         }
@@ -199,6 +210,16 @@ impl Options {
             ));
         }
         Ok(())
+    }
+
+    /// The serving flags of a command that has none of them: as parsed from no arguments.
+    fn defaults_for(self, model: Option<String>) -> Self {
+        Self {
+            model,
+            // The environment may hold a key that only serving judges.
+            api_key: None,
+            ..self
+        }
     }
 
     /// The long name of a drafting flag that was given.

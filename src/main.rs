@@ -8,6 +8,7 @@ mod serve;
 use foretoken::bench;
 use foretoken::config::{Command, Config, DrafterChoice, Exit};
 use foretoken::error::{Error, Result};
+use foretoken::train;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -34,10 +35,11 @@ fn main() -> ExitCode {
 }
 
 fn run(config: &Config) -> Result<()> {
-    let loaded = load::load(config)?;
     match &config.command {
-        Command::Serve => serve::serve(config, loaded),
+        Command::Distill(options) => train::run(options).map(drop),
+        Command::Serve => serve::serve(config, load::load(config)?),
         Command::Bench(options) => {
+            let loaded = load::load(config)?;
             let names = bench::Names {
                 model: config.served_model_name.clone(),
                 drafter: match &config.drafter {
@@ -56,7 +58,7 @@ fn run(config: &Config) -> Result<()> {
 fn start_log(command: &Command) {
     let level = match command {
         Command::Serve => "foretoken=info,warn",
-        Command::Bench(_) => "warn",
+        Command::Bench(_) | Command::Distill(_) => "warn",
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     tracing_subscriber::fmt()

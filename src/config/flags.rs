@@ -1,5 +1,6 @@
 //! What the command line accepts. Nothing here is checked beyond its type.
 
+use super::distill::DistillFlags;
 use bytesize::ByteSize;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -36,6 +37,9 @@ pub enum CliCommand {
         #[command(flatten)]
         bench: BenchFlags,
     },
+    /// Train a draft model for a target.
+    #[command(args_override_self = true)]
+    Distill(#[command(flatten)] Box<DistillFlags>),
 }
 
 /// The flags that serving and measuring share.
