@@ -14,6 +14,8 @@ use measure::{Sample, generate};
 use report::{Pair, Report, Subject};
 use std::path::PathBuf;
 
+pub use report::expected_speed_up;
+
 /// What to measure.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {

@@ -1,20 +1,19 @@
 //! Flags and a TOML file become one validated [`Config`], once. Only `main` imports this.
 
+mod convert;
+mod distill;
 mod flags;
+mod generate;
 #[cfg(test)]
 mod tests;
 
 use crate::bench;
-use crate::convert;
 use crate::engine::EngineOptions;
 use crate::error::{Error, Result};
-use crate::generate;
-use candle_core::quantized::GgmlDType;
+use crate::train;
 use clap::error::ErrorKind;
 use clap::{Args, Parser};
-use flags::{
-    BenchFlags, Cli, CliCommand, ConvertFlags, DrafterName, GenerateFlags, GgufType, Options,
-};
+use flags::{BenchFlags, Cli, CliCommand, DrafterName, Options};
 use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
@@ -55,9 +54,10 @@ pub struct Config {
 pub enum Command {
     Serve,
     Bench(bench::Options),
-    Generate(generate::Options),
-    /// Needs no engine: of [`Config`] it uses nothing else.
-    Convert(convert::Options),
+    Generate(crate::generate::Options),
+    /// This one and the next need no engine: of [`Config`] they use nothing else.
+    Distill(train::Options),
+    Convert(crate::convert::Options),
 }
 
 /// A model as the operator named it.
@@ -129,8 +129,8 @@ impl Config {
 
     fn validate(cli: Cli) -> Result<Self> {
         let mut options = cli.options().clone();
-        if let Some(CliCommand::Convert(flags)) = &cli.command {
-            options = options.defaults_for(Some(flags.model.clone()));
+        if let Some(model) = cli.model_without_engine() {
+            options = options.defaults_for(model);
         }
         let name = options.model.clone().ok_or_else(|| {
             Error::setup("--model is missing: give a Hugging Face id, a folder or a .gguf file")
@@ -162,6 +162,7 @@ impl Config {
                 Command::Generate(generate.validate(engine.max_num_seqs, options.seed)?)
             }
             Some(CliCommand::Convert(flags)) => Command::Convert(flags.into()),
+            Some(CliCommand::Distill(flags)) => Command::Distill(flags.validate()?),
         };
         Ok(Self {
             command,
@@ -188,10 +189,19 @@ impl Config {
 }
 
 impl Cli {
+    /// The model of a command that has none of the shared flags.
+    fn model_without_engine(&self) -> Option<String> {
+        match &self.command {
+            Some(CliCommand::Distill(flags)) => Some(flags.model.clone()),
+            Some(CliCommand::Convert(flags)) => Some(flags.model.clone()),
+            _ => None,
+        }
+    }
+
     /// The shared flags, wherever they stand.
     fn options(&self) -> &Options {
         match &self.command {
-            None | Some(CliCommand::Convert(_)) => &self.options,
+            None | Some(CliCommand::Distill(_) | CliCommand::Convert(_)) => &self.options,
             Some(CliCommand::Serve(options)) => options,
             Some(CliCommand::Bench { options, .. } | CliCommand::Generate { options, .. }) => {
                 options
@@ -217,9 +227,9 @@ impl Options {
     }
 
     /// The serving flags of a command that has none of them: as parsed from no arguments.
-    fn defaults_for(self, model: Option<String>) -> Self {
+    fn defaults_for(self, model: String) -> Self {
         Self {
-            model,
+            model: Some(model),
             // The environment may hold a key that only serving judges.
             api_key: None,
             ..self
@@ -345,61 +355,6 @@ impl BenchFlags {
             temperatures: self.temperatures,
             repeat: at_least_one("--repeat", self.repeat)?,
             json: self.json,
-        })
-    }
-}
-
-impl From<ConvertFlags> for convert::Options {
-    fn from(flags: ConvertFlags) -> Self {
-        Self {
-            model: flags.model,
-            revision: flags.revision,
-            out: flags.out,
-            kind: match flags.kind {
-                GgufType::F32 => GgmlDType::F32,
-                GgufType::F16 => GgmlDType::F16,
-                GgufType::Bf16 => GgmlDType::BF16,
-                GgufType::Q8_0 => GgmlDType::Q8_0,
-                GgufType::Q4_0 => GgmlDType::Q4_0,
-                GgufType::Q4_1 => GgmlDType::Q4_1,
-                GgufType::Q5_0 => GgmlDType::Q5_0,
-                GgufType::Q5_1 => GgmlDType::Q5_1,
-                GgufType::Q4K => GgmlDType::Q4K,
-                GgufType::Q5K => GgmlDType::Q5K,
-                GgufType::Q6K => GgmlDType::Q6K,
-            },
-        }
-    }
-}
-
-impl GenerateFlags {
-    fn validate(self, max_num_seqs: usize, seed: u64) -> Result<generate::Options> {
-        if !(0.0..=2.0).contains(&self.temperature) {
-            return Err(Error::setup(format!(
-                "--temperature must be between 0 and 2, not {}",
-                self.temperature
-            )));
-        }
-        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
-            return Err(Error::setup(format!(
-                "--top-p must be above 0 and at most 1, not {}",
-                self.top_p
-            )));
-        }
-        Ok(generate::Options {
-            prompts: self.prompts,
-            out: self.out,
-            samples: at_least_one("--samples", self.samples)?,
-            max_tokens: at_least_one("--max-tokens", self.max_tokens)?,
-            temperature: self.temperature,
-            top_p: self.top_p,
-            limit_per_category: self
-                .limit_per_category
-                .map(|n| at_least_one("--limit-per-category", n))
-                .transpose()?,
-            seed,
-            // One more set waits, so that no place in the batch is empty for long.
-            concurrency: max_num_seqs.saturating_mul(2),
         })
     }
 }

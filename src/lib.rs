@@ -12,10 +12,12 @@
 //! - [`kv`]: paged pools that roll back with `truncate_to`.
 //! - [`model`]: loading, and one decoder for the Llama family.
 //! - [`kernels`]: one op each, its CPU and its CUDA side together.
-//! - [`bench`], [`generate`] and [`convert`]: subcommands; [`prompts`]: what the first two read. [`config`]: flags and TOML, used by `main` alone.
+//! - [`train`]: the `distill` subcommand: trains a draft for a target.
+//! - [`bench`], [`generate`] and [`convert`]: subcommands; [`prompts`]: what the first two read.
+//!   [`config`]: flags and TOML, used by `main` alone.
 //!
 //! Imports go one way: `main -> http -> engine -> spec -> {model, kv, sampling}`,
-//! `model -> {kv, kernels}`, `kv -> kernels -> candle`, `http -> text`; `sampling` and `error` import
+//! `train -> {model, kv, text, sampling}`, `model -> {kv, kernels}`, `kv -> kernels -> candle`, `http -> text`; `sampling` and `error` import
 //! nothing of ours.
 
 pub mod bench;
@@ -32,3 +34,4 @@ pub mod prompts;
 pub mod sampling;
 pub mod spec;
 pub mod text;
+pub mod train;

@@ -10,6 +10,7 @@ use foretoken::config::{Command, Config, DrafterChoice, Exit};
 use foretoken::convert;
 use foretoken::error::{Error, Result};
 use foretoken::generate;
+use foretoken::train;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
 
 fn run(config: &Config) -> Result<()> {
     match &config.command {
+        Command::Distill(options) => train::run(options).map(drop),
         Command::Serve => serve::serve(config, load::load(config)?),
         Command::Bench(options) => {
             let loaded = load::load(config)?;
@@ -67,7 +69,9 @@ fn run(config: &Config) -> Result<()> {
 fn start_log(command: &Command) {
     let level = match command {
         Command::Serve => "foretoken=info,warn",
-        Command::Bench(_) | Command::Generate(_) | Command::Convert(_) => "warn",
+        Command::Bench(_) | Command::Generate(_) | Command::Distill(_) | Command::Convert(_) => {
+            "warn"
+        }
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     tracing_subscriber::fmt()

@@ -103,7 +103,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 /// The speed-up that Theorem 3.8 of Leviathan et al. 2023 expects of drafts of `k` tokens, each
 /// accepted with probability `alpha` and costing `c` target steps:
 /// (1 - alpha^(k+1)) / ((1 - alpha)(c k + 1)), at alpha = 1 its limit (k + 1) / (c k + 1).
-fn expected_speed_up(alpha: f64, k: usize, c: f64) -> f64 {
+pub fn expected_speed_up(alpha: f64, k: usize, c: f64) -> f64 {
     // The geometric sum 1 + alpha + ... + alpha^k has no pole at 1.
     let tokens: f64 = (0..=k).map(|i| alpha.powi(i as i32)).sum();
     tokens / (c * k as f64 + 1.0)

@@ -1,5 +1,8 @@
 //! What the command line accepts. Nothing here is checked beyond its type.
 
+use super::convert::ConvertFlags;
+use super::distill::DistillFlags;
+use super::generate::GenerateFlags;
 use bytesize::ByteSize;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -47,6 +50,9 @@ pub enum CliCommand {
     /// Write a folder of safetensors as one GGUF file, quantized.
     #[command(args_override_self = true)]
     Convert(#[command(flatten)] ConvertFlags),
+    /// Train a draft model for a target.
+    #[command(args_override_self = true)]
+    Distill(#[command(flatten)] Box<DistillFlags>),
 }
 
 /// The flags that serving and measuring share.
@@ -215,75 +221,6 @@ pub struct BenchFlags {
     /// Also write everything to this file.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-}
-
-/// The flags of `foretoken generate`.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Generate")]
-pub struct GenerateFlags {
-    /// JSON lines with "prompt", or "turns", of which the first counts.
-    #[arg(long, value_name = "FILE")]
-    pub prompts: PathBuf,
-    /// Corpus to write, as JSON lines. What it holds already is not generated again.
-    #[arg(long, value_name = "FILE")]
-    pub out: PathBuf,
-    /// Texts a prompt.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub samples: usize,
-    /// Only the first N prompts of each category.
-    #[arg(long, value_name = "N")]
-    pub limit_per_category: Option<usize>,
-    /// Tokens a text at most.
-    #[arg(long, value_name = "N", default_value_t = 256)]
-    pub max_tokens: usize,
-    /// Sampling temperature; 0 = greedy.
-    #[arg(long, value_name = "T", default_value_t = 1.0)]
-    pub temperature: f32,
-    /// Smallest set of most probable tokens whose mass reaches this; 1 = all.
-    #[arg(long, value_name = "P", default_value_t = 1.0)]
-    pub top_p: f32,
-}
-
-/// The flags of `foretoken convert`.
-#[derive(Debug, Clone, Args)]
-pub struct ConvertFlags {
-    /// Model: a Hugging Face id, or a folder with config.json, safetensors and tokenizer.json.
-    #[arg(long)]
-    pub model: String,
-    /// Branch, tag or commit of a Hugging Face model.
-    #[arg(long)]
-    pub revision: Option<String>,
-    /// GGUF file to write.
-    #[arg(long, value_name = "FILE")]
-    pub out: PathBuf,
-    /// Type of the matrices.
-    #[arg(long = "type", value_enum, value_name = "TYPE", default_value_t)]
-    pub kind: GgufType,
-}
-
-/// Types that a GGUF file may keep matrices in.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum GgufType {
-    F32,
-    F16,
-    Bf16,
-    #[default]
-    #[value(name = "q8_0")]
-    Q8_0,
-    #[value(name = "q4_0")]
-    Q4_0,
-    #[value(name = "q4_1")]
-    Q4_1,
-    #[value(name = "q5_0")]
-    Q5_0,
-    #[value(name = "q5_1")]
-    Q5_1,
-    #[value(name = "q4_k")]
-    Q4K,
-    #[value(name = "q5_k")]
-    Q5K,
-    #[value(name = "q6_k")]
-    Q6K,
 }
 
 /// Type of weights and KV cache.

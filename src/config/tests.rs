@@ -338,3 +338,42 @@ fn shipped_files_parse() {
         accepted(&format!("--config {}", file.display()));
     }
 }
+
+const DISTILL: &str = "distill --model m --draft-config c.json --out o --corpus a.jsonl";
+
+#[test]
+fn distill_has_flags_of_its_own() {
+    let line = format!("{DISTILL} --corpus b.txt --objective ce --steps 40 --device cpu");
+    let Command::Distill(options) = accepted(&line).command else {
+        panic!("distill was asked for");
+    };
+    assert_eq!(options.corpus, [Path::new("a.jsonl"), Path::new("b.txt")]);
+    assert_eq!(options.objective, train::Objective::CrossEntropy);
+    assert_eq!((options.steps, options.warmup, options.seed), (40, None, 0));
+    let Command::Distill(options) = accepted(DISTILL).command else {
+        panic!("distill was asked for");
+    };
+    assert_eq!(options.objective, train::Objective::Kl);
+    assert_eq!((options.top_k, options.seq_len), (32, 256));
+    refused_with("distill --model m", "--draft-config");
+    refused_with(&format!("{DISTILL} --block-size 16"), "--block-size");
+    for flag in [
+        "--holdout 0",
+        "--clip -1",
+        "--learning-rate nan",
+        "--weight-decay 2",
+    ] {
+        let (name, value) = flag.split_once(' ').unwrap();
+        refused_with(&format!("{DISTILL} {name}={value}"), name);
+    }
+    for flag in [
+        "--top-k",
+        "--seq-len",
+        "--steps",
+        "--batch-size",
+        "--micro-batch",
+        "--stop-after",
+    ] {
+        refused_with(&format!("{DISTILL} {flag} 0"), flag);
+    }
+}

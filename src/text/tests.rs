@@ -281,3 +281,36 @@ proptest! {
         prop_assert_eq!(text.decode(&ids, false), sample);
     }
 }
+
+#[test]
+fn a_saved_tokenizer_is_read_back_the_same() {
+    let special = SpecialIds {
+        bos: Some(1),
+        eos: vec![2],
+    };
+    let template =
+        "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}";
+    let text =
+        Text::new(tokenizer(&sentencepiece()), special, Some(template)).expect("a tokenizer");
+    let folder = tempfile::tempdir().unwrap();
+    text.save(folder.path()).expect("is written");
+    let read = Text::from_folder(folder.path()).expect("is read");
+    check_same_tokens(&text, &read).expect("the same");
+    assert_eq!(
+        (read.special_ids(), read.eos()),
+        (text.special_ids(), Some(2))
+    );
+    let messages = [json!({"role": "user", "content": "a ab"})];
+    let render = |text: &Text| text.render_chat(&messages, true, &Map::new()).unwrap();
+    assert_eq!(render(&read), "<s>a ab</s>");
+    assert_eq!(render(&read), render(&text));
+    let ids = |text: &Text| text.encode("ab a\u{e9}b", true).unwrap();
+    assert_eq!(ids(&read), ids(&text));
+
+    let nowhere = folder.path().join("no/such/folder");
+    let error = text.save(&nowhere).unwrap_err().to_string();
+    assert!(
+        error.contains("such") && error.lines().count() == 1,
+        "{error}"
+    );
+}

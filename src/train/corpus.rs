@@ -1,0 +1,301 @@
+//! From files to rows of token ids.
+
+use crate::error::{Error, Result};
+use crate::sampling::mix;
+use crate::text::Text;
+use serde::Deserialize;
+use serde_json::{Map, json};
+use std::path::Path;
+
+/// One document's tokens. The first `prompt` of them were given, the others are what a draft shall
+/// foresee.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Document {
+    pub tokens: Vec<u32>,
+    pub prompt: usize,
+}
+
+/// `seq_len` tokens of the corpus and the one that follows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    /// `seq_len + 1` ids: position `i` sees `tokens[..=i]` and foretells `tokens[i + 1]`.
+    pub tokens: Vec<u32>,
+    /// Of each of the `seq_len` positions: whether it foretells a token that a model wrote (or, of
+    /// plain text, any token of it), not a prompt. Training uses all positions, figures these.
+    pub counted: Vec<bool>,
+}
+
+/// A line of `foretoken generate`.
+#[derive(Deserialize)]
+struct Line {
+    prompt: String,
+    prompt_ids: Vec<u32>,
+    text: String,
+    ids: Vec<u32>,
+    finish_reason: String,
+}
+
+/// Reads the documents of `file`: JSON lines (.jsonl, .ndjson, .json) as `foretoken generate`
+/// writes them, else plain text with blank lines between documents. With `retokenize` the texts of
+/// JSON lines are encoded anew, their ids ignored.
+///
+/// # Errors
+/// `Setup`, naming the file and the line.
+pub fn read(file: &Path, text: &Text, retokenize: bool) -> Result<Vec<Document>> {
+    let fail = |what: String| Error::setup(format!("{}: {what}", file.display()));
+    let content = std::fs::read_to_string(file).map_err(|e| fail(e.to_string()))?;
+    let extension = file.extension().and_then(|e| e.to_str());
+    if !matches!(extension, Some("jsonl" | "ndjson" | "json")) {
+        return plain(&content, text);
+    }
+    let mut documents = Vec::new();
+    for (number, line) in (1..).zip(content.lines()) {
+        if line.trim().is_empty() {
+            continue;
+        }
+        let line: Line =
+            serde_json::from_str(line).map_err(|e| fail(format!("line {number}: {e}")))?;
+        documents.push(match retokenize {
+            true => line.encode(text)?,
+            false => line.document(),
+        });
+    }
+    Ok(documents)
+}
+
+impl Line {
+    fn document(self) -> Document {
+        let prompt = self.prompt_ids.len();
+        let tokens = [self.prompt_ids, self.ids].concat();
+        Document { tokens, prompt }
+    }
+
+    /// The prompt as a client's chat would get it, then the text, then EOS if the text had ended.
+    fn encode(self, text: &Text) -> Result<Document> {
+        let mut tokens = if text.has_chat_template() {
+            let messages = [json!({"role": "user", "content": self.prompt})];
+            text.encode(&text.render_chat(&messages, true, &Map::new())?, false)?
+        } else {
+            text.encode(&self.prompt, true)?
+        };
+        let prompt = tokens.len();
+        tokens.extend(text.encode(&self.text, false)?);
+        if self.finish_reason == "stop" {
+            tokens.extend(text.eos());
+        }
+        Ok(Document { tokens, prompt })
+    }
+}
+
+fn plain(content: &str, text: &Text) -> Result<Vec<Document>> {
+    let lines: Vec<&str> = content.lines().collect();
+    lines
+        .split(|line| line.trim().is_empty())
+        .filter(|lines| !lines.is_empty())
+        .map(|lines| {
+            let tokens = text.encode(&lines.join("\n"), true)?;
+            Ok(Document { tokens, prompt: 0 })
+        })
+        .collect()
+}
+
+/// Packs documents into rows, one after the other, an EOS after each that has none. A document may
+/// go on in the next row; what is left at the end and fills no row is dropped.
+pub fn pack(documents: &[Document], eos: &[u32], separator: Option<u32>, len: usize) -> Vec<Row> {
+    let (mut tokens, mut written) = (Vec::new(), Vec::new());
+    for document in documents {
+        tokens.extend_from_slice(&document.tokens);
+        written.extend((0..document.tokens.len()).map(|i| i >= document.prompt));
+        let ended = document.tokens.last().is_some_and(|id| eos.contains(id));
+        if !ended && let Some(separator) = separator {
+            tokens.push(separator);
+            written.push(false);
+        }
+    }
+    let rows = tokens.len().saturating_sub(1) / len;
+    (0..rows)
+        .map(|row| Row {
+            tokens: tokens[row * len..=(row + 1) * len].to_vec(),
+            counted: written[row * len + 1..=(row + 1) * len].to_vec(),
+        })
+        .collect()
+}
+
+/// Indices of rows: those to train on, and those held out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Split {
+    pub train: Vec<usize>,
+    pub held_out: Vec<usize>,
+}
+
+/// Holds out the share `holdout` of all rows, at least one, chosen by `seed` among those that have
+/// something to count.
+///
+/// # Errors
+/// `Setup`, where no row is left for one of the two.
+pub fn split(rows: &[Row], holdout: f64, seed: u64) -> Result<Split> {
+    let wanted = ((rows.len() as f64 * holdout).round() as usize).max(1);
+    let order = shuffled(rows.len(), mix(seed ^ HOLDOUT));
+    let (mut train, mut held_out) = (Vec::new(), Vec::new());
+    for row in order {
+        let counts = rows[row].counted.contains(&true);
+        if counts && held_out.len() < wanted {
+            held_out.push(row);
+        } else {
+            train.push(row);
+        }
+    }
+    if train.is_empty() || held_out.is_empty() {
+        return Err(Error::setup(format!(
+            "the corpus fills {} rows, and there must be at least one to train on and one to hold out: add text, lower --seq-len or lower --holdout",
+            rows.len()
+        )));
+    }
+    train.sort_unstable();
+    held_out.sort_unstable();
+    Ok(Split { train, held_out })
+}
+
+/// What the random numbers of a seed are for.
+const HOLDOUT: u64 = u64::from_le_bytes(*b"held out");
+const ORDER: u64 = u64::from_le_bytes(*b"in order");
+
+/// The numbers below `count` in an order that `seed` decides (Fisher and Yates; Durstenfeld 1964).
+fn shuffled(count: usize, seed: u64) -> Vec<usize> {
+    let mut all: Vec<usize> = (0..count).collect();
+    for i in (1..count).rev() {
+        let other = mix(mix(seed) ^ i as u64) % (i as u64 + 1);
+        all.swap(i, other as usize);
+    }
+    all
+}
+
+/// The order in which rows are trained on: each epoch all of them, newly shuffled. Row number `n`
+/// is a function of the seed and `n`, so a run can be taken up anywhere.
+pub struct Order<'a> {
+    rows: &'a [usize],
+    seed: u64,
+    epoch: Option<(usize, Vec<usize>)>,
+}
+
+impl<'a> Order<'a> {
+    /// An order of `rows`, of which there is at least one.
+    pub fn new(rows: &'a [usize], seed: u64) -> Self {
+        Self {
+            rows,
+            seed: mix(seed ^ ORDER),
+            epoch: None,
+        }
+    }
+
+    /// The row that comes as number `n`, from 0.
+    pub fn row(&mut self, n: usize) -> usize {
+        let (epoch, at) = (n / self.rows.len(), n % self.rows.len());
+        if self.epoch.as_ref().is_none_or(|(known, _)| *known != epoch) {
+            let order = shuffled(self.rows.len(), mix(self.seed ^ epoch as u64));
+            self.epoch = Some((epoch, order));
+        }
+        let order = self.epoch.as_ref().map_or(&[][..], |(_, order)| order);
+        self.rows[order[at]]
+    }
+}
+
+/// A number that two corpora share only if their rows are the same.
+pub fn fingerprint(rows: &[Row]) -> u64 {
+    let ids = rows.iter().flat_map(|row| {
+        let flags = row.counted.iter().map(|&counted| u64::from(counted));
+        row.tokens.iter().map(|&id| u64::from(id)).chain(flags)
+    });
+    ids.fold(rows.len() as u64, |hash, id| mix(hash ^ id))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn document(tokens: &[u32], prompt: usize) -> Document {
+        Document {
+            tokens: tokens.to_vec(),
+            prompt,
+        }
+    }
+
+    #[test]
+    fn rows_overlap_by_the_token_that_is_foretold() {
+        let documents = [document(&[1, 2, 3], 1), document(&[4, 5, 9], 2)];
+        // 9 is an EOS already; after 3 one is put in.
+        let rows = pack(&documents, &[8, 9], Some(8), 3);
+        assert_eq!(rows.len(), 2);
+        assert_eq!(rows[0].tokens, [1, 2, 3, 8]);
+        assert_eq!(rows[0].counted, [true, true, false]);
+        assert_eq!(rows[1].tokens, [8, 4, 5, 9]);
+        assert_eq!(rows[1].counted, [false, false, true]);
+        // Without an EOS documents follow each other; the last token fills no row.
+        let rows = pack(&documents, &[], None, 3);
+        assert_eq!(rows.len(), 1);
+        assert_eq!(rows[0].tokens, [1, 2, 3, 4]);
+        assert!(pack(&documents, &[], None, 6).is_empty());
+        assert!(pack(&[], &[], None, 6).is_empty());
+    }
+
+    fn rows(count: usize) -> Vec<Row> {
+        let row = |i: usize| Row {
+            tokens: vec![i as u32; 3],
+            counted: vec![i != 0; 2],
+        };
+        (0..count).map(row).collect()
+    }
+
+    #[test]
+    fn the_seed_chooses_what_is_held_out() {
+        let rows = rows(40);
+        let split = |seed| split(&rows, 0.1, seed).unwrap();
+        assert_eq!(split(1), split(1));
+        assert_ne!(split(1), split(2));
+        let Split { train, held_out } = split(3);
+        assert_eq!((train.len(), held_out.len()), (36, 4));
+        let mut all = [train, held_out.clone()].concat();
+        all.sort_unstable();
+        assert_eq!(all, (0..40).collect::<Vec<_>>());
+        for seed in 0..50 {
+            // Row 0 has nothing to count.
+            assert!(!split(seed).held_out.contains(&0));
+        }
+        assert_eq!(super::split(&rows[..2], 0.01, 7).unwrap().held_out, [1]);
+        for few in [&rows[..0], &rows[..1]] {
+            let error = super::split(few, 0.1, 7).unwrap_err().to_string();
+            assert!(error.contains("--seq-len"), "{error}");
+        }
+    }
+
+    #[test]
+    fn every_epoch_has_every_row_once_in_another_order() {
+        let rows = [3, 5, 6, 7, 8, 9, 11];
+        let all: Vec<usize> = {
+            let mut order = Order::new(&rows, 4);
+            (0..21).map(|n| order.row(n)).collect()
+        };
+        for epoch in all.chunks(7) {
+            let mut epoch = epoch.to_vec();
+            epoch.sort_unstable();
+            assert_eq!(epoch, rows);
+        }
+        assert_ne!(all[..7], all[7..14]);
+        // Taken up in the middle it goes on the same.
+        let mut later = Order::new(&rows, 4);
+        assert_eq!(
+            (10..21).map(|n| later.row(n)).collect::<Vec<_>>(),
+            all[10..]
+        );
+    }
+
+    #[test]
+    fn fingerprints_tell_corpora_apart() {
+        let one = rows(3);
+        let mut other = one.clone();
+        assert_eq!(fingerprint(&one), fingerprint(&other));
+        other[1].tokens[2] += 1;
+        assert_ne!(fingerprint(&one), fingerprint(&other));
+        assert_ne!(fingerprint(&one), fingerprint(&one[..2]));
+    }
+}

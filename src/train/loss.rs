@@ -1,0 +1,242 @@
+//! The distance between a draft's and a target's next-token distributions, and its gradient in
+//! closed form.
+//!
+//! Of the target's distribution p the most probable ids are known one by one, all others as one
+//! bucket, the tail. With t the mass of the tail, the loss of a position is
+//! `sum_top p (ln p - ln q) + t_p (ln t_p - ln t_q)`: KL(p || q) after merging the tail's ids, so a
+//! lower bound of the whole divergence. By the chain rule over a softmax its gradient is
+//! `q - p~`, where `p~` is p on the top ids and, on the tail, q scaled to the mass `t_p`.
+//! Cross-entropy on a token is the case of one id of mass 1 and an empty tail.
+
+use crate::error::Result;
+use candle_core::{D, Device, Tensor};
+
+/// Keeps logarithms and divisions finite where a mass is 0; far below what f32 sums can show.
+const TINY: f32 = 1e-30;
+
+/// What a draft shall say at some positions.
+#[derive(Debug, Clone)]
+pub struct Soft {
+    /// `[positions, k]`, u32: the most probable ids, the first the most probable.
+    pub ids: Tensor,
+    /// `[positions, k]`, f32: their probabilities.
+    pub probs: Tensor,
+    /// `[positions, 1]`, f32: the mass of all other ids.
+    pub tail: Tensor,
+}
+
+impl Soft {
+    /// All mass on one token each: the targets of cross-entropy.
+    pub fn one_hot(tokens: &[u32], device: &Device) -> Result<Self> {
+        let dims = (tokens.len(), 1);
+        let probs = Tensor::ones(dims, candle_core::DType::F32, device)?;
+        Ok(Self {
+            ids: Tensor::from_slice(tokens, dims, device)?,
+            tail: probs.zeros_like()?,
+            probs,
+        })
+    }
+}
+
+/// A draft's distributions beside the target's, at `positions` positions.
+pub struct Comparison<'a> {
+    soft: &'a Soft,
+    /// `[positions, vocab]`: the draft's probabilities.
+    q: Tensor,
+    /// `[positions, k]`: those of the top ids, and their logarithms.
+    q_top: Tensor,
+    ln_q_top: Tensor,
+    /// `[positions, 1]`: the draft's mass outside the top ids.
+    q_tail: Tensor,
+}
+
+impl<'a> Comparison<'a> {
+    /// `logits` is `[positions, vocab]`, f32; nothing here is part of its graph.
+    pub fn new(logits: &Tensor, soft: &'a Soft) -> Result<Self> {
+        let logits = logits.detach();
+        let shifted = logits.broadcast_sub(&logits.max_keepdim(D::Minus1)?)?;
+        let weights = shifted.exp()?;
+        let sum = weights.sum_keepdim(D::Minus1)?;
+        let q = weights.broadcast_div(&sum)?;
+        let ln_q_top = shifted
+            .gather(&soft.ids, D::Minus1)?
+            .broadcast_sub(&sum.log()?)?;
+        // Summed, not 1 minus the top: that would lose a small tail to rounding.
+        let rest = q.scatter(&soft.ids, &soft.probs.zeros_like()?, D::Minus1)?;
+        Ok(Self {
+            soft,
+            q_top: ln_q_top.exp()?,
+            ln_q_top,
+            q_tail: rest.sum_keepdim(D::Minus1)?,
+            q,
+        })
+    }
+
+    /// The loss of each position, `[positions]`, in nats.
+    pub fn loss(&self) -> Result<Tensor> {
+        let (p, tail) = (&self.soft.probs, &self.soft.tail);
+        let top = (p * (ln(p)? - &self.ln_q_top)?)?.sum(D::Minus1)?;
+        let rest = (tail * (ln(tail)? - ln(&self.q_tail)?)?)?;
+        Ok((top + rest.squeeze(D::Minus1)?)?)
+    }
+
+    /// What the logits change the loss by, `[positions, vocab]`.
+    pub fn gradient(&self) -> Result<Tensor> {
+        let scale = (&self.soft.tail / self.q_tail.clamp(TINY, f32::MAX)?)?;
+        let rest = self.q.broadcast_mul(&(1.0 - scale)?)?;
+        let top = (&self.q_top - &self.soft.probs)?;
+        Ok(rest.scatter(&self.soft.ids, &top, D::Minus1)?)
+    }
+
+    /// `sum_x min(p(x), q(x))`, the chance that a draft token sampled from q is accepted (Leviathan
+    /// et al. 2023, Corollary 3.6), `[positions]`. With the tail as one bucket that is an upper
+    /// bound: inside of it p and q may lie apart.
+    pub fn overlap(&self) -> Result<Tensor> {
+        let top = self.soft.probs.minimum(&self.q_top)?.sum(D::Minus1)?;
+        let rest = self.soft.tail.minimum(&self.q_tail)?;
+        Ok((top + rest.squeeze(D::Minus1)?)?)
+    }
+
+    /// Whether both find the same id the most probable: 1 or 0, f32, `[positions]`.
+    pub fn agrees(&self) -> Result<Tensor> {
+        let best = self.q.argmax(D::Minus1)?;
+        let wanted = self.soft.ids.narrow(D::Minus1, 0, 1)?.squeeze(D::Minus1)?;
+        Ok(best.eq(&wanted)?.to_dtype(candle_core::DType::F32)?)
+    }
+}
+
+fn ln(mass: &Tensor) -> candle_core::Result<Tensor> {
+    mass.clamp(TINY, f32::MAX)?.log()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VOCAB: usize = 11;
+    const K: usize = 3;
+
+    fn softmax(logits: &[f32]) -> Vec<f64> {
+        let weights: Vec<f64> = logits.iter().map(|&z| f64::from(z).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        weights.into_iter().map(|w| w / sum).collect()
+    }
+
+    /// The formula as it is written, in f64.
+    fn reference(logits: &[f32], ids: &[u32], probs: &[f32], tail: f32) -> f64 {
+        let q = softmax(logits);
+        let top: f64 = (ids.iter().zip(probs))
+            .map(|(&id, &p)| f64::from(p) * (f64::from(p) / q[id as usize]).ln())
+            .sum();
+        let q_tail: f64 = (0..VOCAB)
+            .filter(|&id| !ids.contains(&(id as u32)))
+            .map(|id| q[id])
+            .sum();
+        let tail = f64::from(tail);
+        top + if tail > 0.0 {
+            tail * (tail / q_tail).ln()
+        } else {
+            0.0
+        }
+    }
+
+    fn logits(shift: f32) -> Vec<f32> {
+        let wave = |i: usize| ((i * 7 + 3) as f32).sin() * 2.5 + shift;
+        (0..2 * VOCAB).map(wave).collect()
+    }
+
+    fn soft() -> (Soft, [u32; 2 * K], [f32; 2 * K], [f32; 2]) {
+        let ids = [4, 0, 9, 2, 10, 1];
+        let probs = [0.5, 0.2, 0.1, 0.7, 0.2, 0.1];
+        let tail = [0.2, 0.0];
+        let cpu = &Device::Cpu;
+        let soft = Soft {
+            ids: Tensor::new(&ids, cpu).unwrap().reshape((2, K)).unwrap(),
+            probs: Tensor::new(&probs, cpu).unwrap().reshape((2, K)).unwrap(),
+            tail: Tensor::new(&tail, cpu).unwrap().reshape((2, 1)).unwrap(),
+        };
+        (soft, ids, probs, tail)
+    }
+
+    fn tensor(values: &[f32]) -> Tensor {
+        Tensor::from_slice(values, (values.len() / VOCAB, VOCAB), &Device::Cpu).unwrap()
+    }
+
+    #[test]
+    fn loss_and_gradient_are_those_of_an_f64_reference() {
+        let (soft, ids, probs, tail) = soft();
+        for shift in [0.0, 80.0, -80.0] {
+            let z = logits(shift);
+            let compared = tensor(&z);
+            let compared = Comparison::new(&compared, &soft).unwrap();
+            let loss = compared.loss().unwrap().to_vec1::<f32>().unwrap();
+            let gradient = compared.gradient().unwrap().to_vec2::<f32>().unwrap();
+            for at in 0..2 {
+                let (rows, top) = (at * VOCAB..(at + 1) * VOCAB, at * K..(at + 1) * K);
+                let of = |z: &[f32]| reference(z, &ids[top.clone()], &probs[top.clone()], tail[at]);
+                let row = &z[rows];
+                assert!((f64::from(loss[at]) - of(row)).abs() < 1e-5);
+                for id in 0..VOCAB {
+                    let step = 1e-2;
+                    let nudged = |by: f32| {
+                        let mut z: Vec<f32> = row.iter().map(|z| z - shift).collect();
+                        z[id] += by;
+                        of(&z)
+                    };
+                    let slope = (nudged(step) - nudged(-step)) / f64::from(2.0 * step);
+                    let found = f64::from(gradient[at][id]);
+                    assert!((found - slope).abs() < 1e-3, "{at} {id}: {found} {slope}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn overlap_and_agreement() {
+        let (soft, ids, probs, tail) = soft();
+        let z = logits(0.0);
+        let compared = tensor(&z);
+        let compared = Comparison::new(&compared, &soft).unwrap();
+        let overlap = compared.overlap().unwrap().to_vec1::<f32>().unwrap();
+        for at in 0..2 {
+            let q = softmax(&z[at * VOCAB..(at + 1) * VOCAB]);
+            let (ids, probs) = (&ids[at * K..][..K], &probs[at * K..][..K]);
+            let top: f64 = ids.iter().map(|&id| q[id as usize]).sum();
+            let shared: f64 = (ids.iter().zip(probs))
+                .map(|(&id, &p)| f64::from(p).min(q[id as usize]))
+                .sum();
+            let expected = shared + f64::from(tail[at]).min(1.0 - top);
+            assert!((f64::from(overlap[at]) - expected).abs() < 1e-5);
+        }
+        // The same distribution overlaps wholly, agrees, and has no loss and no gradient.
+        let p = [[0.5f32, 0.3, 0.2]];
+        let known = Soft {
+            ids: Tensor::new(&[[0u32, 1, 2]], &Device::Cpu).unwrap(),
+            probs: Tensor::new(&p, &Device::Cpu).unwrap(),
+            tail: Tensor::new(&[[0f32]], &Device::Cpu).unwrap(),
+        };
+        let z = known.probs.log().unwrap();
+        let same = Comparison::new(&z, &known).unwrap();
+        let scalar = |t: Result<Tensor>| t.unwrap().to_vec1::<f32>().unwrap()[0];
+        assert!((scalar(same.overlap()) - 1.0).abs() < 1e-6);
+        assert_eq!(scalar(same.agrees()), 1.0);
+        assert!(scalar(same.loss()).abs() < 1e-6);
+        let gradient = same.gradient().unwrap().to_vec2::<f32>().unwrap();
+        assert!(gradient[0].iter().all(|g| g.abs() < 1e-6));
+    }
+
+    #[test]
+    fn a_draft_without_any_mass_on_the_tail_stays_finite() {
+        let (soft, ..) = soft();
+        let mut z = vec![-200f32; 2 * VOCAB];
+        (z[4], z[VOCAB + 2]) = (200.0, 200.0);
+        let z = tensor(&z);
+        let compared = Comparison::new(&z, &soft).unwrap();
+        let finite = |t: Tensor| {
+            let values = t.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            assert!(values.iter().all(|v| v.is_finite()), "{values:?}");
+        };
+        finite(compared.loss().unwrap());
+        finite(compared.gradient().unwrap());
+    }
+}

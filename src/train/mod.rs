@@ -1,0 +1,352 @@
+//! `foretoken distill`: trains a draft for a target.
+//!
+//! By default the draft learns the target's whole next-token distributions (Hinton et al. 2015; of
+//! drafts, Zhou et al. 2024, "DistillSpec", with forward KL), which the target computes once over
+//! all rows. With cross-entropy it learns a text alone, and no target runs.
+//!
+//! Everything random is a function of the seed and of what it is for: weights of their names, the
+//! order of rows of their number. So a run that goes on from a checkpoint is the run that was never
+//! stopped, bit for bit on the CPU.
+
+pub mod corpus;
+pub mod loss;
+pub mod model;
+pub mod optimizer;
+pub mod output;
+pub mod report;
+pub mod targets;
+mod trainer;
+
+use crate::error::{Error, Result};
+use crate::kernels;
+use crate::model::{LoadFormat, LoadOptions, ModelConfig, ModelSource, load};
+use crate::text::Text;
+use candle_core::{Device, quantized::gguf_file};
+use corpus::{Row, Split};
+use indicatif::{ProgressBar, ProgressStyle};
+use output::{OutputFolder, in_file};
+use report::Report;
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::io::{BufReader, Write};
+use std::path::{Path, PathBuf};
+use targets::{Identity, SoftTargets};
+use trainer::{Data, Trainer};
+
+/// What a draft learns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Objective {
+    /// The target's distributions: KL(p || q).
+    Kl,
+    /// The tokens of the corpus.
+    CrossEntropy,
+}
+
+/// What to train, on what, and how.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Options {
+    /// The target: a Hugging Face id, a folder or a `.gguf` file. With cross-entropy only its
+    /// tokenizer is read.
+    pub model: String,
+    /// Branch, tag or commit of a Hugging Face model.
+    pub revision: Option<String>,
+    /// The draft's `config.json`, or a folder with one.
+    pub draft_config: PathBuf,
+    /// Files of [`corpus::read`].
+    pub corpus: Vec<PathBuf>,
+    /// Encode the texts of JSON lines anew instead of taking their ids.
+    pub retokenize: bool,
+    /// Folder for checkpoints and the draft.
+    pub out: PathBuf,
+    /// Go on from the checkpoint in `out`, if there is one.
+    pub resume: bool,
+    pub objective: Objective,
+    /// Ids a position whose probabilities are kept one by one.
+    pub top_k: usize,
+    /// Tokens a row.
+    pub seq_len: usize,
+    /// Share of rows that are held out, 0 to 1; at least one row is.
+    pub holdout: f64,
+    /// Rows a step.
+    pub batch_size: usize,
+    /// Rows of one forward; gradients of a step's forwards are summed.
+    pub micro_batch: usize,
+    /// Steps of the whole run.
+    pub steps: usize,
+    /// End this session after so many steps, with a checkpoint to go on from.
+    pub stop_after: Option<usize>,
+    /// Highest learning rate.
+    pub learning_rate: f64,
+    /// Steps until it is reached; `None` = a twentieth of all.
+    pub warmup: Option<usize>,
+    pub weight_decay: f64,
+    /// Largest norm of all gradients together.
+    pub clip: f64,
+    /// Steps between two evaluations.
+    pub eval_every: usize,
+    /// Steps between two checkpoints.
+    pub checkpoint_every: usize,
+    pub seed: u64,
+    /// Where the draft is trained: `auto`, `cpu`, `cuda` or `cuda:N`. The target runs on the CPU.
+    pub device: String,
+    /// CPU threads of the target; training follows candle's `RAYON_NUM_THREADS`.
+    pub threads: Option<usize>,
+}
+
+impl Options {
+    /// Steps in which the learning rate rises.
+    fn warmup(&self) -> usize {
+        self.warmup.unwrap_or(self.steps / 20)
+    }
+
+    /// All that decides the weights after a step, by the name of its flag where it has one.
+    /// Fractions stand as text: JSON readers may miss their last bit.
+    fn settings(&self, draft: &Value, corpus: u64) -> Value {
+        let kl = self.objective == Objective::Kl;
+        json!({
+            "objective": self.objective,
+            "model": kl.then_some(&self.model),
+            "top-k": kl.then_some(self.top_k),
+            "seq-len": self.seq_len,
+            "batch-size": self.batch_size,
+            "micro-batch": self.micro_batch,
+            "steps": self.steps,
+            "warmup": self.warmup(),
+            "holdout": self.holdout.to_string(),
+            "learning-rate": self.learning_rate.to_string(),
+            "weight-decay": self.weight_decay.to_string(),
+            "clip": self.clip.to_string(),
+            "seed": self.seed,
+            "draft-config": draft.to_string(),
+            "the corpus": format!("{corpus:016x}"),
+        })
+    }
+}
+
+/// Trains the draft, prints figures as they come, and leaves the draft in `options.out`.
+///
+/// # Errors
+/// `Setup`: a file, a flag, a draft that does not fit, a disk that is full, a loss that is not
+/// finite. The last checkpoint is kept.
+pub fn run(options: &Options) -> Result<Report> {
+    let device = kernels::device(&options.device)?;
+    if let Some(threads) = options.threads {
+        kernels::set_threads(threads);
+    }
+    let target = Target::open(options)?;
+    let (draft, draft_json) = draft_config(options, &target)?;
+    let rows = rows(options, &target.text, draft.vocab_size)?;
+    let split = corpus::split(&rows, options.holdout, options.seed)?;
+    let folder = OutputFolder::open(&options.out, options.resume)?;
+    say(&format!(
+        "corpus: {} rows of {} tokens, {} of them held out",
+        rows.len(),
+        options.seq_len,
+        split.held_out.len()
+    ));
+    let fingerprint = corpus::fingerprint(&rows);
+    let soft = match options.objective {
+        Objective::CrossEntropy => None,
+        Objective::Kl => Some(soft_targets(options, &target, &rows, &folder, fingerprint)?),
+    };
+    let settings = options.settings(&draft_json, fingerprint);
+    let cost_ratio = match (&target.config, options.objective) {
+        (Some(target), Objective::Kl) => {
+            let parameters = |config| model::parameters_a_token(config) as f64;
+            Some(parameters(&draft) / parameters(target))
+        }
+        _ => None,
+    };
+    folder.write_model_files(draft_json, &target.source, &target.text)?;
+    let Split { train, held_out } = split;
+    let data = Data {
+        rows,
+        train,
+        held_out,
+        soft,
+    };
+    let mut trainer = Trainer::new(options, draft, settings, data, &folder, device)?;
+    trainer.run()?;
+    let report = trainer.report(cost_ratio)?;
+    write_lines(&report.to_string());
+    Ok(report)
+}
+
+/// What is known of the target before it is loaded.
+struct Target {
+    source: ModelSource,
+    text: Text,
+    /// `None` where a tokenizer is all there is.
+    config: Option<ModelConfig>,
+}
+
+impl Target {
+    fn open(options: &Options) -> Result<Self> {
+        let path = Path::new(&options.model);
+        let weights = options.objective == Objective::Kl;
+        let tokenizer_alone =
+            path.join("tokenizer.json").exists() && !path.join("config.json").exists();
+        let source = if tokenizer_alone && !weights {
+            ModelSource::Folder(path.to_owned())
+        } else {
+            let format = match weights || path.exists() {
+                true => LoadFormat::Auto,
+                false => LoadFormat::Dummy,
+            };
+            ModelSource::resolve(&options.model, options.revision.as_deref(), format)?
+        };
+        let (text, config) = match &source {
+            ModelSource::Gguf(file) => (Text::from_gguf(file)?, Some(gguf_config(file)?)),
+            ModelSource::Folder(path) => {
+                let folder = path.parent().filter(|_| path.is_file()).unwrap_or(path);
+                let config = match tokenizer_alone {
+                    true => None,
+                    false => Some(ModelConfig::from_json(path)?),
+                };
+                (Text::from_folder(folder)?, config)
+            }
+        };
+        Ok(Self {
+            source,
+            text,
+            config,
+        })
+    }
+}
+
+fn gguf_config(file: &Path) -> Result<ModelConfig> {
+    let opened = std::fs::File::open(file).map_err(|e| in_file(file, e))?;
+    let content = gguf_file::Content::read(&mut BufReader::new(opened))
+        .map_err(|e| in_file(file, e.to_string().lines().next().unwrap_or_default()))?;
+    ModelConfig::from_gguf(&content, file)
+}
+
+/// The draft's shape, and its `config.json` as it is written.
+fn draft_config(options: &Options, target: &Target) -> Result<(ModelConfig, Value)> {
+    let file = match options.draft_config.is_dir() {
+        true => options.draft_config.join("config.json"),
+        false => options.draft_config.clone(),
+    };
+    let draft = ModelConfig::from_json(&file)?;
+    let text = std::fs::read_to_string(&file).map_err(|e| in_file(&file, e))?;
+    let json = serde_json::from_str(&text).map_err(|e| in_file(&file, e))?;
+    if draft.architecture != "llama" {
+        return Err(in_file(
+            &file,
+            format!(
+                "a draft of architecture {} cannot be trained: only llama can",
+                draft.architecture
+            ),
+        ));
+    }
+    let (wanted, whose) = match &target.config {
+        Some(config) => (config.vocab_size, "model"),
+        None => (target.text.vocab_size(), "tokenizer"),
+    };
+    if draft.vocab_size != wanted {
+        return Err(in_file(
+            &file,
+            format!(
+                "vocab_size is {} and must be that of the target's {whose}, {wanted}",
+                draft.vocab_size
+            ),
+        ));
+    }
+    if options.seq_len > draft.max_position_embeddings {
+        return Err(in_file(
+            &file,
+            format!(
+                "max_position_embeddings is {}: lower --seq-len, which is {}",
+                draft.max_position_embeddings, options.seq_len
+            ),
+        ));
+    }
+    if options.top_k > draft.vocab_size {
+        return Err(Error::setup(format!(
+            "--top-k is {} and there are {} token ids",
+            options.top_k, draft.vocab_size
+        )));
+    }
+    Ok((draft, json))
+}
+
+/// All rows of the corpus.
+fn rows(options: &Options, text: &Text, vocab_size: usize) -> Result<Vec<Row>> {
+    let mut documents = Vec::new();
+    for file in &options.corpus {
+        let read = corpus::read(file, text, options.retokenize)?;
+        let foreign = (read.iter().flat_map(|d| &d.tokens)).find(|&&id| id as usize >= vocab_size);
+        if let Some(id) = foreign {
+            return Err(in_file(
+                file,
+                format!(
+                    "token id {id} is not below the vocabulary of {vocab_size}: add --retokenize, or name the model that wrote the file"
+                ),
+            ));
+        }
+        documents.extend(read);
+    }
+    let eos = &text.special_ids().eos;
+    Ok(corpus::pack(&documents, eos, text.eos(), options.seq_len))
+}
+
+/// The target's distributions, computed as far as they are not there yet.
+fn soft_targets(
+    options: &Options,
+    target: &Target,
+    rows: &[Row],
+    folder: &OutputFolder,
+    fingerprint: u64,
+) -> Result<SoftTargets> {
+    let config = target.config.as_ref();
+    let (vocab_size, context) =
+        config.map_or((0, 0), |c| (c.vocab_size, c.max_position_embeddings));
+    if options.seq_len > context {
+        return Err(Error::setup(format!(
+            "--seq-len is {} and the target was made for {context} tokens",
+            options.seq_len
+        )));
+    }
+    let identity = Identity {
+        model: options.model.clone(),
+        revision: options.revision.clone(),
+        vocab_size,
+        corpus: fingerprint,
+        rows: rows.len(),
+        seq_len: options.seq_len,
+        top_k: options.top_k,
+    };
+    let mut soft = SoftTargets::open(folder.path(), identity, options.resume)?;
+    if soft.missing() > 0 {
+        let loading = LoadOptions {
+            device: Device::Cpu,
+            ..LoadOptions::default()
+        };
+        let mut model = load(&target.source, &loading)?;
+        let bar = bar(
+            "target {wide_bar} {pos}/{len} rows, {eta} left",
+            soft.missing(),
+        );
+        soft.compute(&mut *model, rows, || bar.inc(1))?;
+        bar.finish_and_clear();
+    }
+    Ok(soft)
+}
+
+/// A progress bar on stderr, where that is a terminal.
+fn bar(template: &str, len: usize) -> ProgressBar {
+    let style =
+        ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(len as u64).with_style(style)
+}
+
+/// One line on stdout.
+fn say(line: &str) {
+    write_lines(&format!("{line}\n"));
+}
+
+/// Whoever reads stdout may have gone; that is no reason to stop.
+fn write_lines(lines: &str) {
+    let _ = write!(std::io::stdout(), "{lines}").and_then(|()| std::io::stdout().flush());
+}

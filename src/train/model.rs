@@ -1,0 +1,212 @@
+//! The draft while it is trained: a Llama over whole rows, of ops that candle can differentiate.
+//! The serving decoder's kernels write in place and have no backward pass.
+
+use super::optimizer::Named;
+use crate::error::{Error, Result};
+use crate::model::ModelConfig;
+use crate::sampling::mix;
+use candle_core::{D, DType, Device, Tensor, Var};
+use candle_nn::ops::{rms_norm_slow, silu, softmax};
+use candle_nn::rotary_emb::rope_slow;
+use candle_transformers::utils::repeat_kv;
+
+/// Spread of fresh weights, as in Llama's and GPT-2's configurations (`initializer_range`).
+const INITIAL_DEVIATION: f64 = 0.02;
+
+/// A trainable Llama in f32.
+pub struct TrainModel {
+    config: ModelConfig,
+    /// By Hugging Face's names.
+    vars: Named<Var>,
+    /// `[seq_len, head_dim / 2]`.
+    cos: Tensor,
+    sin: Tensor,
+    /// `[seq_len, seq_len]`: 0 where a position may look, else minus infinity.
+    mask: Tensor,
+}
+
+impl TrainModel {
+    /// Fresh weights, a function of `seed`: matrices normal(0, 0.02), norms 1. For rows of up to
+    /// `seq_len` tokens.
+    pub fn new(config: ModelConfig, seed: u64, seq_len: usize, device: &Device) -> Result<Self> {
+        let vars = shapes(&config)
+            .into_iter()
+            .map(|(name, dims)| {
+                let fresh = fresh(seed, &name, &dims, device)?;
+                Ok((name, Var::from_tensor(&fresh)?))
+            })
+            .collect::<Result<_>>()?;
+        let frequencies = config.inverse_frequencies();
+        let angles = |turn: fn(f32) -> f32| -> Result<Tensor> {
+            let table: Vec<f32> = (0..seq_len)
+                .flat_map(|p| frequencies.iter().map(move |f| turn(p as f32 * f)))
+                .collect();
+            Ok(Tensor::from_vec(
+                table,
+                (seq_len, frequencies.len()),
+                device,
+            )?)
+        };
+        let hidden = |at: usize| {
+            let sees = move |other| if other <= at { 0.0 } else { f32::NEG_INFINITY };
+            (0..seq_len).map(sees)
+        };
+        let mask: Vec<f32> = (0..seq_len).flat_map(hidden).collect();
+        Ok(Self {
+            vars,
+            cos: angles(f32::cos)?,
+            sin: angles(f32::sin)?,
+            mask: Tensor::from_vec(mask, (seq_len, seq_len), device)?,
+            config,
+        })
+    }
+
+    /// The variables, by Hugging Face's names.
+    pub fn vars(&self) -> &Named<Var> {
+        &self.vars
+    }
+
+    /// Puts saved weights in place of the present ones.
+    ///
+    /// # Errors
+    /// `Setup`, where one is missing or has another shape.
+    pub fn set(&self, mut weight: impl FnMut(&str) -> Option<Tensor>) -> Result<()> {
+        for (name, var) in &self.vars {
+            match weight(name) {
+                Some(saved) if saved.dims() == var.dims() => var.set(&saved)?,
+                _ => {
+                    return Err(Error::setup(format!(
+                        "tensor {name} of the checkpoint is missing or has another shape than the draft's config asks for"
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Logits of every position, `[rows * len, vocab]`, for `tokens` `[rows, len]` of u32. A
+    /// position sees its own row up to itself.
+    pub fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
+        let (rows, len) = tokens.dims2()?;
+        let embedding = self.var("model.embed_tokens");
+        let mut x = embedding.index_select(&tokens.flatten_all()?, 0)?;
+        for layer in 0..self.config.num_layers {
+            let at = |part: &str| format!("model.layers.{layer}.{part}");
+            let normed = self.norm(&x, &at("input_layernorm"))?;
+            x = (x + self.attend(&normed, rows, len, &at("self_attn"))?)?;
+            let normed = self.norm(&x, &at("post_attention_layernorm"))?;
+            let gate = silu(&self.linear(&normed, &at("mlp.gate_proj"))?)?;
+            let wide = (gate * self.linear(&normed, &at("mlp.up_proj"))?)?;
+            x = (x + self.linear(&wide, &at("mlp.down_proj"))?)?;
+        }
+        let x = self.norm(&x, "model.norm")?;
+        match self.config.tie_word_embeddings {
+            true => Ok(x.matmul(&embedding.t()?)?),
+            false => self.linear(&x, "lm_head"),
+        }
+    }
+
+    /// Causal grouped-query attention over `x`, `[rows * len, hidden]`.
+    fn attend(&self, x: &Tensor, rows: usize, len: usize, at: &str) -> Result<Tensor> {
+        let (heads, d) = (self.config.num_heads, self.config.head_dim);
+        let kv_heads = self.config.num_kv_heads;
+        let split = |part: &str, heads: usize| -> Result<Tensor> {
+            let y = self.linear(x, &format!("{at}.{part}"))?;
+            let y = y.reshape((rows, len, heads, d))?;
+            Ok(y.transpose(1, 2)?.contiguous()?)
+        };
+        let (cos, sin) = (self.cos.narrow(0, 0, len)?, self.sin.narrow(0, 0, len)?);
+        let q = rope_slow(&split("q_proj", heads)?, &cos, &sin)?;
+        let k = rope_slow(&split("k_proj", kv_heads)?, &cos, &sin)?;
+        let k = repeat_kv(k, heads / kv_heads)?;
+        let v = repeat_kv(split("v_proj", kv_heads)?, heads / kv_heads)?;
+        let mask = self.mask.narrow(0, 0, len)?.narrow(1, 0, len)?;
+        let scores = (q.matmul(&k.t()?)? * (1.0 / (d as f64).sqrt()))?;
+        let weights = softmax(&scores.broadcast_add(&mask)?, D::Minus1)?;
+        let y = weights.matmul(&v.contiguous()?)?;
+        let y = y.transpose(1, 2)?.reshape((rows * len, heads * d))?;
+        self.linear(&y, &format!("{at}.o_proj"))
+    }
+
+    fn norm(&self, x: &Tensor, name: &str) -> Result<Tensor> {
+        let eps = self.config.rms_norm_eps as f32;
+        Ok(rms_norm_slow(x, self.var(name), eps)?)
+    }
+
+    fn linear(&self, x: &Tensor, name: &str) -> Result<Tensor> {
+        Ok(x.matmul(&self.var(name).t()?)?)
+    }
+
+    /// The weight of `name`, one of [`shapes`].
+    fn var(&self, name: &str) -> &Var {
+        &self.vars[&format!("{name}.weight")]
+    }
+}
+
+/// Name and shape of every weight.
+fn shapes(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
+    let (hidden, mlp, d) = (
+        config.hidden_size,
+        config.intermediate_size,
+        config.head_dim,
+    );
+    let (q, kv) = (config.num_heads * d, config.num_kv_heads * d);
+    let mut all = vec![
+        (
+            "model.embed_tokens".to_owned(),
+            vec![config.vocab_size, hidden],
+        ),
+        ("model.norm".to_owned(), vec![hidden]),
+    ];
+    if !config.tie_word_embeddings {
+        all.push(("lm_head".to_owned(), vec![config.vocab_size, hidden]));
+    }
+    for layer in 0..config.num_layers {
+        let parts = [
+            ("input_layernorm", vec![hidden]),
+            ("post_attention_layernorm", vec![hidden]),
+            ("self_attn.q_proj", vec![q, hidden]),
+            ("self_attn.k_proj", vec![kv, hidden]),
+            ("self_attn.v_proj", vec![kv, hidden]),
+            ("self_attn.o_proj", vec![hidden, q]),
+            ("mlp.gate_proj", vec![mlp, hidden]),
+            ("mlp.up_proj", vec![mlp, hidden]),
+            ("mlp.down_proj", vec![hidden, mlp]),
+        ];
+        all.extend(parts.map(|(part, dims)| (format!("model.layers.{layer}.{part}"), dims)));
+    }
+    all.into_iter()
+        .map(|(name, dims)| (format!("{name}.weight"), dims))
+        .collect()
+}
+
+/// Parameters that one token is multiplied with, which is about what a step has to read: all
+/// matrices but the embedding, of which a token reads one row.
+pub fn parameters_a_token(config: &ModelConfig) -> usize {
+    let matrices = shapes(config)
+        .into_iter()
+        .filter(|(name, _)| name != "model.embed_tokens.weight" && name != "lm_head.weight")
+        .map(|(_, dims)| dims.iter().product::<usize>());
+    matrices.sum::<usize>() + config.vocab_size * config.hidden_size
+}
+
+/// Ones for a norm, else normal noise: a function of seed and name alone (Box and Muller 1958),
+/// since candle cannot seed its CPU generator.
+fn fresh(seed: u64, name: &str, dims: &[usize], device: &Device) -> Result<Tensor> {
+    if dims.len() == 1 {
+        return Ok(Tensor::ones(dims, DType::F32, device)?);
+    }
+    let mut state = name
+        .bytes()
+        .fold(mix(seed), |hash, byte| mix(hash ^ u64::from(byte)));
+    let mut uniform = || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        ((mix(state) >> 11) as f64 + 0.5) / (1u64 << 53) as f64
+    };
+    let count: usize = dims.iter().product();
+    let noise = (0..count).map(|_| {
+        let radius = (-2.0 * uniform().ln()).sqrt();
+        (INITIAL_DEVIATION * radius * (std::f64::consts::TAU * uniform()).cos()) as f32
+    });
+    Ok(Tensor::from_vec(noise.collect::<Vec<f32>>(), dims, device)?)
+}

@@ -1,0 +1,252 @@
+//! What a run leaves in its folder: checkpoints, and a draft that can be served.
+//!
+//! Every file is written under another name and then renamed, so that a full disk or a kill never
+//! costs the former one.
+
+use super::model::TrainModel;
+use super::optimizer::AdamW;
+use super::report::Evaluation;
+use crate::error::{Error, Result};
+use crate::model::ModelSource;
+use crate::text::Text;
+use candle_core::{Device, Tensor};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+/// Files of a tokenizer, of which a model has those that it needs.
+const TOKENIZER_FILES: [&str; 5] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+];
+const CHECKPOINT: &str = "checkpoint.safetensors";
+const WEIGHTS: &str = "model.safetensors";
+/// The checkpoint's tensor that is JSON: [`State`] in bytes.
+const STATE: &str = "state";
+
+/// What a checkpoint holds beside tensors.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct State {
+    /// Steps that were made.
+    pub steps: usize,
+    /// All that decides the weights after a step, the seed among it.
+    pub settings: Value,
+    /// The draft before the first step.
+    pub untrained: Evaluation,
+}
+
+impl State {
+    /// Checks that `settings` are those of the run that is gone on with.
+    ///
+    /// # Errors
+    /// `Setup`, naming the first difference.
+    pub fn check(&self, settings: &Value) -> Result<()> {
+        let Some(now) = settings.as_object() else {
+            return Ok(());
+        };
+        match now
+            .iter()
+            .find(|(key, value)| self.settings[*key] != **value)
+        {
+            None => Ok(()),
+            Some((key, value)) => Err(Error::setup(format!(
+                "--resume: {key} was {} in the run that the checkpoint is of, and is {value} now",
+                self.settings[key]
+            ))),
+        }
+    }
+}
+
+/// A folder that a run writes to.
+pub struct OutputFolder {
+    path: PathBuf,
+}
+
+impl OutputFolder {
+    /// Makes the folder. One with a former run in it is only taken to `resume` that.
+    ///
+    /// # Errors
+    /// `Setup`, naming the folder.
+    pub fn open(path: &Path, resume: bool) -> Result<Self> {
+        std::fs::create_dir_all(path).map_err(|e| in_file(path, e))?;
+        let former = [CHECKPOINT, WEIGHTS]
+            .into_iter()
+            .find(|file| path.join(file).exists());
+        match former {
+            Some(file) if !resume => Err(Error::setup(format!(
+                "{} has a {file} of a former run: add --resume to go on with that, or name another --out",
+                path.display()
+            ))),
+            _ => Ok(Self {
+                path: path.to_owned(),
+            }),
+        }
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether a checkpoint can be gone on with.
+    pub fn has_checkpoint(&self) -> bool {
+        self.path.join(CHECKPOINT).exists()
+    }
+
+    /// Saves weights, moments and `state`, in one file, so that they cannot come apart.
+    ///
+    /// # Errors
+    /// `Setup`, naming the file, which then is what it was before.
+    pub fn save_checkpoint(
+        &self,
+        model: &TrainModel,
+        optimizer: &AdamW,
+        state: &State,
+    ) -> Result<()> {
+        let mut tensors = HashMap::new();
+        for (name, var) in model.vars() {
+            tensors.insert(format!("weight.{name}"), var.as_detached_tensor());
+        }
+        for (name, (first, second)) in &optimizer.moments {
+            tensors.insert(format!("first.{name}"), first.clone());
+            tensors.insert(format!("second.{name}"), second.clone());
+        }
+        let state = json_bytes(state)?;
+        tensors.insert(STATE.to_owned(), Tensor::new(state, &Device::Cpu)?);
+        save(&self.path.join(CHECKPOINT), &tensors)
+    }
+
+    /// Puts a checkpoint's weights and moments in place; `check` may refuse its state before.
+    ///
+    /// # Errors
+    /// `Setup`, naming the file, where it is broken or of another draft.
+    pub fn load_checkpoint(
+        &self,
+        model: &TrainModel,
+        optimizer: &mut AdamW,
+        device: &Device,
+        check: impl FnOnce(&State) -> Result<()>,
+    ) -> Result<State> {
+        let file = self.path.join(CHECKPOINT);
+        let broken = |e: &dyn std::fmt::Display| {
+            in_file(&file, e.to_string().lines().next().unwrap_or_default())
+        };
+        // SAFETY: the file is only read; who changes it meanwhile gets other weights, or a fault.
+        let tensors = unsafe { candle_core::safetensors::MmapedSafetensors::new(&file) }
+            .map_err(|e| broken(&e))?;
+        let state = tensors.load(STATE, &Device::Cpu).map_err(|e| broken(&e))?;
+        let state: State =
+            serde_json::from_slice(&state.to_vec1::<u8>()?).map_err(|e| broken(&e))?;
+        check(&state)?;
+        model.set(|name| tensors.load(&format!("weight.{name}"), device).ok())?;
+        for (name, (first, second)) in &mut optimizer.moments {
+            let load = |kind: &str| tensors.load(&format!("{kind}.{name}"), device);
+            *first = load("first").map_err(|e| broken(&e))?;
+            *second = load("second").map_err(|e| broken(&e))?;
+        }
+        optimizer.steps = state.steps;
+        Ok(state)
+    }
+
+    /// Saves the weights under the name that loading looks for.
+    ///
+    /// # Errors
+    /// `Setup`, naming the file.
+    pub fn save_weights(&self, model: &TrainModel) -> Result<()> {
+        let vars = model.vars().iter();
+        let tensors = vars.map(|(name, var)| (name.clone(), var.as_detached_tensor()));
+        save(&self.path.join(WEIGHTS), &tensors.collect())
+    }
+
+    /// Writes all that serving needs beside the weights: `config`, the text of the draft's
+    /// `config.json`, with the target's special ids, and the target's tokenizer.
+    ///
+    /// # Errors
+    /// `Setup`, naming the file.
+    pub fn write_model_files(
+        &self,
+        config: Value,
+        source: &ModelSource,
+        text: &Text,
+    ) -> Result<()> {
+        let mut config = config;
+        config["torch_dtype"] = "float32".into();
+        if let Some(keys) = config.as_object_mut() {
+            // transformers 5's name for the same; the two must not disagree.
+            keys.shift_remove("dtype");
+        }
+        let special = text.special_ids();
+        config["bos_token_id"] = json!(special.bos);
+        config["eos_token_id"] = json!(special.eos);
+        write_json(&self.path.join("config.json"), &config)?;
+        match source {
+            ModelSource::Gguf(_) => text.save(&self.path),
+            ModelSource::Folder(path) => {
+                let folder = path.parent().filter(|_| path.is_file()).unwrap_or(path);
+                for file in TOKENIZER_FILES {
+                    copy(&folder.join(file), &self.path.join(file))?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Copies a file, if there is one.
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    match std::fs::read(from) {
+        Ok(bytes) => replace(to, |part| std::fs::write(part, &bytes)),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(in_file(from, e)),
+    }
+}
+
+fn save(path: &Path, tensors: &HashMap<String, Tensor>) -> Result<()> {
+    let first_line = |e: candle_core::Error| {
+        std::io::Error::other(e.to_string().lines().next().unwrap_or_default().to_owned())
+    };
+    replace(path, |part| {
+        candle_core::safetensors::save(tensors, part).map_err(first_line)
+    })
+}
+
+fn json_bytes(value: &impl Serialize) -> Result<Vec<u8>> {
+    serde_json::to_vec_pretty(value).map_err(|e| Error::internal(e.to_string()))
+}
+
+/// Writes `value` to `path`.
+///
+/// # Errors
+/// `Setup`, naming the file, which then is what it was before.
+pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    let bytes = json_bytes(value)?;
+    replace(path, |part| std::fs::write(part, &bytes))
+}
+
+/// Lets `write` make a file beside `path`, and puts that in its place once it is on the disk.
+fn replace(path: &Path, write: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<()> {
+    let mut part = path.as_os_str().to_owned();
+    part.push(".part");
+    let part = PathBuf::from(part);
+    write(&part)
+        .and_then(|()| File::open(&part)?.sync_all())
+        .and_then(|()| std::fs::rename(&part, path))
+        .map_err(|e| {
+            // What was begun would take the room that is missing.
+            let _ = std::fs::remove_file(&part);
+            Error::setup(format!(
+                "cannot write {}: {e}; what was there before is kept",
+                path.display()
+            ))
+        })
+}
+
+/// A line about `file`.
+pub fn in_file(file: &Path, what: impl std::fmt::Display) -> Error {
+    Error::setup(format!("{}: {what}", file.display()))
+}

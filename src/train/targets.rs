@@ -1,0 +1,250 @@
+//! The target's distributions over all rows: computed once, kept in a file, read in any order.
+//!
+//! A position takes `6 k + 4` bytes, little endian: k ids (u32), k natural logarithms of their
+//! probabilities (f16), and the mass of all other ids (f32). A JSON file beside it says whose they
+//! are. The file only grows by whole rows, so a run that was stopped goes on where it was.
+
+use super::corpus::Row;
+use super::loss::Soft;
+use super::output::{in_file, write_json};
+use crate::error::{Error, Result};
+use crate::kernels::parallel;
+use crate::kv::{BlockAllocator, BlockTable, KvStore};
+use crate::model::{Batch, Model};
+use candle_core::{Device, Tensor};
+use half::f16;
+use serde::{Deserialize, Serialize};
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// Tokens of one forward of the target.
+const CHUNK: usize = 128;
+const BLOCK_SIZE: usize = 16;
+
+/// Whose distributions a file holds. Another target, corpus or shape needs other ones.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    pub model: String,
+    pub revision: Option<String>,
+    pub vocab_size: usize,
+    /// [`fingerprint`](super::corpus::fingerprint) of the rows.
+    pub corpus: u64,
+    pub rows: usize,
+    pub seq_len: usize,
+    /// Ids a position that are kept one by one.
+    pub top_k: usize,
+}
+
+impl Identity {
+    /// Bytes of one row.
+    fn row_bytes(&self) -> usize {
+        self.seq_len * (6 * self.top_k + 4)
+    }
+}
+
+/// An open file of distributions.
+pub struct SoftTargets {
+    identity: Identity,
+    file: File,
+    path: PathBuf,
+    /// Rows that it holds.
+    rows: usize,
+}
+
+impl SoftTargets {
+    /// Opens the file in `folder`. What is there already is kept where `reuse` is set and it has
+    /// the same identity.
+    ///
+    /// # Errors
+    /// `Setup`, naming the file.
+    pub fn open(folder: &Path, identity: Identity, reuse: bool) -> Result<Self> {
+        let (path, note) = (folder.join("targets.bin"), folder.join("targets.json"));
+        let known = std::fs::read(&note).ok();
+        let known = known.and_then(|json| serde_json::from_slice::<Identity>(&json).ok());
+        let fits = reuse && known.as_ref() == Some(&identity);
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(!fits)
+            .open(&path)
+            .map_err(|e| in_file(&path, e))?;
+        if !fits {
+            write_json(&note, &identity)?;
+        }
+        let bytes = file.metadata().map_err(|e| in_file(&path, e))?.len() as usize;
+        let rows = (bytes / identity.row_bytes()).min(identity.rows);
+        Ok(Self {
+            identity,
+            file,
+            path,
+            rows,
+        })
+    }
+
+    /// Rows that are still to be [computed](Self::compute).
+    pub fn missing(&self) -> usize {
+        self.identity.rows - self.rows
+    }
+
+    /// Runs `target` over the rows that are missing; `done` is called after each.
+    ///
+    /// # Errors
+    /// `Setup` where the disk is full; what the target fails with.
+    pub fn compute(
+        &mut self,
+        target: &mut dyn Model,
+        rows: &[Row],
+        mut done: impl FnMut(),
+    ) -> Result<()> {
+        let (len, k) = (self.identity.seq_len, self.identity.top_k);
+        let blocks = len.div_ceil(BLOCK_SIZE);
+        let mut pass = Pass {
+            kv: target.new_kv(blocks, BLOCK_SIZE)?,
+            table: BlockTable::default(),
+        };
+        BlockAllocator::new(blocks, BLOCK_SIZE)
+            .reserve(&mut pass.table, len)
+            .map_err(|_| Error::internal("the pool is as large as a row"))?;
+        let start = (self.rows * self.identity.row_bytes()) as u64;
+        let failed = |e| in_file(&self.path, e);
+        self.file.seek(SeekFrom::Start(start)).map_err(failed)?;
+        for row in &rows[self.rows..] {
+            let bytes = pass.row(target, &row.tokens[..len], k)?;
+            self.file.write_all(&bytes).map_err(failed)?;
+            self.rows += 1;
+            done();
+        }
+        self.file.sync_all().map_err(failed)
+    }
+
+    /// The distributions of `rows`, position after position, on `device`.
+    ///
+    /// # Errors
+    /// `Setup`, where the file cannot be read.
+    pub fn read(&mut self, rows: &[usize], device: &Device) -> Result<Soft> {
+        let (size, k) = (self.identity.row_bytes(), self.identity.top_k);
+        let mut bytes = vec![0; size * rows.len()];
+        for (&row, bytes) in rows.iter().zip(bytes.chunks_mut(size)) {
+            let start = SeekFrom::Start((row * size) as u64);
+            (self.file.seek(start))
+                .and_then(|_| self.file.read_exact(bytes))
+                .map_err(|e| in_file(&self.path, e))?;
+        }
+        let positions = rows.len() * self.identity.seq_len;
+        let (mut ids, mut probs) = (Vec::new(), Vec::new());
+        let mut tails = Vec::with_capacity(positions);
+        for position in bytes.chunks_exact(6 * k + 4) {
+            tails.push(unpack(position, k, &mut ids, &mut probs));
+        }
+        Ok(Soft {
+            ids: Tensor::from_vec(ids, (positions, k), device)?,
+            probs: Tensor::from_vec(probs, (positions, k), device)?,
+            tail: Tensor::from_vec(tails, (positions, 1), device)?,
+        })
+    }
+}
+
+/// The target's pool, for one row at a time.
+struct Pass {
+    kv: KvStore,
+    table: BlockTable,
+}
+
+impl Pass {
+    /// The packed distributions of all positions of one row.
+    fn row(&mut self, target: &mut dyn Model, tokens: &[u32], k: usize) -> Result<Vec<u8>> {
+        let vocab = target.config().vocab_size;
+        let mut packed = Vec::new();
+        for (chunk, part) in tokens.chunks(CHUNK).enumerate() {
+            let mut batch = Batch::default();
+            batch.push_span(part, chunk * CHUNK, &self.table, BLOCK_SIZE);
+            batch.logits = (0..part.len() as u32).collect();
+            let output = target.forward(&batch, &mut self.kv)?;
+            let positions = output.read(|logits| {
+                let mut rows: Vec<&[f32]> = logits.chunks_exact(vocab).collect();
+                parallel::map(&mut rows, |logits| pack(logits, k))
+            })?;
+            packed.extend(positions.into_iter().flatten());
+        }
+        Ok(packed)
+    }
+}
+
+/// One position: see the module.
+fn pack(logits: &[f32], k: usize) -> Vec<u8> {
+    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+    // Of equal logits the lower id comes first, as in sampling.
+    let by_logit = |a: &u32, b: &u32| {
+        let (za, zb) = (logits[*a as usize], logits[*b as usize]);
+        zb.total_cmp(&za).then(a.cmp(b))
+    };
+    if k < order.len() {
+        order.select_nth_unstable_by(k, by_logit);
+    }
+    let (top, rest) = order.split_at_mut(k.min(logits.len()));
+    top.sort_unstable_by(by_logit);
+    let highest = f64::from(logits[top[0] as usize]);
+    let weight = |id: &u32| (f64::from(logits[*id as usize]) - highest).exp();
+    let tail: f64 = rest.iter().map(weight).sum();
+    let sum = top.iter().map(weight).sum::<f64>() + tail;
+    let mut bytes: Vec<u8> = top.iter().flat_map(|id| id.to_le_bytes()).collect();
+    for id in &*top {
+        let ln = f64::from(logits[*id as usize]) - highest - sum.ln();
+        bytes.extend(f16::from_f64(ln).to_le_bytes());
+    }
+    bytes.extend(((tail / sum) as f32).to_le_bytes());
+    bytes
+}
+
+/// Appends the ids and probabilities of one packed position; returns the tail. What f16 rounded is
+/// made whole again: all masses sum to 1.
+fn unpack(bytes: &[u8], k: usize, ids: &mut Vec<u32>, probs: &mut Vec<f32>) -> f32 {
+    let (packed_ids, rest) = bytes.split_at(4 * k);
+    let (logs, tail) = rest.split_at(2 * k);
+    let id = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+    ids.extend(packed_ids.chunks_exact(4).map(id));
+    let tail = f32::from_bits(id(tail));
+    let prob = |b: &[u8]| f16::from_le_bytes([b[0], b[1]]).to_f32().exp();
+    let top: Vec<f32> = logs.chunks_exact(2).map(prob).collect();
+    let scale = (1.0 - tail) / top.iter().sum::<f32>();
+    probs.extend(top.iter().map(|p| p * scale));
+    tail
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_position_survives_packing() {
+        let logits: Vec<f32> = (0..50)
+            .map(|i| ((i * 13 % 50) as f32).sqrt() * 2.0)
+            .collect();
+        let sum: f64 = logits.iter().map(|&z| f64::from(z).exp()).sum();
+        for k in [1, 7, 50] {
+            let bytes = pack(&logits, k);
+            assert_eq!(bytes.len(), 6 * k + 4);
+            let (mut ids, mut probs) = (Vec::new(), Vec::new());
+            let tail = unpack(&bytes, k, &mut ids, &mut probs);
+            assert!(ids.is_sorted_by_key(|&id| -logits[id as usize]));
+            let mut mass = f64::from(tail);
+            for (&id, &p) in ids.iter().zip(&probs) {
+                let exact = f64::from(logits[id as usize]).exp() / sum;
+                assert!((f64::from(p) - exact).abs() < 2e-3 * exact, "{p} {exact}");
+                mass += f64::from(p);
+            }
+            assert!((mass - 1.0).abs() < 1e-5, "{mass}");
+            assert!(k < 50 || tail == 0.0);
+        }
+    }
+
+    #[test]
+    fn of_equal_logits_the_lower_id_is_first() {
+        let bytes = pack(&[1.0, 2.0, 2.0, 2.0], 2);
+        let (mut ids, mut probs) = (Vec::new(), Vec::new());
+        unpack(&bytes, 2, &mut ids, &mut probs);
+        assert_eq!(ids, [1, 2]);
+    }
+}

@@ -1,0 +1,238 @@
+//! The loop: rows, forward, loss, backward, step; figures and checkpoints in between.
+
+use super::corpus::{Order, Row};
+use super::loss::{Comparison, Soft};
+use super::model::TrainModel;
+use super::optimizer::{AdamW, Named, accumulate, clip, global_norm, learning_rate};
+use super::output::{OutputFolder, State};
+use super::report::{Evaluation, Report, Sums};
+use super::targets::SoftTargets;
+use super::{Objective, Options, bar, say};
+use crate::error::{Error, Result};
+use crate::model::ModelConfig;
+use candle_core::{Device, Tensor};
+use indicatif::ProgressBar;
+use serde_json::Value;
+use std::time::Instant;
+
+/// What is trained and measured on.
+pub struct Data {
+    pub rows: Vec<Row>,
+    /// Indices of rows.
+    pub train: Vec<usize>,
+    pub held_out: Vec<usize>,
+    /// `None` with cross-entropy.
+    pub soft: Option<SoftTargets>,
+}
+
+/// A run between two steps.
+pub struct Trainer<'a> {
+    options: &'a Options,
+    data: Data,
+    folder: &'a OutputFolder,
+    device: Device,
+    model: TrainModel,
+    optimizer: AdamW,
+    state: State,
+    /// The last evaluation, and the step that it was made after.
+    last: (usize, Evaluation),
+}
+
+impl<'a> Trainer<'a> {
+    /// A fresh draft of shape `draft`, or the one of the folder's checkpoint.
+    ///
+    /// # Errors
+    /// `Setup`, where the checkpoint is broken or of a run with other `settings`.
+    pub fn new(
+        options: &'a Options,
+        draft: ModelConfig,
+        settings: Value,
+        data: Data,
+        folder: &'a OutputFolder,
+        device: Device,
+    ) -> Result<Self> {
+        let model = TrainModel::new(draft, options.seed, options.seq_len, &device)?;
+        let optimizer = AdamW::new(model.vars(), options.weight_decay)?;
+        let mut trainer = Self {
+            options,
+            data,
+            folder,
+            device,
+            model,
+            optimizer,
+            state: State {
+                steps: 0,
+                settings,
+                untrained: Evaluation::default(),
+            },
+            last: (0, Evaluation::default()),
+        };
+        if options.resume && folder.has_checkpoint() {
+            let settings = trainer.state.settings.clone();
+            trainer.state = folder.load_checkpoint(
+                &trainer.model,
+                &mut trainer.optimizer,
+                &trainer.device,
+                |state| state.check(&settings),
+            )?;
+            say(&format!("going on after step {}", trainer.state.steps));
+            trainer.evaluate(None)?;
+        } else {
+            trainer.evaluate(None)?;
+            trainer.state.untrained = trainer.last.1;
+        }
+        Ok(trainer)
+    }
+
+    /// Trains to the last step of this session and saves the draft.
+    ///
+    /// # Errors
+    /// `Setup`: a loss that is not finite, a write that failed. The last checkpoint is kept.
+    pub fn run(&mut self) -> Result<()> {
+        let first = self.state.steps;
+        let session = self.options.stop_after.unwrap_or(usize::MAX);
+        let end = self.options.steps.min(first.saturating_add(session));
+        let bar = bar(
+            "{wide_bar} step {pos}/{len}, {msg}, {eta} left",
+            end.saturating_sub(first),
+        );
+        let started = Instant::now();
+        let train = self.data.train.clone();
+        let mut order = Order::new(&train, self.options.seed);
+        while self.state.steps < end {
+            let batch = self.options.batch_size;
+            let from = self.state.steps * batch;
+            let rows: Vec<usize> = (from..from + batch).map(|n| order.row(n)).collect();
+            let loss = self.step(&rows)?;
+            let made = self.state.steps - first;
+            let tokens = (made * batch * self.options.seq_len) as f64;
+            let rate = tokens / started.elapsed().as_secs_f64();
+            bar.set_message(format!("loss {loss:.4}, {rate:.0} tokens/s"));
+            bar.inc(1);
+            if self.state.steps.is_multiple_of(self.options.eval_every) {
+                self.evaluate(Some((&bar, loss, rate)))?;
+            }
+            if self
+                .state
+                .steps
+                .is_multiple_of(self.options.checkpoint_every)
+            {
+                self.save_checkpoint()?;
+            }
+        }
+        bar.finish_and_clear();
+        if self.last.0 != self.state.steps {
+            self.evaluate(None)?;
+        }
+        self.save_checkpoint()?;
+        self.folder.save_weights(&self.model)
+    }
+
+    /// The figures of the run so far.
+    ///
+    /// # Errors
+    /// `Setup`, where they cannot be written.
+    pub fn report(&self, cost_ratio: Option<f64>) -> Result<Report> {
+        let report = Report {
+            objective: self.options.objective,
+            steps: self.state.steps,
+            of_steps: self.options.steps,
+            held_out_rows: self.data.held_out.len(),
+            untrained: self.state.untrained,
+            trained: self.last.1,
+            cost_ratio,
+        };
+        super::output::write_json(&self.folder.path().join("report.json"), &report)?;
+        Ok(report)
+    }
+
+    /// One step over `rows`; the mean loss before it, in nats a position.
+    fn step(&mut self, rows: &[usize]) -> Result<f64> {
+        let positions = (rows.len() * self.options.seq_len) as f64;
+        let (mut gradients, mut loss) = (Named::new(), 0.0);
+        for rows in rows.chunks(self.options.micro_batch) {
+            let logits = self.model.forward(&self.tokens(rows)?)?;
+            let soft = self.soft(rows)?;
+            let compared = Comparison::new(&logits, &soft)?;
+            loss += f64::from(compared.loss()?.sum_all()?.to_scalar::<f32>()?);
+            // The sum's derivative by the logits is the gradient that was worked out in closed
+            // form, so the graph of softmax and logarithms need not be kept.
+            let slope = (compared.gradient()? / positions)?;
+            let surrogate = (logits * slope)?.sum_all()?;
+            accumulate(&mut gradients, self.model.vars(), surrogate.backward()?)?;
+        }
+        let (loss, norm) = (loss / positions, global_norm(&gradients)?);
+        let step = self.state.steps;
+        if !loss.is_finite() || !norm.is_finite() {
+            return Err(self.not_finite(step + 1));
+        }
+        clip(&mut gradients, norm, self.options.clip)?;
+        let options = self.options;
+        let rate = learning_rate(options.learning_rate, step, options.warmup(), options.steps);
+        self.optimizer.step(self.model.vars(), &gradients, rate)?;
+        self.state.steps += 1;
+        Ok(loss)
+    }
+
+    fn not_finite(&self, step: usize) -> Error {
+        let kept = match self.folder.has_checkpoint() {
+            true => "the last checkpoint is kept",
+            false => "there is no checkpoint yet",
+        };
+        Error::setup(format!(
+            "the loss is not finite at step {step}: lower --learning-rate or --clip, or raise --warmup; {kept}"
+        ))
+    }
+
+    /// Measures the held-out rows and says so.
+    fn evaluate(&mut self, training: Option<(&ProgressBar, f64, f64)>) -> Result<()> {
+        let mut sums = Sums::default();
+        for rows in self.data.held_out.clone().chunks(self.options.micro_batch) {
+            let logits = self.model.forward(&self.tokens(rows)?)?;
+            let soft = self.soft(rows)?;
+            let compared = Comparison::new(&logits, &soft)?;
+            let figures = [compared.loss()?, compared.overlap()?, compared.agrees()?];
+            let counted: Vec<bool> = rows
+                .iter()
+                .flat_map(|&row| self.data.rows[row].counted.iter().copied())
+                .collect();
+            sums.add(figures.each_ref(), &counted)?;
+        }
+        let step = self.state.steps;
+        self.last = (step, sums.mean());
+        let line = self.last.1.line(step, self.options.objective);
+        match training {
+            None => say(&line),
+            Some((bar, loss, rate)) => {
+                bar.suspend(|| say(&format!("{line}; training {loss:.4}, {rate:.0} tokens/s")));
+            }
+        }
+        if !self.last.1.loss.is_finite() {
+            return Err(self.not_finite(step));
+        }
+        Ok(())
+    }
+
+    fn save_checkpoint(&self) -> Result<()> {
+        self.folder
+            .save_checkpoint(&self.model, &self.optimizer, &self.state)
+    }
+
+    /// What the model sees of `rows`, `[rows, seq_len]`.
+    fn tokens(&self, rows: &[usize]) -> Result<Tensor> {
+        let len = self.options.seq_len;
+        let seen = |&row: &usize| self.data.rows[row].tokens[..len].to_vec();
+        let tokens: Vec<u32> = rows.iter().flat_map(seen).collect();
+        Ok(Tensor::from_vec(tokens, (rows.len(), len), &self.device)?)
+    }
+
+    /// What it shall say there.
+    fn soft(&mut self, rows: &[usize]) -> Result<Soft> {
+        if let (Some(soft), Objective::Kl) = (&mut self.data.soft, self.options.objective) {
+            return soft.read(rows, &self.device);
+        }
+        let next = |&row: &usize| self.data.rows[row].tokens[1..].to_vec();
+        let tokens: Vec<u32> = rows.iter().flat_map(next).collect();
+        Soft::one_hot(&tokens, &self.device)
+    }
+}

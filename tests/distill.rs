@@ -1,0 +1,499 @@
+//! `foretoken distill`: toy pairs of seconds, through the library and through the binary.
+
+mod common;
+
+use candle_core::{DType, Device, Tensor};
+use common::rig::{Rig, Seq, distance};
+use foretoken::error::Error;
+use foretoken::model::{LoadFormat, LoadOptions, ModelConfig, ModelSource, load};
+use foretoken::text::{Text, check_same_tokens};
+use foretoken::train::model::TrainModel;
+use foretoken::train::report::Report;
+use foretoken::train::{Objective, Options, run};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+const VOCAB: usize = 32;
+const EOS: u32 = 30;
+
+/// Letters, a space, a line break and special tokens: `VOCAB` of them.
+fn write_tokenizer(folder: &Path) {
+    let mut names: Vec<String> = ('a'..='z').map(String::from).collect();
+    names.extend(["Ġ", "Ċ", "Ã", "©", "<|end|>", "<|start|>"].map(String::from));
+    let vocab: serde_json::Map<String, Value> =
+        names.into_iter().zip((0..).map(Value::from)).collect();
+    let special = |id: u32, content: &str| {
+        json!({"id": id, "content": content, "special": true, "single_word": false,
+               "lstrip": false, "rstrip": false, "normalized": false})
+    };
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    let tokenizer = json!({
+        "version": "1.0",
+        "added_tokens": [special(EOS, "<|end|>"), special(31, "<|start|>")],
+        "pre_tokenizer": byte_level, "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": vocab, "merges": []}
+    });
+    fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let config = json!({
+        "eos_token": "<|end|>",
+        "chat_template": "{% for m in messages %}<|start|>{{ m.content }}{% endfor %}<|start|>"
+    });
+    fs::write(folder.join("tokenizer_config.json"), config.to_string()).unwrap();
+}
+
+fn config(vocab: usize, layers: usize, tied: bool) -> Value {
+    json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+        "vocab_size": vocab, "hidden_size": 32, "intermediate_size": 64,
+        "num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": 64,
+        "tie_word_embeddings": tied, "torch_dtype": "float32", "eos_token_id": EOS
+    })
+}
+
+/// Random weights, of which the deeper matrices are large enough that the target is sure of
+/// something.
+fn write_target(folder: &Path) {
+    fs::create_dir_all(folder).unwrap();
+    write_tokenizer(folder);
+    fs::write(
+        folder.join("config.json"),
+        config(VOCAB, 2, false).to_string(),
+    )
+    .unwrap();
+    let config = ModelConfig::from_json(folder).unwrap();
+    let model = TrainModel::new(config, 5, 4, &Device::Cpu).unwrap();
+    let tensors = model.vars().iter().map(|(name, var)| {
+        let scale = match name.as_str() {
+            "lm_head.weight" => 25.0,
+            name if name.contains("norm") => 1.0,
+            _ => 8.0,
+        };
+        (name.clone(), (var.as_tensor() * scale).unwrap())
+    });
+    let tensors = tensors.collect();
+    candle_core::safetensors::save(&tensors, folder.join("model.safetensors")).unwrap();
+}
+
+/// A folder with a target, a draft's config, a corpus of JSON lines and one of plain text.
+struct Workshop {
+    folder: tempfile::TempDir,
+}
+
+impl Workshop {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let this = Self { folder };
+        write_target(&this.at("target"));
+        fs::write(this.at("draft.json"), config(VOCAB, 1, true).to_string()).unwrap();
+        let line = |n: u32| {
+            let ids = |salt: u32, len: u32| -> Vec<u32> {
+                (0..len)
+                    .map(|i| (i * i * 5 + i * (n + 1) + salt * n) % 26)
+                    .collect()
+            };
+            let mut written = ids(7, 20 + n % 9);
+            written.push(EOS);
+            json!({
+                "id": n.to_string(), "category": "all", "sample": 0, "prompt": "abc",
+                "prompt_ids": ids(3, 5), "text": "def", "ids": written, "finish_reason": "stop"
+            })
+        };
+        let lines: Vec<String> = (0..40).map(|n| line(n).to_string()).collect();
+        fs::write(this.at("corpus.jsonl"), lines.join("\n")).unwrap();
+        let text = "the cat sat on the mat\nand the dog sat\n\n".repeat(40);
+        fs::write(this.at("corpus.txt"), text).unwrap();
+        this
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn options(&self, out: &str) -> Options {
+        Options {
+            model: self.at("target").display().to_string(),
+            revision: None,
+            draft_config: self.at("draft.json"),
+            corpus: vec![self.at("corpus.jsonl")],
+            retokenize: false,
+            out: self.at(out),
+            resume: false,
+            objective: Objective::Kl,
+            top_k: 8,
+            seq_len: 16,
+            holdout: 0.1,
+            batch_size: 4,
+            micro_batch: 3,
+            steps: 60,
+            stop_after: None,
+            learning_rate: 1e-2,
+            warmup: None,
+            weight_decay: 0.01,
+            clip: 1.0,
+            eval_every: 30,
+            checkpoint_every: 20,
+            seed: 3,
+            device: "cpu".into(),
+            threads: None,
+        }
+    }
+}
+
+/// The line with which `options` is refused.
+#[track_caller]
+fn refused(options: &Options) -> String {
+    match run(options) {
+        Err(Error::Setup(line)) => {
+            assert_eq!(line.lines().count(), 1, "{line}");
+            line
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[track_caller]
+fn refused_with(options: &Options, needle: &str) {
+    let line = refused(options);
+    assert!(line.contains(needle), "{line}");
+}
+
+fn weights(out: &Path) -> std::collections::HashMap<String, Tensor> {
+    candle_core::safetensors::load(out.join("model.safetensors"), &Device::Cpu).unwrap()
+}
+
+#[track_caller]
+fn assert_same_weights(a: &Path, b: &Path) {
+    let (a, b) = (weights(a), weights(b));
+    assert_eq!(a.len(), b.len());
+    for (name, a) in &a {
+        let values = |t: &Tensor| t.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        assert_eq!(values(a), values(&b[name]), "{name}");
+    }
+}
+
+/// All logits of `tokens` by the serving decoder.
+fn served_logits(folder: &Path, tokens: &[u32]) -> Vec<Vec<f32>> {
+    let source = ModelSource::resolve(folder.to_str().unwrap(), None, LoadFormat::Auto).unwrap();
+    let options = LoadOptions {
+        dtype: Some(DType::F32),
+        ..LoadOptions::default()
+    };
+    let model = load(&source, &options).unwrap();
+    Rig::new(model, 16, 4).feed(&mut Seq::default(), tokens)
+}
+
+#[test]
+fn the_target_is_learnt_and_the_draft_serves() {
+    let shop = Workshop::new();
+    let options = shop.options("out");
+    let report = run(&options).unwrap();
+    let Report {
+        untrained, trained, ..
+    } = &report;
+    println!("{report}");
+    assert!(trained.loss < 0.8 * untrained.loss, "{report}");
+    assert!(trained.overlap > untrained.overlap + 0.1, "{report}");
+    assert!(trained.agreement > untrained.agreement + 0.1, "{report}");
+    assert!(report.cost_ratio.is_some_and(|c| c > 0.0 && c < 1.0));
+
+    // The folder is a model with the target's tokenizer.
+    let texts = [&shop.at("target"), &options.out].map(|f| Text::from_folder(f).unwrap());
+    check_same_tokens(&texts[0], &texts[1]).unwrap();
+    assert!(texts[1].has_chat_template());
+    let tokens: Vec<u32> = (0..16).map(|i| i * 7 % 29).collect();
+    let served = served_logits(&options.out, &tokens);
+
+    let shape = ModelConfig::from_json(&options.out).unwrap();
+    let model = TrainModel::new(shape, 99, 16, &Device::Cpu).unwrap();
+    let saved = weights(&options.out);
+    model.set(|name| saved.get(name).cloned()).unwrap();
+    let input = Tensor::new(vec![tokens.clone()], &Device::Cpu).unwrap();
+    let trained = model.forward(&input).unwrap().to_vec2::<f32>().unwrap();
+    for (served, trained) in served.iter().zip(&trained) {
+        assert!(distance(served, trained) < 1e-3, "{served:?} {trained:?}");
+    }
+}
+
+/// Grouped heads, several rows, an output layer of its own and Llama 3's frequencies.
+#[test]
+fn training_computes_what_serving_computes() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut shape = config(VOCAB, 2, false);
+    shape["rope_scaling"] = json!({
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16
+    });
+    fs::write(folder.path().join("config.json"), shape.to_string()).unwrap();
+    let shape = ModelConfig::from_json(folder.path()).unwrap();
+    let model = TrainModel::new(shape, 1, 40, &Device::Cpu).unwrap();
+    let larger = |name: &str| {
+        model
+            .vars()
+            .get(name)
+            .map(|v| (v.as_tensor() * 9.0).unwrap())
+    };
+    model.set(larger).unwrap();
+    let tensors = model
+        .vars()
+        .iter()
+        .map(|(n, v)| (n.clone(), v.as_tensor().clone()));
+    let file = folder.path().join("model.safetensors");
+    candle_core::safetensors::save(&tensors.collect(), file).unwrap();
+
+    let rows: Vec<Vec<u32>> = (0..2u32)
+        .map(|r| (0..40).map(|i| (i * i + 3 * r) % VOCAB as u32).collect())
+        .collect();
+    let input = Tensor::new(rows.clone(), &Device::Cpu).unwrap();
+    let trained = model.forward(&input).unwrap().to_vec2::<f32>().unwrap();
+    let served = rows
+        .iter()
+        .flat_map(|row| served_logits(folder.path(), row));
+    let mut largest = 0f32;
+    for (served, trained) in served.zip(&trained) {
+        largest = served.iter().fold(largest, |l, z| l.max(z.abs()));
+        assert!(distance(&served, trained) < 1e-3);
+    }
+    assert!(largest > 0.5, "logits that say something: {largest}");
+}
+
+#[test]
+fn a_run_in_three_sessions_is_the_run_at_once() {
+    let shop = Workshop::new();
+    let mut whole = shop.options("whole");
+    whole.steps = 25;
+    let at_once = run(&whole).unwrap();
+
+    let mut parts = whole.clone();
+    parts.out = shop.at("parts");
+    parts.stop_after = Some(7);
+    run(&parts).unwrap();
+    parts.resume = true;
+    run(&parts).unwrap();
+    let report = run(&Options {
+        stop_after: None,
+        ..parts.clone()
+    })
+    .unwrap();
+    assert_eq!(report.steps, 25);
+    // The first figures went through a file.
+    let far = report.untrained.loss - at_once.untrained.loss;
+    assert!(far.abs() < 1e-12, "{far}");
+    assert_eq!(report.trained, at_once.trained);
+    assert_same_weights(&whole.out, &parts.out);
+
+    // Another run is no continuation, and a former one is not written over.
+    let other = Options {
+        seed: 4,
+        ..parts.clone()
+    };
+    refused_with(&other, "seed was 3");
+    refused_with(&whole, "add --resume");
+    assert_same_weights(&whole.out, &parts.out);
+}
+
+#[test]
+fn a_killed_run_goes_on_from_its_checkpoint() {
+    let shop = Workshop::new();
+    let mut options = shop.options("whole");
+    options.steps = 150;
+    options.checkpoint_every = 1;
+    options.warmup = Some(7);
+    run(&options).unwrap();
+
+    let out = shop.at("killed");
+    let command = || {
+        let mut command = binary(&shop, "killed");
+        let flags = "--seq-len 16 --top-k 8 --holdout 0.1 --batch-size 4 --micro-batch 3 --steps 150 --warmup 7 \
+            --learning-rate 0.01 --weight-decay 0.01 --checkpoint-every 1 --seed 3 --resume --corpus";
+        command
+            .args(flags.split_whitespace())
+            .arg(shop.at("corpus.jsonl"));
+        command
+    };
+    let mut child = command().spawn().unwrap();
+    while !out.join("checkpoint.safetensors").exists() && child.try_wait().unwrap().is_none() {
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(
+        !out.join("model.safetensors").exists(),
+        "killed before the end"
+    );
+    let output = command().output().unwrap();
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(stdout.contains("going on after step"), "{stdout}");
+    assert!(stdout.contains("temperature"), "{stdout}");
+    assert_same_weights(&options.out, &out);
+}
+
+#[test]
+fn plain_text_is_learnt_with_a_tokenizer_alone() {
+    let shop = Workshop::new();
+    for file in ["model.safetensors", "config.json"] {
+        fs::remove_file(shop.at("target").join(file)).unwrap();
+    }
+    let mut options = shop.options("out");
+    options.objective = Objective::CrossEntropy;
+    // Two files, of both kinds; the first one's texts go through the chat template.
+    options.corpus.push(shop.at("corpus.txt"));
+    options.retokenize = true;
+    let report = run(&options).unwrap();
+    println!("{report}");
+    assert!(report.untrained.loss > 3.0, "about ln 32: {report}");
+    assert!(
+        report.trained.loss < 0.6 * report.untrained.loss,
+        "{report}"
+    );
+    assert_eq!(report.cost_ratio, None);
+    assert!(report.to_string().contains("perplexity"));
+    served_logits(&options.out, &[1, 2, 3]);
+}
+
+#[test]
+fn what_cannot_work_is_refused_in_a_line() {
+    let shop = Workshop::new();
+    let options = shop.options("out");
+    let with = |change: &dyn Fn(&mut Options)| {
+        let mut options = options.clone();
+        change(&mut options);
+        options
+    };
+    let write = |name: &str, text: &str| {
+        fs::write(shop.at(name), text).unwrap();
+        shop.at(name)
+    };
+    let wide = write("wide.json", &config(VOCAB + 1, 1, true).to_string());
+    refused_with(
+        &with(&|o| o.draft_config = wide.clone()),
+        "vocab_size is 33",
+    );
+    let mut qwen = config(VOCAB, 1, true);
+    qwen["architectures"] = json!(["Qwen2ForCausalLM"]);
+    let qwen = write("qwen.json", &qwen.to_string());
+    refused_with(&with(&|o| o.draft_config = qwen.clone()), "only llama");
+    refused_with(&with(&|o| o.draft_config = shop.at("no.json")), "no.json");
+    refused_with(&with(&|o| o.seq_len = 65), "lower --seq-len");
+    refused_with(&with(&|o| o.top_k = 33), "--top-k");
+    let empty = write("empty.txt", " \n\n");
+    refused_with(&with(&|o| o.corpus = vec![empty.clone()]), "fills 0 rows");
+    refused_with(&with(&|o| o.corpus = vec![shop.at("no.txt")]), "no.txt");
+    let broken = write("broken.jsonl", "\n{\"id\": 1}");
+    refused_with(&with(&|o| o.corpus = vec![broken.clone()]), "line 2");
+    let line = json!({"prompt": "", "prompt_ids": [1], "text": "", "ids": [99], "finish_reason": "length"});
+    let foreign = write("foreign.jsonl", &line.to_string());
+    refused_with(&with(&|o| o.corpus = vec![foreign.clone()]), "token id 99");
+    refused_with(&with(&|o| o.out = shop.at("draft.json")), "draft.json");
+    refused_with(
+        &with(&|o| o.model = shop.at("nothing").display().to_string()),
+        "nothing",
+    );
+}
+
+#[test]
+fn a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint() {
+    let shop = Workshop::new();
+    let mut options = shop.options("out");
+    options.learning_rate = 1e30;
+    options.warmup = Some(0);
+    options.checkpoint_every = 1;
+    let line = refused(&options);
+    assert!(
+        line.contains("step 2") && line.contains("--learning-rate"),
+        "{line}"
+    );
+    assert!(line.contains("the last checkpoint is kept"), "{line}");
+    assert!(options.out.join("checkpoint.safetensors").exists());
+}
+
+#[test]
+fn a_write_that_fails_costs_no_checkpoint() {
+    let shop = Workshop::new();
+    let mut options = shop.options("out");
+    options.steps = 8;
+    options.stop_after = Some(4);
+    run(&options).unwrap();
+    let checkpoint = options.out.join("checkpoint.safetensors");
+    let before = fs::read(&checkpoint).unwrap();
+    // What the file is first written as cannot be written.
+    let part = options.out.join("checkpoint.safetensors.part");
+    fs::create_dir(&part).unwrap();
+    options.resume = true;
+    refused_with(&options, "checkpoint.safetensors: ");
+    assert_eq!(fs::read(&checkpoint).unwrap(), before);
+    fs::remove_dir(&part).unwrap();
+    run(&options).unwrap();
+    options.out = shop.at("whole");
+    (options.resume, options.stop_after) = (false, None);
+    run(&options).unwrap();
+    assert_same_weights(&shop.at("out"), &options.out);
+}
+
+/// Linux has a file that is always full.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_one_line() {
+    let shop = Workshop::new();
+    fs::create_dir(shop.at("out")).unwrap();
+    std::os::unix::fs::symlink("/dev/full", shop.at("out/targets.bin")).unwrap();
+    refused_with(&shop.options("out"), "No space left");
+
+    fs::create_dir(shop.at("other")).unwrap();
+    let part = shop.at("other/config.json.part");
+    std::os::unix::fs::symlink("/dev/full", part).unwrap();
+    refused_with(&shop.options("other"), "cannot write");
+}
+
+fn binary(shop: &Workshop, out: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_foretoken"));
+    command
+        .arg("distill")
+        .arg("--model")
+        .arg(shop.at("target"))
+        .arg("--draft-config")
+        .arg(shop.at("draft.json"))
+        .arg("--out")
+        .arg(shop.at(out))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+fn exit(command: &mut Command) -> (Option<i32>, String) {
+    let output = command.output().unwrap();
+    (
+        output.status.code(),
+        String::from_utf8_lossy(&output.stderr).into_owned(),
+    )
+}
+
+#[test]
+fn the_binary_refuses_with_one_line_and_exit_code_2() {
+    let shop = Workshop::new();
+    let corpus = shop.at("corpus.jsonl").display().to_string();
+    for (flags, needle) in [
+        (format!("--corpus {corpus} --holdout 1"), "--holdout"),
+        (
+            format!("--corpus {corpus} --learning-rate 0"),
+            "--learning-rate",
+        ),
+        (format!("--corpus {corpus} --steps 0"), "--steps"),
+        (format!("--corpus {corpus} --objective mse"), "mse"),
+        (format!("--corpus {corpus} --seq-len 100"), "--seq-len"),
+        (String::new(), "--corpus"),
+    ] {
+        let (code, stderr) = exit(binary(&shop, "out").args(flags.split_whitespace()));
+        assert_eq!(code, Some(2), "{flags}: {stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{flags}: {stderr}");
+        assert!(stderr.contains(needle), "{flags}: {stderr}");
+    }
+}
