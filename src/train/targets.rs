@@ -232,7 +232,8 @@ mod tests {
             let mut mass = f64::from(tail);
             for (&id, &p) in ids.iter().zip(&probs) {
                 let exact = f64::from(logits[id as usize]).exp() / sum;
-                assert!((f64::from(p) - exact).abs() < 2e-3 * exact, "{p} {exact}");
+                // f16 keeps logarithms down to -16 to 1/256.
+                assert!((f64::from(p) - exact).abs() < 5e-3 * exact, "{p} {exact}");
                 mass += f64::from(p);
             }
             assert!((mass - 1.0).abs() < 1e-5, "{mass}");
