@@ -97,6 +97,8 @@ fn wrong_flags() {
         "--prompts",
     );
     refused_with("generate --model x --prompts p.jsonl", "--out");
+    refused_with("convert --model x --out x.gguf --type q9", "q9");
+    refused_with("convert --model ./none --out x.gguf", "none");
     refused_with(
         "generate --model x --prompts p --out o --temperature 3",
         "between 0 and 2",

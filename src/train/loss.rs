@@ -88,13 +88,14 @@ impl<'a> Comparison<'a> {
         Ok(rest.scatter(&self.soft.ids, &top, D::Minus1)?)
     }
 
-    /// `sum_x min(p(x), q(x))`, the chance that a draft token sampled from q is accepted (Leviathan
-    /// et al. 2023, Corollary 3.6), `[positions]`. With the tail as one bucket that is an upper
-    /// bound: inside of it p and q may lie apart.
-    pub fn overlap(&self) -> Result<Tensor> {
+    /// Bounds of `sum_x min(p(x), q(x))`, the chance that a draft token sampled from q is accepted
+    /// (Leviathan et al. 2023, Corollary 3.6), `[positions]` each: without the tail, and with the
+    /// tail as one bucket, inside of which p and q may lie apart.
+    pub fn overlap(&self) -> Result<[Tensor; 2]> {
         let top = self.soft.probs.minimum(&self.q_top)?.sum(D::Minus1)?;
         let rest = self.soft.tail.minimum(&self.q_tail)?;
-        Ok((top + rest.squeeze(D::Minus1)?)?)
+        let all = (&top + rest.squeeze(D::Minus1)?)?;
+        Ok([top, all])
     }
 
     /// Whether both find the same id the most probable: 1 or 0, f32, `[positions]`.
@@ -197,7 +198,8 @@ mod tests {
         let z = logits(0.0);
         let compared = tensor(&z);
         let compared = Comparison::new(&compared, &soft).unwrap();
-        let overlap = compared.overlap().unwrap().to_vec1::<f32>().unwrap();
+        let [least, most] = compared.overlap().unwrap();
+        let [least, most] = [least, most].map(|t| t.to_vec1::<f32>().unwrap());
         for at in 0..2 {
             let q = softmax(&z[at * VOCAB..(at + 1) * VOCAB]);
             let (ids, probs) = (&ids[at * K..][..K], &probs[at * K..][..K]);
@@ -206,7 +208,8 @@ mod tests {
                 .map(|(&id, &p)| f64::from(p).min(q[id as usize]))
                 .sum();
             let expected = shared + f64::from(tail[at]).min(1.0 - top);
-            assert!((f64::from(overlap[at]) - expected).abs() < 1e-5);
+            assert!((f64::from(least[at]) - shared).abs() < 1e-5);
+            assert!((f64::from(most[at]) - expected).abs() < 1e-5);
         }
         // The same distribution overlaps wholly, agrees, and has no loss and no gradient.
         let p = [[0.5f32, 0.3, 0.2]];
@@ -218,7 +221,9 @@ mod tests {
         let z = known.probs.log().unwrap();
         let same = Comparison::new(&z, &known).unwrap();
         let scalar = |t: Result<Tensor>| t.unwrap().to_vec1::<f32>().unwrap()[0];
-        assert!((scalar(same.overlap()) - 1.0).abs() < 1e-6);
+        for bound in same.overlap().unwrap() {
+            assert!((scalar(Ok(bound)) - 1.0).abs() < 1e-6);
+        }
         assert_eq!(scalar(same.agrees()), 1.0);
         assert!(scalar(same.loss()).abs() < 1e-6);
         let gradient = same.gradient().unwrap().to_vec2::<f32>().unwrap();

@@ -211,7 +211,12 @@ fn save(path: &Path, tensors: &HashMap<String, Tensor>) -> Result<()> {
         std::io::Error::other(e.to_string().lines().next().unwrap_or_default().to_owned())
     };
     replace(path, |part| {
-        candle_core::safetensors::save(tensors, part).map_err(first_line)
+        candle_core::safetensors::save(tensors, part).map_err(first_line)?;
+        // The library makes files that only their owner may read; a server may be another user.
+        match std::fs::metadata(path.with_file_name("config.json")) {
+            Ok(config) => std::fs::set_permissions(part, config.permissions()),
+            Err(_) => Ok(()),
+        }
     })
 }
 

@@ -191,7 +191,8 @@ impl<'a> Trainer<'a> {
             let logits = self.model.forward(&self.tokens(rows)?)?;
             let soft = self.soft(rows)?;
             let compared = Comparison::new(&logits, &soft)?;
-            let figures = [compared.loss()?, compared.overlap()?, compared.agrees()?];
+            let [least, most] = compared.overlap()?;
+            let figures = [compared.loss()?, least, most, compared.agrees()?];
             let counted: Vec<bool> = rows
                 .iter()
                 .flat_map(|&row| self.data.rows[row].counted.iter().copied())
