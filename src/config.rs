@@ -1,5 +1,6 @@
 //! Flags and a TOML file become one validated [`Config`], once. Only `main` imports this.
 
+mod bench;
 mod convert;
 mod distill;
 mod flags;
@@ -7,13 +8,12 @@ mod generate;
 #[cfg(test)]
 mod tests;
 
-use crate::bench;
 use crate::engine::EngineOptions;
 use crate::error::{Error, Result};
 use crate::train;
 use clap::error::ErrorKind;
 use clap::{Args, Parser};
-use flags::{BenchFlags, Cli, CliCommand, DrafterName, Options};
+use flags::{Cli, CliCommand, DrafterName, Options};
 use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
@@ -53,7 +53,7 @@ pub struct Config {
 #[derive(Debug, Clone)]
 pub enum Command {
     Serve,
-    Bench(bench::Options),
+    Bench(crate::bench::Options),
     Generate(crate::generate::Options),
     /// This one and the next need no engine: of [`Config`] they use nothing else.
     Distill(train::Options),
@@ -316,45 +316,6 @@ impl Options {
             api_key: self.api_key.clone(),
             shutdown_timeout: Duration::from_secs(self.shutdown_timeout),
             max_body_bytes: at_least_one("--max-body-bytes", max_body_bytes)?,
-        })
-    }
-}
-
-impl BenchFlags {
-    fn validate(self, speculative: bool, seed: u64) -> Result<bench::Options> {
-        let prompts = match (self.prompts, self.random_prompts) {
-            (Some(file), None) => bench::PromptSource::File(file),
-            (None, Some(count)) => bench::PromptSource::Random {
-                count: at_least_one("--random-prompts", count)?,
-                tokens: at_least_one("--prompt-tokens", self.prompt_tokens)?,
-                seed,
-            },
-            _ => {
-                return Err(Error::setup(
-                    "bench needs prompts: give either --prompts FILE.jsonl or --random-prompts N",
-                ));
-            }
-        };
-        if !speculative {
-            return Err(Error::setup(
-                "bench compares speculative with plain decoding: add --speculative-decoding and --draft-model MODEL or --drafter ngram",
-            ));
-        }
-        if let Some(t) = self.temperatures.iter().find(|t| !(0.0..=2.0).contains(*t)) {
-            return Err(Error::setup(format!(
-                "--temperatures must be between 0 and 2, not {t}"
-            )));
-        }
-        Ok(bench::Options {
-            prompts,
-            limit_per_category: self
-                .limit_per_category
-                .map(|n| at_least_one("--limit-per-category", n))
-                .transpose()?,
-            max_tokens: at_least_one("--max-tokens", self.max_tokens)?,
-            temperatures: self.temperatures,
-            repeat: at_least_one("--repeat", self.repeat)?,
-            json: self.json,
         })
     }
 }

@@ -48,7 +48,7 @@ pub fn run(options: &Options) -> Result<()> {
     let written = write(&unfinished, &metadata, &tensors)
         .and_then(|()| check_tokenizer(&text, &unfinished))
         .and_then(|()| {
-            std::fs::rename(&unfinished, &options.out).map_err(|e| in_file(&options.out, e))
+            std::fs::rename(&unfinished, &options.out).map_err(|e| Error::in_file(&options.out, e))
         });
     if written.is_err() {
         // What matters is why it could not be finished.
@@ -65,20 +65,18 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn in_file(file: &Path, what: impl std::fmt::Display) -> Error {
-    Error::setup(format!("{}: {what}", file.display()))
-}
-
 type Metadata = Vec<(String, Value)>;
 
 fn write(file: &Path, metadata: &Metadata, tensors: &[(String, QTensor)]) -> Result<()> {
-    let out = File::create(file).map_err(|e| in_file(file, e))?;
+    let out = File::create(file).map_err(|e| Error::in_file(file, e))?;
     let mut out = BufWriter::new(out);
     let metadata: Vec<_> = metadata.iter().map(|(key, v)| (key.as_str(), v)).collect();
     let tensors: Vec<_> = tensors.iter().map(|(name, t)| (name.as_str(), t)).collect();
-    gguf_file::write(&mut out, &metadata, &tensors).map_err(|e| in_file(file, e))?;
-    let out = out.into_inner().map_err(|e| in_file(file, e.error()))?;
-    out.sync_all().map_err(|e| in_file(file, e))
+    gguf_file::write(&mut out, &metadata, &tensors).map_err(|e| Error::in_file(file, e))?;
+    let out = out
+        .into_inner()
+        .map_err(|e| Error::in_file(file, e.error()))?;
+    out.sync_all().map_err(|e| Error::in_file(file, e))
 }
 
 /// What llama.cpp's `convert_hf_to_gguf.py` says of a model's shape.
@@ -112,7 +110,8 @@ fn model_metadata(config: &ModelConfig, name: &str) -> Metadata {
 fn tensors(folder: &Path, config: &ModelConfig, kind: GgmlDType) -> Result<Vec<(String, QTensor)>> {
     let files = safetensors_files(folder)?;
     // SAFETY: the files are only read; whoever changes them meanwhile gets another model.
-    let stored = unsafe { MmapedSafetensors::multi(&files) }.map_err(|e| in_file(folder, e))?;
+    let stored =
+        unsafe { MmapedSafetensors::multi(&files) }.map_err(|e| Error::in_file(folder, e))?;
     let mut names: Vec<String> = stored.tensors().into_iter().map(|(name, _)| name).collect();
     names.sort_unstable();
     let mut tensors = Vec::with_capacity(names.len() + 1);
@@ -122,7 +121,10 @@ fn tensors(folder: &Path, config: &ModelConfig, kind: GgmlDType) -> Result<Vec<(
             continue;
         }
         let Some(gguf) = gguf_name(&name) else {
-            return Err(in_file(folder, format!("tensor {name} is not known")));
+            return Err(Error::in_file(
+                folder,
+                format!("tensor {name} is not known"),
+            ));
         };
         let tensor = stored.load(&name, &Device::Cpu)?.to_dtype(DType::F32)?;
         let tensor = match gguf.split('.').nth(2) {

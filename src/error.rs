@@ -65,6 +65,11 @@ impl Error {
         Self::Setup(message.into())
     }
 
+    /// One line for the operator about a file.
+    pub fn in_file(file: &std::path::Path, what: impl std::fmt::Display) -> Self {
+        Self::Setup(format!("{}: {what}", file.display()))
+    }
+
     /// A failure that is ours.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::Internal(message.into())

@@ -6,12 +6,11 @@
 
 use crate::engine::{EngineHandle, Event, FinishReason, Request};
 use crate::error::{Error, Result};
-use crate::prompts::{self, Prompt};
+use crate::prompts::{self, Answer, Prompt};
 use crate::sampling::{SamplingParams, mix};
 use crate::text::Text;
 use futures_util::stream::{self, StreamExt};
 use indicatif::{ProgressBar, ProgressStyle};
-use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -23,7 +22,7 @@ use std::time::Instant;
 pub struct Options {
     /// JSON lines with `prompt` or `turns`.
     pub prompts: PathBuf,
-    /// The corpus: JSON lines, each a [`Line`]. What it holds already is not generated again.
+    /// The corpus: JSON lines, each an [`Answer`]. What it holds already is not generated again.
     pub out: PathBuf,
     /// Texts a prompt.
     pub samples: usize,
@@ -36,26 +35,6 @@ pub struct Options {
     pub seed: u64,
     /// Texts that are in the engine at once.
     pub concurrency: usize,
-}
-
-/// One text of a corpus.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Line {
-    /// The prompt's.
-    pub id: String,
-    pub category: String,
-    /// Number of the text among those of its prompt, from 0.
-    pub sample: usize,
-    /// As the user would type it.
-    pub prompt: String,
-    /// As the model was given it, chat template included.
-    pub prompt_ids: Vec<u32>,
-    /// The answer.
-    pub text: String,
-    /// Its tokens, with the one that ended it.
-    pub ids: Vec<u32>,
-    /// `stop`, or `length` where `max_tokens` or the context cut it off.
-    pub finish_reason: String,
 }
 
 /// Generates what the corpus lacks, and appends each text when it is complete.
@@ -147,7 +126,7 @@ async fn answer(
     place: usize,
     prompt: &Prompt,
     sample: usize,
-) -> Result<Line> {
+) -> Result<Answer> {
     let room = engine.limits().max_model_len - prompt.tokens.len();
     let seed = mix(mix(mix(options.seed) ^ place as u64) ^ sample as u64);
     let mut events = engine.submit(Request {
@@ -173,7 +152,7 @@ async fn answer(
                     Some(FinishReason::Length) => (&ids[..], "length"),
                     Some(FinishReason::Stop { .. }) => (&ids[..ids.len() - 1], "stop"),
                 };
-                return Ok(Line {
+                return Ok(Answer {
                     id: prompt.id.clone(),
                     category: prompt.category.clone(),
                     sample,
@@ -199,7 +178,7 @@ struct Corpus {
 impl Corpus {
     /// Opens or creates the file, and drops a last line that was not finished.
     fn open(path: &Path) -> Result<Self> {
-        let fail = |what: String| Error::setup(format!("{}: {what}", path.display()));
+        let fail = |what: String| Error::in_file(path, what);
         let mut file = File::options()
             .read(true)
             .write(true)
@@ -213,7 +192,7 @@ impl Corpus {
         let whole = held.rfind('\n').map_or(0, |end| end + 1);
         let mut done = HashSet::new();
         for (number, line) in (1..).zip(held[..whole].lines()) {
-            let line: Line = serde_json::from_str(line).map_err(|e| {
+            let line: Answer = serde_json::from_str(line).map_err(|e| {
                 fail(format!(
                     "line {number} is no text of a corpus, choose another --out: {e}"
                 ))
@@ -235,12 +214,12 @@ impl Corpus {
     }
 
     /// Appends one line, in one write.
-    fn add(&mut self, line: &Line) -> Result<()> {
+    fn add(&mut self, line: &Answer) -> Result<()> {
         let mut json = serde_json::to_string(line)
             .map_err(|e| Error::internal(format!("a corpus line: {e}")))?;
         json.push('\n');
         self.file
             .write_all(json.as_bytes())
-            .map_err(|e| Error::setup(format!("{}: {e}", self.path.display())))
+            .map_err(|e| Error::in_file(&self.path, e))
     }
 }

@@ -13,7 +13,7 @@
 //! - [`model`]: loading, and one decoder for the Llama family.
 //! - [`kernels`]: one op each, its CPU and its CUDA side together.
 //! - [`train`]: the `distill` subcommand: trains a draft for a target.
-//! - [`bench`], [`generate`] and [`convert`]: subcommands; [`prompts`]: what the first two read.
+//! - [`bench`], [`generate`] and [`convert`]: subcommands; [`prompts`]: what they read and write.
 //!   [`config`]: flags and TOML, used by `main` alone.
 //!
 //! Imports go one way: `main -> http -> engine -> spec -> {model, kv, sampling}`,

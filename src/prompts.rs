@@ -1,9 +1,9 @@
-//! Prompts from a file, for `bench` and `generate`, or random ones.
+//! Prompts from a file, or random ones, and what a line of a corpus says: the answer to one.
 
 use crate::error::{Error, Result};
 use crate::sampling::mix;
 use crate::text::Text;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::collections::HashMap;
 use std::path::Path;
@@ -16,6 +16,29 @@ pub struct Prompt {
     /// What a user would type; empty where the tokens are random.
     pub text: String,
     pub tokens: Vec<u32>,
+}
+
+/// One text of a corpus: what `generate` writes and `distill` reads.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
+    /// The prompt's.
+    #[serde(default)]
+    pub id: String,
+    #[serde(default = "no_category")]
+    pub category: String,
+    /// Number of the text among those of its prompt, from 0.
+    #[serde(default)]
+    pub sample: usize,
+    /// As the user would type it.
+    pub prompt: String,
+    /// As the model was given it, chat template included.
+    pub prompt_ids: Vec<u32>,
+    /// The answer.
+    pub text: String,
+    /// Its tokens, with the one that ended it.
+    pub ids: Vec<u32>,
+    /// `stop`, or `length` where `max_tokens` or the context cut it off.
+    pub finish_reason: String,
 }
 
 /// One line of a prompts file; Spec-Bench says `question_id`.
@@ -50,7 +73,7 @@ pub fn limit_categories(prompts: &mut Vec<Prompt>, limit: usize) {
 /// # Errors
 /// `Setup`: the file, or one of its lines.
 pub fn from_file(path: &Path, text: &Text) -> Result<Vec<Prompt>> {
-    let fail = |what: String| Error::setup(format!("{}: {what}", path.display()));
+    let fail = |what: String| Error::in_file(path, what);
     let lines = std::fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
     let mut prompts = Vec::new();
     for (number, line) in (1..).zip(lines.lines()) {
@@ -82,8 +105,11 @@ fn parse(line: &str) -> Result<(Line, String), String> {
     }
 }
 
-/// As a client would get it: through the chat template where there is one.
-fn encode(text: &Text, prompt: &str) -> Result<Vec<u32>> {
+/// The tokens of a prompt as a client would get them: through the chat template where there is one.
+///
+/// # Errors
+/// Where the template refuses it, or the tokenizer fails.
+pub fn encode(text: &Text, prompt: &str) -> Result<Vec<u32>> {
     if !text.has_chat_template() {
         return text.encode(prompt, true);
     }

@@ -1,5 +1,6 @@
 //! What the command line accepts. Nothing here is checked beyond its type.
 
+use super::bench::BenchFlags;
 use super::convert::ConvertFlags;
 use super::distill::DistillFlags;
 use super::generate::GenerateFlags;
@@ -191,36 +192,6 @@ pub struct Options {
         help_heading = "HTTP"
     )]
     pub max_body_bytes: ByteSize,
-}
-
-/// The flags of `foretoken bench`.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Bench")]
-pub struct BenchFlags {
-    /// JSON lines with "category" and "turns" (Spec-Bench's form); the first turn is the prompt.
-    #[arg(long, value_name = "FILE")]
-    pub prompts: Option<PathBuf>,
-    /// So many prompts of random token ids instead; needs no tokenizer.
-    #[arg(long, value_name = "N")]
-    pub random_prompts: Option<usize>,
-    /// Length of a random prompt.
-    #[arg(long, value_name = "M", default_value_t = 64)]
-    pub prompt_tokens: usize,
-    /// Only the first N prompts of each category.
-    #[arg(long, value_name = "N")]
-    pub limit_per_category: Option<usize>,
-    /// Tokens to generate for each prompt at most; a text may end earlier.
-    #[arg(long, value_name = "N", default_value_t = 128)]
-    pub max_tokens: usize,
-    /// Temperatures, separated by commas. At 0 the two texts must be equal.
-    #[arg(long, value_name = "T,T", value_delimiter = ',', default_value = "0,1")]
-    pub temperatures: Vec<f32>,
-    /// Runs of each prompt, each way; the median time counts.
-    #[arg(long, value_name = "R", default_value_t = 1)]
-    pub repeat: usize,
-    /// Also write everything to this file.
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
 }
 
 /// Type of weights and KV cache.

@@ -110,7 +110,7 @@ fn the_file_serves_subcommands_too() {
     let Command::Bench(bench) = accepted(&line).command else {
         panic!("bench was asked for");
     };
-    let random = bench::PromptSource::Random {
+    let random = crate::bench::PromptSource::Random {
         count: 2,
         tokens: 64,
         seed: 0,

@@ -128,11 +128,11 @@ impl ModelConfig {
         };
         let text = std::fs::read_to_string(&file)
             .map_err(|e| Error::setup(format!("cannot read {}: {e}", file.display())))?;
-        let mut config = Self::parse(&text).map_err(|e| in_file(&file, &e))?;
+        let mut config = Self::parse(&text).map_err(|e| Error::in_file(&file, e))?;
         let generation = file.with_file_name("generation_config.json");
         if let Ok(text) = std::fs::read_to_string(&generation) {
             let raw: RawGeneration =
-                serde_json::from_str(&text).map_err(|e| in_file(&generation, &e.to_string()))?;
+                serde_json::from_str(&text).map_err(|e| Error::in_file(&generation, e))?;
             add_missing(
                 &mut config.eos_token_ids,
                 raw.eos_token_id.map_or(vec![], Ids::list),
@@ -181,7 +181,7 @@ impl ModelConfig {
     /// # Errors
     /// A setup error that names the file and what is missing or unsupported.
     pub fn from_gguf(content: &Content, file: &Path) -> Result<Self> {
-        Self::parse_gguf(content).map_err(|e| in_file(file, &e))
+        Self::parse_gguf(content).map_err(|e| Error::in_file(file, e))
     }
 
     fn parse_gguf(content: &Content) -> Result<Self, String> {
@@ -443,8 +443,4 @@ fn unsupported(name: Option<&str>) -> String {
         name.unwrap_or("(none given)"),
         supported.join(", ")
     )
-}
-
-fn in_file(file: &Path, what: &str) -> Error {
-    Error::setup(format!("{}: {what}", file.display()))
 }

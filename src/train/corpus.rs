@@ -1,10 +1,9 @@
 //! From files to rows of token ids.
 
 use crate::error::{Error, Result};
+use crate::prompts::{self, Answer};
 use crate::sampling::mix;
 use crate::text::Text;
-use serde::Deserialize;
-use serde_json::{Map, json};
 use std::path::Path;
 
 /// One document's tokens. The first `prompt` of them were given, the others are what a draft shall
@@ -25,16 +24,6 @@ pub struct Row {
     pub counted: Vec<bool>,
 }
 
-/// A line of `foretoken generate`.
-#[derive(Deserialize)]
-struct Line {
-    prompt: String,
-    prompt_ids: Vec<u32>,
-    text: String,
-    ids: Vec<u32>,
-    finish_reason: String,
-}
-
 /// Reads the documents of `file`: JSON lines (.jsonl, .ndjson, .json) as `foretoken generate`
 /// writes them, else plain text with blank lines between documents. With `retokenize` the texts of
 /// JSON lines are encoded anew, their ids ignored.
@@ -42,7 +31,7 @@ struct Line {
 /// # Errors
 /// `Setup`, naming the file and the line.
 pub fn read(file: &Path, text: &Text, retokenize: bool) -> Result<Vec<Document>> {
-    let fail = |what: String| Error::setup(format!("{}: {what}", file.display()));
+    let fail = |what: String| Error::in_file(file, what);
     let content = std::fs::read_to_string(file).map_err(|e| fail(e.to_string()))?;
     let extension = file.extension().and_then(|e| e.to_str());
     if !matches!(extension, Some("jsonl" | "ndjson" | "json")) {
@@ -53,38 +42,32 @@ pub fn read(file: &Path, text: &Text, retokenize: bool) -> Result<Vec<Document>>
         if line.trim().is_empty() {
             continue;
         }
-        let line: Line =
+        let answer: Answer =
             serde_json::from_str(line).map_err(|e| fail(format!("line {number}: {e}")))?;
         documents.push(match retokenize {
-            true => line.encode(text)?,
-            false => line.document(),
+            true => encode(&answer, text)?,
+            false => document(answer),
         });
     }
     Ok(documents)
 }
 
-impl Line {
-    fn document(self) -> Document {
-        let prompt = self.prompt_ids.len();
-        let tokens = [self.prompt_ids, self.ids].concat();
-        Document { tokens, prompt }
-    }
+/// The tokens of `answer` as they were.
+fn document(answer: Answer) -> Document {
+    let prompt = answer.prompt_ids.len();
+    let tokens = [answer.prompt_ids, answer.ids].concat();
+    Document { tokens, prompt }
+}
 
-    /// The prompt as a client's chat would get it, then the text, then EOS if the text had ended.
-    fn encode(self, text: &Text) -> Result<Document> {
-        let mut tokens = if text.has_chat_template() {
-            let messages = [json!({"role": "user", "content": self.prompt})];
-            text.encode(&text.render_chat(&messages, true, &Map::new())?, false)?
-        } else {
-            text.encode(&self.prompt, true)?
-        };
-        let prompt = tokens.len();
-        tokens.extend(text.encode(&self.text, false)?);
-        if self.finish_reason == "stop" {
-            tokens.extend(text.eos());
-        }
-        Ok(Document { tokens, prompt })
+/// The prompt as a client's chat would get it, then the text, then EOS if the text had ended.
+fn encode(answer: &Answer, text: &Text) -> Result<Document> {
+    let mut tokens = prompts::encode(text, &answer.prompt)?;
+    let prompt = tokens.len();
+    tokens.extend(text.encode(&answer.text, false)?);
+    if answer.finish_reason == "stop" {
+        tokens.extend(text.eos());
     }
+    Ok(Document { tokens, prompt })
 }
 
 fn plain(content: &str, text: &Text) -> Result<Vec<Document>> {

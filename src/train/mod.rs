@@ -24,7 +24,7 @@ use crate::text::Text;
 use candle_core::{Device, quantized::gguf_file};
 use corpus::{Row, Split};
 use indicatif::{ProgressBar, ProgressStyle};
-use output::{OutputFolder, in_file};
+use output::OutputFolder;
 use report::Report;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -216,9 +216,9 @@ impl Target {
 }
 
 fn gguf_config(file: &Path) -> Result<ModelConfig> {
-    let opened = std::fs::File::open(file).map_err(|e| in_file(file, e))?;
+    let opened = std::fs::File::open(file).map_err(|e| Error::in_file(file, e))?;
     let content = gguf_file::Content::read(&mut BufReader::new(opened))
-        .map_err(|e| in_file(file, e.to_string().lines().next().unwrap_or_default()))?;
+        .map_err(|e| Error::in_file(file, e.to_string().lines().next().unwrap_or_default()))?;
     ModelConfig::from_gguf(&content, file)
 }
 
@@ -229,10 +229,10 @@ fn draft_config(options: &Options, target: &Target) -> Result<(ModelConfig, Valu
         false => options.draft_config.clone(),
     };
     let draft = ModelConfig::from_json(&file)?;
-    let text = std::fs::read_to_string(&file).map_err(|e| in_file(&file, e))?;
-    let json = serde_json::from_str(&text).map_err(|e| in_file(&file, e))?;
+    let text = std::fs::read_to_string(&file).map_err(|e| Error::in_file(&file, e))?;
+    let json = serde_json::from_str(&text).map_err(|e| Error::in_file(&file, e))?;
     if draft.architecture != "llama" {
-        return Err(in_file(
+        return Err(Error::in_file(
             &file,
             format!(
                 "a draft of architecture {} cannot be trained: only llama can",
@@ -245,7 +245,7 @@ fn draft_config(options: &Options, target: &Target) -> Result<(ModelConfig, Valu
         None => (target.text.vocab_size(), "tokenizer"),
     };
     if draft.vocab_size != wanted {
-        return Err(in_file(
+        return Err(Error::in_file(
             &file,
             format!(
                 "vocab_size is {} and must be that of the target's {whose}, {wanted}",
@@ -254,7 +254,7 @@ fn draft_config(options: &Options, target: &Target) -> Result<(ModelConfig, Valu
         ));
     }
     if options.seq_len > draft.max_position_embeddings {
-        return Err(in_file(
+        return Err(Error::in_file(
             &file,
             format!(
                 "max_position_embeddings is {}: lower --seq-len, which is {}",
@@ -278,7 +278,7 @@ fn rows(options: &Options, text: &Text, vocab_size: usize) -> Result<Vec<Row>> {
         let read = corpus::read(file, text, options.retokenize)?;
         let foreign = (read.iter().flat_map(|d| &d.tokens)).find(|&&id| id as usize >= vocab_size);
         if let Some(id) = foreign {
-            return Err(in_file(
+            return Err(Error::in_file(
                 file,
                 format!(
                     "token id {id} is not below the vocabulary of {vocab_size}: add --retokenize, or name the model that wrote the file"

@@ -73,7 +73,7 @@ impl OutputFolder {
     /// # Errors
     /// `Setup`, naming the folder.
     pub fn open(path: &Path, resume: bool) -> Result<Self> {
-        std::fs::create_dir_all(path).map_err(|e| in_file(path, e))?;
+        std::fs::create_dir_all(path).map_err(|e| Error::in_file(path, e))?;
         let former = [CHECKPOINT, WEIGHTS]
             .into_iter()
             .find(|file| path.join(file).exists());
@@ -134,7 +134,7 @@ impl OutputFolder {
     ) -> Result<State> {
         let file = self.path.join(CHECKPOINT);
         let broken = |e: &dyn std::fmt::Display| {
-            in_file(&file, e.to_string().lines().next().unwrap_or_default())
+            Error::in_file(&file, e.to_string().lines().next().unwrap_or_default())
         };
         // SAFETY: the file is only read; who changes it meanwhile gets other weights, or a fault.
         let tensors = unsafe { candle_core::safetensors::MmapedSafetensors::new(&file) }
@@ -202,7 +202,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     match std::fs::read(from) {
         Ok(bytes) => replace(to, |part| std::fs::write(part, &bytes)),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(e) => Err(in_file(from, e)),
+        Err(e) => Err(Error::in_file(from, e)),
     }
 }
 
@@ -249,9 +249,4 @@ fn replace(path: &Path, write: impl FnOnce(&Path) -> std::io::Result<()>) -> Res
                 path.display()
             ))
         })
-}
-
-/// A line about `file`.
-pub fn in_file(file: &Path, what: impl std::fmt::Display) -> Error {
-    Error::setup(format!("{}: {what}", file.display()))
 }

@@ -6,7 +6,7 @@
 
 use super::corpus::Row;
 use super::loss::Soft;
-use super::output::{in_file, write_json};
+use super::output::write_json;
 use crate::error::{Error, Result};
 use crate::kernels::parallel;
 use crate::kv::{BlockAllocator, BlockTable, KvStore};
@@ -69,11 +69,11 @@ impl SoftTargets {
             .create(true)
             .truncate(!fits)
             .open(&path)
-            .map_err(|e| in_file(&path, e))?;
+            .map_err(|e| Error::in_file(&path, e))?;
         if !fits {
             write_json(&note, &identity)?;
         }
-        let bytes = file.metadata().map_err(|e| in_file(&path, e))?.len() as usize;
+        let bytes = file.metadata().map_err(|e| Error::in_file(&path, e))?.len() as usize;
         let rows = (bytes / identity.row_bytes()).min(identity.rows);
         Ok(Self {
             identity,
@@ -108,7 +108,7 @@ impl SoftTargets {
             .reserve(&mut pass.table, len)
             .map_err(|_| Error::internal("the pool is as large as a row"))?;
         let start = (self.rows * self.identity.row_bytes()) as u64;
-        let failed = |e| in_file(&self.path, e);
+        let failed = |e| Error::in_file(&self.path, e);
         self.file.seek(SeekFrom::Start(start)).map_err(failed)?;
         for row in &rows[self.rows..] {
             let bytes = pass.row(target, &row.tokens[..len], k)?;
@@ -130,7 +130,7 @@ impl SoftTargets {
             let start = SeekFrom::Start((row * size) as u64);
             (self.file.seek(start))
                 .and_then(|_| self.file.read_exact(bytes))
-                .map_err(|e| in_file(&self.path, e))?;
+                .map_err(|e| Error::in_file(&self.path, e))?;
         }
         let positions = rows.len() * self.identity.seq_len;
         let (mut ids, mut probs) = (Vec::new(), Vec::new());

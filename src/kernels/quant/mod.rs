@@ -225,6 +225,7 @@ fn products(path: Path, weights: &[&QuantMatrix], x: &[f32], inputs: usize) -> V
                 let column = (strip * SIDES + side) * WIDTH;
                 let width = WIDTH.min(weight.outputs.saturating_sub(column));
                 if width == 0 {
+                    // The last strip may have one side alone.
                     return;
                 }
                 // SAFETY: no two (row, strip, side) share an element.
