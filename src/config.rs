@@ -1,4 +1,4 @@
-//! Flags and a TOML file become one validated [`Config`], once. Only `main` imports this.
+//! Flags and a TOML file become one validated [`Command`], once. Only `main` imports this.
 
 mod bench;
 mod convert;
@@ -7,9 +7,11 @@ mod flags;
 mod generate;
 #[cfg(test)]
 mod tests;
+mod tokenizer;
 
 use crate::engine::EngineOptions;
 use crate::error::{Error, Result};
+use crate::gguf::EMBEDDED;
 use crate::train;
 use clap::error::ErrorKind;
 use clap::{Args, Parser};
@@ -21,15 +23,27 @@ use std::time::Duration;
 pub use flags::{Dtype, LoadFormat};
 
 const DEFAULT_SPEC_LENGTH: usize = 5;
+/// The fastest for the embedded pair (models/default/README.md).
+const EMBEDDED_SPEC_LENGTH: usize = 3;
 /// After one equal token the next is equal too seldom (a quarter of the time, SmolLM2 on Spec-Bench;
 /// half after two) to pay for a row where tokens are sampled.
 const DEFAULT_PROMPT_LOOKUP: (usize, usize) = (2, 4);
 const DEFAULT_KV_BYTES: u64 = 2 << 30;
 
-/// Everything that `main` needs to know, checked.
+/// What the process does, checked.
+#[derive(Debug, Clone)]
+pub enum Command {
+    Serve(Config),
+    Bench(Config, crate::bench::Options),
+    Generate(Config, crate::generate::Options),
+    Distill(train::Options),
+    Convert(crate::convert::Options),
+    Tokenizer(train::tokenizer::Options),
+}
+
+/// All that an engine, and a server in front of it, need to know.
 #[derive(Debug, Clone)]
 pub struct Config {
-    pub command: Command,
     pub model: ModelChoice,
     /// Name that clients use.
     pub served_model_name: String,
@@ -47,17 +61,6 @@ pub struct Config {
     pub block_size: usize,
     pub engine: EngineOptions,
     pub http: HttpOptions,
-}
-
-/// What the process does.
-#[derive(Debug, Clone)]
-pub enum Command {
-    Serve,
-    Bench(crate::bench::Options),
-    Generate(crate::generate::Options),
-    /// This one and the next need no engine: of [`Config`] they use nothing else.
-    Distill(train::Options),
-    Convert(crate::convert::Options),
 }
 
 /// A model as the operator named it.
@@ -101,7 +104,7 @@ pub struct HttpOptions {
     pub max_body_bytes: usize,
 }
 
-impl Config {
+impl Command {
     /// Reads the command line and the file that it names.
     ///
     /// # Errors
@@ -128,89 +131,85 @@ impl Config {
     }
 
     fn validate(cli: Cli) -> Result<Self> {
-        let mut options = cli.options().clone();
-        if let Some(model) = cli.model_without_engine() {
-            options = options.defaults_for(model);
-        }
-        let name = options.model.clone().ok_or_else(|| {
-            Error::setup("--model is missing: give a Hugging Face id, a folder or a .gguf file")
-        })?;
-        let served_model_name = options
-            .served_model_name
-            .clone()
-            .unwrap_or_else(|| default_served_name(&name));
-        let (drafter, spec_length) = options.speculation()?.unzip();
-        let engine = EngineOptions {
-            max_num_seqs: at_least_one("--max-num-seqs", options.max_num_seqs)?,
-            max_num_batched_tokens: options.max_num_batched_tokens,
-            max_waiting: at_least_one("--max-waiting", options.max_waiting)?,
-            max_model_len: options
-                .max_model_len
-                .map(|n| at_least_one("--max-model-len", n))
-                .transpose()?,
-            spec_length: spec_length.unwrap_or(0),
-            max_logprobs: options.max_logprobs,
-            model_name: served_model_name.clone(),
-        };
-        check_step(&engine)?;
-        let command = match cli.command {
-            None | Some(CliCommand::Serve(_)) => Command::Serve,
-            Some(CliCommand::Bench { bench, .. }) => {
-                Command::Bench(bench.validate(drafter.is_some(), options.seed)?)
+        Ok(match cli.command {
+            None => Self::Serve(cli.options.validate()?),
+            Some(CliCommand::Serve(options)) => Self::Serve(options.validate()?),
+            Some(CliCommand::Bench { options, bench }) => {
+                let config = options.validate()?;
+                let bench = bench.validate(config.drafter.is_some(), config.seed)?;
+                Self::Bench(config, bench)
             }
-            Some(CliCommand::Generate { generate, .. }) => {
-                Command::Generate(generate.validate(engine.max_num_seqs, options.seed)?)
+            Some(CliCommand::Generate { options, generate }) => {
+                let config = options.validate()?;
+                let generate = generate.validate(config.engine.max_num_seqs, config.seed)?;
+                Self::Generate(config, generate)
             }
-            Some(CliCommand::Convert(flags)) => Command::Convert(flags.into()),
-            Some(CliCommand::Distill(flags)) => Command::Distill(flags.validate()?),
-        };
-        Ok(Self {
-            command,
-            model: ModelChoice {
-                name,
-                revision: options.revision.clone(),
-            },
-            served_model_name,
-            dtype: options.dtype,
-            device: options.device.clone(),
-            threads: options
-                .threads
-                .map(|n| at_least_one("--threads", n))
-                .transpose()?,
-            load_format: options.load_format,
-            seed: options.seed,
-            drafter,
-            kv: options.kv()?,
-            block_size: at_least_one("--block-size", options.block_size)?,
-            engine,
-            http: options.http()?,
+            Some(CliCommand::Convert(flags)) => Self::Convert(flags.into()),
+            Some(CliCommand::Distill(flags)) => Self::Distill(flags.validate()?),
+            Some(CliCommand::Tokenizer(flags)) => Self::Tokenizer(flags.validate()?),
         })
     }
 }
 
 impl Cli {
-    /// The model of a command that has none of the shared flags.
-    fn model_without_engine(&self) -> Option<String> {
-        match &self.command {
-            Some(CliCommand::Distill(flags)) => Some(flags.model.clone()),
-            Some(CliCommand::Convert(flags)) => Some(flags.model.clone()),
-            _ => None,
-        }
-    }
-
-    /// The shared flags, wherever they stand.
+    /// The flags of an engine, wherever they stand; the defaults, for a command without an engine.
     fn options(&self) -> &Options {
         match &self.command {
-            None | Some(CliCommand::Distill(_) | CliCommand::Convert(_)) => &self.options,
             Some(CliCommand::Serve(options)) => options,
             Some(CliCommand::Bench { options, .. } | CliCommand::Generate { options, .. }) => {
                 options
             }
+            _ => &self.options,
         }
     }
 }
 
 impl Options {
+    fn validate(mut self) -> Result<Config> {
+        if self.model.is_none() {
+            self.embedded_pair()?;
+        }
+        let name = self.model.clone().unwrap_or_default();
+        let served_model_name = self
+            .served_model_name
+            .clone()
+            .unwrap_or_else(|| default_served_name(&name));
+        let (drafter, spec_length) = self.speculation()?.unzip();
+        let engine = EngineOptions {
+            max_num_seqs: at_least_one("--max-num-seqs", self.max_num_seqs)?,
+            max_num_batched_tokens: self.max_num_batched_tokens,
+            max_waiting: at_least_one("--max-waiting", self.max_waiting)?,
+            max_model_len: self
+                .max_model_len
+                .map(|n| at_least_one("--max-model-len", n))
+                .transpose()?,
+            spec_length: spec_length.unwrap_or(0),
+            max_logprobs: self.max_logprobs,
+            model_name: served_model_name.clone(),
+        };
+        check_step(&engine)?;
+        Ok(Config {
+            model: ModelChoice {
+                name,
+                revision: self.revision.clone(),
+            },
+            served_model_name,
+            dtype: self.dtype,
+            threads: self
+                .threads
+                .map(|n| at_least_one("--threads", n))
+                .transpose()?,
+            load_format: self.load_format,
+            seed: self.seed,
+            drafter,
+            kv: self.kv()?,
+            block_size: at_least_one("--block-size", self.block_size)?,
+            engine,
+            http: self.http()?,
+            device: self.device,
+        })
+    }
+
     /// Refuses two answers to one question, when both stand in the same place.
     fn check_conflicts(&self) -> Result<()> {
         if self.kv_cache_memory.is_some() && self.num_blocks.is_some() {
@@ -226,14 +225,21 @@ impl Options {
         Ok(())
     }
 
-    /// The serving flags of a command that has none of them: as parsed from no arguments.
-    fn defaults_for(self, model: String) -> Self {
-        Self {
-            model: Some(model),
-            // The environment may hold a key that only serving judges.
-            api_key: None,
-            ..self
+    /// What is served where no model is named: the embedded one, which its own draft makes fast
+    /// unless the operator says otherwise.
+    fn embedded_pair(&mut self) -> Result<()> {
+        let [target, draft] = EMBEDDED else {
+            return Err(Error::setup(
+                "--model is missing: give a Hugging Face id, a folder or a .gguf file",
+            ));
+        };
+        self.model = Some(target.name.into());
+        if self.drafter != Some(DrafterName::Ngram) && self.draft_model.is_none() {
+            self.draft_model = Some(draft.name.into());
+            self.speculative_decoding.get_or_insert(true);
+            self.spec_length.get_or_insert(EMBEDDED_SPEC_LENGTH);
         }
+        Ok(())
     }
 
     /// The long name of a drafting flag that was given.

@@ -10,7 +10,8 @@
 //! - [`spec`]: drafters, the acceptance rule, and the runner that joins them to the target.
 //! - [`sampling`]: logits to distributions, and random numbers addressed by position.
 //! - [`kv`]: paged pools that roll back with `truncate_to`.
-//! - [`model`]: loading, and one decoder for the Llama family.
+//! - [`model`]: loading, and one decoder for the Llama family; [`gguf`]: files, and those that are
+//!   a part of the program.
 //! - [`kernels`]: one op each, its CPU and its CUDA side together.
 //! - [`train`]: the `distill` subcommand: trains a draft for a target.
 //! - [`bench`], [`generate`] and [`convert`]: subcommands; [`prompts`]: what they read and write.
@@ -26,6 +27,7 @@ pub mod convert;
 pub mod engine;
 pub mod error;
 pub mod generate;
+pub mod gguf;
 pub mod http;
 pub mod kernels;
 pub mod kv;

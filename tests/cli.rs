@@ -1,23 +1,14 @@
 //! The binary: one readable line for every mistake, and one run from flags to SIGTERM.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+mod common;
+
+use common::process::{Server, foretoken};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Output;
+use std::time::Duration;
 
 const SMOLLM2: &str = "models/SmolLM2-135M-Instruct.Q4_1.gguf";
-
-fn foretoken() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_foretoken"));
-    command
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .env_remove("FORETOKEN_API_KEY")
-        .env_remove("RUST_LOG")
-        .env("RUST_BACKTRACE", "1")
-        .stdin(Stdio::null());
-    command
-}
 
 fn run(line: &str) -> Output {
     foretoken().args(line.split_whitespace()).output().unwrap()
@@ -76,7 +67,9 @@ fn help_and_version_are_no_errors() {
 
 #[test]
 fn wrong_flags() {
-    refused_with("", "--model is missing");
+    if cfg!(not(feature = "embedded-model")) {
+        refused_with("", "--model is missing");
+    }
     refused_with("--modle x", "--modle");
     refused_with("--model x --port many", "--port");
     refused_with("--model x --draft-model y", "add --speculative-decoding");
@@ -255,92 +248,22 @@ fn generate_goes_on_where_it_stopped() {
     );
 }
 
-/// A running server; killed if a test fails.
-struct Server {
-    child: Child,
-    address: String,
-    /// The last line of its start-up.
-    invitation: String,
-}
-
-impl Server {
-    fn start(flags: &str) -> Self {
-        let mut child = foretoken()
-            .env("RUST_LOG", "warn")
-            .args(["--model", smollm2().to_str().unwrap(), "--port", "0"])
-            .args(flags.split_whitespace())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut invitation = String::new();
-        BufReader::new(child.stdout.as_mut().unwrap())
-            .read_line(&mut invitation)
-            .unwrap();
-        let address = invitation
-            .split_once("http://")
-            .and_then(|(_, rest)| rest.split_once(' '))
-            .map(|(address, _)| address.to_owned())
-            .unwrap_or_else(|| panic!("no address in {invitation:?}"));
-        Self {
-            child,
-            address,
-            invitation,
-        }
-    }
-
-    /// The whole answer to `body`, headers included.
-    fn post(&self, path: &str, body: &str) -> String {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        stream
-            .set_read_timeout(Some(Duration::from_secs(120)))
-            .unwrap();
-        write!(
-            stream,
-            "POST {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
-            self.address,
-            body.len()
-        )
-        .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
-    }
-
-    /// Sends `signal` and waits for the exit code.
-    fn stop(&mut self, signal: &str, patience: Duration) -> Option<i32> {
-        let kill = format!("kill -{signal} {}", self.child.id());
-        assert!(
-            Command::new("sh")
-                .args(["-c", &kill])
-                .status()
-                .unwrap()
-                .success()
-        );
-        let started = Instant::now();
-        while started.elapsed() < patience {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status.code();
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        panic!("still running {patience:?} after SIG{signal}");
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// A server of SmolLM2.
+fn serve(flags: &str) -> Server {
+    Server::start(&format!("--model {} {flags}", smollm2().display()))
 }
 
 #[test]
 fn serves_speculatively_until_a_signal() {
-    let mut server = Server::start("--speculative-decoding --drafter ngram --shutdown-timeout 20");
-    let (_, body) = server.invitation.split_once(" -d '").unwrap();
+    let mut server = serve("--speculative-decoding --drafter ngram --shutdown-timeout 20");
+    let (_, body) = server.invitation().split_once(" -d '").unwrap();
     let body = body.trim_end().trim_end_matches('\'');
     let path = "/v1/chat/completions";
-    assert!(server.invitation.contains(path), "{}", server.invitation);
+    assert!(
+        server.invitation().contains(path),
+        "{}",
+        server.invitation()
+    );
 
     // What the start-up tells people to paste.
     let answer = server.post(path, body);
@@ -366,16 +289,16 @@ fn serves_speculatively_until_a_signal() {
 
 #[test]
 fn ctrl_c_ends_an_idle_server_at_once() {
-    let mut server = Server::start("--api-key secret");
+    let mut server = serve("--api-key secret");
     assert!(
-        server.invitation.contains("Authorization"),
+        server.invitation().contains("Authorization"),
         "{}",
-        server.invitation
+        server.invitation()
     );
     assert!(
-        !server.invitation.contains("secret"),
+        !server.invitation().contains("secret"),
         "{}",
-        server.invitation
+        server.invitation()
     );
     let answer = server.post("/v1/completions", r#"{"prompt": "a", "max_tokens": 1}"#);
     assert!(answer.starts_with("HTTP/1.1 401"), "{answer}");

@@ -37,7 +37,7 @@ fn start(name: &str, spec_length: usize) -> EngineHandle {
 
 /// Eight short tasks, in the model's own template.
 fn prompts() -> Vec<Vec<u32>> {
-    let text = Text::from_gguf(&smollm2_path()).unwrap();
+    let text = Text::from_gguf(smollm2_path()).unwrap();
     let tasks = [
         "What is the capital of France?",
         "Count from one to ten.",

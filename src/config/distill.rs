@@ -133,8 +133,8 @@ pub struct DistillFlags {
     /// Where the draft is trained: auto, cpu, cuda or cuda:N. The target runs on the CPU.
     #[arg(long, default_value = "auto", help_heading = "Machine")]
     pub device: String,
-    /// CPU threads of the target [default: the physical cores that this process may use]. Training
-    /// uses what RAYON_NUM_THREADS says.
+    /// CPU threads, each with a micro-batch of its own [default: the physical cores that this
+    /// process may use].
     #[arg(long, value_name = "N", help_heading = "Machine")]
     pub threads: Option<usize>,
 }

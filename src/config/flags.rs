@@ -4,6 +4,7 @@ use super::bench::BenchFlags;
 use super::convert::ConvertFlags;
 use super::distill::DistillFlags;
 use super::generate::GenerateFlags;
+use super::tokenizer::TokenizerFlags;
 use bytesize::ByteSize;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -54,6 +55,9 @@ pub enum CliCommand {
     /// Train a draft model for a target.
     #[command(args_override_self = true)]
     Distill(#[command(flatten)] Box<DistillFlags>),
+    /// Train a tokenizer for a model that is to be trained from nothing.
+    #[command(args_override_self = true)]
+    Tokenizer(#[command(flatten)] TokenizerFlags),
 }
 
 /// The flags that serving and measuring share.
@@ -63,7 +67,8 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Model: a Hugging Face id, a folder with config.json and safetensors, or a .gguf file.
+    /// Model: a Hugging Face id, a folder with config.json and safetensors, or a .gguf file
+    /// [default: foretoken-demo, a small model that is a part of the program, with its draft].
     #[arg(long, help_heading = "Model")]
     pub model: Option<String>,
     /// Branch, tag or commit of a Hugging Face model. A gated model needs HF_TOKEN.

@@ -2,13 +2,27 @@ use super::*;
 
 const SPEC: &str = "--model m --speculative-decoding --drafter ngram";
 
-fn parse(line: &str) -> Result<Config, Exit> {
-    Config::from_args(std::iter::once("foretoken").chain(line.split_whitespace()))
+fn parse(line: &str) -> Result<Command, Exit> {
+    Command::from_args(std::iter::once("foretoken").chain(line.split_whitespace()))
 }
 
 #[track_caller]
-fn accepted(line: &str) -> Config {
+fn command(line: &str) -> Command {
     parse(line).unwrap_or_else(|e| panic!("`{line}` was refused: {e:?}"))
+}
+
+/// What `line` serves.
+#[track_caller]
+fn accepted(line: &str) -> Config {
+    served(command(line))
+}
+
+#[track_caller]
+fn served(command: Command) -> Config {
+    match command {
+        Command::Serve(config) => config,
+        other => panic!("serving was asked for, not {other:?}"),
+    }
 }
 
 /// The line that refuses `line`, which must be one line.
@@ -38,7 +52,7 @@ fn file(text: &str) -> tempfile::NamedTempFile {
 
 fn with_file(text: &str, flags: &str) -> Result<Config, Exit> {
     let file = file(text);
-    parse(&format!("--config {} {flags}", file.path().display()))
+    parse(&format!("--config {} {flags}", file.path().display())).map(served)
 }
 
 #[track_caller]
@@ -56,7 +70,6 @@ fn file_refused_with(text: &str, needle: &str) {
 #[test]
 fn defaults() {
     let config = accepted("--model org/name");
-    assert!(matches!(config.command, Command::Serve));
     assert_eq!(config.served_model_name, "org/name");
     assert_eq!(
         (config.dtype, config.device.as_str()),
@@ -107,7 +120,7 @@ fn the_file_serves_subcommands_too() {
         "bench --config {} --random-prompts 2",
         file.path().display()
     );
-    let Command::Bench(bench) = accepted(&line).command else {
+    let Command::Bench(_, bench) = command(&line) else {
         panic!("bench was asked for");
     };
     let random = crate::bench::PromptSource::Random {
@@ -284,7 +297,9 @@ fn zeros_are_refused() {
 
 #[test]
 fn other_mistakes_are_one_line() {
-    refused_with("", "--model is missing");
+    if EMBEDDED.is_empty() {
+        refused_with("", "--model is missing");
+    }
     refused_with("--modle m", "--modle");
     refused_with("--model m --port 70000", "--port");
     refused_with("--model m --api-key=", "API key is empty");
@@ -344,13 +359,13 @@ const DISTILL: &str = "distill --model m --draft-config c.json --out o --corpus 
 #[test]
 fn distill_has_flags_of_its_own() {
     let line = format!("{DISTILL} --corpus b.txt --objective ce --steps 40 --device cpu");
-    let Command::Distill(options) = accepted(&line).command else {
+    let Command::Distill(options) = command(&line) else {
         panic!("distill was asked for");
     };
     assert_eq!(options.corpus, [Path::new("a.jsonl"), Path::new("b.txt")]);
     assert_eq!(options.objective, train::Objective::CrossEntropy);
     assert_eq!((options.steps, options.warmup, options.seed), (40, None, 0));
-    let Command::Distill(options) = accepted(DISTILL).command else {
+    let Command::Distill(options) = command(DISTILL) else {
         panic!("distill was asked for");
     };
     assert_eq!(options.objective, train::Objective::Kl);
@@ -376,4 +391,41 @@ fn distill_has_flags_of_its_own() {
     ] {
         refused_with(&format!("{DISTILL} {flag} 0"), flag);
     }
+}
+
+#[test]
+fn tokenizer_has_flags_of_its_own() {
+    let line = "tokenizer --corpus a.jsonl --corpus b.txt --out o";
+    let Command::Tokenizer(options) = command(line) else {
+        panic!("tokenizer was asked for");
+    };
+    assert_eq!(options.corpus, [Path::new("a.jsonl"), Path::new("b.txt")]);
+    assert_eq!((options.vocab_size, options.chat_template), (4096, None));
+    refused_with(&format!("{line} --vocab-size 258"), "at least 259");
+    refused_with("tokenizer --out o", "--corpus");
+}
+
+#[test]
+fn without_a_model_the_embedded_pair_is_served() {
+    let [target, draft] = EMBEDDED else {
+        return;
+    };
+    let draft = ModelChoice {
+        name: draft.name.into(),
+        revision: None,
+    };
+    let config = accepted("");
+    assert_eq!(config.model.name, target.name);
+    assert_eq!(config.served_model_name, target.name);
+    assert_eq!(config.drafter, Some(DrafterChoice::Model(draft.clone())));
+    assert_eq!(config.engine.spec_length, EMBEDDED_SPEC_LENGTH);
+    let config = accepted("--spec-length 2 --port 3");
+    assert_eq!(config.drafter, Some(DrafterChoice::Model(draft)));
+    assert_eq!((config.engine.spec_length, config.http.port), (2, 3));
+    assert_eq!(accepted("--speculative-decoding=false").drafter, None);
+    let ngram = accepted("--speculative-decoding --drafter ngram").drafter;
+    assert_eq!(ngram, Some(DrafterChoice::Ngram { min: 2, max: 4 }));
+    // A model of the user's own gets no draft that it did not ask for.
+    assert_eq!(accepted("--model m").drafter, None);
+    assert_eq!(accepted(&format!("--model {}", target.name)).drafter, None);
 }

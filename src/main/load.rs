@@ -92,7 +92,7 @@ fn load_model(
     let source = ModelSource::resolve(&choice.name, choice.revision.as_deref(), options.format)?;
     // A tokenizer that is missing shows before a long load.
     let text = match &source {
-        ModelSource::Gguf(file) => Some(Text::from_gguf(file)?),
+        ModelSource::Gguf(file) => Some(Text::from_gguf(file.clone())?),
         ModelSource::Folder(path) => {
             // It may name the config.json itself.
             let folder = path.parent().filter(|_| path.is_file()).unwrap_or(path);

@@ -5,6 +5,7 @@ use crate::say;
 use foretoken::config::{Config, HttpOptions};
 use foretoken::engine::EngineHandle;
 use foretoken::error::{Error, Result};
+use foretoken::gguf::EMBEDDED;
 use foretoken::http::{self, AppState};
 use foretoken::text::Text;
 use std::net::SocketAddr;
@@ -25,6 +26,12 @@ pub fn serve(config: &Config, loaded: Loaded) -> Result<()> {
     runtime.block_on(async {
         let listener = listen(&config.http).await?;
         let signals = StopSignals::new()?;
+        if EMBEDDED.iter().any(|m| m.name == config.model.name) {
+            say(&format!(
+                "{} is a small demonstration model that is a part of this program; for a real one, give --model: a Hugging Face id, a folder or a .gguf file",
+                config.model.name
+            ));
+        }
         say(&invitation(config, &text, &listener)?);
         let names = vec![config.served_model_name.clone()];
         let state = AppState::new(engine.clone(), Arc::new(text), names)

@@ -12,8 +12,10 @@ pub use candle_transformers::models::llama::{Llama3RopeConfig, Llama3RopeType};
 pub struct ModelConfig {
     /// `llama`, `qwen2`, `qwen3`.
     pub architecture: String,
-    /// Rows of the output layer.
+    /// Ids of the embedding and, in most models, of the output layer.
     pub vocab_size: usize,
+    /// Ids of the output layer of a draft that cannot say all of them; a tensor `d2t` says which.
+    pub draft_vocab_size: Option<usize>,
     pub hidden_size: usize,
     pub intermediate_size: usize,
     pub num_layers: usize,
@@ -61,6 +63,7 @@ struct RawConfig {
     model_type: Option<String>,
     architectures: Option<Vec<String>>,
     vocab_size: usize,
+    draft_vocab_size: Option<usize>,
     hidden_size: usize,
     intermediate_size: usize,
     num_hidden_layers: usize,
@@ -149,6 +152,7 @@ impl ModelConfig {
         let rope = raw.rope_parameters.or(raw.rope_scaling);
         let config = Self {
             vocab_size: raw.vocab_size,
+            draft_vocab_size: raw.draft_vocab_size,
             hidden_size: raw.hidden_size,
             intermediate_size: raw.intermediate_size,
             num_layers: raw.num_hidden_layers,
@@ -192,6 +196,10 @@ impl ModelConfig {
         metadata.check()?;
         let config = Self {
             vocab_size: metadata.vocab_size()?,
+            draft_vocab_size: match content.tensor_infos.get("d2t") {
+                Some(info) => info.shape.dims().first().copied(),
+                None => None,
+            },
             hidden_size,
             intermediate_size: metadata.size("feed_forward_length")?,
             num_layers: metadata.size("block_count")?,
@@ -216,8 +224,21 @@ impl ModelConfig {
         Ok(config)
     }
 
+    /// Rows of the output layer.
+    pub fn output_size(&self) -> usize {
+        self.draft_vocab_size.unwrap_or(self.vocab_size)
+    }
+
     fn validate(&self) -> Result<(), String> {
+        if self.output_size() > self.vocab_size {
+            return Err(format!(
+                "draft_vocab_size {} is more than vocab_size {}",
+                self.output_size(),
+                self.vocab_size
+            ));
+        }
         let sizes = [
+            ("draft_vocab_size", self.output_size()),
             ("vocab_size", self.vocab_size),
             ("hidden_size", self.hidden_size),
             ("intermediate_size", self.intermediate_size),

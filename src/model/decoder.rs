@@ -16,6 +16,8 @@ pub struct Decoder {
     layers: Vec<Layer>,
     norm: Tensor,
     head: Linear,
+    /// `[outputs of the head]` u32: their ids, where those are not all.
+    output_ids: Option<Tensor>,
     /// Radians a position, one for each pair of a head.
     frequencies: Vec<f32>,
     dtypes: Dtypes,
@@ -59,10 +61,13 @@ impl Decoder {
             done();
         }
         let norm = weights.norm("model.norm", config.hidden_size)?;
-        let head = match config.tie_word_embeddings {
+        let head = match config.tie_word_embeddings && config.draft_vocab_size.is_none() {
             true => embedding.tied_head()?,
-            false => weights.linear("lm_head", (config.vocab_size, config.hidden_size), false)?,
+            false => {
+                weights.linear("lm_head", (config.output_size(), config.hidden_size), false)?
+            }
         };
+        let output_ids = weights.output_ids(&config)?;
         let mut frequencies = config.inverse_frequencies();
         if let Some(factors) = weights.rope_factors()? {
             frequencies
@@ -79,6 +84,7 @@ impl Decoder {
             layers,
             norm,
             head,
+            output_ids,
             frequencies,
         })
     }
@@ -90,6 +96,17 @@ impl Decoder {
             head_dim: self.config.head_dim,
             dtype: self.dtypes.kv,
         }
+    }
+
+    /// `[rows, vocab_size]` of `[rows, outputs of the head]`: minus infinity for ids without one.
+    fn over_all_ids(&self, logits: Tensor) -> Result<Tensor> {
+        let Some(ids) = &self.output_ids else {
+            return Ok(logits);
+        };
+        let dims = (logits.dim(0)?, self.config.vocab_size);
+        let never = Tensor::full(f32::NEG_INFINITY, dims, &self.device)?;
+        let ids = ids.broadcast_as(logits.dims())?.contiguous()?;
+        Ok(never.scatter(&ids, &logits, 1)?)
     }
 
     fn step<'a>(&self, batch: &'a Batch, block_size: usize) -> Result<Step<'a>> {
@@ -147,7 +164,8 @@ impl Model for Decoder {
             let (x, delta) = (x.index_select(&wanted, 0)?, delta.index_select(&wanted, 0)?);
             let eps = self.config.rms_norm_eps as f32;
             let (_, x) = add_norm(&x, &delta, &self.norm, eps)?;
-            self.head.forward(&x)?.to_dtype(DType::F32)?
+            let logits = self.head.forward(&x)?.to_dtype(DType::F32)?;
+            self.over_all_ids(logits)?
         };
         Ok(Output { logits })
     }

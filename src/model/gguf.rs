@@ -4,21 +4,19 @@ use super::config::ModelConfig;
 use super::linear::Weight;
 use super::weights::{first_line, wrong_shape};
 use crate::error::{Error, Result};
+use crate::gguf::{GgufSource, Reader};
 use crate::kernels::quant::QuantMatrix;
 use candle_core::quantized::gguf_file::Content;
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use candle_core::{DType, Device, Tensor};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::BufReader;
-use std::path::Path;
 use std::sync::Arc;
 
 /// An open GGUF file.
 pub struct GgufFile {
     content: Content,
-    reader: BufReader<File>,
+    reader: Box<dyn Reader>,
     path: String,
     config: ModelConfig,
     /// How many matrices came as which type, and what they were made.
@@ -26,16 +24,13 @@ pub struct GgufFile {
 }
 
 impl GgufFile {
-    /// Opens `path` and reads its header.
+    /// Opens `source` and reads its header.
     ///
     /// # Errors
     /// A setup error that names the file: not there, not GGUF, or a model that is not supported.
-    pub fn open(path: &Path) -> Result<Self> {
-        let broken = |e: String| Error::setup(format!("{}: {e}", path.display()));
-        let file = File::open(path).map_err(|e| broken(e.to_string()))?;
-        let mut reader = BufReader::new(file);
-        let content = Content::read(&mut reader)
-            .map_err(|e| broken(format!("not a readable GGUF file: {}", first_line(&e))))?;
+    pub fn open(source: &GgufSource) -> Result<Self> {
+        let (content, reader) = source.open()?;
+        let path = source.path();
         Ok(Self {
             config: ModelConfig::from_gguf(&content, path)?,
             content,
@@ -201,6 +196,7 @@ pub(crate) fn gguf_name(name: &str) -> Option<String> {
         "model.embed_tokens.weight" => Some("token_embd.weight"),
         "model.norm.weight" => Some("output_norm.weight"),
         "lm_head.weight" => Some("output.weight"),
+        "d2t" => Some("d2t"),
         _ => None,
     };
     if let Some(name) = top {

@@ -59,8 +59,8 @@ pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model
         ));
     }
     let (config, weights) = match (source, options.format) {
-        (ModelSource::Gguf(path), LoadFormat::Auto) => {
-            let file = GgufFile::open(path)?;
+        (ModelSource::Gguf(source), LoadFormat::Auto) => {
+            let file = GgufFile::open(source)?;
             let dtypes = pick_dtypes(options, || Ok(DType::F16))?;
             (file.config().clone(), Weights::gguf(file, dtypes, device))
         }

@@ -3,6 +3,7 @@
 use super::hub;
 use super::load::LoadFormat;
 use crate::error::{Error, Result};
+use crate::gguf::GgufSource;
 use std::path::{Path, PathBuf};
 
 /// Where a checkpoint lies.
@@ -11,12 +12,12 @@ pub enum ModelSource {
     /// A folder with `config.json` and safetensors (or a `config.json` itself, for dummy weights).
     Folder(PathBuf),
     /// A GGUF file.
-    Gguf(PathBuf),
+    Gguf(GgufSource),
 }
 
 impl ModelSource {
-    /// Finds `spec`: a GGUF file, a folder, a `config.json`, or else a Hugging Face id, which is
-    /// fetched into the usual cache (`HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN` and `HF_HUB_OFFLINE` are
+    /// Finds `spec`: a GGUF file, a folder, a `config.json`, the name of an embedded model, or else
+    /// a Hugging Face id, which is fetched into the usual cache (`HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN` and `HF_HUB_OFFLINE` are
     /// honoured). `revision` is for the Hub alone. With [`LoadFormat::Dummy`] no weights are looked
     /// for.
     ///
@@ -33,13 +34,16 @@ impl ModelSource {
         if looks_like_a_path(spec) {
             return Err(Error::setup(format!("model '{spec}' does not exist")));
         }
+        if let Some(embedded) = GgufSource::embedded(spec) {
+            return Ok(Self::Gguf(embedded));
+        }
         hub::fetch(spec, revision, format == LoadFormat::Auto).map(Self::Folder)
     }
 }
 
 fn file(path: &Path) -> Result<ModelSource> {
     match path.extension().and_then(|e| e.to_str()) {
-        Some("gguf") => Ok(ModelSource::Gguf(path.to_owned())),
+        Some("gguf") => Ok(ModelSource::Gguf(path.into())),
         Some("json") => Ok(ModelSource::Folder(path.to_owned())),
         _ => Err(Error::setup(format!(
             "model '{}' is neither a .gguf file, a config.json, nor a folder",
@@ -61,7 +65,7 @@ fn folder(path: &Path, format: LoadFormat) -> Result<ModelSource> {
         }
     }
     match ggufs.as_slice() {
-        [only] if format == LoadFormat::Auto => Ok(ModelSource::Gguf(only.clone())),
+        [only] if format == LoadFormat::Auto => Ok(ModelSource::Gguf(only.into())),
         [] => Err(Error::setup(format!(
             "{} has no config.json and no .gguf file",
             path.display()
@@ -122,9 +126,9 @@ mod tests {
         std::fs::write(&gguf, "").unwrap();
         assert_eq!(
             resolve(dir.path()).unwrap(),
-            ModelSource::Gguf(gguf.clone())
+            ModelSource::Gguf(gguf.as_path().into())
         );
-        assert_eq!(resolve(&gguf).unwrap(), ModelSource::Gguf(gguf));
+        assert_eq!(resolve(&gguf).unwrap(), ModelSource::Gguf(gguf.into()));
         std::fs::write(dir.path().join("two.gguf"), "").unwrap();
         let error = resolve(dir.path()).unwrap_err().to_string();
         assert!(error.contains("name one of its 2"), "{error}");

@@ -109,6 +109,34 @@ impl Weights {
         self.tensor(&format!("{name}.weight"), &[len])
     }
 
+    /// The id of each row of the output layer, `[draft_vocab_size]` u32, where those are not all
+    /// ids: `d2t` holds what is to be added to the number of a row, as EAGLE-3 has it.
+    ///
+    /// # Errors
+    /// As [`Weights::linear`], and where an id is not below `vocab_size`.
+    pub fn output_ids(&mut self, config: &ModelConfig) -> Result<Option<Tensor>> {
+        let Some(size) = config.draft_vocab_size else {
+            return Ok(None);
+        };
+        if let Source::Dummy(_) = self.source {
+            return Ok(Some(Tensor::arange(0, size as u32, &self.device)?));
+        }
+        let offsets = self.stored("d2t", &[size])?.to_dtype(DType::F64)?;
+        let ids: Option<Vec<u32>> = (0..)
+            .zip(offsets.to_vec1::<f64>()?)
+            .map(|(row, offset)| u32::try_from(i64::from(row) + offset as i64).ok())
+            .collect();
+        match ids {
+            Some(ids) if ids.iter().all(|&id| (id as usize) < config.vocab_size) => {
+                Ok(Some(Tensor::new(ids, &self.device)?))
+            }
+            _ => Err(Error::setup(format!(
+                "tensor d2t names an id that is not below vocab_size {}",
+                config.vocab_size
+            ))),
+        }
+    }
+
     /// What the rope frequencies are divided by, where the checkpoint says so itself.
     ///
     /// # Errors

@@ -2,10 +2,9 @@
 
 use super::{SpecialIds, Text};
 use crate::error::{Error, Result};
+use crate::gguf::GgufSource;
 use candle_core::quantized::gguf_file::{Content, Value};
 use candle_core::quantized::tokenizer::TokenizerFromGguf;
-use std::io::BufReader;
-use std::path::Path;
 use tokenizers::pre_tokenizers::{
     PreTokenizerWrapper, byte_level::ByteLevel, digits::Digits, sequence::Sequence,
 };
@@ -19,17 +18,12 @@ const NORMAL: i32 = 1;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 
-pub(super) fn load(file: &Path) -> Result<Text> {
-    let cannot = |e: String| {
-        Error::setup(format!(
-            "cannot read the tokenizer of {}: {e}",
-            file.display()
-        ))
-    };
-    let reader = std::fs::File::open(file).map_err(|e| cannot(e.to_string()))?;
-    let mut content =
-        Content::read(&mut BufReader::new(reader)).map_err(|e| cannot(e.to_string()))?;
-    let tokenizer = tokenizer(&mut content).map_err(|e| cannot(e.to_string()))?;
+pub(super) fn load(source: &GgufSource) -> Result<Text> {
+    let (mut content, _) = source.open()?;
+    let tokenizer = tokenizer(&mut content).map_err(|e| {
+        let file = source.path().display();
+        Error::setup(format!("cannot read the tokenizer of {file}: {e}"))
+    })?;
     let id = |key: &str| {
         number(
             content

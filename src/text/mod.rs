@@ -12,6 +12,7 @@ pub use detokenizer::Detokenizer;
 pub use template::ChatTemplate;
 
 use crate::error::{Error, Result};
+use crate::gguf::GgufSource;
 use pieces::Pieces;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
@@ -129,8 +130,8 @@ impl Text {
     ///
     /// # Errors
     /// `Setup`, if the file cannot be read or its tokenizer is of a kind that we do not know.
-    pub fn from_gguf(file: &Path) -> Result<Self> {
-        gguf::load(file)
+    pub fn from_gguf(file: impl Into<GgufSource>) -> Result<Self> {
+        gguf::load(&file.into())
     }
 
     /// Token ids of `text`. `add_special_tokens` puts BOS in front where the model wants it.

@@ -31,25 +31,56 @@ pub struct Row {
 /// # Errors
 /// `Setup`, naming the file and the line.
 pub fn read(file: &Path, text: &Text, retokenize: bool) -> Result<Vec<Document>> {
+    let document = |content| match content {
+        Content::Answer(answer) if retokenize => encode(&answer, text),
+        Content::Answer(answer) => Ok(document(*answer)),
+        Content::Plain(plain) => Ok(Document {
+            tokens: text.encode(&plain, true)?,
+            prompt: 0,
+        }),
+    };
+    contents(file)?.into_iter().map(document).collect()
+}
+
+/// The texts of `file`, a file as for [`read`]: prompts and answers, each by itself.
+///
+/// # Errors
+/// `Setup`, naming the file and the line.
+pub fn texts(file: &Path) -> Result<Vec<String>> {
+    let texts = |content| match content {
+        Content::Answer(answer) => vec![answer.prompt, answer.text],
+        Content::Plain(plain) => vec![plain],
+    };
+    Ok(contents(file)?.into_iter().flat_map(texts).collect())
+}
+
+/// One document as it stands in its file.
+enum Content {
+    Answer(Box<Answer>),
+    Plain(String),
+}
+
+fn contents(file: &Path) -> Result<Vec<Content>> {
     let fail = |what: String| Error::in_file(file, what);
     let content = std::fs::read_to_string(file).map_err(|e| fail(e.to_string()))?;
     let extension = file.extension().and_then(|e| e.to_str());
     if !matches!(extension, Some("jsonl" | "ndjson" | "json")) {
-        return plain(&content, text);
+        let lines: Vec<&str> = content.lines().collect();
+        let documents = lines.split(|line| line.trim().is_empty());
+        return Ok(documents
+            .filter(|lines| !lines.is_empty())
+            .map(|lines| Content::Plain(lines.join("\n")))
+            .collect());
     }
-    let mut documents = Vec::new();
-    for (number, line) in (1..).zip(content.lines()) {
-        if line.trim().is_empty() {
-            continue;
-        }
-        let answer: Answer =
-            serde_json::from_str(line).map_err(|e| fail(format!("line {number}: {e}")))?;
-        documents.push(match retokenize {
-            true => encode(&answer, text)?,
-            false => document(answer),
-        });
-    }
-    Ok(documents)
+    (1..)
+        .zip(content.lines())
+        .filter(|(_, line)| !line.trim().is_empty())
+        .map(|(number, line)| {
+            serde_json::from_str(line)
+                .map(Content::Answer)
+                .map_err(|e| fail(format!("line {number}: {e}")))
+        })
+        .collect()
 }
 
 /// The tokens of `answer` as they were.
@@ -68,18 +99,6 @@ fn encode(answer: &Answer, text: &Text) -> Result<Document> {
         tokens.extend(text.eos());
     }
     Ok(Document { tokens, prompt })
-}
-
-fn plain(content: &str, text: &Text) -> Result<Vec<Document>> {
-    let lines: Vec<&str> = content.lines().collect();
-    lines
-        .split(|line| line.trim().is_empty())
-        .filter(|lines| !lines.is_empty())
-        .map(|lines| {
-            let tokens = text.encode(&lines.join("\n"), true)?;
-            Ok(Document { tokens, prompt: 0 })
-        })
-        .collect()
 }
 
 /// Packs documents into rows, one after the other, an EOS after each that has none. A document may

@@ -6,7 +6,8 @@
 //! `sum_top p (ln p - ln q) + t_p (ln t_p - ln t_q)`: KL(p || q) after merging the tail's ids, so a
 //! lower bound of the whole divergence. By the chain rule over a softmax its gradient is
 //! `q - p~`, where `p~` is p on the top ids and, on the tail, q scaled to the mass `t_p`.
-//! Cross-entropy on a token is the case of one id of mass 1 and an empty tail.
+//! Cross-entropy on a token is the case of one id of mass 1 and an empty tail. Of ids that the draft
+//! cannot say p is left out: the masses sum to s < 1, and q is scaled to that in the gradient.
 
 use crate::error::Result;
 use candle_core::{D, Device, Tensor};
@@ -48,6 +49,8 @@ pub struct Comparison<'a> {
     ln_q_top: Tensor,
     /// `[positions, 1]`: the draft's mass outside the top ids.
     q_tail: Tensor,
+    /// `[positions, 1]`: the target's mass on all that the draft can say.
+    sayable: Tensor,
 }
 
 impl<'a> Comparison<'a> {
@@ -65,6 +68,7 @@ impl<'a> Comparison<'a> {
         let rest = q.scatter(&soft.ids, &soft.probs.zeros_like()?, D::Minus1)?;
         Ok(Self {
             soft,
+            sayable: (soft.probs.sum_keepdim(D::Minus1)? + &soft.tail)?,
             q_top: ln_q_top.exp()?,
             ln_q_top,
             q_tail: rest.sum_keepdim(D::Minus1)?,
@@ -83,8 +87,8 @@ impl<'a> Comparison<'a> {
     /// What the logits change the loss by, `[positions, vocab]`.
     pub fn gradient(&self) -> Result<Tensor> {
         let scale = (&self.soft.tail / self.q_tail.clamp(TINY, f32::MAX)?)?;
-        let rest = self.q.broadcast_mul(&(1.0 - scale)?)?;
-        let top = (&self.q_top - &self.soft.probs)?;
+        let rest = self.q.broadcast_mul(&(&self.sayable - scale)?)?;
+        let top = (self.q_top.broadcast_mul(&self.sayable)? - &self.soft.probs)?;
         Ok(rest.scatter(&self.soft.ids, &top, D::Minus1)?)
     }
 
@@ -165,8 +169,13 @@ mod tests {
 
     #[test]
     fn loss_and_gradient_are_those_of_an_f64_reference() {
-        let (soft, ids, probs, tail) = soft();
-        for shift in [0.0, 80.0, -80.0] {
+        // With less than all mass, where the draft cannot say the rest.
+        for (shift, sayable) in [(0.0, 1.0), (80.0, 1.0), (-80.0, 1.0), (0.0, 0.6)] {
+            let (mut soft, ids, mut probs, mut tail) = soft();
+            soft.probs = (soft.probs * f64::from(sayable)).unwrap();
+            soft.tail = (soft.tail * f64::from(sayable)).unwrap();
+            let masses = probs.iter_mut().chain(tail.iter_mut());
+            masses.for_each(|mass| *mass *= sayable);
             let z = logits(shift);
             let compared = tensor(&z);
             let compared = Comparison::new(&compared, &soft).unwrap();

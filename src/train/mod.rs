@@ -9,29 +9,34 @@
 //! stopped, bit for bit on the CPU.
 
 pub mod corpus;
+mod cost;
 pub mod loss;
 pub mod model;
 pub mod optimizer;
 pub mod output;
 pub mod report;
 pub mod targets;
+pub mod tokenizer;
 mod trainer;
+pub mod vocabulary;
+mod workers;
 
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::model::{LoadFormat, LoadOptions, ModelConfig, ModelSource, load};
 use crate::text::Text;
-use candle_core::{Device, quantized::gguf_file};
+use candle_core::Device;
 use corpus::{Row, Split};
 use indicatif::{ProgressBar, ProgressStyle};
 use output::OutputFolder;
 use report::Report;
 use serde::Serialize;
 use serde_json::{Value, json};
-use std::io::{BufReader, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use targets::{Identity, SoftTargets};
 use trainer::{Data, Trainer};
+use vocabulary::Vocabulary;
 
 /// What a draft learns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -90,7 +95,7 @@ pub struct Options {
     pub seed: u64,
     /// Where the draft is trained: `auto`, `cpu`, `cuda` or `cuda:N`. The target runs on the CPU.
     pub device: String,
-    /// CPU threads of the target; training follows candle's `RAYON_NUM_THREADS`.
+    /// CPU threads, each with a micro-batch of its own.
     pub threads: Option<usize>,
 }
 
@@ -151,16 +156,19 @@ pub fn run(options: &Options) -> Result<Report> {
         Objective::Kl => Some(soft_targets(options, &target, &rows, &folder, fingerprint)?),
     };
     let settings = options.settings(&draft_json, fingerprint);
-    let cost_ratio = match (&target.config, options.objective) {
-        (Some(target), Objective::Kl) => {
-            let parameters = |config| model::parameters_a_token(config) as f64;
-            Some(parameters(&draft) / parameters(target))
-        }
-        _ => None,
-    };
     folder.write_model_files(draft_json, &target.source, &target.text)?;
     let Split { train, held_out } = split;
+    let vocabulary = match draft.draft_vocab_size {
+        Some(size) => {
+            let always = &target.text.special_ids().eos;
+            let seen = train.iter().map(|&row| &rows[row]);
+            let all = draft.vocab_size;
+            Some(Vocabulary::most_frequent(seen, always, size, all, &device)?)
+        }
+        None => None,
+    };
     let data = Data {
+        vocabulary,
         rows,
         train,
         held_out,
@@ -168,6 +176,10 @@ pub fn run(options: &Options) -> Result<Report> {
     };
     let mut trainer = Trainer::new(options, draft, settings, data, &folder, device)?;
     trainer.run()?;
+    let cost_ratio = match options.objective {
+        Objective::Kl => Some(cost::measure(&target.source, folder.path())?),
+        Objective::CrossEntropy => None,
+    };
     let report = trainer.report(cost_ratio)?;
     write_lines(&report.to_string());
     Ok(report)
@@ -197,7 +209,10 @@ impl Target {
             ModelSource::resolve(&options.model, options.revision.as_deref(), format)?
         };
         let (text, config) = match &source {
-            ModelSource::Gguf(file) => (Text::from_gguf(file)?, Some(gguf_config(file)?)),
+            ModelSource::Gguf(file) => {
+                let config = ModelConfig::from_gguf(&file.open()?.0, file.path())?;
+                (Text::from_gguf(file.clone())?, Some(config))
+            }
             ModelSource::Folder(path) => {
                 let folder = path.parent().filter(|_| path.is_file()).unwrap_or(path);
                 let config = match tokenizer_alone {
@@ -213,13 +228,6 @@ impl Target {
             config,
         })
     }
-}
-
-fn gguf_config(file: &Path) -> Result<ModelConfig> {
-    let opened = std::fs::File::open(file).map_err(|e| Error::in_file(file, e))?;
-    let content = gguf_file::Content::read(&mut BufReader::new(opened))
-        .map_err(|e| Error::in_file(file, e.to_string().lines().next().unwrap_or_default()))?;
-    ModelConfig::from_gguf(&content, file)
 }
 
 /// The draft's shape, and its `config.json` as it is written.

@@ -2,6 +2,7 @@
 //! The serving decoder's kernels write in place and have no backward pass.
 
 use super::optimizer::Named;
+use super::vocabulary::NEVER;
 use crate::error::{Error, Result};
 use crate::model::ModelConfig;
 use crate::sampling::mix;
@@ -9,6 +10,7 @@ use candle_core::{D, DType, Device, Tensor, Var};
 use candle_nn::ops::{rms_norm_slow, silu, softmax};
 use candle_nn::rotary_emb::rope_slow;
 use candle_transformers::utils::repeat_kv;
+use std::collections::HashMap;
 
 /// Spread of fresh weights, as in Llama's and GPT-2's configurations (`initializer_range`).
 const INITIAL_DEVIATION: f64 = 0.02;
@@ -23,12 +25,21 @@ pub struct TrainModel {
     sin: Tensor,
     /// `[seq_len, seq_len]`: 0 where a position may look, else minus infinity.
     mask: Tensor,
+    /// `[draft_vocab_size]`, u32: the ids that it can say, where those are not all.
+    outputs: Option<Tensor>,
 }
 
 impl TrainModel {
     /// Fresh weights, a function of `seed`: matrices normal(0, 0.02), norms 1. For rows of up to
-    /// `seq_len` tokens.
-    pub fn new(config: ModelConfig, seed: u64, seq_len: usize, device: &Device) -> Result<Self> {
+    /// `seq_len` tokens. `outputs` are the ids that it can say, where `config` says that those are
+    /// not all.
+    pub fn new(
+        config: ModelConfig,
+        outputs: Option<&[u32]>,
+        seed: u64,
+        seq_len: usize,
+        device: &Device,
+    ) -> Result<Self> {
         let vars = shapes(&config)
             .into_iter()
             .map(|(name, dims)| {
@@ -57,6 +68,7 @@ impl TrainModel {
             cos: angles(f32::cos)?,
             sin: angles(f32::sin)?,
             mask: Tensor::from_vec(mask, (seq_len, seq_len), device)?,
+            outputs: outputs.map(|ids| Tensor::new(ids, device)).transpose()?,
             config,
         })
     }
@@ -85,7 +97,8 @@ impl TrainModel {
     }
 
     /// Logits of every position, `[rows * len, vocab]`, for `tokens` `[rows, len]` of u32. A
-    /// position sees its own row up to itself.
+    /// position sees its own row up to itself. Where not all ids can be said, there is a column for
+    /// each that can, and a last one for the others, which is [`NEVER`].
     pub fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
         let (rows, len) = tokens.dims2()?;
         let embedding = self.var("model.embed_tokens");
@@ -100,10 +113,39 @@ impl TrainModel {
             x = (x + self.linear(&wide, &at("mlp.down_proj"))?)?;
         }
         let x = self.norm(&x, "model.norm")?;
-        match self.config.tie_word_embeddings {
-            true => Ok(x.matmul(&embedding.t()?)?),
-            false => self.linear(&x, "lm_head"),
+        let logits = x.matmul(&self.head()?.t()?)?;
+        if self.outputs.is_none() {
+            return Ok(logits);
         }
+        let never = Tensor::full(NEVER as f32, (rows * len, 1), logits.device())?;
+        Ok(Tensor::cat(&[logits, never], 1)?)
+    }
+
+    /// The output layer, `[ids that it can say, hidden]`.
+    fn head(&self) -> Result<Tensor> {
+        let embedding = self.var("model.embed_tokens");
+        Ok(match (self.config.tie_word_embeddings, &self.outputs) {
+            (false, _) => self.var("lm_head").as_tensor().clone(),
+            (true, None) => embedding.as_tensor().clone(),
+            (true, Some(ids)) => embedding.index_select(ids, 0)?,
+        })
+    }
+
+    /// The weights as a model that is served has them: where not all ids can be said, with an
+    /// output layer of its own and `d2t`, which is added to a place in it to get the id (as EAGLE-3
+    /// has it).
+    pub fn weights(&self) -> Result<HashMap<String, Tensor>> {
+        let vars = self.vars.iter();
+        let mut weights: HashMap<String, Tensor> = vars
+            .map(|(name, var)| (name.clone(), var.as_detached_tensor()))
+            .collect();
+        if let Some(ids) = &self.outputs {
+            weights.insert("lm_head.weight".into(), self.head()?.detach());
+            let ids = ids.to_vec1::<u32>()?;
+            let offsets: Vec<i64> = (0..).zip(ids).map(|(i, id)| i64::from(id) - i).collect();
+            weights.insert("d2t".into(), Tensor::new(offsets, &Device::Cpu)?);
+        }
+        Ok(weights)
     }
 
     /// Causal grouped-query attention over `x`, `[rows * len, hidden]`.
@@ -159,7 +201,7 @@ fn shapes(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
         ("model.norm".to_owned(), vec![hidden]),
     ];
     if !config.tie_word_embeddings {
-        all.push(("lm_head".to_owned(), vec![config.vocab_size, hidden]));
+        all.push(("lm_head".to_owned(), vec![config.output_size(), hidden]));
     }
     for layer in 0..config.num_layers {
         let parts = [
@@ -178,16 +220,6 @@ fn shapes(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
     all.into_iter()
         .map(|(name, dims)| (format!("{name}.weight"), dims))
         .collect()
-}
-
-/// Parameters that one token is multiplied with, which is about what a step has to read: all
-/// matrices but the embedding, of which a token reads one row.
-pub fn parameters_a_token(config: &ModelConfig) -> usize {
-    let matrices = shapes(config)
-        .into_iter()
-        .filter(|(name, _)| name != "model.embed_tokens.weight" && name != "lm_head.weight")
-        .map(|(_, dims)| dims.iter().product::<usize>());
-    matrices.sum::<usize>() + config.vocab_size * config.hidden_size
 }
 
 /// Ones for a norm, else normal noise: a function of seed and name alone (Box and Muller 1958),

@@ -3,6 +3,7 @@
 use crate::error::Result;
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
+use rayon::prelude::*;
 use std::collections::BTreeMap;
 
 /// Tensors by Hugging Face's names, in one order: sums over them are the same in every run.
@@ -47,11 +48,12 @@ impl AdamW {
     pub fn step(&mut self, vars: &Named<Var>, gradients: &Named<Tensor>, rate: f64) -> Result<()> {
         self.steps += 1;
         let unbias = |beta: f64| 1.0 / (1.0 - beta.powi(self.steps as i32));
+        let weight_decay = self.weight_decay;
         let (unbias1, unbias2) = (unbias(BETA1), unbias(BETA2));
-        for (name, gradient) in gradients {
-            let (Some(var), Some((first, second))) = (vars.get(name), self.moments.get_mut(name))
-            else {
-                continue;
+        let moments = self.moments.par_iter_mut();
+        moments.try_for_each(|(name, (first, second))| {
+            let (Some(var), Some(gradient)) = (vars.get(name), gradients.get(name)) else {
+                return Ok(());
             };
             *first = ((&*first * BETA1)? + (gradient * (1.0 - BETA1))?)?;
             *second = ((&*second * BETA2)? + (gradient.sqr()? * (1.0 - BETA2))?)?;
@@ -59,12 +61,11 @@ impl AdamW {
             let update = ((&*first * (unbias1 * rate))? / scale)?;
             let decay = match var.rank() {
                 0 | 1 => 0.0,
-                _ => rate * self.weight_decay,
+                _ => rate * weight_decay,
             };
             let value = var.as_detached_tensor();
-            var.set(&((value * (1.0 - decay))? - update)?)?;
-        }
-        Ok(())
+            Ok(var.set(&((value * (1.0 - decay))? - update)?)?)
+        })
     }
 }
 

@@ -158,9 +158,7 @@ impl OutputFolder {
     /// # Errors
     /// `Setup`, naming the file.
     pub fn save_weights(&self, model: &TrainModel) -> Result<()> {
-        let vars = model.vars().iter();
-        let tensors = vars.map(|(name, var)| (name.clone(), var.as_detached_tensor()));
-        save(&self.path.join(WEIGHTS), &tensors.collect())
+        save(&self.path.join(WEIGHTS), &model.weights()?)
     }
 
     /// Writes all that serving needs beside the weights: `config`, the text of the draft's
@@ -176,6 +174,9 @@ impl OutputFolder {
     ) -> Result<()> {
         let mut config = config;
         config["torch_dtype"] = "float32".into();
+        if config["draft_vocab_size"] != Value::Null {
+            config["tie_word_embeddings"] = false.into();
+        }
         if let Some(keys) = config.as_object_mut() {
             // transformers 5's name for the same; the two must not disagree.
             keys.shift_remove("dtype");

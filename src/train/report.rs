@@ -84,9 +84,7 @@ pub struct Report {
     pub held_out_rows: usize,
     pub untrained: Evaluation,
     pub trained: Evaluation,
-    /// A draft step in target steps, estimated: the ratio of parameters that a token is multiplied
-    /// with. Real steps depend on the types of the weights and on the machine. `None` without a
-    /// target.
+    /// A draft step in target steps, measured on this machine. `None` without a target.
     pub cost_ratio: Option<f64>,
 }
 
@@ -127,8 +125,8 @@ impl Report {
             alpha: over held-out rows; at temperature 1 without the ids outside of the target's top\n\
             ones, and with them as if they were one: a larger --top-k brings the two together.\n\
             speed-up: Theorem 3.8 of Leviathan et al. 2023 for the lower alpha, with the cost ratio\n\
-             c = {c:.4}, an estimate from the parameters that a token is multiplied with;\n\
-            `foretoken bench` measures both. A speed-up below 1 says: do not draft."
+            c = {c:.4}, measured here on the draft as it was written, in f32 (`foretoken convert`\n\
+            makes it faster). `foretoken bench` measures all of it. Below 1: do not draft."
         )
     }
 

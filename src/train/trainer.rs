@@ -7,8 +7,11 @@ use super::optimizer::{AdamW, Named, accumulate, clip, global_norm, learning_rat
 use super::output::{OutputFolder, State};
 use super::report::{Evaluation, Report, Sums};
 use super::targets::SoftTargets;
+use super::vocabulary::Vocabulary;
+use super::workers::Workers;
 use super::{Objective, Options, bar, say};
 use crate::error::{Error, Result};
+use crate::kernels;
 use crate::model::ModelConfig;
 use candle_core::{Device, Tensor};
 use indicatif::ProgressBar;
@@ -21,6 +24,8 @@ pub struct Data {
     /// Indices of rows.
     pub train: Vec<usize>,
     pub held_out: Vec<usize>,
+    /// What the draft can say; `None` = all.
+    pub vocabulary: Option<Vocabulary>,
     /// `None` with cross-entropy.
     pub soft: Option<SoftTargets>,
 }
@@ -31,6 +36,7 @@ pub struct Trainer<'a> {
     data: Data,
     folder: &'a OutputFolder,
     device: Device,
+    workers: Workers,
     model: TrainModel,
     optimizer: AdamW,
     state: State,
@@ -51,13 +57,22 @@ impl<'a> Trainer<'a> {
         folder: &'a OutputFolder,
         device: Device,
     ) -> Result<Self> {
-        let model = TrainModel::new(draft, options.seed, options.seq_len, &device)?;
+        let model = {
+            let outputs = data.vocabulary.as_ref().map(Vocabulary::ids);
+            TrainModel::new(draft, outputs, options.seed, options.seq_len, &device)?
+        };
         let optimizer = AdamW::new(model.vars(), options.weight_decay)?;
+        // A GPU is one queue, and fills itself with one micro-batch.
+        let workers = match device.is_cpu() {
+            true => kernels::threads(),
+            false => 1,
+        };
         let mut trainer = Self {
             options,
             data,
             folder,
             device,
+            workers: Workers::new(workers)?,
             model,
             optimizer,
             state: State {
@@ -150,16 +165,23 @@ impl<'a> Trainer<'a> {
     fn step(&mut self, rows: &[usize]) -> Result<f64> {
         let positions = (rows.len() * self.options.seq_len) as f64;
         let (mut gradients, mut loss) = (Named::new(), 0.0);
-        for rows in rows.chunks(self.options.micro_batch) {
-            let logits = self.model.forward(&self.tokens(rows)?)?;
-            let soft = self.soft(rows)?;
-            let compared = Comparison::new(&logits, &soft)?;
-            loss += f64::from(compared.loss()?.sum_all()?.to_scalar::<f32>()?);
-            // The sum's derivative by the logits is the gradient that was worked out in closed
-            // form, so the graph of softmax and logarithms need not be kept.
-            let slope = (compared.gradient()? / positions)?;
-            let surrogate = (logits * slope)?.sum_all()?;
-            accumulate(&mut gradients, self.model.vars(), surrogate.backward()?)?;
+        for rows in rows.chunks(self.options.micro_batch * self.workers.len()) {
+            let batches = self.batches(rows)?;
+            let model = &self.model;
+            let passes = self.workers.map(&batches, |(tokens, soft)| {
+                let logits = model.forward(tokens)?;
+                let compared = Comparison::new(&logits, soft)?;
+                let loss = f64::from(compared.loss()?.sum_all()?.to_scalar::<f32>()?);
+                // The sum's derivative by the logits is the gradient that was worked out in closed
+                // form, so the graph of softmax and logarithms need not be kept.
+                let slope = (compared.gradient()? / positions)?;
+                Ok((loss, (logits * slope)?.sum_all()?.backward()?))
+            });
+            for pass in passes {
+                let (part, slopes) = pass?;
+                loss += part;
+                accumulate(&mut gradients, self.model.vars(), slopes)?;
+            }
         }
         let (loss, norm) = (loss / positions, global_norm(&gradients)?);
         let step = self.state.steps;
@@ -187,17 +209,22 @@ impl<'a> Trainer<'a> {
     /// Measures the held-out rows and says so.
     fn evaluate(&mut self, training: Option<(&ProgressBar, f64, f64)>) -> Result<()> {
         let mut sums = Sums::default();
-        for rows in self.data.held_out.clone().chunks(self.options.micro_batch) {
-            let logits = self.model.forward(&self.tokens(rows)?)?;
-            let soft = self.soft(rows)?;
-            let compared = Comparison::new(&logits, &soft)?;
-            let [least, most] = compared.overlap()?;
-            let figures = [compared.loss()?, least, most, compared.agrees()?];
-            let counted: Vec<bool> = rows
-                .iter()
-                .flat_map(|&row| self.data.rows[row].counted.iter().copied())
-                .collect();
-            sums.add(figures.each_ref(), &counted)?;
+        let at_once = self.options.micro_batch * self.workers.len();
+        for rows in self.data.held_out.clone().chunks(at_once) {
+            let batches = self.batches(rows)?;
+            let model = &self.model;
+            let passes = self.workers.map(&batches, |(tokens, soft)| {
+                let compared = Comparison::new(&model.forward(tokens)?, soft)?;
+                let [least, most] = compared.overlap()?;
+                Ok([compared.loss()?, least, most, compared.agrees()?])
+            });
+            for (rows, figures) in rows.chunks(self.options.micro_batch).zip(passes) {
+                let counted: Vec<bool> = rows
+                    .iter()
+                    .flat_map(|&row| self.data.rows[row].counted.iter().copied())
+                    .collect();
+                sums.add(figures?.each_ref(), &counted)?;
+            }
         }
         let step = self.state.steps;
         self.last = (step, sums.mean());
@@ -219,6 +246,13 @@ impl<'a> Trainer<'a> {
             .save_checkpoint(&self.model, &self.optimizer, &self.state)
     }
 
+    /// `rows` in micro-batches: what the model sees, and what it shall say there.
+    fn batches(&mut self, rows: &[usize]) -> Result<Vec<(Tensor, Soft)>> {
+        rows.chunks(self.options.micro_batch)
+            .map(|rows| Ok((self.tokens(rows)?, self.soft(rows)?)))
+            .collect()
+    }
+
     /// What the model sees of `rows`, `[rows, seq_len]`.
     fn tokens(&self, rows: &[usize]) -> Result<Tensor> {
         let len = self.options.seq_len;
@@ -229,11 +263,17 @@ impl<'a> Trainer<'a> {
 
     /// What it shall say there.
     fn soft(&mut self, rows: &[usize]) -> Result<Soft> {
-        if let (Some(soft), Objective::Kl) = (&mut self.data.soft, self.options.objective) {
-            return soft.read(rows, &self.device);
+        let soft = match (&mut self.data.soft, self.options.objective) {
+            (Some(soft), Objective::Kl) => soft.read(rows, &self.device)?,
+            _ => {
+                let next = |&row: &usize| self.data.rows[row].tokens[1..].to_vec();
+                let tokens: Vec<u32> = rows.iter().flat_map(next).collect();
+                Soft::one_hot(&tokens, &self.device)?
+            }
+        };
+        match &self.data.vocabulary {
+            Some(vocabulary) => vocabulary.restrict(soft),
+            None => Ok(soft),
         }
-        let next = |&row: &usize| self.data.rows[row].tokens[1..].to_vec();
-        let tokens: Vec<u32> = rows.iter().flat_map(next).collect();
-        Soft::one_hot(&tokens, &self.device)
     }
 }

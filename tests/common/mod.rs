@@ -1,6 +1,7 @@
 //! What the tests share: toy engines, and a reference that knows neither batches nor drafts.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod process;
 pub mod rig;
 pub mod tiny;
 pub mod tiny_gguf;

@@ -18,7 +18,11 @@ pub fn smollm2_path() -> PathBuf {
 }
 
 pub fn smollm2() -> Box<dyn Model> {
-    load(&ModelSource::Gguf(smollm2_path()), &LoadOptions::default()).unwrap()
+    load(
+        &ModelSource::Gguf(smollm2_path().into()),
+        &LoadOptions::default(),
+    )
+    .unwrap()
 }
 
 /// Token ids that look like text to nobody, but exercise every path.

@@ -1,0 +1,123 @@
+//! The ids that a draft can say, where those are not all of the target's.
+//!
+//! A small draft spends most of its time on its output layer, and most tokens of a text are of few
+//! kinds: the others are left to the target (FR-Spec, Zhao et al. 2025; EAGLE-3, Li et al. 2025,
+//! with a table from draft to target ids). Their q is 0, which the acceptance rule allows.
+
+use super::corpus::Row;
+use super::loss::Soft;
+use crate::error::Result;
+use candle_core::{Device, Tensor};
+
+/// Logit of the column that stands for all ids that the draft cannot say: q is 0 there, and its
+/// logarithm finite.
+pub const NEVER: f64 = -1e4;
+
+/// Some ids of the target's vocabulary, ascending. Where the draft can say all, there is none.
+pub struct Vocabulary {
+    ids: Vec<u32>,
+    /// `[vocab_size]`, u32: the place of an id among `ids`, or their number.
+    places: Tensor,
+}
+
+impl Vocabulary {
+    /// The `size` ids that are to be foretold most often in `rows`, and in any case `always`.
+    pub fn most_frequent<'a>(
+        rows: impl Iterator<Item = &'a Row>,
+        always: &[u32],
+        size: usize,
+        vocab_size: usize,
+        device: &Device,
+    ) -> Result<Self> {
+        let mut counts: Vec<(u64, u32)> = (0..vocab_size as u32).map(|id| (0, id)).collect();
+        for row in rows {
+            for (&id, _) in row.tokens[1..]
+                .iter()
+                .zip(&row.counted)
+                .filter(|(_, c)| **c)
+            {
+                counts[id as usize].0 += 1;
+            }
+        }
+        for &id in always {
+            counts[id as usize].0 = u64::MAX;
+        }
+        // Of ids that are as frequent the lower ones: they are the shorter tokens of a BPE.
+        counts.sort_unstable_by_key(|&(count, id)| (std::cmp::Reverse(count), id));
+        let mut ids: Vec<u32> = counts[..size].iter().map(|&(_, id)| id).collect();
+        ids.sort_unstable();
+        let mut places = vec![size as u32; vocab_size];
+        for (place, &id) in (0..).zip(&ids) {
+            places[id as usize] = place;
+        }
+        Ok(Self {
+            places: Tensor::new(places, device)?,
+            ids,
+        })
+    }
+
+    /// The ids.
+    pub fn ids(&self) -> &[u32] {
+        &self.ids
+    }
+
+    /// `soft` over the draft's ids and the one column for all others, which asks for nothing.
+    pub fn restrict(&self, soft: Soft) -> Result<Soft> {
+        let dims = soft.ids.dims2()?;
+        let places = self.places.index_select(&soft.ids.flatten_all()?, 0)?;
+        let ids = places.reshape(dims)?;
+        let sayable = ids
+            .lt(self.ids.len() as u32)?
+            .to_dtype(soft.probs.dtype())?;
+        Ok(Soft {
+            ids,
+            probs: (soft.probs * sayable)?,
+            tail: soft.tail,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::train::loss::Comparison;
+
+    #[test]
+    fn frequent_ids_are_kept_and_the_others_ask_for_nothing() {
+        let cpu = &Device::Cpu;
+        let row = Row {
+            tokens: vec![0, 4, 4, 2, 2, 2, 5],
+            // The last two are a prompt's.
+            counted: vec![true, true, true, true, false, false],
+        };
+        let rows = std::iter::once(&row);
+        let kept = Vocabulary::most_frequent(rows, &[7], 4, 8, cpu).unwrap();
+        assert_eq!(kept.ids(), [0, 2, 4, 7]);
+
+        let soft = Soft {
+            ids: Tensor::new(&[[5u32, 4, 2], [3, 1, 6]], cpu).unwrap(),
+            probs: Tensor::new(&[[0.5f32, 0.3, 0.1], [0.6, 0.3, 0.1]], cpu).unwrap(),
+            tail: Tensor::new(&[[0.1f32], [0.0]], cpu).unwrap(),
+        };
+        let soft = kept.restrict(soft).unwrap();
+        let ids = soft.ids.to_vec2::<u32>().unwrap();
+        assert_eq!(ids, [[4, 2, 1], [4, 4, 4]]);
+        let logits = [[1.0f32, 2.0, 3.0, 4.0, NEVER as f32]; 2];
+        let logits = Tensor::new(&logits, cpu).unwrap();
+        let compared = Comparison::new(&logits, &soft).unwrap();
+        let gradient = compared.gradient().unwrap().to_vec2::<f32>().unwrap();
+        assert_eq!(gradient[1], [0.0; 5]);
+        assert_eq!(gradient[0][4], 0.0);
+        assert!(gradient[0][..4].iter().sum::<f32>().abs() < 1e-6);
+        assert!(gradient[0][0].abs() > 1e-3);
+        let loss = compared.loss().unwrap().to_vec1::<f32>().unwrap();
+        assert!(loss[0].is_finite() && loss[1] == 0.0, "{loss:?}");
+        // What the draft cannot say is never agreed on, and is no part of the overlap.
+        assert_eq!(
+            compared.agrees().unwrap().to_vec1::<f32>().unwrap(),
+            [0.0; 2]
+        );
+        let [least, _] = compared.overlap().unwrap();
+        assert_eq!(least.to_vec1::<f32>().unwrap()[1], 0.0);
+    }
+}

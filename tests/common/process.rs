@@ -1,0 +1,118 @@
+//! The binary as a process.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// `foretoken`, in the folder of the project and with none of the user's settings.
+pub fn foretoken() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_foretoken"));
+    command
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .env_remove("FORETOKEN_API_KEY")
+        .env_remove("RUST_LOG")
+        .env("RUST_BACKTRACE", "1")
+        .stdin(Stdio::null());
+    command
+}
+
+/// A running server; killed if a test fails.
+pub struct Server {
+    child: Child,
+    address: String,
+    /// The lines of its start-up, the last of which is a command to paste.
+    pub said: Vec<String>,
+}
+
+impl Server {
+    /// `foretoken FLAGS --port 0`, once it listens.
+    pub fn start(flags: &str) -> Self {
+        let child = foretoken()
+            .env("RUST_LOG", "warn")
+            .args(flags.split_whitespace())
+            .args(["--port", "0"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut server = Self {
+            child,
+            address: String::new(),
+            said: Vec::new(),
+        };
+        for line in BufReader::new(server.child.stdout.as_mut().unwrap()).lines() {
+            let line = line.unwrap();
+            if let Some((_, at)) = line.split_once("http://") {
+                server.address = at.split(' ').next().unwrap().to_owned();
+            }
+            server.said.push(line);
+            if !server.address.is_empty() {
+                break;
+            }
+        }
+        assert!(!server.address.is_empty(), "{:?}", server.said);
+        server
+    }
+
+    /// The command to paste.
+    pub fn invitation(&self) -> &str {
+        self.said.last().unwrap()
+    }
+
+    /// The whole answer to `body`, headers included.
+    pub fn post(&self, path: &str, body: &str) -> String {
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: {}",
+            body.len()
+        );
+        self.ask(&head, body)
+    }
+
+    /// The whole answer of `path`, headers included.
+    pub fn get(&self, path: &str) -> String {
+        self.ask(&format!("GET {path} HTTP/1.1"), "")
+    }
+
+    fn ask(&self, head: &str, body: &str) -> String {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(120)))
+            .unwrap();
+        let host = &self.address;
+        write!(
+            stream,
+            "{head}\r\nHost: {host}\r\nConnection: close\r\n\r\n{body}"
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    /// Sends `signal` and waits for the exit code.
+    pub fn stop(&mut self, signal: &str, patience: Duration) -> Option<i32> {
+        let kill = format!("kill -{signal} {}", self.child.id());
+        assert!(
+            Command::new("sh")
+                .args(["-c", &kill])
+                .status()
+                .unwrap()
+                .success()
+        );
+        let started = Instant::now();
+        while started.elapsed() < patience {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        panic!("still running {patience:?} after SIG{signal}");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,126 @@
+//! The embedded pair: what `foretoken` without arguments serves.
+#![cfg(feature = "embedded-model")]
+
+mod common;
+
+use common::process::Server;
+use common::{assert_idle, greedy, run, sampled};
+use foretoken::engine::{self, EngineHandle, EngineOptions, Request};
+use foretoken::gguf::EMBEDDED;
+use foretoken::model::{LoadOptions, Model, ModelSource, load};
+use foretoken::spec::{DraftModel, Drafter};
+use foretoken::text::{self, Text};
+use serde_json::{Value, json};
+
+const BLOCKS: usize = 256;
+const BLOCK_SIZE: usize = 16;
+
+/// None of them is among the prompts that the pair was trained on.
+const PROMPTS: [&str; 6] = [
+    "Explain why the sky is blue to a child.",
+    "Write a short story about a curious rabbit in the garden who loses a toy.",
+    "What is the best way to say sorry?",
+    "How can I grow tomatoes?",
+    "Write a short story about a lonely owl in the snow who waits for the rain.",
+    "What does a bear eat?",
+];
+
+fn source(name: &str) -> ModelSource {
+    ModelSource::resolve(name, None, Default::default()).unwrap()
+}
+
+fn model(name: &str) -> Box<dyn Model> {
+    load(&source(name), &LoadOptions::default()).unwrap()
+}
+
+fn text(name: &str) -> Text {
+    let ModelSource::Gguf(gguf) = source(name) else {
+        panic!("{name} is a GGUF file");
+    };
+    Text::from_gguf(gguf).unwrap()
+}
+
+fn start(spec_length: usize) -> EngineHandle {
+    let [target, draft] = EMBEDDED else {
+        panic!("there are two");
+    };
+    let drafter = (spec_length > 0).then(|| {
+        let model = DraftModel::new(model(draft.name), BLOCKS, BLOCK_SIZE, 256).unwrap();
+        Box::new(model) as Box<dyn Drafter>
+    });
+    let options = EngineOptions {
+        max_num_seqs: 8,
+        max_num_batched_tokens: 256,
+        spec_length,
+        ..EngineOptions::default()
+    };
+    engine::spawn(model(target.name), drafter, BLOCKS, BLOCK_SIZE, options).unwrap()
+}
+
+#[test]
+fn the_draft_is_good_and_changes_no_greedy_text() {
+    let text = text(EMBEDDED[0].name);
+    text::check_same_tokens(&text, &self::text(EMBEDDED[1].name)).unwrap();
+    let (plain, fast) = (start(0), start(3));
+    let mut counts = [[0; 2]; 2];
+    let mut count = |at: usize, request: Request| {
+        let answer = run(&fast, request);
+        counts[at][0] += answer.spec.accepted;
+        counts[at][1] += answer.spec.tested;
+        answer.ids()
+    };
+    for (i, prompt) in PROMPTS.iter().enumerate() {
+        let ids = foretoken::prompts::encode(&text, prompt).unwrap();
+        let said = count(0, greedy(&ids, 80));
+        assert_eq!(said, run(&plain, greedy(&ids, 80)).ids(), "{prompt}");
+        println!("{prompt}\n  {}", text.decode(&said, true));
+        count(1, sampled(&ids, 80, i as u64));
+    }
+    let alpha =
+        counts.map(|[accepted, tested]| f64::from(accepted as u32) / f64::from(tested as u32));
+    println!("alpha {alpha:?}");
+    // Measured over many more prompts they are higher (models/default/README.md).
+    assert!(alpha[0] > 0.5 && alpha[1] > 0.4, "{alpha:?}");
+    assert_idle(&plain);
+    assert_idle(&fast);
+}
+
+#[test]
+fn it_is_served_without_arguments() {
+    let server = Server::start("");
+    let name = EMBEDDED[0].name;
+    assert!(
+        server.said[0].contains(name) && server.said[0].contains("demonstration"),
+        "{:?}",
+        server.said
+    );
+    let json = |answer: String| -> Value {
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+        serde_json::from_str(body).unwrap()
+    };
+    let models = json(server.get("/v1/models"));
+    assert_eq!(models["data"][0]["id"], name);
+
+    let ask = |spec_length: Option<usize>| {
+        let mut body = json!({
+            "model": name, "max_tokens": 100, "temperature": 0,
+            "messages": [{"role": "user", "content": PROMPTS[0]}],
+        });
+        if let Some(k) = spec_length {
+            body["spec_length"] = k.into();
+        }
+        let answer = json(server.post("/v1/chat/completions", &body.to_string()));
+        answer["choices"][0].clone()
+    };
+    let (fast, plain) = (ask(None), ask(Some(0)));
+    assert_eq!(fast, plain);
+    let said = fast["message"]["content"].as_str().unwrap();
+    assert!(said.split_whitespace().count() > 10, "{said}");
+    // The draft was at work.
+    let metrics = server.get("/metrics");
+    let accepted = (metrics.lines())
+        .find_map(|line| line.strip_prefix("foretoken:spec_decode_num_accepted_tokens_total"))
+        .and_then(|rest| rest.split_whitespace().last()?.parse::<f64>().ok());
+    assert!(accepted.is_some_and(|n| n > 0.0), "{metrics}");
+}
