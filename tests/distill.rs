@@ -578,3 +578,18 @@ fn the_binary_refuses_with_one_line_and_exit_code_2() {
         assert!(stderr.contains(needle), "{flags}: {stderr}");
     }
 }
+
+#[test]
+fn the_number_of_threads_changes_no_bit() {
+    let shop = Workshop::new();
+    let corpus = shop.at("corpus.jsonl").display().to_string();
+    let flags = format!(
+        "--corpus {corpus} --top-k 8 --seq-len 16 --batch-size 4 --steps 12 --learning-rate 1e-2 --threads"
+    );
+    for threads in ["1", "3"] {
+        let mut command = binary(&shop, threads);
+        let (code, stderr) = exit(command.args(flags.split_whitespace()).arg(threads));
+        assert_eq!(code, Some(0), "{stderr}");
+    }
+    assert_same_weights(&shop.at("1"), &shop.at("3"));
+}
