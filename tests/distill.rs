@@ -119,6 +119,7 @@ impl Workshop {
             model: self.at("target").display().to_string(),
             revision: None,
             draft_config: self.at("draft.json"),
+            init_from: None,
             corpus: vec![self.at("corpus.jsonl")],
             retokenize: false,
             out: self.at(out),
@@ -232,6 +233,24 @@ fn the_target_is_learnt_and_the_draft_serves() {
     for (served, trained) in served.iter().zip(&trained) {
         assert!(distance(served, trained) < 1e-3, "{served:?} {trained:?}");
     }
+}
+
+#[test]
+fn a_run_can_begin_with_the_weights_of_another() {
+    let shop = Workshop::new();
+    let first = run(&shop.options("first")).unwrap();
+    let mut options = shop.options("second");
+    options.init_from = Some(shop.at("first"));
+    options.steps = 5;
+    let second = run(&options).unwrap();
+    assert_eq!(second.untrained, first.trained);
+    assert_ne!(second.trained, second.untrained);
+
+    // Weights of another shape are none to begin with.
+    fs::write(shop.at("draft.json"), config(VOCAB, 2, true).to_string()).unwrap();
+    let mut options = shop.options("third");
+    options.init_from = Some(shop.at("first"));
+    refused_with(&options, "model.layers.1");
 }
 
 /// A draft that can say some ids alone: it is served as it was trained, from a folder and from a

@@ -19,6 +19,9 @@ pub struct DistillFlags {
     /// The draft's shape: a config.json of a Llama with the target's vocab_size.
     #[arg(long, value_name = "CONFIG", help_heading = "Models")]
     pub draft_config: PathBuf,
+    /// Folder with weights of that shape to begin with, instead of random ones.
+    #[arg(long, value_name = "DIR", help_heading = "Models")]
+    pub init_from: Option<PathBuf>,
     /// Folder for checkpoints and the draft, which then is a model like any other.
     #[arg(long, value_name = "DIR", help_heading = "Models")]
     pub out: PathBuf,
@@ -175,6 +178,7 @@ impl DistillFlags {
             model: self.model,
             revision: self.revision,
             draft_config: self.draft_config,
+            init_from: self.init_from,
             corpus: self.corpus,
             retokenize: self.retokenize,
             out: self.out,

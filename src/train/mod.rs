@@ -58,6 +58,8 @@ pub struct Options {
     pub revision: Option<String>,
     /// The draft's `config.json`, or a folder with one.
     pub draft_config: PathBuf,
+    /// Folder with the weights to begin with; `None` = random ones.
+    pub init_from: Option<PathBuf>,
     /// Files of [`corpus::read`].
     pub corpus: Vec<PathBuf>,
     /// Encode the texts of JSON lines anew instead of taking their ids.
@@ -124,6 +126,7 @@ impl Options {
             "clip": self.clip.to_string(),
             "seed": self.seed,
             "draft-config": draft.to_string(),
+            "init-from": self.init_from,
             "the corpus": format!("{corpus:016x}"),
         })
     }

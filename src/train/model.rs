@@ -88,7 +88,7 @@ impl TrainModel {
                 Some(saved) if saved.dims() == var.dims() => var.set(&saved)?,
                 _ => {
                     return Err(Error::setup(format!(
-                        "tensor {name} of the checkpoint is missing or has another shape than the draft's config asks for"
+                        "tensor {name} is missing or has another shape than the draft's config asks for"
                     )));
                 }
             }

@@ -7,9 +7,10 @@ use super::model::TrainModel;
 use super::optimizer::AdamW;
 use super::report::Evaluation;
 use crate::error::{Error, Result};
-use crate::model::ModelSource;
+use crate::model::{ModelSource, safetensors_files};
 use crate::text::Text;
-use candle_core::{Device, Tensor};
+use candle_core::safetensors::MmapedSafetensors;
+use candle_core::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -137,8 +138,7 @@ impl OutputFolder {
             Error::in_file(&file, e.to_string().lines().next().unwrap_or_default())
         };
         // SAFETY: the file is only read; who changes it meanwhile gets other weights, or a fault.
-        let tensors = unsafe { candle_core::safetensors::MmapedSafetensors::new(&file) }
-            .map_err(|e| broken(&e))?;
+        let tensors = unsafe { MmapedSafetensors::new(&file) }.map_err(|e| broken(&e))?;
         let state = tensors.load(STATE, &Device::Cpu).map_err(|e| broken(&e))?;
         let state: State =
             serde_json::from_slice(&state.to_vec1::<u8>()?).map_err(|e| broken(&e))?;
@@ -196,6 +196,20 @@ impl OutputFolder {
             }
         }
     }
+}
+
+/// Puts the weights of the model in `folder` in place of those of `model`.
+///
+/// # Errors
+/// `Setup`, naming the folder, where they cannot be read or are of another shape.
+pub fn load_weights(folder: &Path, model: &TrainModel, device: &Device) -> Result<()> {
+    let files = safetensors_files(folder)?;
+    // SAFETY: the files are only read; who changes them meanwhile gets other weights, or a fault.
+    let weights = unsafe { MmapedSafetensors::multi(&files) }
+        .map_err(|e| Error::in_file(folder, e.to_string().lines().next().unwrap_or_default()))?;
+    model
+        .set(|name| weights.load(name, device).ok()?.to_dtype(DType::F32).ok())
+        .map_err(|e| Error::in_file(folder, e))
 }
 
 /// Copies a file, if there is one.

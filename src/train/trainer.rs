@@ -4,7 +4,7 @@ use super::corpus::{Order, Row};
 use super::loss::{Comparison, Soft};
 use super::model::TrainModel;
 use super::optimizer::{AdamW, Named, accumulate, clip, global_norm, learning_rate};
-use super::output::{OutputFolder, State};
+use super::output::{self, OutputFolder, State};
 use super::report::{Evaluation, Report, Sums};
 use super::targets::SoftTargets;
 use super::vocabulary::Vocabulary;
@@ -61,6 +61,9 @@ impl<'a> Trainer<'a> {
             let outputs = data.vocabulary.as_ref().map(Vocabulary::ids);
             TrainModel::new(draft, outputs, options.seed, options.seq_len, &device)?
         };
+        if let Some(folder) = &options.init_from {
+            output::load_weights(folder, &model, &device)?;
+        }
         let optimizer = AdamW::new(model.vars(), options.weight_decay)?;
         // A GPU is one queue, and fills itself with one micro-batch.
         let workers = match device.is_cpu() {
@@ -157,7 +160,7 @@ impl<'a> Trainer<'a> {
             trained: self.last.1,
             cost_ratio,
         };
-        super::output::write_json(&self.folder.path().join("report.json"), &report)?;
+        output::write_json(&self.folder.path().join("report.json"), &report)?;
         Ok(report)
     }
 
