@@ -61,7 +61,7 @@ fn start(spec_length: usize) -> EngineHandle {
 fn the_draft_is_good_and_changes_no_greedy_text() {
     let text = text(EMBEDDED[0].name);
     text::check_same_tokens(&text, &self::text(EMBEDDED[1].name)).unwrap();
-    let (plain, fast) = (start(0), start(3));
+    let (plain, fast) = (start(0), start(2));
     let mut counts = [[0; 2]; 2];
     let mut count = |at: usize, request: Request| {
         let answer = run(&fast, request);

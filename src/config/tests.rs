@@ -419,9 +419,9 @@ fn without_a_model_the_embedded_pair_is_served() {
     assert_eq!(config.served_model_name, target.name);
     assert_eq!(config.drafter, Some(DrafterChoice::Model(draft.clone())));
     assert_eq!(config.engine.spec_length, EMBEDDED_SPEC_LENGTH);
-    let config = accepted("--spec-length 2 --port 3");
+    let config = accepted("--spec-length 4 --port 3");
     assert_eq!(config.drafter, Some(DrafterChoice::Model(draft)));
-    assert_eq!((config.engine.spec_length, config.http.port), (2, 3));
+    assert_eq!((config.engine.spec_length, config.http.port), (4, 3));
     assert_eq!(accepted("--speculative-decoding=false").drafter, None);
     let ngram = accepted("--speculative-decoding --drafter ngram").drafter;
     assert_eq!(ngram, Some(DrafterChoice::Ngram { min: 2, max: 4 }));

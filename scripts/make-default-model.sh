@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# Makes the default pair, models/default, from nothing: SmolLM2-135M-Instruct writes the corpus, a
+# target learns the texts, a draft learns the target's distributions on the target's own texts.
+#
+#   scripts/make-default-model.sh [WORK]
+#
+# WORK (default: target/default-model) keeps everything in between. Each step goes on where it was
+# interrupted; delete its file to do it again. On 2 cores it takes about two hours.
+# TEXTS, TARGET_STEPS and DRAFT_STEPS make it shorter or longer. Needs cargo, and python3 with pip.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+work=${1:-target/default-model}
+texts=${TEXTS:-9200}
+target_steps=${TARGET_STEPS:-1300}
+draft_steps=${DRAFT_STEPS:-2400}
+out=models/default
+mkdir -p "$work" "$out"
+
+step() { printf '== %s\n' "$*" >&2; }
+ours() { python3 scripts/default_model.py "$@"; }
+# What training frees it asks for again at once.
+export MIMALLOC_PURGE_DELAY=-1
+
+step "foretoken"
+# Without the pair itself, which may not be there.
+cargo build --release --no-default-features
+foretoken=${CARGO_TARGET_DIR:-target}/release/foretoken
+./scripts/fetch-smollm2.sh
+
+step "corpus"
+ours prompts train "$texts" > "$work/prompts.jsonl"
+ours steer < "$work/prompts.jsonl" > "$work/steered.jsonl"
+$foretoken generate --model models/SmolLM2-135M-Instruct.Q4_1.gguf --prompts "$work/steered.jsonl" \
+    --out "$work/smollm2.jsonl" --temperature 0.6 --top-p 0.95 --max-tokens 110
+ours clean < "$work/smollm2.jsonl" > "$work/corpus.jsonl"
+
+# shape FILE HIDDEN LAYERS HEADS KV_HEADS MLP IDS: of a model that can say so many ids.
+shape() {
+    cat > "$1" <<JSON
+{
+  "architectures": ["LlamaForCausalLM"],
+  "model_type": "llama",
+  "vocab_size": 4096,
+  "draft_vocab_size": $7,
+  "hidden_size": $2,
+  "num_hidden_layers": $3,
+  "num_attention_heads": $4,
+  "num_key_value_heads": $5,
+  "head_dim": 64,
+  "intermediate_size": $6,
+  "max_position_embeddings": 1024,
+  "rope_theta": 10000.0,
+  "rms_norm_eps": 1e-05,
+  "tie_word_embeddings": true,
+  "hidden_act": "silu"
+}
+JSON
+}
+
+step "target"
+[ -f "$work/tokenizer/tokenizer.json" ] ||
+    $foretoken tokenizer --corpus "$work/corpus.jsonl" --vocab-size 4096 --out "$work/tokenizer"
+shape "$work/target.json" 512 4 8 4 1024 null
+$foretoken distill --objective ce --model "$work/tokenizer" --draft-config "$work/target.json" \
+    --corpus "$work/corpus.jsonl" --retokenize --holdout 0.01 --batch-size 8 --micro-batch 2 \
+    --steps "$target_steps" --learning-rate 2e-3 --eval-every 50 --checkpoint-every 50 \
+    --resume --out "$work/target"
+$foretoken convert --model "$work/target" --type q8_0 --out "$out/foretoken-demo.Q8_0.gguf"
+
+step "draft"
+head -n 6000 "$work/prompts.jsonl" > "$work/fewer.jsonl"
+$foretoken generate --model "$out/foretoken-demo.Q8_0.gguf" --prompts "$work/fewer.jsonl" \
+    --out "$work/target.jsonl" --temperature 0.8 --max-tokens 200
+shape "$work/draft.json" 256 1 4 2 512 2048
+$foretoken distill --model "$out/foretoken-demo.Q8_0.gguf" --draft-config "$work/draft.json" \
+    --corpus "$work/target.jsonl" --top-k 64 --holdout 0.01 --batch-size 8 --micro-batch 2 \
+    --steps "$draft_steps" --learning-rate 4e-3 --eval-every 100 --checkpoint-every 100 \
+    --resume --out "$work/draft"
+$foretoken convert --model "$work/draft" --type q8_0 --out "$out/foretoken-demo-draft.Q8_0.gguf"
+ls -l "$out"
