@@ -13,7 +13,7 @@
 //! - [`model`]: loading, and one decoder for the Llama family; [`gguf`]: files, and those that are
 //!   a part of the program.
 //! - [`kernels`]: one op each, its CPU and its CUDA side together.
-//! - [`train`]: the `distill` subcommand: trains a draft for a target.
+//! - [`train`]: the subcommands `distill`, which trains a draft for a target, and `tokenizer`.
 //! - [`bench`], [`generate`] and [`convert`]: subcommands; [`prompts`]: what they read and write.
 //!   [`config`]: flags and TOML, used by `main` alone.
 //!
