@@ -18,7 +18,8 @@
 //!   [`config`]: flags and TOML, used by `main` alone.
 //!
 //! Imports go one way: `main -> http -> engine -> spec -> {model, kv, sampling}`,
-//! `train -> {model, kv, kernels, text, sampling}`, `model -> {kv, kernels}`, `kv -> kernels -> candle`, `http -> text`; `sampling` and `error` import
+//! `train -> {model, kv, kernels, text, sampling}`, `model -> {kv, kernels}`,
+//! `kv -> kernels -> candle`, `http -> text`, `{text, model} -> gguf`; `sampling` and `error` import
 //! nothing of ours.
 
 pub mod bench;
