@@ -57,10 +57,8 @@ impl<'a> Trainer<'a> {
         folder: &'a OutputFolder,
         device: Device,
     ) -> Result<Self> {
-        let model = {
-            let outputs = data.vocabulary.as_ref().map(Vocabulary::ids);
-            TrainModel::new(draft, outputs, options.seed, options.seq_len, &device)?
-        };
+        let outputs = data.vocabulary.as_ref().map(Vocabulary::ids);
+        let model = TrainModel::new(draft, outputs, options.seed, options.seq_len, &device)?;
         if let Some(folder) = &options.init_from {
             output::load_weights(folder, &model, &device)?;
         }
