@@ -225,8 +225,8 @@ impl Options {
         Ok(())
     }
 
-    /// What is served where no model is named: the embedded one, which its own draft makes fast
-    /// unless the operator says otherwise.
+    /// What is served where no model is named: the embedded one, with its own draft unless the
+    /// operator says otherwise.
     fn embedded_pair(&mut self) -> Result<()> {
         let [target, draft] = EMBEDDED else {
             return Err(Error::setup(

@@ -238,8 +238,8 @@ impl ModelConfig {
             ));
         }
         let sizes = [
-            ("draft_vocab_size", self.output_size()),
             ("vocab_size", self.vocab_size),
+            ("draft_vocab_size", self.output_size()),
             ("hidden_size", self.hidden_size),
             ("intermediate_size", self.intermediate_size),
             ("num_hidden_layers", self.num_layers),
