@@ -246,10 +246,30 @@ fn a_run_can_begin_with_the_weights_of_another() {
     assert_eq!(second.untrained, first.trained);
     assert_ne!(second.trained, second.untrained);
 
+    // With twice the layers, those of the first are stacked.
+    let deep = |layers| {
+        fs::write(
+            shop.at("draft.json"),
+            config(VOCAB, layers, true).to_string(),
+        )
+    };
+    deep(2).unwrap();
+    options.out = shop.at("third");
+    options.steps = 1;
+    options.learning_rate = 1e-12;
+    options.weight_decay = 0.;
+    run(&options).unwrap();
+    let (one, two) = (weights(&shop.at("first")), weights(&shop.at("third")));
+    for (name, stacked) in &two {
+        let below = name.replace("layers.1.", "layers.0.");
+        let difference = (stacked - &one[&below]).unwrap().abs().unwrap();
+        let largest: f32 = difference.max_all().unwrap().to_scalar().unwrap();
+        assert!(largest < 1e-9, "{name} is {largest} from {below}");
+    }
+
     // Weights of another shape are none to begin with.
-    fs::write(shop.at("draft.json"), config(VOCAB, 2, true).to_string()).unwrap();
-    let mut options = shop.options("third");
-    options.init_from = Some(shop.at("first"));
+    deep(3).unwrap();
+    options.out = shop.at("fourth");
     refused_with(&options, "model.layers.1");
 }
 

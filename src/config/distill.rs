@@ -19,7 +19,8 @@ pub struct DistillFlags {
     /// The draft's shape: a config.json of a Llama with the target's vocab_size.
     #[arg(long, value_name = "CONFIG", help_heading = "Models")]
     pub draft_config: PathBuf,
-    /// Folder with weights of that shape to begin with, instead of random ones.
+    /// Folder with weights of that shape to begin with, instead of random ones. Of a model with half
+    /// as many layers or more, the upper ones are taken twice.
     #[arg(long, value_name = "DIR", help_heading = "Models")]
     pub init_from: Option<PathBuf>,
     /// Folder for checkpoints and the draft, which then is a model like any other.

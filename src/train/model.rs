@@ -73,6 +73,11 @@ impl TrainModel {
         })
     }
 
+    /// The shape.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
     /// The variables, by Hugging Face's names.
     pub fn vars(&self) -> &Named<Var> {
         &self.vars
