@@ -1,0 +1,65 @@
+// What the kernels share: dtypes, conversions, reductions.
+//
+// Additions that decide a row's bits are written as fmaf or with intrinsics, in an order that
+// depends on the row alone: neither on the other rows of a launch nor on its grid.
+
+#pragma once
+#ifdef __CUDACC__
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+// The shared memory that a launch asks for.
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
+#else
+// Tests compile the kernels for the host.
+#include "emulator.h"
+#endif
+
+using bf16 = __nv_bfloat16;
+using f16 = __half;
+
+__device__ __forceinline__ float widen(float x) { return x; }
+__device__ __forceinline__ float widen(f16 x) { return __half2float(x); }
+__device__ __forceinline__ float widen(bf16 x) { return __bfloat162float(x); }
+
+template <typename T> __device__ __forceinline__ T narrow(float x);
+template <> __device__ __forceinline__ float narrow<float>(float x) { return x; }
+template <> __device__ __forceinline__ f16 narrow<f16>(float x) { return __float2half_rn(x); }
+template <> __device__ __forceinline__ bf16 narrow<bf16>(float x) { return __float2bfloat16_rn(x); }
+
+// 16 bytes as values of T.
+template <typename T> struct Pack {
+    static constexpr int LEN = 16 / sizeof(T);
+    union {
+        uint4 bits;
+        T values[LEN];
+    };
+    __device__ __forceinline__ Pack() {}
+    __device__ __forceinline__ void load(const T *from) {
+        bits = *reinterpret_cast<const uint4 *>(from);
+    }
+};
+
+// Sum over a block of up to 1024 threads, the same for all of them. `scratch` has 32 floats.
+__device__ __forceinline__ float block_sum(float x, float *scratch) {
+    for (int mask = 16; mask > 0; mask >>= 1) {
+        x += __shfl_xor_sync(0xffffffffu, x, mask);
+    }
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (lane == 0) {
+        scratch[warp] = x;
+    }
+    __syncthreads();
+    float sum = 0.f;
+    for (int i = 0; i < (int)blockDim.x / 32; i++) {
+        sum += scratch[i];
+    }
+    __syncthreads();
+    return sum;
+}
+
+// A kernel for each dtype that activations may have.
+#define FOR_FLOATS(KERNEL)                                                                         \
+    KERNEL(float, f32)                                                                             \
+    KERNEL(f16, f16)                                                                               \
+    KERNEL(bf16, bf16)

@@ -1,0 +1,115 @@
+// Products of a few rows with a dense weight, at the speed of memory.
+//
+// One tensor core instruction takes 16 outputs, 16 inputs and 8 rows; fewer rows are filled up with
+// zeros. So any number of rows has the same additions in the same order, and a row has the same bits
+// whether it is decoded alone or verified beside others. More than eight rows are eights.
+//
+// A block has 16 outputs; its warps take every eighth step of 32 inputs, and their sums are added in
+// the order of the warps.
+#include "../cuda/common.cuh"
+
+constexpr int OUTPUTS = 16;
+constexpr int STEP = 32;
+constexpr int WARPS = 8;
+// Steps that a warp asks for before it needs the first.
+constexpr int AHEAD = 4;
+
+// d += a * b for 16 outputs (a), 16 inputs and 8 rows (b), by the threads of a warp together.
+template <typename T>
+__device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+#ifdef __CUDACC__
+#define MULTIPLY(T, NAME)                                                                          \
+    template <>                                                                                    \
+    __device__ __forceinline__ void multiply<T>(float (&d)[4], const uint32_t (&a)[4],             \
+                                                uint32_t b0, uint32_t b1) {                        \
+        asm("mma.sync.aligned.m16n8k16.row.col.f32." NAME "." NAME ".f32 {%0,%1,%2,%3}, "          \
+            "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"                                               \
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                       \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                       \
+    }
+MULTIPLY(f16, "f16")
+MULTIPLY(bf16, "bf16")
+#else
+template <typename T>
+void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    emulate_mma<T>(d, a, b0, b1);
+}
+#endif
+
+// w: [outputs, inputs], x: [rows, inputs], y: [rows, outputs]; rows <= 8 * TILES. A thread of a warp
+// reads 8 inputs that follow one another, of outputs lane / 4 and lane / 4 + 8, and of row lane / 4:
+// the instruction does not care which of its inputs is which, as long as both sides agree.
+template <typename T, int TILES>
+__device__ void gemv(const T *w, const T *x, T *y, int outputs, int inputs, int rows) {
+    __shared__ float sums[WARPS][TILES][OUTPUTS][8];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int output = blockIdx.x * OUTPUTS + lane / 4, at = lane % 4 * 8;
+    const T *low = w + (size_t)min(output, outputs - 1) * inputs + at;
+    const T *high = w + (size_t)min(output + 8, outputs - 1) * inputs + at;
+    float d[TILES][4];
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+        d[t][0] = d[t][1] = d[t][2] = d[t][3] = 0.f;
+    }
+    const uint4 zeros = make_uint4(0, 0, 0, 0);
+    const int steps = inputs / STEP;
+    for (int first = warp; first < steps; first += WARPS * AHEAD) {
+        uint4 a[AHEAD], b[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            int step = first + i * WARPS;
+            // The weights are read once: they need not stay in the cache.
+            a[i] = step < steps ? __ldcs(reinterpret_cast<const uint4 *>(low + step * STEP)) : zeros;
+            b[i] = step < steps ? __ldcs(reinterpret_cast<const uint4 *>(high + step * STEP)) : zeros;
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            int step = first + i * WARPS;
+            if (step >= steps) {
+                break;
+            }
+#pragma unroll
+            for (int t = 0; t < TILES; t++) {
+                int row = t * 8 + lane / 4;
+                const uint4 *from = reinterpret_cast<const uint4 *>(x + (size_t)row * inputs + step * STEP + at);
+                uint4 c = row < rows ? __ldg(from) : zeros;
+                const uint32_t one[4] = {a[i].x, b[i].x, a[i].y, b[i].y};
+                const uint32_t two[4] = {a[i].z, b[i].z, a[i].w, b[i].w};
+                multiply<T>(d[t], one, c.x, c.y);
+                multiply<T>(d[t], two, c.z, c.w);
+            }
+        }
+    }
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+        int row = lane % 4 * 2;
+        sums[warp][t][lane / 4][row] = d[t][0];
+        sums[warp][t][lane / 4][row + 1] = d[t][1];
+        sums[warp][t][lane / 4 + 8][row] = d[t][2];
+        sums[warp][t][lane / 4 + 8][row + 1] = d[t][3];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < TILES * OUTPUTS * 8; i += WARPS * 32) {
+        int output = i % OUTPUTS, row = i / OUTPUTS;
+        float sum = 0.f;
+#pragma unroll
+        for (int j = 0; j < WARPS; j++) {
+            sum = __fadd_rn(sum, sums[j][row / 8][output][row % 8]);
+        }
+        int place = blockIdx.x * OUTPUTS + output;
+        if (row < rows && place < outputs) {
+            y[(size_t)row * outputs + place] = narrow<T>(sum);
+        }
+    }
+}
+
+#define KERNEL(T, NAME, TILES)                                                                     \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32)                                       \
+        gemv##TILES##_##NAME(const T *w, const T *x, T *y, int outputs, int inputs, int rows) {    \
+        gemv<T, TILES>(w, x, y, outputs, inputs, rows);                                            \
+    }
+KERNEL(f16, f16, 1)
+KERNEL(f16, f16, 2)
+KERNEL(bf16, bf16, 1)
+KERNEL(bf16, bf16, 2)
+#undef KERNEL

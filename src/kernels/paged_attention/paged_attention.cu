@@ -1,0 +1,306 @@
+// Attention over a paged pool for the rows of many sequences.
+//
+// Keys are cut into chunks of 64 by their place in the sequence. Each chunk has a softmax of its own
+// (Dao et al. 2023, "Flash-Decoding for long-context inference"), and chunks are merged in ascending
+// order, in one block or by a second kernel: with the same instructions, so that the grid decides no
+// bit. A lane is a (row, query head) pair; lanes of one K/V head share what is read of the pool.
+#include "../cuda/common.cuh"
+
+constexpr int CHUNK = 64;
+constexpr int THREADS = 128;
+// Lanes a block has at most; as LANES in paged_attention/cuda.rs.
+constexpr int LANES = 32;
+// Floats from one key's weights to the next.
+constexpr int WEIGHTS = LANES + 4;
+
+// Some rows of one sequence; as Tile in paged_attention/cuda.rs.
+struct Tile {
+    // Row of the call, and how many follow one another.
+    int first, rows;
+    // Tokens of the sequence before the rows of its segment; row of the tile 0 within the segment.
+    int context, start;
+    // Where the sequence's block table begins.
+    int blocks;
+    // Where its tree masks begin; -1 = causal.
+    int tree;
+};
+
+struct Args {
+    const Tile *tiles;
+    const uint32_t *blocks;
+    const uint64_t *trees;
+    // Partial results: [rows, heads, chunks, d + 2].
+    float *partials;
+    int heads, kv_heads, block_size, chunks;
+    float scale;
+};
+
+// Whether a row of a segment sees the key at `place` of its sequence.
+__device__ __forceinline__ bool sees(const Args &args, const Tile &tile, int row, int place) {
+    if (place < tile.context) {
+        return true;
+    }
+    int key = place - tile.context, own = tile.start + row;
+    return tile.tree < 0 ? key <= own : key < 64 && (args.trees[tile.tree + own] >> key & 1);
+}
+
+// Keys up to the last that any row of the tile may see.
+__device__ __forceinline__ int keys_of(const Args &args, const Tile &tile) {
+    return tile.context + tile.start + tile.rows;
+}
+
+// The state of a softmax over some keys: largest score, sum of weights, weighted sum of values.
+// One step of a merge; `o` is one dimension.
+struct Running {
+    float max, sum;
+};
+
+__device__ __forceinline__ void merge(Running &all, Running chunk, float &to_all, float &to_chunk) {
+    float max = fmaxf(all.max, chunk.max);
+    to_all = all.max == -INFINITY ? 0.f : __expf(all.max - max);
+    to_chunk = chunk.max == -INFINITY ? 0.f : __expf(chunk.max - max);
+    all.sum = fmaf(all.sum, to_all, __fmul_rn(chunk.sum, to_chunk));
+    all.max = max;
+}
+
+template <typename T, int D> struct Shared {
+    // A row more than the values, so that threads of different keys read different banks.
+    static constexpr int PITCH = D + 16 / sizeof(T);
+    T keys[CHUNK * PITCH];
+    T values[CHUNK * D];
+    float queries[LANES * D];
+    // [key][lane]; a row is longer than its lanes for the banks' sake, by 16 bytes for vectors' sake.
+    float weights[CHUNK * WEIGHTS];
+    float max[LANES], sum[LANES];
+};
+
+// A block is a tile, a K/V head and, where `split`, a chunk; else it goes through all chunks.
+template <typename T, int D, bool SPLIT>
+__device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &args) {
+    DYNAMIC_SHARED(memory);
+    Shared<T, D> &shared = *reinterpret_cast<Shared<T, D> *>(memory);
+    const Tile tile = args.tiles[blockIdx.x];
+    const int kv_head = blockIdx.y, group = args.heads / args.kv_heads;
+    const int lanes = tile.rows * group, keys = keys_of(args, tile);
+    const int first = SPLIT ? blockIdx.z : 0;
+    const int end = SPLIT ? first + 1 : (keys + CHUNK - 1) / CHUNK;
+    if (first * CHUNK >= keys) {
+        return;
+    }
+    auto head_of = [&](int lane) { return kv_head * group + lane % group; };
+    auto row_of = [&](int lane) { return tile.first + lane / group; };
+    for (int i = threadIdx.x; i < lanes * D; i += THREADS) {
+        int lane = i / D;
+        const T *from = q + ((size_t)row_of(lane) * args.heads + head_of(lane)) * D;
+        shared.queries[i] = __fmul_rn(widen(from[i % D]), args.scale);
+    }
+    // Threads that share a lane's dimensions: thread t has dimension t % WIDE, + WIDE, ...
+    // The threads of a set have the same lanes, OWN that follow one another.
+    constexpr int WIDE = D < THREADS ? D : THREADS;
+    constexpr int SETS = THREADS / WIDE, DIMS = D / WIDE, OWN = LANES / SETS;
+    static_assert(THREADS % WIDE == 0 && D % WIDE == 0 && OWN % 4 == 0, "other widths need other threads");
+    const int dim = threadIdx.x % WIDE, own = threadIdx.x / WIDE * OWN;
+    float o[OWN][DIMS];
+    Running all[OWN];
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        all[i] = {-INFINITY, 0.f};
+#pragma unroll
+        for (int j = 0; j < DIMS; j++) {
+            o[i][j] = 0.f;
+        }
+    }
+    for (int chunk = first; chunk < end; chunk++) {
+        const int base = chunk * CHUNK, count = min(CHUNK, keys - base);
+        __syncthreads();
+        // Keys and values of the chunk, 16 bytes a thread.
+        constexpr int PACKS = D / Pack<T>::LEN;
+        for (int i = threadIdx.x; i < CHUNK * PACKS; i += THREADS) {
+            int key = i / PACKS, at = i % PACKS * Pack<T>::LEN;
+            Pack<T> ks, vs;
+            ks.bits = vs.bits = make_uint4(0, 0, 0, 0);
+            if (key < count) {
+                int place = base + key;
+                uint32_t block = args.blocks[tile.blocks + place / args.block_size];
+                size_t slot = (size_t)block * args.block_size + place % args.block_size;
+                size_t from = (slot * args.kv_heads + kv_head) * D + at;
+                ks.load(k + from);
+                vs.load(v + from);
+            }
+            *reinterpret_cast<uint4 *>(shared.keys + key * Shared<T, D>::PITCH + at) = ks.bits;
+            *reinterpret_cast<uint4 *>(shared.values + key * D + at) = vs.bits;
+        }
+        __syncthreads();
+        // Scores: a thread has one key and every second lane, four at a time.
+        {
+            constexpr int STEP = THREADS / CHUNK;
+            const int key = threadIdx.x % CHUNK;
+            const T *mine = shared.keys + key * Shared<T, D>::PITCH;
+            for (int lane = threadIdx.x / CHUNK; lane < lanes; lane += 4 * STEP) {
+                float dots[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll 1
+                for (int at = 0; at < D; at += Pack<T>::LEN) {
+                    Pack<T> values;
+                    values.load(mine + at);
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        // Lanes beyond the last are read but not used.
+                        const float *query = shared.queries + min(lane + j * STEP, LANES - 1) * D + at;
+#pragma unroll
+                        for (int e = 0; e < Pack<T>::LEN; e++) {
+                            dots[j] = fmaf(widen(values.values[e]), query[e], dots[j]);
+                        }
+                    }
+                }
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    int one = lane + j * STEP;
+                    if (one < lanes) {
+                        bool seen = key < count && sees(args, tile, one / group, base + key);
+                        shared.weights[key * WEIGHTS + one] = seen ? dots[j] : -INFINITY;
+                    }
+                }
+            }
+        }
+        __syncthreads();
+        // Weights: a warp has a lane, a thread two keys of it.
+        for (int lane = threadIdx.x / 32; lane < lanes; lane += THREADS / 32) {
+            int at = threadIdx.x % 32;
+            float &first_weight = shared.weights[at * WEIGHTS + lane];
+            float &second_weight = shared.weights[(at + 32) * WEIGHTS + lane];
+            float a = first_weight, b = second_weight, max = fmaxf(a, b);
+            for (int mask = 16; mask > 0; mask >>= 1) {
+                max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, mask));
+            }
+            a = a == -INFINITY ? 0.f : __expf(a - max);
+            b = b == -INFINITY ? 0.f : __expf(b - max);
+            first_weight = a;
+            second_weight = b;
+            float sum = __fadd_rn(a, b);
+            for (int mask = 16; mask > 0; mask >>= 1) {
+                sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, mask));
+            }
+            if (at == 0) {
+                shared.max[lane] = max;
+                shared.sum[lane] = sum;
+            }
+        }
+        __syncthreads();
+        // Weighted values.
+        float dots[OWN][DIMS];
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+#pragma unroll
+            for (int j = 0; j < DIMS; j++) {
+                dots[i][j] = 0.f;
+            }
+        }
+#pragma unroll 1
+        for (int key = 0; key < count; key++) {
+            float values[DIMS];
+#pragma unroll
+            for (int j = 0; j < DIMS; j++) {
+                values[j] = widen(shared.values[key * D + dim + j * WIDE]);
+            }
+            const float4 *weights = reinterpret_cast<const float4 *>(shared.weights + key * WEIGHTS + own);
+#pragma unroll
+            for (int i = 0; i < OWN; i += 4) {
+                if (own + i < lanes) {
+                    const float4 four = weights[i / 4];
+#pragma unroll
+                    for (int j = 0; j < DIMS; j++) {
+                        dots[i][j] = fmaf(four.x, values[j], dots[i][j]);
+                        dots[i + 1][j] = fmaf(four.y, values[j], dots[i + 1][j]);
+                        dots[i + 2][j] = fmaf(four.z, values[j], dots[i + 2][j]);
+                        dots[i + 3][j] = fmaf(four.w, values[j], dots[i + 3][j]);
+                    }
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+            int lane = own + i;
+            if (lane >= lanes) {
+                continue;
+            }
+            Running one = {shared.max[lane], shared.sum[lane]};
+            if constexpr (SPLIT) {
+                size_t pair = (size_t)row_of(lane) * args.heads + head_of(lane);
+                float *to = args.partials + (pair * args.chunks + chunk) * (D + 2);
+#pragma unroll
+                for (int j = 0; j < DIMS; j++) {
+                    to[dim + j * WIDE] = dots[i][j];
+                }
+                if (dim == 0) {
+                    to[D] = one.max;
+                    to[D + 1] = one.sum;
+                }
+            } else {
+                float to_all, to_chunk;
+                merge(all[i], one, to_all, to_chunk);
+#pragma unroll
+                for (int j = 0; j < DIMS; j++) {
+                    o[i][j] = fmaf(o[i][j], to_all, __fmul_rn(dots[i][j], to_chunk));
+                }
+            }
+        }
+    }
+    if constexpr (!SPLIT) {
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+            int lane = own + i;
+            if (lane < lanes) {
+                T *to = out + ((size_t)row_of(lane) * args.heads + head_of(lane)) * D;
+#pragma unroll
+                for (int j = 0; j < DIMS; j++) {
+                    to[dim + j * WIDE] = narrow<T>(__fdividef(o[i][j], all[i].sum));
+                }
+            }
+        }
+    }
+}
+
+// Merges the chunks of split tiles; a block is a row of a tile and a head.
+template <typename T, int D> __device__ void merge_chunks(T *out, const Args &args) {
+    const Tile tile = args.tiles[blockIdx.x];
+    const int row = blockIdx.z, head = blockIdx.y, dim = threadIdx.x;
+    if (row >= tile.rows) {
+        return;
+    }
+    // All chunks of the tile were computed, also those that this row sees nothing of.
+    const int chunks = (keys_of(args, tile) + CHUNK - 1) / CHUNK;
+    size_t pair = (size_t)(tile.first + row) * args.heads + head;
+    const float *from = args.partials + pair * args.chunks * (D + 2);
+    Running all = {-INFINITY, 0.f};
+    float o = 0.f;
+    for (int chunk = 0; chunk < chunks; chunk++, from += D + 2) {
+        float to_all, to_chunk;
+        merge(all, {from[D], from[D + 1]}, to_all, to_chunk);
+        o = fmaf(o, to_all, __fmul_rn(from[dim], to_chunk));
+    }
+    out[pair * D + dim] = narrow<T>(__fdividef(o, all.sum));
+}
+
+#define PARAMETERS                                                                                 \
+    const Tile *tiles, const uint32_t *blocks, const uint64_t *trees, float *partials, int heads,  \
+        int kv_heads, int block_size, int chunks, float scale
+#define ARGS                                                                                       \
+    Args { tiles, blocks, trees, partials, heads, kv_heads, block_size, chunks, scale }
+#define KERNELS(T, NAME, D)                                                                        \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                          \
+        attend_whole_##NAME##_##D(const T *q, const T *k, const T *v, T *out, PARAMETERS) {        \
+        attend<T, D, false>(q, k, v, out, ARGS);                                                   \
+    }                                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                          \
+        attend_split_##NAME##_##D(const T *q, const T *k, const T *v, T *out, PARAMETERS) {        \
+        attend<T, D, true>(q, k, v, out, ARGS);                                                    \
+    }                                                                                              \
+    extern "C" __global__ void merge_##NAME##_##D(T *out, PARAMETERS) {                            \
+        merge_chunks<T, D>(out, ARGS);                                                             \
+    }
+#define WIDTHS(T, NAME)                                                                            \
+    KERNELS(T, NAME, 64)                                                                           \
+    KERNELS(T, NAME, 128)
+FOR_FLOATS(WIDTHS)
+#undef WIDTHS
+#undef KERNELS

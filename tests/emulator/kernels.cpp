@@ -1,0 +1,315 @@
+// The CUDA kernels against sums in f64, and against themselves: a row has the same bits alone and in
+// any company. Prints what is wrong; exits with the number of it.
+#include "dense/gemv.cu"
+#include "kv_write.cu"
+#include "norm.cu"
+#include "paged_attention/paged_attention.cu"
+#include "rope.cu"
+#include "swiglu.cu"
+
+#include <cstdio>
+#include <numeric>
+#include <random>
+#include <vector>
+
+using emulator::launch;
+using std::vector;
+
+namespace {
+
+std::mt19937 rng(1);
+int failures = 0;
+
+#define CHECK(condition, ...)                                                                      \
+    if (!(condition)) {                                                                            \
+        failures++;                                                                                \
+        printf("%s: ", #condition);                                                                \
+        printf(__VA_ARGS__);                                                                       \
+        printf("\n");                                                                              \
+    }
+
+template <typename T> vector<T> noise(size_t count) {
+    std::normal_distribution<float> normal;
+    vector<T> values(count);
+    for (T &value : values) {
+        value = narrow<T>(normal(rng));
+    }
+    return values;
+}
+
+template <typename T> bool same(const T *a, const T *b, size_t count) {
+    return memcmp(a, b, count * sizeof(T)) == 0;
+}
+
+// Half a unit in the last place of 1, and what f32 sums add to that.
+template <typename T> double precision();
+template <> double precision<float>() { return 2e-6; }
+template <> double precision<f16>() { return 6e-4; }
+template <> double precision<bf16>() { return 5e-3; }
+
+double off(double value, double want) { return std::fabs(value - want) / std::max(1., std::fabs(want)); }
+
+template <typename T, typename Few, typename Many> void test_gemv(Few few, Many many) {
+    const std::pair<int, int> shapes[] = {{48, 64}, {37, 576}, {16, 4096}, {33, 288}};
+    for (auto shape : shapes) {
+        const int outputs = shape.first, inputs = shape.second;
+        const int rows = 16;
+        auto w = noise<T>((size_t)outputs * inputs), x = noise<T>(rows * inputs);
+        vector<T> y(rows * outputs), part(8 * outputs);
+        auto run = [&](auto kernel, int first, int rows, vector<T> &y) {
+            launch({(outputs + 15) / 16, 1, 1}, 256, [&] {
+                kernel(w.data(), x.data() + first * inputs, y.data(), outputs, inputs, rows);
+            });
+        };
+        run(many, 0, rows, y);
+        double worst = 0;
+        for (int row = 0; row < rows; row++) {
+            for (int o = 0; o < outputs; o++) {
+                double want = 0;
+                for (int i = 0; i < inputs; i++) {
+                    want += (double)widen(w[(size_t)o * inputs + i]) * widen(x[row * inputs + i]);
+                }
+                // The sum is as exact as its terms are large.
+                worst = std::max(worst, off(widen(y[row * outputs + o]), want));
+            }
+        }
+        CHECK(worst < precision<T>(), "gemv %d x %d is off by %g", outputs, inputs, worst);
+        for (auto some : {std::pair{0, 1}, {7, 1}, {11, 1}, {0, 5}, {3, 8}}) {
+            const int first = some.first, rows = some.second;
+            run(few, first, rows, part);
+            CHECK(same(part.data(), y.data() + first * outputs, rows * outputs),
+                  "gemv of %d rows from %d", rows, first);
+        }
+    }
+}
+
+struct Sequence {
+    int rows, context;
+    bool tree;
+};
+
+// The rows of some sequences, as the Rust side puts them together.
+struct Call {
+    static constexpr int BLOCK = 16;
+    int rows = 0, keys = 0, most = 0, used = 0;
+    vector<Tile> tiles;
+    vector<uint32_t> blocks;
+    vector<uint64_t> trees;
+    // Of each row: its sequence, its number there, where the blocks and the tree begin.
+    struct Row {
+        Sequence sequence;
+        int number, blocks, tree;
+    };
+    vector<Row> all;
+
+    void add(const vector<uint32_t> &pool, Sequence s, int group) {
+        int table = blocks.size(), tree = s.tree ? (int)trees.size() : -1;
+        for (int i = 0; i < s.rows; i++) {
+            if (s.tree) {
+                // The parent of row i is row (i - 1) / 2.
+                uint64_t mask = 1;
+                for (int node = i; node > 0; node = (node - 1) / 2) {
+                    mask |= 1ull << node;
+                }
+                trees.push_back(mask);
+            }
+            all.push_back({s, i, table, tree});
+        }
+        for (int i = 0; i * BLOCK < s.context + s.rows; i++) {
+            blocks.push_back(pool[used++]);
+        }
+        for (int start = 0; start < s.rows; start += LANES / group) {
+            int count = std::min(LANES / group, s.rows - start);
+            tiles.push_back({rows + start, count, s.context, start, table, tree});
+            most = std::max(most, count);
+        }
+        rows += s.rows;
+        keys = std::max(keys, s.context + s.rows);
+    }
+
+    bool sees(const Row &row, int place) const {
+        int key = place - row.sequence.context;
+        return key < 0 || (row.tree < 0 ? key <= row.number : trees[row.tree + row.number] >> key & 1);
+    }
+};
+
+template <typename T, int D, typename Whole, typename Split, typename Merge>
+void test_attention(Whole whole, Split split, Merge merge) {
+    for (int group : {4, 3}) {
+        const int kv_heads = 2, heads = kv_heads * group;
+        vector<uint32_t> pool(64);
+        std::iota(pool.begin(), pool.end(), 0);
+        std::shuffle(pool.begin(), pool.end(), rng);
+        Call call;
+        for (Sequence s : {Sequence{1, 37, false}, {6, 60, false}, {1, 0, false}, {20, 130, false}, {5, 64, true}}) {
+            call.add(pool, s, group);
+        }
+        const size_t values = pool.size() * Call::BLOCK * kv_heads * D;
+        auto k = noise<T>(values), v = noise<T>(values);
+        auto q = noise<T>((size_t)call.rows * heads * D);
+        const float scale = 1 / std::sqrt((float)D);
+        vector<float> partials;
+        // Runs one of the kernels for the tiles of a call.
+        auto run = [&](auto kernel, const Call &call, int heads_of_grid, int depth, int threads, auto... first) {
+            const int chunks = (call.keys + CHUNK - 1) / CHUNK;
+            partials.resize((size_t)call.rows * heads * chunks * (D + 2));
+            launch({(int)call.tiles.size(), heads_of_grid, depth}, threads, [&] {
+                kernel(first..., call.tiles.data(), call.blocks.data(), call.trees.data(), partials.data(),
+                       heads, kv_heads, Call::BLOCK, chunks, scale);
+            });
+        };
+        vector<T> out(q.size()), parted(q.size());
+        run(whole, call, kv_heads, 1, THREADS, q.data(), k.data(), v.data(), out.data());
+        run(split, call, kv_heads, (call.keys + CHUNK - 1) / CHUNK, THREADS, q.data(), k.data(), v.data(),
+            parted.data());
+        run(merge, call, heads, call.most, D, parted.data());
+        CHECK(same(out.data(), parted.data(), out.size()), "in one block or in many, heads of %d", D);
+
+        double worst = 0;
+        for (int row = 0; row < call.rows; row++) {
+            const Call::Row &of = call.all[row];
+            for (int head = 0; head < heads; head++) {
+                const size_t at = ((size_t)row * heads + head) * D;
+                double want[D] = {}, sum = 0;
+                for (int place = 0; place < of.sequence.context + of.sequence.rows; place++) {
+                    if (!call.sees(of, place)) {
+                        continue;
+                    }
+                    size_t slot = call.blocks[of.blocks + place / Call::BLOCK] * Call::BLOCK + place % Call::BLOCK;
+                    const size_t key = (slot * kv_heads + head / group) * D;
+                    double score = 0;
+                    for (int i = 0; i < D; i++) {
+                        score += (double)widen(q[at + i]) * widen(k[key + i]);
+                    }
+                    double weight = std::exp(score * scale);
+                    sum += weight;
+                    for (int i = 0; i < D; i++) {
+                        want[i] += weight * widen(v[key + i]);
+                    }
+                }
+                for (int i = 0; i < D; i++) {
+                    worst = std::max(worst, off(widen(out[at + i]), want[i] / sum));
+                }
+            }
+        }
+        CHECK(worst < precision<T>(), "attention of heads of %d is off by %g", D, worst);
+
+        // The rows of the second sequence, as plain decoding would have come to them.
+        for (int i = 0; i < 6; i++) {
+            Call alone;
+            alone.used = 3;
+            alone.add(pool, {1, 60 + i, false}, group);
+            vector<T> one((size_t)heads * D);
+            const size_t at = (size_t)(1 + i) * heads * D;
+            run(whole, alone, kv_heads, 1, THREADS, q.data() + at, k.data(), v.data(), one.data());
+            CHECK(same(one.data(), out.data() + at, one.size()), "row %d alone, heads of %d", i, D);
+        }
+    }
+}
+
+void test_norm() {
+    const int rows = 3, width = 75;
+    auto x = noise<float>(rows * width), delta = noise<float>(rows * width), weight = noise<float>(width);
+    vector<float> out(2 * rows * width);
+    launch({rows, 1, 1}, 96, [&] { add_norm_f32(x.data(), delta.data(), weight.data(), out.data(), width, 1e-5f); });
+    for (int row = 0; row < rows; row++) {
+        double square = 0, worst = 0;
+        auto sum = [&](int i) { return (double)x[row * width + i] + delta[row * width + i]; };
+        for (int i = 0; i < width; i++) {
+            square += sum(i) * sum(i);
+        }
+        for (int i = 0; i < width; i++) {
+            worst = std::max(worst, off(out[row * width + i], sum(i)));
+            double want = sum(i) / std::sqrt(square / width + 1e-5) * weight[i];
+            worst = std::max(worst, off(out[(rows + row) * width + i], want));
+        }
+        CHECK(worst < precision<float>(), "norm is off by %g", worst);
+    }
+}
+
+void test_rope() {
+    const int rows = 3, heads = 4, kv_heads = 2, d = 16, all = heads + 2 * kv_heads;
+    auto qkv = noise<float>(rows * all * d), cos = noise<float>(rows * d / 2), sin = noise<float>(rows * d / 2);
+    auto q_norm = noise<float>(d), k_norm = noise<float>(d);
+    for (bool normed : {false, true}) {
+        auto turned = qkv;
+        launch({(rows * (heads + kv_heads) + 3) / 4, 1, 1}, 128, [&] {
+            rope_f32(turned.data(), cos.data(), sin.data(), normed ? q_norm.data() : nullptr,
+                     normed ? k_norm.data() : nullptr, rows, heads, all, d, 1e-5f);
+        });
+        double worst = 0;
+        for (int at = 0; at < rows * all; at++) {
+            int row = at / all, head = at % all;
+            vector<double> want(qkv.begin() + at * d, qkv.begin() + (at + 1) * d);
+            if (head < heads + kv_heads) {
+                double square = std::inner_product(want.begin(), want.end(), want.begin(), 0.);
+                for (int i = 0; i < d && normed; i++) {
+                    want[i] *= (head < heads ? q_norm : k_norm)[i] / std::sqrt(square / d + 1e-5);
+                }
+                for (int i = 0; i < d / 2; i++) {
+                    double a = want[i], b = want[i + d / 2], c = cos[row * d / 2 + i], s = sin[row * d / 2 + i];
+                    want[i] = a * c - b * s;
+                    want[i + d / 2] = a * s + b * c;
+                }
+            }
+            for (int i = 0; i < d; i++) {
+                worst = std::max(worst, off(turned[at * d + i], want[i]));
+            }
+        }
+        CHECK(worst < precision<float>(), "rope is off by %g", worst);
+    }
+}
+
+void test_swiglu() {
+    const int rows = 2, width = 33;
+    auto both = noise<float>(rows * 2 * width);
+    vector<float> out(rows * width);
+    launch({1, 1, 1}, 256, [&] { swiglu_f32(both.data(), out.data(), width, rows * width); });
+    for (int i = 0; i < rows * width; i++) {
+        const float *of = &both[i / width * 2 * width + i % width];
+        double want = of[0] / (1 + std::exp(-(double)of[0])) * of[width];
+        CHECK(off(out[i], want) < precision<float>(), "swiglu gives %g for %g", out[i], want);
+    }
+}
+
+// As the decoder calls it: keys are a part of wider rows.
+void test_kv_write() {
+    const int width = 6, stride = 10;
+    vector<bf16> pool(5 * width, narrow<bf16>(0));
+    auto rows = noise<bf16>(2 * stride), want = pool;
+    const uint32_t slots[] = {4, 1};
+    launch({2, 1, 1}, 128, [&] { kv_write_bf16_bf16(pool.data(), rows.data(), slots, width, stride); });
+    for (int i = 0; i < 2; i++) {
+        std::copy_n(&rows[i * stride], width, &want[slots[i] * width]);
+    }
+    CHECK(same(pool.data(), want.data(), pool.size()), "kv write");
+}
+
+// The emulator's own f16.
+void test_halves() {
+    for (uint32_t bits = 0; bits < 0x7c00; bits++) {
+        f16 half{(uint16_t)bits}, next{(uint16_t)(bits + 1)};
+        CHECK(narrow<f16>(widen(half)).bits == bits, "f16 %x", bits);
+        if (bits < 0x7bff) {
+            float middle = (widen(half) + widen(next)) / 2;
+            CHECK(narrow<f16>(middle).bits == (bits + (bits & 1)), "f16 between %x and its neighbour", bits);
+        }
+    }
+}
+
+} // namespace
+
+int main() {
+    test_halves();
+    test_gemv<f16>(gemv1_f16, gemv2_f16);
+    test_gemv<bf16>(gemv1_bf16, gemv2_bf16);
+    test_attention<float, 64>(attend_whole_f32_64, attend_split_f32_64, merge_f32_64);
+    test_attention<f16, 64>(attend_whole_f16_64, attend_split_f16_64, merge_f16_64);
+    test_attention<bf16, 128>(attend_whole_bf16_128, attend_split_bf16_128, merge_bf16_128);
+    test_norm();
+    test_rope();
+    test_swiglu();
+    test_kv_write();
+    printf("%d failures\n", failures);
+    return std::min(failures, 255);
+}
