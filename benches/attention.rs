@@ -6,7 +6,7 @@
 
 use candle_core::{DType, Device, Tensor};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use foretoken::kernels::{Segment, paged_attention};
+use foretoken::kernels::{Rows, Segment, paged_attention};
 use std::hint::black_box;
 
 /// Name, heads, K/V heads and width of a head.
@@ -55,8 +55,8 @@ fn attention(c: &mut Criterion) {
                 tree: None,
             };
             let call = |pools: &[Tensor]| {
-                let segments = std::slice::from_ref(&segment);
-                let out = paged_attention(&q, &pools[0], &pools[1], segments, BLOCK_SIZE, 0.125);
+                let rows = Rows::new(vec![segment.clone()], BLOCK_SIZE);
+                let out = paged_attention(&q, &pools[0], &pools[1], &rows, 0.125);
                 black_box(out.unwrap());
             };
             let id = |place| BenchmarkId::new(place, format!("{rows}-rows-after-{context}"));

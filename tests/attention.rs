@@ -1,7 +1,7 @@
 //! Paged attention against f64, and against itself.
 
 use candle_core::{DType, Device, Tensor};
-use foretoken::kernels::{Segment, kv_write, paged_attention};
+use foretoken::kernels::{Rows, Segment, kv_write, paged_attention};
 use proptest::prelude::*;
 
 /// A small deterministic generator: the cases are chosen by proptest, the noise here.
@@ -152,7 +152,8 @@ fn run(
     block_size: usize,
 ) -> Vec<Vec<f32>> {
     let d = q.dim(2).unwrap();
-    let out = paged_attention(q, k, v, segments, block_size, scale(d)).unwrap();
+    let out =
+        paged_attention(q, k, v, &Rows::new(segments.to_vec(), block_size), scale(d)).unwrap();
     let out = out.flatten_from(1).unwrap().to_dtype(DType::F32).unwrap();
     out.to_vec2::<f32>().unwrap()
 }
@@ -330,7 +331,7 @@ fn queries_may_be_wider_than_pools() {
             blocks: &blocks,
             tree: None,
         };
-        let out = paged_attention(&both.q, &k, &v, &[segment], 4, 1.).unwrap();
+        let out = paged_attention(&both.q, &k, &v, &Rows::new(vec![segment], 4), 1.).unwrap();
         assert_eq!(out.dtype(), DType::F32);
     }
 }
@@ -346,7 +347,14 @@ fn what_does_not_fit_is_an_error() {
     };
     let run = |q_heads, segments: &[Segment<'_>]| {
         let pool = tensor(8, 2);
-        paged_attention(&tensor(2, q_heads), &pool, &pool, segments, 4, 1.).is_ok()
+        paged_attention(
+            &tensor(2, q_heads),
+            &pool,
+            &pool,
+            &Rows::new(segments.to_vec(), 4),
+            1.,
+        )
+        .is_ok()
     };
     assert!(run(4, &[segment(0..2, 3, &[0, 1], None)]));
     assert!(!run(3, &[segment(0..2, 3, &[0, 1], None)]), "heads");
@@ -363,7 +371,7 @@ fn what_does_not_fit_is_an_error() {
     let (narrow, pool) = (tensor(2, 4).to_dtype(DType::F16).unwrap(), tensor(8, 2));
     let one = [segment(0..2, 3, &[0, 1], None)];
     assert!(
-        paged_attention(&narrow, &pool, &pool, &one, 4, 1.).is_err(),
+        paged_attention(&narrow, &pool, &pool, &Rows::new(one.to_vec(), 4), 1.).is_err(),
         "pools wider than q"
     );
 }

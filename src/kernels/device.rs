@@ -3,8 +3,8 @@
 use crate::error::{Error, Result};
 use candle_core::Device;
 
-/// The device that `spec` names: `cpu`, `cuda`, `cuda:N`, or `auto` (the best that our kernels run
-/// on, which is the CPU as long as they have no CUDA side).
+/// The device that `spec` names: `cpu`, `cuda`, `cuda:N`, or `auto` (the best that our kernels are
+/// known to work on, which is the CPU as long as nobody has run their CUDA side).
 ///
 /// # Errors
 /// A setup error where `spec` is none of these, where this build has no CUDA, or where the GPU
@@ -38,6 +38,28 @@ fn cuda(ordinal: usize) -> Result<Device> {
     Err(Error::setup(format!(
         "cannot open cuda:{ordinal}: {reason}"
     )))
+}
+
+/// Free memory of a GPU, and all of it, in bytes; `None` for the CPU.
+///
+/// # Errors
+/// Where the driver does not say.
+pub fn device_memory(device: &Device) -> Result<Option<(u64, u64)>> {
+    match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(cuda) => {
+            let asked = cuda.cuda_stream().context().bind_to_thread();
+            let asked =
+                asked.and_then(|()| candle_core::cuda::cudarc::driver::result::mem_get_info());
+            match asked {
+                Ok((free, total)) => Ok(Some((free as u64, total as u64))),
+                Err(e) => Err(Error::setup(format!(
+                    "the GPU's free memory is not known: {e}"
+                ))),
+            }
+        }
+        _ => Ok(None),
+    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,16 @@
 
 use super::clock::{self, Part};
 use super::contiguous;
+#[cfg(feature = "cuda")]
+use super::gpu;
 use candle_core::{CpuStorage, InplaceOp3, Layout, Result, Tensor, WithDType};
+#[cfg(feature = "cuda")]
+use candle_core::{
+    CudaStorage,
+    backend::BackendStorage,
+    builder_arg,
+    cuda_backend::{WrapErr, cudarc::driver::PushKernelArg},
+};
 use half::slice::HalfFloatSliceExt;
 
 /// Writes row `i` of `rows` to slot `slots[i]` of `pool`, in place.
@@ -33,17 +42,7 @@ impl InplaceOp3 for KvWrite {
         slots: &CpuStorage,
         slots_layout: &Layout,
     ) -> Result<()> {
-        let width: usize = pool_layout.dims()[1..].iter().product();
-        if rows_layout.dims().get(1..) != pool_layout.dims().get(1..)
-            || rows_layout.dims()[0] != slots_layout.shape().elem_count()
-        {
-            candle_core::bail!(
-                "kv-write: rows {:?} do not fit slots {:?} of pool {:?}",
-                rows_layout.dims(),
-                slots_layout.dims(),
-                pool_layout.dims()
-            );
-        }
+        let width = width(pool_layout, rows_layout, slots_layout)?;
         let slots = contiguous::<u32>(self.name(), slots, slots_layout)?;
         clock::time(Part::KvWrite, || match pool {
             CpuStorage::F32(pool) => scatter(pool, pool_layout, rows, rows_layout, slots, width),
@@ -52,6 +51,56 @@ impl InplaceOp3 for KvWrite {
             _ => candle_core::bail!("kv-write: the pool must be f32, f16 or bf16"),
         })
     }
+
+    /// Slots are on the device: that they are inside the pool is the caller's promise here.
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        pool: &mut CudaStorage,
+        pool_layout: &Layout,
+        rows: &CudaStorage,
+        rows_layout: &Layout,
+        slots: &CudaStorage,
+        slots_layout: &Layout,
+    ) -> Result<()> {
+        let width = width(pool_layout, rows_layout, slots_layout)?;
+        let device = pool.device().clone();
+        let count = rows_layout.dims()[0];
+        let names = (gpu::suffix(pool.dtype()), gpu::suffix(rows.dtype()));
+        let kernel = format!("kv_write_{}_{}", names.0, names.1);
+        let kernel = gpu::function(&device, "kv-write", gpu::KV_WRITE, &kernel)?;
+        let slots = gpu::contiguous::<u32>(self.name(), slots, slots_layout)?;
+        let Some((start, end)) = pool_layout.contiguous_offsets() else {
+            candle_core::bail!("kv-write: the pool must be contiguous");
+        };
+        gpu::with_float!(self.name(), pool.dtype(), P => {
+            let mut pool = pool.as_cuda_slice_mut::<P>()?.slice_mut(start..end);
+            gpu::with_float!(self.name(), rows.dtype(), T => {
+                let rows = rows.as_cuda_slice::<T>()?.slice(rows_layout.start_offset()..);
+                let mut args = kernel.builder();
+                args.arg(&mut pool).arg(&rows).arg(&slots);
+                builder_arg!(args, width as i32, rows_layout.stride()[0] as i32);
+                // SAFETY: the arguments are the kernel's, and as long as it reads and writes.
+                unsafe { args.launch(gpu::grid((count, 1, 1), 128, 0)) }.w()?;
+                Ok(())
+            })
+        })
+    }
+}
+
+/// Values a slot.
+fn width(pool: &Layout, rows: &Layout, slots: &Layout) -> Result<usize> {
+    let (rows_dims, pool_dims) = (rows.dims(), pool.dims());
+    if rows_dims.get(1..) != pool_dims.get(1..) || rows_dims[0] != slots.shape().elem_count() {
+        candle_core::bail!(
+            "kv-write: rows {rows_dims:?} do not fit slots {:?} of pool {pool_dims:?}",
+            slots.dims()
+        );
+    }
+    if !rows.narrow(0, 0, rows_dims[0].min(1))?.is_contiguous() {
+        candle_core::bail!("kv-write: each row must be contiguous");
+    }
+    Ok(pool_dims[1..].iter().product())
 }
 
 fn scatter<T: WithDType + FromF32>(
@@ -67,9 +116,6 @@ fn scatter<T: WithDType + FromF32>(
     };
     let pool = &mut pool[start..end];
     let stride = rows_layout.stride()[0];
-    if !rows_layout.narrow(0, 0, 1)?.is_contiguous() {
-        candle_core::bail!("kv-write: each row must be contiguous");
-    }
     for (i, &slot) in slots.iter().enumerate() {
         let from = rows_layout.start_offset() + i * stride;
         let at = slot as usize * width;

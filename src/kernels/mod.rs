@@ -9,6 +9,8 @@ pub mod cpu;
 pub mod dense;
 mod device;
 pub(crate) mod float;
+#[cfg(feature = "cuda")]
+mod gpu;
 pub mod kv_write;
 pub mod norm;
 pub mod paged_attention;
@@ -17,10 +19,10 @@ pub mod quant;
 pub mod rope;
 pub mod swiglu;
 
-pub use device::device;
+pub use device::{device, device_memory};
 pub use kv_write::kv_write;
 pub use norm::add_norm;
-pub use paged_attention::{Segment, paged_attention};
+pub use paged_attention::{Rows, Segment, paged_attention};
 pub use parallel::{default_threads, set_threads, threads};
 pub use rope::{HeadNorms, rope};
 pub use swiglu::swiglu;

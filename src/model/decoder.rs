@@ -5,7 +5,7 @@ use super::linear::{Embedding, Linear};
 use super::weights::{Dtypes, Weights};
 use super::{Batch, Model, Output};
 use crate::error::{Error, Result};
-use crate::kernels::{HeadNorms, Segment, add_norm, kv_write, paged_attention, rope, swiglu};
+use crate::kernels::{HeadNorms, Rows, Segment, add_norm, kv_write, paged_attention, rope, swiglu};
 use crate::kv::{KvShape, KvStore};
 use candle_core::{DType, Device, Tensor};
 
@@ -44,8 +44,7 @@ struct Step<'a> {
     /// `[rows, head_dim / 2]`, in the compute dtype.
     cos: Tensor,
     sin: Tensor,
-    segments: Vec<Segment<'a>>,
-    block_size: usize,
+    rows: Rows<'a>,
 }
 
 impl Decoder {
@@ -129,8 +128,7 @@ impl Decoder {
             slots: Tensor::new(batch.slots.as_slice(), &self.device)?,
             cos: angles(f32::cos)?,
             sin: angles(f32::sin)?,
-            segments: segments.collect(),
-            block_size,
+            rows: Rows::new(segments.collect(), block_size),
         })
     }
 }
@@ -255,14 +253,7 @@ impl Layer {
         let v = qkv.narrow(1, heads + kv_heads, kv_heads)?;
         kv_write(v_pool, &v, &step.slots)?;
         let scale = 1. / (d as f32).sqrt();
-        let y = paged_attention(
-            &q.contiguous()?,
-            k_pool,
-            v_pool,
-            &step.segments,
-            step.block_size,
-            scale,
-        )?;
+        let y = paged_attention(&q.contiguous()?, k_pool, v_pool, &step.rows, scale)?;
         self.o.forward(&y.reshape((rows, heads * d))?)
     }
 }

@@ -92,25 +92,33 @@ impl Linear {
     /// Where the biases cannot be joined.
     pub fn join(layers: Vec<Self>) -> Result<Self> {
         let bias = if layers.iter().any(|l| l.bias.is_some()) {
+            let like = layers.iter().find_map(|l| l.bias.as_ref());
             let biases: Vec<Tensor> = layers
                 .iter()
-                .map(Self::bias_or_zeros)
+                .filter_map(|layer| Some(layer.bias_or_zeros(like?)))
                 .collect::<Result<_>>()?;
             Some(Tensor::cat(&biases, 0)?)
         } else {
             None
         };
+        let outputs = layers.iter().map(|l| l.outputs).sum();
+        let mut weights: Vec<Product> = layers.into_iter().flat_map(|l| l.weights).collect();
+        // Here, what is one call has to be one tensor.
+        let dense: Vec<&Tensor> = weights.iter().filter_map(Product::dense).collect();
+        if dense.len() == weights.len() {
+            weights = vec![Product::Dense(Tensor::cat(&dense, 0)?)];
+        }
         Ok(Self {
-            outputs: layers.iter().map(|l| l.outputs).sum(),
-            weights: layers.into_iter().flat_map(|l| l.weights).collect(),
+            weights,
+            outputs,
             bias,
         })
     }
 
-    fn bias_or_zeros(&self) -> Result<Tensor> {
+    fn bias_or_zeros(&self, like: &Tensor) -> Result<Tensor> {
         match &self.bias {
             Some(bias) => Ok(bias.clone()),
-            None => Ok(Tensor::zeros(self.outputs, DType::F32, &Device::Cpu)?),
+            None => Ok(Tensor::zeros(self.outputs, like.dtype(), like.device())?),
         }
     }
 
@@ -133,7 +141,7 @@ impl Linear {
                     let run: Vec<_> = rest.iter().map_while(Product::packed).collect();
                     (dense::matmul(&run, x)?, run.len())
                 }
-                Product::Dense(w) => (x.matmul(&w.t()?)?, 1),
+                Product::Dense(w) => (dense::matmul_on_device(w, x)?, 1),
                 Product::Quantized(w) => (by_rows(x, |x| w.forward(x))?, 1),
             };
             parts.push(part);
@@ -151,6 +159,13 @@ impl Linear {
 }
 
 impl Product {
+    fn dense(&self) -> Option<&Tensor> {
+        match self {
+            Self::Dense(w) => Some(w),
+            _ => None,
+        }
+    }
+
     fn tiled(&self) -> Option<&QuantMatrix> {
         match self {
             Self::Tiled(w) => Some(w),

@@ -53,11 +53,6 @@ impl Default for LoadOptions {
 /// A setup error, in one line, where files are missing or broken, or the model is not supported.
 pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model>> {
     let device = &options.device;
-    if !device.is_cpu() {
-        return Err(Error::setup(
-            "this version has no CUDA kernels for attention and the KV cache yet: use --device cpu",
-        ));
-    }
     let (config, weights) = match (source, options.format) {
         (ModelSource::Gguf(source), LoadFormat::Auto) => {
             let file = GgufFile::open(source)?;

@@ -12,6 +12,8 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(feature = "cuda")]
+mod gemv;
 mod pack;
 mod portable;
 #[cfg(test)]
@@ -104,6 +106,23 @@ impl DenseMatrix {
 /// Where the weights differ in inputs, or `x` has another width, dtype, device or is not contiguous.
 pub fn matmul(weights: &[&DenseMatrix], x: &Tensor) -> Result<Tensor> {
     x.apply_op1_no_bwd(&MatMul(weights))
+}
+
+/// `x @ weight^T` for a weight `[outputs, inputs]` as candle has it, on a GPU: `[rows, outputs]` for
+/// `x` `[rows, inputs]`. Up to 16 rows of f16 or bf16 are read at the speed of memory, with the same
+/// bits for any number of them; more go to the device's library.
+///
+/// # Errors
+/// Where shapes, dtypes or devices do not fit.
+pub fn matmul_on_device(weight: &Tensor, x: &Tensor) -> Result<Tensor> {
+    #[cfg(feature = "cuda")]
+    if x.device().is_cuda()
+        && x.dim(0)? <= gemv::Gemv::MOST
+        && gemv::Gemv::takes(x.dim(1)?, weight.dtype())
+    {
+        return weight.apply_op2_no_bwd(x, &gemv::Gemv);
+    }
+    x.matmul(&weight.t()?)
 }
 
 /// Some tiles of one matrix: what a thread does at a time.

@@ -243,7 +243,10 @@ impl<E: Element> Lanes<'_, E> {
 
     /// Where K and V of the pool positions from `position` on are in the pools.
     fn places(&self, mut position: usize, mut places: &mut [usize]) {
-        let (size, stride) = (self.op.block_size, self.dims.kv_heads * self.dims.head_dim);
+        let (size, stride) = (
+            self.op.rows.block_size,
+            self.dims.kv_heads * self.dims.head_dim,
+        );
         // Block by block: a division for each key would cost more than its scores.
         while !places.is_empty() {
             let (block, offset) = (position / size, position % size);

@@ -7,6 +7,8 @@
 //! depend on its neighbours, on how its sequence was cut into calls, on which blocks hold it, or on
 //! the unseen branches of a draft tree.
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod lanes;
 mod plan;
 mod portable;
@@ -52,11 +54,34 @@ pub struct Segment<'a> {
     pub tree: Option<&'a [u64]>,
 }
 
+/// All rows of a call, by sequence: what the layers of a forward share.
+pub struct Rows<'a> {
+    /// Every row belongs to exactly one of them.
+    pub segments: Vec<Segment<'a>>,
+    /// Tokens a block.
+    pub block_size: usize,
+    /// What a GPU needs of them, sent there once.
+    #[cfg(feature = "cuda")]
+    tables: std::sync::OnceLock<cuda::Tables>,
+}
+
+impl<'a> Rows<'a> {
+    /// Rows of `segments`, over pools with blocks of `block_size` tokens.
+    pub fn new(segments: Vec<Segment<'a>>, block_size: usize) -> Self {
+        Self {
+            segments,
+            block_size,
+            #[cfg(feature = "cuda")]
+            tables: std::sync::OnceLock::new(),
+        }
+    }
+}
+
 /// Softmax attention of `q` over the pools: `[rows, heads, head_dim]`, in the dtype of `q`.
 ///
 /// `q` is `[rows, heads, head_dim]`; `k` and `v` are `[num_slots, kv_heads, head_dim]` with
 /// `kv_heads` dividing `heads`; all are contiguous. The pools have one dtype, f32, f16 or bf16, and
-/// `q` the same or f32. Every row belongs to exactly one segment. Sums are in f32.
+/// `q` the same or, on the CPU, f32. Sums are in f32. On CUDA a head has 64 or 128 values.
 ///
 /// # Errors
 /// Where shapes do not fit, a block is outside the pool, or the device has no such kernel.
@@ -64,13 +89,11 @@ pub fn paged_attention(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
-    segments: &[Segment<'_>],
-    block_size: usize,
+    rows: &Rows<'_>,
     scale: f32,
 ) -> Result<Tensor> {
     let op = PagedAttention {
-        segments,
-        block_size,
+        rows,
         scale,
         path: cpu::path(),
         threads: sharers(),
@@ -79,8 +102,7 @@ pub fn paged_attention(
 }
 
 struct PagedAttention<'a> {
-    segments: &'a [Segment<'a>],
-    block_size: usize,
+    rows: &'a Rows<'a>,
     scale: f32,
     /// What the CPU side uses.
     path: cpu::Path,
@@ -119,6 +141,21 @@ impl CustomOp3 for PagedAttention<'_> {
         })?;
         Ok((out, q_layout.shape().clone()))
     }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        q: &candle_core::CudaStorage,
+        q_layout: &Layout,
+        k: &candle_core::CudaStorage,
+        k_layout: &Layout,
+        v: &candle_core::CudaStorage,
+        v_layout: &Layout,
+    ) -> Result<(candle_core::CudaStorage, Shape)> {
+        let dims = self.dims(q_layout, k_layout, v_layout)?;
+        let out = self.launch(dims, (q, q_layout), (k, k_layout), (v, v_layout))?;
+        Ok((out, q_layout.shape().clone()))
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -153,9 +190,10 @@ impl PagedAttention<'_> {
             );
         }
         let mut next = 0;
-        for s in self.segments {
-            let needs = (s.context + s.rows.len()).div_ceil(self.block_size);
-            let inside = |&b: &u32| (b as usize + 1) * self.block_size <= slots;
+        let block_size = self.rows.block_size;
+        for s in &self.rows.segments {
+            let needs = (s.context + s.rows.len()).div_ceil(block_size);
+            let inside = |&b: &u32| (b as usize + 1) * block_size <= slots;
             if s.rows.start != next || s.blocks.len() < needs || !s.blocks.iter().all(inside) {
                 candle_core::bail!("paged-attention: segment {s:?} does not fit {slots} slots");
             }
@@ -203,7 +241,7 @@ impl PagedAttention<'_> {
     }
 
     fn run<E: Element>(&self, dims: Dims, q: &[f32], [k, v]: [&[E]; 2]) -> Vec<f32> {
-        let plan = Plan::new(self.segments, dims, self.threads);
+        let plan = Plan::new(&self.rows.segments, dims, self.threads);
         let mut out = vec![0f32; q.len()];
         let shared = Shared::new(&mut out);
         let floats = Partial::floats(dims.width());

@@ -89,11 +89,9 @@ impl<E: Element> Case<E> {
             blocks: &self.blocks,
             tree,
         };
-        let (segments, scale) = (&[segment], 0.3);
         let op = PagedAttention {
-            segments,
-            block_size: BLOCK_SIZE,
-            scale,
+            rows: &Rows::new(vec![segment], BLOCK_SIZE),
+            scale: 0.3,
             path,
             threads,
         };

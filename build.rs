@@ -1,0 +1,30 @@
+//! Compiles the CUDA kernels to PTX, with the feature `cuda`.
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    #[cfg(feature = "cuda")]
+    kernels();
+}
+
+#[cfg(feature = "cuda")]
+fn kernels() {
+    let out = std::path::PathBuf::from(std::env::var("OUT_DIR").expect("cargo names a folder"));
+    let sources = [
+        "src/kernels/dense/gemv.cu",
+        "src/kernels/kv_write.cu",
+        "src/kernels/norm.cu",
+        "src/kernels/paged_attention/paged_attention.cu",
+        "src/kernels/rope.cu",
+        "src/kernels/swiglu.cu",
+    ];
+    let built = cudaforge::KernelBuilder::new()
+        .source_files(sources)
+        .watch(["src/kernels/cuda/common.cuh"])
+        .include_path("src/kernels")
+        .args(["-O3", "-std=c++17"])
+        .build_ptx();
+    match built.and_then(|ptx| ptx.write(out.join("ptx.rs"))) {
+        Ok(()) => (),
+        Err(error) => panic!("the CUDA kernels cannot be compiled: {error}"),
+    }
+}

@@ -1,0 +1,86 @@
+//! Products of a few rows with a dense weight on CUDA.
+
+use super::super::gpu;
+use candle_core::backend::BackendStorage;
+use candle_core::cuda_backend::cudarc::driver::{DeviceRepr, PushKernelArg};
+use candle_core::cuda_backend::{CudaDType, WrapErr};
+use candle_core::{CpuStorage, CudaStorage, CustomOp2, DType, Layout, Result, Shape, builder_arg};
+use half::{bf16, f16};
+
+/// Rows that one instruction takes.
+const TILE: usize = 8;
+/// Inputs that a warp takes at a time.
+const STEP: usize = 32;
+/// Outputs and threads of a block.
+const OUTPUTS: usize = 16;
+const THREADS: usize = 256;
+
+/// `x @ w^T` for `w` `[outputs, inputs]` and `x` `[rows, inputs]`.
+pub(super) struct Gemv;
+
+impl Gemv {
+    /// Most rows that it takes.
+    pub const MOST: usize = 2 * TILE;
+
+    /// Whether there is a kernel for `inputs` inputs in `dtype`.
+    pub fn takes(inputs: usize, dtype: DType) -> bool {
+        inputs.is_multiple_of(STEP) && matches!(dtype, DType::F16 | DType::BF16)
+    }
+
+    fn run<T: CudaDType + DeviceRepr>(
+        &self,
+        (w, w_layout): (&CudaStorage, &Layout),
+        (x, x_layout): (&CudaStorage, &Layout),
+    ) -> Result<(CudaStorage, Shape)> {
+        let ((outputs, inputs), (rows, width)) =
+            (w_layout.shape().dims2()?, x_layout.shape().dims2()?);
+        if width != inputs || rows > Self::MOST || !Self::takes(inputs, w.dtype()) {
+            candle_core::bail!("gemv: {x_layout:?} does not fit {w_layout:?}");
+        }
+        let device = w.device().clone();
+        let tiles = rows.div_ceil(TILE).max(1);
+        let kernel = format!("gemv{tiles}_{}", gpu::suffix(w.dtype()));
+        let kernel = gpu::function(&device, "gemv", gpu::GEMV, &kernel)?;
+        let w = gpu::contiguous::<T>("gemv", w, w_layout)?;
+        let x = gpu::contiguous::<T>("gemv", x, x_layout)?;
+        // SAFETY: the kernel writes all of it.
+        let y = unsafe { device.alloc::<T>(rows * outputs)? };
+        let mut args = kernel.builder();
+        args.arg(&w).arg(&x).arg(&y);
+        builder_arg!(args, outputs as i32, inputs as i32, rows as i32);
+        let grid = gpu::grid((outputs.div_ceil(OUTPUTS), 1, 1), THREADS, 0);
+        // SAFETY: the arguments are the kernel's, and as long as it reads and writes.
+        unsafe { args.launch(grid) }.w()?;
+        let y = CudaStorage::wrap_cuda_slice(y, device);
+        Ok((y, (rows, outputs).into()))
+    }
+}
+
+impl CustomOp2 for Gemv {
+    fn name(&self) -> &'static str {
+        "gemv"
+    }
+
+    fn cpu_fwd(
+        &self,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        candle_core::bail!("gemv: the CPU has weights in its own layout")
+    }
+
+    fn cuda_fwd(
+        &self,
+        w: &CudaStorage,
+        w_layout: &Layout,
+        x: &CudaStorage,
+        x_layout: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        match w.dtype() {
+            DType::F16 => self.run::<f16>((w, w_layout), (x, x_layout)),
+            _ => self.run::<bf16>((w, w_layout), (x, x_layout)),
+        }
+    }
+}

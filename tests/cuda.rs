@@ -1,0 +1,188 @@
+//! On a GPU: the CPU's logits, the same bits for a row alone and in company, and greedy texts that
+//! are the same with and without speculation. Without a GPU each test says so and passes.
+
+mod common;
+
+use candle_core::{DType, Device};
+use common::{assert_idle, greedy, run};
+use foretoken::engine::{self, EngineHandle, EngineOptions};
+use foretoken::kernels;
+use foretoken::kv::{BlockAllocator, BlockTable};
+use foretoken::model::{Batch, LoadFormat, LoadOptions, Model, ModelSource, load};
+use foretoken::spec::{DraftModel, Drafter};
+use std::path::{Path, PathBuf};
+
+const BLOCK_SIZE: usize = 16;
+const BLOCKS: usize = 64;
+
+fn gpu() -> Option<Device> {
+    let device = kernels::device("cuda");
+    if let Err(reason) = &device {
+        println!("no CUDA device, nothing is tested: {reason}");
+    }
+    device.ok()
+}
+
+/// The shape of a small Llama whose heads the kernels know.
+fn shape(folder: &Path, layers: usize, head_dim: usize) -> ModelSource {
+    let config = serde_json::json!({
+        "model_type": "llama", "vocab_size": 512, "hidden_size": 4 * head_dim,
+        "num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": head_dim, "intermediate_size": 384, "max_position_embeddings": 1024,
+        "rope_theta": 10000.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16"
+    });
+    let folder = folder.join(format!("{layers}-{head_dim}"));
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    ModelSource::Folder(folder)
+}
+
+fn model(source: &ModelSource, device: &Device, dtype: Option<DType>, seed: u64) -> Box<dyn Model> {
+    let format = match source {
+        ModelSource::Folder(_) => LoadFormat::Dummy,
+        ModelSource::Gguf(_) => LoadFormat::Auto,
+    };
+    let options = LoadOptions {
+        dtype,
+        device: device.clone(),
+        format,
+        seed,
+    };
+    load(source, &options).unwrap()
+}
+
+/// Logits of all tokens, fed in runs of `cuts` rows.
+fn logits(model: &mut dyn Model, tokens: &[u32], cuts: &[usize]) -> Vec<Vec<f32>> {
+    let mut kv = model.new_kv(BLOCKS, BLOCK_SIZE).unwrap();
+    let mut blocks = BlockAllocator::new(BLOCKS, BLOCK_SIZE);
+    let mut table = BlockTable::default();
+    let (mut out, mut at) = (Vec::new(), 0);
+    for &rows in cuts {
+        blocks.reserve(&mut table, at + rows).unwrap();
+        let mut batch = Batch::default();
+        batch.push_span(&tokens[at..at + rows], at, &table, BLOCK_SIZE);
+        batch.logits = (0..rows as u32).collect();
+        let output = model.forward(&batch, &mut kv).unwrap();
+        let vocab = model.config().vocab_size;
+        let rows_of = |logits: &[f32]| logits.chunks(vocab).map(<[f32]>::to_vec).collect();
+        let read: Vec<Vec<f32>> = output.read(rows_of).unwrap();
+        out.extend(read);
+        at += rows;
+    }
+    out
+}
+
+fn tokens(count: usize) -> Vec<u32> {
+    (0..count as u32).map(|i| i * 37 % 509).collect()
+}
+
+/// The largest difference, in parts of the largest logit.
+fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
+    let pairs = || a.iter().flatten().zip(b.iter().flatten());
+    let largest = pairs().map(|(a, _)| a.abs()).fold(0., f32::max);
+    pairs().map(|(a, b)| (a - b).abs()).fold(0., f32::max) / largest
+}
+
+#[test]
+fn logits_are_those_of_the_cpu() {
+    let Some(gpu) = gpu() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for head_dim in [64, 128] {
+        let source = shape(folder.path(), 2, head_dim);
+        let tokens = tokens(300);
+        for (dtype, within) in [(DType::F32, 1e-4), (DType::F16, 1e-2), (DType::BF16, 5e-2)] {
+            let cuts = [200, 90, 1, 6, 1, 2];
+            let mut here = model(&source, &Device::Cpu, Some(dtype), 1);
+            let mut there = model(&source, &gpu, Some(dtype), 1);
+            let off = difference(
+                &logits(&mut *here, &tokens, &cuts),
+                &logits(&mut *there, &tokens, &cuts),
+            );
+            println!("heads of {head_dim}, {dtype:?}: off by {off:.1e}");
+            assert!(off < within, "heads of {head_dim}, {dtype:?}: off by {off}");
+        }
+    }
+}
+
+/// Verification gives the bits of plain decoding, for any number of rows up to 16.
+#[test]
+fn a_row_has_the_same_bits_in_any_company() {
+    let Some(gpu) = gpu() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let tokens = tokens(300);
+    for dtype in [DType::F16, DType::BF16] {
+        let source = shape(folder.path(), 2, 64);
+        let mut model = model(&source, &gpu, Some(dtype), 2);
+        let plain = logits(&mut *model, &tokens, &[vec![250], vec![1; 40]].concat());
+        for rows in [2, 4, 5, 8, 10] {
+            let cuts = [vec![250], vec![rows; 40 / rows]].concat();
+            let verified = logits(&mut *model, &tokens, &cuts);
+            assert!(verified == plain, "{dtype:?}: {rows} rows at a time");
+        }
+    }
+}
+
+fn start(target: Box<dyn Model>, draft: Option<Box<dyn Model>>, k: usize) -> EngineHandle {
+    let drafter = draft.map(|draft| {
+        let draft = DraftModel::new(draft, BLOCKS, BLOCK_SIZE, 256).unwrap();
+        Box::new(draft) as Box<dyn Drafter>
+    });
+    let options = EngineOptions {
+        max_num_seqs: 3,
+        max_num_batched_tokens: 256,
+        spec_length: k,
+        ..EngineOptions::default()
+    };
+    engine::spawn(target, drafter, BLOCKS, BLOCK_SIZE, options).unwrap()
+}
+
+#[test]
+fn greedy_texts_do_not_depend_on_drafts() {
+    let Some(gpu) = gpu() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let source = shape(folder.path(), 2, 64);
+    let target = || model(&source, &gpu, Some(DType::BF16), 3);
+    // One draft that is the target, and so is always right, and one that never is.
+    for (seed, k) in [(3, 5), (4, 3)] {
+        let plain = start(target(), None, 0);
+        let speculative = start(
+            target(),
+            Some(model(&source, &gpu, Some(DType::BF16), seed)),
+            k,
+        );
+        for prompt in [&tokens(7)[..], &tokens(90)] {
+            let request = greedy(prompt, 60);
+            let (want, got) = (run(&plain, request.clone()), run(&speculative, request));
+            assert_eq!(got.ids(), want.ids());
+            let always = got.spec.accepted == got.spec.drafted;
+            assert_eq!(always, seed == 3, "{:?}", got.spec);
+        }
+        assert_idle(&plain);
+        assert_idle(&speculative);
+    }
+}
+
+/// Real weights, quantized: on candle's own kernels.
+#[test]
+fn smollm2_says_the_same_with_and_without_a_draft() {
+    let Some(gpu) = gpu() else { return };
+    let file = PathBuf::from("models/SmolLM2-135M-Instruct.Q4_1.gguf");
+    if !file.exists() {
+        println!("no model at {}: nothing is tested", file.display());
+        return;
+    }
+    let source = ModelSource::resolve(&file.display().to_string(), None, LoadFormat::Auto).unwrap();
+    let target = || model(&source, &gpu, Some(DType::BF16), 0);
+    let prompt = tokens(40);
+    let mut cpu = model(&source, &Device::Cpu, None, 0);
+    let off = difference(
+        &logits(&mut *cpu, &prompt, &[40]),
+        &logits(&mut *target(), &prompt, &[40]),
+    );
+    println!("SmolLM2: off by {off:.1e}");
+    assert!(off < 0.1, "off by {off}");
+    let plain = run(&start(target(), None, 0), greedy(&prompt, 48));
+    let drafted = run(&start(target(), Some(target()), 5), greedy(&prompt, 48));
+    assert_eq!(drafted.ids(), plain.ids());
+}
