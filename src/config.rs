@@ -28,7 +28,6 @@ const EMBEDDED_SPEC_LENGTH: usize = 2;
 /// After one equal token the next is equal too seldom (a quarter of the time, SmolLM2 on Spec-Bench;
 /// half after two) to pay for a row where tokens are sampled.
 const DEFAULT_PROMPT_LOOKUP: (usize, usize) = (2, 4);
-const DEFAULT_KV_BYTES: u64 = 2 << 30;
 
 /// What the process does, checked.
 #[derive(Debug, Clone)]
@@ -57,6 +56,8 @@ pub struct Config {
     /// What drafts; `None` = plain decoding.
     pub drafter: Option<DrafterChoice>,
     pub kv: KvBudget,
+    /// Part of a GPU's memory that may be used, above 0 and at most 1.
+    pub gpu_memory_utilization: f64,
     /// Tokens a block.
     pub block_size: usize,
     pub engine: EngineOptions,
@@ -85,7 +86,7 @@ pub enum DrafterChoice {
 /// How large the KV pools are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvBudget {
-    /// What is needed, within 2 GiB and a quarter of the free memory.
+    /// What is needed, within what there is.
     Default,
     /// Bytes, target and draft together.
     Bytes(u64),
@@ -203,6 +204,14 @@ impl Options {
             seed: self.seed,
             drafter,
             kv: self.kv()?,
+            gpu_memory_utilization: match self.gpu_memory_utilization {
+                share if share > 0. && share <= 1. => share,
+                share => {
+                    return Err(Error::setup(format!(
+                        "--gpu-memory-utilization must be above 0 and at most 1: it is {share}"
+                    )));
+                }
+            },
             block_size: at_least_one("--block-size", self.block_size)?,
             engine,
             http: self.http()?,
@@ -329,8 +338,7 @@ impl Options {
 impl KvBudget {
     /// Blocks of each pool: both pools get the same number, so that a block of the draft's stands
     /// beside each of the target's. `bytes_per_token` has one entry a pool; `wanted_tokens` is
-    /// what `max_num_seqs` full contexts take and bounds the default alone; `free` is the memory
-    /// that is free, where it is known.
+    /// what `max_num_seqs` full contexts take and bounds the default alone, as does `room`, in bytes.
     ///
     /// # Errors
     /// `Setup` when that is less than one block.
@@ -339,16 +347,15 @@ impl KvBudget {
         block_size: usize,
         bytes_per_token: &[usize],
         wanted_tokens: usize,
-        free: Option<u64>,
+        room: u64,
     ) -> Result<usize> {
         let block_bytes = (bytes_per_token.iter().sum::<usize>() * block_size) as u64;
         let (blocks, given) = match self {
             Self::Blocks(blocks) => return Ok(blocks),
             Self::Bytes(bytes) => (bytes / block_bytes, bytes),
             Self::Default => {
-                let bytes = free.map_or(DEFAULT_KV_BYTES, |free| DEFAULT_KV_BYTES.min(free / 4));
                 let wanted = wanted_tokens.div_ceil(block_size) as u64;
-                (wanted.min(bytes / block_bytes), bytes)
+                (wanted.min(room / block_bytes), room)
             }
         };
         if blocks == 0 {

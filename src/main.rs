@@ -2,6 +2,8 @@
 
 #[path = "main/load.rs"]
 mod load;
+#[path = "main/memory.rs"]
+mod memory;
 #[path = "main/serve.rs"]
 mod serve;
 

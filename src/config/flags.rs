@@ -122,6 +122,15 @@ pub struct Options {
     /// memory].
     #[arg(long, value_name = "SIZE", help_heading = "Memory")]
     pub kv_cache_memory: Option<ByteSize>,
+    /// Part of a GPU's memory that may be used for weights, workspace and, unless the next two say
+    /// otherwise, a KV cache that takes what these leave.
+    #[arg(
+        long,
+        value_name = "SHARE",
+        default_value_t = 0.9,
+        help_heading = "Memory"
+    )]
+    pub gpu_memory_utilization: f64,
     /// Size of the KV cache in blocks instead; target and draft each get that many.
     #[arg(long, value_name = "N", help_heading = "Memory")]
     pub num_blocks: Option<usize>,

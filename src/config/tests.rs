@@ -325,18 +325,27 @@ fn help_is_no_mistake() {
 }
 
 #[test]
+fn a_share_of_the_gpu_is_a_share() {
+    let config = accepted("--model m --gpu-memory-utilization 0.5");
+    assert_eq!(config.gpu_memory_utilization, 0.5);
+    for share in ["0", "1.5", "-1", "NaN"] {
+        refused_with(
+            &format!("--model m --gpu-memory-utilization={share}"),
+            "--gpu-memory-utilization",
+        );
+    }
+}
+
+#[test]
 fn both_pools_share_the_memory() {
-    let blocks = |budget: KvBudget, free| budget.blocks(16, &[96, 32], 1000, free);
-    assert_eq!(blocks(KvBudget::Bytes(3 * 2048 + 2047), None).unwrap(), 3);
-    assert_eq!(blocks(KvBudget::Blocks(7), None).unwrap(), 7);
-    assert!(blocks(KvBudget::Bytes(2047), None).is_err());
-    // What is wanted, then what is free.
-    assert_eq!(blocks(KvBudget::Default, None).unwrap(), 63);
-    assert_eq!(blocks(KvBudget::Default, Some(4 * 5 * 2048)).unwrap(), 5);
-    assert!(blocks(KvBudget::Default, Some(1)).is_err());
-    let wanted = usize::MAX / 2;
-    let capped = KvBudget::Default.blocks(16, &[64], wanted, Some(u64::MAX));
-    assert_eq!(capped.unwrap() as u64, (2u64 << 30) / 1024);
+    let blocks = |budget: KvBudget, room| budget.blocks(16, &[96, 32], 1000, room);
+    assert_eq!(blocks(KvBudget::Bytes(3 * 2048 + 2047), 0).unwrap(), 3);
+    assert_eq!(blocks(KvBudget::Blocks(7), 0).unwrap(), 7);
+    assert!(blocks(KvBudget::Bytes(2047), u64::MAX).is_err());
+    // What is wanted, then what there is.
+    assert_eq!(blocks(KvBudget::Default, u64::MAX).unwrap(), 63);
+    assert_eq!(blocks(KvBudget::Default, 5 * 2048 + 1).unwrap(), 5);
+    assert!(blocks(KvBudget::Default, 2047).is_err());
 }
 
 #[test]

@@ -1,14 +1,14 @@
 //! From a [`Config`] to an engine that waits for requests.
 
+use crate::memory;
 use candle_core::{DType, Device};
-use foretoken::config::{Config, DrafterChoice, Dtype, KvBudget, LoadFormat, ModelChoice};
+use foretoken::config::{Config, DrafterChoice, Dtype, LoadFormat, ModelChoice};
 use foretoken::engine::{self, EngineHandle};
 use foretoken::error::{Error, Result};
 use foretoken::kernels;
 use foretoken::model::{self, LoadOptions, Model, ModelSource};
 use foretoken::spec::{DraftModel, Drafter, NgramDrafter};
 use foretoken::text::{self, Text};
-use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
 /// An engine that waits for requests.
 pub struct Loaded {
@@ -39,7 +39,7 @@ pub fn load(config: &Config) -> Result<Loaded> {
         )?),
         _ => None,
     };
-    let blocks = pool_blocks(config, &*target, draft.as_deref(), &device)?;
+    let blocks = memory::pool_blocks(config, &*target, draft.as_deref(), &device)?;
     let drafter: Option<Box<dyn Drafter>> = match (draft, &config.drafter) {
         (Some(model), _) => Some(Box::new(DraftModel::new(
             model,
@@ -126,66 +126,4 @@ fn load_draft(
         )));
     }
     Ok(draft)
-}
-
-/// Blocks of each pool, as many for the draft as for the target.
-fn pool_blocks(
-    config: &Config,
-    target: &dyn Model,
-    draft: Option<&dyn Model>,
-    device: &Device,
-) -> Result<usize> {
-    let context = target.config().max_position_embeddings;
-    let longest = config
-        .engine
-        .max_model_len
-        .map_or(context, |len| len.min(context));
-    let per_token: Vec<usize> = [Some(target), draft]
-        .into_iter()
-        .flatten()
-        .map(|model| model.kv_bytes_per_token())
-        .collect();
-    let wanted = longest.saturating_mul(config.engine.max_num_seqs);
-    let free = device.is_cpu().then(free_memory);
-    let blocks = config
-        .kv
-        .blocks(config.block_size, &per_token, wanted, free)?;
-    let tokens = blocks * config.block_size;
-    let mib = |bytes: usize| (tokens * bytes) as f64 / f64::from(1 << 20);
-    tracing::info!(
-        "KV cache: {tokens} tokens, {:.0} MiB for the target",
-        mib(per_token[0])
-    );
-    if let Some(&bytes) = per_token.get(1) {
-        tracing::info!(
-            "KV cache: {tokens} tokens, {:.0} MiB for the draft",
-            mib(bytes)
-        );
-    }
-    if tokens < longest {
-        let remedy = if config.kv == KvBudget::Default {
-            "set"
-        } else {
-            "raise"
-        };
-        if config.engine.max_model_len.is_some() {
-            return Err(Error::setup(format!(
-                "the KV cache holds {tokens} tokens and --max-model-len is {longest}: {remedy} --kv-cache-memory"
-            )));
-        }
-        tracing::warn!(
-            "the KV cache holds {tokens} tokens, the model {longest}: {remedy} --kv-cache-memory for longer texts"
-        );
-    }
-    Ok(blocks)
-}
-
-/// Memory that is free on this machine, or in its container.
-fn free_memory() -> u64 {
-    let memory = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
-    let system = System::new_with_specifics(memory);
-    let container = system
-        .cgroup_limits()
-        .map_or(u64::MAX, |limits| limits.free_memory);
-    system.available_memory().min(container)
 }
