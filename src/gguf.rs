@@ -31,7 +31,7 @@ pub static EMBEDDED: &[EmbeddedModel] = &[
     #[cfg(feature = "embedded-model")]
     EmbeddedModel {
         name: "foretoken-demo",
-        bytes: include_bytes!("../models/default/foretoken-demo.Q8_0.gguf"),
+        bytes: include_bytes!("../models/default/foretoken-demo.Q5_1.gguf"),
     },
     #[cfg(feature = "embedded-model")]
     EmbeddedModel {

@@ -65,7 +65,8 @@ fn invitation(config: &Config, text: &Text, listener: &TcpListener) -> Result<St
         address = loopback;
     }
     let (path, prompt) = if text.has_chat_template() {
-        let messages = serde_json::json!([{"role": "user", "content": "Why is the sky blue?"}]);
+        let content = "Write a short story about a lonely owl in the snow who waits for the rain.";
+        let messages = serde_json::json!([{"role": "user", "content": content}]);
         ("chat/completions", ("messages", messages))
     } else {
         ("completions", ("prompt", "The sky is blue because".into()))
@@ -76,7 +77,7 @@ fn invitation(config: &Config, text: &Text, listener: &TcpListener) -> Result<St
         None => "",
     };
     Ok(format!(
-        "foretoken serves http://{address} - try: curl http://{address}/v1/{path} -H 'Content-Type: application/json'{key} -d '{{\"model\":{model},\"{}\":{},\"max_tokens\":64,\"temperature\":0}}'",
+        "foretoken serves http://{address} - try: curl http://{address}/v1/{path} -H 'Content-Type: application/json'{key} -d '{{\"model\":{model},\"{}\":{},\"max_tokens\":100,\"temperature\":0}}'",
         prompt.0, prompt.1
     ))
 }
