@@ -15,7 +15,7 @@ work=${1:-target/default-model}
 texts=${TEXTS:-12800}
 shallow_steps=${SHALLOW_STEPS:-1300}
 target_steps=${TARGET_STEPS:-2600}
-draft_steps=${DRAFT_STEPS:-3500}
+draft_steps=${DRAFT_STEPS:-2400}
 out=models/default
 mkdir -p "$work" "$out"
 
@@ -85,10 +85,11 @@ step "draft"
 answer() {
     $foretoken generate --model "$target" --prompts "$1" --out "$2" --max-tokens 200 --temperature "$3"
 }
-answer "$work/prompts.jsonl" "$work/sampled.jsonl" 0.8
-sort -u -t: -k4 "$work/prompts.jsonl" > "$work/different.jsonl"
-head -n 2000 "$work/different.jsonl" > "$work/fewer.jsonl"
-answer "$work/fewer.jsonl" "$work/greedy.jsonl" 0
+head -n 6000 "$work/prompts.jsonl" > "$work/fewer.jsonl"
+answer "$work/fewer.jsonl" "$work/sampled.jsonl" 0.8
+sort -u -t: -k4 "$work/fewer.jsonl" > "$work/different.jsonl"
+head -n 2000 "$work/different.jsonl" > "$work/fewest.jsonl"
+answer "$work/fewest.jsonl" "$work/greedy.jsonl" 0
 shape "$work/draft.json" 256 1 4 2 512 2048
 $foretoken distill --model "$target" --draft-config "$work/draft.json" \
     --corpus "$work/sampled.jsonl" --corpus "$work/greedy.jsonl" --top-k 64 --holdout 0.01 --batch-size 8 \

@@ -4,8 +4,14 @@ use candle_core::cuda_backend::CudaDType;
 use candle_core::cuda_backend::cudarc::driver::{
     CudaFunction, CudaStream, CudaView, LaunchArgs, LaunchConfig,
 };
-use candle_core::{CudaDevice, CudaStorage, DType, Layout, Result};
+use candle_core::{CudaDevice, DType, Layout, Result};
+pub(super) use candle_core::{CudaStorage, Storage};
 use std::sync::Arc;
+
+/// What an op needs for its CUDA side.
+pub(super) use candle_core::backend::BackendStorage;
+pub(super) use candle_core::builder_arg;
+pub(super) use candle_core::cuda_backend::{WrapErr, cudarc::driver::PushKernelArg};
 
 /// PTX by file: `NORM`, `ROPE` and so on.
 mod ptx {

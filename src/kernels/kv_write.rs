@@ -3,15 +3,8 @@
 use super::clock::{self, Part};
 use super::contiguous;
 #[cfg(feature = "cuda")]
-use super::gpu;
+use super::gpu::{self, *};
 use candle_core::{CpuStorage, InplaceOp3, Layout, Result, Tensor, WithDType};
-#[cfg(feature = "cuda")]
-use candle_core::{
-    CudaStorage,
-    backend::BackendStorage,
-    builder_arg,
-    cuda_backend::{WrapErr, cudarc::driver::PushKernelArg},
-};
 use half::slice::HalfFloatSliceExt;
 
 /// Writes row `i` of `rows` to slot `slots[i]` of `pool`, in place.

@@ -4,16 +4,9 @@ use super::clock::{self, Part};
 use super::contiguous;
 use super::cpu::{self, Path};
 #[cfg(feature = "cuda")]
-use super::gpu;
+use super::gpu::{self, *};
 use super::parallel::{Shared, for_each};
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor};
-#[cfg(feature = "cuda")]
-use candle_core::{
-    CudaStorage,
-    backend::BackendStorage,
-    builder_arg,
-    cuda_backend::{WrapErr, cudarc::driver::PushKernelArg},
-};
 
 /// Rows below which other threads are not worth waking.
 const MANY: usize = 16;

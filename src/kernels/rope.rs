@@ -3,16 +3,9 @@
 use super::clock::{self, Part};
 use super::contiguous;
 #[cfg(feature = "cuda")]
-use super::gpu;
+use super::gpu::{self, *};
 use super::parallel::{Shared, for_each};
 use candle_core::{CpuStorage, InplaceOp3, Layout, Result, Tensor};
-#[cfg(feature = "cuda")]
-use candle_core::{
-    CudaStorage, Storage,
-    backend::BackendStorage,
-    builder_arg,
-    cuda_backend::{WrapErr, cudarc::driver::PushKernelArg},
-};
 
 /// Rows below which other threads are not worth waking.
 const MANY: usize = 16;

@@ -2,17 +2,10 @@
 
 use super::clock::{self, Part};
 #[cfg(feature = "cuda")]
-use super::gpu;
+use super::gpu::{self, *};
 use super::parallel::{Shared, for_each};
 use super::{contiguous, cpu, float};
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
-#[cfg(feature = "cuda")]
-use candle_core::{
-    CudaStorage,
-    backend::BackendStorage,
-    builder_arg,
-    cuda_backend::{WrapErr, cudarc::driver::PushKernelArg},
-};
 
 /// `silu(gate) * up` for `gate_up` `[rows, 2 * width]`, contiguous, whose rows hold first the gate
 /// and then up: `[rows, width]` (Shazeer 2020, "GLU Variants Improve Transformer").

@@ -49,12 +49,12 @@ __device__ __forceinline__ int keys_of(const Args &args, const Tile &tile) {
     return tile.context + tile.start + tile.rows;
 }
 
-// The state of a softmax over some keys: largest score, sum of weights, weighted sum of values.
-// One step of a merge; `o` is one dimension.
+// The state of a softmax over some keys: the largest score, and the sum of weights below it.
 struct Running {
     float max, sum;
 };
 
+// Takes a chunk into `all`, and says what the weighted values of both are to be multiplied with.
 __device__ __forceinline__ void merge(Running &all, Running chunk, float &to_all, float &to_chunk) {
     float max = fmaxf(all.max, chunk.max);
     to_all = all.max == -INFINITY ? 0.f : __expf(all.max - max);
