@@ -53,6 +53,7 @@ impl Dice {
             logprobs: self.of(&[None, Some(1)]),
             prompt_logprobs,
             spec_length: self.of(&[None, None, Some(0), Some(1), Some(spec_length)]),
+            synthetic_acceptance: self.of(&[None, None, None, Some(0.6)]),
         }
     }
 
@@ -83,8 +84,9 @@ impl Dice {
 
 /// Promises 1, 2, 3 and 5 over thousands of random schedules: whatever is admitted, chunked,
 /// drafted, rejected, preempted and cancelled around it, a request says what it says when it runs
-/// alone in a roomy engine; greedy ones say what the reference says without any engine; and in the
-/// end every block is free. (The engine checks its books after every step in debug builds.)
+/// alone in a roomy engine (one whose drafts are accepted by chance, too); greedy ones that are
+/// verified say what the reference says without any engine; and in the end every block is free.
+/// (The engine checks its books after every step in debug builds.)
 #[test]
 fn random_schedules_are_lossless_and_leak_nothing() {
     let mut preemptions = 0;
@@ -119,7 +121,8 @@ fn random_schedules_are_lossless_and_leak_nothing() {
             );
             assert_eq!(answer.prompt, alone.prompt, "case {case}");
             assert_eq!(answer.finish, alone.finish, "case {case}");
-            if request.params.is_greedy() || request.spec_length == Some(0) {
+            let lossless = request.synthetic_acceptance.is_none();
+            if lossless && request.params.is_greedy() || request.spec_length == Some(0) {
                 let mut model = toy_model(0.0).with_eos(&toy.eos);
                 let want = reference(&mut model, &request);
                 assert_eq!(answer.ids(), want, "case {case}: {request:?} on {toy:?}");

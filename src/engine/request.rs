@@ -18,6 +18,10 @@ pub struct Request {
     pub prompt_logprobs: Option<usize>,
     /// Draft tokens a round, at most the server's; `None` = the server's, 0 = no speculation.
     pub spec_length: Option<usize>,
+    /// Accepts each draft token with this probability, in [0, 1], whatever the models say. Then the
+    /// text is not the target's and means nothing; how long its rounds take is what is measured.
+    /// Drafts are verified where this is `None`, which is what everyone but `bench` wants.
+    pub synthetic_acceptance: Option<f64>,
 }
 
 /// One generated token.

@@ -27,6 +27,8 @@ pub struct Sequence {
     pub max_tokens: usize,
     /// Draft tokens a round at most.
     pub spec_length: usize,
+    /// See [`Request::synthetic_acceptance`](super::Request::synthetic_acceptance).
+    pub synthetic_acceptance: Option<f64>,
     pub logprobs: Option<usize>,
     prompt_logprobs: Option<usize>,
     /// Scores of the prompt so far.
@@ -63,6 +65,7 @@ impl Sequence {
             prompt_len,
             max_tokens: request.max_tokens.unwrap_or(max_model_len - prompt_len),
             spec_length: request.spec_length.unwrap_or(spec_length),
+            synthetic_acceptance: request.synthetic_acceptance,
             tokens: request.prompt,
             params,
             kv_len: 0,
@@ -107,9 +110,9 @@ impl Sequence {
     }
 
     /// Whether a shorter draft gives the same text. It does for greedy requests; where tokens are
-    /// sampled, the draft is part of the random experiment.
+    /// sampled or accepted by chance, the draft is part of the random experiment.
     pub fn draft_is_elastic(&self) -> bool {
-        self.params.is_greedy()
+        self.params.is_greedy() && self.synthetic_acceptance.is_none()
     }
 
     /// Draft tokens that room has to be made for.

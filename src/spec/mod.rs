@@ -10,4 +10,4 @@ pub use draft::{Ask, Draft, DraftCost, Drafter, Kept, SeqId};
 pub use draft_model::DraftModel;
 pub use ngram::NgramDrafter;
 pub use runner::{Round, SpeculativeRunner, Turn};
-pub use verify::{Verdict, verify};
+pub use verify::{Verdict, accept_by_chance, verify};

@@ -1,7 +1,7 @@
 //! `propose -> forward -> verify` for one engine step.
 
 use super::draft::{Ask, Draft, DraftCost, Drafter, Kept, SeqId};
-use super::verify::verify;
+use super::verify::{accept_by_chance, verify};
 use crate::error::Result;
 use crate::kernels::parallel;
 use crate::kv::{BlockTable, KvPool};
@@ -25,6 +25,8 @@ pub struct Turn<'a> {
     pub sample: bool,
     /// Draft tokens wanted at most.
     pub draft: usize,
+    /// Accepts the draft by chance instead of verifying it; see [`accept_by_chance`].
+    pub synthetic_acceptance: Option<f64>,
     /// Room in the target's pool for `kv_len + rows + draft` tokens.
     pub table: &'a BlockTable,
     pub params: &'a SamplingParams,
@@ -221,7 +223,10 @@ fn decide(turn: &Turn<'_>, draft: &Draft, logits: &[f32], vocab: usize) -> Round
         let row = path.last().map_or(0, |node| node + 1);
         distribution(rows[row], turn.params, &history)
     };
-    let verdict = verify(draft, target, &rng);
+    let verdict = match turn.synthetic_acceptance {
+        None => verify(draft, target, &rng),
+        Some(rate) => accept_by_chance(draft, rate, target, &rng),
+    };
     let mut tokens: Vec<u32> = verdict
         .path
         .iter()

@@ -2,6 +2,7 @@
 
 use super::draft::Draft;
 use crate::sampling::{Dist, Purpose, Rng};
+use std::hint::black_box;
 
 /// What is kept of a draft, and the token that the target adds to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,9 +51,40 @@ pub fn verify(draft: &Draft, mut target: impl FnMut(&[usize]) -> Dist, rng: &Rng
     }
 }
 
+/// Accepts each token of a chain with probability `rate`, whatever the models say, so that the speed
+/// of a pair can be measured at an acceptance that its weights do not have. What comes out is *not*
+/// distributed as the target's texts are: nothing but a measurement may use it.
+///
+/// Everything else is as in [`verify`], so that it takes the same time: `target` is asked the same
+/// questions, and the last token is sampled from its answer (not from what p leaves of q, which is
+/// computed all the same).
+pub fn accept_by_chance(
+    draft: &Draft,
+    rate: f64,
+    mut target: impl FnMut(&[usize]) -> Dist,
+    rng: &Rng,
+) -> Verdict {
+    debug_assert!(draft.is_chain());
+    let mut path = Vec::new();
+    let mut p = target(&path);
+    for (node, q) in draft.dists.iter().enumerate() {
+        if rng.uniform(node, Purpose::Accept, 0) >= rate {
+            black_box(p.residual(q));
+            break;
+        }
+        path.push(node);
+        p = target(&path);
+    }
+    Verdict {
+        next: p.sample(rng.uniform(path.len(), Purpose::Sample, 0)),
+        tested: draft.len().min(path.len() + 1),
+        path,
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Dist, Draft, Purpose, Rng, Verdict};
+    use super::{Dist, Draft, Purpose, Rng, Verdict, accept_by_chance};
     use crate::sampling::mix;
 
     const P: [f32; 5] = [0.5, 0.2, 0.15, 0.1, 0.05];
@@ -222,5 +254,70 @@ mod tests {
             draft.push(p.sample(rng.uniform(0, Purpose::Draft, 0)), p.clone());
             assert_eq!(verify(&draft, &[p.clone(), p], &rng).path, [0]);
         }
+    }
+
+    /// A draft that the target would mostly reject, and one that it would always accept: by chance
+    /// i tokens of both are kept with probability rate^i, and what follows is distributed as p.
+    #[test]
+    fn by_chance_acceptance_follows_the_rate_alone() {
+        const K: usize = 4;
+        const RATE: f64 = 0.7;
+        for drafted in [Dist::Point(3), Dist::Dense(P.to_vec())] {
+            let mut reached = [0.0; K + 1];
+            let mut tested = 0;
+            let mut next = [0.0; 5];
+            for seed in 0..ROUNDS / 4 {
+                let rng = Rng {
+                    seed: mix(seed),
+                    position: 7,
+                };
+                let mut draft = Draft::default();
+                (0..K).for_each(|_| draft.push(3, drafted.clone()));
+                let target = |_: &[usize]| Dist::Dense(P.to_vec());
+                let verdict = accept_by_chance(&draft, RATE, target, &rng);
+                (0..=verdict.path.len()).for_each(|i| reached[i] += 1.0);
+                tested += verdict.tested;
+                next[verdict.next as usize] += 1.0;
+            }
+            for (i, count) in reached.iter().enumerate() {
+                let share = count / reached[0];
+                let theory = RATE.powi(i as i32);
+                assert!((share - theory).abs() < 0.006, "{i} tokens: {share}");
+            }
+            let alpha = reached[1..].iter().sum::<f64>() / tested as f64;
+            assert!((alpha - RATE).abs() < 0.005, "alpha {alpha}");
+            let tv = total_variation(&next, |i| P[i].into());
+            assert!(tv < 0.01, "total variation {tv}");
+        }
+    }
+
+    /// The same questions as `verify` asks, in the same order: nothing beyond a rejection.
+    #[test]
+    fn by_chance_the_target_is_asked_for_what_was_accepted() {
+        let mut draft = Draft::default();
+        (0..3).for_each(|token| draft.push(token, Dist::Point(token)));
+        for seed in 0..100 {
+            let rng = Rng { seed, position: 0 };
+            let mut asked = Vec::new();
+            let target = |path: &[usize]| {
+                asked.push(path.to_vec());
+                Dist::Point(9)
+            };
+            let verdict = accept_by_chance(&draft, 0.5, target, &rng);
+            let want: Vec<Vec<usize>> =
+                (0..=verdict.path.len()).map(|n| (0..n).collect()).collect();
+            assert_eq!((asked, verdict.next), (want, 9));
+        }
+        let rng = Rng {
+            seed: 0,
+            position: 0,
+        };
+        let target = |_: &[usize]| Dist::Point(9);
+        let all = accept_by_chance(&draft, 1.0, target, &rng);
+        assert_eq!((all.path, all.tested), (vec![0, 1, 2], 3));
+        let none = accept_by_chance(&draft, 0.0, target, &rng);
+        assert_eq!((none.path, none.tested), (vec![], 1));
+        let empty = accept_by_chance(&Draft::default(), 1.0, target, &rng);
+        assert_eq!((empty.path, empty.tested), (vec![], 0));
     }
 }
