@@ -1,17 +1,19 @@
 //! `foretoken bench`: speculative against plain decoding of single requests, through the engine,
-//! in one process. The two take turns on every prompt, so that what else the machine does falls
-//! on both.
+//! in one process. All ways of decoding take turns on every prompt, so that what else the machine
+//! does falls on all alike.
 
 mod measure;
 mod report;
 
-use crate::engine::EngineHandle;
+use crate::engine::{EngineHandle, Request};
 use crate::error::{Error, Result};
 use crate::prompts::{self, Prompt};
+use crate::sampling::SamplingParams;
 use crate::text::Text;
 use indicatif::{ProgressBar, ProgressStyle};
 use measure::{Sample, generate};
 use report::{Pair, Report, Subject};
+use serde::Serialize;
 use std::path::PathBuf;
 
 pub use report::expected_speed_up;
@@ -25,6 +27,11 @@ pub struct Options {
     /// Tokens to generate for each prompt at most; a text may end earlier.
     pub max_tokens: usize,
     pub temperatures: Vec<f32>,
+    /// Draft tokens a round at most (K), one measurement each; at least one of them.
+    pub spec_lengths: Vec<usize>,
+    /// Instead of verifying drafts, accepts their tokens with each of these probabilities; see
+    /// [`Request::synthetic_acceptance`]. Empty = drafts are verified.
+    pub synthetic_acceptance: Vec<f64>,
     /// Runs of each prompt, each way; the median time counts.
     pub repeat: usize,
     /// Where to write the report as JSON.
@@ -54,10 +61,68 @@ pub struct Names {
     pub device: String,
 }
 
-/// Tokens of the two runs that are not counted.
+/// One way of decoding a text.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+struct Way {
+    /// Draft tokens a round at most (K); 0 = plainly.
+    spec_length: usize,
+    /// See [`Request::synthetic_acceptance`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    synthetic_acceptance: Option<f64>,
+}
+
+impl Options {
+    /// Plain decoding, then each way of speculating that is compared with it: by acceptance, and
+    /// then by length.
+    fn ways(&self) -> Vec<Way> {
+        let way = |spec_length, synthetic_acceptance| Way {
+            spec_length,
+            synthetic_acceptance,
+        };
+        let rates = self.synthetic_acceptance.iter();
+        let mut acceptances: Vec<Option<f64>> = rates.copied().map(Some).collect();
+        if acceptances.is_empty() {
+            acceptances.push(None);
+        }
+        let mut ways = vec![way(0, None)];
+        for acceptance in acceptances {
+            ways.extend(self.spec_lengths.iter().map(|&k| way(k, acceptance)));
+        }
+        ways
+    }
+
+    fn is_synthetic(&self) -> bool {
+        !self.synthetic_acceptance.is_empty()
+    }
+
+    /// What decodes the `number`-th prompt in this way.
+    fn request(&self, number: usize, prompt: &Prompt, temperature: f32, way: Way) -> Request {
+        let mut params = SamplingParams {
+            temperature,
+            ..SamplingParams::default()
+        };
+        if self.is_synthetic() {
+            // Where a text that means nothing would end is no reason to stop. And what is accepted
+            // is drawn by seed and position: with one seed, prompts of one length would all draw
+            // the same, and more of them would tell nothing new.
+            params.ignore_eos = true;
+            params.seed = number as u64;
+        }
+        Request {
+            prompt: prompt.tokens.clone(),
+            params,
+            max_tokens: Some(self.max_tokens),
+            spec_length: Some(way.spec_length),
+            synthetic_acceptance: way.synthetic_acceptance,
+            ..Request::default()
+        }
+    }
+}
+
+/// Tokens of the runs that are not counted.
 const WARM_UP_TOKENS: usize = 16;
 
-/// Measures, prints a table for each temperature and writes the JSON file.
+/// Measures, prints a table for each temperature and draft length and writes the JSON file.
 ///
 /// # Errors
 /// `Setup`: prompts or the file to write. `Internal`: the engine failed, or a greedy text changed
@@ -79,13 +144,16 @@ pub fn run(
     if prompts.is_empty() {
         return Err(Error::setup("there is no prompt to measure"));
     }
-    let runs = 2 * prompts.len() * options.temperatures.len() * options.repeat;
+    let ways = options.ways();
+    let runs = ways.len() * prompts.len() * options.temperatures.len() * options.repeat;
     println!("{} prompts, {runs} runs", prompts.len());
-    for speculate in [true, false] {
-        generate(engine, &prompts[0], WARM_UP_TOKENS, 0.0, speculate)?;
+    for &way in ways.iter().rev() {
+        let mut request = options.request(0, &prompts[0], 0.0, way);
+        request.max_tokens = Some(WARM_UP_TOKENS);
+        generate(engine, request)?;
     }
     let pairs = measure(engine, &prompts, options)?;
-    let report = Report::new(Subject::new(engine, names, options), &pairs);
+    let report = Report::new(Subject::new(names, options), &pairs);
     print!("{report}");
     if let Some(path) = &options.json {
         report.write(path)?;
@@ -116,32 +184,30 @@ fn load(options: &Options, text: Option<&Text>, vocab_size: usize) -> Result<Vec
     Ok(prompts)
 }
 
-/// All runs: each prompt at each temperature, both ways, in alternating order.
+/// All runs: each prompt at each temperature, every way, there and back in alternating order.
 fn measure(engine: &EngineHandle, prompts: &[Prompt], options: &Options) -> Result<Vec<Pair>> {
-    let all = prompts.len() * options.temperatures.len() * options.repeat;
-    let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} pairs, {eta} left {msg}");
+    let ways = options.ways();
+    let all = ways.len() * prompts.len() * options.temperatures.len() * options.repeat;
+    let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} runs, {eta} left {msg}");
     let bar = ProgressBar::new(all as u64).with_style(style.expect("the template is a constant"));
     let mut pairs = Vec::new();
-    let mut speculate_first = true;
+    let mut order: Vec<usize> = (0..ways.len()).rev().collect();
     for &temperature in &options.temperatures {
-        for prompt in prompts {
+        for (number, prompt) in prompts.iter().enumerate() {
             bar.set_message(prompt.category.clone());
-            let (mut plain, mut speculative) = (Vec::new(), Vec::new());
+            let mut samples: Vec<Vec<Sample>> = vec![Vec::new(); ways.len()];
             for _ in 0..options.repeat {
-                for speculate in [speculate_first, !speculate_first] {
-                    let sample: Sample =
-                        generate(engine, prompt, options.max_tokens, temperature, speculate)?;
-                    if speculate {
-                        &mut speculative
-                    } else {
-                        &mut plain
-                    }
-                    .push(sample);
+                for &way in &order {
+                    let request = options.request(number, prompt, temperature, ways[way]);
+                    samples[way].push(generate(engine, request)?);
+                    bar.inc(1);
                 }
-                speculate_first = !speculate_first;
-                bar.inc(1);
+                order.reverse();
             }
-            pairs.push(Pair::new(prompt, temperature, plain, speculative));
+            let speculative = ways.iter().zip(&samples).skip(1);
+            pairs.extend(speculative.map(|(&way, speculative)| {
+                Pair::new(prompt, temperature, way, &samples[0], speculative)
+            }));
         }
     }
     bar.finish_and_clear();

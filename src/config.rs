@@ -137,7 +137,7 @@ impl Command {
             Some(CliCommand::Serve(options)) => Self::Serve(options.validate()?),
             Some(CliCommand::Bench { options, bench }) => {
                 let config = options.validate()?;
-                let bench = bench.validate(config.drafter.is_some(), config.seed)?;
+                let bench = bench.validate(config.engine.spec_length, config.seed)?;
                 Self::Bench(config, bench)
             }
             Some(CliCommand::Generate { options, generate }) => {

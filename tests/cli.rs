@@ -169,6 +169,51 @@ fn bench_measures_dummy_weights() {
     assert!(greedy["c"].as_f64().is_some_and(|c| c > 0.0), "{report}");
 }
 
+/// Weights that know nothing of each other, measured at the acceptance of a pair that does.
+#[test]
+fn bench_accepts_by_chance() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let shallow = TINY.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1");
+    for (name, config) in [("target", TINY), ("draft", &shallow)] {
+        std::fs::create_dir(at(name)).unwrap();
+        std::fs::write(folder.path().join(name).join("config.json"), config).unwrap();
+    }
+    let output = run(&format!(
+        "bench --model {} --draft-model {} --load-format dummy --num-blocks 64 \
+         --speculative-decoding --spec-length 4 --spec-lengths 1,4 --synthetic-acceptance 0.3,0.9 \
+         --random-prompts 4 --prompt-tokens 20 --max-tokens 200 --temperatures 0 --json {}",
+        at("target"),
+        at("draft"),
+        at("out.json")
+    ));
+    let table = String::from_utf8_lossy(&output.stdout);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    for needle in [
+        "SYNTHETIC acceptance A = 0.3",
+        "best K for A = 0.9: ",
+        "not compared",
+    ] {
+        assert!(table.contains(needle), "{table}");
+    }
+    let report: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(at("out.json")).unwrap()).unwrap();
+    let mut rows = report["temperatures"].as_array().unwrap().iter();
+    for (rate, k) in [(0.3, 1), (0.3, 4), (0.9, 1), (0.9, 4)] {
+        let row = rows.next().unwrap();
+        assert_eq!(row["synthetic_acceptance"], rate);
+        assert_eq!(row["spec_length"], k);
+        let figure = |name: &str| row["overall"][name].as_f64().unwrap();
+        assert!((figure("alpha") - rate).abs() < 0.06, "{row}");
+        let expected: f64 = (0..=k).map(|i| rate.powi(i)).sum();
+        let mean = figure("mean_accepted_length");
+        assert!((mean / expected - 1.0).abs() < 0.1, "{row}");
+        // Texts have their full length, of which the first token belongs to the prompt.
+        assert_eq!(row["overall"]["tokens"], 4 * 199, "{row}");
+    }
+}
+
 /// The lines of a corpus, in the order of prompts and samples.
 fn corpus(file: &Path) -> Vec<serde_json::Value> {
     let text = std::fs::read_to_string(file).unwrap();

@@ -2,8 +2,6 @@
 
 use crate::engine::{EngineHandle, Event, Request, SpecUsage, Stats};
 use crate::error::{Error, Result};
-use crate::prompts::Prompt;
-use crate::sampling::SamplingParams;
 use std::ops::{AddAssign, Sub};
 use std::time::Instant;
 
@@ -63,28 +61,13 @@ impl AddAssign for Cost {
     }
 }
 
-/// Generates one text, with or without speculation, alone in the engine.
+/// Generates one text alone in the engine, cut off where the context ends.
 ///
 /// # Errors
 /// The engine refused the request or failed.
-pub fn generate(
-    engine: &EngineHandle,
-    prompt: &Prompt,
-    max_tokens: usize,
-    temperature: f32,
-    speculate: bool,
-) -> Result<Sample> {
-    let room = engine.limits().max_model_len - prompt.tokens.len();
-    let request = Request {
-        prompt: prompt.tokens.clone(),
-        params: SamplingParams {
-            temperature,
-            ..SamplingParams::default()
-        },
-        max_tokens: Some(max_tokens.min(room)),
-        spec_length: (!speculate).then_some(0),
-        ..Request::default()
-    };
+pub fn generate(engine: &EngineHandle, mut request: Request) -> Result<Sample> {
+    let room = engine.limits().max_model_len - request.prompt.len();
+    request.max_tokens = request.max_tokens.map(|wanted| wanted.min(room));
     let started = Instant::now();
     let mut events = engine.submit(request)?;
     let mut sample = Sample::default();

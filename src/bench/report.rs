@@ -1,24 +1,27 @@
 //! From runs to figures, and how they are shown. No clock and no engine in here.
 
+mod table;
+
 use super::measure::{Cost, Sample};
-use super::{Names, Options};
-use crate::engine::{EngineHandle, SpecUsage};
+use super::{Names, Options, Way};
+use crate::engine::SpecUsage;
 use crate::error::{Error, Result};
 use crate::prompts::Prompt;
 use serde::Serialize;
-use std::fmt;
 use std::path::Path;
 use sysinfo::{CpuRefreshKind, RefreshKind, System};
 
-/// The runs of one prompt at one temperature.
+/// The runs of one prompt at one temperature, plain and in one other way.
 #[derive(Debug, Clone)]
 pub struct Pair {
     id: String,
     category: String,
     temperature: f32,
+    way: Way,
     plain: Timed,
     speculative: Timed,
-    /// Place of the first greedy token that speculation changed. Sampled texts may differ.
+    /// Place of the first greedy token that speculation changed. Sampled texts may differ, and
+    /// those of synthetic acceptance do.
     differs_at: Option<usize>,
 }
 
@@ -39,19 +42,22 @@ impl Pair {
     pub fn new(
         prompt: &Prompt,
         temperature: f32,
-        plain: Vec<Sample>,
-        speculative: Vec<Sample>,
+        way: Way,
+        plain: &[Sample],
+        speculative: &[Sample],
     ) -> Self {
-        let both = plain.iter().zip(&speculative);
+        let comparable = temperature == 0.0 && way.synthetic_acceptance.is_none();
+        let both = plain.iter().zip(speculative);
         let differs_at = both
-            .filter(|_| temperature == 0.0)
+            .filter(|_| comparable)
             .find_map(|(a, b)| first_difference(&a.tokens, &b.tokens));
         Self {
             id: prompt.id.clone(),
             category: prompt.category.clone(),
             temperature,
-            plain: Timed::of(&plain),
-            speculative: Timed::of(&speculative),
+            way,
+            plain: Timed::of(plain),
+            speculative: Timed::of(speculative),
             differs_at,
         }
     }
@@ -123,8 +129,8 @@ pub struct Figures {
     pub spec_tokens_per_second: f64,
     /// Ratio of the two above; at temperature 0 that is the ratio of total decode times.
     pub speed_up: f64,
-    /// The same ratio with prompt processing in the times. The second run of a prompt finds it in
-    /// the prefix cache; the order alternates.
+    /// The same ratio with prompt processing in the times. All runs of a prompt but the first find
+    /// it in the prefix cache; the order alternates.
     pub total_speed_up: f64,
     /// Accepted over tested draft tokens.
     pub alpha: f64,
@@ -142,6 +148,7 @@ pub struct Figures {
 }
 
 impl Figures {
+    /// `spec_length` is the K of all `pairs`.
     fn of<'a>(
         category: &str,
         spec_length: usize,
@@ -189,6 +196,7 @@ impl Figures {
 pub struct Subject {
     pub model: String,
     pub drafter: String,
+    /// The largest K of all.
     pub spec_length: usize,
     pub max_tokens: usize,
     pub repeat: usize,
@@ -199,13 +207,13 @@ pub struct Subject {
 
 impl Subject {
     /// Describes the run and this machine.
-    pub fn new(engine: &EngineHandle, names: &Names, options: &Options) -> Self {
+    pub fn new(names: &Names, options: &Options) -> Self {
         let cpus = RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing());
         let system = System::new_with_specifics(cpus);
         Self {
             model: names.model.clone(),
             drafter: names.drafter.clone(),
-            spec_length: engine.limits().spec_length,
+            spec_length: options.spec_lengths.iter().copied().max().unwrap_or(0),
             max_tokens: options.max_tokens,
             repeat: options.repeat,
             device: names.device.clone(),
@@ -223,17 +231,32 @@ impl Subject {
 pub struct Report {
     pub subject: Subject,
     pub temperatures: Vec<AtTemperature>,
+    /// Where several K were measured, the best one for each temperature and acceptance.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub best: Vec<Best>,
 }
 
-/// The figures of one temperature.
+/// The figures of one temperature and one way of speculating.
 #[derive(Debug, Clone, Serialize)]
 pub struct AtTemperature {
     pub temperature: f32,
+    #[serde(flatten)]
+    pub(super) way: Way,
     /// In the order of the prompts file.
     pub categories: Vec<Figures>,
     pub overall: Figures,
-    /// Greedy texts that speculation changed; there must be none.
+    /// Greedy texts that speculation changed; there must be none. Nobody looks for them where
+    /// acceptance is synthetic.
     pub differing: Vec<Difference>,
+}
+
+/// The K of the largest speed-up.
+#[derive(Debug, Clone, Serialize)]
+pub struct Best {
+    pub temperature: f32,
+    #[serde(flatten)]
+    pub(super) way: Way,
+    pub speed_up: f64,
 }
 
 /// Where speculation changed a text.
@@ -245,34 +268,74 @@ pub struct Difference {
     pub token: usize,
 }
 
-impl Report {
-    /// Groups `pairs` by temperature and category.
-    pub fn new(subject: Subject, pairs: &[Pair]) -> Self {
-        let k = subject.spec_length;
-        let temperatures = pairs
-            .chunk_by(|a, b| a.temperature == b.temperature)
-            .map(|pairs| {
-                let mut names: Vec<&str> = Vec::new();
-                for pair in pairs {
-                    if !names.contains(&pair.category.as_str()) {
-                        names.push(&pair.category);
-                    }
-                }
-                let of = |name: &str| {
-                    Figures::of(name, k, pairs.iter().filter(|pair| pair.category == name))
-                };
-                AtTemperature {
-                    temperature: pairs[0].temperature,
-                    categories: names.into_iter().map(of).collect(),
-                    overall: Figures::of("overall", k, pairs),
-                    differing: pairs.iter().filter_map(Difference::of).collect(),
-                }
-            })
-            .collect();
-        Self {
-            subject,
-            temperatures,
+/// The values in the order in which they come first.
+fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
+    let mut seen = Vec::new();
+    for value in values {
+        if !seen.contains(&value) {
+            seen.push(value);
         }
+    }
+    seen
+}
+
+impl AtTemperature {
+    /// Groups `pairs`, all of one temperature and way, by category.
+    fn of(temperature: f32, way: Way, pairs: &[&Pair]) -> Self {
+        let k = way.spec_length;
+        let of = |name: &str| {
+            let named = pairs.iter().filter(|pair| pair.category == name);
+            Figures::of(name, k, named.copied())
+        };
+        let names = distinct(pairs.iter().map(|pair| pair.category.as_str()));
+        Self {
+            temperature,
+            way,
+            categories: names.into_iter().map(of).collect(),
+            overall: Figures::of("overall", k, pairs.iter().copied()),
+            differing: pairs
+                .iter()
+                .filter_map(|pair| Difference::of(pair))
+                .collect(),
+        }
+    }
+}
+
+impl Best {
+    /// Of figures that differ in K alone; `None` where there is nothing to choose from.
+    fn of(lengths: &[AtTemperature]) -> Option<Self> {
+        let measured = lengths.iter().filter(|at| at.overall.speed_up.is_finite());
+        let best = measured.max_by(|a, b| a.overall.speed_up.total_cmp(&b.overall.speed_up))?;
+        (lengths.len() > 1).then_some(Self {
+            temperature: best.temperature,
+            way: best.way,
+            speed_up: best.overall.speed_up,
+        })
+    }
+}
+
+impl Report {
+    /// Groups `pairs` by temperature, way and category.
+    pub fn new(subject: Subject, pairs: &[Pair]) -> Self {
+        let groups = distinct(pairs.iter().map(|pair| (pair.temperature, pair.way)));
+        let temperatures = groups.into_iter().map(|(temperature, way)| {
+            let of_group = |pair: &&Pair| (pair.temperature, pair.way) == (temperature, way);
+            let pairs: Vec<_> = pairs.iter().filter(of_group).collect();
+            AtTemperature::of(temperature, way, &pairs)
+        });
+        let mut report = Self {
+            subject,
+            temperatures: temperatures.collect(),
+            best: Vec::new(),
+        };
+        report.best = report.by_length().filter_map(Best::of).collect();
+        report
+    }
+
+    /// Figures that differ in K alone, together.
+    fn by_length(&self) -> impl Iterator<Item = &[AtTemperature]> {
+        let key = |at: &AtTemperature| (at.temperature, at.way.synthetic_acceptance);
+        self.temperatures.chunk_by(move |a, b| key(a) == key(b))
     }
 
     /// Writes the report as JSON.
@@ -315,71 +378,6 @@ impl Difference {
             category: pair.category.clone(),
             token: pair.differs_at?,
         })
-    }
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let s = &self.subject;
-        writeln!(
-            f,
-            "{}, drafted by {}, K = {}",
-            s.model, s.drafter, s.spec_length
-        )?;
-        writeln!(f, "{} with {} threads, {}", s.cpu, s.threads, s.device)?;
-        for at in &self.temperatures {
-            writeln!(f, "\ntemperature {}", at.temperature)?;
-            writeln!(
-                f,
-                "{:<16} {:>7} {:>7} {:>11} {:>11} {:>8} {:>6} {:>8} {:>7} {:>6} {:>6} {:>8} {:>9}",
-                "category",
-                "prompts",
-                "tokens",
-                "plain tok/s",
-                "spec tok/s",
-                "speed-up",
-                "alpha",
-                "accepted",
-                "drafted",
-                "c",
-                "verify",
-                "expected",
-                "meas/exp"
-            )?;
-            for row in at.categories.iter().chain([&at.overall]) {
-                row.fmt_row(f)?;
-            }
-        }
-        writeln!(
-            f,
-            "\n\
-            speed-up: decode tokens/s, speculative over plain. accepted, drafted: tokens a round that\n\
-            had a draft. c, verify: a draft step and a speculative target step, in plain target steps.\n\
-            expected: Theorem 3.8 of Leviathan et al. 2023, which takes K drafted tokens in every\n\
-            round and verify = 1."
-        )
-    }
-}
-
-impl Figures {
-    fn fmt_row(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "{:<16} {:>7} {:>7} {:>11.2} {:>11.2} {:>8.2} {:>6.3} {:>8.2} {:>7.2} {:>6.3} {:>6.2} {:>8.2} {:>9.2}",
-            self.category,
-            self.prompts,
-            self.tokens,
-            self.plain_tokens_per_second,
-            self.spec_tokens_per_second,
-            self.speed_up,
-            self.alpha,
-            self.mean_accepted_length,
-            self.mean_draft_length,
-            self.c,
-            self.verify_cost,
-            self.expected_speed_up,
-            self.measured_over_expected
-        )
     }
 }
 

@@ -28,6 +28,14 @@ pub struct BenchFlags {
     /// Temperatures, separated by commas. At 0 the two texts must be equal.
     #[arg(long, value_name = "T,T", value_delimiter = ',', default_value = "0,1")]
     pub temperatures: Vec<f32>,
+    /// Draft lengths to measure, each at most --spec-length, separated by commas
+    /// [default: --spec-length alone].
+    #[arg(long, value_name = "K,K", value_delimiter = ',')]
+    pub spec_lengths: Option<Vec<usize>>,
+    /// Accept each draft token with these probabilities, whatever the models say: SYNTHETIC texts,
+    /// for speed alone, of pairs whose weights are not trained. Separated by commas.
+    #[arg(long, value_name = "A,A", value_delimiter = ',')]
+    pub synthetic_acceptance: Vec<f64>,
     /// Runs of each prompt, each way; the median time counts.
     #[arg(long, value_name = "R", default_value_t = 1)]
     pub repeat: usize,
@@ -37,7 +45,8 @@ pub struct BenchFlags {
 }
 
 impl BenchFlags {
-    pub(super) fn validate(self, speculative: bool, seed: u64) -> Result<bench::Options> {
+    /// `spec_length` is the largest K; 0 where nothing drafts.
+    pub(super) fn validate(self, spec_length: usize, seed: u64) -> Result<bench::Options> {
         let prompts = match (self.prompts, self.random_prompts) {
             (Some(file), None) => bench::PromptSource::File(file),
             (None, Some(count)) => bench::PromptSource::Random {
@@ -51,7 +60,7 @@ impl BenchFlags {
                 ));
             }
         };
-        if !speculative {
+        if spec_length == 0 {
             return Err(Error::setup(
                 "bench compares speculative with plain decoding: add --speculative-decoding and --draft-model MODEL or --drafter ngram",
             ));
@@ -59,6 +68,21 @@ impl BenchFlags {
         if let Some(t) = self.temperatures.iter().find(|t| !(0.0..=2.0).contains(*t)) {
             return Err(Error::setup(format!(
                 "--temperatures must be between 0 and 2, not {t}"
+            )));
+        }
+        let spec_lengths = self.spec_lengths.unwrap_or_else(|| vec![spec_length]);
+        if let Some(k) = spec_lengths
+            .iter()
+            .find(|k| !(1..=spec_length).contains(*k))
+        {
+            return Err(Error::setup(format!(
+                "--spec-lengths must be between 1 and --spec-length, which is {spec_length}: one is {k}"
+            )));
+        }
+        let rates = &self.synthetic_acceptance;
+        if let Some(rate) = rates.iter().find(|rate| !(0.0..=1.0).contains(*rate)) {
+            return Err(Error::setup(format!(
+                "--synthetic-acceptance must be between 0 and 1, not {rate}"
             )));
         }
         Ok(bench::Options {
@@ -69,6 +93,8 @@ impl BenchFlags {
                 .transpose()?,
             max_tokens: at_least_one("--max-tokens", self.max_tokens)?,
             temperatures: self.temperatures,
+            spec_lengths,
+            synthetic_acceptance: self.synthetic_acceptance,
             repeat: at_least_one("--repeat", self.repeat)?,
             json: self.json,
         })

@@ -130,6 +130,38 @@ fn the_file_serves_subcommands_too() {
     };
     assert_eq!(bench.prompts, random);
     assert_eq!(bench.temperatures, [0.0, 1.0]);
+    assert_eq!(bench.spec_lengths, [5]);
+    assert!(bench.synthetic_acceptance.is_empty());
+}
+
+#[test]
+fn bench_takes_several_lengths_and_acceptances() {
+    let line = format!(
+        "bench {SPEC} --random-prompts 1 --spec-length 6 --spec-lengths 1,6 --synthetic-acceptance 0,0.8,1"
+    );
+    let Command::Bench(_, bench) = command(&line) else {
+        panic!("bench was asked for");
+    };
+    assert_eq!(bench.spec_lengths, [1, 6]);
+    assert_eq!(bench.synthetic_acceptance, [0.0, 0.8, 1.0]);
+    let refused = |flags: &str, needle: &str| {
+        refused_with(&format!("bench {SPEC} --random-prompts 1 {flags}"), needle);
+    };
+    refused(
+        "--spec-lengths 0",
+        "between 1 and --spec-length, which is 5: one is 0",
+    );
+    refused("--spec-length 3 --spec-lengths 2,4", "which is 3: one is 4");
+    refused("--spec-lengths=", "--spec-lengths");
+    refused("--spec-lengths 1,x", "--spec-lengths");
+    refused("--synthetic-acceptance 0.5,1.5", "between 0 and 1, not 1.5");
+    refused("--synthetic-acceptance=-0.1", "not -0.1");
+    refused("--synthetic-acceptance nan", "not NaN");
+    refused("--synthetic-acceptance=", "--synthetic-acceptance");
+    refused_with(
+        &format!("{SPEC} --synthetic-acceptance 0.5"),
+        "--synthetic-acceptance",
+    );
 }
 
 #[test]
