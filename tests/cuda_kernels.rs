@@ -25,7 +25,7 @@ fn kernels_do_what_they_say() {
         .args(["-Wall", "-Werror", "-Wno-unknown-pragmas"])
         .arg(format!("-I{}", sources.display()))
         .arg(format!("-I{}", root.join("src/kernels").display()))
-        .args([sources.join("kernels.cpp"), sources.join("emulator.cpp")])
+        .args(["kernels.cpp", "sample.cpp", "emulator.cpp"].map(|file| sources.join(file)))
         .arg("-o")
         .arg(&program)
         .output()

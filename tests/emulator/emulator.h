@@ -82,6 +82,7 @@ inline __half __float2half_rn(float x) {
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __expf(float x) { return expf(x); }
 inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
@@ -89,14 +90,25 @@ template <typename T> T __ldcs(const T *from) { return *from; }
 template <typename T> T __ldg(const T *from) { return *from; }
 
 inline void __syncthreads() { emulator::wait_for_block(); }
-inline float __shfl_xor_sync(unsigned, float x, int mask) {
+template <typename T> T __shfl_xor_sync(unsigned, T x, int mask) {
     auto &warp = emulator::warp();
-    warp[emulator::lane()][0] = emulator::cast<uint32_t>(x);
+    memcpy(warp[emulator::lane()], &x, sizeof x);
     emulator::wait_for_warp();
-    float other = emulator::cast<float>(warp[emulator::lane() ^ mask][0]);
+    T other;
+    memcpy(&other, warp[emulator::lane() ^ mask], sizeof other);
     emulator::wait_for_warp();
     return other;
 }
+// Threads take turns only where they wait.
+inline unsigned long long atomicAdd(unsigned long long *to, unsigned long long x) {
+    unsigned long long before = *to;
+    *to += x;
+    return before;
+}
+inline uint32_t __float_as_uint(float x) { return emulator::cast<uint32_t>(x); }
+inline float __uint_as_float(uint32_t x) { return emulator::cast<float>(x); }
+inline int __float_as_int(float x) { return emulator::cast<int>(x); }
+inline float __int_as_float(int x) { return emulator::cast<float>(x); }
 
 // mma.m16n8k16.row.col with f32 sums, by the table of fragments in the PTX manual.
 template <typename T>

@@ -7,26 +7,13 @@
 #include "rope.cu"
 #include "swiglu.cu"
 
-#include <cstdio>
+#include "check.h"
 #include <numeric>
-#include <random>
-#include <vector>
 
 using emulator::launch;
 using std::vector;
 
 namespace {
-
-std::mt19937 rng(1);
-int failures = 0;
-
-#define CHECK(condition, ...)                                                                      \
-    if (!(condition)) {                                                                            \
-        failures++;                                                                                \
-        printf("%s: ", #condition);                                                                \
-        printf(__VA_ARGS__);                                                                       \
-        printf("\n");                                                                              \
-    }
 
 template <typename T> vector<T> noise(size_t count) {
     std::normal_distribution<float> normal;
@@ -310,6 +297,7 @@ int main() {
     test_rope();
     test_swiglu();
     test_kv_write();
+    test_sample();
     printf("%d failures\n", failures);
     return std::min(failures, 255);
 }

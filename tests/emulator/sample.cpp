@@ -1,0 +1,247 @@
+// Sampling and verification against a plain reference that sorts, in f64.
+#include "sample/sample.cu"
+
+#include "check.h"
+
+using emulator::launch;
+using std::vector;
+
+namespace {
+
+constexpr int VOCAB = 5000;
+
+double uniform() { return std::uniform_real_distribution<double>()(rng); }
+
+// Logits of a peaked distribution; with `steps` many are equal.
+vector<float> noise(bool steps) {
+    std::normal_distribution<float> normal(0, 3);
+    vector<float> logits(VOCAB);
+    for (float &x : logits) {
+        x = normal(rng);
+        x = steps ? std::round(x) : x;
+    }
+    return logits;
+}
+
+// The pipeline, by its definition.
+vector<double> reference(const float *logits, Shaping s) {
+    float top = *std::max_element(logits, logits + VOCAB);
+    vector<double> w(VOCAB);
+    vector<int> order(VOCAB);
+    for (int i = 0; i < VOCAB; i++) {
+        w[i] = std::exp(((double)logits[i] - top) / s.temperature);
+        w[i] = w[i] < s.min_p ? 0 : w[i];
+        order[i] = i;
+    }
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return w[a] > w[b]; });
+    if (s.top_k > 0) {
+        double least = w[order[s.top_k - 1]];
+        for (double &x : w) {
+            x = x < least ? 0 : x;
+        }
+    }
+    double total = 0, kept = 0;
+    for (double x : w) {
+        total += x;
+    }
+    for (int id : order) {
+        w[id] = kept < s.top_p * total * (1 - 1e-12) ? w[id] : 0;
+        kept += w[id];
+    }
+    for (double &x : w) {
+        x /= kept;
+    }
+    return w;
+}
+
+int quantile_of(const vector<double> &p, double target) {
+    int last = 0;
+    for (int i = 0; i < VOCAB; i++) {
+        if (p[i] > 0) {
+            last = i;
+            target -= p[i];
+            if (target < 0) {
+                break;
+            }
+        }
+    }
+    return last;
+}
+
+// What `shape_rows` gave.
+struct Shaped {
+    vector<float> probs;
+    vector<uint32_t> tokens;
+};
+
+Shaped shape(const vector<float> &logits, const vector<Shaping> &shapings, bool draw) {
+    int rows = shapings.size();
+    Shaped out{vector<float>((size_t)rows * VOCAB), vector<uint32_t>(rows)};
+    launch({rows, 1, 1}, 1024, [&] {
+        shape_rows(logits.data(), shapings.data(), out.probs.data(), out.tokens.data(), VOCAB, draw);
+    });
+    return out;
+}
+
+void test_shape() {
+    const float P[] = {1.f, 0.9f, 0.3f}, MIN[] = {0.f, 0.02f};
+    const uint32_t K[] = {0, 40, 1};
+    for (bool steps : {false, true}) {
+        vector<float> logits;
+        vector<Shaping> shapings;
+        for (float top_p : P) {
+            for (float min_p : MIN) {
+                for (uint32_t top_k : K) {
+                    auto row = noise(steps);
+                    logits.insert(logits.begin(), row.begin(), row.end());
+                    shapings.push_back({0, top_k, top_p < .5f ? 1.5f : 0.7f, min_p, top_p, uniform()});
+                }
+            }
+        }
+        shapings.push_back({0, 0, 0.f, 0.f, 1.f, 0.});
+        int rows = shapings.size();
+        auto row = noise(steps);
+        row[17] = row[4000] = 99;
+        row[3] = NAN;
+        logits.insert(logits.end(), row.begin(), row.end());
+        for (int i = 0; i < rows; i++) {
+            shapings[i].row = i;
+        }
+        auto got = shape(logits, shapings, true);
+        for (int i = 0; i + 1 < rows; i++) {
+            auto want = reference(&logits[i * VOCAB], shapings[i]);
+            double worst = 0;
+            for (int id = 0; id < VOCAB; id++) {
+                worst = std::max(worst, std::fabs(got.probs[i * VOCAB + id] - want[id]));
+            }
+            const Shaping &s = shapings[i];
+            CHECK(worst < 1e-6, "top-k %u, top-p %g, min-p %g, equals %d: off by %g", s.top_k, s.top_p,
+                  s.min_p, steps, worst);
+            int token = quantile_of(want, s.uniform);
+            CHECK((int)got.tokens[i] == token, "%u is drawn instead of %d", got.tokens[i], token);
+        }
+        CHECK(got.tokens[rows - 1] == 17, "%u is the largest", got.tokens[rows - 1]);
+    }
+}
+
+void test_edit() {
+    vector<float> logits(2 * VOCAB, 3.f);
+    logits[VOCAB + 7] = -3.f;
+    const vector<Edit> edits = {{0, 5, 2.f, 0.5f, 0.f}, {0, 5, 1.f, 0.f, -INFINITY},
+                                {1, 5, 2.f, 0.5f, 0.f}, {1, 7, 2.f, 0.f, 1.f}};
+    launch({1, 1, 1}, 256, [&] { edit_logits(logits.data(), edits.data(), edits.size(), VOCAB); });
+    CHECK(logits[5] == -INFINITY && logits[VOCAB + 5] == 1.f && logits[VOCAB + 7] == -5.f,
+          "edits give %g, %g, %g", logits[5], logits[VOCAB + 5], logits[VOCAB + 7]);
+    logits[5] = logits[VOCAB + 5] = logits[VOCAB + 7] = 3.f;
+    CHECK(logits == vector<float>(2 * VOCAB, 3.f), "edits change other logits");
+}
+
+// The rule by its definition; q is empty where the draft is a guess of no model.
+struct Case {
+    vector<vector<double>> p, q;
+    vector<uint32_t> drafted;
+    vector<double> accept, draw;
+    double forced;
+};
+
+std::pair<uint32_t, int> verdict(const Case &c) {
+    size_t kept = 0;
+    for (; kept < c.drafted.size(); kept++) {
+        uint32_t x = c.drafted[kept];
+        double q = c.q[kept].empty() ? 1 : c.q[kept][x], p = c.p[kept][x];
+        if (c.forced < 0 ? c.accept[kept] * q >= p : c.accept[kept] >= c.forced) {
+            break;
+        }
+    }
+    vector<double> rest = c.p[kept];
+    if (kept < c.drafted.size() && c.forced < 0) {
+        double sum = 0;
+        for (int i = 0; i < VOCAB; i++) {
+            bool point = c.q[kept].empty();
+            double q = point ? double(i == (int)c.drafted[kept]) : i < (int)c.q[kept].size() ? c.q[kept][i] : 0;
+            rest[i] = std::max(0., rest[i] - q);
+            sum += rest[i];
+        }
+        for (double &x : rest) {
+            x /= sum;
+        }
+    }
+    return {kept, quantile_of(rest, c.draw[kept])};
+}
+
+void test_verify() {
+    const int CASES = 60, LEN = 3, ROWS = LEN + 1;
+    vector<float> logits;
+    vector<Shaping> shapings;
+    vector<vector<float>> qs;
+    vector<Case> cases(CASES);
+    int accepted[2] = {};
+    for (int at = 0; at < CASES; at++) {
+        Case &c = cases[at];
+        c.forced = at % 6 == 5 ? 0.5 : -1;
+        auto base = noise(false);
+        for (int row = 0; row < ROWS; row++) {
+            logits.insert(logits.end(), base.begin(), base.end());
+            Shaping s{(uint32_t)shapings.size(), 0, at % 6 == 4 ? 0.f : 0.8f, 0.f, at % 2 ? 0.9f : 1.f, uniform()};
+            c.p.push_back(reference(base.data(), {0, 0, s.temperature > 0 ? s.temperature : 1e-4f, 0, s.top_p, 0}));
+            shapings.push_back(s);
+            c.draw.push_back(s.uniform);
+            if (row == LEN) {
+                break;
+            }
+            // A draft that is nearly right, of a smaller vocabulary; or a guess.
+            auto near = base;
+            for (float &x : near) {
+                x += (float)uniform();
+            }
+            near.resize(VOCAB, -INFINITY);
+            std::fill(near.end() - 100, near.end(), -INFINITY);
+            auto q = reference(near.data(), {0, 0, 0.8f, 0, 1, 0});
+            c.accept.push_back(uniform());
+            if (at % 6 < 3) {
+                c.drafted.push_back(quantile_of(q, uniform()));
+                q.resize(VOCAB - 100);
+                c.q.push_back(q);
+            } else {
+                c.drafted.push_back(quantile_of(c.p[row], at % 6 == 4 ? 0.5 : uniform()));
+                c.q.push_back({});
+            }
+            base = noise(false);
+        }
+    }
+    vector<Node> nodes;
+    vector<Chain> chains;
+    for (int at = 0; at < CASES; at++) {
+        for (auto &q : cases[at].q) {
+            qs.emplace_back(q.begin(), q.end());
+        }
+        chains.push_back({(uint32_t)(at * LEN), LEN, (uint32_t)(at * ROWS), cases[at].forced});
+    }
+    for (int i = 0; i < CASES * LEN; i++) {
+        const Case &c = cases[i / LEN];
+        const float *q = qs[i].empty() ? nullptr : qs[i].data();
+        nodes.push_back({q, c.accept[i % LEN], c.drafted[i % LEN], (uint32_t)qs[i].size()});
+    }
+    auto rows = shape(logits, shapings, false);
+    vector<Verdict> verdicts(CASES);
+    launch({CASES, 1, 1}, 1024, [&] {
+        verify_chains(rows.probs.data(), rows.tokens.data(), shapings.data(), nodes.data(), chains.data(),
+                      verdicts.data(), VOCAB);
+    });
+    for (int at = 0; at < CASES; at++) {
+        auto want = verdict(cases[at]);
+        CHECK(verdicts[at].accepted == want.first && (int)verdicts[at].next == want.second,
+              "verdict %d: %u kept, then %u, instead of %u and %d", at, verdicts[at].accepted,
+              verdicts[at].next, want.first, want.second);
+        accepted[want.first == LEN] += 1;
+    }
+    CHECK(accepted[0] > 5 && accepted[1] > 5, "the cases are not various: %d, %d", accepted[0], accepted[1]);
+}
+
+} // namespace
+
+void test_sample() {
+    test_edit();
+    test_shape();
+    test_verify();
+}
