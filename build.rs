@@ -15,6 +15,7 @@ fn kernels() {
         "src/kernels/norm.cu",
         "src/kernels/paged_attention/paged_attention.cu",
         "src/kernels/rope.cu",
+        "src/kernels/sample/sample.cu",
         "src/kernels/swiglu.cu",
     ];
     let built = cudaforge::KernelBuilder::new()

@@ -7,6 +7,8 @@
 
 mod vocab;
 
+use crate::error::Result;
+use crate::kernels::sample::{DeviceRow, Edit, Shaping};
 use std::collections::HashMap;
 
 /// How tokens are chosen. The defaults sample the model's own distribution.
@@ -115,14 +117,31 @@ pub enum Dist {
     Point(u32),
     /// Probability of each token id; sums to 1.
     Dense(Vec<f32>),
+    /// The same, in the memory of a GPU: [`Dist::to_host`] before anything is asked of it.
+    Device(DeviceRow),
 }
 
+/// For what cannot be asked of a distribution that is elsewhere.
+const ELSEWHERE: &str = "a distribution on the device is copied before it is used";
+
 impl Dist {
+    /// The distribution in the memory of the host.
+    ///
+    /// # Errors
+    /// Where the device fails.
+    pub fn to_host(&self) -> Result<Self> {
+        Ok(match self {
+            Self::Device(row) => Self::Dense(row.read()?),
+            here => here.clone(),
+        })
+    }
+
     /// Probability of `token`.
     pub fn prob(&self, token: u32) -> f64 {
         match self {
             Self::Point(only) => f64::from(u8::from(*only == token)),
             Self::Dense(probs) => probs.get(token as usize).map_or(0.0, |&p| p.into()),
+            Self::Device(_) => unreachable!("{ELSEWHERE}"),
         }
     }
 
@@ -134,6 +153,7 @@ impl Dist {
                 let target = u * vocab::sum(probs);
                 vocab::quantile(probs, target)
             }
+            Self::Device(_) => unreachable!("{ELSEWHERE}"),
         }
     }
 
@@ -142,6 +162,7 @@ impl Dist {
         let probs = match self {
             Self::Point(only) => return (q.prob(*only) < 1.0).then_some(Self::Point(*only)),
             Self::Dense(probs) => probs,
+            Self::Device(_) => unreachable!("{ELSEWHERE}"),
         };
         let mut rest = probs.clone();
         match q {
@@ -151,13 +172,15 @@ impl Dist {
                     *p = (*p - q).max(0.0);
                 }
             }
+            Self::Device(_) => unreachable!("{ELSEWHERE}"),
         }
         let sum = vocab::sum(&rest);
         if sum <= 0.0 {
             return None;
         }
+        let scale = 1.0 / sum;
         rest.iter_mut()
-            .for_each(|p| *p = (f64::from(*p) / sum) as f32);
+            .for_each(|p| *p = (f64::from(*p) * scale) as f32);
         Some(Self::Dense(rest))
     }
 }
@@ -169,15 +192,12 @@ pub fn argmax(logits: &[f32]) -> u32 {
 
 /// Runs the pipeline (see the module) over one row of raw logits, `[vocab_size]`.
 pub fn distribution(logits: &[f32], params: &SamplingParams, history: &History) -> Dist {
-    let forbids = history.output_len < params.min_tokens && !params.stop_token_ids.is_empty();
-    let plain = history.counts.is_none() && params.logit_bias.is_empty() && !forbids;
-    if params.is_greedy() && plain {
+    let mut edits = edits(0, params, history).peekable();
+    if params.is_greedy() && edits.peek().is_none() {
         return Dist::Point(argmax(logits));
     }
     let mut logits = logits.to_vec();
-    if !plain {
-        adjust(&mut logits, params, history, forbids);
-    }
+    apply(edits, &mut logits);
     if params.is_greedy() {
         return Dist::Point(argmax(&logits));
     }
@@ -201,32 +221,62 @@ pub fn distribution(logits: &[f32], params: &SamplingParams, history: &History) 
     Dist::Dense(probs)
 }
 
-/// Penalties, bias and forbidden ids, in place.
-fn adjust(logits: &mut [f32], params: &SamplingParams, history: &History, forbids: bool) {
-    for (&id, &count) in history.counts.iter().flatten() {
-        let Some(logit) = logits.get_mut(id as usize) else {
-            continue;
-        };
-        if *logit > 0.0 {
-            *logit /= params.repetition_penalty;
+/// Penalties, bias and forbidden ids, in this order, for row `row` of some logits.
+pub fn edits<'a>(
+    row: u32,
+    params: &'a SamplingParams,
+    history: &'a History,
+) -> impl Iterator<Item = Edit> + 'a {
+    let none = Edit {
+        row,
+        id: 0,
+        repetition: 1.0,
+        subtract: 0.0,
+        bias: 0.0,
+    };
+    let penalties = history.counts.iter().flatten().map(move |(&id, &count)| {
+        let subtract = params.presence_penalty + params.frequency_penalty * count as f32;
+        Edit {
+            id,
+            repetition: params.repetition_penalty,
+            subtract: if count > 0 { subtract } else { 0.0 },
+            ..none
+        }
+    });
+    let biases = params.logit_bias.iter();
+    let biases = biases.map(move |&(id, bias)| Edit { id, bias, ..none });
+    let forbids = history.output_len < params.min_tokens;
+    let forbidden = params.stop_token_ids.iter().filter(move |_| forbids);
+    let forbidden = forbidden.map(move |&id| Edit {
+        id,
+        bias: f32::NEG_INFINITY,
+        ..none
+    });
+    penalties.chain(biases).chain(forbidden)
+}
+
+fn apply(edits: impl Iterator<Item = Edit>, logits: &mut [f32]) {
+    for edit in edits {
+        if let Some(logit) = logits.get_mut(edit.id as usize) {
+            edit.apply(logit);
+        }
+    }
+}
+
+/// The rest of the pipeline for row `row` of some logits, and the random number that its token is
+/// drawn by; for a GPU.
+pub fn shaping(row: u32, params: &SamplingParams, uniform: f64) -> Shaping {
+    Shaping {
+        row,
+        top_k: u32::try_from(params.top_k).unwrap_or(0),
+        temperature: if params.is_greedy() {
+            0.0
         } else {
-            *logit *= params.repetition_penalty;
-        }
-        if count > 0 {
-            *logit -= params.presence_penalty + params.frequency_penalty * count as f32;
-        }
-    }
-    for &(id, bias) in &params.logit_bias {
-        if let Some(logit) = logits.get_mut(id as usize) {
-            *logit += bias;
-        }
-    }
-    if forbids {
-        for &id in &params.stop_token_ids {
-            if let Some(logit) = logits.get_mut(id as usize) {
-                *logit = f32::NEG_INFINITY;
-            }
-        }
+            params.temperature
+        },
+        min_p: params.min_p,
+        top_p: params.top_p,
+        uniform,
     }
 }
 

@@ -9,6 +9,7 @@ use foretoken::engine::{self, EngineHandle, EngineOptions};
 use foretoken::kernels;
 use foretoken::kv::{BlockAllocator, BlockTable};
 use foretoken::model::{Batch, LoadFormat, LoadOptions, Model, ModelSource, load};
+use foretoken::sampling::SamplingParams;
 use foretoken::spec::{DraftModel, Drafter};
 use std::path::{Path, PathBuf};
 
@@ -161,6 +162,52 @@ fn greedy_texts_do_not_depend_on_drafts() {
         assert_idle(&plain);
         assert_idle(&speculative);
     }
+}
+
+/// Requests with log-probabilities are decided on the CPU, others where the logits are.
+#[test]
+fn sampled_texts_do_not_depend_on_where_they_are_drawn() {
+    let Some(gpu) = gpu() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let source = shape(folder.path(), 1, 64);
+    let target = || model(&source, &gpu, Some(DType::BF16), 5);
+    let draft = model(&source, &gpu, Some(DType::BF16), 5);
+    let engine = start(target(), Some(draft), 3);
+    let params = SamplingParams {
+        temperature: 0.8,
+        ..SamplingParams::default()
+    };
+    for (seed, params) in [
+        params.clone(),
+        SamplingParams {
+            top_p: 0.8,
+            repetition_penalty: 1.3,
+            ..params.clone()
+        },
+        SamplingParams {
+            top_k: 20,
+            min_p: 0.01,
+            frequency_penalty: 0.4,
+            logit_bias: vec![(7, 3.0), (9, -100.0)],
+            ..params
+        },
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut request = greedy(&tokens(9), 30);
+        request.params = SamplingParams {
+            seed: seed as u64,
+            ..params
+        };
+        let there = run(&engine, request.clone());
+        request.logprobs = Some(1);
+        let here = run(&engine, request);
+        assert_eq!(there.ids(), here.ids(), "seed {seed}");
+        assert_eq!(there.spec.accepted, here.spec.accepted, "seed {seed}");
+        assert!(there.spec.accepted > 0, "seed {seed}");
+    }
+    assert_idle(&engine);
 }
 
 /// Real weights, quantized: on candle's own kernels.

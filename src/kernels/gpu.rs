@@ -1,17 +1,17 @@
 //! What the CUDA sides of the kernels share. The kernels are beside the ops, in `.cu` files.
 
-use candle_core::cuda_backend::CudaDType;
 use candle_core::cuda_backend::cudarc::driver::{
-    CudaFunction, CudaStream, CudaView, LaunchArgs, LaunchConfig,
+    CudaFunction, CudaStream, LaunchArgs, LaunchConfig,
 };
-use candle_core::{CudaDevice, DType, Layout, Result};
+use candle_core::{CudaDevice, DType, Result};
 pub(super) use candle_core::{CudaStorage, Storage};
 use std::sync::Arc;
 
 /// What an op needs for its CUDA side.
 pub(super) use candle_core::backend::BackendStorage;
-pub(super) use candle_core::builder_arg;
-pub(super) use candle_core::cuda_backend::{WrapErr, cudarc::driver::PushKernelArg};
+pub(super) use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView, PushKernelArg};
+pub(super) use candle_core::cuda_backend::{CudaDType, WrapErr};
+pub(super) use candle_core::{Layout, builder_arg};
 
 /// PTX by file: `NORM`, `ROPE` and so on.
 mod ptx {

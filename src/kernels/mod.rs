@@ -17,6 +17,7 @@ pub mod paged_attention;
 pub(crate) mod parallel;
 pub mod quant;
 pub mod rope;
+pub mod sample;
 pub mod swiglu;
 
 pub use device::{device, device_memory};

@@ -94,6 +94,11 @@ pub struct Output {
 }
 
 impl Output {
+    /// Whether the logits are in the memory of a GPU.
+    pub fn is_on_gpu(&self) -> bool {
+        self.logits.device().is_cuda()
+    }
+
     /// Calls `work` with the logits, row after row; from a GPU they are copied.
     ///
     /// # Errors

@@ -3,7 +3,7 @@ use super::*;
 fn dense(logits: &[f32], params: &SamplingParams) -> Vec<f32> {
     match distribution(logits, params, &History::new(params, &[], 0)) {
         Dist::Dense(probs) => probs,
-        Dist::Point(_) => panic!("not greedy"),
+        other => panic!("not dense: {other:?}"),
     }
 }
 
@@ -65,12 +65,12 @@ fn penalties_follow_their_formulas_and_grow_with_the_draft() {
     };
     let mut history = History::new(&params, &[0, 1, 1], 1);
     let mut logits = vec![4.0, 4.0, -1.0, 3.0];
-    adjust(&mut logits, &params, &history, false);
+    apply(edits(0, &params, &history), &mut logits);
     assert_eq!(logits, [2.0, 2.0 - 0.5 - 0.5, -1.0, 3.0]);
     history.push(3);
     history.push(2);
     let mut logits = vec![4.0, 4.0, -1.0, 3.0];
-    adjust(&mut logits, &params, &history, false);
+    apply(edits(0, &params, &history), &mut logits);
     assert_eq!(logits, [2.0, 1.0, -2.0 - 0.75, 1.5 - 0.75]);
 }
 

@@ -26,6 +26,21 @@ impl Draft {
         self.dists.push(dist);
     }
 
+    /// The draft with its distributions in the memory of the host.
+    ///
+    /// # Errors
+    /// Where the device fails.
+    pub fn to_host(&self) -> Result<Self> {
+        Ok(Self {
+            dists: self
+                .dists
+                .iter()
+                .map(Dist::to_host)
+                .collect::<Result<_>>()?,
+            ..self.clone()
+        })
+    }
+
     /// Number of draft tokens.
     pub fn len(&self) -> usize {
         self.tokens.len()

@@ -2,10 +2,10 @@
 
 use super::draft::{Ask, Draft, DraftCost, Drafter, Kept, SeqId};
 use crate::error::Result;
-use crate::kernels::parallel;
+use crate::kernels::{parallel, sample};
 use crate::kv::{BlockTable, KvPool};
-use crate::model::{Batch, Model};
-use crate::sampling::{Dist, History, Purpose, Rng, distribution};
+use crate::model::{Batch, Model, Output};
+use crate::sampling::{self, Dist, History, Purpose, Rng, distribution, shaping};
 use std::collections::HashMap;
 use std::time::Instant;
 
@@ -118,12 +118,17 @@ impl DraftModel {
         }
         let output = self.model.forward(&batch, &mut self.pool.store)?;
         let vocab = self.model.config().vocab_size;
-        let mut ready: Vec<_> = drafting.iter_mut().enumerate().collect();
-        ready.retain(|(i, _)| complete.binary_search(i).is_ok());
-        output.read(|logits| {
-            let mut ready: Vec<_> = ready.into_iter().zip(logits.chunks(vocab)).collect();
-            parallel::map(&mut ready, |((_, one), row)| one.draw(row));
-        })?;
+        let all = drafting.iter_mut().enumerate();
+        let ready = all.filter(|(i, _)| complete.binary_search(i).is_ok());
+        let mut ready: Vec<_> = ready.map(|(_, one)| &mut **one).collect();
+        if output.is_on_gpu() {
+            draw_on_device(&output, &mut ready, vocab)?;
+        } else {
+            output.read(|logits| {
+                let mut ready: Vec<_> = ready.into_iter().zip(logits.chunks(vocab)).collect();
+                parallel::map(&mut ready, |(one, row)| one.draw(row));
+            })?;
+        }
         // A prompt's rows would not tell what a draft step costs; two are the catch-up after a
         // round in which all was accepted.
         if longest <= 2 {
@@ -159,17 +164,47 @@ impl Drafting<'_> {
         }
     }
 
-    /// Draws the next draft token from one row of logits.
-    fn draw(&mut self, logits: &[f32]) {
+    /// The random number that the next draft token is drawn by.
+    fn uniform(&self) -> f64 {
         let rng = Rng {
             seed: self.ask.params.seed,
             position: self.ask.tokens.len(),
         };
+        rng.uniform(self.draft.len(), Purpose::Draft, 0)
+    }
+
+    /// Draws the next draft token from one row of logits.
+    fn draw(&mut self, logits: &[f32]) {
         let dist: Dist = distribution(logits, self.ask.params, &self.history);
-        let token = dist.sample(rng.uniform(self.draft.len(), Purpose::Draft, 0));
+        let token = dist.sample(self.uniform());
+        self.push(token, dist);
+    }
+
+    fn push(&mut self, token: u32, dist: Dist) {
         self.history.push(token);
         self.draft.push(token, dist);
     }
+}
+
+/// Draws the next draft token of each of `ready` from its row of logits, which stay on the GPU.
+fn draw_on_device(
+    output: &Output,
+    ready: &mut [&mut Drafting<'_>],
+    vocab_size: usize,
+) -> Result<()> {
+    let (mut shapings, mut edits) = (Vec::with_capacity(ready.len()), Vec::new());
+    for (row, one) in ready.iter().enumerate() {
+        let (row, params) = (row as u32, one.ask.params);
+        shapings.push(shaping(row, params, one.uniform()));
+        edits.extend(sampling::edits(row, params, &one.history));
+    }
+    edits.retain(|edit| (edit.id as usize) < vocab_size);
+    let shaped = sample::shape(&output.logits, shapings, edits, true)?;
+    for (row, (one, token)) in ready.iter_mut().zip(shaped.tokens()?).enumerate() {
+        let dist = shaped.row(row).map_or(Dist::Point(token), Dist::Device);
+        one.push(token, dist);
+    }
+    Ok(())
 }
 
 impl Drafter for DraftModel {

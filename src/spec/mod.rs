@@ -1,5 +1,6 @@
 //! Speculative decoding: drafters, the acceptance rule, and the runner that joins them.
 
+mod device;
 pub mod draft;
 mod draft_model;
 mod ngram;

@@ -1,5 +1,6 @@
 //! `propose -> forward -> verify` for one engine step.
 
+use super::device;
 use super::draft::{Ask, Draft, DraftCost, Drafter, Kept, SeqId};
 use super::verify::{accept_by_chance, verify};
 use crate::error::Result;
@@ -94,6 +95,10 @@ impl SpeculativeRunner {
         let output = self.target.forward(&batch, &mut self.pool.store)?;
         let target_time = started.elapsed();
         let vocab = self.target.config().vocab_size;
+        if output.is_on_gpu() {
+            let rounds = device::decide_all(&output, turns, &drafts, rows, vocab)?;
+            return Ok((rounds, target_time));
+        }
         let rounds = output.read(|logits| {
             let mut parts: Vec<_> = turns.iter().zip(&drafts).zip(rows).collect();
             parallel::map(&mut parts, |((turn, draft), rows)| {
@@ -196,7 +201,7 @@ impl SpeculativeRunner {
 }
 
 /// Scores, distributions, verdict: all that follows from a turn's logits, `[rows, vocab]`.
-fn decide(turn: &Turn<'_>, draft: &Draft, logits: &[f32], vocab: usize) -> Round {
+pub(super) fn decide(turn: &Turn<'_>, draft: &Draft, logits: &[f32], vocab: usize) -> Round {
     let mut rows = logits.chunks(vocab);
     let prompt_scores = turn
         .prompt_scores

@@ -1,0 +1,198 @@
+//! The CUDA side: launches of the kernels.
+
+use super::super::gpu::{self, *};
+use super::{Accepted, Chain, DeviceRow, Edit, Shaped, Shaping};
+use candle_core::cuda_backend::cudarc::driver::{DevicePtr, DeviceRepr};
+use candle_core::op::BackpropOp;
+use candle_core::{CudaDevice, Result, Tensor};
+
+/// Threads a row or a sequence, as in the kernels.
+const THREADS: usize = 1024;
+const EDIT_THREADS: usize = 256;
+
+// SAFETY: the kernels declare the same fields in the same order, and all bits are values.
+unsafe impl DeviceRepr for Edit {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for Shaping {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for Accepted {}
+
+/// A node as the kernels have it; `q` is an address, 0 = none.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct Node {
+    q: u64,
+    uniform: f64,
+    token: u32,
+    q_vocab: u32,
+}
+
+/// A chain as the kernels have it; a negative `forced` is none.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct Range {
+    node: u32,
+    len: u32,
+    row: u32,
+    forced: f64,
+}
+
+// SAFETY: as above.
+unsafe impl DeviceRepr for Node {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for Range {}
+
+fn kernel(device: &CudaDevice, name: &str) -> Result<Kernel> {
+    gpu::function(device, "sample", gpu::SAMPLE, name)
+}
+
+/// A tensor of `values`, which are contiguous.
+fn tensor<T: CudaDType>(values: CudaSlice<T>, shape: &[usize], device: &CudaDevice) -> Tensor {
+    let storage = CudaStorage::wrap_cuda_slice(values, device.clone());
+    Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false)
+}
+
+/// See [`super::shape`]; the edits are sorted.
+pub(super) fn shape(
+    logits: &Tensor,
+    shapings: Vec<Shaping>,
+    edits: &[Edit],
+    draw: bool,
+) -> Result<Shaped> {
+    let device = logits.device().as_cuda_device()?.clone();
+    let (all, vocab) = logits.dims2()?;
+    let rows = shapings.len();
+    if rows == 0 || shapings.iter().any(|shaping| shaping.row as usize >= all) {
+        candle_core::bail!("sample: {rows} rows of {all}");
+    }
+    let logits = match edits {
+        [] => logits.clone(),
+        edits => edited(logits, edits, &device)?,
+    };
+    let on_device = device.clone_htod(&shapings)?;
+    let sampled = shapings.iter().any(|shaping| shaping.temperature > 0.);
+    let dims = if sampled { [rows, vocab] } else { [1, 1] };
+    // SAFETY: the kernel writes what is read of them.
+    let probs = unsafe { device.alloc::<f32>(dims[0] * dims[1])? };
+    // SAFETY: as above.
+    let tokens = unsafe { device.alloc::<u32>(rows)? };
+    {
+        let (storage, layout) = logits.storage_and_layout();
+        let logits = contiguous_storage(&storage, layout)?;
+        let kernel = kernel(&device, "shape_rows")?;
+        let mut args = kernel.builder();
+        args.arg(&logits).arg(&on_device).arg(&probs).arg(&tokens);
+        builder_arg!(args, vocab as i32, i32::from(draw));
+        // SAFETY: the arguments are the kernel's, and as long as it reads and writes.
+        unsafe { args.launch(gpu::grid((rows, 1, 1), THREADS, 0)) }.w()?;
+    }
+    Ok(Shaped {
+        shapings,
+        probs: tensor(probs, &dims, &device),
+        tokens: tensor(tokens, &[rows], &device),
+    })
+}
+
+/// A copy of the logits with the edits, of which there is at least one.
+fn edited(logits: &Tensor, edits: &[Edit], device: &CudaDevice) -> Result<Tensor> {
+    let (rows, vocab) = logits.dims2()?;
+    let beyond = |edit: &&Edit| edit.row as usize >= rows || edit.id as usize >= vocab;
+    if let Some(edit) = edits.iter().find(beyond) {
+        candle_core::bail!("sample: {edit:?} of {rows} rows of {vocab} logits");
+    }
+    let copy = logits.copy()?;
+    {
+        let (storage, layout) = copy.storage_and_layout();
+        let logits = contiguous_storage(&storage, layout)?;
+        let on_device = device.clone_htod(edits)?;
+        let kernel = kernel(device, "edit_logits")?;
+        let mut args = kernel.builder();
+        args.arg(&logits).arg(&on_device);
+        builder_arg!(args, edits.len() as i32, vocab as i32);
+        let blocks = edits.len().div_ceil(EDIT_THREADS);
+        // SAFETY: the arguments are the kernel's, and nobody else knows the copy.
+        unsafe { args.launch(gpu::grid((blocks, 1, 1), EDIT_THREADS, 0)) }.w()?;
+    }
+    Ok(copy)
+}
+
+fn contiguous_storage<'a>(storage: &'a Storage, layout: &Layout) -> Result<CudaView<'a, f32>> {
+    match storage {
+        Storage::Cuda(storage) => gpu::contiguous::<f32>("sample", storage, layout),
+        _ => candle_core::bail!("sample: not on the GPU"),
+    }
+}
+
+/// Where a distribution lies, and its length. Its owner has to outlive what reads it.
+fn address(row: &DeviceRow) -> Result<(u64, u32)> {
+    let vocab = row.probs.dim(1)?;
+    let (storage, layout) = row.probs.storage_and_layout();
+    let probs = contiguous_storage(&storage, layout)?;
+    let device = row.probs.device().as_cuda_device()?;
+    let stream = device.cuda_stream();
+    let (start, _reads) = probs.device_ptr(&stream);
+    let at = start + (row.row * vocab * size_of::<f32>()) as u64;
+    Ok((at, vocab as u32))
+}
+
+/// See [`Shaped::verify`].
+pub(super) fn verify(shaped: &Shaped, chains: &[Chain<'_>]) -> Result<Vec<Accepted>> {
+    let device = shaped.tokens.device().as_cuda_device()?.clone();
+    let rows = shaped.shapings.len();
+    let (mut nodes, mut ranges) = (Vec::new(), Vec::with_capacity(chains.len()));
+    for chain in chains {
+        if chain.row + chain.nodes.len() >= rows {
+            candle_core::bail!(
+                "sample: {} nodes from row {} of {rows}",
+                chain.nodes.len(),
+                chain.row
+            );
+        }
+        ranges.push(Range {
+            node: nodes.len() as u32,
+            len: chain.nodes.len() as u32,
+            row: chain.row as u32,
+            forced: chain.forced.unwrap_or(-1.),
+        });
+        for node in &chain.nodes {
+            let (q, q_vocab) = node.q.map_or(Ok((0, 0)), address)?;
+            nodes.push(Node {
+                q,
+                uniform: node.uniform,
+                token: node.token,
+                q_vocab,
+            });
+        }
+    }
+    // There is no such thing as an empty allocation.
+    nodes.push(Node {
+        q: 0,
+        uniform: 0.,
+        token: 0,
+        q_vocab: 0,
+    });
+    let shapings = device.clone_htod(&shaped.shapings)?;
+    let (nodes, ranges) = (device.clone_htod(&nodes)?, device.clone_htod(&ranges)?);
+    // SAFETY: the kernel writes all of it.
+    let verdicts = unsafe { device.alloc::<Accepted>(chains.len())? };
+    let (probs, probs_layout) = shaped.probs.storage_and_layout();
+    let probs = contiguous_storage(&probs, probs_layout)?;
+    let (points, points_layout) = shaped.tokens.storage_and_layout();
+    let Storage::Cuda(points) = &*points else {
+        candle_core::bail!("sample: not on the GPU");
+    };
+    let points = gpu::contiguous::<u32>("sample", points, points_layout)?;
+    let kernel = kernel(&device, "verify_chains")?;
+    let mut args = kernel.builder();
+    args.arg(&probs)
+        .arg(&points)
+        .arg(&shapings)
+        .arg(&nodes)
+        .arg(&ranges)
+        .arg(&verdicts);
+    builder_arg!(args, shaped.probs.dim(1)? as i32);
+    // SAFETY: the arguments are the kernel's; `chains` keeps the distributions of the drafts alive
+    // and what is freed later is freed in the order of the stream.
+    unsafe { args.launch(gpu::grid((chains.len(), 1, 1), THREADS, 0)) }.w()?;
+    device.clone_dtoh(&verdicts)
+}

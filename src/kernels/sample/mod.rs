@@ -1,0 +1,163 @@
+//! Distributions, tokens and verdicts where the logits are, so that logits never leave a GPU.
+//!
+//! The CPU's side is `sampling` and `spec::verify`, which take one row after the other and no more
+//! of them than a verdict needs; the CUDA side takes all rows of a step at once and gives the same
+//! tokens.
+
+#[cfg(feature = "cuda")]
+mod cuda;
+
+use candle_core::{Result, Tensor};
+
+/// A change of one logit: `x / repetition` where `x` is above 0 and `x * repetition` elsewhere, less
+/// `subtract`, plus `bias`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[repr(C)]
+pub struct Edit {
+    pub row: u32,
+    pub id: u32,
+    pub repetition: f32,
+    pub subtract: f32,
+    pub bias: f32,
+}
+
+impl Edit {
+    /// Changes `logit`, which is that of `row` and `id`.
+    pub fn apply(&self, logit: &mut f32) {
+        if *logit > 0.0 {
+            *logit /= self.repetition;
+        } else {
+            *logit *= self.repetition;
+        }
+        *logit = *logit - self.subtract + self.bias;
+    }
+}
+
+/// How a row of logits becomes a distribution; the fields are those of `SamplingParams`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[repr(C)]
+pub struct Shaping {
+    /// Row of the logits.
+    pub row: u32,
+    /// 0 = all.
+    pub top_k: u32,
+    /// 0 = the largest logit is taken.
+    pub temperature: f32,
+    pub min_p: f32,
+    pub top_p: f32,
+    /// The random number in [0, 1) that a token is sampled by.
+    pub uniform: f64,
+}
+
+/// A distribution of one row, in the memory of the device.
+#[derive(Debug, Clone)]
+pub struct DeviceRow {
+    /// `[rows, vocab_size]` f32.
+    probs: Tensor,
+    row: usize,
+}
+
+/// The same memory.
+impl PartialEq for DeviceRow {
+    fn eq(&self, other: &Self) -> bool {
+        self.probs.id() == other.probs.id() && self.row == other.row
+    }
+}
+
+impl DeviceRow {
+    /// Copies the probabilities, `[vocab_size]`, to the host.
+    ///
+    /// # Errors
+    /// Where the device fails.
+    pub fn read(&self) -> Result<Vec<f32>> {
+        self.probs.get(self.row)?.to_vec1()
+    }
+}
+
+/// A drafted token, the random number that decides about it, and what it was drawn from; `None` = it
+/// is the guess of no model.
+#[derive(Debug, Clone, Copy)]
+pub struct Node<'a> {
+    pub token: u32,
+    pub uniform: f64,
+    pub q: Option<&'a DeviceRow>,
+}
+
+/// A draft without branches, over `nodes.len() + 1` rows from `row` on.
+#[derive(Debug, Clone)]
+pub struct Chain<'a> {
+    pub row: usize,
+    pub nodes: Vec<Node<'a>>,
+    /// Accept each node with this probability instead: for measurements.
+    pub forced: Option<f64>,
+}
+
+/// What became of a [`Chain`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Accepted {
+    /// Nodes.
+    pub len: u32,
+    /// The token after them.
+    pub next: u32,
+}
+
+/// The distributions of some rows.
+#[derive(Debug)]
+pub struct Shaped {
+    shapings: Vec<Shaping>,
+    /// `[rows, vocab_size]` f32; nothing in rows of temperature 0, and `[1, 1]` where all are.
+    probs: Tensor,
+    /// `[rows]` u32: the largest logit at temperature 0, else what was drawn, if it was.
+    tokens: Tensor,
+}
+
+/// Runs the pipeline of `sampling` over rows of `logits`, `[_, vocab_size]` f32 on a GPU. The edits of
+/// a row and id are done in their order. With `draw` each row gets a token.
+///
+/// # Errors
+/// Where the device fails or is not a GPU.
+pub fn shape(
+    logits: &Tensor,
+    shapings: Vec<Shaping>,
+    mut edits: Vec<Edit>,
+    draw: bool,
+) -> Result<Shaped> {
+    edits.sort_by_key(|edit| (edit.row, edit.id));
+    #[cfg(feature = "cuda")]
+    return cuda::shape(logits, shapings, &edits, draw);
+    #[cfg(not(feature = "cuda"))]
+    candle_core::bail!(
+        "no GPU in this build: {:?}, {shapings:?}, {draw}",
+        logits.device()
+    )
+}
+
+impl Shaped {
+    /// The token of each row.
+    ///
+    /// # Errors
+    /// Where the device fails.
+    pub fn tokens(&self) -> Result<Vec<u32>> {
+        self.tokens.to_vec1()
+    }
+
+    /// The distribution of row `row`, unless its temperature is 0.
+    pub fn row(&self, row: usize) -> Option<DeviceRow> {
+        (self.shapings[row].temperature > 0.).then(|| DeviceRow {
+            probs: self.probs.clone(),
+            row,
+        })
+    }
+
+    /// Accepts or corrects drafts (Leviathan et al. 2023, Algorithm 1); see `spec::verify`.
+    ///
+    /// # Errors
+    /// Where the device fails or is not a GPU.
+    pub fn verify(&self, chains: &[Chain<'_>]) -> Result<Vec<Accepted>> {
+        #[cfg(feature = "cuda")]
+        return cuda::verify(self, chains);
+        #[cfg(not(feature = "cuda"))]
+        candle_core::bail!("no GPU in this build: {chains:?}")
+    }
+}

@@ -1,0 +1,218 @@
+//! On a GPU: distributions, tokens and verdicts are those of the CPU. Without a GPU each test says so
+//! and passes.
+
+use candle_core::{Device, Tensor};
+use foretoken::kernels;
+use foretoken::kernels::sample::{Accepted, Chain, Node, Shaped, shape};
+use foretoken::sampling::{
+    Dist, History, Purpose, Rng, SamplingParams, distribution, edits, mix, shaping,
+};
+use foretoken::spec::{Draft, verify};
+
+const VOCAB: usize = 3000;
+const PROMPT: [u32; 5] = [3, 1, 4, 1, 5];
+
+fn gpu() -> Option<Device> {
+    let device = kernels::device("cuda");
+    if let Err(reason) = &device {
+        println!("no CUDA device, nothing is tested: {reason}");
+    }
+    device.ok()
+}
+
+/// Logits of a peaked distribution; the same for the same `seed`.
+fn logits(seed: u64) -> Vec<f32> {
+    let uniform = |i: usize| (mix(mix(seed) ^ i as u64) >> 40) as f32 / (1 << 24) as f32;
+    (0..VOCAB).map(|i| 10. * uniform(i).powi(3) - 2.).collect()
+}
+
+/// All kinds of requests.
+fn requests() -> Vec<SamplingParams> {
+    let plain = SamplingParams::default();
+    let mut all = vec![
+        plain.clone(),
+        SamplingParams {
+            temperature: 0.,
+            ..plain.clone()
+        },
+        SamplingParams {
+            temperature: 0.6,
+            top_p: 0.9,
+            ..plain.clone()
+        },
+        SamplingParams {
+            top_k: 50,
+            top_p: 0.7,
+            ..plain.clone()
+        },
+        SamplingParams {
+            temperature: 1.5,
+            min_p: 0.1,
+            ..plain.clone()
+        },
+        SamplingParams {
+            repetition_penalty: 1.4,
+            presence_penalty: 0.3,
+            frequency_penalty: 0.2,
+            ..plain.clone()
+        },
+        SamplingParams {
+            temperature: 0.,
+            logit_bias: vec![(17, 20.), (5, -100.), (17, 1.)],
+            ..plain.clone()
+        },
+        SamplingParams {
+            min_tokens: 9,
+            stop_token_ids: vec![17, 2999],
+            logit_bias: vec![(17, 30.)],
+            ..plain
+        },
+    ];
+    for (seed, params) in all.iter_mut().enumerate() {
+        params.seed = seed as u64;
+    }
+    all
+}
+
+/// A row, whose it is and what it knows.
+struct Row<'a> {
+    logits: Vec<f32>,
+    params: &'a SamplingParams,
+    history: History,
+    uniform: f64,
+}
+
+impl Row<'_> {
+    fn dist(&self) -> Dist {
+        distribution(&self.logits, self.params, &self.history)
+    }
+}
+
+fn shape_on(device: &Device, rows: &[Row<'_>], draw: bool) -> Shaped {
+    let all: Vec<f32> = rows.iter().flat_map(|row| row.logits.clone()).collect();
+    let logits = Tensor::from_vec(all, (rows.len(), VOCAB), device).unwrap();
+    let numbered = || (0u32..).zip(rows);
+    let shapings = numbered().map(|(i, row)| shaping(i, row.params, row.uniform));
+    let edits = numbered().flat_map(|(i, row)| edits(i, row.params, &row.history));
+    shape(&logits, shapings.collect(), edits.collect(), draw).unwrap()
+}
+
+#[test]
+fn tokens_are_those_of_the_cpu() {
+    let Some(gpu) = gpu() else { return };
+    let requests = requests();
+    let rows: Vec<Row<'_>> = (0..64)
+        .map(|i| {
+            let params = &requests[i % requests.len()];
+            let output = [9, 9, 2, 6];
+            Row {
+                logits: logits(i as u64),
+                history: History::new(params, &[&PROMPT[..], &output].concat(), PROMPT.len()),
+                params,
+                uniform: Rng {
+                    seed: params.seed,
+                    position: i,
+                }
+                .uniform(0, Purpose::Draft, 0),
+            }
+        })
+        .collect();
+    let shaped = shape_on(&gpu, &rows, true);
+    for (i, (row, token)) in rows.iter().zip(shaped.tokens().unwrap()).enumerate() {
+        let want = row.dist();
+        assert_eq!(token, want.sample(row.uniform), "row {i}: {:?}", row.params);
+        match (want, shaped.row(i)) {
+            (Dist::Point(_), None) => (),
+            (Dist::Dense(want), Some(got)) => {
+                for (id, (want, got)) in want.iter().zip(got.read().unwrap()).enumerate() {
+                    let off = (want - got).abs();
+                    assert!(off <= 1e-6 * want, "row {i}, id {id}: {got}, not {want}");
+                }
+            }
+            (want, got) => panic!("row {i}: {got:?}, not {want:?}"),
+        }
+    }
+}
+
+#[test]
+fn verdicts_are_those_of_the_cpu() {
+    let Some(gpu) = gpu() else { return };
+    let requests = requests();
+    let (length, mut lengths) = (3, [0; 4]);
+    for round in 0..8 {
+        let mut rows = Vec::new();
+        let mut drafted = Vec::new();
+        // The draft's logits are nearly the target's.
+        for (i, params) in requests.iter().enumerate() {
+            let rng = Rng {
+                seed: params.seed,
+                position: 100 * round,
+            };
+            let mut history = History::new(params, &PROMPT, PROMPT.len());
+            for at in 0..=length {
+                let target = logits((round * 100 + i * 10 + at) as u64);
+                let noise = logits(mix((round * 100 + i * 10 + at) as u64));
+                let near = target.iter().zip(noise).map(|(x, y)| x + 0.1 * y);
+                let draft = Row {
+                    logits: near.collect(),
+                    params,
+                    history: history.clone(),
+                    uniform: rng.uniform(at, Purpose::Draft, 0),
+                };
+                rows.push(Row {
+                    logits: target,
+                    params,
+                    history: history.clone(),
+                    uniform: rng.uniform(at, Purpose::Sample, 0),
+                });
+                history.push(draft.dist().sample(draft.uniform));
+                drafted.push(draft);
+            }
+        }
+        let q = shape_on(&gpu, &drafted, true);
+        let tokens = q.tokens().unwrap();
+        let dists: Vec<_> = (0..drafted.len()).map(|i| q.row(i)).collect();
+        let p = shape_on(&gpu, &rows, false);
+        for guessed in [false, true] {
+            let mut chains = Vec::new();
+            let mut want = Vec::new();
+            for (i, params) in requests.iter().enumerate() {
+                let first = i * (length + 1);
+                let rng = Rng {
+                    seed: params.seed,
+                    position: 100 * round,
+                };
+                let mut draft = Draft::default();
+                let mut nodes = Vec::new();
+                for at in 0..length {
+                    let (token, row) = (tokens[first + at], first + at);
+                    let q = match guessed {
+                        true => Dist::Point(token),
+                        false => drafted[row].dist(),
+                    };
+                    draft.push(token, q);
+                    nodes.push(Node {
+                        token,
+                        uniform: rng.uniform(at, Purpose::Accept, 0),
+                        q: dists[row].as_ref().filter(|_| !guessed),
+                    });
+                }
+                chains.push(Chain {
+                    row: first,
+                    nodes,
+                    forced: None,
+                });
+                let target = |path: &[usize]| rows[first + path.len()].dist();
+                let verdict = verify(&draft, target, &rng);
+                lengths[verdict.path.len()] += 1;
+                want.push(Accepted {
+                    len: verdict.path.len() as u32,
+                    next: verdict.next,
+                });
+            }
+            assert_eq!(p.verify(&chains).unwrap(), want, "round {round}, {guessed}");
+        }
+    }
+    println!("accepted: {lengths:?}");
+    assert!(lengths.iter().all(|&n| n > 0), "{lengths:?}");
+}
