@@ -1,6 +1,6 @@
 //! From a [`Config`] to an engine that waits for requests.
 
-use crate::memory;
+use crate::memory::{self, Budget};
 use candle_core::{DType, Device};
 use foretoken::config::{Config, DrafterChoice, Dtype, LoadFormat, ModelChoice};
 use foretoken::engine::{self, EngineHandle};
@@ -28,7 +28,9 @@ pub fn load(config: &Config) -> Result<Loaded> {
     if device.is_cpu() {
         tracing::info!("CPU kernels: {path:?}, {} threads", kernels::threads());
     }
+    let mut budget = Budget::new(&device)?;
     let (target, text) = load_model(config, &config.model, &device)?;
+    Budget::note(&mut budget, "target weights", &device)?;
     let draft = match &config.drafter {
         Some(DrafterChoice::Model(choice)) => Some(load_draft(
             config,
@@ -39,7 +41,10 @@ pub fn load(config: &Config) -> Result<Loaded> {
         )?),
         _ => None,
     };
-    let blocks = memory::pool_blocks(config, &*target, draft.as_deref(), &device)?;
+    if draft.is_some() {
+        Budget::note(&mut budget, "draft weights", &device)?;
+    }
+    let blocks = memory::pool_blocks(config, &*target, draft.as_deref(), budget)?;
     let drafter: Option<Box<dyn Drafter>> = match (draft, &config.drafter) {
         (Some(model), _) => Some(Box::new(DraftModel::new(
             model,

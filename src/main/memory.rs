@@ -5,6 +5,7 @@ use foretoken::config::{Config, KvBudget};
 use foretoken::error::{Error, Result};
 use foretoken::kernels;
 use foretoken::model::{Model, ModelConfig};
+use std::fmt;
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
 /// Most that the KV cache takes on a CPU unasked.
@@ -12,12 +13,12 @@ const MOST_ON_CPU: u64 = 2 << 30;
 /// What libraries keep on a GPU for themselves, and kernels for partial results.
 const LIBRARIES: u64 = 512 << 20;
 
-/// Blocks of each pool, as many for the draft as for the target.
+/// Blocks of each pool, as many for the draft as for the target. `gpu` has what the models took.
 pub fn pool_blocks(
     config: &Config,
     target: &dyn Model,
     draft: Option<&dyn Model>,
-    device: &Device,
+    mut gpu: Option<Budget>,
 ) -> Result<usize> {
     let context = target.config().max_position_embeddings;
     let longest = config
@@ -30,21 +31,29 @@ pub fn pool_blocks(
         .map(|model| model.kv_bytes_per_token())
         .collect();
     let wanted = longest.saturating_mul(config.engine.max_num_seqs);
-    let room = room(config, target, draft, device)?;
+    let room = match &mut gpu {
+        None => MOST_ON_CPU.min(free_memory() / 4),
+        Some(budget) => {
+            let models = [Some(target), draft].into_iter().flatten();
+            let needs = models.map(|model| workspace(model.config(), config));
+            budget.add("workspace", LIBRARIES + needs.max().unwrap_or(0));
+            budget.left(config)?
+        }
+    };
     let blocks = config
         .kv
         .blocks(config.block_size, &per_token, wanted, room)?;
     let tokens = blocks * config.block_size;
-    let mib = |bytes: usize| (tokens * bytes) as f64 / f64::from(1 << 20);
-    tracing::info!(
-        "KV cache: {tokens} tokens, {:.0} MiB for the target",
-        mib(per_token[0])
-    );
-    if let Some(&bytes) = per_token.get(1) {
-        tracing::info!(
-            "KV cache: {tokens} tokens, {:.0} MiB for the draft",
-            mib(bytes)
-        );
+    for (&bytes, whose) in per_token.iter().zip(["target", "draft"]) {
+        let bytes = tokens * bytes;
+        let mib = bytes as f64 / f64::from(1 << 20);
+        tracing::info!("KV cache: {tokens} tokens, {mib:.0} MiB for the {whose}");
+        if let Some(budget) = &mut gpu {
+            budget.add(format!("KV cache, {whose}"), bytes as u64);
+        }
+    }
+    if let Some(budget) = gpu {
+        tracing::info!("{budget}");
     }
     if tokens < longest {
         let remedy = if config.kv == KvBudget::Default {
@@ -64,56 +73,84 @@ pub fn pool_blocks(
     Ok(blocks)
 }
 
-/// Bytes that the KV cache may take where no flag says how many.
-fn room(
-    config: &Config,
-    target: &dyn Model,
-    draft: Option<&dyn Model>,
-    device: &Device,
-) -> Result<u64> {
-    let Some((free, total)) = kernels::device_memory(device)? else {
-        return Ok(MOST_ON_CPU.min(free_memory() / 4));
-    };
-    let usable = (total as f64 * config.gpu_memory_utilization) as u64;
-    let weights = total - free;
-    let models = [Some(target), draft];
-    let workspaces = models.into_iter().flatten();
-    let workspace = LIBRARIES
-        + workspaces
-            .map(|model| workspace(model.config(), config))
-            .max()
-            .unwrap_or(0);
-    let left = usable.saturating_sub(weights + workspace);
-    let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
-    tracing::info!(
-        "GPU memory: {:.2} of {:.2} GiB usable; in use, weights included {:.2}, workspace {:.2}, for the KV cache {:.2}",
-        gib(usable),
-        gib(total),
-        gib(weights),
-        gib(workspace),
-        gib(left)
-    );
-    if left == 0 && config.kv == KvBudget::Default {
-        return Err(Error::setup(format!(
-            "the GPU has {:.2} GiB, of which {:.2} are in use and {:.2} are needed as workspace: nothing is left for the KV cache within --gpu-memory-utilization {}",
-            gib(total),
-            gib(weights),
-            gib(workspace),
-            config.gpu_memory_utilization
-        )));
+/// Where the memory of a GPU goes.
+#[derive(Debug)]
+pub struct Budget {
+    total: u64,
+    /// Names and bytes.
+    parts: Vec<(String, u64)>,
+}
+
+impl Budget {
+    /// Begins with what is in use before a model is loaded; `None` on a CPU.
+    ///
+    /// # Errors
+    /// Where the driver does not say.
+    pub fn new(device: &Device) -> Result<Option<Self>> {
+        let mut budget = kernels::device_memory(device)?.map(|(_, total)| Self {
+            total,
+            parts: Vec::new(),
+        });
+        Self::note(&mut budget, "CUDA, other programs", device)?;
+        Ok(budget)
     }
-    Ok(left)
+
+    /// Adds what has come into use since.
+    ///
+    /// # Errors
+    /// Where the driver does not say.
+    pub fn note(budget: &mut Option<Self>, name: &str, device: &Device) -> Result<()> {
+        if let (Some(budget), Some((free, total))) = (budget, kernels::device_memory(device)?) {
+            budget.add(name, (total - free).saturating_sub(budget.sum()));
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, name: impl Into<String>, bytes: u64) {
+        self.parts.push((name.into(), bytes));
+    }
+
+    fn sum(&self) -> u64 {
+        self.parts.iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Bytes that the KV cache may take where no flag says how many.
+    fn left(&self, config: &Config) -> Result<u64> {
+        let usable = (self.total as f64 * config.gpu_memory_utilization) as u64;
+        let left = usable.saturating_sub(self.sum());
+        if left == 0 && config.kv == KvBudget::Default {
+            return Err(Error::setup(format!(
+                "nothing is left for the KV cache within --gpu-memory-utilization {}: {}",
+                config.gpu_memory_utilization,
+                self.to_string().replace('\n', ";")
+            )));
+        }
+        Ok(left)
+    }
+}
+
+impl fmt::Display for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unused = ("unused".to_owned(), self.total.saturating_sub(self.sum()));
+        let all = ("in all".to_owned(), self.total);
+        write!(f, "GPU memory in GiB")?;
+        for (name, bytes) in self.parts.iter().chain([&unused, &all]) {
+            let gib = *bytes as f64 / f64::from(1 << 30);
+            write!(f, "\n  {name:<22}{gib:>7.2}")?;
+        }
+        Ok(())
+    }
 }
 
 /// Bytes that a forward of all that a step may hold needs at most: of a layer all that is alive at
-/// once, then logits, in f32 and before.
+/// once, then logits, in f32 and before, what they become, and what drafts were drawn from.
 fn workspace(model: &ModelConfig, config: &Config) -> u64 {
     let heads = model.num_heads + 2 * model.num_kv_heads;
     let row = 4 * model.hidden_size + 2 * heads * model.head_dim + 3 * model.intermediate_size;
     let engine = &config.engine;
     let sampled = engine.max_num_seqs * (engine.spec_length + 1);
     let layer = engine.max_num_batched_tokens * row * size_of::<f32>();
-    (layer + 2 * sampled * model.vocab_size * size_of::<f32>()) as u64
+    (layer + 4 * sampled * model.vocab_size * size_of::<f32>()) as u64
 }
 
 /// Memory that is free on this machine, or in its container.
@@ -124,4 +161,56 @@ fn free_memory() -> u64 {
         .cgroup_limits()
         .map_or(u64::MAX, |limits| limits.free_memory);
     system.available_memory().min(container)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foretoken::config::Command;
+    use std::path::Path;
+
+    /// Weights in bf16, without norms.
+    fn weights(model: &ModelConfig) -> u64 {
+        let heads = 2 * model.num_heads + 2 * model.num_kv_heads;
+        let layer = model.hidden_size * (heads * model.head_dim + 3 * model.intermediate_size);
+        let embedding = model.hidden_size * model.vocab_size;
+        2 * (model.num_layers * layer + embedding) as u64
+    }
+
+    /// K and V in bf16.
+    fn kv(model: &ModelConfig, tokens: usize) -> u64 {
+        (2 * 2 * model.num_layers * model.num_kv_heads * model.head_dim * tokens) as u64
+    }
+
+    /// The machine that the server is made for holds the pair with 8 sequences of 4,096 tokens.
+    #[test]
+    fn the_pair_fits_in_16_gigabytes() {
+        let flags = "foretoken --model m --speculative-decoding --drafter ngram --max-num-seqs 8 --spec-length 5";
+        let Ok(Command::Serve(config)) = Command::from_args(flags.split(' ')) else {
+            panic!("{flags}");
+        };
+        let shape = |name: &str| {
+            let file = format!("configs/{name}/config.json");
+            ModelConfig::from_json(Path::new(&file)).unwrap()
+        };
+        let mut budget = Budget {
+            total: 16_000_000_000,
+            parts: Vec::new(),
+        };
+        for (name, whose) in [("llama-3.2-3b", "target"), ("llama-3.2-1b", "draft")] {
+            let model = shape(name);
+            budget.add(format!("{whose} weights"), weights(&model));
+            budget.add(format!("KV cache, {whose}"), kv(&model, 8 * 4096));
+        }
+        let needs = workspace(&shape("llama-3.2-3b"), &config);
+        budget.add("workspace", LIBRARIES + needs);
+        assert!(budget.sum() <= budget.total, "{budget}");
+        assert!(budget.sum() > budget.total * 3 / 4, "{budget}");
+        let table = budget.to_string();
+        assert!(
+            table.starts_with("GPU memory in GiB\n  target weights"),
+            "{table}"
+        );
+        assert!(table.ends_with("in all                  14.90"), "{table}");
+    }
 }
