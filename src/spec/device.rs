@@ -71,7 +71,7 @@ impl<'a> Verification<'a> {
                     },
                 })
                 .collect(),
-            forced: None,
+            forced: turn.synthetic_acceptance,
         });
         let mut history = History::new(turn.params, turn.tokens, turn.prompt_len);
         for i in 0..=draft.len() {
