@@ -58,6 +58,8 @@ pub struct Config {
     pub kv: KvBudget,
     /// Part of a GPU's memory that may be used, above 0 and at most 1.
     pub gpu_memory_utilization: f64,
+    /// On a GPU, no CUDA graphs.
+    pub enforce_eager: bool,
     /// Tokens a block.
     pub block_size: usize,
     pub engine: EngineOptions,
@@ -212,6 +214,7 @@ impl Options {
                     )));
                 }
             },
+            enforce_eager: self.enforce_eager,
             block_size: at_least_one("--block-size", self.block_size)?,
             engine,
             http: self.http()?,

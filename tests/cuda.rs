@@ -40,6 +40,17 @@ fn shape(folder: &Path, layers: usize, head_dim: usize) -> ModelSource {
 }
 
 fn model(source: &ModelSource, device: &Device, dtype: Option<DType>, seed: u64) -> Box<dyn Model> {
+    model_by(source, device, dtype, seed, false)
+}
+
+/// With `eager` there are no CUDA graphs.
+fn model_by(
+    source: &ModelSource,
+    device: &Device,
+    dtype: Option<DType>,
+    seed: u64,
+    eager: bool,
+) -> Box<dyn Model> {
     let format = match source {
         ModelSource::Folder(_) => LoadFormat::Dummy,
         ModelSource::Gguf(_) => LoadFormat::Auto,
@@ -49,6 +60,7 @@ fn model(source: &ModelSource, device: &Device, dtype: Option<DType>, seed: u64)
         device: device.clone(),
         format,
         seed,
+        enforce_eager: eager,
     };
     load(source, &options).unwrap()
 }
@@ -121,6 +133,29 @@ fn a_row_has_the_same_bits_in_any_company() {
             let verified = logits(&mut *model, &tokens, &cuts);
             assert!(verified == plain, "{dtype:?}: {rows} rows at a time");
         }
+    }
+}
+
+/// Steps over a boundary of chunks and of blocks, with more tiles than one.
+#[test]
+fn replayed_steps_have_the_bits_of_launched_ones() {
+    let Some(gpu) = gpu() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let source = shape(folder.path(), 2, 64);
+    let tokens = tokens(300);
+    let cuts = [
+        vec![100],
+        vec![1; 30],
+        vec![5; 10],
+        vec![2, 16, 1, 5, 16, 16],
+    ]
+    .concat();
+    for dtype in [DType::F32, DType::BF16] {
+        let logits_by = |eager| {
+            let mut model = model_by(&source, &gpu, Some(dtype), 6, eager);
+            logits(&mut *model, &tokens, &cuts)
+        };
+        assert!(logits_by(false) == logits_by(true), "{dtype:?}");
     }
 }
 

@@ -6,7 +6,7 @@ use super::distill::DistillFlags;
 use super::generate::GenerateFlags;
 use super::tokenizer::TokenizerFlags;
 use bytesize::ByteSize;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
 /// OpenAI-compatible inference server with lossless speculative decoding.
@@ -84,6 +84,11 @@ pub struct Options {
     /// auto, cpu, cuda or cuda:N.
     #[arg(long, default_value = "auto", help_heading = "Model")]
     pub device: String,
+    /// On a GPU, launch every kernel by itself instead of replaying decode steps as CUDA graphs.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", default_value = "false", action = ArgAction::Set,
+          help_heading = "Model")]
+    pub enforce_eager: bool,
     /// CPU threads that compute [default: the physical cores that this process may use].
     #[arg(long, value_name = "N", help_heading = "Model")]
     pub threads: Option<usize>,

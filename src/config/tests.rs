@@ -357,6 +357,15 @@ fn help_is_no_mistake() {
 }
 
 #[test]
+fn kernels_can_be_launched_one_by_one() {
+    assert!(!accepted("--model m").enforce_eager);
+    assert!(accepted("--model m --enforce-eager").enforce_eager);
+    let file = |line: &str| with_file(line, "--model m").unwrap().enforce_eager;
+    assert!(file("enforce-eager = true"));
+    assert!(!file("enforce-eager = false"));
+}
+
+#[test]
 fn a_share_of_the_gpu_is_a_share() {
     let config = accepted("--model m --gpu-memory-utilization 0.5");
     assert_eq!(config.gpu_memory_utilization, 0.5);

@@ -11,6 +11,7 @@ mod device;
 pub(crate) mod float;
 #[cfg(feature = "cuda")]
 mod gpu;
+pub mod graph;
 pub mod kv_write;
 pub mod norm;
 pub mod paged_attention;
@@ -23,7 +24,7 @@ pub mod swiglu;
 pub use device::{device, device_memory};
 pub use kv_write::kv_write;
 pub use norm::add_norm;
-pub use paged_attention::{Rows, Segment, paged_attention};
+pub use paged_attention::{Room, Rows, Segment, Tables, paged_attention};
 pub use parallel::{default_threads, set_threads, threads};
 pub use rope::{HeadNorms, rope};
 pub use swiglu::swiglu;

@@ -44,6 +44,8 @@ pub fn load(config: &Config) -> Result<Loaded> {
     if draft.is_some() {
         Budget::note(&mut budget, "draft weights", &device)?;
     }
+    // The engine's thread has a stream of its own.
+    device.synchronize()?;
     let blocks = memory::pool_blocks(config, &*target, draft.as_deref(), budget)?;
     let drafter: Option<Box<dyn Drafter>> = match (draft, &config.drafter) {
         (Some(model), _) => Some(Box::new(DraftModel::new(
@@ -92,6 +94,7 @@ fn load_model(
             model::LoadFormat::Auto
         },
         seed: config.seed,
+        enforce_eager: config.enforce_eager,
     };
     let started = std::time::Instant::now();
     let source = ModelSource::resolve(&choice.name, choice.revision.as_deref(), options.format)?;

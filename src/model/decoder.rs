@@ -1,10 +1,12 @@
 //! One decoder for Llama, Qwen2 and Qwen3: flags of [`ModelConfig`] tell them apart.
 
 use super::config::ModelConfig;
+use super::graphs::{Forward, Graphs, Key};
 use super::linear::{Embedding, Linear};
 use super::weights::{Dtypes, Weights};
 use super::{Batch, Model, Output};
 use crate::error::{Error, Result};
+use crate::kernels::graph::{Values, overwrite};
 use crate::kernels::{HeadNorms, Rows, Segment, add_norm, kv_write, paged_attention, rope, swiglu};
 use crate::kv::{KvShape, KvStore};
 use candle_core::{DType, Device, Tensor};
@@ -22,6 +24,8 @@ pub struct Decoder {
     frequencies: Vec<f32>,
     dtypes: Dtypes,
     device: Device,
+    /// `None` where every kernel is launched by itself.
+    graphs: Option<Graphs>,
 }
 
 struct Layer {
@@ -37,14 +41,80 @@ struct Layer {
     down: Linear,
 }
 
-/// What all layers of one forward share.
-struct Step<'a> {
+/// What a forward reads of its batch, in the memory of the device.
+pub(super) struct Inputs {
+    /// `[rows]` u32.
+    tokens: Tensor,
     /// `[rows]` u32.
     slots: Tensor,
-    /// `[rows, head_dim / 2]`, in the compute dtype.
+    /// `[rows, head_dim / 2]` f32.
     cos: Tensor,
     sin: Tensor,
-    rows: Rows<'a>,
+    /// Rows whose logits are wanted, u32; `None` = no row.
+    wanted: Option<Tensor>,
+}
+
+/// What all layers of one forward share.
+struct Step<'a> {
+    slots: &'a Tensor,
+    /// In the compute dtype.
+    cos: Tensor,
+    sin: Tensor,
+    rows: &'a Rows<'a>,
+}
+
+impl Inputs {
+    /// Sends them to `device`; `frequencies` are the model's.
+    pub fn new(batch: &Batch, frequencies: &[f32], device: &Device) -> Result<Self> {
+        let dims = (batch.positions.len(), frequencies.len());
+        let angles = |turn| Tensor::from_vec(angles(batch, frequencies, turn), dims, device);
+        Ok(Self {
+            tokens: Tensor::new(batch.tokens.as_slice(), device)?,
+            slots: Tensor::new(batch.slots.as_slice(), device)?,
+            cos: angles(f32::cos)?,
+            sin: angles(f32::sin)?,
+            wanted: match batch.logits.as_slice() {
+                [] => None,
+                wanted => Some(Tensor::new(wanted, device)?),
+            },
+        })
+    }
+
+    /// Puts those of another batch of the same size in their place.
+    ///
+    /// # Errors
+    /// Where it is of another size, or the device fails.
+    pub fn replace(&self, batch: &Batch, frequencies: &[f32]) -> Result<()> {
+        overwrite(&self.tokens, Values::U32(&batch.tokens))?;
+        overwrite(&self.slots, Values::U32(&batch.slots))?;
+        for (tensor, turn) in [
+            (&self.cos, f32::cos as fn(f32) -> f32),
+            (&self.sin, f32::sin),
+        ] {
+            overwrite(tensor, Values::F32(&angles(batch, frequencies, turn)))?;
+        }
+        if let Some(wanted) = &self.wanted {
+            overwrite(wanted, Values::U32(&batch.logits))?;
+        }
+        Ok(())
+    }
+}
+
+/// `turn` of the angles that each row is rotated by.
+fn angles(batch: &Batch, frequencies: &[f32], turn: fn(f32) -> f32) -> Vec<f32> {
+    let of = |&position: &u32| frequencies.iter().map(move |f| turn(position as f32 * f));
+    batch.positions.iter().flat_map(of).collect()
+}
+
+/// The batch's rows, as attention wants them.
+fn rows(batch: &Batch, block_size: usize) -> Rows<'_> {
+    let segments = batch.spans.iter().map(|span| Segment {
+        rows: span.rows.clone(),
+        context: span.context,
+        blocks: &span.blocks,
+        tree: span.tree.as_deref(),
+    });
+    Rows::new(segments.collect(), block_size)
 }
 
 impl Decoder {
@@ -85,7 +155,14 @@ impl Decoder {
             head,
             output_ids,
             frequencies,
+            graphs: None,
         })
+    }
+
+    /// Records forwards of few rows as CUDA graphs from now on.
+    pub fn with_graphs(mut self) -> Self {
+        self.graphs = Some(Graphs::default());
+        self
     }
 
     fn shape(&self) -> KvShape {
@@ -108,28 +185,49 @@ impl Decoder {
         Ok(never.scatter(&ids, &logits, 1)?)
     }
 
-    fn step<'a>(&self, batch: &'a Batch, block_size: usize) -> Result<Step<'a>> {
-        let angles = |turn: fn(f32) -> f32| -> Result<Tensor> {
-            let table: Vec<f32> = batch
-                .positions
-                .iter()
-                .flat_map(|&p| self.frequencies.iter().map(move |f| turn(p as f32 * f)))
-                .collect();
-            let dims = (batch.positions.len(), self.frequencies.len());
-            Ok(Tensor::from_vec(table, dims, &self.device)?.to_dtype(self.dtypes.activations)?)
+    /// `[inputs.wanted, vocab_size]` f32. Copies nothing between host and device.
+    fn run(&self, inputs: &Inputs, rows: &Rows<'_>, kv: &KvStore) -> Result<Tensor> {
+        let step = Step {
+            slots: &inputs.slots,
+            cos: inputs.cos.to_dtype(self.dtypes.activations)?,
+            sin: inputs.sin.to_dtype(self.dtypes.activations)?,
+            rows,
         };
-        let segments = batch.spans.iter().map(|span| Segment {
-            rows: span.rows.clone(),
-            context: span.context,
-            blocks: &span.blocks,
-            tree: span.tree.as_deref(),
-        });
-        Ok(Step {
-            slots: Tensor::new(batch.slots.as_slice(), &self.device)?,
-            cos: angles(f32::cos)?,
-            sin: angles(f32::sin)?,
-            rows: Rows::new(segments.collect(), block_size),
-        })
+        let mut x = self.embedding.forward(&inputs.tokens)?;
+        let mut delta = x.zeros_like()?;
+        for (layer, pool) in self.layers.iter().zip(&kv.layers) {
+            (x, delta) = layer.forward(&x, &delta, &self.config, &step, pool)?;
+        }
+        let Some(wanted) = &inputs.wanted else {
+            // GPUs have no empty allocations.
+            let none = (0, self.config.vocab_size);
+            return Ok(Tensor::zeros(none, DType::F32, &Device::Cpu)?);
+        };
+        let (x, delta) = (x.index_select(wanted, 0)?, delta.index_select(wanted, 0)?);
+        let eps = self.config.rms_norm_eps as f32;
+        let (_, x) = add_norm(&x, &delta, &self.norm, eps)?;
+        let logits = self.head.forward(&x)?.to_dtype(DType::F32)?;
+        self.over_all_ids(logits)
+    }
+
+    /// The logits by a graph, if there is one for such batches or it is time to record it.
+    fn replay(&mut self, batch: &Batch, kv: &KvStore) -> Result<Option<Tensor>> {
+        let group = self.config.num_heads / self.config.num_kv_heads;
+        let rows = rows(batch, kv.block_size);
+        let key = Key::of(batch, &rows, group, kv);
+        let (Some(key), Some(mut graphs)) = (key, self.graphs.take()) else {
+            return Ok(None);
+        };
+        let forward = Forward {
+            batch,
+            rows,
+            frequencies: &self.frequencies,
+            group,
+            device: &self.device,
+        };
+        let logits = graphs.forward(key, forward, |inputs, rows| self.run(inputs, rows, kv));
+        self.graphs = Some(graphs);
+        logits
     }
 }
 
@@ -148,24 +246,11 @@ impl Model for Decoder {
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
         check(batch)?;
-        let step = self.step(batch, kv.block_size)?;
-        let tokens = Tensor::new(batch.tokens.as_slice(), &self.device)?;
-        let mut x = self.embedding.forward(&tokens)?;
-        let mut delta = x.zeros_like()?;
-        for (layer, pool) in self.layers.iter().zip(&kv.layers) {
-            (x, delta) = layer.forward(&x, &delta, &self.config, &step, pool)?;
+        if let Some(logits) = self.replay(batch, kv)? {
+            return Ok(Output { logits });
         }
-        let logits = if batch.logits.is_empty() {
-            // GPUs have no empty allocations.
-            Tensor::zeros((0, self.config.vocab_size), DType::F32, &Device::Cpu)?
-        } else {
-            let wanted = Tensor::new(batch.logits.as_slice(), &self.device)?;
-            let (x, delta) = (x.index_select(&wanted, 0)?, delta.index_select(&wanted, 0)?);
-            let eps = self.config.rms_norm_eps as f32;
-            let (_, x) = add_norm(&x, &delta, &self.norm, eps)?;
-            let logits = self.head.forward(&x)?.to_dtype(DType::F32)?;
-            self.over_all_ids(logits)?
-        };
+        let inputs = Inputs::new(batch, &self.frequencies, &self.device)?;
+        let logits = self.run(&inputs, &rows(batch, kv.block_size), kv)?;
         Ok(Output { logits })
     }
 }
@@ -250,11 +335,11 @@ impl Layer {
         let qkv = qkv.reshape((rows, heads + 2 * kv_heads, d))?;
         rope(&qkv, heads, &step.cos, &step.sin, self.head_norms.as_ref())?;
         let q = qkv.narrow(1, 0, heads)?;
-        kv_write(k_pool, &qkv.narrow(1, heads, kv_heads)?, &step.slots)?;
+        kv_write(k_pool, &qkv.narrow(1, heads, kv_heads)?, step.slots)?;
         let v = qkv.narrow(1, heads + kv_heads, kv_heads)?;
-        kv_write(v_pool, &v, &step.slots)?;
+        kv_write(v_pool, &v, step.slots)?;
         let scale = 1. / (d as f32).sqrt();
-        let y = paged_attention(&q.contiguous()?, k_pool, v_pool, &step.rows, scale)?;
+        let y = paged_attention(&q.contiguous()?, k_pool, v_pool, step.rows, scale)?;
         self.o.forward(&y.reshape((rows, heads * d))?)
     }
 }

@@ -34,6 +34,8 @@ pub struct LoadOptions {
     pub format: LoadFormat,
     /// Seed of [`LoadFormat::Dummy`].
     pub seed: u64,
+    /// On a GPU, launch every kernel by itself instead of recording forwards as CUDA graphs.
+    pub enforce_eager: bool,
 }
 
 impl Default for LoadOptions {
@@ -43,6 +45,7 @@ impl Default for LoadOptions {
             device: Device::Cpu,
             format: LoadFormat::Auto,
             seed: 0,
+            enforce_eager: false,
         }
     }
 }
@@ -82,6 +85,9 @@ pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model
     let progress = Progress::new(config.num_layers);
     let decoder = Decoder::load(config, weights, || progress.tick())?;
     progress.finish();
+    if device.is_cuda() && !options.enforce_eager {
+        return Ok(Box::new(decoder.with_graphs()));
+    }
     Ok(Box::new(decoder))
 }
 

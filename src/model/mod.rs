@@ -3,6 +3,7 @@
 pub mod config;
 pub mod decoder;
 mod gguf;
+mod graphs;
 mod hub;
 pub mod linear;
 pub mod load;

@@ -12,6 +12,7 @@ mod cuda;
 mod lanes;
 mod plan;
 mod portable;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod tile;
@@ -29,7 +30,10 @@ use lanes::{Lanes, Partial, with_scratch};
 use plan::Plan;
 use std::cell::RefCell;
 use std::ops::Range;
+use std::sync::OnceLock;
 use tile::{ALIGN, Element};
+
+pub use tables::{Room, Tables};
 
 /// Multiply-adds below which other threads are not worth waking.
 const HEAVY: usize = 1 << 16;
@@ -61,8 +65,7 @@ pub struct Rows<'a> {
     /// Tokens a block.
     pub block_size: usize,
     /// What a GPU needs of them, sent there once.
-    #[cfg(feature = "cuda")]
-    tables: std::sync::OnceLock<cuda::Tables>,
+    tables: OnceLock<Tables>,
 }
 
 impl<'a> Rows<'a> {
@@ -71,8 +74,7 @@ impl<'a> Rows<'a> {
         Self {
             segments,
             block_size,
-            #[cfg(feature = "cuda")]
-            tables: std::sync::OnceLock::new(),
+            tables: OnceLock::new(),
         }
     }
 }

@@ -1,0 +1,148 @@
+//! Work on a GPU that is recorded once and replayed as a whole: CUDA graphs. A forward is hundreds of
+//! kernels, and each launch costs the host some microseconds, which is more than a kernel of a small
+//! model takes.
+
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Result, Tensor};
+use std::ops::Range;
+
+#[cfg(feature = "cuda")]
+use super::gpu::*;
+#[cfg(feature = "cuda")]
+use candle_core::cuda_backend::cudarc::driver::{CudaGraph, DeviceRepr, sys};
+
+/// Recorded work. It reads and writes the same memory each time, which has to live as long.
+pub struct Graph {
+    #[cfg(feature = "cuda")]
+    graph: CudaGraph,
+    #[cfg(not(feature = "cuda"))]
+    never: std::convert::Infallible,
+}
+
+// SAFETY: a graph is used by one thread at a time, as nothing of it can be shared.
+#[cfg(feature = "cuda")]
+unsafe impl Send for Graph {}
+
+impl Graph {
+    /// Does `work` and then records it, without doing it again. What it allocates it has to free; it
+    /// may neither copy between host and device nor wait.
+    ///
+    /// # Errors
+    /// What `work` says, or that it cannot be recorded.
+    pub fn record<E: From<candle_core::Error>>(
+        device: &Device,
+        mut work: impl FnMut() -> std::result::Result<(), E>,
+    ) -> std::result::Result<Self, E> {
+        #[cfg(feature = "cuda")]
+        {
+            let cuda = device.as_cuda_device()?;
+            // The first time loads modules, and parameters of kernels that lie in memory.
+            let _parameters = cuda.enable_cuda_graph_htod_cache();
+            work()?;
+            let stream = cuda.cuda_stream();
+            let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+            stream.begin_capture(mode).w()?;
+            let worked = work();
+            let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0)).w();
+            worked?;
+            match graph? {
+                Some(graph) => Ok(Self { graph }),
+                None => Err(candle_core::Error::msg("nothing was recorded").into()),
+            }
+        }
+        #[cfg(not(feature = "cuda"))]
+        {
+            work()?;
+            let message = format!("nothing is recorded on {:?}", device.location());
+            Err(candle_core::Error::msg(message).into())
+        }
+    }
+
+    /// Does the work again, after what was launched before.
+    ///
+    /// # Errors
+    /// Where the device fails.
+    pub fn replay(&self) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        return self.graph.launch().w();
+        #[cfg(not(feature = "cuda"))]
+        match self.never {}
+    }
+}
+
+/// Elements of a tensor.
+#[derive(Debug, Clone, Copy)]
+pub enum Values<'a> {
+    U32(&'a [u32]),
+    F32(&'a [f32]),
+}
+
+/// Overwrites the first elements of `tensor`, which is contiguous, where they are.
+///
+/// # Errors
+/// Where there are more values than elements, or of another type.
+pub fn overwrite(tensor: &Tensor, values: Values<'_>) -> Result<()> {
+    tensor.inplace_op1(&Overwrite(values))
+}
+
+struct Overwrite<'a>(Values<'a>);
+
+/// Where the first `len` elements are.
+fn place(layout: &Layout, len: usize) -> Result<Range<usize>> {
+    match layout.contiguous_offsets() {
+        Some((start, end)) if end - start >= len => Ok(start..start + len),
+        _ => candle_core::bail!("overwrite: {len} values for {layout:?}"),
+    }
+}
+
+impl InplaceOp1 for Overwrite<'_> {
+    fn name(&self) -> &'static str {
+        "overwrite"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
+        match (storage, self.0) {
+            (CpuStorage::U32(to), Values::U32(values)) => {
+                to[place(layout, values.len())?].copy_from_slice(values);
+            }
+            (CpuStorage::F32(to), Values::F32(values)) => {
+                to[place(layout, values.len())?].copy_from_slice(values);
+            }
+            (to, values) => candle_core::bail!("overwrite: {values:?} for {:?}", to.dtype()),
+        }
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> Result<()> {
+        fn write<T: CudaDType + DeviceRepr + 'static>(
+            values: &[T],
+            storage: &mut CudaStorage,
+            layout: &Layout,
+        ) -> Result<()> {
+            let place = place(layout, values.len())?;
+            let device = storage.device().clone();
+            let mut to = storage.as_cuda_slice_mut::<T>()?.slice_mut(place);
+            device.memcpy_htod(values, &mut to)
+        }
+        match self.0 {
+            Values::U32(values) => write(values, storage, layout),
+            Values::F32(values) => write(values, storage, layout),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overwriting_keeps_the_place_and_what_is_beyond() {
+        let tensor = Tensor::new(&[[1u32, 2], [3, 4]], &Device::Cpu).unwrap();
+        let alias = tensor.clone();
+        overwrite(&tensor, Values::U32(&[7, 8, 9])).unwrap();
+        assert_eq!(alias.to_vec2::<u32>().unwrap(), [[7, 8], [9, 4]]);
+        assert!(overwrite(&tensor, Values::U32(&[0; 5])).is_err());
+        assert!(overwrite(&tensor, Values::F32(&[0.; 2])).is_err());
+    }
+}

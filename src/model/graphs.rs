@@ -1,0 +1,127 @@
+//! Forwards of few rows, recorded as CUDA graphs: decoding and verification for some sequences.
+
+use super::Batch;
+use super::decoder::Inputs;
+use crate::error::Result;
+use crate::kernels::graph::Graph;
+use crate::kernels::{Room, Rows, Tables};
+use crate::kv::KvStore;
+use candle_core::{Device, Tensor, TensorId};
+use std::collections::HashMap;
+
+/// Rows above which a forward takes longer than its launches. It is as many as the products of few
+/// rows take, whose bits do not depend on the number of rows.
+const MOST_ROWS: usize = 16;
+/// Graphs that are kept; what comes after them is launched kernel by kernel.
+const MOST_GRAPHS: usize = 64;
+
+/// What makes two forwards the same but for their inputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Key {
+    /// The pool that is read and written.
+    pool: TensorId,
+    rows: usize,
+    logits: usize,
+    room: Room,
+}
+
+impl Key {
+    /// `None` where the forward of `batch` is not to be recorded. `group` query heads share one of
+    /// keys.
+    pub fn of(batch: &Batch, rows: &Rows<'_>, group: usize, kv: &KvStore) -> Option<Self> {
+        let (count, logits) = (batch.tokens.len(), batch.logits.len());
+        let branches = batch.spans.iter().any(|span| span.tree.is_some());
+        if count > MOST_ROWS || logits == 0 || branches || group > MOST_ROWS {
+            return None;
+        }
+        Some(Self {
+            pool: kv.layers.first()?.0.id(),
+            rows: count,
+            logits,
+            room: rows.room(group),
+        })
+    }
+}
+
+/// A graph, and where it finds its inputs and leaves its output.
+struct Recorded {
+    graph: Graph,
+    inputs: Inputs,
+    tables: Tables,
+    logits: Tensor,
+}
+
+/// One of them.
+pub struct Forward<'a> {
+    pub batch: &'a Batch,
+    pub rows: Rows<'a>,
+    /// The model's, for the angles of its rows.
+    pub frequencies: &'a [f32],
+    /// Query heads that share one of keys.
+    pub group: usize,
+    pub device: &'a Device,
+}
+
+/// The forwards of one model.
+#[derive(Default)]
+pub struct Graphs {
+    /// `None`: was seen once. What comes but once is not worth recording.
+    seen: HashMap<Key, Option<Recorded>>,
+    /// Recording failed once, and is not tried again.
+    off: bool,
+}
+
+impl Graphs {
+    /// The logits, valid until the next forward; `None` if they have to be computed kernel by kernel.
+    /// `run` is the model's forward.
+    ///
+    /// # Errors
+    /// Where the device fails.
+    pub fn forward(
+        &mut self,
+        key: Key,
+        forward: Forward<'_>,
+        run: impl Fn(&Inputs, &Rows<'_>) -> Result<Tensor>,
+    ) -> Result<Option<Tensor>> {
+        let full = self.seen.values().flatten().count() >= MOST_GRAPHS;
+        match self.seen.get(&key) {
+            Some(Some(recorded)) => {
+                let inputs = &recorded.inputs;
+                inputs.replace(forward.batch, forward.frequencies)?;
+                recorded.tables.replace(&forward.rows)?;
+                recorded.graph.replay()?;
+                return Ok(Some(recorded.logits.clone()));
+            }
+            Some(None) if !self.off => {}
+            None if !self.off && !full => {
+                self.seen.insert(key, None);
+                return Ok(None);
+            }
+            _ => return Ok(None),
+        }
+        let (rows, device) = (forward.rows, forward.device);
+        let inputs = Inputs::new(forward.batch, forward.frequencies, device)?;
+        rows.send(device, forward.group, Some(key.room))?;
+        let logits = run(&inputs, &rows)?;
+        let recorded: Result<Graph> = Graph::record(device, || {
+            logits.slice_set(&run(&inputs, &rows)?, 0, 0)?;
+            Ok(())
+        });
+        match recorded {
+            Ok(graph) => {
+                let recorded = rows.into_tables().map(|tables| Recorded {
+                    graph,
+                    inputs,
+                    tables,
+                    logits: logits.clone(),
+                });
+                self.seen.insert(key, recorded);
+            }
+            Err(reason) => {
+                tracing::warn!("forwards are not recorded as CUDA graphs: {reason}");
+                self.off = true;
+            }
+        }
+        Ok(Some(logits))
+    }
+}
