@@ -11,10 +11,9 @@ fn kernels() {
     let out = std::path::PathBuf::from(std::env::var("OUT_DIR").expect("cargo names a folder"));
     let sources = [
         "src/kernels/dense/gemv.cu",
-        "src/kernels/kv_write.cu",
         "src/kernels/norm.cu",
         "src/kernels/paged_attention/paged_attention.cu",
-        "src/kernels/rope.cu",
+        "src/kernels/rope_kv_write.cu",
         "src/kernels/sample/sample.cu",
         "src/kernels/swiglu.cu",
     ];

@@ -81,6 +81,18 @@ pub(super) fn contiguous<'a, T: CudaDType>(
     }
 }
 
+/// The elements of a contiguous tensor whose storage this is, for op `op`.
+pub(super) fn view<'a, T: CudaDType>(
+    op: &str,
+    storage: &'a Storage,
+    layout: &Layout,
+) -> Result<CudaView<'a, T>> {
+    match storage {
+        Storage::Cuda(storage) => contiguous(op, storage, layout),
+        _ => candle_core::bail!("{op}: a tensor is not on the GPU"),
+    }
+}
+
 /// `blocks` blocks of `threads` threads.
 pub(super) fn grid(blocks: (usize, usize, usize), threads: usize, shared: usize) -> LaunchConfig {
     LaunchConfig {

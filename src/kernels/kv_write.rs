@@ -2,8 +2,6 @@
 
 use super::clock::{self, Part};
 use super::contiguous;
-#[cfg(feature = "cuda")]
-use super::gpu::{self, *};
 use candle_core::{CpuStorage, InplaceOp3, Layout, Result, Tensor, WithDType};
 use half::slice::HalfFloatSliceExt;
 
@@ -42,41 +40,6 @@ impl InplaceOp3 for KvWrite {
             CpuStorage::F16(pool) => scatter(pool, pool_layout, rows, rows_layout, slots, width),
             CpuStorage::BF16(pool) => scatter(pool, pool_layout, rows, rows_layout, slots, width),
             _ => candle_core::bail!("kv-write: the pool must be f32, f16 or bf16"),
-        })
-    }
-
-    /// Slots are on the device: that they are inside the pool is the caller's promise here.
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        pool: &mut CudaStorage,
-        pool_layout: &Layout,
-        rows: &CudaStorage,
-        rows_layout: &Layout,
-        slots: &CudaStorage,
-        slots_layout: &Layout,
-    ) -> Result<()> {
-        let width = width(pool_layout, rows_layout, slots_layout)?;
-        let device = pool.device().clone();
-        let count = rows_layout.dims()[0];
-        let names = (gpu::suffix(pool.dtype()), gpu::suffix(rows.dtype()));
-        let kernel = format!("kv_write_{}_{}", names.0, names.1);
-        let kernel = gpu::function(&device, "kv-write", gpu::KV_WRITE, &kernel)?;
-        let slots = gpu::contiguous::<u32>(self.name(), slots, slots_layout)?;
-        let Some((start, end)) = pool_layout.contiguous_offsets() else {
-            candle_core::bail!("kv-write: the pool must be contiguous");
-        };
-        gpu::with_float!(self.name(), pool.dtype(), P => {
-            let mut pool = pool.as_cuda_slice_mut::<P>()?.slice_mut(start..end);
-            gpu::with_float!(self.name(), rows.dtype(), T => {
-                let rows = rows.as_cuda_slice::<T>()?.slice(rows_layout.start_offset()..);
-                let mut args = kernel.builder();
-                args.arg(&mut pool).arg(&rows).arg(&slots);
-                builder_arg!(args, width as i32, rows_layout.stride()[0] as i32);
-                // SAFETY: the arguments are the kernel's, and as long as it reads and writes.
-                unsafe { args.launch(gpu::grid((count, 1, 1), 128, 0)) }.w()?;
-                Ok(())
-            })
         })
     }
 }

@@ -18,6 +18,7 @@ pub mod paged_attention;
 pub(crate) mod parallel;
 pub mod quant;
 pub mod rope;
+pub mod rope_kv_write;
 pub mod sample;
 pub mod swiglu;
 
@@ -27,6 +28,7 @@ pub use norm::add_norm;
 pub use paged_attention::{Room, Rows, Segment, Tables, paged_attention};
 pub use parallel::{default_threads, set_threads, threads};
 pub use rope::{HeadNorms, rope};
+pub use rope_kv_write::{Pools, rope_kv_write};
 pub use swiglu::swiglu;
 
 use candle_core::{Layout, Result, WithDType};

@@ -2,8 +2,6 @@
 
 use super::clock::{self, Part};
 use super::contiguous;
-#[cfg(feature = "cuda")]
-use super::gpu::{self, *};
 use super::parallel::{Shared, for_each};
 use candle_core::{CpuStorage, InplaceOp3, Layout, Result, Tensor};
 
@@ -81,61 +79,6 @@ impl InplaceOp3 for Rope<'_> {
             });
         });
         Ok(())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        qkv: &mut CudaStorage,
-        layout: &Layout,
-        cos: &CudaStorage,
-        cos_layout: &Layout,
-        sin: &CudaStorage,
-        sin_layout: &Layout,
-    ) -> Result<()> {
-        let (rows, all, d) = self.dims(layout, cos_layout, sin_layout)?;
-        let device = qkv.device().clone();
-        let norms = self
-            .norms
-            .map(|n| (n.q.storage_and_layout(), n.k.storage_and_layout()));
-        let eps = self.norms.map_or(0., |n| n.eps);
-        gpu::with_float!(self.name(), qkv.dtype(), T => {
-            let kernel = format!("rope_{}", gpu::suffix(qkv.dtype()));
-            let kernel = gpu::function(&device, "rope", gpu::ROPE, &kernel)?;
-            let cos = gpu::contiguous::<T>(self.name(), cos, cos_layout)?;
-            let sin = gpu::contiguous::<T>(self.name(), sin, sin_layout)?;
-            let norms = match &norms {
-                Some((q, k)) => Some((norm_on_device::<T>(&q.0, q.1)?, norm_on_device::<T>(&k.0, k.1)?)),
-                None => None,
-            };
-            let Some((start, end)) = layout.contiguous_offsets() else {
-                candle_core::bail!("rope: q, k and v must be contiguous");
-            };
-            let mut qkv = qkv.as_cuda_slice_mut::<T>()?.slice_mut(start..end);
-            let (null, warps) = (0u64, rows * (all + self.num_heads) / 2);
-            let mut args = kernel.builder();
-            args.arg(&mut qkv).arg(&cos).arg(&sin);
-            match &norms {
-                Some((q, k)) => args.arg(q).arg(k),
-                None => args.arg(&null).arg(&null),
-            };
-            builder_arg!(args, rows as i32, self.num_heads as i32, all as i32, d as i32, eps);
-            // SAFETY: the arguments are the kernel's, and as long as it reads and writes.
-            unsafe { args.launch(gpu::grid((warps.div_ceil(4), 1, 1), 128, 0)) }.w()?;
-            Ok(())
-        })
-    }
-}
-
-/// The weight of a norm.
-#[cfg(feature = "cuda")]
-fn norm_on_device<'a, T: candle_core::cuda_backend::CudaDType>(
-    storage: &'a Storage,
-    layout: &Layout,
-) -> Result<candle_core::cuda_backend::cudarc::driver::CudaView<'a, T>> {
-    match storage {
-        Storage::Cuda(weight) => gpu::contiguous::<T>("rope", weight, layout),
-        _ => candle_core::bail!("rope: the norms are not on the GPU"),
     }
 }
 

@@ -7,7 +7,9 @@ use super::weights::{Dtypes, Weights};
 use super::{Batch, Model, Output};
 use crate::error::{Error, Result};
 use crate::kernels::graph::{Values, overwrite};
-use crate::kernels::{HeadNorms, Rows, Segment, add_norm, kv_write, paged_attention, rope, swiglu};
+use crate::kernels::{
+    HeadNorms, Pools, Rows, Segment, add_norm, paged_attention, rope_kv_write, swiglu,
+};
 use crate::kv::{KvShape, KvStore};
 use candle_core::{DType, Device, Tensor};
 
@@ -333,13 +335,15 @@ impl Layer {
         let (heads, kv_heads) = (config.num_heads, config.num_kv_heads);
         let qkv = self.qkv.forward(x)?;
         let qkv = qkv.reshape((rows, heads + 2 * kv_heads, d))?;
-        rope(&qkv, heads, &step.cos, &step.sin, self.head_norms.as_ref())?;
-        let q = qkv.narrow(1, 0, heads)?;
-        kv_write(k_pool, &qkv.narrow(1, heads, kv_heads)?, step.slots)?;
-        let v = qkv.narrow(1, heads + kv_heads, kv_heads)?;
-        kv_write(v_pool, &v, step.slots)?;
+        let pools = Pools {
+            k: k_pool,
+            v: v_pool,
+            slots: step.slots,
+        };
+        let angles = (&step.cos, &step.sin);
+        let q = rope_kv_write(&qkv, heads, angles, self.head_norms.as_ref(), pools)?;
         let scale = 1. / (d as f32).sqrt();
-        let y = paged_attention(&q.contiguous()?, k_pool, v_pool, step.rows, scale)?;
+        let y = paged_attention(&q, k_pool, v_pool, step.rows, scale)?;
         self.o.forward(&y.reshape((rows, heads * d))?)
     }
 }

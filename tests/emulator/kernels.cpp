@@ -1,10 +1,9 @@
 // The CUDA kernels against sums in f64, and against themselves: a row has the same bits alone and in
 // any company. Prints what is wrong; exits with the number of it.
 #include "dense/gemv.cu"
-#include "kv_write.cu"
 #include "norm.cu"
 #include "paged_attention/paged_attention.cu"
-#include "rope.cu"
+#include "rope_kv_write.cu"
 #include "swiglu.cu"
 
 #include "check.h"
@@ -214,20 +213,25 @@ void test_norm() {
     }
 }
 
-void test_rope() {
-    const int rows = 3, heads = 4, kv_heads = 2, d = 16, all = heads + 2 * kv_heads;
+void test_rope_kv_write() {
+    const int rows = 3, heads = 4, kv_heads = 2, d = 16, all = heads + 2 * kv_heads, num_slots = 5;
     auto qkv = noise<float>(rows * all * d), cos = noise<float>(rows * d / 2), sin = noise<float>(rows * d / 2);
     auto q_norm = noise<float>(d), k_norm = noise<float>(d);
+    const uint32_t slots[rows] = {4, 1, 2};
     for (bool normed : {false, true}) {
-        auto turned = qkv;
-        launch({(rows * (heads + kv_heads) + 3) / 4, 1, 1}, 128, [&] {
-            rope_f32(turned.data(), cos.data(), sin.data(), normed ? q_norm.data() : nullptr,
-                     normed ? k_norm.data() : nullptr, rows, heads, all, d, 1e-5f);
+        vector<float> q(rows * heads * d), k(num_slots * kv_heads * d), v = k;
+        launch({(rows * all + 3) / 4, 1, 1}, 128, [&] {
+            rope_kv_write_f32(qkv.data(), cos.data(), sin.data(), normed ? q_norm.data() : nullptr,
+                              normed ? k_norm.data() : nullptr, slots, q.data(), k.data(), v.data(),
+                              rows, heads, all, d, 1e-5f);
         });
         double worst = 0;
         for (int at = 0; at < rows * all; at++) {
-            int row = at / all, head = at % all;
+            int row = at / all, head = at % all, kv_head = (head - heads) % kv_heads;
             vector<double> want(qkv.begin() + at * d, qkv.begin() + (at + 1) * d);
+            float *pool = head < heads + kv_heads ? k.data() : v.data();
+            float *got = head < heads ? &q[(row * heads + head) * d]
+                                      : pool + (slots[row] * kv_heads + kv_head) * d;
             if (head < heads + kv_heads) {
                 double square = std::inner_product(want.begin(), want.end(), want.begin(), 0.);
                 for (int i = 0; i < d && normed; i++) {
@@ -240,10 +244,14 @@ void test_rope() {
                 }
             }
             for (int i = 0; i < d; i++) {
-                worst = std::max(worst, off(turned[at * d + i], want[i]));
+                worst = std::max(worst, off(got[i], want[i]));
+            }
+            if (head >= heads) {
+                std::fill_n(got, d, 0.f);
             }
         }
         CHECK(worst < precision<float>(), "rope is off by %g", worst);
+        CHECK(k == vector<float>(k.size()) && v == k, "other slots are written");
     }
 }
 
@@ -257,19 +265,6 @@ void test_swiglu() {
         double want = of[0] / (1 + std::exp(-(double)of[0])) * of[width];
         CHECK(off(out[i], want) < precision<float>(), "swiglu gives %g for %g", out[i], want);
     }
-}
-
-// As the decoder calls it: keys are a part of wider rows.
-void test_kv_write() {
-    const int width = 6, stride = 10;
-    vector<bf16> pool(5 * width, narrow<bf16>(0));
-    auto rows = noise<bf16>(2 * stride), want = pool;
-    const uint32_t slots[] = {4, 1};
-    launch({2, 1, 1}, 128, [&] { kv_write_bf16_bf16(pool.data(), rows.data(), slots, width, stride); });
-    for (int i = 0; i < 2; i++) {
-        std::copy_n(&rows[i * stride], width, &want[slots[i] * width]);
-    }
-    CHECK(same(pool.data(), want.data(), pool.size()), "kv write");
 }
 
 // The emulator's own f16.
@@ -294,9 +289,8 @@ int main() {
     test_attention<f16, 64>(attend_whole_f16_64, attend_split_f16_64, merge_f16_64);
     test_attention<bf16, 128>(attend_whole_bf16_128, attend_split_bf16_128, merge_bf16_128);
     test_norm();
-    test_rope();
+    test_rope_kv_write();
     test_swiglu();
-    test_kv_write();
     test_sample();
     printf("%d failures\n", failures);
     return std::min(failures, 255);

@@ -53,9 +53,9 @@ impl PagedAttention<'_> {
             tables.blocks.storage_and_layout(),
             tables.trees.storage_and_layout(),
         );
-        let tiles_at = table::<u32>(&tiles_at.0, tiles_at.1)?;
-        let blocks_at = table::<u32>(&blocks_at.0, blocks_at.1)?;
-        let trees_at = table::<i64>(&trees_at.0, trees_at.1)?;
+        let tiles_at = gpu::view::<u32>(name, &tiles_at.0, tiles_at.1)?;
+        let blocks_at = gpu::view::<u32>(name, &blocks_at.0, blocks_at.1)?;
+        let trees_at = gpu::view::<i64>(name, &trees_at.0, trees_at.1)?;
         let kernel = |part: &str| {
             let kernel = format!("{part}_{}_{d}", gpu::suffix(dtype));
             gpu::function(&device, name, gpu::PAGED_ATTENTION, &kernel)
@@ -113,12 +113,5 @@ impl PagedAttention<'_> {
             }
             Ok(CudaStorage::wrap_cuda_slice(out, device))
         })
-    }
-}
-
-fn table<'a, T: CudaDType>(storage: &'a Storage, layout: &Layout) -> Result<CudaView<'a, T>> {
-    match storage {
-        Storage::Cuda(storage) => gpu::contiguous::<T>("paged-attention", storage, layout),
-        _ => candle_core::bail!("paged-attention: the tables are not on the GPU"),
     }
 }

@@ -6,6 +6,7 @@ use candle_core::cuda_backend::cudarc::driver::{DevicePtr, DeviceRepr};
 use candle_core::op::BackpropOp;
 use candle_core::{CudaDevice, Result, Tensor};
 
+const NAME: &str = "sample";
 /// Threads a row or a sequence, as in the kernels.
 const THREADS: usize = 1024;
 const EDIT_THREADS: usize = 256;
@@ -78,7 +79,7 @@ pub(super) fn shape(
     let tokens = unsafe { device.alloc::<u32>(rows)? };
     {
         let (storage, layout) = logits.storage_and_layout();
-        let logits = contiguous_storage(&storage, layout)?;
+        let logits = gpu::view::<f32>(NAME, &storage, layout)?;
         let kernel = kernel(&device, "shape_rows")?;
         let mut args = kernel.builder();
         args.arg(&logits).arg(&on_device).arg(&probs).arg(&tokens);
@@ -103,7 +104,7 @@ fn edited(logits: &Tensor, edits: &[Edit], device: &CudaDevice) -> Result<Tensor
     let copy = logits.copy()?;
     {
         let (storage, layout) = copy.storage_and_layout();
-        let logits = contiguous_storage(&storage, layout)?;
+        let logits = gpu::view::<f32>(NAME, &storage, layout)?;
         let on_device = device.clone_htod(edits)?;
         let kernel = kernel(device, "edit_logits")?;
         let mut args = kernel.builder();
@@ -116,18 +117,11 @@ fn edited(logits: &Tensor, edits: &[Edit], device: &CudaDevice) -> Result<Tensor
     Ok(copy)
 }
 
-fn contiguous_storage<'a>(storage: &'a Storage, layout: &Layout) -> Result<CudaView<'a, f32>> {
-    match storage {
-        Storage::Cuda(storage) => gpu::contiguous::<f32>("sample", storage, layout),
-        _ => candle_core::bail!("sample: not on the GPU"),
-    }
-}
-
 /// Where a distribution lies, and its length. Its owner has to outlive what reads it.
 fn address(row: &DeviceRow) -> Result<(u64, u32)> {
     let vocab = row.probs.dim(1)?;
     let (storage, layout) = row.probs.storage_and_layout();
-    let probs = contiguous_storage(&storage, layout)?;
+    let probs = gpu::view::<f32>(NAME, &storage, layout)?;
     let device = row.probs.device().as_cuda_device()?;
     let stream = device.cuda_stream();
     let (start, _reads) = probs.device_ptr(&stream);
@@ -176,12 +170,9 @@ pub(super) fn verify(shaped: &Shaped, chains: &[Chain<'_>]) -> Result<Vec<Accept
     // SAFETY: the kernel writes all of it.
     let verdicts = unsafe { device.alloc::<Accepted>(chains.len())? };
     let (probs, probs_layout) = shaped.probs.storage_and_layout();
-    let probs = contiguous_storage(&probs, probs_layout)?;
+    let probs = gpu::view::<f32>(NAME, &probs, probs_layout)?;
     let (points, points_layout) = shaped.tokens.storage_and_layout();
-    let Storage::Cuda(points) = &*points else {
-        candle_core::bail!("sample: not on the GPU");
-    };
-    let points = gpu::contiguous::<u32>("sample", points, points_layout)?;
+    let points = gpu::view::<u32>(NAME, &points, points_layout)?;
     let kernel = kernel(&device, "verify_chains")?;
     let mut args = kernel.builder();
     args.arg(&probs)

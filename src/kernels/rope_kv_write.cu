@@ -1,0 +1,62 @@
+// Rotary position embedding, norms of heads before it, and the scatter of keys and values into their
+// pools; a warp a head.
+#include "cuda/common.cuh"
+
+// qkv: [rows, all, d], of which the first `heads` are queries, and keys and values the halves of the
+// rest; cos, sin: [rows, d / 2]. q_norm and k_norm: [d], or null. q: [rows, heads, d]; pools: [num_slots,
+// kv_heads, d].
+template <typename T>
+__device__ void rope_kv_write(const T *qkv, const T *cos, const T *sin, const T *q_norm, const T *k_norm,
+                              const uint32_t *slots, T *q, T *k_pool, T *v_pool, int rows, int heads,
+                              int all, int d, float eps) {
+    const int kv_heads = (all - heads) / 2, half = d / 2;
+    int warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+    int row = warp / all, head = warp % all;
+    if (row >= rows) {
+        return;
+    }
+    const T *x = qkv + ((size_t)row * all + head) * d;
+    auto place = [&](T *pool, int kv_head) { return pool + ((size_t)slots[row] * kv_heads + kv_head) * d; };
+    if (head >= heads + kv_heads) {
+        T *to = place(v_pool, head - heads - kv_heads);
+        for (int i = lane; i < d; i += 32) {
+            to[i] = x[i];
+        }
+        return;
+    }
+    const bool key = head >= heads;
+    T *to = key ? place(k_pool, head - heads) : q + ((size_t)row * heads + head) * d;
+    const T *norm = key ? k_norm : q_norm;
+    float scale = 1.f;
+    if (norm != nullptr) {
+        float square = 0.f;
+        for (int i = lane; i < d; i += 32) {
+            square = fmaf(widen(x[i]), widen(x[i]), square);
+        }
+        for (int mask = 16; mask > 0; mask >>= 1) {
+            square += __shfl_xor_sync(0xffffffffu, square, mask);
+        }
+        scale = rsqrtf(square / d + eps);
+    }
+    for (int i = lane; i < half; i += 32) {
+        float a = widen(x[i]), b = widen(x[i + half]);
+        if (norm != nullptr) {
+            a = a * scale * widen(norm[i]);
+            b = b * scale * widen(norm[i + half]);
+        }
+        float c = widen(cos[row * half + i]), s = widen(sin[row * half + i]);
+        to[i] = narrow<T>(__fsub_rn(__fmul_rn(a, c), __fmul_rn(b, s)));
+        to[i + half] = narrow<T>(__fadd_rn(__fmul_rn(a, s), __fmul_rn(b, c)));
+    }
+}
+
+#define KERNEL(T, NAME)                                                                            \
+    extern "C" __global__ void rope_kv_write_##NAME(                                               \
+        const T *qkv, const T *cos, const T *sin, const T *q_norm, const T *k_norm,                \
+        const uint32_t *slots, T *q, T *k_pool, T *v_pool, int rows, int heads, int all, int d,    \
+        float eps) {                                                                               \
+        rope_kv_write(qkv, cos, sin, q_norm, k_norm, slots, q, k_pool, v_pool, rows, heads, all,   \
+                      d, eps);                                                                     \
+    }
+FOR_FLOATS(KERNEL)
+#undef KERNEL

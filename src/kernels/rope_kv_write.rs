@@ -1,0 +1,117 @@
+//! Rotary position embedding of queries and keys, and keys and values to their slots.
+
+use super::{HeadNorms, kv_write, rope};
+use candle_core::{Result, Tensor};
+
+/// Where the keys and values of a layer go.
+#[derive(Debug, Clone, Copy)]
+pub struct Pools<'a> {
+    /// `[num_slots, num_kv_heads, head_dim]` each.
+    pub k: &'a Tensor,
+    pub v: &'a Tensor,
+    /// `[rows]` u32: the slot of each row.
+    pub slots: &'a Tensor,
+}
+
+/// Turns queries and keys as [`rope`] does, writes keys and values to the pools as [`kv_write`] does,
+/// and gives the queries, `[rows, num_heads, head_dim]`. What `qkv` holds after it is not said.
+///
+/// `qkv` is `[rows, num_heads + 2 * num_kv_heads, head_dim]`; `cos` and `sin` are
+/// `[rows, head_dim / 2]`; all are contiguous. On CUDA the pools have the dtype of `qkv`, one kernel does
+/// it all, and that slots are inside the pools is the caller's promise.
+///
+/// # Errors
+/// Where shapes or dtypes do not fit, or a slot is outside the pools.
+pub fn rope_kv_write(
+    qkv: &Tensor,
+    num_heads: usize,
+    (cos, sin): (&Tensor, &Tensor),
+    norms: Option<&HeadNorms>,
+    pools: Pools<'_>,
+) -> Result<Tensor> {
+    #[cfg(feature = "cuda")]
+    if qkv.device().is_cuda() {
+        return cuda::launch(qkv, num_heads, (cos, sin), norms, pools);
+    }
+    rope(qkv, num_heads, cos, sin, norms)?;
+    let kv_heads = (qkv.dim(1)? - num_heads) / 2;
+    let keys = qkv.narrow(1, num_heads, kv_heads)?;
+    kv_write(pools.k, &keys, pools.slots)?;
+    let values = qkv.narrow(1, num_heads + kv_heads, kv_heads)?;
+    kv_write(pools.v, &values, pools.slots)?;
+    qkv.narrow(1, 0, num_heads)?.contiguous()
+}
+
+#[cfg(feature = "cuda")]
+mod cuda {
+    use super::super::gpu::{self, *};
+    use super::{HeadNorms, Pools};
+    use candle_core::op::BackpropOp;
+    use candle_core::{Result, Tensor};
+
+    const NAME: &str = "rope-kv-write";
+    const THREADS: usize = 128;
+
+    /// The one kernel of it.
+    pub fn launch(
+        qkv: &Tensor,
+        num_heads: usize,
+        (cos, sin): (&Tensor, &Tensor),
+        norms: Option<&HeadNorms>,
+        pools: Pools<'_>,
+    ) -> Result<Tensor> {
+        let (rows, all, d) = qkv.dims3()?;
+        let kv_heads = all.saturating_sub(num_heads) / 2;
+        let fits = |pool: &Tensor| pool.dims().get(1..) == Some(&[kv_heads, d][..]);
+        let angles = [rows, d / 2];
+        if num_heads + 2 * kv_heads != all
+            || cos.dims() != angles
+            || sin.dims() != angles
+            || pools.slots.dims() != [rows]
+            || !fits(pools.k)
+            || !fits(pools.v)
+        {
+            candle_core::bail!(
+                "{NAME}: {:?} does not fit angles {:?}, {:?} slots and pools {:?}",
+                qkv.dims(),
+                cos.dims(),
+                pools.slots.dims(),
+                pools.k.dims()
+            );
+        }
+        let device = qkv.device().as_cuda_device()?.clone();
+        let parts = [qkv, cos, sin, pools.k, pools.v, pools.slots];
+        let parts = parts.map(|tensor| tensor.storage_and_layout());
+        let norms = norms.map(|n| (n.q.storage_and_layout(), n.k.storage_and_layout(), n.eps));
+        gpu::with_float!(NAME, qkv.dtype(), T => {
+            let kernel = format!("rope_kv_write_{}", gpu::suffix(qkv.dtype()));
+            let kernel = gpu::function(&device, "rope_kv_write", gpu::ROPE_KV_WRITE, &kernel)?;
+            let view = |i: usize| gpu::view::<T>(NAME, &parts[i].0, parts[i].1);
+            let (qkv, cos, sin, k, v) = (view(0)?, view(1)?, view(2)?, view(3)?, view(4)?);
+            let slots = gpu::view::<u32>(NAME, &parts[5].0, parts[5].1)?;
+            let weights = match &norms {
+                Some((q, k, _)) => Some((gpu::view::<T>(NAME, &q.0, q.1)?, gpu::view::<T>(NAME, &k.0, k.1)?)),
+                None => None,
+            };
+            // SAFETY: the kernel writes all of it.
+            let q = unsafe { device.alloc::<T>(rows * num_heads * d)? };
+            let null = 0u64;
+            let mut args = kernel.builder();
+            args.arg(&qkv).arg(&cos).arg(&sin);
+            match &weights {
+                Some((q, k)) => args.arg(q).arg(k),
+                None => args.arg(&null).arg(&null),
+            };
+            args.arg(&slots).arg(&q).arg(&k).arg(&v);
+            let eps = norms.as_ref().map_or(0., |n| n.2);
+            builder_arg!(args, rows as i32, num_heads as i32, all as i32, d as i32, eps);
+            let blocks = (rows * all * 32).div_ceil(THREADS);
+            // SAFETY: the arguments are the kernel's, and as long as it reads and writes; all work is
+            // in the order of one stream, so nobody reads the pools meanwhile.
+            unsafe { args.launch(gpu::grid((blocks, 1, 1), THREADS, 0)) }.w()?;
+            let q = CudaStorage::wrap_cuda_slice(q, device);
+            let dims = (rows, num_heads, d);
+            Ok(Tensor::from_storage(Storage::Cuda(q), dims, BackpropOp::none(), false))
+        })
+    }
+}
