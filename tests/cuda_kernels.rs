@@ -9,23 +9,23 @@
 use std::path::Path;
 use std::process::Command;
 
-#[test]
-fn kernels_do_what_they_say() {
+/// Compiles files of `tests/emulator` to a program, runs it and shows what it said if it failed.
+fn run(sources: &[&str]) {
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
     if Command::new(&compiler).arg("--version").output().is_err() {
         println!("no C++ compiler ({compiler}): the CUDA kernels are not tested");
         return;
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let sources = root.join("tests/emulator");
+    let emulator = root.join("tests/emulator");
     let folder = tempfile::tempdir().unwrap();
-    let program = folder.path().join("kernels");
+    let program = folder.path().join("program");
     let compiled = Command::new(&compiler)
         .args(["-O1", "-std=c++20", "-ffp-contract=off"])
         .args(["-Wall", "-Werror", "-Wno-unknown-pragmas"])
-        .arg(format!("-I{}", sources.display()))
+        .arg(format!("-I{}", emulator.display()))
         .arg(format!("-I{}", root.join("src/kernels").display()))
-        .args(["kernels.cpp", "sample.cpp", "emulator.cpp"].map(|file| sources.join(file)))
+        .args(sources.iter().map(|source| emulator.join(source)))
         .arg("-o")
         .arg(&program)
         .output()
@@ -35,4 +35,22 @@ fn kernels_do_what_they_say() {
     let output = Command::new(&program).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}");
+}
+
+#[test]
+fn kernels_do_what_they_say() {
+    run(&["kernels.cpp", "sample.cpp", "emulator.cpp"]);
+}
+
+/// The emulated GPU (`scripts/emulated-gpu.sh`), which the Rust side runs on.
+#[test]
+fn the_emulated_gpu_finds_bugs() {
+    run(&[
+        "books.cpp",
+        "memory.cpp",
+        "streams.cpp",
+        "driver.cpp",
+        "candle.cpp",
+        "emulator.cpp",
+    ]);
 }

@@ -49,6 +49,8 @@ impl KvStore {
                 ))
             })
             .collect::<Result<_>>()?;
+        // As with weights: zeros that are written late would wipe out keys.
+        device.synchronize()?;
         Ok(Self { layers, block_size })
     }
 }

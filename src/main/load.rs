@@ -44,8 +44,6 @@ pub fn load(config: &Config) -> Result<Loaded> {
     if draft.is_some() {
         Budget::note(&mut budget, "draft weights", &device)?;
     }
-    // The engine's thread has a stream of its own.
-    device.synchronize()?;
     let blocks = memory::pool_blocks(config, &*target, draft.as_deref(), budget)?;
     let drafter: Option<Box<dyn Drafter>> = match (draft, &config.drafter) {
         (Some(model), _) => Some(Box::new(DraftModel::new(

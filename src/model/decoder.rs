@@ -147,6 +147,8 @@ impl Decoder {
                 .for_each(|(f, by)| *f /= by);
         }
         weights.finish();
+        // A GPU has a queue for each thread, and another thread may use the weights.
+        weights.device().synchronize()?;
         Ok(Self {
             dtypes: weights.dtypes(),
             device: weights.device().clone(),

@@ -1,22 +1,88 @@
 #include "emulator.h"
 #include <cstdio>
 #include <cstdlib>
-#include <ucontext.h>
 #include <vector>
+#ifndef __x86_64__
+#include <ucontext.h>
+#endif
 
 Dim threadIdx, blockIdx, blockDim, gridDim;
 
+#ifdef __x86_64__
+// ucontext asks the system for the signal mask at each switch, which takes most of its time. Here
+// the registers that a call keeps go to the old stack, whose top is written to `from`, and come from
+// the new one.
+extern "C" void emulator_switch(void **from, void *to);
+asm(R"(
+.text
+.globl emulator_switch
+.hidden emulator_switch
+.type emulator_switch, @function
+emulator_switch:
+    endbr64
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+.size emulator_switch, .-emulator_switch
+)");
+#endif
+
 namespace emulator {
 
-unsigned char dynamic_shared[1 << 18];
-uint32_t exchange[32][32][6];
+unsigned char dynamic_shared[MOST_SHARED + GUARD];
+uint64_t exchange[32][32];
+Fragments fragments[32];
 
 namespace {
 
-struct Thread {
+constexpr size_t STACK = 1 << 16;
+
+// Where a coroutine goes on.
+#ifdef __x86_64__
+struct Context {
+    void *top;
+
+    void go_to(Context &other) { emulator_switch(&top, other.top); }
+
+    void start_with(void (*function)(), char *stack) {
+        // Six registers, where to go on, and what a call leaves on the stack.
+        void **at = reinterpret_cast<void **>(stack + STACK);
+        at[-1] = nullptr;
+        at[-2] = reinterpret_cast<void *>(function);
+        top = at - 8;
+    }
+};
+#else
+struct Context {
     ucontext_t context;
+
+    void go_to(Context &other) { swapcontext(&context, &other.context); }
+
+    void start_with(void (*function)(), char *stack) {
+        getcontext(&context);
+        context.uc_stack.ss_sp = stack;
+        context.uc_stack.ss_size = STACK;
+        makecontext(&context, function, 0);
+    }
+};
+#endif
+
+struct Thread {
+    Context context;
     bool ended;
-    std::vector<char> stack = std::vector<char>(1 << 18);
+    alignas(16) char stack[STACK];
 };
 
 // Threads that wait for all of a group that have not ended.
@@ -32,9 +98,9 @@ struct Barrier {
     }
 };
 
-std::vector<Thread> threads;
-std::function<void()> body;
-ucontext_t scheduler;
+std::vector<Thread *> threads;
+const std::function<void()> *body;
+Context scheduler;
 int current;
 Barrier block, warps[32];
 
@@ -43,33 +109,30 @@ void wait(Barrier &barrier) {
     barrier.waiting++;
     barrier.pass();
     while (barrier.passed == before) {
-        swapcontext(&threads[current].context, &scheduler);
+        threads[current]->context.go_to(scheduler);
     }
 }
 
 void run() {
-    body();
-    threads[current].ended = true;
+    (*body)();
+    threads[current]->ended = true;
     for (Barrier *barrier : {&block, &warps[current / 32]}) {
         barrier->alive--;
         barrier->pass();
     }
-    swapcontext(&threads[current].context, &scheduler);
+    threads[current]->context.go_to(scheduler);
 }
 
-void run_block(int count) {
+void run_block(int count, size_t shared) {
     block = Barrier{count};
     std::fill_n(warps, 32, Barrier{});
     // What a block finds in its memory is anything.
-    memset(dynamic_shared, 0xff, sizeof dynamic_shared);
+    memset(dynamic_shared, 0xff, shared + GUARD);
     for (int i = 0; i < count; i++) {
-        Thread &thread = threads[i];
+        Thread &thread = *threads[i];
         thread.ended = false;
         warps[i / 32].alive++;
-        getcontext(&thread.context);
-        thread.context.uc_stack.ss_sp = thread.stack.data();
-        thread.context.uc_stack.ss_size = thread.stack.size();
-        makecontext(&thread.context, run, 0);
+        thread.context.start_with(run, thread.stack);
     }
     for (long rounds = 0; block.alive > 0; rounds++) {
         if (rounds > 10'000'000) {
@@ -77,10 +140,16 @@ void run_block(int count) {
             exit(2);
         }
         for (current = 0; current < count; current++) {
-            if (!threads[current].ended) {
+            if (!threads[current]->ended) {
                 threadIdx = {current, 0, 0};
-                swapcontext(&scheduler, &threads[current].context);
+                scheduler.go_to(threads[current]->context);
             }
+        }
+    }
+    for (size_t i = shared; i < shared + GUARD; i++) {
+        if (dynamic_shared[i] != 0xff) {
+            fprintf(stderr, "a block writes beyond its %zu bytes of shared memory\n", shared);
+            exit(2);
         }
     }
 }
@@ -90,18 +159,18 @@ void run_block(int count) {
 void wait_for_block() { wait(block); }
 void wait_for_warp() { wait(warps[current / 32]); }
 
-void launch(Dim grid, int count, std::function<void()> kernel) {
-    body = kernel;
+void launch(Dim grid, int count, const std::function<void()> &kernel, size_t shared) {
+    body = &kernel;
     gridDim = grid;
     blockDim = {count, 1, 1};
-    if ((int)threads.size() < count) {
-        threads.resize(count);
+    while ((int)threads.size() < count) {
+        threads.push_back(new Thread);
     }
     for (int z = 0; z < grid.z; z++) {
         for (int y = 0; y < grid.y; y++) {
             for (int x = 0; x < grid.x; x++) {
                 blockIdx = {x, y, z};
-                run_block(count);
+                run_block(count, shared);
             }
         }
     }

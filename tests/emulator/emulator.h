@@ -24,14 +24,21 @@ struct Dim {
 extern Dim threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulator {
+// As much as a block of a large GPU may ask for, and what nobody may write behind it.
+constexpr size_t MOST_SHARED = 227 << 10, GUARD = 256;
 extern unsigned char dynamic_shared[];
 // What threads of a warp show each other.
-extern uint32_t exchange[32][32][6];
+extern uint64_t exchange[32][32];
+// The matrices that a warp multiplies.
+struct Fragments {
+    float left[16][16], right[16][8];
+};
+extern Fragments fragments[32];
 void wait_for_warp();
 void wait_for_block();
-// Runs `kernel` for each thread of each block.
-void launch(Dim grid, int threads, std::function<void()> kernel);
-inline auto &warp() { return exchange[threadIdx.x / 32]; }
+// Runs `kernel` for each thread of each block, with `shared` bytes of dynamic shared memory.
+void launch(Dim grid, int threads, const std::function<void()> &kernel, size_t shared = MOST_SHARED);
+inline int warp() { return threadIdx.x / 32; }
 inline int lane() { return threadIdx.x % 32; }
 template <typename To, typename From> To cast(From from) {
     static_assert(sizeof(To) == sizeof(From));
@@ -57,6 +64,9 @@ inline float __bfloat162float(__nv_bfloat16 x) {
 }
 inline __nv_bfloat16 __float2bfloat16_rn(float x) {
     uint32_t bits = emulator::cast<uint32_t>(x);
+    if (x != x) {
+        return {0x7fff};
+    }
     return {uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
 
@@ -64,19 +74,24 @@ struct __half {
     uint16_t bits;
 };
 inline float __half2float(__half x) {
-    float magnitude = x.bits >> 10 & 31 ? std::ldexp(float((x.bits & 1023) | 1024), (x.bits >> 10 & 31) - 25)
-                                        : std::ldexp(float(x.bits & 1023), -24);
+    int exponent = x.bits >> 10 & 31, places = x.bits & 1023;
+    float magnitude = exponent == 31 ? (places ? NAN : INFINITY)
+                      : exponent     ? emulator::cast<float>(uint32_t(exponent + 112) << 23 | places << 13)
+                                     : places * 0x1p-24f;
     return x.bits >> 15 ? -magnitude : magnitude;
 }
-// Of finite numbers that f16 has a neighbour of.
 inline __half __float2half_rn(float x) {
+    uint16_t sign = std::signbit(x) ? 0x8000 : 0;
+    // Halfway from the largest number to the next there would be.
+    if (!(std::fabs(x) < 65520)) {
+        return {uint16_t(x == x ? sign | 0x7c00 : 0x7fff)};
+    }
     int exponent;
     std::frexp(x, &exponent);
     exponent = x == 0 ? -13 : std::max(exponent, -13);
     // In units of the last place, of which there are 11 bits; a carry moves on to the exponent.
     uint16_t places = uint16_t(std::nearbyint(std::ldexp(std::fabs(x), 11 - exponent)));
-    uint16_t bits = uint16_t(((exponent + 13) << 10) + places);
-    return {uint16_t(bits | (std::signbit(x) ? 0x8000 : 0))};
+    return {uint16_t(sign | (((exponent + 13) << 10) + places))};
 }
 
 inline float __fadd_rn(float a, float b) { return a + b; }
@@ -91,11 +106,12 @@ template <typename T> T __ldg(const T *from) { return *from; }
 
 inline void __syncthreads() { emulator::wait_for_block(); }
 template <typename T> T __shfl_xor_sync(unsigned, T x, int mask) {
-    auto &warp = emulator::warp();
-    memcpy(warp[emulator::lane()], &x, sizeof x);
+    auto &warp = emulator::exchange[emulator::warp()];
+    static_assert(sizeof x <= sizeof warp[0]);
+    memcpy(&warp[emulator::lane()], &x, sizeof x);
     emulator::wait_for_warp();
     T other;
-    memcpy(&other, warp[emulator::lane() ^ mask], sizeof other);
+    memcpy(&other, &warp[emulator::lane() ^ mask], sizeof other);
     emulator::wait_for_warp();
     return other;
 }
@@ -113,30 +129,21 @@ inline float __int_as_float(int x) { return emulator::cast<float>(x); }
 // mma.m16n8k16.row.col with f32 sums, by the table of fragments in the PTX manual.
 template <typename T>
 void emulate_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    auto &warp = emulator::warp();
-    const uint32_t own[6] = {a[0], a[1], a[2], a[3], b0, b1};
-    memcpy(warp[emulator::lane()], own, sizeof own);
-    emulator::wait_for_warp();
-    float left[16][16], right[16][8];
-    for (int lane = 0; lane < 32; lane++) {
-        int group = lane / 4, pair = lane % 4 * 2;
-        for (int half = 0; half < 2; half++) {
-            auto value = [&](int i) {
-                return widen(emulator::cast<T>(uint16_t(warp[lane][i] >> (16 * half))));
-            };
-            for (int i = 0; i < 4; i++) {
-                left[group + i % 2 * 8][pair + i / 2 * 8 + half] = value(i);
-            }
-            for (int i = 0; i < 2; i++) {
-                right[pair + i * 8 + half][group] = value(4 + i);
-            }
+    auto &[left, right] = emulator::fragments[emulator::warp()];
+    const int group = emulator::lane() / 4, pair = emulator::lane() % 4 * 2;
+    for (int half = 0; half < 2; half++) {
+        auto value = [&](uint32_t two) { return widen(emulator::cast<T>(uint16_t(two >> (16 * half)))); };
+        for (int i = 0; i < 4; i++) {
+            left[group + i % 2 * 8][pair + i / 2 * 8 + half] = value(a[i]);
         }
+        right[pair + half][group] = value(b0);
+        right[pair + 8 + half][group] = value(b1);
     }
     emulator::wait_for_warp();
-    int group = emulator::lane() / 4, pair = emulator::lane() % 4 * 2;
     for (int k = 0; k < 16; k++) {
         for (int i = 0; i < 4; i++) {
             d[i] += left[group + i / 2 * 8][k] * right[k][pair + i % 2];
         }
     }
+    emulator::wait_for_warp();
 }

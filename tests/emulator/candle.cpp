@@ -1,0 +1,131 @@
+// Those kernels of candle that a forward of ours needs, by their names and parameters there. A tensor
+// that is not contiguous comes with `info`: its dimensions, then its strides.
+#include "cuda/common.cuh"
+#include "gpu.h"
+#include <type_traits>
+
+namespace {
+
+template <typename T> constexpr bool is_short = std::is_same_v<T, f16> || std::is_same_v<T, bf16>;
+
+// Values as C++ computes with them, and back.
+template <typename T> auto number(T x) {
+    if constexpr (is_short<T>) {
+        return widen(x);
+    } else {
+        return x;
+    }
+}
+template <typename T, typename V> T value(V x) {
+    if constexpr (is_short<T>) {
+        return narrow<T>(float(x));
+    } else {
+        return T(x);
+    }
+}
+
+template <typename F> void for_each(size_t count, F work) {
+    const size_t threads = (size_t)blockDim.x * gridDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += threads) {
+        work(i);
+    }
+}
+
+// Where element i is, in the order of the dimensions.
+size_t place(size_t i, size_t dims, const size_t *sizes, const size_t *strides) {
+    size_t at = 0;
+    for (size_t d = dims; d-- > 0; i /= sizes[d]) {
+        at += i % sizes[d] * strides[d];
+    }
+    return at;
+}
+size_t place(size_t i, size_t dims, const size_t *info) { return info ? place(i, dims, info, info + dims) : i; }
+
+template <typename From, typename To>
+void cast(size_t count, size_t dims, const size_t *info, const From *from, To *to) {
+    for_each(count, [&](size_t i) { to[i] = value<To>(number(from[place(i, dims, info)])); });
+}
+
+template <typename T> void const_set(size_t count, size_t dims, const size_t *info, T value, T *to) {
+    for_each(count, [&](size_t i) { to[place(i, dims, info)] = value; });
+}
+
+template <typename T>
+void copy2d(const T *from, T *to, uint32_t rows, uint32_t width, uint32_t from_stride, uint32_t to_stride) {
+    for_each((size_t)rows * width, [&](size_t i) {
+        size_t row = i / width, column = i % width;
+        to[row * to_stride + column] = from[row * from_stride + column];
+    });
+}
+
+template <typename T>
+void affine(size_t count, size_t dims, const size_t *info, const T *from, T *to, T factor, T summand) {
+    for_each(count, [&](size_t i) {
+        T product = value<T>(number(from[place(i, dims, info)]) * number(factor));
+        to[i] = value<T>(number(product) + number(summand));
+    });
+}
+
+template <typename T, typename Op>
+void binary(size_t count, size_t dims, const size_t *info, const T *a, const T *b, T *to) {
+    for_each(count, [&](size_t i) {
+        size_t at_a = info ? place(i, dims, info, info + dims) : i;
+        size_t at_b = info ? place(i, dims, info, info + 2 * dims) : i;
+        to[i] = value<T>(Op()(number(a[at_a]), number(b[at_b])));
+    });
+}
+
+uint32_t checked(uint32_t id, size_t size, const char *kernel) {
+    if (id >= size) {
+        gpu::fault("%s: id %u of %zu", kernel, id, size);
+    }
+    return id;
+}
+
+// The middle one of three dimensions is chosen from; ids are contiguous.
+template <typename T>
+void index_select(size_t count, size_t, const size_t *, const uint32_t *ids, const T *from, T *to, size_t,
+                  size_t size, size_t chosen, size_t right) {
+    for_each(count, [&](size_t i) {
+        uint32_t id = checked(ids[i / right % chosen], size, "index_select");
+        to[i] = from[(i / (chosen * right) * size + id) * right + i % right];
+    });
+}
+
+template <typename T>
+void scatter(const uint32_t *ids, const T *from, T *to, size_t left, size_t chosen, size_t size, size_t right) {
+    for_each(left * right, [&](size_t i) {
+        for (size_t j = 0; j < chosen; j++) {
+            size_t at = (i / right * chosen + j) * right + i % right;
+            uint32_t id = checked(ids[at], size, "scatter");
+            to[(i / right * size + id) * right + i % right] = from[at];
+        }
+    });
+}
+
+template <typename T> void add_for(const std::string &type) {
+    gpu::add("ucopy_" + type, cast<T, T>);
+    gpu::add("cast_" + type + "_f32", cast<T, float>);
+    gpu::add("cast_" + type + "_f16", cast<T, f16>);
+    gpu::add("cast_" + type + "_bf16", cast<T, bf16>);
+    gpu::add("cast_" + type + "_u32", cast<T, uint32_t>);
+    gpu::add("const_set_" + type, const_set<T>);
+    gpu::add("copy2d_" + type, copy2d<T>);
+    gpu::add("affine_" + type, affine<T>);
+    gpu::add("badd_" + type, binary<T, std::plus<>>);
+    gpu::add("bsub_" + type, binary<T, std::minus<>>);
+    gpu::add("bmul_" + type, binary<T, std::multiplies<>>);
+    gpu::add("bdiv_" + type, binary<T, std::divides<>>);
+    gpu::add("is_u32_" + type, index_select<T>);
+    gpu::add("s_u32_" + type, scatter<T>);
+}
+
+[[maybe_unused]] const bool added = [] {
+    add_for<float>("f32");
+    add_for<f16>("f16");
+    add_for<bf16>("bf16");
+    add_for<uint32_t>("u32");
+    return true;
+}();
+
+} // namespace

@@ -1,0 +1,355 @@
+// The CUDA driver's API of the emulated GPU: the device, memory, modules and launches. Functions
+// that nobody here calls are missing, or say that they are not supported.
+#include "gpu.h"
+#include <csignal>
+#include <cstdio>
+#include <sys/mman.h>
+#include <utility>
+
+using namespace gpu;
+using Lock = std::lock_guard<std::recursive_mutex>;
+
+namespace {
+
+// One device with one context, which each thread has to make its own.
+int device_context;
+thread_local void *context;
+
+struct Module {
+    std::string image;
+};
+
+struct Function {
+    std::string name;
+    // Dynamic shared memory that a launch may ask for.
+    int shared = 48 << 10;
+};
+
+// Reads and writes where no memory is end here.
+void on_fault(int signal, siginfo_t *info, void *) {
+    std::signal(signal, SIG_DFL);
+    fprintf(stderr, "emulated GPU: no memory at %p, used by %s", info->si_addr, doing.c_str());
+    if (kernels().count(doing)) {
+        fprintf(stderr, " in thread %d of block (%d, %d, %d)", threadIdx.x, blockIdx.x, blockIdx.y, blockIdx.z);
+    }
+    fprintf(stderr, "\n");
+    raise(signal);
+}
+
+// Copies that the host waits for, or that find their bytes in pageable memory.
+CUresult copy(void *stream, const char *what, void *to, const void *from, size_t bytes, bool from_device,
+              bool to_device) {
+    if (bytes == 0) {
+        return CUDA_SUCCESS;
+    }
+    return submit(stream, [=](Stream &on) {
+        doing = what;
+        if (from_device) {
+            use(on, from, bytes, false);
+        }
+        if (to_device) {
+            use(on, to, bytes, true);
+        }
+        memmove(to, from, bytes);
+        if (!to_device) {
+            // Pageable memory is filled when the call returns.
+            on.finished = on.submitted;
+        }
+        return CUDA_SUCCESS;
+    });
+}
+
+template <typename T> CUresult set(void *stream, uint64_t pointer, T value, size_t count) {
+    if (count == 0) {
+        return CUDA_SUCCESS;
+    }
+    return submit(stream, [=](Stream &on) {
+        doing = "memset";
+        auto at = reinterpret_cast<T *>(pointer);
+        use(on, at, count * sizeof(T), true);
+        constexpr uint64_t PAGE = 1 << 16;
+        uint64_t first = (pointer + PAGE - 1) / PAGE * PAGE, end = (pointer + count * sizeof(T)) / PAGE * PAGE;
+        if (value == 0 && first < end) {
+            // Whole pages of zeros cost nothing if the system makes them.
+            madvise(reinterpret_cast<void *>(first), end - first, MADV_DONTNEED);
+        }
+        for (size_t i = 0; i < count; i++) {
+            if (at[i] != value) {
+                at[i] = value;
+            }
+        }
+        return CUDA_SUCCESS;
+    });
+}
+
+} // namespace
+
+API CUresult cuInit(unsigned) {
+    Lock lock(mutex);
+    static bool ready = false;
+    if (!std::exchange(ready, true)) {
+        struct sigaction action = {};
+        action.sa_sigaction = on_fault;
+        action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+        sigaction(SIGSEGV, &action, nullptr);
+        fprintf(stderr, "emulated GPU: %zu kernels, %zu MiB\n", kernels().size(), MEMORY >> 20);
+    }
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuDriverGetVersion(int *version) {
+    *version = 13000;
+    return CUDA_SUCCESS;
+}
+API CUresult cuDeviceGetCount(int *count) {
+    *count = 1;
+    return CUDA_SUCCESS;
+}
+API CUresult cuDeviceGet(int *device, int ordinal) {
+    *device = 0;
+    return ordinal == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+API CUresult cuDeviceGetName(char *name, int length, int) {
+    snprintf(name, length, "emulated GPU");
+    return CUDA_SUCCESS;
+}
+API CUresult cuDeviceTotalMem_v2(size_t *bytes, int) {
+    *bytes = MEMORY;
+    return CUDA_SUCCESS;
+}
+API CUresult cuDeviceGetAttribute(int *value, int attribute, int) {
+    switch (attribute) {
+    case 1: // threads of a block
+        *value = 1024;
+        break;
+    case 10: // threads of a warp
+        *value = 32;
+        break;
+    case 16: // multiprocessors
+        *value = 132;
+        break;
+    case 75: // compute capability
+        *value = 9;
+        break;
+    case 97: // dynamic shared memory on request
+        *value = emulator::MOST_SHARED;
+        break;
+    case 115: // memory pools
+        *value = 1;
+        break;
+    default:
+        *value = 0;
+    }
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuDevicePrimaryCtxRetain(void **result, int) {
+    *result = &device_context;
+    return CUDA_SUCCESS;
+}
+API CUresult cuDevicePrimaryCtxRelease_v2(int) { return CUDA_SUCCESS; }
+API CUresult cuCtxSetCurrent(void *current) {
+    context = current;
+    return CUDA_SUCCESS;
+}
+API CUresult cuCtxGetCurrent(void **current) {
+    *current = context;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuGetErrorName(int, const char **text) {
+    *text = "an error of the emulated GPU";
+    return CUDA_SUCCESS;
+}
+API CUresult cuGetErrorString(int error, const char **text) {
+    static auto &texts = *new std::map<int, std::string>;
+    Lock lock(mutex);
+    *text = (texts[error] = "error " + std::to_string(error) + " of the emulated GPU").c_str();
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuMemGetInfo_v2(size_t *left, size_t *total) {
+    Lock lock(mutex);
+    *total = MEMORY;
+    *left = MEMORY - memory_in_use();
+    return context ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+API CUresult cuMemAlloc_v2(uint64_t *pointer, size_t bytes) {
+    Lock lock(mutex);
+    if (!context) {
+        return CUDA_ERROR_INVALID_CONTEXT;
+    }
+    if (waiting_spoils_capture()) {
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    return bytes ? allocate(pointer, bytes) : CUDA_ERROR_INVALID_VALUE;
+}
+API CUresult cuMemFree_v2(uint64_t pointer) {
+    Lock lock(mutex);
+    if (waiting_spoils_capture()) {
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    doing = "cuMemFree";
+    finish_all();
+    return pointer ? release(stream_of(nullptr), pointer) : CUDA_SUCCESS;
+}
+
+API CUresult cuMemAllocAsync(uint64_t *pointer, size_t bytes, void *handle) {
+    Lock lock(mutex);
+    if (!context) {
+        return CUDA_ERROR_INVALID_CONTEXT;
+    }
+    *pointer = 0;
+    Stream &stream = stream_of(handle);
+    if (bytes == 0 || !stream.capture) {
+        return bytes ? allocate(pointer, bytes) : CUDA_SUCCESS;
+    }
+    if (CUresult error = allocate(pointer, bytes, true)) {
+        return error;
+    }
+    stream.capture->places.push_back(*pointer);
+    return submit(handle, [place = *pointer](Stream &) { return restore(place); });
+}
+API CUresult cuMemFreeAsync(uint64_t pointer, void *handle) {
+    Lock lock(mutex);
+    if (pointer == 0) {
+        return CUDA_SUCCESS;
+    }
+    if (Graph *graph = stream_of(handle).capture) {
+        // A graph frees what it has allocated, and nothing else.
+        auto &places = graph->places;
+        if (std::find(places.begin(), places.end(), pointer) == places.end()) {
+            return CUDA_ERROR_INVALID_VALUE;
+        }
+    }
+    return submit(handle, [=](Stream &on) {
+        doing = "cuMemFreeAsync";
+        return release(on, pointer);
+    });
+}
+
+API CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned) {
+    Lock lock(mutex);
+    if (waiting_spoils_capture()) {
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    *pointer = malloc(bytes);
+    return CUDA_SUCCESS;
+}
+API CUresult cuMemFreeHost(void *pointer) {
+    free(pointer);
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream) {
+    Lock lock(mutex);
+    return copy(stream, "a copy from the host", reinterpret_cast<void *>(to), from, bytes, false, true);
+}
+API CUresult cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream) {
+    Lock lock(mutex);
+    return copy(stream, "a copy to the host", to, reinterpret_cast<void *>(from), bytes, true, false);
+}
+API CUresult cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void *stream) {
+    Lock lock(mutex);
+    return copy(stream, "a copy", reinterpret_cast<void *>(to), reinterpret_cast<void *>(from), bytes, true, true);
+}
+API CUresult cuMemsetD8Async(uint64_t to, unsigned char value, size_t count, void *stream) {
+    Lock lock(mutex);
+    return set<uint8_t>(stream, to, value, count);
+}
+API CUresult cuMemsetD32Async(uint64_t to, unsigned value, size_t count, void *stream) {
+    Lock lock(mutex);
+    return set<uint32_t>(stream, to, value, count);
+}
+
+// Those without a stream wait for all there is.
+template <typename F> static CUresult waited(F call) {
+    Lock lock(mutex);
+    if (waiting_spoils_capture()) {
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    finish_all();
+    CUresult result = call();
+    finish_all();
+    return result;
+}
+API CUresult cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) {
+    return waited([=] { return cuMemcpyHtoDAsync_v2(to, from, bytes, nullptr); });
+}
+API CUresult cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) {
+    return waited([=] { return cuMemcpyDtoHAsync_v2(to, from, bytes, nullptr); });
+}
+API CUresult cuMemcpyDtoD_v2(uint64_t to, uint64_t from, size_t bytes) {
+    return waited([=] { return cuMemcpyDtoDAsync_v2(to, from, bytes, nullptr); });
+}
+API CUresult cuMemsetD8_v2(uint64_t to, unsigned char value, size_t count) {
+    return waited([=] { return cuMemsetD8Async(to, value, count, nullptr); });
+}
+
+API CUresult cuModuleLoadData(Module **module, const char *image) {
+    Lock lock(mutex);
+    if (!context) {
+        return CUDA_ERROR_INVALID_CONTEXT;
+    }
+    if (waiting_spoils_capture()) {
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    *module = new Module{image};
+    return CUDA_SUCCESS;
+}
+API CUresult cuModuleUnload(Module *module) {
+    delete module;
+    return CUDA_SUCCESS;
+}
+API CUresult cuModuleGetFunction(Function **function, Module *module, const char *name) {
+    Lock lock(mutex);
+    // Where there is PTX, the function has to be in it; a stub of a compiler gives none.
+    const std::string &image = module->image;
+    if (image.find(".entry ") != std::string::npos &&
+        image.find(".entry " + std::string(name) + "(") == std::string::npos) {
+        return CUDA_ERROR_NOT_FOUND;
+    }
+    static auto &functions = *new std::map<std::string, Function>;
+    *function = &functions.try_emplace(name, Function{name}).first->second;
+    return CUDA_SUCCESS;
+}
+API CUresult cuFuncSetAttribute(Function *function, int attribute, int value) {
+    Lock lock(mutex);
+    if (attribute == 8) {
+        if (value < 0 || size_t(value) > emulator::MOST_SHARED) {
+            return CUDA_ERROR_INVALID_VALUE;
+        }
+        function->shared = value;
+    }
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuLaunchKernel(Function *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y,
+                            unsigned threads_z, unsigned shared, void *stream, void **parameters, void **) {
+    Lock lock(mutex);
+    if (!context) {
+        return CUDA_ERROR_INVALID_CONTEXT;
+    }
+    auto kernel = kernels().find(function->name);
+    if (kernel == kernels().end() || threads_y != 1 || threads_z != 1) {
+        fprintf(stderr, "emulated GPU: no emulation of kernel %s\n", function->name.c_str());
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    bool fits = x > 0 && y > 0 && z > 0 && x < 1u << 31 && y < 1 << 16 && z < 1 << 16 && threads > 0 && threads <= 1024;
+    if (!fits || shared > unsigned(std::max(function->shared, 48 << 10))) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    Call call = kernel->second(parameters);
+    Dim grid{int(x), int(y), int(z)};
+    return submit(stream, [=, name = function->name](Stream &on) {
+        doing = name;
+        for (auto pointer : call.pointers) {
+            if (pointer.at) {
+                use(on, pointer.at, 0, pointer.writes);
+            }
+        }
+        emulator::launch(grid, threads, call.thread, shared);
+        return CUDA_SUCCESS;
+    });
+}

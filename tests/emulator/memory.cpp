@@ -1,0 +1,193 @@
+// The memory of the emulated GPU. Each allocation ends at a page that nobody may touch; it is full
+// of 0xff at first, since a GPU promises nothing, and what surrounds it on its pages must not change.
+#include "gpu.h"
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <sys/mman.h>
+#include <unistd.h>
+
+namespace gpu {
+
+// Threads may still be at work when a program ends, so nothing here is ever destroyed.
+std::recursive_mutex &mutex = *new std::recursive_mutex;
+std::string &doing = *new std::string(HOST);
+
+std::map<std::string, Kernel> &kernels() {
+    static auto &all = *new std::map<std::string, Kernel>;
+    return all;
+}
+
+namespace {
+
+constexpr unsigned char FENCE = 0xa5;
+// Bytes at the start of an allocation that are filled: pools of gigabytes shall cost no memory.
+constexpr size_t FILLED = 16 << 20;
+
+// Work that used an allocation last.
+struct Use {
+    Stream *stream = nullptr;
+    long number = 0;
+    std::string what;
+
+    // Whether work of another stream may come before it.
+    bool may_run_with(const Stream &other) const {
+        return stream && stream != &other && number > stream->finished;
+    }
+};
+
+struct Allocation {
+    size_t bytes;
+    unsigned char *pages;
+    size_t mapped;
+    // A place that a graph keeps, and whether there is no memory at it.
+    bool reserved = false, withdrawn = false;
+    Use writer;
+    std::map<Stream *, Use> readers;
+};
+
+// By pointer.
+std::map<uint64_t, Allocation> &allocations = *new std::map<uint64_t, Allocation>;
+size_t in_use;
+
+size_t page() { return sysconf(_SC_PAGESIZE); }
+
+unsigned char *bytes_at(uint64_t pointer) { return reinterpret_cast<unsigned char *>(pointer); }
+
+// The bytes of an allocation's pages before and after it.
+template <typename F> void for_fence(uint64_t pointer, const Allocation &a, F work) {
+    for (auto at = a.pages; at < bytes_at(pointer); at++) {
+        work(*at);
+    }
+    for (auto at = bytes_at(pointer) + a.bytes; at < a.pages + a.mapped; at++) {
+        work(*at);
+    }
+}
+
+void fill(uint64_t pointer, const Allocation &a) {
+    for_fence(pointer, a, [](unsigned char &byte) { byte = FENCE; });
+    memset(bytes_at(pointer), 0xff, std::min(a.bytes, FILLED));
+}
+
+void check(uint64_t pointer, const Allocation &a) {
+    for_fence(pointer, a, [&](unsigned char byte) {
+        if (byte != FENCE) {
+            fault("something wrote around an allocation of %zu bytes; last written by %s", a.bytes,
+                  a.writer.what.c_str());
+        }
+    });
+}
+
+Allocation *find(uint64_t pointer) {
+    auto after = allocations.upper_bound(pointer);
+    if (after == allocations.begin()) {
+        return nullptr;
+    }
+    auto &[start, allocation] = *std::prev(after);
+    return pointer <= start + allocation.bytes && !allocation.withdrawn ? &allocation : nullptr;
+}
+
+void note_use(Stream &stream, Allocation &a, bool writes) {
+    auto race = [&](const Use &other, const char *verb) {
+        if (other.may_run_with(stream)) {
+            fault("%s on stream %d %s %zu bytes that %s on stream %d may not be done with", doing.c_str(),
+                  stream.number, verb, a.bytes, other.what.c_str(), other.stream->number);
+        }
+    };
+    race(a.writer, writes ? "writes" : "reads");
+    Use now{&stream, stream.submitted, doing};
+    if (!writes) {
+        a.readers[&stream] = now;
+        return;
+    }
+    for (auto &[_, reader] : a.readers) {
+        race(reader, "writes");
+    }
+    a.readers.clear();
+    a.writer = now;
+}
+
+} // namespace
+
+void fault(const char *format, ...) {
+    va_list list;
+    va_start(list, format);
+    fprintf(stderr, "emulated GPU: ");
+    vfprintf(stderr, format, list);
+    fprintf(stderr, "\n");
+    va_end(list);
+    abort();
+}
+
+CUresult allocate(uint64_t *pointer, size_t bytes, bool reserved) {
+    if (in_use + bytes > MEMORY) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    // As aligned as vectors of kernels have to be, and not more: the end is guarded at once.
+    size_t room = (bytes + 15) / 16 * 16, mapped = (room + page() - 1) / page() * page();
+    void *pages = mmap(nullptr, mapped + 2 * page(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (pages == MAP_FAILED) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    auto first = static_cast<unsigned char *>(pages) + page();
+    *pointer = reinterpret_cast<uint64_t>(first + mapped - room);
+    allocations[*pointer] = {bytes, first, mapped, reserved, true};
+    in_use += bytes;
+    return reserved ? CUDA_SUCCESS : restore(*pointer);
+}
+
+CUresult restore(uint64_t pointer) {
+    auto &a = allocations.at(pointer);
+    if (!a.withdrawn) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    a.withdrawn = false;
+    mprotect(a.pages, a.mapped, PROT_READ | PROT_WRITE);
+    fill(pointer, a);
+    return CUDA_SUCCESS;
+}
+
+CUresult release(Stream &stream, uint64_t pointer) {
+    auto at = allocations.find(pointer);
+    if (at == allocations.end() || at->second.withdrawn) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    auto &a = at->second;
+    check(pointer, a);
+    note_use(stream, a, true);
+    a.withdrawn = true;
+    mprotect(a.pages, a.mapped, PROT_NONE);
+    if (!a.reserved) {
+        discard(pointer);
+    }
+    return CUDA_SUCCESS;
+}
+
+void discard(uint64_t pointer) {
+    auto &a = allocations.at(pointer);
+    a.reserved = false;
+    if (a.withdrawn) {
+        munmap(a.pages - page(), a.mapped + 2 * page());
+        in_use -= a.bytes;
+        allocations.erase(pointer);
+    }
+}
+
+size_t memory_in_use() { return in_use; }
+
+void use(Stream &stream, const void *at, size_t bytes, bool writes) {
+    auto pointer = reinterpret_cast<uint64_t>(at);
+    auto after = allocations.upper_bound(pointer);
+    Allocation *a = find(pointer);
+    if (!a) {
+        fault("%s is given %p, where no memory is", doing.c_str(), at);
+    }
+    uint64_t end = std::prev(after)->first + a->bytes;
+    if (pointer + bytes > end) {
+        fault("%s takes %zu bytes of the last %zu of an allocation of %zu", doing.c_str(), bytes,
+              size_t(end - pointer), a->bytes);
+    }
+    note_use(stream, *a, writes);
+}
+
+} // namespace gpu

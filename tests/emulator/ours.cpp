@@ -1,0 +1,37 @@
+// Our kernels, for the emulated GPU.
+#include "dense/gemv.cu"
+#include "norm.cu"
+#include "paged_attention/paged_attention.cu"
+#include "rope_kv_write.cu"
+#include "sample/sample.cu"
+#include "swiglu.cu"
+
+#include "gpu.h"
+
+namespace {
+
+#define ADD(NAME) gpu::add(#NAME, NAME);
+#define ADD_WIDTH(NAME, D)                                                                         \
+    ADD(attend_whole_##NAME##_##D)                                                                 \
+    ADD(attend_split_##NAME##_##D)                                                                 \
+    ADD(merge_##NAME##_##D)
+#define ADD_FLOAT(T, NAME)                                                                         \
+    ADD(add_norm_##NAME)                                                                           \
+    ADD(rope_kv_write_##NAME)                                                                      \
+    ADD(swiglu_##NAME)                                                                             \
+    ADD_WIDTH(NAME, 64)                                                                            \
+    ADD_WIDTH(NAME, 128)
+
+[[maybe_unused]] const bool added = [] {
+    FOR_FLOATS(ADD_FLOAT)
+    ADD(gemv1_f16)
+    ADD(gemv2_f16)
+    ADD(gemv1_bf16)
+    ADD(gemv2_bf16)
+    ADD(edit_logits)
+    ADD(shape_rows)
+    ADD(verify_chains)
+    return true;
+}();
+
+} // namespace
