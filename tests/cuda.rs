@@ -13,6 +13,7 @@ use foretoken::model::{Batch, LoadFormat, LoadOptions, Model, ModelSource, load}
 use foretoken::sampling::SamplingParams;
 use foretoken::spec::{DraftModel, Drafter};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 const BLOCK_SIZE: usize = 16;
 const BLOCKS: usize = 64;
@@ -201,7 +202,7 @@ fn a_row_has_the_same_bits_in_any_company() {
 fn replayed_steps_have_the_bits_of_launched_ones() {
     let Some(gpu) = gpu() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let source = shape(folder.path(), 2, 64);
+    let source = shape(folder.path(), "llama", 64, &[]);
     let tokens = tokens(300);
     let cuts = [
         vec![100],
@@ -213,9 +214,43 @@ fn replayed_steps_have_the_bits_of_launched_ones() {
     for dtype in [DType::F32, DType::BF16] {
         let logits_by = |eager| {
             let mut model = model_by(&source, &gpu, Some(dtype), 6, eager);
-            logits(&mut *model, &tokens, &cuts)
+            let log = Log::default();
+            let writer = log.clone();
+            let subscriber = tracing_subscriber::fmt()
+                .with_max_level(tracing::Level::DEBUG)
+                .with_writer(move || writer.clone())
+                .finish();
+            let logits = tracing::subscriber::with_default(subscriber, || {
+                logits(&mut *model, &tokens, &cuts)
+            });
+            (logits, log.text())
         };
-        assert!(logits_by(false) == logits_by(true), "{dtype:?}");
+        let ((launched, quiet), (replayed, log)) = (logits_by(true), logits_by(false));
+        assert_eq!(quiet, "");
+        // Of one row, and of five, within 2 and within 4 chunks of keys.
+        assert!(log.matches("is recorded").count() >= 3, "{log}");
+        assert!(!log.contains("not recorded"), "{log}");
+        assert!(replayed == launched, "{dtype:?}");
+    }
+}
+
+/// Lines of the log.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 
@@ -270,7 +305,7 @@ fn greedy_texts_do_not_depend_on_drafts() {
 fn sampled_texts_do_not_depend_on_where_they_are_drawn() {
     let Some(gpu) = gpu() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let source = shape(folder.path(), 1, 64);
+    let source = shape(folder.path(), "llama", 64, &[]);
     let target = || model(&source, &gpu, Some(DType::BF16), 5);
     let draft = model(&source, &gpu, Some(DType::BF16), 5);
     let engine = start(target(), Some(draft), 3);

@@ -218,8 +218,10 @@ impl Decoder {
     fn replay(&mut self, batch: &Batch, kv: &KvStore) -> Result<Option<Tensor>> {
         let group = self.config.num_heads / self.config.num_kv_heads;
         let rows = rows(batch, kv.block_size);
-        let key = Key::of(batch, &rows, group, kv);
-        let (Some(key), Some(mut graphs)) = (key, self.graphs.take()) else {
+        let Some(key) = Key::of(batch, &rows, group, kv) else {
+            return Ok(None);
+        };
+        let Some(mut graphs) = self.graphs.take() else {
             return Ok(None);
         };
         let forward = Forward {

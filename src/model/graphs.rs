@@ -109,6 +109,7 @@ impl Graphs {
         });
         match recorded {
             Ok(graph) => {
+                tracing::debug!(?key, "a forward is recorded as a CUDA graph");
                 let recorded = rows.into_tables().map(|tables| Recorded {
                     graph,
                     inputs,
