@@ -1,0 +1,231 @@
+//! The steps of a pair on a GPU against what its memory allows: plain decoding, verification, draft
+//! steps and a whole round, with CUDA graphs and without.
+//!
+//! `FORETOKEN_BENCH_TARGET` and `FORETOKEN_BENCH_DRAFT` name folders with a `config.json` (random weights of
+//! that shape) or GGUF files, `FORETOKEN_BENCH_CONTEXT` the tokens before a step (1024),
+//! `FORETOKEN_BENCH_SPEC_LENGTH` K (5). Times are medians of steps that take turns, in milliseconds.
+
+use candle_core::{DType, Device, Tensor};
+use foretoken::kernels::{self, sample};
+use foretoken::kv::{BlockAllocator, BlockTable, KvStore};
+use foretoken::model::{Batch, LoadFormat, LoadOptions, Model, ModelSource, load};
+use foretoken::sampling::{SamplingParams, shaping};
+use std::path::Path;
+use std::time::Instant;
+
+/// As in the program.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+const ROWS: [usize; 6] = [1, 2, 4, 6, 8, 16];
+const BLOCK_SIZE: usize = 16;
+/// Bytes that are copied to measure the bandwidth.
+const COPIED: usize = 1 << 30;
+/// Times that each step is taken.
+const REPEAT: usize = 50;
+
+fn main() {
+    let device = match kernels::device("cuda") {
+        Ok(device) => device,
+        Err(reason) => {
+            println!("no CUDA device, nothing is measured: {reason}");
+            return;
+        }
+    };
+    let context = number("FORETOKEN_BENCH_CONTEXT", 1024);
+    let k = number("FORETOKEN_BENCH_SPEC_LENGTH", 5);
+    let bandwidth = bandwidth(&device);
+    println!("copies read and write {:.0} GB/s together", bandwidth / 1e9);
+    for eager in [false, true] {
+        println!(
+            "\n{}",
+            if eager {
+                "kernel by kernel"
+            } else {
+                "CUDA graphs"
+            }
+        );
+        let mut target = Loaded::new("TARGET", "configs/llama-3.2-3b", &device, eager, context);
+        let mut draft = Loaded::new("DRAFT", "configs/llama-3.2-1b", &device, eager, context);
+        for one in [&target, &draft] {
+            let floor = one.bytes as f64 / bandwidth * 1e3;
+            println!(
+                "{}: {:.2} GB a step, floor {floor:.3}",
+                one.name,
+                one.bytes as f64 / 1e9
+            );
+        }
+        let verified = target.steps(&ROWS);
+        let drafted = draft.steps(&[1, 2]);
+        println!("| rows of the target | ms | over one row | floor over it |");
+        println!("|---:|---:|---:|---:|");
+        for (rows, ms) in ROWS.iter().zip(&verified) {
+            let floor = target.bytes as f64 / bandwidth * 1e3 / ms;
+            println!(
+                "| {rows} | {ms:.3} | {:.2} | {floor:.2} |",
+                ms / verified[0]
+            );
+        }
+        println!(
+            "draft step {:.3}, of two rows {:.3}; c = {:.2}, floor over it {:.2}",
+            drafted[0],
+            drafted[1],
+            drafted[0] / verified[0],
+            draft.bytes as f64 / bandwidth * 1e3 / drafted[0],
+        );
+        let round = round(&mut target, &mut draft, k);
+        let parts = k as f64 * round.draft + round.verification;
+        println!(
+            "round of K = {k}: {:.3}; {k} x {:.3} + {:.3} = {parts:.3}, over it {:.2}",
+            round.whole,
+            round.draft,
+            round.verification,
+            round.whole / parts
+        );
+    }
+}
+
+fn number(name: &str, default: usize) -> usize {
+    std::env::var(name).map_or(default, |text| {
+        text.parse()
+            .unwrap_or_else(|_| panic!("{name} is a number"))
+    })
+}
+
+/// Bytes a second that a copy within the device's memory reads and writes.
+fn bandwidth(device: &Device) -> f64 {
+    let (free, _) = kernels::device_memory(device).unwrap().unwrap_or((0, 0));
+    let bytes = COPIED.min(free as usize / 4);
+    let from = Tensor::zeros(bytes / 4, DType::F32, device).unwrap();
+    let times = (0..20).map(|_| {
+        device.synchronize().unwrap();
+        let started = Instant::now();
+        let to = from.copy().unwrap();
+        device.synchronize().unwrap();
+        let seconds = started.elapsed().as_secs_f64();
+        drop(to);
+        seconds
+    });
+    2. * bytes as f64 / median(times.collect())
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// A model with a sequence of `context` tokens in its pool.
+struct Loaded {
+    name: String,
+    model: Box<dyn Model>,
+    kv: KvStore,
+    table: BlockTable,
+    context: usize,
+    /// What a step of one row reads: the weights, and K and V of the context.
+    bytes: u64,
+}
+
+impl Loaded {
+    fn new(role: &str, default: &str, device: &Device, eager: bool, context: usize) -> Self {
+        let name = std::env::var(format!("FORETOKEN_BENCH_{role}")).unwrap_or(default.into());
+        let path = Path::new(&name);
+        let (source, format) = match path.is_dir() {
+            true => (ModelSource::Folder(path.into()), LoadFormat::Dummy),
+            false => (ModelSource::Gguf(path.into()), LoadFormat::Auto),
+        };
+        let options = LoadOptions {
+            dtype: (format == LoadFormat::Auto).then_some(DType::BF16),
+            device: device.clone(),
+            format,
+            enforce_eager: eager,
+            ..LoadOptions::default()
+        };
+        let free = || kernels::device_memory(device).unwrap().map_or(0, |m| m.0);
+        let before = free();
+        let model = load(&source, &options).expect("the model loads");
+        let weights = before.saturating_sub(free());
+        let most = ROWS[ROWS.len() - 1];
+        let blocks = (context + most).div_ceil(BLOCK_SIZE);
+        let mut allocator = BlockAllocator::new(blocks, BLOCK_SIZE);
+        let mut table = BlockTable::default();
+        allocator
+            .reserve(&mut table, context + most)
+            .expect("there are as many blocks");
+        Self {
+            bytes: weights + (model.kv_bytes_per_token() * context) as u64,
+            kv: model.new_kv(blocks, BLOCK_SIZE).expect("there is memory"),
+            name,
+            model,
+            table,
+            context,
+        }
+    }
+
+    /// A step of `rows` rows and its greedy tokens, which come to the host.
+    fn step(&mut self, rows: usize) -> f64 {
+        let mut batch = Batch::default();
+        let tokens: Vec<u32> = (0..rows as u32).map(|i| 100 + 37 * i).collect();
+        batch.push_span(&tokens, self.context, &self.table, BLOCK_SIZE);
+        batch.logits = (0..rows as u32).collect();
+        let greedy = SamplingParams {
+            temperature: 0.,
+            ..SamplingParams::default()
+        };
+        let started = Instant::now();
+        let output = self
+            .model
+            .forward(&batch, &mut self.kv)
+            .expect("the forward works");
+        let shapings = (0..rows as u32)
+            .map(|row| shaping(row, &greedy, 0.))
+            .collect();
+        let shaped = sample::shape(&output.logits, shapings, Vec::new(), true);
+        let tokens = shaped
+            .and_then(|shaped| shaped.tokens())
+            .expect("sampling works");
+        assert_eq!(tokens.len(), rows);
+        started.elapsed().as_secs_f64() * 1e3
+    }
+
+    /// Medians of steps with so many rows each.
+    fn steps(&mut self, rows: &[usize]) -> Vec<f64> {
+        let mut times = vec![Vec::new(); rows.len()];
+        for turn in 0..REPEAT + 3 {
+            for (rows, times) in rows.iter().zip(&mut times) {
+                let time = self.step(*rows);
+                // The first ones load kernels and record graphs.
+                if turn >= 3 {
+                    times.push(time);
+                }
+            }
+        }
+        times.into_iter().map(median).collect()
+    }
+}
+
+/// Medians of a round and of its parts.
+struct Round {
+    whole: f64,
+    draft: f64,
+    verification: f64,
+}
+
+/// K draft steps and the verification of K + 1 rows, as often as everything else.
+fn round(target: &mut Loaded, draft: &mut Loaded, k: usize) -> Round {
+    let (mut whole, mut drafts, mut verifications) = (Vec::new(), Vec::new(), Vec::new());
+    for turn in 0..REPEAT + 3 {
+        let started = Instant::now();
+        for _ in 0..k {
+            drafts.push(draft.step(1));
+        }
+        verifications.push(target.step(k + 1));
+        if turn >= 3 {
+            whole.push(started.elapsed().as_secs_f64() * 1e3);
+        }
+    }
+    Round {
+        whole: median(whole),
+        draft: median(drafts),
+        verification: median(verifications),
+    }
+}
