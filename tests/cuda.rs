@@ -15,6 +15,8 @@ use std::path::{Path, PathBuf};
 
 const BLOCK_SIZE: usize = 16;
 const BLOCKS: usize = 64;
+/// Rows of a step of the engine, fewer than the longest prompt has.
+const STEP: usize = 64;
 
 fn gpu() -> Option<Device> {
     let device = kernels::device("cuda");
@@ -185,12 +187,12 @@ fn a_row_has_the_same_bits_in_any_company() {
 
 fn start(target: Box<dyn Model>, draft: Option<Box<dyn Model>>, k: usize) -> EngineHandle {
     let drafter = draft.map(|draft| {
-        let draft = DraftModel::new(draft, BLOCKS, BLOCK_SIZE, 256).unwrap();
+        let draft = DraftModel::new(draft, BLOCKS, BLOCK_SIZE, STEP).unwrap();
         Box::new(draft) as Box<dyn Drafter>
     });
     let options = EngineOptions {
         max_num_seqs: 3,
-        max_num_batched_tokens: 256,
+        max_num_batched_tokens: STEP,
         spec_length: k,
         ..EngineOptions::default()
     };

@@ -158,7 +158,8 @@ impl Model for Decoder {
             (x, delta) = layer.forward(&x, &delta, &self.config, &step, pool)?;
         }
         let logits = if batch.logits.is_empty() {
-            Tensor::zeros((0, self.config.vocab_size), DType::F32, &self.device)?
+            // A GPU has no empty memory.
+            Tensor::zeros((0, self.config.vocab_size), DType::F32, &Device::Cpu)?
         } else {
             let wanted = Tensor::new(batch.logits.as_slice(), &self.device)?;
             let (x, delta) = (x.index_select(&wanted, 0)?, delta.index_select(&wanted, 0)?);
