@@ -1,5 +1,5 @@
 // The CUDA driver's API of the emulated GPU: the device, memory, modules and launches. Functions
-// that nobody here calls are missing, or say that they are not supported.
+// that nobody here calls are missing.
 #include "gpu.h"
 #include <csignal>
 #include <cstdio>
@@ -353,3 +353,9 @@ API CUresult cuLaunchKernel(Function *function, unsigned x, unsigned y, unsigned
         return CUDA_SUCCESS;
     });
 }
+
+// Binaries do not start without these, if they are linked to the libraries themselves; candle calls
+// none of them here.
+API CUresult cuCtxDestroy_v2() { return CUDA_ERROR_NOT_SUPPORTED; }
+API CUresult cuMemcpyPeerAsync() { return CUDA_ERROR_NOT_SUPPORTED; }
+API CUresult cuModuleLoad() { return CUDA_ERROR_NOT_SUPPORTED; }
