@@ -17,6 +17,8 @@ use std::sync::{Arc, Mutex};
 
 const BLOCK_SIZE: usize = 16;
 const BLOCKS: usize = 64;
+/// Rows of a step of the engine, fewer than the longest prompt has.
+const STEP: usize = 64;
 
 fn gpu() -> Option<Device> {
     let device = kernels::device("cuda");
@@ -256,12 +258,12 @@ impl std::io::Write for Log {
 
 fn start(target: Box<dyn Model>, draft: Option<Box<dyn Model>>, k: usize) -> EngineHandle {
     let drafter = draft.map(|draft| {
-        let draft = DraftModel::new(draft, BLOCKS, BLOCK_SIZE, 256).unwrap();
+        let draft = DraftModel::new(draft, BLOCKS, BLOCK_SIZE, STEP).unwrap();
         Box::new(draft) as Box<dyn Drafter>
     });
     let options = EngineOptions {
         max_num_seqs: 3,
-        max_num_batched_tokens: 256,
+        max_num_batched_tokens: STEP,
         spec_length: k,
         ..EngineOptions::default()
     };

@@ -108,6 +108,7 @@ template <typename T> void add_for(const std::string &type) {
     gpu::add("cast_" + type + "_f32", cast<T, float>);
     gpu::add("cast_" + type + "_f16", cast<T, f16>);
     gpu::add("cast_" + type + "_bf16", cast<T, bf16>);
+    gpu::add("cast_" + type + "_f64", cast<T, double>);
     gpu::add("cast_" + type + "_u32", cast<T, uint32_t>);
     gpu::add("const_set_" + type, const_set<T>);
     gpu::add("copy2d_" + type, copy2d<T>);

@@ -1,5 +1,5 @@
 // The CUDA driver's API of the emulated GPU: the device, memory, modules and launches. Functions
-// that nobody here calls are missing, or say that they are not supported.
+// that nobody here calls are missing.
 #include "gpu.h"
 #include <csignal>
 #include <cstdio>
@@ -200,10 +200,13 @@ API CUresult cuMemAllocAsync(uint64_t *pointer, size_t bytes, void *handle) {
     if (!context) {
         return CUDA_ERROR_INVALID_CONTEXT;
     }
-    *pointer = 0;
+    if (bytes == 0) {
+        // Not every driver takes this.
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     Stream &stream = stream_of(handle);
-    if (bytes == 0 || !stream.capture) {
-        return bytes ? allocate(pointer, bytes) : CUDA_SUCCESS;
+    if (!stream.capture) {
+        return allocate(pointer, bytes);
     }
     if (CUresult error = allocate(pointer, bytes, true)) {
         return error;
@@ -213,9 +216,6 @@ API CUresult cuMemAllocAsync(uint64_t *pointer, size_t bytes, void *handle) {
 }
 API CUresult cuMemFreeAsync(uint64_t pointer, void *handle) {
     Lock lock(mutex);
-    if (pointer == 0) {
-        return CUDA_SUCCESS;
-    }
     if (Graph *graph = stream_of(handle).capture) {
         // A graph frees what it has allocated, and nothing else.
         auto &places = graph->places;
@@ -353,3 +353,9 @@ API CUresult cuLaunchKernel(Function *function, unsigned x, unsigned y, unsigned
         return CUDA_SUCCESS;
     });
 }
+
+// Binaries do not start without these, if they are linked to the libraries themselves; candle calls
+// none of them here.
+API CUresult cuCtxDestroy_v2() { return CUDA_ERROR_NOT_SUPPORTED; }
+API CUresult cuMemcpyPeerAsync() { return CUDA_ERROR_NOT_SUPPORTED; }
+API CUresult cuModuleLoad() { return CUDA_ERROR_NOT_SUPPORTED; }

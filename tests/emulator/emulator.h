@@ -48,10 +48,11 @@ template <typename To, typename From> To cast(From from) {
 }
 } // namespace emulator
 
-struct uint4 {
+// Vectors must be where a GPU wants them.
+struct alignas(16) uint4 {
     uint32_t x, y, z, w;
 };
-struct float4 {
+struct alignas(16) float4 {
     float x, y, z, w;
 };
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
