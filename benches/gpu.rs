@@ -164,7 +164,8 @@ impl Loaded {
     /// A step of `rows` rows and its greedy tokens, which come to the host.
     fn step(&mut self, rows: usize) -> f64 {
         let mut batch = Batch::default();
-        let tokens: Vec<u32> = (0..rows as u32).map(|i| 100 + 37 * i).collect();
+        let vocab = self.model.config().vocab_size as u32;
+        let tokens: Vec<u32> = (0..rows as u32).map(|i| (100 + 37 * i) % vocab).collect();
         batch.push_span(&tokens, self.context, &self.table, BLOCK_SIZE);
         batch.logits = (0..rows as u32).collect();
         let greedy = SamplingParams {
