@@ -182,7 +182,7 @@ impl Loaded {
             .collect();
         let shaped = sample::shape(&output.logits, shapings, Vec::new(), true);
         let tokens = shaped
-            .and_then(|shaped| shaped.tokens())
+            .and_then(|shaped| shaped.tokens().to_vec1::<u32>())
             .expect("sampling works");
         assert_eq!(tokens.len(), rows);
         started.elapsed().as_secs_f64() * 1e3

@@ -108,6 +108,22 @@ impl History {
             *counts.entry(token).or_insert(0) += 1;
         }
     }
+
+    /// Whether penalties ask which tokens there are, and not only how many.
+    pub fn asks_which(&self) -> bool {
+        self.counts.is_some()
+    }
+
+    /// Adds one output token that is to be told by [`History::read`].
+    pub fn push_unread(&mut self) {
+        self.output_len += 1;
+    }
+
+    /// Tells the first of the tokens that are not known yet.
+    pub fn read(&mut self, token: u32) {
+        self.output_len -= 1;
+        self.push(token);
+    }
 }
 
 /// A distribution over the vocabulary, after the whole pipeline.

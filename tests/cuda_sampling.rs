@@ -118,7 +118,11 @@ fn tokens_are_those_of_the_cpu() {
         })
         .collect();
     let shaped = shape_on(&gpu, &rows, true);
-    for (i, (row, token)) in rows.iter().zip(shaped.tokens().unwrap()).enumerate() {
+    for (i, (row, token)) in rows
+        .iter()
+        .zip(shaped.tokens().to_vec1::<u32>().unwrap())
+        .enumerate()
+    {
         let want = row.dist();
         assert_eq!(token, want.sample(row.uniform), "row {i}: {:?}", row.params);
         match (want, shaped.row(i)) {
@@ -170,7 +174,7 @@ fn verdicts_are_those_of_the_cpu() {
             }
         }
         let q = shape_on(&gpu, &drafted, true);
-        let tokens = q.tokens().unwrap();
+        let tokens: Vec<u32> = q.tokens().to_vec1().unwrap();
         let dists: Vec<_> = (0..drafted.len()).map(|i| q.row(i)).collect();
         let p = shape_on(&gpu, &rows, false);
         for guessed in [false, true] {

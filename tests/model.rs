@@ -172,6 +172,7 @@ fn only_the_wanted_rows_get_logits() {
             tree: None,
         }],
         logits: vec![1, 5],
+        ..Default::default()
     };
     let some = rig.model.forward(&batch, &mut rig.kv).unwrap().logits;
     assert_eq!(

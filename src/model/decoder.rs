@@ -71,7 +71,11 @@ impl Inputs {
         let dims = (batch.positions.len(), frequencies.len());
         let angles = |turn| Tensor::from_vec(angles(batch, frequencies, turn), dims, device);
         Ok(Self {
-            tokens: Tensor::new(batch.tokens.as_slice(), device)?,
+            tokens: match &batch.drawn {
+                None => Tensor::new(batch.tokens.as_slice(), device)?,
+                // Others have it, and these are overwritten when a graph is replayed.
+                Some(drawn) => drawn.copy()?,
+            },
             slots: Tensor::new(batch.slots.as_slice(), device)?,
             cos: angles(f32::cos)?,
             sin: angles(f32::sin)?,
@@ -87,7 +91,10 @@ impl Inputs {
     /// # Errors
     /// Where it is of another size, or the device fails.
     pub fn replace(&self, batch: &Batch, frequencies: &[f32]) -> Result<()> {
-        overwrite(&self.tokens, Values::U32(&batch.tokens))?;
+        match &batch.drawn {
+            None => overwrite(&self.tokens, Values::U32(&batch.tokens))?,
+            Some(drawn) => self.tokens.slice_set(drawn, 0, 0)?,
+        }
         overwrite(&self.slots, Values::U32(&batch.slots))?;
         for (tensor, turn) in [
             (&self.cos, f32::cos as fn(f32) -> f32),

@@ -28,6 +28,8 @@ pub(crate) use weights::safetensors_files;
 pub struct Batch {
     /// Token ids, one a row.
     pub tokens: Vec<u32>,
+    /// What stands in their place, `[rows]` u32, where a GPU drew them and the host has not read them.
+    pub drawn: Option<Tensor>,
     /// Position of each row in its sequence, from 0.
     pub positions: Vec<u32>,
     /// Pool slot of each row: `block * block_size + offset`.

@@ -2,10 +2,12 @@
 
 use super::draft::{Ask, Draft, DraftCost, Drafter, Kept, SeqId};
 use crate::error::Result;
-use crate::kernels::{parallel, sample};
+use crate::kernels::parallel;
+use crate::kernels::sample::{self, Shaped};
 use crate::kv::{BlockTable, KvPool};
 use crate::model::{Batch, Model, Output};
 use crate::sampling::{self, Dist, History, Purpose, Rng, distribution, shaping};
+use candle_core::Tensor;
 use std::collections::HashMap;
 use std::time::Instant;
 
@@ -33,6 +35,8 @@ struct Drafting<'a> {
     fed: Fed,
     history: History,
     draft: Draft,
+    /// Tokens that a GPU has drawn after those of `draft`, and the host has not read.
+    unread: usize,
     /// Whether it has been asked about often enough for its prompt to have been fed by chunks.
     due: bool,
 }
@@ -93,19 +97,25 @@ impl DraftModel {
             fed,
             history: History::new(ask.params, ask.tokens, ask.prompt_len),
             draft: Draft::default(),
+            unread: 0,
         })
     }
 
-    /// One forward that feeds every sequence what it has not seen, and drafts a token for those
-    /// that have seen all.
-    fn step(&mut self, drafting: &mut [&mut Drafting<'_>]) -> Result<()> {
-        let started = Instant::now();
+    /// One forward that feeds each of `open` what it has not seen, and drafts a token for those that
+    /// have seen all; gives the most rows that one of them had. What a GPU draws is added to `drawn`.
+    fn step(
+        &mut self,
+        drafting: &mut [Drafting<'_>],
+        open: &[usize],
+        drawn: &mut Vec<Drawn>,
+    ) -> Result<usize> {
         let mut batch = Batch::default();
         let mut complete = Vec::new();
         let mut longest = 0;
-        for (i, one) in drafting.iter_mut().enumerate() {
+        for &i in open {
+            let one = &mut drafting[i];
             let seen = one.fed.tokens.len();
-            let all = one.ask.tokens.len() + one.draft.len();
+            let all = one.ask.tokens.len() + one.len();
             let rows = (all - seen).min(self.chunk);
             longest = longest.max(rows);
             let new: Vec<u32> = (seen..seen + rows).map(|at| one.token(at)).collect();
@@ -116,51 +126,135 @@ impl DraftModel {
                 complete.push(i);
             }
         }
+        if let Some(last) = drawn.last() {
+            batch.drawn = Some(last.tokens_of(open)?);
+        }
         let output = self.model.forward(&batch, &mut self.pool.store)?;
         let vocab = self.model.config().vocab_size;
-        let all = drafting.iter_mut().enumerate();
-        let ready = all.filter(|(i, _)| complete.binary_search(i).is_ok());
-        let mut ready: Vec<_> = ready.map(|(_, one)| &mut **one).collect();
         if output.is_on_gpu() {
-            draw_on_device(&output, &mut ready, vocab)?;
+            drawn.push(Drawn::new(&output, drafting, complete, vocab)?);
         } else {
+            let all = drafting.iter_mut().enumerate();
+            let ready = all.filter(|(i, _)| complete.binary_search(i).is_ok());
             output.read(|logits| {
-                let mut ready: Vec<_> = ready.into_iter().zip(logits.chunks(vocab)).collect();
-                parallel::map(&mut ready, |(one, row)| one.draw(row));
+                let mut ready: Vec<_> = ready.zip(logits.chunks(vocab)).collect();
+                parallel::map(&mut ready, |((_, one), row)| one.draw(row));
             })?;
+        }
+        Ok(longest)
+    }
+
+    fn draft_all(&mut self, drafting: &mut [Drafting<'_>]) -> Result<()> {
+        let started = Instant::now();
+        let (mut steps, mut longest) = (0, 0);
+        let mut drawn: Vec<Drawn> = Vec::new();
+        loop {
+            let wants = |one: &Drafting<'_>| one.len() < one.ask.length && (steps == 0 || one.due);
+            let all = 0..drafting.len();
+            let open: Vec<usize> = all.filter(|&i| wants(&drafting[i])).collect();
+            // What a GPU drew goes into the next step without a detour over the host, where that is
+            // all that the step needs and nobody's penalties ask for it.
+            if !drawn
+                .last()
+                .is_some_and(|last| last.suffices(drafting, &open))
+            {
+                drawn.drain(..).try_for_each(|one| one.read(drafting))?;
+            }
+            if open.is_empty() {
+                break;
+            }
+            longest = longest.max(self.step(drafting, &open, &mut drawn)?);
+            steps += 1;
         }
         // A prompt's rows would not tell what a draft step costs; two are the catch-up after a
         // round in which all was accepted.
         if longest <= 2 {
-            self.cost.steps += 1;
+            self.cost.steps += steps;
             self.cost.step_seconds += started.elapsed().as_secs_f64();
         }
         Ok(())
     }
+}
 
-    fn draft_all(&mut self, drafting: &mut [Drafting<'_>]) -> Result<()> {
-        let mut first = true;
-        loop {
-            let mut open: Vec<_> = drafting
-                .iter_mut()
-                .filter(|one| one.draft.len() < one.ask.length)
-                .filter(|one| first || one.due)
-                .collect();
-            if open.is_empty() {
-                return Ok(());
-            }
-            self.step(&mut open)?;
-            first = false;
+/// The tokens that one step drew on a GPU, which the host has not read.
+struct Drawn {
+    shaped: Shaped,
+    /// Whose they are, in ascending order.
+    of: Vec<usize>,
+}
+
+impl Drawn {
+    /// Draws the next draft token of each of `of` from its row of logits.
+    fn new(
+        output: &Output,
+        drafting: &mut [Drafting<'_>],
+        of: Vec<usize>,
+        vocab_size: usize,
+    ) -> Result<Self> {
+        let (mut shapings, mut edits) = (Vec::with_capacity(of.len()), Vec::new());
+        for (row, &i) in of.iter().enumerate() {
+            let (row, one) = (row as u32, &mut drafting[i]);
+            shapings.push(shaping(row, one.ask.params, one.uniform()));
+            edits.extend(sampling::edits(row, one.ask.params, &one.history));
+            one.unread += 1;
+            one.history.push_unread();
         }
+        edits.retain(|edit| (edit.id as usize) < vocab_size);
+        let shaped = sample::shape(&output.logits, shapings, edits, true)?;
+        Ok(Self { shaped, of })
+    }
+
+    /// Whether the next step of `open` needs to know nothing but these tokens, and only their number.
+    fn suffices(&self, drafting: &[Drafting<'_>], open: &[usize]) -> bool {
+        let needs_this = |i: &usize| {
+            let one = &drafting[*i];
+            let missing = one.ask.tokens.len() + one.len() - one.fed.tokens.len();
+            self.of.binary_search(i).is_ok() && missing == 1 && !one.history.asks_which()
+        };
+        !open.is_empty() && open.iter().all(needs_this)
+    }
+
+    /// Those of `open`, `[open]` u32 on the GPU.
+    fn tokens_of(&self, open: &[usize]) -> Result<Tensor> {
+        let tokens = self.shaped.tokens();
+        if self.of == open {
+            return Ok(tokens.clone());
+        }
+        let place = |i: &usize| self.of.partition_point(|of| of < i) as u32;
+        let places: Vec<u32> = open.iter().map(place).collect();
+        Ok(tokens.index_select(&Tensor::new(places, tokens.device())?, 0)?)
+    }
+
+    /// Waits for the tokens and appends them to the drafts.
+    fn read(self, drafting: &mut [Drafting<'_>]) -> Result<()> {
+        let tokens: Vec<u32> = self.shaped.tokens().to_vec1()?;
+        for (row, (&i, token)) in self.of.iter().zip(tokens).enumerate() {
+            let one = &mut drafting[i];
+            let at = one.ask.tokens.len() + one.draft.len();
+            if let Some(fed) = one.fed.tokens.get_mut(at) {
+                *fed = token;
+            }
+            one.unread -= 1;
+            one.history.read(token);
+            let dist = self.shaped.row(row);
+            one.draft
+                .push(token, dist.map_or(Dist::Point(token), Dist::Device));
+        }
+        Ok(())
     }
 }
 
 impl Drafting<'_> {
-    /// Token at position `at` of the sequence with its draft.
+    /// Tokens drafted.
+    fn len(&self) -> usize {
+        self.draft.len() + self.unread
+    }
+
+    /// Token at position `at` of the sequence with its draft; any where it is not read yet.
     fn token(&self, at: usize) -> u32 {
         match at.checked_sub(self.ask.tokens.len()) {
             None => self.ask.tokens[at],
-            Some(drafted) => self.draft.tokens[drafted],
+            Some(drafted) => self.draft.tokens.get(drafted).copied().unwrap_or(0),
         }
     }
 
@@ -170,41 +264,16 @@ impl Drafting<'_> {
             seed: self.ask.params.seed,
             position: self.ask.tokens.len(),
         };
-        rng.uniform(self.draft.len(), Purpose::Draft, 0)
+        rng.uniform(self.len(), Purpose::Draft, 0)
     }
 
     /// Draws the next draft token from one row of logits.
     fn draw(&mut self, logits: &[f32]) {
         let dist: Dist = distribution(logits, self.ask.params, &self.history);
         let token = dist.sample(self.uniform());
-        self.push(token, dist);
-    }
-
-    fn push(&mut self, token: u32, dist: Dist) {
         self.history.push(token);
         self.draft.push(token, dist);
     }
-}
-
-/// Draws the next draft token of each of `ready` from its row of logits, which stay on the GPU.
-fn draw_on_device(
-    output: &Output,
-    ready: &mut [&mut Drafting<'_>],
-    vocab_size: usize,
-) -> Result<()> {
-    let (mut shapings, mut edits) = (Vec::with_capacity(ready.len()), Vec::new());
-    for (row, one) in ready.iter().enumerate() {
-        let (row, params) = (row as u32, one.ask.params);
-        shapings.push(shaping(row, params, one.uniform()));
-        edits.extend(sampling::edits(row, params, &one.history));
-    }
-    edits.retain(|edit| (edit.id as usize) < vocab_size);
-    let shaped = sample::shape(&output.logits, shapings, edits, true)?;
-    for (row, (one, token)) in ready.iter_mut().zip(shaped.tokens()?).enumerate() {
-        let dist = shaped.row(row).map_or(Dist::Point(token), Dist::Device);
-        one.push(token, dist);
-    }
-    Ok(())
 }
 
 impl Drafter for DraftModel {

@@ -108,7 +108,7 @@ pub struct Shaped {
     shapings: Vec<Shaping>,
     /// `[rows, vocab_size]` f32; nothing in rows of temperature 0, and `[1, 1]` where all are.
     probs: Tensor,
-    /// `[rows]` u32: the largest logit at temperature 0, else what was drawn, if it was.
+    /// See [`Shaped::tokens`].
     tokens: Tensor,
 }
 
@@ -134,12 +134,10 @@ pub fn shape(
 }
 
 impl Shaped {
-    /// The token of each row.
-    ///
-    /// # Errors
-    /// Where the device fails.
-    pub fn tokens(&self) -> Result<Vec<u32>> {
-        self.tokens.to_vec1()
+    /// The token of each row, `[rows]` u32: the largest logit at temperature 0, else what was drawn,
+    /// if it was.
+    pub fn tokens(&self) -> &Tensor {
+        &self.tokens
     }
 
     /// The distribution of row `row`, unless its temperature is 0.
