@@ -19,7 +19,10 @@ fn kernels() {
     ];
     let built = cudaforge::KernelBuilder::new()
         .source_files(sources)
-        .watch(["src/kernels/cuda/common.cuh"])
+        .watch([
+            "src/kernels/cuda/common.cuh",
+            "src/kernels/cuda/tensor.cuh",
+        ])
         .include_path("src/kernels")
         .args(["-O3", "-std=c++17"])
         .build_ptx();
