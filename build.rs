@@ -13,6 +13,7 @@ fn kernels() {
         "src/kernels/dense/gemv.cu",
         "src/kernels/norm.cu",
         "src/kernels/paged_attention/paged_attention.cu",
+        "src/kernels/paged_attention/prefill.cu",
         "src/kernels/rope_kv_write.cu",
         "src/kernels/sample/sample.cu",
         "src/kernels/swiglu.cu",
@@ -22,6 +23,7 @@ fn kernels() {
         .watch([
             "src/kernels/cuda/common.cuh",
             "src/kernels/cuda/tensor.cuh",
+            "src/kernels/paged_attention/paged_attention.cuh",
         ])
         .include_path("src/kernels")
         .args(["-O3", "-std=c++17"])
