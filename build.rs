@@ -13,13 +13,18 @@ fn kernels() {
         "src/kernels/dense/gemv.cu",
         "src/kernels/norm.cu",
         "src/kernels/paged_attention/paged_attention.cu",
+        "src/kernels/paged_attention/prefill.cu",
         "src/kernels/rope_kv_write.cu",
         "src/kernels/sample/sample.cu",
         "src/kernels/swiglu.cu",
     ];
     let built = cudaforge::KernelBuilder::new()
         .source_files(sources)
-        .watch(["src/kernels/cuda/common.cuh"])
+        .watch([
+            "src/kernels/cuda/common.cuh",
+            "src/kernels/cuda/tensor.cuh",
+            "src/kernels/paged_attention/paged_attention.cuh",
+        ])
         .include_path("src/kernels")
         .args(["-O3", "-std=c++17"])
         .build_ptx();

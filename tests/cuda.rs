@@ -134,7 +134,8 @@ fn logits_are_those_of_the_cpu() {
     }
 }
 
-/// Attention of sequences of any lengths side by side, one of them with the nodes of a tree.
+/// Attention of sequences of any lengths side by side, one of them with the nodes of a tree; also of
+/// prompts only.
 #[test]
 fn attention_is_that_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
@@ -145,11 +146,22 @@ fn attention_is_that_of_the_cpu() {
         tree.push(tree[(node - 1) / 2] | 1 << node);
     }
     type Part<'a> = (usize, usize, Option<&'a [u64]>);
-    let short: [Part; 3] = [(1, 37, None), (40, 3, None), (7, 20, Some(&tree[..]))];
-    let long: [Part; 3] = [(1, 200, None), (6, 60, None), (7, 64, Some(&tree[..]))];
-    for (parts, heads, d) in [(short, 6, 64), (long, 6, 128), (long, 2, 64)] {
+    let short: &[Part] = &[(1, 37, None), (40, 3, None), (7, 20, Some(&tree))];
+    let long: &[Part] = &[
+        (1, 200, None),
+        (6, 60, None),
+        (30, 90, None),
+        (7, 64, Some(&tree)),
+    ];
+    let prompts: &[Part] = &[(17, 0, None), (70, 20, None)];
+    for (parts, heads, d) in [
+        (short, 6, 64),
+        (long, 6, 128),
+        (long, 2, 64),
+        (prompts, 6, 64),
+    ] {
         let (mut segments, mut rows, mut used) = (Vec::new(), 0, 0);
-        for (count, context, tree) in parts {
+        for &(count, context, tree) in parts {
             let blocks = (count + context).div_ceil(BLOCK_SIZE);
             segments.push(Segment {
                 rows: rows..rows + count,

@@ -39,7 +39,7 @@ fn run(sources: &[&str]) {
 
 #[test]
 fn kernels_do_what_they_say() {
-    run(&["kernels.cpp", "sample.cpp", "emulator.cpp"]);
+    run(&["kernels.cpp", "prefill.cpp", "sample.cpp", "emulator.cpp"]);
 }
 
 /// The emulated GPU (`scripts/emulated-gpu.sh`), which the Rust side runs on.

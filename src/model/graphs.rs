@@ -101,7 +101,7 @@ impl Graphs {
         }
         let (rows, device) = (forward.rows, forward.device);
         let inputs = Inputs::new(forward.batch, forward.frequencies, device)?;
-        rows.send(device, forward.group, Some(key.room))?;
+        rows.send(device, forward.group, false, Some(key.room))?;
         let logits = run(&inputs, &rows)?;
         let recorded: Result<Graph> = Graph::record(device, || {
             logits.slice_set(&run(&inputs, &rows)?, 0, 0)?;

@@ -1,5 +1,6 @@
 // What the tests of kernels share.
 #pragma once
+#include "cuda/common.cuh"
 #include <cstdio>
 #include <random>
 #include <vector>
@@ -15,5 +16,29 @@ inline int failures = 0;
         printf("\n");                                                                              \
     }
 
-// In a file of its own.
+template <typename T> std::vector<T> noise(size_t count) {
+    std::normal_distribution<float> normal;
+    std::vector<T> values(count);
+    for (T &value : values) {
+        value = narrow<T>(normal(rng));
+    }
+    return values;
+}
+
+template <typename T> bool same(const T *a, const T *b, size_t count) {
+    return memcmp(a, b, count * sizeof(T)) == 0;
+}
+
+// Half a unit in the last place of 1, and what f32 sums add to that.
+template <typename T> double precision();
+template <> inline double precision<float>() { return 2e-6; }
+template <> inline double precision<f16>() { return 6e-4; }
+template <> inline double precision<bf16>() { return 5e-3; }
+
+inline double off(double value, double want) {
+    return std::fabs(value - want) / std::max(1., std::fabs(want));
+}
+
+// In files of their own.
+void test_prefill();
 void test_sample();

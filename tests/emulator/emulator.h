@@ -29,9 +29,9 @@ constexpr size_t MOST_SHARED = 227 << 10, GUARD = 256;
 extern unsigned char dynamic_shared[];
 // What threads of a warp show each other.
 extern uint64_t exchange[32][32];
-// The matrices that a warp multiplies.
+// The matrices that a warp multiplies: rows of the left and columns of the right one.
 struct Fragments {
-    float left[16][16], right[16][8];
+    float left[16][16], right[8][16];
 };
 extern Fragments fragments[32];
 void wait_for_warp();
@@ -137,14 +137,32 @@ void emulate_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1
         for (int i = 0; i < 4; i++) {
             left[group + i % 2 * 8][pair + i / 2 * 8 + half] = value(a[i]);
         }
-        right[pair + half][group] = value(b0);
-        right[pair + 8 + half][group] = value(b1);
+        right[group][pair + half] = value(b0);
+        right[group][pair + 8 + half] = value(b1);
     }
     emulator::wait_for_warp();
-    for (int k = 0; k < 16; k++) {
-        for (int i = 0; i < 4; i++) {
-            d[i] += left[group + i / 2 * 8][k] * right[k][pair + i % 2];
+    for (int i = 0; i < 4; i++) {
+        const float *row = left[group + i / 2 * 8], *column = right[pair + i % 2];
+        float sum = d[i];
+        for (int k = 0; k < 16; k++) {
+            sum += row[k] * column[k];
         }
+        d[i] = sum;
+    }
+    emulator::wait_for_warp();
+}
+
+// ldmatrix.x4.trans: a thread gets two rows' values of one column from each matrix.
+inline void emulate_ldmatrix_trans(uint32_t (&b)[4], const void *row) {
+    auto &rows = emulator::exchange[emulator::warp()];
+    rows[emulator::lane()] = reinterpret_cast<uintptr_t>(row);
+    emulator::wait_for_warp();
+    const int column = emulator::lane() / 4, first = emulator::lane() % 4 * 2;
+    for (int matrix = 0; matrix < 4; matrix++) {
+        auto value = [&](int row) {
+            return uint32_t(reinterpret_cast<const uint16_t *>(rows[matrix * 8 + row])[column]);
+        };
+        b[matrix] = value(first) | value(first + 1) << 16;
     }
     emulator::wait_for_warp();
 }

@@ -14,27 +14,6 @@ using std::vector;
 
 namespace {
 
-template <typename T> vector<T> noise(size_t count) {
-    std::normal_distribution<float> normal;
-    vector<T> values(count);
-    for (T &value : values) {
-        value = narrow<T>(normal(rng));
-    }
-    return values;
-}
-
-template <typename T> bool same(const T *a, const T *b, size_t count) {
-    return memcmp(a, b, count * sizeof(T)) == 0;
-}
-
-// Half a unit in the last place of 1, and what f32 sums add to that.
-template <typename T> double precision();
-template <> double precision<float>() { return 2e-6; }
-template <> double precision<f16>() { return 6e-4; }
-template <> double precision<bf16>() { return 5e-3; }
-
-double off(double value, double want) { return std::fabs(value - want) / std::max(1., std::fabs(want)); }
-
 template <typename T, typename Few, typename Many> void test_gemv(Few few, Many many) {
     const std::pair<int, int> shapes[] = {{48, 64}, {37, 576}, {16, 4096}, {33, 288}};
     for (auto shape : shapes) {
@@ -106,7 +85,7 @@ struct Call {
         }
         for (int start = 0; start < s.rows; start += LANES / group) {
             int count = std::min(LANES / group, s.rows - start);
-            tiles.push_back({rows + start, count, s.context, start, table, tree});
+            tiles.push_back({rows + start, count, s.context, start, table, tree, rows + start});
             most = std::max(most, count);
         }
         rows += s.rows;
@@ -291,6 +270,7 @@ int main() {
     test_norm();
     test_rope_kv_write();
     test_swiglu();
+    test_prefill();
     test_sample();
     printf("%d failures\n", failures);
     return std::min(failures, 255);

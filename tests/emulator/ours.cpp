@@ -2,6 +2,7 @@
 #include "dense/gemv.cu"
 #include "norm.cu"
 #include "paged_attention/paged_attention.cu"
+#include "paged_attention/prefill.cu"
 #include "rope_kv_write.cu"
 #include "sample/sample.cu"
 #include "swiglu.cu"
@@ -28,6 +29,10 @@ namespace {
     ADD(gemv2_f16)
     ADD(gemv1_bf16)
     ADD(gemv2_bf16)
+    ADD(prefill_f16_64)
+    ADD(prefill_f16_128)
+    ADD(prefill_bf16_64)
+    ADD(prefill_bf16_128)
     ADD(edit_logits)
     ADD(shape_rows)
     ADD(verify_chains)

@@ -6,35 +6,13 @@
 //
 // A block has 16 outputs; its warps take every eighth step of 32 inputs, and their sums are added in
 // the order of the warps.
-#include "../cuda/common.cuh"
+#include "../cuda/tensor.cuh"
 
 constexpr int OUTPUTS = 16;
 constexpr int STEP = 32;
 constexpr int WARPS = 8;
 // Steps that a warp asks for before it needs the first.
 constexpr int AHEAD = 4;
-
-// d += a * b for 16 outputs (a), 16 inputs and 8 rows (b), by the threads of a warp together.
-template <typename T>
-__device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
-#ifdef __CUDACC__
-#define MULTIPLY(T, NAME)                                                                          \
-    template <>                                                                                    \
-    __device__ __forceinline__ void multiply<T>(float (&d)[4], const uint32_t (&a)[4],             \
-                                                uint32_t b0, uint32_t b1) {                        \
-        asm("mma.sync.aligned.m16n8k16.row.col.f32." NAME "." NAME ".f32 {%0,%1,%2,%3}, "          \
-            "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"                                               \
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                       \
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                       \
-    }
-MULTIPLY(f16, "f16")
-MULTIPLY(bf16, "bf16")
-#else
-template <typename T>
-void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    emulate_mma<T>(d, a, b0, b1);
-}
-#endif
 
 // w: [outputs, inputs], x: [rows, inputs], y: [rows, outputs]; rows <= 8 * TILES. A thread of a warp
 // reads 8 inputs that follow one another, of outputs lane / 4 and lane / 4 + 8, and of row lane / 4:

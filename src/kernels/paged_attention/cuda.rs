@@ -1,7 +1,7 @@
 //! The CUDA side: tables for the kernels, and their launches.
 
 use super::super::gpu::{self, *};
-use super::tables::{CHUNK, LANES};
+use super::tables::{CHUNK, LANES, LONG_LANES, TILE, most};
 use super::{Dims, PagedAttention, Room};
 use candle_core::cuda_backend::cudarc::driver::sys;
 use candle_core::{DType, Device, Result};
@@ -9,13 +9,19 @@ use candle_core::{DType, Device, Result};
 /// As in the kernels.
 const THREADS: usize = 128;
 const WEIGHTS: usize = LANES + 4;
+const LONG_THREADS: usize = LONG_LANES / 16 * 32;
 /// Blocks of threads below which a sequence's chunks go to blocks of their own: two for each
 /// multiprocessor of a large GPU.
 const FULL: usize = 264;
 /// Shared memory that a block gets without asking.
 const SHARED: usize = 48 << 10;
 
-/// Bytes of shared memory that a block needs.
+/// Bytes of shared memory that a block of the kernel for prompts needs.
+fn shared_by_long(head_dim: usize, dtype: DType) -> usize {
+    CHUNK * ((2 * head_dim + 32 + 8) * dtype.size_in_bytes() + 4)
+}
+
+/// Bytes of shared memory that a block of the others needs.
 fn shared(head_dim: usize, dtype: DType) -> usize {
     let size = dtype.size_in_bytes();
     let keys = CHUNK * (head_dim * size + 16);
@@ -43,9 +49,10 @@ impl PagedAttention<'_> {
         }
         let device = q.device().clone();
         let rows = q_layout.dims()[0];
-        let tables = self
-            .rows
-            .send(&Device::Cuda(device.clone()), dims.group(), None)?;
+        let cuda = Device::Cuda(device.clone());
+        // Tensor cores take no f32.
+        let prefill = dtype != DType::F32;
+        let tables = self.rows.send(&cuda, dims.group(), prefill, None)?;
         let Room { tiles, chunks } = tables.room;
         let split = chunks > 1 && tiles * dims.kv_heads < FULL;
         let (tiles_at, blocks_at, trees_at) = (
@@ -56,26 +63,14 @@ impl PagedAttention<'_> {
         let tiles_at = gpu::view::<u32>(name, &tiles_at.0, tiles_at.1)?;
         let blocks_at = gpu::view::<u32>(name, &blocks_at.0, blocks_at.1)?;
         let trees_at = gpu::view::<i64>(name, &trees_at.0, trees_at.1)?;
-        let kernel = |part: &str| {
-            let kernel = format!("{part}_{}_{d}", gpu::suffix(dtype));
-            gpu::function(&device, name, gpu::PAGED_ATTENTION, &kernel)
-        };
-        let attend = kernel(if split {
-            "attend_split"
-        } else {
-            "attend_whole"
-        })?;
-        let bytes = shared(d, dtype);
-        if bytes > SHARED {
-            let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            attend.function.set_attribute(most, bytes as i32).w()?;
-        }
+        let named = |part: &str| format!("{part}_{}_{d}", gpu::suffix(dtype));
+        let kernel = |part| gpu::function(&device, name, gpu::PAGED_ATTENTION, &named(part));
         gpu::with_float!(name, dtype, T => {
             let q = gpu::contiguous::<T>(name, q, q_layout)?;
             let k = gpu::contiguous::<T>(name, k, k_layout)?;
             let v = gpu::contiguous::<T>(name, v, v_layout)?;
             let floats = match split {
-                true => rows * dims.heads * chunks * (d + 2),
+                true => tables.short_rows * dims.heads * chunks * (d + 2),
                 false => 1,
             };
             // SAFETY: the first kernel writes what the second reads.
@@ -95,20 +90,45 @@ impl PagedAttention<'_> {
                     );
                 };
             }
-            let mut args = attend.builder();
-            args.arg(&q).arg(&k).arg(&v).arg(&out);
-            parameters!(args);
-            let depth = if split { chunks } else { 1 };
-            let grid = gpu::grid((tiles, dims.kv_heads, depth), THREADS, bytes);
-            // SAFETY: the arguments are the kernel's; `dims` has checked what it reads.
-            unsafe { args.launch(grid) }.w()?;
+            if tiles > 0 {
+                let attend = kernel(if split { "attend_split" } else { "attend_whole" })?;
+                let bytes = shared(d, dtype);
+                if bytes > SHARED {
+                    let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                    attend.function.set_attribute(most, bytes as i32).w()?;
+                }
+                let mut args = attend.builder();
+                args.arg(&q).arg(&k).arg(&v).arg(&out);
+                parameters!(args);
+                let depth = if split { chunks } else { 1 };
+                let grid = gpu::grid((tiles, dims.kv_heads, depth), THREADS, bytes);
+                // SAFETY: the arguments are the kernel's; `dims` has checked what it reads.
+                unsafe { args.launch(grid) }.w()?;
+            }
             if split {
                 let merge = kernel("merge")?;
                 let mut args = merge.builder();
                 args.arg(&out);
                 parameters!(args);
-                let grid = gpu::grid((tiles, dims.heads, tables.rows), d, 0);
+                let grid = gpu::grid((tiles, dims.heads, most(dims.group())), d, 0);
                 // SAFETY: as above.
+                unsafe { args.launch(grid) }.w()?;
+            }
+            if tables.long > 0 {
+                let prefill = gpu::function(&device, "prefill", gpu::PREFILL, &named("prefill"))?;
+                let tiles = tiles_at.slice(tiles * TILE..);
+                let mut args = prefill.builder();
+                args.arg(&q).arg(&k).arg(&v).arg(&out).arg(&tiles).arg(&blocks_at);
+                builder_arg!(
+                    args,
+                    dims.heads as i32,
+                    dims.kv_heads as i32,
+                    self.rows.block_size as i32,
+                    self.scale
+                );
+                let grid = (tables.long, dims.kv_heads, 1);
+                let grid = gpu::grid(grid, LONG_THREADS, shared_by_long(d, dtype));
+                // SAFETY: as above; it writes the other rows.
                 unsafe { args.launch(grid) }.w()?;
             }
             Ok(CudaStorage::wrap_cuda_slice(out, device))

@@ -6,6 +6,10 @@
 //! not pool places, rows of a call or threads, decide where a chunk ends. So a row's bits do not
 //! depend on its neighbours, on how its sequence was cut into calls, on which blocks hold it, or on
 //! the unseen branches of a draft tree.
+//!
+//! On a GPU keys are cut into chunks by their place in the sequence, and causal segments of more than
+//! 16 rows in f16 or bf16, which are prompts, have a kernel of their own: another order of additions,
+//! and again one that neither neighbours nor cuts change.
 
 #[cfg(feature = "cuda")]
 mod cuda;

@@ -4,32 +4,19 @@
 // (Dao et al. 2023, "Flash-Decoding for long-context inference"), and chunks are merged in ascending
 // order, in one block or by a second kernel: with the same instructions, so that the grid decides no
 // bit. A lane is a (row, query head) pair; lanes of one K/V head share what is read of the pool.
-#include "../cuda/common.cuh"
+#include "paged_attention.cuh"
 
-constexpr int CHUNK = 64;
 constexpr int THREADS = 128;
-// Lanes a block has at most; as LANES in paged_attention/cuda.rs.
+// Lanes a block has at most; as LANES in paged_attention/tables.rs.
 constexpr int LANES = 32;
 // Floats from one key's weights to the next.
 constexpr int WEIGHTS = LANES + 4;
-
-// Some rows of one sequence; as Tile in paged_attention/cuda.rs.
-struct Tile {
-    // Row of the call, and how many follow one another.
-    int first, rows;
-    // Tokens of the sequence before the rows of its segment; row of the tile 0 within the segment.
-    int context, start;
-    // Where the sequence's block table begins.
-    int blocks;
-    // Where its tree masks begin; -1 = causal.
-    int tree;
-};
 
 struct Args {
     const Tile *tiles;
     const uint32_t *blocks;
     const uint64_t *trees;
-    // Partial results: [rows, heads, chunks, d + 2].
+    // Partial results: [rows of short segments, heads, chunks, d + 2].
     float *partials;
     int heads, kv_heads, block_size, chunks;
     float scale;
@@ -42,11 +29,6 @@ __device__ __forceinline__ bool sees(const Args &args, const Tile &tile, int row
     }
     int key = place - tile.context, own = tile.start + row;
     return tile.tree < 0 ? key <= own : key < 64 && (args.trees[tile.tree + own] >> key & 1);
-}
-
-// Keys up to the last that any row of the tile may see.
-__device__ __forceinline__ int keys_of(const Args &args, const Tile &tile) {
-    return tile.context + tile.start + tile.rows;
 }
 
 // The state of a softmax over some keys: the largest score, and the sum of weights below it.
@@ -81,7 +63,7 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
     Shared<T, D> &shared = *reinterpret_cast<Shared<T, D> *>(memory);
     const Tile tile = args.tiles[blockIdx.x];
     const int kv_head = blockIdx.y, group = args.heads / args.kv_heads;
-    const int lanes = tile.rows * group, keys = keys_of(args, tile);
+    const int lanes = tile.rows * group, keys = keys_of(tile);
     const int first = SPLIT ? blockIdx.z : 0;
     const int end = SPLIT ? first + 1 : (keys + CHUNK - 1) / CHUNK;
     if (first * CHUNK >= keys) {
@@ -225,7 +207,7 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
             }
             Running one = {shared.max[lane], shared.sum[lane]};
             if constexpr (SPLIT) {
-                size_t pair = (size_t)row_of(lane) * args.heads + head_of(lane);
+                size_t pair = (size_t)(tile.partial + lane / group) * args.heads + head_of(lane);
                 float *to = args.partials + (pair * args.chunks + chunk) * (D + 2);
 #pragma unroll
                 for (int j = 0; j < DIMS; j++) {
@@ -268,8 +250,8 @@ template <typename T, int D> __device__ void merge_chunks(T *out, const Args &ar
         return;
     }
     // All chunks of the tile were computed, also those that this row sees nothing of.
-    const int chunks = (keys_of(args, tile) + CHUNK - 1) / CHUNK;
-    size_t pair = (size_t)(tile.first + row) * args.heads + head;
+    const int chunks = (keys_of(tile) + CHUNK - 1) / CHUNK;
+    size_t pair = (size_t)(tile.partial + row) * args.heads + head;
     const float *from = args.partials + pair * args.chunks * (D + 2);
     Running all = {-INFINITY, 0.f};
     float o = 0.f;
@@ -278,7 +260,7 @@ template <typename T, int D> __device__ void merge_chunks(T *out, const Args &ar
         merge(all, {from[D], from[D + 1]}, to_all, to_chunk);
         o = fmaf(o, to_all, __fmul_rn(from[dim], to_chunk));
     }
-    out[pair * D + dim] = narrow<T>(__fdividef(o, all.sum));
+    out[((size_t)(tile.first + row) * args.heads + head) * D + dim] = narrow<T>(__fdividef(o, all.sum));
 }
 
 #define PARAMETERS                                                                                 \

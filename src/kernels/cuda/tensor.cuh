@@ -1,0 +1,53 @@
+// What the kernels do on tensor cores, by the threads of a warp together.
+//
+// A thread has of a matrix what the tables of fragments for mma.m16n8k16 in the PTX manual give it.
+#pragma once
+#include "common.cuh"
+
+// d += a * b, where a is 16 x 16 and b is 16 x 8.
+template <typename T>
+__device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+
+// Two values beside each other; the first is in the lower half.
+template <typename T> __device__ __forceinline__ uint32_t narrow_pair(float first, float second);
+
+// Four 8 x 8 matrices of 16 bits a value, whose rows are columns of b: thread t says where row t % 8
+// of matrix t / 8 is in shared memory, aligned to 16 bytes.
+__device__ __forceinline__ void load_transposed(uint32_t (&b)[4], const void *row);
+
+#ifdef __CUDACC__
+#define ON_TENSOR_CORES(T, NAME)                                                                   \
+    template <>                                                                                    \
+    __device__ __forceinline__ void multiply<T>(float (&d)[4], const uint32_t (&a)[4],             \
+                                                uint32_t b0, uint32_t b1) {                        \
+        asm("mma.sync.aligned.m16n8k16.row.col.f32." NAME "." NAME ".f32 {%0,%1,%2,%3}, "          \
+            "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"                                               \
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                       \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                       \
+    }                                                                                              \
+    template <> __device__ __forceinline__ uint32_t narrow_pair<T>(float first, float second) {    \
+        uint32_t pair;                                                                             \
+        asm("cvt.rn." NAME "x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));           \
+        return pair;                                                                               \
+    }
+ON_TENSOR_CORES(f16, "f16")
+ON_TENSOR_CORES(bf16, "bf16")
+#undef ON_TENSOR_CORES
+
+__device__ __forceinline__ void load_transposed(uint32_t (&b)[4], const void *row) {
+    // Not to be moved to where the memory has other values.
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row))
+                 : "memory");
+}
+#else
+template <typename T>
+void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    emulate_mma<T>(d, a, b0, b1);
+}
+template <typename T> uint32_t narrow_pair(float first, float second) {
+    return narrow<T>(first).bits | uint32_t(narrow<T>(second).bits) << 16;
+}
+inline void load_transposed(uint32_t (&b)[4], const void *row) { emulate_ldmatrix_trans(b, row); }
+#endif

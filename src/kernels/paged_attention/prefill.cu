@@ -1,0 +1,218 @@
+// Attention of a prompt's rows over a paged pool, on tensor cores (Dao 2023, "FlashAttention-2:
+// faster attention with better parallelism and work partitioning").
+//
+// A lane is a (row, query head) pair, and lanes of one K/V head share what is read of the pool. Each
+// sees the keys up to its own row. All take the same steps from the sequence's first chunk of keys
+// on; one whose keys are all unseen changes nothing. So a row's bits depend neither on its tile nor
+// on the call that it is in, but they are not those of paged_attention.cu.
+#include "../cuda/tensor.cuh"
+#include "paged_attention.cuh"
+
+namespace prefill {
+
+// Lanes a block has at most, as LONG_LANES in tables.rs; a warp has 16, the rows of a matrix.
+constexpr int LANES = 64, THREADS = LANES / 16 * 32;
+// Values of a head that four threads multiply, eight that follow one another each: the instruction
+// does not care which of its values is which, as long as both sides agree.
+constexpr int STEP = 32;
+
+template <typename T, int D> struct Shared {
+    // Rows are longer than a head, so that neither threads that read 16 bytes of rows beside each
+    // other nor those that read the matrices of values are at the same banks.
+    static constexpr int KEY = D + 32, VALUE = D + 8;
+    T keys[CHUNK * KEY];
+    T values[CHUNK * VALUE];
+    // Where the keys are in the pool; -1 = nowhere.
+    int slots[CHUNK];
+};
+
+struct Args {
+    const Tile *tiles;
+    const uint32_t *blocks;
+    int heads, kv_heads, block_size;
+    float scale;
+};
+
+__device__ __forceinline__ float max_of_four(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+__device__ __forceinline__ float sum_of_four(float x) {
+    x = __fadd_rn(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return __fadd_rn(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+// A block is a tile and a K/V head. Of the 16 lanes of its warp, a thread has parts of two: `half` 0
+// and 1 of what is in registers.
+template <typename T, int D>
+__device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &args) {
+    DYNAMIC_SHARED(memory);
+    Shared<T, D> &shared = *reinterpret_cast<Shared<T, D> *>(memory);
+    constexpr int KEY = Shared<T, D>::KEY, VALUE = Shared<T, D>::VALUE;
+    // Tiles at the end of a prompt have most to do, and start first.
+    const Tile tile = args.tiles[gridDim.x - 1 - blockIdx.x];
+    const int kv_head = blockIdx.y, group = args.heads / args.kv_heads;
+    const int keys = keys_of(tile), begin = tile.context + tile.start;
+    const int thread = threadIdx.x % 32, quarter = thread % 4;
+    const int first_lane = threadIdx.x / 32 * 16 + thread / 4;
+
+    uint4 queries[D / STEP][2];
+    // Where the lane's row is in its sequence.
+    int own[2];
+    // Where its head is in `q` and `out`; -1 = there is no such lane.
+    long long at[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int lane = first_lane + 8 * half, row = lane / group;
+        own[half] = begin + row;
+        at[half] = -1;
+        if (row < tile.rows) {
+            at[half] = ((long long)(tile.first + row) * args.heads + kv_head * group + lane % group) * D;
+        }
+#pragma unroll
+        for (int step = 0; step < D / STEP; step++) {
+            queries[step][half] = make_uint4(0, 0, 0, 0);
+            if (at[half] >= 0) {
+                const T *from = q + at[half] + step * STEP + quarter * 8;
+                queries[step][half] = *reinterpret_cast<const uint4 *>(from);
+            }
+        }
+    }
+
+    auto find = [&](int base) {
+        int place = base + threadIdx.x;
+        if (threadIdx.x < CHUNK) {
+            int slot = -1;
+            if (place < keys) {
+                uint32_t block = args.blocks[tile.blocks + place / args.block_size];
+                slot = block * args.block_size + place % args.block_size;
+            }
+            shared.slots[threadIdx.x] = slot;
+        }
+    };
+    // Powers of two are cheaper than powers of e.
+    const float scale = __fmul_rn(args.scale, 1.44269504f);
+    float o[D / 8][4];
+#pragma unroll
+    for (int n = 0; n < D / 8; n++) {
+        o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.f;
+    }
+    // The largest score; and the thread's part of the sum of weights.
+    float most[2] = {-INFINITY, -INFINITY}, sums[2] = {0.f, 0.f};
+    find(0);
+    for (int base = 0; base < keys; base += CHUNK) {
+        __syncthreads();
+        constexpr int PACKS = D / Pack<T>::LEN;
+#pragma unroll 4
+        for (int i = threadIdx.x; i < CHUNK * PACKS; i += THREADS) {
+            int key = i / PACKS, value = i % PACKS * Pack<T>::LEN, slot = shared.slots[key];
+            Pack<T> ks, vs;
+            // Not what is behind the keys, which could be NaN: a weight of zero would not hide it.
+            ks.bits = vs.bits = make_uint4(0, 0, 0, 0);
+            if (slot >= 0) {
+                size_t from = ((size_t)slot * args.kv_heads + kv_head) * D + value;
+                ks.load(k + from);
+                vs.load(v + from);
+            }
+            *reinterpret_cast<uint4 *>(shared.keys + key * KEY + value) = ks.bits;
+            *reinterpret_cast<uint4 *>(shared.values + key * VALUE + value) = vs.bits;
+        }
+        __syncthreads();
+        find(base + CHUNK);
+
+        // Scores, of eight keys at a time: key 8 * n + 2 * quarter + i % 2 of half i / 2.
+        float s[CHUNK / 8][4];
+#pragma unroll
+        for (int n = 0; n < CHUNK / 8; n++) {
+            s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.f;
+            const T *row = shared.keys + (n * 8 + thread / 4) * KEY + quarter * 8;
+#pragma unroll
+            for (int step = 0; step < D / STEP; step++) {
+                const uint4 a = queries[step][0], b = queries[step][1];
+                const uint4 c = *reinterpret_cast<const uint4 *>(row + step * STEP);
+                const uint32_t one[4] = {a.x, b.x, a.y, b.y}, two[4] = {a.z, b.z, a.w, b.w};
+                multiply<T>(s[n], one, c.x, c.y);
+                multiply<T>(s[n], two, c.z, c.w);
+            }
+        }
+        // Whether some lane does not see all of the chunk.
+        const bool cut = base + CHUNK - 1 > begin;
+#pragma unroll
+        for (int n = 0; n < CHUNK / 8; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int key = base + n * 8 + quarter * 2 + i % 2;
+                s[n][i] = cut && key > own[i / 2] ? -INFINITY : __fmul_rn(s[n][i], scale);
+            }
+        }
+        // Weights. What was taken before is scaled down to a larger score, or else by exactly one.
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float max = most[half];
+#pragma unroll
+            for (int n = 0; n < CHUNK / 8; n++) {
+                max = fmaxf(max, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
+            }
+            max = max_of_four(max);
+            const float scaled = exp2f(__fsub_rn(most[half], max));
+            most[half] = max;
+            sums[half] = __fmul_rn(sums[half], scaled);
+#pragma unroll
+            for (int n = 0; n < CHUNK / 8; n++) {
+#pragma unroll
+                for (int i = 2 * half; i < 2 * half + 2; i++) {
+                    s[n][i] = exp2f(__fsub_rn(s[n][i], max));
+                    sums[half] = __fadd_rn(sums[half], s[n][i]);
+                }
+            }
+#pragma unroll
+            for (int n = 0; n < D / 8; n++) {
+                o[n][2 * half] = __fmul_rn(o[n][2 * half], scaled);
+                o[n][2 * half + 1] = __fmul_rn(o[n][2 * half + 1], scaled);
+            }
+        }
+        // Weighted values: where scores come out of a product is where weights go into one.
+#pragma unroll
+        for (int step = 0; step < CHUNK / 16; step++) {
+            const float(&left)[4] = s[2 * step], (&right)[4] = s[2 * step + 1];
+            const uint32_t weights[4] = {narrow_pair<T>(left[0], left[1]), narrow_pair<T>(left[2], left[3]),
+                                         narrow_pair<T>(right[0], right[1]), narrow_pair<T>(right[2], right[3])};
+            const T *row = shared.values + (step * 16 + thread % 16) * VALUE + thread / 16 * 8;
+#pragma unroll
+            for (int n = 0; n < D / 16; n++) {
+                uint32_t b[4];
+                load_transposed(b, row + n * 16);
+                multiply<T>(o[2 * n], weights, b[0], b[1]);
+                multiply<T>(o[2 * n + 1], weights, b[2], b[3]);
+            }
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const float sum = sum_of_four(sums[half]);
+        if (at[half] >= 0) {
+            T *to = out + at[half] + quarter * 2;
+#pragma unroll
+            for (int n = 0; n < D / 8; n++) {
+                *reinterpret_cast<uint32_t *>(to + n * 8) = narrow_pair<T>(
+                    __fdividef(o[n][2 * half], sum), __fdividef(o[n][2 * half + 1], sum));
+            }
+        }
+    }
+}
+
+} // namespace prefill
+
+#define KERNEL(T, NAME, D)                                                                         \
+    extern "C" __global__ void __launch_bounds__(prefill::THREADS)                                 \
+        prefill_##NAME##_##D(const T *q, const T *k, const T *v, T *out, const Tile *tiles,        \
+                             const uint32_t *blocks, int heads, int kv_heads, int block_size,      \
+                             float scale) {                                                        \
+        prefill::attend<T, D>(q, k, v, out, {tiles, blocks, heads, kv_heads, block_size, scale});  \
+    }
+KERNEL(f16, f16, 64)
+KERNEL(f16, f16, 128)
+KERNEL(bf16, bf16, 64)
+KERNEL(bf16, bf16, 128)
+#undef KERNEL

@@ -1,0 +1,159 @@
+// Attention of prompts against sums in f64, and against itself however a prompt is cut.
+#include "paged_attention/prefill.cu"
+
+#include "check.h"
+
+using emulator::launch;
+using std::vector;
+
+namespace {
+
+constexpr int BLOCK = 16;
+
+// Rows of a sequence, of which `first` is the first in a call.
+struct Span {
+    int first, rows, context, sequence;
+};
+
+template <typename T, int D> struct Attention {
+    using Kernel = void (*)(const T *, const T *, const T *, T *, const Tile *, const uint32_t *, int, int, int,
+                            float);
+    static constexpr int KV_HEADS = 2;
+    static constexpr float SCALE = 0.12f;
+    Kernel kernel;
+    int group, rows = 0, most_blocks = 0;
+    vector<Span> spans;
+    vector<T> q;
+    // [key, K/V head, value] of each sequence.
+    vector<vector<T>> ks, vs;
+    // All blocks of the pool, shuffled.
+    vector<uint32_t> pool;
+
+    int heads() const { return KV_HEADS * group; }
+
+    void add(int rows, int context) {
+        const int keys = context + rows;
+        spans.push_back({this->rows, rows, context, (int)spans.size()});
+        ks.push_back(noise<T>((size_t)keys * KV_HEADS * D));
+        vs.push_back(noise<T>((size_t)keys * KV_HEADS * D));
+        this->rows += rows;
+        most_blocks = std::max(most_blocks, (keys + BLOCK - 1) / BLOCK);
+    }
+
+    void ready() {
+        q = noise<T>((size_t)rows * heads() * D);
+        for (uint32_t i = 0; i < spans.size() * most_blocks; i++) {
+            pool.push_back(i);
+        }
+        std::shuffle(pool.begin(), pool.end(), rng);
+    }
+
+    // One call, for which the pool has the rows of `spans` and what was before them, and nothing else.
+    void run(const vector<Span> &spans, vector<T> &out) const {
+        const T nan = narrow<T>(NAN);
+        vector<T> k(pool.size() * BLOCK * KV_HEADS * D, nan), v = k;
+        vector<Tile> tiles;
+        vector<uint32_t> blocks;
+        for (const Span &span : spans) {
+            const int table = blocks.size(), keys = span.context + span.rows;
+            for (int i = 0; i * BLOCK < keys; i++) {
+                blocks.push_back(pool[span.sequence * most_blocks + i]);
+            }
+            for (int key = 0; key < keys; key++) {
+                constexpr int VALUES = KV_HEADS * D;
+                const size_t slot = blocks[table + key / BLOCK] * BLOCK + key % BLOCK;
+                std::copy_n(&ks[span.sequence][key * VALUES], VALUES, &k[slot * VALUES]);
+                std::copy_n(&vs[span.sequence][key * VALUES], VALUES, &v[slot * VALUES]);
+            }
+            const int most = prefill::LANES / group;
+            for (int start = 0; start < span.rows; start += most) {
+                tiles.push_back({span.first + start, std::min(most, span.rows - start), span.context, start, table, -1, 0});
+            }
+        }
+        launch({(int)tiles.size(), KV_HEADS, 1}, prefill::THREADS,
+               [&] {
+                   kernel(q.data(), k.data(), v.data(), out.data(), tiles.data(), blocks.data(), heads(), KV_HEADS,
+                          BLOCK, SCALE);
+               },
+               sizeof(prefill::Shared<T, D>));
+    }
+
+    // How far the rows of a span are from what they should be.
+    double worst(const Span &span, const vector<T> &out) const {
+        auto wide = [](const vector<T> &values) {
+            vector<double> wide;
+            for (T value : values) {
+                wide.push_back(widen(value));
+            }
+            return wide;
+        };
+        const vector<double> k = wide(ks[span.sequence]), v = wide(vs[span.sequence]);
+        double worst = 0;
+        for (int i = 0; i < span.rows * heads(); i++) {
+            const int row = i / heads(), kv_head = i % heads() / group;
+            const T *query = &q[((size_t)span.first * heads() + i) * D];
+            double wide_query[D], want[D] = {}, sum = 0;
+            std::transform(query, query + D, wide_query, [](T x) { return widen(x); });
+            for (int key = 0; key <= span.context + row; key++) {
+                const size_t at = ((size_t)key * KV_HEADS + kv_head) * D;
+                double score = 0;
+                for (int j = 0; j < D; j++) {
+                    score += wide_query[j] * k[at + j];
+                }
+                const double weight = std::exp(score * SCALE);
+                sum += weight;
+                for (int j = 0; j < D; j++) {
+                    want[j] += weight * v[at + j];
+                }
+            }
+            for (int j = 0; j < D; j++) {
+                const double by = off(widen(out[((size_t)span.first * heads() + i) * D + j]), want[j] / sum);
+                // NaN is far off, too.
+                worst = by <= worst ? worst : by;
+            }
+        }
+        return worst;
+    }
+};
+
+template <typename T, int D> void test(typename Attention<T, D>::Kernel kernel, int group) {
+    Attention<T, D> of{kernel, group};
+    for (int context : {0, 1, 63, 64, 100}) {
+        for (int rows : {17, 64, 65, 130}) {
+            of.add(rows, context);
+        }
+    }
+    of.ready();
+    vector<T> out((size_t)of.rows * of.heads() * D, narrow<T>(NAN)), cut = out;
+    of.run(of.spans, out);
+    for (const Span &span : of.spans) {
+        const double worst = of.worst(span, out);
+        // Weights are rounded, and what they give.
+        CHECK(worst < 2 * precision<T>(), "%d rows after %d, heads of %d, groups of %d: off by %g", span.rows,
+              span.context, D, group, worst);
+    }
+    // The first and the last of the longest in pieces, alone.
+    for (const Span &span : {of.spans[3], of.spans.back()}) {
+        int done = 0;
+        for (int rows : {17, 40, 1, 72}) {
+            of.run({{span.first + done, rows, span.context + done, span.sequence}}, cut);
+            done += rows;
+        }
+        const size_t at = (size_t)span.first * of.heads() * D;
+        CHECK(same(&cut[at], &out[at], (size_t)span.rows * of.heads() * D),
+              "%d rows after %d in pieces, heads of %d, groups of %d", span.rows, span.context, D, group);
+    }
+}
+
+} // namespace
+
+void test_prefill() {
+    for (int group : {1, 8}) {
+        test<f16, 64>(prefill_f16_64, group);
+        test<bf16, 128>(prefill_bf16_128, group);
+    }
+    for (int group : {3, 4}) {
+        test<f16, 128>(prefill_f16_128, group);
+        test<bf16, 64>(prefill_bf16_64, group);
+    }
+}
