@@ -288,7 +288,8 @@ fn greedy_texts_do_not_depend_on_drafts() {
     let folder = tempfile::tempdir().unwrap();
     let source = shape(folder.path(), "llama", 64, &[]);
     let target = || model(&source, &gpu, Some(DType::BF16), 3);
-    // One draft that is the target, and so is always right, and one that never is.
+    // One draft that is the target, and so is right but where the kernel for prompts made another last
+    // bit of what the target has from the one for decoding, and one that hardly ever is.
     for (seed, k) in [(3, 5), (4, 3)] {
         let plain = start(target(), None, 0);
         let speculative = start(
@@ -300,8 +301,8 @@ fn greedy_texts_do_not_depend_on_drafts() {
             let request = greedy(prompt, 40);
             let (want, got) = (run(&plain, request.clone()), run(&speculative, request));
             assert_eq!(got.ids(), want.ids());
-            let always = got.spec.accepted == got.spec.drafted;
-            assert_eq!(always, seed == 3, "{:?}", got.spec);
+            let right = got.spec.accepted * 10 >= got.spec.drafted * 9;
+            assert_eq!(right, seed == 3, "{:?}", got.spec);
         }
         // Side by side: more rows than a GPU gives the same bits for, so only the lengths are known.
         let submit = |len| speculative.submit(greedy(&tokens(len), 8)).unwrap();
@@ -312,6 +313,39 @@ fn greedy_texts_do_not_depend_on_drafts() {
         assert_idle(&plain);
         assert_idle(&speculative);
     }
+}
+
+/// Few enough rows to have the bits that they have alone; some drafts end before others, and one waits
+/// for its penalties.
+#[test]
+fn drafts_of_different_lengths_share_steps() {
+    let Some(gpu) = gpu() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let source = shape(folder.path(), "llama", 64, &[]);
+    let one = || model(&source, &gpu, Some(DType::BF16), 7);
+    let engine = start(one(), Some(one()), 5);
+    let request = |len: usize, spec_length, penalty| {
+        let mut request = greedy(&tokens(len), 24);
+        request.spec_length = Some(spec_length);
+        request.params.repetition_penalty = penalty;
+        request
+    };
+    let requests = [request(4, 5, 1.0), request(3, 2, 1.0), request(5, 3, 1.2)];
+    let alone = requests.clone().map(|mut request| {
+        request.spec_length = Some(0);
+        run(&engine, request).ids()
+    });
+    let events = requests.map(|request| engine.submit(request).unwrap());
+    for (events, alone) in events.into_iter().zip(alone) {
+        let answer = collect(events);
+        assert_eq!(answer.ids(), alone);
+        assert_eq!(
+            answer.spec.accepted, answer.spec.drafted,
+            "{:?}",
+            answer.spec
+        );
+    }
+    assert_idle(&engine);
 }
 
 /// Requests with log-probabilities are decided on the CPU, others where the logits are.
