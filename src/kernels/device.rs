@@ -31,7 +31,11 @@ fn cuda(ordinal: usize) -> Result<Device> {
     let opened = std::panic::catch_unwind(|| Device::new_cuda(ordinal));
     let reason = match opened {
         Ok(Ok(device)) => return Ok(device),
-        Ok(Err(error)) => error.to_string(),
+        Ok(Err(error)) => match error.to_string() {
+            // What the driver calls it is no news to anybody who would look for one.
+            reason if reason.contains("NO_DEVICE") => "no GPU, or no NVIDIA driver".to_owned(),
+            reason => reason,
+        },
         Err(_) => "the CUDA driver could not be loaded".to_owned(),
     };
     let reason = reason.lines().next().unwrap_or_default().to_owned();
