@@ -10,7 +10,7 @@ library=$folder/libcuda.so.1
 mkdir -p "$folder"
 if [ ! -e "$library" ] || [ -n "$(find "$root/tests/emulator" "$root/src/kernels" \
     \( -name '*.cu*' -o -name '*.cpp' -o -name '*.h' \) -newer "$library")" ]; then
-    sources=(emulator memory streams driver cublas candle ours)
+    sources=(emulator memory streams driver runtime cublas candle quantized ours)
     objects=()
     for source in "${sources[@]}"; do
         objects+=("$folder/$source.o")
@@ -19,9 +19,10 @@ if [ ! -e "$library" ] || [ -n "$(find "$root/tests/emulator" "$root/src/kernels
             -o "$folder/$source.o"
     done
     ${CXX:-c++} -shared -o "$library.new" "${objects[@]}"
-    # The three libraries are one, which is opened once whatever its name.
+    # The libraries are one, which is opened once whatever its name.
     ln -sf libcuda.so.1 "$folder/libcublas.so.13"
     ln -sf libcuda.so.1 "$folder/libcurand.so.10"
+    ln -sf libcuda.so.1 "$folder/libcudart.so.13"
     mv "$library.new" "$library"
 fi
 # Binaries find them as any library, or, without a CUDA toolkit at link time, by CUDA_SHIM_PATH.

@@ -106,6 +106,14 @@ fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
     differ.map(|(a, b)| (a - b).abs()).fold(0., f32::max) / largest
 }
 
+/// The root of the mean square of differences, in parts of that of the logits.
+fn mean_difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
+    let pairs = || a.iter().flatten().zip(b.iter().flatten());
+    let differences: f32 = pairs().map(|(a, b)| (a - b) * (a - b)).sum();
+    let squares: f32 = pairs().map(|(a, _)| a * a).sum();
+    (differences / squares).sqrt()
+}
+
 const WITHIN: [(DType, f32); 3] = [(DType::F32, 1e-4), (DType::F16, 1e-2), (DType::BF16, 5e-2)];
 
 #[test]
@@ -398,10 +406,6 @@ fn sampled_texts_do_not_depend_on_where_they_are_drawn() {
 #[test]
 fn smollm2_says_the_same_with_and_without_a_draft() {
     let Some(gpu) = gpu() else { return };
-    if std::env::var_os("FORETOKEN_EMULATED_GPU").is_some() {
-        println!("the emulated GPU has no kernels for quantized weights: nothing is tested");
-        return;
-    }
     let file = PathBuf::from("models/SmolLM2-135M-Instruct.Q4_1.gguf");
     if !file.exists() {
         println!("no model at {}: nothing is tested", file.display());
@@ -410,13 +414,15 @@ fn smollm2_says_the_same_with_and_without_a_draft() {
     let source = ModelSource::resolve(&file.display().to_string(), None, LoadFormat::Auto).unwrap();
     let target = || model(&source, &gpu, Some(DType::BF16), 0);
     let prompt = tokens(40);
+    // Both quantize activations, in ways of their own; candle's depends on the number of rows. Tokens
+    // without sense make that large, and single logits say little.
     let mut cpu = model(&source, &Device::Cpu, None, 0);
-    let off = difference(
-        &logits(&mut *cpu, &prompt, &[40]),
-        &logits(&mut *target(), &prompt, &[40]),
-    );
-    println!("SmolLM2: off by {off:.1e}");
-    assert!(off < 0.1, "off by {off}");
+    let here = logits(&mut *cpu, &prompt, &[40]);
+    for cuts in [&[40][..], &[8, 1, 8, 5, 8, 10]] {
+        let off = mean_difference(&here, &logits(&mut *target(), &prompt, cuts));
+        println!("SmolLM2 by {cuts:?}: off by {off:.1e}");
+        assert!(off < 0.15, "by {cuts:?}: off by {off}");
+    }
     let plain = run(&start(target(), None, 0), greedy(&prompt, 48));
     let drafted = run(&start(target(), Some(target()), 5), greedy(&prompt, 48));
     assert_eq!(drafted.ids(), plain.ids());

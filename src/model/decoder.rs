@@ -171,9 +171,18 @@ impl Decoder {
     }
 
     /// Records forwards of few rows as CUDA graphs from now on.
-    pub fn with_graphs(mut self) -> Self {
-        self.graphs = Some(Graphs::default());
-        self
+    ///
+    /// # Errors
+    /// Where the device fails.
+    pub fn with_graphs(mut self) -> Result<Self> {
+        let mut most = self.head.prepare_recording()?;
+        for layer in &self.layers {
+            for linear in [&layer.qkv, &layer.o, &layer.gate_up, &layer.down] {
+                most = most.min(linear.prepare_recording()?);
+            }
+        }
+        self.graphs = Some(Graphs::new(most));
+        Ok(self)
     }
 
     fn shape(&self) -> KvShape {
@@ -225,7 +234,8 @@ impl Decoder {
     fn replay(&mut self, batch: &Batch, kv: &KvStore) -> Result<Option<Tensor>> {
         let group = self.config.num_heads / self.config.num_kv_heads;
         let rows = rows(batch, kv.block_size);
-        let Some(key) = Key::of(batch, &rows, group, kv) else {
+        let most = self.graphs.as_ref().map(|graphs| graphs.most_rows);
+        let Some(key) = most.and_then(|most| Key::of(batch, &rows, most, group, kv)) else {
             return Ok(None);
         };
         let Some(mut graphs) = self.graphs.take() else {

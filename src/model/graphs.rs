@@ -9,7 +9,7 @@ use crate::kv::KvStore;
 use candle_core::{Device, Tensor, TensorId};
 use std::collections::HashMap;
 
-/// Rows above which a forward takes longer than its launches. It is as many as the products of few
+/// Rows above which a forward takes longer than its launches, whatever the weights. It is as many as the products of few
 /// rows take, whose bits do not depend on the number of rows.
 const MOST_ROWS: usize = 16;
 /// Graphs that are kept; what comes after them is launched kernel by kernel.
@@ -26,12 +26,18 @@ pub struct Key {
 }
 
 impl Key {
-    /// `None` where the forward of `batch` is not to be recorded. `group` query heads share one of
-    /// keys.
-    pub fn of(batch: &Batch, rows: &Rows<'_>, group: usize, kv: &KvStore) -> Option<Self> {
+    /// `None` where the forward of `batch` is not to be recorded, which has more rows than `most` or
+    /// is not worth it. `group` query heads share one of keys.
+    pub fn of(
+        batch: &Batch,
+        rows: &Rows<'_>,
+        most: usize,
+        group: usize,
+        kv: &KvStore,
+    ) -> Option<Self> {
         let (count, logits) = (batch.tokens.len(), batch.logits.len());
         let branches = batch.spans.iter().any(|span| span.tree.is_some());
-        if count > MOST_ROWS || logits == 0 || branches || group > MOST_ROWS {
+        if count > most.min(MOST_ROWS) || logits == 0 || branches || group > MOST_ROWS {
             return None;
         }
         Some(Self {
@@ -63,8 +69,9 @@ pub struct Forward<'a> {
 }
 
 /// The forwards of one model.
-#[derive(Default)]
 pub struct Graphs {
+    /// Most rows of a forward that may be recorded.
+    pub most_rows: usize,
     /// `None`: was seen once. What comes but once is not worth recording.
     seen: HashMap<Key, Option<Recorded>>,
     /// Recording failed once, and is not tried again.
@@ -72,6 +79,15 @@ pub struct Graphs {
 }
 
 impl Graphs {
+    /// None yet; forwards of more rows than `most_rows` are not recorded.
+    pub fn new(most_rows: usize) -> Self {
+        Self {
+            most_rows,
+            seen: HashMap::new(),
+            off: false,
+        }
+    }
+
     /// The logits, valid until the next forward; `None` if they have to be computed kernel by kernel.
     /// `run` is the model's forward.
     ///

@@ -63,6 +63,8 @@ const MOST_ROWS: usize = 31;
 /// Fewest rows that keep candle's CPU products on the kernels that longer calls use: a single row
 /// takes another one.
 const FEWEST_ROWS: usize = 2;
+/// Most rows that candle's products of few rows take on a GPU.
+const FEW_ROWS_ON_GPU: usize = 8;
 
 impl Linear {
     /// A linear layer; `bias` is `[outputs]` in the compute dtype.
@@ -113,6 +115,27 @@ impl Linear {
             outputs,
             bias,
         })
+    }
+
+    /// Makes ready for products that are recorded as CUDA graphs, and gives the most rows they may
+    /// have. On a GPU, candle quantizes activations to memory of its own, which it frees when it needs
+    /// more; graphs would go on to use it. So it has to have all it will ever need for products of few
+    /// rows, which those of many do not touch.
+    ///
+    /// # Errors
+    /// Where the device fails.
+    pub fn prepare_recording(&self) -> Result<usize> {
+        let mut most = usize::MAX;
+        for weight in &self.weights {
+            if let Product::Quantized(product) = weight
+                && let QMatMul::QTensor(w) = product
+            {
+                let dims = (FEW_ROWS_ON_GPU, w.shape().dims2()?.1);
+                product.forward(&Tensor::zeros(dims, DType::F32, &w.device())?)?;
+                most = FEW_ROWS_ON_GPU;
+            }
+        }
+        Ok(most)
     }
 
     fn bias_or_zeros(&self, like: &Tensor) -> Result<Tensor> {

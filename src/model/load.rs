@@ -86,7 +86,7 @@ pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model
     let decoder = Decoder::load(config, weights, || progress.tick())?;
     progress.finish();
     if device.is_cuda() && !options.enforce_eager {
-        return Ok(Box::new(decoder.with_graphs()));
+        return Ok(Box::new(decoder.with_graphs()?));
     }
     Ok(Box::new(decoder))
 }
