@@ -9,8 +9,8 @@ use crate::kv::KvStore;
 use candle_core::{Device, Tensor, TensorId};
 use std::collections::HashMap;
 
-/// Rows above which a forward takes longer than its launches, whatever the weights. It is as many as the products of few
-/// rows take, whose bits do not depend on the number of rows.
+/// Rows above which a forward takes longer than its launches, whatever the weights. It is as many as
+/// our products of few rows take, whose bits do not depend on the number of rows.
 const MOST_ROWS: usize = 16;
 /// Graphs that are kept; what comes after them is launched kernel by kernel.
 const MOST_GRAPHS: usize = 64;
