@@ -13,7 +13,7 @@ use foretoken::model::{Batch, LoadFormat, LoadOptions, Model, ModelSource, load}
 use foretoken::sampling::SamplingParams;
 use foretoken::spec::{DraftModel, Drafter};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 const BLOCK_SIZE: usize = 16;
 const BLOCKS: usize = 64;
@@ -236,16 +236,9 @@ fn replayed_steps_have_the_bits_of_launched_ones() {
     for dtype in [DType::F32, DType::BF16] {
         let logits_by = |eager| {
             let mut model = model_by(&source, &gpu, Some(dtype), 6, eager);
-            let log = Log::default();
-            let writer = log.clone();
-            let subscriber = tracing_subscriber::fmt()
-                .with_max_level(tracing::Level::DEBUG)
-                .with_writer(move || writer.clone())
-                .finish();
-            let logits = tracing::subscriber::with_default(subscriber, || {
-                logits(&mut *model, &tokens, &cuts)
-            });
-            (logits, log.text())
+            let before = Log::of_this_thread().len();
+            let logits = logits(&mut *model, &tokens, &cuts);
+            (logits, Log::of_this_thread().split_off(before).join("\n"))
         };
         let ((launched, quiet), (replayed, log)) = (logits_by(true), logits_by(false));
         assert_eq!(quiet, "");
@@ -256,13 +249,29 @@ fn replayed_steps_have_the_bits_of_launched_ones() {
     }
 }
 
-/// Lines of the log.
+/// The log of all tests of this program, since a log of one thread alone misses lines now and then.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Log {
-    fn text(&self) -> String {
-        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    /// Lines so far about graphs, from this thread.
+    fn of_this_thread() -> Vec<String> {
+        static LOG: OnceLock<Log> = OnceLock::new();
+        let log = LOG.get_or_init(|| {
+            let log = Log::default();
+            let writer = log.clone();
+            tracing_subscriber::fmt()
+                .with_max_level(tracing::Level::DEBUG)
+                .with_thread_ids(true)
+                .with_writer(move || writer.clone())
+                .init();
+            log
+        });
+        let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        // As tracing writes it.
+        let thread = format!("{:0>2?}", std::thread::current().id());
+        let ours = |line: &&str| line.contains(&thread) && line.contains("CUDA graph");
+        text.lines().filter(ours).map(str::to_owned).collect()
     }
 }
 
