@@ -58,7 +58,8 @@ fn requests() -> Vec<SamplingParams> {
         },
         SamplingParams {
             temperature: 0.,
-            logit_bias: vec![(17, 20.), (5, -100.), (17, 1.)],
+            // The last id does not exist.
+            logit_bias: vec![(17, 20.), (5, -100.), (17, 1.), (9999, 50.)],
             ..plain.clone()
         },
         SamplingParams {

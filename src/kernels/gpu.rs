@@ -13,7 +13,7 @@ pub(super) use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView, 
 pub(super) use candle_core::cuda_backend::{CudaDType, WrapErr};
 pub(super) use candle_core::{Layout, builder_arg};
 
-/// PTX by file: `NORM`, `ROPE` and so on.
+/// PTX by file: `NORM`, `SAMPLE` and so on.
 mod ptx {
     include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
 }

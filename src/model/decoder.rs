@@ -1,7 +1,7 @@
 //! One decoder for Llama, Qwen2 and Qwen3: flags of [`ModelConfig`] tell them apart.
 
 use super::config::ModelConfig;
-use super::graphs::{Forward, Graphs, Key};
+use super::graphs::{Forward, Graphs};
 use super::linear::{Embedding, Linear};
 use super::weights::{Dtypes, Weights};
 use super::{Batch, Model, Output};
@@ -232,23 +232,18 @@ impl Decoder {
 
     /// The logits by a graph, if there is one for such batches or it is time to record it.
     fn replay(&mut self, batch: &Batch, kv: &KvStore) -> Result<Option<Tensor>> {
-        let group = self.config.num_heads / self.config.num_kv_heads;
-        let rows = rows(batch, kv.block_size);
-        let most = self.graphs.as_ref().map(|graphs| graphs.most_rows);
-        let Some(key) = most.and_then(|most| Key::of(batch, &rows, most, group, kv)) else {
-            return Ok(None);
-        };
         let Some(mut graphs) = self.graphs.take() else {
             return Ok(None);
         };
         let forward = Forward {
             batch,
-            rows,
+            rows: rows(batch, kv.block_size),
+            kv,
             frequencies: &self.frequencies,
-            group,
+            group: self.config.num_heads / self.config.num_kv_heads,
             device: &self.device,
         };
-        let logits = graphs.forward(key, forward, |inputs, rows| self.run(inputs, rows, kv));
+        let logits = graphs.forward(forward, |inputs, rows| self.run(inputs, rows, kv));
         self.graphs = Some(graphs);
         logits
     }

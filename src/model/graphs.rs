@@ -17,36 +17,12 @@ const MOST_GRAPHS: usize = 64;
 
 /// What makes two forwards the same but for their inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Key {
+struct Key {
     /// The pool that is read and written.
     pool: TensorId,
     rows: usize,
     logits: usize,
     room: Room,
-}
-
-impl Key {
-    /// `None` where the forward of `batch` is not to be recorded, which has more rows than `most` or
-    /// is not worth it. `group` query heads share one of keys.
-    pub fn of(
-        batch: &Batch,
-        rows: &Rows<'_>,
-        most: usize,
-        group: usize,
-        kv: &KvStore,
-    ) -> Option<Self> {
-        let (count, logits) = (batch.tokens.len(), batch.logits.len());
-        let branches = batch.spans.iter().any(|span| span.tree.is_some());
-        if count > most.min(MOST_ROWS) || logits == 0 || branches || group > MOST_ROWS {
-            return None;
-        }
-        Some(Self {
-            pool: kv.layers.first()?.0.id(),
-            rows: count,
-            logits,
-            room: rows.room(group),
-        })
-    }
 }
 
 /// A graph, and where it finds its inputs and leaves its output.
@@ -61,6 +37,7 @@ struct Recorded {
 pub struct Forward<'a> {
     pub batch: &'a Batch,
     pub rows: Rows<'a>,
+    pub kv: &'a KvStore,
     /// The model's, for the angles of its rows.
     pub frequencies: &'a [f32],
     /// Query heads that share one of keys.
@@ -71,7 +48,7 @@ pub struct Forward<'a> {
 /// The forwards of one model.
 pub struct Graphs {
     /// Most rows of a forward that may be recorded.
-    pub most_rows: usize,
+    most_rows: usize,
     /// `None`: was seen once. What comes but once is not worth recording.
     seen: HashMap<Key, Option<Recorded>>,
     /// Recording failed once, and is not tried again.
@@ -82,10 +59,26 @@ impl Graphs {
     /// None yet; forwards of more rows than `most_rows` are not recorded.
     pub fn new(most_rows: usize) -> Self {
         Self {
-            most_rows,
+            most_rows: most_rows.min(MOST_ROWS),
             seen: HashMap::new(),
             off: false,
         }
+    }
+
+    /// `None` where the forward cannot be recorded, or is not worth it.
+    fn key(&self, forward: &Forward<'_>) -> Option<Key> {
+        let (batch, group) = (forward.batch, forward.group);
+        let (rows, logits) = (batch.tokens.len(), batch.logits.len());
+        let branches = batch.spans.iter().any(|span| span.tree.is_some());
+        if rows > self.most_rows || logits == 0 || branches || group > MOST_ROWS {
+            return None;
+        }
+        Some(Key {
+            pool: forward.kv.layers.first()?.0.id(),
+            rows,
+            logits,
+            room: forward.rows.room(group),
+        })
     }
 
     /// The logits, valid until the next forward; `None` if they have to be computed kernel by kernel.
@@ -95,10 +88,12 @@ impl Graphs {
     /// Where the device fails.
     pub fn forward(
         &mut self,
-        key: Key,
         forward: Forward<'_>,
         run: impl Fn(&Inputs, &Rows<'_>) -> Result<Tensor>,
     ) -> Result<Option<Tensor>> {
+        let Some(key) = self.key(&forward) else {
+            return Ok(None);
+        };
         let full = self.seen.values().flatten().count() >= MOST_GRAPHS;
         match self.seen.get(&key) {
             Some(Some(recorded)) => {

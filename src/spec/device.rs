@@ -37,7 +37,7 @@ pub(super) fn decide_all(
             verification.push(place, turn, draft, rows.start as u32);
         }
     }
-    verification.run(output, vocab_size, drafts, &mut rounds)?;
+    verification.run(output, drafts, &mut rounds)?;
     Ok(rounds)
 }
 
@@ -87,17 +87,10 @@ impl<'a> Verification<'a> {
     }
 
     /// Decides, and fills in the rounds of these turns.
-    fn run(
-        mut self,
-        output: &Output,
-        vocab_size: usize,
-        drafts: &[Draft],
-        rounds: &mut [Round],
-    ) -> Result<()> {
+    fn run(self, output: &Output, drafts: &[Draft], rounds: &mut [Round]) -> Result<()> {
         if self.chains.is_empty() {
             return Ok(());
         }
-        self.edits.retain(|edit| (edit.id as usize) < vocab_size);
         let shaped = sample::shape(&output.logits, self.shapings, self.edits, false)?;
         let verdicts = shaped.verify(&self.chains)?;
         for (place, accepted) in self.places.into_iter().zip(verdicts) {

@@ -83,7 +83,7 @@ pub struct Kept<'a> {
 /// What drafting cost so far, for the cost coefficient c of Leviathan et al. 2023, section 3.2.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct DraftCost {
-    /// Forwards that drafted a token for every ask, without a prompt in them.
+    /// Forwards of drafts that had no prompt in them.
     pub steps: u64,
     /// Wall time of those.
     pub step_seconds: f64,

@@ -130,12 +130,12 @@ impl DraftModel {
             batch.drawn = Some(last.tokens_of(open)?);
         }
         let output = self.model.forward(&batch, &mut self.pool.store)?;
-        let vocab = self.model.config().vocab_size;
         if output.is_on_gpu() {
-            drawn.push(Drawn::new(&output, drafting, complete, vocab)?);
+            drawn.push(Drawn::new(&output, drafting, complete)?);
         } else {
             let all = drafting.iter_mut().enumerate();
             let ready = all.filter(|(i, _)| complete.binary_search(i).is_ok());
+            let vocab = self.model.config().vocab_size;
             output.read(|logits| {
                 let mut ready: Vec<_> = ready.zip(logits.chunks(vocab)).collect();
                 parallel::map(&mut ready, |((_, one), row)| one.draw(row));
@@ -185,12 +185,7 @@ struct Drawn {
 
 impl Drawn {
     /// Draws the next draft token of each of `of` from its row of logits.
-    fn new(
-        output: &Output,
-        drafting: &mut [Drafting<'_>],
-        of: Vec<usize>,
-        vocab_size: usize,
-    ) -> Result<Self> {
+    fn new(output: &Output, drafting: &mut [Drafting<'_>], of: Vec<usize>) -> Result<Self> {
         let (mut shapings, mut edits) = (Vec::with_capacity(of.len()), Vec::new());
         for (row, &i) in of.iter().enumerate() {
             let (row, one) = (row as u32, &mut drafting[i]);
@@ -199,7 +194,6 @@ impl Drawn {
             one.unread += 1;
             one.history.push_unread();
         }
-        edits.retain(|edit| (edit.id as usize) < vocab_size);
         let shaped = sample::shape(&output.logits, shapings, edits, true)?;
         Ok(Self { shaped, of })
     }

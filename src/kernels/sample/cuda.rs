@@ -43,6 +43,9 @@ unsafe impl DeviceRepr for Node {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for Range {}
 
+/// Shapings on the device.
+pub(super) type Sent = CudaSlice<Shaping>;
+
 fn kernel(device: &CudaDevice, name: &str) -> Result<Kernel> {
     gpu::function(device, "sample", gpu::SAMPLE, name)
 }
@@ -53,7 +56,7 @@ fn tensor<T: CudaDType>(values: CudaSlice<T>, shape: &[usize], device: &CudaDevi
     Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false)
 }
 
-/// See [`super::shape`]; the edits are sorted.
+/// See [`super::shape`]; the edits are sorted, and of ids that exist.
 pub(super) fn shape(
     logits: &Tensor,
     shapings: Vec<Shaping>,
@@ -70,7 +73,7 @@ pub(super) fn shape(
         [] => logits.clone(),
         edits => edited(logits, edits, &device)?,
     };
-    let on_device = device.clone_htod(&shapings)?;
+    let sent = device.clone_htod(&shapings)?;
     let sampled = shapings.iter().any(|shaping| shaping.temperature > 0.);
     let dims = if sampled { [rows, vocab] } else { [1, 1] };
     // SAFETY: the kernel writes what is read of them.
@@ -82,13 +85,14 @@ pub(super) fn shape(
         let logits = gpu::view::<f32>(NAME, &storage, layout)?;
         let kernel = kernel(&device, "shape_rows")?;
         let mut args = kernel.builder();
-        args.arg(&logits).arg(&on_device).arg(&probs).arg(&tokens);
+        args.arg(&logits).arg(&sent).arg(&probs).arg(&tokens);
         builder_arg!(args, vocab as i32, i32::from(draw));
         // SAFETY: the arguments are the kernel's, and as long as it reads and writes.
         unsafe { args.launch(gpu::grid((rows, 1, 1), THREADS, 0)) }.w()?;
     }
     Ok(Shaped {
         shapings,
+        sent,
         probs: tensor(probs, &dims, &device),
         tokens: tensor(tokens, &[rows], &device),
     })
@@ -97,9 +101,8 @@ pub(super) fn shape(
 /// A copy of the logits with the edits, of which there is at least one.
 fn edited(logits: &Tensor, edits: &[Edit], device: &CudaDevice) -> Result<Tensor> {
     let (rows, vocab) = logits.dims2()?;
-    let beyond = |edit: &&Edit| edit.row as usize >= rows || edit.id as usize >= vocab;
-    if let Some(edit) = edits.iter().find(beyond) {
-        candle_core::bail!("sample: {edit:?} of {rows} rows of {vocab} logits");
+    if let Some(edit) = edits.iter().find(|edit| edit.row as usize >= rows) {
+        candle_core::bail!("sample: {edit:?} of {rows} rows");
     }
     let copy = logits.copy()?;
     {
@@ -165,7 +168,6 @@ pub(super) fn verify(shaped: &Shaped, chains: &[Chain<'_>]) -> Result<Vec<Accept
         token: 0,
         q_vocab: 0,
     });
-    let shapings = device.clone_htod(&shaped.shapings)?;
     let (nodes, ranges) = (device.clone_htod(&nodes)?, device.clone_htod(&ranges)?);
     // SAFETY: the kernel writes all of it.
     let verdicts = unsafe { device.alloc::<Accepted>(chains.len())? };
@@ -177,7 +179,7 @@ pub(super) fn verify(shaped: &Shaped, chains: &[Chain<'_>]) -> Result<Vec<Accept
     let mut args = kernel.builder();
     args.arg(&probs)
         .arg(&points)
-        .arg(&shapings)
+        .arg(&shaped.sent)
         .arg(&nodes)
         .arg(&ranges)
         .arg(&verdicts);

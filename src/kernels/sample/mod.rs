@@ -106,6 +106,9 @@ pub struct Accepted {
 #[derive(Debug)]
 pub struct Shaped {
     shapings: Vec<Shaping>,
+    /// The same, on the device.
+    #[cfg(feature = "cuda")]
+    sent: cuda::Sent,
     /// `[rows, vocab_size]` f32; nothing in rows of temperature 0, and `[1, 1]` where all are.
     probs: Tensor,
     /// See [`Shaped::tokens`].
@@ -113,7 +116,8 @@ pub struct Shaped {
 }
 
 /// Runs the pipeline of `sampling` over rows of `logits`, `[_, vocab_size]` f32 on a GPU. The edits of
-/// a row and id are done in their order. With `draw` each row gets a token.
+/// a row and id are done in their order, those of ids that do not exist not at all. With `draw` each
+/// row gets a token.
 ///
 /// # Errors
 /// Where the device fails or is not a GPU.
@@ -123,6 +127,8 @@ pub fn shape(
     mut edits: Vec<Edit>,
     draw: bool,
 ) -> Result<Shaped> {
+    let vocab_size = logits.dim(1)?;
+    edits.retain(|edit| (edit.id as usize) < vocab_size);
     edits.sort_by_key(|edit| (edit.row, edit.id));
     #[cfg(feature = "cuda")]
     return cuda::shape(logits, shapings, &edits, draw);
