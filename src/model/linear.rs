@@ -58,7 +58,7 @@ enum Product {
 }
 
 /// Most rows that candle's CPU products are called with. Up to here they give a row the same bits
-/// whatever the count (measured; `tests/rows.rs` guards it), if it is not below [`FEWEST_ROWS`].
+/// whatever the count (measured; `tests/it/rows.rs` guards it), if it is not below [`FEWEST_ROWS`].
 const MOST_ROWS: usize = 31;
 /// Fewest rows that keep candle's CPU products on the kernels that longer calls use: a single row
 /// takes another one.

@@ -3,6 +3,7 @@
 
 pub mod process;
 pub mod rig;
+pub mod server;
 pub mod tiny;
 pub mod tiny_gguf;
 

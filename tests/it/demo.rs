@@ -1,10 +1,7 @@
 //! The embedded pair: what `foretoken` without arguments serves.
-#![cfg(feature = "embedded-model")]
 
-mod common;
-
-use common::process::Server;
-use common::{assert_idle, greedy, run, sampled};
+use crate::common::process::Server;
+use crate::common::{assert_idle, greedy, run, sampled};
 use foretoken::engine::{self, EngineHandle, EngineOptions, Request};
 use foretoken::gguf::EMBEDDED;
 use foretoken::model::{LoadOptions, Model, ModelSource, load};

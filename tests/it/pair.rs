@@ -1,9 +1,7 @@
 //! A pair from nothing, through the commands of `scripts/make-default-model.sh`, in seconds: a
 //! tokenizer, a target, its own texts, a draft, and both at work.
 
-mod common;
-
-use common::process::foretoken;
+use crate::common::process::foretoken;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,12 +1,10 @@
 //! GGUF files of every block type, against candle's Llama on the same weights.
 
-mod common;
-
+use crate::common::rig::distance;
+use crate::common::tiny::*;
+use crate::common::tiny_gguf::{llama3_factors, write_gguf};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device};
-use common::rig::distance;
-use common::tiny::*;
-use common::tiny_gguf::{llama3_factors, write_gguf};
 
 #[test]
 fn gguf_of_floats_equals_safetensors() {

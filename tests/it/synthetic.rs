@@ -1,9 +1,7 @@
 //! Acceptance by chance, through the engine: rounds are as long as was asked for, whatever the
 //! models say.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use foretoken::engine::{EngineHandle, Request, SpecUsage};
 
 const K: usize = 4;

@@ -1,9 +1,7 @@
 //! The engine on a real model: SmolLM2-135M, drafted by itself, by n-grams and by nonsense.
 
-mod common;
-
-use common::rig::{prompt as noise, smollm2, smollm2_path};
-use common::{assert_idle, collect, greedy, run, sampled};
+use crate::common::rig::{prompt as noise, smollm2, smollm2_path};
+use crate::common::{assert_idle, collect, greedy, run, sampled};
 use foretoken::engine::{self, EngineHandle, EngineOptions, Request};
 use foretoken::model::toy::ToyModel;
 use foretoken::spec::{DraftModel, Drafter, NgramDrafter};

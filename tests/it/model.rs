@@ -1,11 +1,9 @@
 //! The decoder against candle's own, and against itself: batched, chunked, shuffled, as a tree.
 
-mod common;
-
+use crate::common::rig::*;
 use candle_core::quantized::gguf_file::Content;
 use candle_core::{Device, Tensor};
 use candle_transformers::models::quantized_llama::ModelWeights;
-use common::rig::*;
 
 /// "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 const QUESTION: [u32; 16] = [

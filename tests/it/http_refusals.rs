@@ -1,15 +1,11 @@
 //! What the HTTP API refuses and how it ends: statuses, a full queue, readers that leave, shutdown.
 
-mod common;
-#[path = "common/server.rs"]
-mod server;
-
-use common::Toy;
+use crate::common::Toy;
+use crate::common::server::{Fault, LONG, STEP, Server, error, events, greedy, slow, text_with};
 use foretoken::engine::EngineOptions;
 use foretoken::http::AppState;
 use reqwest::Response;
 use serde_json::{Value, json};
-use server::{Fault, LONG, STEP, Server, error, events, greedy, slow, text_with};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

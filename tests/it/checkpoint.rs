@@ -1,12 +1,10 @@
 //! Checkpoints that the tests write: safetensors in shards, noise; and what is said about broken ones.
 
-mod common;
-
+use crate::common::rig::distance;
+use crate::common::tiny::*;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::{qwen2, qwen3};
-use common::rig::distance;
-use common::tiny::*;
 use foretoken::model::{LoadFormat, LoadOptions, ModelSource, load};
 use serde_json::{Value as Json, json};
 use std::path::Path;

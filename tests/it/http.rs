@@ -1,12 +1,8 @@
 //! Replies of the HTTP API through real sockets, over toy engines: shapes, streams, stop strings.
 
-mod common;
-#[path = "common/server.rs"]
-mod server;
-
-use common::{Guess, MAX_LEN, Toy};
+use crate::common::server::{EOS, LONG, Server, error, greedy, joined};
+use crate::common::{Guess, MAX_LEN, Toy};
 use serde_json::{Value, json};
-use server::{EOS, LONG, Server, error, greedy, joined};
 
 #[tokio::test]
 async fn the_small_routes_answer() {

@@ -1,9 +1,7 @@
 //! `foretoken distill`: toy pairs of seconds, through the library and through the binary.
 
-mod common;
-
+use crate::common::rig::{Rig, Seq, distance};
 use candle_core::{DType, Device, Tensor};
-use common::rig::{Rig, Seq, distance};
 use foretoken::engine::{self, EngineOptions};
 use foretoken::error::Error;
 use foretoken::model::{LoadFormat, LoadOptions, Model, ModelConfig, ModelSource, load};
@@ -325,16 +323,16 @@ fn a_draft_of_few_ids_is_learnt_and_serves() {
     let (plain, fast) = (start(None), start(Some(&file)));
     let mut accepted = 0;
     for first in 0..8 {
-        let request = || common::greedy(&[first, first + 3, 1], 24);
-        let answer = common::run(&fast, request());
-        assert_eq!(answer.ids(), common::run(&plain, request()).ids());
+        let request = || crate::common::greedy(&[first, first + 3, 1], 24);
+        let answer = crate::common::run(&fast, request());
+        assert_eq!(answer.ids(), crate::common::run(&plain, request()).ids());
         accepted += answer.spec.accepted;
         // Sampled texts end, too, whatever the draft cannot say.
-        let sampled = common::run(&fast, common::sampled(&[first, 2], 24, 5));
+        let sampled = crate::common::run(&fast, crate::common::sampled(&[first, 2], 24, 5));
         assert!(!sampled.ids().is_empty());
     }
     assert!(accepted > 0);
-    common::assert_idle(&fast);
+    crate::common::assert_idle(&fast);
 }
 
 /// Grouped heads, several rows, an output layer of its own and Llama 3's frequencies.

@@ -1,14 +1,12 @@
 //! The promises on every set of CPU instructions: each path runs this file's tests in a process of
 //! its own, told by the variable that operators use.
 
-mod common;
-
+use crate::common::rig::{Rig, Rows, Seq};
+use crate::common::tiny::{llama_config, open_as, short_prompt, tensors};
+use crate::common::tiny_gguf::{llama3_factors, write_gguf};
+use crate::common::{assert_idle, collect, greedy, run, sampled};
 use candle_core::DType;
 use candle_core::quantized::GgmlDType;
-use common::rig::{Rig, Rows, Seq};
-use common::tiny::{llama_config, open_as, short_prompt, tensors};
-use common::tiny_gguf::{llama3_factors, write_gguf};
-use common::{assert_idle, collect, greedy, run, sampled};
 use foretoken::engine::{self, EngineHandle, EngineOptions};
 use foretoken::kernels::cpu::{Path, VARIABLE};
 use foretoken::model::Model;
@@ -137,7 +135,7 @@ fn all_of_this_holds_on_every_path() {
             continue;
         }
         let output = Command::new(std::env::current_exe().unwrap())
-            .args(["--test-threads", "2"])
+            .args(["paths::", "--test-threads", "2"])
             .env(VARIABLE, name)
             .output()
             .unwrap();

@@ -1,8 +1,6 @@
 //! The engine's edges on toy models: a bounded queue, cancelling, draining, options.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use foretoken::engine::{EngineHandle, EngineOptions};
 use foretoken::error::{Error, RequestErrorKind};
 use std::time::{Duration, Instant};

@@ -1,8 +1,6 @@
 //! The binary: one readable line for every mistake, and one run from flags to SIGTERM.
 
-mod common;
-
-use common::process::{Server, foretoken};
+use crate::common::process::{Server, foretoken};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Output;

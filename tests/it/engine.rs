@@ -1,8 +1,6 @@
 //! The engine on toy models: lossless under every mix, nothing leaks, limits hold.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use foretoken::engine::{EngineOptions, FinishReason, Request};
 use foretoken::error::{Error, RequestErrorKind};
 use foretoken::sampling::{SamplingParams, mix};

@@ -1,12 +1,10 @@
 //! `convert`: the file that it writes is the model of the folder, and reads texts as it does.
 
-mod common;
-
-use candle_core::DType;
-use candle_core::quantized::GgmlDType;
-use common::tiny::{
+use crate::common::tiny::{
     VOCAB, llama_config, logits, open, short_prompt, tensors, write_config, write_shards,
 };
+use candle_core::DType;
+use candle_core::quantized::GgmlDType;
 use foretoken::convert::{Options, run};
 use foretoken::text::Text;
 use serde_json::{Map, Value, json};

@@ -1,0 +1,26 @@
+//! Integration tests, one module a promise or a surface. They are one binary, because linking is
+//! what a change waits for. What needs a process of its own is beside this folder: `hub.rs` sets
+//! environment variables, `cuda*.rs` need the feature `cuda` or a C++ compiler.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod attention;
+mod checkpoint;
+mod cli;
+mod convert;
+#[cfg(feature = "embedded-model")]
+mod demo;
+mod distill;
+mod engine;
+mod engine_limits;
+mod gguf;
+mod http;
+mod http_refusals;
+mod kv;
+mod model;
+mod pair;
+mod paths;
+mod rows;
+mod smollm2;
+mod synthetic;
