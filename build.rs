@@ -11,6 +11,7 @@ fn kernels() {
     let out = std::path::PathBuf::from(std::env::var("OUT_DIR").expect("cargo names a folder"));
     let sources = [
         "src/kernels/dense/gemv.cu",
+        "src/kernels/kv_move.cu",
         "src/kernels/norm.cu",
         "src/kernels/paged_attention/paged_attention.cu",
         "src/kernels/paged_attention/prefill.cu",

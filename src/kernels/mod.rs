@@ -12,6 +12,7 @@ pub(crate) mod float;
 #[cfg(feature = "cuda")]
 mod gpu;
 pub mod graph;
+pub mod kv_move;
 pub mod kv_write;
 pub mod norm;
 pub mod paged_attention;
@@ -23,6 +24,7 @@ pub mod sample;
 pub mod swiglu;
 
 pub use device::{device, device_memory};
+pub use kv_move::{KvMoves, kv_move};
 pub use kv_write::kv_write;
 pub use norm::add_norm;
 pub use paged_attention::{Room, Rows, Segment, Tables, paged_attention};

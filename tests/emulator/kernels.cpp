@@ -1,6 +1,7 @@
 // The CUDA kernels against sums in f64, and against themselves: a row has the same bits alone and in
 // any company. Prints what is wrong; exits with the number of it.
 #include "dense/gemv.cu"
+#include "kv_move.cu"
 #include "norm.cu"
 #include "paged_attention/paged_attention.cu"
 #include "rope_kv_write.cu"
@@ -192,6 +193,19 @@ void test_norm() {
     }
 }
 
+void test_kv_move() {
+    const int width = 200, slots = 8;
+    auto before = noise<float>(slots * width);
+    vector<float> pool = before;
+    // The second and third read what is still there, the last what the first has written.
+    const vector<uint32_t> moves = {3, 2, 5, 3, 6, 4, 2, 0};
+    launch({2, 1, 1}, 128, [&] { kv_move_f32(pool.data(), moves.data(), 4, width); });
+    const int from[slots] = {3, 1, 3, 5, 6, 5, 6, 7};
+    for (int slot = 0; slot < slots; slot++) {
+        CHECK(same(pool.data() + slot * width, before.data() + from[slot] * width, width), "slot %d after moves", slot);
+    }
+}
+
 void test_rope_kv_write() {
     const int rows = 3, heads = 4, kv_heads = 2, d = 16, all = heads + 2 * kv_heads, num_slots = 5;
     auto qkv = noise<float>(rows * all * d), cos = noise<float>(rows * d / 2), sin = noise<float>(rows * d / 2);
@@ -268,6 +282,7 @@ int main() {
     test_attention<f16, 64>(attend_whole_f16_64, attend_split_f16_64, merge_f16_64);
     test_attention<bf16, 128>(attend_whole_bf16_128, attend_split_bf16_128, merge_bf16_128);
     test_norm();
+    test_kv_move();
     test_rope_kv_write();
     test_swiglu();
     test_prefill();

@@ -1,5 +1,6 @@
 // Our kernels, for the emulated GPU.
 #include "dense/gemv.cu"
+#include "kv_move.cu"
 #include "norm.cu"
 #include "paged_attention/paged_attention.cu"
 #include "paged_attention/prefill.cu"
@@ -17,6 +18,7 @@ namespace {
     ADD(attend_split_##NAME##_##D)                                                                 \
     ADD(merge_##NAME##_##D)
 #define ADD_FLOAT(T, NAME)                                                                         \
+    ADD(kv_move_##NAME)                                                                            \
     ADD(add_norm_##NAME)                                                                           \
     ADD(rope_kv_write_##NAME)                                                                      \
     ADD(swiglu_##NAME)                                                                             \

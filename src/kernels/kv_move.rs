@@ -1,0 +1,169 @@
+//! Moves keys or values from slot to slot of a pool: what a commit does with the accepted nodes of a
+//! draft tree.
+
+use super::clock::{self, Part};
+use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Result, Tensor};
+
+/// Moves that are known to stay inside a pool of some size, in the memory of its device.
+#[derive(Debug)]
+pub struct KvMoves {
+    /// Pairs of a source and a destination slot.
+    moves: Vec<(u32, u32)>,
+    /// `[2 * moves]` u32, on a GPU alone.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only CUDA reads it"))]
+    on_device: Option<Tensor>,
+    num_slots: usize,
+}
+
+impl KvMoves {
+    /// `(source, destination)` pairs for pools of `num_slots` slots. They happen in this order, so
+    /// that a source that an earlier move has overwritten gives the new contents.
+    ///
+    /// # Errors
+    /// Where a slot is not below `num_slots`, or the device fails.
+    pub fn new(moves: Vec<(u32, u32)>, num_slots: usize, device: &Device) -> Result<Self> {
+        let slots = moves.iter().flat_map(|&(from, to)| [from, to]);
+        if let Some(slot) = slots.clone().find(|&slot| slot as usize >= num_slots) {
+            candle_core::bail!("kv-move: slot {slot} is outside a pool of {num_slots} slots");
+        }
+        let on_device = match moves.is_empty() || !device.is_cuda() {
+            true => None,
+            false => Some(Tensor::new(slots.collect::<Vec<u32>>(), device)?),
+        };
+        Ok(Self {
+            moves,
+            on_device,
+            num_slots,
+        })
+    }
+
+    /// Whether nothing moves.
+    pub fn is_empty(&self) -> bool {
+        self.moves.is_empty()
+    }
+}
+
+/// Copies slot after slot of `pool`, `[num_slots, kv_heads, head_dim]` in f32, f16 or bf16, contiguous,
+/// in place. No other slot is touched.
+///
+/// # Errors
+/// Where the pool has fewer slots than the moves were made for, another dtype or layout, or is not
+/// where the moves are.
+pub fn kv_move(pool: &Tensor, moves: &KvMoves) -> Result<()> {
+    if moves.is_empty() {
+        return Ok(());
+    }
+    pool.inplace_op1(&Move(moves))
+}
+
+struct Move<'a>(&'a KvMoves);
+
+const NAME: &str = "kv-move";
+
+impl Move<'_> {
+    /// Values a slot.
+    fn width(&self, layout: &Layout) -> Result<usize> {
+        match layout.dims() {
+            &[slots, ref slot @ ..] if slots >= self.0.num_slots && !slot.is_empty() => {
+                Ok(slot.iter().product())
+            }
+            dims => candle_core::bail!(
+                "{NAME}: moves of {} slots do not fit a pool of {dims:?}",
+                self.0.num_slots
+            ),
+        }
+    }
+}
+
+impl InplaceOp1 for Move<'_> {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn cpu_fwd(&self, pool: &mut CpuStorage, layout: &Layout) -> Result<()> {
+        let width = self.width(layout)?;
+        let Some((start, end)) = layout.contiguous_offsets() else {
+            candle_core::bail!("{NAME}: the pool must be contiguous");
+        };
+        fn copy<T: Copy>(pool: &mut [T], moves: &[(u32, u32)], width: usize) {
+            for &(from, to) in moves {
+                let from = from as usize * width;
+                pool.copy_within(from..from + width, to as usize * width);
+            }
+        }
+        let moves = &self.0.moves;
+        clock::time(Part::KvWrite, || {
+            match pool {
+                CpuStorage::F32(pool) => copy(&mut pool[start..end], moves, width),
+                CpuStorage::F16(pool) => copy(&mut pool[start..end], moves, width),
+                CpuStorage::BF16(pool) => copy(&mut pool[start..end], moves, width),
+                _ => candle_core::bail!("{NAME}: the pool must be f32, f16 or bf16"),
+            }
+            Ok(())
+        })
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, pool: &mut super::gpu::CudaStorage, layout: &Layout) -> Result<()> {
+        use super::gpu::{self, *};
+        const THREADS: usize = 128;
+        let width = self.width(layout)?;
+        let device = pool.device().clone();
+        let Some(moves) = &self.0.on_device else {
+            candle_core::bail!("{NAME}: the moves are not on the GPU");
+        };
+        let (moves, moves_layout) = moves.storage_and_layout();
+        let dtype = pool.dtype();
+        gpu::with_float!(NAME, dtype, T => {
+            let kernel = format!("kv_move_{}", gpu::suffix(dtype));
+            let kernel = gpu::function(&device, "kv_move", gpu::KV_MOVE, &kernel)?;
+            let pool = gpu::contiguous::<T>(NAME, pool, layout)?;
+            let moves = gpu::view::<u32>(NAME, &moves, moves_layout)?;
+            let mut args = kernel.builder();
+            args.arg(&pool).arg(&moves);
+            builder_arg!(args, self.0.moves.len() as i32, width as i32);
+            // SAFETY: the arguments are the kernel's; `KvMoves::new` and `width` have checked that all
+            // slots are inside the pool. All work is in the order of one stream, so nobody reads
+            // the pool meanwhile.
+            unsafe { args.launch(gpu::grid((width.div_ceil(THREADS), 1, 1), THREADS, 0)) }.w()?;
+        });
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::DType;
+
+    /// The accepted path 1, 3, 4 of a tree whose nodes are in slots 2 to 6: each goes to the place of
+    /// its depth, though the third takes the slot that the first had.
+    #[test]
+    fn slots_move_in_order_and_no_other_changes() {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let pool = Tensor::arange(0f32, 48., &Device::Cpu).unwrap();
+            let pool = pool.reshape((8, 2, 3)).unwrap().to_dtype(dtype).unwrap();
+            let moves = vec![(3, 2), (5, 3), (6, 4)];
+            kv_move(&pool, &KvMoves::new(moves, 8, &Device::Cpu).unwrap()).unwrap();
+            let pool = pool.to_dtype(DType::F32).unwrap().flatten_from(1).unwrap();
+            let first: Vec<f32> = pool
+                .to_vec2::<f32>()
+                .unwrap()
+                .iter()
+                .map(|row| row[0] / 6.)
+                .collect();
+            assert_eq!(first, [0., 1., 3., 5., 6., 5., 6., 7.], "{dtype:?}");
+        }
+    }
+
+    #[test]
+    fn what_leaves_the_pool_is_an_error() {
+        assert!(KvMoves::new(vec![(0, 8)], 8, &Device::Cpu).is_err());
+        assert!(KvMoves::new(vec![(8, 0)], 8, &Device::Cpu).is_err());
+        let moves = KvMoves::new(vec![(7, 0)], 8, &Device::Cpu).unwrap();
+        let small = Tensor::zeros((4, 1, 2), DType::F32, &Device::Cpu).unwrap();
+        assert!(kv_move(&small, &moves).is_err());
+        let ids = Tensor::zeros((8, 1, 2), DType::U32, &Device::Cpu).unwrap();
+        assert!(kv_move(&ids, &moves).is_err());
+    }
+}
