@@ -79,8 +79,10 @@ impl Hub {
             self.tokens.lock().unwrap().push(token);
             return ("401 Unauthorized", "Access to this model is restricted");
         }
-        let file = path.strip_prefix("/org/model/resolve/main/");
-        match file.and_then(|file| self.files.get(file)) {
+        let file = path.strip_prefix("/org/model/resolve/");
+        let file = file.and_then(|file| file.split_once('/'));
+        let file = file.filter(|(revision, _)| ["main", COMMIT].contains(revision));
+        match file.and_then(|(_, file)| self.files.get(file)) {
             Some(text) => ("200 OK", text),
             None => ("404 Not Found", ""),
         }

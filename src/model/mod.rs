@@ -2,6 +2,7 @@
 
 pub mod config;
 pub mod decoder;
+mod download;
 mod gguf;
 mod graphs;
 mod hub;
