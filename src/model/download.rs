@@ -251,7 +251,9 @@ fn accept(answer: Response<Body>) -> Result<Response<Body>, HubError> {
         401 | 403 => Err(HubError::Denied),
         404 => Err(HubError::NotFound),
         status @ (408 | 429 | 500..) => Err(HubError::Unreachable(format!("status {status}"))),
-        status => Err(HubError::Other(format!("the Hub answers with status {status}"))),
+        status => Err(HubError::Other(format!(
+            "the Hub answers with status {status}"
+        ))),
     }
 }
 

@@ -3,11 +3,12 @@
 use super::download::{HubClient, HubError, RemoteFile};
 use super::weights::shards;
 use crate::error::{Error, Result};
+use crate::files::{is_inside, is_name, max_bytes};
+use crate::progress;
 use hf_hub::{Cache, CacheRepo, RepoType};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use std::fs::File;
-use std::io::IsTerminal;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 /// Files that a repository may lack.
 const OPTIONAL: [&str; 4] = [
@@ -19,9 +20,6 @@ const OPTIONAL: [&str; 4] = [
 const CONFIG: &str = "config.json";
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
-
-/// The most bytes of a file that is read as a whole.
-const MAX_TEXT_BYTES: u64 = 64 << 20;
 
 /// The folder of model `id` at `revision` (`main` if none), with all that is needed to serve it.
 ///
@@ -117,17 +115,6 @@ fn token(home: &Path) -> Option<String> {
     Some(token.trim().to_owned()).filter(|token| !token.is_empty())
 }
 
-/// Whether `name` is a relative path that stays where it is joined: it comes from strangers.
-fn is_inside(name: &str) -> bool {
-    let mut parts = Path::new(name).components();
-    !name.is_empty() && parts.all(|part| matches!(part, Component::Normal(_)))
-}
-
-/// Whether `name` is the name of one file or folder.
-fn is_name(name: &str) -> bool {
-    is_inside(name) && Path::new(name).components().count() == 1
-}
-
 /// One model at one revision: `blobs` by content, `snapshots` of links to them by commit, `refs` to
 /// commits, `.no_exist` for files that the Hub does not have.
 struct Repo {
@@ -159,12 +146,13 @@ impl Repo {
 
     /// The commit that the cache has for the revision.
     fn cached_commit(&self) -> Option<String> {
-        let is_commit = self.revision.len() == 40
-            && self.revision.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let is_commit =
+            self.revision.len() == 40 && self.revision.bytes().all(|byte| byte.is_ascii_hexdigit());
         if is_commit {
             return Some(self.revision.clone());
         }
-        let commit = std::fs::read_to_string(self.folder.join("refs").join(&self.revision)).ok()?;
+        let file = self.folder.join("refs").join(&self.revision);
+        let commit = std::fs::read_to_string(file).ok()?;
         Some(commit.trim().to_owned()).filter(|commit| is_name(commit))
     }
 
@@ -214,9 +202,6 @@ impl Repo {
 
     /// Finds the file `name`, in the cache or at the `hub`.
     fn file(&self, commit: &str, name: &str, hub: Option<&HubClient>) -> Result<Found, HubError> {
-        if !is_inside(name) {
-            return Err(refused("the file name", name));
-        }
         let pointer = self.cache.pointer_path(commit).join(name);
         let absent = self.folder.join(".no_exist").join(commit).join(name);
         if pointer.exists() {
@@ -257,7 +242,7 @@ impl Repo {
         if !blob.exists() {
             let limit = match name.ends_with(".safetensors") {
                 true => u64::MAX / 2,
-                false => MAX_TEXT_BYTES,
+                false => max_bytes(name),
             };
             let bar = Bar::new(name, file.size);
             hub.download(file, &part, limit, &mut |done, total| bar.show(done, total))?;
@@ -302,18 +287,12 @@ const LARGE: u64 = 16 << 20;
 
 impl Bar {
     fn new(name: &str, size: Option<u64>) -> Self {
-        let bar = match std::io::stderr().is_terminal() {
-            true => ProgressBar::no_length(),
-            false => ProgressBar::hidden(),
-        };
+        let template = "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
+        let bar = progress::bar(template, size.unwrap_or(0)).with_message(name.to_owned());
         if bar.is_hidden() && size.is_some_and(|size| size >= LARGE) {
             tracing::info!("fetching {name} ({} MiB)", size.unwrap_or(0) >> 20);
         }
-        let style = ProgressStyle::with_template(
-            "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
-        );
-        let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
-        Self(bar.with_style(style).with_message(name.to_owned()))
+        Self(bar)
     }
 
     fn show(&self, done: u64, total: u64) {
@@ -350,9 +329,9 @@ fn explain(id: &str, revision: Option<&str>, error: &HubError) -> Error {
             "{id}{at} is no local path, and the Hub has no such model with a config.json (a \
              private one needs HF_TOKEN)"
         ),
-        HubError::Unreachable(_) => format!(
-            "{id}: it is not in the cache, and the Hub cannot be reached: {error}"
-        ),
+        HubError::Unreachable(_) => {
+            format!("{id}: it is not in the cache, and the Hub cannot be reached: {error}")
+        }
         HubError::Other(_) => format!("{id}{at}: {error}"),
     };
     Error::setup(message)
