@@ -10,7 +10,6 @@ use crate::error::{Error, Result};
 use crate::prompts::{self, Prompt};
 use crate::sampling::SamplingParams;
 use crate::text::Text;
-use indicatif::{ProgressBar, ProgressStyle};
 use measure::{Sample, generate};
 use report::{Pair, Report, Subject};
 use serde::Serialize;
@@ -188,8 +187,8 @@ fn load(options: &Options, text: Option<&Text>, vocab_size: usize) -> Result<Vec
 fn measure(engine: &EngineHandle, prompts: &[Prompt], options: &Options) -> Result<Vec<Pair>> {
     let ways = options.ways();
     let all = ways.len() * prompts.len() * options.temperatures.len() * options.repeat;
-    let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} runs, {eta} left {msg}");
-    let bar = ProgressBar::new(all as u64).with_style(style.expect("the template is a constant"));
+    let template = "{wide_bar} {pos}/{len} runs, {eta} left {msg}";
+    let bar = crate::progress::bar(template, all as u64);
     let mut pairs = Vec::new();
     let mut order: Vec<usize> = (0..ways.len()).rev().collect();
     for &temperature in &options.temperatures {

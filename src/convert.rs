@@ -2,7 +2,7 @@
 //! chat template, under llama.cpp's names.
 
 use crate::error::{Error, Result};
-use crate::model::{LoadFormat, ModelConfig, ModelSource, gguf_name, safetensors_files};
+use crate::model::{LoadFormat, ModelConfig, ModelSource, names, safetensors_files};
 use crate::text::Text;
 use candle_core::quantized::gguf_file::{self, Value};
 use candle_core::quantized::{GgmlDType, QTensor};
@@ -120,7 +120,7 @@ fn tensors(folder: &Path, config: &ModelConfig, kind: GgmlDType) -> Result<Vec<(
         if tied || name.ends_with("rotary_emb.inv_freq") {
             continue;
         }
-        let Some(gguf) = gguf_name(&name) else {
+        let Some(gguf) = names::gguf(&name) else {
             return Err(Error::in_file(
                 folder,
                 format!("tensor {name} is not known"),

@@ -70,10 +70,23 @@ impl Error {
         Self::Setup(format!("{}: {what}", file.display()))
     }
 
+    /// One line for the operator about a tensor that has not the shape that the config asks for.
+    pub fn wrong_shape(name: &str, found: &[usize], wanted: &[usize]) -> Self {
+        Self::Setup(format!(
+            "tensor {name} has shape {found:?}, the config asks for {wanted:?}"
+        ))
+    }
+
     /// A failure that is ours.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::Internal(message.into())
     }
+}
+
+/// The first line of an error of candle's, which may append a backtrace.
+pub fn first_line(error: &candle_core::Error) -> String {
+    let text = error.to_string();
+    text.lines().next().unwrap_or_default().to_owned()
 }
 
 impl From<candle_core::Error> for Error {

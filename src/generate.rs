@@ -10,7 +10,6 @@ use crate::prompts::{self, Answer, Prompt};
 use crate::sampling::{SamplingParams, mix};
 use crate::text::Text;
 use futures_util::stream::{self, StreamExt};
-use indicatif::{ProgressBar, ProgressStyle};
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -89,9 +88,8 @@ async fn generate_all(
     tasks: Vec<(usize, &Prompt, usize)>,
     corpus: &mut Corpus,
 ) -> Result<()> {
-    let bar = ProgressBar::new(tasks.len() as u64);
-    let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} texts, {msg}, {eta} left");
-    bar.set_style(style.expect("the template is a constant"));
+    let template = "{wide_bar} {pos}/{len} texts, {msg}, {eta} left";
+    let bar = crate::progress::bar(template, tasks.len() as u64);
     let started = Instant::now();
     let (mut texts, mut tokens, mut stopped) = (0, 0, 0);
     let width = options.concurrency.min(engine.limits().max_waiting);

@@ -16,23 +16,26 @@
 //! - [`train`]: the subcommands `distill`, which trains a draft for a target, and `tokenizer`.
 //! - [`bench`], [`generate`] and [`convert`]: subcommands; [`prompts`]: what they read and write.
 //!   [`config`]: flags and TOML, used by `main` alone.
+//! - [`files`]: what strangers supply, bounded; `progress`: bars on a terminal.
 //!
 //! Imports go one way: `main -> http -> engine -> spec -> {model, kv, sampling}`,
 //! `train -> {model, kv, kernels, text, sampling}`, `model -> {kv, kernels}`,
-//! `kv -> kernels -> candle`, `http -> text`, `{text, model} -> gguf`; `sampling` and `error` import
-//! nothing of ours.
+//! `kv -> kernels -> candle`, `http -> text`, `{text, model} -> {gguf, files}`; `sampling` and `error`
+//! import nothing of ours.
 
 pub mod bench;
 pub mod config;
 pub mod convert;
 pub mod engine;
 pub mod error;
+pub mod files;
 pub mod generate;
 pub mod gguf;
 pub mod http;
 pub mod kernels;
 pub mod kv;
 pub mod model;
+mod progress;
 pub mod prompts;
 pub mod sampling;
 pub mod spec;

@@ -9,27 +9,31 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// The parts of the Hub that a download touches: HEAD and GET of `/{id}/resolve/{revision}/{file}`.
+#[derive(Default)]
 struct Hub {
-    files: HashMap<String, &'static str>,
+    /// By id and name, `org/model/config.json`.
+    files: HashMap<String, String>,
+    /// What is sent in place of the commit and of every etag, by id.
+    names: HashMap<&'static str, &'static str>,
+    /// Where else the safetensors of `org/stored` are.
+    store: Option<String>,
     asked: AtomicUsize,
-    /// What a gated repository was asked with.
+    /// Bodies that still are to be cut off after two bytes.
+    cuts: AtomicUsize,
+    /// What a request had of a token.
     tokens: Mutex<Vec<Option<String>>>,
+    /// What a request had of a range.
+    ranges: Mutex<Vec<String>>,
     gone: AtomicBool,
 }
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 impl Hub {
-    fn start(files: &[(&str, &'static str)]) -> (Arc<Self>, String) {
+    fn start(self) -> (Arc<Self>, String) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
-        let files = files.iter().map(|(name, text)| ((*name).to_owned(), *text));
-        let hub = Arc::new(Self {
-            files: files.collect(),
-            asked: AtomicUsize::new(0),
-            tokens: Mutex::default(),
-            gone: AtomicBool::new(false),
-        });
+        let hub = Arc::new(self);
         let served = hub.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming() {
@@ -46,44 +50,76 @@ impl Hub {
         let Some(Ok(request)) = lines.next() else {
             return;
         };
-        let headers = lines
+        let headers: HashMap<String, String> = lines
             .map_while(Result::ok)
-            .take_while(|line| !line.is_empty());
-        let token = headers
+            .take_while(|line| !line.is_empty())
             .filter_map(|line| {
-                Some(line.split_once(": ")?.1.to_owned())
-                    .filter(|_| line.to_lowercase().starts_with("authorization"))
+                let (name, value) = line.split_once(": ")?;
+                Some((name.to_lowercase(), value.to_owned()))
             })
-            .last();
+            .collect();
         if self.gone.load(Ordering::SeqCst) {
             return; // Closed without an answer.
         }
         self.asked.fetch_add(1, Ordering::SeqCst);
+        let token = headers.get("authorization").cloned();
+        self.tokens.lock().unwrap().push(token);
         let mut words = request.split(' ');
         let (method, path) = (words.next().unwrap(), words.next().unwrap());
-        let (status, body) = self.answer(path, token);
-        let length = body.len();
-        let mut answer = format!(
-            "HTTP/1.1 {status}\r\nx-repo-commit: {COMMIT}\r\netag: \"{length}-{}\"\r\n\
-             content-length: {length}\r\nconnection: close\r\n\r\n",
-            path.rsplit('/').next().unwrap()
-        );
-        if method == "GET" {
-            answer += body;
-        }
-        stream.write_all(answer.as_bytes()).unwrap();
+        let answer = self.answer(method, path, headers.get("range"));
+        // A client may have heard enough.
+        let _ = stream.write_all(answer.as_bytes());
     }
 
-    fn answer(&self, path: &str, token: Option<String>) -> (&'static str, &'static str) {
-        if path.starts_with("/org/gated/") {
-            self.tokens.lock().unwrap().push(token);
-            return ("401 Unauthorized", "Access to this model is restricted");
+    fn answer(&self, method: &str, path: &str, range: Option<&String>) -> String {
+        let (id, rest) = path[1..].split_once("/resolve/").unwrap();
+        let name = rest.split_once('/').unwrap().1.replace("%2F", "/");
+        let (mut status, mut body) = match self.files.get(&format!("{id}/{name}")) {
+            _ if id == "org/gated" => ("401 Unauthorized", "Access to this model is restricted"),
+            // The id of an evil repository has whatever is asked for.
+            None if id == "org/evil" => ("200 OK", "stolen"),
+            Some(text) if ["main", COMMIT].contains(&rest.split_once('/').unwrap().0) => {
+                ("200 OK", text.as_str())
+            }
+            _ => ("404 Not Found", ""),
+        };
+        let evil = self.names.get(id).copied();
+        let etag = format!("{}-{}", body.len(), name.replace('/', "-"));
+        let mut head = format!(
+            "x-repo-commit: {}\r\netag: \"{}\"\r\nconnection: close\r\n",
+            evil.filter(|_| id.ends_with("commit")).unwrap_or(COMMIT),
+            evil.filter(|_| id.ends_with("etag")).unwrap_or(&etag),
+        );
+        if let Some(store) = self.store.as_ref().filter(|_| id == "org/stored")
+            && name.ends_with(".safetensors")
+        {
+            status = "302 Found";
+            head += &format!(
+                "x-linked-size: {}\r\nlocation: {store}{path}\r\n",
+                body.len()
+            );
+            body = "";
         }
-        let file = path.strip_prefix("/org/model/resolve/main/");
-        match file.and_then(|file| self.files.get(file)) {
-            Some(text) => ("200 OK", text),
-            None => ("404 Not Found", ""),
+        if let Some(range) = range {
+            self.ranges.lock().unwrap().push(range.clone());
+            let from: usize = range[6..range.len() - 1].parse().unwrap();
+            (status, body) = match body.get(from..) {
+                Some(rest) if !rest.is_empty() => ("206 Partial Content", rest),
+                _ => ("416 Range Not Satisfiable", ""),
+            };
         }
+        let mut answer = format!(
+            "HTTP/1.1 {status}\r\n{head}content-length: {}\r\n\r\n",
+            body.len()
+        );
+        if method == "GET" {
+            let cut = self.cuts.load(Ordering::SeqCst) > 0 && body.len() > 2;
+            if cut {
+                self.cuts.fetch_sub(1, Ordering::SeqCst);
+            }
+            answer += if cut { &body[..2] } else { body };
+        }
+        answer
     }
 }
 
@@ -107,18 +143,77 @@ fn set(name: &str, value: &str) {
     unsafe { std::env::set_var(name, value) };
 }
 
+/// A file that no repository may touch.
+struct Victim(PathBuf);
+
+impl Victim {
+    fn assert_untouched(&self) {
+        assert!(!self.0.is_symlink());
+        assert_eq!(std::fs::read_to_string(&self.0).unwrap(), "mine");
+    }
+}
+
 #[test]
 fn models_come_from_the_hub_once() {
-    let index = r#"{"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}"#;
-    let files = [
-        ("config.json", "{}"),
-        ("tokenizer.json", "{ }"),
-        ("model.safetensors.index.json", index),
-        ("one.safetensors", "first"),
-        ("two.safetensors", "second"),
-    ];
-    let (hub, address) = Hub::start(&files);
     let home = tempfile::tempdir().unwrap();
+    let victim = Victim(home.path().join("victim.safetensors"));
+    std::fs::write(&victim.0, "mine").unwrap();
+    let index = |first: &str, second: &str| {
+        serde_json::json!({ "weight_map": { "a": first, "b": second } }).to_string()
+    };
+    let files = [
+        ("config.json", "{}".to_owned()),
+        ("tokenizer.json", "{ }".to_owned()),
+        (
+            "model.safetensors.index.json",
+            index("one.safetensors", "part/two.safetensors"),
+        ),
+        ("one.safetensors", "first".to_owned()),
+        ("part/two.safetensors", "second".to_owned()),
+    ];
+    let mut all: HashMap<String, String> = HashMap::new();
+    for (name, text) in &files {
+        all.insert(format!("org/model/{name}"), text.clone());
+    }
+    for id in ["org/evil", "org/evil-commit", "org/evil-etag", "org/stored"] {
+        all.insert(format!("{id}/config.json"), "{}".to_owned());
+        all.insert(format!("{id}/model.safetensors"), "tensors".to_owned());
+    }
+    all.insert("org/huge/config.json".into(), " ".repeat((4 << 20) + 1));
+    let store = HashMap::from([(
+        "org/stored/model.safetensors".to_owned(),
+        "tensors".to_owned(),
+    )]);
+    let (store, elsewhere) = Hub {
+        files: store,
+        ..Hub::default()
+    }
+    .start();
+    let evil_names = [
+        victim.0.to_str().unwrap().to_owned(),
+        "../../../../victim.safetensors".to_owned(),
+    ];
+    // One hub for each name that leads out of the cache, as the index of a model.
+    let evil_hubs = evil_names.map(|name| {
+        let mut files = all.clone();
+        let index = index(&name, "model.safetensors");
+        files.insert("org/evil/model.safetensors.index.json".into(), index);
+        let hub = Hub {
+            files,
+            ..Hub::default()
+        };
+        hub.start().1
+    });
+    let (hub, address) = Hub {
+        files: all,
+        names: HashMap::from([
+            ("org/evil-commit", "../../../victim.safetensors"),
+            ("org/evil-etag", "../../../victim.safetensors"),
+        ]),
+        store: Some(elsewhere),
+        ..Hub::default()
+    }
+    .start();
     set("HF_HOME", home.path().to_str().unwrap());
     set("HF_ENDPOINT", &address);
     set("HF_TOKEN", "hf_test");
@@ -134,7 +229,7 @@ fn models_come_from_the_hub_once() {
         "{error}"
     );
     let tokens = hub.tokens.lock().unwrap().clone();
-    assert_eq!(tokens.first(), Some(&Some("Bearer hf_test".to_owned())));
+    assert_eq!(tokens[0], Some("Bearer hf_test".to_owned()));
     let error = resolve("org/unknown", None).unwrap_err();
     assert!(error.contains("Hub has no such model"), "{error}");
     let error = resolve("org/model", Some("v2")).unwrap_err();
@@ -148,21 +243,67 @@ fn models_come_from_the_hub_once() {
     assert_eq!(hub.asked.load(Ordering::SeqCst), asked);
     set("HF_HUB_OFFLINE", "0");
 
-    // All files land in the usual place.
+    // All files land in the usual place. What a connection lost, or an earlier run left, is
+    // completed; what is too long to be a beginning is not used.
+    let repo = home.path().join("hub/models--org--model");
+    std::fs::create_dir_all(repo.join("blobs")).unwrap();
+    let part = |etag: &str| repo.join(format!("blobs/{etag}.incomplete"));
+    std::fs::write(part("5-one.safetensors"), "firs").unwrap();
+    std::fs::write(part("3-tokenizer.json"), "far too long").unwrap();
+    hub.cuts.store(1, Ordering::SeqCst);
     let folder = resolve("org/model", None).unwrap();
-    let cache = home
-        .path()
-        .join("hub/models--org--model/snapshots")
-        .join(COMMIT);
-    assert_eq!(folder, cache);
-    for (name, text) in files {
+    assert_eq!(folder, repo.join("snapshots").join(COMMIT));
+    let ranges = hub.ranges.lock().unwrap().clone();
+    assert!(ranges.contains(&"bytes=4-".to_owned()), "{ranges:?}");
+    assert!(ranges.contains(&"bytes=2-".to_owned()), "{ranges:?}");
+    for (name, text) in &files {
         assert_eq!(
             std::fs::read_to_string(folder.join(name)).unwrap(),
-            text,
+            *text,
             "{name}"
         );
     }
     assert!(!folder.join("chat_template.jinja").exists());
+    assert!(folder.join("part/two.safetensors").is_symlink());
+
+    // A branch with a slash, a commit, and a revision that is no name.
+    let error = resolve("org/model", Some("refs/pr/1")).unwrap_err();
+    assert!(error.contains("at revision 'refs/pr/1'"), "{error}");
+    assert_eq!(resolve("org/model", Some(COMMIT)).unwrap(), folder);
+    let error = resolve("org/model", Some("../../x")).unwrap_err();
+    assert!(error.contains("no branch, tag or commit"), "{error}");
+
+    // The token is for the Hub, not for where it sends us.
+    let stored = resolve("org/stored", None).unwrap();
+    let text = std::fs::read_to_string(stored.join("model.safetensors"));
+    assert_eq!(text.unwrap(), "tensors");
+    let shown = store.tokens.lock().unwrap().clone();
+    assert!(!shown.is_empty() && shown.iter().all(Option::is_none));
+
+    // No name that a repository gives leads out of the cache, and no file is too large to read.
+    for evil in evil_hubs {
+        set("HF_ENDPOINT", &evil);
+        let error = resolve("org/evil", None).unwrap_err();
+        assert!(error.contains("victim.safetensors\" is refused"), "{error}");
+        victim.assert_untouched();
+    }
+    set("HF_ENDPOINT", &address);
+    for id in ["org/evil-commit", "org/evil-etag"] {
+        let error = resolve(id, None).unwrap_err();
+        assert!(error.contains("is refused"), "{error}");
+        victim.assert_untouched();
+    }
+    let error = resolve("org/huge", None).unwrap_err();
+    assert!(error.contains("over the limit of 4194304 bytes"), "{error}");
+
+    // Nor does what an earlier program left in the cache.
+    let refs = home.path().join("hub/models--org--evil-commit/refs");
+    std::fs::create_dir_all(&refs).unwrap();
+    std::fs::write(refs.join("main"), "../../..").unwrap();
+    set("HF_HUB_OFFLINE", "1");
+    let error = resolve("org/evil-commit", None).unwrap_err();
+    assert!(error.contains("revision 'main' is not in it"), "{error}");
+    set("HF_HUB_OFFLINE", "0");
 
     // From then on the network is not needed, nor asked.
     let asked = hub.asked.load(Ordering::SeqCst);
@@ -175,8 +316,18 @@ fn models_come_from_the_hub_once() {
     set("HF_HUB_OFFLINE", "0");
 
     // A cache that lacks a shard is not taken for whole, and says so without a network.
-    std::fs::remove_file(folder.join("two.safetensors")).unwrap();
+    std::fs::remove_file(folder.join("part/two.safetensors")).unwrap();
     set("HF_ENDPOINT", "http://127.0.0.1:9");
     let error = resolve("org/model", None).unwrap_err();
     assert!(error.contains("cannot be reached"), "{error}");
+
+    // The program says so in one line, and logs no error beside it.
+    let program = std::process::Command::new(env!("CARGO_BIN_EXE_foretoken"))
+        .args(["--model", "org/model", "--port", "0"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&program.stderr).into_owned();
+    assert_eq!(program.status.code(), Some(2), "{said}");
+    let about = |line: &&str| line.contains("ERROR") || line.contains("cannot be reached");
+    assert_eq!(said.lines().filter(about).count(), 1, "{said}");
 }

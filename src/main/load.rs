@@ -101,7 +101,7 @@ fn load_model(
         ModelSource::Gguf(file) => Some(Text::from_gguf(file.clone())?),
         ModelSource::Folder(path) => {
             // It may name the config.json itself.
-            let folder = path.parent().filter(|_| path.is_file()).unwrap_or(path);
+            let folder = foretoken::files::folder_of(path);
             let lacking = dummy && !folder.join("tokenizer.json").exists();
             (!lacking).then(|| Text::from_folder(folder)).transpose()?
         }

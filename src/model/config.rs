@@ -1,7 +1,11 @@
 //! What a model is: shapes, rope, special ids. Architectures differ by flags, not by types.
 
+mod refuse;
+
 use crate::error::{Error, Result};
+use crate::files;
 use candle_core::quantized::gguf_file::{Content, Value};
+use refuse::{Shape, check_gguf, check_json};
 use serde::Deserialize;
 use std::path::Path;
 
@@ -77,10 +81,6 @@ struct RawConfig {
     rope_parameters: Option<RawRope>,
     max_position_embeddings: Option<usize>,
     tie_word_embeddings: Option<bool>,
-    attention_bias: Option<bool>,
-    mlp_bias: Option<bool>,
-    hidden_act: Option<String>,
-    use_sliding_window: Option<bool>,
     eos_token_id: Option<Ids>,
     bos_token_id: Option<Ids>,
 }
@@ -124,16 +124,11 @@ impl ModelConfig {
     /// # Errors
     /// A setup error that names the file and what is wrong with it.
     pub fn from_json(path: &Path) -> Result<Self> {
-        let file = if path.is_dir() {
-            path.join("config.json")
-        } else {
-            path.to_owned()
-        };
-        let text = std::fs::read_to_string(&file)
-            .map_err(|e| Error::setup(format!("cannot read {}: {e}", file.display())))?;
+        let file = files::config_of(path);
+        let text = files::read_text(&file)?;
         let mut config = Self::parse(&text).map_err(|e| Error::in_file(&file, e))?;
         let generation = file.with_file_name("generation_config.json");
-        if let Ok(text) = std::fs::read_to_string(&generation) {
+        if let Some(text) = files::read_text_if_any(&generation)? {
             let raw: RawGeneration =
                 serde_json::from_str(&text).map_err(|e| Error::in_file(&generation, e))?;
             add_missing(
@@ -147,8 +142,18 @@ impl ModelConfig {
     /// Reads the text of a `config.json`.
     fn parse(text: &str) -> Result<Self, String> {
         let raw: RawConfig = serde_json::from_str(text).map_err(|e| e.to_string())?;
+        let all: serde_json::Value = serde_json::from_str(text).map_err(|e| e.to_string())?;
         let architecture = raw.architecture()?;
-        raw.check()?;
+        if raw.head_dim.is_none()
+            && !raw
+                .hidden_size
+                .is_multiple_of(raw.num_attention_heads.max(1))
+        {
+            return Err(format!(
+                "hidden_size {} is not divisible by num_attention_heads {}, and there is no head_dim",
+                raw.hidden_size, raw.num_attention_heads
+            ));
+        }
         let rope = raw.rope_parameters.or(raw.rope_scaling);
         let config = Self {
             vocab_size: raw.vocab_size,
@@ -177,6 +182,7 @@ impl ModelConfig {
             architecture,
         };
         config.validate()?;
+        check_json(&all, &config.shape())?;
         Ok(config)
     }
 
@@ -193,7 +199,6 @@ impl ModelConfig {
         let hidden_size = metadata.size("embedding_length")?;
         let num_heads = metadata.size("attention.head_count")?;
         let architecture = metadata.architecture.clone();
-        metadata.check()?;
         let config = Self {
             vocab_size: metadata.vocab_size()?,
             draft_vocab_size: match content.tensor_infos.get("d2t") {
@@ -204,13 +209,16 @@ impl ModelConfig {
             intermediate_size: metadata.size("feed_forward_length")?,
             num_layers: metadata.size("block_count")?,
             num_heads,
-            num_kv_heads: metadata.size_or("attention.head_count_kv", num_heads),
-            head_dim: metadata.size_or("attention.key_length", hidden_size / num_heads.max(1)),
+            num_kv_heads: metadata.size_or("attention.head_count_kv", num_heads)?,
+            head_dim: metadata.size_or("attention.key_length", hidden_size / num_heads.max(1))?,
             rms_norm_eps: f64::from(metadata.float("attention.layer_norm_rms_epsilon")?),
-            rope_theta: metadata.float("rope.freq_base").unwrap_or(10_000.),
+            rope_theta: match metadata.get("rope.freq_base") {
+                Some(_) => metadata.float("rope.freq_base")?,
+                None => 10_000.,
+            },
             // GGUF carries Llama 3's scaling as a tensor, `rope_freqs.weight`.
             rope_scaling: None,
-            max_position_embeddings: metadata.size_or("context_length", 2048),
+            max_position_embeddings: metadata.size_or("context_length", 2048)?,
             tie_word_embeddings: !content.tensor_infos.contains_key("output.weight"),
             qkv_bias: content.tensor_infos.contains_key("blk.0.attn_q.bias"),
             qk_norm: content
@@ -221,6 +229,7 @@ impl ModelConfig {
             architecture,
         };
         config.validate()?;
+        check_gguf(|key| metadata.get(key), &config.shape())?;
         Ok(config)
     }
 
@@ -237,19 +246,44 @@ impl ModelConfig {
                 self.vocab_size
             ));
         }
+        // With these no product of sizes overflows, and a position is exact in u32.
         let sizes = [
-            ("vocab_size", self.vocab_size),
-            ("draft_vocab_size", self.output_size()),
-            ("hidden_size", self.hidden_size),
-            ("intermediate_size", self.intermediate_size),
-            ("num_hidden_layers", self.num_layers),
-            ("num_attention_heads", self.num_heads),
-            ("num_key_value_heads", self.num_kv_heads),
-            ("head_dim", self.head_dim),
-            ("max_position_embeddings", self.max_position_embeddings),
+            ("vocab_size", self.vocab_size, 1 << 24),
+            ("draft_vocab_size", self.output_size(), 1 << 24),
+            ("hidden_size", self.hidden_size, 1 << 20),
+            ("intermediate_size", self.intermediate_size, 1 << 22),
+            ("num_hidden_layers", self.num_layers, 1 << 12),
+            ("num_attention_heads", self.num_heads, 1 << 12),
+            ("num_key_value_heads", self.num_kv_heads, 1 << 12),
+            ("head_dim", self.head_dim, 1 << 12),
+            (
+                "max_position_embeddings",
+                self.max_position_embeddings,
+                1 << 30,
+            ),
         ];
-        if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
-            return Err(format!("{name} is 0"));
+        for (name, size, most) in sizes {
+            if size == 0 {
+                return Err(format!("{name} is 0"));
+            }
+            if size > most {
+                return Err(format!("{name} {size} is over the limit of {most}"));
+            }
+        }
+        if !(self.rope_theta.is_finite() && self.rope_theta > 0.) {
+            return Err(format!(
+                "rope_theta {} must be finite and more than 0",
+                self.rope_theta
+            ));
+        }
+        if !(self.rms_norm_eps.is_finite() && (0. ..1.).contains(&self.rms_norm_eps)) {
+            return Err(format!(
+                "rms_norm_eps {} must be from 0 to below 1",
+                self.rms_norm_eps
+            ));
+        }
+        if let Some(scaling) = &self.rope_scaling {
+            check_scaling(scaling)?;
         }
         if !self.num_heads.is_multiple_of(self.num_kv_heads) {
             return Err(format!(
@@ -263,6 +297,14 @@ impl ModelConfig {
         Ok(())
     }
 
+    fn shape(&self) -> Shape {
+        Shape {
+            head_dim: self.head_dim,
+            max_position_embeddings: self.max_position_embeddings,
+            slides_by_default: self.architecture == "llama",
+        }
+    }
+
     /// Rotations a position, in radians, for each pair of a head: `[head_dim / 2]`, with Llama 3's
     /// scaling where the model has it.
     pub fn inverse_frequencies(&self) -> Vec<f32> {
@@ -273,6 +315,33 @@ impl ModelConfig {
             None => plain.collect(),
             Some(scaling) => plain.map(|f| scale_frequency(f, scaling)).collect(),
         }
+    }
+}
+
+/// Factors with which no frequency becomes zero, infinite or NaN.
+fn check_scaling(scaling: &Llama3RopeConfig) -> Result<(), String> {
+    let positive = [
+        ("factor", scaling.factor),
+        ("low_freq_factor", scaling.low_freq_factor),
+        ("high_freq_factor", scaling.high_freq_factor),
+        (
+            "original_max_position_embeddings",
+            scaling.original_max_position_embeddings as f32,
+        ),
+    ];
+    for (name, value) in positive {
+        if !(value.is_finite() && value > 0.) {
+            return Err(format!(
+                "rope_scaling: {name} {value} must be finite and more than 0"
+            ));
+        }
+    }
+    match scaling.high_freq_factor > scaling.low_freq_factor {
+        true => Ok(()),
+        false => Err(format!(
+            "rope_scaling: high_freq_factor {} must be more than low_freq_factor {}",
+            scaling.high_freq_factor, scaling.low_freq_factor
+        )),
     }
 }
 
@@ -306,25 +375,12 @@ impl RawConfig {
             )),
         }
     }
-
-    /// Rejects what the decoder would silently get wrong.
-    fn check(&self) -> Result<(), String> {
-        if self.attention_bias == Some(true) || self.mlp_bias == Some(true) {
-            return Err("attention_bias and mlp_bias are not supported".into());
-        }
-        if let Some(act) = self.hidden_act.as_deref().filter(|&act| act != "silu") {
-            return Err(format!("hidden_act '{act}' is not supported: only silu is"));
-        }
-        if self.use_sliding_window == Some(true) {
-            return Err("use_sliding_window is not supported".into());
-        }
-        Ok(())
-    }
 }
 
 impl RawRope {
     fn scaling(self) -> Result<Option<Llama3RopeConfig>, String> {
         match self.rope_type.as_deref() {
+            None if self.factor.is_some() => Err("rope_scaling lacks rope_type".into()),
             None | Some("default") => Ok(None),
             Some("llama3") => {
                 let need = |value: Option<f32>, name: &str| {
@@ -381,8 +437,11 @@ impl<'a> Metadata<'a> {
         ))
     }
 
-    fn size_or(&self, key: &str, default: usize) -> usize {
-        self.size(key).unwrap_or(default)
+    fn size_or(&self, key: &str, default: usize) -> Result<usize, String> {
+        match self.get(key) {
+            Some(_) => self.size(key),
+            None => Ok(default),
+        }
     }
 
     fn float(&self, key: &str) -> Result<f32, String> {
@@ -391,28 +450,6 @@ impl<'a> Metadata<'a> {
             "{}.{key} is missing or no number",
             self.architecture
         ))
-    }
-
-    /// Rejects what the decoder would silently get wrong.
-    fn check(&self) -> Result<(), String> {
-        match self.get("rope.scaling.type") {
-            Some(Value::String(kind)) if kind != "none" => {
-                return Err(format!("rope scaling '{kind}' is not supported"));
-            }
-            _ => {}
-        }
-        let heads = self.size("attention.head_count")?.max(1);
-        let head_dim = self.size_or(
-            "attention.key_length",
-            self.size("embedding_length")? / heads,
-        );
-        let rotated = self.size_or("rope.dimension_count", head_dim);
-        if rotated != head_dim {
-            return Err(format!(
-                "rope over {rotated} of {head_dim} is not supported"
-            ));
-        }
-        Ok(())
     }
 
     fn id(&self, key: &str) -> Option<u32> {

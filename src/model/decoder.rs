@@ -4,7 +4,7 @@ use super::config::ModelConfig;
 use super::graphs::{Forward, Graphs};
 use super::linear::{Embedding, Linear};
 use super::weights::{Dtypes, Weights};
-use super::{Batch, Model, Output};
+use super::{Batch, Model, Output, names};
 use crate::error::{Error, Result};
 use crate::kernels::graph::{Values, overwrite};
 use crate::kernels::{
@@ -138,12 +138,14 @@ impl Decoder {
             layers.push(Layer::load(&config, &mut weights, i)?);
             done();
         }
-        let norm = weights.norm("model.norm", config.hidden_size)?;
+        let norm = weights.norm(names::NORM, config.hidden_size)?;
         let head = match config.tie_word_embeddings && config.draft_vocab_size.is_none() {
             true => embedding.tied_head()?,
-            false => {
-                weights.linear("lm_head", (config.output_size(), config.hidden_size), false)?
-            }
+            false => weights.linear(
+                names::HEAD,
+                (config.output_size(), config.hidden_size),
+                false,
+            )?,
         };
         let output_ids = weights.output_ids(&config)?;
         let mut frequencies = config.inverse_frequencies();
@@ -153,7 +155,7 @@ impl Decoder {
                 .zip(factors)
                 .for_each(|(f, by)| *f /= by);
         }
-        weights.finish();
+        weights.finish()?;
         // A GPU has a queue for each thread, and another thread may use the weights.
         weights.device().synchronize()?;
         Ok(Self {
@@ -288,7 +290,7 @@ fn check(batch: &Batch) -> Result<()> {
 
 impl Layer {
     fn load(config: &ModelConfig, weights: &mut Weights, index: usize) -> Result<Self> {
-        let at = |part: &str| format!("model.layers.{index}.{part}");
+        let at = |part: &str| names::layer(index, part);
         let (hidden, mlp, d) = (
             config.hidden_size,
             config.intermediate_size,

@@ -2,15 +2,15 @@
 
 use super::config::ModelConfig;
 use super::linear::Weight;
-use super::weights::{first_line, wrong_shape};
-use crate::error::{Error, Result};
+use super::{finite, names};
+use crate::error::{Error, Result, first_line};
 use crate::gguf::{GgufSource, Reader};
 use crate::kernels::quant::QuantMatrix;
 use candle_core::quantized::gguf_file::Content;
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use candle_core::{DType, Device, Tensor};
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 /// An open GGUF file.
@@ -21,6 +21,8 @@ pub struct GgufFile {
     config: ModelConfig,
     /// How many matrices came as which type, and what they were made.
     converted: BTreeMap<(String, &'static str), usize>,
+    /// Names of the tensors that were read.
+    read: HashSet<String>,
 }
 
 impl GgufFile {
@@ -37,6 +39,7 @@ impl GgufFile {
             reader,
             path: path.display().to_string(),
             converted: BTreeMap::new(),
+            read: HashSet::new(),
         })
     }
 
@@ -60,7 +63,7 @@ impl GgufFile {
         let tensor = self.read(&format!("{name}.weight"), device)?;
         let found = tensor.shape().dims();
         if found != [shape.0, shape.1] {
-            return Err(wrong_shape(name, found, &[shape.0, shape.1]));
+            return Err(Error::wrong_shape(name, found, &[shape.0, shape.1]));
         }
         let kind = tensor.dtype();
         if let Some(own) = float_dtype(kind) {
@@ -102,7 +105,7 @@ impl GgufFile {
         let tensor = self.raw(name, &Device::Cpu)?.dequantize(&Device::Cpu)?;
         let factors = tensor.flatten_all()?.to_vec1::<f32>()?;
         if factors.len() != self.config.head_dim / 2 {
-            return Err(wrong_shape(
+            return Err(Error::wrong_shape(
                 name,
                 &[factors.len()],
                 &[self.config.head_dim / 2],
@@ -127,14 +130,35 @@ impl GgufFile {
         *self.converted.entry((format!("{from:?}"), to)).or_default() += 1;
     }
 
+    /// The names of the file's tensors that were not read, in llama.cpp's words.
+    pub fn unread(&self) -> Vec<String> {
+        let names = self.content.tensor_infos.keys();
+        names
+            .filter(|name| !self.read.contains(*name))
+            .cloned()
+            .collect()
+    }
+
+    /// A tensor as it is stored, with finite values.
     fn raw(&mut self, name: &str, device: &Device) -> Result<QTensor> {
-        self.content
-            .tensor(&mut self.reader, name, device)
-            .map_err(|e| Error::setup(format!("{}: {}", self.path, first_line(&e))))
+        let fail = |what: String| Error::setup(format!("{}: {what}", self.path));
+        let tensor = self.content.tensor(&mut self.reader, name, &Device::Cpu);
+        let tensor = tensor.map_err(|e| fail(first_line(&e)))?;
+        let data = tensor.data()?;
+        if !finite::blocks(tensor.dtype(), &data) {
+            return Err(fail(format!("tensor {name} holds NaN or infinity")));
+        }
+        self.read.insert(name.to_owned());
+        if device.is_cpu() {
+            drop(data);
+            return Ok(tensor);
+        }
+        let storage = QStorage::from_data(data, device, tensor.dtype())?;
+        Ok(QTensor::new(storage, tensor.shape().clone())?)
     }
 
     fn read(&mut self, name: &str, device: &Device) -> Result<QTensor> {
-        let gguf = gguf_name(name)
+        let gguf = names::gguf(name)
             .ok_or_else(|| Error::internal(format!("no GGUF name is known for tensor {name}")))?;
         let heads = self.rotated_heads(&gguf);
         match heads {
@@ -188,35 +212,4 @@ fn float_dtype(kind: GgmlDType) -> Option<DType> {
         GgmlDType::BF16 => Some(DType::BF16),
         _ => None,
     }
-}
-
-/// llama.cpp's name for a Hugging Face tensor.
-pub(crate) fn gguf_name(name: &str) -> Option<String> {
-    let top = match name {
-        "model.embed_tokens.weight" => Some("token_embd.weight"),
-        "model.norm.weight" => Some("output_norm.weight"),
-        "lm_head.weight" => Some("output.weight"),
-        "d2t" => Some("d2t"),
-        _ => None,
-    };
-    if let Some(name) = top {
-        return Some(name.to_owned());
-    }
-    let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
-    let (part, kind) = rest.rsplit_once('.')?;
-    let part = match part {
-        "input_layernorm" => "attn_norm",
-        "self_attn.q_proj" => "attn_q",
-        "self_attn.k_proj" => "attn_k",
-        "self_attn.v_proj" => "attn_v",
-        "self_attn.o_proj" => "attn_output",
-        "self_attn.q_norm" => "attn_q_norm",
-        "self_attn.k_norm" => "attn_k_norm",
-        "post_attention_layernorm" => "ffn_norm",
-        "mlp.gate_proj" => "ffn_gate",
-        "mlp.up_proj" => "ffn_up",
-        "mlp.down_proj" => "ffn_down",
-        _ => return None,
-    };
-    Some(format!("blk.{layer}.{part}.{kind}"))
 }

@@ -1,13 +1,14 @@
 //! Checkpoints from the Hugging Face Hub, through its usual cache.
 
+use super::download::{HubClient, HubError, RemoteFile};
 use super::weights::shards;
 use crate::error::{Error, Result};
-use hf_hub::progress::{DownloadEvent, ProgressEvent, ProgressHandler};
-use hf_hub::repository::RepoTypeModel;
-use hf_hub::{HFClient, HFError, HFRepositorySync, split_id};
-use indicatif::{ProgressBar, ProgressStyle};
-use std::io::IsTerminal;
-use std::path::PathBuf;
+use crate::files::{is_inside, is_name, max_bytes};
+use crate::progress;
+use hf_hub::{Cache, CacheRepo, RepoType};
+use indicatif::ProgressBar;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 
 /// Files that a repository may lack.
 const OPTIONAL: [&str; 4] = [
@@ -16,6 +17,7 @@ const OPTIONAL: [&str; 4] = [
     "tokenizer_config.json",
     "chat_template.jinja",
 ];
+const CONFIG: &str = "config.json";
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
 
@@ -25,97 +27,101 @@ const SINGLE: &str = "model.safetensors";
 /// missing is downloaded, unless `HF_HUB_OFFLINE` forbids it.
 ///
 /// # Errors
-/// A setup error, in one line: not found, access denied, no network, or not in the cache.
+/// A setup error, in one line: not found, access denied, no network, not in the cache, or a
+/// repository with a file name that leads elsewhere.
 pub fn fetch(id: &str, revision: Option<&str>, weights: bool) -> Result<PathBuf> {
-    // A few retries bridge a hiccup; more would only keep an offline operator waiting.
-    let client = HFClient::builder()
-        .retry_max_attempts(2)
-        .build_sync()
-        .map_err(|e| explain(id, revision, &e))?;
-    let (owner, name) = split_id(id);
-    let mut repo = Repo {
-        repo: client.model(owner, name),
-        revision,
-        cache_only: true,
+    let home = home()?;
+    let repo = Repo::new(id, revision.unwrap_or("main"), cache(&home));
+    let explain = |error: &HubError| explain(id, revision, error);
+    if !is_inside(&repo.revision) {
+        return Err(Error::setup(format!(
+            "revision '{}' is no branch, tag or commit",
+            repo.revision
+        )));
+    }
+    let cached = match repo.cached_commit() {
+        Some(commit) => repo.snapshot(&commit, None, weights),
+        None => Err(not_cached(&format!("revision '{}'", repo.revision))),
     };
-    let cached = repo.snapshot(weights);
     match cached {
         Ok((folder, true)) => return Ok(folder),
         Ok((folder, false)) if offline() => return Ok(folder),
         Err(error) if offline() => {
             return Err(Error::setup(format!(
-                "{id}: HF_HUB_OFFLINE is set, and the cache lacks it ({})",
-                one_line(&error)
+                "{id}: HF_HUB_OFFLINE is set, and the cache lacks it ({error})"
             )));
         }
-        _ => repo.cache_only = false,
+        _ => {}
     }
-    match (repo.snapshot(weights), cached) {
+    let endpoint = variable("HF_ENDPOINT").unwrap_or("https://huggingface.co".into());
+    let hub = HubClient::new(&endpoint, token(&home));
+    let fetched = repo
+        .current_commit(&hub)
+        .and_then(|commit| repo.snapshot(&commit, Some(&hub), weights));
+    match (fetched, cached) {
         (Ok((folder, _)), _) => Ok(folder),
         // What only may exist cannot be asked for; what must exist is there.
-        (Err(HFError::Request { .. }), Ok((folder, _))) => Ok(folder),
-        (Err(error), _) => Err(explain(id, revision, &error)),
+        (Err(HubError::Unreachable(_)), Ok((folder, _))) => Ok(folder),
+        (Err(error), _) => Err(explain(&error)),
     }
 }
 
-/// `HF_HUB_OFFLINE`, as `huggingface_hub` reads it.
+/// An environment variable that is set and not empty.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// Whether `name` is set to yes, as `huggingface_hub` reads it.
+fn is_yes(name: &str) -> bool {
+    let value = variable(name).unwrap_or_default().to_ascii_uppercase();
+    matches!(value.as_str(), "1" | "ON" | "YES" | "TRUE")
+}
+
 fn offline() -> bool {
-    let value = std::env::var("HF_HUB_OFFLINE").unwrap_or_default();
-    matches!(
-        value.to_ascii_uppercase().as_str(),
-        "1" | "ON" | "YES" | "TRUE"
-    )
+    is_yes("HF_HUB_OFFLINE")
 }
 
-struct Repo<'a> {
-    repo: HFRepositorySync<RepoTypeModel>,
-    revision: Option<&'a str>,
-    cache_only: bool,
+/// Where the Hub's tools keep their things.
+fn home() -> Result<PathBuf> {
+    if let Some(home) = variable("HF_HOME") {
+        return Ok(home.into());
+    }
+    let caches = match variable("XDG_CACHE_HOME") {
+        Some(caches) => Some(PathBuf::from(caches)),
+        None => std::env::home_dir().map(|home| home.join(".cache")),
+    };
+    match caches {
+        Some(caches) => Ok(caches.join("huggingface")),
+        None => Err(Error::setup(
+            "there is no home folder for the Hub's cache: set HF_HOME",
+        )),
+    }
 }
 
-impl Repo<'_> {
-    /// The snapshot's folder, and whether nothing about it is left to ask the network.
-    fn snapshot(&self, weights: bool) -> Result<(PathBuf, bool), HFError> {
-        let config = self.file("config.json")?;
-        let mut whole = true;
-        for name in OPTIONAL {
-            whole &= self.optional(name)? != Found::Unknown;
-        }
-        if weights {
-            match self.optional(INDEX)? {
-                Found::At(index) => {
-                    let files = shards(&index).map_err(|e| HFError::Other(e.to_string()))?;
-                    for file in files {
-                        self.file(&file)?;
-                    }
-                }
-                _ => {
-                    self.file(SINGLE)?;
-                }
-            }
-        }
-        let folder = config.parent().map(PathBuf::from).unwrap_or_default();
-        Ok((folder, whole))
-    }
+fn cache(home: &Path) -> Cache {
+    let named = variable("HF_HUB_CACHE").or(variable("HUGGINGFACE_HUB_CACHE"));
+    Cache::new(named.map_or(home.join("hub"), PathBuf::from))
+}
 
-    fn optional(&self, name: &str) -> Result<Found, HFError> {
-        match self.file(name) {
-            Ok(path) => Ok(Found::At(path)),
-            Err(HFError::EntryNotFound { .. }) => Ok(Found::Absent),
-            Err(HFError::LocalEntryNotFound { .. }) => Ok(Found::Unknown),
-            Err(error) => Err(error),
-        }
+fn token(home: &Path) -> Option<String> {
+    if let Some(token) = variable("HF_TOKEN").or(variable("HUGGING_FACE_HUB_TOKEN")) {
+        return Some(token.trim().to_owned());
     }
+    if is_yes("HF_HUB_DISABLE_IMPLICIT_TOKEN") {
+        return None;
+    }
+    let file = variable("HF_TOKEN_PATH").map_or(home.join("token"), PathBuf::from);
+    let token = std::fs::read_to_string(file).ok()?;
+    Some(token.trim().to_owned()).filter(|token| !token.is_empty())
+}
 
-    fn file(&self, name: &str) -> Result<PathBuf, HFError> {
-        self.repo
-            .download_file()
-            .filename(name)
-            .maybe_revision(self.revision)
-            .local_files_only(self.cache_only)
-            .progress(Bar::new(name))
-            .send()
-    }
+/// One model at one revision: `blobs` by content, `snapshots` of links to them by commit, `refs` to
+/// commits, `.no_exist` for files that the Hub does not have.
+struct Repo {
+    id: String,
+    revision: String,
+    folder: PathBuf,
+    cache: CacheRepo,
 }
 
 #[derive(PartialEq, Eq)]
@@ -127,88 +133,206 @@ enum Found {
     Unknown,
 }
 
-/// A download on the terminal; without one, a line in the log for what is large.
-struct Bar {
-    name: String,
-    bar: ProgressBar,
+impl Repo {
+    fn new(id: &str, revision: &str, cache: Cache) -> Self {
+        let repo = hf_hub::Repo::with_revision(id.into(), RepoType::Model, revision.into());
+        Self {
+            id: id.to_owned(),
+            revision: revision.to_owned(),
+            folder: cache.path().join(repo.folder_name()),
+            cache: cache.repo(repo),
+        }
+    }
+
+    /// The commit that the cache has for the revision.
+    fn cached_commit(&self) -> Option<String> {
+        let is_commit =
+            self.revision.len() == 40 && self.revision.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if is_commit {
+            return Some(self.revision.clone());
+        }
+        let file = self.folder.join("refs").join(&self.revision);
+        let commit = std::fs::read_to_string(file).ok()?;
+        Some(commit.trim().to_owned()).filter(|commit| is_name(commit))
+    }
+
+    /// The commit that the Hub has for the revision; all files are asked for at that one.
+    fn current_commit(&self, hub: &HubClient) -> Result<String, HubError> {
+        let file = hub.describe(&self.id, &self.revision, CONFIG)?;
+        let commit = file.commit.ok_or(refused("no commit", ""))?;
+        if !is_name(&commit) {
+            return Err(refused("the commit", &commit));
+        }
+        self.cache.create_ref(&commit)?;
+        Ok(commit)
+    }
+
+    /// The snapshot's folder, and whether nothing about it is left to ask the network. Without a
+    /// `hub` only the cache is looked at.
+    fn snapshot(
+        &self,
+        commit: &str,
+        hub: Option<&HubClient>,
+        weights: bool,
+    ) -> Result<(PathBuf, bool), HubError> {
+        let need = |name: &str| match self.file(commit, name, hub)? {
+            Found::At(_) => Ok(()),
+            Found::Absent if name == SINGLE => Err(HubError::Other(format!(
+                "it has neither {INDEX} nor {SINGLE}"
+            ))),
+            Found::Absent => Err(HubError::NotFound),
+            Found::Unknown => Err(not_cached(name)),
+        };
+        need(CONFIG)?;
+        let mut whole = true;
+        for name in OPTIONAL {
+            whole &= self.file(commit, name, hub)? != Found::Unknown;
+        }
+        if weights {
+            match self.file(commit, INDEX, hub)? {
+                Found::At(index) => {
+                    let files = shards(&index).map_err(|e| HubError::Other(e.to_string()))?;
+                    files.iter().try_for_each(|file| need(file))?;
+                }
+                _ => need(SINGLE)?,
+            }
+        }
+        Ok((self.cache.pointer_path(commit), whole))
+    }
+
+    /// Finds the file `name`, in the cache or at the `hub`.
+    fn file(&self, commit: &str, name: &str, hub: Option<&HubClient>) -> Result<Found, HubError> {
+        let pointer = self.cache.pointer_path(commit).join(name);
+        let absent = self.folder.join(".no_exist").join(commit).join(name);
+        if pointer.exists() {
+            return Ok(Found::At(pointer));
+        }
+        if absent.exists() {
+            return Ok(Found::Absent);
+        }
+        let Some(hub) = hub else {
+            return Ok(Found::Unknown);
+        };
+        match hub.describe(&self.id, commit, name) {
+            Ok(file) => {
+                let blob = self.blob(hub, &file, name)?;
+                link(&blob, &pointer, name)?;
+                Ok(Found::At(pointer))
+            }
+            Err(HubError::NotFound) => {
+                make_folder_of(&absent)?;
+                File::create(&absent)?;
+                Ok(Found::Absent)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The content of `file` in the cache, where one process at a time downloads it.
+    fn blob(&self, hub: &HubClient, file: &RemoteFile, name: &str) -> Result<PathBuf, HubError> {
+        let etag = file.etag.as_deref().unwrap_or_default();
+        if !is_name(etag) {
+            return Err(refused("the etag", etag));
+        }
+        let blob = self.folder.join("blobs").join(etag);
+        let part = self.folder.join("blobs").join(format!("{etag}.incomplete"));
+        make_folder_of(&blob)?;
+        let lock = File::create(self.folder.join("blobs").join(format!("{etag}.lock")))?;
+        lock.lock()?;
+        if !blob.exists() {
+            let limit = match name.ends_with(".safetensors") {
+                true => u64::MAX / 2,
+                false => max_bytes(name),
+            };
+            let bar = Bar::new(name, file.size);
+            hub.download(file, &part, limit, &mut |done, total| bar.show(done, total))?;
+            std::fs::rename(&part, &blob)?;
+        }
+        Ok(blob)
+    }
 }
+
+fn make_folder_of(file: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(file.parent().unwrap_or(file))
+}
+
+/// Makes `pointer`, which ends with `name` below a commit's folder, a link to `blob`.
+fn link(blob: &Path, pointer: &Path, name: &str) -> std::io::Result<()> {
+    make_folder_of(pointer)?;
+    if pointer.is_symlink() {
+        // What it led to is gone.
+        std::fs::remove_file(pointer)?;
+    }
+    #[cfg(unix)]
+    {
+        // `snapshots/COMMIT/` and the folders that `name` has.
+        let up = 1 + Path::new(name).components().count();
+        let mut target: PathBuf = std::iter::repeat_n("..", up).collect();
+        target.push("blobs");
+        target.push(blob.file_name().unwrap_or_default());
+        std::os::unix::fs::symlink(target, pointer)
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = name;
+        std::fs::copy(blob, pointer).map(|_| ())
+    }
+}
+
+/// A download on the terminal; without one, a line in the log for what is large.
+struct Bar(ProgressBar);
 
 /// Bytes from which a download is worth a line in the log.
 const LARGE: u64 = 16 << 20;
 
 impl Bar {
-    fn new(name: &str) -> Self {
-        let bar = match std::io::stderr().is_terminal() {
-            true => ProgressBar::no_length(),
-            false => ProgressBar::hidden(),
-        };
-        let style = ProgressStyle::with_template(
-            "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
-        );
-        Self {
-            name: name.to_owned(),
-            bar: bar
-                .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
-                .with_message(name.to_owned()),
+    fn new(name: &str, size: Option<u64>) -> Self {
+        let template = "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
+        let bar = progress::bar(template, size.unwrap_or(0)).with_message(name.to_owned());
+        if bar.is_hidden() && size.is_some_and(|size| size >= LARGE) {
+            tracing::info!("fetching {name} ({} MiB)", size.unwrap_or(0) >> 20);
         }
+        Self(bar)
+    }
+
+    fn show(&self, done: u64, total: u64) {
+        self.0.set_length(total);
+        self.0.set_position(done);
     }
 }
 
-impl ProgressHandler for Bar {
-    fn on_progress(&self, event: &ProgressEvent) {
-        let ProgressEvent::Download(event) = event else {
-            return;
-        };
-        match event {
-            DownloadEvent::Start { total_bytes, .. } => {
-                if self.bar.is_hidden() && *total_bytes >= LARGE {
-                    tracing::info!("fetching {} ({} MiB)", self.name, total_bytes >> 20);
-                }
-                self.bar.set_length(*total_bytes);
-            }
-            DownloadEvent::Progress { files } => {
-                for file in files {
-                    self.bar.set_position(file.bytes_completed);
-                }
-            }
-            DownloadEvent::AggregateProgress {
-                bytes_completed, ..
-            } => self.bar.set_position(*bytes_completed),
-            DownloadEvent::Complete => self.bar.finish_and_clear(),
-        }
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
     }
+}
+
+fn not_cached(what: &str) -> HubError {
+    HubError::Other(format!("{what} is not in it"))
+}
+
+fn refused(what: &str, name: &str) -> HubError {
+    HubError::Other(format!(
+        "{what} {name:?} that the repository gives is refused: it could lead out of the cache"
+    ))
 }
 
 /// What the operator can do about `error`.
-fn explain(id: &str, revision: Option<&str>, error: &HFError) -> Error {
+fn explain(id: &str, revision: Option<&str>, error: &HubError) -> Error {
     let at = revision.map_or(String::new(), |r| format!(" at revision '{r}'"));
     let message = match error {
-        HFError::AuthRequired { .. } | HFError::Forbidden { .. } => format!(
+        HubError::Denied => format!(
             "{id}: the Hub denies access: check the name, accept the model's terms on its page if \
              it is gated, and set HF_TOKEN to a token that may read it"
         ),
-        HFError::EntryNotFound { path, .. } if path == SINGLE => {
-            format!("{id}{at} has neither {INDEX} nor {SINGLE}")
-        }
-        HFError::EntryNotFound { .. }
-        | HFError::RepoNotFound { .. }
-        | HFError::RevisionNotFound { .. } => format!(
+        HubError::NotFound => format!(
             "{id}{at} is no local path, and the Hub has no such model with a config.json (a \
              private one needs HF_TOKEN)"
         ),
-        HFError::Request { .. } => format!(
-            "{id}: it is not in the cache, and the Hub cannot be reached: {}",
-            one_line(error)
-        ),
-        _ => format!("{id}: {}", one_line(error)),
+        HubError::Unreachable(_) => {
+            format!("{id}: it is not in the cache, and the Hub cannot be reached: {error}")
+        }
+        HubError::Other(_) => format!("{id}{at}: {error}"),
     };
     Error::setup(message)
-}
-
-fn one_line(error: &HFError) -> String {
-    error
-        .to_string()
-        .split_whitespace()
-        .collect::<Vec<_>>()
-        .join(" ")
 }

@@ -4,25 +4,16 @@ use super::Model;
 use super::config::ModelConfig;
 use super::decoder::Decoder;
 use super::gguf::GgufFile;
-use super::source::ModelSource;
+use super::source::{LoadFormat, ModelSource};
 use super::weights::{Dtypes, Weights};
 use crate::error::{Error, Result};
+use crate::{files, progress};
 use candle_core::{DType, Device};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use std::cell::Cell;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::time::{Duration, Instant};
-
-/// Where the weights come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum LoadFormat {
-    /// What the source holds.
-    #[default]
-    Auto,
-    /// Seeded noise in the shapes of `config.json`; no weights are read.
-    Dummy,
-}
 
 /// How a model is loaded.
 #[derive(Debug, Clone)]
@@ -123,14 +114,10 @@ fn pick_dtypes(options: &LoadOptions, declared: impl Fn() -> Result<DType>) -> R
 
 /// `torch_dtype` (or, since transformers 5, `dtype`) of the folder's `config.json`; bf16 if none.
 fn declared_dtype(path: &Path) -> Result<DType> {
-    let file = match path.is_dir() {
-        true => path.join("config.json"),
-        false => path.to_owned(),
-    };
-    let unreadable = |e: String| Error::setup(format!("{}: {e}", file.display()));
-    let text = std::fs::read_to_string(&file).map_err(|e| unreadable(e.to_string()))?;
+    let file = files::config_of(path);
+    let text = files::read_text(&file)?;
     let json: serde_json::Value =
-        serde_json::from_str(&text).map_err(|e| unreadable(e.to_string()))?;
+        serde_json::from_str(&text).map_err(|e| Error::in_file(&file, e))?;
     let name = json.get("torch_dtype").or(json.get("dtype"));
     Ok(match name.and_then(|name| name.as_str()) {
         Some("float32") => DType::F32,
@@ -152,11 +139,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 impl Progress {
     fn new(layers: usize) -> Self {
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let style = ProgressStyle::with_template("loading {wide_bar} {pos}/{len} layers")
-                .unwrap_or_else(|_| ProgressStyle::default_bar());
-            ProgressBar::new(layers as u64).with_style(style)
-        });
+        let template = "loading {wide_bar} {pos}/{len} layers";
+        let bar = (std::io::stderr().is_terminal()).then(|| progress::bar(template, layers as u64));
         Self {
             bar,
             layers,

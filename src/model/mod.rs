@@ -2,11 +2,14 @@
 
 pub mod config;
 pub mod decoder;
+mod download;
+mod finite;
 mod gguf;
 mod graphs;
 mod hub;
 pub mod linear;
 pub mod load;
+pub(crate) mod names;
 pub mod source;
 pub mod toy;
 mod weights;
@@ -17,9 +20,8 @@ use candle_core::{CpuStorage, Storage, Tensor};
 use std::ops::Range;
 
 pub use config::ModelConfig;
-pub(crate) use gguf::gguf_name;
-pub use load::{LoadFormat, LoadOptions, load};
-pub use source::ModelSource;
+pub use load::{LoadOptions, load};
+pub use source::{LoadFormat, ModelSource};
 pub(crate) use weights::safetensors_files;
 
 /// Rows of many sequences, computed in one forward. Row `i` is `tokens[i]` at `positions[i]`; its

@@ -1,10 +1,19 @@
 //! From what the operator names to files on disk.
 
 use super::hub;
-use super::load::LoadFormat;
 use crate::error::{Error, Result};
 use crate::gguf::GgufSource;
 use std::path::{Path, PathBuf};
+
+/// Where the weights come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LoadFormat {
+    /// What the source holds.
+    #[default]
+    Auto,
+    /// Seeded noise in the shapes of `config.json`; no weights are read.
+    Dummy,
+}
 
 /// Where a checkpoint lies.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,10 +3,13 @@
 use super::config::ModelConfig;
 use super::gguf::GgufFile;
 use super::linear::{Embedding, Linear, Weight};
-use crate::error::{Error, Result};
+use super::{finite, names};
+use crate::error::{Error, Result, first_line};
+use crate::files;
 use crate::sampling::mix;
 use candle_core::safetensors::MmapedSafetensors;
 use candle_core::{DType, Device, Tensor};
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 /// An open checkpoint, and what its tensors shall become.
@@ -28,7 +31,8 @@ pub struct Dtypes {
 }
 
 enum Source {
-    Safetensors(MmapedSafetensors),
+    /// The files, and the names of the tensors that were read.
+    Safetensors(MmapedSafetensors, HashSet<String>),
     Gguf(Box<GgufFile>),
     /// Seeded noise in the model's shapes.
     Dummy(u64),
@@ -46,7 +50,8 @@ impl Weights {
         // gets other weights, or a fault, as with every mapped file.
         let mapped = unsafe { MmapedSafetensors::multi(&files) }
             .map_err(|e| Error::setup(format!("{}: {}", folder.display(), first_line(&e))))?;
-        Ok(Self::new(Source::Safetensors(mapped), dtypes, device))
+        let source = Source::Safetensors(mapped, HashSet::new());
+        Ok(Self::new(source, dtypes, device))
     }
 
     /// The tensors of an open GGUF file.
@@ -96,7 +101,7 @@ impl Weights {
     /// As [`Weights::linear`].
     pub fn embedding(&mut self, config: &ModelConfig) -> Result<Embedding> {
         let shape = (config.vocab_size, config.hidden_size);
-        let weight = self.matrix("model.embed_tokens", shape)?;
+        let weight = self.matrix(names::EMBEDDING, shape)?;
         let dtype = self.dtypes.activations;
         Ok(Embedding::new(weight, config.hidden_size, dtype))
     }
@@ -121,7 +126,9 @@ impl Weights {
         if let Source::Dummy(_) = self.source {
             return Ok(Some(Tensor::arange(0, size as u32, &self.device)?));
         }
-        let offsets = self.stored("d2t", &[size])?.to_dtype(DType::F64)?;
+        let offsets = self
+            .stored(names::OUTPUT_IDS, &[size])?
+            .to_dtype(DType::F64)?;
         let ids: Option<Vec<u32>> = (0..)
             .zip(offsets.to_vec1::<f64>()?)
             .map(|(row, offset)| u32::try_from(i64::from(row) + offset as i64).ok())
@@ -149,9 +156,30 @@ impl Weights {
     }
 
     /// To be called when all is loaded: logs what was converted, in one line.
-    pub fn finish(&self) {
-        if let Source::Gguf(file) = &self.source {
-            file.log_conversions();
+    ///
+    /// # Errors
+    /// Where the checkpoint holds a tensor that was not read: the model computes something that we
+    /// do not.
+    pub fn finish(&self) -> Result<()> {
+        let unread = match &self.source {
+            Source::Dummy(_) => Vec::new(),
+            Source::Gguf(file) => {
+                file.log_conversions();
+                file.unread()
+            }
+            Source::Safetensors(files, read) => {
+                let names = files.tensors().into_iter().map(|(name, _)| name);
+                names.filter(|name| !read.contains(name)).collect()
+            }
+        };
+        let mut odd = unread.into_iter().filter(|name| !names::is_redundant(name));
+        match odd.next() {
+            None => Ok(()),
+            Some(name) => Err(Error::setup(format!(
+                "tensor {name} (and {} more) belongs to nothing that the model is known to compute: \
+                 it needs what is not supported",
+                odd.count()
+            ))),
         }
     }
 
@@ -175,28 +203,38 @@ impl Weights {
         let tensor = match &mut self.source {
             Source::Gguf(file) => file.tensor(name, &self.device)?,
             Source::Dummy(seed) => dummy(*seed, name, dims)?,
-            Source::Safetensors(files) => files
-                .load(name, &self.device)
-                .map_err(|e| Error::setup(format!("tensor {name}: {}", first_line(&e))))?,
+            Source::Safetensors(files, read) => {
+                read.insert(name.to_owned());
+                checked(files, name, &self.device)?
+            }
         };
         if tensor.dims() != dims {
-            return Err(wrong_shape(name, tensor.dims(), dims));
+            return Err(Error::wrong_shape(name, tensor.dims(), dims));
         }
         Ok(tensor.to_device(&self.device)?)
     }
 }
 
-/// The first line of an error: candle appends backtraces.
-pub(super) fn first_line(error: &candle_core::Error) -> String {
-    let text = error.to_string();
-    text.lines().next().unwrap_or_default().to_owned()
-}
-
-/// The setup error for a tensor that does not have the shape that the config asks for.
-pub(super) fn wrong_shape(name: &str, found: &[usize], wanted: &[usize]) -> Error {
-    Error::setup(format!(
-        "tensor {name} has shape {found:?}, the config asks for {wanted:?}"
-    ))
+/// The tensor `name` of `files`, if it is of a dtype that needs no scales, and finite.
+fn checked(files: &MmapedSafetensors, name: &str, device: &Device) -> Result<Tensor> {
+    let broken = |e: candle_core::Error| Error::setup(format!("tensor {name}: {}", first_line(&e)));
+    let stored = files.get(name).map_err(broken)?;
+    let dtype = match format!("{:?}", stored.dtype()).as_str() {
+        "F64" => DType::F64,
+        "F32" => DType::F32,
+        "F16" => DType::F16,
+        "BF16" => DType::BF16,
+        _ if name == names::OUTPUT_IDS => DType::I64,
+        other => {
+            return Err(Error::setup(format!(
+                "tensor {name} has dtype {other}, which is not supported: f32, f16 and bf16 are"
+            )));
+        }
+    };
+    if !finite::floats(dtype, stored.data()) {
+        return Err(Error::setup(format!("tensor {name} holds NaN or infinity")));
+    }
+    files.load(name, device).map_err(broken)
 }
 
 /// The safetensors of a folder: the files that its index names, else `model.safetensors`.
@@ -219,18 +257,23 @@ pub(crate) fn safetensors_files(folder: &Path) -> Result<Vec<PathBuf>> {
 /// The files that a `model.safetensors.index.json` names, each once.
 ///
 /// # Errors
-/// A setup error where the index cannot be read or names no file.
+/// A setup error where the index cannot be read, names no file, or one outside of its folder.
 pub(super) fn shards(index: &Path) -> Result<Vec<String>> {
     #[derive(serde::Deserialize)]
     struct Index {
         weight_map: std::collections::BTreeMap<String, String>,
     }
-    let broken = |e: String| Error::setup(format!("{}: {e}", index.display()));
-    let text = std::fs::read_to_string(index).map_err(|e| broken(e.to_string()))?;
-    let parsed: Index = serde_json::from_str(&text).map_err(|e| broken(e.to_string()))?;
+    let text = files::read_text(index)?;
+    let parsed: Index = serde_json::from_str(&text).map_err(|e| Error::in_file(index, e))?;
     let files: std::collections::BTreeSet<String> = parsed.weight_map.into_values().collect();
     if files.is_empty() {
-        return Err(broken("weight_map is empty".into()));
+        return Err(Error::in_file(index, "weight_map is empty"));
+    }
+    if let Some(name) = files.iter().find(|name| !files::is_inside(name)) {
+        return Err(Error::in_file(
+            index,
+            format!("the file name {name:?} is refused: it leads out of the model's folder"),
+        ));
     }
     Ok(files.into_iter().collect())
 }

@@ -12,6 +12,7 @@ pub use detokenizer::Detokenizer;
 pub use template::ChatTemplate;
 
 use crate::error::{Error, Result};
+use crate::files;
 use crate::gguf::GgufSource;
 use pieces::Pieces;
 use serde_json::{Map, Value};
@@ -107,7 +108,7 @@ impl Text {
     /// `Setup`, naming the file.
     pub fn from_folder(folder: &Path) -> Result<Self> {
         let file = folder.join("tokenizer.json");
-        let tokenizer = Tokenizer::from_file(&file)
+        let tokenizer = Tokenizer::from_bytes(files::read_text(&file)?)
             .map_err(|e| Error::setup(format!("cannot read {}: {e}", file.display())))?;
         let config = read_json(&folder.join("tokenizer_config.json"))?;
         let id = |key: &str| token_name(&config, key).and_then(|name| tokenizer.token_to_id(name));
@@ -119,9 +120,9 @@ impl Text {
             bos: id("bos_token"),
             eos,
         };
-        let template = match std::fs::read_to_string(folder.join("chat_template.jinja")) {
-            Ok(source) => Some(Cow::Owned(source)),
-            Err(_) => template_source(&config).map(Cow::Borrowed),
+        let template = match files::read_text_if_any(&folder.join("chat_template.jinja"))? {
+            Some(source) => Some(Cow::Owned(source)),
+            None => template_source(&config).map(Cow::Borrowed),
         };
         Self::new(tokenizer, special, template.as_deref())
     }
@@ -294,12 +295,10 @@ pub fn check_same_tokens(target: &Text, draft: &Text) -> Result<()> {
 
 /// A JSON file; `Null` where there is none.
 fn read_json(file: &Path) -> Result<Value> {
-    let bytes = match std::fs::read(file) {
-        Ok(bytes) => bytes,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Value::Null),
-        Err(e) => return Err(Error::setup(format!("cannot read {}: {e}", file.display()))),
+    let Some(text) = files::read_text_if_any(file)? else {
+        return Ok(Value::Null);
     };
-    serde_json::from_slice(&bytes)
+    serde_json::from_str(&text)
         .map_err(|e| Error::setup(format!("cannot read {}: {e}", file.display())))
 }
 

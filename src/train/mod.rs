@@ -22,12 +22,13 @@ pub mod vocabulary;
 mod workers;
 
 use crate::error::{Error, Result};
+use crate::files::{config_of, folder_of};
 use crate::kernels;
 use crate::model::{LoadFormat, LoadOptions, ModelConfig, ModelSource, load};
+use crate::progress::bar;
 use crate::text::Text;
 use candle_core::Device;
 use corpus::{Row, Split};
-use indicatif::{ProgressBar, ProgressStyle};
 use output::OutputFolder;
 use report::Report;
 use serde::Serialize;
@@ -217,7 +218,7 @@ impl Target {
                 (Text::from_gguf(file.clone())?, Some(config))
             }
             ModelSource::Folder(path) => {
-                let folder = path.parent().filter(|_| path.is_file()).unwrap_or(path);
+                let folder = folder_of(path);
                 let config = match tokenizer_alone {
                     true => None,
                     false => Some(ModelConfig::from_json(path)?),
@@ -235,10 +236,7 @@ impl Target {
 
 /// The draft's shape, and its `config.json` as it is written.
 fn draft_config(options: &Options, target: &Target) -> Result<(ModelConfig, Value)> {
-    let file = match options.draft_config.is_dir() {
-        true => options.draft_config.join("config.json"),
-        false => options.draft_config.clone(),
-    };
+    let file = config_of(&options.draft_config);
     let draft = ModelConfig::from_json(&file)?;
     let text = std::fs::read_to_string(&file).map_err(|e| Error::in_file(&file, e))?;
     let json = serde_json::from_str(&text).map_err(|e| Error::in_file(&file, e))?;
@@ -337,19 +335,12 @@ fn soft_targets(
         let mut model = load(&target.source, &loading)?;
         let bar = bar(
             "target {wide_bar} {pos}/{len} rows, {eta} left",
-            soft.missing(),
+            soft.missing() as u64,
         );
         soft.compute(&mut *model, rows, || bar.inc(1))?;
         bar.finish_and_clear();
     }
     Ok(soft)
-}
-
-/// A progress bar on stderr, where that is a terminal.
-fn bar(template: &str, len: usize) -> ProgressBar {
-    let style =
-        ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(len as u64).with_style(style)
 }
 
 /// One line on stdout.

@@ -4,7 +4,7 @@
 use super::optimizer::Named;
 use super::vocabulary::NEVER;
 use crate::error::{Error, Result};
-use crate::model::ModelConfig;
+use crate::model::{ModelConfig, names};
 use crate::sampling::mix;
 use candle_core::{D, DType, Device, Tensor, Var};
 use candle_nn::ops::{rms_norm_slow, silu, softmax};
@@ -106,10 +106,10 @@ impl TrainModel {
     /// each that can, and a last one for the others, which is [`NEVER`].
     pub fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
         let (rows, len) = tokens.dims2()?;
-        let embedding = self.var("model.embed_tokens");
+        let embedding = self.var(names::EMBEDDING);
         let mut x = embedding.index_select(&tokens.flatten_all()?, 0)?;
         for layer in 0..self.config.num_layers {
-            let at = |part: &str| format!("model.layers.{layer}.{part}");
+            let at = |part: &str| names::layer(layer, part);
             let normed = self.norm(&x, &at("input_layernorm"))?;
             x = (x + self.attend(&normed, rows, len, &at("self_attn"))?)?;
             let normed = self.norm(&x, &at("post_attention_layernorm"))?;
@@ -117,7 +117,7 @@ impl TrainModel {
             let wide = (gate * self.linear(&normed, &at("mlp.up_proj"))?)?;
             x = (x + self.linear(&wide, &at("mlp.down_proj"))?)?;
         }
-        let x = self.norm(&x, "model.norm")?;
+        let x = self.norm(&x, names::NORM)?;
         let logits = x.matmul(&self.head()?.t()?)?;
         if self.outputs.is_none() {
             return Ok(logits);

@@ -7,7 +7,8 @@ use super::model::TrainModel;
 use super::optimizer::AdamW;
 use super::report::Evaluation;
 use crate::error::{Error, Result};
-use crate::model::{ModelSource, safetensors_files};
+use crate::files::folder_of;
+use crate::model::{ModelSource, names, safetensors_files};
 use crate::text::Text;
 use candle_core::safetensors::MmapedSafetensors;
 use candle_core::{DType, Device, Tensor};
@@ -188,7 +189,7 @@ impl OutputFolder {
         match source {
             ModelSource::Gguf(_) => text.save(&self.path),
             ModelSource::Folder(path) => {
-                let folder = path.parent().filter(|_| path.is_file()).unwrap_or(path);
+                let folder = folder_of(path);
                 for file in TOKENIZER_FILES {
                     copy(&folder.join(file), &self.path.join(file))?;
                 }
@@ -210,13 +211,13 @@ pub fn load_weights(folder: &Path, model: &TrainModel, device: &Device) -> Resul
     let weights = unsafe { MmapedSafetensors::multi(&files) }
         .map_err(|e| Error::in_file(folder, e.to_string().lines().next().unwrap_or_default()))?;
     let saved = weights.tensors();
-    let layers = saved.iter().filter_map(|(name, _)| layer_of(name));
+    let layers = saved.iter().filter_map(|(name, _)| names::layer_of(name));
     let saved = layers.map(|(layer, _)| layer + 1).max().unwrap_or(0);
     let wanted = model.config().num_layers;
-    let source = |name: &str| match layer_of(name) {
+    let source = |name: &str| match names::layer_of(name) {
         Some((layer, part)) if layer >= saved && layer + saved >= wanted => {
             let below = layer + saved - wanted;
-            format!("{LAYERS}{below}.{part}")
+            names::layer(below, part)
         }
         _ => name.to_owned(),
     };
@@ -224,15 +225,6 @@ pub fn load_weights(folder: &Path, model: &TrainModel, device: &Device) -> Resul
     model
         .set(|name| load(name)?.to_dtype(DType::F32).ok())
         .map_err(|e| Error::in_file(folder, e))
-}
-
-/// What the names of a layer's tensors begin with.
-const LAYERS: &str = "model.layers.";
-
-/// Which layer a tensor is of, and what it is there.
-fn layer_of(name: &str) -> Option<(usize, &str)> {
-    let (layer, part) = name.strip_prefix(LAYERS)?.split_once('.')?;
-    Some((layer.parse().ok()?, part))
 }
 
 /// Copies a file, if there is one.

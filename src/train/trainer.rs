@@ -110,7 +110,7 @@ impl<'a> Trainer<'a> {
         let end = self.options.steps.min(first.saturating_add(session));
         let bar = bar(
             "{wide_bar} step {pos}/{len}, {msg}, {eta} left",
-            end.saturating_sub(first),
+            end.saturating_sub(first) as u64,
         );
         let started = Instant::now();
         let train = self.data.train.clone();

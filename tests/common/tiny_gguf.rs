@@ -18,6 +18,17 @@ fn interleaved(tensor: &Tensor, heads: usize) -> Tensor {
 
 /// Writes `tensors` as a llama.cpp GGUF with matrices of `kind`, and the scaling as `rope_freqs`.
 pub fn write_gguf(file: &Path, tensors: &Tensors, kind: GgmlDType, factors: &[f32]) {
+    write_gguf_with(file, tensors, kind, factors, &[]);
+}
+
+/// As [`write_gguf`], with `more` metadata, which go before what is usual.
+pub fn write_gguf_with(
+    file: &Path,
+    tensors: &Tensors,
+    kind: GgmlDType,
+    factors: &[f32],
+    more: &[(&str, Value)],
+) {
     let mut named: Vec<(String, QTensor)> = Vec::new();
     for (name, tensor) in tensors {
         let gguf = gguf_name(name);
@@ -55,6 +66,8 @@ pub fn write_gguf(file: &Path, tensors: &Tensors, kind: GgmlDType, factors: &[f3
         ("llama.rope.freq_base", Value::F32(10000.)),
         ("tokenizer.ggml.eos_token_id", Value::U32(2)),
     ]);
+    metadata.retain(|(key, _)| more.iter().all(|(other, _)| other != key));
+    metadata.extend(more.iter().cloned());
     let metadata: Vec<(&str, &Value)> = metadata.iter().map(|(k, v)| (*k, v)).collect();
     let tensors: Vec<(&str, &QTensor)> = named.iter().map(|(k, v)| (k.as_str(), v)).collect();
     let mut out = std::fs::File::create(file).unwrap();

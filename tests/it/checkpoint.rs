@@ -250,7 +250,84 @@ fn what_is_wrong_with_a_config_is_said_in_one_line() {
             json!({ "rope_scaling": { "rope_type": "llama3" } }),
             "lacks factor",
         ),
+        (
+            json!({ "rope_scaling": { "factor": 2.0 } }),
+            "lacks rope_type",
+        ),
         (json!({ "vocab_size": "many" }), "invalid type"),
+        (json!({ "mlp_bias": true }), "mlp_bias true"),
+        (
+            json!({ "quantization_config": { "quant_method": "fp8" } }),
+            "quantization_config",
+        ),
+        (
+            json!({ "partial_rotary_factor": 0.5 }),
+            "partial_rotary_factor 0.5",
+        ),
+        (
+            json!({ "rope_parameters": { "rope_type": "default", "partial_rotary_factor": 0.5 } }),
+            "partial_rotary_factor 0.5",
+        ),
+        (
+            json!({ "rope_parameters": { "full_attention": { "rope_type": "default" } } }),
+            "one rope serves all",
+        ),
+        (json!({ "sliding_window": 128 }), "sliding_window 128"),
+        (
+            json!({ "sliding_window": 128, "use_sliding_window": true }),
+            "sliding_window 128",
+        ),
+        (json!({ "use_sliding_window": true }), "sliding_window null"),
+        (
+            json!({ "layer_types": ["full_attention", "sliding_attention"] }),
+            "layer_types \"sliding_attention\"",
+        ),
+        (json!({ "no_rope_layers": [1, 0] }), "no_rope_layers 0"),
+        (json!({ "num_local_experts": 8 }), "num_local_experts 8"),
+        (
+            json!({ "embedding_multiplier": 12.0 }),
+            "embedding_multiplier 12.0",
+        ),
+        (
+            json!({ "attention_multiplier": 0.015625 }),
+            "attention_multiplier 0.015625",
+        ),
+        (
+            json!({ "residual_multiplier": 0.22 }),
+            "residual_multiplier 0.22",
+        ),
+        (json!({ "logits_scaling": 8.0 }), "logits_scaling 8.0"),
+        (
+            json!({ "final_logit_softcapping": 30.0 }),
+            "final_logit_softcapping",
+        ),
+        (json!({ "rope_theta": 0.0 }), "rope_theta 0 must be"),
+        (json!({ "rope_theta": -1.0 }), "rope_theta -1 must be"),
+        (json!({ "rope_theta": 1e300 }), "rope_theta inf must be"),
+        (json!({ "rms_norm_eps": -1e-5 }), "rms_norm_eps -0.00001"),
+        (
+            json!({ "rope_scaling": {
+                "rope_type": "llama3", "factor": 0.0, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 32
+            } }),
+            "rope_scaling: factor 0",
+        ),
+        (
+            json!({ "rope_scaling": {
+                "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 32
+            } }),
+            "high_freq_factor 4 must be more",
+        ),
+        (json!({ "head_dim": 15 }), "head_dim 15 is odd"),
+        (
+            json!({ "head_dim": null, "hidden_size": 250 }),
+            "hidden_size 250 is not divisible",
+        ),
+        (
+            json!({ "intermediate_size": 1u64 << 40 }),
+            "intermediate_size 1099511627776 is over the limit",
+        ),
     ];
     for (change, want) in cases {
         let mut config = llama_config(16);
@@ -266,6 +343,106 @@ fn what_is_wrong_with_a_config_is_said_in_one_line() {
             "{text}"
         );
         assert_eq!(text.lines().count(), 1, "{text}");
+    }
+}
+
+/// What says nothing beyond what the decoder does is no reason to refuse a model.
+#[test]
+fn harmless_properties_are_accepted() {
+    let folder = tempfile::tempdir().unwrap();
+    write_shards(folder.path(), &tensors(16, DType::F32));
+    let mut config = llama_config(16);
+    let harmless = json!({
+        "attention_bias": false, "mlp_bias": false, "quantization_config": null,
+        "partial_rotary_factor": 1.0, "sliding_window": null, "logits_scaling": 1,
+        "attention_multiplier": 0.25, "num_local_experts": 0, "pretraining_tp": 1,
+        "layer_types": ["full_attention", "full_attention"], "no_rope_layers": [1, 1]
+    });
+    for (key, value) in harmless.as_object().unwrap() {
+        config[key] = value.clone();
+    }
+    for window in [json!(null), json!(256), json!(4096)] {
+        config["sliding_window"] = window;
+        write_config(folder.path(), &config);
+        open(folder.path()).unwrap();
+    }
+    config["sliding_window"] = json!(128);
+    config["use_sliding_window"] = json!(false);
+    write_config(folder.path(), &config);
+    open(folder.path()).unwrap();
+}
+
+/// Weights that would be read as something else, or that make every logit NaN.
+#[test]
+fn weights_that_cannot_be_right_are_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    write_config(folder.path(), &llama_config(16));
+    let name = "model.layers.1.mlp.up_proj.weight";
+    let refusal = |name: &str, tensor: Tensor| {
+        let mut all = tensors(16, DType::F32);
+        all.insert(name.to_owned(), tensor);
+        write_shards(folder.path(), &all);
+        let error = open(folder.path()).err().expect(name);
+        assert!(matches!(error, foretoken::error::Error::Setup(_)));
+        let text = error.to_string();
+        assert!(text.contains(name) && text.lines().count() == 1, "{text}");
+        text
+    };
+    let plain = tensors(16, DType::F32)[name].clone();
+    for (dtype, want) in [
+        (DType::F8E4M3, "F8_E4M3"),
+        (DType::U8, "U8"),
+        (DType::I64, "I64"),
+    ] {
+        let text = refusal(name, plain.to_dtype(dtype).unwrap());
+        assert!(text.contains(&format!("dtype {want}")), "{text}");
+    }
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let mut values = plain.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            values[70_001] = bad;
+            let tensor = Tensor::from_vec(values, plain.dims(), &Device::Cpu).unwrap();
+            let text = refusal(name, tensor.to_dtype(dtype).unwrap());
+            assert!(text.contains("NaN or infinity"), "{text}");
+        }
+    }
+    let norm = Tensor::full(f32::NAN, HIDDEN, &Device::Cpu).unwrap();
+    refusal("model.norm.weight", norm);
+    // Scales, biases and norms that nobody asked for.
+    for extra in [
+        "model.layers.0.mlp.up_proj.weight_scale_inv",
+        "model.layers.0.self_attn.q_proj.bias",
+        "model.layers.0.self_attn.q_norm.weight",
+    ] {
+        let text = refusal(extra, noise(extra, &[16]));
+        assert!(text.contains("not supported"), "{text}");
+    }
+    // The output layer may be stored although it is the embedding.
+    let mut all = tensors(16, DType::F32);
+    let embedding = all["model.embed_tokens.weight"].clone();
+    all.insert("lm_head.weight".into(), embedding.copy().unwrap());
+    write_shards(folder.path(), &all);
+    open(folder.path()).unwrap();
+}
+
+/// An index must not make us read, or say anything about, files elsewhere.
+#[test]
+fn an_index_names_files_of_its_folder_only() {
+    let outer = tempfile::tempdir().unwrap();
+    let folder = outer.path().join("model");
+    std::fs::create_dir(&folder).unwrap();
+    write_config(&folder, &llama_config(16));
+    let elsewhere = outer.path().join("model.safetensors");
+    candle_core::safetensors::save(&tensors(16, DType::F32), &elsewhere).unwrap();
+    for name in ["../model.safetensors", elsewhere.to_str().unwrap()] {
+        let index = json!({ "weight_map": { "model.norm.weight": name } });
+        let file = folder.join("model.safetensors.index.json");
+        std::fs::write(file, index.to_string()).unwrap();
+        let text = open(&folder).err().unwrap().to_string();
+        assert!(
+            text.contains("is refused") && text.lines().count() == 1,
+            "{text}"
+        );
     }
 }
 

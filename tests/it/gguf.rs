@@ -2,9 +2,10 @@
 
 use crate::common::rig::distance;
 use crate::common::tiny::*;
-use crate::common::tiny_gguf::{llama3_factors, write_gguf};
+use crate::common::tiny_gguf::{llama3_factors, write_gguf, write_gguf_with};
+use candle_core::quantized::gguf_file::Value;
 use candle_core::quantized::{GgmlDType, QTensor};
-use candle_core::{DType, Device};
+use candle_core::{DType, Device, Tensor};
 
 #[test]
 fn gguf_of_floats_equals_safetensors() {
@@ -57,4 +58,85 @@ fn gguf_of_every_block_type() {
             "{kind:?}: logits up to {size} differ by {far}"
         );
     }
+}
+
+/// Metadata and tensors that ask for what the decoder does not do, or cannot be right.
+#[test]
+fn what_a_gguf_needs_and_we_lack_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.gguf");
+    let all = tensors(16, DType::F32);
+    let factors = llama3_factors(&llama_config(16));
+    let attempt = |tensors: &Tensors, key: &str, value: Value| {
+        let more = [(key, value)];
+        write_gguf_with(&file, tensors, GgmlDType::Q8_0, &factors, &more);
+        open(&file).map(|_| ()).map_err(|error| {
+            assert!(matches!(error, foretoken::error::Error::Setup(_)));
+            error.to_string()
+        })
+    };
+    let refused = [
+        ("llama.expert_count", Value::U32(8)),
+        ("llama.attention.sliding_window", Value::U32(128)),
+        ("llama.attention.value_length", Value::U32(32)),
+        ("llama.attention.scale", Value::F32(0.5)),
+        ("llama.attention.causal", Value::Bool(false)),
+        ("llama.embedding_scale", Value::F32(12.)),
+        ("llama.residual_scale", Value::F32(0.22)),
+        ("llama.logit_scale", Value::F32(8.)),
+        ("llama.final_logit_softcapping", Value::F32(30.)),
+        ("llama.rope.dimension_count", Value::U32(8)),
+        ("llama.rope.scaling.type", Value::String("yarn".into())),
+        ("llama.rope.freq_base", Value::F32(0.)),
+        ("llama.rope.freq_base", Value::F32(f32::NAN)),
+        ("llama.attention.layer_norm_rms_epsilon", Value::F32(-1e-5)),
+        (
+            "llama.attention.head_count_kv",
+            Value::Array(vec![Value::U32(4), Value::U32(2)]),
+        ),
+        ("general.architecture", Value::String("granite".into())),
+    ];
+    for (key, value) in refused {
+        let error = attempt(&all, key, value).expect_err(key);
+        let words = [
+            ("rope.scaling.type", "rope scaling 'yarn'"),
+            ("rope.freq_base", "rope_theta"),
+            ("rms_epsilon", "rms_norm_eps"),
+            ("general.architecture", "'granite'"),
+        ];
+        let word = words.iter().find(|(end, _)| key.ends_with(end));
+        let word = word.map_or(key.trim_start_matches("llama."), |(_, word)| word);
+        assert!(
+            error.contains(word) && error.contains("model.gguf"),
+            "{error}"
+        );
+    }
+    let harmless = [
+        ("llama.expert_count", Value::U32(0)),
+        ("llama.attention.sliding_window", Value::U32(256)),
+        ("llama.rope.scaling.type", Value::String("none".into())),
+        ("llama.attention.scale", Value::F32(0.25)),
+    ];
+    for (key, value) in harmless {
+        attempt(&all, key, value).expect(key);
+    }
+
+    let name = "model.layers.1.post_attention_layernorm.weight";
+    let mut bad = all.clone();
+    let nan = Tensor::full(f32::NAN, HIDDEN, &Device::Cpu).unwrap();
+    bad.insert(name.into(), nan);
+    let error = attempt(&bad, "llama.expert_count", Value::U32(0)).unwrap_err();
+    assert!(error.contains("blk.1.ffn_norm.weight holds NaN"), "{error}");
+    // A block's scale of f16 that is infinite.
+    let name = "model.layers.0.mlp.down_proj.weight";
+    let mut bad = all.clone();
+    bad.insert(name.into(), (&all[name] * 1e9).unwrap());
+    let error = attempt(&bad, "llama.expert_count", Value::U32(0)).unwrap_err();
+    assert!(error.contains("blk.0.ffn_down.weight holds NaN"), "{error}");
+
+    let mut more = all.clone();
+    let name = "model.layers.0.mlp.up_proj.scale";
+    more.insert(name.into(), noise(name, &[16]));
+    let error = attempt(&more, "llama.expert_count", Value::U32(0)).unwrap_err();
+    assert!(error.contains("ffn_up.scale"), "{error}");
 }

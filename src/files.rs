@@ -1,0 +1,114 @@
+//! Files that strangers supply: names that stay in their folder, and texts of a bounded size.
+
+use crate::error::{Error, Result};
+use std::fs::File;
+use std::io::Read;
+use std::path::{Component, Path};
+
+/// The most bytes of `config.json`, `generation_config.json` or `chat_template.jinja`.
+const MAX_CONFIG_BYTES: u64 = 4 << 20;
+/// The most bytes of a tokenizer, or of the index of a checkpoint's files.
+const MAX_TEXT_BYTES: u64 = 64 << 20;
+
+/// The most bytes that are read of the text file `name` of a model's folder.
+pub fn max_bytes(name: &str) -> u64 {
+    match name {
+        "config.json" | "generation_config.json" | "chat_template.jinja" => MAX_CONFIG_BYTES,
+        _ => MAX_TEXT_BYTES,
+    }
+}
+
+/// The text of a model's file.
+///
+/// # Errors
+/// A setup error that names the file: it cannot be read, is no UTF-8, or is over [`max_bytes`].
+pub fn read_text(file: &Path) -> Result<String> {
+    let fail = |what: String| Error::setup(format!("cannot read {}: {what}", file.display()));
+    let limit = max_bytes(&file.file_name().unwrap_or_default().to_string_lossy());
+    let mut text = String::new();
+    File::open(file)
+        .and_then(|opened| opened.take(limit + 1).read_to_string(&mut text))
+        .map_err(|e| fail(e.to_string()))?;
+    match text.len() as u64 > limit {
+        true => Err(fail(format!("it is over the limit of {limit} bytes"))),
+        false => Ok(text),
+    }
+}
+
+/// As [`read_text`], of a file that need not be there.
+///
+/// # Errors
+/// As [`read_text`].
+pub fn read_text_if_any(file: &Path) -> Result<Option<String>> {
+    match file.exists() {
+        true => read_text(file).map(Some),
+        false => Ok(None),
+    }
+}
+
+/// Whether `name` is a relative path of normal components: joined to a folder it stays in it.
+pub fn is_inside(name: &str) -> bool {
+    let mut parts = Path::new(name).components();
+    !name.is_empty()
+        && !name.contains(['\\', '\0'])
+        && parts.all(|part| matches!(part, Component::Normal(_)))
+}
+
+/// Whether `name` can be the name of one file or folder.
+pub fn is_name(name: &str) -> bool {
+    is_inside(name) && !name.contains('/') && name.len() <= 200
+}
+
+/// The folder that `path` is, or that the file `path` lies in.
+pub fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|_| path.is_file()).unwrap_or(path)
+}
+
+/// The `config.json` that `path` is, or that lies in the folder `path`.
+pub fn config_of(path: &Path) -> std::path::PathBuf {
+    match path.is_dir() {
+        true => path.join("config.json"),
+        false => path.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_lead_elsewhere_are_told() {
+        for name in ["a", "a.safetensors", "part/a.b", "..a", "a..b"] {
+            assert!(is_inside(name), "{name}");
+        }
+        for name in [
+            "",
+            "/",
+            "/a",
+            "..",
+            "../a",
+            "a/../../b",
+            "a/..",
+            ".",
+            "./a",
+            "a\0",
+            "..\\a",
+        ] {
+            assert!(!is_inside(name), "{name}");
+        }
+        assert!(is_name("0123ab") && !is_name("a/b") && !is_name(&"a".repeat(300)));
+    }
+
+    #[test]
+    fn a_text_over_the_limit_is_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("config.json");
+        std::fs::write(&file, "x".repeat(MAX_CONFIG_BYTES as usize)).unwrap();
+        assert_eq!(read_text(&file).unwrap().len() as u64, MAX_CONFIG_BYTES);
+        std::fs::write(&file, "x".repeat(MAX_CONFIG_BYTES as usize + 1)).unwrap();
+        let error = read_text(&file).unwrap_err().to_string();
+        assert!(error.contains("over the limit of 4194304 bytes"), "{error}");
+        let none = read_text_if_any(&folder.path().join("none.json"));
+        assert_eq!(none.unwrap(), None);
+    }
+}

@@ -1,0 +1,276 @@
+//! The HTTP side of the Hugging Face Hub: what a file of a repository is, and its bytes.
+
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::path::Path;
+use std::time::Duration;
+use ureq::config::RedirectAuthHeaders;
+use ureq::http::{HeaderMap, Response};
+use ureq::tls::{RootCerts, TlsConfig};
+use ureq::{Agent, Body};
+
+/// Answers that send us on before a file's description is given up.
+const MAX_REDIRECTS: usize = 5;
+/// Tries that bring nothing new before the Hub counts as unreachable.
+const MAX_TRIES: usize = 3;
+const PAUSE: Duration = Duration::from_millis(300);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time without a byte after which a connection counts as broken.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Why the Hub did not give a file.
+#[derive(Debug)]
+pub enum HubError {
+    /// It wants a token, or another one.
+    Denied,
+    /// It has no such file, revision or model.
+    NotFound,
+    /// No answer, or one that says to come back later.
+    Unreachable(String),
+    /// All else, in words.
+    Other(String),
+}
+
+impl fmt::Display for HubError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Denied => f.write_str("access denied"),
+            Self::NotFound => f.write_str("not found"),
+            Self::Unreachable(why) | Self::Other(why) => {
+                f.write_str(&why.split_whitespace().collect::<Vec<_>>().join(" "))
+            }
+        }
+    }
+}
+
+impl From<std::io::Error> for HubError {
+    fn from(error: std::io::Error) -> Self {
+        Self::Other(error.to_string())
+    }
+}
+
+/// A file of a repository, as the Hub describes it. None of it has been checked.
+#[derive(Debug, Default)]
+pub struct RemoteFile {
+    url: String,
+    /// The commit that the revision stands for.
+    pub commit: Option<String>,
+    /// Names the content.
+    pub etag: Option<String>,
+    /// Bytes, where the Hub says how many.
+    pub size: Option<u64>,
+}
+
+/// A Hub, and the token to show it.
+pub struct HubClient {
+    agent: Agent,
+    endpoint: String,
+    token: Option<String>,
+}
+
+impl HubClient {
+    /// A client of the Hub at `endpoint`, `https://host`. Certificates are checked against those of
+    /// the platform.
+    pub fn new(endpoint: &str, token: Option<String>) -> Self {
+        let tls = TlsConfig::builder().root_certs(RootCerts::PlatformVerifier);
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .tls_config(tls.build())
+            // A token is never shown to the host that a redirect names.
+            .redirect_auth_headers(RedirectAuthHeaders::SameHost)
+            .user_agent(concat!("foretoken/", env!("CARGO_PKG_VERSION")))
+            .timeout_resolve(Some(CONNECT_TIMEOUT))
+            .timeout_connect(Some(CONNECT_TIMEOUT))
+            .timeout_recv_response(Some(READ_TIMEOUT))
+            .timeout_per_read(Some(READ_TIMEOUT));
+        Self {
+            agent: config.build().into(),
+            endpoint: endpoint.trim_end_matches('/').to_owned(),
+            token,
+        }
+    }
+
+    /// What the file `name` of model `id` at `revision` is.
+    ///
+    /// # Errors
+    /// As [`HubError`] lists them.
+    pub fn describe(&self, id: &str, revision: &str, name: &str) -> Result<RemoteFile, HubError> {
+        let revision = escape(revision).replace('/', "%2F");
+        let path = format!("{id}/resolve/{revision}/{}", escape(name));
+        let mut file = RemoteFile {
+            url: format!("{}/{path}", self.endpoint),
+            ..RemoteFile::default()
+        };
+        for _ in 0..MAX_REDIRECTS {
+            let answer = self.head(&file.url)?;
+            file.read(answer.headers(), answer.status().is_success());
+            let next = header(answer.headers(), "location");
+            match next.and_then(|next| self.own_url(&next)) {
+                // A renamed model, or the Hub's own cache. The redirect to a store elsewhere is
+                // followed by the download alone.
+                Some(next) if answer.status().is_redirection() => file.url = next,
+                _ => return Ok(file),
+            }
+        }
+        Err(HubError::Other(format!("{path}: too many redirects")))
+    }
+
+    /// Downloads `file` to `part`, of which the bytes that are already there are kept.
+    /// `progress(done, total)` is called as bytes come; `limit` is the most that may come.
+    ///
+    /// # Errors
+    /// As [`HubError`] lists them; what has come stays in `part`.
+    pub fn download(
+        &self,
+        file: &RemoteFile,
+        part: &Path,
+        limit: u64,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(), HubError> {
+        let mut out = OpenOptions::new().create(true).append(true).open(part)?;
+        let mut tries = 0;
+        loop {
+            let before = out.metadata()?.len();
+            match self.resume(file, &mut out, limit, progress) {
+                Err(HubError::Unreachable(_)) if out.metadata()?.len() > before => tries = 0,
+                Err(HubError::Unreachable(_)) if tries + 1 < MAX_TRIES => tries += 1,
+                result => return result,
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// One request for what `out` lacks.
+    fn resume(
+        &self,
+        file: &RemoteFile,
+        out: &mut File,
+        limit: u64,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(), HubError> {
+        let mut done = out.metadata()?.len();
+        if file.size == Some(done) {
+            return Ok(());
+        }
+        let mut request = self.agent.get(&file.url);
+        if let Some(token) = &self.token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        if done > 0 {
+            request = request.header("range", format!("bytes={done}-"));
+        }
+        let answer = request.call().map_err(unreachable)?;
+        // All of it, or a refusal of what was asked: what is there is no beginning of it.
+        if answer.status() != 206 && done > 0 {
+            out.set_len(0)?;
+            done = 0;
+        }
+        if answer.status() == 416 {
+            return Err(HubError::Unreachable("it does not resume".into()));
+        }
+        let answer = accept(answer)?;
+        let rest = answer.body().content_length();
+        let total = file.size.or(rest.map(|rest| done + rest));
+        let over = HubError::Other(format!("{} is over the limit of {limit} bytes", file.url));
+        if total.is_some_and(|total| total > limit) {
+            return Err(over);
+        }
+        let mut body = answer.into_body().into_reader().take(limit - done + 1);
+        let mut buffer = vec![0; 1 << 16];
+        loop {
+            progress(done, total.unwrap_or(done));
+            let read = body
+                .read(&mut buffer)
+                .map_err(|e| HubError::Unreachable(e.to_string()))?;
+            if read == 0 {
+                break;
+            }
+            done += read as u64;
+            if done > total.unwrap_or(limit) {
+                out.set_len(0)?;
+                return Err(over);
+            }
+            out.write_all(&buffer[..read])?;
+        }
+        match total {
+            Some(total) if done < total => Err(HubError::Unreachable(format!(
+                "the connection ended after {done} of {total} bytes"
+            ))),
+            _ => Ok(out.sync_data()?),
+        }
+    }
+
+    fn head(&self, url: &str) -> Result<Response<Body>, HubError> {
+        let mut tries = 1;
+        loop {
+            let mut request = self.agent.head(url).config().max_redirects(0).build();
+            if let Some(token) = &self.token {
+                request = request.header("authorization", format!("Bearer {token}"));
+            }
+            match request.call().map_err(unreachable).and_then(accept) {
+                Err(HubError::Unreachable(_)) if tries < MAX_TRIES => tries += 1,
+                result => return result,
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// The URL that `location` names, if that is at this Hub too.
+    fn own_url(&self, location: &str) -> Option<String> {
+        let scheme = self.endpoint.find("://")? + 3;
+        let host_end = self.endpoint[scheme..].find('/').map(|end| scheme + end);
+        let origin = &self.endpoint[..host_end.unwrap_or(self.endpoint.len())];
+        let path = location.strip_prefix(origin).unwrap_or(location);
+        let own = path.starts_with('/') && !path.starts_with("//");
+        own.then(|| format!("{origin}{path}"))
+    }
+}
+
+impl RemoteFile {
+    /// Takes what the headers of an answer say; a later one knows better.
+    fn read(&mut self, headers: &HeaderMap, is_the_file: bool) {
+        let etag = header(headers, "x-linked-etag").or(header(headers, "etag"));
+        let etag = etag.map(|etag| etag.trim_start_matches("W/").trim_matches('"').to_owned());
+        let own_size = header(headers, "content-length").filter(|_| is_the_file);
+        let size = header(headers, "x-linked-size").or(own_size);
+        self.etag = etag.or(self.etag.take());
+        self.commit = header(headers, "x-repo-commit").or(self.commit.take());
+        self.size = size.and_then(|size| size.parse().ok()).or(self.size);
+    }
+}
+
+fn header(headers: &HeaderMap, name: &str) -> Option<String> {
+    Some(headers.get(name)?.to_str().ok()?.to_owned())
+}
+
+/// An answer that is a success or a redirect.
+fn accept(answer: Response<Body>) -> Result<Response<Body>, HubError> {
+    match answer.status().as_u16() {
+        200..=399 => Ok(answer),
+        401 | 403 => Err(HubError::Denied),
+        404 => Err(HubError::NotFound),
+        status @ (408 | 429 | 500..) => Err(HubError::Unreachable(format!("status {status}"))),
+        status => Err(HubError::Other(format!(
+            "the Hub answers with status {status}"
+        ))),
+    }
+}
+
+fn unreachable(error: ureq::Error) -> HubError {
+    match error {
+        ureq::Error::BadUri(_) | ureq::Error::Http(_) => HubError::Other(error.to_string()),
+        error => HubError::Unreachable(error.to_string()),
+    }
+}
+
+/// `path` as a part of a URL.
+fn escape(path: &str) -> String {
+    path.bytes()
+        .map(|byte| match byte {
+            b'/' | b'-' | b'.' | b'_' | b'~' => char::from(byte).to_string(),
+            _ if byte.is_ascii_alphanumeric() => char::from(byte).to_string(),
+            _ => format!("%{byte:02X}"),
+        })
+        .collect()
+}

@@ -1,0 +1,112 @@
+//! Looks for NaN and infinity in the bytes of a tensor, which are what is read of it anyway.
+
+use candle_core::DType;
+use candle_core::quantized::GgmlDType;
+use rayon::prelude::*;
+
+/// Bytes that one thread looks at in one go; whole values and whole blocks of any type.
+const PIECE: usize = 1 << 16;
+
+/// Whether all values of a tensor of `dtype` are finite; always, for what is no float.
+pub fn floats(dtype: DType, bytes: &[u8]) -> bool {
+    let pieces = bytes.par_chunks(PIECE);
+    match dtype {
+        DType::F64 => pieces.all(|p| each(p, |b| u64::from_le_bytes(b) << 1 >> 53 != 0x7ff)),
+        DType::F32 => pieces.all(|p| each(p, |b| u32::from_le_bytes(b) << 1 >> 24 != 0xff)),
+        DType::F16 => pieces.all(|p| each(p, is_finite_f16)),
+        DType::BF16 => pieces.all(|p| each(p, |b| u16::from_le_bytes(b) << 1 >> 8 != 0xff)),
+        _ => true,
+    }
+}
+
+/// Whether all scales of the blocks of a GGUF tensor are finite, or its values, if it has no blocks.
+pub fn blocks(kind: GgmlDType, bytes: &[u8]) -> bool {
+    let scales: &[usize] = match kind {
+        GgmlDType::F32 => return floats(DType::F32, bytes),
+        GgmlDType::F16 => return floats(DType::F16, bytes),
+        GgmlDType::BF16 => return floats(DType::BF16, bytes),
+        GgmlDType::Q4_0 | GgmlDType::Q5_0 | GgmlDType::Q8_0 => &[0],
+        GgmlDType::Q4_1 | GgmlDType::Q5_1 | GgmlDType::Q8_1 => &[0, 2],
+        GgmlDType::Q2K => &[80, 82],
+        GgmlDType::Q3K => &[108],
+        GgmlDType::Q4K | GgmlDType::Q5K => &[0, 2],
+        GgmlDType::Q6K => &[208],
+        // Its one scale is f32.
+        GgmlDType::Q8K => {
+            let blocks = bytes.par_chunks_exact(kind.type_size());
+            return blocks
+                .into_par_iter()
+                .all(|block| floats(DType::F32, &block[..4]));
+        }
+    };
+    bytes.par_chunks(kind.type_size() * 1024).all(|piece| {
+        let mut blocks = piece.chunks_exact(kind.type_size());
+        blocks.all(|block| {
+            scales
+                .iter()
+                .all(|&at| is_finite_f16([block[at], block[at + 1]]))
+        })
+    })
+}
+
+fn is_finite_f16(bytes: [u8; 2]) -> bool {
+    u16::from_le_bytes(bytes) << 1 >> 11 != 0x1f
+}
+
+/// Whether `holds` for each value; without a way out in between, so that it becomes vector code.
+fn each<const N: usize>(piece: &[u8], holds: impl Fn([u8; N]) -> bool) -> bool {
+    let values = piece.as_chunks::<N>().0;
+    values.iter().fold(true, |all, &value| all & holds(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::quantized::QTensor;
+    use candle_core::{Device, Tensor};
+    use half::{bf16, f16};
+
+    #[test]
+    fn every_dtype_is_searched() {
+        let bad = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+        for x in bad.into_iter().chain([0., -1., f32::MIN_POSITIVE, 65504.]) {
+            let (x64, x16, xb) = (f64::from(x), f16::from_f32(x), bf16::from_f32(x));
+            let mut values = [1f32; 100];
+            values[77] = x;
+            let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+            assert_eq!(floats(DType::F32, &bytes), x.is_finite(), "{x}");
+            assert_eq!(floats(DType::F64, &x64.to_le_bytes()), x.is_finite(), "{x}");
+            assert_eq!(floats(DType::F16, &x16.to_le_bytes()), x.is_finite(), "{x}");
+            assert_eq!(floats(DType::BF16, &xb.to_le_bytes()), x.is_finite(), "{x}");
+        }
+    }
+
+    /// A block whose scale is infinite dequantizes to what is not finite: the offsets are right.
+    #[test]
+    fn every_block_type_is_searched() {
+        use GgmlDType::*;
+        let ones = Tensor::ones((2, 256), DType::F32, &Device::Cpu).unwrap();
+        for kind in [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2K, Q3K, Q4K, Q5K, Q6K, Q8K] {
+            let tensor = QTensor::quantize(&ones, kind).unwrap();
+            let good = tensor.data().unwrap().into_owned();
+            assert!(blocks(kind, &good), "{kind:?}");
+            let width = if kind == Q8K { 4 } else { 2 };
+            let infinity: &[u8] = if kind == Q8K {
+                &[0, 0, 0x80, 0x7f]
+            } else {
+                &[0, 0x7c]
+            };
+            let size = kind.type_size();
+            let found = (0..=size - width).step_by(width).filter(|&at| {
+                let mut bad = good.clone();
+                bad[size + at..size + at + width].copy_from_slice(infinity);
+                !blocks(kind, &bad)
+            });
+            let wanted = match kind {
+                Q4_1 | Q5_1 | Q2K | Q4K | Q5K => 2,
+                _ => 1,
+            };
+            assert_eq!(found.count(), wanted, "{kind:?}");
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Names of tensors: Hugging Face's, by which all of us go, and llama.cpp's for the same.
+
+/// The token embedding, without `.weight`.
+pub const EMBEDDING: &str = "model.embed_tokens";
+/// The norm before the output layer, without `.weight`.
+pub const NORM: &str = "model.norm";
+/// The output layer, without `.weight`.
+pub const HEAD: &str = "lm_head";
+/// What is to be added to the number of a row of the output layer for its id, as EAGLE-3 has it.
+pub const OUTPUT_IDS: &str = "d2t";
+
+const LAYERS: &str = "model.layers.";
+
+/// `part` of layer `index`.
+pub fn layer(index: usize, part: &str) -> String {
+    format!("{LAYERS}{index}.{part}")
+}
+
+/// Which layer a tensor is of, and what it is there.
+pub fn layer_of(name: &str) -> Option<(usize, &str)> {
+    let (layer, part) = name.strip_prefix(LAYERS)?.split_once('.')?;
+    Some((layer.parse().ok()?, part))
+}
+
+/// Whether a checkpoint may hold the tensor `name` although no model of ours reads it: what follows
+/// from the config, or from other tensors.
+pub fn is_redundant(name: &str) -> bool {
+    let ends = ["rotary_emb.inv_freq", "attn_rot_embd.weight"];
+    let names = ["lm_head.weight", "t2d"];
+    names.contains(&name) || ends.iter().any(|end| name.ends_with(end))
+}
+
+/// llama.cpp's name for a Hugging Face tensor.
+pub fn gguf(name: &str) -> Option<String> {
+    let top = match name {
+        "model.embed_tokens.weight" => Some("token_embd.weight"),
+        "model.norm.weight" => Some("output_norm.weight"),
+        "lm_head.weight" => Some("output.weight"),
+        OUTPUT_IDS => Some(OUTPUT_IDS),
+        _ => None,
+    };
+    if let Some(name) = top {
+        return Some(name.to_owned());
+    }
+    let (layer, rest) = layer_of(name)?;
+    let (part, kind) = rest.rsplit_once('.')?;
+    let part = match part {
+        "input_layernorm" => "attn_norm",
+        "self_attn.q_proj" => "attn_q",
+        "self_attn.k_proj" => "attn_k",
+        "self_attn.v_proj" => "attn_v",
+        "self_attn.o_proj" => "attn_output",
+        "self_attn.q_norm" => "attn_q_norm",
+        "self_attn.k_norm" => "attn_k_norm",
+        "post_attention_layernorm" => "ffn_norm",
+        "mlp.gate_proj" => "ffn_gate",
+        "mlp.up_proj" => "ffn_up",
+        "mlp.down_proj" => "ffn_down",
+        _ => return None,
+    };
+    Some(format!("blk.{layer}.{part}.{kind}"))
+}
