@@ -1,7 +1,8 @@
 //! Scatter new keys or values into a pool.
 
 use super::clock::{self, Part};
-use super::{contiguous, slots};
+use super::slots;
+use super::storage::contiguous;
 use candle_core::{CpuStorage, InplaceOp3, Layout, Result, Tensor, WithDType};
 use half::slice::HalfFloatSliceExt;
 

@@ -23,6 +23,7 @@ pub mod rope_kv_write;
 pub mod sample;
 mod slots;
 mod span;
+mod storage;
 pub mod swiglu;
 
 pub use device::{device, device_memory};
@@ -35,17 +36,3 @@ pub use rope_kv_write::{Pools, rope_kv_write};
 pub use slots::Slots;
 pub use span::Span;
 pub use swiglu::swiglu;
-
-use candle_core::{Layout, Result, WithDType};
-
-/// The elements of a contiguous CPU tensor, for op `op`.
-fn contiguous<'a, T: WithDType>(
-    op: &str,
-    storage: &'a candle_core::CpuStorage,
-    layout: &Layout,
-) -> Result<&'a [T]> {
-    match layout.contiguous_offsets() {
-        Some((start, end)) => Ok(&storage.as_slice::<T>()?[start..end]),
-        None => candle_core::bail!("{op}: the tensor must be contiguous, got {layout:?}"),
-    }
-}

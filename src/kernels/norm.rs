@@ -1,11 +1,12 @@
 //! RMSNorm, and the residual sum before it.
 
 use super::clock::{self, Part};
-use super::contiguous;
+#[cfg(target_arch = "x86_64")]
 use super::cpu::{self, Avx2};
 #[cfg(feature = "cuda")]
 use super::gpu::{self, *};
 use super::parallel::{Shared, for_each};
+use super::storage::contiguous;
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor};
 
 /// Rows below which other threads are not worth waking.

@@ -1,8 +1,8 @@
 //! Rotary position embedding of queries and keys, and Qwen3's norms of heads before it.
 
 use super::clock::{self, Part};
-use super::contiguous;
 use super::parallel::{Shared, for_each};
+use super::storage::contiguous;
 use candle_core::{CpuStorage, InplaceOp3, Layout, Result, Tensor};
 
 /// Rows below which other threads are not worth waking.

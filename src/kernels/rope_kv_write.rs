@@ -1,6 +1,8 @@
 //! Rotary position embedding of queries and keys, and keys and values to their slots.
 
-use super::{HeadNorms, Slots, kv_write, rope};
+use super::kv_write::kv_write;
+use super::rope::{HeadNorms, rope};
+use super::slots::Slots;
 use candle_core::{Result, Tensor};
 
 /// Where the keys and values of a layer go.

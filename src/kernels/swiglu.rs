@@ -1,11 +1,13 @@
 //! `silu(gate) * up`, the gated activation of the Llama MLP.
 
 use super::clock::{self, Part};
+#[cfg(target_arch = "x86_64")]
 use super::cpu::{self, Avx2};
+use super::float;
 #[cfg(feature = "cuda")]
 use super::gpu::{self, *};
 use super::parallel::{Shared, for_each};
-use super::{contiguous, float};
+use super::storage::contiguous;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
 
 /// `silu(gate) * up` for `gate_up` `[rows, 2 * width]`, contiguous, whose rows hold first the gate

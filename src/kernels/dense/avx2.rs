@@ -1,7 +1,7 @@
 //! The products with AVX2, FMA and F16C.
 
 use super::pack::Value;
-use super::{ROWS, Sums, TILES, TileRow, WIDTH};
+use super::tiles::{ROWS, Sums, TILES, TileRow, WIDTH};
 use crate::kernels::cpu::Avx2;
 use half::{bf16, f16};
 use std::arch::x86_64::*;

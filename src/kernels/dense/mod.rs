@@ -18,23 +18,19 @@ mod pack;
 mod portable;
 #[cfg(test)]
 mod tests;
+mod tiles;
 
 use super::clock::{self, Part};
-use super::contiguous;
 use super::cpu::{self, Isa};
 use super::parallel::{Shared, for_each, threads};
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
-use half::{bf16, f16};
+use super::storage::contiguous;
+use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 use pack::Value;
 use std::ops::Range;
+use tiles::{ROWS, Sums, TILES, TileRow, Tiles, WIDTH};
 
-/// Outputs a tile: two vectors.
-const WIDTH: usize = 16;
-/// Most rows of a pass: with the two vectors of a tile, 12 of the 16 registers are sums.
-const ROWS: usize = 6;
-/// Most tiles of a pass, for one row: a multiply-add takes as long as eight can be begun, and four
-/// places that are read at once keep the memory busy.
-const TILES: usize = 4;
+pub use tiles::DenseMatrix;
+
 /// Inputs that several passes work through before the next ones: the weights of [`TILES`] tiles stay
 /// in the second cache and the activations of a pass in the first.
 const BLOCK: usize = 512;
@@ -43,44 +39,7 @@ const PIECES: usize = 4;
 /// Multiply-adds below which other threads are not worth waking.
 const MIN_PARALLEL_WORK: usize = 1 << 15;
 
-/// The weights of one input, for the outputs of a tile in the order of [`Value::place`]. A vector
-/// then never lies across two cache lines.
-#[repr(C, align(32))]
-#[derive(Clone, Copy)]
-struct TileRow<V>([V; WIDTH]);
-
-/// `[outputs / 16 rounded up][inputs]`.
-enum Tiles {
-    F32(Vec<TileRow<f32>>),
-    F16(Vec<TileRow<f16>>),
-    BF16(Vec<TileRow<bf16>>),
-}
-
-/// A weight `[outputs, inputs]` of f32, f16 or bf16, laid out for this CPU.
-pub struct DenseMatrix {
-    outputs: usize,
-    inputs: usize,
-    tiles: Tiles,
-}
-
-/// The results of a pass so far: `[tile][row][output of the tile]`.
-type Sums = [[[f32; WIDTH]; ROWS]; TILES];
-
 impl DenseMatrix {
-    /// Outputs and inputs.
-    pub fn shape(&self) -> (usize, usize) {
-        (self.outputs, self.inputs)
-    }
-
-    /// The dtype that the weights are kept in.
-    pub fn dtype(&self) -> DType {
-        match self.tiles {
-            Tiles::F32(_) => DType::F32,
-            Tiles::F16(_) => DType::F16,
-            Tiles::BF16(_) => DType::BF16,
-        }
-    }
-
     /// `x @ self^T` for `x` `[rows, inputs]` f32 on the CPU: `[rows, outputs]` f32.
     ///
     /// # Errors

@@ -1,8 +1,8 @@
 //! From a tensor to tiles, and back by rows.
 
-use super::super::contiguous;
 use super::super::parallel::{Shared, for_each};
-use super::{DenseMatrix, TileRow, Tiles, WIDTH};
+use super::super::storage::contiguous;
+use super::tiles::{DenseMatrix, TileRow, Tiles, WIDTH};
 use candle_core::{Result, Storage, Tensor};
 use half::{bf16, f16};
 

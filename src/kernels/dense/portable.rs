@@ -1,7 +1,7 @@
 //! The products in plain Rust: what the vector path must equal bit for bit.
 
 use super::pack::Value;
-use super::{Sums, TileRow, WIDTH};
+use super::tiles::{Sums, TileRow, WIDTH};
 
 pub(super) fn pass<V: Value>(tiles: &[&[TileRow<V>]], x: &[&[f32]], sums: &mut Sums) {
     for (tile, sums) in tiles.iter().zip(sums) {

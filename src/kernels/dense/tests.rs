@@ -2,7 +2,8 @@
 //! against the same row in company.
 
 use super::*;
-use candle_core::Device;
+use candle_core::{DType, Device};
+use half::{bf16, f16};
 
 const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 const OUTPUTS: [usize; 5] = [1, 7, 31, 33, 100];

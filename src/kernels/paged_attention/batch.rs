@@ -1,7 +1,7 @@
 //! All rows of a call, by sequence.
 
 use super::tables::{TableCapacity, Tables};
-use crate::kernels::Span;
+use crate::kernels::span::Span;
 use candle_core::{Device, Result};
 use std::sync::OnceLock;
 

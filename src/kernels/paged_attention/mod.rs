@@ -28,9 +28,9 @@ mod vectors;
 mod x86;
 
 use super::clock::{self, Part};
-use super::contiguous;
 use super::cpu::{self, Isa};
 use super::parallel::{Shared, for_each, sharers};
+use super::storage::contiguous;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor};
 use half::slice::HalfFloatSliceExt;

@@ -2,7 +2,7 @@
 //! order of additions; any other cut gives the same bits.
 
 use super::vectors::{ALIGN, CHUNK};
-use crate::kernels::Span;
+use crate::kernels::span::Span;
 use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,7 +1,7 @@
 //! What a GPU has to know of the rows of a call.
 
-use crate::kernels::Span;
 use crate::kernels::graph::{Values, overwrite};
+use crate::kernels::span::Span;
 use candle_core::{Device, Result, Tensor};
 
 /// Keys that are a chunk, as in the kernels.

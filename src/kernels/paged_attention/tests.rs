@@ -2,7 +2,7 @@
 
 use super::vectors::CHUNK;
 use super::*;
-use crate::kernels::Span;
+use crate::kernels::span::Span;
 use std::ops::Range;
 
 const BLOCK_SIZE: usize = 8;

@@ -2,7 +2,10 @@
 
 use super::super::cpu::Isa;
 use super::super::parallel::{Shared, for_each};
-use super::{BLOCK, ROWS};
+use super::formats::BLOCK;
+
+/// Most rows that share one pass over the tiles of eight outputs.
+pub(super) const ROWS: usize = 8;
 
 /// Rows below which quantizing them is not worth other threads.
 const MIN_PARALLEL_ROWS: usize = 8;
@@ -170,8 +173,8 @@ fn quantize_block(x: &[f32], q: &mut [i8]) -> BlockSums {
 
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
-    use super::super::super::cpu::Avx2;
     use super::{BLOCK, BlockSums};
+    use crate::kernels::cpu::Avx2;
     use std::arch::x86_64::*;
 
     /// As the portable function, bit for bit.

@@ -15,109 +15,27 @@ mod pack;
 mod portable;
 #[cfg(test)]
 mod tests;
+mod tiles;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 use super::clock::{self, Part};
 use super::cpu::{self, Isa};
 use super::parallel::{Shared, for_each};
-use activations::{Activations, Pass};
-use candle_core::quantized::GgmlDType;
+use activations::{Activations, Pass, ROWS};
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
-use formats::{Format, Q4_0, Q4_1, Q4K, Q5_1, Q5K, Q6K, Q8_0};
+use formats::{Format, WIDTH};
+use tiles::{AnyTiles, SIDES, Strip, with_tiles};
 
-/// Values a block, along the inputs.
-pub const BLOCK: usize = 32;
-/// Outputs a tile.
-const WIDTH: usize = 8;
-/// Most rows that share one pass over the tiles of eight outputs.
-const ROWS: usize = 8;
-/// Tiles that lie side by side in memory, as a strip of 16 outputs: two sums at a time keep the CPU
-/// from waiting for one after the other.
-const SIDES: usize = 2;
+pub use formats::BLOCK;
+pub use tiles::QuantMatrix;
+
 /// Rows that are worked on before the next tiles: their activations stay in the cache.
 const PANEL: usize = 64;
 /// Multiply-adds below which other threads are not worth waking.
 const MIN_PARALLEL_WORK: usize = 1 << 15;
 
-/// A whole matrix in one format. Outputs beyond the last are zero.
-struct Tiles<F: Format> {
-    /// `[outputs / 16 rounded up][inputs / 32]`.
-    quants: Vec<[F::Quants; SIDES]>,
-    /// `[outputs / 16 rounded up][inputs / 32 / F::SPAN]`.
-    scales: Vec<[F::Scales; SIDES]>,
-}
-
-/// The tiles of 16 outputs.
-struct Strip<'a, F: Format> {
-    quants: &'a [[F::Quants; SIDES]],
-    scales: &'a [[F::Scales; SIDES]],
-}
-
-impl<F: Format> Clone for Strip<'_, F> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<F: Format> Copy for Strip<'_, F> {}
-
-enum AnyTiles {
-    Q8_0(Tiles<Q8_0>),
-    Q4_0(Tiles<Q4_0>),
-    Q4_1(Tiles<Q4_1>),
-    Q5_1(Tiles<Q5_1>),
-    Q4K(Tiles<Q4K>),
-    Q5K(Tiles<Q5K>),
-    Q6K(Tiles<Q6K>),
-}
-
-/// Runs the same code for the tiles of each format.
-macro_rules! with_tiles {
-    ($tiles:expr, $name:ident => $body:expr) => {
-        match $tiles {
-            AnyTiles::Q8_0($name) => $body,
-            AnyTiles::Q4_0($name) => $body,
-            AnyTiles::Q4_1($name) => $body,
-            AnyTiles::Q5_1($name) => $body,
-            AnyTiles::Q4K($name) => $body,
-            AnyTiles::Q5K($name) => $body,
-            AnyTiles::Q6K($name) => $body,
-        }
-    };
-}
-use with_tiles;
-
-/// A quantized weight `[outputs, inputs]`, laid out for this CPU.
-pub struct QuantMatrix {
-    outputs: usize,
-    inputs: usize,
-    tiles: AnyTiles,
-}
-
 impl QuantMatrix {
-    /// Outputs and inputs.
-    pub fn shape(&self) -> (usize, usize) {
-        (self.outputs, self.inputs)
-    }
-
-    fn strips(&self) -> usize {
-        self.outputs.div_ceil(SIDES * WIDTH)
-    }
-
-    /// The block type that the tiles hold.
-    pub fn dtype(&self) -> GgmlDType {
-        match self.tiles {
-            AnyTiles::Q8_0(_) => GgmlDType::Q8_0,
-            AnyTiles::Q4_0(_) => GgmlDType::Q4_0,
-            AnyTiles::Q4_1(_) => GgmlDType::Q4_1,
-            AnyTiles::Q5_1(_) => GgmlDType::Q5_1,
-            AnyTiles::Q4K(_) => GgmlDType::Q4K,
-            AnyTiles::Q5K(_) => GgmlDType::Q5K,
-            AnyTiles::Q6K(_) => GgmlDType::Q6K,
-        }
-    }
-
     /// Outputs of a strip for the rows of `passes`: `store` gets the side, the row and eight outputs.
     fn strip_product(
         &self,
@@ -130,16 +48,6 @@ impl QuantMatrix {
         with_tiles!(&self.tiles, tiles => {
             product(isa, tiles.strip(strip, self.inputs / BLOCK), x, passes, store)
         })
-    }
-}
-
-impl<F: Format> Tiles<F> {
-    fn strip(&self, strip: usize, blocks: usize) -> Strip<'_, F> {
-        let records = blocks / F::SPAN;
-        Strip {
-            quants: &self.quants[strip * blocks..(strip + 1) * blocks],
-            scales: &self.scales[strip * records..(strip + 1) * records],
-        }
     }
 }
 
@@ -202,7 +110,7 @@ impl CustomOp1 for MatMul<'_> {
             let inputs = wrong.inputs;
             candle_core::bail!("quant-matmul: {width} values a row, the weight takes {inputs}");
         }
-        let x = super::contiguous::<f32>(self.name(), x, layout)?;
+        let x = super::storage::contiguous::<f32>(self.name(), x, layout)?;
         let out = clock::time(Part::Matmul, || products(cpu::isa(), self.0, x, width));
         let outputs: usize = self.0.iter().map(|w| w.outputs).sum();
         Ok((CpuStorage::F32(out), (rows, outputs).into()))

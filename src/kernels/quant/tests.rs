@@ -1,7 +1,7 @@
 //! The tiles against plain arithmetic, and every set of instructions against the portable one.
 
 use super::*;
-use candle_core::quantized::QTensor;
+use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device};
 
 const KINDS: [GgmlDType; 8] = [

@@ -8,14 +8,12 @@
 mod vectors;
 
 use super::activations::{Activations, BlockSums, Pass};
-use super::formats::Format;
-use super::{BLOCK, SIDES, Strip, WIDTH};
+use super::formats::{BLOCK, Format, WIDTH};
+use super::tiles::{SIDES, Strip};
 use crate::kernels::cpu;
 use std::arch::x86_64::*;
+use vectors::VECTORS;
 pub(super) use vectors::Vectors;
-
-/// Vectors of a tile.
-const VECTORS: usize = BLOCK / 4;
 
 /// How bytes are multiplied.
 trait Multiply {
