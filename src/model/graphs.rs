@@ -63,28 +63,30 @@ impl GraphedDecoder {
         })
     }
 
-    /// `None` where the forward cannot be recorded, or is not worth it.
-    fn key(&self, batch: &Batch, spans: &AttentionBatch<'_>, kv: &KvStore) -> Option<Key> {
-        let (rows, logits) = (batch.tokens.len(), batch.logits.len());
-        let group = self.decoder.query_heads_a_key();
+    /// Whether such a forward can be recorded, and is worth it.
+    fn may_be_recorded(&self, batch: &Batch) -> bool {
         let branches = batch.spans.iter().any(|span| span.tree.is_some());
-        if rows > self.max_rows || logits == 0 || branches || group > MAX_ROWS {
-            return None;
-        }
-        Some(Key {
-            pool: kv.layers.first()?.0.id(),
-            rows,
-            logits,
-            capacity: spans.capacity(group),
-        })
+        batch.tokens.len() <= self.max_rows
+            && !batch.logits.is_empty()
+            && !branches
+            && self.decoder.query_heads_a_key() <= MAX_ROWS
     }
 
     /// The logits by a graph, if there is one for such batches or it is time to record it; `None` if they
     /// have to be computed kernel by kernel. They are valid until the next forward.
     fn forward_by_graph(&mut self, batch: &Batch, kv: &KvStore) -> Result<Option<Tensor>> {
-        let spans = self.decoder.spans(batch, kv)?;
-        let Some(key) = self.key(batch, &spans, kv) else {
+        let Some((pool, _)) = kv.layers.first() else {
             return Ok(None);
+        };
+        if !self.may_be_recorded(batch) {
+            return Ok(None);
+        }
+        let spans = self.decoder.spans(batch, kv)?;
+        let key = Key {
+            pool: pool.id(),
+            rows: batch.tokens.len(),
+            logits: batch.logits.len(),
+            capacity: spans.capacity(self.decoder.query_heads_a_key()),
         };
         let full = self.seen.values().flatten().count() >= MAX_GRAPHS;
         match self.seen.get(&key) {
