@@ -6,7 +6,7 @@
 
 use candle_core::{DType, Device, Tensor};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use foretoken::kernels::{Rows, Segment, paged_attention};
+use foretoken::kernels::{AttentionBatch, Span, paged_attention};
 use std::hint::black_box;
 
 /// Name, heads, K/V heads and width of a head.
@@ -48,15 +48,15 @@ fn attention(c: &mut Criterion) {
             let q = tensor((rows, heads, d));
             // Blocks out of order, as in a pool that has been in use.
             let blocks: Vec<u32> = (0..(keys / BLOCK_SIZE) as u32).rev().collect();
-            let segment = Segment {
+            let spans = [Span {
                 rows: 0..rows,
                 context,
-                blocks: &blocks,
+                blocks,
                 tree: None,
-            };
+            }];
             let call = |pools: &[Tensor]| {
-                let rows = Rows::new(vec![segment.clone()], BLOCK_SIZE);
-                let out = paged_attention(&q, &pools[0], &pools[1], &rows, 0.125);
+                let batch = AttentionBatch::new(&spans, BLOCK_SIZE, keys).unwrap();
+                let out = paged_attention(&q, &pools[0], &pools[1], &batch, 0.125);
                 black_box(out.unwrap());
             };
             let id = |place| BenchmarkId::new(place, format!("{rows}-rows-after-{context}"));

@@ -60,6 +60,8 @@ pub struct Config {
     pub gpu_memory_utilization: f64,
     /// On a GPU, no CUDA graphs.
     pub enforce_eager: bool,
+    /// On a GPU, one order of additions in any step.
+    pub batch_invariant: bool,
     /// Tokens a block.
     pub block_size: usize,
     pub engine: EngineOptions,
@@ -215,6 +217,7 @@ impl Options {
                 }
             },
             enforce_eager: self.enforce_eager,
+            batch_invariant: self.batch_invariant,
             block_size: at_least_one("--block-size", self.block_size)?,
             engine,
             http: self.http()?,

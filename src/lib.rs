@@ -1,6 +1,8 @@
 //! **foretoken** serves Llama-architecture models over OpenAI's HTTP API and makes every token by
 //! speculative decoding: a draft guesses, the target checks all guesses in one forward, and the
-//! text is exactly what the target alone would have said.
+//! text is exactly what the target alone would have said. That rests on rows that have the same bits in
+//! any forward: on the CPU always; on a GPU in forwards of up to 16 rows with weights in bf16 or f16, and
+//! in all with `--batch-invariant` (the README's table says what holds where).
 //!
 //! The map, in the order in which a request meets it:
 //!

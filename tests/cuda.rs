@@ -1,18 +1,19 @@
 //! On a GPU: the CPU's logits, the same bits for a row alone and in company, and greedy texts that
-//! are the same with and without speculation. Without a GPU each test says so and passes;
-//! `scripts/emulated-gpu.sh` runs them on an emulated one.
+//! are the same with and without speculation. `scripts/emulated-gpu.sh` runs them on an emulated one.
 
 mod common;
 
 use candle_core::{DType, Device, Tensor};
+use common::rig::smollm2_path;
 use common::{assert_idle, collect, greedy, run};
 use foretoken::engine::{self, EngineHandle, EngineOptions};
-use foretoken::kernels::{self, Rows, Segment, paged_attention};
+use foretoken::error::Error;
+use foretoken::kernels::{self, AttentionBatch, Span, paged_attention};
 use foretoken::kv::{BlockAllocator, BlockTable};
 use foretoken::model::{Batch, LoadFormat, LoadOptions, Model, ModelSource, load};
 use foretoken::sampling::SamplingParams;
 use foretoken::spec::{DraftModel, Drafter};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 
 const BLOCK_SIZE: usize = 16;
@@ -20,12 +21,8 @@ const BLOCKS: usize = 64;
 /// Rows of a step of the engine, fewer than the longest prompt has.
 const STEP: usize = 64;
 
-fn gpu() -> Option<Device> {
-    let device = kernels::device("cuda");
-    if let Err(reason) = &device {
-        println!("no CUDA device, nothing is tested: {reason}");
-    }
-    device.ok()
+fn gpu() -> Device {
+    kernels::device("cuda").expect("a GPU, or scripts/emulated-gpu.sh")
 }
 
 /// The shape of a small model whose heads the kernels know; `more` is added to it.
@@ -47,29 +44,25 @@ fn shape(folder: &Path, kind: &str, head_dim: usize, more: &[(&str, usize)]) -> 
 }
 
 fn model(source: &ModelSource, device: &Device, dtype: Option<DType>, seed: u64) -> Box<dyn Model> {
-    model_by(source, device, dtype, seed, false)
+    let options = LoadOptions {
+        dtype,
+        device: device.clone(),
+        seed,
+        ..LoadOptions::default()
+    };
+    model_by(source, &options).unwrap()
 }
 
-/// With `eager` there are no CUDA graphs.
-fn model_by(
-    source: &ModelSource,
-    device: &Device,
-    dtype: Option<DType>,
-    seed: u64,
-    eager: bool,
-) -> Box<dyn Model> {
+fn model_by(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model>, Error> {
     let format = match source {
         ModelSource::Folder(_) => LoadFormat::Dummy,
         ModelSource::Gguf(_) => LoadFormat::Auto,
     };
     let options = LoadOptions {
-        dtype,
-        device: device.clone(),
         format,
-        seed,
-        enforce_eager: eager,
+        ..options.clone()
     };
-    load(source, &options).unwrap()
+    load(source, &options)
 }
 
 /// Logits of all tokens, fed in runs of `cuts` rows.
@@ -118,7 +111,7 @@ const WITHIN: [(DType, f32); 3] = [(DType::F32, 1e-4), (DType::F16, 1e-2), (DTyp
 
 #[test]
 fn logits_are_those_of_the_cpu() {
-    let Some(gpu) = gpu() else { return };
+    let gpu = gpu();
     let folder = tempfile::tempdir().unwrap();
     // Qwen2 has biases, Qwen3 norms of heads.
     let shapes = [
@@ -146,7 +139,7 @@ fn logits_are_those_of_the_cpu() {
 /// prompts only.
 #[test]
 fn attention_is_that_of_the_cpu() {
-    let Some(gpu) = gpu() else { return };
+    let gpu = gpu();
     let table: Vec<u32> = (0..BLOCKS as u32).map(|i| i * 29 % BLOCKS as u32).collect();
     // The parent of node i is node (i - 1) / 2; a node sees itself and those above it.
     let mut tree = vec![1u64];
@@ -168,14 +161,14 @@ fn attention_is_that_of_the_cpu() {
         (long, 2, 64),
         (prompts, 6, 64),
     ] {
-        let (mut segments, mut rows, mut used) = (Vec::new(), 0, 0);
+        let (mut spans, mut rows, mut used) = (Vec::new(), 0, 0);
         for &(count, context, tree) in parts {
             let blocks = (count + context).div_ceil(BLOCK_SIZE);
-            segments.push(Segment {
+            spans.push(Span {
                 rows: rows..rows + count,
                 context,
-                blocks: &table[used..used + blocks],
-                tree,
+                blocks: table[used..used + blocks].to_vec(),
+                tree: tree.map(<[u64]>::to_vec),
             });
             rows += count;
             used += blocks;
@@ -187,8 +180,8 @@ fn attention_is_that_of_the_cpu() {
         for (dtype, within) in WITHIN {
             let attend = |device: &Device| {
                 let put = |t: &Tensor| t.to_dtype(dtype).unwrap().to_device(device).unwrap();
-                let rows = Rows::new(segments.clone(), BLOCK_SIZE);
-                let out = paged_attention(&put(&q), &put(&k), &put(&v), &rows, 0.1).unwrap();
+                let batch = AttentionBatch::new(&spans, BLOCK_SIZE, BLOCKS * BLOCK_SIZE).unwrap();
+                let out = paged_attention(&put(&q), &put(&k), &put(&v), &batch, 0.1).unwrap();
                 let out = out.to_dtype(DType::F32).unwrap().flatten_from(1).unwrap();
                 out.to_vec2::<f32>().unwrap()
             };
@@ -204,7 +197,7 @@ fn attention_is_that_of_the_cpu() {
 /// Verification gives the bits of plain decoding, for any number of rows up to 16.
 #[test]
 fn a_row_has_the_same_bits_in_any_company() {
-    let Some(gpu) = gpu() else { return };
+    let gpu = gpu();
     let folder = tempfile::tempdir().unwrap();
     let tokens = tokens(300);
     for dtype in [DType::F16, DType::BF16] {
@@ -222,7 +215,7 @@ fn a_row_has_the_same_bits_in_any_company() {
 /// Steps over a boundary of chunks and of blocks, with more tiles than one.
 #[test]
 fn replayed_steps_have_the_bits_of_launched_ones() {
-    let Some(gpu) = gpu() else { return };
+    let gpu = gpu();
     let folder = tempfile::tempdir().unwrap();
     let source = shape(folder.path(), "llama", 64, &[]);
     let tokens = tokens(300);
@@ -235,7 +228,14 @@ fn replayed_steps_have_the_bits_of_launched_ones() {
     .concat();
     for dtype in [DType::F32, DType::BF16] {
         let logits_by = |eager| {
-            let mut model = model_by(&source, &gpu, Some(dtype), 6, eager);
+            let options = LoadOptions {
+                dtype: Some(dtype),
+                device: gpu.clone(),
+                seed: 6,
+                enforce_eager: eager,
+                ..LoadOptions::default()
+            };
+            let mut model = model_by(&source, &options).unwrap();
             let before = Log::of_this_thread().len();
             let logits = logits(&mut *model, &tokens, &cuts);
             (logits, Log::of_this_thread().split_off(before).join("\n"))
@@ -301,7 +301,7 @@ fn start(target: Box<dyn Model>, draft: Option<Box<dyn Model>>, k: usize) -> Eng
 
 #[test]
 fn greedy_texts_do_not_depend_on_drafts() {
-    let Some(gpu) = gpu() else { return };
+    let gpu = gpu();
     let folder = tempfile::tempdir().unwrap();
     let source = shape(folder.path(), "llama", 64, &[]);
     let target = || model(&source, &gpu, Some(DType::BF16), 3);
@@ -336,7 +336,7 @@ fn greedy_texts_do_not_depend_on_drafts() {
 /// for its penalties.
 #[test]
 fn drafts_of_different_lengths_share_steps() {
-    let Some(gpu) = gpu() else { return };
+    let gpu = gpu();
     let folder = tempfile::tempdir().unwrap();
     let source = shape(folder.path(), "llama", 64, &[]);
     let one = || model(&source, &gpu, Some(DType::BF16), 7);
@@ -368,7 +368,7 @@ fn drafts_of_different_lengths_share_steps() {
 /// Requests with log-probabilities are decided on the CPU, others where the logits are.
 #[test]
 fn sampled_texts_do_not_depend_on_where_they_are_drawn() {
-    let Some(gpu) = gpu() else { return };
+    let gpu = gpu();
     let folder = tempfile::tempdir().unwrap();
     let source = shape(folder.path(), "llama", 64, &[]);
     let target = || model(&source, &gpu, Some(DType::BF16), 5);
@@ -414,12 +414,12 @@ fn sampled_texts_do_not_depend_on_where_they_are_drawn() {
 /// Real weights, quantized: on candle's own kernels.
 #[test]
 fn smollm2_says_the_same_with_and_without_a_draft() {
-    let Some(gpu) = gpu() else { return };
-    let file = PathBuf::from("models/SmolLM2-135M-Instruct.Q4_1.gguf");
-    if !file.exists() {
-        println!("no model at {}: nothing is tested", file.display());
+    let gpu = gpu();
+    if std::env::var_os("FORETOKEN_BUILT_WITHOUT_NVCC").is_some() {
+        println!("candle's products with quantized weights need nvcc: nothing is tested");
         return;
     }
+    let file = smollm2_path();
     let source = ModelSource::resolve(&file.display().to_string(), None, LoadFormat::Auto).unwrap();
     let target = || model(&source, &gpu, Some(DType::BF16), 0);
     let prompt = tokens(40);
@@ -435,4 +435,133 @@ fn smollm2_says_the_same_with_and_without_a_draft() {
     let plain = run(&start(target(), None, 0), greedy(&prompt, 48));
     let drafted = run(&start(target(), Some(target()), 5), greedy(&prompt, 48));
     assert_eq!(drafted.ids(), plain.ids());
+}
+
+fn batch_invariant(source: &ModelSource, gpu: &Device, seed: u64) -> Box<dyn Model> {
+    let options = LoadOptions {
+        dtype: Some(DType::BF16),
+        device: gpu.clone(),
+        seed,
+        batch_invariant: true,
+        ..LoadOptions::default()
+    };
+    model_by(source, &options).unwrap()
+}
+
+/// With `--batch-invariant` a prompt's rows have the same bits in any cut, of more rows than one
+/// product takes and of fewer.
+#[test]
+fn a_batch_invariant_row_does_not_know_how_its_prompt_was_cut() {
+    let gpu = gpu();
+    let folder = tempfile::tempdir().unwrap();
+    let tokens = tokens(130);
+    // Qwen2 has biases, Qwen3 norms of heads.
+    for source in [
+        shape(folder.path(), "llama", 64, &[]),
+        shape(folder.path(), "qwen2", 64, &[("draft_vocab_size", 200)]),
+        shape(folder.path(), "qwen3", 128, &[]),
+    ] {
+        let mut model = batch_invariant(&source, &gpu, 2);
+        let whole = logits(&mut *model, &tokens, &[130]);
+        for cuts in [
+            vec![40, 17, 16, 15, 33, 9],
+            [vec![64], vec![1; 20], vec![6; 7], vec![4]].concat(),
+        ] {
+            let parts = logits(&mut *model, &tokens, &cuts);
+            assert!(parts == whole, "{source:?} by {cuts:?}");
+        }
+    }
+}
+
+/// With `--batch-invariant`: nine requests at once, short and long, with drafts and sampled, in a pool
+/// that holds few of them, say what they say alone and without drafts.
+#[test]
+fn batch_invariant_texts_depend_on_nothing_but_the_request() {
+    const SEQUENCES: usize = 9;
+    const FEW_BLOCKS: usize = 26;
+    let gpu = gpu();
+    let folder = tempfile::tempdir().unwrap();
+    let source = shape(folder.path(), "llama", 64, &[]);
+    let target = || batch_invariant(&source, &gpu, 3);
+    let start = |drafted: bool| {
+        let drafter = drafted.then(|| {
+            let draft = DraftModel::new(target(), FEW_BLOCKS, BLOCK_SIZE, STEP).unwrap();
+            Box::new(draft) as Box<dyn Drafter>
+        });
+        let options = EngineOptions {
+            max_num_seqs: SEQUENCES,
+            max_num_batched_tokens: STEP,
+            spec_length: if drafted { 5 } else { 0 },
+            ..EngineOptions::default()
+        };
+        engine::spawn(target(), drafter, FEW_BLOCKS, BLOCK_SIZE, options).unwrap()
+    };
+    let request = |i: usize| {
+        let mut request = greedy(&tokens([5, 90, 30, 17, 70, 3, 50, 26, 110][i])[..], 40);
+        if i % 4 == 3 {
+            request.params = SamplingParams {
+                seed: i as u64,
+                ..SamplingParams::default()
+            };
+        }
+        request
+    };
+    let plain = start(false);
+    let alone: Vec<Vec<u32>> = (0..SEQUENCES)
+        .map(|i| run(&plain, request(i)).ids())
+        .collect();
+    assert_idle(&plain);
+    for drafted in [false, true] {
+        let engine = start(drafted);
+        let requests = (0..SEQUENCES).map(request).collect();
+        let events = engine.submit_all(requests).unwrap();
+        for (i, events) in events.into_iter().enumerate() {
+            let answer = collect(events);
+            // Rejection sampling keeps the distribution of a sampled text and not its tokens.
+            if !(drafted && i % 4 == 3) {
+                assert_eq!(answer.ids(), alone[i], "request {i}, drafted: {drafted}");
+            }
+            if drafted && i % 4 != 3 {
+                assert!(answer.spec.accepted > 0, "request {i}");
+            }
+        }
+        assert!(
+            engine.stats().preemptions.get() > 0,
+            "the pool is too large"
+        );
+        assert_idle(&engine);
+    }
+}
+
+/// Quantized weights become dense ones, which have fixed orders of additions.
+#[test]
+fn batch_invariant_quantized_weights_give_a_row_the_same_bits_in_any_company() {
+    let gpu = gpu();
+    let file = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let file = file.join("models/default/foretoken-demo-draft.Q8_0.gguf");
+    let source = ModelSource::Gguf(file.into());
+    let mut model = batch_invariant(&source, &gpu, 0);
+    let tokens = tokens(60);
+    let whole = logits(&mut *model, &tokens, &[60]);
+    let mut cpu = self::model(&source, &Device::Cpu, None, 0);
+    let off = difference(&logits(&mut *cpu, &tokens, &[60]), &whole);
+    assert!(off < 0.1, "off by {off}");
+    let parts = logits(&mut *model, &tokens, &[17, 1, 8, 34]);
+    assert!(parts == whole);
+}
+
+#[test]
+fn batch_invariance_is_refused_where_no_kernel_keeps_an_order() {
+    let gpu = gpu();
+    let folder = tempfile::tempdir().unwrap();
+    let source = shape(folder.path(), "llama", 64, &[]);
+    let options = LoadOptions {
+        dtype: Some(DType::F32),
+        device: gpu,
+        batch_invariant: true,
+        ..LoadOptions::default()
+    };
+    let error = model_by(&source, &options).err().unwrap().to_string();
+    assert!(error.contains("--batch-invariant"), "{error}");
+    assert!(error.contains("bf16 or f16"), "{error}");
 }

@@ -89,6 +89,12 @@ pub struct Options {
           default_missing_value = "true", default_value = "false", action = ArgAction::Set,
           help_heading = "Model")]
     pub enforce_eager: bool,
+    /// On a GPU, keep to kernels that give a row the same bits in any step, so that no text depends on
+    /// other requests, on drafts or on how its prompt was cut; slower. The CPU always does.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", default_value = "false", action = ArgAction::Set,
+          help_heading = "Model")]
+    pub batch_invariant: bool,
     /// CPU threads that compute [default: the physical cores that this process may use].
     #[arg(long, value_name = "N", help_heading = "Model")]
     pub threads: Option<usize>,

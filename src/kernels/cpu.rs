@@ -1,89 +1,133 @@
 //! Which instructions the CPU kernels use.
 
 use crate::error::{Error, Result};
+use std::fmt;
 use std::sync::OnceLock;
 
-/// A set of instructions, the better ones last. All give the same bits in products; attention has
-/// one order of additions a path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Path {
+/// Proof that this CPU has AVX2, FMA and F16C: only detection makes one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Avx2(());
+
+/// Proof that this CPU has AVX-512 F, BW, VL and VNNI beside what [`Avx2`] stands for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Avx512Vnni(Avx2);
+
+impl Avx2 {
+    fn detect() -> Option<Self> {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c")
+        {
+            return Some(Self(()));
+        }
+        None
+    }
+}
+
+impl Avx512Vnni {
+    fn detect() -> Option<Self> {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx512vnni")
+            && is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+        {
+            return Avx2::detect().map(Self);
+        }
+        None
+    }
+}
+
+/// A set of instructions that this CPU has, the better ones last. All give the same bits in
+/// products; attention has one order of additions for each of portable and AVX2.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Isa {
     /// Plain Rust.
     Portable,
     /// AVX2, FMA and F16C.
-    Avx2,
+    Avx2(Avx2),
     /// AVX-512 VNNI on vectors of 256 bits, beside the above.
-    Avx512Vnni,
+    Avx512Vnni(Avx512Vnni),
 }
 
-/// Overrides the choice, for tests and for comparisons: `portable`, `avx2` or `avx512vnni`.
+/// Overrides the choice, for tests and for comparisons: one of [`Isa::NAMES`].
 pub const VARIABLE: &str = "FORETOKEN_CPU_KERNELS";
 
-impl Path {
-    /// All paths, and how [`VARIABLE`] names them.
-    pub const ALL: [(&'static str, Self); 3] = [
-        ("portable", Self::Portable),
-        ("avx2", Self::Avx2),
-        ("avx512vnni", Self::Avx512Vnni),
-    ];
+impl Isa {
+    /// How [`VARIABLE`] names them, the better ones last.
+    pub const NAMES: [&'static str; 3] = ["portable", "avx2", "avx512vnni"];
 
-    /// Whether this CPU can run it.
-    pub fn is_available(self) -> bool {
-        #[cfg(target_arch = "x86_64")]
-        {
-            let avx2 = is_x86_feature_detected!("avx2")
-                && is_x86_feature_detected!("fma")
-                && is_x86_feature_detected!("f16c");
-            let vnni = is_x86_feature_detected!("avx512vnni")
-                && is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512vl");
-            match self {
-                Self::Portable => true,
-                Self::Avx2 => avx2,
-                Self::Avx512Vnni => avx2 && vnni,
-            }
+    /// The set called `name`, if there is one and this CPU has it.
+    pub fn detect(name: &str) -> Option<Self> {
+        match name {
+            "portable" => Some(Self::Portable),
+            "avx2" => Avx2::detect().map(Self::Avx2),
+            "avx512vnni" => Avx512Vnni::detect().map(Self::Avx512Vnni),
+            _ => None,
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        {
-            self == Self::Portable
+    }
+
+    /// All sets that this CPU has.
+    pub fn available() -> impl DoubleEndedIterator<Item = Self> {
+        Self::NAMES.into_iter().filter_map(Self::detect)
+    }
+
+    /// As in [`Isa::NAMES`].
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Portable => Self::NAMES[0],
+            Self::Avx2(_) => Self::NAMES[1],
+            Self::Avx512Vnni(_) => Self::NAMES[2],
+        }
+    }
+
+    /// The proof that AVX2 is there, if this set has it.
+    pub fn avx2(self) -> Option<Avx2> {
+        match self {
+            Self::Portable => None,
+            Self::Avx2(proof) | Self::Avx512Vnni(Avx512Vnni(proof)) => Some(proof),
         }
     }
 
     fn best() -> Self {
-        let mut paths = Self::ALL.iter().rev().map(|&(_, path)| path);
-        paths.find(|p| p.is_available()).unwrap_or(Self::Portable)
+        Self::available().next_back().unwrap_or(Self::Portable)
     }
 
     fn choose(wanted: Option<&str>) -> Result<Self> {
         let Some(wanted) = wanted else {
             return Ok(Self::best());
         };
-        let known = Self::ALL.iter().find(|(name, _)| *name == wanted);
-        match known {
-            Some((_, path)) if path.is_available() => Ok(*path),
-            Some(_) => Err(Error::setup(format!(
+        Self::detect(wanted).ok_or_else(|| match Self::NAMES.contains(&wanted) {
+            true => Error::setup(format!(
                 "{VARIABLE}={wanted}: this CPU does not have these instructions"
-            ))),
-            None => Err(Error::setup(format!(
+            )),
+            false => Error::setup(format!(
                 "{VARIABLE}={wanted}: expected portable, avx2 or avx512vnni"
-            ))),
-        }
+            )),
+        })
     }
 }
 
-/// The path of this process: what [`VARIABLE`] asks for, else the best that the CPU has.
+impl fmt::Debug for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The instructions of this process: what [`VARIABLE`] asks for, else the best that the CPU has.
 ///
 /// # Errors
 /// A setup error where the variable asks for what is not known or not there. (The kernels then use
-/// the best path.)
-pub fn check() -> Result<Path> {
-    Path::choose(std::env::var(VARIABLE).ok().as_deref())
+/// the best.)
+pub fn check() -> Result<Isa> {
+    Isa::choose(std::env::var(VARIABLE).ok().as_deref())
 }
 
-/// The path of this process, found once.
-pub(super) fn path() -> Path {
-    static PATH: OnceLock<Path> = OnceLock::new();
-    *PATH.get_or_init(|| check().unwrap_or_else(|_| Path::best()))
+/// The instructions of this process, found once.
+pub(super) fn isa() -> Isa {
+    static ISA: OnceLock<Isa> = OnceLock::new();
+    *ISA.get_or_init(|| check().unwrap_or_else(|_| Isa::best()))
 }
 
 #[cfg(test)]
@@ -92,12 +136,16 @@ mod tests {
 
     #[test]
     fn the_variable_is_obeyed_or_refused() {
-        assert_eq!(Path::choose(Some("portable")).unwrap(), Path::Portable);
-        assert_eq!(Path::choose(None).unwrap(), Path::best());
-        let error = Path::choose(Some("sse9")).unwrap_err().to_string();
+        assert_eq!(Isa::choose(Some("portable")).unwrap(), Isa::Portable);
+        assert_eq!(Isa::choose(None).unwrap(), Isa::best());
+        let error = Isa::choose(Some("sse9")).unwrap_err().to_string();
         assert!(error.contains("expected portable, avx2"), "{error}");
-        for (name, path) in Path::ALL {
-            assert_eq!(Path::choose(Some(name)).is_ok(), path.is_available());
+        for name in Isa::NAMES {
+            let chosen = Isa::choose(Some(name));
+            match Isa::detect(name) {
+                Some(isa) => assert_eq!((chosen.unwrap(), isa.name()), (isa, name)),
+                None => assert!(chosen.unwrap_err().to_string().contains("does not have")),
+            }
         }
     }
 }

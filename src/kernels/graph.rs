@@ -11,7 +11,7 @@ use super::gpu::*;
 #[cfg(feature = "cuda")]
 use candle_core::cuda_backend::cudarc::driver::{CudaGraph, DeviceRepr, sys};
 
-/// Recorded work. It reads and writes the same memory each time, which has to live as long.
+/// Recorded work, as device addresses: it neither owns nor borrows the memory that it reads and writes.
 pub struct Graph {
     #[cfg(feature = "cuda")]
     graph: CudaGraph,
@@ -19,7 +19,7 @@ pub struct Graph {
     never: std::convert::Infallible,
 }
 
-// SAFETY: a graph is used by one thread at a time, as nothing of it can be shared.
+// SAFETY: the driver binds a graph to no thread, and as a graph is not `Sync`, one uses it at a time.
 #[cfg(feature = "cuda")]
 unsafe impl Send for Graph {}
 
@@ -29,7 +29,11 @@ impl Graph {
     ///
     /// # Errors
     /// What `work` says, or that it cannot be recorded.
-    pub fn record<E: From<candle_core::Error>>(
+    ///
+    /// # Safety
+    /// All memory of the device that `work` reads or writes, other than what it allocates and frees
+    /// itself, stays allocated until the graph is dropped or for as long as it is not replayed.
+    pub unsafe fn record<E: From<candle_core::Error>>(
         device: &Device,
         mut work: impl FnMut() -> std::result::Result<(), E>,
     ) -> std::result::Result<Self, E> {
@@ -62,7 +66,11 @@ impl Graph {
     ///
     /// # Errors
     /// Where the device fails.
-    pub fn replay(&self) -> Result<()> {
+    ///
+    /// # Safety
+    /// The memory that was recorded is still allocated (see [`Graph::record`]), and what inputs hold now
+    /// (slots, block tables, ids) is inside of what they index, as it was when the work was recorded.
+    pub unsafe fn replay(&self) -> Result<()> {
         #[cfg(feature = "cuda")]
         return self.graph.launch().w();
         #[cfg(not(feature = "cuda"))]

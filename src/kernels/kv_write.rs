@@ -1,7 +1,8 @@
 //! Scatter new keys or values into a pool.
 
 use super::clock::{self, Part};
-use super::contiguous;
+use super::slots;
+use super::storage::contiguous;
 use candle_core::{CpuStorage, InplaceOp3, Layout, Result, Tensor, WithDType};
 use half::slice::HalfFloatSliceExt;
 
@@ -71,13 +72,13 @@ fn scatter<T: WithDType + FromF32>(
         candle_core::bail!("kv-write: the pool must be contiguous");
     };
     let pool = &mut pool[start..end];
+    // Before the first write: what is refused changes nothing.
+    slots::check(slots, pool.len() / width.max(1))?;
     let stride = rows_layout.stride()[0];
     for (i, &slot) in slots.iter().enumerate() {
         let from = rows_layout.start_offset() + i * stride;
         let at = slot as usize * width;
-        let Some(place) = pool.get_mut(at..at + width) else {
-            candle_core::bail!("kv-write: slot {slot} is outside the pool");
-        };
+        let place = &mut pool[at..at + width];
         match rows {
             CpuStorage::F32(rows) => T::narrow(&rows[from..from + width], place),
             rows => place.copy_from_slice(&rows.as_slice::<T>()?[from..from + width]),
@@ -163,10 +164,14 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_outside_the_pool_is_an_error() {
+    fn a_slot_outside_the_pool_is_an_error_and_nothing_is_written() {
         let pool = Tensor::zeros((5, 1, 2), DType::F32, &Device::Cpu).unwrap();
-        let rows = Tensor::zeros((1, 1, 2), DType::F32, &Device::Cpu).unwrap();
-        let slots = Tensor::new(&[5u32], &Device::Cpu).unwrap();
-        assert!(kv_write(&pool, &rows, &slots).is_err());
+        let rows = Tensor::ones((2, 1, 2), DType::F32, &Device::Cpu).unwrap();
+        for outside in [5, u32::MAX] {
+            let slots = Tensor::new(&[1, outside], &Device::Cpu).unwrap();
+            assert!(kv_write(&pool, &rows, &slots).is_err());
+            let sum = pool.sum_all().unwrap().to_scalar::<f32>().unwrap();
+            assert_eq!(sum, 0.0);
+        }
     }
 }

@@ -1,15 +1,16 @@
 //! RMSNorm, and the residual sum before it.
 
 use super::clock::{self, Part};
-use super::contiguous;
-use super::cpu::{self, Path};
+#[cfg(target_arch = "x86_64")]
+use super::cpu::{self, Avx2};
 #[cfg(feature = "cuda")]
 use super::gpu::{self, *};
 use super::parallel::{Shared, for_each};
+use super::storage::contiguous;
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor};
 
 /// Rows below which other threads are not worth waking.
-const MANY: usize = 16;
+const MIN_PARALLEL_ROWS: usize = 16;
 /// Partial sums of a sum of squares.
 const LANES: usize = 8;
 
@@ -58,7 +59,7 @@ impl CustomOp3 for AddNorm {
             let mut out = vec![0f32; 2 * x.len()];
             let (sums, normed) = out.split_at_mut(x.len());
             let (sums, normed) = (Shared::new(sums), Shared::new(normed));
-            for_each(rows, rows >= MANY, |row| {
+            for_each(rows, rows >= MIN_PARALLEL_ROWS, |row| {
                 let at = row * width;
                 // SAFETY: rows do not overlap.
                 let (sum, normed) = unsafe { (sums.slice(at, width), normed.slice(at, width)) };
@@ -114,9 +115,9 @@ fn dims(x: &Layout, delta: &Layout, weight: &Layout) -> Result<(usize, usize)> {
 impl AddNorm {
     fn row(&self, x: &[f32], delta: &[f32], weight: &[f32], sum: &mut [f32], normed: &mut [f32]) {
         #[cfg(target_arch = "x86_64")]
-        if cpu::path() >= Path::Avx2 {
-            // SAFETY: a path is only taken where the CPU has its instructions.
-            return unsafe { row_avx2(self.eps, x, delta, weight, sum, normed) };
+        if let Some(avx2) = cpu::isa().avx2() {
+            // SAFETY: the CPU has the instructions, which `avx2` is the proof of.
+            return unsafe { row_avx2(avx2, self.eps, x, delta, weight, sum, normed) };
         }
         row(self.eps, x, delta, weight, sum, normed);
     }
@@ -124,12 +125,20 @@ impl AddNorm {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn row_avx2(eps: f32, x: &[f32], delta: &[f32], weight: &[f32], sum: &mut [f32], out: &mut [f32]) {
+fn row_avx2(
+    _: Avx2,
+    eps: f32,
+    x: &[f32],
+    delta: &[f32],
+    weight: &[f32],
+    sum: &mut [f32],
+    out: &mut [f32],
+) {
     row(eps, x, delta, weight, sum, out);
 }
 
-/// Plain enough for the compiler to vectorize, and without fused multiply-adds: every path has the
-/// same bits.
+/// Plain enough for the compiler to vectorize, and without fused multiply-adds: every set of
+/// instructions has the same bits.
 #[inline(always)]
 fn row(eps: f32, x: &[f32], delta: &[f32], weight: &[f32], sum: &mut [f32], out: &mut [f32]) {
     for ((sum, x), delta) in sum.iter_mut().zip(x).zip(delta) {

@@ -8,13 +8,14 @@
 
 use super::clock::{self, Part};
 use std::cell::{Cell, UnsafeCell};
+use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, TryLockError};
 use std::thread::{Builder, Thread};
 
 /// How long an idle thread spins before it sleeps: about a tenth of a millisecond.
-const SPINS: usize = 4000;
+const SPINS: usize = if cfg!(miri) { 10 } else { 4000 };
 
 /// Threads that kernels use, the calling one included.
 static THREADS: OnceLock<usize> = OnceLock::new();
@@ -40,8 +41,9 @@ pub fn default_threads() -> usize {
 /// The results of `work` for each of `items`, in order, in parallel where there are several.
 pub(crate) fn map<T: Send, R: Send>(items: &mut [T], work: impl Fn(&mut T) -> R + Sync) -> Vec<R> {
     let mut results: Vec<Option<R>> = items.iter().map(|_| None).collect();
+    let count = items.len();
     let (inputs, outputs) = (Shared::new(items), Shared::new(&mut results));
-    for_each(items.len(), true, |i| {
+    for_each(count, true, |i| {
         // SAFETY: each item and its result are touched once.
         let (item, result) = unsafe { (&mut inputs.slice(i, 1)[0], &mut outputs.slice(i, 1)[0]) };
         *result = Some(work(item));
@@ -54,24 +56,20 @@ pub(super) fn sharers() -> usize {
     Pool::get().workers.len() + 1
 }
 
-/// Calls `work` once for each of `0..items`, in parallel where `heavy`. Inside of `work`, and while
-/// another thread has the pool, the caller does it alone.
-pub(super) fn for_each(items: usize, heavy: bool, work: impl Fn(usize) + Sync) {
-    let pool = Pool::get();
-    if !heavy || items < 2 || pool.workers.is_empty() || BUSY.get() {
-        return (0..items).for_each(work);
+/// Calls `work` once for each of `0..items`, in parallel where `parallelize` says that it is worth other
+/// threads. Inside of `work`, and while another thread has the pool, the caller does it alone.
+///
+/// # Panics
+/// Where `work` does, on whatever thread. Some items are not done then; the next loop is as any other.
+pub(super) fn for_each(items: usize, parallelize: bool, work: impl Fn(usize) + Sync) {
+    match parallelize {
+        true => Pool::get().for_each(items, work),
+        false => (0..items).for_each(work),
     }
-    let _caller = match pool.callers.try_lock() {
-        Ok(guard) => guard,
-        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-        Err(TryLockError::WouldBlock) => return (0..items).for_each(work),
-    };
-    let ranges = Ranges::new(items, pool.workers.len() + 1);
-    pool.run(&|| ranges.work_off(&work));
 }
 
-/// Most ranges that a loop is cut into.
-const MOST_RANGES: usize = 64;
+/// Ranges that a loop is cut into at most.
+const MAX_RANGES: usize = 64;
 
 /// A loop cut into one range a thread. Whoever comes takes a range of its own, and what others have
 /// left when that is done. Memory that is read in long runs by each thread comes faster than what
@@ -80,13 +78,13 @@ struct Ranges {
     items: usize,
     count: usize,
     /// The first item of each range that nobody has taken.
-    next: [AtomicUsize; MOST_RANGES],
+    next: [AtomicUsize; MAX_RANGES],
     entered: AtomicUsize,
 }
 
 impl Ranges {
     fn new(items: usize, threads: usize) -> Self {
-        let count = threads.min(MOST_RANGES);
+        let count = threads.min(MAX_RANGES);
         Self {
             items,
             count,
@@ -130,6 +128,7 @@ struct Pool {
     /// Written by the caller while the gate is closed and nobody is inside.
     job: UnsafeCell<Option<Job>>,
     callers: Mutex<()>,
+    /// Whether a worker has panicked in the loop that runs.
     panicked: AtomicBool,
 }
 
@@ -145,26 +144,42 @@ unsafe impl Sync for Pool {}
 unsafe impl Send for Pool {}
 
 impl Pool {
-    fn get() -> &'static Pool {
+    /// That of all kernels.
+    fn get() -> &'static Self {
         static POOL: OnceLock<&'static Pool> = OnceLock::new();
-        POOL.get_or_init(|| {
-            let workers = threads() - 1;
-            let pool: &'static Pool = Box::leak(Box::new(Pool {
-                workers: (0..workers).map(|_| Worker::default()).collect(),
-                gate: AtomicU64::new(0),
-                job: UnsafeCell::new(None),
-                callers: Mutex::new(()),
-                panicked: AtomicBool::new(false),
-            }));
-            for (i, worker) in pool.workers.iter().enumerate() {
-                let name = format!("kernel-{i}");
-                // Without a thread the others do its share.
-                if let Ok(handle) = Builder::new().name(name).spawn(move || pool.serve(worker)) {
-                    let _ = worker.thread.set(handle.thread().clone());
-                }
-            }
-            pool
-        })
+        POOL.get_or_init(|| Self::start(threads() - 1))
+    }
+
+    /// A pool with as many workers, which live as long as the process.
+    fn start(workers: usize) -> &'static Self {
+        let pool: &'static Self = Box::leak(Box::new(Self {
+            workers: (0..workers).map(|_| Worker::default()).collect(),
+            gate: AtomicU64::new(0),
+            job: UnsafeCell::new(None),
+            callers: Mutex::new(()),
+            panicked: AtomicBool::new(false),
+        }));
+        for (i, worker) in pool.workers.iter().enumerate() {
+            // Without a thread the others do its share.
+            let _ = Builder::new()
+                .name(format!("kernel-{i}"))
+                .spawn(move || pool.serve(worker));
+        }
+        pool
+    }
+
+    /// See [`for_each`].
+    fn for_each(&self, items: usize, work: impl Fn(usize) + Sync) {
+        if items < 2 || self.workers.is_empty() || BUSY.get() {
+            return (0..items).for_each(work);
+        }
+        let _caller = match self.callers.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return (0..items).for_each(work),
+        };
+        let ranges = Ranges::new(items, self.workers.len() + 1);
+        self.run(&|| ranges.work_off(&work));
     }
 
     /// Runs `job` here and on every worker that comes in time. The caller holds `callers`.
@@ -174,6 +189,8 @@ impl Pool {
         let job: &'static (dyn Fn() + Sync) = unsafe { std::mem::transmute(job) };
         // SAFETY: the gate is closed and nobody is inside: the last `Leave` has seen to that.
         unsafe { *self.job.get() = Some(std::ptr::from_ref(job)) };
+        // Where the caller of the last loop panicked itself, nobody has asked for the workers' panics.
+        self.panicked.store(false, Ordering::Relaxed);
         let number = (self.gate.load(Ordering::Relaxed) >> 32).wrapping_add(1);
         self.gate.store(number << 32 | OPEN, Ordering::SeqCst);
         for worker in &self.workers {
@@ -187,13 +204,15 @@ impl Pool {
         BUSY.set(true);
         job();
         clock::time(Part::Wait, || drop(leave));
-        if self.panicked.swap(false, Ordering::Relaxed) {
+        if self.panicked.load(Ordering::Relaxed) {
             panic!("a kernel thread has panicked");
         }
     }
 
     /// A worker's life.
     fn serve(&self, me: &Worker) {
+        // Before it first sleeps, so that whoever sees it asleep can wake it.
+        let _ = me.thread.set(std::thread::current());
         BUSY.set(true);
         let mut last = 0;
         loop {
@@ -208,8 +227,10 @@ impl Pool {
             // SAFETY: inside the gate the job is set and alive, see `run`.
             let job = unsafe { (*self.job.get()).map(|job| &*job) };
             if let Some(job) = job
-                && catch_unwind(AssertUnwindSafe(job)).is_err()
+                && let Err(payload) = catch_unwind(AssertUnwindSafe(job))
             {
+                // To drop it could panic again, outside of any catch, and nobody would leave the gate.
+                std::mem::forget(payload);
                 self.panicked.store(true, Ordering::Relaxed);
             }
             self.gate.fetch_sub(1, Ordering::Release);
@@ -264,30 +285,36 @@ impl Drop for Leave<'_> {
 }
 
 /// A buffer whose disjoint parts are written by several threads.
-pub(super) struct Shared<T> {
+pub(super) struct Shared<'a, T> {
     start: *mut T,
     len: usize,
+    buffer: PhantomData<&'a mut [T]>,
 }
 
 // SAFETY: `slice` is the only access, and its contract forbids overlap.
-unsafe impl<T: Send> Sync for Shared<T> {}
+unsafe impl<T: Send> Sync for Shared<'_, T> {}
 
-impl<T> Shared<T> {
-    /// A view of `buffer`, which must outlive it (the callers are one function each).
-    pub(super) fn new(buffer: &mut [T]) -> Self {
+impl<'a, T> Shared<'a, T> {
+    /// A view of `buffer`.
+    pub(super) fn new(buffer: &'a mut [T]) -> Self {
         Self {
             start: buffer.as_mut_ptr(),
             len: buffer.len(),
+            buffer: PhantomData,
         }
     }
 
     /// Elements `start..start + len`.
     ///
+    /// # Panics
+    /// Where they are not in the buffer.
+    ///
     /// # Safety
-    /// No two live slices may overlap, and the buffer must be alive.
+    /// No two live slices may overlap.
     #[allow(clippy::mut_from_ref)]
     pub(super) unsafe fn slice(&self, start: usize, len: usize) -> &mut [T] {
-        assert!(start + len <= self.len, "outside the shared buffer");
+        let fits = start <= self.len && len <= self.len - start;
+        assert!(fits, "outside the shared buffer");
         // SAFETY: inside the buffer, and disjoint by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
     }
@@ -296,23 +323,30 @@ impl<T> Shared<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
+
+    /// Many, and few where each is slow.
+    const fn rounds(many: usize) -> usize {
+        if cfg!(miri) { many / 500 + 1 } else { many }
+    }
 
     /// Each item once, from several callers at once, with pauses in which the workers fall asleep.
     #[test]
     fn every_item_is_done_once() {
+        let pool = Pool::start(3);
         std::thread::scope(|scope| {
             for caller in 0..3 {
                 scope.spawn(move || {
-                    for round in 0..2000 {
+                    for round in 0..rounds(2000) {
                         let items = 1 + (round * 7 + caller) % 100;
                         let done: Vec<AtomicUsize> = (0..items).map(|_| 0.into()).collect();
-                        for_each(items, true, |i| {
+                        pool.for_each(items, |i| {
                             done[i].fetch_add(1, Ordering::Relaxed);
                             for_each(2, true, |_| ());
                         });
                         assert!(done.iter().all(|n| n.load(Ordering::Relaxed) == 1));
                         if round % 500 == 0 {
-                            std::thread::sleep(std::time::Duration::from_millis(2));
+                            std::thread::sleep(Duration::from_millis(2));
                         }
                     }
                 });
@@ -322,10 +356,88 @@ mod tests {
 
     #[test]
     fn a_panic_reaches_the_caller_and_breaks_nothing() {
-        for _ in 0..100 {
-            let result = catch_unwind(|| for_each(64, true, |i| assert_ne!(i, 63, "on purpose")));
-            assert!(result.is_err());
-            for_each(64, true, |_| ());
+        let pool = Pool::start(3);
+        for _ in 0..rounds(100) {
+            let last = || pool.for_each(64, |i| assert_ne!(i, 63, "on purpose"));
+            assert!(catch_unwind(AssertUnwindSafe(last)).is_err());
+            pool.for_each(64, |_| ());
+        }
+    }
+
+    /// The caller and a worker both panic: the caller's own panic ends the loop, and nothing of the
+    /// worker's is left for the next one.
+    #[test]
+    fn after_a_caller_and_a_worker_have_panicked_the_next_loop_is_healthy() {
+        let pool = Pool::start(3);
+        for _ in 0..rounds(200) {
+            let inside = AtomicUsize::new(0);
+            // Two items, which two threads hold at once, one of them the caller.
+            let both = || {
+                pool.for_each(2, |_| {
+                    inside.fetch_add(1, Ordering::SeqCst);
+                    while inside.load(Ordering::SeqCst) < 2 {
+                        std::thread::yield_now();
+                    }
+                    panic!("on purpose");
+                });
+            };
+            assert!(catch_unwind(AssertUnwindSafe(both)).is_err());
+            let done = AtomicUsize::new(0);
+            pool.for_each(8, |_| {
+                done.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(done.load(Ordering::Relaxed), 8);
+        }
+    }
+
+    /// Many callers, each of whose loops may panic anywhere, beside workers that fall asleep: a loop
+    /// panics if and only if one of its own items did, and does all of its items otherwise.
+    #[test]
+    fn callers_see_their_own_panics_and_no_others() {
+        let pool = Pool::start(3);
+        std::thread::scope(|scope| {
+            for caller in 0..6 {
+                scope.spawn(move || {
+                    let mut state = caller as u64 + 1;
+                    for _ in 0..rounds(1500) {
+                        state = state
+                            .wrapping_mul(6_364_136_223_846_793_005)
+                            .wrapping_add(1_442_695_040_888_963_407);
+                        let (items, at) =
+                            ((state >> 33) as usize % 50, (state >> 45) as usize % 100);
+                        let (done, panicked) = (AtomicUsize::new(0), AtomicUsize::new(0));
+                        let result = catch_unwind(AssertUnwindSafe(|| {
+                            pool.for_each(items, |i| {
+                                if i == at || i + 7 == at {
+                                    panicked.fetch_add(1, Ordering::SeqCst);
+                                    std::panic::resume_unwind(Box::new("on purpose"));
+                                }
+                                done.fetch_add(1, Ordering::SeqCst);
+                            });
+                        }));
+                        assert_eq!(result.is_err(), panicked.into_inner() > 0);
+                        if result.is_ok() {
+                            assert_eq!(done.into_inner(), items);
+                        }
+                        if state >> 60 == 0 {
+                            std::thread::sleep(Duration::from_millis(1));
+                        }
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_shared_buffer_gives_nothing_beyond_its_end() {
+        let mut buffer = [0u8; 8];
+        let shared = Shared::new(&mut buffer);
+        // SAFETY: one slice at a time.
+        let slice = |start, len| unsafe { shared.slice(start, len) }.len();
+        assert_eq!((slice(8, 0), slice(3, 5)), (0, 5));
+        for (start, len) in [(0, 9), (8, 1), (9, 0), (usize::MAX, 2), (2, usize::MAX)] {
+            let outside = catch_unwind(AssertUnwindSafe(|| slice(start, len)));
+            assert!(outside.is_err(), "{len} from {start}");
         }
     }
 }

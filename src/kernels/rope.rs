@@ -1,12 +1,12 @@
 //! Rotary position embedding of queries and keys, and Qwen3's norms of heads before it.
 
 use super::clock::{self, Part};
-use super::contiguous;
 use super::parallel::{Shared, for_each};
+use super::storage::contiguous;
 use candle_core::{CpuStorage, InplaceOp3, Layout, Result, Tensor};
 
 /// Rows below which other threads are not worth waking.
-const MANY: usize = 16;
+const MIN_PARALLEL_ROWS: usize = 16;
 
 /// Norms that q and k pass before they are turned, each `[head_dim]` f32.
 #[derive(Debug, Clone)]
@@ -66,7 +66,7 @@ impl InplaceOp3 for Rope<'_> {
         let qkv = Shared::new(&mut qkv[start..end]);
         let turned = (all + self.num_heads) / 2;
         clock::time(Part::KvWrite, || {
-            for_each(rows, rows >= MANY, |row| {
+            for_each(rows, rows >= MIN_PARALLEL_ROWS, |row| {
                 // SAFETY: rows do not overlap.
                 let heads = unsafe { qkv.slice(row * all * d, turned * d) };
                 let angles = row * d / 2..(row + 1) * d / 2;

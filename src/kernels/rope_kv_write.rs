@@ -1,6 +1,8 @@
 //! Rotary position embedding of queries and keys, and keys and values to their slots.
 
-use super::{HeadNorms, kv_write, rope};
+use super::kv_write::kv_write;
+use super::rope::{HeadNorms, rope};
+use super::slots::Slots;
 use candle_core::{Result, Tensor};
 
 /// Where the keys and values of a layer go.
@@ -9,19 +11,19 @@ pub struct Pools<'a> {
     /// `[num_slots, num_kv_heads, head_dim]` each.
     pub k: &'a Tensor,
     pub v: &'a Tensor,
-    /// `[rows]` u32: the slot of each row.
-    pub slots: &'a Tensor,
+    /// The slot of each row.
+    pub slots: &'a Slots,
 }
 
 /// Turns queries and keys as [`rope`] does, writes keys and values to the pools as [`kv_write`] does,
-/// and gives the queries, `[rows, num_heads, head_dim]`. What `qkv` holds after it is not said.
+/// and gives the queries, `[rows, num_heads, head_dim]`. What `qkv` holds after it is not specified.
 ///
 /// `qkv` is `[rows, num_heads + 2 * num_kv_heads, head_dim]`; `cos` and `sin` are
-/// `[rows, head_dim / 2]`; all are contiguous. On CUDA the pools have the dtype of `qkv`, one kernel does
-/// it all, and that slots are inside the pools is the caller's promise.
+/// `[rows, head_dim / 2]`; all are contiguous. On CUDA the pools have the dtype of `qkv`, and one kernel
+/// does it all.
 ///
 /// # Errors
-/// Where shapes or dtypes do not fit, or a slot is outside the pools.
+/// Where shapes or dtypes do not fit, or the pools have fewer slots than [`Slots`] were checked for.
 pub fn rope_kv_write(
     qkv: &Tensor,
     num_heads: usize,
@@ -29,6 +31,15 @@ pub fn rope_kv_write(
     norms: Option<&HeadNorms>,
     pools: Pools<'_>,
 ) -> Result<Tensor> {
+    let needed = pools.slots.num_slots();
+    for pool in [pools.k, pools.v] {
+        if pool.dim(0)? < needed {
+            candle_core::bail!(
+                "rope-kv-write: slots below {needed} for pool {:?}",
+                pool.dims()
+            );
+        }
+    }
     #[cfg(feature = "cuda")]
     if qkv.device().is_cuda() {
         return cuda::launch(qkv, num_heads, (cos, sin), norms, pools);
@@ -36,9 +47,9 @@ pub fn rope_kv_write(
     rope(qkv, num_heads, cos, sin, norms)?;
     let kv_heads = (qkv.dim(1)? - num_heads) / 2;
     let keys = qkv.narrow(1, num_heads, kv_heads)?;
-    kv_write(pools.k, &keys, pools.slots)?;
+    kv_write(pools.k, &keys, pools.slots.tensor())?;
     let values = qkv.narrow(1, num_heads + kv_heads, kv_heads)?;
-    kv_write(pools.v, &values, pools.slots)?;
+    kv_write(pools.v, &values, pools.slots.tensor())?;
     qkv.narrow(1, 0, num_heads)?.contiguous()
 }
 
@@ -64,23 +75,25 @@ mod cuda {
         let kv_heads = all.saturating_sub(num_heads) / 2;
         let fits = |pool: &Tensor| pool.dims().get(1..) == Some(&[kv_heads, d][..]);
         let angles = [rows, d / 2];
+        let norms_fit = norms.is_none_or(|n| n.q.dims() == [d] && n.k.dims() == [d]);
         if num_heads + 2 * kv_heads != all
             || cos.dims() != angles
             || sin.dims() != angles
-            || pools.slots.dims() != [rows]
+            || pools.slots.len() != rows
             || !fits(pools.k)
             || !fits(pools.v)
+            || !norms_fit
         {
             candle_core::bail!(
                 "{NAME}: {:?} does not fit angles {:?}, {:?} slots and pools {:?}",
                 qkv.dims(),
                 cos.dims(),
-                pools.slots.dims(),
+                pools.slots.len(),
                 pools.k.dims()
             );
         }
         let device = qkv.device().as_cuda_device()?.clone();
-        let parts = [qkv, cos, sin, pools.k, pools.v, pools.slots];
+        let parts = [qkv, cos, sin, pools.k, pools.v, pools.slots.tensor()];
         let parts = parts.map(|tensor| tensor.storage_and_layout());
         let norms = norms.map(|n| (n.q.storage_and_layout(), n.k.storage_and_layout(), n.eps));
         gpu::with_float!(NAME, qkv.dtype(), T => {
@@ -106,12 +119,40 @@ mod cuda {
             let eps = norms.as_ref().map_or(0., |n| n.2);
             builder_arg!(args, rows as i32, num_heads as i32, all as i32, d as i32, eps);
             let blocks = (rows * all * 32).div_ceil(THREADS);
-            // SAFETY: the arguments are the kernel's, and as long as it reads and writes; all work is
-            // in the order of one stream, so nobody reads the pools meanwhile.
+            // SAFETY: the arguments are the kernel's, and as long as it reads and writes: the pools have
+            // every slot of `Slots`. All work is in the order of one stream, so nobody reads the pools
+            // meanwhile.
             unsafe { args.launch(gpu::grid((blocks, 1, 1), THREADS, 0)) }.w()?;
             let q = CudaStorage::wrap_cuda_slice(q, device);
             let dims = (rows, num_heads, d);
             Ok(Tensor::from_storage(Storage::Cuda(q), dims, BackpropOp::none(), false))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::{DType, Device};
+
+    /// The number of slots is what a GPU has instead of a check of each.
+    #[test]
+    fn a_pool_that_is_smaller_than_the_slots_were_checked_for_is_refused() {
+        let cpu = Device::Cpu;
+        let ones = |dims: (usize, usize, usize)| Tensor::ones(dims, DType::F32, &cpu).unwrap();
+        let angles = Tensor::ones((2, 4), DType::F32, &cpu).unwrap();
+        let slots = Slots::new(&[0, 4], 5, &cpu).unwrap();
+        let run = |k: usize, v: usize| {
+            let (k, v) = (ones((k, 1, 8)), ones((v, 1, 8)));
+            let pools = Pools {
+                k: &k,
+                v: &v,
+                slots: &slots,
+            };
+            rope_kv_write(&ones((2, 4, 8)), 2, (&angles, &angles), None, pools)
+        };
+        assert_eq!(run(5, 6).unwrap().dims(), [2, 2, 8]);
+        run(4, 5).unwrap_err();
+        run(5, 4).unwrap_err();
     }
 }

@@ -1,10 +1,13 @@
 //! `silu(gate) * up`, the gated activation of the Llama MLP.
 
 use super::clock::{self, Part};
+#[cfg(target_arch = "x86_64")]
+use super::cpu::{self, Avx2};
+use super::float;
 #[cfg(feature = "cuda")]
 use super::gpu::{self, *};
 use super::parallel::{Shared, for_each};
-use super::{contiguous, cpu, float};
+use super::storage::contiguous;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
 
 /// `silu(gate) * up` for `gate_up` `[rows, 2 * width]`, contiguous, whose rows hold first the gate
@@ -85,16 +88,16 @@ fn dims(gate_up: &Layout) -> Result<(usize, usize)> {
 
 fn run(gate: &[f32], up: &[f32], out: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
-    if cpu::path() >= cpu::Path::Avx2 {
-        // SAFETY: a path is only taken where the CPU has its instructions.
-        return unsafe { run_avx2(gate, up, out) };
+    if let Some(avx2) = cpu::isa().avx2() {
+        // SAFETY: the CPU has the instructions, which `avx2` is the proof of.
+        return unsafe { run_avx2(avx2, gate, up, out) };
     }
     body(gate, up, out);
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn run_avx2(gate: &[f32], up: &[f32], out: &mut [f32]) {
+fn run_avx2(_: Avx2, gate: &[f32], up: &[f32], out: &mut [f32]) {
     body(gate, up, out);
 }
 

@@ -21,12 +21,14 @@ pub struct Loaded {
 /// Everything between the flags and a running engine.
 pub fn load(config: &Config) -> Result<Loaded> {
     let device = kernels::device(&config.device)?;
-    let path = kernels::cpu::check()?;
+    let isa = kernels::cpu::check()?;
     if let Some(threads) = config.threads {
         kernels::set_threads(threads);
     }
     if device.is_cpu() {
-        tracing::info!("CPU kernels: {path:?}, {} threads", kernels::threads());
+        tracing::info!("CPU kernels: {isa:?}, {} threads", kernels::threads());
+    } else {
+        tracing::info!("{}", on_equal_bits(config.batch_invariant));
     }
     let mut budget = Budget::new(&device)?;
     let (target, text) = load_model(config, &config.model, &device)?;
@@ -71,6 +73,18 @@ pub fn load(config: &Config) -> Result<Loaded> {
     })
 }
 
+/// What a GPU promises of a row's bits; the CPU gives all of it without being asked.
+fn on_equal_bits(batch_invariant: bool) -> &'static str {
+    match batch_invariant {
+        true => {
+            "batch-invariant: a text depends neither on drafts, nor on other requests, nor on how its prompt is cut"
+        }
+        false => {
+            "a text may differ in a near tie between steps of more than 16 rows and others, between cuts of its prompt and, with GGUF weights, with drafts: --batch-invariant prevents it and is slower"
+        }
+    }
+}
+
 /// One model and its tokenizer.
 fn load_model(
     config: &Config,
@@ -93,6 +107,7 @@ fn load_model(
         },
         seed: config.seed,
         enforce_eager: config.enforce_eager,
+        batch_invariant: config.batch_invariant,
     };
     let started = std::time::Instant::now();
     let source = ModelSource::resolve(&choice.name, choice.revision.as_deref(), options.format)?;

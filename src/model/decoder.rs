@@ -1,14 +1,13 @@
 //! One decoder for Llama, Qwen2 and Qwen3: flags of [`ModelConfig`] tell them apart.
 
 use super::config::ModelConfig;
-use super::graphs::{Forward, Graphs};
+use super::inputs::Inputs;
 use super::linear::{Embedding, Linear};
 use super::weights::{Dtypes, Weights};
 use super::{Batch, Model, Output, names};
-use crate::error::{Error, Result};
-use crate::kernels::graph::{Values, overwrite};
+use crate::error::Result;
 use crate::kernels::{
-    HeadNorms, Pools, Rows, Segment, add_norm, paged_attention, rope_kv_write, swiglu,
+    AttentionBatch, HeadNorms, Pools, Slots, add_norm, paged_attention, rope_kv_write, swiglu,
 };
 use crate::kv::{KvShape, KvStore};
 use candle_core::{DType, Device, Tensor};
@@ -26,8 +25,8 @@ pub struct Decoder {
     frequencies: Vec<f32>,
     dtypes: Dtypes,
     device: Device,
-    /// `None` where every kernel is launched by itself.
-    graphs: Option<Graphs>,
+    /// Whether a GPU keeps one order of additions for any number of rows.
+    batch_invariant: bool,
 }
 
 struct Layer {
@@ -43,87 +42,13 @@ struct Layer {
     down: Linear,
 }
 
-/// What a forward reads of its batch, in the memory of the device.
-pub(super) struct Inputs {
-    /// `[rows]` u32.
-    tokens: Tensor,
-    /// `[rows]` u32.
-    slots: Tensor,
-    /// `[rows, head_dim / 2]` f32.
-    cos: Tensor,
-    sin: Tensor,
-    /// Rows whose logits are wanted, u32; `None` = no row.
-    wanted: Option<Tensor>,
-}
-
 /// What all layers of one forward share.
 struct Step<'a> {
-    slots: &'a Tensor,
+    slots: &'a Slots,
     /// In the compute dtype.
     cos: Tensor,
     sin: Tensor,
-    rows: &'a Rows<'a>,
-}
-
-impl Inputs {
-    /// Sends them to `device`; `frequencies` are the model's.
-    pub fn new(batch: &Batch, frequencies: &[f32], device: &Device) -> Result<Self> {
-        let dims = (batch.positions.len(), frequencies.len());
-        let angles = |turn| Tensor::from_vec(angles(batch, frequencies, turn), dims, device);
-        Ok(Self {
-            tokens: match &batch.drawn {
-                None => Tensor::new(batch.tokens.as_slice(), device)?,
-                // Others have it, and these are overwritten when a graph is replayed.
-                Some(drawn) => drawn.copy()?,
-            },
-            slots: Tensor::new(batch.slots.as_slice(), device)?,
-            cos: angles(f32::cos)?,
-            sin: angles(f32::sin)?,
-            wanted: match batch.logits.as_slice() {
-                [] => None,
-                wanted => Some(Tensor::new(wanted, device)?),
-            },
-        })
-    }
-
-    /// Puts those of another batch of the same size in their place.
-    ///
-    /// # Errors
-    /// Where it is of another size, or the device fails.
-    pub fn replace(&self, batch: &Batch, frequencies: &[f32]) -> Result<()> {
-        match &batch.drawn {
-            None => overwrite(&self.tokens, Values::U32(&batch.tokens))?,
-            Some(drawn) => self.tokens.slice_set(drawn, 0, 0)?,
-        }
-        overwrite(&self.slots, Values::U32(&batch.slots))?;
-        for (tensor, turn) in [
-            (&self.cos, f32::cos as fn(f32) -> f32),
-            (&self.sin, f32::sin),
-        ] {
-            overwrite(tensor, Values::F32(&angles(batch, frequencies, turn)))?;
-        }
-        if let Some(wanted) = &self.wanted {
-            overwrite(wanted, Values::U32(&batch.logits))?;
-        }
-        Ok(())
-    }
-}
-
-/// `turn` of the angles that each row is rotated by.
-fn angles(batch: &Batch, frequencies: &[f32], turn: fn(f32) -> f32) -> Vec<f32> {
-    let of = |&position: &u32| frequencies.iter().map(move |f| turn(position as f32 * f));
-    batch.positions.iter().flat_map(of).collect()
-}
-
-/// The batch's rows, as attention wants them.
-fn rows(batch: &Batch, block_size: usize) -> Rows<'_> {
-    let segments = batch.spans.iter().map(|span| Segment {
-        rows: span.rows.clone(),
-        context: span.context,
-        blocks: &span.blocks,
-        tree: span.tree.as_deref(),
-    });
-    Rows::new(segments.collect(), block_size)
+    spans: &'a AttentionBatch<'a>,
 }
 
 impl Decoder {
@@ -168,23 +93,81 @@ impl Decoder {
             head,
             output_ids,
             frequencies,
-            graphs: None,
+            batch_invariant: false,
         })
     }
 
-    /// Records forwards of few rows as CUDA graphs from now on.
+    /// Keeps one order of additions on a GPU for any number of rows and any cut of a prompt from now on,
+    /// which is slower. Quantized weights become dense ones.
+    ///
+    /// # Errors
+    /// A setup error where a weight has no kernel for that, or the device fails.
+    pub fn with_batch_invariance(mut self) -> Result<Self> {
+        let dtype = self.dtypes.activations;
+        self.head = self.head.with_batch_invariance(dtype)?;
+        for layer in &mut self.layers {
+            for linear in [
+                &mut layer.qkv,
+                &mut layer.o,
+                &mut layer.gate_up,
+                &mut layer.down,
+            ] {
+                *linear = linear.clone().with_batch_invariance(dtype)?;
+            }
+        }
+        self.batch_invariant = true;
+        self.device.synchronize()?;
+        Ok(self)
+    }
+
+    /// Makes ready for forwards that are recorded as CUDA graphs, and gives the most rows they may have.
     ///
     /// # Errors
     /// Where the device fails.
-    pub fn with_graphs(mut self) -> Result<Self> {
-        let mut most = self.head.prepare_recording()?;
+    pub(super) fn prepare_recording(&self) -> Result<usize> {
+        let mut max_rows = self.head.prepare_recording()?;
         for layer in &self.layers {
             for linear in [&layer.qkv, &layer.o, &layer.gate_up, &layer.down] {
-                most = most.min(linear.prepare_recording()?);
+                max_rows = max_rows.min(linear.prepare_recording()?);
             }
         }
-        self.graphs = Some(Graphs::new(most));
-        Ok(self)
+        Ok(max_rows)
+    }
+
+    pub(super) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Query heads that share one of keys.
+    pub(super) fn query_heads_a_key(&self) -> usize {
+        self.config.num_heads / self.config.num_kv_heads
+    }
+
+    /// The batch's rows, as attention wants them, checked.
+    ///
+    /// # Errors
+    /// Where they lead out of the pool.
+    pub(super) fn spans<'a>(&self, batch: &'a Batch, kv: &KvStore) -> Result<AttentionBatch<'a>> {
+        let spans = AttentionBatch::new(&batch.spans, kv.block_size, num_slots(kv))?;
+        Ok(spans.with_batch_invariance(self.batch_invariant))
+    }
+
+    /// The rest of the batch, in the memory of the device, checked.
+    ///
+    /// # Errors
+    /// See [`Inputs::new`].
+    pub(super) fn inputs(&self, batch: &Batch, kv: &KvStore) -> Result<Inputs> {
+        let vocab_size = self.config.vocab_size;
+        let slots = num_slots(kv);
+        Inputs::new(batch, &self.frequencies, vocab_size, slots, &self.device)
+    }
+
+    /// Puts another batch of the same size in the place of `inputs`.
+    ///
+    /// # Errors
+    /// See [`Inputs::replace`].
+    pub(super) fn replace_inputs(&self, inputs: &Inputs, batch: &Batch) -> Result<()> {
+        inputs.replace(batch, &self.frequencies)
     }
 
     fn shape(&self) -> KvShape {
@@ -207,13 +190,21 @@ impl Decoder {
         Ok(never.scatter(&ids, &logits, 1)?)
     }
 
-    /// `[inputs.wanted, vocab_size]` f32. Copies nothing between host and device.
-    fn run(&self, inputs: &Inputs, rows: &Rows<'_>, kv: &KvStore) -> Result<Tensor> {
+    /// `[inputs.wanted, vocab_size]` f32. Copies nothing between host and device where tables were sent.
+    ///
+    /// # Errors
+    /// Where the pool has another shape than the model's, or the device fails.
+    pub(super) fn run(
+        &self,
+        inputs: &Inputs,
+        spans: &AttentionBatch<'_>,
+        kv: &KvStore,
+    ) -> Result<Tensor> {
         let step = Step {
             slots: &inputs.slots,
             cos: inputs.cos.to_dtype(self.dtypes.activations)?,
             sin: inputs.sin.to_dtype(self.dtypes.activations)?,
-            rows,
+            spans,
         };
         let mut x = self.embedding.forward(&inputs.tokens)?;
         let mut delta = x.zeros_like()?;
@@ -231,24 +222,11 @@ impl Decoder {
         let logits = self.head.forward(&x)?.to_dtype(DType::F32)?;
         self.over_all_ids(logits)
     }
+}
 
-    /// The logits by a graph, if there is one for such batches or it is time to record it.
-    fn replay(&mut self, batch: &Batch, kv: &KvStore) -> Result<Option<Tensor>> {
-        let Some(mut graphs) = self.graphs.take() else {
-            return Ok(None);
-        };
-        let forward = Forward {
-            batch,
-            rows: rows(batch, kv.block_size),
-            kv,
-            frequencies: &self.frequencies,
-            group: self.config.num_heads / self.config.num_kv_heads,
-            device: &self.device,
-        };
-        let logits = graphs.forward(forward, |inputs, rows| self.run(inputs, rows, kv));
-        self.graphs = Some(graphs);
-        logits
-    }
+/// Slots of a pool.
+fn num_slots(kv: &KvStore) -> usize {
+    kv.layers.first().map_or(0, |(k, _)| k.dims()[0])
 }
 
 impl Model for Decoder {
@@ -265,27 +243,11 @@ impl Model for Decoder {
     }
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
-        check(batch)?;
-        if let Some(logits) = self.replay(batch, kv)? {
-            return Ok(Output { logits });
-        }
-        let inputs = Inputs::new(batch, &self.frequencies, &self.device)?;
-        let logits = self.run(&inputs, &rows(batch, kv.block_size), kv)?;
+        let inputs = self.inputs(batch, kv)?;
+        let spans = self.spans(batch, kv)?;
+        let logits = self.run(&inputs, &spans, kv)?;
         Ok(Output { logits })
     }
-}
-
-/// A batch whose parts do not fit together is a bug of the caller, better named than computed.
-fn check(batch: &Batch) -> Result<()> {
-    let rows = batch.tokens.len();
-    if rows == 0 || batch.positions.len() != rows || batch.slots.len() != rows {
-        return Err(Error::internal(format!(
-            "batch of {rows} tokens, {} positions and {} slots",
-            batch.positions.len(),
-            batch.slots.len()
-        )));
-    }
-    Ok(())
 }
 
 impl Layer {
@@ -361,7 +323,7 @@ impl Layer {
         let angles = (&step.cos, &step.sin);
         let q = rope_kv_write(&qkv, heads, angles, self.head_norms.as_ref(), pools)?;
         let scale = 1. / (d as f32).sqrt();
-        let y = paged_attention(&q, k_pool, v_pool, step.rows, scale)?;
+        let y = paged_attention(&q, k_pool, v_pool, step.spans, scale)?;
         self.o.forward(&y.reshape((rows, heads * d))?)
     }
 }

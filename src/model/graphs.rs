@@ -1,19 +1,21 @@
-//! Forwards of few rows, recorded as CUDA graphs: decoding and verification for some sequences.
+//! A decoder whose forwards of few rows are recorded as CUDA graphs: decoding and verification for some
+//! sequences.
 
-use super::Batch;
-use super::decoder::Inputs;
+use super::decoder::Decoder;
+use super::inputs::Inputs;
+use super::{Batch, Model, ModelConfig, Output};
 use crate::error::Result;
 use crate::kernels::graph::Graph;
-use crate::kernels::{Room, Rows, Tables};
+use crate::kernels::{AttentionBatch, TableCapacity, Tables};
 use crate::kv::KvStore;
-use candle_core::{Device, Tensor, TensorId};
+use candle_core::{Tensor, TensorId};
 use std::collections::HashMap;
 
 /// Rows above which a forward takes longer than its launches, whatever the weights. It is as many as
 /// our products of few rows take, whose bits do not depend on the number of rows.
-const MOST_ROWS: usize = 16;
+const MAX_ROWS: usize = 16;
 /// Graphs that are kept; what comes after them is launched kernel by kernel.
-const MOST_GRAPHS: usize = 64;
+const MAX_GRAPHS: usize = 64;
 
 /// What makes two forwards the same but for their inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -22,110 +24,114 @@ struct Key {
     pool: TensorId,
     rows: usize,
     logits: usize,
-    room: Room,
+    capacity: TableCapacity,
 }
 
-/// A graph, and where it finds its inputs and leaves its output.
+/// A graph, and all memory that it reads and writes, but for the weights.
 struct Recorded {
+    /// Dropped first.
     graph: Graph,
     inputs: Inputs,
     tables: Tables,
     logits: Tensor,
+    _pools: Vec<(Tensor, Tensor)>,
 }
 
-/// One of them.
-pub struct Forward<'a> {
-    pub batch: &'a Batch,
-    pub rows: Rows<'a>,
-    pub kv: &'a KvStore,
-    /// The model's, for the angles of its rows.
-    pub frequencies: &'a [f32],
-    /// Query heads that share one of keys.
-    pub group: usize,
-    pub device: &'a Device,
-}
-
-/// The forwards of one model.
-pub struct Graphs {
-    /// Most rows of a forward that may be recorded.
-    most_rows: usize,
-    /// `None`: was seen once. What comes but once is not worth recording.
+/// See the module.
+pub struct GraphedDecoder {
+    /// `None`: was seen once. What comes but once is not worth recording. Dropped before the weights.
     seen: HashMap<Key, Option<Recorded>>,
+    /// Rows of a forward that may be recorded at most.
+    max_rows: usize,
     /// Recording failed once, and is not tried again.
     off: bool,
+    /// Has the weights, which do not change: nobody else can reach it.
+    decoder: Decoder,
 }
 
-impl Graphs {
-    /// None yet; forwards of more rows than `most_rows` are not recorded.
-    pub fn new(most_rows: usize) -> Self {
-        Self {
-            most_rows: most_rows.min(MOST_ROWS),
-            seen: HashMap::new(),
-            off: false,
-        }
-    }
-
-    /// `None` where the forward cannot be recorded, or is not worth it.
-    fn key(&self, forward: &Forward<'_>) -> Option<Key> {
-        let (batch, group) = (forward.batch, forward.group);
-        let (rows, logits) = (batch.tokens.len(), batch.logits.len());
-        let branches = batch.spans.iter().any(|span| span.tree.is_some());
-        if rows > self.most_rows || logits == 0 || branches || group > MOST_ROWS {
-            return None;
-        }
-        Some(Key {
-            pool: forward.kv.layers.first()?.0.id(),
-            rows,
-            logits,
-            room: forward.rows.room(group),
-        })
-    }
-
-    /// The logits, valid until the next forward; `None` if they have to be computed kernel by kernel.
-    /// `run` is the model's forward.
+impl GraphedDecoder {
+    /// None yet.
     ///
     /// # Errors
     /// Where the device fails.
-    pub fn forward(
-        &mut self,
-        forward: Forward<'_>,
-        run: impl Fn(&Inputs, &Rows<'_>) -> Result<Tensor>,
-    ) -> Result<Option<Tensor>> {
-        let Some(key) = self.key(&forward) else {
+    pub fn new(decoder: Decoder) -> Result<Self> {
+        Ok(Self {
+            seen: HashMap::new(),
+            max_rows: decoder.prepare_recording()?.min(MAX_ROWS),
+            off: false,
+            decoder,
+        })
+    }
+
+    /// Whether such a forward can be recorded, and is worth it.
+    fn may_be_recorded(&self, batch: &Batch) -> bool {
+        let branches = batch.spans.iter().any(|span| span.tree.is_some());
+        batch.tokens.len() <= self.max_rows
+            && !batch.logits.is_empty()
+            && !branches
+            && self.decoder.query_heads_a_key() <= MAX_ROWS
+    }
+
+    /// The logits by a graph, if there is one for such batches or it is time to record it; `None` if they
+    /// have to be computed kernel by kernel. They are valid until the next forward.
+    fn forward_by_graph(&mut self, batch: &Batch, kv: &KvStore) -> Result<Option<Tensor>> {
+        let Some((pool, _)) = kv.layers.first() else {
             return Ok(None);
         };
-        let full = self.seen.values().flatten().count() >= MOST_GRAPHS;
+        if !self.may_be_recorded(batch) {
+            return Ok(None);
+        }
+        let spans = self.decoder.spans(batch, kv)?;
+        let key = Key {
+            pool: pool.id(),
+            rows: batch.tokens.len(),
+            logits: batch.logits.len(),
+            capacity: spans.capacity(self.decoder.query_heads_a_key()),
+        };
+        let full = self.seen.values().flatten().count() >= MAX_GRAPHS;
         match self.seen.get(&key) {
             Some(Some(recorded)) => {
-                let inputs = &recorded.inputs;
-                inputs.replace(forward.batch, forward.frequencies)?;
-                recorded.tables.replace(&forward.rows)?;
-                recorded.graph.replay()?;
-                return Ok(Some(recorded.logits.clone()));
+                recorded.replay(&self.decoder, batch, &spans)?;
+                Ok(Some(recorded.logits.clone()))
             }
-            Some(None) if !self.off => {}
+            Some(None) if !self.off => self.record(key, batch, spans, kv).map(Some),
             None if !self.off && !full => {
                 self.seen.insert(key, None);
-                return Ok(None);
+                Ok(None)
             }
-            _ => return Ok(None),
+            _ => Ok(None),
         }
-        let (rows, device) = (forward.rows, forward.device);
-        let inputs = Inputs::new(forward.batch, forward.frequencies, device)?;
-        rows.send(device, forward.group, false, Some(key.room))?;
-        let logits = run(&inputs, &rows)?;
-        let recorded: Result<Graph> = Graph::record(device, || {
-            logits.slice_set(&run(&inputs, &rows)?, 0, 0)?;
+    }
+
+    /// Computes the logits, and records how.
+    fn record(
+        &mut self,
+        key: Key,
+        batch: &Batch,
+        spans: AttentionBatch<'_>,
+        kv: &KvStore,
+    ) -> Result<Tensor> {
+        let decoder = &self.decoder;
+        let (device, group) = (decoder.device(), decoder.query_heads_a_key());
+        let inputs = decoder.inputs(batch, kv)?;
+        spans.send(device, group, false, Some(key.capacity))?;
+        let logits = decoder.run(&inputs, &spans, kv)?;
+        let work = || -> Result<()> {
+            logits.slice_set(&decoder.run(&inputs, &spans, kv)?, 0, 0)?;
             Ok(())
-        });
-        match recorded {
+        };
+        // SAFETY: what `run` reads and writes is its arguments, the weights and `logits`. All but the
+        // weights go to `Recorded`, which drops the graph first, and the weights are dropped after it.
+        let graph = unsafe { Graph::record(device, work) };
+        match graph {
             Ok(graph) => {
                 tracing::debug!(?key, "a forward is recorded as a CUDA graph");
-                let recorded = rows.into_tables().map(|tables| Recorded {
+                let recorded = spans.into_tables().map(|tables| Recorded {
                     graph,
                     inputs,
                     tables,
                     logits: logits.clone(),
+                    _pools: kv.layers.clone(),
                 });
                 self.seen.insert(key, recorded);
             }
@@ -134,6 +140,38 @@ impl Graphs {
                 self.off = true;
             }
         }
-        Ok(Some(logits))
+        Ok(logits)
+    }
+}
+
+impl Recorded {
+    /// Does the work for another batch of the same size.
+    fn replay(&self, decoder: &Decoder, batch: &Batch, spans: &AttentionBatch<'_>) -> Result<()> {
+        decoder.replace_inputs(&self.inputs, batch)?;
+        spans.overwrite(&self.tables)?;
+        // SAFETY: `Recorded` keeps the memory, see `record`; both calls above have checked what it holds.
+        unsafe { self.graph.replay()? };
+        Ok(())
+    }
+}
+
+impl Model for GraphedDecoder {
+    fn config(&self) -> &ModelConfig {
+        self.decoder.config()
+    }
+
+    fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
+        self.decoder.new_kv(num_blocks, block_size)
+    }
+
+    fn kv_bytes_per_token(&self) -> usize {
+        self.decoder.kv_bytes_per_token()
+    }
+
+    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
+        match self.forward_by_graph(batch, kv)? {
+            Some(logits) => Ok(Output { logits }),
+            None => self.decoder.forward(batch, kv),
+        }
     }
 }

@@ -39,14 +39,17 @@ impl Weight {
     }
 }
 
-/// `x @ weight^T + bias`, where a row's bits depend on that row alone (on the CPU). Several layers
-/// that take the same input may be joined to one, whose outputs follow one another.
+/// `x @ weight^T + bias`, where a row's bits depend on that row alone (on a GPU: see
+/// [`Linear::with_batch_invariance`]). Several layers that take the same input may be joined to one,
+/// whose outputs follow one another.
 #[derive(Clone)]
 pub struct Linear {
     /// Not empty.
     weights: Vec<Product>,
     outputs: usize,
     bias: Option<Tensor>,
+    /// Whether a GPU keeps one order of additions for any number of rows.
+    batch_invariant: bool,
 }
 
 #[derive(Clone)]
@@ -58,13 +61,13 @@ enum Product {
 }
 
 /// Most rows that candle's CPU products are called with. Up to here they give a row the same bits
-/// whatever the count (measured; `tests/it/rows.rs` guards it), if it is not below [`FEWEST_ROWS`].
-const MOST_ROWS: usize = 31;
+/// whatever the count (measured; `tests/it/rows.rs` guards it), if it is not below [`MIN_ROWS`].
+const MAX_ROWS: usize = 31;
 /// Fewest rows that keep candle's CPU products on the kernels that longer calls use: a single row
 /// takes another one.
-const FEWEST_ROWS: usize = 2;
+const MIN_ROWS: usize = 2;
 /// Most rows that candle's products of few rows take on a GPU.
-const FEW_ROWS_ON_GPU: usize = 8;
+const MAX_FEW_ROWS_ON_GPU: usize = 8;
 
 impl Linear {
     /// A linear layer; `bias` is `[outputs]` in the compute dtype.
@@ -85,6 +88,7 @@ impl Linear {
             weights: vec![weight],
             outputs,
             bias,
+            batch_invariant: false,
         })
     }
 
@@ -114,7 +118,37 @@ impl Linear {
             weights,
             outputs,
             bias,
+            batch_invariant: false,
         })
+    }
+
+    /// The same layer, with one order of additions on a GPU for any number of rows. There, quantized
+    /// weights become dense ones in `dtype`, since candle's kernels for them have one for each number of
+    /// rows; on the CPU nothing changes.
+    ///
+    /// # Errors
+    /// A setup error where there is no such kernel for the weight, or the device fails.
+    pub fn with_batch_invariance(mut self, dtype: DType) -> Result<Self> {
+        for weight in &mut self.weights {
+            let dense = match &*weight {
+                Product::Packed(_) | Product::Tiled(_) => continue,
+                Product::Dense(w) => w.clone(),
+                Product::Quantized(QMatMul::QTensor(w)) if w.device().is_cpu() => continue,
+                Product::Quantized(QMatMul::QTensor(w)) => w.dequantize(&w.device())?,
+                Product::Quantized(QMatMul::Tensor(w) | QMatMul::TensorF16(w)) => w.clone(),
+            };
+            let dense = dense.to_dtype(dtype)?;
+            if !dense::has_kernel_on_device(&dense)? {
+                return Err(Error::setup(format!(
+                    "--batch-invariant on a GPU takes weights in bf16 or f16 with inputs in multiples of 32: one is {:?} in {}",
+                    dense.dims(),
+                    dtype.as_str()
+                )));
+            }
+            *weight = Product::Dense(dense);
+        }
+        self.batch_invariant = true;
+        Ok(self)
     }
 
     /// Makes ready for products that are recorded as CUDA graphs, and gives the most rows they may
@@ -125,17 +159,17 @@ impl Linear {
     /// # Errors
     /// Where the device fails.
     pub fn prepare_recording(&self) -> Result<usize> {
-        let mut most = usize::MAX;
+        let mut max_rows = usize::MAX;
         for weight in &self.weights {
             if let Product::Quantized(product) = weight
                 && let QMatMul::QTensor(w) = product
             {
-                let dims = (FEW_ROWS_ON_GPU, w.shape().dims2()?.1);
+                let dims = (MAX_FEW_ROWS_ON_GPU, w.shape().dims2()?.1);
                 product.forward(&Tensor::zeros(dims, DType::F32, &w.device())?)?;
-                most = FEW_ROWS_ON_GPU;
+                max_rows = MAX_FEW_ROWS_ON_GPU;
             }
         }
-        Ok(most)
+        Ok(max_rows)
     }
 
     fn bias_or_zeros(&self, like: &Tensor) -> Result<Tensor> {
@@ -164,7 +198,7 @@ impl Linear {
                     let run: Vec<_> = rest.iter().map_while(Product::packed).collect();
                     (dense::matmul(&run, x)?, run.len())
                 }
-                Product::Dense(w) => (dense::matmul_on_device(w, x)?, 1),
+                Product::Dense(w) => (dense::matmul_on_device(w, x, self.batch_invariant)?, 1),
                 Product::Quantized(w) => (by_rows(x, |x| w.forward(x))?, 1),
             };
             parts.push(part);
@@ -211,15 +245,15 @@ fn by_rows(
     product: impl Fn(&Tensor) -> candle_core::Result<Tensor>,
 ) -> candle_core::Result<Tensor> {
     let rows = x.dim(0)?;
-    if !x.device().is_cpu() || (FEWEST_ROWS..=MOST_ROWS).contains(&rows) {
+    if !x.device().is_cpu() || (MIN_ROWS..=MAX_ROWS).contains(&rows) {
         return product(x);
     }
-    let mut parts = Vec::with_capacity(rows.div_ceil(MOST_ROWS));
-    for start in (0..rows).step_by(MOST_ROWS) {
-        let len = MOST_ROWS.min(rows - start);
+    let mut parts = Vec::with_capacity(rows.div_ceil(MAX_ROWS));
+    for start in (0..rows).step_by(MAX_ROWS) {
+        let len = MAX_ROWS.min(rows - start);
         let part = x.narrow(0, start, len)?;
-        parts.push(if len < FEWEST_ROWS {
-            let filled = part.pad_with_zeros(0, 0, FEWEST_ROWS - len)?;
+        parts.push(if len < MIN_ROWS {
+            let filled = part.pad_with_zeros(0, 0, MIN_ROWS - len)?;
             product(&filled.contiguous()?)?.narrow(0, 0, len)?
         } else {
             product(&part.contiguous()?)?

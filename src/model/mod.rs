@@ -7,6 +7,7 @@ mod finite;
 mod gguf;
 mod graphs;
 mod hub;
+mod inputs;
 pub mod linear;
 pub mod load;
 pub(crate) mod names;
@@ -17,8 +18,8 @@ mod weights;
 use crate::error::Result;
 use crate::kv::{BlockTable, KvStore};
 use candle_core::{CpuStorage, Storage, Tensor};
-use std::ops::Range;
 
+pub use crate::kernels::Span;
 pub use config::ModelConfig;
 pub use load::{LoadOptions, load};
 pub use source::{LoadFormat, ModelSource};
@@ -67,30 +68,6 @@ impl Batch {
     }
 }
 
-/// The rows of one sequence inside a [`Batch`].
-#[derive(Debug, Clone)]
-pub struct Span {
-    /// Rows of the batch.
-    pub rows: Range<usize>,
-    /// Tokens of this sequence that are in the pool before these rows.
-    pub context: usize,
-    /// Block table: position `p` lives in `blocks[p / block_size]`.
-    pub blocks: Vec<u32>,
-    /// Ancestor mask: bit `j` of entry `i` says that row `i` sees row `j` of the same span, itself
-    /// included; all rows see the whole context. `None` = causal. At most 64 rows.
-    pub tree: Option<Vec<u64>>,
-}
-
-impl Span {
-    /// Whether row `row` of this span sees row `other` of it.
-    pub fn sees(&self, row: usize, other: usize) -> bool {
-        match &self.tree {
-            None => other <= row,
-            Some(mask) => mask[row] >> other & 1 == 1,
-        }
-    }
-}
-
 /// What a forward gives back.
 #[derive(Debug)]
 pub struct Output {
@@ -124,7 +101,7 @@ impl Output {
 /// `forward` first writes the K and V of every row to its slot, then attends: each row sees its
 /// span's context and the rows of its span that the mask allows. It touches no other slot. A row's
 /// logits depend on nothing but its own sequence, bit for bit: neither on the other spans nor on
-/// how the sequence was cut into forwards.
+/// how the sequence was cut into forwards (on a GPU as far as [`LoadOptions::batch_invariant`] says).
 pub trait Model: Send {
     /// Shapes, special ids and limits.
     fn config(&self) -> &ModelConfig;

@@ -46,6 +46,14 @@ template <typename T, typename Few, typename Many> void test_gemv(Few few, Many 
             CHECK(same(part.data(), y.data() + first * outputs, rows * outputs),
                   "gemv of %d rows from %d", rows, first);
         }
+        // More rows than a block takes.
+        const int many_rows = 37;
+        auto more = noise<T>(many_rows * inputs);
+        std::copy(x.begin(), x.end(), more.begin() + 20 * inputs);
+        vector<T> out(many_rows * outputs);
+        launch({(outputs + 15) / 16, (many_rows + 15) / 16, 1}, 256,
+               [&] { many(w.data(), more.data(), out.data(), outputs, inputs, many_rows); });
+        CHECK(same(out.data() + 20 * outputs, y.data(), rows * outputs), "gemv of %d rows", many_rows);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Paged attention against f64, and against itself.
 
 use candle_core::{DType, Device, Tensor};
-use foretoken::kernels::{Rows, Segment, kv_write, paged_attention};
+use foretoken::kernels::{AttentionBatch, Span, kv_write, paged_attention};
 use proptest::prelude::*;
 
 /// A small deterministic generator: the cases are chosen by proptest, the noise here.
@@ -106,13 +106,13 @@ impl Case {
             .unwrap()
             .contiguous()
             .unwrap();
-        let segment = Segment {
+        let span = Span {
             rows: 0..end - start,
             context: start,
-            blocks,
+            blocks: blocks.to_vec(),
             tree: None,
         };
-        run(&q, &k, &v, &[segment], self.block_size)
+        run(&q, &k, &v, &[span], self.block_size)
     }
 
     /// Row `row` in f64.
@@ -144,16 +144,10 @@ fn scale(d: usize) -> f32 {
     1. / (d as f32).sqrt()
 }
 
-fn run(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    segments: &[Segment<'_>],
-    block_size: usize,
-) -> Vec<Vec<f32>> {
+fn run(q: &Tensor, k: &Tensor, v: &Tensor, spans: &[Span], block_size: usize) -> Vec<Vec<f32>> {
     let d = q.dim(2).unwrap();
-    let out =
-        paged_attention(q, k, v, &Rows::new(segments.to_vec(), block_size), scale(d)).unwrap();
+    let batch = AttentionBatch::new(spans, block_size, k.dim(0).unwrap()).unwrap();
+    let out = paged_attention(q, k, v, &batch, scale(d)).unwrap();
     let out = out.flatten_from(1).unwrap().to_dtype(DType::F32).unwrap();
     out.to_vec2::<f32>().unwrap()
 }
@@ -231,14 +225,14 @@ fn a_row_of_a_tree_equals_its_path_alone() {
             let rows = Tensor::new(rows, &Device::Cpu).unwrap();
             t.index_select(&rows, 0).unwrap()
         };
-        let segment = Segment {
+        let span = Span {
             rows: 0..rows,
             context,
-            blocks: &blocks,
-            tree: Some(&masks),
+            blocks: blocks.clone(),
+            tree: Some(masks.clone()),
         };
         let q = case.q.narrow(0, context, rows).unwrap();
-        let tree = run(&q.contiguous().unwrap(), &k, &v, &[segment], 4);
+        let tree = run(&q.contiguous().unwrap(), &k, &v, &[span], 4);
         for (row, mask) in masks.iter().enumerate() {
             let branch = (0..rows)
                 .filter(|j| mask >> j & 1 == 1)
@@ -258,7 +252,7 @@ fn a_row_of_a_tree_equals_its_path_alone() {
 }
 
 #[test]
-fn several_segments_equal_each_alone() {
+fn several_spans_equal_each_alone() {
     let noise = &mut Noise(5);
     let block_size = 4;
     let lens = [70usize, 1, 150];
@@ -273,7 +267,7 @@ fn several_segments_equal_each_alone() {
         .collect();
     let pool = || Tensor::zeros((120 * block_size, 2, 16), DType::F32, &Device::Cpu).unwrap();
     let (k, v) = (pool(), pool());
-    let (mut segments, mut queries, mut row) = (Vec::new(), Vec::new(), 0);
+    let (mut spans, mut queries, mut row) = (Vec::new(), Vec::new(), 0);
     for ((case, table), &start) in cases.iter().zip(&tables).zip(&starts) {
         let slots: Vec<u32> = (0..case.len())
             .map(|p| table[p / block_size] * block_size as u32 + (p % block_size) as u32)
@@ -282,21 +276,21 @@ fn several_segments_equal_each_alone() {
         kv_write(&k, &case.k, &slots).unwrap();
         kv_write(&v, &case.v, &slots).unwrap();
         let rows = case.len() - start;
-        segments.push(Segment {
+        spans.push(Span {
             rows: row..row + rows,
             context: start,
-            blocks: table,
+            blocks: table.clone(),
             tree: None,
         });
         queries.push(case.q.narrow(0, start, rows).unwrap());
         row += rows;
     }
     let q = Tensor::cat(&queries, 0).unwrap();
-    let together = run(&q, &k, &v, &segments, block_size);
-    for (segment, case) in segments.iter().zip(&cases) {
+    let together = run(&q, &k, &v, &spans, block_size);
+    for (span, case) in spans.iter().zip(&cases) {
         let blocks = case.blocks(noise);
-        let alone = case.rows(&blocks, segment.context, case.len());
-        assert_eq!(together[segment.rows.clone()], alone[..]);
+        let alone = case.rows(&blocks, span.context, case.len());
+        assert_eq!(together[span.rows.clone()], alone[..]);
     }
 }
 
@@ -325,13 +319,14 @@ fn queries_may_be_wider_than_pools() {
             assert_eq!(both.rows(&blocks, start, end), want, "{dtype:?}");
         }
         let (k, v) = both.pools(&blocks);
-        let segment = Segment {
+        let spans = [Span {
             rows: 0..300,
             context: 0,
-            blocks: &blocks,
+            blocks: blocks.clone(),
             tree: None,
-        };
-        let out = paged_attention(&both.q, &k, &v, &Rows::new(vec![segment], 4), 1.).unwrap();
+        }];
+        let batch = AttentionBatch::new(&spans, 4, k.dim(0).unwrap()).unwrap();
+        let out = paged_attention(&both.q, &k, &v, &batch, 1.).unwrap();
         assert_eq!(out.dtype(), DType::F32);
     }
 }
@@ -339,39 +334,24 @@ fn queries_may_be_wider_than_pools() {
 #[test]
 fn what_does_not_fit_is_an_error() {
     let tensor = |rows, heads| Tensor::zeros((rows, heads, 8), DType::F32, &Device::Cpu).unwrap();
-    let segment = |rows, context, blocks, tree| Segment {
-        rows,
-        context,
-        blocks,
-        tree,
-    };
-    let run = |q_heads, segments: &[Segment<'_>]| {
-        let pool = tensor(8, 2);
-        paged_attention(
-            &tensor(2, q_heads),
-            &pool,
-            &pool,
-            &Rows::new(segments.to_vec(), 4),
-            1.,
-        )
-        .is_ok()
-    };
-    assert!(run(4, &[segment(0..2, 3, &[0, 1], None)]));
-    assert!(!run(3, &[segment(0..2, 3, &[0, 1], None)]), "heads");
-    assert!(!run(4, &[segment(0..2, 3, &[0], None)]), "short table");
-    assert!(!run(4, &[segment(0..2, 3, &[0, 2], None)]), "block outside");
-    assert!(
-        !run(4, &[segment(0..1, 3, &[0, 1], None)]),
-        "row without a segment"
-    );
-    assert!(
-        !run(4, &[segment(0..2, 3, &[0, 1], Some(&[1]))]),
-        "short mask"
-    );
-    let (narrow, pool) = (tensor(2, 4).to_dtype(DType::F16).unwrap(), tensor(8, 2));
-    let one = [segment(0..2, 3, &[0, 1], None)];
-    assert!(
-        paged_attention(&narrow, &pool, &pool, &Rows::new(one.to_vec(), 4), 1.).is_err(),
-        "pools wider than q"
-    );
+    let spans = [Span {
+        rows: 0..2,
+        context: 3,
+        blocks: vec![0, 1],
+        tree: None,
+    }];
+    let batch = AttentionBatch::new(&spans, 4, 8).unwrap();
+    let attend = |q: &Tensor, k: &Tensor, v: &Tensor| paged_attention(q, k, v, &batch, 1.).is_ok();
+    let (q, pool) = (tensor(2, 4), tensor(8, 2));
+    assert!(attend(&q, &pool, &pool));
+    assert!(attend(&q, &tensor(9, 2), &tensor(9, 2)), "larger pools");
+    assert!(!attend(&tensor(2, 3), &pool, &pool), "heads");
+    assert!(!attend(&q, &tensor(8, 0), &tensor(8, 0)), "no heads");
+    assert!(!attend(&tensor(3, 4), &pool, &pool), "a row without a span");
+    assert!(!attend(&tensor(1, 4), &pool, &pool), "a span without rows");
+    // The batch was checked for pools of eight slots.
+    assert!(!attend(&q, &tensor(7, 2), &tensor(7, 2)), "small pools");
+    assert!(!attend(&q, &pool, &tensor(9, 2)), "pools that differ");
+    let narrow = q.to_dtype(DType::F16).unwrap();
+    assert!(!attend(&narrow, &pool, &pool), "pools wider than q");
 }

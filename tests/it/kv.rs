@@ -34,7 +34,7 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(3000))]
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 20 } else { 3000 }))]
 
     #[test]
     fn books_stay_true(num_blocks in 1..24usize, block_size in 1..9usize, ops in prop::collection::vec(op(), 1..60)) {

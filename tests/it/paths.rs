@@ -1,5 +1,5 @@
-//! The promises on every set of CPU instructions: each path runs this file's tests in a process of
-//! its own, told by the variable that operators use.
+//! The promises on every set of CPU instructions: each runs this file's tests in a process of its
+//! own, told by the variable that operators use.
 
 use crate::common::rig::{Rig, Rows, Seq};
 use crate::common::tiny::{llama_config, open_as, short_prompt, tensors};
@@ -8,7 +8,7 @@ use crate::common::{assert_idle, collect, greedy, run, sampled};
 use candle_core::DType;
 use candle_core::quantized::GgmlDType;
 use foretoken::engine::{self, EngineHandle, EngineOptions};
-use foretoken::kernels::cpu::{Path, VARIABLE};
+use foretoken::kernels::cpu::{Isa, VARIABLE};
 use foretoken::model::Model;
 use foretoken::spec::{DraftModel, Drafter, NgramDrafter};
 use std::process::Command;
@@ -125,12 +125,12 @@ fn batched_equals_single() {
 }
 
 #[test]
-fn all_of_this_holds_on_every_path() {
+fn all_of_this_holds_on_every_isa() {
     if std::env::var_os(VARIABLE).is_some() {
         return; // One of the processes below.
     }
-    for (name, path) in Path::ALL {
-        if !path.is_available() {
+    for name in Isa::NAMES {
+        if Isa::detect(name).is_none() {
             println!("this CPU has no {name}: not run");
             continue;
         }

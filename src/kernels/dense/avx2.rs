@@ -1,7 +1,8 @@
 //! The products with AVX2, FMA and F16C.
 
 use super::pack::Value;
-use super::{Lanes, ROWS, Sums, TILES, WIDTH};
+use super::tiles::{ROWS, Sums, TILES, TileRow, WIDTH};
+use crate::kernels::cpu::Avx2;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
@@ -11,15 +12,15 @@ pub(super) trait Load: Value {
     ///
     /// # Safety
     /// The CPU has AVX2 and F16C.
-    unsafe fn load(lanes: &Lanes<Self>) -> [__m256; 2];
+    unsafe fn load(row: &TileRow<Self>) -> [__m256; 2];
 }
 
 impl Load for f32 {
     #[target_feature(enable = "avx2,f16c")]
     #[inline]
-    unsafe fn load(lanes: &Lanes<Self>) -> [__m256; 2] {
-        let at = lanes.0.as_ptr();
-        // SAFETY: sixteen floats are two vectors, and `Lanes` are aligned for them.
+    unsafe fn load(row: &TileRow<Self>) -> [__m256; 2] {
+        let at = row.0.as_ptr();
+        // SAFETY: sixteen floats are two vectors, and `TileRow`s are aligned for them.
         unsafe { [_mm256_load_ps(at), _mm256_load_ps(at.add(8))] }
     }
 }
@@ -27,9 +28,9 @@ impl Load for f32 {
 impl Load for f16 {
     #[target_feature(enable = "avx2,f16c")]
     #[inline]
-    unsafe fn load(lanes: &Lanes<Self>) -> [__m256; 2] {
-        let at = lanes.0.as_ptr().cast::<__m128i>();
-        // SAFETY: sixteen halves are two vectors of 16 bytes, and `Lanes` are aligned for them.
+    unsafe fn load(row: &TileRow<Self>) -> [__m256; 2] {
+        let at = row.0.as_ptr().cast::<__m128i>();
+        // SAFETY: sixteen halves are two vectors of 16 bytes, and `TileRow`s are aligned for them.
         unsafe {
             [
                 _mm256_cvtph_ps(_mm_load_si128(at)),
@@ -42,9 +43,9 @@ impl Load for f16 {
 impl Load for bf16 {
     #[target_feature(enable = "avx2,f16c")]
     #[inline]
-    unsafe fn load(lanes: &Lanes<Self>) -> [__m256; 2] {
-        // SAFETY: sixteen halves are one vector, and `Lanes` are aligned for it.
-        let pairs = unsafe { _mm256_load_si256(lanes.0.as_ptr().cast()) };
+    unsafe fn load(row: &TileRow<Self>) -> [__m256; 2] {
+        // SAFETY: sixteen halves are one vector, and `TileRow`s are aligned for it.
+        let pairs = unsafe { _mm256_load_si256(row.0.as_ptr().cast()) };
         let high = _mm256_and_si256(pairs, _mm256_set1_epi32(0xffff_0000_u32 as i32));
         [
             _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)),
@@ -59,7 +60,7 @@ const AHEAD: usize = 64;
 
 /// See `Kernel::pass`.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn pass<V: Load>(tiles: &[&[Lanes<V>]], x: &[&[f32]], sums: &mut Sums) {
+pub(super) fn pass<V: Load>(_: Avx2, tiles: &[&[TileRow<V>]], x: &[&[f32]], sums: &mut Sums) {
     match (x.len(), tiles.len()) {
         (1, TILES) => rows::<V, 1, TILES>(tiles, x, sums),
         (2, 2) => rows::<V, 2, 2>(tiles, x, sums),
@@ -76,7 +77,7 @@ pub(super) fn pass<V: Load>(tiles: &[&[Lanes<V>]], x: &[&[f32]], sums: &mut Sums
 /// `R` rows by `T` tiles: `2 R T` chains side by side.
 #[target_feature(enable = "avx2,fma,f16c")]
 fn rows<V: Load, const R: usize, const T: usize>(
-    tiles: &[&[Lanes<V>]],
+    tiles: &[&[TileRow<V>]],
     x: &[&[f32]],
     sums: &mut Sums,
 ) {

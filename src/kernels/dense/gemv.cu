@@ -2,7 +2,8 @@
 //
 // One tensor core instruction takes 16 outputs, 16 inputs and 8 rows; fewer rows are filled up with
 // zeros. So any number of rows has the same additions in the same order, and a row has the same bits
-// whether it is decoded alone or verified beside others. More than eight rows are eights.
+// whether it is decoded alone or verified beside others. More than eight rows are eights, and more
+// than two eights are other blocks of the grid.
 //
 // A block has 16 outputs; its warps take every eighth step of 32 inputs, and their sums are added in
 // the order of the warps.
@@ -14,12 +15,16 @@ constexpr int WARPS = 8;
 // Steps that a warp asks for before it needs the first.
 constexpr int AHEAD = 4;
 
-// w: [outputs, inputs], x: [rows, inputs], y: [rows, outputs]; rows <= 8 * TILES. A thread of a warp
+// w: [outputs, inputs], x: [rows, inputs], y: [rows, outputs]; blockIdx.y takes 8 * TILES rows. A thread of a warp
 // reads 8 inputs that follow one another, of outputs lane / 4 and lane / 4 + 8, and of row lane / 4:
 // the instruction does not care which of its inputs is which, as long as both sides agree.
 template <typename T, int TILES>
 __device__ void gemv(const T *w, const T *x, T *y, int outputs, int inputs, int rows) {
     __shared__ float sums[WARPS][TILES][OUTPUTS][8];
+    const int before = blockIdx.y * 8 * TILES;
+    x += (size_t)before * inputs;
+    y += (size_t)before * outputs;
+    rows = min(rows - before, 8 * TILES);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int output = blockIdx.x * OUTPUTS + lane / 4, at = lane % 4 * 8;
     const T *low = w + (size_t)min(output, outputs - 1) * inputs + at;

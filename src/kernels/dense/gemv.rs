@@ -14,13 +14,16 @@ const STEP: usize = 32;
 /// Outputs and threads of a block.
 const OUTPUTS: usize = 16;
 const THREADS: usize = 256;
+/// Groups of rows that a grid has at most.
+const MAX_GROUPS: usize = 65_535;
 
-/// `x @ w^T` for `w` `[outputs, inputs]` and `x` `[rows, inputs]`.
+/// `x @ w^T` for `w` `[outputs, inputs]` and `x` `[rows, inputs]`, with the same bits of a row for any
+/// number of rows.
 pub(super) struct Gemv;
 
 impl Gemv {
-    /// Most rows that it takes.
-    pub const MOST: usize = 2 * TILE;
+    /// Rows that share one pass over the weights at most: what it is fast for.
+    pub const MAX_ROWS: usize = 2 * TILE;
 
     /// Whether there is a kernel for `inputs` inputs in `dtype`.
     pub fn takes(inputs: usize, dtype: DType) -> bool {
@@ -34,11 +37,12 @@ impl Gemv {
     ) -> Result<(CudaStorage, Shape)> {
         let ((outputs, inputs), (rows, width)) =
             (w_layout.shape().dims2()?, x_layout.shape().dims2()?);
-        if width != inputs || rows > Self::MOST || !Self::takes(inputs, w.dtype()) {
+        let groups = rows.div_ceil(Self::MAX_ROWS);
+        if width != inputs || groups > MAX_GROUPS || !Self::takes(inputs, w.dtype()) {
             candle_core::bail!("gemv: {x_layout:?} does not fit {w_layout:?}");
         }
         let device = w.device().clone();
-        let tiles = rows.div_ceil(TILE).max(1);
+        let tiles = rows.div_ceil(TILE).clamp(1, 2);
         let kernel = format!("gemv{tiles}_{}", gpu::suffix(w.dtype()));
         let kernel = gpu::function(&device, "gemv", gpu::GEMV, &kernel)?;
         let w = gpu::contiguous::<T>("gemv", w, w_layout)?;
@@ -48,7 +52,7 @@ impl Gemv {
         let mut args = kernel.builder();
         args.arg(&w).arg(&x).arg(&y);
         builder_arg!(args, outputs as i32, inputs as i32, rows as i32);
-        let grid = gpu::grid((outputs.div_ceil(OUTPUTS), 1, 1), THREADS, 0);
+        let grid = gpu::grid((outputs.div_ceil(OUTPUTS), groups.max(1), 1), THREADS, 0);
         // SAFETY: the arguments are the kernel's, and as long as it reads and writes.
         unsafe { args.launch(grid) }.w()?;
         let y = CudaStorage::wrap_cuda_slice(y, device);

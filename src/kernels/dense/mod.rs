@@ -3,8 +3,8 @@
 //!
 //! Weights keep their dtype and are only laid out anew, in tiles of 16 outputs whose inputs follow
 //! one another, so that one pass reads memory from front to back. Each result is one chain of fused
-//! multiply-adds in f32, over inputs 0, 1, 2 and so on. Every path (AVX2 or portable, 1 row or 500)
-//! has just that chain, so all give the same bits; what they choose freely is how many chains run
+//! multiply-adds in f32, over inputs 0, 1, 2 and so on. Whatever computes it (AVX2 or plain
+//! Rust, 1 row or 500) has just that chain, so all give the same bits; what they choose freely is how many chains run
 //! side by side, and when a chain rests in memory.
 //!
 //! Why not candle's own kernels: those for one row, for few results and for many rows add in other
@@ -18,69 +18,28 @@ mod pack;
 mod portable;
 #[cfg(test)]
 mod tests;
+mod tiles;
 
 use super::clock::{self, Part};
-use super::contiguous;
-use super::cpu::{self, Path};
+use super::cpu::{self, Isa};
 use super::parallel::{Shared, for_each, threads};
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
-use half::{bf16, f16};
+use super::storage::contiguous;
+use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 use pack::Value;
 use std::ops::Range;
+use tiles::{ROWS, Sums, TILES, TileRow, Tiles, WIDTH};
 
-/// Outputs a tile: two vectors.
-const WIDTH: usize = 16;
-/// Most rows of a pass: with the two vectors of a tile, 12 of the 16 registers are sums.
-const ROWS: usize = 6;
-/// Most tiles of a pass, for one row: a multiply-add takes as long as eight can be begun, and four
-/// places that are read at once keep the memory busy.
-const TILES: usize = 4;
+pub use tiles::DenseMatrix;
+
 /// Inputs that several passes work through before the next ones: the weights of [`TILES`] tiles stay
 /// in the second cache and the activations of a pass in the first.
 const BLOCK: usize = 512;
 /// Pieces for each thread that a product is cut into at least, as far as it has tiles.
 const PIECES: usize = 4;
 /// Multiply-adds below which other threads are not worth waking.
-const HEAVY: usize = 1 << 15;
-
-/// The weights of one input, for the outputs of a tile in the order of [`Value::place`]. A vector
-/// then never lies across two cache lines.
-#[repr(C, align(32))]
-#[derive(Clone, Copy)]
-struct Lanes<V>([V; WIDTH]);
-
-/// `[outputs / 16 rounded up][inputs]`.
-enum Tiles {
-    F32(Vec<Lanes<f32>>),
-    F16(Vec<Lanes<f16>>),
-    BF16(Vec<Lanes<bf16>>),
-}
-
-/// A weight `[outputs, inputs]` of f32, f16 or bf16, laid out for this CPU.
-pub struct DenseMatrix {
-    outputs: usize,
-    inputs: usize,
-    tiles: Tiles,
-}
-
-/// The results of a pass so far: `[tile][row][output of the tile]`.
-type Sums = [[[f32; WIDTH]; ROWS]; TILES];
+const MIN_PARALLEL_WORK: usize = 1 << 15;
 
 impl DenseMatrix {
-    /// Outputs and inputs.
-    pub fn shape(&self) -> (usize, usize) {
-        (self.outputs, self.inputs)
-    }
-
-    /// The dtype that the weights are kept in.
-    pub fn dtype(&self) -> DType {
-        match self.tiles {
-            Tiles::F32(_) => DType::F32,
-            Tiles::F16(_) => DType::F16,
-            Tiles::BF16(_) => DType::BF16,
-        }
-    }
-
     /// `x @ self^T` for `x` `[rows, inputs]` f32 on the CPU: `[rows, outputs]` f32.
     ///
     /// # Errors
@@ -95,7 +54,7 @@ impl DenseMatrix {
     /// Where the lengths of `x` and `out` are not those of as many rows.
     pub fn product(&self, x: &[f32], out: &mut [f32]) {
         let rows = out.len() / self.outputs.max(1);
-        products(cpu::path(), &[self], x, rows, out);
+        products(cpu::isa(), &[self], x, rows, out);
     }
 }
 
@@ -110,19 +69,40 @@ pub fn matmul(weights: &[&DenseMatrix], x: &Tensor) -> Result<Tensor> {
 
 /// `x @ weight^T` for a weight `[outputs, inputs]` as candle has it, on a GPU: `[rows, outputs]` for
 /// `x` `[rows, inputs]`. Up to 16 rows of f16 or bf16 are read at the speed of memory, with the same
-/// bits for any number of them; more go to the device's library.
+/// bits for any number of them; more go to the device's library, or, with `batch_invariant`, the same
+/// way in groups of 16.
 ///
 /// # Errors
-/// Where shapes, dtypes or devices do not fit.
-pub fn matmul_on_device(weight: &Tensor, x: &Tensor) -> Result<Tensor> {
+/// Where shapes, dtypes or devices do not fit, or where there is no kernel of ours and
+/// `batch_invariant` asks for one (see [`has_kernel_on_device`]).
+pub fn matmul_on_device(weight: &Tensor, x: &Tensor, batch_invariant: bool) -> Result<Tensor> {
     #[cfg(feature = "cuda")]
     if x.device().is_cuda()
-        && x.dim(0)? <= gemv::Gemv::MOST
-        && gemv::Gemv::takes(x.dim(1)?, weight.dtype())
+        && (x.dim(0)? <= gemv::Gemv::MAX_ROWS || batch_invariant)
+        && has_kernel_on_device(weight)?
     {
         return weight.apply_op2_no_bwd(x, &gemv::Gemv);
     }
+    if batch_invariant {
+        candle_core::bail!("no kernel has the same bits for any number of rows of {weight:?}");
+    }
     x.matmul(&weight.t()?)
+}
+
+/// Whether a GPU has a kernel of ours for `weight` `[outputs, inputs]`, which gives a row the same bits
+/// in any number of rows: for f16 and bf16, and inputs in multiples of 32.
+///
+/// # Errors
+/// Where `weight` is no matrix.
+pub fn has_kernel_on_device(weight: &Tensor) -> Result<bool> {
+    let (_, inputs) = weight.dims2()?;
+    #[cfg(feature = "cuda")]
+    return Ok(weight.device().is_cuda() && gemv::Gemv::takes(inputs, weight.dtype()));
+    #[cfg(not(feature = "cuda"))]
+    {
+        let _ = inputs;
+        Ok(false)
+    }
 }
 
 /// Some tiles of one matrix: what a thread does at a time.
@@ -134,22 +114,22 @@ struct Piece<'a> {
 }
 
 /// See [`matmul`]; every element of `out` is written.
-fn products(path: Path, weights: &[&DenseMatrix], x: &[f32], rows: usize, out: &mut [f32]) {
+fn products(isa: Isa, weights: &[&DenseMatrix], x: &[f32], rows: usize, out: &mut [f32]) {
     let width: usize = weights.iter().map(|w| w.outputs).sum();
     assert_eq!(out.len(), rows * width, "results of {rows} rows");
     for w in weights {
         assert_eq!(x.len(), rows * w.inputs, "activations of {rows} rows");
     }
     let pieces = cut(weights);
-    let heavy = x.len() * width > HEAVY;
+    let parallelize = x.len() * width > MIN_PARALLEL_WORK;
     let out = Shared::new(out);
-    for_each(pieces.len(), heavy, |i| {
+    for_each(pieces.len(), parallelize, |i| {
         let Piece { matrix, tiles, .. } = &pieces[i];
         let range = tiles.start * matrix.inputs..tiles.end * matrix.inputs;
         match &matrix.tiles {
-            Tiles::F32(all) => pieces[i].run(path, &all[range], x, rows, &out, width),
-            Tiles::F16(all) => pieces[i].run(path, &all[range], x, rows, &out, width),
-            Tiles::BF16(all) => pieces[i].run(path, &all[range], x, rows, &out, width),
+            Tiles::F32(all) => pieces[i].run(isa, &all[range], x, rows, &out, width),
+            Tiles::F16(all) => pieces[i].run(isa, &all[range], x, rows, &out, width),
+            Tiles::BF16(all) => pieces[i].run(isa, &all[range], x, rows, &out, width),
         }
     });
 }
@@ -173,14 +153,14 @@ fn cut<'a>(weights: &[&'a DenseMatrix]) -> Vec<Piece<'a>> {
 }
 
 impl Piece<'_> {
-    /// The results of all rows for these tiles, whose weights are `lanes`.
+    /// The results of all rows for these tiles, whose weights are `all`.
     fn run<V: Kernel>(
         &self,
-        path: Path,
-        lanes: &[Lanes<V>],
+        isa: Isa,
+        all: &[TileRow<V>],
         x: &[f32],
         rows: usize,
-        out: &Shared<f32>,
+        out: &Shared<'_, f32>,
         width: usize,
     ) {
         let inputs = self.matrix.inputs;
@@ -202,7 +182,7 @@ impl Piece<'_> {
                     let now = tiles.start..tiles.start + count;
                     let mut weights = [[].as_slice(); TILES];
                     for (place, tile) in weights.iter_mut().zip(now.clone()) {
-                        *place = &lanes[(tile - self.tiles.start) * inputs..][range.clone()];
+                        *place = &all[(tile - self.tiles.start) * inputs..][range.clone()];
                     }
                     let mut sums = [[[0.; WIDTH]; ROWS]; TILES];
                     let places = || self.places(&now, &rows, width);
@@ -212,7 +192,7 @@ impl Piece<'_> {
                             sums[t][r][..len].copy_from_slice(unsafe { out.slice(at, len) });
                         }
                     }
-                    V::pass(path, &weights[..count], x_rows, &mut sums);
+                    V::pass(isa, &weights[..count], x_rows, &mut sums);
                     for (t, r, at, len) in places() {
                         // SAFETY: no two (row, tile) share an element, and a tile is in one piece.
                         unsafe { out.slice(at, len) }.copy_from_slice(&sums[t][r][..len]);
@@ -256,24 +236,23 @@ fn at_once(rows: usize, left: usize) -> usize {
 trait Kernel: Value {
     /// Adds the products of `tiles` (one of [`at_once`]'s counts) with the rows `x` (1 to [`ROWS`])
     /// to `sums`. All slices have one length: each is some inputs.
-    fn pass(path: Path, tiles: &[&[Lanes<Self>]], x: &[&[f32]], sums: &mut Sums);
+    fn pass(isa: Isa, tiles: &[&[TileRow<Self>]], x: &[&[f32]], sums: &mut Sums);
 }
 
 #[cfg(target_arch = "x86_64")]
 impl<V: avx2::Load> Kernel for V {
-    fn pass(path: Path, tiles: &[&[Lanes<Self>]], x: &[&[f32]], sums: &mut Sums) {
-        if path >= Path::Avx2 {
-            // SAFETY: a path is only taken where the CPU has its instructions.
-            unsafe { avx2::pass(tiles, x, sums) };
-        } else {
-            portable::pass(tiles, x, sums);
+    fn pass(isa: Isa, tiles: &[&[TileRow<Self>]], x: &[&[f32]], sums: &mut Sums) {
+        match isa.avx2() {
+            // SAFETY: the CPU has the instructions, which `avx2` is the proof of.
+            Some(avx2) => unsafe { avx2::pass(avx2, tiles, x, sums) },
+            None => portable::pass(tiles, x, sums),
         }
     }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 impl<V: Value> Kernel for V {
-    fn pass(_: Path, tiles: &[&[Lanes<Self>]], x: &[&[f32]], sums: &mut Sums) {
+    fn pass(_: Isa, tiles: &[&[TileRow<Self>]], x: &[&[f32]], sums: &mut Sums) {
         portable::pass(tiles, x, sums);
     }
 }
@@ -295,7 +274,7 @@ impl CustomOp1 for MatMul<'_> {
         let outputs = self.0.iter().map(|w| w.outputs).sum();
         let mut out = vec![0f32; rows * outputs];
         clock::time(Part::Matmul, || {
-            products(cpu::path(), self.0, x, rows, &mut out);
+            products(cpu::isa(), self.0, x, rows, &mut out);
         });
         Ok((CpuStorage::F32(out), (rows, outputs).into()))
     }

@@ -1,8 +1,8 @@
 //! From a tensor to tiles, and back by rows.
 
-use super::super::contiguous;
 use super::super::parallel::{Shared, for_each};
-use super::{DenseMatrix, Lanes, Tiles, WIDTH};
+use super::super::storage::contiguous;
+use super::tiles::{DenseMatrix, TileRow, Tiles, WIDTH};
 use candle_core::{Result, Storage, Tensor};
 use half::{bf16, f16};
 
@@ -11,7 +11,7 @@ pub(super) trait Value: Copy + Default + Send + Sync {
     /// The same number.
     fn widen(self) -> f32;
 
-    /// Where [`Lanes`] have output `c` of the tile.
+    /// Where a [`TileRow`] has output `c` of the tile.
     fn place(c: usize) -> usize;
 }
 
@@ -104,19 +104,19 @@ impl DenseMatrix {
 }
 
 /// Tiles of `weight` `[outputs, inputs]`; missing outputs are zeros.
-fn pack<V: Value>(weight: &[V], outputs: usize, inputs: usize) -> Vec<Lanes<V>> {
+fn pack<V: Value>(weight: &[V], outputs: usize, inputs: usize) -> Vec<TileRow<V>> {
     let count = outputs.div_ceil(WIDTH);
-    let mut tiles = vec![Lanes([V::default(); WIDTH]); count * inputs];
+    let mut tiles = vec![TileRow([V::default(); WIDTH]); count * inputs];
     let shared = Shared::new(&mut tiles);
     for_each(count, true, |tile| {
         // SAFETY: tiles do not overlap.
-        let lanes = unsafe { shared.slice(tile * inputs, inputs) };
+        let tile_rows = unsafe { shared.slice(tile * inputs, inputs) };
         let first = tile * WIDTH;
-        for (strip, lanes) in lanes.chunks_mut(STRIP).enumerate() {
+        for (strip, tile_rows) in tile_rows.chunks_mut(STRIP).enumerate() {
             for c in 0..WIDTH.min(outputs - first) {
-                let from = &weight[(first + c) * inputs + strip * STRIP..][..lanes.len()];
-                for (lanes, &value) in lanes.iter_mut().zip(from) {
-                    lanes.0[V::place(c)] = value;
+                let from = &weight[(first + c) * inputs + strip * STRIP..][..tile_rows.len()];
+                for (row, &value) in tile_rows.iter_mut().zip(from) {
+                    row.0[V::place(c)] = value;
                 }
             }
         }
@@ -124,10 +124,10 @@ fn pack<V: Value>(weight: &[V], outputs: usize, inputs: usize) -> Vec<Lanes<V>> 
     tiles
 }
 
-fn unpack<V: Value>(tiles: &[Lanes<V>], output: usize, row: &mut [f32]) {
+fn unpack<V: Value>(tiles: &[TileRow<V>], output: usize, row: &mut [f32]) {
     let (tile, place) = (output / WIDTH, V::place(output % WIDTH));
-    let lanes = &tiles[tile * row.len()..];
-    for (value, lanes) in row.iter_mut().zip(lanes) {
-        *value = lanes.0[place].widen();
+    let tile_rows = &tiles[tile * row.len()..];
+    for (value, tile_row) in row.iter_mut().zip(tile_rows) {
+        *value = tile_row.0[place].widen();
     }
 }

@@ -1,14 +1,14 @@
 //! The products in plain Rust: what the vector path must equal bit for bit.
 
 use super::pack::Value;
-use super::{Lanes, Sums, WIDTH};
+use super::tiles::{Sums, TileRow, WIDTH};
 
-pub(super) fn pass<V: Value>(tiles: &[&[Lanes<V>]], x: &[&[f32]], sums: &mut Sums) {
+pub(super) fn pass<V: Value>(tiles: &[&[TileRow<V>]], x: &[&[f32]], sums: &mut Sums) {
     for (tile, sums) in tiles.iter().zip(sums) {
-        for (k, lanes) in tile.iter().enumerate() {
+        for (k, row) in tile.iter().enumerate() {
             let mut weights = [0f32; WIDTH];
             for (c, weight) in weights.iter_mut().enumerate() {
-                *weight = lanes.0[V::place(c)].widen();
+                *weight = row.0[V::place(c)].widen();
             }
             for (x, sums) in x.iter().zip(sums.iter_mut()) {
                 for (sum, weight) in sums.iter_mut().zip(weights) {

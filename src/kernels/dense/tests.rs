@@ -2,7 +2,8 @@
 //! against the same row in company.
 
 use super::*;
-use candle_core::Device;
+use candle_core::{DType, Device};
+use half::{bf16, f16};
 
 const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 const OUTPUTS: [usize; 5] = [1, 7, 31, 33, 100];
@@ -115,9 +116,9 @@ fn a_row_has_the_same_bits_alone_and_in_company() {
     }
 }
 
-/// One chain in ascending order, whatever path computes it.
+/// One chain in ascending order, whatever computes it.
 #[test]
-fn every_path_has_the_bits_of_one_chain() {
+fn every_isa_has_the_bits_of_one_chain() {
     for dtype in DTYPES {
         let (outputs, inputs) = (81, 2 * BLOCK + 3);
         let (weight, matrix) = matrix(outputs, inputs, dtype);
@@ -129,10 +130,10 @@ fn every_path_has_the_bits_of_one_chain() {
                 terms.fold(0f32, |sum, (w, &x)| w.mul_add(x, sum))
             };
             let want: Vec<f32> = (0..rows * outputs).map(chain).collect();
-            for (name, path) in Path::ALL.iter().filter(|(_, path)| path.is_available()) {
+            for isa in Isa::available() {
                 let mut got = vec![f32::NAN; rows * outputs];
-                products(*path, &[&matrix], &x, rows, &mut got);
-                assert!(got == want, "{dtype:?} {rows} rows, {name}");
+                products(isa, &[&matrix], &x, rows, &mut got);
+                assert!(got == want, "{dtype:?} {rows} rows, {isa:?}");
             }
         }
     }
@@ -141,8 +142,8 @@ fn every_path_has_the_bits_of_one_chain() {
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn the_vector_path_has_the_bits_of_the_portable_one() {
-    fn check<V: avx2::Load>(lanes: &[Lanes<V>], inputs: usize) {
-        let tiles: Vec<&[Lanes<V>]> = lanes.chunks_exact(inputs).collect();
+    fn check<V: avx2::Load>(avx2: cpu::Avx2, weights: &[TileRow<V>], inputs: usize) {
+        let tiles: Vec<&[TileRow<V>]> = weights.chunks_exact(inputs).collect();
         let x = floats(&noise((ROWS, inputs)));
         let x: Vec<&[f32]> = x.chunks_exact(inputs).collect();
         for rows in 1..=ROWS {
@@ -150,22 +151,22 @@ fn the_vector_path_has_the_bits_of_the_portable_one() {
                 let count = at_once(rows, left);
                 let mut fast = [[[0.25; WIDTH]; ROWS]; TILES];
                 let mut plain = fast;
-                // SAFETY: the features are there.
-                unsafe { avx2::pass(&tiles[..count], &x[..rows], &mut fast) };
+                // SAFETY: the CPU has the instructions, which `avx2` is the proof of.
+                unsafe { avx2::pass(avx2, &tiles[..count], &x[..rows], &mut fast) };
                 portable::pass(&tiles[..count], &x[..rows], &mut plain);
                 assert!(fast == plain, "{rows} rows by {count} tiles");
             }
         }
     }
-    if !Path::Avx2.is_available() {
+    let Some(avx2) = Isa::detect("avx2").and_then(Isa::avx2) else {
         return; // Then the portable path is the only one.
-    }
+    };
     for dtype in DTYPES {
         for inputs in INPUTS {
             match matrix(TILES * WIDTH, inputs, dtype).1.tiles {
-                Tiles::F32(lanes) => check(&lanes, inputs),
-                Tiles::F16(lanes) => check(&lanes, inputs),
-                Tiles::BF16(lanes) => check(&lanes, inputs),
+                Tiles::F32(weights) => check(avx2, &weights, inputs),
+                Tiles::F16(weights) => check(avx2, &weights, inputs),
+                Tiles::BF16(weights) => check(avx2, &weights, inputs),
             }
         }
     }

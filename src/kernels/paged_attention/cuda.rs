@@ -1,15 +1,16 @@
 //! The CUDA side: tables for the kernels, and their launches.
 
 use super::super::gpu::{self, *};
-use super::tables::{CHUNK, LANES, LONG_LANES, TILE, most};
-use super::{Dims, PagedAttention, Room};
+use super::batch::AttentionBatch;
+use super::plan::Dims;
+use super::tables::{CHUNK, MAX_LONG_QUERIES, MAX_QUERIES, TILE, TableCapacity, max_tile_rows};
 use candle_core::cuda_backend::cudarc::driver::sys;
 use candle_core::{DType, Device, Result};
 
 /// As in the kernels.
 const THREADS: usize = 128;
-const WEIGHTS: usize = LANES + 4;
-const LONG_THREADS: usize = LONG_LANES / 16 * 32;
+const WEIGHTS: usize = MAX_QUERIES + 4;
+const LONG_THREADS: usize = MAX_LONG_QUERIES / 16 * 32;
 /// Blocks of threads below which a sequence's chunks go to blocks of their own: two for each
 /// multiprocessor of a large GPU.
 const FULL: usize = 264;
@@ -26,112 +27,119 @@ fn shared(head_dim: usize, dtype: DType) -> usize {
     let size = dtype.size_in_bytes();
     let keys = CHUNK * (head_dim * size + 16);
     let values = CHUNK * head_dim * size;
-    keys + values + 4 * (LANES * head_dim + CHUNK * WEIGHTS + 2 * LANES)
+    keys + values + 4 * (MAX_QUERIES * head_dim + CHUNK * WEIGHTS + 2 * MAX_QUERIES)
 }
 
-impl PagedAttention<'_> {
-    /// As the CPU side, but for the order of additions.
-    pub(super) fn launch(
-        &self,
-        dims: Dims,
-        (q, q_layout): (&CudaStorage, &Layout),
-        (k, k_layout): (&CudaStorage, &Layout),
-        (v, v_layout): (&CudaStorage, &Layout),
-    ) -> Result<CudaStorage> {
-        let name = "paged-attention";
-        let (dtype, d) = (q.dtype(), dims.head_dim);
-        if k.dtype() != dtype || ![64, 128].contains(&d) || dims.group() > LANES {
-            candle_core::bail!(
-                "{name}: no CUDA kernel for heads of {d} values in {dtype:?}, {} of them for one of keys in {:?}",
-                dims.group(),
-                k.dtype()
-            );
-        }
-        let device = q.device().clone();
-        let rows = q_layout.dims()[0];
-        let cuda = Device::Cuda(device.clone());
-        // Tensor cores take no f32.
-        let prefill = dtype != DType::F32;
-        let tables = self.rows.send(&cuda, dims.group(), prefill, None)?;
-        let Room { tiles, chunks } = tables.room;
-        let split = chunks > 1 && tiles * dims.kv_heads < FULL;
-        let (tiles_at, blocks_at, trees_at) = (
-            tables.tiles.storage_and_layout(),
-            tables.blocks.storage_and_layout(),
-            tables.trees.storage_and_layout(),
+/// As the CPU side, but for the order of additions.
+pub(super) fn launch(
+    batch: &AttentionBatch<'_>,
+    dims: Dims,
+    scale: f32,
+    (q, q_layout): (&CudaStorage, &Layout),
+    (k, k_layout): (&CudaStorage, &Layout),
+    (v, v_layout): (&CudaStorage, &Layout),
+) -> Result<CudaStorage> {
+    let name = "paged-attention";
+    let (dtype, d) = (q.dtype(), dims.head_dim);
+    if k.dtype() != dtype || ![64, 128].contains(&d) || dims.group() > MAX_QUERIES {
+        candle_core::bail!(
+            "{name}: no CUDA kernel for heads of {d} values in {dtype:?}, {} of them for one of keys in {:?}",
+            dims.group(),
+            k.dtype()
         );
-        let tiles_at = gpu::view::<u32>(name, &tiles_at.0, tiles_at.1)?;
-        let blocks_at = gpu::view::<u32>(name, &blocks_at.0, blocks_at.1)?;
-        let trees_at = gpu::view::<i64>(name, &trees_at.0, trees_at.1)?;
-        let named = |part: &str| format!("{part}_{}_{d}", gpu::suffix(dtype));
-        let kernel = |part| gpu::function(&device, name, gpu::PAGED_ATTENTION, &named(part));
-        gpu::with_float!(name, dtype, T => {
-            let q = gpu::contiguous::<T>(name, q, q_layout)?;
-            let k = gpu::contiguous::<T>(name, k, k_layout)?;
-            let v = gpu::contiguous::<T>(name, v, v_layout)?;
-            let floats = match split {
-                true => tables.short_rows * dims.heads * chunks * (d + 2),
-                false => 1,
-            };
-            // SAFETY: the first kernel writes what the second reads.
-            let partials = unsafe { device.alloc::<f32>(floats)? };
-            // SAFETY: the kernels write all of it.
-            let out = unsafe { device.alloc::<T>(rows * dims.heads * d)? };
-            macro_rules! parameters {
-                ($args:ident) => {
-                    $args.arg(&tiles_at).arg(&blocks_at).arg(&trees_at).arg(&partials);
-                    builder_arg!(
-                        $args,
-                        dims.heads as i32,
-                        dims.kv_heads as i32,
-                        self.rows.block_size as i32,
-                        chunks as i32,
-                        self.scale
-                    );
-                };
-            }
-            if tiles > 0 {
-                let attend = kernel(if split { "attend_split" } else { "attend_whole" })?;
-                let bytes = shared(d, dtype);
-                if bytes > SHARED {
-                    let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-                    attend.function.set_attribute(most, bytes as i32).w()?;
-                }
-                let mut args = attend.builder();
-                args.arg(&q).arg(&k).arg(&v).arg(&out);
-                parameters!(args);
-                let depth = if split { chunks } else { 1 };
-                let grid = gpu::grid((tiles, dims.kv_heads, depth), THREADS, bytes);
-                // SAFETY: the arguments are the kernel's; `dims` has checked what it reads.
-                unsafe { args.launch(grid) }.w()?;
-            }
-            if split {
-                let merge = kernel("merge")?;
-                let mut args = merge.builder();
-                args.arg(&out);
-                parameters!(args);
-                let grid = gpu::grid((tiles, dims.heads, most(dims.group())), d, 0);
-                // SAFETY: as above.
-                unsafe { args.launch(grid) }.w()?;
-            }
-            if tables.long > 0 {
-                let prefill = gpu::function(&device, "prefill", gpu::PREFILL, &named("prefill"))?;
-                let tiles = tiles_at.slice(tiles * TILE..);
-                let mut args = prefill.builder();
-                args.arg(&q).arg(&k).arg(&v).arg(&out).arg(&tiles).arg(&blocks_at);
+    }
+    let device = q.device().clone();
+    let rows = q_layout.dims()[0];
+    let cuda = Device::Cuda(device.clone());
+    // Tensor cores take no f32.
+    let prefill = dtype != DType::F32 && !batch.is_batch_invariant();
+    let tables = batch.send(&cuda, dims.group(), prefill, None)?;
+    if tables.group() != dims.group() {
+        candle_core::bail!(
+            "{name}: tables for {} query heads a head of keys, not {}",
+            tables.group(),
+            dims.group()
+        );
+    }
+    let TableCapacity { tiles, chunks } = tables.capacity;
+    let split = chunks > 1 && tiles * dims.kv_heads < FULL;
+    let (tiles_at, blocks_at, trees_at) = (
+        tables.tiles.storage_and_layout(),
+        tables.blocks.storage_and_layout(),
+        tables.trees.storage_and_layout(),
+    );
+    let tiles_at = gpu::view::<u32>(name, &tiles_at.0, tiles_at.1)?;
+    let blocks_at = gpu::view::<u32>(name, &blocks_at.0, blocks_at.1)?;
+    let trees_at = gpu::view::<i64>(name, &trees_at.0, trees_at.1)?;
+    let named = |part: &str| format!("{part}_{}_{d}", gpu::suffix(dtype));
+    let kernel = |part| gpu::function(&device, name, gpu::PAGED_ATTENTION, &named(part));
+    gpu::with_float!(name, dtype, T => {
+        let q = gpu::contiguous::<T>(name, q, q_layout)?;
+        let k = gpu::contiguous::<T>(name, k, k_layout)?;
+        let v = gpu::contiguous::<T>(name, v, v_layout)?;
+        let floats = match split {
+            true => tables.short_rows * dims.heads * chunks * (d + 2),
+            false => 1,
+        };
+        // SAFETY: the first kernel writes what the second reads.
+        let partials = unsafe { device.alloc::<f32>(floats)? };
+        // SAFETY: the kernels write all of it.
+        let out = unsafe { device.alloc::<T>(rows * dims.heads * d)? };
+        macro_rules! parameters {
+            ($args:ident) => {
+                $args.arg(&tiles_at).arg(&blocks_at).arg(&trees_at).arg(&partials);
                 builder_arg!(
-                    args,
+                    $args,
                     dims.heads as i32,
                     dims.kv_heads as i32,
-                    self.rows.block_size as i32,
-                    self.scale
+                    batch.block_size() as i32,
+                    chunks as i32,
+                    scale
                 );
-                let grid = (tables.long, dims.kv_heads, 1);
-                let grid = gpu::grid(grid, LONG_THREADS, shared_by_long(d, dtype));
-                // SAFETY: as above; it writes the other rows.
-                unsafe { args.launch(grid) }.w()?;
+            };
+        }
+        if tiles > 0 {
+            let attend = kernel(if split { "attend_split" } else { "attend_whole" })?;
+            let bytes = shared(d, dtype);
+            if bytes > SHARED {
+                let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                attend.function.set_attribute(most, bytes as i32).w()?;
             }
-            Ok(CudaStorage::wrap_cuda_slice(out, device))
-        })
-    }
+            let mut args = attend.builder();
+            args.arg(&q).arg(&k).arg(&v).arg(&out);
+            parameters!(args);
+            let depth = if split { chunks } else { 1 };
+            let grid = gpu::grid((tiles, dims.kv_heads, depth), THREADS, bytes);
+            // SAFETY: the arguments are the kernel's; that rows and blocks are inside of q and the
+            // pools, `AttentionBatch` and `PagedAttention::dims` have checked.
+            unsafe { args.launch(grid) }.w()?;
+        }
+        if split {
+            let merge = kernel("merge")?;
+            let mut args = merge.builder();
+            args.arg(&out);
+            parameters!(args);
+            let grid = gpu::grid((tiles, dims.heads, max_tile_rows(dims.group())), d, 0);
+            // SAFETY: as above.
+            unsafe { args.launch(grid) }.w()?;
+        }
+        if tables.long > 0 {
+            let prefill = gpu::function(&device, "prefill", gpu::PREFILL, &named("prefill"))?;
+            let tiles = tiles_at.slice(tiles * TILE..);
+            let mut args = prefill.builder();
+            args.arg(&q).arg(&k).arg(&v).arg(&out).arg(&tiles).arg(&blocks_at);
+            builder_arg!(
+                args,
+                dims.heads as i32,
+                dims.kv_heads as i32,
+                batch.block_size() as i32,
+                scale
+            );
+            let grid = (tables.long, dims.kv_heads, 1);
+            let grid = gpu::grid(grid, LONG_THREADS, shared_by_long(d, dtype));
+            // SAFETY: as above; it writes the other rows.
+            unsafe { args.launch(grid) }.w()?;
+        }
+        Ok(CudaStorage::wrap_cuda_slice(out, device))
+    })
 }

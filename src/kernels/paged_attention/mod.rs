@@ -7,80 +7,49 @@
 //! depend on its neighbours, on how its sequence was cut into calls, on which blocks hold it, or on
 //! the unseen branches of a draft tree.
 //!
-//! On a GPU keys are cut into chunks by their place in the sequence, and causal segments of more than
+//! On a GPU keys are cut into chunks by their place in the sequence, and causal spans of more than
 //! 16 rows in f16 or bf16, which are prompts, have a kernel of their own: another order of additions,
-//! and again one that neither neighbours nor cuts change.
+//! and again one that neither neighbours nor cuts change. So a prompt's row has other bits in a chunk of
+//! up to 16 rows than in a longer one, unless the batch is one
+//! [with batch invariance](AttentionBatch::with_batch_invariance).
 
+mod batch;
 #[cfg(feature = "cuda")]
 mod cuda;
-mod lanes;
 mod plan;
 mod portable;
+mod queries;
 mod tables;
 #[cfg(test)]
 mod tests;
 mod tile;
+mod vectors;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 use super::clock::{self, Part};
+use super::cpu::{self, Isa};
 use super::parallel::{Shared, for_each, sharers};
-use super::{contiguous, cpu};
+use super::storage::contiguous;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use lanes::{Lanes, Partial, with_scratch};
-use plan::Plan;
+use plan::{Dims, Plan};
+use queries::{Partial, QueryGroup, with_scratch};
 use std::cell::RefCell;
-use std::ops::Range;
-use std::sync::OnceLock;
-use tile::{ALIGN, Element};
+use tile::Kernel;
 
-pub use tables::{Room, Tables};
+pub use batch::AttentionBatch;
+pub use tables::{TableCapacity, Tables};
 
 /// Multiply-adds below which other threads are not worth waking.
-const HEAVY: usize = 1 << 16;
+const MIN_PARALLEL_WORK: usize = 1 << 16;
 
 thread_local! {
     /// Partial results of chunks that are tasks of their own, kept from one call to the next: fresh
     /// memory would cost a page fault for every few of them.
     static PARTIALS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-}
-
-/// The rows of one sequence.
-#[derive(Debug, Clone)]
-pub struct Segment<'a> {
-    /// Rows of the call.
-    pub rows: Range<usize>,
-    /// Tokens of the sequence in the pool before these rows.
-    pub context: usize,
-    /// Block table: pool position `p` lives in `blocks[p / block_size]`. Row `i` of the segment has
-    /// its K and V at pool position `context + i`.
-    pub blocks: &'a [u32],
-    /// Bit `j` of entry `i`: row `i` sees row `j` of the segment. `None` = causal.
-    pub tree: Option<&'a [u64]>,
-}
-
-/// All rows of a call, by sequence: what the layers of a forward share.
-pub struct Rows<'a> {
-    /// Every row belongs to exactly one of them.
-    pub segments: Vec<Segment<'a>>,
-    /// Tokens a block.
-    pub block_size: usize,
-    /// What a GPU needs of them, sent there once.
-    tables: OnceLock<Tables>,
-}
-
-impl<'a> Rows<'a> {
-    /// Rows of `segments`, over pools with blocks of `block_size` tokens.
-    pub fn new(segments: Vec<Segment<'a>>, block_size: usize) -> Self {
-        Self {
-            segments,
-            block_size,
-            tables: OnceLock::new(),
-        }
-    }
 }
 
 /// Softmax attention of `q` over the pools: `[rows, heads, head_dim]`, in the dtype of `q`.
@@ -90,28 +59,29 @@ impl<'a> Rows<'a> {
 /// `q` the same or, on the CPU, f32. Sums are in f32. On CUDA a head has 64 or 128 values.
 ///
 /// # Errors
-/// Where shapes do not fit, a block is outside the pool, or the device has no such kernel.
+/// Where shapes do not fit, the pools have fewer slots than `batch` was checked for, or the device has no
+/// such kernel.
 pub fn paged_attention(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
-    rows: &Rows<'_>,
+    batch: &AttentionBatch<'_>,
     scale: f32,
 ) -> Result<Tensor> {
     let op = PagedAttention {
-        rows,
+        batch,
         scale,
-        path: cpu::path(),
+        isa: cpu::isa(),
         threads: sharers(),
     };
     q.apply_op3_no_bwd(k, v, &op)
 }
 
 struct PagedAttention<'a> {
-    rows: &'a Rows<'a>,
+    batch: &'a AttentionBatch<'a>,
     scale: f32,
     /// What the CPU side uses.
-    path: cpu::Path,
+    isa: Isa,
     /// For how many threads the work is cut.
     threads: usize,
 }
@@ -159,27 +129,9 @@ impl CustomOp3 for PagedAttention<'_> {
         v_layout: &Layout,
     ) -> Result<(candle_core::CudaStorage, Shape)> {
         let dims = self.dims(q_layout, k_layout, v_layout)?;
-        let out = self.launch(dims, (q, q_layout), (k, k_layout), (v, v_layout))?;
+        let (q, k, v) = ((q, q_layout), (k, k_layout), (v, v_layout));
+        let out = cuda::launch(self.batch, dims, self.scale, q, k, v)?;
         Ok((out, q_layout.shape().clone()))
-    }
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Dims {
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-}
-
-impl Dims {
-    /// Query heads of a K/V head.
-    fn group(self) -> usize {
-        self.heads / self.kv_heads
-    }
-
-    /// Floats of a head, as kernels see it: filled up with zeros.
-    fn width(self) -> usize {
-        self.head_dim.next_multiple_of(ALIGN)
     }
 }
 
@@ -187,7 +139,8 @@ impl PagedAttention<'_> {
     fn dims(&self, q: &Layout, k: &Layout, v: &Layout) -> Result<Dims> {
         let (rows, heads, head_dim) = q.shape().dims3()?;
         let (slots, kv_heads, kv_dim) = k.shape().dims3()?;
-        if k.dims() != v.dims() || kv_dim != head_dim || heads % kv_heads != 0 {
+        let fits = k.dims() == v.dims() && kv_dim == head_dim;
+        if !fits || kv_heads == 0 || heads == 0 || heads % kv_heads != 0 {
             candle_core::bail!(
                 "paged-attention: q {:?}, k {:?} and v {:?} do not fit",
                 q.dims(),
@@ -195,23 +148,11 @@ impl PagedAttention<'_> {
                 v.dims()
             );
         }
-        let mut next = 0;
-        let block_size = self.rows.block_size;
-        for s in &self.rows.segments {
-            let needs = (s.context + s.rows.len()).div_ceil(block_size);
-            let inside = |&b: &u32| (b as usize + 1) * block_size <= slots;
-            if s.rows.start != next || s.blocks.len() < needs || !s.blocks.iter().all(inside) {
-                candle_core::bail!("paged-attention: segment {s:?} does not fit {slots} slots");
-            }
-            if s.tree
-                .is_some_and(|t| t.len() != s.rows.len() || t.len() > 64)
-            {
-                candle_core::bail!("paged-attention: a tree has one mask a row, for up to 64 rows");
-            }
-            next = s.rows.end;
-        }
-        if next != rows {
-            candle_core::bail!("paged-attention: segments cover {next} of {rows} rows");
+        let (all, needed) = (self.batch.rows(), self.batch.num_slots());
+        if rows != all || slots < needed {
+            candle_core::bail!(
+                "paged-attention: {rows} rows and {slots} slots for a batch of {all} over {needed}"
+            );
         }
         Ok(Dims {
             heads,
@@ -221,7 +162,7 @@ impl PagedAttention<'_> {
     }
 
     /// Takes q as f32, and gives back what becomes of it in q's dtype.
-    fn wide<E: Element>(
+    fn wide<E: Kernel>(
         &self,
         dims: Dims,
         (q, q_layout): (&CpuStorage, &Layout),
@@ -246,22 +187,24 @@ impl PagedAttention<'_> {
         })
     }
 
-    fn run<E: Element>(&self, dims: Dims, q: &[f32], [k, v]: [&[E]; 2]) -> Vec<f32> {
-        let plan = Plan::new(&self.rows.segments, dims, self.threads);
+    fn run<E: Kernel>(&self, dims: Dims, q: &[f32], [k, v]: [&[E]; 2]) -> Vec<f32> {
+        let plan = Plan::new(self.batch.spans(), dims, self.threads);
         let mut out = vec![0f32; q.len()];
         let shared = Shared::new(&mut out);
         let floats = Partial::floats(dims.width());
-        let heavy = plan.pairs * dims.group() * dims.head_dim > HEAVY;
+        let parallelize = plan.pairs * dims.group() * dims.head_dim > MIN_PARALLEL_WORK;
         PARTIALS.with_borrow_mut(|partials| {
             if partials.len() < plan.partials * floats {
                 partials.resize(plan.partials * floats, 0.0);
             }
             let partials = Shared::new(partials);
-            for_each(plan.tasks.len(), heavy, |i| {
+            for_each(plan.tasks.len(), parallelize, |i| {
                 let task = &plan.tasks[i];
                 let item = &plan.items[task.item];
-                let lanes = Lanes {
-                    op: self,
+                let queries = QueryGroup {
+                    isa: self.isa,
+                    scale: self.scale,
+                    block_size: self.batch.block_size(),
                     item,
                     q,
                     k,
@@ -271,17 +214,17 @@ impl PagedAttention<'_> {
                 // SAFETY: items are disjoint in (row, K/V head), and so are these slices.
                 let place = |at| unsafe { shared.slice(at, dims.group() * dims.head_dim) };
                 let Some(parted) = item.parted else {
-                    return with_scratch(|scratch| lanes.all(scratch, place));
+                    return with_scratch(|scratch| queries.all(scratch, place));
                 };
-                let (start, len) = (parted * floats, lanes.count() * floats);
+                let (start, len) = (parted * floats, queries.count() * floats);
                 // SAFETY: each chunk of each item has a slice of its own.
                 let own = unsafe { partials.slice(start + task.chunks.start * len, len) };
                 let mut partial = Partial::new(own, dims.width());
-                with_scratch(|scratch| lanes.chunk(task.chunks.start, scratch, &mut partial));
+                with_scratch(|scratch| queries.chunk(task.chunks.start, scratch, &mut partial));
                 if item.finish() {
                     // SAFETY: all other tasks of the item are done.
                     let all = unsafe { partials.slice(start, item.chunks * len) };
-                    lanes.merge_all(all, place);
+                    queries.merge_all(all, place);
                 }
             });
         });

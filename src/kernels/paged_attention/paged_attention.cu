@@ -7,7 +7,7 @@
 #include "paged_attention.cuh"
 
 constexpr int THREADS = 128;
-// Lanes a block has at most; as LANES in paged_attention/tables.rs.
+// Lanes a block has at most; as MAX_QUERIES in paged_attention/tables.rs.
 constexpr int LANES = 32;
 // Floats from one key's weights to the next.
 constexpr int WEIGHTS = LANES + 4;

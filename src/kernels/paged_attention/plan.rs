@@ -1,28 +1,47 @@
 //! Who does what: rows of a call, cut into items and tasks for threads. Nothing here decides an
 //! order of additions; any other cut gives the same bits.
 
-use super::tile::CHUNK;
-use super::{Dims, Segment};
+use super::vectors::{ALIGN, CHUNK};
+use crate::kernels::span::Span;
 use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// (Row, head) pairs that share one pass over the keys: enough to work from registers, and few
 /// enough that their queries stay in the first-level cache.
-const LANES: usize = 48;
+const MAX_QUERIES: usize = 48;
 /// An item whose share of the work is more than a thread's by this factor is parted.
 const FINE: usize = 4;
 
-/// A run of rows of one segment with all heads of one K/V head: what shares keys and values. The
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Dims {
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+}
+
+impl Dims {
+    /// Query heads of a K/V head.
+    pub fn group(self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Floats of a head, as kernels see it: filled up with zeros.
+    pub fn width(self) -> usize {
+        self.head_dim.next_multiple_of(ALIGN)
+    }
+}
+
+/// A run of rows of one span with all heads of one K/V head: what shares keys and values. The
 /// keys of a row are numbered in ascending order; its chunk `c` is the numbers from `c * CHUNK`.
 pub(super) struct Item<'a> {
-    pub segment: &'a Segment<'a>,
-    /// Rows, counted in the segment.
+    pub span: &'a Span,
+    /// Rows, counted in the span.
     pub rows: Range<usize>,
     pub kv_head: usize,
     /// Chunks of the row with most keys; a row without a key has an empty one.
     pub chunks: usize,
-    /// Where its partial results begin (a lane is one), if chunks are tasks of their own.
+    /// Where its partial results begin (one a query), if chunks are tasks of their own.
     pub parted: Option<usize>,
     /// Chunks to be done, if so.
     left: AtomicUsize,
@@ -48,13 +67,13 @@ pub(super) struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    pub fn new(segments: &'a [Segment<'a>], dims: Dims, threads: usize) -> Self {
-        let rows = (LANES / dims.group()).max(1);
-        let mut items = Vec::with_capacity(dims.kv_heads * segments.len());
-        for segment in segments {
-            for start in (0..segment.rows.len()).step_by(rows) {
-                let rows = start..segment.rows.len().min(start + rows);
-                items.extend((0..dims.kv_heads).map(|kv_head| Item::new(segment, &rows, kv_head)));
+    pub fn new(spans: &'a [Span], dims: Dims, threads: usize) -> Self {
+        let rows = (MAX_QUERIES / dims.group()).max(1);
+        let mut items = Vec::with_capacity(dims.kv_heads * spans.len());
+        for span in spans {
+            for start in (0..span.rows.len()).step_by(rows) {
+                let rows = start..span.rows.len().min(start + rows);
+                items.extend((0..dims.kv_heads).map(|kv_head| Item::new(span, &rows, kv_head)));
             }
         }
         let pairs = items.iter().map(Item::cost).sum();
@@ -90,9 +109,9 @@ impl<'a> Plan<'a> {
 }
 
 impl<'a> Item<'a> {
-    fn new(segment: &'a Segment<'a>, rows: &Range<usize>, kv_head: usize) -> Self {
+    fn new(span: &'a Span, rows: &Range<usize>, kv_head: usize) -> Self {
         let mut item = Self {
-            segment,
+            span,
             rows: rows.clone(),
             kv_head,
             chunks: 0,
@@ -107,7 +126,7 @@ impl<'a> Item<'a> {
     /// Keys of the row that sees most.
     pub fn keys(&self) -> usize {
         (0..self.rows.len())
-            .map(|row| self.sees(row))
+            .map(|row| self.keys_of(row))
             .max()
             .unwrap_or(0)
     }
@@ -117,37 +136,32 @@ impl<'a> Item<'a> {
     }
 
     /// Keys that a row of the item sees.
-    fn sees(&self, row: usize) -> usize {
+    fn keys_of(&self, row: usize) -> usize {
         let row = self.rows.start + row;
-        let own = self
-            .segment
-            .tree
-            .map_or(row + 1, |tree| tree[row].count_ones() as usize);
-        self.segment.context + own
+        let tree = self.span.tree.as_ref();
+        self.span.context + tree.map_or(row + 1, |tree| tree[row].count_ones() as usize)
     }
 
-    /// Keys that a row sees of a chunk.
-    pub fn sees_of(&self, chunk: usize, row: usize) -> usize {
-        self.sees(row).saturating_sub(chunk * CHUNK).min(CHUNK)
+    /// Keys of a chunk that a row sees.
+    pub fn visible_keys(&self, chunk: usize, row: usize) -> usize {
+        self.keys_of(row).saturating_sub(chunk * CHUNK).min(CHUNK)
     }
 
     /// Those among them that all further rows of the item see as well, under the same numbers and
     /// before all others.
-    pub fn shares_of(&self, chunk: usize, row: usize) -> usize {
-        let shares = match self.segment.tree {
-            None => self.sees(row),
-            Some(_) => self.segment.context,
+    pub fn shared_keys(&self, chunk: usize, row: usize) -> usize {
+        let shared = match self.span.tree {
+            None => self.keys_of(row),
+            Some(_) => self.span.context,
         };
-        shares.saturating_sub(chunk * CHUNK).min(CHUNK)
+        shared.saturating_sub(chunk * CHUNK).min(CHUNK)
     }
 
-    /// Pool positions of the others: what a row of a tree sees of its segment.
-    pub fn owns_of(&self, chunk: usize, row: usize) -> impl Iterator<Item = usize> {
-        let context = self.segment.context;
-        let mask = self
-            .segment
-            .tree
-            .map_or(0, |tree| tree[self.rows.start + row]);
+    /// Pool positions of the others: what a row of a tree sees of its span.
+    pub fn private_keys(&self, chunk: usize, row: usize) -> impl Iterator<Item = usize> {
+        let context = self.span.context;
+        let tree = self.span.tree.as_ref();
+        let mask = tree.map_or(0, |tree| tree[self.rows.start + row]);
         let seen = (0..64).filter(move |j| mask >> j & 1 == 1);
         let numbered = seen
             .enumerate()

@@ -1,18 +1,18 @@
 //! The loops of a tile in plain Rust.
 
-use super::tile::{Element, STRIDE, Vectors};
+use super::vectors::{Element, STRIDE, Vectors};
 use crate::kernels::float::exp;
 
 /// Partial sums of a sum.
 const SUMS: usize = 8;
 
 pub(super) fn scores<E: Element>(queries: &[f32], keys: Vectors<'_, E>, scores: &mut [f32]) {
-    let lanes = queries
-        .chunks_exact(keys.width)
+    let queries = queries
+        .chunks_exact(keys.width())
         .zip(scores.chunks_mut(STRIDE));
-    for (query, scores) in lanes {
-        for (score, &place) in scores.iter_mut().zip(keys.places) {
-            let key = &keys.data[place..place + keys.width];
+    for (query, scores) in queries {
+        for (score, &place) in scores.iter_mut().zip(keys.places()) {
+            let key = &keys.data()[place..place + keys.width()];
             let mut sums = [0f32; SUMS];
             for (q, k) in query.chunks_exact(SUMS).zip(key.chunks_exact(SUMS)) {
                 for ((sum, q), k) in sums.iter_mut().zip(q).zip(k) {
@@ -43,15 +43,19 @@ pub(super) fn add_weighted<E: Element>(
     counts: &[usize],
     values: Vectors<'_, E>,
 ) {
-    let lanes = sums
-        .chunks_exact_mut(values.width)
+    let queries = sums
+        .chunks_exact_mut(values.width())
         .zip(weights.chunks(STRIDE));
-    for ((sum, weights), &count) in lanes.zip(counts) {
-        for (weight, &place) in weights.iter().zip(&values.places[..count]) {
-            let value = &values.data[place..place + values.width];
+    for ((sum, weights), &count) in queries.zip(counts) {
+        for (weight, &place) in weights.iter().zip(&values.places()[..count]) {
+            let value = &values.data()[place..place + values.width()];
             for (sum, value) in sum.iter_mut().zip(value) {
                 *sum += weight * value.to_f32();
             }
         }
     }
+}
+
+pub(super) fn widen<E: Element>(from: &[E], to: &mut [f32]) {
+    E::widen(from, to);
 }

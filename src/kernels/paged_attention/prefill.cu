@@ -10,7 +10,7 @@
 
 namespace prefill {
 
-// Lanes a block has at most, as LONG_LANES in tables.rs; a warp has 16, the rows of a matrix.
+// Lanes a block has at most, as MAX_LONG_QUERIES in tables.rs; a warp has 16, the rows of a matrix.
 constexpr int LANES = 64, THREADS = LANES / 16 * 32;
 // Values of a head that four threads multiply, eight that follow one another each: the instruction
 // does not care which of its values is which, as long as both sides agree.

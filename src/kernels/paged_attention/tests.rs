@@ -1,8 +1,9 @@
-//! Each path against f64, and against itself in other cuts.
+//! Each set of instructions against f64, and against itself in other cuts.
 
-use super::tile::CHUNK;
+use super::vectors::CHUNK;
 use super::*;
-use crate::kernels::cpu::Path;
+use crate::kernels::span::Span;
+use std::ops::Range;
 
 const BLOCK_SIZE: usize = 8;
 
@@ -29,7 +30,7 @@ struct Case<E> {
     blocks: Vec<u32>,
 }
 
-impl<E: Element> Case<E> {
+impl<E: Kernel> Case<E> {
     fn new(len: usize, rows: usize, group: usize, head_dim: usize, narrow: fn(f32) -> E) -> Self {
         let kv_heads = 2;
         let dims = Dims {
@@ -76,23 +77,18 @@ impl<E: Element> Case<E> {
     }
 
     /// Some rows of the sequence in one call.
-    fn run(
-        &self,
-        path: Path,
-        threads: usize,
-        rows: Range<usize>,
-        tree: Option<&[u64]>,
-    ) -> Vec<f32> {
-        let segment = Segment {
+    fn run(&self, isa: Isa, threads: usize, rows: Range<usize>, tree: Option<&[u64]>) -> Vec<f32> {
+        let spans = [Span {
             rows: 0..rows.len(),
             context: self.len - self.rows() + rows.start,
-            blocks: &self.blocks,
-            tree,
-        };
+            blocks: self.blocks.clone(),
+            tree: tree.map(<[u64]>::to_vec),
+        }];
+        let slots = self.k.len() / (self.dims.kv_heads * self.dims.head_dim);
         let op = PagedAttention {
-            rows: &Rows::new(vec![segment], BLOCK_SIZE),
+            batch: &AttentionBatch::new(&spans, BLOCK_SIZE, slots).unwrap(),
             scale: 0.3,
-            path,
+            isa,
             threads,
         };
         let q = &self.q[rows.start * self.row_floats()..rows.end * self.row_floats()];
@@ -131,15 +127,15 @@ impl<E: Element> Case<E> {
         sums.iter().map(|x| x / sum).collect()
     }
 
-    fn check(&self, path: Path) {
-        let got = self.run(path, 2, 0..self.rows(), None);
+    fn check(&self, isa: Isa) {
+        let got = self.run(isa, 2, 0..self.rows(), None);
         for (i, got) in got.chunks(self.dims.head_dim).enumerate() {
             let want = self.reference(i / self.dims.heads, i % self.dims.heads);
             for (got, want) in got.iter().zip(want) {
                 let off = (f64::from(*got) - want).abs();
                 assert!(
                     off < 1e-5,
-                    "{path:?}, {} keys, {:?}: {got} {want}",
+                    "{isa:?}, {} keys, {:?}: {got} {want}",
                     self.len,
                     self.dims
                 );
@@ -148,13 +144,13 @@ impl<E: Element> Case<E> {
     }
 }
 
-fn paths() -> impl Iterator<Item = Path> {
-    let paths = [Path::Portable, Path::Avx2].into_iter();
-    paths.filter(|path| path.is_available())
+/// Those that differ here.
+fn isas() -> impl Iterator<Item = Isa> {
+    ["portable", "avx2"].into_iter().filter_map(Isa::detect)
 }
 
 #[test]
-fn each_path_agrees_with_f64() {
+fn each_isa_agrees_with_f64() {
     let mut salt = 0;
     for head_dim in [1, 13, 24, 40, 64, 80, 96, 128] {
         for group in [1, 2, 3, 4, 8] {
@@ -162,36 +158,32 @@ fn each_path_agrees_with_f64() {
             // Rows and keys beside each other by chance, chunk borders among them.
             let rows = [1, 2, 3, 5, 7, 16, 50][salt % 7];
             let keys = [0, 1, 30, CHUNK - 2, CHUNK, 2 * CHUNK - 3, 300][salt * 5 % 7] + rows;
-            for path in paths() {
-                Case::new(keys, rows, group, head_dim, |x| x).check(path);
-                Case::new(keys, rows, group, head_dim, f16::from_f32).check(path);
-                Case::new(keys, rows, group, head_dim, bf16::from_f32).check(path);
+            for isa in isas() {
+                Case::new(keys, rows, group, head_dim, |x| x).check(isa);
+                Case::new(keys, rows, group, head_dim, f16::from_f32).check(isa);
+                Case::new(keys, rows, group, head_dim, bf16::from_f32).check(isa);
             }
         }
     }
 }
 
-fn same_bits_in_other_cuts<E: Element>(narrow: fn(f32) -> E) {
+fn same_bits_in_other_cuts<E: Kernel>(narrow: fn(f32) -> E) {
     let bits = |out: Vec<f32>| out.into_iter().map(f32::to_bits).collect::<Vec<u32>>();
     for (group, head_dim) in [(1, 64), (3, 64), (4, 40), (8, 13)] {
         for keys in [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 17] {
             let case = Case::new(keys, 19, group, head_dim, narrow);
-            for path in paths() {
-                let whole = bits(case.run(path, 1, 0..19, None));
+            for isa in isas() {
+                let whole = bits(case.run(isa, 1, 0..19, None));
                 for threads in [2, 16] {
-                    assert_eq!(bits(case.run(path, threads, 0..19, None)), whole);
+                    assert_eq!(bits(case.run(isa, threads, 0..19, None)), whole);
                 }
                 let chain: Vec<u64> = (0..19).map(|row| (2 << row) - 1).collect();
                 for threads in [1, 16] {
-                    assert_eq!(bits(case.run(path, threads, 0..19, Some(&chain))), whole);
+                    assert_eq!(bits(case.run(isa, threads, 0..19, Some(&chain))), whole);
                 }
                 for rows in [0..1, 18..19, 3..5, 7..10, 1..18] {
                     let want = &whole[rows.start * case.row_floats()..rows.end * case.row_floats()];
-                    assert_eq!(
-                        bits(case.run(path, 2, rows.clone(), None)),
-                        want,
-                        "{rows:?}"
-                    );
+                    assert_eq!(bits(case.run(isa, 2, rows.clone(), None)), want, "{rows:?}");
                 }
             }
         }
@@ -208,12 +200,12 @@ fn threads_cuts_and_masks_do_not_change_a_bit() {
 /// Scores far apart, so that all but a few weights vanish, in the first or the last chunk.
 #[test]
 fn great_scores_stay_finite() {
-    for path in paths() {
+    for isa in isas() {
         let mut case = Case::new(3 * CHUNK, 4, 3, 64, |x| x);
         for q in &mut case.q {
             *q *= 100.0;
         }
-        let got = case.run(path, 2, 0..4, None);
+        let got = case.run(isa, 2, 0..4, None);
         for (i, got) in got.chunks(64).enumerate() {
             let want = case.reference(i / 6, i % 6);
             assert!(

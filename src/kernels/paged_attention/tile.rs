@@ -1,109 +1,70 @@
 //! What attention does with some queries and one tile of keys: scores, weights, weighted values.
 //!
 //! Each function keeps one order of additions for a (query, key) or a (query, tile), whatever else
-//! is computed beside it. The AVX2 and the portable path differ in their orders; a process uses one
-//! of them for good.
+//! is computed beside it. AVX2 and plain Rust differ in their orders; a process uses one of them for
+//! good.
 
 use super::portable;
+use super::vectors::Vectors;
 #[cfg(target_arch = "x86_64")]
 use super::x86;
-use crate::kernels::cpu::Path;
-use candle_core::WithDType;
-use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
+use crate::kernels::cpu::Isa;
 
-/// Keys whose softmax is taken at once. Longer chunks leave less to merge, shorter ones are more
-/// pieces for threads.
-pub(super) const CHUNK: usize = 128;
-/// Keys whose vectors stay in the first-level cache for all lanes (8 KiB where heads are 64 wide).
-pub(super) const TILE: usize = 32;
-/// Between the scores of two lanes: kernels write whole vectors.
-pub(super) const STRIDE: usize = CHUNK + 8;
-/// Widths are a multiple of this many floats.
-pub(super) const ALIGN: usize = 8;
-
-/// Keys or values of a tile: one in `data` at each of `places`.
-#[derive(Clone, Copy)]
-pub(super) struct Vectors<'a, E> {
-    pub(super) data: &'a [E],
-    pub(super) places: &'a [usize],
-    /// Numbers of each, a multiple of [`ALIGN`].
-    pub(super) width: usize,
-}
-
-impl<'a, E> Vectors<'a, E> {
-    pub fn new(data: &'a [E], places: &'a [usize], width: usize) -> Self {
-        assert!(width.is_multiple_of(ALIGN));
-        let last = places.iter().copied().max();
-        assert!(last.is_none_or(|place| place + width <= data.len()));
-        let vectors = Self {
-            data,
-            places,
-            width,
-        };
-        debug_assert!(vectors.places.len() <= CHUNK);
-        vectors
-    }
-
-    /// Some of them, by number.
-    pub fn range(self, start: usize, end: usize) -> Self {
-        Self {
-            places: &self.places[start..end],
-            ..self
-        }
-    }
-
-    /// Those at `places`, filled up with the first.
-    pub fn rows<const N: usize>(&self, places: &[usize]) -> [&'a [E]; N] {
-        let row = |place: usize| &self.data[place..place + self.width];
-        std::array::from_fn(|i| row(places[if i < places.len() { i } else { 0 }]))
-    }
-}
+/// What a pool may hold, with what the loops for this CPU need of it.
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) use super::vectors::Element as Kernel;
+#[cfg(target_arch = "x86_64")]
+pub(super) use super::x86::Load as Kernel;
 
 /// Calls the AVX2 or the portable function of a name.
 macro_rules! dispatch {
-    ($path:expr, $name:ident($($argument:expr),*)) => {{
+    ($isa:expr, $name:ident($($argument:expr),*)) => {{
         #[cfg(target_arch = "x86_64")]
-        if $path >= Path::Avx2 {
-            // SAFETY: a path is only taken where the CPU has its instructions.
-            return unsafe { x86::$name($($argument),*) };
+        if let Some(avx2) = $isa.avx2() {
+            // SAFETY: the CPU has the instructions, which `avx2` is the proof of.
+            return unsafe { x86::$name(avx2, $($argument),*) };
         }
         #[cfg(not(target_arch = "x86_64"))]
-        let _ = $path;
+        let _ = $isa;
         portable::$name($($argument),*)
     }};
 }
 
 /// The products of all queries with all keys.
 ///
-/// `queries` is `[lanes, width]`; the scores of lane `i` begin at `scores[i * STRIDE]`, and up to
-/// seven after the last of them are overwritten.
-pub(super) fn scores<E: Element>(
-    path: Path,
+/// `queries` is `[_, width]`; the scores of query `i` begin at `scores[i * STRIDE]`, and up to seven
+/// after the last of them are overwritten.
+pub(super) fn scores<E: Kernel>(
+    isa: Isa,
     queries: &[f32],
     keys: Vectors<'_, E>,
     scores: &mut [f32],
 ) {
-    dispatch!(path, scores(queries, keys, scores))
+    dispatch!(isa, scores(queries, keys, scores))
 }
 
 /// Turns scores into `e^(score - max)`; gives back their maximum and the sum of what they become.
-pub(super) fn weigh(path: Path, scores: &mut [f32]) -> (f32, f32) {
-    dispatch!(path, weigh(scores))
+pub(super) fn weigh(isa: Isa, scores: &mut [f32]) -> (f32, f32) {
+    dispatch!(isa, weigh(scores))
 }
 
-/// `sums[lane] += weights[lane][i] * values[i]` for the first `counts[lane]` values, in order.
+/// `sums[query] += weights[query][i] * values[i]` for the first `counts[query]` values, in order.
 ///
-/// `sums` is `[lanes, width]`; weights lie as scores do; counts do not fall.
-pub(super) fn add_weighted<E: Element>(
-    path: Path,
+/// `sums` is `[counts.len(), width]`; weights lie as scores do; counts do not fall.
+pub(super) fn add_weighted<E: Kernel>(
+    isa: Isa,
     sums: &mut [f32],
     weights: &[f32],
     counts: &[usize],
     values: Vectors<'_, E>,
 ) {
     assert!(counts.is_sorted());
-    dispatch!(path, add_weighted(sums, weights, counts, values))
+    dispatch!(isa, add_weighted(sums, weights, counts, values))
+}
+
+/// `to[..from.len()] = from`.
+pub(super) fn widen<E: Kernel>(isa: Isa, from: &[E], to: &mut [f32]) {
+    dispatch!(isa, widen(from, to))
 }
 
 /// Asks for `width` numbers at each of `places` to be brought near. Keys of a head lie apart, which
@@ -120,76 +81,3 @@ pub(super) fn prefetch<E>(data: &[E], places: &[usize], width: usize) {
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (data, places, width);
 }
-
-/// What a pool may hold.
-pub(super) trait Element: WithDType {
-    fn to_f32(self) -> f32;
-
-    /// `to[..from.len()] = from`.
-    fn widen(path: Path, from: &[Self], to: &mut [f32]);
-
-    /// Eight numbers.
-    ///
-    /// # Safety
-    /// The CPU has AVX2 and F16C; eight numbers may be read.
-    #[cfg(target_arch = "x86_64")]
-    unsafe fn load(from: *const Self) -> std::arch::x86_64::__m256;
-}
-
-impl Element for f32 {
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        self
-    }
-
-    fn widen(_: Path, from: &[f32], to: &mut [f32]) {
-        to[..from.len()].copy_from_slice(from);
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    #[inline(always)]
-    unsafe fn load(from: *const f32) -> std::arch::x86_64::__m256 {
-        // SAFETY: the caller's promise.
-        unsafe { std::arch::x86_64::_mm256_loadu_ps(from) }
-    }
-}
-
-/// A type of 16 bits: how `half` widens it, and how one vector does.
-macro_rules! half_element {
-    ($t:ty, $widen:expr, $load:ident) => {
-        impl Element for $t {
-            #[inline(always)]
-            fn to_f32(self) -> f32 {
-                <$t>::to_f32(self)
-            }
-
-            fn widen(path: Path, from: &[$t], to: &mut [f32]) {
-                let to = &mut to[..from.len()];
-                #[cfg(target_arch = "x86_64")]
-                if path >= Path::Avx2 {
-                    // SAFETY: a path is only taken where the CPU has its instructions.
-                    return unsafe { x86::widen(from, to) };
-                }
-                let _ = path;
-                $widen(from, to);
-            }
-
-            #[cfg(target_arch = "x86_64")]
-            #[inline(always)]
-            unsafe fn load(from: *const $t) -> std::arch::x86_64::__m256 {
-                // SAFETY: the caller's promise.
-                unsafe { x86::$load(from.cast()) }
-            }
-        }
-    };
-}
-half_element!(
-    f16,
-    |from: &[f16], to: &mut [f32]| from.convert_to_f32_slice(to),
-    load_f16
-);
-half_element!(
-    bf16,
-    |from: &[bf16], to: &mut [f32]| from.convert_to_f32_slice(to),
-    load_bf16
-);

@@ -2,14 +2,16 @@
 //! registers, so that each vector that is loaded is used several times. However many there are, a
 //! sum has the same order of additions.
 
-use super::tile::{Element, STRIDE, Vectors};
+use super::vectors::{Element, STRIDE, Vectors};
+use crate::kernels::cpu::Avx2;
+use half::{bf16, f16};
 use std::arch::x86_64::*;
 
 /// Floats of a vector.
 const WIDTH: usize = 8;
 
-/// How many of `left` lanes to take at once: three or two, and one only if there is but one.
-fn lanes_of(left: usize) -> usize {
+/// How many of `left` queries to take at once: three or two, and one only if there is but one.
+fn at_once(left: usize) -> usize {
     match left {
         4 => 2,
         left => left.min(3),
@@ -19,26 +21,27 @@ fn lanes_of(left: usize) -> usize {
 /// Four keys with three or two queries, or eight with one: as many sums as hide the latency of
 /// their additions.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn scores<E: Element>(queries: &[f32], keys: Vectors<'_, E>, scores: &mut [f32]) {
-    let lanes = queries.len() / keys.width;
-    if lanes == 1 {
-        for (places, scores) in keys.places.chunks(8).zip(scores.chunks_mut(8)) {
-            dots::<E, 1, 8>(queries, keys.rows(places), keys.width, scores);
+pub(super) fn scores<E: Load>(_: Avx2, queries: &[f32], keys: Vectors<'_, E>, scores: &mut [f32]) {
+    let width = keys.width();
+    let all = queries.len() / width;
+    if all == 1 {
+        for (places, scores) in keys.places().chunks(8).zip(scores.chunks_mut(8)) {
+            dots::<E, 1, 8>(queries, keys.rows(places), width, scores);
         }
         return;
     }
-    for (i, places) in keys.places.chunks(4).enumerate() {
+    for (i, places) in keys.places().chunks(4).enumerate() {
         let rows = keys.rows::<4>(places);
-        let mut lane = 0;
-        while lane < lanes {
-            let queries = &queries[lane * keys.width..];
-            let scores = &mut scores[lane * STRIDE + i * 4..];
-            let count = lanes_of(lanes - lane);
+        let mut query = 0;
+        while query < all {
+            let queries = &queries[query * width..];
+            let scores = &mut scores[query * STRIDE + i * 4..];
+            let count = at_once(all - query);
             match count {
-                3 => dots::<E, 3, 4>(queries, rows, keys.width, scores),
-                _ => dots::<E, 2, 4>(queries, rows, keys.width, scores),
+                3 => dots::<E, 3, 4>(queries, rows, width, scores),
+                _ => dots::<E, 2, 4>(queries, rows, width, scores),
             }
-            lane += count;
+            query += count;
         }
     }
 }
@@ -46,12 +49,13 @@ pub(super) fn scores<E: Element>(queries: &[f32], keys: Vectors<'_, E>, scores: 
 /// `N` queries with `K` keys, 4 or 8, each of `width` numbers.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn dots<E: Element, const N: usize, const K: usize>(
+fn dots<E: Load, const N: usize, const K: usize>(
     queries: &[f32],
     keys: [&[E]; K],
     width: usize,
     scores: &mut [f32],
 ) {
+    assert!(width.is_multiple_of(WIDTH) && keys.iter().all(|key| key.len() == width));
     assert!(queries.len() >= N * width && scores.len() >= (N - 1) * STRIDE + K);
     let mut sums = [[_mm256_setzero_ps(); K]; N];
     for at in (0..width).step_by(WIDTH) {
@@ -61,7 +65,7 @@ fn dots<E: Element, const N: usize, const K: usize>(
             *q = unsafe { _mm256_loadu_ps(queries.as_ptr().add(i * width + at)) };
         }
         for (j, key) in keys.iter().enumerate() {
-            // SAFETY: `rows` has seen that keys are whole vectors inside of the data.
+            // SAFETY: keys are whole vectors, as asserted.
             let k = unsafe { E::load(key.as_ptr().add(at)) };
             for (sums, q) in sums.iter_mut().zip(q) {
                 sums[j] = _mm256_fmadd_ps(q, k, sums[j]);
@@ -102,7 +106,7 @@ fn across(a: __m256, b: __m256, c: __m256, d: __m256) -> __m128 {
 }
 
 #[target_feature(enable = "avx2,fma")]
-pub(super) fn weigh(scores: &mut [f32]) -> (f32, f32) {
+pub(super) fn weigh(_: Avx2, scores: &mut [f32]) -> (f32, f32) {
     let (whole, rest) = scores.as_chunks_mut::<WIDTH>();
     // What the last vector lacks weighs nothing.
     let mut last = [f32::NEG_INFINITY; WIDTH];
@@ -176,38 +180,39 @@ fn exp(x: __m256) -> __m256 {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn add_weighted<E: Element>(
+pub(super) fn add_weighted<E: Load>(
+    _: Avx2,
     sums: &mut [f32],
     weights: &[f32],
     counts: &[usize],
     values: Vectors<'_, E>,
 ) {
-    let mut lane = 0;
-    while lane < counts.len() {
-        let sums = &mut sums[lane * values.width..];
-        let weights = &weights[lane * STRIDE..];
-        let lanes = lanes_of(counts.len() - lane);
-        // The first of some lanes sees least.
-        let all = counts[lane];
-        match lanes {
+    let mut query = 0;
+    while query < counts.len() {
+        let sums = &mut sums[query * values.width()..];
+        let weights = &weights[query * STRIDE..];
+        let queries = at_once(counts.len() - query);
+        // The first of some queries sees least.
+        let all = counts[query];
+        match queries {
             3 => rows::<E, 3>(sums, weights, values.range(0, all)),
             2 => rows::<E, 2>(sums, weights, values.range(0, all)),
             _ => rows::<E, 1>(sums, weights, values.range(0, all)),
         }
-        for (i, &count) in counts[lane..lane + lanes].iter().enumerate().skip(1) {
+        for (i, &count) in counts[query..query + queries].iter().enumerate().skip(1) {
             if count > all {
-                let (sums, weights) = (&mut sums[i * values.width..], &weights[i * STRIDE + all..]);
-                rows::<E, 1>(sums, weights, values.range(all, count));
+                let sums = &mut sums[i * values.width()..];
+                rows::<E, 1>(sums, &weights[i * STRIDE + all..], values.range(all, count));
             }
         }
-        lane += lanes;
+        query += queries;
     }
 }
 
-/// The whole width for `N` lanes, as many vectors at a time as there are registers for.
+/// The whole width for `N` queries, as many vectors at a time as there are registers for.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn rows<E: Element, const N: usize>(sums: &mut [f32], weights: &[f32], values: Vectors<'_, E>) {
-    let vectors = values.width / WIDTH;
+fn rows<E: Load, const N: usize>(sums: &mut [f32], weights: &[f32], values: Vectors<'_, E>) {
+    let vectors = values.width() / WIDTH;
     let mut start = 0;
     while start < vectors {
         let at = start * WIDTH;
@@ -223,74 +228,88 @@ fn rows<E: Element, const N: usize>(sums: &mut [f32], weights: &[f32], values: V
 /// `V` vectors from `at` on, which stay in registers over all values; gives back `V`.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn part<E: Element, const N: usize, const V: usize>(
+fn part<E: Load, const N: usize, const V: usize>(
     sums: &mut [f32],
     at: usize,
     weights: &[f32],
     values: Vectors<'_, E>,
 ) -> usize {
-    let width = values.width;
+    let width = values.width();
     assert!(at + V * WIDTH <= width && sums.len() >= N * width);
-    assert!(weights.len() >= (N - 1) * STRIDE + values.places.len());
+    assert!(weights.len() >= (N - 1) * STRIDE + values.places().len());
     let mut parts = [[_mm256_setzero_ps(); V]; N];
-    for (lane, parts) in parts.iter_mut().enumerate() {
+    for (query, parts) in parts.iter_mut().enumerate() {
         for (i, part) in parts.iter_mut().enumerate() {
             // SAFETY: there are N sums, and V vectors of each from `at` on.
-            *part = unsafe { _mm256_loadu_ps(sums.as_ptr().add(lane * width + at + i * WIDTH)) };
+            *part = unsafe { _mm256_loadu_ps(sums.as_ptr().add(query * width + at + i * WIDTH)) };
         }
     }
-    for (number, &place) in values.places.iter().enumerate() {
+    for (number, &place) in values.places().iter().enumerate() {
         let mut weight = [_mm256_setzero_ps(); N];
-        for (lane, weight) in weight.iter_mut().enumerate() {
+        for (query, weight) in weight.iter_mut().enumerate() {
             // SAFETY: each of N rows of weights has one for each place.
-            *weight = _mm256_set1_ps(unsafe { *weights.get_unchecked(lane * STRIDE + number) });
+            *weight = _mm256_set1_ps(unsafe { *weights.get_unchecked(query * STRIDE + number) });
         }
         for i in 0..V {
-            // SAFETY: `Vectors::new` has seen that values are whole vectors inside of the data.
-            let value = unsafe { E::load(values.data.as_ptr().add(place + at + i * WIDTH)) };
+            // SAFETY: `Vectors` are whole vectors inside of the data.
+            let value = unsafe { E::load(values.data().as_ptr().add(place + at + i * WIDTH)) };
             for (parts, weight) in parts.iter_mut().zip(weight) {
                 parts[i] = _mm256_fmadd_ps(weight, value, parts[i]);
             }
         }
     }
-    for (lane, parts) in parts.iter().enumerate() {
+    for (query, parts) in parts.iter().enumerate() {
         for (i, part) in parts.iter().enumerate() {
             // SAFETY: as above.
             unsafe {
-                _mm256_storeu_ps(sums.as_mut_ptr().add(lane * width + at + i * WIDTH), *part)
+                _mm256_storeu_ps(sums.as_mut_ptr().add(query * width + at + i * WIDTH), *part)
             };
         }
     }
     V
 }
 
-/// Eight numbers of 16 bits as f32.
-///
-/// # Safety
-/// The CPU has F16C; eight numbers may be read.
-#[inline(always)]
-pub(super) unsafe fn load_f16(from: *const __m128i) -> __m256 {
-    // SAFETY: the caller's promise.
-    unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from)) }
+/// Elements that a vector of eight is read from.
+pub(super) trait Load: Element {
+    /// Eight numbers.
+    ///
+    /// # Safety
+    /// The CPU has AVX2 and F16C; eight numbers may be read.
+    unsafe fn load(from: *const Self) -> __m256;
 }
 
-/// Eight numbers of 16 bits as f32: their upper half.
-///
-/// # Safety
-/// The CPU has AVX2; eight numbers may be read.
-#[inline(always)]
-pub(super) unsafe fn load_bf16(from: *const __m128i) -> __m256 {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from));
-        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+impl Load for f32 {
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> __m256 {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_loadu_ps(from) }
+    }
+}
+
+impl Load for f16 {
+    #[inline(always)]
+    unsafe fn load(from: *const f16) -> __m256 {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
+    }
+}
+
+impl Load for bf16 {
+    /// They are the upper halves of f32.
+    #[inline(always)]
+    unsafe fn load(from: *const bf16) -> __m256 {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+        }
     }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn widen<E: Element>(from: &[E], to: &mut [f32]) {
+pub(super) fn widen<E: Load>(_: Avx2, from: &[E], to: &mut [f32]) {
     let (whole, rest) = from.as_chunks::<WIDTH>();
-    let (to, last) = to.as_chunks_mut::<WIDTH>();
+    let (to, last) = to[..from.len()].as_chunks_mut::<WIDTH>();
     for (from, to) in whole.iter().zip(to) {
         // SAFETY: eight numbers.
         store(to, unsafe { E::load(from.as_ptr()) });

@@ -1,11 +1,14 @@
 //! The inputs of a product, in 8 bits.
 
-use super::super::cpu::Path;
+use super::super::cpu::Isa;
 use super::super::parallel::{Shared, for_each};
-use super::{BLOCK, ROWS};
+use super::formats::BLOCK;
+
+/// Most rows that share one pass over the tiles of eight outputs.
+pub(super) const ROWS: usize = 8;
 
 /// Rows below which quantizing them is not worth other threads.
-const MANY: usize = 8;
+const MIN_PARALLEL_ROWS: usize = 8;
 /// Blocks that one thread quantizes at a time.
 const CHUNK: usize = 16;
 
@@ -72,7 +75,7 @@ impl BlockSums {
 
 impl Activations {
     /// Quantizes `x` `[rows, inputs]`; `inputs` is a multiple of 32.
-    pub fn quantize(path: Path, x: &[f32], inputs: usize) -> Self {
+    pub fn quantize(isa: Isa, x: &[f32], inputs: usize) -> Self {
         let (rows, blocks) = (x.len() / inputs, inputs / BLOCK);
         let mut this = Self {
             blocks,
@@ -82,23 +85,27 @@ impl Activations {
         };
         let (q, sums) = (Shared::new(&mut this.q), Shared::new(&mut this.sums));
         let chunks = blocks.div_ceil(CHUNK);
-        for_each(this.passes.len() * chunks, rows >= MANY, |at| {
-            let Pass { first, rows } = this.passes[at / chunks];
-            let start = at % chunks * CHUNK;
-            let count = CHUNK.min(blocks - start);
-            let place = first * blocks + start * rows;
-            // SAFETY: no two tasks have the same blocks of the same pass.
-            let (q, sums) = unsafe {
-                (
-                    q.slice(place * BLOCK, count * rows * BLOCK),
-                    sums.slice(place, count * rows),
-                )
-            };
-            for row in 0..rows {
-                let x = &x[(first + row) * inputs + start * BLOCK..][..count * BLOCK];
-                quantize_row(path, x, row, rows, q, sums);
-            }
-        });
+        for_each(
+            this.passes.len() * chunks,
+            rows >= MIN_PARALLEL_ROWS,
+            |at| {
+                let Pass { first, rows } = this.passes[at / chunks];
+                let start = at % chunks * CHUNK;
+                let count = CHUNK.min(blocks - start);
+                let place = first * blocks + start * rows;
+                // SAFETY: no two tasks have the same blocks of the same pass.
+                let (q, sums) = unsafe {
+                    (
+                        q.slice(place * BLOCK, count * rows * BLOCK),
+                        sums.slice(place, count * rows),
+                    )
+                };
+                for row in 0..rows {
+                    let x = &x[(first + row) * inputs + start * BLOCK..][..count * BLOCK];
+                    quantize_row(isa, x, row, rows, q, sums);
+                }
+            },
+        );
         this
     }
 
@@ -131,7 +138,7 @@ fn place(rows: usize, row: usize, block: usize, v: usize) -> usize {
 
 /// Quantizes blocks of row `row` of a pass of `rows` rows, and puts them where they belong.
 fn quantize_row(
-    path: Path,
+    isa: Isa,
     x: &[f32],
     row: usize,
     rows: usize,
@@ -140,10 +147,10 @@ fn quantize_row(
 ) {
     for (block, x) in x.chunks_exact(BLOCK).enumerate() {
         let mut values = [0; BLOCK];
-        sums[block * rows + row] = match path {
-            // SAFETY: a path is only taken where the CPU has its instructions.
+        sums[block * rows + row] = match isa.avx2() {
+            // SAFETY: the CPU has the instructions, which `proof` is the proof of.
             #[cfg(target_arch = "x86_64")]
-            Path::Avx2 | Path::Avx512Vnni => unsafe { avx2::quantize_block(x, &mut values) },
+            Some(proof) => unsafe { avx2::quantize_block(proof, x, &mut values) },
             _ => quantize_block(x, &mut values),
         };
         for (v, values) in values.chunks_exact(4).enumerate() {
@@ -167,11 +174,12 @@ fn quantize_block(x: &[f32], q: &mut [i8]) -> BlockSums {
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
     use super::{BLOCK, BlockSums};
+    use crate::kernels::cpu::Avx2;
     use std::arch::x86_64::*;
 
     /// As the portable function, bit for bit.
     #[target_feature(enable = "avx2")]
-    pub(super) fn quantize_block(x: &[f32], q: &mut [i8]) -> BlockSums {
+    pub(super) fn quantize_block(_: Avx2, x: &[f32], q: &mut [i8]) -> BlockSums {
         assert!(x.len() == BLOCK && q.len() == BLOCK);
         let load = |at: usize| {
             // SAFETY: there are 32 floats, and `at` is at most 24.

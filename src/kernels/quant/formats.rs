@@ -7,8 +7,12 @@
 //! inputs `4 v .. 4 v + 4`. Formats of less than 8 bits keep vector `v` in the low and vector
 //! `v + 4` in the high halves of the same bytes, and the bits above the fourth apart.
 
-use super::{BLOCK, WIDTH};
 use half::f16;
+
+/// Values a block, along the inputs.
+pub const BLOCK: usize = 32;
+/// Outputs a tile.
+pub(super) const WIDTH: usize = 8;
 
 /// Bytes that start where a vector does.
 #[repr(C, align(32))]

@@ -4,7 +4,7 @@
 //! inputs, so that one vector of four inputs of eight outputs meets four broadcast activations.
 //! Activations are quantized to 8 bits in blocks of 32, as llama.cpp does. Inside a block the sum
 //! is an exact integer; blocks are added in ascending order with one fused multiply-add each, two
-//! with an offset. Every path and any number of rows does just that, so all give the same bits.
+//! with an offset. Every set of instructions and any number of rows does just that, so all give the same bits.
 //!
 //! Why not candle's own kernels: on a CPU without VNNI its `Q8_0` costs six times as much for six
 //! rows as for one, and `Q4_1` is many times slower still; verifying drafts needs the opposite.
@@ -15,149 +15,57 @@ mod pack;
 mod portable;
 #[cfg(test)]
 mod tests;
+mod tiles;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 use super::clock::{self, Part};
-use super::cpu::{self, Path};
+use super::cpu::{self, Isa};
 use super::parallel::{Shared, for_each};
-use activations::{Activations, Pass};
-use candle_core::quantized::GgmlDType;
+use activations::{Activations, Pass, ROWS};
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
-use formats::{Format, Q4_0, Q4_1, Q4K, Q5_1, Q5K, Q6K, Q8_0};
+use formats::{Format, WIDTH};
+use tiles::{AnyTiles, SIDES, Strip, with_tiles};
 
-/// Values a block, along the inputs.
-pub const BLOCK: usize = 32;
-/// Outputs a tile.
-const WIDTH: usize = 8;
-/// Most rows that share one pass over the tiles of eight outputs.
-const ROWS: usize = 8;
-/// Tiles that lie side by side in memory, as a strip of 16 outputs: two sums at a time keep the CPU
-/// from waiting for one after the other.
-const SIDES: usize = 2;
+pub use formats::BLOCK;
+pub use tiles::QuantMatrix;
+
 /// Rows that are worked on before the next tiles: their activations stay in the cache.
 const PANEL: usize = 64;
 /// Multiply-adds below which other threads are not worth waking.
-const HEAVY: usize = 1 << 15;
-
-/// A whole matrix in one format. Outputs beyond the last are zero.
-struct Tiles<F: Format> {
-    /// `[outputs / 16 rounded up][inputs / 32]`.
-    quants: Vec<[F::Quants; SIDES]>,
-    /// `[outputs / 16 rounded up][inputs / 32 / F::SPAN]`.
-    scales: Vec<[F::Scales; SIDES]>,
-}
-
-/// The tiles of 16 outputs.
-struct Strip<'a, F: Format> {
-    quants: &'a [[F::Quants; SIDES]],
-    scales: &'a [[F::Scales; SIDES]],
-}
-
-impl<F: Format> Clone for Strip<'_, F> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<F: Format> Copy for Strip<'_, F> {}
-
-enum AnyTiles {
-    Q8_0(Tiles<Q8_0>),
-    Q4_0(Tiles<Q4_0>),
-    Q4_1(Tiles<Q4_1>),
-    Q5_1(Tiles<Q5_1>),
-    Q4K(Tiles<Q4K>),
-    Q5K(Tiles<Q5K>),
-    Q6K(Tiles<Q6K>),
-}
-
-/// Runs the same code for the tiles of each format.
-macro_rules! with_tiles {
-    ($tiles:expr, $name:ident => $body:expr) => {
-        match $tiles {
-            AnyTiles::Q8_0($name) => $body,
-            AnyTiles::Q4_0($name) => $body,
-            AnyTiles::Q4_1($name) => $body,
-            AnyTiles::Q5_1($name) => $body,
-            AnyTiles::Q4K($name) => $body,
-            AnyTiles::Q5K($name) => $body,
-            AnyTiles::Q6K($name) => $body,
-        }
-    };
-}
-use with_tiles;
-
-/// A quantized weight `[outputs, inputs]`, laid out for this CPU.
-pub struct QuantMatrix {
-    outputs: usize,
-    inputs: usize,
-    tiles: AnyTiles,
-}
+const MIN_PARALLEL_WORK: usize = 1 << 15;
 
 impl QuantMatrix {
-    /// Outputs and inputs.
-    pub fn shape(&self) -> (usize, usize) {
-        (self.outputs, self.inputs)
-    }
-
-    fn strips(&self) -> usize {
-        self.outputs.div_ceil(SIDES * WIDTH)
-    }
-
-    /// The block type that the tiles hold.
-    pub fn dtype(&self) -> GgmlDType {
-        match self.tiles {
-            AnyTiles::Q8_0(_) => GgmlDType::Q8_0,
-            AnyTiles::Q4_0(_) => GgmlDType::Q4_0,
-            AnyTiles::Q4_1(_) => GgmlDType::Q4_1,
-            AnyTiles::Q5_1(_) => GgmlDType::Q5_1,
-            AnyTiles::Q4K(_) => GgmlDType::Q4K,
-            AnyTiles::Q5K(_) => GgmlDType::Q5K,
-            AnyTiles::Q6K(_) => GgmlDType::Q6K,
-        }
-    }
-
     /// Outputs of a strip for the rows of `passes`: `store` gets the side, the row and eight outputs.
     fn strip_product(
         &self,
-        path: Path,
+        isa: Isa,
         strip: usize,
         x: &Activations,
         passes: &[Pass],
         store: impl FnMut(usize, usize, &[f32; WIDTH]),
     ) {
         with_tiles!(&self.tiles, tiles => {
-            product(path, tiles.strip(strip, self.inputs / BLOCK), x, passes, store)
+            product(isa, tiles.strip(strip, self.inputs / BLOCK), x, passes, store)
         })
-    }
-}
-
-impl<F: Format> Tiles<F> {
-    fn strip(&self, strip: usize, blocks: usize) -> Strip<'_, F> {
-        let records = blocks / F::SPAN;
-        Strip {
-            quants: &self.quants[strip * blocks..(strip + 1) * blocks],
-            scales: &self.scales[strip * records..(strip + 1) * records],
-        }
     }
 }
 
 /// The rows of `passes` against a strip.
 #[cfg(target_arch = "x86_64")]
 fn product<F: x86::Vectors>(
-    path: Path,
+    isa: Isa,
     strip: Strip<'_, F>,
     x: &Activations,
     passes: &[Pass],
     store: impl FnMut(usize, usize, &[f32; WIDTH]),
 ) {
-    match path {
-        // SAFETY: a path is only taken where the CPU has its instructions.
-        Path::Avx512Vnni => unsafe { x86::product_vnni(strip, x, passes, store) },
+    match isa {
+        // SAFETY: the CPU has the instructions, which `proof` is the proof of.
+        Isa::Avx512Vnni(proof) => unsafe { x86::product_vnni(proof, strip, x, passes, store) },
         // SAFETY: as above.
-        Path::Avx2 => unsafe { x86::product_avx2(strip, x, passes, store) },
-        Path::Portable => product_portable(strip, x, passes, store),
+        Isa::Avx2(proof) => unsafe { x86::product_avx2(proof, strip, x, passes, store) },
+        Isa::Portable => product_portable(strip, x, passes, store),
     }
 }
 
@@ -166,7 +74,7 @@ use product_portable as product;
 
 #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
 fn product_portable<F: Format>(
-    #[cfg(not(target_arch = "x86_64"))] path: Path,
+    #[cfg(not(target_arch = "x86_64"))] isa: Isa,
     strip: Strip<'_, F>,
     x: &Activations,
     passes: &[Pass],
@@ -202,26 +110,26 @@ impl CustomOp1 for MatMul<'_> {
             let inputs = wrong.inputs;
             candle_core::bail!("quant-matmul: {width} values a row, the weight takes {inputs}");
         }
-        let x = super::contiguous::<f32>(self.name(), x, layout)?;
-        let out = clock::time(Part::Matmul, || products(cpu::path(), self.0, x, width));
+        let x = super::storage::contiguous::<f32>(self.name(), x, layout)?;
+        let out = clock::time(Part::Matmul, || products(cpu::isa(), self.0, x, width));
         let outputs: usize = self.0.iter().map(|w| w.outputs).sum();
         Ok((CpuStorage::F32(out), (rows, outputs).into()))
     }
 }
 
 /// `[rows, sum of outputs]` for `x` `[rows, inputs]`.
-fn products(path: Path, weights: &[&QuantMatrix], x: &[f32], inputs: usize) -> Vec<f32> {
+fn products(isa: Isa, weights: &[&QuantMatrix], x: &[f32], inputs: usize) -> Vec<f32> {
     let rows = x.len() / inputs.max(1);
-    let x = Activations::quantize(path, x, inputs);
+    let x = Activations::quantize(isa, x, inputs);
     let outputs: usize = weights.iter().map(|w| w.outputs).sum();
     let mut out = vec![0f32; rows * outputs];
     let shared = Shared::new(&mut out);
     let strips: usize = weights.iter().map(|w| w.strips()).sum();
-    let heavy = rows * inputs * outputs > HEAVY;
+    let parallelize = rows * inputs * outputs > MIN_PARALLEL_WORK;
     for panel in x.passes().chunks(PANEL / ROWS) {
-        for_each(strips, heavy, |strip| {
+        for_each(strips, parallelize, |strip| {
             let (weight, strip, first) = locate(weights, strip);
-            weight.strip_product(path, strip, &x, panel, |side, row, sums| {
+            weight.strip_product(isa, strip, &x, panel, |side, row, sums| {
                 let column = (strip * SIDES + side) * WIDTH;
                 let width = WIDTH.min(weight.outputs.saturating_sub(column));
                 if width == 0 {

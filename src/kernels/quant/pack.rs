@@ -1,7 +1,7 @@
 //! From GGUF blocks, or from floats, to tiles.
 
-use super::formats::{Format, SUPER};
-use super::{AnyTiles, BLOCK, QuantMatrix, SIDES, Tiles, WIDTH, with_tiles};
+use super::formats::{BLOCK, Format, SUPER, WIDTH};
+use super::tiles::{AnyTiles, QuantMatrix, SIDES, Tiles, with_tiles};
 use candle_core::Result;
 use candle_core::quantized::GgmlDType;
 use half::f16;

@@ -1,8 +1,8 @@
 //! The product in plain Rust: what the vector paths must equal bit for bit.
 
 use super::activations::{Activations, Pass};
-use super::formats::Format;
-use super::{BLOCK, Strip, WIDTH};
+use super::formats::{BLOCK, Format, WIDTH};
+use super::tiles::Strip;
 
 /// The rows of `passes` against a side of a strip: eight outputs of each, in order of rows.
 pub(super) fn product<F: Format>(

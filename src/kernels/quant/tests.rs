@@ -1,7 +1,7 @@
-//! The tiles against plain arithmetic, and every path against the portable one.
+//! The tiles against plain arithmetic, and every set of instructions against the portable one.
 
 use super::*;
-use candle_core::quantized::QTensor;
+use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device};
 
 const KINDS: [GgmlDType; 8] = [
@@ -14,11 +14,6 @@ const KINDS: [GgmlDType; 8] = [
     GgmlDType::Q5K,
     GgmlDType::Q6K,
 ];
-
-fn paths() -> impl Iterator<Item = Path> {
-    let all = Path::ALL.into_iter().map(|(_, path)| path);
-    all.filter(|path| path.is_available())
-}
 
 /// Inputs that every type allows.
 fn inputs(kind: GgmlDType, blocks: usize) -> usize {
@@ -62,7 +57,7 @@ fn place(x: &Activations, row: usize) -> (Pass, usize) {
     (pass, row - pass.first)
 }
 
-/// Random shapes with ragged edges, every type, every path.
+/// Random shapes with ragged edges, every type, every set of instructions.
 #[test]
 fn products_agree_with_f64_on_the_same_8_bit_activations() {
     for kind in KINDS {
@@ -70,9 +65,9 @@ fn products_agree_with_f64_on_the_same_8_bit_activations() {
             let inputs = inputs(kind, blocks);
             let (matrix, values) = weight(kind, outputs, inputs);
             let x = noise(rows, inputs, 2.);
-            let rounded = Activations::quantize(Path::Portable, &x, inputs);
-            for path in paths() {
-                let got = products(path, &[&matrix], &x, inputs);
+            let rounded = Activations::quantize(Isa::Portable, &x, inputs);
+            for isa in Isa::available() {
+                let got = products(isa, &[&matrix], &x, inputs);
                 for (at, got) in got.iter().enumerate() {
                     let (r, o) = (at / outputs, at % outputs);
                     let (mut want, mut size) = (0f64, 0f64);
@@ -90,7 +85,7 @@ fn products_agree_with_f64_on_the_same_8_bit_activations() {
                     let far = (f64::from(*got) - want).abs();
                     assert!(
                         far <= 1e-5 * size.max(1e-3),
-                        "{kind:?} on {path:?} [{r}, {o}]: {got} {want}"
+                        "{kind:?} on {isa:?} [{r}, {o}]: {got} {want}"
                     );
                 }
             }
@@ -100,23 +95,23 @@ fn products_agree_with_f64_on_the_same_8_bit_activations() {
 
 /// Quantized activations, and results for any number of rows.
 #[test]
-fn all_paths_and_any_company_give_the_same_bits() {
+fn all_isas_and_any_company_give_the_same_bits() {
     for kind in KINDS {
         let inputs = inputs(kind, 5);
         let (matrix, _) = weight(kind, 20, inputs);
         let x = noise(23, inputs, 2.);
-        let plain = Activations::quantize(Path::Portable, &x, inputs);
-        let want = products(Path::Portable, &[&matrix], &x, inputs);
-        for path in paths() {
-            let quantized = Activations::quantize(path, &x, inputs);
+        let plain = Activations::quantize(Isa::Portable, &x, inputs);
+        let want = products(Isa::Portable, &[&matrix], &x, inputs);
+        for isa in Isa::available() {
+            let quantized = Activations::quantize(isa, &x, inputs);
             assert_eq!(quantized.passes(), plain.passes());
             for &pass in plain.passes() {
                 assert_eq!(quantized.q(pass), plain.q(pass));
                 assert_eq!(quantized.sums(pass), plain.sums(pass));
             }
             for rows in 1..=23 {
-                let some = products(path, &[&matrix], &x[..rows * inputs], inputs);
-                assert_eq!(some, want[..rows * 20], "{kind:?} on {path:?}, {rows} rows");
+                let some = products(isa, &[&matrix], &x[..rows * inputs], inputs);
+                assert_eq!(some, want[..rows * 20], "{kind:?} on {isa:?}, {rows} rows");
             }
         }
     }
@@ -169,12 +164,12 @@ fn extreme_values_do_not_overflow() {
     ];
     for (kind, inputs, block, value) in kinds {
         let matrix = QuantMatrix::from_blocks(kind, &block.repeat(8), 8, inputs).unwrap();
-        for path in paths() {
+        for isa in Isa::available() {
             for x in [-3f32, 3.] {
-                let got = products(path, &[&matrix], &vec![x; 2 * inputs], inputs);
+                let got = products(isa, &[&matrix], &vec![x; 2 * inputs], inputs);
                 let want = value * x * inputs as f32;
                 let far = (got[15] - want).abs() / want.abs();
-                assert!(far < 1e-5, "{kind:?} on {path:?}: {} {want}", got[15]);
+                assert!(far < 1e-5, "{kind:?} on {isa:?}: {} {want}", got[15]);
             }
         }
     }

@@ -8,13 +8,12 @@
 mod vectors;
 
 use super::activations::{Activations, BlockSums, Pass};
-use super::formats::Format;
-use super::{BLOCK, SIDES, Strip, WIDTH};
+use super::formats::{BLOCK, Format, WIDTH};
+use super::tiles::{SIDES, Strip};
+use crate::kernels::cpu;
 use std::arch::x86_64::*;
+use vectors::VECTORS;
 pub(super) use vectors::Vectors;
-
-/// Vectors of a tile.
-const VECTORS: usize = BLOCK / 4;
 
 /// How bytes are multiplied.
 trait Multiply {
@@ -368,31 +367,27 @@ macro_rules! product {
 
 /// The rows of `passes` against a strip; `store` is called with the side, the row and its eight
 /// outputs.
-///
-/// # Safety
-/// The CPU has AVX2, FMA and F16C.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn product_avx2<F: Vectors>(
+pub(super) fn product_avx2<F: Vectors>(
+    _: cpu::Avx2,
     strip: Strip<'_, F>,
     x: &Activations,
     passes: &[Pass],
     mut store: impl FnMut(usize, usize, &[f32; WIDTH]),
 ) {
-    // SAFETY: the caller has seen to the CPU.
+    // SAFETY: the CPU has the instructions: a caller needs them, or has to show the proof.
     unsafe { product!(Avx2, F, strip, x, passes, store; 1 2 3 4 6 8) };
 }
 
 /// As [`product_avx2`].
-///
-/// # Safety
-/// The CPU has AVX-512 VNNI and VL too.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-pub(super) unsafe fn product_vnni<F: Vectors>(
+pub(super) fn product_vnni<F: Vectors>(
+    _: cpu::Avx512Vnni,
     strip: Strip<'_, F>,
     x: &Activations,
     passes: &[Pass],
     mut store: impl FnMut(usize, usize, &[f32; WIDTH]),
 ) {
-    // SAFETY: the caller has seen to the CPU.
+    // SAFETY: the CPU has the instructions: a caller needs them, or has to show the proof.
     unsafe { product!(Vnni, F, strip, x, passes, store; 1 2 3 4 6 8) };
 }

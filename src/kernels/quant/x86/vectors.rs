@@ -1,12 +1,13 @@
 //! The formats as vectors of 256 bits.
 
-use super::super::WIDTH;
 use super::super::formats::{
-    Affine, Bytes, Format, Q4_0, Q4_1, Q4K, Q5_1, Q5K, Q6K, Q8_0, Scales6K, ScalesK,
+    Affine, BLOCK, Bytes, Format, Q4_0, Q4_1, Q4K, Q5_1, Q5K, Q6K, Q8_0, Scales6K, ScalesK, WIDTH,
 };
-use super::VECTORS;
 use half::f16;
 use std::arch::x86_64::*;
+
+/// Vectors of a tile.
+pub(super) const VECTORS: usize = BLOCK / 4;
 
 /// A format as vectors. All functions need AVX2, FMA and F16C, and are inlined into functions that
 /// have them.

@@ -1,29 +1,28 @@
 //! One item on one thread: the queries of its rows and heads, chunk by chunk over their keys.
 
-use super::plan::Item;
-use super::tile::{
-    ALIGN, CHUNK, Element, STRIDE, TILE, Vectors, add_weighted, prefetch, scores, weigh,
-};
-use super::{Dims, PagedAttention};
+use super::plan::{Dims, Item};
+use super::tile::{Kernel, add_weighted, prefetch, scores, weigh, widen};
+use super::vectors::{ALIGN, CHUNK, STRIDE, TILE, Vectors};
+use crate::kernels::cpu::Isa;
 use crate::kernels::float::exp;
 use std::cell::RefCell;
 
 /// Keys of a tree that a row can have for itself.
-const OWN: usize = 64;
+const MAX_PRIVATE: usize = 64;
 
-/// Lanes that read K and V of 16 bits as they are: for more, they are widened once.
-const DIRECT: usize = 3;
+/// Queries that read K and V of 16 bits as they are: for more, they are widened once.
+const MAX_DIRECT: usize = 3;
 
 /// Room for one item, kept from one call to the next.
 #[derive(Default)]
 pub(super) struct Scratch {
-    /// Queries, already scaled: `[lanes, width]`, row-major in (row, head).
+    /// Queries, already scaled: `[queries, width]`, row-major in (row, head).
     queries: Vec<f32>,
-    /// Scores of the chunk, then their weights: `[lanes, STRIDE]`.
+    /// Scores of the chunk, then their weights: `[queries, STRIDE]`.
     scores: Vec<f32>,
     /// A tile of K or V as f32.
     wide: Vec<f32>,
-    /// Keys of a tile that a lane sees.
+    /// Keys of a tile that a query sees.
     counts: Vec<usize>,
     /// The softmax so far, and that of a further chunk.
     partials: Vec<f32>,
@@ -46,24 +45,24 @@ fn room<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
     &mut buffer[..len]
 }
 
-/// The softmax of some keys, a lane each.
+/// The softmax of some keys, one a query.
 pub(super) struct Partial<'a> {
-    /// Weighted sums of values, `[lanes, width]`.
+    /// Weighted sums of values, `[queries, width]`.
     acc: &'a mut [f32],
     max: &'a mut [f32],
     sum: &'a mut [f32],
 }
 
 impl<'a> Partial<'a> {
-    /// Floats of a lane.
+    /// Floats of a query.
     pub fn floats(width: usize) -> usize {
         width + 2
     }
 
     pub fn new(floats: &'a mut [f32], width: usize) -> Self {
-        let lanes = floats.len() / Self::floats(width);
-        let (acc, rest) = floats.split_at_mut(lanes * width);
-        let (max, sum) = rest.split_at_mut(lanes);
+        let queries = floats.len() / Self::floats(width);
+        let (acc, rest) = floats.split_at_mut(queries * width);
+        let (max, sum) = rest.split_at_mut(queries);
         Self { acc, max, sum }
     }
 
@@ -73,23 +72,26 @@ impl<'a> Partial<'a> {
         self.sum.fill(0.0);
     }
 
-    /// Takes in the softmax of the next chunk of a lane. (Milakov and Gimelshein 2018, "Online
+    /// Takes in the softmax of the next chunk of a query. (Milakov and Gimelshein 2018, "Online
     /// normalizer calculation for softmax".)
-    fn merge(&mut self, next: &Partial<'_>, lane: usize, width: usize) {
-        let max = self.max[lane].max(next.max[lane]);
-        let (ours, theirs) = (exp(self.max[lane] - max), exp(next.max[lane] - max));
-        self.max[lane] = max;
-        self.sum[lane] = self.sum[lane] * ours + next.sum[lane] * theirs;
-        let next = &next.acc[lane * width..][..width];
-        for (acc, next) in self.acc[lane * width..][..width].iter_mut().zip(next) {
+    fn merge(&mut self, next: &Partial<'_>, query: usize, width: usize) {
+        let max = self.max[query].max(next.max[query]);
+        let (ours, theirs) = (exp(self.max[query] - max), exp(next.max[query] - max));
+        self.max[query] = max;
+        self.sum[query] = self.sum[query] * ours + next.sum[query] * theirs;
+        let next = &next.acc[query * width..][..width];
+        for (acc, next) in self.acc[query * width..][..width].iter_mut().zip(next) {
             *acc = *acc * ours + next * theirs;
         }
     }
 }
 
-/// An item, with what it reads.
-pub(super) struct Lanes<'a, E> {
-    pub op: &'a PagedAttention<'a>,
+/// The queries of an item, with what they read. A query is a pair of a row and a head.
+pub(super) struct QueryGroup<'a, E> {
+    pub isa: Isa,
+    pub scale: f32,
+    /// Slots a block.
+    pub block_size: usize,
     pub item: &'a Item<'a>,
     /// `[rows, heads, head_dim]`.
     pub q: &'a [f32],
@@ -99,7 +101,8 @@ pub(super) struct Lanes<'a, E> {
     pub dims: Dims,
 }
 
-impl<E: Element> Lanes<'_, E> {
+impl<E: Kernel> QueryGroup<'_, E> {
+    /// Queries.
     pub fn count(&self) -> usize {
         self.item.rows.len() * self.dims.group()
     }
@@ -136,9 +139,9 @@ impl<E: Element> Lanes<'_, E> {
 
     fn merge(&self, so_far: &mut Partial<'_>, next: &Partial<'_>, chunk: usize) {
         let group = self.dims.group();
-        for lane in 0..self.count() {
-            if self.item.sees_of(chunk, lane / group) > 0 {
-                so_far.merge(next, lane, self.dims.width());
+        for query in 0..self.count() {
+            if self.item.visible_keys(chunk, query / group) > 0 {
+                so_far.merge(next, query, self.dims.width());
             }
         }
     }
@@ -146,14 +149,14 @@ impl<E: Element> Lanes<'_, E> {
     /// The softmax of one chunk.
     pub fn chunk(&self, chunk: usize, scratch: &mut Scratch, into: &mut Partial<'_>) {
         let (group, rows) = (self.dims.group(), self.item.rows.len());
-        let (width, path) = (self.dims.width(), self.op.path);
+        let width = self.dims.width();
         into.clear();
         self.load(room(&mut scratch.queries, self.count() * width));
         room(&mut scratch.scores, self.count() * STRIDE);
         room(&mut scratch.counts, self.count());
         let mut places = [0; CHUNK];
         // The last row sees all that any row shares with those after it.
-        let shared = self.item.shares_of(chunk, rows - 1);
+        let shared = self.item.shared_keys(chunk, rows - 1);
         self.places(chunk * CHUNK, &mut places[..shared]);
         prefetch(self.k, &places[..shared.min(TILE)], self.dims.head_dim);
         for start in (0..shared).step_by(TILE) {
@@ -168,11 +171,11 @@ impl<E: Element> Lanes<'_, E> {
         self.own(chunk, |row, start, places| {
             self.score(places, row..row + 1, start, scratch)
         });
-        for lane in 0..self.count() {
-            let sees = self.item.sees_of(chunk, lane / group);
-            if sees > 0 {
-                let scores = &mut scratch.scores[lane * STRIDE..][..sees];
-                (into.max[lane], into.sum[lane]) = weigh(path, scores);
+        for query in 0..self.count() {
+            let visible = self.item.visible_keys(chunk, query / group);
+            if visible > 0 {
+                let scores = &mut scratch.scores[query * STRIDE..][..visible];
+                (into.max[query], into.sum[query]) = weigh(self.isa, scores);
             }
         }
         for start in (0..shared).step_by(TILE) {
@@ -182,7 +185,7 @@ impl<E: Element> Lanes<'_, E> {
             for (row, counts) in
                 (first..rows).zip(scratch.counts[first * group..].chunks_mut(group))
             {
-                counts.fill((self.item.shares_of(chunk, row) - start).min(places.len()));
+                counts.fill((self.item.shared_keys(chunk, row) - start).min(places.len()));
             }
             self.add(places, first..rows, start, scratch, into.acc);
         }
@@ -219,38 +222,35 @@ impl<E: Element> Lanes<'_, E> {
     /// Rows begin to share the chunk's key `start` with this one.
     fn first(&self, chunk: usize, start: usize) -> usize {
         let mut rows = 0..self.item.rows.len();
-        rows.find(|&row| self.item.shares_of(chunk, row) > start)
+        rows.find(|&row| self.item.shared_keys(chunk, row) > start)
             .unwrap_or(rows.end)
     }
 
     /// For each row its number, and what it does not share: the first one's number in the chunk,
     /// and the places of all.
     fn own(&self, chunk: usize, mut work: impl FnMut(usize, usize, &[usize])) {
-        if self.item.segment.tree.is_none() {
+        if self.item.span.tree.is_none() {
             return;
         }
         for row in 0..self.item.rows.len() {
-            let (mut places, mut count) = ([0; OWN], 0);
-            for position in self.item.owns_of(chunk, row) {
+            let (mut places, mut count) = ([0; MAX_PRIVATE], 0);
+            for position in self.item.private_keys(chunk, row) {
                 self.places(position, &mut places[count..=count]);
                 count += 1;
             }
             if count > 0 {
-                work(row, self.item.shares_of(chunk, row), &places[..count]);
+                work(row, self.item.shared_keys(chunk, row), &places[..count]);
             }
         }
     }
 
     /// Where K and V of the pool positions from `position` on are in the pools.
     fn places(&self, mut position: usize, mut places: &mut [usize]) {
-        let (size, stride) = (
-            self.op.rows.block_size,
-            self.dims.kv_heads * self.dims.head_dim,
-        );
+        let (size, stride) = (self.block_size, self.dims.kv_heads * self.dims.head_dim);
         // Block by block: a division for each key would cost more than its scores.
         while !places.is_empty() {
             let (block, offset) = (position / size, position % size);
-            let slot = self.item.segment.blocks[block] as usize * size + offset;
+            let slot = self.item.span.blocks[block] as usize * size + offset;
             let start = slot * stride + self.item.kv_head * self.dims.head_dim;
             let (inside, rest) = places.split_at_mut(places.len().min(size - offset));
             for (i, place) in inside.iter_mut().enumerate() {
@@ -273,16 +273,12 @@ impl<E: Element> Lanes<'_, E> {
         let queries = &scratch.queries[rows.start * group * width..rows.end * group * width];
         let out = &mut scratch.scores[rows.start * group * STRIDE + start..];
         if self.is_direct(rows.len()) {
-            scores(
-                self.op.path,
-                queries,
-                Vectors::new(self.k, places, width),
-                out,
-            );
+            let keys = Vectors::new(self.k, places, width);
+            scores(self.isa, queries, keys, out);
         } else {
             let at = self.widen(self.k, places, &mut scratch.wide);
             let keys = Vectors::new(&scratch.wide, &at[..places.len()], width);
-            scores(self.op.path, queries, keys, out);
+            scores(self.isa, queries, keys, out);
         }
     }
 
@@ -296,32 +292,32 @@ impl<E: Element> Lanes<'_, E> {
         acc: &mut [f32],
     ) {
         let (group, width) = (self.dims.group(), self.dims.width());
-        let lanes = rows.start * group..rows.end * group;
-        let acc = &mut acc[lanes.start * width..lanes.end * width];
-        let weights = &scratch.scores[lanes.start * STRIDE + start..];
-        let counts = &scratch.counts[lanes];
+        let queries = rows.start * group..rows.end * group;
+        let acc = &mut acc[queries.start * width..queries.end * width];
+        let weights = &scratch.scores[queries.start * STRIDE + start..];
+        let counts = &scratch.counts[queries];
         if self.is_direct(rows.len()) {
             let values = Vectors::new(self.v, places, width);
-            add_weighted(self.op.path, acc, weights, counts, values);
+            add_weighted(self.isa, acc, weights, counts, values);
         } else {
             let at = self.widen(self.v, places, &mut scratch.wide);
             let values = Vectors::new(&scratch.wide, &at[..places.len()], width);
-            add_weighted(self.op.path, acc, weights, counts, values);
+            add_weighted(self.isa, acc, weights, counts, values);
         }
     }
 
     /// Whether K and V are read from the pools, not from a tile.
     fn is_direct(&self, rows: usize) -> bool {
-        let few = E::DTYPE == candle_core::DType::F32 || rows * self.dims.group() <= DIRECT;
+        let few = E::DTYPE == candle_core::DType::F32 || rows * self.dims.group() <= MAX_DIRECT;
         few && self.dims.head_dim.is_multiple_of(ALIGN)
     }
 
     /// Copies vectors to a tile as f32, filled up with zeros: where they are there.
-    fn widen(&self, pool: &[E], places: &[usize], wide: &mut Vec<f32>) -> [usize; OWN] {
+    fn widen(&self, pool: &[E], places: &[usize], wide: &mut Vec<f32>) -> [usize; MAX_PRIVATE] {
         let (d, width) = (self.dims.head_dim, self.dims.width());
         let wide = room(wide, places.len() * width);
         for (&place, to) in places.iter().zip(wide.chunks_exact_mut(width)) {
-            E::widen(self.op.path, &pool[place..place + d], to);
+            widen(self.isa, &pool[place..place + d], to);
             to[d..].fill(0.0);
         }
         std::array::from_fn(|i| i * width)
@@ -329,10 +325,10 @@ impl<E: Element> Lanes<'_, E> {
 
     fn load(&self, queries: &mut [f32]) {
         let (d, group) = (self.dims.head_dim, self.dims.group());
-        for (lane, query) in queries.chunks_exact_mut(self.dims.width()).enumerate() {
-            let from = &self.q[self.query(lane / group) + lane % group * d..][..d];
+        for (number, query) in queries.chunks_exact_mut(self.dims.width()).enumerate() {
+            let from = &self.q[self.heads_of(number / group) + number % group * d..][..d];
             for (to, from) in query.iter_mut().zip(from) {
-                *to = from * self.op.scale;
+                *to = from * self.scale;
             }
             query[d..].fill(0.0);
         }
@@ -341,10 +337,10 @@ impl<E: Element> Lanes<'_, E> {
     fn store<'o>(&self, so_far: &Partial<'_>, out: impl Fn(usize) -> &'o mut [f32]) {
         let (d, width, group) = (self.dims.head_dim, self.dims.width(), self.dims.group());
         for row in 0..self.item.rows.len() {
-            for (i, head) in out(self.query(row)).chunks_exact_mut(d).enumerate() {
-                let lane = row * group + i;
-                let sum = so_far.sum[lane];
-                for (to, from) in head.iter_mut().zip(&so_far.acc[lane * width..]) {
+            for (i, head) in out(self.heads_of(row)).chunks_exact_mut(d).enumerate() {
+                let query = row * group + i;
+                let sum = so_far.sum[query];
+                for (to, from) in head.iter_mut().zip(&so_far.acc[query * width..]) {
                     *to = from / sum;
                 }
             }
@@ -352,8 +348,8 @@ impl<E: Element> Lanes<'_, E> {
     }
 
     /// Where the heads of a row begin in q, and in the output.
-    fn query(&self, row: usize) -> usize {
-        let row = self.item.segment.rows.start + self.item.rows.start + row;
+    fn heads_of(&self, row: usize) -> usize {
+        let row = self.item.span.rows.start + self.item.rows.start + row;
         (row * self.dims.heads + self.item.kv_head * self.dims.group()) * self.dims.head_dim
     }
 }

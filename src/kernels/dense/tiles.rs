@@ -1,0 +1,51 @@
+//! How weights lie in memory.
+
+use candle_core::DType;
+use half::{bf16, f16};
+
+/// Outputs a tile: two vectors.
+pub(super) const WIDTH: usize = 16;
+/// Most rows of a pass: with the two vectors of a tile, 12 of the 16 registers are sums.
+pub(super) const ROWS: usize = 6;
+/// Most tiles of a pass, for one row: a multiply-add takes as long as eight can be begun, and four
+/// places that are read at once keep the memory busy.
+pub(super) const TILES: usize = 4;
+/// The weights of one input, for the outputs of a tile in the order that
+/// their dtype's `Value::place` gives. A vector
+/// then never lies across two cache lines.
+#[repr(C, align(32))]
+#[derive(Clone, Copy)]
+pub(super) struct TileRow<V>(pub [V; WIDTH]);
+
+/// `[outputs / 16 rounded up][inputs]`.
+pub(super) enum Tiles {
+    F32(Vec<TileRow<f32>>),
+    F16(Vec<TileRow<f16>>),
+    BF16(Vec<TileRow<bf16>>),
+}
+
+/// A weight `[outputs, inputs]` of f32, f16 or bf16, laid out for this CPU.
+pub struct DenseMatrix {
+    pub(super) outputs: usize,
+    pub(super) inputs: usize,
+    pub(super) tiles: Tiles,
+}
+
+/// The results of a pass so far: `[tile][row][output of the tile]`.
+pub(super) type Sums = [[[f32; WIDTH]; ROWS]; TILES];
+
+impl DenseMatrix {
+    /// Outputs and inputs.
+    pub fn shape(&self) -> (usize, usize) {
+        (self.outputs, self.inputs)
+    }
+
+    /// The dtype that the weights are kept in.
+    pub fn dtype(&self) -> DType {
+        match self.tiles {
+            Tiles::F32(_) => DType::F32,
+            Tiles::F16(_) => DType::F16,
+            Tiles::BF16(_) => DType::BF16,
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! All rows of a call, by sequence.
+
+use super::tables::{TableCapacity, Tables};
+use crate::kernels::span::Span;
+use candle_core::{Device, Result};
+use std::sync::OnceLock;
+
+/// The spans of a forward, which cover its rows in order: what attention in all of its layers shares.
+///
+/// They are checked when it is made and do not change after that. So it is the proof that every block of
+/// every table is inside of any pool with [`num_slots`](Self::num_slots) slots, and every mask where a
+/// kernel looks for it: kernels need not check that again, and a GPU could not.
+pub struct AttentionBatch<'a> {
+    spans: &'a [Span],
+    rows: usize,
+    block_size: usize,
+    num_slots: usize,
+    batch_invariant: bool,
+    /// What a GPU needs of them, sent there once.
+    tables: OnceLock<Tables>,
+}
+
+impl<'a> AttentionBatch<'a> {
+    /// A batch of `spans`, each of whose rows follow those of the one before, over pools of `num_slots`
+    /// slots in blocks of `block_size`.
+    ///
+    /// # Errors
+    /// Where spans leave out rows, a table is too short or names a block outside of the pools, or a tree
+    /// has not one mask a row, or more than 64.
+    pub fn new(spans: &'a [Span], block_size: usize, num_slots: usize) -> Result<Self> {
+        let mut rows = 0;
+        for span in spans {
+            if !fits(span, rows, block_size, num_slots) {
+                candle_core::bail!("paged-attention: {span:?} does not fit {num_slots} slots");
+            }
+            rows = span.rows.end;
+        }
+        Ok(Self {
+            spans,
+            rows,
+            block_size,
+            num_slots,
+            batch_invariant: false,
+            tables: OnceLock::new(),
+        })
+    }
+
+    /// With `batch_invariant` all rows go to one kernel on a GPU, also those of prompts, so that no
+    /// bit depends on how many rows of a sequence come together. On the CPU that is so anyway.
+    pub fn with_batch_invariance(mut self, batch_invariant: bool) -> Self {
+        self.batch_invariant = batch_invariant;
+        self
+    }
+
+    pub fn spans(&self) -> &'a [Span] {
+        self.spans
+    }
+
+    /// Rows of all spans.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Slots a block.
+    pub fn block_size(&self) -> usize {
+        self.block_size
+    }
+
+    /// Slots of the smallest pool that has every block.
+    pub fn num_slots(&self) -> usize {
+        self.num_slots
+    }
+
+    /// See [`with_batch_invariance`](Self::with_batch_invariance).
+    pub fn is_batch_invariant(&self) -> bool {
+        self.batch_invariant
+    }
+
+    /// Capacity for these rows and others like them, none of them in a long span, where `group` query
+    /// heads share one of keys: powers of two.
+    pub fn capacity(&self, group: usize) -> TableCapacity {
+        TableCapacity::of(self.spans, group, false).rounded_up()
+    }
+
+    /// Sends to a GPU what attention needs of these rows, with capacity for others: `None` = for none.
+    /// With `prefill` long spans go to the kernel for prompts. Attention does it by itself where it was
+    /// not done.
+    ///
+    /// # Errors
+    /// Where the device fails.
+    pub fn send(
+        &self,
+        device: &Device,
+        group: usize,
+        prefill: bool,
+        capacity: Option<TableCapacity>,
+    ) -> Result<&Tables> {
+        if let Some(tables) = self.tables.get() {
+            return Ok(tables);
+        }
+        let pool = (self.block_size, self.num_slots);
+        let tables = Tables::send(self.spans, pool, device, group, prefill, capacity)?;
+        Ok(self.tables.get_or_init(|| tables))
+    }
+
+    /// The tables that were sent.
+    pub fn into_tables(self) -> Option<Tables> {
+        self.tables.into_inner()
+    }
+
+    /// Puts these rows in the place of those that `tables` hold, both without trees and prompts.
+    ///
+    /// # Errors
+    /// Where these were checked for other pools or there is no capacity, and nothing is changed; or
+    /// where the device fails.
+    pub fn overwrite(&self, tables: &Tables) -> Result<()> {
+        tables.replace(self.spans, (self.block_size, self.num_slots))
+    }
+}
+
+/// Whether `span`, whose first row is to be `first`, is inside of what it says that it is.
+fn fits(span: &Span, first: usize, block_size: usize, num_slots: usize) -> bool {
+    let ordered = span.rows.start == first && span.rows.start <= span.rows.end;
+    let keys = span.context.checked_add(span.rows.len());
+    let room = span.blocks.len().checked_mul(block_size);
+    // Not by slots: the last block of a pool that is no whole number of them has fewer.
+    let blocks = num_slots.checked_div(block_size).unwrap_or(0);
+    let inside = span.blocks.iter().all(|&block| (block as usize) < blocks);
+    let masks = span.tree.as_ref();
+    ordered
+        && inside
+        && keys.is_some_and(|keys| room.is_some_and(|room| keys <= room))
+        && masks.is_none_or(|masks| masks.len() == span.rows.len() && masks.len() <= 64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ops::Range;
+
+    fn span(rows: Range<usize>, context: usize, blocks: &[u32]) -> Span {
+        Span {
+            rows,
+            context,
+            blocks: blocks.to_vec(),
+            tree: None,
+        }
+    }
+
+    #[test]
+    fn spans_that_lead_out_of_the_pool_are_refused() {
+        let two = [span(0..2, 3, &[0, 1]), span(2..3, 0, &[2])];
+        let batch = AttentionBatch::new(&two, 4, 13).unwrap();
+        assert_eq!((batch.rows(), batch.num_slots()), (3, 13));
+        let tree = |len| Span {
+            tree: Some(vec![1; len]),
+            ..span(0..2, 3, &[0, 1])
+        };
+        assert!(AttentionBatch::new(&[tree(2)], 4, 12).is_ok());
+        let reversed = Range { start: 2, end: 0 };
+        for wrong in [
+            span(0..2, 3, &[0, 3]),
+            span(0..2, 3, &[u32::MAX, 0]),
+            span(0..2, 3, &[0]),
+            span(0..2, usize::MAX, &[0, 1]),
+            span(1..2, 3, &[0, 1]),
+            span(reversed, 3, &[0, 1]),
+            tree(1),
+            tree(3),
+            Span {
+                tree: Some(vec![1; 65]),
+                ..span(0..65, 0, &(0..17).map(|i| i % 3).collect::<Vec<_>>())
+            },
+        ] {
+            let wrong = [wrong];
+            assert!(AttentionBatch::new(&wrong, 4, 12).is_err(), "{wrong:?}");
+        }
+        assert!(AttentionBatch::new(&two, 0, 12).is_err());
+        assert!(AttentionBatch::new(&two, 4, 11).is_err());
+        // Rows that belong to nobody, or to two.
+        for start in [1, 3] {
+            let wrong = [span(0..2, 3, &[0, 1]), span(start..4, 0, &[2])];
+            assert!(AttentionBatch::new(&wrong, 4, 12).is_err());
+        }
+    }
+
+    /// What a graph reads when it is replayed is checked as what it was recorded with.
+    #[test]
+    fn tables_take_no_batch_of_other_pools() {
+        let recorded = [span(0..2, 3, &[0, 1])];
+        let batch = AttentionBatch::new(&recorded, 4, 12).unwrap();
+        let capacity = batch.capacity(2);
+        batch.send(&Device::Cpu, 2, false, Some(capacity)).unwrap();
+        let tables = batch.into_tables().unwrap();
+        let other = [span(0..2, 5, &[2, 0])];
+        let over = |block_size, num_slots| {
+            let batch = AttentionBatch::new(&other, block_size, num_slots).unwrap();
+            batch.overwrite(&tables)
+        };
+        over(4, 12).unwrap();
+        // A pool of more slots has blocks that the recorded one has not, and other blocks other places.
+        over(4, 16).unwrap_err();
+        over(5, 15).unwrap_err();
+        // Fewer slots are inside of more.
+        over(4, 13).unwrap_err();
+    }
+}

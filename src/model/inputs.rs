@@ -1,0 +1,168 @@
+//! What a forward reads of its batch, in the memory of the device.
+
+use super::Batch;
+use crate::error::{Error, Result};
+use crate::kernels::Slots;
+use crate::kernels::graph::{Values, overwrite};
+use candle_core::{DType, Device, Tensor};
+
+/// See the module; everything that indexes memory was checked on the host.
+pub(super) struct Inputs {
+    /// `[rows]` u32, below the size of the vocabulary.
+    pub tokens: Tensor,
+    pub slots: Slots,
+    /// `[rows, head_dim / 2]` f32.
+    pub cos: Tensor,
+    pub sin: Tensor,
+    /// Rows whose logits are wanted, u32; `None` = no row.
+    pub wanted: Option<Tensor>,
+    vocab_size: usize,
+}
+
+impl Inputs {
+    /// Sends them to `device`; `frequencies` are the model's, slots are below `num_slots`.
+    ///
+    /// # Errors
+    /// Where the parts of the batch do not fit together, a token, a slot or a row does not exist, or the
+    /// device fails.
+    pub fn new(
+        batch: &Batch,
+        frequencies: &[f32],
+        vocab_size: usize,
+        num_slots: usize,
+        device: &Device,
+    ) -> Result<Self> {
+        check(batch, vocab_size)?;
+        let dims = (batch.positions.len(), frequencies.len());
+        let angles = |turn| Tensor::from_vec(angles(batch, frequencies, turn), dims, device);
+        Ok(Self {
+            tokens: match &batch.drawn {
+                None => Tensor::new(batch.tokens.as_slice(), device)?,
+                // Others have it, and these are overwritten when a graph is replayed.
+                Some(drawn) => drawn.copy()?,
+            },
+            slots: Slots::new(&batch.slots, num_slots, device)?,
+            cos: angles(f32::cos)?,
+            sin: angles(f32::sin)?,
+            wanted: match batch.logits.as_slice() {
+                [] => None,
+                wanted => Some(Tensor::new(wanted, device)?),
+            },
+            vocab_size,
+        })
+    }
+
+    /// Puts those of another batch of the same size in their place.
+    ///
+    /// # Errors
+    /// As [`Inputs::new`], and where the batch is of another size.
+    pub fn replace(&self, batch: &Batch, frequencies: &[f32]) -> Result<()> {
+        check(batch, self.vocab_size)?;
+        let wanted = self.wanted.as_ref().map_or(0, Tensor::elem_count);
+        if batch.tokens.len() != self.slots.len() || batch.logits.len() != wanted {
+            return Err(Error::internal(format!(
+                "{} rows and {} logits in the place of {} and {wanted}",
+                batch.tokens.len(),
+                batch.logits.len(),
+                self.slots.len()
+            )));
+        }
+        self.slots.replace(&batch.slots)?;
+        match &batch.drawn {
+            None => overwrite(&self.tokens, Values::U32(&batch.tokens))?,
+            Some(drawn) => self.tokens.slice_set(drawn, 0, 0)?,
+        }
+        for (tensor, turn) in [
+            (&self.cos, f32::cos as fn(f32) -> f32),
+            (&self.sin, f32::sin),
+        ] {
+            overwrite(tensor, Values::F32(&angles(batch, frequencies, turn)))?;
+        }
+        if let Some(wanted) = &self.wanted {
+            overwrite(wanted, Values::U32(&batch.logits))?;
+        }
+        Ok(())
+    }
+}
+
+/// `turn` of the angles that each row is rotated by.
+fn angles(batch: &Batch, frequencies: &[f32], turn: fn(f32) -> f32) -> Vec<f32> {
+    let of = |&position: &u32| frequencies.iter().map(move |f| turn(position as f32 * f));
+    batch.positions.iter().flat_map(of).collect()
+}
+
+/// A batch whose parts do not fit together is a bug of the caller, better named than computed.
+fn check(batch: &Batch, vocab_size: usize) -> Result<()> {
+    let rows = batch.tokens.len();
+    if rows == 0 || batch.positions.len() != rows || batch.slots.len() != rows {
+        return Err(Error::internal(format!(
+            "batch of {rows} tokens, {} positions and {} slots",
+            batch.positions.len(),
+            batch.slots.len()
+        )));
+    }
+    if let Some(row) = batch.logits.iter().find(|&&row| row as usize >= rows) {
+        return Err(Error::internal(format!("logits of row {row} of {rows}")));
+    }
+    match &batch.drawn {
+        Some(drawn) if drawn.dims() != [rows] || drawn.dtype() != DType::U32 => Err(
+            Error::internal(format!("{:?} drawn for {rows} rows", drawn.dims())),
+        ),
+        // A sampler drew them from as many logits.
+        Some(_) => Ok(()),
+        None => match batch.tokens.iter().find(|&&id| id as usize >= vocab_size) {
+            None => Ok(()),
+            Some(id) => Err(Error::internal(format!(
+                "token {id} is outside the vocabulary of {vocab_size}"
+            ))),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batch(tokens: &[u32], slots: &[u32], logits: &[u32]) -> Batch {
+        Batch {
+            tokens: tokens.to_vec(),
+            positions: (0..tokens.len() as u32).collect(),
+            slots: slots.to_vec(),
+            logits: logits.to_vec(),
+            ..Batch::default()
+        }
+    }
+
+    /// The first time and on replay.
+    #[test]
+    fn what_leads_out_of_memory_is_refused() {
+        let cpu = Device::Cpu;
+        let good = batch(&[3, 4], &[0, 7], &[1]);
+        let new = |batch: &Batch| Inputs::new(batch, &[1.0, 0.1], 5, 8, &cpu);
+        let inputs = new(&good).unwrap();
+        let drawn = |ids: Tensor| Batch {
+            drawn: Some(ids),
+            ..good.clone()
+        };
+        let ids = |count| Tensor::zeros(count, DType::U32, &cpu).unwrap();
+        for wrong in [
+            batch(&[3, 5], &[0, 7], &[1]),
+            batch(&[3, 4], &[0, 8], &[1]),
+            batch(&[3, 4], &[0, 7], &[2]),
+            batch(&[3, 4], &[0], &[1]),
+            batch(&[], &[], &[]),
+            drawn(ids(1)),
+            drawn(ids(3)),
+            drawn(ids(2).to_dtype(DType::F32).unwrap()),
+        ] {
+            assert!(new(&wrong).is_err(), "{wrong:?}");
+            assert!(inputs.replace(&wrong, &[1.0, 0.1]).is_err(), "{wrong:?}");
+            assert_eq!(inputs.tokens.to_vec1::<u32>().unwrap(), [3, 4]);
+        }
+        inputs.replace(&drawn(ids(2)), &[1.0, 0.1]).unwrap();
+        assert_eq!(inputs.tokens.to_vec1::<u32>().unwrap(), [0, 0]);
+        for other_size in [batch(&[1], &[0], &[0]), batch(&[1, 1], &[0, 1], &[0, 1])] {
+            assert!(inputs.replace(&other_size, &[1.0, 0.1]).is_err());
+        }
+    }
+}
