@@ -84,7 +84,7 @@ fn wrong_flags() {
         "--model x --kv-cache-memory 1GiB --num-blocks 9",
         "leave one out",
     );
-    refused_with("--model x --max-num-batched-tokens 3", "at least 64");
+    refused_with("--model x --max-num-batched-tokens 0", "at least 1");
     refused_with("--model x --device gpu", "gpu");
     refused_with("--config no/such/file.toml", "no/such/file.toml");
     refused_with(
