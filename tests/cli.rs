@@ -339,6 +339,18 @@ fn serves_speculatively_until_a_signal() {
     assert_eq!(events.last(), Some(&"[DONE]"), "{answer}");
     assert!(events.len() > 2, "{answer}");
 
+    // Something that repeats itself is drafted, and some of it is right.
+    let list =
+        r#"{"prompt": "one, two, one, two, one, two, one,", "max_tokens": 24, "temperature": 0}"#;
+    let answer = server.post("/v1/completions", list);
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let drafted = metric(&server, "spec_decode_num_draft_tokens_total");
+    let accepted = metric(&server, "spec_decode_num_accepted_tokens_total");
+    assert!(
+        0 < accepted && accepted <= drafted,
+        "{accepted} of {drafted}"
+    );
+
     assert_eq!(server.stop("TERM", Duration::from_secs(25)), Some(0));
 }
 
