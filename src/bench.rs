@@ -13,6 +13,7 @@ use crate::text::Text;
 use measure::{Sample, generate};
 use report::{Pair, Report, Subject};
 use serde::Serialize;
+use std::io::{self, Write};
 use std::path::PathBuf;
 
 pub use report::expected_speed_up;
@@ -138,14 +139,17 @@ pub fn run(
     prompts.retain(|prompt| prompt.tokens.len() < context);
     if prompts.len() < before {
         let skipped = before - prompts.len();
-        println!("{skipped} of {before} prompts do not fit in {context} tokens and are left out");
+        let _ = writeln!(
+            io::stdout(),
+            "{skipped} of {before} prompts do not fit in {context} tokens and are left out"
+        );
     }
     if prompts.is_empty() {
         return Err(Error::setup("there is no prompt to measure"));
     }
     let ways = options.ways();
     let runs = ways.len() * prompts.len() * options.temperatures.len() * options.repeat;
-    println!("{} prompts, {runs} runs", prompts.len());
+    let _ = writeln!(io::stdout(), "{} prompts, {runs} runs", prompts.len());
     for &way in ways.iter().rev() {
         let mut request = options.request(0, &prompts[0], 0.0, way);
         request.max_tokens = Some(WARM_UP_TOKENS);
@@ -153,7 +157,7 @@ pub fn run(
     }
     let pairs = measure(engine, &prompts, options)?;
     let report = Report::new(Subject::new(names, options), &pairs);
-    print!("{report}");
+    let _ = write!(io::stdout(), "{report}");
     if let Some(path) = &options.json {
         report.write(path)?;
     }

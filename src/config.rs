@@ -183,6 +183,7 @@ impl Options {
         let engine = EngineOptions {
             max_num_seqs: at_least_one("--max-num-seqs", self.max_num_seqs)?,
             max_num_batched_tokens: self.max_num_batched_tokens,
+            max_prompt_wait: Duration::from_millis(self.max_prompt_wait),
             max_waiting: at_least_one("--max-waiting", self.max_waiting)?,
             max_model_len: self
                 .max_model_len
@@ -374,14 +375,13 @@ impl KvBudget {
 }
 
 fn check_step(engine: &EngineOptions) -> Result<()> {
-    let (seqs, drafted) = (engine.max_num_seqs, engine.spec_length);
-    let needed = seqs.saturating_mul(drafted.saturating_add(1));
-    if engine.max_num_batched_tokens >= needed {
+    let (rows, drafted) = (engine.max_num_batched_tokens, engine.spec_length);
+    if rows > drafted {
         return Ok(());
     }
     Err(Error::setup(format!(
-        "--max-num-batched-tokens must be at least {needed}, which is --max-num-seqs {seqs} times (draft length {drafted} + 1): it is {}",
-        engine.max_num_batched_tokens
+        "--max-num-batched-tokens must be at least {}, one more than a draft has tokens: it is {rows}",
+        drafted.saturating_add(1)
     )))
 }
 

@@ -10,7 +10,7 @@ use candle_core::safetensors::MmapedSafetensors;
 use candle_core::{DType, Device, Tensor};
 use serde_json::Value as Json;
 use std::fs::File;
-use std::io::BufWriter;
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 /// What to convert.
@@ -56,7 +56,8 @@ pub fn run(options: &Options) -> Result<()> {
     }
     written?;
     let bytes = std::fs::metadata(&options.out).map_or(0, |file| file.len());
-    println!(
+    let _ = writeln!(
+        io::stdout(),
         "{}: {} tensors, {:.1} MB",
         options.out.display(),
         tensors.len(),

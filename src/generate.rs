@@ -12,7 +12,7 @@ use crate::text::Text;
 use futures_util::stream::{self, StreamExt};
 use std::collections::HashSet;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -50,7 +50,10 @@ pub fn run(engine: &EngineHandle, text: &Text, options: &Options) -> Result<()> 
     let too_long = prompts.iter().filter(|p| p.tokens.len() >= context).count();
     if too_long > 0 {
         let all = prompts.len();
-        println!("{too_long} of {all} prompts do not fit in {context} tokens and are left out");
+        let _ = writeln!(
+            io::stdout(),
+            "{too_long} of {all} prompts do not fit in {context} tokens and are left out"
+        );
     }
     let mut corpus = Corpus::open(&options.out)?;
     let mut tasks = Vec::new();
@@ -68,7 +71,8 @@ pub fn run(engine: &EngineHandle, text: &Text, options: &Options) -> Result<()> 
         )));
     }
     if !corpus.done.is_empty() {
-        println!(
+        let _ = writeln!(
+            io::stdout(),
             "{} holds {} texts already; {} are to be generated",
             options.out.display(),
             corpus.done.len(),
@@ -108,7 +112,8 @@ async fn generate_all(
     }
     bar.finish_and_clear();
     let seconds = started.elapsed().as_secs_f64();
-    println!(
+    let _ = writeln!(
+        io::stdout(),
         "{texts} texts, {tokens} tokens, {:.0} tokens/s; {stopped} ended by themselves, {} were cut off",
         tokens as f64 / seconds.max(1e-9),
         texts - stopped

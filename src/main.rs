@@ -2,6 +2,8 @@
 
 #[path = "main/load.rs"]
 mod load;
+#[path = "main/log.rs"]
+mod log;
 #[path = "main/memory.rs"]
 mod memory;
 #[path = "main/serve.rs"]
@@ -13,6 +15,7 @@ use foretoken::convert;
 use foretoken::error::{Error, Result};
 use foretoken::generate;
 use foretoken::train;
+use log::LineWriter;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -24,26 +27,36 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     let command = match Command::from_args(std::env::args_os()) {
-        Ok(command) => command,
         Err(Exit::Text(text)) => {
-            say(text.trim_end());
+            // Whoever reads it may have gone; that is no error.
+            let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
             return ExitCode::SUCCESS;
         }
-        Err(Exit::Wrong(e)) => return fail(&e),
+        Err(Exit::Wrong(e)) => Err(e),
+        Ok(command) => Ok(command),
     };
-    if let Command::Distill(_) = command {
+    if let Ok(Command::Distill(_)) = command {
         one_thread_an_op();
     }
-    start_log(&command);
-    match run(&command) {
+    let Ok(log) = LineWriter::new(std::io::stderr()) else {
+        return ExitCode::FAILURE;
+    };
+    log.take_panics();
+    let result = command.and_then(|command| {
+        start_log(&command, &log);
+        run(&command, &log)
+    });
+    let code = match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(e) => fail(&e),
-    }
+        Err(e) => fail(&e, &log),
+    };
+    log.flush();
+    code
 }
 
-fn run(command: &Command) -> Result<()> {
+fn run(command: &Command, log: &LineWriter) -> Result<()> {
     match command {
-        Command::Serve(config) => serve::serve(config, load::load(config)?),
+        Command::Serve(config) => serve::serve(config, load::load(config)?, log),
         Command::Bench(config, options) => {
             let loaded = load::load(config)?;
             let names = bench::Names {
@@ -80,28 +93,25 @@ fn one_thread_an_op() {
     }
 }
 
-/// Logs go to stderr, at the level that RUST_LOG sets. What other commands do is not
+/// Logs go to `log`, which is stderr, at the level that RUST_LOG sets. What other commands do is not
 /// news.
-fn start_log(command: &Command) {
+fn start_log(command: &Command, log: &LineWriter) {
     let level = match command {
         Command::Serve(_) => "foretoken=info,warn",
         _ => "warn",
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    let log = log.clone();
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(move || log.clone())
         .with_ansi(std::io::stderr().is_terminal())
+        .log_internal_errors(false)
         .init();
 }
 
-/// One line on stdout. Whoever reads it may have gone; that is no reason to stop.
-fn say(text: &str) {
-    let _ = writeln!(std::io::stdout(), "{text}");
-}
-
-/// One line on stderr, whatever a library's message looks like. 2 = the operator can mend it.
-fn fail(e: &Error) -> ExitCode {
+/// One line in `log`, whatever a library's message looks like. 2 = the operator can mend it.
+fn fail(e: &Error, log: &LineWriter) -> ExitCode {
     let text = e.to_string();
     // candle appends a backtrace to its messages where RUST_BACKTRACE is set.
     let is_frame = |line: &str| {
@@ -114,7 +124,7 @@ fn fail(e: &Error) -> ExitCode {
         .take_while(|line| !is_frame(line))
         .filter(|line| !line.is_empty())
         .collect();
-    let _ = writeln!(std::io::stderr(), "error: {}", lines.join("; "));
+    log.line(&format!("error: {}", lines.join("; ")));
     ExitCode::from(match e {
         Error::Internal(_) => 1,
         Error::Setup(_) | Error::Request { .. } => 2,

@@ -168,6 +168,15 @@ pub struct Options {
         help_heading = "Scheduling"
     )]
     pub max_num_batched_tokens: usize,
+    /// Milliseconds, about, that running texts wait in a step for the prompts of others, which are
+    /// read in chunks by the speed that was measured. More reads prompts sooner, in longer gaps.
+    #[arg(
+        long,
+        value_name = "MS",
+        default_value_t = 100,
+        help_heading = "Scheduling"
+    )]
+    pub max_prompt_wait: u64,
     /// Requests in the queue at most; one more is answered 429.
     #[arg(
         long,

@@ -6,6 +6,7 @@ use crate::error::{Error, RequestErrorKind, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
+use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// Limits of the scheduler, and how much is drafted.
@@ -15,6 +16,9 @@ pub struct EngineOptions {
     pub max_num_seqs: usize,
     /// Rows of one target forward at most, prompt chunks and drafts together.
     pub max_num_batched_tokens: usize,
+    /// How long, about, a sequence that decodes waits in a step for the prompts of others: their
+    /// chunks are chosen by it from the speed that was measured.
+    pub max_prompt_wait: Duration,
     /// Requests in the queue at most; one more is answered 429.
     pub max_waiting: usize,
     /// Longest sequence, prompt and output together, in tokens; `None` = the model's own limit.
@@ -33,6 +37,7 @@ impl Default for EngineOptions {
         Self {
             max_num_seqs: 64,
             max_num_batched_tokens: 2048,
+            max_prompt_wait: Duration::from_millis(100),
             max_waiting: 512,
             max_model_len: None,
             spec_length: 0,

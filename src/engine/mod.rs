@@ -1,5 +1,6 @@
 //! One engine thread that owns the models; everyone else holds a cloneable [`EngineHandle`].
 
+mod chunk;
 mod handle;
 mod request;
 pub mod scheduler;
@@ -9,6 +10,7 @@ mod stats;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::spec::{Drafter, Kept, Round, SeqId, SpeculativeRunner, Turn};
+use chunk::PromptChunk;
 use handle::{Message, Shared, Submission};
 use scheduler::{Planned, Scheduler};
 use sequence::Sequence;
@@ -52,11 +54,11 @@ pub fn spawn(
     } else {
         0
     };
-    let full_round = options.max_num_seqs * (spec_length + 1);
-    if options.max_num_batched_tokens < full_round.max(1) {
+    if options.max_num_batched_tokens < spec_length + 1 {
         return Err(Error::setup(format!(
-            "max-num-batched-tokens ({}) must be at least max-num-seqs times (spec-length + 1) = {full_round}",
-            options.max_num_batched_tokens
+            "max-num-batched-tokens ({}) must be at least spec-length + 1 = {}",
+            options.max_num_batched_tokens,
+            spec_length + 1
         )));
     }
     let config = target.config();
@@ -90,7 +92,11 @@ pub fn spawn(
     let engine = Engine {
         inbox,
         shared: shared.clone(),
-        scheduler: Scheduler::new(options.max_num_seqs, options.max_num_batched_tokens),
+        scheduler: Scheduler::new(
+            options.max_num_seqs,
+            options.max_num_batched_tokens,
+            PromptChunk::new(options.max_prompt_wait),
+        ),
         runner: SpeculativeRunner::new(target, drafter, num_blocks, block_size)?,
         spec_length,
         eos_token_ids,
@@ -125,9 +131,11 @@ impl Engine {
                 continue;
             }
             let turns = turns(&self.scheduler.running, &plan);
+            let started = Instant::now();
             match self.runner.step(&turns) {
                 Ok((rounds, target_time)) => {
                     self.note_step(&plan, target_time);
+                    self.note_chunk(&plan, &rounds, started.elapsed());
                     self.keep_and_emit(&plan, rounds);
                 }
                 Err(error) => self.fail_running(error),
@@ -346,6 +354,16 @@ impl Engine {
             stats.target_seconds.inc_by(target_time.as_secs_f64());
         }
         self.shared.stats.note_draft_cost(self.runner.draft_cost());
+    }
+
+    /// What the prompts of a step cost those who decode beside them, drafts and sampling included.
+    fn note_chunk(&mut self, plan: &[Planned], rounds: &[Round], step_time: Duration) {
+        let rows: usize = plan.iter().map(|planned| planned.rows).sum();
+        let prompts = plan.iter().filter(|planned| planned.rows > 1);
+        let prompt_rows = prompts.map(|planned| planned.rows).sum();
+        let drafted: usize = rounds.iter().map(|round| round.drafted).sum();
+        let chunk = &mut self.scheduler.prompt_chunk;
+        chunk.note(rows + drafted, prompt_rows, step_time);
     }
 }
 

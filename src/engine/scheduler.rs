@@ -1,5 +1,6 @@
 //! Who runs in the next step, and with how many rows. No tensors.
 
+use super::chunk::PromptChunk;
 use super::sequence::Sequence;
 use crate::kv::BlockAllocator;
 use crate::spec::SeqId;
@@ -28,18 +29,32 @@ pub struct Scheduler {
     pub waiting: VecDeque<Sequence>,
     /// In order of arrival.
     pub running: Vec<Sequence>,
+    /// How much of their prompts others may read while someone decodes.
+    pub prompt_chunk: PromptChunk,
     max_num_seqs: usize,
     max_num_batched_tokens: usize,
+    /// The sequence that found no room in the last step and comes first in the next one:
+    /// [`PROMPTS`] for all that read their prompts, 0 if there was room for everyone.
+    next: SeqId,
 }
 
+/// In [`Scheduler::next`], after every sequence.
+const PROMPTS: SeqId = SeqId::MAX;
+
 impl Scheduler {
-    /// `max_num_batched_tokens` must have room for a full round of `max_num_seqs` sequences.
-    pub fn new(max_num_seqs: usize, max_num_batched_tokens: usize) -> Self {
+    /// `max_num_batched_tokens` must have room for the full draft of one sequence and one row more.
+    pub fn new(
+        max_num_seqs: usize,
+        max_num_batched_tokens: usize,
+        prompt_chunk: PromptChunk,
+    ) -> Self {
         Self {
             waiting: VecDeque::new(),
             running: Vec::new(),
+            prompt_chunk,
             max_num_seqs,
             max_num_batched_tokens,
+            next: 0,
         }
     }
 
@@ -122,32 +137,31 @@ impl Scheduler {
         }
     }
 
-    /// Divides the rows of a step: first everyone who only decodes, then prompts by age, in chunks.
-    fn share_budget(&self) -> Vec<Planned> {
-        let mut budget = self.max_num_batched_tokens;
-        let mut scored = MAX_SCORED_ROWS;
-        let mut plan = Vec::with_capacity(self.running.len());
+    /// Divides the rows of a step: first everyone who decodes, then prompts by age, in chunks that
+    /// are short where others would wait for them. Where the rows do not suffice for everyone, who
+    /// found none comes first in the next step, so that all have their turn, prompts included.
+    fn share_budget(&mut self) -> Vec<Planned> {
+        let running = &self.running;
         let (decoding, prompts): (Vec<usize>, Vec<usize>) =
-            (0..self.running.len()).partition(|&i| self.running[i].pending() == 1);
-        for index in decoding.into_iter().chain(prompts) {
-            let sequence = &self.running[index];
-            let pending = sequence.pending();
-            let draft = sequence.firm_draft();
-            let mut rows = pending.min(budget);
-            let scores = sequence.unscored(rows).len();
-            rows -= scores.saturating_sub(scored);
-            // The last row comes with the whole draft or waits for a step that has room for it.
-            if rows == pending && rows + draft > budget {
-                rows -= 1;
-            }
-            if rows > 0 {
-                let draft = if rows == pending { draft } else { 0 };
-                scored -= sequence.unscored(rows).len();
-                budget -= rows + draft;
-                plan.push(Planned { index, rows, draft });
-            }
-        }
-        plan
+            (0..running.len()).partition(|&i| running[i].pending() == 1);
+        let (later, first) =
+            decoding.split_at(decoding.partition_point(|&i| running[i].id < self.next));
+        let chunk = match decoding.is_empty() {
+            true => self.max_num_batched_tokens,
+            false => self.prompt_chunk.rows(),
+        };
+        let mut share = Share {
+            running,
+            rows: self.max_num_batched_tokens,
+            scored: MAX_SCORED_ROWS,
+            plan: Vec::with_capacity(running.len()),
+        };
+        self.next = share
+            .decoding(first)
+            .or_else(|| share.prompts(&prompts, chunk))
+            .or_else(|| share.decoding(later))
+            .unwrap_or(0);
+        share.plan
     }
 
     /// Gives greedy sequences drafts from the rows and blocks that nobody needs, oldest first.
@@ -167,5 +181,194 @@ impl Scheduler {
                 budget -= turn.draft;
             }
         }
+    }
+}
+
+/// What is left of a step's rows, and who has the others.
+struct Share<'a> {
+    running: &'a [Sequence],
+    rows: usize,
+    /// Rows of prompt log-probabilities.
+    scored: usize,
+    plan: Vec<Planned>,
+}
+
+impl Share<'_> {
+    /// Rows for those who decode, in this order; gives the first who finds no room.
+    fn decoding(&mut self, indices: &[usize]) -> Option<SeqId> {
+        let full = indices.iter().find(|&&index| self.give(index, 1) == 0);
+        full.map(|&index| self.running[index].id)
+    }
+
+    /// At most `chunk` rows for prompts, in this order; [`PROMPTS`] if nothing is left for them.
+    fn prompts(&mut self, indices: &[usize], mut chunk: usize) -> Option<SeqId> {
+        if !indices.is_empty() && self.rows == 0 {
+            return Some(PROMPTS);
+        }
+        for &index in indices {
+            chunk -= self.give(index, chunk);
+        }
+        None
+    }
+
+    /// Gives sequence `index` at most `limit` of its pending rows, and says how many.
+    fn give(&mut self, index: usize, limit: usize) -> usize {
+        let sequence = &self.running[index];
+        let (pending, draft) = (sequence.pending(), sequence.firm_draft());
+        let mut rows = pending.min(self.rows).min(limit);
+        let scores = sequence.unscored(rows).len();
+        rows -= scores.saturating_sub(self.scored);
+        // The last row comes with the whole draft or waits for a step that has room for it.
+        if rows == pending && rows + draft > self.rows {
+            rows -= 1;
+        }
+        if rows > 0 {
+            let draft = if rows == pending { draft } else { 0 };
+            self.scored -= sequence.unscored(rows).len();
+            self.rows -= rows + draft;
+            self.plan.push(Planned { index, rows, draft });
+        }
+        rows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::handle::Submission;
+    use super::super::request::Request;
+    use super::*;
+    use crate::sampling::SamplingParams;
+    use crate::spec::Round;
+    use std::time::{Duration, Instant};
+
+    const DRAFT: usize = 5;
+
+    /// A scheduler with all the blocks it wants, and steps that only count.
+    struct Schedule {
+        scheduler: Scheduler,
+        blocks: BlockAllocator,
+        /// How often each sequence had rows.
+        turns: Vec<usize>,
+    }
+
+    impl Schedule {
+        fn new(max_num_batched_tokens: usize) -> Self {
+            let chunk = PromptChunk::new(Duration::from_secs(1));
+            Self {
+                scheduler: Scheduler::new(64, max_num_batched_tokens, chunk),
+                blocks: BlockAllocator::new(4096, 16),
+                turns: Vec::new(),
+            }
+        }
+
+        fn add(&mut self, prompt_len: usize, temperature: f32) {
+            let request = Request {
+                prompt: vec![1; prompt_len],
+                max_tokens: Some(10_000),
+                params: SamplingParams {
+                    temperature,
+                    ..SamplingParams::default()
+                },
+                ..Request::default()
+            };
+            let submission = Submission {
+                request,
+                events: tokio::sync::mpsc::unbounded_channel().0,
+                arrived: Instant::now(),
+            };
+            let id = self.turns.len() as SeqId;
+            let sequence = Sequence::new(id, submission, 20_000, DRAFT, &[]);
+            self.scheduler.waiting.push_back(sequence);
+            self.turns.push(0);
+        }
+
+        /// One step, in which no draft token is accepted.
+        fn step(&mut self) -> Vec<Planned> {
+            let (plan, _) = self.scheduler.schedule(&mut self.blocks);
+            assert!(!plan.is_empty(), "a step without rows");
+            let rows: usize = plan.iter().map(|turn| turn.rows + turn.draft).sum();
+            assert!(rows <= self.scheduler.max_num_batched_tokens, "{plan:?}");
+            for turn in &plan {
+                let sequence = &mut self.scheduler.running[turn.index];
+                self.turns[sequence.id as usize] += 1;
+                if turn.rows == sequence.pending() {
+                    assert!(turn.draft >= sequence.firm_draft(), "{turn:?}");
+                }
+                let tokens = match turn.rows == sequence.pending() {
+                    true => vec![1],
+                    false => Vec::new(),
+                };
+                let round = Round {
+                    tokens,
+                    ..Round::default()
+                };
+                sequence.advance(turn.rows, round);
+                let len = sequence.tokens.len();
+                self.blocks.truncate_to(&mut sequence.table, len);
+            }
+            plan
+        }
+    }
+
+    /// Six rows are one sampled request with its draft, or six greedy ones without.
+    #[test]
+    fn who_finds_no_room_is_next() {
+        for greedy in [0, 7, 20] {
+            let mut schedule = Schedule::new(DRAFT + 1);
+            for i in 0..20 {
+                schedule.add(1, if i < greedy { 0.0 } else { 1.0 });
+            }
+            for _ in 0..400 {
+                schedule.step();
+                let (least, most) = (schedule.turns.iter().min(), schedule.turns.iter().max());
+                assert!(
+                    most <= least.map(|n| n + 1).as_ref(),
+                    "{:?}",
+                    schedule.turns
+                );
+            }
+        }
+    }
+
+    /// Those who decode fill every step, and a prompt is read all the same.
+    #[test]
+    fn prompts_have_their_turn() {
+        for (rows, decoding) in [(DRAFT + 1, 10), (2 * DRAFT + 2, 4), (17, 9)] {
+            let mut schedule = Schedule::new(rows);
+            for _ in 0..decoding {
+                schedule.add(1, 1.0);
+            }
+            (0..2 * decoding).for_each(|_| drop(schedule.step()));
+            schedule.add(50, 0.0);
+            // Between two of its turns everyone else has one.
+            let enough = 50 * (decoding + 1);
+            let read = (0..enough).position(|_| {
+                schedule.step();
+                let newest = schedule.scheduler.running.last();
+                newest.is_some_and(|s| s.prompt_len == 50 && s.output_len() > 0)
+            });
+            assert!(read.is_some(), "{rows} rows: not read in {enough} steps");
+        }
+    }
+
+    /// With room for everyone all decode in every step, beside a chunk that they need not wait for;
+    /// a prompt alone takes all there is.
+    #[test]
+    fn prompts_keep_nobody_waiting() {
+        let mut schedule = Schedule::new(500);
+        schedule.add(2000, 0.0);
+        assert_eq!(schedule.step()[0].rows, 500);
+        (0..10).for_each(|_| schedule.add(1, 1.0));
+        schedule.step();
+        let plan = schedule.step();
+        let rows: Vec<usize> = plan.iter().map(|turn| turn.rows).collect();
+        let mut want = vec![1; 11];
+        want[10] = schedule.scheduler.prompt_chunk.rows();
+        assert_eq!(rows, want);
+        assert!(want[10] < 100);
+        assert!(
+            plan[..10].iter().all(|turn| turn.draft == DRAFT),
+            "{plan:?}"
+        );
     }
 }

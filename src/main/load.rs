@@ -10,6 +10,10 @@ use foretoken::model::{self, LoadOptions, Model, ModelSource};
 use foretoken::spec::{DraftModel, Drafter, NgramDrafter};
 use foretoken::text::{self, Text};
 
+/// Rows of a prompt that the draft model reads a round: as many take it a moment, and as the number
+/// is a part of what makes a seeded text under sampling, it depends on no other flag.
+const DRAFT_CHUNK: usize = 256;
+
 /// An engine that waits for requests.
 pub struct Loaded {
     pub engine: EngineHandle,
@@ -52,7 +56,7 @@ pub fn load(config: &Config) -> Result<Loaded> {
             model,
             blocks,
             config.block_size,
-            config.engine.max_num_batched_tokens,
+            DRAFT_CHUNK,
         )?)),
         (None, Some(DrafterChoice::Ngram { min, max })) => {
             Some(Box::new(NgramDrafter::new(*min, *max)))

@@ -1,7 +1,7 @@
 //! The listener, the signals, and what the operator is told.
 
 use crate::load::Loaded;
-use crate::say;
+use crate::log::LineWriter;
 use foretoken::config::{Config, HttpOptions};
 use foretoken::engine::EngineHandle;
 use foretoken::error::{Error, Result};
@@ -13,8 +13,9 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Listens until a signal comes.
-pub fn serve(config: &Config, loaded: Loaded) -> Result<()> {
+/// Listens until a signal comes. The lines of the start-up go to stdout; `log` is where the others
+/// go, whose losses the metrics show.
+pub fn serve(config: &Config, loaded: Loaded, log: &LineWriter) -> Result<()> {
     let Loaded { engine, text, .. } = loaded;
     let text = text.ok_or_else(|| {
         Error::setup("serving needs a tokenizer.json beside config.json; bench --random-prompts does without")
@@ -23,16 +24,23 @@ pub fn serve(config: &Config, loaded: Loaded) -> Result<()> {
         .enable_all()
         .build()
         .map_err(|e| Error::setup(format!("cannot start the runtime: {e}")))?;
+    let metrics = &engine.stats().registry;
+    metrics
+        .register(Box::new(log.dropped().clone()))
+        .map_err(|e| Error::internal(format!("metrics: {e}")))?;
+    let thread = |e| Error::setup(format!("cannot start a thread for stdout: {e}"));
+    let stdout = LineWriter::new(std::io::stdout()).map_err(thread)?;
     runtime.block_on(async {
         let listener = listen(&config.http).await?;
         let signals = StopSignals::new()?;
         if EMBEDDED.iter().any(|m| m.name == config.model.name) {
-            say(&format!(
+            stdout.line(&format!(
                 "{} is a small demonstration model that is a part of this program; for a real one, give --model: a Hugging Face id, a folder or a .gguf file",
                 config.model.name
             ));
         }
-        say(&invitation(config, &text, &listener)?);
+        stdout.line(&invitation(config, &text, &listener)?);
+        stdout.flush();
         let names = vec![config.served_model_name.clone()];
         let state = AppState::new(engine.clone(), Arc::new(text), names)
             .with_api_key(config.http.api_key.clone())

@@ -28,8 +28,14 @@ pub struct Server {
 impl Server {
     /// `foretoken FLAGS --port 0`, once it listens.
     pub fn start(flags: &str) -> Self {
+        Self::start_logging(flags, "warn", Stdio::inherit())
+    }
+
+    /// The same, with what it logs at `level` going to `log`.
+    pub fn start_logging(flags: &str, level: &str, log: impl Into<Stdio>) -> Self {
         let child = foretoken()
-            .env("RUST_LOG", "warn")
+            .env("RUST_LOG", level)
+            .stderr(log)
             .args(flags.split_whitespace())
             .args(["--port", "0"])
             .stdout(Stdio::piped())

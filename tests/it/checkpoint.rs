@@ -89,10 +89,8 @@ fn head_dim_may_be_given() {
     let wide = open(folder.path()).unwrap();
     assert_eq!(wide.config().head_dim, 32);
     assert_eq!(wide.kv_bytes_per_token(), 2 * 2 * KV_HEADS * 32 * 4);
-    let tokens = short_prompt(20);
-    let got = logits(wide, &tokens);
-    assert!(got.iter().flatten().all(|x| x.is_finite()));
-    // As the width follows from the hidden size where it is not given, these tensors do not fit.
+    // What such heads compute, the test of qwen3 says: candle's Llama has none. Where the width is
+    // not given it follows from the hidden size, and these tensors do not fit.
     config.as_object_mut().unwrap().remove("head_dim");
     write_config(folder.path(), &config);
     let error = open(folder.path()).err().unwrap().to_string();
@@ -144,11 +142,16 @@ fn qwen2_agrees_with_candles() {
     assert!(far < 1e-4, "logits differ by {far}");
 }
 
-/// A norm on every head of q and k.
+/// A norm on every head of q and k, and heads wider than `hidden / heads`.
 #[test]
 fn qwen3_agrees_with_candles() {
+    qwen3_agrees(16);
+    qwen3_agrees(32);
+}
+
+fn qwen3_agrees(head_dim: usize) {
     let folder = tempfile::tempdir().unwrap();
-    let (mut config, mut tensors) = (llama_config(16), tensors(16, DType::F32));
+    let (mut config, mut tensors) = (llama_config(head_dim), tensors(head_dim, DType::F32));
     config["architectures"] = json!(["Qwen3ForCausalLM"]);
     config["rope_scaling"] = Json::Null;
     config["attention_bias"] = json!(false);
@@ -161,7 +164,7 @@ fn qwen3_agrees_with_candles() {
     for i in 0..2 {
         for part in ["q", "k"] {
             let name = format!("model.layers.{i}.self_attn.{part}_norm.weight");
-            tensors.insert(name.clone(), noise(&name, &[16]));
+            tensors.insert(name.clone(), noise(&name, &[head_dim]));
         }
     }
     write_shards(folder.path(), &tensors);
@@ -171,7 +174,7 @@ fn qwen3_agrees_with_candles() {
     let mut theirs = qwen3::ModelForCausalLM::new(&config, f32_vars(&tensors)).unwrap();
     let theirs = last_row(theirs.forward(&ids(&tokens), 0).unwrap());
     let far = distance(&ours[39], &theirs);
-    assert!(far < 1e-4, "logits differ by {far}");
+    assert!(far < 1e-4, "heads of {head_dim}: logits differ by {far}");
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! The binary: one readable line for every mistake, and one run from flags to SIGTERM.
 
 use crate::common::process::{Server, foretoken};
+use std::fs::File;
+use std::io::{BufRead, BufReader, PipeReader};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -80,7 +82,7 @@ fn wrong_flags() {
         "--model x --kv-cache-memory 1GiB --num-blocks 9",
         "leave one out",
     );
-    refused_with("--model x --max-num-batched-tokens 3", "at least 64");
+    refused_with("--model x --max-num-batched-tokens 0", "at least 1");
     refused_with("--model x --device gpu", "gpu");
     refused_with("--config no/such/file.toml", "no/such/file.toml");
     refused_with(
@@ -165,6 +167,14 @@ fn bench_measures_dummy_weights() {
     // The target drafts for itself, so every greedy draft is right.
     assert_eq!(greedy["alpha"], 1.0, "{report}");
     assert!(greedy["c"].as_f64().is_some_and(|c| c > 0.0), "{report}");
+
+    // Whoever reads the table may have gone.
+    let line = format!(
+        "bench {flags} --speculative-decoding --drafter ngram --random-prompts 1 --max-tokens 2"
+    );
+    let mut unread = foretoken();
+    unread.args(line.split_whitespace()).stdout(full_disk());
+    assert_eq!(unread.status().unwrap().code(), Some(0));
 }
 
 /// Weights that know nothing of each other, measured at the acceptance of a pair that does.
@@ -327,6 +337,18 @@ fn serves_speculatively_until_a_signal() {
     assert_eq!(events.last(), Some(&"[DONE]"), "{answer}");
     assert!(events.len() > 2, "{answer}");
 
+    // Something that repeats itself is drafted, and some of it is right.
+    let list =
+        r#"{"prompt": "one, two, one, two, one, two, one,", "max_tokens": 24, "temperature": 0}"#;
+    let answer = server.post("/v1/completions", list);
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let drafted = metric(&server, "spec_decode_num_draft_tokens_total");
+    let accepted = metric(&server, "spec_decode_num_accepted_tokens_total");
+    assert!(
+        0 < accepted && accepted <= drafted,
+        "{accepted} of {drafted}"
+    );
+
     assert_eq!(server.stop("TERM", Duration::from_secs(25)), Some(0));
 }
 
@@ -346,4 +368,74 @@ fn ctrl_c_ends_an_idle_server_at_once() {
     let answer = server.post("/v1/completions", r#"{"prompt": "a", "max_tokens": 1}"#);
     assert!(answer.starts_with("HTTP/1.1 401"), "{answer}");
     assert_eq!(server.stop("INT", Duration::from_secs(10)), Some(0));
+}
+
+/// A file that has no room for a single byte.
+fn full_disk() -> File {
+    File::options().write(true).open("/dev/full").unwrap()
+}
+
+/// Answers a request and ends at a signal.
+#[track_caller]
+fn works(mut server: Server) {
+    let answer = server.post("/v1/completions", r#"{"prompt": "a", "max_tokens": 2}"#);
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert_eq!(server.stop("TERM", Duration::from_secs(20)), Some(0));
+}
+
+#[test]
+fn serves_while_the_disk_of_the_log_is_full() {
+    let model = format!("--model {}", smollm2().display());
+    works(Server::start_logging(&model, "info", full_disk()));
+
+    // What is wrong cannot be told; the exit code can.
+    let status = foretoken().arg("--modle").stderr(full_disk()).status();
+    assert_eq!(status.unwrap().code(), Some(2));
+}
+
+#[test]
+fn serves_when_the_reader_of_the_log_has_left() {
+    let (reader, log) = std::io::pipe().unwrap();
+    let head = std::thread::spawn(move || first_line(reader));
+    let model = format!("--model {}", smollm2().display());
+    let server = Server::start_logging(&model, "info", log);
+    assert!(head.join().unwrap().contains(" INFO "));
+    works(server);
+}
+
+/// All that `head -1` reads.
+fn first_line(reader: PipeReader) -> String {
+    let mut line = String::new();
+    BufReader::new(reader).read_line(&mut line).unwrap();
+    line
+}
+
+/// A counter of `server`, without its prefix.
+#[track_caller]
+fn metric(server: &Server, name: &str) -> u64 {
+    let metrics = server.get("/metrics");
+    let name = format!("foretoken:{name}{{");
+    let line = metrics.lines().find(|line| line.starts_with(&name));
+    let line = line.unwrap_or_else(|| panic!("no {name} in {metrics}"));
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+/// A pipe holds 64 KiB, and a line of the log has more than 200 bytes.
+#[test]
+fn serves_when_nobody_reads_the_log() {
+    let (reader, log) = std::io::pipe().unwrap();
+    let model = format!("--model {}", smollm2().display());
+    let server = Server::start_logging(&model, "info", log);
+    let many = serde_json::json!({"prompt": vec!["a"; 400], "max_tokens": 1});
+    for _ in 0..10 {
+        let answer = server.post("/v1/completions", &many.to_string());
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        if metric(&server, "log_lines_dropped_total") > 0 {
+            break;
+        }
+    }
+    let dropped = metric(&server, "log_lines_dropped_total");
+    assert!(dropped > 0, "the pipe was never full");
+    works(server);
+    drop(reader);
 }

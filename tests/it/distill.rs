@@ -321,17 +321,21 @@ fn a_draft_of_few_ids_is_learnt_and_serves() {
         engine::spawn(load_f32(&shop.at("target")), drafter, 32, 4, options).unwrap()
     };
     let (plain, fast) = (start(None), start(Some(&file)));
-    let mut accepted = 0;
+    let (mut accepted, mut accepted_sampled, mut beyond_draft) = (0, 0, 0);
     for first in 0..8 {
         let request = || crate::common::greedy(&[first, first + 3, 1], 24);
         let answer = crate::common::run(&fast, request());
         assert_eq!(answer.ids(), crate::common::run(&plain, request()).ids());
         accepted += answer.spec.accepted;
-        // Sampled texts end, too, whatever the draft cannot say.
-        let sampled = crate::common::run(&fast, crate::common::sampled(&[first, 2], 24, 5));
-        assert!(!sampled.ids().is_empty());
+        // Sampled texts have the ids, too, that the draft cannot say, and drafts all the same.
+        let seed = u64::from(first);
+        let sampled = crate::common::run(&fast, crate::common::sampled(&[first, 2], 24, seed));
+        accepted_sampled += sampled.spec.accepted;
+        let mut said = sampled.ids().into_iter().map(i64::from);
+        beyond_draft += usize::from(said.any(|id| !ids.contains(&id)));
     }
-    assert!(accepted > 0);
+    assert!(accepted > 0 && accepted_sampled > 0);
+    assert!(beyond_draft > 0, "all texts are of ids that the draft has");
     crate::common::assert_idle(&fast);
 }
 

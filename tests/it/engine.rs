@@ -72,7 +72,7 @@ impl Dice {
             eos: vec![5],
             options: EngineOptions {
                 max_num_seqs,
-                max_num_batched_tokens: max_num_seqs * (spec_length + 1) + self.roll(30),
+                max_num_batched_tokens: spec_length + 1 + self.roll(45),
                 spec_length,
                 ..EngineOptions::default()
             },

@@ -1,8 +1,12 @@
 //! The engine's edges on toy models: a bounded queue, cancelling, draining, options.
 
 use crate::common::*;
-use foretoken::engine::{EngineHandle, EngineOptions};
-use foretoken::error::{Error, RequestErrorKind};
+use foretoken::engine::{EngineHandle, EngineOptions, Request};
+use foretoken::error::{Error, RequestErrorKind, Result};
+use foretoken::kv::KvStore;
+use foretoken::model::toy::ToyModel;
+use foretoken::model::{Batch, Model, ModelConfig, Output};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
@@ -13,7 +17,7 @@ fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-fn is_queue_full<T>(result: foretoken::error::Result<T>) -> bool {
+fn is_queue_full<T>(result: Result<T>) -> bool {
     matches!(
         result,
         Err(Error::Request {
@@ -94,16 +98,105 @@ fn draining_finishes_what_runs_and_refuses_the_rest() {
 #[test]
 fn options_that_cannot_work_are_refused() {
     let mut toy = Toy::default();
-    toy.options.max_num_batched_tokens = 79;
+    toy.options.max_num_batched_tokens = 4;
     let drafter = foretoken::spec::NgramDrafter::new(1, 2);
     let spawn = |options, blocks| {
         let target = Box::new(toy_model(0.0));
         foretoken::engine::spawn(target, Some(Box::new(drafter.clone())), blocks, 1, options)
     };
-    let message = |result: Result<EngineHandle, Error>| match result {
+    let message = |result: Result<EngineHandle>| match result {
         Err(Error::Setup(message)) => message,
         _ => panic!("accepted"),
     };
-    assert!(message(spawn(toy.options, 64)).contains("max-num-batched-tokens (79)"));
+    assert!(message(spawn(toy.options, 64)).contains("max-num-batched-tokens (4)"));
     assert!(message(spawn(EngineOptions::default(), 1)).contains("--kv-cache-memory"));
+}
+
+/// Six rows are one sampled request with its draft: twenty take turns, and none is told anything
+/// else than when it has the engine, and room in it, for itself.
+#[test]
+fn texts_do_not_depend_on_the_rows_of_a_step() {
+    for guess in [Guess::Ngram, Guess::Toy(0.4), Guess::Nothing] {
+        let mut toy = Toy {
+            guess,
+            ..Toy::default()
+        };
+        toy.options.spec_length = 5;
+        toy.options.max_num_seqs = 20;
+        toy.options.max_num_batched_tokens = 6;
+        let engine = toy.start();
+        let requests: Vec<Request> = (0..20)
+            .map(|i| {
+                let prompt: Vec<u32> = (0..1 + i * 7 % 30).map(|at| at as u32 % 5).collect();
+                match i % 3 {
+                    0 => greedy(&prompt, 30),
+                    _ => sampled(&prompt, 30, i),
+                }
+            })
+            .collect();
+        let crowd = engine.submit_all(requests.clone()).unwrap();
+        let crowd: Vec<Answer> = crowd.into_iter().map(collect).collect();
+        for (request, answer) in requests.into_iter().zip(crowd) {
+            let alone = run(&engine, request.clone());
+            assert_eq!(answer.tokens, alone.tokens, "{guess:?}: {request:?}");
+            assert_eq!(answer.tokens.len(), 30);
+        }
+        assert_idle(&engine);
+    }
+}
+
+/// A toy whose rows take so long each.
+struct Costly(ToyModel, Duration);
+
+impl Model for Costly {
+    fn config(&self) -> &ModelConfig {
+        self.0.config()
+    }
+
+    fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
+        self.0.new_kv(num_blocks, block_size)
+    }
+
+    fn kv_bytes_per_token(&self) -> usize {
+        self.0.kv_bytes_per_token()
+    }
+
+    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
+        std::thread::sleep(self.1 * batch.tokens.len() as u32);
+        self.0.forward(batch, kv)
+    }
+}
+
+/// A text that runs waits no longer than it has to for another's prompt, and a prompt that nobody
+/// waits for is read at once. A busy machine makes rows dearer and chunks shorter, never longer.
+#[test]
+fn a_prompt_keeps_running_texts_waiting_for_a_moment_only() {
+    const ROW: Duration = Duration::from_millis(2);
+    let start = |max_prompt_wait| {
+        let target = toy_model(0.0);
+        let largest = target.largest_forward.clone();
+        let options = EngineOptions {
+            max_num_batched_tokens: MAX_LEN,
+            max_prompt_wait,
+            ..EngineOptions::default()
+        };
+        let target = Box::new(Costly(target, ROW));
+        let engine = foretoken::engine::spawn(target, None, 256, 4, options).unwrap();
+        (engine, largest)
+    };
+    let prompt: Vec<u32> = (0..200).map(|at| at % 9).collect();
+    let want = reference(&mut toy_model(0.0), &greedy(&prompt, 3));
+    // A row takes 2 ms: 40 of them, and the one that decodes.
+    for (wait, rows) in [(ROW * 40, 41), (Duration::from_secs(60), 201)] {
+        let (engine, largest) = start(wait);
+        let both = vec![greedy(&[1], 20), greedy(&prompt, 3)];
+        let mut both = engine.submit_all(both).unwrap().into_iter().map(collect);
+        assert_eq!(both.next().unwrap().tokens.len(), 20);
+        assert_eq!(both.next().unwrap().ids(), want);
+        let largest_beside = largest.swap(0, Ordering::Relaxed);
+        assert!(largest_beside <= rows, "{largest_beside} rows in {wait:?}");
+        assert_eq!(run(&engine, greedy(&prompt, 3)).ids(), want);
+        assert_eq!(largest.load(Ordering::Relaxed), 200, "alone");
+        assert_idle(&engine);
+    }
 }

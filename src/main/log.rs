@@ -1,0 +1,224 @@
+//! Lines on their way to stderr or stdout, which may be full, closed, or a pipe that nobody reads.
+//!
+//! A thread of its own writes them. Whoever has a line to write hands it over and goes on: a queue
+//! of [`MAX_QUEUED_BYTES`] is between them, and what does not fit, or cannot be written, is dropped,
+//! counted, and mentioned when a line can be written again.
+
+use prometheus::IntCounter;
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::time::Duration;
+
+/// Bytes of lines that may wait to be written.
+const MAX_QUEUED_BYTES: usize = 256 << 10;
+/// How long [`LineWriter::flush`] waits for whoever reads.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Writes lines without ever waiting for whoever reads them. Clones share one queue.
+#[derive(Clone)]
+pub struct LineWriter {
+    queue: Sender<Message>,
+    queued_bytes: Arc<AtomicUsize>,
+    dropped: IntCounter,
+}
+
+enum Message {
+    /// With its line break.
+    Line(Vec<u8>),
+    /// All lines before this one have been written or dropped.
+    Flush(SyncSender<()>),
+}
+
+impl LineWriter {
+    /// Starts the thread that writes to `out`.
+    ///
+    /// # Errors
+    /// The system starts no thread.
+    pub fn new(out: impl Write + Send + 'static) -> io::Result<Self> {
+        let (queue, messages) = channel();
+        let dropped = IntCounter::new("foretoken:log_lines_dropped_total", "Log lines dropped")
+            .map_err(io::Error::other)?;
+        let writer = Self {
+            queue,
+            queued_bytes: Arc::default(),
+            dropped,
+        };
+        let (queued_bytes, dropped) = (writer.queued_bytes.clone(), writer.dropped.clone());
+        std::thread::Builder::new()
+            .name("log".into())
+            .spawn(move || write_lines(out, &messages, &queued_bytes, &dropped))?;
+        Ok(writer)
+    }
+
+    /// Queues `text` and a line break, or counts it as dropped.
+    pub fn line(&self, text: &str) {
+        self.queue([text.as_bytes(), b"\n"].concat());
+    }
+
+    fn queue(&self, line: Vec<u8>) {
+        let bytes = line.len();
+        let fits = |queued: usize| (queued + bytes <= MAX_QUEUED_BYTES).then_some(queued + bytes);
+        let (set, fetch) = (Ordering::SeqCst, Ordering::SeqCst);
+        let queued = self.queued_bytes.fetch_update(set, fetch, fits);
+        if queued.is_err() || self.queue.send(Message::Line(line)).is_err() {
+            self.dropped.inc();
+        }
+    }
+
+    /// Waits until all lines so far are written, but not long.
+    pub fn flush(&self) {
+        let (done, written) = sync_channel(1);
+        if self.queue.send(Message::Flush(done)).is_ok() {
+            // Nobody reads: the lines are lost, and that is no reason to stay.
+            let _ = written.recv_timeout(PATIENCE);
+        }
+    }
+
+    /// Lines dropped so far.
+    pub fn dropped(&self) -> &IntCounter {
+        &self.dropped
+    }
+
+    /// From now on a panic's message comes this way too: the default one waits for stderr.
+    pub fn take_panics(&self) {
+        let log = self.clone();
+        std::panic::set_hook(Box::new(move |panic| {
+            let thread = std::thread::current();
+            let name = thread.name().unwrap_or("unnamed");
+            let trace = Backtrace::capture();
+            let trace = match trace.status() {
+                BacktraceStatus::Captured => format!("\n{trace}"),
+                _ => String::new(),
+            };
+            log.line(&format!("thread '{name}' {panic}{trace}"));
+            if name == "main" {
+                log.flush();
+            }
+        }));
+    }
+}
+
+/// One call is one line, as tracing-subscriber writes them.
+impl Write for LineWriter {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.queue(line.to_vec());
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The thread: writes until all [`LineWriter`]s are gone.
+fn write_lines(
+    mut out: impl Write,
+    messages: &Receiver<Message>,
+    queued_bytes: &AtomicUsize,
+    dropped: &IntCounter,
+) {
+    // Of those dropped, how many a line has told of.
+    let mut told = 0;
+    for message in messages {
+        match message {
+            Message::Line(line) => {
+                let missing = dropped.get() - told;
+                let notice = match missing {
+                    0 => String::new(),
+                    _ => format!("{missing} log lines dropped\n"),
+                };
+                let written = out
+                    .write_all(notice.as_bytes())
+                    .map(|()| told += missing)
+                    .and_then(|()| out.write_all(&line))
+                    .and_then(|()| out.flush());
+                if written.is_err() {
+                    dropped.inc();
+                }
+                queued_bytes.fetch_sub(line.len(), Ordering::SeqCst);
+            }
+            // Whoever asked may have stopped waiting.
+            Message::Flush(done) => drop(done.send(())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    /// What a reader sees that can stop reading, and a disk that can be full.
+    #[derive(Clone, Default)]
+    struct Reader {
+        text: Arc<Mutex<Vec<u8>>>,
+        full: Arc<Mutex<bool>>,
+    }
+
+    impl Write for Reader {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let mut text = self.text.lock().unwrap();
+            if *self.full.lock().unwrap() {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            text.extend(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn lines(text: &[u8]) -> Vec<String> {
+        let text = String::from_utf8(text.to_vec()).unwrap();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn nobody_waits_for_a_reader_and_the_reader_learns_what_is_missing() {
+        let reader = Reader::default();
+        let log = LineWriter::new(reader.clone()).unwrap();
+        let stuck = reader.text.lock().unwrap();
+        let line = "x".repeat(1023);
+        for _ in 0..300 {
+            log.line(&line);
+        }
+        // The queue holds 256 of them, the one that is being written included.
+        assert_eq!(log.dropped().get(), 44);
+        log.flush();
+        drop(stuck);
+        log.flush();
+        log.line("the last");
+        log.flush();
+        let text = lines(&reader.text.lock().unwrap());
+        assert_eq!(text.iter().filter(|text| **text == line).count(), 256);
+        let notices = text
+            .iter()
+            .filter_map(|line| line.strip_suffix(" log lines dropped"));
+        let missing: Vec<u64> = notices.map(|n| n.parse().unwrap()).collect();
+        assert_eq!(missing.iter().sum::<u64>(), 44, "{missing:?}");
+        assert_eq!(text.len(), 256 + missing.len() + 1);
+        assert_eq!(text.last().unwrap(), "the last");
+    }
+
+    #[test]
+    fn what_a_full_disk_refused_is_told_once_there_is_room() {
+        let reader = Reader::default();
+        let log = LineWriter::new(reader.clone()).unwrap();
+        *reader.full.lock().unwrap() = true;
+        log.line("one");
+        log.line("two");
+        log.flush();
+        *reader.full.lock().unwrap() = false;
+        log.line("three");
+        log.line("four");
+        log.flush();
+        let text = lines(&reader.text.lock().unwrap());
+        assert_eq!(text, ["2 log lines dropped", "three", "four"]);
+        assert_eq!(log.dropped().get(), 2);
+    }
+}
