@@ -8,7 +8,6 @@ pub mod clock;
 pub mod cpu;
 pub mod dense;
 mod device;
-pub(crate) mod float;
 #[cfg(feature = "cuda")]
 mod gpu;
 pub mod graph;
@@ -22,6 +21,7 @@ pub mod rope_kv_write;
 pub mod sample;
 pub mod swiglu;
 
+pub(crate) use crate::float;
 pub use device::{device, device_memory};
 pub use kv_write::kv_write;
 pub use norm::add_norm;
