@@ -226,7 +226,7 @@ mod tests {
                     sampler.read(token);
                 }
             } else {
-                let len = output.len() - output.len().min((roll >> 8) as usize % 5);
+                let len = output.len() - output.len().min((roll >> 8) as usize % 4);
                 output.truncate(len);
                 sampler.truncate(len);
             }

@@ -8,23 +8,30 @@ const LANES: usize = 16;
 /// Entries that [`quantile`] skips at a time.
 const STRIDE: usize = 64 * LANES;
 
-/// The largest entry, if it is finite and no entry is NaN. One pass: NaN is taken as infinite.
+/// The largest entry, if it is finite and no entry is NaN.
 pub(super) fn max(values: &[f32]) -> Option<f32> {
-    let larger = |a: f32, b: f32| {
-        let b = if b.is_nan() { f32::INFINITY } else { b };
-        if b > a { b } else { a }
-    };
+    let (max, sum) = max_and_sum(values);
+    // A sum is NaN, too, where it is too large for an f32 and another is minus infinity.
+    let has_nan = sum.is_nan() && values.iter().any(|x| x.is_nan());
+    (max.is_finite() && !has_nan).then_some(max)
+}
+
+/// The largest entry but NaN, and a sum that is NaN where an entry is: both in one pass.
+fn max_and_sum(values: &[f32]) -> (f32, f32) {
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
     let mut lanes = [f32::NEG_INFINITY; LANES];
+    let mut sums = [0f32; LANES];
     let chunks = values.chunks_exact(LANES);
     let rest = chunks.remainder().iter().copied();
-    let rest = rest.fold(f32::NEG_INFINITY, larger);
+    let (max, sum) = (rest.clone().fold(f32::NEG_INFINITY, larger), rest.sum());
     for chunk in chunks {
-        for (lane, &x) in lanes.iter_mut().zip(chunk) {
+        for ((lane, sum), &x) in lanes.iter_mut().zip(&mut sums).zip(chunk) {
             *lane = larger(*lane, x);
+            *sum += x;
         }
     }
-    let max = lanes.into_iter().fold(rest, larger);
-    max.is_finite().then_some(max)
+    let sum = sums.into_iter().fold(sum, |a, b| a + b);
+    (lanes.into_iter().fold(max, larger), sum)
 }
 
 /// The index of the first entry that is `value`.
@@ -138,6 +145,8 @@ mod tests {
                 assert_eq!(max(&values), finite.then_some(2.), "{value} at {at}");
             }
         }
+        let huge = [[f32::MAX; 32], [-inf; 32], [f32::MAX; 32]].concat();
+        assert_eq!(max(&huge), Some(f32::MAX));
         assert_eq!(max(&[-inf; 20]), None);
         assert_eq!(max(&[]), None);
         let mut values = [-inf, 1., 2.];
