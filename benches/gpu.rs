@@ -9,7 +9,8 @@ use candle_core::{DType, Device, Tensor};
 use foretoken::kernels::{self, sample};
 use foretoken::kv::{BlockAllocator, BlockTable, KvStore};
 use foretoken::model::{Batch, LoadFormat, LoadOptions, Model, ModelSource, load};
-use foretoken::sampling::{SamplingParams, shaping};
+use foretoken::sampling::SamplingParams;
+use foretoken::spec::logits_params;
 use std::path::Path;
 use std::time::Instant;
 
@@ -177,12 +178,12 @@ impl Loaded {
             .model
             .forward(&batch, &mut self.kv)
             .expect("the forward works");
-        let shapings = (0..rows as u32)
-            .map(|row| shaping(row, &greedy, 0.))
+        let params = (0..rows as u32)
+            .map(|row| logits_params(row, &greedy, 0.))
             .collect();
-        let shaped = sample::shape(&output.logits, shapings, Vec::new(), true);
-        let tokens = shaped
-            .and_then(|shaped| shaped.tokens().to_vec1::<u32>())
+        let processed = sample::process_logits(&output.logits, params, Vec::new(), true);
+        let tokens = processed
+            .and_then(|processed| processed.tokens()?.to_vec1::<u32>())
             .expect("sampling works");
         assert_eq!(tokens.len(), rows);
         started.elapsed().as_secs_f64() * 1e3

@@ -2,7 +2,7 @@
 //! check of a draft, at the vocabulary of Llama 3.
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use foretoken::sampling::{Dist, History, Rng, SamplingParams, distribution, mix};
+use foretoken::sampling::{Dist, NoToken, Rng, Sampler, SamplingParams, distribution, mix};
 use foretoken::spec::{Draft, verify};
 use std::hint::black_box;
 
@@ -44,9 +44,34 @@ fn sampling(c: &mut Criterion) {
     ];
     let mut group = c.benchmark_group("distribution");
     for (name, params) in kinds {
-        let history = History::new(&params, &[1, 2, 3], 3);
+        let sampler = Sampler::new(params, &[1, 2, 3]);
         group.bench_function(name, |b| {
-            b.iter(|| distribution(black_box(&logits), &params, &history));
+            b.iter(|| distribution(black_box(&logits), &sampler));
+        });
+    }
+    group.finish();
+}
+
+/// The distribution of the next token and what it costs to add that token and to take it back: the
+/// same at every length of the text.
+fn penalties(c: &mut Criterion) {
+    let logits = logits(1);
+    let params = SamplingParams {
+        repetition_penalty: 1.1,
+        frequency_penalty: 0.2,
+        ..SamplingParams::default()
+    };
+    let mut group = c.benchmark_group("penalties");
+    for len in [100, 4000] {
+        let mut sampler = Sampler::new(params.clone(), &[1, 2, 3]);
+        (0..len).for_each(|i| sampler.push((mix(i) % 2000) as u32));
+        group.bench_function(format!("{len} tokens"), |b| {
+            b.iter(|| {
+                let dist = distribution(black_box(&logits), &sampler);
+                sampler.push(7);
+                sampler.truncate(len as usize);
+                dist
+            });
         });
     }
     group.finish();
@@ -54,8 +79,8 @@ fn sampling(c: &mut Criterion) {
 
 fn verifying(c: &mut Criterion) {
     let params = SamplingParams::default();
-    let history = History::new(&params, &[1], 1);
-    let dist = |seed| -> Dist { distribution(&logits(seed), &params, &history) };
+    let sampler = Sampler::new(params, &[1]);
+    let dist = |seed| -> Dist { distribution(&logits(seed), &sampler).expect("finite") };
     let target: Vec<Dist> = (0..=DRAFTED).map(dist).collect();
     let rng = Rng {
         seed: 1,
@@ -75,9 +100,9 @@ fn verifying(c: &mut Criterion) {
 }
 
 /// p by node: first after nothing, then after node 0 and so on. Its copy is part of the time.
-fn after(target: &[Dist]) -> impl Fn(&[usize]) -> Dist + '_ {
-    |path| target[path.last().map_or(0, |node| node + 1)].clone()
+fn after(target: &[Dist]) -> impl Fn(&[usize]) -> Result<Dist, NoToken> + '_ {
+    |path| Ok(target[path.last().map_or(0, |node| node + 1)].clone())
 }
 
-criterion_group!(benches, sampling, verifying);
+criterion_group!(benches, sampling, penalties, verifying);
 criterion_main!(benches);

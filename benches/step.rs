@@ -8,7 +8,7 @@ use criterion::Criterion;
 use foretoken::kernels::clock::{self, Part};
 use foretoken::kv::{BlockAllocator, BlockTable};
 use foretoken::model::{Batch, LoadOptions, Model, ModelSource, load};
-use foretoken::sampling::{History, SamplingParams, distribution};
+use foretoken::sampling::{Sampler, SamplingParams, distribution};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -96,12 +96,12 @@ impl Step {
             temperature: 0.,
             ..SamplingParams::default()
         };
-        let history = History::new(&greedy, &[1], 1);
+        let sampler = Sampler::new(greedy, &[1]);
         let vocab = model.config().vocab_size;
         let output = output.expect("the forward works");
         let sampled = output.read(|logits| {
             for row in logits.chunks(vocab) {
-                std::hint::black_box(distribution(row, &greedy, &history));
+                let _ = std::hint::black_box(distribution(row, &sampler));
             }
         });
         sampled.expect("logits are f32");

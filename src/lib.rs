@@ -8,9 +8,10 @@
 //!
 //! - [`http`]: routes, wire types, SSE, metrics text. Knows [`text`] and [`engine`].
 //! - [`text`]: tokenizer and chat template.
-//! - [`engine`]: one thread; `receive -> schedule -> propose -> forward -> verify -> keep -> emit`.
+//! - [`engine`]: one thread; `receive -> schedule -> propose -> forward -> verify -> commit -> emit`.
 //! - [`spec`]: drafters, the acceptance rule, and the runner that joins them to the target.
-//! - [`sampling`]: logits to distributions, and random numbers addressed by position.
+//! - [`sampling`]: one sequence's sampler, logits to distributions, and random numbers addressed by
+//!   position.
 //! - [`kv`]: paged pools that roll back with `truncate_to`.
 //! - [`model`]: loading, and one decoder for the Llama family; [`gguf`]: files, and those that are
 //!   a part of the program.
@@ -22,8 +23,8 @@
 //!
 //! Imports go one way: `main -> http -> engine -> spec -> {model, kv, sampling}`,
 //! `train -> {model, kv, kernels, text, sampling}`, `model -> {kv, kernels}`,
-//! `kv -> kernels -> candle`, `http -> text`, `{text, model} -> {gguf, files}`; `sampling` and `error`
-//! import nothing of ours.
+//! `kv -> kernels -> candle`, `http -> text`, `{text, model} -> {gguf, files}`; `error` imports nothing
+//! of ours, and `sampling` nothing but the exponential that it shares with the kernels.
 
 pub mod bench;
 pub mod config;
@@ -31,6 +32,7 @@ pub mod convert;
 pub mod engine;
 pub mod error;
 pub mod files;
+mod float;
 pub mod generate;
 pub mod gguf;
 pub mod http;

@@ -5,11 +5,10 @@
 //! logits go through the same pipeline, so `p` and `q` of the acceptance rule are both what the
 //! request would be sampled from.
 
+mod sampler;
 mod vocab;
 
-use crate::error::Result;
-use crate::kernels::sample::{DeviceRow, Edit, Shaping};
-use std::collections::HashMap;
+pub use sampler::{LogitAdjustment, Sampler};
 
 /// How tokens are chosen. The defaults sample the model's own distribution.
 #[derive(Debug, Clone, PartialEq)]
@@ -75,57 +74,6 @@ impl SamplingParams {
     }
 }
 
-/// What the pipeline has to know of the tokens so far. Grows with each drafted token.
-#[derive(Debug, Clone)]
-pub struct History {
-    output_len: usize,
-    /// Per token: occurrences in the output; 0 = in the prompt only. `None` without penalties.
-    counts: Option<HashMap<u32, u32>>,
-}
-
-impl History {
-    /// The history of a request whose `tokens` begin with `prompt_len` prompt tokens.
-    pub fn new(params: &SamplingParams, tokens: &[u32], prompt_len: usize) -> Self {
-        let (prompt, output) = tokens.split_at(prompt_len);
-        let mut history = Self {
-            output_len: 0,
-            counts: params
-                .has_penalties()
-                .then(|| prompt.iter().map(|&id| (id, 0)).collect()),
-        };
-        if history.counts.is_none() {
-            history.output_len = output.len();
-        } else {
-            output.iter().for_each(|&id| history.push(id));
-        }
-        history
-    }
-
-    /// Adds one output token.
-    pub fn push(&mut self, token: u32) {
-        self.output_len += 1;
-        if let Some(counts) = &mut self.counts {
-            *counts.entry(token).or_insert(0) += 1;
-        }
-    }
-
-    /// Whether penalties ask which tokens there are, and not only how many.
-    pub fn asks_which(&self) -> bool {
-        self.counts.is_some()
-    }
-
-    /// Adds one output token that is to be told by [`History::read`].
-    pub fn push_unread(&mut self) {
-        self.output_len += 1;
-    }
-
-    /// Tells the first of the tokens that are not known yet.
-    pub fn read(&mut self, token: u32) {
-        self.output_len -= 1;
-        self.push(token);
-    }
-}
-
 /// A distribution over the vocabulary, after the whole pipeline.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Dist {
@@ -133,31 +81,14 @@ pub enum Dist {
     Point(u32),
     /// Probability of each token id; sums to 1.
     Dense(Vec<f32>),
-    /// The same, in the memory of a GPU: [`Dist::to_host`] before anything is asked of it.
-    Device(DeviceRow),
 }
 
-/// For what cannot be asked of a distribution that is elsewhere.
-const ELSEWHERE: &str = "a distribution on the device is copied before it is used";
-
 impl Dist {
-    /// The distribution in the memory of the host.
-    ///
-    /// # Errors
-    /// Where the device fails.
-    pub fn to_host(&self) -> Result<Self> {
-        Ok(match self {
-            Self::Device(row) => Self::Dense(row.read()?),
-            here => here.clone(),
-        })
-    }
-
     /// Probability of `token`.
     pub fn prob(&self, token: u32) -> f64 {
         match self {
             Self::Point(only) => f64::from(u8::from(*only == token)),
             Self::Dense(probs) => probs.get(token as usize).map_or(0.0, |&p| p.into()),
-            Self::Device(_) => unreachable!("{ELSEWHERE}"),
         }
     }
 
@@ -165,11 +96,7 @@ impl Dist {
     pub fn sample(&self, u: f64) -> u32 {
         match self {
             Self::Point(only) => *only,
-            Self::Dense(probs) => {
-                let target = u * vocab::sum(probs);
-                vocab::quantile(probs, target)
-            }
-            Self::Device(_) => unreachable!("{ELSEWHERE}"),
+            Self::Dense(probs) => vocab::quantile(probs, u * vocab::sum(probs)),
         }
     }
 
@@ -178,17 +105,19 @@ impl Dist {
         let probs = match self {
             Self::Point(only) => return (q.prob(*only) < 1.0).then_some(Self::Point(*only)),
             Self::Dense(probs) => probs,
-            Self::Device(_) => unreachable!("{ELSEWHERE}"),
         };
         let mut rest = probs.clone();
         match q {
-            Self::Point(only) => rest[*only as usize] = 0.0,
+            Self::Point(only) => {
+                if let Some(p) = rest.get_mut(*only as usize) {
+                    *p = 0.0;
+                }
+            }
             Self::Dense(q) => {
                 for (p, q) in rest.iter_mut().zip(q) {
                     *p = (*p - q).max(0.0);
                 }
             }
-            Self::Device(_) => unreachable!("{ELSEWHERE}"),
         }
         let sum = vocab::sum(&rest);
         if sum <= 0.0 {
@@ -201,24 +130,45 @@ impl Dist {
     }
 }
 
-/// Index of the largest logit; the lowest id wins a tie, NaN never wins.
-pub fn argmax(logits: &[f32]) -> u32 {
-    vocab::place(logits, vocab::max(logits)).unwrap_or(0) as u32
+/// Why no token can be chosen from a row of logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NoToken {
+    /// NaN or infinity among the logits, or minus infinity alone.
+    #[error("the model's logits are not finite")]
+    NotFinite,
+    /// The logits are sound, and what the request asked for makes them not.
+    #[error("logit_bias, penalties and min_tokens leave no token to choose")]
+    AllForbidden,
 }
 
-/// Runs the pipeline (see the module) over one row of raw logits, `[vocab_size]`.
-pub fn distribution(logits: &[f32], params: &SamplingParams, history: &History) -> Dist {
-    let mut edits = edits(0, params, history).peekable();
-    if params.is_greedy() && edits.peek().is_none() {
-        return Dist::Point(argmax(logits));
+/// Runs the pipeline (see the module) over one row of raw logits, `[vocab_size]`. Among greatest
+/// logits that are equal the lowest id is the greedy choice.
+///
+/// # Errors
+/// Where no token can be chosen.
+pub fn distribution(logits: &[f32], sampler: &Sampler) -> Result<Dist, NoToken> {
+    let params = sampler.params();
+    let mut adjustments = sampler.adjustments().peekable();
+    if params.is_greedy() && adjustments.peek().is_none() {
+        let greatest = vocab::place(logits, vocab::max(logits).ok_or(NoToken::NotFinite)?);
+        return greatest.map(Dist::Point).ok_or(NoToken::NotFinite);
     }
-    let mut logits = logits.to_vec();
-    apply(edits, &mut logits);
+    let mut adjusted = logits.to_vec();
+    apply(adjustments, &mut adjusted);
+    let Some(max) = vocab::max(&adjusted) else {
+        let sound = vocab::max(logits).is_some();
+        return Err(if sound {
+            NoToken::AllForbidden
+        } else {
+            NoToken::NotFinite
+        });
+    };
     if params.is_greedy() {
-        return Dist::Point(argmax(&logits));
+        let greatest = vocab::place(&adjusted, max);
+        return greatest.map(Dist::Point).ok_or(NoToken::NotFinite);
     }
-    let mut probs = logits;
-    vocab::weights(&mut probs, params.temperature);
+    let mut probs = adjusted;
+    vocab::weights(&mut probs, max, params.temperature);
     if params.min_p > 0.0 {
         // The largest weight is exactly 1.
         drop_below(&mut probs, params.min_p);
@@ -234,65 +184,15 @@ pub fn distribution(logits: &[f32], params: &SamplingParams, history: &History) 
     probs
         .iter_mut()
         .for_each(|p| *p = (f64::from(*p) * scale) as f32);
-    Dist::Dense(probs)
+    Ok(Dist::Dense(probs))
 }
 
-/// Penalties, bias and forbidden ids, in this order, for row `row` of some logits.
-pub fn edits<'a>(
-    row: u32,
-    params: &'a SamplingParams,
-    history: &'a History,
-) -> impl Iterator<Item = Edit> + 'a {
-    let none = Edit {
-        row,
-        id: 0,
-        repetition: 1.0,
-        subtract: 0.0,
-        bias: 0.0,
-    };
-    let penalties = history.counts.iter().flatten().map(move |(&id, &count)| {
-        let subtract = params.presence_penalty + params.frequency_penalty * count as f32;
-        Edit {
-            id,
-            repetition: params.repetition_penalty,
-            subtract: if count > 0 { subtract } else { 0.0 },
-            ..none
+/// Ids that the logits do not have are passed over: a draft model may know fewer than the request.
+fn apply(adjustments: impl Iterator<Item = LogitAdjustment>, logits: &mut [f32]) {
+    for adjustment in adjustments {
+        if let Some(logit) = logits.get_mut(adjustment.id as usize) {
+            adjustment.apply(logit);
         }
-    });
-    let biases = params.logit_bias.iter();
-    let biases = biases.map(move |&(id, bias)| Edit { id, bias, ..none });
-    let forbids = history.output_len < params.min_tokens;
-    let forbidden = params.stop_token_ids.iter().filter(move |_| forbids);
-    let forbidden = forbidden.map(move |&id| Edit {
-        id,
-        bias: f32::NEG_INFINITY,
-        ..none
-    });
-    penalties.chain(biases).chain(forbidden)
-}
-
-fn apply(edits: impl Iterator<Item = Edit>, logits: &mut [f32]) {
-    for edit in edits {
-        if let Some(logit) = logits.get_mut(edit.id as usize) {
-            edit.apply(logit);
-        }
-    }
-}
-
-/// The rest of the pipeline for row `row` of some logits, and the random number that its token is
-/// drawn by; for a GPU.
-pub fn shaping(row: u32, params: &SamplingParams, uniform: f64) -> Shaping {
-    Shaping {
-        row,
-        top_k: u32::try_from(params.top_k).unwrap_or(0),
-        temperature: if params.is_greedy() {
-            0.0
-        } else {
-            params.temperature
-        },
-        min_p: params.min_p,
-        top_p: params.top_p,
-        uniform,
     }
 }
 
@@ -354,10 +254,14 @@ pub struct TokenLogprobs {
 }
 
 /// Log-probabilities of `token` and of the `top` best, from one row of raw logits.
-pub fn logprobs(logits: &[f32], token: u32, top: usize) -> TokenLogprobs {
+///
+/// # Errors
+/// `NotFinite`, as in [`distribution`].
+pub fn logprobs(logits: &[f32], token: u32, top: usize) -> Result<TokenLogprobs, NoToken> {
+    let max = vocab::max(logits).ok_or(NoToken::NotFinite)?;
     let mut weights = logits.to_vec();
-    vocab::weights(&mut weights, 1.0);
-    let norm = f64::from(vocab::max(logits)) + vocab::sum(&weights).ln();
+    vocab::weights(&mut weights, max, 1.0);
+    let norm = f64::from(max) + vocab::sum(&weights).ln();
     let of = |id: u32| (f64::from(logits[id as usize]) - norm) as f32;
     let mut ids: Vec<u32> = Vec::new();
     if top > 0 {
@@ -372,10 +276,10 @@ pub fn logprobs(logits: &[f32], token: u32, top: usize) -> TokenLogprobs {
         ids.truncate(top);
         ids.sort_unstable_by(by_logit);
     }
-    TokenLogprobs {
+    Ok(TokenLogprobs {
         logprob: of(token),
         top: ids.into_iter().map(|id| (id, of(id))).collect(),
-    }
+    })
 }
 
 /// What a random number is for. One position may need several.

@@ -3,11 +3,9 @@
 
 use candle_core::{Device, Tensor};
 use foretoken::kernels;
-use foretoken::kernels::sample::{Accepted, Chain, Node, Shaped, shape};
-use foretoken::sampling::{
-    Dist, History, Purpose, Rng, SamplingParams, distribution, edits, mix, shaping,
-};
-use foretoken::spec::{Draft, verify};
+use foretoken::kernels::sample::{Accepted, Chain, Node, ProcessedLogits, process_logits};
+use foretoken::sampling::{Dist, Purpose, Rng, Sampler, SamplingParams, distribution, mix};
+use foretoken::spec::{Draft, logits_params, row_adjustments, verify};
 
 const VOCAB: usize = 3000;
 const PROMPT: [u32; 5] = [3, 1, 4, 1, 5];
@@ -72,40 +70,39 @@ fn requests() -> Vec<SamplingParams> {
 }
 
 /// A row, whose it is and what it knows.
-struct Row<'a> {
+struct Row {
     logits: Vec<f32>,
-    params: &'a SamplingParams,
-    history: History,
+    sampler: Sampler,
     uniform: f64,
 }
 
-impl Row<'_> {
+impl Row {
     fn dist(&self) -> Dist {
-        distribution(&self.logits, self.params, &self.history)
+        distribution(&self.logits, &self.sampler).unwrap()
     }
 }
 
-fn shape_on(device: &Device, rows: &[Row<'_>], draw: bool) -> Shaped {
+fn process_on(device: &Device, rows: &[Row], draw: bool) -> ProcessedLogits {
     let all: Vec<f32> = rows.iter().flat_map(|row| row.logits.clone()).collect();
     let logits = Tensor::from_vec(all, (rows.len(), VOCAB), device).unwrap();
     let numbered = || (0u32..).zip(rows);
-    let shapings = numbered().map(|(i, row)| shaping(i, row.params, row.uniform));
-    let edits = numbered().flat_map(|(i, row)| edits(i, row.params, &row.history));
-    shape(&logits, shapings.collect(), edits.collect(), draw).unwrap()
+    let params = numbered().map(|(i, row)| logits_params(i, row.sampler.params(), row.uniform));
+    let adjustments = numbered().flat_map(|(i, row)| row_adjustments(i, &row.sampler));
+    process_logits(&logits, params.collect(), adjustments.collect(), draw).unwrap()
 }
 
 #[test]
 fn tokens_are_those_of_the_cpu() {
     let gpu = gpu();
     let requests = requests();
-    let rows: Vec<Row<'_>> = (0..64)
+    let rows: Vec<Row> = (0..64)
         .map(|i| {
             let params = &requests[i % requests.len()];
-            let output = [9, 9, 2, 6];
+            let mut sampler = Sampler::new(params.clone(), &PROMPT);
+            [9, 9, 2, 6].into_iter().for_each(|id| sampler.push(id));
             Row {
                 logits: logits(i as u64),
-                history: History::new(params, &[&PROMPT[..], &output].concat(), PROMPT.len()),
-                params,
+                sampler,
                 uniform: Rng {
                     seed: params.seed,
                     position: i,
@@ -114,15 +111,20 @@ fn tokens_are_those_of_the_cpu() {
             }
         })
         .collect();
-    let shaped = shape_on(&gpu, &rows, true);
+    let processed = process_on(&gpu, &rows, true);
     for (i, (row, token)) in rows
         .iter()
-        .zip(shaped.tokens().to_vec1::<u32>().unwrap())
+        .zip(processed.tokens().unwrap().to_vec1::<u32>().unwrap())
         .enumerate()
     {
         let want = row.dist();
-        assert_eq!(token, want.sample(row.uniform), "row {i}: {:?}", row.params);
-        match (want, shaped.row(i)) {
+        assert_eq!(
+            token,
+            want.sample(row.uniform),
+            "row {i}: {:?}",
+            row.sampler.params()
+        );
+        match (want, processed.row(i)) {
             (Dist::Point(_), None) => (),
             (Dist::Dense(want), Some(got)) => {
                 for (id, (want, got)) in want.iter().zip(got.read().unwrap()).enumerate() {
@@ -149,31 +151,29 @@ fn verdicts_are_those_of_the_cpu() {
                 seed: params.seed,
                 position: 100 * round,
             };
-            let mut history = History::new(params, &PROMPT, PROMPT.len());
+            let mut sampler = Sampler::new(params.clone(), &PROMPT);
             for at in 0..=length {
                 let target = logits((round * 100 + i * 10 + at) as u64);
                 let noise = logits(mix((round * 100 + i * 10 + at) as u64));
                 let near = target.iter().zip(noise).map(|(x, y)| x + 0.1 * y);
                 let draft = Row {
                     logits: near.collect(),
-                    params,
-                    history: history.clone(),
+                    sampler: sampler.clone(),
                     uniform: rng.uniform(at, Purpose::Draft, 0),
                 };
                 rows.push(Row {
                     logits: target,
-                    params,
-                    history: history.clone(),
+                    sampler: sampler.clone(),
                     uniform: rng.uniform(at, Purpose::Sample, 0),
                 });
-                history.push(draft.dist().sample(draft.uniform));
+                sampler.push(draft.dist().sample(draft.uniform));
                 drafted.push(draft);
             }
         }
-        let q = shape_on(&gpu, &drafted, true);
-        let tokens: Vec<u32> = q.tokens().to_vec1().unwrap();
+        let q = process_on(&gpu, &drafted, true);
+        let tokens: Vec<u32> = q.tokens().unwrap().to_vec1().unwrap();
         let dists: Vec<_> = (0..drafted.len()).map(|i| q.row(i)).collect();
-        let p = shape_on(&gpu, &rows, false);
+        let p = process_on(&gpu, &rows, false);
         for guessed in [false, true] {
             let mut chains = Vec::new();
             let mut want = Vec::new();
@@ -201,10 +201,10 @@ fn verdicts_are_those_of_the_cpu() {
                 chains.push(Chain {
                     row: first,
                     nodes,
-                    forced: None,
+                    synthetic_acceptance: None,
                 });
-                let target = |path: &[usize]| rows[first + path.len()].dist();
-                let verdict = verify(&draft, target, &rng);
+                let target = |path: &[usize]| Ok(rows[first + path.len()].dist());
+                let verdict = verify(&draft, target, &rng).unwrap();
                 lengths[verdict.path.len()] += 1;
                 want.push(Accepted {
                     len: verdict.path.len() as u32,

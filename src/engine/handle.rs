@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::watch;
 
 /// Limits of the scheduler, and how much is drafted.
 #[derive(Debug, Clone)]
@@ -81,8 +82,8 @@ pub(super) struct Shared {
     pub draining: AtomicBool,
     /// The thread ends now; what runs is dropped.
     pub aborting: AtomicBool,
-    /// The thread has ended and dropped the models.
-    pub ended: AtomicBool,
+    /// Set when the thread has ended and dropped the models: an error if nobody asked it to.
+    pub ended: watch::Sender<Option<Result<()>>>,
 }
 
 /// Sends requests to the engine thread. Clones share one engine; when the last one is dropped the
@@ -112,8 +113,8 @@ impl EngineHandle {
         for request in &requests {
             shared.limits.check(request)?;
         }
-        if shared.draining.load(Ordering::SeqCst) || shared.ended.load(Ordering::SeqCst) {
-            return Err(shutting_down());
+        if shared.draining.load(Ordering::SeqCst) {
+            return Err(self.gone());
         }
         let count = requests.len();
         let max = shared.limits.max_waiting;
@@ -148,7 +149,7 @@ impl EngineHandle {
                         events,
                         arrived,
                     })))
-                    .map_err(|_| shutting_down())?;
+                    .map_err(|_| self.gone())?;
                 Ok(receiver)
             })
             .collect()
@@ -185,7 +186,26 @@ impl EngineHandle {
     /// Whether the thread has ended: after [`EngineHandle::drain`] and the last request, after
     /// [`EngineHandle::abort`], or because it failed.
     pub fn has_ended(&self) -> bool {
-        self.shared.ended.load(Ordering::SeqCst)
+        self.shared.ended.borrow().is_some()
+    }
+
+    /// Waits for the end of the thread.
+    ///
+    /// # Errors
+    /// `Internal`: why it has ended though nobody asked it to.
+    pub async fn ended(&self) -> Result<()> {
+        let mut ended = self.shared.ended.subscribe();
+        match ended.wait_for(Option::is_some).await {
+            Ok(end) => end.clone().unwrap_or(Ok(())),
+            // Not while this handle is alive.
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Why no request is taken any more.
+    fn gone(&self) -> Error {
+        let end = self.shared.ended.borrow().clone();
+        end.and_then(Result::err).unwrap_or_else(shutting_down)
     }
 }
 

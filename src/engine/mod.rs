@@ -8,16 +8,23 @@ pub mod sequence;
 mod stats;
 
 use crate::error::{Error, Result};
+use crate::kv::BlockAllocator;
 use crate::model::Model;
-use crate::spec::{Drafter, Kept, Round, SeqId, SpeculativeRunner, Turn};
+use crate::sampling::NoToken;
+use crate::spec::{
+    Committed, Drafter, SeqId, SpeculativeRunner, StepInput, StepOutput, StepResult,
+};
 use chunk::PromptChunk;
 use handle::{Message, Shared, Submission};
-use scheduler::{Planned, Scheduler};
+use scheduler::{ScheduledSequence, Scheduler};
 use sequence::Sequence;
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
+use tokio::sync::watch;
 
 pub use crate::sampling::TokenLogprobs;
 pub use handle::{EngineHandle, EngineOptions, Limits};
@@ -33,7 +40,7 @@ struct Engine {
     spec_length: usize,
     eos_token_ids: Vec<u32>,
     next_id: SeqId,
-    /// Whether the books were checked since the last sequence ended.
+    /// Whether the pools were checked since the last sequence ended.
     checked: bool,
 }
 
@@ -86,13 +93,14 @@ pub fn spawn(
         waiting: AtomicUsize::new(0),
         draining: AtomicBool::new(false),
         aborting: AtomicBool::new(false),
-        ended: AtomicBool::new(false),
+        ended: watch::Sender::new(None),
     });
     let (sender, inbox) = channel();
     let engine = Engine {
         inbox,
         shared: shared.clone(),
         scheduler: Scheduler::new(
+            BlockAllocator::new(num_blocks, block_size),
             options.max_num_seqs,
             options.max_num_batched_tokens,
             PromptChunk::new(options.max_prompt_wait),
@@ -103,61 +111,85 @@ pub fn spawn(
         next_id: 0,
         checked: true,
     };
+    let ending = shared.clone();
     std::thread::Builder::new()
         .name("engine".into())
-        .spawn(move || engine.run())
+        .spawn(move || {
+            let end = catch_unwind(AssertUnwindSafe(|| engine.run()))
+                .unwrap_or_else(|panic| Err(panicked("the engine thread", &*panic)));
+            if let Err(error) = &end {
+                tracing::error!("the engine has ended: {error}");
+            }
+            ending.draining.store(true, Ordering::SeqCst);
+            ending.ended.send_replace(Some(end));
+        })
         .map_err(|e| Error::setup(format!("cannot start the engine thread: {e}")))?;
     Ok(EngineHandle { sender, shared })
 }
 
-/// Says that the thread has ended, however it ends.
-struct Ended(Arc<Shared>);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        self.0.draining.store(true, Ordering::SeqCst);
-        self.0.ended.store(true, Ordering::SeqCst);
-    }
+/// The error that a panic of `what` is.
+fn panicked(what: &str, panic: &(dyn Any + Send)) -> Error {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or(panic.downcast_ref::<String>().map(String::as_str));
+    Error::internal(format!("{what} panicked: {}", text.unwrap_or("no message")))
 }
 
 impl Engine {
-    fn run(mut self) {
-        let _ended = Ended(self.shared.clone());
-        while self.receive() {
+    /// Until the end of the thread.
+    ///
+    /// # Errors
+    /// Why it ends, if nobody asked it to.
+    fn run(mut self) -> Result<()> {
+        let end = self.work();
+        self.fail_all(&end.clone().err().unwrap_or_else(handle::shutting_down));
+        end.and_then(|()| self.check_idle())
+    }
+
+    fn work(&mut self) -> Result<()> {
+        while self.receive()? {
             self.cancel();
-            let (plan, preempted) = self.scheduler.schedule(&mut self.runner.pool.blocks);
+            let (plan, preempted) = self.scheduler.schedule();
             self.note_plan(&plan, &preempted);
             if plan.is_empty() {
                 continue;
             }
-            let turns = turns(&self.scheduler.running, &plan);
             let started = Instant::now();
-            match self.runner.step(&turns) {
-                Ok((rounds, target_time)) => {
+            match self.step(&plan) {
+                Ok((outputs, target_time)) => {
                     self.note_step(&plan, target_time);
-                    self.note_chunk(&plan, &rounds, started.elapsed());
-                    self.keep_and_emit(&plan, rounds);
+                    self.note_chunk(&plan, &outputs, started.elapsed());
+                    self.commit_and_emit(&plan, outputs);
                 }
-                Err(error) => self.fail_running(error),
+                Err(error) => self.fail_step(&plan, &error)?,
             }
         }
-        self.fail_all();
+        Ok(())
+    }
+
+    /// One step of the models. A panic in it is an error.
+    fn step(&mut self, plan: &[ScheduledSequence]) -> Result<(Vec<StepResult>, Duration)> {
+        let mut inputs = step_inputs(&mut self.scheduler.running, plan);
+        catch_unwind(AssertUnwindSafe(|| self.runner.step(&mut inputs)))
+            .unwrap_or_else(|panic| Err(panicked("the step", &*panic)))
     }
 
     /// Takes in what has arrived; sleeps while there is nothing to do. False = end.
-    fn receive(&mut self) -> bool {
+    ///
+    /// # Errors
+    /// See [`Engine::check_idle`].
+    fn receive(&mut self) -> Result<bool> {
         loop {
             if self.shared.aborting.load(Ordering::SeqCst) {
-                return false;
+                return Ok(false);
             }
             let idle = self.scheduler.is_idle();
             if idle {
-                self.check_books();
+                self.check_idle()?;
             }
             let message = match self.inbox.try_recv() {
-                Err(TryRecvError::Empty) if !idle => return true,
+                Err(TryRecvError::Empty) if !idle => return Ok(true),
                 Err(TryRecvError::Empty) if self.shared.draining.load(Ordering::SeqCst) => {
-                    return false;
+                    return Ok(false);
                 }
                 Err(TryRecvError::Empty) => self.inbox.recv().ok(),
                 Err(TryRecvError::Disconnected) => None,
@@ -167,7 +199,7 @@ impl Engine {
                 Some(Message::Submit(submission)) => self.enqueue(*submission),
                 Some(Message::Wake) => {}
                 // Nobody is left who could send; finish what runs.
-                None => return !idle,
+                None => return Ok(!idle),
             }
         }
     }
@@ -187,59 +219,52 @@ impl Engine {
 
     /// Drops every request that nobody waits for.
     fn cancel(&mut self) {
-        let blocks = &mut self.runner.pool.blocks;
-        for sequence in self.scheduler.remove(blocks, Sequence::is_cancelled) {
+        for sequence in self.scheduler.remove(Sequence::is_cancelled) {
             self.end(sequence, "abort");
         }
     }
 
     /// Takes in what the step gave: rolls the target's pool back to what is certain, sends the
     /// tokens, and lets go of who has finished.
-    fn keep_and_emit(&mut self, plan: &[Planned], rounds: Vec<Round>) {
+    fn commit_and_emit(&mut self, plan: &[ScheduledSequence], outputs: Vec<StepResult>) {
         let now = Instant::now();
         let mut finished = Vec::new();
-        for (planned, round) in plan.iter().zip(rounds) {
+        for (planned, output) in plan.iter().zip(outputs) {
             let sequence = &mut self.scheduler.running[planned.index];
-            let accepted = round.tokens.len().saturating_sub(1);
-            self.shared.stats.note_round(round.drafted, accepted);
-            let (new, finish) = sequence.advance(planned.rows, round);
-            let blocks = &mut self.runner.pool.blocks;
-            blocks.truncate_to(&mut sequence.table, sequence.tokens.len());
-            self.shared
-                .stats
-                .note_tokens(sequence.arrived, sequence.last_token, now, new);
-            if new > 0 {
-                sequence.last_token = Some(now);
-            }
-            if let Some(reason) = finish {
-                finished.push((sequence.id, reason));
-            }
+            let end = match output {
+                Ok(output) => emit(&self.shared.stats, sequence, planned.rows, output, now),
+                Err(reason) => {
+                    self.shared.stats.note_no_token(reason);
+                    sequence.tell(Event::Failed(no_token(reason)));
+                    Some("error")
+                }
+            };
+            finished.extend(end.map(|reason| (sequence.state.id, reason)));
+            self.scheduler.trim(planned.index);
         }
-        let asked = plan.iter().filter(|planned| planned.draft > 0);
-        let kept: Vec<Kept<'_>> = asked
-            .map(|planned| &self.scheduler.running[planned.index])
-            .map(|sequence| Kept {
-                id: sequence.id,
-                tokens: &sequence.tokens,
+        let drafted = plan.iter().filter(|planned| planned.draft > 0);
+        let committed: Vec<Committed<'_>> = drafted
+            .map(|planned| &self.scheduler.running[planned.index].state)
+            .map(|state| Committed {
+                id: state.id,
+                tokens: &state.tokens,
             })
             .collect();
-        self.runner.observe(&kept);
+        self.runner.observe(&committed);
         self.check_step(plan);
-        let blocks = &mut self.runner.pool.blocks;
-        let ended = self
-            .scheduler
-            .remove(blocks, |s| finished.iter().any(|(id, _)| *id == s.id));
+        let reason_of = |id: SeqId| finished.iter().find(|(ended, _)| *ended == id);
+        let ended = (self.scheduler).remove(|s| reason_of(s.state.id).is_some());
         for sequence in ended {
-            let reason = finished.iter().find(|(id, _)| *id == sequence.id);
-            let stopped = matches!(reason, Some((_, FinishReason::Stop { .. })));
-            self.end(sequence, if stopped { "stop" } else { "length" });
+            if let Some((_, reason)) = reason_of(sequence.state.id) {
+                self.end(sequence, reason);
+            }
         }
         self.scheduler.running.iter_mut().for_each(Sequence::flush);
     }
 
     /// Last words about, and to, a sequence whose blocks are free already.
     fn end(&mut self, mut sequence: Sequence, reason: &str) {
-        self.runner.forget(sequence.id);
+        self.runner.forget(sequence.state.id);
         if !sequence.admitted {
             self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
         }
@@ -249,14 +274,14 @@ impl Engine {
         stats.e2e_request_latency.observe(seconds);
         let usage = sequence.usage;
         tracing::info!(
-            id = sequence.id,
+            id = sequence.state.id,
             reason,
-            prompt_tokens = sequence.prompt_len,
+            prompt_tokens = sequence.state.prompt_len,
             output_tokens = sequence.output_len(),
             seconds = format_args!("{seconds:.3}"),
             rounds = usage.rounds,
             drafted = usage.drafted,
-            synthetic_acceptance = sequence.synthetic_acceptance,
+            synthetic_acceptance = sequence.state.synthetic_acceptance,
             accepted = usage.accepted,
             acceptance_rate = format_args!("{:.3}", usage.acceptance_rate()),
             mean_accepted_length = format_args!("{:.2}", usage.mean_accepted_length()),
@@ -265,37 +290,51 @@ impl Engine {
         sequence.flush();
     }
 
-    /// A step failed: everyone who was in it is told, and the pools start anew.
-    fn fail_running(&mut self, error: Error) {
+    /// A step failed: everyone who was in it is told, and the others go on.
+    ///
+    /// # Errors
+    /// Where they cannot, as it has left a pool in disorder.
+    fn fail_step(&mut self, plan: &[ScheduledSequence], error: &Error) -> Result<()> {
         tracing::error!("engine step failed: {error}");
-        let blocks = &mut self.runner.pool.blocks;
-        let running: Vec<SeqId> = self.scheduler.running.iter().map(|s| s.id).collect();
-        for mut sequence in self.scheduler.remove(blocks, |s| running.contains(&s.id)) {
-            sequence.tell(Event::Failed(error.clone()));
-            self.end(sequence, "error");
-        }
+        let running = &self.scheduler.running;
+        let failed: Vec<SeqId> = (plan.iter())
+            .map(|planned| running[planned.index].state.id)
+            .collect();
+        self.fail(
+            |sequence| failed.contains(&sequence.state.id),
+            error,
+            "error",
+        );
+        self.check_invariants()
     }
 
     /// The thread ends: whoever is left is told.
-    fn fail_all(&mut self) {
-        let blocks = &mut self.runner.pool.blocks;
-        for mut sequence in self.scheduler.remove(blocks, |_| true) {
-            sequence.tell(Event::Failed(handle::shutting_down()));
-            self.end(sequence, "abort");
+    fn fail_all(&mut self, error: &Error) {
+        let reason = match error {
+            Error::Request { .. } => "abort",
+            Error::Setup(_) | Error::Internal(_) => "error",
+        };
+        self.fail(|_| true, error, reason);
+    }
+
+    fn fail(&mut self, which: impl FnMut(&Sequence) -> bool, error: &Error, reason: &str) {
+        for mut sequence in self.scheduler.remove(which) {
+            sequence.tell(Event::Failed(error.clone()));
+            self.end(sequence, reason);
         }
-        self.check_books();
     }
 
     /// Integrity of the target's pool after a step, while all who were in it are still there; for
     /// tests, as it looks at every block.
-    fn check_step(&self, plan: &[Planned]) {
+    fn check_step(&self, plan: &[ScheduledSequence]) {
         if cfg!(debug_assertions) {
-            let (blocks, running) = (&self.runner.pool.blocks, &self.scheduler.running);
-            let checked = blocks.check(running.iter().map(|s| &s.table));
-            debug_assert_eq!(checked, Ok(()), "after a step");
-            for sequence in plan.iter().map(|planned| &running[planned.index]) {
-                let held = sequence.table.blocks().len();
-                let certain = blocks.blocks_for(sequence.tokens.len());
+            if let Err(wrong) = self.check_invariants() {
+                panic!("after a step: {wrong}");
+            }
+            for planned in plan {
+                let state = &self.scheduler.running[planned.index].state;
+                let held = state.table.blocks().len();
+                let certain = self.scheduler.blocks_for(state.tokens.len());
                 debug_assert!(
                     held <= certain,
                     "{held} blocks for {certain} blocks of tokens"
@@ -304,26 +343,44 @@ impl Engine {
         }
     }
 
-    /// Integrity: when no request is alive both pools are wholly free.
-    fn check_books(&mut self) {
-        if std::mem::replace(&mut self.checked, true) {
-            return;
-        }
-        self.note_usage();
-        if let Err(leak) = self.runner.check_idle() {
-            debug_assert!(false, "idle, but {leak}");
-            tracing::error!("idle, but {leak}");
-        }
+    /// Integrity of both pools: each block is free, or held by those who run.
+    ///
+    /// # Errors
+    /// What is wrong.
+    fn check_invariants(&self) -> Result<()> {
+        let wrong = |pool: &str, what: String| Error::internal(format!("{pool} pool: {what}"));
+        self.scheduler
+            .check_invariants()
+            .map_err(|what| wrong("target", what))?;
+        self.runner
+            .check_invariants()
+            .map_err(|what| wrong("draft", what))
     }
 
-    /// Books of a plan: first admissions, preemptions, gauges.
-    fn note_plan(&mut self, plan: &[Planned], preempted: &[SeqId]) {
+    /// Integrity when no request is alive: all blocks of both pools are free.
+    ///
+    /// # Errors
+    /// What is not.
+    fn check_idle(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.checked, true) {
+            return Ok(());
+        }
+        self.note_usage();
+        self.check_invariants()?;
+        if self.runner.draft_kv_usage() > 0.0 {
+            return Err(Error::internal("draft pool: blocks are held while idle"));
+        }
+        Ok(())
+    }
+
+    /// Records a plan: first admissions, preemptions, gauges.
+    fn note_plan(&mut self, plan: &[ScheduledSequence], preempted: &[SeqId]) {
         let stats = &self.shared.stats;
         for planned in plan {
             let sequence = &mut self.scheduler.running[planned.index];
             if !std::mem::replace(&mut sequence.admitted, true) {
                 self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
-                stats.prompt_tokens.inc_by(sequence.prompt_len as u64);
+                stats.prompt_tokens.inc_by(sequence.state.prompt_len as u64);
             }
         }
         stats.preemptions.inc_by(preempted.len() as u64);
@@ -342,12 +399,12 @@ impl Engine {
         stats
             .requests_waiting
             .set(self.scheduler.waiting.len() as i64);
-        stats.kv_cache_usage.set(self.runner.pool.blocks.usage());
+        stats.kv_cache_usage.set(self.scheduler.kv_usage());
         stats.draft_kv_cache_usage.set(self.runner.draft_kv_usage());
     }
 
     /// Cost of a step, if no prompt was in it: a prompt's rows would hide what a round costs.
-    fn note_step(&self, plan: &[Planned], target_time: Duration) {
+    fn note_step(&self, plan: &[ScheduledSequence], target_time: Duration) {
         if plan.iter().all(|planned| planned.rows == 1) {
             let stats = &self.shared.stats;
             stats.target_steps.inc();
@@ -357,36 +414,56 @@ impl Engine {
     }
 
     /// What the prompts of a step cost those who decode beside them, drafts and sampling included.
-    fn note_chunk(&mut self, plan: &[Planned], rounds: &[Round], step_time: Duration) {
+    fn note_chunk(
+        &mut self,
+        plan: &[ScheduledSequence],
+        outputs: &[StepResult],
+        step_time: Duration,
+    ) {
         let rows: usize = plan.iter().map(|planned| planned.rows).sum();
         let prompts = plan.iter().filter(|planned| planned.rows > 1);
         let prompt_rows = prompts.map(|planned| planned.rows).sum();
-        let drafted: usize = rounds.iter().map(|round| round.drafted).sum();
+        let drafted: usize = outputs.iter().flatten().map(|output| output.drafted).sum();
         let chunk = &mut self.scheduler.prompt_chunk;
         chunk.note(rows + drafted, prompt_rows, step_time);
     }
 }
 
 /// The plan in the runner's terms.
-fn turns<'a>(running: &'a [Sequence], plan: &[Planned]) -> Vec<Turn<'a>> {
+fn step_inputs<'a>(running: &'a mut [Sequence], plan: &[ScheduledSequence]) -> Vec<StepInput<'a>> {
+    let mut running: Vec<_> = running.iter_mut().map(Some).collect();
     plan.iter()
-        .map(|planned| {
-            let sequence = &running[planned.index];
-            Turn {
-                id: sequence.id,
-                tokens: &sequence.tokens,
-                prompt_len: sequence.prompt_len,
-                kv_len: sequence.kv_len,
-                rows: planned.rows,
-                sample: sequence.wants_tokens() && planned.rows == sequence.pending(),
-                draft: planned.draft,
-                synthetic_acceptance: sequence.synthetic_acceptance,
-                table: &sequence.table,
-                params: &sequence.params,
-                logprobs: sequence.logprobs,
-                prompt_scores: sequence.unscored(planned.rows),
-                prompt_logprobs: sequence.prompt_alternatives(),
-            }
+        .filter_map(|planned| {
+            let sequence = running[planned.index].take()?;
+            Some(sequence.step_input(planned.rows, planned.draft))
         })
         .collect()
+}
+
+/// Appends what a step gave `sequence` and tells it; why the text ends there, if it does.
+fn emit(
+    stats: &Stats,
+    sequence: &mut Sequence,
+    rows: usize,
+    output: StepOutput,
+    now: Instant,
+) -> Option<&'static str> {
+    stats.note_round(output.drafted, output.tokens.len().saturating_sub(1));
+    let (new, finish) = sequence.advance(rows, output);
+    stats.note_tokens(sequence.arrived, sequence.last_token, now, new);
+    if new > 0 {
+        sequence.last_token = Some(now);
+    }
+    finish.map(|reason| match reason {
+        FinishReason::Stop { .. } => "stop",
+        FinishReason::Length => "length",
+    })
+}
+
+/// What the request is told that has no next token: it is to blame, or the model.
+fn no_token(reason: NoToken) -> Error {
+    match reason {
+        NoToken::NotFinite => Error::internal(reason.to_string()),
+        NoToken::AllForbidden => Error::invalid("logit_bias", reason.to_string()),
+    }
 }

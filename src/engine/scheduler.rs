@@ -12,7 +12,7 @@ const MAX_SCORED_ROWS: usize = 256;
 
 /// What one running sequence does in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Planned {
+pub struct ScheduledSequence {
     /// Index into [`Scheduler::running`].
     pub index: usize,
     /// Pending tokens to feed.
@@ -29,6 +29,8 @@ pub struct Scheduler {
     pub waiting: VecDeque<Sequence>,
     /// In order of arrival.
     pub running: Vec<Sequence>,
+    /// The pool, which all tables are of.
+    blocks: BlockAllocator,
     /// How much of their prompts others may read while someone decodes.
     pub prompt_chunk: PromptChunk,
     max_num_seqs: usize,
@@ -42,13 +44,16 @@ pub struct Scheduler {
 const PROMPTS: SeqId = SeqId::MAX;
 
 impl Scheduler {
-    /// `max_num_batched_tokens` must have room for the full draft of one sequence and one row more.
+    /// Schedules over an empty pool. `max_num_batched_tokens` must have room for the full draft of
+    /// one sequence and one row more.
     pub fn new(
+        blocks: BlockAllocator,
         max_num_seqs: usize,
         max_num_batched_tokens: usize,
         prompt_chunk: PromptChunk,
     ) -> Self {
         Self {
+            blocks,
             waiting: VecDeque::new(),
             running: Vec::new(),
             prompt_chunk,
@@ -64,14 +69,10 @@ impl Scheduler {
     }
 
     /// Takes out every sequence that `gone` says is to go and frees its blocks.
-    pub fn remove(
-        &mut self,
-        blocks: &mut BlockAllocator,
-        mut gone: impl FnMut(&Sequence) -> bool,
-    ) -> Vec<Sequence> {
+    pub fn remove(&mut self, mut gone: impl FnMut(&Sequence) -> bool) -> Vec<Sequence> {
         let mut removed: Vec<Sequence> = self.running.extract_if(.., |s| gone(s)).collect();
         for sequence in &mut removed {
-            blocks.release(&mut sequence.table);
+            self.blocks.release(&mut sequence.state.table);
         }
         for _ in 0..self.waiting.len() {
             if let Some(sequence) = self.waiting.pop_front() {
@@ -87,30 +88,56 @@ impl Scheduler {
 
     /// Plans a step: makes room for what must run, admits, and hands out what is left to drafts.
     /// The second value names the sequences that were preempted for it.
-    pub fn schedule(&mut self, blocks: &mut BlockAllocator) -> (Vec<Planned>, Vec<SeqId>) {
-        let preempted = self.make_room(blocks);
+    pub fn schedule(&mut self) -> (Vec<ScheduledSequence>, Vec<SeqId>) {
+        let preempted = self.make_room();
         if preempted.is_empty() {
-            self.admit(blocks);
+            self.admit();
         }
         let mut plan = self.share_budget();
-        self.extend_drafts(blocks, &mut plan);
+        self.extend_drafts(&mut plan);
         (plan, preempted)
+    }
+
+    /// Gives back the blocks of a running sequence that no token of it needs.
+    pub fn trim(&mut self, index: usize) {
+        let state = &mut self.running[index].state;
+        self.blocks
+            .truncate_to(&mut state.table, state.tokens.len());
+    }
+
+    /// Blocks that `tokens` tokens take.
+    pub fn blocks_for(&self, tokens: usize) -> usize {
+        self.blocks.blocks_for(tokens)
+    }
+
+    /// Fraction of the pool in use, 0 to 1.
+    pub fn kv_usage(&self) -> f64 {
+        self.blocks.usage()
+    }
+
+    /// Checks that the pool is held by the running sequences and by nobody else; looks at every block.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn check_invariants(&self) -> Result<(), String> {
+        self.blocks
+            .check(self.running.iter().map(|sequence| &sequence.state.table))
     }
 
     /// Room for every running sequence's tokens and firm drafts, oldest first; the youngest is
     /// preempted where the pool runs out.
-    fn make_room(&mut self, blocks: &mut BlockAllocator) -> Vec<SeqId> {
+    fn make_room(&mut self) -> Vec<SeqId> {
         let mut preempted = Vec::new();
         let mut index = 0;
         while index < self.running.len() {
             let sequence = &mut self.running[index];
-            let len = sequence.tokens.len() + sequence.firm_draft();
-            if blocks.reserve(&mut sequence.table, len).is_ok() {
+            let len = sequence.state.tokens.len() + sequence.firm_draft();
+            if (self.blocks.reserve(&mut sequence.state.table, len)).is_ok() {
                 index += 1;
             } else if let Some(mut youngest) = self.running.pop() {
-                blocks.release(&mut youngest.table);
+                self.blocks.release(&mut youngest.state.table);
                 youngest.restart();
-                preempted.push(youngest.id);
+                preempted.push(youngest.state.id);
                 self.waiting.push_front(youngest);
             }
         }
@@ -119,19 +146,22 @@ impl Scheduler {
 
     /// Admits from the queue while there is room for the whole sequence and a block to grow for
     /// everyone who runs (or else the newcomer would be preempted next).
-    fn admit(&mut self, blocks: &mut BlockAllocator) {
+    fn admit(&mut self) {
+        let blocks = &mut self.blocks;
         while self.running.len() < self.max_num_seqs {
             let Some(sequence) = self.waiting.front_mut() else {
                 return;
             };
-            let len = sequence.tokens.len() + sequence.firm_draft();
+            let len = sequence.state.tokens.len() + sequence.firm_draft();
             let spare = blocks.num_free().saturating_sub(blocks.blocks_for(len));
             let fits = self.running.is_empty() || spare >= self.running.len();
-            if !fits || blocks.reserve(&mut sequence.table, len).is_err() {
+            if !fits || blocks.reserve(&mut sequence.state.table, len).is_err() {
                 return;
             }
             if let Some(sequence) = self.waiting.pop_front() {
-                let place = self.running.partition_point(|other| other.id < sequence.id);
+                let place = self
+                    .running
+                    .partition_point(|other| other.state.id < sequence.state.id);
                 self.running.insert(place, sequence);
             }
         }
@@ -140,12 +170,12 @@ impl Scheduler {
     /// Divides the rows of a step: first everyone who decodes, then prompts by age, in chunks that
     /// are short where others would wait for them. Where the rows do not suffice for everyone, who
     /// found none comes first in the next step, so that all have their turn, prompts included.
-    fn share_budget(&mut self) -> Vec<Planned> {
+    fn share_budget(&mut self) -> Vec<ScheduledSequence> {
         let running = &self.running;
         let (decoding, prompts): (Vec<usize>, Vec<usize>) =
             (0..running.len()).partition(|&i| running[i].pending() == 1);
         let (later, first) =
-            decoding.split_at(decoding.partition_point(|&i| running[i].id < self.next));
+            decoding.split_at(decoding.partition_point(|&i| running[i].state.id < self.next));
         let chunk = match decoding.is_empty() {
             true => self.max_num_batched_tokens,
             false => self.prompt_chunk.rows(),
@@ -165,20 +195,24 @@ impl Scheduler {
     }
 
     /// Gives greedy sequences drafts from the rows and blocks that nobody needs, oldest first.
-    fn extend_drafts(&mut self, blocks: &mut BlockAllocator, plan: &mut [Planned]) {
-        let used: usize = plan.iter().map(|turn| turn.rows + turn.draft).sum();
+    fn extend_drafts(&mut self, plan: &mut [ScheduledSequence]) {
+        let used: usize = plan
+            .iter()
+            .map(|planned| planned.rows + planned.draft)
+            .sum();
         let mut budget = self.max_num_batched_tokens - used;
-        for turn in plan {
-            let sequence = &mut self.running[turn.index];
-            if turn.rows < sequence.pending() || !sequence.draft_is_elastic() {
+        for planned in plan {
+            let sequence = &mut self.running[planned.index];
+            if planned.rows < sequence.pending() || !sequence.draft_is_elastic() {
                 continue;
             }
-            let len = sequence.tokens.len();
+            let len = sequence.state.tokens.len();
             let wanted = len + sequence.draft_len().min(budget);
-            let longest = blocks.longest(&sequence.table, wanted);
-            if blocks.reserve(&mut sequence.table, longest).is_ok() {
-                turn.draft = longest - len;
-                budget -= turn.draft;
+            let table = &mut sequence.state.table;
+            let longest = self.blocks.longest(table, wanted);
+            if self.blocks.reserve(table, longest).is_ok() {
+                planned.draft = longest - len;
+                budget -= planned.draft;
             }
         }
     }
@@ -190,14 +224,14 @@ struct Share<'a> {
     rows: usize,
     /// Rows of prompt log-probabilities.
     scored: usize,
-    plan: Vec<Planned>,
+    plan: Vec<ScheduledSequence>,
 }
 
 impl Share<'_> {
     /// Rows for those who decode, in this order; gives the first who finds no room.
     fn decoding(&mut self, indices: &[usize]) -> Option<SeqId> {
         let full = indices.iter().find(|&&index| self.give(index, 1) == 0);
-        full.map(|&index| self.running[index].id)
+        full.map(|&index| self.running[index].state.id)
     }
 
     /// At most `chunk` rows for prompts, in this order; [`PROMPTS`] if nothing is left for them.
@@ -226,7 +260,7 @@ impl Share<'_> {
             let draft = if rows == pending { draft } else { 0 };
             self.scored -= sequence.unscored(rows).len();
             self.rows -= rows + draft;
-            self.plan.push(Planned { index, rows, draft });
+            self.plan.push(ScheduledSequence { index, rows, draft });
         }
         rows
     }
@@ -238,7 +272,7 @@ mod tests {
     use super::super::request::Request;
     use super::*;
     use crate::sampling::SamplingParams;
-    use crate::spec::Round;
+    use crate::spec::StepOutput;
     use std::time::{Duration, Instant};
 
     const DRAFT: usize = 5;
@@ -246,7 +280,6 @@ mod tests {
     /// A scheduler with all the blocks it wants, and steps that only count.
     struct Schedule {
         scheduler: Scheduler,
-        blocks: BlockAllocator,
         /// How often each sequence had rows.
         turns: Vec<usize>,
     }
@@ -255,8 +288,12 @@ mod tests {
         fn new(max_num_batched_tokens: usize) -> Self {
             let chunk = PromptChunk::new(Duration::from_secs(1));
             Self {
-                scheduler: Scheduler::new(64, max_num_batched_tokens, chunk),
-                blocks: BlockAllocator::new(4096, 16),
+                scheduler: Scheduler::new(
+                    BlockAllocator::new(4096, 16),
+                    64,
+                    max_num_batched_tokens,
+                    chunk,
+                ),
                 turns: Vec::new(),
             }
         }
@@ -283,14 +320,14 @@ mod tests {
         }
 
         /// One step, in which no draft token is accepted.
-        fn step(&mut self) -> Vec<Planned> {
-            let (plan, _) = self.scheduler.schedule(&mut self.blocks);
+        fn step(&mut self) -> Vec<ScheduledSequence> {
+            let (plan, _) = self.scheduler.schedule();
             assert!(!plan.is_empty(), "a step without rows");
             let rows: usize = plan.iter().map(|turn| turn.rows + turn.draft).sum();
             assert!(rows <= self.scheduler.max_num_batched_tokens, "{plan:?}");
             for turn in &plan {
                 let sequence = &mut self.scheduler.running[turn.index];
-                self.turns[sequence.id as usize] += 1;
+                self.turns[sequence.state.id as usize] += 1;
                 if turn.rows == sequence.pending() {
                     assert!(turn.draft >= sequence.firm_draft(), "{turn:?}");
                 }
@@ -298,13 +335,12 @@ mod tests {
                     true => vec![1],
                     false => Vec::new(),
                 };
-                let round = Round {
+                let output = StepOutput {
                     tokens,
-                    ..Round::default()
+                    ..StepOutput::default()
                 };
-                sequence.advance(turn.rows, round);
-                let len = sequence.tokens.len();
-                self.blocks.truncate_to(&mut sequence.table, len);
+                sequence.advance(turn.rows, output);
+                self.scheduler.trim(turn.index);
             }
             plan
         }
@@ -345,7 +381,7 @@ mod tests {
             let read = (0..enough).position(|_| {
                 schedule.step();
                 let newest = schedule.scheduler.running.last();
-                newest.is_some_and(|s| s.prompt_len == 50 && s.output_len() > 0)
+                newest.is_some_and(|s| s.state.prompt_len == 50 && s.output_len() > 0)
             });
             assert!(read.is_some(), "{rows} rows: not read in {enough} steps");
         }

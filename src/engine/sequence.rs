@@ -3,8 +3,8 @@
 use super::handle::Submission;
 use super::request::{Event, FinishReason, SpecUsage, TokenOutput};
 use crate::kv::BlockTable;
-use crate::sampling::{SamplingParams, TokenLogprobs};
-use crate::spec::{Round, SeqId};
+use crate::sampling::{Sampler, TokenLogprobs};
+use crate::spec::{SeqId, SequenceState, StepInput, StepOutput};
 use std::ops::Range;
 use std::time::Instant;
 use tokio::sync::mpsc::UnboundedSender;
@@ -13,24 +13,12 @@ use tokio::sync::mpsc::UnboundedSender;
 /// prompt, what a preemption threw away, or the one token of plain decoding.
 #[derive(Debug)]
 pub struct Sequence {
-    /// Order of arrival.
-    pub id: SeqId,
-    /// Prompt and output.
-    pub tokens: Vec<u32>,
-    pub prompt_len: usize,
-    /// Tokens whose keys and values are in the target's pool.
-    pub kv_len: usize,
-    /// Where they are.
-    pub table: BlockTable,
-    pub params: SamplingParams,
+    /// What steps need to know.
+    pub state: SequenceState,
     /// Output tokens at most; fits the context.
     pub max_tokens: usize,
     /// Draft tokens a round at most.
     pub spec_length: usize,
-    /// See [`Request::synthetic_acceptance`](super::Request::synthetic_acceptance).
-    pub synthetic_acceptance: Option<f64>,
-    pub logprobs: Option<usize>,
-    prompt_logprobs: Option<usize>,
     /// Scores of the prompt so far.
     prompt_scores: Vec<Option<TokenLogprobs>>,
     pub usage: SpecUsage,
@@ -61,18 +49,20 @@ impl Sequence {
         }
         let prompt_len = request.prompt.len();
         Self {
-            id,
-            prompt_len,
             max_tokens: request.max_tokens.unwrap_or(max_model_len - prompt_len),
             spec_length: request.spec_length.unwrap_or(spec_length),
-            synthetic_acceptance: request.synthetic_acceptance,
-            tokens: request.prompt,
-            params,
-            kv_len: 0,
-            table: BlockTable::default(),
-            logprobs: request.logprobs,
             prompt_scores: Vec::from_iter(request.prompt_logprobs.map(|_| None)),
-            prompt_logprobs: request.prompt_logprobs,
+            state: SequenceState {
+                id,
+                sampler: Sampler::new(params, &request.prompt),
+                tokens: request.prompt,
+                prompt_len,
+                kv_len: 0,
+                table: BlockTable::default(),
+                logprobs: request.logprobs,
+                prompt_logprobs: request.prompt_logprobs,
+                synthetic_acceptance: request.synthetic_acceptance,
+            },
             usage: SpecUsage::default(),
             arrived: submission.arrived,
             last_token: None,
@@ -84,12 +74,23 @@ impl Sequence {
 
     /// Output tokens so far.
     pub fn output_len(&self) -> usize {
-        self.tokens.len() - self.prompt_len
+        self.state.output_len()
+    }
+
+    /// What a step is to do for this sequence with `rows` pending rows and a draft of `draft` tokens.
+    pub fn step_input(&mut self, rows: usize, draft: usize) -> StepInput<'_> {
+        StepInput {
+            rows,
+            sample: self.wants_tokens() && rows == self.pending(),
+            draft,
+            prompt_scores: self.unscored(rows),
+            state: &mut self.state,
+        }
     }
 
     /// Tokens not yet in the pool.
     pub fn pending(&self) -> usize {
-        self.tokens.len() - self.kv_len
+        self.state.tokens.len() - self.state.kv_len
     }
 
     /// Whether a token is wanted at all.
@@ -112,7 +113,7 @@ impl Sequence {
     /// Whether a shorter draft gives the same text. It does for greedy requests; where tokens are
     /// sampled or accepted by chance, the draft is part of the random experiment.
     pub fn draft_is_elastic(&self) -> bool {
-        self.params.is_greedy() && self.synthetic_acceptance.is_none()
+        self.state.sampler.params().is_greedy() && self.state.synthetic_acceptance.is_none()
     }
 
     /// Draft tokens that room has to be made for.
@@ -126,16 +127,12 @@ impl Sequence {
 
     /// Prompt positions that the next `rows` rows can score and that are not scored yet.
     pub fn unscored(&self, rows: usize) -> Range<usize> {
-        if self.prompt_logprobs.is_none() {
+        let state = &self.state;
+        if state.prompt_logprobs.is_none() {
             return 0..0;
         }
-        let start = self.prompt_scores.len().max(self.kv_len + 1);
-        start..(self.kv_len + rows + 1).min(self.prompt_len).max(start)
-    }
-
-    /// Alternatives wanted with the prompt's log-probabilities.
-    pub fn prompt_alternatives(&self) -> usize {
-        self.prompt_logprobs.unwrap_or(0)
+        let start = self.prompt_scores.len().max(state.kv_len + 1);
+        start..(state.kv_len + rows + 1).min(state.prompt_len).max(start)
     }
 
     /// Whether nobody waits for the answer any more.
@@ -148,7 +145,7 @@ impl Sequence {
         self.outbox.push(event);
     }
 
-    /// Sends what there is to tell, once the books are true: who hears of the end may look at them.
+    /// Sends what there is to tell, once the pools are in order: who hears of the end may look at them.
     pub fn flush(&mut self) {
         for event in self.outbox.drain(..) {
             // A receiver that is gone is noticed by `is_cancelled`.
@@ -159,27 +156,28 @@ impl Sequence {
     /// Takes in what a step of `rows` pending rows gave: the tokens that count (the rest of a round
     /// is dropped at a stop id or at `max_tokens`) are appended and told, and `kv_len` moves to what
     /// is certain. Returns the number of new tokens and the reason if that was the end.
-    pub fn advance(&mut self, rows: usize, round: Round) -> (usize, Option<FinishReason>) {
+    pub fn advance(&mut self, rows: usize, output: StepOutput) -> (usize, Option<FinishReason>) {
         self.prompt_scores
-            .extend(round.prompt_scores.into_iter().map(Some));
-        let sampled = round.tokens.len();
-        self.kv_len += rows + sampled.saturating_sub(1);
+            .extend(output.prompt_scores.into_iter().map(Some));
+        let sampled = output.tokens.len();
+        self.state.kv_len += rows + sampled.saturating_sub(1);
         self.tell_prompt_scores();
         if sampled == 0 {
             return (0, self.finish_without_tokens());
         }
-        self.count(&round.tokens, round.drafted, round.tested);
-        let (kept, finish) = self.until_stop(&round.tokens);
-        let mut logprobs = round.logprobs.into_iter();
-        let outputs = round.tokens[..kept]
+        self.count(&output.tokens, output.drafted, output.tested);
+        let (kept, finish) = self.until_stop(&output.tokens);
+        let mut logprobs = output.logprobs.into_iter();
+        let outputs = output.tokens[..kept]
             .iter()
             .map(|&id| TokenOutput {
                 id,
                 logprobs: logprobs.next(),
             })
             .collect();
-        self.tokens.extend_from_slice(&round.tokens[..kept]);
-        self.kv_len = self.kv_len.min(self.tokens.len() - 1);
+        let state = &mut self.state;
+        output.tokens[..kept].iter().for_each(|&id| state.push(id));
+        state.kv_len = state.kv_len.min(state.tokens.len() - 1);
         self.tell(Event::Tokens {
             tokens: outputs,
             finish,
@@ -190,7 +188,7 @@ impl Sequence {
 
     /// Throws away what is in the pool; the tokens stay.
     pub fn restart(&mut self) {
-        self.kv_len = 0;
+        self.state.kv_len = 0;
     }
 
     fn count(&mut self, tokens: &[u32], drafted: usize, tested: usize) {
@@ -204,8 +202,7 @@ impl Sequence {
     fn until_stop(&self, new: &[u32]) -> (usize, Option<FinishReason>) {
         let room = self.max_tokens - self.output_len();
         for (i, &token) in new.iter().take(room).enumerate() {
-            let long_enough = self.output_len() + i >= self.params.min_tokens;
-            if long_enough && self.params.stop_token_ids.contains(&token) {
+            if self.state.sampler.ends_text(token, self.output_len() + i) {
                 return (i + 1, Some(FinishReason::Stop { token }));
             }
         }
@@ -215,8 +212,9 @@ impl Sequence {
 
     fn tell_prompt_scores(&mut self) {
         // True once: the step that completes the prompt also samples the first token, or ends.
-        let complete = self.kv_len >= self.prompt_len && self.output_len() == 0;
-        if complete && self.prompt_logprobs.is_some() {
+        let state = &self.state;
+        let complete = state.kv_len >= state.prompt_len && state.output_len() == 0;
+        if complete && state.prompt_logprobs.is_some() {
             self.tell(Event::Prompt(self.prompt_scores.clone()));
         }
     }

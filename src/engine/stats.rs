@@ -1,5 +1,6 @@
 //! Server-wide counters, under vLLM's names with `foretoken:` in front.
 
+use crate::sampling::NoToken;
 use crate::spec::DraftCost;
 use prometheus::{
     Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
@@ -20,8 +21,10 @@ pub struct Stats {
     pub prompt_tokens: IntCounter,
     pub generation_tokens: IntCounter,
     pub preemptions: IntCounter,
-    /// By `finished_reason`: `stop`, `length`, `abort`.
+    /// By `finished_reason`: `stop`, `length`, `abort`, `error`.
     pub requests_finished: IntCounterVec,
+    /// Requests that failed because the model's logits were not finite.
+    pub nonfinite_logits: IntCounter,
     /// Arrival to first token, seconds.
     pub time_to_first_token: Histogram,
     /// Between two tokens of a request, seconds: a round's time divided by its tokens.
@@ -73,6 +76,10 @@ impl Stats {
                 "request_success_total",
                 "Requests ended, by reason",
                 "finished_reason",
+            ),
+            nonfinite_logits: make.counter(
+                "nonfinite_logits_total",
+                "Requests that failed because the model's logits were not finite",
             ),
             time_to_first_token: make
                 .histogram("time_to_first_token_seconds", "Arrival to first token"),
@@ -143,6 +150,13 @@ impl Stats {
                 let each = (now - last).as_secs_f64() / new.max(1) as f64;
                 (0..new).for_each(|_| self.inter_token_latency.observe(each));
             }
+        }
+    }
+
+    /// A request has no next token.
+    pub(super) fn note_no_token(&self, reason: NoToken) {
+        if reason == NoToken::NotFinite {
+            self.nonfinite_logits.inc();
         }
     }
 

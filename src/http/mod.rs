@@ -35,8 +35,6 @@ pub const DEFAULT_MAX_BODY_BYTES: usize = 2 * 1024 * 1024;
 
 /// Time for replies that are ready to reach their readers when the engine has ended.
 const FLUSH: Duration = Duration::from_secs(2);
-/// How often a draining engine is looked at.
-const POLL: Duration = Duration::from_millis(10);
 
 /// What handlers share.
 #[derive(Clone)]
@@ -155,7 +153,7 @@ pub fn router(state: AppState) -> Router {
 /// finish for at most `timeout`, fails the rest, and returns.
 ///
 /// # Errors
-/// `Internal`, if the listener fails.
+/// `Internal`, if the listener fails, or the engine ends though nobody asked it to.
 pub async fn serve(
     listener: TcpListener,
     state: AppState,
@@ -175,26 +173,30 @@ pub async fn serve(
         let _ = closed.await;
     });
     let mut server = tokio::spawn(server.into_future());
-    tokio::select! {
+    let end = tokio::select! {
         result = &mut server => return listener_failed(result),
-        () = shutdown => {}
-    }
-
-    tracing::info!("shutting down: finishing what runs, for at most {timeout:?}");
-    engine.drain();
-    if tokio::time::timeout(timeout, ended(&engine)).await.is_err() {
-        tracing::warn!("shutting down: out of time, aborting what runs");
-        engine.abort();
-    }
+        Err(died) = engine.ended() => Err(died),
+        () = shutdown => {
+            tracing::info!("shutting down: finishing what runs, for at most {timeout:?}");
+            engine.drain();
+            let end = tokio::time::timeout(timeout, engine.ended()).await;
+            end.unwrap_or_else(|_| {
+                tracing::warn!("shutting down: out of time, aborting what runs");
+                engine.abort();
+                Ok(())
+            })
+        }
+    };
     drop(close);
     // Not longer: a reader that has stopped reading must not keep us.
-    match tokio::time::timeout(FLUSH, &mut server).await {
+    let flushed = match tokio::time::timeout(FLUSH, &mut server).await {
         Ok(result) => listener_failed(result),
         Err(_) => {
             server.abort();
             Ok(())
         }
-    }
+    };
+    end.and(flushed)
 }
 
 fn listener_failed(result: Result<std::io::Result<()>, tokio::task::JoinError>) -> Result<()> {
@@ -202,12 +204,6 @@ fn listener_failed(result: Result<std::io::Result<()>, tokio::task::JoinError>) 
         Ok(Ok(())) => Ok(()),
         Ok(Err(e)) => Err(Error::internal(format!("the listener failed: {e}"))),
         Err(e) => Err(Error::internal(format!("the server task failed: {e}"))),
-    }
-}
-
-async fn ended(engine: &EngineHandle) {
-    while !engine.has_ended() {
-        tokio::time::sleep(POLL).await;
     }
 }
 

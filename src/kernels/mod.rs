@@ -9,7 +9,6 @@ pub mod clock;
 pub mod cpu;
 pub mod dense;
 mod device;
-pub(crate) mod float;
 #[cfg(feature = "cuda")]
 mod gpu;
 pub mod graph;
@@ -27,6 +26,7 @@ mod span;
 mod storage;
 pub mod swiglu;
 
+pub(crate) use crate::float;
 pub use device::{device, device_memory};
 pub use kv_move::{KvMoves, kv_move};
 pub use kv_write::kv_write;

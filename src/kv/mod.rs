@@ -1,4 +1,4 @@
-//! Paged KV pools: books ([`blocks`]) and tensors ([`KvStore`]).
+//! Paged KV pools: who holds which block ([`blocks`]), and the tensors ([`KvStore`]).
 
 pub mod blocks;
 
@@ -52,22 +52,5 @@ impl KvStore {
         // As with weights: zeros that are written late would wipe out keys.
         device.synchronize()?;
         Ok(Self { layers, block_size })
-    }
-}
-
-/// One model's pool: its books and its tensors.
-#[derive(Debug)]
-pub struct KvPool {
-    pub blocks: BlockAllocator,
-    pub store: KvStore,
-}
-
-impl KvPool {
-    /// A pool of `num_blocks` blocks over `store`, which must have that many.
-    pub fn new(store: KvStore, num_blocks: usize) -> Self {
-        Self {
-            blocks: BlockAllocator::new(num_blocks, store.block_size),
-            store,
-        }
     }
 }

@@ -1,7 +1,7 @@
 use super::*;
 
 fn dense(logits: &[f32], params: &SamplingParams) -> Vec<f32> {
-    match distribution(logits, params, &History::new(params, &[], 0)) {
+    match distribution(logits, &Sampler::new(params.clone(), &[])).unwrap() {
         Dist::Dense(probs) => probs,
         other => panic!("not dense: {other:?}"),
     }
@@ -63,14 +63,16 @@ fn penalties_follow_their_formulas_and_grow_with_the_draft() {
         frequency_penalty: 0.25,
         ..Default::default()
     };
-    let mut history = History::new(&params, &[0, 1, 1], 1);
+    let mut sampler = Sampler::new(params, &[0]);
+    sampler.push(1);
+    sampler.push(1);
     let mut logits = vec![4.0, 4.0, -1.0, 3.0];
-    apply(edits(0, &params, &history), &mut logits);
+    apply(sampler.adjustments(), &mut logits);
     assert_eq!(logits, [2.0, 2.0 - 0.5 - 0.5, -1.0, 3.0]);
-    history.push(3);
-    history.push(2);
+    sampler.push(3);
+    sampler.push(2);
     let mut logits = vec![4.0, 4.0, -1.0, 3.0];
-    apply(edits(0, &params, &history), &mut logits);
+    apply(sampler.adjustments(), &mut logits);
     assert_eq!(logits, [2.0, 1.0, -2.0 - 0.75, 1.5 - 0.75]);
 }
 
@@ -83,18 +85,59 @@ fn bias_and_min_tokens_change_the_greedy_choice() {
         ..Default::default()
     };
     let logits = [0.0, 5.0, 1.0];
-    let choose = |params: &SamplingParams, tokens: &[u32]| {
-        distribution(&logits, params, &History::new(params, tokens, 1))
+    let choose = |params: &SamplingParams, output: usize| {
+        let mut sampler = Sampler::new(params.clone(), &[0]);
+        (0..output).for_each(|_| sampler.push(0));
+        distribution(&logits, &sampler).unwrap()
     };
-    assert_eq!(choose(&params, &[0, 0]), Dist::Point(2));
-    assert_eq!(choose(&params, &[0, 0, 0]), Dist::Point(1));
+    assert_eq!(choose(&params, 1), Dist::Point(2));
+    assert_eq!(choose(&params, 2), Dist::Point(1));
     params.logit_bias = vec![(0, 100.0)];
-    assert_eq!(choose(&params, &[0, 0, 0]), Dist::Point(0));
+    assert_eq!(choose(&params, 2), Dist::Point(0));
+}
+
+/// Each kind of request: greedy and sampled, with and without adjustments.
+#[test]
+fn rows_without_a_token_are_errors() {
+    let plain = SamplingParams::default();
+    let biased = SamplingParams {
+        logit_bias: vec![(0, 1.0)],
+        ..plain.clone()
+    };
+    for params in [plain, biased] {
+        for temperature in [0.0, 1.0] {
+            let params = SamplingParams {
+                temperature,
+                ..params.clone()
+            };
+            let of = |logits: &[f32], params: &SamplingParams| {
+                distribution(logits, &Sampler::new(params.clone(), &[])).map(drop)
+            };
+            let mut logits = halves(40);
+            assert_eq!(of(&logits, &params), Ok(()));
+            logits[7] = f32::NEG_INFINITY;
+            assert_eq!(of(&logits, &params), Ok(()));
+            for odd in [f32::NAN, f32::INFINITY] {
+                logits[21] = odd;
+                assert_eq!(of(&logits, &params), Err(NoToken::NotFinite));
+                assert_eq!(logprobs(&logits, 3, 1), Err(NoToken::NotFinite));
+            }
+            let nothing = [f32::NEG_INFINITY; 40];
+            assert_eq!(of(&nothing, &params), Err(NoToken::NotFinite));
+            let forbids = SamplingParams {
+                min_tokens: 1,
+                stop_token_ids: (0..40).collect(),
+                ..params
+            };
+            assert_eq!(of(&halves(40), &forbids), Err(NoToken::AllForbidden));
+            assert_eq!(of(&nothing, &forbids), Err(NoToken::NotFinite));
+        }
+    }
 }
 
 #[test]
 fn logprobs_are_the_log_softmax() {
-    let out = logprobs(&halves(11), 0, 2);
+    let out = logprobs(&halves(11), 0, 2).unwrap();
     let total: f64 = (0..11).map(|i| 0.5f64.powi(i)).sum();
     assert!((f64::from(out.logprob) + total.ln()).abs() < 1e-6);
     assert_eq!(out.top[0], (0, out.logprob));

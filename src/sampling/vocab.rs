@@ -1,48 +1,53 @@
 //! Passes over a whole vocabulary, written so that compilers vectorize them. Each has one order of
 //! operations, on every CPU.
 
-use crate::kernels::float::exp;
+use crate::float::exp;
 
 /// Partial results side by side.
 const LANES: usize = 16;
 /// Entries that [`quantile`] skips at a time.
 const STRIDE: usize = 64 * LANES;
 
-/// The largest entry; NaN never is. `-inf` of nothing.
-pub(super) fn max(values: &[f32]) -> f32 {
-    let larger = |a: f32, b: f32| if b > a { b } else { a };
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    let chunks = values.chunks_exact(LANES);
-    let rest = chunks.remainder().iter().copied();
-    let rest = rest.fold(f32::NEG_INFINITY, larger);
-    for chunk in chunks {
-        for (lane, &x) in lanes.iter_mut().zip(chunk) {
-            *lane = larger(*lane, x);
-        }
-    }
-    lanes.into_iter().fold(rest, larger)
+/// The largest entry, if it is finite and no entry is NaN.
+pub(super) fn max(values: &[f32]) -> Option<f32> {
+    let (max, sum) = max_and_sum(values);
+    // A sum is NaN, too, where it is too large for an f32 and another is minus infinity.
+    let has_nan = sum.is_nan() && values.iter().any(|x| x.is_nan());
+    (max.is_finite() && !has_nan).then_some(max)
 }
 
-/// Where `value` stands first.
-pub(super) fn place(values: &[f32], value: f32) -> Option<usize> {
+/// The largest entry but NaN, and a sum that is NaN where an entry is: both in one pass.
+fn max_and_sum(values: &[f32]) -> (f32, f32) {
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let mut sums = [0f32; LANES];
+    let chunks = values.chunks_exact(LANES);
+    let rest = chunks.remainder().iter().copied();
+    let (max, sum) = (rest.clone().fold(f32::NEG_INFINITY, larger), rest.sum());
+    for chunk in chunks {
+        for ((lane, sum), &x) in lanes.iter_mut().zip(&mut sums).zip(chunk) {
+            *lane = larger(*lane, x);
+            *sum += x;
+        }
+    }
+    let sum = sums.into_iter().fold(sum, |a, b| a + b);
+    (lanes.into_iter().fold(max, larger), sum)
+}
+
+/// The index of the first entry that is `value`.
+pub(super) fn place(values: &[f32], value: f32) -> Option<u32> {
     // A whole stride is compared at once, which early exits forbid.
     let holds = |stride: &[f32]| stride.iter().fold(false, |found, &x| found | (x == value));
     let stride = values.chunks(STRIDE).position(holds)?;
     let rest = &values[stride * STRIDE..];
-    Some(stride * STRIDE + rest.iter().position(|&x| x == value)?)
+    let place = stride * STRIDE + rest.iter().position(|&x| x == value)?;
+    Some(place as u32)
 }
 
-/// `exp((x - max) / temperature)` in place; NaN becomes 0. The largest entry becomes 1.
-pub(super) fn weights(logits: &mut [f32], temperature: f32) {
-    let max = max(logits);
+/// `exp((x - max) / temperature)` in place, where `max` is the largest entry, which becomes 1.
+pub(super) fn weights(logits: &mut [f32], max: f32, temperature: f32) {
     for logit in logits {
-        // An infinite maximum less itself is NaN.
-        let x = if *logit == max {
-            0.0
-        } else {
-            (*logit - max) / temperature
-        };
-        *logit = if x.is_nan() { 0.0 } else { exp(x) };
+        *logit = exp((*logit - max) / temperature);
     }
 }
 
@@ -104,12 +109,12 @@ mod tests {
         for len in [1, 15, 16, 17, 1000, 5000] {
             let logits = noise(len);
             let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            assert_eq!(max(&logits), largest);
+            assert_eq!(max(&logits), Some(largest));
             let first = logits.iter().position(|&x| x == largest);
-            assert_eq!(place(&logits, largest), first);
+            assert_eq!(place(&logits, largest), first.map(|at| at as u32));
             assert_eq!(place(&logits, 99.), None);
             let mut probs = logits.clone();
-            weights(&mut probs, 0.7);
+            weights(&mut probs, largest, 0.7);
             let mut total = 0f64;
             for (x, p) in logits.iter().zip(&probs) {
                 let want = (f64::from(x - largest) / 0.7).exp();
@@ -128,19 +133,26 @@ mod tests {
         }
     }
 
+    /// At every place, in a row that ends in part of a chunk.
     #[test]
-    fn odd_values_do_no_harm() {
+    fn what_is_not_finite_is_found() {
         let (inf, nan) = (f32::INFINITY, f32::NAN);
-        let mut values = vec![nan, -inf, 1., nan, 2., -inf];
-        assert_eq!(max(&values), 2.);
-        weights(&mut values, 1.);
-        assert_eq!(values[..2], [0., 0.]);
-        assert_eq!(values[4], 1.);
-        let mut infinite = vec![0., inf, 3.];
-        weights(&mut infinite, 1.);
-        assert_eq!(infinite, [0., 1., 0.]);
+        for at in 0..37 {
+            for (value, finite) in [(nan, false), (-nan, false), (inf, false), (-inf, true)] {
+                let mut values = vec![1.; 37];
+                values[(at + 1) % 37] = 2.;
+                values[at] = value;
+                assert_eq!(max(&values), finite.then_some(2.), "{value} at {at}");
+            }
+        }
+        let huge = [[f32::MAX; 32], [-inf; 32], [f32::MAX; 32]].concat();
+        assert_eq!(max(&huge), Some(f32::MAX));
+        assert_eq!(max(&[-inf; 20]), None);
+        assert_eq!(max(&[]), None);
+        let mut values = [-inf, 1., 2.];
+        weights(&mut values, 2., 1.);
+        assert_eq!((values[0], values[2]), (0., 1.));
         assert_eq!(quantile(&[0., 0.5, 0.5, 0.], 1.), 2);
         assert_eq!(quantile(&[0.; 3], 0.), 0);
-        assert_eq!(max(&[]), -inf);
     }
 }

@@ -1,109 +1,147 @@
 //! Verification of a step whose logits stay on a GPU.
 
-use super::draft::Draft;
-use super::runner::{Round, Turn, decide};
+use super::draft::{Draft, DraftDist};
+use super::step::{StepInput, StepOutput, StepResult, decide};
 use crate::error::Result;
-use crate::kernels::sample::{self, Chain, Edit, Node, Shaping};
+use crate::kernels::sample::{self, Chain, LogitsParams, NO_TOKEN, Node, RowAdjustment};
 use crate::model::Output;
-use crate::sampling::{self, Dist, History, Purpose, Rng, shaping};
+use crate::sampling::{Purpose, Sampler, SamplingParams};
 use std::ops::Range;
 
-/// What follows from the logits of a step: for each turn its range of `rows` of them. Only the logits
-/// of turns that want log-probabilities are copied to the host.
+/// The pipeline after the adjustments for row `row` of some logits, and the random number that its
+/// token is drawn by.
+pub fn logits_params(row: u32, params: &SamplingParams, uniform: f64) -> LogitsParams {
+    LogitsParams {
+        row,
+        top_k: u32::try_from(params.top_k).unwrap_or(0),
+        temperature: if params.is_greedy() {
+            0.0
+        } else {
+            params.temperature
+        },
+        min_p: params.min_p,
+        top_p: params.top_p,
+        uniform,
+    }
+}
+
+/// The adjustments of row `row` of some logits.
+pub fn row_adjustments(row: u32, sampler: &Sampler) -> impl Iterator<Item = RowAdjustment> + '_ {
+    sampler.adjustments().map(move |adjustment| RowAdjustment {
+        row,
+        id: adjustment.id,
+        repetition: adjustment.repetition,
+        subtract: adjustment.subtract,
+        bias: adjustment.bias,
+    })
+}
+
+/// What follows from the logits of a step: for each input its range of `rows` of them. Only the
+/// logits of inputs that want log-probabilities are copied to the host.
 ///
 /// # Errors
 /// Where the device fails.
 pub(super) fn decide_all(
     output: &Output,
-    turns: &[Turn<'_>],
+    inputs: &mut [StepInput<'_>],
     drafts: &[Draft],
     rows: Vec<Range<usize>>,
     vocab_size: usize,
-) -> Result<Vec<Round>> {
-    let mut rounds = vec![Round::default(); turns.len()];
+) -> Result<Vec<StepResult>> {
+    let on_host =
+        |input: &mut StepInput<'_>, draft: &Draft, rows: &Range<usize>| -> Result<StepResult> {
+            let logits = output.logits.narrow(0, rows.start, rows.len())?;
+            let logits: Vec<f32> = logits.flatten_all()?.to_vec1()?;
+            Ok(decide(input, &draft.to_host()?, &logits, vocab_size))
+        };
+    let mut outputs: Vec<_> = inputs.iter().map(|_| Ok(StepOutput::default())).collect();
     let mut verification = Verification::default();
-    for (place, rows) in rows.into_iter().enumerate() {
-        let (turn, draft) = (&turns[place], &drafts[place]);
+    for (place, rows) in rows.iter().enumerate() {
+        let (input, draft) = (&mut inputs[place], &drafts[place]);
         if rows.is_empty() {
             continue;
         }
-        let scored = turn.logprobs.is_some() || !turn.prompt_scores.is_empty();
-        let elsewhere = draft.dists.iter().any(|q| matches!(q, Dist::Dense(_)));
-        if scored || elsewhere || !draft.is_chain() {
-            let logits = output.logits.narrow(0, rows.start, rows.len())?;
-            let logits: Vec<f32> = logits.flatten_all()?.to_vec1()?;
-            rounds[place] = decide(turn, &draft.to_host()?, &logits, vocab_size);
+        let scored = input.state.logprobs.is_some() || !input.prompt_scores.is_empty();
+        if scored || draft.has_host_dists() || !draft.is_chain() {
+            outputs[place] = on_host(input, draft, rows)?;
         } else {
-            verification.push(place, turn, draft, rows.start as u32);
+            verification.push(place, input, draft, rows.start as u32);
         }
     }
-    verification.run(output, drafts, &mut rounds)?;
-    Ok(rounds)
+    for (place, decided) in verification.run(output, drafts)? {
+        outputs[place] = match decided {
+            Some(decided) => Ok(decided),
+            // The host says why.
+            None => on_host(&mut inputs[place], &drafts[place], &rows[place])?,
+        };
+    }
+    Ok(outputs)
 }
 
-/// The turns that a GPU decides about.
+/// The inputs that a GPU decides about.
 #[derive(Default)]
 struct Verification<'a> {
     places: Vec<usize>,
-    shapings: Vec<Shaping>,
-    edits: Vec<Edit>,
+    params: Vec<LogitsParams>,
+    adjustments: Vec<RowAdjustment>,
     chains: Vec<Chain<'a>>,
 }
 
 impl<'a> Verification<'a> {
-    /// Adds a turn whose decided rows begin with row `first` of the logits.
-    fn push(&mut self, place: usize, turn: &Turn<'_>, draft: &'a Draft, first: u32) {
-        let rng = Rng {
-            seed: turn.params.seed,
-            position: turn.tokens.len(),
-        };
+    /// Adds an input whose decided rows begin with row `first` of the logits.
+    fn push(&mut self, place: usize, input: &mut StepInput<'_>, draft: &'a Draft, first: u32) {
+        let rng = input.state.rng();
         let nodes = draft.tokens.iter().zip(&draft.dists).enumerate();
         self.places.push(place);
         self.chains.push(Chain {
-            row: self.shapings.len(),
+            row: self.params.len(),
             nodes: nodes
                 .map(|(i, (&token, dist))| Node {
                     token,
                     uniform: rng.uniform(i, Purpose::Accept, 0),
                     q: match dist {
-                        Dist::Device(row) => Some(row),
-                        _ => None,
+                        DraftDist::Device(row) => Some(row),
+                        DraftDist::Host(_) => None,
                     },
                 })
                 .collect(),
-            forced: turn.synthetic_acceptance,
+            synthetic_acceptance: input.state.synthetic_acceptance,
         });
-        let mut history = History::new(turn.params, turn.tokens, turn.prompt_len);
+        let sampler = &mut input.state.sampler;
         for i in 0..=draft.len() {
             let row = first + i as u32;
             let uniform = rng.uniform(i, Purpose::Sample, 0);
-            self.shapings.push(shaping(row, turn.params, uniform));
-            self.edits
-                .extend(sampling::edits(row, turn.params, &history));
+            self.params
+                .push(logits_params(row, sampler.params(), uniform));
+            self.adjustments.extend(row_adjustments(row, sampler));
             if let Some(&token) = draft.tokens.get(i) {
-                history.push(token);
+                sampler.push(token);
             }
         }
+        input.state.restore_sampler();
     }
 
-    /// Decides, and fills in the rounds of these turns.
-    fn run(self, output: &Output, drafts: &[Draft], rounds: &mut [Round]) -> Result<()> {
+    /// Decides; gives for the place of each input what follows, unless no token can be chosen.
+    fn run(self, output: &Output, drafts: &[Draft]) -> Result<Vec<(usize, Option<StepOutput>)>> {
         if self.chains.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
-        let shaped = sample::shape(&output.logits, self.shapings, self.edits, false)?;
-        let verdicts = shaped.verify(&self.chains)?;
-        for (place, accepted) in self.places.into_iter().zip(verdicts) {
+        let processed =
+            sample::process_logits(&output.logits, self.params, self.adjustments, false)?;
+        let verdicts = processed.verify(&self.chains)?;
+        let decided = self.places.into_iter().zip(verdicts);
+        let outputs = decided.map(|(place, accepted)| {
             let (draft, len) = (&drafts[place], accepted.len as usize);
             let mut tokens = draft.tokens[..len].to_vec();
             tokens.push(accepted.next);
-            rounds[place] = Round {
+            let output = StepOutput {
                 tokens,
                 drafted: draft.len(),
                 tested: draft.len().min(len + 1),
-                ..Round::default()
+                ..StepOutput::default()
             };
-        }
-        Ok(())
+            (place, (accepted.next != NO_TOKEN).then_some(output))
+        });
+        Ok(outputs.collect())
     }
 }

@@ -1,10 +1,38 @@
 //! What drafters give and are asked.
 
 use crate::error::Result;
-use crate::sampling::{Dist, SamplingParams};
+use crate::kernels::sample::DeviceRow;
+use crate::sampling::{Dist, Sampler};
 
 /// Names a sequence for as long as it lives; later arrivals have larger ids.
 pub type SeqId = u64;
+
+/// What a draft token was drawn from: q of the acceptance rule.
+#[derive(Debug, Clone, PartialEq)]
+pub enum DraftDist {
+    Host(Dist),
+    /// In the memory of a GPU: [`Draft::to_host`] before anything is asked of it.
+    Device(DeviceRow),
+}
+
+impl From<Dist> for DraftDist {
+    fn from(dist: Dist) -> Self {
+        Self::Host(dist)
+    }
+}
+
+impl DraftDist {
+    /// The distribution.
+    ///
+    /// # Panics
+    /// Where it is in the memory of a GPU.
+    pub fn on_host(&self) -> &Dist {
+        match self {
+            Self::Host(dist) => dist,
+            Self::Device(_) => panic!("a distribution on the device is copied before it is used"),
+        }
+    }
+}
 
 /// Guessed continuations of one sequence: a tree of tokens, in an order in which parents come
 /// before their children. A chain is a tree whose every node has one child.
@@ -13,17 +41,17 @@ pub struct Draft {
     pub tokens: Vec<u32>,
     /// Index of the node before each token; `None` = it follows the sequence's last token.
     pub parents: Vec<Option<u16>>,
-    /// What each token was drawn from: q of the acceptance rule.
-    pub dists: Vec<Dist>,
+    /// What each token was drawn from.
+    pub dists: Vec<DraftDist>,
 }
 
 impl Draft {
     /// Adds a token to the end of a chain.
-    pub fn push(&mut self, token: u32, dist: Dist) {
+    pub fn push(&mut self, token: u32, dist: impl Into<DraftDist>) {
         self.parents
             .push(self.tokens.len().checked_sub(1).map(|last| last as u16));
         self.tokens.push(token);
-        self.dists.push(dist);
+        self.dists.push(dist.into());
     }
 
     /// The draft with its distributions in the memory of the host.
@@ -31,14 +59,28 @@ impl Draft {
     /// # Errors
     /// Where the device fails.
     pub fn to_host(&self) -> Result<Self> {
-        Ok(Self {
-            dists: self
-                .dists
-                .iter()
-                .map(Dist::to_host)
-                .collect::<Result<_>>()?,
-            ..self.clone()
-        })
+        let mut draft = self.clone();
+        for dist in &mut draft.dists {
+            if let DraftDist::Device(row) = dist {
+                *dist = Dist::Dense(row.read()?).into();
+            }
+        }
+        Ok(draft)
+    }
+
+    /// Whether some token was drawn from probabilities in the memory of the host.
+    pub fn has_host_dists(&self) -> bool {
+        let host = |q: &DraftDist| matches!(q, DraftDist::Host(Dist::Dense(_)));
+        self.dists.iter().any(host)
+    }
+
+    /// Ends the draft before the first id that is not below `vocab_size`.
+    pub fn keep_ids_below(&mut self, vocab_size: usize) {
+        let beyond = |&id: &u32| id as usize >= vocab_size;
+        let len = self.tokens.iter().position(beyond).unwrap_or(self.len());
+        self.tokens.truncate(len);
+        self.parents.truncate(len);
+        self.dists.truncate(len);
     }
 
     /// Number of draft tokens.
@@ -59,24 +101,23 @@ impl Draft {
     }
 }
 
-/// A request for one draft.
-#[derive(Debug, Clone, Copy)]
-pub struct Ask<'a> {
+/// What a drafter is asked for one sequence.
+#[derive(Debug)]
+pub struct DraftRequest<'a> {
     pub id: SeqId,
     /// All tokens of the sequence; the draft continues after the last.
     pub tokens: &'a [u32],
-    /// How many of them are prompt.
-    pub prompt_len: usize,
     /// Draft tokens wanted, at least 1.
     pub length: usize,
-    pub params: &'a SamplingParams,
+    /// Knows `tokens`. A drafter may push what it drafts and leave it there: the caller takes it back.
+    pub sampler: &'a mut Sampler,
 }
 
-/// What became of a sequence after verification.
+/// What is certain of a sequence after verification.
 #[derive(Debug, Clone, Copy)]
-pub struct Kept<'a> {
+pub struct Committed<'a> {
     pub id: SeqId,
-    /// All tokens that are certain now.
+    /// All of its tokens.
     pub tokens: &'a [u32],
 }
 
@@ -92,16 +133,17 @@ pub struct DraftCost {
 /// Guesses continuations. A draft is advice: it may be shorter than asked or empty, and nothing
 /// but speed depends on it.
 pub trait Drafter: Send {
-    /// One draft for each ask, in order, each at most `length` tokens. May keep state for the ids
-    /// it sees until [`Drafter::forget`].
+    /// One draft for each request, in order, each at most `length` tokens; no two are for one id. May
+    /// keep state for the ids it sees until [`Drafter::forget`].
     ///
     /// # Errors
-    /// Only if the device failed; having no idea or no room is an empty draft.
-    fn propose(&mut self, asks: &[Ask<'_>]) -> Result<Vec<Draft>>;
+    /// Only if the device failed: having no idea or no room, and ids that it does not know, are an
+    /// empty draft. What it holds for these ids is not specified then; the caller makes it forget them.
+    fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>>;
 
-    /// Called once a round, after verification, for every id that was asked about in it: roll back
-    /// what was computed for rejected tokens.
-    fn observe(&mut self, _kept: &[Kept<'_>]) {}
+    /// Called once a step, after verification, for every id that a draft was wanted for in it: roll
+    /// back what was computed for rejected tokens.
+    fn observe(&mut self, _committed: &[Committed<'_>]) {}
 
     /// The sequence has ended or was preempted: free all that is held for it.
     fn forget(&mut self, _id: SeqId) {}
@@ -116,11 +158,11 @@ pub trait Drafter: Send {
         0.0
     }
 
-    /// Called when no sequence is alive: everything must be free.
+    /// Checks that its pool holds what it knows of, and nothing else.
     ///
     /// # Errors
-    /// What is not.
-    fn check_idle(&self) -> Result<(), String> {
+    /// What is wrong.
+    fn check_invariants(&self) -> Result<(), String> {
         Ok(())
     }
 }

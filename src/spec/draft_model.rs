@@ -1,22 +1,31 @@
 //! Drafting with a small model of the same vocabulary.
 
-use super::draft::{Ask, Draft, DraftCost, Drafter, Kept, SeqId};
+use super::device::{logits_params, row_adjustments};
+use super::draft::{Committed, Draft, DraftCost, DraftDist, DraftRequest, Drafter, SeqId};
 use crate::error::Result;
 use crate::kernels::parallel;
-use crate::kernels::sample::{self, Shaped};
-use crate::kv::{BlockTable, KvPool};
+use crate::kernels::sample::{self, NO_TOKEN, ProcessedLogits};
+use crate::kv::{BlockAllocator, BlockTable, KvStore};
 use crate::model::{Batch, Model, Output};
-use crate::sampling::{self, Dist, History, Purpose, Rng, distribution, shaping};
+use crate::sampling::{Dist, Purpose, Rng, distribution};
 use candle_core::Tensor;
 use std::collections::HashMap;
 use std::time::Instant;
 
-/// A draft model with its own paged pool. It keeps no books of rounds: it compares the tokens that
+/// A draft model with its own paged pool. It keeps no record of rounds: it compares the tokens that
 /// it was fed with the tokens that are certain, and truncates its pool to their common prefix.
+///
+/// It may know fewer ids than the target. A sequence with an id that it does not know has no draft.
 pub struct DraftModel {
-    model: Box<dyn Model>,
-    pool: KvPool,
+    network: Network,
     fed: HashMap<SeqId, Fed>,
+}
+
+/// The model and its pool.
+struct Network {
+    model: Box<dyn Model>,
+    blocks: BlockAllocator,
+    store: KvStore,
     /// Rows of one sequence in one forward at most.
     chunk: usize,
     cost: DraftCost,
@@ -30,15 +39,18 @@ struct Fed {
 }
 
 /// One sequence that is being drafted for.
-struct Drafting<'a> {
-    ask: &'a Ask<'a>,
-    fed: Fed,
-    history: History,
+struct Drafting<'a, 'b> {
+    /// Place among the requests.
+    place: usize,
+    request: &'a mut DraftRequest<'b>,
+    fed: &'a mut Fed,
     draft: Draft,
     /// Tokens that a GPU has drawn after those of `draft`, and the host has not read.
     unread: usize,
     /// Whether it has been asked about often enough for its prompt to have been fed by chunks.
-    due: bool,
+    may_draft: bool,
+    /// Whether the model has no next token: its logits are not finite.
+    ended: bool,
 }
 
 impl DraftModel {
@@ -57,55 +69,57 @@ impl DraftModel {
         block_size: usize,
         chunk: usize,
     ) -> Result<Self> {
-        let store = model.new_kv(num_blocks, block_size)?;
         Ok(Self {
-            model,
-            pool: KvPool::new(store, num_blocks),
+            network: Network {
+                store: model.new_kv(num_blocks, block_size)?,
+                blocks: BlockAllocator::new(num_blocks, block_size),
+                model,
+                chunk: chunk.max(2),
+                cost: DraftCost::default(),
+            },
             fed: HashMap::new(),
-            chunk: chunk.max(2),
-            cost: DraftCost::default(),
         })
     }
+}
 
-    /// Rolls `fed` back to the longest prefix that it shares with `tokens`, the last of which
-    /// always has to be fed (again), for its logits.
-    fn roll_back(pool: &mut KvPool, fed: &mut Fed, tokens: &[u32]) {
+impl Fed {
+    /// Goes back to the longest prefix that it shares with `tokens`, the last of which always has to
+    /// be fed (again), for its logits.
+    fn roll_back(&mut self, blocks: &mut BlockAllocator, tokens: &[u32]) {
         let known = &tokens[..tokens.len() - 1];
-        let common = fed
+        let common = self
             .tokens
             .iter()
             .zip(known)
             .take_while(|(a, b)| a == b)
             .count();
-        fed.tokens.truncate(common);
-        pool.blocks.truncate_to(&mut fed.table, common);
+        self.tokens.truncate(common);
+        blocks.truncate_to(&mut self.table, common);
     }
+}
 
-    /// Takes the state of an asked sequence and makes room for its rows. `None` = no room.
-    fn begin<'a>(&mut self, ask: &'a Ask<'a>) -> Option<Drafting<'a>> {
-        let mut fed = self.fed.remove(&ask.id).unwrap_or_default();
-        Self::roll_back(&mut self.pool, &mut fed, ask.tokens);
-        let rows = ask.tokens.len() + ask.length - 1;
-        if self.pool.blocks.reserve(&mut fed.table, rows).is_err() {
-            self.fed.insert(ask.id, fed);
-            return None;
+impl Network {
+    /// Makes room for the rows of a request. False = there is none, or the model cannot continue
+    /// these tokens.
+    fn begin(&mut self, fed: &mut Fed, request: &DraftRequest<'_>) -> bool {
+        fed.roll_back(&mut self.blocks, request.tokens);
+        let config = self.model.config();
+        let knows = |&id: &u32| (id as usize) < config.vocab_size;
+        let rows = request.tokens.len() + request.length - 1;
+        let new = &request.tokens[fed.tokens.len()..];
+        if rows > config.max_position_embeddings || !new.iter().all(knows) {
+            fed.tokens.clear();
+            self.blocks.release(&mut fed.table);
+            return false;
         }
-        let rounds = ask.tokens.len() - ask.prompt_len;
-        Some(Drafting {
-            due: rounds * self.chunk >= ask.tokens.len(),
-            ask,
-            fed,
-            history: History::new(ask.params, ask.tokens, ask.prompt_len),
-            draft: Draft::default(),
-            unread: 0,
-        })
+        self.blocks.reserve(&mut fed.table, rows).is_ok()
     }
 
     /// One forward that feeds each of `open` what it has not seen, and drafts a token for those that
     /// have seen all; gives the most rows that one of them had. What a GPU draws is added to `drawn`.
     fn step(
         &mut self,
-        drafting: &mut [Drafting<'_>],
+        drafting: &mut [Drafting<'_, '_>],
         open: &[usize],
         drawn: &mut Vec<Drawn>,
     ) -> Result<usize> {
@@ -115,21 +129,21 @@ impl DraftModel {
         for &i in open {
             let one = &mut drafting[i];
             let seen = one.fed.tokens.len();
-            let all = one.ask.tokens.len() + one.len();
+            let all = one.request.tokens.len() + one.len();
             let rows = (all - seen).min(self.chunk);
             longest = longest.max(rows);
             let new: Vec<u32> = (seen..seen + rows).map(|at| one.token(at)).collect();
-            batch.push_span(&new, seen, &one.fed.table, self.pool.blocks.block_size());
+            batch.push_span(&new, seen, &one.fed.table, self.blocks.block_size());
             one.fed.tokens.extend(new);
-            if one.due && seen + rows == all {
+            if one.may_draft && seen + rows == all {
                 batch.logits.push(batch.tokens.len() as u32 - 1);
                 complete.push(i);
             }
         }
         if let Some(last) = drawn.last() {
-            batch.drawn = Some(last.tokens_of(open)?);
+            batch.drawn = Some(last.fed_to(open)?);
         }
-        let output = self.model.forward(&batch, &mut self.pool.store)?;
+        let output = self.model.forward(&batch, &mut self.store)?;
         if output.is_on_gpu() {
             drawn.push(Drawn::new(&output, drafting, complete)?);
         } else {
@@ -144,12 +158,14 @@ impl DraftModel {
         Ok(longest)
     }
 
-    fn draft_all(&mut self, drafting: &mut [Drafting<'_>]) -> Result<()> {
+    fn draft_all(&mut self, drafting: &mut [Drafting<'_, '_>]) -> Result<()> {
         let started = Instant::now();
         let (mut steps, mut longest) = (0, 0);
         let mut drawn: Vec<Drawn> = Vec::new();
         loop {
-            let wants = |one: &Drafting<'_>| one.len() < one.ask.length && (steps == 0 || one.due);
+            let wants = |one: &Drafting<'_, '_>| {
+                !one.ended && one.len() < one.request.length && (steps == 0 || one.may_draft)
+            };
             let all = 0..drafting.len();
             let open: Vec<usize> = all.filter(|&i| wants(&drafting[i])).collect();
             // What a GPU drew goes into the next step without a detour over the host, where that is
@@ -159,6 +175,9 @@ impl DraftModel {
                 .is_some_and(|last| last.suffices(drafting, &open))
             {
                 drawn.drain(..).try_for_each(|one| one.read(drafting))?;
+                if open.iter().any(|&i| drafting[i].ended) {
+                    continue;
+                }
             }
             if open.is_empty() {
                 break;
@@ -178,67 +197,74 @@ impl DraftModel {
 
 /// The tokens that one step drew on a GPU, which the host has not read.
 struct Drawn {
-    shaped: Shaped,
+    processed: ProcessedLogits,
     /// Whose they are, in ascending order.
     of: Vec<usize>,
 }
 
 impl Drawn {
     /// Draws the next draft token of each of `of` from its row of logits.
-    fn new(output: &Output, drafting: &mut [Drafting<'_>], of: Vec<usize>) -> Result<Self> {
-        let (mut shapings, mut edits) = (Vec::with_capacity(of.len()), Vec::new());
+    fn new(output: &Output, drafting: &mut [Drafting<'_, '_>], of: Vec<usize>) -> Result<Self> {
+        let (mut params, mut adjustments) = (Vec::with_capacity(of.len()), Vec::new());
         for (row, &i) in of.iter().enumerate() {
             let (row, one) = (row as u32, &mut drafting[i]);
-            shapings.push(shaping(row, one.ask.params, one.uniform()));
-            edits.extend(sampling::edits(row, one.ask.params, &one.history));
+            let uniform = one.uniform();
+            let sampler = &mut *one.request.sampler;
+            params.push(logits_params(row, sampler.params(), uniform));
+            adjustments.extend(row_adjustments(row, sampler));
+            sampler.push_unread();
             one.unread += 1;
-            one.history.push_unread();
         }
-        let shaped = sample::shape(&output.logits, shapings, edits, true)?;
-        Ok(Self { shaped, of })
+        let processed = sample::process_logits(&output.logits, params, adjustments, true)?;
+        Ok(Self { processed, of })
     }
 
     /// Whether the next step of `open` needs to know nothing but these tokens, and only their number.
-    fn suffices(&self, drafting: &[Drafting<'_>], open: &[usize]) -> bool {
+    fn suffices(&self, drafting: &[Drafting<'_, '_>], open: &[usize]) -> bool {
         let needs_this = |i: &usize| {
             let one = &drafting[*i];
-            let missing = one.ask.tokens.len() + one.len() - one.fed.tokens.len();
-            self.of.binary_search(i).is_ok() && missing == 1 && !one.history.asks_which()
+            let missing = one.request.tokens.len() + one.len() - one.fed.tokens.len();
+            let is_drawn = self.of.binary_search(i).is_ok() && missing == 1;
+            is_drawn && !one.request.sampler.asks_which()
         };
         !open.is_empty() && open.iter().all(needs_this)
     }
 
-    /// Those of `open`, `[open]` u32 on the GPU.
-    fn tokens_of(&self, open: &[usize]) -> Result<Tensor> {
-        let tokens = self.shaped.tokens();
+    /// The tokens of `open` as the model is fed with them, `[open]` u32 on the GPU.
+    fn fed_to(&self, open: &[usize]) -> Result<Tensor> {
+        let tokens = self.processed.ids()?;
         if self.of == open {
-            return Ok(tokens.clone());
+            return Ok(tokens);
         }
         let place = |i: &usize| self.of.partition_point(|of| of < i) as u32;
         let places: Vec<u32> = open.iter().map(place).collect();
         Ok(tokens.index_select(&Tensor::new(places, tokens.device())?, 0)?)
     }
 
-    /// Waits for the tokens and appends them to the drafts.
-    fn read(self, drafting: &mut [Drafting<'_>]) -> Result<()> {
-        let tokens: Vec<u32> = self.shaped.tokens().to_vec1()?;
+    /// Waits for the tokens and appends them to the drafts, which end where there is none.
+    fn read(self, drafting: &mut [Drafting<'_, '_>]) -> Result<()> {
+        let tokens: Vec<u32> = self.processed.tokens()?.to_vec1()?;
         for (row, (&i, token)) in self.of.iter().zip(tokens).enumerate() {
             let one = &mut drafting[i];
-            let at = one.ask.tokens.len() + one.draft.len();
+            one.unread -= 1;
+            one.ended |= token == NO_TOKEN;
+            if one.ended {
+                continue;
+            }
+            let at = one.request.tokens.len() + one.draft.len();
             if let Some(fed) = one.fed.tokens.get_mut(at) {
                 *fed = token;
             }
-            one.unread -= 1;
-            one.history.read(token);
-            let dist = self.shaped.row(row);
+            one.request.sampler.read(token);
+            let dist = self.processed.row(row).map(DraftDist::Device);
             one.draft
-                .push(token, dist.map_or(Dist::Point(token), Dist::Device));
+                .push(token, dist.unwrap_or(Dist::Point(token).into()));
         }
         Ok(())
     }
 }
 
-impl Drafting<'_> {
+impl Drafting<'_, '_> {
     /// Tokens drafted.
     fn len(&self) -> usize {
         self.draft.len() + self.unread
@@ -246,8 +272,8 @@ impl Drafting<'_> {
 
     /// Token at position `at` of the sequence with its draft; any where it is not read yet.
     fn token(&self, at: usize) -> u32 {
-        match at.checked_sub(self.ask.tokens.len()) {
-            None => self.ask.tokens[at],
+        match at.checked_sub(self.request.tokens.len()) {
+            None => self.request.tokens[at],
             Some(drafted) => self.draft.tokens.get(drafted).copied().unwrap_or(0),
         }
     }
@@ -255,67 +281,84 @@ impl Drafting<'_> {
     /// The random number that the next draft token is drawn by.
     fn uniform(&self) -> f64 {
         let rng = Rng {
-            seed: self.ask.params.seed,
-            position: self.ask.tokens.len(),
+            seed: self.request.sampler.params().seed,
+            position: self.request.tokens.len(),
         };
         rng.uniform(self.len(), Purpose::Draft, 0)
     }
 
     /// Draws the next draft token from one row of logits.
     fn draw(&mut self, logits: &[f32]) {
-        let dist: Dist = distribution(logits, self.ask.params, &self.history);
+        let Ok(dist) = distribution(logits, self.request.sampler) else {
+            self.ended = true;
+            return;
+        };
         let token = dist.sample(self.uniform());
-        self.history.push(token);
+        self.request.sampler.push(token);
         self.draft.push(token, dist);
     }
 }
 
 impl Drafter for DraftModel {
-    fn propose(&mut self, asks: &[Ask<'_>]) -> Result<Vec<Draft>> {
-        let mut drafting = Vec::with_capacity(asks.len());
-        let mut places = Vec::with_capacity(asks.len());
-        for (place, ask) in asks.iter().enumerate() {
-            if let Some(one) = self.begin(ask) {
-                drafting.push(one);
-                places.push(place);
+    fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
+        let mut drafts = vec![Draft::default(); requests.len()];
+        for request in requests.iter() {
+            self.fed.entry(request.id).or_default();
+        }
+        let states = self.fed.iter_mut().map(|(&id, fed)| (id, fed));
+        let mut states: HashMap<SeqId, &mut Fed> = states.collect();
+        let mut drafting = Vec::with_capacity(requests.len());
+        for (place, request) in requests.iter_mut().enumerate() {
+            if let Some(fed) = states.remove(&request.id)
+                && self.network.begin(fed, request)
+            {
+                let rounds = request.sampler.output_len();
+                drafting.push(Drafting {
+                    place,
+                    may_draft: rounds * self.network.chunk >= request.tokens.len(),
+                    request,
+                    fed,
+                    draft: Draft::default(),
+                    unread: 0,
+                    ended: false,
+                });
             }
         }
-        let result = self.draft_all(&mut drafting);
-        let mut drafts = vec![Draft::default(); asks.len()];
-        for (place, one) in places.into_iter().zip(drafting) {
-            self.fed.insert(one.ask.id, one.fed);
-            drafts[place] = one.draft;
+        self.network.draft_all(&mut drafting)?;
+        for one in drafting {
+            // What was drawn after the end of a draft is not known.
+            let known = one.request.tokens.len() + one.draft.len();
+            one.fed.tokens.truncate(known);
+            drafts[one.place] = one.draft;
         }
-        result.map(|()| drafts)
+        Ok(drafts)
     }
 
-    fn observe(&mut self, kept: &[Kept<'_>]) {
-        for kept in kept {
-            if let Some(fed) = self.fed.get_mut(&kept.id) {
-                Self::roll_back(&mut self.pool, fed, kept.tokens);
+    fn observe(&mut self, committed: &[Committed<'_>]) {
+        for committed in committed {
+            if let Some(fed) = self.fed.get_mut(&committed.id) {
+                fed.roll_back(&mut self.network.blocks, committed.tokens);
             }
         }
     }
 
     fn forget(&mut self, id: SeqId) {
         if let Some(mut fed) = self.fed.remove(&id) {
-            self.pool.blocks.release(&mut fed.table);
+            self.network.blocks.release(&mut fed.table);
         }
     }
 
     fn cost(&self) -> DraftCost {
-        self.cost
+        self.network.cost
     }
 
     fn kv_usage(&self) -> f64 {
-        self.pool.blocks.usage()
+        self.network.blocks.usage()
     }
 
-    fn check_idle(&self) -> Result<(), String> {
-        self.pool
-            .blocks
-            .check([])
-            .map_err(|e| format!("draft pool: {e}"))
+    fn check_invariants(&self) -> Result<(), String> {
+        let held = self.fed.values().map(|fed| &fed.table);
+        self.network.blocks.check(held)
     }
 }
 
@@ -323,22 +366,22 @@ impl Drafter for DraftModel {
 mod tests {
     use super::*;
     use crate::model::toy::ToyModel;
-    use crate::sampling::SamplingParams;
+    use crate::sampling::{Sampler, SamplingParams};
 
     fn drafter(chunk: usize) -> DraftModel {
         DraftModel::new(Box::new(ToyModel::new(32, 256, 5, 0.0)), 64, 4, chunk).unwrap()
     }
 
     fn propose(drafter: &mut DraftModel, tokens: &[u32], prompt_len: usize) -> Vec<u32> {
-        let params = SamplingParams::default();
-        let ask = Ask {
+        let mut sampler = Sampler::new(SamplingParams::default(), &tokens[..prompt_len]);
+        tokens[prompt_len..].iter().for_each(|&id| sampler.push(id));
+        let request = DraftRequest {
             id: 1,
             tokens,
-            prompt_len,
             length: 4,
-            params: &params,
+            sampler: &mut sampler,
         };
-        drafter.propose(&[ask]).unwrap().remove(0).tokens
+        drafter.propose(&mut [request]).unwrap().remove(0).tokens
     }
 
     /// After any outcome of a round the next draft is what a drafter says that sees the sequence
@@ -353,17 +396,18 @@ mod tests {
                 tokens.extend(&draft[..kept]);
                 tokens.push(31 - draft.get(kept).copied().unwrap_or(0) % 2);
                 if observed {
-                    let kept = Kept {
+                    let committed = Committed {
                         id: 1,
                         tokens: &tokens,
                     };
-                    used.observe(&[kept]);
-                    assert!(used.pool.blocks.num_free() >= 64 - tokens.len().div_ceil(4));
+                    used.observe(&[committed]);
+                    assert!(used.network.blocks.num_free() >= 64 - tokens.len().div_ceil(4));
                 }
                 let fresh = propose(&mut drafter(64), &tokens, 4);
                 assert_eq!(propose(&mut used, &tokens, 4), fresh, "{kept} kept");
+                assert_eq!(used.check_invariants(), Ok(()));
                 used.forget(1);
-                assert_eq!(used.check_idle(), Ok(()));
+                assert_eq!((used.check_invariants(), used.kv_usage()), (Ok(()), 0.0));
             }
         }
     }

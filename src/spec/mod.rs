@@ -5,10 +5,13 @@ pub mod draft;
 mod draft_model;
 mod ngram;
 mod runner;
+mod step;
 pub mod verify;
 
-pub use draft::{Ask, Draft, DraftCost, Drafter, Kept, SeqId};
+pub use device::{logits_params, row_adjustments};
+pub use draft::{Committed, Draft, DraftCost, DraftDist, DraftRequest, Drafter, SeqId};
 pub use draft_model::DraftModel;
 pub use ngram::NgramDrafter;
-pub use runner::{Round, SpeculativeRunner, Turn};
-pub use verify::{Verdict, accept_by_chance, verify};
+pub use runner::SpeculativeRunner;
+pub use step::{SequenceState, StepInput, StepOutput, StepResult};
+pub use verify::{Verdict, synthetic_acceptance, verify};

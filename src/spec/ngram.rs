@@ -1,6 +1,6 @@
 //! Drafting without a model: prompt lookup.
 
-use super::draft::{Ask, Draft, Drafter};
+use super::draft::{Draft, DraftRequest, Drafter};
 use crate::error::Result;
 use crate::sampling::Dist;
 
@@ -40,15 +40,15 @@ impl NgramDrafter {
 }
 
 impl Drafter for NgramDrafter {
-    fn propose(&mut self, asks: &[Ask<'_>]) -> Result<Vec<Draft>> {
-        let draft = |ask: &Ask<'_>| {
+    fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
+        let draft = |request: &DraftRequest<'_>| {
             let mut draft = Draft::default();
-            for &token in self.lookup(ask.tokens, ask.length) {
+            for &token in self.lookup(request.tokens, request.length) {
                 draft.push(token, Dist::Point(token));
             }
             draft
         };
-        Ok(asks.iter().map(draft).collect())
+        Ok(requests.iter().map(draft).collect())
     }
 }
 

@@ -1,7 +1,7 @@
 //! The acceptance rule. Pure: no model, no tensors.
 
 use super::draft::Draft;
-use crate::sampling::{Dist, Purpose, Rng};
+use crate::sampling::{Dist, NoToken, Purpose, Rng};
 use std::hint::black_box;
 
 /// What is kept of a draft, and the token that the target adds to it.
@@ -26,15 +26,22 @@ pub struct Verdict {
 /// is the case of point distributions: exact match.
 ///
 /// `rng.position` is the position of the token that follows the sequence's last one.
-pub fn verify(draft: &Draft, mut target: impl FnMut(&[usize]) -> Dist, rng: &Rng) -> Verdict {
+///
+/// # Errors
+/// What `target` fails with.
+pub fn verify(
+    draft: &Draft,
+    mut target: impl FnMut(&[usize]) -> Result<Dist, NoToken>,
+    rng: &Rng,
+) -> Result<Verdict, NoToken> {
     let mut path = Vec::new();
     let mut tested = 0;
     'accepted: loop {
-        let mut p = target(&path);
+        let mut p = target(&path)?;
         let at = path.last().copied();
         let children = (0..draft.len()).filter(|&i| draft.parents[i].map(usize::from) == at);
         for (lane, node) in children.enumerate() {
-            let (x, q) = (draft.tokens[node], &draft.dists[node]);
+            let (x, q) = (draft.tokens[node], draft.dists[node].on_host());
             let u = rng.uniform(path.len(), Purpose::Accept, lane);
             tested += 1;
             if u * q.prob(x) < p.prob(x) {
@@ -47,7 +54,7 @@ pub fn verify(draft: &Draft, mut target: impl FnMut(&[usize]) -> Dist, rng: &Rng
             }
         }
         let next = p.sample(rng.uniform(path.len(), Purpose::Sample, 0));
-        return Verdict { path, next, tested };
+        return Ok(Verdict { path, next, tested });
     }
 }
 
@@ -58,33 +65,36 @@ pub fn verify(draft: &Draft, mut target: impl FnMut(&[usize]) -> Dist, rng: &Rng
 /// Everything else is as in [`verify`], so that it takes the same time: `target` is asked the same
 /// questions, and the last token is sampled from its answer (not from what p leaves of q, which is
 /// computed all the same).
-pub fn accept_by_chance(
+///
+/// # Errors
+/// What `target` fails with.
+pub fn synthetic_acceptance(
     draft: &Draft,
     rate: f64,
-    mut target: impl FnMut(&[usize]) -> Dist,
+    mut target: impl FnMut(&[usize]) -> Result<Dist, NoToken>,
     rng: &Rng,
-) -> Verdict {
+) -> Result<Verdict, NoToken> {
     debug_assert!(draft.is_chain());
     let mut path = Vec::new();
-    let mut p = target(&path);
+    let mut p = target(&path)?;
     for (node, q) in draft.dists.iter().enumerate() {
         if rng.uniform(node, Purpose::Accept, 0) >= rate {
-            black_box(p.residual(q));
+            black_box(p.residual(q.on_host()));
             break;
         }
         path.push(node);
-        p = target(&path);
+        p = target(&path)?;
     }
-    Verdict {
+    Ok(Verdict {
         next: p.sample(rng.uniform(path.len(), Purpose::Sample, 0)),
         tested: draft.len().min(path.len() + 1),
         path,
-    }
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Dist, Draft, Purpose, Rng, Verdict, accept_by_chance};
+    use super::{Dist, Draft, Purpose, Rng, Verdict, synthetic_acceptance};
     use crate::sampling::mix;
 
     const P: [f32; 5] = [0.5, 0.2, 0.15, 0.1, 0.05];
@@ -107,7 +117,7 @@ mod tests {
     /// `verify` with p by node: first after nothing, then after node 0 and so on.
     fn verify(draft: &Draft, target: &[Dist], rng: &Rng) -> Verdict {
         let after = |path: &[usize]| path.last().map_or(0, |node| node + 1);
-        super::verify(draft, |path| target[after(path)].clone(), rng)
+        super::verify(draft, |path| Ok(target[after(path)].clone()), rng).unwrap()
     }
 
     /// Drafts a chain of `k` tokens from Q, verifies it against P, and gives what comes out.
@@ -211,7 +221,7 @@ mod tests {
             let draft = Draft {
                 tokens: tokens.to_vec(),
                 parents: vec![None, None],
-                dists: vec![q.clone(), q],
+                dists: vec![q.clone().into(), q.into()],
             };
             let target = [
                 Dist::Dense(P.to_vec()),
@@ -273,8 +283,8 @@ mod tests {
                 };
                 let mut draft = Draft::default();
                 (0..K).for_each(|_| draft.push(3, drafted.clone()));
-                let target = |_: &[usize]| Dist::Dense(P.to_vec());
-                let verdict = accept_by_chance(&draft, RATE, target, &rng);
+                let target = |_: &[usize]| Ok(Dist::Dense(P.to_vec()));
+                let verdict = synthetic_acceptance(&draft, RATE, target, &rng).unwrap();
                 (0..=verdict.path.len()).for_each(|i| reached[i] += 1.0);
                 tested += verdict.tested;
                 next[verdict.next as usize] += 1.0;
@@ -301,9 +311,9 @@ mod tests {
             let mut asked = Vec::new();
             let target = |path: &[usize]| {
                 asked.push(path.to_vec());
-                Dist::Point(9)
+                Ok(Dist::Point(9))
             };
-            let verdict = accept_by_chance(&draft, 0.5, target, &rng);
+            let verdict = synthetic_acceptance(&draft, 0.5, target, &rng).unwrap();
             let want: Vec<Vec<usize>> =
                 (0..=verdict.path.len()).map(|n| (0..n).collect()).collect();
             assert_eq!((asked, verdict.next), (want, 9));
@@ -312,12 +322,12 @@ mod tests {
             seed: 0,
             position: 0,
         };
-        let target = |_: &[usize]| Dist::Point(9);
-        let all = accept_by_chance(&draft, 1.0, target, &rng);
+        let target = |_: &[usize]| Ok(Dist::Point(9));
+        let all = synthetic_acceptance(&draft, 1.0, target, &rng).unwrap();
         assert_eq!((all.path, all.tested), (vec![0, 1, 2], 3));
-        let none = accept_by_chance(&draft, 0.0, target, &rng);
+        let none = synthetic_acceptance(&draft, 0.0, target, &rng).unwrap();
         assert_eq!((none.path, none.tested), (vec![], 1));
-        let empty = accept_by_chance(&Draft::default(), 1.0, target, &rng);
+        let empty = synthetic_acceptance(&Draft::default(), 1.0, target, &rng).unwrap();
         assert_eq!((empty.path, empty.tested), (vec![], 0));
     }
 }

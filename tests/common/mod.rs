@@ -11,10 +11,10 @@ use foretoken::engine::{
     self, EngineHandle, EngineOptions, Event, FinishReason, Request, SpecUsage, TokenLogprobs,
     TokenOutput,
 };
-use foretoken::kv::KvPool;
+use foretoken::kv::{BlockAllocator, BlockTable};
 use foretoken::model::toy::ToyModel;
 use foretoken::model::{Batch, Model};
-use foretoken::sampling::{History, Purpose, Rng, SamplingParams, distribution};
+use foretoken::sampling::{Purpose, Rng, Sampler, SamplingParams, distribution};
 use foretoken::spec::{DraftModel, Drafter, NgramDrafter};
 use tokio::sync::mpsc::UnboundedReceiver;
 
@@ -182,12 +182,12 @@ pub fn reference(model: &mut dyn Model, request: &Request) -> Vec<u32> {
     }
     while tokens.len() < end {
         let row = last_logits(model, &tokens);
-        let history = History::new(&params, &tokens, request.prompt.len());
         let rng = Rng {
             seed: params.seed,
             position: tokens.len(),
         };
-        let dist = distribution(&row, &params, &history);
+        let sampler = sampler(&params, &tokens, request.prompt.len());
+        let dist = distribution(&row, &sampler).unwrap();
         tokens.push(dist.sample(rng.uniform(0, Purpose::Sample, 0)));
         if params.stop_token_ids.contains(&tokens[tokens.len() - 1]) {
             break;
@@ -196,15 +196,24 @@ pub fn reference(model: &mut dyn Model, request: &Request) -> Vec<u32> {
     tokens.split_off(request.prompt.len())
 }
 
+/// The sampler of a request whose `tokens` begin with `prompt_len` prompt tokens.
+pub fn sampler(params: &SamplingParams, tokens: &[u32], prompt_len: usize) -> Sampler {
+    let (prompt, output) = tokens.split_at(prompt_len);
+    let mut sampler = Sampler::new(params.clone(), prompt);
+    output.iter().for_each(|&token| sampler.push(token));
+    sampler
+}
+
 /// Logits after `tokens`, from an empty pool.
 pub fn last_logits(model: &mut dyn Model, tokens: &[u32]) -> Vec<f32> {
     let blocks = tokens.len().div_ceil(16);
-    let mut pool = KvPool::new(model.new_kv(blocks, 16).unwrap(), blocks);
-    let mut table = Default::default();
-    pool.blocks.reserve(&mut table, tokens.len()).unwrap();
+    let mut store = model.new_kv(blocks, 16).unwrap();
+    let mut table = BlockTable::default();
+    let mut blocks = BlockAllocator::new(blocks, 16);
+    blocks.reserve(&mut table, tokens.len()).unwrap();
     let mut batch = Batch::default();
     batch.push_span(tokens, 0, &table, 16);
     batch.logits.push(tokens.len() as u32 - 1);
-    let output = model.forward(&batch, &mut pool.store).unwrap();
+    let output = model.forward(&batch, &mut store).unwrap();
     output.logits.flatten_all().unwrap().to_vec1().unwrap()
 }

@@ -9,6 +9,7 @@ use foretoken::http::{AppState, serve};
 use foretoken::kv::KvStore;
 use foretoken::model::toy::ToyModel;
 use foretoken::model::{Batch, Model, ModelConfig, Output};
+use foretoken::spec::{Draft, DraftRequest, Drafter, SeqId};
 use foretoken::text::{SpecialIds, Text};
 use reqwest::{Client, Response, StatusCode};
 use serde_json::{Map, Value, json};
@@ -110,6 +111,25 @@ pub fn slow(options: EngineOptions, fault: Option<Fault>) -> EngineHandle {
     engine::spawn(Box::new(model), None, 256, 4, options).expect("starts")
 }
 
+/// Guesses nothing, and panics where no request can be blamed: at the end of one.
+struct Forgetless;
+
+impl Drafter for Forgetless {
+    fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
+        Ok(requests.iter().map(|_| Draft::default()).collect())
+    }
+
+    fn forget(&mut self, _: SeqId) {
+        panic!("as the test wants");
+    }
+}
+
+/// An engine that dies when the first request ends.
+pub fn doomed() -> EngineHandle {
+    let (model, options) = (Box::new(toy_model(0.0)), EngineOptions::default());
+    engine::spawn(model, Some(Box::new(Forgetless)), 256, 4, options).expect("starts")
+}
+
 pub struct Server {
     pub url: String,
     pub client: Client,
@@ -173,6 +193,14 @@ impl Server {
             .iter()
             .map(|event| serde_json::from_str(event).expect("JSON"))
             .collect()
+    }
+
+    /// Waits until the server has ended by itself.
+    pub async fn wait(self) -> Result<()> {
+        tokio::time::timeout(LONG, self.task)
+            .await
+            .expect("in time")
+            .expect("no panic")
     }
 
     /// Stops the server as a signal would.

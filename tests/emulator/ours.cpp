@@ -35,8 +35,8 @@ namespace {
     ADD(prefill_f16_128)
     ADD(prefill_bf16_64)
     ADD(prefill_bf16_128)
-    ADD(edit_logits)
-    ADD(shape_rows)
+    ADD(adjust_logits)
+    ADD(process_logits)
     ADD(verify_chains)
     return true;
 }();

@@ -24,7 +24,7 @@ vector<float> noise(bool steps) {
 }
 
 // The pipeline, by its definition.
-vector<double> reference(const float *logits, Shaping s) {
+vector<double> reference(const float *logits, LogitsParams s) {
     float top = *std::max_element(logits, logits + VOCAB);
     vector<double> w(VOCAB);
     vector<int> order(VOCAB);
@@ -68,72 +68,105 @@ int quantile_of(const vector<double> &p, double target) {
     return last;
 }
 
-// What `shape_rows` gave.
-struct Shaped {
+// What `process_logits` gave. `tokens` are [2, rows].
+struct Processed {
     vector<float> probs;
     vector<uint32_t> tokens;
+
+    const uint32_t *points() const { return tokens.data() + tokens.size() / 2; }
 };
 
-Shaped shape(const vector<float> &logits, const vector<Shaping> &shapings, bool draw) {
-    int rows = shapings.size();
-    Shaped out{vector<float>((size_t)rows * VOCAB), vector<uint32_t>(rows)};
+Processed process(const vector<float> &logits, const vector<LogitsParams> &params, bool draw) {
+    int rows = params.size();
+    Processed out{vector<float>((size_t)rows * VOCAB), vector<uint32_t>(2 * rows, 77)};
     launch({rows, 1, 1}, 1024, [&] {
-        shape_rows(logits.data(), shapings.data(), out.probs.data(), out.tokens.data(), VOCAB, draw);
+        process_logits(logits.data(), params.data(), out.probs.data(), out.tokens.data(), VOCAB, draw);
     });
     return out;
 }
 
-void test_shape() {
+void test_process() {
     const float P[] = {1.f, 0.9f, 0.3f}, MIN[] = {0.f, 0.02f};
     const uint32_t K[] = {0, 40, 1};
     for (bool steps : {false, true}) {
         vector<float> logits;
-        vector<Shaping> shapings;
+        vector<LogitsParams> params;
         for (float top_p : P) {
             for (float min_p : MIN) {
                 for (uint32_t top_k : K) {
                     auto row = noise(steps);
                     logits.insert(logits.begin(), row.begin(), row.end());
-                    shapings.push_back({0, top_k, top_p < .5f ? 1.5f : 0.7f, min_p, top_p, uniform()});
+                    params.push_back({0, top_k, top_p < .5f ? 1.5f : 0.7f, min_p, top_p, uniform()});
                 }
             }
         }
-        shapings.push_back({0, 0, 0.f, 0.f, 1.f, 0.});
-        int rows = shapings.size();
+        params.push_back({0, 0, 0.f, 0.f, 1.f, 0.});
+        int rows = params.size();
         auto row = noise(steps);
         row[17] = row[4000] = 99;
-        row[3] = NAN;
+        row[3] = -INFINITY;
         logits.insert(logits.end(), row.begin(), row.end());
         for (int i = 0; i < rows; i++) {
-            shapings[i].row = i;
+            params[i].row = i;
         }
-        auto got = shape(logits, shapings, true);
+        auto got = process(logits, params, true);
         for (int i = 0; i + 1 < rows; i++) {
-            auto want = reference(&logits[i * VOCAB], shapings[i]);
+            auto want = reference(&logits[i * VOCAB], params[i]);
             double worst = 0;
             for (int id = 0; id < VOCAB; id++) {
                 worst = std::max(worst, std::fabs(got.probs[i * VOCAB + id] - want[id]));
             }
-            const Shaping &s = shapings[i];
+            const LogitsParams &s = params[i];
             CHECK(worst < 1e-6, "top-k %u, top-p %g, min-p %g, equals %d: off by %g", s.top_k, s.top_p,
                   s.min_p, steps, worst);
             int token = quantile_of(want, s.uniform);
-            CHECK((int)got.tokens[i] == token, "%u is drawn instead of %d", got.tokens[i], token);
+            CHECK((int)got.tokens[i] == token && got.points()[i] == got.tokens[i], "%u is drawn instead of %d",
+                  got.tokens[i], token);
         }
-        CHECK(got.tokens[rows - 1] == 17, "%u is the largest", got.tokens[rows - 1]);
+        CHECK(got.points()[rows - 1] == 17, "%u is the largest", got.points()[rows - 1]);
     }
 }
 
-void test_edit() {
+// A row without a token says so, wherever the odd value is, and leaves the others alone.
+void test_not_finite() {
+    const float ODD[] = {NAN, -NAN, INFINITY};
+    for (float temperature : {0.f, 0.8f}) {
+        for (bool draw : {false, true}) {
+            vector<float> logits;
+            vector<LogitsParams> params;
+            auto add = [&](vector<float> row) {
+                logits.insert(logits.end(), row.begin(), row.end());
+                params.push_back({(uint32_t)params.size(), 0, temperature, 0.f, 1.f, uniform()});
+            };
+            for (int at : {0, 31, 1024, VOCAB - 1}) {
+                for (float odd : ODD) {
+                    auto row = noise(false);
+                    row[at] = odd;
+                    add(row);
+                    add(noise(false));
+                }
+            }
+            add(vector<float>(VOCAB, -INFINITY));
+            auto got = process(logits, params, draw);
+            for (size_t i = 0; i < params.size(); i++) {
+                bool none = i % 2 == 0;
+                CHECK((got.points()[i] == NO_TOKEN) == none, "row %zu at %g: %u", i, temperature, got.points()[i]);
+                CHECK(got.tokens[i] < VOCAB, "a model is fed with %u", got.tokens[i]);
+            }
+        }
+    }
+}
+
+void test_adjust() {
     vector<float> logits(2 * VOCAB, 3.f);
     logits[VOCAB + 7] = -3.f;
-    const vector<Edit> edits = {{0, 5, 2.f, 0.5f, 0.f}, {0, 5, 1.f, 0.f, -INFINITY},
+    const vector<RowAdjustment> adjustments = {{0, 5, 2.f, 0.5f, 0.f}, {0, 5, 1.f, 0.f, -INFINITY},
                                 {1, 5, 2.f, 0.5f, 0.f}, {1, 7, 2.f, 0.f, 1.f}};
-    launch({1, 1, 1}, 256, [&] { edit_logits(logits.data(), edits.data(), edits.size(), VOCAB); });
+    launch({1, 1, 1}, 256, [&] { adjust_logits(logits.data(), adjustments.data(), adjustments.size(), VOCAB); });
     CHECK(logits[5] == -INFINITY && logits[VOCAB + 5] == 1.f && logits[VOCAB + 7] == -5.f,
-          "edits give %g, %g, %g", logits[5], logits[VOCAB + 5], logits[VOCAB + 7]);
+          "adjustments give %g, %g, %g", logits[5], logits[VOCAB + 5], logits[VOCAB + 7]);
     logits[5] = logits[VOCAB + 5] = logits[VOCAB + 7] = 3.f;
-    CHECK(logits == vector<float>(2 * VOCAB, 3.f), "edits change other logits");
+    CHECK(logits == vector<float>(2 * VOCAB, 3.f), "adjustments change other logits");
 }
 
 // The rule by its definition; q is empty where the draft is a guess of no model.
@@ -141,7 +174,7 @@ struct Case {
     vector<vector<double>> p, q;
     vector<uint32_t> drafted;
     vector<double> accept, draw;
-    double forced;
+    double synthetic_acceptance;
 };
 
 std::pair<uint32_t, int> verdict(const Case &c) {
@@ -149,12 +182,12 @@ std::pair<uint32_t, int> verdict(const Case &c) {
     for (; kept < c.drafted.size(); kept++) {
         uint32_t x = c.drafted[kept];
         double q = c.q[kept].empty() ? 1 : c.q[kept][x], p = c.p[kept][x];
-        if (c.forced < 0 ? c.accept[kept] * q >= p : c.accept[kept] >= c.forced) {
+        if (c.synthetic_acceptance < 0 ? c.accept[kept] * q >= p : c.accept[kept] >= c.synthetic_acceptance) {
             break;
         }
     }
     vector<double> rest = c.p[kept];
-    if (kept < c.drafted.size() && c.forced < 0) {
+    if (kept < c.drafted.size() && c.synthetic_acceptance < 0) {
         double sum = 0;
         for (int i = 0; i < VOCAB; i++) {
             bool point = c.q[kept].empty();
@@ -172,19 +205,19 @@ std::pair<uint32_t, int> verdict(const Case &c) {
 void test_verify() {
     const int CASES = 60, LEN = 3, ROWS = LEN + 1;
     vector<float> logits;
-    vector<Shaping> shapings;
+    vector<LogitsParams> params;
     vector<vector<float>> qs;
     vector<Case> cases(CASES);
     int accepted[2] = {};
     for (int at = 0; at < CASES; at++) {
         Case &c = cases[at];
-        c.forced = at % 6 == 5 ? 0.5 : -1;
+        c.synthetic_acceptance = at % 6 == 5 ? 0.5 : -1;
         auto base = noise(false);
         for (int row = 0; row < ROWS; row++) {
             logits.insert(logits.end(), base.begin(), base.end());
-            Shaping s{(uint32_t)shapings.size(), 0, at % 6 == 4 ? 0.f : 0.8f, 0.f, at % 2 ? 0.9f : 1.f, uniform()};
+            LogitsParams s{(uint32_t)params.size(), 0, at % 6 == 4 ? 0.f : 0.8f, 0.f, at % 2 ? 0.9f : 1.f, uniform()};
             c.p.push_back(reference(base.data(), {0, 0, s.temperature > 0 ? s.temperature : 1e-4f, 0, s.top_p, 0}));
-            shapings.push_back(s);
+            params.push_back(s);
             c.draw.push_back(s.uniform);
             if (row == LEN) {
                 break;
@@ -215,17 +248,17 @@ void test_verify() {
         for (auto &q : cases[at].q) {
             qs.emplace_back(q.begin(), q.end());
         }
-        chains.push_back({(uint32_t)(at * LEN), LEN, (uint32_t)(at * ROWS), cases[at].forced});
+        chains.push_back({(uint32_t)(at * LEN), LEN, (uint32_t)(at * ROWS), cases[at].synthetic_acceptance});
     }
     for (int i = 0; i < CASES * LEN; i++) {
         const Case &c = cases[i / LEN];
         const float *q = qs[i].empty() ? nullptr : qs[i].data();
         nodes.push_back({q, c.accept[i % LEN], c.drafted[i % LEN], (uint32_t)qs[i].size()});
     }
-    auto rows = shape(logits, shapings, false);
+    auto rows = process(logits, params, false);
     vector<Verdict> verdicts(CASES);
     launch({CASES, 1, 1}, 1024, [&] {
-        verify_chains(rows.probs.data(), rows.tokens.data(), shapings.data(), nodes.data(), chains.data(),
+        verify_chains(rows.probs.data(), rows.points(), params.data(), nodes.data(), chains.data(),
                       verdicts.data(), VOCAB);
     });
     for (int at = 0; at < CASES; at++) {
@@ -236,12 +269,33 @@ void test_verify() {
         accepted[want.first == LEN] += 1;
     }
     CHECK(accepted[0] > 5 && accepted[1] > 5, "the cases are not various: %d, %d", accepted[0], accepted[1]);
+
+    // Where a row is not finite, the verdict is NO_TOKEN if it comes to that row, and as it was if not.
+    for (int broken = 0; broken < ROWS; broken++) {
+        auto odd = logits;
+        for (int at = 0; at < CASES; at++) {
+            odd[(size_t)(at * ROWS + broken) * VOCAB + 7] = NAN;
+        }
+        auto rows = process(odd, params, false);
+        vector<Verdict> got(CASES);
+        launch({CASES, 1, 1}, 1024, [&] {
+            verify_chains(rows.probs.data(), rows.points(), params.data(), nodes.data(), chains.data(), got.data(),
+                          VOCAB);
+        });
+        for (int at = 0; at < CASES; at++) {
+            auto [kept, next] = verdicts[at];
+            bool reached = (int)kept >= broken;
+            CHECK(got[at].next == (reached ? NO_TOKEN : next) && got[at].accepted == (reached ? broken : kept),
+                  "verdict %d, row %d broken: %u kept, then %u", at, broken, got[at].accepted, got[at].next);
+        }
+    }
 }
 
 } // namespace
 
 void test_sample() {
-    test_edit();
-    test_shape();
+    test_adjust();
+    test_process();
+    test_not_finite();
     test_verify();
 }

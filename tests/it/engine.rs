@@ -266,8 +266,7 @@ fn sampled_tokens_are_distributed_as_the_target() {
     for (pair, counts) in counts.iter().enumerate() {
         let tokens = [1, 2, 3, (pair / VOCAB) as u32, (pair % VOCAB) as u32];
         let row = last_logits(&mut model(0.0), &tokens);
-        let history = foretoken::sampling::History::new(&params, &tokens, 3);
-        let p = foretoken::sampling::distribution(&row, &params, &history);
+        let p = foretoken::sampling::distribution(&row, &sampler(&params, &tokens, 3)).unwrap();
         let n: f64 = counts.iter().sum();
         let tv = (0..VOCAB)
             .map(|t| (counts[t] - n * p.prob(t as u32)).abs())
@@ -387,7 +386,7 @@ fn prompt_scores_do_not_depend_on_chunks() {
     assert!(whole.prompt[0].is_none());
     for at in 1..100 {
         let logits = last_logits(&mut toy_model(0.0), &prompt[..at]);
-        let want = foretoken::sampling::logprobs(&logits, prompt[at], 3);
+        let want = foretoken::sampling::logprobs(&logits, prompt[at], 3).unwrap();
         assert_eq!(whole.prompt[at], Some(want), "position {at}");
     }
     let mut toy = Toy::default();

@@ -1,8 +1,11 @@
 //! What the HTTP API refuses and how it ends: statuses, a full queue, readers that leave, shutdown.
 
 use crate::common::Toy;
-use crate::common::server::{Fault, LONG, STEP, Server, error, events, greedy, slow, text_with};
+use crate::common::server::{
+    Fault, LONG, STEP, Server, doomed, error, events, greedy, slow, text_with,
+};
 use foretoken::engine::EngineOptions;
+use foretoken::error::Error;
 use foretoken::http::AppState;
 use reqwest::Response;
 use serde_json::{Value, json};
@@ -285,14 +288,30 @@ async fn a_step_that_fails_is_told_to_those_who_were_in_it() {
 }
 
 #[tokio::test]
-async fn an_engine_that_is_gone_is_told() {
+async fn a_step_that_panics_is_told_to_those_who_were_in_it() {
     let engine = slow(EngineOptions::default(), Some(Fault::Panic));
     let server = Server::over(engine, |s| s, LONG).await;
     let whole = server.post("/v1/completions", &greedy("abc", 200)).await;
-    error(whole, 500, "internal_error").await;
-    until(|| server.engine.has_ended()).await;
-    error(server.get("/health").await, 503, "shutting_down").await;
-    let refused = server.post("/v1/completions", &greedy("a", 1)).await;
-    error(refused, 503, "shutting_down").await;
-    server.stop().await.expect("an orderly end");
+    let error = error(whole, 500, "internal_error").await;
+    assert_eq!(error["message"], "the step panicked: as the test wants");
+    server.json("/v1/completions", &greedy("a", 1)).await;
+    server.done().await;
+}
+
+/// A supervisor starts a process anew that ends, and not one that answers 503 for ever.
+#[tokio::test]
+async fn the_server_ends_with_its_engine() {
+    let server = Server::over(doomed(), |s| s, LONG).await;
+    let response = server.post("/v1/completions", &greedy("abc", 5)).await;
+    error(response, 500, "internal_error").await;
+    let (url, client) = (server.url.clone(), server.client.clone());
+    let ended = server.wait().await.expect_err("nobody asked it to end");
+    assert!(
+        matches!(&ended, Error::Internal(_)),
+        "exit code 1: {ended:?}"
+    );
+    let why = "the engine thread panicked: as the test wants";
+    assert_eq!(ended.to_string(), why);
+    let gone = client.get(url + "/health").send().await;
+    assert!(gone.is_err(), "nobody listens any more");
 }

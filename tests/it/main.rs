@@ -13,6 +13,7 @@ mod convert;
 mod demo;
 mod distill;
 mod engine;
+mod engine_faults;
 mod engine_limits;
 mod gguf;
 mod http;

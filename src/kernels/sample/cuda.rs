@@ -1,7 +1,7 @@
 //! The CUDA side: launches of the kernels.
 
 use super::super::gpu::{self, *};
-use super::{Accepted, Chain, DeviceRow, Edit, Shaped, Shaping};
+use super::{Accepted, Chain, DeviceRow, LogitsParams, ProcessedLogits, RowAdjustment};
 use candle_core::cuda_backend::cudarc::driver::{DevicePtr, DeviceRepr};
 use candle_core::op::BackpropOp;
 use candle_core::{CudaDevice, Result, Tensor};
@@ -9,12 +9,12 @@ use candle_core::{CudaDevice, Result, Tensor};
 const NAME: &str = "sample";
 /// Threads a row or a sequence, as in the kernels.
 const THREADS: usize = 1024;
-const EDIT_THREADS: usize = 256;
+const ADJUST_THREADS: usize = 256;
 
 // SAFETY: the kernels declare the same fields in the same order, and all bits are values.
-unsafe impl DeviceRepr for Edit {}
+unsafe impl DeviceRepr for RowAdjustment {}
 // SAFETY: as above.
-unsafe impl DeviceRepr for Shaping {}
+unsafe impl DeviceRepr for LogitsParams {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for Accepted {}
 
@@ -28,14 +28,14 @@ struct Node {
     q_vocab: u32,
 }
 
-/// A chain as the kernels have it; a negative `forced` is none.
+/// A chain as the kernels have it; a negative `synthetic_acceptance` is none.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 struct Range {
     node: u32,
     len: u32,
     row: u32,
-    forced: f64,
+    synthetic_acceptance: f64,
 }
 
 // SAFETY: as above.
@@ -43,8 +43,8 @@ unsafe impl DeviceRepr for Node {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for Range {}
 
-/// Shapings on the device.
-pub(super) type Sent = CudaSlice<Shaping>;
+/// LogitsParams on the device.
+pub(super) type Sent = CudaSlice<LogitsParams>;
 
 fn kernel(device: &CudaDevice, name: &str) -> Result<Kernel> {
     gpu::function(device, "sample", gpu::SAMPLE, name)
@@ -56,66 +56,69 @@ fn tensor<T: CudaDType>(values: CudaSlice<T>, shape: &[usize], device: &CudaDevi
     Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false)
 }
 
-/// See [`super::shape`]; the edits are sorted, and of ids that exist.
-pub(super) fn shape(
+/// See [`super::process_logits`]; the adjustments are sorted, and of ids that exist.
+pub(super) fn process_logits(
     logits: &Tensor,
-    shapings: Vec<Shaping>,
-    edits: &[Edit],
+    params: Vec<LogitsParams>,
+    adjustments: &[RowAdjustment],
     draw: bool,
-) -> Result<Shaped> {
+) -> Result<ProcessedLogits> {
     let device = logits.device().as_cuda_device()?.clone();
     let (all, vocab) = logits.dims2()?;
-    let rows = shapings.len();
-    if rows == 0 || shapings.iter().any(|shaping| shaping.row as usize >= all) {
+    let rows = params.len();
+    if rows == 0 || params.iter().any(|params| params.row as usize >= all) {
         candle_core::bail!("sample: {rows} rows of {all}");
     }
-    let logits = match edits {
+    let logits = match adjustments {
         [] => logits.clone(),
-        edits => edited(logits, edits, &device)?,
+        adjustments => adjusted(logits, adjustments, &device)?,
     };
-    let sent = device.clone_htod(&shapings)?;
-    let sampled = shapings.iter().any(|shaping| shaping.temperature > 0.);
+    let sent = device.clone_htod(&params)?;
+    let sampled = params.iter().any(|params| params.temperature > 0.);
     let dims = if sampled { [rows, vocab] } else { [1, 1] };
     // SAFETY: the kernel writes what is read of them.
     let probs = unsafe { device.alloc::<f32>(dims[0] * dims[1])? };
     // SAFETY: as above.
-    let tokens = unsafe { device.alloc::<u32>(rows)? };
+    let tokens = unsafe { device.alloc::<u32>(2 * rows)? };
     {
         let (storage, layout) = logits.storage_and_layout();
         let logits = gpu::view::<f32>(NAME, &storage, layout)?;
-        let kernel = kernel(&device, "shape_rows")?;
+        let kernel = kernel(&device, "process_logits")?;
         let mut args = kernel.builder();
         args.arg(&logits).arg(&sent).arg(&probs).arg(&tokens);
         builder_arg!(args, vocab as i32, i32::from(draw));
         // SAFETY: the arguments are the kernel's, and as long as it reads and writes.
         unsafe { args.launch(gpu::grid((rows, 1, 1), THREADS, 0)) }.w()?;
     }
-    Ok(Shaped {
-        shapings,
+    Ok(ProcessedLogits {
+        params,
         sent,
         probs: tensor(probs, &dims, &device),
-        tokens: tensor(tokens, &[rows], &device),
+        tokens: tensor(tokens, &[2, rows], &device),
     })
 }
 
-/// A copy of the logits with the edits, of which there is at least one.
-fn edited(logits: &Tensor, edits: &[Edit], device: &CudaDevice) -> Result<Tensor> {
+/// A copy of the logits with the adjustments, of which there is at least one.
+fn adjusted(logits: &Tensor, adjustments: &[RowAdjustment], device: &CudaDevice) -> Result<Tensor> {
     let (rows, vocab) = logits.dims2()?;
-    if let Some(edit) = edits.iter().find(|edit| edit.row as usize >= rows) {
-        candle_core::bail!("sample: {edit:?} of {rows} rows");
+    if let Some(adjustment) = adjustments
+        .iter()
+        .find(|adjustment| adjustment.row as usize >= rows)
+    {
+        candle_core::bail!("sample: {adjustment:?} of {rows} rows");
     }
     let copy = logits.copy()?;
     {
         let (storage, layout) = copy.storage_and_layout();
         let logits = gpu::view::<f32>(NAME, &storage, layout)?;
-        let on_device = device.clone_htod(edits)?;
-        let kernel = kernel(device, "edit_logits")?;
+        let on_device = device.clone_htod(adjustments)?;
+        let kernel = kernel(device, "adjust_logits")?;
         let mut args = kernel.builder();
         args.arg(&logits).arg(&on_device);
-        builder_arg!(args, edits.len() as i32, vocab as i32);
-        let blocks = edits.len().div_ceil(EDIT_THREADS);
+        builder_arg!(args, adjustments.len() as i32, vocab as i32);
+        let blocks = adjustments.len().div_ceil(ADJUST_THREADS);
         // SAFETY: the arguments are the kernel's, and nobody else knows the copy.
-        unsafe { args.launch(gpu::grid((blocks, 1, 1), EDIT_THREADS, 0)) }.w()?;
+        unsafe { args.launch(gpu::grid((blocks, 1, 1), ADJUST_THREADS, 0)) }.w()?;
     }
     Ok(copy)
 }
@@ -132,10 +135,10 @@ fn address(row: &DeviceRow) -> Result<(u64, u32)> {
     Ok((at, vocab as u32))
 }
 
-/// See [`Shaped::verify`].
-pub(super) fn verify(shaped: &Shaped, chains: &[Chain<'_>]) -> Result<Vec<Accepted>> {
-    let device = shaped.tokens.device().as_cuda_device()?.clone();
-    let rows = shaped.shapings.len();
+/// See [`ProcessedLogits::verify`].
+pub(super) fn verify(processed: &ProcessedLogits, chains: &[Chain<'_>]) -> Result<Vec<Accepted>> {
+    let device = processed.tokens.device().as_cuda_device()?.clone();
+    let rows = processed.params.len();
     let (mut nodes, mut ranges) = (Vec::new(), Vec::with_capacity(chains.len()));
     for chain in chains {
         if chain.row + chain.nodes.len() >= rows {
@@ -149,7 +152,7 @@ pub(super) fn verify(shaped: &Shaped, chains: &[Chain<'_>]) -> Result<Vec<Accept
             node: nodes.len() as u32,
             len: chain.nodes.len() as u32,
             row: chain.row as u32,
-            forced: chain.forced.unwrap_or(-1.),
+            synthetic_acceptance: chain.synthetic_acceptance.unwrap_or(-1.),
         });
         for node in &chain.nodes {
             let (q, q_vocab) = node.q.map_or(Ok((0, 0)), address)?;
@@ -171,19 +174,20 @@ pub(super) fn verify(shaped: &Shaped, chains: &[Chain<'_>]) -> Result<Vec<Accept
     let (nodes, ranges) = (device.clone_htod(&nodes)?, device.clone_htod(&ranges)?);
     // SAFETY: the kernel writes all of it.
     let verdicts = unsafe { device.alloc::<Accepted>(chains.len())? };
-    let (probs, probs_layout) = shaped.probs.storage_and_layout();
+    let (probs, probs_layout) = processed.probs.storage_and_layout();
     let probs = gpu::view::<f32>(NAME, &probs, probs_layout)?;
-    let (points, points_layout) = shaped.tokens.storage_and_layout();
+    let tokens = processed.tokens()?;
+    let (points, points_layout) = tokens.storage_and_layout();
     let points = gpu::view::<u32>(NAME, &points, points_layout)?;
     let kernel = kernel(&device, "verify_chains")?;
     let mut args = kernel.builder();
     args.arg(&probs)
         .arg(&points)
-        .arg(&shaped.sent)
+        .arg(&processed.sent)
         .arg(&nodes)
         .arg(&ranges)
         .arg(&verdicts);
-    builder_arg!(args, shaped.probs.dim(1)? as i32);
+    builder_arg!(args, processed.probs.dim(1)? as i32);
     // SAFETY: the arguments are the kernel's; `chains` keeps the distributions of the drafts alive
     // and what is freed later is freed in the order of the stream.
     unsafe { args.launch(gpu::grid((chains.len(), 1, 1), THREADS, 0)) }.w()?;

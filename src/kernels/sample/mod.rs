@@ -9,11 +9,15 @@ mod cuda;
 
 use candle_core::{Result, Tensor};
 
-/// A change of one logit: `x / repetition` where `x` is above 0 and `x * repetition` elsewhere, less
-/// `subtract`, plus `bias`.
+/// In place of a token where none can be chosen: NaN or infinity among the logits, or minus infinity
+/// alone.
+pub const NO_TOKEN: u32 = u32::MAX;
+
+/// A change of one logit of one row: `x / repetition` where `x` is above 0 and `x * repetition`
+/// elsewhere, less `subtract`, plus `bias`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C)]
-pub struct Edit {
+pub struct RowAdjustment {
     pub row: u32,
     pub id: u32,
     pub repetition: f32,
@@ -21,22 +25,10 @@ pub struct Edit {
     pub bias: f32,
 }
 
-impl Edit {
-    /// Changes `logit`, which is that of `row` and `id`.
-    pub fn apply(&self, logit: &mut f32) {
-        if *logit > 0.0 {
-            *logit /= self.repetition;
-        } else {
-            *logit *= self.repetition;
-        }
-        *logit = *logit - self.subtract + self.bias;
-    }
-}
-
 /// How a row of logits becomes a distribution; the fields are those of `SamplingParams`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C)]
-pub struct Shaping {
+pub struct LogitsParams {
     /// Row of the logits.
     pub row: u32,
     /// 0 = all.
@@ -89,7 +81,7 @@ pub struct Chain<'a> {
     pub row: usize,
     pub nodes: Vec<Node<'a>>,
     /// Accept each node with this probability instead: for measurements.
-    pub forced: Option<f64>,
+    pub synthetic_acceptance: Option<f64>,
 }
 
 /// What became of a [`Chain`].
@@ -98,57 +90,68 @@ pub struct Chain<'a> {
 pub struct Accepted {
     /// Nodes.
     pub len: u32,
-    /// The token after them.
+    /// The token after them, or [`NO_TOKEN`].
     pub next: u32,
 }
 
 /// The distributions of some rows.
 #[derive(Debug)]
-pub struct Shaped {
-    shapings: Vec<Shaping>,
+pub struct ProcessedLogits {
+    params: Vec<LogitsParams>,
     /// The same, on the device.
     #[cfg(feature = "cuda")]
     sent: cuda::Sent,
     /// `[rows, vocab_size]` f32; nothing in rows of temperature 0, and `[1, 1]` where all are.
     probs: Tensor,
-    /// See [`Shaped::tokens`].
+    /// `[2, rows]` u32: [`ProcessedLogits::ids`] and [`ProcessedLogits::tokens`].
     tokens: Tensor,
 }
 
-/// Runs the pipeline of `sampling` over rows of `logits`, `[_, vocab_size]` f32 on a GPU. The edits of
-/// a row and id are done in their order, those of ids that do not exist not at all. With `draw` each
-/// row gets a token.
+/// Runs the pipeline of `sampling` over rows of `logits`, `[_, vocab_size]` f32 on a GPU. The
+/// adjustments of a row and id are done in their order, those of ids that do not exist not at all.
+/// With `draw` each row gets a token.
 ///
 /// # Errors
 /// Where the device fails or is not a GPU.
-pub fn shape(
+pub fn process_logits(
     logits: &Tensor,
-    shapings: Vec<Shaping>,
-    mut edits: Vec<Edit>,
+    params: Vec<LogitsParams>,
+    mut adjustments: Vec<RowAdjustment>,
     draw: bool,
-) -> Result<Shaped> {
+) -> Result<ProcessedLogits> {
     let vocab_size = logits.dim(1)?;
-    edits.retain(|edit| (edit.id as usize) < vocab_size);
-    edits.sort_by_key(|edit| (edit.row, edit.id));
+    adjustments.retain(|adjustment| (adjustment.id as usize) < vocab_size);
+    adjustments.sort_by_key(|adjustment| (adjustment.row, adjustment.id));
     #[cfg(feature = "cuda")]
-    return cuda::shape(logits, shapings, &edits, draw);
+    return cuda::process_logits(logits, params, &adjustments, draw);
     #[cfg(not(feature = "cuda"))]
     candle_core::bail!(
-        "no GPU in this build: {:?}, {shapings:?}, {draw}",
+        "no GPU in this build: {:?}, {params:?}, {draw}",
         logits.device()
     )
 }
 
-impl Shaped {
-    /// The token of each row, `[rows]` u32: the largest logit at temperature 0, else what was drawn,
-    /// if it was.
-    pub fn tokens(&self) -> &Tensor {
-        &self.tokens
+impl ProcessedLogits {
+    /// The token of each row, `[rows]` u32: the largest logit at temperature 0, else what was drawn, if
+    /// it was; [`NO_TOKEN`] where there is none.
+    ///
+    /// # Errors
+    /// None that a caller could cause.
+    pub fn tokens(&self) -> Result<Tensor> {
+        self.tokens.get(1)
+    }
+
+    /// The same with an id of the vocabulary where there is none, for a model to be fed with.
+    ///
+    /// # Errors
+    /// None that a caller could cause.
+    pub fn ids(&self) -> Result<Tensor> {
+        self.tokens.get(0)
     }
 
     /// The distribution of row `row`, unless its temperature is 0.
     pub fn row(&self, row: usize) -> Option<DeviceRow> {
-        (self.shapings[row].temperature > 0.).then(|| DeviceRow {
+        (self.params[row].temperature > 0.).then(|| DeviceRow {
             probs: self.probs.clone(),
             row,
         })

@@ -9,16 +9,18 @@
 namespace {
 
 constexpr int WARPS = 32;
+// In place of a token where none can be chosen.
+constexpr uint32_t NO_TOKEN = 0xffffffffu;
 using Mass = unsigned long long;
 
 // A change of one logit; those of one row and id are neighbours.
-struct Edit {
+struct RowAdjustment {
     uint32_t row, id;
     float repetition, subtract, bias;
 };
 
 // How a row of logits becomes a distribution, and the random number that a token of it is drawn by.
-struct Shaping {
+struct LogitsParams {
     uint32_t row, top_k;
     float temperature, min_p, top_p;
     double uniform;
@@ -31,11 +33,11 @@ struct Node {
     uint32_t token, q_vocab;
 };
 
-// The draft of a sequence: `len` of the nodes, and the first of its `len + 1` rows. Where `forced`
-// is not negative, nodes are accepted with that probability instead.
+// The draft of a sequence: `len` of the nodes, and the first of its `len + 1` rows. Where
+// `synthetic_acceptance` is not negative, nodes are accepted with that probability instead.
 struct Chain {
     uint32_t node, len, row;
-    double forced;
+    double synthetic_acceptance;
 };
 
 struct Verdict {
@@ -133,19 +135,21 @@ template <typename F> __device__ int quantile(F value, int count, double target,
     }
 }
 
-// Whether `x` of `id` comes before `y` of `other` in the search for the largest; NaN never does.
+// Whether `x` of `id` comes before `y` of `other` in the search for the largest.
 __device__ __forceinline__ bool larger(float x, uint32_t id, float y, uint32_t other) {
     return x > y || (x == y && id < other);
 }
 
-// The largest of a row, and the lowest id that has it.
+// The largest of a row, and the lowest id that has it. NaN is taken as infinite: the largest is finite
+// where a token can be chosen.
 __device__ float largest(const float *row, int vocab, Scratch &scratch, uint32_t &id) {
     float best = -INFINITY;
     uint32_t at = 0xffffffffu;
 #pragma unroll 4
     for (int i = threadIdx.x; i < vocab; i += blockDim.x) {
-        if (larger(row[i], i, best, at)) {
-            best = row[i];
+        float x = row[i] == row[i] ? row[i] : INFINITY;
+        if (larger(x, i, best, at)) {
+            best = x;
             at = i;
         }
     }
@@ -168,7 +172,7 @@ __device__ float largest(const float *row, int vocab, Scratch &scratch, uint32_t
             at = scratch.ids[i];
         }
     }
-    id = at == 0xffffffffu ? 0 : at;
+    id = at;
     return best;
 }
 
@@ -260,54 +264,62 @@ __device__ int cut_after(const float *row, int vocab, float x, Mass wanted, Scra
 
 } // namespace
 
-extern "C" __global__ void edit_logits(float *logits, const Edit *edits, int count, int vocab) {
+extern "C" __global__ void adjust_logits(float *logits, const RowAdjustment *adjustments, int count,
+                                         int vocab) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
-    auto same = [&](int a, int b) { return edits[a].row == edits[b].row && edits[a].id == edits[b].id; };
+    auto same = [&](int a, int b) {
+        return adjustments[a].row == adjustments[b].row && adjustments[a].id == adjustments[b].id;
+    };
     if (i >= count || (i > 0 && same(i - 1, i))) {
         return;
     }
-    float &logit = logits[(size_t)edits[i].row * vocab + edits[i].id];
+    float &logit = logits[(size_t)adjustments[i].row * vocab + adjustments[i].id];
     for (int at = i; at < count && same(i, at); at++) {
-        float x = logit, by = edits[at].repetition;
+        float x = logit, by = adjustments[at].repetition;
         x = x > 0.f ? __fdiv_rn(x, by) : __fmul_rn(x, by);
-        logit = __fadd_rn(__fsub_rn(x, edits[at].subtract), edits[at].bias);
+        logit = __fadd_rn(__fsub_rn(x, adjustments[at].subtract), adjustments[at].bias);
     }
 }
 
-// probs: [rows, vocab], nothing where the temperature is 0. tokens: the largest logit where it is 0,
-// elsewhere, with `draw`, the token that the random number hits.
+// probs: [rows, vocab], nothing where the temperature is 0. tokens, [2, rows]: ids to feed to a model,
+// and the same with NO_TOKEN where there is none: the largest logit where the temperature is 0, elsewhere,
+// with `draw`, the token that the random number hits, and without it 0.
 extern "C" __global__ void __launch_bounds__(1024)
-    shape_rows(const float *logits, const Shaping *shapings, float *probs, uint32_t *tokens, int vocab,
-               int draw) {
+    process_logits(const float *logits, const LogitsParams *all_params, float *probs, uint32_t *tokens,
+                   int vocab, int draw) {
     __shared__ Scratch scratch;
-    const Shaping shaping = shapings[blockIdx.x];
-    const float *row = logits + (size_t)shaping.row * vocab;
+    const LogitsParams params = all_params[blockIdx.x];
+    const float *row = logits + (size_t)params.row * vocab;
     float *out = probs + (size_t)blockIdx.x * vocab;
     uint32_t best;
     const float top = largest(row, vocab, scratch, best);
-    if (shaping.temperature == 0.f) {
+    const bool finite = fabsf(top) < INFINITY;
+    auto choose = [&](uint32_t token) {
         if (threadIdx.x == 0) {
-            tokens[blockIdx.x] = best;
+            tokens[blockIdx.x] = finite ? token : 0;
+            tokens[gridDim.x + blockIdx.x] = finite ? token : NO_TOKEN;
         }
+    };
+    if (params.temperature == 0.f || !finite) {
+        choose(best);
         return;
     }
     auto weigh = [&](int i) {
-        float x = row[i] == top ? 0.f : __fdiv_rn(__fsub_rn(row[i], top), shaping.temperature);
-        float w = x == x ? portable_exp(x) : 0.f;
-        return out[i] = w < shaping.min_p ? 0.f : w;
+        float w = portable_exp(__fdiv_rn(__fsub_rn(row[i], top), params.temperature));
+        return out[i] = w < params.min_p ? 0.f : w;
     };
     double total = sum(weigh, 0, vocab, scratch);
     // What is kept: all above `least`, and of those that are `least` the ids below `cut`.
     float least = 0.f;
     int cut = vocab;
-    if (shaping.top_k > 0) {
-        Mass goal = shaping.top_k;
+    if (params.top_k > 0) {
+        Mass goal = params.top_k;
         least = threshold<Count>(out, vocab, least, goal, scratch);
     }
-    if (shaping.top_p < 1.f) {
+    if (params.top_p < 1.f) {
         auto mass = [&](int i) { return out[i] < least ? 0. : (double)Weight::of(out[i]); };
         double all = sum(mass, 0, vocab, scratch);
-        Mass goal = max((Mass)ceil((double)shaping.top_p * all), (Mass)1);
+        Mass goal = max((Mass)ceil((double)params.top_p * all), (Mass)1);
         least = threshold<Weight>(out, vocab, least, goal, scratch);
         double equal = sum([&](int i) { return out[i] == least ? 1. : 0.; }, 0, vocab, scratch);
         Mass each = max(Weight::of(least), (Mass)1), wanted = (goal + each - 1) / each;
@@ -322,45 +334,42 @@ extern "C" __global__ void __launch_bounds__(1024)
     const double scale = 1. / total;
     auto normal = [&](int i) { return out[i] = (float)((double)kept(i) * scale); };
     total = sum(normal, 0, vocab, scratch);
-    if (draw) {
-        auto prob = [&](int i) { return out[i]; };
-        int token = quantile(prob, vocab, shaping.uniform * total, scratch);
-        if (threadIdx.x == 0) {
-            tokens[blockIdx.x] = token;
-        }
-    }
+    auto prob = [&](int i) { return out[i]; };
+    choose(draw ? quantile(prob, vocab, params.uniform * total, scratch) : 0);
 }
 
 // The rule of `spec/verify.rs` for chains (Leviathan et al. 2023, Algorithm 1), over what
-// `shape_rows` wrote.
+// `process_logits` wrote; `points` are its tokens. The verdict on a row without a token is NO_TOKEN.
 extern "C" __global__ void __launch_bounds__(1024)
-    verify_chains(const float *probs, const uint32_t *points, const Shaping *shapings, const Node *nodes,
+    verify_chains(const float *probs, const uint32_t *points, const LogitsParams *params, const Node *nodes,
                   const Chain *chains, Verdict *verdicts, int vocab) {
     __shared__ Scratch scratch;
     const Chain chain = chains[blockIdx.x];
     const Node *node = nodes + chain.node;
-    const bool greedy = shapings[chain.row].temperature == 0.f;
+    const bool greedy = params[chain.row].temperature == 0.f;
     uint32_t kept = 0;
     for (; kept < chain.len; kept++) {
         const Node &drafted = node[kept];
         const size_t row = chain.row + kept;
+        if (points[row] == NO_TOKEN) {
+            break;
+        }
         double p = greedy ? (double)(points[row] == drafted.token)
                           : (double)probs[row * vocab + drafted.token];
         double q = drafted.q == nullptr ? 1. : (double)drafted.q[drafted.token];
-        bool accepts = chain.forced < 0. ? drafted.uniform * q < p : drafted.uniform < chain.forced;
+        bool accepts = chain.synthetic_acceptance < 0. ? drafted.uniform * q < p
+                                                       : drafted.uniform < chain.synthetic_acceptance;
         if (!accepts) {
             break;
         }
     }
     const size_t row = chain.row + kept;
     const float *p = probs + row * vocab;
-    uint32_t next = 0;
-    if (greedy) {
-        next = points[row];
-    } else {
-        const double uniform = shapings[row].uniform;
+    uint32_t next = points[row];
+    if (!greedy && next != NO_TOKEN) {
+        const double uniform = params[row].uniform;
         double total = 0.;
-        if (kept < chain.len && chain.forced < 0.) {
+        if (kept < chain.len && chain.synthetic_acceptance < 0.) {
             const Node &rejected = node[kept];
             auto rest = [&](int i) {
                 if (rejected.q == nullptr) {

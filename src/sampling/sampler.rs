@@ -1,0 +1,255 @@
+//! The state of one sequence's sampler.
+
+use super::SamplingParams;
+use std::collections::HashMap;
+
+/// What the pipeline knows of one sequence: its parameters, and of its tokens what they ask for. Kept
+/// over the sequence's life, so that a token costs the same at every length of the text. Drafts are
+/// pushed and taken back.
+#[derive(Debug, Clone)]
+pub struct Sampler {
+    params: SamplingParams,
+    output_len: usize,
+    /// `None` without penalties.
+    counts: Option<Counts>,
+}
+
+/// Occurrences of tokens.
+#[derive(Debug, Clone)]
+struct Counts {
+    /// Each id of prompt and output once, in the order of first appearance, and how often it is in
+    /// the output.
+    seen: Vec<(u32, u32)>,
+    /// Where in `seen` an id is.
+    places: HashMap<u32, usize>,
+    /// Ids of the prompt, which come first in `seen`.
+    prompt: usize,
+    /// The output, for [`Sampler::truncate`].
+    output: Vec<u32>,
+}
+
+/// A change of one logit: `x / repetition` where `x` is above 0 and `x * repetition` elsewhere, less
+/// `subtract`, plus `bias`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LogitAdjustment {
+    pub id: u32,
+    pub repetition: f32,
+    pub subtract: f32,
+    pub bias: f32,
+}
+
+impl LogitAdjustment {
+    const NONE: Self = Self {
+        id: 0,
+        repetition: 1.0,
+        subtract: 0.0,
+        bias: 0.0,
+    };
+
+    /// Changes `logit`, which is that of `id`.
+    pub fn apply(&self, logit: &mut f32) {
+        if *logit > 0.0 {
+            *logit /= self.repetition;
+        } else {
+            *logit *= self.repetition;
+        }
+        *logit = *logit - self.subtract + self.bias;
+    }
+}
+
+impl Sampler {
+    /// The sampler of a sequence that has `prompt` and no output yet.
+    pub fn new(mut params: SamplingParams, prompt: &[u32]) -> Self {
+        params.stop_token_ids.sort_unstable();
+        params.stop_token_ids.dedup();
+        Self {
+            counts: params.has_penalties().then(|| Counts::new(prompt)),
+            output_len: 0,
+            params,
+        }
+    }
+
+    /// What the request asked for; `stop_token_ids` in ascending order.
+    pub fn params(&self) -> &SamplingParams {
+        &self.params
+    }
+
+    /// Output tokens so far, drafted ones included.
+    pub fn output_len(&self) -> usize {
+        self.output_len
+    }
+
+    /// Adds one output token.
+    pub fn push(&mut self, token: u32) {
+        self.output_len += 1;
+        if let Some(counts) = &mut self.counts {
+            counts.push(token);
+        }
+    }
+
+    /// Takes back all but the first `len` output tokens.
+    pub fn truncate(&mut self, len: usize) {
+        self.output_len = self.output_len.min(len);
+        if let Some(counts) = &mut self.counts {
+            counts.truncate(len);
+        }
+    }
+
+    /// Whether the next distribution depends on which tokens there are, and not only on their number.
+    pub fn asks_which(&self) -> bool {
+        self.counts.is_some()
+    }
+
+    /// Adds one output token that is not known yet; [`Sampler::read`] tells it. No distribution may
+    /// be asked for in between if [`Sampler::asks_which`].
+    pub fn push_unread(&mut self) {
+        self.output_len += 1;
+    }
+
+    /// Tells the first of the tokens that are not known yet.
+    pub fn read(&mut self, token: u32) {
+        self.output_len -= 1;
+        self.push(token);
+    }
+
+    /// Whether `token` ends the text where it stands after `output_len` output tokens.
+    pub fn ends_text(&self, token: u32, output_len: usize) -> bool {
+        output_len >= self.params.min_tokens
+            && self.params.stop_token_ids.binary_search(&token).is_ok()
+    }
+
+    /// What the next token's logits are changed by: penalties, bias and forbidden ids, to be applied
+    /// in this order.
+    pub fn adjustments(&self) -> impl Iterator<Item = LogitAdjustment> + '_ {
+        let params = &self.params;
+        let seen = self.counts.iter().flat_map(|counts| &counts.seen);
+        let penalties = seen.map(|&(id, count)| {
+            let subtract = params.presence_penalty + params.frequency_penalty * count as f32;
+            LogitAdjustment {
+                id,
+                repetition: params.repetition_penalty,
+                subtract: if count > 0 { subtract } else { 0.0 },
+                bias: 0.0,
+            }
+        });
+        let biases = params.logit_bias.iter();
+        let biases = biases.map(|&(id, bias)| LogitAdjustment {
+            id,
+            bias,
+            ..LogitAdjustment::NONE
+        });
+        let forbids = self.output_len < params.min_tokens;
+        let forbidden = params.stop_token_ids.iter().filter(move |_| forbids);
+        let forbidden = forbidden.map(|&id| LogitAdjustment {
+            id,
+            bias: f32::NEG_INFINITY,
+            ..LogitAdjustment::NONE
+        });
+        penalties.chain(biases).chain(forbidden)
+    }
+}
+
+impl Counts {
+    fn new(prompt: &[u32]) -> Self {
+        let mut counts = Self {
+            seen: Vec::new(),
+            places: HashMap::new(),
+            prompt: 0,
+            output: Vec::new(),
+        };
+        for &id in prompt {
+            counts.place(id);
+        }
+        counts.prompt = counts.seen.len();
+        counts
+    }
+
+    /// Where `id` is in `seen`, to which it is added if it is not there.
+    fn place(&mut self, id: u32) -> usize {
+        let next = self.seen.len();
+        let place = *self.places.entry(id).or_insert(next);
+        if place == next {
+            self.seen.push((id, 0));
+        }
+        place
+    }
+
+    fn push(&mut self, id: u32) {
+        let place = self.place(id);
+        self.seen[place].1 += 1;
+        self.output.push(id);
+    }
+
+    fn truncate(&mut self, len: usize) {
+        while self.output.len() > len
+            && let Some(id) = self.output.pop()
+        {
+            let place = self.places[&id];
+            self.seen[place].1 -= 1;
+            // What came with a later token is gone already, so it is the last.
+            if self.seen[place].1 == 0 && place >= self.prompt {
+                self.seen.pop();
+                self.places.remove(&id);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sampling::mix;
+
+    /// However tokens were pushed and taken back, the sampler is what one is that got those left.
+    #[test]
+    fn truncation_undoes_pushes() {
+        let params = SamplingParams {
+            repetition_penalty: 1.3,
+            frequency_penalty: 0.5,
+            min_tokens: 4,
+            stop_token_ids: vec![9, 2, 9],
+            logit_bias: vec![(2, 1.0)],
+            ..Default::default()
+        };
+        let prompt = [1, 2, 1, 3];
+        let mut sampler = Sampler::new(params.clone(), &prompt);
+        let mut output: Vec<u32> = Vec::new();
+        for step in 0..2000u64 {
+            let roll = mix(step);
+            if !roll.is_multiple_of(3) {
+                let token = (roll >> 8) as u32 % 7;
+                output.push(token);
+                if roll.is_multiple_of(2) {
+                    sampler.push(token);
+                } else {
+                    sampler.push_unread();
+                    sampler.read(token);
+                }
+            } else {
+                let len = output.len() - output.len().min((roll >> 8) as usize % 4);
+                output.truncate(len);
+                sampler.truncate(len);
+            }
+            let mut fresh = Sampler::new(params.clone(), &prompt);
+            output.iter().for_each(|&token| fresh.push(token));
+            assert_eq!(sampler.output_len(), output.len());
+            let of = |sampler: &Sampler| sampler.adjustments().collect::<Vec<_>>();
+            assert_eq!(of(&sampler), of(&fresh), "step {step}: {output:?}");
+        }
+        assert!(output.len() > 100, "only {} tokens were left", output.len());
+    }
+
+    #[test]
+    fn stop_ids_end_the_text_after_min_tokens() {
+        let params = SamplingParams {
+            min_tokens: 2,
+            stop_token_ids: vec![9, 2],
+            ..Default::default()
+        };
+        let sampler = Sampler::new(params, &[1]);
+        for (token, output_len, ends) in [(9, 1, false), (9, 2, true), (2, 5, true), (3, 5, false)]
+        {
+            assert_eq!(sampler.ends_text(token, output_len), ends);
+        }
+    }
+}

@@ -1,0 +1,521 @@
+//! What fails costs as little as it can: a draft, a request, a step, and last of all the engine.
+
+use crate::common::*;
+use candle_core::{Device, Tensor};
+use foretoken::engine::{self, EngineHandle, EngineOptions, Event, Request};
+use foretoken::error::{Error, RequestErrorKind, Result};
+use foretoken::kv::KvStore;
+use foretoken::model::toy::ToyModel;
+use foretoken::model::{Batch, Model, ModelConfig, Output};
+use foretoken::sampling::{SamplingParams, mix};
+use foretoken::spec::{Draft, DraftModel, DraftRequest, Drafter, SeqId};
+use std::io::Write;
+use std::sync::{Arc, LazyLock, Mutex};
+use tokio::sync::mpsc::UnboundedReceiver;
+
+const BLOCKS: usize = 128;
+const BLOCK_SIZE: usize = 4;
+
+/// A toy that does what a test wants to forwards, counted from 0.
+struct Faulty<F> {
+    toy: ToyModel,
+    forwards: usize,
+    /// Before a forward.
+    before: F,
+    /// Rows of this token have NaN for logits.
+    poison: Option<u32>,
+}
+
+impl<F: FnMut(usize) -> Result<()> + Send> Faulty<F> {
+    fn new(toy: ToyModel, before: F) -> Self {
+        Self {
+            toy,
+            forwards: 0,
+            before,
+            poison: None,
+        }
+    }
+}
+
+impl<F: FnMut(usize) -> Result<()> + Send> Model for Faulty<F> {
+    fn config(&self) -> &ModelConfig {
+        self.toy.config()
+    }
+
+    fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
+        self.toy.new_kv(num_blocks, block_size)
+    }
+
+    fn kv_bytes_per_token(&self) -> usize {
+        self.toy.kv_bytes_per_token()
+    }
+
+    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
+        self.forwards += 1;
+        (self.before)(self.forwards - 1)?;
+        let output = self.toy.forward(batch, kv)?;
+        if self.poison.is_none() || batch.logits.is_empty() {
+            return Ok(output);
+        }
+        let mut rows = output.logits.to_vec2::<f32>()?;
+        for (row, &at) in rows.iter_mut().zip(&batch.logits) {
+            if Some(batch.tokens[at as usize]) == self.poison {
+                row[at as usize % VOCAB] = f32::NAN;
+            }
+        }
+        Ok(Output {
+            logits: Tensor::new(rows, &Device::Cpu)?,
+        })
+    }
+}
+
+fn nothing(_: usize) -> Result<()> {
+    Ok(())
+}
+
+/// A toy whose rows of `token` are NaN.
+fn poisoned(token: u32, noise: f32) -> Box<dyn Model> {
+    let mut model = Faulty::new(toy_model(noise), nothing);
+    model.poison = Some(token);
+    Box::new(model)
+}
+
+fn draft_of(model: Box<dyn Model>) -> Box<dyn Drafter> {
+    Box::new(DraftModel::new(model, BLOCKS, BLOCK_SIZE, 64).unwrap())
+}
+
+fn options() -> EngineOptions {
+    Toy::default().options
+}
+
+fn start(
+    target: Box<dyn Model>,
+    drafter: Option<Box<dyn Drafter>>,
+    options: EngineOptions,
+) -> EngineHandle {
+    engine::spawn(target, drafter, BLOCKS, BLOCK_SIZE, options).unwrap()
+}
+
+/// The ids and, if it was so, the failure.
+fn outcome(mut events: UnboundedReceiver<Event>) -> (Vec<u32>, Option<Error>) {
+    let mut ids = Vec::new();
+    loop {
+        match events.blocking_recv() {
+            Some(Event::Tokens { tokens, finish, .. }) => {
+                ids.extend(tokens.iter().map(|token| token.id));
+                if finish.is_some() {
+                    return (ids, None);
+                }
+            }
+            Some(Event::Failed(error)) => return (ids, Some(error)),
+            Some(Event::Prompt(_)) => {}
+            None => return (ids, Some(Error::internal("no last event"))),
+        }
+    }
+}
+
+fn finished(engine: &EngineHandle, reason: &str) -> u64 {
+    let finished = &engine.stats().requests_finished;
+    finished.with_label_values(&[reason]).get()
+}
+
+fn ended(engine: &EngineHandle) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    runtime.block_on(engine.ended())
+}
+
+/// All that is logged in this process, once the first asks for it.
+static LOG: LazyLock<Arc<Mutex<Vec<u8>>>> = LazyLock::new(|| {
+    struct Writer(Arc<Mutex<Vec<u8>>>);
+    impl Write for Writer {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let log = Arc::<Mutex<Vec<u8>>>::default();
+    let writer = log.clone();
+    tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_max_level(tracing::Level::WARN)
+        .with_writer(move || Writer(writer.clone()))
+        .init();
+    log
+});
+
+/// Lines of the log that have `text`.
+fn logged(text: &str) -> usize {
+    let log = String::from_utf8(LOG.lock().unwrap().clone()).unwrap();
+    log.lines().filter(|line| line.contains(text)).count()
+}
+
+fn prompts() -> Vec<Vec<u32>> {
+    (0..10u64)
+        .map(|i| {
+            let len = 1 + mix(i) % 30;
+            (0..len).map(|at| (mix(100 * i + at) % 4) as u32).collect()
+        })
+        .collect()
+}
+
+/// Parameters with a seed that ask for all that depends on the text.
+fn penalized(seed: u64) -> SamplingParams {
+    SamplingParams {
+        temperature: 0.8,
+        top_p: 0.9,
+        repetition_penalty: 1.2,
+        frequency_penalty: 0.3,
+        logit_bias: vec![(30, 2.0), (2, -1.0)],
+        seed,
+        ..Default::default()
+    }
+}
+
+/// A drafter that fails in the middle of drafts, often enough that all its sequences have something
+/// in its pool.
+#[test]
+fn a_drafter_that_fails_costs_its_draft_and_one_warning() {
+    LazyLock::force(&LOG);
+    let before = |forward: usize| match forward % 31 {
+        5 | 17 => Err(Error::internal("the draft's device sneezes")),
+        _ => Ok(()),
+    };
+    let draft = draft_of(Box::new(Faulty::new(toy_model(0.3), before)));
+    let engine = start(Box::new(toy_model(0.0)), Some(draft), options());
+    let requests: Vec<Request> = prompts().iter().map(|p| greedy(p, 40)).collect();
+    let receivers = engine.submit_all(requests.clone()).unwrap();
+    let mut accepted = 0;
+    for (request, receiver) in requests.iter().zip(receivers) {
+        let answer = collect(receiver);
+        assert_eq!(answer.ids(), reference(&mut toy_model(0.0), request));
+        accepted += answer.spec.accepted;
+    }
+    assert!(
+        accepted > 20,
+        "only {accepted} accepted: it failed too often"
+    );
+    assert_idle(&engine);
+    assert_eq!(logged("the draft's device sneezes"), 1);
+}
+
+/// Texts without any draft are those of plain decoding, sampled ones too.
+#[test]
+fn a_drafter_that_always_fails_is_none() {
+    let before = |_: usize| Err(Error::internal("no draft's device"));
+    let draft = draft_of(Box::new(Faulty::new(toy_model(0.3), before)));
+    let engine = start(Box::new(toy_model(0.0)), Some(draft), options());
+    for (seed, prompt) in (0..).zip(&prompts()) {
+        let request = Request {
+            params: penalized(seed),
+            ..greedy(prompt, 30)
+        };
+        let answer = run(&engine, request.clone());
+        assert_eq!(answer.ids(), reference(&mut toy_model(0.0), &request));
+        assert_eq!(answer.spec.drafted, 0);
+    }
+    assert_idle(&engine);
+}
+
+/// A target of 32 ids and a draft that knows 24 of them: a sequence with another id in its context
+/// has no drafts, its neighbours have theirs, and biases of ids that the draft does not know are none.
+#[test]
+fn ids_beyond_the_drafts_vocabulary_end_its_context() {
+    let draft = || {
+        let model = ToyModel::new(24, MAX_LEN, SEED, 0.0);
+        draft_of(Box::new(model))
+    };
+    let engine = start(Box::new(toy_model(0.0)), Some(draft()), options());
+    // So that no text but those that are biased leaves the 24.
+    let within: Vec<(u32, f32)> = (24..32).map(|id| (id, -100.0)).collect();
+    let request = |prompt: &[u32], bias: &[(u32, f32)], temperature, seed| Request {
+        params: SamplingParams {
+            temperature,
+            seed,
+            logit_bias: bias.to_vec(),
+            frequency_penalty: 0.2,
+            ..Default::default()
+        },
+        ..greedy(prompt, 30)
+    };
+    let toward_30 = [&within[..6], &[(30, 3.0)]].concat();
+    let mut requests = Vec::new();
+    for (seed, prompt) in (0..).zip(&prompts()) {
+        for temperature in [0.0, 1.0] {
+            let unknown = [&prompt[..], &[30, 2]].concat();
+            requests.push((true, request(prompt, &within, temperature, seed)));
+            requests.push((false, request(&unknown, &within, temperature, seed)));
+            requests.push((true, request(prompt, &toward_30, temperature, seed)));
+        }
+    }
+    let all = requests.iter().map(|(_, request)| request.clone());
+    let receivers = engine.submit_all(all.collect()).unwrap();
+    let (mut drafted, mut left) = (0, 0);
+    for ((known, request), receiver) in requests.iter().zip(receivers) {
+        let answer = collect(receiver);
+        let plain = !known || request.params.is_greedy();
+        if plain {
+            let want = reference(&mut toy_model(0.0), request);
+            assert_eq!(answer.ids(), want, "{request:?}");
+        } else {
+            // What it says alone.
+            let alone = start(Box::new(toy_model(0.0)), Some(draft()), options());
+            assert_eq!(answer.ids(), run(&alone, request.clone()).ids());
+        }
+        if *known {
+            drafted += answer.spec.drafted;
+            left += usize::from(answer.ids().contains(&30));
+        } else {
+            assert_eq!(answer.spec.drafted, 0, "{request:?}");
+        }
+    }
+    assert!(drafted > 300, "only {drafted} drafted");
+    assert!(left > 5, "only {left} texts left the draft's vocabulary");
+    assert_idle(&engine);
+}
+
+/// The other way around: what the target does not know is no draft.
+#[test]
+fn ids_beyond_the_targets_vocabulary_end_a_draft() {
+    let target = || Box::new(ToyModel::new(24, MAX_LEN, SEED, 0.0));
+    let engine = start(
+        target(),
+        Some(draft_of(Box::new(toy_model(0.0)))),
+        options(),
+    );
+    for prompt in prompts() {
+        let answer = run(&engine, greedy(&prompt, 40));
+        assert_eq!(
+            answer.ids(),
+            reference(&mut *target(), &greedy(&prompt, 40))
+        );
+    }
+    assert_idle(&engine);
+}
+
+/// Where the reference has NaN the request fails, with what it said before; the others of the step
+/// go on.
+#[test]
+fn logits_that_are_not_finite_fail_their_request_alone() {
+    const POISON: u32 = 17;
+    for drafter in [
+        None,
+        Some(draft_of(Box::new(toy_model(0.3)))),
+        Some(draft_of(poisoned(9, 0.3))),
+    ] {
+        let drafts = drafter.is_some();
+        let engine = start(poisoned(POISON, 0.0), drafter, options());
+        let mut requests: Vec<Request> = prompts().iter().map(|p| greedy(p, 25)).collect();
+        requests.push(greedy(&[1, POISON], 5));
+        requests.push(greedy(&[1, POISON, 2], 5));
+        let receivers = engine.submit_all(requests.clone()).unwrap();
+        let mut failures = 0;
+        for (request, receiver) in requests.iter().zip(receivers) {
+            let whole = reference(&mut toy_model(0.0), request);
+            let until = whole.iter().position(|&id| id == POISON);
+            let last = request.prompt.last() == Some(&POISON);
+            let (ids, error) = outcome(receiver);
+            match until.filter(|&at| at + 1 < whole.len()) {
+                _ if last => assert!(ids.is_empty()),
+                // What a step accepted before it is lost with it.
+                Some(at) => assert!(ids == whole[..ids.len()] && ids.len() <= at + 1),
+                None => assert_eq!(ids, whole),
+            }
+            let fails = last || until.is_some_and(|at| at + 1 < whole.len());
+            assert_eq!(error.is_some(), fails, "{request:?}: {error:?}");
+            if let Some(error) = error {
+                failures += 1;
+                assert!(matches!(&error, Error::Internal(_)), "{error:?}");
+                assert_eq!(error.to_string(), "the model's logits are not finite");
+            }
+        }
+        assert!((2..requests.len() as u64).contains(&failures), "{failures}");
+        assert_eq!(engine.stats().nonfinite_logits.get(), failures);
+        assert_eq!(finished(&engine, "error"), failures);
+        assert_idle(&engine);
+        assert_eq!(engine.stats().spec_draft_tokens.get() > 0, drafts);
+    }
+}
+
+/// Log-probabilities of a prompt are not made up either.
+#[test]
+fn prompt_scores_that_are_not_finite_fail_their_request() {
+    let engine = start(poisoned(17, 0.0), None, options());
+    let request = |prompt: &[u32]| Request {
+        prompt_logprobs: Some(1),
+        ..greedy(prompt, 3)
+    };
+    let (_, error) = outcome(engine.submit(request(&[1, 17, 2])).unwrap());
+    assert_eq!(
+        error.unwrap().to_string(),
+        "the model's logits are not finite"
+    );
+    assert_eq!(run(&engine, request(&[1, 2])).prompt.len(), 2);
+    assert_idle(&engine);
+}
+
+/// A draft model that gives NaN now and then has shorter drafts, and nobody else notices.
+#[test]
+fn a_draft_that_is_not_finite_ends() {
+    let engine = start(
+        Box::new(toy_model(0.0)),
+        Some(draft_of(poisoned(9, 0.2))),
+        options(),
+    );
+    let mut accepted = 0;
+    for prompt in prompts() {
+        let request = greedy(&prompt, 40);
+        let answer = run(&engine, request.clone());
+        assert_eq!(answer.ids(), reference(&mut toy_model(0.0), &request));
+        accepted += answer.spec.accepted;
+    }
+    assert!(accepted > 20, "{accepted}");
+    assert_eq!(engine.stats().nonfinite_logits.get(), 0);
+    assert_idle(&engine);
+}
+
+#[test]
+fn a_request_that_forbids_every_token_is_told_so() {
+    let engine = Toy::default().start();
+    let nothing: Vec<(u32, f32)> = (0..VOCAB as u32)
+        .map(|id| (id, f32::NEG_INFINITY))
+        .collect();
+    for temperature in [0.0, 1.0] {
+        for (bias, stop, min_tokens) in
+            [(nothing.clone(), vec![], 0), (vec![], (0..32).collect(), 2)]
+        {
+            let mut request = greedy(&[1, 2], 5);
+            request.params.temperature = temperature;
+            request.params.logit_bias = bias;
+            request.params.stop_token_ids = stop;
+            request.params.min_tokens = min_tokens;
+            let (ids, error) = outcome(engine.submit(request).unwrap());
+            let Some(Error::Request { kind, message, .. }) = error else {
+                panic!("{error:?}")
+            };
+            assert_eq!((kind, ids.len()), (RequestErrorKind::Invalid, 0));
+            assert!(message.contains("leave no token"), "{message}");
+        }
+    }
+    assert_eq!(engine.stats().nonfinite_logits.get(), 0);
+    assert_idle(&engine);
+}
+
+/// A forward of target or draft panics: who was in the step is told, and the engine goes on with the
+/// rest, of whose texts nothing is missing.
+#[test]
+fn a_step_that_panics_fails_those_who_were_in_it() {
+    let panics = |forward: usize| match forward {
+        5 => panic!("as the test wants"),
+        _ => Ok(()),
+    };
+    let toy = |noise| Box::new(toy_model(noise)) as Box<dyn Model>;
+    let faulty = |noise| Box::new(Faulty::new(toy_model(noise), panics)) as Box<dyn Model>;
+    for (target, drafter) in [
+        (faulty(0.0), None),
+        (faulty(0.0), Some(draft_of(toy(0.3)))),
+        (toy(0.0), Some(draft_of(faulty(0.3)))),
+    ] {
+        let mut options = options();
+        options.max_num_seqs = 3;
+        let engine = start(target, drafter, options);
+        let requests: Vec<Request> = prompts().iter().map(|p| greedy(p, 40)).collect();
+        let receivers = engine.submit_all(requests.clone()).unwrap();
+        let mut failures = 0;
+        for (request, receiver) in requests.iter().zip(receivers) {
+            let want = reference(&mut toy_model(0.0), request);
+            let (ids, error) = outcome(receiver);
+            match error {
+                None => assert_eq!(ids, want),
+                Some(error) => {
+                    failures += 1;
+                    assert_eq!(ids, want[..ids.len()]);
+                    let text = error.to_string();
+                    assert!(text.ends_with("panicked: as the test wants"), "{text}");
+                }
+            }
+        }
+        assert_eq!(failures, 3, "as many as run at a time");
+        assert_eq!(finished(&engine, "error"), 3);
+        assert_idle(&engine);
+        let request = greedy(&[3, 1], 20);
+        let want = reference(&mut toy_model(0.0), &request);
+        assert_eq!(run(&engine, request).ids(), want);
+    }
+}
+
+/// A drafter that panics where no request could be blamed.
+struct Forgetless;
+
+impl Drafter for Forgetless {
+    fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
+        Ok(requests.iter().map(|_| Draft::default()).collect())
+    }
+
+    fn forget(&mut self, _: SeqId) {
+        panic!("as the test wants");
+    }
+}
+
+/// A drafter whose pool is in disorder once a step has failed.
+#[derive(Default)]
+struct Leaky {
+    failed: bool,
+}
+
+impl Drafter for Leaky {
+    fn propose(&mut self, _: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
+        self.failed = true;
+        panic!("in the middle of a draft")
+    }
+
+    fn check_invariants(&self) -> Result<(), String> {
+        match self.failed {
+            true => Err("block 0 is lost".into()),
+            false => Ok(()),
+        }
+    }
+}
+
+#[test]
+fn an_engine_that_dies_says_why_and_leaves_nobody_waiting() {
+    let engine = start(
+        Box::new(toy_model(0.0)),
+        Some(Box::new(Forgetless)),
+        options(),
+    );
+    let long = engine.submit(greedy(&[1], 200)).unwrap();
+    let short = engine.submit(greedy(&[2], 3)).unwrap();
+    outcome(short);
+    assert!(outcome(long).1.is_some(), "it was not finished");
+    let error = ended(&engine).unwrap_err();
+    let why = "the engine thread panicked: as the test wants";
+    assert_eq!(error.to_string(), why);
+    let refused = engine.submit(greedy(&[1], 1)).unwrap_err();
+    assert_eq!(refused.to_string(), why);
+}
+
+#[test]
+fn an_engine_whose_pools_are_in_disorder_ends() {
+    let engine = start(
+        Box::new(toy_model(0.0)),
+        Some(Box::<Leaky>::default()),
+        options(),
+    );
+    let (_, error) = outcome(engine.submit(greedy(&[1], 20)).unwrap());
+    assert!(error.unwrap().to_string().contains("in the middle of"));
+    let error = ended(&engine).unwrap_err();
+    assert_eq!(error.to_string(), "draft pool: block 0 is lost");
+}
+
+#[test]
+fn an_engine_that_is_asked_to_end_does_so_without_an_error() {
+    let engine = Toy::default().start();
+    run(&engine, greedy(&[1], 5));
+    engine.drain();
+    assert!(ended(&engine).is_ok());
+}
