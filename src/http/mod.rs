@@ -63,7 +63,7 @@ impl AppState {
         }
     }
 
-    /// Asks for `Authorization: Bearer <key>` under `/v1`.
+    /// Asks for `Authorization: Bearer <key>` everywhere but at `/health`, `/version` and `/metrics`.
     pub fn with_api_key(mut self, key: Option<String>) -> Self {
         self.api_key = key.map(Into::into);
         self
@@ -211,16 +211,27 @@ async fn ended(engine: &EngineHandle) {
     }
 }
 
-/// Authorization and shutdown, for all of `/v1` at once.
+/// What supervisors and Prometheus ask, which have no key.
+const OPEN: [&str; 3] = ["/health", "/version", "/metrics"];
+
+/// Authorization and shutdown, before the route is looked up and the body is read: without the key
+/// nobody learns which routes there are.
 async fn guard(State(state): State<AppState>, request: Request, next: Next) -> Response {
-    if request.uri().path().starts_with("/v1/") {
-        let authorized = authorize(&state, &request);
-        let ready = authorized.and_then(|()| state.ready());
-        if let Err(error) = ready {
-            return error.into_response();
-        }
+    let path = request.uri().path();
+    let open = OPEN.contains(&path);
+    let authorized = if open {
+        Ok(())
+    } else {
+        authorize(&state, &request)
+    };
+    let ready = authorized.and_then(|()| match path.starts_with("/v1/") {
+        true => state.ready(),
+        false => Ok(()),
+    });
+    match ready {
+        Ok(()) => next.run(request).await,
+        Err(error) => error.into_response(),
     }
-    next.run(request).await
 }
 
 fn authorize(state: &AppState, request: &Request) -> Result<()> {
