@@ -327,6 +327,10 @@ fn stops_inside_a_round() {
         let answer = run(&engine, request);
         assert_eq!(answer.ids(), free[..=first]);
         assert_eq!(answer.finish, Some(FinishReason::Stop { token: free[at] }));
+        // A draft that is the target itself: each round but the first is five tokens, of which the
+        // fifth is the target's own.
+        assert_eq!(answer.spec.accepted, first - first / 5);
+        assert_eq!(answer.spec.tested, answer.spec.accepted);
     }
     for max_tokens in 1..10 {
         let answer = run(&engine, greedy(&[9, 8, 7], max_tokens));

@@ -1,12 +1,13 @@
 //! The way into the engine: checks, the bounded queue, shutting down.
 
+use super::events::Events;
 use super::request::{Event, Request};
 use super::stats::Stats;
 use crate::error::{Error, RequestErrorKind, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 /// Limits of the scheduler, and how much is drafted.
 #[derive(Debug, Clone)]
@@ -89,11 +90,11 @@ pub struct EngineHandle {
 }
 
 impl EngineHandle {
-    /// Queues one request. Dropping the receiver cancels it.
+    /// Queues one request. Dropping its events cancels it.
     ///
     /// # Errors
     /// See [`EngineHandle::submit_all`].
-    pub fn submit(&self, request: Request) -> Result<UnboundedReceiver<Event>> {
+    pub fn submit(&self, request: Request) -> Result<Events> {
         Ok(self.submit_all(vec![request])?.remove(0))
     }
 
@@ -102,7 +103,7 @@ impl EngineHandle {
     /// # Errors
     /// `Request` errors: a field out of range (`Invalid`), no room in the queue (`QueueFull`), or
     /// `ShuttingDown`. Nothing was queued then.
-    pub fn submit_all(&self, requests: Vec<Request>) -> Result<Vec<UnboundedReceiver<Event>>> {
+    pub fn submit_all(&self, requests: Vec<Request>) -> Result<Vec<Events>> {
         let shared = &*self.shared;
         for request in &requests {
             shared.limits.check(request)?;
@@ -144,7 +145,7 @@ impl EngineHandle {
                         arrived,
                     })))
                     .map_err(|_| shutting_down())?;
-                Ok(receiver)
+                Ok(Events::new(receiver, shared.stats.clone()))
             })
             .collect()
     }

@@ -1,5 +1,6 @@
 //! One engine thread that owns the models; everyone else holds a cloneable [`EngineHandle`].
 
+mod events;
 mod handle;
 mod request;
 pub mod scheduler;
@@ -18,6 +19,7 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 pub use crate::sampling::TokenLogprobs;
+pub use events::Events;
 pub use handle::{EngineHandle, EngineOptions, Limits};
 pub use request::{Event, FinishReason, Request, SpecUsage, TokenOutput};
 pub use stats::Stats;
@@ -181,7 +183,8 @@ impl Engine {
     fn cancel(&mut self) {
         let blocks = &mut self.runner.pool.blocks;
         for sequence in self.scheduler.remove(blocks, Sequence::is_cancelled) {
-            self.end(sequence, "abort");
+            // A stop string, or a reader that has left: its holder knows.
+            self.end(sequence, "released");
         }
     }
 
@@ -236,7 +239,6 @@ impl Engine {
             self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
         }
         let stats = &self.shared.stats;
-        stats.requests_finished.with_label_values(&[reason]).inc();
         let seconds = sequence.arrived.elapsed().as_secs_f64();
         stats.e2e_request_latency.observe(seconds);
         let usage = sequence.usage;

@@ -168,8 +168,8 @@ impl Sequence {
         if sampled == 0 {
             return (0, self.finish_without_tokens());
         }
-        self.count(&round.tokens, round.drafted, round.tested);
         let (kept, finish) = self.until_stop(&round.tokens);
+        self.count(kept, sampled - 1, round.drafted, round.tested);
         let mut logprobs = round.logprobs.into_iter();
         let outputs = round.tokens[..kept]
             .iter()
@@ -193,11 +193,12 @@ impl Sequence {
         self.kv_len = 0;
     }
 
-    fn count(&mut self, tokens: &[u32], drafted: usize, tested: usize) {
+    /// A round's draft. What was accepted after the end of the text is no part of it.
+    fn count(&mut self, kept: usize, accepted: usize, drafted: usize, tested: usize) {
         self.usage.rounds += usize::from(drafted > 0);
         self.usage.drafted += drafted;
-        self.usage.tested += tested;
-        self.usage.accepted += tokens.len() - 1;
+        self.usage.tested += tested.min(kept);
+        self.usage.accepted += accepted.min(kept);
     }
 
     /// How many of `new` count, and why the text ends there, if it does.

@@ -20,7 +20,8 @@ pub struct Stats {
     pub prompt_tokens: IntCounter,
     pub generation_tokens: IntCounter,
     pub preemptions: IntCounter,
-    /// By `finished_reason`: `stop`, `length`, `abort`.
+    /// By `finished_reason`: `stop`, `length`, `abort` (the reader left, or the server ended),
+    /// `error`. Counted where the [`Events`](super::Events) of a request are dropped.
     pub requests_finished: IntCounterVec,
     /// Arrival to first token, seconds.
     pub time_to_first_token: Histogram,

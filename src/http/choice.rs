@@ -123,8 +123,15 @@ impl Choice {
                 finish,
                 spec,
             } => {
-                self.spec = spec;
-                Ok(self.on_tokens(text, tokens, finish))
+                let before = std::mem::replace(&mut self.spec, spec);
+                let known = self.completion_tokens;
+                let piece = self.on_tokens(text, tokens, finish);
+                // A stop string inside a round: what was accepted after it is no part of the text.
+                let kept = self.completion_tokens - known;
+                let spec = &mut self.spec;
+                spec.tested = spec.tested.min(before.tested + kept);
+                spec.accepted = spec.accepted.min(before.accepted + kept);
+                Ok(piece)
             }
             Event::Failed(error) => Err(error),
         }
