@@ -271,10 +271,26 @@ async fn choices_are_told_apart_by_index() {
     let alone = server
         .json(
             "/v1/completions",
-            &json!({"prompt": "xyz", "max_tokens": 10, "seed": 7}),
+            &json!({"prompt": "abc", "max_tokens": 10, "seed": 7}),
         )
         .await;
-    assert_eq!(alone["choices"][0]["text"], texts[3]);
+    assert_eq!(alone["choices"][0]["text"], texts[0]);
+    server.done().await;
+}
+
+#[tokio::test]
+async fn equal_prompts_get_samples_of_their_own() {
+    let server = Server::start().await;
+    for seed in [json!(null), json!(7)] {
+        let body = json!({"prompt": ["abc", "abc", "abc"], "n": 2, "max_tokens": 40, "seed": seed});
+        let reply = server.json("/v1/completions", &body).await;
+        let again = server.json("/v1/completions", &body).await;
+        assert_eq!(reply["choices"] == again["choices"], seed == 7);
+        let text = |i: usize| reply["choices"][i]["text"].as_str().unwrap();
+        for (a, b) in (0..6).flat_map(|a| (0..a).map(move |b| (a, b))) {
+            assert_ne!(text(a), text(b), "choices {a} and {b}, seed {seed}");
+        }
+    }
     server.done().await;
 }
 

@@ -176,9 +176,9 @@ impl Context<'_> {
             check_min_tokens(&request)?;
             // Here too, since a prompt that is too long need not be copied n times first.
             self.limits.check(&request)?;
-            for i in 0..plan.n as u64 {
+            for _ in 0..plan.n {
+                request.params.seed = choice_seed(plan.seed, choices.len() as u64);
                 choices.push(Choice::new(rules.clone(), prompt.echo.clone()));
-                request.params.seed = choice_seed(plan.seed, i);
                 requests.push(request.clone());
             }
         }
@@ -353,8 +353,9 @@ fn rename(error: Error, max_field: &str) -> Error {
     }
 }
 
-/// Seeds of choices: the first is the request's own, so that n = 1 is what it seems; the others
-/// are far from it and from each other.
+/// The seed of a choice by its index in the reply, so that no two choices of any prompts share one.
+/// The first is the request's own, so that one choice of one prompt is what it seems; the others are
+/// far from it and from each other.
 fn choice_seed(seed: u64, choice: u64) -> u64 {
     match choice {
         0 => seed,

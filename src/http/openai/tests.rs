@@ -332,18 +332,25 @@ fn a_templates_bos_is_not_doubled() {
 }
 
 #[test]
-fn seeds_of_choices_differ_and_do_not_depend_on_the_prompts() {
-    let job = completion(json!({"prompt": ["a", "b"], "n": 3, "seed": 5})).expect("accepted");
-    let seeds: Vec<u64> = job.requests.iter().map(|r| r.params.seed).collect();
-    assert_eq!(seeds[0], 5);
-    assert_eq!(seeds[..3], seeds[3..]);
-    assert!(seeds[0] != seeds[1] && seeds[1] != seeds[2] && seeds[0] != seeds[2]);
-    let random = || {
-        completion(json!({})).expect("accepted").requests[0]
-            .params
-            .seed
+fn every_choice_of_every_prompt_has_a_seed_of_its_own() {
+    let seeds = |body: Value| -> Vec<u64> {
+        let job = completion(body).expect("accepted");
+        job.requests.iter().map(|r| r.params.seed).collect()
     };
-    assert_ne!(random(), random());
+    let seeded = || seeds(json!({"prompt": ["a", "a"], "n": 3, "seed": 5}));
+    let unseeded = || seeds(json!({"prompt": ["a", "a"], "n": 3}));
+    assert_eq!(
+        seeded()[0],
+        5,
+        "one choice of one prompt has the seed as given"
+    );
+    assert_eq!(seeded(), seeded());
+    assert_ne!(unseeded(), unseeded());
+    for mut seeds in [seeded(), unseeded()] {
+        seeds.sort_unstable();
+        seeds.dedup();
+        assert_eq!(seeds.len(), 6);
+    }
 }
 
 #[test]
