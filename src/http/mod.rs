@@ -7,6 +7,7 @@ mod openai;
 mod prompt;
 mod reply;
 mod stream;
+mod stop;
 mod wire;
 
 use crate::engine::EngineHandle;

@@ -4,6 +4,7 @@
 use super::choice::{Choice, Rules};
 use super::prompt::PromptTokens;
 use super::reply::{Api, Header};
+use super::stop::Stops;
 use super::wire::{self, Common, OneOrMany};
 use crate::engine::{Limits, Request};
 use crate::error::{Error, RequestErrorKind, Result};
@@ -17,7 +18,8 @@ use std::sync::Arc;
 /// What OpenAI generates when a completion names no `max_tokens`.
 const DEFAULT_MAX_TOKENS: usize = 16;
 const MAX_N: usize = 128;
-const MAX_STOPS: usize = 4;
+const MAX_STOPS: usize = 16;
+const MAX_STOP_BYTES: usize = 1024;
 const MAX_TOP_LOGPROBS: usize = 20;
 
 /// What requests are read against.
@@ -287,21 +289,22 @@ fn logit_bias(map: Option<&Map<String, Value>>) -> Result<Vec<(u32, f32)>> {
         .collect()
 }
 
-fn stops(stop: Option<&OneOrMany>) -> Result<Vec<String>> {
+fn stops(stop: Option<&OneOrMany>) -> Result<Stops> {
     let stops = match stop {
-        None => Vec::new(),
-        Some(OneOrMany::One(stop)) => vec![stop.clone()],
-        Some(OneOrMany::Many(stops)) => stops.clone(),
+        None => &[],
+        Some(OneOrMany::One(stop)) => std::slice::from_ref(stop),
+        Some(OneOrMany::Many(stops)) => stops.as_slice(),
     };
-    if stops.len() > MAX_STOPS || stops.iter().any(String::is_empty) {
+    let fits = |stop: &String| (1..=MAX_STOP_BYTES).contains(&stop.len());
+    if stops.len() > MAX_STOPS || !stops.iter().all(fits) {
         return Err(Error::invalid(
             "stop",
             format!(
-                "stop must be a string or a list of at most {MAX_STOPS} strings, none of them empty"
+                "stop must be a string or a list of at most {MAX_STOPS} strings, each of 1 to {MAX_STOP_BYTES} bytes"
             ),
         ));
     }
-    Ok(stops)
+    Ok(Stops::new(stops.iter().cloned()))
 }
 
 fn check_min_tokens(request: &Request) -> Result<()> {
