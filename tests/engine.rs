@@ -361,7 +361,7 @@ fn the_context_limit_ends_the_text_and_is_checked() {
     );
     let refused = |request: Request| match engine.submit(request) {
         Err(Error::Request {
-            kind: RequestErrorKind::Invalid,
+            kind: RequestErrorKind::Invalid | RequestErrorKind::ContextLengthExceeded,
             param,
             message,
         }) => (param.unwrap(), message),

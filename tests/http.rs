@@ -356,6 +356,29 @@ async fn usage_counts_accepted_tokens_of_the_text_only() {
     server.done().await;
 }
 
+/// Clients of newer models say `developer`; replies that only call tools have no content.
+#[tokio::test]
+async fn messages_come_in_the_forms_that_clients_send() {
+    let server = Server::start().await;
+    let ids = async |message: Value| {
+        let reply = server
+            .json("/tokenize", &json!({"messages": [message]}))
+            .await;
+        reply["tokens"].clone()
+    };
+    assert_eq!(
+        ids(json!({"role": "developer", "content": "be brief"})).await,
+        ids(json!({"role": "system", "content": "be brief"})).await
+    );
+    let empty = ids(json!({"role": "assistant", "content": ""})).await;
+    assert_eq!(
+        ids(json!({"role": "assistant", "content": null})).await,
+        empty
+    );
+    assert_eq!(ids(json!({"role": "assistant"})).await, empty);
+    server.done().await;
+}
+
 #[tokio::test]
 async fn a_stop_string_ends_the_text_before_it() {
     let server = Server::start().await;

@@ -8,7 +8,7 @@ use common::Toy;
 use foretoken::engine::EngineOptions;
 use foretoken::http::AppState;
 use reqwest::{Method, Response};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use server::{Fault, LONG, STEP, Server, error, events, greedy, slow, text_with};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -65,10 +65,6 @@ async fn what_cannot_be_served_is_told_in_openais_shape() {
         (json!({"prompt": "a", "temperature": 3}), "temperature"),
         (json!({"prompt": "a", "n": "two"}), "n"),
         (
-            json!({"prompt": "a", "max_tokens": 1000, "stream": true}),
-            "max_tokens",
-        ),
-        (
             json!({"prompt": "a", "stream_options": {"include_usage": 1}}),
             "stream_options.include_usage",
         ),
@@ -82,6 +78,10 @@ async fn what_cannot_be_served_is_told_in_openais_shape() {
         .await;
         assert_eq!(told["param"], param);
     }
+    let long = json!({"prompt": "a", "max_tokens": 1000, "stream": true});
+    let long = server.post("/v1/completions", &long).await;
+    let told = error(long, 400, "context_length_exceeded").await;
+    assert_eq!(told["param"], "max_tokens");
     let wrong = json!({"messages": [{"role": "user", "content": "hi"}, {"content": "no role"}]});
     let told = error(
         server.post("/v1/chat/completions", &wrong).await,
@@ -189,6 +189,58 @@ async fn the_key_is_asked_for_before_the_body_is_read() {
             .expect("an answer without a body")
             .unwrap();
         assert_eq!(&answer, b"HTTP/1.1 401", "{path}");
+    }
+    server.done().await;
+}
+
+#[tokio::test]
+async fn what_the_server_does_not_do_is_refused_by_name() {
+    let server = Server::start().await;
+    for (field, asks, harmless) in [
+        (
+            "tools",
+            json!([{"type": "function", "function": {"name": "f"}}]),
+            json!([]),
+        ),
+        (
+            "response_format",
+            json!({"type": "json_object"}),
+            json!({"type": "text"}),
+        ),
+        ("guided_regex", json!("a+"), json!(null)),
+        ("prompt_logprobs", json!(1), json!(null)),
+        ("store", json!(true), json!(false)),
+    ] {
+        for path in ["/v1/completions", "/v1/chat/completions"] {
+            let mut body = json!({"max_tokens": 1, "unknown": [1]});
+            match path {
+                "/v1/completions" => body["prompt"] = "a".into(),
+                _ => body["messages"] = json!([{"role": "user", "content": "hi"}]),
+            }
+            body[field] = asks.clone();
+            let told = error(server.post(path, &body).await, 400, "invalid_value").await;
+            assert_eq!(told["param"], field);
+            body[field] = harmless.clone();
+            server.json(path, &body).await;
+        }
+    }
+    server.done().await;
+}
+
+#[tokio::test]
+async fn long_lists_are_refused_by_name() {
+    let server = Server::start().await;
+    let biases: Map<String, Value> = (1..1026).map(|i| ("0".repeat(i), json!(1))).collect();
+    for (field, list) in [
+        ("stop_token_ids", json!(vec![0; 900_000])),
+        ("stop", json!(vec!["x".repeat(450_000); 4])),
+        ("stop", json!(vec!["x"; 17])),
+        ("logit_bias", biases.into()),
+    ] {
+        let mut body = greedy("abc", 5);
+        body[field] = list;
+        let told = server.post("/v1/completions", &body).await;
+        assert_eq!(error(told, 400, "invalid_value").await["param"], field);
     }
     server.done().await;
 }

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 pub use crate::sampling::TokenLogprobs;
 pub use events::Events;
-pub use handle::{EngineHandle, EngineOptions, Limits};
+pub use handle::{EngineHandle, EngineOptions, Limits, MAX_LOGIT_BIASES, MAX_STOP_TOKEN_IDS};
 pub use request::{Event, FinishReason, Request, SpecUsage, TokenOutput};
 pub use stats::Stats;
 
@@ -274,7 +274,7 @@ impl Engine {
     fn fail_all(&mut self) {
         let blocks = &mut self.runner.pool.blocks;
         for mut sequence in self.scheduler.remove(blocks, |_| true) {
-            sequence.tell(Event::Failed(handle::shutting_down()));
+            sequence.tell(Event::Failed(Error::shutting_down()));
             self.end(sequence, "abort");
         }
         self.check_books();

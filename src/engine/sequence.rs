@@ -59,6 +59,9 @@ impl Sequence {
         if !params.ignore_eos {
             params.stop_token_ids.extend(eos);
         }
+        // Looked up for every token.
+        params.stop_token_ids.sort_unstable();
+        params.stop_token_ids.dedup();
         let prompt_len = request.prompt.len();
         Self {
             id,
@@ -206,7 +209,7 @@ impl Sequence {
         let room = self.max_tokens - self.output_len();
         for (i, &token) in new.iter().take(room).enumerate() {
             let long_enough = self.output_len() + i >= self.params.min_tokens;
-            if long_enough && self.params.stop_token_ids.contains(&token) {
+            if long_enough && self.params.stop_token_ids.binary_search(&token).is_ok() {
                 return (i + 1, Some(FinishReason::Stop { token }));
             }
         }

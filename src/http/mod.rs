@@ -1,13 +1,15 @@
 //! OpenAI's HTTP API: routes, authorization, and an orderly end.
 
 mod choice;
+mod context;
 mod error;
 mod metrics;
 mod openai;
 mod prompt;
 mod reply;
-mod stream;
 mod stop;
+mod stream;
+mod unsupported;
 mod wire;
 
 use crate::engine::EngineHandle;
@@ -22,7 +24,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::serve::ListenerExt;
 use axum::{Json, Router};
-use openai::{Context, Job};
+use context::Context;
+use openai::Job;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
@@ -108,12 +111,7 @@ impl AppState {
 
     fn ready(&self) -> Result<()> {
         if self.engine.is_draining() || self.engine.has_ended() {
-            let message = "the server is shutting down";
-            return Err(Error::request(
-                RequestErrorKind::ShuttingDown,
-                None,
-                message,
-            ));
+            return Err(Error::shutting_down());
         }
         Ok(())
     }
@@ -306,7 +304,9 @@ async fn version() -> Json<Value> {
 
 async fn tokenize(State(state): State<AppState>, body: Body) -> Result<Json<Value>> {
     let tokens = state.read(body, |context, body| {
-        let body: wire::Tokenize = wire::fields(&wire::object(body)?)?;
+        let body = wire::object(body)?;
+        unsupported::check(&body, &[wire::names::<wire::Tokenize>()])?;
+        let body: wire::Tokenize = wire::fields(&body)?;
         context.model(body.model.as_deref())?;
         match (body.prompt, body.messages) {
             (Some(prompt), None) => context
@@ -337,10 +337,7 @@ async fn detokenize(State(state): State<AppState>, body: Body) -> Result<Json<Va
             .ok_or_else(|| Error::invalid("tokens", "tokens is required"))?;
         let size = context.text.vocab_size();
         match tokens.iter().find(|&&id| id as usize >= size) {
-            Some(id) => Err(Error::invalid(
-                "tokens",
-                format!("token id {id} is not in the vocabulary (0 to {})", size - 1),
-            )),
+            Some(&id) => Err(Error::unknown_token("tokens", id, size)),
             None => Ok(context.text.decode(&tokens, false)),
         }
     });

@@ -1,15 +1,16 @@
 //! From a request body to what the engine is asked: every check that can be made before the
-//! first byte of a reply is made here or by [`Limits::check`].
+//! first byte of a reply is made here or by [`Limits::check`](crate::engine::Limits::check).
 
 use super::choice::{Choice, Rules};
+use super::context::Context;
 use super::prompt::PromptTokens;
 use super::reply::{Api, Header};
 use super::stop::Stops;
+use super::unsupported;
 use super::wire::{self, Common, OneOrMany};
-use crate::engine::{Limits, Request};
-use crate::error::{Error, RequestErrorKind, Result};
+use crate::engine::Request;
+use crate::error::{Error, Result};
 use crate::sampling::{SamplingParams, mix};
-use crate::text::Text;
 use serde_json::{Map, Value};
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -21,13 +22,6 @@ const MAX_N: usize = 128;
 const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 1024;
 const MAX_TOP_LOGPROBS: usize = 20;
-
-/// What requests are read against.
-pub(super) struct Context<'a> {
-    pub text: &'a Text,
-    pub limits: &'a Limits,
-    pub model_names: &'a [String],
-}
 
 /// A checked request: what the engine gets, and what is to be made of its answer.
 pub(super) struct Job {
@@ -48,6 +42,8 @@ impl Context<'_> {
         let body = wire::object(body)?;
         let common: Common = wire::fields(&body)?;
         let own: wire::Completion = wire::fields(&body)?;
+        let read = [wire::names::<Common>(), wire::names::<wire::Completion>()];
+        unsupported::check(&body, &read)?;
         let model = self.model(common.model.as_deref())?;
         let echo = own.echo.unwrap_or(false);
         let mut plan = self.plan(&common)?;
@@ -78,7 +74,8 @@ impl Context<'_> {
         let prompt = own
             .prompt
             .ok_or_else(|| Error::invalid("prompt", "prompt is required"))?;
-        let prompts = self.prompts(prompt, echo, plan.n)?;
+        let special = own.add_special_tokens.unwrap_or(true);
+        let prompts = self.prompts(prompt, special, echo, plan.n)?;
         let mut header = Header::new(Api::Completion, model);
         header.logprobs = logprobs;
         let max_tokens = |prompt: &[u32]| {
@@ -101,6 +98,8 @@ impl Context<'_> {
         let body = wire::object(body)?;
         let common: Common = wire::fields(&body)?;
         let own: wire::Chat = wire::fields(&body)?;
+        let read = [wire::names::<Common>(), wire::names::<wire::Chat>()];
+        unsupported::check(&body, &read)?;
         let model = self.model(common.model.as_deref())?;
         let mut plan = self.plan(&common)?;
         let max_field = match own.max_completion_tokens {
@@ -131,31 +130,13 @@ impl Context<'_> {
             .ok_or_else(|| Error::invalid("messages", "messages is required"))?;
         let generation_prompt = own.add_generation_prompt.unwrap_or(true);
         let extra = own.chat_template_kwargs.unwrap_or_default();
-        let ids = self.chat_ids(messages, generation_prompt, &extra, false)?;
+        let special = own.add_special_tokens.unwrap_or(false);
+        let ids = self.chat_ids(messages, generation_prompt, &extra, special)?;
         let mut header = Header::new(Api::Chat, model);
         header.logprobs = plan.template.logprobs;
         let prompts = vec![PromptTokens { ids, echo: None }];
         self.job(header, plan, prompts, |_| max_tokens)
             .map_err(|e| rename(e, max_field))
-    }
-
-    /// The served name that `wanted` means.
-    ///
-    /// # Errors
-    /// `NotFound`, if we do not serve it.
-    pub fn model(&self, wanted: Option<&str>) -> Result<String> {
-        match wanted {
-            None => Ok(self.model_names.first().cloned().unwrap_or_default()),
-            Some(name) if self.model_names.iter().any(|served| served == name) => Ok(name.into()),
-            Some(name) => Err(Error::request(
-                RequestErrorKind::NotFound,
-                Some("model"),
-                format!(
-                    "the model `{name}` does not exist; served: {}",
-                    self.model_names.join(", ")
-                ),
-            )),
-        }
     }
 
     fn job(
@@ -204,7 +185,25 @@ impl Context<'_> {
                 "stream_options needs stream to be true",
             ));
         }
+        for (field, wanted) in [
+            (
+                "continuous_usage_stats",
+                options.and_then(|o| o.continuous_usage_stats),
+            ),
+            (
+                "include_obfuscation",
+                options.and_then(|o| o.include_obfuscation),
+            ),
+        ] {
+            if wanted == Some(true) {
+                let field = format!("stream_options.{field}");
+                let message = format!("{field} is not supported: leave it out, or give false");
+                return Err(Error::invalid(&field, message));
+            }
+        }
         let params = sampling(common)?;
+        // Before anything is made of the prompts.
+        self.limits.check_params(&params)?;
         let rules = Rules {
             stops: stops(common.stop.as_ref())?,
             stop_token_ids: params.stop_token_ids.clone(),
@@ -336,7 +335,7 @@ fn within<T: PartialOrd + Display>(
     }
 }
 
-/// The engine speaks of the fields of its own request.
+/// The engine speaks of its own request: of a prompt, and of its fields.
 fn rename(error: Error, max_field: &str) -> Error {
     match error {
         Error::Request {
@@ -345,7 +344,7 @@ fn rename(error: Error, max_field: &str) -> Error {
             param,
         } => Error::Request {
             kind,
-            message,
+            message: message.replace("the prompt", "the messages"),
             param: param.map(|param| match param.as_str() {
                 "prompt" => "messages".into(),
                 "max_tokens" => max_field.into(),
