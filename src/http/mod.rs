@@ -7,6 +7,7 @@ mod metrics;
 mod openai;
 mod prompt;
 mod reply;
+mod state;
 mod stop;
 mod stream;
 mod unsupported;
@@ -14,122 +15,28 @@ mod wire;
 
 use crate::engine::EngineHandle;
 use crate::error::{Error, RequestErrorKind, Result};
-use crate::text::Text;
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, Path, Request, State};
-use axum::http::{Method, StatusCode, header};
+use axum::http::{Method, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::serve::ListenerExt;
 use axum::{Json, Router};
-use context::Context;
 use openai::Job;
 use serde_json::{Value, json};
-use std::sync::Arc;
+use state::Body;
 use std::time::Duration;
 use stream::Running;
 use subtle::ConstantTimeEq;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
-/// Largest request body unless told otherwise, in bytes.
-pub const DEFAULT_MAX_BODY_BYTES: usize = 2 * 1024 * 1024;
+pub use state::{AppState, DEFAULT_MAX_BODY_BYTES};
 
 /// Time for replies that are ready to reach their readers when the engine has ended.
 const FLUSH: Duration = Duration::from_secs(2);
 /// How often a draining engine is looked at.
 const POLL: Duration = Duration::from_millis(10);
-
-/// What handlers share.
-#[derive(Clone)]
-pub struct AppState {
-    engine: EngineHandle,
-    text: Arc<Text>,
-    model_names: Arc<[String]>,
-    api_key: Option<Arc<str>>,
-    max_body_bytes: usize,
-    created: u64,
-}
-
-impl AppState {
-    /// Serves `engine` under `model_names`, of which the first stands for a request that names
-    /// none. Without an API key everyone is let in.
-    pub fn new(engine: EngineHandle, text: Arc<Text>, model_names: Vec<String>) -> Self {
-        Self {
-            engine,
-            text,
-            model_names: model_names.into(),
-            api_key: None,
-            max_body_bytes: DEFAULT_MAX_BODY_BYTES,
-            created: reply::now(),
-        }
-    }
-
-    /// Asks for `Authorization: Bearer <key>` everywhere but at `/health`, `/version` and `/metrics`.
-    pub fn with_api_key(mut self, key: Option<String>) -> Self {
-        self.api_key = key.map(Into::into);
-        self
-    }
-
-    /// Refuses longer bodies.
-    pub fn with_max_body_bytes(mut self, bytes: usize) -> Self {
-        self.max_body_bytes = bytes;
-        self
-    }
-
-    /// Runs `read` where it may take its time: tokenizing a long prompt takes a while.
-    async fn read<T: Send + 'static>(
-        &self,
-        body: Body,
-        read: impl FnOnce(&Context<'_>, &[u8]) -> Result<T> + Send + 'static,
-    ) -> Result<T> {
-        let body = body.map_err(|rejection| self.rejected(&rejection))?;
-        let state = self.clone();
-        let task = move || {
-            let context = Context {
-                text: &state.text,
-                limits: state.engine.limits(),
-                model_names: &state.model_names,
-            };
-            read(&context, &body)
-        };
-        tokio::task::spawn_blocking(task)
-            .await
-            .map_err(|e| Error::internal(format!("reading the request failed: {e}")))?
-    }
-
-    fn rejected(&self, rejection: &BytesRejection) -> Error {
-        if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
-            let message = format!("the body may have at most {} bytes", self.max_body_bytes);
-            Error::request(RequestErrorKind::TooLarge, None, message)
-        } else {
-            Error::request(RequestErrorKind::Invalid, None, rejection.body_text())
-        }
-    }
-
-    fn ready(&self) -> Result<()> {
-        if self.engine.is_draining() || self.engine.has_ended() {
-            return Err(Error::shutting_down());
-        }
-        Ok(())
-    }
-
-    fn model_object(&self, name: &str) -> Value {
-        json!({
-            "id": name,
-            "object": "model",
-            "created": self.created,
-            "owned_by": "foretoken",
-            "root": name,
-            "parent": null,
-            "max_model_len": self.engine.limits().max_model_len,
-        })
-    }
-}
-
-type Body = Result<Bytes, BytesRejection>;
 
 /// All routes.
 pub fn router(state: AppState) -> Router {
@@ -285,12 +192,8 @@ async fn models(State(state): State<AppState>) -> Json<Value> {
 }
 
 async fn model(State(state): State<AppState>, Path(id): Path<String>) -> Result<Json<Value>> {
-    let context = Context {
-        text: &state.text,
-        limits: state.engine.limits(),
-        model_names: &state.model_names,
-    };
-    Ok(Json(state.model_object(&context.model(Some(&id))?)))
+    let model = state.context().model(Some(&id))?;
+    Ok(Json(state.model_object(&model)))
 }
 
 async fn health(State(state): State<AppState>) -> Result<Json<Value>> {

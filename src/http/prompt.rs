@@ -33,7 +33,8 @@ impl Context<'_> {
         self.text.encode(&prompt, add_special_tokens)
     }
 
-    /// The prompts of a completion, texts with BOS where `add_special_tokens` says so; at most as many, times `n`, as fit into the queue.
+    /// The prompts of a completion, texts with BOS where `add_special_tokens` says so; at most as
+    /// many, times `n`, as fit into the queue.
     ///
     /// # Errors
     /// `Invalid`, naming the field.
