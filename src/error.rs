@@ -5,6 +5,8 @@
 pub enum RequestErrorKind {
     /// A field is malformed or out of range (400).
     Invalid,
+    /// Prompt and text together do not fit the context (400).
+    ContextLengthExceeded,
     /// The bearer token is missing or wrong (401).
     Unauthorized,
     /// The model or the route does not exist (404).
@@ -58,6 +60,31 @@ impl Error {
             message: message.into(),
             param: param.map(str::to_owned),
         }
+    }
+
+    /// A 400 about an id in `param` that none of the `vocab_size` tokens has.
+    pub fn unknown_token(param: &str, id: u32, vocab_size: usize) -> Self {
+        let largest = vocab_size.saturating_sub(1);
+        Self::invalid(
+            param,
+            format!("token id {id} is not in the vocabulary (0 to {largest})"),
+        )
+    }
+
+    /// A 400 about a request that makes more sequences than the queue holds.
+    pub fn too_many_sequences(prompts: usize, n: usize, max: usize) -> Self {
+        Self::invalid(
+            "prompt",
+            format!(
+                "one request may make at most {max} sequences, not {prompts} prompts times {n}"
+            ),
+        )
+    }
+
+    /// A 503: no new requests are taken.
+    pub fn shutting_down() -> Self {
+        let message = "the server is shutting down";
+        Self::request(RequestErrorKind::ShuttingDown, None, message)
     }
 
     /// One line for the operator.

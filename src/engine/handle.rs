@@ -1,14 +1,21 @@
 //! The way into the engine: checks, the bounded queue, shutting down.
 
+use super::events::Events;
 use super::request::{Event, Request};
 use super::stats::Stats;
 use crate::error::{Error, RequestErrorKind, Result};
+use crate::sampling::SamplingParams;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::Duration;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
+
+/// Stop ids that a request may have, EOS not counted.
+pub const MAX_STOP_TOKEN_IDS: usize = 1024;
+/// Tokens that a request may bias.
+pub const MAX_LOGIT_BIASES: usize = 1024;
 
 /// Limits of the scheduler, and how much is drafted.
 #[derive(Debug, Clone)]
@@ -95,11 +102,11 @@ pub struct EngineHandle {
 }
 
 impl EngineHandle {
-    /// Queues one request. Dropping the receiver cancels it.
+    /// Queues one request. Dropping its events cancels it.
     ///
     /// # Errors
     /// See [`EngineHandle::submit_all`].
-    pub fn submit(&self, request: Request) -> Result<UnboundedReceiver<Event>> {
+    pub fn submit(&self, request: Request) -> Result<Events> {
         Ok(self.submit_all(vec![request])?.remove(0))
     }
 
@@ -108,7 +115,7 @@ impl EngineHandle {
     /// # Errors
     /// `Request` errors: a field out of range (`Invalid`), no room in the queue (`QueueFull`), or
     /// `ShuttingDown`. Nothing was queued then.
-    pub fn submit_all(&self, requests: Vec<Request>) -> Result<Vec<UnboundedReceiver<Event>>> {
+    pub fn submit_all(&self, requests: Vec<Request>) -> Result<Vec<Events>> {
         let shared = &*self.shared;
         for request in &requests {
             shared.limits.check(request)?;
@@ -119,12 +126,7 @@ impl EngineHandle {
         let count = requests.len();
         let max = shared.limits.max_waiting;
         if count > max {
-            return Err(Error::invalid(
-                "prompt",
-                format!(
-                    "one request may make at most {max} sequences (prompts times n), not {count}"
-                ),
-            ));
+            return Err(Error::too_many_sequences(count, 1, max));
         }
         shared
             .waiting
@@ -150,7 +152,7 @@ impl EngineHandle {
                         arrived,
                     })))
                     .map_err(|_| self.gone())?;
-                Ok(receiver)
+                Ok(Events::new(receiver, shared.stats.clone()))
             })
             .collect()
     }
@@ -205,16 +207,9 @@ impl EngineHandle {
     /// Why no request is taken any more.
     fn gone(&self) -> Error {
         let end = self.shared.ended.borrow().clone();
-        end.and_then(Result::err).unwrap_or_else(shutting_down)
+        end.and_then(Result::err)
+            .unwrap_or_else(Error::shutting_down)
     }
-}
-
-pub(super) fn shutting_down() -> Error {
-    Error::request(
-        RequestErrorKind::ShuttingDown,
-        None,
-        "the server is shutting down",
-    )
 }
 
 impl Limits {
@@ -236,42 +231,26 @@ impl Limits {
             .iter()
             .find(|&&id| id as usize >= self.vocab_size)
         {
-            return Err(Error::invalid(
-                "prompt",
-                format!(
-                    "token id {id} is not in the vocabulary (0 to {})",
-                    self.vocab_size - 1
-                ),
-            ));
+            return Err(Error::unknown_token("prompt", id, self.vocab_size));
         }
         let wanted = prompt.saturating_add(request.max_tokens.unwrap_or(1));
         if wanted > max {
-            let asked = match request.max_tokens {
-                Some(tokens) => format!(" plus max_tokens {tokens}"),
-                None => " and the text needs at least one more".into(),
+            let (completion, reduce) = match request.max_tokens {
+                Some(tokens) => (tokens.to_string(), "the prompt or completion"),
+                None => ("at least 1".into(), "the prompt"),
             };
-            return Err(Error::invalid(
-                if prompt < max { "max_tokens" } else { "prompt" },
-                format!("the context holds {max} tokens; the prompt has {prompt}{asked}"),
+            return Err(Error::request(
+                RequestErrorKind::ContextLengthExceeded,
+                Some(if prompt < max { "max_tokens" } else { "prompt" }),
+                // OpenAI's words: clients tell by them that a shorter prompt is worth a try.
+                format!(
+                    "This model's maximum context length is {max} tokens. However, you requested \
+                     {wanted} tokens ({prompt} in the prompt, {completion} in the completion). \
+                     Please reduce the length of {reduce}."
+                ),
             ));
         }
-        let params = &request.params;
-        let ids = params
-            .stop_token_ids
-            .iter()
-            .map(|id| ("stop_token_ids", id));
-        let biased = params.logit_bias.iter().map(|(id, _)| ("logit_bias", id));
-        for (field, &id) in ids.chain(biased) {
-            if id as usize >= self.vocab_size {
-                return Err(Error::invalid(
-                    field,
-                    format!(
-                        "token id {id} is not in the vocabulary (0 to {})",
-                        self.vocab_size - 1
-                    ),
-                ));
-            }
-        }
+        self.check_params(&request.params)?;
         for (field, wanted) in [
             ("logprobs", request.logprobs),
             ("prompt_logprobs", request.prompt_logprobs),
@@ -295,5 +274,33 @@ impl Limits {
             ));
         }
         Ok(())
+    }
+
+    /// Checks the ids in `params`, and how many they are: each is looked at in every step.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the field.
+    pub fn check_params(&self, params: &SamplingParams) -> Result<()> {
+        let stop_ids = params.stop_token_ids.iter().copied();
+        let biased = params.logit_bias.iter().map(|&(id, _)| id);
+        self.check_ids("stop_token_ids", stop_ids, MAX_STOP_TOKEN_IDS)?;
+        self.check_ids("logit_bias", biased, MAX_LOGIT_BIASES)
+    }
+
+    fn check_ids(
+        &self,
+        field: &str,
+        mut ids: impl ExactSizeIterator<Item = u32>,
+        max: usize,
+    ) -> Result<()> {
+        let count = ids.len();
+        if count > max {
+            let message = format!("{field} may have at most {max} entries, not {count}");
+            return Err(Error::invalid(field, message));
+        }
+        match ids.find(|&id| id as usize >= self.vocab_size) {
+            Some(id) => Err(Error::unknown_token(field, id, self.vocab_size)),
+            None => Ok(()),
+        }
     }
 }

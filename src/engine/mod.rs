@@ -1,6 +1,7 @@
 //! One engine thread that owns the models; everyone else holds a cloneable [`EngineHandle`].
 
 mod chunk;
+mod events;
 mod handle;
 mod request;
 pub mod scheduler;
@@ -27,7 +28,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 pub use crate::sampling::TokenLogprobs;
-pub use handle::{EngineHandle, EngineOptions, Limits};
+pub use events::Events;
+pub use handle::{EngineHandle, EngineOptions, Limits, MAX_LOGIT_BIASES, MAX_STOP_TOKEN_IDS};
 pub use request::{Event, FinishReason, Request, SpecUsage, TokenOutput};
 pub use stats::Stats;
 
@@ -141,7 +143,7 @@ impl Engine {
     /// Why it ends, if nobody asked it to.
     fn run(mut self) -> Result<()> {
         let end = self.work();
-        self.fail_all(&end.clone().err().unwrap_or_else(handle::shutting_down));
+        self.fail_all(&end.clone().err().unwrap_or_else(Error::shutting_down));
         end.and_then(|()| self.check_idle())
     }
 
@@ -220,7 +222,8 @@ impl Engine {
     /// Drops every request that nobody waits for.
     fn cancel(&mut self) {
         for sequence in self.scheduler.remove(Sequence::is_cancelled) {
-            self.end(sequence, "abort");
+            // A stop string, or a reader that has left: its holder knows.
+            self.end(sequence, "released");
         }
     }
 
@@ -269,7 +272,6 @@ impl Engine {
             self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
         }
         let stats = &self.shared.stats;
-        stats.requests_finished.with_label_values(&[reason]).inc();
         let seconds = sequence.arrived.elapsed().as_secs_f64();
         stats.e2e_request_latency.observe(seconds);
         let usage = sequence.usage;

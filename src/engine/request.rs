@@ -41,7 +41,8 @@ pub enum FinishReason {
     Stop { token: u32 },
 }
 
-/// What speculation did for one request so far.
+/// What speculation did for one request so far. Tokens that were accepted after the end of the text
+/// are neither tested nor accepted here.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SpecUsage {
     /// Rounds that carried at least one draft token.

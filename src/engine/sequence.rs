@@ -165,8 +165,8 @@ impl Sequence {
         if sampled == 0 {
             return (0, self.finish_without_tokens());
         }
-        self.count(&output.tokens, output.drafted, output.tested);
         let (kept, finish) = self.until_stop(&output.tokens);
+        self.count(kept, sampled - 1, output.drafted, output.tested);
         let mut logprobs = output.logprobs.into_iter();
         let outputs = output.tokens[..kept]
             .iter()
@@ -191,11 +191,12 @@ impl Sequence {
         self.state.kv_len = 0;
     }
 
-    fn count(&mut self, tokens: &[u32], drafted: usize, tested: usize) {
+    /// A round's draft. What was accepted after the end of the text is no part of it.
+    fn count(&mut self, kept: usize, accepted: usize, drafted: usize, tested: usize) {
         self.usage.rounds += usize::from(drafted > 0);
         self.usage.drafted += drafted;
-        self.usage.tested += tested;
-        self.usage.accepted += tokens.len() - 1;
+        self.usage.tested += tested.min(kept);
+        self.usage.accepted += accepted.min(kept);
     }
 
     /// How many of `new` count, and why the text ends there, if it does.

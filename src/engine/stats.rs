@@ -21,7 +21,8 @@ pub struct Stats {
     pub prompt_tokens: IntCounter,
     pub generation_tokens: IntCounter,
     pub preemptions: IntCounter,
-    /// By `finished_reason`: `stop`, `length`, `abort`, `error`.
+    /// By `finished_reason`: `stop`, `length`, `abort` (the reader left, or the server ended),
+    /// `error`. Counted where the [`Events`](super::Events) of a request are dropped.
     pub requests_finished: IntCounterVec,
     /// Requests that failed because the model's logits were not finite.
     pub nonfinite_logits: IntCounter,

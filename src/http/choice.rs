@@ -1,6 +1,7 @@
 //! One choice of a reply: from the engine's events to text, log-probabilities and an end. No
 //! sockets; streaming or not, a choice is made here.
 
+use super::stop::{StopMatcher, Stops};
 use crate::engine::{Event, FinishReason, SpecUsage, TokenLogprobs, TokenOutput};
 use crate::error::Result;
 use crate::text::{Detokenizer, Text};
@@ -10,8 +11,8 @@ use std::sync::Arc;
 /// What the choices of one request have in common.
 #[derive(Debug, Default)]
 pub(super) struct Rules {
-    /// Strings that end the text; none is empty.
-    pub stops: Vec<String>,
+    /// Strings that end the text.
+    pub stops: Stops,
     /// Ids that end the text and are named as the reason, unlike EOS.
     pub stop_token_ids: Vec<u32>,
     /// Stop strings are not looked for before so many tokens are out.
@@ -123,8 +124,15 @@ impl Choice {
                 finish,
                 spec,
             } => {
-                self.spec = spec;
-                Ok(self.on_tokens(text, tokens, finish))
+                let before = std::mem::replace(&mut self.spec, spec);
+                let known = self.completion_tokens;
+                let piece = self.on_tokens(text, tokens, finish);
+                // A stop string inside a round: what was accepted after it is no part of the text.
+                let kept = self.completion_tokens - known;
+                let spec = &mut self.spec;
+                spec.tested = spec.tested.min(before.tested + kept);
+                spec.accepted = spec.accepted.min(before.accepted + kept);
+                Ok(piece)
             }
             Event::Failed(error) => Err(error),
         }
@@ -195,13 +203,12 @@ impl Choice {
     /// Adds decoded text; true if it completed a stop string.
     fn show(&mut self, new: String, piece: &mut Piece) -> bool {
         self.chars += new.chars().count();
-        let stops = &self.rules.stops;
         let may_stop = self.completion_tokens >= self.rules.min_tokens;
-        let (shown, stop) = self.matcher.push(stops, new, may_stop);
+        let (shown, stop) = self.matcher.push(&self.rules.stops, new, may_stop);
         piece.text.push_str(&shown);
         piece.finish = stop.map(|stop| Finish {
             reason: "stop",
-            stop: Some(StopReason::Text(stops[stop].clone())),
+            stop: Some(StopReason::Text(stop.into())),
         });
         piece.finish.is_some()
     }
@@ -220,54 +227,6 @@ impl Choice {
             },
         }
     }
-}
-
-/// Finds stop strings in text that comes in parts, and shows nothing that may be part of one. The
-/// match is the one that is complete first, so that it does not depend on the parts.
-#[derive(Debug, Default)]
-struct StopMatcher {
-    /// The beginning of a stop string, not shown yet.
-    held: String,
-}
-
-impl StopMatcher {
-    /// Adds text; returns what can be shown, and which stop string ended it.
-    fn push(&mut self, stops: &[String], new: String, may_stop: bool) -> (String, Option<usize>) {
-        if new.is_empty() || stops.is_empty() {
-            return (new, None);
-        }
-        let mut text = std::mem::take(&mut self.held) + &new;
-        let matches = stops.iter().enumerate().filter_map(|(i, stop)| {
-            let start = text.find(stop.as_str())?;
-            Some((start + stop.len(), start, i))
-        });
-        if let Some((_, start, stop)) = matches.min().filter(|_| may_stop) {
-            text.truncate(start);
-            return (text, Some(stop));
-        }
-        let hold = stops
-            .iter()
-            .map(|stop| overlap(&text, stop))
-            .max()
-            .unwrap_or(0);
-        self.held = text.split_off(text.len() - hold);
-        (text, None)
-    }
-
-    /// No more text comes: what was held is shown.
-    fn finish(&mut self) -> String {
-        std::mem::take(&mut self.held)
-    }
-}
-
-/// Length of the longest end of `text` that `stop` begins with, `stop` itself excepted.
-fn overlap(text: &str, stop: &str) -> usize {
-    (1..stop.len().min(text.len() + 1))
-        .rev()
-        .find(|&len| {
-            text.as_bytes().ends_with(&stop.as_bytes()[..len]) && stop.is_char_boundary(len)
-        })
-        .unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ pub(super) fn body(error: &Error) -> Value {
 fn names(kind: Kind, param: Option<&str>) -> (&'static str, &'static str) {
     match kind {
         Kind::Invalid => ("invalid_request_error", "invalid_value"),
+        Kind::ContextLengthExceeded => ("invalid_request_error", "context_length_exceeded"),
         Kind::Unauthorized => ("authentication_error", "invalid_api_key"),
         Kind::NotFound if param == Some("model") => ("invalid_request_error", "model_not_found"),
         Kind::NotFound => ("invalid_request_error", "not_found"),
@@ -37,7 +38,7 @@ fn names(kind: Kind, param: Option<&str>) -> (&'static str, &'static str) {
 fn status(error: &Error) -> StatusCode {
     match error {
         Error::Request { kind, .. } => match kind {
-            Kind::Invalid => StatusCode::BAD_REQUEST,
+            Kind::Invalid | Kind::ContextLengthExceeded => StatusCode::BAD_REQUEST,
             Kind::Unauthorized => StatusCode::UNAUTHORIZED,
             Kind::NotFound => StatusCode::NOT_FOUND,
             Kind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
@@ -78,6 +79,7 @@ mod tests {
     fn every_kind_has_its_status_and_shape() {
         for (kind, code, expected) in [
             (Kind::Invalid, "invalid_value", 400),
+            (Kind::ContextLengthExceeded, "context_length_exceeded", 400),
             (Kind::Unauthorized, "invalid_api_key", 401),
             (Kind::NotFound, "not_found", 404),
             (Kind::MethodNotAllowed, "method_not_allowed", 405),

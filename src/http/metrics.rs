@@ -1,6 +1,6 @@
 //! Prometheus text.
 
-use super::AppState;
+use super::state::AppState;
 use crate::error::{Error, Result};
 use axum::extract::State;
 use axum::http::header;

@@ -1,134 +1,39 @@
 //! OpenAI's HTTP API: routes, authorization, and an orderly end.
 
 mod choice;
+mod context;
 mod error;
 mod metrics;
 mod openai;
 mod prompt;
 mod reply;
+mod state;
+mod stop;
 mod stream;
+mod unsupported;
 mod wire;
 
-use crate::engine::EngineHandle;
 use crate::error::{Error, RequestErrorKind, Result};
-use crate::text::Text;
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, Path, Request, State};
-use axum::http::{Method, StatusCode, header};
+use axum::http::{Method, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::serve::ListenerExt;
 use axum::{Json, Router};
-use openai::{Context, Job};
+use openai::Job;
 use serde_json::{Value, json};
-use std::sync::Arc;
+use state::Body;
 use std::time::Duration;
 use stream::Running;
 use subtle::ConstantTimeEq;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
-/// Largest request body unless told otherwise, in bytes.
-pub const DEFAULT_MAX_BODY_BYTES: usize = 2 * 1024 * 1024;
+pub use state::{AppState, DEFAULT_MAX_BODY_BYTES};
 
 /// Time for replies that are ready to reach their readers when the engine has ended.
 const FLUSH: Duration = Duration::from_secs(2);
-
-/// What handlers share.
-#[derive(Clone)]
-pub struct AppState {
-    engine: EngineHandle,
-    text: Arc<Text>,
-    model_names: Arc<[String]>,
-    api_key: Option<Arc<str>>,
-    max_body_bytes: usize,
-    created: u64,
-}
-
-impl AppState {
-    /// Serves `engine` under `model_names`, of which the first stands for a request that names
-    /// none. Without an API key everyone is let in.
-    pub fn new(engine: EngineHandle, text: Arc<Text>, model_names: Vec<String>) -> Self {
-        Self {
-            engine,
-            text,
-            model_names: model_names.into(),
-            api_key: None,
-            max_body_bytes: DEFAULT_MAX_BODY_BYTES,
-            created: reply::now(),
-        }
-    }
-
-    /// Asks for `Authorization: Bearer <key>` under `/v1`.
-    pub fn with_api_key(mut self, key: Option<String>) -> Self {
-        self.api_key = key.map(Into::into);
-        self
-    }
-
-    /// Refuses longer bodies.
-    pub fn with_max_body_bytes(mut self, bytes: usize) -> Self {
-        self.max_body_bytes = bytes;
-        self
-    }
-
-    /// Runs `read` where it may take its time: tokenizing a long prompt takes a while.
-    async fn read<T: Send + 'static>(
-        &self,
-        body: Body,
-        read: impl FnOnce(&Context<'_>, &[u8]) -> Result<T> + Send + 'static,
-    ) -> Result<T> {
-        let body = body.map_err(|rejection| self.rejected(&rejection))?;
-        let state = self.clone();
-        let task = move || {
-            let context = Context {
-                text: &state.text,
-                limits: state.engine.limits(),
-                model_names: &state.model_names,
-            };
-            read(&context, &body)
-        };
-        tokio::task::spawn_blocking(task)
-            .await
-            .map_err(|e| Error::internal(format!("reading the request failed: {e}")))?
-    }
-
-    fn rejected(&self, rejection: &BytesRejection) -> Error {
-        if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
-            let message = format!("the body may have at most {} bytes", self.max_body_bytes);
-            Error::request(RequestErrorKind::TooLarge, None, message)
-        } else {
-            Error::request(RequestErrorKind::Invalid, None, rejection.body_text())
-        }
-    }
-
-    fn ready(&self) -> Result<()> {
-        if self.engine.is_draining() || self.engine.has_ended() {
-            let message = "the server is shutting down";
-            return Err(Error::request(
-                RequestErrorKind::ShuttingDown,
-                None,
-                message,
-            ));
-        }
-        Ok(())
-    }
-
-    fn model_object(&self, name: &str) -> Value {
-        json!({
-            "id": name,
-            "object": "model",
-            "created": self.created,
-            "owned_by": "foretoken",
-            "root": name,
-            "parent": null,
-            "max_model_len": self.engine.limits().max_model_len,
-        })
-    }
-}
-
-type Body = Result<Bytes, BytesRejection>;
 
 /// All routes.
 pub fn router(state: AppState) -> Router {
@@ -207,16 +112,27 @@ fn listener_failed(result: Result<std::io::Result<()>, tokio::task::JoinError>) 
     }
 }
 
-/// Authorization and shutdown, for all of `/v1` at once.
+/// What supervisors and Prometheus ask, which have no key.
+const OPEN: [&str; 3] = ["/health", "/version", "/metrics"];
+
+/// Authorization and shutdown, before the route is looked up and the body is read: without the key
+/// nobody learns which routes there are.
 async fn guard(State(state): State<AppState>, request: Request, next: Next) -> Response {
-    if request.uri().path().starts_with("/v1/") {
-        let authorized = authorize(&state, &request);
-        let ready = authorized.and_then(|()| state.ready());
-        if let Err(error) = ready {
-            return error.into_response();
-        }
+    let path = request.uri().path();
+    let open = OPEN.contains(&path);
+    let authorized = if open {
+        Ok(())
+    } else {
+        authorize(&state, &request)
+    };
+    let ready = authorized.and_then(|()| match path.starts_with("/v1/") {
+        true => state.ready(),
+        false => Ok(()),
+    });
+    match ready {
+        Ok(()) => next.run(request).await,
+        Err(error) => error.into_response(),
     }
-    next.run(request).await
 }
 
 fn authorize(state: &AppState, request: &Request) -> Result<()> {
@@ -271,12 +187,8 @@ async fn models(State(state): State<AppState>) -> Json<Value> {
 }
 
 async fn model(State(state): State<AppState>, Path(id): Path<String>) -> Result<Json<Value>> {
-    let context = Context {
-        text: &state.text,
-        limits: state.engine.limits(),
-        model_names: &state.model_names,
-    };
-    Ok(Json(state.model_object(&context.model(Some(&id))?)))
+    let model = state.context().model(Some(&id))?;
+    Ok(Json(state.model_object(&model)))
 }
 
 async fn health(State(state): State<AppState>) -> Result<Json<Value>> {
@@ -290,7 +202,9 @@ async fn version() -> Json<Value> {
 
 async fn tokenize(State(state): State<AppState>, body: Body) -> Result<Json<Value>> {
     let tokens = state.read(body, |context, body| {
-        let body: wire::Tokenize = wire::fields(&wire::object(body)?)?;
+        let body = wire::object(body)?;
+        unsupported::check(&body, &[wire::names::<wire::Tokenize>()])?;
+        let body: wire::Tokenize = wire::fields(&body)?;
         context.model(body.model.as_deref())?;
         match (body.prompt, body.messages) {
             (Some(prompt), None) => context
@@ -321,10 +235,7 @@ async fn detokenize(State(state): State<AppState>, body: Body) -> Result<Json<Va
             .ok_or_else(|| Error::invalid("tokens", "tokens is required"))?;
         let size = context.text.vocab_size();
         match tokens.iter().find(|&&id| id as usize >= size) {
-            Some(id) => Err(Error::invalid(
-                "tokens",
-                format!("token id {id} is not in the vocabulary (0 to {})", size - 1),
-            )),
+            Some(&id) => Err(Error::unknown_token("tokens", id, size)),
             None => Ok(context.text.decode(&tokens, false)),
         }
     });

@@ -1,14 +1,16 @@
 //! From a request body to what the engine is asked: every check that can be made before the
-//! first byte of a reply is made here or by [`Limits::check`].
+//! first byte of a reply is made here or by [`Limits::check`](crate::engine::Limits::check).
 
 use super::choice::{Choice, Rules};
+use super::context::Context;
 use super::prompt::PromptTokens;
 use super::reply::{Api, Header};
+use super::stop::Stops;
+use super::unsupported;
 use super::wire::{self, Common, OneOrMany};
-use crate::engine::{Limits, Request};
-use crate::error::{Error, RequestErrorKind, Result};
+use crate::engine::Request;
+use crate::error::{Error, Result};
 use crate::sampling::{SamplingParams, mix};
-use crate::text::Text;
 use serde_json::{Map, Value};
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -17,15 +19,9 @@ use std::sync::Arc;
 /// What OpenAI generates when a completion names no `max_tokens`.
 const DEFAULT_MAX_TOKENS: usize = 16;
 const MAX_N: usize = 128;
-const MAX_STOPS: usize = 4;
+const MAX_STOPS: usize = 16;
+const MAX_STOP_BYTES: usize = 1024;
 const MAX_TOP_LOGPROBS: usize = 20;
-
-/// What requests are read against.
-pub(super) struct Context<'a> {
-    pub text: &'a Text,
-    pub limits: &'a Limits,
-    pub model_names: &'a [String],
-}
 
 /// A checked request: what the engine gets, and what is to be made of its answer.
 pub(super) struct Job {
@@ -46,6 +42,8 @@ impl Context<'_> {
         let body = wire::object(body)?;
         let common: Common = wire::fields(&body)?;
         let own: wire::Completion = wire::fields(&body)?;
+        let read = [wire::names::<Common>(), wire::names::<wire::Completion>()];
+        unsupported::check(&body, &read)?;
         let model = self.model(common.model.as_deref())?;
         let echo = own.echo.unwrap_or(false);
         let mut plan = self.plan(&common)?;
@@ -76,7 +74,8 @@ impl Context<'_> {
         let prompt = own
             .prompt
             .ok_or_else(|| Error::invalid("prompt", "prompt is required"))?;
-        let prompts = self.prompts(prompt, echo, plan.n)?;
+        let special = own.add_special_tokens.unwrap_or(true);
+        let prompts = self.prompts(prompt, special, echo, plan.n)?;
         let mut header = Header::new(Api::Completion, model);
         header.logprobs = logprobs;
         let max_tokens = |prompt: &[u32]| {
@@ -99,6 +98,8 @@ impl Context<'_> {
         let body = wire::object(body)?;
         let common: Common = wire::fields(&body)?;
         let own: wire::Chat = wire::fields(&body)?;
+        let read = [wire::names::<Common>(), wire::names::<wire::Chat>()];
+        unsupported::check(&body, &read)?;
         let model = self.model(common.model.as_deref())?;
         let mut plan = self.plan(&common)?;
         let max_field = match own.max_completion_tokens {
@@ -129,31 +130,13 @@ impl Context<'_> {
             .ok_or_else(|| Error::invalid("messages", "messages is required"))?;
         let generation_prompt = own.add_generation_prompt.unwrap_or(true);
         let extra = own.chat_template_kwargs.unwrap_or_default();
-        let ids = self.chat_ids(messages, generation_prompt, &extra, false)?;
+        let special = own.add_special_tokens.unwrap_or(false);
+        let ids = self.chat_ids(messages, generation_prompt, &extra, special)?;
         let mut header = Header::new(Api::Chat, model);
         header.logprobs = plan.template.logprobs;
         let prompts = vec![PromptTokens { ids, echo: None }];
         self.job(header, plan, prompts, |_| max_tokens)
             .map_err(|e| rename(e, max_field))
-    }
-
-    /// The served name that `wanted` means.
-    ///
-    /// # Errors
-    /// `NotFound`, if we do not serve it.
-    pub fn model(&self, wanted: Option<&str>) -> Result<String> {
-        match wanted {
-            None => Ok(self.model_names.first().cloned().unwrap_or_default()),
-            Some(name) if self.model_names.iter().any(|served| served == name) => Ok(name.into()),
-            Some(name) => Err(Error::request(
-                RequestErrorKind::NotFound,
-                Some("model"),
-                format!(
-                    "the model `{name}` does not exist; served: {}",
-                    self.model_names.join(", ")
-                ),
-            )),
-        }
     }
 
     fn job(
@@ -176,9 +159,9 @@ impl Context<'_> {
             check_min_tokens(&request)?;
             // Here too, since a prompt that is too long need not be copied n times first.
             self.limits.check(&request)?;
-            for i in 0..plan.n as u64 {
+            for _ in 0..plan.n {
+                request.params.seed = choice_seed(plan.seed, choices.len() as u64);
                 choices.push(Choice::new(rules.clone(), prompt.echo.clone()));
-                request.params.seed = choice_seed(plan.seed, i);
                 requests.push(request.clone());
             }
         }
@@ -202,7 +185,25 @@ impl Context<'_> {
                 "stream_options needs stream to be true",
             ));
         }
+        for (field, wanted) in [
+            (
+                "continuous_usage_stats",
+                options.and_then(|o| o.continuous_usage_stats),
+            ),
+            (
+                "include_obfuscation",
+                options.and_then(|o| o.include_obfuscation),
+            ),
+        ] {
+            if wanted == Some(true) {
+                let field = format!("stream_options.{field}");
+                let message = format!("{field} is not supported: leave it out, or give false");
+                return Err(Error::invalid(&field, message));
+            }
+        }
         let params = sampling(common)?;
+        // Before anything is made of the prompts.
+        self.limits.check_params(&params)?;
         let rules = Rules {
             stops: stops(common.stop.as_ref())?,
             stop_token_ids: params.stop_token_ids.clone(),
@@ -287,21 +288,22 @@ fn logit_bias(map: Option<&Map<String, Value>>) -> Result<Vec<(u32, f32)>> {
         .collect()
 }
 
-fn stops(stop: Option<&OneOrMany>) -> Result<Vec<String>> {
+fn stops(stop: Option<&OneOrMany>) -> Result<Stops> {
     let stops = match stop {
-        None => Vec::new(),
-        Some(OneOrMany::One(stop)) => vec![stop.clone()],
-        Some(OneOrMany::Many(stops)) => stops.clone(),
+        None => &[],
+        Some(OneOrMany::One(stop)) => std::slice::from_ref(stop),
+        Some(OneOrMany::Many(stops)) => stops.as_slice(),
     };
-    if stops.len() > MAX_STOPS || stops.iter().any(String::is_empty) {
+    let fits = |stop: &String| (1..=MAX_STOP_BYTES).contains(&stop.len());
+    if stops.len() > MAX_STOPS || !stops.iter().all(fits) {
         return Err(Error::invalid(
             "stop",
             format!(
-                "stop must be a string or a list of at most {MAX_STOPS} strings, none of them empty"
+                "stop must be a string or a list of at most {MAX_STOPS} strings, each of 1 to {MAX_STOP_BYTES} bytes"
             ),
         ));
     }
-    Ok(stops)
+    Ok(Stops::new(stops.iter().cloned()))
 }
 
 fn check_min_tokens(request: &Request) -> Result<()> {
@@ -333,7 +335,7 @@ fn within<T: PartialOrd + Display>(
     }
 }
 
-/// The engine speaks of the fields of its own request.
+/// The engine speaks of its own request: of a prompt, and of its fields.
 fn rename(error: Error, max_field: &str) -> Error {
     match error {
         Error::Request {
@@ -342,7 +344,7 @@ fn rename(error: Error, max_field: &str) -> Error {
             param,
         } => Error::Request {
             kind,
-            message,
+            message: message.replace("the prompt", "the messages"),
             param: param.map(|param| match param.as_str() {
                 "prompt" => "messages".into(),
                 "max_tokens" => max_field.into(),
@@ -353,8 +355,9 @@ fn rename(error: Error, max_field: &str) -> Error {
     }
 }
 
-/// Seeds of choices: the first is the request's own, so that n = 1 is what it seems; the others
-/// are far from it and from each other.
+/// The seed of a choice by its index in the reply, so that no two choices of any prompts share one.
+/// The first is the request's own, so that one choice of one prompt is what it seems; the others are
+/// far from it and from each other.
 fn choice_seed(seed: u64, choice: u64) -> u64 {
     match choice {
         0 => seed,

@@ -1,7 +1,7 @@
 //! Prompts in all the forms they come in, as token ids.
 
 use super::choice::Echo;
-use super::openai::Context;
+use super::context::Context;
 use super::wire::Prompt;
 use crate::error::{Error, Result};
 use serde_json::{Map, Value};
@@ -33,13 +33,15 @@ impl Context<'_> {
         self.text.encode(&prompt, add_special_tokens)
     }
 
-    /// The prompts of a completion; at most as many, times `n`, as fit into the queue.
+    /// The prompts of a completion, texts with BOS where `add_special_tokens` says so; at most as
+    /// many, times `n`, as fit into the queue.
     ///
     /// # Errors
     /// `Invalid`, naming the field.
     pub(super) fn prompts(
         &self,
         prompt: Prompt,
+        add_special_tokens: bool,
         echo: bool,
         n: usize,
     ) -> Result<Vec<PromptTokens>> {
@@ -54,14 +56,9 @@ impl Context<'_> {
         // Before any is tokenized or copied n times.
         let max = self.limits.max_waiting;
         if count.saturating_mul(n) > max {
-            return Err(Error::invalid(
-                "prompt",
-                format!(
-                    "one request may make at most {max} sequences (prompts times n), not {count} times {n}"
-                ),
-            ));
+            return Err(Error::too_many_sequences(count, n, max));
         }
-        let from_text = |text| self.text_prompt(text, echo);
+        let from_text = |text: String| self.text_prompt(&text, add_special_tokens, echo);
         let from_ids = |ids| Ok(self.ids_prompt(ids, echo));
         match prompt {
             Prompt::Text(text) => Ok(vec![from_text(text)?]),
@@ -71,8 +68,13 @@ impl Context<'_> {
         }
     }
 
-    fn text_prompt(&self, text: String, echo: bool) -> Result<PromptTokens> {
-        let ids = self.text.encode(&text, true)?;
+    fn text_prompt(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+        echo: bool,
+    ) -> Result<PromptTokens> {
+        let ids = self.text.encode(text, add_special_tokens)?;
         let echo = echo.then(|| {
             let bos = ids
                 .first()
@@ -80,7 +82,7 @@ impl Context<'_> {
             let added_bos =
                 bos.is_some_and(|&id| !text.as_bytes().starts_with(self.text.token_bytes(id)));
             Arc::new(Echo {
-                text,
+                text: text.to_owned(),
                 ids: ids.clone(),
                 added_bos,
             })
@@ -102,7 +104,7 @@ impl Context<'_> {
 }
 
 /// Messages with a role each and content that templates understand: a list of text parts becomes
-/// one text.
+/// one text, and no content an empty one.
 fn checked_messages(mut messages: Vec<Value>) -> Result<Vec<Value>> {
     if messages.is_empty() {
         return Err(Error::invalid("messages", "messages must not be empty"));
@@ -122,7 +124,9 @@ fn checked_messages(mut messages: Vec<Value>) -> Result<Vec<Value>> {
         }
         let content = message.entry("content").or_insert(Value::Null);
         match content {
-            Value::String(_) | Value::Null => {}
+            Value::String(_) => {}
+            // As in a reply that only calls tools; templates want a text.
+            Value::Null => *content = "".into(),
             Value::Array(parts) => {
                 let texts = parts.iter().map(|part| match part["type"].as_str() {
                     Some("text") => part["text"].as_str(),

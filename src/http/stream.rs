@@ -4,8 +4,8 @@ use super::choice::{Choice, Piece};
 use super::error;
 use super::openai::Job;
 use super::reply::Header;
-use crate::engine::{EngineHandle, Event};
-use crate::error::{Error, Result};
+use crate::engine::{EngineHandle, Events};
+use crate::error::Result;
 use crate::text::Text;
 use axum::response::IntoResponse;
 use axum::response::sse::{self, KeepAlive, Sse};
@@ -14,18 +14,15 @@ use serde_json::Value;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::task::Poll;
-use tokio::sync::mpsc::UnboundedReceiver;
+use tokio_stream::{StreamExt, StreamMap};
 
 /// A job that the engine has taken. Dropping it cancels what is not finished.
 pub(super) struct Running {
     text: Arc<Text>,
     header: Header,
-    /// One a choice; `None` once it is finished.
-    receivers: Vec<Option<UnboundedReceiver<Event>>>,
+    /// By choice, as long as it is not finished.
+    events: StreamMap<usize, Events>,
     choices: Vec<Choice>,
-    /// Where to look first, so that no choice starves the others.
-    turn: usize,
 }
 
 impl Running {
@@ -34,48 +31,29 @@ impl Running {
     /// # Errors
     /// As [`EngineHandle::submit_all`].
     pub fn start(engine: &EngineHandle, text: Arc<Text>, job: Job) -> Result<Self> {
-        let receivers = engine.submit_all(job.requests)?;
+        let events = engine.submit_all(job.requests)?;
         Ok(Self {
             text,
             header: job.header,
-            receivers: receivers.into_iter().map(Some).collect(),
+            events: events.into_iter().enumerate().collect(),
             choices: job.choices,
-            turn: 0,
         })
     }
 
     /// The next piece and the choice it belongs to; `None` when all are finished.
     async fn next(&mut self) -> Option<Result<(usize, Piece)>> {
-        let (index, event) = self.next_event().await?;
-        let gone = || Event::Failed(Error::internal("the engine has ended"));
-        let piece = self.choices[index].on_event(&self.text, event.unwrap_or_else(gone));
-        if piece.as_ref().map_or(true, |piece| piece.finish.is_some()) {
-            self.receivers[index] = None;
+        let (index, event) = self.events.next().await?;
+        let piece = self.choices[index].on_event(&self.text, event);
+        if let Ok(Piece {
+            finish: Some(finish),
+            ..
+        }) = &piece
+            && let Some(events) = self.events.remove(&index)
+            && finish.reason == "stop"
+        {
+            events.stop();
         }
         Some(piece.map(|piece| (index, piece)))
-    }
-
-    async fn next_event(&mut self) -> Option<(usize, Option<Event>)> {
-        let count = self.receivers.len();
-        std::future::poll_fn(|cx| {
-            let mut waiting = false;
-            for index in (self.turn..count).chain(0..self.turn) {
-                let Some(receiver) = &mut self.receivers[index] else {
-                    continue;
-                };
-                if let Poll::Ready(event) = receiver.poll_recv(cx) {
-                    self.turn = (index + 1) % count;
-                    return Poll::Ready(Some((index, event)));
-                }
-                waiting = true;
-            }
-            if waiting {
-                Poll::Pending
-            } else {
-                Poll::Ready(None)
-            }
-        })
-        .await
     }
 
     /// Waits for all choices.

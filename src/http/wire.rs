@@ -1,9 +1,10 @@
 //! What comes in: fields of the request bodies, typed but not yet checked. Absent and null are
-//! the same; unknown fields are ignored.
+//! the same; what else a body has is for [`unsupported`](super::unsupported) to judge.
 
 use crate::error::{Error, Result};
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::de::value::Error as Never;
+use serde::de::{DeserializeOwned, Deserializer, Error as _, Visitor};
+use serde::{Deserialize, forward_to_deserialize_any};
 use serde_json::{Map, Value};
 
 /// Fields that both APIs know.
@@ -28,13 +29,13 @@ pub(super) struct Common {
     pub stream: Option<bool>,
     pub stream_options: Option<StreamOptions>,
     pub spec_length: Option<usize>,
-    #[serde(rename = "user")]
-    pub _user: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct StreamOptions {
     pub include_usage: Option<bool>,
+    pub continuous_usage_stats: Option<bool>,
+    pub include_obfuscation: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -52,6 +53,7 @@ pub(super) struct Completion {
     pub best_of: Option<usize>,
     pub suffix: Option<String>,
     pub logprobs: Option<usize>,
+    pub add_special_tokens: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -74,6 +76,7 @@ pub(super) struct Chat {
     pub top_logprobs: Option<usize>,
     pub max_completion_tokens: Option<usize>,
     pub add_generation_prompt: Option<bool>,
+    pub add_special_tokens: Option<bool>,
     pub chat_template_kwargs: Option<Map<String, Value>>,
 }
 
@@ -95,26 +98,75 @@ pub(super) struct Detokenize {
     pub tokens: Option<Vec<u32>>,
 }
 
-/// Reads a JSON object.
+/// Reads a JSON object. Integers among its fields, and in lists of them, may be written as 4.0.
 ///
 /// # Errors
 /// `Invalid`: no JSON, or no object.
-pub(super) fn object(body: &[u8]) -> Result<Value> {
+pub(super) fn object(body: &[u8]) -> Result<Map<String, Value>> {
     let malformed =
         |message: String| Error::request(crate::error::RequestErrorKind::Invalid, None, message);
     let value: Value = serde_json::from_slice(body)
         .map_err(|e| malformed(format!("the body is not valid JSON: {e}")))?;
-    if !value.is_object() {
+    let Value::Object(mut fields) = value else {
         return Err(malformed("the body must be a JSON object".into()));
+    };
+    fields.values_mut().for_each(whole_to_integer);
+    Ok(fields)
+}
+
+/// Leaves objects alone: messages and a template's variables are rendered as they came.
+fn whole_to_integer(value: &mut Value) {
+    /// Beyond it not every integer has an f64 of its own.
+    const EXACT: f64 = (1_u64 << 53) as f64;
+    match value {
+        Value::Array(list) => list.iter_mut().for_each(whole_to_integer),
+        Value::Number(number) => match number.as_f64().filter(|_| number.is_f64()) {
+            Some(x) if x.fract() == 0.0 && x.abs() <= EXACT => *value = (x as i64).into(),
+            _ => {}
+        },
+        _ => {}
     }
-    Ok(value)
+}
+
+/// The names of the fields of `T`, a struct, as they are in a body.
+pub(super) fn names<T: DeserializeOwned>() -> &'static [&'static str] {
+    /// Learns what a struct asks its deserializer for.
+    struct Names<'a>(&'a mut &'static [&'static str]);
+
+    impl<'de> Deserializer<'de> for Names<'_> {
+        type Error = Never;
+
+        fn deserialize_struct<V: Visitor<'de>>(
+            self,
+            _: &'static str,
+            fields: &'static [&'static str],
+            _: V,
+        ) -> Result<V::Value, Never> {
+            *self.0 = fields;
+            Err(Never::custom("there is nothing to read"))
+        }
+
+        fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Never> {
+            Err(Never::custom("not a struct"))
+        }
+
+        forward_to_deserialize_any! {
+            bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf option unit
+            unit_struct newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+        }
+    }
+
+    let mut names: &'static [&'static str] = &[];
+    // Always an error, after the names are known.
+    let _ = T::deserialize(Names(&mut names));
+    names
 }
 
 /// Takes the fields of `T` out of `body`.
 ///
 /// # Errors
 /// `Invalid`, naming the field and what it accepts.
-pub(super) fn fields<T: DeserializeOwned>(body: &Value) -> Result<T> {
+pub(super) fn fields<T: DeserializeOwned>(body: &Map<String, Value>) -> Result<T> {
     serde_path_to_error::deserialize(body).map_err(|e| {
         let param = e.path().to_string();
         let message = readable(&e.into_inner().to_string());

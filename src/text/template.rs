@@ -7,11 +7,14 @@ use minijinja::{Environment, ErrorKind, Value};
 use serde::Serialize;
 use serde_json::Map;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
+use std::borrow::Cow;
 use std::io;
 
 /// A compiled chat template.
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    /// Whether it has a word for the role `developer`, OpenAI's later name for `system`.
+    knows_developer: bool,
 }
 
 /// What a template sees. Of two variables with one name the later wins.
@@ -50,10 +53,14 @@ impl ChatTemplate {
         environment
             .add_template_owned(NAME, source.to_owned())
             .map_err(|e| Error::setup(format!("the chat template does not parse: {e}")))?;
-        Ok(Self { environment })
+        Ok(Self {
+            environment,
+            knows_developer: source.contains("developer"),
+        })
     }
 
-    /// The prompt for `messages`. `extra` becomes variables of the template.
+    /// The prompt for `messages`. `extra` becomes variables of the template. The role `developer` is
+    /// `system` to a template that does not know it.
     ///
     /// # Errors
     /// `Invalid`, with what the template says about the messages.
@@ -63,9 +70,10 @@ impl ChatTemplate {
         add_generation_prompt: bool,
         extra: &Map<String, serde_json::Value>,
     ) -> Result<String> {
+        let messages = self.with_known_roles(messages);
         let variables = Variables {
             extra,
-            messages,
+            messages: &messages,
             add_generation_prompt,
             tools: None,
             documents: None,
@@ -80,6 +88,21 @@ impl ChatTemplate {
                     format!("the model's chat template cannot be applied: {detail}"),
                 )
             })
+    }
+
+    fn with_known_roles<'a>(
+        &self,
+        messages: &'a [serde_json::Value],
+    ) -> Cow<'a, [serde_json::Value]> {
+        let is_developer = |message: &serde_json::Value| message["role"] == "developer";
+        if self.knows_developer || !messages.iter().any(is_developer) {
+            return messages.into();
+        }
+        let mut messages = messages.to_vec();
+        for message in messages.iter_mut().filter(|message| is_developer(message)) {
+            message["role"] = "system".into();
+        }
+        messages.into()
     }
 }
 
@@ -210,6 +233,16 @@ mod tests {
             "{error}"
         );
         assert!(matches!(error, Error::Request { param: Some(p), .. } if p == "messages"));
+    }
+
+    #[test]
+    fn a_developer_is_system_where_the_template_does_not_know_one() {
+        let messages =
+            json!([{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}]);
+        let plain = "{% for m in messages %}{{ m.role }}:{{ m.content }} {% endfor %}";
+        assert_eq!(render(plain, messages.clone()).unwrap(), "system:a user:b ");
+        let knows = format!("{plain}{{% if messages[0].role == 'developer' %}}yes{{% endif %}}");
+        assert_eq!(render(&knows, messages).unwrap(), "developer:a user:b yes");
     }
 
     #[test]

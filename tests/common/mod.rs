@@ -8,15 +8,14 @@ pub mod tiny;
 pub mod tiny_gguf;
 
 use foretoken::engine::{
-    self, EngineHandle, EngineOptions, Event, FinishReason, Request, SpecUsage, TokenLogprobs,
-    TokenOutput,
+    self, EngineHandle, EngineOptions, Event, Events, FinishReason, Request, SpecUsage,
+    TokenLogprobs, TokenOutput,
 };
 use foretoken::kv::{BlockAllocator, BlockTable};
 use foretoken::model::toy::ToyModel;
 use foretoken::model::{Batch, Model};
 use foretoken::sampling::{Purpose, Rng, Sampler, SamplingParams, distribution};
 use foretoken::spec::{DraftModel, Drafter, NgramDrafter};
-use tokio::sync::mpsc::UnboundedReceiver;
 
 pub const VOCAB: usize = 32;
 pub const MAX_LEN: usize = 256;
@@ -131,7 +130,7 @@ impl Answer {
 }
 
 /// Waits for the end of a request.
-pub fn collect(mut events: UnboundedReceiver<Event>) -> Answer {
+pub fn collect(mut events: Events) -> Answer {
     let mut answer = Answer::default();
     while answer.finish.is_none() {
         match events.blocking_recv().expect("the engine lives") {

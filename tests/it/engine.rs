@@ -324,6 +324,10 @@ fn stops_inside_a_round() {
         let answer = run(&engine, request);
         assert_eq!(answer.ids(), free[..=first]);
         assert_eq!(answer.finish, Some(FinishReason::Stop { token: free[at] }));
+        // A draft that is the target itself: each round but the first is five tokens, of which the
+        // fifth is the target's own.
+        assert_eq!(answer.spec.accepted, first - first / 5);
+        assert_eq!(answer.spec.tested, answer.spec.accepted);
     }
     for max_tokens in 1..10 {
         let answer = run(&engine, greedy(&[9, 8, 7], max_tokens));
@@ -354,7 +358,7 @@ fn the_context_limit_ends_the_text_and_is_checked() {
     );
     let refused = |request: Request| match engine.submit(request) {
         Err(Error::Request {
-            kind: RequestErrorKind::Invalid,
+            kind: RequestErrorKind::Invalid | RequestErrorKind::ContextLengthExceeded,
             param,
             message,
         }) => (param.unwrap(), message),

@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use candle_core::{Device, Tensor};
-use foretoken::engine::{self, EngineHandle, EngineOptions, Event, Request};
+use foretoken::engine::{self, EngineHandle, EngineOptions, Event, Events, Request};
 use foretoken::error::{Error, RequestErrorKind, Result};
 use foretoken::kv::KvStore;
 use foretoken::model::toy::ToyModel;
@@ -11,7 +11,6 @@ use foretoken::sampling::{SamplingParams, mix};
 use foretoken::spec::{Draft, DraftModel, DraftRequest, Drafter, SeqId};
 use std::io::Write;
 use std::sync::{Arc, LazyLock, Mutex};
-use tokio::sync::mpsc::UnboundedReceiver;
 
 const BLOCKS: usize = 128;
 const BLOCK_SIZE: usize = 4;
@@ -97,7 +96,7 @@ fn start(
 }
 
 /// The ids and, if it was so, the failure.
-fn outcome(mut events: UnboundedReceiver<Event>) -> (Vec<u32>, Option<Error>) {
+fn outcome(mut events: Events) -> (Vec<u32>, Option<Error>) {
     let mut ids = Vec::new();
     loop {
         match events.blocking_recv() {

@@ -1,7 +1,8 @@
 //! Replies of the HTTP API through real sockets, over toy engines: shapes, streams, stop strings.
 
-use crate::common::server::{EOS, LONG, Server, error, greedy, joined};
+use crate::common::server::{EOS, LONG, Server, error, greedy, joined, slow};
 use crate::common::{Guess, MAX_LEN, Toy};
+use foretoken::engine::EngineOptions;
 use serde_json::{Value, json};
 
 #[tokio::test]
@@ -266,10 +267,111 @@ async fn choices_are_told_apart_by_index() {
     let alone = server
         .json(
             "/v1/completions",
-            &json!({"prompt": "xyz", "max_tokens": 10, "seed": 7}),
+            &json!({"prompt": "abc", "max_tokens": 10, "seed": 7}),
         )
         .await;
-    assert_eq!(alone["choices"][0]["text"], texts[3]);
+    assert_eq!(alone["choices"][0]["text"], texts[0]);
+    server.done().await;
+}
+
+#[tokio::test]
+async fn equal_prompts_get_samples_of_their_own() {
+    let server = Server::start().await;
+    for seed in [json!(null), json!(7)] {
+        let body = json!({"prompt": ["abc", "abc", "abc"], "n": 2, "max_tokens": 40, "seed": seed});
+        let reply = server.json("/v1/completions", &body).await;
+        let again = server.json("/v1/completions", &body).await;
+        assert_eq!(reply["choices"] == again["choices"], seed == 7);
+        let text = |i: usize| reply["choices"][i]["text"].as_str().unwrap();
+        for (a, b) in (0..6).flat_map(|a| (0..a).map(move |b| (a, b))) {
+            assert_ne!(text(a), text(b), "choices {a} and {b}, seed {seed}");
+        }
+    }
+    server.done().await;
+}
+
+fn chars(text: &Value) -> Vec<char> {
+    text.as_str().expect("a text").chars().collect()
+}
+
+/// In the metrics, too, where the engine itself would have gone on.
+#[tokio::test]
+async fn a_text_that_ends_at_a_stop_string_counts_as_stopped() {
+    let fast = Server::start().await;
+    let slow = Server::over(slow(EngineOptions::default(), None), |s| s, LONG).await;
+    for server in [fast, slow] {
+        let full = server.json("/v1/completions", &greedy("abc", 20)).await;
+        let full = chars(&full["choices"][0]["text"]);
+        let mut body = greedy("abc", 20);
+        body["stop"] = String::from_iter(&full[2..5]).into();
+        server.json("/v1/completions", &body).await;
+        server.stream("/v1/completions", body.clone()).await;
+        // Complete with the last token that the engine gives.
+        body["stop"] = String::from_iter(&full[full.len() - 4..]).into();
+        let last = server.json("/v1/completions", &body).await;
+        assert_eq!(last["choices"][0]["finish_reason"], "stop");
+
+        let metrics = server.get("/metrics").await.text().await.unwrap();
+        let counted = |reason: &str| {
+            let name = format!("request_success_total{{finished_reason=\"{reason}\",");
+            let line = metrics.lines().find(|line| line.contains(&name))?;
+            line.rsplit(' ').next()?.parse::<u32>().ok()
+        };
+        assert_eq!(counted("stop"), Some(3), "{metrics}");
+        assert_eq!(counted("length"), Some(1), "{metrics}");
+        assert_eq!(counted("abort"), None, "{metrics}");
+        server.done().await;
+    }
+}
+
+/// The draft is the target itself: of five tokens that a round gives four were drafted.
+#[tokio::test]
+async fn usage_counts_accepted_tokens_of_the_text_only() {
+    let perfect = Toy {
+        guess: Guess::Toy(0.0),
+        ..Toy::default()
+    };
+    let server = Server::over(perfect.start(), |state| state, LONG).await;
+    let full = server.json("/v1/completions", &greedy("abc", 60)).await;
+    let full = chars(&full["choices"][0]["text"]);
+    let mut ended_inside_a_round = 0;
+    for at in [7, 8, 9, 20, 21, 23] {
+        let mut body = greedy("abc", 60);
+        body["stop"] = String::from_iter(&full[at - 3..at]).into();
+        let usage = &server.json("/v1/completions", &body).await["usage"];
+        // The first token comes with the prompt.
+        let later = usage["completion_tokens"].as_u64().unwrap() - 1;
+        ended_inside_a_round += u64::from(later % 5 > 0);
+        assert_eq!(
+            usage["completion_tokens_details"]["accepted_prediction_tokens"],
+            later - later / 5,
+            "{usage}"
+        );
+    }
+    assert!(ended_inside_a_round > 0);
+    server.done().await;
+}
+
+/// Clients of newer models say `developer`; replies that only call tools have no content.
+#[tokio::test]
+async fn messages_come_in_the_forms_that_clients_send() {
+    let server = Server::start().await;
+    let ids = async |message: Value| {
+        let reply = server
+            .json("/tokenize", &json!({"messages": [message]}))
+            .await;
+        reply["tokens"].clone()
+    };
+    assert_eq!(
+        ids(json!({"role": "developer", "content": "be brief"})).await,
+        ids(json!({"role": "system", "content": "be brief"})).await
+    );
+    let empty = ids(json!({"role": "assistant", "content": ""})).await;
+    assert_eq!(
+        ids(json!({"role": "assistant", "content": null})).await,
+        empty
+    );
+    assert_eq!(ids(json!({"role": "assistant"})).await, empty);
     server.done().await;
 }
 

@@ -7,10 +7,12 @@ use crate::common::server::{
 use foretoken::engine::EngineOptions;
 use foretoken::error::Error;
 use foretoken::http::AppState;
-use reqwest::Response;
-use serde_json::{Value, json};
+use reqwest::{Method, Response};
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 #[tokio::test]
 async fn what_cannot_be_served_is_told_in_openais_shape() {
@@ -62,10 +64,6 @@ async fn what_cannot_be_served_is_told_in_openais_shape() {
         (json!({"prompt": "a", "temperature": 3}), "temperature"),
         (json!({"prompt": "a", "n": "two"}), "n"),
         (
-            json!({"prompt": "a", "max_tokens": 1000, "stream": true}),
-            "max_tokens",
-        ),
-        (
             json!({"prompt": "a", "stream_options": {"include_usage": 1}}),
             "stream_options.include_usage",
         ),
@@ -79,6 +77,10 @@ async fn what_cannot_be_served_is_told_in_openais_shape() {
         .await;
         assert_eq!(told["param"], param);
     }
+    let long = json!({"prompt": "a", "max_tokens": 1000, "stream": true});
+    let long = server.post("/v1/completions", &long).await;
+    let told = error(long, 400, "context_length_exceeded").await;
+    assert_eq!(told["param"], "max_tokens");
     let wrong = json!({"messages": [{"role": "user", "content": "hi"}, {"content": "no role"}]});
     let told = error(
         server.post("/v1/chat/completions", &wrong).await,
@@ -116,52 +118,129 @@ async fn a_model_without_a_chat_template_refuses_chats_and_says_so() {
 }
 
 #[tokio::test]
-async fn v1_asks_for_the_key() {
+async fn the_key_is_asked_for_everywhere_but_at_the_open_routes() {
     let engine = Toy::default().start();
     let server = Server::over(engine, |s| s.with_api_key(Some("secret".into())), LONG).await;
-    let models = || server.client.get(server.url.clone() + "/v1/models");
-    error(models().send().await.unwrap(), 401, "invalid_api_key").await;
+    let request = |method: Method, path: &str| {
+        let request = server.client.request(method, server.url.clone() + path);
+        request.json(&json!({"prompt": "a", "tokens": [0], "max_tokens": 1}))
+    };
+    let models = || request(Method::GET, "/v1/models");
     for wrong in ["secre", "secret2", ""] {
-        error(
-            models().bearer_auth(wrong).send().await.unwrap(),
-            401,
-            "invalid_api_key",
-        )
-        .await;
+        let reply = models().bearer_auth(wrong).send().await.unwrap();
+        error(reply, 401, "invalid_api_key").await;
     }
-    error(
-        models()
-            .basic_auth("secret", Some("secret"))
-            .send()
+    let basic = models().basic_auth("secret", Some("secret"));
+    error(basic.send().await.unwrap(), 401, "invalid_api_key").await;
+
+    for (method, path, with_key) in [
+        (Method::GET, "/v1/models", 200),
+        (Method::GET, "/v1/models/toy", 200),
+        (Method::POST, "/v1/completions", 200),
+        (Method::POST, "/tokenize", 200),
+        (Method::POST, "/detokenize", 200),
+        // Nobody learns which routes there are.
+        (Method::GET, "/nothing", 404),
+        (Method::GET, "/v1/nothing", 404),
+        (Method::GET, "/v1/completions", 405),
+        (Method::GET, "/tokenize", 405),
+        (Method::GET, "/health/", 404),
+        (Method::GET, "//health", 404),
+    ] {
+        let without = request(method.clone(), path).send().await.unwrap();
+        assert_eq!(without.headers()["www-authenticate"], "Bearer");
+        error(without, 401, "invalid_api_key").await;
+        let with = request(method.clone(), path).bearer_auth("secret");
+        assert_eq!(
+            with.send().await.unwrap().status(),
+            with_key,
+            "{method} {path}"
+        );
+    }
+    for path in ["/health", "/version", "/metrics"] {
+        assert_eq!(server.get(path).await.status(), 200);
+    }
+    server.done().await;
+}
+
+/// Who has no key cannot make the server wait for, or store, a body.
+#[tokio::test]
+async fn the_key_is_asked_for_before_the_body_is_read() {
+    let engine = Toy::default().start();
+    let server = Server::over(engine, |s| s.with_api_key(Some("secret".into())), LONG).await;
+    let address = server.url.strip_prefix("http://").unwrap();
+    for path in [
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/tokenize",
+        "/detokenize",
+        "/x",
+    ] {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = [0; 12];
+        let read = stream.read_exact(&mut answer);
+        tokio::time::timeout(LONG, read)
             .await
-            .unwrap(),
-        401,
-        "invalid_api_key",
-    )
-    .await;
-    error(
-        server.post("/v1/completions", &greedy("a", 1)).await,
-        401,
-        "invalid_api_key",
-    )
-    .await;
-    assert_eq!(
-        models()
-            .bearer_auth("secret")
-            .send()
-            .await
-            .unwrap()
-            .status(),
-        200
-    );
-    assert_eq!(server.get("/health").await.status(), 200);
-    assert_eq!(
-        server
-            .post("/tokenize", &json!({"prompt": "a"}))
-            .await
-            .status(),
-        200
-    );
+            .expect("an answer without a body")
+            .unwrap();
+        assert_eq!(&answer, b"HTTP/1.1 401", "{path}");
+    }
+    server.done().await;
+}
+
+#[tokio::test]
+async fn what_the_server_does_not_do_is_refused_by_name() {
+    let server = Server::start().await;
+    for (field, asks, harmless) in [
+        (
+            "tools",
+            json!([{"type": "function", "function": {"name": "f"}}]),
+            json!([]),
+        ),
+        (
+            "response_format",
+            json!({"type": "json_object"}),
+            json!({"type": "text"}),
+        ),
+        ("guided_regex", json!("a+"), json!(null)),
+        ("prompt_logprobs", json!(1), json!(null)),
+        ("store", json!(true), json!(false)),
+    ] {
+        for path in ["/v1/completions", "/v1/chat/completions"] {
+            let mut body = json!({"max_tokens": 1, "unknown": [1]});
+            match path {
+                "/v1/completions" => body["prompt"] = "a".into(),
+                _ => body["messages"] = json!([{"role": "user", "content": "hi"}]),
+            }
+            body[field] = asks.clone();
+            let told = error(server.post(path, &body).await, 400, "invalid_value").await;
+            assert_eq!(told["param"], field);
+            body[field] = harmless.clone();
+            server.json(path, &body).await;
+        }
+    }
+    server.done().await;
+}
+
+#[tokio::test]
+async fn long_lists_are_refused_by_name() {
+    let server = Server::start().await;
+    let biases: Map<String, Value> = (1..1026).map(|i| ("0".repeat(i), json!(1))).collect();
+    for (field, list) in [
+        ("stop_token_ids", json!(vec![0; 900_000])),
+        ("stop", json!(vec!["x".repeat(450_000); 4])),
+        ("stop", json!(vec!["x"; 17])),
+        ("logit_bias", biases.into()),
+    ] {
+        let mut body = greedy("abc", 5);
+        body[field] = list;
+        let told = server.post("/v1/completions", &body).await;
+        assert_eq!(error(told, 400, "invalid_value").await["param"], field);
+    }
     server.done().await;
 }
 

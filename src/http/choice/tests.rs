@@ -37,7 +37,7 @@ fn ids(names: &[&str]) -> Vec<u32> {
 
 fn rules(stops: &[&str]) -> Rules {
     Rules {
-        stops: stops.iter().map(|&stop| stop.into()).collect(),
+        stops: Stops::new(stops.iter().map(|&stop| stop.into())),
         ..Rules::default()
     }
 }
@@ -137,14 +137,32 @@ fn what_is_held_is_shown_at_the_end() {
     );
 }
 
+/// Of a round of which four tokens were accepted, those count that are part of the text.
 #[test]
-fn the_stop_string_that_is_complete_first_wins() {
-    let mut matcher = StopMatcher::default();
-    let stops = ["bcd".to_owned(), "c".to_owned()];
-    assert_eq!(
-        matcher.push(&stops, "abcde".into(), true),
-        ("ab".into(), Some(1))
-    );
+fn usage_does_not_count_what_was_accepted_after_a_stop_string() {
+    for (stop, kept) in [("b", 2), ("END", 4), ("never", 5)] {
+        let mut choice = Choice::new(Arc::new(rules(&[stop])), None);
+        let spec = |rounds, tested, accepted| SpecUsage {
+            rounds,
+            drafted: 6 * rounds,
+            tested,
+            accepted,
+        };
+        let round = |names: &[&str], usage| match tokens(&ids(names), None) {
+            Event::Tokens { tokens, finish, .. } => Event::Tokens {
+                tokens,
+                finish,
+                spec: usage,
+            },
+            other => other,
+        };
+        let first = round(&["a", "a"], spec(1, 2, 1));
+        choice.on_event(text(), first).unwrap();
+        let second = round(&["a", "b", "a", "END", "a"], spec(2, 7, 5));
+        choice.on_event(text(), second).unwrap();
+        assert_eq!(choice.completion_tokens(), 2 + kept);
+        assert_eq!(choice.spec(), spec(2, 2 + kept, 1 + kept.min(4)), "{stop}");
+    }
 }
 
 #[test]

@@ -1,5 +1,7 @@
 use super::*;
-use crate::text::SpecialIds;
+use crate::engine::Limits;
+use crate::error::RequestErrorKind;
+use crate::text::{SpecialIds, Text};
 use serde_json::json;
 use std::sync::LazyLock;
 use tokenizers::Tokenizer;
@@ -53,6 +55,12 @@ fn with<T>(f: impl FnOnce(&Context<'_>) -> T) -> T {
     })
 }
 
+/// So many entries for `logit_bias`, all of ids that there are.
+fn biases(count: usize) -> Value {
+    let id = |i: usize| format!("{:0>1$}", i % 28, 2 + i / 28);
+    (0..count).map(|i| (id(i), json!(1))).collect()
+}
+
 /// `body` over a valid request.
 fn completion(mut body: Value) -> Result<Job> {
     let fields = body.as_object_mut().expect("an object");
@@ -73,7 +81,7 @@ fn chat(mut body: Value) -> Result<Job> {
 fn refused(result: Result<Job>, param: &str) -> String {
     match result.err().expect("refused") {
         Error::Request {
-            kind: RequestErrorKind::Invalid,
+            kind: RequestErrorKind::Invalid | RequestErrorKind::ContextLengthExceeded,
             message,
             param: named,
         } => {
@@ -107,13 +115,25 @@ fn ranges_are_checked_and_told() {
         ("logit_bias", json!({"28": 1}), "not in the vocabulary"),
         ("logit_bias", json!([1]), "expected an object"),
         ("seed", json!("one"), "expected an integer"),
-        ("stop", json!(["a", "b", "c", "d", "e"]), "at most 4"),
-        ("stop", json!(["a", ""]), "none of them empty"),
+        ("stop", json!(vec!["a"; 17]), "at most 16 strings"),
+        ("stop", json!(["a", ""]), "each of 1 to 1024 bytes"),
+        ("stop", json!("é".repeat(513)), "each of 1 to 1024 bytes"),
+        (
+            "stop_token_ids",
+            json!(vec![0; 1025]),
+            "at most 1024 entries, not 1025",
+        ),
+        ("logit_bias", biases(1025), "at most 1024 entries, not 1025"),
+        ("logit_bias", json!({"3": "much"}), "between -100 and 100"),
         ("stop", json!(7), "a string or a list of strings"),
         ("stop_token_ids", json!([28]), "not in the vocabulary"),
         ("min_tokens", json!(17), "between 0 and max_tokens (16)"),
         ("max_tokens", json!(0), "at least 1"),
-        ("max_tokens", json!(62), "the context holds 64 tokens"),
+        (
+            "max_tokens",
+            json!(62),
+            "maximum context length is 64 tokens",
+        ),
         ("max_tokens", json!(-1), "expected a non-negative integer"),
         ("n", json!(0), "between 1 and 128"),
         ("n", json!(129), "between 1 and 128"),
@@ -134,7 +154,11 @@ fn ranges_are_checked_and_told() {
         ("prompt", json!([[1], []]), "at least one token"),
         ("prompt", Value::Null, "required"),
         ("prompt", json!(vec!["a"; 41]), "at most 40 sequences"),
-        ("prompt", json!(vec![1; 64]), "the context holds 64 tokens"),
+        (
+            "prompt",
+            json!(vec![1; 64]),
+            "maximum context length is 64 tokens",
+        ),
     ] {
         let message = refused(completion(json!({field: bad})), field);
         assert!(message.contains(told), "{field}: {message}");
@@ -151,7 +175,7 @@ fn the_chats_own_fields_are_checked() {
         (
             "max_completion_tokens",
             json!(64),
-            "the context holds 64 tokens",
+            "maximum context length is 64 tokens",
         ),
         ("messages", Value::Null, "required"),
         ("messages", json!([]), "must not be empty"),
@@ -159,7 +183,7 @@ fn the_chats_own_fields_are_checked() {
         (
             "messages",
             json!([{"role": "user", "content": "a".repeat(64)}]),
-            "the context holds",
+            "(70 in the messages, at least 1 in the completion)",
         ),
         ("messages[0]", json!(["hi"]), "an object"),
         (
@@ -220,7 +244,7 @@ fn edges_of_the_ranges_are_accepted() {
     let job = completion(json!({
         "model": "second", "temperature": 2, "top_p": 1, "top_k": -1, "min_p": 1, "repetition_penalty": 2,
         "presence_penalty": -2, "frequency_penalty": 2, "logit_bias": {"0": -100, "27": 100.0},
-        "seed": -1, "stop": ["a", "b", "c", "d"], "stop_token_ids": [27], "ignore_eos": true,
+        "seed": -1, "stop": vec!["é".repeat(512); 16], "stop_token_ids": vec![27; 1024], "ignore_eos": true,
         "min_tokens": 61, "max_tokens": 61, "n": 3, "best_of": 3, "suffix": "", "logprobs": 0,
         "stream": true, "stream_options": {"include_usage": true}, "spec_length": 0,
         "user": "me", "something": "unknown",
@@ -332,18 +356,141 @@ fn a_templates_bos_is_not_doubled() {
 }
 
 #[test]
-fn seeds_of_choices_differ_and_do_not_depend_on_the_prompts() {
-    let job = completion(json!({"prompt": ["a", "b"], "n": 3, "seed": 5})).expect("accepted");
-    let seeds: Vec<u64> = job.requests.iter().map(|r| r.params.seed).collect();
-    assert_eq!(seeds[0], 5);
-    assert_eq!(seeds[..3], seeds[3..]);
-    assert!(seeds[0] != seeds[1] && seeds[1] != seeds[2] && seeds[0] != seeds[2]);
-    let random = || {
-        completion(json!({})).expect("accepted").requests[0]
-            .params
-            .seed
+fn every_choice_of_every_prompt_has_a_seed_of_its_own() {
+    let seeds = |body: Value| -> Vec<u64> {
+        let job = completion(body).expect("accepted");
+        job.requests.iter().map(|r| r.params.seed).collect()
     };
-    assert_ne!(random(), random());
+    let seeded = || seeds(json!({"prompt": ["a", "a"], "n": 3, "seed": 5}));
+    let unseeded = || seeds(json!({"prompt": ["a", "a"], "n": 3}));
+    assert_eq!(
+        seeded()[0],
+        5,
+        "one choice of one prompt has the seed as given"
+    );
+    assert_eq!(seeded(), seeded());
+    assert_ne!(unseeded(), unseeded());
+    for mut seeds in [seeded(), unseeded()] {
+        seeds.sort_unstable();
+        seeds.dedup();
+        assert_eq!(seeds.len(), 6);
+    }
+}
+
+#[test]
+fn integers_may_have_a_point_but_no_fraction() {
+    let job = completion(json!({
+        "prompt": [[1.0, 2.0]], "max_tokens": 4.0, "n": 2.0, "seed": -3.0, "top_k": 5.0, "logprobs": 1.0,
+        "stop_token_ids": [3.0], "min_tokens": 1.0, "spec_length": 2.0, "best_of": 2.0,
+    }))
+    .expect("accepted");
+    let request = &job.requests[0];
+    assert_eq!((job.requests.len(), &request.prompt[..]), (2, &[1, 2][..]));
+    assert_eq!((request.max_tokens, request.logprobs), (Some(4), Some(1)));
+    assert_eq!(
+        (request.params.seed, request.params.top_k),
+        (-3_i64 as u64, 5)
+    );
+    assert_eq!(request.params.stop_token_ids, [3]);
+    let job = chat(json!({"max_completion_tokens": 3.0, "logprobs": true, "top_logprobs": 2.0}));
+    assert_eq!(job.expect("accepted").requests[0].max_tokens, Some(3));
+    for field in ["max_tokens", "n", "seed", "top_k", "logprobs", "min_tokens"] {
+        let message = refused(completion(json!({field: 4.5})), field);
+        assert!(message.contains("integer"), "{field}: {message}");
+        refused(completion(json!({field: 1e300})), field);
+    }
+    refused(
+        completion(json!({"stop_token_ids": [3.5]})),
+        "stop_token_ids[0]",
+    );
+    refused(completion(json!({"prompt": [1.5]})), "prompt");
+}
+
+#[test]
+fn a_message_without_content_is_an_empty_text() {
+    let said = |message: Value| {
+        let job = chat(json!({"messages": [message]})).expect("accepted");
+        text().decode(&job.requests[0].prompt, true)
+    };
+    let calls = json!([{"type": "function"}]);
+    assert_eq!(
+        said(json!({"role": "a", "content": null, "tool_calls": calls})),
+        "a "
+    );
+    assert_eq!(said(json!({"role": "a"})), "a ");
+}
+
+#[test]
+fn a_request_that_does_not_fit_is_told_in_openais_words() {
+    let told = |result: Result<Job>| match result.err().expect("refused") {
+        Error::Request {
+            kind: RequestErrorKind::ContextLengthExceeded,
+            message,
+            param,
+        } => (param.expect("a field"), message),
+        other => panic!("{other:?}"),
+    };
+    let begins = "This model's maximum context length is 64 tokens. However, you requested";
+    let (param, message) = told(completion(json!({"prompt": vec![1; 70], "max_tokens": 5})));
+    let rest = "75 tokens (70 in the prompt, 5 in the completion). Please reduce the length of the prompt or completion.";
+    assert_eq!(
+        (param.as_str(), message),
+        ("prompt", format!("{begins} {rest}"))
+    );
+    let long = json!([{"role": "user", "content": "a".repeat(64)}]);
+    let (param, message) = told(chat(json!({"messages": long, "max_tokens": 5})));
+    let rest = "75 tokens (70 in the messages, 5 in the completion). Please reduce the length of the messages or completion.";
+    assert_eq!(
+        (param.as_str(), message),
+        ("messages", format!("{begins} {rest}"))
+    );
+    let (param, message) = told(chat(json!({"messages": long})));
+    let rest = "71 tokens (70 in the messages, at least 1 in the completion). Please reduce the length of the messages.";
+    assert_eq!(
+        (param.as_str(), message),
+        ("messages", format!("{begins} {rest}"))
+    );
+    let (param, _) = told(chat(json!({"max_completion_tokens": 64})));
+    assert_eq!(
+        param, "max_completion_tokens",
+        "the messages alone would fit"
+    );
+}
+
+#[test]
+fn what_is_not_supported_is_refused_where_it_is_not() {
+    for field in ["tools", "guided_json", "documents"] {
+        let asks = || json!({field: ["x"]});
+        refused(completion(asks()), field);
+        refused(chat(asks()), field);
+    }
+    assert!(completion(json!({"echo": true})).is_ok());
+    refused(chat(json!({"echo": true})), "echo");
+    assert!(chat(json!({"max_completion_tokens": 5})).is_ok());
+    refused(
+        completion(json!({"max_completion_tokens": 5})),
+        "max_completion_tokens",
+    );
+    for field in ["continuous_usage_stats", "include_obfuscation"] {
+        let asks = |value| json!({"stream": true, "stream_options": {field: value}});
+        assert!(chat(asks(false)).is_ok());
+        refused(chat(asks(true)), &format!("stream_options.{field}"));
+    }
+}
+
+#[test]
+fn special_tokens_are_added_where_they_are_asked_for() {
+    let boses = |job: Result<Job>| {
+        let job = job.expect("accepted");
+        job.requests[0]
+            .prompt
+            .iter()
+            .filter(|&&id| id == 27)
+            .count()
+    };
+    assert_eq!(boses(completion(json!({}))), 1);
+    assert_eq!(boses(completion(json!({"add_special_tokens": false}))), 0);
+    assert_eq!(boses(chat(json!({"add_special_tokens": true}))), 2);
 }
 
 #[test]

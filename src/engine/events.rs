@@ -1,0 +1,94 @@
+//! What the holder of a request has of it.
+
+use super::request::{Event, FinishReason};
+use super::stats::Stats;
+use crate::error::{Error, RequestErrorKind};
+use futures_util::Stream;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use tokio::sync::mpsc::UnboundedReceiver;
+
+/// The events of one request, in order; the last one has `finish` set or is `Failed`, also where
+/// the engine thread has ended. Dropping it cancels the request.
+///
+/// The end of a request is counted in [`Stats::requests_finished`] here, when this is dropped: its
+/// holder may end the text at a stop string, of which the engine knows nothing.
+#[derive(Debug)]
+pub struct Events {
+    receiver: UnboundedReceiver<Event>,
+    stats: Arc<Stats>,
+    /// `finished_reason` of the metrics; `None` before the last event.
+    reason: Option<&'static str>,
+}
+
+impl Events {
+    pub(super) fn new(receiver: UnboundedReceiver<Event>, stats: Arc<Stats>) -> Self {
+        Self {
+            receiver,
+            stats,
+            reason: None,
+        }
+    }
+
+    /// The next event; `None` after the last one.
+    pub async fn recv(&mut self) -> Option<Event> {
+        std::future::poll_fn(|cx| self.poll_recv(cx)).await
+    }
+
+    /// As [`Events::recv`], for a thread that may wait.
+    pub fn blocking_recv(&mut self) -> Option<Event> {
+        let event = self.receiver.blocking_recv();
+        self.note(event)
+    }
+
+    /// Ends the request because its text is complete: it counts as `stop`, and not as `abort`.
+    pub fn stop(mut self) {
+        self.reason = Some("stop");
+    }
+
+    fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<Event>> {
+        let event = ready!(self.receiver.poll_recv(cx));
+        Poll::Ready(self.note(event))
+    }
+
+    fn note(&mut self, event: Option<Event>) -> Option<Event> {
+        let gone = || Event::Failed(Error::internal("the engine has ended"));
+        let event = event.or_else(|| self.reason.is_none().then(gone));
+        match &event {
+            Some(Event::Tokens {
+                finish: Some(finish),
+                ..
+            }) => {
+                self.reason = Some(match finish {
+                    FinishReason::Length => "length",
+                    FinishReason::Stop { .. } => "stop",
+                });
+            }
+            Some(Event::Failed(error)) => {
+                let shutdown = matches!(error, Error::Request { kind, .. } if *kind == RequestErrorKind::ShuttingDown);
+                self.reason = Some(if shutdown { "abort" } else { "error" });
+            }
+            _ => {}
+        }
+        event
+    }
+}
+
+impl Stream for Events {
+    type Item = Event;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Event>> {
+        self.poll_recv(cx)
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        let reason = self.reason.unwrap_or("abort");
+        self.stats
+            .requests_finished
+            .with_label_values(&[reason])
+            .inc();
+    }
+}

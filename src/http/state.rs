@@ -1,0 +1,114 @@
+//! What the handlers of all routes share.
+
+use super::context::Context;
+use super::reply;
+use crate::engine::EngineHandle;
+use crate::error::{Error, RequestErrorKind, Result};
+use crate::text::Text;
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Largest request body unless told otherwise, in bytes.
+pub const DEFAULT_MAX_BODY_BYTES: usize = 2 * 1024 * 1024;
+
+/// What handlers share.
+#[derive(Clone)]
+pub struct AppState {
+    pub(super) engine: EngineHandle,
+    pub(super) text: Arc<Text>,
+    pub(super) model_names: Arc<[String]>,
+    pub(super) api_key: Option<Arc<str>>,
+    pub(super) max_body_bytes: usize,
+    created: u64,
+}
+
+impl AppState {
+    /// Serves `engine` under `model_names`, of which the first stands for a request that names
+    /// none. Without an API key everyone is let in.
+    pub fn new(engine: EngineHandle, text: Arc<Text>, model_names: Vec<String>) -> Self {
+        Self {
+            engine,
+            text,
+            model_names: model_names.into(),
+            api_key: None,
+            max_body_bytes: DEFAULT_MAX_BODY_BYTES,
+            created: reply::now(),
+        }
+    }
+
+    /// Asks for `Authorization: Bearer <key>` everywhere but at `/health`, `/version` and `/metrics`.
+    pub fn with_api_key(mut self, key: Option<String>) -> Self {
+        self.api_key = key.map(Into::into);
+        self
+    }
+
+    /// Refuses longer bodies.
+    pub fn with_max_body_bytes(mut self, bytes: usize) -> Self {
+        self.max_body_bytes = bytes;
+        self
+    }
+
+    /// Runs `read` on `body` where it may take its time: tokenizing a long prompt takes a while.
+    ///
+    /// # Errors
+    /// Those of `read`, and where there is no body.
+    pub(super) async fn read<T: Send + 'static>(
+        &self,
+        body: Body,
+        read: impl FnOnce(&Context<'_>, &[u8]) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let body = body.map_err(|rejection| self.rejected(&rejection))?;
+        let state = self.clone();
+        tokio::task::spawn_blocking(move || read(&state.context(), &body))
+            .await
+            .map_err(|e| Error::internal(format!("reading the request failed: {e}")))?
+    }
+
+    /// What requests are read against.
+    pub(super) fn context(&self) -> Context<'_> {
+        Context {
+            text: &self.text,
+            limits: self.engine.limits(),
+            model_names: &self.model_names,
+        }
+    }
+
+    fn rejected(&self, rejection: &BytesRejection) -> Error {
+        if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
+            let message = format!("the body may have at most {} bytes", self.max_body_bytes);
+            Error::request(RequestErrorKind::TooLarge, None, message)
+        } else {
+            Error::request(RequestErrorKind::Invalid, None, rejection.body_text())
+        }
+    }
+
+    /// Whether requests are taken.
+    ///
+    /// # Errors
+    /// `ShuttingDown`.
+    pub(super) fn ready(&self) -> Result<()> {
+        if self.engine.is_draining() || self.engine.has_ended() {
+            return Err(Error::shutting_down());
+        }
+        Ok(())
+    }
+
+    /// A model in the words of `/v1/models`.
+    pub(super) fn model_object(&self, name: &str) -> Value {
+        json!({
+            "id": name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "foretoken",
+            "root": name,
+            "parent": null,
+            "max_model_len": self.engine.limits().max_model_len,
+        })
+    }
+}
+
+/// A body, or why there is none.
+pub(super) type Body = Result<Bytes, BytesRejection>;

@@ -1,0 +1,194 @@
+//! Stop strings in text that comes in pieces.
+
+/// The stop strings of a request, prepared to be looked for byte by byte.
+#[derive(Debug, Default)]
+pub(super) struct Stops(Vec<Pattern>);
+
+#[derive(Debug)]
+struct Pattern {
+    text: String,
+    /// Length in bytes of the longest beginning of `text[..=i]`, itself excepted, that it also ends
+    /// with (Knuth, Morris and Pratt 1977).
+    borders: Vec<usize>,
+}
+
+impl Stops {
+    /// None of `texts` may be empty.
+    pub fn new(texts: impl IntoIterator<Item = String>) -> Self {
+        Self(texts.into_iter().map(Pattern::new).collect())
+    }
+}
+
+impl Pattern {
+    fn new(text: String) -> Self {
+        let mut pattern = Self {
+            text,
+            borders: vec![0],
+        };
+        for i in 1..pattern.text.len() {
+            let border = pattern.advance(pattern.borders[i - 1], pattern.text.as_bytes()[i]);
+            pattern.borders.push(border);
+        }
+        pattern
+    }
+
+    /// How many bytes of the pattern a text ends with after `byte`, where it ended with `matched`
+    /// of them, fewer than all, before. Constant time, amortized over a text.
+    fn advance(&self, mut matched: usize, byte: u8) -> usize {
+        let bytes = self.text.as_bytes();
+        while matched > 0 && bytes[matched] != byte {
+            matched = self.borders[matched - 1];
+        }
+        matched + usize::from(bytes[matched] == byte)
+    }
+}
+
+/// Finds stop strings, and shows nothing that may be the beginning of one. The match is the one that
+/// is complete first (of several the longest), so that it does not depend on the pieces.
+#[derive(Debug, Default)]
+pub(super) struct StopMatcher {
+    /// The beginning of a stop string, not shown yet.
+    held: String,
+    /// By pattern, how many of its bytes the text ends with; fewer than all.
+    matched: Vec<usize>,
+}
+
+impl StopMatcher {
+    /// Adds text; returns what can be shown, and the stop string that ended it. Matches that are
+    /// complete while `may_stop` is false are text.
+    pub fn push<'a>(
+        &mut self,
+        stops: &'a Stops,
+        new: String,
+        may_stop: bool,
+    ) -> (String, Option<&'a str>) {
+        let Stops(patterns) = stops;
+        if patterns.is_empty() {
+            return (new, None);
+        }
+        self.matched.resize(patterns.len(), 0);
+        for (at, byte) in new.bytes().enumerate() {
+            let mut found: Option<&str> = None;
+            for (pattern, matched) in patterns.iter().zip(&mut self.matched) {
+                *matched = pattern.advance(*matched, byte);
+                if *matched == pattern.text.len() {
+                    *matched = pattern.borders[*matched - 1];
+                    if found.is_none_or(|found| pattern.text.len() > found.len()) {
+                        found = Some(&pattern.text);
+                    }
+                }
+            }
+            if let Some(stop) = found.filter(|_| may_stop) {
+                let mut text = self.finish() + &new[..=at];
+                text.truncate(text.len() - stop.len());
+                return (text, Some(stop));
+            }
+        }
+        self.held.push_str(&new);
+        // Not inside a character: a stop string begins with the first byte of one.
+        let hold = self.matched.iter().max().copied().unwrap_or(0);
+        let held = self.held.split_off(self.held.len() - hold);
+        (std::mem::replace(&mut self.held, held), None)
+    }
+
+    /// No more text comes: what was held is shown.
+    pub fn finish(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn stops(texts: &[&str]) -> Stops {
+        Stops::new(texts.iter().map(|&text| text.to_owned()))
+    }
+
+    #[test]
+    fn the_stop_string_that_is_complete_first_wins() {
+        for (texts, text, shown, stop) in [
+            (&["bcd", "c"][..], "abcde", "ab", "c"),
+            (&["c", "bc"], "abcde", "a", "bc"),
+            (&["aab"], "aaab", "a", "aab"),
+            (&["abac", "ba"], "abab", "a", "ba"),
+        ] {
+            let stops = stops(texts);
+            let found = StopMatcher::default().push(&stops, text.into(), true);
+            assert_eq!(found, (shown.into(), Some(stop)));
+        }
+    }
+
+    #[test]
+    fn a_match_that_does_not_count_is_text_and_may_begin_another() {
+        let stops = stops(&["aaa"]);
+        let mut matcher = StopMatcher::default();
+        assert_eq!(
+            matcher.push(&stops, "aaa".into(), false),
+            ("a".into(), None)
+        );
+        assert_eq!(
+            matcher.push(&stops, "a".into(), true),
+            (String::new(), Some("aaa"))
+        );
+    }
+
+    #[test]
+    fn the_cost_of_a_piece_does_not_grow_with_the_stop_strings() {
+        let stops = Stops::new((0..4).map(|i| format!("{}{i}", "a".repeat(450_000))));
+        let mut matcher = StopMatcher::default();
+        let started = std::time::Instant::now();
+        for _ in 0..20_000 {
+            let shown = matcher.push(&stops, "aab".into(), true);
+            assert_eq!(shown, ("aab".into(), None));
+        }
+        // Milliseconds; preparing the search again for every piece takes minutes.
+        assert!(started.elapsed() < std::time::Duration::from_secs(10));
+    }
+
+    /// The longest end of `text` with which a stop string begins.
+    fn begun(text: &str, texts: &[String]) -> usize {
+        let ends = texts.iter().flat_map(|stop| {
+            let begins = stop.char_indices().map(|(at, _)| at);
+            begins.filter(|&at| text.ends_with(&stop[..at]))
+        });
+        ends.max().unwrap_or(0)
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_change_nothing_and_no_beginning_is_shown(
+            text in "[abéèc]{0,40}",
+            texts in prop::collection::vec("[abéè]{1,6}", 1..5),
+            sizes in prop::collection::vec(0usize..5, 1..6),
+        ) {
+            // Plainly: the first end of a stop string, and of those that end there the longest.
+            let ends = texts.iter().filter_map(|stop| {
+                let at = text.find(stop.as_str())?;
+                Some((at + stop.len(), at, stop.as_str()))
+            });
+            let first = ends.min();
+
+            let stops = Stops::new(texts.clone());
+            let mut matcher = StopMatcher::default();
+            let (mut shown, mut seen, mut found) = (String::new(), String::new(), None);
+            let (mut rest, mut sizes) = (text.chars(), sizes.iter().chain([&1]).cycle());
+            while found.is_none() && seen.len() < text.len() {
+                let piece: String = rest.by_ref().take(*sizes.next().expect("cycles")).collect();
+                seen.push_str(&piece);
+                let (new, stop) = matcher.push(&stops, piece, true);
+                shown.push_str(&new);
+                found = stop;
+                if found.is_none() {
+                    prop_assert_eq!(shown.len(), seen.len() - begun(&seen, &texts));
+                }
+            }
+            if found.is_none() {
+                shown.push_str(&matcher.finish());
+            }
+            prop_assert_eq!(found, first.map(|(_, _, stop)| stop));
+            prop_assert_eq!(shown.as_str(), first.map_or(text.as_str(), |(_, at, _)| &text[..at]));
+        }
+    }
+}

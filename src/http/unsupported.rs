@@ -1,0 +1,309 @@
+//! Fields of OpenAI's, vLLM's and their relatives' request bodies that this server does not read:
+//! those that ask for nothing it does not do are accepted, the others refused by name. Ignoring
+//! them would answer another question than the one that was asked.
+
+use crate::error::{Error, Result};
+use serde_json::{Map, Value};
+
+/// A field, which of its values ask for nothing, and what to give if it cannot be left out.
+type Field = (&'static str, fn(&Value) -> bool, Option<&'static str>);
+
+/// The table has the fields of both APIs: what an API reads itself is not looked up here.
+const UNSUPPORTED: &[Field] = &[
+    // Tools.
+    ("tools", is_empty, None),
+    ("tool_choice", is_no_choice, Some(r#""none""#)),
+    ("functions", is_empty, None),
+    ("function_call", is_no_choice, Some(r#""none""#)),
+    // An empty object asks for a search.
+    ("web_search_options", Value::is_null, None),
+    ("documents", is_empty, None),
+    // Structured output.
+    (
+        "response_format",
+        |v| is_empty(v) || v["type"] == "text",
+        Some(r#"{"type": "text"}"#),
+    ),
+    ("structured_outputs", is_empty, None),
+    ("structural_tag", is_empty, None),
+    ("grammar", is_empty, None),
+    ("ebnf", is_empty, None),
+    ("regex", is_empty, None),
+    ("json_schema", is_empty, None),
+    // Other media than text.
+    ("audio", is_empty, None),
+    (
+        "modalities",
+        |v| is_empty(v) || matches!(v.as_array().map(Vec::as_slice), Some([one]) if one == "text"),
+        Some(r#"["text"]"#),
+    ),
+    ("mm_processor_kwargs", is_empty, None),
+    ("media_io_kwargs", is_empty, None),
+    ("prompt_embeds", is_empty, None),
+    ("input_embeds", is_empty, None),
+    // What the prompt is.
+    ("chat_template", is_empty, None),
+    ("continue_final_message", is_empty, Some("false")),
+    ("truncate_prompt_tokens", Value::is_null, None),
+    ("echo", is_empty, Some("false")),
+    ("suffix", is_empty, None),
+    // How tokens are chosen, and when the text ends.
+    ("allowed_token_ids", is_empty, None),
+    ("bad_words", is_empty, None),
+    ("logits_processors", is_empty, None),
+    ("custom_logit_processor", is_empty, None),
+    ("use_beam_search", is_empty, Some("false")),
+    (
+        "best_of",
+        |v| v.is_null() || v.as_f64() == Some(1.0),
+        Some("1"),
+    ),
+    (
+        "typical_p",
+        |v| v.is_null() || v.as_f64() == Some(1.0),
+        Some("1"),
+    ),
+    ("top_a", is_zero, Some("0")),
+    ("mirostat", is_zero, Some("0")),
+    ("stop_regex", is_empty, None),
+    ("thinking_token_budget", Value::is_null, None),
+    ("repetition_detection", is_empty, None),
+    ("max_completion_tokens", Value::is_null, None),
+    ("n_predict", Value::is_null, None),
+    // What is in the reply. No alternatives are log-probabilities, too.
+    ("prompt_logprobs", Value::is_null, None),
+    ("top_logprobs", is_zero, Some("0")),
+    (
+        "skip_special_tokens",
+        |v| v.is_null() || v == true,
+        Some("true"),
+    ),
+    ("include_stop_str_in_output", is_empty, Some("false")),
+    ("no_stop_trim", is_empty, Some("false")),
+    ("return_tokens_as_token_ids", is_empty, Some("false")),
+    ("return_token_ids", is_empty, Some("false")),
+    ("return_token_strs", is_empty, Some("false")),
+    ("return_hidden_states", is_empty, Some("false")),
+    // What happens beside it.
+    ("store", is_empty, Some("false")),
+    ("priority", is_zero, Some("0")),
+    ("kv_transfer_params", is_empty, None),
+    ("lora_path", is_empty, None),
+    ("vllm_xargs", is_empty, None),
+];
+
+/// vLLM has had many fields of this kind, all for structured output.
+const GUIDED: &str = "guided_";
+
+/// Hints, names, and settings of what is refused above.
+const HARMLESS: &[&str] = &[
+    "cache_salt",
+    "early_stopping",
+    "include_reasoning",
+    "length_penalty",
+    "metadata",
+    "parallel_tool_calls",
+    "prediction",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "reasoning_effort",
+    "request_id",
+    "safety_identifier",
+    "service_tier",
+    "spaces_between_special_tokens",
+    "user",
+    "verbosity",
+];
+
+/// Unknown names in a line of the log at most, and characters of each.
+const MAX_LOGGED: usize = 16;
+const MAX_LOGGED_CHARS: usize = 64;
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(value) => !value,
+        Value::String(text) => text.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        Value::Number(_) => false,
+    }
+}
+
+fn is_zero(value: &Value) -> bool {
+    value.is_null() || value.as_f64() == Some(0.0)
+}
+
+/// Without tools there is nothing to choose from.
+fn is_no_choice(value: &Value) -> bool {
+    is_empty(value) || value == "none" || value == "auto"
+}
+
+/// Checks the fields of `body` that are not in `read`. Names that nobody knows are ignored, with one
+/// line for whoever debugs.
+///
+/// # Errors
+/// `Invalid`, naming the first field that asks for what the server does not do.
+pub(super) fn check(body: &Map<String, Value>, read: &[&[&str]]) -> Result<()> {
+    let mut unknown = Vec::new();
+    for (name, value) in body {
+        let is = |known: &&str| known == name;
+        if read.iter().any(|names| names.iter().any(is)) || HARMLESS.iter().any(is) {
+            continue;
+        }
+        let (harmless, instead) = match UNSUPPORTED.iter().find(|(field, ..)| field == name) {
+            Some((_, harmless, instead)) => (harmless(value), *instead),
+            None if name.starts_with(GUIDED) => (is_empty(value), None),
+            None => {
+                unknown.push(name.as_str());
+                continue;
+            }
+        };
+        if !harmless {
+            let instead = instead.map_or_else(String::new, |value| format!(", or give {value}"));
+            let message = format!("{name} is not supported: leave it out{instead}");
+            return Err(Error::invalid(name, message));
+        }
+    }
+    if !unknown.is_empty() {
+        tracing::debug!("{}", ignored(&unknown));
+    }
+    Ok(())
+}
+
+fn ignored(names: &[&str]) -> String {
+    let cut = |name: &&str| name.chars().take(MAX_LOGGED_CHARS).collect::<String>();
+    let listed: Vec<String> = names.iter().take(MAX_LOGGED).map(cut).collect();
+    let more = match names.len() - listed.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("unknown fields are ignored: {listed:?}{more}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn checked(name: &str, value: Value) -> Result<()> {
+        let body = json!({name: value, "model": "m"});
+        check(body.as_object().expect("an object"), &[&["model"]])
+    }
+
+    #[test]
+    fn what_asks_for_something_is_refused_by_name() {
+        for (name, value) in [
+            ("tools", json!([{"type": "function"}])),
+            ("tool_choice", json!("required")),
+            ("tool_choice", json!({"type": "function"})),
+            ("functions", json!([{"name": "f"}])),
+            ("function_call", json!({"name": "f"})),
+            ("web_search_options", json!({})),
+            ("documents", json!([{"text": "t"}])),
+            ("response_format", json!({"type": "json_object"})),
+            ("response_format", json!("json")),
+            ("structured_outputs", json!({"json": {}})),
+            ("guided_json", json!({"type": "object"})),
+            ("guided_regex", json!("a+")),
+            ("guided_choice", json!(["a"])),
+            ("guided_decoding_backend", json!("xgrammar")),
+            ("grammar", json!("root ::= a")),
+            ("json_schema", json!({"type": "object"})),
+            ("audio", json!({"voice": "alloy"})),
+            ("modalities", json!(["text", "audio"])),
+            ("modalities", json!(["audio"])),
+            ("mm_processor_kwargs", json!({"num_crops": 4})),
+            ("prompt_embeds", json!("AAAA")),
+            ("chat_template", json!("{{ x }}")),
+            ("continue_final_message", json!(true)),
+            ("truncate_prompt_tokens", json!(-1)),
+            ("echo", json!(true)),
+            ("suffix", json!("x")),
+            ("allowed_token_ids", json!([0])),
+            ("bad_words", json!(["a"])),
+            ("logits_processors", json!(["x"])),
+            ("use_beam_search", json!(true)),
+            ("best_of", json!(2)),
+            ("typical_p", json!(0.5)),
+            ("thinking_token_budget", json!(0)),
+            ("max_completion_tokens", json!(7)),
+            ("prompt_logprobs", json!(0)),
+            ("top_logprobs", json!(1)),
+            ("skip_special_tokens", json!(false)),
+            ("include_stop_str_in_output", json!(true)),
+            ("return_tokens_as_token_ids", json!(true)),
+            ("return_token_ids", json!(true)),
+            ("store", json!(true)),
+            ("priority", json!(-1)),
+            ("kv_transfer_params", json!({"do_remote_decode": true})),
+            ("vllm_xargs", json!({"a": 1})),
+        ] {
+            match checked(name, value.clone()) {
+                Err(Error::Request { param, message, .. }) => {
+                    assert_eq!(param.as_deref(), Some(name));
+                    assert!(message.starts_with(&format!("{name} is not supported: leave it out")));
+                }
+                other => panic!("{name} {value}: {other:?}"),
+            }
+        }
+        let told = checked("response_format", json!({"type": "json_schema"})).unwrap_err();
+        assert!(
+            told.to_string().ends_with(r#", or give {"type": "text"}"#),
+            "{told}"
+        );
+    }
+
+    #[test]
+    fn what_asks_for_nothing_is_accepted() {
+        for (name, value) in [
+            ("tools", json!([])),
+            ("tool_choice", json!("none")),
+            ("tool_choice", json!("auto")),
+            ("function_call", json!("auto")),
+            ("response_format", json!({"type": "text"})),
+            ("modalities", json!(["text"])),
+            ("guided_json", json!("")),
+            ("echo", json!(false)),
+            ("best_of", json!(1)),
+            ("typical_p", json!(1.0)),
+            ("top_logprobs", json!(0)),
+            ("skip_special_tokens", json!(true)),
+            ("store", json!(false)),
+            ("priority", json!(0)),
+            ("logits_processors", json!([])),
+            ("kv_transfer_params", json!({})),
+            ("prediction", json!({"type": "content", "content": "x"})),
+            ("metadata", json!({"a": "b"})),
+            ("parallel_tool_calls", json!(true)),
+            ("user", json!("me")),
+            ("nobody_knows_this", json!({"a": [1]})),
+            ("model", json!("read elsewhere")),
+        ] {
+            assert!(checked(name, value.clone()).is_ok(), "{name} {value}");
+        }
+        for (name, ..) in UNSUPPORTED {
+            assert!(checked(name, Value::Null).is_ok(), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_an_api_reads_itself_is_not_looked_up() {
+        let body = json!({"echo": true});
+        let body = body.as_object().expect("an object");
+        assert!(check(body, &[&["model"], &["echo"]]).is_ok());
+        assert!(check(body, &[&["model"]]).is_err());
+    }
+
+    #[test]
+    fn the_line_about_unknown_names_is_bounded() {
+        assert_eq!(
+            ignored(&["a", "b\n"]),
+            r#"unknown fields are ignored: ["a", "b\n"]"#
+        );
+        let long = "é".repeat(1_000_000);
+        let line = ignored(&[long.as_str(); 1000]);
+        assert!(line.ends_with("] and 984 more"), "{line}");
+        assert!(line.chars().count() < 1200, "{line}");
+    }
+}
