@@ -77,8 +77,9 @@ impl HubClient {
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .tls_config(tls.build())
-            // A token is never shown to the host that a redirect names.
-            .redirect_auth_headers(RedirectAuthHeaders::SameHost)
+            // A token is for the Hub, not for where a redirect leads: what is at the Hub itself
+            // [`HubClient::describe`] has found.
+            .redirect_auth_headers(RedirectAuthHeaders::Never)
             .user_agent(concat!("foretoken/", env!("CARGO_PKG_VERSION")))
             .timeout_resolve(Some(CONNECT_TIMEOUT))
             .timeout_connect(Some(CONNECT_TIMEOUT))
