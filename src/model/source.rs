@@ -65,7 +65,7 @@ fn folder(path: &Path, format: LoadFormat) -> Result<ModelSource> {
     if path.join("config.json").is_file() {
         return Ok(ModelSource::Folder(path.to_owned()));
     }
-    let unreadable = |e: std::io::Error| Error::setup(format!("{}: {e}", path.display()));
+    let unreadable = |e| Error::in_file(path, e);
     let mut ggufs = Vec::new();
     for entry in std::fs::read_dir(path).map_err(unreadable)? {
         let file = entry.map_err(unreadable)?.path();
