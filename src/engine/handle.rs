@@ -6,11 +6,11 @@ use super::stats::Stats;
 use crate::error::{Error, RequestErrorKind, Result};
 use crate::sampling::SamplingParams;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 /// Stop ids that a request may have, EOS not counted.
 pub const MAX_STOP_TOKEN_IDS: usize = 1024;
@@ -70,7 +70,9 @@ pub struct Limits {
 pub(super) struct Submission {
     pub request: Request,
     pub events: UnboundedSender<Event>,
-    pub arrived: std::time::Instant,
+    pub arrived: Instant,
+    /// Its place in the queue.
+    pub place: Option<OwnedSemaphorePermit>,
 }
 
 /// What the engine thread is sent.
@@ -83,8 +85,8 @@ pub(super) enum Message {
 pub(super) struct Shared {
     pub limits: Limits,
     pub stats: Arc<Stats>,
-    /// Requests submitted and not yet admitted for the first time.
-    pub waiting: AtomicUsize,
+    /// Places in the queue. A request holds one until it is admitted for the first time, or ends.
+    pub places: Arc<Semaphore>,
     /// No new requests; the thread ends when the running ones are done.
     pub draining: AtomicBool,
     /// The thread ends now; what runs is dropped.
@@ -123,34 +125,32 @@ impl EngineHandle {
         if shared.draining.load(Ordering::SeqCst) {
             return Err(self.gone());
         }
-        let count = requests.len();
-        let max = shared.limits.max_waiting;
+        let (count, max) = (requests.len(), shared.limits.max_waiting);
         if count > max {
             return Err(Error::too_many_sequences(count, 1, max));
         }
-        shared
-            .waiting
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |waiting| {
-                (waiting + count <= max).then_some(waiting + count)
-            })
-            .map_err(|waiting| {
-                Error::request(
-                    RequestErrorKind::QueueFull,
-                    None,
-                    format!("the queue is full: {waiting} requests are waiting, at most {max} may; try again later"),
-                )
-            })?;
-        let arrived = std::time::Instant::now();
+        let full = |_| {
+            let waiting = max - shared.places.available_permits();
+            let message = format!(
+                "the queue is full: {waiting} requests are waiting, at most {max} may; try again later"
+            );
+            Error::request(RequestErrorKind::QueueFull, None, message)
+        };
+        let places = shared.places.clone();
+        let mut places = places.try_acquire_many_owned(count as u32).map_err(full)?;
+        let arrived = Instant::now();
         requests
             .into_iter()
             .map(|request| {
                 let (events, receiver) = unbounded_channel();
+                let submission = Submission {
+                    request,
+                    events,
+                    arrived,
+                    place: places.split(1),
+                };
                 self.sender
-                    .send(Message::Submit(Box::new(Submission {
-                        request,
-                        events,
-                        arrived,
-                    })))
+                    .send(Message::Submit(Box::new(submission)))
                     .map_err(|_| self.gone())?;
                 Ok(Events::new(receiver, shared.stats.clone()))
             })
