@@ -4,7 +4,7 @@
 //! its prompt's place in the file, the number of the sample and the seed alone, so a run that was
 //! interrupted goes on where it stopped and ends with the same texts, in another order perhaps.
 
-use crate::engine::{EngineHandle, Event, FinishReason, Request};
+use crate::engine::{EngineHandle, FinishReason, Request};
 use crate::error::{Error, Result};
 use crate::prompts::{self, Answer, Prompt};
 use crate::sampling::{SamplingParams, mix};
@@ -132,7 +132,7 @@ async fn answer(
 ) -> Result<Answer> {
     let room = engine.limits().max_model_len - prompt.tokens.len();
     let seed = mix(mix(mix(options.seed) ^ place as u64) ^ sample as u64);
-    let mut events = engine.submit(Request {
+    let events = engine.submit(Request {
         prompt: prompt.tokens.clone(),
         params: SamplingParams {
             temperature: options.temperature,
@@ -143,32 +143,22 @@ async fn answer(
         max_tokens: Some(options.max_tokens.min(room)),
         ..Request::default()
     })?;
-    let mut ids = Vec::new();
-    while let Some(event) = events.recv().await {
-        match event {
-            Event::Prompt(_) => {}
-            Event::Failed(e) => return Err(e),
-            Event::Tokens { tokens, finish, .. } => {
-                ids.extend(tokens.iter().map(|token| token.id));
-                let (said, finish_reason) = match finish {
-                    None => continue,
-                    Some(FinishReason::Length) => (&ids[..], "length"),
-                    Some(FinishReason::Stop { .. }) => (&ids[..ids.len() - 1], "stop"),
-                };
-                return Ok(Answer {
-                    id: prompt.id.clone(),
-                    category: prompt.category.clone(),
-                    sample,
-                    prompt: prompt.text.clone(),
-                    prompt_ids: prompt.tokens.clone(),
-                    text: text.decode(said, true),
-                    ids,
-                    finish_reason: finish_reason.into(),
-                });
-            }
-        }
-    }
-    Err(Error::internal("the engine ended in the middle of a text"))
+    let completion = events.collect().await?;
+    let ids = completion.ids();
+    let (said, finish_reason) = match completion.finish {
+        Some(FinishReason::Stop { .. }) => (&ids[..ids.len() - 1], "stop"),
+        _ => (&ids[..], "length"),
+    };
+    Ok(Answer {
+        id: prompt.id.clone(),
+        category: prompt.category.clone(),
+        sample,
+        prompt: prompt.text.clone(),
+        prompt_ids: prompt.tokens.clone(),
+        text: text.decode(said, true),
+        ids,
+        finish_reason: finish_reason.into(),
+    })
 }
 
 /// The file that texts are appended to.

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, watch};
 
 pub use crate::sampling::TokenLogprobs;
-pub use events::Events;
+pub use events::{Completion, Events};
 pub use handle::{EngineHandle, EngineOptions, Limits, MAX_LOGIT_BIASES, MAX_STOP_TOKEN_IDS};
 pub use request::{Event, FinishReason, Request, SpecUsage, TokenOutput};
 pub use stats::Stats;
