@@ -4,7 +4,9 @@ use super::events::Events;
 use super::request::{Event, Request};
 use super::stats::Stats;
 use crate::error::{Error, RequestErrorKind, Result};
+use crate::parse::at_least_one;
 use crate::sampling::SamplingParams;
+use clap::{Args, FromArgMatches};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
@@ -18,40 +20,45 @@ pub const MAX_STOP_TOKEN_IDS: usize = 1024;
 pub const MAX_LOGIT_BIASES: usize = 1024;
 
 /// Limits of the scheduler, and how much is drafted.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Scheduling")]
 pub struct EngineOptions {
-    /// Requests in the batch at most.
+    /// Longest sequence, prompt and output together [default: the model's limit].
+    // Never more than one pool holds.
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub max_model_len: Option<usize>,
+    /// Requests in one batch at most.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
     pub max_num_seqs: usize,
-    /// Rows of one target forward at most, prompt chunks and drafts together.
+    /// Tokens of one target forward at most, prompt chunks and drafts together.
+    #[arg(long, value_name = "N", default_value_t = 2048)]
     pub max_num_batched_tokens: usize,
-    /// How long, about, a sequence that decodes waits in a step for the prompts of others: their
-    /// chunks are chosen by it from the speed that was measured.
+    /// Milliseconds, about, that running texts wait in a step for the prompts of others, which are
+    /// read in chunks by the speed that was measured. More reads prompts sooner, in longer gaps.
+    #[arg(long, value_name = "MS", default_value = "100",
+          value_parser = |text: &str| text.parse().map(Duration::from_millis))]
     pub max_prompt_wait: Duration,
     /// Requests in the queue at most; one more is answered 429.
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = at_least_one)]
     pub max_waiting: usize,
-    /// Longest sequence, prompt and output together, in tokens; `None` = the model's own limit.
-    /// Never more than one pool holds.
-    pub max_model_len: Option<usize>,
-    /// Draft tokens a round at most (K); 0 without a drafter.
-    pub spec_length: usize,
     /// Alternatives that a request may ask for with log-probabilities.
+    #[arg(long, value_name = "N", default_value_t = 20)]
     pub max_logprobs: usize,
+    /// Draft tokens a round at most (K); 0 without a drafter.
+    #[arg(skip)]
+    pub spec_length: usize,
     /// Name in logs and metrics.
+    #[arg(skip = "model")]
     pub model_name: String,
 }
 
 impl Default for EngineOptions {
+    /// What the flags are where none is given.
     fn default() -> Self {
-        Self {
-            max_num_seqs: 64,
-            max_num_batched_tokens: 2048,
-            max_prompt_wait: Duration::from_millis(100),
-            max_waiting: 512,
-            max_model_len: None,
-            spec_length: 0,
-            max_logprobs: 20,
-            model_name: "model".into(),
-        }
+        Self::augment_args(clap::Command::new("engine"))
+            .try_get_matches_from(["engine"])
+            .and_then(|flags| Self::from_arg_matches(&flags))
+            .expect("no flag is required")
     }
 }
 

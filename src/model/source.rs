@@ -3,15 +3,16 @@
 use super::hub;
 use crate::error::{Error, Result};
 use crate::gguf::GgufSource;
+use clap::ValueEnum;
 use std::path::{Path, PathBuf};
 
 /// Where the weights come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum LoadFormat {
-    /// What the source holds.
+    /// What is found: safetensors or GGUF.
     #[default]
     Auto,
-    /// Seeded noise in the shapes of `config.json`; no weights are read.
+    /// Random, in the model's shape; only config.json is read.
     Dummy,
 }
 
