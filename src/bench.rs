@@ -7,9 +7,11 @@ mod report;
 
 use crate::engine::{EngineHandle, Request};
 use crate::error::{Error, Result};
+use crate::parse::{at_least_one, number, temperature};
 use crate::prompts::{self, Prompt};
 use crate::sampling::SamplingParams;
 use crate::text::Text;
+use clap::{ArgGroup, Args};
 use measure::{Sample, generate};
 use report::{Pair, Report, Subject};
 use serde::Serialize;
@@ -18,37 +20,50 @@ use std::path::PathBuf;
 
 pub use report::expected_speed_up;
 
-/// What to measure.
-#[derive(Debug, Clone, PartialEq)]
+/// What to measure: the flags of `foretoken bench`, without those of the engine.
+#[derive(Debug, Clone, PartialEq, Args)]
+#[command(next_help_heading = "Bench")]
+#[group(skip)]
+#[command(group(ArgGroup::new("source of prompts").required(true)))]
 pub struct Options {
-    pub prompts: PromptSource,
-    /// Only the first so many prompts of each category.
+    /// JSON lines with "category" and "turns" (Spec-Bench's form); the first turn is the prompt.
+    #[arg(long, value_name = "FILE", group = "source of prompts")]
+    pub prompts: Option<PathBuf>,
+    /// So many prompts of random token ids instead; needs no tokenizer.
+    #[arg(long, value_name = "N", value_parser = at_least_one, group = "source of prompts")]
+    pub random_prompts: Option<usize>,
+    /// Length of a random prompt.
+    #[arg(long, value_name = "M", default_value_t = 64, value_parser = at_least_one)]
+    pub prompt_tokens: usize,
+    /// Only the first N prompts of each category.
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub limit_per_category: Option<usize>,
     /// Tokens to generate for each prompt at most; a text may end earlier.
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = at_least_one)]
     pub max_tokens: usize,
+    /// Temperatures, separated by commas. At 0 the two texts must be equal.
+    #[arg(long, value_name = "T,T", value_delimiter = ',', default_value = "0,1",
+          value_parser = temperature)]
     pub temperatures: Vec<f32>,
-    /// Draft tokens a round at most (K), one measurement each; at least one of them.
+    /// Draft lengths (K) to measure, each at most --spec-length, separated by commas
+    /// [default: --spec-length alone].
+    #[arg(long, value_name = "K,K", value_delimiter = ',')]
     pub spec_lengths: Vec<usize>,
-    /// Instead of verifying drafts, accepts their tokens with each of these probabilities; see
-    /// [`Request::synthetic_acceptance`]. Empty = drafts are verified.
+    /// Accept each draft token with these probabilities, whatever the models say: SYNTHETIC texts,
+    /// for speed alone, of pairs whose weights are not trained. Separated by commas.
+    // See [`Request::synthetic_acceptance`]. Empty = drafts are verified.
+    #[arg(long, value_name = "A,A", value_delimiter = ',',
+          value_parser = number("a number between 0 and 1", |rate: &f64| (0.0..=1.0).contains(rate)))]
     pub synthetic_acceptance: Vec<f64>,
     /// Runs of each prompt, each way; the median time counts.
+    #[arg(long, value_name = "R", default_value_t = 1, value_parser = at_least_one)]
     pub repeat: usize,
-    /// Where to write the report as JSON.
+    /// Also write everything to this file.
+    #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-}
-
-/// Where prompts come from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PromptSource {
-    /// JSON lines with `category` and `turns`; the first turn is the prompt.
-    File(PathBuf),
-    /// Random token ids.
-    Random {
-        count: usize,
-        tokens: usize,
-        seed: u64,
-    },
+    /// Seed of random prompts; the engine's flag.
+    #[arg(skip)]
+    pub seed: u64,
 }
 
 /// Names for the report.
@@ -72,6 +87,30 @@ struct Way {
 }
 
 impl Options {
+    /// What to measure with an engine of this `seed` that drafts at most `spec_length` tokens, 0
+    /// where nothing drafts.
+    ///
+    /// # Errors
+    /// `Setup`: nothing drafts, or not so much.
+    pub fn validate(mut self, spec_length: usize, seed: u64) -> Result<Self> {
+        if spec_length == 0 {
+            return Err(Error::setup(
+                "bench compares speculative with plain decoding: add --speculative-decoding and --draft-model MODEL or --drafter ngram",
+            ));
+        }
+        if self.spec_lengths.is_empty() {
+            self.spec_lengths.push(spec_length);
+        }
+        let range = 1..=spec_length;
+        if let Some(k) = self.spec_lengths.iter().find(|k| !range.contains(k)) {
+            return Err(Error::setup(format!(
+                "--spec-lengths must be between 1 and --spec-length, which is {spec_length}: one is {k}"
+            )));
+        }
+        self.seed = seed;
+        Ok(self)
+    }
+
     /// Plain decoding, then each way of speculating that is compared with it: by acceptance, and
     /// then by length.
     fn ways(&self) -> Vec<Way> {
@@ -167,7 +206,7 @@ pub fn run(
 /// The prompts that `options` names.
 fn load(options: &Options, text: Option<&Text>, vocab_size: usize) -> Result<Vec<Prompt>> {
     let mut prompts = match &options.prompts {
-        PromptSource::File(path) => {
+        Some(path) => {
             let text = text.ok_or_else(|| {
                 Error::setup(
                     "--prompts needs a tokenizer, which this model lacks: use --random-prompts N",
@@ -175,11 +214,10 @@ fn load(options: &Options, text: Option<&Text>, vocab_size: usize) -> Result<Vec
             })?;
             prompts::from_file(path, text)?
         }
-        &PromptSource::Random {
-            count,
-            tokens,
-            seed,
-        } => prompts::random(count, tokens, seed, vocab_size),
+        None => {
+            let count = options.random_prompts.unwrap_or(0);
+            prompts::random(count, options.prompt_tokens, options.seed, vocab_size)
+        }
     };
     if let Some(limit) = options.limit_per_category {
         prompts::limit_categories(&mut prompts, limit);

@@ -1,26 +1,20 @@
 //! Flags and a TOML file become one validated [`Command`], once. Only `main` imports this.
 
-mod bench;
-mod convert;
-mod distill;
 mod flags;
-mod generate;
 #[cfg(test)]
 mod tests;
-mod tokenizer;
 
 use crate::engine::EngineOptions;
 use crate::error::{Error, Result};
 use crate::gguf::EMBEDDED;
-use crate::train;
+use crate::{bench, convert, generate, train};
 use clap::error::ErrorKind;
 use clap::{Args, Parser};
 use flags::{Cli, CliCommand, DrafterName, Options};
 use std::ffi::OsString;
 use std::path::Path;
-use std::time::Duration;
 
-pub use flags::{Dtype, LoadFormat};
+pub use flags::{Dtype, HttpOptions, LoadFlags};
 
 const DEFAULT_SPEC_LENGTH: usize = 5;
 /// The best for the embedded pair, over both temperatures (models/default/README.md).
@@ -33,10 +27,10 @@ const DEFAULT_PROMPT_LOOKUP: (usize, usize) = (2, 4);
 #[derive(Debug, Clone)]
 pub enum Command {
     Serve(Config),
-    Bench(Config, crate::bench::Options),
-    Generate(Config, crate::generate::Options),
+    Bench(Config, bench::Options),
+    Generate(Config, generate::Options),
     Distill(train::Options),
-    Convert(crate::convert::Options),
+    Convert(convert::Options),
     Tokenizer(train::tokenizer::Options),
 }
 
@@ -46,22 +40,12 @@ pub struct Config {
     pub model: ModelChoice,
     /// Name that clients use.
     pub served_model_name: String,
-    pub dtype: Dtype,
-    /// `auto`, `cpu`, `cuda` or `cuda:N`.
-    pub device: String,
-    /// CPU threads that compute; `None` = [`default_threads`](crate::kernels::default_threads).
-    pub threads: Option<usize>,
-    pub load_format: LoadFormat,
-    pub seed: u64,
+    pub load: LoadFlags,
     /// What drafts; `None` = plain decoding.
     pub drafter: Option<DrafterChoice>,
     pub kv: KvBudget,
     /// Part of a GPU's memory that may be used, above 0 and at most 1.
     pub gpu_memory_utilization: f64,
-    /// On a GPU, no CUDA graphs.
-    pub enforce_eager: bool,
-    /// On a GPU, one order of additions in any step.
-    pub batch_invariant: bool,
     /// Tokens a block.
     pub block_size: usize,
     pub engine: EngineOptions,
@@ -98,17 +82,6 @@ pub enum KvBudget {
     Blocks(usize),
 }
 
-/// Where and for whom to listen.
-#[derive(Debug, Clone)]
-pub struct HttpOptions {
-    pub host: String,
-    pub port: u16,
-    pub api_key: Option<String>,
-    /// Time that running requests get after a signal.
-    pub shutdown_timeout: Duration,
-    pub max_body_bytes: usize,
-}
-
 impl Command {
     /// Reads the command line and the file that it names.
     ///
@@ -141,17 +114,22 @@ impl Command {
             Some(CliCommand::Serve(options)) => Self::Serve(options.validate()?),
             Some(CliCommand::Bench { options, bench }) => {
                 let config = options.validate()?;
-                let bench = bench.validate(config.engine.spec_length, config.seed)?;
+                let bench = bench.validate(config.engine.spec_length, config.load.seed)?;
                 Self::Bench(config, bench)
             }
             Some(CliCommand::Generate { options, generate }) => {
                 let config = options.validate()?;
-                let generate = generate.validate(config.engine.max_num_seqs, config.seed)?;
+                let generate = generate::Options {
+                    seed: config.load.seed,
+                    // One more set waits, so that no place in the batch is empty for long.
+                    concurrency: config.engine.max_num_seqs.saturating_mul(2),
+                    ..generate
+                };
                 Self::Generate(config, generate)
             }
-            Some(CliCommand::Convert(flags)) => Self::Convert(flags.into()),
-            Some(CliCommand::Distill(flags)) => Self::Distill(flags.validate()?),
-            Some(CliCommand::Tokenizer(flags)) => Self::Tokenizer(flags.validate()?),
+            Some(CliCommand::Convert(options)) => Self::Convert(options),
+            Some(CliCommand::Distill(options)) => Self::Distill(*options),
+            Some(CliCommand::Tokenizer(options)) => Self::Tokenizer(options),
         })
     }
 }
@@ -174,55 +152,34 @@ impl Options {
         if self.model.is_none() {
             self.embedded_pair()?;
         }
-        let name = self.model.clone().unwrap_or_default();
+        let (drafter, spec_length) = self.speculation()?.unzip();
+        let name = self.model.unwrap_or_default();
         let served_model_name = self
             .served_model_name
-            .clone()
             .unwrap_or_else(|| default_served_name(&name));
-        let (drafter, spec_length) = self.speculation()?.unzip();
         let engine = EngineOptions {
-            max_num_seqs: at_least_one("--max-num-seqs", self.max_num_seqs)?,
-            max_num_batched_tokens: self.max_num_batched_tokens,
-            max_prompt_wait: Duration::from_millis(self.max_prompt_wait),
-            max_waiting: at_least_one("--max-waiting", self.max_waiting)?,
-            max_model_len: self
-                .max_model_len
-                .map(|n| at_least_one("--max-model-len", n))
-                .transpose()?,
             spec_length: spec_length.unwrap_or(0),
-            max_logprobs: self.max_logprobs,
             model_name: served_model_name.clone(),
+            ..self.engine
         };
         check_step(&engine)?;
         Ok(Config {
             model: ModelChoice {
                 name,
-                revision: self.revision.clone(),
+                revision: self.revision,
             },
             served_model_name,
-            dtype: self.dtype,
-            threads: self
-                .threads
-                .map(|n| at_least_one("--threads", n))
-                .transpose()?,
-            load_format: self.load_format,
-            seed: self.seed,
+            load: self.load,
             drafter,
-            kv: self.kv()?,
-            gpu_memory_utilization: match self.gpu_memory_utilization {
-                share if share > 0. && share <= 1. => share,
-                share => {
-                    return Err(Error::setup(format!(
-                        "--gpu-memory-utilization must be above 0 and at most 1: it is {share}"
-                    )));
-                }
+            kv: match (self.num_blocks, self.kv_cache_memory) {
+                (Some(blocks), _) => KvBudget::Blocks(blocks),
+                (None, Some(bytes)) => KvBudget::Bytes(bytes as u64),
+                (None, None) => KvBudget::Default,
             },
-            enforce_eager: self.enforce_eager,
-            batch_invariant: self.batch_invariant,
-            block_size: at_least_one("--block-size", self.block_size)?,
+            gpu_memory_utilization: self.gpu_memory_utilization,
+            block_size: self.block_size,
             engine,
-            http: self.http()?,
-            device: self.device,
+            http: self.http,
         })
     }
 
@@ -316,30 +273,6 @@ impl Options {
             )),
         }
     }
-
-    fn kv(&self) -> Result<KvBudget> {
-        Ok(match (self.num_blocks, self.kv_cache_memory) {
-            (Some(blocks), _) => KvBudget::Blocks(at_least_one("--num-blocks", blocks)?),
-            (None, Some(size)) => KvBudget::Bytes(size.as_u64()),
-            (None, None) => KvBudget::Default,
-        })
-    }
-
-    fn http(&self) -> Result<HttpOptions> {
-        if self.api_key.as_deref() == Some("") {
-            return Err(Error::setup(
-                "the API key is empty: give a key, or leave out --api-key and FORETOKEN_API_KEY",
-            ));
-        }
-        let max_body_bytes = usize::try_from(self.max_body_bytes.as_u64()).unwrap_or(usize::MAX);
-        Ok(HttpOptions {
-            host: self.host.clone(),
-            port: self.port,
-            api_key: self.api_key.clone(),
-            shutdown_timeout: Duration::from_secs(self.shutdown_timeout),
-            max_body_bytes: at_least_one("--max-body-bytes", max_body_bytes)?,
-        })
-    }
 }
 
 impl KvBudget {
@@ -385,13 +318,6 @@ fn check_step(engine: &EngineOptions) -> Result<()> {
     )))
 }
 
-fn at_least_one(flag: &str, n: usize) -> Result<usize> {
-    match n {
-        0 => Err(Error::setup(format!("{flag} must be at least 1"))),
-        n => Ok(n),
-    }
-}
-
 /// A path to a GGUF file is no name to type into a client; its stem is.
 fn default_served_name(model: &str) -> String {
     let path = Path::new(model);
@@ -403,8 +329,8 @@ fn default_served_name(model: &str) -> String {
 
 /// The file's keys as flags, without those that `written` answers in another way.
 fn file_args(path: &Path, written: &Options) -> Result<Vec<OsString>> {
-    let fail = |what: String| Error::setup(format!("{}: {what}", path.display()));
-    let text = std::fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
+    let fail = |what: String| Error::in_file(path, what);
+    let text = std::fs::read_to_string(path).map_err(|e| Error::in_file(path, e))?;
     let table: toml::Table = text.parse().map_err(|e: toml::de::Error| {
         let line = e
             .span()
@@ -463,7 +389,7 @@ impl Exit {
     /// Names the file at fault.
     fn in_file(self, path: &Path) -> Self {
         match self {
-            Self::Wrong(e) => Error::setup(format!("{}: {e}", path.display())).into(),
+            Self::Wrong(e) => Error::in_file(path, e).into(),
             text @ Self::Text(_) => text,
         }
     }

@@ -8,22 +8,51 @@ use candle_core::quantized::gguf_file::{self, Value};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::safetensors::MmapedSafetensors;
 use candle_core::{DType, Device, Tensor};
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde_json::Value as Json;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-/// What to convert.
-#[derive(Debug, Clone, PartialEq)]
+/// What to convert: the flags of `foretoken convert`.
+#[derive(Debug, Clone, PartialEq, Args)]
 pub struct Options {
-    /// A Hugging Face id or a folder with `config.json`, safetensors and `tokenizer.json`.
+    /// Model: a Hugging Face id, or a folder with config.json, safetensors and tokenizer.json.
+    #[arg(long)]
     pub model: String,
     /// Branch, tag or commit of a Hugging Face model.
+    #[arg(long)]
     pub revision: Option<String>,
-    /// The file to write.
+    /// GGUF file to write.
+    #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
-    /// Type of matrices whose rows it divides; others become `Q8_0` or `F16`. Norms stay in f32.
+    /// Type of the matrices whose rows it divides; others become q8_0 or f16, and
+    /// norms stay f32.
+    #[arg(long = "type", value_name = "TYPE", default_value = "q8_0", value_parser = kinds())]
     pub kind: GgmlDType,
+}
+
+/// Types that a GGUF file may keep matrices in, by the names of their flag.
+const KINDS: [(&str, GgmlDType); 11] = [
+    ("f32", GgmlDType::F32),
+    ("f16", GgmlDType::F16),
+    ("bf16", GgmlDType::BF16),
+    ("q8_0", GgmlDType::Q8_0),
+    ("q4_0", GgmlDType::Q4_0),
+    ("q4_1", GgmlDType::Q4_1),
+    ("q5_0", GgmlDType::Q5_0),
+    ("q5_1", GgmlDType::Q5_1),
+    ("q4_k", GgmlDType::Q4K),
+    ("q5_k", GgmlDType::Q5K),
+    ("q6_k", GgmlDType::Q6K),
+];
+
+fn kinds() -> impl TypedValueParser<Value = GgmlDType> {
+    PossibleValuesParser::new(KINDS.map(|(name, _)| name)).try_map(|name| {
+        let kind = KINDS.into_iter().find(|(known, _)| *known == name);
+        kind.map(|(_, kind)| kind).ok_or("no such type")
+    })
 }
 
 /// Converts, and checks that the file's tokenizer reads texts as the folder's does.

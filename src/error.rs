@@ -92,9 +92,11 @@ impl Error {
         Self::Setup(message.into())
     }
 
-    /// One line for the operator about a file.
+    /// One line for the operator about a file, the first of `what`: libraries may append backtraces.
     pub fn in_file(file: &std::path::Path, what: impl std::fmt::Display) -> Self {
-        Self::Setup(format!("{}: {what}", file.display()))
+        let what = what.to_string();
+        let line = what.lines().next().unwrap_or_default();
+        Self::Setup(format!("{}: {line}", file.display()))
     }
 
     /// One line for the operator about a tensor that has not the shape that the config asks for.

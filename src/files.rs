@@ -23,14 +23,16 @@ pub fn max_bytes(name: &str) -> u64 {
 /// # Errors
 /// A setup error that names the file: it cannot be read, is no UTF-8, or is over [`max_bytes`].
 pub fn read_text(file: &Path) -> Result<String> {
-    let fail = |what: String| Error::setup(format!("cannot read {}: {what}", file.display()));
     let limit = max_bytes(&file.file_name().unwrap_or_default().to_string_lossy());
     let mut text = String::new();
     File::open(file)
         .and_then(|opened| opened.take(limit + 1).read_to_string(&mut text))
-        .map_err(|e| fail(e.to_string()))?;
+        .map_err(|e| Error::in_file(file, e))?;
     match text.len() as u64 > limit {
-        true => Err(fail(format!("it is over the limit of {limit} bytes"))),
+        true => {
+            let what = format!("it is over the limit of {limit} bytes");
+            Err(Error::in_file(file, what))
+        }
         false => Ok(text),
     }
 }

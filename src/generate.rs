@@ -4,11 +4,13 @@
 //! its prompt's place in the file, the number of the sample and the seed alone, so a run that was
 //! interrupted goes on where it stopped and ends with the same texts, in another order perhaps.
 
-use crate::engine::{EngineHandle, Event, FinishReason, Request};
+use crate::engine::{EngineHandle, FinishReason, Request};
 use crate::error::{Error, Result};
+use crate::parse::{at_least_one, number, temperature};
 use crate::prompts::{self, Answer, Prompt};
 use crate::sampling::{SamplingParams, mix};
 use crate::text::Text;
+use clap::Args;
 use futures_util::stream::{self, StreamExt};
 use std::collections::HashSet;
 use std::fs::File;
@@ -16,23 +18,38 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// What to generate.
-#[derive(Debug, Clone, PartialEq)]
+/// What to generate: the flags of `foretoken generate`, without those of the engine.
+#[derive(Debug, Clone, PartialEq, Args)]
+#[command(next_help_heading = "Generate")]
+#[group(skip)]
 pub struct Options {
-    /// JSON lines with `prompt` or `turns`.
+    /// JSON lines with "prompt", or "turns", of which the first counts.
+    #[arg(long, value_name = "FILE")]
     pub prompts: PathBuf,
-    /// The corpus: JSON lines, each an [`Answer`]. What it holds already is not generated again.
+    /// Corpus to write, as JSON lines. What it holds already is not generated again.
+    #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
     /// Texts a prompt.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
     pub samples: usize,
-    /// Tokens a text at most.
-    pub max_tokens: usize,
-    pub temperature: f32,
-    pub top_p: f32,
-    /// Only the first so many prompts of each category.
+    /// Only the first N prompts of each category.
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub limit_per_category: Option<usize>,
+    /// Tokens a text at most.
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
+    pub max_tokens: usize,
+    /// Sampling temperature; 0 = greedy.
+    #[arg(long, value_name = "T", default_value_t = 1.0, value_parser = temperature)]
+    pub temperature: f32,
+    /// Smallest set of most probable tokens whose mass reaches this; 1 = all.
+    #[arg(long, value_name = "P", default_value_t = 1.0,
+          value_parser = number("a number above 0 and at most 1", |&p: &f32| p > 0.0 && p <= 1.0))]
+    pub top_p: f32,
+    /// The engine's flag.
+    #[arg(skip)]
     pub seed: u64,
     /// Texts that are in the engine at once.
+    #[arg(skip)]
     pub concurrency: usize,
 }
 
@@ -65,10 +82,10 @@ pub fn run(engine: &EngineHandle, text: &Text, options: &Options) -> Result<()> 
         }
     }
     if prompts.len() == too_long {
-        return Err(Error::setup(format!(
-            "{}: there is no prompt to answer",
-            options.prompts.display()
-        )));
+        return Err(Error::in_file(
+            &options.prompts,
+            "there is no prompt to answer",
+        ));
     }
     if !corpus.done.is_empty() {
         let _ = writeln!(
@@ -132,7 +149,7 @@ async fn answer(
 ) -> Result<Answer> {
     let room = engine.limits().max_model_len - prompt.tokens.len();
     let seed = mix(mix(mix(options.seed) ^ place as u64) ^ sample as u64);
-    let mut events = engine.submit(Request {
+    let events = engine.submit(Request {
         prompt: prompt.tokens.clone(),
         params: SamplingParams {
             temperature: options.temperature,
@@ -143,32 +160,22 @@ async fn answer(
         max_tokens: Some(options.max_tokens.min(room)),
         ..Request::default()
     })?;
-    let mut ids = Vec::new();
-    while let Some(event) = events.recv().await {
-        match event {
-            Event::Prompt(_) => {}
-            Event::Failed(e) => return Err(e),
-            Event::Tokens { tokens, finish, .. } => {
-                ids.extend(tokens.iter().map(|token| token.id));
-                let (said, finish_reason) = match finish {
-                    None => continue,
-                    Some(FinishReason::Length) => (&ids[..], "length"),
-                    Some(FinishReason::Stop { .. }) => (&ids[..ids.len() - 1], "stop"),
-                };
-                return Ok(Answer {
-                    id: prompt.id.clone(),
-                    category: prompt.category.clone(),
-                    sample,
-                    prompt: prompt.text.clone(),
-                    prompt_ids: prompt.tokens.clone(),
-                    text: text.decode(said, true),
-                    ids,
-                    finish_reason: finish_reason.into(),
-                });
-            }
-        }
-    }
-    Err(Error::internal("the engine ended in the middle of a text"))
+    let completion = events.collect().await?;
+    let ids = completion.ids();
+    let (said, finish_reason) = match completion.finish {
+        Some(FinishReason::Stop { .. }) => (&ids[..ids.len() - 1], "stop"),
+        _ => (&ids[..], "length"),
+    };
+    Ok(Answer {
+        id: prompt.id.clone(),
+        category: prompt.category.clone(),
+        sample,
+        prompt: prompt.text.clone(),
+        prompt_ids: prompt.tokens.clone(),
+        text: text.decode(said, true),
+        ids,
+        finish_reason: finish_reason.into(),
+    })
 }
 
 /// The file that texts are appended to.
@@ -181,30 +188,28 @@ struct Corpus {
 impl Corpus {
     /// Opens or creates the file, and drops a last line that was not finished.
     fn open(path: &Path) -> Result<Self> {
-        let fail = |what: String| Error::in_file(path, what);
+        let unreadable = |e| Error::in_file(path, e);
         let mut file = File::options()
             .read(true)
             .write(true)
             .create(true)
             .truncate(false)
             .open(path)
-            .map_err(|e| fail(e.to_string()))?;
+            .map_err(unreadable)?;
         let mut held = String::new();
-        file.read_to_string(&mut held)
-            .map_err(|e| fail(e.to_string()))?;
+        file.read_to_string(&mut held).map_err(unreadable)?;
         let whole = held.rfind('\n').map_or(0, |end| end + 1);
         let mut done = HashSet::new();
         for (number, line) in (1..).zip(held[..whole].lines()) {
             let line: Answer = serde_json::from_str(line).map_err(|e| {
-                fail(format!(
-                    "line {number} is no text of a corpus, choose another --out: {e}"
-                ))
+                let what = "is no text of a corpus, choose another --out";
+                Error::in_file(path, format!("line {number} {what}: {e}"))
             })?;
             done.insert((line.id, line.sample));
         }
         file.set_len(whole as u64)
             .and_then(|()| file.seek(SeekFrom::End(0)))
-            .map_err(|e| fail(e.to_string()))?;
+            .map_err(unreadable)?;
         Ok(Self {
             path: path.to_owned(),
             file,

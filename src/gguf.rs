@@ -59,11 +59,8 @@ impl GgufSource {
             }
             Self::Embedded(model) => Box::new(Cursor::new(model.bytes)),
         };
-        let content = Content::read(&mut reader).map_err(|e| {
-            let what = e.to_string();
-            let what = what.lines().next().unwrap_or_default();
-            Error::in_file(self.path(), format!("not a readable GGUF file: {what}"))
-        })?;
+        let content = Content::read(&mut reader)
+            .map_err(|e| Error::in_file(self.path(), format!("not a readable GGUF file: {e}")))?;
         Ok((content, reader))
     }
 

@@ -19,7 +19,8 @@
 //! - [`train`]: the subcommands `distill`, which trains a draft for a target, and `tokenizer`.
 //! - [`bench`], [`generate`] and [`convert`]: subcommands; [`prompts`]: what they read and write.
 //!   [`config`]: flags and TOML, used by `main` alone.
-//! - [`files`]: what strangers supply, bounded; `progress`: bars on a terminal.
+//! - [`files`]: what strangers supply, bounded; `parse`: what flags accept; `progress`: bars on a
+//!   terminal.
 //!
 //! Imports go one way: `main -> http -> engine -> spec -> {model, kv, sampling}`,
 //! `train -> {model, kv, kernels, text, sampling}`, `model -> {kv, kernels}`,
@@ -39,6 +40,7 @@ pub mod http;
 pub mod kernels;
 pub mod kv;
 pub mod model;
+mod parse;
 mod progress;
 pub mod prompts;
 pub mod sampling;

@@ -130,3 +130,15 @@ fn fail(e: &Error, log: &LineWriter) -> ExitCode {
         Error::Setup(_) | Error::Request { .. } => 2,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_supervisor_restarts_what_is_our_fault_alone() {
+        let log = LineWriter::new(std::io::sink()).unwrap();
+        assert_eq!(fail(&Error::internal("the device is lost"), &log), 1.into());
+        assert_eq!(fail(&Error::setup("no such model"), &log), 2.into());
+    }
+}

@@ -73,14 +73,14 @@ pub fn limit_categories(prompts: &mut Vec<Prompt>, limit: usize) {
 /// # Errors
 /// `Setup`: the file, or one of its lines.
 pub fn from_file(path: &Path, text: &Text) -> Result<Vec<Prompt>> {
-    let fail = |what: String| Error::in_file(path, what);
-    let lines = std::fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
+    let lines = std::fs::read_to_string(path).map_err(|e| Error::in_file(path, e))?;
     let mut prompts = Vec::new();
     for (number, line) in (1..).zip(lines.lines()) {
         if line.trim().is_empty() {
             continue;
         }
-        let (line, prompt) = parse(line).map_err(|what| fail(format!("line {number}: {what}")))?;
+        let (line, prompt) =
+            parse(line).map_err(|what| Error::in_file(path, format!("line {number}: {what}")))?;
         prompts.push(Prompt {
             id: match line.id {
                 serde_json::Value::String(id) => id,

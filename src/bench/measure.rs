@@ -1,6 +1,6 @@
 //! One run of one prompt.
 
-use crate::engine::{EngineHandle, Event, Request, SpecUsage, Stats};
+use crate::engine::{Completion, EngineHandle, Request, SpecUsage, Stats};
 use crate::error::{Error, Result};
 use std::ops::{AddAssign, Sub};
 use std::time::Instant;
@@ -70,32 +70,24 @@ pub fn generate(engine: &EngineHandle, mut request: Request) -> Result<Sample> {
     request.max_tokens = request.max_tokens.map(|wanted| wanted.min(room));
     let started = Instant::now();
     let mut events = engine.submit(request)?;
-    let mut sample = Sample::default();
-    let mut first: Option<(Instant, Cost, usize)> = None;
-    while let Some(event) = events.blocking_recv() {
-        let now = Instant::now();
-        match event {
-            Event::Prompt(_) => {}
-            Event::Failed(e) => return Err(e),
-            Event::Tokens {
-                tokens,
-                finish,
-                spec,
-            } => {
-                sample.tokens.extend(tokens.iter().map(|token| token.id));
-                let &mut (since, cost, prefilled) = first.get_or_insert_with(|| {
-                    (now, Cost::so_far(engine.stats()), sample.tokens.len())
-                });
-                if finish.is_some() {
-                    sample.decoded = sample.tokens.len() - prefilled;
-                    sample.decode_seconds = (now - since).as_secs_f64();
-                    sample.total_seconds = (now - started).as_secs_f64();
-                    sample.spec = spec;
-                    sample.cost = Cost::so_far(engine.stats()) - cost;
-                    return Ok(sample);
-                }
-            }
-        }
+    let mut completion = Completion::default();
+    let mut first = None;
+    while completion.finish.is_none()
+        && let Some(event) = events.blocking_recv()
+    {
+        completion.add(event)?;
+        let prefilled = completion.tokens.len();
+        first.get_or_insert_with(|| (Instant::now(), Cost::so_far(engine.stats()), prefilled));
     }
-    Err(Error::internal("the engine ended in the middle of a text"))
+    let now = Instant::now();
+    let (since, cost, prefilled) =
+        first.ok_or_else(|| Error::internal("the engine gave no text"))?;
+    Ok(Sample {
+        decoded: completion.tokens.len() - prefilled,
+        decode_seconds: (now - since).as_secs_f64(),
+        total_seconds: (now - started).as_secs_f64(),
+        cost: Cost::so_far(engine.stats()) - cost,
+        tokens: completion.ids(),
+        spec: completion.spec,
+    })
 }

@@ -344,8 +344,7 @@ impl Report {
     /// `Setup`, naming the file.
     pub fn write(&self, path: &Path) -> Result<()> {
         let json = serde_json::to_string_pretty(self).expect("strings, numbers and lists");
-        std::fs::write(path, json + "\n")
-            .map_err(|e| Error::setup(format!("{}: {e}", path.display())))
+        std::fs::write(path, json + "\n").map_err(|e| Error::in_file(path, e))
     }
 
     /// Greedy texts must be the same with and without speculation.

@@ -1,13 +1,13 @@
-//! What the command line accepts. Nothing here is checked beyond its type.
+//! What the command line accepts. Each flag is checked by itself, none against another.
 
-use super::bench::BenchFlags;
-use super::convert::ConvertFlags;
-use super::distill::DistillFlags;
-use super::generate::GenerateFlags;
-use super::tokenizer::TokenizerFlags;
+use crate::engine::EngineOptions;
+use crate::model::LoadFormat;
+use crate::parse::{at_least_one, number};
+use crate::{bench, convert, generate, train};
 use bytesize::ByteSize;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// OpenAI-compatible inference server with lossless speculative decoding.
 ///
@@ -39,7 +39,7 @@ pub enum CliCommand {
         #[command(flatten)]
         options: Box<Options>,
         #[command(flatten)]
-        bench: BenchFlags,
+        bench: bench::Options,
     },
     /// Write the model's own answers to prompts into a corpus, many at once.
     #[command(args_override_self = true)]
@@ -47,17 +47,17 @@ pub enum CliCommand {
         #[command(flatten)]
         options: Box<Options>,
         #[command(flatten)]
-        generate: GenerateFlags,
+        generate: generate::Options,
     },
     /// Write a folder of safetensors as one GGUF file, quantized.
     #[command(args_override_self = true)]
-    Convert(#[command(flatten)] ConvertFlags),
+    Convert(#[command(flatten)] convert::Options),
     /// Train a draft model for a target.
     #[command(args_override_self = true)]
-    Distill(#[command(flatten)] Box<DistillFlags>),
+    Distill(#[command(flatten)] Box<train::Options>),
     /// Train a tokenizer for a model that is to be trained from nothing.
     #[command(args_override_self = true)]
-    Tokenizer(#[command(flatten)] TokenizerFlags),
+    Tokenizer(#[command(flatten)] train::tokenizer::Options),
 }
 
 /// The flags that serving and measuring share.
@@ -77,33 +77,8 @@ pub struct Options {
     /// Name that clients use [default: --model, of a .gguf file its name].
     #[arg(long, value_name = "NAME", help_heading = "Model")]
     pub served_model_name: Option<String>,
-    /// Type of weights and KV cache; auto = the checkpoint's, the cache f16 on the CPU. GGUF files
-    /// keep their quantized weights.
-    #[arg(long, value_enum, default_value_t, help_heading = "Model")]
-    pub dtype: Dtype,
-    /// auto, cpu, cuda or cuda:N.
-    #[arg(long, default_value = "auto", help_heading = "Model")]
-    pub device: String,
-    /// On a GPU, launch every kernel by itself instead of replaying decode steps as CUDA graphs.
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
-          default_missing_value = "true", default_value = "false", action = ArgAction::Set,
-          help_heading = "Model")]
-    pub enforce_eager: bool,
-    /// On a GPU, keep to kernels that give a row the same bits in any step, so that no text depends on
-    /// other requests, on drafts or on how its prompt was cut; slower. The CPU always does.
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
-          default_missing_value = "true", default_value = "false", action = ArgAction::Set,
-          help_heading = "Model")]
-    pub batch_invariant: bool,
-    /// CPU threads that compute [default: the physical cores that this process may use].
-    #[arg(long, value_name = "N", help_heading = "Model")]
-    pub threads: Option<usize>,
-    /// dummy = random weights in the model's shape; only config.json is read.
-    #[arg(long, value_enum, default_value_t, help_heading = "Model")]
-    pub load_format: LoadFormat,
-    /// Seed of dummy weights, of random bench prompts and of generated texts.
-    #[arg(long, default_value_t = 0, help_heading = "Model")]
-    pub seed: u64,
+    #[command(flatten)]
+    pub load: LoadFlags,
 
     /// Decode speculatively; needs --draft-model or --drafter ngram.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
@@ -131,75 +106,68 @@ pub struct Options {
     /// Memory of the KV cache, target and draft together: 2GiB, 512MiB, 1.5GB or plain bytes
     /// [default: what --max-num-seqs full contexts take, at most 2 GiB and a quarter of the free
     /// memory].
-    #[arg(long, value_name = "SIZE", help_heading = "Memory")]
-    pub kv_cache_memory: Option<ByteSize>,
+    #[arg(long, value_name = "SIZE", value_parser = bytes, help_heading = "Memory")]
+    pub kv_cache_memory: Option<usize>,
     /// Part of a GPU's memory that may be used for weights, workspace and, unless the next two say
     /// otherwise, a KV cache that takes what these leave.
-    #[arg(
-        long,
-        value_name = "SHARE",
-        default_value_t = 0.9,
-        help_heading = "Memory"
-    )]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.9, help_heading = "Memory",
+          value_parser = number("a number above 0 and at most 1", |&share: &f64| share > 0. && share <= 1.))]
     pub gpu_memory_utilization: f64,
     /// Size of the KV cache in blocks instead; target and draft each get that many.
-    #[arg(long, value_name = "N", help_heading = "Memory")]
+    #[arg(long, value_name = "N", value_parser = at_least_one, help_heading = "Memory")]
     pub num_blocks: Option<usize>,
     /// Tokens a block.
-    #[arg(long, value_name = "N", default_value_t = 16, help_heading = "Memory")]
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = at_least_one,
+          help_heading = "Memory")]
     pub block_size: usize,
 
-    /// Longest sequence, prompt and output together [default: the model's limit].
-    #[arg(long, value_name = "N", help_heading = "Scheduling")]
-    pub max_model_len: Option<usize>,
-    /// Requests in one batch at most.
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 64,
-        help_heading = "Scheduling"
-    )]
-    pub max_num_seqs: usize,
-    /// Tokens of one target forward at most, prompt chunks and drafts together.
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 2048,
-        help_heading = "Scheduling"
-    )]
-    pub max_num_batched_tokens: usize,
-    /// Milliseconds, about, that running texts wait in a step for the prompts of others, which are
-    /// read in chunks by the speed that was measured. More reads prompts sooner, in longer gaps.
-    #[arg(
-        long,
-        value_name = "MS",
-        default_value_t = 100,
-        help_heading = "Scheduling"
-    )]
-    pub max_prompt_wait: u64,
-    /// Requests in the queue at most; one more is answered 429.
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 512,
-        help_heading = "Scheduling"
-    )]
-    pub max_waiting: usize,
-    /// Alternatives that a request may ask for with log-probabilities.
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 20,
-        help_heading = "Scheduling"
-    )]
-    pub max_logprobs: usize,
+    #[command(flatten)]
+    pub engine: EngineOptions,
+    #[command(flatten)]
+    pub http: HttpOptions,
+}
 
+/// How models are loaded, the target and the draft.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Model")]
+pub struct LoadFlags {
+    /// Type of weights and KV cache; auto = the checkpoint's, the cache f16 on the CPU. GGUF files
+    /// keep their quantized weights.
+    #[arg(long, value_enum, default_value_t)]
+    pub dtype: Dtype,
+    /// auto, cpu, cuda or cuda:N.
+    #[arg(long, default_value = "auto")]
+    pub device: String,
+    /// On a GPU, launch every kernel by itself instead of replaying decode steps as CUDA graphs.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
+    pub enforce_eager: bool,
+    /// On a GPU, keep to kernels that give a row the same bits in any step, so that no text depends on
+    /// other requests, on drafts or on how its prompt was cut; slower. The CPU always does.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
+    pub batch_invariant: bool,
+    /// CPU threads that compute [default: the physical cores that this process may use].
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub threads: Option<usize>,
+    /// dummy = random weights in the model's shape; only config.json is read.
+    #[arg(long, value_enum, default_value_t)]
+    pub load_format: LoadFormat,
+    /// Seed of dummy weights, of random bench prompts and of generated texts.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+}
+
+/// Where and for whom to listen.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "HTTP")]
+pub struct HttpOptions {
     /// Address to listen on. The default is reachable from this machine alone; 0.0.0.0 is
     /// reachable from everywhere, so set --api-key with it.
-    #[arg(long, default_value = "127.0.0.1", help_heading = "HTTP")]
+    #[arg(long, default_value = "127.0.0.1")]
     pub host: String,
     /// Port; 0 takes a free one, which the last line of the start-up tells.
-    #[arg(long, default_value_t = 8000, help_heading = "HTTP")]
+    #[arg(long, default_value_t = 8000)]
     pub port: u16,
     /// Bearer token that clients must send. The variable keeps it out of the process list.
     #[arg(
@@ -207,25 +175,16 @@ pub struct Options {
         value_name = "KEY",
         env = "FORETOKEN_API_KEY",
         hide_env_values = true,
-        help_heading = "HTTP"
+        value_parser = api_key
     )]
     pub api_key: Option<String>,
     /// Seconds that running requests get after SIGTERM or SIGINT.
-    #[arg(
-        long,
-        value_name = "SECONDS",
-        default_value_t = 30,
-        help_heading = "HTTP"
-    )]
-    pub shutdown_timeout: u64,
+    #[arg(long, value_name = "SECONDS", default_value = "30",
+          value_parser = |text: &str| text.parse().map(Duration::from_secs))]
+    pub shutdown_timeout: Duration,
     /// Largest request body; a size like --kv-cache-memory.
-    #[arg(
-        long,
-        value_name = "SIZE",
-        default_value = "2MiB",
-        help_heading = "HTTP"
-    )]
-    pub max_body_bytes: ByteSize,
+    #[arg(long, value_name = "SIZE", default_value = "2MiB", value_parser = bytes)]
+    pub max_body_bytes: usize,
 }
 
 /// Type of weights and KV cache.
@@ -242,19 +201,24 @@ pub enum Dtype {
     F16,
 }
 
-/// Where weights come from.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LoadFormat {
-    /// What is found: safetensors or GGUF.
-    #[default]
-    Auto,
-    /// Random, in the model's shape.
-    Dummy,
-}
-
 /// What drafts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DrafterName {
     Model,
     Ngram,
+}
+
+/// A size in bytes, not 0.
+fn bytes(text: &str) -> Result<usize, String> {
+    match text.parse::<ByteSize>()?.as_u64() {
+        0 => Err("must be at least 1 byte".into()),
+        n => Ok(usize::try_from(n).unwrap_or(usize::MAX)),
+    }
+}
+
+fn api_key(text: &str) -> Result<String, &'static str> {
+    match text {
+        "" => Err("the API key is empty: give a key, or leave out --api-key and FORETOKEN_API_KEY"),
+        key => Ok(key.into()),
+    }
 }

@@ -1,4 +1,5 @@
 use super::*;
+use std::time::Duration;
 
 const SPEC: &str = "--model m --speculative-decoding --drafter ngram";
 
@@ -72,11 +73,11 @@ fn defaults() {
     let config = accepted("--model org/name");
     assert_eq!(config.served_model_name, "org/name");
     assert_eq!(
-        (config.dtype, config.device.as_str()),
+        (config.load.dtype, config.load.device.as_str()),
         (Dtype::Auto, "auto")
     );
-    assert_eq!(config.threads, None);
-    assert_eq!(accepted("--model m --threads 3").threads, Some(3));
+    assert_eq!(config.load.threads, None);
+    assert_eq!(accepted("--model m --threads 3").load.threads, Some(3));
     assert_eq!((config.drafter, config.engine.spec_length), (None, 0));
     assert_eq!((config.kv, config.block_size), (KvBudget::Default, 16));
     assert_eq!(config.engine.max_num_seqs, 64);
@@ -123,12 +124,8 @@ fn the_file_serves_subcommands_too() {
     let Command::Bench(_, bench) = command(&line) else {
         panic!("bench was asked for");
     };
-    let random = crate::bench::PromptSource::Random {
-        count: 2,
-        tokens: 64,
-        seed: 0,
-    };
-    assert_eq!(bench.prompts, random);
+    assert_eq!((bench.prompts, bench.random_prompts), (None, Some(2)));
+    assert_eq!((bench.prompt_tokens, bench.seed), (64, 0));
     assert_eq!(bench.temperatures, [0.0, 1.0]);
     assert_eq!(bench.spec_lengths, [5]);
     assert!(bench.synthetic_acceptance.is_empty());
@@ -154,9 +151,10 @@ fn bench_takes_several_lengths_and_acceptances() {
     refused("--spec-length 3 --spec-lengths 2,4", "which is 3: one is 4");
     refused("--spec-lengths=", "--spec-lengths");
     refused("--spec-lengths 1,x", "--spec-lengths");
-    refused("--synthetic-acceptance 0.5,1.5", "between 0 and 1, not 1.5");
-    refused("--synthetic-acceptance=-0.1", "not -0.1");
-    refused("--synthetic-acceptance nan", "not NaN");
+    let needle = "'1.5' for '--synthetic-acceptance <A,A>': must be a number between 0 and 1";
+    refused("--synthetic-acceptance 0.5,1.5", needle);
+    refused("--synthetic-acceptance=-0.1", "between 0 and 1");
+    refused("--synthetic-acceptance nan", "between 0 and 1");
     refused("--synthetic-acceptance=", "--synthetic-acceptance");
     refused_with(
         &format!("{SPEC} --synthetic-acceptance 0.5"),
@@ -206,7 +204,10 @@ fn types_have_long_names() {
         ("bfloat16", Dtype::Bf16),
         ("float16", Dtype::F16),
     ] {
-        assert_eq!(accepted(&format!("--model m --dtype {name}")).dtype, dtype);
+        assert_eq!(
+            accepted(&format!("--model m --dtype {name}")).load.dtype,
+            dtype
+        );
     }
     refused_with("--model m --dtype f8", "f8");
 }
@@ -310,6 +311,7 @@ fn zeros_are_refused() {
     ] {
         refused_with(&format!("--model m {flag} 0"), flag);
     }
+    refused_with("--model m --threads two", "a whole number, at least 1");
     for flag in [
         "--random-prompts",
         "--max-tokens",
@@ -341,7 +343,7 @@ fn other_mistakes_are_one_line() {
     );
     refused_with(
         &format!("bench {SPEC} --random-prompts 1 --prompts f"),
-        "either",
+        "'--random-prompts <N>' cannot be used with '--prompts <FILE>'",
     );
     refused_with(
         &format!("bench {SPEC} --random-prompts 1 --temperatures 0,3"),
@@ -357,9 +359,9 @@ fn help_is_no_mistake() {
 
 #[test]
 fn kernels_can_be_launched_one_by_one() {
-    assert!(!accepted("--model m").enforce_eager);
-    assert!(accepted("--model m --enforce-eager").enforce_eager);
-    let file = |line: &str| with_file(line, "--model m").unwrap().enforce_eager;
+    assert!(!accepted("--model m").load.enforce_eager);
+    assert!(accepted("--model m --enforce-eager").load.enforce_eager);
+    let file = |line: &str| with_file(line, "--model m").unwrap().load.enforce_eager;
     assert!(file("enforce-eager = true"));
     assert!(!file("enforce-eager = false"));
 }

@@ -1,8 +1,9 @@
 //! What the holder of a request has of it.
 
-use super::request::{Event, FinishReason};
+use super::request::{Event, FinishReason, SpecUsage, TokenOutput};
 use super::stats::Stats;
-use crate::error::{Error, RequestErrorKind};
+use crate::error::{Error, RequestErrorKind, Result};
+use crate::sampling::TokenLogprobs;
 use futures_util::Stream;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -42,6 +43,34 @@ impl Events {
         self.note(event)
     }
 
+    /// Waits for the end of the request.
+    ///
+    /// # Errors
+    /// What it failed with.
+    pub async fn collect(mut self) -> Result<Completion> {
+        let mut all = Completion::default();
+        while all.finish.is_none()
+            && let Some(event) = self.recv().await
+        {
+            all.add(event)?;
+        }
+        Ok(all)
+    }
+
+    /// As [`Events::collect`], for a thread that may wait.
+    ///
+    /// # Errors
+    /// As [`Events::collect`].
+    pub fn blocking_collect(mut self) -> Result<Completion> {
+        let mut all = Completion::default();
+        while all.finish.is_none()
+            && let Some(event) = self.blocking_recv()
+        {
+            all.add(event)?;
+        }
+        Ok(all)
+    }
+
     /// Ends the request because its text is complete: it counts as `stop`, and not as `abort`.
     pub fn stop(mut self) {
         self.reason = Some("stop");
@@ -72,6 +101,44 @@ impl Events {
             _ => {}
         }
         event
+    }
+}
+
+/// All that a request was told.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Completion {
+    pub tokens: Vec<TokenOutput>,
+    /// See [`Event::Prompt`].
+    pub prompt: Vec<Option<TokenLogprobs>>,
+    /// `None` before the last event.
+    pub finish: Option<FinishReason>,
+    pub spec: SpecUsage,
+}
+
+impl Completion {
+    /// Takes in the next event.
+    ///
+    /// # Errors
+    /// The failure that it is.
+    pub fn add(&mut self, event: Event) -> Result<()> {
+        match event {
+            Event::Prompt(scores) => self.prompt = scores,
+            Event::Tokens {
+                tokens,
+                finish,
+                spec,
+            } => {
+                self.tokens.extend(tokens);
+                (self.finish, self.spec) = (finish, spec);
+            }
+            Event::Failed(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Ids of the tokens.
+    pub fn ids(&self) -> Vec<u32> {
+        self.tokens.iter().map(|token| token.id).collect()
     }
 }
 

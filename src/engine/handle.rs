@@ -4,13 +4,15 @@ use super::events::Events;
 use super::request::{Event, Request};
 use super::stats::Stats;
 use crate::error::{Error, RequestErrorKind, Result};
+use crate::parse::at_least_one;
 use crate::sampling::SamplingParams;
+use clap::{Args, FromArgMatches};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 /// Stop ids that a request may have, EOS not counted.
 pub const MAX_STOP_TOKEN_IDS: usize = 1024;
@@ -18,40 +20,45 @@ pub const MAX_STOP_TOKEN_IDS: usize = 1024;
 pub const MAX_LOGIT_BIASES: usize = 1024;
 
 /// Limits of the scheduler, and how much is drafted.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Scheduling")]
 pub struct EngineOptions {
-    /// Requests in the batch at most.
+    /// Longest sequence, prompt and output together [default: the model's limit].
+    // Never more than one pool holds.
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub max_model_len: Option<usize>,
+    /// Requests in one batch at most.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
     pub max_num_seqs: usize,
-    /// Rows of one target forward at most, prompt chunks and drafts together.
+    /// Tokens of one target forward at most, prompt chunks and drafts together.
+    #[arg(long, value_name = "N", default_value_t = 2048)]
     pub max_num_batched_tokens: usize,
-    /// How long, about, a sequence that decodes waits in a step for the prompts of others: their
-    /// chunks are chosen by it from the speed that was measured.
+    /// Milliseconds, about, that running texts wait in a step for the prompts of others, which are
+    /// read in chunks by the speed that was measured. More reads prompts sooner, in longer gaps.
+    #[arg(long, value_name = "MS", default_value = "100",
+          value_parser = |text: &str| text.parse().map(Duration::from_millis))]
     pub max_prompt_wait: Duration,
     /// Requests in the queue at most; one more is answered 429.
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = at_least_one)]
     pub max_waiting: usize,
-    /// Longest sequence, prompt and output together, in tokens; `None` = the model's own limit.
-    /// Never more than one pool holds.
-    pub max_model_len: Option<usize>,
-    /// Draft tokens a round at most (K); 0 without a drafter.
-    pub spec_length: usize,
     /// Alternatives that a request may ask for with log-probabilities.
+    #[arg(long, value_name = "N", default_value_t = 20)]
     pub max_logprobs: usize,
+    /// Draft tokens a round at most (K); 0 without a drafter.
+    #[arg(skip)]
+    pub spec_length: usize,
     /// Name in logs and metrics.
+    #[arg(skip = "model")]
     pub model_name: String,
 }
 
 impl Default for EngineOptions {
+    /// What the flags are where none is given.
     fn default() -> Self {
-        Self {
-            max_num_seqs: 64,
-            max_num_batched_tokens: 2048,
-            max_prompt_wait: Duration::from_millis(100),
-            max_waiting: 512,
-            max_model_len: None,
-            spec_length: 0,
-            max_logprobs: 20,
-            model_name: "model".into(),
-        }
+        Self::augment_args(clap::Command::new("engine"))
+            .try_get_matches_from(["engine"])
+            .and_then(|flags| Self::from_arg_matches(&flags))
+            .expect("no flag is required")
     }
 }
 
@@ -70,7 +77,9 @@ pub struct Limits {
 pub(super) struct Submission {
     pub request: Request,
     pub events: UnboundedSender<Event>,
-    pub arrived: std::time::Instant,
+    pub arrived: Instant,
+    /// Its place in the queue.
+    pub place: Option<OwnedSemaphorePermit>,
 }
 
 /// What the engine thread is sent.
@@ -83,8 +92,8 @@ pub(super) enum Message {
 pub(super) struct Shared {
     pub limits: Limits,
     pub stats: Arc<Stats>,
-    /// Requests submitted and not yet admitted for the first time.
-    pub waiting: AtomicUsize,
+    /// Places in the queue. A request holds one until it is admitted for the first time, or ends.
+    pub places: Arc<Semaphore>,
     /// No new requests; the thread ends when the running ones are done.
     pub draining: AtomicBool,
     /// The thread ends now; what runs is dropped.
@@ -123,34 +132,32 @@ impl EngineHandle {
         if shared.draining.load(Ordering::SeqCst) {
             return Err(self.gone());
         }
-        let count = requests.len();
-        let max = shared.limits.max_waiting;
+        let (count, max) = (requests.len(), shared.limits.max_waiting);
         if count > max {
             return Err(Error::too_many_sequences(count, 1, max));
         }
-        shared
-            .waiting
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |waiting| {
-                (waiting + count <= max).then_some(waiting + count)
-            })
-            .map_err(|waiting| {
-                Error::request(
-                    RequestErrorKind::QueueFull,
-                    None,
-                    format!("the queue is full: {waiting} requests are waiting, at most {max} may; try again later"),
-                )
-            })?;
-        let arrived = std::time::Instant::now();
+        let full = |_| {
+            let waiting = max - shared.places.available_permits();
+            let message = format!(
+                "the queue is full: {waiting} requests are waiting, at most {max} may; try again later"
+            );
+            Error::request(RequestErrorKind::QueueFull, None, message)
+        };
+        let places = shared.places.clone();
+        let mut places = places.try_acquire_many_owned(count as u32).map_err(full)?;
+        let arrived = Instant::now();
         requests
             .into_iter()
             .map(|request| {
                 let (events, receiver) = unbounded_channel();
+                let submission = Submission {
+                    request,
+                    events,
+                    arrived,
+                    place: places.split(1),
+                };
                 self.sender
-                    .send(Message::Submit(Box::new(Submission {
-                        request,
-                        events,
-                        arrived,
-                    })))
+                    .send(Message::Submit(Box::new(submission)))
                     .map_err(|_| self.gone())?;
                 Ok(Events::new(receiver, shared.stats.clone()))
             })

@@ -22,13 +22,13 @@ use sequence::Sequence;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 pub use crate::sampling::TokenLogprobs;
-pub use events::Events;
+pub use events::{Completion, Events};
 pub use handle::{EngineHandle, EngineOptions, Limits, MAX_LOGIT_BIASES, MAX_STOP_TOKEN_IDS};
 pub use request::{Event, FinishReason, Request, SpecUsage, TokenOutput};
 pub use stats::Stats;
@@ -82,17 +82,19 @@ pub fn spawn(
             num_blocks * block_size
         )));
     }
+    // Places are counted in 32 bits.
+    let max_waiting = options.max_waiting.min(u32::MAX as usize);
     let limits = Limits {
         max_model_len,
         vocab_size: config.vocab_size,
         max_logprobs: options.max_logprobs,
-        max_waiting: options.max_waiting,
+        max_waiting,
         spec_length,
     };
     let shared = Arc::new(Shared {
         limits,
         stats: Arc::new(Stats::new(&options.model_name)),
-        waiting: AtomicUsize::new(0),
+        places: Arc::new(Semaphore::new(max_waiting)),
         draining: AtomicBool::new(false),
         aborting: AtomicBool::new(false),
         ended: watch::Sender::new(None),
@@ -268,9 +270,7 @@ impl Engine {
     /// Last words about, and to, a sequence whose blocks are free already.
     fn end(&mut self, mut sequence: Sequence, reason: &str) {
         self.runner.forget(sequence.state.id);
-        if !sequence.admitted {
-            self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
-        }
+        sequence.place = None;
         let stats = &self.shared.stats;
         let seconds = sequence.arrived.elapsed().as_secs_f64();
         stats.e2e_request_latency.observe(seconds);
@@ -380,8 +380,7 @@ impl Engine {
         let stats = &self.shared.stats;
         for planned in plan {
             let sequence = &mut self.scheduler.running[planned.index];
-            if !std::mem::replace(&mut sequence.admitted, true) {
-                self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
+            if sequence.place.take().is_some() {
                 stats.prompt_tokens.inc_by(sequence.state.prompt_len as u64);
             }
         }

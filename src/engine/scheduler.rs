@@ -312,6 +312,7 @@ mod tests {
                 request,
                 events: tokio::sync::mpsc::unbounded_channel().0,
                 arrived: Instant::now(),
+                place: None,
             };
             let id = self.turns.len() as SeqId;
             let sequence = Sequence::new(id, submission, 20_000, DRAFT, &[]);

@@ -7,6 +7,7 @@ use crate::sampling::{Sampler, TokenLogprobs};
 use crate::spec::{SeqId, SequenceState, StepInput, StepOutput};
 use std::ops::Range;
 use std::time::Instant;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedSender;
 
 /// A request from its arrival to its end. Pending is always `tokens[kv_len..]`, whether it is a
@@ -25,8 +26,8 @@ pub struct Sequence {
     pub arrived: Instant,
     /// When the last token was sent.
     pub last_token: Option<Instant>,
-    /// Whether it was ever in the batch.
-    pub admitted: bool,
+    /// In the queue; given up with the first admission to the batch.
+    pub place: Option<OwnedSemaphorePermit>,
     /// What the next [`Sequence::flush`] sends.
     outbox: Vec<Event>,
     events: UnboundedSender<Event>,
@@ -66,7 +67,7 @@ impl Sequence {
             usage: SpecUsage::default(),
             arrived: submission.arrived,
             last_token: None,
-            admitted: false,
+            place: submission.place,
             outbox: Vec::new(),
             events: submission.events,
         }

@@ -2,11 +2,11 @@
 
 use crate::memory::{self, Budget};
 use candle_core::{DType, Device};
-use foretoken::config::{Config, DrafterChoice, Dtype, LoadFormat, ModelChoice};
+use foretoken::config::{Config, DrafterChoice, Dtype, ModelChoice};
 use foretoken::engine::{self, EngineHandle};
 use foretoken::error::{Error, Result};
 use foretoken::kernels;
-use foretoken::model::{self, LoadOptions, Model, ModelSource};
+use foretoken::model::{self, LoadFormat, LoadOptions, Model, ModelSource};
 use foretoken::spec::{DraftModel, Drafter, NgramDrafter};
 use foretoken::text::{self, Text};
 
@@ -24,15 +24,15 @@ pub struct Loaded {
 
 /// Everything between the flags and a running engine.
 pub fn load(config: &Config) -> Result<Loaded> {
-    let device = kernels::device(&config.device)?;
+    let device = kernels::device(&config.load.device)?;
     let isa = kernels::cpu::check()?;
-    if let Some(threads) = config.threads {
+    if let Some(threads) = config.load.threads {
         kernels::set_threads(threads);
     }
     if device.is_cpu() {
         tracing::info!("CPU kernels: {isa:?}, {} threads", kernels::threads());
     } else {
-        tracing::info!("{}", on_equal_bits(config.batch_invariant));
+        tracing::info!("{}", on_equal_bits(config.load.batch_invariant));
     }
     let mut budget = Budget::new(&device)?;
     let (target, text) = load_model(config, &config.model, &device)?;
@@ -95,23 +95,19 @@ fn load_model(
     choice: &ModelChoice,
     device: &Device,
 ) -> Result<(Box<dyn Model>, Option<Text>)> {
-    let dummy = config.load_format == LoadFormat::Dummy;
+    let flags = &config.load;
     let options = LoadOptions {
-        dtype: match config.dtype {
+        dtype: match flags.dtype {
             Dtype::Auto => None,
             Dtype::F32 => Some(DType::F32),
             Dtype::Bf16 => Some(DType::BF16),
             Dtype::F16 => Some(DType::F16),
         },
         device: device.clone(),
-        format: if dummy {
-            model::LoadFormat::Dummy
-        } else {
-            model::LoadFormat::Auto
-        },
-        seed: config.seed,
-        enforce_eager: config.enforce_eager,
-        batch_invariant: config.batch_invariant,
+        format: flags.load_format,
+        seed: flags.seed,
+        enforce_eager: flags.enforce_eager,
+        batch_invariant: flags.batch_invariant,
     };
     let started = std::time::Instant::now();
     let source = ModelSource::resolve(&choice.name, choice.revision.as_deref(), options.format)?;
@@ -121,6 +117,7 @@ fn load_model(
         ModelSource::Folder(path) => {
             // It may name the config.json itself.
             let folder = foretoken::files::folder_of(path);
+            let dummy = flags.load_format == LoadFormat::Dummy;
             let lacking = dummy && !folder.join("tokenizer.json").exists();
             (!lacking).then(|| Text::from_folder(folder)).transpose()?
         }

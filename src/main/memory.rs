@@ -148,9 +148,9 @@ fn workspace(model: &ModelConfig, config: &Config) -> u64 {
     let heads = model.num_heads + 2 * model.num_kv_heads;
     let row = 4 * model.hidden_size + 2 * heads * model.head_dim + 3 * model.intermediate_size;
     let engine = &config.engine;
-    let sampled = engine.max_num_seqs * (engine.spec_length + 1);
-    let layer = engine.max_num_batched_tokens * row * size_of::<f32>();
-    (layer + 4 * sampled * model.vocab_size * size_of::<f32>()) as u64
+    let rows = engine.max_num_batched_tokens;
+    let sampled = rows.min(engine.max_num_seqs * (engine.spec_length + 1));
+    ((rows * row + 4 * sampled * model.vocab_size) * size_of::<f32>()) as u64
 }
 
 /// Memory that is free on this machine, or in its container.
@@ -182,17 +182,35 @@ mod tests {
         (2 * 2 * model.num_layers * model.num_kv_heads * model.head_dim * tokens) as u64
     }
 
+    fn config(flags: &str) -> Config {
+        let flags = format!("foretoken --model m --speculative-decoding --drafter ngram {flags}");
+        match Command::from_args(flags.split_whitespace()) {
+            Ok(Command::Serve(config)) => config,
+            other => panic!("{flags}: {other:?}"),
+        }
+    }
+
+    fn shape(name: &str) -> ModelConfig {
+        ModelConfig::from_json(Path::new(&format!("configs/{name}/config.json"))).unwrap()
+    }
+
+    /// More sequences than a step has rows do not sample more of them.
+    #[test]
+    fn no_more_rows_are_sampled_than_a_step_has() {
+        let model = shape("llama-3.2-1b");
+        let of = |seqs| {
+            let flags =
+                format!("--max-num-batched-tokens 48 --spec-length 5 --max-num-seqs {seqs}");
+            workspace(&model, &config(&flags))
+        };
+        assert!(of(7) < of(8));
+        assert_eq!(of(8), of(1000));
+    }
+
     /// The machine that the server is made for holds the pair with 8 sequences of 4,096 tokens.
     #[test]
     fn the_pair_fits_in_16_gigabytes() {
-        let flags = "foretoken --model m --speculative-decoding --drafter ngram --max-num-seqs 8 --spec-length 5";
-        let Ok(Command::Serve(config)) = Command::from_args(flags.split(' ')) else {
-            panic!("{flags}");
-        };
-        let shape = |name: &str| {
-            let file = format!("configs/{name}/config.json");
-            ModelConfig::from_json(Path::new(&file)).unwrap()
-        };
+        let config = config("--max-num-seqs 8 --spec-length 5");
         let mut budget = Budget {
             total: 16_000_000_000,
             parts: Vec::new(),

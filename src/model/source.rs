@@ -3,15 +3,16 @@
 use super::hub;
 use crate::error::{Error, Result};
 use crate::gguf::GgufSource;
+use clap::ValueEnum;
 use std::path::{Path, PathBuf};
 
 /// Where the weights come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum LoadFormat {
-    /// What the source holds.
+    /// What is found: safetensors or GGUF.
     #[default]
     Auto,
-    /// Seeded noise in the shapes of `config.json`; no weights are read.
+    /// Random, in the model's shape; only config.json is read.
     Dummy,
 }
 
@@ -65,7 +66,7 @@ fn folder(path: &Path, format: LoadFormat) -> Result<ModelSource> {
     if path.join("config.json").is_file() {
         return Ok(ModelSource::Folder(path.to_owned()));
     }
-    let unreadable = |e: std::io::Error| Error::setup(format!("{}: {e}", path.display()));
+    let unreadable = |e| Error::in_file(path, e);
     let mut ggufs = Vec::new();
     for entry in std::fs::read_dir(path).map_err(unreadable)? {
         let file = entry.map_err(unreadable)?.path();

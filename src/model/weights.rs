@@ -48,8 +48,8 @@ impl Weights {
         let files = safetensors_files(folder)?;
         // SAFETY: the files are only read; whoever changes a checkpoint under a running server
         // gets other weights, or a fault, as with every mapped file.
-        let mapped = unsafe { MmapedSafetensors::multi(&files) }
-            .map_err(|e| Error::setup(format!("{}: {}", folder.display(), first_line(&e))))?;
+        let mapped =
+            unsafe { MmapedSafetensors::multi(&files) }.map_err(|e| Error::in_file(folder, e))?;
         let source = Source::Safetensors(mapped, HashSet::new());
         Ok(Self::new(source, dtypes, device))
     }

@@ -109,7 +109,7 @@ impl Text {
     pub fn from_folder(folder: &Path) -> Result<Self> {
         let file = folder.join("tokenizer.json");
         let tokenizer = Tokenizer::from_bytes(files::read_text(&file)?)
-            .map_err(|e| Error::setup(format!("cannot read {}: {e}", file.display())))?;
+            .map_err(|e| Error::in_file(&file, e))?;
         let config = read_json(&folder.join("tokenizer_config.json"))?;
         let id = |key: &str| token_name(&config, key).and_then(|name| tokenizer.token_to_id(name));
         let mut eos: Vec<u32> = id("eos_token").into_iter().collect();
@@ -298,8 +298,7 @@ fn read_json(file: &Path) -> Result<Value> {
     let Some(text) = files::read_text_if_any(file)? else {
         return Ok(Value::Null);
     };
-    serde_json::from_str(&text)
-        .map_err(|e| Error::setup(format!("cannot read {}: {e}", file.display())))
+    serde_json::from_str(&text).map_err(|e| Error::in_file(file, e))
 }
 
 /// `"eos_token": "</s>"` or `"eos_token": {"content": "</s>", ...}`.

@@ -61,8 +61,7 @@ enum Content {
 }
 
 fn contents(file: &Path) -> Result<Vec<Content>> {
-    let fail = |what: String| Error::in_file(file, what);
-    let content = std::fs::read_to_string(file).map_err(|e| fail(e.to_string()))?;
+    let content = std::fs::read_to_string(file).map_err(|e| Error::in_file(file, e))?;
     let extension = file.extension().and_then(|e| e.to_str());
     if !matches!(extension, Some("jsonl" | "ndjson" | "json")) {
         let lines: Vec<&str> = content.lines().collect();
@@ -78,7 +77,7 @@ fn contents(file: &Path) -> Result<Vec<Content>> {
         .map(|(number, line)| {
             serde_json::from_str(line)
                 .map(Content::Answer)
-                .map_err(|e| fail(format!("line {number}: {e}")))
+                .map_err(|e| Error::in_file(file, format!("line {number}: {e}")))
         })
         .collect()
 }

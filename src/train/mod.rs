@@ -25,9 +25,11 @@ use crate::error::{Error, Result};
 use crate::files::{config_of, folder_of};
 use crate::kernels;
 use crate::model::{LoadFormat, LoadOptions, ModelConfig, ModelSource, load};
+use crate::parse::{at_least_one, number};
 use crate::progress::bar;
 use crate::text::Text;
 use candle_core::Device;
+use clap::{Args, ValueEnum};
 use corpus::{Row, Split};
 use output::OutputFolder;
 use report::Report;
@@ -40,66 +42,110 @@ use trainer::{Data, Trainer};
 use vocabulary::Vocabulary;
 
 /// What a draft learns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Objective {
     /// The target's distributions: KL(p || q).
+    #[default]
     Kl,
     /// The tokens of the corpus.
+    #[value(name = "ce")]
     CrossEntropy,
 }
 
-/// What to train, on what, and how.
-#[derive(Debug, Clone, PartialEq)]
+/// What to train, on what, and how: the flags of `foretoken distill`.
+#[derive(Debug, Clone, PartialEq, Args)]
+#[command(next_help_heading = "Training")]
 pub struct Options {
-    /// The target: a Hugging Face id, a folder or a `.gguf` file. With cross-entropy only its
-    /// tokenizer is read.
+    /// The target: a Hugging Face id, a folder with config.json and safetensors, or a .gguf file.
+    /// With --objective ce only its tokenizer is read.
+    #[arg(long, help_heading = "Models")]
     pub model: String,
-    /// Branch, tag or commit of a Hugging Face model.
+    /// Branch, tag or commit of a Hugging Face model. A gated model needs HF_TOKEN.
+    #[arg(long, help_heading = "Models")]
     pub revision: Option<String>,
-    /// The draft's `config.json`, or a folder with one.
+    /// The draft's shape: a config.json of a Llama with the target's vocab_size.
+    #[arg(long, value_name = "CONFIG", help_heading = "Models")]
     pub draft_config: PathBuf,
-    /// Folder with the weights to begin with; `None` = random ones.
+    /// Folder with weights of that shape to begin with, instead of random ones. Of a model with half
+    /// as many layers or more, the upper ones are taken twice.
+    #[arg(long, value_name = "DIR", help_heading = "Models")]
     pub init_from: Option<PathBuf>,
-    /// Files of [`corpus::read`].
-    pub corpus: Vec<PathBuf>,
-    /// Encode the texts of JSON lines anew instead of taking their ids.
-    pub retokenize: bool,
-    /// Folder for checkpoints and the draft.
+    /// Folder for checkpoints and the draft, which then is a model like any other.
+    #[arg(long, value_name = "DIR", help_heading = "Models")]
     pub out: PathBuf,
-    /// Go on from the checkpoint in `out`, if there is one.
+    /// Go on from the checkpoint in --out; the other flags must be those of that run.
+    #[arg(long, help_heading = "Models")]
     pub resume: bool,
-    pub objective: Objective,
-    /// Ids a position whose probabilities are kept one by one.
-    pub top_k: usize,
-    /// Tokens a row.
+
+    /// What to train on; may be given several times. JSON lines (.jsonl) as `foretoken generate`
+    /// writes them, else plain text with blank lines between documents.
+    #[arg(long, value_name = "FILE", required = true, help_heading = "Corpus")]
+    pub corpus: Vec<PathBuf>,
+    /// Encode the texts of JSON lines anew, for a target with another tokenizer.
+    #[arg(long, help_heading = "Corpus")]
+    pub retokenize: bool,
+    /// Tokens a row; documents are packed into rows.
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one,
+          help_heading = "Corpus")]
     pub seq_len: usize,
-    /// Share of rows that are held out, 0 to 1; at least one row is.
+    /// Share of rows to measure on instead of training on them; at least one row is held out.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.05, help_heading = "Corpus",
+          value_parser = number("a number between 0 and 1", |&x: &f64| x > 0.0 && x < 1.0))]
     pub holdout: f64,
-    /// Rows a step.
-    pub batch_size: usize,
-    /// Rows of one forward; gradients of a step's forwards are summed.
-    pub micro_batch: usize,
+
+    /// kl = the target's distributions, ce = the tokens of the corpus.
+    #[arg(long, value_enum, default_value_t)]
+    pub objective: Objective,
+    /// With kl: token ids a position whose probabilities are kept; all others count as one.
+    #[arg(long, value_name = "K", default_value_t = 32, value_parser = at_least_one)]
+    pub top_k: usize,
     /// Steps of the whole run.
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = at_least_one)]
     pub steps: usize,
-    /// End this session after so many steps, with a checkpoint to go on from.
+    /// End after so many steps, with a checkpoint that --resume goes on from.
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub stop_after: Option<usize>,
-    /// Highest learning rate.
+    /// Rows a step.
+    #[arg(long, value_name = "ROWS", default_value_t = 16, value_parser = at_least_one)]
+    pub batch_size: usize,
+    /// Rows of one forward: more are faster on a GPU and take more memory.
+    #[arg(long, value_name = "ROWS", default_value_t = 1, value_parser = at_least_one)]
+    pub micro_batch: usize,
+    /// Highest learning rate; it falls to a tenth.
+    #[arg(long, value_name = "RATE", default_value_t = 1e-3, value_parser = above_zero)]
     pub learning_rate: f64,
-    /// Steps until it is reached; `None` = a twentieth of all.
+    /// Steps until the highest learning rate [default: a twentieth of --steps].
+    #[arg(long, value_name = "N")]
     pub warmup: Option<usize>,
+    /// AdamW's weight decay, of matrices alone.
+    #[arg(long, value_name = "RATE", default_value_t = 0.1,
+          value_parser = number("a number from 0 to 1", |x: &f64| (0.0..=1.0).contains(x)))]
     pub weight_decay: f64,
     /// Largest norm of all gradients together.
+    #[arg(long, value_name = "NORM", default_value_t = 1.0, value_parser = above_zero)]
     pub clip: f64,
-    /// Steps between two evaluations.
+    /// Steps between two lines with held-out figures.
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = at_least_one)]
     pub eval_every: usize,
     /// Steps between two checkpoints.
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = at_least_one)]
     pub checkpoint_every: usize,
+    /// Seed of the first weights, of the order of rows and of what is held out.
+    #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Where the draft is trained: `auto`, `cpu`, `cuda` or `cuda:N`. The target runs on the CPU.
+
+    /// Where the draft is trained: auto, cpu, cuda or cuda:N. The target runs on the CPU.
+    #[arg(long, default_value = "auto", help_heading = "Machine")]
     pub device: String,
-    /// CPU threads, each with a micro-batch of its own.
+    /// CPU threads, each with a micro-batch of its own [default: the physical cores that this
+    /// process may use].
+    #[arg(long, value_name = "N", value_parser = at_least_one, help_heading = "Machine")]
     pub threads: Option<usize>,
+}
+
+fn above_zero(text: &str) -> Result<f64, String> {
+    number("a number above 0", |&x: &f64| x > 0.0 && x.is_finite())(text)
 }
 
 impl Options {

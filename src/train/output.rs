@@ -135,9 +135,7 @@ impl OutputFolder {
         check: impl FnOnce(&State) -> Result<()>,
     ) -> Result<State> {
         let file = self.path.join(CHECKPOINT);
-        let broken = |e: &dyn std::fmt::Display| {
-            Error::in_file(&file, e.to_string().lines().next().unwrap_or_default())
-        };
+        let broken = |e: &dyn std::fmt::Display| Error::in_file(&file, e);
         // SAFETY: the file is only read; who changes it meanwhile gets other weights, or a fault.
         let tensors = unsafe { MmapedSafetensors::new(&file) }.map_err(|e| broken(&e))?;
         let state = tensors.load(STATE, &Device::Cpu).map_err(|e| broken(&e))?;
@@ -208,8 +206,8 @@ impl OutputFolder {
 pub fn load_weights(folder: &Path, model: &TrainModel, device: &Device) -> Result<()> {
     let files = safetensors_files(folder)?;
     // SAFETY: the files are only read; who changes them meanwhile gets other weights, or a fault.
-    let weights = unsafe { MmapedSafetensors::multi(&files) }
-        .map_err(|e| Error::in_file(folder, e.to_string().lines().next().unwrap_or_default()))?;
+    let weights =
+        unsafe { MmapedSafetensors::multi(&files) }.map_err(|e| Error::in_file(folder, e))?;
     let saved = weights.tensors();
     let layers = saved.iter().filter_map(|(name, _)| names::layer_of(name));
     let saved = layers.map(|(layer, _)| layer + 1).max().unwrap_or(0);

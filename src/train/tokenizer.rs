@@ -3,7 +3,9 @@
 
 use super::corpus;
 use crate::error::{Error, Result};
+use crate::parse::number;
 use crate::text::{SpecialIds, Text};
+use clap::Args;
 use std::path::PathBuf;
 use tokenizers::models::TrainerWrapper;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
@@ -14,20 +16,29 @@ use tokenizers::{AddedToken, Tokenizer};
 const SPECIAL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 
 /// Ids of the bytes and of the special tokens.
-pub const LEAST_IDS: usize = 256 + SPECIAL.len();
+const MIN_IDS: usize = 256 + SPECIAL.len();
 
 const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
-/// What to learn from, and how much.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What to learn from, and how much: the flags of `foretoken tokenizer`.
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub struct Options {
-    /// Files of [`corpus::texts`].
+    /// What to learn from; may be given several times. JSON lines (.jsonl) as `foretoken generate`
+    /// writes them, else plain text.
+    #[arg(long, value_name = "FILE", required = true)]
     pub corpus: Vec<PathBuf>,
-    /// Ids at most, special ones included; fewer, where the corpus has no more pairs to merge.
+    /// Token ids at most, those of the 256 bytes and of the special tokens included; fewer, where
+    /// the corpus has no more pairs to merge.
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = number(
+        format!("a whole number, at least {MIN_IDS}: the bytes and the special tokens have an id each"),
+        |&n: &usize| n >= MIN_IDS,
+    ))]
     pub vocab_size: usize,
-    /// Jinja source; `None` = ChatML.
+    /// Jinja file with the chat template [default: ChatML].
+    #[arg(long, value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
-    /// Folder to write.
+    /// Folder for tokenizer.json and tokenizer_config.json.
+    #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
 }
 

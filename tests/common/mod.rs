@@ -7,10 +7,7 @@ pub mod server;
 pub mod tiny;
 pub mod tiny_gguf;
 
-use foretoken::engine::{
-    self, EngineHandle, EngineOptions, Event, Events, FinishReason, Request, SpecUsage,
-    TokenLogprobs, TokenOutput,
-};
+use foretoken::engine::{self, Completion, EngineHandle, EngineOptions, Events, Request};
 use foretoken::kv::{BlockAllocator, BlockTable};
 use foretoken::model::toy::ToyModel;
 use foretoken::model::{Batch, Model};
@@ -114,43 +111,12 @@ pub fn sampled(prompt: &[u32], max_tokens: usize, seed: u64) -> Request {
     }
 }
 
-/// All that a request was told.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Answer {
-    pub tokens: Vec<TokenOutput>,
-    pub prompt: Vec<Option<TokenLogprobs>>,
-    pub finish: Option<FinishReason>,
-    pub spec: SpecUsage,
-}
-
-impl Answer {
-    pub fn ids(&self) -> Vec<u32> {
-        self.tokens.iter().map(|token| token.id).collect()
-    }
-}
-
 /// Waits for the end of a request.
-pub fn collect(mut events: Events) -> Answer {
-    let mut answer = Answer::default();
-    while answer.finish.is_none() {
-        match events.blocking_recv().expect("the engine lives") {
-            Event::Prompt(scores) => answer.prompt = scores,
-            Event::Tokens {
-                tokens,
-                finish,
-                spec,
-            } => {
-                answer.tokens.extend(tokens);
-                answer.finish = finish;
-                answer.spec = spec;
-            }
-            Event::Failed(error) => panic!("{error}"),
-        }
-    }
-    answer
+pub fn collect(events: Events) -> Completion {
+    events.blocking_collect().unwrap_or_else(|e| panic!("{e}"))
 }
 
-pub fn run(engine: &EngineHandle, request: Request) -> Answer {
+pub fn run(engine: &EngineHandle, request: Request) -> Completion {
     collect(engine.submit(request).unwrap())
 }
 

@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use candle_core::{Device, Tensor};
-use foretoken::engine::{self, EngineHandle, EngineOptions, Event, Events, Request};
+use foretoken::engine::{self, Completion, EngineHandle, EngineOptions, Events, Request};
 use foretoken::error::{Error, RequestErrorKind, Result};
 use foretoken::kv::KvStore;
 use foretoken::model::toy::ToyModel;
@@ -97,20 +97,14 @@ fn start(
 
 /// The ids and, if it was so, the failure.
 fn outcome(mut events: Events) -> (Vec<u32>, Option<Error>) {
-    let mut ids = Vec::new();
-    loop {
-        match events.blocking_recv() {
-            Some(Event::Tokens { tokens, finish, .. }) => {
-                ids.extend(tokens.iter().map(|token| token.id));
-                if finish.is_some() {
-                    return (ids, None);
-                }
-            }
-            Some(Event::Failed(error)) => return (ids, Some(error)),
-            Some(Event::Prompt(_)) => {}
-            None => return (ids, Some(Error::internal("no last event"))),
+    let mut completion = Completion::default();
+    while completion.finish.is_none() {
+        let event = events.blocking_recv().expect("a last event");
+        if let Err(error) = completion.add(event) {
+            return (completion.ids(), Some(error));
         }
     }
+    (completion.ids(), None)
 }
 
 fn finished(engine: &EngineHandle, reason: &str) -> u64 {

@@ -53,6 +53,26 @@ fn the_queue_is_bounded_all_or_nothing() {
 }
 
 #[test]
+fn who_leaves_the_queue_gives_up_the_place() {
+    let mut toy = Toy::default();
+    toy.options.max_num_seqs = 1;
+    toy.options.max_waiting = 3;
+    let target = toy_model(0.0);
+    let gate = target.gate.clone();
+    let engine = toy.start_with(target);
+    let closed = gate.lock().unwrap();
+    let running = engine.submit(greedy(&[1], 5)).unwrap();
+    wait_for("admission", || engine.stats().requests_running.get() == 1);
+    drop(engine.submit_all(vec![greedy(&[1], 1); 3]).unwrap());
+    drop(closed);
+    collect(running);
+    assert_idle(&engine);
+    let again = engine.submit_all(vec![greedy(&[1], 1); 3]).unwrap();
+    again.into_iter().for_each(|events| drop(collect(events)));
+    assert_idle(&engine);
+}
+
+#[test]
 fn dropping_the_receiver_cancels() {
     let toy = Toy {
         num_blocks: 64,
@@ -135,7 +155,7 @@ fn texts_do_not_depend_on_the_rows_of_a_step() {
             })
             .collect();
         let crowd = engine.submit_all(requests.clone()).unwrap();
-        let crowd: Vec<Answer> = crowd.into_iter().map(collect).collect();
+        let crowd: Vec<_> = crowd.into_iter().map(collect).collect();
         for (request, answer) in requests.into_iter().zip(crowd) {
             let alone = run(&engine, request.clone());
             assert_eq!(answer.tokens, alone.tokens, "{guess:?}: {request:?}");
