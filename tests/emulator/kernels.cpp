@@ -92,8 +92,8 @@ struct Call {
         for (int i = 0; i * BLOCK < s.context + s.rows; i++) {
             blocks.push_back(pool[used++]);
         }
-        for (int start = 0; start < s.rows; start += LANES / group) {
-            int count = std::min(LANES / group, s.rows - start);
+        for (int start = 0; start < s.rows; start += MAX_QUERIES / group) {
+            int count = std::min(MAX_QUERIES / group, s.rows - start);
             tiles.push_back({rows + start, count, s.context, start, table, tree, rows + start});
             most = std::max(most, count);
         }

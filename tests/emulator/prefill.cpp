@@ -65,9 +65,9 @@ template <typename T, int D> struct Attention {
                 std::copy_n(&ks[span.sequence][key * VALUES], VALUES, &k[slot * VALUES]);
                 std::copy_n(&vs[span.sequence][key * VALUES], VALUES, &v[slot * VALUES]);
             }
-            const int most = prefill::LANES / group;
-            for (int start = 0; start < span.rows; start += most) {
-                tiles.push_back({span.first + start, std::min(most, span.rows - start), span.context, start, table, -1, 0});
+            const int max_rows = prefill::MAX_QUERIES / group;
+            for (int start = 0; start < span.rows; start += max_rows) {
+                tiles.push_back({span.first + start, std::min(max_rows, span.rows - start), span.context, start, table, -1, 0});
             }
         }
         launch({(int)tiles.size(), KV_HEADS, 1}, prefill::THREADS,
