@@ -302,7 +302,7 @@ fn models_come_from_the_hub_once() {
     std::fs::write(refs.join("main"), "../../..").unwrap();
     set("HF_HUB_OFFLINE", "1");
     let error = resolve("org/evil-commit", None).unwrap_err();
-    assert!(error.contains("revision 'main' is not in it"), "{error}");
+    assert!(error.contains("revision 'main' is not cached"), "{error}");
     set("HF_HUB_OFFLINE", "0");
 
     // From then on the network is not needed, nor asked.
