@@ -25,7 +25,7 @@ pub struct TokenizerFlags {
 
 impl TokenizerFlags {
     pub(super) fn validate(self) -> Result<tokenizer::Options> {
-        let least = tokenizer::LEAST_IDS;
+        let least = tokenizer::MIN_IDS;
         if self.vocab_size < least {
             return Err(Error::setup(format!(
                 "--vocab-size must be at least {least}: the bytes and the special tokens have an id each"

@@ -176,7 +176,7 @@ impl Weights {
         match odd.next() {
             None => Ok(()),
             Some(name) => Err(Error::setup(format!(
-                "tensor {name} (and {} more) is not part of the model's architecture as it is supported",
+                "tensor {name} (and {} more) is not supported: no layer of this architecture reads it",
                 odd.count()
             ))),
         }
