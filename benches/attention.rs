@@ -1,18 +1,18 @@
-//! Paged attention of one sequence: decoding and verification (1 to 16 rows) after 256 and 1024
-//! tokens, and a chunk of a prompt. From the cache (one pool again and again) and from memory (as
-//! many pools in turn as no cache holds: the layers of a model come so, with weights between them).
+//! Paged attention of one sequence: decoding and verification (1 to 16 rows) after 256 and 1024 tokens,
+//! and a chunk of a prompt. Reads from the cache (always the same pool), and from memory (so many pools
+//! in turn that no cache holds them, like the layers of a model with weights in between).
 //!
-//! `FORETOKEN_BENCH_POOL` says what pools hold: `f32`, or `f16` or `bf16` beside queries in f32.
+//! `FORETOKEN_BENCH_POOL` is the dtype of the pools: `f32`, `f16` or `bf16`. Queries are f32.
 
 use candle_core::{DType, Device, Tensor};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use foretoken::kernels::{AttentionBatch, Span, paged_attention};
 use std::hint::black_box;
 
-/// Name, heads, K/V heads and width of a head.
+/// Name, heads, K/V heads, and width of a head.
 const SHAPES: [(&str, usize, usize, usize); 2] =
     [("SmolLM2-135M", 9, 3, 64), ("Llama-3.2-1B", 32, 8, 64)];
-/// Rows and the tokens before them.
+/// Rows, and tokens before them.
 const CALLS: [(usize, usize); 9] = [
     (1, 256),
     (4, 256),
@@ -25,7 +25,7 @@ const CALLS: [(usize, usize); 9] = [
     (256, 0),
 ];
 const BLOCK_SIZE: usize = 16;
-/// Bytes of keys and values that no cache of these machines holds.
+/// Bytes of keys and values, more than any cache holds.
 const MEMORY: usize = 200 << 20;
 
 fn attention(c: &mut Criterion) {

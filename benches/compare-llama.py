@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Compares foretoken with llama.cpp's server on one GGUF file, standard library only.
+"""Compares foretoken with llama.cpp's server on one GGUF file. Uses only the standard library.
 
-Starts llama-server and foretoken in turn, never both at once, with equally many threads, and sends
-both the same prompts at temperature 0, without speculation and without a prompt cache. Measures
+Starts llama-server and foretoken in turn, never both at once, with the same number of threads, and
+sends both the same prompts at temperature 0, without speculation and without a prompt cache. Measures
 decoding of one stream, without its prefill; time to first token of a long prompt; tokens per second
-of many streams at once; with --llama-bench also what forwards of 4 and 8 rows cost llama.cpp. Prints
-medians and ranges over the rounds. Needs an idle machine; benches/README.md has the rest.
+of many streams at once; with --llama-bench also the cost of forwards of 4 and 8 rows in llama.cpp.
+Prints medians and ranges over the rounds. Needs an idle machine; see benches/README.md.
 """
 
 import argparse
@@ -34,7 +34,7 @@ VERBS = "found watched carried followed painted forgot opened crossed repaired d
 
 
 class Failed(Exception):
-    """What the user has to know, in one line."""
+    """A failure, described to the user in one line."""
 
 
 class Server:
@@ -51,30 +51,31 @@ class Server:
             yield connection.getresponse()
 
     def tokenize(self, text):
-        # One calls it content, the other prompt.
+        # One server calls the field content, the other prompt.
         with self.call("POST", "/tokenize", {"content": text, "prompt": text, "add_special_tokens": False}) as response:
             return json.loads(response.read())["tokens"]
 
     def ask(self, prompt, max_tokens):
-        """Streams a greedy completion of token ids: when it was asked, first and last event, text."""
+        """Streams a greedy completion of token ids. Returns the times of the request, the first and the last
+        event, and the text."""
         body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
         body |= {"stream": True, "stream_options": {"include_usage": True}, **self.extra}
         asked, parts = time.monotonic(), []
         with self.call("POST", "/v1/completions", body) as response:
-            # Parsed only when all is here: this process takes its time from the server's cores.
+            # Parsed only at the end, because this process uses the server's cores.
             while part := response.read1():
                 parts.append((time.monotonic(), part))
         whole = b"".join(part for _, part in parts)
         if response.status != 200:
             raise Failed(f"status {response.status}: {whole[:300]!r}")
         text = checked_text(whole, len(prompt), max_tokens)
-        # What comes before data is a comment that keeps the connection alive.
+        # Lines without data are comments that keep the connection alive.
         first = next(seconds for seconds, part in parts if b"data:" in part)
         return {"asked": asked, "first": first, "last": parts[-1][0], "text": text}
 
 
 def checked_text(stream, prompt_tokens, max_tokens):
-    """The text, once it is certain that all was computed that the figures will count."""
+    """Returns the text, after checking that the server computed everything that the figures count."""
     lines = [line[5:].strip() for line in stream.split(b"\n") if line.startswith(b"data:")]
     if not lines or lines.pop() != b"[DONE]":
         raise Failed(f"a stream ended without [DONE]: {stream[-300:]!r}")
@@ -89,13 +90,13 @@ def checked_text(stream, prompt_tokens, max_tokens):
 
 @contextlib.contextmanager
 def running(name, command, extra, threads):
-    """Starts a server on a free port; it is gone when the block is left, in whatever way."""
+    """Starts a server on a free port, and kills it however the block is left."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    # What is set for a user's own server (keys, log levels) must not reach this one.
+    # The environment of a user's own server (keys, log levels) must not affect this one.
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("LLAMA_", "FORETOKEN_", "RUST_LOG"))}
-    # A foretoken without --threads takes its number from here.
+    # For a foretoken without the flag --threads.
     environment["RAYON_NUM_THREADS"] = str(threads)
     with tempfile.TemporaryFile() as log:
         command = [*command, "--host", "127.0.0.1", "--port", str(port)]
@@ -126,7 +127,7 @@ def wait_until_ready(server, process):
 
 
 def flags(program):
-    """The long flags that its help lists."""
+    """The long flags in the program's help."""
     done = subprocess.run([program, "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     return set(re.findall(r"--[a-z][\w-]*", done.stdout + done.stderr))
 
@@ -136,7 +137,7 @@ def llama_server(options):
     context = max(1024, options.prefill_tokens + 16, options.prompt_tokens + options.tokens + 16)
     command = [options.llama_server, "--model", options.model, "--threads", threads, "--threads-batch", threads]
     command += ["--parallel", str(options.streams), "--ctx-size", str(context * options.streams)]
-    # Or it copies the caches of idle slots aside, for prompts that might come again.
+    # Otherwise it saves the caches of idle slots for prompts that might come again.
     command += ["--cache-ram", "0"] if "--cache-ram" in known else []
     command += ["--no-webui"] if "--no-webui" in known else []
     return LLAMA, command, {"cache_prompt": False}
@@ -150,7 +151,7 @@ def foretoken(options):
 
 
 def sentences(count, seed):
-    """`count` words or more, in English: servers hold back a token that is half a character."""
+    """`count` words or more, in English, because servers hold back tokens with incomplete characters."""
     draw, said = random.Random(seed), []
     while len(said) < count:
         said += ["The", draw.choice(NOUNS), draw.choice(VERBS), "the", draw.choice(NOUNS) + "."]
@@ -158,14 +159,14 @@ def sentences(count, seed):
 
 
 def measure(server, ids, options):
-    """All figures of one server in one round; each prompt is another piece of `ids`."""
+    """All figures of one server in one round; each prompt is a different part of `ids`."""
     rest = iter(ids)
     take = lambda count: list(itertools.islice(rest, count))
     server.ask(take(options.prefill_tokens), 8)
     found = {"decode": [], "prefill": [], "streams": [], "texts": []}
     for _ in range(options.repeats):
         answer = server.ask(take(options.prompt_tokens), options.tokens)
-        # The first token came with the prefill.
+        # The first token belongs to the prefill.
         found["decode"].append((options.tokens - 1) / (answer["last"] - answer["first"]))
         found["texts"].append(answer["text"])
         answer = server.ask(take(options.prefill_tokens), 1)
@@ -181,12 +182,12 @@ def at_once(server, prompts, max_tokens):
     try:
         return list(pool.map(lambda prompt: server.ask(prompt, max_tokens), prompts))
     finally:
-        # After an interrupt the threads end when their server is killed, which must not wait for them.
+        # After an interrupt the threads end when their server is killed, so do not wait for them first.
         pool.shutdown(wait=False)
 
 
 def rows_cost(options):
-    """Milliseconds of llama.cpp's forwards of some rows of one sequence."""
+    """Milliseconds of llama.cpp's forwards, by the number of rows of one sequence."""
     command = [options.llama_bench, "-m", options.model, "-t", str(options.threads), "-r", "10", "-o", "json"]
     command += ["-n", "0", "-p", ",".join(map(str, VERIFY_ROWS))]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
@@ -202,7 +203,7 @@ def one_round(number, options):
     for name, command, extra in (llama_server(options), foretoken(options)):
         print(f"round {number} of {options.rounds}: {name}", file=sys.stderr)
         with running(name, command, extra, options.threads) as server:
-            # Both get the ids that the first one made of the text, so lengths are exact.
+            # Both get the ids into which the first server encoded the text, so lengths are exact.
             ids = ids or server.tokenize(sentences(needed, seed=number))
             found[name] = measure(server, ids, options)
     if options.llama_bench:
@@ -231,10 +232,10 @@ def notes(rounds, options):
     pairs = [pair for r in rounds for pair in zip(r[LLAMA]["texts"], r[FORETOKEN]["texts"])]
     equal = statistics.median(len(os.path.commonprefix(pair)) / max(1, len(pair[0])) for pair in pairs)
     yield f"\nMedian (range) of {options.rounds} rounds. The greedy texts are the same for {equal:.0%} of their length"
-    yield "(median): rounding parts them at some point; next to nothing would mean two different models."
+    yield "(median): at some point they differ by rounding; almost 0% would mean two different models."
     if options.llama_bench:
-        yield "llama-bench computes logits for the last row alone, so a verification costs llama.cpp more than these"
-        yield "forwards. What foretoken's costs is measured by a bench of its own, not here."
+        yield "llama-bench computes logits only for the last row, so a verification costs llama.cpp more than these"
+        yield "forwards. The cost of foretoken's verification is measured by its own bench, not here."
 
 
 def parse_arguments():
@@ -243,17 +244,17 @@ def parse_arguments():
     parser.add_argument("--llama-server", required=True, help="llama.cpp's llama-server")
     parser.add_argument("--llama-bench", help="llama.cpp's llama-bench, for the cost of a verification")
     parser.add_argument("--foretoken", default="target/release/foretoken", help="default: %(default)s")
-    parser.add_argument("--json", metavar="FILE", help="also write all single figures there")
+    parser.add_argument("--json", metavar="FILE", help="also write all individual figures to FILE")
     count = lambda flag, default, text: parser.add_argument(
         flag, type=int, default=default, metavar="N", help=f"{text} (default {default})"
     )
-    count("--threads", 2, "of each server")
-    count("--rounds", 5, "each starts both servers")
-    count("--repeats", 3, "single requests of a kind in a round; their median is the round's figure")
-    count("--streams", 16, "connections at once")
-    count("--tokens", 128, "to generate, at least 2: the first belongs to the prefill")
-    count("--prompt-tokens", 32, "of the prompts before those")
-    count("--prefill-tokens", 256, "of the long prompts")
+    count("--threads", 2, "threads of each server")
+    count("--rounds", 5, "rounds, each of which starts both servers")
+    count("--repeats", 3, "requests of each kind per round; their median is the round's figure")
+    count("--streams", 16, "concurrent connections")
+    count("--tokens", 128, "tokens to generate, at least 2: the first belongs to the prefill")
+    count("--prompt-tokens", 32, "tokens of the prompts of these requests")
+    count("--prefill-tokens", 256, "tokens of the long prompts")
     options = parser.parse_args()
     if min(v for v in vars(options).values() if isinstance(v, int)) < 1 or options.tokens < 2:
         parser.error("each number must be at least 1, --tokens at least 2")
@@ -284,11 +285,11 @@ def main():
     for message in missing(options):
         print(f"error: {message}", file=sys.stderr)
         sys.exit(2)
-    # As an exception, so that the running server is killed on the way out.
+    # Raises an exception, so that the running server is killed.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     if os.getloadavg()[0] > 0.5:
-        print("note: the machine is busy; llama.cpp suffers most, since its threads spin", file=sys.stderr)
+        print("note: the machine is busy; this slows down llama.cpp most, because its threads spin", file=sys.stderr)
     try:
         report([one_round(n + 1, options) for n in range(options.rounds)], options)
     except (Failed, OSError) as e:

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Compares foretoken with Hugging Face transformers: tokens per second of one greedy stream after its
-prompt, plainly and with a draft model (transformers' `assistant_model`).
+prompt, without and with a draft model (transformers' `assistant_model`).
 
-Needs torch and transformers. Both models are folders: with weights, or with a config.json alone, then
-both programs take random weights of that shape, whose drafts are hardly ever accepted. In each round
-transformers and foretoken take turns on the same machine; prints medians and ratios over the rounds.
+Needs torch and transformers. Both models are folders with weights, or with only a config.json. In the
+latter case both programs use random weights of that shape, and hardly any draft token is accepted. In
+each round transformers and foretoken run in turn on the same machine. Prints medians and ratios over
+the rounds.
 """
 
 import argparse
@@ -55,7 +56,7 @@ class Transformers:
         self.target, self.draft = load(options.target, options), load(options.draft, options)
         self.draft.generation_config.num_assistant_tokens = options.spec_length
         self.draft.generation_config.num_assistant_tokens_schedule = "constant"
-        # Drafts as long as foretoken's, however unsure the draft model is.
+        # Drafts as long as foretoken's, even if the draft model is unsure.
         self.draft.generation_config.assistant_confidence_threshold = 0.0
         vocabulary = self.target.config.vocab_size
         self.inputs = [
@@ -79,7 +80,7 @@ class Transformers:
         return time.perf_counter() - started
 
     def rate(self, assistant):
-        """Tokens per second after the first, over all prompts."""
+        """Tokens per second after the first token, over all prompts."""
         tokens, seconds = 0, 0.0
         for inputs in self.inputs:
             first = self.seconds(inputs, 1, None)
@@ -113,7 +114,7 @@ def foretoken(options):
 def main():
     options = arguments()
     peer = Transformers(options)
-    # The first texts of a process are slow.
+    # The first texts of a process are slower.
     peer.seconds(peer.inputs[0], 8, None)
     peer.seconds(peer.inputs[0], 8, peer.draft)
     rounds = []

@@ -1,7 +1,7 @@
-//! Products with weights that are not quantized, beside candle's own: by shape, dtype and rows.
+//! Products with unquantized weights, compared with candle's own, by shape, dtype and rows.
 //!
-//! Each time is taken in turns with the other's run on the same machine, so that the two differ by
-//! what they do and not by when they were measured, and neither finds its weights in a near cache.
+//! The two are run alternately, so that they differ in what they do and not in when they were measured,
+//! and neither finds its weights in a near cache.
 
 use candle_core::{DType, Device, Tensor};
 use criterion::{Bencher, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -39,7 +39,7 @@ fn products(c: &mut Criterion) {
             group.throughput(Throughput::Bytes(bytes as u64));
             for rows in ROWS {
                 let x = Tensor::randn(0f32, 1., (rows, inputs), &Device::Cpu).unwrap();
-                // candle wants both in one dtype.
+                // candle needs both in one dtype.
                 let same = x.to_dtype(dtype).unwrap();
                 let ours = || matrix.matmul(&x).unwrap();
                 let candle = || same.matmul(&weight.t().unwrap()).unwrap();

@@ -1,9 +1,10 @@
-//! The steps of a pair on a GPU against what its memory allows: plain decoding, verification, draft
-//! steps and a whole round, with CUDA graphs and without.
+//! The steps of a target and its draft on a GPU, compared with what the memory bandwidth allows: plain
+//! decoding, verification, draft steps and a whole speculative step, with and without CUDA graphs.
 //!
-//! `FORETOKEN_BENCH_TARGET` and `FORETOKEN_BENCH_DRAFT` name folders with a `config.json` (random weights of
-//! that shape) or GGUF files, `FORETOKEN_BENCH_CONTEXT` the tokens before a step (1024),
-//! `FORETOKEN_BENCH_SPEC_LENGTH` K (5). Times are medians of steps that take turns, in milliseconds.
+//! `FORETOKEN_BENCH_TARGET` and `FORETOKEN_BENCH_DRAFT` are folders with a `config.json` (for random
+//! weights of that shape) or GGUF files, `FORETOKEN_BENCH_CONTEXT` is the number of tokens before a step
+//! (1024), `FORETOKEN_BENCH_SPEC_LENGTH` is K (5). Times are medians of alternating steps, in
+//! milliseconds.
 
 use candle_core::{DType, Device, Tensor};
 use foretoken::kernels::{self, sample};
@@ -14,7 +15,7 @@ use foretoken::spec::logits_params;
 use std::path::Path;
 use std::time::Instant;
 
-/// As in the program.
+/// The same as in the program.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -22,7 +23,7 @@ const ROWS: [usize; 6] = [1, 2, 4, 6, 8, 16];
 const BLOCK_SIZE: usize = 16;
 /// Bytes that are copied to measure the bandwidth.
 const COPIED: usize = 1 << 30;
-/// Times that each step is taken.
+/// Repetitions of each step.
 const REPEAT: usize = 50;
 
 fn main() {
@@ -93,7 +94,7 @@ fn number(name: &str, default: usize) -> usize {
     })
 }
 
-/// Bytes a second that a copy within the device's memory reads and writes.
+/// Bytes per second that a copy within the device's memory reads and writes.
 fn bandwidth(device: &Device) -> f64 {
     let (free, _) = kernels::device_memory(device).unwrap().unwrap_or((0, 0));
     let bytes = COPIED.min(free as usize / 4);
@@ -115,14 +116,14 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// A model with a sequence of `context` tokens in its pool.
+/// A model, with a sequence of `context` tokens in its pool.
 struct Loaded {
     name: String,
     model: Box<dyn Model>,
     kv: KvStore,
     table: BlockTable,
     context: usize,
-    /// What a step of one row reads: the weights, and K and V of the context.
+    /// Bytes that a step of one row reads: the weights, and K and V of the context.
     bytes: u64,
 }
 
@@ -162,7 +163,7 @@ impl Loaded {
         }
     }
 
-    /// A step of `rows` rows and its greedy tokens, which come to the host.
+    /// Runs a step of `rows` rows, and copies its greedy tokens to the host. Returns its time.
     fn step(&mut self, rows: usize) -> f64 {
         let mut batch = Batch::default();
         let vocab = self.model.config().vocab_size as u32;
@@ -189,13 +190,13 @@ impl Loaded {
         started.elapsed().as_secs_f64() * 1e3
     }
 
-    /// Medians of steps with so many rows each.
+    /// Medians of the times of steps, one per number of rows.
     fn steps(&mut self, rows: &[usize]) -> Vec<f64> {
         let mut times = vec![Vec::new(); rows.len()];
         for turn in 0..REPEAT + 3 {
             for (rows, times) in rows.iter().zip(&mut times) {
                 let time = self.step(*rows);
-                // The first ones load kernels and record graphs.
+                // The first steps load kernels and record graphs.
                 if turn >= 3 {
                     times.push(time);
                 }
@@ -205,14 +206,14 @@ impl Loaded {
     }
 }
 
-/// Medians of a round and of its parts.
+/// Medians of the times of a speculative step and of its parts.
 struct Round {
     whole: f64,
     draft: f64,
     verification: f64,
 }
 
-/// K draft steps and the verification of K + 1 rows, as often as everything else.
+/// Measures K draft steps and the verification of K + 1 rows, with the same number of repetitions.
 fn round(target: &mut Loaded, draft: &mut Loaded, k: usize) -> Round {
     let (mut whole, mut drafts, mut verifications) = (Vec::new(), Vec::new(), Vec::new());
     for turn in 0..REPEAT + 3 {

@@ -1,5 +1,5 @@
-//! Products with quantized weights by shape, block type and rows: from the cache (one matrix again
-//! and again) and from memory (as many matrices in turn as no cache holds).
+//! Products with quantized weights, by shape, block type and rows. Reads from the cache (always the same
+//! matrix), and from memory (so many matrices in turn that no cache holds them).
 
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Tensor};
@@ -21,7 +21,7 @@ const TYPES: [GgmlDType; 4] = [
     GgmlDType::Q6K,
 ];
 const ROWS: [usize; 5] = [1, 2, 4, 8, 64];
-/// Bytes of weights that no cache of these machines holds.
+/// Bytes of weights, more than any cache holds.
 const MEMORY: usize = 200 << 20;
 
 fn products(c: &mut Criterion) {

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""How long do running streams wait while long prompts arrive? Standard library only.
+"""Measures how long running streams wait while long prompts arrive. Uses only the standard library.
 
 Starts each of the given servers in turn, never two at once, for several rounds. Each reads a long
-prompt while nothing else runs, then, while some streams decode, long prompts one after another.
-Prints the gaps between the events of the streams, and how long the prompts took, alone and beside
-them: of each server the medians over its rounds. Example:
+prompt while nothing else runs; then, while some streams decode, it reads long prompts one after another.
+Prints the gaps between the events of the streams, and the time of the prompts alone and beside the
+streams, as medians over the rounds of each server. Example:
 
     benches/prompt-stall.py --model models/SmolLM2-135M-Instruct.Q4_1.gguf \\
       "before=old/foretoken" "after=target/release/foretoken" "64 rows=target/release/foretoken --max-num-batched-tokens 64"
@@ -30,7 +30,7 @@ TOPICS = "the sea|a bridge|prime numbers|bread|the moon|an old clock|rain|a lone
 
 @contextlib.contextmanager
 def running(command):
-    """The port of a server that is gone when the block is left, in whatever way."""
+    """Starts a server, yields its port, and kills it however the block is left."""
     environment = {k: v for k, v in os.environ.items() if k not in ("FORETOKEN_API_KEY", "RUST_LOG")}
     process = subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, env=environment | {"RUST_LOG": "warn"})
     try:
@@ -45,7 +45,7 @@ def running(command):
 
 
 def ask(port, prompt, max_tokens, seen, stop=None):
-    """Streams a completion; `seen` gets the time of each event."""
+    """Streams a completion, and appends the time of each event to `seen`."""
     body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECONDS)
     with contextlib.closing(connection):
@@ -61,7 +61,7 @@ def ask(port, prompt, max_tokens, seen, stop=None):
 
 
 def prompt_seconds(port, dice, tokens):
-    """Time to the one token after a prompt of random ids."""
+    """Time until the single token after a prompt of random ids."""
     asked, seen = time.monotonic(), []
     ask(port, [dice.randrange(100, 40000) for _ in range(tokens)], 1, seen)
     return seen[0] - asked
@@ -108,13 +108,13 @@ def parse_arguments():
     parser.add_argument("--model", required=True)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--stream-tokens", type=int, default=4000, help="more than a stream can get in a round")
+    parser.add_argument("--stream-tokens", type=int, default=4000, help="more tokens than a stream can get per round")
     parser.add_argument("--prompts", type=int, default=3)
     parser.add_argument("--prompt-tokens", type=int, default=4000)
     parser.add_argument("--pause", type=float, default=2, help="seconds before each prompt")
     options = parser.parse_args()
     if not all("=" in server for server in options.servers):
-        parser.error("a server is NAME=COMMAND")
+        parser.error("each server must be given as NAME=COMMAND")
     options.servers = dict(server.split("=", 1) for server in options.servers)
     return options
 
@@ -124,7 +124,7 @@ def main():
     rounds = {name: [] for name in options.servers}
     for round in range(options.rounds):
         for name, command in options.servers.items():
-            # The same prompts for each server.
+            # Each server gets the same prompts.
             figures = measure(options, [*shlex.split(command), "--model", options.model], random.Random(round))
             rounds[name].append(figures)
             told = ", ".join(f"{key} {value:.1f}" for key, value in figures.items())

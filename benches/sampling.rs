@@ -1,5 +1,5 @@
-//! What every generated token goes through besides the forward: logits to a distribution, and the
-//! check of a draft, at the vocabulary of Llama 3.
+//! The work per generated token besides the forward: logits to a distribution, and the verification of a
+//! draft, with the vocabulary size of Llama 3.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use foretoken::sampling::{Dist, NoToken, Rng, Sampler, SamplingParams, distribution, mix};
@@ -9,7 +9,7 @@ use std::hint::black_box;
 const VOCAB: u64 = 128_256;
 const DRAFTED: u64 = 5;
 
-/// Noise with a few likely tokens, as a model gives it.
+/// Random logits with a few likely tokens, like a model's.
 fn logits(seed: u64) -> Vec<f32> {
     let uniform = |i| ((mix(seed ^ mix(i)) >> 40) as f32 + 0.5) / (1 << 24) as f32;
     (0..VOCAB).map(|i| -4.0 * uniform(i).ln() - 8.0).collect()
@@ -52,8 +52,8 @@ fn sampling(c: &mut Criterion) {
     group.finish();
 }
 
-/// The distribution of the next token and what it costs to add that token and to take it back: the
-/// same at every length of the text.
+/// The next token's distribution, and pushing and truncating that token. The cost should be the same at
+/// every length of the text.
 fn penalties(c: &mut Criterion) {
     let logits = logits(1);
     let params = SamplingParams {
@@ -99,7 +99,7 @@ fn verifying(c: &mut Criterion) {
     });
 }
 
-/// p by node: first after nothing, then after node 0 and so on. Its copy is part of the time.
+/// p by node: the first after no node, the next after node 0, and so on. The time includes copying it.
 fn after(target: &[Dist]) -> impl Fn(&[usize]) -> Result<Dist, NoToken> + '_ {
     |path| Ok(target[path.last().map_or(0, |node| node + 1)].clone())
 }

@@ -1,8 +1,8 @@
-//! Where the time of one decode step goes: forwards of 1 to 16 rows of one sequence (plain decoding
-//! and verification), and the choice of their tokens, on a real model.
+//! The parts of one decode step's time: forwards of 1 to 16 rows of one sequence (plain decoding and
+//! verification), and the choice of their tokens, on a real model.
 //!
-//! `FORETOKEN_BENCH_MODEL` names a GGUF file or a folder; `FORETOKEN_BENCH_CONTEXT` the tokens in the pool
-//! before the step (256). Prints a table of medians, in milliseconds.
+//! `FORETOKEN_BENCH_MODEL` is a GGUF file or a folder; `FORETOKEN_BENCH_CONTEXT` is the number of tokens in
+//! the pool before the step (256). Prints a table of medians, in milliseconds.
 
 use criterion::Criterion;
 use foretoken::kernels::clock::{self, Part};
@@ -12,7 +12,7 @@ use foretoken::sampling::{Sampler, SamplingParams, distribution};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// As in the program.
+/// The same as in the program.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -63,7 +63,7 @@ fn main() {
     print(&table, context);
 }
 
-/// A step that can be run again and again: nothing is kept of it.
+/// A step that can be repeated: it does not change the sequence.
 struct Step {
     batch: Batch,
     kv: foretoken::kv::KvStore,
@@ -87,7 +87,8 @@ impl Step {
         }
     }
 
-    /// Wall time of the step, of its greedy sampling, and of each part of the forward.
+    /// Runs the step. Returns the wall time of the step, of its greedy sampling, and of each part of the
+    /// forward.
     fn run(&mut self, model: &mut dyn Model) -> Vec<Duration> {
         let started = Instant::now();
         let (output, parts) = clock::measure(|| model.forward(&self.batch, &mut self.kv));

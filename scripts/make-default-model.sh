@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Makes the default pair, models/default, from nothing: SmolLM2-135M-Instruct writes the corpus, a
-# target learns the texts, a draft learns the target's distributions on the target's own texts.
+# Trains the default pair, models/default, from scratch: SmolLM2-135M-Instruct writes the corpus, a
+# target learns the texts, and a draft learns the target's distributions on the target's own texts.
 #
 #   scripts/make-default-model.sh [WORK]
 #
-# WORK (default: target/default-model) keeps everything in between. Each step goes on where it was
-# interrupted; delete its file to do it again. On 2 cores it takes about four hours.
-# TEXTS, SHALLOW_STEPS, TARGET_STEPS and DRAFT_STEPS make it shorter or longer. Needs cargo, and python3
+# WORK (default: target/default-model) contains all intermediate files. Each step resumes where it was
+# interrupted; delete its file to repeat it. It takes about four hours on 2 cores.
+# TEXTS, SHALLOW_STEPS, TARGET_STEPS and DRAFT_STEPS change the amount of work. Needs cargo, and python3
 # with pip.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -21,11 +21,11 @@ mkdir -p "$work" "$out"
 
 step() { printf '== %s\n' "$*" >&2; }
 ours() { python3 scripts/default_model.py "$@"; }
-# What training frees it asks for again at once.
+# Training allocates again at once what it frees, so memory is not returned to the system.
 export MIMALLOC_PURGE_DELAY=-1
 
 step "foretoken"
-# Without the pair itself, which may not be there.
+# Without the embedded pair, which may not exist yet.
 cargo build --release --no-default-features
 foretoken=${CARGO_TARGET_DIR:-target}/release/foretoken
 ./scripts/fetch-smollm2.sh
@@ -37,7 +37,8 @@ $foretoken generate --model models/SmolLM2-135M-Instruct.Q4_1.gguf --prompts "$w
     --out "$work/smollm2.jsonl" --temperature 0.6 --top-p 0.95 --max-tokens 110
 ours clean < "$work/smollm2.jsonl" > "$work/corpus.jsonl"
 
-# shape FILE HIDDEN LAYERS HEADS KV_HEADS MLP IDS: of a model that can say so many ids.
+# shape FILE HIDDEN LAYERS HEADS KV_HEADS MLP IDS: writes a config.json. IDS is the size of the draft's
+# vocabulary, or null.
 shape() {
     cat > "$1" <<JSON
 {
@@ -60,7 +61,7 @@ shape() {
 JSON
 }
 
-# learn ARGS: from the texts of the corpus.
+# learn ARGS: trains on the texts of the corpus.
 learn() {
     $foretoken distill --objective ce --model "$work/tokenizer" --corpus "$work/corpus.jsonl" --retokenize \
         --micro-batch 2 --eval-every 50 --checkpoint-every 50 --resume "$@"
@@ -69,19 +70,19 @@ learn() {
 step "target"
 [ -f "$work/tokenizer/tokenizer.json" ] ||
     $foretoken tokenizer --corpus "$work/corpus.jsonl" --vocab-size 4096 --out "$work/tokenizer"
-# Four layers learn the first half faster than seven.
+# In the first half, four layers learn faster than seven.
 shape "$work/shallow.json" 512 4 8 4 1024 null
 learn --draft-config "$work/shallow.json" --out "$work/shallow" --holdout 0.01 --batch-size 8 \
     --steps "$shallow_steps" --learning-rate 2e-3
 shape "$work/target.json" 512 7 8 4 1024 null
 learn --draft-config "$work/target.json" --out "$work/target" --init-from "$work/shallow" --holdout 0.004 \
     --batch-size 4 --steps "$target_steps" --learning-rate 1e-3
-# With Q8_0 a row of verification costs more, and a plain step as much (on CPUs without VNNI).
+# On CPUs without VNNI, Q8_0 makes a row of verification more expensive and a plain step no faster.
 target=$out/foretoken-demo.Q5_1.gguf
 $foretoken convert --model "$work/target" --type q5_1 --out "$target"
 
 step "draft"
-# What it will be asked for: samples, and most probable texts.
+# The kinds of texts that it will draft: sampled and greedy ones.
 answer() {
     $foretoken generate --model "$target" --prompts "$1" --out "$2" --max-tokens 200 --temperature "$3"
 }

@@ -1,11 +1,12 @@
-//! One error type, sorted by who must act: the caller, the operator, or us.
+//! One error type, whose variants tell who must act: the caller, the operator, or us.
 
-/// What a caller did wrong, or what keeps us from serving it now. Each kind has one HTTP status.
+/// Why a request was refused: the caller's mistake, or why it cannot be served now. Each kind has one
+/// HTTP status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestErrorKind {
     /// A field is malformed or out of range (400).
     Invalid,
-    /// Prompt and text together do not fit the context (400).
+    /// The prompt and the completion together do not fit the context (400).
     ContextLengthExceeded,
     /// The bearer token is missing or wrong (401).
     Unauthorized,
@@ -21,7 +22,7 @@ pub enum RequestErrorKind {
     ShuttingDown,
 }
 
-/// Everything that can go wrong.
+/// An error of any part of the program.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
     /// The caller must change the request, or try again later.
@@ -29,13 +30,13 @@ pub enum Error {
     Request {
         kind: RequestErrorKind,
         message: String,
-        /// The request field at fault, where there is one.
+        /// The request field at fault, if there is one.
         param: Option<String>,
     },
-    /// The operator must change a flag, a file or the machine. One readable line, exit code 2.
+    /// The operator must change a flag, a file or the machine. One readable line; exit code 2.
     #[error("{0}")]
     Setup(String),
-    /// Our fault: a bug, or a device that failed.
+    /// A bug of ours, or a device that failed.
     #[error("{0}")]
     Internal(String),
 }
@@ -62,7 +63,7 @@ impl Error {
         }
     }
 
-    /// A 400 about an id in `param` that none of the `vocab_size` tokens has.
+    /// A 400 about an id in `param` that is not below `vocab_size`.
     pub fn unknown_token(param: &str, id: u32, vocab_size: usize) -> Self {
         let largest = vocab_size.saturating_sub(1);
         Self::invalid(
@@ -71,7 +72,7 @@ impl Error {
         )
     }
 
-    /// A 400 about a request that makes more sequences than the queue holds.
+    /// A 400 about a request that makes more sequences than the queue can hold.
     pub fn too_many_sequences(prompts: usize, n: usize, max: usize) -> Self {
         Self::invalid(
             "prompt",
@@ -81,38 +82,39 @@ impl Error {
         )
     }
 
-    /// A 503: no new requests are taken.
+    /// A 503: no new requests are accepted.
     pub fn shutting_down() -> Self {
         let message = "the server is shutting down";
         Self::request(RequestErrorKind::ShuttingDown, None, message)
     }
 
-    /// One line for the operator.
+    /// A setup error: one line for the operator.
     pub fn setup(message: impl Into<String>) -> Self {
         Self::Setup(message.into())
     }
 
-    /// One line for the operator about a file, the first of `what`: libraries may append backtraces.
+    /// A setup error about a file: one line for the operator, the first of `what`, because libraries
+    /// append backtraces.
     pub fn in_file(file: &std::path::Path, what: impl std::fmt::Display) -> Self {
         let what = what.to_string();
         let line = what.lines().next().unwrap_or_default();
         Self::Setup(format!("{}: {line}", file.display()))
     }
 
-    /// One line for the operator about a tensor that has not the shape that the config asks for.
+    /// A setup error about a tensor whose shape differs from what the config asks for.
     pub fn wrong_shape(name: &str, found: &[usize], wanted: &[usize]) -> Self {
         Self::Setup(format!(
             "tensor {name} has shape {found:?}, the config asks for {wanted:?}"
         ))
     }
 
-    /// A failure that is ours.
+    /// An internal error.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::Internal(message.into())
     }
 }
 
-/// The first line of an error of candle's, which may append a backtrace.
+/// The first line of a candle error, without the backtrace that may follow.
 pub fn first_line(error: &candle_core::Error) -> String {
     let text = error.to_string();
     text.lines().next().unwrap_or_default().to_owned()
@@ -120,7 +122,7 @@ pub fn first_line(error: &candle_core::Error) -> String {
 
 impl From<candle_core::Error> for Error {
     fn from(e: candle_core::Error) -> Self {
-        // With RUST_BACKTRACE set candle adds a backtrace, which is not for callers to read.
+        // With RUST_BACKTRACE set, candle adds a backtrace, which callers must not see.
         match e {
             candle_core::Error::WithBacktrace { inner, .. } => (*inner).into(),
             e => Self::Internal(e.to_string()),

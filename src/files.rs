@@ -1,16 +1,16 @@
-//! Files that strangers supply: names that stay in their folder, and texts of a bounded size.
+//! Untrusted files of models: checks that names stay in their folder, and limits the size of texts.
 
 use crate::error::{Error, Result};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Component, Path};
 
-/// The most bytes of `config.json`, `generation_config.json` or `chat_template.jinja`.
+/// Maximum bytes of `config.json`, `generation_config.json` or `chat_template.jinja`.
 const MAX_CONFIG_BYTES: u64 = 4 << 20;
-/// The most bytes of a tokenizer, or of the index of a checkpoint's files.
+/// Maximum bytes of a tokenizer, or of the index of a checkpoint's files.
 const MAX_TEXT_BYTES: u64 = 64 << 20;
 
-/// The most bytes that are read of the text file `name` of a model's folder.
+/// Maximum bytes of the text file `name` of a model's folder.
 pub fn max_bytes(name: &str) -> u64 {
     match name {
         "config.json" | "generation_config.json" | "chat_template.jinja" => MAX_CONFIG_BYTES,
@@ -18,10 +18,10 @@ pub fn max_bytes(name: &str) -> u64 {
     }
 }
 
-/// The text of a model's file.
+/// Reads a text file of a model.
 ///
 /// # Errors
-/// A setup error that names the file: it cannot be read, is no UTF-8, or is over [`max_bytes`].
+/// A setup error that names the file, if it cannot be read, is not UTF-8, or is over [`max_bytes`].
 pub fn read_text(file: &Path) -> Result<String> {
     let limit = max_bytes(&file.file_name().unwrap_or_default().to_string_lossy());
     let mut text = String::new();
@@ -37,7 +37,7 @@ pub fn read_text(file: &Path) -> Result<String> {
     }
 }
 
-/// As [`read_text`], of a file that need not be there.
+/// Like [`read_text`], but `None` if the file does not exist.
 ///
 /// # Errors
 /// As [`read_text`].
@@ -48,7 +48,8 @@ pub fn read_text_if_any(file: &Path) -> Result<Option<String>> {
     }
 }
 
-/// Whether `name` is a relative path of normal components: joined to a folder it stays in it.
+/// Whether `name` is a relative path of normal components, so that it stays inside any folder that it is
+/// joined to.
 pub fn is_inside(name: &str) -> bool {
     let mut parts = Path::new(name).components();
     !name.is_empty()
@@ -56,17 +57,17 @@ pub fn is_inside(name: &str) -> bool {
         && parts.all(|part| matches!(part, Component::Normal(_)))
 }
 
-/// Whether `name` can be the name of one file or folder.
+/// Whether `name` can be the name of a single file or folder.
 pub fn is_name(name: &str) -> bool {
     is_inside(name) && !name.contains('/') && name.len() <= 200
 }
 
-/// The folder that `path` is, or that the file `path` lies in.
+/// `path` if it is a folder, or the folder of the file `path`.
 pub fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|_| path.is_file()).unwrap_or(path)
 }
 
-/// The `config.json` that `path` is, or that lies in the folder `path`.
+/// The `config.json` in the folder `path`, or `path` itself if it is not a folder.
 pub fn config_of(path: &Path) -> std::path::PathBuf {
     match path.is_dir() {
         true => path.join("config.json"),
@@ -79,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_lead_elsewhere_are_told() {
+    fn names_that_leave_the_folder_are_detected() {
         for name in ["a", "a.safetensors", "part/a.b", "..a", "a..b"] {
             assert!(is_inside(name), "{name}");
         }

@@ -1,7 +1,7 @@
-//! The exponential, as a routine that compilers vectorize, with the same bits on every CPU: no
-//! fused multiply-add, no library call.
+//! An exponential function that compilers can vectorize and that gives the same bits on every CPU: it
+//! uses no fused multiply-add and no library call.
 
-/// `e^x` within 2 units in the last place; 0 below -87, and `x` above 88 is taken as 88.
+/// `e^x` within 2 units in the last place; 0 for `x` below -87; `x` above 88 counts as 88.
 ///
 /// Cody-Waite reduction to `2^n * e^r`, `|r| <= ln(2)/2`, and a polynomial for `e^r`.
 #[inline(always)]

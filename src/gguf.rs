@@ -1,4 +1,4 @@
-//! Where a GGUF file lies, and how it is opened.
+//! The location of a GGUF file, and how to open it.
 
 use crate::error::{Error, Result};
 use candle_core::quantized::gguf_file::Content;
@@ -6,27 +6,27 @@ use std::fs::File;
 use std::io::{BufReader, Cursor, Read, Seek};
 use std::path::{Path, PathBuf};
 
-/// A GGUF file: on disk, or a part of this program.
+/// A GGUF file: on disk, or embedded in this program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GgufSource {
     File(PathBuf),
     Embedded(&'static EmbeddedModel),
 }
 
-/// A GGUF file that is a part of this program.
+/// A GGUF file that is embedded in this program.
 #[derive(PartialEq, Eq)]
 pub struct EmbeddedModel {
-    /// What `--model` calls it.
+    /// Its name for `--model`.
     pub name: &'static str,
     bytes: &'static [u8],
 }
 
-/// What a GGUF file is read from.
+/// A source of a GGUF file's bytes.
 pub trait Reader: Read + Seek + Send {}
 impl<T: Read + Seek + Send> Reader for T {}
 
-/// The models that are a part of this program: a small target, and a draft for it. None, without
-/// the feature `embedded-model`.
+/// The embedded models: a small target, and a draft for it. Empty without the feature
+/// `embedded-model`.
 pub static EMBEDDED: &[EmbeddedModel] = &[
     #[cfg(feature = "embedded-model")]
     EmbeddedModel {
@@ -41,16 +41,16 @@ pub static EMBEDDED: &[EmbeddedModel] = &[
 ];
 
 impl GgufSource {
-    /// The embedded model that is called `name`.
+    /// The embedded model called `name`.
     pub fn embedded(name: &str) -> Option<Self> {
         let found = EMBEDDED.iter().find(|model| model.name == name);
         found.map(Self::Embedded)
     }
 
-    /// Opens the file and reads its header; tensors are read with the second of the two.
+    /// Opens the file and reads its header. The returned reader is for reading tensors.
     ///
     /// # Errors
-    /// `Setup`, naming the file: not there, or not GGUF.
+    /// `Setup`, naming the file, if it does not exist or is not GGUF.
     pub fn open(&self) -> Result<(Content, Box<dyn Reader>)> {
         let mut reader: Box<dyn Reader> = match self {
             Self::File(path) => {
@@ -64,7 +64,7 @@ impl GgufSource {
         Ok((content, reader))
     }
 
-    /// The file, or what stands for it in messages.
+    /// The file's path, or the embedded model's name, for messages.
     pub fn path(&self) -> &Path {
         match self {
             Self::File(path) => path,
@@ -79,7 +79,7 @@ impl<P: AsRef<Path>> From<P> for GgufSource {
     }
 }
 
-/// Without the bytes, of which there are millions.
+/// Leaves out the bytes, of which there are millions.
 impl std::fmt::Debug for EmbeddedModel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "EmbeddedModel({})", self.name)

@@ -1,4 +1,4 @@
-//! Prompts from a file, or random ones, and what a line of a corpus says: the answer to one.
+//! Prompts, read from a file or random, and the lines of a corpus: answers to prompts.
 
 use crate::error::{Error, Result};
 use crate::sampling::mix;
@@ -13,35 +13,35 @@ use std::path::Path;
 pub struct Prompt {
     pub id: String,
     pub category: String,
-    /// What a user would type; empty where the tokens are random.
+    /// The text that a user would type; empty if the tokens are random.
     pub text: String,
     pub tokens: Vec<u32>,
 }
 
-/// One text of a corpus: what `generate` writes and `distill` reads.
+/// One line of a corpus, which `generate` writes and `distill` reads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
-    /// The prompt's.
+    /// The prompt's id.
     #[serde(default)]
     pub id: String,
     #[serde(default = "no_category")]
     pub category: String,
-    /// Number of the text among those of its prompt, from 0.
+    /// Number of the answer among those to the same prompt, from 0.
     #[serde(default)]
     pub sample: usize,
-    /// As the user would type it.
+    /// The prompt as the user would type it.
     pub prompt: String,
-    /// As the model was given it, chat template included.
+    /// The tokens that the model was given, including the chat template's.
     pub prompt_ids: Vec<u32>,
     /// The answer.
     pub text: String,
-    /// Its tokens, with the one that ended it.
+    /// The answer's tokens, including the one that ended it.
     pub ids: Vec<u32>,
-    /// `stop`, or `length` where `max_tokens` or the context cut it off.
+    /// `stop`, or `length` if `max_tokens` or the context cut it off.
     pub finish_reason: String,
 }
 
-/// One line of a prompts file; Spec-Bench says `question_id`.
+/// One line of a prompts file; Spec-Bench calls the id `question_id`.
 #[derive(Debug, Deserialize)]
 struct Line {
     #[serde(alias = "question_id", default)]
@@ -57,7 +57,7 @@ fn no_category() -> String {
     "all".into()
 }
 
-/// Only the first `limit` prompts of each category.
+/// Keeps only the first `limit` prompts of each category.
 pub fn limit_categories(prompts: &mut Vec<Prompt>, limit: usize) {
     let mut seen: HashMap<String, usize> = HashMap::new();
     prompts.retain(|prompt| {
@@ -67,11 +67,11 @@ pub fn limit_categories(prompts: &mut Vec<Prompt>, limit: usize) {
     });
 }
 
-/// The prompts of JSON lines with `prompt`, or with `turns`, of which the first counts; `id` and
-/// `category` may be there. Each is put through the chat template where there is one.
+/// Reads prompts from JSON lines with `prompt`, or with `turns`, of which only the first is used; `id`
+/// and `category` are optional. Each goes through the chat template if there is one.
 ///
 /// # Errors
-/// `Setup`: the file, or one of its lines.
+/// `Setup`, naming the file and the line.
 pub fn from_file(path: &Path, text: &Text) -> Result<Vec<Prompt>> {
     let lines = std::fs::read_to_string(path).map_err(|e| Error::in_file(path, e))?;
     let mut prompts = Vec::new();
@@ -105,10 +105,10 @@ fn parse(line: &str) -> Result<(Line, String), String> {
     }
 }
 
-/// The tokens of a prompt as a client would get them: through the chat template where there is one.
+/// The tokens of a prompt as in a client's request: with the chat template if there is one.
 ///
 /// # Errors
-/// Where the template refuses it, or the tokenizer fails.
+/// If the template refuses the prompt, or the tokenizer fails.
 pub fn encode(text: &Text, prompt: &str) -> Result<Vec<u32>> {
     if !text.has_chat_template() {
         return text.encode(prompt, true);
@@ -120,7 +120,7 @@ pub fn encode(text: &Text, prompt: &str) -> Result<Vec<u32>> {
     )
 }
 
-/// `count` prompts of `tokens` ids below `vocab_size`; the same seed gives the same.
+/// `count` prompts of `tokens` random ids below `vocab_size`; they depend only on the seed.
 pub fn random(count: usize, tokens: usize, seed: u64, vocab_size: usize) -> Vec<Prompt> {
     let id = |n: usize| (mix(mix(seed) ^ n as u64) % vocab_size as u64) as u32;
     (0..count)

@@ -1,9 +1,9 @@
-//! From logits to a distribution, and random numbers addressed by position.
+//! Turns logits into a distribution, and provides random numbers addressed by position.
 //!
-//! Order of the pipeline: repetition penalty, presence and frequency penalties, logit_bias,
-//! min_tokens (stop ids forbidden), temperature, min-p, top-k, top-p. The draft's and the target's
-//! logits go through the same pipeline, so `p` and `q` of the acceptance rule are both what the
-//! request would be sampled from.
+//! The order of the logits processors: repetition penalty, presence and frequency penalties,
+//! logit_bias, min_tokens (forbids stop ids), temperature, min-p, top-k, top-p. The logits of draft and
+//! target go through the same processors, so `p` and `q` of the acceptance rule are the distributions
+//! that the request samples from.
 
 mod sampler;
 mod vocab;
@@ -15,7 +15,7 @@ pub use sampler::{LogitAdjustment, Sampler};
 pub struct SamplingParams {
     /// 0 = greedy.
     pub temperature: f32,
-    /// Smallest set of most probable tokens whose mass reaches this, in (0, 1]; 1 = off.
+    /// Keeps the smallest set of most probable tokens whose mass reaches this, in (0, 1]; 1 = off.
     pub top_p: f32,
     /// Number of most probable tokens kept; 0 = all.
     pub top_k: usize,
@@ -29,11 +29,11 @@ pub struct SamplingParams {
     pub frequency_penalty: f32,
     /// Added to logits, by token id.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Root of all random numbers of the request.
+    /// Seed of all random numbers of the request.
     pub seed: u64,
-    /// Stop ids are not sampled before so many tokens are out.
+    /// Stop ids are not sampled before the output has this many tokens.
     pub min_tokens: usize,
-    /// EOS does not end the text.
+    /// Whether EOS does not end the text.
     pub ignore_eos: bool,
     /// Ids that end the text. The engine adds the model's EOS ids unless `ignore_eos` is set.
     pub stop_token_ids: Vec<u32>,
@@ -59,10 +59,10 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
-    /// Below this temperature is greedy: dividing by it would overflow f32.
+    /// Lower temperatures count as greedy: dividing by them would overflow f32.
     const GREEDY_BELOW: f32 = 1e-5;
 
-    /// Whether the most probable token is taken, without chance.
+    /// Whether the most probable token is always chosen.
     pub fn is_greedy(&self) -> bool {
         self.temperature < Self::GREEDY_BELOW
     }
@@ -74,10 +74,10 @@ impl SamplingParams {
     }
 }
 
-/// A distribution over the vocabulary, after the whole pipeline.
+/// A distribution over the vocabulary, after all logits processors.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Dist {
-    /// All mass on one token: greedy, or a guess that is not a model's.
+    /// All mass on one token: greedy, or a draft token that no model predicted.
     Point(u32),
     /// Probability of each token id; sums to 1.
     Dense(Vec<f32>),
@@ -100,7 +100,7 @@ impl Dist {
         }
     }
 
-    /// `norm(max(0, self - q))`, or `None` where nothing is left (`self == q`).
+    /// `norm(max(0, self - q))`, or `None` if nothing is left (`self == q`).
     pub fn residual(&self, q: &Dist) -> Option<Dist> {
         let probs = match self {
             Self::Point(only) => return (q.prob(*only) < 1.0).then_some(Self::Point(*only)),
@@ -133,19 +133,19 @@ impl Dist {
 /// Why no token can be chosen from a row of logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NoToken {
-    /// NaN or infinity among the logits, or minus infinity alone.
+    /// The logits contain NaN or infinity, or all are minus infinity.
     #[error("the model's logits are not finite")]
     NotFinite,
-    /// The logits are sound, and what the request asked for makes them not.
+    /// The logits are valid, but the request's adjustments forbid every token.
     #[error("logit_bias, penalties and min_tokens leave no token to choose")]
     AllForbidden,
 }
 
-/// Runs the pipeline (see the module) over one row of raw logits, `[vocab_size]`. Among greatest
-/// logits that are equal the lowest id is the greedy choice.
+/// Applies all logits processors (see the module) to one row of raw logits, `[vocab_size]`. If several
+/// logits are the largest, the greedy choice is the lowest id.
 ///
 /// # Errors
-/// Where no token can be chosen.
+/// If no token can be chosen.
 pub fn distribution(logits: &[f32], sampler: &Sampler) -> Result<Dist, NoToken> {
     let params = sampler.params();
     let mut adjustments = sampler.adjustments().peekable();
@@ -187,7 +187,7 @@ pub fn distribution(logits: &[f32], sampler: &Sampler) -> Result<Dist, NoToken> 
     Ok(Dist::Dense(probs))
 }
 
-/// Ids that the logits do not have are passed over: a draft model may know fewer than the request.
+/// Ignores ids beyond the logits: a draft model may have fewer ids than the request uses.
 fn apply(adjustments: impl Iterator<Item = LogitAdjustment>, logits: &mut [f32]) {
     for adjustment in adjustments {
         if let Some(logit) = logits.get_mut(adjustment.id as usize) {
@@ -212,8 +212,8 @@ fn nth_largest(values: &[f32], n: usize) -> f32 {
         .1
 }
 
-/// Keeps the smallest set of most probable tokens whose share of the mass reaches `top_p`; lower
-/// ids go first among equals. Sorts only as many candidates as it needs.
+/// Keeps the smallest set of most probable tokens whose share of the mass reaches `top_p`; of equally
+/// probable ones the lower ids. Sorts only as many candidates as it needs.
 fn keep_top_p(probs: &mut [f32], top_p: f32) {
     let mut order: Vec<u32> = (0..probs.len() as u32)
         .filter(|&id| probs[id as usize] > 0.0)
@@ -244,16 +244,16 @@ fn keep_top_p(probs: &mut [f32], top_p: f32) {
     }
 }
 
-/// Log-probability of one token under the target's unmodified distribution (natural logarithm of
-/// the softmax of the raw logits), and of the most probable ones at its place.
+/// The log-probability of a token under the target's unmodified distribution (natural logarithm of the
+/// softmax of the raw logits), and those of the most probable tokens at its position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenLogprobs {
     pub logprob: f32,
-    /// Most probable tokens, best first; as many as were asked for.
+    /// The most probable tokens, best first; as many as requested.
     pub top: Vec<(u32, f32)>,
 }
 
-/// Log-probabilities of `token` and of the `top` best, from one row of raw logits.
+/// The log-probabilities of `token` and of the `top` most probable tokens, from one row of raw logits.
 ///
 /// # Errors
 /// `NotFinite`, as in [`distribution`].
@@ -262,7 +262,7 @@ pub fn logprobs(logits: &[f32], token: u32, top: usize) -> Result<TokenLogprobs,
     let mut weights = logits.to_vec();
     vocab::weights(&mut weights, max, 1.0);
     let norm = f64::from(max) + vocab::sum(&weights).ln();
-    let of = |id: u32| (f64::from(logits[id as usize]) - norm) as f32;
+    let logprob = |id: u32| (f64::from(logits[id as usize]) - norm) as f32;
     let mut ids: Vec<u32> = Vec::new();
     if top > 0 {
         let by_logit = |a: &u32, b: &u32| {
@@ -277,39 +277,38 @@ pub fn logprobs(logits: &[f32], token: u32, top: usize) -> Result<TokenLogprobs,
         ids.sort_unstable_by(by_logit);
     }
     Ok(TokenLogprobs {
-        logprob: of(token),
-        top: ids.into_iter().map(|id| (id, of(id))).collect(),
+        logprob: logprob(token),
+        top: ids.into_iter().map(|id| (id, logprob(id))).collect(),
     })
 }
 
-/// What a random number is for. One position may need several.
+/// What a random number is used for. One position may need several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     /// Sampling a draft token from q.
     Draft = 1,
     /// Accepting or rejecting a draft token.
     Accept = 2,
-    /// Sampling the token that no draft supplied: from p, or from what is left of it.
+    /// Sampling a token that is not from the draft: from p, or from the residual of p.
     Sample = 3,
 }
 
-/// Random numbers that are addressed, not consumed: each is a pure function of the seed, the
-/// position of the token that it decides and its purpose, so that nothing else that runs can
-/// change them.
+/// Random numbers that are addressed, not consumed: each is a pure function of the seed, the position of
+/// the token that it decides and its purpose. So nothing else that runs can change them.
 #[derive(Debug, Clone, Copy)]
 pub struct Rng {
     /// The request's seed.
     pub seed: u64,
-    /// Position in the sequence of the first token of the round.
+    /// Position in the sequence of the first token of the step.
     pub position: usize,
 }
 
 impl Rng {
-    /// A number in [0, 1) for the token `offset` places after [`Rng::position`]; `lane` tells
-    /// siblings of a draft tree apart.
-    pub fn uniform(&self, offset: usize, purpose: Purpose, lane: usize) -> f64 {
+    /// A number in [0, 1) for the token at [`Rng::position`]` + offset`. `sibling` is the number of a
+    /// draft tree's node among its siblings.
+    pub fn uniform(&self, offset: usize, purpose: Purpose, sibling: usize) -> f64 {
         let position = (self.position + offset) as u64;
-        let address = [position, purpose as u64, lane as u64];
+        let address = [position, purpose as u64, sibling as u64];
         let bits = address
             .into_iter()
             .fold(mix(self.seed), |state, word| mix(state ^ mix(word)));

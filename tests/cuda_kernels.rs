@@ -46,7 +46,7 @@ fn kernels_do_what_they_say() {
 #[test]
 fn the_emulated_gpu_finds_bugs() {
     run(&[
-        "books.cpp",
+        "emulated_gpu.cpp",
         "memory.cpp",
         "streams.cpp",
         "driver.cpp",

@@ -1,5 +1,5 @@
-//! One choice of a reply: from the engine's events to text, log-probabilities and an end. No
-//! sockets; streaming or not, a choice is made here.
+//! One choice of a reply: turns the engine's events into text, log-probabilities and a finish reason.
+//! It is the same for streamed and whole replies, and uses no sockets.
 
 use super::stop::{StopMatcher, Stops};
 use crate::engine::{Event, FinishReason, SpecUsage, TokenLogprobs, TokenOutput};
@@ -8,36 +8,36 @@ use crate::text::{Detokenizer, Text};
 use serde::Serialize;
 use std::sync::Arc;
 
-/// What the choices of one request have in common.
+/// The rules that all choices of a request share.
 #[derive(Debug, Default)]
 pub(super) struct Rules {
     /// Strings that end the text.
     pub stops: Stops,
-    /// Ids that end the text and are named as the reason, unlike EOS.
+    /// Ids that end the text and are reported as its stop reason, unlike EOS.
     pub stop_token_ids: Vec<u32>,
-    /// Stop strings are not looked for before so many tokens are out.
+    /// Stop strings do not end the text before it has this many tokens.
     pub min_tokens: usize,
-    /// Whether log-probabilities were asked for.
+    /// Whether log-probabilities were requested.
     pub logprobs: bool,
 }
 
-/// A prompt that is part of the reply.
+/// A prompt that is repeated in the reply.
 #[derive(Debug, Default)]
 pub(super) struct Echo {
     pub text: String,
     pub ids: Vec<u32>,
-    /// The first id is a BOS that the tokenizer added: it is in `ids`, and not in `text`.
+    /// Whether the first id is a BOS that the tokenizer added: it is in `ids`, but not in `text`.
     pub added_bos: bool,
 }
 
 /// Assembles one choice.
 pub(super) struct Choice {
     rules: Arc<Rules>,
-    /// Taken by the first piece.
+    /// The prompt to repeat; taken by the first piece.
     echo: Option<Arc<Echo>>,
     detokenizer: Detokenizer,
     matcher: StopMatcher,
-    /// Characters of text before the next token.
+    /// Number of characters before the next token.
     chars: usize,
     completion_tokens: usize,
     spec: SpecUsage,
@@ -55,7 +55,7 @@ pub(super) struct Piece {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Scored {
     pub id: u32,
-    /// Characters of the choice's text before this token.
+    /// Number of characters of the choice's text before this token.
     pub offset: usize,
     pub logprobs: Option<TokenLogprobs>,
 }
@@ -65,7 +65,7 @@ pub(super) struct Scored {
 pub(super) struct Finish {
     /// `stop` or `length`.
     pub reason: &'static str,
-    /// The stop string or stop id that did it; none for EOS.
+    /// The stop string or stop id that ended the text; `None` for EOS.
     pub stop: Option<StopReason>,
 }
 
@@ -83,7 +83,7 @@ impl Piece {
         self.finish = self.finish.take().or(other.finish);
     }
 
-    /// Whether there is something to show a reader now.
+    /// Whether it has something to send to the client now.
     pub fn is_visible(&self) -> bool {
         !self.text.is_empty() || self.finish.is_some()
     }
@@ -102,20 +102,20 @@ impl Choice {
         }
     }
 
-    /// Tokens so far, up to and including the one that ended the text.
+    /// Number of tokens so far, including the one that ended the text.
     pub fn completion_tokens(&self) -> usize {
         self.completion_tokens
     }
 
-    /// What speculation did so far.
+    /// Speculation figures so far.
     pub fn spec(&self) -> SpecUsage {
         self.spec
     }
 
-    /// Takes one event. After a piece with `finish` there must be no further one.
+    /// Processes one event. Must not be called again after it returned a piece with `finish`.
     ///
     /// # Errors
-    /// What the engine failed with.
+    /// The error of the engine.
     pub fn on_event(&mut self, text: &Text, event: Event) -> Result<Piece> {
         match event {
             Event::Prompt(logprobs) => Ok(self.on_prompt(text, logprobs)),
@@ -127,7 +127,8 @@ impl Choice {
                 let before = std::mem::replace(&mut self.spec, spec);
                 let known = self.completion_tokens;
                 let piece = self.on_tokens(text, tokens, finish);
-                // A stop string inside a round: what was accepted after it is no part of the text.
+                // If a stop string ended the text within a step, draft tokens accepted after it do not
+                // count.
                 let kept = self.completion_tokens - known;
                 let spec = &mut self.spec;
                 spec.tested = spec.tested.min(before.tested + kept);
@@ -169,7 +170,7 @@ impl Choice {
         if let Some(echo) = self.echo.take() {
             piece.text.clone_from(&echo.text);
         }
-        let ending = match finish {
+        let stop_token = match finish {
             Some(FinishReason::Stop { .. }) => tokens.len().checked_sub(1),
             _ => None,
         };
@@ -182,7 +183,7 @@ impl Choice {
                     logprobs: token.logprobs,
                 });
             }
-            if ending == Some(i) {
+            if stop_token == Some(i) {
                 break;
             }
             let new = self.detokenizer.push(text, token.id);
@@ -200,7 +201,7 @@ impl Choice {
         piece
     }
 
-    /// Adds decoded text; true if it completed a stop string.
+    /// Adds decoded text; returns whether it completed a stop string.
     fn show(&mut self, new: String, piece: &mut Piece) -> bool {
         self.chars += new.chars().count();
         let may_stop = self.completion_tokens >= self.rules.min_tokens;

@@ -1,10 +1,10 @@
-//! What requests are read against.
+//! The context in which requests are validated.
 
 use crate::engine::Limits;
 use crate::error::{Error, RequestErrorKind, Result};
 use crate::text::Text;
 
-/// The model's text side, the engine's limits and the names we serve.
+/// The tokenizer and template, the engine's limits and the served model names.
 pub(super) struct Context<'a> {
     pub text: &'a Text,
     pub limits: &'a Limits,
@@ -12,10 +12,10 @@ pub(super) struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// The served name that `wanted` means.
+    /// The served name for `wanted`; the first one if it is `None`.
     ///
     /// # Errors
-    /// `NotFound`, if we do not serve it.
+    /// `NotFound`, if `wanted` is not served.
     pub fn model(&self, wanted: Option<&str>) -> Result<String> {
         match wanted {
             None => Ok(self.model_names.first().cloned().unwrap_or_default()),

@@ -1,4 +1,4 @@
-//! The crate's error as OpenAI's clients expect it.
+//! Converts the crate's error to the response that OpenAI's clients expect.
 
 use crate::error::{Error, RequestErrorKind as Kind};
 use axum::Json;
@@ -6,7 +6,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-/// Seconds after which a full queue is worth another try.
+/// Seconds after which a client should retry when the queue is full.
 const RETRY_AFTER_SECONDS: u16 = 1;
 
 /// `{"error": {"message", "type", "param", "code"}}`.

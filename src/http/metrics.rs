@@ -1,4 +1,4 @@
-//! Prometheus text.
+//! Metrics in Prometheus' text format.
 
 use super::state::AppState;
 use crate::error::{Error, Result};

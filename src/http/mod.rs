@@ -1,4 +1,4 @@
-//! OpenAI's HTTP API: routes, authorization, and an orderly end.
+//! OpenAI's HTTP API: routes, authorization, and graceful shutdown.
 
 mod choice;
 mod context;
@@ -32,7 +32,7 @@ use tokio::sync::oneshot;
 
 pub use state::{AppState, DEFAULT_MAX_BODY_BYTES};
 
-/// Time for replies that are ready to reach their readers when the engine has ended.
+/// Time that finished replies have to reach their clients after the engine has ended.
 const FLUSH: Duration = Duration::from_secs(2);
 
 /// All routes.
@@ -54,11 +54,11 @@ pub fn router(state: AppState) -> Router {
         .with_state(state)
 }
 
-/// Serves until `shutdown` completes; then refuses new requests with 503, lets the running ones
+/// Serves until `shutdown` completes. Then it refuses new requests with 503, lets the running ones
 /// finish for at most `timeout`, fails the rest, and returns.
 ///
 /// # Errors
-/// `Internal`, if the listener fails, or the engine ends though nobody asked it to.
+/// `Internal`, if the listener fails, or the engine ends without being asked to.
 pub async fn serve(
     listener: TcpListener,
     state: AppState,
@@ -74,7 +74,7 @@ pub async fn serve(
     });
     let (close, closed) = oneshot::channel::<()>();
     let server = axum::serve(listener, router(state)).with_graceful_shutdown(async {
-        // An error means that `close` is gone, which says the same.
+        // An error means that `close` was dropped, which is the signal.
         let _ = closed.await;
     });
     let mut server = tokio::spawn(server.into_future());
@@ -82,18 +82,18 @@ pub async fn serve(
         result = &mut server => return listener_failed(result),
         Err(died) = engine.ended() => Err(died),
         () = shutdown => {
-            tracing::info!("shutting down: finishing what runs, for at most {timeout:?}");
+            tracing::info!("shutting down: running requests have at most {timeout:?} to finish");
             engine.drain();
             let end = tokio::time::timeout(timeout, engine.ended()).await;
             end.unwrap_or_else(|_| {
-                tracing::warn!("shutting down: out of time, aborting what runs");
+                tracing::warn!("shutting down: out of time, aborting the running requests");
                 engine.abort();
                 Ok(())
             })
         }
     };
     drop(close);
-    // Not longer: a reader that has stopped reading must not keep us.
+    // Limited, because a client that has stopped reading must not keep the server running.
     let flushed = match tokio::time::timeout(FLUSH, &mut server).await {
         Ok(result) => listener_failed(result),
         Err(_) => {
@@ -112,11 +112,11 @@ fn listener_failed(result: Result<std::io::Result<()>, tokio::task::JoinError>) 
     }
 }
 
-/// What supervisors and Prometheus ask, which have no key.
+/// Routes that need no key, for supervisors and Prometheus.
 const OPEN: [&str; 3] = ["/health", "/version", "/metrics"];
 
-/// Authorization and shutdown, before the route is looked up and the body is read: without the key
-/// nobody learns which routes there are.
+/// Checks authorization and shutdown before the route is matched and the body is read: without the key,
+/// no one learns which routes exist.
 async fn guard(State(state): State<AppState>, request: Request, next: Next) -> Response {
     let path = request.uri().path();
     let open = OPEN.contains(&path);
@@ -145,7 +145,7 @@ fn authorize(state: &AppState, request: &Request) -> Result<()> {
         scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
     });
     match given {
-        // In constant time, so that no prefix of the key can be told by the clock.
+        // Compared in constant time, so that response times reveal no prefix of the key.
         Some(given) if given.as_bytes().ct_eq(key.as_bytes()).into() => Ok(()),
         _ => Err(Error::request(
             RequestErrorKind::Unauthorized,
@@ -216,7 +216,10 @@ async fn tokenize(State(state): State<AppState>, body: Body) -> Result<Json<Valu
                 &body.chat_template_kwargs.unwrap_or_default(),
                 body.add_special_tokens.unwrap_or(false),
             ),
-            _ => Err(Error::invalid("prompt", "give either prompt or messages")),
+            _ => Err(Error::invalid(
+                "prompt",
+                "exactly one of prompt and messages is required",
+            )),
         }
     });
     let tokens = tokens.await?;
@@ -248,6 +251,6 @@ async fn not_found(request: Request) -> Error {
 }
 
 async fn method_not_allowed(method: Method, request: Request) -> Error {
-    let message = format!("{} does not answer {method}", request.uri().path());
+    let message = format!("{} does not accept {method}", request.uri().path());
     Error::request(RequestErrorKind::MethodNotAllowed, None, message)
 }

@@ -1,5 +1,5 @@
-//! From a request body to what the engine is asked: every check that can be made before the
-//! first byte of a reply is made here or by [`Limits::check`](crate::engine::Limits::check).
+//! Converts a request body to engine requests. Every check that is possible before the first byte of a
+//! reply is made here or by [`Limits::check`](crate::engine::Limits::check).
 
 use super::choice::{Choice, Rules};
 use super::context::Context;
@@ -16,17 +16,17 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// What OpenAI generates when a completion names no `max_tokens`.
+/// OpenAI's default for a completion's `max_tokens`.
 const DEFAULT_MAX_TOKENS: usize = 16;
 const MAX_N: usize = 128;
 const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 1024;
 const MAX_TOP_LOGPROBS: usize = 20;
 
-/// A checked request: what the engine gets, and what is to be made of its answer.
+/// A checked request body: the engine requests, and what is needed to build the reply.
 pub(super) struct Job {
     pub header: Header,
-    /// Prompts times n; the choices of one prompt are neighbours.
+    /// One per choice: n for each prompt, with the choices of a prompt next to each other.
     pub requests: Vec<Request>,
     pub choices: Vec<Choice>,
     pub stream: bool,
@@ -79,13 +79,17 @@ impl Context<'_> {
         let mut header = Header::new(Api::Completion, model);
         header.logprobs = logprobs;
         let max_tokens = |prompt: &[u32]| {
-            // The default yields to the context, what was asked for does not.
-            let room = self
+            // Only the default is reduced to what fits the context; a requested value is not.
+            let available = self
                 .limits
                 .max_model_len
                 .saturating_sub(prompt.len())
                 .max(1);
-            Some(common.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS.min(room)))
+            Some(
+                common
+                    .max_tokens
+                    .unwrap_or(DEFAULT_MAX_TOKENS.min(available)),
+            )
         };
         self.job(header, plan, prompts, max_tokens)
     }
@@ -113,13 +117,13 @@ impl Context<'_> {
                 format!("{max_field} must be at least 1"),
             ));
         }
-        let most = MAX_TOP_LOGPROBS.min(self.limits.max_logprobs);
-        let top = within("top_logprobs", own.top_logprobs, 0..=most)?;
+        let max_top = MAX_TOP_LOGPROBS.min(self.limits.max_logprobs);
+        let top = within("top_logprobs", own.top_logprobs, 0..=max_top)?;
         let wanted = own.logprobs.unwrap_or(false);
         if !wanted && top.is_some_and(|top| top > 0) {
             return Err(Error::invalid(
                 "top_logprobs",
-                "top_logprobs needs logprobs to be true",
+                "top_logprobs requires logprobs to be true",
             ));
         }
         plan.template.logprobs = wanted.then(|| top.unwrap_or(0));
@@ -157,7 +161,7 @@ impl Context<'_> {
                 ..plan.template.clone()
             };
             check_min_tokens(&request)?;
-            // Here too, since a prompt that is too long need not be copied n times first.
+            // The engine checks this as well; here it avoids copying a too long prompt n times.
             self.limits.check(&request)?;
             for _ in 0..plan.n {
                 request.params.seed = choice_seed(plan.seed, choices.len() as u64);
@@ -174,7 +178,7 @@ impl Context<'_> {
         })
     }
 
-    /// Checks what both APIs share.
+    /// Checks the fields that both APIs share.
     fn plan(&self, common: &Common) -> Result<Plan> {
         let n = within("n", common.n, 1..=MAX_N)?.unwrap_or(1);
         let stream = common.stream.unwrap_or(false);
@@ -182,7 +186,7 @@ impl Context<'_> {
         if options.is_some() && !stream {
             return Err(Error::invalid(
                 "stream_options",
-                "stream_options needs stream to be true",
+                "stream_options requires stream to be true",
             ));
         }
         for (field, wanted) in [
@@ -197,12 +201,12 @@ impl Context<'_> {
         ] {
             if wanted == Some(true) {
                 let field = format!("stream_options.{field}");
-                let message = format!("{field} is not supported: leave it out, or give false");
+                let message = format!("{field} is not supported: leave it out or set it to false");
                 return Err(Error::invalid(&field, message));
             }
         }
         let params = sampling(common)?;
-        // Before anything is made of the prompts.
+        // Checked before the prompts are processed.
         self.limits.check_params(&params)?;
         let rules = Rules {
             stops: stops(common.stop.as_ref())?,
@@ -225,14 +229,14 @@ impl Context<'_> {
     }
 }
 
-/// What both APIs share, checked.
+/// The checked fields that both APIs share.
 struct Plan {
     n: usize,
     stream: bool,
     include_usage: bool,
     seed: u64,
     rules: Rules,
-    /// All but prompt, length and seed.
+    /// A request without prompt, length and seed.
     template: Request,
 }
 
@@ -335,7 +339,7 @@ fn within<T: PartialOrd + Display>(
     }
 }
 
-/// The engine speaks of its own request: of a prompt, and of its fields.
+/// Renames the engine's fields in an error to those of a chat request.
 fn rename(error: Error, max_field: &str) -> Error {
     match error {
         Error::Request {
@@ -355,9 +359,8 @@ fn rename(error: Error, max_field: &str) -> Error {
     }
 }
 
-/// The seed of a choice by its index in the reply, so that no two choices of any prompts share one.
-/// The first is the request's own, so that one choice of one prompt is what it seems; the others are
-/// far from it and from each other.
+/// The seed of a choice, by its index in the reply, so that no two choices share one, whatever their
+/// prompts. The first choice has the request's seed itself; the others are hashes of it.
 fn choice_seed(seed: u64, choice: u64) -> u64 {
     match choice {
         0 => seed,

@@ -1,4 +1,4 @@
-//! Prompts in all the forms they come in, as token ids.
+//! Converts all forms of prompts to token ids.
 
 use super::choice::Echo;
 use super::context::Context;
@@ -7,15 +7,15 @@ use crate::error::{Error, Result};
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
-/// One prompt of a job.
+/// One prompt of a request.
 pub(super) struct PromptTokens {
     pub ids: Vec<u32>,
-    /// Where the prompt is to be part of the reply.
+    /// The prompt to repeat in the reply, if requested.
     pub echo: Option<Arc<Echo>>,
 }
 
 impl Context<'_> {
-    /// The prompt of a chat as ids. The template writes BOS itself.
+    /// The token ids of a chat's prompt. The template writes BOS itself.
     ///
     /// # Errors
     /// `Invalid`, naming the message.
@@ -33,8 +33,8 @@ impl Context<'_> {
         self.text.encode(&prompt, add_special_tokens)
     }
 
-    /// The prompts of a completion, texts with BOS where `add_special_tokens` says so; at most as
-    /// many, times `n`, as fit into the queue.
+    /// The token ids of a completion's prompts; texts get BOS with `add_special_tokens`. The number of
+    /// prompts times `n` is limited to what the queue can hold.
     ///
     /// # Errors
     /// `Invalid`, naming the field.
@@ -53,7 +53,7 @@ impl Context<'_> {
         if count == 0 {
             return Err(Error::invalid("prompt", "prompt must not be empty"));
         }
-        // Before any is tokenized or copied n times.
+        // Checked before any prompt is tokenized or copied n times.
         let max = self.limits.max_waiting;
         if count.saturating_mul(n) > max {
             return Err(Error::too_many_sequences(count, n, max));
@@ -103,8 +103,8 @@ impl Context<'_> {
     }
 }
 
-/// Messages with a role each and content that templates understand: a list of text parts becomes
-/// one text, and no content an empty one.
+/// Checks that each message has a role, and converts its content to a string, as templates expect: a
+/// list of text parts is joined, and missing content becomes an empty text.
 fn checked_messages(mut messages: Vec<Value>) -> Result<Vec<Value>> {
     if messages.is_empty() {
         return Err(Error::invalid("messages", "messages must not be empty"));
@@ -125,7 +125,7 @@ fn checked_messages(mut messages: Vec<Value>) -> Result<Vec<Value>> {
         let content = message.entry("content").or_insert(Value::Null);
         match content {
             Value::String(_) => {}
-            // As in a reply that only calls tools; templates want a text.
+            // As in a reply that only calls tools; templates expect a text.
             Value::Null => *content = "".into(),
             Value::Array(parts) => {
                 let texts = parts.iter().map(|part| match part["type"].as_str() {
@@ -134,7 +134,7 @@ fn checked_messages(mut messages: Vec<Value>) -> Result<Vec<Value>> {
                 });
                 match texts.collect::<Option<Vec<_>>>() {
                     Some(texts) => *content = texts.join("\n").into(),
-                    None => return wrong(".content", "may hold parts of type text only"),
+                    None => return wrong(".content", "may contain only parts of type text"),
                 }
             }
             _ => return wrong(".content", "must be a string or a list of text parts"),

@@ -1,4 +1,4 @@
-//! What goes out: OpenAI's objects, made of pieces of choices.
+//! Builds OpenAI's reply objects from pieces of choices.
 
 use super::choice::{Choice, Finish, Piece, Scored};
 use crate::engine::SpecUsage;
@@ -6,14 +6,14 @@ use crate::text::Text;
 use serde_json::{Map, Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Which of the two APIs is answered.
+/// The API of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Api {
     Completion,
     Chat,
 }
 
-/// What all objects of one reply share.
+/// The fields that all objects of one reply share.
 #[derive(Debug, Clone)]
 pub(super) struct Header {
     pub api: Api,
@@ -21,15 +21,15 @@ pub(super) struct Header {
     /// Seconds since 1970.
     pub created: u64,
     pub model: String,
-    /// Whether usage tells about speculation.
+    /// Whether `usage` reports speculation.
     pub speculates: bool,
     pub prompt_tokens: usize,
-    /// Alternatives that a chat shows for each token; `None` = no log-probabilities.
+    /// Number of alternatives per token in a chat's reply; `None` = no log-probabilities.
     pub logprobs: Option<usize>,
 }
 
-/// JSON has no infinity; this is the least that clients see, as with vLLM.
-const LEAST_LOGPROB: f32 = -9999.0;
+/// The smallest log-probability that clients get, as with vLLM, because JSON has no infinity.
+const MIN_LOGPROB: f32 = -9999.0;
 
 /// Seconds since 1970.
 pub(super) fn now() -> u64 {
@@ -64,7 +64,7 @@ impl Header {
         })
     }
 
-    /// The whole reply at once.
+    /// The reply as one object, not streamed.
     pub fn whole(&self, text: &Text, pieces: Vec<Piece>, choices: &[Choice]) -> Value {
         let object = match self.api {
             Api::Completion => "text_completion",
@@ -101,7 +101,7 @@ impl Header {
         reply
     }
 
-    /// The chunk that opens a choice of a streamed chat.
+    /// The first chunk of a choice in a streamed chat; `None` for completions.
     pub fn opening(&self, index: usize) -> Option<Value> {
         let delta = json!({"role": "assistant", "content": ""});
         (self.api == Api::Chat).then(|| {
@@ -126,7 +126,7 @@ impl Header {
         self.object(object, vec![choice])
     }
 
-    /// The last chunk of a stream that was asked for usage.
+    /// The last chunk of a stream with `include_usage`.
     pub fn usage_chunk(&self, choices: &[Choice]) -> Value {
         let object = match self.api {
             Api::Completion => "text_completion",
@@ -201,8 +201,8 @@ fn add(a: SpecUsage, b: SpecUsage) -> SpecUsage {
     }
 }
 
-/// The text-completion shape: parallel lists. The token itself is always among its alternatives,
-/// so that readers can tell whether it was the most probable one.
+/// Log-probabilities in the format of completions: parallel lists. The token itself is always among its
+/// alternatives, so that clients can see whether it was the most probable one.
 fn completion_logprobs(text: &Text, tokens: &[Scored]) -> Value {
     let top = |token: &Scored| {
         let Some(logprobs) = &token.logprobs else {
@@ -210,7 +210,7 @@ fn completion_logprobs(text: &Text, tokens: &[Scored]) -> Value {
         };
         let mut top = Map::new();
         for &(id, logprob) in logprobs.top.iter().chain([&(token.id, logprobs.logprob)]) {
-            // Best first: of two ids that look the same the better stays.
+            // Best first: of two ids with the same text, the more probable one stays.
             top.entry(text.token_text(id)).or_insert(finite(logprob));
         }
         top.into()
@@ -240,5 +240,5 @@ fn chat_logprobs(text: &Text, tokens: &[Scored], top: usize) -> Value {
 }
 
 fn finite(logprob: f32) -> Value {
-    logprob.max(LEAST_LOGPROB).into()
+    logprob.max(MIN_LOGPROB).into()
 }

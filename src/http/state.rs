@@ -1,4 +1,4 @@
-//! What the handlers of all routes share.
+//! The state that all handlers share.
 
 use super::context::Context;
 use super::reply;
@@ -11,10 +11,10 @@ use axum::http::StatusCode;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Largest request body unless told otherwise, in bytes.
+/// Default size limit of request bodies, in bytes.
 pub const DEFAULT_MAX_BODY_BYTES: usize = 2 * 1024 * 1024;
 
-/// What handlers share.
+/// The state that all handlers share.
 #[derive(Clone)]
 pub struct AppState {
     pub(super) engine: EngineHandle,
@@ -26,8 +26,8 @@ pub struct AppState {
 }
 
 impl AppState {
-    /// Serves `engine` under `model_names`, of which the first stands for a request that names
-    /// none. Without an API key everyone is let in.
+    /// Serves `engine` under `model_names`, of which the first is used for requests that name no model.
+    /// No API key is required unless one is set.
     pub fn new(engine: EngineHandle, text: Arc<Text>, model_names: Vec<String>) -> Self {
         Self {
             engine,
@@ -39,22 +39,23 @@ impl AppState {
         }
     }
 
-    /// Asks for `Authorization: Bearer <key>` everywhere but at `/health`, `/version` and `/metrics`.
+    /// Requires `Authorization: Bearer <key>` on all routes except `/health`, `/version` and `/metrics`.
     pub fn with_api_key(mut self, key: Option<String>) -> Self {
         self.api_key = key.map(Into::into);
         self
     }
 
-    /// Refuses longer bodies.
+    /// Sets the size limit of request bodies, in bytes.
     pub fn with_max_body_bytes(mut self, bytes: usize) -> Self {
         self.max_body_bytes = bytes;
         self
     }
 
-    /// Runs `read` on `body` where it may take its time: tokenizing a long prompt takes a while.
+    /// Runs `read` on `body` on a thread for blocking work, because tokenizing a long prompt takes a
+    /// while.
     ///
     /// # Errors
-    /// Those of `read`, and where there is no body.
+    /// The errors of `read`, or that the body could not be read.
     pub(super) async fn read<T: Send + 'static>(
         &self,
         body: Body,
@@ -67,7 +68,7 @@ impl AppState {
             .map_err(|e| Error::internal(format!("reading the request failed: {e}")))?
     }
 
-    /// What requests are read against.
+    /// The context in which requests are validated.
     pub(super) fn context(&self) -> Context<'_> {
         Context {
             text: &self.text,
@@ -85,10 +86,10 @@ impl AppState {
         }
     }
 
-    /// Whether requests are taken.
+    /// Checks that new requests are accepted.
     ///
     /// # Errors
-    /// `ShuttingDown`.
+    /// `ShuttingDown`, if they are not.
     pub(super) fn ready(&self) -> Result<()> {
         if self.engine.is_draining() || self.engine.has_ended() {
             return Err(Error::shutting_down());
@@ -96,7 +97,7 @@ impl AppState {
         Ok(())
     }
 
-    /// A model in the words of `/v1/models`.
+    /// A model as `/v1/models` describes it.
     pub(super) fn model_object(&self, name: &str) -> Value {
         json!({
             "id": name,
@@ -110,5 +111,5 @@ impl AppState {
     }
 }
 
-/// A body, or why there is none.
+/// A request body, or why it could not be read.
 pub(super) type Body = Result<Bytes, BytesRejection>;

@@ -1,19 +1,19 @@
-//! Stop strings in text that comes in pieces.
+//! Finds stop strings in text that arrives in pieces.
 
-/// The stop strings of a request, prepared to be looked for byte by byte.
+/// The stop strings of a request, prepared for a byte-by-byte search.
 #[derive(Debug, Default)]
 pub(super) struct Stops(Vec<Pattern>);
 
 #[derive(Debug)]
 struct Pattern {
     text: String,
-    /// Length in bytes of the longest beginning of `text[..=i]`, itself excepted, that it also ends
-    /// with (Knuth, Morris and Pratt 1977).
+    /// For each `i`, the length in bytes of the longest proper prefix of `text[..=i]` that is also its
+    /// suffix (Knuth, Morris and Pratt 1977).
     borders: Vec<usize>,
 }
 
 impl Stops {
-    /// None of `texts` may be empty.
+    /// Prepares `texts`, none of which may be empty.
     pub fn new(texts: impl IntoIterator<Item = String>) -> Self {
         Self(texts.into_iter().map(Pattern::new).collect())
     }
@@ -32,8 +32,8 @@ impl Pattern {
         pattern
     }
 
-    /// How many bytes of the pattern a text ends with after `byte`, where it ended with `matched`
-    /// of them, fewer than all, before. Constant time, amortized over a text.
+    /// The number of bytes of the pattern that a text ends with after `byte`, if it ended with `matched` of
+    /// them (fewer than all) before. Takes constant time, amortized over a text.
     fn advance(&self, mut matched: usize, byte: u8) -> usize {
         let bytes = self.text.as_bytes();
         while matched > 0 && bytes[matched] != byte {
@@ -43,19 +43,19 @@ impl Pattern {
     }
 }
 
-/// Finds stop strings, and shows nothing that may be the beginning of one. The match is the one that
-/// is complete first (of several the longest), so that it does not depend on the pieces.
+/// Finds stop strings, and holds back text that may be the beginning of one. The match is the one that
+/// is complete first, or the longest of several, so it does not depend on the pieces.
 #[derive(Debug, Default)]
 pub(super) struct StopMatcher {
-    /// The beginning of a stop string, not shown yet.
+    /// Text that is held back, because it may be the beginning of a stop string.
     held: String,
-    /// By pattern, how many of its bytes the text ends with; fewer than all.
+    /// For each pattern, how many of its bytes the text ends with; fewer than all.
     matched: Vec<usize>,
 }
 
 impl StopMatcher {
-    /// Adds text; returns what can be shown, and the stop string that ended it. Matches that are
-    /// complete while `may_stop` is false are text.
+    /// Adds text. Returns the text that can be shown, and the stop string that ended it, if any. While
+    /// `may_stop` is false, complete matches are ordinary text.
     pub fn push<'a>(
         &mut self,
         stops: &'a Stops,
@@ -85,13 +85,13 @@ impl StopMatcher {
             }
         }
         self.held.push_str(&new);
-        // Not inside a character: a stop string begins with the first byte of one.
+        // This does not split a character, because a stop string begins with the first byte of one.
         let hold = self.matched.iter().max().copied().unwrap_or(0);
         let held = self.held.split_off(self.held.len() - hold);
         (std::mem::replace(&mut self.held, held), None)
     }
 
-    /// No more text comes: what was held is shown.
+    /// Ends the text, and returns what was held back.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_match_that_does_not_count_is_text_and_may_begin_another() {
+    fn an_ignored_match_is_text_and_may_begin_another() {
         let stops = stops(&["aaa"]);
         let mut matcher = StopMatcher::default();
         assert_eq!(
@@ -143,11 +143,11 @@ mod tests {
             let shown = matcher.push(&stops, "aab".into(), true);
             assert_eq!(shown, ("aab".into(), None));
         }
-        // Milliseconds; preparing the search again for every piece takes minutes.
+        // Takes milliseconds; preparing the search again for every piece would take minutes.
         assert!(started.elapsed() < std::time::Duration::from_secs(10));
     }
 
-    /// The longest end of `text` with which a stop string begins.
+    /// The length of the longest suffix of `text` that is the beginning of a stop string.
     fn begun(text: &str, texts: &[String]) -> usize {
         let ends = texts.iter().flat_map(|stop| {
             let begins = stop.char_indices().map(|(at, _)| at);
@@ -163,7 +163,7 @@ mod tests {
             texts in prop::collection::vec("[abéè]{1,6}", 1..5),
             sizes in prop::collection::vec(0usize..5, 1..6),
         ) {
-            // Plainly: the first end of a stop string, and of those that end there the longest.
+            // The reference: the first end of a stop string, and the longest one that ends there.
             let ends = texts.iter().filter_map(|stop| {
                 let at = text.find(stop.as_str())?;
                 Some((at + stop.len(), at, stop.as_str()))

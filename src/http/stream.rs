@@ -1,4 +1,5 @@
-//! A reply in the making: the engine's events of all its choices, collected or sent as SSE.
+//! A running reply: merges the engine's events of all its choices, and collects them or sends them as
+//! SSE.
 
 use super::choice::{Choice, Piece};
 use super::error;
@@ -16,11 +17,11 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use tokio_stream::{StreamExt, StreamMap};
 
-/// A job that the engine has taken. Dropping it cancels what is not finished.
+/// A job that the engine runs. Dropping it cancels the choices that are not finished.
 pub(super) struct Running {
     text: Arc<Text>,
     header: Header,
-    /// By choice, as long as it is not finished.
+    /// The events of each choice that is not finished.
     events: StreamMap<usize, Events>,
     choices: Vec<Choice>,
 }
@@ -40,7 +41,7 @@ impl Running {
         })
     }
 
-    /// The next piece and the choice it belongs to; `None` when all are finished.
+    /// The next piece, with the index of its choice; `None` when all are finished.
     async fn next(&mut self) -> Option<Result<(usize, Piece)>> {
         let (index, event) = self.events.next().await?;
         let piece = self.choices[index].on_event(&self.text, event);
@@ -56,10 +57,10 @@ impl Running {
         Some(piece.map(|piece| (index, piece)))
     }
 
-    /// Waits for all choices.
+    /// Waits for all choices, and returns the reply.
     ///
     /// # Errors
-    /// What the engine failed with.
+    /// The error of the engine.
     pub async fn collect(mut self) -> Result<Value> {
         let mut pieces: Vec<Piece> = self.choices.iter().map(|_| Piece::default()).collect();
         while let Some(next) = self.next().await {
@@ -69,7 +70,7 @@ impl Running {
         Ok(self.header.whole(&self.text, pieces, &self.choices))
     }
 
-    /// Sends each piece when it comes.
+    /// Sends each piece as it arrives.
     pub fn sse(self, include_usage: bool) -> impl IntoResponse {
         let sender = Sender {
             pending: self.choices.iter().map(|_| None).collect(),
@@ -90,7 +91,7 @@ impl Running {
 struct Sender {
     running: Running,
     include_usage: bool,
-    /// By choice: what waits for text to go with; `None` before the choice is opened.
+    /// For each choice, what waits to be sent with text; `None` before its first chunk.
     pending: Vec<Option<Piece>>,
     ready: VecDeque<sse::Event>,
     ended: bool,

@@ -1,14 +1,14 @@
-//! Fields of OpenAI's, vLLM's and their relatives' request bodies that this server does not read:
-//! those that ask for nothing it does not do are accepted, the others refused by name. Ignoring
-//! them would answer another question than the one that was asked.
+//! Known fields of request bodies (OpenAI's, vLLM's and those of similar servers) that this server does
+//! not read. Values that ask for nothing are accepted; others are refused by name, because ignoring them
+//! would silently do something else than requested.
 
 use crate::error::{Error, Result};
 use serde_json::{Map, Value};
 
-/// A field, which of its values ask for nothing, and what to give if it cannot be left out.
+/// A field's name, whether a value asks for nothing, and the value to set if it cannot be left out.
 type Field = (&'static str, fn(&Value) -> bool, Option<&'static str>);
 
-/// The table has the fields of both APIs: what an API reads itself is not looked up here.
+/// The fields of both APIs. Fields that an API reads itself are not looked up for it.
 const UNSUPPORTED: &[Field] = &[
     // Tools.
     ("tools", is_empty, None),
@@ -30,7 +30,7 @@ const UNSUPPORTED: &[Field] = &[
     ("ebnf", is_empty, None),
     ("regex", is_empty, None),
     ("json_schema", is_empty, None),
-    // Other media than text.
+    // Media other than text.
     ("audio", is_empty, None),
     (
         "modalities",
@@ -41,13 +41,13 @@ const UNSUPPORTED: &[Field] = &[
     ("media_io_kwargs", is_empty, None),
     ("prompt_embeds", is_empty, None),
     ("input_embeds", is_empty, None),
-    // What the prompt is.
+    // The prompt.
     ("chat_template", is_empty, None),
     ("continue_final_message", is_empty, Some("false")),
     ("truncate_prompt_tokens", Value::is_null, None),
     ("echo", is_empty, Some("false")),
     ("suffix", is_empty, None),
-    // How tokens are chosen, and when the text ends.
+    // Sampling, and the end of the text.
     ("allowed_token_ids", is_empty, None),
     ("bad_words", is_empty, None),
     ("logits_processors", is_empty, None),
@@ -70,7 +70,7 @@ const UNSUPPORTED: &[Field] = &[
     ("repetition_detection", is_empty, None),
     ("max_completion_tokens", Value::is_null, None),
     ("n_predict", Value::is_null, None),
-    // What is in the reply. No alternatives are log-probabilities, too.
+    // The reply. `prompt_logprobs: 0` asks for log-probabilities, too.
     ("prompt_logprobs", Value::is_null, None),
     ("top_logprobs", is_zero, Some("0")),
     (
@@ -84,7 +84,7 @@ const UNSUPPORTED: &[Field] = &[
     ("return_token_ids", is_empty, Some("false")),
     ("return_token_strs", is_empty, Some("false")),
     ("return_hidden_states", is_empty, Some("false")),
-    // What happens beside it.
+    // Side effects.
     ("store", is_empty, Some("false")),
     ("priority", is_zero, Some("0")),
     ("kv_transfer_params", is_empty, None),
@@ -92,10 +92,10 @@ const UNSUPPORTED: &[Field] = &[
     ("vllm_xargs", is_empty, None),
 ];
 
-/// vLLM has had many fields of this kind, all for structured output.
+/// Prefix of several vLLM fields, all for structured output.
 const GUIDED: &str = "guided_";
 
-/// Hints, names, and settings of what is refused above.
+/// Accepted fields: hints, names, and settings of features that are refused above.
 const HARMLESS: &[&str] = &[
     "cache_salt",
     "early_stopping",
@@ -115,7 +115,7 @@ const HARMLESS: &[&str] = &[
     "verbosity",
 ];
 
-/// Unknown names in a line of the log at most, and characters of each.
+/// Maximum number of unknown names in a log line, and maximum characters of each.
 const MAX_LOGGED: usize = 16;
 const MAX_LOGGED_CHARS: usize = 64;
 
@@ -134,16 +134,15 @@ fn is_zero(value: &Value) -> bool {
     value.is_null() || value.as_f64() == Some(0.0)
 }
 
-/// Without tools there is nothing to choose from.
+/// Whether the value is satisfied without calling a tool.
 fn is_no_choice(value: &Value) -> bool {
     is_empty(value) || value == "none" || value == "auto"
 }
 
-/// Checks the fields of `body` that are not in `read`. Names that nobody knows are ignored, with one
-/// line for whoever debugs.
+/// Checks the fields of `body` that are not in `read`. Unknown names are ignored, with one debug line.
 ///
 /// # Errors
-/// `Invalid`, naming the first field that asks for what the server does not do.
+/// `Invalid`, naming the first field that asks for something the server does not do.
 pub(super) fn check(body: &Map<String, Value>, read: &[&[&str]]) -> Result<()> {
     let mut unknown = Vec::new();
     for (name, value) in body {
@@ -160,7 +159,8 @@ pub(super) fn check(body: &Map<String, Value>, read: &[&[&str]]) -> Result<()> {
             }
         };
         if !harmless {
-            let instead = instead.map_or_else(String::new, |value| format!(", or give {value}"));
+            let instead =
+                instead.map_or_else(String::new, |value| format!(" or set it to {value}"));
             let message = format!("{name} is not supported: leave it out{instead}");
             return Err(Error::invalid(name, message));
         }
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_asks_for_something_is_refused_by_name() {
+    fn fields_that_ask_for_something_are_refused_by_name() {
         for (name, value) in [
             ("tools", json!([{"type": "function"}])),
             ("tool_choice", json!("required")),
@@ -249,13 +249,14 @@ mod tests {
         }
         let told = checked("response_format", json!({"type": "json_schema"})).unwrap_err();
         assert!(
-            told.to_string().ends_with(r#", or give {"type": "text"}"#),
+            told.to_string()
+                .ends_with(r#" or set it to {"type": "text"}"#),
             "{told}"
         );
     }
 
     #[test]
-    fn what_asks_for_nothing_is_accepted() {
+    fn fields_that_ask_for_nothing_are_accepted() {
         for (name, value) in [
             ("tools", json!([])),
             ("tool_choice", json!("none")),
@@ -277,7 +278,7 @@ mod tests {
             ("metadata", json!({"a": "b"})),
             ("parallel_tool_calls", json!(true)),
             ("user", json!("me")),
-            ("nobody_knows_this", json!({"a": [1]})),
+            ("an_unknown_name", json!({"a": [1]})),
             ("model", json!("read elsewhere")),
         ] {
             assert!(checked(name, value.clone()).is_ok(), "{name} {value}");
@@ -288,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_api_reads_itself_is_not_looked_up() {
+    fn fields_that_an_api_reads_itself_are_not_looked_up() {
         let body = json!({"echo": true});
         let body = body.as_object().expect("an object");
         assert!(check(body, &[&["model"], &["echo"]]).is_ok());

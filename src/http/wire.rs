@@ -1,5 +1,5 @@
-//! What comes in: fields of the request bodies, typed but not yet checked. Absent and null are
-//! the same; what else a body has is for [`unsupported`](super::unsupported) to judge.
+//! The fields of request bodies, typed but not yet validated. Absent and null are the same. Other fields
+//! are checked by [`unsupported`](super::unsupported).
 
 use crate::error::{Error, Result};
 use serde::de::value::Error as Never;
@@ -7,7 +7,7 @@ use serde::de::{DeserializeOwned, Deserializer, Error as _, Visitor};
 use serde::{Deserialize, forward_to_deserialize_any};
 use serde_json::{Map, Value};
 
-/// Fields that both APIs know.
+/// Fields that both APIs have.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Common {
     pub model: Option<String>,
@@ -45,7 +45,7 @@ pub(super) enum OneOrMany {
     Many(Vec<String>),
 }
 
-/// Fields of `/v1/completions` alone.
+/// Fields that only `/v1/completions` has.
 #[derive(Debug, Deserialize)]
 pub(super) struct Completion {
     pub prompt: Option<Prompt>,
@@ -68,7 +68,7 @@ pub(super) enum Prompt {
     IdLists(Vec<Vec<u32>>),
 }
 
-/// Fields of `/v1/chat/completions` alone.
+/// Fields that only `/v1/chat/completions` has.
 #[derive(Debug, Deserialize)]
 pub(super) struct Chat {
     pub messages: Option<Vec<Value>>,
@@ -80,7 +80,7 @@ pub(super) struct Chat {
     pub chat_template_kwargs: Option<Map<String, Value>>,
 }
 
-/// The body of `/tokenize`: a prompt, or messages.
+/// The body of `/tokenize`: either a prompt or messages.
 #[derive(Debug, Deserialize)]
 pub(super) struct Tokenize {
     pub model: Option<String>,
@@ -98,10 +98,10 @@ pub(super) struct Detokenize {
     pub tokens: Option<Vec<u32>>,
 }
 
-/// Reads a JSON object. Integers among its fields, and in lists of them, may be written as 4.0.
+/// Parses a JSON object. Integers in its fields and their lists may be written as 4.0.
 ///
 /// # Errors
-/// `Invalid`: no JSON, or no object.
+/// `Invalid`, if the body is not JSON or not an object.
 pub(super) fn object(body: &[u8]) -> Result<Map<String, Value>> {
     let malformed =
         |message: String| Error::request(crate::error::RequestErrorKind::Invalid, None, message);
@@ -114,9 +114,10 @@ pub(super) fn object(body: &[u8]) -> Result<Map<String, Value>> {
     Ok(fields)
 }
 
-/// Leaves objects alone: messages and a template's variables are rendered as they came.
+/// Converts whole numbers such as 4.0 to integers. Objects stay as they are: messages and a template's
+/// variables are rendered unchanged.
 fn whole_to_integer(value: &mut Value) {
-    /// Beyond it not every integer has an f64 of its own.
+    /// Beyond it f64 cannot represent every integer.
     const EXACT: f64 = (1_u64 << 53) as f64;
     match value {
         Value::Array(list) => list.iter_mut().for_each(whole_to_integer),
@@ -128,9 +129,9 @@ fn whole_to_integer(value: &mut Value) {
     }
 }
 
-/// The names of the fields of `T`, a struct, as they are in a body.
+/// The names that the fields of `T`, a struct, have in a body.
 pub(super) fn names<T: DeserializeOwned>() -> &'static [&'static str] {
-    /// Learns what a struct asks its deserializer for.
+    /// A deserializer that records the field names that a struct asks for.
     struct Names<'a>(&'a mut &'static [&'static str]);
 
     impl<'de> Deserializer<'de> for Names<'_> {
@@ -157,12 +158,12 @@ pub(super) fn names<T: DeserializeOwned>() -> &'static [&'static str] {
     }
 
     let mut names: &'static [&'static str] = &[];
-    // Always an error, after the names are known.
+    // Always returns an error, but after the names were recorded.
     let _ = T::deserialize(Names(&mut names));
     names
 }
 
-/// Takes the fields of `T` out of `body`.
+/// Reads the fields of `T` from `body`.
 ///
 /// # Errors
 /// `Invalid`, naming the field and what it accepts.
@@ -174,7 +175,7 @@ pub(super) fn fields<T: DeserializeOwned>(body: &Map<String, Value>) -> Result<T
     })
 }
 
-/// serde speaks of Rust's types.
+/// Replaces Rust's type names in serde's messages by plain ones.
 fn readable(message: &str) -> String {
     let names = [
         ("expected f64", "expected a number"),
@@ -187,6 +188,6 @@ fn readable(message: &str) -> String {
     ];
     names
         .iter()
-        .find_map(|(ours, readers)| Some(message.strip_suffix(ours)?.to_owned() + readers))
+        .find_map(|(rust, plain)| Some(message.strip_suffix(rust)?.to_owned() + plain))
         .unwrap_or_else(|| message.to_owned())
 }

@@ -1,19 +1,19 @@
-//! Where the time of a step goes, for benches: wall time of the calling thread by part.
+//! Measures, for benches, how the wall time of a step divides into parts.
 //!
-//! Off unless a thread asks for it; then each kernel adds its time to its part.
+//! The clock is per thread and off by default. While it is on, each kernel adds its time to its part.
 
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
-/// What a kernel's time is counted as.
+/// The part that a kernel's time is added to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// Products with weights, the quantization of their inputs included.
+    /// Products with weights, including the quantization of their inputs.
     Matmul,
     Attention,
     /// Norms and residual sums.
     Norm,
-    /// Rope, and the writing of K and V.
+    /// RoPE, and writing K and V to the pool.
     KvWrite,
     /// The gated activation of the MLP.
     Activation,
@@ -38,7 +38,7 @@ thread_local! {
     static SPENT: RefCell<[Duration; Part::ALL.len()]> = const { RefCell::new([Duration::ZERO; Part::ALL.len()]) };
 }
 
-/// Runs `work`, and counts its time as `part` if this thread's clock is on.
+/// Runs `work`. If this thread's clock is on, adds the time it took to `part`.
 #[inline]
 pub(crate) fn time<R>(part: Part, work: impl FnOnce() -> R) -> R {
     if !ON.get() {
@@ -50,8 +50,8 @@ pub(crate) fn time<R>(part: Part, work: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Runs `work` with this thread's clock on: its result, and the time of each part, in the order of
-/// [`Part::ALL`].
+/// Runs `work` with this thread's clock on. Returns its result and the time of each part, in the
+/// order of [`Part::ALL`].
 pub fn measure<R>(work: impl FnOnce() -> R) -> (R, [Duration; Part::ALL.len()]) {
     SPENT.set([Duration::ZERO; Part::ALL.len()]);
     ON.set(true);

@@ -1,14 +1,14 @@
-//! Which instructions the CPU kernels use.
+//! Selects the instruction set of the CPU kernels.
 
 use crate::error::{Error, Result};
 use std::fmt;
 use std::sync::OnceLock;
 
-/// Proof that this CPU has AVX2, FMA and F16C: only detection makes one.
+/// Proof that this CPU has AVX2, FMA and F16C. Only detection creates one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Avx2(());
 
-/// Proof that this CPU has AVX-512 F, BW, VL and VNNI beside what [`Avx2`] stands for.
+/// Proof that this CPU has AVX-512 F, BW, VL and VNNI, and everything that [`Avx2`] proves.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Avx512Vnni(Avx2);
 
@@ -39,26 +39,28 @@ impl Avx512Vnni {
     }
 }
 
-/// A set of instructions that this CPU has, the better ones last. All give the same bits in
-/// products; attention has one order of additions for each of portable and AVX2.
+/// An instruction set that this CPU has; variants are ordered from slowest to fastest. Products have
+/// the same bits with all of them. Attention has one order of additions for portable code and another
+/// for AVX2.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Isa {
     /// Plain Rust.
     Portable,
     /// AVX2, FMA and F16C.
     Avx2(Avx2),
-    /// AVX-512 VNNI on vectors of 256 bits, beside the above.
+    /// AVX-512 VNNI on vectors of 256 bits, in addition to the above.
     Avx512Vnni(Avx512Vnni),
 }
 
-/// Overrides the choice, for tests and for comparisons: one of [`Isa::NAMES`].
+/// The environment variable that overrides the choice, for tests and comparisons. Its value is one of
+/// [`Isa::NAMES`].
 pub const VARIABLE: &str = "FORETOKEN_CPU_KERNELS";
 
 impl Isa {
-    /// How [`VARIABLE`] names them, the better ones last.
+    /// The names that [`VARIABLE`] accepts, from slowest to fastest.
     pub const NAMES: [&'static str; 3] = ["portable", "avx2", "avx512vnni"];
 
-    /// The set called `name`, if there is one and this CPU has it.
+    /// The instruction set called `name`, if it exists and this CPU has it.
     pub fn detect(name: &str) -> Option<Self> {
         match name {
             "portable" => Some(Self::Portable),
@@ -68,12 +70,12 @@ impl Isa {
         }
     }
 
-    /// All sets that this CPU has.
+    /// All instruction sets that this CPU has.
     pub fn available() -> impl DoubleEndedIterator<Item = Self> {
         Self::NAMES.into_iter().filter_map(Self::detect)
     }
 
-    /// As in [`Isa::NAMES`].
+    /// Its name in [`Isa::NAMES`].
     pub fn name(self) -> &'static str {
         match self {
             Self::Portable => Self::NAMES[0],
@@ -82,7 +84,7 @@ impl Isa {
         }
     }
 
-    /// The proof that AVX2 is there, if this set has it.
+    /// The proof that this CPU has AVX2, if this instruction set includes it.
     pub fn avx2(self) -> Option<Avx2> {
         match self {
             Self::Portable => None,
@@ -115,16 +117,17 @@ impl fmt::Debug for Isa {
     }
 }
 
-/// The instructions of this process: what [`VARIABLE`] asks for, else the best that the CPU has.
+/// The instruction set of this process: the one that [`VARIABLE`] asks for, otherwise the best one of
+/// this CPU.
 ///
 /// # Errors
-/// A setup error where the variable asks for what is not known or not there. (The kernels then use
-/// the best.)
+/// A setup error if the variable names an instruction set that is unknown or that this CPU does not
+/// have. (The kernels then use the best one.)
 pub fn check() -> Result<Isa> {
     Isa::choose(std::env::var(VARIABLE).ok().as_deref())
 }
 
-/// The instructions of this process, found once.
+/// The instruction set of this process, determined once.
 pub(super) fn isa() -> Isa {
     static ISA: OnceLock<Isa> = OnceLock::new();
     *ISA.get_or_init(|| check().unwrap_or_else(|_| Isa::best()))

@@ -1,13 +1,13 @@
-//! Where a model runs.
+//! The device that a model runs on.
 
 use crate::error::{Error, Result};
 use candle_core::Device;
 
-/// The device that `spec` names: `cpu`, `cuda`, `cuda:N`, or `auto` (the best that our kernels are
-/// known to work on, which is the CPU as long as nobody has run their CUDA side).
+/// The device that `spec` names: `cpu`, `cuda`, `cuda:N`, or `auto`. `auto` is the best device that
+/// our kernels are known to work on; today that is the CPU.
 ///
 /// # Errors
-/// A setup error where `spec` is none of these, where this build has no CUDA, or where the GPU
+/// A setup error if `spec` is none of these, if this build has no CUDA, or if the GPU
 /// cannot be opened.
 pub fn device(spec: &str) -> Result<Device> {
     match spec {
@@ -32,7 +32,7 @@ fn cuda(ordinal: usize) -> Result<Device> {
     let reason = match opened {
         Ok(Ok(device)) => return Ok(device),
         Ok(Err(error)) => match error.to_string() {
-            // What the driver calls it is no news to anybody who would look for one.
+            // The driver's own name for this error would not help the operator.
             reason if reason.contains("NO_DEVICE") => "no GPU, or no NVIDIA driver".to_owned(),
             reason => reason,
         },
@@ -44,10 +44,10 @@ fn cuda(ordinal: usize) -> Result<Device> {
     )))
 }
 
-/// Free memory of a GPU, and all of it, in bytes; `None` for the CPU.
+/// Free and total memory of a GPU, in bytes; `None` for the CPU.
 ///
 /// # Errors
-/// Where the driver does not say.
+/// If the driver cannot report them.
 pub fn device_memory(device: &Device) -> Result<Option<(u64, u64)>> {
     match device {
         #[cfg(feature = "cuda")]
@@ -58,7 +58,7 @@ pub fn device_memory(device: &Device) -> Result<Option<(u64, u64)>> {
             match asked {
                 Ok((free, total)) => Ok(Some((free as u64, total as u64))),
                 Err(e) => Err(Error::setup(format!(
-                    "the GPU's free memory is not known: {e}"
+                    "cannot read the GPU's free memory: {e}"
                 ))),
             }
         }

@@ -1,4 +1,5 @@
-//! What the CUDA sides of the kernels share. The kernels are beside the ops, in `.cu` files.
+//! Helpers that the CUDA sides of the ops share. The kernels themselves are in `.cu` files beside the
+//! ops.
 
 use candle_core::cuda_backend::cudarc::driver::{
     CudaFunction, CudaStream, LaunchArgs, LaunchConfig,
@@ -7,13 +8,13 @@ use candle_core::{CudaDevice, DType, Result};
 pub(super) use candle_core::{CudaStorage, Storage};
 use std::sync::Arc;
 
-/// What an op needs for its CUDA side.
+/// The types that an op's CUDA side needs.
 pub(super) use candle_core::backend::BackendStorage;
 pub(super) use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView, PushKernelArg};
 pub(super) use candle_core::cuda_backend::{CudaDType, WrapErr};
 pub(super) use candle_core::{Layout, builder_arg};
 
-/// PTX by file: `NORM`, `SAMPLE` and so on.
+/// The PTX of each `.cu` file: `NORM`, `SAMPLE` and so on.
 mod ptx {
     include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
 }
@@ -41,12 +42,12 @@ macro_rules! with_float {
 }
 pub(super) use with_float;
 
-/// How kernels name a dtype.
+/// The name of a dtype in kernel names.
 pub(super) fn suffix(dtype: DType) -> &'static str {
     dtype.as_str()
 }
 
-/// Kernel `name` of the module whose PTX is `ptx`; `module` names that.
+/// Kernel `name` of the module called `module`, whose PTX is `ptx`.
 pub(super) fn function(device: &CudaDevice, module: &str, ptx: &str, name: &str) -> Result<Kernel> {
     let module = format!("foretoken-{module}");
     let function = device.get_or_load_custom_func(name, &module, ptx)?;
@@ -56,14 +57,14 @@ pub(super) fn function(device: &CudaDevice, module: &str, ptx: &str, name: &str)
     })
 }
 
-/// A kernel, and where it is launched.
+/// A kernel, and the stream that it is launched on.
 pub(super) struct Kernel {
     pub function: CudaFunction,
     stream: Arc<CudaStream>,
 }
 
 impl Kernel {
-    /// A launch, which takes the arguments one by one.
+    /// Starts a launch, to which arguments are added one by one.
     pub fn builder(&self) -> LaunchArgs<'_> {
         self.stream.launch_builder(&self.function)
     }
@@ -81,7 +82,7 @@ pub(super) fn contiguous<'a, T: CudaDType>(
     }
 }
 
-/// The elements of a contiguous tensor whose storage this is, for op `op`.
+/// The elements of a contiguous tensor with this storage and layout, for op `op`.
 pub(super) fn view<'a, T: CudaDType>(
     op: &str,
     storage: &'a Storage,
@@ -93,7 +94,7 @@ pub(super) fn view<'a, T: CudaDType>(
     }
 }
 
-/// `blocks` blocks of `threads` threads.
+/// A grid of `blocks` blocks of `threads` threads, each with `shared` bytes of shared memory.
 pub(super) fn grid(blocks: (usize, usize, usize), threads: usize, shared: usize) -> LaunchConfig {
     LaunchConfig {
         grid_dim: (blocks.0 as u32, blocks.1 as u32, blocks.2 as u32),

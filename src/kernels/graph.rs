@@ -1,6 +1,6 @@
-//! Work on a GPU that is recorded once and replayed as a whole: CUDA graphs. A forward is hundreds of
-//! kernels, and each launch costs the host some microseconds, which is more than a kernel of a small
-//! model takes.
+//! CUDA graphs: GPU work that is recorded once and replayed as a whole. A forward launches hundreds of
+//! kernels, and each launch costs the host some microseconds, which is longer than a kernel of a small
+//! model runs.
 
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Result, Tensor};
@@ -11,7 +11,8 @@ use super::gpu::*;
 #[cfg(feature = "cuda")]
 use candle_core::cuda_backend::cudarc::driver::{CudaGraph, DeviceRepr, sys};
 
-/// Recorded work, as device addresses: it neither owns nor borrows the memory that it reads and writes.
+/// Recorded work. It holds device addresses: it neither owns nor borrows the memory that it reads and
+/// writes.
 pub struct Graph {
     #[cfg(feature = "cuda")]
     graph: CudaGraph,
@@ -19,20 +20,21 @@ pub struct Graph {
     never: std::convert::Infallible,
 }
 
-// SAFETY: the driver binds a graph to no thread, and as a graph is not `Sync`, one uses it at a time.
+// SAFETY: the driver does not bind a graph to a thread. A graph is not `Sync`, so only one thread uses
+// it at a time.
 #[cfg(feature = "cuda")]
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// Does `work` and then records it, without doing it again. What it allocates it has to free; it
-    /// may neither copy between host and device nor wait.
+    /// Runs `work` once, then records a second call of it without running it on the device. `work` must
+    /// free what it allocates, and must neither copy between host and device nor wait.
     ///
     /// # Errors
-    /// What `work` says, or that it cannot be recorded.
+    /// The error of `work`, or that `work` cannot be recorded.
     ///
     /// # Safety
-    /// All memory of the device that `work` reads or writes, other than what it allocates and frees
-    /// itself, stays allocated until the graph is dropped or for as long as it is not replayed.
+    /// All device memory that `work` reads or writes, except what it allocates and frees itself, must
+    /// still be allocated whenever the graph is replayed.
     pub unsafe fn record<E: From<candle_core::Error>>(
         device: &Device,
         mut work: impl FnMut() -> std::result::Result<(), E>,
@@ -40,7 +42,7 @@ impl Graph {
         #[cfg(feature = "cuda")]
         {
             let cuda = device.as_cuda_device()?;
-            // The first time loads modules, and parameters of kernels that lie in memory.
+            // The first call loads modules, and kernel parameters that are kept in memory.
             let _parameters = cuda.enable_cuda_graph_htod_cache();
             work()?;
             let stream = cuda.cuda_stream();
@@ -62,14 +64,14 @@ impl Graph {
         }
     }
 
-    /// Does the work again, after what was launched before.
+    /// Runs the recorded work again, after everything that was launched before.
     ///
     /// # Errors
-    /// Where the device fails.
+    /// If the device fails.
     ///
     /// # Safety
-    /// The memory that was recorded is still allocated (see [`Graph::record`]), and what inputs hold now
-    /// (slots, block tables, ids) is inside of what they index, as it was when the work was recorded.
+    /// The recorded memory is still allocated (see [`Graph::record`]), and the current values of the
+    /// inputs (slots, block tables, ids) are within the bounds of what they index.
     pub unsafe fn replay(&self) -> Result<()> {
         #[cfg(feature = "cuda")]
         return self.graph.launch().w();
@@ -78,24 +80,24 @@ impl Graph {
     }
 }
 
-/// Elements of a tensor.
+/// Values to write to a tensor.
 #[derive(Debug, Clone, Copy)]
 pub enum Values<'a> {
     U32(&'a [u32]),
     F32(&'a [f32]),
 }
 
-/// Overwrites the first elements of `tensor`, which is contiguous, where they are.
+/// Overwrites the first elements of `tensor`, which must be contiguous, in place.
 ///
 /// # Errors
-/// Where there are more values than elements, or of another type.
+/// If there are more values than elements, or they have another type.
 pub fn overwrite(tensor: &Tensor, values: Values<'_>) -> Result<()> {
     tensor.inplace_op1(&Overwrite(values))
 }
 
 struct Overwrite<'a>(Values<'a>);
 
-/// Where the first `len` elements are.
+/// The range of the first `len` elements in the storage.
 fn place(layout: &Layout, len: usize) -> Result<Range<usize>> {
     match layout.contiguous_offsets() {
         Some((start, end)) if end - start >= len => Ok(start..start + len),
@@ -145,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn overwriting_keeps_the_place_and_what_is_beyond() {
+    fn overwriting_is_in_place_and_keeps_the_other_elements() {
         let tensor = Tensor::new(&[[1u32, 2], [3, 4]], &Device::Cpu).unwrap();
         let alias = tensor.clone();
         overwrite(&tensor, Values::U32(&[7, 8, 9])).unwrap();

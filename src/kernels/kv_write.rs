@@ -1,4 +1,4 @@
-//! Scatter new keys or values into a pool.
+//! Scatters new keys or values into a pool.
 
 use super::clock::{self, Part};
 use super::slots;
@@ -13,7 +13,7 @@ use half::slice::HalfFloatSliceExt;
 /// other slot is touched.
 ///
 /// # Errors
-/// Where shapes or dtypes do not fit, or a slot is outside the pool.
+/// If the shapes or dtypes do not match, or a slot is outside the pool.
 pub fn kv_write(pool: &Tensor, rows: &Tensor, slots: &Tensor) -> Result<()> {
     pool.inplace_op3(rows, slots, &KvWrite)
 }
@@ -45,7 +45,7 @@ impl InplaceOp3 for KvWrite {
     }
 }
 
-/// Values a slot.
+/// Values per slot.
 fn width(pool: &Layout, rows: &Layout, slots: &Layout) -> Result<usize> {
     let (rows_dims, pool_dims) = (rows.dims(), pool.dims());
     if rows_dims.get(1..) != pool_dims.get(1..) || rows_dims[0] != slots.shape().elem_count() {
@@ -72,7 +72,7 @@ fn scatter<T: WithDType + FromF32>(
         candle_core::bail!("kv-write: the pool must be contiguous");
     };
     let pool = &mut pool[start..end];
-    // Before the first write: what is refused changes nothing.
+    // Checked before the first write, so that an error changes nothing.
     slots::check(slots, pool.len() / width.max(1))?;
     let stride = rows_layout.stride()[0];
     for (i, &slot) in slots.iter().enumerate() {
@@ -87,9 +87,9 @@ fn scatter<T: WithDType + FromF32>(
     Ok(())
 }
 
-/// What a pool may hold.
+/// An element type of a pool.
 trait FromF32: Sized {
-    /// Rounds values to the pool's dtype, to nearest, ties to even.
+    /// Rounds values to the pool's dtype: to nearest, ties to even.
     fn narrow(from: &[f32], to: &mut [Self]);
 }
 
@@ -135,7 +135,7 @@ mod tests {
         }
     }
 
-    /// As the decoder calls it: keys are a part of wider rows in f32, the pool may be narrower.
+    /// As the decoder calls it: keys are part of wider rows in f32, and the pool may have fewer bits.
     #[test]
     fn takes_parts_of_rows_and_rounds_them() {
         let cpu = Device::Cpu;

@@ -1,9 +1,9 @@
-//! Kernels: one file an op, with its CPU side and its place for a CUDA side.
+//! Kernels: one file per op, which holds its CPU and its CUDA side.
 //!
-//! Every kernel here keeps one order of additions for a row, whatever other rows are in the call
-//! and however many threads share it. That is what makes batched and single forwards agree bit for
-//! bit, and with them speculative and plain decoding. On a GPU products of more than 16 rows and the
-//! prompts' attention go to faster kernels with other orders, unless they are told to be batch-invariant.
+//! Every kernel has a fixed order of additions per row, independent of the other rows in the call and
+//! of the number of threads. So batched and single forwards agree bit for bit, and therefore so do
+//! speculative and plain decoding. On a GPU, products of more than 16 rows and the attention of prompts
+//! use faster kernels with other orders of additions, unless batch invariance is requested.
 
 pub mod clock;
 pub mod cpu;

@@ -1,7 +1,7 @@
-// Residual sum and RMSNorm of each row; one block a row.
+// Residual sum and RMSNorm of each row, with one block per row.
 #include "cuda/common.cuh"
 
-// out: [2, rows, width], sums and then what they become.
+// out: [2, rows, width], first the sums, then the normalized sums.
 template <typename T>
 __device__ void add_norm(const T *x, const T *delta, const T *weight, T *out, int width, float eps) {
     __shared__ float scratch[32];

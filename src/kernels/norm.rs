@@ -1,4 +1,4 @@
-//! RMSNorm, and the residual sum before it.
+//! The residual sum and the RMSNorm after it.
 
 use super::clock::{self, Part};
 #[cfg(target_arch = "x86_64")]
@@ -9,19 +9,19 @@ use super::parallel::{Shared, for_each};
 use super::storage::contiguous;
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor};
 
-/// Rows below which other threads are not worth waking.
+/// Number of rows from which waking other threads pays.
 const MIN_PARALLEL_ROWS: usize = 16;
-/// Partial sums of a sum of squares.
+/// SIMD lanes: partial sums of a sum of squares.
 const LANES: usize = 8;
 
 /// `sum = x + delta` and `weight * sum / rms(sum)` of each row (Zhang and Sennrich 2019), both
 /// `[rows, width]` in the dtype of `x`.
 ///
-/// `x` and `delta` are `[rows, width]`, `weight` `[width]`, contiguous and of one dtype. One pass in
-/// f32 on the CPU, and in f32, f16 and bf16 on CUDA; elsewhere candle's own ops.
+/// `x` and `delta` are `[rows, width]`, `weight` is `[width]`; all are contiguous and have one dtype.
+/// f32 on the CPU and f32, f16 and bf16 on CUDA take one pass; other cases use candle's own ops.
 ///
 /// # Errors
-/// Where shapes or dtypes do not fit.
+/// If the shapes or dtypes do not match.
 pub fn add_norm(x: &Tensor, delta: &Tensor, weight: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
     if x.dtype() == DType::F32 || x.device().is_cuda() {
         let both = x.apply_op3_no_bwd(delta, weight, &AddNorm { eps })?;
@@ -32,7 +32,7 @@ pub fn add_norm(x: &Tensor, delta: &Tensor, weight: &Tensor, eps: f32) -> Result
     Ok((sum, normed))
 }
 
-/// Gives `[2, rows, width]`: sums, then what they become.
+/// Returns `[2, rows, width]`: the sums, then the normalized sums.
 struct AddNorm {
     eps: f32,
 }
@@ -89,13 +89,14 @@ impl CustomOp3 for AddNorm {
             let x = gpu::contiguous::<T>(self.name(), x, x_layout)?;
             let delta = gpu::contiguous::<T>(self.name(), delta, delta_layout)?;
             let weight = gpu::contiguous::<T>(self.name(), weight, weight_layout)?;
-            // SAFETY: the kernel writes all of it.
+            // SAFETY: the kernel writes every element.
             let out = unsafe { device.alloc::<T>(2 * rows * width)? };
             let mut args = kernel.builder();
             args.arg(&x).arg(&delta).arg(&weight).arg(&out);
             builder_arg!(args, width as i32, self.eps);
             let threads = width.next_multiple_of(32).clamp(32, 1024);
-            // SAFETY: the arguments are the kernel's, and as long as it reads and writes.
+            // SAFETY: the arguments match the kernel's parameters, and their buffers have the lengths
+            // that it reads and writes.
             unsafe { args.launch(gpu::grid((rows, 1, 1), threads, 0)) }.w()?;
             let out = CudaStorage::wrap_cuda_slice(out, device);
             Ok((out, (2, rows, width).into()))
@@ -116,7 +117,7 @@ impl AddNorm {
     fn row(&self, x: &[f32], delta: &[f32], weight: &[f32], sum: &mut [f32], normed: &mut [f32]) {
         #[cfg(target_arch = "x86_64")]
         if let Some(avx2) = cpu::isa().avx2() {
-            // SAFETY: the CPU has the instructions, which `avx2` is the proof of.
+            // SAFETY: `avx2` proves that the CPU has the instructions.
             return unsafe { row_avx2(avx2, self.eps, x, delta, weight, sum, normed) };
         }
         row(self.eps, x, delta, weight, sum, normed);
@@ -137,8 +138,8 @@ fn row_avx2(
     row(eps, x, delta, weight, sum, out);
 }
 
-/// Plain enough for the compiler to vectorize, and without fused multiply-adds: every set of
-/// instructions has the same bits.
+/// Simple enough for the compiler to vectorize, and without fused multiply-adds, so that every
+/// instruction set gives the same bits.
 #[inline(always)]
 fn row(eps: f32, x: &[f32], delta: &[f32], weight: &[f32], sum: &mut [f32], out: &mut [f32]) {
     for ((sum, x), delta) in sum.iter_mut().zip(x).zip(delta) {

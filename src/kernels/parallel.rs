@@ -1,10 +1,10 @@
 //! Threads for kernels.
 //!
 //! A decode step is hundreds of short parallel loops, on machines where other programs run too. So
-//! the threads spin for a moment between loops instead of going to sleep, and no loop waits for a
-//! thread that has not begun with it: whoever calls works through all items that nobody else takes.
-//! (candle's pool and a plain barrier wait for every thread; one that the system has put aside then
-//! stops everything for a time slice, hundreds of times a step.)
+//! threads spin for a moment between loops instead of sleeping, and no loop waits for a thread that has
+//! not started on it: the caller works on all items that no other thread takes. (candle's pool and a
+//! plain barrier wait for every thread. A thread that the system has descheduled then stops everything
+//! for a time slice, hundreds of times per step.)
 
 use super::clock::{self, Part};
 use std::cell::{Cell, UnsafeCell};
@@ -14,53 +14,54 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, TryLockError};
 use std::thread::{Builder, Thread};
 
-/// How long an idle thread spins before it sleeps: about a tenth of a millisecond.
+/// Iterations that an idle thread spins before it sleeps: about a tenth of a millisecond.
 const SPINS: usize = if cfg!(miri) { 10 } else { 4000 };
 
-/// Threads that kernels use, the calling one included.
+/// Number of threads that kernels use, including the calling one.
 static THREADS: OnceLock<usize> = OnceLock::new();
 
-/// Sets the number of threads that kernels use, the calling one included. To be called before the
-/// first kernel runs; later calls have no effect.
+/// Sets the number of threads that kernels use, including the calling one. Call it before the first
+/// kernel runs; later calls have no effect.
 pub fn set_threads(threads: usize) {
     let _ = THREADS.set(threads.max(1));
 }
 
-/// Threads that kernels use: what [`set_threads`] said, else [`default_threads`].
+/// Number of threads that kernels use: the value given to [`set_threads`], otherwise
+/// [`default_threads`].
 pub fn threads() -> usize {
     *THREADS.get_or_init(default_threads)
 }
 
-/// Physical cores, but not more than this process may use: its affinity mask and the quota of its
-/// cgroup count.
+/// The number of physical cores, limited to what this process may use by its affinity mask and its
+/// cgroup's quota.
 pub fn default_threads() -> usize {
     let allowed = std::thread::available_parallelism().map_or(1, usize::from);
     num_cpus::get_physical().clamp(1, allowed)
 }
 
-/// The results of `work` for each of `items`, in order, in parallel where there are several.
+/// The results of `work` for each of `items`, in order. Several items run in parallel.
 pub(crate) fn map<T: Send, R: Send>(items: &mut [T], work: impl Fn(&mut T) -> R + Sync) -> Vec<R> {
     let mut results: Vec<Option<R>> = items.iter().map(|_| None).collect();
     let count = items.len();
     let (inputs, outputs) = (Shared::new(items), Shared::new(&mut results));
     for_each(count, true, |i| {
-        // SAFETY: each item and its result are touched once.
+        // SAFETY: each item and its result are accessed once.
         let (item, result) = unsafe { (&mut inputs.slice(i, 1)[0], &mut outputs.slice(i, 1)[0]) };
         *result = Some(work(item));
     });
     results.into_iter().flatten().collect()
 }
 
-/// Threads that share a loop of [`for_each`], found once: [`threads`] may have to ask the system.
+/// Number of threads that share a loop of [`for_each`]. Unlike [`threads`], it never asks the system.
 pub(super) fn sharers() -> usize {
     Pool::get().workers.len() + 1
 }
 
-/// Calls `work` once for each of `0..items`, in parallel where `parallelize` says that it is worth other
-/// threads. Inside of `work`, and while another thread has the pool, the caller does it alone.
+/// Calls `work` once for each of `0..items`, in parallel if `parallelize` is set. Inside `work`, and
+/// while another thread uses the pool, the caller runs all items alone.
 ///
 /// # Panics
-/// Where `work` does, on whatever thread. Some items are not done then; the next loop is as any other.
+/// If `work` panics, on any thread. Some items are then not done. Later loops are not affected.
 pub(super) fn for_each(items: usize, parallelize: bool, work: impl Fn(usize) + Sync) {
     match parallelize {
         true => Pool::get().for_each(items, work),
@@ -68,17 +69,18 @@ pub(super) fn for_each(items: usize, parallelize: bool, work: impl Fn(usize) + S
     }
 }
 
-/// Ranges that a loop is cut into at most.
+/// Maximum number of ranges that a loop is divided into.
 const MAX_RANGES: usize = 64;
 
-/// A loop cut into one range a thread. Whoever comes takes a range of its own, and what others have
-/// left when that is done. Memory that is read in long runs by each thread comes faster than what
-/// two threads read in turns (measured with weights: a third more bytes a second).
+/// A loop divided into one range per thread. Each thread first works on a range of its own, then helps
+/// with what is left of the others. Each thread reads memory in long runs that way, which is faster
+/// than two threads reading alternate items (measured with weights: a third more bytes per second).
 struct Ranges {
     items: usize,
     count: usize,
-    /// The first item of each range that nobody has taken.
+    /// The first item of each range that no thread has taken.
     next: [AtomicUsize; MAX_RANGES],
+    /// Threads that have started on the loop.
     entered: AtomicUsize,
 }
 
@@ -93,8 +95,8 @@ impl Ranges {
         }
     }
 
-    /// Works until nothing is left: half of what a range has left, again and again, so that pieces
-    /// are few and all threads end together.
+    /// Works until no item is left. Each time, it takes half of what remains of a range: so there are
+    /// few pieces, and all threads end at about the same time.
     fn work_off(&self, work: &impl Fn(usize)) {
         let own = self.entered.fetch_add(1, Ordering::Relaxed);
         for range in (own..own + self.count).map(|i| i % self.count) {
@@ -114,21 +116,21 @@ thread_local! {
     static BUSY: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What the workers are to run, as long as the gate is open.
+/// What the workers run while the gate is open.
 type Job = *const (dyn Fn() + Sync);
 
-/// Flag of [`Pool::gate`]: workers may enter. Above it is the number of the loop, below it the
-/// number of workers inside.
+/// Flag of [`Pool::gate`]: workers may enter. The bits above it are the loop's number, the bits below
+/// it the number of workers inside.
 const OPEN: u64 = 1 << 31;
 const INSIDE: u64 = OPEN - 1;
 
 struct Pool {
     workers: Vec<Worker>,
     gate: AtomicU64,
-    /// Written by the caller while the gate is closed and nobody is inside.
+    /// Written by the caller while the gate is closed and no worker is inside.
     job: UnsafeCell<Option<Job>>,
     callers: Mutex<()>,
-    /// Whether a worker has panicked in the loop that runs.
+    /// Whether a worker has panicked in the current loop.
     panicked: AtomicBool,
 }
 
@@ -138,19 +140,19 @@ struct Worker {
     thread: OnceLock<Thread>,
 }
 
-// SAFETY: `job` is the only part that is not; its comment and `run` say when it is touched.
+// SAFETY: `job` is the only field that is not `Sync`; its comment and `run` say when it is accessed.
 unsafe impl Sync for Pool {}
 // SAFETY: as above.
 unsafe impl Send for Pool {}
 
 impl Pool {
-    /// That of all kernels.
+    /// The pool of all kernels.
     fn get() -> &'static Self {
         static POOL: OnceLock<&'static Pool> = OnceLock::new();
         POOL.get_or_init(|| Self::start(threads() - 1))
     }
 
-    /// A pool with as many workers, which live as long as the process.
+    /// A pool with that many workers, which live as long as the process.
     fn start(workers: usize) -> &'static Self {
         let pool: &'static Self = Box::leak(Box::new(Self {
             workers: (0..workers).map(|_| Worker::default()).collect(),
@@ -160,7 +162,7 @@ impl Pool {
             panicked: AtomicBool::new(false),
         }));
         for (i, worker) in pool.workers.iter().enumerate() {
-            // Without a thread the others do its share.
+            // If a thread cannot be started, the others do its share.
             let _ = Builder::new()
                 .name(format!("kernel-{i}"))
                 .spawn(move || pool.serve(worker));
@@ -182,14 +184,14 @@ impl Pool {
         self.run(&|| ranges.work_off(&work));
     }
 
-    /// Runs `job` here and on every worker that comes in time. The caller holds `callers`.
+    /// Runs `job` here and on every worker that enters in time. The caller holds `callers`.
     fn run(&self, job: &(dyn Fn() + Sync)) {
-        // SAFETY: only the lifetime changes. Workers use the job only inside the gate, and `Leave`
-        // closes it and waits for them before this function ends, also by a panic.
+        // SAFETY: only the lifetime changes. Workers use the job only inside the gate. `Leave` closes
+        // the gate and waits for them before this function ends, also if it panics.
         let job: &'static (dyn Fn() + Sync) = unsafe { std::mem::transmute(job) };
-        // SAFETY: the gate is closed and nobody is inside: the last `Leave` has seen to that.
+        // SAFETY: the gate is closed and no worker is inside: the last `Leave` has ensured that.
         unsafe { *self.job.get() = Some(std::ptr::from_ref(job)) };
-        // Where the caller of the last loop panicked itself, nobody has asked for the workers' panics.
+        // If the caller of the last loop panicked itself, it has not cleared the flag.
         self.panicked.store(false, Ordering::Relaxed);
         let number = (self.gate.load(Ordering::Relaxed) >> 32).wrapping_add(1);
         self.gate.store(number << 32 | OPEN, Ordering::SeqCst);
@@ -209,9 +211,9 @@ impl Pool {
         }
     }
 
-    /// A worker's life.
+    /// A worker's main loop.
     fn serve(&self, me: &Worker) {
-        // Before it first sleeps, so that whoever sees it asleep can wake it.
+        // Set before it first sleeps, so that a caller that sees it asleep can wake it.
         let _ = me.thread.set(std::thread::current());
         BUSY.set(true);
         let mut last = 0;
@@ -224,12 +226,13 @@ impl Pool {
                 continue;
             }
             last = gate >> 32;
-            // SAFETY: inside the gate the job is set and alive, see `run`.
+            // SAFETY: inside the gate the job is set and valid, see `run`.
             let job = unsafe { (*self.job.get()).map(|job| &*job) };
             if let Some(job) = job
                 && let Err(payload) = catch_unwind(AssertUnwindSafe(job))
             {
-                // To drop it could panic again, outside of any catch, and nobody would leave the gate.
+                // Dropping the payload could panic again, outside any catch, and this worker would
+                // never leave the gate.
                 std::mem::forget(payload);
                 self.panicked.store(true, Ordering::Relaxed);
             }
@@ -237,7 +240,7 @@ impl Pool {
         }
     }
 
-    /// Waits for an open gate of another loop than `last`: spins, then sleeps.
+    /// Waits until the gate is open for a loop other than `last`: spins, then sleeps.
     fn wait(&self, me: &Worker, last: u64) -> u64 {
         let mut spins = 0;
         let mut seen = last;
@@ -248,14 +251,14 @@ impl Pool {
                 return gate;
             }
             if gate >> 32 != seen {
-                // A loop was missed, so more are coming.
+                // It missed a loop, so more loops are likely to follow.
                 (seen, spins) = (gate >> 32, 0);
             }
             spins += 1;
             if spins < SPINS {
                 std::hint::spin_loop();
             } else if !me.asleep.swap(true, Ordering::SeqCst) {
-                // Once more round the loop: the gate may have opened before the flag was seen.
+                // Check once more: the gate may have opened before the caller saw the flag.
             } else {
                 std::thread::park();
                 spins = 0;
@@ -264,7 +267,7 @@ impl Pool {
     }
 }
 
-/// Closes the gate and waits for those inside.
+/// Closes the gate and waits for the workers inside.
 struct Leave<'a>(&'a Pool);
 
 impl Drop for Leave<'_> {
@@ -277,14 +280,14 @@ impl Drop for Leave<'_> {
             if spins < SPINS {
                 std::hint::spin_loop();
             } else {
-                // Whoever is inside may wait for this very core.
+                // A worker inside may be waiting for this core.
                 std::thread::yield_now();
             }
         }
     }
 }
 
-/// A buffer whose disjoint parts are written by several threads.
+/// A buffer of which several threads write disjoint parts.
 pub(super) struct Shared<'a, T> {
     start: *mut T,
     len: usize,
@@ -307,7 +310,7 @@ impl<'a, T> Shared<'a, T> {
     /// Elements `start..start + len`.
     ///
     /// # Panics
-    /// Where they are not in the buffer.
+    /// If they are not in the buffer.
     ///
     /// # Safety
     /// No two live slices may overlap.
@@ -315,7 +318,7 @@ impl<'a, T> Shared<'a, T> {
     pub(super) unsafe fn slice(&self, start: usize, len: usize) -> &mut [T] {
         let fits = start <= self.len && len <= self.len - start;
         assert!(fits, "outside the shared buffer");
-        // SAFETY: inside the buffer, and disjoint by the caller's promise.
+        // SAFETY: inside the buffer, and disjoint by the caller's contract.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
     }
 }
@@ -325,12 +328,12 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    /// Many, and few where each is slow.
+    /// `many` rounds, or few under Miri, where each is slow.
     const fn rounds(many: usize) -> usize {
         if cfg!(miri) { many / 500 + 1 } else { many }
     }
 
-    /// Each item once, from several callers at once, with pauses in which the workers fall asleep.
+    /// Several callers at once, with pauses in which the workers fall asleep.
     #[test]
     fn every_item_is_done_once() {
         let pool = Pool::start(3);
@@ -364,14 +367,14 @@ mod tests {
         }
     }
 
-    /// The caller and a worker both panic: the caller's own panic ends the loop, and nothing of the
-    /// worker's is left for the next one.
+    /// The caller and a worker both panic: the caller's own panic ends the loop, and the worker's panic
+    /// does not reach the next one.
     #[test]
     fn after_a_caller_and_a_worker_have_panicked_the_next_loop_is_healthy() {
         let pool = Pool::start(3);
         for _ in 0..rounds(200) {
             let inside = AtomicUsize::new(0);
-            // Two items, which two threads hold at once, one of them the caller.
+            // Two items, held by two threads at once, one of which is the caller.
             let both = || {
                 pool.for_each(2, |_| {
                     inside.fetch_add(1, Ordering::SeqCst);
@@ -390,8 +393,8 @@ mod tests {
         }
     }
 
-    /// Many callers, each of whose loops may panic anywhere, beside workers that fall asleep: a loop
-    /// panics if and only if one of its own items did, and does all of its items otherwise.
+    /// Many callers whose loops may panic anywhere, and workers that fall asleep: a loop panics if and
+    /// only if one of its own items did, and otherwise does all of its items.
     #[test]
     fn callers_see_their_own_panics_and_no_others() {
         let pool = Pool::start(3);
@@ -429,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_buffer_gives_nothing_beyond_its_end() {
+    fn a_shared_buffer_gives_no_slice_beyond_its_end() {
         let mut buffer = [0u8; 8];
         let shared = Shared::new(&mut buffer);
         // SAFETY: one slice at a time.

@@ -1,14 +1,14 @@
-//! Rotary position embedding of queries and keys, and Qwen3's norms of heads before it.
+//! Rotary position embedding of queries and keys, and Qwen3's head norms before it.
 
 use super::clock::{self, Part};
 use super::parallel::{Shared, for_each};
 use super::storage::contiguous;
 use candle_core::{CpuStorage, InplaceOp3, Layout, Result, Tensor};
 
-/// Rows below which other threads are not worth waking.
+/// Number of rows from which waking other threads pays.
 const MIN_PARALLEL_ROWS: usize = 16;
 
-/// Norms that q and k pass before they are turned, each `[head_dim]` f32.
+/// Weights of the norms of q and k before the rotation, each `[head_dim]` f32.
 #[derive(Debug, Clone)]
 pub struct HeadNorms {
     pub q: Tensor,
@@ -16,14 +16,14 @@ pub struct HeadNorms {
     pub eps: f32,
 }
 
-/// Turns heads `0..num_heads + num_kv_heads` of `qkv` in place (Su et al. 2021, in halves as Hugging
-/// Face has them: value `i` of a head pairs with value `i + head_dim / 2`).
+/// Rotates heads `0..num_heads + num_kv_heads` of `qkv`, the queries and keys, in place (Su et al.
+/// 2021). As in Hugging Face's code, value `i` of a head is paired with value `i + head_dim / 2`.
 ///
 /// `qkv` is `[rows, num_heads + 2 * num_kv_heads, head_dim]`; `cos` and `sin` are
 /// `[rows, head_dim / 2]`, all contiguous f32.
 ///
 /// # Errors
-/// Where shapes or dtypes do not fit, or the device has no such kernel.
+/// If the shapes or dtypes do not match, or the device has no such kernel.
 pub fn rope(
     qkv: &Tensor,
     num_heads: usize,
@@ -64,17 +64,17 @@ impl InplaceOp3 for Rope<'_> {
             candle_core::bail!("rope: q, k and v must be contiguous and f32");
         };
         let qkv = Shared::new(&mut qkv[start..end]);
-        let turned = (all + self.num_heads) / 2;
+        let rotated = (all + self.num_heads) / 2;
         clock::time(Part::KvWrite, || {
             for_each(rows, rows >= MIN_PARALLEL_ROWS, |row| {
                 // SAFETY: rows do not overlap.
-                let heads = unsafe { qkv.slice(row * all * d, turned * d) };
+                let heads = unsafe { qkv.slice(row * all * d, rotated * d) };
                 let angles = row * d / 2..(row + 1) * d / 2;
                 for (i, head) in heads.chunks_exact_mut(d).enumerate() {
                     if let Some((q, k, eps)) = &norms {
                         norm(head, if i < self.num_heads { q } else { k }, *eps);
                     }
-                    turn(head, &cos[angles.clone()], &sin[angles.clone()]);
+                    rotate(head, &cos[angles.clone()], &sin[angles.clone()]);
                 }
             });
         });
@@ -83,12 +83,12 @@ impl InplaceOp3 for Rope<'_> {
 }
 
 impl Rope<'_> {
-    /// Rows, heads of all kinds, and values a head.
+    /// Rows, heads (queries, keys and values), and values per head.
     fn dims(&self, qkv: &Layout, cos: &Layout, sin: &Layout) -> Result<(usize, usize, usize)> {
         let (rows, all, d) = qkv.shape().dims3()?;
         let table = [rows, d / 2];
         if cos.dims() != table || sin.dims() != table || all < self.num_heads {
-            candle_core::bail!("rope: {qkv:?} does not fit angles {cos:?}");
+            candle_core::bail!("rope: {qkv:?} does not match angles {cos:?}");
         }
         Ok((rows, all, d))
     }
@@ -102,7 +102,7 @@ fn norm(head: &mut [f32], weight: &[f32], eps: f32) {
     }
 }
 
-fn turn(head: &mut [f32], cos: &[f32], sin: &[f32]) {
+fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     let (low, high) = head.split_at_mut(cos.len());
     for (((a, b), cos), sin) in low.iter_mut().zip(high).zip(cos).zip(sin) {
         (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);

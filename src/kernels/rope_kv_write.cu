@@ -1,10 +1,9 @@
-// Rotary position embedding, norms of heads before it, and the scatter of keys and values into their
-// pools; a warp a head.
+// Head norms, rotary position embedding, and the scatter of keys and values into their pools. Each warp
+// takes one head.
 #include "cuda/common.cuh"
 
-// qkv: [rows, all, d], of which the first `heads` are queries, and keys and values the halves of the
-// rest; cos, sin: [rows, d / 2]. q_norm and k_norm: [d], or null. q: [rows, heads, d]; pools: [num_slots,
-// kv_heads, d].
+// qkv: [rows, all, d]: first `heads` queries, then the keys, then as many values. cos, sin: [rows, d / 2].
+// q_norm and k_norm: [d], or null. q: [rows, heads, d]; pools: [num_slots, kv_heads, d].
 template <typename T>
 __device__ void rope_kv_write(const T *qkv, const T *cos, const T *sin, const T *q_norm, const T *k_norm,
                               const uint32_t *slots, T *q, T *k_pool, T *v_pool, int rows, int heads,

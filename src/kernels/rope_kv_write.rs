@@ -1,11 +1,11 @@
-//! Rotary position embedding of queries and keys, and keys and values to their slots.
+//! Rotary position embedding of queries and keys, and the write of keys and values to their slots.
 
 use super::kv_write::kv_write;
 use super::rope::{HeadNorms, rope};
 use super::slots::Slots;
 use candle_core::{Result, Tensor};
 
-/// Where the keys and values of a layer go.
+/// The pools and slots that the keys and values of a layer are written to.
 #[derive(Debug, Clone, Copy)]
 pub struct Pools<'a> {
     /// `[num_slots, num_kv_heads, head_dim]` each.
@@ -15,15 +15,16 @@ pub struct Pools<'a> {
     pub slots: &'a Slots,
 }
 
-/// Turns queries and keys as [`rope`] does, writes keys and values to the pools as [`kv_write`] does,
-/// and gives the queries, `[rows, num_heads, head_dim]`. What `qkv` holds after it is not specified.
+/// Rotates queries and keys as [`rope`] does, writes keys and values to the pools as [`kv_write`] does,
+/// and returns the queries, `[rows, num_heads, head_dim]`. The contents of `qkv` afterwards are not
+/// specified.
 ///
 /// `qkv` is `[rows, num_heads + 2 * num_kv_heads, head_dim]`; `cos` and `sin` are
-/// `[rows, head_dim / 2]`; all are contiguous. On CUDA the pools have the dtype of `qkv`, and one kernel
-/// does it all.
+/// `[rows, head_dim / 2]`; all are contiguous. On CUDA the pools have the dtype of `qkv`, and a single
+/// kernel does everything.
 ///
 /// # Errors
-/// Where shapes or dtypes do not fit, or the pools have fewer slots than [`Slots`] were checked for.
+/// If the shapes or dtypes do not match, or the pools have fewer slots than [`Slots`] were checked for.
 pub fn rope_kv_write(
     qkv: &Tensor,
     num_heads: usize,
@@ -35,7 +36,7 @@ pub fn rope_kv_write(
     for pool in [pools.k, pools.v] {
         if pool.dim(0)? < needed {
             candle_core::bail!(
-                "rope-kv-write: slots below {needed} for pool {:?}",
+                "rope-kv-write: {needed} slots do not fit in pool {:?}",
                 pool.dims()
             );
         }
@@ -63,7 +64,7 @@ mod cuda {
     const NAME: &str = "rope-kv-write";
     const THREADS: usize = 128;
 
-    /// The one kernel of it.
+    /// Launches the kernel.
     pub fn launch(
         qkv: &Tensor,
         num_heads: usize,
@@ -85,7 +86,7 @@ mod cuda {
             || !norms_fit
         {
             candle_core::bail!(
-                "{NAME}: {:?} does not fit angles {:?}, {:?} slots and pools {:?}",
+                "{NAME}: {:?} does not match angles {:?}, {:?} slots and pools {:?}",
                 qkv.dims(),
                 cos.dims(),
                 pools.slots.len(),
@@ -106,7 +107,7 @@ mod cuda {
                 Some((q, k, _)) => Some((gpu::view::<T>(NAME, &q.0, q.1)?, gpu::view::<T>(NAME, &k.0, k.1)?)),
                 None => None,
             };
-            // SAFETY: the kernel writes all of it.
+            // SAFETY: the kernel writes every element.
             let q = unsafe { device.alloc::<T>(rows * num_heads * d)? };
             let null = 0u64;
             let mut args = kernel.builder();
@@ -119,9 +120,9 @@ mod cuda {
             let eps = norms.as_ref().map_or(0., |n| n.2);
             builder_arg!(args, rows as i32, num_heads as i32, all as i32, d as i32, eps);
             let blocks = (rows * all * 32).div_ceil(THREADS);
-            // SAFETY: the arguments are the kernel's, and as long as it reads and writes: the pools have
-            // every slot of `Slots`. All work is in the order of one stream, so nobody reads the pools
-            // meanwhile.
+            // SAFETY: the arguments match the kernel's parameters, and their buffers have the lengths
+            // that it reads and writes: the pools contain every slot of `Slots`. All work runs in the
+            // order of one stream, so nothing else reads the pools at the same time.
             unsafe { args.launch(gpu::grid((blocks, 1, 1), THREADS, 0)) }.w()?;
             let q = CudaStorage::wrap_cuda_slice(q, device);
             let dims = (rows, num_heads, d);
@@ -135,7 +136,7 @@ mod tests {
     use super::*;
     use candle_core::{DType, Device};
 
-    /// The number of slots is what a GPU has instead of a check of each.
+    /// A GPU does not check each slot, so the number of slots must be checked instead.
     #[test]
     fn a_pool_that_is_smaller_than_the_slots_were_checked_for_is_refused() {
         let cpu = Device::Cpu;

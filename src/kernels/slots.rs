@@ -1,13 +1,13 @@
-//! Where the keys and values of a forward's rows go.
+//! The pool slots that the keys and values of a forward's rows are written to.
 
 use super::graph::{Values, overwrite};
 use candle_core::{Device, Result, Tensor};
 
-/// Pool slots of the rows of a forward, one a row, in the memory of a device.
+/// The pool slots of a forward's rows, one per row, in device memory.
 ///
-/// All are inside of any pool that has [`num_slots`](Self::num_slots) slots: they are checked where
-/// they come from, on the host, and nobody else can change the memory that they are sent to. So
-/// kernels need not check them again, and a GPU could not.
+/// All slots are inside any pool that has [`num_slots`](Self::num_slots) slots: they are checked on the
+/// host before they are sent to the device, and no one else can change that memory. So kernels need not
+/// check them again, which a GPU could not do.
 #[derive(Debug)]
 pub struct Slots {
     /// `[rows]` u32.
@@ -16,47 +16,46 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// Sends `slots` to `device`; at least one.
+    /// Sends `slots`, at least one, to `device`.
     ///
     /// # Errors
-    /// Where a slot is not below `num_slots`, or the device fails.
+    /// If a slot is not below `num_slots`, or the device fails.
     pub fn new(slots: &[u32], num_slots: usize, device: &Device) -> Result<Self> {
         check(slots, num_slots)?;
         let tensor = Tensor::new(slots, device)?;
         Ok(Self { tensor, num_slots })
     }
 
-    /// Puts as many others in their place, in the same memory.
+    /// Overwrites them with the same number of other slots, in the same memory.
     ///
     /// # Errors
-    /// Where there are more or fewer, one is not below [`num_slots`](Self::num_slots), or the device
-    /// fails.
+    /// If the number differs, a slot is not below [`num_slots`](Self::num_slots), or the device fails.
     pub fn replace(&self, slots: &[u32]) -> Result<()> {
         if slots.len() != self.len() {
-            candle_core::bail!("slots: {} in the place of {}", slots.len(), self.len());
+            candle_core::bail!("slots: cannot replace {} by {}", self.len(), slots.len());
         }
         check(slots, self.num_slots)?;
         overwrite(&self.tensor, Values::U32(slots))
     }
 
-    /// Rows.
+    /// The number of slots, which is the number of rows.
     #[allow(clippy::len_without_is_empty, reason = "there is always one")]
     pub fn len(&self) -> usize {
         self.tensor.elem_count()
     }
 
-    /// Slots of the smallest pool that all of them are inside of.
+    /// The number of slots of the smallest pool that contains all of them.
     pub fn num_slots(&self) -> usize {
         self.num_slots
     }
 
-    /// For kernels, which only read it.
+    /// The slots `[rows]` u32, for kernels, which only read them.
     pub(super) fn tensor(&self) -> &Tensor {
         &self.tensor
     }
 }
 
-/// Whether all of `slots` are inside of a pool of `num_slots`.
+/// Checks that all of `slots` are below `num_slots`.
 pub(super) fn check(slots: &[u32], num_slots: usize) -> Result<()> {
     match slots.iter().find(|&&slot| slot as usize >= num_slots) {
         None => Ok(()),
@@ -69,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_outside_the_pool_is_refused_also_on_replay() {
+    fn slots_outside_the_pool_are_refused_also_on_replay() {
         let cpu = Device::Cpu;
         let slots = Slots::new(&[4, 0], 5, &cpu).unwrap();
         assert_eq!((slots.len(), slots.num_slots()), (2, 5));

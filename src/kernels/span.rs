@@ -1,19 +1,19 @@
-//! The rows of one sequence, from scheduler to kernel.
+//! The rows of one sequence in a forward, from the scheduler to the kernels.
 
 use std::ops::Range;
 
 /// The rows of one sequence in a forward.
 #[derive(Debug, Clone)]
 pub struct Span {
-    /// Rows of the forward.
+    /// The rows of the forward that belong to the sequence.
     pub rows: Range<usize>,
-    /// Tokens of this sequence that are in the pool before these rows.
+    /// The number of the sequence's tokens in the pool before these rows.
     pub context: usize,
-    /// Block table: pool position `p` lives in `blocks[p / block_size]`. Row `i` of the span has its
-    /// K and V at pool position `context + i`.
+    /// Block table: position `p` of the sequence is in block `blocks[p / block_size]`. The K and V of
+    /// row `i` of the span are at position `context + i`.
     pub blocks: Vec<u32>,
-    /// Ancestor mask: bit `j` of entry `i` says that row `i` sees row `j` of the same span, itself
-    /// included; all rows see the whole context. `None` = causal. At most 64 rows.
+    /// Ancestor mask: bit `j` of entry `i` is set if row `i` of the span sees row `j` of it; a row sees
+    /// itself. All rows see the whole context. `None` = causal. At most 64 rows.
     pub tree: Option<Vec<u64>>,
 }
 

@@ -1,4 +1,4 @@
-//! Tensors as kernels see them.
+//! Access to the elements of tensors, for kernels.
 
 use candle_core::{Layout, Result, WithDType};
 

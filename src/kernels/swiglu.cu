@@ -1,7 +1,7 @@
 // silu(gate) * up.
 #include "cuda/common.cuh"
 
-// gate_up: [rows, 2 * width], out: [rows, width]; a thread a value.
+// gate_up: [rows, 2 * width], out: [rows, width]. Each thread computes one value.
 template <typename T> __device__ void swiglu(const T *gate_up, T *out, int width, uint32_t count) {
     uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) {

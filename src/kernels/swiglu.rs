@@ -10,13 +10,13 @@ use super::parallel::{Shared, for_each};
 use super::storage::contiguous;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
 
-/// `silu(gate) * up` for `gate_up` `[rows, 2 * width]`, contiguous, whose rows hold first the gate
-/// and then up: `[rows, width]` (Shazeer 2020, "GLU Variants Improve Transformer").
+/// `silu(gate) * up`, `[rows, width]`, for contiguous `gate_up` `[rows, 2 * width]`, whose rows hold
+/// first `gate` and then `up` (Shazeer 2020, "GLU Variants Improve Transformer").
 ///
-/// One pass in f32 on the CPU, and in f32, f16 and bf16 on CUDA; elsewhere candle's own ops.
+/// f32 on the CPU and f32, f16 and bf16 on CUDA take one pass; other cases use candle's own ops.
 ///
 /// # Errors
-/// Where the width is odd.
+/// If the width is odd.
 pub fn swiglu(gate_up: &Tensor) -> Result<Tensor> {
     if gate_up.dtype() == DType::F32 || gate_up.device().is_cuda() {
         return gate_up.apply_op1_no_bwd(&Swiglu);
@@ -25,7 +25,7 @@ pub fn swiglu(gate_up: &Tensor) -> Result<Tensor> {
     gate_up.narrow(1, 0, width)?.silu()? * gate_up.narrow(1, width, width)?
 }
 
-/// Elements a thread takes at a time, at least.
+/// Minimum number of elements that a thread takes at a time.
 const CHUNK: usize = 4096;
 
 struct Swiglu;
@@ -64,12 +64,13 @@ impl CustomOp1 for Swiglu {
             let kernel = format!("swiglu_{}", gpu::suffix(gate_up.dtype()));
             let kernel = gpu::function(&device, "swiglu", gpu::SWIGLU, &kernel)?;
             let gate_up = gpu::contiguous::<T>(self.name(), gate_up, layout)?;
-            // SAFETY: the kernel writes all of it.
+            // SAFETY: the kernel writes every element.
             let out = unsafe { device.alloc::<T>(count)? };
             let mut args = kernel.builder();
             args.arg(&gate_up).arg(&out);
             builder_arg!(args, width as i32, count as u32);
-            // SAFETY: the arguments are the kernel's, and as long as it reads and writes.
+            // SAFETY: the arguments match the kernel's parameters, and their buffers have the lengths
+            // that it reads and writes.
             unsafe { args.launch(gpu::grid((count.div_ceil(256), 1, 1), 256, 0)) }.w()?;
             let out = CudaStorage::wrap_cuda_slice(out, device);
             Ok((out, (rows, width).into()))
@@ -77,11 +78,11 @@ impl CustomOp1 for Swiglu {
     }
 }
 
-/// Rows, and values of both kinds a row.
+/// Rows, and values per row (gate and up together).
 fn dims(gate_up: &Layout) -> Result<(usize, usize)> {
     let (rows, both) = gate_up.shape().dims2()?;
     if !both.is_multiple_of(2) {
-        candle_core::bail!("swiglu: {both} values a row are not two of a kind");
+        candle_core::bail!("swiglu: the width must be even, got {both}");
     }
     Ok((rows, both))
 }
@@ -89,7 +90,7 @@ fn dims(gate_up: &Layout) -> Result<(usize, usize)> {
 fn run(gate: &[f32], up: &[f32], out: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
     if let Some(avx2) = cpu::isa().avx2() {
-        // SAFETY: the CPU has the instructions, which `avx2` is the proof of.
+        // SAFETY: `avx2` proves that the CPU has the instructions.
         return unsafe { run_avx2(avx2, gate, up, out) };
     }
     body(gate, up, out);

@@ -1,4 +1,4 @@
-//! What a model is: shapes, rope, special ids. Architectures differ by flags, not by types.
+//! A model's configuration: shapes, RoPE, special ids. Architectures differ by flags, not by types.
 
 mod refuse;
 
@@ -11,14 +11,14 @@ use std::path::Path;
 
 pub use candle_transformers::models::llama::{Llama3RopeConfig, Llama3RopeType};
 
-/// Shapes and constants of a decoder, from `config.json` or from GGUF metadata.
+/// The shapes and constants of a decoder, from `config.json` or GGUF metadata.
 #[derive(Debug, Clone, Default)]
 pub struct ModelConfig {
-    /// `llama`, `qwen2`, `qwen3`.
+    /// `llama`, `qwen2` or `qwen3`.
     pub architecture: String,
-    /// Ids of the embedding and, in most models, of the output layer.
+    /// Number of ids of the embedding and, in most models, of the output layer.
     pub vocab_size: usize,
-    /// Ids of the output layer of a draft that cannot say all of them; a tensor `d2t` says which.
+    /// Number of ids of the output layer, if a draft predicts only some ids; the tensor `d2t` says which.
     pub draft_vocab_size: Option<usize>,
     pub hidden_size: usize,
     pub intermediate_size: usize,
@@ -26,33 +26,33 @@ pub struct ModelConfig {
     pub num_heads: usize,
     /// Key/value heads (grouped-query attention); divides `num_heads`.
     pub num_kv_heads: usize,
-    /// Width of one head; given, or `hidden_size / num_heads`.
+    /// Width of one head: as given, otherwise `hidden_size / num_heads`.
     pub head_dim: usize,
     pub rms_norm_eps: f64,
     pub rope_theta: f32,
-    /// Llama 3's frequency scaling, where the model has it.
+    /// Llama 3's frequency scaling, if the model has it.
     pub rope_scaling: Option<Llama3RopeConfig>,
-    /// Longest sequence the model was made for, in tokens.
+    /// The longest sequence that the model was trained for, in tokens.
     pub max_position_embeddings: usize,
-    /// The output layer is the embedding.
+    /// Whether the output layer shares the embedding's weight.
     pub tie_word_embeddings: bool,
-    /// Bias on q, k and v (Qwen2).
+    /// Whether q, k and v have a bias (Qwen2).
     pub qkv_bias: bool,
-    /// RMSNorm on each head of q and k (Qwen3).
+    /// Whether each head of q and k has an RMSNorm (Qwen3).
     pub qk_norm: bool,
-    /// Ids that end a text; may be several, may be none.
+    /// Ids that end a text; zero or more.
     pub eos_token_ids: Vec<u32>,
     pub bos_token_id: Option<u32>,
 }
 
-/// What [`ModelConfig::architecture`] may be, and the Hugging Face class of each.
+/// The values of [`ModelConfig::architecture`], each with its Hugging Face class.
 const ARCHITECTURES: [(&str, &str); 3] = [
     ("llama", "LlamaForCausalLM"),
     ("qwen2", "Qwen2ForCausalLM"),
     ("qwen3", "Qwen3ForCausalLM"),
 ];
 
-/// Tokens that end a turn or a text, looked for in a GGUF's vocabulary.
+/// Tokens that end a turn or a text if a GGUF's vocabulary has them.
 const END_TOKENS: [&str; 5] = [
     "<|im_end|>",
     "<|eot_id|>",
@@ -61,7 +61,7 @@ const END_TOKENS: [&str; 5] = [
     "<|endoftext|>",
 ];
 
-/// `config.json`, as far as we read it.
+/// The fields of `config.json` that we read.
 #[derive(Deserialize)]
 struct RawConfig {
     model_type: Option<String>,
@@ -77,7 +77,7 @@ struct RawConfig {
     rms_norm_eps: Option<f64>,
     rope_theta: Option<f32>,
     rope_scaling: Option<RawRope>,
-    /// Where transformers 5 keeps `rope_theta` and the scaling.
+    /// transformers 5 stores `rope_theta` and the scaling here.
     rope_parameters: Option<RawRope>,
     max_position_embeddings: Option<usize>,
     tie_word_embeddings: Option<bool>,
@@ -118,11 +118,11 @@ impl Ids {
 }
 
 impl ModelConfig {
-    /// Reads `config.json` (a file, or a folder that holds it), and the end tokens that a
-    /// `generation_config.json` beside it adds.
+    /// Reads `config.json` (the file, or the folder that contains it), and adds the end tokens of a
+    /// `generation_config.json` beside it.
     ///
     /// # Errors
-    /// A setup error that names the file and what is wrong with it.
+    /// A setup error that names the file and the problem.
     pub fn from_json(path: &Path) -> Result<Self> {
         let file = files::config_of(path);
         let text = files::read_text(&file)?;
@@ -216,7 +216,7 @@ impl ModelConfig {
                 Some(_) => metadata.float("rope.freq_base")?,
                 None => 10_000.,
             },
-            // GGUF carries Llama 3's scaling as a tensor, `rope_freqs.weight`.
+            // GGUF stores Llama 3's scaling as a tensor, `rope_freqs.weight`.
             rope_scaling: None,
             max_position_embeddings: metadata.size_or("context_length", 2048)?,
             tie_word_embeddings: !content.tensor_infos.contains_key("output.weight"),
@@ -233,7 +233,7 @@ impl ModelConfig {
         Ok(config)
     }
 
-    /// Rows of the output layer.
+    /// Number of rows of the output layer.
     pub fn output_size(&self) -> usize {
         self.draft_vocab_size.unwrap_or(self.vocab_size)
     }
@@ -246,7 +246,7 @@ impl ModelConfig {
                 self.vocab_size
             ));
         }
-        // With these no product of sizes overflows, and a position is exact in u32.
+        // With these limits no product of sizes overflows, and every position fits in u32.
         let sizes = [
             ("vocab_size", self.vocab_size, 1 << 24),
             ("draft_vocab_size", self.output_size(), 1 << 24),
@@ -262,12 +262,12 @@ impl ModelConfig {
                 1 << 30,
             ),
         ];
-        for (name, size, most) in sizes {
+        for (name, size, max) in sizes {
             if size == 0 {
                 return Err(format!("{name} is 0"));
             }
-            if size > most {
-                return Err(format!("{name} {size} is over the limit of {most}"));
+            if size > max {
+                return Err(format!("{name} {size} is over the limit of {max}"));
             }
         }
         if !(self.rope_theta.is_finite() && self.rope_theta > 0.) {
@@ -305,8 +305,8 @@ impl ModelConfig {
         }
     }
 
-    /// Rotations a position, in radians, for each pair of a head: `[head_dim / 2]`, with Llama 3's
-    /// scaling where the model has it.
+    /// The rotation per position, in radians, of each pair of a head: `[head_dim / 2]`, with Llama 3's
+    /// scaling if the model has it.
     pub fn inverse_frequencies(&self) -> Vec<f32> {
         let plain = (0..self.head_dim)
             .step_by(2)
@@ -318,7 +318,7 @@ impl ModelConfig {
     }
 }
 
-/// Factors with which no frequency becomes zero, infinite or NaN.
+/// Checks that the factors make no frequency zero, infinite or NaN.
 fn check_scaling(scaling: &Llama3RopeConfig) -> Result<(), String> {
     let positive = [
         ("factor", scaling.factor),
@@ -345,8 +345,8 @@ fn check_scaling(scaling: &Llama3RopeConfig) -> Result<(), String> {
     }
 }
 
-/// Llama 3's rule: long waves are slowed by `factor`, short ones kept, those between blended
-/// (transformers `modeling_rope_utils.py`, `_compute_llama3_parameters`).
+/// Llama 3's rule: long wavelengths are divided by `factor`, short ones are kept, those in between are
+/// interpolated (transformers `modeling_rope_utils.py`, `_compute_llama3_parameters`).
 fn scale_frequency(frequency: f32, scaling: &Llama3RopeConfig) -> f32 {
     let original = scaling.original_max_position_embeddings as f32;
     let wavelength = 2. * std::f32::consts::PI / frequency;
@@ -397,7 +397,7 @@ impl RawRope {
                 }))
             }
             Some(other) => Err(format!(
-                "rope scaling '{other}' is not supported: default and llama3 are"
+                "rope scaling '{other}' is not supported: only default and llama3 are"
             )),
         }
     }
@@ -456,7 +456,8 @@ impl<'a> Metadata<'a> {
         self.content.metadata.get(key)?.to_u32().ok()
     }
 
-    /// The embedding's rows: what the logits are over, whatever the tokenizer holds.
+    /// The number of rows of the embedding, which is also that of the logits. The tokenizer may have fewer
+    /// ids.
     fn vocab_size(&self) -> Result<usize, String> {
         let embedding = self.content.tensor_infos.get("token_embd.weight");
         let dims = embedding.map(|info| info.shape.dims());
@@ -466,7 +467,7 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    /// The declared end ids, and those of the tokens that chat templates end turns with.
+    /// The declared end ids, and the ids of the tokens with which chat templates end turns.
     fn end_ids(&self) -> Vec<u32> {
         let mut ids = Vec::new();
         let declared = ["eos_token_id", "eot_token_id", "eom_token_id"];
@@ -497,7 +498,7 @@ fn add_missing(ids: &mut Vec<u32>, more: impl IntoIterator<Item = u32>) {
 fn unsupported(name: Option<&str>) -> String {
     let supported: Vec<&str> = ARCHITECTURES.iter().map(|(_, class)| *class).collect();
     format!(
-        "architecture '{}' is not supported: {} are",
+        "architecture '{}' is not supported: only {} are",
         name.unwrap_or("(none given)"),
         supported.join(", ")
     )

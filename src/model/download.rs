@@ -1,4 +1,4 @@
-//! The HTTP side of the Hugging Face Hub: what a file of a repository is, and its bytes.
+//! The HTTP client of the Hugging Face Hub: describes and downloads files of a repository.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -10,25 +10,25 @@ use ureq::http::{HeaderMap, Response};
 use ureq::tls::{RootCerts, TlsConfig};
 use ureq::{Agent, Body};
 
-/// Answers that send us on before a file's description is given up.
+/// Maximum number of redirects when a file is described.
 const MAX_REDIRECTS: usize = 5;
-/// Tries that bring nothing new before the Hub counts as unreachable.
+/// Attempts without new bytes before the Hub counts as unreachable.
 const MAX_TRIES: usize = 3;
 const PAUSE: Duration = Duration::from_millis(300);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time without a byte after which a connection counts as broken.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Why the Hub did not give a file.
+/// Why the Hub did not deliver a file.
 #[derive(Debug)]
 pub enum HubError {
-    /// It wants a token, or another one.
+    /// It requires a token, or a different one.
     Denied,
     /// It has no such file, revision or model.
     NotFound,
-    /// No answer, or one that says to come back later.
+    /// No answer, or one that asks to try again later.
     Unreachable(String),
-    /// All else, in words.
+    /// Any other error, as text.
     Other(String),
 }
 
@@ -50,19 +50,19 @@ impl From<std::io::Error> for HubError {
     }
 }
 
-/// A file of a repository, as the Hub describes it. None of it has been checked.
+/// The Hub's description of a file of a repository. It is not validated.
 #[derive(Debug, Default)]
 pub struct RemoteFile {
     url: String,
-    /// The commit that the revision stands for.
+    /// The commit that the revision points to.
     pub commit: Option<String>,
-    /// Names the content.
+    /// Identifies the content.
     pub etag: Option<String>,
-    /// Bytes, where the Hub says how many.
+    /// Size in bytes, if the Hub reports it.
     pub size: Option<u64>,
 }
 
-/// A Hub, and the token to show it.
+/// A client of one Hub, with the token that it sends.
 pub struct HubClient {
     agent: Agent,
     endpoint: String,
@@ -70,15 +70,15 @@ pub struct HubClient {
 }
 
 impl HubClient {
-    /// A client of the Hub at `endpoint`, `https://host`. Certificates are checked against those of
-    /// the platform.
+    /// A client of the Hub at `endpoint`, such as `https://host`. Certificates are verified against the
+    /// platform's root certificates.
     pub fn new(endpoint: &str, token: Option<String>) -> Self {
         let tls = TlsConfig::builder().root_certs(RootCerts::PlatformVerifier);
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .tls_config(tls.build())
-            // A token is for the Hub, not for where a redirect leads: what is at the Hub itself
-            // [`HubClient::describe`] has found.
+            // The token is for the Hub only, not for the target of a redirect. Redirects within the Hub
+            // are followed by [`HubClient::describe`].
             .redirect_auth_headers(RedirectAuthHeaders::Never)
             .user_agent(concat!("foretoken/", env!("CARGO_PKG_VERSION")))
             .timeout_resolve(Some(CONNECT_TIMEOUT))
@@ -92,7 +92,7 @@ impl HubClient {
         }
     }
 
-    /// What the file `name` of model `id` at `revision` is.
+    /// Describes the file `name` of model `id` at `revision`.
     ///
     /// # Errors
     /// As [`HubError`] lists them.
@@ -108,8 +108,8 @@ impl HubClient {
             file.read(answer.headers(), answer.status().is_success());
             let next = header(answer.headers(), "location");
             match next.and_then(|next| self.own_url(&next)) {
-                // A renamed model, or the Hub's own cache. The redirect to a store elsewhere is
-                // followed by the download alone.
+                // A renamed model, or the Hub's own cache. A redirect to a store elsewhere is followed
+                // only by the download.
                 Some(next) if answer.status().is_redirection() => file.url = next,
                 _ => return Ok(file),
             }
@@ -117,11 +117,11 @@ impl HubClient {
         Err(HubError::Other(format!("{path}: too many redirects")))
     }
 
-    /// Downloads `file` to `part`, of which the bytes that are already there are kept.
-    /// `progress(done, total)` is called as bytes come; `limit` is the most that may come.
+    /// Downloads `file` to `part`, and resumes if `part` already has bytes. Calls
+    /// `progress(done, total)`, in bytes, as they arrive. `limit` is the maximum size in bytes.
     ///
     /// # Errors
-    /// As [`HubError`] lists them; what has come stays in `part`.
+    /// As [`HubError`] lists them; the bytes received so far stay in `part`.
     pub fn download(
         &self,
         file: &RemoteFile,
@@ -142,7 +142,7 @@ impl HubClient {
         }
     }
 
-    /// One request for what `out` lacks.
+    /// Sends one request for the bytes that `out` does not have yet.
     fn resume(
         &self,
         file: &RemoteFile,
@@ -162,13 +162,15 @@ impl HubClient {
             request = request.header("range", format!("bytes={done}-"));
         }
         let answer = request.call().map_err(unreachable)?;
-        // All of it, or a refusal of what was asked: what is there is no beginning of it.
+        // The whole file, or an error: the answer does not continue the bytes in `out`.
         if answer.status() != 206 && done > 0 {
             out.set_len(0)?;
             done = 0;
         }
         if answer.status() == 416 {
-            return Err(HubError::Unreachable("it does not resume".into()));
+            return Err(HubError::Unreachable(
+                "the Hub refuses to resume the download".into(),
+            ));
         }
         let answer = accept(answer)?;
         let rest = answer.body().content_length();
@@ -217,7 +219,7 @@ impl HubClient {
         }
     }
 
-    /// The URL that `location` names, if that is at this Hub too.
+    /// The URL that `location` names, if it is at this Hub.
     fn own_url(&self, location: &str) -> Option<String> {
         let scheme = self.endpoint.find("://")? + 3;
         let host_end = self.endpoint[scheme..].find('/').map(|end| scheme + end);
@@ -229,7 +231,7 @@ impl HubClient {
 }
 
 impl RemoteFile {
-    /// Takes what the headers of an answer say; a later one knows better.
+    /// Takes over the headers of an answer; those of a later answer take precedence.
     fn read(&mut self, headers: &HeaderMap, is_the_file: bool) {
         let etag = header(headers, "x-linked-etag").or(header(headers, "etag"));
         let etag = etag.map(|etag| etag.trim_start_matches("W/").trim_matches('"').to_owned());
@@ -253,7 +255,7 @@ fn accept(answer: Response<Body>) -> Result<Response<Body>, HubError> {
         404 => Err(HubError::NotFound),
         status @ (408 | 429 | 500..) => Err(HubError::Unreachable(format!("status {status}"))),
         status => Err(HubError::Other(format!(
-            "the Hub answers with status {status}"
+            "the Hub answered with status {status}"
         ))),
     }
 }
@@ -265,7 +267,7 @@ fn unreachable(error: ureq::Error) -> HubError {
     }
 }
 
-/// `path` as a part of a URL.
+/// Percent-encodes `path` for a URL.
 fn escape(path: &str) -> String {
     path.bytes()
         .map(|byte| match byte {

@@ -1,13 +1,13 @@
-//! Looks for NaN and infinity in the bytes of a tensor, which are what is read of it anyway.
+//! Searches the bytes of a tensor for NaN and infinity; loading has to read them anyway.
 
 use candle_core::DType;
 use candle_core::quantized::GgmlDType;
 use rayon::prelude::*;
 
-/// Bytes that one thread looks at in one go; whole values and whole blocks of any type.
+/// Bytes that a thread checks at a time; a multiple of every value's size.
 const PIECE: usize = 1 << 16;
 
-/// Whether all values of a tensor of `dtype` are finite; always, for what is no float.
+/// Whether all values of a tensor of `dtype` are finite; always true if `dtype` is not a float.
 pub fn floats(dtype: DType, bytes: &[u8]) -> bool {
     let pieces = bytes.par_chunks(PIECE);
     match dtype {
@@ -19,7 +19,7 @@ pub fn floats(dtype: DType, bytes: &[u8]) -> bool {
     }
 }
 
-/// Whether all scales of the blocks of a GGUF tensor are finite, or its values, if it has no blocks.
+/// Whether all block scales of a GGUF tensor are finite, or all its values if it is not quantized.
 pub fn blocks(kind: GgmlDType, bytes: &[u8]) -> bool {
     let scales: &[usize] = match kind {
         GgmlDType::F32 => return floats(DType::F32, bytes),
@@ -31,7 +31,7 @@ pub fn blocks(kind: GgmlDType, bytes: &[u8]) -> bool {
         GgmlDType::Q3K => &[108],
         GgmlDType::Q4K | GgmlDType::Q5K => &[0, 2],
         GgmlDType::Q6K => &[208],
-        // Its one scale is f32.
+        // Its only scale is f32.
         GgmlDType::Q8K => {
             let blocks = bytes.par_chunks_exact(kind.type_size());
             return blocks
@@ -53,7 +53,7 @@ fn is_finite_f16(bytes: [u8; 2]) -> bool {
     u16::from_le_bytes(bytes) << 1 >> 11 != 0x1f
 }
 
-/// Whether `holds` for each value; without a way out in between, so that it becomes vector code.
+/// Whether `holds` is true for each value. Does not exit early, so that it compiles to vector code.
 fn each<const N: usize>(piece: &[u8], holds: impl Fn([u8; N]) -> bool) -> bool {
     let values = piece.as_chunks::<N>().0;
     values.iter().fold(true, |all, &value| all & holds(value))
@@ -81,7 +81,7 @@ mod tests {
         }
     }
 
-    /// A block whose scale is infinite dequantizes to what is not finite: the offsets are right.
+    /// Finds infinity exactly at the offsets of the scales.
     #[test]
     fn every_block_type_is_searched() {
         use GgmlDType::*;

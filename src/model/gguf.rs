@@ -1,4 +1,4 @@
-//! Tensors of a GGUF file, under Hugging Face's names and in Hugging Face's order.
+//! Reads the tensors of a GGUF file by their Hugging Face names, with rows in Hugging Face's order.
 
 use super::config::ModelConfig;
 use super::linear::Weight;
@@ -19,7 +19,7 @@ pub struct GgufFile {
     reader: Box<dyn Reader>,
     path: String,
     config: ModelConfig,
-    /// How many matrices came as which type, and what they were made.
+    /// Number of converted matrices, by original type and result.
     converted: BTreeMap<(String, &'static str), usize>,
     /// Names of the tensors that were read.
     read: HashSet<String>,
@@ -43,13 +43,13 @@ impl GgufFile {
         })
     }
 
-    /// The model's shapes.
+    /// The model's configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// The matrix `name` (Hugging Face's, without `.weight`), kept in its blocks where a kernel
-    /// takes them; f32, f16 and bf16 tensors become `dtype`, or stay what they are.
+    /// The matrix `name` (its Hugging Face name without `.weight`). It keeps its blocks if a kernel takes
+    /// them; f32, f16 and bf16 tensors are converted to `dtype`, or kept if that is `None`.
     ///
     /// # Errors
     /// A setup error that names a tensor that is missing or has another shape.
@@ -69,7 +69,7 @@ impl GgufFile {
         if let Some(own) = float_dtype(kind) {
             return Weight::dense(&tensor.dequantize(device)?, dtype.or(Some(own)));
         }
-        // candle has NEON kernels, and ours would be plain Rust there.
+        // candle has NEON kernels; on aarch64, ours would be plain Rust.
         if !device.is_cpu() || cfg!(target_arch = "aarch64") {
             return Ok(Weight::Quantized(Arc::new(tensor)));
         }
@@ -85,18 +85,18 @@ impl GgufFile {
         Ok(Weight::Tiled(Arc::new(matrix)))
     }
 
-    /// The tensor `name` (Hugging Face's, whole), in f32.
+    /// The tensor `name` (its full Hugging Face name), in f32.
     ///
     /// # Errors
-    /// A setup error where it is missing.
+    /// A setup error if it is missing.
     pub fn tensor(&mut self, name: &str, device: &Device) -> Result<Tensor> {
         Ok(self.read(name, device)?.dequantize(device)?)
     }
 
-    /// `rope_freqs.weight`, which holds Llama 3's scaling: `[head_dim / 2]` divisors.
+    /// Llama 3's RoPE scaling, `rope_freqs.weight`: `[head_dim / 2]` divisors of the frequencies.
     ///
     /// # Errors
-    /// Where it is there but cannot be read.
+    /// If it exists but cannot be read.
     pub fn rope_factors(&mut self) -> Result<Option<Vec<f32>>> {
         let name = "rope_freqs.weight";
         if !self.content.tensor_infos.contains_key(name) {
@@ -114,7 +114,7 @@ impl GgufFile {
         Ok(Some(factors))
     }
 
-    /// Says in one line which block types were laid out anew.
+    /// Logs in one line which block types were converted.
     pub fn log_conversions(&self) {
         let parts = self
             .converted
@@ -130,7 +130,7 @@ impl GgufFile {
         *self.converted.entry((format!("{from:?}"), to)).or_default() += 1;
     }
 
-    /// The names of the file's tensors that were not read, in llama.cpp's words.
+    /// llama.cpp's names of the tensors of the file that were not read.
     pub fn unread(&self) -> Vec<String> {
         let names = self.content.tensor_infos.keys();
         names
@@ -139,14 +139,14 @@ impl GgufFile {
             .collect()
     }
 
-    /// A tensor as it is stored, with finite values.
+    /// A tensor as it is stored, checked to be finite.
     fn raw(&mut self, name: &str, device: &Device) -> Result<QTensor> {
         let fail = |what: String| Error::setup(format!("{}: {what}", self.path));
         let tensor = self.content.tensor(&mut self.reader, name, &Device::Cpu);
         let tensor = tensor.map_err(|e| fail(first_line(&e)))?;
         let data = tensor.data()?;
         if !finite::blocks(tensor.dtype(), &data) {
-            return Err(fail(format!("tensor {name} holds NaN or infinity")));
+            return Err(fail(format!("tensor {name} contains NaN or infinity")));
         }
         self.read.insert(name.to_owned());
         if device.is_cpu() {
@@ -170,8 +170,8 @@ impl GgufFile {
         }
     }
 
-    /// Heads of a tensor whose rows GGUF keeps in rope's interleaved order: q and k of Llama. (Qwen
-    /// keeps halves, as Hugging Face does.)
+    /// The number of heads of a tensor whose rows GGUF stores in interleaved RoPE order: q and k of
+    /// Llama. (For Qwen, GGUF has Hugging Face's order.)
     fn rotated_heads(&self, gguf: &str) -> Option<usize> {
         if self.config.architecture != "llama" {
             return None;
@@ -185,9 +185,9 @@ impl GgufFile {
     }
 }
 
-/// Brings the rows of each head from `x0 y0 x1 y1 ..` (the pairs that interleaved rope turns) back
-/// to `x0 x1 .. y0 y1 ..`, so that the decoder knows one rope. Rows are whole runs of bytes, so no
-/// value changes.
+/// Reorders the rows of each head from `x0 y0 x1 y1 ..` (the pairs of interleaved RoPE) to
+/// `x0 x1 .. y0 y1 ..`, so that the decoder needs only one RoPE. Whole rows are moved, so no value
+/// changes.
 fn halves_from_pairs(tensor: &QTensor, heads: usize, device: &Device) -> Result<QTensor> {
     let rows = tensor.shape().dims()[0];
     let data = tensor.data()?;
@@ -204,7 +204,7 @@ fn halves_from_pairs(tensor: &QTensor, heads: usize, device: &Device) -> Result<
     Ok(QTensor::new(storage, tensor.shape().clone())?)
 }
 
-/// The dtype of a tensor that is not quantized.
+/// The dtype of a tensor that is not quantized; `None` if it is quantized.
 fn float_dtype(kind: GgmlDType) -> Option<DType> {
     match kind {
         GgmlDType::F32 => Some(DType::F32),

@@ -1,4 +1,4 @@
-//! Checkpoints from the Hugging Face Hub, through its usual cache.
+//! Fetches checkpoints from the Hugging Face Hub through its usual cache.
 
 use super::download::{HubClient, HubError, RemoteFile};
 use super::weights::shards;
@@ -10,7 +10,7 @@ use indicatif::ProgressBar;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// Files that a repository may lack.
+/// Files that a repository need not have.
 const OPTIONAL: [&str; 4] = [
     "generation_config.json",
     "tokenizer.json",
@@ -21,21 +21,21 @@ const CONFIG: &str = "config.json";
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
 
-/// The folder of model `id` at `revision` (`main` if none), with all that is needed to serve it.
+/// The folder of model `id` at `revision` (`main` if none), with everything needed to serve it.
 ///
-/// A snapshot that is whole in the cache is used as it is, without asking the network. Else what is
-/// missing is downloaded, unless `HF_HUB_OFFLINE` forbids it.
+/// A snapshot that is complete in the cache is used without any network access. Otherwise the missing
+/// files are downloaded, unless `HF_HUB_OFFLINE` is set.
 ///
 /// # Errors
-/// A setup error, in one line: not found, access denied, no network, not in the cache, or a
-/// repository with a file name that leads elsewhere.
+/// A setup error in one line: not found, access denied, no network, not in the cache, or a repository
+/// with a file name outside its folder.
 pub fn fetch(id: &str, revision: Option<&str>, weights: bool) -> Result<PathBuf> {
     let home = home()?;
     let repo = Repo::new(id, revision.unwrap_or("main"), cache(&home));
     let explain = |error: &HubError| explain(id, revision, error);
     if !is_inside(&repo.revision) {
         return Err(Error::setup(format!(
-            "revision '{}' is no branch, tag or commit",
+            "revision '{}' is not the name of a branch, tag or commit",
             repo.revision
         )));
     }
@@ -60,7 +60,7 @@ pub fn fetch(id: &str, revision: Option<&str>, weights: bool) -> Result<PathBuf>
         .and_then(|commit| repo.snapshot(&commit, Some(&hub), weights));
     match (fetched, cached) {
         (Ok((folder, _)), _) => Ok(folder),
-        // What only may exist cannot be asked for; what must exist is there.
+        // Only optional files are missing from the cache; all required ones are there.
         (Err(HubError::Unreachable(_)), Ok((folder, _))) => Ok(folder),
         (Err(error), _) => Err(explain(&error)),
     }
@@ -71,7 +71,7 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// Whether `name` is set to yes, as `huggingface_hub` reads it.
+/// Whether `name` is set to a true value, as `huggingface_hub` reads it.
 fn is_yes(name: &str) -> bool {
     let value = variable(name).unwrap_or_default().to_ascii_uppercase();
     matches!(value.as_str(), "1" | "ON" | "YES" | "TRUE")
@@ -81,7 +81,7 @@ fn offline() -> bool {
     is_yes("HF_HUB_OFFLINE")
 }
 
-/// Where the Hub's tools keep their things.
+/// The folder in which the Hub's tools store the cache and the token.
 fn home() -> Result<PathBuf> {
     if let Some(home) = variable("HF_HOME") {
         return Ok(home.into());
@@ -93,7 +93,7 @@ fn home() -> Result<PathBuf> {
     match caches {
         Some(caches) => Ok(caches.join("huggingface")),
         None => Err(Error::setup(
-            "there is no home folder for the Hub's cache: set HF_HOME",
+            "cannot find a home folder for the Hub's cache: set HF_HOME",
         )),
     }
 }
@@ -115,8 +115,8 @@ fn token(home: &Path) -> Option<String> {
     Some(token.trim().to_owned()).filter(|token| !token.is_empty())
 }
 
-/// One model at one revision: `blobs` by content, `snapshots` of links to them by commit, `refs` to
-/// commits, `.no_exist` for files that the Hub does not have.
+/// One model at one revision. Its cache folder has `blobs` by content, `snapshots` by commit with links
+/// to blobs, `refs` from revisions to commits, and `.no_exist` for files that the Hub does not have.
 struct Repo {
     id: String,
     revision: String,
@@ -127,7 +127,7 @@ struct Repo {
 #[derive(PartialEq, Eq)]
 enum Found {
     At(PathBuf),
-    /// The Hub has said that there is none.
+    /// The Hub has reported that there is none.
     Absent,
     /// Not in the cache, and the Hub was not asked.
     Unknown,
@@ -144,7 +144,7 @@ impl Repo {
         }
     }
 
-    /// The commit that the cache has for the revision.
+    /// The commit of the revision according to the cache.
     fn cached_commit(&self) -> Option<String> {
         let is_commit =
             self.revision.len() == 40 && self.revision.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -156,7 +156,7 @@ impl Repo {
         Some(commit.trim().to_owned()).filter(|commit| is_name(commit))
     }
 
-    /// The commit that the Hub has for the revision; all files are asked for at that one.
+    /// The commit of the revision according to the Hub; all files are then requested at that commit.
     fn current_commit(&self, hub: &HubClient) -> Result<String, HubError> {
         let file = hub.describe(&self.id, &self.revision, CONFIG)?;
         let commit = file.commit.ok_or(refused("no commit", ""))?;
@@ -167,8 +167,8 @@ impl Repo {
         Ok(commit)
     }
 
-    /// The snapshot's folder, and whether nothing about it is left to ask the network. Without a
-    /// `hub` only the cache is looked at.
+    /// The snapshot's folder, and whether all its files, also the optional ones, are known. Without a
+    /// `hub`, only the cache is used.
     fn snapshot(
         &self,
         commit: &str,
@@ -200,7 +200,7 @@ impl Repo {
         Ok((self.cache.pointer_path(commit), whole))
     }
 
-    /// Finds the file `name`, in the cache or at the `hub`.
+    /// Finds the file `name` in the cache, or else at the `hub`.
     fn file(&self, commit: &str, name: &str, hub: Option<&HubClient>) -> Result<Found, HubError> {
         let pointer = self.cache.pointer_path(commit).join(name);
         let absent = self.folder.join(".no_exist").join(commit).join(name);
@@ -228,7 +228,8 @@ impl Repo {
         }
     }
 
-    /// The content of `file` in the cache, where one process at a time downloads it.
+    /// The path of `file`'s content in the cache. Downloads it if it is missing; a lock lets only one
+    /// process do so at a time.
     fn blob(&self, hub: &HubClient, file: &RemoteFile, name: &str) -> Result<PathBuf, HubError> {
         let etag = file.etag.as_deref().unwrap_or_default();
         if !is_name(etag) {
@@ -256,16 +257,16 @@ fn make_folder_of(file: &Path) -> std::io::Result<()> {
     std::fs::create_dir_all(file.parent().unwrap_or(file))
 }
 
-/// Makes `pointer`, which ends with `name` below a commit's folder, a link to `blob`.
+/// Creates `pointer`, which is `name` in a commit's folder, as a link to `blob`.
 fn link(blob: &Path, pointer: &Path, name: &str) -> std::io::Result<()> {
     make_folder_of(pointer)?;
     if pointer.is_symlink() {
-        // What it led to is gone.
+        // A dangling link: its target is gone.
         std::fs::remove_file(pointer)?;
     }
     #[cfg(unix)]
     {
-        // `snapshots/COMMIT/` and the folders that `name` has.
+        // Up from the folders in `name` and from `snapshots/COMMIT/`.
         let up = 1 + Path::new(name).components().count();
         let mut target: PathBuf = std::iter::repeat_n("..", up).collect();
         target.push("blobs");
@@ -279,10 +280,10 @@ fn link(blob: &Path, pointer: &Path, name: &str) -> std::io::Result<()> {
     }
 }
 
-/// A download on the terminal; without one, a line in the log for what is large.
+/// The progress of a download: a bar on a terminal, otherwise a log line if the file is large.
 struct Bar(ProgressBar);
 
-/// Bytes from which a download is worth a line in the log.
+/// Size in bytes from which a download gets a log line.
 const LARGE: u64 = 16 << 20;
 
 impl Bar {
@@ -290,7 +291,7 @@ impl Bar {
         let template = "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
         let bar = progress::bar(template, size.unwrap_or(0)).with_message(name.to_owned());
         if bar.is_hidden() && size.is_some_and(|size| size >= LARGE) {
-            tracing::info!("fetching {name} ({} MiB)", size.unwrap_or(0) >> 20);
+            tracing::info!("downloading {name} ({} MiB)", size.unwrap_or(0) >> 20);
         }
         Self(bar)
     }
@@ -308,16 +309,16 @@ impl Drop for Bar {
 }
 
 fn not_cached(what: &str) -> HubError {
-    HubError::Other(format!("{what} is not in it"))
+    HubError::Other(format!("{what} is not cached"))
 }
 
 fn refused(what: &str, name: &str) -> HubError {
     HubError::Other(format!(
-        "{what} {name:?} that the repository gives is refused: it could lead out of the cache"
+        "{what} {name:?} of the repository is refused: it could be a path out of the cache"
     ))
 }
 
-/// What the operator can do about `error`.
+/// The setup error for `error`, which says what the operator can do.
 fn explain(id: &str, revision: Option<&str>, error: &HubError) -> Error {
     let at = revision.map_or(String::new(), |r| format!(" at revision '{r}'"));
     let message = match error {
@@ -326,11 +327,11 @@ fn explain(id: &str, revision: Option<&str>, error: &HubError) -> Error {
              it is gated, and set HF_TOKEN to a token that may read it"
         ),
         HubError::NotFound => format!(
-            "{id}{at} is no local path, and the Hub has no such model with a config.json (a \
-             private one needs HF_TOKEN)"
+            "{id}{at} is not a local path, and the Hub has no such model with a config.json (a \
+             private model needs HF_TOKEN)"
         ),
         HubError::Unreachable(_) => {
-            format!("{id}: it is not in the cache, and the Hub cannot be reached: {error}")
+            format!("{id} is not in the cache, and the Hub cannot be reached: {error}")
         }
         HubError::Other(_) => format!("{id}{at}: {error}"),
     };

@@ -1,4 +1,4 @@
-//! The two uses of a weight matrix: products and lookups.
+//! The two uses of a weight matrix: products and embedding lookups.
 
 use crate::error::{Error, Result};
 use crate::kernels::dense::{self, DenseMatrix};
@@ -7,25 +7,25 @@ use candle_core::quantized::{QMatMul, QTensor};
 use candle_core::{DType, Device, Module, Tensor};
 use std::sync::Arc;
 
-/// A weight `[outputs, inputs]`, as it is kept.
+/// A weight `[outputs, inputs]`, as it is stored.
 #[derive(Clone)]
 pub enum Weight {
     /// Not quantized, on a GPU, in the compute dtype.
     Dense(Tensor),
     /// Not quantized, in our own layout; CPU only.
     Packed(Arc<DenseMatrix>),
-    /// Blocks of 8 or 4 bits in our own layout; CPU only.
+    /// Quantized blocks in our own layout; CPU only.
     Tiled(Arc<QuantMatrix>),
     /// GGUF blocks that candle multiplies.
     Quantized(Arc<QTensor>),
 }
 
 impl Weight {
-    /// A weight `[outputs, inputs]` that is not quantized: in `dtype`, else in its own, or in f32
-    /// where no kernel takes that.
+    /// An unquantized weight `[outputs, inputs]`: in `dtype` if given, otherwise in its own dtype, or in
+    /// f32 if no kernel takes that one.
     ///
     /// # Errors
-    /// Where the tensor is no matrix, or `dtype` is none of f32, f16 and bf16.
+    /// If the tensor is not a matrix, or `dtype` is none of f32, f16 and bf16.
     pub fn dense(weight: &Tensor, dtype: Option<DType>) -> Result<Self> {
         let dtype = dtype.unwrap_or(match weight.dtype() {
             own @ (DType::F32 | DType::F16 | DType::BF16) => own,
@@ -39,16 +39,16 @@ impl Weight {
     }
 }
 
-/// `x @ weight^T + bias`, where a row's bits depend on that row alone (on a GPU: see
-/// [`Linear::with_batch_invariance`]). Several layers that take the same input may be joined to one,
-/// whose outputs follow one another.
+/// `x @ weight^T + bias`, where a row's bits depend only on that row (on a GPU: see
+/// [`Linear::with_batch_invariance`]). Layers with the same input can be joined into one, with their
+/// outputs side by side.
 #[derive(Clone)]
 pub struct Linear {
     /// Not empty.
     weights: Vec<Product>,
     outputs: usize,
     bias: Option<Tensor>,
-    /// Whether a GPU keeps one order of additions for any number of rows.
+    /// Whether a GPU uses one order of additions for any number of rows.
     batch_invariant: bool,
 }
 
@@ -60,20 +60,19 @@ enum Product {
     Quantized(QMatMul),
 }
 
-/// Most rows that candle's CPU products are called with. Up to here they give a row the same bits
-/// whatever the count (measured; `tests/it/rows.rs` guards it), if it is not below [`MIN_ROWS`].
+/// Maximum rows per call of candle's CPU products. From [`MIN_ROWS`] to this many, a row has the same
+/// bits for any number of rows (measured; `tests/it/rows.rs` checks it).
 const MAX_ROWS: usize = 31;
-/// Fewest rows that keep candle's CPU products on the kernels that longer calls use: a single row
-/// takes another one.
+/// Minimum rows per call of candle's CPU products: for a single row candle uses another kernel.
 const MIN_ROWS: usize = 2;
-/// Most rows that candle's products of few rows take on a GPU.
+/// Maximum rows of candle's GPU kernels for few rows.
 const MAX_FEW_ROWS_ON_GPU: usize = 8;
 
 impl Linear {
     /// A linear layer; `bias` is `[outputs]` in the compute dtype.
     ///
     /// # Errors
-    /// Where candle cannot use the weight.
+    /// If candle cannot use the weight.
     pub fn new(weight: Weight, bias: Option<Tensor>) -> Result<Self> {
         let (outputs, weight) = match weight {
             Weight::Dense(w) => (w.dim(0)?, Product::Dense(w)),
@@ -92,10 +91,10 @@ impl Linear {
         })
     }
 
-    /// One layer that gives the outputs of all, in order.
+    /// Joins layers into one that computes the outputs of all, in order.
     ///
     /// # Errors
-    /// Where the biases cannot be joined.
+    /// If the biases cannot be joined.
     pub fn join(layers: Vec<Self>) -> Result<Self> {
         let bias = if layers.iter().any(|l| l.bias.is_some()) {
             let like = layers.iter().find_map(|l| l.bias.as_ref());
@@ -109,7 +108,7 @@ impl Linear {
         };
         let outputs = layers.iter().map(|l| l.outputs).sum();
         let mut weights: Vec<Product> = layers.into_iter().flat_map(|l| l.weights).collect();
-        // Here, what is one call has to be one tensor.
+        // Dense weights can only share a call as one tensor.
         let dense: Vec<&Tensor> = weights.iter().filter_map(Product::dense).collect();
         if dense.len() == weights.len() {
             weights = vec![Product::Dense(Tensor::cat(&dense, 0)?)];
@@ -122,12 +121,12 @@ impl Linear {
         })
     }
 
-    /// The same layer, with one order of additions on a GPU for any number of rows. There, quantized
-    /// weights become dense ones in `dtype`, since candle's kernels for them have one for each number of
-    /// rows; on the CPU nothing changes.
+    /// The same layer with one order of additions on a GPU for any number of rows. There, quantized
+    /// weights become dense ones in `dtype`, because in candle's kernels for them the order depends on the
+    /// number of rows. On the CPU nothing changes.
     ///
     /// # Errors
-    /// A setup error where there is no such kernel for the weight, or the device fails.
+    /// A setup error if there is no such kernel for the weight, or the device fails.
     pub fn with_batch_invariance(mut self, dtype: DType) -> Result<Self> {
         for weight in &mut self.weights {
             let dense = match &*weight {
@@ -140,7 +139,7 @@ impl Linear {
             let dense = dense.to_dtype(dtype)?;
             if !dense::has_kernel_on_device(&dense)? {
                 return Err(Error::setup(format!(
-                    "--batch-invariant on a GPU takes weights in bf16 or f16 with inputs in multiples of 32: one is {:?} in {}",
+                    "--batch-invariant on a GPU needs weights in bf16 or f16 whose number of inputs is a multiple of 32: one is {:?} in {}",
                     dense.dims(),
                     dtype.as_str()
                 )));
@@ -151,13 +150,13 @@ impl Linear {
         Ok(self)
     }
 
-    /// Makes ready for products that are recorded as CUDA graphs, and gives the most rows they may
-    /// have. On a GPU, candle quantizes activations to memory of its own, which it frees when it needs
-    /// more; graphs would go on to use it. So it has to have all it will ever need for products of few
-    /// rows, which those of many do not touch.
+    /// Prepares for recording products in CUDA graphs, and returns the maximum number of rows that they
+    /// may have. On a GPU, candle quantizes activations to a buffer of its own, which it frees when it
+    /// needs a larger one; a graph would go on using the old one. So this makes candle allocate the
+    /// largest buffer that products of few rows need. Products of many rows do not use it.
     ///
     /// # Errors
-    /// Where the device fails.
+    /// If the device fails.
     pub fn prepare_recording(&self) -> Result<usize> {
         let mut max_rows = usize::MAX;
         for weight in &self.weights {
@@ -183,12 +182,12 @@ impl Linear {
     /// the CPU).
     ///
     /// # Errors
-    /// Where `x` has another width, dtype or device.
+    /// If `x` has another width, dtype or device.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let mut parts = Vec::with_capacity(self.weights.len());
         let mut rest = self.weights.as_slice();
         while let Some(first) = rest.first() {
-            // Neighbours of one kind in tiles are one call.
+            // Adjacent weights of the same kind share one call.
             let (part, count) = match first {
                 Product::Tiled(_) => {
                     let run: Vec<_> = rest.iter().map_while(Product::tiled).collect();
@@ -238,8 +237,8 @@ impl Product {
     }
 }
 
-/// Applies `product` to runs of rows that it treats alike; a single row gets one of
-/// zeros beside it. A GPU takes all rows at once.
+/// Applies `product` to groups of [`MIN_ROWS`] to [`MAX_ROWS`] rows; a single row is padded with a row of
+/// zeros. A GPU takes all rows at once.
 fn by_rows(
     x: &Tensor,
     product: impl Fn(&Tensor) -> candle_core::Result<Tensor>,
@@ -262,7 +261,7 @@ fn by_rows(
     Tensor::cat(&parts, 0)
 }
 
-/// Token ids to rows.
+/// Maps token ids to rows.
 pub struct Embedding {
     weight: Weight,
     dtype: DType,
@@ -270,7 +269,7 @@ pub struct Embedding {
 }
 
 impl Embedding {
-    /// A lookup in `weight` `[vocab, hidden]` that gives rows in `dtype`.
+    /// A lookup in `weight` `[vocab, hidden]` that returns rows in `dtype`.
     pub fn new(weight: Weight, hidden: usize, dtype: DType) -> Self {
         Self {
             weight,
@@ -282,7 +281,7 @@ impl Embedding {
     /// `[ids.len(), hidden]` for `ids` `[n]` u32.
     ///
     /// # Errors
-    /// Where an id is outside the vocabulary.
+    /// If an id is outside the vocabulary.
     pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         let rows = match &self.weight {
             Weight::Dense(w) => w.index_select(ids, 0)?,
@@ -315,7 +314,7 @@ impl Embedding {
     /// The output layer that shares this weight.
     ///
     /// # Errors
-    /// Where candle cannot use the weight.
+    /// If candle cannot use the weight.
     pub fn tied_head(&self) -> Result<Linear> {
         Linear::new(self.weight.clone(), None)
     }

@@ -1,4 +1,4 @@
-//! From a checkpoint to a model that runs.
+//! Loads a model from a checkpoint.
 
 use super::Model;
 use super::config::ModelConfig;
@@ -19,18 +19,18 @@ use std::time::{Duration, Instant};
 /// How a model is loaded.
 #[derive(Debug, Clone)]
 pub struct LoadOptions {
-    /// Dtype of weights that are not quantized, of K and V and, on a GPU, of activations, which are
-    /// f32 on the CPU. `None`: that of the checkpoint; K and V are f16 then on the CPU, unless that is f32.
+    /// Dtype of unquantized weights, of K and V and, on a GPU, of activations (on the CPU these are f32).
+    /// `None` = the checkpoint's dtype; K and V are then f16 on the CPU, unless the checkpoint is in f32.
     pub dtype: Option<DType>,
     pub device: Device,
     pub format: LoadFormat,
-    /// Seed of [`LoadFormat::Dummy`].
+    /// Seed of the weights with [`LoadFormat::Dummy`].
     pub seed: u64,
-    /// On a GPU, launch every kernel by itself instead of recording forwards as CUDA graphs.
+    /// On a GPU, launch every kernel separately instead of recording forwards as CUDA graphs.
     pub enforce_eager: bool,
-    /// On a GPU, keep one order of additions for any number of rows and any cut of a prompt, which is
-    /// slower; on the CPU that is so anyway. Without it a GPU keeps one for 1 to 16 rows with weights in
-    /// bf16 or f16.
+    /// On a GPU, use one order of additions for any number of rows and any division of a prompt into
+    /// chunks, which is slower; the CPU always does. Without it, a GPU uses one order for 1 to 16 rows with
+    /// weights in bf16 or f16.
     pub batch_invariant: bool,
 }
 
@@ -50,7 +50,7 @@ impl Default for LoadOptions {
 /// Loads the model of `source`.
 ///
 /// # Errors
-/// A setup error, in one line, where files are missing or broken, or the model is not supported.
+/// A setup error, in one line, if files are missing or broken, or the model is not supported.
 pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model>> {
     let device = &options.device;
     let (config, weights) = match (source, options.format) {
@@ -61,7 +61,7 @@ pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model
         }
         (ModelSource::Gguf(_), LoadFormat::Dummy) => {
             return Err(Error::setup(
-                "dummy weights take their shapes from a config.json: name its folder, not a GGUF file",
+                "dummy weights take their shapes from a config.json: give its folder, not a GGUF file",
             ));
         }
         (ModelSource::Folder(folder), format) => {
@@ -70,7 +70,7 @@ pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model
             let weights = match format {
                 LoadFormat::Auto => Weights::safetensors(folder, dtypes, device)?,
                 LoadFormat::Dummy => {
-                    // No file says more than the config.
+                    // There are no files, so the config decides the dtype of matrices.
                     let declared = || declared_dtype(folder);
                     dtypes.matrices = Some(dtypes.matrices.map_or_else(declared, Ok)?);
                     Weights::dummy(options.seed, dtypes, device)
@@ -91,7 +91,8 @@ pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model
     Ok(Box::new(decoder))
 }
 
-/// A GPU computes in one dtype; the CPU reads weights in any and computes in f32.
+/// Chooses the dtypes. A GPU computes in one dtype; the CPU reads weights in any dtype and computes in
+/// f32.
 fn pick_dtypes(options: &LoadOptions, declared: impl Fn() -> Result<DType>) -> Result<Dtypes> {
     let dtypes = if options.device.is_cpu() {
         Dtypes {
@@ -100,7 +101,7 @@ fn pick_dtypes(options: &LoadOptions, declared: impl Fn() -> Result<DType>) -> R
             kv: match options.dtype {
                 Some(dtype) => dtype,
                 None if declared()? == DType::F32 => DType::F32,
-                // As precise as activations need, and half the memory to read.
+                // Precise enough, and half the memory to read of f32.
                 None => DType::F16,
             },
         }
@@ -115,7 +116,7 @@ fn pick_dtypes(options: &LoadOptions, declared: impl Fn() -> Result<DType>) -> R
     match dtypes.kv {
         DType::F32 | DType::F16 | DType::BF16 => Ok(dtypes),
         other => Err(Error::setup(format!(
-            "dtype {} is not supported: f32, f16 and bf16 are",
+            "dtype {} is not supported: only f32, f16 and bf16 are",
             other.as_str()
         ))),
     }
@@ -135,7 +136,7 @@ fn declared_dtype(path: &Path) -> Result<DType> {
     })
 }
 
-/// Layers loaded so far: a bar on a terminal, else a line in the log; nothing in the first second.
+/// The progress of loading layers: a bar on a terminal, otherwise log lines; nothing in the first second.
 struct Progress {
     bar: Option<ProgressBar>,
     layers: usize,
@@ -143,7 +144,7 @@ struct Progress {
     next_line: Cell<Instant>,
 }
 
-/// A load that ends sooner needs no progress.
+/// Time before any progress is shown.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 impl Progress {

@@ -1,4 +1,4 @@
-//! Names of tensors: Hugging Face's, by which all of us go, and llama.cpp's for the same.
+//! Names of tensors: Hugging Face's, which the code uses everywhere, and llama.cpp's.
 
 /// The token embedding, without `.weight`.
 pub const EMBEDDING: &str = "model.embed_tokens";
@@ -6,7 +6,7 @@ pub const EMBEDDING: &str = "model.embed_tokens";
 pub const NORM: &str = "model.norm";
 /// The output layer, without `.weight`.
 pub const HEAD: &str = "lm_head";
-/// What is to be added to the number of a row of the output layer for its id, as EAGLE-3 has it.
+/// As in EAGLE-3: the id of a row of the output layer, minus the row's number.
 pub const OUTPUT_IDS: &str = "d2t";
 
 const LAYERS: &str = "model.layers.";
@@ -16,14 +16,14 @@ pub fn layer(index: usize, part: &str) -> String {
     format!("{LAYERS}{index}.{part}")
 }
 
-/// Which layer a tensor is of, and what it is there.
+/// A tensor's layer, and its name within the layer.
 pub fn layer_of(name: &str) -> Option<(usize, &str)> {
     let (layer, part) = name.strip_prefix(LAYERS)?.split_once('.')?;
     Some((layer.parse().ok()?, part))
 }
 
-/// Whether a checkpoint may hold the tensor `name` although no model of ours reads it: what follows
-/// from the config, or from other tensors.
+/// Whether a checkpoint may contain the tensor `name` although no model of ours reads it, because it
+/// follows from the config or from other tensors.
 pub fn is_redundant(name: &str) -> bool {
     let ends = ["rotary_emb.inv_freq", "attn_rot_embd.weight"];
     let names = ["lm_head.weight", "t2d"];

@@ -1,4 +1,4 @@
-//! From what the operator names to files on disk.
+//! Resolves the model that the operator names to files on disk.
 
 use super::hub;
 use crate::error::{Error, Result};
@@ -6,7 +6,7 @@ use crate::gguf::GgufSource;
 use clap::ValueEnum;
 use std::path::{Path, PathBuf};
 
-/// Where the weights come from.
+/// How weights are obtained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum LoadFormat {
     /// What is found: safetensors or GGUF.
@@ -16,7 +16,7 @@ pub enum LoadFormat {
     Dummy,
 }
 
-/// Where a checkpoint lies.
+/// Where a checkpoint is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelSource {
     /// A folder with `config.json` and safetensors (or a `config.json` itself, for dummy weights).
@@ -26,13 +26,13 @@ pub enum ModelSource {
 }
 
 impl ModelSource {
-    /// Finds `spec`: a GGUF file, a folder, a `config.json`, the name of an embedded model, or else
-    /// a Hugging Face id, which is fetched into the usual cache (`HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN` and `HF_HUB_OFFLINE` are
-    /// honoured). `revision` is for the Hub alone. With [`LoadFormat::Dummy`] no weights are looked
-    /// for.
+    /// Resolves `spec`: a GGUF file, a folder, a `config.json`, the name of an embedded model, or else a
+    /// Hugging Face id, which is fetched into the usual cache (with `HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN`
+    /// and `HF_HUB_OFFLINE`). `revision` is only used for the Hub. With [`LoadFormat::Dummy`] no weights
+    /// are fetched.
     ///
     /// # Errors
-    /// A setup error, in one line, that says what was looked for and what to do.
+    /// A setup error in one line that says what was searched for and what to do.
     pub fn resolve(spec: &str, revision: Option<&str>, format: LoadFormat) -> Result<Self> {
         let path = Path::new(spec);
         if path.is_dir() {
@@ -88,7 +88,7 @@ fn folder(path: &Path, format: LoadFormat) -> Result<ModelSource> {
     }
 }
 
-/// Whether `spec` can only be meant as a path: a Hub id is `name` or `owner/name`.
+/// Whether `spec` can only be a path: a Hub id is `name` or `owner/name`.
 fn looks_like_a_path(spec: &str) -> bool {
     let part_of_an_id = |part: &str| {
         !part.is_empty()
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_and_paths_are_told_apart() {
+    fn ids_and_paths_are_distinguished() {
         for id in ["gpt2", "Qwen/Qwen3-0.6B", "a_b/c.d-1"] {
             assert!(!looks_like_a_path(id), "{id}");
         }
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named_in_one_line() {
+    fn errors_name_the_missing_file_in_one_line() {
         let dir = tempfile::tempdir().unwrap();
         let resolve =
             |path: &Path| ModelSource::resolve(path.to_str().unwrap(), None, LoadFormat::Auto);

@@ -1,4 +1,4 @@
-//! Where weights come from: safetensors, a GGUF file, or a seed. All go by Hugging Face's names.
+//! The sources of weights: safetensors, a GGUF file, or a seed. All use Hugging Face's names.
 
 use super::config::ModelConfig;
 use super::gguf::GgufFile;
@@ -12,42 +12,42 @@ use candle_core::{DType, Device, Tensor};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-/// An open checkpoint, and what its tensors shall become.
+/// An open checkpoint, and the dtypes and the device that its tensors are converted to.
 pub struct Weights {
     source: Source,
     dtypes: Dtypes,
     device: Device,
 }
 
-/// What tensors become. Quantized weights keep their blocks.
+/// The dtypes that tensors are converted to. Quantized weights keep their blocks.
 #[derive(Debug, Clone, Copy)]
 pub struct Dtypes {
-    /// Activations, and with them norms and biases.
+    /// Activations, norms and biases.
     pub activations: DType,
-    /// Matrices that are not quantized; `None`: each in its own.
+    /// Unquantized matrices; `None` = each keeps its own dtype.
     pub matrices: Option<DType>,
     /// K and V.
     pub kv: DType,
 }
 
 enum Source {
-    /// The files, and the names of the tensors that were read.
+    /// The mapped files, and the names of the tensors that were read.
     Safetensors(MmapedSafetensors, HashSet<String>),
     Gguf(Box<GgufFile>),
-    /// Seeded noise in the model's shapes.
+    /// Random weights with this seed.
     Dummy(u64),
 }
 
 impl Weights {
-    /// Maps the safetensors of a folder: the files that `model.safetensors.index.json` names, else
+    /// Maps the safetensors of a folder: the files that `model.safetensors.index.json` names, otherwise
     /// `model.safetensors`.
     ///
     /// # Errors
-    /// A setup error that names the file that is missing or broken.
+    /// A setup error that names the missing or broken file.
     pub fn safetensors(folder: &Path, dtypes: Dtypes, device: &Device) -> Result<Self> {
         let files = safetensors_files(folder)?;
-        // SAFETY: the files are only read; whoever changes a checkpoint under a running server
-        // gets other weights, or a fault, as with every mapped file.
+        // SAFETY: the files are only read. If someone changes a checkpoint while the server runs, they
+        // get other weights or a fault, as with every mapped file.
         let mapped =
             unsafe { MmapedSafetensors::multi(&files) }.map_err(|e| Error::in_file(folder, e))?;
         let source = Source::Safetensors(mapped, HashSet::new());
@@ -59,7 +59,7 @@ impl Weights {
         Self::new(Source::Gguf(Box::new(file)), dtypes, device)
     }
 
-    /// Noise from `seed`, scaled so that activations keep their size from layer to layer.
+    /// Random weights from `seed`, scaled so that activations keep their magnitude from layer to layer.
     pub fn dummy(seed: u64, dtypes: Dtypes, device: &Device) -> Self {
         Self::new(Source::Dummy(seed), dtypes, device)
     }
@@ -72,12 +72,12 @@ impl Weights {
         }
     }
 
-    /// The dtypes that the model computes and keeps in.
+    /// The dtypes of activations, matrices, and K and V.
     pub fn dtypes(&self) -> Dtypes {
         self.dtypes
     }
 
-    /// The device that everything is put on.
+    /// The device of all tensors.
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -85,7 +85,7 @@ impl Weights {
     /// The layer `name` (without `.weight`) of shape `[outputs, inputs]`.
     ///
     /// # Errors
-    /// A setup error that names a tensor that is missing or has another shape.
+    /// A setup error that names the tensor if it is missing or has another shape.
     pub fn linear(&mut self, name: &str, shape: (usize, usize), bias: bool) -> Result<Linear> {
         let weight = self.matrix(name, shape)?;
         let bias = match bias {
@@ -114,11 +114,11 @@ impl Weights {
         self.tensor(&format!("{name}.weight"), &[len])
     }
 
-    /// The id of each row of the output layer, `[draft_vocab_size]` u32, where those are not all
-    /// ids: `d2t` holds what is to be added to the number of a row, as EAGLE-3 has it.
+    /// The id of each row of the output layer, `[draft_vocab_size]` u32, if the layer has only some of the
+    /// ids. As in EAGLE-3, `d2t` stores the id minus the row's number.
     ///
     /// # Errors
-    /// As [`Weights::linear`], and where an id is not below `vocab_size`.
+    /// As [`Weights::linear`], and if an id is not below `vocab_size`.
     pub fn output_ids(&mut self, config: &ModelConfig) -> Result<Option<Tensor>> {
         let Some(size) = config.draft_vocab_size else {
             return Ok(None);
@@ -144,10 +144,10 @@ impl Weights {
         }
     }
 
-    /// What the rope frequencies are divided by, where the checkpoint says so itself.
+    /// The divisors of the RoPE frequencies, if the checkpoint contains them.
     ///
     /// # Errors
-    /// Where the tensor is there but cannot be read.
+    /// If the tensor exists but cannot be read.
     pub fn rope_factors(&mut self) -> Result<Option<Vec<f32>>> {
         match &mut self.source {
             Source::Gguf(file) => file.rope_factors(),
@@ -155,11 +155,11 @@ impl Weights {
         }
     }
 
-    /// To be called when all is loaded: logs what was converted, in one line.
+    /// Call it when everything is loaded: logs in one line what was converted.
     ///
     /// # Errors
-    /// Where the checkpoint holds a tensor that was not read: the model computes something that we
-    /// do not.
+    /// If the checkpoint contains a tensor that was not read: then the model computes something that we
+    /// do not implement.
     pub fn finish(&self) -> Result<()> {
         let unread = match &self.source {
             Source::Dummy(_) => Vec::new(),
@@ -176,8 +176,7 @@ impl Weights {
         match odd.next() {
             None => Ok(()),
             Some(name) => Err(Error::setup(format!(
-                "tensor {name} (and {} more) belongs to nothing that the model is known to compute: \
-                 it needs what is not supported",
+                "tensor {name} (and {} more) is not supported: no layer of this architecture reads it",
                 odd.count()
             ))),
         }
@@ -198,7 +197,7 @@ impl Weights {
         Ok(tensor.to_dtype(self.dtypes.activations)?)
     }
 
-    /// A tensor in the dtype that the source has it in.
+    /// A tensor in the dtype in which the source stores it.
     fn stored(&mut self, name: &str, dims: &[usize]) -> Result<Tensor> {
         let tensor = match &mut self.source {
             Source::Gguf(file) => file.tensor(name, &self.device)?,
@@ -215,7 +214,7 @@ impl Weights {
     }
 }
 
-/// The tensor `name` of `files`, if it is of a dtype that needs no scales, and finite.
+/// The tensor `name` of `files`; an error if its dtype needs scales, or it is not finite.
 fn checked(files: &MmapedSafetensors, name: &str, device: &Device) -> Result<Tensor> {
     let broken = |e: candle_core::Error| Error::setup(format!("tensor {name}: {}", first_line(&e)));
     let stored = files.get(name).map_err(broken)?;
@@ -227,20 +226,22 @@ fn checked(files: &MmapedSafetensors, name: &str, device: &Device) -> Result<Ten
         _ if name == names::OUTPUT_IDS => DType::I64,
         other => {
             return Err(Error::setup(format!(
-                "tensor {name} has dtype {other}, which is not supported: f32, f16 and bf16 are"
+                "tensor {name} has dtype {other}, which is not supported: only f64, f32, f16 and bf16 are"
             )));
         }
     };
     if !finite::floats(dtype, stored.data()) {
-        return Err(Error::setup(format!("tensor {name} holds NaN or infinity")));
+        return Err(Error::setup(format!(
+            "tensor {name} contains NaN or infinity"
+        )));
     }
     files.load(name, device).map_err(broken)
 }
 
-/// The safetensors of a folder: the files that its index names, else `model.safetensors`.
+/// The safetensors files of a folder: those that its index names, otherwise `model.safetensors`.
 ///
 /// # Errors
-/// A setup error that names what is missing.
+/// A setup error that names the missing file.
 pub(crate) fn safetensors_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let index = folder.join("model.safetensors.index.json");
     let files: Vec<PathBuf> = if index.exists() {
@@ -257,7 +258,7 @@ pub(crate) fn safetensors_files(folder: &Path) -> Result<Vec<PathBuf>> {
 /// The files that a `model.safetensors.index.json` names, each once.
 ///
 /// # Errors
-/// A setup error where the index cannot be read, names no file, or one outside of its folder.
+/// A setup error if the index cannot be read, names no file, or names a file outside its folder.
 pub(super) fn shards(index: &Path) -> Result<Vec<String>> {
     #[derive(serde::Deserialize)]
     struct Index {
@@ -272,14 +273,14 @@ pub(super) fn shards(index: &Path) -> Result<Vec<String>> {
     if let Some(name) = files.iter().find(|name| !files::is_inside(name)) {
         return Err(Error::in_file(
             index,
-            format!("the file name {name:?} is refused: it leads out of the model's folder"),
+            format!("the file name {name:?} is refused: it is outside the model's folder"),
         ));
     }
     Ok(files.into_iter().collect())
 }
 
-/// Ones for a norm, zeros for a bias, uniform noise of variance `1 / inputs` for a matrix. The
-/// noise is a function of seed and name, so the order of loading does not matter.
+/// Ones for a norm, zeros for a bias, and uniform noise of variance `1 / inputs` for a matrix. The noise
+/// depends only on the seed and the name, so the order of loading does not matter.
 fn dummy(seed: u64, name: &str, dims: &[usize]) -> Result<Tensor> {
     let cpu = Device::Cpu;
     match dims {

@@ -3,9 +3,9 @@
 use super::SamplingParams;
 use std::collections::HashMap;
 
-/// What the pipeline knows of one sequence: its parameters, and of its tokens what they ask for. Kept
-/// over the sequence's life, so that a token costs the same at every length of the text. Drafts are
-/// pushed and taken back.
+/// The sampling parameters of one sequence, and the state that they need of its tokens. It is kept over
+/// the sequence's life, so that a token costs the same at every length of the text. Draft tokens are
+/// pushed and truncated again.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     params: SamplingParams,
@@ -14,22 +14,21 @@ pub struct Sampler {
     counts: Option<Counts>,
 }
 
-/// Occurrences of tokens.
+/// Counts of tokens.
 #[derive(Debug, Clone)]
 struct Counts {
-    /// Each id of prompt and output once, in the order of first appearance, and how often it is in
-    /// the output.
+    /// Each id of prompt and output once, in order of first appearance, with its count in the output.
     seen: Vec<(u32, u32)>,
-    /// Where in `seen` an id is.
+    /// The index in `seen` of each id.
     places: HashMap<u32, usize>,
-    /// Ids of the prompt, which come first in `seen`.
+    /// Number of distinct ids in the prompt, which come first in `seen`.
     prompt: usize,
-    /// The output, for [`Sampler::truncate`].
+    /// The output tokens, for [`Sampler::truncate`].
     output: Vec<u32>,
 }
 
-/// A change of one logit: `x / repetition` where `x` is above 0 and `x * repetition` elsewhere, less
-/// `subtract`, plus `bias`.
+/// A change of one logit `x`: `x / repetition` if `x` is above 0, otherwise `x * repetition`; then minus
+/// `subtract` and plus `bias`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LogitAdjustment {
     pub id: u32,
@@ -46,7 +45,7 @@ impl LogitAdjustment {
         bias: 0.0,
     };
 
-    /// Changes `logit`, which is that of `id`.
+    /// Applies the change to `logit`, the logit of `id`.
     pub fn apply(&self, logit: &mut f32) {
         if *logit > 0.0 {
             *logit /= self.repetition;
@@ -58,7 +57,7 @@ impl LogitAdjustment {
 }
 
 impl Sampler {
-    /// The sampler of a sequence that has `prompt` and no output yet.
+    /// The sampler of a sequence with `prompt` and no output yet.
     pub fn new(mut params: SamplingParams, prompt: &[u32]) -> Self {
         params.stop_token_ids.sort_unstable();
         params.stop_token_ids.dedup();
@@ -69,12 +68,12 @@ impl Sampler {
         }
     }
 
-    /// What the request asked for; `stop_token_ids` in ascending order.
+    /// The request's parameters, with `stop_token_ids` in ascending order.
     pub fn params(&self) -> &SamplingParams {
         &self.params
     }
 
-    /// Output tokens so far, drafted ones included.
+    /// Number of output tokens so far, including draft tokens.
     pub fn output_len(&self) -> usize {
         self.output_len
     }
@@ -87,7 +86,7 @@ impl Sampler {
         }
     }
 
-    /// Takes back all but the first `len` output tokens.
+    /// Removes all but the first `len` output tokens.
     pub fn truncate(&mut self, len: usize) {
         self.output_len = self.output_len.min(len);
         if let Some(counts) = &mut self.counts {
@@ -95,31 +94,31 @@ impl Sampler {
         }
     }
 
-    /// Whether the next distribution depends on which tokens there are, and not only on their number.
+    /// Whether the next distribution depends on the output tokens, and not only on their number.
     pub fn asks_which(&self) -> bool {
         self.counts.is_some()
     }
 
-    /// Adds one output token that is not known yet; [`Sampler::read`] tells it. No distribution may
-    /// be asked for in between if [`Sampler::asks_which`].
+    /// Adds one output token whose value is not known yet; [`Sampler::read`] supplies it. If
+    /// [`Sampler::asks_which`] is true, no distribution may be computed in between.
     pub fn push_unread(&mut self) {
         self.output_len += 1;
     }
 
-    /// Tells the first of the tokens that are not known yet.
+    /// Supplies the value of the first token that is not known yet.
     pub fn read(&mut self, token: u32) {
         self.output_len -= 1;
         self.push(token);
     }
 
-    /// Whether `token` ends the text where it stands after `output_len` output tokens.
+    /// Whether `token` ends the text if it comes after `output_len` output tokens.
     pub fn ends_text(&self, token: u32, output_len: usize) -> bool {
         output_len >= self.params.min_tokens
             && self.params.stop_token_ids.binary_search(&token).is_ok()
     }
 
-    /// What the next token's logits are changed by: penalties, bias and forbidden ids, to be applied
-    /// in this order.
+    /// The changes of the next token's logits: penalties, biases and forbidden ids, to be applied in this
+    /// order.
     pub fn adjustments(&self) -> impl Iterator<Item = LogitAdjustment> + '_ {
         let params = &self.params;
         let seen = self.counts.iter().flat_map(|counts| &counts.seen);
@@ -164,7 +163,7 @@ impl Counts {
         counts
     }
 
-    /// Where `id` is in `seen`, to which it is added if it is not there.
+    /// The index of `id` in `seen`, to which it is added if it is missing.
     fn place(&mut self, id: u32) -> usize {
         let next = self.seen.len();
         let place = *self.places.entry(id).or_insert(next);
@@ -186,7 +185,7 @@ impl Counts {
         {
             let place = self.places[&id];
             self.seen[place].1 -= 1;
-            // What came with a later token is gone already, so it is the last.
+            // Ids that first appeared in later tokens are already removed, so this one is the last.
             if self.seen[place].1 == 0 && place >= self.prompt {
                 self.seen.pop();
                 self.places.remove(&id);
@@ -200,7 +199,7 @@ mod tests {
     use super::*;
     use crate::sampling::mix;
 
-    /// However tokens were pushed and taken back, the sampler is what one is that got those left.
+    /// After any pushes and truncations, the sampler equals one that got only the remaining tokens.
     #[test]
     fn truncation_undoes_pushes() {
         let params = SamplingParams {
@@ -233,8 +232,12 @@ mod tests {
             let mut fresh = Sampler::new(params.clone(), &prompt);
             output.iter().for_each(|&token| fresh.push(token));
             assert_eq!(sampler.output_len(), output.len());
-            let of = |sampler: &Sampler| sampler.adjustments().collect::<Vec<_>>();
-            assert_eq!(of(&sampler), of(&fresh), "step {step}: {output:?}");
+            let adjustments = |sampler: &Sampler| sampler.adjustments().collect::<Vec<_>>();
+            assert_eq!(
+                adjustments(&sampler),
+                adjustments(&fresh),
+                "step {step}: {output:?}"
+            );
         }
         assert!(output.len() > 100, "only {} tokens were left", output.len());
     }

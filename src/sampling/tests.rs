@@ -19,7 +19,7 @@ fn halves(n: usize) -> Vec<f32> {
 }
 
 #[test]
-fn truncations_keep_what_they_say() {
+fn top_k_top_p_and_min_p_keep_the_right_tokens() {
     let logits = halves(11);
     let rank = |id: usize| id * 7 % 11;
     let with = |top_k, top_p, min_p| SamplingParams {
@@ -96,7 +96,7 @@ fn bias_and_min_tokens_change_the_greedy_choice() {
     assert_eq!(choose(&params, 2), Dist::Point(0));
 }
 
-/// Each kind of request: greedy and sampled, with and without adjustments.
+/// For each kind of request: greedy and sampled, with and without adjustments.
 #[test]
 fn rows_without_a_token_are_errors() {
     let plain = SamplingParams::default();

@@ -1,9 +1,9 @@
-//! Passes over a whole vocabulary, written so that compilers vectorize them. Each has one order of
-//! operations, on every CPU.
+//! Loops over a whole vocabulary, written so that compilers vectorize them. Each has one order of
+//! operations on every CPU.
 
 use crate::float::exp;
 
-/// Partial results side by side.
+/// SIMD lanes: partial results of a loop.
 const LANES: usize = 16;
 /// Entries that [`quantile`] skips at a time.
 const STRIDE: usize = 64 * LANES;
@@ -11,12 +11,12 @@ const STRIDE: usize = 64 * LANES;
 /// The largest entry, if it is finite and no entry is NaN.
 pub(super) fn max(values: &[f32]) -> Option<f32> {
     let (max, sum) = max_and_sum(values);
-    // A sum is NaN, too, where it is too large for an f32 and another is minus infinity.
+    // The sum is also NaN if one partial sum overflows to infinity and another is minus infinity.
     let has_nan = sum.is_nan() && values.iter().any(|x| x.is_nan());
     (max.is_finite() && !has_nan).then_some(max)
 }
 
-/// The largest entry but NaN, and a sum that is NaN where an entry is: both in one pass.
+/// The largest entry that is not NaN, and a sum that is NaN if any entry is, in one pass.
 fn max_and_sum(values: &[f32]) -> (f32, f32) {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
     let mut lanes = [f32::NEG_INFINITY; LANES];
@@ -34,9 +34,9 @@ fn max_and_sum(values: &[f32]) -> (f32, f32) {
     (lanes.into_iter().fold(max, larger), sum)
 }
 
-/// The index of the first entry that is `value`.
+/// The index of the first entry equal to `value`.
 pub(super) fn place(values: &[f32], value: f32) -> Option<u32> {
-    // A whole stride is compared at once, which early exits forbid.
+    // Compares a whole stride without an early exit, so that it is vectorized.
     let holds = |stride: &[f32]| stride.iter().fold(false, |found, &x| found | (x == value));
     let stride = values.chunks(STRIDE).position(holds)?;
     let rest = &values[stride * STRIDE..];
@@ -44,7 +44,7 @@ pub(super) fn place(values: &[f32], value: f32) -> Option<u32> {
     Some(place as u32)
 }
 
-/// `exp((x - max) / temperature)` in place, where `max` is the largest entry, which becomes 1.
+/// Replaces each `x` by `exp((x - max) / temperature)`. `max` is the largest entry, which becomes 1.
 pub(super) fn weights(logits: &mut [f32], max: f32, temperature: f32) {
     for logit in logits {
         *logit = exp((*logit - max) / temperature);
@@ -64,8 +64,8 @@ pub(super) fn sum(values: &[f32]) -> f64 {
     lanes.iter().sum::<f64>() + rest
 }
 
-/// The first entry up to which the entries sum to more than `target`; entries of 0 are never it
-/// unless all are. Rounding may leave a target just beyond the end to the last entry above 0.
+/// The index of the first entry at which the running sum exceeds `target`. It is never an entry of 0,
+/// unless all are 0. If rounding puts `target` just beyond the total, it is the last entry above 0.
 pub(super) fn quantile(values: &[f32], target: f64) -> u32 {
     let mut before = 0.0;
     let mut start = 0;
@@ -133,9 +133,9 @@ mod tests {
         }
     }
 
-    /// At every place, in a row that ends in part of a chunk.
+    /// At every index, in a row that ends with an incomplete chunk.
     #[test]
-    fn what_is_not_finite_is_found() {
+    fn values_that_are_not_finite_are_found() {
         let (inf, nan) = (f32::INFINITY, f32::NAN);
         for at in 0..37 {
             for (value, finite) in [(nan, false), (-nan, false), (inf, false), (-inf, true)] {

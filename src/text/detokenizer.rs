@@ -1,26 +1,26 @@
-//! Token ids to text, one at a time.
+//! Converts token ids to text, one token at a time.
 
 use super::Text;
 
-/// Turns the tokens of one sequence into text as they come. Never gives half a character: bytes
-/// that may yet become one wait for the next token. All it gave, with [`Detokenizer::finish`] at
-/// the end, is what decoding all ids at once gives. Each byte is looked at a constant number of
-/// times.
+/// Turns the tokens of one sequence into text as they arrive. It never returns part of a character:
+/// bytes that may still become one wait for the next token. All returned texts together, with that of
+/// [`Detokenizer::finish`] at the end, equal the text of decoding all ids at once. Each byte is examined
+/// a constant number of times.
 #[derive(Debug, Default, Clone)]
 pub struct Detokenizer {
-    /// The beginning of a character; at most three bytes between two calls.
+    /// The first bytes of an incomplete character; at most three between two calls.
     pending: Vec<u8>,
-    /// Special tokens spell their names.
+    /// Whether special tokens appear by name.
     show_special: bool,
 }
 
 impl Detokenizer {
-    /// Leaves out special tokens.
+    /// A detokenizer that leaves out special tokens.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Shows special tokens by name.
+    /// A detokenizer that shows special tokens by name.
     pub fn with_special() -> Self {
         Self {
             show_special: true,
@@ -28,7 +28,7 @@ impl Detokenizer {
         }
     }
 
-    /// Feeds one token; returns the text that is complete now.
+    /// Adds one token; returns the text that is complete now.
     pub fn push(&mut self, text: &Text, id: u32) -> String {
         if self.show_special || !text.is_special(id) {
             self.pending.extend_from_slice(text.token_bytes(id));
@@ -36,7 +36,7 @@ impl Detokenizer {
         self.take_complete()
     }
 
-    /// Ends the text: an unfinished character becomes U+FFFD.
+    /// Ends the text: an incomplete character becomes U+FFFD.
     pub fn finish(&mut self) -> String {
         let rest = String::from_utf8_lossy(&self.pending).into_owned();
         self.pending.clear();
@@ -46,7 +46,7 @@ impl Detokenizer {
     fn take_complete(&mut self) -> String {
         let mut out = String::new();
         let mut done = 0;
-        // Chunks end where the bytes stop being UTF-8; what may still continue is only at the end.
+        // Each chunk ends with bytes that are not UTF-8; only the last ones may still be completed.
         for chunk in self.pending.utf8_chunks() {
             out.push_str(chunk.valid());
             done += chunk.valid().len();

@@ -1,4 +1,4 @@
-//! The tokenizer of a GGUF file.
+//! Reads the tokenizer of a GGUF file.
 
 use super::{SpecialIds, Text};
 use crate::error::{Error, Result};
@@ -13,7 +13,7 @@ use tokenizers::{AddedToken, Tokenizer};
 const PRE: &str = "tokenizer.ggml.pre";
 const TYPES: &str = "tokenizer.ggml.token_type";
 
-/// llama.cpp's token types that matter here.
+/// The llama.cpp token types that are used here.
 const NORMAL: i32 = 1;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
@@ -39,15 +39,15 @@ pub(super) fn load(source: &GgufSource) -> Result<Text> {
     Text::new(tokenizer, special, template)
 }
 
-/// candle builds vocabulary, merges and post-processor. It knows fewer names of pre-tokenizers
-/// than there are and falls back to one that puts a space in front, so we translate the names it
-/// knows under another one, set the others ourselves, and refuse the unknown: a text that is split
-/// wrongly makes a model quietly worse.
+/// candle builds vocabulary, merges and post-processor. It does not know all names of pre-tokenizers,
+/// and falls back to one that puts a space in front. So we translate names that it knows under another
+/// name, set the other pre-tokenizers ourselves, and refuse unknown ones: text that is split wrongly makes
+/// a model silently worse.
 fn tokenizer(content: &mut Content) -> Result<Tokenizer> {
     let model = string(content, "tokenizer.ggml.model").unwrap_or("none");
     if model != "gpt2" {
         return Err(Error::setup(format!(
-            "tokenizer model `{model}` is not supported in a GGUF file, only byte-level BPE (`gpt2`) is; use the model's folder with tokenizer.json"
+            "tokenizer model `{model}` is not supported in a GGUF file: only byte-level BPE (`gpt2`) is; use the model's folder with tokenizer.json"
         )));
     }
     let pre = string(content, PRE).unwrap_or("default").to_owned();
@@ -63,7 +63,7 @@ fn tokenizer(content: &mut Content) -> Result<Tokenizer> {
             content
                 .metadata
                 .insert(PRE.into(), Value::String("llama3".into()));
-            // What Llama 3's tokenizer.json says and converters leave unsaid.
+            // Settings of Llama 3's tokenizer.json that converters leave out.
             set(content, "ignore_merges", Value::Bool(true));
             set(content, "add_bos_token", Value::Bool(true));
             None
@@ -75,7 +75,7 @@ fn tokenizer(content: &mut Content) -> Result<Tokenizer> {
         "gpt-2" | "gpt2" | "default" => Some(byte_level().into()),
         other => {
             return Err(Error::setup(format!(
-                "pre-tokenizer `{other}` is not known; use the model's folder with tokenizer.json"
+                "pre-tokenizer `{other}` is not supported; use the model's folder with tokenizer.json"
             )));
         }
     };
@@ -95,8 +95,9 @@ fn byte_level() -> ByteLevel {
     ByteLevel::new(add_prefix_space, trim_offsets, use_regex)
 }
 
-/// The user-defined tokens. candle would make them, and unused ones, special, and so leave them
-/// out of texts: call them normal, and add them as tokens that are whole yet visible.
+/// Returns the user-defined tokens. candle would make them and unused tokens special, and so leave them
+/// out of texts. So this marks them as normal; the caller adds them as visible tokens that are not
+/// split.
 fn take_user_defined(content: &mut Content) -> Vec<AddedToken> {
     let mut found = Vec::new();
     if let Some(Value::Array(types)) = content.metadata.get_mut(TYPES) {
@@ -140,7 +141,7 @@ mod tests {
     use super::*;
     use candle_core::quantized::gguf_file::VersionedMagic;
 
-    /// A vocabulary of the 256 bytes, `12`, `ab`, a control and a user-defined token.
+    /// A vocabulary of the 256 bytes, `12`, `ab`, a control, a user-defined and an unused token.
     fn content(pre: Option<&str>, model: &str) -> Content {
         let mut alphabet: Vec<char> = ByteLevel::alphabet().into_iter().collect();
         alphabet.sort_unstable();
@@ -234,7 +235,7 @@ mod tests {
             (Some("tekken"), "gpt2", "`tekken`"),
         ] {
             let error = tokenizer(&mut content(pre, model))
-                .expect_err("unknown")
+                .expect_err("not supported")
                 .to_string();
             assert!(error.contains(named) && !error.contains('\n'), "{error}");
         }

@@ -1,7 +1,7 @@
-//! Text to token ids and back, and chat messages to text.
+//! Converts text to token ids and back, and chat messages to text.
 //!
-//! Decoding is done here, over the bytes of each token, so that what is streamed, what is returned
-//! at once and what [`Text::decode`] says are the same by construction.
+//! Decoding works on the bytes of each token, so that streamed text, text that is returned at once and
+//! the result of [`Text::decode`] are the same by construction.
 
 mod detokenizer;
 mod gguf;
@@ -25,34 +25,34 @@ pub struct Text {
     tokenizer: Tokenizer,
     pieces: Pieces,
     special: SpecialIds,
-    /// Of several EOS ids the one that came first.
+    /// The first of the EOS ids.
     eos: Option<u32>,
     template: Option<ChatTemplate>,
-    /// What `template` was made of.
+    /// The Jinja source of `template`.
     template_source: Option<String>,
 }
 
-/// Ids with a meaning of their own.
+/// The ids that begin and end a text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SpecialIds {
-    /// Begins a text.
+    /// The id that begins a text.
     pub bos: Option<u32>,
-    /// End a text; ascending, without repetition.
+    /// The ids that end a text. In a [`Text`]: ascending, without duplicates.
     pub eos: Vec<u32>,
 }
 
 impl Text {
-    /// Puts the parts together. `chat_template` is Jinja source; its `eos_token` is the first of
-    /// the EOS ids as given here.
+    /// Combines the parts. `chat_template` is Jinja source; its `eos_token` is the first of the EOS ids in
+    /// the given order.
     ///
     /// # Errors
-    /// `Setup`, if the decoder is of a kind we cannot stream or the template does not parse.
+    /// `Setup`, if we cannot stream with this kind of decoder, or the template does not parse.
     pub fn new(
         mut tokenizer: Tokenizer,
         mut special: SpecialIds,
         chat_template: Option<&str>,
     ) -> Result<Self> {
-        // Files made for training may cut or pad; a server must do neither.
+        // Files made for training may truncate or pad; a server must do neither.
         tokenizer.with_padding(None);
         tokenizer
             .with_truncation(None)
@@ -76,12 +76,11 @@ impl Text {
         })
     }
 
-    /// Writes `tokenizer.json` and `tokenizer_config.json` into `folder`, for
-    /// [`Text::from_folder`]. Of several EOS ids they name the first; the others belong into the
-    /// `config.json` beside them.
+    /// Writes `tokenizer.json` and `tokenizer_config.json` into `folder`, for [`Text::from_folder`]. They
+    /// contain only the first EOS id; the others belong in the `config.json` beside them.
     ///
     /// # Errors
-    /// `Setup`, naming the folder, where they cannot be written.
+    /// `Setup`, naming the folder, if the files cannot be written.
     pub fn save(&self, folder: &Path) -> Result<()> {
         let name = |id: Option<u32>| id.and_then(|id| self.tokenizer.id_to_token(id));
         let config = serde_json::json!({
@@ -101,7 +100,7 @@ impl Text {
             })
     }
 
-    /// Reads `tokenizer.json` and, where they exist, `tokenizer_config.json`,
+    /// Reads `tokenizer.json` and, if they exist, `tokenizer_config.json`,
     /// `generation_config.json`, `config.json` and `chat_template.jinja` of a model folder.
     ///
     /// # Errors
@@ -127,15 +126,15 @@ impl Text {
         Self::new(tokenizer, special, template.as_deref())
     }
 
-    /// Reads tokenizer and chat template from the metadata of a GGUF file.
+    /// Reads the tokenizer and the chat template from the metadata of a GGUF file.
     ///
     /// # Errors
-    /// `Setup`, if the file cannot be read or its tokenizer is of a kind that we do not know.
+    /// `Setup`, if the file cannot be read or we do not support its kind of tokenizer.
     pub fn from_gguf(file: impl Into<GgufSource>) -> Result<Self> {
         gguf::load(&file.into())
     }
 
-    /// Token ids of `text`. `add_special_tokens` puts BOS in front where the model wants it.
+    /// The token ids of `text`. With `add_special_tokens`, BOS comes first if the model uses it.
     ///
     /// # Errors
     /// `Internal`, if the tokenizer fails.
@@ -147,8 +146,7 @@ impl Text {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The text of `ids`; bytes that are no UTF-8 become U+FFFD. Ids outside the vocabulary have
-    /// no text.
+    /// The text of `ids`; bytes that are not UTF-8 become U+FFFD. Ids outside the vocabulary have no text.
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> String {
         let mut bytes = Vec::new();
         for &id in ids {
@@ -163,12 +161,12 @@ impl Text {
         }
     }
 
-    /// The bytes that `id` adds to a text; special tokens spell their name.
+    /// The bytes that `id` adds to a text; for a special token, its name.
     pub fn token_bytes(&self, id: u32) -> &[u8] {
         self.pieces.bytes(id)
     }
 
-    /// `id` as a string on its own: its text, or `bytes:\xe2\x80` where that is no whole UTF-8, so
+    /// `id` as a separate string: its text, or `bytes:\xe2\x80` if its bytes are not complete UTF-8, so
     /// that two different tokens never look the same.
     pub fn token_text(&self, id: u32) -> Cow<'_, str> {
         let bytes = self.token_bytes(id);
@@ -186,25 +184,25 @@ impl Text {
         self.pieces.is_special(id)
     }
 
-    /// Number of ids, those of added tokens included: the largest id plus one.
+    /// Number of ids, including those of added tokens: the largest id plus one.
     pub fn vocab_size(&self) -> usize {
         self.pieces.len()
     }
 
-    /// Ids with a meaning of their own.
+    /// The ids that begin and end a text.
     pub fn special_ids(&self) -> &SpecialIds {
         &self.special
     }
 
-    /// The EOS that ends a text of this model: of several the one that its tokenizer names.
+    /// The EOS id that ends a text of this model: if there are several, the one that its tokenizer names.
     pub fn eos(&self) -> Option<u32> {
         self.eos
     }
 
-    /// The tokenizer, as a `tokenizer.json` has it.
+    /// The tokenizer in the format of `tokenizer.json`.
     ///
     /// # Errors
-    /// `Internal`, where it cannot be written down.
+    /// `Internal`, if it cannot be serialized.
     pub fn tokenizer_json(&self) -> Result<String> {
         self.tokenizer
             .to_string(false)
@@ -216,14 +214,14 @@ impl Text {
         self.template_source.as_deref()
     }
 
-    /// Whether the model came with a chat template.
+    /// Whether the model has a chat template.
     pub fn has_chat_template(&self) -> bool {
         self.template.is_some()
     }
 
-    /// The prompt that the model's template makes of `messages` (objects with `role` and
-    /// `content`; other keys are passed through). `extra` becomes variables of the template.
-    /// Encode it without special tokens: the template writes them itself.
+    /// Renders `messages` (objects with `role` and `content`; other keys are passed through) with the
+    /// model's template to a prompt. `extra` becomes variables of the template. Encode the prompt without
+    /// special tokens: the template writes them itself.
     ///
     /// # Errors
     /// `Invalid`, if the model has no template or the template refuses the messages.
@@ -245,7 +243,7 @@ impl Text {
     }
 }
 
-/// Checks that target and draft mean the same by every token id, without which drafts are noise.
+/// Checks that every id is the same token in target and draft. Otherwise drafts would be noise.
 ///
 /// # Errors
 /// `Setup`, naming the first difference.
@@ -293,7 +291,7 @@ pub fn check_same_tokens(target: &Text, draft: &Text) -> Result<()> {
     Ok(())
 }
 
-/// A JSON file; `Null` where there is none.
+/// Reads a JSON file; `Null` if it does not exist.
 fn read_json(file: &Path) -> Result<Value> {
     let Some(text) = files::read_text_if_any(file)? else {
         return Ok(Value::Null);
@@ -318,7 +316,7 @@ fn ids_under(config: &Value, key: &str) -> Vec<u32> {
         .collect()
 }
 
-/// One template, or a list of named ones of which `default` is meant.
+/// `chat_template` is one template, or a list of named ones, of which `default` is used.
 fn template_source(config: &Value) -> Option<&str> {
     let value = &config["chat_template"];
     let named = || {

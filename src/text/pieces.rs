@@ -1,10 +1,10 @@
-//! What each token adds to a text, as bytes.
+//! The bytes that each token adds to a text.
 
 use crate::error::{Error, Result};
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
-/// Bytes of every token, looked up by id.
+/// The bytes of every token, by id.
 pub(super) struct Pieces {
     pieces: Vec<Piece>,
     leading_space: bool,
@@ -16,11 +16,11 @@ struct Piece {
     special: bool,
 }
 
-/// How token names spell bytes.
+/// How token names represent bytes.
 enum Spelling {
-    /// GPT-2's: one printable character a byte.
+    /// GPT-2's: one printable character per byte.
     ByteLevel,
-    /// SentencePiece's: `▁` for the space and, with fallback, `<0xE2>` for a byte.
+    /// SentencePiece's: `▁` for the space and, with byte fallback, `<0xE2>` for a byte.
     Metaspace { byte_fallback: bool },
 }
 
@@ -30,7 +30,7 @@ impl Pieces {
     /// # Errors
     /// `Setup`, if its decoder is neither byte-level nor SentencePiece's.
     pub fn of(tokenizer: &Tokenizer) -> Result<Self> {
-        // The decoder's parts have private fields; its JSON is its public face.
+        // The decoder's parts have private fields, so this reads its JSON.
         let decoder = serde_json::to_value(tokenizer.get_decoder())
             .map_err(|e| Error::setup(format!("tokenizer: {e}")))?;
         let steps = steps(&decoder);
@@ -90,13 +90,13 @@ impl Pieces {
             .is_some_and(|piece| piece.special)
     }
 
-    /// Whether encoding puts a space in front of a text, so that decoding takes one away.
+    /// Whether encoding puts a space in front of a text, so that decoding must remove it.
     pub fn leading_space(&self) -> bool {
         self.leading_space
     }
 }
 
-/// A decoder's steps, sequences laid flat.
+/// A decoder's steps, with sequences flattened.
 fn steps(decoder: &Value) -> Vec<&Value> {
     match decoder["decoders"].as_array() {
         Some(list) => list.iter().flat_map(steps).collect(),
@@ -104,13 +104,14 @@ fn steps(decoder: &Value) -> Vec<&Value> {
     }
 }
 
-/// A name in GPT-2's alphabet; names with other characters (added tokens) stand for themselves.
+/// The bytes of a name in GPT-2's alphabet. Names with other characters (added tokens) are taken
+/// literally.
 fn byte_level(name: &str) -> Vec<u8> {
     let bytes: Option<Vec<u8>> = name.chars().map(byte_of).collect();
     bytes.unwrap_or_else(|| name.as_bytes().to_vec())
 }
 
-/// GPT-2 shows printable bytes as themselves and the 68 others, in order, from U+0100 on.
+/// GPT-2 writes printable bytes as themselves and the 68 others, in order, as U+0100 and up.
 fn byte_of(c: char) -> Option<u8> {
     let printable = |b: u8| matches!(b, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     match u32::from(c) {

@@ -1,4 +1,4 @@
-//! Chat templates: the Jinja that comes with a model, run as Hugging Face runs it.
+//! Chat templates: renders a model's Jinja template as Hugging Face does.
 
 use crate::error::{Error, Result};
 use minijinja::syntax::SyntaxConfig;
@@ -13,11 +13,11 @@ use std::io;
 /// A compiled chat template.
 pub struct ChatTemplate {
     environment: Environment<'static>,
-    /// Whether it has a word for the role `developer`, OpenAI's later name for `system`.
+    /// Whether it knows the role `developer`, OpenAI's newer name for `system`.
     knows_developer: bool,
 }
 
-/// What a template sees. Of two variables with one name the later wins.
+/// The variables of a template. If two have the same name, the later field wins.
 #[derive(Serialize)]
 struct Variables<'a> {
     #[serde(flatten)]
@@ -34,7 +34,7 @@ impl ChatTemplate {
     /// Compiles `source`. `bos` and `eos` are the names of the special tokens.
     ///
     /// # Errors
-    /// `Setup`, if it does not parse.
+    /// `Setup`, if the template does not parse.
     pub fn new(source: &str, bos: Option<&str>, eos: Option<&str>) -> Result<Self> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder()
@@ -59,11 +59,11 @@ impl ChatTemplate {
         })
     }
 
-    /// The prompt for `messages`. `extra` becomes variables of the template. The role `developer` is
-    /// `system` to a template that does not know it.
+    /// Renders `messages` to a prompt. `extra` becomes variables of the template. A template that does not
+    /// know the role `developer` gets `system` instead.
     ///
     /// # Errors
-    /// `Invalid`, with what the template says about the messages.
+    /// `Invalid`, with the template's own message.
     pub fn render(
         &self,
         messages: &[serde_json::Value],
@@ -113,7 +113,7 @@ fn raise_exception(message: String) -> Result<Value, minijinja::Error> {
 fn strftime_now(format: &str) -> Result<String, minijinja::Error> {
     use std::fmt::Write;
     let mut out = String::new();
-    // chrono reports an unknown directive when it is written.
+    // chrono reports an unknown directive only when formatting.
     write!(out, "{}", chrono::Local::now().format(format)).map_err(|_| {
         minijinja::Error::new(
             ErrorKind::InvalidOperation,
@@ -123,11 +123,11 @@ fn strftime_now(format: &str) -> Result<String, minijinja::Error> {
     Ok(out)
 }
 
-/// `tojson` as `json.dumps(x, ensure_ascii=False)` writes it. Jinja's own escapes HTML, which
+/// The filter `tojson`, like `json.dumps(x, ensure_ascii=False)`. Jinja's own filter escapes HTML, which
 /// models were not trained on.
 fn to_json(value: &Value, options: Kwargs) -> Result<Value, minijinja::Error> {
     let indent: Option<usize> = options.get("indent")?;
-    // Accepted as templates pass it, and without effect: we never escape.
+    // Accepted because templates pass it, but without effect: we never escape.
     let _: Option<bool> = options.get("ensure_ascii")?;
     options.assert_all_used()?;
     let mut out = Vec::new();
@@ -147,7 +147,7 @@ fn to_json(value: &Value, options: Kwargs) -> Result<Value, minijinja::Error> {
     ))
 }
 
-/// One line with spaces after `,` and `:`.
+/// Writes one line, with spaces after `,` and `:`.
 struct PythonFormatter;
 
 impl Formatter for PythonFormatter {

@@ -17,7 +17,7 @@ fn smollm2() -> &'static Text {
     &TEXT
 }
 
-/// SentencePiece as Llama 2 has it: byte fallback, a space in front.
+/// A SentencePiece tokenizer like Llama 2's: with byte fallback, and a space in front.
 fn sentencepiece() -> Value {
     let mut vocab = Map::new();
     for name in ["<unk>", "<s>", "</s>"] {
@@ -75,7 +75,7 @@ fn smollm2_splits_as_its_training_did() {
             eos: vec![2]
         }
     );
-    // Reference ids of the model's own tokenizer.json; digits one by one, no space in front.
+    // Reference ids from the model's own tokenizer.json: digits are separate, no space in front.
     assert_eq!(text.encode("Hello world", true).unwrap(), [19556, 905]);
     let digits = text.encode("2024", true).unwrap();
     assert_eq!(digits.len(), 4);
@@ -107,7 +107,7 @@ fn smollm2s_template_adds_its_system_prompt() {
 }
 
 #[test]
-fn characters_come_whole() {
+fn characters_are_never_split() {
     let text = smollm2();
     for sample in [
         "🦀 and 👩‍👩‍👧‍👦",
@@ -129,7 +129,7 @@ fn characters_come_whole() {
 }
 
 #[test]
-fn an_unfinished_character_is_replaced_at_the_end_only() {
+fn an_incomplete_character_is_replaced_at_the_end_only() {
     let text = smollm2();
     let ids = text.encode("🦀", false).unwrap();
     let (_, parts) = stream(text, &ids[..ids.len() - 1]);
@@ -140,7 +140,7 @@ fn an_unfinished_character_is_replaced_at_the_end_only() {
 }
 
 #[test]
-fn sentencepiece_takes_back_the_space_it_puts_in_front() {
+fn sentencepiece_removes_the_space_it_puts_in_front() {
     let special = SpecialIds {
         bos: Some(1),
         eos: vec![2],
@@ -266,7 +266,7 @@ proptest! {
 
     #[test]
     fn streaming_equals_decoding_at_once_on_broken_bytes(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
-        // The byte tokens of SmolLM2 in any order are mostly no UTF-8.
+        // The byte tokens of SmolLM2 in random order are mostly not UTF-8.
         let text = smollm2();
         let by_byte: Vec<u32> = (0..49152u32).filter(|&id| text.token_bytes(id).len() == 1).collect();
         let ids: Vec<u32> = bytes.iter().map(|&b| by_byte[b as usize % by_byte.len()]).collect();

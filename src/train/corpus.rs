@@ -1,4 +1,4 @@
-//! From files to rows of token ids.
+//! Reads corpus files, and packs their documents into rows of token ids.
 
 use crate::error::{Error, Result};
 use crate::prompts::{self, Answer};
@@ -6,27 +6,27 @@ use crate::sampling::mix;
 use crate::text::Text;
 use std::path::Path;
 
-/// One document's tokens. The first `prompt` of them were given, the others are what a draft shall
-/// foresee.
+/// The tokens of one document. The first `prompt` of them are the prompt; a draft learns to predict the
+/// others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Document {
     pub tokens: Vec<u32>,
     pub prompt: usize,
 }
 
-/// `seq_len` tokens of the corpus and the one that follows.
+/// `seq_len` tokens of the corpus, and the token after them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
-    /// `seq_len + 1` ids: position `i` sees `tokens[..=i]` and foretells `tokens[i + 1]`.
+    /// `seq_len + 1` ids: position `i` sees `tokens[..=i]` and predicts `tokens[i + 1]`.
     pub tokens: Vec<u32>,
-    /// Of each of the `seq_len` positions: whether it foretells a token that a model wrote (or, of
-    /// plain text, any token of it), not a prompt. Training uses all positions, figures these.
+    /// For each of the `seq_len` positions: whether the predicted token was written by a model (or is
+    /// plain text), and does not belong to a prompt. Training uses all positions, evaluation only these.
     pub counted: Vec<bool>,
 }
 
-/// Reads the documents of `file`: JSON lines (.jsonl, .ndjson, .json) as `foretoken generate`
-/// writes them, else plain text with blank lines between documents. With `retokenize` the texts of
-/// JSON lines are encoded anew, their ids ignored.
+/// Reads the documents of `file`: JSON lines (.jsonl, .ndjson, .json) as `foretoken generate` writes
+/// them, otherwise plain text with blank lines between documents. With `retokenize`, the texts of JSON
+/// lines are encoded again and their ids ignored.
 ///
 /// # Errors
 /// `Setup`, naming the file and the line.
@@ -42,7 +42,7 @@ pub fn read(file: &Path, text: &Text, retokenize: bool) -> Result<Vec<Document>>
     contents(file)?.into_iter().map(document).collect()
 }
 
-/// The texts of `file`, a file as for [`read`]: prompts and answers, each by itself.
+/// The texts of `file`, in the formats of [`read`]: each prompt and each answer is a text.
 ///
 /// # Errors
 /// `Setup`, naming the file and the line.
@@ -54,7 +54,7 @@ pub fn texts(file: &Path) -> Result<Vec<String>> {
     Ok(contents(file)?.into_iter().flat_map(texts).collect())
 }
 
-/// One document as it stands in its file.
+/// One document as it is in its file.
 enum Content {
     Answer(Box<Answer>),
     Plain(String),
@@ -82,14 +82,14 @@ fn contents(file: &Path) -> Result<Vec<Content>> {
         .collect()
 }
 
-/// The tokens of `answer` as they were.
+/// A document of the ids that `answer` contains.
 fn document(answer: Answer) -> Document {
     let prompt = answer.prompt_ids.len();
     let tokens = [answer.prompt_ids, answer.ids].concat();
     Document { tokens, prompt }
 }
 
-/// The prompt as a client's chat would get it, then the text, then EOS if the text had ended.
+/// Encodes the prompt as in a client's chat request, then the text, then EOS if the text ended with it.
 fn encode(answer: &Answer, text: &Text) -> Result<Document> {
     let mut tokens = prompts::encode(text, &answer.prompt)?;
     let prompt = tokens.len();
@@ -100,8 +100,9 @@ fn encode(answer: &Answer, text: &Text) -> Result<Document> {
     Ok(Document { tokens, prompt })
 }
 
-/// Packs documents into rows, one after the other, an EOS after each that has none. A document may
-/// go on in the next row; what is left at the end and fills no row is dropped.
+/// Packs documents into rows of `len`, one after the other. `separator` follows each document that does
+/// not end with EOS. A document may continue in the next row; tokens at the end that do not fill a row
+/// are dropped.
 pub fn pack(documents: &[Document], eos: &[u32], separator: Option<u32>, len: usize) -> Vec<Row> {
     let (mut tokens, mut written) = (Vec::new(), Vec::new());
     for document in documents {
@@ -122,18 +123,18 @@ pub fn pack(documents: &[Document], eos: &[u32], separator: Option<u32>, len: us
         .collect()
 }
 
-/// Indices of rows: those to train on, and those held out.
+/// Indices of the rows to train on, and of those held out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Split {
     pub train: Vec<usize>,
     pub held_out: Vec<usize>,
 }
 
-/// Holds out the share `holdout` of all rows, at least one, chosen by `seed` among those that have
-/// something to count.
+/// Holds out the share `holdout` of all rows, at least one. `seed` chooses them among the rows with
+/// counted positions.
 ///
 /// # Errors
-/// `Setup`, where no row is left for one of the two.
+/// `Setup`, if there are no rows to train on or none to hold out.
 pub fn split(rows: &[Row], holdout: f64, seed: u64) -> Result<Split> {
     let wanted = ((rows.len() as f64 * holdout).round() as usize).max(1);
     let order = shuffled(rows.len(), mix(seed ^ HOLDOUT));
@@ -148,7 +149,7 @@ pub fn split(rows: &[Row], holdout: f64, seed: u64) -> Result<Split> {
     }
     if train.is_empty() || held_out.is_empty() {
         return Err(Error::setup(format!(
-            "the corpus fills {} rows, and there must be at least one to train on and one to hold out: add text, lower --seq-len or lower --holdout",
+            "the corpus fills {} rows, but at least one to train on and one to hold out are needed: add text, lower --seq-len or lower --holdout",
             rows.len()
         )));
     }
@@ -157,11 +158,11 @@ pub fn split(rows: &[Row], holdout: f64, seed: u64) -> Result<Split> {
     Ok(Split { train, held_out })
 }
 
-/// What the random numbers of a seed are for.
+/// The purposes of random numbers.
 const HOLDOUT: u64 = u64::from_le_bytes(*b"held out");
 const ORDER: u64 = u64::from_le_bytes(*b"in order");
 
-/// The numbers below `count` in an order that `seed` decides (Fisher and Yates; Durstenfeld 1964).
+/// The numbers below `count`, shuffled by `seed` (Fisher and Yates; Durstenfeld 1964).
 fn shuffled(count: usize, seed: u64) -> Vec<usize> {
     let mut all: Vec<usize> = (0..count).collect();
     for i in (1..count).rev() {
@@ -171,8 +172,8 @@ fn shuffled(count: usize, seed: u64) -> Vec<usize> {
     all
 }
 
-/// The order in which rows are trained on: each epoch all of them, newly shuffled. Row number `n`
-/// is a function of the seed and `n`, so a run can be taken up anywhere.
+/// The order of rows in training: each epoch has all of them, shuffled differently. The `n`-th row
+/// depends only on the seed and `n`, so a run can be resumed anywhere.
 pub struct Order<'a> {
     rows: &'a [usize],
     seed: u64,
@@ -180,7 +181,7 @@ pub struct Order<'a> {
 }
 
 impl<'a> Order<'a> {
-    /// An order of `rows`, of which there is at least one.
+    /// An order of `rows`, which must not be empty.
     pub fn new(rows: &'a [usize], seed: u64) -> Self {
         Self {
             rows,
@@ -189,7 +190,7 @@ impl<'a> Order<'a> {
         }
     }
 
-    /// The row that comes as number `n`, from 0.
+    /// The `n`-th row of training, from 0.
     pub fn row(&mut self, n: usize) -> usize {
         let (epoch, at) = (n / self.rows.len(), n % self.rows.len());
         if self.epoch.as_ref().is_none_or(|(known, _)| *known != epoch) {
@@ -201,7 +202,7 @@ impl<'a> Order<'a> {
     }
 }
 
-/// A number that two corpora share only if their rows are the same.
+/// A hash of the rows, to recognize a corpus.
 pub fn fingerprint(rows: &[Row]) -> u64 {
     let ids = rows.iter().flat_map(|row| {
         let flags = row.counted.iter().map(|&counted| u64::from(counted));
@@ -222,16 +223,16 @@ mod tests {
     }
 
     #[test]
-    fn rows_overlap_by_the_token_that_is_foretold() {
+    fn rows_overlap_by_the_predicted_token() {
         let documents = [document(&[1, 2, 3], 1), document(&[4, 5, 9], 2)];
-        // 9 is an EOS already; after 3 one is put in.
+        // 9 is an EOS already; a separator follows 3.
         let rows = pack(&documents, &[8, 9], Some(8), 3);
         assert_eq!(rows.len(), 2);
         assert_eq!(rows[0].tokens, [1, 2, 3, 8]);
         assert_eq!(rows[0].counted, [true, true, false]);
         assert_eq!(rows[1].tokens, [8, 4, 5, 9]);
         assert_eq!(rows[1].counted, [false, false, true]);
-        // Without an EOS documents follow each other; the last token fills no row.
+        // Without a separator documents follow each other directly; the last token does not fill a row.
         let rows = pack(&documents, &[], None, 3);
         assert_eq!(rows.len(), 1);
         assert_eq!(rows[0].tokens, [1, 2, 3, 4]);
@@ -259,7 +260,7 @@ mod tests {
         all.sort_unstable();
         assert_eq!(all, (0..40).collect::<Vec<_>>());
         for seed in 0..50 {
-            // Row 0 has nothing to count.
+            // Row 0 has no counted position.
             assert!(!split(seed).held_out.contains(&0));
         }
         assert_eq!(super::split(&rows[..2], 0.01, 7).unwrap().held_out, [1]);
@@ -282,7 +283,7 @@ mod tests {
             assert_eq!(epoch, rows);
         }
         assert_ne!(all[..7], all[7..14]);
-        // Taken up in the middle it goes on the same.
+        // Resumed in the middle, it continues the same.
         let mut later = Order::new(&rows, 4);
         assert_eq!(
             (10..21).map(|n| later.row(n)).collect::<Vec<_>>(),
@@ -291,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn fingerprints_tell_corpora_apart() {
+    fn fingerprints_distinguish_corpora() {
         let one = rows(3);
         let mut other = one.clone();
         assert_eq!(fingerprint(&one), fingerprint(&other));

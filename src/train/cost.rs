@@ -1,4 +1,4 @@
-//! What a draft step costs, in target steps.
+//! Measures the cost of a draft step, in target steps.
 
 use crate::error::{Error, Result};
 use crate::kv::{BlockAllocator, BlockTable, KvStore};
@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 /// Tokens in the pool before a step.
 const CONTEXT: usize = 128;
 const BLOCK_SIZE: usize = 16;
-/// Steps of each model, one after the other, so that both see the same machine.
+/// Steps of each model. They alternate, so that both models see the same load of the machine.
 const STEPS: usize = 21;
 
-/// Time of a step of the draft in folder `draft` over that of `target`, both as they are served on
-/// this machine, one sequence, no sampling: c of Leviathan et al. 2023, Definition 3.7. The median
-/// of a few steps each.
+/// The time of a step of the draft in folder `draft` divided by that of `target`: c of Leviathan et al.
+/// 2023, Definition 3.7. Both run as they are served on this machine, with one sequence and without
+/// sampling; the times are medians of a few steps.
 ///
 /// # Errors
-/// Where a model cannot be loaded.
+/// If a model cannot be loaded.
 pub fn measure(target: &ModelSource, draft: &Path) -> Result<f64> {
     let options = LoadOptions::default();
     let mut target = Step::new(load(target, &options)?)?;
@@ -33,7 +33,7 @@ pub fn measure(target: &ModelSource, draft: &Path) -> Result<f64> {
     Ok(median(draft).as_secs_f64() / median(target).as_secs_f64())
 }
 
-/// A decode step of one sequence that can be run again and again.
+/// A decode step of one sequence that can be repeated.
 struct Step {
     model: Box<dyn Model>,
     batch: Batch,

@@ -1,24 +1,24 @@
-//! The distance between a draft's and a target's next-token distributions, and its gradient in
-//! closed form.
+//! The divergence between the next-token distributions of draft and target, and its gradient in closed
+//! form.
 //!
-//! Of the target's distribution p the most probable ids are known one by one, all others as one
-//! bucket, the tail. With t the mass of the tail, the loss of a position is
-//! `sum_top p (ln p - ln q) + t_p (ln t_p - ln t_q)`: KL(p || q) after merging the tail's ids, so a
-//! lower bound of the whole divergence. By the chain rule over a softmax its gradient is
-//! `q - p~`, where `p~` is p on the top ids and, on the tail, q scaled to the mass `t_p`.
-//! Cross-entropy on a token is the case of one id of mass 1 and an empty tail. Of ids that the draft
-//! cannot say p is left out: the masses sum to s < 1, and q is scaled to that in the gradient.
+//! Of the target's distribution p, the probabilities of the top ids are known separately, and those of
+//! all others only as a sum, the tail. With t the mass of the tail, the loss of a position is
+//! `sum_top p (ln p - ln q) + t_p (ln t_p - ln t_q)`: KL(p || q) after merging the tail's ids, which is a
+//! lower bound of the full divergence. By the chain rule over a softmax, its gradient is `q - p~`, where
+//! `p~` is p on the top ids and, on the tail, q scaled to the mass `t_p`. Cross-entropy on a token is the
+//! case of one id of mass 1 and an empty tail. Ids outside the draft's vocabulary are left out of p: the
+//! masses then sum to s < 1, and the gradient scales q to s.
 
 use crate::error::Result;
 use candle_core::{D, Device, Tensor};
 
-/// Keeps logarithms and divisions finite where a mass is 0; far below what f32 sums can show.
+/// Keeps logarithms and divisions finite if a mass is 0; far below the precision of f32 sums.
 const TINY: f32 = 1e-30;
 
-/// What a draft shall say at some positions.
+/// The distributions that a draft should have at some positions.
 #[derive(Debug, Clone)]
 pub struct Soft {
-    /// `[positions, k]`, u32: the most probable ids, the first the most probable.
+    /// `[positions, k]`, u32: the most probable ids, best first.
     pub ids: Tensor,
     /// `[positions, k]`, f32: their probabilities.
     pub probs: Tensor,
@@ -27,7 +27,7 @@ pub struct Soft {
 }
 
 impl Soft {
-    /// All mass on one token each: the targets of cross-entropy.
+    /// All mass on one token per position: the targets of cross-entropy.
     pub fn one_hot(tokens: &[u32], device: &Device) -> Result<Self> {
         let dims = (tokens.len(), 1);
         let probs = Tensor::ones(dims, candle_core::DType::F32, device)?;
@@ -39,22 +39,22 @@ impl Soft {
     }
 }
 
-/// A draft's distributions beside the target's, at `positions` positions.
+/// Compares a draft's distributions with the target's at `positions` positions.
 pub struct Comparison<'a> {
     soft: &'a Soft,
     /// `[positions, vocab]`: the draft's probabilities.
     q: Tensor,
-    /// `[positions, k]`: those of the top ids, and their logarithms.
+    /// `[positions, k]`: the draft's probabilities of the top ids, and their logarithms.
     q_top: Tensor,
     ln_q_top: Tensor,
     /// `[positions, 1]`: the draft's mass outside the top ids.
     q_tail: Tensor,
-    /// `[positions, 1]`: the target's mass on all that the draft can say.
-    sayable: Tensor,
+    /// `[positions, 1]`: the target's mass on the ids of the draft's vocabulary.
+    in_draft_vocab: Tensor,
 }
 
 impl<'a> Comparison<'a> {
-    /// `logits` is `[positions, vocab]`, f32; nothing here is part of its graph.
+    /// `logits` are the draft's, `[positions, vocab]`, f32. They are detached from their graph.
     pub fn new(logits: &Tensor, soft: &'a Soft) -> Result<Self> {
         let logits = logits.detach();
         let shifted = logits.broadcast_sub(&logits.max_keepdim(D::Minus1)?)?;
@@ -64,11 +64,11 @@ impl<'a> Comparison<'a> {
         let ln_q_top = shifted
             .gather(&soft.ids, D::Minus1)?
             .broadcast_sub(&sum.log()?)?;
-        // Summed, not 1 minus the top: that would lose a small tail to rounding.
+        // A sum, not 1 minus the top ids: that would lose a small tail to rounding.
         let rest = q.scatter(&soft.ids, &soft.probs.zeros_like()?, D::Minus1)?;
         Ok(Self {
             soft,
-            sayable: (soft.probs.sum_keepdim(D::Minus1)? + &soft.tail)?,
+            in_draft_vocab: (soft.probs.sum_keepdim(D::Minus1)? + &soft.tail)?,
             q_top: ln_q_top.exp()?,
             ln_q_top,
             q_tail: rest.sum_keepdim(D::Minus1)?,
@@ -84,17 +84,17 @@ impl<'a> Comparison<'a> {
         Ok((top + rest.squeeze(D::Minus1)?)?)
     }
 
-    /// What the logits change the loss by, `[positions, vocab]`.
+    /// The gradient of the loss by the logits, `[positions, vocab]`.
     pub fn gradient(&self) -> Result<Tensor> {
         let scale = (&self.soft.tail / self.q_tail.clamp(TINY, f32::MAX)?)?;
-        let rest = self.q.broadcast_mul(&(&self.sayable - scale)?)?;
-        let top = (self.q_top.broadcast_mul(&self.sayable)? - &self.soft.probs)?;
+        let rest = self.q.broadcast_mul(&(&self.in_draft_vocab - scale)?)?;
+        let top = (self.q_top.broadcast_mul(&self.in_draft_vocab)? - &self.soft.probs)?;
         Ok(rest.scatter(&self.soft.ids, &top, D::Minus1)?)
     }
 
-    /// Bounds of `sum_x min(p(x), q(x))`, the chance that a draft token sampled from q is accepted
-    /// (Leviathan et al. 2023, Corollary 3.6), `[positions]` each: without the tail, and with the
-    /// tail as one bucket, inside of which p and q may lie apart.
+    /// The lower and the upper bound of `sum_x min(p(x), q(x))`, the probability that a draft token
+    /// sampled from q is accepted (Leviathan et al. 2023, Corollary 3.6), `[positions]` each: without the
+    /// tail, and with the tail as one id, although p and q may differ within it.
     pub fn overlap(&self) -> Result<[Tensor; 2]> {
         let top = self.soft.probs.minimum(&self.q_top)?.sum(D::Minus1)?;
         let rest = self.soft.tail.minimum(&self.q_tail)?;
@@ -102,7 +102,7 @@ impl<'a> Comparison<'a> {
         Ok([top, all])
     }
 
-    /// Whether both find the same id the most probable: 1 or 0, f32, `[positions]`.
+    /// Whether draft and target have the same most probable id: 1 or 0, f32, `[positions]`.
     pub fn agrees(&self) -> Result<Tensor> {
         let best = self.q.argmax(D::Minus1)?;
         let wanted = self.soft.ids.narrow(D::Minus1, 0, 1)?.squeeze(D::Minus1)?;
@@ -127,7 +127,7 @@ mod tests {
         weights.into_iter().map(|w| w / sum).collect()
     }
 
-    /// The formula as it is written, in f64.
+    /// The formula of the loss, in f64.
     fn reference(logits: &[f32], ids: &[u32], probs: &[f32], tail: f32) -> f64 {
         let q = softmax(logits);
         let top: f64 = (ids.iter().zip(probs))
@@ -169,13 +169,13 @@ mod tests {
 
     #[test]
     fn loss_and_gradient_are_those_of_an_f64_reference() {
-        // With less than all mass, where the draft cannot say the rest.
-        for (shift, sayable) in [(0.0, 1.0), (80.0, 1.0), (-80.0, 1.0), (0.0, 0.6)] {
+        // In the last case the draft's vocabulary covers only a part of the mass.
+        for (shift, covered) in [(0.0, 1.0), (80.0, 1.0), (-80.0, 1.0), (0.0, 0.6)] {
             let (mut soft, ids, mut probs, mut tail) = soft();
-            soft.probs = (soft.probs * f64::from(sayable)).unwrap();
-            soft.tail = (soft.tail * f64::from(sayable)).unwrap();
+            soft.probs = (soft.probs * f64::from(covered)).unwrap();
+            soft.tail = (soft.tail * f64::from(covered)).unwrap();
             let masses = probs.iter_mut().chain(tail.iter_mut());
-            masses.for_each(|mass| *mass *= sayable);
+            masses.for_each(|mass| *mass *= covered);
             let z = logits(shift);
             let compared = tensor(&z);
             let compared = Comparison::new(&compared, &soft).unwrap();
@@ -183,15 +183,16 @@ mod tests {
             let gradient = compared.gradient().unwrap().to_vec2::<f32>().unwrap();
             for at in 0..2 {
                 let (rows, top) = (at * VOCAB..(at + 1) * VOCAB, at * K..(at + 1) * K);
-                let of = |z: &[f32]| reference(z, &ids[top.clone()], &probs[top.clone()], tail[at]);
+                let loss_of =
+                    |z: &[f32]| reference(z, &ids[top.clone()], &probs[top.clone()], tail[at]);
                 let row = &z[rows];
-                assert!((f64::from(loss[at]) - of(row)).abs() < 1e-5);
+                assert!((f64::from(loss[at]) - loss_of(row)).abs() < 1e-5);
                 for id in 0..VOCAB {
                     let step = 1e-2;
                     let nudged = |by: f32| {
                         let mut z: Vec<f32> = row.iter().map(|z| z - shift).collect();
                         z[id] += by;
-                        of(&z)
+                        loss_of(&z)
                     };
                     let slope = (nudged(step) - nudged(-step)) / f64::from(2.0 * step);
                     let found = f64::from(gradient[at][id]);
@@ -207,8 +208,8 @@ mod tests {
         let z = logits(0.0);
         let compared = tensor(&z);
         let compared = Comparison::new(&compared, &soft).unwrap();
-        let [least, most] = compared.overlap().unwrap();
-        let [least, most] = [least, most].map(|t| t.to_vec1::<f32>().unwrap());
+        let [lower, upper] = compared.overlap().unwrap();
+        let [lower, upper] = [lower, upper].map(|t| t.to_vec1::<f32>().unwrap());
         for at in 0..2 {
             let q = softmax(&z[at * VOCAB..(at + 1) * VOCAB]);
             let (ids, probs) = (&ids[at * K..][..K], &probs[at * K..][..K]);
@@ -217,10 +218,10 @@ mod tests {
                 .map(|(&id, &p)| f64::from(p).min(q[id as usize]))
                 .sum();
             let expected = shared + f64::from(tail[at]).min(1.0 - top);
-            assert!((f64::from(least[at]) - shared).abs() < 1e-5);
-            assert!((f64::from(most[at]) - expected).abs() < 1e-5);
+            assert!((f64::from(lower[at]) - shared).abs() < 1e-5);
+            assert!((f64::from(upper[at]) - expected).abs() < 1e-5);
         }
-        // The same distribution overlaps wholly, agrees, and has no loss and no gradient.
+        // Equal distributions overlap completely, agree, and have no loss and no gradient.
         let p = [[0.5f32, 0.3, 0.2]];
         let known = Soft {
             ids: Tensor::new(&[[0u32, 1, 2]], &Device::Cpu).unwrap(),

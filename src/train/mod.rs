@@ -1,12 +1,12 @@
 //! `foretoken distill`: trains a draft for a target.
 //!
-//! By default the draft learns the target's whole next-token distributions (Hinton et al. 2015; of
-//! drafts, Zhou et al. 2024, "DistillSpec", with forward KL), which the target computes once over
-//! all rows. With cross-entropy it learns a text alone, and no target runs.
+//! By default the draft learns the target's next-token distributions (Hinton et al. 2015; for drafts,
+//! Zhou et al. 2024, "DistillSpec", with forward KL), which the target computes once for all rows. With
+//! cross-entropy the draft learns from the text alone, and no target runs.
 //!
-//! Everything random is a function of the seed and of what it is for: weights of their names, the
-//! order of rows of their number. So a run that goes on from a checkpoint is the run that was never
-//! stopped, bit for bit on the CPU.
+//! All random values depend only on the seed and their use: weights on their names, the order of rows on
+//! their number. So a run that is resumed from a checkpoint equals an uninterrupted run, bit for bit on
+//! the CPU.
 
 pub mod corpus;
 mod cost;
@@ -154,8 +154,8 @@ impl Options {
         self.warmup.unwrap_or(self.steps / 20)
     }
 
-    /// All that decides the weights after a step, by the name of its flag where it has one.
-    /// Fractions stand as text: JSON readers may miss their last bit.
+    /// Everything that determines the weights after a step, by the name of its flag if it has one.
+    /// Fractions are stored as text, because JSON readers may lose their last bit.
     fn settings(&self, draft: &Value, corpus: u64) -> Value {
         let kl = self.objective == Objective::Kl;
         json!({
@@ -179,11 +179,11 @@ impl Options {
     }
 }
 
-/// Trains the draft, prints figures as they come, and leaves the draft in `options.out`.
+/// Trains the draft, prints figures on the way, and writes the draft to `options.out`.
 ///
 /// # Errors
-/// `Setup`: a file, a flag, a draft that does not fit, a disk that is full, a loss that is not
-/// finite. The last checkpoint is kept.
+/// `Setup`, for a wrong file or flag, a draft that does not match the target, a full disk, or a loss
+/// that is not finite. The last checkpoint is kept.
 pub fn run(options: &Options) -> Result<Report> {
     let device = kernels::device(&options.device)?;
     if let Some(threads) = options.threads {
@@ -235,11 +235,11 @@ pub fn run(options: &Options) -> Result<Report> {
     Ok(report)
 }
 
-/// What is known of the target before it is loaded.
+/// What is read of the target before its weights are loaded.
 struct Target {
     source: ModelSource,
     text: Text,
-    /// `None` where a tokenizer is all there is.
+    /// `None` if there is only a tokenizer.
     config: Option<ModelConfig>,
 }
 
@@ -280,7 +280,7 @@ impl Target {
     }
 }
 
-/// The draft's shape, and its `config.json` as it is written.
+/// The draft's configuration, and the JSON of its `config.json`.
 fn draft_config(options: &Options, target: &Target) -> Result<(ModelConfig, Value)> {
     let file = config_of(&options.draft_config);
     let draft = ModelConfig::from_json(&file)?;
@@ -303,7 +303,7 @@ fn draft_config(options: &Options, target: &Target) -> Result<(ModelConfig, Valu
         return Err(Error::in_file(
             &file,
             format!(
-                "vocab_size is {} and must be that of the target's {whose}, {wanted}",
+                "vocab_size is {} but must be {wanted}, that of the target's {whose}",
                 draft.vocab_size
             ),
         ));
@@ -319,8 +319,8 @@ fn draft_config(options: &Options, target: &Target) -> Result<(ModelConfig, Valu
     }
     if options.top_k > draft.vocab_size {
         return Err(Error::setup(format!(
-            "--top-k is {} and there are {} token ids",
-            options.top_k, draft.vocab_size
+            "--top-k must be at most {}, the number of token ids, not {}",
+            draft.vocab_size, options.top_k
         )));
     }
     Ok((draft, json))
@@ -336,7 +336,7 @@ fn rows(options: &Options, text: &Text, vocab_size: usize) -> Result<Vec<Row>> {
             return Err(Error::in_file(
                 file,
                 format!(
-                    "token id {id} is not below the vocabulary of {vocab_size}: add --retokenize, or name the model that wrote the file"
+                    "token id {id} is not in the vocabulary of {vocab_size} ids: add --retokenize, or give the --model that wrote the file"
                 ),
             ));
         }
@@ -346,7 +346,7 @@ fn rows(options: &Options, text: &Text, vocab_size: usize) -> Result<Vec<Row>> {
     Ok(corpus::pack(&documents, eos, text.eos(), options.seq_len))
 }
 
-/// The target's distributions, computed as far as they are not there yet.
+/// The target's distributions; computes those that do not exist yet.
 fn soft_targets(
     options: &Options,
     target: &Target,
@@ -359,7 +359,7 @@ fn soft_targets(
         config.map_or((0, 0), |c| (c.vocab_size, c.max_position_embeddings));
     if options.seq_len > context {
         return Err(Error::setup(format!(
-            "--seq-len is {} and the target was made for {context} tokens",
+            "--seq-len must be at most {context}, the context length of the target, not {}",
             options.seq_len
         )));
     }
@@ -389,12 +389,12 @@ fn soft_targets(
     Ok(soft)
 }
 
-/// One line on stdout.
+/// Prints one line on stdout.
 fn say(line: &str) {
     write_lines(&format!("{line}\n"));
 }
 
-/// Whoever reads stdout may have gone; that is no reason to stop.
+/// Prints to stdout. Ignores errors, because training should go on if stdout is closed.
 fn write_lines(lines: &str) {
     let _ = write!(std::io::stdout(), "{lines}").and_then(|()| std::io::stdout().flush());
 }

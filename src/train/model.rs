@@ -1,5 +1,5 @@
-//! The draft while it is trained: a Llama over whole rows, of ops that candle can differentiate.
-//! The serving decoder's kernels write in place and have no backward pass.
+//! The draft during training: a Llama over whole rows, made of ops that candle can differentiate. The
+//! kernels of the serving decoder write in place and have no backward pass.
 
 use super::optimizer::Named;
 use super::vocabulary::NEVER;
@@ -12,27 +12,28 @@ use candle_nn::rotary_emb::rope_slow;
 use candle_transformers::utils::repeat_kv;
 use std::collections::HashMap;
 
-/// Spread of fresh weights, as in Llama's and GPT-2's configurations (`initializer_range`).
+/// Standard deviation of initial weights, as in the configurations of Llama and GPT-2
+/// (`initializer_range`).
 const INITIAL_DEVIATION: f64 = 0.02;
 
 /// A trainable Llama in f32.
 pub struct TrainModel {
     config: ModelConfig,
-    /// By Hugging Face's names.
+    /// The weights, by Hugging Face's names.
     vars: Named<Var>,
     /// `[seq_len, head_dim / 2]`.
     cos: Tensor,
     sin: Tensor,
-    /// `[seq_len, seq_len]`: 0 where a position may look, else minus infinity.
+    /// `[seq_len, seq_len]`: 0 if a position sees the other, otherwise minus infinity.
     mask: Tensor,
-    /// `[draft_vocab_size]`, u32: the ids that it can say, where those are not all.
+    /// `[draft_vocab_size]`, u32: the ids of the draft's vocabulary; `None` = all.
     outputs: Option<Tensor>,
 }
 
 impl TrainModel {
-    /// Fresh weights, a function of `seed`: matrices normal(0, 0.02), norms 1. For rows of up to
-    /// `seq_len` tokens. `outputs` are the ids that it can say, where `config` says that those are
-    /// not all.
+    /// A draft with initial weights that depend on `seed`: matrices are normal(0, 0.02), norms 1. Rows
+    /// have up to `seq_len` tokens. `outputs` are the ids of the draft's vocabulary, if `config` has a
+    /// `draft_vocab_size`.
     pub fn new(
         config: ModelConfig,
         outputs: Option<&[u32]>,
@@ -73,7 +74,7 @@ impl TrainModel {
         })
     }
 
-    /// The shape.
+    /// The draft's configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
@@ -83,17 +84,17 @@ impl TrainModel {
         &self.vars
     }
 
-    /// Puts saved weights in place of the present ones.
+    /// Replaces all weights by those that `weight` returns.
     ///
     /// # Errors
-    /// `Setup`, where one is missing or has another shape.
+    /// `Setup`, if a weight is missing or has another shape.
     pub fn set(&self, mut weight: impl FnMut(&str) -> Option<Tensor>) -> Result<()> {
         for (name, var) in &self.vars {
             match weight(name) {
                 Some(saved) if saved.dims() == var.dims() => var.set(&saved)?,
                 _ => {
                     return Err(Error::setup(format!(
-                        "tensor {name} is missing or has another shape than the draft's config asks for"
+                        "tensor {name} is missing or does not have the shape that the draft's config asks for"
                     )));
                 }
             }
@@ -101,9 +102,9 @@ impl TrainModel {
         Ok(())
     }
 
-    /// Logits of every position, `[rows * len, vocab]`, for `tokens` `[rows, len]` of u32. A
-    /// position sees its own row up to itself. Where not all ids can be said, there is a column for
-    /// each that can, and a last one for the others, which is [`NEVER`].
+    /// The logits of every position, `[rows * len, vocab]`, for `tokens` `[rows, len]` u32. A position
+    /// sees its own row up to itself. With a draft vocabulary there is one column per id in it, and a last
+    /// one, [`NEVER`], for all others.
     pub fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
         let (rows, len) = tokens.dims2()?;
         let embedding = self.var(names::EMBEDDING);
@@ -126,7 +127,7 @@ impl TrainModel {
         Ok(Tensor::cat(&[logits, never], 1)?)
     }
 
-    /// The output layer, `[ids that it can say, hidden]`.
+    /// The output layer, `[output_size, hidden]`.
     fn head(&self) -> Result<Tensor> {
         let embedding = self.var("model.embed_tokens");
         Ok(match (self.config.tie_word_embeddings, &self.outputs) {
@@ -136,9 +137,8 @@ impl TrainModel {
         })
     }
 
-    /// The weights as a model that is served has them: where not all ids can be said, with an
-    /// output layer of its own and `d2t`, which is added to a place in it to get the id (as EAGLE-3
-    /// has it).
+    /// The weights in the format for serving. With a draft vocabulary they include a separate output
+    /// layer and, as in EAGLE-3, `d2t`, which is the id of each of its rows minus the row's number.
     pub fn weights(&self) -> Result<HashMap<String, Tensor>> {
         let vars = self.vars.iter();
         let mut weights: HashMap<String, Tensor> = vars
@@ -184,13 +184,13 @@ impl TrainModel {
         Ok(x.matmul(&self.var(name).t()?)?)
     }
 
-    /// The weight of `name`, one of [`shapes`].
+    /// The weight `name`, one of [`shapes`], without `.weight`.
     fn var(&self, name: &str) -> &Var {
         &self.vars[&format!("{name}.weight")]
     }
 }
 
-/// Name and shape of every weight.
+/// The name and shape of every weight.
 fn shapes(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
     let (hidden, mlp, d) = (
         config.hidden_size,
@@ -227,8 +227,8 @@ fn shapes(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
         .collect()
 }
 
-/// Ones for a norm, else normal noise: a function of seed and name alone (Box and Muller 1958),
-/// since candle cannot seed its CPU generator.
+/// Ones for a norm, otherwise normal noise (Box and Muller 1958) that depends only on seed and name;
+/// candle cannot seed its CPU generator.
 fn fresh(seed: u64, name: &str, dims: &[usize], device: &Device) -> Result<Tensor> {
     if dims.len() == 1 {
         return Ok(Tensor::ones(dims, DType::F32, device)?);

@@ -1,4 +1,4 @@
-//! AdamW with moments that can be saved, the norm of gradients, and the learning rate's course.
+//! AdamW with moments that can be saved, the norm of gradients, and the learning rate schedule.
 
 use crate::error::Result;
 use candle_core::backprop::GradStore;
@@ -6,28 +6,28 @@ use candle_core::{Tensor, Var};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 
-/// Tensors by Hugging Face's names, in one order: sums over them are the same in every run.
+/// Tensors by Hugging Face's names, in a fixed order, so that sums over them are the same in every run.
 pub type Named<T> = BTreeMap<String, T>;
 
 const BETA1: f64 = 0.9;
 const BETA2: f64 = 0.95;
 const EPSILON: f64 = 1e-8;
-/// The rate falls to this part of its highest value.
+/// The rate falls to this fraction of its highest value.
 const LAST_RATE: f64 = 0.1;
 
-/// Adam with decoupled weight decay (Loshchilov and Hutter 2019, Algorithm 2). candle's own keeps
-/// its moments to itself, and a run that goes on without them is another run.
+/// Adam with decoupled weight decay (Loshchilov and Hutter 2019, Algorithm 2). candle's own does not give
+/// access to its moments, which are needed to resume a run exactly.
 pub struct AdamW {
-    /// Steps that were made.
+    /// Number of steps made.
     pub steps: usize,
-    /// First and second moment of each variable, in its shape.
+    /// The first and second moment of each variable, in its shape.
     pub moments: Named<(Tensor, Tensor)>,
-    /// Applied to matrices; norms are left alone, as is usual.
+    /// Applied to matrices only, as is usual, not to norms.
     weight_decay: f64,
 }
 
 impl AdamW {
-    /// Moments of zero for `vars`.
+    /// An optimizer of `vars`, with moments of zero.
     pub fn new(vars: &Named<Var>, weight_decay: f64) -> Result<Self> {
         let zeros = |var: &Var| -> Result<_> {
             let zero = var.as_detached_tensor().zeros_like()?;
@@ -44,7 +44,8 @@ impl AdamW {
         })
     }
 
-    /// One step along `gradients`, at learning rate `rate`. Variables without a gradient stay.
+    /// Makes one step along `gradients`, with learning rate `rate`. Variables without a gradient do not
+    /// change.
     pub fn step(&mut self, vars: &Named<Var>, gradients: &Named<Tensor>, rate: f64) -> Result<()> {
         self.steps += 1;
         let unbias = |beta: f64| 1.0 / (1.0 - beta.powi(self.steps as i32));
@@ -76,7 +77,7 @@ pub fn accumulate(
     mut gradients: GradStore,
 ) -> Result<()> {
     for (name, var) in vars {
-        // A gradient holds on to the graph that it came from, and with it all activations.
+        // Detached, because a gradient keeps its graph alive, and with it all activations.
         let Some(gradient) = gradients.remove(var).map(|g| g.detach()) else {
             continue;
         };
@@ -108,8 +109,8 @@ pub fn clip(gradients: &mut Named<Tensor>, norm: f64, limit: f64) -> Result<()> 
     Ok(())
 }
 
-/// The learning rate of `step` (from 0) of `steps`: up in a line over `warmup` steps, then down to
-/// a tenth along half a cosine (Loshchilov and Hutter 2017, Equation 5, without restarts).
+/// The learning rate of `step` (from 0) of `steps`: rises linearly over `warmup` steps, then falls to a
+/// tenth along half a cosine (Loshchilov and Hutter 2017, Equation 5, without restarts).
 pub fn learning_rate(highest: f64, step: usize, warmup: usize, steps: usize) -> f64 {
     if step < warmup {
         return highest * (step + 1) as f64 / warmup as f64;
@@ -126,7 +127,7 @@ mod tests {
     use candle_nn::optim::{AdamW as Candles, Optimizer, ParamsAdamW};
 
     #[test]
-    fn the_rate_rises_in_a_line_and_falls_along_a_cosine() {
+    fn the_rate_rises_linearly_and_falls_along_a_cosine() {
         let rate = |step| learning_rate(2.0, step, 4, 25);
         assert_eq!((rate(0), rate(1), rate(3), rate(4)), (0.5, 1.0, 2.0, 2.0));
         assert!((rate(14) - 2.0 * 0.55).abs() < 1e-12);

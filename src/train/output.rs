@@ -1,7 +1,7 @@
-//! What a run leaves in its folder: checkpoints, and a draft that can be served.
+//! The output folder of a run: checkpoints, and a draft that can be served.
 //!
 //! Every file is written under another name and then renamed, so that a full disk or a kill never
-//! costs the former one.
+//! destroys the previous file.
 
 use super::model::TrainModel;
 use super::optimizer::AdamW;
@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// Files of a tokenizer, of which a model has those that it needs.
+/// Files that belong to a tokenizer; a model need not have all of them.
 const TOKENIZER_FILES: [&str; 5] = [
     "tokenizer.json",
     "tokenizer_config.json",
@@ -28,22 +28,22 @@ const TOKENIZER_FILES: [&str; 5] = [
 ];
 const CHECKPOINT: &str = "checkpoint.safetensors";
 const WEIGHTS: &str = "model.safetensors";
-/// The checkpoint's tensor that is JSON: [`State`] in bytes.
+/// The checkpoint's tensor that contains [`State`] as the bytes of its JSON.
 const STATE: &str = "state";
 
-/// What a checkpoint holds beside tensors.
+/// What a checkpoint contains in addition to weights and moments.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct State {
-    /// Steps that were made.
+    /// Number of steps made.
     pub steps: usize,
-    /// All that decides the weights after a step, the seed among it.
+    /// Everything that determines the weights after a step, including the seed.
     pub settings: Value,
-    /// The draft before the first step.
+    /// The evaluation before the first step.
     pub untrained: Evaluation,
 }
 
 impl State {
-    /// Checks that `settings` are those of the run that is gone on with.
+    /// Checks that `settings` are those of the run that is resumed.
     ///
     /// # Errors
     /// `Setup`, naming the first difference.
@@ -57,7 +57,7 @@ impl State {
         {
             None => Ok(()),
             Some((key, value)) => Err(Error::setup(format!(
-                "--resume: {key} was {} in the run that the checkpoint is of, and is {value} now",
+                "--resume: {key} was {} in the checkpoint's run, but is {value} now",
                 self.settings[key]
             ))),
         }
@@ -70,7 +70,7 @@ pub struct OutputFolder {
 }
 
 impl OutputFolder {
-    /// Makes the folder. One with a former run in it is only taken to `resume` that.
+    /// Creates the folder. If it contains an earlier run, `resume` must be set.
     ///
     /// # Errors
     /// `Setup`, naming the folder.
@@ -81,7 +81,7 @@ impl OutputFolder {
             .find(|file| path.join(file).exists());
         match former {
             Some(file) if !resume => Err(Error::setup(format!(
-                "{} has a {file} of a former run: add --resume to go on with that, or name another --out",
+                "{} has a {file} of an earlier run: add --resume to continue that run, or give another --out",
                 path.display()
             ))),
             _ => Ok(Self {
@@ -95,15 +95,15 @@ impl OutputFolder {
         &self.path
     }
 
-    /// Whether a checkpoint can be gone on with.
+    /// Whether there is a checkpoint to resume from.
     pub fn has_checkpoint(&self) -> bool {
         self.path.join(CHECKPOINT).exists()
     }
 
-    /// Saves weights, moments and `state`, in one file, so that they cannot come apart.
+    /// Saves weights, moments and `state` in one file, so that they always belong together.
     ///
     /// # Errors
-    /// `Setup`, naming the file, which then is what it was before.
+    /// `Setup`, naming the file, which then is unchanged.
     pub fn save_checkpoint(
         &self,
         model: &TrainModel,
@@ -123,10 +123,11 @@ impl OutputFolder {
         save(&self.path.join(CHECKPOINT), &tensors)
     }
 
-    /// Puts a checkpoint's weights and moments in place; `check` may refuse its state before.
+    /// Loads a checkpoint's weights and moments into `model` and `optimizer`, unless `check` refuses its
+    /// state.
     ///
     /// # Errors
-    /// `Setup`, naming the file, where it is broken or of another draft.
+    /// `Setup`, naming the file, if it is broken or belongs to another draft; the error of `check`.
     pub fn load_checkpoint(
         &self,
         model: &TrainModel,
@@ -136,7 +137,8 @@ impl OutputFolder {
     ) -> Result<State> {
         let file = self.path.join(CHECKPOINT);
         let broken = |e: &dyn std::fmt::Display| Error::in_file(&file, e);
-        // SAFETY: the file is only read; who changes it meanwhile gets other weights, or a fault.
+        // SAFETY: the file is only read. If someone changes it meanwhile, they get other weights or a
+        // fault.
         let tensors = unsafe { MmapedSafetensors::new(&file) }.map_err(|e| broken(&e))?;
         let state = tensors.load(STATE, &Device::Cpu).map_err(|e| broken(&e))?;
         let state: State =
@@ -152,7 +154,7 @@ impl OutputFolder {
         Ok(state)
     }
 
-    /// Saves the weights under the name that loading looks for.
+    /// Saves the weights under the file name that loading expects.
     ///
     /// # Errors
     /// `Setup`, naming the file.
@@ -160,7 +162,7 @@ impl OutputFolder {
         save(&self.path.join(WEIGHTS), &model.weights()?)
     }
 
-    /// Writes all that serving needs beside the weights: `config`, the text of the draft's
+    /// Writes everything that serving needs besides the weights: `config`, which is the draft's
     /// `config.json`, with the target's special ids, and the target's tokenizer.
     ///
     /// # Errors
@@ -177,7 +179,7 @@ impl OutputFolder {
             config["tie_word_embeddings"] = false.into();
         }
         if let Some(keys) = config.as_object_mut() {
-            // transformers 5's name for the same; the two must not disagree.
+            // transformers 5's name for `torch_dtype`; the two must not disagree.
             keys.shift_remove("dtype");
         }
         let special = text.special_ids();
@@ -197,15 +199,16 @@ impl OutputFolder {
     }
 }
 
-/// Puts the weights of the model in `folder` in place of those of `model`. Where it has fewer layers,
-/// but not less than half as many, the upper ones come once more on top of them all, which is a far
-/// better start than fresh layers (Du et al. 2024, "Stacking Your Transformers", section 3).
+/// Replaces the weights of `model` by those of the model in `folder`. If that has fewer layers, but at
+/// least half as many, its upper layers are repeated on top, which is a far better start than random
+/// layers (Du et al. 2024, "Stacking Your Transformers", section 3).
 ///
 /// # Errors
-/// `Setup`, naming the folder, where they cannot be read or are of another shape.
+/// `Setup`, naming the folder, if the weights cannot be read or have another shape.
 pub fn load_weights(folder: &Path, model: &TrainModel, device: &Device) -> Result<()> {
     let files = safetensors_files(folder)?;
-    // SAFETY: the files are only read; who changes them meanwhile gets other weights, or a fault.
+    // SAFETY: the files are only read. If someone changes them meanwhile, they get other weights or a
+    // fault.
     let weights =
         unsafe { MmapedSafetensors::multi(&files) }.map_err(|e| Error::in_file(folder, e))?;
     let saved = weights.tensors();
@@ -225,7 +228,7 @@ pub fn load_weights(folder: &Path, model: &TrainModel, device: &Device) -> Resul
         .map_err(|e| Error::in_file(folder, e))
 }
 
-/// Copies a file, if there is one.
+/// Copies a file, if it exists.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     match std::fs::read(from) {
         Ok(bytes) => replace(to, |part| std::fs::write(part, &bytes)),
@@ -240,7 +243,8 @@ fn save(path: &Path, tensors: &HashMap<String, Tensor>) -> Result<()> {
     };
     replace(path, |part| {
         candle_core::safetensors::save(tensors, part).map_err(first_line)?;
-        // The library makes files that only their owner may read; a server may be another user.
+        // The library creates files that only their owner can read, but a server may run as another
+        // user.
         match std::fs::metadata(path.with_file_name("config.json")) {
             Ok(config) => std::fs::set_permissions(part, config.permissions()),
             Err(_) => Ok(()),
@@ -255,13 +259,13 @@ fn json_bytes(value: &impl Serialize) -> Result<Vec<u8>> {
 /// Writes `value` to `path`.
 ///
 /// # Errors
-/// `Setup`, naming the file, which then is what it was before.
+/// `Setup`, naming the file, which then is unchanged.
 pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
     let bytes = json_bytes(value)?;
     replace(path, |part| std::fs::write(part, &bytes))
 }
 
-/// Lets `write` make a file beside `path`, and puts that in its place once it is on the disk.
+/// Lets `write` create a file beside `path`, and renames it to `path` once it is on the disk.
 fn replace(path: &Path, write: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<()> {
     let mut part = path.as_os_str().to_owned();
     part.push(".part");
@@ -270,10 +274,10 @@ fn replace(path: &Path, write: impl FnOnce(&Path) -> std::io::Result<()>) -> Res
         .and_then(|()| File::open(&part)?.sync_all())
         .and_then(|()| std::fs::rename(&part, path))
         .map_err(|e| {
-            // What was begun would take the room that is missing.
+            // An incomplete file would take up disk space.
             let _ = std::fs::remove_file(&part);
             Error::setup(format!(
-                "cannot write {}: {e}; what was there before is kept",
+                "cannot write {}: {e}; the previous file is kept",
                 path.display()
             ))
         })

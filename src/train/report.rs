@@ -1,4 +1,4 @@
-//! Figures of a run, and how they are shown.
+//! The figures of a run, and how they are printed.
 
 use super::Objective;
 use crate::bench::expected_speed_up;
@@ -7,24 +7,24 @@ use candle_core::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Longest draft that the table looks at, in tokens.
-const MOST_DRAFTED: usize = 8;
+/// Longest draft that the table considers, in tokens.
+const MAX_DRAFT_TOKENS: usize = 8;
 
 /// Means over the counted positions of the held-out rows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
-    /// Nats a position.
+    /// Nats per position.
     pub loss: f64,
-    /// Bounds of `E[sum_x min(p(x), q(x))]`, the acceptance rate at temperature 1 (Leviathan et al.
-    /// 2023, Corollary 3.6): without the target's tail, and with it as one id. With cross-entropy:
-    /// the mean probability of the text's tokens, twice, which is no acceptance rate.
+    /// The lower and upper bound of `E[sum_x min(p(x), q(x))]`, the acceptance rate at temperature 1
+    /// (Leviathan et al. 2023, Corollary 3.6): without the target's tail, and with it as one id. With
+    /// cross-entropy both are the mean probability of the text's tokens, which is not an acceptance rate.
     pub overlap: [f64; 2],
-    /// Share of positions with the same most probable id, the acceptance rate at temperature 0.
-    /// With cross-entropy: share of tokens of the text that are the most probable.
+    /// Share of positions with the same most probable id, the acceptance rate at temperature 0. With
+    /// cross-entropy: share of the text's tokens that are the most probable ones.
     pub agreement: f64,
 }
 
-/// Sums that become an [`Evaluation`].
+/// Sums over positions, from which an [`Evaluation`] is computed.
 #[derive(Default)]
 pub struct Sums {
     sums: [f64; 4],
@@ -32,7 +32,8 @@ pub struct Sums {
 }
 
 impl Sums {
-    /// Adds loss, both bounds of the overlap, and agreement, `[positions]` each, where `counted` says so.
+    /// Adds the loss, both bounds of the overlap, and the agreement, `[positions]` each, of the `counted`
+    /// positions.
     pub fn add(&mut self, figures: [&Tensor; 4], counted: &[bool]) -> Result<()> {
         for (sum, figure) in self.sums.iter_mut().zip(figures) {
             let values = figure.to_dtype(DType::F32)?.to_vec1::<f32>()?;
@@ -45,26 +46,26 @@ impl Sums {
 
     /// The means.
     pub fn mean(&self) -> Evaluation {
-        let [loss, least, most, agreement] = self.sums.map(|sum| sum / self.positions);
+        let [loss, lower, upper, agreement] = self.sums.map(|sum| sum / self.positions);
         Evaluation {
             loss,
-            overlap: [least, most],
+            overlap: [lower, upper],
             agreement,
         }
     }
 }
 
 impl Evaluation {
-    /// The line of `step`.
+    /// The line that is printed after `step`.
     pub fn line(&self, step: usize, objective: Objective) -> String {
         let Self {
             loss,
-            overlap: [least, most],
+            overlap: [lower, upper],
             agreement,
         } = self;
         match objective {
             Objective::Kl => format!(
-                "step {step}: held-out loss {loss:.4}, alpha at T=1 {least:.4} to {most:.4}, at T=0 {agreement:.4}"
+                "step {step}: held-out loss {loss:.4}, alpha at T=1 {lower:.4} to {upper:.4}, at T=0 {agreement:.4}"
             ),
             Objective::CrossEntropy => format!(
                 "step {step}: held-out loss {loss:.4}, perplexity {:.2}, most probable token right {agreement:.4}",
@@ -74,23 +75,23 @@ impl Evaluation {
     }
 }
 
-/// What a run has come to.
+/// The result of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
     pub objective: Objective,
-    /// Steps made, those of earlier sessions included, and steps of the whole run.
+    /// Steps made, including those of earlier sessions, and steps of the whole run.
     pub steps: usize,
     pub of_steps: usize,
     pub held_out_rows: usize,
     pub untrained: Evaluation,
     pub trained: Evaluation,
-    /// A draft step in target steps, measured on this machine. `None` without a target.
+    /// The cost of a draft step in target steps, measured on this machine. `None` without a target.
     pub cost_ratio: Option<f64>,
 }
 
-/// The draft length that Theorem 3.8 finds best, and the speed-up that it expects.
+/// The best draft length by Theorem 3.8 of Leviathan et al. 2023, and the expected speed-up.
 pub fn best_length(alpha: f64, c: f64) -> (usize, f64) {
-    (1..=MOST_DRAFTED)
+    (1..=MAX_DRAFT_TOKENS)
         .map(|k| (k, expected_speed_up(alpha, k, c)))
         .fold((0, f64::NEG_INFINITY), |best, next| {
             if next.1 > best.1 { next } else { best }
@@ -105,10 +106,10 @@ impl Report {
             "draft", "loss", "temperature", "alpha", "best K", "speed-up"
         )?;
         for (name, figures) in [("untrained", &self.untrained), ("trained", &self.trained)] {
-            let [least, most] = figures.overlap;
+            let [lower, upper] = figures.overlap;
             let rows = [
                 (0, figures.agreement, format!("{:.4}", figures.agreement)),
-                (1, least, format!("{least:.4} to {most:.4}")),
+                (1, lower, format!("{lower:.4} to {upper:.4}")),
             ];
             for (temperature, alpha, shown) in rows {
                 let (k, speed_up) = best_length(alpha, c);
@@ -122,11 +123,12 @@ impl Report {
         writeln!(
             f,
             "\n\
-            alpha: over held-out rows; at temperature 1 without the ids outside of the target's top\n\
-            ones, and with them as if they were one: a larger --top-k brings the two together.\n\
+            alpha: acceptance rate over held-out rows. At temperature 1, a lower bound (without the ids\n\
+            outside the target's top ones) and an upper bound (with those ids as one): a larger --top-k\n\
+            brings them closer together.\n\
             speed-up: Theorem 3.8 of Leviathan et al. 2023 for the lower alpha, with the cost ratio\n\
             c = {c:.4}, measured here on the draft as it was written, in f32 (`foretoken convert`\n\
-            makes it faster). `foretoken bench` measures all of it. Below 1: do not draft."
+            makes it faster). `foretoken bench` measures the real speed-up. Below 1: do not draft."
         )
     }
 
@@ -167,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_best_length_is_that_of_the_formula() {
+    fn the_best_length_maximizes_the_formula() {
         let formula = |alpha: f64, k: i32, c: f64| {
             (1.0 - alpha.powi(k + 1)) / ((1.0 - alpha) * (c * f64::from(k) + 1.0))
         };
@@ -184,7 +186,7 @@ mod tests {
     #[test]
     fn only_counted_positions_count() {
         let tensor = |values: &[f32]| Tensor::new(values, &candle_core::Device::Cpu).unwrap();
-        let (loss, least, most, agreement) = (
+        let (loss, lower, upper, agreement) = (
             tensor(&[1.0, 9.0, 3.0]),
             tensor(&[0.4, 9.0, 0.6]),
             tensor(&[0.5, 9.0, 0.7]),
@@ -192,7 +194,7 @@ mod tests {
         );
         let mut sums = Sums::default();
         let counted = [true, false, true];
-        sums.add([&loss, &least, &most, &agreement], &counted)
+        sums.add([&loss, &lower, &upper, &agreement], &counted)
             .unwrap();
         let mean = sums.mean();
         assert_eq!((mean.loss, mean.agreement), (2.0, 0.5));

@@ -1,8 +1,8 @@
-//! The target's distributions over all rows: computed once, kept in a file, read in any order.
+//! The target's distributions for all rows: computed once, stored in a file, and read in any order.
 //!
 //! A position takes `6 k + 4` bytes, little endian: k ids (u32), k natural logarithms of their
-//! probabilities (f16), and the mass of all other ids (f32). A JSON file beside it says whose they
-//! are. The file only grows by whole rows, so a run that was stopped goes on where it was.
+//! probabilities (f16), and the mass of all other ids (f32). A JSON file beside it stores their
+//! [`Identity`]. The file grows only by whole rows, so a stopped run continues where it was.
 
 use super::corpus::Row;
 use super::loss::Soft;
@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 const CHUNK: usize = 128;
 const BLOCK_SIZE: usize = 16;
 
-/// Whose distributions a file holds. Another target, corpus or shape needs other ones.
+/// What the distributions in a file belong to. Another target, corpus or shape needs different ones.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     pub model: String,
@@ -32,12 +32,12 @@ pub struct Identity {
     pub corpus: u64,
     pub rows: usize,
     pub seq_len: usize,
-    /// Ids a position that are kept one by one.
+    /// Number of ids per position whose probabilities are stored separately.
     pub top_k: usize,
 }
 
 impl Identity {
-    /// Bytes of one row.
+    /// Bytes per row.
     fn row_bytes(&self) -> usize {
         self.seq_len * (6 * self.top_k + 4)
     }
@@ -48,13 +48,13 @@ pub struct SoftTargets {
     identity: Identity,
     file: File,
     path: PathBuf,
-    /// Rows that it holds.
+    /// Number of rows in the file.
     rows: usize,
 }
 
 impl SoftTargets {
-    /// Opens the file in `folder`. What is there already is kept where `reuse` is set and it has
-    /// the same identity.
+    /// Opens the file in `folder`. Existing contents are kept if `reuse` is set and they have the same
+    /// identity.
     ///
     /// # Errors
     /// `Setup`, naming the file.
@@ -83,15 +83,15 @@ impl SoftTargets {
         })
     }
 
-    /// Rows that are still to be [computed](Self::compute).
+    /// Number of rows that are not [computed](Self::compute) yet.
     pub fn missing(&self) -> usize {
         self.identity.rows - self.rows
     }
 
-    /// Runs `target` over the rows that are missing; `done` is called after each.
+    /// Runs `target` over the missing rows, and calls `done` after each.
     ///
     /// # Errors
-    /// `Setup` where the disk is full; what the target fails with.
+    /// `Setup`, if the file cannot be written; the error of the target.
     pub fn compute(
         &mut self,
         target: &mut dyn Model,
@@ -119,10 +119,10 @@ impl SoftTargets {
         self.file.sync_all().map_err(failed)
     }
 
-    /// The distributions of `rows`, position after position, on `device`.
+    /// The distributions of all positions of `rows`, in order, on `device`.
     ///
     /// # Errors
-    /// `Setup`, where the file cannot be read.
+    /// `Setup`, if the file cannot be read.
     pub fn read(&mut self, rows: &[usize], device: &Device) -> Result<Soft> {
         let (size, k) = (self.identity.row_bytes(), self.identity.top_k);
         let mut bytes = vec![0; size * rows.len()];
@@ -146,7 +146,7 @@ impl SoftTargets {
     }
 }
 
-/// The target's pool, for one row at a time.
+/// The target's KV pool, for one row at a time.
 struct Pass {
     kv: KvStore,
     table: BlockTable,
@@ -172,7 +172,7 @@ impl Pass {
     }
 }
 
-/// One position: see the module.
+/// Packs one position in the format that the module describes.
 fn pack(logits: &[f32], k: usize) -> Vec<u8> {
     let mut order: Vec<u32> = (0..logits.len() as u32).collect();
     // Of equal logits the lower id comes first, as in sampling.
@@ -198,8 +198,8 @@ fn pack(logits: &[f32], k: usize) -> Vec<u8> {
     bytes
 }
 
-/// Appends the ids and probabilities of one packed position; returns the tail. What f16 rounded is
-/// made whole again: all masses sum to 1.
+/// Appends the ids and probabilities of one packed position, and returns the tail. The probabilities are
+/// scaled so that all masses sum to 1 in spite of f16 rounding.
 fn unpack(bytes: &[u8], k: usize, ids: &mut Vec<u32>, probs: &mut Vec<f32>) -> f32 {
     let (packed_ids, rest) = bytes.split_at(4 * k);
     let (logs, tail) = rest.split_at(2 * k);
@@ -232,7 +232,7 @@ mod tests {
             let mut mass = f64::from(tail);
             for (&id, &p) in ids.iter().zip(&probs) {
                 let exact = f64::from(logits[id as usize]).exp() / sum;
-                // f16 keeps logarithms down to -16 to 1/256.
+                // f16 stores logarithms down to -16 with an error of up to 1/256.
                 assert!((f64::from(p) - exact).abs() < 5e-3 * exact, "{p} {exact}");
                 mass += f64::from(p);
             }
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn of_equal_logits_the_lower_id_is_first() {
+    fn the_lower_of_equally_probable_ids_is_first() {
         let bytes = pack(&[1.0, 2.0, 2.0, 2.0], 2);
         let (mut ids, mut probs) = (Vec::new(), Vec::new());
         unpack(&bytes, 2, &mut ids, &mut probs);

@@ -1,5 +1,5 @@
-//! `foretoken tokenizer`: a byte-level BPE tokenizer (Sennrich et al. 2016; over bytes, Radford et
-//! al. 2019) for a model that is trained from nothing.
+//! `foretoken tokenizer`: trains a byte-level BPE tokenizer (Sennrich et al. 2016; over bytes, Radford
+//! et al. 2019) for a model that is trained from scratch.
 
 use super::corpus;
 use crate::error::{Error, Result};
@@ -12,10 +12,10 @@ use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Tokenizer};
 
-/// The special tokens, as ChatML has them. The last ends a text.
+/// The special tokens, as in ChatML. The last one ends a text.
 const SPECIAL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 
-/// Ids of the bytes and of the special tokens.
+/// The smallest vocabulary size: one id per byte and per special token.
 const MIN_IDS: usize = 256 + SPECIAL.len();
 
 const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
@@ -42,11 +42,11 @@ pub struct Options {
     pub out: PathBuf,
 }
 
-/// Learns the tokenizer and writes it, for [`Text::from_folder`].
+/// Trains the tokenizer and writes it, for [`Text::from_folder`].
 ///
 /// # Errors
-/// `Setup`: a file that cannot be read, an empty corpus, a template that does not parse, a folder
-/// that cannot be written.
+/// `Setup`, if a file cannot be read, the corpus is empty, the template does not parse, or the folder
+/// cannot be written.
 pub fn run(options: &Options) -> Result<()> {
     let mut texts = Vec::new();
     for file in &options.corpus {
@@ -54,7 +54,7 @@ pub fn run(options: &Options) -> Result<()> {
     }
     let bytes: usize = texts.iter().map(String::len).sum();
     if bytes == 0 {
-        return Err(Error::setup("--corpus holds no text"));
+        return Err(Error::setup("--corpus contains no text"));
     }
     let template = match &options.chat_template {
         Some(file) => std::fs::read_to_string(file).map_err(|e| Error::in_file(file, e))?,
@@ -68,14 +68,14 @@ pub fn run(options: &Options) -> Result<()> {
         tokens += text.encode(sample, false)?.len();
     }
     super::say(&format!(
-        "{} ids from {bytes} bytes, {:.2} bytes a token",
+        "{} ids from {bytes} bytes, {:.2} bytes per token",
         text.vocab_size(),
         bytes as f64 / tokens as f64
     ));
     Ok(())
 }
 
-/// A tokenizer of at most `vocab_size` ids.
+/// Trains a tokenizer of at most `vocab_size` ids.
 fn learn(texts: &[String], vocab_size: usize, template: &str) -> Result<Text> {
     let cannot = |e: tokenizers::Error| Error::setup(format!("cannot train a tokenizer: {e}"));
     let special = SPECIAL.map(|name| AddedToken::from(name, true));

@@ -1,4 +1,4 @@
-//! The loop: rows, forward, loss, backward, step; figures and checkpoints in between.
+//! The training loop: rows, forward, loss, backward, step, with evaluations and checkpoints in between.
 
 use super::corpus::{Order, Row};
 use super::loss::{Comparison, Soft};
@@ -18,19 +18,19 @@ use indicatif::ProgressBar;
 use serde_json::Value;
 use std::time::Instant;
 
-/// What is trained and measured on.
+/// The data for training and evaluation.
 pub struct Data {
     pub rows: Vec<Row>,
     /// Indices of rows.
     pub train: Vec<usize>,
     pub held_out: Vec<usize>,
-    /// What the draft can say; `None` = all.
+    /// The draft's vocabulary; `None` = all ids.
     pub vocabulary: Option<Vocabulary>,
     /// `None` with cross-entropy.
     pub soft: Option<SoftTargets>,
 }
 
-/// A run between two steps.
+/// The state of a run between two steps.
 pub struct Trainer<'a> {
     options: &'a Options,
     data: Data,
@@ -40,15 +40,16 @@ pub struct Trainer<'a> {
     model: TrainModel,
     optimizer: AdamW,
     state: State,
-    /// The last evaluation, and the step that it was made after.
+    /// The last evaluation, and the number of steps before it.
     last: (usize, Evaluation),
 }
 
 impl<'a> Trainer<'a> {
-    /// A fresh draft of shape `draft`, or the one of the folder's checkpoint.
+    /// A new run of a draft with configuration `draft`, or the run of the folder's checkpoint if
+    /// `options.resume` is set.
     ///
     /// # Errors
-    /// `Setup`, where the checkpoint is broken or of a run with other `settings`.
+    /// `Setup`, if the checkpoint is broken or its run had other `settings`.
     pub fn new(
         options: &'a Options,
         draft: ModelConfig,
@@ -63,7 +64,7 @@ impl<'a> Trainer<'a> {
             output::load_weights(folder, &model, &device)?;
         }
         let optimizer = AdamW::new(model.vars(), options.weight_decay)?;
-        // A GPU is one queue, and fills itself with one micro-batch.
+        // A GPU is one queue, and one micro-batch keeps it busy.
         let workers = match device.is_cpu() {
             true => kernels::threads(),
             false => 1,
@@ -91,7 +92,7 @@ impl<'a> Trainer<'a> {
                 &trainer.device,
                 |state| state.check(&settings),
             )?;
-            say(&format!("going on after step {}", trainer.state.steps));
+            say(&format!("resuming after step {}", trainer.state.steps));
             trainer.evaluate(None)?;
         } else {
             trainer.evaluate(None)?;
@@ -103,7 +104,7 @@ impl<'a> Trainer<'a> {
     /// Trains to the last step of this session and saves the draft.
     ///
     /// # Errors
-    /// `Setup`: a loss that is not finite, a write that failed. The last checkpoint is kept.
+    /// `Setup`, if a loss is not finite or a file cannot be written. The last checkpoint is kept.
     pub fn run(&mut self) -> Result<()> {
         let first = self.state.steps;
         let session = self.options.stop_after.unwrap_or(usize::MAX);
@@ -144,10 +145,10 @@ impl<'a> Trainer<'a> {
         self.folder.save_weights(&self.model)
     }
 
-    /// The figures of the run so far.
+    /// Returns the figures of the run so far, and writes them to `report.json`.
     ///
     /// # Errors
-    /// `Setup`, where they cannot be written.
+    /// `Setup`, if the file cannot be written.
     pub fn report(&self, cost_ratio: Option<f64>) -> Result<Report> {
         let report = Report {
             objective: self.options.objective,
@@ -162,7 +163,7 @@ impl<'a> Trainer<'a> {
         Ok(report)
     }
 
-    /// One step over `rows`; the mean loss before it, in nats a position.
+    /// Makes one step over `rows`. Returns the mean loss before it, in nats per position.
     fn step(&mut self, rows: &[usize]) -> Result<f64> {
         let positions = (rows.len() * self.options.seq_len) as f64;
         let (mut gradients, mut loss) = (Named::new(), 0.0);
@@ -173,8 +174,8 @@ impl<'a> Trainer<'a> {
                 let logits = model.forward(tokens)?;
                 let compared = Comparison::new(&logits, soft)?;
                 let loss = f64::from(compared.loss()?.sum_all()?.to_scalar::<f32>()?);
-                // The sum's derivative by the logits is the gradient that was worked out in closed
-                // form, so the graph of softmax and logarithms need not be kept.
+                // The derivative of this sum by the logits is the gradient in closed form, so the graph
+                // of softmax and logarithms is not needed.
                 let slope = (compared.gradient()? / positions)?;
                 Ok((loss, (logits * slope)?.sum_all()?.backward()?))
             });
@@ -207,7 +208,7 @@ impl<'a> Trainer<'a> {
         ))
     }
 
-    /// Measures the held-out rows and says so.
+    /// Evaluates the held-out rows and prints the figures.
     fn evaluate(&mut self, training: Option<(&ProgressBar, f64, f64)>) -> Result<()> {
         let mut sums = Sums::default();
         let at_once = self.options.micro_batch * self.workers.len();
@@ -216,8 +217,8 @@ impl<'a> Trainer<'a> {
             let model = &self.model;
             let passes = self.workers.map(&batches, |(tokens, soft)| {
                 let compared = Comparison::new(&model.forward(tokens)?, soft)?;
-                let [least, most] = compared.overlap()?;
-                Ok([compared.loss()?, least, most, compared.agrees()?])
+                let [lower, upper] = compared.overlap()?;
+                Ok([compared.loss()?, lower, upper, compared.agrees()?])
             });
             for (rows, figures) in rows.chunks(self.options.micro_batch).zip(passes) {
                 let counted: Vec<bool> = rows
@@ -247,14 +248,14 @@ impl<'a> Trainer<'a> {
             .save_checkpoint(&self.model, &self.optimizer, &self.state)
     }
 
-    /// `rows` in micro-batches: what the model sees, and what it shall say there.
+    /// Divides `rows` into micro-batches: the model's input tokens, and the distributions to learn.
     fn batches(&mut self, rows: &[usize]) -> Result<Vec<(Tensor, Soft)>> {
         rows.chunks(self.options.micro_batch)
             .map(|rows| Ok((self.tokens(rows)?, self.soft(rows)?)))
             .collect()
     }
 
-    /// What the model sees of `rows`, `[rows, seq_len]`.
+    /// The input tokens of `rows`, `[rows, seq_len]`.
     fn tokens(&self, rows: &[usize]) -> Result<Tensor> {
         let len = self.options.seq_len;
         let seen = |&row: &usize| self.data.rows[row].tokens[..len].to_vec();
@@ -262,7 +263,7 @@ impl<'a> Trainer<'a> {
         Ok(Tensor::from_vec(tokens, (rows.len(), len), &self.device)?)
     }
 
-    /// What it shall say there.
+    /// The distributions to learn at the positions of `rows`.
     fn soft(&mut self, rows: &[usize]) -> Result<Soft> {
         let soft = match (&mut self.data.soft, self.options.objective) {
             (Some(soft), Objective::Kl) => soft.read(rows, &self.device)?,

@@ -1,27 +1,27 @@
-//! The ids that a draft can say, where those are not all of the target's.
+//! The draft's vocabulary, if it is smaller than the target's.
 //!
-//! A small draft spends most of its time on its output layer, and most tokens of a text are of few
-//! kinds: the others are left to the target (FR-Spec, Zhao et al. 2025; EAGLE-3, Li et al. 2025,
-//! with a table from draft to target ids). Their q is 0, which the acceptance rule allows.
+//! A small draft spends most of its time on its output layer, and most tokens of a text are among few
+//! ids. The other ids are left to the target (FR-Spec, Zhao et al. 2025; EAGLE-3, Li et al. 2025, with a
+//! table from draft to target ids). Their q is 0, which the acceptance rule allows.
 
 use super::corpus::Row;
 use super::loss::Soft;
 use crate::error::Result;
 use candle_core::{Device, Tensor};
 
-/// Logit of the column that stands for all ids that the draft cannot say: q is 0 there, and its
-/// logarithm finite.
+/// The logit of the column for all ids outside the draft's vocabulary: q is 0 there, but its logarithm
+/// is finite.
 pub const NEVER: f64 = -1e4;
 
-/// Some ids of the target's vocabulary, ascending. Where the draft can say all, there is none.
+/// The draft's vocabulary: some ids of the target's, ascending. A draft with all ids has none.
 pub struct Vocabulary {
     ids: Vec<u32>,
-    /// `[vocab_size]`, u32: the place of an id among `ids`, or their number.
+    /// `[vocab_size]`, u32: the index of each id in `ids`, or `ids.len()` if it is not there.
     places: Tensor,
 }
 
 impl Vocabulary {
-    /// The `size` ids that are to be foretold most often in `rows`, and in any case `always`.
+    /// The `size` ids that `rows` have most often at counted positions; always includes `always`.
     pub fn most_frequent<'a>(
         rows: impl Iterator<Item = &'a Row>,
         always: &[u32],
@@ -42,7 +42,7 @@ impl Vocabulary {
         for &id in always {
             counts[id as usize].0 = u64::MAX;
         }
-        // Of ids that are as frequent the lower ones: they are the shorter tokens of a BPE.
+        // Of equally frequent ids it takes the lower ones, which are the shorter tokens of a BPE.
         counts.sort_unstable_by_key(|&(count, id)| (std::cmp::Reverse(count), id));
         let mut ids: Vec<u32> = counts[..size].iter().map(|&(_, id)| id).collect();
         ids.sort_unstable();
@@ -61,17 +61,17 @@ impl Vocabulary {
         &self.ids
     }
 
-    /// `soft` over the draft's ids and the one column for all others, which asks for nothing.
+    /// Maps `soft` to the draft's ids and one column for all others, which has no mass.
     pub fn restrict(&self, soft: Soft) -> Result<Soft> {
         let dims = soft.ids.dims2()?;
         let places = self.places.index_select(&soft.ids.flatten_all()?, 0)?;
         let ids = places.reshape(dims)?;
-        let sayable = ids
+        let in_draft_vocab = ids
             .lt(self.ids.len() as u32)?
             .to_dtype(soft.probs.dtype())?;
         Ok(Soft {
             ids,
-            probs: (soft.probs * sayable)?,
+            probs: (soft.probs * in_draft_vocab)?,
             tail: soft.tail,
         })
     }
@@ -83,11 +83,11 @@ mod tests {
     use crate::train::loss::Comparison;
 
     #[test]
-    fn frequent_ids_are_kept_and_the_others_ask_for_nothing() {
+    fn frequent_ids_are_kept_and_the_others_have_no_mass() {
         let cpu = &Device::Cpu;
         let row = Row {
             tokens: vec![0, 4, 4, 2, 2, 2, 5],
-            // The last two are a prompt's.
+            // The last two belong to a prompt.
             counted: vec![true, true, true, true, false, false],
         };
         let rows = std::iter::once(&row);
@@ -112,12 +112,12 @@ mod tests {
         assert!(gradient[0][0].abs() > 1e-3);
         let loss = compared.loss().unwrap().to_vec1::<f32>().unwrap();
         assert!(loss[0].is_finite() && loss[1] == 0.0, "{loss:?}");
-        // What the draft cannot say is never agreed on, and is no part of the overlap.
+        // Ids outside the draft's vocabulary never agree, and are not part of the overlap.
         assert_eq!(
             compared.agrees().unwrap().to_vec1::<f32>().unwrap(),
             [0.0; 2]
         );
-        let [least, _] = compared.overlap().unwrap();
-        assert_eq!(least.to_vec1::<f32>().unwrap()[1], 0.0);
+        let [lower, _] = compared.overlap().unwrap();
+        assert_eq!(lower.to_vec1::<f32>().unwrap()[1], 0.0);
     }
 }

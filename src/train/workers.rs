@@ -1,20 +1,20 @@
 //! Threads that compute one micro-batch each.
 //!
-//! candle runs all but matrix products on one thread, and in a small model those others take most of
-//! the time. So the threads share out micro-batches, not products. A micro-batch is computed the
-//! same whatever their number, and their results come in order: the number changes no bit.
+//! candle runs everything except matrix products on one thread, and in a small model that takes most of
+//! the time. So each thread computes whole micro-batches. A micro-batch is computed the same way for any
+//! number of threads, and results are returned in order: the number of threads does not change a bit.
 
 use crate::error::{Error, Result};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-/// Pools of one thread each: what candle gives to "the" pool inside of one stays on its thread.
+/// Pools of one thread each: work that candle submits to "the" pool inside one stays on its thread.
 pub struct Workers(Vec<ThreadPool>);
 
 impl Workers {
-    /// `count` threads, one at least.
+    /// `count` threads, at least one.
     ///
     /// # Errors
-    /// `Setup`, where the system gives no thread.
+    /// `Setup`, if a thread cannot be started.
     pub fn new(count: usize) -> Result<Self> {
         (0..count.max(1))
             .map(|number| {
@@ -28,12 +28,12 @@ impl Workers {
             .map(Self)
     }
 
-    /// How many work at once.
+    /// Number of threads.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// `work` of each of `items`, in their order.
+    /// The results of `work` for each of `items`, in order.
     pub fn map<T: Sync, R: Send>(
         &self,
         items: &[T],

@@ -1,5 +1,5 @@
-// Those kernels of candle that a forward of ours needs, by their names and parameters there. A tensor
-// that is not contiguous comes with `info`: its dimensions, then its strides.
+// The candle kernels that our forwards need, with candle's names and parameters. A tensor that is not
+// contiguous is described by `info`: its dimensions, then its strides.
 #include "cuda/common.cuh"
 #include "gpu.h"
 #include <type_traits>
@@ -8,7 +8,7 @@ namespace {
 
 template <typename T> constexpr bool is_short = std::is_same_v<T, f16> || std::is_same_v<T, bf16>;
 
-// Values as C++ computes with them, and back.
+// Converts values to types that C++ computes with, and back.
 template <typename T> auto number(T x) {
     if constexpr (is_short<T>) {
         return widen(x);
@@ -31,7 +31,7 @@ template <typename F> void for_each(size_t count, F work) {
     }
 }
 
-// Where element i is, in the order of the dimensions.
+// The index in memory of element i, counted in the order of the dimensions.
 size_t place(size_t i, size_t dims, const size_t *sizes, const size_t *strides) {
     size_t at = 0;
     for (size_t d = dims; d-- > 0; i /= sizes[d]) {
@@ -82,7 +82,7 @@ uint32_t checked(uint32_t id, size_t size, const char *kernel) {
     return id;
 }
 
-// The middle one of three dimensions is chosen from; ids are contiguous.
+// Selects by ids from the middle one of three dimensions; ids are contiguous.
 template <typename T>
 void index_select(size_t count, size_t, const size_t *, const uint32_t *ids, const T *from, T *to, size_t,
                   size_t size, size_t chosen, size_t right) {

@@ -1,4 +1,4 @@
-// What the tests of kernels share.
+// Helpers that the tests of kernels share.
 #pragma once
 #include "cuda/common.cuh"
 #include <cstdio>
@@ -29,7 +29,7 @@ template <typename T> bool same(const T *a, const T *b, size_t count) {
     return memcmp(a, b, count * sizeof(T)) == 0;
 }
 
-// Half a unit in the last place of 1, and what f32 sums add to that.
+// Half a unit in the last place of 1, plus the error of f32 sums.
 template <typename T> double precision();
 template <> inline double precision<float>() { return 2e-6; }
 template <> inline double precision<f16>() { return 6e-4; }
@@ -39,6 +39,6 @@ inline double off(double value, double want) {
     return std::fabs(value - want) / std::max(1., std::fabs(want));
 }
 
-// In files of their own.
+// Defined in separate files.
 void test_prefill();
 void test_sample();

@@ -1,4 +1,4 @@
-// cuBLAS and cuRAND of the emulated GPU: the product that candle asks for, and noise.
+// cuBLAS and cuRAND of the emulated GPU: the product that candle calls, and random numbers.
 #include "cuda/common.cuh"
 #include "gpu.h"
 #include <random>
@@ -8,7 +8,7 @@ using Lock = std::lock_guard<std::recursive_mutex>;
 
 namespace {
 
-// By cuBLAS's numbers.
+// cuBLAS's status codes.
 enum Status { SUCCESS = 0, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
 enum Type { F32 = 0, F16 = 2, BF16 = 14 };
 constexpr int COMPUTE_32F = 68;
@@ -23,18 +23,18 @@ struct Generator {
     std::mt19937_64 noise;
 };
 
-// A matrix as cuBLAS has it, column after column.
+// A matrix in cuBLAS's layout, column by column.
 struct Matrix {
     const char *at;
     Type type;
     size_t rows, columns, lead, stride;
-    // Whether it stands for its transpose.
+    // Whether the operation uses its transpose.
     bool turned;
 
     size_t size() const { return type == F32 ? 4 : 2; }
     size_t bytes(int batch) const { return ((columns - 1) * lead + rows + (batch - 1) * stride) * size(); }
 
-    // Row after row of what it stands for.
+    // The values of the matrix, or of its transpose if `turned`, row by row.
     std::vector<float> read(int batch) const {
         std::vector<float> values(rows * columns);
         for (size_t c = 0; c < columns; c++) {
@@ -159,6 +159,6 @@ API int curandGenerateNormal(Generator *generator, float *to, size_t count, floa
     return generate(generator, to, count, std::normal_distribution<float>(mean, deviation));
 }
 
-// As at the end of driver.cpp.
+// Needed for linking only, as at the end of driver.cpp.
 API Status cublasDgemmStridedBatched() { return NOT_SUPPORTED; }
 API int curandGenerateNormalDouble() { return EXECUTION_FAILED; }

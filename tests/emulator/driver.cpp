@@ -1,5 +1,5 @@
-// The CUDA driver's API of the emulated GPU: the device, memory, modules and launches. Functions
-// that nobody here calls are missing.
+// The CUDA driver API of the emulated GPU: the device, memory, modules and launches. Functions that are
+// not called here are missing.
 #include "gpu.h"
 #include <csignal>
 #include <cstdio>
@@ -11,7 +11,7 @@ using Lock = std::lock_guard<std::recursive_mutex>;
 
 namespace {
 
-// One device with one context, which each thread has to make its own.
+// One device with one context, which each thread must make current.
 int device_context;
 thread_local void *context;
 
@@ -21,11 +21,11 @@ struct Module {
 
 struct Function {
     std::string name;
-    // Dynamic shared memory that a launch may ask for.
+    // Dynamic shared memory that a launch may use.
     int shared = 48 << 10;
 };
 
-// Reads and writes where no memory is end here.
+// Handles reads and writes outside of any memory.
 void on_fault(int signal, siginfo_t *info, void *) {
     std::signal(signal, SIG_DFL);
     fprintf(stderr, "emulated GPU: no memory at %p, used by %s", info->si_addr, doing.c_str());
@@ -36,7 +36,7 @@ void on_fault(int signal, siginfo_t *info, void *) {
     raise(signal);
 }
 
-// Copies that the host waits for, or that find their bytes in pageable memory.
+// Copies that the host waits for, or that use pageable host memory.
 CUresult copy(void *stream, const char *what, void *to, const void *from, size_t bytes, bool from_device,
               bool to_device) {
     if (bytes == 0) {
@@ -52,7 +52,7 @@ CUresult copy(void *stream, const char *what, void *to, const void *from, size_t
         }
         memmove(to, from, bytes);
         if (!to_device) {
-            // Pageable memory is filled when the call returns.
+            // A copy to pageable memory is complete when the call returns.
             on.finished = on.submitted;
         }
         return CUDA_SUCCESS;
@@ -70,7 +70,7 @@ template <typename T> CUresult set(void *stream, uint64_t pointer, T value, size
         constexpr uint64_t PAGE = 1 << 16;
         uint64_t first = (pointer + PAGE - 1) / PAGE * PAGE, end = (pointer + count * sizeof(T)) / PAGE * PAGE;
         if (value == 0 && first < end) {
-            // Whole pages of zeros cost nothing if the system makes them.
+            // Lets the system provide whole pages of zeros, which costs nothing.
             madvise(reinterpret_cast<void *>(first), end - first, MADV_DONTNEED);
         }
         for (size_t i = 0; i < count; i++) {
@@ -119,10 +119,10 @@ API CUresult cuDeviceTotalMem_v2(size_t *bytes, int) {
 }
 API CUresult cuDeviceGetAttribute(int *value, int attribute, int) {
     switch (attribute) {
-    case 1: // threads of a block
+    case 1: // threads per block
         *value = 1024;
         break;
-    case 10: // threads of a warp
+    case 10: // threads per warp
         *value = 32;
         break;
     case 16: // multiprocessors
@@ -131,8 +131,8 @@ API CUresult cuDeviceGetAttribute(int *value, int attribute, int) {
     case 75: // compute capability
         *value = 9;
         break;
-    case 97: // dynamic shared memory on request
-        *value = emulator::MOST_SHARED;
+    case 97: // maximum dynamic shared memory
+        *value = emulator::MAX_SHARED;
         break;
     case 115: // memory pools
         *value = 1;
@@ -201,7 +201,7 @@ API CUresult cuMemAllocAsync(uint64_t *pointer, size_t bytes, void *handle) {
         return CUDA_ERROR_INVALID_CONTEXT;
     }
     if (bytes == 0) {
-        // Not every driver takes this.
+        // Some drivers do not accept this.
         return CUDA_ERROR_INVALID_VALUE;
     }
     Stream &stream = stream_of(handle);
@@ -217,7 +217,7 @@ API CUresult cuMemAllocAsync(uint64_t *pointer, size_t bytes, void *handle) {
 API CUresult cuMemFreeAsync(uint64_t pointer, void *handle) {
     Lock lock(mutex);
     if (Graph *graph = stream_of(handle).capture) {
-        // A graph frees what it has allocated, and nothing else.
+        // A graph may free only what it has allocated.
         auto &places = graph->places;
         if (std::find(places.begin(), places.end(), pointer) == places.end()) {
             return CUDA_ERROR_INVALID_VALUE;
@@ -263,7 +263,7 @@ API CUresult cuMemsetD32Async(uint64_t to, unsigned value, size_t count, void *s
     return set<uint32_t>(stream, to, value, count);
 }
 
-// Those without a stream wait for all there is.
+// Calls without a stream wait for all work of all streams.
 template <typename F> static CUresult waited(F call) {
     Lock lock(mutex);
     if (waiting_spoils_capture()) {
@@ -304,7 +304,7 @@ API CUresult cuModuleUnload(Module *module) {
 }
 API CUresult cuModuleGetFunction(Function **function, Module *module, const char *name) {
     Lock lock(mutex);
-    // Where there is PTX, the function has to be in it; a stub of a compiler gives none.
+    // If there is PTX, it must contain the function; the stand-in compiler produces none.
     const std::string &image = module->image;
     if (image.find(".entry ") != std::string::npos &&
         image.find(".entry " + std::string(name) + "(") == std::string::npos) {
@@ -317,7 +317,7 @@ API CUresult cuModuleGetFunction(Function **function, Module *module, const char
 API CUresult cuFuncSetAttribute(Function *function, int attribute, int value) {
     Lock lock(mutex);
     if (attribute == 8) {
-        if (value < 0 || size_t(value) > emulator::MOST_SHARED) {
+        if (value < 0 || size_t(value) > emulator::MAX_SHARED) {
             return CUDA_ERROR_INVALID_VALUE;
         }
         function->shared = value;
@@ -354,8 +354,8 @@ API CUresult cuLaunchKernel(Function *function, unsigned x, unsigned y, unsigned
     });
 }
 
-// Binaries do not start without these, if they are linked to the libraries themselves; candle calls
-// none of them here.
+// Binaries that are linked to the CUDA libraries do not start without these; candle calls none of them
+// here.
 API CUresult cuCtxDestroy_v2() { return CUDA_ERROR_NOT_SUPPORTED; }
 API CUresult cuMemcpyPeerAsync() { return CUDA_ERROR_NOT_SUPPORTED; }
 API CUresult cuModuleLoad() { return CUDA_ERROR_NOT_SUPPORTED; }

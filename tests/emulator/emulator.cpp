@@ -9,9 +9,9 @@
 Dim threadIdx, blockIdx, blockDim, gridDim;
 
 #ifdef __x86_64__
-// ucontext asks the system for the signal mask at each switch, which takes most of its time. Here
-// the registers that a call keeps go to the old stack, whose top is written to `from`, and come from
-// the new one.
+// Switches stacks. ucontext would spend most of its time on a system call for the signal mask at each
+// switch. This pushes the callee-saved registers to the old stack, writes its top to `from`, and pops the
+// registers from the new stack.
 extern "C" void emulator_switch(void **from, void *to);
 asm(R"(
 .text
@@ -41,7 +41,7 @@ emulator_switch:
 
 namespace emulator {
 
-alignas(16) unsigned char dynamic_shared[MOST_SHARED + GUARD];
+alignas(16) unsigned char dynamic_shared[MAX_SHARED + GUARD];
 uint64_t exchange[32][32];
 Fragments fragments[32];
 
@@ -49,7 +49,7 @@ namespace {
 
 constexpr size_t STACK = 1 << 16;
 
-// Where a coroutine goes on.
+// Where a coroutine continues.
 #ifdef __x86_64__
 struct Context {
     void *top;
@@ -57,7 +57,7 @@ struct Context {
     void go_to(Context &other) { emulator_switch(&top, other.top); }
 
     void start_with(void (*function)(), char *stack) {
-        // Six registers, where to go on, and what a call leaves on the stack.
+        // Six registers, the address to continue at, and the return address of a call.
         void **at = reinterpret_cast<void **>(stack + STACK);
         at[-1] = nullptr;
         at[-2] = reinterpret_cast<void *>(function);
@@ -85,7 +85,7 @@ struct Thread {
     alignas(16) char stack[STACK];
 };
 
-// Threads that wait for all of a group that have not ended.
+// A barrier: threads wait until all threads of the group that have not ended arrive.
 struct Barrier {
     int alive = 0, waiting = 0;
     long passed = 0;
@@ -124,12 +124,12 @@ void run() {
 }
 
 void run_block(int count, size_t shared) {
-    // No order of threads is promised: who relies on one shall fail in every second block.
+    // CUDA does not define an order of threads: a kernel that relies on one fails in every second block.
     static bool backwards = false;
     backwards = !backwards;
     block = Barrier{count};
     std::fill_n(warps, 32, Barrier{});
-    // What a block finds in its memory is anything.
+    // The initial contents of shared memory are undefined.
     memset(dynamic_shared, 0xff, shared + GUARD);
     for (int i = 0; i < count; i++) {
         Thread &thread = *threads[i];

@@ -1,5 +1,5 @@
-// CUDA on the host, as far as our kernels use it: one block at a time, its threads as coroutines
-// that take turns where they wait for one another. For tests; nothing is fast here.
+// CUDA on the host, as far as our kernels use it. Blocks run one after the other, and the threads of a
+// block are coroutines that switch where they wait for each other. For tests only, and slow.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -11,7 +11,7 @@
 #define __global__
 #define __forceinline__ inline
 #define __launch_bounds__(threads)
-// Blocks come one after the other, so what is shared in one is static.
+// Blocks run one after the other, so shared memory is static.
 #define __shared__ static
 #define DYNAMIC_SHARED(name) unsigned char *name = emulator::dynamic_shared
 
@@ -24,12 +24,12 @@ struct Dim {
 extern Dim threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulator {
-// As much as a block of a large GPU may ask for, and what nobody may write behind it.
-constexpr size_t MOST_SHARED = 227 << 10, GUARD = 256;
+// Maximum shared memory of a block on a large GPU, and the guard bytes after it.
+constexpr size_t MAX_SHARED = 227 << 10, GUARD = 256;
 extern unsigned char dynamic_shared[];
-// What threads of a warp show each other.
+// Values that the threads of a warp exchange.
 extern uint64_t exchange[32][32];
-// The matrices that a warp multiplies: rows of the left and columns of the right one.
+// The matrices that a warp multiplies: rows of the left one, columns of the right one.
 struct Fragments {
     float left[16][16], right[8][16];
 };
@@ -37,7 +37,7 @@ extern Fragments fragments[32];
 void wait_for_warp();
 void wait_for_block();
 // Runs `kernel` for each thread of each block, with `shared` bytes of dynamic shared memory.
-void launch(Dim grid, int threads, const std::function<void()> &kernel, size_t shared = MOST_SHARED);
+void launch(Dim grid, int threads, const std::function<void()> &kernel, size_t shared = MAX_SHARED);
 inline int warp() { return threadIdx.x / 32; }
 inline int lane() { return threadIdx.x % 32; }
 template <typename To, typename From> To cast(From from) {
@@ -48,7 +48,7 @@ template <typename To, typename From> To cast(From from) {
 }
 } // namespace emulator
 
-// Vectors must be where a GPU wants them.
+// Vectors have the alignment that a GPU requires.
 struct alignas(16) uint4 {
     uint32_t x, y, z, w;
 };
@@ -83,14 +83,14 @@ inline float __half2float(__half x) {
 }
 inline __half __float2half_rn(float x) {
     uint16_t sign = std::signbit(x) ? 0x8000 : 0;
-    // Halfway from the largest number to the next there would be.
+    // From halfway between the largest number and the next one there would be, rounds to infinity.
     if (!(std::fabs(x) < 65520)) {
         return {uint16_t(x == x ? sign | 0x7c00 : 0x7fff)};
     }
     int exponent;
     std::frexp(x, &exponent);
     exponent = x == 0 ? -13 : std::max(exponent, -13);
-    // In units of the last place, of which there are 11 bits; a carry moves on to the exponent.
+    // In units in the last place, with 11 bits; a carry goes into the exponent.
     uint16_t places = uint16_t(std::nearbyint(std::ldexp(std::fabs(x), 11 - exponent)));
     return {uint16_t(sign | (((exponent + 13) << 10) + places))};
 }
@@ -116,7 +116,7 @@ template <typename T> T __shfl_xor_sync(unsigned, T x, int mask) {
     emulator::wait_for_warp();
     return other;
 }
-// Threads take turns only where they wait.
+// Atomic, because threads switch only where they wait.
 inline unsigned long long atomicAdd(unsigned long long *to, unsigned long long x) {
     unsigned long long before = *to;
     *to += x;
@@ -127,7 +127,7 @@ inline float __uint_as_float(uint32_t x) { return emulator::cast<float>(x); }
 inline int __float_as_int(float x) { return emulator::cast<int>(x); }
 inline float __int_as_float(int x) { return emulator::cast<float>(x); }
 
-// mma.m16n8k16.row.col with f32 sums, by the table of fragments in the PTX manual.
+// mma.m16n8k16.row.col with f32 sums, after the fragment tables in the PTX manual.
 template <typename T>
 void emulate_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     auto &[left, right] = emulator::fragments[emulator::warp()];
@@ -152,7 +152,7 @@ void emulate_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1
     emulator::wait_for_warp();
 }
 
-// ldmatrix.x4.trans: a thread gets two rows' values of one column from each matrix.
+// ldmatrix.x4.trans: a thread gets, from each matrix, the values of two rows in one column.
 inline void emulate_ldmatrix_trans(uint32_t (&b)[4], const void *row) {
     auto &rows = emulator::exchange[emulator::warp()];
     rows[emulator::lane()] = reinterpret_cast<uintptr_t>(row);

@@ -1,5 +1,6 @@
-// The emulated GPU: what its parts know of one another. Its memory is the host's, and work is done
-// when it is submitted; what is still missing then is kept in books, to find those who rely on it.
+// The emulated GPU: the interface between its parts. Its memory is host memory, and work runs when it is
+// submitted. The emulator records which work would still be pending on a real GPU, to find code that
+// relies on it.
 #pragma once
 #include "emulator.h"
 #include <map>
@@ -9,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-// Errors of the driver's API, by its numbers.
+// Error codes of the driver API.
 enum CUresult {
     CUDA_SUCCESS = 0,
     CUDA_ERROR_INVALID_VALUE = 1,
@@ -26,65 +27,66 @@ enum CUresult {
     CUDA_ERROR_STREAM_CAPTURE_ISOLATION = 905,
 };
 
-// What the libraries export.
+// Marks functions that the libraries export.
 #define API extern "C" __attribute__((visibility("default")))
 
 namespace gpu {
 
-// Held by every call.
+// Locked by every call.
 extern std::recursive_mutex &mutex;
 
-// Names a bug of the caller that a real GPU might pass over in silence, and ends the program.
+// Reports a bug of the caller that a real GPU might silently ignore, and ends the program.
 [[noreturn]] void fault(const char *format, ...) __attribute__((format(printf, 1, 2)));
-// What is running, for messages.
+// The current operation, for messages.
 extern std::string &doing;
 constexpr const char *HOST = "the host";
 
 struct Graph;
 
-// Streams run one after the other here, but a GPU promises that only where one waits for another.
+// Streams run one after the other here, but a GPU guarantees an order only where one waits for another.
 struct Stream {
     int number = 0;
-    // Pieces of work so far, and those that someone has waited for.
+    // Number of pieces of work submitted, and of those that the host or a stream has waited for.
     long submitted = 0, finished = 0;
-    // What records the stream while it is captured, how, who, and whether a call has spoiled that.
+    // During capture: the graph, the mode, the capturing thread, and whether a call invalidated it.
     Graph *capture = nullptr;
     int mode = 0;
     std::thread::id capturer;
     bool spoiled = false;
 };
 
-// The stream of a handle; the default stream is one for each thread of the host.
+// The stream of a handle; each host thread has its own default stream.
 Stream &stream_of(void *handle);
 // Waits for all work of all streams.
 void finish_all();
 
 using Work = std::function<CUresult(Stream &)>;
-// Does the work, or records it.
+// Runs the work, or records it during capture.
 CUresult submit(void *stream, const Work &work);
 
 // Recorded work.
 struct Graph {
     std::vector<Work> nodes;
-    // What nodes allocate keeps its place from one launch to the next.
+    // The addresses of allocations by nodes, which stay the same for all launches.
     std::vector<uint64_t> places;
 };
-// Whether a call that waits, or allocates at once, is not allowed now; it spoils the capture.
+// Whether a call that waits or allocates immediately is not allowed now; if so, it invalidates the
+// capture.
 bool waiting_spoils_capture();
 
-// Memory, by device pointers; they are addresses of the host.
-// A place that is reserved has no memory until it is restored, and stays one when that is released.
+// Memory, by device pointers, which are host addresses.
+// A reserved address has no memory until it is restored, and stays reserved when the memory is released.
 CUresult allocate(uint64_t *pointer, size_t bytes, bool reserved = false);
 CUresult restore(uint64_t pointer);
 CUresult release(Stream &stream, uint64_t pointer);
-// Gives a place up; memory that is there is like any other from now on.
+// Ends the reservation of an address; memory that is there becomes an ordinary allocation.
 void discard(uint64_t pointer);
 size_t memory_in_use();
 constexpr size_t MEMORY = size_t(4) << 30;
-// Notes that work of a stream reads or writes memory from a pointer on, for at least so many bytes.
+// Records that work of a stream reads or writes at least `bytes` bytes from `pointer` on.
 void use(Stream &stream, const void *pointer, size_t bytes, bool writes);
 
-// A launch: what each thread runs, and where its pointers point to.
+// A launch: the function of each thread, and the pointers among its arguments.
 struct Call {
     struct Pointer {
         const void *at;
@@ -101,7 +103,7 @@ template <typename T> void note(std::vector<Call::Pointer> &pointers, T *at) {
     pointers.push_back({at, !std::is_const_v<T>});
 }
 
-// Makes a kernel known, with the types of its parameters.
+// Registers a kernel with the types of its parameters.
 template <typename... A> void add(const std::string &name, void (*function)(A...)) {
     kernels()[name] = [function](void **parameters) {
         std::tuple<A...> arguments;

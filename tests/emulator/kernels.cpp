@@ -1,5 +1,5 @@
-// The CUDA kernels against sums in f64, and against themselves: a row has the same bits alone and in
-// any company. Prints what is wrong; exits with the number of it.
+// Compares the CUDA kernels with sums in f64, and with themselves: a row has the same bits alone and in
+// any batch. Prints failures, and exits with their number.
 #include "dense/gemv.cu"
 #include "kv_move.cu"
 #include "norm.cu"
@@ -35,7 +35,7 @@ template <typename T, typename Few, typename Many> void test_gemv(Few few, Many 
                 for (int i = 0; i < inputs; i++) {
                     want += (double)widen(w[(size_t)o * inputs + i]) * widen(x[row * inputs + i]);
                 }
-                // The sum is as exact as its terms are large.
+                // The error of the sum is relative to the size of its terms.
                 worst = std::max(worst, off(widen(y[row * outputs + o]), want));
             }
         }
@@ -46,7 +46,7 @@ template <typename T, typename Few, typename Many> void test_gemv(Few few, Many 
             CHECK(same(part.data(), y.data() + first * outputs, rows * outputs),
                   "gemv of %d rows from %d", rows, first);
         }
-        // More rows than a block takes.
+        // More rows than one block takes.
         const int many_rows = 37;
         auto more = noise<T>(many_rows * inputs);
         std::copy(x.begin(), x.end(), more.begin() + 20 * inputs);
@@ -62,14 +62,14 @@ struct Sequence {
     bool tree;
 };
 
-// The rows of some sequences, as the Rust side puts them together.
+// The rows of some sequences, in the form that the Rust side sends.
 struct Call {
     static constexpr int BLOCK = 16;
     int rows = 0, keys = 0, most = 0, used = 0;
     vector<Tile> tiles;
     vector<uint32_t> blocks;
     vector<uint64_t> trees;
-    // Of each row: its sequence, its number there, where the blocks and the tree begin.
+    // For each row: its sequence, its number in it, and where its blocks and its tree begin.
     struct Row {
         Sequence sequence;
         int number, blocks, tree;
@@ -92,8 +92,8 @@ struct Call {
         for (int i = 0; i * BLOCK < s.context + s.rows; i++) {
             blocks.push_back(pool[used++]);
         }
-        for (int start = 0; start < s.rows; start += LANES / group) {
-            int count = std::min(LANES / group, s.rows - start);
+        for (int start = 0; start < s.rows; start += MAX_QUERIES / group) {
+            int count = std::min(MAX_QUERIES / group, s.rows - start);
             tiles.push_back({rows + start, count, s.context, start, table, tree, rows + start});
             most = std::max(most, count);
         }
@@ -168,7 +168,7 @@ void test_attention(Whole whole, Split split, Merge merge) {
         }
         CHECK(worst < precision<T>(), "attention of heads of %d is off by %g", D, worst);
 
-        // The rows of the second sequence, as plain decoding would have come to them.
+        // The rows of the second sequence as plain decoding would compute them.
         for (int i = 0; i < 6; i++) {
             Call alone;
             alone.used = 3;
@@ -205,7 +205,7 @@ void test_kv_move() {
     const int width = 200, slots = 8;
     auto before = noise<float>(slots * width);
     vector<float> pool = before;
-    // The second and third read what is still there, the last what the first has written.
+    // The second and the third move read unchanged slots; the last reads what the first has written.
     const vector<uint32_t> moves = {3, 2, 5, 3, 6, 4, 2, 0};
     launch({2, 1, 1}, 128, [&] { kv_move_f32(pool.data(), moves.data(), 4, width); });
     const int from[slots] = {3, 1, 3, 5, 6, 5, 6, 7};

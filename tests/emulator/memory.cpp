@@ -1,5 +1,6 @@
-// The memory of the emulated GPU. Each allocation ends at a page that nobody may touch; it is full
-// of 0xff at first, since a GPU promises nothing, and what surrounds it on its pages must not change.
+// The memory of the emulated GPU. Each allocation ends at a page without access rights. It is initially
+// filled with 0xff, because a GPU does not define the contents, and the bytes around it on its pages
+// must not change.
 #include "gpu.h"
 #include <cstdarg>
 #include <cstdio>
@@ -9,7 +10,7 @@
 
 namespace gpu {
 
-// Threads may still be at work when a program ends, so nothing here is ever destroyed.
+// Nothing here is ever destroyed, because threads may still run when the program ends.
 std::recursive_mutex &mutex = *new std::recursive_mutex;
 std::string &doing = *new std::string(HOST);
 
@@ -21,16 +22,17 @@ std::map<std::string, Kernel> &kernels() {
 namespace {
 
 constexpr unsigned char FENCE = 0xa5;
-// Bytes at the start of an allocation that are filled: pools of gigabytes shall cost no memory.
+// Only this many bytes at the start of an allocation are filled, so that pools of gigabytes cost no
+// memory.
 constexpr size_t FILLED = 16 << 20;
 
-// Work that used an allocation last.
+// The work that used an allocation last.
 struct Use {
     Stream *stream = nullptr;
     long number = 0;
     std::string what;
 
-    // Whether work of another stream may come before it.
+    // Whether work of the stream `other` could run before or at the same time as it.
     bool may_run_with(const Stream &other) const {
         return stream && stream != &other && number > stream->finished;
     }
@@ -40,13 +42,13 @@ struct Allocation {
     size_t bytes;
     unsigned char *pages;
     size_t mapped;
-    // A place that a graph keeps, and whether there is no memory at it.
+    // Whether the address is reserved by a graph, and whether it has no memory now.
     bool reserved = false, withdrawn = false;
     Use writer;
     std::map<Stream *, Use> readers;
 };
 
-// By pointer.
+// The allocations by device pointer.
 std::map<uint64_t, Allocation> &allocations = *new std::map<uint64_t, Allocation>;
 size_t in_use;
 
@@ -54,7 +56,7 @@ size_t page() { return sysconf(_SC_PAGESIZE); }
 
 unsigned char *bytes_at(uint64_t pointer) { return reinterpret_cast<unsigned char *>(pointer); }
 
-// The bytes of an allocation's pages before and after it.
+// Calls `work` for the bytes of an allocation's pages before and after it.
 template <typename F> void for_fence(uint64_t pointer, const Allocation &a, F work) {
     for (auto at = a.pages; at < bytes_at(pointer); at++) {
         work(*at);
@@ -123,7 +125,7 @@ CUresult allocate(uint64_t *pointer, size_t bytes, bool reserved) {
     if (in_use + bytes > MEMORY) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    // As aligned as vectors of kernels have to be, and not more: the end is guarded at once.
+    // Aligned for the vectors of kernels, but not more, so that the guard begins right at the end.
     size_t room = (bytes + 15) / 16 * 16, mapped = (room + page() - 1) / page() * page();
     void *pages = mmap(nullptr, mapped + 2 * page(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (pages == MAP_FAILED) {

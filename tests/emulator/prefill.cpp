@@ -1,4 +1,4 @@
-// Attention of prompts against sums in f64, and against itself however a prompt is cut.
+// Compares the attention of prompts with sums in f64, and with itself for other divisions of a prompt.
 #include "paged_attention/prefill.cu"
 
 #include "check.h"
@@ -10,7 +10,7 @@ namespace {
 
 constexpr int BLOCK = 16;
 
-// Rows of a sequence, of which `first` is the first in a call.
+// Rows of a sequence; `first` is its first row in the call.
 struct Span {
     int first, rows, context, sequence;
 };
@@ -24,7 +24,7 @@ template <typename T, int D> struct Attention {
     int group, rows = 0, most_blocks = 0;
     vector<Span> spans;
     vector<T> q;
-    // [key, K/V head, value] of each sequence.
+    // For each sequence: [key, K/V head, value].
     vector<vector<T>> ks, vs;
     // All blocks of the pool, shuffled.
     vector<uint32_t> pool;
@@ -48,7 +48,7 @@ template <typename T, int D> struct Attention {
         std::shuffle(pool.begin(), pool.end(), rng);
     }
 
-    // One call, for which the pool has the rows of `spans` and what was before them, and nothing else.
+    // Runs one call. The pool contains the rows of `spans` and their contexts, and nothing else.
     void run(const vector<Span> &spans, vector<T> &out) const {
         const T nan = narrow<T>(NAN);
         vector<T> k(pool.size() * BLOCK * KV_HEADS * D, nan), v = k;
@@ -65,9 +65,9 @@ template <typename T, int D> struct Attention {
                 std::copy_n(&ks[span.sequence][key * VALUES], VALUES, &k[slot * VALUES]);
                 std::copy_n(&vs[span.sequence][key * VALUES], VALUES, &v[slot * VALUES]);
             }
-            const int most = prefill::LANES / group;
-            for (int start = 0; start < span.rows; start += most) {
-                tiles.push_back({span.first + start, std::min(most, span.rows - start), span.context, start, table, -1, 0});
+            const int max_rows = prefill::MAX_QUERIES / group;
+            for (int start = 0; start < span.rows; start += max_rows) {
+                tiles.push_back({span.first + start, std::min(max_rows, span.rows - start), span.context, start, table, -1, 0});
             }
         }
         launch({(int)tiles.size(), KV_HEADS, 1}, prefill::THREADS,
@@ -78,7 +78,7 @@ template <typename T, int D> struct Attention {
                sizeof(prefill::Shared<T, D>));
     }
 
-    // How far the rows of a span are from what they should be.
+    // The largest error of a span's rows.
     double worst(const Span &span, const vector<T> &out) const {
         auto wide = [](const vector<T> &values) {
             vector<double> wide;
@@ -108,7 +108,7 @@ template <typename T, int D> struct Attention {
             }
             for (int j = 0; j < D; j++) {
                 const double by = off(widen(out[((size_t)span.first * heads() + i) * D + j]), want[j] / sum);
-                // NaN is far off, too.
+                // Also takes NaN as an error.
                 worst = by <= worst ? worst : by;
             }
         }
@@ -128,11 +128,11 @@ template <typename T, int D> void test(typename Attention<T, D>::Kernel kernel, 
     of.run(of.spans, out);
     for (const Span &span : of.spans) {
         const double worst = of.worst(span, out);
-        // Weights are rounded, and what they give.
+        // Both the weights and the results are rounded.
         CHECK(worst < 2 * precision<T>(), "%d rows after %d, heads of %d, groups of %d: off by %g", span.rows,
               span.context, D, group, worst);
     }
-    // The first and the last of the longest in pieces, alone.
+    // One span and the last one, alone and in pieces.
     for (const Span &span : {of.spans[3], of.spans.back()}) {
         int done = 0;
         for (int rows : {17, 40, 1, 72}) {

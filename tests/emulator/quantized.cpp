@@ -1,5 +1,5 @@
-// candle's kernels for quantized weights, by their names and parameters there: lookups, and products
-// with activations that are quantized to 8 bits in blocks of 32 first.
+// candle's kernels for quantized weights, with candle's names and parameters: lookups, and products with
+// activations that are first quantized to 8 bits in blocks of 32.
 #include "cuda/common.cuh"
 #include "gpu.h"
 
@@ -13,7 +13,7 @@ float half_at(const uint8_t *at) {
     return widen(half);
 }
 
-// 32 weights: scale * quant + offset, where each half has a scale.
+// 32 weights: scale * quant + offset, with a scale per half.
 struct Block {
     int8_t quants[BLOCK];
     float scales[2], offset;
@@ -21,8 +21,8 @@ struct Block {
     float value(int k) const { return scales[k / 16] * quants[k] + offset; }
 };
 
-// GGUF's formats: NUMBER among them, bytes of SPAN blocks that lie together, and how to read one.
-// SUM: products have the offset times the sum of activations before they are quantized.
+// GGUF's formats: their NUMBER, the bytes of SPAN blocks that are stored together, and how to read one.
+// SUM: products multiply the offset with the sum of the activations before quantization.
 struct Q4_1 {
     static constexpr int NUMBER = 3, SPAN = 1, BYTES = 20;
     static constexpr bool SUM = true;
@@ -67,7 +67,7 @@ struct Q4_K {
     static constexpr bool SUM = false;
 
     static void read(const uint8_t *at, int sub, Block &block) {
-        // Eight pairs of 6 bits in 12 bytes.
+        // Eight pairs of 6-bit values in 12 bytes.
         const uint8_t *s = at + 4;
         int scale = sub < 4 ? s[sub] & 63 : (s[sub + 4] & 15) | s[sub - 4] >> 6 << 4;
         int offset = sub < 4 ? s[sub + 4] & 63 : s[sub + 4] >> 4 | s[sub] >> 6 << 4;
@@ -84,7 +84,7 @@ struct Q6_K {
     static constexpr bool SUM = false;
 
     static void read(const uint8_t *at, int sub, Block &block) {
-        // Two runs of 128: 64 bytes of low halves, and 32 bytes of pairs of bits, each.
+        // Two runs of 128, each with 64 bytes of low nibbles and 32 bytes of bit pairs.
         int run = sub / 4, part = sub % 4;
         const uint8_t *low = at + run * 64 + part % 2 * BLOCK, *high = at + 128 + run * 32;
         for (int k = 0; k < BLOCK; k++) {
@@ -103,7 +103,8 @@ template <typename F> void read_block(const void *at, size_t b, Block &block) {
     F::read(static_cast<const uint8_t *>(at) + b / F::SPAN * F::BYTES, b % F::SPAN, block);
 }
 
-// With activations scale * quant whose sum is `sum`, or, without one, that of the quants.
+// The product with activations scale * quant. `sum` is the sum of the activations; without SUM, that of
+// the quants is used.
 template <bool SUM> float product(const Block &block, const int8_t *quants, float scale, float sum) {
     int halves[2] = {}, all = 0;
     for (int k = 0; k < BLOCK; k++) {
@@ -114,7 +115,7 @@ template <bool SUM> float product(const Block &block, const int8_t *quants, floa
            block.offset * (SUM ? sum : scale * all);
 }
 
-// One block for each id, and some beside it for long rows.
+// One block of threads per id, and several for long rows.
 template <typename F>
 void get_rows(const void *weights, const uint32_t *ids, float *to, int64_t columns, size_t row_bytes) {
     const uint8_t *row = static_cast<const uint8_t *>(weights) + ids[blockIdx.x] * row_bytes;
@@ -138,16 +139,16 @@ template <typename F, typename T> void dequantize(const void *weights, T *to, si
     }
 }
 template <typename F, typename T> void dequantize_counted(const void *weights, T *to, int count) {
-    // This one counts values, the others blocks.
+    // This kernel counts values, the others count blocks.
     dequantize<F>(weights, to, F::NUMBER == Q5_1::NUMBER ? count / BLOCK : count);
 }
 template <typename F, typename T> void dequantize_all(const void *weights, T *to) {
     dequantize<F>(weights, to, gridDim.x * F::SPAN);
 }
 
-// In what follows a block has one thread, which does all of its work.
+// In the following kernels a block has one thread, which does all of its work.
 
-// Quantizes 32 activations of `row` from `first` on, with zeros behind `columns`; gives scale and sum.
+// Quantizes 32 activations of `row` from `first` on, with zeros beyond `columns`; returns scale and sum.
 template <typename T>
 void quantize(const T *row, int64_t first, int64_t columns, int8_t *quants, float &scale, float &sum) {
     float values[BLOCK], most = 0;
@@ -168,7 +169,7 @@ struct Q8_1 {
     int8_t quants[BLOCK];
 };
 
-// Rows one after the other; a block of threads does 256 values of one.
+// Quantizes rows one after the other; a block of threads takes 256 values of a row.
 template <typename T> void quantize_rows(const T *from, void *to, int columns, int padded) {
     int end = std::min((blockIdx.x + 1) * 256, padded);
     for (int first = blockIdx.x * 256; first < end; first += BLOCK) {
@@ -180,7 +181,7 @@ template <typename T> void quantize_rows(const T *from, void *to, int columns, i
     }
 }
 
-// Products with N rows of activations; strides count blocks of activations, and results.
+// Products with N rows of activations; strides count blocks of activations, or results.
 template <typename F, typename T, int N>
 void multiply_few(const void *weights, const void *activations, T *to, int columns, int rows, int stride,
                   int stride_to) {
@@ -190,7 +191,7 @@ void multiply_few(const void *weights, const void *activations, T *to, int colum
         float sums[N] = {};
         for (int b = 0; b < columns / BLOCK; b++) {
             Block block;
-            // Behind the last of an odd number of rows, too, as there.
+            // Like candle's kernel, also reads beyond the last row if the number of rows is odd.
             read_block<F>(weights, size_t(row) * (columns / BLOCK) + b, block);
             for (int n = 0; n < N; n++) {
                 const Q8_1 &x = y[n * stride + b];
@@ -203,7 +204,7 @@ void multiply_few(const void *weights, const void *activations, T *to, int colum
     }
 }
 
-// 128 activations of a row: four blocks, with scales or with pairs of scale and sum.
+// 128 activations of a row: four blocks, with a scale or a pair of scale and sum each.
 struct Q8_1x4 {
     union {
         float scales[4];
@@ -212,7 +213,7 @@ struct Q8_1x4 {
     int8_t quants[4][BLOCK];
 };
 
-// The first 128 of all rows come first; a block of threads does 512 values of a row.
+// The first 128 activations of all rows come first; a block of threads takes 512 values of a row.
 template <bool SUM>
 void quantize_columns(const float *from, const int *ids, void *to, int64_t columns, int64_t stride, int64_t, int64_t,
                       int64_t padded, int rows, int) {
@@ -234,8 +235,8 @@ void quantize_columns(const float *from, const int *ids, void *to, int64_t colum
     }
 }
 
-// Products with many rows of activations. The kernel leaves parts of sums to another one, which has
-// nothing to do here.
+// Products with many rows of activations. candle's kernel leaves partial sums to another kernel, which
+// has nothing to do here.
 template <typename F>
 void multiply_many(const char *weights, const int *activations, const int *ids, const int *, float *to, float *,
                    int columns, int rows, int count, int stride, int all, int stride_to, int, int channels, int, int,
@@ -243,7 +244,7 @@ void multiply_many(const char *weights, const int *activations, const int *ids, 
     if (ids || channels != 1 || samples != 1) {
         gpu::fault("no emulation of chosen weights");
     }
-    // Those with an offset have sums here.
+    // Formats with an offset have sums here.
     constexpr bool SUM = F::SUM || F::NUMBER == Q4_K::NUMBER;
     auto y = reinterpret_cast<const Q8_1x4 *>(activations);
     std::vector<float> sums(count);
@@ -286,7 +287,7 @@ template <typename F> void add_for(const std::string &type, const std::string &s
     add_few<F, float, 8>("mmvq_gguf_" + small + "_f32_plain_cuda");
     add_few<F, f16, 8>("mmvq_gguf_" + small + "_f16_plain_cuda");
     add_few<F, bf16, 8>("mmvq_gguf_" + small + "_bf16_plain_cuda");
-    // Templates: the format's number, columns of a tile, and whether there are parts of tiles.
+    // Template arguments: the format's number, columns of a tile, and whether there are partial tiles.
     for (int tile = 8; tile <= 128; tile += 8) {
         for (const char *parts : {"0", "1"}) {
             std::string arguments =

@@ -1,6 +1,6 @@
-// The CUDA runtime, as far as candle's static library of kernels uses it: it launches what multiplies
-// quantized weights. A binary may have a runtime of its own, which cannot drive an emulated GPU; its
-// functions are led here. Kernels are known by the binary's symbols.
+// The CUDA runtime, as far as candle's static library of kernels uses it to launch the products with
+// quantized weights. A binary may contain its own runtime, which cannot drive an emulated GPU; calls of
+// its functions are redirected here. Kernels are found by the binary's symbols.
 #include "gpu.h"
 #include <cstdio>
 #include <elf.h>
@@ -22,7 +22,7 @@ namespace {
 
 struct Symbol {
     std::string name;
-    // Dynamic shared memory that a launch may ask for.
+    // Dynamic shared memory that a launch may use.
     int shared = 48 << 10;
 };
 std::unordered_map<uintptr_t, Symbol> &symbols = *new std::unordered_map<uintptr_t, Symbol>;
@@ -63,7 +63,7 @@ API CUresult __cudaGetKernel(Symbol **symbol, const void *function) {
 API CUresult __cudaLaunchKernel_ptsz(Symbol *symbol, dim3 grid, dim3 block, void **parameters, size_t shared,
                                      void *stream) {
     Lock lock(mutex);
-    // Nobody asks how such a launch went.
+    // Errors end the program, because callers do not check the result of such a launch.
     auto kernel = kernels().find(symbol->name);
     if (kernel == kernels().end()) {
         fault("no emulation of kernel %s", symbol->name.c_str());
@@ -84,7 +84,7 @@ API CUresult __cudaLaunchKernel_ptsz(Symbol *symbol, dim3 grid, dim3 block, void
                 use(on, pointer.at, 0, pointer.writes);
             }
         }
-        // One thread does all of a block here.
+        // Here one thread does all the work of a block.
         emulator::launch(blocks, 1, call.thread, 0);
         return CUDA_SUCCESS;
     });
@@ -93,7 +93,7 @@ API CUresult __cudaLaunchKernel_ptsz(Symbol *symbol, dim3 grid, dim3 block, void
 API CUresult cudaFuncSetAttribute(const void *function, int attribute, int value) {
     Lock lock(mutex);
     if (attribute == 8) {
-        if (value < 0 || size_t(value) > emulator::MOST_SHARED) {
+        if (value < 0 || size_t(value) > emulator::MAX_SHARED) {
             return CUDA_ERROR_INVALID_VALUE;
         }
         Symbol *symbol;
@@ -107,8 +107,8 @@ API CUresult cudaGetDevice(int *device) {
     return CUDA_SUCCESS;
 }
 
-// Binaries that are linked to the library itself register what the symbols say already, and do not
-// start without the rest, which candle does not call here.
+// Binaries that are linked to the runtime library call these to register kernels, which the symbols
+// already provide, and do not start without the others, which candle does not call here.
 API void **__cudaRegisterFatBinary(void *) {
     static void *handle;
     return &handle;
@@ -166,7 +166,7 @@ void read_symbols() {
     if (mapped == MAP_FAILED || memcmp(image, ELFMAG, SELFMAG) != 0) {
         return;
     }
-    // Where the binary lies; it is the first of all.
+    // The address of the binary, which is the first object.
     uintptr_t base = 0;
     dl_iterate_phdr(
         [](dl_phdr_info *info, size_t, void *to) {

@@ -1,4 +1,4 @@
-// Sampling and verification against a plain reference that sorts, in f64.
+// Compares sampling and verification with a plain reference in f64 that sorts.
 #include "sample/sample.cu"
 
 #include "check.h"
@@ -12,7 +12,7 @@ constexpr int VOCAB = 5000;
 
 double uniform() { return std::uniform_real_distribution<double>()(rng); }
 
-// Logits of a peaked distribution; with `steps` many are equal.
+// Logits of a peaked distribution; with `steps`, many are equal.
 vector<float> noise(bool steps) {
     std::normal_distribution<float> normal(0, 3);
     vector<float> logits(VOCAB);
@@ -23,7 +23,7 @@ vector<float> noise(bool steps) {
     return logits;
 }
 
-// The pipeline, by its definition.
+// The logits processors, by their definition.
 vector<double> reference(const float *logits, LogitsParams s) {
     float top = *std::max_element(logits, logits + VOCAB);
     vector<double> w(VOCAB);
@@ -68,7 +68,7 @@ int quantile_of(const vector<double> &p, double target) {
     return last;
 }
 
-// What `process_logits` gave. `tokens` are [2, rows].
+// The results of `process_logits`. `tokens` are [2, rows].
 struct Processed {
     vector<float> probs;
     vector<uint32_t> tokens;
@@ -127,7 +127,7 @@ void test_process() {
     }
 }
 
-// A row without a token says so, wherever the odd value is, and leaves the others alone.
+// A row without a valid token is reported, wherever the invalid value is, and does not affect others.
 void test_not_finite() {
     const float ODD[] = {NAN, -NAN, INFINITY};
     for (float temperature : {0.f, 0.8f}) {
@@ -169,7 +169,7 @@ void test_adjust() {
     CHECK(logits == vector<float>(2 * VOCAB, 3.f), "adjustments change other logits");
 }
 
-// The rule by its definition; q is empty where the draft is a guess of no model.
+// The acceptance rule by its definition; q is empty if no model predicted the draft.
 struct Case {
     vector<vector<double>> p, q;
     vector<uint32_t> drafted;
@@ -222,7 +222,7 @@ void test_verify() {
             if (row == LEN) {
                 break;
             }
-            // A draft that is nearly right, of a smaller vocabulary; or a guess.
+            // A draft that is almost right, with a smaller vocabulary; or one that no model predicted.
             auto near = base;
             for (float &x : near) {
                 x += (float)uniform();
@@ -270,7 +270,7 @@ void test_verify() {
     }
     CHECK(accepted[0] > 5 && accepted[1] > 5, "the cases are not various: %d, %d", accepted[0], accepted[1]);
 
-    // Where a row is not finite, the verdict is NO_TOKEN if it comes to that row, and as it was if not.
+    // If a row is not finite, the verdict is NO_TOKEN if verification reaches it, otherwise unchanged.
     for (int broken = 0; broken < ROWS; broken++) {
         auto odd = logits;
         for (int at = 0; at < CASES; at++) {

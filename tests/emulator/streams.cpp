@@ -7,7 +7,7 @@ namespace gpu {
 
 namespace {
 
-// None is ever freed: memory remembers who used it.
+// Streams are never freed, because allocations refer to the streams that used them.
 std::vector<Stream *> &streams = *new std::vector<Stream *>;
 
 Stream &make_stream() {
@@ -18,7 +18,7 @@ Stream &make_stream() {
 struct Event {
     Stream *stream = nullptr;
     long number = 0;
-    // What captured it.
+    // The graph during whose capture it was recorded.
     Graph *graph = nullptr;
     std::chrono::steady_clock::time_point at;
 };
@@ -65,7 +65,7 @@ CUresult submit(void *handle, const Work &work) {
 }
 
 bool waiting_spoils_capture() {
-    // 0 is a capture that forbids it to all threads, 1 to its own, 2 to none.
+    // Capture mode 0 forbids the call to all threads, 1 to the capturing thread, 2 to none.
     bool spoils = false;
     for (Stream *stream : streams) {
         bool own = stream->capturer == std::this_thread::get_id();
@@ -139,7 +139,8 @@ API CUresult cuEventElapsedTime_v2(float *ms, Event *start, Event *end) {
 }
 API CUresult cuEventElapsedTime(float *ms, Event *start, Event *end) { return cuEventElapsedTime_v2(ms, start, end); }
 
-// What one stream waits for counts as seen by all: the books are kinder than a GPU here.
+// Work that one stream waits for counts as finished for all: here the emulator finds fewer bugs than
+// there are.
 API CUresult cuStreamWaitEvent(void *handle, Event *event, unsigned) {
     Lock lock(mutex);
     Stream &stream = stream_of(handle);
@@ -200,7 +201,7 @@ API CUresult cuStreamEndCapture(void *handle, Graph **graph) {
 
 namespace {
 
-// A graph that can be launched. It may outlive the graph but not the places, as here alone.
+// A graph that can be launched. It may outlive the graph but not its addresses; this holds only here.
 struct Exec {
     Graph *graph;
     bool frees_on_launch;
@@ -222,7 +223,7 @@ API CUresult cuGraphLaunch(Exec *exec, void *handle) {
     Lock lock(mutex);
     Stream &stream = stream_of(handle);
     if (stream.capture) {
-        // Graphs within graphs are nobody's wish so far.
+        // Graphs within graphs are not supported, because nothing uses them.
         return spoil(stream, CUDA_ERROR_NOT_SUPPORTED);
     }
     if (exec->frees_on_launch) {

@@ -273,7 +273,7 @@ fn what_is_wrong_with_a_config_is_said_in_one_line() {
         ),
         (
             json!({ "rope_parameters": { "full_attention": { "rope_type": "default" } } }),
-            "one rope serves all",
+            "must have the same RoPE",
         ),
         (json!({ "sliding_window": 128 }), "sliding_window 128"),
         (

@@ -452,7 +452,7 @@ fn a_killed_run_goes_on_from_its_checkpoint() {
         "{}",
         String::from_utf8_lossy(&output.stderr)
     );
-    assert!(stdout.contains("going on after step"), "{stdout}");
+    assert!(stdout.contains("resuming after step"), "{stdout}");
     assert!(stdout.contains("temperature"), "{stdout}");
     assert_same_weights(&options.out, &out);
 }

@@ -126,13 +126,19 @@ fn what_a_gguf_needs_and_we_lack_is_refused_by_name() {
     let nan = Tensor::full(f32::NAN, HIDDEN, &Device::Cpu).unwrap();
     bad.insert(name.into(), nan);
     let error = attempt(&bad, "llama.expert_count", Value::U32(0)).unwrap_err();
-    assert!(error.contains("blk.1.ffn_norm.weight holds NaN"), "{error}");
+    assert!(
+        error.contains("blk.1.ffn_norm.weight contains NaN"),
+        "{error}"
+    );
     // A block's scale of f16 that is infinite.
     let name = "model.layers.0.mlp.down_proj.weight";
     let mut bad = all.clone();
     bad.insert(name.into(), (&all[name] * 1e9).unwrap());
     let error = attempt(&bad, "llama.expert_count", Value::U32(0)).unwrap_err();
-    assert!(error.contains("blk.0.ffn_down.weight holds NaN"), "{error}");
+    assert!(
+        error.contains("blk.0.ffn_down.weight contains NaN"),
+        "{error}"
+    );
 
     let mut more = all.clone();
     let name = "model.layers.0.mlp.up_proj.scale";

@@ -8,7 +8,7 @@ use tokenizers::models::bpe::BPE;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Tokenizer};
 
-/// Tokens named in GPT-2's alphabet; the last is special.
+/// Token names in GPT-2's alphabet; the last token is special.
 const NAMES: [&str; 10] = ["a", "b", "ab", "Ġ", "END", "ðŁ", "¦", "Ģ", "bEN", "<|end|>"];
 const END: u32 = 9;
 
@@ -57,7 +57,7 @@ fn tokens(ids: &[u32], finish: Option<FinishReason>) -> Event {
     }
 }
 
-/// Feeds `ids` in rounds of the given sizes, as an engine would; stops when the choice does.
+/// Feeds `ids` in steps of the given sizes, as an engine would; stops when the choice ends.
 fn run(rules: Rules, ids: &[u32], rounds: &[usize], finish: FinishReason) -> (Choice, Vec<Piece>) {
     let mut choice = Choice::new(Arc::new(rules), None);
     let mut pieces = Vec::new();
@@ -110,7 +110,7 @@ fn a_stop_string_may_span_tokens_and_begin_inside_one() {
 }
 
 #[test]
-fn the_beginning_of_a_stop_string_is_held_back_until_it_is_none() {
+fn a_possible_stop_string_is_held_back_until_it_cannot_match() {
     let tokens = ids(&["a", "b", "a", "Ġ"]);
     let (_, pieces) = run(
         rules(&["ab b", "b END"]),
@@ -123,7 +123,7 @@ fn the_beginning_of_a_stop_string_is_held_back_until_it_is_none() {
 }
 
 #[test]
-fn what_is_held_is_shown_at_the_end() {
+fn held_back_text_is_shown_at_the_end() {
     let (_, pieces) = run(
         rules(&["abc"]),
         &ids(&["a", "b"]),
@@ -137,7 +137,7 @@ fn what_is_held_is_shown_at_the_end() {
     );
 }
 
-/// Of a round of which four tokens were accepted, those count that are part of the text.
+/// A step accepts four tokens, but only those that are part of the text count.
 #[test]
 fn usage_does_not_count_what_was_accepted_after_a_stop_string() {
     for (stop, kept) in [("b", 2), ("END", 4), ("never", 5)] {
@@ -189,7 +189,7 @@ fn the_last_token_counts_but_has_no_text() {
 }
 
 #[test]
-fn special_tokens_have_no_text_and_characters_come_whole() {
+fn special_tokens_have_no_text_and_characters_are_not_split() {
     let mut tokens = ids(&["a", "ðŁ", "¦", "Ģ", "b", "ðŁ"]);
     tokens.insert(1, END);
     let rules = Rules {
@@ -288,7 +288,7 @@ proptest! {
         let shown = whole(at_once);
         prop_assert_eq!(&shown, &whole(in_rounds));
 
-        // The same, said plainly: decode, and cut at the first stop string that is complete.
+        // The reference: decode everything, and cut at the first complete stop string.
         let full = text().decode(&ids, true);
         let first = stops.iter().filter_map(|s| full.find(s).map(|at| (at + s.len(), at))).min();
         let expected = first.map_or(full.as_str(), |(_, at)| &full[..at]);

@@ -6,7 +6,7 @@ use serde_json::json;
 use std::sync::LazyLock;
 use tokenizers::Tokenizer;
 
-/// Letters, a space and a BOS that the tokenizer puts in front.
+/// A vocabulary of letters, a space and a BOS that the tokenizer puts in front.
 fn text() -> &'static Text {
     static TEXT: LazyLock<Text> = LazyLock::new(|| {
         let mut vocab: Map<String, Value> = ('a'..='z')
@@ -55,13 +55,13 @@ fn with<T>(f: impl FnOnce(&Context<'_>) -> T) -> T {
     })
 }
 
-/// So many entries for `logit_bias`, all of ids that there are.
+/// `count` entries for `logit_bias`, all with ids of the vocabulary.
 fn biases(count: usize) -> Value {
     let id = |i: usize| format!("{:0>1$}", i % 28, 2 + i / 28);
     (0..count).map(|i| (id(i), json!(1))).collect()
 }
 
-/// `body` over a valid request.
+/// Reads a valid request whose fields are overridden by those of `body`.
 fn completion(mut body: Value) -> Result<Job> {
     let fields = body.as_object_mut().expect("an object");
     fields.entry("prompt").or_insert("ab".into());
@@ -76,7 +76,7 @@ fn chat(mut body: Value) -> Result<Job> {
     with(|context| context.chat(body.to_string().as_bytes()))
 }
 
-/// Message of a 400 that names `param`.
+/// The message of a 400 that names `param`.
 #[track_caller]
 fn refused(result: Result<Job>, param: &str) -> String {
     match result.err().expect("refused") {
@@ -93,7 +93,7 @@ fn refused(result: Result<Job>, param: &str) -> String {
 }
 
 #[test]
-fn ranges_are_checked_and_told() {
+fn ranges_are_checked_and_named_in_the_error() {
     for (field, bad, told) in [
         ("temperature", json!(-0.1), "between 0 and 2"),
         ("temperature", json!(2.1), "between 0 and 2"),
@@ -145,7 +145,7 @@ fn ranges_are_checked_and_told() {
         (
             "stream_options",
             json!({"include_usage": true}),
-            "needs stream",
+            "requires stream",
         ),
         ("spec_length", json!(5), "between 0 and 4"),
         ("prompt", json!({}), "list of token ids"),
@@ -169,7 +169,7 @@ fn ranges_are_checked_and_told() {
 fn the_chats_own_fields_are_checked() {
     for (field, bad, told) in [
         ("top_logprobs", json!(6), "between 0 and 5"),
-        ("top_logprobs", json!(2), "needs logprobs"),
+        ("top_logprobs", json!(2), "requires logprobs"),
         ("logprobs", json!(1), "expected a boolean"),
         ("max_completion_tokens", json!(0), "at least 1"),
         (
@@ -209,7 +209,7 @@ fn the_chats_own_fields_are_checked() {
 }
 
 #[test]
-fn what_is_no_request_is_refused() {
+fn malformed_bodies_are_refused() {
     for body in ["", "{", "[]", "7", "{\"prompt\": \"a\",}"] {
         let error = with(|context| context.completion(body.as_bytes()))
             .err()
@@ -316,7 +316,7 @@ fn every_form_of_prompt_is_read() {
 }
 
 #[test]
-fn the_default_length_yields_to_the_context() {
+fn the_default_length_is_limited_by_the_context() {
     let job = completion(json!({"prompt": vec![1; 60]})).expect("accepted");
     assert_eq!(job.requests[0].max_tokens, Some(4));
     assert_eq!(
@@ -351,12 +351,12 @@ fn a_templates_bos_is_not_doubled() {
     assert_eq!((request.logprobs, job.header.logprobs), (Some(3), Some(3)));
     let parts = json!([{"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}]);
     let job = chat(json!({"messages": parts})).expect("accepted");
-    // No token for the line break between the parts.
+    // The line break between the parts has no token.
     assert_eq!(text().decode(&job.requests[0].prompt, true), "user hi");
 }
 
 #[test]
-fn every_choice_of_every_prompt_has_a_seed_of_its_own() {
+fn every_choice_of_every_prompt_has_its_own_seed() {
     let seeds = |body: Value| -> Vec<u64> {
         let job = completion(body).expect("accepted");
         job.requests.iter().map(|r| r.params.seed).collect()
@@ -421,7 +421,7 @@ fn a_message_without_content_is_an_empty_text() {
 }
 
 #[test]
-fn a_request_that_does_not_fit_is_told_in_openais_words() {
+fn a_request_over_the_context_gets_openais_message() {
     let told = |result: Result<Job>| match result.err().expect("refused") {
         Error::Request {
             kind: RequestErrorKind::ContextLengthExceeded,
@@ -458,7 +458,7 @@ fn a_request_that_does_not_fit_is_told_in_openais_words() {
 }
 
 #[test]
-fn what_is_not_supported_is_refused_where_it_is_not() {
+fn a_field_is_refused_only_by_the_api_that_does_not_support_it() {
     for field in ["tools", "guided_json", "documents"] {
         let asks = || json!({field: ["x"]});
         refused(completion(asks()), field);
@@ -479,7 +479,7 @@ fn what_is_not_supported_is_refused_where_it_is_not() {
 }
 
 #[test]
-fn special_tokens_are_added_where_they_are_asked_for() {
+fn special_tokens_are_added_on_request() {
     let boses = |job: Result<Job>| {
         let job = job.expect("accepted");
         job.requests[0]
@@ -494,7 +494,7 @@ fn special_tokens_are_added_where_they_are_asked_for() {
 }
 
 #[test]
-fn almost_no_temperature_is_greedy() {
+fn a_tiny_temperature_is_greedy() {
     let job = completion(json!({"temperature": 1e-9})).expect("accepted");
     assert!(job.requests[0].params.is_greedy());
 }

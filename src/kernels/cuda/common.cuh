@@ -1,14 +1,14 @@
-// What the kernels share: dtypes, conversions, reductions.
+// Shared by the kernels: dtypes, conversions, reductions.
 //
-// Additions that decide a row's bits are written as fmaf or with intrinsics, in an order that
-// depends on the row alone: neither on the other rows of a launch nor on its grid.
+// Additions that affect a row's bits are written as fmaf or with intrinsics, in an order that depends
+// on the row alone: neither on the other rows of a launch nor on its grid.
 
 #pragma once
 #ifdef __CUDACC__
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <stdint.h>
-// The shared memory that a launch asks for.
+// The dynamic shared memory of the launch.
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
 #else
 // Tests compile the kernels for the host.
@@ -40,7 +40,7 @@ template <typename T> struct Pack {
     }
 };
 
-// Sum over a block of up to 1024 threads, the same for all of them. `scratch` has 32 floats.
+// The sum over a block of up to 1024 threads; every thread gets the same. `scratch` has 32 floats.
 __device__ __forceinline__ float block_sum(float x, float *scratch) {
     for (int mask = 16; mask > 0; mask >>= 1) {
         x += __shfl_xor_sync(0xffffffffu, x, mask);
@@ -58,7 +58,7 @@ __device__ __forceinline__ float block_sum(float x, float *scratch) {
     return sum;
 }
 
-// A kernel for each dtype that activations may have.
+// Defines a kernel for each dtype that activations may have.
 #define FOR_FLOATS(KERNEL)                                                                         \
     KERNEL(float, f32)                                                                             \
     KERNEL(f16, f16)                                                                               \

@@ -1,6 +1,6 @@
-// What the kernels do on tensor cores, by the threads of a warp together.
+// Tensor core operations, which the threads of a warp execute together.
 //
-// A thread has of a matrix what the tables of fragments for mma.m16n8k16 in the PTX manual give it.
+// The fragment tables for mma.m16n8k16 in the PTX manual say which values of a matrix a thread holds.
 #pragma once
 #include "common.cuh"
 
@@ -8,11 +8,11 @@
 template <typename T>
 __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 
-// Two values beside each other; the first is in the lower half.
+// Two values packed in 32 bits; the first is in the lower half.
 template <typename T> __device__ __forceinline__ uint32_t narrow_pair(float first, float second);
 
-// Four 8 x 8 matrices of 16 bits a value, whose rows are columns of b: thread t says where row t % 8
-// of matrix t / 8 is in shared memory, aligned to 16 bytes.
+// Loads four 8 x 8 matrices of 16-bit values, whose rows become columns of b: thread t gives the
+// address of row t % 8 of matrix t / 8 in shared memory, aligned to 16 bytes.
 __device__ __forceinline__ void load_transposed(uint32_t (&b)[4], const void *row);
 
 #ifdef __CUDACC__
@@ -35,7 +35,7 @@ ON_TENSOR_CORES(bf16, "bf16")
 #undef ON_TENSOR_CORES
 
 __device__ __forceinline__ void load_transposed(uint32_t (&b)[4], const void *row) {
-    // Not to be moved to where the memory has other values.
+    // volatile: must not be moved across writes to the shared memory.
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
                  : "r"((uint32_t)__cvta_generic_to_shared(row))

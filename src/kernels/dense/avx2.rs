@@ -6,7 +6,7 @@ use crate::kernels::cpu::Avx2;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
-/// Weights that become two vectors of f32.
+/// Weights that are loaded as two vectors of f32.
 pub(super) trait Load: Value {
     /// Outputs 0..8 and 8..16.
     ///
@@ -54,8 +54,8 @@ impl Load for bf16 {
     }
 }
 
-/// Inputs that are asked for before they are needed, where one tile is read at a time: the CPU's own
-/// guesses end with the page, and the chains of several rows are too long to look beyond.
+/// How many inputs ahead to prefetch when one tile is read at a time: the CPU's own prefetching ends at
+/// the page, and with several rows its out-of-order window is too short to reach the next loads.
 const AHEAD: usize = 64;
 
 /// See `Kernel::pass`.
@@ -74,14 +74,14 @@ pub(super) fn pass<V: Load>(_: Avx2, tiles: &[&[TileRow<V>]], x: &[&[f32]], sums
     }
 }
 
-/// `R` rows by `T` tiles: `2 R T` chains side by side.
+/// A pass of `R` rows by `T` tiles: `2 R T` chains side by side.
 #[target_feature(enable = "avx2,fma,f16c")]
 fn rows<V: Load, const R: usize, const T: usize>(
     tiles: &[&[TileRow<V>]],
     x: &[&[f32]],
     sums: &mut Sums,
 ) {
-    // Pointers, so that bounds are checked once and not once a vector.
+    // Pointers, so that bounds are checked once and not once per vector.
     let len = x[0].len();
     let mut x_at = [std::ptr::null(); R];
     for (at, x) in x_at.iter_mut().zip(x) {
@@ -102,7 +102,7 @@ fn rows<V: Load, const R: usize, const T: usize>(
     for k in 0..len {
         for t in 0..T {
             if T == 1 {
-                // Any address may be asked for, also one beyond the end.
+                // Any address may be prefetched, also one beyond the end.
                 _mm_prefetch::<_MM_HINT_T0>(tile_at[t].wrapping_add(k + AHEAD).cast());
             }
             // SAFETY: `k` is below the length of every slice; the CPU has the features.

@@ -1,23 +1,23 @@
-// Products of a few rows with a dense weight, at the speed of memory.
+// Products of a few rows with a dense weight, limited by the memory's bandwidth.
 //
-// One tensor core instruction takes 16 outputs, 16 inputs and 8 rows; fewer rows are filled up with
+// One tensor core instruction takes 16 outputs, 16 inputs and 8 rows; missing rows are padded with
 // zeros. So any number of rows has the same additions in the same order, and a row has the same bits
-// whether it is decoded alone or verified beside others. More than eight rows are eights, and more
-// than two eights are other blocks of the grid.
+// whether it is decoded alone or verified in a batch. More than 8 rows are divided into tiles of 8, and
+// more than two tiles into several blocks of the grid.
 //
-// A block has 16 outputs; its warps take every eighth step of 32 inputs, and their sums are added in
-// the order of the warps.
+// A block computes 16 outputs. Each of its warps takes every eighth step of 32 inputs, and their sums
+// are added in the order of the warps.
 #include "../cuda/tensor.cuh"
 
 constexpr int OUTPUTS = 16;
 constexpr int STEP = 32;
 constexpr int WARPS = 8;
-// Steps that a warp asks for before it needs the first.
+// Steps that a warp loads ahead before it uses the first.
 constexpr int AHEAD = 4;
 
-// w: [outputs, inputs], x: [rows, inputs], y: [rows, outputs]; blockIdx.y takes 8 * TILES rows. A thread of a warp
-// reads 8 inputs that follow one another, of outputs lane / 4 and lane / 4 + 8, and of row lane / 4:
-// the instruction does not care which of its inputs is which, as long as both sides agree.
+// w: [outputs, inputs], x: [rows, inputs], y: [rows, outputs]; blockIdx.y selects 8 * TILES rows. A
+// thread of a warp reads 8 consecutive inputs of outputs lane / 4 and lane / 4 + 8, and of row lane / 4.
+// Which input goes to which place in the instruction does not matter, as long as both sides agree.
 template <typename T, int TILES>
 __device__ void gemv(const T *w, const T *x, T *y, int outputs, int inputs, int rows) {
     __shared__ float sums[WARPS][TILES][OUTPUTS][8];
@@ -41,7 +41,7 @@ __device__ void gemv(const T *w, const T *x, T *y, int outputs, int inputs, int 
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             int step = first + i * WARPS;
-            // The weights are read once: they need not stay in the cache.
+            // Weights are read only once, so they need not stay in the cache.
             a[i] = step < steps ? __ldcs(reinterpret_cast<const uint4 *>(low + step * STEP)) : zeros;
             b[i] = step < steps ? __ldcs(reinterpret_cast<const uint4 *>(high + step * STEP)) : zeros;
         }

@@ -7,22 +7,22 @@ use candle_core::cuda_backend::{CudaDType, WrapErr};
 use candle_core::{CpuStorage, CudaStorage, CustomOp2, DType, Layout, Result, Shape, builder_arg};
 use half::{bf16, f16};
 
-/// Rows that one instruction takes.
+/// Rows per tensor core instruction.
 const TILE: usize = 8;
-/// Inputs that a warp takes at a time.
+/// Inputs that a warp reads at a time.
 const STEP: usize = 32;
-/// Outputs and threads of a block.
+/// Outputs per block, and threads per block.
 const OUTPUTS: usize = 16;
 const THREADS: usize = 256;
-/// Groups of rows that a grid has at most.
+/// Maximum number of groups of rows in a grid.
 const MAX_GROUPS: usize = 65_535;
 
-/// `x @ w^T` for `w` `[outputs, inputs]` and `x` `[rows, inputs]`, with the same bits of a row for any
+/// `x @ w^T` for `w` `[outputs, inputs]` and `x` `[rows, inputs]`. A row has the same bits for any
 /// number of rows.
 pub(super) struct Gemv;
 
 impl Gemv {
-    /// Rows that share one pass over the weights at most: what it is fast for.
+    /// Maximum number of rows that share one pass over the weights; more rows take several passes.
     pub const MAX_ROWS: usize = 2 * TILE;
 
     /// Whether there is a kernel for `inputs` inputs in `dtype`.
@@ -39,7 +39,7 @@ impl Gemv {
             (w_layout.shape().dims2()?, x_layout.shape().dims2()?);
         let groups = rows.div_ceil(Self::MAX_ROWS);
         if width != inputs || groups > MAX_GROUPS || !Self::takes(inputs, w.dtype()) {
-            candle_core::bail!("gemv: {x_layout:?} does not fit {w_layout:?}");
+            candle_core::bail!("gemv: {x_layout:?} does not match {w_layout:?}");
         }
         let device = w.device().clone();
         let tiles = rows.div_ceil(TILE).clamp(1, 2);
@@ -47,13 +47,14 @@ impl Gemv {
         let kernel = gpu::function(&device, "gemv", gpu::GEMV, &kernel)?;
         let w = gpu::contiguous::<T>("gemv", w, w_layout)?;
         let x = gpu::contiguous::<T>("gemv", x, x_layout)?;
-        // SAFETY: the kernel writes all of it.
+        // SAFETY: the kernel writes every element.
         let y = unsafe { device.alloc::<T>(rows * outputs)? };
         let mut args = kernel.builder();
         args.arg(&w).arg(&x).arg(&y);
         builder_arg!(args, outputs as i32, inputs as i32, rows as i32);
         let grid = gpu::grid((outputs.div_ceil(OUTPUTS), groups.max(1), 1), THREADS, 0);
-        // SAFETY: the arguments are the kernel's, and as long as it reads and writes.
+        // SAFETY: the arguments match the kernel's parameters, and their buffers have the lengths that it
+        // reads and writes.
         unsafe { args.launch(grid) }.w()?;
         let y = CudaStorage::wrap_cuda_slice(y, device);
         Ok((y, (rows, outputs).into()))
@@ -72,7 +73,7 @@ impl CustomOp2 for Gemv {
         _: &CpuStorage,
         _: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        candle_core::bail!("gemv: the CPU has weights in its own layout")
+        candle_core::bail!("gemv: not for the CPU, whose weights have another layout")
     }
 
     fn cuda_fwd(

@@ -1,14 +1,13 @@
-//! Products with weights that are not quantized, on the CPU, for any number of rows with the same
-//! bits.
+//! Products with unquantized weights on the CPU, with the same bits for any number of rows.
 //!
-//! Weights keep their dtype and are only laid out anew, in tiles of 16 outputs whose inputs follow
-//! one another, so that one pass reads memory from front to back. Each result is one chain of fused
-//! multiply-adds in f32, over inputs 0, 1, 2 and so on. Whatever computes it (AVX2 or plain
-//! Rust, 1 row or 500) has just that chain, so all give the same bits; what they choose freely is how many chains run
-//! side by side, and when a chain rests in memory.
+//! Weights keep their dtype; only their layout changes, to tiles of 16 outputs with consecutive inputs,
+//! so that one pass reads memory from front to back. Each result is one chain of fused multiply-adds in
+//! f32, over inputs 0, 1, 2 and so on. Every implementation (AVX2 or plain Rust, 1 row or 500) computes
+//! exactly that chain, so all give the same bits. They only differ in how many chains run side by side,
+//! and in when a partial sum is stored in memory.
 //!
-//! Why not candle's own kernels: those for one row, for few results and for many rows add in other
-//! orders, and bf16 and f16 are many times slower there than the memory they are read from.
+//! Why not candle's own kernels: those for one row, for few results and for many rows add in different
+//! orders, and with bf16 and f16 they are many times slower than reading the weights from memory.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -31,19 +30,19 @@ use tiles::{ROWS, Sums, TILES, TileRow, Tiles, WIDTH};
 
 pub use tiles::DenseMatrix;
 
-/// Inputs that several passes work through before the next ones: the weights of [`TILES`] tiles stay
-/// in the second cache and the activations of a pass in the first.
+/// Inputs that all passes process before the next block of inputs: the weights of [`TILES`] tiles stay
+/// in the second-level cache and the activations of a pass in the first-level cache.
 const BLOCK: usize = 512;
-/// Pieces for each thread that a product is cut into at least, as far as it has tiles.
+/// Minimum number of pieces per thread that a product is divided into, if it has enough tiles.
 const PIECES: usize = 4;
-/// Multiply-adds below which other threads are not worth waking.
+/// Number of multiply-adds from which waking other threads pays.
 const MIN_PARALLEL_WORK: usize = 1 << 15;
 
 impl DenseMatrix {
     /// `x @ self^T` for `x` `[rows, inputs]` f32 on the CPU: `[rows, outputs]` f32.
     ///
     /// # Errors
-    /// Where `x` has another width, dtype, device or is not contiguous.
+    /// If `x` has another width, dtype or device, or is not contiguous.
     pub fn matmul(&self, x: &Tensor) -> Result<Tensor> {
         matmul(&[self], x)
     }
@@ -51,30 +50,30 @@ impl DenseMatrix {
     /// Writes `[rows, outputs]` to `out` for `x` `[rows, inputs]`.
     ///
     /// # Panics
-    /// Where the lengths of `x` and `out` are not those of as many rows.
+    /// If `x` and `out` do not have the lengths of the same number of rows.
     pub fn product(&self, x: &[f32], out: &mut [f32]) {
         let rows = out.len() / self.outputs.max(1);
         products(cpu::isa(), &[self], x, rows, out);
     }
 }
 
-/// `x @ w^T` for each of `weights`, whose outputs follow one another: `[rows, sum of outputs]` f32
-/// for `x` `[rows, inputs]` f32 on the CPU.
+/// `x @ w^T` for each of `weights`, with the outputs side by side: `[rows, sum of outputs]` f32 for `x`
+/// `[rows, inputs]` f32 on the CPU.
 ///
 /// # Errors
-/// Where the weights differ in inputs, or `x` has another width, dtype, device or is not contiguous.
+/// If the weights differ in inputs, or `x` has another width, dtype or device, or is not contiguous.
 pub fn matmul(weights: &[&DenseMatrix], x: &Tensor) -> Result<Tensor> {
     x.apply_op1_no_bwd(&MatMul(weights))
 }
 
-/// `x @ weight^T` for a weight `[outputs, inputs]` as candle has it, on a GPU: `[rows, outputs]` for
-/// `x` `[rows, inputs]`. Up to 16 rows of f16 or bf16 are read at the speed of memory, with the same
-/// bits for any number of them; more go to the device's library, or, with `batch_invariant`, the same
-/// way in groups of 16.
+/// `x @ weight^T` on a GPU, `[rows, outputs]`, for `x` `[rows, inputs]` and a weight `[outputs, inputs]`
+/// in candle's layout. Up to 16 rows of f16 or bf16 take the time of reading the weight, and a row has
+/// the same bits for any number of them. More rows go to the device's library or, with
+/// `batch_invariant`, to the same kernel in groups of 16.
 ///
 /// # Errors
-/// Where shapes, dtypes or devices do not fit, or where there is no kernel of ours and
-/// `batch_invariant` asks for one (see [`has_kernel_on_device`]).
+/// If the shapes, dtypes or devices do not match, or if `batch_invariant` is set and we have no kernel
+/// for the weight (see [`has_kernel_on_device`]).
 pub fn matmul_on_device(weight: &Tensor, x: &Tensor, batch_invariant: bool) -> Result<Tensor> {
     #[cfg(feature = "cuda")]
     if x.device().is_cuda()
@@ -84,16 +83,16 @@ pub fn matmul_on_device(weight: &Tensor, x: &Tensor, batch_invariant: bool) -> R
         return weight.apply_op2_no_bwd(x, &gemv::Gemv);
     }
     if batch_invariant {
-        candle_core::bail!("no kernel has the same bits for any number of rows of {weight:?}");
+        candle_core::bail!("no batch-invariant kernel for {weight:?}");
     }
     x.matmul(&weight.t()?)
 }
 
-/// Whether a GPU has a kernel of ours for `weight` `[outputs, inputs]`, which gives a row the same bits
-/// in any number of rows: for f16 and bf16, and inputs in multiples of 32.
+/// Whether `weight` `[outputs, inputs]` is on a GPU and we have a kernel for it, which gives a row the
+/// same bits in any number of rows. There is one for f16 and bf16, and inputs that are a multiple of 32.
 ///
 /// # Errors
-/// Where `weight` is no matrix.
+/// If `weight` is not a matrix.
 pub fn has_kernel_on_device(weight: &Tensor) -> Result<bool> {
     let (_, inputs) = weight.dims2()?;
     #[cfg(feature = "cuda")]
@@ -105,11 +104,11 @@ pub fn has_kernel_on_device(weight: &Tensor) -> Result<bool> {
     }
 }
 
-/// Some tiles of one matrix: what a thread does at a time.
+/// Some tiles of one matrix: what a thread computes at a time.
 struct Piece<'a> {
     matrix: &'a DenseMatrix,
     tiles: Range<usize>,
-    /// Where the matrix begins in a row of the result.
+    /// The matrix's first column in the result.
     column: usize,
 }
 
@@ -134,7 +133,7 @@ fn products(isa: Isa, weights: &[&DenseMatrix], x: &[f32], rows: usize, out: &mu
     });
 }
 
-/// Pieces of [`TILES`] tiles, or of fewer where that would leave threads without work.
+/// Pieces of [`TILES`] tiles, or of fewer if threads would be left without work.
 fn cut<'a>(weights: &[&'a DenseMatrix]) -> Vec<Piece<'a>> {
     let tiles: usize = weights.iter().map(|w| w.outputs.div_ceil(WIDTH)).sum();
     let size = (tiles / (threads() * PIECES)).clamp(1, TILES);
@@ -166,7 +165,7 @@ impl Piece<'_> {
         let inputs = self.matrix.inputs;
         let passes = rows.div_ceil(ROWS);
         let block = if passes > 1 { BLOCK } else { inputs.max(1) };
-        // A product without inputs is one of zeros.
+        // Without inputs, one pass writes zeros.
         for start in (0..inputs.max(1)).step_by(block) {
             let range = start..inputs.min(start + block);
             for pass in 0..passes {
@@ -188,13 +187,13 @@ impl Piece<'_> {
                     let places = || self.places(&now, &rows, width);
                     if start > 0 {
                         for (t, r, at, len) in places() {
-                            // SAFETY: as below; nothing else is borrowed from `out` here.
+                            // SAFETY: as below; no other slice of `out` is alive here.
                             sums[t][r][..len].copy_from_slice(unsafe { out.slice(at, len) });
                         }
                     }
                     V::pass(isa, &weights[..count], x_rows, &mut sums);
                     for (t, r, at, len) in places() {
-                        // SAFETY: no two (row, tile) share an element, and a tile is in one piece.
+                        // SAFETY: no two (row, tile) pairs share an element, and a tile is in one piece.
                         unsafe { out.slice(at, len) }.copy_from_slice(&sums[t][r][..len]);
                     }
                     tiles.start += count;
@@ -203,8 +202,8 @@ impl Piece<'_> {
         }
     }
 
-    /// Where the results of `tiles` and `rows` are in `[rows, width]`: the tile and the row, counted
-    /// from the first of each, the start and the length.
+    /// Where the results of `tiles` and `rows` are in `[rows, width]`: for each the tile and the row,
+    /// counted from the first of each, the start and the length.
     fn places(
         &self,
         tiles: &Range<usize>,
@@ -222,7 +221,8 @@ impl Piece<'_> {
     }
 }
 
-/// Tiles of a pass over `rows` rows, of `left` ones: enough chains to fill the pipeline.
+/// The number of tiles of a pass over `rows` rows, if `left` tiles are left: enough chains to fill the
+/// pipeline.
 fn at_once(rows: usize, left: usize) -> usize {
     let best = match rows {
         1 => TILES,
@@ -234,8 +234,8 @@ fn at_once(rows: usize, left: usize) -> usize {
 
 /// A dtype with its kernel.
 trait Kernel: Value {
-    /// Adds the products of `tiles` (one of [`at_once`]'s counts) with the rows `x` (1 to [`ROWS`])
-    /// to `sums`. All slices have one length: each is some inputs.
+    /// Adds the products of `tiles` (a count that [`at_once`] returns) with the rows `x` (1 to [`ROWS`])
+    /// to `sums`. All slices have the same length and cover the same inputs.
     fn pass(isa: Isa, tiles: &[&[TileRow<Self>]], x: &[&[f32]], sums: &mut Sums);
 }
 
@@ -243,7 +243,7 @@ trait Kernel: Value {
 impl<V: avx2::Load> Kernel for V {
     fn pass(isa: Isa, tiles: &[&[TileRow<Self>]], x: &[&[f32]], sums: &mut Sums) {
         match isa.avx2() {
-            // SAFETY: the CPU has the instructions, which `avx2` is the proof of.
+            // SAFETY: `avx2` proves that the CPU has the instructions.
             Some(avx2) => unsafe { avx2::pass(avx2, tiles, x, sums) },
             None => portable::pass(tiles, x, sums),
         }
@@ -268,7 +268,9 @@ impl CustomOp1 for MatMul<'_> {
         let (rows, width) = layout.shape().dims2()?;
         if let Some(other) = self.0.iter().find(|w| w.inputs != width) {
             let inputs = other.inputs;
-            candle_core::bail!("dense-matmul: {width} values a row, the weight takes {inputs}");
+            candle_core::bail!(
+                "dense-matmul: {width} values per row, but the weight takes {inputs}"
+            );
         }
         let x = contiguous::<f32>(self.name(), x, layout)?;
         let outputs = self.0.iter().map(|w| w.outputs).sum();

@@ -1,4 +1,4 @@
-//! From a tensor to tiles, and back by rows.
+//! Converts a tensor to tiles, and a row of tiles back to floats.
 
 use super::super::parallel::{Shared, for_each};
 use super::super::storage::contiguous;
@@ -8,10 +8,10 @@ use half::{bf16, f16};
 
 /// A stored weight.
 pub(super) trait Value: Copy + Default + Send + Sync {
-    /// The same number.
+    /// The same value as f32.
     fn widen(self) -> f32;
 
-    /// Where a [`TileRow`] has output `c` of the tile.
+    /// The index of the tile's output `c` in a [`TileRow`].
     fn place(c: usize) -> usize;
 }
 
@@ -45,7 +45,7 @@ impl Value for bf16 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
     }
 
-    /// Output `c` beside output `8 + c`: one is the low half of 32 bits and the other the high one,
+    /// Output `c` is next to output `8 + c`: one is the low half of 32 bits and the other the high half,
     /// so that a shift and a mask make two vectors of f32.
     #[inline(always)]
     fn place(c: usize) -> usize {
@@ -53,7 +53,7 @@ impl Value for bf16 {
     }
 }
 
-/// Inputs that are laid out at a time: they stay in the first cache.
+/// Inputs that are laid out at a time: they stay in the first-level cache.
 const STRIP: usize = 64;
 
 impl DenseMatrix {
@@ -91,7 +91,7 @@ impl DenseMatrix {
     /// Writes row `output` of the weight to `row` (`inputs` floats): an embedding lookup.
     ///
     /// # Panics
-    /// Where there is no such output, or `row` has another length.
+    /// If there is no such output, or `row` has another length.
     pub fn row(&self, output: usize, row: &mut [f32]) {
         assert!(output < self.outputs, "output {output} of {}", self.outputs);
         assert_eq!(row.len(), self.inputs, "inputs of a row");

@@ -1,4 +1,4 @@
-//! The products in plain Rust: what the vector path must equal bit for bit.
+//! The products in plain Rust. The vector code must give the same bits.
 
 use super::pack::Value;
 use super::tiles::{Sums, TileRow, WIDTH};

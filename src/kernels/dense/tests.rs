@@ -1,5 +1,5 @@
-//! The tiles against plain arithmetic, the vector path against the portable one, and a row alone
-//! against the same row in company.
+//! Compares the tiles with plain arithmetic, the vector code with the portable code, and a row alone
+//! with the same row in a batch.
 
 use super::*;
 use candle_core::{DType, Device};
@@ -30,7 +30,7 @@ fn product(matrix: &DenseMatrix, x: &[f32]) -> Vec<f32> {
     out
 }
 
-/// The sum in f64, and what its rounding errors are measured by: the sum of magnitudes.
+/// The sum in f64, and the sum of magnitudes, to which rounding errors are relative.
 fn exact(weight: &[f32], x: &[f32]) -> (f64, f64) {
     let terms = weight.iter().zip(x);
     let terms = terms.map(|(&w, &x)| f64::from(w) * f64::from(x));
@@ -77,7 +77,7 @@ fn products_agree_with_f64() {
     }
 }
 
-/// The longest chains that models have, with sums near zero and, worse, ones that only grow.
+/// The longest chains that models have, with sums near zero and, worse, with sums that only grow.
 #[test]
 fn one_chain_is_exact_enough() {
     let (outputs, inputs) = (32, 16384);
@@ -97,9 +97,9 @@ fn one_chain_is_exact_enough() {
 }
 
 #[test]
-fn a_row_has_the_same_bits_alone_and_in_company() {
+fn a_row_has_the_same_bits_alone_and_in_a_batch() {
     for dtype in DTYPES {
-        // Inputs beyond one block, so that chains rest in memory.
+        // More inputs than a block, so that partial sums are stored in memory.
         for (outputs, inputs) in [(1, 5), (33, 333), (100, 576), (200, 2 * BLOCK + 3)] {
             let (_, matrix) = matrix(outputs, inputs, dtype);
             let x = floats(&noise((70, inputs)));
@@ -109,14 +109,14 @@ fn a_row_has_the_same_bits_alone_and_in_company() {
                 let got = product(&matrix, &x[first * inputs..][..rows * inputs]);
                 assert!(
                     got == whole[first * outputs..][..rows * outputs],
-                    "{dtype:?} {outputs}x{inputs}: {rows} rows from {first} have other bits"
+                    "{dtype:?} {outputs}x{inputs}: {rows} rows from {first} have different bits"
                 );
             }
         }
     }
 }
 
-/// One chain in ascending order, whatever computes it.
+/// Every instruction set computes one chain in ascending order.
 #[test]
 fn every_isa_has_the_bits_of_one_chain() {
     for dtype in DTYPES {
@@ -141,7 +141,7 @@ fn every_isa_has_the_bits_of_one_chain() {
 
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn the_vector_path_has_the_bits_of_the_portable_one() {
+fn vector_code_has_the_bits_of_portable_code() {
     fn check<V: avx2::Load>(avx2: cpu::Avx2, weights: &[TileRow<V>], inputs: usize) {
         let tiles: Vec<&[TileRow<V>]> = weights.chunks_exact(inputs).collect();
         let x = floats(&noise((ROWS, inputs)));
@@ -151,7 +151,7 @@ fn the_vector_path_has_the_bits_of_the_portable_one() {
                 let count = at_once(rows, left);
                 let mut fast = [[[0.25; WIDTH]; ROWS]; TILES];
                 let mut plain = fast;
-                // SAFETY: the CPU has the instructions, which `avx2` is the proof of.
+                // SAFETY: `avx2` proves that the CPU has the instructions.
                 unsafe { avx2::pass(avx2, &tiles[..count], &x[..rows], &mut fast) };
                 portable::pass(&tiles[..count], &x[..rows], &mut plain);
                 assert!(fast == plain, "{rows} rows by {count} tiles");
@@ -159,7 +159,7 @@ fn the_vector_path_has_the_bits_of_the_portable_one() {
         }
     }
     let Some(avx2) = Isa::detect("avx2").and_then(Isa::avx2) else {
-        return; // Then the portable path is the only one.
+        return; // There is only the portable code then.
     };
     for dtype in DTYPES {
         for inputs in INPUTS {
@@ -172,7 +172,7 @@ fn the_vector_path_has_the_bits_of_the_portable_one() {
     }
 }
 
-/// f16 has numbers below its normal range; all of its and bf16's numbers are f32's.
+/// f32 can represent every value of f16, subnormals included, and of bf16.
 #[test]
 fn every_finite_half_is_widened_exactly() {
     for dtype in [DType::F16, DType::BF16] {
@@ -190,7 +190,7 @@ fn every_finite_half_is_widened_exactly() {
 }
 
 #[test]
-fn joined_products_are_those_of_each() {
+fn a_joined_product_equals_the_separate_ones() {
     let matrices = [(100, DType::F32), (7, DType::BF16), (64, DType::F16)];
     let matrices = matrices.map(|(outputs, dtype)| matrix(outputs, 333, dtype).1);
     for rows in [1, 3, 17] {
@@ -203,7 +203,7 @@ fn joined_products_are_those_of_each() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn inputs_that_do_not_match_are_refused() {
     let (_, matrix) = matrix(5, 32, DType::F32);
     let cpu = Device::Cpu;
     assert!(matrix.matmul(&noise((1, 31))).is_err());
@@ -214,7 +214,7 @@ fn what_does_not_fit_is_refused() {
     assert_eq!(
         matrix.matmul(&noise((0, 32))).unwrap().dims(),
         [0, 5],
-        "no rows are no mistake"
+        "an input without rows is valid"
     );
     for weight in [
         Tensor::zeros((5, 32), DType::F64, &cpu),
@@ -222,7 +222,7 @@ fn what_does_not_fit_is_refused() {
     ] {
         assert!(DenseMatrix::new(&weight.unwrap()).is_err());
     }
-    // A view that is not contiguous is.
+    // A weight that is not contiguous is accepted.
     let weight = noise((6, 9));
     let turned = DenseMatrix::new(&weight.t().unwrap()).unwrap();
     let want = weight.t().unwrap().contiguous().unwrap();

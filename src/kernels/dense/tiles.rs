@@ -1,18 +1,17 @@
-//! How weights lie in memory.
+//! The memory layout of weights.
 
 use candle_core::DType;
 use half::{bf16, f16};
 
-/// Outputs a tile: two vectors.
+/// Outputs per tile: two vectors.
 pub(super) const WIDTH: usize = 16;
-/// Most rows of a pass: with the two vectors of a tile, 12 of the 16 registers are sums.
+/// Maximum rows of a pass: with the two vectors of a tile, 12 of the 16 registers are sums.
 pub(super) const ROWS: usize = 6;
-/// Most tiles of a pass, for one row: a multiply-add takes as long as eight can be begun, and four
-/// places that are read at once keep the memory busy.
+/// Maximum tiles of a pass, which has one row then: eight multiply-adds can be started in the time that
+/// one takes, and reading from four places at once keeps the memory busy.
 pub(super) const TILES: usize = 4;
-/// The weights of one input, for the outputs of a tile in the order that
-/// their dtype's `Value::place` gives. A vector
-/// then never lies across two cache lines.
+/// The weights of one input for the outputs of a tile, in the order of the dtype's `Value::place`. The
+/// alignment keeps a vector from crossing a cache line.
 #[repr(C, align(32))]
 #[derive(Clone, Copy)]
 pub(super) struct TileRow<V>(pub [V; WIDTH]);
@@ -40,7 +39,7 @@ impl DenseMatrix {
         (self.outputs, self.inputs)
     }
 
-    /// The dtype that the weights are kept in.
+    /// The dtype that the weights are stored in.
     pub fn dtype(&self) -> DType {
         match self.tiles {
             Tiles::F32(_) => DType::F32,

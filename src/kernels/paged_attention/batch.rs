@@ -1,32 +1,33 @@
-//! All rows of a call, by sequence.
+//! All rows of a call, grouped by sequence.
 
 use super::tables::{TableCapacity, Tables};
 use crate::kernels::span::Span;
 use candle_core::{Device, Result};
 use std::sync::OnceLock;
 
-/// The spans of a forward, which cover its rows in order: what attention in all of its layers shares.
+/// The spans of a forward, which cover its rows in order. The attention of all layers shares them.
 ///
-/// They are checked when it is made and do not change after that. So it is the proof that every block of
-/// every table is inside of any pool with [`num_slots`](Self::num_slots) slots, and every mask where a
-/// kernel looks for it: kernels need not check that again, and a GPU could not.
+/// The spans are checked when the batch is made and do not change afterwards. So a batch is the witness
+/// that every block of every table is inside any pool with [`num_slots`](Self::num_slots) slots, and
+/// that every mask is where a kernel looks for it. Kernels need not check it again, which a GPU could
+/// not do.
 pub struct AttentionBatch<'a> {
     spans: &'a [Span],
     rows: usize,
     block_size: usize,
     num_slots: usize,
     batch_invariant: bool,
-    /// What a GPU needs of them, sent there once.
+    /// What a GPU needs of the spans, sent there once.
     tables: OnceLock<Tables>,
 }
 
 impl<'a> AttentionBatch<'a> {
-    /// A batch of `spans`, each of whose rows follow those of the one before, over pools of `num_slots`
-    /// slots in blocks of `block_size`.
+    /// A batch of `spans` over pools of `num_slots` slots in blocks of `block_size`. The rows of each
+    /// span follow those of the span before it.
     ///
     /// # Errors
-    /// Where spans leave out rows, a table is too short or names a block outside of the pools, or a tree
-    /// has not one mask a row, or more than 64.
+    /// If the spans leave out rows, a table is too short or names a block outside the pools, or a tree
+    /// does not have one mask per row, or has more than 64 rows.
     pub fn new(spans: &'a [Span], block_size: usize, num_slots: usize) -> Result<Self> {
         let mut rows = 0;
         for span in spans {
@@ -45,8 +46,8 @@ impl<'a> AttentionBatch<'a> {
         })
     }
 
-    /// With `batch_invariant` all rows go to one kernel on a GPU, also those of prompts, so that no
-    /// bit depends on how many rows of a sequence come together. On the CPU that is so anyway.
+    /// With `batch_invariant`, all rows use one kernel on a GPU, also those of prompts, so that no bit
+    /// depends on how many rows of a sequence are in a call. On the CPU this always holds.
     pub fn with_batch_invariance(mut self, batch_invariant: bool) -> Self {
         self.batch_invariant = batch_invariant;
         self
@@ -61,12 +62,12 @@ impl<'a> AttentionBatch<'a> {
         self.rows
     }
 
-    /// Slots a block.
+    /// Slots per block.
     pub fn block_size(&self) -> usize {
         self.block_size
     }
 
-    /// Slots of the smallest pool that has every block.
+    /// The number of slots that the pools must have.
     pub fn num_slots(&self) -> usize {
         self.num_slots
     }
@@ -76,18 +77,18 @@ impl<'a> AttentionBatch<'a> {
         self.batch_invariant
     }
 
-    /// Capacity for these rows and others like them, none of them in a long span, where `group` query
-    /// heads share one of keys: powers of two.
+    /// The capacity for these rows and similar ones, rounded up to powers of two, if no span is long.
+    /// `group` is the number of query heads per K/V head.
     pub fn capacity(&self, group: usize) -> TableCapacity {
         TableCapacity::of(self.spans, group, false).rounded_up()
     }
 
-    /// Sends to a GPU what attention needs of these rows, with capacity for others: `None` = for none.
-    /// With `prefill` long spans go to the kernel for prompts. Attention does it by itself where it was
-    /// not done.
+    /// Sends to a GPU the tables that attention needs for these rows, large enough for `capacity`
+    /// (`None` = just for these rows). With `prefill`, long spans go to the kernel for prompts. Attention
+    /// calls it if it was not called before.
     ///
     /// # Errors
-    /// Where the device fails.
+    /// If the device fails.
     pub fn send(
         &self,
         device: &Device,
@@ -108,22 +109,23 @@ impl<'a> AttentionBatch<'a> {
         self.tables.into_inner()
     }
 
-    /// Puts these rows in the place of those that `tables` hold, both without trees and prompts.
+    /// Replaces the rows that `tables` hold by these. Neither may have trees or prompts.
     ///
     /// # Errors
-    /// Where these were checked for other pools or there is no capacity, and nothing is changed; or
-    /// where the device fails.
+    /// If these rows were checked for other pools or exceed the capacity, in which case nothing changes;
+    /// or if the device fails.
     pub fn overwrite(&self, tables: &Tables) -> Result<()> {
         tables.replace(self.spans, (self.block_size, self.num_slots))
     }
 }
 
-/// Whether `span`, whose first row is to be `first`, is inside of what it says that it is.
+/// Whether `span` begins at row `first`, its table has room for its keys, its blocks are inside the
+/// pool, and it has one mask per row if it is a tree.
 fn fits(span: &Span, first: usize, block_size: usize, num_slots: usize) -> bool {
     let ordered = span.rows.start == first && span.rows.start <= span.rows.end;
     let keys = span.context.checked_add(span.rows.len());
     let room = span.blocks.len().checked_mul(block_size);
-    // Not by slots: the last block of a pool that is no whole number of them has fewer.
+    // Counts whole blocks, not slots: the last block of a pool may be incomplete.
     let blocks = num_slots.checked_div(block_size).unwrap_or(0);
     let inside = span.blocks.iter().all(|&block| (block as usize) < blocks);
     let masks = span.tree.as_ref();
@@ -177,14 +179,14 @@ mod tests {
         }
         assert!(AttentionBatch::new(&two, 0, 12).is_err());
         assert!(AttentionBatch::new(&two, 4, 11).is_err());
-        // Rows that belong to nobody, or to two.
+        // Rows that belong to no span, or to two.
         for start in [1, 3] {
             let wrong = [span(0..2, 3, &[0, 1]), span(start..4, 0, &[2])];
             assert!(AttentionBatch::new(&wrong, 4, 12).is_err());
         }
     }
 
-    /// What a graph reads when it is replayed is checked as what it was recorded with.
+    /// What a graph reads on replay passes the same checks as what it was recorded with.
     #[test]
     fn tables_take_no_batch_of_other_pools() {
         let recorded = [span(0..2, 3, &[0, 1])];
@@ -198,10 +200,10 @@ mod tests {
             batch.overwrite(&tables)
         };
         over(4, 12).unwrap();
-        // A pool of more slots has blocks that the recorded one has not, and other blocks other places.
+        // A larger pool has blocks that the recorded one does not have; another block size moves blocks.
         over(4, 16).unwrap_err();
         over(5, 15).unwrap_err();
-        // Fewer slots are inside of more.
+        // A pool of one slot more has the same blocks, but is refused as well.
         over(4, 13).unwrap_err();
     }
 }

@@ -7,14 +7,14 @@ use super::tables::{CHUNK, MAX_LONG_QUERIES, MAX_QUERIES, TILE, TableCapacity, m
 use candle_core::cuda_backend::cudarc::driver::sys;
 use candle_core::{DType, Device, Result};
 
-/// As in the kernels.
+/// The same as in the kernels.
 const THREADS: usize = 128;
 const WEIGHTS: usize = MAX_QUERIES + 4;
 const LONG_THREADS: usize = MAX_LONG_QUERIES / 16 * 32;
-/// Blocks of threads below which a sequence's chunks go to blocks of their own: two for each
+/// With fewer thread blocks than this, each chunk of a sequence gets its own block: two blocks per
 /// multiprocessor of a large GPU.
 const FULL: usize = 264;
-/// Shared memory that a block gets without asking.
+/// Bytes of shared memory that a block may have without setting an attribute.
 const SHARED: usize = 48 << 10;
 
 /// Bytes of shared memory that a block of the kernel for prompts needs.
@@ -22,7 +22,7 @@ fn shared_by_long(head_dim: usize, dtype: DType) -> usize {
     CHUNK * ((2 * head_dim + 32 + 8) * dtype.size_in_bytes() + 4)
 }
 
-/// Bytes of shared memory that a block of the others needs.
+/// Bytes of shared memory that a block of the kernel for all other rows needs.
 fn shared(head_dim: usize, dtype: DType) -> usize {
     let size = dtype.size_in_bytes();
     let keys = CHUNK * (head_dim * size + 16);
@@ -30,7 +30,7 @@ fn shared(head_dim: usize, dtype: DType) -> usize {
     keys + values + 4 * (MAX_QUERIES * head_dim + CHUNK * WEIGHTS + 2 * MAX_QUERIES)
 }
 
-/// As the CPU side, but for the order of additions.
+/// Does the same as the CPU side, except for the order of additions.
 pub(super) fn launch(
     batch: &AttentionBatch<'_>,
     dims: Dims,
@@ -43,7 +43,7 @@ pub(super) fn launch(
     let (dtype, d) = (q.dtype(), dims.head_dim);
     if k.dtype() != dtype || ![64, 128].contains(&d) || dims.group() > MAX_QUERIES {
         candle_core::bail!(
-            "{name}: no CUDA kernel for heads of {d} values in {dtype:?}, {} of them for one of keys in {:?}",
+            "{name}: no CUDA kernel for heads of {d} values in {dtype:?} with {} query heads per K/V head and pools in {:?}",
             dims.group(),
             k.dtype()
         );
@@ -51,12 +51,12 @@ pub(super) fn launch(
     let device = q.device().clone();
     let rows = q_layout.dims()[0];
     let cuda = Device::Cuda(device.clone());
-    // Tensor cores take no f32.
+    // The kernel for prompts uses tensor cores, which do not take f32.
     let prefill = dtype != DType::F32 && !batch.is_batch_invariant();
     let tables = batch.send(&cuda, dims.group(), prefill, None)?;
     if tables.group() != dims.group() {
         candle_core::bail!(
-            "{name}: tables for {} query heads a head of keys, not {}",
+            "{name}: the tables are for {} query heads per K/V head, not {}",
             tables.group(),
             dims.group()
         );
@@ -81,9 +81,9 @@ pub(super) fn launch(
             true => tables.short_rows * dims.heads * chunks * (d + 2),
             false => 1,
         };
-        // SAFETY: the first kernel writes what the second reads.
+        // SAFETY: the first kernel writes everything that the second one reads.
         let partials = unsafe { device.alloc::<f32>(floats)? };
-        // SAFETY: the kernels write all of it.
+        // SAFETY: the kernels write every element.
         let out = unsafe { device.alloc::<T>(rows * dims.heads * d)? };
         macro_rules! parameters {
             ($args:ident) => {
@@ -102,16 +102,16 @@ pub(super) fn launch(
             let attend = kernel(if split { "attend_split" } else { "attend_whole" })?;
             let bytes = shared(d, dtype);
             if bytes > SHARED {
-                let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-                attend.function.set_attribute(most, bytes as i32).w()?;
+                let limit = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                attend.function.set_attribute(limit, bytes as i32).w()?;
             }
             let mut args = attend.builder();
             args.arg(&q).arg(&k).arg(&v).arg(&out);
             parameters!(args);
             let depth = if split { chunks } else { 1 };
             let grid = gpu::grid((tiles, dims.kv_heads, depth), THREADS, bytes);
-            // SAFETY: the arguments are the kernel's; that rows and blocks are inside of q and the
-            // pools, `AttentionBatch` and `PagedAttention::dims` have checked.
+            // SAFETY: the arguments match the kernel's parameters. `AttentionBatch` and
+            // `PagedAttention::dims` have checked that rows and blocks are inside q and the pools.
             unsafe { args.launch(grid) }.w()?;
         }
         if split {
@@ -137,7 +137,7 @@ pub(super) fn launch(
             );
             let grid = (tables.long, dims.kv_heads, 1);
             let grid = gpu::grid(grid, LONG_THREADS, shared_by_long(d, dtype));
-            // SAFETY: as above; it writes the other rows.
+            // SAFETY: as above; this kernel writes the rows that the other one does not.
             unsafe { args.launch(grid) }.w()?;
         }
         Ok(CudaStorage::wrap_cuda_slice(out, device))

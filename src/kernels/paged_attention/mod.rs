@@ -1,17 +1,17 @@
-//! Attention that reads K and V where they lie in a paged pool.
+//! Attention that reads K and V directly from a paged pool.
 //!
-//! One order of additions for a row: the keys that it sees are numbered 0, 1, 2.. in ascending
-//! order and cut into chunks by number. Each chunk has a softmax of its own (Dao et al. 2023,
-//! "Flash-Decoding for long-context inference"), and these are merged in ascending order. Numbers,
-//! not pool places, rows of a call or threads, decide where a chunk ends. So a row's bits do not
-//! depend on its neighbours, on how its sequence was cut into calls, on which blocks hold it, or on
-//! the unseen branches of a draft tree.
+//! A row has one order of additions: the keys that it sees are numbered 0, 1, 2.. in ascending order
+//! and divided into chunks by number. Each chunk has its own softmax (Dao et al. 2023, "Flash-Decoding
+//! for long-context inference"), and these are merged in ascending order. Only the numbers decide where
+//! a chunk ends, not pool slots, the rows of a call or threads. So a row's bits do not depend on its
+//! neighbours, on how its sequence is divided into calls, on which blocks hold it, or on branches of a
+//! draft tree that it does not see.
 //!
-//! On a GPU keys are cut into chunks by their place in the sequence, and causal spans of more than
-//! 16 rows in f16 or bf16, which are prompts, have a kernel of their own: another order of additions,
-//! and again one that neither neighbours nor cuts change. So a prompt's row has other bits in a chunk of
-//! up to 16 rows than in a longer one, unless the batch is one
-//! [with batch invariance](AttentionBatch::with_batch_invariance).
+//! On a GPU, keys are divided into chunks by their position in the sequence. Causal spans of more than
+//! 16 rows in f16 or bf16, which are prompts, use a separate kernel. It has another order of additions,
+//! which also depends neither on neighbours nor on the division into calls. So a prompt's row has
+//! different bits in a prompt chunk of up to 16 rows than in a longer one, unless the batch is
+//! [batch-invariant](AttentionBatch::with_batch_invariance).
 
 mod batch;
 #[cfg(feature = "cuda")]
@@ -43,24 +43,24 @@ use tile::Kernel;
 pub use batch::AttentionBatch;
 pub use tables::{TableCapacity, Tables};
 
-/// Multiply-adds below which other threads are not worth waking.
+/// Number of multiply-adds from which waking other threads pays.
 const MIN_PARALLEL_WORK: usize = 1 << 16;
 
 thread_local! {
-    /// Partial results of chunks that are tasks of their own, kept from one call to the next: fresh
-    /// memory would cost a page fault for every few of them.
+    /// Partial results of chunks that are separate tasks. The buffer is kept between calls: fresh memory
+    /// would cost a page fault for every few results.
     static PARTIALS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Softmax attention of `q` over the pools: `[rows, heads, head_dim]`, in the dtype of `q`.
 ///
-/// `q` is `[rows, heads, head_dim]`; `k` and `v` are `[num_slots, kv_heads, head_dim]` with
-/// `kv_heads` dividing `heads`; all are contiguous. The pools have one dtype, f32, f16 or bf16, and
-/// `q` the same or, on the CPU, f32. Sums are in f32. On CUDA a head has 64 or 128 values.
+/// `q` is `[rows, heads, head_dim]`; `k` and `v` are `[num_slots, kv_heads, head_dim]`, where `kv_heads`
+/// divides `heads`; all are contiguous. The pools have one dtype: f32, f16 or bf16. `q` has the same
+/// dtype or, on the CPU, f32. Sums are in f32. On CUDA a head has 64 or 128 values.
 ///
 /// # Errors
-/// Where shapes do not fit, the pools have fewer slots than `batch` was checked for, or the device has no
-/// such kernel.
+/// If the shapes do not match, the pools have fewer slots than `batch` was checked for, or the device
+/// has no such kernel.
 pub fn paged_attention(
     q: &Tensor,
     k: &Tensor,
@@ -80,9 +80,9 @@ pub fn paged_attention(
 struct PagedAttention<'a> {
     batch: &'a AttentionBatch<'a>,
     scale: f32,
-    /// What the CPU side uses.
+    /// The instruction set of the CPU side.
     isa: Isa,
-    /// For how many threads the work is cut.
+    /// The number of threads that the work is divided for.
     threads: usize,
 }
 
@@ -142,7 +142,7 @@ impl PagedAttention<'_> {
         let fits = k.dims() == v.dims() && kv_dim == head_dim;
         if !fits || kv_heads == 0 || heads == 0 || heads % kv_heads != 0 {
             candle_core::bail!(
-                "paged-attention: q {:?}, k {:?} and v {:?} do not fit",
+                "paged-attention: q {:?}, k {:?} and v {:?} do not match",
                 q.dims(),
                 k.dims(),
                 v.dims()
@@ -161,7 +161,7 @@ impl PagedAttention<'_> {
         })
     }
 
-    /// Takes q as f32, and gives back what becomes of it in q's dtype.
+    /// Converts q to f32, and the result back to q's dtype.
     fn wide<E: Kernel>(
         &self,
         dims: Dims,
@@ -213,11 +213,11 @@ impl PagedAttention<'_> {
                 };
                 // SAFETY: items are disjoint in (row, K/V head), and so are these slices.
                 let place = |at| unsafe { shared.slice(at, dims.group() * dims.head_dim) };
-                let Some(parted) = item.parted else {
+                let Some(first) = item.split else {
                     return with_scratch(|scratch| queries.all(scratch, place));
                 };
-                let (start, len) = (parted * floats, queries.count() * floats);
-                // SAFETY: each chunk of each item has a slice of its own.
+                let (start, len) = (first * floats, queries.count() * floats);
+                // SAFETY: each chunk of each item has its own slice.
                 let own = unsafe { partials.slice(start + task.chunks.start * len, len) };
                 let mut partial = Partial::new(own, dims.width());
                 with_scratch(|scratch| queries.chunk(task.chunks.start, scratch, &mut partial));

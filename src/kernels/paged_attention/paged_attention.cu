@@ -1,28 +1,29 @@
 // Attention over a paged pool for the rows of many sequences.
 //
-// Keys are cut into chunks of 64 by their place in the sequence. Each chunk has a softmax of its own
+// Keys are divided into chunks of 64 by their position in the sequence. Each chunk has its own softmax
 // (Dao et al. 2023, "Flash-Decoding for long-context inference"), and chunks are merged in ascending
-// order, in one block or by a second kernel: with the same instructions, so that the grid decides no
-// bit. A lane is a (row, query head) pair; lanes of one K/V head share what is read of the pool.
+// order, within one block or by a second kernel. Both use the same instructions, so the bits do not
+// depend on the grid. A query is a (row, query head) pair; the queries of one K/V head share the keys
+// and values that are read from the pool.
 #include "paged_attention.cuh"
 
 constexpr int THREADS = 128;
-// Lanes a block has at most; as MAX_QUERIES in paged_attention/tables.rs.
-constexpr int LANES = 32;
-// Floats from one key's weights to the next.
-constexpr int WEIGHTS = LANES + 4;
+// Maximum number of queries per block; the same as in paged_attention/tables.rs.
+constexpr int MAX_QUERIES = 32;
+// Floats from one key's weights to the next key's.
+constexpr int WEIGHTS = MAX_QUERIES + 4;
 
 struct Args {
     const Tile *tiles;
     const uint32_t *blocks;
     const uint64_t *trees;
-    // Partial results: [rows of short segments, heads, chunks, d + 2].
+    // Partial results: [rows of short spans, heads, chunks, d + 2].
     float *partials;
     int heads, kv_heads, block_size, chunks;
     float scale;
 };
 
-// Whether a row of a segment sees the key at `place` of its sequence.
+// Whether row `row` of the tile sees the key at position `place` of its sequence.
 __device__ __forceinline__ bool sees(const Args &args, const Tile &tile, int row, int place) {
     if (place < tile.context) {
         return true;
@@ -36,7 +37,7 @@ struct Running {
     float max, sum;
 };
 
-// Takes a chunk into `all`, and says what the weighted values of both are to be multiplied with.
+// Merges a chunk into `all`, and returns the factors of the weighted values of both.
 __device__ __forceinline__ void merge(Running &all, Running chunk, float &to_all, float &to_chunk) {
     float max = fmaxf(all.max, chunk.max);
     to_all = all.max == -INFINITY ? 0.f : __expf(all.max - max);
@@ -46,40 +47,40 @@ __device__ __forceinline__ void merge(Running &all, Running chunk, float &to_all
 }
 
 template <typename T, int D> struct Shared {
-    // A row more than the values, so that threads of different keys read different banks.
+    // Rows are padded so that threads of different keys read different banks.
     static constexpr int PITCH = D + 16 / sizeof(T);
     T keys[CHUNK * PITCH];
     T values[CHUNK * D];
-    float queries[LANES * D];
-    // [key][lane]; a row is longer than its lanes for the banks' sake, by 16 bytes for vectors' sake.
+    float queries[MAX_QUERIES * D];
+    // [key][query]; rows are padded against bank conflicts, by 16 bytes to keep vectors aligned.
     float weights[CHUNK * WEIGHTS];
-    float max[LANES], sum[LANES];
+    float max[MAX_QUERIES], sum[MAX_QUERIES];
 };
 
-// A block is a tile, a K/V head and, where `split`, a chunk; else it goes through all chunks.
+// A block takes a tile, a K/V head and, with SPLIT, one chunk; otherwise all chunks.
 template <typename T, int D, bool SPLIT>
 __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &args) {
     DYNAMIC_SHARED(memory);
     Shared<T, D> &shared = *reinterpret_cast<Shared<T, D> *>(memory);
     const Tile tile = args.tiles[blockIdx.x];
     const int kv_head = blockIdx.y, group = args.heads / args.kv_heads;
-    const int lanes = tile.rows * group, keys = keys_of(tile);
+    const int queries = tile.rows * group, keys = keys_of(tile);
     const int first = SPLIT ? blockIdx.z : 0;
     const int end = SPLIT ? first + 1 : (keys + CHUNK - 1) / CHUNK;
     if (first * CHUNK >= keys) {
         return;
     }
-    auto head_of = [&](int lane) { return kv_head * group + lane % group; };
-    auto row_of = [&](int lane) { return tile.first + lane / group; };
-    for (int i = threadIdx.x; i < lanes * D; i += THREADS) {
-        int lane = i / D;
-        const T *from = q + ((size_t)row_of(lane) * args.heads + head_of(lane)) * D;
+    auto head_of = [&](int query) { return kv_head * group + query % group; };
+    auto row_of = [&](int query) { return tile.first + query / group; };
+    for (int i = threadIdx.x; i < queries * D; i += THREADS) {
+        int query = i / D;
+        const T *from = q + ((size_t)row_of(query) * args.heads + head_of(query)) * D;
         shared.queries[i] = __fmul_rn(widen(from[i % D]), args.scale);
     }
-    // Threads that share a lane's dimensions: thread t has dimension t % WIDE, + WIDE, ...
-    // The threads of a set have the same lanes, OWN that follow one another.
+    // WIDE threads share a query's dimensions: thread t has dimensions t % WIDE, + WIDE, ...
+    // These threads are a set; a set has OWN consecutive queries.
     constexpr int WIDE = D < THREADS ? D : THREADS;
-    constexpr int SETS = THREADS / WIDE, DIMS = D / WIDE, OWN = LANES / SETS;
+    constexpr int SETS = THREADS / WIDE, DIMS = D / WIDE, OWN = MAX_QUERIES / SETS;
     static_assert(THREADS % WIDE == 0 && D % WIDE == 0 && OWN % 4 == 0, "other widths need other threads");
     const int dim = threadIdx.x % WIDE, own = threadIdx.x / WIDE * OWN;
     float o[OWN][DIMS];
@@ -95,7 +96,7 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
     for (int chunk = first; chunk < end; chunk++) {
         const int base = chunk * CHUNK, count = min(CHUNK, keys - base);
         __syncthreads();
-        // Keys and values of the chunk, 16 bytes a thread.
+        // Loads the keys and values of the chunk, 16 bytes per thread.
         constexpr int PACKS = D / Pack<T>::LEN;
         for (int i = threadIdx.x; i < CHUNK * PACKS; i += THREADS) {
             int key = i / PACKS, at = i % PACKS * Pack<T>::LEN;
@@ -113,12 +114,12 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
             *reinterpret_cast<uint4 *>(shared.values + key * D + at) = vs.bits;
         }
         __syncthreads();
-        // Scores: a thread has one key and every second lane, four at a time.
+        // Scores: a thread has one key and every second query, four at a time.
         {
             constexpr int STEP = THREADS / CHUNK;
             const int key = threadIdx.x % CHUNK;
             const T *mine = shared.keys + key * Shared<T, D>::PITCH;
-            for (int lane = threadIdx.x / CHUNK; lane < lanes; lane += 4 * STEP) {
+            for (int query = threadIdx.x / CHUNK; query < queries; query += 4 * STEP) {
                 float dots[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll 1
                 for (int at = 0; at < D; at += Pack<T>::LEN) {
@@ -126,30 +127,30 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
                     values.load(mine + at);
 #pragma unroll
                     for (int j = 0; j < 4; j++) {
-                        // Lanes beyond the last are read but not used.
-                        const float *query = shared.queries + min(lane + j * STEP, LANES - 1) * D + at;
+                        // Queries beyond the last are read but not used.
+                        const float *scaled = shared.queries + min(query + j * STEP, MAX_QUERIES - 1) * D + at;
 #pragma unroll
                         for (int e = 0; e < Pack<T>::LEN; e++) {
-                            dots[j] = fmaf(widen(values.values[e]), query[e], dots[j]);
+                            dots[j] = fmaf(widen(values.values[e]), scaled[e], dots[j]);
                         }
                     }
                 }
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
-                    int one = lane + j * STEP;
-                    if (one < lanes) {
-                        bool seen = key < count && sees(args, tile, one / group, base + key);
-                        shared.weights[key * WEIGHTS + one] = seen ? dots[j] : -INFINITY;
+                    int scored = query + j * STEP;
+                    if (scored < queries) {
+                        bool seen = key < count && sees(args, tile, scored / group, base + key);
+                        shared.weights[key * WEIGHTS + scored] = seen ? dots[j] : -INFINITY;
                     }
                 }
             }
         }
         __syncthreads();
-        // Weights: a warp has a lane, a thread two keys of it.
-        for (int lane = threadIdx.x / 32; lane < lanes; lane += THREADS / 32) {
+        // Weights: a warp takes a query, and each of its threads two keys.
+        for (int query = threadIdx.x / 32; query < queries; query += THREADS / 32) {
             int at = threadIdx.x % 32;
-            float &first_weight = shared.weights[at * WEIGHTS + lane];
-            float &second_weight = shared.weights[(at + 32) * WEIGHTS + lane];
+            float &first_weight = shared.weights[at * WEIGHTS + query];
+            float &second_weight = shared.weights[(at + 32) * WEIGHTS + query];
             float a = first_weight, b = second_weight, max = fmaxf(a, b);
             for (int mask = 16; mask > 0; mask >>= 1) {
                 max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, mask));
@@ -163,8 +164,8 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
                 sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, mask));
             }
             if (at == 0) {
-                shared.max[lane] = max;
-                shared.sum[lane] = sum;
+                shared.max[query] = max;
+                shared.sum[query] = sum;
             }
         }
         __syncthreads();
@@ -187,7 +188,7 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
             const float4 *weights = reinterpret_cast<const float4 *>(shared.weights + key * WEIGHTS + own);
 #pragma unroll
             for (int i = 0; i < OWN; i += 4) {
-                if (own + i < lanes) {
+                if (own + i < queries) {
                     const float4 four = weights[i / 4];
 #pragma unroll
                     for (int j = 0; j < DIMS; j++) {
@@ -201,25 +202,25 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
         }
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
-            int lane = own + i;
-            if (lane >= lanes) {
+            int query = own + i;
+            if (query >= queries) {
                 continue;
             }
-            Running one = {shared.max[lane], shared.sum[lane]};
+            Running part = {shared.max[query], shared.sum[query]};
             if constexpr (SPLIT) {
-                size_t pair = (size_t)(tile.partial + lane / group) * args.heads + head_of(lane);
+                size_t pair = (size_t)(tile.partial + query / group) * args.heads + head_of(query);
                 float *to = args.partials + (pair * args.chunks + chunk) * (D + 2);
 #pragma unroll
                 for (int j = 0; j < DIMS; j++) {
                     to[dim + j * WIDE] = dots[i][j];
                 }
                 if (dim == 0) {
-                    to[D] = one.max;
-                    to[D + 1] = one.sum;
+                    to[D] = part.max;
+                    to[D + 1] = part.sum;
                 }
             } else {
                 float to_all, to_chunk;
-                merge(all[i], one, to_all, to_chunk);
+                merge(all[i], part, to_all, to_chunk);
 #pragma unroll
                 for (int j = 0; j < DIMS; j++) {
                     o[i][j] = fmaf(o[i][j], to_all, __fmul_rn(dots[i][j], to_chunk));
@@ -230,9 +231,9 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
     if constexpr (!SPLIT) {
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
-            int lane = own + i;
-            if (lane < lanes) {
-                T *to = out + ((size_t)row_of(lane) * args.heads + head_of(lane)) * D;
+            int query = own + i;
+            if (query < queries) {
+                T *to = out + ((size_t)row_of(query) * args.heads + head_of(query)) * D;
 #pragma unroll
                 for (int j = 0; j < DIMS; j++) {
                     to[dim + j * WIDE] = narrow<T>(__fdividef(o[i][j], all[i].sum));
@@ -242,14 +243,14 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
     }
 }
 
-// Merges the chunks of split tiles; a block is a row of a tile and a head.
+// Merges the chunks of split tiles; a block takes a row of a tile and a head.
 template <typename T, int D> __device__ void merge_chunks(T *out, const Args &args) {
     const Tile tile = args.tiles[blockIdx.x];
     const int row = blockIdx.z, head = blockIdx.y, dim = threadIdx.x;
     if (row >= tile.rows) {
         return;
     }
-    // All chunks of the tile were computed, also those that this row sees nothing of.
+    // All chunks of the tile were computed, also those of which this row sees no key.
     const int chunks = (keys_of(tile) + CHUNK - 1) / CHUNK;
     size_t pair = (size_t)(tile.partial + row) * args.heads + head;
     const float *from = args.partials + pair * args.chunks * (D + 2);

@@ -1,23 +1,24 @@
-// What the kernels of attention share with one another and with tables.rs.
+// Shared by the attention kernels, and the same as in tables.rs.
 #pragma once
 #include "../cuda/common.cuh"
 
-// Keys that are taken together: by their place in the sequence, which no call and no tile shifts.
+// Keys per chunk. Chunks are counted from the start of the sequence, so they do not depend on the call
+// or the tile.
 constexpr int CHUNK = 64;
 
 // Some rows of one sequence.
 struct Tile {
-    // Row of the call, and how many follow one another.
+    // First row of the call, and number of rows.
     int first, rows;
-    // Tokens of the sequence before the rows of its segment; row of the tile 0 within the segment.
+    // Tokens of the sequence before the rows of its span; the tile's first row within the span.
     int context, start;
-    // Where the sequence's block table begins.
+    // Index of the sequence's block table in `blocks`.
     int blocks;
-    // Where its tree masks begin; -1 = causal.
+    // Index of its tree masks in `trees`; -1 = causal.
     int tree;
-    // Rows of short segments before it: where it may leave partial results.
+    // Rows of short spans before it: its place in the partial results.
     int partial;
 };
 
-// Keys up to the last that any row of the tile may see.
+// Number of keys up to the last one that any row of the tile may see.
 __device__ __forceinline__ int keys_of(const Tile &tile) { return tile.context + tile.start + tile.rows; }

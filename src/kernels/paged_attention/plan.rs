@@ -1,5 +1,5 @@
-//! Who does what: rows of a call, cut into items and tasks for threads. Nothing here decides an
-//! order of additions; any other cut gives the same bits.
+//! Divides the rows of a call into items and tasks for threads. Nothing here affects the order of
+//! additions: any other division gives the same bits.
 
 use super::vectors::{ALIGN, CHUNK};
 use crate::kernels::span::Span;
@@ -7,10 +7,10 @@ use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// (Row, head) pairs that share one pass over the keys: enough to work from registers, and few
-/// enough that their queries stay in the first-level cache.
+/// Maximum number of queries, (row, head) pairs, that share one pass over the keys: enough to reuse
+/// loaded keys from registers, and few enough to stay in the first-level cache.
 const MAX_QUERIES: usize = 48;
-/// An item whose share of the work is more than a thread's by this factor is parted.
+/// An item is split if it has more than `1 / FINE` of a thread's share of the work.
 const FINE: usize = 4;
 
 #[derive(Debug, Clone, Copy)]
@@ -21,29 +21,30 @@ pub(super) struct Dims {
 }
 
 impl Dims {
-    /// Query heads of a K/V head.
+    /// Query heads per K/V head.
     pub fn group(self) -> usize {
         self.heads / self.kv_heads
     }
 
-    /// Floats of a head, as kernels see it: filled up with zeros.
+    /// Floats per head as kernels see it: padded with zeros.
     pub fn width(self) -> usize {
         self.head_dim.next_multiple_of(ALIGN)
     }
 }
 
-/// A run of rows of one span with all heads of one K/V head: what shares keys and values. The
-/// keys of a row are numbered in ascending order; its chunk `c` is the numbers from `c * CHUNK`.
+/// Consecutive rows of one span with all query heads of one K/V head, which share keys and values. The
+/// keys of a row are numbered in ascending order; its chunk `c` begins at number `c * CHUNK`.
 pub(super) struct Item<'a> {
     pub span: &'a Span,
-    /// Rows, counted in the span.
+    /// Rows, counted from the span's first.
     pub rows: Range<usize>,
     pub kv_head: usize,
-    /// Chunks of the row with most keys; a row without a key has an empty one.
+    /// Chunks of the row with the most keys, at least one.
     pub chunks: usize,
-    /// Where its partial results begin (one a query), if chunks are tasks of their own.
-    pub parted: Option<usize>,
-    /// Chunks to be done, if so.
+    /// The index of its first partial result (there is one per query and chunk), if each chunk is a
+    /// separate task.
+    pub split: Option<usize>,
+    /// Chunks that are not done yet, if it is split.
     left: AtomicUsize,
 }
 
@@ -51,18 +52,18 @@ pub(super) struct Item<'a> {
 pub(super) struct Task {
     pub item: usize,
     pub chunks: Range<usize>,
-    /// Pairs of a row and a key.
+    /// Number of (row, key) pairs.
     cost: usize,
 }
 
 pub(super) struct Plan<'a> {
     pub items: Vec<Item<'a>>,
-    /// The longest first, so that threads end together; those of equal length by chunk, since the
-    /// K/V heads of a chunk lie side by side in memory.
+    /// The longest first, so that threads end at about the same time. Equally long ones are ordered by
+    /// chunk, since the K/V heads of a chunk are adjacent in memory.
     pub tasks: Vec<Task>,
-    /// Partial results of all items that are parted.
+    /// Number of partial results of all items that are split.
     pub partials: usize,
-    /// Pairs of a row and a key, over all K/V heads.
+    /// Number of (row, key) pairs, over all K/V heads.
     pub pairs: usize,
 }
 
@@ -86,7 +87,7 @@ impl<'a> Plan<'a> {
         for (i, item) in plan.items.iter_mut().enumerate() {
             let cost = item.cost();
             if threads > 1 && item.chunks > 1 && cost * threads * FINE > pairs {
-                item.parted = Some(plan.partials);
+                item.split = Some(plan.partials);
                 plan.partials += item.chunks * item.rows.len() * dims.group();
                 plan.tasks.extend((0..item.chunks).map(|chunk| Task {
                     item: i,
@@ -115,7 +116,7 @@ impl<'a> Item<'a> {
             rows: rows.clone(),
             kv_head,
             chunks: 0,
-            parted: None,
+            split: None,
             left: AtomicUsize::new(0),
         };
         item.chunks = item.keys().div_ceil(CHUNK).max(1);
@@ -123,7 +124,7 @@ impl<'a> Item<'a> {
         item
     }
 
-    /// Keys of the row that sees most.
+    /// Number of keys of the row that sees the most.
     pub fn keys(&self) -> usize {
         (0..self.rows.len())
             .map(|row| self.keys_of(row))
@@ -135,20 +136,20 @@ impl<'a> Item<'a> {
         self.keys() * self.rows.len()
     }
 
-    /// Keys that a row of the item sees.
+    /// Number of keys that a row of the item sees.
     fn keys_of(&self, row: usize) -> usize {
         let row = self.rows.start + row;
         let tree = self.span.tree.as_ref();
         self.span.context + tree.map_or(row + 1, |tree| tree[row].count_ones() as usize)
     }
 
-    /// Keys of a chunk that a row sees.
+    /// Number of keys of a chunk that a row sees.
     pub fn visible_keys(&self, chunk: usize, row: usize) -> usize {
         self.keys_of(row).saturating_sub(chunk * CHUNK).min(CHUNK)
     }
 
-    /// Those among them that all further rows of the item see as well, under the same numbers and
-    /// before all others.
+    /// How many of the [visible keys](Self::visible_keys) all later rows of the item see as well. They
+    /// have the same numbers there and come before all others.
     pub fn shared_keys(&self, chunk: usize, row: usize) -> usize {
         let shared = match self.span.tree {
             None => self.keys_of(row),
@@ -157,7 +158,7 @@ impl<'a> Item<'a> {
         shared.saturating_sub(chunk * CHUNK).min(CHUNK)
     }
 
-    /// Pool positions of the others: what a row of a tree sees of its span.
+    /// The positions of the other visible keys: those that a row of a tree sees of its own span.
     pub fn private_keys(&self, chunk: usize, row: usize) -> impl Iterator<Item = usize> {
         let context = self.span.context;
         let tree = self.span.tree.as_ref();
@@ -170,7 +171,7 @@ impl<'a> Item<'a> {
         numbered.filter_map(move |(number, position)| numbers.contains(&number).then_some(position))
     }
 
-    /// Says that a chunk is done: whether it was the last.
+    /// Marks one chunk as done, and returns whether it was the last.
     pub fn finish(&self) -> bool {
         self.left.fetch_sub(1, Ordering::AcqRel) == 1
     }

@@ -3,7 +3,7 @@
 use super::vectors::{Element, STRIDE, Vectors};
 use crate::kernels::float::exp;
 
-/// Partial sums of a sum.
+/// SIMD lanes: partial sums of a sum.
 const SUMS: usize = 8;
 
 pub(super) fn scores<E: Element>(queries: &[f32], keys: Vectors<'_, E>, scores: &mut [f32]) {

@@ -1,28 +1,30 @@
 // Attention of a prompt's rows over a paged pool, on tensor cores (Dao 2023, "FlashAttention-2:
 // faster attention with better parallelism and work partitioning").
 //
-// A lane is a (row, query head) pair, and lanes of one K/V head share what is read of the pool. Each
-// sees the keys up to its own row. All take the same steps from the sequence's first chunk of keys
-// on; one whose keys are all unseen changes nothing. So a row's bits depend neither on its tile nor
-// on the call that it is in, but they are not those of paged_attention.cu.
+// A query is a (row, query head) pair; the queries of one K/V head share the keys and values that are
+// read from the pool. A query sees the keys up to its own row. All queries go through the same chunks
+// of keys, from the sequence's first; a chunk of which a query sees no key does not change its result.
+// So a row's bits depend neither on its tile nor on the call that it is in, but they differ from those
+// of paged_attention.cu.
 #include "../cuda/tensor.cuh"
 #include "paged_attention.cuh"
 
 namespace prefill {
 
-// Lanes a block has at most, as MAX_LONG_QUERIES in tables.rs; a warp has 16, the rows of a matrix.
-constexpr int LANES = 64, THREADS = LANES / 16 * 32;
-// Values of a head that four threads multiply, eight that follow one another each: the instruction
-// does not care which of its values is which, as long as both sides agree.
+// Maximum number of queries per block, as MAX_LONG_QUERIES in tables.rs; a warp has 16, the rows of a
+// matrix.
+constexpr int MAX_QUERIES = 64, THREADS = MAX_QUERIES / 16 * 32;
+// Values of a head that four threads multiply, 8 consecutive ones each. Which value goes to which place
+// in the instruction does not matter, as long as both sides agree.
 constexpr int STEP = 32;
 
 template <typename T, int D> struct Shared {
-    // Rows are longer than a head, so that neither threads that read 16 bytes of rows beside each
-    // other nor those that read the matrices of values are at the same banks.
+    // Rows are padded against bank conflicts: of the threads that read 16 bytes of adjacent rows, and of
+    // those that read the matrices of values.
     static constexpr int KEY = D + 32, VALUE = D + 8;
     T keys[CHUNK * KEY];
     T values[CHUNK * VALUE];
-    // Where the keys are in the pool; -1 = nowhere.
+    // The pool slots of the keys; -1 = beyond the last key.
     int slots[CHUNK];
 };
 
@@ -43,32 +45,32 @@ __device__ __forceinline__ float sum_of_four(float x) {
     return __fadd_rn(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
-// A block is a tile and a K/V head. Of the 16 lanes of its warp, a thread has parts of two: `half` 0
-// and 1 of what is in registers.
+// A block takes a tile and a K/V head. A thread holds parts of two of its warp's 16 queries: `half` 0
+// and 1 in its registers.
 template <typename T, int D>
 __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &args) {
     DYNAMIC_SHARED(memory);
     Shared<T, D> &shared = *reinterpret_cast<Shared<T, D> *>(memory);
     constexpr int KEY = Shared<T, D>::KEY, VALUE = Shared<T, D>::VALUE;
-    // Tiles at the end of a prompt have most to do, and start first.
+    // Tiles at the end of a prompt have the most work, so they start first.
     const Tile tile = args.tiles[gridDim.x - 1 - blockIdx.x];
     const int kv_head = blockIdx.y, group = args.heads / args.kv_heads;
     const int keys = keys_of(tile), begin = tile.context + tile.start;
     const int thread = threadIdx.x % 32, quarter = thread % 4;
-    const int first_lane = threadIdx.x / 32 * 16 + thread / 4;
+    const int first_query = threadIdx.x / 32 * 16 + thread / 4;
 
     uint4 queries[D / STEP][2];
-    // Where the lane's row is in its sequence.
+    // The position of the query's row in its sequence.
     int own[2];
-    // Where its head is in `q` and `out`; -1 = there is no such lane.
+    // The index of its head in `q` and `out`; -1 = there is no such query.
     long long at[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        int lane = first_lane + 8 * half, row = lane / group;
+        int query = first_query + 8 * half, row = query / group;
         own[half] = begin + row;
         at[half] = -1;
         if (row < tile.rows) {
-            at[half] = ((long long)(tile.first + row) * args.heads + kv_head * group + lane % group) * D;
+            at[half] = ((long long)(tile.first + row) * args.heads + kv_head * group + query % group) * D;
         }
 #pragma unroll
         for (int step = 0; step < D / STEP; step++) {
@@ -91,15 +93,15 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
             shared.slots[threadIdx.x] = slot;
         }
     };
-    // Powers of two are cheaper than powers of e.
+    // Scaled by log2(e): powers of two are cheaper than powers of e.
     const float scale = __fmul_rn(args.scale, 1.44269504f);
     float o[D / 8][4];
 #pragma unroll
     for (int n = 0; n < D / 8; n++) {
         o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.f;
     }
-    // The largest score; and the thread's part of the sum of weights.
-    float most[2] = {-INFINITY, -INFINITY}, sums[2] = {0.f, 0.f};
+    // The largest score, and the thread's part of the sum of weights.
+    float largest[2] = {-INFINITY, -INFINITY}, sums[2] = {0.f, 0.f};
     find(0);
     for (int base = 0; base < keys; base += CHUNK) {
         __syncthreads();
@@ -108,7 +110,8 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
         for (int i = threadIdx.x; i < CHUNK * PACKS; i += THREADS) {
             int key = i / PACKS, value = i % PACKS * Pack<T>::LEN, slot = shared.slots[key];
             Pack<T> ks, vs;
-            // Not what is behind the keys, which could be NaN: a weight of zero would not hide it.
+            // Zeros beyond the last key: the pool could hold NaN there, which a weight of zero would not
+            // hide.
             ks.bits = vs.bits = make_uint4(0, 0, 0, 0);
             if (slot >= 0) {
                 size_t from = ((size_t)slot * args.kv_heads + kv_head) * D + value;
@@ -121,7 +124,7 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
         __syncthreads();
         find(base + CHUNK);
 
-        // Scores, of eight keys at a time: key 8 * n + 2 * quarter + i % 2 of half i / 2.
+        // Scores, eight keys at a time: s[n][i] is key 8 * n + 2 * quarter + i % 2 of half i / 2.
         float s[CHUNK / 8][4];
 #pragma unroll
         for (int n = 0; n < CHUNK / 8; n++) {
@@ -136,7 +139,7 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
                 multiply<T>(s[n], two, c.z, c.w);
             }
         }
-        // Whether some lane does not see all of the chunk.
+        // Whether some query does not see the whole chunk.
         const bool cut = base + CHUNK - 1 > begin;
 #pragma unroll
         for (int n = 0; n < CHUNK / 8; n++) {
@@ -146,17 +149,18 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
                 s[n][i] = cut && key > own[i / 2] ? -INFINITY : __fmul_rn(s[n][i], scale);
             }
         }
-        // Weights. What was taken before is scaled down to a larger score, or else by exactly one.
+        // Weights. Earlier sums are scaled down if the largest score grew; otherwise the factor is
+        // exactly one.
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            float max = most[half];
+            float max = largest[half];
 #pragma unroll
             for (int n = 0; n < CHUNK / 8; n++) {
                 max = fmaxf(max, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
             }
             max = max_of_four(max);
-            const float scaled = exp2f(__fsub_rn(most[half], max));
-            most[half] = max;
+            const float scaled = exp2f(__fsub_rn(largest[half], max));
+            largest[half] = max;
             sums[half] = __fmul_rn(sums[half], scaled);
 #pragma unroll
             for (int n = 0; n < CHUNK / 8; n++) {
@@ -172,7 +176,7 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
                 o[n][2 * half + 1] = __fmul_rn(o[n][2 * half + 1], scaled);
             }
         }
-        // Weighted values: where scores come out of a product is where weights go into one.
+        // Weighted values: the scores are in the registers in which the product expects the weights.
 #pragma unroll
         for (int step = 0; step < CHUNK / 16; step++) {
             const float(&left)[4] = s[2 * step], (&right)[4] = s[2 * step + 1];

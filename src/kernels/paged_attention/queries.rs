@@ -1,4 +1,4 @@
-//! One item on one thread: the queries of its rows and heads, chunk by chunk over their keys.
+//! Computes one item on one thread: its queries, chunk by chunk over their keys.
 
 use super::plan::{Dims, Item};
 use super::tile::{Kernel, add_weighted, prefetch, scores, weigh, widen};
@@ -7,24 +7,24 @@ use crate::kernels::cpu::Isa;
 use crate::kernels::float::exp;
 use std::cell::RefCell;
 
-/// Keys of a tree that a row can have for itself.
+/// Maximum number of private keys of a row, those of its tree.
 const MAX_PRIVATE: usize = 64;
 
-/// Queries that read K and V of 16 bits as they are: for more, they are widened once.
+/// Up to this many queries read 16-bit K and V directly; for more, K and V are first widened once.
 const MAX_DIRECT: usize = 3;
 
-/// Room for one item, kept from one call to the next.
+/// Buffers for one item, kept between calls.
 #[derive(Default)]
 pub(super) struct Scratch {
-    /// Queries, already scaled: `[queries, width]`, row-major in (row, head).
+    /// Scaled queries: `[queries, width]`, ordered by row, then by head.
     queries: Vec<f32>,
-    /// Scores of the chunk, then their weights: `[queries, STRIDE]`.
+    /// Scores of the chunk, later its weights: `[queries, STRIDE]`.
     scores: Vec<f32>,
     /// A tile of K or V as f32.
     wide: Vec<f32>,
-    /// Keys of a tile that a query sees.
+    /// Number of keys of a tile that each query sees.
     counts: Vec<usize>,
-    /// The softmax so far, and that of a further chunk.
+    /// The softmax so far, and that of the next chunk.
     partials: Vec<f32>,
 }
 
@@ -32,12 +32,12 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// Runs `work` with this thread's room.
+/// Runs `work` with this thread's buffers.
 pub(super) fn with_scratch<R>(work: impl FnOnce(&mut Scratch) -> R) -> R {
     SCRATCH.with_borrow_mut(work)
 }
 
-/// `buffer[..len]`, whatever it holds.
+/// `buffer[..len]`, with unspecified contents.
 fn room<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
     if buffer.len() < len {
         buffer.resize(len, T::default());
@@ -45,7 +45,7 @@ fn room<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
     &mut buffer[..len]
 }
 
-/// The softmax of some keys, one a query.
+/// The softmax over some keys, for each query.
 pub(super) struct Partial<'a> {
     /// Weighted sums of values, `[queries, width]`.
     acc: &'a mut [f32],
@@ -54,7 +54,7 @@ pub(super) struct Partial<'a> {
 }
 
 impl<'a> Partial<'a> {
-    /// Floats of a query.
+    /// Floats per query.
     pub fn floats(width: usize) -> usize {
         width + 2
     }
@@ -72,8 +72,8 @@ impl<'a> Partial<'a> {
         self.sum.fill(0.0);
     }
 
-    /// Takes in the softmax of the next chunk of a query. (Milakov and Gimelshein 2018, "Online
-    /// normalizer calculation for softmax".)
+    /// Merges the softmax of a query's next chunk (Milakov and Gimelshein 2018, "Online normalizer
+    /// calculation for softmax").
     fn merge(&mut self, next: &Partial<'_>, query: usize, width: usize) {
         let max = self.max[query].max(next.max[query]);
         let (ours, theirs) = (exp(self.max[query] - max), exp(next.max[query] - max));
@@ -86,32 +86,33 @@ impl<'a> Partial<'a> {
     }
 }
 
-/// The queries of an item, with what they read. A query is a pair of a row and a head.
+/// The queries of an item, with the data that they read. A query is a (row, head) pair.
 pub(super) struct QueryGroup<'a, E> {
     pub isa: Isa,
     pub scale: f32,
-    /// Slots a block.
+    /// Slots per block.
     pub block_size: usize,
     pub item: &'a Item<'a>,
     /// `[rows, heads, head_dim]`.
     pub q: &'a [f32],
-    /// Both pools.
+    /// The pools, `[num_slots, kv_heads, head_dim]`.
     pub k: &'a [E],
     pub v: &'a [E],
     pub dims: Dims,
 }
 
 impl<E: Kernel> QueryGroup<'_, E> {
-    /// Queries.
+    /// Number of queries.
     pub fn count(&self) -> usize {
         self.item.rows.len() * self.dims.group()
     }
 
-    /// All chunks, one after the other; `out` gets the place of a row's heads and writes there.
+    /// Computes all chunks, one after the other. `out` returns the output of a row's heads, which begins
+    /// at the given index.
     pub fn all<'o>(&self, scratch: &mut Scratch, out: impl Fn(usize) -> &'o mut [f32]) {
         let width = self.dims.width();
         let floats = self.count() * Partial::floats(width);
-        // Taken out, since chunks use the rest.
+        // Taken out of `scratch`, because `chunk` borrows the rest.
         let mut partials = std::mem::take(&mut scratch.partials);
         let (so_far, next) = room(&mut partials, 2 * floats).split_at_mut(floats);
         let mut so_far = Partial::new(so_far, width);
@@ -125,7 +126,7 @@ impl<E: Kernel> QueryGroup<'_, E> {
         scratch.partials = partials;
     }
 
-    /// What became of all chunks as tasks of their own, merged in the same order.
+    /// Merges, in the same order, the results of chunks that were separate tasks.
     pub fn merge_all<'o>(&self, partials: &mut [f32], out: impl Fn(usize) -> &'o mut [f32]) {
         let width = self.dims.width();
         let mut partials = partials.chunks_exact_mut(self.count() * Partial::floats(width));
@@ -146,7 +147,7 @@ impl<E: Kernel> QueryGroup<'_, E> {
         }
     }
 
-    /// The softmax of one chunk.
+    /// Computes the softmax of one chunk.
     pub fn chunk(&self, chunk: usize, scratch: &mut Scratch, into: &mut Partial<'_>) {
         let (group, rows) = (self.dims.group(), self.item.rows.len());
         let width = self.dims.width();
@@ -155,7 +156,7 @@ impl<E: Kernel> QueryGroup<'_, E> {
         room(&mut scratch.scores, self.count() * STRIDE);
         room(&mut scratch.counts, self.count());
         let mut places = [0; CHUNK];
-        // The last row sees all that any row shares with those after it.
+        // The last row sees every key that any row shares with the rows after it.
         let shared = self.item.shared_keys(chunk, rows - 1);
         self.places(chunk * CHUNK, &mut places[..shared]);
         prefetch(self.k, &places[..shared.min(TILE)], self.dims.head_dim);
@@ -195,12 +196,12 @@ impl<E: Kernel> QueryGroup<'_, E> {
         });
     }
 
-    /// Asks for a piece of the next chunk, with all K/V heads, where chunks are tasks: the same thread
-    /// is likely to come to it, after the other heads of this chunk, each of which has asked for
-    /// pieces of its own. `done` of `2 * CHUNK` keys are behind, scores first. Long runs of memory
-    /// come several times as fast as one head here and there.
+    /// If chunks are separate tasks, prefetches a part of the next chunk, for all K/V heads. The same
+    /// thread is likely to process that chunk after the other heads of this one, each of which prefetches
+    /// other parts. `done` counts the keys of this chunk that have been processed, of `2 * CHUNK`: once
+    /// for scores, then for values. Long runs of memory are several times as fast as scattered heads.
     fn ahead(&self, chunk: usize, done: usize) {
-        if self.item.parted.is_none() {
+        if self.item.split.is_none() {
             return;
         }
         let kv_heads = self.dims.kv_heads;
@@ -219,15 +220,15 @@ impl<E: Kernel> QueryGroup<'_, E> {
         prefetch(self.v, places, width);
     }
 
-    /// Rows begin to share the chunk's key `start` with this one.
+    /// The first row that shares the chunk's key `start` with the rows after it.
     fn first(&self, chunk: usize, start: usize) -> usize {
         let mut rows = 0..self.item.rows.len();
         rows.find(|&row| self.item.shared_keys(chunk, row) > start)
             .unwrap_or(rows.end)
     }
 
-    /// For each row its number, and what it does not share: the first one's number in the chunk,
-    /// and the places of all.
+    /// Calls `work` for each row that has private keys in the chunk, with the row, the first of these
+    /// keys' number in the chunk, and the places of all of them.
     fn own(&self, chunk: usize, mut work: impl FnMut(usize, usize, &[usize])) {
         if self.item.span.tree.is_none() {
             return;
@@ -244,10 +245,10 @@ impl<E: Kernel> QueryGroup<'_, E> {
         }
     }
 
-    /// Where K and V of the pool positions from `position` on are in the pools.
+    /// The indices in the pools of K and V of the sequence's positions from `position` on.
     fn places(&self, mut position: usize, mut places: &mut [usize]) {
         let (size, stride) = (self.block_size, self.dims.kv_heads * self.dims.head_dim);
-        // Block by block: a division for each key would cost more than its scores.
+        // Block by block: a division per key would cost more than its scores.
         while !places.is_empty() {
             let (block, offset) = (position / size, position % size);
             let slot = self.item.span.blocks[block] as usize * size + offset;
@@ -261,7 +262,8 @@ impl<E: Kernel> QueryGroup<'_, E> {
         }
     }
 
-    /// Scores of the keys at `places` for some rows, as the chunk's from `start` on.
+    /// Computes the scores of the keys at `places` for some rows; the first key is key `start` of the
+    /// chunk.
     fn score(
         &self,
         places: &[usize],
@@ -282,7 +284,7 @@ impl<E: Kernel> QueryGroup<'_, E> {
         }
     }
 
-    /// Adds the values at `places` for some rows, by their weights from `start` on.
+    /// Adds the values at `places` to some rows' sums, with the weights from key `start` of the chunk on.
     fn add(
         &self,
         places: &[usize],
@@ -306,13 +308,13 @@ impl<E: Kernel> QueryGroup<'_, E> {
         }
     }
 
-    /// Whether K and V are read from the pools, not from a tile.
+    /// Whether K and V are read from the pools, without being widened to a tile first.
     fn is_direct(&self, rows: usize) -> bool {
         let few = E::DTYPE == candle_core::DType::F32 || rows * self.dims.group() <= MAX_DIRECT;
         few && self.dims.head_dim.is_multiple_of(ALIGN)
     }
 
-    /// Copies vectors to a tile as f32, filled up with zeros: where they are there.
+    /// Copies vectors to a tile as f32, padded with zeros, and returns their indices there.
     fn widen(&self, pool: &[E], places: &[usize], wide: &mut Vec<f32>) -> [usize; MAX_PRIVATE] {
         let (d, width) = (self.dims.head_dim, self.dims.width());
         let wide = room(wide, places.len() * width);
@@ -347,7 +349,7 @@ impl<E: Kernel> QueryGroup<'_, E> {
         }
     }
 
-    /// Where the heads of a row begin in q, and in the output.
+    /// The index of a row's heads in q and in the output.
     fn heads_of(&self, row: usize) -> usize {
         let row = self.item.span.rows.start + self.item.rows.start + row;
         (row * self.dims.heads + self.item.kv_head * self.dims.group()) * self.dims.head_dim

@@ -1,33 +1,34 @@
-//! What a GPU has to know of the rows of a call.
+//! The tables that describe the rows of a call to a GPU.
 
 use crate::kernels::graph::{Values, overwrite};
 use crate::kernels::span::Span;
 use candle_core::{Device, Result, Tensor};
 
-/// Keys that are a chunk, as in the kernels.
+/// Keys per chunk, as in the kernels.
 pub(super) const CHUNK: usize = 64;
-/// Pairs of a row and a head in a tile at most, as in the kernels: of any span, and of a long one.
+/// Maximum number of (row, head) pairs in a tile, as in the kernels: of a short span, and of a long one.
 pub(super) const MAX_QUERIES: usize = 32;
 pub(super) const MAX_LONG_QUERIES: usize = 64;
-/// Rows of a span above which it is long. Decoding and verification have fewer, and their bits are
-/// those of one kernel.
+/// A span with more rows is long. Decoding and verification have fewer, so they always use the same
+/// kernel.
 const MAX_SHORT_ROWS: usize = 16;
-/// Values of a tile: first row, rows, context, start in the span, start of the block table, start
-/// of the tree masks (-1 = causal), rows of short spans before it, each an i32.
+/// Number of values that describe a tile, each an i32: first row, rows, context, start in the span,
+/// start of the block table, start of the tree masks (-1 = causal), rows of short spans before it.
 pub(super) const TILE: usize = 7;
 
-/// Sizes of [`Tables`] that make calls alike: what short spans need.
+/// The size of [`Tables`]: how many tiles and chunks of short spans they have room for. Calls with equal
+/// capacity launch the same grids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TableCapacity {
-    /// Tiles at most.
+    /// Maximum number of tiles.
     pub tiles: usize,
-    /// Chunks of the longest context at most.
+    /// Maximum number of chunks of the longest sequence.
     pub chunks: usize,
 }
 
 impl TableCapacity {
-    /// What `spans` need, where `group` query heads share one of keys; with `prefill` without the long
-    /// ones.
+    /// The capacity that `spans` need with `group` query heads per K/V head; with `prefill`, without the
+    /// long spans.
     pub(super) fn of(spans: &[Span], group: usize, prefill: bool) -> Self {
         let short = || spans.iter().filter(|span| !(prefill && is_long(span)));
         let tiles = short().map(|s| s.rows.len().div_ceil(max_tile_rows(group)));
@@ -38,7 +39,7 @@ impl TableCapacity {
         }
     }
 
-    /// Powers of two.
+    /// Rounded up to powers of two.
     pub(super) fn rounded_up(self) -> Self {
         Self {
             tiles: self.tiles.next_power_of_two(),
@@ -47,14 +48,14 @@ impl TableCapacity {
     }
 }
 
-/// The rows of a call, cut into tiles so that none has more than [`MAX_QUERIES`] pairs of a row and a
-/// head of one K/V head, or [`MAX_LONG_QUERIES`] in a long span; in the memory of a GPU.
+/// The rows of a call, in GPU memory, divided into tiles. A tile has at most [`MAX_QUERIES`] (row, head)
+/// pairs of one K/V head, or [`MAX_LONG_QUERIES`] in a long span.
 ///
-/// What they hold comes from an [`AttentionBatch`](super::AttentionBatch) only, which has checked it.
+/// The contents come only from an [`AttentionBatch`](super::AttentionBatch), which has checked them.
 pub struct Tables {
-    /// `[(capacity.tiles + long) * TILE]` u32; tiles without rows fill up the capacity.
+    /// `[(capacity.tiles + long) * TILE]` u32; tiles without rows pad them to the capacity.
     pub(super) tiles: Tensor,
-    /// Tiles of long spans, behind those of short ones.
+    /// Number of tiles of long spans, which come after those of short ones.
     pub(super) long: usize,
     /// Block tables of all spans, u32.
     pub(super) blocks: Tensor,
@@ -63,9 +64,9 @@ pub struct Tables {
     pub(super) capacity: TableCapacity,
     /// Rows of short spans.
     pub(super) short_rows: usize,
-    /// Query heads that share one of keys.
+    /// Query heads per K/V head.
     group: usize,
-    /// Slots a block, and slots of the pools that all of it was checked for.
+    /// Slots per block, and slots of the pools that the contents were checked for.
     pool: (usize, usize),
 }
 
@@ -78,18 +79,18 @@ struct Parts {
     short_rows: usize,
 }
 
-/// Rows of a tile of a short span at most, where `group` query heads share one of keys.
+/// Maximum number of rows in a tile of a short span, with `group` query heads per K/V head.
 pub(super) fn max_tile_rows(group: usize) -> usize {
     MAX_QUERIES / group
 }
 
-/// Whether the kernel for prompts takes it, where there is one.
+/// Whether the span goes to the kernel for prompts, if that is used.
 fn is_long(span: &Span) -> bool {
     span.rows.len() > MAX_SHORT_ROWS && span.tree.is_none()
 }
 
 impl Parts {
-    /// With `prefill` long spans have a list of their own.
+    /// With `prefill`, the tiles of long spans have a separate list.
     fn of(spans: &[Span], group: usize, prefill: bool) -> Self {
         let (mut tiles, mut long) = (Vec::new(), Vec::new());
         let (mut blocks, mut trees, mut short_rows) = (Vec::new(), Vec::new(), 0);
@@ -123,8 +124,8 @@ impl Parts {
 }
 
 impl Tables {
-    /// See `AttentionBatch::send`; `pool` is the slots of a block, and of the pools that `spans` were
-    /// checked for.
+    /// See `AttentionBatch::send`. `pool` is the slots per block and the slots of the pools that `spans`
+    /// were checked for.
     pub(super) fn send(
         spans: &[Span],
         pool: (usize, usize),
@@ -134,15 +135,15 @@ impl Tables {
         capacity: Option<TableCapacity>,
     ) -> Result<Self> {
         let mut parts = Parts::of(spans, group, prefill);
-        // Kernels count in 32 bits with a sign.
-        let most = parts.blocks.len().max(parts.trees.len()).max(pool.1);
-        if i32::try_from(most).is_err() {
-            candle_core::bail!("paged-attention: {most} slots or blocks are too many for a GPU");
+        // Kernels count in signed 32-bit integers.
+        let largest = parts.blocks.len().max(parts.trees.len()).max(pool.1);
+        if i32::try_from(largest).is_err() {
+            candle_core::bail!("paged-attention: {largest} slots or blocks are too many for a GPU");
         }
         let needs = TableCapacity::of(spans, group, prefill);
         if let Some(capacity) = capacity {
             if needs.tiles > capacity.tiles || needs.chunks > capacity.chunks {
-                candle_core::bail!("paged-attention: {needs:?} for {capacity:?}");
+                candle_core::bail!("paged-attention: {needs:?} exceeds {capacity:?}");
             }
             parts.tiles.resize(capacity.tiles * TILE, 0);
             let blocks = (capacity.chunks * CHUNK).div_ceil(pool.0) + 1;
@@ -151,7 +152,7 @@ impl Tables {
         }
         let long = parts.long.len() / TILE;
         parts.tiles.append(&mut parts.long);
-        // GPUs have no empty allocations.
+        // A GPU cannot allocate an empty buffer.
         parts.trees.push(0);
         Ok(Self {
             tiles: Tensor::new(parts.tiles, device)?,
@@ -165,7 +166,7 @@ impl Tables {
         })
     }
 
-    /// Query heads that share one of keys.
+    /// Query heads per K/V head.
     #[cfg(feature = "cuda")]
     pub(super) fn group(&self) -> usize {
         self.group
@@ -186,7 +187,7 @@ impl Tables {
             || parts.blocks.len() > self.blocks.elem_count()
         {
             candle_core::bail!(
-                "paged-attention: {needs:?} for {capacity:?}, pools {pool:?} for {:?}, trees: {trees}, more rows: {more}",
+                "paged-attention: cannot replace the tables: {needs:?} for {capacity:?}, pools {pool:?} for {:?}, trees: {trees}, more rows: {more}",
                 self.pool
             );
         }
@@ -219,10 +220,10 @@ mod tests {
     const POOL: (usize, usize) = (16, 1024);
 
     #[test]
-    fn tiles_hold_what_the_kernels_take() {
+    fn tiles_hold_no_more_than_the_kernels_take() {
         let (short, long): (Vec<u32>, Vec<u32>) = ((0..2).collect(), (5..45).collect());
         let spans = [span(0..1, 20, &short), span(1..20, 600, &long)];
-        // Three query heads share one of keys, so a tile has ten rows.
+        // Three query heads per K/V head, so a tile has ten rows.
         let parts = Parts::of(&spans, 3, false);
         let want = [
             [0, 1, 20, 0, 0, CAUSAL, 0],
@@ -253,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_have_tiles_of_their_own() {
+    fn prompts_have_separate_tiles() {
         let (one, other): (Vec<u32>, Vec<u32>) = ((0..2).collect(), (5..45).collect());
         let branches = Span {
             tree: Some(vec![1; 20]),
@@ -282,7 +283,7 @@ mod tests {
         ];
         assert!(tiles.eq(long));
         let tables = Tables::send(&spans, POOL, &Device::Cpu, 3, true, None).unwrap();
-        // The prompt has more chunks.
+        // The prompt's chunks do not count.
         assert_eq!((tables.capacity, tables.long), (capacity(5, 2), 3));
         assert_eq!(tables.short_rows, 37);
         let tiles = tables.tiles.to_vec1::<u32>().unwrap();

@@ -1,4 +1,4 @@
-//! Each set of instructions against f64, and against itself in other cuts.
+//! Compares each instruction set with f64, and with itself under other divisions into calls.
 
 use super::vectors::CHUNK;
 use super::*;
@@ -7,7 +7,7 @@ use std::ops::Range;
 
 const BLOCK_SIZE: usize = 8;
 
-/// Numbers in -1..1, the same for the same salt.
+/// Numbers in -1..1 that depend only on `salt`.
 fn noise(len: usize, salt: usize) -> Vec<f32> {
     let mut state = salt as u64 + 1;
     let mut next = || {
@@ -26,7 +26,7 @@ struct Case<E> {
     q: Vec<f32>,
     k: Vec<E>,
     v: Vec<E>,
-    /// From last to first, every other one of the pool.
+    /// Every other block of the pool, in descending order.
     blocks: Vec<u32>,
 }
 
@@ -41,7 +41,7 @@ impl<E: Kernel> Case<E> {
         let width = kv_heads * head_dim;
         let count = len.div_ceil(BLOCK_SIZE);
         let blocks: Vec<u32> = (0..count as u32).rev().map(|block| 2 * block).collect();
-        // What is not the sequence's own is NaN, so that a read of it shows.
+        // Slots that are not the sequence's hold NaN, so that reading them shows.
         let pool = |salt| {
             let mut pool = vec![narrow(f32::NAN); 2 * count * BLOCK_SIZE * width];
             for (position, row) in noise(len * width, salt).chunks(width).enumerate() {
@@ -76,7 +76,7 @@ impl<E: Kernel> Case<E> {
         self.q.len() / self.row_floats()
     }
 
-    /// Some rows of the sequence in one call.
+    /// Runs some rows of the sequence in one call.
     fn run(&self, isa: Isa, threads: usize, rows: Range<usize>, tree: Option<&[u64]>) -> Vec<f32> {
         let spans = [Span {
             rows: 0..rows.len(),
@@ -103,7 +103,7 @@ impl<E: Kernel> Case<E> {
         vector.iter().map(|x| f64::from(x.to_f32())).collect()
     }
 
-    /// What a head of a row should be.
+    /// The expected output of a head of a row.
     fn reference(&self, row: usize, head: usize) -> Vec<f64> {
         let (d, kv_head) = (self.dims.head_dim, head / self.dims.group());
         let query = &self.q[row * self.row_floats() + head * d..][..d];
@@ -144,7 +144,7 @@ impl<E: Kernel> Case<E> {
     }
 }
 
-/// Those that differ here.
+/// The instruction sets whose attention code differs.
 fn isas() -> impl Iterator<Item = Isa> {
     ["portable", "avx2"].into_iter().filter_map(Isa::detect)
 }
@@ -155,7 +155,7 @@ fn each_isa_agrees_with_f64() {
     for head_dim in [1, 13, 24, 40, 64, 80, 96, 128] {
         for group in [1, 2, 3, 4, 8] {
             salt += 1;
-            // Rows and keys beside each other by chance, chunk borders among them.
+            // Varied pairs of rows and keys, chunk borders among them.
             let rows = [1, 2, 3, 5, 7, 16, 50][salt % 7];
             let keys = [0, 1, 30, CHUNK - 2, CHUNK, 2 * CHUNK - 3, 300][salt * 5 % 7] + rows;
             for isa in isas() {
@@ -167,7 +167,7 @@ fn each_isa_agrees_with_f64() {
     }
 }
 
-fn same_bits_in_other_cuts<E: Kernel>(narrow: fn(f32) -> E) {
+fn same_bits_for_any_division<E: Kernel>(narrow: fn(f32) -> E) {
     let bits = |out: Vec<f32>| out.into_iter().map(f32::to_bits).collect::<Vec<u32>>();
     for (group, head_dim) in [(1, 64), (3, 64), (4, 40), (8, 13)] {
         for keys in [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 17] {
@@ -191,15 +191,15 @@ fn same_bits_in_other_cuts<E: Kernel>(narrow: fn(f32) -> E) {
 }
 
 #[test]
-fn threads_cuts_and_masks_do_not_change_a_bit() {
-    same_bits_in_other_cuts(|x| x);
-    same_bits_in_other_cuts(f16::from_f32);
-    same_bits_in_other_cuts(bf16::from_f32);
+fn threads_chunks_and_masks_do_not_change_a_bit() {
+    same_bits_for_any_division(|x| x);
+    same_bits_for_any_division(f16::from_f32);
+    same_bits_for_any_division(bf16::from_f32);
 }
 
-/// Scores far apart, so that all but a few weights vanish, in the first or the last chunk.
+/// With scores far apart, all but a few weights vanish, in the first or the last chunk.
 #[test]
-fn great_scores_stay_finite() {
+fn large_scores_stay_finite() {
     for isa in isas() {
         let mut case = Case::new(3 * CHUNK, 4, 3, 64, |x| x);
         for q in &mut case.q {

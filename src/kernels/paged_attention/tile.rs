@@ -1,8 +1,7 @@
-//! What attention does with some queries and one tile of keys: scores, weights, weighted values.
+//! The steps of attention for some queries and one tile of keys: scores, weights, weighted values.
 //!
-//! Each function keeps one order of additions for a (query, key) or a (query, tile), whatever else
-//! is computed beside it. AVX2 and plain Rust differ in their orders; a process uses one of them for
-//! good.
+//! Each function has a fixed order of additions for a (query, key) or (query, tile) pair, whatever else
+//! it computes. AVX2 and plain Rust have different orders, but a process uses only one of them.
 
 use super::portable;
 use super::vectors::Vectors;
@@ -10,18 +9,18 @@ use super::vectors::Vectors;
 use super::x86;
 use crate::kernels::cpu::Isa;
 
-/// What a pool may hold, with what the loops for this CPU need of it.
+/// An element type of a pool, with the loads that this CPU's loops need.
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) use super::vectors::Element as Kernel;
 #[cfg(target_arch = "x86_64")]
 pub(super) use super::x86::Load as Kernel;
 
-/// Calls the AVX2 or the portable function of a name.
+/// Calls the AVX2 or the portable version of a function.
 macro_rules! dispatch {
     ($isa:expr, $name:ident($($argument:expr),*)) => {{
         #[cfg(target_arch = "x86_64")]
         if let Some(avx2) = $isa.avx2() {
-            // SAFETY: the CPU has the instructions, which `avx2` is the proof of.
+            // SAFETY: `avx2` proves that the CPU has the instructions.
             return unsafe { x86::$name(avx2, $($argument),*) };
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -30,10 +29,10 @@ macro_rules! dispatch {
     }};
 }
 
-/// The products of all queries with all keys.
+/// Computes the dot products of all queries with all keys.
 ///
-/// `queries` is `[_, width]`; the scores of query `i` begin at `scores[i * STRIDE]`, and up to seven
-/// after the last of them are overwritten.
+/// `queries` is `[_, width]`. The scores of query `i` begin at `scores[i * STRIDE]`; up to seven elements
+/// after its last score are overwritten.
 pub(super) fn scores<E: Kernel>(
     isa: Isa,
     queries: &[f32],
@@ -43,14 +42,14 @@ pub(super) fn scores<E: Kernel>(
     dispatch!(isa, scores(queries, keys, scores))
 }
 
-/// Turns scores into `e^(score - max)`; gives back their maximum and the sum of what they become.
+/// Replaces each score by `e^(score - max)`. Returns the maximum, and the sum of the new values.
 pub(super) fn weigh(isa: Isa, scores: &mut [f32]) -> (f32, f32) {
     dispatch!(isa, weigh(scores))
 }
 
 /// `sums[query] += weights[query][i] * values[i]` for the first `counts[query]` values, in order.
 ///
-/// `sums` is `[counts.len(), width]`; weights lie as scores do; counts do not fall.
+/// `sums` is `[counts.len(), width]`, weights have the layout of scores, and counts are ascending.
 pub(super) fn add_weighted<E: Kernel>(
     isa: Isa,
     sums: &mut [f32],
@@ -67,8 +66,8 @@ pub(super) fn widen<E: Kernel>(isa: Isa, from: &[E], to: &mut [f32]) {
     dispatch!(isa, widen(from, to))
 }
 
-/// Asks for `width` numbers at each of `places` to be brought near. Keys of a head lie apart, which
-/// the CPU does not foresee: without this it waits for memory key by key.
+/// Prefetches `width` numbers at each of `places`. The keys of a head are scattered in memory, which the
+/// CPU does not predict: without this it would wait for memory at each key.
 pub(super) fn prefetch<E>(data: &[E], places: &[usize], width: usize) {
     #[cfg(target_arch = "x86_64")]
     for &place in places {

@@ -1,25 +1,24 @@
-//! Keys and values as the loops over a tile read them.
+//! Keys and values in the form that the loops over a tile read.
 
 use candle_core::WithDType;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-/// Keys whose softmax is taken at once. Longer chunks leave less to merge, shorter ones are more
-/// pieces for threads.
+/// Keys per softmax chunk. Longer chunks need fewer merges, shorter ones give threads more pieces.
 pub(super) const CHUNK: usize = 128;
-/// Keys whose vectors stay in the first-level cache for all queries (8 KiB where heads are 64 wide).
+/// Keys whose vectors stay in the first-level cache for all queries (8 KiB with heads of 64 values).
 pub(super) const TILE: usize = 32;
-/// Between the scores of two queries: kernels write whole vectors.
+/// Distance between the scores of two queries; it leaves room for the whole vectors that kernels write.
 pub(super) const STRIDE: usize = CHUNK + 8;
 /// Widths are a multiple of this many floats.
 pub(super) const ALIGN: usize = 8;
 
-/// Keys or values of a tile: one in `data` at each of `places`, all of them inside of it.
+/// Keys or values of a tile: one at each of `places` in `data`, all of them within its bounds.
 #[derive(Clone, Copy)]
 pub(super) struct Vectors<'a, E> {
     data: &'a [E],
     places: &'a [usize],
-    /// Numbers of each, a multiple of [`ALIGN`].
+    /// Length of each, a multiple of [`ALIGN`].
     width: usize,
 }
 
@@ -50,7 +49,7 @@ impl<'a, E> Vectors<'a, E> {
         self.width
     }
 
-    /// Some of them, by number.
+    /// Those at indices `start..end` of `places`.
     pub fn range(self, start: usize, end: usize) -> Self {
         Self {
             places: &self.places[start..end],
@@ -58,14 +57,14 @@ impl<'a, E> Vectors<'a, E> {
         }
     }
 
-    /// Those at `places`, filled up with the first.
+    /// The first `N` of those at `places`; missing ones are replaced by the first.
     pub fn rows<const N: usize>(&self, places: &[usize]) -> [&'a [E]; N] {
         let row = |place: usize| &self.data[place..place + self.width];
         std::array::from_fn(|i| row(places[if i < places.len() { i } else { 0 }]))
     }
 }
 
-/// What a pool may hold.
+/// An element type of a pool.
 pub(super) trait Element: WithDType {
     fn to_f32(self) -> f32;
 

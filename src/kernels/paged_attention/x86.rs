@@ -1,16 +1,16 @@
-//! The loops of a tile with AVX2, FMA and F16C: a few queries against a few keys at once, from
-//! registers, so that each vector that is loaded is used several times. However many there are, a
-//! sum has the same order of additions.
+//! The loops over a tile with AVX2, FMA and F16C. They take a few queries and a few keys at once in
+//! registers, so that each loaded vector is used several times. A sum has the same order of additions
+//! for any number of queries and keys.
 
 use super::vectors::{Element, STRIDE, Vectors};
 use crate::kernels::cpu::Avx2;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
-/// Floats of a vector.
+/// Floats per vector.
 const WIDTH: usize = 8;
 
-/// How many of `left` queries to take at once: three or two, and one only if there is but one.
+/// How many of `left` queries to take at once: three or two, or one if there is only one.
 fn at_once(left: usize) -> usize {
     match left {
         4 => 2,
@@ -18,8 +18,8 @@ fn at_once(left: usize) -> usize {
     }
 }
 
-/// Four keys with three or two queries, or eight with one: as many sums as hide the latency of
-/// their additions.
+/// Takes four keys with three or two queries, or eight with one: enough sums to hide the latency of
+/// additions.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn scores<E: Load>(_: Avx2, queries: &[f32], keys: Vectors<'_, E>, scores: &mut [f32]) {
     let width = keys.width();
@@ -61,7 +61,7 @@ fn dots<E: Load, const N: usize, const K: usize>(
     for at in (0..width).step_by(WIDTH) {
         let mut q = [_mm256_setzero_ps(); N];
         for (i, q) in q.iter_mut().enumerate() {
-            // SAFETY: there are N queries, whole vectors each.
+            // SAFETY: there are N queries, each of whole vectors.
             *q = unsafe { _mm256_loadu_ps(queries.as_ptr().add(i * width + at)) };
         }
         for (j, key) in keys.iter().enumerate() {
@@ -75,7 +75,7 @@ fn dots<E: Load, const N: usize, const K: usize>(
     for (i, sums) in sums.iter().enumerate() {
         for j in (0..K).step_by(4) {
             let four = across(sums[j], sums[j + 1], sums[j + 2], sums[j + 3]);
-            // SAFETY: there are N rows of scores, with K places each.
+            // SAFETY: there are N rows of scores, with room for K each.
             unsafe { _mm_storeu_ps(scores.as_mut_ptr().add(i * STRIDE + j), four) };
         }
     }
@@ -85,8 +85,8 @@ fn dots<E: Load, const N: usize, const K: usize>(
 #[target_feature(enable = "avx2")]
 #[inline]
 fn across(a: __m256, b: __m256, c: __m256, d: __m256) -> __m128 {
-    // Halves of a and b beside each other, then of c and d: one shuffle, where a horizontal
-    // addition has two.
+    // Pairs the halves of a and b, then those of c and d: one shuffle, where a horizontal addition
+    // takes two.
     let fold = |a, b| {
         let (straight, crossed) = (
             _mm256_blend_ps::<0xCC>(a, b),
@@ -108,7 +108,7 @@ fn across(a: __m256, b: __m256, c: __m256, d: __m256) -> __m128 {
 #[target_feature(enable = "avx2,fma")]
 pub(super) fn weigh(_: Avx2, scores: &mut [f32]) -> (f32, f32) {
     let (whole, rest) = scores.as_chunks_mut::<WIDTH>();
-    // What the last vector lacks weighs nothing.
+    // The last vector is padded with elements of weight zero.
     let mut last = [f32::NEG_INFINITY; WIDTH];
     last[..rest.len()].copy_from_slice(rest);
     let mut maxima = load(&last);
@@ -149,13 +149,13 @@ fn store(to: &mut [f32; WIDTH], from: __m256) {
     unsafe { _mm256_storeu_ps(to.as_mut_ptr(), from) }
 }
 
-/// As [`crate::kernels::float::exp`] for numbers that are not above 0, with fused additions.
+/// Like [`crate::kernels::float::exp`], for numbers up to 0, with fused additions.
 #[target_feature(enable = "avx2,fma")]
 #[inline]
 fn exp(x: __m256) -> __m256 {
     let number = |x: f32| _mm256_set1_ps(x);
     let round = number(12_582_912.0);
-    // In this order a NaN stays one.
+    // With the arguments in this order a NaN stays a NaN.
     let clamped = _mm256_max_ps(number(-88.0), x);
     let shifted = _mm256_fmadd_ps(clamped, number(std::f32::consts::LOG2_E), round);
     let n = _mm256_sub_ps(shifted, round);
@@ -192,7 +192,7 @@ pub(super) fn add_weighted<E: Load>(
         let sums = &mut sums[query * values.width()..];
         let weights = &weights[query * STRIDE..];
         let queries = at_once(counts.len() - query);
-        // The first of some queries sees least.
+        // Counts are ascending, so the first query sees the fewest.
         let all = counts[query];
         match queries {
             3 => rows::<E, 3>(sums, weights, values.range(0, all)),
@@ -209,7 +209,7 @@ pub(super) fn add_weighted<E: Load>(
     }
 }
 
-/// The whole width for `N` queries, as many vectors at a time as there are registers for.
+/// Adds the whole width for `N` queries, as many vectors at a time as fit in registers.
 #[target_feature(enable = "avx2,fma,f16c")]
 fn rows<E: Load, const N: usize>(sums: &mut [f32], weights: &[f32], values: Vectors<'_, E>) {
     let vectors = values.width() / WIDTH;
@@ -225,7 +225,7 @@ fn rows<E: Load, const N: usize>(sums: &mut [f32], weights: &[f32], values: Vect
     }
 }
 
-/// `V` vectors from `at` on, which stay in registers over all values; gives back `V`.
+/// Adds `V` vectors from `at` on, which stay in registers over all values; returns `V`.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn part<E: Load, const N: usize, const V: usize>(
@@ -247,11 +247,11 @@ fn part<E: Load, const N: usize, const V: usize>(
     for (number, &place) in values.places().iter().enumerate() {
         let mut weight = [_mm256_setzero_ps(); N];
         for (query, weight) in weight.iter_mut().enumerate() {
-            // SAFETY: each of N rows of weights has one for each place.
+            // SAFETY: each of N rows of weights has one weight per place.
             *weight = _mm256_set1_ps(unsafe { *weights.get_unchecked(query * STRIDE + number) });
         }
         for i in 0..V {
-            // SAFETY: `Vectors` are whole vectors inside of the data.
+            // SAFETY: `Vectors` are whole vectors within the data.
             let value = unsafe { E::load(values.data().as_ptr().add(place + at + i * WIDTH)) };
             for (parts, weight) in parts.iter_mut().zip(weight) {
                 parts[i] = _mm256_fmadd_ps(weight, value, parts[i]);
@@ -269,19 +269,19 @@ fn part<E: Load, const N: usize, const V: usize>(
     V
 }
 
-/// Elements that a vector of eight is read from.
+/// An element type that is loaded as a vector of eight floats.
 pub(super) trait Load: Element {
-    /// Eight numbers.
+    /// Loads eight numbers.
     ///
     /// # Safety
-    /// The CPU has AVX2 and F16C; eight numbers may be read.
+    /// The CPU has AVX2 and F16C, and eight numbers can be read at `from`.
     unsafe fn load(from: *const Self) -> __m256;
 }
 
 impl Load for f32 {
     #[inline(always)]
     unsafe fn load(from: *const f32) -> __m256 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { _mm256_loadu_ps(from) }
     }
 }
@@ -289,16 +289,16 @@ impl Load for f32 {
 impl Load for f16 {
     #[inline(always)]
     unsafe fn load(from: *const f16) -> __m256 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
     }
 }
 
 impl Load for bf16 {
-    /// They are the upper halves of f32.
+    /// A bf16 is the upper half of an f32.
     #[inline(always)]
     unsafe fn load(from: *const bf16) -> __m256 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe {
             let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))

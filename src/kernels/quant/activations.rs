@@ -1,26 +1,26 @@
-//! The inputs of a product, in 8 bits.
+//! The inputs of a product, quantized to 8 bits.
 
 use super::super::cpu::Isa;
 use super::super::parallel::{Shared, for_each};
 use super::formats::BLOCK;
 
-/// Most rows that share one pass over the tiles of eight outputs.
+/// Maximum number of rows that share one pass over the tiles of eight outputs.
 pub(super) const ROWS: usize = 8;
 
-/// Rows below which quantizing them is not worth other threads.
+/// Number of rows from which quantizing them with other threads pays.
 const MIN_PARALLEL_ROWS: usize = 8;
 /// Blocks that one thread quantizes at a time.
 const CHUNK: usize = 16;
 
-/// Rows that are multiplied together. Their values lie together too, so that one address and
-/// constant distances reach all of them.
+/// Rows that are multiplied together. Their values are also stored together, so that one address and
+/// constant offsets reach all of them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Pass {
     pub first: usize,
     pub rows: usize,
 }
 
-/// Passes that make up `rows` rows: eights, then one or two that kernels exist for.
+/// Divides `rows` rows into passes: of eight rows, then one or two of sizes that kernels exist for.
 fn passes(rows: usize) -> Vec<Pass> {
     let mut passes = Vec::with_capacity(rows / ROWS + 2);
     let mut first = 0;
@@ -37,14 +37,14 @@ fn passes(rows: usize) -> Vec<Pass> {
     passes
 }
 
-/// Rows of blocks of 32 activations as `scale * q`.
+/// Rows of blocks of 32 activations, quantized as `scale * q`.
 pub(super) struct Activations {
-    /// Blocks a row.
+    /// Blocks per row.
     blocks: usize,
     passes: Vec<Pass>,
-    /// For each pass `[inputs / 4][rows of the pass][4]`.
+    /// For each pass: `[inputs / 4][rows of the pass][4]`.
     q: Vec<i8>,
-    /// For each pass `[inputs / 32][rows of the pass]`.
+    /// For each pass: `[inputs / 32][rows of the pass]`.
     sums: Vec<BlockSums>,
 }
 
@@ -53,11 +53,11 @@ pub(super) struct Activations {
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct BlockSums {
     pub scale: f32,
-    /// `scale * sum(q)`: what a weight's offset is multiplied with.
+    /// `scale * sum(q)`, which is multiplied with a weight's offset.
     pub sum: f32,
-    /// `sum(q)`: what a weight's bias is multiplied with.
+    /// `sum(q)`, which is multiplied with a weight's bias.
     pub total: i32,
-    /// `total` of inputs 0..16 and 16..32.
+    /// `sum(q)` over inputs 0..16 and over 16..32.
     pub halves: [i16; 2],
 }
 
@@ -93,7 +93,7 @@ impl Activations {
                 let start = at % chunks * CHUNK;
                 let count = CHUNK.min(blocks - start);
                 let place = first * blocks + start * rows;
-                // SAFETY: no two tasks have the same blocks of the same pass.
+                // SAFETY: no two tasks write the same blocks of the same pass.
                 let (q, sums) = unsafe {
                     (
                         q.slice(place * BLOCK, count * rows * BLOCK),
@@ -109,7 +109,7 @@ impl Activations {
         this
     }
 
-    /// All rows, in order.
+    /// The passes, which cover all rows in order.
     pub fn passes(&self) -> &[Pass] {
         &self.passes
     }
@@ -131,12 +131,12 @@ impl Activations {
     }
 }
 
-/// Where inputs `4 v .. 4 v + 4` of a block lie in a pass of `rows` rows.
+/// The index of inputs `4 v .. 4 v + 4` of a block in a pass of `rows` rows.
 fn place(rows: usize, row: usize, block: usize, v: usize) -> usize {
     ((block * BLOCK / 4 + v) * rows + row) * 4
 }
 
-/// Quantizes blocks of row `row` of a pass of `rows` rows, and puts them where they belong.
+/// Quantizes blocks of row `row` of a pass of `rows` rows, and stores them at their places.
 fn quantize_row(
     isa: Isa,
     x: &[f32],
@@ -148,7 +148,7 @@ fn quantize_row(
     for (block, x) in x.chunks_exact(BLOCK).enumerate() {
         let mut values = [0; BLOCK];
         sums[block * rows + row] = match isa.avx2() {
-            // SAFETY: the CPU has the instructions, which `proof` is the proof of.
+            // SAFETY: `proof` proves that the CPU has the instructions.
             #[cfg(target_arch = "x86_64")]
             Some(proof) => unsafe { avx2::quantize_block(proof, x, &mut values) },
             _ => quantize_block(x, &mut values),
@@ -177,7 +177,7 @@ mod avx2 {
     use crate::kernels::cpu::Avx2;
     use std::arch::x86_64::*;
 
-    /// As the portable function, bit for bit.
+    /// The same as the portable function, bit for bit.
     #[target_feature(enable = "avx2")]
     pub(super) fn quantize_block(_: Avx2, x: &[f32], q: &mut [i8]) -> BlockSums {
         assert!(x.len() == BLOCK && q.len() == BLOCK);
@@ -198,7 +198,7 @@ mod avx2 {
             total(_mm256_add_epi32(a, b)) as i16,
             total(_mm256_add_epi32(c, d)) as i16,
         ];
-        // Packing works on halves of vectors: this order of 4-byte groups undoes it.
+        // Packing works on each half of a vector separately; this order of 4-byte groups undoes that.
         let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
         let words = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
         let bytes = _mm256_permutevar8x32_epi32(words, order);

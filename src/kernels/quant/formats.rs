@@ -1,20 +1,20 @@
-//! How blocks of quantized weights are laid out for the kernels, and what they mean.
+//! The layout of blocks of quantized weights for the kernels, and their meaning.
 //!
-//! All formats have blocks of 32 inputs. A value is `scale * factor * (quant - BIAS) + offset`;
-//! scale and offset belong to the block, the factor (an integer) to half of it. A tile holds one
-//! block of eight outputs. Its quants are so placed that one vector of 32 bytes holds four inputs
-//! of eight outputs, to meet four activations that are broadcast to all of them: vector `v` has
-//! inputs `4 v .. 4 v + 4`. Formats of less than 8 bits keep vector `v` in the low and vector
-//! `v + 4` in the high halves of the same bytes, and the bits above the fourth apart.
+//! All formats have blocks of 32 inputs. A value is `scale * factor * (quant - BIAS) + offset`. Scale
+//! and offset belong to the block, the factor (an integer) to half a block. A tile holds one block of
+//! each of eight outputs. One vector of 32 bytes holds four inputs of eight outputs, to be multiplied
+//! with four activations that are broadcast to all outputs: vector `v` has inputs `4 v .. 4 v + 4`.
+//! Formats with fewer than 8 bits keep vector `v` in the low halves and vector `v + 4` in the high
+//! halves of the same bytes, and store the bits above the fourth separately.
 
 use half::f16;
 
-/// Values a block, along the inputs.
+/// Values per block, along the inputs.
 pub const BLOCK: usize = 32;
-/// Outputs a tile.
+/// Outputs per tile.
 pub(super) const WIDTH: usize = 8;
 
-/// Bytes that start where a vector does.
+/// Bytes with the alignment of a vector.
 #[repr(C, align(32))]
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bytes<const N: usize>(pub [u8; N]);
@@ -22,7 +22,7 @@ pub(super) struct Bytes<const N: usize>(pub [u8; N]);
 /// Inputs that share a scale record in the K formats.
 pub(super) const SUPER: usize = 256;
 
-/// One block as GGUF has it: quants from 0, and where its scales lie is the format's matter.
+/// The unsigned quants of one GGUF block. Where its scales are depends on the format.
 pub(super) type Block = [u8; BLOCK];
 
 /// A layout of quantized weights. `c` is an output of the tile, `k` an input of the block, `sub`
@@ -32,16 +32,16 @@ pub(super) trait Format: 'static {
     type Quants: Copy + Send + Sync;
     /// Scales of [`Format::SPAN`] tiles along the inputs.
     type Scales: Copy + Send + Sync;
-    /// Blocks a scale record.
+    /// Blocks per scale record.
     const SPAN: usize = 1;
-    /// What is subtracted from quants.
+    /// The value that is subtracted from quants.
     const BIAS: i32 = 0;
-    /// Whether [`Format::offset`] is not always 0.
+    /// Whether [`Format::offset`] can differ from 0.
     const OFFSET: bool = false;
 
     fn empty() -> (Self::Quants, Self::Scales);
 
-    /// Takes over block `sub` of `data`, the bytes of `SPAN` GGUF blocks of 32 of output `c`.
+    /// Stores block `sub` of `data`, which holds `SPAN` blocks of 32 values of output `c`.
     fn set(data: &[u8], sub: usize, c: usize, quants: &mut Self::Quants, scales: &mut Self::Scales);
 
     fn quant(quants: &Self::Quants, c: usize, k: usize) -> i32;
@@ -58,7 +58,7 @@ pub(super) trait Format: 'static {
     }
 }
 
-/// Place of input `k` of output `c` in vectors of four inputs of eight outputs.
+/// The index of input `k` of output `c` in vectors of four inputs of eight outputs.
 fn place(c: usize, k: usize) -> usize {
     4 * (WIDTH * (k / 4) + c) + k % 4
 }
@@ -79,7 +79,7 @@ fn half_at(bytes: &[u8]) -> f16 {
     f16::from_le_bytes([bytes[0], bytes[1]])
 }
 
-/// A block whose inputs 0..16 are in the low, and 16..32 in the high halves of 16 bytes.
+/// Unpacks a block whose inputs 0..16 are in the low halves of 16 bytes and 16..32 in the high halves.
 fn split(bytes: &[u8]) -> Block {
     std::array::from_fn(|k| bytes[k % 16] >> (k / 16 * 4) & 15)
 }
@@ -182,8 +182,8 @@ impl Format for Q4_1 {
     }
 }
 
-/// Nibbles of a tile, then its fifth bits: byte `4 c + t` of these has bit `v` for input
-/// `4 v + t` of output `c`.
+/// Bytes of a tile with 5 bits: the nibbles, then the fifth bits. Bit `v` of byte `4 c + t` of the latter
+/// belongs to input `4 v + t` of output `c`.
 const FIVE: usize = BLOCK * WIDTH * 5 / 8;
 const NIBBLES: usize = BLOCK * WIDTH / 2;
 
@@ -253,7 +253,7 @@ const NO_SCALES_K: ScalesK = ScalesK {
 };
 
 impl ScalesK {
-    /// From the first 16 bytes of a block: d, m, and eight pairs of 6 bits in 12 bytes.
+    /// Reads the first 16 bytes of a block: d, m, and eight pairs of 6-bit values in 12 bytes.
     fn set(&mut self, data: &[u8], sub: usize, c: usize) {
         (self.d[c], self.m[c]) = (half_at(data), half_at(&data[2..]));
         let s = &data[4..16];
@@ -276,7 +276,7 @@ impl ScalesK {
     }
 }
 
-/// Low bits of block `sub`: blocks lie in pairs, one in the low and one in the high halves.
+/// The low bits of block `sub`. Blocks are stored in pairs, one in the low and one in the high halves.
 fn low_bits_k(nibbles: &[u8], sub: usize) -> Block {
     std::array::from_fn(|k| nibbles[sub / 2 * BLOCK + k] >> (sub % 2 * 4) & 15)
 }
@@ -348,7 +348,7 @@ impl Format for Q5K {
     }
 }
 
-/// Scales of eight blocks of eight outputs in `Q6_K`: one f16, and an integer for each half block.
+/// Scales of eight blocks of eight outputs in `Q6_K`: one f16, and an integer per half block.
 #[repr(C, align(32))]
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Scales6K {
@@ -356,13 +356,13 @@ pub(super) struct Scales6K {
     pub d: [f16; WIDTH],
 }
 
-/// `Q6_K`. Nibbles of a tile, then the two bits above in two vectors: byte `4 c + t` of the first
-/// has those of vectors 0, 1, 4 and 5, from the low end; the second those of 2, 3, 6 and 7.
+/// `Q6_K`. A tile holds the nibbles, then the upper two bits in two vectors. Byte `4 c + t` of the first
+/// has, from the low end, those of vectors 0, 1, 4 and 5; the second has those of 2, 3, 6 and 7.
 pub(super) struct Q6K;
 
 const SIX: usize = BLOCK * WIDTH * 6 / 8;
 
-/// Byte and shift of the high bits of input `k`.
+/// The byte and the shift of the upper bits of input `k`.
 fn place_six(c: usize, k: usize) -> (usize, usize) {
     let v = k / 4;
     (
@@ -386,7 +386,7 @@ impl Format for Q6K {
     }
 
     fn set(data: &[u8], sub: usize, c: usize, q: &mut Self::Quants, scales: &mut Self::Scales) {
-        // Two runs of 128 inputs: 64 bytes of low halves, 32 bytes of pairs of bits, each.
+        // Two runs of 128 inputs, each with 64 bytes of nibbles and 32 bytes of bit pairs.
         let (run, part) = (sub / 4, sub % 4);
         let (low, high) = (&data[run * 64..], &data[128 + run * 32..]);
         let block: Block = std::array::from_fn(|k| {

@@ -1,13 +1,14 @@
-//! Products with quantized weights on the CPU, for any number of rows with the same bits.
+//! Products with quantized weights on the CPU, with the same bits for any number of rows.
 //!
-//! Weights keep their blocks ([`formats`]) and are only laid out anew, in tiles of 8 outputs by 32
-//! inputs, so that one vector of four inputs of eight outputs meets four broadcast activations.
-//! Activations are quantized to 8 bits in blocks of 32, as llama.cpp does. Inside a block the sum
-//! is an exact integer; blocks are added in ascending order with one fused multiply-add each, two
-//! with an offset. Every set of instructions and any number of rows does just that, so all give the same bits.
+//! Weights keep their blocks ([`formats`]); only their layout changes, to tiles of 8 outputs by 32
+//! inputs, so that one vector holds four inputs of eight outputs and is multiplied with four broadcast
+//! activations. Activations are quantized to 8 bits in blocks of 32, as in llama.cpp. The sum within a
+//! block is an exact integer; blocks are added in ascending order with one fused multiply-add each, or
+//! two if the format has an offset. Every instruction set and any number of rows computes exactly that,
+//! so all give the same bits.
 //!
-//! Why not candle's own kernels: on a CPU without VNNI its `Q8_0` costs six times as much for six
-//! rows as for one, and `Q4_1` is many times slower still; verifying drafts needs the opposite.
+//! Why not candle's own kernels: on a CPU without VNNI its `Q8_0` costs six times as much for six rows
+//! as for one, and its `Q4_1` is many times slower still. Verifying drafts needs cheap extra rows.
 
 mod activations;
 mod formats;
@@ -30,13 +31,14 @@ use tiles::{AnyTiles, SIDES, Strip, with_tiles};
 pub use formats::BLOCK;
 pub use tiles::QuantMatrix;
 
-/// Rows that are worked on before the next tiles: their activations stay in the cache.
+/// Rows that are processed before the next tiles: their activations stay in the cache.
 const PANEL: usize = 64;
-/// Multiply-adds below which other threads are not worth waking.
+/// Number of multiply-adds from which waking other threads pays.
 const MIN_PARALLEL_WORK: usize = 1 << 15;
 
 impl QuantMatrix {
-    /// Outputs of a strip for the rows of `passes`: `store` gets the side, the row and eight outputs.
+    /// Computes the outputs of a strip for the rows of `passes`. `store` gets the side, the row and its
+    /// eight outputs.
     fn strip_product(
         &self,
         isa: Isa,
@@ -51,7 +53,7 @@ impl QuantMatrix {
     }
 }
 
-/// The rows of `passes` against a strip.
+/// Multiplies the rows of `passes` with a strip.
 #[cfg(target_arch = "x86_64")]
 fn product<F: x86::Vectors>(
     isa: Isa,
@@ -87,12 +89,12 @@ fn product_portable<F: Format>(
     }
 }
 
-/// `x @ w^T` for `x` `[rows, inputs]` f32 on the CPU and weights `w` that take the same inputs:
-/// `[rows, sum of outputs]` f32, the outputs of each weight after those of the one before. The
-/// rows are quantized once, and all weights are one parallel loop.
+/// `x @ w^T` for each of `weights`, with the outputs side by side: `[rows, sum of outputs]` f32 for `x`
+/// `[rows, inputs]` f32 on the CPU. All weights take the same inputs. The rows are quantized once, and
+/// all weights share one parallel loop.
 ///
 /// # Errors
-/// Where `x` has another width, dtype, device or is not contiguous.
+/// If `x` has another width, dtype or device, or is not contiguous.
 pub fn matmul(weights: &[&QuantMatrix], x: &Tensor) -> Result<Tensor> {
     x.apply_op1_no_bwd(&MatMul(weights))
 }
@@ -108,7 +110,9 @@ impl CustomOp1 for MatMul<'_> {
         let (rows, width) = layout.shape().dims2()?;
         if let Some(wrong) = self.0.iter().find(|w| w.inputs != width) {
             let inputs = wrong.inputs;
-            candle_core::bail!("quant-matmul: {width} values a row, the weight takes {inputs}");
+            candle_core::bail!(
+                "quant-matmul: {width} values per row, but the weight takes {inputs}"
+            );
         }
         let x = super::storage::contiguous::<f32>(self.name(), x, layout)?;
         let out = clock::time(Part::Matmul, || products(cpu::isa(), self.0, x, width));
@@ -133,10 +137,10 @@ fn products(isa: Isa, weights: &[&QuantMatrix], x: &[f32], inputs: usize) -> Vec
                 let column = (strip * SIDES + side) * WIDTH;
                 let width = WIDTH.min(weight.outputs.saturating_sub(column));
                 if width == 0 {
-                    // The last strip may have one side alone.
+                    // The last strip may have only one side.
                     return;
                 }
-                // SAFETY: no two (row, strip, side) share an element.
+                // SAFETY: no two (row, strip, side) triples share an element.
                 let place = unsafe { shared.slice(row * outputs + first + column, width) };
                 match <&mut [f32; WIDTH]>::try_from(&mut *place) {
                     Ok(place) => *place = *sums,
@@ -148,16 +152,16 @@ fn products(isa: Isa, weights: &[&QuantMatrix], x: &[f32], inputs: usize) -> Vec
     out
 }
 
-/// The last outputs of a weight. Apart, so that the compiler keeps the copies of a known length,
-/// which are two instructions.
+/// Copies the last outputs of a weight, which may be fewer than a tile's. A separate function, so that
+/// the compiler keeps the other copies, whose length is constant, at two instructions.
 #[cold]
 #[inline(never)]
 fn ragged(place: &mut [f32], sums: &[f32; WIDTH]) {
     place.copy_from_slice(&sums[..place.len()]);
 }
 
-/// The weight that strip `strip` of all weights falls into, its number there, and the column of the
-/// weight's first output.
+/// The weight that contains strip `strip` of all weights, the strip's number in it, and the column of
+/// the weight's first output.
 fn locate<'a>(weights: &[&'a QuantMatrix], mut strip: usize) -> (&'a QuantMatrix, usize, usize) {
     let mut first = 0;
     let (last, others) = weights.split_last().expect("at least one weight");

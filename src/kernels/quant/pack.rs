@@ -1,4 +1,4 @@
-//! From GGUF blocks, or from floats, to tiles.
+//! Converts GGUF blocks, or floats, to tiles.
 
 use super::formats::{BLOCK, Format, SUPER, WIDTH};
 use super::tiles::{AnyTiles, QuantMatrix, SIDES, Tiles, with_tiles};
@@ -7,7 +7,7 @@ use candle_core::quantized::GgmlDType;
 use half::f16;
 
 impl QuantMatrix {
-    /// Whether [`QuantMatrix::from_blocks`] takes blocks of this type, `inputs` values a row.
+    /// Whether [`QuantMatrix::from_blocks`] takes blocks of this type with `inputs` values per row.
     pub fn keeps(dtype: GgmlDType, inputs: usize) -> bool {
         use GgmlDType::{Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
         match dtype {
@@ -17,10 +17,10 @@ impl QuantMatrix {
         }
     }
 
-    /// Takes the blocks of a GGUF tensor `[outputs, inputs]`, without loss.
+    /// Converts the blocks of a GGUF tensor `[outputs, inputs]`, without loss.
     ///
     /// # Errors
-    /// For a type that [`QuantMatrix::keeps`] denies, and where `data` is not that many blocks.
+    /// If [`QuantMatrix::keeps`] does not accept the type, or `data` has another length.
     pub fn from_blocks(
         dtype: GgmlDType,
         data: &[u8],
@@ -30,7 +30,9 @@ impl QuantMatrix {
         let bytes = outputs * inputs / dtype.block_size() * dtype.type_size();
         if !Self::keeps(dtype, inputs) || data.len() != bytes {
             let found = data.len();
-            candle_core::bail!("{found} bytes are no tiles of [{outputs}, {inputs}] {dtype:?}");
+            candle_core::bail!(
+                "{found} bytes cannot be a [{outputs}, {inputs}] weight in {dtype:?}"
+            );
         }
         let (size, blocks) = (dtype.type_size(), inputs / BLOCK);
         let tiles = match dtype {
@@ -56,10 +58,13 @@ impl QuantMatrix {
     /// Quantizes `[outputs, inputs]` floats to `Q8_0`.
     ///
     /// # Errors
-    /// Where `inputs` is no multiple of 32, or `data` has another size.
+    /// If `inputs` is not a multiple of 32, or `data` has another length.
     pub fn from_floats(data: &[f32], outputs: usize, inputs: usize) -> Result<Self> {
         if !inputs.is_multiple_of(BLOCK) || data.len() != outputs * inputs {
-            candle_core::bail!("{} floats are no [{outputs}, {inputs}] blocks", data.len());
+            candle_core::bail!(
+                "{} floats cannot be a [{outputs}, {inputs}] weight in blocks of {BLOCK}",
+                data.len()
+            );
         }
         let blocks: Vec<u8> = data.chunks_exact(BLOCK).flat_map(q8_0).collect();
         Self::from_blocks(GgmlDType::Q8_0, &blocks, outputs, inputs)
@@ -73,8 +78,8 @@ impl QuantMatrix {
 }
 
 impl<F: Format> Tiles<F> {
-    /// Lays out rows of `blocks` blocks of 32; `F::SPAN` of them are one GGUF block of `size` bytes.
-    /// Outputs missing in the last tile are zero.
+    /// Lays out rows of `blocks` blocks of 32 values; `F::SPAN` of these are one GGUF block of `size`
+    /// bytes. Missing outputs of the last strip are zero.
     fn new(data: &[u8], size: usize, blocks: usize) -> Self {
         let records = blocks / F::SPAN;
         let outputs = data.len() / (size * records).max(1);
@@ -111,14 +116,14 @@ impl<F: Format> Tiles<F> {
     }
 }
 
-/// Strip, side and place in the tile of an output.
+/// The strip, the side and the place in the tile of an output.
 fn place(output: usize) -> (usize, usize, usize) {
     let tile = output / WIDTH;
     (tile / SIDES, tile % SIDES, output % WIDTH)
 }
 
-/// `Q5_0` blocks (`d * (q - 16)`) as `Q5_1` ones (`d * q + m`), and their size: a multiple of 16 is
-/// exact in f16.
+/// Converts `Q5_0` blocks (`d * (q - 16)`) to `Q5_1` (`d * q + m`), and returns the new block size. The
+/// conversion is exact: `m = -16 d`, which f16 can represent.
 fn affine(data: &[u8], size: usize) -> (Vec<u8>, usize) {
     let blocks = data.chunks_exact(size).flat_map(|block| {
         let (d, quants) = block.split_at(2);
@@ -128,7 +133,7 @@ fn affine(data: &[u8], size: usize) -> (Vec<u8>, usize) {
     (blocks.collect(), size + 2)
 }
 
-/// The `Q8_0` block of 32 floats.
+/// Quantizes 32 floats to a `Q8_0` block.
 fn q8_0(x: &[f32]) -> Vec<u8> {
     let max = x.iter().fold(0f32, |max, x| max.max(x.abs()));
     let d = f16::from_f32(max / 127.);

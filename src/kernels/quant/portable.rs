@@ -1,10 +1,10 @@
-//! The product in plain Rust: what the vector paths must equal bit for bit.
+//! The product in plain Rust. The vector code must give the same bits.
 
 use super::activations::{Activations, Pass};
 use super::formats::{BLOCK, Format, WIDTH};
 use super::tiles::Strip;
 
-/// The rows of `passes` against a side of a strip: eight outputs of each, in order of rows.
+/// Multiplies the rows of `passes` with one side of a strip: eight outputs per row, in order of rows.
 pub(super) fn product<F: Format>(
     strip: Strip<'_, F>,
     side: usize,
@@ -39,7 +39,7 @@ pub(super) fn product<F: Format>(
     out
 }
 
-/// The exact sum of a block, each half times its factor.
+/// The exact dot product of a block, with each half multiplied by its factor.
 fn dot(weights: &[i16; BLOCK], factors: [i32; 2], x: &[i8; BLOCK]) -> i32 {
     let half = |h: usize| -> i32 {
         let half = h * BLOCK / 2..(h + 1) * BLOCK / 2;

@@ -1,4 +1,4 @@
-//! The tiles against plain arithmetic, and every set of instructions against the portable one.
+//! Compares the tiles with plain arithmetic, and every instruction set with the portable code.
 
 use super::*;
 use candle_core::quantized::{GgmlDType, QTensor};
@@ -15,7 +15,7 @@ const KINDS: [GgmlDType; 8] = [
     GgmlDType::Q6K,
 ];
 
-/// Inputs that every type allows.
+/// A number of inputs that the type allows: `blocks` of its blocks.
 fn inputs(kind: GgmlDType, blocks: usize) -> usize {
     blocks * kind.block_size().max(BLOCK)
 }
@@ -25,7 +25,7 @@ fn noise(rows: usize, width: usize, size: f32) -> Vec<f32> {
     x.flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// A random weight as tiles, and its values by candle's reading of the same blocks.
+/// A random weight as tiles, and its values as candle reads them from the same blocks.
 fn weight(kind: GgmlDType, outputs: usize, inputs: usize) -> (QuantMatrix, Vec<Vec<f32>>) {
     let floats = Tensor::randn(0.3f32, 1., (outputs, inputs), &Device::Cpu).unwrap();
     let blocks = QTensor::quantize(&floats, kind).unwrap();
@@ -50,14 +50,14 @@ fn rows_come_back_as_candle_dequantizes_them() {
     }
 }
 
-/// The pass of a row, and its number there.
+/// The pass of a row, and the row's number in it.
 fn place(x: &Activations, row: usize) -> (Pass, usize) {
     let within = |pass: &&Pass| (pass.first..pass.first + pass.rows).contains(&row);
     let pass = *x.passes().iter().find(within).unwrap();
     (pass, row - pass.first)
 }
 
-/// Random shapes with ragged edges, every type, every set of instructions.
+/// Random shapes with incomplete tiles, every type, every instruction set.
 #[test]
 fn products_agree_with_f64_on_the_same_8_bit_activations() {
     for kind in KINDS {
@@ -93,9 +93,9 @@ fn products_agree_with_f64_on_the_same_8_bit_activations() {
     }
 }
 
-/// Quantized activations, and results for any number of rows.
+/// Checks quantized activations, and results for any number of rows.
 #[test]
-fn all_isas_and_any_company_give_the_same_bits() {
+fn all_isas_and_any_number_of_rows_give_the_same_bits() {
     for kind in KINDS {
         let inputs = inputs(kind, 5);
         let (matrix, _) = weight(kind, 20, inputs);

@@ -1,10 +1,10 @@
-//! How quantized weights lie in memory.
+//! The memory layout of quantized weights.
 
 use super::formats::{Format, Q4_0, Q4_1, Q4K, Q5_1, Q5K, Q6K, Q8_0, WIDTH};
 use candle_core::quantized::GgmlDType;
 
-/// Tiles that lie side by side in memory, as a strip of 16 outputs: two sums at a time keep the CPU
-/// from waiting for one after the other.
+/// Tiles per strip: they are side by side in memory and have 16 outputs together. With two sums at a
+/// time the CPU waits less for each.
 pub(super) const SIDES: usize = 2;
 /// A whole matrix in one format. Outputs beyond the last are zero.
 pub(super) struct Tiles<F: Format> {
@@ -14,7 +14,7 @@ pub(super) struct Tiles<F: Format> {
     pub scales: Vec<[F::Scales; SIDES]>,
 }
 
-/// The tiles of 16 outputs.
+/// The tiles of 16 outputs, for all inputs.
 pub(super) struct Strip<'a, F: Format> {
     pub quants: &'a [[F::Quants; SIDES]],
     pub scales: &'a [[F::Scales; SIDES]],
@@ -38,7 +38,7 @@ pub(super) enum AnyTiles {
     Q6K(Tiles<Q6K>),
 }
 
-/// Runs the same code for the tiles of each format.
+/// Runs the same code for tiles of any format.
 macro_rules! with_tiles {
     ($tiles:expr, $name:ident => $body:expr) => {
         match $tiles {
@@ -67,7 +67,7 @@ impl QuantMatrix {
         (self.outputs, self.inputs)
     }
 
-    /// Strips of 16 outputs.
+    /// Number of strips of 16 outputs.
     pub(super) fn strips(&self) -> usize {
         self.outputs.div_ceil(SIDES * WIDTH)
     }

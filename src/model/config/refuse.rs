@@ -1,10 +1,10 @@
-//! Properties of a checkpoint that the decoder does not have: refused by name, as it would serve
-//! something else in their place.
+//! Refuses, by name, properties of a checkpoint that the decoder does not implement: ignoring them would
+//! give wrong outputs.
 
 use candle_core::quantized::gguf_file::Value as GgufValue;
 use serde_json::Value;
 
-/// Keys of `config.json` that must be absent, or say no.
+/// Keys of `config.json` that must be absent, null, false, 0 or empty.
 const ABSENT: [&str; 33] = [
     "add_cross_attention",
     "attention_bias",
@@ -41,7 +41,7 @@ const ABSENT: [&str; 33] = [
     "use_sliding_window_layers",
 ];
 
-/// Keys of `config.json` that must be absent, or this.
+/// Keys of `config.json` that must be absent or have this value.
 const NEUTRAL: [(&str, f64); 9] = [
     ("embedding_multiplier", 1.),
     ("embedding_scale", 1.),
@@ -54,31 +54,31 @@ const NEUTRAL: [(&str, f64); 9] = [
     ("rotary_pct", 1.),
 ];
 
-/// What of a model's shape decides whether a property is neutral.
+/// The parts of a model's shape that decide whether a property has no effect.
 pub struct Shape {
     pub head_dim: usize,
     pub max_position_embeddings: usize,
-    /// Whether `sliding_window` holds where `use_sliding_window` is not given.
+    /// Whether `sliding_window` applies if `use_sliding_window` is not given.
     pub slides_by_default: bool,
 }
 
-/// Refuses what a `config.json` asks for and the decoder does not do.
+/// Refuses a `config.json` that asks for something the decoder does not implement.
 ///
 /// # Errors
-/// Names the key, its value and what would be accepted.
+/// A message that names the key, its value and what would be accepted.
 pub fn check_json(config: &Value, shape: &Shape) -> Result<(), String> {
     for key in ABSENT {
         if !says_no(&config[key]) {
             return Err(refused(key, &config[key], "it must be absent"));
         }
     }
-    // transformers 5 keeps some beside the rope's base.
+    // transformers 5 stores some of them beside the RoPE base.
     for within in [config, &config["rope_parameters"], &config["rope_scaling"]] {
         for (key, neutral) in NEUTRAL {
             only(within, key, neutral)?;
         }
         if let Some((key, value)) = within.as_object().and_then(nested_rope) {
-            return Err(refused(key, value, "one rope serves all layers"));
+            return Err(refused(key, value, "all layers must have the same RoPE"));
         }
     }
     only(
@@ -111,7 +111,7 @@ pub fn check_json(config: &Value, shape: &Shape) -> Result<(), String> {
     }
 }
 
-/// An entry of a rope's parameters that is itself one for some kind of layers.
+/// An entry of the RoPE parameters that applies to one kind of layers only.
 fn nested_rope(entries: &serde_json::Map<String, Value>) -> Option<(&str, &Value)> {
     let kinds = ["full_attention", "sliding_attention", "chunked_attention"];
     let mut found = entries
@@ -160,8 +160,8 @@ fn refused(key: &str, value: &Value, accepted: &str) -> String {
     format!("{key} {value} is not supported: {accepted}")
 }
 
-/// Keys of GGUF metadata, under the architecture's name, that must be absent, or this; `None`:
-/// `head_dim`.
+/// Keys of GGUF metadata, under the architecture's name, that must be absent or have this value; `None`
+/// stands for `head_dim`.
 const GGUF_NEUTRAL: [(&str, Option<f64>); 17] = [
     ("attention.clamp_kqv", Some(0.)),
     ("attention.value_length", None),
@@ -182,11 +182,11 @@ const GGUF_NEUTRAL: [(&str, Option<f64>); 17] = [
     ("attention.sliding_window_pattern", Some(0.)),
 ];
 
-/// Refuses what GGUF metadata ask for and the decoder does not do. `get` finds a key under the
-/// architecture's name.
+/// Refuses GGUF metadata that ask for something the decoder does not implement. `get` looks up a key
+/// under the architecture's name.
 ///
 /// # Errors
-/// Names the key, its value and what would be accepted.
+/// A message that names the key, its value and what would be accepted.
 pub fn check_gguf<'a>(
     get: impl Fn(&str) -> Option<&'a GgufValue>,
     shape: &Shape,
@@ -197,7 +197,7 @@ pub fn check_gguf<'a>(
         let neutral = neutral.unwrap_or(head_dim);
         let Some(value) = get(key) else { continue };
         let fits = |x: f64| (x - neutral).abs() <= 1e-6 * neutral;
-        // llama.cpp takes 0 for "none" in every one of them.
+        // In llama.cpp, 0 means "none" for each of these keys.
         if !gguf_number(value).is_some_and(|x| x == 0. || fits(x)) {
             return Err(format!(
                 "{key} {} is not supported: only {neutral} is",
@@ -206,10 +206,12 @@ pub fn check_gguf<'a>(
         }
     }
     if let Some(GgufValue::String(kind)) = get("rope.scaling.type").filter(|kind| !is_none(kind)) {
-        return Err(format!("rope scaling '{kind}' is not supported"));
+        return Err(format!(
+            "rope scaling '{kind}' is not supported: only none is"
+        ));
     }
     if let Some(GgufValue::Bool(false)) = get("attention.causal") {
-        return Err("attention.causal false is not supported".into());
+        return Err("attention.causal false is not supported: only true is".into());
     }
     let window = get("attention.sliding_window").and_then(gguf_number);
     match window {

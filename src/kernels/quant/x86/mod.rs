@@ -1,9 +1,8 @@
-//! The products with vectors of 256 bits: AVX2, or AVX-512 VNNI, which only differ in how they
-//! multiply bytes.
+//! The products with vectors of 256 bits: AVX2 or AVX-512 VNNI, which differ only in how they multiply
+//! bytes.
 //!
-//! Loops over rows are plain loops: what the closures of `array::from_fn` and `map` do is compiled
-//! without the vector instructions wherever the compiler chooses not to inline them (seen: a third of
-//! the speed).
+//! Loops over rows are plain loops: closures in `array::from_fn` and `map` are compiled without the
+//! vector instructions wherever the compiler does not inline them (measured: a third of the speed).
 
 mod vectors;
 
@@ -15,10 +14,9 @@ use std::arch::x86_64::*;
 use vectors::VECTORS;
 pub(super) use vectors::Vectors;
 
-/// How bytes are multiplied.
+/// A way to multiply bytes.
 trait Multiply {
-    /// For each of `R` rows the exact `sum(factor * (quant - bias) * x)` of a block, for eight
-    /// outputs.
+    /// For each of `R` rows, the exact `sum(factor * (quant - bias) * x)` of a block for eight outputs.
     ///
     /// # Safety
     /// The CPU has the instructions; the tile and the rows are in range.
@@ -31,7 +29,7 @@ trait Multiply {
     ) -> [__m256i; R];
 }
 
-/// A pass of `R` rows, as pointers: bounds are checked once, not once a vector.
+/// A pass of `R` rows, as pointers: bounds are checked once, not once per vector.
 struct Rows<const R: usize> {
     q: *const i8,
     sums: *const BlockSums,
@@ -48,13 +46,13 @@ impl<const R: usize> Rows<R> {
         }
     }
 
-    /// Inputs `4 v .. 4 v + 4` of a block of row `i`, eight times.
+    /// Inputs `4 v .. 4 v + 4` of a block of row `i`, repeated eight times.
     ///
     /// # Safety
     /// The pass has the block, `i < R`, `v < 8`, and the CPU has AVX2.
     #[inline(always)]
     unsafe fn broadcast(&self, i: usize, block: usize, v: usize) -> __m256i {
-        // SAFETY: in range, by the caller's promise.
+        // SAFETY: in range, by the caller's contract.
         unsafe {
             let at = self.q.add(block * BLOCK * R + (v * R + i) * 4);
             _mm256_set1_epi32(at.cast::<i32>().read_unaligned())
@@ -65,12 +63,12 @@ impl<const R: usize> Rows<R> {
     /// The pass has the block, and `i < R`.
     #[inline(always)]
     unsafe fn sums(&self, i: usize, block: usize) -> &BlockSums {
-        // SAFETY: by the caller's promise.
+        // SAFETY: by the caller's contract.
         unsafe { &*self.sums.add(block * R + i) }
     }
 }
 
-/// The body once for each of these vectors, without a loop that the compiler might keep.
+/// Unrolled loop: repeats the body for each of these vectors.
 macro_rules! each {
     ($v:ident in $($n:literal)* => $body:block) => {
         $({
@@ -80,15 +78,15 @@ macro_rules! each {
     };
 }
 
-/// The same vector, in the order of the source: left alone, the compiler adds row by row, and copies
-/// registers about for a sixth of the time.
+/// Returns the same vector, but keeps the compiler from reordering the code around it: otherwise it adds
+/// row by row and spends a sixth of the time on copying registers.
 ///
 /// # Safety
 /// The CPU has AVX2.
 #[target_feature(enable = "avx2")]
 #[inline]
 unsafe fn keep(mut v: __m256i) -> __m256i {
-    // SAFETY: no instruction at all.
+    // SAFETY: the assembly contains no instruction.
     unsafe {
         std::arch::asm!("/* {} */", inout(ymm_reg) v, options(nomem, nostack, preserves_flags));
     }
@@ -106,12 +104,12 @@ impl Multiply for Avx2 {
         x: &Rows<R>,
         block: usize,
     ) -> [__m256i; R] {
-        // SAFETY: in range and available, by the caller's promise.
+        // SAFETY: in range and available, by the caller's contract.
         unsafe {
             let ones = _mm256_set1_epi16(1);
             let mut dots = [_mm256_setzero_si256(); R];
-            // Products of these vectors are added in i16, where they fit: 8 * 2 * 15 * 127, and so
-            // on. Both halves of the same bytes come one after the other.
+            // Products of these vectors are added in i16, where they fit: 8 * 2 * 15 * 127, and so on.
+            // The two halves of the same bytes are processed one after the other.
             macro_rules! run {
                 ($factor:expr; $($n:literal)*) => {
                     let mut pairs = [_mm256_setzero_si256(); R];
@@ -134,7 +132,7 @@ impl Multiply for Avx2 {
                         let w = F::quants(quants, v);
                         let magnitude = _mm256_abs_epi8(w);
                         for (i, dot) in dots.iter_mut().enumerate() {
-                            // |w| * (x with the sign of w): pairs stay within 2 * 128 * 127, in i16.
+                            // |w| * (x with the sign of w): pairs are at most 2 * 128 * 127, within i16.
                             let signed = _mm256_sign_epi8(x.broadcast(i, block, v), w);
                             let pairs = _mm256_maddubs_epi16(magnitude, signed);
                             let sum = _mm256_add_epi32(*dot, _mm256_madd_epi16(pairs, ones));
@@ -175,13 +173,13 @@ impl Multiply for Vnni {
         x: &Rows<R>,
         block: usize,
     ) -> [__m256i; R] {
-        // SAFETY: in range and available, by the caller's promise.
+        // SAFETY: in range and available, by the caller's contract.
         unsafe {
             let mut dots = [[_mm256_setzero_si256(); 2]; R];
             each!(v in 0 4 1 5 2 6 3 7 => {
                 let mut w = F::quants(quants, v);
                 if F::BITS == 8 {
-                    // The instruction wants one side unsigned.
+                    // The instruction needs one unsigned operand.
                     w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
                 }
                 for (i, dots) in dots.iter_mut().enumerate() {
@@ -211,13 +209,13 @@ impl Multiply for Vnni {
     }
 }
 
-/// Both i16 of each pair, as the one of `half`.
+/// Sets both i16 of each pair to the one of `half`.
 ///
 /// # Safety
 /// The CPU has AVX2.
 #[inline(always)]
 unsafe fn both(pairs: __m256i, half: usize) -> __m256i {
-    // SAFETY: by the caller's promise.
+    // SAFETY: by the caller's contract.
     unsafe {
         let at = (2 * half) as i32;
         let place = 0x0100_0100 + at * 0x0101_0101;
@@ -231,7 +229,7 @@ unsafe fn both(pairs: __m256i, half: usize) -> __m256i {
     }
 }
 
-/// Takes the part of the bias out of unsigned sums.
+/// Subtracts the bias's contribution from the sums of unsigned quants.
 ///
 /// # Safety
 /// As [`Multiply::dots`].
@@ -243,7 +241,7 @@ unsafe fn unbias<F: Vectors, const R: usize>(
     x: &Rows<R>,
     block: usize,
 ) {
-    // SAFETY: by the caller's promise.
+    // SAFETY: by the caller's contract.
     unsafe {
         if F::BITS == 6 {
             let factors = F::factors(scales, sub);
@@ -269,7 +267,7 @@ unsafe fn shifted_totals<const R: usize, const SHIFT: u32>(
     x: &Rows<R>,
     block: usize,
 ) {
-    // SAFETY: by the caller's promise.
+    // SAFETY: by the caller's contract.
     unsafe {
         for (i, dot) in dots.iter_mut().enumerate() {
             let bias = x.sums(i, block).total << SHIFT;
@@ -278,17 +276,16 @@ unsafe fn shifted_totals<const R: usize, const SHIFT: u32>(
     }
 }
 
-/// Blocks between the one that is worked on and the one that is asked for: some 2 KB, which keeps
-/// more of the memory busy than the hardware's own prefetching does (measured: a third more bytes a
-/// second with one row).
+/// Prefetch distance in blocks: about 2 KB, which uses more of the memory's bandwidth than the hardware
+/// prefetcher alone (measured: a third more bytes per second with one row).
 const AHEAD: usize = 8;
 
-/// Asks for block `block` of a matrix, counted from this strip, which may end before.
+/// Prefetches block `block`, counted from the start of this strip; it may belong to a later strip.
 #[inline(always)]
 fn prefetch<F: Format>(strip: Strip<'_, F>, block: usize) {
     let ask = |start: *const i8, bytes: usize| {
         for line in (0..bytes).step_by(64) {
-            // SAFETY: a prefetch has no effect that can be seen, whatever the address.
+            // SAFETY: a prefetch has no visible effect, whatever the address.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(line)) };
         }
     };
@@ -299,7 +296,7 @@ fn prefetch<F: Format>(strip: Strip<'_, F>, block: usize) {
     ask(scales.wrapping_add(bytes * block), bytes);
 }
 
-/// A pass of `R` rows against a strip.
+/// Multiplies a pass of `R` rows with a strip.
 ///
 /// # Safety
 /// The CPU has what `M` and the format need.
@@ -312,7 +309,8 @@ unsafe fn rows<M: Multiply, F: Vectors, const R: usize>(
     let blocks = strip.quants.len();
     assert!(strip.scales.len() * F::SPAN >= blocks);
     let x = Rows::<R>::new(x, pass, blocks);
-    // SAFETY: blocks are in range of tiles and rows, and the CPU is as the caller promises.
+    // SAFETY: blocks are in range of tiles and rows; the CPU has the instructions by the caller's
+    // contract.
     unsafe {
         let mut sums = [[_mm256_setzero_ps(); R]; SIDES];
         for block in 0..blocks {
@@ -346,7 +344,7 @@ unsafe fn rows<M: Multiply, F: Vectors, const R: usize>(
     }
 }
 
-/// Calls `rows` for each pass, and puts each row's outputs to `store`.
+/// Calls `rows` for each pass, and passes each row's outputs to `store`.
 macro_rules! product {
     ($multiply:ty, $format:ty, $strip:expr, $x:expr, $passes:expr, $store:expr; $($n:literal)*) => {
         for &pass in $passes {
@@ -365,7 +363,7 @@ macro_rules! product {
     };
 }
 
-/// The rows of `passes` against a strip; `store` is called with the side, the row and its eight
+/// Multiplies the rows of `passes` with a strip. `store` is called with the side, the row and its eight
 /// outputs.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn product_avx2<F: Vectors>(

@@ -6,13 +6,13 @@ use super::super::formats::{
 use half::f16;
 use std::arch::x86_64::*;
 
-/// Vectors of a tile.
+/// Vectors per tile.
 pub(super) const VECTORS: usize = BLOCK / 4;
 
 /// A format as vectors. All functions need AVX2, FMA and F16C, and are inlined into functions that
 /// have them.
 pub(in super::super) trait Vectors: Format {
-    /// Bits of a quant. 8 are signed, fewer are not.
+    /// Bits per quant. With 8 bits quants are signed, with fewer they are unsigned.
     const BITS: u32;
 
     /// Quants of inputs `4 v .. 4 v + 4` of eight outputs.
@@ -35,7 +35,7 @@ pub(in super::super) trait Vectors: Format {
         unreachable!("the format has no offsets")
     }
 
-    /// For each output the factors of both half blocks, as two i16; only called with 6 bits.
+    /// For each output, the factors of both half blocks as two i16; only called with 6 bits.
     ///
     /// # Safety
     /// The CPU has AVX2.
@@ -44,14 +44,14 @@ pub(in super::super) trait Vectors: Format {
     }
 }
 
-/// 32 bytes at vector `v`.
+/// The 32 bytes of vector `v`.
 ///
 /// # Safety
-/// The CPU has AVX2, and there are so many bytes.
+/// The CPU has AVX2, and `bytes` contains vector `v`.
 #[inline(always)]
 unsafe fn load<const N: usize>(bytes: &Bytes<N>, v: usize) -> __m256i {
     debug_assert!((v + 1) * 32 <= N);
-    // SAFETY: by the caller's promise; `Bytes` is aligned.
+    // SAFETY: by the caller's contract; `Bytes` is aligned.
     unsafe { _mm256_load_si256(bytes.0.as_ptr().add(v * 32).cast()) }
 }
 
@@ -61,7 +61,7 @@ unsafe fn load<const N: usize>(bytes: &Bytes<N>, v: usize) -> __m256i {
 /// As [`load`].
 #[inline(always)]
 unsafe fn nibbles<const N: usize>(bytes: &Bytes<N>, v: usize) -> __m256i {
-    // SAFETY: by the caller's promise.
+    // SAFETY: by the caller's contract.
     unsafe {
         let both = load(bytes, v % (VECTORS / 2));
         let nibbles = if v < VECTORS / 2 {
@@ -79,9 +79,9 @@ unsafe fn nibbles<const N: usize>(bytes: &Bytes<N>, v: usize) -> __m256i {
 /// As [`load`].
 #[inline(always)]
 unsafe fn five<const N: usize>(bytes: &Bytes<N>, v: usize) -> __m256i {
-    // SAFETY: by the caller's promise.
+    // SAFETY: by the caller's contract.
     unsafe {
-        // Bit v of each byte goes to bit 4; what crosses over from the next byte is masked off.
+        // Moves bit v of each byte to bit 4; bits shifted in from the neighbouring byte are masked off.
         let bits = _mm256_sll_epi16(load(bytes, 4), _mm_cvtsi32_si128(4 - v.min(4) as i32));
         let bits = _mm256_srl_epi16(bits, _mm_cvtsi32_si128(v.max(4) as i32 - 4));
         let bit = _mm256_and_si256(bits, _mm256_set1_epi8(16));
@@ -113,7 +113,7 @@ unsafe fn widen_bytes(bytes: &[u8; WIDTH]) -> __m256 {
 /// The CPU has AVX2 and F16C.
 #[inline(always)]
 unsafe fn scales_k(scales: &ScalesK, sub: usize) -> __m256 {
-    // SAFETY: by the caller's promise.
+    // SAFETY: by the caller's contract.
     unsafe { _mm256_mul_ps(widen(&scales.d), widen_bytes(&scales.sc[sub])) }
 }
 
@@ -121,14 +121,14 @@ unsafe fn scales_k(scales: &ScalesK, sub: usize) -> __m256 {
 /// The CPU has AVX2 and F16C.
 #[inline(always)]
 unsafe fn offsets_k(scales: &ScalesK, sub: usize) -> __m256 {
-    // SAFETY: by the caller's promise.
+    // SAFETY: by the caller's contract.
     unsafe {
         let offsets = _mm256_mul_ps(widen(&scales.m), widen_bytes(&scales.mn[sub]));
         _mm256_xor_ps(offsets, _mm256_set1_ps(-0.0))
     }
 }
 
-/// Implements [`Vectors`]: bits, quants, scales and, if any, offsets, as functions of above.
+/// Implements [`Vectors`]: bits, quants, scales and, if any, offsets, using the functions above.
 macro_rules! vectors {
     ($format:ty, $bits:literal, $quants:expr, $scales:expr $(, $offsets:expr)?) => {
         impl Vectors for $format {
@@ -136,19 +136,19 @@ macro_rules! vectors {
 
             #[inline(always)]
             unsafe fn quants(quants: &Self::Quants, v: usize) -> __m256i {
-                // SAFETY: by the caller's promise.
+                // SAFETY: by the caller's contract.
                 unsafe { $quants(quants, v) }
             }
 
             #[inline(always)]
             unsafe fn scales(scales: &Self::Scales, sub: usize) -> __m256 {
-                // SAFETY: by the caller's promise.
+                // SAFETY: by the caller's contract.
                 unsafe { $scales(scales, sub) }
             }
 
             $(#[inline(always)]
             unsafe fn offsets(scales: &Self::Scales, sub: usize) -> __m256 {
-                // SAFETY: by the caller's promise.
+                // SAFETY: by the caller's contract.
                 unsafe { $offsets(scales, sub) }
             })?
         }
@@ -179,7 +179,7 @@ impl Vectors for Q6K {
 
     #[inline(always)]
     unsafe fn quants(quants: &Self::Quants, v: usize) -> __m256i {
-        // SAFETY: by the caller's promise.
+        // SAFETY: by the caller's contract.
         unsafe {
             let bits = load(quants, 4 + v % 4 / 2);
             let bits = match v / 4 * 2 + v % 2 {
@@ -195,7 +195,7 @@ impl Vectors for Q6K {
 
     #[inline(always)]
     unsafe fn scales(scales: &Scales6K, _: usize) -> __m256 {
-        // SAFETY: by the caller's promise.
+        // SAFETY: by the caller's contract.
         unsafe { widen(&scales.d) }
     }
 

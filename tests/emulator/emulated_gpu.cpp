@@ -1,4 +1,4 @@
-// Tests of the emulated GPU itself: graphs, and the bugs of callers that it has to find.
+// Tests of the emulated GPU itself: graphs, and bugs of callers that it must detect.
 #include "gpu.h"
 #include <cstdio>
 #include <sys/wait.h>
@@ -54,7 +54,7 @@ CUresult add(uint64_t a, uint64_t b, uint64_t to, unsigned blocks = 1) {
     return cuLaunchKernel(sum, blocks, 1, 1, 32, 1, 1, 0, stream, parameters, nullptr);
 }
 
-// to = host + b + b, with the host's values of each launch.
+// to = host + b + b, with the host's values at the time of each launch.
 void test_graph() {
     float values[COUNT], result[COUNT];
     std::fill_n(values, COUNT, 2.f);
