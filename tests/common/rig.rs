@@ -1,11 +1,11 @@
-//! Helpers of the model tests: the checkpoint, and sequences over a pool.
+//! What the model tests share: the checkpoint, and sequences over a pool.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use foretoken::kv::{BlockAllocator, BlockTable, KvStore};
 use foretoken::model::{Batch, LoadOptions, Model, ModelSource, Span, load};
 use std::path::PathBuf;
 
-/// The real checkpoint. If it is missing, tests fail instead of being skipped.
+/// The real checkpoint. Its absence is a failure, not a reason to skip.
 pub fn smollm2_path() -> PathBuf {
     let path =
         PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("models/SmolLM2-135M-Instruct.Q4_1.gguf");
@@ -25,7 +25,7 @@ pub fn smollm2() -> Box<dyn Model> {
     .unwrap()
 }
 
-/// Token ids that are not a meaningful text, but exercise all code.
+/// Token ids that look like text to nobody, but exercise every path.
 pub fn prompt(len: usize, salt: u32) -> Vec<u32> {
     (0..len as u32)
         .map(|i| (i * 7919 + salt * 104_729 + 11) % 49_000)
@@ -39,7 +39,7 @@ pub struct Rig {
     pub blocks: BlockAllocator,
 }
 
-/// One sequence: its block table, and how many of its tokens are in the pool.
+/// One sequence: where it lives, and how much of it is in the pool.
 #[derive(Default)]
 pub struct Seq {
     pub table: BlockTable,
@@ -50,7 +50,7 @@ pub struct Seq {
 pub struct Rows<'a> {
     pub seq: &'a mut Seq,
     pub tokens: &'a [u32],
-    /// For a tree, the parent of each row among these rows; `None` = causal.
+    /// Parent of each row inside these rows, for a tree; `None` = causal.
     pub parents: Option<&'a [Option<usize>]>,
 }
 
@@ -61,7 +61,7 @@ impl Rig {
         Self { model, kv, blocks }
     }
 
-    /// Runs one forward; returns the logits of every row.
+    /// One forward; the logits of every row.
     pub fn forward(&mut self, parts: &mut [Rows<'_>]) -> Vec<Vec<f32>> {
         let mut batch = Batch::default();
         for part in parts {
@@ -101,7 +101,7 @@ impl Rig {
     }
 }
 
-/// Ancestor masks and depths of the tree with these parents (of a chain if `None`).
+/// Ancestor masks and depths of a tree given by parents (of a chain, without).
 fn shape(parents: Option<&[Option<usize>]>, rows: usize) -> (Vec<u64>, Vec<usize>) {
     let (mut masks, mut depths) = (vec![0u64; rows], vec![0; rows]);
     for i in 0..rows {
@@ -125,7 +125,7 @@ pub fn argmax(logits: &[f32]) -> u32 {
     best.unwrap() as u32
 }
 
-/// The largest difference, and the largest value.
+/// The largest difference, and the largest value it stands beside.
 pub fn distance(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter()
