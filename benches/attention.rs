@@ -41,9 +41,9 @@ fn attention(c: &mut Criterion) {
             let dims = (keys, kv_heads, d);
             let bytes = 2 * keys * kv_heads * d * dtype.size_in_bytes();
             let tensor = |dims| Tensor::randn(0f32, 1., dims, &Device::Cpu).unwrap();
-            let one = tensor(dims).to_dtype(dtype).unwrap();
+            let pool = tensor(dims).to_dtype(dtype).unwrap();
             let pools: Vec<Tensor> = (0..2 * MEMORY.div_ceil(bytes))
-                .map(|_| one.copy().unwrap())
+                .map(|_| pool.copy().unwrap())
                 .collect();
             let q = tensor((rows, heads, d));
             // Blocks out of order, as in a pool that has been in use.

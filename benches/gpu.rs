@@ -146,12 +146,12 @@ impl Loaded {
         let before = free();
         let model = load(&source, &options).expect("the model loads");
         let weights = before.saturating_sub(free());
-        let most = ROWS[ROWS.len() - 1];
-        let blocks = (context + most).div_ceil(BLOCK_SIZE);
+        let max_rows = ROWS[ROWS.len() - 1];
+        let blocks = (context + max_rows).div_ceil(BLOCK_SIZE);
         let mut allocator = BlockAllocator::new(blocks, BLOCK_SIZE);
         let mut table = BlockTable::default();
         allocator
-            .reserve(&mut table, context + most)
+            .reserve(&mut table, context + max_rows)
             .expect("there are as many blocks");
         Self {
             bytes: weights + (model.kv_bytes_per_token() * context) as u64,

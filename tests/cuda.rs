@@ -1,5 +1,5 @@
-//! On a GPU: the CPU's logits, the same bits for a row alone and in company, and greedy texts that
-//! are the same with and without speculation. `scripts/emulated-gpu.sh` runs them on an emulated one.
+//! On a GPU: logits are those of the CPU, a row has the same bits alone and in a batch, and greedy texts
+//! are the same with and without speculation. `scripts/emulated-gpu.sh` runs the tests on an emulated GPU.
 
 mod common;
 
@@ -18,14 +18,14 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 const BLOCK_SIZE: usize = 16;
 const BLOCKS: usize = 64;
-/// Rows of a step of the engine, fewer than the longest prompt has.
+/// Maximum rows per step of the engine, fewer than the longest prompt has.
 const STEP: usize = 64;
 
 fn gpu() -> Device {
     kernels::device("cuda").expect("a GPU, or scripts/emulated-gpu.sh")
 }
 
-/// The shape of a small model whose heads the kernels know; `more` is added to it.
+/// The shape of a small model with heads that the kernels support; `more` is added to its config.
 fn shape(folder: &Path, kind: &str, head_dim: usize, more: &[(&str, usize)]) -> ModelSource {
     let mut config = serde_json::json!({
         "model_type": kind, "vocab_size": 512, "hidden_size": 4 * head_dim,
@@ -65,7 +65,7 @@ fn model_by(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model
     load(source, &options)
 }
 
-/// Logits of all tokens, fed in runs of `cuts` rows.
+/// The logits of all tokens, computed in forwards of `cuts` rows.
 fn logits(model: &mut dyn Model, tokens: &[u32], cuts: &[usize]) -> Vec<Vec<f32>> {
     let mut kv = model.new_kv(BLOCKS, BLOCK_SIZE).unwrap();
     let mut blocks = BlockAllocator::new(BLOCKS, BLOCK_SIZE);
@@ -90,7 +90,7 @@ fn tokens(count: usize) -> Vec<u32> {
     (0..count as u32).map(|i| i * 37 % 509).collect()
 }
 
-/// The largest difference, in parts of the largest finite logit.
+/// The largest difference, relative to the largest finite logit.
 fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
     let pairs = || a.iter().flatten().zip(b.iter().flatten());
     let finite = pairs().map(|(a, _)| a.abs()).filter(|a| a.is_finite());
@@ -99,7 +99,7 @@ fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
     differ.map(|(a, b)| (a - b).abs()).fold(0., f32::max) / largest
 }
 
-/// The root of the mean square of differences, in parts of that of the logits.
+/// The root mean square of the differences, relative to that of the logits.
 fn mean_difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
     let pairs = || a.iter().flatten().zip(b.iter().flatten());
     let differences: f32 = pairs().map(|(a, b)| (a - b) * (a - b)).sum();
@@ -113,7 +113,7 @@ const WITHIN: [(DType, f32); 3] = [(DType::F32, 1e-4), (DType::F16, 1e-2), (DTyp
 fn logits_are_those_of_the_cpu() {
     let gpu = gpu();
     let folder = tempfile::tempdir().unwrap();
-    // Qwen2 has biases, Qwen3 norms of heads.
+    // Qwen2 has biases, Qwen3 has head norms.
     let shapes = [
         shape(folder.path(), "llama", 64, &[]),
         shape(folder.path(), "qwen2", 64, &[("draft_vocab_size", 200)]),
@@ -135,13 +135,12 @@ fn logits_are_those_of_the_cpu() {
     }
 }
 
-/// Attention of sequences of any lengths side by side, one of them with the nodes of a tree; also of
-/// prompts only.
+/// Attention of sequences of various lengths in a batch, one of them with a tree; and of prompts only.
 #[test]
 fn attention_is_that_of_the_cpu() {
     let gpu = gpu();
     let table: Vec<u32> = (0..BLOCKS as u32).map(|i| i * 29 % BLOCKS as u32).collect();
-    // The parent of node i is node (i - 1) / 2; a node sees itself and those above it.
+    // The parent of node i is node (i - 1) / 2; a node sees itself and its ancestors.
     let mut tree = vec![1u64];
     for node in 1..7 {
         tree.push(tree[(node - 1) / 2] | 1 << node);
@@ -194,9 +193,9 @@ fn attention_is_that_of_the_cpu() {
     }
 }
 
-/// Verification gives the bits of plain decoding, for any number of rows up to 16.
+/// Verification has the same bits as plain decoding, for any number of rows up to 16.
 #[test]
-fn a_row_has_the_same_bits_in_any_company() {
+fn a_row_has_the_same_bits_in_any_batch() {
     let gpu = gpu();
     let folder = tempfile::tempdir().unwrap();
     let tokens = tokens(300);
@@ -212,7 +211,7 @@ fn a_row_has_the_same_bits_in_any_company() {
     }
 }
 
-/// Steps over a boundary of chunks and of blocks, with more tiles than one.
+/// Steps across a boundary of chunks and of blocks, with several tiles.
 #[test]
 fn replayed_steps_have_the_bits_of_launched_ones() {
     let gpu = gpu();
@@ -242,19 +241,19 @@ fn replayed_steps_have_the_bits_of_launched_ones() {
         };
         let ((launched, quiet), (replayed, log)) = (logits_by(true), logits_by(false));
         assert_eq!(quiet, "");
-        // Of one row, and of five, within 2 and within 4 chunks of keys.
+        // Graphs of one row and of five rows, with up to 2 and up to 4 chunks of keys.
         assert!(log.matches("is recorded").count() >= 3, "{log}");
         assert!(!log.contains("not recorded"), "{log}");
         assert!(replayed == launched, "{dtype:?}");
     }
 }
 
-/// The log of all tests of this program, since a log of one thread alone misses lines now and then.
+/// The log of all tests of this program, because a log of a single thread sometimes misses lines.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Log {
-    /// Lines so far about graphs, from this thread.
+    /// The lines about graphs so far, from this thread.
     fn of_this_thread() -> Vec<String> {
         static LOG: OnceLock<Log> = OnceLock::new();
         let log = LOG.get_or_init(|| {
@@ -268,7 +267,7 @@ impl Log {
             log
         });
         let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
-        // As tracing writes it.
+        // In tracing's format.
         let thread = format!("{:0>2?}", std::thread::current().id());
         let ours = |line: &&str| line.contains(&thread) && line.contains("CUDA graph");
         text.lines().filter(ours).map(str::to_owned).collect()
@@ -305,8 +304,8 @@ fn greedy_texts_do_not_depend_on_drafts() {
     let folder = tempfile::tempdir().unwrap();
     let source = shape(folder.path(), "llama", 64, &[]);
     let target = || model(&source, &gpu, Some(DType::BF16), 3);
-    // One draft that is the target, and so is right but where the kernel for prompts made another last
-    // bit of what the target has from the one for decoding, and one that hardly ever is.
+    // One draft is the target itself, so it is right except where the kernels for prompts and for decoding
+    // differ in the last bit; the other draft is hardly ever right.
     for (seed, k) in [(3, 5), (4, 3)] {
         let plain = start(target(), None, 0);
         let speculative = start(
@@ -321,7 +320,7 @@ fn greedy_texts_do_not_depend_on_drafts() {
             let right = got.spec.accepted * 10 >= got.spec.drafted * 9;
             assert_eq!(right, seed == 3, "{:?}", got.spec);
         }
-        // Side by side: more rows than a GPU gives the same bits for, so only the lengths are known.
+        // In a batch there are more rows than a GPU gives the same bits for, so only the lengths are known.
         let submit = |len| speculative.submit(greedy(&tokens(len), 8)).unwrap();
         let requests = [5, 30, 70].map(submit);
         for events in requests {
@@ -332,8 +331,8 @@ fn greedy_texts_do_not_depend_on_drafts() {
     }
 }
 
-/// Few enough rows to have the bits that they have alone; some drafts end before others, and one waits
-/// for its penalties.
+/// There are few enough rows for them to have the same bits as alone. Some drafts end before others, and
+/// one waits for its penalties.
 #[test]
 fn drafts_of_different_lengths_share_steps() {
     let gpu = gpu();
@@ -365,7 +364,7 @@ fn drafts_of_different_lengths_share_steps() {
     assert_idle(&engine);
 }
 
-/// Requests with log-probabilities are decided on the CPU, others where the logits are.
+/// Tokens of requests with log-probabilities are drawn on the CPU, others on the device of the logits.
 #[test]
 fn sampled_texts_do_not_depend_on_where_they_are_drawn() {
     let gpu = gpu();
@@ -411,9 +410,9 @@ fn sampled_texts_do_not_depend_on_where_they_are_drawn() {
     assert_idle(&engine);
 }
 
-/// Real weights, quantized: on candle's own kernels.
+/// Real quantized weights, which use candle's own kernels.
 #[test]
-fn smollm2_says_the_same_with_and_without_a_draft() {
+fn smollm2_has_the_same_text_with_and_without_a_draft() {
     let gpu = gpu();
     if std::env::var_os("FORETOKEN_BUILT_WITHOUT_NVCC").is_some() {
         println!("candle's products with quantized weights need nvcc: nothing is tested");
@@ -423,8 +422,8 @@ fn smollm2_says_the_same_with_and_without_a_draft() {
     let source = ModelSource::resolve(&file.display().to_string(), None, LoadFormat::Auto).unwrap();
     let target = || model(&source, &gpu, Some(DType::BF16), 0);
     let prompt = tokens(40);
-    // Both quantize activations, in ways of their own; candle's depends on the number of rows. Tokens
-    // without sense make that large, and single logits say little.
+    // Both quantize activations, but differently, and candle's way depends on the number of rows. Random
+    // tokens make the difference large, so single logits cannot be compared.
     let mut cpu = model(&source, &Device::Cpu, None, 0);
     let here = logits(&mut *cpu, &prompt, &[40]);
     for cuts in [&[40][..], &[8, 1, 8, 5, 8, 10]] {
@@ -448,14 +447,14 @@ fn batch_invariant(source: &ModelSource, gpu: &Device, seed: u64) -> Box<dyn Mod
     model_by(source, &options).unwrap()
 }
 
-/// With `--batch-invariant` a prompt's rows have the same bits in any cut, of more rows than one
-/// product takes and of fewer.
+/// With `--batch-invariant`, a prompt's rows have the same bits for any division into chunks, of more rows
+/// than one product takes and of fewer.
 #[test]
-fn a_batch_invariant_row_does_not_know_how_its_prompt_was_cut() {
+fn a_batch_invariant_row_does_not_depend_on_prompt_chunks() {
     let gpu = gpu();
     let folder = tempfile::tempdir().unwrap();
     let tokens = tokens(130);
-    // Qwen2 has biases, Qwen3 norms of heads.
+    // Qwen2 has biases, Qwen3 has head norms.
     for source in [
         shape(folder.path(), "llama", 64, &[]),
         shape(folder.path(), "qwen2", 64, &[("draft_vocab_size", 200)]),
@@ -473,8 +472,8 @@ fn a_batch_invariant_row_does_not_know_how_its_prompt_was_cut() {
     }
 }
 
-/// With `--batch-invariant`: nine requests at once, short and long, with drafts and sampled, in a pool
-/// that holds few of them, say what they say alone and without drafts.
+/// With `--batch-invariant`: nine concurrent requests, short and long, drafted and sampled, in a pool that
+/// is too small for all of them, have the same texts as alone and without drafts.
 #[test]
 fn batch_invariant_texts_depend_on_nothing_but_the_request() {
     const SEQUENCES: usize = 9;
@@ -517,7 +516,7 @@ fn batch_invariant_texts_depend_on_nothing_but_the_request() {
         let events = engine.submit_all(requests).unwrap();
         for (i, events) in events.into_iter().enumerate() {
             let answer = collect(events);
-            // Rejection sampling keeps the distribution of a sampled text and not its tokens.
+            // Rejection sampling keeps the distribution of a sampled text, but not its tokens.
             if !(drafted && i % 4 == 3) {
                 assert_eq!(answer.ids(), alone[i], "request {i}, drafted: {drafted}");
             }
@@ -535,7 +534,7 @@ fn batch_invariant_texts_depend_on_nothing_but_the_request() {
 
 /// Quantized weights become dense ones, which have fixed orders of additions.
 #[test]
-fn batch_invariant_quantized_weights_give_a_row_the_same_bits_in_any_company() {
+fn batch_invariant_quantized_weights_give_a_row_the_same_bits_in_any_batch() {
     let gpu = gpu();
     let file = Path::new(env!("CARGO_MANIFEST_DIR"));
     let file = file.join("models/default/foretoken-demo-draft.Q8_0.gguf");
@@ -551,7 +550,7 @@ fn batch_invariant_quantized_weights_give_a_row_the_same_bits_in_any_company() {
 }
 
 #[test]
-fn batch_invariance_is_refused_where_no_kernel_keeps_an_order() {
+fn batch_invariance_is_refused_without_a_kernel_for_it() {
     let gpu = gpu();
     let folder = tempfile::tempdir().unwrap();
     let source = shape(folder.path(), "llama", 64, &[]);

@@ -1,15 +1,15 @@
-//! The CUDA kernels, compiled for the host and run in an emulator of what they use of CUDA
-//! (`tests/emulator`): their sums against f64, and a row's bits alone and in company.
+//! The CUDA kernels, compiled for the host and run in an emulator of the parts of CUDA that they use
+//! (`tests/emulator`): compares their sums with f64, and a row's bits alone with those in a batch.
 //!
-//! This needs a C++ compiler and no GPU. What it cannot see: the compiler for GPUs, races between
-//! threads, and speed.
+//! This needs a C++ compiler but no GPU. It does not test the GPU compiler, races between threads, or
+//! speed.
 
 #![cfg(target_os = "linux")]
 
 use std::path::Path;
 use std::process::Command;
 
-/// Compiles files of `tests/emulator` to a program, runs it and shows what it said if it failed.
+/// Compiles files of `tests/emulator` to a program and runs it; shows its output if it failed.
 fn run(sources: &[&str]) {
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
     if Command::new(&compiler).arg("--version").output().is_err() {
@@ -38,11 +38,11 @@ fn run(sources: &[&str]) {
 }
 
 #[test]
-fn kernels_do_what_they_say() {
+fn kernels_agree_with_f64_and_with_themselves() {
     run(&["kernels.cpp", "prefill.cpp", "sample.cpp", "emulator.cpp"]);
 }
 
-/// The emulated GPU (`scripts/emulated-gpu.sh`), which the Rust side runs on.
+/// The emulated GPU (`scripts/emulated-gpu.sh`), on which the Rust side runs.
 #[test]
 fn the_emulated_gpu_finds_bugs() {
     run(&[

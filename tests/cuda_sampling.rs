@@ -1,5 +1,5 @@
-//! On a GPU, or the emulated one (`scripts/emulated-gpu.sh`): distributions, tokens and verdicts are
-//! those of the CPU.
+//! On a GPU, real or emulated (`scripts/emulated-gpu.sh`): distributions, tokens and verdicts are those of
+//! the CPU.
 
 use candle_core::{Device, Tensor};
 use foretoken::kernels;
@@ -14,7 +14,7 @@ fn gpu() -> Device {
     kernels::device("cuda").expect("a GPU, or scripts/emulated-gpu.sh")
 }
 
-/// Logits of a peaked distribution; the same for the same `seed`.
+/// Logits of a peaked distribution, which depend only on `seed`.
 fn logits(seed: u64) -> Vec<f32> {
     let uniform = |i: usize| (mix(mix(seed) ^ i as u64) >> 40) as f32 / (1 << 24) as f32;
     (0..VOCAB).map(|i| 10. * uniform(i).powi(3) - 2.).collect()
@@ -69,7 +69,7 @@ fn requests() -> Vec<SamplingParams> {
     all
 }
 
-/// A row, whose it is and what it knows.
+/// A row: the sampler of its sequence, and the tokens before it.
 struct Row {
     logits: Vec<f32>,
     sampler: Sampler,
@@ -145,7 +145,7 @@ fn verdicts_are_those_of_the_cpu() {
     for round in 0..8 {
         let mut rows = Vec::new();
         let mut drafted = Vec::new();
-        // The draft's logits are nearly the target's.
+        // The draft's logits are almost the target's.
         for (i, params) in requests.iter().enumerate() {
             let rng = Rng {
                 seed: params.seed,

@@ -1,4 +1,5 @@
-//! Fetching from the Hub, against a server of our own. One test: the environment is the process's.
+//! Downloads from a Hub, which is a server of our own. A single test, because it sets the environment of
+//! the process.
 
 use foretoken::model::{LoadFormat, ModelSource};
 use std::collections::HashMap;
@@ -11,18 +12,18 @@ use std::sync::{Arc, Mutex};
 /// The parts of the Hub that a download touches: HEAD and GET of `/{id}/resolve/{revision}/{file}`.
 #[derive(Default)]
 struct Hub {
-    /// By id and name, `org/model/config.json`.
+    /// The files, by id and name: `org/model/config.json`.
     files: HashMap<String, String>,
-    /// What is sent in place of the commit and of every etag, by id.
+    /// What is sent instead of the commit and of every etag, by id.
     names: HashMap<&'static str, &'static str>,
-    /// Where else the safetensors of `org/stored` are.
+    /// The other server that has the safetensors of `org/stored`.
     store: Option<String>,
     asked: AtomicUsize,
-    /// Bodies that still are to be cut off after two bytes.
+    /// Number of bodies that are still to be cut off after two bytes.
     cuts: AtomicUsize,
-    /// What a request had of a token.
+    /// The token of each request.
     tokens: Mutex<Vec<Option<String>>>,
-    /// What a request had of a range.
+    /// The ranges of requests that had one.
     ranges: Mutex<Vec<String>>,
     gone: AtomicBool,
 }
@@ -44,7 +45,7 @@ impl Hub {
         (hub, address)
     }
 
-    /// One request a connection.
+    /// Serves one request per connection.
     fn serve(&self, mut stream: TcpStream) {
         let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
         let Some(Ok(request)) = lines.next() else {
@@ -67,7 +68,7 @@ impl Hub {
         let mut words = request.split(' ');
         let (method, path) = (words.next().unwrap(), words.next().unwrap());
         let answer = self.answer(method, path, headers.get("range"));
-        // A client may have heard enough.
+        // A client may close the connection early.
         let _ = stream.write_all(answer.as_bytes());
     }
 
@@ -76,7 +77,7 @@ impl Hub {
         let name = rest.split_once('/').unwrap().1.replace("%2F", "/");
         let (mut status, mut body) = match self.files.get(&format!("{id}/{name}")) {
             _ if id == "org/gated" => ("401 Unauthorized", "Access to this model is restricted"),
-            // The id of an evil repository has whatever is asked for.
+            // An evil repository has every file that is requested.
             None if id == "org/evil" => ("200 OK", "stolen"),
             Some(text) if ["main", COMMIT].contains(&rest.split_once('/').unwrap().0) => {
                 ("200 OK", text.as_str())
@@ -139,11 +140,11 @@ fn resolve(id: &str, revision: Option<&str>) -> Result<PathBuf, String> {
 }
 
 fn set(name: &str, value: &str) {
-    // SAFETY: this file has one test, and no thread of it reads the environment meanwhile.
+    // SAFETY: this file has only one test, and no other thread reads the environment meanwhile.
     unsafe { std::env::set_var(name, value) };
 }
 
-/// A file that no repository may touch.
+/// A file that no repository may overwrite.
 struct Victim(PathBuf);
 
 impl Victim {
@@ -193,7 +194,7 @@ fn models_come_from_the_hub_once() {
         victim.0.to_str().unwrap().to_owned(),
         "../../../../victim.safetensors".to_owned(),
     ];
-    // One hub for each name that leads out of the cache, as the index of a model.
+    // One hub per name that leads out of the cache, with that name in a model's index.
     let evil_hubs = evil_names.map(|name| {
         let mut files = all.clone();
         let index = index(&name, "model.safetensors");
@@ -222,7 +223,7 @@ fn models_come_from_the_hub_once() {
         unsafe { std::env::remove_var(name) };
     }
 
-    // Refused and unknown ones: what to do is said.
+    // Errors about gated and unknown models say what to do.
     let error = resolve("org/gated", None).unwrap_err();
     assert!(
         error.contains("org/gated") && error.contains("HF_TOKEN"),
@@ -235,7 +236,7 @@ fn models_come_from_the_hub_once() {
     let error = resolve("org/model", Some("v2")).unwrap_err();
     assert!(error.contains("at revision 'v2'"), "{error}");
 
-    // Offline, nothing is asked.
+    // Offline, no request is sent.
     set("HF_HUB_OFFLINE", "1");
     let asked = hub.asked.load(Ordering::SeqCst);
     let error = resolve("org/model", None).unwrap_err();
@@ -243,8 +244,8 @@ fn models_come_from_the_hub_once() {
     assert_eq!(hub.asked.load(Ordering::SeqCst), asked);
     set("HF_HUB_OFFLINE", "0");
 
-    // All files land in the usual place. What a connection lost, or an earlier run left, is
-    // completed; what is too long to be a beginning is not used.
+    // All files are stored in the usual place. Partial files, from a lost connection or an earlier run, are
+    // completed; those that are too long are not used.
     let repo = home.path().join("hub/models--org--model");
     std::fs::create_dir_all(repo.join("blobs")).unwrap();
     let part = |etag: &str| repo.join(format!("blobs/{etag}.incomplete"));
@@ -266,21 +267,21 @@ fn models_come_from_the_hub_once() {
     assert!(!folder.join("chat_template.jinja").exists());
     assert!(folder.join("part/two.safetensors").is_symlink());
 
-    // A branch with a slash, a commit, and a revision that is no name.
+    // A branch with a slash, a commit, and a revision that is not a name.
     let error = resolve("org/model", Some("refs/pr/1")).unwrap_err();
     assert!(error.contains("at revision 'refs/pr/1'"), "{error}");
     assert_eq!(resolve("org/model", Some(COMMIT)).unwrap(), folder);
     let error = resolve("org/model", Some("../../x")).unwrap_err();
     assert!(error.contains("a branch, tag or commit"), "{error}");
 
-    // The token is for the Hub, not for where it sends us.
+    // The token is sent to the Hub, but not to the target of its redirects.
     let stored = resolve("org/stored", None).unwrap();
     let text = std::fs::read_to_string(stored.join("model.safetensors"));
     assert_eq!(text.unwrap(), "tensors");
     let shown = store.tokens.lock().unwrap().clone();
     assert!(!shown.is_empty() && shown.iter().all(Option::is_none));
 
-    // No name that a repository gives leads out of the cache, and no file is too large to read.
+    // Names of a repository that lead out of the cache are refused, and so are files that are too large.
     for evil in evil_hubs {
         set("HF_ENDPOINT", &evil);
         let error = resolve("org/evil", None).unwrap_err();
@@ -296,7 +297,7 @@ fn models_come_from_the_hub_once() {
     let error = resolve("org/huge", None).unwrap_err();
     assert!(error.contains("over the limit of 4194304 bytes"), "{error}");
 
-    // Nor does what an earlier program left in the cache.
+    // The same for what an earlier program left in the cache.
     let refs = home.path().join("hub/models--org--evil-commit/refs");
     std::fs::create_dir_all(&refs).unwrap();
     std::fs::write(refs.join("main"), "../../..").unwrap();
@@ -305,7 +306,7 @@ fn models_come_from_the_hub_once() {
     assert!(error.contains("revision 'main' is not cached"), "{error}");
     set("HF_HUB_OFFLINE", "0");
 
-    // From then on the network is not needed, nor asked.
+    // From then on the network is neither needed nor used.
     let asked = hub.asked.load(Ordering::SeqCst);
     assert!(asked > files.len());
     hub.gone.store(true, Ordering::SeqCst);
@@ -315,13 +316,13 @@ fn models_come_from_the_hub_once() {
     assert_eq!(hub.asked.load(Ordering::SeqCst), asked);
     set("HF_HUB_OFFLINE", "0");
 
-    // A cache that lacks a shard is not taken for whole, and says so without a network.
+    // A cache without all shards counts as incomplete, and without a network the error says so.
     std::fs::remove_file(folder.join("part/two.safetensors")).unwrap();
     set("HF_ENDPOINT", "http://127.0.0.1:9");
     let error = resolve("org/model", None).unwrap_err();
     assert!(error.contains("cannot be reached"), "{error}");
 
-    // The program says so in one line, and logs no error beside it.
+    // The program prints that in one line, and logs no other error.
     let program = std::process::Command::new(env!("CARGO_BIN_EXE_foretoken"))
         .args(["--model", "org/model", "--port", "0"])
         .output()

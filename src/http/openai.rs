@@ -41,19 +41,19 @@ impl Context<'_> {
     pub fn completion(&self, body: &[u8]) -> Result<Job> {
         let body = wire::object(body)?;
         let common: Common = wire::fields(&body)?;
-        let own: wire::Completion = wire::fields(&body)?;
+        let fields: wire::Completion = wire::fields(&body)?;
         let read = [wire::names::<Common>(), wire::names::<wire::Completion>()];
         unsupported::check(&body, &read)?;
         let model = self.model(common.model.as_deref())?;
-        let echo = own.echo.unwrap_or(false);
+        let echo = fields.echo.unwrap_or(false);
         let mut plan = self.plan(&common)?;
-        if let Some(best_of) = own.best_of.filter(|&best_of| best_of != plan.n) {
+        if let Some(best_of) = fields.best_of.filter(|&best_of| best_of != plan.n) {
             return Err(Error::invalid(
                 "best_of",
                 format!("best_of must equal n ({}), not {best_of}", plan.n),
             ));
         }
-        if own.suffix.is_some_and(|suffix| !suffix.is_empty()) {
+        if fields.suffix.is_some_and(|suffix| !suffix.is_empty()) {
             return Err(Error::invalid(
                 "suffix",
                 "suffix is not supported: leave it out",
@@ -66,15 +66,15 @@ impl Context<'_> {
             ));
         }
         let max_logprobs = self.limits.max_logprobs;
-        let logprobs = within("logprobs", own.logprobs, 0..=max_logprobs)?;
+        let logprobs = within("logprobs", fields.logprobs, 0..=max_logprobs)?;
         plan.template.logprobs = logprobs;
         plan.template.prompt_logprobs = logprobs.filter(|_| echo);
         plan.rules.logprobs = logprobs.is_some();
 
-        let prompt = own
+        let prompt = fields
             .prompt
             .ok_or_else(|| Error::invalid("prompt", "prompt is required"))?;
-        let special = own.add_special_tokens.unwrap_or(true);
+        let special = fields.add_special_tokens.unwrap_or(true);
         let prompts = self.prompts(prompt, special, echo, plan.n)?;
         let mut header = Header::new(Api::Completion, model);
         header.logprobs = logprobs;
@@ -101,16 +101,16 @@ impl Context<'_> {
     pub fn chat(&self, body: &[u8]) -> Result<Job> {
         let body = wire::object(body)?;
         let common: Common = wire::fields(&body)?;
-        let own: wire::Chat = wire::fields(&body)?;
+        let fields: wire::Chat = wire::fields(&body)?;
         let read = [wire::names::<Common>(), wire::names::<wire::Chat>()];
         unsupported::check(&body, &read)?;
         let model = self.model(common.model.as_deref())?;
         let mut plan = self.plan(&common)?;
-        let max_field = match own.max_completion_tokens {
+        let max_field = match fields.max_completion_tokens {
             Some(_) => "max_completion_tokens",
             None => "max_tokens",
         };
-        let max_tokens = own.max_completion_tokens.or(common.max_tokens);
+        let max_tokens = fields.max_completion_tokens.or(common.max_tokens);
         if max_tokens == Some(0) {
             return Err(Error::invalid(
                 max_field,
@@ -118,8 +118,8 @@ impl Context<'_> {
             ));
         }
         let max_top = MAX_TOP_LOGPROBS.min(self.limits.max_logprobs);
-        let top = within("top_logprobs", own.top_logprobs, 0..=max_top)?;
-        let wanted = own.logprobs.unwrap_or(false);
+        let top = within("top_logprobs", fields.top_logprobs, 0..=max_top)?;
+        let wanted = fields.logprobs.unwrap_or(false);
         if !wanted && top.is_some_and(|top| top > 0) {
             return Err(Error::invalid(
                 "top_logprobs",
@@ -129,12 +129,12 @@ impl Context<'_> {
         plan.template.logprobs = wanted.then(|| top.unwrap_or(0));
         plan.rules.logprobs = wanted;
 
-        let messages = own
+        let messages = fields
             .messages
             .ok_or_else(|| Error::invalid("messages", "messages is required"))?;
-        let generation_prompt = own.add_generation_prompt.unwrap_or(true);
-        let extra = own.chat_template_kwargs.unwrap_or_default();
-        let special = own.add_special_tokens.unwrap_or(false);
+        let generation_prompt = fields.add_generation_prompt.unwrap_or(true);
+        let extra = fields.chat_template_kwargs.unwrap_or_default();
+        let special = fields.add_special_tokens.unwrap_or(false);
         let ids = self.chat_ids(messages, generation_prompt, &extra, special)?;
         let mut header = Header::new(Api::Chat, model);
         header.logprobs = plan.template.logprobs;

@@ -65,7 +65,7 @@ impl Header {
     }
 
     /// The reply as one object, not streamed.
-    pub fn whole(&self, text: &Text, pieces: Vec<Piece>, choices: &[Choice]) -> Value {
+    pub fn reply(&self, text: &Text, pieces: Vec<Piece>, choices: &[Choice]) -> Value {
         let object = match self.api {
             Api::Completion => "text_completion",
             Api::Chat => "chat.completion",

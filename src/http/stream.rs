@@ -67,7 +67,7 @@ impl Running {
             let (index, piece) = next?;
             pieces[index].append(piece);
         }
-        Ok(self.header.whole(&self.text, pieces, &self.choices))
+        Ok(self.header.reply(&self.text, pieces, &self.choices))
     }
 
     /// Sends each piece as it arrives.

@@ -247,11 +247,12 @@ mod tests {
                 other => panic!("{name} {value}: {other:?}"),
             }
         }
-        let told = checked("response_format", json!({"type": "json_schema"})).unwrap_err();
+        let error = checked("response_format", json!({"type": "json_schema"})).unwrap_err();
         assert!(
-            told.to_string()
+            error
+                .to_string()
                 .ends_with(r#" or set it to {"type": "text"}"#),
-            "{told}"
+            "{error}"
         );
     }
 

@@ -98,8 +98,8 @@ impl Ranges {
     /// Works until no item is left. Each time, it takes half of what remains of a range: so there are
     /// few pieces, and all threads end at about the same time.
     fn work_off(&self, work: &impl Fn(usize)) {
-        let own = self.entered.fetch_add(1, Ordering::Relaxed);
-        for range in (own..own + self.count).map(|i| i % self.count) {
+        let first = self.entered.fetch_add(1, Ordering::Relaxed);
+        for range in (first..first + self.count).map(|i| i % self.count) {
             let end = self.items * (range + 1) / self.count;
             let after = |start: usize| start + (end - start).div_ceil(2);
             let take = |start: usize| (start < end).then(|| after(start));

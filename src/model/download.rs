@@ -225,8 +225,8 @@ impl HubClient {
         let host_end = self.endpoint[scheme..].find('/').map(|end| scheme + end);
         let origin = &self.endpoint[..host_end.unwrap_or(self.endpoint.len())];
         let path = location.strip_prefix(origin).unwrap_or(location);
-        let own = path.starts_with('/') && !path.starts_with("//");
-        own.then(|| format!("{origin}{path}"))
+        let is_here = path.starts_with('/') && !path.starts_with("//");
+        is_here.then(|| format!("{origin}{path}"))
     }
 }
 

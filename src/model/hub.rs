@@ -184,9 +184,9 @@ impl Repo {
             Found::Unknown => Err(not_cached(name)),
         };
         need(CONFIG)?;
-        let mut whole = true;
+        let mut complete = true;
         for name in OPTIONAL {
-            whole &= self.file(commit, name, hub)? != Found::Unknown;
+            complete &= self.file(commit, name, hub)? != Found::Unknown;
         }
         if weights {
             match self.file(commit, INDEX, hub)? {
@@ -197,7 +197,7 @@ impl Repo {
                 _ => need(SINGLE)?,
             }
         }
-        Ok((self.cache.pointer_path(commit), whole))
+        Ok((self.cache.pointer_path(commit), complete))
     }
 
     /// Finds the file `name` in the cache, or else at the `hub`.

@@ -95,18 +95,18 @@ impl Sampler {
     }
 
     /// Whether the next distribution depends on the output tokens, and not only on their number.
-    pub fn asks_which(&self) -> bool {
+    pub fn depends_on_tokens(&self) -> bool {
         self.counts.is_some()
     }
 
-    /// Adds one output token whose value is not known yet; [`Sampler::read`] supplies it. If
-    /// [`Sampler::asks_which`] is true, no distribution may be computed in between.
-    pub fn push_unread(&mut self) {
+    /// Adds one output token whose value is not known yet; [`Sampler::resolve`] supplies it. If
+    /// [`Sampler::depends_on_tokens`] is true, no distribution may be computed in between.
+    pub fn push_unknown(&mut self) {
         self.output_len += 1;
     }
 
     /// Supplies the value of the first token that is not known yet.
-    pub fn read(&mut self, token: u32) {
+    pub fn resolve(&mut self, token: u32) {
         self.output_len -= 1;
         self.push(token);
     }
@@ -221,8 +221,8 @@ mod tests {
                 if roll.is_multiple_of(2) {
                     sampler.push(token);
                 } else {
-                    sampler.push_unread();
-                    sampler.read(token);
+                    sampler.push_unknown();
+                    sampler.resolve(token);
                 }
             } else {
                 let len = output.len() - output.len().min((roll >> 8) as usize % 4);

@@ -110,27 +110,27 @@ fn rows_without_a_token_are_errors() {
                 temperature,
                 ..params.clone()
             };
-            let of = |logits: &[f32], params: &SamplingParams| {
+            let outcome = |logits: &[f32], params: &SamplingParams| {
                 distribution(logits, &Sampler::new(params.clone(), &[])).map(drop)
             };
             let mut logits = halves(40);
-            assert_eq!(of(&logits, &params), Ok(()));
+            assert_eq!(outcome(&logits, &params), Ok(()));
             logits[7] = f32::NEG_INFINITY;
-            assert_eq!(of(&logits, &params), Ok(()));
+            assert_eq!(outcome(&logits, &params), Ok(()));
             for odd in [f32::NAN, f32::INFINITY] {
                 logits[21] = odd;
-                assert_eq!(of(&logits, &params), Err(NoToken::NotFinite));
+                assert_eq!(outcome(&logits, &params), Err(NoToken::NotFinite));
                 assert_eq!(logprobs(&logits, 3, 1), Err(NoToken::NotFinite));
             }
             let nothing = [f32::NEG_INFINITY; 40];
-            assert_eq!(of(&nothing, &params), Err(NoToken::NotFinite));
+            assert_eq!(outcome(&nothing, &params), Err(NoToken::NotFinite));
             let forbids = SamplingParams {
                 min_tokens: 1,
                 stop_token_ids: (0..40).collect(),
                 ..params
             };
-            assert_eq!(of(&halves(40), &forbids), Err(NoToken::AllForbidden));
-            assert_eq!(of(&nothing, &forbids), Err(NoToken::NotFinite));
+            assert_eq!(outcome(&halves(40), &forbids), Err(NoToken::AllForbidden));
+            assert_eq!(outcome(&nothing, &forbids), Err(NoToken::NotFinite));
         }
     }
 }

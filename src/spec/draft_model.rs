@@ -212,7 +212,7 @@ impl Drawn {
             let sampler = &mut *one.request.sampler;
             params.push(logits_params(row, sampler.params(), uniform));
             adjustments.extend(row_adjustments(row, sampler));
-            sampler.push_unread();
+            sampler.push_unknown();
             one.unread += 1;
         }
         let processed = sample::process_logits(&output.logits, params, adjustments, true)?;
@@ -225,7 +225,7 @@ impl Drawn {
             let one = &drafting[*i];
             let missing = one.request.tokens.len() + one.len() - one.fed.tokens.len();
             let is_drawn = self.of.binary_search(i).is_ok() && missing == 1;
-            is_drawn && !one.request.sampler.asks_which()
+            is_drawn && !one.request.sampler.depends_on_tokens()
         };
         !open.is_empty() && open.iter().all(needs_this)
     }
@@ -255,7 +255,7 @@ impl Drawn {
             if let Some(fed) = one.fed.tokens.get_mut(at) {
                 *fed = token;
             }
-            one.request.sampler.read(token);
+            one.request.sampler.resolve(token);
             let dist = self.processed.row(row).map(DraftDist::Device);
             one.draft
                 .push(token, dist.unwrap_or(Dist::Point(token).into()));

@@ -116,8 +116,8 @@ fn characters_are_never_split() {
         "\u{FFFD}!",
     ] {
         let ids = text.encode(sample, false).unwrap();
-        let (whole, parts) = stream(text, &ids);
-        assert_eq!(whole, sample);
+        let (streamed, parts) = stream(text, &ids);
+        assert_eq!(streamed, sample);
         if !sample.contains(char::REPLACEMENT_CHARACTER) {
             assert!(
                 parts
@@ -259,9 +259,9 @@ proptest! {
     #[test]
     fn streaming_equals_decoding_at_once(ids in prop::collection::vec(0u32..49152, 0..60)) {
         let text = smollm2();
-        let whole = text.tokenizer.decode(&ids, true).unwrap();
-        prop_assert_eq!(&text.decode(&ids, true), &whole);
-        prop_assert_eq!(stream(text, &ids).0, whole);
+        let decoded = text.tokenizer.decode(&ids, true).unwrap();
+        prop_assert_eq!(&text.decode(&ids, true), &decoded);
+        prop_assert_eq!(stream(text, &ids).0, decoded);
     }
 
     #[test]
@@ -270,8 +270,8 @@ proptest! {
         let text = smollm2();
         let by_byte: Vec<u32> = (0..49152u32).filter(|&id| text.token_bytes(id).len() == 1).collect();
         let ids: Vec<u32> = bytes.iter().map(|&b| by_byte[b as usize % by_byte.len()]).collect();
-        let whole = text.tokenizer.decode(&ids, true).unwrap();
-        prop_assert_eq!(stream(text, &ids).0, whole);
+        let decoded = text.tokenizer.decode(&ids, true).unwrap();
+        prop_assert_eq!(stream(text, &ids).0, decoded);
     }
 
     #[test]

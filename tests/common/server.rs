@@ -20,10 +20,10 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 pub const EOS: u32 = 30;
-/// No test waits longer.
+/// The longest time that a test waits.
 pub const LONG: Duration = Duration::from_secs(20);
 
-/// 32 tokens: the letters, a space, a line break, the two bytes of `é`, and two special ones.
+/// A tokenizer of 32 tokens: the letters, a space, a line break, the two bytes of `é`, and two special ones.
 fn text() -> Text {
     text_with(Some(
         "{% for m in messages %}<|start|>{{ m.role }} {{ m.content }}\n{% endfor %}\
@@ -57,22 +57,22 @@ pub fn text_with(template: Option<&str>) -> Text {
     Text::new(tokenizer, special, template).expect("byte-level")
 }
 
-/// What happens in a forward.
+/// A fault that happens in a forward.
 pub enum Fault {
     Error,
     Panic,
 }
 
-/// A toy that takes its time, and may break once.
+/// A toy model that is slow, and may fail once.
 struct Slow {
     toy: ToyModel,
     forwards: usize,
     fault: Option<Fault>,
 }
 
-/// A forward of a slow toy takes so long.
+/// The time of a forward of the slow toy.
 pub const STEP: Duration = Duration::from_millis(10);
-/// The forward in which it breaks.
+/// The number of the forward in which it fails.
 const FAULT_AT: usize = 4;
 
 impl Model for Slow {
@@ -111,7 +111,7 @@ pub fn slow(options: EngineOptions, fault: Option<Fault>) -> EngineHandle {
     engine::spawn(Box::new(model), None, 256, 4, options).expect("starts")
 }
 
-/// Guesses nothing, and panics where no request can be blamed: at the end of one.
+/// A drafter that drafts nothing, and panics when a request ends, which is outside of any step.
 struct Forgetless;
 
 impl Drafter for Forgetless {
@@ -195,7 +195,7 @@ impl Server {
             .collect()
     }
 
-    /// Waits until the server has ended by itself.
+    /// Waits until the server ends by itself.
     pub async fn wait(self) -> Result<()> {
         tokio::time::timeout(LONG, self.task)
             .await
@@ -212,7 +212,7 @@ impl Server {
             .expect("no panic")
     }
 
-    /// Waits for the engine to have nothing to do, and checks its books.
+    /// Waits until the engine is idle, and checks its invariants.
     pub async fn idle(&self) {
         let engine = self.engine.clone();
         let check = tokio::task::spawn_blocking(move || assert_idle(&engine));
@@ -246,7 +246,7 @@ pub async fn error(response: Response, status: u16, code: &str) -> Value {
     error.clone()
 }
 
-/// Text and end of choice `index`, put together from chunks.
+/// The text and the finish reason of choice `index`, collected from chunks.
 pub fn joined(chunks: &[Value], index: usize) -> (String, Value) {
     let mut text = String::new();
     let mut finish = Value::Null;

@@ -1,4 +1,4 @@
-//! Tiny Llamas that the tests write themselves, and candle's own reading of them.
+//! Tiny Llamas that the tests write themselves, and the logits of candle's own Llama for them.
 
 use super::rig::{Rig, Seq};
 use candle_core::{DType, Device, Tensor};
@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 pub const VOCAB: usize = 67;
-/// K-quants come in blocks of 256.
+/// K-quants have blocks of 256.
 pub const HIDDEN: usize = 256;
 pub const MLP: usize = 512;
 pub const HEADS: usize = 16;
@@ -18,7 +18,7 @@ pub const KV_HEADS: usize = 4;
 
 pub type Tensors = HashMap<String, Tensor>;
 
-/// A Llama with Llama 3's rope scaling, at lengths where the scaling shows.
+/// A Llama with Llama 3's RoPE scaling, at lengths where the scaling has an effect.
 pub fn llama_config(head_dim: usize) -> Json {
     json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
@@ -58,7 +58,7 @@ pub fn tensors(head_dim: usize, dtype: DType) -> Tensors {
     all
 }
 
-/// The same for the same name: small for a matrix or a bias, around 1 for a norm.
+/// Random values that depend only on the name: small for a matrix or a bias, around 1 for a norm.
 pub fn noise(name: &str, dims: &[usize]) -> Tensor {
     let mut state = name
         .bytes()
@@ -99,12 +99,12 @@ pub fn write_shards(folder: &Path, tensors: &Tensors) {
     std::fs::write(file, index.to_string()).unwrap();
 }
 
-/// All in f32, to be compared with candle.
+/// Opens a model with everything in f32, to compare it with candle.
 pub fn open(path: &Path) -> Result<Box<dyn Model>, foretoken::error::Error> {
     open_as(path, Some(DType::F32))
 }
 
-/// With weights and cache in `dtype`, or as the server has them by default.
+/// Opens a model with weights and cache in `dtype`, or with the server's defaults.
 pub fn open_as(
     path: &Path,
     dtype: Option<DType>,
@@ -118,7 +118,7 @@ pub fn open_as(
     load(&source, &options)
 }
 
-/// Logits of `tokens` in one forward.
+/// The logits of `tokens` in one forward.
 pub fn logits(model: Box<dyn Model>, tokens: &[u32]) -> Vec<Vec<f32>> {
     Rig::new(model, 32, 4).feed(&mut Seq::default(), tokens)
 }
@@ -129,7 +129,7 @@ pub fn short_prompt(len: usize) -> Vec<u32> {
         .collect()
 }
 
-/// Last row's logits by candle's own Llama, in f32.
+/// The last row's logits from candle's own Llama, in f32.
 pub fn candles_logits(config: &Json, tensors: &Tensors, tokens: &[u32]) -> Vec<f32> {
     let config: llama::LlamaConfig = serde_json::from_value(config.clone()).unwrap();
     let config = config.into_config(false);

@@ -7,7 +7,7 @@ use candle_core::{Device, Tensor};
 use serde_json::Value as Json;
 use std::path::Path;
 
-/// Llama's GGUF order of q and k rows: the halves of each head interleaved.
+/// Reorders rows of q or k to Llama's GGUF order: the halves of each head are interleaved.
 fn interleaved(tensor: &Tensor, heads: usize) -> Tensor {
     let (rows, inputs) = tensor.dims2().unwrap();
     let half = rows / heads / 2;
@@ -21,7 +21,7 @@ pub fn write_gguf(file: &Path, tensors: &Tensors, kind: GgmlDType, factors: &[f3
     write_gguf_with(file, tensors, kind, factors, &[]);
 }
 
-/// As [`write_gguf`], with `more` metadata, which go before what is usual.
+/// Like [`write_gguf`], with `more` metadata, which override the usual ones.
 pub fn write_gguf_with(
     file: &Path,
     tensors: &Tensors,
@@ -94,7 +94,7 @@ fn gguf_name(name: &str) -> String {
         .fold(name.to_owned(), |name, (from, to)| name.replace(from, to))
 }
 
-/// What Llama 3's scaling divides each frequency of `config` by.
+/// The divisor of each frequency of `config` by Llama 3's scaling.
 pub fn llama3_factors(config: &Json) -> Vec<f32> {
     let folder = tempfile::tempdir().unwrap();
     let read = |config: &Json| {

@@ -1,10 +1,10 @@
-//! Paged attention against f64, and against itself.
+//! Compares paged attention with f64, and with itself.
 
 use candle_core::{DType, Device, Tensor};
 use foretoken::kernels::{AttentionBatch, Span, kv_write, paged_attention};
 use proptest::prelude::*;
 
-/// A small deterministic generator: the cases are chosen by proptest, the noise here.
+/// A small deterministic generator: proptest chooses the cases, this the random values.
 struct Noise(u64);
 
 impl Noise {
@@ -72,8 +72,8 @@ impl Case {
         self.k.dim(0).unwrap()
     }
 
-    /// Pools with all of K and V written through `blocks`, everything else NaN: a read of a slot
-    /// that is not the sequence's own shows.
+    /// Pools with all of K and V written to `blocks`. All other slots hold NaN, so that reading them
+    /// shows.
     fn pools(&self, blocks: &[u32]) -> (Tensor, Tensor) {
         let num_blocks = self.len().div_ceil(self.block_size) * SLOTS_FACTOR;
         let dims = (num_blocks * self.block_size, self.kv_heads, self.d);
@@ -97,7 +97,7 @@ impl Case {
         noise.blocks(count, count * SLOTS_FACTOR)
     }
 
-    /// Rows `start..end` in one call.
+    /// The attention of rows `start..end` in one call.
     fn rows(&self, blocks: &[u32], start: usize, end: usize) -> Vec<Vec<f32>> {
         let (k, v) = self.pools(blocks);
         let q = self
@@ -115,7 +115,7 @@ impl Case {
         run(&q, &k, &v, &[span], self.block_size)
     }
 
-    /// Row `row` in f64.
+    /// The attention of row `row` in f64.
     fn reference(&self, row: usize) -> Vec<f64> {
         let wide = |t: &Tensor| t.to_dtype(DType::F64).unwrap().to_vec3::<f64>().unwrap();
         let (q, k, v) = (wide(&self.q), wide(&self.k), wide(&self.v));
@@ -179,7 +179,7 @@ proptest! {
     }
 
     #[test]
-    fn cuts_and_places_do_not_change_a_bit(
+    fn chunks_and_blocks_do_not_change_a_bit(
         seed in any::<u64>(),
         len in 2usize..600,
         cut in 1usize..600,
@@ -197,8 +197,8 @@ proptest! {
     }
 }
 
-/// A row of a tree is a row of the sequence that its path spells, wherever the tree begins: its keys
-/// are numbered across the branches that it does not see.
+/// A row of a tree equals the last row of its path as a sequence, wherever the tree begins: its keys are
+/// numbered without the branches that it does not see.
 #[test]
 fn a_row_of_a_tree_equals_its_path_alone() {
     let noise = &mut Noise(9);
@@ -294,7 +294,7 @@ fn several_spans_equal_each_alone() {
     }
 }
 
-/// Pools may be narrower than queries: the same as in f32 over what the pools hold.
+/// Pools may have fewer bits than queries: the result equals f32 attention over the pools' values.
 #[test]
 fn queries_may_be_wider_than_pools() {
     let noise = &mut Noise(7);
@@ -332,7 +332,7 @@ fn queries_may_be_wider_than_pools() {
 }
 
 #[test]
-fn what_does_not_fit_is_an_error() {
+fn shapes_that_do_not_match_are_errors() {
     let tensor = |rows, heads| Tensor::zeros((rows, heads, 8), DType::F32, &Device::Cpu).unwrap();
     let spans = [Span {
         rows: 0..2,

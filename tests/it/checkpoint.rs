@@ -1,4 +1,4 @@
-//! Checkpoints that the tests write: safetensors in shards, noise; and what is said about broken ones.
+//! Checkpoints that the tests write: sharded safetensors with random weights, and errors about broken ones.
 
 use crate::common::rig::distance;
 use crate::common::tiny::*;
@@ -24,9 +24,9 @@ fn sharded_safetensors_agree_with_candles_llama() {
     }
 }
 
-/// Weights and cache in the dtype that is asked for, activations in f32.
+/// Weights and cache have the requested dtype, activations f32.
 #[test]
-fn a_dtype_may_be_asked_for() {
+fn a_dtype_can_be_chosen() {
     let folder = tempfile::tempdir().unwrap();
     let (config, tensors) = (llama_config(16), tensors(16, DType::F32));
     write_config(folder.path(), &config);
@@ -79,7 +79,7 @@ fn the_special_ids_come_from_both_files() {
     assert_eq!(config.bos_token_id, Some(1));
 }
 
-/// A head wider than `hidden / heads`, as some models have it.
+/// Heads can be wider than `hidden / heads`, as in some models.
 #[test]
 fn head_dim_may_be_given() {
     let folder = tempfile::tempdir().unwrap();
@@ -89,8 +89,8 @@ fn head_dim_may_be_given() {
     let wide = open(folder.path()).unwrap();
     assert_eq!(wide.config().head_dim, 32);
     assert_eq!(wide.kv_bytes_per_token(), 2 * 2 * KV_HEADS * 32 * 4);
-    // What such heads compute, the test of qwen3 says: candle's Llama has none. Where the width is
-    // not given it follows from the hidden size, and these tensors do not fit.
+    // The test of Qwen3 checks what such heads compute, because candle's Llama does not support them.
+    // If the width is not given, it follows from the hidden size, and these tensors do not match.
     config.as_object_mut().unwrap().remove("head_dim");
     write_config(folder.path(), &config);
     let error = open(folder.path()).err().unwrap().to_string();
@@ -115,7 +115,7 @@ fn last_row(logits: Tensor) -> Vec<f32> {
     logits.flatten_all().unwrap().to_vec1::<f32>().unwrap()
 }
 
-/// Biases of q, k and v.
+/// With biases of q, k and v.
 #[test]
 fn qwen2_agrees_with_candles() {
     let folder = tempfile::tempdir().unwrap();
@@ -142,7 +142,7 @@ fn qwen2_agrees_with_candles() {
     assert!(far < 1e-4, "logits differ by {far}");
 }
 
-/// A norm on every head of q and k, and heads wider than `hidden / heads`.
+/// With a norm on every head of q and k, and heads wider than `hidden / heads`.
 #[test]
 fn qwen3_agrees_with_candles() {
     qwen3_agrees(16);
@@ -228,7 +228,7 @@ fn the_ready_shapes_are_those_of_llama_3_2() {
 }
 
 #[test]
-fn what_is_wrong_with_a_config_is_said_in_one_line() {
+fn errors_in_a_config_are_named_in_one_line() {
     let folder = tempfile::tempdir().unwrap();
     let cases = [
         (
@@ -349,7 +349,7 @@ fn what_is_wrong_with_a_config_is_said_in_one_line() {
     }
 }
 
-/// What says nothing beyond what the decoder does is no reason to refuse a model.
+/// Keys whose values ask for nothing that the decoder does not do are accepted.
 #[test]
 fn harmless_properties_are_accepted() {
     let folder = tempfile::tempdir().unwrap();
@@ -375,9 +375,9 @@ fn harmless_properties_are_accepted() {
     open(folder.path()).unwrap();
 }
 
-/// Weights that would be read as something else, or that make every logit NaN.
+/// Weights that would be misread, or that make every logit NaN.
 #[test]
-fn weights_that_cannot_be_right_are_refused_by_name() {
+fn invalid_weights_are_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     write_config(folder.path(), &llama_config(16));
     let name = "model.layers.1.mlp.up_proj.weight";
@@ -411,7 +411,7 @@ fn weights_that_cannot_be_right_are_refused_by_name() {
     }
     let norm = Tensor::full(f32::NAN, HIDDEN, &Device::Cpu).unwrap();
     refusal("model.norm.weight", norm);
-    // Scales, biases and norms that nobody asked for.
+    // Scales, biases and norms that the config does not mention.
     for extra in [
         "model.layers.0.mlp.up_proj.weight_scale_inv",
         "model.layers.0.self_attn.q_proj.bias",
@@ -420,7 +420,7 @@ fn weights_that_cannot_be_right_are_refused_by_name() {
         let text = refusal(extra, noise(extra, &[16]));
         assert!(text.contains("not supported"), "{text}");
     }
-    // The output layer may be stored although it is the embedding.
+    // The output layer may be stored although it is tied to the embedding.
     let mut all = tensors(16, DType::F32);
     let embedding = all["model.embed_tokens.weight"].clone();
     all.insert("lm_head.weight".into(), embedding.copy().unwrap());
@@ -428,9 +428,9 @@ fn weights_that_cannot_be_right_are_refused_by_name() {
     open(folder.path()).unwrap();
 }
 
-/// An index must not make us read, or say anything about, files elsewhere.
+/// An index must not make us read, or reveal anything about, files outside its folder.
 #[test]
-fn an_index_names_files_of_its_folder_only() {
+fn an_index_can_only_name_files_of_its_folder() {
     let outer = tempfile::tempdir().unwrap();
     let folder = outer.path().join("model");
     std::fs::create_dir(&folder).unwrap();

@@ -1,4 +1,4 @@
-//! `foretoken distill`: toy pairs of seconds, through the library and through the binary.
+//! `foretoken distill`: tiny pairs that train in seconds, through the library and through the binary.
 
 use crate::common::rig::{Rig, Seq, distance};
 use candle_core::{DType, Device, Tensor};
@@ -18,7 +18,7 @@ use std::process::{Command, Stdio};
 const VOCAB: usize = 32;
 const EOS: u32 = 30;
 
-/// Letters, a space, a line break and special tokens: `VOCAB` of them.
+/// Writes a tokenizer of `VOCAB` tokens: letters, a space, a line break and special tokens.
 fn write_tokenizer(folder: &Path) {
     let mut names: Vec<String> = ('a'..='z').map(String::from).collect();
     names.extend(["Ġ", "Ċ", "Ã", "©", "<|end|>", "<|start|>"].map(String::from));
@@ -53,8 +53,7 @@ fn config(vocab: usize, layers: usize, tied: bool) -> Value {
     })
 }
 
-/// Random weights, of which the deeper matrices are large enough that the target is sure of
-/// something.
+/// Writes a target with random weights. Its deeper matrices are large enough for peaked distributions.
 fn write_target(folder: &Path) {
     fs::create_dir_all(folder).unwrap();
     write_tokenizer(folder);
@@ -143,7 +142,7 @@ impl Workshop {
     }
 }
 
-/// The line with which `options` is refused.
+/// The one-line error for `options`.
 #[track_caller]
 fn refused(options: &Options) -> String {
     match run(options) {
@@ -175,7 +174,7 @@ fn assert_same_weights(a: &Path, b: &Path) {
     }
 }
 
-/// A model, in f32.
+/// Loads a model in f32.
 fn load_f32(path: &Path) -> Box<dyn Model> {
     let source = ModelSource::resolve(path.to_str().unwrap(), None, LoadFormat::Auto).unwrap();
     let options = LoadOptions {
@@ -185,7 +184,7 @@ fn load_f32(path: &Path) -> Box<dyn Model> {
     load(&source, &options).unwrap()
 }
 
-/// All logits of `tokens` by the serving decoder.
+/// All logits of `tokens`, from the serving decoder.
 fn served_logits(path: &Path, tokens: &[u32]) -> Vec<Vec<f32>> {
     Rig::new(load_f32(path), 16, 4).feed(&mut Seq::default(), tokens)
 }
@@ -208,14 +207,14 @@ fn the_target_is_learnt_and_the_draft_serves() {
     assert!(most > untrained.overlap[1] + 0.1, "{report}");
     assert!(trained.agreement > untrained.agreement + 0.1, "{report}");
     assert!(report.cost_ratio.is_some_and(|c| c > 0.0));
-    // Whoever may read the config may read the weights.
+    // Everyone who can read the config can read the weights.
     let permissions = |file: &str| {
         let file = options.out.join(file);
         file.metadata().unwrap().permissions()
     };
     assert_eq!(permissions("model.safetensors"), permissions("config.json"));
 
-    // The folder is a model with the target's tokenizer.
+    // The output folder is a model with the target's tokenizer.
     let texts = [&shop.at("target"), &options.out].map(|f| Text::from_folder(f).unwrap());
     check_same_tokens(&texts[0], &texts[1]).unwrap();
     assert!(texts[1].has_chat_template());
@@ -244,7 +243,7 @@ fn a_run_can_begin_with_the_weights_of_another() {
     assert_eq!(second.untrained, first.trained);
     assert_ne!(second.trained, second.untrained);
 
-    // With twice the layers, those of the first are stacked.
+    // A draft with twice the layers starts with those of the first one, stacked.
     let deep = |layers| {
         fs::write(
             shop.at("draft.json"),
@@ -265,13 +264,13 @@ fn a_run_can_begin_with_the_weights_of_another() {
         assert!(largest < 1e-9, "{name} is {largest} from {below}");
     }
 
-    // Weights of another shape are none to begin with.
+    // Weights of another shape are refused.
     deep(3).unwrap();
     options.out = shop.at("fourth");
     refused_with(&options, "model.layers.1");
 }
 
-/// A draft that can say some ids alone: it is served as it was trained, from a folder and from a
+/// A draft whose vocabulary is only some ids: it is served as it was trained, from a folder and from a
 /// GGUF file, and greedy texts are the target's.
 #[test]
 fn a_draft_of_few_ids_is_learnt_and_serves() {
@@ -327,7 +326,7 @@ fn a_draft_of_few_ids_is_learnt_and_serves() {
         let answer = crate::common::run(&fast, request());
         assert_eq!(answer.ids(), crate::common::run(&plain, request()).ids());
         accepted += answer.spec.accepted;
-        // Sampled texts have the ids, too, that the draft cannot say, and drafts all the same.
+        // Sampled texts also contain ids outside the draft's vocabulary, and are drafted nevertheless.
         let seed = u64::from(first);
         let sampled = crate::common::run(&fast, crate::common::sampled(&[first, 2], 24, seed));
         accepted_sampled += sampled.spec.accepted;
@@ -339,7 +338,7 @@ fn a_draft_of_few_ids_is_learnt_and_serves() {
     crate::common::assert_idle(&fast);
 }
 
-/// Grouped heads, several rows, an output layer of its own and Llama 3's frequencies.
+/// With grouped heads, several rows, a separate output layer and Llama 3's frequencies.
 #[test]
 fn training_computes_what_serving_computes() {
     let folder = tempfile::tempdir().unwrap();
@@ -382,7 +381,7 @@ fn training_computes_what_serving_computes() {
 }
 
 #[test]
-fn a_run_in_three_sessions_is_the_run_at_once() {
+fn a_run_in_three_sessions_equals_an_uninterrupted_run() {
     let shop = Workshop::new();
     let mut whole = shop.options("whole");
     whole.steps = 25;
@@ -400,13 +399,13 @@ fn a_run_in_three_sessions_is_the_run_at_once() {
     })
     .unwrap();
     assert_eq!(report.steps, 25);
-    // The first figures went through a file.
+    // The first figures were read from a file.
     let far = report.untrained.loss - at_once.untrained.loss;
     assert!(far.abs() < 1e-12, "{far}");
     assert_eq!(report.trained, at_once.trained);
     assert_same_weights(&whole.out, &parts.out);
 
-    // Another run is no continuation, and a former one is not written over.
+    // Other settings cannot continue the run, and an earlier run is not overwritten.
     let other = Options {
         seed: 4,
         ..parts.clone()
@@ -417,7 +416,7 @@ fn a_run_in_three_sessions_is_the_run_at_once() {
 }
 
 #[test]
-fn a_killed_run_goes_on_from_its_checkpoint() {
+fn a_killed_run_resumes_from_its_checkpoint() {
     let shop = Workshop::new();
     let mut options = shop.options("whole");
     options.steps = 150;
@@ -465,7 +464,7 @@ fn plain_text_is_learnt_with_a_tokenizer_alone() {
     }
     let mut options = shop.options("out");
     options.objective = Objective::CrossEntropy;
-    // Two files, of both kinds; the first one's texts go through the chat template.
+    // Two files, one of each kind; the texts of the first one go through the chat template.
     options.corpus.push(shop.at("corpus.txt"));
     options.retokenize = true;
     let report = run(&options).unwrap();
@@ -481,7 +480,7 @@ fn plain_text_is_learnt_with_a_tokenizer_alone() {
 }
 
 #[test]
-fn what_cannot_work_is_refused_in_a_line() {
+fn invalid_options_are_refused_in_one_line() {
     let shop = Workshop::new();
     let options = shop.options("out");
     let with = |change: &dyn Fn(&mut Options)| {
@@ -537,7 +536,7 @@ fn a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint() {
 }
 
 #[test]
-fn a_write_that_fails_costs_no_checkpoint() {
+fn a_failed_write_keeps_the_checkpoint() {
     let shop = Workshop::new();
     let mut options = shop.options("out");
     options.steps = 8;
@@ -545,7 +544,7 @@ fn a_write_that_fails_costs_no_checkpoint() {
     run(&options).unwrap();
     let checkpoint = options.out.join("checkpoint.safetensors");
     let before = fs::read(&checkpoint).unwrap();
-    // What the file is first written as cannot be written.
+    // The temporary file that is written first cannot be created.
     let part = options.out.join("checkpoint.safetensors.part");
     fs::create_dir(&part).unwrap();
     options.resume = true;
@@ -559,7 +558,7 @@ fn a_write_that_fails_costs_no_checkpoint() {
     assert_same_weights(&shop.at("out"), &options.out);
 }
 
-/// Linux has a file that is always full.
+/// Uses `/dev/full`, which only Linux has.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_is_one_line() {

@@ -1,4 +1,4 @@
-//! GGUF files of every block type, against candle's Llama on the same weights.
+//! GGUF files of every block type, compared with candle's Llama on the same weights.
 
 use crate::common::rig::distance;
 use crate::common::tiny::*;
@@ -27,8 +27,8 @@ fn gguf_of_floats_equals_safetensors() {
     }
 }
 
-/// Every block type against the same file dequantized: what differs is the rounding of activations
-/// (and, for types that become Q8_0, of weights) to 8 bits.
+/// Compares every block type with the same file dequantized. They differ only by the rounding of
+/// activations (and, for types that become Q8_0, of weights) to 8 bits.
 #[test]
 fn gguf_of_every_block_type() {
     use GgmlDType::*;
@@ -60,9 +60,9 @@ fn gguf_of_every_block_type() {
     }
 }
 
-/// Metadata and tensors that ask for what the decoder does not do, or cannot be right.
+/// Metadata and tensors that ask for something the decoder does not do, or that are invalid.
 #[test]
-fn what_a_gguf_needs_and_we_lack_is_refused_by_name() {
+fn unsupported_properties_of_a_gguf_are_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("model.gguf");
     let all = tensors(16, DType::F32);
@@ -130,7 +130,7 @@ fn what_a_gguf_needs_and_we_lack_is_refused_by_name() {
         error.contains("blk.1.ffn_norm.weight contains NaN"),
         "{error}"
     );
-    // A block's scale of f16 that is infinite.
+    // An infinite f16 scale of a block.
     let name = "model.layers.0.mlp.down_proj.weight";
     let mut bad = all.clone();
     bad.insert(name.into(), (&all[name] * 1e9).unwrap());

@@ -31,7 +31,7 @@ async fn the_small_routes_answer() {
     error(server.get("/v1/models/other").await, 404, "model_not_found").await;
 
     server.json("/v1/completions", &greedy("abc", 5)).await;
-    // The reply may overtake the books.
+    // The reply may arrive before the engine is idle.
     server.idle().await;
     let metrics = server.get("/metrics").await;
     assert_eq!(
@@ -247,7 +247,7 @@ async fn a_chat_streams_its_role_first_and_its_usage_last() {
 }
 
 #[tokio::test]
-async fn choices_are_told_apart_by_index() {
+async fn choices_are_distinguished_by_index() {
     let server = Server::start().await;
     let body = json!({"prompt": ["abc", "xyz"], "n": 3, "max_tokens": 10, "seed": 7});
     let reply = server.json("/v1/completions", &body).await;
@@ -263,7 +263,7 @@ async fn choices_are_told_apart_by_index() {
     for (index, text) in texts.iter().enumerate() {
         assert_eq!(joined(&chunks, index), ((*text).into(), json!("length")));
     }
-    // The first choice is what the seed alone gives.
+    // The first choice is that of a request with the same seed and one choice.
     let alone = server
         .json(
             "/v1/completions",
@@ -275,7 +275,7 @@ async fn choices_are_told_apart_by_index() {
 }
 
 #[tokio::test]
-async fn equal_prompts_get_samples_of_their_own() {
+async fn equal_prompts_get_different_samples() {
     let server = Server::start().await;
     for seed in [json!(null), json!(7)] {
         let body = json!({"prompt": ["abc", "abc", "abc"], "n": 2, "max_tokens": 40, "seed": seed});
@@ -294,7 +294,7 @@ fn chars(text: &Value) -> Vec<char> {
     text.as_str().expect("a text").chars().collect()
 }
 
-/// In the metrics, too, where the engine itself would have gone on.
+/// The metrics count it as stopped as well, although the engine itself would have continued.
 #[tokio::test]
 async fn a_text_that_ends_at_a_stop_string_counts_as_stopped() {
     let fast = Server::start().await;
@@ -306,7 +306,7 @@ async fn a_text_that_ends_at_a_stop_string_counts_as_stopped() {
         body["stop"] = String::from_iter(&full[2..5]).into();
         server.json("/v1/completions", &body).await;
         server.stream("/v1/completions", body.clone()).await;
-        // Complete with the last token that the engine gives.
+        // The stop string is complete with the engine's last token.
         body["stop"] = String::from_iter(&full[full.len() - 4..]).into();
         let last = server.json("/v1/completions", &body).await;
         assert_eq!(last["choices"][0]["finish_reason"], "stop");
@@ -324,7 +324,7 @@ async fn a_text_that_ends_at_a_stop_string_counts_as_stopped() {
     }
 }
 
-/// The draft is the target itself: of five tokens that a round gives four were drafted.
+/// The draft is the target itself: of the five tokens of a step, four were drafted.
 #[tokio::test]
 async fn usage_counts_accepted_tokens_of_the_text_only() {
     let perfect = Toy {
@@ -339,7 +339,7 @@ async fn usage_counts_accepted_tokens_of_the_text_only() {
         let mut body = greedy("abc", 60);
         body["stop"] = String::from_iter(&full[at - 3..at]).into();
         let usage = &server.json("/v1/completions", &body).await["usage"];
-        // The first token comes with the prompt.
+        // The first token comes from the prompt's step.
         let later = usage["completion_tokens"].as_u64().unwrap() - 1;
         ended_inside_a_round += u64::from(later % 5 > 0);
         assert_eq!(
@@ -354,7 +354,7 @@ async fn usage_counts_accepted_tokens_of_the_text_only() {
 
 /// Clients of newer models say `developer`; replies that only call tools have no content.
 #[tokio::test]
-async fn messages_come_in_the_forms_that_clients_send() {
+async fn messages_are_accepted_in_the_forms_that_clients_send() {
     let server = Server::start().await;
     let ids = async |message: Value| {
         let reply = server
@@ -443,7 +443,7 @@ async fn eos_and_stop_ids_end_the_text_and_count() {
     server.done().await;
 }
 
-/// What lm-eval's `loglikelihood` sends and reads.
+/// The request of lm-eval's `loglikelihood`, and the fields that it reads.
 #[tokio::test]
 async fn an_echo_scores_the_prompt() {
     let server = Server::start().await;
@@ -483,7 +483,7 @@ async fn an_echo_scores_the_prompt() {
         "greedy takes the best"
     );
 
-    // The same without a token, as text, streamed.
+    // The same with a text prompt and without new tokens, streamed.
     let body = json!({"prompt": "abcéf", "max_tokens": 0, "logprobs": 1, "echo": true});
     let reply = server.json("/v1/completions", &body).await;
     assert_eq!(reply["choices"][0]["text"], "abcéf");

@@ -1,4 +1,4 @@
-//! What the HTTP API refuses and how it ends: statuses, a full queue, readers that leave, shutdown.
+//! Refusals and the end of the HTTP API: statuses, a full queue, clients that disconnect, shutdown.
 
 use crate::common::Toy;
 use crate::common::server::{
@@ -15,7 +15,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 #[tokio::test]
-async fn what_cannot_be_served_is_told_in_openais_shape() {
+async fn refusals_have_openais_shape() {
     let server = Server::over(
         Toy::default().start(),
         |s| s.with_max_body_bytes(10_000),
@@ -118,7 +118,7 @@ async fn a_model_without_a_chat_template_refuses_chats_and_says_so() {
 }
 
 #[tokio::test]
-async fn the_key_is_asked_for_everywhere_but_at_the_open_routes() {
+async fn the_key_is_required_on_all_routes_but_the_open_ones() {
     let engine = Toy::default().start();
     let server = Server::over(engine, |s| s.with_api_key(Some("secret".into())), LONG).await;
     let request = |method: Method, path: &str| {
@@ -139,7 +139,7 @@ async fn the_key_is_asked_for_everywhere_but_at_the_open_routes() {
         (Method::POST, "/v1/completions", 200),
         (Method::POST, "/tokenize", 200),
         (Method::POST, "/detokenize", 200),
-        // Nobody learns which routes there are.
+        // Without the key, no one learns which routes exist.
         (Method::GET, "/nothing", 404),
         (Method::GET, "/v1/nothing", 404),
         (Method::GET, "/v1/completions", 405),
@@ -163,9 +163,9 @@ async fn the_key_is_asked_for_everywhere_but_at_the_open_routes() {
     server.done().await;
 }
 
-/// Who has no key cannot make the server wait for, or store, a body.
+/// A client without the key cannot make the server wait for a body or store it.
 #[tokio::test]
-async fn the_key_is_asked_for_before_the_body_is_read() {
+async fn the_key_is_checked_before_the_body_is_read() {
     let engine = Toy::default().start();
     let server = Server::over(engine, |s| s.with_api_key(Some("secret".into())), LONG).await;
     let address = server.url.strip_prefix("http://").unwrap();
@@ -193,7 +193,7 @@ async fn the_key_is_asked_for_before_the_body_is_read() {
 }
 
 #[tokio::test]
-async fn what_the_server_does_not_do_is_refused_by_name() {
+async fn unsupported_fields_are_refused_by_name() {
     let server = Server::start().await;
     for (field, asks, harmless) in [
         (
@@ -261,7 +261,7 @@ async fn until(condition: impl Fn() -> bool) {
     }
 }
 
-/// A stream that has begun and runs for seconds.
+/// Starts a stream that runs for seconds.
 async fn begun(server: &Server) -> Response {
     let mut body = greedy("abc", 200);
     body["stream"] = true.into();
@@ -271,7 +271,7 @@ async fn begun(server: &Server) -> Response {
 }
 
 #[tokio::test]
-async fn a_full_queue_says_when_to_come_back() {
+async fn a_full_queue_says_when_to_retry() {
     let server = Server::over(slow(one_at_a_time(), None), |s| s, LONG).await;
     let first = begun(&server).await;
     let mut body = greedy("abc", 200);
@@ -286,14 +286,14 @@ async fn a_full_queue_says_when_to_come_back() {
 }
 
 #[tokio::test]
-async fn a_reader_that_leaves_frees_the_engine() {
+async fn a_client_that_disconnects_frees_the_engine() {
     let server = Server::over(slow(one_at_a_time(), None), |s| s, LONG).await;
     let started = Instant::now();
     drop(begun(&server).await);
     let stats = server.engine.stats().clone();
     until(|| stats.requests_running.get() == 0).await;
 
-    // The same without a stream: the client gives up while it waits.
+    // The same without streaming: the client gives up while it waits.
     let body = greedy("abc", 200);
     let waiting = server.post("/v1/completions", &body);
     let patience = Duration::from_millis(100);
@@ -304,7 +304,7 @@ async fn a_reader_that_leaves_frees_the_engine() {
 }
 
 #[tokio::test]
-async fn shutting_down_finishes_what_runs_and_refuses_the_rest() {
+async fn shutting_down_finishes_running_requests_and_refuses_new_ones() {
     let server = Server::over(slow(EngineOptions::default(), None), |s| s, LONG).await;
     let running = begun(&server).await;
     let engine = server.engine.clone();
@@ -336,7 +336,7 @@ async fn shutting_down_finishes_what_runs_and_refuses_the_rest() {
 }
 
 #[tokio::test]
-async fn shutting_down_waits_no_longer_than_told() {
+async fn shutting_down_waits_no_longer_than_the_timeout() {
     let server = Server::over(
         slow(EngineOptions::default(), None),
         |s| s,
@@ -354,7 +354,7 @@ async fn shutting_down_waits_no_longer_than_told() {
 }
 
 #[tokio::test]
-async fn a_step_that_fails_is_told_to_those_who_were_in_it() {
+async fn a_step_that_fails_fails_its_requests() {
     let engine = slow(EngineOptions::default(), Some(Fault::Error));
     let server = Server::over(engine, |s| s, LONG).await;
     let stream = begun(&server).await.text().await.unwrap();
@@ -367,7 +367,7 @@ async fn a_step_that_fails_is_told_to_those_who_were_in_it() {
 }
 
 #[tokio::test]
-async fn a_step_that_panics_is_told_to_those_who_were_in_it() {
+async fn a_step_that_panics_fails_its_requests() {
     let engine = slow(EngineOptions::default(), Some(Fault::Panic));
     let server = Server::over(engine, |s| s, LONG).await;
     let whole = server.post("/v1/completions", &greedy("abc", 200)).await;
@@ -377,7 +377,7 @@ async fn a_step_that_panics_is_told_to_those_who_were_in_it() {
     server.done().await;
 }
 
-/// A supervisor starts a process anew that ends, and not one that answers 503 for ever.
+/// A supervisor restarts a process that ends, but not one that answers 503 for ever.
 #[tokio::test]
 async fn the_server_ends_with_its_engine() {
     let server = Server::over(doomed(), |s| s, LONG).await;

@@ -1,4 +1,4 @@
-//! The decoder against candle's own, and against itself: batched, chunked, shuffled, as a tree.
+//! Compares the decoder with candle's own, and with itself: batched, chunked, shuffled, as a tree.
 
 use crate::common::rig::*;
 use candle_core::quantized::gguf_file::Content;
@@ -14,7 +14,7 @@ fn rig() -> Rig {
     Rig::new(smollm2(), 64, 8)
 }
 
-/// Kullback-Leibler divergence of the distributions behind two rows of logits, in nats.
+/// The Kullback-Leibler divergence of the distributions of two rows of logits, in nats.
 fn divergence(p: &[f32], q: &[f32]) -> f64 {
     let log_sum = |logits: &[f32]| logits.iter().map(|&x| f64::from(x).exp()).sum::<f64>().ln();
     let (p_sum, q_sum) = (log_sum(p), log_sum(q));
@@ -25,7 +25,7 @@ fn divergence(p: &[f32], q: &[f32]) -> f64 {
     terms.sum()
 }
 
-/// Feeds `tokens` to a new sequence in pieces that end at `cuts`; the logits of all rows.
+/// Feeds `tokens` to a new sequence in pieces that end at `cuts`; returns the logits of all rows.
 fn in_pieces(rig: &mut Rig, tokens: &[u32], cuts: &[usize]) -> (Seq, Vec<Vec<f32>>) {
     let mut seq = Seq::default();
     let mut logits = Vec::new();
@@ -36,8 +36,8 @@ fn in_pieces(rig: &mut Rig, tokens: &[u32], cuts: &[usize]) -> (Seq, Vec<Vec<f32
     (seq, logits)
 }
 
-/// Both quantize activations to 8 bits, each in its own way, so the logits differ a little (as much
-/// as each does from unquantized arithmetic); the text does not.
+/// Both quantize activations to 8 bits, but differently, so the logits differ a little (as much as each
+/// differs from unquantized arithmetic); the text is the same.
 #[test]
 fn smollm2_agrees_with_candles_llama() {
     let path = smollm2_path();
@@ -97,8 +97,7 @@ fn a_mixed_batch_equals_each_sequence_alone() {
         .map(|tokens| in_pieces(&mut rig, tokens, &[]).1)
         .collect();
 
-    // Sequences that grow by turns have their blocks interleaved, and what lay there before is
-    // other sequences' K and V.
+    // Sequences that grow in turn have interleaved blocks, which contain K and V of earlier sequences.
     let mut rig = Rig::new(smollm2(), 16, 4);
     let (_, _) = in_pieces(&mut rig, &prompt(20, 99), &[]);
     rig.blocks = foretoken::kv::BlockAllocator::new(16, 4);
@@ -153,7 +152,7 @@ fn a_tree_equals_its_chains_bit_for_bit() {
 }
 
 #[test]
-fn only_the_wanted_rows_get_logits() {
+fn only_the_requested_rows_get_logits() {
     let mut rig = rig();
     let tokens = prompt(6, 8);
     let mut seq = Seq::default();

@@ -1,5 +1,5 @@
-//! The promises on every set of CPU instructions: each runs this file's tests in a process of its
-//! own, told by the variable that operators use.
+//! The promises on every CPU instruction set: for each one, this file's tests run in a separate process,
+//! with the environment variable that operators use.
 
 use crate::common::rig::{Rig, Rows, Seq};
 use crate::common::tiny::{llama_config, open_as, short_prompt, tensors};
@@ -31,7 +31,7 @@ fn model(kind: GgmlDType) -> Box<dyn Model> {
     open_as(&file, None).unwrap()
 }
 
-/// An engine whose prompts come in chunks, drafted by `drafter`.
+/// An engine that reads prompts in chunks and drafts with `drafter`.
 fn start(kind: GgmlDType, drafter: Option<Box<dyn Drafter>>) -> EngineHandle {
     let options = EngineOptions {
         max_num_seqs: 8,
@@ -79,7 +79,7 @@ fn greedy_text_is_the_same_with_every_drafter_alone_and_at_once() {
 }
 
 #[test]
-fn a_seed_gives_the_same_text_in_company() {
+fn a_seed_gives_the_same_text_in_a_batch() {
     let kind = GgmlDType::Q4K;
     let [_, draft, _] = drafters(kind);
     let engine = start(kind, draft);
@@ -96,7 +96,7 @@ fn a_seed_gives_the_same_text_in_company() {
     }
 }
 
-/// Logits bit for bit: a prompt at once, by chunks, and beside another sequence.
+/// The logits are the same bit for bit for a prompt at once, in chunks, and beside another sequence.
 #[test]
 fn batched_equals_single() {
     for kind in KINDS {
@@ -127,7 +127,7 @@ fn batched_equals_single() {
 #[test]
 fn all_of_this_holds_on_every_isa() {
     if std::env::var_os(VARIABLE).is_some() {
-        return; // One of the processes below.
+        return; // This is one of the processes that are started below.
     }
     for name in Isa::NAMES {
         if Isa::detect(name).is_none() {

@@ -1,5 +1,5 @@
-//! A row does not know its neighbours: every kind of weight gives a row the same bits for every
-//! number of rows, and at every place among them.
+//! A row does not know its neighbours: with every kind of weight, a row has the same bits for every number
+//! of rows, and at every position among them.
 
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
@@ -20,7 +20,7 @@ fn noise(seed: u32, dims: (usize, usize)) -> Tensor {
     Tensor::from_vec(values.collect::<Vec<_>>(), dims, &Device::Cpu).unwrap()
 }
 
-/// All of `x` at once against every row count from 1, each starting at another row.
+/// Compares the product of all rows of `x` with products of each of `counts` rows from various first rows.
 fn check(what: &str, linear: &Linear, inputs: usize, counts: &[usize]) {
     let x = noise(7, (MOST, inputs));
     let bits = |t: Tensor| -> Vec<Vec<f32>> { t.to_vec2().unwrap() };
@@ -42,7 +42,7 @@ fn all_counts() -> Vec<usize> {
     (1..=MOST).collect()
 }
 
-/// (inputs, outputs): those of SmolLM2-135M, and ragged ones.
+/// (inputs, outputs): those of SmolLM2-135M, and ones that do not fill tiles.
 const SHAPES: [(usize, usize); 5] = [(576, 576), (576, 192), (576, 1536), (1536, 576), (96, 13)];
 
 #[test]
@@ -91,7 +91,7 @@ fn dense_weights() {
     }
 }
 
-/// One weight for lookups and products, as models with tied embeddings have it.
+/// One weight for lookups and products, as in models with tied embeddings.
 #[test]
 fn an_embedding_reads_rows_of_its_weight() {
     for dtype in [DType::F32, DType::F16, DType::BF16] {

@@ -80,7 +80,7 @@ fn run(rules: Rules, ids: &[u32], rounds: &[usize], finish: FinishReason) -> (Ch
     }
 }
 
-fn whole(pieces: Vec<Piece>) -> Piece {
+fn joined(pieces: Vec<Piece>) -> Piece {
     pieces.into_iter().fold(Piece::default(), |mut all, piece| {
         all.append(piece);
         all
@@ -92,7 +92,7 @@ fn a_stop_string_may_span_tokens_and_begin_inside_one() {
     for rounds in [&[1][..], &[4], &[2, 1]] {
         let tokens = ids(&["a", "ab", "END", "a", "a"]);
         let (choice, pieces) = run(rules(&["bEN"]), &tokens, rounds, FinishReason::Length);
-        let piece = whole(pieces);
+        let piece = joined(pieces);
         assert_eq!(piece.text, "aa");
         assert_eq!(
             piece.finish,
@@ -130,7 +130,7 @@ fn held_back_text_is_shown_at_the_end() {
         &[1],
         FinishReason::Length,
     );
-    let piece = whole(pieces);
+    let piece = joined(pieces);
     assert_eq!(
         (piece.text.as_str(), piece.finish.unwrap().reason),
         ("ab", "length")
@@ -175,7 +175,7 @@ fn the_last_token_counts_but_has_no_text() {
         };
         let finish = FinishReason::Stop { token: 0 };
         let (choice, pieces) = run(rules, &ids(&["b", "a", "a"]), &[3], finish);
-        let piece = whole(pieces);
+        let piece = joined(pieces);
         assert_eq!(piece.text, "ba");
         assert_eq!(
             piece.finish,
@@ -199,7 +199,7 @@ fn special_tokens_have_no_text_and_characters_are_not_split() {
     let (_, pieces) = run(rules, &tokens, &[1], FinishReason::Length);
     let texts: Vec<&str> = pieces.iter().map(|piece| piece.text.as_str()).collect();
     assert_eq!(texts, ["a", "", "", "", "🦀", "b", "\u{FFFD}"]);
-    let offsets: Vec<usize> = whole(pieces).logprobs.iter().map(|l| l.offset).collect();
+    let offsets: Vec<usize> = joined(pieces).logprobs.iter().map(|l| l.offset).collect();
     assert_eq!(offsets, [0, 1, 1, 1, 1, 2, 3]);
 }
 
@@ -215,7 +215,7 @@ fn stop_strings_wait_for_min_tokens() {
         &[2],
         FinishReason::Length,
     );
-    assert_eq!(whole(pieces).text, "aba");
+    assert_eq!(joined(pieces).text, "aba");
     assert_eq!(choice.completion_tokens(), 4);
 }
 
@@ -285,8 +285,8 @@ proptest! {
         let (one, at_once) = run(rules(&stops), &ids, &[ids.len()], FinishReason::Length);
         let (many, in_rounds) = run(rules(&stops), &ids, &rounds, FinishReason::Length);
         prop_assert_eq!(one.completion_tokens(), many.completion_tokens());
-        let shown = whole(at_once);
-        prop_assert_eq!(&shown, &whole(in_rounds));
+        let shown = joined(at_once);
+        prop_assert_eq!(&shown, &joined(in_rounds));
 
         // The reference: decode everything, and cut at the first complete stop string.
         let full = text().decode(&ids, true);

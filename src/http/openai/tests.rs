@@ -94,7 +94,7 @@ fn refused(result: Result<Job>, param: &str) -> String {
 
 #[test]
 fn ranges_are_checked_and_named_in_the_error() {
-    for (field, bad, told) in [
+    for (field, bad, needle) in [
         ("temperature", json!(-0.1), "between 0 and 2"),
         ("temperature", json!(2.1), "between 0 and 2"),
         ("temperature", json!("hot"), "expected a number"),
@@ -161,13 +161,13 @@ fn ranges_are_checked_and_named_in_the_error() {
         ),
     ] {
         let message = refused(completion(json!({field: bad})), field);
-        assert!(message.contains(told), "{field}: {message}");
+        assert!(message.contains(needle), "{field}: {message}");
     }
 }
 
 #[test]
 fn the_chats_own_fields_are_checked() {
-    for (field, bad, told) in [
+    for (field, bad, needle) in [
         ("top_logprobs", json!(6), "between 0 and 5"),
         ("top_logprobs", json!(2), "requires logprobs"),
         ("logprobs", json!(1), "expected a boolean"),
@@ -204,7 +204,7 @@ fn the_chats_own_fields_are_checked() {
     ] {
         let key = field.split('[').next().expect("a name");
         let message = refused(chat(json!({key: bad})), field);
-        assert!(message.contains(told), "{field}: {message}");
+        assert!(message.contains(needle), "{field}: {message}");
     }
 }
 
@@ -408,21 +408,21 @@ fn integers_may_have_a_point_but_no_fraction() {
 
 #[test]
 fn a_message_without_content_is_an_empty_text() {
-    let said = |message: Value| {
+    let rendered = |message: Value| {
         let job = chat(json!({"messages": [message]})).expect("accepted");
         text().decode(&job.requests[0].prompt, true)
     };
     let calls = json!([{"type": "function"}]);
     assert_eq!(
-        said(json!({"role": "a", "content": null, "tool_calls": calls})),
+        rendered(json!({"role": "a", "content": null, "tool_calls": calls})),
         "a "
     );
-    assert_eq!(said(json!({"role": "a"})), "a ");
+    assert_eq!(rendered(json!({"role": "a"})), "a ");
 }
 
 #[test]
 fn a_request_over_the_context_gets_openais_message() {
-    let told = |result: Result<Job>| match result.err().expect("refused") {
+    let error_of = |result: Result<Job>| match result.err().expect("refused") {
         Error::Request {
             kind: RequestErrorKind::ContextLengthExceeded,
             message,
@@ -431,26 +431,26 @@ fn a_request_over_the_context_gets_openais_message() {
         other => panic!("{other:?}"),
     };
     let begins = "This model's maximum context length is 64 tokens. However, you requested";
-    let (param, message) = told(completion(json!({"prompt": vec![1; 70], "max_tokens": 5})));
+    let (param, message) = error_of(completion(json!({"prompt": vec![1; 70], "max_tokens": 5})));
     let rest = "75 tokens (70 in the prompt, 5 in the completion). Please reduce the length of the prompt or completion.";
     assert_eq!(
         (param.as_str(), message),
         ("prompt", format!("{begins} {rest}"))
     );
     let long = json!([{"role": "user", "content": "a".repeat(64)}]);
-    let (param, message) = told(chat(json!({"messages": long, "max_tokens": 5})));
+    let (param, message) = error_of(chat(json!({"messages": long, "max_tokens": 5})));
     let rest = "75 tokens (70 in the messages, 5 in the completion). Please reduce the length of the messages or completion.";
     assert_eq!(
         (param.as_str(), message),
         ("messages", format!("{begins} {rest}"))
     );
-    let (param, message) = told(chat(json!({"messages": long})));
+    let (param, message) = error_of(chat(json!({"messages": long})));
     let rest = "71 tokens (70 in the messages, at least 1 in the completion). Please reduce the length of the messages.";
     assert_eq!(
         (param.as_str(), message),
         ("messages", format!("{begins} {rest}"))
     );
-    let (param, _) = told(chat(json!({"max_completion_tokens": 64})));
+    let (param, _) = error_of(chat(json!({"max_completion_tokens": 64})));
     assert_eq!(
         param, "max_completion_tokens",
         "the messages alone would fit"

@@ -103,12 +103,12 @@ fn a_row_has_the_same_bits_alone_and_in_a_batch() {
         for (outputs, inputs) in [(1, 5), (33, 333), (100, 576), (200, 2 * BLOCK + 3)] {
             let (_, matrix) = matrix(outputs, inputs, dtype);
             let x = floats(&noise((70, inputs)));
-            let whole = product(&matrix, &x);
+            let all_rows = product(&matrix, &x);
             for rows in 1..=40 {
                 let first = rows * 13 % 30;
                 let got = product(&matrix, &x[first * inputs..][..rows * inputs]);
                 assert!(
-                    got == whole[first * outputs..][..rows * outputs],
+                    got == all_rows[first * outputs..][..rows * outputs],
                     "{dtype:?} {outputs}x{inputs}: {rows} rows from {first} have different bits"
                 );
             }

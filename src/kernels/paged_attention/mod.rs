@@ -218,8 +218,8 @@ impl PagedAttention<'_> {
                 };
                 let (start, len) = (first * floats, queries.count() * floats);
                 // SAFETY: each chunk of each item has its own slice.
-                let own = unsafe { partials.slice(start + task.chunks.start * len, len) };
-                let mut partial = Partial::new(own, dims.width());
+                let floats = unsafe { partials.slice(start + task.chunks.start * len, len) };
+                let mut partial = Partial::new(floats, dims.width());
                 with_scratch(|scratch| queries.chunk(task.chunks.start, scratch, &mut partial));
                 if item.finish() {
                     // SAFETY: all other tasks of the item are done.

@@ -166,10 +166,10 @@ impl<E: Kernel> QueryGroup<'_, E> {
             prefetch(self.v, &places[start..end], self.dims.head_dim);
             self.ahead(chunk, start);
             let places = &places[start..end];
-            let first = self.first(chunk, start);
+            let first = self.first_sharing_row(chunk, start);
             self.score(places, first..rows, start, scratch);
         }
-        self.own(chunk, |row, start, places| {
+        self.for_private_keys(chunk, |row, start, places| {
             self.score(places, row..row + 1, start, scratch)
         });
         for query in 0..self.count() {
@@ -182,7 +182,7 @@ impl<E: Kernel> QueryGroup<'_, E> {
         for start in (0..shared).step_by(TILE) {
             self.ahead(chunk, CHUNK + start);
             let places = &places[start..shared.min(start + TILE)];
-            let first = self.first(chunk, start);
+            let first = self.first_sharing_row(chunk, start);
             for (row, counts) in
                 (first..rows).zip(scratch.counts[first * group..].chunks_mut(group))
             {
@@ -190,7 +190,7 @@ impl<E: Kernel> QueryGroup<'_, E> {
             }
             self.add(places, first..rows, start, scratch, into.acc);
         }
-        self.own(chunk, |row, start, places| {
+        self.for_private_keys(chunk, |row, start, places| {
             scratch.counts[row * group..][..group].fill(places.len());
             self.add(places, row..row + 1, start, scratch, into.acc);
         });
@@ -221,7 +221,7 @@ impl<E: Kernel> QueryGroup<'_, E> {
     }
 
     /// The first row that shares the chunk's key `start` with the rows after it.
-    fn first(&self, chunk: usize, start: usize) -> usize {
+    fn first_sharing_row(&self, chunk: usize, start: usize) -> usize {
         let mut rows = 0..self.item.rows.len();
         rows.find(|&row| self.item.shared_keys(chunk, row) > start)
             .unwrap_or(rows.end)
@@ -229,7 +229,7 @@ impl<E: Kernel> QueryGroup<'_, E> {
 
     /// Calls `work` for each row that has private keys in the chunk, with the row, the first of these
     /// keys' number in the chunk, and the places of all of them.
-    fn own(&self, chunk: usize, mut work: impl FnMut(usize, usize, &[usize])) {
+    fn for_private_keys(&self, chunk: usize, mut work: impl FnMut(usize, usize, &[usize])) {
         if self.item.span.tree.is_none() {
             return;
         }

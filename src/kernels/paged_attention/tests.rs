@@ -173,16 +173,17 @@ fn same_bits_for_any_division<E: Kernel>(narrow: fn(f32) -> E) {
         for keys in [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 17] {
             let case = Case::new(keys, 19, group, head_dim, narrow);
             for isa in isas() {
-                let whole = bits(case.run(isa, 1, 0..19, None));
+                let all_rows = bits(case.run(isa, 1, 0..19, None));
                 for threads in [2, 16] {
-                    assert_eq!(bits(case.run(isa, threads, 0..19, None)), whole);
+                    assert_eq!(bits(case.run(isa, threads, 0..19, None)), all_rows);
                 }
                 let chain: Vec<u64> = (0..19).map(|row| (2 << row) - 1).collect();
                 for threads in [1, 16] {
-                    assert_eq!(bits(case.run(isa, threads, 0..19, Some(&chain))), whole);
+                    assert_eq!(bits(case.run(isa, threads, 0..19, Some(&chain))), all_rows);
                 }
                 for rows in [0..1, 18..19, 3..5, 7..10, 1..18] {
-                    let want = &whole[rows.start * case.row_floats()..rows.end * case.row_floats()];
+                    let want =
+                        &all_rows[rows.start * case.row_floats()..rows.end * case.row_floats()];
                     assert_eq!(bits(case.run(isa, 2, rows.clone(), None)), want, "{rows:?}");
                 }
             }

@@ -118,15 +118,15 @@ pub(super) fn weigh(_: Avx2, scores: &mut [f32]) -> (f32, f32) {
     let mut eight = [0f32; WIDTH];
     store(&mut eight, maxima);
     let max = eight.into_iter().fold(f32::NEG_INFINITY, f32::max);
-    let by = _mm256_set1_ps(max);
+    let max_everywhere = _mm256_set1_ps(max);
     let mut sums = _mm256_setzero_ps();
     for part in whole {
-        let weights = exp(_mm256_sub_ps(load(part), by));
+        let weights = exp(_mm256_sub_ps(load(part), max_everywhere));
         sums = _mm256_add_ps(sums, weights);
         store(part, weights);
     }
     if !rest.is_empty() {
-        let weights = exp(_mm256_sub_ps(load(&last), by));
+        let weights = exp(_mm256_sub_ps(load(&last), max_everywhere));
         sums = _mm256_add_ps(sums, weights);
         store(&mut last, weights);
         rest.copy_from_slice(&last[..rest.len()]);

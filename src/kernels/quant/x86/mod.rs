@@ -187,9 +187,9 @@ impl Multiply for Vnni {
                     *half = _mm256_dpbusd_epi32(*half, w, x.broadcast(i, block, v));
                 }
             });
-            let mut whole = [_mm256_setzero_si256(); R];
-            for (whole, [low, high]) in whole.iter_mut().zip(dots) {
-                *whole = if F::BITS == 6 {
+            let mut sums = [_mm256_setzero_si256(); R];
+            for (sum, [low, high]) in sums.iter_mut().zip(dots) {
+                *sum = if F::BITS == 6 {
                     let factors = F::factors(scales, sub);
                     let first = _mm256_srai_epi32::<16>(_mm256_slli_epi32::<16>(factors));
                     let second = _mm256_srai_epi32::<16>(factors);
@@ -200,11 +200,11 @@ impl Multiply for Vnni {
                 };
             }
             if F::BITS == 8 {
-                shifted_totals::<R, 7>(&mut whole, x, block);
+                shifted_totals::<R, 7>(&mut sums, x, block);
             } else {
-                unbias::<F, R>(&mut whole, scales, sub, x, block);
+                unbias::<F, R>(&mut sums, scales, sub, x, block);
             }
-            whole
+            sums
         }
     }
 }
