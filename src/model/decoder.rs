@@ -148,7 +148,7 @@ impl Decoder {
     /// # Errors
     /// Where they lead out of the pool.
     pub(super) fn spans<'a>(&self, batch: &'a Batch, kv: &KvStore) -> Result<AttentionBatch<'a>> {
-        let spans = AttentionBatch::new(&batch.spans, kv.block_size, num_slots(kv))?;
+        let spans = AttentionBatch::new(&batch.spans, kv.block_size, kv.num_slots())?;
         Ok(spans.with_batch_invariance(self.batch_invariant))
     }
 
@@ -158,7 +158,7 @@ impl Decoder {
     /// See [`Inputs::new`].
     pub(super) fn inputs(&self, batch: &Batch, kv: &KvStore) -> Result<Inputs> {
         let vocab_size = self.config.vocab_size;
-        let slots = num_slots(kv);
+        let slots = kv.num_slots();
         Inputs::new(batch, &self.frequencies, vocab_size, slots, &self.device)
     }
 
@@ -222,11 +222,6 @@ impl Decoder {
         let logits = self.head.forward(&x)?.to_dtype(DType::F32)?;
         self.over_all_ids(logits)
     }
-}
-
-/// Slots of a pool.
-fn num_slots(kv: &KvStore) -> usize {
-    kv.layers.first().map_or(0, |(k, _)| k.dims()[0])
 }
 
 impl Model for Decoder {

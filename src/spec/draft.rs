@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::kernels::sample::DeviceRow;
+use crate::model::{MAX_TREE_NODES, is_chain};
 use crate::sampling::{Dist, Sampler};
 
 /// Names a sequence for as long as it lives; later arrivals have larger ids.
@@ -74,10 +75,19 @@ impl Draft {
         self.dists.iter().any(host)
     }
 
-    /// Ends the draft before the first id that is not below `vocab_size`.
-    pub fn keep_ids_below(&mut self, vocab_size: usize) {
-        let beyond = |&id: &u32| id as usize >= vocab_size;
-        let len = self.tokens.iter().position(beyond).unwrap_or(self.len());
+    /// Ends the draft before the first node that cannot be verified: after `length` nodes, or as many
+    /// as a tree may have, at an id that is not below `vocab_size` or a parent that does not come before
+    /// its node.
+    pub fn end_where_invalid(&mut self, length: usize, vocab_size: usize) {
+        let nodes = self.tokens.iter().zip(&self.parents).enumerate();
+        let is_valid = |&(node, (&id, parent)): &(usize, (&u32, &Option<u16>))| {
+            let follows = parent.is_none_or(|parent| usize::from(parent) < node);
+            follows && (id as usize) < vocab_size
+        };
+        let mut len = nodes.take(length).take_while(is_valid).count();
+        if !is_chain(&self.parents[..len]) {
+            len = len.min(MAX_TREE_NODES);
+        }
         self.tokens.truncate(len);
         self.parents.truncate(len);
         self.dists.truncate(len);
@@ -92,12 +102,9 @@ impl Draft {
         self.tokens.is_empty()
     }
 
-    /// Whether every node has at most one child, in order.
+    /// Whether each node follows the one before it.
     pub fn is_chain(&self) -> bool {
-        self.parents
-            .iter()
-            .enumerate()
-            .all(|(i, parent)| parent.map(usize::from) == i.checked_sub(1))
+        is_chain(&self.parents)
     }
 }
 
@@ -133,8 +140,8 @@ pub struct DraftCost {
 /// Guesses continuations. A draft is advice: it may be shorter than asked or empty, and nothing
 /// but speed depends on it.
 pub trait Drafter: Send {
-    /// One draft for each request, in order, each at most `length` tokens; no two are for one id. May
-    /// keep state for the ids it sees until [`Drafter::forget`].
+    /// One draft for each request, in order, each at most `length` tokens; no two are for one id. What
+    /// cannot be verified of one is cut off: see [`Draft::end_where_invalid`]. May keep state for the ids it sees until [`Drafter::forget`].
     ///
     /// # Errors
     /// Only if the device failed: having no idea or no room, and ids that it does not know, are an

@@ -133,7 +133,7 @@ impl Network {
             let rows = (all - seen).min(self.chunk);
             longest = longest.max(rows);
             let new: Vec<u32> = (seen..seen + rows).map(|at| one.token(at)).collect();
-            batch.push_span(&new, seen, &one.fed.table, self.blocks.block_size());
+            batch.push_span(&new, &[], seen, &one.fed.table, self.blocks.block_size());
             one.fed.tokens.extend(new);
             if one.may_draft && seen + rows == all {
                 batch.logits.push(batch.tokens.len() as u32 - 1);

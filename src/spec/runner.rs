@@ -5,8 +5,8 @@ use super::draft::{Committed, Draft, DraftCost, DraftRequest, Drafter, SeqId};
 use super::step::{StepInput, StepResult, decide};
 use crate::error::Result;
 use crate::kernels::parallel;
-use crate::kv::KvStore;
-use crate::model::{Batch, Model};
+use crate::kv::{AcceptedPath, KvStore};
+use crate::model::{Batch, Model, Output};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -40,9 +40,10 @@ impl SpeculativeRunner {
         })
     }
 
-    /// Runs one step: asks for drafts, computes all rows in one target forward, and decides.
-    /// New tokens are neither appended to the sequences nor are their tables cut back here: that is
-    /// the caller's. Call [`SpeculativeRunner::observe`] after that.
+    /// Runs one step: asks for drafts, computes all rows in one target forward, decides, and moves K and
+    /// V of accepted nodes behind those of the tokens before them. New tokens are neither appended to the
+    /// sequences nor are their tables cut back here: that is the caller's. Call
+    /// [`SpeculativeRunner::observe`] after that.
     ///
     /// A sequence whose token cannot be chosen is an error of its own. The second value is the wall
     /// time of the target's forward.
@@ -55,18 +56,8 @@ impl SpeculativeRunner {
         let (batch, rows) = self.batch(inputs, &drafts);
         let output = self.target.forward(&batch, &mut self.store)?;
         let target_time = started.elapsed();
-        let vocab = self.target.config().vocab_size;
-        if output.is_on_gpu() {
-            let outputs = device::decide_all(&output, inputs, &drafts, rows, vocab)?;
-            return Ok((outputs, target_time));
-        }
-        let outputs = output.read(|logits| {
-            let mut parts: Vec<_> = inputs.iter_mut().zip(&drafts).zip(rows).collect();
-            parallel::map(&mut parts, |((input, draft), rows)| {
-                let logits = &logits[rows.start * vocab..rows.end * vocab];
-                decide(input, draft, logits, vocab)
-            })
-        })?;
+        let outputs = self.decide(&output, inputs, &drafts, rows)?;
+        self.commit(inputs, &outputs)?;
         Ok((outputs, target_time))
     }
 
@@ -139,11 +130,43 @@ impl SpeculativeRunner {
         }
         let vocab_size = self.target.config().vocab_size;
         for (input, draft) in inputs.iter_mut().zip(&mut drafts) {
-            debug_assert!(draft.is_chain() && draft.len() <= input.draft);
-            draft.keep_ids_below(vocab_size);
+            draft.end_where_invalid(input.draft, vocab_size);
             input.state.restore_sampler();
         }
         drafts
+    }
+
+    /// What follows from the logits: for each input its range of `rows` of them.
+    fn decide(
+        &self,
+        output: &Output,
+        inputs: &mut [StepInput<'_>],
+        drafts: &[Draft],
+        rows: Vec<Range<usize>>,
+    ) -> Result<Vec<StepResult>> {
+        let vocab = self.target.config().vocab_size;
+        if output.is_on_gpu() {
+            return device::decide_all(output, inputs, drafts, rows, vocab);
+        }
+        output.read(|logits| {
+            let mut parts: Vec<_> = inputs.iter_mut().zip(drafts).zip(rows).collect();
+            parallel::map(&mut parts, |((input, draft), rows)| {
+                let logits = &logits[rows.start * vocab..rows.end * vocab];
+                decide(input, draft, logits, vocab)
+            })
+        })
+    }
+
+    /// Moves K and V of accepted nodes to where those of plain decoding would be.
+    fn commit(&mut self, inputs: &[StepInput<'_>], outputs: &[StepResult]) -> Result<()> {
+        let accepted = inputs.iter().zip(outputs).filter_map(|(input, output)| {
+            Some(AcceptedPath {
+                table: &input.state.table,
+                first: input.state.kv_len + input.rows,
+                nodes: &output.as_ref().ok()?.path,
+            })
+        });
+        self.store.commit(accepted)
     }
 
     /// All rows of the step, and for each input its range of logits rows.
@@ -154,7 +177,8 @@ impl SpeculativeRunner {
             let (state, base) = (&*input.state, batch.tokens.len());
             let pending = &state.tokens[state.kv_len..state.kv_len + input.rows];
             let rows = [pending, &draft.tokens].concat();
-            batch.push_span(&rows, state.kv_len, &state.table, self.store.block_size);
+            let (table, block_size) = (&state.table, self.store.block_size);
+            batch.push_span(&rows, &draft.parents, state.kv_len, table, block_size);
             let first = batch.logits.len();
             // Row i of the span is position kv_len + i and predicts the position after it.
             let row_of = |position: usize| (base + position - 1 - state.kv_len) as u32;

@@ -25,3 +25,4 @@ mod paths;
 mod rows;
 mod smollm2;
 mod synthetic;
+mod trees;
