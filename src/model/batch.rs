@@ -24,6 +24,21 @@ pub struct Batch {
     pub spans: Vec<Span>,
     /// Rows whose logits are wanted, ascending.
     pub logits: Vec<u32>,
+    /// Hidden states that are wanted. Such a forward is not recorded as a CUDA graph.
+    pub taps: Option<Taps>,
+}
+
+/// Which hidden states a forward is to give: those of all these layers for all these rows.
+///
+/// The hidden state of a row at tap `i` is the residual stream that enters layer `i`, as EAGLE-3 counts
+/// (Li et al. 2025) and Hugging Face's `hidden_states[i]`: 0 = the token's embedding, the number of
+/// layers = what the final norm is given.
+#[derive(Debug, Default, Clone)]
+pub struct Taps {
+    /// Ascending, none twice.
+    pub layers: Vec<usize>,
+    /// Ascending, none twice.
+    pub rows: Vec<u32>,
 }
 
 /// Whether each node of a draft follows the one before it; see [`Batch::push_span`].

@@ -21,7 +21,7 @@ use crate::kv::KvStore;
 use candle_core::{CpuStorage, Storage, Tensor};
 
 pub use crate::kernels::Span;
-pub use batch::{Batch, MAX_TREE_NODES, is_chain};
+pub use batch::{Batch, MAX_TREE_NODES, Taps, is_chain};
 pub use config::ModelConfig;
 pub use load::{LoadOptions, load};
 pub use source::{LoadFormat, ModelSource};
@@ -32,6 +32,10 @@ pub(crate) use weights::safetensors_files;
 pub struct Output {
     /// `[batch.logits.len(), vocab_size]`, f32, in the order of [`Batch::logits`].
     pub logits: Tensor,
+    /// `[taps.rows, taps.layers * hidden_size]` of [`Batch::taps`]: for each row its hidden states, layer
+    /// after layer, in the dtype of the activations and on the model's device. `None` where no layer
+    /// or no row was asked for.
+    pub hidden: Option<Tensor>,
 }
 
 impl Output {

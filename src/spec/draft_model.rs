@@ -399,6 +399,8 @@ mod tests {
                     let committed = Committed {
                         id: 1,
                         tokens: &tokens,
+                        new: 4..5 + kept,
+                        hidden: None,
                     };
                     used.observe(&[committed]);
                     assert!(used.network.blocks.num_free() >= 64 - tokens.len().div_ceil(4));

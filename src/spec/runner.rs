@@ -6,7 +6,8 @@ use super::step::{StepInput, StepResult, decide};
 use crate::error::Result;
 use crate::kernels::parallel;
 use crate::kv::{AcceptedPath, KvStore};
-use crate::model::{Batch, Model, Output};
+use crate::model::{Batch, Model, Output, Taps};
+use candle_core::Tensor;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -56,8 +57,11 @@ impl SpeculativeRunner {
         let (batch, rows) = self.batch(inputs, &drafts);
         let output = self.target.forward(&batch, &mut self.store)?;
         let target_time = started.elapsed();
-        let outputs = self.decide(&output, inputs, &drafts, rows)?;
+        let mut outputs = self.decide(&output, inputs, &drafts, rows)?;
         self.commit(inputs, &outputs)?;
+        if let Some(hidden) = &output.hidden {
+            hand_out(hidden, inputs, &drafts, &mut outputs)?;
+        }
         Ok((outputs, target_time))
     }
 
@@ -173,6 +177,8 @@ impl SpeculativeRunner {
     fn batch(&self, inputs: &[StepInput<'_>], drafts: &[Draft]) -> (Batch, Vec<Range<usize>>) {
         let mut batch = Batch::default();
         let mut ranges = Vec::with_capacity(inputs.len());
+        let layers = self.drafter.as_ref().map_or(&[][..], |d| d.taps());
+        let mut tapped = Vec::new();
         for (input, draft) in inputs.iter().zip(drafts) {
             let (state, base) = (&*input.state, batch.tokens.len());
             let pending = &state.tokens[state.kv_len..state.kv_len + input.rows];
@@ -188,7 +194,47 @@ impl SpeculativeRunner {
                 batch.logits.extend(decided.map(row_of));
             }
             ranges.push(first..batch.logits.len());
+            if input.may_draft && !layers.is_empty() {
+                tapped.extend(base as u32..batch.tokens.len() as u32);
+            }
+        }
+        if !tapped.is_empty() {
+            batch.taps = Some(Taps {
+                layers: layers.to_vec(),
+                rows: tapped,
+            });
         }
         (batch, ranges)
     }
+}
+
+/// Gives each input that may draft its part of `hidden`, which has all rows of theirs: those of the
+/// pending tokens and of the accepted nodes.
+fn hand_out(
+    hidden: &Tensor,
+    inputs: &[StepInput<'_>],
+    drafts: &[Draft],
+    outputs: &mut [StepResult],
+) -> Result<()> {
+    let mut start = 0;
+    for ((input, draft), output) in inputs.iter().zip(drafts).zip(outputs) {
+        if !input.may_draft {
+            continue;
+        }
+        let first = start + input.rows;
+        if let Ok(output) = output {
+            let kept = hidden.narrow(0, start, input.rows + output.path.len())?;
+            let nodes = output.path.iter().map(|node| first + node);
+            output.hidden = Some(match nodes.clone().eq(first..first + output.path.len()) {
+                true => kept,
+                false => {
+                    let rows = (start..first).chain(nodes).map(|row| row as u32);
+                    let rows = Tensor::from_iter(rows, hidden.device())?;
+                    hidden.index_select(&rows, 0)?
+                }
+            });
+        }
+        start = first + draft.len();
+    }
+    Ok(())
 }

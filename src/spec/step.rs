@@ -4,6 +4,7 @@ use super::draft::{Draft, DraftRequest, SeqId};
 use super::verify::{Verdict, synthetic_acceptance, verify};
 use crate::kv::BlockTable;
 use crate::sampling::{NoToken, Rng, Sampler, TokenLogprobs, distribution, logprobs};
+use candle_core::Tensor;
 use std::ops::Range;
 
 /// A sequence, as far as steps need to know it. Lent to each step.
@@ -39,6 +40,8 @@ pub struct StepInput<'a> {
     pub sample: bool,
     /// Draft tokens wanted at most.
     pub draft: usize,
+    /// Whether a draft may ever be wanted, so that the drafter is told what is certain.
+    pub may_draft: bool,
     /// Prompt positions whose log-probabilities are wanted from this step's rows; the first is at
     /// least `kv_len + 1`.
     pub prompt_scores: Range<usize>,
@@ -51,6 +54,8 @@ pub struct StepOutput {
     pub tokens: Vec<u32>,
     /// Nodes of the draft that were accepted, from the root down: all of `tokens` but the last.
     pub path: Vec<usize>,
+    /// Hidden states of the step's pending rows and of the path, if the drafter wants them.
+    pub hidden: Option<Tensor>,
     /// One for each of `tokens`, if wanted.
     pub logprobs: Vec<TokenLogprobs>,
     /// One for each of the input's `prompt_scores`.
@@ -154,5 +159,6 @@ pub(super) fn decide(
         tested,
         tokens,
         path,
+        hidden: None,
     })
 }

@@ -4,7 +4,7 @@ use crate::common::*;
 use crate::engine::{Dice, assert_distributed_as_the_target, few_ids};
 use foretoken::engine::{self, EngineHandle, Request};
 use foretoken::error::Result;
-use foretoken::model::toy::ToyModel;
+use foretoken::model::Model;
 use foretoken::sampling::{Dist, Purpose, Rng, distribution, mix};
 use foretoken::spec::{Draft, DraftRequest, Drafter};
 use std::collections::HashMap;
@@ -14,9 +14,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Drafts random trees and chains, a function of the tokens alone: some nodes are what the target
 /// itself would say, some are wrong, and some are drawn from a model that is often wrong.
 pub struct RandomTrees {
-    target: ToyModel,
-    noisy: ToyModel,
-    vocab_size: u32,
+    target: Box<dyn Model>,
+    noisy: Box<dyn Model>,
     /// Logits by whether they are the target's, and context.
     known: HashMap<(bool, Vec<u32>), Vec<f32>>,
     /// Drafts with branches.
@@ -24,11 +23,11 @@ pub struct RandomTrees {
 }
 
 impl RandomTrees {
-    pub fn new(target: ToyModel, noisy: ToyModel, vocab_size: usize) -> Self {
+    /// `noisy` is what most nodes are drawn from.
+    pub fn new(target: Box<dyn Model>, noisy: Box<dyn Model>) -> Self {
         Self {
             target,
             noisy,
-            vocab_size: vocab_size as u32,
             known: HashMap::new(),
             branched: Arc::default(),
         }
@@ -38,7 +37,7 @@ impl RandomTrees {
         let Self { target, noisy, .. } = self;
         let model = if is_target { target } else { noisy };
         let known = self.known.entry((is_target, context.to_vec()));
-        known.or_insert_with(|| last_logits(model, context))
+        known.or_insert_with(|| last_logits(model.as_mut(), context))
     }
 
     fn draft(&mut self, request: &mut DraftRequest<'_>) -> Draft {
@@ -57,7 +56,7 @@ impl RandomTrees {
                 false => dice.roll(node + 1).checked_sub(1),
             };
             let kind = dice.roll(4);
-            let wrong = dice.roll(self.vocab_size as usize) as u32;
+            let wrong = dice.roll(self.target.config().vocab_size) as u32;
             let siblings = draft.parents.iter();
             let parent_id = parent.map(|parent| parent as u16);
             let lane = siblings.filter(|&&other| other == parent_id).count();
@@ -95,7 +94,7 @@ impl Drafter for RandomTrees {
 }
 
 fn trees() -> RandomTrees {
-    RandomTrees::new(toy_model(0.0), toy_model(0.5), VOCAB)
+    RandomTrees::new(Box::new(toy_model(0.0)), Box::new(toy_model(0.5)))
 }
 
 fn start(toy: &Toy, drafter: RandomTrees) -> EngineHandle {
@@ -162,10 +161,27 @@ fn random_schedules_with_trees_are_lossless_and_leak_nothing() {
     assert!(accepted > 2000 && branched > 2000, "{seen}");
 }
 
+/// The row that a token's log-probabilities come from is that of its parent, wherever it is.
+#[test]
+fn logprobs_do_not_depend_on_trees() {
+    let request = Request {
+        logprobs: Some(2),
+        ..greedy(&[4, 5], 100)
+    };
+    let plain = Toy {
+        guess: Guess::Nothing,
+        ..Toy::default()
+    };
+    let plain = run(&plain.start(), request.clone());
+    let answer = run(&start(&Toy::default(), trees()), request);
+    assert!(answer.spec.accepted > 10, "{:?}", answer.spec);
+    assert_eq!(answer.tokens, plain.tokens);
+}
+
 /// Siblings, most of them drawn from q, each against what the one before it left of p: SpecInfer's rule
 /// through the whole engine.
 #[test]
 fn tokens_sampled_with_trees_are_distributed_as_the_target() {
-    let drafter = RandomTrees::new(few_ids(0.0), few_ids(0.6), 6);
+    let drafter = RandomTrees::new(Box::new(few_ids(0.0)), Box::new(few_ids(0.6)));
     assert_distributed_as_the_target(Box::new(drafter), 6);
 }
