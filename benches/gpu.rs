@@ -168,7 +168,7 @@ impl Loaded {
         let mut batch = Batch::default();
         let vocab = self.model.config().vocab_size as u32;
         let tokens: Vec<u32> = (0..rows as u32).map(|i| (100 + 37 * i) % vocab).collect();
-        batch.push_span(&tokens, self.context, &self.table, BLOCK_SIZE);
+        batch.push_span(&tokens, &[], self.context, &self.table, BLOCK_SIZE);
         batch.logits = (0..rows as u32).collect();
         let greedy = SamplingParams {
             temperature: 0.,

@@ -79,7 +79,7 @@ impl Step {
             .expect("there are as many blocks");
         let tokens: Vec<u32> = (0..rows as u32).map(|i| 100 + 37 * i).collect();
         let mut batch = Batch::default();
-        batch.push_span(&tokens, context, &table, BLOCK_SIZE);
+        batch.push_span(&tokens, &[], context, &table, BLOCK_SIZE);
         batch.logits = (0..rows as u32).collect();
         Self {
             batch,

@@ -74,7 +74,7 @@ fn logits(model: &mut dyn Model, tokens: &[u32], cuts: &[usize]) -> Vec<Vec<f32>
     for &rows in cuts {
         blocks.reserve(&mut table, at + rows).unwrap();
         let mut batch = Batch::default();
-        batch.push_span(&tokens[at..at + rows], at, &table, BLOCK_SIZE);
+        batch.push_span(&tokens[at..at + rows], &[], at, &table, BLOCK_SIZE);
         batch.logits = (0..rows as u32).collect();
         let output = model.forward(&batch, &mut kv).unwrap();
         let vocab = model.config().vocab_size;

@@ -15,6 +15,7 @@ use crate::sampling::NoToken;
 use crate::spec::{
     Committed, Drafter, SeqId, SpeculativeRunner, StepInput, StepOutput, StepResult,
 };
+use candle_core::Tensor;
 use chunk::PromptChunk;
 use handle::{Message, Shared, Submission};
 use scheduler::{ScheduledSequence, Scheduler};
@@ -233,11 +234,15 @@ impl Engine {
     /// tokens, and lets go of who has finished.
     fn commit_and_emit(&mut self, plan: &[ScheduledSequence], outputs: Vec<StepResult>) {
         let now = Instant::now();
-        let mut finished = Vec::new();
+        let (mut finished, mut stepped) = (Vec::new(), Vec::with_capacity(plan.len()));
         for (planned, output) in plan.iter().zip(outputs) {
             let sequence = &mut self.scheduler.running[planned.index];
             let end = match output {
-                Ok(output) => emit(&self.shared.stats, sequence, planned.rows, output, now),
+                Ok(mut output) => {
+                    let (kv_len, hidden) = (sequence.state.kv_len, output.hidden.take());
+                    stepped.push((planned.index, kv_len, hidden));
+                    emit(&self.shared.stats, sequence, planned.rows, output, now)
+                }
                 Err(reason) => {
                     self.shared.stats.note_no_token(reason);
                     sequence.tell(Event::Failed(no_token(reason)));
@@ -247,15 +252,8 @@ impl Engine {
             finished.extend(end.map(|reason| (sequence.state.id, reason)));
             self.scheduler.trim(planned.index);
         }
-        let drafted = plan.iter().filter(|planned| planned.draft > 0);
-        let committed: Vec<Committed<'_>> = drafted
-            .map(|planned| &self.scheduler.running[planned.index].state)
-            .map(|state| Committed {
-                id: state.id,
-                tokens: &state.tokens,
-            })
-            .collect();
-        self.runner.observe(&committed);
+        self.runner
+            .observe(&committed(&self.scheduler.running, stepped));
         self.check_step(plan);
         let reason_of = |id: SeqId| finished.iter().find(|(ended, _)| *ended == id);
         let ended = (self.scheduler).remove(|s| reason_of(s.state.id).is_some());
@@ -459,6 +457,29 @@ fn emit(
         FinishReason::Stop { .. } => "stop",
         FinishReason::Length => "length",
     })
+}
+
+/// What the drafter is told of the sequences that it may draft for: index, tokens in the pool before the
+/// step, and hidden states of those that the step has added.
+fn committed(
+    running: &[Sequence],
+    stepped: Vec<(usize, usize, Option<Tensor>)>,
+) -> Vec<Committed<'_>> {
+    let stepped = stepped.into_iter();
+    let observed = stepped.filter(|&(index, ..)| running[index].may_draft());
+    observed
+        .map(|(index, kv_len, hidden)| {
+            let state = &running[index].state;
+            let new = kv_len..state.kv_len;
+            Committed {
+                id: state.id,
+                tokens: &state.tokens,
+                // What was accepted after the end of the text does not count.
+                hidden: hidden.and_then(|rows| rows.narrow(0, 0, new.len()).ok()),
+                new,
+            }
+        })
+        .collect()
 }
 
 /// What the request is told that has no next token: it is to blame, or the model.

@@ -84,6 +84,7 @@ impl Sequence {
             rows,
             sample: self.wants_tokens() && rows == self.pending(),
             draft,
+            may_draft: self.may_draft(),
             prompt_scores: self.unscored(rows),
             state: &mut self.state,
         }
@@ -109,6 +110,11 @@ impl Sequence {
                 .spec_length
                 .min((self.max_tokens - output).saturating_sub(1)),
         }
+    }
+
+    /// Whether a draft may ever be wanted.
+    pub fn may_draft(&self) -> bool {
+        self.spec_length > 0 && self.max_tokens > 1
     }
 
     /// Whether a shorter draft gives the same text. It does for greedy requests; where tokens are

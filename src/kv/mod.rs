@@ -3,6 +3,7 @@
 pub mod blocks;
 
 use crate::error::Result;
+use crate::kernels::{KvMoves, kv_move};
 use candle_core::{DType, Device, Tensor};
 
 pub use blocks::{BlockAllocator, BlockTable, OutOfBlocks};
@@ -14,6 +15,15 @@ pub struct KvStore {
     pub layers: Vec<(Tensor, Tensor)>,
     /// Slots a block.
     pub block_size: usize,
+}
+
+/// The accepted nodes of a draft, whose node `i` is at position `first + i` of `table`.
+#[derive(Debug, Clone, Copy)]
+pub struct AcceptedPath<'a> {
+    pub table: &'a BlockTable,
+    pub first: usize,
+    /// From the root down, so ascending.
+    pub nodes: &'a [usize],
 }
 
 /// Shape of a [`KvStore`].
@@ -52,5 +62,36 @@ impl KvStore {
         // As with weights: zeros that are written late would wipe out keys.
         device.synchronize()?;
         Ok(Self { layers, block_size })
+    }
+
+    /// Slots of the pool.
+    pub fn num_slots(&self) -> usize {
+        self.layers.first().map_or(0, |(k, _)| k.dims()[0])
+    }
+
+    /// Moves K and V of accepted nodes to the positions of their depths: the first to that of node 0, and
+    /// so on. What comes after them is the caller's to truncate. Nothing is to be moved, and nothing done,
+    /// for a draft without branches.
+    ///
+    /// # Errors
+    /// Where the device fails; the pool's contents at these positions are not specified then.
+    pub fn commit<'a>(&mut self, paths: impl IntoIterator<Item = AcceptedPath<'a>>) -> Result<()> {
+        let mut moves = Vec::new();
+        for path in paths {
+            let slot = |node| path.table.slot(path.first + node, self.block_size);
+            let nodes = path.nodes.iter().enumerate();
+            let apart = nodes.filter(|&(depth, &node)| node != depth);
+            // A node is never before its depth, so no move overwrites what a later one reads.
+            moves.extend(apart.map(|(depth, &node)| (slot(node), slot(depth))));
+        }
+        let Some((k, _)) = self.layers.first().filter(|_| !moves.is_empty()) else {
+            return Ok(());
+        };
+        let moves = KvMoves::new(moves, self.num_slots(), k.device())?;
+        for (k, v) in &self.layers {
+            kv_move(k, &moves)?;
+            kv_move(v, &moves)?;
+        }
+        Ok(())
     }
 }

@@ -148,7 +148,7 @@ impl Decoder {
     /// # Errors
     /// Where they lead out of the pool.
     pub(super) fn spans<'a>(&self, batch: &'a Batch, kv: &KvStore) -> Result<AttentionBatch<'a>> {
-        let spans = AttentionBatch::new(&batch.spans, kv.block_size, num_slots(kv))?;
+        let spans = AttentionBatch::new(&batch.spans, kv.block_size, kv.num_slots())?;
         Ok(spans.with_batch_invariance(self.batch_invariant))
     }
 
@@ -158,8 +158,9 @@ impl Decoder {
     /// See [`Inputs::new`].
     pub(super) fn inputs(&self, batch: &Batch, kv: &KvStore) -> Result<Inputs> {
         let vocab_size = self.config.vocab_size;
-        let slots = num_slots(kv);
-        Inputs::new(batch, &self.frequencies, vocab_size, slots, &self.device)
+        let slots = kv.num_slots();
+        let inputs = Inputs::new(batch, &self.frequencies, vocab_size, slots, &self.device)?;
+        inputs.with_taps(batch.taps.as_ref(), self.layers.len())
     }
 
     /// Puts another batch of the same size in the place of `inputs`.
@@ -199,7 +200,7 @@ impl Decoder {
         inputs: &Inputs,
         spans: &AttentionBatch<'_>,
         kv: &KvStore,
-    ) -> Result<Tensor> {
+    ) -> Result<Output> {
         let step = Step {
             slots: &inputs.slots,
             cos: inputs.cos.to_dtype(self.dtypes.activations)?,
@@ -208,25 +209,37 @@ impl Decoder {
         };
         let mut x = self.embedding.forward(&inputs.tokens)?;
         let mut delta = x.zeros_like()?;
-        for (layer, pool) in self.layers.iter().zip(&kv.layers) {
+        let mut tapped = Vec::new();
+        for (i, (layer, pool)) in self.layers.iter().zip(&kv.layers).enumerate() {
+            inputs.tap(i, &x, &delta, &mut tapped)?;
             (x, delta) = layer.forward(&x, &delta, &self.config, &step, pool)?;
         }
-        let Some(wanted) = &inputs.wanted else {
-            // GPUs have no empty allocations.
-            let none = (0, self.config.vocab_size);
-            return Ok(Tensor::zeros(none, DType::F32, &Device::Cpu)?);
+        inputs.tap(self.layers.len(), &x, &delta, &mut tapped)?;
+        let logits = match &inputs.wanted {
+            None => {
+                // GPUs have no empty allocations.
+                let none = (0, self.config.vocab_size);
+                Tensor::zeros(none, DType::F32, &Device::Cpu)?
+            }
+            Some(wanted) => {
+                let (x, delta) = (x.index_select(wanted, 0)?, delta.index_select(wanted, 0)?);
+                self.logits(&x, &delta)?
+            }
         };
-        let (x, delta) = (x.index_select(wanted, 0)?, delta.index_select(wanted, 0)?);
+        let hidden = match tapped.is_empty() {
+            true => None,
+            false => Some(Tensor::cat(&tapped, 1)?),
+        };
+        Ok(Output { logits, hidden })
+    }
+
+    /// The logits of some rows, of which this is the residual stream and what is to be added to it.
+    fn logits(&self, x: &Tensor, delta: &Tensor) -> Result<Tensor> {
         let eps = self.config.rms_norm_eps as f32;
-        let (_, x) = add_norm(&x, &delta, &self.norm, eps)?;
+        let (_, x) = add_norm(x, delta, &self.norm, eps)?;
         let logits = self.head.forward(&x)?.to_dtype(DType::F32)?;
         self.over_all_ids(logits)
     }
-}
-
-/// Slots of a pool.
-fn num_slots(kv: &KvStore) -> usize {
-    kv.layers.first().map_or(0, |(k, _)| k.dims()[0])
 }
 
 impl Model for Decoder {
@@ -245,8 +258,7 @@ impl Model for Decoder {
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
         let inputs = self.inputs(batch, kv)?;
         let spans = self.spans(batch, kv)?;
-        let logits = self.run(&inputs, &spans, kv)?;
-        Ok(Output { logits })
+        self.run(&inputs, &spans, kv)
     }
 }
 

@@ -68,6 +68,7 @@ impl GraphedDecoder {
         let branches = batch.spans.iter().any(|span| span.tree.is_some());
         batch.tokens.len() <= self.max_rows
             && !batch.logits.is_empty()
+            && batch.taps.is_none()
             && !branches
             && self.decoder.query_heads_a_key() <= MAX_ROWS
     }
@@ -115,9 +116,9 @@ impl GraphedDecoder {
         let (device, group) = (decoder.device(), decoder.query_heads_a_key());
         let inputs = decoder.inputs(batch, kv)?;
         spans.send(device, group, false, Some(key.capacity))?;
-        let logits = decoder.run(&inputs, &spans, kv)?;
+        let logits = decoder.run(&inputs, &spans, kv)?.logits;
         let work = || -> Result<()> {
-            logits.slice_set(&decoder.run(&inputs, &spans, kv)?, 0, 0)?;
+            logits.slice_set(&decoder.run(&inputs, &spans, kv)?.logits, 0, 0)?;
             Ok(())
         };
         // SAFETY: what `run` reads and writes is its arguments, the weights and `logits`. All but the
@@ -170,7 +171,10 @@ impl Model for GraphedDecoder {
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
         match self.forward_by_graph(batch, kv)? {
-            Some(logits) => Ok(Output { logits }),
+            Some(logits) => Ok(Output {
+                logits,
+                hidden: None,
+            }),
             None => self.decoder.forward(batch, kv),
         }
     }

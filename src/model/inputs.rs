@@ -1,6 +1,6 @@
 //! What a forward reads of its batch, in the memory of the device.
 
-use super::Batch;
+use super::{Batch, Taps};
 use crate::error::{Error, Result};
 use crate::kernels::Slots;
 use crate::kernels::graph::{Values, overwrite};
@@ -16,6 +16,8 @@ pub(super) struct Inputs {
     pub sin: Tensor,
     /// Rows whose logits are wanted, u32; `None` = no row.
     pub wanted: Option<Tensor>,
+    /// Layers and rows whose hidden states are wanted; the rows are u32.
+    taps: Option<(Vec<usize>, Tensor)>,
     vocab_size: usize,
 }
 
@@ -48,8 +50,52 @@ impl Inputs {
                 [] => None,
                 wanted => Some(Tensor::new(wanted, device)?),
             },
+            taps: None,
             vocab_size,
         })
+    }
+
+    /// With the hidden states that are wanted of a model of `num_layers`.
+    ///
+    /// # Errors
+    /// Where a layer or a row does not exist, or they are not in ascending order.
+    pub fn with_taps(mut self, taps: Option<&Taps>, num_layers: usize) -> Result<Self> {
+        let wanted = taps.filter(|taps| !taps.layers.is_empty() && !taps.rows.is_empty());
+        let Some(Taps { layers, rows }) = wanted else {
+            return Ok(self);
+        };
+        let exist = layers.iter().all(|&layer| layer <= num_layers)
+            && rows.iter().all(|&row| (row as usize) < self.slots.len());
+        if !exist || !layers.is_sorted_by(|a, b| a < b) || !rows.is_sorted_by(|a, b| a < b) {
+            return Err(Error::internal(format!(
+                "hidden states of layers {layers:?} of {num_layers} for rows {rows:?} of {}",
+                self.slots.len()
+            )));
+        }
+        let rows = Tensor::new(rows.as_slice(), self.tokens.device())?;
+        self.taps = Some((layers.clone(), rows));
+        Ok(self)
+    }
+
+    /// Adds the hidden states of layer `layer` to `tapped`, if they are wanted: the sum of `x` and
+    /// `delta`, `[rows, hidden_size]` both.
+    ///
+    /// # Errors
+    /// Where the device fails.
+    pub fn tap(
+        &self,
+        layer: usize,
+        x: &Tensor,
+        delta: &Tensor,
+        tapped: &mut Vec<Tensor>,
+    ) -> Result<()> {
+        if let Some((layers, rows)) = &self.taps
+            && layers.contains(&layer)
+        {
+            let (x, delta) = (x.index_select(rows, 0)?, delta.index_select(rows, 0)?);
+            tapped.push((x + delta)?);
+        }
+        Ok(())
     }
 
     /// Puts those of another batch of the same size in their place.
@@ -163,6 +209,27 @@ mod tests {
         assert_eq!(inputs.tokens.to_vec1::<u32>().unwrap(), [0, 0]);
         for other_size in [batch(&[1], &[0], &[0]), batch(&[1, 1], &[0, 1], &[0, 1])] {
             assert!(inputs.replace(&other_size, &[1.0, 0.1]).is_err());
+        }
+    }
+
+    #[test]
+    fn taps_that_do_not_exist_are_refused() {
+        let batch = batch(&[3, 4], &[0, 7], &[1]);
+        let with = |layers: &[usize], rows: &[u32]| {
+            let (layers, rows) = (layers.to_vec(), rows.to_vec());
+            let inputs = Inputs::new(&batch, &[1.0], 5, 8, &Device::Cpu).unwrap();
+            let inputs = inputs.with_taps(Some(&Taps { layers, rows }), 3);
+            inputs.map(|inputs| inputs.taps.is_some())
+        };
+        assert!(with(&[0, 3], &[0, 1]).unwrap());
+        assert!(!with(&[], &[0]).unwrap() && !with(&[0], &[]).unwrap());
+        for (layers, rows) in [
+            (&[4][..], &[0][..]),
+            (&[0], &[2]),
+            (&[1, 0], &[0]),
+            (&[0], &[1, 1]),
+        ] {
+            with(layers, rows).unwrap_err();
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What the engine asks of a model, and how one is loaded.
 
+mod batch;
 pub mod config;
 pub mod decoder;
 mod download;
@@ -16,63 +17,25 @@ pub mod toy;
 mod weights;
 
 use crate::error::Result;
-use crate::kv::{BlockTable, KvStore};
+use crate::kv::KvStore;
 use candle_core::{CpuStorage, Storage, Tensor};
 
 pub use crate::kernels::Span;
+pub use batch::{Batch, MAX_TREE_NODES, Taps, is_chain};
 pub use config::ModelConfig;
 pub use load::{LoadOptions, load};
 pub use source::{LoadFormat, ModelSource};
 pub(crate) use weights::safetensors_files;
-
-/// Rows of many sequences, computed in one forward. Row `i` is `tokens[i]` at `positions[i]`; its
-/// key and value go to pool slot `slots[i]`.
-#[derive(Debug, Default, Clone)]
-pub struct Batch {
-    /// Token ids, one a row.
-    pub tokens: Vec<u32>,
-    /// What stands in their place, `[rows]` u32, where a GPU drew them and the host has not read them.
-    pub drawn: Option<Tensor>,
-    /// Position of each row in its sequence, from 0.
-    pub positions: Vec<u32>,
-    /// Pool slot of each row: `block * block_size + offset`.
-    pub slots: Vec<u32>,
-    /// Which rows belong together, in row order.
-    pub spans: Vec<Span>,
-    /// Rows whose logits are wanted, ascending.
-    pub logits: Vec<u32>,
-}
-
-impl Batch {
-    /// Adds the rows of one sequence: `tokens` follow `context` tokens that are in the pool, and
-    /// `table` has room for them.
-    pub fn push_span(
-        &mut self,
-        tokens: &[u32],
-        context: usize,
-        table: &BlockTable,
-        block_size: usize,
-    ) {
-        let start = self.tokens.len();
-        let end = context + tokens.len();
-        self.tokens.extend_from_slice(tokens);
-        self.positions.extend(context as u32..end as u32);
-        self.slots
-            .extend((context..end).map(|position| table.slot(position, block_size)));
-        self.spans.push(Span {
-            rows: start..self.tokens.len(),
-            context,
-            blocks: table.blocks()[..end.div_ceil(block_size)].to_vec(),
-            tree: None,
-        });
-    }
-}
 
 /// What a forward gives back.
 #[derive(Debug)]
 pub struct Output {
     /// `[batch.logits.len(), vocab_size]`, f32, in the order of [`Batch::logits`].
     pub logits: Tensor,
+    /// `[taps.rows, taps.layers * hidden_size]` of [`Batch::taps`]: for each row its hidden states, layer
+    /// after layer, in the dtype of the activations and on the model's device. `None` where no layer
+    /// or no row was asked for.
+    pub hidden: Option<Tensor>,
 }
 
 impl Output {

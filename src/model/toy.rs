@@ -1,6 +1,6 @@
 //! A deterministic test double. It stores token ids as K and positions as V, and hashes what it
 //! reads back through block table and mask into logits, so that a wrong slot, mask, position or
-//! rollback changes what it says.
+//! rollback changes what it says. Its hidden states are such hashes, too.
 
 use super::{Batch, Model, ModelConfig, Output, Span};
 use crate::error::{Error, Result};
@@ -38,6 +38,8 @@ impl ToyModel {
             architecture: "toy".into(),
             vocab_size,
             max_position_embeddings: max_len,
+            hidden_size: 1,
+            num_layers: 1,
             ..ModelConfig::default()
         };
         Self {
@@ -57,13 +59,17 @@ impl ToyModel {
 
     /// Logits after a context that hashes to `context`.
     fn logits(&self, context: u64) -> impl Iterator<Item = f32> + '_ {
-        let unit = |bits: u64| (bits >> 40) as f32 / (1u64 << 24) as f32;
         (0..self.config.vocab_size as u64).map(move |id| {
             let base = unit(mix(context ^ mix(id ^ self.seed)));
             let own = unit(mix(context ^ mix(id ^ !self.seed)));
             6.0 * ((1.0 - self.noise) * base + self.noise * own)
         })
     }
+}
+
+/// A number in [0, 1).
+fn unit(bits: u64) -> f32 {
+    (bits >> 40) as f32 / (1u64 << 24) as f32
 }
 
 /// Hash of all tokens and positions that row `row` of `span` sees, as the pool has them.
@@ -112,24 +118,37 @@ impl Model for ToyModel {
         let slots = Tensor::new(batch.slots.as_slice(), &Device::Cpu)?;
         kv_write(keys, &column(&batch.tokens)?, &slots)?;
         kv_write(values, &column(&batch.positions)?, &slots)?;
-        let mut logits = Vec::with_capacity(batch.logits.len() * self.config.vocab_size);
-        for &wanted in &batch.logits {
-            let span = batch
-                .spans
-                .iter()
-                .find(|span| span.rows.contains(&(wanted as usize)))
+        let context_of = |wanted: u32| -> Result<u64> {
+            let of_row = |span: &&Span| span.rows.contains(&(wanted as usize));
+            let span = (batch.spans.iter().find(of_row))
                 .ok_or_else(|| Error::internal("a row without a span"))?;
             let row = wanted as usize - span.rows.start;
-            let context = with_f32(keys, |keys| {
+            with_f32(keys, |keys| {
                 with_f32(values, |values| {
                     context_hash(keys, values, span, row, kv.block_size)
                 })
-            })??;
-            logits.extend(self.logits(context));
+            })?
+        };
+        let mut logits = Vec::with_capacity(batch.logits.len() * self.config.vocab_size);
+        for &wanted in &batch.logits {
+            logits.extend(self.logits(context_of(wanted)?));
+        }
+        let mut hidden = Vec::new();
+        let taps = batch.taps.clone().unwrap_or_default();
+        for &row in &taps.rows {
+            let context = context_of(row)?;
+            let layers = taps.layers.iter();
+            hidden.extend(layers.map(|&layer| unit(mix(context ^ mix(layer as u64)))));
         }
         let shape = (batch.logits.len(), self.config.vocab_size);
-        Ok(Output {
-            logits: Tensor::from_vec(logits, shape, &Device::Cpu)?,
-        })
+        let logits = Tensor::from_vec(logits, shape, &Device::Cpu)?;
+        let hidden = match hidden.is_empty() {
+            true => None,
+            false => {
+                let shape = (taps.rows.len(), taps.layers.len());
+                Some(Tensor::from_vec(hidden, shape, &Device::Cpu)?)
+            }
+        };
+        Ok(Output { logits, hidden })
     }
 }

@@ -136,6 +136,7 @@ impl<'a> Verification<'a> {
             tokens.push(accepted.next);
             let output = StepOutput {
                 tokens,
+                path: (0..len).collect(),
                 drafted: draft.len(),
                 tested: draft.len().min(len + 1),
                 ..StepOutput::default()

@@ -2,7 +2,10 @@
 
 use crate::error::Result;
 use crate::kernels::sample::DeviceRow;
+use crate::model::{MAX_TREE_NODES, is_chain};
 use crate::sampling::{Dist, Sampler};
+use candle_core::Tensor;
+use std::ops::Range;
 
 /// Names a sequence for as long as it lives; later arrivals have larger ids.
 pub type SeqId = u64;
@@ -74,10 +77,19 @@ impl Draft {
         self.dists.iter().any(host)
     }
 
-    /// Ends the draft before the first id that is not below `vocab_size`.
-    pub fn keep_ids_below(&mut self, vocab_size: usize) {
-        let beyond = |&id: &u32| id as usize >= vocab_size;
-        let len = self.tokens.iter().position(beyond).unwrap_or(self.len());
+    /// Ends the draft before the first node that cannot be verified: after `length` nodes, or as many
+    /// as a tree may have, at an id that is not below `vocab_size` or a parent that does not come before
+    /// its node.
+    pub fn end_where_invalid(&mut self, length: usize, vocab_size: usize) {
+        let nodes = self.tokens.iter().zip(&self.parents).enumerate();
+        let is_valid = |&(node, (&id, parent)): &(usize, (&u32, &Option<u16>))| {
+            let follows = parent.is_none_or(|parent| usize::from(parent) < node);
+            follows && (id as usize) < vocab_size
+        };
+        let mut len = nodes.take(length).take_while(is_valid).count();
+        if !is_chain(&self.parents[..len]) {
+            len = len.min(MAX_TREE_NODES);
+        }
         self.tokens.truncate(len);
         self.parents.truncate(len);
         self.dists.truncate(len);
@@ -92,12 +104,9 @@ impl Draft {
         self.tokens.is_empty()
     }
 
-    /// Whether every node has at most one child, in order.
+    /// Whether each node follows the one before it.
     pub fn is_chain(&self) -> bool {
-        self.parents
-            .iter()
-            .enumerate()
-            .all(|(i, parent)| parent.map(usize::from) == i.checked_sub(1))
+        is_chain(&self.parents)
     }
 }
 
@@ -113,12 +122,19 @@ pub struct DraftRequest<'a> {
     pub sampler: &'a mut Sampler,
 }
 
-/// What is certain of a sequence after verification.
-#[derive(Debug, Clone, Copy)]
+/// What is certain of a sequence after a step.
+#[derive(Debug, Clone)]
 pub struct Committed<'a> {
     pub id: SeqId,
     /// All of its tokens.
     pub tokens: &'a [u32],
+    /// Positions that the target computed in this step and that stand: pending tokens, then accepted
+    /// ones. A token that the step has added itself is not among them: it is pending.
+    pub new: Range<usize>,
+    /// The target's hidden states there, `[new.len(), taps * hidden_size]`; see
+    /// [`Output::hidden`](crate::model::Output::hidden). `None` where [`Drafter::taps`] is empty. It may
+    /// be a part of a larger tensor: copy what is kept for long.
+    pub hidden: Option<Tensor>,
 }
 
 /// What drafting cost so far, for the cost coefficient c of Leviathan et al. 2023, section 3.2.
@@ -133,19 +149,31 @@ pub struct DraftCost {
 /// Guesses continuations. A draft is advice: it may be shorter than asked or empty, and nothing
 /// but speed depends on it.
 pub trait Drafter: Send {
-    /// One draft for each request, in order, each at most `length` tokens; no two are for one id. May
-    /// keep state for the ids it sees until [`Drafter::forget`].
+    /// One draft for each request, in order, each at most `length` tokens; no two are for one id. What
+    /// cannot be verified of one is cut off: see [`Draft::end_where_invalid`]. May keep state for the ids it sees until [`Drafter::forget`].
     ///
     /// # Errors
     /// Only if the device failed: having no idea or no room, and ids that it does not know, are an
     /// empty draft. What it holds for these ids is not specified then; the caller makes it forget them.
     fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>>;
 
-    /// Called once a step, after verification, for every id that a draft was wanted for in it: roll
-    /// back what was computed for rejected tokens.
+    /// Layers of the target whose hidden states [`Drafter::observe`] wants, as
+    /// [`Taps::layers`](crate::model::Taps); always the same ones.
+    fn taps(&self) -> &[usize] {
+        &[]
+    }
+
+    /// Called once a step, after verification, for every sequence in it that a draft may ever be
+    /// asked for: first with its prompt, chunk by chunk, then with what was accepted. For an id that
+    /// was not forgotten each position comes once and in order: when a draft is asked for all of its
+    /// tokens but the last have come, and fewer where the step computes the end of a preempted
+    /// sequence again. Roll back what was computed for
+    /// rejected tokens.
     fn observe(&mut self, _committed: &[Committed<'_>]) {}
 
-    /// The sequence has ended or was preempted: free all that is held for it.
+    /// The sequence has ended, was preempted or had a part in a call of `propose` that failed: free all
+    /// that is held for it. After a preemption it is observed from its start again; after a failure its
+    /// earlier positions do not come again.
     fn forget(&mut self, _id: SeqId) {}
 
     /// Cost of drafting since the start.
@@ -164,5 +192,36 @@ pub trait Drafter: Send {
     /// What is wrong.
     fn check_invariants(&self) -> Result<(), String> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_draft_ends_before_the_first_node_that_cannot_be_verified() {
+        let len = |nodes: &[(u32, Option<u16>)], length| {
+            let mut draft = Draft::default();
+            for &(token, parent) in nodes {
+                draft.push(token, Dist::Point(token));
+                draft.parents[draft.tokens.len() - 1] = parent;
+            }
+            draft.end_where_invalid(length, 10);
+            assert_eq!(draft.parents.len(), draft.len());
+            assert_eq!(draft.dists.len(), draft.len());
+            draft.len()
+        };
+        let tree = [(1, None), (2, None), (9, Some(1)), (3, Some(0))];
+        assert_eq!(len(&tree, 4), 4);
+        assert_eq!(len(&tree, 3), 3);
+        let with = |node| [tree[0], tree[1], node, tree[3]];
+        assert_eq!(len(&with((10, Some(1))), 4), 2, "an id that nobody knows");
+        assert_eq!(len(&with((9, Some(2))), 4), 2, "its own parent");
+        assert_eq!(len(&with((9, Some(3))), 4), 2, "a parent that comes later");
+        let chain: Vec<_> = (0..70u16).map(|i| (1, i.checked_sub(1))).collect();
+        assert_eq!(len(&chain, 70), 70);
+        let star: Vec<_> = (0..70u16).map(|i| (1, (i > 0).then_some(0))).collect();
+        assert_eq!(len(&star, 70), MAX_TREE_NODES);
     }
 }

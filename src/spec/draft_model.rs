@@ -133,7 +133,7 @@ impl Network {
             let rows = (all - seen).min(self.chunk);
             longest = longest.max(rows);
             let new: Vec<u32> = (seen..seen + rows).map(|at| one.token(at)).collect();
-            batch.push_span(&new, seen, &one.fed.table, self.blocks.block_size());
+            batch.push_span(&new, &[], seen, &one.fed.table, self.blocks.block_size());
             one.fed.tokens.extend(new);
             if one.may_draft && seen + rows == all {
                 batch.logits.push(batch.tokens.len() as u32 - 1);
@@ -399,6 +399,8 @@ mod tests {
                     let committed = Committed {
                         id: 1,
                         tokens: &tokens,
+                        new: 4..5 + kept,
+                        hidden: None,
                     };
                     used.observe(&[committed]);
                     assert!(used.network.blocks.num_free() >= 64 - tokens.len().div_ceil(4));

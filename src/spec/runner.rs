@@ -5,8 +5,9 @@ use super::draft::{Committed, Draft, DraftCost, DraftRequest, Drafter, SeqId};
 use super::step::{StepInput, StepResult, decide};
 use crate::error::Result;
 use crate::kernels::parallel;
-use crate::kv::KvStore;
-use crate::model::{Batch, Model};
+use crate::kv::{AcceptedPath, KvStore};
+use crate::model::{Batch, Model, Output, Taps};
+use candle_core::Tensor;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -40,9 +41,10 @@ impl SpeculativeRunner {
         })
     }
 
-    /// Runs one step: asks for drafts, computes all rows in one target forward, and decides.
-    /// New tokens are neither appended to the sequences nor are their tables cut back here: that is
-    /// the caller's. Call [`SpeculativeRunner::observe`] after that.
+    /// Runs one step: asks for drafts, computes all rows in one target forward, decides, and moves K and
+    /// V of accepted nodes behind those of the tokens before them. New tokens are neither appended to the
+    /// sequences nor are their tables cut back here: that is the caller's. Call
+    /// [`SpeculativeRunner::observe`] after that.
     ///
     /// A sequence whose token cannot be chosen is an error of its own. The second value is the wall
     /// time of the target's forward.
@@ -55,18 +57,11 @@ impl SpeculativeRunner {
         let (batch, rows) = self.batch(inputs, &drafts);
         let output = self.target.forward(&batch, &mut self.store)?;
         let target_time = started.elapsed();
-        let vocab = self.target.config().vocab_size;
-        if output.is_on_gpu() {
-            let outputs = device::decide_all(&output, inputs, &drafts, rows, vocab)?;
-            return Ok((outputs, target_time));
+        let mut outputs = self.decide(&output, inputs, &drafts, rows)?;
+        self.commit(inputs, &outputs)?;
+        if let Some(hidden) = &output.hidden {
+            hand_out(hidden, inputs, &drafts, &mut outputs)?;
         }
-        let outputs = output.read(|logits| {
-            let mut parts: Vec<_> = inputs.iter_mut().zip(&drafts).zip(rows).collect();
-            parallel::map(&mut parts, |((input, draft), rows)| {
-                let logits = &logits[rows.start * vocab..rows.end * vocab];
-                decide(input, draft, logits, vocab)
-            })
-        })?;
         Ok((outputs, target_time))
     }
 
@@ -139,22 +134,57 @@ impl SpeculativeRunner {
         }
         let vocab_size = self.target.config().vocab_size;
         for (input, draft) in inputs.iter_mut().zip(&mut drafts) {
-            debug_assert!(draft.is_chain() && draft.len() <= input.draft);
-            draft.keep_ids_below(vocab_size);
+            draft.end_where_invalid(input.draft, vocab_size);
             input.state.restore_sampler();
         }
         drafts
+    }
+
+    /// What follows from the logits: for each input its range of `rows` of them.
+    fn decide(
+        &self,
+        output: &Output,
+        inputs: &mut [StepInput<'_>],
+        drafts: &[Draft],
+        rows: Vec<Range<usize>>,
+    ) -> Result<Vec<StepResult>> {
+        let vocab = self.target.config().vocab_size;
+        if output.is_on_gpu() {
+            return device::decide_all(output, inputs, drafts, rows, vocab);
+        }
+        output.read(|logits| {
+            let mut parts: Vec<_> = inputs.iter_mut().zip(drafts).zip(rows).collect();
+            parallel::map(&mut parts, |((input, draft), rows)| {
+                let logits = &logits[rows.start * vocab..rows.end * vocab];
+                decide(input, draft, logits, vocab)
+            })
+        })
+    }
+
+    /// Moves K and V of accepted nodes to where those of plain decoding would be.
+    fn commit(&mut self, inputs: &[StepInput<'_>], outputs: &[StepResult]) -> Result<()> {
+        let accepted = inputs.iter().zip(outputs).filter_map(|(input, output)| {
+            Some(AcceptedPath {
+                table: &input.state.table,
+                first: input.state.kv_len + input.rows,
+                nodes: &output.as_ref().ok()?.path,
+            })
+        });
+        self.store.commit(accepted)
     }
 
     /// All rows of the step, and for each input its range of logits rows.
     fn batch(&self, inputs: &[StepInput<'_>], drafts: &[Draft]) -> (Batch, Vec<Range<usize>>) {
         let mut batch = Batch::default();
         let mut ranges = Vec::with_capacity(inputs.len());
+        let layers = self.drafter.as_ref().map_or(&[][..], |d| d.taps());
+        let mut tapped = Vec::new();
         for (input, draft) in inputs.iter().zip(drafts) {
             let (state, base) = (&*input.state, batch.tokens.len());
             let pending = &state.tokens[state.kv_len..state.kv_len + input.rows];
             let rows = [pending, &draft.tokens].concat();
-            batch.push_span(&rows, state.kv_len, &state.table, self.store.block_size);
+            let (table, block_size) = (&state.table, self.store.block_size);
+            batch.push_span(&rows, &draft.parents, state.kv_len, table, block_size);
             let first = batch.logits.len();
             // Row i of the span is position kv_len + i and predicts the position after it.
             let row_of = |position: usize| (base + position - 1 - state.kv_len) as u32;
@@ -164,7 +194,47 @@ impl SpeculativeRunner {
                 batch.logits.extend(decided.map(row_of));
             }
             ranges.push(first..batch.logits.len());
+            if input.may_draft && !layers.is_empty() {
+                tapped.extend(base as u32..batch.tokens.len() as u32);
+            }
+        }
+        if !tapped.is_empty() {
+            batch.taps = Some(Taps {
+                layers: layers.to_vec(),
+                rows: tapped,
+            });
         }
         (batch, ranges)
     }
+}
+
+/// Gives each input that may draft its part of `hidden`, which has all rows of theirs: those of the
+/// pending tokens and of the accepted nodes.
+fn hand_out(
+    hidden: &Tensor,
+    inputs: &[StepInput<'_>],
+    drafts: &[Draft],
+    outputs: &mut [StepResult],
+) -> Result<()> {
+    let mut start = 0;
+    for ((input, draft), output) in inputs.iter().zip(drafts).zip(outputs) {
+        if !input.may_draft {
+            continue;
+        }
+        let first = start + input.rows;
+        if let Ok(output) = output {
+            let kept = hidden.narrow(0, start, input.rows + output.path.len())?;
+            let nodes = output.path.iter().map(|node| first + node);
+            output.hidden = Some(match nodes.clone().eq(first..first + output.path.len()) {
+                true => kept,
+                false => {
+                    let rows = (start..first).chain(nodes).map(|row| row as u32);
+                    let rows = Tensor::from_iter(rows, hidden.device())?;
+                    hidden.index_select(&rows, 0)?
+                }
+            });
+        }
+        start = first + draft.len();
+    }
+    Ok(())
 }

@@ -1,9 +1,10 @@
 //! What a step takes and gives per sequence, and what follows from its logits on the host.
 
 use super::draft::{Draft, DraftRequest, SeqId};
-use super::verify::{synthetic_acceptance, verify};
+use super::verify::{Verdict, synthetic_acceptance, verify};
 use crate::kv::BlockTable;
 use crate::sampling::{NoToken, Rng, Sampler, TokenLogprobs, distribution, logprobs};
+use candle_core::Tensor;
 use std::ops::Range;
 
 /// A sequence, as far as steps need to know it. Lent to each step.
@@ -39,6 +40,8 @@ pub struct StepInput<'a> {
     pub sample: bool,
     /// Draft tokens wanted at most.
     pub draft: usize,
+    /// Whether a draft may ever be wanted, so that the drafter is told what is certain.
+    pub may_draft: bool,
     /// Prompt positions whose log-probabilities are wanted from this step's rows; the first is at
     /// least `kv_len + 1`.
     pub prompt_scores: Range<usize>,
@@ -49,6 +52,10 @@ pub struct StepInput<'a> {
 pub struct StepOutput {
     /// New tokens: those accepted from the draft, then the target's own. Empty without sampling.
     pub tokens: Vec<u32>,
+    /// Nodes of the draft that were accepted, from the root down: all of `tokens` but the last.
+    pub path: Vec<usize>,
+    /// Hidden states of the step's pending rows and of the path, if the drafter wants them.
+    pub hidden: Option<Tensor>,
     /// One for each of `tokens`, if wanted.
     pub logprobs: Vec<TokenLogprobs>,
     /// One for each of the input's `prompt_scores`.
@@ -124,34 +131,34 @@ pub(super) fn decide(
     let rows: Vec<&[f32]> = rows.collect();
     let rng = input.state.rng();
     let sampler = &mut input.state.sampler;
+    // The first row is that of the last pending token, and each node has one.
+    let after = |node: Option<&usize>| rows[node.map_or(0, |node| node + 1)];
     let target = |path: &[usize]| {
         if let Some(&last) = path.last() {
             sampler.push(draft.tokens[last]);
         }
-        let row = path.last().map_or(0, |node| node + 1);
-        distribution(rows[row], sampler)
+        distribution(after(path.last()), sampler)
     };
     let verdict = match input.state.synthetic_acceptance {
         None => verify(draft, target, &rng),
         Some(rate) => synthetic_acceptance(draft, rate, target, &rng),
     };
     input.state.restore_sampler();
-    let verdict = verdict?;
-    let mut tokens: Vec<u32> = verdict
-        .path
-        .iter()
-        .map(|&node| draft.tokens[node])
-        .collect();
-    tokens.push(verdict.next);
+    let Verdict { path, next, tested } = verdict?;
+    let accepted = path.iter().map(|&node| draft.tokens[node]);
+    let tokens: Vec<u32> = accepted.chain([next]).collect();
     let scored = input.state.logprobs.into_iter().flat_map(|top| {
-        let scored = tokens.iter().zip(&rows);
-        scored.map(move |(&token, row)| logprobs(row, token, top))
+        let before = [None].into_iter().chain(path.iter().map(Some));
+        let scored = tokens.iter().zip(before);
+        scored.map(move |(&token, node)| logprobs(after(node), token, top))
     });
     Ok(StepOutput {
         logprobs: scored.collect::<Result<_, _>>()?,
         prompt_scores,
         drafted: draft.len(),
-        tested: verdict.tested,
+        tested,
         tokens,
+        path,
+        hidden: None,
     })
 }

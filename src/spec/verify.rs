@@ -38,9 +38,7 @@ pub fn verify(
     let mut tested = 0;
     'accepted: loop {
         let mut p = target(&path)?;
-        let at = path.last().copied();
-        let children = (0..draft.len()).filter(|&i| draft.parents[i].map(usize::from) == at);
-        for (lane, node) in children.enumerate() {
+        for (lane, node) in children(draft, path.last().copied()).enumerate() {
             let (x, q) = (draft.tokens[node], draft.dists[node].on_host());
             let u = rng.uniform(path.len(), Purpose::Accept, lane);
             tested += 1;
@@ -58,9 +56,16 @@ pub fn verify(
     }
 }
 
-/// Accepts each token of a chain with probability `rate`, whatever the models say, so that the speed
-/// of a pair can be measured at an acceptance that its weights do not have. What comes out is *not*
-/// distributed as the target's texts are: nothing but a measurement may use it.
+/// The nodes that follow node `at`; `None` = the sequence's last token. They come after it.
+fn children(draft: &Draft, at: Option<usize>) -> impl Iterator<Item = usize> + '_ {
+    let after = at.map_or(0, |at| at + 1)..draft.len();
+    after.filter(move |&node| draft.parents[node].map(usize::from) == at)
+}
+
+/// Accepts each token of a chain, or of a tree's first branch, with probability `rate`, whatever the
+/// models say, so that the speed of a pair can be measured at an acceptance that its weights do not
+/// have. What comes out is *not* distributed as the target's texts are: nothing but a measurement may
+/// use it.
 ///
 /// Everything else is as in [`verify`], so that it takes the same time: `target` is asked the same
 /// questions, and the last token is sampled from its answer (not from what p leaves of q, which is
@@ -74,22 +79,20 @@ pub fn synthetic_acceptance(
     mut target: impl FnMut(&[usize]) -> Result<Dist, NoToken>,
     rng: &Rng,
 ) -> Result<Verdict, NoToken> {
-    debug_assert!(draft.is_chain());
     let mut path = Vec::new();
+    let mut tested = 0;
     let mut p = target(&path)?;
-    for (node, q) in draft.dists.iter().enumerate() {
-        if rng.uniform(node, Purpose::Accept, 0) >= rate {
-            black_box(p.residual(q.on_host()));
+    while let Some(node) = children(draft, path.last().copied()).next() {
+        tested += 1;
+        if rng.uniform(path.len(), Purpose::Accept, 0) >= rate {
+            black_box(p.residual(draft.dists[node].on_host()));
             break;
         }
         path.push(node);
         p = target(&path)?;
     }
-    Ok(Verdict {
-        next: p.sample(rng.uniform(path.len(), Purpose::Sample, 0)),
-        tested: draft.len().min(path.len() + 1),
-        path,
-    })
+    let next = p.sample(rng.uniform(path.len(), Purpose::Sample, 0));
+    Ok(Verdict { path, next, tested })
 }
 
 #[cfg(test)]

@@ -49,7 +49,7 @@ impl Step {
             .reserve(&mut table, context + 1)
             .map_err(|_| Error::internal("the pool is as large as the context"))?;
         let mut batch = Batch::default();
-        batch.push_span(&[0], context, &table, BLOCK_SIZE);
+        batch.push_span(&[0], &[], context, &table, BLOCK_SIZE);
         batch.logits = vec![0];
         Ok(Self {
             kv: model.new_kv(blocks, BLOCK_SIZE)?,

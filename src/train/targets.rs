@@ -159,7 +159,7 @@ impl Pass {
         let mut packed = Vec::new();
         for (chunk, part) in tokens.chunks(CHUNK).enumerate() {
             let mut batch = Batch::default();
-            batch.push_span(part, chunk * CHUNK, &self.table, BLOCK_SIZE);
+            batch.push_span(part, &[], chunk * CHUNK, &self.table, BLOCK_SIZE);
             batch.logits = (0..part.len() as u32).collect();
             let output = target.forward(&batch, &mut self.kv)?;
             let positions = output.read(|logits| {

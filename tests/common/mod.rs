@@ -177,7 +177,7 @@ pub fn last_logits(model: &mut dyn Model, tokens: &[u32]) -> Vec<f32> {
     let mut blocks = BlockAllocator::new(blocks, 16);
     blocks.reserve(&mut table, tokens.len()).unwrap();
     let mut batch = Batch::default();
-    batch.push_span(tokens, 0, &table, 16);
+    batch.push_span(tokens, &[], 0, &table, 16);
     batch.logits.push(tokens.len() as u32 - 1);
     let output = model.forward(&batch, &mut store).unwrap();
     output.logits.flatten_all().unwrap().to_vec1().unwrap()

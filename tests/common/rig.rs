@@ -1,8 +1,9 @@
 //! What the model tests share: the checkpoint, and sequences over a pool.
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use foretoken::kv::{BlockAllocator, BlockTable, KvStore};
-use foretoken::model::{Batch, LoadOptions, Model, ModelSource, Span, load};
+use candle_core::{DType, Tensor};
+use foretoken::kv::{AcceptedPath, BlockAllocator, BlockTable, KvStore};
+use foretoken::model::{Batch, LoadOptions, Model, ModelSource, load};
 use std::path::PathBuf;
 
 /// The real checkpoint. Its absence is a failure, not a reason to skip.
@@ -50,8 +51,8 @@ pub struct Seq {
 pub struct Rows<'a> {
     pub seq: &'a mut Seq,
     pub tokens: &'a [u32],
-    /// Parent of each row inside these rows, for a tree; `None` = causal.
-    pub parents: Option<&'a [Option<usize>]>,
+    /// Those of the nodes of a tree, which are the last of the tokens; see [`Batch::push_span`].
+    pub parents: &'a [Option<u16>],
 }
 
 impl Rig {
@@ -61,30 +62,46 @@ impl Rig {
         Self { model, kv, blocks }
     }
 
+    /// Keeps of a tree that was fed last, and of which `seq` counts all `rows`, what is on `path`.
+    pub fn commit(&mut self, seq: &mut Seq, rows: usize, path: &[usize]) {
+        let first = seq.len - rows;
+        let accepted = AcceptedPath {
+            table: &seq.table,
+            first,
+            nodes: path,
+        };
+        self.kv.commit([accepted]).unwrap();
+        seq.len = first + path.len();
+        self.blocks.truncate_to(&mut seq.table, seq.len);
+    }
+
+    /// K and V of all layers at the positions of `seq`.
+    pub fn kv_of(&self, seq: &Seq) -> Vec<Vec<Vec<f32>>> {
+        let slots: Vec<u32> = (0..seq.len)
+            .map(|position| seq.table.slot(position, self.kv.block_size))
+            .collect();
+        let slots = Tensor::new(slots, self.kv.layers[0].0.device()).unwrap();
+        let read = |pool: &Tensor| -> Vec<Vec<f32>> {
+            let own = pool.index_select(&slots, 0).unwrap().flatten_from(1);
+            let own = own.unwrap().to_dtype(DType::F32).unwrap();
+            own.to_vec2().unwrap()
+        };
+        let layers = self.kv.layers.iter();
+        layers.flat_map(|(k, v)| [read(k), read(v)]).collect()
+    }
+
     /// One forward; the logits of every row.
     pub fn forward(&mut self, parts: &mut [Rows<'_>]) -> Vec<Vec<f32>> {
         let mut batch = Batch::default();
         for part in parts {
             let (start, context) = (batch.tokens.len(), part.seq.len);
-            let rows = part.tokens.len();
+            let end = context + part.tokens.len();
             let table = &mut part.seq.table;
-            self.blocks.reserve(table, context + rows).unwrap();
-            let (masks, depths) = shape(part.parents, rows);
-            for (i, &token) in part.tokens.iter().enumerate() {
-                batch.tokens.push(token);
-                batch.positions.push((context + depths[i]) as u32);
-                batch
-                    .slots
-                    .push(table.slot(context + i, self.kv.block_size));
-                batch.logits.push((start + i) as u32);
-            }
-            batch.spans.push(Span {
-                rows: start..start + rows,
-                context,
-                blocks: table.blocks().to_vec(),
-                tree: part.parents.map(|_| masks),
-            });
-            part.seq.len += rows;
+            self.blocks.reserve(table, end).unwrap();
+            let block_size = self.kv.block_size;
+            batch.push_span(part.tokens, part.parents, context, table, block_size);
+            batch.logits.extend(start as u32..batch.tokens.len() as u32);
+            part.seq.len = end;
         }
         let out = self.model.forward(&batch, &mut self.kv).unwrap();
         out.logits.to_vec2::<f32>().unwrap()
@@ -92,32 +109,13 @@ impl Rig {
 
     /// Feeds one sequence alone.
     pub fn feed(&mut self, seq: &mut Seq, tokens: &[u32]) -> Vec<Vec<f32>> {
-        let parents = None;
+        let parents = &[];
         self.forward(&mut [Rows {
             seq,
             tokens,
             parents,
         }])
     }
-}
-
-/// Ancestor masks and depths of a tree given by parents (of a chain, without).
-fn shape(parents: Option<&[Option<usize>]>, rows: usize) -> (Vec<u64>, Vec<usize>) {
-    let (mut masks, mut depths) = (vec![0u64; rows], vec![0; rows]);
-    for i in 0..rows {
-        let parent = match parents {
-            Some(parents) => parents[i],
-            None => i.checked_sub(1),
-        };
-        if let Some(p) = parent {
-            masks[i] = masks[p];
-            depths[i] = depths[p] + 1;
-        }
-        if i < 64 {
-            masks[i] |= 1 << i;
-        }
-    }
-    (masks, depths)
 }
 
 pub fn argmax(logits: &[f32]) -> u32 {

@@ -6,26 +6,26 @@ use foretoken::error::{Error, RequestErrorKind};
 use foretoken::sampling::{SamplingParams, mix};
 
 /// Numbers for building random cases.
-struct Dice(u64);
+pub struct Dice(pub u64);
 
 impl Dice {
-    fn roll(&mut self, below: usize) -> usize {
+    pub fn roll(&mut self, below: usize) -> usize {
         self.0 = mix(self.0);
         (self.0 % below as u64) as usize
     }
 
-    fn of<T: Clone>(&mut self, choices: &[T]) -> T {
+    pub fn of<T: Clone>(&mut self, choices: &[T]) -> T {
         choices[self.roll(choices.len())].clone()
     }
 
-    fn prompt(&mut self, longest: usize) -> Vec<u32> {
+    pub fn prompt(&mut self, longest: usize) -> Vec<u32> {
         // A small alphabet, so that n-grams come again.
         (0..1 + self.roll(longest))
             .map(|_| self.roll(4) as u32)
             .collect()
     }
 
-    fn params(&mut self) -> SamplingParams {
+    pub fn params(&mut self) -> SamplingParams {
         SamplingParams {
             temperature: self.of(&[0.0, 0.0, 0.7, 1.0]),
             top_k: self.of(&[0, 0, 5]),
@@ -42,7 +42,7 @@ impl Dice {
         }
     }
 
-    fn request(&mut self, spec_length: usize) -> Request {
+    pub fn request(&mut self, spec_length: usize) -> Request {
         let prompt_logprobs = self.of(&[None, None, None, Some(2)]);
         Request {
             prompt: self.prompt(40),
@@ -56,7 +56,7 @@ impl Dice {
     }
 
     /// An engine that is short of blocks, rows and places more often than not.
-    fn toy(&mut self) -> Toy {
+    pub fn toy(&mut self) -> Toy {
         let spec_length = 1 + self.roll(5);
         let max_num_seqs = 1 + self.roll(6);
         let block_size = 1 + self.roll(5);
@@ -224,18 +224,30 @@ fn a_perfect_draft_is_accepted_under_every_parameter() {
 /// wrong, tokens at every place of a round are distributed as the target's own.
 #[test]
 fn sampled_tokens_are_distributed_as_the_target() {
+    let model = Box::new(few_ids(0.6));
+    let drafter = foretoken::spec::DraftModel::new(model, 256, 4, 64).unwrap();
+    assert_distributed_as_the_target(Box::new(drafter), 4);
+}
+
+/// A toy with so few ids that samples can be counted.
+pub fn few_ids(noise: f32) -> foretoken::model::toy::ToyModel {
+    foretoken::model::toy::ToyModel::new(6, MAX_LEN, SEED, noise)
+}
+
+/// Samples many texts of `max_tokens` with the drafts of `drafter`, for [`few_ids`] without noise.
+pub fn assert_distributed_as_the_target(
+    drafter: Box<dyn foretoken::spec::Drafter>,
+    max_tokens: usize,
+) {
     const VOCAB: usize = 6;
     const REQUESTS: u64 = 30_000;
-    let model = |noise| foretoken::model::toy::ToyModel::new(VOCAB, MAX_LEN, SEED, noise);
     let toy = Toy::default();
-    let drafter = foretoken::spec::DraftModel::new(Box::new(model(0.6)), 256, 4, 64).unwrap();
     let options = EngineOptions {
         max_waiting: REQUESTS as usize,
         ..toy.options.clone()
     };
-    let target = Box::new(model(0.0));
-    let engine =
-        foretoken::engine::spawn(target, Some(Box::new(drafter)), 256, 4, options).unwrap();
+    let target = Box::new(few_ids(0.0));
+    let engine = foretoken::engine::spawn(target, Some(drafter), 256, 4, options).unwrap();
     let params = SamplingParams {
         temperature: 1.3,
         presence_penalty: 0.7,
@@ -246,7 +258,7 @@ fn sampled_tokens_are_distributed_as_the_target() {
             seed: mix(seed),
             ..params.clone()
         },
-        ..greedy(&[1, 2, 3], 4)
+        ..greedy(&[1, 2, 3], max_tokens)
     });
     let receivers = engine.submit_all(requests.collect()).unwrap();
     // Counts of the third output token after each pair: the second place of the first round,
@@ -265,7 +277,7 @@ fn sampled_tokens_are_distributed_as_the_target() {
     let mut distance = 0.0;
     for (pair, counts) in counts.iter().enumerate() {
         let tokens = [1, 2, 3, (pair / VOCAB) as u32, (pair % VOCAB) as u32];
-        let row = last_logits(&mut model(0.0), &tokens);
+        let row = last_logits(&mut few_ids(0.0), &tokens);
         let p = foretoken::sampling::distribution(&row, &sampler(&params, &tokens, 3)).unwrap();
         let n: f64 = counts.iter().sum();
         let tv = (0..VOCAB)

@@ -64,6 +64,7 @@ impl<F: FnMut(usize) -> Result<()> + Send> Model for Faulty<F> {
         }
         Ok(Output {
             logits: Tensor::new(rows, &Device::Cpu)?,
+            hidden: output.hidden,
         })
     }
 }

@@ -25,3 +25,5 @@ mod paths;
 mod rows;
 mod smollm2;
 mod synthetic;
+mod taps;
+mod trees;

@@ -111,7 +111,7 @@ fn a_mixed_batch_equals_each_sequence_alone() {
             if seq.len < end {
                 who.extend(std::iter::repeat_n(i, end - seq.len));
                 let tokens = &p[seq.len..end];
-                let parents = None;
+                let parents = &[];
                 parts.push(Rows {
                     seq,
                     tokens,
@@ -139,7 +139,7 @@ fn a_tree_equals_its_chains_bit_for_bit() {
     let got = rig.forward(&mut [Rows {
         seq: &mut seq,
         tokens: &tree,
-        parents: Some(&parents),
+        parents: &parents,
     }]);
     for chain in [vec![0, 1, 3], vec![0, 2, 4, 5], vec![6]] {
         let tokens: Vec<u32> = chain.iter().map(|&i| tree[i]).collect();

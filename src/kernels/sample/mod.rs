@@ -160,11 +160,78 @@ impl ProcessedLogits {
     /// Accepts or corrects drafts (Leviathan et al. 2023, Algorithm 1); see `spec::verify`.
     ///
     /// # Errors
-    /// Where the device fails or is not a GPU.
+    /// Where a row or a token does not exist, or the device fails or is not a GPU.
     pub fn verify(&self, chains: &[Chain<'_>]) -> Result<Vec<Accepted>> {
+        check(chains, &self.params, self.probs.dim(1)?)?;
         #[cfg(feature = "cuda")]
         return cuda::verify(self, chains);
         #[cfg(not(feature = "cuda"))]
         candle_core::bail!("no GPU in this build: {chains:?}")
+    }
+}
+
+/// Whether `chains` are inside of the rows of `params`, and their tokens inside of the distributions
+/// that a kernel looks them up in: those of the target, unless its rows are greedy and have none, and
+/// those of the draft.
+fn check(chains: &[Chain<'_>], params: &[LogitsParams], vocab_size: usize) -> Result<()> {
+    for chain in chains {
+        let (row, len) = (chain.row, chain.nodes.len());
+        if row.checked_add(len).is_none_or(|last| last >= params.len()) {
+            candle_core::bail!("sample: {len} nodes from row {row} of {}", params.len());
+        }
+        let sampled = params[row].temperature != 0.;
+        for node in &chain.nodes {
+            let token = node.token as usize;
+            let beyond_q = match node.q {
+                None => false,
+                Some(q) => token >= q.probs.dim(1)?,
+            };
+            if beyond_q || sampled && token >= vocab_size {
+                candle_core::bail!("sample: token {token} is outside the vocabulary");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::{DType, Device};
+
+    /// What leads a kernel out of a distribution, which a GPU would not notice.
+    #[test]
+    fn chains_of_rows_and_tokens_that_do_not_exist_are_refused() {
+        let q = DeviceRow {
+            probs: Tensor::zeros((1, 6), DType::F32, &Device::Cpu).unwrap(),
+            row: 0,
+        };
+        let run = |temperature, row, token, q| {
+            let params = LogitsParams {
+                row: 0,
+                top_k: 0,
+                temperature,
+                min_p: 0.,
+                top_p: 1.,
+                uniform: 0.5,
+            };
+            let uniform = 0.5;
+            let chain = Chain {
+                row,
+                nodes: vec![Node { token, uniform, q }],
+                synthetic_acceptance: None,
+            };
+            check(&[chain], &[params; 3], 8)
+        };
+        run(1., 1, 7, None).unwrap();
+        run(1., 1, 5, Some(&q)).unwrap();
+        run(0., 1, u32::MAX, None).unwrap();
+        run(1., 1, 8, None).unwrap_err();
+        run(1., 1, u32::MAX, None).unwrap_err();
+        for temperature in [0., 1.] {
+            run(temperature, 1, 6, Some(&q)).unwrap_err();
+            run(temperature, 2, 5, Some(&q)).unwrap_err();
+            run(temperature, usize::MAX, 5, Some(&q)).unwrap_err();
+        }
     }
 }

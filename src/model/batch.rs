@@ -1,0 +1,193 @@
+//! The rows of a forward.
+
+use crate::kernels::Span;
+use crate::kv::BlockTable;
+use candle_core::Tensor;
+use std::ops::Range;
+
+/// Nodes of a draft tree at most: an ancestor mask has so many bits.
+pub const MAX_TREE_NODES: usize = 64;
+
+/// Rows of many sequences, computed in one forward. Row `i` is `tokens[i]` at `positions[i]`; its
+/// key and value go to pool slot `slots[i]`.
+#[derive(Debug, Default, Clone)]
+pub struct Batch {
+    /// Token ids, one a row.
+    pub tokens: Vec<u32>,
+    /// What stands in their place, `[rows]` u32, where a GPU drew them and the host has not read them.
+    pub drawn: Option<Tensor>,
+    /// Position of each row in its sequence, from 0.
+    pub positions: Vec<u32>,
+    /// Pool slot of each row: `block * block_size + offset`.
+    pub slots: Vec<u32>,
+    /// Which rows belong together, in row order.
+    pub spans: Vec<Span>,
+    /// Rows whose logits are wanted, ascending.
+    pub logits: Vec<u32>,
+    /// Hidden states that are wanted. Such a forward is not recorded as a CUDA graph.
+    pub taps: Option<Taps>,
+}
+
+/// Which hidden states a forward is to give: those of all these layers for all these rows.
+///
+/// The hidden state of a row at tap `i` is the residual stream that enters layer `i`, as EAGLE-3 counts
+/// (Li et al. 2025) and Hugging Face's `hidden_states[i]`: 0 = the token's embedding, the number of
+/// layers = what the final norm is given.
+#[derive(Debug, Default, Clone)]
+pub struct Taps {
+    /// Ascending, none twice.
+    pub layers: Vec<usize>,
+    /// Ascending, none twice.
+    pub rows: Vec<u32>,
+}
+
+/// Whether each node of a draft follows the one before it; see [`Batch::push_span`].
+pub fn is_chain(parents: &[Option<u16>]) -> bool {
+    let mut nodes = parents.iter().enumerate();
+    nodes.all(|(node, parent)| parent.map(usize::from) == node.checked_sub(1))
+}
+
+impl Batch {
+    /// Adds the rows of one sequence, which follow `context` tokens that are in the pool: a chain of
+    /// `tokens`, the last of which are the nodes of a tree, one for each of `parents`. A parent is the
+    /// number of an earlier node; `None` = the last token of the chain. Row `i` has its K and V at
+    /// position `context + i` of `table`, which has room for all; its position in the sequence is that
+    /// of its depth.
+    ///
+    /// Without branches the rows are one causal span. With branches the chain but its last token, which
+    /// shares its pass over the context with the tree, is a causal span of its own, and the other has
+    /// it in its context.
+    ///
+    /// # Panics
+    /// Where there are more parents than tokens, or more than [`MAX_TREE_NODES`] with branches, or a
+    /// parent does not come before its node.
+    pub fn push_span(
+        &mut self,
+        tokens: &[u32],
+        parents: &[Option<u16>],
+        context: usize,
+        table: &BlockTable,
+        block_size: usize,
+    ) {
+        let (start, chain) = (self.tokens.len(), tokens.len() - parents.len());
+        let place = |row: usize| table.slot(context + row, block_size);
+        self.tokens.extend_from_slice(tokens);
+        self.slots.extend((0..tokens.len()).map(place));
+        let mut push = |rows: Range<usize>, tree: Option<Vec<u64>>| {
+            let end = (context + rows.end).div_ceil(block_size);
+            self.spans.push(Span {
+                rows: start + rows.start..start + rows.end,
+                context: context + rows.start,
+                blocks: table.blocks()[..end].to_vec(),
+                tree,
+            });
+        };
+        let position = |row: usize| (context + row) as u32;
+        if is_chain(parents) {
+            push(0..tokens.len(), None);
+            self.positions.extend((0..tokens.len()).map(position));
+            return;
+        }
+        assert!(parents.len() <= MAX_TREE_NODES, "{} nodes", parents.len());
+        let root = usize::from(chain > 0 && parents.len() < MAX_TREE_NODES);
+        let (masks, depths) = masks(parents, root);
+        if chain > root {
+            push(0..chain - root, None);
+        }
+        push(chain - root..tokens.len(), Some(masks));
+        self.positions.extend((0..chain).map(position));
+        let nodes = depths.into_iter().map(|depth| position(chain + depth));
+        self.positions.extend(nodes);
+    }
+}
+
+/// Ancestor masks of `root` (0 or 1) rows that all nodes follow and of the nodes behind them, and the
+/// depths of the nodes from 0.
+fn masks(parents: &[Option<u16>], root: usize) -> (Vec<u64>, Vec<usize>) {
+    let mut masks = vec![1; root];
+    let mut depths: Vec<usize> = Vec::with_capacity(parents.len());
+    for (node, parent) in parents.iter().enumerate() {
+        let (seen, depth) = match parent.map(usize::from) {
+            None => (root as u64, 0),
+            Some(parent) => (masks[root + parent], depths[parent] + 1),
+        };
+        masks.push(seen | 1 << (root + node));
+        depths.push(depth);
+    }
+    (masks, depths)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kv::BlockAllocator;
+
+    const BLOCK_SIZE: usize = 4;
+
+    /// One sequence's rows behind a row of another.
+    fn batch(chain: usize, parents: &[Option<u16>], context: usize) -> (Batch, BlockTable) {
+        let mut blocks = BlockAllocator::new(64, BLOCK_SIZE);
+        let (mut other, mut table) = (BlockTable::default(), BlockTable::default());
+        let rows = chain + parents.len();
+        blocks.reserve(&mut other, 1).unwrap();
+        blocks.reserve(&mut table, context + rows).unwrap();
+        let mut batch = Batch::default();
+        batch.push_span(&[9], &[], 0, &other, BLOCK_SIZE);
+        let tokens: Vec<u32> = (0..rows as u32).collect();
+        batch.push_span(&tokens, parents, context, &table, BLOCK_SIZE);
+        assert_eq!(batch.tokens[1..], tokens);
+        let slots = (context..context + rows).map(|at| table.slot(at, BLOCK_SIZE));
+        assert!(batch.slots[1..].iter().copied().eq(slots));
+        (batch, table)
+    }
+
+    #[test]
+    fn a_chain_is_one_causal_span() {
+        for parents in [&[][..], &[None], &[None, Some(0), Some(1)]] {
+            let (batch, table) = batch(3, parents, 5);
+            let rows = 3 + parents.len();
+            assert!(batch.positions[1..].iter().copied().eq(5..5 + rows as u32));
+            let [_, span] = &batch.spans[..] else {
+                panic!("{batch:?}")
+            };
+            assert_eq!((span.rows.clone(), span.context), (1..1 + rows, 5));
+            assert_eq!((&span.blocks[..], &span.tree), (table.blocks(), &None));
+        }
+    }
+
+    /// 0 -> 1 -> 3, 0 -> 2, and a second root 4.
+    #[test]
+    fn a_tree_sees_the_last_of_the_chain_and_its_ancestors() {
+        let parents = [None, Some(0), Some(0), Some(1), None];
+        let (batch, table) = batch(3, &parents, 6);
+        assert_eq!(batch.positions[1..], [6, 7, 8, 9, 10, 10, 11, 9]);
+        let [_, chain, tree] = &batch.spans[..] else {
+            panic!("{batch:?}")
+        };
+        assert_eq!((chain.rows.clone(), chain.context), (1..3, 6));
+        assert_eq!(
+            (&chain.blocks[..], &chain.tree),
+            (&table.blocks()[..2], &None)
+        );
+        assert_eq!((tree.rows.clone(), tree.context), (3..9, 8));
+        assert_eq!(tree.blocks, table.blocks());
+        let masks = [0b1, 0b11, 0b111, 0b1011, 0b10111, 0b100001];
+        assert_eq!(tree.tree.as_deref(), Some(&masks[..]));
+    }
+
+    /// As many nodes as a mask has bits leave no room for the row before them.
+    #[test]
+    fn the_largest_tree_stands_alone() {
+        let parents: Vec<Option<u16>> = (0..64).map(|i: u16| i.checked_sub(2)).collect();
+        let (batch, _) = batch(1, &parents, 0);
+        let spans: Vec<_> = batch.spans[1..]
+            .iter()
+            .map(|span| (span.rows.clone(), span.context))
+            .collect();
+        assert_eq!(spans, [(1..2, 0), (2..66, 1)]);
+        let masks = batch.spans[2].tree.as_ref().unwrap();
+        let even = masks[62];
+        assert_eq!((even, masks[63]), (0x5555_5555_5555_5555, even << 1));
+        assert_eq!(batch.positions[63..], [31, 32, 32]);
+    }
+}

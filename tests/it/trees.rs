@@ -1,0 +1,187 @@
+//! Draft trees through the whole engine: what is said does not depend on the tree.
+
+use crate::common::*;
+use crate::engine::{Dice, assert_distributed_as_the_target, few_ids};
+use foretoken::engine::{self, EngineHandle, Request};
+use foretoken::error::Result;
+use foretoken::model::Model;
+use foretoken::sampling::{Dist, Purpose, Rng, distribution, mix};
+use foretoken::spec::{Draft, DraftRequest, Drafter};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Drafts random trees and chains, a function of the tokens alone: some nodes are what the target
+/// itself would say, some are wrong, and some are drawn from a model that is often wrong.
+pub struct RandomTrees {
+    target: Box<dyn Model>,
+    noisy: Box<dyn Model>,
+    /// Logits by whether they are the target's, and context.
+    known: HashMap<(bool, Vec<u32>), Vec<f32>>,
+    /// Drafts with branches.
+    pub branched: Arc<AtomicUsize>,
+}
+
+impl RandomTrees {
+    /// `noisy` is what most nodes are drawn from.
+    pub fn new(target: Box<dyn Model>, noisy: Box<dyn Model>) -> Self {
+        Self {
+            target,
+            noisy,
+            known: HashMap::new(),
+            branched: Arc::default(),
+        }
+    }
+
+    fn logits(&mut self, is_target: bool, context: &[u32]) -> &[f32] {
+        let Self { target, noisy, .. } = self;
+        let model = if is_target { target } else { noisy };
+        let known = self.known.entry((is_target, context.to_vec()));
+        known.or_insert_with(|| last_logits(model.as_mut(), context))
+    }
+
+    fn draft(&mut self, request: &mut DraftRequest<'_>) -> Draft {
+        let hash = |hash: u64, &id: &u32| mix(hash ^ u64::from(id));
+        let mut dice = Dice(request.tokens.iter().fold(1, hash));
+        let rng = Rng {
+            seed: request.sampler.params().seed,
+            position: request.tokens.len(),
+        };
+        let (output_len, is_chain) = (request.sampler.output_len(), dice.roll(4) == 0);
+        let mut draft = Draft::default();
+        // Sometimes one node more than was asked for, which is cut off.
+        for node in 0..dice.roll(request.length + 3) {
+            let parent = match is_chain {
+                true => node.checked_sub(1),
+                false => dice.roll(node + 1).checked_sub(1),
+            };
+            let kind = dice.roll(4);
+            let wrong = dice.roll(self.target.config().vocab_size) as u32;
+            let siblings = draft.parents.iter();
+            let parent_id = parent.map(|parent| parent as u16);
+            let lane = siblings.filter(|&&other| other == parent_id).count();
+            let mut path = Vec::new();
+            let mut at = parent;
+            while let Some(node) = at {
+                path.push(draft.tokens[node]);
+                at = draft.parents[node].map(usize::from);
+            }
+            path.reverse();
+            path.iter().for_each(|&id| request.sampler.push(id));
+            let context = [request.tokens, &path].concat();
+            let q = distribution(self.logits(kind == 1, &context), request.sampler).unwrap();
+            request.sampler.truncate(output_len);
+            let drawn = q.sample(rng.uniform(path.len(), Purpose::Draft, lane));
+            let (token, q) = match kind {
+                0 => (wrong, Dist::Point(wrong)),
+                1 => (drawn, Dist::Point(drawn)),
+                _ => (drawn, q),
+            };
+            draft.tokens.push(token);
+            draft.parents.push(parent_id);
+            draft.dists.push(q.into());
+        }
+        self.branched
+            .fetch_add(usize::from(!draft.is_chain()), Ordering::Relaxed);
+        draft
+    }
+}
+
+impl Drafter for RandomTrees {
+    fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
+        Ok(requests.iter_mut().map(|r| self.draft(r)).collect())
+    }
+}
+
+fn trees() -> RandomTrees {
+    RandomTrees::new(Box::new(toy_model(0.0)), Box::new(toy_model(0.5)))
+}
+
+fn start(toy: &Toy, drafter: RandomTrees) -> EngineHandle {
+    let target = Box::new(toy_model(0.0).with_eos(&toy.eos));
+    let drafter = Some(Box::new(drafter) as Box<dyn Drafter>);
+    engine::spawn(
+        target,
+        drafter,
+        toy.num_blocks,
+        toy.block_size,
+        toy.options.clone(),
+    )
+    .unwrap()
+}
+
+/// As with chains: over thousands of rounds, beside other requests, with chunks, preemption and too
+/// few blocks, a request says what it says alone in a roomy engine, and a greedy one what the
+/// reference says without any engine. A commit that does not move K and V fails it at once.
+#[test]
+fn random_schedules_with_trees_are_lossless_and_leak_nothing() {
+    let (mut preemptions, mut rounds, mut accepted) = (0, 0, 0);
+    let mut branched = 0;
+    for case in 0..150 {
+        let mut dice = Dice(1_000_000 + case);
+        let toy = Toy {
+            eos: vec![5],
+            ..dice.toy()
+        };
+        let drafter = trees();
+        let count = drafter.branched.clone();
+        let engine = start(&toy, drafter);
+        let roomy = Toy {
+            num_blocks: 512,
+            ..toy.clone()
+        };
+        let roomy = start(&roomy, trees());
+        let requests: Vec<Request> = (0..12)
+            .map(|_| dice.request(toy.options.spec_length))
+            .collect();
+        let receivers = engine.submit_all(requests.clone()).unwrap();
+        for (request, receiver) in requests.into_iter().zip(receivers) {
+            let answer = collect(receiver);
+            let alone = run(&roomy, request.clone());
+            let what = format!("case {case}: {request:?} on {toy:?}");
+            assert_eq!(answer.tokens, alone.tokens, "{what}");
+            assert_eq!(answer.prompt, alone.prompt, "{what}");
+            assert_eq!(answer.finish, alone.finish, "{what}");
+            let lossless = request.synthetic_acceptance.is_none();
+            if lossless && request.params.is_greedy() || request.spec_length == Some(0) {
+                let mut model = toy_model(0.0).with_eos(&toy.eos);
+                assert_eq!(answer.ids(), reference(&mut model, &request), "{what}");
+            }
+            rounds += answer.spec.rounds;
+            accepted += answer.spec.accepted;
+        }
+        assert_idle(&engine);
+        assert_idle(&roomy);
+        preemptions += engine.stats().preemptions.get();
+        branched += count.load(Ordering::Relaxed);
+    }
+    let seen =
+        format!("{preemptions} preemptions, {rounds} rounds, {accepted} accepted, {branched}");
+    assert!(preemptions > 30 && rounds > 4000, "{seen}");
+    assert!(accepted > 2000 && branched > 2000, "{seen}");
+}
+
+/// The row that a token's log-probabilities come from is that of its parent, wherever it is.
+#[test]
+fn logprobs_do_not_depend_on_trees() {
+    let request = Request {
+        logprobs: Some(2),
+        ..greedy(&[4, 5], 100)
+    };
+    let plain = Toy {
+        guess: Guess::Nothing,
+        ..Toy::default()
+    };
+    let plain = run(&plain.start(), request.clone());
+    let answer = run(&start(&Toy::default(), trees()), request);
+    assert!(answer.spec.accepted > 10, "{:?}", answer.spec);
+    assert_eq!(answer.tokens, plain.tokens);
+}
+
+/// Siblings, most of them drawn from q, each against what the one before it left of p: SpecInfer's rule
+/// through the whole engine.
+#[test]
+fn tokens_sampled_with_trees_are_distributed_as_the_target() {
+    let drafter = RandomTrees::new(Box::new(few_ids(0.0)), Box::new(few_ids(0.6)));
+    assert_distributed_as_the_target(Box::new(drafter), 6);
+}
