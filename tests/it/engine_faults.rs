@@ -408,17 +408,26 @@ fn a_step_that_panics_fails_those_who_were_in_it() {
         _ => Ok(()),
     };
     let toy = |noise| Box::new(toy_model(noise)) as Box<dyn Model>;
-    let faulty = |noise| Box::new(Faulty::new(toy_model(noise), panics)) as Box<dyn Model>;
-    for (target, drafter) in [
-        (faulty(0.0), None),
-        (faulty(0.0), Some(draft_of(toy(0.3)))),
-        (toy(0.0), Some(draft_of(faulty(0.3)))),
+    let faulty = |toy| Box::new(Faulty::new(toy, panics)) as Box<dyn Model>;
+    for (target_panics, drafter) in [
+        (true, None),
+        (true, Some(draft_of(toy(0.3)))),
+        (false, Some(draft_of(faulty(toy_model(0.3))))),
     ] {
         let mut options = options();
         options.max_num_seqs = 3;
+        let target = toy_model(0.0);
+        let gate = target.gate.clone();
+        let target = match target_panics {
+            true => faulty(target),
+            false => Box::new(target),
+        };
         let engine = start(target, drafter, options);
         let requests: Vec<Request> = prompts().iter().map(|p| greedy(p, 40)).collect();
+        // All requests are queued before the first step ends.
+        let closed = gate.lock().unwrap();
         let receivers = engine.submit_all(requests.clone()).unwrap();
+        drop(closed);
         let mut failures = 0;
         for (request, receiver) in requests.iter().zip(receivers) {
             let want = reference(&mut toy_model(0.0), request);

@@ -6,6 +6,7 @@ use foretoken::engine::{self, EngineHandle, EngineOptions, Request};
 use foretoken::model::toy::ToyModel;
 use foretoken::spec::{DraftModel, Drafter, NgramDrafter};
 use foretoken::text::Text;
+use std::time::Duration;
 
 const BLOCKS: usize = 512;
 const BLOCK_SIZE: usize = 16;
@@ -131,6 +132,8 @@ fn sixty_four_streams_say_what_each_says_alone() {
         max_num_seqs: 64,
         max_num_batched_tokens: 512,
         spec_length: 3,
+        // Prompts are read at once on a slow machine, too, so that all texts grow together.
+        max_prompt_wait: Duration::from_secs(60),
         ..EngineOptions::default()
     };
     // Small blocks, so that texts grow by many and the pool runs out in mid-text.
