@@ -1,6 +1,6 @@
-//! `foretoken bench`: speculative against plain decoding of single requests, through the engine,
-//! in one process. All ways of decoding take turns on every prompt, so that what else the machine
-//! does falls on all alike.
+//! `foretoken bench`: compares speculative with plain decoding of single requests through the engine,
+//! in one process. The decoding modes alternate on every prompt, so that other load on the machine
+//! affects all of them equally.
 
 mod measure;
 mod report;
@@ -20,48 +20,48 @@ use std::path::PathBuf;
 
 pub use report::expected_speed_up;
 
-/// What to measure: the flags of `foretoken bench`, without those of the engine.
+/// The flags of `foretoken bench`, without those of the engine.
 #[derive(Debug, Clone, PartialEq, Args)]
 #[command(next_help_heading = "Bench")]
 #[group(skip)]
 #[command(group(ArgGroup::new("source of prompts").required(true)))]
 pub struct Options {
-    /// JSON lines with "category" and "turns" (Spec-Bench's form); the first turn is the prompt.
+    /// JSON lines with "category" and "turns" (Spec-Bench's format); the first turn is the prompt.
     #[arg(long, value_name = "FILE", group = "source of prompts")]
     pub prompts: Option<PathBuf>,
-    /// So many prompts of random token ids instead; needs no tokenizer.
+    /// Number of prompts of random token ids; needs no tokenizer.
     #[arg(long, value_name = "N", value_parser = at_least_one, group = "source of prompts")]
     pub random_prompts: Option<usize>,
-    /// Length of a random prompt.
+    /// Length of a random prompt in tokens.
     #[arg(long, value_name = "M", default_value_t = 64, value_parser = at_least_one)]
     pub prompt_tokens: usize,
-    /// Only the first N prompts of each category.
+    /// Use only the first N prompts of each category.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub limit_per_category: Option<usize>,
-    /// Tokens to generate for each prompt at most; a text may end earlier.
+    /// Maximum tokens to generate per prompt; a text may end earlier.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = at_least_one)]
     pub max_tokens: usize,
-    /// Temperatures, separated by commas. At 0 the two texts must be equal.
+    /// Temperatures, separated by commas. At 0, plain and speculative text must be equal.
     #[arg(long, value_name = "T,T", value_delimiter = ',', default_value = "0,1",
           value_parser = temperature)]
     pub temperatures: Vec<f32>,
     /// Draft lengths (K) to measure, each at most --spec-length, separated by commas
-    /// [default: --spec-length alone].
+    /// [default: --spec-length].
     #[arg(long, value_name = "K,K", value_delimiter = ',')]
     pub spec_lengths: Vec<usize>,
-    /// Accept each draft token with these probabilities, whatever the models say: SYNTHETIC texts,
-    /// for speed alone, of pairs whose weights are not trained. Separated by commas.
+    /// Accept each draft token with these probabilities, separated by commas, whatever the models
+    /// compute. The texts are SYNTHETIC: use this only to measure the speed of untrained pairs.
     // See [`Request::synthetic_acceptance`]. Empty = drafts are verified.
     #[arg(long, value_name = "A,A", value_delimiter = ',',
           value_parser = number("a number between 0 and 1", |rate: &f64| (0.0..=1.0).contains(rate)))]
     pub synthetic_acceptance: Vec<f64>,
-    /// Runs of each prompt, each way; the median time counts.
+    /// Runs per prompt and decoding mode; the median time is reported.
     #[arg(long, value_name = "R", default_value_t = 1, value_parser = at_least_one)]
     pub repeat: usize,
-    /// Also write everything to this file.
+    /// Also write the report to this file, as JSON.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Seed of random prompts; the engine's flag.
+    /// Seed of random prompts, from the engine's --seed.
     #[arg(skip)]
     pub seed: u64,
 }
@@ -70,16 +70,16 @@ pub struct Options {
 #[derive(Debug, Clone)]
 pub struct Names {
     pub model: String,
-    /// What drafts.
+    /// The drafter.
     pub drafter: String,
-    /// Where both run.
+    /// The device that both run on.
     pub device: String,
 }
 
-/// One way of decoding a text.
+/// One decoding mode.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 struct Way {
-    /// Draft tokens a round at most (K); 0 = plainly.
+    /// Maximum draft tokens per round (K); 0 = plain decoding.
     spec_length: usize,
     /// See [`Request::synthetic_acceptance`].
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -87,11 +87,11 @@ struct Way {
 }
 
 impl Options {
-    /// What to measure with an engine of this `seed` that drafts at most `spec_length` tokens, 0
-    /// where nothing drafts.
+    /// Completes and checks the options for an engine with this `seed` and at most `spec_length`
+    /// draft tokens per round (0 = no drafter).
     ///
     /// # Errors
-    /// `Setup`: nothing drafts, or not so much.
+    /// `Setup`: there is no drafter, or a draft length is out of range.
     pub fn validate(mut self, spec_length: usize, seed: u64) -> Result<Self> {
         if spec_length == 0 {
             return Err(Error::setup(
@@ -111,7 +111,7 @@ impl Options {
         Ok(self)
     }
 
-    /// Plain decoding, then each way of speculating that is compared with it: by acceptance, and
+    /// Plain decoding, then each speculative mode that is compared with it, ordered by acceptance and
     /// then by length.
     fn ways(&self) -> Vec<Way> {
         let way = |spec_length, synthetic_acceptance| Way {
@@ -134,16 +134,16 @@ impl Options {
         !self.synthetic_acceptance.is_empty()
     }
 
-    /// What decodes the `number`-th prompt in this way.
+    /// The request that decodes the `number`-th prompt in mode `way`.
     fn request(&self, number: usize, prompt: &Prompt, temperature: f32, way: Way) -> Request {
         let mut params = SamplingParams {
             temperature,
             ..SamplingParams::default()
         };
         if self.is_synthetic() {
-            // Where a text that means nothing would end is no reason to stop. And what is accepted
-            // is drawn by seed and position: with one seed, prompts of one length would all draw
-            // the same, and more of them would tell nothing new.
+            // An EOS in a meaningless text is no reason to stop. Acceptance is drawn by seed and
+            // position: with a single seed, prompts of equal length would all draw the same values
+            // and add no information.
             params.ignore_eos = true;
             params.seed = number as u64;
         }
@@ -158,14 +158,14 @@ impl Options {
     }
 }
 
-/// Tokens of the runs that are not counted.
+/// Tokens per warm-up run, which is not measured.
 const WARM_UP_TOKENS: usize = 16;
 
 /// Measures, prints a table for each temperature and draft length and writes the JSON file.
 ///
 /// # Errors
-/// `Setup`: prompts or the file to write. `Internal`: the engine failed, or a greedy text changed
-/// by speculation, which must not happen; the tables are printed before that.
+/// `Setup`: the prompts or the output file. `Internal`: the engine failed, or speculation changed a
+/// greedy text, which is a bug; the tables are printed before this error.
 pub fn run(
     engine: &EngineHandle,
     text: Option<&Text>,
@@ -180,11 +180,11 @@ pub fn run(
         let skipped = before - prompts.len();
         let _ = writeln!(
             io::stdout(),
-            "{skipped} of {before} prompts do not fit in {context} tokens and are left out"
+            "{skipped} of {before} prompts do not fit in {context} tokens and are skipped"
         );
     }
     if prompts.is_empty() {
-        return Err(Error::setup("there is no prompt to measure"));
+        return Err(Error::setup("there are no prompts to measure"));
     }
     let ways = options.ways();
     let runs = ways.len() * prompts.len() * options.temperatures.len() * options.repeat;
@@ -225,7 +225,7 @@ fn load(options: &Options, text: Option<&Text>, vocab_size: usize) -> Result<Vec
     Ok(prompts)
 }
 
-/// All runs: each prompt at each temperature, every way, there and back in alternating order.
+/// Runs each prompt at each temperature in every mode; the order of the modes reverses each time.
 fn measure(engine: &EngineHandle, prompts: &[Prompt], options: &Options) -> Result<Vec<Pair>> {
     let ways = options.ways();
     let all = ways.len() * prompts.len() * options.temperatures.len() * options.repeat;

@@ -1,4 +1,4 @@
-//! Flags and a TOML file become one validated [`Command`], once. Only `main` imports this.
+//! Parses and validates flags and a TOML file into one [`Command`]. Only `main` imports this module.
 
 mod flags;
 #[cfg(test)]
@@ -17,13 +17,13 @@ use std::path::Path;
 pub use flags::{Dtype, HttpOptions, LoadFlags};
 
 const DEFAULT_SPEC_LENGTH: usize = 5;
-/// The best for the embedded pair, over both temperatures (models/default/README.md).
+/// The fastest for the embedded pair over both temperatures (models/default/README.md).
 const EMBEDDED_SPEC_LENGTH: usize = 2;
-/// After one equal token the next is equal too seldom (a quarter of the time, SmolLM2 on Spec-Bench;
-/// half after two) to pay for a row where tokens are sampled.
+/// A match of one token predicts the next one too rarely (25%, against 50% for two tokens; SmolLM2 on
+/// Spec-Bench) to pay for a row when tokens are sampled.
 const DEFAULT_PROMPT_LOOKUP: (usize, usize) = (2, 4);
 
-/// What the process does, checked.
+/// A validated command.
 #[derive(Debug, Clone)]
 pub enum Command {
     Serve(Config),
@@ -34,25 +34,25 @@ pub enum Command {
     Tokenizer(train::tokenizer::Options),
 }
 
-/// All that an engine, and a server in front of it, need to know.
+/// The configuration of an engine and its server.
 #[derive(Debug, Clone)]
 pub struct Config {
     pub model: ModelChoice,
-    /// Name that clients use.
+    /// The model name that clients send.
     pub served_model_name: String,
     pub load: LoadFlags,
-    /// What drafts; `None` = plain decoding.
+    /// The drafter; `None` = plain decoding.
     pub drafter: Option<DrafterChoice>,
     pub kv: KvBudget,
-    /// Part of a GPU's memory that may be used, above 0 and at most 1.
+    /// Fraction of GPU memory that may be used, above 0 and at most 1.
     pub gpu_memory_utilization: f64,
-    /// Tokens a block.
+    /// Tokens per block.
     pub block_size: usize,
     pub engine: EngineOptions,
     pub http: HttpOptions,
 }
 
-/// A model as the operator named it.
+/// A model as given on the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelChoice {
     /// A Hugging Face id, a folder or a `.gguf` file.
@@ -60,33 +60,33 @@ pub struct ModelChoice {
     pub revision: Option<String>,
 }
 
-/// What drafts.
+/// The drafter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DrafterChoice {
     Model(ModelChoice),
-    /// Continues repeats of `min` to `max` tokens.
+    /// Continues repeated n-grams of `min` to `max` tokens.
     Ngram {
         min: usize,
         max: usize,
     },
 }
 
-/// How large the KV pools are.
+/// The size of the KV pools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvBudget {
-    /// What is needed, within what there is.
+    /// As much as `max_num_seqs` full contexts need, within the available memory.
     Default,
-    /// Bytes, target and draft together.
+    /// Total bytes of target and draft.
     Bytes(u64),
-    /// Blocks of each pool.
+    /// Blocks per pool.
     Blocks(usize),
 }
 
 impl Command {
-    /// Reads the command line and the file that it names.
+    /// Parses the command line and the TOML file of `--config`.
     ///
     /// # Errors
-    /// [`Exit`]: a line that says what to change, or the text of `--help` or `--version`.
+    /// [`Exit`]: a one-line error that says what to change, or the text of `--help` or `--version`.
     pub fn from_args(args: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Self, Exit> {
         let mut args: Vec<OsString> = args.into_iter().map(Into::into).collect();
         let cli = Cli::try_parse_from(&args)?;
@@ -95,8 +95,8 @@ impl Command {
         let Some(file) = written.config.clone() else {
             return Ok(Self::validate(cli)?);
         };
-        // A file is flags written down: put before the others, it loses to them, and one parser
-        // reads both.
+        // The file's keys become flags before those of the command line: one parser reads both,
+        // and the command line overrides the file.
         let from_file = file_args(&file, written)?;
         let first = std::iter::once(OsString::from("foretoken")).chain(from_file.clone());
         Cli::try_parse_from(first)
@@ -121,7 +121,7 @@ impl Command {
                 let config = options.validate()?;
                 let generate = generate::Options {
                     seed: config.load.seed,
-                    // One more set waits, so that no place in the batch is empty for long.
+                    // A second batch waits in the queue, so that a free slot is filled at once.
                     concurrency: config.engine.max_num_seqs.saturating_mul(2),
                     ..generate
                 };
@@ -135,7 +135,7 @@ impl Command {
 }
 
 impl Cli {
-    /// The flags of an engine, wherever they stand; the defaults, for a command without an engine.
+    /// The engine flags of the subcommand, or the top-level ones if it has none.
     fn options(&self) -> &Options {
         match &self.command {
             Some(CliCommand::Serve(options)) => options,
@@ -183,7 +183,7 @@ impl Options {
         })
     }
 
-    /// Refuses two answers to one question, when both stand in the same place.
+    /// Rejects conflicting flags that come from the same source, the command line or the file.
     fn check_conflicts(&self) -> Result<()> {
         if self.kv_cache_memory.is_some() && self.num_blocks.is_some() {
             return Err(Error::setup(
@@ -198,8 +198,8 @@ impl Options {
         Ok(())
     }
 
-    /// What is served where no model is named: the embedded one, with its own draft unless the
-    /// operator says otherwise.
+    /// Selects the embedded model if `--model` is missing, with its draft unless other flags choose
+    /// a drafter.
     fn embedded_pair(&mut self) -> Result<()> {
         let [target, draft] = EMBEDDED else {
             return Err(Error::setup(
@@ -215,7 +215,7 @@ impl Options {
         Ok(())
     }
 
-    /// The long name of a drafting flag that was given.
+    /// The name of the first speculation flag that is set.
     fn drafting_flag(&self) -> Option<&'static str> {
         [
             ("--draft-model", self.draft_model.is_some()),
@@ -232,9 +232,9 @@ impl Options {
     fn speculation(&self) -> Result<Option<(DrafterChoice, usize)>> {
         match (self.speculative_decoding, self.drafting_flag()) {
             (None, Some(flag)) => Err(Error::setup(format!(
-                "{flag} has no effect alone: add --speculative-decoding"
+                "{flag} has no effect on its own: add --speculative-decoding"
             ))),
-            // Said aloud, "false" switches off what the file sets up.
+            // An explicit "false" disables the speculation that the file configures.
             (None | Some(false), _) => Ok(None),
             (Some(true), _) => Ok(Some((self.drafter()?, self.drafted_tokens()?))),
         }
@@ -243,7 +243,7 @@ impl Options {
     fn drafted_tokens(&self) -> Result<usize> {
         match self.spec_length.unwrap_or(DEFAULT_SPEC_LENGTH) {
             0 => Err(Error::setup(
-                "--spec-length must be at least 1; to decode plainly, leave out --speculative-decoding",
+                "--spec-length must be at least 1; for plain decoding, leave out --speculative-decoding",
             )),
             length => Ok(length),
         }
@@ -269,19 +269,19 @@ impl Options {
                 revision: self.draft_revision.clone(),
             })),
             (_, None) => Err(Error::setup(
-                "--speculative-decoding needs something that drafts: add --draft-model MODEL or --drafter ngram",
+                "--speculative-decoding needs a drafter: add --draft-model MODEL or --drafter ngram",
             )),
         }
     }
 }
 
 impl KvBudget {
-    /// Blocks of each pool: both pools get the same number, so that a block of the draft's stands
-    /// beside each of the target's. `bytes_per_token` has one entry a pool; `wanted_tokens` is
-    /// what `max_num_seqs` full contexts take and bounds the default alone, as does `room`, in bytes.
+    /// Blocks per pool. Both pools get the same number: one draft block for each target block.
+    /// `bytes_per_token` has one entry per pool. `wanted_tokens`, the size of `max_num_seqs` full
+    /// contexts, and `room`, in bytes, limit only the default.
     ///
     /// # Errors
-    /// `Setup` when that is less than one block.
+    /// `Setup` if the result is less than one block.
     pub fn blocks(
         self,
         block_size: usize,
@@ -290,7 +290,7 @@ impl KvBudget {
         room: u64,
     ) -> Result<usize> {
         let block_bytes = (bytes_per_token.iter().sum::<usize>() * block_size) as u64;
-        let (blocks, given) = match self {
+        let (blocks, available) = match self {
             Self::Blocks(blocks) => return Ok(blocks),
             Self::Bytes(bytes) => (bytes / block_bytes, bytes),
             Self::Default => {
@@ -300,7 +300,7 @@ impl KvBudget {
         };
         if blocks == 0 {
             return Err(Error::setup(format!(
-                "the KV cache has {given} bytes and one block of {block_size} tokens takes {block_bytes}: raise --kv-cache-memory"
+                "the KV cache has {available} bytes and one block of {block_size} tokens takes {block_bytes}: raise --kv-cache-memory"
             )));
         }
         Ok(blocks as usize)
@@ -313,12 +313,12 @@ fn check_step(engine: &EngineOptions) -> Result<()> {
         return Ok(());
     }
     Err(Error::setup(format!(
-        "--max-num-batched-tokens must be at least {}, one more than a draft has tokens: it is {rows}",
+        "--max-num-batched-tokens must be at least {}, one more than the draft length: it is {rows}",
         drafted.saturating_add(1)
     )))
 }
 
-/// A path to a GGUF file is no name to type into a client; its stem is.
+/// The file stem of a GGUF file, otherwise `model` itself.
 fn default_served_name(model: &str) -> String {
     let path = Path::new(model);
     match (path.extension(), path.file_stem()) {
@@ -327,7 +327,7 @@ fn default_served_name(model: &str) -> String {
     }
 }
 
-/// The file's keys as flags, without those that `written` answers in another way.
+/// The file's keys as flags, without those that `written`, the command line, replaces.
 fn file_args(path: &Path, written: &Options) -> Result<Vec<OsString>> {
     let fail = |what: String| Error::in_file(path, what);
     let text = std::fs::read_to_string(path).map_err(|e| Error::in_file(path, e))?;
@@ -364,7 +364,7 @@ fn file_args(path: &Path, written: &Options) -> Result<Vec<OsString>> {
 }
 
 impl Options {
-    /// Whether the command line answers the question of `name` by another flag.
+    /// Whether another flag of the command line replaces the file's key `name`.
     fn replaces(&self, name: &str) -> bool {
         match name {
             "num-blocks" => self.kv_cache_memory.is_some(),
@@ -376,17 +376,17 @@ impl Options {
     }
 }
 
-/// Why there is no [`Config`].
+/// Why parsing returned no [`Command`].
 #[derive(Debug)]
 pub enum Exit {
-    /// The operator asked for `--help` or `--version`: print this to stdout, exit with 0.
+    /// The text of `--help` or `--version`: print it to stdout and exit with 0.
     Text(String),
-    /// A flag, the file or their combination is wrong: exit with 2.
+    /// An invalid flag, file or combination of them: exit with 2.
     Wrong(Error),
 }
 
 impl Exit {
-    /// Names the file at fault.
+    /// Adds the name of the file to the error.
     fn in_file(self, path: &Path) -> Self {
         match self {
             Self::Wrong(e) => Error::in_file(path, e).into(),
@@ -412,13 +412,13 @@ impl From<clap::Error> for Exit {
     }
 }
 
-/// clap's message and tip, without usage and the pointer to `--help`.
+/// clap's message and tip on one line, without the usage and the hint to `--help`.
 fn one_line(e: &clap::Error) -> String {
     let text = e.render().to_string();
     let lines = text.lines().map(str::trim);
-    let told: Vec<_> = lines
+    let message: Vec<_> = lines
         .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
         .filter(|line| !line.is_empty())
         .collect();
-    told.join("; ").trim_start_matches("error: ").to_owned()
+    message.join("; ").trim_start_matches("error: ").to_owned()
 }

@@ -1,5 +1,5 @@
-//! `foretoken convert`: a folder with safetensors becomes one GGUF file, with its tokenizer and its
-//! chat template, under llama.cpp's names.
+//! `foretoken convert`: converts a folder of safetensors, with its tokenizer and chat template, to one
+//! GGUF file under llama.cpp's names.
 
 use crate::error::{Error, Result};
 use crate::model::{LoadFormat, ModelConfig, ModelSource, names, safetensors_files};
@@ -15,7 +15,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-/// What to convert: the flags of `foretoken convert`.
+/// The flags of `foretoken convert`.
 #[derive(Debug, Clone, PartialEq, Args)]
 pub struct Options {
     /// Model: a Hugging Face id, or a folder with config.json, safetensors and tokenizer.json.
@@ -27,13 +27,13 @@ pub struct Options {
     /// GGUF file to write.
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
-    /// Type of the matrices whose rows it divides; others become q8_0 or f16, and
-    /// norms stay f32.
+    /// Type of the matrices whose row length is a multiple of its block size; other matrices become
+    /// q8_0 or f16, and norms stay f32.
     #[arg(long = "type", value_name = "TYPE", default_value = "q8_0", value_parser = kinds())]
     pub kind: GgmlDType,
 }
 
-/// Types that a GGUF file may keep matrices in, by the names of their flag.
+/// The matrix types of a GGUF file and their names on the command line.
 const KINDS: [(&str, GgmlDType); 11] = [
     ("f32", GgmlDType::F32),
     ("f16", GgmlDType::F16),
@@ -55,16 +55,16 @@ fn kinds() -> impl TypedValueParser<Value = GgmlDType> {
     })
 }
 
-/// Converts, and checks that the file's tokenizer reads texts as the folder's does.
+/// Converts, and checks that the file's tokenizer encodes texts as the folder's does.
 ///
 /// # Errors
-/// `Setup`: what is missing, not supported, or cannot be written. No file is left then, and one
-/// that was there before is kept.
+/// `Setup`: the model is missing or not supported, or the file cannot be written. Then no new file
+/// remains and an existing one is unchanged.
 pub fn run(options: &Options) -> Result<()> {
     let (model, revision) = (&options.model, options.revision.as_deref());
     let ModelSource::Folder(folder) = ModelSource::resolve(model, revision, LoadFormat::Auto)?
     else {
-        return Err(Error::setup(format!("{model} is a GGUF file already")));
+        return Err(Error::setup(format!("{model} is already a GGUF file")));
     };
     let config = ModelConfig::from_json(&folder)?;
     let text = Text::from_folder(&folder)?;
@@ -80,7 +80,7 @@ pub fn run(options: &Options) -> Result<()> {
             std::fs::rename(&unfinished, &options.out).map_err(|e| Error::in_file(&options.out, e))
         });
     if written.is_err() {
-        // What matters is why it could not be finished.
+        // Report the error of the conversion, not of the removal.
         let _ = std::fs::remove_file(&unfinished);
     }
     written?;
@@ -109,7 +109,7 @@ fn write(file: &Path, metadata: &Metadata, tensors: &[(String, QTensor)]) -> Res
     out.sync_all().map_err(|e| Error::in_file(file, e))
 }
 
-/// What llama.cpp's `convert_hf_to_gguf.py` says of a model's shape.
+/// The metadata of a model's shape, as llama.cpp's `convert_hf_to_gguf.py` writes it.
 fn model_metadata(config: &ModelConfig, name: &str) -> Metadata {
     let architecture = &config.architecture;
     let size = |key: &str, size: usize| (format!("{architecture}.{key}"), Value::U32(size as u32));
@@ -136,10 +136,10 @@ fn model_metadata(config: &ModelConfig, name: &str) -> Metadata {
     ]
 }
 
-/// All tensors under llama.cpp's names, by name.
+/// All tensors under llama.cpp's names, sorted by their safetensors names.
 fn tensors(folder: &Path, config: &ModelConfig, kind: GgmlDType) -> Result<Vec<(String, QTensor)>> {
     let files = safetensors_files(folder)?;
-    // SAFETY: the files are only read; whoever changes them meanwhile gets another model.
+    // SAFETY: the files are only read; changing them during the conversion changes the output.
     let stored =
         unsafe { MmapedSafetensors::multi(&files) }.map_err(|e| Error::in_file(folder, e))?;
     let mut names: Vec<String> = stored.tensors().into_iter().map(|(name, _)| name).collect();
@@ -151,10 +151,7 @@ fn tensors(folder: &Path, config: &ModelConfig, kind: GgmlDType) -> Result<Vec<(
             continue;
         }
         let Some(gguf) = names::gguf(&name) else {
-            return Err(Error::in_file(
-                folder,
-                format!("tensor {name} is not known"),
-            ));
+            return Err(Error::in_file(folder, format!("unknown tensor {name}")));
         };
         let tensor = stored.load(&name, &Device::Cpu)?.to_dtype(DType::F32)?;
         let tensor = match gguf.split('.').nth(2) {
@@ -182,7 +179,7 @@ fn tensors(folder: &Path, config: &ModelConfig, kind: GgmlDType) -> Result<Vec<(
     Ok(tensors)
 }
 
-/// The type of a tensor of these dims where `kind` is wanted.
+/// The type in which a tensor of shape `dims` is stored if `kind` is requested.
 fn fitting(kind: GgmlDType, dims: &[usize]) -> GgmlDType {
     let &[_, inputs] = dims else {
         return GgmlDType::F32;
@@ -192,7 +189,7 @@ fn fitting(kind: GgmlDType, dims: &[usize]) -> GgmlDType {
     kinds.into_iter().find(fits).unwrap_or(GgmlDType::F16)
 }
 
-/// Rows of q or k in llama.cpp's order: the halves of each head that rope turns, in pairs.
+/// The rows of q or k in llama.cpp's order, which interleaves the two halves of each head for RoPE.
 fn pairs(tensor: &Tensor, heads: usize) -> Result<Tensor> {
     let (rows, inputs) = tensor.dims2()?;
     let halves = tensor.reshape((heads, 2, rows / heads / 2, inputs))?;
@@ -208,11 +205,11 @@ const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 
-/// How Llama 3 and Qwen2 split texts before merging.
+/// The pre-tokenizer patterns of Llama 3 and Qwen2.
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// A byte-level BPE tokenizer, filled up to `vocab_size` tokens.
+/// The metadata of a byte-level BPE tokenizer, padded to `vocab_size` tokens.
 fn tokenizer_metadata(text: &Text, vocab_size: usize) -> Result<Metadata> {
     let json: Json = serde_json::from_str(&text.tokenizer_json()?)
         .map_err(|e| Error::internal(format!("the tokenizer's JSON: {e}")))?;
@@ -220,7 +217,7 @@ fn tokenizer_metadata(text: &Text, vocab_size: usize) -> Result<Metadata> {
     let pre = pre_tokenizer(&json["pre_tokenizer"]);
     let (Some("BPE"), Some(pre)) = (model["type"].as_str(), pre) else {
         return Err(Error::setup(
-            "this tokenizer cannot be written into a GGUF file: only byte-level BPE as of GPT-2, SmolLM, Llama 3 or Qwen2 can",
+            "this tokenizer cannot be written into a GGUF file: only the byte-level BPE of GPT-2, SmolLM, Llama 3 or Qwen2 can",
         ));
     };
     let len = text.vocab_size().max(vocab_size);
@@ -273,7 +270,7 @@ fn tokenizer_metadata(text: &Text, vocab_size: usize) -> Result<Metadata> {
     Ok(metadata)
 }
 
-/// llama.cpp's name of a pre-tokenizer.
+/// llama.cpp's name for a pre-tokenizer; `None` if it has none.
 fn pre_tokenizer(json: &Json) -> Option<&'static str> {
     let parts = match json["pretokenizers"].as_array() {
         Some(parts) => parts.iter().collect(),
@@ -287,8 +284,8 @@ fn pre_tokenizer(json: &Json) -> Option<&'static str> {
     match parts.as_slice() {
         [bytes] if byte_level(bytes, true) => Some("gpt-2"),
         [digits, bytes] if byte_level(bytes, true) => {
-            let each = digits["type"] == "Digits" && digits["individual_digits"] == true;
-            each.then_some("smollm")
+            let individual = digits["type"] == "Digits" && digits["individual_digits"] == true;
+            individual.then_some("smollm")
         }
         [split, bytes] if byte_level(bytes, false) => match split["pattern"]["Regex"].as_str()? {
             LLAMA3 => Some("llama-bpe"),
@@ -299,17 +296,17 @@ fn pre_tokenizer(json: &Json) -> Option<&'static str> {
     }
 }
 
-/// Spaces, digits, contractions, other scripts, code: what pre-tokenizers treat differently.
+/// Text that pre-tokenizers treat differently: spaces, digits, contractions, other scripts, code.
 const PROBE: &str = "Hello  world, it's 12345.67!\n\n  We'LL see\u{e9}\u{4f60}\u{597d} \u{1f600}\tfn f(x: &[u8]) -> i32 { x_1 += 2; }\r\n\n 3 4";
 
-/// Reads the file's tokenizer back and compares it with the one that it was made of.
+/// Reads the file's tokenizer back and compares it with `text`, its source.
 fn check_tokenizer(text: &Text, file: &Path) -> Result<()> {
     let read = Text::from_gguf(file)?;
     for id in 0..text.vocab_size() as u32 {
         let same = read.token_bytes(id) == text.token_bytes(id);
         if !same || read.is_special(id) != text.is_special(id) {
             return Err(Error::setup(format!(
-                "token {id} would be another in a GGUF file: this tokenizer cannot be converted"
+                "token {id} would change in a GGUF file: this tokenizer cannot be converted"
             )));
         }
     }
@@ -329,7 +326,7 @@ fn check_tokenizer(text: &Text, file: &Path) -> Result<()> {
         for special in [true, false] {
             if read.encode(&probe, special)? != text.encode(&probe, special)? {
                 return Err(Error::setup(
-                    "a GGUF file would split texts in another way: this tokenizer cannot be converted",
+                    "a GGUF file would split texts differently: this tokenizer cannot be converted",
                 ));
             }
         }

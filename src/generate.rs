@@ -1,8 +1,9 @@
-//! `foretoken generate`: a model's own answers to prompts, as JSON lines: what a draft is trained on.
+//! `foretoken generate`: writes a model's answers to prompts as JSON lines, the training data of a
+//! draft.
 //!
-//! Many texts run at once through the engine, with whatever speculation is set up. A text depends on
-//! its prompt's place in the file, the number of the sample and the seed alone, so a run that was
-//! interrupted goes on where it stopped and ends with the same texts, in another order perhaps.
+//! Many texts run through the engine at once, with speculation if it is configured. A text depends
+//! only on its prompt, the prompt's index in the file, the sample number and the seed. An interrupted
+//! run therefore resumes where it stopped and ends with the same texts, possibly in another order.
 
 use crate::engine::{EngineHandle, FinishReason, Request};
 use crate::error::{Error, Result};
@@ -18,46 +19,47 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// What to generate: the flags of `foretoken generate`, without those of the engine.
+/// The flags of `foretoken generate`, without those of the engine.
 #[derive(Debug, Clone, PartialEq, Args)]
 #[command(next_help_heading = "Generate")]
 #[group(skip)]
 pub struct Options {
-    /// JSON lines with "prompt", or "turns", of which the first counts.
+    /// JSON lines with "prompt", or "turns", whose first is the prompt.
     #[arg(long, value_name = "FILE")]
     pub prompts: PathBuf,
-    /// Corpus to write, as JSON lines. What it holds already is not generated again.
+    /// Corpus to write, as JSON lines. Texts that it already contains are not generated again.
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
-    /// Texts a prompt.
+    /// Texts per prompt.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
     pub samples: usize,
-    /// Only the first N prompts of each category.
+    /// Use only the first N prompts of each category.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub limit_per_category: Option<usize>,
-    /// Tokens a text at most.
+    /// Maximum tokens per text.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
     pub max_tokens: usize,
     /// Sampling temperature; 0 = greedy.
     #[arg(long, value_name = "T", default_value_t = 1.0, value_parser = temperature)]
     pub temperature: f32,
-    /// Smallest set of most probable tokens whose mass reaches this; 1 = all.
+    /// Sample from the smallest set of most probable tokens with at least this total probability;
+    /// 1 = all tokens.
     #[arg(long, value_name = "P", default_value_t = 1.0,
           value_parser = number("a number above 0 and at most 1", |&p: &f32| p > 0.0 && p <= 1.0))]
     pub top_p: f32,
-    /// The engine's flag.
+    /// From the engine's --seed.
     #[arg(skip)]
     pub seed: u64,
-    /// Texts that are in the engine at once.
+    /// Maximum texts in the engine at once.
     #[arg(skip)]
     pub concurrency: usize,
 }
 
-/// Generates what the corpus lacks, and appends each text when it is complete.
+/// Generates the texts that the corpus does not contain, and appends each one when it is complete.
 ///
 /// # Errors
-/// `Setup`: the prompts, or a corpus that cannot be read or written or is none. `Internal`: the
-/// engine failed. Lines written before stay.
+/// `Setup`: the prompts, or a corpus that is invalid or cannot be read or written. `Internal`: the
+/// engine failed. Lines written before the error stay.
 pub fn run(engine: &EngineHandle, text: &Text, options: &Options) -> Result<()> {
     let mut prompts = prompts::from_file(&options.prompts, text)?;
     if let Some(limit) = options.limit_per_category {
@@ -69,7 +71,7 @@ pub fn run(engine: &EngineHandle, text: &Text, options: &Options) -> Result<()> 
         let all = prompts.len();
         let _ = writeln!(
             io::stdout(),
-            "{too_long} of {all} prompts do not fit in {context} tokens and are left out"
+            "{too_long} of {all} prompts do not fit in {context} tokens and are skipped"
         );
     }
     let mut corpus = Corpus::open(&options.out)?;
@@ -84,7 +86,7 @@ pub fn run(engine: &EngineHandle, text: &Text, options: &Options) -> Result<()> 
     if prompts.len() == too_long {
         return Err(Error::in_file(
             &options.prompts,
-            "there is no prompt to answer",
+            "there are no prompts to answer",
         ));
     }
     if !corpus.done.is_empty() {
@@ -131,14 +133,14 @@ async fn generate_all(
     let seconds = started.elapsed().as_secs_f64();
     let _ = writeln!(
         io::stdout(),
-        "{texts} texts, {tokens} tokens, {:.0} tokens/s; {stopped} ended by themselves, {} were cut off",
+        "{texts} texts, {tokens} tokens, {:.0} tokens/s; {stopped} ended with EOS, {} were cut off",
         tokens as f64 / seconds.max(1e-9),
         texts - stopped
     );
     Ok(())
 }
 
-/// One text.
+/// Generates one text.
 async fn answer(
     engine: &EngineHandle,
     text: &Text,
@@ -162,7 +164,7 @@ async fn answer(
     })?;
     let completion = events.collect().await?;
     let ids = completion.ids();
-    let (said, finish_reason) = match completion.finish {
+    let (text_ids, finish_reason) = match completion.finish {
         Some(FinishReason::Stop { .. }) => (&ids[..ids.len() - 1], "stop"),
         _ => (&ids[..], "length"),
     };
@@ -172,13 +174,13 @@ async fn answer(
         sample,
         prompt: prompt.text.clone(),
         prompt_ids: prompt.tokens.clone(),
-        text: text.decode(said, true),
+        text: text.decode(text_ids, true),
         ids,
         finish_reason: finish_reason.into(),
     })
 }
 
-/// The file that texts are appended to.
+/// The corpus file, to which texts are appended.
 struct Corpus {
     path: PathBuf,
     file: File,
@@ -186,7 +188,7 @@ struct Corpus {
 }
 
 impl Corpus {
-    /// Opens or creates the file, and drops a last line that was not finished.
+    /// Opens or creates the file and removes an incomplete last line.
     fn open(path: &Path) -> Result<Self> {
         let unreadable = |e| Error::in_file(path, e);
         let mut file = File::options()
@@ -196,18 +198,18 @@ impl Corpus {
             .truncate(false)
             .open(path)
             .map_err(unreadable)?;
-        let mut held = String::new();
-        file.read_to_string(&mut held).map_err(unreadable)?;
-        let whole = held.rfind('\n').map_or(0, |end| end + 1);
+        let mut contents = String::new();
+        file.read_to_string(&mut contents).map_err(unreadable)?;
+        let complete_len = contents.rfind('\n').map_or(0, |end| end + 1);
         let mut done = HashSet::new();
-        for (number, line) in (1..).zip(held[..whole].lines()) {
+        for (number, line) in (1..).zip(contents[..complete_len].lines()) {
             let line: Answer = serde_json::from_str(line).map_err(|e| {
                 let what = "is no text of a corpus, choose another --out";
                 Error::in_file(path, format!("line {number} {what}: {e}"))
             })?;
             done.insert((line.id, line.sample));
         }
-        file.set_len(whole as u64)
+        file.set_len(complete_len as u64)
             .and_then(|()| file.seek(SeekFrom::End(0)))
             .map_err(unreadable)?;
         Ok(Self {
@@ -221,7 +223,7 @@ impl Corpus {
         self.done.contains(&(id.to_owned(), sample))
     }
 
-    /// Appends one line, in one write.
+    /// Appends one line with a single write.
     fn add(&mut self, line: &Answer) -> Result<()> {
         let mut json = serde_json::to_string(line)
             .map_err(|e| Error::internal(format!("a corpus line: {e}")))?;

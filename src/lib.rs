@@ -1,31 +1,30 @@
 //! **foretoken** serves Llama-architecture models over OpenAI's HTTP API and makes every token by
-//! speculative decoding: a draft guesses, the target checks all guesses in one forward, and the
-//! text is exactly what the target alone would have said. That rests on rows that have the same bits in
-//! any forward: on the CPU always; on a GPU in forwards of up to 16 rows with weights in bf16 or f16, and
-//! in all with `--batch-invariant` (the README's table says what holds where).
+//! speculative decoding: a draft proposes tokens, the target verifies all of them in one forward, and
+//! the text is exactly that of the target alone. This requires that a row has the same bits in any
+//! forward. On the CPU it always does; on a GPU in forwards of up to 16 rows with bf16 or f16 weights,
+//! and in all forwards with `--batch-invariant` (see the table in the README).
 //!
-//! The map, in the order in which a request meets it:
+//! The modules, in the order in which a request passes them:
 //!
-//! - [`http`]: routes, wire types, SSE, metrics text. Knows [`text`] and [`engine`].
+//! - [`http`]: routes, wire types, SSE, metrics text. Uses [`text`] and [`engine`].
 //! - [`text`]: tokenizer and chat template.
 //! - [`engine`]: one thread; `receive -> schedule -> propose -> forward -> verify -> commit -> emit`.
-//! - [`spec`]: drafters, the acceptance rule, and the runner that joins them to the target.
+//! - [`spec`]: drafters, the acceptance rule, and the runner that combines them with the target.
 //! - [`sampling`]: one sequence's sampler, logits to distributions, and random numbers addressed by
 //!   position.
 //! - [`kv`]: paged pools that roll back with `truncate_to`.
-//! - [`model`]: loading, and one decoder for the Llama family; [`gguf`]: files, and those that are
-//!   a part of the program.
-//! - [`kernels`]: one op each, its CPU and its CUDA side together.
+//! - [`model`]: loading, and one decoder for the Llama family; [`gguf`]: GGUF files, including the
+//!   embedded ones.
+//! - [`kernels`]: one op per file, its CPU and CUDA sides together.
 //! - [`train`]: the subcommands `distill`, which trains a draft for a target, and `tokenizer`.
 //! - [`bench`], [`generate`] and [`convert`]: subcommands; [`prompts`]: what they read and write.
-//!   [`config`]: flags and TOML, used by `main` alone.
-//! - [`files`]: what strangers supply, bounded; `parse`: what flags accept; `progress`: bars on a
-//!   terminal.
+//!   [`config`]: flags and TOML, used only by `main`.
+//! - [`files`]: limits on untrusted files; `parse`: value parsers of flags; `progress`: progress bars.
 //!
 //! Imports go one way: `main -> http -> engine -> spec -> {model, kv, sampling}`,
 //! `train -> {model, kv, kernels, text, sampling}`, `model -> {kv, kernels}`,
-//! `kv -> kernels -> candle`, `http -> text`, `{text, model} -> {gguf, files}`; `error` imports nothing
-//! of ours, and `sampling` nothing but the exponential that it shares with the kernels.
+//! `kv -> kernels -> candle`, `http -> text`, `{text, model} -> {gguf, files}`; `error` imports no
+//! other module, and `sampling` only the exponential that it shares with the kernels.
 
 pub mod bench;
 pub mod config;

@@ -20,15 +20,15 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
-/// A step allocates and frees the same few sizes again and again, some of them large: with the
-/// system's allocator that was a twentieth of a step.
+/// Every step allocates and frees the same few sizes, some of them large. With the system allocator
+/// that took 5% of a step.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     let command = match Command::from_args(std::env::args_os()) {
         Err(Exit::Text(text)) => {
-            // Whoever reads it may have gone; that is no error.
+            // A closed stdout is not an error.
             let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
             return ExitCode::SUCCESS;
         }
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
         Ok(command) => Ok(command),
     };
     if let Ok(Command::Distill(_)) = command {
-        one_thread_an_op();
+        one_thread_per_op();
     }
     let Ok(log) = LineWriter::new(std::io::stderr()) else {
         return ExitCode::FAILURE;
@@ -83,9 +83,9 @@ fn run(command: &Command, log: &LineWriter) -> Result<()> {
     }
 }
 
-/// Training shares out micro-batches. Threads of candle's own inside of each would only be in each
-/// other's way: that took a quarter of the speed.
-fn one_thread_an_op() {
+/// Limits candle to one thread per op. Training already runs micro-batches in parallel, and candle's
+/// own threads on top of that cost a quarter of the speed.
+fn one_thread_per_op() {
     let name = "CANDLE_NUM_THREADS";
     if std::env::var_os(name).is_none() {
         // SAFETY: no other thread runs yet.
@@ -93,8 +93,8 @@ fn one_thread_an_op() {
     }
 }
 
-/// Logs go to `log`, which is stderr, at the level that RUST_LOG sets. What other commands do is not
-/// news.
+/// Sends logs to `log` (stderr) at the level that RUST_LOG sets. By default `serve` logs at info and
+/// the other commands at warn.
 fn start_log(command: &Command, log: &LineWriter) {
     let level = match command {
         Command::Serve(_) => "foretoken=info,warn",
@@ -110,10 +110,11 @@ fn start_log(command: &Command, log: &LineWriter) {
         .init();
 }
 
-/// One line in `log`, whatever a library's message looks like. 2 = the operator can mend it.
+/// Writes the error to `log` as one line, even if a library's message has several. Exit code 2 = the
+/// operator can fix it.
 fn fail(e: &Error, log: &LineWriter) -> ExitCode {
     let text = e.to_string();
-    // candle appends a backtrace to its messages where RUST_BACKTRACE is set.
+    // candle appends a backtrace to its messages if RUST_BACKTRACE is set.
     let is_frame = |line: &str| {
         let number = line.split_once(": ").map(|(number, _)| number);
         number.is_some_and(|number| number.parse::<usize>().is_ok())
@@ -136,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_supervisor_restarts_what_is_our_fault_alone() {
+    fn exit_codes_distinguish_internal_errors_from_setup_errors() {
         let log = LineWriter::new(std::io::sink()).unwrap();
         assert_eq!(fail(&Error::internal("the device is lost"), &log), 1.into());
         assert_eq!(fail(&Error::setup("no such model"), &log), 2.into());

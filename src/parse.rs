@@ -1,9 +1,9 @@
-//! Value parsers of flags: clap names the flag, these say what it accepts.
+//! Value parsers of flags. clap's error names the flag; the parser's message says what it accepts.
 
 use std::fmt::Display;
 use std::str::FromStr;
 
-/// A parser of numbers for which `holds`, which `accepted` says in words.
+/// A parser of numbers that satisfy `holds`; `accepted` describes them in the error.
 pub fn number<T: FromStr + 'static>(
     accepted: impl Display + Clone + Send + Sync + 'static,
     holds: fn(&T) -> bool,
@@ -14,12 +14,12 @@ pub fn number<T: FromStr + 'static>(
     }
 }
 
-/// A count of something of which there must be one.
+/// Parses a count of at least 1.
 pub fn at_least_one(text: &str) -> Result<usize, String> {
     number("a whole number, at least 1", |&n: &usize| n > 0)(text)
 }
 
-/// A temperature as OpenAI has it.
+/// Parses a temperature in OpenAI's range, 0 to 2.
 pub fn temperature(text: &str) -> Result<f32, String> {
     number("a number between 0 and 2", |t: &f32| {
         (0.0..=2.0).contains(t)

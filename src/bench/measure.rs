@@ -1,26 +1,26 @@
-//! One run of one prompt.
+//! Runs one prompt once.
 
 use crate::engine::{Completion, EngineHandle, Request, SpecUsage, Stats};
 use crate::error::{Error, Result};
 use std::ops::{AddAssign, Sub};
 use std::time::Instant;
 
-/// What one run gave and cost.
+/// The result and cost of one run.
 #[derive(Debug, Clone, Default)]
 pub struct Sample {
     pub tokens: Vec<u32>,
-    /// Tokens after the first round, which belongs to the prompt.
+    /// Tokens after the first round, which counts as prompt processing.
     pub decoded: usize,
-    /// From the first round's arrival to the last's.
+    /// From the arrival of the first round to that of the last.
     pub decode_seconds: f64,
-    /// From submission to the last round's arrival.
+    /// From submission to the arrival of the last round.
     pub total_seconds: f64,
     pub spec: SpecUsage,
-    /// What the engine spent on the decoded tokens.
+    /// The engine's cost of the decoded tokens.
     pub cost: Cost,
 }
 
-/// Forwards and the wall time inside them.
+/// Number of forwards and their wall time.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Cost {
     pub target_seconds: f64,
@@ -61,10 +61,10 @@ impl AddAssign for Cost {
     }
 }
 
-/// Generates one text alone in the engine, cut off where the context ends.
+/// Generates one text with no other request in the engine, up to the context length.
 ///
 /// # Errors
-/// The engine refused the request or failed.
+/// The engine rejected the request or failed.
 pub fn generate(engine: &EngineHandle, mut request: Request) -> Result<Sample> {
     let room = engine.limits().max_model_len - request.prompt.len();
     request.max_tokens = request.max_tokens.map(|wanted| wanted.min(room));
@@ -81,7 +81,7 @@ pub fn generate(engine: &EngineHandle, mut request: Request) -> Result<Sample> {
     }
     let now = Instant::now();
     let (since, cost, prefilled) =
-        first.ok_or_else(|| Error::internal("the engine gave no text"))?;
+        first.ok_or_else(|| Error::internal("the engine returned no text"))?;
     Ok(Sample {
         decoded: completion.tokens.len() - prefilled,
         decode_seconds: (now - since).as_secs_f64(),

@@ -1,4 +1,4 @@
-//! From runs to figures, and how they are shown. No clock and no engine in here.
+//! Computes and displays figures from runs. No clock and no engine here.
 
 mod table;
 
@@ -11,7 +11,7 @@ use serde::Serialize;
 use std::path::Path;
 use sysinfo::{CpuRefreshKind, RefreshKind, System};
 
-/// The runs of one prompt at one temperature, plain and in one other way.
+/// The runs of one prompt at one temperature: plain and in one speculative mode.
 #[derive(Debug, Clone)]
 pub struct Pair {
     id: String,
@@ -20,12 +20,12 @@ pub struct Pair {
     way: Way,
     plain: Timed,
     speculative: Timed,
-    /// Place of the first greedy token that speculation changed. Sampled texts may differ, and
-    /// those of synthetic acceptance do.
+    /// Index of the first greedy token that speculation changed. `None` for sampled texts, which may
+    /// differ, and for synthetic acceptance, where texts do differ.
     differs_at: Option<usize>,
 }
 
-/// One way of decoding a prompt; times are medians over the repeats.
+/// A prompt in one decoding mode; times are medians over the repeats.
 #[derive(Debug, Clone, Copy, Default)]
 struct Timed {
     decoded: usize,
@@ -37,8 +37,8 @@ struct Timed {
 }
 
 impl Pair {
-    /// Condenses the repeats, of which there is at least one each way. Every repeat has the same
-    /// tokens, since random numbers are addressed.
+    /// Summarizes the repeats, at least one per mode. Every repeat has the same tokens, since random
+    /// numbers are addressed.
     pub fn new(
         prompt: &Prompt,
         temperature: f32,
@@ -96,7 +96,7 @@ fn first_difference(a: &[u32], b: &[u32]) -> Option<usize> {
     (common < a.len().max(b.len())).then_some(common)
 }
 
-/// The middle value; of an even number, the mean of the two in the middle. NaN of none.
+/// The median; the mean of the two middle values if their number is even; NaN if there are none.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let n = values.len();
@@ -106,43 +106,42 @@ fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// The speed-up that Theorem 3.8 of Leviathan et al. 2023 expects of drafts of `k` tokens, each
-/// accepted with probability `alpha` and costing `c` target steps:
-/// (1 - alpha^(k+1)) / ((1 - alpha)(c k + 1)), at alpha = 1 its limit (k + 1) / (c k + 1).
+/// The speed-up that Theorem 3.8 of Leviathan et al. 2023 predicts for drafts of `k` tokens, each
+/// accepted with probability `alpha` at a cost of `c` target steps:
+/// (1 - alpha^(k+1)) / ((1 - alpha)(c k + 1)); at alpha = 1 its limit, (k + 1) / (c k + 1).
 pub fn expected_speed_up(alpha: f64, k: usize, c: f64) -> f64 {
-    // The geometric sum 1 + alpha + ... + alpha^k has no pole at 1.
+    // The sum 1 + alpha + ... + alpha^k is defined at alpha = 1, unlike the quotient.
     let tokens: f64 = (0..=k).map(|i| alpha.powi(i as i32)).sum();
     tokens / (c * k as f64 + 1.0)
 }
 
-/// Figures of some prompts at one temperature. A ratio that nothing was measured for is NaN, in
-/// JSON null.
+/// Figures of a group of prompts at one temperature. A ratio without measurements is NaN, in JSON null.
 #[derive(Debug, Clone, Serialize)]
 pub struct Figures {
     pub category: String,
     pub prompts: usize,
-    /// Tokens that were decoded in the speculative runs, after the first round.
+    /// Tokens decoded in the speculative runs after the first round.
     pub tokens: usize,
-    /// Decoded tokens by decode time, prompts excluded: sum over prompts of tokens, divided by the
-    /// sum of each prompt's median time.
+    /// Decoded tokens per second of decode time, without prompt processing: the sum of tokens over
+    /// all prompts, divided by the sum of each prompt's median time.
     pub plain_tokens_per_second: f64,
     pub spec_tokens_per_second: f64,
-    /// Ratio of the two above; at temperature 0 that is the ratio of total decode times.
+    /// Speculative over plain rate; at temperature 0 this is the ratio of total decode times.
     pub speed_up: f64,
-    /// The same ratio with prompt processing in the times. All runs of a prompt but the first find
-    /// it in the prefix cache; the order alternates.
+    /// The same ratio with prompt processing included. All runs of a prompt except the first hit the
+    /// prefix cache; the order alternates.
     pub total_speed_up: f64,
-    /// Accepted over tested draft tokens.
+    /// Acceptance rate: accepted over tested draft tokens.
     pub alpha: f64,
-    /// Tokens of a round that had a draft, the corrected or bonus token included.
+    /// Mean tokens per round with a draft, including the corrected or bonus token.
     pub mean_accepted_length: f64,
-    /// Draft tokens of a round that had a draft.
+    /// Mean draft tokens per round with a draft.
     pub mean_draft_length: f64,
-    /// Time of a draft step by time of a plain target step.
+    /// Time of a draft step over that of a plain target step.
     pub c: f64,
-    /// Time of a speculative target step by that of a plain one; the theorem takes it for 1.
+    /// Time of a speculative target step over that of a plain one; the theorem assumes 1.
     pub verify_cost: f64,
-    /// What Theorem 3.8 expects of alpha, K and c.
+    /// The prediction of Theorem 3.8 from alpha, K and c.
     pub expected_speed_up: f64,
     pub measured_over_expected: f64,
 }
@@ -163,7 +162,7 @@ impl Figures {
         let rate = |timed: &Timed| timed.decoded as f64 / timed.decode_seconds;
         let total_rate = |timed: &Timed| timed.tokens as f64 / timed.total_seconds;
         let usage = spec.spec;
-        // Without a draft model a step is one token of a draft.
+        // Without a draft model, each draft token counts as one step.
         let steps = match spec.cost.draft_steps {
             0.0 => usage.drafted as f64,
             steps => steps,
@@ -191,12 +190,12 @@ impl Figures {
     }
 }
 
-/// What was measured, and where.
+/// What was measured, and on which hardware.
 #[derive(Debug, Clone, Serialize)]
 pub struct Subject {
     pub model: String,
     pub drafter: String,
-    /// The largest K of all.
+    /// The largest measured K.
     pub spec_length: usize,
     pub max_tokens: usize,
     pub repeat: usize,
@@ -226,17 +225,17 @@ impl Subject {
     }
 }
 
-/// Everything that `bench` found.
+/// All results of `bench`.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
     pub subject: Subject,
     pub temperatures: Vec<AtTemperature>,
-    /// Where several K were measured, the best one for each temperature and acceptance.
+    /// If several K were measured, the best one per temperature and acceptance.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub best: Vec<Best>,
 }
 
-/// The figures of one temperature and one way of speculating.
+/// The figures of one temperature and one speculative mode.
 #[derive(Debug, Clone, Serialize)]
 pub struct AtTemperature {
     pub temperature: f32,
@@ -245,12 +244,11 @@ pub struct AtTemperature {
     /// In the order of the prompts file.
     pub categories: Vec<Figures>,
     pub overall: Figures,
-    /// Greedy texts that speculation changed; there must be none. Nobody looks for them where
-    /// acceptance is synthetic.
+    /// Greedy texts that speculation changed; must be empty. Not checked if acceptance is synthetic.
     pub differing: Vec<Difference>,
 }
 
-/// The K of the largest speed-up.
+/// The K with the largest speed-up.
 #[derive(Debug, Clone, Serialize)]
 pub struct Best {
     pub temperature: f32,
@@ -259,7 +257,7 @@ pub struct Best {
     pub speed_up: f64,
 }
 
-/// Where speculation changed a text.
+/// A text that speculation changed.
 #[derive(Debug, Clone, Serialize)]
 pub struct Difference {
     pub id: String,
@@ -268,7 +266,7 @@ pub struct Difference {
     pub token: usize,
 }
 
-/// The values in the order in which they come first.
+/// The distinct values, in order of first occurrence.
 fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
     let mut seen = Vec::new();
     for value in values {
@@ -283,7 +281,7 @@ impl AtTemperature {
     /// Groups `pairs`, all of one temperature and way, by category.
     fn of(temperature: f32, way: Way, pairs: &[&Pair]) -> Self {
         let k = way.spec_length;
-        let of = |name: &str| {
+        let figures = |name: &str| {
             let named = pairs.iter().filter(|pair| pair.category == name);
             Figures::of(name, k, named.copied())
         };
@@ -291,7 +289,7 @@ impl AtTemperature {
         Self {
             temperature,
             way,
-            categories: names.into_iter().map(of).collect(),
+            categories: names.into_iter().map(figures).collect(),
             overall: Figures::of("overall", k, pairs.iter().copied()),
             differing: pairs
                 .iter()
@@ -302,7 +300,7 @@ impl AtTemperature {
 }
 
 impl Best {
-    /// Of figures that differ in K alone; `None` where there is nothing to choose from.
+    /// Selects from figures that differ only in K; `None` if there is only one K.
     fn of(lengths: &[AtTemperature]) -> Option<Self> {
         let measured = lengths.iter().filter(|at| at.overall.speed_up.is_finite());
         let best = measured.max_by(|a, b| a.overall.speed_up.total_cmp(&b.overall.speed_up))?;
@@ -319,8 +317,8 @@ impl Report {
     pub fn new(subject: Subject, pairs: &[Pair]) -> Self {
         let groups = distinct(pairs.iter().map(|pair| (pair.temperature, pair.way)));
         let temperatures = groups.into_iter().map(|(temperature, way)| {
-            let of_group = |pair: &&Pair| (pair.temperature, pair.way) == (temperature, way);
-            let pairs: Vec<_> = pairs.iter().filter(of_group).collect();
+            let in_group = |pair: &&Pair| (pair.temperature, pair.way) == (temperature, way);
+            let pairs: Vec<_> = pairs.iter().filter(in_group).collect();
             AtTemperature::of(temperature, way, &pairs)
         });
         let mut report = Self {
@@ -332,7 +330,7 @@ impl Report {
         report
     }
 
-    /// Figures that differ in K alone, together.
+    /// Groups of figures that differ only in K.
     fn by_length(&self) -> impl Iterator<Item = &[AtTemperature]> {
         let key = |at: &AtTemperature| (at.temperature, at.way.synthetic_acceptance);
         self.temperatures.chunk_by(move |a, b| key(a) == key(b))
@@ -347,10 +345,10 @@ impl Report {
         std::fs::write(path, json + "\n").map_err(|e| Error::in_file(path, e))
     }
 
-    /// Greedy texts must be the same with and without speculation.
+    /// Checks that greedy texts are the same with and without speculation.
     ///
     /// # Errors
-    /// `Internal`, naming the first text that is not.
+    /// `Internal`, naming the first text that differs.
     pub fn check_equal(&self) -> Result<()> {
         let differing: Vec<_> = self
             .temperatures
@@ -360,7 +358,7 @@ impl Report {
         match differing.first() {
             None => Ok(()),
             Some(first) => Err(Error::internal(format!(
-                "speculation changed {} greedy texts, first that of prompt {} ({}) at token {}",
+                "speculation changed {} greedy texts, the first at prompt {} ({}) at token {}",
                 differing.len(),
                 first.id,
                 first.category,

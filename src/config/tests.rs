@@ -12,7 +12,7 @@ fn command(line: &str) -> Command {
     parse(line).unwrap_or_else(|e| panic!("`{line}` was refused: {e:?}"))
 }
 
-/// What `line` serves.
+/// The configuration that `line` serves.
 #[track_caller]
 fn accepted(line: &str) -> Config {
     served(command(line))
@@ -22,11 +22,11 @@ fn accepted(line: &str) -> Config {
 fn served(command: Command) -> Config {
     match command {
         Command::Serve(config) => config,
-        other => panic!("serving was asked for, not {other:?}"),
+        other => panic!("expected `serve`, got {other:?}"),
     }
 }
 
-/// The line that refuses `line`, which must be one line.
+/// The error for `line`, which must be one line.
 #[track_caller]
 fn refused(line: &str) -> String {
     match parse(line) {
@@ -88,7 +88,7 @@ fn defaults() {
 }
 
 #[test]
-fn serve_may_be_said() {
+fn the_serve_subcommand_is_optional() {
     assert_eq!(accepted("serve --model m --port 7").http.port, 7);
     refused_with("--model m serve", "serve");
 }
@@ -122,7 +122,7 @@ fn the_file_serves_subcommands_too() {
         file.path().display()
     );
     let Command::Bench(_, bench) = command(&line) else {
-        panic!("bench was asked for");
+        panic!("expected `bench`");
     };
     assert_eq!((bench.prompts, bench.random_prompts), (None, Some(2)));
     assert_eq!((bench.prompt_tokens, bench.seed), (64, 0));
@@ -137,7 +137,7 @@ fn bench_takes_several_lengths_and_acceptances() {
         "bench {SPEC} --random-prompts 1 --spec-length 6 --spec-lengths 1,6 --synthetic-acceptance 0,0.8,1"
     );
     let Command::Bench(_, bench) = command(&line) else {
-        panic!("bench was asked for");
+        panic!("expected `bench`");
     };
     assert_eq!(bench.spec_lengths, [1, 6]);
     assert_eq!(bench.synthetic_acceptance, [0.0, 0.8, 1.0]);
@@ -163,7 +163,7 @@ fn bench_takes_several_lengths_and_acceptances() {
 }
 
 #[test]
-fn a_flag_replaces_another_answer_in_the_file() {
+fn a_flag_replaces_a_conflicting_key_of_the_file() {
     let text = "model = 'm'\nspeculative-decoding = true\ndraft-model = 'd'\nnum-blocks = 9";
     let config = with_file(text, "--drafter ngram --kv-cache-memory 1KiB").unwrap();
     assert_eq!(
@@ -329,7 +329,7 @@ fn zeros_are_refused() {
 }
 
 #[test]
-fn other_mistakes_are_one_line() {
+fn other_errors_are_one_line() {
     if EMBEDDED.is_empty() {
         refused_with("", "--model is missing");
     }
@@ -352,13 +352,13 @@ fn other_mistakes_are_one_line() {
 }
 
 #[test]
-fn help_is_no_mistake() {
+fn help_is_not_an_error() {
     assert!(matches!(parse("--help"), Err(Exit::Text(text)) if text.contains("--spec-length")));
     assert!(matches!(parse("--version"), Err(Exit::Text(_))));
 }
 
 #[test]
-fn kernels_can_be_launched_one_by_one() {
+fn enforce_eager_is_a_flag_and_a_key() {
     assert!(!accepted("--model m").load.enforce_eager);
     assert!(accepted("--model m --enforce-eager").load.enforce_eager);
     let file = |line: &str| with_file(line, "--model m").unwrap().load.enforce_eager;
@@ -367,7 +367,7 @@ fn kernels_can_be_launched_one_by_one() {
 }
 
 #[test]
-fn a_share_of_the_gpu_is_a_share() {
+fn gpu_memory_utilization_is_a_fraction() {
     let config = accepted("--model m --gpu-memory-utilization 0.5");
     assert_eq!(config.gpu_memory_utilization, 0.5);
     for share in ["0", "1.5", "-1", "NaN"] {
@@ -384,7 +384,7 @@ fn both_pools_share_the_memory() {
     assert_eq!(blocks(KvBudget::Bytes(3 * 2048 + 2047), 0).unwrap(), 3);
     assert_eq!(blocks(KvBudget::Blocks(7), 0).unwrap(), 7);
     assert!(blocks(KvBudget::Bytes(2047), u64::MAX).is_err());
-    // What is wanted, then what there is.
+    // Limited by the wanted tokens, then by the available bytes.
     assert_eq!(blocks(KvBudget::Default, u64::MAX).unwrap(), 63);
     assert_eq!(blocks(KvBudget::Default, 5 * 2048 + 1).unwrap(), 5);
     assert!(blocks(KvBudget::Default, 2047).is_err());
@@ -408,16 +408,16 @@ fn shipped_files_parse() {
 const DISTILL: &str = "distill --model m --draft-config c.json --out o --corpus a.jsonl";
 
 #[test]
-fn distill_has_flags_of_its_own() {
+fn distill_has_separate_flags() {
     let line = format!("{DISTILL} --corpus b.txt --objective ce --steps 40 --device cpu");
     let Command::Distill(options) = command(&line) else {
-        panic!("distill was asked for");
+        panic!("expected `distill`");
     };
     assert_eq!(options.corpus, [Path::new("a.jsonl"), Path::new("b.txt")]);
     assert_eq!(options.objective, train::Objective::CrossEntropy);
     assert_eq!((options.steps, options.warmup, options.seed), (40, None, 0));
     let Command::Distill(options) = command(DISTILL) else {
-        panic!("distill was asked for");
+        panic!("expected `distill`");
     };
     assert_eq!(options.objective, train::Objective::Kl);
     assert_eq!((options.top_k, options.seq_len), (32, 256));
@@ -445,10 +445,10 @@ fn distill_has_flags_of_its_own() {
 }
 
 #[test]
-fn tokenizer_has_flags_of_its_own() {
+fn tokenizer_has_separate_flags() {
     let line = "tokenizer --corpus a.jsonl --corpus b.txt --out o";
     let Command::Tokenizer(options) = command(line) else {
-        panic!("tokenizer was asked for");
+        panic!("expected `tokenizer`");
     };
     assert_eq!(options.corpus, [Path::new("a.jsonl"), Path::new("b.txt")]);
     assert_eq!((options.vocab_size, options.chat_template), (4096, None));
@@ -476,7 +476,7 @@ fn without_a_model_the_embedded_pair_is_served() {
     assert_eq!(accepted("--speculative-decoding=false").drafter, None);
     let ngram = accepted("--speculative-decoding --drafter ngram").drafter;
     assert_eq!(ngram, Some(DrafterChoice::Ngram { min: 2, max: 4 }));
-    // A model of the user's own gets no draft that it did not ask for.
+    // A model that the user names gets no draft by default.
     assert_eq!(accepted("--model m").drafter, None);
     assert_eq!(accepted(&format!("--model {}", target.name)).drafter, None);
 }

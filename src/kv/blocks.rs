@@ -1,25 +1,25 @@
-//! Block allocator and block tables. No tensors: tested alone.
+//! Block allocator and block tables. Has no tensors, so it is tested on its own.
 
-/// The pool has no free block left for what was asked.
+/// The pool has too few free blocks for the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OutOfBlocks;
 
-/// Where one sequence lives in a pool: position `p` is in `blocks[p / block_size]`.
+/// The blocks of one sequence in a pool: position `p` is in `blocks[p / block_size]`.
 ///
-/// A table is only changed through the [`BlockAllocator`] that it got its blocks from, and must be
-/// given back to it with [`BlockAllocator::release`].
+/// Only the [`BlockAllocator`] that owns the blocks changes a table. Return the blocks to it with
+/// [`BlockAllocator::release`].
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct BlockTable {
     blocks: Vec<u32>,
 }
 
 impl BlockTable {
-    /// Block ids in order of position.
+    /// Block ids, ordered by position.
     pub fn blocks(&self) -> &[u32] {
         &self.blocks
     }
 
-    /// Pool slot of position `position`, which must have been reserved.
+    /// The pool slot of `position`, which must be reserved.
     pub fn slot(&self, position: usize, block_size: usize) -> u32 {
         self.blocks[position / block_size] * block_size as u32 + (position % block_size) as u32
     }
@@ -29,14 +29,15 @@ impl BlockTable {
 #[derive(Debug)]
 pub struct BlockAllocator {
     block_size: usize,
-    /// Free ids; the last one is handed out first, so that warm blocks are used again.
+    /// Free ids. The last one is allocated first, so that warm blocks are
+    /// reused.
     free: Vec<u32>,
-    /// References by tables; 0 = free.
+    /// Number of tables that hold each block; 0 = free.
     refs: Vec<u32>,
 }
 
 impl BlockAllocator {
-    /// `num_blocks` free blocks of `block_size` tokens each.
+    /// An allocator of `num_blocks` free blocks of `block_size` tokens each.
     pub fn new(num_blocks: usize, block_size: usize) -> Self {
         assert!(block_size > 0, "a block holds at least one token");
         Self {
@@ -46,37 +47,37 @@ impl BlockAllocator {
         }
     }
 
-    /// Tokens in one block.
+    /// Tokens per block.
     pub fn block_size(&self) -> usize {
         self.block_size
     }
 
-    /// Blocks in all.
+    /// Total number of blocks.
     pub fn num_blocks(&self) -> usize {
         self.refs.len()
     }
 
-    /// Blocks that nobody holds.
+    /// Number of free blocks.
     pub fn num_free(&self) -> usize {
         self.free.len()
     }
 
-    /// Fraction in use, 0 to 1.
+    /// Fraction of blocks in use, 0 to 1.
     pub fn usage(&self) -> f64 {
         1.0 - self.num_free() as f64 / self.num_blocks().max(1) as f64
     }
 
-    /// Blocks that `tokens` tokens take.
+    /// Blocks needed for `tokens` tokens.
     pub fn blocks_for(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.block_size)
     }
 
-    /// The longest length up to `wanted` to which `table` can grow now, in tokens.
+    /// The largest length in tokens, at most `wanted`, to which `table` can grow now.
     pub fn longest(&self, table: &BlockTable, wanted: usize) -> usize {
         wanted.min((table.blocks.len() + self.free.len()) * self.block_size)
     }
 
-    /// Makes room in `table` for positions `0..len`. All or nothing: on an error nothing changed.
+    /// Reserves blocks in `table` for positions `0..len`. On an error nothing changes.
     pub fn reserve(&mut self, table: &mut BlockTable, len: usize) -> Result<(), OutOfBlocks> {
         let missing = self.blocks_for(len).saturating_sub(table.blocks.len());
         if missing > self.free.len() {
@@ -89,9 +90,9 @@ impl BlockAllocator {
         Ok(())
     }
 
-    /// Gives back every block whose first position is at or beyond `len`; the partial one stays.
-    /// A block that another table shares only loses this table's reference. Does nothing where
-    /// the table is shorter than `len`.
+    /// Releases every block whose first position is at or beyond `len`; a partial block stays. A
+    /// shared block only loses this table's reference. Does nothing if the table is shorter than
+    /// `len`.
     pub fn truncate_to(&mut self, table: &mut BlockTable, len: usize) {
         let keep = self.blocks_for(len).min(table.blocks.len());
         for block in table.blocks.drain(keep..).rev() {
@@ -103,13 +104,13 @@ impl BlockAllocator {
         }
     }
 
-    /// Gives back all blocks of `table`.
+    /// Releases all blocks of `table`.
     pub fn release(&mut self, table: &mut BlockTable) {
         self.truncate_to(table, 0);
     }
 
-    /// A table that shares the blocks of `table` that are wholly below `len`. Shared blocks are
-    /// read-only by construction: both tables grow into blocks of their own.
+    /// A table that shares all full blocks of `table` below `len`. Shared blocks are never written:
+    /// both tables grow into new blocks.
     pub fn share(&mut self, table: &BlockTable, len: usize) -> BlockTable {
         let full = (len / self.block_size).min(table.blocks.len());
         let blocks = table.blocks[..full].to_vec();
@@ -119,11 +120,11 @@ impl BlockAllocator {
         BlockTable { blocks }
     }
 
-    /// Checks the books against the tables that are alive: every block is either free or held by
-    /// exactly as many tables as its count says.
+    /// Checks the invariants against `tables`, all live tables: every block is either free or held
+    /// by as many tables as its reference count.
     ///
     /// # Errors
-    /// A line that names the first block whose books are wrong.
+    /// A line that names the first block that violates an invariant.
     pub fn check<'a>(
         &self,
         tables: impl IntoIterator<Item = &'a BlockTable>,
@@ -143,7 +144,7 @@ impl BlockAllocator {
         for (block, (&held, &refs)) in held.iter().zip(&self.refs).enumerate() {
             if held != refs || (refs == 0) != free[block] {
                 return Err(format!(
-                    "block {block}: {held} tables hold it, its count is {refs}, free: {}",
+                    "block {block}: held by {held} tables, reference count {refs}, free: {}",
                     free[block]
                 ));
             }

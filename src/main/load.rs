@@ -1,4 +1,4 @@
-//! From a [`Config`] to an engine that waits for requests.
+//! Loads the models of a [`Config`] and starts the engine.
 
 use crate::memory::{self, Budget};
 use candle_core::{DType, Device};
@@ -10,19 +10,19 @@ use foretoken::model::{self, LoadFormat, LoadOptions, Model, ModelSource};
 use foretoken::spec::{DraftModel, Drafter, NgramDrafter};
 use foretoken::text::{self, Text};
 
-/// Rows of a prompt that the draft model reads a round: as many take it a moment, and as the number
-/// is a part of what makes a seeded text under sampling, it depends on no other flag.
+/// Prompt rows that the draft model reads per round. A chunk of this size takes little time. Seeded
+/// sampled texts depend on this number, so it does not depend on any flag.
 const DRAFT_CHUNK: usize = 256;
 
-/// An engine that waits for requests.
+/// A running engine and its tokenizer.
 pub struct Loaded {
     pub engine: EngineHandle,
-    /// `None`: dummy weights without a tokenizer, good enough to measure.
+    /// `None`: dummy weights without a tokenizer, which is enough for `bench`.
     pub text: Option<Text>,
     pub device: &'static str,
 }
 
-/// Everything between the flags and a running engine.
+/// Loads the models, sizes the KV pools and starts the engine.
 pub fn load(config: &Config) -> Result<Loaded> {
     let device = kernels::device(&config.load.device)?;
     let isa = kernels::cpu::check()?;
@@ -32,7 +32,7 @@ pub fn load(config: &Config) -> Result<Loaded> {
     if device.is_cpu() {
         tracing::info!("CPU kernels: {isa:?}, {} threads", kernels::threads());
     } else {
-        tracing::info!("{}", on_equal_bits(config.load.batch_invariant));
+        tracing::info!("{}", determinism_notice(config.load.batch_invariant));
     }
     let mut budget = Budget::new(&device)?;
     let (target, text) = load_model(config, &config.model, &device)?;
@@ -77,19 +77,19 @@ pub fn load(config: &Config) -> Result<Loaded> {
     })
 }
 
-/// What a GPU promises of a row's bits; the CPU gives all of it without being asked.
-fn on_equal_bits(batch_invariant: bool) -> &'static str {
+/// Which bit equality a GPU guarantees; the CPU always guarantees all of it.
+fn determinism_notice(batch_invariant: bool) -> &'static str {
     match batch_invariant {
         true => {
-            "batch-invariant: a text depends neither on drafts, nor on other requests, nor on how its prompt is cut"
+            "batch-invariant: a text does not depend on drafts, other requests or prompt chunks"
         }
         false => {
-            "a text may differ in a near tie between steps of more than 16 rows and others, between cuts of its prompt and, with GGUF weights, with drafts: --batch-invariant prevents it and is slower"
+            "at a near tie a text may depend on whether a step has more than 16 rows, on prompt chunks and, with GGUF weights, on drafts: --batch-invariant prevents this and is slower"
         }
     }
 }
 
-/// One model and its tokenizer.
+/// Loads one model and its tokenizer.
 fn load_model(
     config: &Config,
     choice: &ModelChoice,
@@ -111,15 +111,15 @@ fn load_model(
     };
     let started = std::time::Instant::now();
     let source = ModelSource::resolve(&choice.name, choice.revision.as_deref(), options.format)?;
-    // A tokenizer that is missing shows before a long load.
+    // The tokenizer loads first, so that a missing one fails before a long load.
     let text = match &source {
         ModelSource::Gguf(file) => Some(Text::from_gguf(file.clone())?),
         ModelSource::Folder(path) => {
-            // It may name the config.json itself.
+            // `path` may be the config.json itself.
             let folder = foretoken::files::folder_of(path);
             let dummy = flags.load_format == LoadFormat::Dummy;
-            let lacking = dummy && !folder.join("tokenizer.json").exists();
-            (!lacking).then(|| Text::from_folder(folder)).transpose()?
+            let missing = dummy && !folder.join("tokenizer.json").exists();
+            (!missing).then(|| Text::from_folder(folder)).transpose()?
         }
     };
     let model = model::load(&source, &options)?;
@@ -127,7 +127,7 @@ fn load_model(
     Ok((model, text))
 }
 
-/// The draft model, checked against the target: ids must mean the same to both.
+/// Loads the draft model and checks that its token ids mean the same as the target's.
 fn load_draft(
     config: &Config,
     choice: &ModelChoice,
@@ -139,11 +139,11 @@ fn load_draft(
     if let (Some(text), Some(draft_text)) = (text, &draft_text) {
         text::check_same_tokens(text, draft_text)?;
     }
-    // Output layers may be padded, but the target must know every id that is drafted.
+    // Output layers may be padded, but the target's vocabulary must contain every drafted id.
     let (known, drafted) = (target.config().vocab_size, draft.config().vocab_size);
     if drafted > known {
         return Err(Error::setup(format!(
-            "the draft model {} has {drafted} token ids and the target only {known}",
+            "the draft model {} has {drafted} token ids, but the target has only {known}",
             choice.name
         )));
     }

@@ -1,8 +1,8 @@
-//! Lines on their way to stderr or stdout, which may be full, closed, or a pipe that nobody reads.
+//! Non-blocking output to stderr or stdout, which may be full, closed, or a pipe that nobody reads.
 //!
-//! A thread of its own writes them. Whoever has a line to write hands it over and goes on: a queue
-//! of [`MAX_QUEUED_BYTES`] is between them, and what does not fit, or cannot be written, is dropped,
-//! counted, and mentioned when a line can be written again.
+//! A dedicated thread writes the lines. Callers add a line to a queue of at most
+//! [`MAX_QUEUED_BYTES`] and continue. Lines that do not fit, or cannot be written, are dropped and
+//! counted, and a notice reports them as soon as a line can be written again.
 
 use prometheus::IntCounter;
 use std::backtrace::{Backtrace, BacktraceStatus};
@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::time::Duration;
 
-/// Bytes of lines that may wait to be written.
+/// Maximum bytes of queued lines.
 const MAX_QUEUED_BYTES: usize = 256 << 10;
-/// How long [`LineWriter::flush`] waits for whoever reads.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long [`LineWriter::flush`] waits for the reader.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Writes lines without ever waiting for whoever reads them. Clones share one queue.
+/// Writes lines without waiting for the reader. Clones share one queue.
 #[derive(Clone)]
 pub struct LineWriter {
     queue: Sender<Message>,
@@ -26,9 +26,9 @@ pub struct LineWriter {
 }
 
 enum Message {
-    /// With its line break.
+    /// A line with its line break.
     Line(Vec<u8>),
-    /// All lines before this one have been written or dropped.
+    /// Signals that all earlier lines have been written or dropped.
     Flush(SyncSender<()>),
 }
 
@@ -36,7 +36,7 @@ impl LineWriter {
     /// Starts the thread that writes to `out`.
     ///
     /// # Errors
-    /// The system starts no thread.
+    /// The thread could not be started.
     pub fn new(out: impl Write + Send + 'static) -> io::Result<Self> {
         let (queue, messages) = channel();
         let dropped = IntCounter::new("foretoken:log_lines_dropped_total", "Log lines dropped")
@@ -68,12 +68,12 @@ impl LineWriter {
         }
     }
 
-    /// Waits until all lines so far are written, but not long.
+    /// Waits until all lines so far are written, at most [`FLUSH_TIMEOUT`].
     pub fn flush(&self) {
         let (done, written) = sync_channel(1);
         if self.queue.send(Message::Flush(done)).is_ok() {
-            // Nobody reads: the lines are lost, and that is no reason to stay.
-            let _ = written.recv_timeout(PATIENCE);
+            // On a timeout nobody reads: the lines are lost.
+            let _ = written.recv_timeout(FLUSH_TIMEOUT);
         }
     }
 
@@ -82,7 +82,7 @@ impl LineWriter {
         &self.dropped
     }
 
-    /// From now on a panic's message comes this way too: the default one waits for stderr.
+    /// Installs a panic hook that writes to this queue: the default hook blocks on stderr.
     pub fn take_panics(&self) {
         let log = self.clone();
         std::panic::set_hook(Box::new(move |panic| {
@@ -101,7 +101,7 @@ impl LineWriter {
     }
 }
 
-/// One call is one line, as tracing-subscriber writes them.
+/// Each call writes one line, as tracing-subscriber does.
 impl Write for LineWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.queue(line.to_vec());
@@ -113,26 +113,26 @@ impl Write for LineWriter {
     }
 }
 
-/// The thread: writes until all [`LineWriter`]s are gone.
+/// The body of the thread: writes until all [`LineWriter`]s are dropped.
 fn write_lines(
     mut out: impl Write,
     messages: &Receiver<Message>,
     queued_bytes: &AtomicUsize,
     dropped: &IntCounter,
 ) {
-    // Of those dropped, how many a line has told of.
-    let mut told = 0;
+    // Dropped lines that a notice has reported.
+    let mut reported = 0;
     for message in messages {
         match message {
             Message::Line(line) => {
-                let missing = dropped.get() - told;
+                let missing = dropped.get() - reported;
                 let notice = match missing {
                     0 => String::new(),
                     _ => format!("{missing} log lines dropped\n"),
                 };
                 let written = out
                     .write_all(notice.as_bytes())
-                    .map(|()| told += missing)
+                    .map(|()| reported += missing)
                     .and_then(|()| out.write_all(&line))
                     .and_then(|()| out.flush());
                 if written.is_err() {
@@ -140,7 +140,7 @@ fn write_lines(
                 }
                 queued_bytes.fetch_sub(line.len(), Ordering::SeqCst);
             }
-            // Whoever asked may have stopped waiting.
+            // The caller of `flush` may have timed out.
             Message::Flush(done) => drop(done.send(())),
         }
     }
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
     use std::sync::Mutex;
 
-    /// What a reader sees that can stop reading, and a disk that can be full.
+    /// Output whose reader can block (while `text` is locked) and whose disk can be full.
     #[derive(Clone, Default)]
     struct Reader {
         text: Arc<Mutex<Vec<u8>>>,
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_reader_and_the_reader_learns_what_is_missing() {
+    fn writers_do_not_block_and_the_reader_gets_a_notice_of_dropped_lines() {
         let reader = Reader::default();
         let log = LineWriter::new(reader.clone()).unwrap();
         let stuck = reader.text.lock().unwrap();
@@ -187,7 +187,7 @@ mod tests {
         for _ in 0..300 {
             log.line(&line);
         }
-        // The queue holds 256 of them, the one that is being written included.
+        // The queue holds 256 lines, including the one that is being written.
         assert_eq!(log.dropped().get(), 44);
         log.flush();
         drop(stuck);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_full_disk_refused_is_told_once_there_is_room() {
+    fn lines_lost_to_a_full_disk_are_reported_once_there_is_room() {
         let reader = Reader::default();
         let log = LineWriter::new(reader.clone()).unwrap();
         *reader.full.lock().unwrap() = true;

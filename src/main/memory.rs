@@ -1,4 +1,4 @@
-//! How much memory goes where.
+//! Memory budget: KV pools, weights and workspace.
 
 use candle_core::Device;
 use foretoken::config::{Config, KvBudget};
@@ -8,12 +8,12 @@ use foretoken::model::{Model, ModelConfig};
 use std::fmt;
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
-/// Most that the KV cache takes on a CPU unasked.
-const MOST_ON_CPU: u64 = 2 << 30;
-/// What libraries keep on a GPU for themselves, and kernels for partial results.
-const LIBRARIES: u64 = 512 << 20;
+/// Maximum bytes of the default KV cache on a CPU.
+const MAX_CPU_KV_BYTES: u64 = 2 << 30;
+/// Bytes that libraries reserve on a GPU, and kernels for partial results.
+const LIBRARY_BYTES: u64 = 512 << 20;
 
-/// Blocks of each pool, as many for the draft as for the target. `gpu` has what the models took.
+/// Blocks per pool, the same number for target and draft. `gpu` holds the memory that the models take.
 pub fn pool_blocks(
     config: &Config,
     target: &dyn Model,
@@ -32,11 +32,11 @@ pub fn pool_blocks(
         .collect();
     let wanted = longest.saturating_mul(config.engine.max_num_seqs);
     let room = match &mut gpu {
-        None => MOST_ON_CPU.min(free_memory() / 4),
+        None => MAX_CPU_KV_BYTES.min(free_memory() / 4),
         Some(budget) => {
             let models = [Some(target), draft].into_iter().flatten();
             let needs = models.map(|model| workspace(model.config(), config));
-            budget.add("workspace", LIBRARIES + needs.max().unwrap_or(0));
+            budget.add("workspace", LIBRARY_BYTES + needs.max().unwrap_or(0));
             budget.left(config)?
         }
     };
@@ -67,13 +67,13 @@ pub fn pool_blocks(
             )));
         }
         tracing::warn!(
-            "the KV cache holds {tokens} tokens, the model {longest}: {remedy} --kv-cache-memory for longer texts"
+            "the KV cache holds {tokens} tokens, the context {longest}: {remedy} --kv-cache-memory for longer texts"
         );
     }
     Ok(blocks)
 }
 
-/// Where the memory of a GPU goes.
+/// What a GPU's memory is used for.
 #[derive(Debug)]
 pub struct Budget {
     total: u64,
@@ -82,10 +82,10 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Begins with what is in use before a model is loaded; `None` on a CPU.
+    /// Starts with the memory in use before a model is loaded; `None` on a CPU.
     ///
     /// # Errors
-    /// Where the driver does not say.
+    /// The driver does not report its memory.
     pub fn new(device: &Device) -> Result<Option<Self>> {
         let mut budget = kernels::device_memory(device)?.map(|(_, total)| Self {
             total,
@@ -95,10 +95,10 @@ impl Budget {
         Ok(budget)
     }
 
-    /// Adds what has come into use since.
+    /// Adds the memory that came into use since the last entry, as `name`.
     ///
     /// # Errors
-    /// Where the driver does not say.
+    /// The driver does not report its memory.
     pub fn note(budget: &mut Option<Self>, name: &str, device: &Device) -> Result<()> {
         if let (Some(budget), Some((free, total))) = (budget, kernels::device_memory(device)?) {
             budget.add(name, (total - free).saturating_sub(budget.sum()));
@@ -114,7 +114,7 @@ impl Budget {
         self.parts.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Bytes that the KV cache may take where no flag says how many.
+    /// Bytes left for the KV cache if no flag sets its size.
     fn left(&self, config: &Config) -> Result<u64> {
         let usable = (self.total as f64 * config.gpu_memory_utilization) as u64;
         let left = usable.saturating_sub(self.sum());
@@ -132,9 +132,9 @@ impl Budget {
 impl fmt::Display for Budget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let unused = ("unused".to_owned(), self.total.saturating_sub(self.sum()));
-        let all = ("in all".to_owned(), self.total);
+        let total = ("total".to_owned(), self.total);
         write!(f, "GPU memory in GiB")?;
-        for (name, bytes) in self.parts.iter().chain([&unused, &all]) {
+        for (name, bytes) in self.parts.iter().chain([&unused, &total]) {
             let gib = *bytes as f64 / f64::from(1 << 30);
             write!(f, "\n  {name:<22}{gib:>7.2}")?;
         }
@@ -142,8 +142,9 @@ impl fmt::Display for Budget {
     }
 }
 
-/// Bytes that a forward of all that a step may hold needs at most: of a layer all that is alive at
-/// once, then logits, in f32 and before, what they become, and what drafts were drawn from.
+/// Upper bound in bytes on the workspace of a forward with the maximum rows of a step: the live
+/// activations of one layer, the logits (in f32 and before conversion), the probabilities made from
+/// them, and the draft distributions.
 fn workspace(model: &ModelConfig, config: &Config) -> u64 {
     let heads = model.num_heads + 2 * model.num_kv_heads;
     let row = 4 * model.hidden_size + 2 * heads * model.head_dim + 3 * model.intermediate_size;
@@ -153,7 +154,7 @@ fn workspace(model: &ModelConfig, config: &Config) -> u64 {
     ((rows * row + 4 * sampled * model.vocab_size) * size_of::<f32>()) as u64
 }
 
-/// Memory that is free on this machine, or in its container.
+/// Free memory in bytes of this machine or its container.
 fn free_memory() -> u64 {
     let memory = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
     let system = System::new_with_specifics(memory);
@@ -169,7 +170,7 @@ mod tests {
     use foretoken::config::Command;
     use std::path::Path;
 
-    /// Weights in bf16, without norms.
+    /// Bytes of the weights in bf16, without norms.
     fn weights(model: &ModelConfig) -> u64 {
         let heads = 2 * model.num_heads + 2 * model.num_kv_heads;
         let layer = model.hidden_size * (heads * model.head_dim + 3 * model.intermediate_size);
@@ -177,7 +178,7 @@ mod tests {
         2 * (model.num_layers * layer + embedding) as u64
     }
 
-    /// K and V in bf16.
+    /// Bytes of K and V in bf16.
     fn kv(model: &ModelConfig, tokens: usize) -> u64 {
         (2 * 2 * model.num_layers * model.num_kv_heads * model.head_dim * tokens) as u64
     }
@@ -194,20 +195,20 @@ mod tests {
         ModelConfig::from_json(Path::new(&format!("configs/{name}/config.json"))).unwrap()
     }
 
-    /// More sequences than a step has rows do not sample more of them.
+    /// Sequences beyond the rows of a step add no sampled rows.
     #[test]
     fn no_more_rows_are_sampled_than_a_step_has() {
         let model = shape("llama-3.2-1b");
-        let of = |seqs| {
+        let bytes = |seqs| {
             let flags =
                 format!("--max-num-batched-tokens 48 --spec-length 5 --max-num-seqs {seqs}");
             workspace(&model, &config(&flags))
         };
-        assert!(of(7) < of(8));
-        assert_eq!(of(8), of(1000));
+        assert!(bytes(7) < bytes(8));
+        assert_eq!(bytes(8), bytes(1000));
     }
 
-    /// The machine that the server is made for holds the pair with 8 sequences of 4,096 tokens.
+    /// A GPU with 16 GB holds the pair with 8 sequences of 4,096 tokens.
     #[test]
     fn the_pair_fits_in_16_gigabytes() {
         let config = config("--max-num-seqs 8 --spec-length 5");
@@ -221,7 +222,7 @@ mod tests {
             budget.add(format!("KV cache, {whose}"), kv(&model, 8 * 4096));
         }
         let needs = workspace(&shape("llama-3.2-3b"), &config);
-        budget.add("workspace", LIBRARIES + needs);
+        budget.add("workspace", LIBRARY_BYTES + needs);
         assert!(budget.sum() <= budget.total, "{budget}");
         assert!(budget.sum() > budget.total * 3 / 4, "{budget}");
         let table = budget.to_string();
@@ -229,6 +230,6 @@ mod tests {
             table.starts_with("GPU memory in GiB\n  target weights"),
             "{table}"
         );
-        assert!(table.ends_with("in all                  14.90"), "{table}");
+        assert!(table.ends_with("total                   14.90"), "{table}");
     }
 }

@@ -1,4 +1,4 @@
-//! The listener, the signals, and what the operator is told.
+//! The listener, the signals and the start-up messages.
 
 use crate::load::Loaded;
 use crate::log::LineWriter;
@@ -13,12 +13,14 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Listens until a signal comes. The lines of the start-up go to stdout; `log` is where the others
-/// go, whose losses the metrics show.
+/// Serves until a signal arrives. Start-up lines go to stdout, all others to `log`, whose dropped
+/// lines the metrics count.
 pub fn serve(config: &Config, loaded: Loaded, log: &LineWriter) -> Result<()> {
     let Loaded { engine, text, .. } = loaded;
     let text = text.ok_or_else(|| {
-        Error::setup("serving needs a tokenizer.json beside config.json; bench --random-prompts does without")
+        Error::setup(
+            "serving needs a tokenizer.json beside config.json; bench --random-prompts does not",
+        )
     })?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -35,7 +37,7 @@ pub fn serve(config: &Config, loaded: Loaded, log: &LineWriter) -> Result<()> {
         let signals = StopSignals::new()?;
         if EMBEDDED.iter().any(|m| m.name == config.model.name) {
             stdout.line(&format!(
-                "{} is a small demonstration model that is a part of this program; for a real one, give --model: a Hugging Face id, a folder or a .gguf file",
+                "{} is a small demonstration model that is part of this program; for a real one, set --model: a Hugging Face id, a folder or a .gguf file",
                 config.model.name
             ));
         }
@@ -55,7 +57,7 @@ async fn listen(http: &HttpOptions) -> Result<TcpListener> {
     TcpListener::bind((host, port)).await.map_err(|e| {
         let what = match e.kind() {
             std::io::ErrorKind::AddrInUse => {
-                "another program has this port; choose one with --port".into()
+                "another program uses this port; choose one with --port".into()
             }
             _ => e.to_string(),
         };
@@ -63,7 +65,7 @@ async fn listen(http: &HttpOptions) -> Result<TcpListener> {
     })
 }
 
-/// The last line of the start-up: where, and a command to paste.
+/// The last start-up line: the address and an example command.
 fn invitation(config: &Config, text: &Text, listener: &TcpListener) -> Result<String> {
     let mut address = listener
         .local_addr()
@@ -97,7 +99,7 @@ struct StopSignals {
 }
 
 impl StopSignals {
-    /// From now on the signals no longer kill.
+    /// Installs the handlers; from now on the signals do not end the process.
     fn new() -> Result<Self> {
         let listen =
             |kind| signal(kind).map_err(|e| Error::setup(format!("cannot wait for signals: {e}")));
@@ -114,12 +116,12 @@ impl StopSignals {
         }
     }
 
-    /// Completes at the first signal; a second one ends what still runs.
+    /// Completes at the first signal; a second one aborts the running requests.
     async fn first_then_abort(mut self, engine: EngineHandle) {
         self.next().await;
         tokio::spawn(async move {
             self.next().await;
-            tracing::warn!("second signal: aborting what runs");
+            tracing::warn!("second signal: aborting the running requests");
             engine.abort();
         });
     }

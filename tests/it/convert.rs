@@ -133,7 +133,7 @@ fn what_would_change_is_refused_and_nothing_is_left() {
     let error = convert(folder.path(), GgmlDType::Q8_0)
         .unwrap_err()
         .to_string();
-    assert!(error.contains("split texts in another way"), "{error}");
+    assert!(error.contains("split texts differently"), "{error}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), before);
 
     let missing = folder.path().join("none.gguf");

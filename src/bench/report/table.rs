@@ -1,4 +1,4 @@
-//! The report as people read it.
+//! The report as a text table.
 
 use super::{AtTemperature, Best, Figures, Report, distinct};
 use std::fmt;
@@ -22,25 +22,25 @@ impl fmt::Display for Report {
         writeln!(
             f,
             "\n\
-            speed-up: decode tokens/s, speculative over plain. accepted, drafted: tokens a round that\n\
-            had a draft. c, verify: a draft step and a speculative target step, in plain target steps.\n\
-            expected: Theorem 3.8 of Leviathan et al. 2023, which takes K drafted tokens in every\n\
-            round and verify = 1."
+            speed-up: decode tokens/s, speculative over plain. accepted, drafted: tokens per round\n\
+            with a draft. c, verify: time of a draft step and of a speculative target step, in plain\n\
+            target steps. expected: Theorem 3.8 of Leviathan et al. 2023, which assumes K drafted\n\
+            tokens in every round and verify = 1."
         )?;
         let mut ways = self.temperatures.iter().map(|at| at.way);
         if ways.any(|way| way.synthetic_acceptance.is_some()) {
             writeln!(
                 f,
                 "SYNTHETIC acceptance A: each draft token was accepted with probability A, whatever the models\n\
-                said. The texts mean nothing, so greedy ones were not compared."
+                computed. The texts are meaningless, so greedy ones were not compared."
             )?;
         }
         Ok(())
     }
 }
 
-/// Figures that differ in K alone. Where acceptance is synthetic a line for each K says all, since
-/// it knows no categories.
+/// Writes figures that differ only in K. Synthetic acceptance is the same in all categories, so each
+/// K has one line.
 fn fmt_lengths(f: &mut fmt::Formatter<'_>, lengths: &[AtTemperature]) -> fmt::Result {
     if let Some(rate) = lengths[0].way.synthetic_acceptance {
         let temperature = lengths[0].temperature;
@@ -69,7 +69,7 @@ fn fmt_lengths(f: &mut fmt::Formatter<'_>, lengths: &[AtTemperature]) -> fmt::Re
     Best::of(lengths).map_or(Ok(()), |best| best.fmt_line(f))
 }
 
-/// The names of the columns of [`Figures::fmt_row`].
+/// Writes the column names of [`Figures::fmt_row`].
 fn fmt_head(f: &mut fmt::Formatter<'_>, label: &str) -> fmt::Result {
     writeln!(
         f,
@@ -112,11 +112,11 @@ impl Figures {
 
 impl Best {
     fn fmt_line(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (of, mark) = match self.way.synthetic_acceptance {
+        let (rate, mark) = match self.way.synthetic_acceptance {
             Some(rate) => (format!(" for A = {rate}"), ", SYNTHETIC"),
             None => (String::new(), ""),
         };
         let (k, speed_up) = (self.way.spec_length, self.speed_up);
-        writeln!(f, "best K{of}: {k} (speed-up {speed_up:.2}){mark}")
+        writeln!(f, "best K{rate}: {k} (speed-up {speed_up:.2}){mark}")
     }
 }

@@ -38,7 +38,7 @@ fn pair_of(
     Pair::new(&prompt, temperature, way, &plain, &speculative)
 }
 
-/// Four decoded tokens, 2 s plainly and 1 s speculatively; c = 0.25 / 2 / 0.5 = 0.25.
+/// Four decoded tokens, 2 s plain and 1 s speculative; c = 0.25 / 2 / 0.5 = 0.25.
 fn twice_as_fast(category: &str, temperature: f32) -> Pair {
     let tokens = [1, 2, 3, 4, 5];
     let plain = Cost {
@@ -110,7 +110,7 @@ proptest! {
 }
 
 #[test]
-fn differences_are_found_where_they_begin() {
+fn the_first_difference_is_found() {
     assert_eq!(first_difference(&[1, 2, 3], &[1, 2, 3]), None);
     assert_eq!(first_difference(&[1, 2, 3], &[1, 9, 3]), Some(1));
     assert_eq!(first_difference(&[1, 2], &[1, 2, 3]), Some(2));
@@ -137,14 +137,14 @@ fn figures_of_two_prompts() {
 }
 
 #[test]
-fn without_a_draft_model_a_step_is_a_drafted_token() {
+fn without_a_draft_model_each_draft_token_is_a_step() {
     let mut pair = twice_as_fast("qa", 0.0);
     pair.speculative.cost.draft_steps = 0.0;
     close(Figures::of("qa", 2, [&pair]).c, 0.25 / 4.0 / 0.5);
 }
 
 #[test]
-fn repeats_count_with_their_median() {
+fn the_median_of_repeats_is_used() {
     let tokens = [1, 2, 3];
     let runs = |times: &[f64]| {
         let run = |&t: &f64| sample(&tokens, t, SpecUsage::default(), Cost::default());
@@ -195,7 +195,7 @@ fn a_changed_greedy_text_is_an_error_and_a_changed_sampled_one_is_not() {
 }
 
 #[test]
-fn what_was_not_measured_is_null() {
+fn ratios_without_measurements_are_null() {
     let run = || vec![sample(&[1], 0.0, SpecUsage::default(), Cost::default())];
     let report = Report::new(subject(), &[pair("qa", 0.0, run(), run())]);
     let folder = tempfile::tempdir().unwrap();
@@ -208,7 +208,7 @@ fn what_was_not_measured_is_null() {
     assert_eq!(overall["prompts"], 1);
 }
 
-/// [`twice_as_fast`] with another K, and so much faster than that.
+/// [`twice_as_fast`] with another K, and faster by `factor`.
 fn faster(temperature: f32, synthetic_acceptance: Option<f64>, k: usize, factor: f64) -> Pair {
     let mut pair = twice_as_fast("qa", temperature);
     pair.way = Way {
@@ -221,7 +221,7 @@ fn faster(temperature: f32, synthetic_acceptance: Option<f64>, k: usize, factor:
 
 #[test]
 fn each_acceptance_and_length_has_its_figures() {
-    // In the order of measuring: by prompt, and then by way.
+    // In the order of measurement: by prompt, then by mode.
     let of_prompt = |factor| {
         [(0.5, 1, 1.0), (0.5, 3, 1.25), (0.9, 1, 1.5), (0.9, 3, 1.0)]
             .map(|(rate, k, f)| faster(0.0, Some(rate), k, f * factor))
@@ -249,7 +249,7 @@ fn each_acceptance_and_length_has_its_figures() {
         "\nbest K for A = 0.9: 1 (speed-up 3.00), SYNTHETIC\n",
         "not compared",
     ] {
-        assert!(table.contains(needle), "{needle} is not in {table}");
+        assert!(table.contains(needle), "{needle} is missing in {table}");
     }
     let json = serde_json::to_value(&report).unwrap();
     assert_eq!(json["temperatures"][1]["synthetic_acceptance"], 0.5);
@@ -269,13 +269,13 @@ fn several_lengths_have_a_table_each() {
         "temperature 1, K = 2\ncategory",
         "\nbest K: 2 (speed-up 3.00)\n",
     ] {
-        assert!(table.contains(needle), "{needle} is not in {table}");
+        assert!(table.contains(needle), "{needle} is missing in {table}");
     }
     assert!(!table.contains("SYNTHETIC"), "{table}");
 }
 
 #[test]
-fn one_length_needs_no_choice_and_says_nothing_of_synthesis() {
+fn one_verified_length_has_neither_best_nor_synthetic_lines() {
     let report = Report::new(subject(), &[twice_as_fast("qa", 0.0)]);
     let table = report.to_string();
     assert!(table.contains("temperature 0\ncategory"), "{table}");
