@@ -1,22 +1,23 @@
-//! How many rows of prompts a step may carry while others decode. No tensors, no clock.
+//! How many prompt rows a step may carry while other sequences decode. No tensors, no clock.
 
 use std::time::Duration;
 
-/// Rows before anything was measured: a slow machine computes them in a moment, and a fast one
+/// Initial number of rows, before any measurement: few enough for a slow machine, and a fast one
 /// soon learns that it may take more.
 const FIRST_ROWS: f64 = 32.0;
-/// Rows at least. Where even these take longer, a prompt would otherwise never be read.
+/// Minimum number of rows. Without it, a prompt would never be read on a machine where even these
+/// rows take longer than allowed.
 const MIN_ROWS: f64 = 16.0;
 
-/// Chooses the chunk so that the prompts' share of a step takes no longer than those who decode
-/// beside them are to wait.
+/// Chooses the chunk so that the prompts' share of a step takes no longer than the decoding
+/// sequences may wait.
 ///
-/// It keeps one number, the seconds of a row in the steps that carried prompts beside decoding, and
-/// averages each new step in with a weight of one half. So a chunk is never more than twice the one
-/// before, one slow step shrinks it at once, and it follows the rows of a long prompt, which become
-/// dearer with the context they attend to. What a step costs without any row is shared out among
-/// its rows; as the next chunk is measured in its turn this settles where the whole step takes as
-/// long as it may.
+/// It keeps one number: the seconds per row of the steps that carried prompts beside decoding. Each
+/// new step enters this average with a weight of one half. So a chunk is at most twice the one
+/// before, one slow step shrinks it at once, and it follows the rows of a long prompt, which grow
+/// more expensive with the context they attend to. A step's fixed cost is shared among its rows;
+/// because every chunk is measured in turn, the size settles where the whole step takes the allowed
+/// time.
 #[derive(Debug, Clone)]
 pub struct PromptChunk {
     /// Seconds.
@@ -25,7 +26,7 @@ pub struct PromptChunk {
 }
 
 impl PromptChunk {
-    /// A policy under which nobody waits longer than about `max_wait` for another's prompt.
+    /// A policy under which a sequence waits about `max_wait` at most for the prompts of others.
     pub fn new(max_wait: Duration) -> Self {
         let max_wait = max_wait.as_secs_f64().max(1e-6);
         Self {
@@ -34,16 +35,17 @@ impl PromptChunk {
         }
     }
 
-    /// Rows that the prompts of the next step may have together, if others decode beside them.
+    /// Total rows that prompts may have in the next step if other sequences decode in it.
     pub fn rows(&self) -> usize {
         (self.max_wait / self.seconds_per_row).max(MIN_ROWS) as usize
     }
 
-    /// Learns from a step that took so long and had `rows` rows, `prompt_rows` of them of prompts,
-    /// the others of sequences that decoded.
+    /// Learns from a step that took `seconds` and had `rows` rows: `prompt_rows` of prompts, the
+    /// others of decoding sequences.
     pub fn note(&mut self, rows: usize, prompt_rows: usize, seconds: Duration) {
         let seconds = seconds.as_secs_f64();
-        // A small chunk says little about a large one: most of it is what any step costs.
+        // A small chunk says little about a large one: most of its time is the fixed cost of a
+        // step.
         let says_little = 2 * prompt_rows < self.rows() && seconds < self.max_wait;
         if prompt_rows > 0 && prompt_rows < rows && !says_little {
             self.seconds_per_row = (self.seconds_per_row + seconds / rows as f64) / 2.0;
@@ -59,7 +61,7 @@ mod tests {
     /// Rows of a step that decode.
     const DECODING: usize = 8;
 
-    /// Seconds of a step without rows, of a row, and of a row's attention to 1,000 tokens.
+    /// Seconds for a step without rows, for a row, and for a row's attention to 1,000 tokens.
     struct Machine {
         step: f64,
         row: f64,
@@ -71,7 +73,7 @@ mod tests {
             self.step + rows as f64 * (self.row + self.attention * context as f64 / 1000.0)
         }
 
-        /// Reads a prompt beside others who decode; gives the rows and the seconds of each step.
+        /// Reads a prompt while other sequences decode; returns the rows and seconds of each step.
         fn read(&self, chunk: &mut PromptChunk, prompt: usize, most: usize) -> Vec<(usize, f64)> {
             let (mut steps, mut read) = (Vec::new(), 0);
             while read < prompt {
@@ -85,7 +87,8 @@ mod tests {
         }
     }
 
-    /// A CPU of two cores with a small model; its last rows cost thrice what its first do.
+    /// A CPU of two cores with a small model; the prompt's last rows cost three times as much as
+    /// its first.
     const SLOW: Machine = Machine {
         step: 0.005,
         row: 0.0015,
@@ -107,7 +110,7 @@ mod tests {
                 let waited = seconds - own;
                 assert!(waited < 0.13, "{rows} rows: {waited} s");
             }
-            // And no shorter than it must, but for the start and the end.
+            // Nor shorter than necessary, except at the start and the end.
             let middle = &steps[5..steps.len() - 1];
             assert!(
                 middle.iter().all(|(_, seconds)| *seconds > 0.08),
@@ -127,12 +130,13 @@ mod tests {
             "{steps:?}"
         );
         let mut last = chunk.rows();
-        // Short prompts do not make it forget what a long one costs.
+        // Short prompts do not erase what was learned from a long one.
         for _ in 0..100 {
             FAST.read(&mut chunk, 5, 2048);
         }
         assert_eq!(chunk.rows(), last);
-        // Ten seconds in which the machine did something else: careful at once, and soon over it.
+        // The machine did something else for ten seconds: the chunk shrinks at once and soon
+        // recovers.
         chunk.note(2048 + DECODING, 2048, Duration::from_secs(10));
         assert!(chunk.rows() < 64, "{}", chunk.rows());
         for (rows, _) in FAST.read(&mut chunk, 20_000, 2048) {
@@ -151,8 +155,8 @@ mod tests {
         assert_eq!(chunk.rows(), 16);
     }
 
-    /// Where nobody decoded, nobody waited; and a GPU's clock says nothing of such steps, as
-    /// nothing of them is read back.
+    /// A step without decoding made no sequence wait; and a GPU's clock says nothing about such a
+    /// step, because nothing is read back from it.
     #[test]
     fn prompts_alone_and_decoding_alone_say_nothing() {
         let mut chunk = PromptChunk::new(MAX_WAIT);

@@ -1,4 +1,4 @@
-//! What the holder of a request has of it.
+//! The receiving end of a request: its events.
 
 use super::request::{Event, FinishReason, SpecUsage, TokenOutput};
 use super::stats::Stats;
@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use tokio::sync::mpsc::UnboundedReceiver;
 
-/// The events of one request, in order; the last one has `finish` set or is `Failed`, also where
-/// the engine thread has ended. Dropping it cancels the request.
+/// The events of one request, in order. The last one has `finish` set or is `Failed`, even if the
+/// engine thread has ended. Dropping this cancels the request.
 ///
-/// The end of a request is counted in [`Stats::requests_finished`] here, when this is dropped: its
-/// holder may end the text at a stop string, of which the engine knows nothing.
+/// [`Stats::requests_finished`] counts the request when this is dropped, because the receiver may
+/// end the text at a stop string that the engine does not know.
 #[derive(Debug)]
 pub struct Events {
     receiver: UnboundedReceiver<Event>,
@@ -37,7 +37,7 @@ impl Events {
         std::future::poll_fn(|cx| self.poll_recv(cx)).await
     }
 
-    /// As [`Events::recv`], for a thread that may wait.
+    /// Like [`Events::recv`], for a thread that may block.
     pub fn blocking_recv(&mut self) -> Option<Event> {
         let event = self.receiver.blocking_recv();
         self.note(event)
@@ -46,7 +46,7 @@ impl Events {
     /// Waits for the end of the request.
     ///
     /// # Errors
-    /// What it failed with.
+    /// The error that the request failed with.
     pub async fn collect(mut self) -> Result<Completion> {
         let mut all = Completion::default();
         while all.finish.is_none()
@@ -57,10 +57,10 @@ impl Events {
         Ok(all)
     }
 
-    /// As [`Events::collect`], for a thread that may wait.
+    /// Like [`Events::collect`], for a thread that may block.
     ///
     /// # Errors
-    /// As [`Events::collect`].
+    /// See [`Events::collect`].
     pub fn blocking_collect(mut self) -> Result<Completion> {
         let mut all = Completion::default();
         while all.finish.is_none()
@@ -71,7 +71,7 @@ impl Events {
         Ok(all)
     }
 
-    /// Ends the request because its text is complete: it counts as `stop`, and not as `abort`.
+    /// Ends the request because its text is complete: it counts as `stop`, not `abort`.
     pub fn stop(mut self) {
         self.reason = Some("stop");
     }
@@ -104,7 +104,7 @@ impl Events {
     }
 }
 
-/// All that a request was told.
+/// All that a request received.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Completion {
     pub tokens: Vec<TokenOutput>,
@@ -116,10 +116,10 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// Takes in the next event.
+    /// Adds the next event.
     ///
     /// # Errors
-    /// The failure that it is.
+    /// The error of a `Failed` event.
     pub fn add(&mut self, event: Event) -> Result<()> {
         match event {
             Event::Prompt(scores) => self.prompt = scores,

@@ -1,4 +1,4 @@
-//! One engine thread that owns the models; everyone else holds a cloneable [`EngineHandle`].
+//! One engine thread owns the models; all other code holds a cloneable [`EngineHandle`].
 
 mod chunk;
 mod events;
@@ -34,7 +34,7 @@ pub use handle::{EngineHandle, EngineOptions, Limits, MAX_LOGIT_BIASES, MAX_STOP
 pub use request::{Event, FinishReason, Request, SpecUsage, TokenOutput};
 pub use stats::Stats;
 
-/// The thread's state: who waits and runs, and the models.
+/// The thread's state: waiting and running sequences, and the models.
 struct Engine {
     inbox: Receiver<Message>,
     shared: Arc<Shared>,
@@ -51,7 +51,7 @@ struct Engine {
 /// of `block_size` tokens. A draft model's own pool must have at least as many tokens.
 ///
 /// # Errors
-/// `Setup`, where the options cannot work together or there is no memory for the pool.
+/// `Setup` if the options are incompatible or there is no memory for the pool.
 pub fn spawn(
     target: Box<dyn Model>,
     drafter: Option<Box<dyn Drafter>>,
@@ -132,7 +132,7 @@ pub fn spawn(
     Ok(EngineHandle { sender, shared })
 }
 
-/// The error that a panic of `what` is.
+/// The error for a panic of `what`.
 fn panicked(what: &str, panic: &(dyn Any + Send)) -> Error {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or(panic.downcast_ref::<String>().map(String::as_str));
@@ -140,10 +140,10 @@ fn panicked(what: &str, panic: &(dyn Any + Send)) -> Error {
 }
 
 impl Engine {
-    /// Until the end of the thread.
+    /// Runs until the thread ends.
     ///
     /// # Errors
-    /// Why it ends, if nobody asked it to.
+    /// The reason it ends, unless it was asked to.
     fn run(mut self) -> Result<()> {
         let end = self.work();
         self.fail_all(&end.clone().err().unwrap_or_else(Error::shutting_down));
@@ -171,14 +171,15 @@ impl Engine {
         Ok(())
     }
 
-    /// One step of the models. A panic in it is an error.
+    /// Runs one step of the models. A panic in it becomes an error.
     fn step(&mut self, plan: &[ScheduledSequence]) -> Result<(Vec<StepResult>, Duration)> {
         let mut inputs = step_inputs(&mut self.scheduler.running, plan);
         catch_unwind(AssertUnwindSafe(|| self.runner.step(&mut inputs)))
             .unwrap_or_else(|panic| Err(panicked("the step", &*panic)))
     }
 
-    /// Takes in what has arrived; sleeps while there is nothing to do. False = end.
+    /// Handles the messages that have arrived; sleeps while there is nothing to do. Returns false
+    /// at the end.
     ///
     /// # Errors
     /// See [`Engine::check_idle`].
@@ -203,7 +204,7 @@ impl Engine {
             match message {
                 Some(Message::Submit(submission)) => self.enqueue(*submission),
                 Some(Message::Wake) => {}
-                // Nobody is left who could send; finish what runs.
+                // No sender is left; finish the running sequences.
                 None => return Ok(!idle),
             }
         }
@@ -222,16 +223,16 @@ impl Engine {
         self.checked = false;
     }
 
-    /// Drops every request that nobody waits for.
+    /// Drops every request whose receiver is gone.
     fn cancel(&mut self) {
         for sequence in self.scheduler.remove(Sequence::is_cancelled) {
-            // A stop string, or a reader that has left: its holder knows.
+            // The receiver ended the text at a stop string, or was dropped by its owner.
             self.end(sequence, "released");
         }
     }
 
-    /// Takes in what the step gave: rolls the target's pool back to what is certain, sends the
-    /// tokens, and lets go of who has finished.
+    /// Applies the step's results: truncates the target's pool to the committed tokens, sends the
+    /// tokens, and removes finished sequences.
     fn commit_and_emit(&mut self, plan: &[ScheduledSequence], outputs: Vec<StepResult>) {
         let now = Instant::now();
         let (mut finished, mut stepped) = (Vec::new(), Vec::with_capacity(plan.len()));
@@ -265,7 +266,7 @@ impl Engine {
         self.scheduler.running.iter_mut().for_each(Sequence::flush);
     }
 
-    /// Last words about, and to, a sequence whose blocks are free already.
+    /// Records and sends the end of a sequence whose blocks are already free.
     fn end(&mut self, mut sequence: Sequence, reason: &str) {
         self.runner.forget(sequence.state.id);
         sequence.place = None;
@@ -290,10 +291,10 @@ impl Engine {
         sequence.flush();
     }
 
-    /// A step failed: everyone who was in it is told, and the others go on.
+    /// A step failed: all sequences in it get the error, and the others continue.
     ///
     /// # Errors
-    /// Where they cannot, as it has left a pool in disorder.
+    /// If they cannot continue, because the step left a pool inconsistent.
     fn fail_step(&mut self, plan: &[ScheduledSequence], error: &Error) -> Result<()> {
         tracing::error!("engine step failed: {error}");
         let running = &self.scheduler.running;
@@ -308,7 +309,7 @@ impl Engine {
         self.check_invariants()
     }
 
-    /// The thread ends: whoever is left is told.
+    /// The thread ends: the remaining requests get the error.
     fn fail_all(&mut self, error: &Error) {
         let reason = match error {
             Error::Request { .. } => "abort",
@@ -324,8 +325,8 @@ impl Engine {
         }
     }
 
-    /// Integrity of the target's pool after a step, while all who were in it are still there; for
-    /// tests, as it looks at every block.
+    /// Checks the target's pool after a step, while all sequences of the step are still present.
+    /// Debug builds only, because it looks at every block.
     fn check_step(&self, plan: &[ScheduledSequence]) {
         if cfg!(debug_assertions) {
             if let Err(wrong) = self.check_invariants() {
@@ -343,10 +344,10 @@ impl Engine {
         }
     }
 
-    /// Integrity of both pools: each block is free, or held by those who run.
+    /// Checks both pools: each block is free or held by a running sequence.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The inconsistency found.
     fn check_invariants(&self) -> Result<()> {
         let wrong = |pool: &str, what: String| Error::internal(format!("{pool} pool: {what}"));
         self.scheduler
@@ -357,10 +358,10 @@ impl Engine {
             .map_err(|what| wrong("draft", what))
     }
 
-    /// Integrity when no request is alive: all blocks of both pools are free.
+    /// Checks that all blocks of both pools are free when no request is alive.
     ///
     /// # Errors
-    /// What is not.
+    /// The inconsistency found.
     fn check_idle(&mut self) -> Result<()> {
         if std::mem::replace(&mut self.checked, true) {
             return Ok(());
@@ -402,7 +403,8 @@ impl Engine {
         stats.draft_kv_cache_usage.set(self.runner.draft_kv_usage());
     }
 
-    /// Cost of a step, if no prompt was in it: a prompt's rows would hide what a round costs.
+    /// Records the cost of a step if it contained no prompt, whose rows would hide the cost of a
+    /// round.
     fn note_step(&self, plan: &[ScheduledSequence], target_time: Duration) {
         if plan.iter().all(|planned| planned.rows == 1) {
             let stats = &self.shared.stats;
@@ -412,7 +414,8 @@ impl Engine {
         self.shared.stats.note_draft_cost(self.runner.draft_cost());
     }
 
-    /// What the prompts of a step cost those who decode beside them, drafts and sampling included.
+    /// Records what a step's prompts cost the sequences that decode beside them, drafts and
+    /// sampling included.
     fn note_chunk(
         &mut self,
         plan: &[ScheduledSequence],
@@ -428,7 +431,7 @@ impl Engine {
     }
 }
 
-/// The plan in the runner's terms.
+/// Converts the plan to the runner's inputs.
 fn step_inputs<'a>(running: &'a mut [Sequence], plan: &[ScheduledSequence]) -> Vec<StepInput<'a>> {
     let mut running: Vec<_> = running.iter_mut().map(Some).collect();
     plan.iter()
@@ -439,7 +442,7 @@ fn step_inputs<'a>(running: &'a mut [Sequence], plan: &[ScheduledSequence]) -> V
         .collect()
 }
 
-/// Appends what a step gave `sequence` and tells it; why the text ends there, if it does.
+/// Appends a step's tokens to `sequence` and sends them; returns the reason if the text ends there.
 fn emit(
     stats: &Stats,
     sequence: &mut Sequence,
@@ -459,8 +462,9 @@ fn emit(
     })
 }
 
-/// What the drafter is told of the sequences that it may draft for: index, tokens in the pool before the
-/// step, and hidden states of those that the step has added.
+/// What the drafter observes of the sequences it may draft for. `stepped` has their index, the
+/// number of tokens in the pool before the step, and the hidden states of the tokens that the step
+/// added.
 fn committed(
     running: &[Sequence],
     stepped: Vec<(usize, usize, Option<Tensor>)>,
@@ -474,7 +478,7 @@ fn committed(
             Committed {
                 id: state.id,
                 tokens: &state.tokens,
-                // What was accepted after the end of the text does not count.
+                // Tokens accepted after the end of the text do not count.
                 hidden: hidden.and_then(|rows| rows.narrow(0, 0, new.len()).ok()),
                 new,
             }
@@ -482,7 +486,7 @@ fn committed(
         .collect()
 }
 
-/// What the request is told that has no next token: it is to blame, or the model.
+/// The error of a request without a next token: the fault of the request or of the model.
 fn no_token(reason: NoToken) -> Error {
     match reason {
         NoToken::NotFinite => Error::internal(reason.to_string()),

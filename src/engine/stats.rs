@@ -1,4 +1,4 @@
-//! Server-wide counters, under vLLM's names with `foretoken:` in front.
+//! Server-wide counters under vLLM's names, with the prefix `foretoken:`.
 
 use crate::sampling::NoToken;
 use crate::spec::DraftCost;
@@ -7,8 +7,8 @@ use prometheus::{
 };
 use std::time::Instant;
 
-/// Counters, gauges and histograms of one engine. Cheap to update from the engine thread; rendered
-/// from [`Stats::registry`].
+/// Counters, gauges and histograms of one engine. The engine thread updates them cheaply;
+/// [`Stats::registry`] renders them.
 #[derive(Debug)]
 pub struct Stats {
     pub registry: Registry,
@@ -21,16 +21,17 @@ pub struct Stats {
     pub prompt_tokens: IntCounter,
     pub generation_tokens: IntCounter,
     pub preemptions: IntCounter,
-    /// By `finished_reason`: `stop`, `length`, `abort` (the reader left, or the server ended),
-    /// `error`. Counted where the [`Events`](super::Events) of a request are dropped.
+    /// By `finished_reason`: `stop`, `length`, `abort` (the client disconnected, or the server shut
+    /// down), `error`. Counted when the [`Events`](super::Events) of a request are dropped.
     pub requests_finished: IntCounterVec,
     /// Requests that failed because the model's logits were not finite.
     pub nonfinite_logits: IntCounter,
-    /// Arrival to first token, seconds.
+    /// Time from arrival to first token, seconds.
     pub time_to_first_token: Histogram,
-    /// Between two tokens of a request, seconds: a round's time divided by its tokens.
+    /// Time between two tokens of a request, seconds: a round's time divided by its number of
+    /// tokens.
     pub inter_token_latency: Histogram,
-    /// Arrival to last token, seconds.
+    /// Time from arrival to last token, seconds.
     pub e2e_request_latency: Histogram,
     pub spec_drafts: IntCounter,
     pub spec_draft_tokens: IntCounter,
@@ -39,11 +40,11 @@ pub struct Stats {
     pub spec_accepted_per_pos: IntCounterVec,
     /// Wall time of [`Stats::draft_steps`], seconds.
     pub draft_seconds: prometheus::Counter,
-    /// Forwards of the draft model that drafted a token for everyone, without prompts.
+    /// Draft model forwards that drafted one token for every sequence and contained no prompt rows.
     pub draft_steps: IntCounter,
     /// Wall time of [`Stats::target_steps`], seconds.
     pub target_seconds: prometheus::Counter,
-    /// Forwards of the target that decoded or verified, without prompts.
+    /// Target forwards that decoded or verified and contained no prompt rows.
     pub target_steps: IntCounter,
 }
 
@@ -53,7 +54,7 @@ const LATENCY_BUCKETS: &[f64] = &[
 ];
 
 impl Stats {
-    /// All at zero; every sample carries `model_name`.
+    /// Metrics that all start at zero; every sample carries the label `model_name`.
     pub fn new(model_name: &str) -> Self {
         let labels = [("model_name".to_owned(), model_name.to_owned())].into();
         let registry =
@@ -118,7 +119,7 @@ impl Stats {
 }
 
 impl Stats {
-    /// A round's draft and what was accepted of it.
+    /// Records the length of a round's draft and how many of its tokens were accepted.
     pub(super) fn note_round(&self, drafted: usize, accepted: usize) {
         if drafted == 0 {
             return;
@@ -133,7 +134,8 @@ impl Stats {
         }
     }
 
-    /// `new` tokens of a request at `now`; the first of all counts from its arrival.
+    /// Records `new` tokens of a request at time `now`; the first is timed from the request's
+    /// arrival.
     pub(super) fn note_tokens(
         &self,
         arrived: Instant,
@@ -154,14 +156,14 @@ impl Stats {
         }
     }
 
-    /// A request has no next token.
+    /// Records that no next token could be chosen for a request.
     pub(super) fn note_no_token(&self, reason: NoToken) {
         if reason == NoToken::NotFinite {
             self.nonfinite_logits.inc();
         }
     }
 
-    /// Brings the drafter's totals up to date.
+    /// Updates the drafter's totals.
     pub(super) fn note_draft_cost(&self, total: DraftCost) {
         let steps = total.steps - self.draft_steps.get();
         if steps > 0 {
@@ -172,7 +174,7 @@ impl Stats {
     }
 }
 
-/// Makes and registers metrics under our prefix.
+/// Creates and registers metrics under our prefix.
 struct Maker<'a>(&'a Registry);
 
 impl Maker<'_> {
