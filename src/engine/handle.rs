@@ -1,4 +1,4 @@
-//! The way into the engine: checks, the bounded queue, shutting down.
+//! The interface to the engine: checks, the bounded queue, shutdown.
 
 use super::events::Events;
 use super::request::{Event, Request};
@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-/// Stop ids that a request may have, EOS not counted.
+/// Maximum number of stop ids of a request, not counting EOS.
 pub const MAX_STOP_TOKEN_IDS: usize = 1024;
-/// Tokens that a request may bias.
+/// Maximum number of tokens that a request may bias.
 pub const MAX_LOGIT_BIASES: usize = 1024;
 
-/// Limits of the scheduler, and how much is drafted.
+/// Limits of the scheduler and of drafts.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Scheduling")]
 pub struct EngineOptions {
@@ -27,24 +27,25 @@ pub struct EngineOptions {
     // Never more than one pool holds.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub max_model_len: Option<usize>,
-    /// Requests in one batch at most.
+    /// Maximum number of requests in one batch.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
     pub max_num_seqs: usize,
-    /// Tokens of one target forward at most, prompt chunks and drafts together.
+    /// Maximum number of tokens in one target forward, prompt chunks and drafts together.
     #[arg(long, value_name = "N", default_value_t = 2048)]
     pub max_num_batched_tokens: usize,
-    /// Milliseconds, about, that running texts wait in a step for the prompts of others, which are
-    /// read in chunks by the speed that was measured. More reads prompts sooner, in longer gaps.
+    /// Approximate milliseconds per step that running texts wait for the prompts of others. Chunk
+    /// sizes follow from measured speed. A higher value reads prompts sooner but leaves longer
+    /// gaps.
     #[arg(long, value_name = "MS", default_value = "100",
           value_parser = |text: &str| text.parse().map(Duration::from_millis))]
     pub max_prompt_wait: Duration,
-    /// Requests in the queue at most; one more is answered 429.
+    /// Maximum number of requests in the queue; further requests are answered 429.
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = at_least_one)]
     pub max_waiting: usize,
-    /// Alternatives that a request may ask for with log-probabilities.
+    /// Maximum number of alternatives that a request may ask for with log-probabilities.
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub max_logprobs: usize,
-    /// Draft tokens a round at most (K); 0 without a drafter.
+    /// Maximum number of draft tokens per round (K); 0 without a drafter.
     #[arg(skip)]
     pub spec_length: usize,
     /// Name in logs and metrics.
@@ -53,7 +54,7 @@ pub struct EngineOptions {
 }
 
 impl Default for EngineOptions {
-    /// What the flags are where none is given.
+    /// The defaults of the flags.
     fn default() -> Self {
         Self::augment_args(clap::Command::new("engine"))
             .try_get_matches_from(["engine"])
@@ -62,7 +63,7 @@ impl Default for EngineOptions {
     }
 }
 
-/// What a request is checked against. All lengths in tokens.
+/// The limits that a request is checked against. All lengths are in tokens.
 #[derive(Debug, Clone)]
 pub struct Limits {
     pub max_model_len: usize,
@@ -82,7 +83,7 @@ pub(super) struct Submission {
     pub place: Option<OwnedSemaphorePermit>,
 }
 
-/// What the engine thread is sent.
+/// A message to the engine thread.
 pub(super) enum Message {
     Submit(Box<Submission>),
     /// A flag in [`Shared`] has changed: look.
@@ -92,18 +93,18 @@ pub(super) enum Message {
 pub(super) struct Shared {
     pub limits: Limits,
     pub stats: Arc<Stats>,
-    /// Places in the queue. A request holds one until it is admitted for the first time, or ends.
+    /// Places in the queue. A request holds one until it is first admitted, or ends.
     pub places: Arc<Semaphore>,
-    /// No new requests; the thread ends when the running ones are done.
+    /// Refuses new requests; the thread ends when the accepted ones are done.
     pub draining: AtomicBool,
-    /// The thread ends now; what runs is dropped.
+    /// The thread ends now and drops running requests.
     pub aborting: AtomicBool,
-    /// Set when the thread has ended and dropped the models: an error if nobody asked it to.
+    /// Set when the thread has ended and dropped the models: an error unless it was asked to end.
     pub ended: watch::Sender<Option<Result<()>>>,
 }
 
-/// Sends requests to the engine thread. Clones share one engine; when the last one is dropped the
-/// engine finishes what it has and ends.
+/// Sends requests to the engine thread. Clones share one engine; when the last one is dropped, the
+/// engine finishes its requests and ends.
 #[derive(Clone)]
 pub struct EngineHandle {
     pub(super) sender: Sender<Message>,
@@ -122,8 +123,8 @@ impl EngineHandle {
     /// Queues all of `requests` or none.
     ///
     /// # Errors
-    /// `Request` errors: a field out of range (`Invalid`), no room in the queue (`QueueFull`), or
-    /// `ShuttingDown`. Nothing was queued then.
+    /// `Request` errors: a field out of range (`Invalid`), a full queue (`QueueFull`), or
+    /// `ShuttingDown`. On an error nothing was queued.
     pub fn submit_all(&self, requests: Vec<Request>) -> Result<Vec<Events>> {
         let shared = &*self.shared;
         for request in &requests {
@@ -164,7 +165,7 @@ impl EngineHandle {
             .collect()
     }
 
-    /// What requests are checked against.
+    /// The limits that requests are checked against.
     pub fn limits(&self) -> &Limits {
         &self.shared.limits
     }
@@ -179,14 +180,14 @@ impl EngineHandle {
         self.shared.draining.load(Ordering::SeqCst)
     }
 
-    /// Refuses new requests from now on; those in the queue and in the batch go on.
+    /// Refuses new requests from now on; queued and running ones continue.
     pub fn drain(&self) {
         self.shared.draining.store(true, Ordering::SeqCst);
-        // The thread may sleep for want of work. If it is gone there is nobody to wake.
+        // The thread may be idle and asleep. If it has ended, the send fails harmlessly.
         let _ = self.sender.send(Message::Wake);
     }
 
-    /// Ends the thread after the step in flight; what runs is answered `Failed`.
+    /// Ends the thread after the step in flight; running requests receive `Failed`.
     pub fn abort(&self) {
         self.shared.aborting.store(true, Ordering::SeqCst);
         self.drain();
@@ -201,17 +202,17 @@ impl EngineHandle {
     /// Waits for the end of the thread.
     ///
     /// # Errors
-    /// `Internal`: why it has ended though nobody asked it to.
+    /// `Internal`, with the reason, if the thread ended without being asked to.
     pub async fn ended(&self) -> Result<()> {
         let mut ended = self.shared.ended.subscribe();
         match ended.wait_for(Option::is_some).await {
             Ok(end) => end.clone().unwrap_or(Ok(())),
-            // Not while this handle is alive.
+            // Cannot happen while this handle is alive.
             Err(_) => Ok(()),
         }
     }
 
-    /// Why no request is taken any more.
+    /// The error for a request that arrives after the end.
     fn gone(&self) -> Error {
         let end = self.shared.ended.borrow().clone();
         end.and_then(Result::err)
@@ -220,7 +221,8 @@ impl EngineHandle {
 }
 
 impl Limits {
-    /// Checks what only the engine's limits can tell; ranges of sampling fields are the caller's.
+    /// Checks a request against the engine's limits; the caller checks the ranges of sampling
+    /// fields.
     ///
     /// # Errors
     /// `Invalid`, naming the field.
@@ -249,7 +251,7 @@ impl Limits {
             return Err(Error::request(
                 RequestErrorKind::ContextLengthExceeded,
                 Some(if prompt < max { "max_tokens" } else { "prompt" }),
-                // OpenAI's words: clients tell by them that a shorter prompt is worth a try.
+                // OpenAI's wording: clients recognize by it that a shorter prompt may succeed.
                 format!(
                     "This model's maximum context length is {max} tokens. However, you requested \
                      {wanted} tokens ({prompt} in the prompt, {completion} in the completion). \
@@ -283,7 +285,7 @@ impl Limits {
         Ok(())
     }
 
-    /// Checks the ids in `params`, and how many they are: each is looked at in every step.
+    /// Checks the ids in `params` and their number, because every step looks at each of them.
     ///
     /// # Errors
     /// `Invalid`, naming the field.

@@ -1,4 +1,4 @@
-//! What goes into the engine and what comes out.
+//! Inputs and outputs of the engine.
 
 use crate::error::Error;
 use crate::sampling::{SamplingParams, TokenLogprobs};
@@ -9,18 +9,19 @@ pub struct Request {
     /// Token ids; at least one.
     pub prompt: Vec<u32>,
     pub params: SamplingParams,
-    /// Tokens to generate at most. 0 only computes the prompt (for its log-probabilities).
-    /// `None` = up to the context limit.
+    /// Maximum number of tokens to generate. 0 only computes the prompt (for its
+    /// log-probabilities). `None` = up to the context limit.
     pub max_tokens: Option<usize>,
-    /// Log-probabilities of each generated token, with so many alternatives.
+    /// Number of alternatives to return with the log-probability of each generated token.
     pub logprobs: Option<usize>,
-    /// Log-probabilities of the prompt's tokens, with so many alternatives.
+    /// Number of alternatives to return with the log-probability of each prompt token.
     pub prompt_logprobs: Option<usize>,
-    /// Draft tokens a round, at most the server's; `None` = the server's, 0 = no speculation.
+    /// Draft tokens per round, at most the server's limit; `None` = the server's limit, 0 = no
+    /// speculation.
     pub spec_length: Option<usize>,
-    /// Accepts each draft token with this probability, in [0, 1], whatever the models say. Then the
-    /// text is not the target's and means nothing; how long its rounds take is what is measured.
-    /// Drafts are verified where this is `None`, which is what everyone but `bench` wants.
+    /// Accepts each draft token with this probability, in [0, 1], whatever the models say. The text
+    /// is then meaningless; only the time per round is measured. `None` verifies drafts, which is
+    /// right for all callers but `bench`.
     pub synthetic_acceptance: Option<f64>,
 }
 
@@ -37,19 +38,20 @@ pub struct TokenOutput {
 pub enum FinishReason {
     /// `max_tokens` or the context limit.
     Length,
-    /// An EOS or stop id; it is the last token that was sent, and no part of the text.
+    /// An EOS or stop id; it is the last token sent and not part of the text.
     Stop { token: u32 },
 }
 
-/// What speculation did for one request so far. Tokens that were accepted after the end of the text
-/// are neither tested nor accepted here.
+/// Speculation counts of one request so far. Tokens accepted after the end of the text count as
+/// neither tested nor accepted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SpecUsage {
     /// Rounds that carried at least one draft token.
     pub rounds: usize,
     /// Draft tokens proposed.
     pub drafted: usize,
-    /// Draft tokens whose acceptance was decided: those before a round's first rejection, and it.
+    /// Draft tokens whose acceptance was decided: those before a round's first rejection, and the
+    /// rejected one.
     pub tested: usize,
     /// Draft tokens accepted.
     pub accepted: usize,
@@ -66,17 +68,18 @@ impl SpecUsage {
         self.accepted as f64 / (self.tested as f64).max(1.0)
     }
 
-    /// Tokens a round, the corrected or bonus token included; 1 without rounds.
+    /// Tokens per round, including the corrected or bonus token; 1 without rounds.
     pub fn mean_accepted_length(&self) -> f64 {
         1.0 + self.accepted as f64 / (self.rounds as f64).max(1.0)
     }
 }
 
-/// What the engine tells the holder of a request. The last one has `finish` set or is `Failed`.
+/// An event that the engine sends to the request's receiver. The last one has `finish` set or is
+/// `Failed`.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// Log-probabilities of the prompt, one a token; the first token has none. Sent once, before
-    /// the first [`Event::Tokens`], when the request asked for it.
+    /// Log-probabilities of the prompt, one per token; the first token has none. Sent once, before
+    /// the first [`Event::Tokens`], if the request asked for it.
     Prompt(Vec<Option<TokenLogprobs>>),
     /// The tokens of one round, in order; empty only when `max_tokens` was 0.
     Tokens {

@@ -1,4 +1,4 @@
-//! Who runs in the next step, and with how many rows. No tensors.
+//! Which sequences run in the next step, and with how many rows. No tensors.
 
 use super::chunk::PromptChunk;
 use super::sequence::Sequence;
@@ -6,46 +6,47 @@ use crate::kv::BlockAllocator;
 use crate::spec::SeqId;
 use std::collections::VecDeque;
 
-/// Rows of prompt log-probabilities in one step at most: each costs a row of logits over the whole
-/// vocabulary.
+/// Maximum number of prompt log-probability rows in one step: each costs a row of logits over the
+/// whole vocabulary.
 const MAX_SCORED_ROWS: usize = 256;
 
-/// What one running sequence does in a step.
+/// The share of one running sequence in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScheduledSequence {
     /// Index into [`Scheduler::running`].
     pub index: usize,
-    /// Pending tokens to feed.
+    /// Number of pending tokens to feed.
     pub rows: usize,
-    /// Draft tokens to ask for.
+    /// Number of draft tokens to request.
     pub draft: usize,
 }
 
-/// First come, first served, over one pool of blocks. A draft pool of as many blocks needs no
-/// scheduling of its own: what a sequence drafts is never more than what it has room for here.
+/// First come, first served, over one pool of blocks. A draft pool with as many blocks needs no
+/// scheduling of its own: a sequence never drafts more than it has blocks for here.
 #[derive(Debug)]
 pub struct Scheduler {
-    /// In order of arrival; preempted ones come first.
+    /// In order of arrival; preempted sequences come first.
     pub waiting: VecDeque<Sequence>,
     /// In order of arrival.
     pub running: Vec<Sequence>,
-    /// The pool, which all tables are of.
+    /// The pool to which all block tables belong.
     blocks: BlockAllocator,
-    /// How much of their prompts others may read while someone decodes.
+    /// Limits the prompt rows of a step in which other sequences decode.
     pub prompt_chunk: PromptChunk,
     max_num_seqs: usize,
     max_num_batched_tokens: usize,
-    /// The sequence that found no room in the last step and comes first in the next one:
-    /// [`PROMPTS`] for all that read their prompts, 0 if there was room for everyone.
+    /// The first sequence that received no rows in the last step; it comes first in the next one.
+    /// [`PROMPTS`] stands for all sequences that read their prompts; 0 means that all received
+    /// rows.
     next: SeqId,
 }
 
-/// In [`Scheduler::next`], after every sequence.
+/// A value of [`Scheduler::next`] that is larger than every sequence's id.
 const PROMPTS: SeqId = SeqId::MAX;
 
 impl Scheduler {
-    /// Schedules over an empty pool. `max_num_batched_tokens` must have room for the full draft of
-    /// one sequence and one row more.
+    /// A scheduler over an empty pool. `max_num_batched_tokens` must have room for the full draft
+    /// of one sequence plus one row.
     pub fn new(
         blocks: BlockAllocator,
         max_num_seqs: usize,
@@ -68,7 +69,7 @@ impl Scheduler {
         self.waiting.is_empty() && self.running.is_empty()
     }
 
-    /// Takes out every sequence that `gone` says is to go and frees its blocks.
+    /// Removes every sequence for which `gone` is true and frees its blocks.
     pub fn remove(&mut self, mut gone: impl FnMut(&Sequence) -> bool) -> Vec<Sequence> {
         let mut removed: Vec<Sequence> = self.running.extract_if(.., |s| gone(s)).collect();
         for sequence in &mut removed {
@@ -86,8 +87,8 @@ impl Scheduler {
         removed
     }
 
-    /// Plans a step: makes room for what must run, admits, and hands out what is left to drafts.
-    /// The second value names the sequences that were preempted for it.
+    /// Plans a step: makes room for running sequences, admits new ones, and gives the remaining
+    /// rows to drafts. The second value lists the sequences preempted for this.
     pub fn schedule(&mut self) -> (Vec<ScheduledSequence>, Vec<SeqId>) {
         let preempted = self.make_room();
         if preempted.is_empty() {
@@ -98,7 +99,7 @@ impl Scheduler {
         (plan, preempted)
     }
 
-    /// Gives back the blocks of a running sequence that no token of it needs.
+    /// Frees the blocks of a running sequence that none of its tokens needs.
     pub fn trim(&mut self, index: usize) {
         let state = &mut self.running[index].state;
         self.blocks
@@ -115,17 +116,17 @@ impl Scheduler {
         self.blocks.usage()
     }
 
-    /// Checks that the pool is held by the running sequences and by nobody else; looks at every block.
+    /// Checks that only the running sequences hold blocks of the pool; looks at every block.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The inconsistency found.
     pub fn check_invariants(&self) -> Result<(), String> {
         self.blocks
             .check(self.running.iter().map(|sequence| &sequence.state.table))
     }
 
-    /// Room for every running sequence's tokens and firm drafts, oldest first; the youngest is
-    /// preempted where the pool runs out.
+    /// Reserves blocks for every running sequence's tokens and firm drafts, oldest first; preempts
+    /// the youngest when the pool runs out.
     fn make_room(&mut self) -> Vec<SeqId> {
         let mut preempted = Vec::new();
         let mut index = 0;
@@ -144,8 +145,8 @@ impl Scheduler {
         preempted
     }
 
-    /// Admits from the queue while there is room for the whole sequence and a block to grow for
-    /// everyone who runs (or else the newcomer would be preempted next).
+    /// Admits from the queue while the whole sequence fits and a free block remains for each
+    /// running sequence to grow into (otherwise the new sequence would be preempted next).
     fn admit(&mut self) {
         let blocks = &mut self.blocks;
         while self.running.len() < self.max_num_seqs {
@@ -167,9 +168,10 @@ impl Scheduler {
         }
     }
 
-    /// Divides the rows of a step: first everyone who decodes, then prompts by age, in chunks that
-    /// are short where others would wait for them. Where the rows do not suffice for everyone, who
-    /// found none comes first in the next step, so that all have their turn, prompts included.
+    /// Divides the rows of a step: first among decoding sequences, then among prompts by age, in
+    /// short chunks if other sequences would wait for them. When the rows run out, the first
+    /// sequence without any comes first in the next step, so every sequence gets its turn, prompts
+    /// included.
     fn share_budget(&mut self) -> Vec<ScheduledSequence> {
         let running = &self.running;
         let (decoding, prompts): (Vec<usize>, Vec<usize>) =
@@ -194,7 +196,7 @@ impl Scheduler {
         share.plan
     }
 
-    /// Gives greedy sequences drafts from the rows and blocks that nobody needs, oldest first.
+    /// Gives greedy sequences drafts from the remaining rows and blocks, oldest first.
     fn extend_drafts(&mut self, plan: &mut [ScheduledSequence]) {
         let used: usize = plan
             .iter()
@@ -218,23 +220,24 @@ impl Scheduler {
     }
 }
 
-/// What is left of a step's rows, and who has the others.
+/// The remaining rows of a step, and the rows already assigned.
 struct Share<'a> {
     running: &'a [Sequence],
     rows: usize,
-    /// Rows of prompt log-probabilities.
+    /// Remaining rows of prompt log-probabilities.
     scored: usize,
     plan: Vec<ScheduledSequence>,
 }
 
 impl Share<'_> {
-    /// Rows for those who decode, in this order; gives the first who finds no room.
+    /// Assigns rows to decoding sequences in this order; returns the first one that does not fit.
     fn decoding(&mut self, indices: &[usize]) -> Option<SeqId> {
         let full = indices.iter().find(|&&index| self.give(index, 1) == 0);
         full.map(|&index| self.running[index].state.id)
     }
 
-    /// At most `chunk` rows for prompts, in this order; [`PROMPTS`] if nothing is left for them.
+    /// Assigns at most `chunk` rows to prompts in this order; [`PROMPTS`] if no rows are left for
+    /// them.
     fn prompts(&mut self, indices: &[usize], mut chunk: usize) -> Option<SeqId> {
         if !indices.is_empty() && self.rows == 0 {
             return Some(PROMPTS);
@@ -245,14 +248,14 @@ impl Share<'_> {
         None
     }
 
-    /// Gives sequence `index` at most `limit` of its pending rows, and says how many.
+    /// Assigns at most `limit` of its pending rows to sequence `index`; returns their number.
     fn give(&mut self, index: usize, limit: usize) -> usize {
         let sequence = &self.running[index];
         let (pending, draft) = (sequence.pending(), sequence.firm_draft());
         let mut rows = pending.min(self.rows).min(limit);
         let scores = sequence.unscored(rows).len();
         rows -= scores.saturating_sub(self.scored);
-        // The last row comes with the whole draft or waits for a step that has room for it.
+        // The last row comes with the whole draft, or waits for a step that has room for both.
         if rows == pending && rows + draft > self.rows {
             rows -= 1;
         }
@@ -277,10 +280,10 @@ mod tests {
 
     const DRAFT: usize = 5;
 
-    /// A scheduler with all the blocks it wants, and steps that only count.
+    /// A scheduler with enough blocks for everything, and steps that only count.
     struct Schedule {
         scheduler: Scheduler,
-        /// How often each sequence had rows.
+        /// How often each sequence received rows.
         turns: Vec<usize>,
     }
 
@@ -347,7 +350,7 @@ mod tests {
         }
     }
 
-    /// Six rows are one sampled request with its draft, or six greedy ones without.
+    /// Six rows are one sampled request with its draft, or six greedy requests without drafts.
     #[test]
     fn who_finds_no_room_is_next() {
         for greedy in [0, 7, 20] {
@@ -367,7 +370,7 @@ mod tests {
         }
     }
 
-    /// Those who decode fill every step, and a prompt is read all the same.
+    /// Decoding sequences fill every step, and a prompt is still read.
     #[test]
     fn prompts_have_their_turn() {
         for (rows, decoding) in [(DRAFT + 1, 10), (2 * DRAFT + 2, 4), (17, 9)] {
@@ -377,7 +380,7 @@ mod tests {
             }
             (0..2 * decoding).for_each(|_| drop(schedule.step()));
             schedule.add(50, 0.0);
-            // Between two of its turns everyone else has one.
+            // Between two turns of a sequence, every other sequence has one.
             let enough = 50 * (decoding + 1);
             let read = (0..enough).position(|_| {
                 schedule.step();
@@ -388,8 +391,8 @@ mod tests {
         }
     }
 
-    /// With room for everyone all decode in every step, beside a chunk that they need not wait for;
-    /// a prompt alone takes all there is.
+    /// With enough rows, all sequences decode in every step beside a chunk within the time limit; a
+    /// prompt alone takes all rows.
     #[test]
     fn prompts_keep_nobody_waiting() {
         let mut schedule = Schedule::new(500);

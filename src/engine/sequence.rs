@@ -1,4 +1,4 @@
-//! One request's truth: tokens, lengths, finish.
+//! The state of one request: tokens, lengths, finish.
 
 use super::handle::Submission;
 use super::request::{Event, FinishReason, SpecUsage, TokenOutput};
@@ -10,15 +10,15 @@ use std::time::Instant;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedSender;
 
-/// A request from its arrival to its end. Pending is always `tokens[kv_len..]`, whether it is a
-/// prompt, what a preemption threw away, or the one token of plain decoding.
+/// A request from arrival to end. Its pending tokens are always `tokens[kv_len..]`: a prompt, what
+/// a preemption discarded, or the one token of plain decoding.
 #[derive(Debug)]
 pub struct Sequence {
     /// What steps need to know.
     pub state: SequenceState,
-    /// Output tokens at most; fits the context.
+    /// Maximum number of output tokens; fits the context.
     pub max_tokens: usize,
-    /// Draft tokens a round at most.
+    /// Maximum number of draft tokens per round.
     pub spec_length: usize,
     /// Scores of the prompt so far.
     prompt_scores: Vec<Option<TokenLogprobs>>,
@@ -26,7 +26,7 @@ pub struct Sequence {
     pub arrived: Instant,
     /// When the last token was sent.
     pub last_token: Option<Instant>,
-    /// In the queue; given up with the first admission to the batch.
+    /// Its place in the queue; released when the request is first admitted to the batch.
     pub place: Option<OwnedSemaphorePermit>,
     /// What the next [`Sequence::flush`] sends.
     outbox: Vec<Event>,
@@ -34,8 +34,8 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// A sequence from a request that was checked against the limits. `max_tokens` is what the
-    /// context leaves where the request names none; EOS ids join the stop ids.
+    /// A sequence for a request that was checked against the limits. If the request has no
+    /// `max_tokens`, it is what the context leaves; EOS ids join the stop ids.
     pub(super) fn new(
         id: SeqId,
         submission: Submission,
@@ -78,7 +78,7 @@ impl Sequence {
         self.state.output_len()
     }
 
-    /// What a step is to do for this sequence with `rows` pending rows and a draft of `draft` tokens.
+    /// The input of a step with `rows` pending rows and a draft of `draft` tokens.
     pub fn step_input(&mut self, rows: usize, draft: usize) -> StepInput<'_> {
         StepInput {
             rows,
@@ -95,14 +95,14 @@ impl Sequence {
         self.state.tokens.len() - self.state.kv_len
     }
 
-    /// Whether a token is wanted at all.
+    /// Whether the request wants any output tokens.
     pub fn wants_tokens(&self) -> bool {
         self.max_tokens > 0
     }
 
-    /// Draft tokens for the next round: a function of this sequence alone, so that the rounds of a
-    /// seeded request are the same whatever else is running. None before the first token, which
-    /// nobody should wait longer for; never more than could be used.
+    /// Draft tokens for the next round. It depends on this sequence alone, so a seeded request has
+    /// the same rounds whatever else is running. 0 before the first token, which a draft would
+    /// delay; never more tokens than could be used.
     pub fn draft_len(&self) -> usize {
         match self.output_len() {
             0 => 0,
@@ -112,18 +112,18 @@ impl Sequence {
         }
     }
 
-    /// Whether a draft may ever be wanted.
+    /// Whether a draft may ever be requested.
     pub fn may_draft(&self) -> bool {
         self.spec_length > 0 && self.max_tokens > 1
     }
 
-    /// Whether a shorter draft gives the same text. It does for greedy requests; where tokens are
-    /// sampled or accepted by chance, the draft is part of the random experiment.
+    /// Whether a shorter draft gives the same text. This holds for greedy requests; with sampling
+    /// or synthetic acceptance, the draft is part of the random experiment.
     pub fn draft_is_elastic(&self) -> bool {
         self.state.sampler.params().is_greedy() && self.state.synthetic_acceptance.is_none()
     }
 
-    /// Draft tokens that room has to be made for.
+    /// Draft tokens for which blocks must be reserved.
     pub fn firm_draft(&self) -> usize {
         if self.draft_is_elastic() {
             0
@@ -132,7 +132,7 @@ impl Sequence {
         }
     }
 
-    /// Prompt positions that the next `rows` rows can score and that are not scored yet.
+    /// Prompt positions that the next `rows` rows can score and that have no score yet.
     pub fn unscored(&self, rows: usize) -> Range<usize> {
         let state = &self.state;
         if state.prompt_logprobs.is_none() {
@@ -142,27 +142,29 @@ impl Sequence {
         start..(state.kv_len + rows + 1).min(state.prompt_len).max(start)
     }
 
-    /// Whether nobody waits for the answer any more.
+    /// Whether the receiver is gone.
     pub fn is_cancelled(&self) -> bool {
         self.events.is_closed()
     }
 
-    /// Puts an event where the next [`Sequence::flush`] finds it.
+    /// Queues an event for the next [`Sequence::flush`].
     pub fn tell(&mut self, event: Event) {
         self.outbox.push(event);
     }
 
-    /// Sends what there is to tell, once the pools are in order: who hears of the end may look at them.
+    /// Sends the queued events. Call it once the pools are consistent: whoever receives the end may
+    /// inspect them.
     pub fn flush(&mut self) {
         for event in self.outbox.drain(..) {
-            // A receiver that is gone is noticed by `is_cancelled`.
+            // `is_cancelled` detects a dropped receiver.
             let _ = self.events.send(event);
         }
     }
 
-    /// Takes in what a step of `rows` pending rows gave: the tokens that count (the rest of a round
-    /// is dropped at a stop id or at `max_tokens`) are appended and told, and `kv_len` moves to what
-    /// is certain. Returns the number of new tokens and the reason if that was the end.
+    /// Applies the output of a step of `rows` pending rows: appends the tokens that count, queues
+    /// them as an event, and moves `kv_len` to the committed length. The rest of a round is dropped
+    /// at a stop id or at `max_tokens`. Returns the number of new tokens and the reason if the text
+    /// ended.
     pub fn advance(&mut self, rows: usize, output: StepOutput) -> (usize, Option<FinishReason>) {
         self.prompt_scores
             .extend(output.prompt_scores.into_iter().map(Some));
@@ -193,12 +195,12 @@ impl Sequence {
         (kept, finish)
     }
 
-    /// Throws away what is in the pool; the tokens stay.
+    /// Discards what is in the pool; the tokens stay.
     pub fn restart(&mut self) {
         self.state.kv_len = 0;
     }
 
-    /// A round's draft. What was accepted after the end of the text is no part of it.
+    /// Counts a round's draft, without what was accepted after the end of the text.
     fn count(&mut self, kept: usize, accepted: usize, drafted: usize, tested: usize) {
         self.usage.rounds += usize::from(drafted > 0);
         self.usage.drafted += drafted;
@@ -206,7 +208,7 @@ impl Sequence {
         self.usage.accepted += accepted.min(kept);
     }
 
-    /// How many of `new` count, and why the text ends there, if it does.
+    /// How many tokens of `new` count, and the reason if the text ends there.
     fn until_stop(&self, new: &[u32]) -> (usize, Option<FinishReason>) {
         let room = self.max_tokens - self.output_len();
         for (i, &token) in new.iter().take(room).enumerate() {
@@ -219,7 +221,8 @@ impl Sequence {
     }
 
     fn tell_prompt_scores(&mut self) {
-        // True once: the step that completes the prompt also samples the first token, or ends.
+        // True exactly once: the step that completes the prompt also samples the first token, or
+        // ends.
         let state = &self.state;
         let complete = state.kv_len >= state.prompt_len && state.output_len() == 0;
         if complete && state.prompt_logprobs.is_some() {

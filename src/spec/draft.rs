@@ -1,4 +1,4 @@
-//! What drafters give and are asked.
+//! Drafts, and the interface of drafters.
 
 use crate::error::Result;
 use crate::kernels::sample::DeviceRow;
@@ -7,14 +7,14 @@ use crate::sampling::{Dist, Sampler};
 use candle_core::Tensor;
 use std::ops::Range;
 
-/// Names a sequence for as long as it lives; later arrivals have larger ids.
+/// Identifies a sequence while it lives; later arrivals have larger ids.
 pub type SeqId = u64;
 
-/// What a draft token was drawn from: q of the acceptance rule.
+/// The distribution that a draft token was drawn from: q of the acceptance rule.
 #[derive(Debug, Clone, PartialEq)]
 pub enum DraftDist {
     Host(Dist),
-    /// In the memory of a GPU: [`Draft::to_host`] before anything is asked of it.
+    /// In the memory of a GPU: call [`Draft::to_host`] before reading it.
     Device(DeviceRow),
 }
 
@@ -28,7 +28,7 @@ impl DraftDist {
     /// The distribution.
     ///
     /// # Panics
-    /// Where it is in the memory of a GPU.
+    /// If it is in the memory of a GPU.
     pub fn on_host(&self) -> &Dist {
         match self {
             Self::Host(dist) => dist,
@@ -37,14 +37,14 @@ impl DraftDist {
     }
 }
 
-/// Guessed continuations of one sequence: a tree of tokens, in an order in which parents come
-/// before their children. A chain is a tree whose every node has one child.
+/// Guessed continuations of one sequence: a tree of tokens, ordered so that parents come before
+/// their children. A chain is a tree in which every node has at most one child.
 #[derive(Debug, Clone, Default)]
 pub struct Draft {
     pub tokens: Vec<u32>,
-    /// Index of the node before each token; `None` = it follows the sequence's last token.
+    /// Index of the node before each token; `None` = the token follows the sequence's last token.
     pub parents: Vec<Option<u16>>,
-    /// What each token was drawn from.
+    /// The distribution each token was drawn from.
     pub dists: Vec<DraftDist>,
 }
 
@@ -60,7 +60,7 @@ impl Draft {
     /// The draft with its distributions in the memory of the host.
     ///
     /// # Errors
-    /// Where the device fails.
+    /// If the device fails.
     pub fn to_host(&self) -> Result<Self> {
         let mut draft = self.clone();
         for dist in &mut draft.dists {
@@ -71,15 +71,15 @@ impl Draft {
         Ok(draft)
     }
 
-    /// Whether some token was drawn from probabilities in the memory of the host.
+    /// Whether any token was drawn from probabilities in host memory.
     pub fn has_host_dists(&self) -> bool {
         let host = |q: &DraftDist| matches!(q, DraftDist::Host(Dist::Dense(_)));
         self.dists.iter().any(host)
     }
 
-    /// Ends the draft before the first node that cannot be verified: after `length` nodes, or as many
-    /// as a tree may have, at an id that is not below `vocab_size` or a parent that does not come before
-    /// its node.
+    /// Cuts the draft before the first node that cannot be verified: after `length` or
+    /// [`MAX_TREE_NODES`] nodes, at an id not below `vocab_size`, or at a parent that does not come
+    /// before its node.
     pub fn end_where_invalid(&mut self, length: usize, vocab_size: usize) {
         let nodes = self.tokens.iter().zip(&self.parents).enumerate();
         let is_valid = |&(node, (&id, parent)): &(usize, (&u32, &Option<u16>))| {
@@ -110,7 +110,7 @@ impl Draft {
     }
 }
 
-/// What a drafter is asked for one sequence.
+/// A request for a draft of one sequence.
 #[derive(Debug)]
 pub struct DraftRequest<'a> {
     pub id: SeqId,
@@ -118,61 +118,63 @@ pub struct DraftRequest<'a> {
     pub tokens: &'a [u32],
     /// Draft tokens wanted, at least 1.
     pub length: usize,
-    /// Knows `tokens`. A drafter may push what it drafts and leave it there: the caller takes it back.
+    /// Has state for `tokens`. A drafter may push the tokens it drafts and leave them there: the
+    /// caller removes them.
     pub sampler: &'a mut Sampler,
 }
 
-/// What is certain of a sequence after a step.
+/// The committed tokens of a sequence after a step.
 #[derive(Debug, Clone)]
 pub struct Committed<'a> {
     pub id: SeqId,
     /// All of its tokens.
     pub tokens: &'a [u32],
-    /// Positions that the target computed in this step and that stand: pending tokens, then accepted
-    /// ones. A token that the step has added itself is not among them: it is pending.
+    /// Positions that the target computed in this step and that are committed: pending tokens, then
+    /// accepted ones. The token that the step added itself is not included: it is pending.
     pub new: Range<usize>,
     /// The target's hidden states there, `[new.len(), taps * hidden_size]`; see
-    /// [`Output::hidden`](crate::model::Output::hidden). `None` where [`Drafter::taps`] is empty. It may
-    /// be a part of a larger tensor: copy what is kept for long.
+    /// [`Output::hidden`](crate::model::Output::hidden). `None` if [`Drafter::taps`] is empty. It
+    /// may be a view of a larger tensor: copy what is kept for long.
     pub hidden: Option<Tensor>,
 }
 
-/// What drafting cost so far, for the cost coefficient c of Leviathan et al. 2023, section 3.2.
+/// Total cost of drafting, for the cost coefficient c of Leviathan et al. 2023, section 3.2.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct DraftCost {
-    /// Forwards of drafts that had no prompt in them.
+    /// Draft forwards that contained no prompt rows.
     pub steps: u64,
-    /// Wall time of those.
+    /// Wall time of those, seconds.
     pub step_seconds: f64,
 }
 
-/// Guesses continuations. A draft is advice: it may be shorter than asked or empty, and nothing
-/// but speed depends on it.
+/// Proposes continuations. A draft is advice: it may be shorter than requested or empty, and only
+/// speed depends on it.
 pub trait Drafter: Send {
-    /// One draft for each request, in order, each at most `length` tokens; no two are for one id. What
-    /// cannot be verified of one is cut off: see [`Draft::end_where_invalid`]. May keep state for the ids it sees until [`Drafter::forget`].
+    /// Returns one draft per request, in order, each of at most `length` tokens; ids are distinct.
+    /// The caller cuts off what cannot be verified: see [`Draft::end_where_invalid`]. May keep
+    /// state for the ids it sees until [`Drafter::forget`].
     ///
     /// # Errors
-    /// Only if the device failed: having no idea or no room, and ids that it does not know, are an
-    /// empty draft. What it holds for these ids is not specified then; the caller makes it forget them.
+    /// Only if the device failed: return an empty draft when there is no guess, no room, or an
+    /// unknown id. After an error the state for these ids is not specified; the caller forgets
+    /// them.
     fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>>;
 
-    /// Layers of the target whose hidden states [`Drafter::observe`] wants, as
-    /// [`Taps::layers`](crate::model::Taps); always the same ones.
+    /// Layers of the target whose hidden states [`Drafter::observe`] needs, as in
+    /// [`Taps::layers`](crate::model::Taps); they never change.
     fn taps(&self) -> &[usize] {
         &[]
     }
 
-    /// Called once a step, after verification, for every sequence in it that a draft may ever be
-    /// asked for: first with its prompt, chunk by chunk, then with what was accepted. For an id that
-    /// was not forgotten each position comes once and in order: when a draft is asked for all of its
-    /// tokens but the last have come, and fewer where the step computes the end of a preempted
-    /// sequence again. Roll back what was computed for
-    /// rejected tokens.
+    /// Called once per step, after verification, for every sequence of the step that may ever
+    /// request a draft: first with its prompt, chunk by chunk, then with accepted tokens. Until an
+    /// id is forgotten, each of its positions comes once and in order. When a draft is requested,
+    /// all tokens but the last have come, or fewer if the step computes the end of a preempted
+    /// sequence again. Roll back what was computed for rejected tokens.
     fn observe(&mut self, _committed: &[Committed<'_>]) {}
 
-    /// The sequence has ended, was preempted or had a part in a call of `propose` that failed: free all
-    /// that is held for it. After a preemption it is observed from its start again; after a failure its
+    /// The sequence ended, was preempted, or was part of a failed call of `propose`: free all state
+    /// held for it. After a preemption it is observed from its start again; after a failure its
     /// earlier positions do not come again.
     fn forget(&mut self, _id: SeqId) {}
 
@@ -186,10 +188,10 @@ pub trait Drafter: Send {
         0.0
     }
 
-    /// Checks that its pool holds what it knows of, and nothing else.
+    /// Checks that its pool holds exactly the sequences it has state for.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The inconsistency found.
     fn check_invariants(&self) -> Result<(), String> {
         Ok(())
     }

@@ -12,10 +12,11 @@ use candle_core::Tensor;
 use std::collections::HashMap;
 use std::time::Instant;
 
-/// A draft model with its own paged pool. It keeps no record of rounds: it compares the tokens that
-/// it was fed with the tokens that are certain, and truncates its pool to their common prefix.
+/// A draft model with its own paged pool. It keeps no record of rounds: it compares the tokens it
+/// was fed with the committed tokens and truncates its pool to their common prefix.
 ///
-/// It may know fewer ids than the target. A sequence with an id that it does not know has no draft.
+/// Its vocabulary may be smaller than the target's. A sequence with an id that it does not know
+/// gets no draft.
 pub struct DraftModel {
     network: Network,
     fed: HashMap<SeqId, Fed>,
@@ -26,12 +27,12 @@ struct Network {
     model: Box<dyn Model>,
     blocks: BlockAllocator,
     store: KvStore,
-    /// Rows of one sequence in one forward at most.
+    /// Maximum number of rows of one sequence in one forward.
     chunk: usize,
     cost: DraftCost,
 }
 
-/// What one sequence has in the pool.
+/// The tokens and block table of one sequence in the pool.
 #[derive(Default)]
 struct Fed {
     tokens: Vec<u32>,
@@ -40,29 +41,29 @@ struct Fed {
 
 /// One sequence that is being drafted for.
 struct Drafting<'a, 'b> {
-    /// Place among the requests.
+    /// Index of the request.
     place: usize,
     request: &'a mut DraftRequest<'b>,
     fed: &'a mut Fed,
     draft: Draft,
-    /// Tokens that a GPU has drawn after those of `draft`, and the host has not read.
+    /// Number of tokens that a GPU has drawn after `draft` and the host has not read.
     unread: usize,
-    /// Whether it has been asked about often enough for its prompt to have been fed by chunks.
+    /// Whether it received enough requests for its prompt to have been fed by chunks.
     may_draft: bool,
-    /// Whether the model has no next token: its logits are not finite.
+    /// Whether the draft has ended because the model's logits are not finite.
     ended: bool,
 }
 
 impl DraftModel {
     /// A drafter over `model` with an empty pool of `num_blocks` blocks.
     ///
-    /// A prompt is prefilled when its first draft is asked for, `chunk` (at least 2) rows a round so
-    /// that no round grows longer than a chunk takes; until it is in the pool the drafts are empty.
-    /// Which rounds those are depends on the sequence alone, not on what else is running: after a
-    /// preemption all of it is fed again at once.
+    /// A prompt is prefilled from the first draft request on, `chunk` (at least 2) rows per round,
+    /// so that no round takes longer than one chunk adds; until the prompt is in the pool the
+    /// drafts are empty. Which rounds those are depends on the sequence alone, not on what else is
+    /// running: after a preemption the whole sequence is fed again at once.
     ///
     /// # Errors
-    /// The device has no memory for the pool.
+    /// If the device has no memory for the pool.
     pub fn new(
         model: Box<dyn Model>,
         num_blocks: usize,
@@ -83,8 +84,8 @@ impl DraftModel {
 }
 
 impl Fed {
-    /// Goes back to the longest prefix that it shares with `tokens`, the last of which always has to
-    /// be fed (again), for its logits.
+    /// Truncates to the longest prefix shared with `tokens`. Their last token is always fed
+    /// (again), for its logits.
     fn roll_back(&mut self, blocks: &mut BlockAllocator, tokens: &[u32]) {
         let known = &tokens[..tokens.len() - 1];
         let common = self
@@ -99,8 +100,8 @@ impl Fed {
 }
 
 impl Network {
-    /// Makes room for the rows of a request. False = there is none, or the model cannot continue
-    /// these tokens.
+    /// Makes room for the rows of a request. Returns false if there is no room, or if the model
+    /// cannot continue these tokens.
     fn begin(&mut self, fed: &mut Fed, request: &DraftRequest<'_>) -> bool {
         fed.roll_back(&mut self.blocks, request.tokens);
         let config = self.model.config();
@@ -115,8 +116,9 @@ impl Network {
         self.blocks.reserve(&mut fed.table, rows).is_ok()
     }
 
-    /// One forward that feeds each of `open` what it has not seen, and drafts a token for those that
-    /// have seen all; gives the most rows that one of them had. What a GPU draws is added to `drawn`.
+    /// One forward that feeds each sequence of `open` what it has not seen, and drafts a token for
+    /// those that have seen all. Returns the largest number of rows of a sequence. Tokens that a
+    /// GPU draws are added to `drawn`.
     fn step(
         &mut self,
         drafting: &mut [Drafting<'_, '_>],
@@ -168,8 +170,8 @@ impl Network {
             };
             let all = 0..drafting.len();
             let open: Vec<usize> = all.filter(|&i| wants(&drafting[i])).collect();
-            // What a GPU drew goes into the next step without a detour over the host, where that is
-            // all that the step needs and nobody's penalties ask for it.
+            // Tokens that a GPU drew go into the next step without a copy to the host, if the step
+            // needs nothing else and no penalties depend on them.
             if !drawn
                 .last()
                 .is_some_and(|last| last.suffices(drafting, &open))
@@ -185,8 +187,8 @@ impl Network {
             longest = longest.max(self.step(drafting, &open, &mut drawn)?);
             steps += 1;
         }
-        // A prompt's rows would not tell what a draft step costs; two are the catch-up after a
-        // round in which all was accepted.
+        // A prompt's rows would distort the cost of a draft step; two rows are the catch-up after a
+        // round in which every draft token was accepted.
         if longest <= 2 {
             self.cost.steps += steps;
             self.cost.step_seconds += started.elapsed().as_secs_f64();
@@ -195,15 +197,15 @@ impl Network {
     }
 }
 
-/// The tokens that one step drew on a GPU, which the host has not read.
+/// The tokens that one step drew on a GPU and the host has not read.
 struct Drawn {
     processed: ProcessedLogits,
-    /// Whose they are, in ascending order.
+    /// The sequences they belong to, ascending.
     of: Vec<usize>,
 }
 
 impl Drawn {
-    /// Draws the next draft token of each of `of` from its row of logits.
+    /// Draws the next draft token of each sequence of `of` from its row of logits.
     fn new(output: &Output, drafting: &mut [Drafting<'_, '_>], of: Vec<usize>) -> Result<Self> {
         let (mut params, mut adjustments) = (Vec::with_capacity(of.len()), Vec::new());
         for (row, &i) in of.iter().enumerate() {
@@ -219,7 +221,7 @@ impl Drawn {
         Ok(Self { processed, of })
     }
 
-    /// Whether the next step of `open` needs to know nothing but these tokens, and only their number.
+    /// Whether the next step of `open` needs only these tokens, and of them only their number.
     fn suffices(&self, drafting: &[Drafting<'_, '_>], open: &[usize]) -> bool {
         let needs_this = |i: &usize| {
             let one = &drafting[*i];
@@ -230,7 +232,7 @@ impl Drawn {
         !open.is_empty() && open.iter().all(needs_this)
     }
 
-    /// The tokens of `open` as the model is fed with them, `[open]` u32 on the GPU.
+    /// The tokens of `open` as input to the model, `[open]` u32 on the GPU.
     fn fed_to(&self, open: &[usize]) -> Result<Tensor> {
         let tokens = self.processed.ids()?;
         if self.of == open {
@@ -241,7 +243,7 @@ impl Drawn {
         Ok(tokens.index_select(&Tensor::new(places, tokens.device())?, 0)?)
     }
 
-    /// Waits for the tokens and appends them to the drafts, which end where there is none.
+    /// Waits for the tokens and appends them to the drafts; a draft ends where there is no token.
     fn read(self, drafting: &mut [Drafting<'_, '_>]) -> Result<()> {
         let tokens: Vec<u32> = self.processed.tokens()?.to_vec1()?;
         for (row, (&i, token)) in self.of.iter().zip(tokens).enumerate() {
@@ -265,12 +267,13 @@ impl Drawn {
 }
 
 impl Drafting<'_, '_> {
-    /// Tokens drafted.
+    /// Number of tokens drafted.
     fn len(&self) -> usize {
         self.draft.len() + self.unread
     }
 
-    /// Token at position `at` of the sequence with its draft; any where it is not read yet.
+    /// Token at position `at` of the sequence with its draft; an arbitrary one if it is not read
+    /// yet.
     fn token(&self, at: usize) -> u32 {
         match at.checked_sub(self.request.tokens.len()) {
             None => self.request.tokens[at],
@@ -278,7 +281,7 @@ impl Drafting<'_, '_> {
         }
     }
 
-    /// The random number that the next draft token is drawn by.
+    /// The random number for drawing the next draft token.
     fn uniform(&self) -> f64 {
         let rng = Rng {
             seed: self.request.sampler.params().seed,
@@ -326,7 +329,7 @@ impl Drafter for DraftModel {
         }
         self.network.draft_all(&mut drafting)?;
         for one in drafting {
-            // What was drawn after the end of a draft is not known.
+            // Tokens drawn after the end of a draft are not known.
             let known = one.request.tokens.len() + one.draft.len();
             one.fed.tokens.truncate(known);
             drafts[one.place] = one.draft;
@@ -384,7 +387,7 @@ mod tests {
         drafter.propose(&mut [request]).unwrap().remove(0).tokens
     }
 
-    /// After any outcome of a round the next draft is what a drafter says that sees the sequence
+    /// After any outcome of a round, the next draft equals that of a drafter that sees the sequence
     /// for the first time.
     #[test]
     fn rolls_back_to_the_common_prefix() {
@@ -414,8 +417,8 @@ mod tests {
         }
     }
 
-    /// A long prompt is fed by chunks, one a round; which rounds have no draft depends on the
-    /// sequence alone, and a drafter that lost its state gives the same from there on.
+    /// A long prompt is fed by chunks, one per round; which rounds have no draft depends on the
+    /// sequence alone, and a drafter that lost its state gives the same drafts from there on.
     #[test]
     fn a_long_prompt_is_prefilled_by_chunks() {
         let mut tokens: Vec<u32> = (0..50).map(|i| i % 32).collect();

@@ -5,10 +5,10 @@ use crate::error::Result;
 use crate::sampling::Dist;
 
 /// Copies what followed the same n-gram earlier in the request's own tokens (prompt lookup
-/// decoding, Saxena 2023). Longest n-gram first; among equals the latest place wins.
+/// decoding, Saxena 2023). The longest n-gram wins; among equal lengths, the latest position.
 ///
-/// A match vouches for as many tokens as it is long, counted back beyond `max`: two equal tokens
-/// are often chance, and each draft token that is rejected costs a row of the target's forward.
+/// A draft is at most as long as its match, counted back beyond `max`: two equal tokens are often
+/// chance, and each rejected draft token costs a row of the target's forward.
 #[derive(Debug, Clone)]
 pub struct NgramDrafter {
     min: usize,

@@ -4,31 +4,31 @@ use super::draft::Draft;
 use crate::sampling::{Dist, NoToken, Purpose, Rng};
 use std::hint::black_box;
 
-/// What is kept of a draft, and the token that the target adds to it.
+/// The accepted part of a draft, and the token that the target adds to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
     /// Accepted nodes, from the root down.
     pub path: Vec<usize>,
-    /// The token after them: corrected after a rejection, a bonus after none.
+    /// The token after them: corrected after a rejection, otherwise a bonus.
     pub next: u32,
     /// Nodes whose acceptance was decided.
     pub tested: usize,
 }
 
-/// Accepts or corrects a draft so that what comes out is distributed exactly as the target alone
-/// would have it (Leviathan et al. 2023, Algorithm 1 and Appendix A.1).
+/// Accepts or corrects a draft so that the output has exactly the target's distribution (Leviathan
+/// et al. 2023, Algorithm 1 and Appendix A.1).
 ///
-/// `target(path)` is p after the accepted nodes of `path`; it is asked for the empty path first and
-/// then for one node more each time, and not for what comes after a rejection. A node x
-/// with draft probability q(x) is accepted with probability `min(1, p(x) / q(x))`. After a
-/// rejection p becomes `norm(max(0, p - q))` and the next sibling is tried against that (SpecInfer,
-/// Miao et al. 2024, Algorithm 2); where no sibling is left, the token is sampled from it. Greedy
-/// is the case of point distributions: exact match.
+/// `target(path)` is p after the accepted nodes of `path`. It is called with the empty path first,
+/// then with one more node each time, and never for what comes after a rejection. A node x with
+/// draft probability q(x) is accepted with probability `min(1, p(x) / q(x))`. After a rejection, p
+/// becomes `norm(max(0, p - q))` and the next sibling is tried against that (SpecInfer, Miao et al.
+/// 2024, Algorithm 2); if no sibling is left, the token is sampled from it. With point
+/// distributions this is greedy decoding: exact match.
 ///
 /// `rng.position` is the position of the token that follows the sequence's last one.
 ///
 /// # Errors
-/// What `target` fails with.
+/// The error of `target`.
 pub fn verify(
     draft: &Draft,
     mut target: impl FnMut(&[usize]) -> Result<Dist, NoToken>,
@@ -46,7 +46,7 @@ pub fn verify(
                 path.push(node);
                 continue 'accepted;
             }
-            // Where rounding leaves nothing of p - q, p and q are the same: p itself is right.
+            // If rounding leaves nothing of p - q, p and q are equal: p itself is right.
             if let Some(rest) = p.residual(q) {
                 p = rest;
             }
@@ -56,23 +56,22 @@ pub fn verify(
     }
 }
 
-/// The nodes that follow node `at`; `None` = the sequence's last token. They come after it.
+/// The children of node `at`; `None` = the sequence's last token. Children come after their parent.
 fn children(draft: &Draft, at: Option<usize>) -> impl Iterator<Item = usize> + '_ {
     let after = at.map_or(0, |at| at + 1)..draft.len();
     after.filter(move |&node| draft.parents[node].map(usize::from) == at)
 }
 
-/// Accepts each token of a chain, or of a tree's first branch, with probability `rate`, whatever the
-/// models say, so that the speed of a pair can be measured at an acceptance that its weights do not
-/// have. What comes out is *not* distributed as the target's texts are: nothing but a measurement may
-/// use it.
+/// Accepts each token of a chain, or of a tree's first branch, with probability `rate`, whatever
+/// the models say. This measures the speed of a pair at an acceptance rate that its weights do not
+/// reach. The output does *not* have the target's distribution: use it for measurements only.
 ///
-/// Everything else is as in [`verify`], so that it takes the same time: `target` is asked the same
-/// questions, and the last token is sampled from its answer (not from what p leaves of q, which is
-/// computed all the same).
+/// Otherwise it takes the same time as [`verify`]: it calls `target` with the same paths and
+/// samples the last token from the result (not from the residual of p and q, which is still
+/// computed).
 ///
 /// # Errors
-/// What `target` fails with.
+/// The error of `target`.
 pub fn synthetic_acceptance(
     draft: &Draft,
     rate: f64,
@@ -104,7 +103,7 @@ mod tests {
     const Q: [f32; 5] = [0.1, 0.1, 0.6, 0.0, 0.2];
     const ROUNDS: u64 = 400_000;
 
-    /// p after `token` in the second position: depends on the first, as a model's would.
+    /// p after `token` in the second position: depends on the first token, as a model's would.
     fn conditional(base: [f32; 5], token: u32) -> Dist {
         let mut probs = base;
         probs.rotate_left(token as usize);
@@ -117,13 +116,13 @@ mod tests {
         counts.iter().enumerate().map(distance).sum::<f64>() / 2.0
     }
 
-    /// `verify` with p by node: first after nothing, then after node 0 and so on.
+    /// `verify` with p by node: the first after the empty path, the next after node 0, and so on.
     fn verify(draft: &Draft, target: &[Dist], rng: &Rng) -> Verdict {
         let after = |path: &[usize]| path.last().map_or(0, |node| node + 1);
         super::verify(draft, |path| Ok(target[after(path)].clone()), rng).unwrap()
     }
 
-    /// Drafts a chain of `k` tokens from Q, verifies it against P, and gives what comes out.
+    /// Drafts a chain of `k` tokens from Q, verifies it against P, and returns the output.
     fn round(seed: u64, k: usize) -> Vec<u32> {
         let rng = Rng {
             seed: mix(seed),
@@ -144,7 +143,7 @@ mod tests {
         out
     }
 
-    /// Leviathan et al. 2023, Appendix A.1: the first token out is distributed as p, for every K;
+    /// Leviathan et al. 2023, Appendix A.1: the first output token is distributed as p for every K,
     /// and so is the second given the first, whether the first was accepted or the round ended
     /// there. The noise floor at these counts is below 0.003.
     #[test]
@@ -171,8 +170,8 @@ mod tests {
         }
     }
 
-    /// The correction itself: given that the first draft token was rejected, what is sampled
-    /// follows norm(max(0, p - q)).
+    /// The correction itself: if the first draft token was rejected, the sampled token follows
+    /// norm(max(0, p - q)).
     #[test]
     fn a_rejection_samples_the_residual() {
         let mut counts = [0.0; 5];
@@ -269,8 +268,9 @@ mod tests {
         }
     }
 
-    /// A draft that the target would mostly reject, and one that it would always accept: by chance
-    /// i tokens of both are kept with probability rate^i, and what follows is distributed as p.
+    /// One draft that the target would mostly reject, and one that it would always accept:
+    /// synthetic acceptance keeps i tokens of both with probability rate^i, and the next token is
+    /// distributed as p.
     #[test]
     fn by_chance_acceptance_follows_the_rate_alone() {
         const K: usize = 4;
@@ -304,7 +304,7 @@ mod tests {
         }
     }
 
-    /// The same questions as `verify` asks, in the same order: nothing beyond a rejection.
+    /// It evaluates the same paths as `verify`, in the same order, and nothing after a rejection.
     #[test]
     fn by_chance_the_target_is_asked_for_what_was_accepted() {
         let mut draft = Draft::default();
