@@ -122,7 +122,7 @@ impl Scheduler {
     /// The inconsistency found.
     pub fn check_invariants(&self) -> Result<(), String> {
         self.blocks
-            .check(self.running.iter().map(|sequence| &sequence.state.table))
+            .check_invariants(self.running.iter().map(|sequence| &sequence.state.table))
     }
 
     /// Reserves blocks for every running sequence's tokens and firm drafts, oldest first; preempts

@@ -125,7 +125,7 @@ impl BlockAllocator {
     ///
     /// # Errors
     /// A line that names the first block that violates an invariant.
-    pub fn check<'a>(
+    pub fn check_invariants<'a>(
         &self,
         tables: impl IntoIterator<Item = &'a BlockTable>,
     ) -> Result<(), String> {

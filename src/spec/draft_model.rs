@@ -361,7 +361,7 @@ impl Drafter for DraftModel {
 
     fn check_invariants(&self) -> Result<(), String> {
         let held = self.fed.values().map(|fed| &fed.table);
-        self.network.blocks.check(held)
+        self.network.blocks.check_invariants(held)
     }
 }
 
