@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Initial number of rows, before any measurement: few enough for a slow machine, and a fast one
-/// soon learns that it may take more.
+/// Initial number of rows, before any measurement: few enough for a slow machine; on a fast machine
+/// the number soon grows.
 const FIRST_ROWS: f64 = 32.0;
 /// Minimum number of rows. Without it, a prompt would never be read on a machine where even these
 /// rows take longer than allowed.
@@ -13,11 +13,11 @@ const MIN_ROWS: f64 = 16.0;
 /// sequences may wait.
 ///
 /// It keeps one number: the seconds per row of the steps that carried prompts beside decoding. Each
-/// new step enters this average with a weight of one half. So a chunk is at most twice the one
-/// before, one slow step shrinks it at once, and it follows the rows of a long prompt, which grow
-/// more expensive with the context they attend to. A step's fixed cost is shared among its rows;
-/// because every chunk is measured in turn, the size settles where the whole step takes the allowed
-/// time.
+/// new step enters this average with a weight of one half. So a chunk is at most twice the previous
+/// one, one slow step shrinks it at once, and it adapts to a long prompt, whose rows grow more
+/// expensive with the context they attend to. The seconds per row include a share of the step's
+/// fixed cost; because every chunk is measured in turn, the size settles where the whole step takes
+/// the allowed time.
 #[derive(Debug, Clone)]
 pub struct PromptChunk {
     /// Seconds.
@@ -26,7 +26,7 @@ pub struct PromptChunk {
 }
 
 impl PromptChunk {
-    /// A policy under which a sequence waits about `max_wait` at most for the prompts of others.
+    /// A policy under which a sequence waits at most about `max_wait` for the prompts of others.
     pub fn new(max_wait: Duration) -> Self {
         let max_wait = max_wait.as_secs_f64().max(1e-6);
         Self {
@@ -35,7 +35,7 @@ impl PromptChunk {
         }
     }
 
-    /// Total rows that prompts may have in the next step if other sequences decode in it.
+    /// Maximum number of prompt rows in the next step if other sequences decode in it.
     pub fn rows(&self) -> usize {
         (self.max_wait / self.seconds_per_row).max(MIN_ROWS) as usize
     }
@@ -44,10 +44,10 @@ impl PromptChunk {
     /// others of decoding sequences.
     pub fn note(&mut self, rows: usize, prompt_rows: usize, seconds: Duration) {
         let seconds = seconds.as_secs_f64();
-        // A small chunk says little about a large one: most of its time is the fixed cost of a
-        // step.
-        let says_little = 2 * prompt_rows < self.rows() && seconds < self.max_wait;
-        if prompt_rows > 0 && prompt_rows < rows && !says_little {
+        // A small chunk does not predict the cost of a large one: most of its time is the fixed
+        // cost of a step.
+        let uninformative = 2 * prompt_rows < self.rows() && seconds < self.max_wait;
+        if prompt_rows > 0 && prompt_rows < rows && !uninformative {
             self.seconds_per_row = (self.seconds_per_row + seconds / rows as f64) / 2.0;
         }
     }
@@ -58,10 +58,11 @@ mod tests {
     use super::*;
 
     const MAX_WAIT: Duration = Duration::from_millis(100);
-    /// Rows of a step that decode.
+    /// Decoding rows of each step.
     const DECODING: usize = 8;
 
-    /// Seconds for a step without rows, for a row, and for a row's attention to 1,000 tokens.
+    /// A machine's seconds for a step without rows, for a row, and for a row's attention to 1,000
+    /// tokens.
     struct Machine {
         step: f64,
         row: f64,
@@ -74,10 +75,10 @@ mod tests {
         }
 
         /// Reads a prompt while other sequences decode; returns the rows and seconds of each step.
-        fn read(&self, chunk: &mut PromptChunk, prompt: usize, most: usize) -> Vec<(usize, f64)> {
+        fn read(&self, chunk: &mut PromptChunk, prompt: usize, limit: usize) -> Vec<(usize, f64)> {
             let (mut steps, mut read) = (Vec::new(), 0);
             while read < prompt {
-                let rows = chunk.rows().min(most).min(prompt - read);
+                let rows = chunk.rows().min(limit).min(prompt - read);
                 let seconds = self.seconds(rows + DECODING, read);
                 chunk.note(rows + DECODING, rows, Duration::from_secs_f64(seconds));
                 steps.push((rows, seconds));
@@ -87,7 +88,7 @@ mod tests {
         }
     }
 
-    /// A CPU of two cores with a small model; the prompt's last rows cost three times as much as
+    /// A CPU with two cores and a small model; the prompt's last rows cost three times as much as
     /// its first.
     const SLOW: Machine = Machine {
         step: 0.005,
@@ -110,7 +111,7 @@ mod tests {
                 let waited = seconds - own;
                 assert!(waited < 0.13, "{rows} rows: {waited} s");
             }
-            // Nor shorter than necessary, except at the start and the end.
+            // Steps are no shorter than necessary either, except at the start and the end.
             let middle = &steps[5..steps.len() - 1];
             assert!(
                 middle.iter().all(|(_, seconds)| *seconds > 0.08),
@@ -135,8 +136,8 @@ mod tests {
             FAST.read(&mut chunk, 5, 2048);
         }
         assert_eq!(chunk.rows(), last);
-        // The machine did something else for ten seconds: the chunk shrinks at once and soon
-        // recovers.
+        // Another process kept the machine busy for ten seconds: the chunk shrinks at once and
+        // soon recovers.
         chunk.note(2048 + DECODING, 2048, Duration::from_secs(10));
         assert!(chunk.rows() < 64, "{}", chunk.rows());
         for (rows, _) in FAST.read(&mut chunk, 20_000, 2048) {
@@ -155,8 +156,8 @@ mod tests {
         assert_eq!(chunk.rows(), 16);
     }
 
-    /// A step without decoding made no sequence wait; and a GPU's clock says nothing about such a
-    /// step, because nothing is read back from it.
+    /// A step without decoding makes no sequence wait. On a GPU its wall time is also meaningless,
+    /// because nothing is read back.
     #[test]
     fn prompts_alone_and_decoding_alone_say_nothing() {
         let mut chunk = PromptChunk::new(MAX_WAIT);

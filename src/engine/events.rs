@@ -43,10 +43,10 @@ impl Events {
         self.note(event)
     }
 
-    /// Waits for the end of the request.
+    /// Collects all events up to the end of the request.
     ///
     /// # Errors
-    /// The error that the request failed with.
+    /// The error with which the request failed.
     pub async fn collect(mut self) -> Result<Completion> {
         let mut all = Completion::default();
         while all.finish.is_none()
@@ -104,7 +104,7 @@ impl Events {
     }
 }
 
-/// All that a request received.
+/// The collected events of a request.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Completion {
     pub tokens: Vec<TokenOutput>,
@@ -136,7 +136,7 @@ impl Completion {
         Ok(())
     }
 
-    /// Ids of the tokens.
+    /// The token ids.
     pub fn ids(&self) -> Vec<u32> {
         self.tokens.iter().map(|token| token.id).collect()
     }

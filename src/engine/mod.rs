@@ -43,7 +43,7 @@ struct Engine {
     spec_length: usize,
     eos_token_ids: Vec<u32>,
     next_id: SeqId,
-    /// Whether the pools were checked since the last sequence ended.
+    /// Whether the pools were checked while idle since the last request arrived.
     checked: bool,
 }
 
@@ -83,7 +83,7 @@ pub fn spawn(
             num_blocks * block_size
         )));
     }
-    // Places are counted in 32 bits.
+    // The semaphore's permits are acquired as 32-bit counts.
     let max_waiting = options.max_waiting.min(u32::MAX as usize);
     let limits = Limits {
         max_model_len,
@@ -143,7 +143,7 @@ impl Engine {
     /// Runs until the thread ends.
     ///
     /// # Errors
-    /// The reason it ends, unless it was asked to.
+    /// The reason it ends, unless it was asked to end.
     fn run(mut self) -> Result<()> {
         let end = self.work();
         self.fail_all(&end.clone().err().unwrap_or_else(Error::shutting_down));
@@ -178,8 +178,8 @@ impl Engine {
             .unwrap_or_else(|panic| Err(panicked("the step", &*panic)))
     }
 
-    /// Handles the messages that have arrived; sleeps while there is nothing to do. Returns false
-    /// at the end.
+    /// Handles the messages that have arrived; sleeps while idle. Returns false when the
+    /// thread must end.
     ///
     /// # Errors
     /// See [`Engine::check_idle`].
@@ -231,7 +231,7 @@ impl Engine {
         }
     }
 
-    /// Applies the step's results: truncates the target's pool to the committed tokens, sends the
+    /// Applies the step's results: frees the target's blocks after the committed tokens, sends the
     /// tokens, and removes finished sequences.
     fn commit_and_emit(&mut self, plan: &[ScheduledSequence], outputs: Vec<StepResult>) {
         let now = Instant::now();
@@ -294,7 +294,7 @@ impl Engine {
     /// A step failed: all sequences in it get the error, and the others continue.
     ///
     /// # Errors
-    /// If they cannot continue, because the step left a pool inconsistent.
+    /// If the step left a pool inconsistent: the others cannot continue.
     fn fail_step(&mut self, plan: &[ScheduledSequence], error: &Error) -> Result<()> {
         tracing::error!("engine step failed: {error}");
         let running = &self.scheduler.running;
@@ -335,10 +335,10 @@ impl Engine {
             for planned in plan {
                 let state = &self.scheduler.running[planned.index].state;
                 let held = state.table.blocks().len();
-                let certain = self.scheduler.blocks_for(state.tokens.len());
+                let needed = self.scheduler.blocks_for(state.tokens.len());
                 debug_assert!(
-                    held <= certain,
-                    "{held} blocks for {certain} blocks of tokens"
+                    held <= needed,
+                    "{held} blocks for {needed} blocks of tokens"
                 );
             }
         }
@@ -403,7 +403,7 @@ impl Engine {
         stats.draft_kv_cache_usage.set(self.runner.draft_kv_usage());
     }
 
-    /// Records the cost of a step if it contained no prompt, whose rows would hide the cost of a
+    /// Records the cost of a step, unless it contained prompt rows, which would hide the cost of a
     /// round.
     fn note_step(&self, plan: &[ScheduledSequence], target_time: Duration) {
         if plan.iter().all(|planned| planned.rows == 1) {
@@ -414,8 +414,8 @@ impl Engine {
         self.shared.stats.note_draft_cost(self.runner.draft_cost());
     }
 
-    /// Records what a step's prompts cost the sequences that decode beside them, drafts and
-    /// sampling included.
+    /// Records a step's wall time, drafts and sampling included, to adjust the prompt rows of the
+    /// next steps.
     fn note_chunk(
         &mut self,
         plan: &[ScheduledSequence],
@@ -442,7 +442,7 @@ fn step_inputs<'a>(running: &'a mut [Sequence], plan: &[ScheduledSequence]) -> V
         .collect()
 }
 
-/// Appends a step's tokens to `sequence` and sends them; returns the reason if the text ends there.
+/// Appends a step's tokens to `sequence` and queues them; returns the reason if the text ends.
 fn emit(
     stats: &Stats,
     sequence: &mut Sequence,
@@ -462,9 +462,9 @@ fn emit(
     })
 }
 
-/// What the drafter observes of the sequences it may draft for. `stepped` has their index, the
-/// number of tokens in the pool before the step, and the hidden states of the tokens that the step
-/// added.
+/// The committed tokens of the sequences that the drafter may draft for. `stepped` has the index of
+/// each sequence of the step, its number of tokens in the pool before the step, and the hidden
+/// states of the tokens that the step added to the pool.
 fn committed(
     running: &[Sequence],
     stepped: Vec<(usize, usize, Option<Tensor>)>,

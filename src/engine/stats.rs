@@ -119,7 +119,7 @@ impl Stats {
 }
 
 impl Stats {
-    /// Records the length of a round's draft and how many of its tokens were accepted.
+    /// Records a round with `drafted` draft tokens, `accepted` of which were accepted.
     pub(super) fn note_round(&self, drafted: usize, accepted: usize) {
         if drafted == 0 {
             return;
@@ -134,8 +134,8 @@ impl Stats {
         }
     }
 
-    /// Records `new` tokens of a request at time `now`; the first is timed from the request's
-    /// arrival.
+    /// Records `new` tokens of a request at time `now`; `last` is the time of the tokens before
+    /// them. The first token is timed from the request's arrival.
     pub(super) fn note_tokens(
         &self,
         arrived: Instant,
@@ -163,7 +163,7 @@ impl Stats {
         }
     }
 
-    /// Updates the drafter's totals.
+    /// Sets the drafter's counters to `total`.
     pub(super) fn note_draft_cost(&self, total: DraftCost) {
         let steps = total.steps - self.draft_steps.get();
         if steps > 0 {
@@ -174,7 +174,7 @@ impl Stats {
     }
 }
 
-/// Creates and registers metrics under our prefix.
+/// Creates and registers metrics with the prefix `foretoken:`.
 struct Maker<'a>(&'a Registry);
 
 impl Maker<'_> {

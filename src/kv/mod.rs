@@ -1,4 +1,4 @@
-//! Paged KV pools: who holds which block ([`blocks`]), and the tensors ([`KvStore`]).
+//! Paged KV pools: block allocation ([`blocks`]) and the tensors ([`KvStore`]).
 
 pub mod blocks;
 
@@ -8,21 +8,21 @@ use candle_core::{DType, Device, Tensor};
 
 pub use blocks::{BlockAllocator, BlockTable, OutOfBlocks};
 
-/// The tensors of one pool. A slot is a place for one token: `block * block_size + offset`.
+/// The tensors of one pool. A slot holds one token and has the index `block * block_size + offset`.
 #[derive(Debug)]
 pub struct KvStore {
     /// K and V of each layer, each `[num_slots, num_kv_heads, head_dim]`.
     pub layers: Vec<(Tensor, Tensor)>,
-    /// Slots a block.
+    /// Slots per block.
     pub block_size: usize,
 }
 
-/// The accepted nodes of a draft, whose node `i` is at position `first + i` of `table`.
+/// The accepted nodes of a draft. Node `i` is at position `first + i` of `table`.
 #[derive(Debug, Clone, Copy)]
 pub struct AcceptedPath<'a> {
     pub table: &'a BlockTable,
     pub first: usize,
-    /// From the root down, so ascending.
+    /// From the root down, hence ascending.
     pub nodes: &'a [usize],
 }
 
@@ -59,30 +59,30 @@ impl KvStore {
                 ))
             })
             .collect::<Result<_>>()?;
-        // As with weights: zeros that are written late would wipe out keys.
+        // As with weights: zeros written late would overwrite keys.
         device.synchronize()?;
         Ok(Self { layers, block_size })
     }
 
-    /// Slots of the pool.
+    /// Number of slots in the pool.
     pub fn num_slots(&self) -> usize {
         self.layers.first().map_or(0, |(k, _)| k.dims()[0])
     }
 
-    /// Moves K and V of accepted nodes to the positions of their depths: the first to that of node 0, and
-    /// so on. What comes after them is the caller's to truncate. Nothing is to be moved, and nothing done,
-    /// for a draft without branches.
+    /// Moves K and V of accepted nodes to the positions of their depths: the first to that of node
+    /// 0, and so on. The caller truncates what comes after them. For a draft without branches there
+    /// is nothing to move.
     ///
     /// # Errors
-    /// Where the device fails; the pool's contents at these positions are not specified then.
+    /// If the device fails; the pool's contents at these positions are then not specified.
     pub fn commit<'a>(&mut self, paths: impl IntoIterator<Item = AcceptedPath<'a>>) -> Result<()> {
         let mut moves = Vec::new();
         for path in paths {
             let slot = |node| path.table.slot(path.first + node, self.block_size);
             let nodes = path.nodes.iter().enumerate();
-            let apart = nodes.filter(|&(depth, &node)| node != depth);
-            // A node is never before its depth, so no move overwrites what a later one reads.
-            moves.extend(apart.map(|(depth, &node)| (slot(node), slot(depth))));
+            let moved = nodes.filter(|&(depth, &node)| node != depth);
+            // A node's index is at least its depth, so no move overwrites what a later one reads.
+            moves.extend(moved.map(|(depth, &node)| (slot(node), slot(depth))));
         }
         let Some((k, _)) = self.layers.first().filter(|_| !moves.is_empty()) else {
             return Ok(());

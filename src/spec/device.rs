@@ -1,4 +1,4 @@
-//! Verification of a step whose logits stay on a GPU.
+//! Verification on the GPU, without copying the logits to the host.
 
 use super::draft::{Draft, DraftDist};
 use super::step::{StepInput, StepOutput, StepResult, decide};
@@ -8,8 +8,8 @@ use crate::model::Output;
 use crate::sampling::{Purpose, Sampler, SamplingParams};
 use std::ops::Range;
 
-/// The pipeline after the adjustments for row `row` of some logits, and the random number that its
-/// token is drawn by.
+/// The parameters for row `row` of the logits, to be applied after its adjustments. The random
+/// number `uniform` selects the row's token.
 pub fn logits_params(row: u32, params: &SamplingParams, uniform: f64) -> LogitsParams {
     LogitsParams {
         row,
@@ -25,7 +25,7 @@ pub fn logits_params(row: u32, params: &SamplingParams, uniform: f64) -> LogitsP
     }
 }
 
-/// The adjustments of row `row` of some logits.
+/// The adjustments of row `row` of the logits.
 pub fn row_adjustments(row: u32, sampler: &Sampler) -> impl Iterator<Item = RowAdjustment> + '_ {
     sampler.adjustments().map(move |adjustment| RowAdjustment {
         row,
@@ -36,11 +36,12 @@ pub fn row_adjustments(row: u32, sampler: &Sampler) -> impl Iterator<Item = RowA
     })
 }
 
-/// What follows from the logits of a step: for each input its range of `rows` of them. Only the
-/// logits of inputs that want log-probabilities are copied to the host.
+/// Computes each input's result from the logits of a step; `rows` has each input's range of logits
+/// rows. Copies an input's logits to the host only if it requests log-probabilities, its draft is a
+/// tree or has distributions in host memory, or no token can be chosen.
 ///
 /// # Errors
-/// Where the device fails.
+/// If the device fails.
 pub(super) fn decide_all(
     output: &Output,
     inputs: &mut [StepInput<'_>],
@@ -71,14 +72,14 @@ pub(super) fn decide_all(
     for (place, decided) in verification.run(output, drafts)? {
         outputs[place] = match decided {
             Some(decided) => Ok(decided),
-            // The host says why.
+            // The host determines the reason.
             None => on_host(&mut inputs[place], &drafts[place], &rows[place])?,
         };
     }
     Ok(outputs)
 }
 
-/// The inputs that a GPU decides about.
+/// The inputs to verify on the GPU.
 #[derive(Default)]
 struct Verification<'a> {
     places: Vec<usize>,
@@ -88,7 +89,7 @@ struct Verification<'a> {
 }
 
 impl<'a> Verification<'a> {
-    /// Adds an input whose decided rows begin with row `first` of the logits.
+    /// Adds an input whose logits rows start at row `first`.
     fn push(&mut self, place: usize, input: &mut StepInput<'_>, draft: &'a Draft, first: u32) {
         let rng = input.state.rng();
         let nodes = draft.tokens.iter().zip(&draft.dists).enumerate();
@@ -121,7 +122,8 @@ impl<'a> Verification<'a> {
         input.state.restore_sampler();
     }
 
-    /// Decides; gives for the place of each input what follows, unless no token can be chosen.
+    /// Verifies all inputs; returns each input's place and output, `None` if no token can be
+    /// chosen.
     fn run(self, output: &Output, drafts: &[Draft]) -> Result<Vec<(usize, Option<StepOutput>)>> {
         if self.chains.is_empty() {
             return Ok(Vec::new());

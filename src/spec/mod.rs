@@ -1,4 +1,4 @@
-//! Speculative decoding: drafters, the acceptance rule, and the runner that joins them.
+//! Speculative decoding: drafters, the acceptance rule, and the runner that combines them.
 
 mod device;
 pub mod draft;

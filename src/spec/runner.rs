@@ -1,4 +1,4 @@
-//! `propose -> forward -> verify` for one engine step.
+//! One engine step: `propose -> forward -> verify`.
 
 use super::device;
 use super::draft::{Committed, Draft, DraftCost, DraftRequest, Drafter, SeqId};
@@ -11,7 +11,7 @@ use candle_core::Tensor;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// The target with the tensors of its pool, and the drafter. Plain decoding is speculation with
+/// The target, the tensors of its KV pool, and the drafter. Plain decoding is speculation with
 /// empty drafts.
 pub struct SpeculativeRunner {
     target: Box<dyn Model>,
@@ -25,7 +25,7 @@ impl SpeculativeRunner {
     /// A runner with an empty target pool.
     ///
     /// # Errors
-    /// The device has no memory for the pool.
+    /// If the device has no memory for the pool.
     pub fn new(
         target: Box<dyn Model>,
         drafter: Option<Box<dyn Drafter>>,
@@ -41,16 +41,16 @@ impl SpeculativeRunner {
         })
     }
 
-    /// Runs one step: asks for drafts, computes all rows in one target forward, decides, and moves K and
-    /// V of accepted nodes behind those of the tokens before them. New tokens are neither appended to the
-    /// sequences nor are their tables cut back here: that is the caller's. Call
-    /// [`SpeculativeRunner::observe`] after that.
+    /// Runs one step: requests drafts, computes all rows in one target forward, verifies the
+    /// drafts, and moves K and V of accepted nodes directly after those of the preceding tokens.
+    /// The caller then appends the new tokens to the sequences, truncates their block tables, and
+    /// calls [`SpeculativeRunner::observe`].
     ///
-    /// A sequence whose token cannot be chosen is an error of its own. The second value is the wall
-    /// time of the target's forward.
+    /// If no token can be chosen for a sequence, only its own result is an error. The second value
+    /// is the wall time of the target's forward.
     ///
     /// # Errors
-    /// The device failed; nothing was decided for any sequence.
+    /// If the device failed; no sequence has a result then.
     pub fn step(&mut self, inputs: &mut [StepInput<'_>]) -> Result<(Vec<StepResult>, Duration)> {
         let drafts = self.propose(inputs);
         let started = Instant::now();
@@ -65,14 +65,14 @@ impl SpeculativeRunner {
         Ok((outputs, target_time))
     }
 
-    /// Tells the drafter what is certain now.
+    /// Passes the committed tokens to the drafter; see [`Drafter::observe`].
     pub fn observe(&mut self, committed: &[Committed<'_>]) {
         if let Some(drafter) = &mut self.drafter {
             drafter.observe(committed);
         }
     }
 
-    /// The sequence has ended or was preempted.
+    /// Frees the drafter's state for a sequence that ended or was preempted.
     pub fn forget(&mut self, id: SeqId) {
         if let Some(drafter) = &mut self.drafter {
             drafter.forget(id);
@@ -91,17 +91,18 @@ impl SpeculativeRunner {
         self.drafter.as_ref().map_or(0.0, |d| d.kv_usage())
     }
 
-    /// Integrity of the drafter's pool.
+    /// Checks the drafter's pool.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The inconsistency found.
     pub fn check_invariants(&self) -> Result<(), String> {
         self.drafter
             .as_ref()
             .map_or(Ok(()), |d| d.check_invariants())
     }
 
-    /// A draft for each input. A drafter that fails costs nobody more than the draft.
+    /// Returns a draft for each input. If the drafter fails, the drafts are empty and the step
+    /// continues.
     fn propose(&mut self, inputs: &mut [StepInput<'_>]) -> Vec<Draft> {
         let mut drafts = vec![Draft::default(); inputs.len()];
         let Some(drafter) = &mut self.drafter else {
@@ -125,7 +126,7 @@ impl SpeculativeRunner {
                 if std::mem::replace(&mut self.drafter_has_failed, true) {
                     tracing::debug!("no drafts in this step: {error}");
                 } else {
-                    tracing::warn!("no drafts in this step: {error} (told once)");
+                    tracing::warn!("no drafts in this step: {error} (reported once)");
                 }
                 requests
                     .iter()
@@ -140,7 +141,7 @@ impl SpeculativeRunner {
         drafts
     }
 
-    /// What follows from the logits: for each input its range of `rows` of them.
+    /// Computes each input's result from its logits; `rows` has each input's range of logits rows.
     fn decide(
         &self,
         output: &Output,
@@ -161,7 +162,7 @@ impl SpeculativeRunner {
         })
     }
 
-    /// Moves K and V of accepted nodes to where those of plain decoding would be.
+    /// Moves K and V of accepted nodes to the slots that plain decoding would use.
     fn commit(&mut self, inputs: &[StepInput<'_>], outputs: &[StepResult]) -> Result<()> {
         let accepted = inputs.iter().zip(outputs).filter_map(|(input, output)| {
             Some(AcceptedPath {
@@ -173,7 +174,7 @@ impl SpeculativeRunner {
         self.store.commit(accepted)
     }
 
-    /// All rows of the step, and for each input its range of logits rows.
+    /// The batch with all rows of the step, and each input's range of logits rows.
     fn batch(&self, inputs: &[StepInput<'_>], drafts: &[Draft]) -> (Batch, Vec<Range<usize>>) {
         let mut batch = Batch::default();
         let mut ranges = Vec::with_capacity(inputs.len());
@@ -186,7 +187,7 @@ impl SpeculativeRunner {
             let (table, block_size) = (&state.table, self.store.block_size);
             batch.push_span(&rows, &draft.parents, state.kv_len, table, block_size);
             let first = batch.logits.len();
-            // Row i of the span is position kv_len + i and predicts the position after it.
+            // Row i of the span is at position kv_len + i and predicts the next position.
             let row_of = |position: usize| (base + position - 1 - state.kv_len) as u32;
             batch.logits.extend(input.prompt_scores.clone().map(row_of));
             if input.sample {
@@ -208,8 +209,8 @@ impl SpeculativeRunner {
     }
 }
 
-/// Gives each input that may draft its part of `hidden`, which has all rows of theirs: those of the
-/// pending tokens and of the accepted nodes.
+/// Distributes the rows of `hidden`: each output of an input that may draft receives those of its
+/// pending tokens and accepted nodes. `hidden` has the pending and draft rows of all such inputs.
 fn hand_out(
     hidden: &Tensor,
     inputs: &[StepInput<'_>],

@@ -1,4 +1,4 @@
-//! What a step takes and gives per sequence, and what follows from its logits on the host.
+//! Inputs and outputs of a step, and verification on the host.
 
 use super::draft::{Draft, DraftRequest, SeqId};
 use super::verify::{Verdict, synthetic_acceptance, verify};
@@ -7,56 +7,58 @@ use crate::sampling::{NoToken, Rng, Sampler, TokenLogprobs, distribution, logpro
 use candle_core::Tensor;
 use std::ops::Range;
 
-/// A sequence, as far as steps need to know it. Lent to each step.
+/// The part of a sequence's state that a step needs; each step borrows it.
 #[derive(Debug)]
 pub struct SequenceState {
     /// Order of arrival.
     pub id: SeqId,
-    /// Prompt and output; pending is `tokens[kv_len..]`.
+    /// Prompt and output; pending tokens are `tokens[kv_len..]`.
     pub tokens: Vec<u32>,
     pub prompt_len: usize,
     /// Tokens whose keys and values are in the target's pool.
     pub kv_len: usize,
-    /// Where they are.
+    /// The blocks of those tokens.
     pub table: BlockTable,
-    /// Knows the same tokens as `tokens`; a step leaves it as it was.
+    /// Has state for `tokens`; a step leaves it unchanged.
     pub sampler: Sampler,
-    /// Alternatives wanted with the log-probability of each new token.
+    /// Number of alternatives to return with the log-probability of each new token.
     pub logprobs: Option<usize>,
-    /// Alternatives wanted with the log-probability of each of the prompt's tokens.
+    /// Number of alternatives to return with the log-probability of each prompt token.
     pub prompt_logprobs: Option<usize>,
-    /// Accepts drafts by chance instead of verifying them; see [`synthetic_acceptance()`].
+    /// Accept draft tokens with this probability instead of verifying them; see
+    /// [`synthetic_acceptance()`].
     pub synthetic_acceptance: Option<f64>,
 }
 
-/// What one sequence does in a step: some rows of what is pending, and perhaps a draft after them.
+/// The share of one sequence in a step: some of its pending rows, and possibly a draft after them.
 #[derive(Debug)]
 pub struct StepInput<'a> {
     /// Its table has room for `kv_len + rows + draft` tokens.
     pub state: &'a mut SequenceState,
-    /// Pending tokens to feed now. If it is all of them, the step samples, unless `sample` is off.
+    /// Number of pending tokens to feed.
     pub rows: usize,
-    /// Whether a token is wanted after the last pending one.
+    /// Whether to sample a token after the last pending one; `rows` must then include all of them.
     pub sample: bool,
-    /// Draft tokens wanted at most.
+    /// Maximum number of draft tokens.
     pub draft: usize,
-    /// Whether a draft may ever be wanted, so that the drafter is told what is certain.
+    /// Whether a draft may ever be requested, so that the drafter must observe the committed
+    /// tokens.
     pub may_draft: bool,
-    /// Prompt positions whose log-probabilities are wanted from this step's rows; the first is at
-    /// least `kv_len + 1`.
+    /// Prompt positions whose log-probabilities this step's rows must yield; the first is at least
+    /// `kv_len + 1`.
     pub prompt_scores: Range<usize>,
 }
 
-/// What a step gave one sequence.
+/// The result of a step for one sequence.
 #[derive(Debug, Clone, Default)]
 pub struct StepOutput {
     /// New tokens: those accepted from the draft, then the target's own. Empty without sampling.
     pub tokens: Vec<u32>,
     /// Nodes of the draft that were accepted, from the root down: all of `tokens` but the last.
     pub path: Vec<usize>,
-    /// Hidden states of the step's pending rows and of the path, if the drafter wants them.
+    /// Hidden states of the step's pending rows and of the path, if the drafter needs them.
     pub hidden: Option<Tensor>,
-    /// One for each of `tokens`, if wanted.
+    /// One for each of `tokens`, if requested.
     pub logprobs: Vec<TokenLogprobs>,
     /// One for each of the input's `prompt_scores`.
     pub prompt_scores: Vec<TokenLogprobs>,
@@ -65,11 +67,11 @@ pub struct StepOutput {
     pub tested: usize,
 }
 
-/// A sequence whose token cannot be chosen fails alone.
+/// An error if no token can be chosen; it does not affect other sequences.
 pub type StepResult = Result<StepOutput, NoToken>;
 
 impl SequenceState {
-    /// Output tokens so far.
+    /// Number of output tokens so far.
     pub fn output_len(&self) -> usize {
         self.tokens.len() - self.prompt_len
     }
@@ -80,7 +82,7 @@ impl SequenceState {
         self.sampler.push(token);
     }
 
-    /// The random numbers of the tokens that come next.
+    /// The random numbers for the next tokens.
     pub fn rng(&self) -> Rng {
         Rng {
             seed: self.sampler.params().seed,
@@ -88,14 +90,14 @@ impl SequenceState {
         }
     }
 
-    /// Takes back what a step has pushed to the sampler.
+    /// Removes the tokens that a step pushed to the sampler.
     pub(super) fn restore_sampler(&mut self) {
         self.sampler.truncate(self.output_len());
     }
 }
 
 impl StepInput<'_> {
-    /// What a drafter is asked for this sequence.
+    /// The request to the drafter for this sequence.
     pub(super) fn draft_request(&mut self) -> DraftRequest<'_> {
         DraftRequest {
             id: self.state.id,
@@ -106,10 +108,10 @@ impl StepInput<'_> {
     }
 }
 
-/// Scores, distributions, verdict: all that follows from a sequence's logits, `[rows, vocab]`.
+/// Computes a sequence's result (log-probabilities and verdict) from its `logits`, `[rows, vocab]`.
 ///
 /// # Errors
-/// Where a token that is wanted cannot be chosen.
+/// If a required token cannot be chosen.
 pub(super) fn decide(
     input: &mut StepInput<'_>,
     draft: &Draft,
@@ -131,7 +133,7 @@ pub(super) fn decide(
     let rows: Vec<&[f32]> = rows.collect();
     let rng = input.state.rng();
     let sampler = &mut input.state.sampler;
-    // The first row is that of the last pending token, and each node has one.
+    // The first row is that of the last pending token; one row per draft node follows.
     let after = |node: Option<&usize>| rows[node.map_or(0, |node| node + 1)];
     let target = |path: &[usize]| {
         if let Some(&last) = path.last() {
