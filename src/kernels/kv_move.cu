@@ -1,8 +1,8 @@
 // Moves keys or values from slot to slot of a pool, in the order of the moves.
 #include "cuda/common.cuh"
 
-// pool: [num_slots, width]; moves: [count] pairs of a source and a destination. A thread owns a column
-// of the pool, so that its moves need no barrier.
+// pool: [num_slots, width]; moves: [count] pairs of a source and a destination. Each thread owns a
+// column of the pool, so its moves need no barrier.
 template <typename T>
 __device__ void kv_move(T *pool, const uint32_t *moves, int count, int width) {
     const int column = blockIdx.x * blockDim.x + threadIdx.x;

@@ -1,26 +1,26 @@
-//! Moves keys or values from slot to slot of a pool: what a commit does with the accepted nodes of a
+//! Moves keys or values from slot to slot of a pool. A commit does this with the accepted nodes of a
 //! draft tree.
 
 use super::clock::{self, Part};
 use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Result, Tensor};
 
-/// Moves that are known to stay inside a pool of some size, in the memory of its device.
+/// Moves that were checked to stay inside a pool of `num_slots` slots, in the memory of its device.
 #[derive(Debug)]
 pub struct KvMoves {
     /// Pairs of a source and a destination slot.
     moves: Vec<(u32, u32)>,
-    /// `[2 * moves]` u32, on a GPU alone.
+    /// `[2 * moves]` u32, only on a GPU.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only CUDA reads it"))]
     on_device: Option<Tensor>,
     num_slots: usize,
 }
 
 impl KvMoves {
-    /// `(source, destination)` pairs for pools of `num_slots` slots. They happen in this order, so
-    /// that a source that an earlier move has overwritten gives the new contents.
+    /// `(source, destination)` pairs for pools of `num_slots` slots. The moves happen in this order: a
+    /// source that an earlier move has overwritten yields the new contents.
     ///
     /// # Errors
-    /// Where a slot is not below `num_slots`, or the device fails.
+    /// If a slot is not below `num_slots`, or the device fails.
     pub fn new(moves: Vec<(u32, u32)>, num_slots: usize, device: &Device) -> Result<Self> {
         let slots = moves.iter().flat_map(|&(from, to)| [from, to]);
         if let Some(slot) = slots.clone().find(|&slot| slot as usize >= num_slots) {
@@ -37,18 +37,18 @@ impl KvMoves {
         })
     }
 
-    /// Whether nothing moves.
+    /// Whether there are no moves.
     pub fn is_empty(&self) -> bool {
         self.moves.is_empty()
     }
 }
 
-/// Copies slot after slot of `pool`, `[num_slots, kv_heads, head_dim]` in f32, f16 or bf16, contiguous,
-/// in place. No other slot is touched.
+/// Does the moves one by one, in place, in `pool`, `[num_slots, kv_heads, head_dim]` in f32, f16 or
+/// bf16, contiguous. No other slot is touched.
 ///
 /// # Errors
-/// Where the pool has fewer slots than the moves were made for, another dtype or layout, or is not
-/// where the moves are.
+/// If the pool has fewer slots than the moves were made for, another dtype or layout, or is not on
+/// the device of the moves.
 pub fn kv_move(pool: &Tensor, moves: &KvMoves) -> Result<()> {
     if moves.is_empty() {
         return Ok(());
@@ -61,7 +61,7 @@ struct Move<'a>(&'a KvMoves);
 const NAME: &str = "kv-move";
 
 impl Move<'_> {
-    /// Values a slot.
+    /// Values per slot.
     fn width(&self, layout: &Layout) -> Result<usize> {
         match layout.dims() {
             &[slots, ref slot @ ..] if slots >= self.0.num_slots && !slot.is_empty() => {
@@ -122,9 +122,9 @@ impl InplaceOp1 for Move<'_> {
             let mut args = kernel.builder();
             args.arg(&pool).arg(&moves);
             builder_arg!(args, self.0.moves.len() as i32, width as i32);
-            // SAFETY: the arguments are the kernel's; `KvMoves::new` and `width` have checked that all
-            // slots are inside the pool. All work is in the order of one stream, so nobody reads
-            // the pool meanwhile.
+            // SAFETY: the arguments match the kernel's; `KvMoves::new` and `width` have checked that
+            // all slots are inside the pool. All work is in the order of one stream, so nothing else
+            // reads the pool meanwhile.
             unsafe { args.launch(gpu::grid((width.div_ceil(THREADS), 1, 1), THREADS, 0)) }.w()?;
         });
         Ok(())
@@ -136,8 +136,8 @@ mod tests {
     use super::*;
     use candle_core::DType;
 
-    /// The accepted path 1, 3, 4 of a tree whose nodes are in slots 2 to 6: each goes to the place of
-    /// its depth, though the third takes the slot that the first had.
+    /// The accepted path 1, 3, 4 of a tree whose nodes are in slots 2 to 6: each node moves to the slot
+    /// of its depth, and the second overwrites the first one's old slot.
     #[test]
     fn slots_move_in_order_and_no_other_changes() {
         for dtype in [DType::F32, DType::F16, DType::BF16] {

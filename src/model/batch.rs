@@ -5,39 +5,39 @@ use crate::kv::BlockTable;
 use candle_core::Tensor;
 use std::ops::Range;
 
-/// Nodes of a draft tree at most: an ancestor mask has so many bits.
+/// Maximum number of nodes of a draft tree: the number of bits of an ancestor mask.
 pub const MAX_TREE_NODES: usize = 64;
 
 /// Rows of many sequences, computed in one forward. Row `i` is `tokens[i]` at `positions[i]`; its
 /// key and value go to pool slot `slots[i]`.
 #[derive(Debug, Default, Clone)]
 pub struct Batch {
-    /// Token ids, one a row.
+    /// Token ids, one per row.
     pub tokens: Vec<u32>,
-    /// What stands in their place, `[rows]` u32, where a GPU drew them and the host has not read them.
+    /// Replaces `tokens`, `[rows]` u32, if a GPU drew them and the host has not read them.
     pub drawn: Option<Tensor>,
     /// Position of each row in its sequence, from 0.
     pub positions: Vec<u32>,
     /// Pool slot of each row: `block * block_size + offset`.
     pub slots: Vec<u32>,
-    /// Which rows belong together, in row order.
+    /// The spans into which the rows are divided, in row order.
     pub spans: Vec<Span>,
-    /// Rows whose logits are wanted, ascending.
+    /// Rows whose logits are requested, ascending.
     pub logits: Vec<u32>,
-    /// Hidden states that are wanted. Such a forward is not recorded as a CUDA graph.
+    /// Requested hidden states. A forward with them is not recorded as a CUDA graph.
     pub taps: Option<Taps>,
 }
 
-/// Which hidden states a forward is to give: those of all these layers for all these rows.
+/// The hidden states that a forward returns: those of all these layers for all these rows.
 ///
-/// The hidden state of a row at tap `i` is the residual stream that enters layer `i`, as EAGLE-3 counts
-/// (Li et al. 2025) and Hugging Face's `hidden_states[i]`: 0 = the token's embedding, the number of
-/// layers = what the final norm is given.
+/// The hidden state of a row at tap `i` is the residual stream that enters layer `i`, numbered as in
+/// EAGLE-3 (Li et al. 2025) and Hugging Face's `hidden_states[i]`: 0 = the token's embedding, the
+/// number of layers = the input of the final norm.
 #[derive(Debug, Default, Clone)]
 pub struct Taps {
-    /// Ascending, none twice.
+    /// Ascending, without duplicates.
     pub layers: Vec<usize>,
-    /// Ascending, none twice.
+    /// Ascending, without duplicates.
     pub rows: Vec<u32>,
 }
 
@@ -48,18 +48,17 @@ pub fn is_chain(parents: &[Option<u16>]) -> bool {
 }
 
 impl Batch {
-    /// Adds the rows of one sequence, which follow `context` tokens that are in the pool: a chain of
-    /// `tokens`, the last of which are the nodes of a tree, one for each of `parents`. A parent is the
-    /// number of an earlier node; `None` = the last token of the chain. Row `i` has its K and V at
-    /// position `context + i` of `table`, which has room for all; its position in the sequence is that
-    /// of its depth.
+    /// Adds the rows of one sequence after `context` tokens in the pool: `tokens` are a chain and then
+    /// the nodes of a tree, one for each of `parents`. A parent is the index of an earlier node; `None`
+    /// = the last token of the chain. The K and V of row `i` go to position `context + i` of `table`,
+    /// which has room for all rows; a node's position in the sequence depends on its depth.
     ///
-    /// Without branches the rows are one causal span. With branches the chain but its last token, which
-    /// shares its pass over the context with the tree, is a causal span of its own, and the other has
-    /// it in its context.
+    /// Without branches the rows are one causal span. With branches, the tree and the last token of the
+    /// chain are one span, so that they share one pass over the context (if the mask has a bit left for
+    /// that token); the rest of the chain is a causal span before it, and part of its context.
     ///
     /// # Panics
-    /// Where there are more parents than tokens, or more than [`MAX_TREE_NODES`] with branches, or a
+    /// If there are more parents than tokens, or more than [`MAX_TREE_NODES`] with branches, or a
     /// parent does not come before its node.
     pub fn push_span(
         &mut self,
@@ -101,8 +100,8 @@ impl Batch {
     }
 }
 
-/// Ancestor masks of `root` (0 or 1) rows that all nodes follow and of the nodes behind them, and the
-/// depths of the nodes from 0.
+/// Ancestor masks of `root` (0 or 1) rows from which all nodes descend and of the nodes after them,
+/// and the depths of the nodes, from 0.
 fn masks(parents: &[Option<u16>], root: usize) -> (Vec<u64>, Vec<usize>) {
     let mut masks = vec![1; root];
     let mut depths: Vec<usize> = Vec::with_capacity(parents.len());
@@ -124,7 +123,7 @@ mod tests {
 
     const BLOCK_SIZE: usize = 4;
 
-    /// One sequence's rows behind a row of another.
+    /// The rows of one sequence after a row of another.
     fn batch(chain: usize, parents: &[Option<u16>], context: usize) -> (Batch, BlockTable) {
         let mut blocks = BlockAllocator::new(64, BLOCK_SIZE);
         let (mut other, mut table) = (BlockTable::default(), BlockTable::default());
@@ -175,7 +174,7 @@ mod tests {
         assert_eq!(tree.tree.as_deref(), Some(&masks[..]));
     }
 
-    /// As many nodes as a mask has bits leave no room for the row before them.
+    /// A tree with one node per mask bit leaves no bit for the row before it.
     #[test]
     fn the_largest_tree_stands_alone() {
         let parents: Vec<Option<u16>> = (0..64).map(|i: u16| i.checked_sub(2)).collect();

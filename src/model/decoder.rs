@@ -1,4 +1,4 @@
-//! One decoder for Llama, Qwen2 and Qwen3: flags of [`ModelConfig`] tell them apart.
+//! One decoder for Llama, Qwen2 and Qwen3, which differ by flags of [`ModelConfig`].
 
 use super::config::ModelConfig;
 use super::inputs::Inputs;
@@ -19,13 +19,13 @@ pub struct Decoder {
     layers: Vec<Layer>,
     norm: Tensor,
     head: Linear,
-    /// `[outputs of the head]` u32: their ids, where those are not all.
+    /// `[outputs of the head]` u32: their token ids, if the head does not cover the whole vocabulary.
     output_ids: Option<Tensor>,
-    /// Radians a position, one for each pair of a head.
+    /// Radians per position, one for each pair of dimensions of a head.
     frequencies: Vec<f32>,
     dtypes: Dtypes,
     device: Device,
-    /// Whether a GPU keeps one order of additions for any number of rows.
+    /// Whether a GPU adds in the same order for any number of rows.
     batch_invariant: bool,
 }
 
@@ -34,7 +34,7 @@ struct Layer {
     /// q, k and v.
     qkv: Linear,
     o: Linear,
-    /// Qwen3 has them.
+    /// Only in Qwen3.
     head_norms: Option<HeadNorms>,
     mlp_norm: Tensor,
     /// The MLP's gate, then up.
@@ -42,7 +42,7 @@ struct Layer {
     down: Linear,
 }
 
-/// What all layers of one forward share.
+/// The inputs that all layers of one forward share.
 struct Step<'a> {
     slots: &'a Slots,
     /// In the compute dtype.
@@ -52,7 +52,7 @@ struct Step<'a> {
 }
 
 impl Decoder {
-    /// Reads all weights; `done` is called after each layer.
+    /// Reads all weights; calls `done` after each layer.
     ///
     /// # Errors
     /// A setup error that names a tensor that is missing or has a wrong shape.
@@ -81,7 +81,7 @@ impl Decoder {
                 .for_each(|(f, by)| *f /= by);
         }
         weights.finish()?;
-        // A GPU has a queue for each thread, and another thread may use the weights.
+        // Each thread has its own GPU queue, and another thread may use the weights.
         weights.device().synchronize()?;
         Ok(Self {
             dtypes: weights.dtypes(),
@@ -97,11 +97,11 @@ impl Decoder {
         })
     }
 
-    /// Keeps one order of additions on a GPU for any number of rows and any cut of a prompt from now on,
-    /// which is slower. Quantized weights become dense ones.
+    /// Makes a GPU add in the same order for any number of rows and any chunks of a prompt, which is
+    /// slower. Quantized weights become dense ones.
     ///
     /// # Errors
-    /// A setup error where a weight has no kernel for that, or the device fails.
+    /// A setup error if a weight has no kernel for that, or the device fails.
     pub fn with_batch_invariance(mut self) -> Result<Self> {
         let dtype = self.dtypes.activations;
         self.head = self.head.with_batch_invariance(dtype)?;
@@ -120,10 +120,10 @@ impl Decoder {
         Ok(self)
     }
 
-    /// Makes ready for forwards that are recorded as CUDA graphs, and gives the most rows they may have.
+    /// Prepares for forwards that are recorded as CUDA graphs; returns the maximum number of their rows.
     ///
     /// # Errors
-    /// Where the device fails.
+    /// If the device fails.
     pub(super) fn prepare_recording(&self) -> Result<usize> {
         let mut max_rows = self.head.prepare_recording()?;
         for layer in &self.layers {
@@ -138,21 +138,21 @@ impl Decoder {
         &self.device
     }
 
-    /// Query heads that share one of keys.
+    /// Query heads per key head.
     pub(super) fn query_heads_a_key(&self) -> usize {
         self.config.num_heads / self.config.num_kv_heads
     }
 
-    /// The batch's rows, as attention wants them, checked.
+    /// The batch's spans in the form that attention takes, checked.
     ///
     /// # Errors
-    /// Where they lead out of the pool.
+    /// If a span reaches outside the pool.
     pub(super) fn spans<'a>(&self, batch: &'a Batch, kv: &KvStore) -> Result<AttentionBatch<'a>> {
         let spans = AttentionBatch::new(&batch.spans, kv.block_size, kv.num_slots())?;
         Ok(spans.with_batch_invariance(self.batch_invariant))
     }
 
-    /// The rest of the batch, in the memory of the device, checked.
+    /// The rest of the batch, in device memory, checked.
     ///
     /// # Errors
     /// See [`Inputs::new`].
@@ -163,7 +163,7 @@ impl Decoder {
         inputs.with_taps(batch.taps.as_ref(), self.layers.len())
     }
 
-    /// Puts another batch of the same size in the place of `inputs`.
+    /// Overwrites `inputs` with another batch of the same size.
     ///
     /// # Errors
     /// See [`Inputs::replace`].
@@ -180,7 +180,8 @@ impl Decoder {
         }
     }
 
-    /// `[rows, vocab_size]` of `[rows, outputs of the head]`: minus infinity for ids without one.
+    /// Expands `[rows, outputs of the head]` to `[rows, vocab_size]`: minus infinity for ids without an
+    /// output.
     fn over_all_ids(&self, logits: Tensor) -> Result<Tensor> {
         let Some(ids) = &self.output_ids else {
             return Ok(logits);
@@ -191,10 +192,11 @@ impl Decoder {
         Ok(never.scatter(&ids, &logits, 1)?)
     }
 
-    /// `[inputs.wanted, vocab_size]` f32. Copies nothing between host and device where tables were sent.
+    /// Logits, `[inputs.wanted, vocab_size]` f32, and tapped hidden states. Copies nothing between host
+    /// and device if the tables of `spans` were already sent.
     ///
     /// # Errors
-    /// Where the pool has another shape than the model's, or the device fails.
+    /// If the shape of the pool is not the model's, or the device fails.
     pub(super) fn run(
         &self,
         inputs: &Inputs,
@@ -233,7 +235,7 @@ impl Decoder {
         Ok(Output { logits, hidden })
     }
 
-    /// The logits of some rows, of which this is the residual stream and what is to be added to it.
+    /// Logits of the rows whose residual stream is `x`, with `delta` still to be added to it.
     fn logits(&self, x: &Tensor, delta: &Tensor) -> Result<Tensor> {
         let eps = self.config.rms_norm_eps as f32;
         let (_, x) = add_norm(x, delta, &self.norm, eps)?;
@@ -298,8 +300,8 @@ impl Layer {
         })
     }
 
-    /// The residual stream and what is still to be added to it, `[rows, hidden]` each: from before
-    /// the layer to after it.
+    /// Takes the residual stream and the `delta` still to be added to it, `[rows, hidden]` each;
+    /// returns both as they are after the layer.
     fn forward(
         &self,
         x: &Tensor,

@@ -1,4 +1,4 @@
-//! A decoder whose forwards of few rows are recorded as CUDA graphs: decoding and verification for some
+//! A decoder that records forwards with few rows as CUDA graphs: decoding and verification for a few
 //! sequences.
 
 use super::decoder::Decoder;
@@ -11,13 +11,13 @@ use crate::kv::KvStore;
 use candle_core::{Tensor, TensorId};
 use std::collections::HashMap;
 
-/// Rows above which a forward takes longer than its launches, whatever the weights. It is as many as
-/// our products of few rows take, whose bits do not depend on the number of rows.
+/// With more rows, a forward takes longer than its launches, whatever the weights. It is also the row
+/// limit of our matrix products for few rows, whose bits do not depend on the number of rows.
 const MAX_ROWS: usize = 16;
-/// Graphs that are kept; what comes after them is launched kernel by kernel.
+/// Maximum number of graphs; other forwards are launched kernel by kernel.
 const MAX_GRAPHS: usize = 64;
 
-/// What makes two forwards the same but for their inputs.
+/// Forwards with the same key differ only in their inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Key {
     /// The pool that is read and written.
@@ -27,7 +27,7 @@ struct Key {
     capacity: TableCapacity,
 }
 
-/// A graph, and all memory that it reads and writes, but for the weights.
+/// A graph, and all memory that it reads and writes, except the weights.
 struct Recorded {
     /// Dropped first.
     graph: Graph,
@@ -39,21 +39,22 @@ struct Recorded {
 
 /// See the module.
 pub struct GraphedDecoder {
-    /// `None`: was seen once. What comes but once is not worth recording. Dropped before the weights.
+    /// `None`: seen once. A forward that occurs only once is not worth recording. Dropped before the
+    /// weights.
     seen: HashMap<Key, Option<Recorded>>,
-    /// Rows of a forward that may be recorded at most.
+    /// Maximum number of rows of a recorded forward.
     max_rows: usize,
-    /// Recording failed once, and is not tried again.
+    /// Recording failed once and is not tried again.
     off: bool,
-    /// Has the weights, which do not change: nobody else can reach it.
+    /// Owns the weights, which do not change: no other code can reach them.
     decoder: Decoder,
 }
 
 impl GraphedDecoder {
-    /// None yet.
+    /// Wraps `decoder`, without any graphs yet.
     ///
     /// # Errors
-    /// Where the device fails.
+    /// If the device fails.
     pub fn new(decoder: Decoder) -> Result<Self> {
         Ok(Self {
             seen: HashMap::new(),
@@ -63,7 +64,7 @@ impl GraphedDecoder {
         })
     }
 
-    /// Whether such a forward can be recorded, and is worth it.
+    /// Whether a forward of `batch` can be recorded and is worth it.
     fn may_be_recorded(&self, batch: &Batch) -> bool {
         let branches = batch.spans.iter().any(|span| span.tree.is_some());
         batch.tokens.len() <= self.max_rows
@@ -73,7 +74,7 @@ impl GraphedDecoder {
             && self.decoder.query_heads_a_key() <= MAX_ROWS
     }
 
-    /// The logits by a graph, if there is one for such batches or it is time to record it; `None` if they
+    /// The logits by a graph, if one exists for such batches or should be recorded now; `None` if they
     /// have to be computed kernel by kernel. They are valid until the next forward.
     fn forward_by_graph(&mut self, batch: &Batch, kv: &KvStore) -> Result<Option<Tensor>> {
         let Some((pool, _)) = kv.layers.first() else {
@@ -104,7 +105,7 @@ impl GraphedDecoder {
         }
     }
 
-    /// Computes the logits, and records how.
+    /// Computes the logits, and records the computation.
     fn record(
         &mut self,
         key: Key,
@@ -121,8 +122,8 @@ impl GraphedDecoder {
             logits.slice_set(&decoder.run(&inputs, &spans, kv)?.logits, 0, 0)?;
             Ok(())
         };
-        // SAFETY: what `run` reads and writes is its arguments, the weights and `logits`. All but the
-        // weights go to `Recorded`, which drops the graph first, and the weights are dropped after it.
+        // SAFETY: `run` reads and writes its arguments, the weights and `logits`. All but the weights
+        // go to `Recorded`, which drops the graph first, and the weights are dropped after it.
         let graph = unsafe { Graph::record(device, work) };
         match graph {
             Ok(graph) => {
@@ -146,11 +147,11 @@ impl GraphedDecoder {
 }
 
 impl Recorded {
-    /// Does the work for another batch of the same size.
+    /// Replays the graph for another batch of the same size.
     fn replay(&self, decoder: &Decoder, batch: &Batch, spans: &AttentionBatch<'_>) -> Result<()> {
         decoder.replace_inputs(&self.inputs, batch)?;
         spans.overwrite(&self.tables)?;
-        // SAFETY: `Recorded` keeps the memory, see `record`; both calls above have checked what it holds.
+        // SAFETY: `Recorded` owns the memory, see `record`; both calls above have checked its contents.
         unsafe { self.graph.replay()? };
         Ok(())
     }

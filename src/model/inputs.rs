@@ -1,4 +1,4 @@
-//! What a forward reads of its batch, in the memory of the device.
+//! The part of a batch that a forward reads, in device memory.
 
 use super::{Batch, Taps};
 use crate::error::{Error, Result};
@@ -6,7 +6,7 @@ use crate::kernels::Slots;
 use crate::kernels::graph::{Values, overwrite};
 use candle_core::{DType, Device, Tensor};
 
-/// See the module; everything that indexes memory was checked on the host.
+/// See the module; every value that indexes memory was checked on the host.
 pub(super) struct Inputs {
     /// `[rows]` u32, below the size of the vocabulary.
     pub tokens: Tensor,
@@ -14,18 +14,19 @@ pub(super) struct Inputs {
     /// `[rows, head_dim / 2]` f32.
     pub cos: Tensor,
     pub sin: Tensor,
-    /// Rows whose logits are wanted, u32; `None` = no row.
+    /// Rows whose logits are requested, u32; `None` = no row.
     pub wanted: Option<Tensor>,
-    /// Layers and rows whose hidden states are wanted; the rows are u32.
+    /// Layers and rows whose hidden states are requested; the rows are u32.
     taps: Option<(Vec<usize>, Tensor)>,
     vocab_size: usize,
 }
 
 impl Inputs {
-    /// Sends them to `device`; `frequencies` are the model's, slots are below `num_slots`.
+    /// Sends the inputs of `batch` to `device`; `frequencies` are the model's, slots are below
+    /// `num_slots`.
     ///
     /// # Errors
-    /// Where the parts of the batch do not fit together, a token, a slot or a row does not exist, or the
+    /// If the parts of the batch do not fit together, a token, a slot or a row does not exist, or the
     /// device fails.
     pub fn new(
         batch: &Batch,
@@ -40,7 +41,7 @@ impl Inputs {
         Ok(Self {
             tokens: match &batch.drawn {
                 None => Tensor::new(batch.tokens.as_slice(), device)?,
-                // Others have it, and these are overwritten when a graph is replayed.
+                // A copy: others hold `drawn`, and replaying a graph overwrites these tokens.
                 Some(drawn) => drawn.copy()?,
             },
             slots: Slots::new(&batch.slots, num_slots, device)?,
@@ -55,10 +56,10 @@ impl Inputs {
         })
     }
 
-    /// With the hidden states that are wanted of a model of `num_layers`.
+    /// Adds the requested hidden states, of a model with `num_layers` layers.
     ///
     /// # Errors
-    /// Where a layer or a row does not exist, or they are not in ascending order.
+    /// If a layer or a row does not exist, or they are not in ascending order.
     pub fn with_taps(mut self, taps: Option<&Taps>, num_layers: usize) -> Result<Self> {
         let wanted = taps.filter(|taps| !taps.layers.is_empty() && !taps.rows.is_empty());
         let Some(Taps { layers, rows }) = wanted else {
@@ -77,11 +78,11 @@ impl Inputs {
         Ok(self)
     }
 
-    /// Adds the hidden states of layer `layer` to `tapped`, if they are wanted: the sum of `x` and
-    /// `delta`, `[rows, hidden_size]` both.
+    /// Adds the hidden states of layer `layer` to `tapped`, if they are requested: the sum of `x` and
+    /// `delta`, both `[rows, hidden_size]`.
     ///
     /// # Errors
-    /// Where the device fails.
+    /// If the device fails.
     pub fn tap(
         &self,
         layer: usize,
@@ -98,10 +99,10 @@ impl Inputs {
         Ok(())
     }
 
-    /// Puts those of another batch of the same size in their place.
+    /// Overwrites the inputs with those of another batch of the same size.
     ///
     /// # Errors
-    /// As [`Inputs::new`], and where the batch is of another size.
+    /// As [`Inputs::new`], and if the batch has another size.
     pub fn replace(&self, batch: &Batch, frequencies: &[f32]) -> Result<()> {
         check(batch, self.vocab_size)?;
         let wanted = self.wanted.as_ref().map_or(0, Tensor::elem_count);
@@ -131,13 +132,13 @@ impl Inputs {
     }
 }
 
-/// `turn` of the angles that each row is rotated by.
+/// `turn` (cosine or sine) of the angles by which each row is rotated.
 fn angles(batch: &Batch, frequencies: &[f32], turn: fn(f32) -> f32) -> Vec<f32> {
     let of = |&position: &u32| frequencies.iter().map(move |f| turn(position as f32 * f));
     batch.positions.iter().flat_map(of).collect()
 }
 
-/// A batch whose parts do not fit together is a bug of the caller, better named than computed.
+/// Checks that the parts of a batch fit together; if not, the caller has a bug.
 fn check(batch: &Batch, vocab_size: usize) -> Result<()> {
     let rows = batch.tokens.len();
     if rows == 0 || batch.positions.len() != rows || batch.slots.len() != rows {
@@ -154,7 +155,7 @@ fn check(batch: &Batch, vocab_size: usize) -> Result<()> {
         Some(drawn) if drawn.dims() != [rows] || drawn.dtype() != DType::U32 => Err(
             Error::internal(format!("{:?} drawn for {rows} rows", drawn.dims())),
         ),
-        // A sampler drew them from as many logits.
+        // A sampler drew them from logits over the vocabulary.
         Some(_) => Ok(()),
         None => match batch.tokens.iter().find(|&&id| id as usize >= vocab_size) {
             None => Ok(()),
@@ -179,7 +180,7 @@ mod tests {
         }
     }
 
-    /// The first time and on replay.
+    /// In `new` and in `replace`.
     #[test]
     fn what_leads_out_of_memory_is_refused() {
         let cpu = Device::Cpu;

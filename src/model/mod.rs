@@ -1,4 +1,4 @@
-//! What the engine asks of a model, and how one is loaded.
+//! The interface between the engine and a model, and the loading of models.
 
 mod batch;
 pub mod config;
@@ -27,14 +27,14 @@ pub use load::{LoadOptions, load};
 pub use source::{LoadFormat, ModelSource};
 pub(crate) use weights::safetensors_files;
 
-/// What a forward gives back.
+/// The result of a forward.
 #[derive(Debug)]
 pub struct Output {
     /// `[batch.logits.len(), vocab_size]`, f32, in the order of [`Batch::logits`].
     pub logits: Tensor,
     /// `[taps.rows, taps.layers * hidden_size]` of [`Batch::taps`]: for each row its hidden states, layer
-    /// after layer, in the dtype of the activations and on the model's device. `None` where no layer
-    /// or no row was asked for.
+    /// after layer, in the dtype of the activations and on the model's device. `None` if no layer or
+    /// no row was requested.
     pub hidden: Option<Tensor>,
 }
 
@@ -44,10 +44,10 @@ impl Output {
         self.logits.device().is_cuda()
     }
 
-    /// Calls `work` with the logits, row after row; from a GPU they are copied.
+    /// Calls `work` with the logits, row after row; copies them to the host if they are on a GPU.
     ///
     /// # Errors
-    /// Where the device fails.
+    /// If the device fails.
     pub fn read<R>(&self, work: impl FnOnce(&[f32]) -> R) -> Result<R> {
         if let (Storage::Cpu(CpuStorage::F32(values)), layout) =
             (&*self.logits.storage_and_layout().0, self.logits.layout())
@@ -63,8 +63,8 @@ impl Output {
 ///
 /// `forward` first writes the K and V of every row to its slot, then attends: each row sees its
 /// span's context and the rows of its span that the mask allows. It touches no other slot. A row's
-/// logits depend on nothing but its own sequence, bit for bit: neither on the other spans nor on
-/// how the sequence was cut into forwards (on a GPU as far as [`LoadOptions::batch_invariant`] says).
+/// logits depend only on its own sequence, bit for bit: neither on the other spans nor on how the
+/// sequence was divided into forwards (on a GPU, see [`LoadOptions::batch_invariant`]).
 pub trait Model: Send {
     /// Shapes, special ids and limits.
     fn config(&self) -> &ModelConfig;
@@ -72,9 +72,9 @@ pub trait Model: Send {
     /// An empty pool of `num_blocks * block_size` slots for this model.
     fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore>;
 
-    /// Bytes of K and V that one token takes in the pool, over all layers.
+    /// Bytes of K and V per token in the pool, over all layers.
     fn kv_bytes_per_token(&self) -> usize;
 
-    /// One ragged forward. See the trait for what it may read and write.
+    /// One ragged forward. The trait's documentation says what it may read and write.
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output>;
 }

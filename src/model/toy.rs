@@ -1,6 +1,6 @@
 //! A deterministic test double. It stores token ids as K and positions as V, and hashes what it
 //! reads back through block table and mask into logits, so that a wrong slot, mask, position or
-//! rollback changes what it says. Its hidden states are such hashes, too.
+//! rollback changes its output. Its hidden states are hashes of the same kind.
 
 use super::{Batch, Model, ModelConfig, Output, Span};
 use crate::error::{Error, Result};
@@ -11,8 +11,8 @@ use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// See the module. Toys of one `seed` agree on what a context means; `noise` mixes in a hash of
-/// their own, so that a noisy toy is a draft that is right some of the time.
+/// See the module. Toys with the same `seed` and `noise` compute the same logits; `noise` mixes in
+/// a second hash, so that a noisy toy is a draft that is right some of the time.
 #[derive(Debug, Clone)]
 pub struct ToyModel {
     config: ModelConfig,
@@ -20,7 +20,7 @@ pub struct ToyModel {
     noise: f32,
     /// Rows of the largest forward so far.
     pub largest_forward: Arc<AtomicUsize>,
-    /// Every forward takes this lock: who holds it stops the model.
+    /// Every forward takes this lock: holding it stops the model.
     pub gate: Arc<Mutex<()>>,
 }
 
@@ -51,7 +51,7 @@ impl ToyModel {
         }
     }
 
-    /// The same model with ids that end a text.
+    /// The same model with end-of-sequence ids.
     pub fn with_eos(mut self, ids: &[u32]) -> Self {
         self.config.eos_token_ids = ids.to_vec();
         self
@@ -72,7 +72,7 @@ fn unit(bits: u64) -> f32 {
     (bits >> 40) as f32 / (1u64 << 24) as f32
 }
 
-/// Hash of all tokens and positions that row `row` of `span` sees, as the pool has them.
+/// Hash of all tokens and positions that row `row` of `span` sees, as stored in the pool.
 fn context_hash(keys: &[f32], values: &[f32], span: &Span, row: usize, block_size: usize) -> u64 {
     let visible = (0..span.context).chain(
         (0..span.rows.len())

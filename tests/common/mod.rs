@@ -1,4 +1,4 @@
-//! What the tests share: toy engines, and a reference that knows neither batches nor drafts.
+//! Shared by the tests: toy engines, and a reference without batches or drafts.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub mod process;
@@ -18,16 +18,16 @@ pub const VOCAB: usize = 32;
 pub const MAX_LEN: usize = 256;
 pub const SEED: u64 = 11;
 
-/// What guesses for a toy target.
+/// The drafter for a toy target.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Guess {
     Nothing,
     Ngram,
-    /// A toy draft with so much noise: 0 is the target itself, 1 knows nothing.
+    /// A toy draft model with this noise: 0 is the target itself, 1 has nothing in common with it.
     Toy(f32),
 }
 
-/// A toy engine to be started.
+/// The configuration of a toy engine.
 #[derive(Debug, Clone)]
 pub struct Toy {
     pub guess: Guess,
@@ -120,8 +120,8 @@ pub fn run(engine: &EngineHandle, request: Request) -> Completion {
     collect(engine.submit(request).unwrap())
 }
 
-/// Waits until the engine is idle, and checks that both pools are empty and the thread lives: it
-/// would have panicked had its books been wrong.
+/// Waits until the engine is idle, and checks that both pools are empty and the thread is alive: the
+/// thread panics if an invariant is violated.
 pub fn assert_idle(engine: &EngineHandle) {
     let stats = engine.stats();
     let busy = || {

@@ -1,11 +1,11 @@
-//! The binary as a process.
+//! Runs the binary as a process.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// `foretoken`, in the folder of the project and with none of the user's settings.
+/// `foretoken`, run in the project's folder and without the user's settings.
 pub fn foretoken() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_foretoken"));
     command
@@ -21,17 +21,17 @@ pub fn foretoken() -> Command {
 pub struct Server {
     child: Child,
     address: String,
-    /// The lines of its start-up, the last of which is a command to paste.
+    /// The lines that it prints at start-up; the last one is a command to paste.
     pub said: Vec<String>,
 }
 
 impl Server {
-    /// `foretoken FLAGS --port 0`, once it listens.
+    /// Starts `foretoken FLAGS --port 0` and waits until it listens.
     pub fn start(flags: &str) -> Self {
         Self::start_logging(flags, "warn", Stdio::inherit())
     }
 
-    /// The same, with what it logs at `level` going to `log`.
+    /// The same, with a log of `level` written to `log`.
     pub fn start_logging(flags: &str, level: &str, log: impl Into<Stdio>) -> Self {
         let child = foretoken()
             .env("RUST_LOG", level)
@@ -65,7 +65,7 @@ impl Server {
         self.said.last().unwrap()
     }
 
-    /// The whole answer to `body`, headers included.
+    /// The whole response to `body`, headers included.
     pub fn post(&self, path: &str, body: &str) -> String {
         let head = format!(
             "POST {path} HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: {}",
@@ -74,7 +74,7 @@ impl Server {
         self.ask(&head, body)
     }
 
-    /// The whole answer of `path`, headers included.
+    /// The whole response of `path`, headers included.
     pub fn get(&self, path: &str) -> String {
         self.ask(&format!("GET {path} HTTP/1.1"), "")
     }

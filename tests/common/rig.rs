@@ -1,4 +1,4 @@
-//! What the model tests share: the checkpoint, and sequences over a pool.
+//! Shared by the model tests: the checkpoint, and sequences over a pool.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use candle_core::{DType, Tensor};
@@ -6,7 +6,7 @@ use foretoken::kv::{AcceptedPath, BlockAllocator, BlockTable, KvStore};
 use foretoken::model::{Batch, LoadOptions, Model, ModelSource, load};
 use std::path::PathBuf;
 
-/// The real checkpoint. Its absence is a failure, not a reason to skip.
+/// The real checkpoint. If it is absent, the test fails and is not skipped.
 pub fn smollm2_path() -> PathBuf {
     let path =
         PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("models/SmolLM2-135M-Instruct.Q4_1.gguf");
@@ -26,7 +26,7 @@ pub fn smollm2() -> Box<dyn Model> {
     .unwrap()
 }
 
-/// Token ids that look like text to nobody, but exercise every path.
+/// Token ids that do not form a text, but exercise every path.
 pub fn prompt(len: usize, salt: u32) -> Vec<u32> {
     (0..len as u32)
         .map(|i| (i * 7919 + salt * 104_729 + 11) % 49_000)
@@ -40,7 +40,7 @@ pub struct Rig {
     pub blocks: BlockAllocator,
 }
 
-/// One sequence: where it lives, and how much of it is in the pool.
+/// One sequence: its block table, and how many of its tokens are in the pool.
 #[derive(Default)]
 pub struct Seq {
     pub table: BlockTable,
@@ -51,7 +51,7 @@ pub struct Seq {
 pub struct Rows<'a> {
     pub seq: &'a mut Seq,
     pub tokens: &'a [u32],
-    /// Those of the nodes of a tree, which are the last of the tokens; see [`Batch::push_span`].
+    /// Parents of the nodes of a tree, which are the last of the tokens; see [`Batch::push_span`].
     pub parents: &'a [Option<u16>],
 }
 
@@ -62,7 +62,8 @@ impl Rig {
         Self { model, kv, blocks }
     }
 
-    /// Keeps of a tree that was fed last, and of which `seq` counts all `rows`, what is on `path`.
+    /// Keeps only the nodes on `path` of the tree that was fed last; `seq.len` still counts all its
+    /// `rows`.
     pub fn commit(&mut self, seq: &mut Seq, rows: usize, path: &[usize]) {
         let first = seq.len - rows;
         let accepted = AcceptedPath {
@@ -123,7 +124,7 @@ pub fn argmax(logits: &[f32]) -> u32 {
     best.unwrap() as u32
 }
 
-/// The largest difference, and the largest value it stands beside.
+/// The largest absolute difference.
 pub fn distance(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter()

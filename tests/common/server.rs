@@ -20,10 +20,10 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 pub const EOS: u32 = 30;
-/// The longest time that a test waits.
+/// The maximum time that a test waits.
 pub const LONG: Duration = Duration::from_secs(20);
 
-/// A tokenizer of 32 tokens: the letters, a space, a line break, the two bytes of `é`, and two special ones.
+/// A tokenizer with 32 tokens: letters, space, line break, the two bytes of `é`, and two special tokens.
 fn text() -> Text {
     text_with(Some(
         "{% for m in messages %}<|start|>{{ m.role }} {{ m.content }}\n{% endfor %}\
@@ -57,22 +57,22 @@ pub fn text_with(template: Option<&str>) -> Text {
     Text::new(tokenizer, special, template).expect("byte-level")
 }
 
-/// A fault that happens in a forward.
+/// A fault in a forward.
 pub enum Fault {
     Error,
     Panic,
 }
 
-/// A toy model that is slow, and may fail once.
+/// A slow toy model that may fail once.
 struct Slow {
     toy: ToyModel,
     forwards: usize,
     fault: Option<Fault>,
 }
 
-/// The time of a forward of the slow toy.
+/// The minimum duration of a forward of the slow toy.
 pub const STEP: Duration = Duration::from_millis(10);
-/// The number of the forward in which it fails.
+/// The number of the forward that fails, from 1.
 const FAULT_AT: usize = 4;
 
 impl Model for Slow {
@@ -111,7 +111,7 @@ pub fn slow(options: EngineOptions, fault: Option<Fault>) -> EngineHandle {
     engine::spawn(Box::new(model), None, 256, 4, options).expect("starts")
 }
 
-/// A drafter that drafts nothing, and panics when a request ends, which is outside of any step.
+/// A drafter that drafts nothing, and panics when a request ends, which is outside any step.
 struct Forgetless;
 
 impl Drafter for Forgetless {

@@ -1,4 +1,4 @@
-//! Tiny Llamas that the tests write themselves, and the logits of candle's own Llama for them.
+//! Tiny Llamas that the tests write, and the logits that candle's own Llama computes for them.
 
 use super::rig::{Rig, Seq};
 use candle_core::{DType, Device, Tensor};
@@ -34,7 +34,7 @@ pub fn llama_config(head_dim: usize) -> Json {
     })
 }
 
-/// Random tensors under Hugging Face's names.
+/// Random tensors with Hugging Face's names.
 pub fn tensors(head_dim: usize, dtype: DType) -> Tensors {
     let mut all = Tensors::new();
     let mut add = |name: String, dims: &[usize]| {
@@ -104,7 +104,7 @@ pub fn open(path: &Path) -> Result<Box<dyn Model>, foretoken::error::Error> {
     open_as(path, Some(DType::F32))
 }
 
-/// Opens a model with weights and cache in `dtype`, or with the server's defaults.
+/// Opens a model with weights and KV cache in `dtype`; `None` = the server's defaults.
 pub fn open_as(
     path: &Path,
     dtype: Option<DType>,

@@ -7,7 +7,7 @@ use candle_core::{Device, Tensor};
 use serde_json::Value as Json;
 use std::path::Path;
 
-/// Reorders rows of q or k to Llama's GGUF order: the halves of each head are interleaved.
+/// Reorders the rows of q or k to Llama's GGUF order, which interleaves the halves of each head.
 fn interleaved(tensor: &Tensor, heads: usize) -> Tensor {
     let (rows, inputs) = tensor.dims2().unwrap();
     let half = rows / heads / 2;
@@ -16,12 +16,12 @@ fn interleaved(tensor: &Tensor, heads: usize) -> Tensor {
     swapped.reshape((rows, inputs)).unwrap()
 }
 
-/// Writes `tensors` as a llama.cpp GGUF with matrices of `kind`, and the scaling as `rope_freqs`.
+/// Writes `tensors` as a llama.cpp GGUF with matrices of `kind`, and `factors` as `rope_freqs`.
 pub fn write_gguf(file: &Path, tensors: &Tensors, kind: GgmlDType, factors: &[f32]) {
     write_gguf_with(file, tensors, kind, factors, &[]);
 }
 
-/// Like [`write_gguf`], with `more` metadata, which override the usual ones.
+/// Like [`write_gguf`], with `more` metadata, which overrides the defaults.
 pub fn write_gguf_with(
     file: &Path,
     tensors: &Tensors,
@@ -94,7 +94,7 @@ fn gguf_name(name: &str) -> String {
         .fold(name.to_owned(), |name, (from, to)| name.replace(from, to))
 }
 
-/// The divisor of each frequency of `config` by Llama 3's scaling.
+/// The divisor of each frequency of `config` under Llama 3's scaling.
 pub fn llama3_factors(config: &Json) -> Vec<f32> {
     let folder = tempfile::tempdir().unwrap();
     let read = |config: &Json| {

@@ -1,4 +1,4 @@
-//! The binary: one readable line for every mistake, and one run from flags to SIGTERM.
+//! The binary: one readable line for every user error, and one run from flags to SIGTERM.
 
 use crate::common::process::{Server, foretoken};
 use std::fs::File;
@@ -14,13 +14,13 @@ fn run(line: &str) -> Output {
     foretoken().args(line.split_whitespace()).output().unwrap()
 }
 
-/// The one line on stderr with which `line` was refused.
+/// Runs `line`, which must be refused, and returns its one line on stderr.
 #[track_caller]
 fn refused(line: &str) -> String {
     let output = run(line);
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "`{line}`: {stderr}");
-    // Loading may have been logged before; what is wrong stands in one line.
+    // Loading may have been logged before; the error is one line.
     let errors: Vec<_> = stderr.lines().filter(|l| !l.contains(" INFO ")).collect();
     assert_eq!(errors.len(), 1, "`{line}`: {stderr}");
     assert!(errors[0].starts_with("error: "), "`{line}`: {stderr}");
@@ -131,7 +131,7 @@ fn too_little_memory_and_a_taken_port() {
     );
 }
 
-/// A model small enough to invent, without a tokenizer.
+/// The config of a model that is small enough for dummy weights, without a tokenizer.
 const TINY: &str = r#"{
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 96,
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -164,11 +164,11 @@ fn bench_measures_dummy_weights() {
         serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
     let greedy = &report["temperatures"][0]["overall"];
     assert_eq!(greedy["prompts"], 2, "{report}");
-    // The target drafts for itself, so every greedy draft is right.
+    // Target and draft model are the same, so every greedy draft is right.
     assert_eq!(greedy["alpha"], 1.0, "{report}");
     assert!(greedy["c"].as_f64().is_some_and(|c| c > 0.0), "{report}");
 
-    // Whoever reads the table may have gone.
+    // The reader of the table may have gone.
     let line = format!(
         "bench {flags} --speculative-decoding --drafter ngram --random-prompts 1 --max-tokens 2"
     );
@@ -177,7 +177,7 @@ fn bench_measures_dummy_weights() {
     assert_eq!(unread.status().unwrap().code(), Some(0));
 }
 
-/// Weights that know nothing of each other, measured at the acceptance of a pair that does.
+/// Unrelated weights, measured at the acceptance rate of a related pair.
 #[test]
 fn bench_accepts_by_chance() {
     let folder = tempfile::tempdir().unwrap();
@@ -217,7 +217,7 @@ fn bench_accepts_by_chance() {
         let expected: f64 = (0..=k).map(|i| rate.powi(i)).sum();
         let mean = figure("mean_accepted_length");
         assert!((mean / expected - 1.0).abs() < 0.1, "{row}");
-        // Texts have their full length, of which the first token belongs to the prompt.
+        // Texts have their full length; the first token counts toward the prompt.
         assert_eq!(row["overall"]["tokens"], 4 * 199, "{row}");
     }
 }
@@ -270,7 +270,7 @@ fn generate_goes_on_where_it_stopped() {
     }
     assert_ne!(whole[0]["ids"], whole[1]["ids"], "samples differ");
 
-    // Killed in the middle of a line, and in other company.
+    // Killed in the middle of a line, and continued with another batch size.
     let text = std::fs::read_to_string(&out).unwrap();
     let kept = text.match_indices('\n').nth(1).unwrap().0 + 30;
     std::fs::write(&out, &text[..kept]).unwrap();
@@ -290,7 +290,7 @@ fn generate_goes_on_where_it_stopped() {
     });
     assert_eq!(fast, plain);
 
-    // What is no corpus is not overwritten.
+    // A file that is not a corpus is not overwritten.
     let file = prompts.display();
     refused_with(
         &format!(
@@ -301,7 +301,7 @@ fn generate_goes_on_where_it_stopped() {
     );
 }
 
-/// A server of SmolLM2.
+/// A server with SmolLM2.
 fn serve(flags: &str) -> Server {
     Server::start(&format!("--model {} {flags}", smollm2().display()))
 }
@@ -318,7 +318,7 @@ fn serves_speculatively_until_a_signal() {
         server.invitation()
     );
 
-    // What the start-up tells people to paste.
+    // The request that the start-up message suggests.
     let answer = server.post(path, body);
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     assert!(answer.contains("\"assistant\""), "{answer}");
@@ -337,7 +337,7 @@ fn serves_speculatively_until_a_signal() {
     assert_eq!(events.last(), Some(&"[DONE]"), "{answer}");
     assert!(events.len() > 2, "{answer}");
 
-    // Something that repeats itself is drafted, and some of it is right.
+    // A repetitive text gets drafts, and some of them are accepted.
     let list =
         r#"{"prompt": "one, two, one, two, one, two, one,", "max_tokens": 24, "temperature": 0}"#;
     let answer = server.post("/v1/completions", list);
@@ -370,12 +370,12 @@ fn ctrl_c_ends_an_idle_server_at_once() {
     assert_eq!(server.stop("INT", Duration::from_secs(10)), Some(0));
 }
 
-/// A file that has no room for a single byte.
+/// A file to which no byte can be written.
 fn full_disk() -> File {
     File::options().write(true).open("/dev/full").unwrap()
 }
 
-/// Answers a request and ends at a signal.
+/// Checks that the server answers a request and ends at a signal.
 #[track_caller]
 fn works(mut server: Server) {
     let answer = server.post("/v1/completions", r#"{"prompt": "a", "max_tokens": 2}"#);
@@ -388,7 +388,7 @@ fn serves_while_the_disk_of_the_log_is_full() {
     let model = format!("--model {}", smollm2().display());
     works(Server::start_logging(&model, "info", full_disk()));
 
-    // What is wrong cannot be told; the exit code can.
+    // The error message cannot be written, but the exit code is right.
     let status = foretoken().arg("--modle").stderr(full_disk()).status();
     assert_eq!(status.unwrap().code(), Some(2));
 }
@@ -403,7 +403,7 @@ fn serves_when_the_reader_of_the_log_has_left() {
     works(server);
 }
 
-/// All that `head -1` reads.
+/// Reads what `head -1` would read.
 fn first_line(reader: PipeReader) -> String {
     let mut line = String::new();
     BufReader::new(reader).read_line(&mut line).unwrap();

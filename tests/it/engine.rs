@@ -1,11 +1,11 @@
-//! The engine on toy models: lossless under every mix, nothing leaks, limits hold.
+//! The engine on toy models: it is lossless under any mix of requests, leaks nothing and keeps its limits.
 
 use crate::common::*;
 use foretoken::engine::{EngineOptions, FinishReason, Request};
 use foretoken::error::{Error, RequestErrorKind};
 use foretoken::sampling::{SamplingParams, mix};
 
-/// Numbers for building random cases.
+/// Random numbers for building test cases.
 pub struct Dice(pub u64);
 
 impl Dice {
@@ -19,7 +19,7 @@ impl Dice {
     }
 
     pub fn prompt(&mut self, longest: usize) -> Vec<u32> {
-        // A small alphabet, so that n-grams come again.
+        // A small alphabet, so that n-grams repeat.
         (0..1 + self.roll(longest))
             .map(|_| self.roll(4) as u32)
             .collect()
@@ -55,7 +55,7 @@ impl Dice {
         }
     }
 
-    /// An engine that is short of blocks, rows and places more often than not.
+    /// An engine that usually runs short of blocks, rows and sequence slots.
     pub fn toy(&mut self) -> Toy {
         let spec_length = 1 + self.roll(5);
         let max_num_seqs = 1 + self.roll(6);
@@ -80,11 +80,11 @@ impl Dice {
     }
 }
 
-/// Promises 1, 2, 3 and 5 over thousands of random schedules: whatever is admitted, chunked,
-/// drafted, rejected, preempted and cancelled around it, a request says what it says when it runs
-/// alone in a roomy engine (one whose drafts are accepted by chance, too); greedy ones that are
-/// verified say what the reference says without any engine; and in the end every block is free.
-/// (The engine checks its books after every step in debug builds.)
+/// Promises 1, 2, 3 and 5 over random schedules of thousands of requests: whatever is admitted,
+/// chunked, drafted, rejected, preempted and cancelled around it, a request generates the same
+/// tokens as alone in a roomy engine (also with synthetic acceptance); verified greedy requests
+/// generate the tokens of the reference, which uses no engine; and in the end every block is free.
+/// (In debug builds the engine checks its invariants after every step.)
 #[test]
 fn random_schedules_are_lossless_and_leak_nothing() {
     let mut preemptions = 0;
@@ -92,7 +92,8 @@ fn random_schedules_are_lossless_and_leak_nothing() {
         let mut dice = Dice(case);
         let toy = dice.toy();
         let engine = toy.start();
-        // What is alone in a roomy engine: same drafts, since seeds are for one way of drafting.
+        // Runs each request alone, with the same drafter: a seed gives the same text only with the same
+        // drafts.
         let roomy = Toy {
             num_blocks: 512,
             ..toy.clone()
@@ -105,7 +106,7 @@ fn random_schedules_are_lossless_and_leak_nothing() {
             .iter()
             .map(|request| {
                 let receiver = engine.submit(request.clone()).unwrap();
-                // Some clients leave, at once or a moment later.
+                // Some clients disconnect at once.
                 (dice.roll(5) > 0).then_some(receiver)
             })
             .collect();
@@ -179,8 +180,8 @@ fn greedy_parity_for_every_drafter_and_length() {
     }
 }
 
-/// A perfect draft is accepted whole: a round gives K + 1 tokens, so the target runs that much
-/// less often. Fails if the draft does not catch up on its last token after such a round.
+/// A perfect draft is accepted completely: a round gives K + 1 tokens, so the target runs that much
+/// less often. Fails if the draft model does not process its last token after such a round.
 #[test]
 fn a_perfect_draft_saves_target_steps() {
     let engine = Toy {
@@ -195,8 +196,8 @@ fn a_perfect_draft_saves_target_steps() {
     assert_eq!(answer.spec.mean_accepted_length(), 5.0);
 }
 
-/// The draft's q goes through the request's whole pipeline, over a context that grows with the
-/// draft: a draft that is the target itself is then always accepted, whatever is asked for.
+/// The draft's q goes through the request's whole sampling pipeline, over a context that grows with
+/// the draft: a draft model that is the target itself is always accepted, whatever the parameters.
 #[test]
 fn a_perfect_draft_is_accepted_under_every_parameter() {
     let engine = Toy {
@@ -221,7 +222,7 @@ fn a_perfect_draft_is_accepted_under_every_parameter() {
 }
 
 /// Leviathan et al. 2023, Appendix A.1, through the whole engine: with a draft that is often
-/// wrong, tokens at every place of a round are distributed as the target's own.
+/// wrong, tokens at every position of a round have the target's distribution.
 #[test]
 fn sampled_tokens_are_distributed_as_the_target() {
     let model = Box::new(few_ids(0.6));
@@ -229,12 +230,13 @@ fn sampled_tokens_are_distributed_as_the_target() {
     assert_distributed_as_the_target(Box::new(drafter), 4);
 }
 
-/// A toy with so few ids that samples can be counted.
+/// A toy with few enough ids to count samples.
 pub fn few_ids(noise: f32) -> foretoken::model::toy::ToyModel {
     foretoken::model::toy::ToyModel::new(6, MAX_LEN, SEED, noise)
 }
 
-/// Samples many texts of `max_tokens` with the drafts of `drafter`, for [`few_ids`] without noise.
+/// Samples many texts of `max_tokens` from [`few_ids`] without noise, with the drafts of `drafter`,
+/// and checks their distribution.
 pub fn assert_distributed_as_the_target(
     drafter: Box<dyn foretoken::spec::Drafter>,
     max_tokens: usize,
@@ -261,7 +263,7 @@ pub fn assert_distributed_as_the_target(
         ..greedy(&[1, 2, 3], max_tokens)
     });
     let receivers = engine.submit_all(requests.collect()).unwrap();
-    // Counts of the third output token after each pair: the second place of the first round,
+    // Counts of the third output token after each pair: the second position of the first round,
     // reached by acceptance or after the round ended.
     let mut counts = vec![[0f64; VOCAB]; VOCAB * VOCAB];
     let (mut tested, mut accepted) = (0, 0);
@@ -286,8 +288,8 @@ pub fn assert_distributed_as_the_target(
             / 2.0;
         distance += tv / REQUESTS as f64;
     }
-    // 36 contexts of about 800 samples each: chance alone gives about 0.02; taking every draft
-    // gives 0.1 and more.
+    // 36 contexts of about 800 samples each: chance alone gives about 0.02; accepting every draft
+    // gives 0.1 or more.
     assert!(distance < 0.035, "mean total variation {distance}");
 }
 
@@ -320,7 +322,7 @@ fn a_seed_gives_the_same_text_whatever_else_runs() {
     assert_idle(&engine);
 }
 
-/// A stop id inside a round: what was accepted after it is discarded.
+/// A stop id inside a round: tokens accepted after it are discarded.
 #[test]
 fn stops_inside_a_round() {
     let engine = Toy {
@@ -336,8 +338,8 @@ fn stops_inside_a_round() {
         let answer = run(&engine, request);
         assert_eq!(answer.ids(), free[..=first]);
         assert_eq!(answer.finish, Some(FinishReason::Stop { token: free[at] }));
-        // A draft that is the target itself: each round but the first is five tokens, of which the
-        // fifth is the target's own.
+        // The draft model is the target itself: each round but the first gives five tokens, the
+        // fifth from the target.
         assert_eq!(answer.spec.accepted, first - first / 5);
         assert_eq!(answer.spec.tested, answer.spec.accepted);
     }
@@ -444,7 +446,7 @@ fn logprobs_do_not_depend_on_speculation() {
     }
 }
 
-/// No step is larger than the budget, and a long prompt does not stop those who decode.
+/// No step is larger than the budget, and a long prompt does not stop decoding sequences.
 #[test]
 fn long_prompts_are_chunked_beside_decoding() {
     let mut toy = Toy::default();

@@ -1,4 +1,5 @@
-//! What fails costs as little as it can: a draft, a request, a step, and last of all the engine.
+//! A fault costs as little as possible: a draft, a request, a step, and only in the last resort the
+//! engine.
 
 use crate::common::*;
 use candle_core::{Device, Tensor};
@@ -15,13 +16,13 @@ use std::sync::{Arc, LazyLock, Mutex};
 const BLOCKS: usize = 128;
 const BLOCK_SIZE: usize = 4;
 
-/// A toy that does what a test wants to forwards, counted from 0.
+/// A toy with faults that a test injects into its forwards.
 struct Faulty<F> {
     toy: ToyModel,
     forwards: usize,
-    /// Before a forward.
+    /// Called before each forward with its number, from 0.
     before: F,
-    /// Rows of this token have NaN for logits.
+    /// Rows of this token have a NaN among their logits.
     poison: Option<u32>,
 }
 
@@ -73,7 +74,7 @@ fn nothing(_: usize) -> Result<()> {
     Ok(())
 }
 
-/// A toy whose rows of `token` are NaN.
+/// A toy whose rows of `token` have a NaN among their logits.
 fn poisoned(token: u32, noise: f32) -> Box<dyn Model> {
     let mut model = Faulty::new(toy_model(noise), nothing);
     model.poison = Some(token);
@@ -96,7 +97,7 @@ fn start(
     engine::spawn(target, drafter, BLOCKS, BLOCK_SIZE, options).unwrap()
 }
 
-/// The ids and, if it was so, the failure.
+/// The generated ids and, if the request failed, the error.
 fn outcome(mut events: Events) -> (Vec<u32>, Option<Error>) {
     let mut completion = Completion::default();
     while completion.finish.is_none() {
@@ -120,7 +121,7 @@ fn ended(engine: &EngineHandle) -> Result<()> {
     runtime.block_on(engine.ended())
 }
 
-/// All that is logged in this process, once the first asks for it.
+/// Everything this process logs after the first access.
 static LOG: LazyLock<Arc<Mutex<Vec<u8>>>> = LazyLock::new(|| {
     struct Writer(Arc<Mutex<Vec<u8>>>);
     impl Write for Writer {
@@ -142,7 +143,7 @@ static LOG: LazyLock<Arc<Mutex<Vec<u8>>>> = LazyLock::new(|| {
     log
 });
 
-/// Lines of the log that have `text`.
+/// Number of log lines that contain `text`.
 fn logged(text: &str) -> usize {
     let log = String::from_utf8(LOG.lock().unwrap().clone()).unwrap();
     log.lines().filter(|line| line.contains(text)).count()
@@ -157,7 +158,7 @@ fn prompts() -> Vec<Vec<u32>> {
         .collect()
 }
 
-/// Parameters with a seed that ask for all that depends on the text.
+/// Seeded sampling parameters that include penalties, which depend on the text.
 fn penalized(seed: u64) -> SamplingParams {
     SamplingParams {
         temperature: 0.8,
@@ -170,8 +171,8 @@ fn penalized(seed: u64) -> SamplingParams {
     }
 }
 
-/// A drafter that fails in the middle of drafts, often enough that all its sequences have something
-/// in its pool.
+/// A drafter that fails again and again in the middle of drafts, while its sequences have tokens in
+/// its pool.
 #[test]
 fn a_drafter_that_fails_costs_its_draft_and_one_warning() {
     LazyLock::force(&LOG);
@@ -197,7 +198,7 @@ fn a_drafter_that_fails_costs_its_draft_and_one_warning() {
     assert_eq!(logged("the draft's device sneezes"), 1);
 }
 
-/// Texts without any draft are those of plain decoding, sampled ones too.
+/// Texts without drafts equal those of plain decoding, also when sampled.
 #[test]
 fn a_drafter_that_always_fails_is_none() {
     let before = |_: usize| Err(Error::internal("no draft's device"));
@@ -215,8 +216,8 @@ fn a_drafter_that_always_fails_is_none() {
     assert_idle(&engine);
 }
 
-/// A target of 32 ids and a draft that knows 24 of them: a sequence with another id in its context
-/// has no drafts, its neighbours have theirs, and biases of ids that the draft does not know are none.
+/// A target with 32 ids and a draft model with 24 of them: a sequence with another id in its context
+/// gets no drafts, other sequences still do, and the draft model ignores biases of ids it lacks.
 #[test]
 fn ids_beyond_the_drafts_vocabulary_end_its_context() {
     let draft = || {
@@ -224,7 +225,7 @@ fn ids_beyond_the_drafts_vocabulary_end_its_context() {
         draft_of(Box::new(model))
     };
     let engine = start(Box::new(toy_model(0.0)), Some(draft()), options());
-    // So that no text but those that are biased leaves the 24.
+    // Keeps every text within the 24 ids, except those biased toward 30.
     let within: Vec<(u32, f32)> = (24..32).map(|id| (id, -100.0)).collect();
     let request = |prompt: &[u32], bias: &[(u32, f32)], temperature, seed| Request {
         params: SamplingParams {
@@ -256,7 +257,7 @@ fn ids_beyond_the_drafts_vocabulary_end_its_context() {
             let want = reference(&mut toy_model(0.0), request);
             assert_eq!(answer.ids(), want, "{request:?}");
         } else {
-            // What it says alone.
+            // Compare with the same request alone.
             let alone = start(Box::new(toy_model(0.0)), Some(draft()), options());
             assert_eq!(answer.ids(), run(&alone, request.clone()).ids());
         }
@@ -272,7 +273,7 @@ fn ids_beyond_the_drafts_vocabulary_end_its_context() {
     assert_idle(&engine);
 }
 
-/// The other way around: what the target does not know is no draft.
+/// The other way around: an id outside the target's vocabulary is never drafted.
 #[test]
 fn ids_beyond_the_targets_vocabulary_end_a_draft() {
     let target = || Box::new(ToyModel::new(24, MAX_LEN, SEED, 0.0));
@@ -291,8 +292,8 @@ fn ids_beyond_the_targets_vocabulary_end_a_draft() {
     assert_idle(&engine);
 }
 
-/// Where the reference has NaN the request fails, with what it said before; the others of the step
-/// go on.
+/// A request whose target logits have NaN fails and keeps the tokens it already sent; the other
+/// requests of the step continue.
 #[test]
 fn logits_that_are_not_finite_fail_their_request_alone() {
     const POISON: u32 = 17;
@@ -315,7 +316,7 @@ fn logits_that_are_not_finite_fail_their_request_alone() {
             let (ids, error) = outcome(receiver);
             match until.filter(|&at| at + 1 < whole.len()) {
                 _ if last => assert!(ids.is_empty()),
-                // What a step accepted before it is lost with it.
+                // Tokens that the failed step had accepted are lost.
                 Some(at) => assert!(ids == whole[..ids.len()] && ids.len() <= at + 1),
                 None => assert_eq!(ids, whole),
             }
@@ -335,7 +336,7 @@ fn logits_that_are_not_finite_fail_their_request_alone() {
     }
 }
 
-/// Log-probabilities of a prompt are not made up either.
+/// Non-finite logits give no log-probabilities of a prompt either.
 #[test]
 fn prompt_scores_that_are_not_finite_fail_their_request() {
     let engine = start(poisoned(17, 0.0), None, options());
@@ -352,7 +353,7 @@ fn prompt_scores_that_are_not_finite_fail_their_request() {
     assert_idle(&engine);
 }
 
-/// A draft model that gives NaN now and then has shorter drafts, and nobody else notices.
+/// A draft model that sometimes gives NaN has shorter drafts, without any other effect.
 #[test]
 fn a_draft_that_is_not_finite_ends() {
     let engine = start(
@@ -399,8 +400,8 @@ fn a_request_that_forbids_every_token_is_told_so() {
     assert_idle(&engine);
 }
 
-/// A forward of target or draft panics: who was in the step is told, and the engine goes on with the
-/// rest, of whose texts nothing is missing.
+/// A forward of target or draft panics: the requests of that step fail, and the engine continues
+/// with the others, whose texts are complete.
 #[test]
 fn a_step_that_panics_fails_those_who_were_in_it() {
     let panics = |forward: usize| match forward {
@@ -451,7 +452,7 @@ fn a_step_that_panics_fails_those_who_were_in_it() {
     }
 }
 
-/// A drafter that panics where no request could be blamed.
+/// A drafter that panics outside any step, where no request is to blame.
 struct Forgetless;
 
 impl Drafter for Forgetless {
@@ -464,7 +465,7 @@ impl Drafter for Forgetless {
     }
 }
 
-/// A drafter whose pool is in disorder once a step has failed.
+/// A drafter whose pool is inconsistent once a step has failed.
 #[derive(Default)]
 struct Leaky {
     failed: bool,

@@ -1,4 +1,4 @@
-//! The engine's edges on toy models: a bounded queue, cancelling, draining, options.
+//! The engine's limits on toy models: a bounded queue, cancelling, draining, options.
 
 use crate::common::*;
 use foretoken::engine::{EngineHandle, EngineOptions, Request};
@@ -132,8 +132,8 @@ fn options_that_cannot_work_are_refused() {
     assert!(message(spawn(EngineOptions::default(), 1)).contains("--kv-cache-memory"));
 }
 
-/// Six rows are one sampled request with its draft: twenty take turns, and none is told anything
-/// else than when it has the engine, and room in it, for itself.
+/// Six rows are one sampled request with its draft: twenty requests take turns, and each generates
+/// the same tokens as when it has the engine to itself.
 #[test]
 fn texts_do_not_depend_on_the_rows_of_a_step() {
     for guess in [Guess::Ngram, Guess::Toy(0.4), Guess::Nothing] {
@@ -165,7 +165,7 @@ fn texts_do_not_depend_on_the_rows_of_a_step() {
     }
 }
 
-/// A toy whose rows take so long each.
+/// A toy whose forwards take this long per row.
 struct Costly(ToyModel, Duration);
 
 impl Model for Costly {
@@ -187,8 +187,9 @@ impl Model for Costly {
     }
 }
 
-/// A text that runs waits no longer than it has to for another's prompt, and a prompt that nobody
-/// waits for is read at once. A busy machine makes rows dearer and chunks shorter, never longer.
+/// A running text waits for another's prompt no longer than the limit, and a prompt that no other
+/// text waits for is read in one step. A busy machine makes rows slower and chunks shorter, never
+/// longer.
 #[test]
 fn a_prompt_keeps_running_texts_waiting_for_a_moment_only() {
     const ROW: Duration = Duration::from_millis(2);
@@ -206,7 +207,7 @@ fn a_prompt_keeps_running_texts_waiting_for_a_moment_only() {
     };
     let prompt: Vec<u32> = (0..200).map(|at| at % 9).collect();
     let want = reference(&mut toy_model(0.0), &greedy(&prompt, 3));
-    // A row takes 2 ms: 40 of them, and the one that decodes.
+    // A row takes 2 ms: 40 prompt rows, and the decoding one.
     for (wait, rows) in [(ROW * 40, 41), (Duration::from_secs(60), 201)] {
         let (engine, largest) = start(wait);
         let both = vec![greedy(&[1], 20), greedy(&prompt, 3)];

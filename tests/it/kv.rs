@@ -1,9 +1,9 @@
-//! Promise 5 for the books alone: random schedules on an allocator beside a model of it.
+//! Promise 5 for the block allocator alone: random operations, checked against the expected tables.
 
 use foretoken::kv::{BlockAllocator, BlockTable};
 use proptest::prelude::*;
 
-/// What can happen to one of a few tables.
+/// An operation on one of a few tables.
 #[derive(Debug, Clone)]
 enum Op {
     Reserve {
@@ -14,7 +14,7 @@ enum Op {
         table: usize,
         len: usize,
     },
-    /// Replaces `to` by a table that shares the start of `from`.
+    /// Replaces `to` with a table that shares the start of `from`.
     Share {
         from: usize,
         to: usize,
@@ -55,7 +55,7 @@ proptest! {
                 }
                 Op::Truncate { table, len } => {
                     blocks.truncate_to(&mut tables[table], len);
-                    // The partial block stays, and nothing below it moves.
+                    // The partial block stays, and the blocks before it do not change.
                     let keep = len.div_ceil(block_size).min(before[table].len());
                     prop_assert_eq!(tables[table].blocks(), &before[table][..keep]);
                 }
@@ -67,7 +67,7 @@ proptest! {
                     tables[to] = shared;
                 }
             }
-            // No operation touches the other tables, and the books agree with all of them.
+            // No operation touches the other tables, and the allocator agrees with all of them.
             let touched = match op { Op::Reserve { table, .. } | Op::Truncate { table, .. } => table, Op::Share { to, .. } => to };
             for other in (0..TABLES).filter(|&other| other != touched) {
                 prop_assert_eq!(tables[other].blocks(), &before[other][..]);

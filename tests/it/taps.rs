@@ -1,5 +1,4 @@
-//! Hidden states for drafters: of what is committed, each position once, with the bits of a plain
-//! forward.
+//! Hidden states for drafters: each committed position once, bit for bit as in a plain forward.
 
 use crate::common::rig::{Rig, Seq};
 use crate::common::tiny::{self, HIDDEN, llama_config, short_prompt, tensors, write_shards};
@@ -16,18 +15,18 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// What was observed of one sequence until it was forgotten.
+/// Everything observed of one sequence until it was forgotten.
 #[derive(Default)]
 struct Record {
     tokens: Vec<u32>,
-    /// One row a position.
+    /// One row per position.
     hidden: Vec<Vec<f32>>,
-    /// Drafts that were asked for, and those for which all hidden states were known.
+    /// Number of requested drafts, and of those for which all hidden states were known.
     asked: usize,
     complete: usize,
 }
 
-/// Collects hidden states beside another drafter's work.
+/// Collects hidden states while another drafter does the drafting.
 struct Recorder {
     drafter: RandomTrees,
     layers: Vec<usize>,
@@ -49,7 +48,7 @@ impl Drafter for Recorder {
         for request in requests.iter() {
             if let Some(record) = self.open.get_mut(&request.id) {
                 let known = record.hidden.len();
-                // All but the last, unless a step computes the end of a preempted sequence again.
+                // All but the last are known, unless a step recomputes the end of a preempted sequence.
                 assert!(known < request.tokens.len());
                 record.complete += usize::from(known + 1 == request.tokens.len());
                 record.asked += 1;
@@ -80,7 +79,7 @@ impl Drafter for Recorder {
     }
 }
 
-/// Hidden states after `layers` of all of `tokens`, and the logits, by one forward.
+/// Hidden states at taps `layers` for all `tokens`, and the logits, by one forward.
 fn plain(
     model: Box<dyn Model>,
     tokens: &[u32],
@@ -101,7 +100,7 @@ fn plain(
     (hidden.to_vec2().unwrap(), output.logits.to_vec2().unwrap())
 }
 
-/// Runs `requests` together; what was observed of them, and the number of preemptions.
+/// Runs `requests` together; returns their records and the number of preemptions.
 fn observe(
     model: &dyn Fn() -> Box<dyn Model>,
     layers: &[usize],
@@ -129,8 +128,8 @@ fn check(model: &dyn Fn() -> Box<dyn Model>, layers: &[usize], record: &Record) 
     }
 }
 
-/// Chunks, drafts that are accepted and rejected, chains and trees, preemption: what was observed are
-/// the hidden states of the text that stands.
+/// With chunks, accepted and rejected drafts, chains and trees, and preemption, the observed hidden
+/// states are those of the committed text.
 #[test]
 fn what_is_observed_are_the_hidden_states_of_the_text() {
     let model = || -> Box<dyn Model> { Box::new(toy_model(0.0).with_eos(&[5])) };
@@ -161,7 +160,7 @@ fn what_is_observed_are_the_hidden_states_of_the_text() {
     );
 }
 
-/// A Llama of `layers` layers whose weights are those of [`tensors`].
+/// A Llama with `layers` layers and the weights of [`tensors`].
 fn llama(layers: usize) -> Box<dyn Model> {
     let folder = tempfile::tempdir().unwrap();
     let mut config = llama_config(16);
@@ -199,8 +198,8 @@ fn a_decoders_hidden_states_are_observed_bit_for_bit() {
     records.iter().for_each(|r| check(&model, &[0, 1, 2], r));
 }
 
-/// Which hidden states they are: before the first layer embeddings, between layers what a model
-/// gives that ends there, after the last what the logits are made of.
+/// Tap 0 gives the embeddings, a tap between layers the final state of a model that ends there, and
+/// the last tap the state from which the logits are computed.
 #[test]
 fn taps_count_from_the_embedding_to_what_the_norm_is_given() {
     let tokens = short_prompt(9);
@@ -228,7 +227,7 @@ fn taps_count_from_the_embedding_to_what_the_norm_is_given() {
     }
 }
 
-/// A toy that counts the rows whose hidden states were asked for.
+/// A toy that counts the rows whose hidden states were requested.
 struct Counting(Box<dyn Model>, Arc<AtomicUsize>);
 
 impl Model for Counting {

@@ -1,4 +1,4 @@
-//! Draft trees through the whole engine: what is said does not depend on the tree.
+//! Draft trees through the whole engine: the generated text does not depend on the tree.
 
 use crate::common::*;
 use crate::engine::{Dice, assert_distributed_as_the_target, few_ids};
@@ -11,19 +11,19 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Drafts random trees and chains, a function of the tokens alone: some nodes are what the target
-/// itself would say, some are wrong, and some are drawn from a model that is often wrong.
+/// Drafts random trees and chains that depend on the tokens alone: some nodes are drawn from the
+/// target itself, some are random ids, and some are drawn from a model that is often wrong.
 pub struct RandomTrees {
     target: Box<dyn Model>,
     noisy: Box<dyn Model>,
-    /// Logits by whether they are the target's, and context.
+    /// Logits by model (true = the target) and context.
     known: HashMap<(bool, Vec<u32>), Vec<f32>>,
-    /// Drafts with branches.
+    /// Number of drafts with branches.
     pub branched: Arc<AtomicUsize>,
 }
 
 impl RandomTrees {
-    /// `noisy` is what most nodes are drawn from.
+    /// Most nodes are drawn from `noisy`.
     pub fn new(target: Box<dyn Model>, noisy: Box<dyn Model>) -> Self {
         Self {
             target,
@@ -49,7 +49,7 @@ impl RandomTrees {
         };
         let (output_len, is_chain) = (request.sampler.output_len(), dice.roll(4) == 0);
         let mut draft = Draft::default();
-        // Sometimes one node more than was asked for, which is cut off.
+        // Sometimes more nodes than requested; the engine cuts them off.
         for node in 0..dice.roll(request.length + 3) {
             let parent = match is_chain {
                 true => node.checked_sub(1),
@@ -111,8 +111,8 @@ fn start(toy: &Toy, drafter: RandomTrees) -> EngineHandle {
 }
 
 /// As with chains: over thousands of rounds, beside other requests, with chunks, preemption and too
-/// few blocks, a request says what it says alone in a roomy engine, and a greedy one what the
-/// reference says without any engine. A commit that does not move K and V fails it at once.
+/// few blocks, a request generates the same tokens as alone in a roomy engine, and a greedy one
+/// those of the reference, which uses no engine. A commit that does not move K and V fails at once.
 #[test]
 fn random_schedules_with_trees_are_lossless_and_leak_nothing() {
     let (mut preemptions, mut rounds, mut accepted) = (0, 0, 0);
@@ -161,7 +161,7 @@ fn random_schedules_with_trees_are_lossless_and_leak_nothing() {
     assert!(accepted > 2000 && branched > 2000, "{seen}");
 }
 
-/// The row that a token's log-probabilities come from is that of its parent, wherever it is.
+/// A token's log-probabilities come from the row of its parent, wherever that row is.
 #[test]
 fn logprobs_do_not_depend_on_trees() {
     let request = Request {
@@ -178,8 +178,8 @@ fn logprobs_do_not_depend_on_trees() {
     assert_eq!(answer.tokens, plain.tokens);
 }
 
-/// Siblings, most of them drawn from q, each against what the one before it left of p: SpecInfer's rule
-/// through the whole engine.
+/// Siblings, most of them drawn from q, each tested against what the previous one left of p:
+/// SpecInfer's rule through the whole engine.
 #[test]
 fn tokens_sampled_with_trees_are_distributed_as_the_target() {
     let drafter = RandomTrees::new(Box::new(few_ids(0.0)), Box::new(few_ids(0.6)));

@@ -7,18 +7,18 @@ use candle_core::op::BackpropOp;
 use candle_core::{CudaDevice, Result, Tensor};
 
 const NAME: &str = "sample";
-/// Threads a row or a sequence, as in the kernels.
+/// Threads per row or sequence, as in the kernels.
 const THREADS: usize = 1024;
 const ADJUST_THREADS: usize = 256;
 
-// SAFETY: the kernels declare the same fields in the same order, and all bits are values.
+// SAFETY: the kernels declare the same fields in the same order, and every bit pattern is valid.
 unsafe impl DeviceRepr for RowAdjustment {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for LogitsParams {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for Accepted {}
 
-/// A node as the kernels have it; `q` is an address, 0 = none.
+/// A node in the kernels' layout; `q` is an address, 0 = none.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 struct Node {
@@ -28,7 +28,7 @@ struct Node {
     q_vocab: u32,
 }
 
-/// A chain as the kernels have it; a negative `synthetic_acceptance` is none.
+/// A chain in the kernels' layout; a negative `synthetic_acceptance` means none.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 struct Range {
@@ -43,20 +43,20 @@ unsafe impl DeviceRepr for Node {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for Range {}
 
-/// LogitsParams on the device.
+/// `LogitsParams` on the device.
 pub(super) type Sent = CudaSlice<LogitsParams>;
 
 fn kernel(device: &CudaDevice, name: &str) -> Result<Kernel> {
     gpu::function(device, "sample", gpu::SAMPLE, name)
 }
 
-/// A tensor of `values`, which are contiguous.
+/// A contiguous tensor of `values`.
 fn tensor<T: CudaDType>(values: CudaSlice<T>, shape: &[usize], device: &CudaDevice) -> Tensor {
     let storage = CudaStorage::wrap_cuda_slice(values, device.clone());
     Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false)
 }
 
-/// See [`super::process_logits`]; the adjustments are sorted, and of ids that exist.
+/// See [`super::process_logits`]; the adjustments are sorted, and their ids exist.
 pub(super) fn process_logits(
     logits: &Tensor,
     params: Vec<LogitsParams>,
@@ -76,7 +76,7 @@ pub(super) fn process_logits(
     let sent = device.clone_htod(&params)?;
     let sampled = params.iter().any(|params| params.temperature != 0.);
     let dims = if sampled { [rows, vocab] } else { [1, 1] };
-    // SAFETY: the kernel writes what is read of them.
+    // SAFETY: the kernel writes every value that is read.
     let probs = unsafe { device.alloc::<f32>(dims[0] * dims[1])? };
     // SAFETY: as above.
     let tokens = unsafe { device.alloc::<u32>(2 * rows)? };
@@ -87,7 +87,7 @@ pub(super) fn process_logits(
         let mut args = kernel.builder();
         args.arg(&logits).arg(&sent).arg(&probs).arg(&tokens);
         builder_arg!(args, vocab as i32, i32::from(draw));
-        // SAFETY: the arguments are the kernel's, and as long as it reads and writes.
+        // SAFETY: the arguments match the kernel's, and are as long as it reads and writes.
         unsafe { args.launch(gpu::grid((rows, 1, 1), THREADS, 0)) }.w()?;
     }
     Ok(ProcessedLogits {
@@ -98,7 +98,7 @@ pub(super) fn process_logits(
     })
 }
 
-/// A copy of the logits with the adjustments, of which there is at least one.
+/// A copy of the logits with the adjustments applied; there is at least one.
 fn adjusted(logits: &Tensor, adjustments: &[RowAdjustment], device: &CudaDevice) -> Result<Tensor> {
     let (rows, vocab) = logits.dims2()?;
     if let Some(adjustment) = adjustments
@@ -117,13 +117,13 @@ fn adjusted(logits: &Tensor, adjustments: &[RowAdjustment], device: &CudaDevice)
         args.arg(&logits).arg(&on_device);
         builder_arg!(args, adjustments.len() as i32, vocab as i32);
         let blocks = adjustments.len().div_ceil(ADJUST_THREADS);
-        // SAFETY: the arguments are the kernel's, and nobody else knows the copy.
+        // SAFETY: the arguments match the kernel's, and nothing else uses the copy.
         unsafe { args.launch(gpu::grid((blocks, 1, 1), ADJUST_THREADS, 0)) }.w()?;
     }
     Ok(copy)
 }
 
-/// Where a distribution lies, and its length. Its owner has to outlive what reads it.
+/// Address and length of a distribution. Its owner must outlive all readers.
 fn address(row: &DeviceRow) -> Result<(u64, u32)> {
     let vocab = row.probs.dim(1)?;
     let (storage, layout) = row.probs.storage_and_layout();
@@ -135,7 +135,7 @@ fn address(row: &DeviceRow) -> Result<(u64, u32)> {
     Ok((at, vocab as u32))
 }
 
-/// See [`ProcessedLogits::verify`]; the chains are checked.
+/// See [`ProcessedLogits::verify`]; the chains have been checked.
 pub(super) fn verify(processed: &ProcessedLogits, chains: &[Chain<'_>]) -> Result<Vec<Accepted>> {
     let device = processed.tokens.device().as_cuda_device()?.clone();
     let (mut nodes, mut ranges) = (Vec::new(), Vec::with_capacity(chains.len()));
@@ -156,7 +156,7 @@ pub(super) fn verify(processed: &ProcessedLogits, chains: &[Chain<'_>]) -> Resul
             });
         }
     }
-    // There is no such thing as an empty allocation.
+    // GPUs have no empty allocations.
     nodes.push(Node {
         q: 0,
         uniform: 0.,
@@ -164,7 +164,7 @@ pub(super) fn verify(processed: &ProcessedLogits, chains: &[Chain<'_>]) -> Resul
         q_vocab: 0,
     });
     let (nodes, ranges) = (device.clone_htod(&nodes)?, device.clone_htod(&ranges)?);
-    // SAFETY: the kernel writes all of it.
+    // SAFETY: the kernel writes every value.
     let verdicts = unsafe { device.alloc::<Accepted>(chains.len())? };
     let (probs, probs_layout) = processed.probs.storage_and_layout();
     let probs = gpu::view::<f32>(NAME, &probs, probs_layout)?;
@@ -180,8 +180,8 @@ pub(super) fn verify(processed: &ProcessedLogits, chains: &[Chain<'_>]) -> Resul
         .arg(&ranges)
         .arg(&verdicts);
     builder_arg!(args, processed.probs.dim(1)? as i32);
-    // SAFETY: the arguments are the kernel's; `chains` keeps the distributions of the drafts alive
-    // and what is freed later is freed in the order of the stream.
+    // SAFETY: the arguments match the kernel's; `chains` keeps the distributions of the drafts alive,
+    // and later frees happen in the order of the stream.
     unsafe { args.launch(gpu::grid((chains.len(), 1, 1), THREADS, 0)) }.w()?;
     device.clone_dtoh(&verdicts)
 }

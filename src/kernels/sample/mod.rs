@@ -1,20 +1,20 @@
-//! Distributions, tokens and verdicts where the logits are, so that logits never leave a GPU.
+//! Computes distributions, tokens and verdicts where the logits are, so that logits never leave a GPU.
 //!
-//! The CPU's side is `sampling` and `spec::verify`, which take one row after the other and no more
-//! of them than a verdict needs; the CUDA side takes all rows of a step at once and gives the same
-//! tokens.
+//! The CPU implementation is `sampling` and `spec::verify`, which process row after row, and only
+//! the rows that a verdict needs; the CUDA side processes all rows of a step at once and gives the
+//! same tokens.
 
 #[cfg(feature = "cuda")]
 mod cuda;
 
 use candle_core::{Result, Tensor};
 
-/// In place of a token where none can be chosen: NaN or infinity among the logits, or minus infinity
-/// alone.
+/// Stands for a token if none can be chosen: the logits contain NaN or infinity, or all are minus
+/// infinity.
 pub const NO_TOKEN: u32 = u32::MAX;
 
-/// A change of one logit of one row: `x / repetition` where `x` is above 0 and `x * repetition`
-/// elsewhere, less `subtract`, plus `bias`.
+/// A change of one logit `x` of one row: `x / repetition` if `x` is above 0, else `x * repetition`;
+/// then minus `subtract`, plus `bias`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C)]
 pub struct RowAdjustment {
@@ -33,15 +33,15 @@ pub struct LogitsParams {
     pub row: u32,
     /// 0 = all.
     pub top_k: u32,
-    /// 0 = the largest logit is taken.
+    /// 0 = the largest logit is chosen.
     pub temperature: f32,
     pub min_p: f32,
     pub top_p: f32,
-    /// The random number in [0, 1) that a token is sampled by.
+    /// The random number in [0, 1) with which a token is sampled.
     pub uniform: f64,
 }
 
-/// A distribution of one row, in the memory of the device.
+/// The distribution of one row, in device memory.
 #[derive(Debug, Clone)]
 pub struct DeviceRow {
     /// `[rows, vocab_size]` f32.
@@ -49,7 +49,7 @@ pub struct DeviceRow {
     row: usize,
 }
 
-/// The same memory.
+/// Equal if they are the same memory.
 impl PartialEq for DeviceRow {
     fn eq(&self, other: &Self) -> bool {
         self.probs.id() == other.probs.id() && self.row == other.row
@@ -60,14 +60,14 @@ impl DeviceRow {
     /// Copies the probabilities, `[vocab_size]`, to the host.
     ///
     /// # Errors
-    /// Where the device fails.
+    /// If the device fails.
     pub fn read(&self) -> Result<Vec<f32>> {
         self.probs.get(self.row)?.to_vec1()
     }
 }
 
-/// A drafted token, the random number that decides about it, and what it was drawn from; `None` = it
-/// is the guess of no model.
+/// A drafted token, the random number that decides about it, and the distribution it was drawn from;
+/// `None` = it was not drawn from a model.
 #[derive(Debug, Clone, Copy)]
 pub struct Node<'a> {
     pub token: u32,
@@ -75,20 +75,20 @@ pub struct Node<'a> {
     pub q: Option<&'a DeviceRow>,
 }
 
-/// A draft without branches, over `nodes.len() + 1` rows from `row` on.
+/// A draft without branches, over `nodes.len() + 1` rows from `row`.
 #[derive(Debug, Clone)]
 pub struct Chain<'a> {
     pub row: usize,
     pub nodes: Vec<Node<'a>>,
-    /// Accept each node with this probability instead: for measurements.
+    /// Accept each node with this probability instead, for measurements.
     pub synthetic_acceptance: Option<f64>,
 }
 
-/// What became of a [`Chain`].
+/// The verdict on a [`Chain`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Accepted {
-    /// Nodes.
+    /// Number of accepted nodes.
     pub len: u32,
     /// The token after them, or [`NO_TOKEN`].
     pub next: u32,
@@ -98,21 +98,22 @@ pub struct Accepted {
 #[derive(Debug)]
 pub struct ProcessedLogits {
     params: Vec<LogitsParams>,
-    /// The same, on the device.
+    /// The same parameters, on the device.
     #[cfg(feature = "cuda")]
     sent: cuda::Sent,
-    /// `[rows, vocab_size]` f32; nothing in rows of temperature 0, and `[1, 1]` where all are.
+    /// `[rows, vocab_size]` f32; rows of temperature 0 are uninitialized; `[1, 1]` if all have
+    /// temperature 0.
     probs: Tensor,
     /// `[2, rows]` u32: [`ProcessedLogits::ids`] and [`ProcessedLogits::tokens`].
     tokens: Tensor,
 }
 
-/// Runs the pipeline of `sampling` over rows of `logits`, `[_, vocab_size]` f32 on a GPU. The
-/// adjustments of a row and id are done in their order, those of ids that do not exist not at all.
-/// With `draw` each row gets a token.
+/// Runs the pipeline of `sampling` over rows of `logits`, `[_, vocab_size]` f32 on a GPU. Applies the
+/// adjustments of a row and id in their order, and ignores ids that do not exist. With `draw` each
+/// row gets a token.
 ///
 /// # Errors
-/// Where the device fails or is not a GPU.
+/// If the device fails or is not a GPU.
 pub fn process_logits(
     logits: &Tensor,
     params: Vec<LogitsParams>,
@@ -132,19 +133,19 @@ pub fn process_logits(
 }
 
 impl ProcessedLogits {
-    /// The token of each row, `[rows]` u32: the largest logit at temperature 0, else what was drawn, if
-    /// it was; [`NO_TOKEN`] where there is none.
+    /// The token of each row, `[rows]` u32: that of the largest logit at temperature 0, else the drawn
+    /// one (0 without `draw`); [`NO_TOKEN`] if no token can be chosen.
     ///
     /// # Errors
-    /// None that a caller could cause.
+    /// None that a caller can cause.
     pub fn tokens(&self) -> Result<Tensor> {
         self.tokens.get(1)
     }
 
-    /// The same with an id of the vocabulary where there is none, for a model to be fed with.
+    /// The same with id 0 instead of [`NO_TOKEN`], as input for a model.
     ///
     /// # Errors
-    /// None that a caller could cause.
+    /// None that a caller can cause.
     pub fn ids(&self) -> Result<Tensor> {
         self.tokens.get(0)
     }
@@ -160,7 +161,7 @@ impl ProcessedLogits {
     /// Accepts or corrects drafts (Leviathan et al. 2023, Algorithm 1); see `spec::verify`.
     ///
     /// # Errors
-    /// Where a row or a token does not exist, or the device fails or is not a GPU.
+    /// If a row or a token does not exist, or the device fails or is not a GPU.
     pub fn verify(&self, chains: &[Chain<'_>]) -> Result<Vec<Accepted>> {
         check(chains, &self.params, self.probs.dim(1)?)?;
         #[cfg(feature = "cuda")]
@@ -170,9 +171,9 @@ impl ProcessedLogits {
     }
 }
 
-/// Whether `chains` are inside of the rows of `params`, and their tokens inside of the distributions
-/// that a kernel looks them up in: those of the target, unless its rows are greedy and have none, and
-/// those of the draft.
+/// Checks that `chains` stay within the rows of `params`, and their tokens within the distributions
+/// in which a kernel looks them up: those of the target, unless its rows are greedy and have none,
+/// and those of the draft.
 fn check(chains: &[Chain<'_>], params: &[LogitsParams], vocab_size: usize) -> Result<()> {
     for chain in chains {
         let (row, len) = (chain.row, chain.nodes.len());
@@ -199,7 +200,7 @@ mod tests {
     use super::*;
     use candle_core::{DType, Device};
 
-    /// What leads a kernel out of a distribution, which a GPU would not notice.
+    /// These would make a kernel read outside a distribution, which a GPU would not notice.
     #[test]
     fn chains_of_rows_and_tokens_that_do_not_exist_are_refused() {
         let q = DeviceRow {

@@ -1,39 +1,39 @@
-// Distributions from logits, tokens from distributions, and the verdict on drafts; one block of 1024
-// threads a row or a sequence.
+// Computes distributions from logits, tokens from distributions, and verdicts on drafts, with one block
+// of 1024 threads per row or sequence.
 //
-// What comes out is what `sampling.rs` and `spec/verify.rs` say on the CPU. Weights have the same
-// bits; sums of them are formed in another order, in f64, which changes no token but where a random
-// number hits the last bits of one.
+// The results are those of `sampling.rs` and `spec/verify.rs` on the CPU. Weights have the same bits.
+// They are summed in another order, in f64, which changes a token only if a random number hits the
+// last bits of a sum.
 #include "cuda/common.cuh"
 
 namespace {
 
 constexpr int WARPS = 32;
-// In place of a token where none can be chosen.
+// Stands for a token if none can be chosen.
 constexpr uint32_t NO_TOKEN = 0xffffffffu;
 using Mass = unsigned long long;
 
-// A change of one logit; those of one row and id are neighbours.
+// A change of one logit; changes of the same row and id are adjacent.
 struct RowAdjustment {
     uint32_t row, id;
     float repetition, subtract, bias;
 };
 
-// How a row of logits becomes a distribution, and the random number that a token of it is drawn by.
+// How a row of logits becomes a distribution, and the random number with which a token is drawn.
 struct LogitsParams {
     uint32_t row, top_k;
     float temperature, min_p, top_p;
     double uniform;
 };
 
-// A drafted token, and what it was drawn from: null = it is not a model's guess.
+// A drafted token and the distribution it was drawn from; null = it was not drawn from a model.
 struct Node {
     const float *q;
     double uniform;
     uint32_t token, q_vocab;
 };
 
-// The draft of a sequence: `len` of the nodes, and the first of its `len + 1` rows. Where
+// The draft of a sequence: `len` nodes from `node`, and the first of its `len + 1` rows. If
 // `synthetic_acceptance` is not negative, nodes are accepted with that probability instead.
 struct Chain {
     uint32_t node, len, row;
@@ -44,7 +44,7 @@ struct Verdict {
     uint32_t accepted, next;
 };
 
-// What the threads of a block share.
+// Shared memory of the threads of a block.
 struct Scratch {
     double pieces[WARPS];
     float values[WARPS];
@@ -53,7 +53,7 @@ struct Scratch {
     uint32_t digit;
 };
 
-// e^x as `float.rs` has it, bit for bit.
+// e^x as in `float.rs`, bit for bit.
 __device__ __forceinline__ float portable_exp(float x) {
     const float ROUND = 12582912.f;
     float clamped = fminf(fmaxf(x, -88.f), 88.f);
@@ -72,11 +72,11 @@ __device__ __forceinline__ float portable_exp(float x) {
     return x < -87.f ? 0.f : __fmul_rn(e_r, __int_as_float((bits + 127) << 23));
 }
 
-// Where the piece of a warp begins in [start, end), of which each has one.
+// Length of the piece of [start, end) that each warp has.
 __device__ __forceinline__ int piece_len(int start, int end) { return (end - start + WARPS - 1) / WARPS; }
 
-// Sum of `value(i)` over [start, end) in an order that depends on these alone; each is called once.
-// The sums of the warps' pieces stay in the scratch.
+// Sum of `value(i)` over [start, end), in an order that depends only on these bounds; calls `value` once
+// for each i. Leaves the sums of the warps' pieces in `scratch`.
 template <typename F> __device__ double sum(F value, int start, int end, Scratch &scratch) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, len = piece_len(start, end);
     int from = min(start + warp * len, end), to = min(from + len, end);
@@ -100,8 +100,9 @@ template <typename F> __device__ double sum(F value, int start, int end, Scratch
     return total;
 }
 
-// The first i in [0, count) up to which the values sum to more than `target`, after a `sum` over all
-// of them. Where rounding leaves the target beyond the end, the last above 0.
+// The first i in [0, count) for which the values up to and including i sum to more than `target`. Call
+// `sum` over all values first. If rounding puts the target beyond the end, returns the last i whose
+// value is above 0.
 template <typename F> __device__ int quantile(F value, int count, double target, Scratch &scratch) {
     for (int start = 0, end = count;;) {
         int found = -1, last = -1, len = piece_len(start, end);
@@ -135,13 +136,13 @@ template <typename F> __device__ int quantile(F value, int count, double target,
     }
 }
 
-// Whether `x` of `id` comes before `y` of `other` in the search for the largest.
+// Whether `x` of `id` wins over `y` of `other` in the search for the largest value.
 __device__ __forceinline__ bool larger(float x, uint32_t id, float y, uint32_t other) {
     return x > y || (x == y && id < other);
 }
 
-// The largest of a row, and the lowest id that has it. NaN is taken as infinite: the largest is finite
-// where a token can be chosen.
+// The largest value of a row, and the lowest id that has it. NaN counts as infinity: the result is
+// finite exactly if a token can be chosen.
 __device__ float largest(const float *row, int vocab, Scratch &scratch, uint32_t &id) {
     float best = -INFINITY;
     uint32_t at = 0xffffffffu;
@@ -176,7 +177,7 @@ __device__ float largest(const float *row, int vocab, Scratch &scratch, uint32_t
     return best;
 }
 
-// What entries of a row are measured by, in whole numbers, whose sum has no order.
+// Measures of an entry of a row. They are integers, so their sum does not depend on the order.
 struct Count {
     __device__ static Mass of(float) { return 1; }
 };
@@ -185,7 +186,7 @@ struct Weight {
     __device__ static Mass of(float x) { return (Mass)(x * 17592186044416.f); }
 };
 
-// scan[i] = the sum of own over all threads up to i.
+// scan[i] = the sum of `own` over all threads up to and including i.
 __device__ void scan_block(Mass own, Mass *scan) {
     int i = threadIdx.x;
     scan[i] = own;
@@ -198,10 +199,11 @@ __device__ void scan_block(Mass own, Mass *scan) {
     }
 }
 
-// The largest x such that the entries of at least x, and of at least `floor`, measure `goal` (at
-// least 1) together; `floor` where all of them do not. Then `goal` is what those above x leave of it.
-// A radix search from the highest bits down: bits of floats that are not negative are ordered as
-// they are.
+// The largest x for which the entries that are at least x and at least `floor` have a total measure of
+// at least `goal` (which is at least 1). Subtracts from `goal` the measure of the entries above x. If
+// the total measure of all entries is below `goal`, returns `floor` and leaves `goal` unchanged.
+// A radix search from the highest bits down: the bits of non-negative floats have the order of their
+// values.
 template <typename Measure>
 __device__ float threshold(const float *row, int vocab, float floor, Mass &goal, Scratch &scratch) {
     const int SHIFTS[] = {20, 10, 0};
@@ -221,7 +223,7 @@ __device__ float threshold(const float *row, int vocab, float floor, Mass &goal,
             }
         }
         __syncthreads();
-        // Two digits a thread, the highest first.
+        // Two digits per thread, the highest first.
         int high = digits - 1 - 2 * threadIdx.x;
         Mass upper = high > 0 ? scratch.histogram[high] : 0;
         Mass both = high > 0 ? upper + scratch.histogram[high - 1] : 0;
@@ -242,7 +244,7 @@ __device__ float threshold(const float *row, int vocab, float floor, Mass &goal,
     return __uint_as_float(prefix);
 }
 
-// The id after the `wanted`-th entry that is x, of which there are more.
+// The id after the `wanted`-th entry equal to x; there are more such entries.
 __device__ int cut_after(const float *row, int vocab, float x, Mass wanted, Scratch &scratch) {
     int len = (vocab + blockDim.x - 1) / blockDim.x;
     int from = min((int)threadIdx.x * len, vocab), to = min(from + len, vocab);
@@ -281,9 +283,9 @@ extern "C" __global__ void adjust_logits(float *logits, const RowAdjustment *adj
     }
 }
 
-// probs: [rows, vocab], nothing where the temperature is 0. tokens, [2, rows]: ids to feed to a model,
-// and the same with NO_TOKEN where there is none: the largest logit where the temperature is 0, elsewhere,
-// with `draw`, the token that the random number hits, and without it 0.
+// probs: [rows, vocab], not written for rows of temperature 0. tokens: [2, rows], ids to feed to a model
+// (0 if no token can be chosen), then the same with NO_TOKEN instead. At temperature 0 the token is that
+// of the largest logit; otherwise the one that the random number selects, or 0 without `draw`.
 extern "C" __global__ void __launch_bounds__(1024)
     process_logits(const float *logits, const LogitsParams *all_params, float *probs, uint32_t *tokens,
                    int vocab, int draw) {
@@ -309,7 +311,7 @@ extern "C" __global__ void __launch_bounds__(1024)
         return out[i] = w < params.min_p ? 0.f : w;
     };
     double total = sum(weigh, 0, vocab, scratch);
-    // What is kept: all above `least`, and of those that are `least` the ids below `cut`.
+    // Keeps all entries above `least`, and of those equal to `least` the ids below `cut`.
     float least = 0.f;
     int cut = vocab;
     if (params.top_k > 0) {
@@ -338,8 +340,8 @@ extern "C" __global__ void __launch_bounds__(1024)
     choose(draw ? quantile(prob, vocab, params.uniform * total, scratch) : 0);
 }
 
-// The rule of `spec/verify.rs` for chains (Leviathan et al. 2023, Algorithm 1), over what
-// `process_logits` wrote; `points` are its tokens. The verdict on a row without a token is NO_TOKEN.
+// The rule of `spec/verify.rs` for chains (Leviathan et al. 2023, Algorithm 1), over the output of
+// `process_logits`; `points` are its tokens. The verdict on a row without a token is NO_TOKEN.
 extern "C" __global__ void __launch_bounds__(1024)
     verify_chains(const float *probs, const uint32_t *points, const LogitsParams *params, const Node *nodes,
                   const Chain *chains, Verdict *verdicts, int vocab) {
@@ -385,7 +387,7 @@ extern "C" __global__ void __launch_bounds__(1024)
                 next = quantile(normal, vocab, uniform * total, scratch);
             }
         }
-        // Where nothing was rejected, or rounding leaves nothing of p - q, it is p itself.
+        // If nothing was rejected, or rounding leaves nothing of p - q, sample from p itself.
         if (!(total > 0.)) {
             auto prob = [&](int i) { return p[i]; };
             total = sum(prob, 0, vocab, scratch);
