@@ -217,7 +217,7 @@ fn tokenizer_metadata(text: &Text, vocab_size: usize) -> Result<Metadata> {
     let pre = pre_tokenizer(&json["pre_tokenizer"]);
     let (Some("BPE"), Some(pre)) = (model["type"].as_str(), pre) else {
         return Err(Error::setup(
-            "this tokenizer cannot be written into a GGUF file: only the byte-level BPE of GPT-2, SmolLM, Llama 3 or Qwen2 can",
+            "this tokenizer cannot be written into a GGUF file: only byte-level BPE as in GPT-2, SmolLM, Llama 3 or Qwen2 can",
         ));
     };
     let len = text.vocab_size().max(vocab_size);

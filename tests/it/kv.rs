@@ -37,7 +37,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 20 } else { 3000 }))]
 
     #[test]
-    fn books_stay_true(num_blocks in 1..24usize, block_size in 1..9usize, ops in prop::collection::vec(op(), 1..60)) {
+    fn invariants_hold(num_blocks in 1..24usize, block_size in 1..9usize, ops in prop::collection::vec(op(), 1..60)) {
         let mut blocks = BlockAllocator::new(num_blocks, block_size);
         let mut tables: Vec<BlockTable> = (0..TABLES).map(|_| BlockTable::default()).collect();
         for op in ops {
