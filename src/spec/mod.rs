@@ -3,6 +3,7 @@
 mod device;
 pub mod draft;
 mod draft_model;
+mod estimate;
 mod ngram;
 mod runner;
 mod step;
@@ -10,8 +11,8 @@ pub mod verify;
 
 pub use device::{logits_params, row_adjustments};
 pub use draft::{
-    CacheScope, Committed, Draft, DraftContext, DraftCost, DraftDist, DraftRequest, Drafter, SeqId,
-    Source,
+    CacheScope, Committed, Draft, DraftContext, DraftCost, DraftDist, DraftRequest, Drafter,
+    Forecast, SeqId, Source,
 };
 pub use draft_model::DraftModel;
 pub use ngram::NgramDrafter;

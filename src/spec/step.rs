@@ -123,6 +123,7 @@ impl StepInput<'_> {
             length: self.depth,
             nodes: self.nodes,
             width: self.width,
+            min_score: 0.0,
             position: self.state.tokens.len(),
             acceptance: self.state.rule(),
             sampler: &mut self.state.sampler,
