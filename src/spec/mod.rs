@@ -1,5 +1,7 @@
 //! Speculative decoding: drafters, the acceptance rule, and the runner that combines them.
 
+pub mod budget;
+pub mod cost;
 mod device;
 pub mod draft;
 mod draft_model;
