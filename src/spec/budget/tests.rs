@@ -57,6 +57,7 @@ fn no_choice_of_nodes_that_contains_their_ancestors_is_worth_more() {
             let raw = match noise.below(12) {
                 0 => [f32::NAN, -0.5, 1.5, f32::INFINITY][noise.below(4)],
                 1 => noise.unit() as f32,
+                2..5 => above as f32,
                 _ => (above * noise.unit().sqrt()) as f32,
             };
             let valid = if (0.0..=1.0).contains(&raw) { raw } else { 0.0 };
