@@ -363,7 +363,7 @@ fn chain<'a>(sequence: usize, forecast: &'a Forecast<'_>) -> impl Iterator<Item 
 fn ranked(mut nodes: Vec<Node>) -> Vec<Node> {
     nodes.retain(|node| node.score >= f64::from(MIN_SCORE));
     let place = |node: &Node| (node.depth, node.sequence, node.index);
-    nodes.sort_by(|a, b| {
+    nodes.sort_unstable_by(|a, b| {
         let by_score = b.score.total_cmp(&a.score);
         by_score.then_with(|| place(a).cmp(&place(b)))
     });

@@ -1,7 +1,7 @@
 //! Speculative decoding: drafters, the acceptance rule, and the runner that combines them.
 
-pub mod budget;
-pub mod cost;
+mod budget;
+mod cost;
 mod device;
 pub mod draft;
 mod draft_model;
@@ -10,6 +10,8 @@ mod runner;
 mod step;
 pub mod verify;
 
+pub use budget::{Budget, BudgetMode, Candidates, Forecast, Probe, StepCost};
+pub use cost::CostCurve;
 pub use device::{logits_params, row_adjustments};
 pub use draft::{
     CacheScope, Committed, Draft, DraftContext, DraftCost, DraftDist, DraftRequest, Drafter, SeqId,
