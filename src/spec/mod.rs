@@ -1,5 +1,7 @@
 //! Speculative decoding: drafters, the acceptance rule, and the runner that combines them.
 
+mod budget;
+mod cost;
 mod device;
 pub mod draft;
 mod draft_model;
@@ -9,6 +11,8 @@ mod runner;
 mod step;
 pub mod verify;
 
+pub use budget::{Budget, BudgetMode, Candidates, Forecast, Probe, StepCost};
+pub use cost::CostCurve;
 pub use device::{logits_params, row_adjustments};
 pub use draft::{
     CacheScope, Committed, Draft, DraftContext, DraftCost, DraftDist, DraftRequest, Drafter,
