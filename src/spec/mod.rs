@@ -3,9 +3,11 @@
 mod device;
 pub mod draft;
 mod draft_model;
+pub mod estimate;
 mod ngram;
 mod runner;
 mod step;
+mod tables;
 pub mod verify;
 
 pub use device::{logits_params, row_adjustments};
@@ -17,4 +19,5 @@ pub use draft_model::DraftModel;
 pub use ngram::NgramDrafter;
 pub use runner::SpeculativeRunner;
 pub use step::{SequenceState, StepInput, StepOutput, StepResult};
+pub use tables::Tables;
 pub use verify::{Verdict, coupled, rejection, synthetic_acceptance};
