@@ -9,10 +9,10 @@ mod estimate;
 mod ngram;
 mod runner;
 mod step;
+mod tables;
 pub mod verify;
 
-pub use budget::{Budget, BudgetMode, Candidates, Forecast, Probe, StepCost};
-pub use cost::CostCurve;
+pub use budget::BudgetMode;
 pub use device::{logits_params, row_adjustments};
 pub use draft::{
     CacheScope, Committed, Draft, DraftContext, DraftCost, DraftDist, DraftRequest, Drafter,
@@ -22,4 +22,5 @@ pub use draft_model::DraftModel;
 pub use ngram::NgramDrafter;
 pub use runner::SpeculativeRunner;
 pub use step::{SequenceState, StepInput, StepOutput, StepResult};
+pub use tables::Tables;
 pub use verify::{Verdict, coupled, rejection, synthetic_acceptance};
