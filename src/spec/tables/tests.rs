@@ -31,6 +31,7 @@ fn propose(
         length,
         nodes,
         width,
+        min_score: 0.0,
         position: tokens.len(),
         sampler: &mut Sampler::new(SamplingParams::default(), tokens),
         acceptance: Acceptance::Coupled,
@@ -332,6 +333,7 @@ fn a_models_draft_goes_on_at_its_leaves() {
         length: 4,
         nodes: 5,
         width: 8,
+        min_score: 0.0,
         position: tokens.len(),
         sampler: &mut Sampler::new(SamplingParams::default(), &tokens),
         acceptance: Acceptance::Coupled,
@@ -339,13 +341,14 @@ fn a_models_draft_goes_on_at_its_leaves() {
     };
     let mut draft = Draft::default();
     draft.add(8, None, 0.9, Source::Model);
+    draft.add(9, Some(0), 0.9, Source::Model);
     draft.add(5, None, 0.1, Source::Model);
     tables.extend(&request, &mut draft);
-    assert_eq!(draft.tokens, [8, 5, 9, 7, 8]);
-    assert_eq!(draft.parents, [None, None, Some(0), Some(2), Some(3)]);
-    assert_eq!(draft.sources[2], Source::Own);
+    assert_eq!(draft.tokens, [8, 9, 5, 7, 8]);
+    assert_eq!(draft.parents, [None, Some(0), None, Some(1), Some(3)]);
+    assert_eq!(draft.sources[3], Source::Own);
     assert!(
-        draft.scores[2] < 0.9 && draft.scores[2] > 0.5,
+        draft.scores[3] < 0.9 && draft.scores[3] > 0.5,
         "{:?}",
         draft.scores
     );
