@@ -327,7 +327,7 @@ fn a_models_draft_goes_on_at_its_leaves() {
     learn_repeats(&mut tables);
     let context = scope(0);
     let tokens = [7, 8, 9, 7];
-    let request = DraftRequest {
+    let mut request = DraftRequest {
         id: 2,
         tokens: &tokens,
         length: 4,
@@ -354,6 +354,10 @@ fn a_models_draft_goes_on_at_its_leaves() {
     );
     tables.extend(&request, &mut draft);
     assert_eq!(draft.len(), 5, "no room");
+    draft.retain(&[true, true, true, false, false]);
+    request.min_score = 0.95;
+    tables.extend(&request, &mut draft);
+    assert_eq!(draft.len(), 3, "not what the budget would refuse");
 }
 
 #[test]

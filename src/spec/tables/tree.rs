@@ -29,7 +29,7 @@ pub struct Limits {
     pub nodes: usize,
     /// Of a node; at 1, the tree is a chain.
     pub children: usize,
-    /// Of a node; [`MIN_SCORE`] at least.
+    /// Of a node's score.
     pub min_score: f32,
 }
 
@@ -113,7 +113,7 @@ impl Growth<'_> {
         let total = adjusted.clone().sum::<f32>().max(1.0);
         for (child, p) in adjusted.enumerate().take(self.limits.children) {
             let score = score * p / total;
-            if score >= self.limits.min_score.max(MIN_SCORE) {
+            if score >= MIN_SCORE.max(self.limits.min_score) {
                 let candidate = Reverse(first + child);
                 open.push(Open { score, candidate });
             }
