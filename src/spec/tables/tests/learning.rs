@@ -129,3 +129,22 @@ fn a_prediction_and_the_own_text_have_estimates_of_their_own() {
     let predicted = propose(&mut tables, 101, &[5, 6], (1, 1, 1), &context).scores[0];
     assert!(unknown < 0.3 && predicted > 0.7, "{unknown}, {predicted}");
 }
+
+#[test]
+fn a_chain_takes_the_most_probable_guess() {
+    let mut tables = tables();
+    // The own text is always wrong about the answer, and the target's candidates are right.
+    let prompt: Vec<u32> = (100..120).flat_map(|token| [token, 900]).collect();
+    let answer: Vec<u32> = (100..120).collect();
+    for id in 0..20 {
+        let mut run = Run::new(id, &prompt, &answer, scope(id));
+        run.best = |fed| vec![fed + 1];
+        run.finish(&mut tables);
+    }
+    let tokens: Vec<u32> = prompt.iter().chain(&[105]).copied().collect();
+    tables.pool.recycle(100, 105, &[106]);
+    let draft = propose(&mut tables, 100, &tokens, (1, 4, 1), &scope(100));
+    assert_eq!(draft.tokens, [106]);
+    let draft = propose(&mut tables, 100, &tokens, (1, 4, 2), &scope(100));
+    assert_eq!(draft.tokens, [106, 900]);
+}
