@@ -1,14 +1,15 @@
 //! Loads the models of a [`Config`] and starts the engine.
 
+use crate::corpus;
 use crate::memory::{self, Budget};
 use candle_core::{DType, Device};
 use foretoken::bench::RowPenalty;
-use foretoken::config::{Config, DrafterChoice, Dtype, ModelChoice};
+use foretoken::config::{Config, DrafterChoice, Dtype, ModelChoice, TablesOptions};
 use foretoken::engine::{self, EngineHandle};
 use foretoken::error::{Error, Result};
 use foretoken::kernels;
 use foretoken::model::{self, LoadFormat, LoadOptions, Model, ModelSource};
-use foretoken::spec::{DraftModel, Drafter, NgramDrafter};
+use foretoken::spec::{DraftModel, Drafter, NgramDrafter, Tables};
 use foretoken::text::{self, Text};
 
 /// Prompt rows that the draft model reads per round. A chunk of this size takes little time. Seeded
@@ -63,8 +64,9 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
         (None, Some(DrafterChoice::Ngram { min, max })) => {
             Some(Box::new(NgramDrafter::new(*min, *max)))
         }
-        // Until the tables are here.
-        (None, Some(DrafterChoice::Tables)) => Some(Box::new(NgramDrafter::new(2, 4))),
+        (None, Some(DrafterChoice::Tables)) => {
+            Some(Box::new(tables(&config.tables, text.as_ref())?))
+        }
         (None, Some(DrafterChoice::Own(_))) => {
             return Err(Error::setup("--drafter self is not there yet"));
         }
@@ -86,6 +88,28 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
         text,
         device: if device.is_cpu() { "cpu" } else { "cuda" },
     })
+}
+
+/// The tables, with the texts that they know from the start. A table holds fewer tokens than its
+/// memory has bytes, so no more of the file is read.
+fn tables(options: &TablesOptions, text: Option<&Text>) -> Result<Tables> {
+    let mut tables = Tables::new(options.memory);
+    let Some(file) = &options.corpus else {
+        return Ok(tables);
+    };
+    let text = text.ok_or_else(|| {
+        Error::setup("--tables-corpus needs a tokenizer, which this model lacks: leave it out")
+    })?;
+    let bytes = options.memory as u64;
+    let (documents, is_cut) = corpus::read(file, text, bytes, |ids| tables.preload(ids))?;
+    tracing::info!("tables: {documents} documents of {}", file.display());
+    if is_cut {
+        tracing::warn!(
+            "only the first {bytes} bytes of {} are read: raise --tables-memory for more",
+            file.display()
+        );
+    }
+    Ok(tables)
 }
 
 /// Which bit equality a GPU guarantees; the CPU always guarantees all of it.
