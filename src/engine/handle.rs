@@ -53,9 +53,12 @@ pub struct EngineOptions {
     /// The acceptance rule of requests that name none.
     #[arg(long, value_enum, default_value_t, help_heading = SPECULATION)]
     pub acceptance: Acceptance,
-    /// How many of the proposed draft tokens are verified.
+    /// How much of what a drafter proposes is verified.
     #[arg(long, value_enum, default_value_t, help_heading = SPECULATION)]
     pub spec_budget: BudgetMode,
+    /// Whether the costs of steps are measured before the first request.
+    #[arg(skip)]
+    pub calibrate: bool,
     /// Name in logs and metrics.
     #[arg(skip = "model")]
     pub model_name: String,

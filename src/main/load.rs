@@ -5,11 +5,11 @@ use crate::memory::{self, Budget};
 use candle_core::{DType, Device};
 use foretoken::bench::RowPenalty;
 use foretoken::config::{Config, DrafterChoice, Dtype, ModelChoice, TablesOptions};
-use foretoken::engine::{self, EngineHandle};
+use foretoken::engine::{self, EngineHandle, EngineOptions};
 use foretoken::error::{Error, Result};
 use foretoken::kernels;
 use foretoken::model::{self, LoadFormat, LoadOptions, Model, ModelSource};
-use foretoken::spec::{DraftModel, Drafter, NgramDrafter, Tables};
+use foretoken::spec::{Cascade, DraftModel, Drafter, NgramDrafter, Tables};
 use foretoken::text::{self, Text};
 
 /// Prompt rows that the draft model reads per round. A chunk of this size takes little time. Seeded
@@ -54,24 +54,7 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
         Budget::note(&mut budget, "draft weights", &device)?;
     }
     let blocks = memory::pool_blocks(config, &*target, draft.as_deref(), budget)?;
-    let drafter: Option<Box<dyn Drafter>> = match (draft, &config.drafter) {
-        (Some(model), _) => Some(Box::new(DraftModel::new(
-            model,
-            blocks,
-            config.block_size,
-            DRAFT_CHUNK,
-        )?)),
-        (None, Some(DrafterChoice::Ngram { min, max })) => {
-            Some(Box::new(NgramDrafter::new(*min, *max)))
-        }
-        (None, Some(DrafterChoice::Tables)) => {
-            Some(Box::new(tables(&config.tables, text.as_ref())?))
-        }
-        (None, Some(DrafterChoice::Own(_))) => {
-            return Err(Error::setup("--drafter self is not there yet"));
-        }
-        (None, _) => None,
-    };
+    let drafter = drafter(config, draft, blocks, text.as_ref())?;
     let target = match row_penalty > 0.0 {
         true => Box::new(RowPenalty::new(target, row_penalty)),
         false => target,
@@ -81,12 +64,39 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
         drafter,
         blocks,
         config.block_size,
-        config.engine.clone(),
+        EngineOptions {
+            calibrate: true,
+            ..config.engine.clone()
+        },
     )?;
     Ok(Loaded {
         engine,
         text,
         device: if device.is_cpu() { "cpu" } else { "cuda" },
+    })
+}
+
+/// The drafter; `draft` is its model, if it has one.
+fn drafter(
+    config: &Config,
+    draft: Option<Box<dyn Model>>,
+    blocks: usize,
+    text: Option<&Text>,
+) -> Result<Option<Box<dyn Drafter>>> {
+    let tables = || tables(&config.tables, text);
+    Ok(match (draft, &config.drafter) {
+        (Some(model), _) => {
+            let model = DraftModel::new(model, blocks, config.block_size, DRAFT_CHUNK)?;
+            Some(Box::new(Cascade::new(model, tables()?)))
+        }
+        (None, Some(DrafterChoice::Tables)) => Some(Box::new(tables()?)),
+        (None, Some(DrafterChoice::Ngram { min, max })) => {
+            Some(Box::new(NgramDrafter::new(*min, *max)))
+        }
+        (None, Some(DrafterChoice::Own(_))) => {
+            return Err(Error::setup("--drafter self is not there yet"));
+        }
+        (None, _) => None,
     })
 }
 
