@@ -23,6 +23,7 @@ mod model;
 mod pair;
 mod paths;
 mod rows;
+mod self_draft;
 mod smollm2;
 mod synthetic;
 mod taps;
