@@ -1,5 +1,7 @@
 //! CLI -> Command -> load -> serve.
 
+#[path = "main/drafts.rs"]
+mod drafts;
 #[path = "main/load.rs"]
 mod load;
 #[path = "main/log.rs"]
@@ -68,11 +70,11 @@ fn run(command: &Command, log: &LineWriter) -> Result<()> {
                 },
                 device: loaded.device.into(),
             };
-            bench::run(&loaded.engine, loaded.text.as_ref(), &names, options)
+            bench::run(&loaded.engine, loaded.text.as_deref(), &names, options)
         }
         Command::Generate(config, options) => {
             let loaded = load::load(config)?;
-            let text = loaded.text.as_ref().ok_or_else(|| {
+            let text = loaded.text.as_deref().ok_or_else(|| {
                 Error::setup("generate needs a tokenizer.json beside config.json")
             })?;
             generate::run(&loaded.engine, text, options)

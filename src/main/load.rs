@@ -1,24 +1,22 @@
 //! Loads the models of a [`Config`] and starts the engine.
 
+use crate::drafts::Draft;
 use crate::memory::{self, Budget};
 use candle_core::{DType, Device};
 use foretoken::config::{Config, DrafterChoice, Dtype, ModelChoice};
 use foretoken::engine::{self, EngineHandle};
-use foretoken::error::{Error, Result};
+use foretoken::error::Result;
 use foretoken::kernels;
 use foretoken::model::{self, LoadFormat, LoadOptions, Model, ModelSource};
-use foretoken::spec::{DraftModel, Drafter, NgramDrafter};
-use foretoken::text::{self, Text};
-
-/// Prompt rows that the draft model reads per round. A chunk of this size takes little time. Seeded
-/// sampled texts depend on this number, so it does not depend on any flag.
-const DRAFT_CHUNK: usize = 256;
+use foretoken::spec::{Drafter, NgramDrafter};
+use foretoken::text::Text;
+use std::sync::Arc;
 
 /// A running engine and its tokenizer.
 pub struct Loaded {
     pub engine: EngineHandle,
     /// `None`: dummy weights without a tokenizer, which is enough for `bench`.
-    pub text: Option<Text>,
+    pub text: Option<Arc<Text>>,
     pub device: &'static str,
 }
 
@@ -38,26 +36,23 @@ pub fn load(config: &Config) -> Result<Loaded> {
     let (target, text) = load_model(config, &config.model, &device)?;
     Budget::note(&mut budget, "target weights", &device)?;
     let draft = match &config.drafter {
-        Some(DrafterChoice::Model(choice)) => Some(load_draft(
-            config,
-            choice,
-            &device,
-            &*target,
-            text.as_ref(),
-        )?),
+        Some(DrafterChoice::Model(choice)) => {
+            let draft = load_model(config, choice, &device)?;
+            Some(Draft::beside(&*target, text.as_ref(), draft, &choice.name)?)
+        }
         _ => None,
     };
     if draft.is_some() {
         Budget::note(&mut budget, "draft weights", &device)?;
     }
-    let blocks = memory::pool_blocks(config, &*target, draft.as_deref(), budget)?;
+    let blocks = memory::pool_blocks(
+        config,
+        &*target,
+        draft.as_ref().map(|draft| &*draft.model),
+        budget,
+    )?;
     let drafter: Option<Box<dyn Drafter>> = match (draft, &config.drafter) {
-        (Some(model), _) => Some(Box::new(DraftModel::new(
-            model,
-            blocks,
-            config.block_size,
-            DRAFT_CHUNK,
-        )?)),
+        (Some(draft), _) => Some(draft.drafter(blocks, config.block_size)?),
         (None, Some(DrafterChoice::Ngram { min, max })) => {
             Some(Box::new(NgramDrafter::new(*min, *max)))
         }
@@ -94,7 +89,7 @@ fn load_model(
     config: &Config,
     choice: &ModelChoice,
     device: &Device,
-) -> Result<(Box<dyn Model>, Option<Text>)> {
+) -> Result<(Box<dyn Model>, Option<Arc<Text>>)> {
     let flags = &config.load;
     let options = LoadOptions {
         dtype: match flags.dtype {
@@ -124,28 +119,5 @@ fn load_model(
     };
     let model = model::load(&source, &options)?;
     tracing::info!("{}: loaded in {:.1?}", choice.name, started.elapsed());
-    Ok((model, text))
-}
-
-/// Loads the draft model and checks that its token ids mean the same as the target's.
-fn load_draft(
-    config: &Config,
-    choice: &ModelChoice,
-    device: &Device,
-    target: &dyn Model,
-    text: Option<&Text>,
-) -> Result<Box<dyn Model>> {
-    let (draft, draft_text) = load_model(config, choice, device)?;
-    if let (Some(text), Some(draft_text)) = (text, &draft_text) {
-        text::check_same_tokens(text, draft_text)?;
-    }
-    // Output layers may be padded, but the target's vocabulary must contain every drafted id.
-    let (known, drafted) = (target.config().vocab_size, draft.config().vocab_size);
-    if drafted > known {
-        return Err(Error::setup(format!(
-            "the draft model {} has {drafted} token ids, but the target has only {known}",
-            choice.name
-        )));
-    }
-    Ok(draft)
+    Ok((model, text.map(Arc::new)))
 }

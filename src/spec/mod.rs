@@ -6,6 +6,7 @@ mod draft_model;
 mod ngram;
 mod runner;
 mod step;
+mod translate;
 pub mod verify;
 
 pub use device::{logits_params, row_adjustments};
@@ -17,4 +18,5 @@ pub use draft_model::DraftModel;
 pub use ngram::NgramDrafter;
 pub use runner::SpeculativeRunner;
 pub use step::{SequenceState, StepInput, StepOutput, StepResult};
+pub use translate::{JointModel, Tokenizer, Translator, Vocabulary};
 pub use verify::{Verdict, coupled, rejection, synthetic_acceptance};

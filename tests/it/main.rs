@@ -27,4 +27,5 @@ mod self_draft;
 mod smollm2;
 mod synthetic;
 mod taps;
+mod translate;
 mod trees;
