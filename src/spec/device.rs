@@ -139,7 +139,7 @@ impl<'a> Verification<'a> {
             let output = StepOutput {
                 tokens,
                 path: (0..len).collect(),
-                drafted: draft.len(),
+                sources: draft.sources.clone(),
                 tested: draft.len().min(len + 1),
                 ..StepOutput::default()
             };

@@ -12,9 +12,10 @@ mod vocabulary;
 pub use model::JointModel;
 pub use vocabulary::{Tokenizer, Vocabulary};
 
-use super::draft::{Committed, Draft, DraftCost, DraftRequest, Drafter, SeqId};
+use super::draft::{Committed, Draft, DraftCost, DraftRequest, Drafter, Forecast, SeqId};
 use super::draft_model::DraftModel;
 use crate::error::Result;
+use crate::sampling::{Sampler, SamplingParams};
 use encoding::Encoding;
 use proposal::{Proposal, Rates};
 use std::collections::HashMap;
@@ -34,6 +35,13 @@ pub struct Translator {
     vocabulary: Vocabulary,
     sequences: HashMap<SeqId, Sequence>,
     rates: Rates,
+    /// See [`Drafter::forwards`].
+    forwards: Vec<(usize, f64)>,
+}
+
+/// Draft tokens for `count` target tokens of which one takes `each`.
+fn scaled(count: usize, each: f64) -> usize {
+    ((count as f64 * each).ceil() as usize).max(1)
 }
 
 impl Translator {
@@ -44,6 +52,7 @@ impl Translator {
             vocabulary,
             sequences: HashMap::new(),
             rates: Rates::default(),
+            forwards: Vec::new(),
         }
     }
 }
@@ -61,18 +70,21 @@ impl Drafter for Translator {
             state(request.id).encoding.has_read(request.tokens)
         };
         let places: Vec<usize> = (0..requests.len()).filter(is_read).collect();
+        let mut all_each = 0.0;
         let mut inner: Vec<DraftRequest<'_>> = requests
             .iter_mut()
             .filter(|request| state(request.id).encoding.has_read(request.tokens))
             .map(|request| {
                 let encoding = &state(request.id).encoding;
-                let drafts = |count: usize| (count as f64 * encoding.tokens_each()).ceil() as usize;
+                let each = encoding.tokens_each();
+                all_each += each;
                 DraftRequest {
                     id: request.id,
                     tokens: encoding.tokens(),
-                    length: drafts(request.length),
-                    nodes: drafts(request.nodes),
+                    length: scaled(request.length, each),
+                    nodes: scaled(request.nodes, each),
                     width: request.width,
+                    min_score: request.min_score,
                     position: request.position,
                     sampler: &mut *request.sampler,
                     acceptance: request.acceptance,
@@ -81,6 +93,12 @@ impl Drafter for Translator {
             })
             .collect();
         let proposed = self.inner.propose(&mut inner)?;
+        // For a level of the target's tokens the model needs this many forwards.
+        let each = all_each / inner.len().max(1) as f64;
+        let forwards = self.inner.forwards().iter();
+        self.forwards = forwards
+            .map(|&(rows, seconds)| (rows, seconds * each))
+            .collect();
         let mut drafts = vec![Draft::default(); requests.len()];
         for (place, draft) in places.into_iter().zip(proposed) {
             let request = &requests[place];
@@ -97,17 +115,43 @@ impl Drafter for Translator {
         Ok(drafts)
     }
 
-    fn forecast(&self, request: &DraftRequest<'_>) -> Option<Vec<f32>> {
-        let drafts = self.inner.forecast(request)?;
+    fn forecast(&self, request: &DraftRequest<'_>) -> Option<Forecast> {
         let state = self.sequences.get(&request.id);
-        let each = state.map_or(1.0, |state| state.encoding.tokens_each());
-        // A target token stands if all of its draft tokens do.
-        let at = |depth: usize| {
-            let place = (depth as f64 * each).ceil() as usize - 1;
-            let stands = self.rates.overall().powi(depth as i32) as f32;
-            Some((drafts.get(place)? * stands).min(1.0))
+        let read = state.filter(|state| state.encoding.has_read(request.tokens));
+        let Some(state) = read else {
+            // About as much as the draft model has to read of its own tokens.
+            return self.inner.forecast(request);
         };
-        Some((1..=request.length).map_while(at).collect())
+        let each = state.encoding.tokens_each();
+        // The draft model looks at the temperature only, and its tokens are not the request's.
+        let mut sampler = Sampler::new(
+            SamplingParams {
+                temperature: request.sampler.params().temperature,
+                ..SamplingParams::default()
+            },
+            &[],
+        );
+        let inner = self.inner.forecast(&DraftRequest {
+            tokens: state.encoding.tokens(),
+            length: scaled(request.length, each),
+            sampler: &mut sampler,
+            ..*request
+        })?;
+        // A target token stands if all of its draft tokens do.
+        let overall = self.rates.overall() as f32;
+        let path = (1..=request.length).scan(1.0f32, |before, depth| {
+            let drafts = inner.path.get(scaled(depth, each) - 1)?;
+            *before = before.min(drafts * overall.powi(depth as i32));
+            Some(*before)
+        });
+        Some(Forecast {
+            path: path.collect(),
+            pending: inner.pending,
+        })
+    }
+
+    fn forwards(&self) -> &[(usize, f64)] {
+        &self.forwards
     }
 
     fn observe(&mut self, committed: &[Committed<'_>]) {
