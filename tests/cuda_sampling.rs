@@ -3,7 +3,9 @@
 
 use candle_core::{Device, Tensor};
 use foretoken::kernels;
-use foretoken::kernels::sample::{Accepted, Chain, Node, ProcessedLogits, process_logits};
+use foretoken::kernels::sample::{
+    Accepted, Chain, Node, ProcessedLogits, TokenChoice, process_logits,
+};
 use foretoken::sampling::{Dist, Purpose, Rng, Sampler, SamplingParams, distribution, mix};
 use foretoken::spec::{Draft, logits_params, row_adjustments, verify};
 
@@ -82,13 +84,16 @@ impl Row {
     }
 }
 
-fn process_on(device: &Device, rows: &[Row], draw: bool) -> ProcessedLogits {
+fn process_on(device: &Device, rows: &[Row], best: usize) -> ProcessedLogits {
     let all: Vec<f32> = rows.iter().flat_map(|row| row.logits.clone()).collect();
     let logits = Tensor::from_vec(all, (rows.len(), VOCAB), device).unwrap();
     let numbered = || (0u32..).zip(rows);
-    let params = numbered().map(|(i, row)| logits_params(i, row.sampler.params(), row.uniform));
+    let params = numbered().map(|(i, row)| {
+        let choice = TokenChoice::Quantile(row.uniform);
+        logits_params(i, row.sampler.params(), choice)
+    });
     let adjustments = numbered().flat_map(|(i, row)| row_adjustments(i, &row.sampler));
-    process_logits(&logits, params.collect(), adjustments.collect(), draw).unwrap()
+    process_logits(&logits, params.collect(), adjustments.collect(), best).unwrap()
 }
 
 #[test]
@@ -111,13 +116,10 @@ fn tokens_are_those_of_the_cpu() {
             }
         })
         .collect();
-    let processed = process_on(&gpu, &rows, true);
-    for (i, (row, token)) in rows
-        .iter()
-        .zip(processed.tokens().unwrap().to_vec1::<u32>().unwrap())
-        .enumerate()
-    {
-        let want = row.dist();
+    let processed = process_on(&gpu, &rows, 1);
+    let best = processed.read().unwrap();
+    for (i, row) in rows.iter().enumerate() {
+        let (token, want) = (best.token(i), row.dist());
         assert_eq!(
             token,
             want.sample(row.uniform),
@@ -170,10 +172,11 @@ fn verdicts_are_those_of_the_cpu() {
                 drafted.push(draft);
             }
         }
-        let q = process_on(&gpu, &drafted, true);
-        let tokens: Vec<u32> = q.tokens().unwrap().to_vec1().unwrap();
+        let q = process_on(&gpu, &drafted, 1);
+        let best = q.read().unwrap();
+        let tokens: Vec<u32> = (0..drafted.len()).map(|row| best.token(row)).collect();
         let dists: Vec<_> = (0..drafted.len()).map(|i| q.row(i)).collect();
-        let p = process_on(&gpu, &rows, false);
+        let p = process_on(&gpu, &rows, 0);
         for guessed in [false, true] {
             let mut chains = Vec::new();
             let mut want = Vec::new();

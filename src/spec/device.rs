@@ -3,14 +3,15 @@
 use super::draft::{Draft, DraftDist};
 use super::step::{StepInput, StepOutput, StepResult, decide};
 use crate::error::Result;
-use crate::kernels::sample::{self, Chain, LogitsParams, NO_TOKEN, Node, RowAdjustment};
+use crate::kernels::sample::{
+    self, Chain, LogitsParams, NO_TOKEN, Node, RowAdjustment, TokenChoice,
+};
 use crate::model::Output;
 use crate::sampling::{Purpose, Sampler, SamplingParams};
 use std::ops::Range;
 
-/// The parameters for row `row` of the logits, to be applied after its adjustments. The random
-/// number `uniform` selects the row's token.
-pub fn logits_params(row: u32, params: &SamplingParams, uniform: f64) -> LogitsParams {
+/// The parameters for row `row` of the logits, to be applied after its adjustments.
+pub fn logits_params(row: u32, params: &SamplingParams, choice: TokenChoice) -> LogitsParams {
     LogitsParams {
         row,
         top_k: u32::try_from(params.top_k).unwrap_or(0),
@@ -21,7 +22,7 @@ pub fn logits_params(row: u32, params: &SamplingParams, uniform: f64) -> LogitsP
         },
         min_p: params.min_p,
         top_p: params.top_p,
-        uniform,
+        choice,
     }
 }
 
@@ -111,9 +112,9 @@ impl<'a> Verification<'a> {
         let sampler = &mut input.state.sampler;
         for i in 0..=draft.len() {
             let row = first + i as u32;
-            let uniform = rng.uniform(i, Purpose::Sample, 0);
+            let choice = TokenChoice::Quantile(rng.uniform(i, Purpose::Sample, 0));
             self.params
-                .push(logits_params(row, sampler.params(), uniform));
+                .push(logits_params(row, sampler.params(), choice));
             self.adjustments.extend(row_adjustments(row, sampler));
             if let Some(&token) = draft.tokens.get(i) {
                 sampler.push(token);
@@ -128,8 +129,7 @@ impl<'a> Verification<'a> {
         if self.chains.is_empty() {
             return Ok(Vec::new());
         }
-        let processed =
-            sample::process_logits(&output.logits, self.params, self.adjustments, false)?;
+        let processed = sample::process_logits(&output.logits, self.params, self.adjustments, 0)?;
         let verdicts = processed.verify(&self.chains)?;
         let decided = self.places.into_iter().zip(verdicts);
         let outputs = decided.map(|(place, accepted)| {

@@ -4,7 +4,7 @@ use super::device::{logits_params, row_adjustments};
 use super::draft::{Committed, Draft, DraftCost, DraftDist, DraftRequest, Drafter, SeqId};
 use crate::error::Result;
 use crate::kernels::parallel;
-use crate::kernels::sample::{self, NO_TOKEN, ProcessedLogits};
+use crate::kernels::sample::{self, NO_TOKEN, ProcessedLogits, TokenChoice};
 use crate::kv::{BlockAllocator, BlockTable, KvStore};
 use crate::model::{Batch, Model, Output};
 use crate::sampling::{Dist, Purpose, Rng, distribution};
@@ -210,14 +210,14 @@ impl Drawn {
         let (mut params, mut adjustments) = (Vec::with_capacity(of.len()), Vec::new());
         for (row, &i) in of.iter().enumerate() {
             let (row, one) = (row as u32, &mut drafting[i]);
-            let uniform = one.uniform();
+            let choice = TokenChoice::Quantile(one.uniform());
             let sampler = &mut *one.request.sampler;
-            params.push(logits_params(row, sampler.params(), uniform));
+            params.push(logits_params(row, sampler.params(), choice));
             adjustments.extend(row_adjustments(row, sampler));
             sampler.push_unknown();
             one.unread += 1;
         }
-        let processed = sample::process_logits(&output.logits, params, adjustments, true)?;
+        let processed = sample::process_logits(&output.logits, params, adjustments, 1)?;
         Ok(Self { processed, of })
     }
 
@@ -245,9 +245,9 @@ impl Drawn {
 
     /// Waits for the tokens and appends them to the drafts; a draft ends where there is no token.
     fn read(self, drafting: &mut [Drafting<'_, '_>]) -> Result<()> {
-        let tokens: Vec<u32> = self.processed.tokens()?.to_vec1()?;
-        for (row, (&i, token)) in self.of.iter().zip(tokens).enumerate() {
-            let one = &mut drafting[i];
+        let best = self.processed.read()?;
+        for (row, &i) in self.of.iter().enumerate() {
+            let (one, token) = (&mut drafting[i], best.token(row));
             one.unread -= 1;
             one.ended |= token == NO_TOKEN;
             if one.ended {
