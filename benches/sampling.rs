@@ -3,7 +3,7 @@
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use foretoken::sampling::{Dist, NoToken, Rng, Sampler, SamplingParams, distribution, mix};
-use foretoken::spec::{Draft, verify};
+use foretoken::spec::{Draft, Source, rejection};
 use std::hint::black_box;
 
 const VOCAB: u64 = 128_256;
@@ -88,14 +88,15 @@ fn verifying(c: &mut Criterion) {
     };
     let mut draft = Draft::default();
     for (place, q) in target.iter().take(DRAFTED as usize).enumerate() {
-        draft.push(q.sample(0.1 + place as f64 / 10.0), q.clone());
+        draft.push(q.sample(0.1 + place as f64 / 10.0), 0.5, Source::Model);
+        draft.dists.push(q.clone().into());
     }
     c.bench_function("verify, all accepted", |b| {
-        b.iter(|| verify(black_box(&draft), after(&target), &rng));
+        b.iter(|| rejection(black_box(&draft), after(&target), &rng));
     });
     let other: Vec<Dist> = (100..=100 + DRAFTED).map(dist).collect();
     c.bench_function("verify, another distribution", |b| {
-        b.iter(|| verify(black_box(&draft), after(&other), &rng));
+        b.iter(|| rejection(black_box(&draft), after(&other), &rng));
     });
 }
 

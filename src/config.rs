@@ -4,7 +4,7 @@ mod flags;
 #[cfg(test)]
 mod tests;
 
-use crate::engine::EngineOptions;
+use crate::engine::{EngineOptions, SpecLimits};
 use crate::error::{Error, Result};
 use crate::gguf::EMBEDDED;
 use crate::{bench, convert, generate, train};
@@ -114,7 +114,7 @@ impl Command {
             Some(CliCommand::Serve(options)) => Self::Serve(options.validate()?),
             Some(CliCommand::Bench { options, bench }) => {
                 let config = options.validate()?;
-                let bench = bench.validate(config.engine.spec_length, config.load.seed)?;
+                let bench = bench.validate(config.engine.spec.length, config.load.seed)?;
                 Self::Bench(config, bench)
             }
             Some(CliCommand::Generate { options, generate }) => {
@@ -158,7 +158,11 @@ impl Options {
             .served_model_name
             .unwrap_or_else(|| default_served_name(&name));
         let engine = EngineOptions {
-            spec_length: spec_length.unwrap_or(0),
+            spec: SpecLimits {
+                length: spec_length.unwrap_or(0),
+                topk: 1,
+                ..SpecLimits::default()
+            },
             model_name: served_model_name.clone(),
             ..self.engine
         };
@@ -308,7 +312,7 @@ impl KvBudget {
 }
 
 fn check_step(engine: &EngineOptions) -> Result<()> {
-    let (rows, drafted) = (engine.max_num_batched_tokens, engine.spec_length);
+    let (rows, drafted) = (engine.max_num_batched_tokens, engine.spec.length);
     if rows > drafted {
         return Ok(());
     }

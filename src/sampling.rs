@@ -5,9 +5,11 @@
 //! target go through the same processors, so `p` and `q` of the acceptance rule are the distributions
 //! that the request samples from.
 
+mod coupled;
 mod sampler;
 mod vocab;
 
+pub use coupled::{Guess, best, choose, guess};
 pub use sampler::{LogitAdjustment, Sampler};
 
 /// How tokens are chosen. The defaults sample the model's own distribution.
@@ -74,6 +76,29 @@ impl SamplingParams {
     }
 }
 
+/// The rule by which draft tokens are accepted.
+#[derive(
+    Debug,
+    Default,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    clap::ValueEnum,
+    serde::Serialize,
+    serde::Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Acceptance {
+    /// A draft token stands if it is the token that the target draws with the position's own random
+    /// numbers. A text does not depend on drafts.
+    #[default]
+    Coupled,
+    /// A draft token x stands with probability min(1, p(x) / q(x)) (Leviathan et al. 2023). Sampled
+    /// texts have the target's distribution, but depend on the drafts.
+    Rejection,
+}
+
 /// A distribution over the vocabulary, after all logits processors.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Dist {
@@ -123,9 +148,7 @@ impl Dist {
         if sum <= 0.0 {
             return None;
         }
-        let scale = 1.0 / sum;
-        rest.iter_mut()
-            .for_each(|p| *p = (f64::from(*p) * scale) as f32);
+        vocab::scale(&mut rest, 1.0 / sum);
         Some(Self::Dense(rest))
     }
 }
@@ -147,6 +170,16 @@ pub enum NoToken {
 /// # Errors
 /// If no token can be chosen.
 pub fn distribution(logits: &[f32], sampler: &Sampler) -> Result<Dist, NoToken> {
+    let mut dist = weights(logits, sampler)?;
+    if let Dist::Dense(probs) = &mut dist {
+        let scale = 1.0 / vocab::sum(probs);
+        vocab::scale(probs, scale);
+    }
+    Ok(dist)
+}
+
+/// The [`distribution`] before it is normalized: the largest weight is 1.
+fn weights(logits: &[f32], sampler: &Sampler) -> Result<Dist, NoToken> {
     let params = sampler.params();
     let mut adjustments = sampler.adjustments().peekable();
     if params.is_greedy() && adjustments.peek().is_none() {
@@ -180,10 +213,6 @@ pub fn distribution(logits: &[f32], sampler: &Sampler) -> Result<Dist, NoToken> 
     if params.top_p < 1.0 {
         keep_top_p(&mut probs, params.top_p);
     }
-    let scale = 1.0 / vocab::sum(&probs);
-    probs
-        .iter_mut()
-        .for_each(|p| *p = (f64::from(*p) * scale) as f32);
     Ok(Dist::Dense(probs))
 }
 
@@ -291,6 +320,8 @@ pub enum Purpose {
     Accept = 2,
     /// Sampling a token that is not from the draft: from p, or from the residual of p.
     Sample = 3,
+    /// The coupled draw of target and draft.
+    Race = 4,
 }
 
 /// Random numbers that are addressed, not consumed: each is a pure function of the seed, the position of
@@ -307,12 +338,21 @@ impl Rng {
     /// A number in [0, 1) for the token at [`Rng::position`]` + offset`. `sibling` is the number of a
     /// draft tree's node among its siblings.
     pub fn uniform(&self, offset: usize, purpose: Purpose, sibling: usize) -> f64 {
+        (self.bits(offset, purpose, sibling) >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// The key of the random numbers with which [`choose`] and [`guess`] draw the token at
+    /// [`Rng::position`]` + offset`.
+    pub fn key(&self, offset: usize) -> u64 {
+        self.bits(offset, Purpose::Race, 0)
+    }
+
+    fn bits(&self, offset: usize, purpose: Purpose, sibling: usize) -> u64 {
         let position = (self.position + offset) as u64;
         let address = [position, purpose as u64, sibling as u64];
-        let bits = address
+        address
             .into_iter()
-            .fold(mix(self.seed), |state, word| mix(state ^ mix(word)));
-        (bits >> 11) as f64 / (1u64 << 53) as f64
+            .fold(mix(self.seed), |state, word| mix(state ^ mix(word)))
     }
 }
 

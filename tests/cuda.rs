@@ -293,7 +293,7 @@ fn start(target: Box<dyn Model>, draft: Option<Box<dyn Model>>, k: usize) -> Eng
     let options = EngineOptions {
         max_num_seqs: 3,
         max_num_batched_tokens: STEP,
-        spec_length: k,
+        spec: common::chains(k),
         ..EngineOptions::default()
     };
     engine::spawn(target, drafter, BLOCKS, BLOCK_SIZE, options).unwrap()
@@ -491,7 +491,7 @@ fn batch_invariant_texts_depend_on_nothing_but_the_request() {
         let options = EngineOptions {
             max_num_seqs: SEQUENCES,
             max_num_batched_tokens: STEP,
-            spec_length: if drafted { 5 } else { 0 },
+            spec: common::chains(if drafted { 5 } else { 0 }),
             // Prompts are read at once on an emulated GPU, too, so that all texts grow together.
             max_prompt_wait: Duration::from_secs(600),
             ..EngineOptions::default()

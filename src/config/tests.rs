@@ -78,7 +78,7 @@ fn defaults() {
     );
     assert_eq!(config.load.threads, None);
     assert_eq!(accepted("--model m --threads 3").load.threads, Some(3));
-    assert_eq!((config.drafter, config.engine.spec_length), (None, 0));
+    assert_eq!((config.drafter, config.engine.spec.length), (None, 0));
     assert_eq!((config.kv, config.block_size), (KvBudget::Default, 16));
     assert_eq!(config.engine.max_num_seqs, 64);
     assert_eq!(config.engine.max_num_batched_tokens, 2048);
@@ -180,7 +180,7 @@ fn a_flag_replaces_a_conflicting_key_of_the_file() {
     };
     assert_eq!(config.drafter, Some(DrafterChoice::Model(draft)));
     let config = with_file(text, "--speculative-decoding=false").unwrap();
-    assert_eq!((config.drafter, config.engine.spec_length), (None, 0));
+    assert_eq!((config.drafter, config.engine.spec.length), (None, 0));
 }
 
 #[test]
@@ -237,14 +237,14 @@ fn speculation() {
         config.drafter,
         Some(DrafterChoice::Ngram { min: 2, max: 4 })
     );
-    assert_eq!(config.engine.spec_length, 5);
+    assert_eq!(config.engine.spec.length, 5);
     let config = accepted("--model m --speculative-decoding --draft-model d --spec-length 3");
     let draft = ModelChoice {
         name: "d".into(),
         revision: None,
     };
     assert_eq!(config.drafter, Some(DrafterChoice::Model(draft)));
-    assert_eq!(config.engine.spec_length, 3);
+    assert_eq!(config.engine.spec.length, 3);
 }
 
 #[test]
@@ -469,10 +469,10 @@ fn without_a_model_the_embedded_pair_is_served() {
     assert_eq!(config.model.name, target.name);
     assert_eq!(config.served_model_name, target.name);
     assert_eq!(config.drafter, Some(DrafterChoice::Model(draft.clone())));
-    assert_eq!(config.engine.spec_length, EMBEDDED_SPEC_LENGTH);
+    assert_eq!(config.engine.spec.length, EMBEDDED_SPEC_LENGTH);
     let config = accepted("--spec-length 4 --port 3");
     assert_eq!(config.drafter, Some(DrafterChoice::Model(draft)));
-    assert_eq!((config.engine.spec_length, config.http.port), (4, 3));
+    assert_eq!((config.engine.spec.length, config.http.port), (4, 3));
     assert_eq!(accepted("--speculative-decoding=false").drafter, None);
     let ngram = accepted("--speculative-decoding --drafter ngram").drafter;
     assert_eq!(ngram, Some(DrafterChoice::Ngram { min: 2, max: 4 }));

@@ -5,7 +5,7 @@ use super::request::{Event, Request};
 use super::stats::Stats;
 use crate::error::{Error, RequestErrorKind, Result};
 use crate::parse::at_least_one;
-use crate::sampling::SamplingParams;
+use crate::sampling::{Acceptance, SamplingParams};
 use clap::{Args, FromArgMatches};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,12 +45,37 @@ pub struct EngineOptions {
     /// Maximum number of alternatives that a request may ask for with log-probabilities.
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub max_logprobs: usize,
-    /// Maximum number of draft tokens per round (K); 0 without a drafter.
+    /// Limits of drafts.
     #[arg(skip)]
-    pub spec_length: usize,
+    pub spec: SpecLimits,
+    /// The acceptance rule of requests that name none.
+    #[arg(skip)]
+    pub acceptance: Acceptance,
     /// Name in logs and metrics.
     #[arg(skip = "model")]
     pub model_name: String,
+}
+
+/// Limits of the drafts of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SpecLimits {
+    /// Maximum depth (K); 0 without a drafter.
+    pub length: usize,
+    /// Maximum number of nodes per round, at least 1.
+    pub nodes: usize,
+    /// Maximum number of children of a node, at least 1; 1 = chains.
+    pub topk: usize,
+}
+
+impl Default for SpecLimits {
+    /// No drafts, and the other limits' defaults.
+    fn default() -> Self {
+        Self {
+            length: 0,
+            nodes: 15,
+            topk: 4,
+        }
+    }
 }
 
 impl Default for EngineOptions {

@@ -11,7 +11,7 @@ mod stats;
 use crate::error::{Error, Result};
 use crate::kv::BlockAllocator;
 use crate::model::Model;
-use crate::sampling::NoToken;
+use crate::sampling::{Acceptance, NoToken};
 use crate::spec::{
     Committed, Drafter, SeqId, SpeculativeRunner, StepInput, StepOutput, StepResult,
 };
@@ -30,8 +30,11 @@ use tokio::sync::{Semaphore, watch};
 
 pub use crate::sampling::TokenLogprobs;
 pub use events::{Completion, Events};
-pub use handle::{EngineHandle, EngineOptions, Limits, MAX_LOGIT_BIASES, MAX_STOP_TOKEN_IDS};
+pub use handle::{
+    EngineHandle, EngineOptions, Limits, MAX_LOGIT_BIASES, MAX_STOP_TOKEN_IDS, SpecLimits,
+};
 pub use request::{Event, FinishReason, Request, SpecUsage, TokenOutput};
+pub use scheduler::MAX_DRAFT_ROWS;
 pub use stats::Stats;
 
 /// The thread's state: waiting and running sequences, and the models.
@@ -40,7 +43,8 @@ struct Engine {
     shared: Arc<Shared>,
     scheduler: Scheduler,
     runner: SpeculativeRunner,
-    spec_length: usize,
+    spec: SpecLimits,
+    acceptance: Acceptance,
     eos_token_ids: Vec<u32>,
     next_id: SeqId,
     /// Whether the pools were checked while idle since the last request arrived.
@@ -59,17 +63,12 @@ pub fn spawn(
     block_size: usize,
     options: EngineOptions,
 ) -> Result<EngineHandle> {
-    let spec_length = if drafter.is_some() {
-        options.spec_length
-    } else {
-        0
-    };
-    if options.max_num_batched_tokens < spec_length + 1 {
-        return Err(Error::setup(format!(
-            "max-num-batched-tokens ({}) must be at least spec-length + 1 = {}",
-            options.max_num_batched_tokens,
-            spec_length + 1
-        )));
+    let mut spec = options.spec;
+    if drafter.is_none() {
+        spec.length = 0;
+    }
+    if options.max_num_batched_tokens == 0 {
+        return Err(Error::setup("max-num-batched-tokens must be at least 1"));
     }
     let config = target.config();
     let eos_token_ids = config.eos_token_ids.clone();
@@ -90,7 +89,7 @@ pub fn spawn(
         vocab_size: config.vocab_size,
         max_logprobs: options.max_logprobs,
         max_waiting,
-        spec_length,
+        spec_length: spec.length,
     };
     let shared = Arc::new(Shared {
         limits,
@@ -111,7 +110,8 @@ pub fn spawn(
             PromptChunk::new(options.max_prompt_wait),
         ),
         runner: SpeculativeRunner::new(target, drafter, num_blocks, block_size)?,
-        spec_length,
+        spec,
+        acceptance: options.acceptance,
         eos_token_ids,
         next_id: 0,
         checked: true,
@@ -215,7 +215,8 @@ impl Engine {
             self.next_id,
             submission,
             self.shared.limits.max_model_len,
-            self.spec_length,
+            self.spec,
+            self.acceptance,
             &self.eos_token_ids,
         );
         self.next_id += 1;
@@ -240,8 +241,12 @@ impl Engine {
             let sequence = &mut self.scheduler.running[planned.index];
             let end = match output {
                 Ok(mut output) => {
-                    let (kv_len, hidden) = (sequence.state.kv_len, output.hidden.take());
-                    stepped.push((planned.index, kv_len, hidden));
+                    stepped.push(Stepped {
+                        index: planned.index,
+                        kv_len: sequence.state.kv_len,
+                        hidden: output.hidden.take(),
+                        candidates: std::mem::take(&mut output.candidates),
+                    });
                     emit(&self.shared.stats, sequence, planned.rows, output, now)
                 }
                 Err(reason) => {
@@ -254,7 +259,7 @@ impl Engine {
             self.scheduler.trim(planned.index);
         }
         self.runner
-            .observe(&committed(&self.scheduler.running, stepped));
+            .observe(&committed(&self.scheduler.running, &stepped));
         self.check_step(plan);
         let reason_of = |id: SeqId| finished.iter().find(|(ended, _)| *ended == id);
         let ended = (self.scheduler).remove(|s| reason_of(s.state.id).is_some());
@@ -268,7 +273,7 @@ impl Engine {
 
     /// Records and sends the end of a sequence whose blocks are already free.
     fn end(&mut self, mut sequence: Sequence, reason: &str) {
-        self.runner.forget(sequence.state.id);
+        self.runner.end(sequence.state.id);
         sequence.place = None;
         let stats = &self.shared.stats;
         let seconds = sequence.arrived.elapsed().as_secs_f64();
@@ -437,7 +442,7 @@ fn step_inputs<'a>(running: &'a mut [Sequence], plan: &[ScheduledSequence]) -> V
     plan.iter()
         .filter_map(|planned| {
             let sequence = running[planned.index].take()?;
-            Some(sequence.step_input(planned.rows, planned.draft))
+            Some(sequence.step_input(planned.rows, planned.nodes))
         })
         .collect()
 }
@@ -462,24 +467,32 @@ fn emit(
     })
 }
 
-/// The committed tokens of the sequences that the drafter may draft for. `stepped` has the index of
-/// each sequence of the step, its number of tokens in the pool before the step, and the hidden
-/// states of the tokens that the step added to the pool.
-fn committed(
-    running: &[Sequence],
-    stepped: Vec<(usize, usize, Option<Tensor>)>,
-) -> Vec<Committed<'_>> {
-    let stepped = stepped.into_iter();
-    let observed = stepped.filter(|&(index, ..)| running[index].may_draft());
+/// What a step leaves for the drafter to observe of one sequence.
+struct Stepped {
+    /// Index into the running sequences.
+    index: usize,
+    /// Number of tokens in the pool before the step.
+    kv_len: usize,
+    /// The hidden states of the tokens that the step added to the pool.
+    hidden: Option<Tensor>,
+    candidates: Vec<(u32, Vec<u32>)>,
+}
+
+/// The committed tokens of the sequences that the drafter may draft for.
+fn committed<'a>(running: &'a [Sequence], stepped: &'a [Stepped]) -> Vec<Committed<'a>> {
+    let observed = stepped.iter().filter(|one| running[one.index].may_draft());
     observed
-        .map(|(index, kv_len, hidden)| {
-            let state = &running[index].state;
-            let new = kv_len..state.kv_len;
+        .map(|one| {
+            let state = &running[one.index].state;
+            let new = one.kv_len..state.kv_len;
             Committed {
                 id: state.id,
                 tokens: &state.tokens,
+                prompt_len: state.prompt_len,
                 // Tokens accepted after the end of the text do not count.
-                hidden: hidden.and_then(|rows| rows.narrow(0, 0, new.len()).ok()),
+                hidden: (one.hidden.as_ref()).and_then(|rows| rows.narrow(0, 0, new.len()).ok()),
+                candidates: &one.candidates,
+                context: &state.draft_context,
                 new,
             }
         })

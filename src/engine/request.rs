@@ -1,7 +1,8 @@
 //! Inputs and outputs of the engine.
 
 use crate::error::Error;
-use crate::sampling::{SamplingParams, TokenLogprobs};
+use crate::sampling::{Acceptance, SamplingParams, TokenLogprobs};
+use crate::spec::DraftContext;
 
 /// One sequence to generate. The engine checks it when it is submitted.
 #[derive(Debug, Clone, Default)]
@@ -16,9 +17,15 @@ pub struct Request {
     pub logprobs: Option<usize>,
     /// Number of alternatives to return with the log-probability of each prompt token.
     pub prompt_logprobs: Option<usize>,
-    /// Draft tokens per round, at most the server's limit; `None` = the server's limit, 0 = no
-    /// speculation.
+    /// Maximum depth of drafts, at most the server's limit, which is the default; 0 = no speculation.
     pub spec_length: Option<usize>,
+    /// Maximum number of draft tokens per round, at most the server's limit, which is the default.
+    pub spec_nodes: Option<usize>,
+    /// Maximum number of children of a draft node, at most the server's limit, which is the default.
+    pub spec_topk: Option<usize>,
+    /// The acceptance rule; `None` = the server's.
+    pub acceptance: Option<Acceptance>,
+    pub draft_context: DraftContext,
     /// Accepts each draft token with this probability, in [0, 1], whatever the models say. The text
     /// is then meaningless; only the time per round is measured. `None` verifies drafts, which is
     /// right for all callers but `bench`.

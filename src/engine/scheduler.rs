@@ -10,6 +10,9 @@ use std::collections::VecDeque;
 /// whole vocabulary.
 const MAX_SCORED_ROWS: usize = 256;
 
+/// Maximum number of draft rows in one step, for the same reason.
+pub const MAX_DRAFT_ROWS: usize = 256;
+
 /// The share of one running sequence in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScheduledSequence {
@@ -17,8 +20,8 @@ pub struct ScheduledSequence {
     pub index: usize,
     /// Number of pending tokens to feed.
     pub rows: usize,
-    /// Number of draft tokens to request.
-    pub draft: usize,
+    /// Maximum number of draft tokens: those for which there are rows and blocks.
+    pub nodes: usize,
 }
 
 /// First come, first served, over one pool of blocks. A draft pool with as many blocks needs no
@@ -45,8 +48,7 @@ pub struct Scheduler {
 const PROMPTS: SeqId = SeqId::MAX;
 
 impl Scheduler {
-    /// A scheduler over an empty pool. `max_num_batched_tokens` must have room for the full draft
-    /// of one sequence plus one row.
+    /// A scheduler over an empty pool. A step has at most `max_num_batched_tokens` rows, at least 1.
     pub fn new(
         blocks: BlockAllocator,
         max_num_seqs: usize,
@@ -125,15 +127,14 @@ impl Scheduler {
             .check_invariants(self.running.iter().map(|sequence| &sequence.state.table))
     }
 
-    /// Reserves blocks for every running sequence's tokens and firm drafts, oldest first; preempts
-    /// the youngest when the pool runs out.
+    /// Reserves blocks for every running sequence's tokens, oldest first; preempts the youngest when
+    /// the pool runs out.
     fn make_room(&mut self) -> Vec<SeqId> {
         let mut preempted = Vec::new();
         let mut index = 0;
         while index < self.running.len() {
-            let sequence = &mut self.running[index];
-            let len = sequence.state.tokens.len() + sequence.firm_draft();
-            if (self.blocks.reserve(&mut sequence.state.table, len)).is_ok() {
+            let state = &mut self.running[index].state;
+            if (self.blocks.reserve(&mut state.table, state.tokens.len())).is_ok() {
                 index += 1;
             } else if let Some(mut youngest) = self.running.pop() {
                 self.blocks.release(&mut youngest.state.table);
@@ -153,7 +154,7 @@ impl Scheduler {
             let Some(sequence) = self.waiting.front_mut() else {
                 return;
             };
-            let len = sequence.state.tokens.len() + sequence.firm_draft();
+            let len = sequence.state.tokens.len();
             let spare = blocks.num_free().saturating_sub(blocks.blocks_for(len));
             let fits = self.running.is_empty() || spare >= self.running.len();
             if !fits || blocks.reserve(&mut sequence.state.table, len).is_err() {
@@ -196,25 +197,25 @@ impl Scheduler {
         share.plan
     }
 
-    /// Gives greedy sequences drafts from the remaining rows and blocks, oldest first.
+    /// Gives sequences room for drafts from the remaining rows and blocks, in equal shares.
     fn extend_drafts(&mut self, plan: &mut [ScheduledSequence]) {
-        let used: usize = plan
-            .iter()
-            .map(|planned| planned.rows + planned.draft)
-            .sum();
-        let mut budget = self.max_num_batched_tokens - used;
+        let used: usize = plan.iter().map(|planned| planned.rows).sum();
+        let mut budget = (self.max_num_batched_tokens - used).min(MAX_DRAFT_ROWS);
+        let mut left = plan.len();
         for planned in plan {
             let sequence = &mut self.running[planned.index];
-            if planned.rows < sequence.pending() || !sequence.draft_is_elastic() {
+            let share = budget.div_ceil(left);
+            left -= 1;
+            if planned.rows < sequence.pending() || sequence.draft_depth() == 0 {
                 continue;
             }
             let len = sequence.state.tokens.len();
-            let wanted = len + sequence.draft_len().min(budget);
+            let wanted = len + sequence.draft_nodes().min(share);
             let table = &mut sequence.state.table;
             let longest = self.blocks.longest(table, wanted);
             if self.blocks.reserve(table, longest).is_ok() {
-                planned.draft = longest - len;
-                budget -= planned.draft;
+                planned.nodes = longest - len;
+                budget -= planned.nodes;
             }
         }
     }
@@ -251,19 +252,17 @@ impl Share<'_> {
     /// Assigns at most `limit` of its pending rows to sequence `index`; returns their number.
     fn give(&mut self, index: usize, limit: usize) -> usize {
         let sequence = &self.running[index];
-        let (pending, draft) = (sequence.pending(), sequence.firm_draft());
-        let mut rows = pending.min(self.rows).min(limit);
+        let mut rows = sequence.pending().min(self.rows).min(limit);
         let scores = sequence.unscored(rows).len();
         rows -= scores.saturating_sub(self.scored);
-        // The last row comes with the whole draft, or waits for a step that has room for both.
-        if rows == pending && rows + draft > self.rows {
-            rows -= 1;
-        }
         if rows > 0 {
-            let draft = if rows == pending { draft } else { 0 };
             self.scored -= sequence.unscored(rows).len();
-            self.rows -= rows + draft;
-            self.plan.push(ScheduledSequence { index, rows, draft });
+            self.rows -= rows;
+            self.plan.push(ScheduledSequence {
+                index,
+                rows,
+                nodes: 0,
+            });
         }
         rows
     }
@@ -271,10 +270,10 @@ impl Share<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::handle::Submission;
+    use super::super::handle::{SpecLimits, Submission};
     use super::super::request::Request;
     use super::*;
-    use crate::sampling::SamplingParams;
+    use crate::sampling::{Acceptance, SamplingParams};
     use crate::spec::StepOutput;
     use std::time::{Duration, Instant};
 
@@ -301,14 +300,11 @@ mod tests {
             }
         }
 
-        fn add(&mut self, prompt_len: usize, temperature: f32) {
+        fn add(&mut self, prompt_len: usize) {
             let request = Request {
                 prompt: vec![1; prompt_len],
                 max_tokens: Some(10_000),
-                params: SamplingParams {
-                    temperature,
-                    ..SamplingParams::default()
-                },
+                params: SamplingParams::default(),
                 ..Request::default()
             };
             let submission = Submission {
@@ -318,7 +314,13 @@ mod tests {
                 place: None,
             };
             let id = self.turns.len() as SeqId;
-            let sequence = Sequence::new(id, submission, 20_000, DRAFT, &[]);
+            let rule = Acceptance::Coupled;
+            let spec = SpecLimits {
+                length: DRAFT,
+                nodes: 2 * DRAFT,
+                topk: 1,
+            };
+            let sequence = Sequence::new(id, submission, 20_000, spec, rule, &[]);
             self.scheduler.waiting.push_back(sequence);
             self.turns.push(0);
         }
@@ -327,14 +329,11 @@ mod tests {
         fn step(&mut self) -> Vec<ScheduledSequence> {
             let (plan, _) = self.scheduler.schedule();
             assert!(!plan.is_empty(), "a step without rows");
-            let rows: usize = plan.iter().map(|turn| turn.rows + turn.draft).sum();
+            let rows: usize = plan.iter().map(|turn| turn.rows + turn.nodes).sum();
             assert!(rows <= self.scheduler.max_num_batched_tokens, "{plan:?}");
             for turn in &plan {
                 let sequence = &mut self.scheduler.running[turn.index];
                 self.turns[sequence.state.id as usize] += 1;
-                if turn.rows == sequence.pending() {
-                    assert!(turn.draft >= sequence.firm_draft(), "{turn:?}");
-                }
                 let tokens = match turn.rows == sequence.pending() {
                     true => vec![1],
                     false => Vec::new(),
@@ -350,14 +349,12 @@ mod tests {
         }
     }
 
-    /// Six rows are one sampled request with its draft, or six greedy requests without drafts.
+    /// Six rows are six of twenty sequences; drafts wait.
     #[test]
     fn who_finds_no_room_is_next() {
-        for greedy in [0, 7, 20] {
-            let mut schedule = Schedule::new(DRAFT + 1);
-            for i in 0..20 {
-                schedule.add(1, if i < greedy { 0.0 } else { 1.0 });
-            }
+        for rows in [1, DRAFT + 1, 19] {
+            let mut schedule = Schedule::new(rows);
+            (0..20).for_each(|_| schedule.add(1));
             for _ in 0..400 {
                 schedule.step();
                 let (least, most) = (schedule.turns.iter().min(), schedule.turns.iter().max());
@@ -376,10 +373,10 @@ mod tests {
         for (rows, decoding) in [(DRAFT + 1, 10), (2 * DRAFT + 2, 4), (17, 9)] {
             let mut schedule = Schedule::new(rows);
             for _ in 0..decoding {
-                schedule.add(1, 1.0);
+                schedule.add(1);
             }
             (0..2 * decoding).for_each(|_| drop(schedule.step()));
-            schedule.add(50, 0.0);
+            schedule.add(50);
             // Between two turns of a sequence, every other sequence has one.
             let enough = 50 * (decoding + 1);
             let read = (0..enough).position(|_| {
@@ -396,9 +393,9 @@ mod tests {
     #[test]
     fn prompts_keep_nobody_waiting() {
         let mut schedule = Schedule::new(500);
-        schedule.add(2000, 0.0);
+        schedule.add(2000);
         assert_eq!(schedule.step()[0].rows, 500);
-        (0..10).for_each(|_| schedule.add(1, 1.0));
+        (0..10).for_each(|_| schedule.add(1));
         schedule.step();
         let plan = schedule.step();
         let rows: Vec<usize> = plan.iter().map(|turn| turn.rows).collect();
@@ -407,7 +404,7 @@ mod tests {
         assert_eq!(rows, want);
         assert!(want[10] < 100);
         assert!(
-            plan[..10].iter().all(|turn| turn.draft == DRAFT),
+            plan[..10].iter().all(|turn| turn.nodes == DRAFT),
             "{plan:?}"
         );
     }

@@ -1,9 +1,9 @@
 //! The state of one request: tokens, lengths, finish.
 
-use super::handle::Submission;
+use super::handle::{SpecLimits, Submission};
 use super::request::{Event, FinishReason, SpecUsage, TokenOutput};
 use crate::kv::BlockTable;
-use crate::sampling::{Sampler, TokenLogprobs};
+use crate::sampling::{Acceptance, Sampler, TokenLogprobs};
 use crate::spec::{SeqId, SequenceState, StepInput, StepOutput};
 use std::ops::Range;
 use std::time::Instant;
@@ -18,8 +18,8 @@ pub struct Sequence {
     pub state: SequenceState,
     /// Maximum number of output tokens; fits the context.
     pub max_tokens: usize,
-    /// Maximum number of draft tokens per round.
-    pub spec_length: usize,
+    /// Limits of its drafts.
+    pub spec: SpecLimits,
     /// Scores of the prompt so far.
     prompt_scores: Vec<Option<TokenLogprobs>>,
     pub usage: SpecUsage,
@@ -40,7 +40,8 @@ impl Sequence {
         id: SeqId,
         submission: Submission,
         max_model_len: usize,
-        spec_length: usize,
+        spec: SpecLimits,
+        acceptance: Acceptance,
         eos: &[u32],
     ) -> Self {
         let request = submission.request;
@@ -51,7 +52,11 @@ impl Sequence {
         let prompt_len = request.prompt.len();
         Self {
             max_tokens: request.max_tokens.unwrap_or(max_model_len - prompt_len),
-            spec_length: request.spec_length.unwrap_or(spec_length),
+            spec: SpecLimits {
+                length: request.spec_length.unwrap_or(spec.length).min(spec.length),
+                nodes: request.spec_nodes.unwrap_or(spec.nodes).min(spec.nodes),
+                topk: request.spec_topk.unwrap_or(spec.topk).min(spec.topk),
+            },
             prompt_scores: Vec::from_iter(request.prompt_logprobs.map(|_| None)),
             state: SequenceState {
                 id,
@@ -62,6 +67,8 @@ impl Sequence {
                 table: BlockTable::default(),
                 logprobs: request.logprobs,
                 prompt_logprobs: request.prompt_logprobs,
+                acceptance: request.acceptance.unwrap_or(acceptance),
+                draft_context: request.draft_context,
                 synthetic_acceptance: request.synthetic_acceptance,
             },
             usage: SpecUsage::default(),
@@ -78,12 +85,14 @@ impl Sequence {
         self.state.output_len()
     }
 
-    /// The input of a step with `rows` pending rows and a draft of `draft` tokens.
-    pub fn step_input(&mut self, rows: usize, draft: usize) -> StepInput<'_> {
+    /// The input of a step with `rows` pending rows and a draft of at most `nodes` tokens.
+    pub fn step_input(&mut self, rows: usize, nodes: usize) -> StepInput<'_> {
         StepInput {
             rows,
             sample: self.wants_tokens() && rows == self.pending(),
-            draft,
+            nodes,
+            depth: self.draft_depth(),
+            width: self.spec.topk,
             may_draft: self.may_draft(),
             prompt_scores: self.unscored(rows),
             state: &mut self.state,
@@ -100,36 +109,29 @@ impl Sequence {
         self.max_tokens > 0
     }
 
-    /// Draft tokens for the next round. It depends on this sequence alone, so a seeded request has
-    /// the same rounds whatever else is running. 0 before the first token, which a draft would
-    /// delay; never more tokens than could be used.
-    pub fn draft_len(&self) -> usize {
+    /// Maximum depth of the next draft: 0 before the first token, which a draft would delay; never
+    /// more tokens than could be used.
+    pub fn draft_depth(&self) -> usize {
         match self.output_len() {
             0 => 0,
             output => self
-                .spec_length
+                .spec
+                .length
                 .min((self.max_tokens - output).saturating_sub(1)),
+        }
+    }
+
+    /// Maximum number of nodes of the next draft.
+    pub fn draft_nodes(&self) -> usize {
+        match self.spec.topk {
+            1 => self.spec.nodes.min(self.draft_depth()),
+            _ => self.spec.nodes,
         }
     }
 
     /// Whether a draft may ever be requested.
     pub fn may_draft(&self) -> bool {
-        self.spec_length > 0 && self.max_tokens > 1
-    }
-
-    /// Whether a shorter draft gives the same text. This holds for greedy requests; with sampling
-    /// or synthetic acceptance, the draft is part of the random experiment.
-    pub fn draft_is_elastic(&self) -> bool {
-        self.state.sampler.params().is_greedy() && self.state.synthetic_acceptance.is_none()
-    }
-
-    /// Draft tokens for which blocks must be reserved.
-    pub fn firm_draft(&self) -> usize {
-        if self.draft_is_elastic() {
-            0
-        } else {
-            self.draft_len()
-        }
+        self.spec.length > 0 && self.max_tokens > 1
     }
 
     /// Prompt positions that the next `rows` rows can score and that have no score yet.

@@ -2,6 +2,7 @@
 
 use candle_core::Device;
 use foretoken::config::{Config, KvBudget};
+use foretoken::engine::MAX_DRAFT_ROWS;
 use foretoken::error::{Error, Result};
 use foretoken::kernels;
 use foretoken::model::{Model, ModelConfig};
@@ -150,7 +151,7 @@ fn workspace(model: &ModelConfig, config: &Config) -> u64 {
     let row = 4 * model.hidden_size + 2 * heads * model.head_dim + 3 * model.intermediate_size;
     let engine = &config.engine;
     let rows = engine.max_num_batched_tokens;
-    let sampled = rows.min(engine.max_num_seqs * (engine.spec_length + 1));
+    let sampled = rows.min(engine.max_num_seqs + MAX_DRAFT_ROWS);
     ((rows * row + 4 * sampled * model.vocab_size) * size_of::<f32>()) as u64
 }
 

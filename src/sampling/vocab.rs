@@ -51,6 +51,41 @@ pub(super) fn weights(logits: &mut [f32], max: f32, temperature: f32) {
     }
 }
 
+/// Multiplies each entry by `factor`.
+pub(super) fn scale(values: &mut [f32], factor: f64) {
+    for value in values {
+        *value = (f64::from(*value) * factor) as f32;
+    }
+}
+
+/// The indices of the `count` largest entries, largest first, of equal ones the lower first. NaN
+/// counts as minus infinity.
+pub(super) fn largest(values: &[f32], count: usize) -> Vec<u32> {
+    let mut found: Vec<(f32, u32)> = Vec::with_capacity(count + 1);
+    if count == 0 {
+        return Vec::new();
+    }
+    let mut least = f32::NEG_INFINITY;
+    for (number, chunk) in values.chunks(4 * LANES).enumerate() {
+        // Most chunks have nothing to add; this is vectorized.
+        let any = chunk.iter().fold(false, |any, &x| any | (x > least));
+        if !any {
+            continue;
+        }
+        for (i, &x) in chunk.iter().enumerate() {
+            if x > least {
+                let place = found.partition_point(|&(other, _)| other >= x);
+                found.insert(place, (x, (number * 4 * LANES + i) as u32));
+                found.truncate(count);
+                if found.len() == count {
+                    least = found[count - 1].0;
+                }
+            }
+        }
+    }
+    found.into_iter().map(|(_, id)| id).collect()
+}
+
 /// The sum of all entries, in f64.
 pub(super) fn sum(values: &[f32]) -> f64 {
     let mut lanes = [0f64; LANES];
@@ -129,6 +164,22 @@ mod tests {
                     assert_eq!(quantile(&probs, middle), token as u32);
                 }
                 before += f64::from(p);
+            }
+        }
+    }
+
+    #[test]
+    fn the_largest_are_those_of_a_sort() {
+        for (len, levels) in [(1, 9), (70, 3), (5000, 1000), (5000, 4)] {
+            let level = |i: usize| (mix(i as u64) % levels) as f32 - 1.;
+            let mut values: Vec<f32> = (0..len).map(level).collect();
+            values[len / 2] = f32::NAN;
+            let mut order: Vec<u32> = (0..len as u32).collect();
+            order.retain(|&id| !values[id as usize].is_nan());
+            order.sort_by(|&a, &b| values[b as usize].total_cmp(&values[a as usize]));
+            for count in [0, 1, 2, 8] {
+                let want = &order[..count.min(order.len())];
+                assert_eq!(largest(&values, count), want, "{count} of {len}");
             }
         }
     }

@@ -54,7 +54,7 @@ pub(super) fn decide_all(
         |input: &mut StepInput<'_>, draft: &Draft, rows: &Range<usize>| -> Result<StepResult> {
             let logits = output.logits.narrow(0, rows.start, rows.len())?;
             let logits: Vec<f32> = logits.flatten_all()?.to_vec1()?;
-            Ok(decide(input, &draft.to_host()?, &logits, vocab_size))
+            Ok(decide(input, &draft.to_host()?, &logits, vocab_size, 0))
         };
     let mut outputs: Vec<_> = inputs.iter().map(|_| Ok(StepOutput::default())).collect();
     let mut verification = Verification::default();
@@ -93,17 +93,17 @@ impl<'a> Verification<'a> {
     /// Adds an input whose logits rows start at row `first`.
     fn push(&mut self, place: usize, input: &mut StepInput<'_>, draft: &'a Draft, first: u32) {
         let rng = input.state.rng();
-        let nodes = draft.tokens.iter().zip(&draft.dists).enumerate();
+        let nodes = draft.tokens.iter().enumerate();
         self.places.push(place);
         self.chains.push(Chain {
             row: self.params.len(),
             nodes: nodes
-                .map(|(i, (&token, dist))| Node {
+                .map(|(i, &token)| Node {
                     token,
                     uniform: rng.uniform(i, Purpose::Accept, 0),
-                    q: match dist {
-                        DraftDist::Device(row) => Some(row),
-                        DraftDist::Host(_) => None,
+                    q: match draft.dists.get(i) {
+                        Some(DraftDist::Device(row)) => Some(row),
+                        _ => None,
                     },
                 })
                 .collect(),

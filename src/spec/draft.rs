@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::kernels::sample::DeviceRow;
 use crate::model::{MAX_TREE_NODES, is_chain};
-use crate::sampling::{Dist, Sampler};
+use crate::sampling::{Acceptance, Dist, Sampler};
 use candle_core::Tensor;
 use std::ops::Range;
 
@@ -37,6 +37,44 @@ impl DraftDist {
     }
 }
 
+/// Where a draft token comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// A draft model, or the target's own layers.
+    Model,
+    /// Earlier tokens of the same request.
+    Own,
+    /// The output that the request predicts.
+    Prediction,
+    /// Answers to other requests.
+    Pool,
+    /// The target's best candidates where it last saw the same token.
+    Recycled,
+}
+
+impl Source {
+    /// All sources.
+    pub const ALL: [Self; 5] = [
+        Self::Model,
+        Self::Own,
+        Self::Prediction,
+        Self::Pool,
+        Self::Recycled,
+    ];
+}
+
+/// Requests of different scopes share nothing that could tell one about the other, not even by timing.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CacheScope(pub u64);
+
+/// What a drafter knows of a request besides its tokens.
+#[derive(Debug, Default, Clone)]
+pub struct DraftContext {
+    pub scope: CacheScope,
+    /// The output that the request expects, as tokens; a hint. May be empty.
+    pub prediction: Vec<u32>,
+}
+
 /// Guessed continuations of one sequence: a tree of tokens, ordered so that parents come before
 /// their children. A chain is a tree in which every node has at most one child.
 #[derive(Debug, Clone, Default)]
@@ -44,17 +82,55 @@ pub struct Draft {
     pub tokens: Vec<u32>,
     /// Index of the node before each token; `None` = the token follows the sequence's last token.
     pub parents: Vec<Option<u16>>,
-    /// The distribution each token was drawn from.
+    /// Estimated probability, 0 to 1, that the node and all of its ancestors stand.
+    pub scores: Vec<f32>,
+    pub sources: Vec<Source>,
+    /// The distribution each token was drawn from. Only for sampled requests under
+    /// [`Acceptance::Rejection`]; empty otherwise, and if no model predicted the tokens.
     pub dists: Vec<DraftDist>,
 }
 
 impl Draft {
     /// Adds a token to the end of a chain.
-    pub fn push(&mut self, token: u32, dist: impl Into<DraftDist>) {
-        self.parents
-            .push(self.tokens.len().checked_sub(1).map(|last| last as u16));
+    pub fn push(&mut self, token: u32, score: f32, source: Source) {
+        let parent = self.tokens.len().checked_sub(1).map(|last| last as u16);
+        self.add(token, parent, score, source);
+    }
+
+    /// Adds a token after node `parent`; returns its node.
+    pub fn add(&mut self, token: u32, parent: Option<u16>, score: f32, source: Source) -> u16 {
         self.tokens.push(token);
-        self.dists.push(dist.into());
+        self.parents.push(parent);
+        self.scores.push(score);
+        self.sources.push(source);
+        (self.tokens.len() - 1) as u16
+    }
+
+    /// Removes the nodes for which `keep` is false, and all that descend from them.
+    pub fn retain(&mut self, keep: &[bool]) {
+        let mut places: Vec<Option<u16>> = Vec::with_capacity(self.len());
+        let old = std::mem::take(self);
+        for (node, &keep) in keep.iter().enumerate() {
+            let parent = old.parents[node].map(|parent| places[usize::from(parent)]);
+            let kept = keep && parent != Some(None);
+            places.push(kept.then(|| {
+                self.dists.extend(old.dists.get(node).cloned());
+                let (score, source) = (old.scores[node], old.sources[node]);
+                self.add(old.tokens[node], parent.flatten(), score, source)
+            }));
+        }
+    }
+
+    /// The distribution that token `node` was drawn from.
+    pub fn dist(&self, node: usize) -> DraftDist {
+        let point = || Dist::Point(self.tokens[node]).into();
+        self.dists.get(node).cloned().unwrap_or_else(point)
+    }
+
+    /// The nodes after `node`; `None` = after the sequence's last token.
+    pub fn children(&self, node: Option<usize>) -> impl Iterator<Item = usize> + '_ {
+        let after = node.map_or(0, |node| node + 1)..self.len();
+        after.filter(move |&child| self.parents[child].map(usize::from) == node)
     }
 
     /// The draft with its distributions in the memory of the host.
@@ -77,21 +153,28 @@ impl Draft {
         self.dists.iter().any(host)
     }
 
-    /// Cuts the draft before the first node that cannot be verified: after `length` or
-    /// [`MAX_TREE_NODES`] nodes, at an id not below `vocab_size`, or at a parent that does not come
-    /// before its node.
-    pub fn end_where_invalid(&mut self, length: usize, vocab_size: usize) {
-        let nodes = self.tokens.iter().zip(&self.parents).enumerate();
-        let is_valid = |&(node, (&id, parent)): &(usize, (&u32, &Option<u16>))| {
-            let follows = parent.is_none_or(|parent| usize::from(parent) < node);
-            follows && (id as usize) < vocab_size
-        };
-        let mut len = nodes.take(length).take_while(is_valid).count();
+    /// Cuts the draft before the first node that cannot be verified: after `nodes` or
+    /// [`MAX_TREE_NODES`] nodes, beyond `depth`, at an id not below `vocab_size`, or at a parent that
+    /// does not come before its node.
+    pub fn end_where_invalid(&mut self, nodes: usize, depth: usize, vocab_size: usize) {
+        let mut depths: Vec<usize> = Vec::with_capacity(self.len());
+        for (&id, &parent) in self.tokens.iter().zip(&self.parents).take(nodes) {
+            let above = parent.map_or(Some(0), |parent| depths.get(usize::from(parent)).copied());
+            match above {
+                Some(above) if above < depth && (id as usize) < vocab_size => {
+                    depths.push(above + 1);
+                }
+                _ => break,
+            }
+        }
+        let mut len = depths.len();
         if !is_chain(&self.parents[..len]) {
             len = len.min(MAX_TREE_NODES);
         }
         self.tokens.truncate(len);
         self.parents.truncate(len);
+        self.scores.truncate(len);
+        self.sources.truncate(len);
         self.dists.truncate(len);
     }
 
@@ -116,11 +199,21 @@ pub struct DraftRequest<'a> {
     pub id: SeqId,
     /// All tokens of the sequence; the draft continues after the last.
     pub tokens: &'a [u32],
-    /// Draft tokens wanted, at least 1.
+    /// Maximum depth of the draft, at least 1.
     pub length: usize,
+    /// Maximum number of its nodes, at least 1.
+    pub nodes: usize,
+    /// Maximum number of children of a node, at least 1; 1 = a chain.
+    pub width: usize,
+    /// Position of the first draft token in the target's sequence, which addresses its random
+    /// numbers.
+    pub position: usize,
     /// Has state for `tokens`. A drafter may push the tokens it drafts and leave them there: the
     /// caller removes them.
     pub sampler: &'a mut Sampler,
+    /// The rule that will verify the draft; [`Acceptance::Coupled`] for every greedy request.
+    pub acceptance: Acceptance,
+    pub context: &'a DraftContext,
 }
 
 /// The committed tokens of a sequence after a step.
@@ -129,6 +222,7 @@ pub struct Committed<'a> {
     pub id: SeqId,
     /// All of its tokens.
     pub tokens: &'a [u32],
+    pub prompt_len: usize,
     /// Positions that the target computed in this step and that are committed: pending tokens, then
     /// accepted ones. The token that the step added itself is not included: it is pending.
     pub new: Range<usize>,
@@ -136,6 +230,11 @@ pub struct Committed<'a> {
     /// [`Output::hidden`](crate::model::Output::hidden). `None` if [`Drafter::taps`] is empty. It
     /// may be a view of a larger tensor: copy what is kept for long.
     pub hidden: Option<Tensor>,
+    /// Each token after which the target predicted the next one in this step, rejected draft tokens
+    /// included, with the target's best next tokens, the best first. Empty if
+    /// [`Drafter::candidates`] is 0.
+    pub candidates: &'a [(u32, Vec<u32>)],
+    pub context: &'a DraftContext,
 }
 
 /// Total cost of drafting, for the cost coefficient c of Leviathan et al. 2023, section 3.2.
@@ -150,7 +249,8 @@ pub struct DraftCost {
 /// Proposes continuations. A draft is advice: it may be shorter than requested or empty, and only
 /// speed depends on it.
 pub trait Drafter: Send {
-    /// Returns one draft per request, in order, each of at most `length` tokens; ids are distinct.
+    /// Returns one draft per request, in order, each at most `length` deep and of at most `nodes`
+    /// nodes; ids are distinct.
     /// The caller cuts off what cannot be verified: see [`Draft::end_where_invalid`]. May keep
     /// state for the ids it sees until [`Drafter::forget`].
     ///
@@ -166,6 +266,19 @@ pub trait Drafter: Send {
         &[]
     }
 
+    /// Number of the target's best next tokens that [`Drafter::observe`] wants of each verified row;
+    /// it never changes.
+    fn candidates(&self) -> usize {
+        0
+    }
+
+    /// The estimated probabilities that the first, second, ... draft token would stand together with
+    /// those before it, at most `length` of them. With it, the caller decides how deep to draft.
+    /// `None` = a draft costs no forwards.
+    fn forecast(&self, _request: &DraftRequest<'_>) -> Option<Vec<f32>> {
+        None
+    }
+
     /// Called once per step, after verification, for every sequence of the step that may ever
     /// request a draft: first with its prompt, chunk by chunk, then with accepted tokens. Until an
     /// id is forgotten, each of its positions comes once and in order. When a draft is requested,
@@ -173,10 +286,15 @@ pub trait Drafter: Send {
     /// sequence again. Roll back what was computed for rejected tokens.
     fn observe(&mut self, _committed: &[Committed<'_>]) {}
 
-    /// The sequence ended, was preempted, or was part of a failed call of `propose`: free all state
-    /// held for it. After a preemption it is observed from its start again; after a failure its
-    /// earlier positions do not come again.
+    /// The sequence was preempted, or was part of a failed call of `propose`: free all state held
+    /// for it. After a preemption it is observed from its start again; after a failure its earlier
+    /// positions do not come again.
     fn forget(&mut self, _id: SeqId) {}
+
+    /// The request ended: free all state held for its sequence. The drafter may learn from it first.
+    fn end(&mut self, id: SeqId) {
+        self.forget(id);
+    }
 
     /// Cost of drafting since the start.
     fn cost(&self) -> DraftCost {
@@ -201,17 +319,21 @@ pub trait Drafter: Send {
 mod tests {
     use super::*;
 
+    fn draft(nodes: &[(u32, Option<u16>)]) -> Draft {
+        let mut draft = Draft::default();
+        for &(token, parent) in nodes {
+            draft.add(token, parent, 0.5, Source::Own);
+        }
+        draft
+    }
+
     #[test]
     fn a_draft_ends_before_the_first_node_that_cannot_be_verified() {
-        let len = |nodes: &[(u32, Option<u16>)], length| {
-            let mut draft = Draft::default();
-            for &(token, parent) in nodes {
-                draft.push(token, Dist::Point(token));
-                draft.parents[draft.tokens.len() - 1] = parent;
-            }
-            draft.end_where_invalid(length, 10);
-            assert_eq!(draft.parents.len(), draft.len());
-            assert_eq!(draft.dists.len(), draft.len());
+        let len = |nodes: &[(u32, Option<u16>)], most| {
+            let mut draft = draft(nodes);
+            draft.end_where_invalid(most, 70, 10);
+            let others = [draft.parents.len(), draft.scores.len(), draft.sources.len()];
+            assert_eq!(others, [draft.len(); 3]);
             draft.len()
         };
         let tree = [(1, None), (2, None), (9, Some(1)), (3, Some(0))];
@@ -221,9 +343,36 @@ mod tests {
         assert_eq!(len(&with((10, Some(1))), 4), 2, "an id that nobody knows");
         assert_eq!(len(&with((9, Some(2))), 4), 2, "its own parent");
         assert_eq!(len(&with((9, Some(3))), 4), 2, "a parent that comes later");
+        let mut deep = draft(&tree);
+        deep.end_where_invalid(4, 1, 10);
+        assert_eq!(deep.len(), 2);
         let chain: Vec<_> = (0..70u16).map(|i| (1, i.checked_sub(1))).collect();
         assert_eq!(len(&chain, 70), 70);
         let star: Vec<_> = (0..70u16).map(|i| (1, (i > 0).then_some(0))).collect();
         assert_eq!(len(&star, 70), MAX_TREE_NODES);
+    }
+
+    #[test]
+    fn a_node_goes_with_its_ancestors() {
+        let tree = [
+            (1, None),
+            (2, None),
+            (3, Some(1)),
+            (4, Some(0)),
+            (5, Some(2)),
+            (6, Some(3)),
+        ];
+        let mut kept = draft(&tree);
+        kept.retain(&[false, true, true, true, true, true]);
+        assert_eq!(kept.tokens, [2, 3, 5]);
+        assert_eq!(kept.parents, [None, Some(0), Some(1)]);
+        let mut kept = draft(&tree);
+        kept.retain(&[true, false, true, true, true, false]);
+        assert_eq!(
+            (kept.tokens, kept.parents),
+            (vec![1, 4], vec![None, Some(0)])
+        );
+        let children = |node| draft(&tree).children(node).collect::<Vec<_>>();
+        assert_eq!((children(None), children(Some(0))), (vec![0, 1], vec![3]));
     }
 }

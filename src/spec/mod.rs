@@ -9,9 +9,12 @@ mod step;
 pub mod verify;
 
 pub use device::{logits_params, row_adjustments};
-pub use draft::{Committed, Draft, DraftCost, DraftDist, DraftRequest, Drafter, SeqId};
+pub use draft::{
+    CacheScope, Committed, Draft, DraftContext, DraftCost, DraftDist, DraftRequest, Drafter, SeqId,
+    Source,
+};
 pub use draft_model::DraftModel;
 pub use ngram::NgramDrafter;
 pub use runner::SpeculativeRunner;
 pub use step::{SequenceState, StepInput, StepOutput, StepResult};
-pub use verify::{Verdict, synthetic_acceptance, verify};
+pub use verify::{Verdict, coupled, rejection, synthetic_acceptance};

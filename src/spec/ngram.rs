@@ -1,8 +1,11 @@
 //! Drafting without a model: prompt lookup.
 
-use super::draft::{Draft, DraftRequest, Drafter};
+use super::draft::{Draft, DraftRequest, Drafter, Source};
 use crate::error::Result;
-use crate::sampling::Dist;
+
+/// Estimated probability that a copied token stands if the one before it does: half of the matches of
+/// two tokens predict the next one (SmolLM2 on Spec-Bench).
+const STANDS: f32 = 0.5;
 
 /// Copies what followed the same n-gram earlier in the request's own tokens (prompt lookup
 /// decoding, Saxena 2023). The longest n-gram wins; among equal lengths, the latest position.
@@ -43,8 +46,11 @@ impl Drafter for NgramDrafter {
     fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
         let draft = |request: &DraftRequest<'_>| {
             let mut draft = Draft::default();
-            for &token in self.lookup(request.tokens, request.length) {
-                draft.push(token, Dist::Point(token));
+            let mut score = 1.0;
+            let length = request.length.min(request.nodes);
+            for &token in self.lookup(request.tokens, length) {
+                score *= STANDS;
+                draft.push(token, score, Source::Own);
             }
             draft
         };

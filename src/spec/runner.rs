@@ -72,10 +72,17 @@ impl SpeculativeRunner {
         }
     }
 
-    /// Frees the drafter's state for a sequence that ended or was preempted.
+    /// Frees the drafter's state for a sequence that was preempted.
     pub fn forget(&mut self, id: SeqId) {
         if let Some(drafter) = &mut self.drafter {
             drafter.forget(id);
+        }
+    }
+
+    /// Frees the drafter's state for a request that ended.
+    pub fn end(&mut self, id: SeqId) {
+        if let Some(drafter) = &mut self.drafter {
+            drafter.end(id);
         }
     }
 
@@ -111,7 +118,7 @@ impl SpeculativeRunner {
         let (places, mut requests): (Vec<usize>, Vec<DraftRequest<'_>>) = inputs
             .iter_mut()
             .enumerate()
-            .filter(|(_, input)| input.draft > 0)
+            .filter(|(_, input)| input.nodes > 0 && input.depth > 0)
             .map(|(place, input)| (place, input.draft_request()))
             .unzip();
         if requests.is_empty() {
@@ -135,7 +142,7 @@ impl SpeculativeRunner {
         }
         let vocab_size = self.target.config().vocab_size;
         for (input, draft) in inputs.iter_mut().zip(&mut drafts) {
-            draft.end_where_invalid(input.draft, vocab_size);
+            draft.end_where_invalid(input.nodes, input.depth, vocab_size);
             input.state.restore_sampler();
         }
         drafts
@@ -153,11 +160,13 @@ impl SpeculativeRunner {
         if output.is_on_gpu() {
             return device::decide_all(output, inputs, drafts, rows, vocab);
         }
+        let candidates = self.drafter.as_ref().map_or(0, |d| d.candidates());
         output.read(|logits| {
             let mut parts: Vec<_> = inputs.iter_mut().zip(drafts).zip(rows).collect();
             parallel::map(&mut parts, |((input, draft), rows)| {
                 let logits = &logits[rows.start * vocab..rows.end * vocab];
-                decide(input, draft, logits, vocab)
+                let candidates = if input.may_draft { candidates } else { 0 };
+                decide(input, draft, logits, vocab, candidates)
             })
         })
     }

@@ -1,9 +1,11 @@
 //! Inputs and outputs of a step, and verification on the host.
 
-use super::draft::{Draft, DraftRequest, SeqId};
-use super::verify::{Verdict, synthetic_acceptance, verify};
+use super::draft::{Draft, DraftContext, DraftRequest, SeqId};
+use super::verify::{Verdict, coupled, rejection, synthetic_acceptance};
 use crate::kv::BlockTable;
-use crate::sampling::{NoToken, Rng, Sampler, TokenLogprobs, distribution, logprobs};
+use crate::sampling::{
+    Acceptance, NoToken, Rng, Sampler, TokenLogprobs, best, choose, distribution, logprobs,
+};
 use candle_core::Tensor;
 use std::ops::Range;
 
@@ -25,6 +27,8 @@ pub struct SequenceState {
     pub logprobs: Option<usize>,
     /// Number of alternatives to return with the log-probability of each prompt token.
     pub prompt_logprobs: Option<usize>,
+    pub acceptance: Acceptance,
+    pub draft_context: DraftContext,
     /// Accept draft tokens with this probability instead of verifying them; see
     /// [`synthetic_acceptance()`].
     pub synthetic_acceptance: Option<f64>,
@@ -33,14 +37,18 @@ pub struct SequenceState {
 /// The share of one sequence in a step: some of its pending rows, and possibly a draft after them.
 #[derive(Debug)]
 pub struct StepInput<'a> {
-    /// Its table has room for `kv_len + rows + draft` tokens.
+    /// Its table has room for `kv_len + rows + nodes` tokens.
     pub state: &'a mut SequenceState,
     /// Number of pending tokens to feed.
     pub rows: usize,
     /// Whether to sample a token after the last pending one; `rows` must then include all of them.
     pub sample: bool,
     /// Maximum number of draft tokens.
-    pub draft: usize,
+    pub nodes: usize,
+    /// Maximum depth of the draft.
+    pub depth: usize,
+    /// Maximum number of children of a draft node.
+    pub width: usize,
     /// Whether a draft may ever be requested, so that the drafter must observe the committed
     /// tokens.
     pub may_draft: bool,
@@ -62,8 +70,10 @@ pub struct StepOutput {
     pub logprobs: Vec<TokenLogprobs>,
     /// One for each of the input's `prompt_scores`.
     pub prompt_scores: Vec<TokenLogprobs>,
+    /// See [`Committed::candidates`](super::Committed::candidates).
+    pub candidates: Vec<(u32, Vec<u32>)>,
     pub drafted: usize,
-    /// Draft tokens whose acceptance was decided.
+    /// Draft tokens whose acceptance was decided; of siblings one.
     pub tested: usize,
 }
 
@@ -90,6 +100,14 @@ impl SequenceState {
         }
     }
 
+    /// The rule that verifies this request's drafts. For greedy requests both rules are the same.
+    pub(super) fn rule(&self) -> Acceptance {
+        match self.sampler.params().is_greedy() {
+            true => Acceptance::Coupled,
+            false => self.acceptance,
+        }
+    }
+
     /// Removes the tokens that a step pushed to the sampler.
     pub(super) fn restore_sampler(&mut self) {
         self.sampler.truncate(self.output_len());
@@ -102,13 +120,19 @@ impl StepInput<'_> {
         DraftRequest {
             id: self.state.id,
             tokens: &self.state.tokens,
-            length: self.draft,
+            length: self.depth,
+            nodes: self.nodes,
+            width: self.width,
+            position: self.state.tokens.len(),
+            acceptance: self.state.rule(),
             sampler: &mut self.state.sampler,
+            context: &self.state.draft_context,
         }
     }
 }
 
-/// Computes a sequence's result (log-probabilities and verdict) from its `logits`, `[rows, vocab]`.
+/// Computes a sequence's result (log-probabilities and verdict) from its `logits`, `[rows, vocab]`, with
+/// the `candidates` best next tokens of each verified row.
 ///
 /// # Errors
 /// If a required token cannot be chosen.
@@ -117,6 +141,7 @@ pub(super) fn decide(
     draft: &Draft,
     logits: &[f32],
     vocab: usize,
+    candidates: usize,
 ) -> StepResult {
     let mut rows = logits.chunks(vocab);
     let alternatives = input.state.prompt_logprobs.unwrap_or(0);
@@ -130,37 +155,63 @@ pub(super) fn decide(
             ..StepOutput::default()
         });
     }
-    let rows: Vec<&[f32]> = rows.collect();
-    let rng = input.state.rng();
-    let sampler = &mut input.state.sampler;
     // The first row is that of the last pending token; one row per draft node follows.
-    let after = |node: Option<&usize>| rows[node.map_or(0, |node| node + 1)];
-    let target = |path: &[usize]| {
-        if let Some(&last) = path.last() {
-            sampler.push(draft.tokens[last]);
-        }
-        distribution(after(path.last()), sampler)
-    };
-    let verdict = match input.state.synthetic_acceptance {
-        None => verify(draft, target, &rng),
-        Some(rate) => synthetic_acceptance(draft, rate, target, &rng),
-    };
+    let rows: Vec<&[f32]> = rows.collect();
+    let verdict = verdict(input, draft, &rows);
     input.state.restore_sampler();
     let Verdict { path, next, tested } = verdict?;
     let accepted = path.iter().map(|&node| draft.tokens[node]);
     let tokens: Vec<u32> = accepted.chain([next]).collect();
     let scored = input.state.logprobs.into_iter().flat_map(|top| {
-        let before = [None].into_iter().chain(path.iter().map(Some));
+        let before = [0].into_iter().chain(path.iter().map(|node| node + 1));
         let scored = tokens.iter().zip(before);
-        scored.map(move |(&token, node)| logprobs(after(node), token, top))
+        scored.map(move |(&token, row)| (token, row, top))
     });
+    let scored = scored.map(|(token, row, top)| logprobs(rows[row], token, top));
+    let fed = input.state.tokens.last().into_iter().chain(&draft.tokens);
+    let candidates = match candidates {
+        0 => Vec::new(),
+        count => fed
+            .zip(&rows)
+            .map(|(&token, row)| (token, best(row, count)))
+            .collect(),
+    };
     Ok(StepOutput {
         logprobs: scored.collect::<Result<_, _>>()?,
         prompt_scores,
+        candidates,
         drafted: draft.len(),
         tested,
         tokens,
         path,
         hidden: None,
     })
+}
+
+/// Applies the request's acceptance rule. Leaves the accepted tokens in its sampler.
+fn verdict(input: &mut StepInput<'_>, draft: &Draft, rows: &[&[f32]]) -> Result<Verdict, NoToken> {
+    let (rng, rule) = (input.state.rng(), input.state.rule());
+    let synthetic = input.state.synthetic_acceptance;
+    let sampler = &mut input.state.sampler;
+    let after = |path: &[usize], sampler: &mut Sampler| match path.last() {
+        None => rows[0],
+        Some(&last) => {
+            sampler.push(draft.tokens[last]);
+            rows[last + 1]
+        }
+    };
+    if synthetic.is_none() && rule == Acceptance::Coupled {
+        return coupled(draft, |path| {
+            let row = after(path, sampler);
+            choose(row, sampler, rng.key(path.len()))
+        });
+    }
+    let target = |path: &[usize]| {
+        let row = after(path, sampler);
+        distribution(row, sampler)
+    };
+    match synthetic {
+        None => rejection(draft, target, &rng),
+        Some(rate) => synthetic_acceptance(draft, rate, target, &rng),
+    }
 }

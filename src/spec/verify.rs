@@ -1,4 +1,4 @@
-//! The acceptance rule. Pure: no model, no tensors.
+//! The acceptance rules. Pure: no model, no tensors.
 
 use super::draft::Draft;
 use crate::sampling::{Dist, NoToken, Purpose, Rng};
@@ -15,6 +15,33 @@ pub struct Verdict {
     pub tested: usize,
 }
 
+/// Accepts the draft tokens that are the target's own: walks down the tree along the tokens that the
+/// target draws with each position's own random numbers (Daliri, Musco and Suresh 2024, arXiv
+/// 2408.07978). So the draft has no influence on the tokens.
+///
+/// `target(path)` is the token that the target draws after the accepted nodes of `path`. It is called
+/// with the empty path first, then with one more node each time.
+///
+/// # Errors
+/// The error of `target`.
+pub fn coupled<E>(
+    draft: &Draft,
+    mut target: impl FnMut(&[usize]) -> Result<u32, E>,
+) -> Result<Verdict, E> {
+    let mut path = Vec::new();
+    let mut tested = 0;
+    loop {
+        let next = target(&path)?;
+        let mut children = draft.children(path.last().copied()).peekable();
+        // One decision a depth, as for a chain: siblings exclude each other.
+        tested += usize::from(children.peek().is_some());
+        let Some(node) = children.find(|&node| draft.tokens[node] == next) else {
+            return Ok(Verdict { path, next, tested });
+        };
+        path.push(node);
+    }
+}
+
 /// Accepts or corrects a draft so that the output has exactly the target's distribution (Leviathan
 /// et al. 2023, Algorithm 1 and Appendix A.1).
 ///
@@ -22,14 +49,15 @@ pub struct Verdict {
 /// then with one more node each time, and never for what comes after a rejection. A node x with
 /// draft probability q(x) is accepted with probability `min(1, p(x) / q(x))`. After a rejection, p
 /// becomes `norm(max(0, p - q))` and the next sibling is tried against that (SpecInfer, Miao et al.
-/// 2024, Algorithm 2); if no sibling is left, the token is sampled from it. With point
-/// distributions this is greedy decoding: exact match.
+/// 2024, Algorithm 2); if no sibling is left, the token is sampled from it. Siblings drawn without
+/// replacement each have the q that is left after the earlier ones (Sequoia, Chen et al. 2024,
+/// Algorithm 2). With point distributions this is greedy decoding: exact match.
 ///
 /// `rng.position` is the position of the token that follows the sequence's last one.
 ///
 /// # Errors
 /// The error of `target`.
-pub fn verify(
+pub fn rejection(
     draft: &Draft,
     mut target: impl FnMut(&[usize]) -> Result<Dist, NoToken>,
     rng: &Rng,
@@ -38,9 +66,10 @@ pub fn verify(
     let mut tested = 0;
     'accepted: loop {
         let mut p = target(&path)?;
-        for (lane, node) in children(draft, path.last().copied()).enumerate() {
-            let (x, q) = (draft.tokens[node], draft.dists[node].on_host());
-            let u = rng.uniform(path.len(), Purpose::Accept, lane);
+        for (sibling, node) in draft.children(path.last().copied()).enumerate() {
+            let (x, q) = (draft.tokens[node], draft.dist(node));
+            let q = q.on_host();
+            let u = rng.uniform(path.len(), Purpose::Accept, sibling);
             tested += 1;
             if u * q.prob(x) < p.prob(x) {
                 path.push(node);
@@ -56,17 +85,11 @@ pub fn verify(
     }
 }
 
-/// The children of node `at`; `None` = the sequence's last token. Children come after their parent.
-fn children(draft: &Draft, at: Option<usize>) -> impl Iterator<Item = usize> + '_ {
-    let after = at.map_or(0, |at| at + 1)..draft.len();
-    after.filter(move |&node| draft.parents[node].map(usize::from) == at)
-}
-
 /// Accepts each token of a chain, or of a tree's first branch, with probability `rate`, whatever
 /// the models say. This measures the speed of a pair at an acceptance rate that its weights do not
 /// reach. The output does *not* have the target's distribution: use it for measurements only.
 ///
-/// Otherwise it takes the same time as [`verify`]: it calls `target` with the same paths and
+/// Otherwise it takes the same time as [`rejection`]: it calls `target` with the same paths and
 /// samples the last token from the result (not from the residual of p and q, which is still
 /// computed).
 ///
@@ -81,10 +104,10 @@ pub fn synthetic_acceptance(
     let mut path = Vec::new();
     let mut tested = 0;
     let mut p = target(&path)?;
-    while let Some(node) = children(draft, path.last().copied()).next() {
+    while let Some(node) = draft.children(path.last().copied()).next() {
         tested += 1;
         if rng.uniform(path.len(), Purpose::Accept, 0) >= rate {
-            black_box(p.residual(draft.dists[node].on_host()));
+            black_box(p.residual(draft.dist(node).on_host()));
             break;
         }
         path.push(node);
@@ -96,7 +119,8 @@ pub fn synthetic_acceptance(
 
 #[cfg(test)]
 mod tests {
-    use super::{Dist, Draft, Purpose, Rng, Verdict, synthetic_acceptance};
+    use super::super::draft::Source;
+    use super::{Dist, Draft, Purpose, Rng, Verdict, coupled, synthetic_acceptance};
     use crate::sampling::mix;
 
     const P: [f32; 5] = [0.5, 0.2, 0.15, 0.1, 0.05];
@@ -116,10 +140,16 @@ mod tests {
         counts.iter().enumerate().map(distance).sum::<f64>() / 2.0
     }
 
-    /// `verify` with p by node: the first after the empty path, the next after node 0, and so on.
+    /// Adds a token that was drawn from `q` to a chain.
+    fn push(draft: &mut Draft, token: u32, q: Dist) {
+        draft.push(token, 0.5, Source::Model);
+        draft.dists.push(q.into());
+    }
+
+    /// `rejection` with p by node: the first after the empty path, the next after node 0, and so on.
     fn verify(draft: &Draft, target: &[Dist], rng: &Rng) -> Verdict {
         let after = |path: &[usize]| path.last().map_or(0, |node| node + 1);
-        super::verify(draft, |path| Ok(target[after(path)].clone()), rng).unwrap()
+        super::rejection(draft, |path| Ok(target[after(path)].clone()), rng).unwrap()
     }
 
     /// Drafts a chain of `k` tokens from Q, verifies it against P, and returns the output.
@@ -133,7 +163,7 @@ mod tests {
         let mut q = Dist::Dense(Q.to_vec());
         for i in 0..k {
             let x = q.sample(rng.uniform(i, Purpose::Draft, 0));
-            draft.push(x, q);
+            push(&mut draft, x, q);
             target.push(conditional(P, x));
             q = conditional(Q, x);
         }
@@ -182,7 +212,7 @@ mod tests {
             };
             let q = Dist::Dense(Q.to_vec());
             let mut draft = Draft::default();
-            draft.push(q.sample(rng.uniform(0, Purpose::Draft, 0)), q);
+            push(&mut draft, q.sample(rng.uniform(0, Purpose::Draft, 0)), q);
             let p = Dist::Dense(P.to_vec());
             let verdict = verify(&draft, &[p.clone(), p], &rng);
             if verdict.path.is_empty() {
@@ -209,33 +239,66 @@ mod tests {
         );
     }
 
-    /// Two siblings drawn independently from Q at the root.
+    /// q without token `x`, normalized.
+    fn without(q: &Dist, x: u32) -> Dist {
+        q.residual(&Dist::Point(x)).unwrap()
+    }
+
+    /// The first token of a tree of `siblings` roots, each drawn from Q, or without replacement.
+    fn first_of_siblings(seed: u64, siblings: usize, replace: bool) -> u32 {
+        let rng = Rng {
+            seed: mix(seed),
+            position: 0,
+        };
+        let mut q = Dist::Dense(Q.to_vec());
+        let mut draft = Draft::default();
+        let mut target = vec![Dist::Dense(P.to_vec())];
+        for sibling in 0..siblings {
+            let token = q.sample(rng.uniform(0, Purpose::Draft, sibling));
+            draft.add(token, None, 0.5, Source::Model);
+            draft.dists.push(q.clone().into());
+            target.push(conditional(P, token));
+            if !replace {
+                q = without(&q, token);
+            }
+        }
+        let verdict = verify(&draft, &target, &rng);
+        let first = verdict.path.first();
+        first.map_or(verdict.next, |&node| draft.tokens[node])
+    }
+
+    /// Siblings drawn independently (SpecInfer), or without replacement (Sequoia).
     #[test]
     fn siblings_keep_the_distribution() {
-        let mut counts = [0.0; 5];
-        for seed in 0..ROUNDS {
-            let rng = Rng {
-                seed: mix(seed),
-                position: 0,
-            };
-            let q = Dist::Dense(Q.to_vec());
-            let tokens = [0, 1].map(|lane| q.sample(rng.uniform(0, Purpose::Draft, lane)));
-            let draft = Draft {
-                tokens: tokens.to_vec(),
-                parents: vec![None, None],
-                dists: vec![q.clone().into(), q.into()],
-            };
-            let target = [
-                Dist::Dense(P.to_vec()),
-                conditional(P, 1),
-                conditional(P, 2),
-            ];
-            let verdict = verify(&draft, &target, &rng);
-            let first = verdict.path.first().map_or(verdict.next, |&i| tokens[i]);
-            counts[first as usize] += 1.0;
+        for (siblings, replace) in [(2, true), (2, false), (3, false)] {
+            let mut counts = [0.0; 5];
+            for seed in 0..ROUNDS {
+                counts[first_of_siblings(seed, siblings, replace) as usize] += 1.0;
+            }
+            let tv = total_variation(&counts, |i| P[i].into());
+            assert!(tv < 0.005, "{siblings}, {replace}: total variation {tv}");
         }
-        let tv = total_variation(&counts, |i| P[i].into());
-        assert!(tv < 0.005, "total variation {tv}");
+    }
+
+    /// The walk follows the target's tokens, whatever else is in the tree.
+    #[test]
+    fn the_coupled_rule_accepts_what_the_target_draws() {
+        let mut draft = Draft::default();
+        let first = draft.add(4, None, 0.5, Source::Pool);
+        let right = draft.add(7, None, 0.4, Source::Model);
+        draft.add(1, Some(first), 0.3, Source::Own);
+        let deep = draft.add(9, Some(right), 0.3, Source::Own);
+        let drawn = [7, 9, 5];
+        let target = |path: &[usize]| Ok::<_, ()>(drawn[path.len()]);
+        let verdict = coupled(&draft, target).unwrap();
+        let path = vec![usize::from(right), usize::from(deep)];
+        assert_eq!((verdict.path, verdict.next, verdict.tested), (path, 5, 2));
+        let none = coupled(&draft, |_| Ok::<_, ()>(8)).unwrap();
+        assert_eq!((none.path, none.next, none.tested), (vec![], 8, 1));
+        let empty = coupled(&Draft::default(), |_| Ok::<_, ()>(8)).unwrap();
+        assert_eq!((empty.path, empty.next, empty.tested), (vec![], 8, 0));
+        let failed = coupled(&draft, |path| if path.is_empty() { Ok(7) } else { Err(3) });
+        assert_eq!(failed, Err(3));
     }
 
     #[test]
@@ -244,7 +307,7 @@ mod tests {
         let mut draft = Draft::default();
         [3, 1, 4]
             .into_iter()
-            .for_each(|t| draft.push(t, Dist::Point(t)));
+            .for_each(|t| push(&mut draft, t, Dist::Point(t)));
         let rng = Rng {
             seed: 0,
             position: 0,
@@ -263,7 +326,11 @@ mod tests {
             let rng = Rng { seed, position: 0 };
             let p = Dist::Dense(P.to_vec());
             let mut draft = Draft::default();
-            draft.push(p.sample(rng.uniform(0, Purpose::Draft, 0)), p.clone());
+            push(
+                &mut draft,
+                p.sample(rng.uniform(0, Purpose::Draft, 0)),
+                p.clone(),
+            );
             assert_eq!(verify(&draft, &[p.clone(), p], &rng).path, [0]);
         }
     }
@@ -285,7 +352,7 @@ mod tests {
                     position: 7,
                 };
                 let mut draft = Draft::default();
-                (0..K).for_each(|_| draft.push(3, drafted.clone()));
+                (0..K).for_each(|_| push(&mut draft, 3, drafted.clone()));
                 let target = |_: &[usize]| Ok(Dist::Dense(P.to_vec()));
                 let verdict = synthetic_acceptance(&draft, RATE, target, &rng).unwrap();
                 (0..=verdict.path.len()).for_each(|i| reached[i] += 1.0);
@@ -304,11 +371,11 @@ mod tests {
         }
     }
 
-    /// It evaluates the same paths as `verify`, in the same order, and nothing after a rejection.
+    /// It evaluates the same paths as `rejection`, in the same order, and nothing after a rejection.
     #[test]
     fn by_chance_the_target_is_asked_for_what_was_accepted() {
         let mut draft = Draft::default();
-        (0..3).for_each(|token| draft.push(token, Dist::Point(token)));
+        (0..3).for_each(|token| push(&mut draft, token, Dist::Point(token)));
         for seed in 0..100 {
             let rng = Rng { seed, position: 0 };
             let mut asked = Vec::new();

@@ -7,11 +7,13 @@ pub mod server;
 pub mod tiny;
 pub mod tiny_gguf;
 
-use foretoken::engine::{self, Completion, EngineHandle, EngineOptions, Events, Request};
+use foretoken::engine::{
+    self, Completion, EngineHandle, EngineOptions, Events, Request, SpecLimits,
+};
 use foretoken::kv::{BlockAllocator, BlockTable};
 use foretoken::model::toy::ToyModel;
 use foretoken::model::{Batch, Model};
-use foretoken::sampling::{Purpose, Rng, Sampler, SamplingParams, distribution};
+use foretoken::sampling::{Rng, Sampler, SamplingParams, choose};
 use foretoken::spec::{DraftModel, Drafter, NgramDrafter};
 
 pub const VOCAB: usize = 32;
@@ -47,7 +49,7 @@ impl Default for Toy {
             options: EngineOptions {
                 max_num_seqs: 16,
                 max_num_batched_tokens: 128,
-                spec_length: 4,
+                spec: chains(4),
                 ..EngineOptions::default()
             },
         }
@@ -137,6 +139,15 @@ pub fn assert_idle(engine: &EngineHandle) {
     assert!(!busy(), "blocks are held though no request is alive");
 }
 
+/// Drafts of at most `length` tokens without branches.
+pub fn chains(length: usize) -> SpecLimits {
+    SpecLimits {
+        length,
+        nodes: length,
+        topk: 1,
+    }
+}
+
 /// The text of `request`, token by token from scratch: one sequence, no drafts, no reuse.
 pub fn reference(model: &mut dyn Model, request: &Request) -> Vec<u32> {
     let mut tokens = request.prompt.clone();
@@ -152,8 +163,7 @@ pub fn reference(model: &mut dyn Model, request: &Request) -> Vec<u32> {
             position: tokens.len(),
         };
         let sampler = sampler(&params, &tokens, request.prompt.len());
-        let dist = distribution(&row, &sampler).unwrap();
-        tokens.push(dist.sample(rng.uniform(0, Purpose::Sample, 0)));
+        tokens.push(choose(&row, &sampler, rng.key(0)).unwrap());
         if params.stop_token_ids.contains(&tokens[tokens.len() - 1]) {
             break;
         }

@@ -48,7 +48,7 @@ fn start(spec_length: usize) -> EngineHandle {
     let options = EngineOptions {
         max_num_seqs: 8,
         max_num_batched_tokens: 256,
-        spec_length,
+        spec: crate::common::chains(spec_length),
         ..EngineOptions::default()
     };
     engine::spawn(model(target.name), drafter, BLOCKS, BLOCK_SIZE, options).unwrap()

@@ -314,7 +314,7 @@ fn a_draft_of_few_ids_is_learnt_and_serves() {
         let options = EngineOptions {
             max_num_seqs: 4,
             max_num_batched_tokens: 64,
-            spec_length: if drafter.is_some() { 3 } else { 0 },
+            spec: crate::common::chains(if drafter.is_some() { 3 } else { 0 }),
             ..EngineOptions::default()
         };
         engine::spawn(load_f32(&shop.at("target")), drafter, 32, 4, options).unwrap()

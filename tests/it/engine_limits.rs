@@ -118,7 +118,7 @@ fn draining_finishes_what_runs_and_refuses_the_rest() {
 #[test]
 fn options_that_cannot_work_are_refused() {
     let mut toy = Toy::default();
-    toy.options.max_num_batched_tokens = 4;
+    toy.options.max_num_batched_tokens = 0;
     let drafter = foretoken::spec::NgramDrafter::new(1, 2);
     let spawn = |options, blocks| {
         let target = Box::new(toy_model(0.0));
@@ -128,12 +128,12 @@ fn options_that_cannot_work_are_refused() {
         Err(Error::Setup(message)) => message,
         _ => panic!("accepted"),
     };
-    assert!(message(spawn(toy.options, 64)).contains("max-num-batched-tokens (4)"));
+    assert!(message(spawn(toy.options, 64)).contains("max-num-batched-tokens must be at least 1"));
     assert!(message(spawn(EngineOptions::default(), 1)).contains("--kv-cache-memory"));
 }
 
-/// Six rows are one sampled request with its draft: twenty requests take turns, and each generates
-/// the same tokens as when it has the engine to itself.
+/// Six rows for twenty requests, which take turns without drafts: each generates the same tokens as
+/// when it has the engine to itself, with drafts.
 #[test]
 fn texts_do_not_depend_on_the_rows_of_a_step() {
     for guess in [Guess::Ngram, Guess::Toy(0.4), Guess::Nothing] {
@@ -141,7 +141,7 @@ fn texts_do_not_depend_on_the_rows_of_a_step() {
             guess,
             ..Toy::default()
         };
-        toy.options.spec_length = 5;
+        toy.options.spec = chains(5);
         toy.options.max_num_seqs = 20;
         toy.options.max_num_batched_tokens = 6;
         let engine = toy.start();

@@ -36,7 +36,7 @@ fn start(kind: GgmlDType, drafter: Option<Box<dyn Drafter>>) -> EngineHandle {
     let options = EngineOptions {
         max_num_seqs: 8,
         max_num_batched_tokens: 40,
-        spec_length: 4,
+        spec: crate::common::chains(4),
         ..EngineOptions::default()
     };
     engine::spawn(model(kind), drafter, BLOCKS, BLOCK_SIZE, options).unwrap()

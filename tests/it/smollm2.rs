@@ -28,7 +28,7 @@ fn start(name: &str, spec_length: usize) -> EngineHandle {
     let options = EngineOptions {
         max_num_seqs: 16,
         max_num_batched_tokens: 256,
-        spec_length,
+        spec: crate::common::chains(spec_length),
         ..EngineOptions::default()
     };
     engine::spawn(smollm2(), drafter(name), BLOCKS, BLOCK_SIZE, options).unwrap()
@@ -131,7 +131,7 @@ fn sixty_four_streams_say_what_each_says_alone() {
     let options = EngineOptions {
         max_num_seqs: 64,
         max_num_batched_tokens: 512,
-        spec_length: 3,
+        spec: crate::common::chains(3),
         // Prompts are read at once on a slow machine, too, so that all texts grow together.
         max_prompt_wait: Duration::from_secs(60),
         ..EngineOptions::default()

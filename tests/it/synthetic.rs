@@ -31,8 +31,10 @@ fn usage(engine: &EngineHandle, requests: Vec<Request>) -> SpecUsage {
 #[test]
 fn rounds_follow_the_probability_and_not_the_models() {
     for guess in [Guess::Toy(0.0), Guess::Toy(1.0)] {
+        // With room for every draft.
         let engine = Toy {
             guess,
+            num_blocks: 2000,
             ..Toy::default()
         }
         .start();

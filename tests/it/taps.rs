@@ -139,7 +139,7 @@ fn what_is_observed_are_the_hidden_states_of_the_text() {
         let mut dice = Dice(2_000_000 + case);
         let toy = dice.toy();
         let requests: Vec<Request> = (0..12)
-            .map(|_| dice.request(toy.options.spec_length))
+            .map(|_| dice.request(toy.options.spec.length))
             .collect();
         let (records, preempted) = observe(&model, &[0, 1], &toy, &requests);
         for record in &records {
@@ -180,7 +180,7 @@ fn a_decoders_hidden_states_are_observed_bit_for_bit() {
         options: EngineOptions {
             max_num_batched_tokens: 24,
             max_num_seqs: 4,
-            spec_length: 6,
+            spec: chains(6),
             ..EngineOptions::default()
         },
         ..Toy::default()

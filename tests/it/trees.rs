@@ -1,12 +1,12 @@
 //! Draft trees through the whole engine: the generated text does not depend on the tree.
 
 use crate::common::*;
-use crate::engine::{Dice, assert_distributed_as_the_target, few_ids};
-use foretoken::engine::{self, EngineHandle, Request};
+use crate::engine::{Dice, assert_distributed_as_the_target, few_ids, is_lossless};
+use foretoken::engine::{self, EngineHandle, EngineOptions, Request, SpecLimits};
 use foretoken::error::Result;
 use foretoken::model::Model;
-use foretoken::sampling::{Dist, Purpose, Rng, distribution, mix};
-use foretoken::spec::{Draft, DraftRequest, Drafter};
+use foretoken::sampling::{Acceptance, Dist, Purpose, Rng, choose, distribution, mix};
+use foretoken::spec::{Draft, DraftRequest, Drafter, Source};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -50,7 +50,7 @@ impl RandomTrees {
         let (output_len, is_chain) = (request.sampler.output_len(), dice.roll(4) == 0);
         let mut draft = Draft::default();
         // Sometimes more nodes than requested; the engine cuts them off.
-        for node in 0..dice.roll(request.length + 3) {
+        for node in 0..dice.roll(request.nodes + 3) {
             let parent = match is_chain {
                 true => node.checked_sub(1),
                 false => dice.roll(node + 1).checked_sub(1),
@@ -69,17 +69,23 @@ impl RandomTrees {
             path.reverse();
             path.iter().for_each(|&id| request.sampler.push(id));
             let context = [request.tokens, &path].concat();
-            let q = distribution(self.logits(kind == 1, &context), request.sampler).unwrap();
+            let logits = self.logits(kind == 1, &context);
+            let q = distribution(logits, request.sampler).unwrap();
+            let drawn = choose(logits, request.sampler, rng.key(path.len())).unwrap();
             request.sampler.truncate(output_len);
-            let drawn = q.sample(rng.uniform(path.len(), Purpose::Draft, lane));
+            let drawn = match request.acceptance {
+                Acceptance::Rejection => q.sample(rng.uniform(path.len(), Purpose::Draft, lane)),
+                Acceptance::Coupled => drawn,
+            };
             let (token, q) = match kind {
                 0 => (wrong, Dist::Point(wrong)),
                 1 => (drawn, Dist::Point(drawn)),
                 _ => (drawn, q),
             };
-            draft.tokens.push(token);
-            draft.parents.push(parent_id);
-            draft.dists.push(q.into());
+            draft.add(token, parent_id, 0.5, Source::Model);
+            if request.acceptance == Acceptance::Rejection {
+                draft.dists.push(q.into());
+            }
         }
         self.branched
             .fetch_add(usize::from(!draft.is_chain()), Ordering::Relaxed);
@@ -105,14 +111,21 @@ fn start(toy: &Toy, drafter: RandomTrees) -> EngineHandle {
         drafter,
         toy.num_blocks,
         toy.block_size,
-        toy.options.clone(),
+        EngineOptions {
+            spec: SpecLimits {
+                nodes: 6,
+                topk: 3,
+                ..toy.options.spec
+            },
+            ..toy.options.clone()
+        },
     )
     .unwrap()
 }
 
 /// As with chains: over thousands of rounds, beside other requests, with chunks, preemption and too
-/// few blocks, a request generates the same tokens as alone in a roomy engine, and a greedy one
-/// those of the reference, which uses no engine. A commit that does not move K and V fails at once.
+/// few blocks, a request, greedy or sampled, generates the tokens of the reference, which uses no
+/// engine. A commit that does not move K and V fails at once.
 #[test]
 fn random_schedules_with_trees_are_lossless_and_leak_nothing() {
     let (mut preemptions, mut rounds, mut accepted) = (0, 0, 0);
@@ -132,18 +145,17 @@ fn random_schedules_with_trees_are_lossless_and_leak_nothing() {
         };
         let roomy = start(&roomy, trees());
         let requests: Vec<Request> = (0..12)
-            .map(|_| dice.request(toy.options.spec_length))
+            .map(|_| dice.request(toy.options.spec.length))
             .collect();
         let receivers = engine.submit_all(requests.clone()).unwrap();
         for (request, receiver) in requests.into_iter().zip(receivers) {
             let answer = collect(receiver);
             let alone = run(&roomy, request.clone());
             let what = format!("case {case}: {request:?} on {toy:?}");
-            assert_eq!(answer.tokens, alone.tokens, "{what}");
             assert_eq!(answer.prompt, alone.prompt, "{what}");
-            assert_eq!(answer.finish, alone.finish, "{what}");
-            let lossless = request.synthetic_acceptance.is_none();
-            if lossless && request.params.is_greedy() || request.spec_length == Some(0) {
+            if is_lossless(&request) {
+                assert_eq!(answer.tokens, alone.tokens, "{what}");
+                assert_eq!(answer.finish, alone.finish, "{what}");
                 let mut model = toy_model(0.0).with_eos(&toy.eos);
                 assert_eq!(answer.ids(), reference(&mut model, &request), "{what}");
             }
@@ -178,10 +190,12 @@ fn logprobs_do_not_depend_on_trees() {
     assert_eq!(answer.tokens, plain.tokens);
 }
 
-/// Siblings, most of them drawn from q, each tested against what the previous one left of p:
-/// SpecInfer's rule through the whole engine.
+/// The coupled rule, and SpecInfer's rule (siblings, most of them drawn from q, each tested against
+/// what the previous one left of p), through the whole engine.
 #[test]
 fn tokens_sampled_with_trees_are_distributed_as_the_target() {
-    let drafter = RandomTrees::new(Box::new(few_ids(0.0)), Box::new(few_ids(0.6)));
-    assert_distributed_as_the_target(Box::new(drafter), 6);
+    for acceptance in [Acceptance::Coupled, Acceptance::Rejection] {
+        let drafter = RandomTrees::new(Box::new(few_ids(0.0)), Box::new(few_ids(0.6)));
+        assert_distributed_as_the_target(Box::new(drafter), 6, acceptance);
+    }
 }

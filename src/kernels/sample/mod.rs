@@ -6,8 +6,11 @@
 
 #[cfg(feature = "cuda")]
 mod cuda;
+mod race;
 
 use candle_core::{Result, Tensor};
+
+pub use race::{exponential, race};
 
 /// Stands for a token if none can be chosen: the logits contain NaN or infinity, or all are minus
 /// infinity.
