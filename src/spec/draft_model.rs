@@ -4,7 +4,7 @@ use super::device::{logits_params, row_adjustments};
 use super::draft::{Committed, Draft, DraftCost, DraftDist, DraftRequest, Drafter, SeqId, Source};
 use crate::error::Result;
 use crate::kernels::parallel;
-use crate::kernels::sample::{self, NO_TOKEN, ProcessedLogits, TokenChoice};
+use crate::kernels::sample::{self, ProcessedLogits, TokenChoice};
 use crate::kv::{BlockAllocator, BlockTable, KvStore};
 use crate::model::{Batch, Model, Output};
 use crate::sampling::{Acceptance, Purpose, Rng, distribution, guess};
@@ -209,7 +209,10 @@ impl Drawn {
         let (mut params, mut adjustments) = (Vec::with_capacity(of.len()), Vec::new());
         for (row, &i) in of.iter().enumerate() {
             let (row, one) = (row as u32, &mut drafting[i]);
-            let choice = TokenChoice::Quantile(one.uniform());
+            let choice = match one.request.acceptance {
+                Acceptance::Coupled => TokenChoice::Race(one.rng().key(one.len())),
+                Acceptance::Rejection => TokenChoice::Quantile(one.uniform()),
+            };
             let sampler = &mut *one.request.sampler;
             params.push(logits_params(row, sampler.params(), choice));
             adjustments.extend(row_adjustments(row, sampler));
@@ -246,18 +249,19 @@ impl Drawn {
     fn read(self, drafting: &mut [Drafting<'_, '_>]) -> Result<()> {
         let best = self.processed.read()?;
         for (row, &i) in self.of.iter().enumerate() {
-            let (one, token) = (&mut drafting[i], best.token(row));
+            let one = &mut drafting[i];
             one.unread -= 1;
-            one.ended |= token == NO_TOKEN;
-            if one.ended {
+            let first = best.of_row(row).next().filter(|_| !one.ended);
+            let Some((token, prob)) = first else {
+                one.ended = true;
                 continue;
-            }
+            };
             let at = one.request.tokens.len() + one.draft.len();
             if let Some(fed) = one.fed.tokens.get_mut(at) {
                 *fed = token;
             }
             one.request.sampler.resolve(token);
-            one.draft.push(token, 1.0, Source::Model);
+            one.add(token, prob);
             if one.request.acceptance == Acceptance::Rejection {
                 let dist = self.processed.row(row).map(DraftDist::Device);
                 one.draft.dists.extend(dist);
@@ -322,6 +326,11 @@ impl Drafting<'_, '_> {
 
     fn push(&mut self, token: u32, prob: f32) {
         self.request.sampler.push(token);
+        self.add(token, prob);
+    }
+
+    /// Adds a token of probability `prob` to the draft.
+    fn add(&mut self, token: u32, prob: f32) {
         let before = self.draft.scores.last().copied().unwrap_or(1.0);
         self.draft.push(token, before * prob, Source::Model);
     }
