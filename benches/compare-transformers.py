@@ -95,10 +95,11 @@ class Transformers:
 def foretoken(options):
     with tempfile.NamedTemporaryFile(suffix=".json") as report:
         command = [
-            options.foretoken, "bench", "--model", options.target, "--speculative-decoding", "--draft-model",
-            options.draft, "--spec-length", options.spec_length, "--device", options.device, "--dtype",
-            options.dtype, "--random-prompts", options.prompts, "--prompt-tokens", options.prompt_tokens,
-            "--max-tokens", options.max_tokens, "--temperatures", 0, "--json", report.name,
+            options.foretoken, "bench", "--model", options.target, "--draft-model", options.draft,
+            "--spec-budget", "fixed", "--spec-topk", 1, "--spec-length", options.spec_length,
+            "--device", options.device, "--dtype", options.dtype, "--random-prompts", options.prompts,
+            "--prompt-tokens", options.prompt_tokens, "--max-tokens", options.max_tokens, "--temperatures", 0,
+            "--json", report.name,
         ]  # fmt: skip
         if not has_weights(options.target):
             command += ["--load-format", "dummy"]

@@ -1,23 +1,27 @@
-//! `foretoken bench`: compares speculative with plain decoding of single requests through the engine,
-//! in one process. The decoding modes alternate on every prompt, so that other load on the machine
-//! affects all of them equally.
+//! `foretoken bench`: compares speculative with plain decoding through the engine, in one process: of
+//! single requests, or of many at a time ([`streams`]). The decoding modes alternate, so that other
+//! load on the machine affects all of them equally.
 
 mod measure;
+mod penalty;
 mod report;
+mod streams;
 
-use crate::engine::{EngineHandle, Request};
+use crate::engine::{EngineHandle, EngineOptions, Request};
 use crate::error::{Error, Result};
 use crate::parse::{at_least_one, number, temperature};
 use crate::prompts::{self, Prompt};
-use crate::sampling::SamplingParams;
+use crate::sampling::{Acceptance, SamplingParams};
+use crate::spec::{CacheScope, DraftContext};
 use crate::text::Text;
 use clap::{ArgGroup, Args};
 use measure::{Sample, generate};
 use report::{Pair, Report, Subject};
 use serde::Serialize;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+pub use penalty::RowPenalty;
 pub use report::expected_speed_up;
 
 /// The flags of `foretoken bench`, without those of the engine.
@@ -41,7 +45,8 @@ pub struct Options {
     /// Maximum tokens to generate per prompt; a text may end earlier.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = at_least_one)]
     pub max_tokens: usize,
-    /// Temperatures, separated by commas. At 0, plain and speculative text must be equal.
+    /// Temperatures, separated by commas. Plain and speculative text must be equal, except that the
+    /// rejection rule samples other texts.
     #[arg(long, value_name = "T,T", value_delimiter = ',', default_value = "0,1",
           value_parser = temperature)]
     pub temperatures: Vec<f32>,
@@ -49,6 +54,26 @@ pub struct Options {
     /// [default: --spec-length].
     #[arg(long, value_name = "K,K", value_delimiter = ',')]
     pub spec_lengths: Vec<usize>,
+    /// Acceptance rules to measure, separated by commas [default: --acceptance].
+    #[arg(long, value_name = "RULE,RULE", value_enum, value_delimiter = ',')]
+    pub acceptances: Vec<Acceptance>,
+    /// Numbers of siblings in a draft to measure, each at most --spec-topk, separated by commas;
+    /// 1 = chains [default: --spec-topk].
+    #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = at_least_one)]
+    pub spec_topks: Vec<usize>,
+    /// Instead of each prompt alone, measure tokens per second of N requests at a time, prompts
+    /// included, for each of these N, separated by commas.
+    #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = at_least_one)]
+    pub streams: Vec<usize>,
+    /// Let the tables know the answers to the prompts of FILE (the same or others): each speculative
+    /// mode gives them first, unmeasured. Otherwise each run begins with empty tables.
+    #[arg(long, value_name = "FILE")]
+    pub warm: Option<PathBuf>,
+    /// Make each row of a target step but the first cost F one-row steps more, to see how drafts
+    /// behave where rows are dear.
+    #[arg(long, value_name = "F", default_value_t = 0.0,
+          value_parser = number("a number between 0 and 10", |cost: &f64| (0.0..=10.0).contains(cost)))]
+    pub row_penalty: f64,
     /// Accept each draft token with these probabilities, separated by commas, whatever the models
     /// compute. The texts are SYNTHETIC: use this only to measure the speed of untrained pairs.
     // See [`Request::synthetic_acceptance`]. Empty = drafts are verified.
@@ -79,53 +104,94 @@ pub struct Names {
 /// One decoding mode.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 struct Way {
-    /// Maximum draft tokens per round (K); 0 = plain decoding.
+    /// Maximum depth of a draft (K); 0 = plain decoding.
     spec_length: usize,
+    /// Maximum number of siblings in a draft; 1 = chains.
+    spec_topk: usize,
+    acceptance: Acceptance,
     /// See [`Request::synthetic_acceptance`].
     #[serde(skip_serializing_if = "Option::is_none")]
     synthetic_acceptance: Option<f64>,
 }
 
+impl Way {
+    const PLAIN: Self = Self {
+        spec_length: 0,
+        spec_topk: 1,
+        acceptance: Acceptance::Coupled,
+        synthetic_acceptance: None,
+    };
+
+    /// Whether texts must be those of plain decoding.
+    fn is_comparable(&self, temperature: f32) -> bool {
+        let lossless = temperature == 0.0 || self.acceptance == Acceptance::Coupled;
+        lossless && self.synthetic_acceptance.is_none()
+    }
+}
+
+/// Completes `list` with the engine's value, `limit`, if it is empty.
+///
+/// # Errors
+/// `Setup`: a number in it is not between 1 and `limit`.
+fn complete(list: &mut Vec<usize>, limit: usize, names: [&str; 2]) -> Result<()> {
+    if list.is_empty() {
+        list.push(limit);
+    }
+    let [plural, flag] = names;
+    match list.iter().find(|n| !(1..=limit).contains(*n)) {
+        None => Ok(()),
+        Some(n) => Err(Error::setup(format!(
+            "{plural} must be between 1 and {flag}, which is {limit}: one is {n}"
+        ))),
+    }
+}
+
 impl Options {
-    /// Completes and checks the options for an engine with this `seed` and at most `spec_length`
-    /// draft tokens per round (0 = no drafter).
+    /// Completes and checks the options for an engine with this `seed`.
     ///
     /// # Errors
-    /// `Setup`: there is no drafter, or a draft length is out of range.
-    pub fn validate(mut self, spec_length: usize, seed: u64) -> Result<Self> {
-        if spec_length == 0 {
+    /// `Setup`: there is no drafter, or a number is over the engine's.
+    pub fn validate(mut self, engine: &EngineOptions, seed: u64) -> Result<Self> {
+        if engine.spec.length == 0 {
             return Err(Error::setup(
-                "bench compares speculative with plain decoding: add --speculative-decoding and --draft-model MODEL or --drafter ngram",
+                "bench compares speculative with plain decoding: leave out --speculative-decoding=false",
             ));
         }
-        if self.spec_lengths.is_empty() {
-            self.spec_lengths.push(spec_length);
+        let names = ["--spec-lengths", "--spec-length"];
+        complete(&mut self.spec_lengths, engine.spec.length, names)?;
+        let names = ["--spec-topks", "--spec-topk"];
+        complete(&mut self.spec_topks, engine.spec.topk, names)?;
+        if !self.streams.is_empty() {
+            let names = ["--streams", "--max-num-seqs"];
+            complete(&mut self.streams, engine.max_num_seqs, names)?;
         }
-        let range = 1..=spec_length;
-        if let Some(k) = self.spec_lengths.iter().find(|k| !range.contains(k)) {
-            return Err(Error::setup(format!(
-                "--spec-lengths must be between 1 and --spec-length, which is {spec_length}: one is {k}"
-            )));
+        if self.acceptances.is_empty() {
+            self.acceptances.push(engine.acceptance);
         }
         self.seed = seed;
         Ok(self)
     }
 
-    /// Plain decoding, then each speculative mode that is compared with it, ordered by acceptance and
-    /// then by length.
+    /// Plain decoding, then each speculative mode that is compared with it, ordered by synthetic
+    /// acceptance, rule, siblings and length.
     fn ways(&self) -> Vec<Way> {
-        let way = |spec_length, synthetic_acceptance| Way {
-            spec_length,
-            synthetic_acceptance,
-        };
         let rates = self.synthetic_acceptance.iter();
-        let mut acceptances: Vec<Option<f64>> = rates.copied().map(Some).collect();
-        if acceptances.is_empty() {
-            acceptances.push(None);
+        let mut rates: Vec<Option<f64>> = rates.copied().map(Some).collect();
+        if rates.is_empty() {
+            rates.push(None);
         }
-        let mut ways = vec![way(0, None)];
-        for acceptance in acceptances {
-            ways.extend(self.spec_lengths.iter().map(|&k| way(k, acceptance)));
+        let mut ways = vec![Way::PLAIN];
+        for synthetic_acceptance in rates {
+            for &acceptance in &self.acceptances {
+                for &spec_topk in &self.spec_topks {
+                    ways.extend(self.spec_lengths.iter().map(|&spec_length| Way {
+                        spec_length,
+                        spec_topk,
+                        acceptance,
+                        synthetic_acceptance,
+                    }));
+                }
+            }
         }
         ways
     }
@@ -134,46 +200,125 @@ impl Options {
         !self.synthetic_acceptance.is_empty()
     }
 
-    /// The request that decodes the `number`-th prompt in mode `way`.
-    fn request(&self, number: usize, prompt: &Prompt, temperature: f32, way: Way) -> Request {
-        let mut params = SamplingParams {
+    /// The request that decodes the `number`-th prompt in mode `way`, with the tables of `scope`.
+    fn request(
+        &self,
+        number: usize,
+        prompt: &Prompt,
+        temperature: f32,
+        way: Way,
+        scope: CacheScope,
+    ) -> Request {
+        let params = SamplingParams {
             temperature,
+            // An EOS in a meaningless text is no reason to stop.
+            ignore_eos: self.is_synthetic(),
+            // Chance decides by seed and position: with a single seed, prompts of equal length would
+            // all draw the same numbers and add no information.
+            seed: number as u64,
             ..SamplingParams::default()
         };
-        if self.is_synthetic() {
-            // An EOS in a meaningless text is no reason to stop. Acceptance is drawn by seed and
-            // position: with a single seed, prompts of equal length would all draw the same values
-            // and add no information.
-            params.ignore_eos = true;
-            params.seed = number as u64;
-        }
         Request {
             prompt: prompt.tokens.clone(),
             params,
             max_tokens: Some(self.max_tokens),
             spec_length: Some(way.spec_length),
+            spec_topk: Some(way.spec_topk),
+            acceptance: Some(way.acceptance),
             synthetic_acceptance: way.synthetic_acceptance,
+            draft_context: DraftContext {
+                scope,
+                ..DraftContext::default()
+            },
             ..Request::default()
         }
+    }
+}
+
+/// Hands out the scopes of runs. What a run's tables learn is kept from other modes, which would
+/// profit from it, and, unless the tables are warm, from all later runs.
+struct Scopes {
+    warm: bool,
+    last: u64,
+}
+
+impl Scopes {
+    /// The scope of a run in the `way`-th mode.
+    fn of(&mut self, way: usize) -> CacheScope {
+        self.last += 1;
+        CacheScope(if self.warm { way as u64 } else { self.last })
     }
 }
 
 /// Tokens per warm-up run, which is not measured.
 const WARM_UP_TOKENS: usize = 16;
 
-/// Measures, prints a table for each temperature and draft length and writes the JSON file.
+/// Measures, prints a table for each temperature and mode and writes the JSON file.
 ///
 /// # Errors
 /// `Setup`: the prompts or the output file. `Internal`: the engine failed, or speculation changed a
-/// greedy text, which is a bug; the tables are printed before this error.
+/// text, which is a bug; the tables are printed before this error.
 pub fn run(
     engine: &EngineHandle,
     text: Option<&Text>,
     names: &Names,
     options: &Options,
 ) -> Result<()> {
-    let context = engine.limits().max_model_len;
-    let mut prompts = load(options, text, engine.limits().vocab_size)?;
+    let bench = Bench {
+        engine,
+        options,
+        ways: options.ways(),
+        prompts: load(options, options.prompts.as_deref(), text, engine)?,
+        warm: match &options.warm {
+            Some(path) => load(options, Some(path), text, engine)?,
+            None => Vec::new(),
+        },
+    };
+    bench.warm_up()?;
+    let subject = Subject::new(names, options);
+    let report = if options.streams.is_empty() {
+        Report::new(subject, &bench.measure()?)
+    } else {
+        Report::of_loads(subject, bench.measure_streams()?)
+    };
+    let _ = write!(io::stdout(), "{report}");
+    if let Some(path) = &options.json {
+        report.write(path)?;
+    }
+    report.check_equal()
+}
+
+/// The prompts of `file`, or random ones, without those that do not fit the context.
+fn load(
+    options: &Options,
+    file: Option<&Path>,
+    text: Option<&Text>,
+    engine: &EngineHandle,
+) -> Result<Vec<Prompt>> {
+    let limits = engine.limits();
+    let context = limits.max_model_len;
+    let mut prompts = match file {
+        Some(path) => {
+            let text = text.ok_or_else(|| {
+                Error::setup(
+                    "--prompts and --warm need a tokenizer, which this model lacks: use --random-prompts N",
+                )
+            })?;
+            prompts::from_file(path, text)?
+        }
+        None => {
+            let count = options.random_prompts.unwrap_or(0);
+            prompts::random(
+                count,
+                options.prompt_tokens,
+                options.seed,
+                limits.vocab_size,
+            )
+        }
+    };
+    if let Some(limit) = options.limit_per_category {
+        prompts::limit_categories(&mut prompts, limit);
+    }
     let before = prompts.len();
     prompts.retain(|prompt| prompt.tokens.len() < context);
     if prompts.len() < before {
@@ -183,74 +328,89 @@ pub fn run(
             "{skipped} of {before} prompts do not fit in {context} tokens and are skipped"
         );
     }
-    if prompts.is_empty() {
-        return Err(Error::setup("there are no prompts to measure"));
+    match prompts.is_empty() {
+        true => Err(Error::setup("there are no prompts to measure")),
+        false => Ok(prompts),
     }
-    let ways = options.ways();
-    let runs = ways.len() * prompts.len() * options.temperatures.len() * options.repeat;
-    let _ = writeln!(io::stdout(), "{} prompts, {runs} runs", prompts.len());
-    for &way in ways.iter().rev() {
-        let mut request = options.request(0, &prompts[0], 0.0, way);
-        request.max_tokens = Some(WARM_UP_TOKENS);
-        generate(engine, request)?;
-    }
-    let pairs = measure(engine, &prompts, options)?;
-    let report = Report::new(Subject::new(names, options), &pairs);
-    let _ = write!(io::stdout(), "{report}");
-    if let Some(path) = &options.json {
-        report.write(path)?;
-    }
-    report.check_equal()
 }
 
-/// The prompts that `options` names.
-fn load(options: &Options, text: Option<&Text>, vocab_size: usize) -> Result<Vec<Prompt>> {
-    let mut prompts = match &options.prompts {
-        Some(path) => {
-            let text = text.ok_or_else(|| {
-                Error::setup(
-                    "--prompts needs a tokenizer, which this model lacks: use --random-prompts N",
-                )
-            })?;
-            prompts::from_file(path, text)?
-        }
-        None => {
-            let count = options.random_prompts.unwrap_or(0);
-            prompts::random(count, options.prompt_tokens, options.seed, vocab_size)
-        }
-    };
-    if let Some(limit) = options.limit_per_category {
-        prompts::limit_categories(&mut prompts, limit);
-    }
-    Ok(prompts)
+/// What is measured.
+struct Bench<'a> {
+    engine: &'a EngineHandle,
+    options: &'a Options,
+    /// The modes; the first is plain decoding.
+    ways: Vec<Way>,
+    prompts: Vec<Prompt>,
+    /// Prompts that are answered before, so that the tables know the answers.
+    warm: Vec<Prompt>,
 }
 
-/// Runs each prompt at each temperature in every mode; the order of the modes reverses each time.
-fn measure(engine: &EngineHandle, prompts: &[Prompt], options: &Options) -> Result<Vec<Pair>> {
-    let ways = options.ways();
-    let all = ways.len() * prompts.len() * options.temperatures.len() * options.repeat;
-    let template = "{wide_bar} {pos}/{len} runs, {eta} left {msg}";
-    let bar = crate::progress::bar(template, all as u64);
-    let mut pairs = Vec::new();
-    let mut order: Vec<usize> = (0..ways.len()).rev().collect();
-    for &temperature in &options.temperatures {
-        for (number, prompt) in prompts.iter().enumerate() {
-            bar.set_message(prompt.category.clone());
-            let mut samples: Vec<Vec<Sample>> = vec![Vec::new(); ways.len()];
-            for _ in 0..options.repeat {
-                for &way in &order {
-                    let request = options.request(number, prompt, temperature, ways[way]);
-                    samples[way].push(generate(engine, request)?);
-                    bar.inc(1);
-                }
-                order.reverse();
+impl Bench<'_> {
+    fn scopes(&self) -> Scopes {
+        Scopes {
+            warm: !self.warm.is_empty(),
+            last: self.ways.len() as u64,
+        }
+    }
+
+    /// Runs each mode for a few tokens.
+    fn warm_up(&self) -> Result<()> {
+        let mut scopes = Scopes {
+            warm: false,
+            last: u64::MAX / 2,
+        };
+        for (number, &way) in self.ways.iter().enumerate().rev() {
+            let (prompt, scope) = (&self.prompts[0], scopes.of(number));
+            let mut request = self.options.request(0, prompt, 0.0, way, scope);
+            request.max_tokens = Some(WARM_UP_TOKENS);
+            generate(self.engine, request)?;
+        }
+        Ok(())
+    }
+
+    /// Answers the prompts of `--warm` in each speculative mode.
+    fn warm_tables(&self, temperature: f32, scopes: &mut Scopes) -> Result<()> {
+        for (number, prompt) in self.warm.iter().enumerate() {
+            for (index, &way) in self.ways.iter().enumerate().skip(1) {
+                let (seed, scope) = (self.prompts.len() + number, scopes.of(index));
+                let request = self.options.request(seed, prompt, temperature, way, scope);
+                generate(self.engine, request)?;
             }
-            let speculative = ways.iter().zip(&samples).skip(1);
-            pairs.extend(speculative.map(|(&way, speculative)| {
-                Pair::new(prompt, temperature, way, &samples[0], speculative)
-            }));
         }
+        Ok(())
     }
-    bar.finish_and_clear();
-    Ok(pairs)
+
+    /// Runs each prompt at each temperature in every mode; the order of the modes reverses each time.
+    fn measure(&self) -> Result<Vec<Pair>> {
+        let (options, ways) = (self.options, &self.ways);
+        let runs = ways.len() * self.prompts.len() * options.temperatures.len() * options.repeat;
+        let _ = writeln!(io::stdout(), "{} prompts, {runs} runs", self.prompts.len());
+        let template = "{wide_bar} {pos}/{len} runs, {eta} left {msg}";
+        let bar = crate::progress::bar(template, runs as u64);
+        let (mut pairs, mut scopes) = (Vec::new(), self.scopes());
+        let mut order: Vec<usize> = (0..ways.len()).rev().collect();
+        for &temperature in &options.temperatures {
+            self.warm_tables(temperature, &mut scopes)?;
+            for (number, prompt) in self.prompts.iter().enumerate() {
+                bar.set_message(prompt.category.clone());
+                let mut samples: Vec<Vec<Sample>> = vec![Vec::new(); ways.len()];
+                for _ in 0..options.repeat {
+                    for &way in &order {
+                        let scope = scopes.of(way);
+                        let request =
+                            options.request(number, prompt, temperature, ways[way], scope);
+                        samples[way].push(generate(self.engine, request)?);
+                        bar.inc(1);
+                    }
+                    order.reverse();
+                }
+                let speculative = ways.iter().zip(&samples).skip(1);
+                pairs.extend(speculative.map(|(&way, speculative)| {
+                    Pair::new(prompt, temperature, way, &samples[0], speculative)
+                }));
+            }
+        }
+        bar.finish_and_clear();
+        Ok(pairs)
+    }
 }

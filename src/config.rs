@@ -1,6 +1,7 @@
 //! Parses and validates flags and a TOML file into one [`Command`]. Only `main` imports this module.
 
 mod flags;
+mod speculation;
 #[cfg(test)]
 mod tests;
 
@@ -10,18 +11,12 @@ use crate::gguf::EMBEDDED;
 use crate::{bench, convert, generate, train};
 use clap::error::ErrorKind;
 use clap::{Args, Parser};
-use flags::{Cli, CliCommand, DrafterName, Options};
+use flags::{Cli, CliCommand, Options};
 use std::ffi::OsString;
 use std::path::Path;
 
 pub use flags::{Dtype, HttpOptions, LoadFlags};
-
-const DEFAULT_SPEC_LENGTH: usize = 5;
-/// The fastest for the embedded pair over both temperatures (models/default/README.md).
-const EMBEDDED_SPEC_LENGTH: usize = 2;
-/// A match of one token predicts the next one too rarely (25%, against 50% for two tokens; SmolLM2 on
-/// Spec-Bench) to pay for a row when tokens are sampled.
-const DEFAULT_PROMPT_LOOKUP: (usize, usize) = (2, 4);
+pub use speculation::{DrafterChoice, ModelChoice, TablesOptions};
 
 /// A validated command.
 #[derive(Debug, Clone)]
@@ -43,6 +38,8 @@ pub struct Config {
     pub load: LoadFlags,
     /// The drafter; `None` = plain decoding.
     pub drafter: Option<DrafterChoice>,
+    /// What the tables hold, if the drafter uses them.
+    pub tables: TablesOptions,
     pub kv: KvBudget,
     /// Fraction of GPU memory that may be used, above 0 and at most 1.
     pub gpu_memory_utilization: f64,
@@ -50,25 +47,6 @@ pub struct Config {
     pub block_size: usize,
     pub engine: EngineOptions,
     pub http: HttpOptions,
-}
-
-/// A model as given on the command line.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ModelChoice {
-    /// A Hugging Face id, a folder or a `.gguf` file.
-    pub name: String,
-    pub revision: Option<String>,
-}
-
-/// The drafter.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum DrafterChoice {
-    Model(ModelChoice),
-    /// Continues repeated n-grams of `min` to `max` tokens.
-    Ngram {
-        min: usize,
-        max: usize,
-    },
 }
 
 /// The size of the KV pools.
@@ -114,7 +92,7 @@ impl Command {
             Some(CliCommand::Serve(options)) => Self::Serve(options.validate()?),
             Some(CliCommand::Bench { options, bench }) => {
                 let config = options.validate()?;
-                let bench = bench.validate(config.engine.spec.length, config.load.seed)?;
+                let bench = bench.validate(&config.engine, config.load.seed)?;
                 Self::Bench(config, bench)
             }
             Some(CliCommand::Generate { options, generate }) => {
@@ -152,7 +130,7 @@ impl Options {
         if self.model.is_none() {
             self.embedded_pair()?;
         }
-        let (drafter, spec_length) = self.speculation()?.unzip();
+        let (drafter, spec_length) = self.speculation.validate()?.unzip();
         let name = self.model.unwrap_or_default();
         let served_model_name = self
             .served_model_name
@@ -160,13 +138,11 @@ impl Options {
         let engine = EngineOptions {
             spec: SpecLimits {
                 length: spec_length.unwrap_or(0),
-                topk: 1,
-                ..SpecLimits::default()
+                ..self.engine.spec
             },
             model_name: served_model_name.clone(),
             ..self.engine
         };
-        check_step(&engine)?;
         Ok(Config {
             model: ModelChoice {
                 name,
@@ -175,6 +151,7 @@ impl Options {
             served_model_name,
             load: self.load,
             drafter,
+            tables: self.speculation.tables(),
             kv: match (self.num_blocks, self.kv_cache_memory) {
                 (Some(blocks), _) => KvBudget::Blocks(blocks),
                 (None, Some(bytes)) => KvBudget::Bytes(bytes as u64),
@@ -194,12 +171,7 @@ impl Options {
                 "--kv-cache-memory and --num-blocks both set the size of the KV cache: leave one out",
             ));
         }
-        if self.draft_model.is_some() && self.drafter == Some(DrafterName::Ngram) {
-            return Err(Error::setup(
-                "--drafter ngram uses no model: leave out --draft-model or --drafter ngram",
-            ));
-        }
-        Ok(())
+        self.speculation.check_conflicts()
     }
 
     /// Selects the embedded model if `--model` is missing, with its draft unless other flags choose
@@ -211,71 +183,11 @@ impl Options {
             ));
         };
         self.model = Some(target.name.into());
-        if self.drafter != Some(DrafterName::Ngram) && self.draft_model.is_none() {
-            self.draft_model = Some(draft.name.into());
-            self.speculative_decoding.get_or_insert(true);
-            self.spec_length.get_or_insert(EMBEDDED_SPEC_LENGTH);
+        if !self.speculation.excludes_model() {
+            let name = &mut self.speculation.draft_model;
+            name.get_or_insert_with(|| draft.name.into());
         }
         Ok(())
-    }
-
-    /// The name of the first speculation flag that is set.
-    fn drafting_flag(&self) -> Option<&'static str> {
-        [
-            ("--draft-model", self.draft_model.is_some()),
-            ("--drafter", self.drafter.is_some()),
-            ("--draft-revision", self.draft_revision.is_some()),
-            ("--spec-length", self.spec_length.is_some()),
-            ("--prompt-lookup-min", self.prompt_lookup_min.is_some()),
-            ("--prompt-lookup-max", self.prompt_lookup_max.is_some()),
-        ]
-        .into_iter()
-        .find_map(|(name, given)| given.then_some(name))
-    }
-
-    fn speculation(&self) -> Result<Option<(DrafterChoice, usize)>> {
-        match (self.speculative_decoding, self.drafting_flag()) {
-            (None, Some(flag)) => Err(Error::setup(format!(
-                "{flag} has no effect on its own: add --speculative-decoding"
-            ))),
-            // An explicit "false" disables the speculation that the file configures.
-            (None | Some(false), _) => Ok(None),
-            (Some(true), _) => Ok(Some((self.drafter()?, self.drafted_tokens()?))),
-        }
-    }
-
-    fn drafted_tokens(&self) -> Result<usize> {
-        match self.spec_length.unwrap_or(DEFAULT_SPEC_LENGTH) {
-            0 => Err(Error::setup(
-                "--spec-length must be at least 1; for plain decoding, leave out --speculative-decoding",
-            )),
-            length => Ok(length),
-        }
-    }
-
-    fn drafter(&self) -> Result<DrafterChoice> {
-        match (self.drafter, &self.draft_model) {
-            (Some(DrafterName::Ngram), _) => {
-                let (default_min, default_max) = DEFAULT_PROMPT_LOOKUP;
-                let min = self.prompt_lookup_min.unwrap_or_else(|| {
-                    default_min.min(self.prompt_lookup_max.unwrap_or(default_min))
-                });
-                let max = self.prompt_lookup_max.unwrap_or(default_max.max(min));
-                if min == 0 || min > max {
-                    return Err(Error::setup(format!(
-                        "--prompt-lookup-min must be between 1 and --prompt-lookup-max: they are {min} and {max}"
-                    )));
-                }
-                Ok(DrafterChoice::Ngram { min, max })
-            }
-            (_, Some(model)) => Ok(DrafterChoice::Model(ModelChoice {
-                name: model.clone(),
-                revision: self.draft_revision.clone(),
-            })),
-            (_, None) => Err(Error::setup(
-                "--speculative-decoding needs a drafter: add --draft-model MODEL or --drafter ngram",
-            )),
-        }
     }
 }
 
@@ -309,17 +221,6 @@ impl KvBudget {
         }
         Ok(blocks as usize)
     }
-}
-
-fn check_step(engine: &EngineOptions) -> Result<()> {
-    let (rows, drafted) = (engine.max_num_batched_tokens, engine.spec.length);
-    if rows > drafted {
-        return Ok(());
-    }
-    Err(Error::setup(format!(
-        "--max-num-batched-tokens must be at least {}, one more than the draft length: it is {rows}",
-        drafted.saturating_add(1)
-    )))
 }
 
 /// The file stem of a GGUF file, otherwise `model` itself.
@@ -373,9 +274,7 @@ impl Options {
         match name {
             "num-blocks" => self.kv_cache_memory.is_some(),
             "kv-cache-memory" => self.num_blocks.is_some(),
-            "draft-model" | "draft-revision" => self.drafter == Some(DrafterName::Ngram),
-            "drafter" => self.draft_model.is_some(),
-            _ => false,
+            _ => self.speculation.replaces(name),
         }
     }
 }

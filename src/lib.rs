@@ -1,6 +1,6 @@
 //! **foretoken** serves Llama-architecture models over OpenAI's HTTP API and makes every token by
-//! speculative decoding: a draft proposes tokens, the target verifies all of them in one forward, and
-//! the text is exactly that of the target alone. This requires that a row has the same bits in any
+//! speculative decoding, by default for every request and at every temperature: a draft proposes tokens,
+//! the target verifies all of them in one forward, and the text is exactly that of the target alone. This requires that a row has the same bits in any
 //! forward. On the CPU it always does; on a GPU in forwards of up to 16 rows with bf16 or f16 weights,
 //! and in all forwards with `--batch-invariant` (see the table in the README).
 //!
@@ -9,7 +9,8 @@
 //! - [`http`]: routes, wire types, SSE, metrics text. Uses [`text`] and [`engine`].
 //! - [`text`]: tokenizer and chat template.
 //! - [`engine`]: one thread; `receive -> schedule -> propose -> forward -> verify -> commit -> emit`.
-//! - [`spec`]: drafters, the acceptance rule, and the runner that combines them with the target.
+//! - [`spec`]: drafters, the budget that chooses which of their tokens are worth a row, the acceptance
+//!   rules, and the runner that combines them with the target.
 //! - [`sampling`]: one sequence's sampler, logits to distributions, and random numbers addressed by
 //!   position.
 //! - [`kv`]: paged pools that roll back with `truncate_to`.

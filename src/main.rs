@@ -10,7 +10,7 @@ mod memory;
 mod serve;
 
 use foretoken::bench;
-use foretoken::config::{Command, DrafterChoice, Exit};
+use foretoken::config::{Command, Exit};
 use foretoken::convert;
 use foretoken::error::{Error, Result};
 use foretoken::generate;
@@ -56,22 +56,18 @@ fn main() -> ExitCode {
 
 fn run(command: &Command, log: &LineWriter) -> Result<()> {
     match command {
-        Command::Serve(config) => serve::serve(config, load::load(config)?, log),
+        Command::Serve(config) => serve::serve(config, load::load(config, 0.0)?, log),
         Command::Bench(config, options) => {
-            let loaded = load::load(config)?;
+            let loaded = load::load(config, options.row_penalty)?;
             let names = bench::Names {
                 model: config.served_model_name.clone(),
-                drafter: match &config.drafter {
-                    Some(DrafterChoice::Model(choice)) => choice.name.clone(),
-                    Some(DrafterChoice::Ngram { min, max }) => format!("ngram ({min} to {max})"),
-                    None => "nothing".into(),
-                },
+                drafter: (config.drafter.as_ref()).map_or("nothing".into(), ToString::to_string),
                 device: loaded.device.into(),
             };
             bench::run(&loaded.engine, loaded.text.as_ref(), &names, options)
         }
         Command::Generate(config, options) => {
-            let loaded = load::load(config)?;
+            let loaded = load::load(config, 0.0)?;
             let text = loaded.text.as_ref().ok_or_else(|| {
                 Error::setup("generate needs a tokenizer.json beside config.json")
             })?;

@@ -1,5 +1,6 @@
 //! Value parsers of flags. clap's error names the flag; the parser's message says what it accepts.
 
+use bytesize::ByteSize;
 use std::fmt::Display;
 use std::str::FromStr;
 
@@ -17,6 +18,14 @@ pub fn number<T: FromStr + 'static>(
 /// Parses a count of at least 1.
 pub fn at_least_one(text: &str) -> Result<usize, String> {
     number("a whole number, at least 1", |&n: &usize| n > 0)(text)
+}
+
+/// Parses a size in bytes, at least 1.
+pub fn bytes(text: &str) -> Result<usize, String> {
+    match text.parse::<ByteSize>()?.as_u64() {
+        0 => Err("must be at least 1 byte".into()),
+        n => Ok(usize::try_from(n).unwrap_or(usize::MAX)),
+    }
 }
 
 /// Parses a temperature in OpenAI's range, 0 to 2.

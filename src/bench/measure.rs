@@ -30,6 +30,17 @@ pub struct Cost {
 }
 
 impl Cost {
+    /// The mean of `n` such costs.
+    pub fn over(self, n: usize) -> Self {
+        let n = n as f64;
+        Self {
+            target_seconds: self.target_seconds / n,
+            target_steps: self.target_steps / n,
+            draft_seconds: self.draft_seconds / n,
+            draft_steps: self.draft_steps / n,
+        }
+    }
+
     fn so_far(stats: &Stats) -> Self {
         Self {
             target_seconds: stats.target_seconds.get(),

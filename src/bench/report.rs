@@ -1,5 +1,6 @@
 //! Computes and displays figures from runs. No clock and no engine here.
 
+mod loads;
 mod table;
 
 use super::measure::{Cost, Sample};
@@ -7,22 +8,24 @@ use super::{Names, Options, Way};
 use crate::engine::SpecUsage;
 use crate::error::{Error, Result};
 use crate::prompts::Prompt;
+use crate::sampling::Acceptance;
 use serde::Serialize;
 use std::path::Path;
 use sysinfo::{CpuRefreshKind, RefreshKind, System};
 
+pub use loads::{Load, LoadFigures};
+
 /// The runs of one prompt at one temperature: plain and in one speculative mode.
 #[derive(Debug, Clone)]
 pub struct Pair {
-    id: String,
     category: String,
     temperature: f32,
     way: Way,
     plain: Timed,
     speculative: Timed,
-    /// Index of the first greedy token that speculation changed. `None` for sampled texts, which may
-    /// differ, and for synthetic acceptance, where texts do differ.
-    differs_at: Option<usize>,
+    /// The text that speculation changed. `None` where texts may differ, too: see
+    /// [`Way::is_comparable`].
+    differs: Option<Difference>,
 }
 
 /// A prompt in one decoding mode; times are medians over the repeats.
@@ -46,19 +49,17 @@ impl Pair {
         plain: &[Sample],
         speculative: &[Sample],
     ) -> Self {
-        let comparable = temperature == 0.0 && way.synthetic_acceptance.is_none();
         let both = plain.iter().zip(speculative);
-        let differs_at = both
-            .filter(|_| comparable)
-            .find_map(|(a, b)| first_difference(&a.tokens, &b.tokens));
+        let differs = both
+            .filter(|_| way.is_comparable(temperature))
+            .find_map(|(a, b)| Difference::of_texts(prompt, &a.tokens, &b.tokens));
         Self {
-            id: prompt.id.clone(),
             category: prompt.category.clone(),
             temperature,
             way,
             plain: Timed::of(plain),
             speculative: Timed::of(speculative),
-            differs_at,
+            differs,
         }
     }
 }
@@ -74,7 +75,7 @@ impl Timed {
             tokens: first.tokens.len(),
             total_seconds: median(samples.iter().map(|s| s.total_seconds).collect()),
             spec: first.spec,
-            cost,
+            cost: cost.over(samples.len()),
         }
     }
 
@@ -83,10 +84,7 @@ impl Timed {
         self.decode_seconds += other.decode_seconds;
         self.tokens += other.tokens;
         self.total_seconds += other.total_seconds;
-        self.spec.rounds += other.spec.rounds;
-        self.spec.drafted += other.spec.drafted;
-        self.spec.tested += other.spec.tested;
-        self.spec.accepted += other.spec.accepted;
+        self.spec = self.spec + other.spec;
         self.cost += other.cost;
     }
 }
@@ -131,6 +129,8 @@ pub struct Figures {
     /// The same ratio with prompt processing included. All runs of a prompt except the first hit the
     /// prefix cache; the order alternates.
     pub total_speed_up: f64,
+    /// Tokens per target step of the speculative runs.
+    pub tokens_per_step: f64,
     /// Acceptance rate: accepted over tested draft tokens.
     pub alpha: f64,
     /// Mean tokens per round with a draft, including the corrected or bonus token.
@@ -179,6 +179,7 @@ impl Figures {
             spec_tokens_per_second: rate(&spec),
             speed_up,
             total_speed_up: total_rate(&spec) / total_rate(&plain),
+            tokens_per_step: spec.decoded as f64 / spec.cost.target_steps,
             alpha: usage.alpha(),
             mean_accepted_length: usage.mean_accepted_length(),
             mean_draft_length: usage.drafted as f64 / usage.rounds as f64,
@@ -197,6 +198,10 @@ pub struct Subject {
     pub drafter: String,
     /// The largest measured K.
     pub spec_length: usize,
+    /// Added cost of a row in one-row steps; see [`RowPenalty`](super::RowPenalty).
+    pub row_penalty: f64,
+    /// Whether the tables knew answers before.
+    pub warm: bool,
     pub max_tokens: usize,
     pub repeat: usize,
     pub device: String,
@@ -213,6 +218,8 @@ impl Subject {
             model: names.model.clone(),
             drafter: names.drafter.clone(),
             spec_length: options.spec_lengths.iter().copied().max().unwrap_or(0),
+            row_penalty: options.row_penalty,
+            warm: options.warm.is_some(),
             max_tokens: options.max_tokens,
             repeat: options.repeat,
             device: names.device.clone(),
@@ -230,9 +237,15 @@ impl Subject {
 pub struct Report {
     pub subject: Subject,
     pub temperatures: Vec<AtTemperature>,
-    /// If several K were measured, the best one per temperature and acceptance.
+    /// If several K were measured, the best one for each temperature and otherwise equal mode.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub best: Vec<Best>,
+    /// If both acceptance rules were measured, their acceptance rates.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub rules: Vec<Rules>,
+    /// Many requests at a time.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub loads: Vec<LoadFigures>,
 }
 
 /// The figures of one temperature and one speculative mode.
@@ -244,8 +257,19 @@ pub struct AtTemperature {
     /// In the order of the prompts file.
     pub categories: Vec<Figures>,
     pub overall: Figures,
-    /// Greedy texts that speculation changed; must be empty. Not checked if acceptance is synthetic.
+    /// Texts that speculation changed; must be empty. Not checked where texts may differ.
     pub differing: Vec<Difference>,
+}
+
+/// The acceptance rates of both rules in otherwise equal modes.
+#[derive(Debug, Clone, Serialize)]
+pub struct Rules {
+    pub temperature: f32,
+    pub spec_length: usize,
+    pub spec_topk: usize,
+    pub coupled_alpha: f64,
+    pub rejection_alpha: f64,
+    pub coupled_over_rejection: f64,
 }
 
 /// The K with the largest speed-up.
@@ -293,7 +317,7 @@ impl AtTemperature {
             overall: Figures::of("overall", k, pairs.iter().copied()),
             differing: pairs
                 .iter()
-                .filter_map(|pair| Difference::of(pair))
+                .filter_map(|pair| pair.differs.clone())
                 .collect(),
         }
     }
@@ -322,18 +346,62 @@ impl Report {
             AtTemperature::of(temperature, way, &pairs)
         });
         let mut report = Self {
-            subject,
             temperatures: temperatures.collect(),
-            best: Vec::new(),
+            ..Self::of_loads(subject, Vec::new())
         };
         report.best = report.by_length().filter_map(Best::of).collect();
+        report.rules = report.rules();
         report
+    }
+
+    /// The report of runs with many requests at a time.
+    pub fn of_loads(subject: Subject, loads: Vec<Load>) -> Self {
+        Self {
+            subject,
+            temperatures: Vec::new(),
+            best: Vec::new(),
+            rules: Vec::new(),
+            loads: loads.into_iter().map(LoadFigures::of).collect(),
+        }
     }
 
     /// Groups of figures that differ only in K.
     fn by_length(&self) -> impl Iterator<Item = &[AtTemperature]> {
-        let key = |at: &AtTemperature| (at.temperature, at.way.synthetic_acceptance);
+        let key = |at: &AtTemperature| {
+            let spec_length = 0;
+            (
+                at.temperature,
+                Way {
+                    spec_length,
+                    ..at.way
+                },
+            )
+        };
         self.temperatures.chunk_by(move |a, b| key(a) == key(b))
+    }
+
+    /// Compares the acceptance rules.
+    fn rules(&self) -> Vec<Rules> {
+        let coupled = self.temperatures.iter();
+        let coupled = coupled.filter(|at| at.way.acceptance == Acceptance::Coupled);
+        let rules = coupled.filter_map(|coupled| {
+            let way = Way {
+                acceptance: Acceptance::Rejection,
+                ..coupled.way
+            };
+            let same = |at: &&AtTemperature| (at.temperature, at.way) == (coupled.temperature, way);
+            let rejection = self.temperatures.iter().find(same)?;
+            let alphas = (coupled.overall.alpha, rejection.overall.alpha);
+            Some(Rules {
+                temperature: coupled.temperature,
+                spec_length: way.spec_length,
+                spec_topk: way.spec_topk,
+                coupled_alpha: alphas.0,
+                rejection_alpha: alphas.1,
+                coupled_over_rejection: alphas.0 / alphas.1,
+            })
+        });
+        rules.collect()
     }
 
     /// Writes the report as JSON.
@@ -345,20 +413,18 @@ impl Report {
         std::fs::write(path, json + "\n").map_err(|e| Error::in_file(path, e))
     }
 
-    /// Checks that greedy texts are the same with and without speculation.
+    /// Checks that texts are the same with and without speculation.
     ///
     /// # Errors
     /// `Internal`, naming the first text that differs.
     pub fn check_equal(&self) -> Result<()> {
-        let differing: Vec<_> = self
-            .temperatures
-            .iter()
-            .flat_map(|t| &t.differing)
-            .collect();
+        let alone = self.temperatures.iter().flat_map(|at| &at.differing);
+        let among_others = self.loads.iter().flat_map(|load| &load.differing);
+        let differing: Vec<_> = alone.chain(among_others).collect();
         match differing.first() {
             None => Ok(()),
             Some(first) => Err(Error::internal(format!(
-                "speculation changed {} greedy texts, the first at prompt {} ({}) at token {}",
+                "speculation changed {} texts, the first at prompt {} ({}) at token {}",
                 differing.len(),
                 first.id,
                 first.category,
@@ -369,11 +435,12 @@ impl Report {
 }
 
 impl Difference {
-    fn of(pair: &Pair) -> Option<Self> {
+    /// Where the two texts of `prompt` differ.
+    pub fn of_texts(prompt: &Prompt, plain: &[u32], speculative: &[u32]) -> Option<Self> {
         Some(Self {
-            id: pair.id.clone(),
-            category: pair.category.clone(),
-            token: pair.differs_at?,
+            id: prompt.id.clone(),
+            category: prompt.category.clone(),
+            token: first_difference(plain, speculative)?,
         })
     }
 }

@@ -1,10 +1,10 @@
 //! The flags of the command line. Each is checked on its own, not against others.
 
+use super::speculation::SpeculationFlags;
 use crate::engine::EngineOptions;
 use crate::model::LoadFormat;
-use crate::parse::{at_least_one, number};
+use crate::parse::{at_least_one, bytes, number};
 use crate::{bench, convert, generate, train};
-use bytesize::ByteSize;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -80,28 +80,8 @@ pub struct Options {
     #[command(flatten)]
     pub load: LoadFlags,
 
-    /// Decode speculatively; needs --draft-model or --drafter ngram.
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
-          default_missing_value = "true", help_heading = "Speculation")]
-    pub speculative_decoding: Option<bool>,
-    /// Draft model with the target's vocabulary: an id, a folder or a .gguf file.
-    #[arg(long, value_name = "MODEL", help_heading = "Speculation")]
-    pub draft_model: Option<String>,
-    /// Branch, tag or commit of the draft model.
-    #[arg(long, value_name = "REVISION", help_heading = "Speculation")]
-    pub draft_revision: Option<String>,
-    /// Maximum draft tokens per round [default: 5].
-    #[arg(long, value_name = "K", help_heading = "Speculation")]
-    pub spec_length: Option<usize>,
-    /// Drafter: a model, or repeated n-grams of the text so far [default: model].
-    #[arg(long, value_enum, help_heading = "Speculation")]
-    pub drafter: Option<DrafterName>,
-    /// Length in tokens of the shortest n-gram that the ngram drafter matches [default: 2].
-    #[arg(long, value_name = "N", help_heading = "Speculation")]
-    pub prompt_lookup_min: Option<usize>,
-    /// Length in tokens of the longest n-gram, which it tries first [default: 4].
-    #[arg(long, value_name = "N", help_heading = "Speculation")]
-    pub prompt_lookup_max: Option<usize>,
+    #[command(flatten)]
+    pub speculation: SpeculationFlags,
 
     /// KV cache memory of target and draft together: 2GiB, 512MiB, 1.5GB or plain bytes
     /// [default: the size of --max-num-seqs full contexts, at most 2 GiB and a quarter of the free
@@ -199,21 +179,6 @@ pub enum Dtype {
     Bf16,
     #[value(alias = "float16")]
     F16,
-}
-
-/// The kind of drafter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum DrafterName {
-    Model,
-    Ngram,
-}
-
-/// Parses a size in bytes, at least 1.
-fn bytes(text: &str) -> Result<usize, String> {
-    match text.parse::<ByteSize>()?.as_u64() {
-        0 => Err("must be at least 1 byte".into()),
-        n => Ok(usize::try_from(n).unwrap_or(usize::MAX)),
-    }
 }
 
 fn api_key(text: &str) -> Result<String, &'static str> {

@@ -1,7 +1,9 @@
 use super::*;
+use crate::sampling::Acceptance;
 use std::time::Duration;
 
-const SPEC: &str = "--model m --speculative-decoding --drafter ngram";
+/// Plain decoding.
+const OFF: &str = "--speculative-decoding=false";
 
 fn parse(line: &str) -> Result<Command, Exit> {
     Command::from_args(std::iter::once("foretoken").chain(line.split_whitespace()))
@@ -78,7 +80,13 @@ fn defaults() {
     );
     assert_eq!(config.load.threads, None);
     assert_eq!(accepted("--model m --threads 3").load.threads, Some(3));
-    assert_eq!((config.drafter, config.engine.spec.length), (None, 0));
+    assert_eq!(config.drafter, Some(DrafterChoice::Tables));
+    assert_eq!(config.engine.spec.length, 8);
+    let tables = TablesOptions {
+        memory: 64 << 20,
+        corpus: None,
+    };
+    assert_eq!(config.tables, tables);
     assert_eq!((config.kv, config.block_size), (KvBudget::Default, 16));
     assert_eq!(config.engine.max_num_seqs, 64);
     assert_eq!(config.engine.max_num_batched_tokens, 2048);
@@ -116,7 +124,7 @@ fn flags_win_over_the_file_and_the_file_over_the_defaults() {
 
 #[test]
 fn the_file_serves_subcommands_too() {
-    let file = file("model = 'm'\nspeculative-decoding = true\ndrafter = 'ngram'");
+    let file = file("model = 'm'\ndrafter = 'ngram'");
     let line = format!(
         "bench --config {} --random-prompts 2",
         file.path().display()
@@ -127,14 +135,14 @@ fn the_file_serves_subcommands_too() {
     assert_eq!((bench.prompts, bench.random_prompts), (None, Some(2)));
     assert_eq!((bench.prompt_tokens, bench.seed), (64, 0));
     assert_eq!(bench.temperatures, [0.0, 1.0]);
-    assert_eq!(bench.spec_lengths, [5]);
+    assert_eq!(bench.spec_lengths, [8]);
     assert!(bench.synthetic_acceptance.is_empty());
 }
 
 #[test]
 fn bench_takes_several_lengths_and_acceptances() {
     let line = format!(
-        "bench {SPEC} --random-prompts 1 --spec-length 6 --spec-lengths 1,6 --synthetic-acceptance 0,0.8,1"
+        "bench --model m --random-prompts 1 --spec-length 6 --spec-lengths 1,6 --synthetic-acceptance 0,0.8,1"
     );
     let Command::Bench(_, bench) = command(&line) else {
         panic!("expected `bench`");
@@ -142,11 +150,14 @@ fn bench_takes_several_lengths_and_acceptances() {
     assert_eq!(bench.spec_lengths, [1, 6]);
     assert_eq!(bench.synthetic_acceptance, [0.0, 0.8, 1.0]);
     let refused = |flags: &str, needle: &str| {
-        refused_with(&format!("bench {SPEC} --random-prompts 1 {flags}"), needle);
+        refused_with(
+            &format!("bench --model m --random-prompts 1 {flags}"),
+            needle,
+        );
     };
     refused(
         "--spec-lengths 0",
-        "between 1 and --spec-length, which is 5: one is 0",
+        "between 1 and --spec-length, which is 8: one is 0",
     );
     refused("--spec-length 3 --spec-lengths 2,4", "which is 3: one is 4");
     refused("--spec-lengths=", "--spec-lengths");
@@ -157,14 +168,14 @@ fn bench_takes_several_lengths_and_acceptances() {
     refused("--synthetic-acceptance nan", "between 0 and 1");
     refused("--synthetic-acceptance=", "--synthetic-acceptance");
     refused_with(
-        &format!("{SPEC} --synthetic-acceptance 0.5"),
+        &format!("--model m --synthetic-acceptance 0.5"),
         "--synthetic-acceptance",
     );
 }
 
 #[test]
 fn a_flag_replaces_a_conflicting_key_of_the_file() {
-    let text = "model = 'm'\nspeculative-decoding = true\ndraft-model = 'd'\nnum-blocks = 9";
+    let text = "model = 'm'\ndraft-model = 'd'\ndraft-revision = 'r'\nnum-blocks = 9";
     let config = with_file(text, "--drafter ngram --kv-cache-memory 1KiB").unwrap();
     assert_eq!(
         config.drafter,
@@ -172,15 +183,24 @@ fn a_flag_replaces_a_conflicting_key_of_the_file() {
     );
     assert_eq!(config.kv, KvBudget::Bytes(1024));
 
-    let text = "model = 'm'\nspeculative-decoding = true\ndrafter = 'ngram'";
+    let text = "model = 'm'\ndrafter = 'ngram'\nprompt-lookup-max = 3";
     let config = with_file(text, "--draft-model d --draft-revision r").unwrap();
     let draft = ModelChoice {
         name: "d".into(),
         revision: Some("r".into()),
     };
     assert_eq!(config.drafter, Some(DrafterChoice::Model(draft)));
-    let config = with_file(text, "--speculative-decoding=false").unwrap();
+    let config = with_file(text, "--prompt-lookup-min 3").unwrap();
+    assert_eq!(
+        config.drafter,
+        Some(DrafterChoice::Ngram { min: 3, max: 3 })
+    );
+    let config = with_file(text, OFF).unwrap();
     assert_eq!((config.drafter, config.engine.spec.length), (None, 0));
+    let off = "model = 'm'\nspeculative-decoding = false";
+    assert_eq!(with_file(off, "").unwrap().drafter, None);
+    let config = with_file(off, "--drafter tables").unwrap();
+    assert_eq!(config.drafter, Some(DrafterChoice::Tables));
 }
 
 #[test]
@@ -231,40 +251,96 @@ fn sizes() {
 }
 
 #[test]
-fn speculation() {
-    let config = accepted(SPEC);
-    assert_eq!(
-        config.drafter,
-        Some(DrafterChoice::Ngram { min: 2, max: 4 })
-    );
-    assert_eq!(config.engine.spec.length, 5);
-    let config = accepted("--model m --speculative-decoding --draft-model d --spec-length 3");
+fn speculation_is_on_unless_it_is_switched_off() {
+    for flags in ["", "--speculative-decoding", "--drafter tables"] {
+        let config = accepted(&format!("--model m {flags}"));
+        assert_eq!(config.drafter, Some(DrafterChoice::Tables), "{flags}");
+    }
+    // Flags that choose no drafter may stay where they are.
+    for flags in ["", "--spec-length 3 --spec-nodes 9 --tables-memory 1MiB"] {
+        let config = accepted(&format!("--model m {OFF} {flags}"));
+        assert_eq!((config.drafter, config.engine.spec.length), (None, 0));
+    }
     let draft = ModelChoice {
         name: "d".into(),
         revision: None,
     };
-    assert_eq!(config.drafter, Some(DrafterChoice::Model(draft)));
-    assert_eq!(config.engine.spec.length, 3);
+    for flags in ["", "--speculative-decoding", "--drafter model"] {
+        let config = accepted(&format!(
+            "--model m --draft-model d --spec-length 3 {flags}"
+        ));
+        assert_eq!(
+            config.drafter,
+            Some(DrafterChoice::Model(draft.clone())),
+            "{flags}"
+        );
+        assert_eq!(config.engine.spec.length, 3);
+    }
+    let layers = |flags: &str| accepted(&format!("--model m --drafter self {flags}")).drafter;
+    assert_eq!(layers(""), Some(DrafterChoice::Own(None)));
+    let some = Some("0-11,24-29".to_owned());
+    assert_eq!(
+        layers("--draft-layers 0-11,24-29"),
+        Some(DrafterChoice::Own(some))
+    );
 }
 
 #[test]
 fn bad_speculation_is_refused_with_a_remedy() {
+    refused_with("--model m --drafter model", "add --draft-model MODEL");
+    for drafter in ["tables", "ngram", "self"] {
+        refused_with(
+            &format!("--model m --drafter {drafter} --draft-model d"),
+            &format!("leave out --draft-model or --drafter {drafter}"),
+        );
+    }
     refused_with(
-        "--model m --speculative-decoding",
-        "--draft-model MODEL or --drafter ngram",
+        &format!("--model m {OFF} --draft-model d"),
+        "leave out --draft-model",
     );
     refused_with(
-        "--model m --speculative-decoding --drafter model",
-        "--draft-model",
+        &format!("--model m {OFF} --drafter ngram"),
+        "leave out --drafter",
     );
-    refused_with("--model m --draft-model d", "add --speculative-decoding");
-    refused_with("--model m --drafter ngram", "add --speculative-decoding");
-    refused_with("--model m --spec-length 3", "add --speculative-decoding");
-    refused_with(&format!("{SPEC} --draft-model d"), "leave out");
     refused_with(
-        &format!("{SPEC} --spec-length 0"),
-        "leave out --speculative-decoding",
+        "--model m --spec-length 0",
+        "set --speculative-decoding=false",
     );
+    for (flags, needle) in [
+        ("--draft-revision r", "--draft-revision needs --draft-model"),
+        ("--draft-layers 0-3", "choose --drafter self"),
+        ("--prompt-lookup-min 3", "choose --drafter ngram"),
+        (
+            "--drafter ngram --tables-memory 1MiB",
+            "choose --drafter tables",
+        ),
+        (
+            "--drafter ngram --tables-corpus f",
+            "no effect with --drafter ngram",
+        ),
+    ] {
+        refused_with(&format!("--model m {flags}"), needle);
+    }
+    refused_with("--model m --tables-memory 0", "at least 1 byte");
+}
+
+#[test]
+fn nodes_siblings_and_rules_are_bounded() {
+    let engine = accepted("--model m").engine;
+    assert_eq!((engine.spec.nodes, engine.spec.topk), (15, 4));
+    assert_eq!(engine.acceptance, Acceptance::Coupled);
+    let line = "--model m --spec-nodes 64 --spec-topk 1 --acceptance rejection";
+    let engine = accepted(line).engine;
+    assert_eq!((engine.spec.nodes, engine.spec.topk), (64, 1));
+    assert_eq!(engine.acceptance, Acceptance::Rejection);
+    for (flag, needle) in [
+        ("--spec-nodes 0", "between 1 and 64"),
+        ("--spec-nodes 65", "between 1 and 64"),
+        ("--spec-topk 0", "between 1 and 64"),
+        ("--acceptance typical", "coupled, rejection"),
+    ] {
+        refused_with(&format!("--model m {flag}"), needle);
+    }
 }
 
 #[test]
@@ -274,24 +350,28 @@ fn lookup_bounds() {
         ("--prompt-lookup-max 1", 1, 1),
         ("--prompt-lookup-min 1 --prompt-lookup-max 3", 1, 3),
     ] {
-        let config = accepted(&format!("{SPEC} {flags}"));
+        let config = accepted(&format!("--model m --drafter ngram {flags}"));
         assert_eq!(config.drafter, Some(DrafterChoice::Ngram { min, max }));
     }
-    for flags in [
-        "--prompt-lookup-min 0",
-        "--prompt-lookup-max 0",
+    let refused = |flags: &str, needle: &str| {
+        refused_with(&format!("--model m --drafter ngram {flags}"), needle);
+    };
+    refused("--prompt-lookup-min 0", "--prompt-lookup-min");
+    refused("--prompt-lookup-max 0", "--prompt-lookup-max");
+    refused(
         "--prompt-lookup-min 3 --prompt-lookup-max 2",
-    ] {
-        refused_with(&format!("{SPEC} {flags}"), "--prompt-lookup-min must be");
-    }
+        "--prompt-lookup-min must be at most",
+    );
 }
 
 #[test]
-fn a_step_must_hold_a_draft() {
-    let line = format!("{SPEC} --max-num-seqs 10 --spec-length 4 --max-num-batched-tokens");
-    let engine = accepted(&format!("{line} 5")).engine;
-    assert_eq!(engine.max_num_batched_tokens, 5);
-    refused_with(&format!("{line} 4"), "at least 5");
+fn a_step_may_be_small_and_wait_long() {
+    let rows = |rows: &str| {
+        let line = format!("--model m --spec-length 4 --max-num-batched-tokens {rows}");
+        accepted(&line).engine.max_num_batched_tokens
+    };
+    // Drafts are cut to the rows that are free.
+    assert_eq!((rows("1"), rows("4")), (1, 4));
     refused_with("--model m --max-num-batched-tokens 0", "at least 1");
     let wait = |line: &str| accepted(line).engine.max_prompt_wait.as_millis();
     assert_eq!(wait("--model m"), 100);
@@ -318,7 +398,7 @@ fn zeros_are_refused() {
         "--repeat",
         "--limit-per-category",
     ] {
-        let line = format!("bench {SPEC} {flag} 0");
+        let line = format!("bench --model m {flag} 0");
         let line = if flag == "--random-prompts" {
             line
         } else {
@@ -336,17 +416,17 @@ fn other_errors_are_one_line() {
     refused_with("--modle m", "--modle");
     refused_with("--model m --port 70000", "--port");
     refused_with("--model m --api-key=", "API key is empty");
-    refused_with(&format!("bench {SPEC}"), "--random-prompts");
+    refused_with(&format!("bench --model m"), "--random-prompts");
     refused_with(
-        "bench --model m --random-prompts 1",
-        "--speculative-decoding",
+        &format!("bench --model m {OFF} --random-prompts 1"),
+        "leave out --speculative-decoding=false",
     );
     refused_with(
-        &format!("bench {SPEC} --random-prompts 1 --prompts f"),
+        &format!("bench --model m --random-prompts 1 --prompts f"),
         "'--random-prompts <N>' cannot be used with '--prompts <FILE>'",
     );
     refused_with(
-        &format!("bench {SPEC} --random-prompts 1 --temperatures 0,3"),
+        &format!("bench --model m --random-prompts 1 --temperatures 0,3"),
         "between 0 and 2",
     );
 }
@@ -469,14 +549,17 @@ fn without_a_model_the_embedded_pair_is_served() {
     assert_eq!(config.model.name, target.name);
     assert_eq!(config.served_model_name, target.name);
     assert_eq!(config.drafter, Some(DrafterChoice::Model(draft.clone())));
-    assert_eq!(config.engine.spec.length, EMBEDDED_SPEC_LENGTH);
+    assert_eq!(config.engine.spec.length, 8);
     let config = accepted("--spec-length 4 --port 3");
     assert_eq!(config.drafter, Some(DrafterChoice::Model(draft)));
     assert_eq!((config.engine.spec.length, config.http.port), (4, 3));
-    assert_eq!(accepted("--speculative-decoding=false").drafter, None);
-    let ngram = accepted("--speculative-decoding --drafter ngram").drafter;
-    assert_eq!(ngram, Some(DrafterChoice::Ngram { min: 2, max: 4 }));
-    // A model that the user names gets no draft by default.
-    assert_eq!(accepted("--model m").drafter, None);
-    assert_eq!(accepted(&format!("--model {}", target.name)).drafter, None);
+    assert_eq!(accepted(OFF).drafter, None);
+    assert_eq!(
+        accepted("--drafter tables").drafter,
+        Some(DrafterChoice::Tables)
+    );
+    // A model that the user names has no draft of its own.
+    for line in ["--model m".to_owned(), format!("--model {}", target.name)] {
+        assert_eq!(accepted(&line).drafter, Some(DrafterChoice::Tables));
+    }
 }

@@ -4,7 +4,8 @@ use super::events::Events;
 use super::request::{Event, Request};
 use super::stats::Stats;
 use crate::error::{Error, RequestErrorKind, Result};
-use crate::parse::at_least_one;
+use crate::model::MAX_TREE_NODES;
+use crate::parse::{at_least_one, number};
 use crate::sampling::{Acceptance, SamplingParams};
 use clap::{Args, FromArgMatches};
 use std::sync::Arc;
@@ -31,7 +32,7 @@ pub struct EngineOptions {
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
     pub max_num_seqs: usize,
     /// Maximum number of tokens in one target forward, prompt chunks and drafts together.
-    #[arg(long, value_name = "N", default_value_t = 2048)]
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = at_least_one)]
     pub max_num_batched_tokens: usize,
     /// Approximate milliseconds per step that running texts wait for the prompts of others. Chunk
     /// sizes follow from measured speed. A higher value reads prompts sooner but leaves longer
@@ -46,25 +47,47 @@ pub struct EngineOptions {
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub max_logprobs: usize,
     /// Limits of drafts.
-    #[arg(skip)]
+    #[command(flatten)]
     pub spec: SpecLimits,
     /// The acceptance rule of requests that name none.
-    #[arg(skip)]
+    #[arg(long, value_enum, default_value_t, help_heading = SPECULATION)]
     pub acceptance: Acceptance,
     /// Name in logs and metrics.
     #[arg(skip = "model")]
     pub model_name: String,
 }
 
+const SPECULATION: &str = "Speculation";
+
 /// Limits of the drafts of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
+#[command(next_help_heading = SPECULATION)]
+#[group(skip)]
 pub struct SpecLimits {
     /// Maximum depth (K); 0 without a drafter.
+    #[arg(skip)]
     pub length: usize,
-    /// Maximum number of nodes per round, at least 1.
+    /// Maximum number of draft tokens of a request in a step, 1 to 64.
+    #[arg(long = "spec-nodes", value_name = "N", default_value_t = Self::NODES,
+          value_parser = up_to_a_tree)]
     pub nodes: usize,
-    /// Maximum number of children of a node, at least 1; 1 = chains.
+    /// Maximum number of siblings in a draft, 1 to 64; 1 = chains.
+    #[arg(long = "spec-topk", value_name = "N", default_value_t = Self::TOPK,
+          value_parser = up_to_a_tree)]
     pub topk: usize,
+}
+
+/// Parses a number of draft nodes.
+fn up_to_a_tree(text: &str) -> Result<usize, String> {
+    number(
+        format!("a whole number between 1 and {MAX_TREE_NODES}"),
+        |n: &usize| (1..=MAX_TREE_NODES).contains(n),
+    )(text)
+}
+
+impl SpecLimits {
+    const NODES: usize = 15;
+    const TOPK: usize = 4;
 }
 
 impl Default for SpecLimits {
@@ -72,8 +95,8 @@ impl Default for SpecLimits {
     fn default() -> Self {
         Self {
             length: 0,
-            nodes: 15,
-            topk: 4,
+            nodes: Self::NODES,
+            topk: Self::TOPK,
         }
     }
 }
@@ -95,7 +118,7 @@ pub struct Limits {
     pub vocab_size: usize,
     pub max_logprobs: usize,
     pub max_waiting: usize,
-    /// Largest `spec_length` a request may ask for; 0 = the server does not speculate.
+    /// Maximum depth of drafts; 0 = the server does not speculate.
     pub spec_length: usize,
 }
 
@@ -295,17 +318,6 @@ impl Limits {
                     format!("{field} must be between 0 and {}", self.max_logprobs),
                 ));
             }
-        }
-        if let Some(k) = request.spec_length
-            && k > self.spec_length
-        {
-            return Err(Error::invalid(
-                "spec_length",
-                match self.spec_length {
-                    0 => "this server was started without --speculative-decoding: spec_length must be 0".into(),
-                    max => format!("spec_length must be between 0 and {max}, not {k}"),
-                },
-            ));
         }
         Ok(())
     }

@@ -430,7 +430,8 @@ impl Engine {
         let rows: usize = plan.iter().map(|planned| planned.rows).sum();
         let prompts = plan.iter().filter(|planned| planned.rows > 1);
         let prompt_rows = prompts.map(|planned| planned.rows).sum();
-        let drafted: usize = outputs.iter().flatten().map(|output| output.drafted).sum();
+        let drafts = outputs.iter().flatten().map(|output| output.sources.len());
+        let drafted: usize = drafts.sum();
         let chunk = &mut self.scheduler.prompt_chunk;
         chunk.note(rows + drafted, prompt_rows, step_time);
     }
@@ -455,7 +456,7 @@ fn emit(
     output: StepOutput,
     now: Instant,
 ) -> Option<&'static str> {
-    stats.note_round(output.drafted, output.tokens.len().saturating_sub(1));
+    stats.note_round(&output.sources, &output.path);
     let (new, finish) = sequence.advance(rows, output);
     stats.note_tokens(sequence.arrived, sequence.last_token, now, new);
     if new > 0 {

@@ -3,6 +3,7 @@
 use crate::error::Error;
 use crate::sampling::{Acceptance, SamplingParams, TokenLogprobs};
 use crate::spec::DraftContext;
+use std::ops::Add;
 
 /// One sequence to generate. The engine checks it when it is submitted.
 #[derive(Debug, Clone, Default)]
@@ -62,6 +63,24 @@ pub struct SpecUsage {
     pub tested: usize,
     /// Draft tokens accepted.
     pub accepted: usize,
+    /// Draft tokens proposed that came from [`DraftContext::prediction`].
+    pub predicted: usize,
+    /// Those of them that were accepted.
+    pub predicted_accepted: usize,
+}
+
+impl Add for SpecUsage {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self {
+            rounds: self.rounds + other.rounds,
+            drafted: self.drafted + other.drafted,
+            tested: self.tested + other.tested,
+            accepted: self.accepted + other.accepted,
+            predicted: self.predicted + other.predicted,
+            predicted_accepted: self.predicted_accepted + other.predicted_accepted,
+        }
+    }
 }
 
 impl SpecUsage {

@@ -4,7 +4,7 @@ use super::handle::{SpecLimits, Submission};
 use super::request::{Event, FinishReason, SpecUsage, TokenOutput};
 use crate::kv::BlockTable;
 use crate::sampling::{Acceptance, Sampler, TokenLogprobs};
-use crate::spec::{SeqId, SequenceState, StepInput, StepOutput};
+use crate::spec::{SeqId, SequenceState, Source, StepInput, StepOutput};
 use std::ops::Range;
 use std::time::Instant;
 use tokio::sync::OwnedSemaphorePermit;
@@ -167,9 +167,13 @@ impl Sequence {
     /// them as an event, and moves `kv_len` to the committed length. The rest of a round is dropped
     /// at a stop id or at `max_tokens`. Returns the number of new tokens and the reason if the text
     /// ended.
-    pub fn advance(&mut self, rows: usize, output: StepOutput) -> (usize, Option<FinishReason>) {
+    pub fn advance(
+        &mut self,
+        rows: usize,
+        mut output: StepOutput,
+    ) -> (usize, Option<FinishReason>) {
         self.prompt_scores
-            .extend(output.prompt_scores.into_iter().map(Some));
+            .extend(output.prompt_scores.drain(..).map(Some));
         let sampled = output.tokens.len();
         self.state.kv_len += rows + sampled.saturating_sub(1);
         self.tell_prompt_scores();
@@ -177,7 +181,7 @@ impl Sequence {
             return (0, self.finish_without_tokens());
         }
         let (kept, finish) = self.until_stop(&output.tokens);
-        self.count(kept, sampled - 1, output.drafted, output.tested);
+        self.count(kept, &output);
         let mut logprobs = output.logprobs.into_iter();
         let outputs = output.tokens[..kept]
             .iter()
@@ -203,11 +207,16 @@ impl Sequence {
     }
 
     /// Counts a round's draft, without what was accepted after the end of the text.
-    fn count(&mut self, kept: usize, accepted: usize, drafted: usize, tested: usize) {
-        self.usage.rounds += usize::from(drafted > 0);
-        self.usage.drafted += drafted;
-        self.usage.tested += tested.min(kept);
-        self.usage.accepted += accepted.min(kept);
+    fn count(&mut self, kept: usize, output: &StepOutput) {
+        let (usage, sources) = (&mut self.usage, &output.sources);
+        let accepted = &output.path[..output.path.len().min(kept)];
+        usage.rounds += usize::from(!sources.is_empty());
+        usage.drafted += sources.len();
+        usage.tested += output.tested.min(kept);
+        usage.accepted += accepted.len();
+        let predicted = |node: &&usize| sources.get(**node) == Some(&Source::Prediction);
+        usage.predicted += (0..sources.len()).filter(|node| predicted(&node)).count();
+        usage.predicted_accepted += accepted.iter().filter(predicted).count();
     }
 
     /// How many tokens of `new` count, and the reason if the text ends there.

@@ -1,7 +1,7 @@
 //! Server-wide counters under vLLM's names, with the prefix `foretoken:`.
 
 use crate::sampling::NoToken;
-use crate::spec::DraftCost;
+use crate::spec::{DraftCost, Source};
 use prometheus::{
     Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
 };
@@ -38,6 +38,13 @@ pub struct Stats {
     pub spec_accepted_tokens: IntCounter,
     /// By `position` in the draft, from 0.
     pub spec_accepted_per_pos: IntCounterVec,
+    /// By `source`: see [`Source`].
+    pub spec_draft_by_source: IntCounterVec,
+    pub spec_accepted_by_source: IntCounterVec,
+    /// Proposed draft tokens that the budget did not verify.
+    pub spec_refused_tokens: IntCounter,
+    /// Current estimate of tokens per second over those of plain decoding.
+    pub spec_speed_up: Gauge,
     /// Wall time of [`Stats::draft_steps`], seconds.
     pub draft_seconds: prometheus::Counter,
     /// Draft model forwards that drafted one token for every sequence and contained no prompt rows.
@@ -106,6 +113,24 @@ impl Stats {
                 "Draft tokens accepted, by place in the draft",
                 "position",
             ),
+            spec_draft_by_source: make.counters(
+                "spec_decode_num_draft_tokens_by_source_total",
+                "Draft tokens proposed, by where they come from",
+                "source",
+            ),
+            spec_accepted_by_source: make.counters(
+                "spec_decode_num_accepted_tokens_by_source_total",
+                "Draft tokens accepted, by where they come from",
+                "source",
+            ),
+            spec_refused_tokens: make.counter(
+                "spec_decode_num_refused_tokens_total",
+                "Draft tokens that the budget did not verify",
+            ),
+            spec_speed_up: make.gauge(
+                "spec_decode_speed_up",
+                "Current estimate of tokens per second over those of plain decoding",
+            ),
             draft_seconds: make.seconds("draft_seconds_total", "Wall time of draft_steps"),
             draft_steps: make.counter("draft_steps_total", "Draft model forwards, without prompts"),
             target_seconds: make.seconds("target_seconds_total", "Wall time of target_steps"),
@@ -119,18 +144,26 @@ impl Stats {
 }
 
 impl Stats {
-    /// Records a round with `drafted` draft tokens, `accepted` of which were accepted.
-    pub(super) fn note_round(&self, drafted: usize, accepted: usize) {
-        if drafted == 0 {
+    /// Records a round with draft tokens from `sources`, of which those of `path` were accepted.
+    pub(super) fn note_round(&self, sources: &[Source], path: &[usize]) {
+        if sources.is_empty() {
             return;
         }
         self.spec_drafts.inc();
-        self.spec_draft_tokens.inc_by(drafted as u64);
-        self.spec_accepted_tokens.inc_by(accepted as u64);
-        for position in 0..accepted {
+        self.spec_draft_tokens.inc_by(sources.len() as u64);
+        self.spec_accepted_tokens.inc_by(path.len() as u64);
+        for source in sources {
+            let counter = &self.spec_draft_by_source;
+            counter.with_label_values(&[label(*source)]).inc();
+        }
+        for position in 0..path.len() {
             self.spec_accepted_per_pos
                 .with_label_values(&[&position.to_string()])
                 .inc();
+        }
+        for source in path.iter().filter_map(|&node| sources.get(node)) {
+            let counter = &self.spec_accepted_by_source;
+            counter.with_label_values(&[label(*source)]).inc();
         }
     }
 
@@ -171,6 +204,16 @@ impl Stats {
             self.draft_seconds
                 .inc_by((total.step_seconds - self.draft_seconds.get()).max(0.0));
         }
+    }
+}
+
+fn label(source: Source) -> &'static str {
+    match source {
+        Source::Model => "model",
+        Source::Own => "own",
+        Source::Prediction => "prediction",
+        Source::Pool => "pool",
+        Source::Recycled => "recycled",
     }
 }
 

@@ -133,6 +133,8 @@ impl Choice {
                 let spec = &mut self.spec;
                 spec.tested = spec.tested.min(before.tested + kept);
                 spec.accepted = spec.accepted.min(before.accepted + kept);
+                spec.predicted_accepted =
+                    (spec.predicted_accepted).min(before.predicted_accepted + kept);
                 Ok(piece)
             }
             Event::Failed(error) => Err(error),

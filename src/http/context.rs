@@ -2,16 +2,28 @@
 
 use crate::engine::Limits;
 use crate::error::{Error, RequestErrorKind, Result};
+use crate::spec::CacheScope;
 use crate::text::Text;
+use std::hash::{BuildHasher, RandomState};
 
 /// The tokenizer and template, the engine's limits and the served model names.
 pub(super) struct Context<'a> {
     pub text: &'a Text,
     pub limits: &'a Limits,
     pub model_names: &'a [String],
+    /// The key that the client sent.
+    pub api_key: Option<&'a str>,
+    /// Random for each process, so that clients cannot find two salts of one scope.
+    pub scopes: &'a RandomState,
 }
 
 impl Context<'_> {
+    /// The scope of requests with this `cache_salt`: only those with the same API key and salt share
+    /// what drafters learn from texts, because the time of a reply would tell others what was said.
+    pub fn scope(&self, salt: Option<&str>) -> CacheScope {
+        CacheScope(self.scopes.hash_one((self.api_key, salt)))
+    }
+
     /// The served name for `wanted`; the first one if it is `None`.
     ///
     /// # Errors

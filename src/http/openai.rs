@@ -7,10 +7,11 @@ use super::prompt::PromptTokens;
 use super::reply::{Api, Header};
 use super::stop::Stops;
 use super::unsupported;
-use super::wire::{self, Common, OneOrMany};
+use super::wire::{self, Common, OneOrMany, Prediction};
 use crate::engine::Request;
 use crate::error::{Error, Result};
 use crate::sampling::{SamplingParams, mix};
+use crate::spec::DraftContext;
 use serde_json::{Map, Value};
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -22,6 +23,7 @@ const MAX_N: usize = 128;
 const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 1024;
 const MAX_TOP_LOGPROBS: usize = 20;
+const MAX_SALT_BYTES: usize = 1024;
 
 /// A checked request body: the engine requests, and what is needed to build the reply.
 pub(super) struct Job {
@@ -214,6 +216,11 @@ impl Context<'_> {
             min_tokens: params.min_tokens,
             logprobs: false,
         };
+        let spec_length = common.spec_length.map(|k| k.min(self.limits.spec_length));
+        let prediction = match spec_length.unwrap_or(self.limits.spec_length) {
+            0 => Vec::new(),
+            _ => self.prediction(common.prediction.as_ref())?,
+        };
         Ok(Plan {
             n,
             stream,
@@ -222,10 +229,23 @@ impl Context<'_> {
             rules,
             template: Request {
                 params,
-                spec_length: common.spec_length,
+                spec_length,
+                acceptance: common.acceptance,
+                draft_context: DraftContext {
+                    scope: self.scope(salt(common.cache_salt.as_deref())?),
+                    prediction,
+                },
                 ..Request::default()
             },
         })
+    }
+
+    /// The tokens of a predicted text, as many as an answer can have.
+    fn prediction(&self, prediction: Option<&Prediction>) -> Result<Vec<u32>> {
+        let text = prediction.map(Prediction::text).unwrap_or_default();
+        let mut ids = self.text.encode(&text, false)?;
+        ids.truncate(self.limits.max_model_len);
+        Ok(ids)
     }
 }
 
@@ -308,6 +328,17 @@ fn stops(stop: Option<&OneOrMany>) -> Result<Stops> {
         ));
     }
     Ok(Stops::new(stops.iter().cloned()))
+}
+
+/// Checks the salt of a request's cache scope.
+fn salt(salt: Option<&str>) -> Result<Option<&str>> {
+    match salt {
+        Some(salt) if !(1..=MAX_SALT_BYTES).contains(&salt.len()) => Err(Error::invalid(
+            "cache_salt",
+            format!("cache_salt must be a string of 1 to {MAX_SALT_BYTES} bytes"),
+        )),
+        salt => Ok(salt),
+    }
 }
 
 fn check_min_tokens(request: &Request) -> Result<()> {

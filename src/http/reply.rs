@@ -175,10 +175,10 @@ impl Header {
             let spec = choices
                 .iter()
                 .map(Choice::spec)
-                .fold(SpecUsage::default(), add);
+                .fold(SpecUsage::default(), |sum, of_choice| sum + of_choice);
             usage["completion_tokens_details"] = json!({
-                "accepted_prediction_tokens": spec.accepted,
-                "rejected_prediction_tokens": spec.drafted - spec.accepted,
+                "accepted_prediction_tokens": spec.predicted_accepted,
+                "rejected_prediction_tokens": spec.predicted - spec.predicted_accepted,
             });
             usage["speculative_decoding"] = json!({
                 "num_drafts": spec.rounds,
@@ -189,15 +189,6 @@ impl Header {
             });
         }
         usage
-    }
-}
-
-fn add(a: SpecUsage, b: SpecUsage) -> SpecUsage {
-    SpecUsage {
-        rounds: a.rounds + b.rounds,
-        drafted: a.drafted + b.drafted,
-        tested: a.tested + b.tested,
-        accepted: a.accepted + b.accepted,
     }
 }
 

@@ -9,6 +9,7 @@ use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
 use serde_json::{Value, json};
+use std::hash::RandomState;
 use std::sync::Arc;
 
 /// Default size limit of request bodies, in bytes.
@@ -22,6 +23,7 @@ pub struct AppState {
     pub(super) model_names: Arc<[String]>,
     pub(super) api_key: Option<Arc<str>>,
     pub(super) max_body_bytes: usize,
+    scopes: RandomState,
     created: u64,
 }
 
@@ -35,6 +37,7 @@ impl AppState {
             model_names: model_names.into(),
             api_key: None,
             max_body_bytes: DEFAULT_MAX_BODY_BYTES,
+            scopes: RandomState::new(),
             created: reply::now(),
         }
     }
@@ -74,6 +77,8 @@ impl AppState {
             text: &self.text,
             limits: self.engine.limits(),
             model_names: &self.model_names,
+            api_key: self.api_key.as_deref(),
+            scopes: &self.scopes,
         }
     }
 

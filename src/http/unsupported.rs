@@ -97,13 +97,11 @@ const GUIDED: &str = "guided_";
 
 /// Accepted fields: hints, names, and settings of features that are refused above.
 const HARMLESS: &[&str] = &[
-    "cache_salt",
     "early_stopping",
     "include_reasoning",
     "length_penalty",
     "metadata",
     "parallel_tool_calls",
-    "prediction",
     "prompt_cache_key",
     "prompt_cache_retention",
     "reasoning_effort",
@@ -275,7 +273,6 @@ mod tests {
             ("priority", json!(0)),
             ("logits_processors", json!([])),
             ("kv_transfer_params", json!({})),
-            ("prediction", json!({"type": "content", "content": "x"})),
             ("metadata", json!({"a": "b"})),
             ("parallel_tool_calls", json!(true)),
             ("user", json!("me")),

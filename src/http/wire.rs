@@ -2,10 +2,12 @@
 //! are checked by [`unsupported`](super::unsupported).
 
 use crate::error::{Error, Result};
+use crate::sampling::Acceptance;
 use serde::de::value::Error as Never;
 use serde::de::{DeserializeOwned, Deserializer, Error as _, Visitor};
 use serde::{Deserialize, forward_to_deserialize_any};
 use serde_json::{Map, Value};
+use std::borrow::Cow;
 
 /// Fields that both APIs have.
 #[derive(Debug, Default, Deserialize)]
@@ -29,6 +31,9 @@ pub(super) struct Common {
     pub stream: Option<bool>,
     pub stream_options: Option<StreamOptions>,
     pub spec_length: Option<usize>,
+    pub acceptance: Option<Acceptance>,
+    pub prediction: Option<Prediction>,
+    pub cache_salt: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -36,6 +41,46 @@ pub(super) struct StreamOptions {
     pub include_usage: Option<bool>,
     pub continuous_usage_stats: Option<bool>,
     pub include_obfuscation: Option<bool>,
+}
+
+/// A text that the client expects as the answer, or most of it.
+#[derive(Debug, Deserialize)]
+pub(super) struct Prediction {
+    #[serde(rename = "type")]
+    pub _kind: PredictionKind,
+    pub content: PredictionContent,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum PredictionKind {
+    Content,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a string or a list of text parts")]
+pub(super) enum PredictionContent {
+    Text(String),
+    Parts(Vec<TextPart>),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+pub(super) enum TextPart {
+    Text { text: String },
+}
+
+impl Prediction {
+    /// The text, its parts one after the other.
+    pub fn text(&self) -> Cow<'_, str> {
+        match &self.content {
+            PredictionContent::Text(text) => text.into(),
+            PredictionContent::Parts(parts) => {
+                let texts = parts.iter().map(|TextPart::Text { text }| text.as_str());
+                texts.collect::<String>().into()
+            }
+        }
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -185,6 +230,7 @@ fn readable(message: &str) -> String {
         ("expected a sequence", "expected a list"),
         ("expected a map", "expected an object"),
         ("expected struct StreamOptions", "expected an object"),
+        ("expected struct Prediction", "expected an object"),
     ];
     names
         .iter()

@@ -2,6 +2,7 @@
 
 use crate::memory::{self, Budget};
 use candle_core::{DType, Device};
+use foretoken::bench::RowPenalty;
 use foretoken::config::{Config, DrafterChoice, Dtype, ModelChoice};
 use foretoken::engine::{self, EngineHandle};
 use foretoken::error::{Error, Result};
@@ -22,8 +23,9 @@ pub struct Loaded {
     pub device: &'static str,
 }
 
-/// Loads the models, sizes the KV pools and starts the engine.
-pub fn load(config: &Config) -> Result<Loaded> {
+/// Loads the models, sizes the KV pools and starts the engine. With `row_penalty` above 0, the
+/// target's rows are made dearer; see [`RowPenalty`].
+pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
     let device = kernels::device(&config.load.device)?;
     let isa = kernels::cpu::check()?;
     if let Some(threads) = config.load.threads {
@@ -61,7 +63,16 @@ pub fn load(config: &Config) -> Result<Loaded> {
         (None, Some(DrafterChoice::Ngram { min, max })) => {
             Some(Box::new(NgramDrafter::new(*min, *max)))
         }
+        // Until the tables are here.
+        (None, Some(DrafterChoice::Tables)) => Some(Box::new(NgramDrafter::new(2, 4))),
+        (None, Some(DrafterChoice::Own(_))) => {
+            return Err(Error::setup("--drafter self is not there yet"));
+        }
         (None, _) => None,
+    };
+    let target = match row_penalty > 0.0 {
+        true => Box::new(RowPenalty::new(target, row_penalty)),
+        false => target,
     };
     let engine = engine::spawn(
         target,

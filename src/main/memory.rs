@@ -185,7 +185,7 @@ mod tests {
     }
 
     fn config(flags: &str) -> Config {
-        let flags = format!("foretoken --model m --speculative-decoding --drafter ngram {flags}");
+        let flags = format!("foretoken --model m {flags}");
         match Command::from_args(flags.split_whitespace()) {
             Ok(Command::Serve(config)) => config,
             other => panic!("{flags}: {other:?}"),

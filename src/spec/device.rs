@@ -133,7 +133,7 @@ fn step_output(draft: &Draft, path: Vec<usize>, next: u32, tested: usize) -> Ste
     StepOutput {
         tokens: accepted.chain([next]).collect(),
         path,
-        drafted: draft.len(),
+        sources: draft.sources.clone(),
         tested,
         ..StepOutput::default()
     }

@@ -205,6 +205,8 @@ pub struct DraftRequest<'a> {
     pub nodes: usize,
     /// Maximum number of children of a node, at least 1; 1 = a chain.
     pub width: usize,
+    /// Nodes with a lower score will not be verified: they need not be proposed.
+    pub min_score: f32,
     /// Position of the first draft token in the target's sequence, which addresses its random
     /// numbers.
     pub position: usize,
@@ -235,6 +237,15 @@ pub struct Committed<'a> {
     /// [`Drafter::candidates`] is 0.
     pub candidates: &'a [(u32, Vec<u32>)],
     pub context: &'a DraftContext,
+}
+
+/// What a drafter expects before it drafts.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Forecast {
+    /// Estimated probability that a draft has the right tokens down to depth 1, 2, ...
+    pub path: Vec<f32>,
+    /// Rows of the first forward: 1, and what the drafter has not seen.
+    pub pending: usize,
 }
 
 /// Total cost of drafting, for the cost coefficient c of Leviathan et al. 2023, section 3.2.
@@ -272,11 +283,15 @@ pub trait Drafter: Send {
         0
     }
 
-    /// The estimated probabilities that the first, second, ... draft token would stand together with
-    /// those before it, at most `length` of them. With it, the caller decides how deep to draft.
-    /// `None` = a draft costs no forwards.
-    fn forecast(&self, _request: &DraftRequest<'_>) -> Option<Vec<f32>> {
+    /// What a draft would be worth. With it, the caller decides how deep to draft. `None` = a draft
+    /// costs no forwards.
+    fn forecast(&self, _request: &DraftRequest<'_>) -> Option<Forecast> {
         None
+    }
+
+    /// Rows and seconds of each forward of the last call of `propose`.
+    fn forwards(&self) -> &[(usize, f64)] {
+        &[]
     }
 
     /// Called once per step, after verification, for every sequence of the step that may ever

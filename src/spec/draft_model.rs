@@ -1,14 +1,18 @@
 //! Drafting with a small model of the same vocabulary.
 
-use super::device::{logits_params, row_adjustments};
-use super::draft::{Committed, Draft, DraftCost, DraftDist, DraftRequest, Drafter, SeqId, Source};
+mod drafting;
+mod drawn;
+mod growth;
+mod lessons;
+
+use super::draft::{Committed, Draft, DraftCost, DraftRequest, Drafter, Forecast, SeqId};
 use crate::error::Result;
 use crate::kernels::parallel;
-use crate::kernels::sample::{self, ProcessedLogits, TokenChoice};
 use crate::kv::{BlockAllocator, BlockTable, KvStore};
-use crate::model::{Batch, Model, Output};
-use crate::sampling::{Acceptance, Purpose, Rng, distribution, guess};
-use candle_core::Tensor;
+use crate::model::{Batch, Model};
+use drafting::Drafting;
+use drawn::Drawn;
+use lessons::{History, Lessons};
 use std::collections::HashMap;
 use std::time::Instant;
 
@@ -19,6 +23,7 @@ use std::time::Instant;
 /// gets no draft.
 pub struct DraftModel {
     network: Network,
+    lessons: Lessons,
     fed: HashMap<SeqId, Fed>,
 }
 
@@ -30,28 +35,16 @@ struct Network {
     /// Maximum number of rows of one sequence in one forward.
     chunk: usize,
     cost: DraftCost,
+    /// Rows and seconds of the last proposal's forwards.
+    forwards: Vec<(usize, f64)>,
 }
 
-/// The tokens and block table of one sequence in the pool.
+/// What is kept of one sequence: the tokens in the pool, their blocks, and what became of its drafts.
 #[derive(Default)]
 struct Fed {
     tokens: Vec<u32>,
     table: BlockTable,
-}
-
-/// One sequence that is being drafted for.
-struct Drafting<'a, 'b> {
-    /// Index of the request.
-    place: usize,
-    request: &'a mut DraftRequest<'b>,
-    fed: &'a mut Fed,
-    draft: Draft,
-    /// Number of tokens that a GPU has drawn after `draft` and the host has not read.
-    unread: usize,
-    /// Whether the first forward can feed all tokens.
-    may_draft: bool,
-    /// Whether the draft has ended because the model's logits are not finite.
-    ended: bool,
+    history: History,
 }
 
 impl DraftModel {
@@ -76,7 +69,9 @@ impl DraftModel {
                 model,
                 chunk: chunk.max(2),
                 cost: DraftCost::default(),
+                forwards: Vec::new(),
             },
+            lessons: Lessons::default(),
             fed: HashMap::new(),
         })
     }
@@ -105,70 +100,71 @@ impl Network {
         fed.roll_back(&mut self.blocks, request.tokens);
         let config = self.model.config();
         let knows = |&id: &u32| (id as usize) < config.vocab_size;
-        let rows = request.tokens.len() + request.length.min(request.nodes) - 1;
-        let new = &request.tokens[fed.tokens.len()..];
-        if rows > config.max_position_embeddings || !new.iter().all(knows) {
+        let (len, new) = (request.tokens.len(), &request.tokens[fed.tokens.len()..]);
+        let last_position = len + request.length - 1;
+        if last_position > config.max_position_embeddings || !new.iter().all(knows) {
             fed.tokens.clear();
             self.blocks.release(&mut fed.table);
             return false;
         }
+        let rows = len + drafting::max_nodes(request) - 1;
         self.blocks.reserve(&mut fed.table, rows).is_ok()
     }
 
-    /// One forward that feeds each sequence of `open` what it has not seen, and drafts a token for
-    /// those that have seen all. Returns the largest number of rows of a sequence. Tokens that a
-    /// GPU draws are added to `drawn`.
+    /// One forward that feeds each sequence of `open` what it has not seen, and drafts for those that
+    /// have seen all. Returns the largest number of rows of a sequence. Tokens that a GPU draws are
+    /// added to `drawn`.
     fn step(
         &mut self,
         drafting: &mut [Drafting<'_, '_>],
         open: &[usize],
         drawn: &mut Vec<Drawn>,
     ) -> Result<usize> {
+        let started = Instant::now();
         let mut batch = Batch::default();
-        let mut complete = Vec::new();
-        let mut longest = 0;
+        let (mut complete, mut longest) = (Vec::new(), 0);
         for &i in open {
-            let one = &mut drafting[i];
-            let seen = one.fed.tokens.len();
-            let all = one.request.tokens.len() + one.len();
-            let rows = (all - seen).min(self.chunk);
-            longest = longest.max(rows);
-            let new: Vec<u32> = (seen..seen + rows).map(|at| one.token(at)).collect();
-            batch.push_span(&new, &[], seen, &one.fed.table, self.blocks.block_size());
-            one.fed.tokens.extend(new);
-            if one.may_draft && seen + rows == all {
-                batch.logits.push(batch.tokens.len() as u32 - 1);
+            let before = batch.tokens.len();
+            let block_size = self.blocks.block_size();
+            if drafting[i].feed(&mut batch, self.chunk, block_size) > 0 {
                 complete.push(i);
             }
+            longest = longest.max(batch.tokens.len() - before);
         }
         if let Some(last) = drawn.last() {
             batch.drawn = Some(last.fed_to(open)?);
         }
         let output = self.model.forward(&batch, &mut self.store)?;
         if output.is_on_gpu() {
-            drawn.push(Drawn::new(&output, drafting, complete)?);
+            if !complete.is_empty() {
+                drawn.push(Drawn::new(&output, drafting, complete)?);
+            }
         } else {
-            let all = drafting.iter_mut().enumerate();
-            let ready = all.filter(|(i, _)| complete.binary_search(i).is_ok());
             let vocab = self.model.config().vocab_size;
-            output.read(|logits| {
-                let mut ready: Vec<_> = ready.zip(logits.chunks(vocab)).collect();
-                parallel::map(&mut ready, |((_, one), row)| one.draw(row));
+            output.read(|mut logits| {
+                let all = drafting.iter_mut().enumerate();
+                let ready = all.filter(|(i, _)| complete.binary_search(i).is_ok());
+                let mut parts = Vec::with_capacity(complete.len());
+                for (_, one) in ready {
+                    let (rows, rest) = logits.split_at(one.asked() * vocab);
+                    logits = rest;
+                    parts.push((one, rows));
+                }
+                parallel::map(&mut parts, |(one, rows)| one.expand(rows.chunks(vocab)));
             })?;
         }
+        let seconds = started.elapsed().as_secs_f64();
+        self.forwards.push((batch.tokens.len(), seconds));
         Ok(longest)
     }
 
     fn draft_all(&mut self, drafting: &mut [Drafting<'_, '_>]) -> Result<()> {
         let started = Instant::now();
-        let (mut steps, mut longest) = (0, 0);
+        let (mut longest, mut is_on_gpu) = (0, false);
         let mut drawn: Vec<Drawn> = Vec::new();
         loop {
-            let wants = |one: &Drafting<'_, '_>| {
-                !one.ended && one.len() < one.limit() && (steps == 0 || one.may_draft)
-            };
             let all = 0..drafting.len();
-            let open: Vec<usize> = all.filter(|&i| wants(&drafting[i])).collect();
+            let open: Vec<usize> = all.filter(|&i| drafting[i].is_open()).collect();
             // Tokens that a GPU drew go into the next step without a copy to the host, if the step
             // needs nothing else and no penalties depend on them.
             if !drawn
@@ -176,7 +172,7 @@ impl Network {
                 .is_some_and(|last| last.suffices(drafting, &open))
             {
                 drawn.drain(..).try_for_each(|one| one.read(drafting))?;
-                if open.iter().any(|&i| drafting[i].ended) {
+                if open.iter().any(|&i| !drafting[i].is_open()) {
                     continue;
                 }
             }
@@ -184,155 +180,21 @@ impl Network {
                 break;
             }
             longest = longest.max(self.step(drafting, &open, &mut drawn)?);
-            steps += 1;
+            is_on_gpu |= !drawn.is_empty();
+        }
+        let (seconds, steps) = (started.elapsed().as_secs_f64(), self.forwards.len());
+        if is_on_gpu {
+            // The host does not wait for single forwards there.
+            let share = seconds / steps.max(1) as f64;
+            self.forwards.iter_mut().for_each(|one| one.1 = share);
         }
         // A prompt's rows would distort the cost of a draft step; two rows are the catch-up after a
         // round in which every draft token was accepted.
         if longest <= 2 {
-            self.cost.steps += steps;
-            self.cost.step_seconds += started.elapsed().as_secs_f64();
+            self.cost.steps += steps as u64;
+            self.cost.step_seconds += seconds;
         }
         Ok(())
-    }
-}
-
-/// The tokens that one step drew on a GPU and the host has not read.
-struct Drawn {
-    processed: ProcessedLogits,
-    /// The sequences they belong to, ascending.
-    of: Vec<usize>,
-}
-
-impl Drawn {
-    /// Draws the next draft token of each sequence of `of` from its row of logits.
-    fn new(output: &Output, drafting: &mut [Drafting<'_, '_>], of: Vec<usize>) -> Result<Self> {
-        let (mut params, mut adjustments) = (Vec::with_capacity(of.len()), Vec::new());
-        for (row, &i) in of.iter().enumerate() {
-            let (row, one) = (row as u32, &mut drafting[i]);
-            let choice = match one.request.acceptance {
-                Acceptance::Coupled => TokenChoice::Race(one.rng().key(one.len())),
-                Acceptance::Rejection => TokenChoice::Quantile(one.uniform()),
-            };
-            let sampler = &mut *one.request.sampler;
-            params.push(logits_params(row, sampler.params(), choice));
-            adjustments.extend(row_adjustments(row, sampler));
-            sampler.push_unknown();
-            one.unread += 1;
-        }
-        let processed = sample::process_logits(&output.logits, params, adjustments, 1)?;
-        Ok(Self { processed, of })
-    }
-
-    /// Whether the next step of `open` needs only these tokens, and of them only their number.
-    fn suffices(&self, drafting: &[Drafting<'_, '_>], open: &[usize]) -> bool {
-        let needs_this = |i: &usize| {
-            let one = &drafting[*i];
-            let missing = one.request.tokens.len() + one.len() - one.fed.tokens.len();
-            let is_drawn = self.of.binary_search(i).is_ok() && missing == 1;
-            is_drawn && !one.request.sampler.depends_on_tokens()
-        };
-        !open.is_empty() && open.iter().all(needs_this)
-    }
-
-    /// The tokens of `open` as input to the model, `[open]` u32 on the GPU.
-    fn fed_to(&self, open: &[usize]) -> Result<Tensor> {
-        let tokens = self.processed.ids()?;
-        if self.of == open {
-            return Ok(tokens);
-        }
-        let place = |i: &usize| self.of.partition_point(|of| of < i) as u32;
-        let places: Vec<u32> = open.iter().map(place).collect();
-        Ok(tokens.index_select(&Tensor::new(places, tokens.device())?, 0)?)
-    }
-
-    /// Waits for the tokens and appends them to the drafts; a draft ends where there is no token.
-    fn read(self, drafting: &mut [Drafting<'_, '_>]) -> Result<()> {
-        let best = self.processed.read()?;
-        for (row, &i) in self.of.iter().enumerate() {
-            let one = &mut drafting[i];
-            one.unread -= 1;
-            let first = best.of_row(row).next().filter(|_| !one.ended);
-            let Some((token, prob)) = first else {
-                one.ended = true;
-                continue;
-            };
-            let at = one.request.tokens.len() + one.draft.len();
-            if let Some(fed) = one.fed.tokens.get_mut(at) {
-                *fed = token;
-            }
-            one.request.sampler.resolve(token);
-            one.add(token, prob);
-            if one.request.acceptance == Acceptance::Rejection {
-                let dist = self.processed.row(row).map(DraftDist::Device);
-                one.draft.dists.extend(dist);
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Drafting<'_, '_> {
-    /// Maximum number of tokens to draft.
-    fn limit(&self) -> usize {
-        self.request.length.min(self.request.nodes)
-    }
-
-    /// Number of tokens drafted.
-    fn len(&self) -> usize {
-        self.draft.len() + self.unread
-    }
-
-    /// Token at position `at` of the sequence with its draft; an arbitrary one if it is not read
-    /// yet.
-    fn token(&self, at: usize) -> u32 {
-        match at.checked_sub(self.request.tokens.len()) {
-            None => self.request.tokens[at],
-            Some(drafted) => self.draft.tokens.get(drafted).copied().unwrap_or(0),
-        }
-    }
-
-    /// The random numbers for the tokens after the sequence.
-    fn rng(&self) -> Rng {
-        Rng {
-            seed: self.request.sampler.params().seed,
-            position: self.request.position,
-        }
-    }
-
-    /// The random number for drawing the next draft token under the rejection rule.
-    fn uniform(&self) -> f64 {
-        self.rng().uniform(self.len(), Purpose::Draft, 0)
-    }
-
-    /// Draws the next draft token from one row of logits.
-    fn draw(&mut self, logits: &[f32]) {
-        if self.request.acceptance == Acceptance::Rejection {
-            let Ok(dist) = distribution(logits, self.request.sampler) else {
-                self.ended = true;
-                return;
-            };
-            let token = dist.sample(self.uniform());
-            self.push(token, dist.prob(token) as f32);
-            self.draft.dists.push(dist.into());
-            return;
-        }
-        let key = self.rng().key(self.len());
-        let guesses = guess(logits, self.request.sampler, key, 1).unwrap_or_default();
-        match guesses.first() {
-            Some(guess) => self.push(guess.token, guess.prob),
-            None => self.ended = true,
-        }
-    }
-
-    fn push(&mut self, token: u32, prob: f32) {
-        self.request.sampler.push(token);
-        self.add(token, prob);
-    }
-
-    /// Adds a token of probability `prob` to the draft.
-    fn add(&mut self, token: u32, prob: f32) {
-        let before = self.draft.scores.last().copied().unwrap_or(1.0);
-        self.draft.push(token, before * prob, Source::Model);
     }
 }
 
@@ -345,34 +207,45 @@ impl Drafter for DraftModel {
         let states = self.fed.iter_mut().map(|(&id, fed)| (id, fed));
         let mut states: HashMap<SeqId, &mut Fed> = states.collect();
         let mut drafting = Vec::with_capacity(requests.len());
+        self.network.forwards.clear();
         for (place, request) in requests.iter_mut().enumerate() {
             if let Some(fed) = states.remove(&request.id)
                 && self.network.begin(fed, request)
             {
-                drafting.push(Drafting {
-                    place,
-                    may_draft: request.tokens.len() - fed.tokens.len() <= self.network.chunk,
-                    request,
-                    fed,
-                    draft: Draft::default(),
-                    unread: 0,
-                    ended: false,
-                });
+                let chunk = self.network.chunk;
+                drafting.push(Drafting::new(place, request, fed, &self.lessons, chunk));
             }
         }
         self.network.draft_all(&mut drafting)?;
         for one in drafting {
-            // Tokens drawn after the end of a draft are not known.
-            let known = one.request.tokens.len() + one.draft.len();
-            one.fed.tokens.truncate(known);
-            drafts[one.place] = one.draft;
+            let place = one.place;
+            drafts[place] = one.finish();
         }
         Ok(drafts)
+    }
+
+    fn forecast(&self, request: &DraftRequest<'_>) -> Option<Forecast> {
+        let unknown = Fed::default();
+        let fed = self.fed.get(&request.id).unwrap_or(&unknown);
+        let is_sampled = !request.sampler.params().is_greedy();
+        let path = self
+            .lessons
+            .forecast(&fed.history, is_sampled, request.length);
+        let pending = request.tokens.len().saturating_sub(fed.tokens.len());
+        Some(Forecast {
+            path,
+            pending: pending.clamp(1, self.network.chunk),
+        })
+    }
+
+    fn forwards(&self) -> &[(usize, f64)] {
+        &self.network.forwards
     }
 
     fn observe(&mut self, committed: &[Committed<'_>]) {
         for committed in committed {
             if let Some(fed) = self.fed.get_mut(&committed.id) {
+                self.lessons.learn(&mut fed.history, committed.tokens);
                 fed.roll_back(&mut self.network.blocks, committed.tokens);
             }
         }
@@ -400,10 +273,11 @@ impl Drafter for DraftModel {
 
 #[cfg(test)]
 mod tests {
-    use super::super::draft::DraftContext;
     use super::*;
     use crate::model::toy::ToyModel;
+    use crate::sampling::Acceptance;
     use crate::sampling::{Sampler, SamplingParams};
+    use crate::spec::draft::DraftContext;
 
     fn drafter(chunk: usize) -> DraftModel {
         DraftModel::new(Box::new(ToyModel::new(32, 256, 5, 0.0)), 64, 4, chunk).unwrap()
@@ -418,6 +292,7 @@ mod tests {
             length: 4,
             nodes: 4,
             width: 1,
+            min_score: 0.0,
             position: tokens.len(),
             sampler: &mut sampler,
             acceptance: Acceptance::Coupled,

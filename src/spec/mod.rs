@@ -1,20 +1,26 @@
 //! Speculative decoding: drafters, the acceptance rule, and the runner that combines them.
 
+mod budget;
+mod cost;
 mod device;
 pub mod draft;
 mod draft_model;
+mod estimate;
 mod ngram;
 mod runner;
 mod step;
+mod tables;
 pub mod verify;
 
+pub use budget::BudgetMode;
 pub use device::{logits_params, row_adjustments};
 pub use draft::{
-    CacheScope, Committed, Draft, DraftContext, DraftCost, DraftDist, DraftRequest, Drafter, SeqId,
-    Source,
+    CacheScope, Committed, Draft, DraftContext, DraftCost, DraftDist, DraftRequest, Drafter,
+    Forecast, SeqId, Source,
 };
 pub use draft_model::DraftModel;
 pub use ngram::NgramDrafter;
 pub use runner::SpeculativeRunner;
 pub use step::{SequenceState, StepInput, StepOutput, StepResult};
+pub use tables::Tables;
 pub use verify::{Verdict, coupled, rejection, synthetic_acceptance};

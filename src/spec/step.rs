@@ -1,6 +1,6 @@
 //! Inputs and outputs of a step, and verification on the host.
 
-use super::draft::{Draft, DraftContext, DraftRequest, SeqId};
+use super::draft::{Draft, DraftContext, DraftRequest, SeqId, Source};
 use super::verify::{Verdict, coupled, rejection, synthetic_acceptance};
 use crate::kv::BlockTable;
 use crate::sampling::{
@@ -72,7 +72,8 @@ pub struct StepOutput {
     pub prompt_scores: Vec<TokenLogprobs>,
     /// See [`Committed::candidates`](super::Committed::candidates).
     pub candidates: Vec<(u32, Vec<u32>)>,
-    pub drafted: usize,
+    /// Where each node of the draft came from.
+    pub sources: Vec<Source>,
     /// Draft tokens whose acceptance was decided; of siblings one.
     pub tested: usize,
 }
@@ -123,6 +124,7 @@ impl StepInput<'_> {
             length: self.depth,
             nodes: self.nodes,
             width: self.width,
+            min_score: 0.0,
             position: self.state.tokens.len(),
             acceptance: self.state.rule(),
             sampler: &mut self.state.sampler,
@@ -180,7 +182,7 @@ pub(super) fn decide(
         logprobs: scored.collect::<Result<_, _>>()?,
         prompt_scores,
         candidates,
-        drafted: draft.len(),
+        sources: draft.sources.clone(),
         tested,
         tokens,
         path,

@@ -1,5 +1,6 @@
 //! Runs the binary as a process.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
@@ -15,6 +16,11 @@ pub fn foretoken() -> Command {
         .env("RUST_BACKTRACE", "1")
         .stdin(Stdio::null());
     command
+}
+
+/// A file to which no byte can be written.
+pub fn full_disk() -> File {
+    File::options().write(true).open("/dev/full").unwrap()
 }
 
 /// A running server; killed if a test fails.

@@ -1,7 +1,6 @@
 //! The binary: one readable line for every user error, and one run from flags to SIGTERM.
 
-use crate::common::process::{Server, foretoken};
-use std::fs::File;
+use crate::common::process::{Server, foretoken, full_disk};
 use std::io::{BufRead, BufReader, PipeReader};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -72,11 +71,14 @@ fn wrong_flags() {
     }
     refused_with("--modle x", "--modle");
     refused_with("--model x --port many", "--port");
-    refused_with("--model x --draft-model y", "add --speculative-decoding");
-    refused_with("--model x --speculative-decoding", "--drafter ngram");
+    refused_with("--model x --draft-model y --drafter tables", "leave out");
     refused_with(
-        "--model x --speculative-decoding --drafter ngram --spec-length 0",
-        "leave out --speculative-decoding",
+        "--model x --spec-length 0",
+        "set --speculative-decoding=false",
+    );
+    refused_with(
+        "bench --model x --speculative-decoding=false --random-prompts 1",
+        "leave out --speculative-decoding=false",
     );
     refused_with(
         "--model x --kv-cache-memory 1GiB --num-blocks 9",
@@ -85,10 +87,7 @@ fn wrong_flags() {
     refused_with("--model x --max-num-batched-tokens 0", "at least 1");
     refused_with("--model x --device gpu", "gpu");
     refused_with("--config no/such/file.toml", "no/such/file.toml");
-    refused_with(
-        "bench --model x --speculative-decoding --drafter ngram",
-        "--prompts",
-    );
+    refused_with("bench --model x", "--prompts");
     refused_with("generate --model x --prompts p.jsonl", "--out");
     refused_with("convert --model x --out x.gguf --type q9", "q9");
     refused_with("convert --model ./none --out x.gguf", "none");
@@ -131,97 +130,6 @@ fn too_little_memory_and_a_taken_port() {
     );
 }
 
-/// The config of a model that is small enough for dummy weights, without a tokenizer.
-const TINY: &str = r#"{
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 96,
-    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false
-}"#;
-
-#[test]
-fn bench_measures_dummy_weights() {
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("config.json"), TINY).unwrap();
-    let json = folder.path().join("out.json");
-    let model = folder.path().display();
-    let flags = format!("--model {model} --load-format dummy --num-blocks 64");
-    refused_with(&flags, "tokenizer.json");
-
-    let output = run(&format!(
-        "bench {flags} --speculative-decoding --draft-model {model} --spec-length 3 \
-         --random-prompts 2 --prompt-tokens 20 --max-tokens 24 --json {}",
-        json.display()
-    ));
-    let table = String::from_utf8_lossy(&output.stdout);
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{stderr}");
-    assert!(
-        table.contains("temperature 1") && table.contains("overall"),
-        "{table}"
-    );
-    let report: serde_json::Value =
-        serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
-    let greedy = &report["temperatures"][0]["overall"];
-    assert_eq!(greedy["prompts"], 2, "{report}");
-    // Target and draft model are the same, so every greedy draft is right.
-    assert_eq!(greedy["alpha"], 1.0, "{report}");
-    assert!(greedy["c"].as_f64().is_some_and(|c| c > 0.0), "{report}");
-
-    // The reader of the table may have gone.
-    let line = format!(
-        "bench {flags} --speculative-decoding --drafter ngram --random-prompts 1 --max-tokens 2"
-    );
-    let mut unread = foretoken();
-    unread.args(line.split_whitespace()).stdout(full_disk());
-    assert_eq!(unread.status().unwrap().code(), Some(0));
-}
-
-/// Unrelated weights, measured at the acceptance rate of a related pair.
-#[test]
-fn bench_accepts_by_chance() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = |name: &str| folder.path().join(name).display().to_string();
-    let shallow = TINY.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1");
-    for (name, config) in [("target", TINY), ("draft", &shallow)] {
-        std::fs::create_dir(at(name)).unwrap();
-        std::fs::write(folder.path().join(name).join("config.json"), config).unwrap();
-    }
-    let output = run(&format!(
-        "bench --model {} --draft-model {} --load-format dummy --num-blocks 64 \
-         --speculative-decoding --spec-length 4 --spec-lengths 1,4 --synthetic-acceptance 0.3,0.9 \
-         --random-prompts 4 --prompt-tokens 20 --max-tokens 200 --temperatures 0 --json {}",
-        at("target"),
-        at("draft"),
-        at("out.json")
-    ));
-    let table = String::from_utf8_lossy(&output.stdout);
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{stderr}");
-    for needle in [
-        "SYNTHETIC acceptance A = 0.3",
-        "best K for A = 0.9: ",
-        "not compared",
-    ] {
-        assert!(table.contains(needle), "{table}");
-    }
-    let report: serde_json::Value =
-        serde_json::from_str(&std::fs::read_to_string(at("out.json")).unwrap()).unwrap();
-    let mut rows = report["temperatures"].as_array().unwrap().iter();
-    for (rate, k) in [(0.3, 1), (0.3, 4), (0.9, 1), (0.9, 4)] {
-        let row = rows.next().unwrap();
-        assert_eq!(row["synthetic_acceptance"], rate);
-        assert_eq!(row["spec_length"], k);
-        let figure = |name: &str| row["overall"][name].as_f64().unwrap();
-        assert!((figure("alpha") - rate).abs() < 0.06, "{row}");
-        let expected: f64 = (0..=k).map(|i| rate.powi(i)).sum();
-        let mean = figure("mean_accepted_length");
-        assert!((mean / expected - 1.0).abs() < 0.1, "{row}");
-        // Texts have their full length; the first token counts toward the prompt.
-        assert_eq!(row["overall"]["tokens"], 4 * 199, "{row}");
-    }
-}
-
 /// The lines of a corpus, in the order of prompts and samples.
 fn corpus(file: &Path) -> Vec<serde_json::Value> {
     let text = std::fs::read_to_string(file).unwrap();
@@ -252,9 +160,9 @@ fn generate_goes_on_where_it_stopped() {
             out.display()
         ))
     };
-    let ngram = "--speculative-decoding --drafter ngram";
+    let (fast, plain) = ("--drafter ngram", "--speculative-decoding=false");
     let out = folder.path().join("corpus.jsonl");
-    let output = generate(&out, &format!("--samples 2 --seed 5 {ngram}"));
+    let output = generate(&out, &format!("--samples 2 --seed 5 {fast}"));
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{stderr}");
     let whole = corpus(&out);
@@ -276,13 +184,13 @@ fn generate_goes_on_where_it_stopped() {
     std::fs::write(&out, &text[..kept]).unwrap();
     let output = generate(
         &out,
-        &format!("--samples 2 --seed 5 --max-num-seqs 2 {ngram}"),
+        &format!("--samples 2 --seed 5 --max-num-seqs 2 {plain}"),
     );
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("holds 2 texts already; 4 are"), "{said}");
     assert_eq!(corpus(&out), whole);
 
-    let [fast, plain] = [(ngram, "fast"), ("", "plain")].map(|(flags, name)| {
+    let [fast, plain] = [(fast, "fast"), (plain, "plain")].map(|(flags, name)| {
         let out = folder.path().join(name);
         let output = generate(&out, &format!("--temperature 0 {flags}"));
         assert!(output.status.success());
@@ -308,7 +216,7 @@ fn serve(flags: &str) -> Server {
 
 #[test]
 fn serves_speculatively_until_a_signal() {
-    let mut server = serve("--speculative-decoding --drafter ngram --shutdown-timeout 20");
+    let mut server = serve("--shutdown-timeout 20");
     let (_, body) = server.invitation().split_once(" -d '").unwrap();
     let body = body.trim_end().trim_end_matches('\'');
     let path = "/v1/chat/completions";
@@ -368,11 +276,6 @@ fn ctrl_c_ends_an_idle_server_at_once() {
     let answer = server.post("/v1/completions", r#"{"prompt": "a", "max_tokens": 1}"#);
     assert!(answer.starts_with("HTTP/1.1 401"), "{answer}");
     assert_eq!(server.stop("INT", Duration::from_secs(10)), Some(0));
-}
-
-/// A file to which no byte can be written.
-fn full_disk() -> File {
-    File::options().write(true).open("/dev/full").unwrap()
 }
 
 /// Checks that the server answers a request and ends at a signal.

@@ -6,6 +6,7 @@
 mod common;
 
 mod attention;
+mod bench;
 mod checkpoint;
 mod cli;
 mod convert;

@@ -1,12 +1,14 @@
 //! The report as a text table.
 
-use super::{AtTemperature, Best, Figures, Report, distinct};
+use super::{AtTemperature, Best, Figures, LoadFigures, Report, Way, distinct};
+use crate::sampling::Acceptance;
 use std::fmt;
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let s = &self.subject;
-        let lengths = distinct(self.temperatures.iter().map(|at| at.way.spec_length));
+        let ways = self.ways();
+        let lengths = distinct(ways.iter().map(|way| way.spec_length));
         let lengths: Vec<_> = lengths.iter().map(usize::to_string).collect();
         writeln!(
             f,
@@ -16,32 +18,153 @@ impl fmt::Display for Report {
             lengths.join(", ")
         )?;
         writeln!(f, "{} with {} threads, {}", s.cpu, s.threads, s.device)?;
-        for lengths in self.by_length() {
-            fmt_lengths(f, lengths)?;
+        let tables = if s.warm { "warm" } else { "cold" };
+        write!(f, "tables: {tables}")?;
+        if s.row_penalty > 0.0 {
+            let penalty = s.row_penalty;
+            write!(f, "; each further row costs {penalty} one-row steps more")?;
         }
+        writeln!(f)?;
+        for lengths in self.by_length() {
+            fmt_lengths(f, lengths, &ways)?;
+        }
+        self.fmt_modes(f, &ways)?;
+        self.fmt_loads(f, &ways)?;
         writeln!(
             f,
-            "\n\
-            speed-up: decode tokens/s, speculative over plain. accepted, drafted: tokens per round\n\
-            with a draft. c, verify: time of a draft step and of a speculative target step, in plain\n\
-            target steps. expected: Theorem 3.8 of Leviathan et al. 2023, which assumes K drafted\n\
-            tokens in every round and verify = 1."
+            "\n{}",
+            if self.loads.is_empty() {
+                FOOTER
+            } else {
+                LOADS_FOOTER
+            }
         )?;
-        let mut ways = self.temperatures.iter().map(|at| at.way);
-        if ways.any(|way| way.synthetic_acceptance.is_some()) {
+        if ways.iter().any(|way| way.synthetic_acceptance.is_some()) {
             writeln!(
                 f,
                 "SYNTHETIC acceptance A: each draft token was accepted with probability A, whatever the models\n\
-                computed. The texts are meaningless, so greedy ones were not compared."
+                computed. The texts are meaningless, so they were not compared."
             )?;
         }
         Ok(())
     }
 }
 
+const FOOTER: &str = "\
+speed-up: decode tokens/s, speculative over plain. tok/step: tokens per target step. accepted,
+drafted: tokens per round with a draft. c, verify: time of a draft step and of a speculative target
+step, in plain target steps. expected: Theorem 3.8 of Leviathan et al. 2023, which assumes K drafted
+tokens in every round and verify = 1.";
+
+const LOADS_FOOTER: &str = "\
+tok/s: tokens of all requests over the wall time, prompts included. speed-up: speculative over plain.
+accepted, drafted: tokens per round with a draft.";
+
+impl Report {
+    fn ways(&self) -> Vec<Way> {
+        let alone = self.temperatures.iter().map(|at| at.way);
+        distinct(alone.chain(self.loads.iter().map(|load| load.way)))
+    }
+
+    /// If rules or numbers of siblings are compared: each mode on one line, and the acceptance rates.
+    fn fmt_modes(&self, f: &mut fmt::Formatter<'_>, ways: &[Way]) -> fmt::Result {
+        let kinds = distinct(ways.iter().map(|way| (way.acceptance, way.spec_topk)));
+        if kinds.len() < 2 || self.temperatures.is_empty() {
+            return Ok(());
+        }
+        for modes in self
+            .temperatures
+            .chunk_by(|a, b| a.temperature == b.temperature)
+        {
+            writeln!(f, "\ntemperature {}, all modes", modes[0].temperature)?;
+            fmt_head(f, "mode")?;
+            for at in modes {
+                at.overall.fmt_row(f, &at.way.label(ways))?;
+            }
+        }
+        for rules in &self.rules {
+            writeln!(
+                f,
+                "alpha at temperature {}, K = {}, siblings = {}: coupled {:.3}, rejection {:.3}, ratio {:.3}",
+                rules.temperature,
+                rules.spec_length,
+                rules.spec_topk,
+                rules.coupled_alpha,
+                rules.rejection_alpha,
+                rules.coupled_over_rejection
+            )?;
+        }
+        Ok(())
+    }
+
+    fn fmt_loads(&self, f: &mut fmt::Formatter<'_>, ways: &[Way]) -> fmt::Result {
+        for at in self.loads.chunk_by(|a, b| a.temperature == b.temperature) {
+            writeln!(f, "\ntemperature {}", at[0].temperature)?;
+            writeln!(
+                f,
+                "{:>7} {:<16} {:>8} {:>7} {:>11} {:>11} {:>8} {:>6} {:>8} {:>7}",
+                "streams",
+                "mode",
+                "requests",
+                "tokens",
+                "plain tok/s",
+                "spec tok/s",
+                "speed-up",
+                "alpha",
+                "accepted",
+                "drafted"
+            )?;
+            at.iter().try_for_each(|load| load.fmt_row(f, ways))?;
+        }
+        Ok(())
+    }
+}
+
+impl LoadFigures {
+    fn fmt_row(&self, f: &mut fmt::Formatter<'_>, ways: &[Way]) -> fmt::Result {
+        writeln!(
+            f,
+            "{:>7} {:<16} {:>8} {:>7} {:>11.2} {:>11.2} {:>8.2} {:>6.3} {:>8.2} {:>7.2}",
+            self.streams,
+            self.way.label(ways),
+            self.requests,
+            self.tokens,
+            self.plain_tokens_per_second,
+            self.spec_tokens_per_second,
+            self.speed_up,
+            self.alpha,
+            self.mean_accepted_length,
+            self.mean_draft_length
+        )
+    }
+}
+
+impl Way {
+    /// What distinguishes it among `ways`, except synthetic acceptance.
+    fn label(&self, ways: &[Way]) -> String {
+        let mut parts = Vec::new();
+        if ways.iter().any(|way| way.acceptance != self.acceptance) {
+            parts.push(match self.acceptance {
+                Acceptance::Coupled => "coupled".to_owned(),
+                Acceptance::Rejection => "rejection".to_owned(),
+            });
+        }
+        if ways.iter().any(|way| way.spec_topk != self.spec_topk) {
+            parts.push(match self.spec_topk {
+                1 => "chain".to_owned(),
+                topk => format!("tree {topk}"),
+            });
+        }
+        if ways.iter().any(|way| way.spec_length != self.spec_length) {
+            parts.push(format!("K = {}", self.spec_length));
+        }
+        parts.join(", ")
+    }
+}
+
 /// Writes figures that differ only in K. Synthetic acceptance is the same in all categories, so each
 /// K has one line.
-fn fmt_lengths(f: &mut fmt::Formatter<'_>, lengths: &[AtTemperature]) -> fmt::Result {
+fn fmt_lengths(f: &mut fmt::Formatter<'_>, lengths: &[AtTemperature], ways: &[Way]) -> fmt::Result {
     if let Some(rate) = lengths[0].way.synthetic_acceptance {
         let temperature = lengths[0].temperature;
         writeln!(
@@ -56,8 +179,9 @@ fn fmt_lengths(f: &mut fmt::Formatter<'_>, lengths: &[AtTemperature]) -> fmt::Re
     } else {
         for at in lengths {
             write!(f, "\ntemperature {}", at.temperature)?;
-            if lengths.len() > 1 {
-                write!(f, ", K = {}", at.way.spec_length)?;
+            let label = at.way.label(ways);
+            if !label.is_empty() {
+                write!(f, ", {label}")?;
             }
             writeln!(f)?;
             fmt_head(f, "category")?;
@@ -73,12 +197,13 @@ fn fmt_lengths(f: &mut fmt::Formatter<'_>, lengths: &[AtTemperature]) -> fmt::Re
 fn fmt_head(f: &mut fmt::Formatter<'_>, label: &str) -> fmt::Result {
     writeln!(
         f,
-        "{label:<16} {:>7} {:>7} {:>11} {:>11} {:>8} {:>6} {:>8} {:>7} {:>6} {:>6} {:>8} {:>9}",
+        "{label:<16} {:>7} {:>7} {:>11} {:>11} {:>8} {:>8} {:>6} {:>8} {:>7} {:>6} {:>6} {:>8} {:>9}",
         "prompts",
         "tokens",
         "plain tok/s",
         "spec tok/s",
         "speed-up",
+        "tok/step",
         "alpha",
         "accepted",
         "drafted",
@@ -93,12 +218,13 @@ impl Figures {
     fn fmt_row(&self, f: &mut fmt::Formatter<'_>, label: &str) -> fmt::Result {
         writeln!(
             f,
-            "{label:<16} {:>7} {:>7} {:>11.2} {:>11.2} {:>8.2} {:>6.3} {:>8.2} {:>7.2} {:>6.3} {:>6.2} {:>8.2} {:>9.2}",
+            "{label:<16} {:>7} {:>7} {:>11.2} {:>11.2} {:>8.2} {:>8.2} {:>6.3} {:>8.2} {:>7.2} {:>6.3} {:>6.2} {:>8.2} {:>9.2}",
             self.prompts,
             self.tokens,
             self.plain_tokens_per_second,
             self.spec_tokens_per_second,
             self.speed_up,
+            self.tokens_per_step,
             self.alpha,
             self.mean_accepted_length,
             self.mean_draft_length,

@@ -15,7 +15,12 @@ fn sample(tokens: &[u32], seconds: f64, spec: SpecUsage, cost: Cost) -> Sample {
 /// K = 2, verified.
 const WAY: Way = Way {
     spec_length: 2,
-    synthetic_acceptance: None,
+    ..Way::PLAIN
+};
+
+const REJECTION: Way = Way {
+    acceptance: Acceptance::Rejection,
+    ..WAY
 };
 
 fn pair(category: &str, temperature: f32, plain: Vec<Sample>, speculative: Vec<Sample>) -> Pair {
@@ -29,13 +34,16 @@ fn pair_of(
     plain: Vec<Sample>,
     speculative: Vec<Sample>,
 ) -> Pair {
-    let prompt = Prompt {
+    Pair::new(&prompt(category), temperature, way, &plain, &speculative)
+}
+
+fn prompt(category: &str) -> Prompt {
+    Prompt {
         id: "1".into(),
         category: category.into(),
         text: String::new(),
         tokens: vec![1],
-    };
-    Pair::new(&prompt, temperature, way, &plain, &speculative)
+    }
 }
 
 /// Four decoded tokens, 2 s plain and 1 s speculative; c = 0.25 / 2 / 0.5 = 0.25.
@@ -57,6 +65,7 @@ fn twice_as_fast(category: &str, temperature: f32) -> Pair {
         drafted: 4,
         tested: 3,
         accepted: 2,
+        ..SpecUsage::default()
     };
     pair(
         category,
@@ -71,6 +80,8 @@ fn subject() -> Subject {
         model: "m".into(),
         drafter: "d".into(),
         spec_length: 2,
+        row_penalty: 0.0,
+        warm: false,
         max_tokens: 5,
         repeat: 1,
         device: "cpu".into(),
@@ -126,6 +137,7 @@ fn figures_of_two_prompts() {
     close(figures.spec_tokens_per_second, 4.0);
     close(figures.speed_up, 2.0);
     close(figures.total_speed_up, 3.0 / 2.0);
+    close(figures.tokens_per_step, 2.0);
     close(figures.alpha, 2.0 / 3.0);
     close(figures.mean_accepted_length, 2.0);
     close(figures.mean_draft_length, 2.0);
@@ -150,8 +162,16 @@ fn the_median_of_repeats_is_used() {
         let run = |&t: &f64| sample(&tokens, t, SpecUsage::default(), Cost::default());
         times.iter().map(run).collect::<Vec<_>>()
     };
-    let pair = pair("qa", 0.0, runs(&[9.0, 2.0, 1.0]), runs(&[1.0, 0.5, 7.0]));
-    close(Figures::of("qa", 2, [&pair]).speed_up, 2.0);
+    let mut plain = runs(&[9.0, 2.0, 1.0]);
+    (plain[0].cost.target_seconds, plain[0].cost.target_steps) = (6.0, 3.0);
+    let mut speculative = runs(&[1.0, 0.5, 7.0]);
+    for run in &mut speculative {
+        run.cost.target_steps = 1.0;
+    }
+    let figures = Figures::of("qa", 2, [&pair("qa", 0.0, plain, speculative)]);
+    close(figures.speed_up, 2.0);
+    // Counts are those of one run.
+    close(figures.tokens_per_step, 2.0);
 }
 
 #[test]
@@ -179,19 +199,80 @@ fn a_report_groups_in_order_and_adds_up() {
 }
 
 #[test]
-fn a_changed_greedy_text_is_an_error_and_a_changed_sampled_one_is_not() {
+fn a_changed_text_is_an_error_unless_it_is_sampled_under_the_rejection_rule() {
     let run = |tokens: &[u32]| vec![sample(tokens, 1.0, SpecUsage::default(), Cost::default())];
-    let changed = |temperature| pair("qa", temperature, run(&[1, 2, 3]), run(&[1, 2, 4]));
-    let error = Report::new(subject(), &[changed(0.0)])
-        .check_equal()
-        .unwrap_err();
-    assert!(
-        error.to_string().contains("prompt 1 (qa) at token 2"),
-        "{error}"
-    );
-    Report::new(subject(), &[changed(1.0), twice_as_fast("qa", 0.0)])
-        .check_equal()
-        .unwrap();
+    let changed = |way, temperature| {
+        let (plain, speculative) = (run(&[1, 2, 3]), run(&[1, 2, 4]));
+        let pair = pair_of(way, "qa", temperature, plain, speculative);
+        Report::new(subject(), &[pair, twice_as_fast("qa", 0.0)]).check_equal()
+    };
+    for (way, temperature) in [(WAY, 0.0), (WAY, 1.0), (REJECTION, 0.0)] {
+        let error = changed(way, temperature).unwrap_err();
+        assert!(
+            error.to_string().contains("prompt 1 (qa) at token 2"),
+            "{error}"
+        );
+    }
+    changed(REJECTION, 1.0).unwrap();
+}
+
+#[test]
+fn both_rules_and_tree_shapes_are_compared() {
+    let pair = |way, accepted| {
+        let mut pair = twice_as_fast("qa", 1.0);
+        (pair.way, pair.speculative.spec.accepted) = (way, accepted);
+        pair
+    };
+    let tree = Way {
+        spec_topk: 4,
+        ..WAY
+    };
+    let pairs = [pair(WAY, 1), pair(tree, 3), pair(REJECTION, 2)];
+    let report = Report::new(subject(), &pairs);
+    assert_eq!(report.rules.len(), 1, "the tree has no counterpart");
+    close(report.rules[0].coupled_over_rejection, 0.5);
+    let table = report.to_string();
+    for needle in [
+        "temperature 1, coupled, tree 4\ncategory",
+        "temperature 1, all modes\nmode",
+        "\nrejection, chain ",
+        "K = 2, siblings = 1: coupled 0.333, rejection 0.667, ratio 0.500",
+    ] {
+        assert!(table.contains(needle), "{needle} is missing in {table}");
+    }
+    let json = serde_json::to_value(&report).unwrap();
+    assert_eq!(json["temperatures"][2]["acceptance"], "rejection");
+    assert_eq!(json["temperatures"][1]["spec_topk"], 4);
+}
+
+#[test]
+fn loads_have_a_line_each() {
+    let load = |streams, seconds| {
+        let mut load = Load::new(streams, 0.0, WAY);
+        load.requests = 2;
+        for _ in 0..2 {
+            load.plain.add(50, 2.0);
+            load.speculative.add(50, seconds);
+        }
+        load
+    };
+    let mut report = Report::of_loads(subject(), vec![load(1, 1.0), load(16, 2.0)]);
+    report.check_equal().unwrap();
+    close(report.loads[0].plain_tokens_per_second, 25.0);
+    close(report.loads[0].speed_up, 2.0);
+    close(report.loads[1].speed_up, 1.0);
+    let table = report.to_string();
+    for needle in [
+        "temperature 0\nstreams",
+        "\n      1 ",
+        "\n     16 ",
+        "prompts included",
+    ] {
+        assert!(table.contains(needle), "{needle} is missing in {table}");
+    }
+    let differs = Difference::of_texts(&prompt("qa"), &[1, 2], &[1, 3]);
+    report.loads[1].differing.extend(differs);
+    assert!(report.check_equal().is_err());
 }
 
 #[test]
@@ -214,6 +295,7 @@ fn faster(temperature: f32, synthetic_acceptance: Option<f64>, k: usize, factor:
     pair.way = Way {
         spec_length: k,
         synthetic_acceptance,
+        ..WAY
     };
     pair.speculative.decode_seconds /= factor;
     pair
@@ -254,9 +336,10 @@ fn each_acceptance_and_length_has_its_figures() {
     let json = serde_json::to_value(&report).unwrap();
     assert_eq!(json["temperatures"][1]["synthetic_acceptance"], 0.5);
     assert_eq!(json["temperatures"][1]["spec_length"], 3);
-    let best = serde_json::json!(
-        {"temperature": 0.0, "synthetic_acceptance": 0.9, "spec_length": 1, "speed_up": 3.0}
-    );
+    let best = serde_json::json!({
+        "temperature": 0.0, "synthetic_acceptance": 0.9, "spec_length": 1, "spec_topk": 1,
+        "acceptance": "coupled", "speed_up": 3.0
+    });
     assert_eq!(json["best"][1], best);
 }
 

@@ -1,8 +1,10 @@
 use super::*;
 use crate::engine::Limits;
 use crate::error::RequestErrorKind;
+use crate::sampling::Acceptance;
 use crate::text::{SpecialIds, Text};
 use serde_json::json;
+use std::hash::RandomState;
 use std::sync::LazyLock;
 use tokenizers::Tokenizer;
 
@@ -41,6 +43,11 @@ fn text() -> &'static Text {
 }
 
 fn with<T>(f: impl FnOnce(&Context<'_>) -> T) -> T {
+    with_key(None, f)
+}
+
+fn with_key<T>(api_key: Option<&str>, f: impl FnOnce(&Context<'_>) -> T) -> T {
+    static SCOPES: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     let limits = Limits {
         max_model_len: 64,
         vocab_size: 28,
@@ -52,6 +59,8 @@ fn with<T>(f: impl FnOnce(&Context<'_>) -> T) -> T {
         text: text(),
         limits: &limits,
         model_names: &["first".into(), "second".into()],
+        api_key,
+        scopes: &SCOPES,
     })
 }
 
@@ -147,7 +156,13 @@ fn ranges_are_checked_and_named_in_the_error() {
             json!({"include_usage": true}),
             "requires stream",
         ),
-        ("spec_length", json!(5), "between 0 and 4"),
+        ("spec_length", json!(-1), "expected a non-negative integer"),
+        ("acceptance", json!("typical"), "`coupled` or `rejection`"),
+        ("prediction", json!("x"), "expected an object"),
+        ("prediction", json!({"type": "content"}), "`content`"),
+        ("cache_salt", json!(""), "1 to 1024 bytes"),
+        ("cache_salt", json!("é".repeat(513)), "1 to 1024 bytes"),
+        ("cache_salt", json!(7), "expected a string"),
         ("prompt", json!({}), "list of token ids"),
         ("prompt", json!([]), "must not be empty"),
         ("prompt", json!([28]), "not in the vocabulary"),
@@ -287,6 +302,9 @@ fn null_is_absent() {
         "stream",
         "stream_options",
         "spec_length",
+        "acceptance",
+        "prediction",
+        "cache_salt",
         "user",
         "seed",
         "echo",
@@ -375,6 +393,84 @@ fn every_choice_of_every_prompt_has_its_own_seed() {
         seeds.dedup();
         assert_eq!(seeds.len(), 6);
     }
+}
+
+/// The tokens that a request with this `prediction` expects.
+fn predicted(prediction: Value) -> Vec<u32> {
+    let job = completion(json!({"prediction": prediction})).expect("accepted");
+    job.requests[0].draft_context.prediction.clone()
+}
+
+#[test]
+fn predictions_are_read_as_text() {
+    let content = |content: Value| json!({"type": "content", "content": content});
+    assert_eq!(predicted(content(json!("ab c"))), [0, 1, 26, 2]);
+    let parts = json!([{"type": "text", "text": "ab"}, {"type": "text", "text": " c"}]);
+    assert_eq!(predicted(content(parts)), [0, 1, 26, 2]);
+    assert!(predicted(content(json!(""))).is_empty());
+    assert!(predicted(Value::Null).is_empty());
+    // No answer is longer than the context.
+    assert_eq!(predicted(content(json!("z".repeat(1000)))).len(), 64);
+    let job = chat(json!({"prediction": content(json!("b"))})).expect("accepted");
+    assert_eq!(job.requests[0].draft_context.prediction, [1]);
+    let plain = json!({"prediction": content(json!("b")), "spec_length": 0});
+    let job = completion(plain).expect("accepted");
+    assert!(job.requests[0].draft_context.prediction.is_empty());
+    for (bad, field) in [
+        (json!({"type": "text", "content": "x"}), "prediction.type"),
+        (content(json!(7)), "prediction.content"),
+        (
+            content(json!([{"type": "image_url"}])),
+            "prediction.content",
+        ),
+    ] {
+        refused(completion(json!({"prediction": bad})), field);
+    }
+}
+
+#[test]
+fn a_deeper_draft_than_the_servers_is_cut_to_it() {
+    for (asked, length) in [(0, 0), (3, 3), (4, 4), (5, 4), (1_000_000, 4)] {
+        let job = completion(json!({"spec_length": asked})).expect("accepted");
+        assert_eq!(job.requests[0].spec_length, Some(length));
+        assert_eq!(job.header.speculates, asked > 0);
+    }
+    for (name, rule) in [
+        ("coupled", Acceptance::Coupled),
+        ("rejection", Acceptance::Rejection),
+    ] {
+        let job = chat(json!({"acceptance": name})).expect("accepted");
+        assert_eq!(job.requests[0].acceptance, Some(rule));
+    }
+    let job = completion(json!({})).expect("accepted");
+    assert_eq!(job.requests[0].acceptance, None);
+}
+
+#[test]
+fn only_the_same_key_and_salt_have_the_same_scope() {
+    let scope = |key: Option<&str>, body: Value| {
+        let mut body = body;
+        body["prompt"] = "ab".into();
+        let body = body.to_string();
+        let job = with_key(key, |context| context.completion(body.as_bytes()));
+        job.expect("accepted").requests[0].draft_context.scope
+    };
+    let salted = |salt: &str| json!({"cache_salt": salt});
+    let all = [
+        scope(None, json!({})),
+        scope(None, salted("a")),
+        scope(None, salted("b")),
+        scope(Some("k"), json!({})),
+        scope(Some("k"), salted("a")),
+        // Key and salt are not just joined.
+        scope(Some("ka"), json!({})),
+        scope(Some("a"), json!({})),
+    ];
+    for (i, a) in all.iter().enumerate() {
+        assert!(!all[..i].contains(a), "{all:?}");
+    }
+    assert_eq!(scope(None, json!({"user": "me"})), all[0]);
+    assert_eq!(scope(Some("k"), salted("a")), all[4]);
 }
 
 #[test]

@@ -1,0 +1,145 @@
+//! Runs many requests at a time.
+
+use super::report::{Difference, Load};
+use super::{Bench, Scopes, WARM_UP_TOKENS};
+use crate::engine::{Completion, EngineHandle, Request};
+use crate::error::{Error, Result};
+use futures_util::stream::{self, StreamExt, TryStreamExt};
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::ops::Range;
+use std::time::Instant;
+
+/// Requests of a group for each stream, so that streams are refilled as they end.
+const REQUESTS_PER_STREAM: usize = 2;
+/// Minimum number of requests of a group.
+const MIN_GROUP: usize = 8;
+
+impl Bench<'_> {
+    /// Runs the prompts at each number of streams, at each temperature and in every mode. The prompts
+    /// are divided into groups, and the modes take turns on each group.
+    pub(super) fn measure_streams(&self) -> Result<Vec<Load>> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .map_err(|e| Error::setup(format!("cannot start the runtime: {e}")))?;
+        let (mut loads, mut scopes) = (Vec::new(), self.scopes());
+        for &temperature in &self.options.temperatures {
+            self.warm_tables(temperature, &mut scopes)?;
+            for &streams in &self.options.streams {
+                let _ = writeln!(io::stdout(), "temperature {temperature}, {streams} streams");
+                loads.extend(runtime.block_on(self.load(streams, temperature, &mut scopes))?);
+            }
+        }
+        Ok(loads)
+    }
+
+    /// Measures one number of streams; one result for each speculative mode.
+    async fn load(
+        &self,
+        streams: usize,
+        temperature: f32,
+        scopes: &mut Scopes,
+    ) -> Result<Vec<Load>> {
+        let size = (streams * REQUESTS_PER_STREAM).max(MIN_GROUP);
+        let groups = self.prompts.len().div_ceil(size);
+        // Every group has the full load, if need be with prompts that come again.
+        let groups = (0..groups).map(|group| group * size..(group + 1) * size);
+        let speculative = self.ways.iter().skip(1);
+        let mut loads: Vec<Load> = speculative
+            .map(|&way| Load::new(streams, temperature, way))
+            .collect();
+        let mut order: Vec<usize> = (0..self.ways.len()).rev().collect();
+        for &way in &order {
+            let mut requests = self.group(0..streams, temperature, way, scopes);
+            (requests.iter_mut()).for_each(|request| request.max_tokens = Some(WARM_UP_TOKENS));
+            run(self.engine, streams, requests).await?;
+        }
+        for group in groups {
+            for _ in 0..self.options.repeat {
+                let mut runs: Vec<Option<Run>> = self.ways.iter().map(|_| None).collect();
+                for &way in &order {
+                    let requests = self.group(group.clone(), temperature, way, scopes);
+                    runs[way] = Some(run(self.engine, streams, requests).await?);
+                }
+                order.reverse();
+                let mut runs = runs.into_iter().flatten();
+                let Some(plain) = runs.next() else { continue };
+                for (load, run) in loads.iter_mut().zip(runs) {
+                    self.add(load, &group, &plain, &run);
+                }
+            }
+        }
+        Ok(loads)
+    }
+
+    /// The requests of a group in the `way`-th mode.
+    fn group(
+        &self,
+        group: Range<usize>,
+        temperature: f32,
+        way: usize,
+        scopes: &mut Scopes,
+    ) -> Vec<Request> {
+        let request = |number: usize| {
+            let prompt = &self.prompts[number % self.prompts.len()];
+            let (mode, scope) = (self.ways[way], scopes.of(way));
+            self.options
+                .request(number, prompt, temperature, mode, scope)
+        };
+        group.map(request).collect()
+    }
+
+    fn add(&self, load: &mut Load, group: &Range<usize>, plain: &Run, speculative: &Run) {
+        load.requests += group.len();
+        load.plain.add(plain.tokens(), plain.seconds);
+        load.speculative
+            .add(speculative.tokens(), speculative.seconds);
+        for completion in &speculative.completions {
+            load.spec = load.spec + completion.spec;
+        }
+        if !load.way.is_comparable(load.temperature) {
+            return;
+        }
+        let both = plain.completions.iter().zip(&speculative.completions);
+        for (number, (plain, speculative)) in group.clone().zip(both) {
+            let prompt = &self.prompts[number % self.prompts.len()];
+            let (plain, speculative) = (plain.ids(), speculative.ids());
+            load.differing
+                .extend(Difference::of_texts(prompt, &plain, &speculative));
+        }
+    }
+}
+
+/// One group in one mode.
+struct Run {
+    /// In the order of the requests.
+    completions: Vec<Completion>,
+    /// From the first submission to the last event.
+    seconds: f64,
+}
+
+impl Run {
+    fn tokens(&self) -> usize {
+        self.completions.iter().map(|c| c.tokens.len()).sum()
+    }
+}
+
+/// Runs `requests`, `streams` at a time.
+async fn run(engine: &EngineHandle, streams: usize, requests: Vec<Request>) -> Result<Run> {
+    let context = engine.limits().max_model_len;
+    let started = Instant::now();
+    let answers = stream::iter(requests.into_iter().enumerate());
+    let answers = answers.map(async |(number, mut request)| {
+        let room = context - request.prompt.len();
+        request.max_tokens = request.max_tokens.map(|wanted| wanted.min(room));
+        let completion = engine.submit(request)?.collect().await?;
+        Ok::<_, Error>((number, completion))
+    });
+    // In the order in which they end, so that a long text does not keep others from starting.
+    let answers = answers.buffer_unordered(streams);
+    let answers: BTreeMap<usize, Completion> = answers.try_collect().await?;
+    Ok(Run {
+        completions: answers.into_values().collect(),
+        seconds: started.elapsed().as_secs_f64(),
+    })
+}

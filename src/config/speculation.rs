@@ -1,0 +1,272 @@
+//! The flags that choose a drafter, and what they mean together.
+
+use crate::error::{Error, Result};
+use crate::parse::{at_least_one, bytes};
+use clap::{Args, ValueEnum};
+use std::fmt;
+use std::path::PathBuf;
+
+const DEFAULT_SPEC_LENGTH: usize = 8;
+/// A match of one token predicts the next one too rarely (25%, against 50% for two tokens; SmolLM2 on
+/// Spec-Bench) to pay for a row when tokens are sampled.
+const DEFAULT_PROMPT_LOOKUP: (usize, usize) = (2, 4);
+
+/// The drafter, and the maximum depth of its drafts.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Speculation")]
+pub struct SpeculationFlags {
+    /// Decode speculatively; =false decodes plainly [default: true].
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true")]
+    pub speculative_decoding: Option<bool>,
+    /// Where drafts come from [default: model if --draft-model is given, otherwise tables].
+    #[arg(long, value_enum)]
+    pub drafter: Option<DrafterName>,
+    /// Draft model: an id, a folder or a .gguf file; its tokenizer may be another one.
+    #[arg(long, value_name = "MODEL")]
+    pub draft_model: Option<String>,
+    /// Branch, tag or commit of the draft model.
+    #[arg(long, value_name = "REVISION")]
+    pub draft_revision: Option<String>,
+    /// Maximum depth of a draft in tokens (K) [default: 8].
+    #[arg(long, value_name = "K")]
+    pub spec_length: Option<usize>,
+    /// Memory of the tables, in the format of --kv-cache-memory [default: 64MiB].
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    pub tables_memory: Option<usize>,
+    /// Texts that the tables know from the start: plain text with blank lines between documents, or
+    /// JSON lines (.jsonl) with "text".
+    #[arg(long, value_name = "FILE")]
+    pub tables_corpus: Option<PathBuf>,
+    /// Layers of the target that draft with --drafter self: ranges such as 0-11,24-29.
+    #[arg(long, value_name = "LAYERS")]
+    pub draft_layers: Option<String>,
+    /// Length in tokens of the shortest n-gram that the ngram drafter matches [default: 2].
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub prompt_lookup_min: Option<usize>,
+    /// Length in tokens of the longest n-gram, which it tries first [default: 4].
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub prompt_lookup_max: Option<usize>,
+}
+
+/// The kind of drafter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DrafterName {
+    /// The model of --draft-model.
+    Model,
+    /// Tables of what followed the same tokens in this text, in earlier answers, and in the target's
+    /// own predictions.
+    Tables,
+    /// Repeated n-grams of this text.
+    Ngram,
+    /// The target without some of its layers.
+    #[value(name = "self")]
+    Own,
+}
+
+/// A model as given on the command line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelChoice {
+    /// A Hugging Face id, a folder or a `.gguf` file.
+    pub name: String,
+    pub revision: Option<String>,
+}
+
+/// The drafter.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DrafterChoice {
+    Model(ModelChoice),
+    Tables,
+    /// Continues repeated n-grams of `min` to `max` tokens.
+    Ngram {
+        min: usize,
+        max: usize,
+    },
+    /// Some of the target's layers, as in `--draft-layers`; `None` = a default choice.
+    Own(Option<String>),
+}
+
+impl fmt::Display for DrafterChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Model(choice) => write!(f, "{}", choice.name),
+            Self::Tables => write!(f, "tables"),
+            Self::Ngram { min, max } => write!(f, "ngram ({min} to {max})"),
+            Self::Own(Some(layers)) => write!(f, "layers {layers} of the target"),
+            Self::Own(None) => write!(f, "some layers of the target"),
+        }
+    }
+}
+
+/// What the tables hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TablesOptions {
+    /// Maximum bytes.
+    pub memory: usize,
+    /// Texts that they know from the start.
+    pub corpus: Option<PathBuf>,
+}
+
+impl DrafterName {
+    /// Its value on the command line.
+    fn value(self) -> &'static str {
+        match self {
+            Self::Model => "model",
+            Self::Tables => "tables",
+            Self::Ngram => "ngram",
+            Self::Own => "self",
+        }
+    }
+}
+
+impl SpeculationFlags {
+    /// Rejects flags of one source, the command line or the file, that contradict each other.
+    ///
+    /// # Errors
+    /// `Setup`, naming them.
+    pub fn check_conflicts(&self) -> Result<()> {
+        let choice = [
+            ("--draft-model", self.draft_model.is_some()),
+            ("--drafter", self.drafter.is_some()),
+        ];
+        if self.speculative_decoding == Some(false)
+            && let Some((flag, _)) = choice.iter().find(|(_, given)| *given)
+        {
+            return Err(Error::setup(format!(
+                "--speculative-decoding=false uses no drafter: leave it out, or leave out {flag}"
+            )));
+        }
+        match self.drafter {
+            Some(other) if other != DrafterName::Model && self.draft_model.is_some() => {
+                let other = other.value();
+                Err(Error::setup(format!(
+                    "--drafter {other} uses no draft model: leave out --draft-model or --drafter {other}"
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether these flags, those of the command line, replace the file's key `name`: they choose a
+    /// drafter, and the key chooses, or configures, another one.
+    pub fn replaces(&self, name: &str) -> bool {
+        let Some(chosen) = self.chosen() else {
+            return false;
+        };
+        let mut particular = self.particular().into_iter();
+        matches!(name, "drafter" | "speculative-decoding")
+            || particular.any(|(flag, _, readers)| flag == name && !readers.contains(&chosen))
+    }
+
+    /// Whether a drafter other than a draft model, or none, is asked for.
+    pub fn excludes_model(&self) -> bool {
+        let chosen = self.chosen().unwrap_or(DrafterName::Model);
+        self.speculative_decoding == Some(false) || chosen != DrafterName::Model
+    }
+
+    /// The drafter and the depth of its drafts; `None` = plain decoding.
+    ///
+    /// # Errors
+    /// `Setup`, naming a flag and what would be accepted.
+    pub fn validate(&self) -> Result<Option<(DrafterChoice, usize)>> {
+        if self.speculative_decoding == Some(false) {
+            return Ok(None);
+        }
+        let name = self.chosen().unwrap_or(DrafterName::Tables);
+        self.check_particular(name)?;
+        let drafter = match name {
+            DrafterName::Model => DrafterChoice::Model(self.model()?),
+            DrafterName::Tables => DrafterChoice::Tables,
+            DrafterName::Ngram => self.ngram()?,
+            DrafterName::Own => DrafterChoice::Own(self.draft_layers.clone()),
+        };
+        match self.spec_length.unwrap_or(DEFAULT_SPEC_LENGTH) {
+            0 => Err(Error::setup(
+                "--spec-length must be at least 1; for plain decoding, set --speculative-decoding=false",
+            )),
+            length => Ok(Some((drafter, length))),
+        }
+    }
+
+    /// What the tables hold, if the drafter uses them.
+    pub fn tables(&self) -> TablesOptions {
+        const DEFAULT_MEMORY: usize = 64 << 20;
+        TablesOptions {
+            memory: self.tables_memory.unwrap_or(DEFAULT_MEMORY),
+            corpus: self.tables_corpus.clone(),
+        }
+    }
+
+    /// The drafter that these flags name.
+    fn chosen(&self) -> Option<DrafterName> {
+        let by_model = self.draft_model.as_ref().map(|_| DrafterName::Model);
+        self.drafter.or(by_model)
+    }
+
+    /// The flags that only some drafters read: name, whether it is given, and those drafters.
+    fn particular(&self) -> [(&'static str, bool, &'static [DrafterName]); 7] {
+        use DrafterName::{Model, Ngram, Own, Tables};
+        // The tables also continue the draft of a model.
+        let tables: &[DrafterName] = &[Tables, Model, Own];
+        [
+            ("draft-model", self.draft_model.is_some(), &[Model]),
+            ("draft-revision", self.draft_revision.is_some(), &[Model]),
+            ("draft-layers", self.draft_layers.is_some(), &[Own]),
+            (
+                "prompt-lookup-min",
+                self.prompt_lookup_min.is_some(),
+                &[Ngram],
+            ),
+            (
+                "prompt-lookup-max",
+                self.prompt_lookup_max.is_some(),
+                &[Ngram],
+            ),
+            ("tables-memory", self.tables_memory.is_some(), tables),
+            ("tables-corpus", self.tables_corpus.is_some(), tables),
+        ]
+    }
+
+    /// Rejects a flag that the drafter `name` does not read.
+    fn check_particular(&self, name: DrafterName) -> Result<()> {
+        let particular = self.particular().into_iter();
+        let mut unread =
+            particular.filter(|(_, given, readers)| *given && !readers.contains(&name));
+        let Some((flag, _, readers)) = unread.next() else {
+            return Ok(());
+        };
+        let (name, reader) = (name.value(), readers[0].value());
+        Err(Error::setup(match flag {
+            "draft-revision" => format!("--{flag} needs --draft-model"),
+            _ => format!(
+                "--{flag} has no effect with --drafter {name}: leave it out, or choose --drafter {reader}"
+            ),
+        }))
+    }
+
+    fn model(&self) -> Result<ModelChoice> {
+        let Some(name) = self.draft_model.clone() else {
+            return Err(Error::setup(
+                "--drafter model needs a model: add --draft-model MODEL, or choose --drafter tables",
+            ));
+        };
+        Ok(ModelChoice {
+            name,
+            revision: self.draft_revision.clone(),
+        })
+    }
+
+    fn ngram(&self) -> Result<DrafterChoice> {
+        let (default_min, default_max) = DEFAULT_PROMPT_LOOKUP;
+        let min = self
+            .prompt_lookup_min
+            .unwrap_or_else(|| default_min.min(self.prompt_lookup_max.unwrap_or(default_min)));
+        let max = self.prompt_lookup_max.unwrap_or(default_max.max(min));
+        if min > max {
+            return Err(Error::setup(format!(
+                "--prompt-lookup-min must be at most --prompt-lookup-max: they are {min} and {max}"
+            )));
+        }
+        Ok(DrafterChoice::Ngram { min, max })
+    }
+}

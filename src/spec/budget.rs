@@ -1,0 +1,401 @@
+//! What is worth drafting and verifying: expected tokens against the seconds that they cost. Pure:
+//! no tensors, no clock, no model.
+//!
+//! Each sequence of a step gains a token anyway. A draft node gains one more with the probability S
+//! that it and all its ancestors stand, and adds a row to the step; the best tree is the set of
+//! nodes of highest S (Li et al. 2024, EAGLE-2, section 4.2). The batch's tokens per second are
+//! highest where sum(S) - price * seconds is, if the price of a second is that rate itself
+//! (Dinkelbach 1967, on maxima of ratios). So the price is learned: the rate of plain decoding,
+//! times the speed-up so far. All sequences compete for the same rows.
+//!
+//! Costs are known only of what runs. So a few steps have fewer or more nodes than seems best.
+
+use super::cost::{CostCurve, MAX_RATIO};
+use clap::ValueEnum;
+
+/// Nodes with less probability are never verified.
+const MIN_SCORE: f32 = 0.02;
+/// The weight of the steps before, at each step, in the estimate of the speed-up.
+const DECAY: f64 = 0.995;
+/// The share of its time that a sequence without drafts may spend on probes.
+const PROBE_SHARE: f64 = 0.005;
+/// The share of time that may be lost by steps without drafts that are run to compare with.
+const CONTROL_SHARE: f64 = 0.0025;
+/// One of this many steps may have another number of rows than seems best, to learn its cost: one
+/// row more or less, or one in [`EXPLORE_REACH`].
+const EXPLORE_EVERY: u64 = 16;
+const EXPLORE_REACH: usize = 4;
+
+/// How many draft tokens are verified.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum BudgetMode {
+    /// As many as pay for themselves.
+    #[default]
+    Adaptive,
+    /// All that the limits allow; to measure with.
+    Fixed,
+}
+
+/// Decides how deep to draft and what to verify, and learns the costs from the steps that run.
+#[derive(Debug)]
+pub struct Budget {
+    mode: BudgetMode,
+    /// Forwards of the target.
+    target: CostCurve,
+    /// Forwards of the draft model.
+    draft: CostCurve,
+    /// Averages over steps, relative to plain decoding's: tokens, and seconds.
+    gained: f64,
+    spent: f64,
+    refused: u64,
+    /// Steps that have run.
+    steps: u64,
+}
+
+/// A sequence's draft: the estimated probability that each node and all its ancestors stand, and
+/// each node's parent, which comes before it; `None` = it follows the sequence's last token.
+#[derive(Debug, Clone, Copy)]
+pub struct Candidates<'a> {
+    pub scores: &'a [f32],
+    pub parents: &'a [Option<u16>],
+}
+
+/// What a drafter with a model expects for a sequence before it drafts.
+#[derive(Debug)]
+pub struct Forecast<'a> {
+    /// Probability that the first 1, 2, ... tokens of the draft stand. No deeper draft than this.
+    pub path: &'a [f32],
+    pub max_depth: usize,
+    /// Rows that the draft model must compute for its first token: 1, and what it has not seen.
+    pub pending: usize,
+    /// Kept with the sequence.
+    pub probe: &'a mut Probe,
+}
+
+/// The seconds that a sequence without drafts has saved for a look at whether they would pay now.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Probe(f64);
+
+/// A step that has run.
+#[derive(Debug, Clone, Copy)]
+pub struct StepCost {
+    /// Sequences that gained a token.
+    pub sequences: usize,
+    /// Rows of the target's forward without draft nodes.
+    pub base_rows: usize,
+    pub draft_nodes: usize,
+    /// New tokens of all sequences, accepted ones included.
+    pub tokens: usize,
+    pub target_seconds: f64,
+    /// Drafting, whether with a model or not.
+    pub draft_seconds: f64,
+}
+
+/// A node that competes for a row.
+struct Node {
+    /// Not above its parent's.
+    score: f64,
+    depth: usize,
+    sequence: usize,
+    index: usize,
+}
+
+/// The first nodes of a ranking, in tokens.
+#[derive(Debug, Clone, Copy, Default)]
+struct Offer {
+    /// Expected tokens.
+    gain: f64,
+    /// What they must gain.
+    cost: f64,
+}
+
+impl Budget {
+    /// A budget that knows no costs.
+    pub fn new(mode: BudgetMode) -> Self {
+        Self {
+            mode,
+            target: CostCurve::default(),
+            draft: CostCurve::default(),
+            gained: 1.0,
+            spent: 1.0,
+            refused: 0,
+            steps: 0,
+        }
+    }
+
+    /// Seconds of the target's forwards by rows; the caller may calibrate it.
+    pub fn target_cost(&mut self) -> &mut CostCurve {
+        &mut self.target
+    }
+
+    /// Seconds of the draft model's forwards by rows, which the caller notes.
+    pub fn draft_cost(&mut self) -> &mut CostCurve {
+        &mut self.draft
+    }
+
+    /// Tokens per second over those of plain decoding, by the estimate for recent steps.
+    pub fn speed_up(&self) -> f64 {
+        self.gained / self.spent
+    }
+
+    /// Draft nodes that were proposed and not verified, since the start.
+    pub fn refused(&self) -> u64 {
+        self.refused
+    }
+
+    /// Learns from a step. Those with prompt rows teach nothing: rows without logits cost less.
+    pub fn observe(&mut self, step: &StepCost) {
+        self.steps += 1;
+        if step.sequences == 0 || step.base_rows != step.sequences {
+            return;
+        }
+        self.target
+            .note(step.base_rows + step.draft_nodes, step.target_seconds);
+        let plain = self.target.seconds(step.sequences);
+        let expected = self.target.seconds(step.base_rows + step.draft_nodes);
+        let ratio = (step.target_seconds + step.draft_seconds) / expected;
+        let spent = ratio.clamp(1.0 / MAX_RATIO, MAX_RATIO) * expected / plain;
+        let gained = step.tokens as f64 / step.sequences as f64;
+        if spent.is_finite() {
+            self.gained = DECAY * self.gained + (1.0 - DECAY) * gained;
+            self.spent = DECAY * self.spent + (1.0 - DECAY) * spent;
+        }
+    }
+
+    /// Which nodes of each draft to verify in a step of `sequences` sequences that has `base_rows`
+    /// rows without them. Parents of kept nodes are kept. A score that is no probability counts as
+    /// 0, and one above its parent's as its parent's.
+    pub fn select(
+        &mut self,
+        drafts: &[Candidates<'_>],
+        base_rows: usize,
+        sequences: usize,
+    ) -> Vec<Vec<bool>> {
+        let all = self.mode == BudgetMode::Fixed;
+        let mut keep: Vec<_> = drafts.iter().map(|d| vec![all; d.scores.len()]).collect();
+        if all {
+            return keep;
+        }
+        let mut nodes = Vec::new();
+        for (sequence, draft) in drafts.iter().enumerate() {
+            nodes.extend(tree(sequence, draft));
+        }
+        let nodes = ranked(nodes);
+        let price = self.price(sequences);
+        let rows = self.verify_seconds(base_rows, nodes.len());
+        let mut offers = vec![Offer::default()];
+        for (node, seconds) in nodes.iter().zip(&rows[1..]) {
+            offers.push(Offer {
+                gain: offers[offers.len() - 1].gain + node.score,
+                cost: price * seconds,
+            });
+        }
+        let mut best = best(&offers);
+        if base_rows == sequences {
+            best = self.explore(best, &offers, base_rows);
+        }
+        for node in &nodes[..best] {
+            keep[node.sequence][node.index] = true;
+        }
+        let proposed: usize = drafts.iter().map(|draft| draft.scores.len()).sum();
+        self.refused += (proposed - best) as u64;
+        keep
+    }
+
+    /// How deep to draft for each sequence, before a model drafts: a level is one forward of the
+    /// draft model over all sequences that are drafted for that deep. 0 where drafting does not
+    /// pay, except for a probe of depth 1 now and then: its outcome is known even if
+    /// [`Budget::select`] refuses the node.
+    ///
+    /// Call it once per step, with all sequences that may draft: those that do not, save for their
+    /// next probe.
+    pub fn depths(
+        &self,
+        forecasts: &mut [Forecast<'_>],
+        base_rows: usize,
+        sequences: usize,
+    ) -> Vec<usize> {
+        if self.mode == BudgetMode::Fixed {
+            return forecasts.iter().map(|one| one.max_depth).collect();
+        }
+        let nodes = forecasts.iter().enumerate();
+        let nodes = ranked(nodes.flat_map(|(at, one)| chain(at, one)).collect());
+        let price = self.price(sequences);
+        let verify = self.verify_seconds(base_rows, nodes.len());
+        let level: Vec<f64> = (0..=forecasts.len())
+            .map(|rows| self.draft_seconds(rows))
+            .collect();
+        let deepest = nodes.iter().map(|node| node.depth).max().unwrap_or(0);
+        let (mut chosen, mut depth) = (vec![Offer::default()], 1);
+        // A deep node that comes before shallow ones may open a level that does not pay.
+        for limit in 1..=deepest {
+            let mut rows = vec![0; limit];
+            let mut drafting = 0.0;
+            let mut offers = vec![Offer::default()];
+            let allowed = nodes.iter().filter(|node| node.depth <= limit);
+            for (node, seconds) in allowed.zip(&verify[1..]) {
+                let rows = &mut rows[node.depth - 1];
+                drafting += level[*rows + 1] - level[*rows];
+                *rows += 1;
+                offers.push(Offer {
+                    gain: offers[offers.len() - 1].gain + node.score,
+                    cost: price * (seconds + drafting),
+                });
+            }
+            if limit == 1 || offers[best(&offers)].value() > chosen[best(&chosen)].value() {
+                (chosen, depth) = (offers, limit);
+            }
+        }
+        let mut best = best(&chosen);
+        if base_rows == sequences {
+            best = self.explore(best, &chosen, base_rows);
+        }
+        let mut depths = vec![0; forecasts.len()];
+        let nodes = nodes.iter().filter(|node| node.depth <= depth);
+        nodes.take(best).for_each(|node| depths[node.sequence] += 1);
+        self.probe(&mut depths, forecasts, sequences);
+        depths
+    }
+
+    /// Lets sequences with depth 0 save, and raises the depth to 1 for those that can pay for it.
+    fn probe(&self, depths: &mut [usize], forecasts: &mut [Forecast<'_>], sequences: usize) {
+        let share = self.target.seconds(sequences) / sequences.max(1) as f64;
+        let mut rows = depths.iter().filter(|&&depth| depth > 0).count();
+        let idle = depths.iter_mut().zip(forecasts);
+        for (depth, one) in idle.filter(|(depth, one)| **depth == 0 && one.max_depth > 0) {
+            one.probe.0 += PROBE_SHARE * share;
+            let with = rows + one.pending.max(1);
+            let cost = self.draft_seconds(with) - self.draft_seconds(rows);
+            if one.probe.0 >= cost {
+                one.probe.0 -= cost;
+                (*depth, rows) = (1, with);
+            }
+        }
+    }
+
+    /// Seconds that 0, 1, ..., `nodes` draft nodes add to a step of `base_rows` rows.
+    fn verify_seconds(&self, base_rows: usize, nodes: usize) -> Vec<f64> {
+        let seconds = |nodes| self.target.seconds(base_rows + nodes);
+        (0..=nodes).map(|node| seconds(node) - seconds(0)).collect()
+    }
+
+    /// `best`, or in some steps a number of nodes whose cost is to be learned: none, or one close to
+    /// `best` that few steps had and that would pay at half the difference in cost, or twice the
+    /// saving. Without this an estimate that is too high would stay, since what seems dear is not
+    /// run.
+    fn explore(&self, best: usize, offers: &[Offer], base_rows: usize) -> usize {
+        if self.is_control() {
+            return 0;
+        }
+        if self.steps % EXPLORE_EVERY != EXPLORE_EVERY - 1 {
+            return best;
+        }
+        let might_pay = |&nodes: &usize| {
+            let gain = offers[nodes].gain - offers[best].gain;
+            let cost = offers[nodes].cost - offers[best].cost;
+            gain > if nodes > best { cost / 2.0 } else { cost * 2.0 }
+        };
+        let reach = ((base_rows + best) / EXPLORE_REACH).max(1);
+        let around = (1..=reach).flat_map(|by| [best + by, best.saturating_sub(by)]);
+        let mut uncertain = around
+            .filter(|&nodes| nodes < offers.len() && !self.target.is_settled(base_rows + nodes));
+        uncertain.find(might_pay).unwrap_or(best)
+    }
+
+    /// Whether this step has no drafts. If all steps had some, dearer drafts could not be told from
+    /// a slower machine.
+    fn is_control(&self) -> bool {
+        let lost = 1.0 - 1.0 / self.speed_up().max(1.0);
+        let every = (lost / CONTROL_SHARE) as u64;
+        self.steps % every.max(EXPLORE_EVERY) == EXPLORE_EVERY / 2
+    }
+
+    /// Seconds of a forward of the draft model. Free while either curve is unknown: only a step
+    /// with a draft teaches both.
+    fn draft_seconds(&self, rows: usize) -> f64 {
+        match self.target.is_known() && self.draft.is_known() {
+            true => self.draft.seconds(rows),
+            false => 0.0,
+        }
+    }
+
+    /// The tokens that a second must gain.
+    fn price(&self, sequences: usize) -> f64 {
+        let sequences = sequences.max(1);
+        self.speed_up().max(1.0) * sequences as f64 / self.target.seconds(sequences)
+    }
+}
+
+/// The nodes of a draft.
+fn tree(sequence: usize, draft: &Candidates<'_>) -> Vec<Node> {
+    let mut nodes: Vec<Node> = Vec::with_capacity(draft.scores.len());
+    for (index, (&score, parent)) in draft.scores.iter().zip(draft.parents).enumerate() {
+        let (limit, depth) = match parent.map(|parent| nodes.get(usize::from(parent))) {
+            None => (1.0, 1),
+            Some(Some(parent)) => (parent.score, parent.depth + 1),
+            Some(None) => (0.0, 1),
+        };
+        nodes.push(Node {
+            score: probability(score).min(limit),
+            depth,
+            sequence,
+            index,
+        });
+    }
+    nodes
+}
+
+/// The nodes that a forecast stands for.
+fn chain<'a>(sequence: usize, forecast: &'a Forecast<'_>) -> impl Iterator<Item = Node> + 'a {
+    let path = forecast.path.iter().take(forecast.max_depth);
+    path.enumerate().scan(1f64, move |above, (index, &score)| {
+        *above = above.min(probability(score));
+        Some(Node {
+            score: *above,
+            depth: index + 1,
+            sequence,
+            index,
+        })
+    })
+}
+
+/// The nodes worth a thought, best first; parents come before their children.
+fn ranked(mut nodes: Vec<Node>) -> Vec<Node> {
+    nodes.retain(|node| node.score >= f64::from(MIN_SCORE));
+    let place = |node: &Node| (node.depth, node.sequence, node.index);
+    nodes.sort_unstable_by(|a, b| {
+        let by_score = b.score.total_cmp(&a.score);
+        by_score.then_with(|| place(a).cmp(&place(b)))
+    });
+    nodes
+}
+
+fn probability(score: f32) -> f64 {
+    match (0.0..=1.0).contains(&score) {
+        true => f64::from(score),
+        false => 0.0,
+    }
+}
+
+impl Offer {
+    fn value(&self) -> f64 {
+        self.gain - self.cost
+    }
+}
+
+/// The first number of nodes that has the highest value. All are compared: the costs need not be
+/// convex.
+fn best(offers: &[Offer]) -> usize {
+    let mut best = 0;
+    for (nodes, offer) in offers.iter().enumerate() {
+        if offer.value() > offers[best].value() {
+            best = nodes;
+        }
+    }
+    best
+}
+
+#[cfg(test)]
+mod simulation;
+#[cfg(test)]
+mod tests;

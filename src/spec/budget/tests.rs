@@ -1,0 +1,271 @@
+use super::super::cost::tests::Noise;
+use super::*;
+
+pub(super) fn budget(target: &[f64]) -> Budget {
+    let mut budget = Budget::new(BudgetMode::Adaptive);
+    budget.target_cost().calibrate(&numbered(target));
+    budget
+}
+
+/// The seconds of 1, 2, ... rows.
+pub(super) fn numbered(seconds: &[f64]) -> Vec<(usize, f64)> {
+    (1..).zip(seconds.iter().copied()).collect()
+}
+
+pub(super) fn monotone(noise: &mut Noise, rows: usize, step: f64) -> Vec<f64> {
+    let mut seconds = vec![0.5 + noise.unit()];
+    for row in 1..rows {
+        let tile = if noise.unit() < 0.3 { 3.0 } else { 0.3 };
+        seconds.push(seconds[row - 1] + step * tile * noise.unit());
+    }
+    seconds
+}
+
+pub(super) fn chain_parents(len: usize) -> Vec<Option<u16>> {
+    (0..len as u16).map(|node| node.checked_sub(1)).collect()
+}
+
+/// One chain's decision in a step of `sequences` sequences that all have this draft.
+pub(super) fn kept(budget: &mut Budget, scores: &[f32], sequences: usize) -> usize {
+    let parents = chain_parents(scores.len());
+    let draft = Candidates {
+        scores,
+        parents: &parents,
+    };
+    let keep = budget.select(&vec![draft; sequences], sequences, sequences);
+    keep.concat().iter().filter(|&&keep| keep).count()
+}
+
+#[test]
+fn no_choice_of_nodes_that_contains_their_ancestors_is_worth_more() {
+    let mut noise = Noise(1);
+    for round in 0..300 {
+        let sequences = 1 + noise.below(3);
+        let base = sequences + noise.below(3);
+        let cost = monotone(&mut noise, 16, 0.4);
+        let mut budget = budget(&cost);
+        // Nodes of all sequences: (sequence, parent among all nodes, score).
+        let (mut scores, mut parents) = (vec![vec![]; sequences], vec![vec![]; sequences]);
+        let mut nodes: Vec<(usize, Option<usize>, f64)> = Vec::new();
+        for _ in 0..noise.below(11) {
+            let sequence = noise.below(sequences);
+            let own: Vec<usize> = (0..nodes.len())
+                .filter(|&i| nodes[i].0 == sequence)
+                .collect();
+            let at = noise.below(own.len() + 1);
+            let above = own.get(at).map_or(1.0, |&node| nodes[node].2);
+            let raw = match noise.below(12) {
+                0 => [f32::NAN, -0.5, 1.5, f32::INFINITY][noise.below(4)],
+                1 => noise.unit() as f32,
+                2..5 => above as f32,
+                _ => (above * noise.unit().sqrt()) as f32,
+            };
+            let valid = if (0.0..=1.0).contains(&raw) { raw } else { 0.0 };
+            scores[sequence].push(raw);
+            parents[sequence].push((at < own.len()).then_some(at as u16));
+            nodes.push((sequence, own.get(at).copied(), f64::from(valid).min(above)));
+        }
+        let drafts = scores.iter().zip(&parents);
+        let drafts: Vec<_> = drafts
+            .map(|(scores, parents)| Candidates { scores, parents })
+            .collect();
+        let keep = budget.select(&drafts, base, sequences);
+        let mut of = vec![0; sequences];
+        let chosen = nodes.iter().enumerate().filter(|(_, node)| {
+            of[node.0] += 1;
+            keep[node.0][of[node.0] - 1]
+        });
+        let chosen: usize = chosen.map(|(at, _)| 1 << at).sum();
+        let value = |set: usize| {
+            let has = |node: usize| set >> node & 1 == 1;
+            let of_set = || (0..nodes.len()).filter(|&node| has(node));
+            let stands = |node: usize| nodes[node].2 >= 0.02 && nodes[node].1.is_none_or(has);
+            let price = sequences as f64 / cost[sequences - 1];
+            let added = cost[base + of_set().count() - 1] - cost[base - 1];
+            let gain: f64 = of_set().map(|node| nodes[node].2).sum();
+            of_set().all(stands).then_some(gain - price * added)
+        };
+        let best = (0..1 << nodes.len()).filter_map(value).fold(0.0, f64::max);
+        let ours = value(chosen).expect("every kept node's parent is kept");
+        assert!(ours >= best - 1e-9, "round {round}: {ours} of {best}");
+    }
+}
+
+#[test]
+fn no_choice_of_depths_is_worth_more() {
+    let mut noise = Noise(2);
+    for round in 0..300 {
+        let sequences = 1 + noise.below(3);
+        let cost = monotone(&mut noise, 16, 0.3);
+        // Not so cheap that a sequence probes in its first step.
+        let (fixed, row) = (0.02 + 0.3 * noise.unit(), 0.02 + 0.1 * noise.unit());
+        let draft = |rows: usize| {
+            if rows == 0 {
+                0.0
+            } else {
+                fixed + row * rows as f64
+            }
+        };
+        let mut budget = budget(&cost);
+        budget
+            .draft_cost()
+            .calibrate(&numbered(&[draft(1), draft(2), draft(3)]));
+        let paths: Vec<Vec<f32>> = (0..sequences)
+            .map(|_| {
+                let rate = noise.unit().sqrt() as f32;
+                (1..=4).map(|depth| rate.powi(depth).max(0.03)).collect()
+            })
+            .collect();
+        let mut probes = vec![Probe::default(); sequences];
+        let mut forecasts = forecasts(&paths, 4, &mut probes);
+        let value = |depths: &[usize]| {
+            let price = sequences as f64 / cost[sequences - 1];
+            let gain: f64 = depths
+                .iter()
+                .zip(&paths)
+                .map(|(&depth, path)| path[..depth].iter().map(|&s| f64::from(s)).sum::<f64>())
+                .sum();
+            let rows = |level| depths.iter().filter(|&&depth| depth >= level).count();
+            let drafting: f64 = (1..=4).map(|level| draft(rows(level))).sum();
+            let verifying =
+                cost[sequences + depths.iter().sum::<usize>() - 1] - cost[sequences - 1];
+            gain - price * (verifying + drafting)
+        };
+        let ours = value(&budget.depths(&mut forecasts, sequences, sequences));
+        for choice in 0..5usize.pow(sequences as u32) {
+            let depth = |sequence| choice / 5usize.pow(sequence as u32) % 5;
+            let depths: Vec<usize> = (0..sequences).map(depth).collect();
+            let theirs = value(&depths);
+            assert!(
+                ours >= theirs - 1e-9,
+                "round {round}: {ours}, {theirs} for {depths:?}"
+            );
+        }
+    }
+}
+
+pub(super) fn forecasts<'a>(
+    paths: &'a [Vec<f32>],
+    max_depth: usize,
+    probes: &'a mut [Probe],
+) -> Vec<Forecast<'a>> {
+    let both = paths.iter().zip(probes);
+    both.map(|(path, probe)| Forecast {
+        path,
+        max_depth,
+        pending: 1,
+        probe,
+    })
+    .collect()
+}
+
+#[test]
+fn free_rows_are_all_used_and_dear_rows_are_not() {
+    let scores = [0.9, 0.5, 0.1, 0.02, 0.019];
+    let mut free = budget(&[1.0; 16]);
+    assert_eq!(kept(&mut free, &scores, 1), 4);
+    assert_eq!(free.refused(), 1);
+    let dear: Vec<f64> = (1..=16).map(f64::from).collect();
+    let mut dear = budget(&dear);
+    assert_eq!(kept(&mut dear, &scores, 1), 0);
+    assert_eq!(dear.refused(), 5);
+    let mut fixed = Budget::new(BudgetMode::Fixed);
+    assert_eq!(kept(&mut fixed, &scores, 1), 5);
+}
+
+#[test]
+fn a_row_that_does_not_pay_is_taken_with_those_that_follow_it() {
+    // A tile of eight rows: the ninth row is dear, and those after it are free.
+    let tile: Vec<f64> = (0..16).map(|row| f64::from(1 + row / 8)).collect();
+    let parents = chain_parents(2);
+    let mut budget = budget(&tile);
+    let mut keep = |scores: &[f32]| {
+        let draft = Candidates {
+            scores,
+            parents: &parents,
+        };
+        // Four sequences pay a price of four tokens for the second tile.
+        let keep = budget.select(&[draft; 4], 8, 4).concat();
+        keep.iter().filter(|&&keep| keep).count()
+    };
+    assert_eq!(keep(&[0.9, 0.8]), 8);
+    assert_eq!(keep(&[0.5, 0.4]), 0);
+}
+
+#[test]
+fn under_load_nothing_is_drafted() {
+    // Half of a one-row step is the weights' memory, as on a CPU; the rest is arithmetic.
+    let cost: Vec<f64> = (1..=200).map(|rows| 0.5 + 0.2 * rows as f64).collect();
+    let scores = [0.85, 0.7, 0.5, 0.3];
+    let mut budget = budget(&cost);
+    let of = [1, 4, 16, 64].map(|streams| kept(&mut budget, &scores, streams));
+    assert_eq!(of, [4, 8, 0, 0]);
+}
+
+#[test]
+fn what_speculation_gains_elsewhere_raises_the_price_of_a_row() {
+    let cost: Vec<f64> = (0..16).map(|row| 1.0 + 0.3 * f64::from(row)).collect();
+    let mut budget = budget(&cost);
+    assert_eq!(kept(&mut budget, &[0.9, 0.5, 0.4], 1), 3);
+    for _ in 0..2000 {
+        budget.observe(&StepCost {
+            sequences: 1,
+            base_rows: 1,
+            draft_nodes: 1,
+            tokens: 2,
+            target_seconds: 1.3,
+            draft_seconds: 0.1,
+        });
+    }
+    assert!(
+        (budget.speed_up() - 2.0 / 1.4).abs() < 0.01,
+        "{}",
+        budget.speed_up()
+    );
+    assert_eq!(kept(&mut budget, &[0.9, 0.5, 0.4], 1), 2);
+}
+
+#[test]
+fn prompts_and_an_interrupted_step_do_not_disturb_the_estimates() {
+    let mut budget = budget(&[1.0; 16]);
+    let step = StepCost {
+        sequences: 1,
+        base_rows: 1,
+        draft_nodes: 0,
+        tokens: 1,
+        target_seconds: 1000.0,
+        draft_seconds: 0.0,
+    };
+    budget.observe(&StepCost {
+        base_rows: 9,
+        ..step
+    });
+    budget.observe(&StepCost {
+        sequences: 0,
+        base_rows: 0,
+        ..step
+    });
+    assert_eq!(
+        (budget.speed_up(), budget.target_cost().seconds(1)),
+        (1.0, 1.0)
+    );
+    budget.observe(&step);
+    assert!(budget.speed_up() > 0.98);
+    budget.observe(&StepCost {
+        target_seconds: f64::NAN,
+        ..step
+    });
+    assert!(budget.speed_up() > 0.98);
+}
+
+#[test]
+fn unknown_costs_of_drafting_are_found_out() {
+    let mut budget = budget(&[1.0, 1.1, 1.2]);
+    let (paths, mut probes) = ([vec![0.5]], [Probe::default()]);
+    let mut one = forecasts(&paths, 1, &mut probes);
+    assert_eq!(budget.depths(&mut one, 1, 1), [1]);
+    budget.draft_cost().note(1, 0.6);
+    assert_eq!(budget.depths(&mut one, 1, 1), [0]);
+    budget.draft_cost().calibrate(&[(1, 0.3)]);
+    assert_eq!(budget.depths(&mut one, 1, 1), [1]);
+}

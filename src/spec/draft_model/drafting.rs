@@ -1,0 +1,279 @@
+//! One sequence for which a draft is being made.
+
+use super::Fed;
+use super::growth::{Growth, Limits};
+use super::lessons::{Lessons, View};
+use crate::kernels::sample::TokenChoice;
+use crate::model::Batch;
+use crate::sampling::{Acceptance, Guess, Purpose, Rng, distribution, guess};
+use crate::spec::draft::{Draft, DraftDist, DraftRequest};
+
+/// A sequence, its request and its growing draft.
+pub struct Drafting<'a, 'b> {
+    /// Index of the request.
+    pub place: usize,
+    pub request: &'a mut DraftRequest<'b>,
+    pub fed: &'a mut Fed,
+    lessons: &'a Lessons,
+    growth: Growth,
+    limits: Limits,
+    /// Number of levels of the draft.
+    depth: usize,
+    /// Number of levels that a GPU has drawn after the draft and the host has not read.
+    pub unread: usize,
+    /// Whether the first forward can feed all tokens.
+    may_draft: bool,
+    /// Whether the first forward has run.
+    is_fed: bool,
+    /// Whether the draft has ended because the model's logits are not finite.
+    pub ended: bool,
+}
+
+/// Maximum number of nodes that answer a request.
+pub fn max_nodes(request: &DraftRequest<'_>) -> usize {
+    match width(request) {
+        1 => request.nodes.min(request.length),
+        _ => request.nodes,
+    }
+}
+
+/// Maximum number of children of a node. A chain under the rejection rule: which siblings there are
+/// must not depend on what was drawn.
+fn width(request: &DraftRequest<'_>) -> usize {
+    match request.acceptance {
+        Acceptance::Coupled => request.width,
+        Acceptance::Rejection => 1,
+    }
+}
+
+impl<'a, 'b> Drafting<'a, 'b> {
+    /// The beginning of a draft; the pool has room for it. A forward takes at most `chunk` of its
+    /// rows.
+    pub fn new(
+        place: usize,
+        request: &'a mut DraftRequest<'b>,
+        fed: &'a mut Fed,
+        lessons: &'a Lessons,
+        chunk: usize,
+    ) -> Self {
+        let min_score = match request.acceptance {
+            Acceptance::Coupled => request.min_score,
+            Acceptance::Rejection => 0.0,
+        };
+        Self {
+            place,
+            may_draft: request.tokens.len() - fed.tokens.len() <= chunk,
+            limits: Limits {
+                nodes: max_nodes(request),
+                width: width(request),
+                min_score,
+            },
+            request,
+            fed,
+            lessons,
+            growth: Growth::default(),
+            depth: 0,
+            unread: 0,
+            is_fed: false,
+            ended: false,
+        }
+    }
+
+    /// Whether another forward has something to do for it.
+    pub fn is_open(&self) -> bool {
+        if !self.is_fed {
+            return true;
+        }
+        let grows = self.unread > 0 || !self.growth.open().is_empty();
+        let depth = self.depth + self.unread;
+        self.may_draft && !self.ended && grows && depth < self.max_depth()
+    }
+
+    /// Whether no node has siblings.
+    pub fn is_chain(&self) -> bool {
+        self.limits.width == 1
+    }
+
+    fn max_depth(&self) -> usize {
+        match self.limits.width {
+            1 => self.limits.nodes,
+            _ => self.request.length,
+        }
+    }
+
+    /// Number of nodes for which the last fed rows ask: the root, or those that are open.
+    pub fn asked(&self) -> usize {
+        self.growth.open().len().max(1)
+    }
+
+    /// Adds the rows that it has not fed, at most `chunk` of them. Returns the number of logits rows
+    /// that it asks for.
+    pub fn feed(&mut self, batch: &mut Batch, chunk: usize, block_size: usize) -> usize {
+        let base = self.request.tokens.len();
+        self.is_fed = true;
+        let (seen, asked) = (self.fed.tokens.len(), self.asked());
+        if seen < base {
+            let new = &self.request.tokens[seen..base.min(seen + chunk)];
+            batch.push_span(new, &[], seen, &self.fed.table, block_size);
+            self.fed.tokens.extend(new);
+        } else if self.unread > 0 {
+            batch.push_span(&[0], &[], seen, &self.fed.table, block_size);
+            self.fed.tokens.push(0);
+        } else {
+            let rows = self.growth.rows();
+            self.keep_trunk();
+            let context = self.fed.tokens.len();
+            let table = &self.fed.table;
+            batch.push_span(&rows.tokens, &rows.parents, context, table, block_size);
+        }
+        if !self.may_draft {
+            return 0;
+        }
+        let end = batch.tokens.len();
+        batch
+            .logits
+            .extend((end - asked..end).map(|row| row as u32));
+        asked
+    }
+
+    /// Notes which tokens are in the pool, one after the other.
+    fn keep_trunk(&mut self) {
+        let trunk = self
+            .growth
+            .trunk()
+            .iter()
+            .map(|&node| self.growth.token(node));
+        self.fed.tokens.truncate(self.request.tokens.len());
+        self.fed.tokens.extend(trunk);
+    }
+
+    /// The random numbers for the tokens after the sequence.
+    fn rng(&self) -> Rng {
+        Rng {
+            seed: self.request.sampler.params().seed,
+            position: self.request.position,
+        }
+    }
+
+    /// The key of the random numbers for the next level's tokens.
+    fn key(&self) -> u64 {
+        self.rng().key(self.depth + self.unread)
+    }
+
+    /// How a GPU draws the next level's tokens.
+    pub fn choice(&self) -> TokenChoice {
+        match self.request.acceptance {
+            Acceptance::Coupled => TokenChoice::Race(self.key()),
+            Acceptance::Rejection => TokenChoice::Quantile(self.uniform()),
+        }
+    }
+
+    /// Maximum number of tokens after one row of logits.
+    pub fn width(&self) -> usize {
+        self.limits.width
+    }
+
+    /// The random number for drawing the next token under the rejection rule.
+    fn uniform(&self) -> f64 {
+        self.rng()
+            .uniform(self.depth + self.unread, Purpose::Draft, 0)
+    }
+
+    fn view(&self) -> View<'a> {
+        let is_sampled = !self.request.sampler.params().is_greedy();
+        self.lessons.view(&self.fed.history, is_sampled)
+    }
+
+    /// Adds a level: the guesses of each row of logits that was asked for.
+    pub fn expand<'c>(&mut self, rows: impl Iterator<Item = &'c [f32]>) {
+        let parents = self.parents().into_iter().zip(rows);
+        let guesses: Vec<Vec<Guess>> = parents
+            .map(|(parent, row)| self.after(parent, |one| one.guess(row)))
+            .collect();
+        self.add_level(guesses);
+    }
+
+    /// Calls `work` while the sampler has the tokens from the first level down to `node`.
+    pub fn after<R>(&mut self, node: Option<u16>, work: impl FnOnce(&mut Self) -> R) -> R {
+        let output_len = self.request.sampler.output_len();
+        let path = self.growth.path(node);
+        path.iter()
+            .for_each(|&token| self.request.sampler.push(token));
+        let result = work(self);
+        self.request.sampler.truncate(output_len);
+        result
+    }
+
+    /// Adds a level: the guesses after each of [`Drafting::parents`].
+    pub fn add_level(&mut self, guesses: impl IntoIterator<Item = Vec<Guess>>) {
+        let first = self.growth.draft.len();
+        for (parent, guesses) in self.parents().into_iter().zip(guesses) {
+            self.growth.add(parent, &guesses, &self.view());
+        }
+        self.end_level(first);
+    }
+
+    /// The nodes that the last fed rows ask for, in their order.
+    pub fn parents(&self) -> Vec<Option<u16>> {
+        match self.growth.open() {
+            [] => vec![None],
+            open => open.iter().copied().map(Some).collect(),
+        }
+    }
+
+    fn end_level(&mut self, first: usize) {
+        self.ended = self.growth.draft.len() == first;
+        self.depth += 1;
+        // What is opened will be fed.
+        let last = self.growth.draft.len();
+        let deeper = self.depth < self.max_depth();
+        self.growth
+            .open_level(if deeper { first } else { last }, &self.limits);
+    }
+
+    /// Adds a token that a GPU drew to the end of a chain.
+    pub fn push(&mut self, guess: Guess, dist: Option<DraftDist>) {
+        self.growth.push(guess, &self.view());
+        if self.request.acceptance == Acceptance::Rejection {
+            self.growth.draft.dists.extend(dist);
+        }
+        let at = self.request.tokens.len() + self.depth;
+        if let Some(fed) = self.fed.tokens.get_mut(at) {
+            *fed = guess.token;
+        }
+        self.depth += 1;
+        self.request.sampler.resolve(guess.token);
+    }
+
+    /// The likeliest tokens after one row of logits.
+    fn guess(&mut self, logits: &[f32]) -> Vec<Guess> {
+        let sampler = &*self.request.sampler;
+        if self.request.acceptance == Acceptance::Coupled {
+            let (key, width) = (self.key(), self.limits.width);
+            return guess(logits, sampler, key, width).unwrap_or_default();
+        }
+        let Ok(dist) = distribution(logits, sampler) else {
+            return Vec::new();
+        };
+        let token = dist.sample(self.uniform());
+        let prob = dist.prob(token) as f32;
+        self.growth.draft.dists.push(dist.into());
+        vec![Guess { token, prob }]
+    }
+
+    /// The draft, which the sequence's history remembers.
+    pub fn finish(mut self) -> Draft {
+        self.keep_trunk();
+        let draft = self.growth.best(&self.limits);
+        let Growth {
+            draft: mut all,
+            estimates,
+            ..
+        } = self.growth;
+        all.dists.clear();
+        let is_sampled = !self.request.sampler.params().is_greedy();
+        let history = &mut self.fed.history;
+        history.propose(self.request.tokens, is_sampled, all, estimates);
+        draft
+    }
+}

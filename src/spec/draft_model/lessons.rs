@@ -1,0 +1,252 @@
+//! What a draft model's guesses are worth, learned from what became of them.
+
+use crate::spec::draft::Draft;
+use crate::spec::estimate::{Estimator, RequestBias};
+
+/// Upper bounds of the buckets of a guess's probability under the draft model.
+const PROBS: [f32; 13] = [
+    0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.96, 0.99,
+];
+/// Ranks among siblings that are told apart.
+const RANKS: usize = 4;
+/// Observations that a guess's own probability is worth before anything is known.
+const PRIOR_WEIGHT: usize = 10;
+/// Probability that a level of the draft has the right token, before anything is known.
+const PRIOR: f32 = 0.7;
+/// Tokens before a draft that show whether the text before it is still the same.
+const CONTEXT: usize = 8;
+
+/// Estimates for all requests of one draft model.
+#[derive(Debug)]
+pub struct Lessons {
+    /// By sampled or greedy and rank, then by probability.
+    nodes: Estimator,
+    /// Whether a level has the right token: by sampled or greedy, then by depth.
+    levels: Estimator,
+}
+
+/// What is known about one request.
+#[derive(Debug, Default)]
+pub struct History {
+    nodes: RequestBias,
+    levels: RequestBias,
+    /// The last draft.
+    proposal: Option<Proposal>,
+}
+
+#[derive(Debug)]
+struct Proposal {
+    draft: Draft,
+    estimates: Vec<Estimate>,
+    is_sampled: bool,
+    /// Number of tokens before the draft, and the last of them.
+    base: usize,
+    context: Vec<u32>,
+}
+
+/// The estimate for one guess.
+#[derive(Debug, Clone, Copy)]
+pub struct Estimate {
+    features: [u8; 2],
+    /// Probability that it stands if its parent does, over all requests.
+    prob: f32,
+    /// The same, for this request.
+    pub adjusted: f32,
+}
+
+/// The lessons as they apply to one request.
+#[derive(Debug, Clone, Copy)]
+pub struct View<'a> {
+    lessons: &'a Lessons,
+    bias: RequestBias,
+    is_sampled: bool,
+}
+
+impl Default for Lessons {
+    /// A guess is believed to be as probable as the draft model says.
+    fn default() -> Self {
+        let mut nodes = Estimator::new(PRIOR);
+        for (bucket, bound) in PROBS.iter().chain(&[1.0]).enumerate() {
+            for (sampled, rank) in (0..2 * RANKS).map(|i| (i / RANKS == 1, i % RANKS)) {
+                let features = [class(sampled, rank), bucket as u8];
+                let hits = (bound * PRIOR_WEIGHT as f32) as usize;
+                (0..PRIOR_WEIGHT).for_each(|i| nodes.note(&features, i < hits));
+            }
+        }
+        Self {
+            nodes,
+            levels: Estimator::new(PRIOR),
+        }
+    }
+}
+
+/// The bucket of the first feature.
+fn class(is_sampled: bool, rank: usize) -> u8 {
+    (rank.min(RANKS - 1) + if is_sampled { RANKS } else { 0 }) as u8
+}
+
+impl View<'_> {
+    /// The estimate for the guess with this rank among its siblings and this probability under the
+    /// draft model.
+    pub fn estimate(&self, rank: usize, prob: f32) -> Estimate {
+        let bucket = PROBS.partition_point(|&bound| bound <= prob) as u8;
+        let features = [class(self.is_sampled, rank), bucket];
+        let prob = self.lessons.nodes.probability(&features);
+        Estimate {
+            features,
+            prob,
+            adjusted: self.bias.adjust(prob),
+        }
+    }
+}
+
+impl Lessons {
+    /// The lessons for a request with this history.
+    pub fn view(&self, history: &History, is_sampled: bool) -> View<'_> {
+        View {
+            lessons: self,
+            bias: history.nodes,
+            is_sampled,
+        }
+    }
+
+    /// Probability that a draft has the right tokens down to depth 1, 2, ..., `length`.
+    pub fn forecast(&self, history: &History, is_sampled: bool, length: usize) -> Vec<f32> {
+        let stands = |depth: usize| {
+            let features = [u8::from(is_sampled), depth.min(255) as u8];
+            history.levels.adjust(self.levels.probability(&features))
+        };
+        let path = (1..=length).scan(1.0, |path, depth| {
+            *path *= stands(depth);
+            Some(*path)
+        });
+        path.collect()
+    }
+
+    /// Learns from the tokens that came after the last proposal; all `tokens` of the request.
+    pub fn learn(&mut self, history: &mut History, tokens: &[u32]) {
+        let Some(proposal) = history.proposal.take() else {
+            return;
+        };
+        let Proposal {
+            base, is_sampled, ..
+        } = proposal;
+        if tokens.len() <= base || !tokens[..base].ends_with(&proposal.context) {
+            return;
+        }
+        let mut at = None;
+        for (depth, &token) in (1..).zip(&tokens[base..]) {
+            let mut right = None;
+            let mut siblings = proposal.draft.children(at).peekable();
+            if siblings.peek().is_none() {
+                return;
+            }
+            for node in siblings {
+                let stood = proposal.draft.tokens[node] == token;
+                let estimate = proposal.estimates[node];
+                self.nodes.note(&estimate.features, stood);
+                history.nodes.note(estimate.prob, stood);
+                right = right.or(stood.then_some(node));
+            }
+            let features = [u8::from(is_sampled), depth.min(255) as u8];
+            let expected = self.levels.probability(&features);
+            self.levels.note(&features, right.is_some());
+            history.levels.note(expected, right.is_some());
+            if right.is_none() {
+                return;
+            }
+            at = right;
+        }
+    }
+}
+
+impl History {
+    /// Remembers a draft that follows `tokens`, to learn from it.
+    pub fn propose(
+        &mut self,
+        tokens: &[u32],
+        is_sampled: bool,
+        draft: Draft,
+        estimates: Vec<Estimate>,
+    ) {
+        self.proposal = (!draft.is_empty()).then(|| Proposal {
+            draft,
+            estimates,
+            is_sampled,
+            base: tokens.len(),
+            context: tokens[tokens.len().saturating_sub(CONTEXT)..].to_vec(),
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sampling::{Guess, mix};
+    use crate::spec::draft_model::growth::Growth;
+
+    /// Proposes two guesses of which the first is right with probability `rate`; returns their scores.
+    fn round(lessons: &mut Lessons, history: &mut History, rate: f64, number: u64) -> [f32; 2] {
+        let mut growth = Growth::default();
+        let guess = |token, prob| Guess { token, prob };
+        growth.add(
+            None,
+            &[guess(1, 0.75), guess(2, 0.2)],
+            &lessons.view(history, true),
+        );
+        let scores = [growth.draft.scores[0], growth.draft.scores[1]];
+        let is_right = (mix(number) >> 11) as f64 / (1u64 << 53) as f64 <= rate;
+        let mut tokens = vec![7, 8, 9];
+        history.propose(&tokens, true, growth.draft, growth.estimates);
+        tokens.push(if is_right { 1 } else { 5 });
+        lessons.learn(history, &tokens);
+        scores
+    }
+
+    #[test]
+    fn estimates_come_true() {
+        let mut lessons = Lessons::default();
+        let mut history = History::default();
+        let first = round(&mut lessons, &mut history, 0.3, 0)[0];
+        assert!(
+            (first - 0.8).abs() < 0.1,
+            "the model's own probability: {first}"
+        );
+        let mut last = [0.0; 2];
+        for number in 1..3000 {
+            last = round(&mut lessons, &mut history, 0.3, number);
+        }
+        assert!((last[0] - 0.3).abs() < 0.08, "{last:?}");
+        assert!(last[1] < 0.02, "the second guess was never right: {last:?}");
+        let path = lessons.forecast(&history, true, 2);
+        assert!((path[0] - 0.3).abs() < 0.08, "{path:?}");
+        // A request that is not like the others.
+        let mut other = History::default();
+        for number in 0..200 {
+            last = round(&mut lessons, &mut other, 1.0, number);
+        }
+        assert!(last[0] > 0.8, "{last:?}");
+        assert!(lessons.forecast(&other, true, 1)[0] > 0.8);
+    }
+
+    /// Tokens that are not the continuation of the proposal's text teach nothing, and neither does a
+    /// proposal twice.
+    #[test]
+    fn only_its_own_continuation_teaches() {
+        let mut lessons = Lessons::default();
+        let mut history = History::default();
+        let before = lessons.forecast(&history, true, 1);
+        for tokens in [&[7, 8][..], &[7, 8, 9], &[7, 8, 3, 1]] {
+            let mut growth = Growth::default();
+            let guesses = [Guess {
+                token: 1,
+                prob: 0.5,
+            }];
+            growth.add(None, &guesses, &lessons.view(&history, true));
+            history.propose(&[7, 8, 9], true, growth.draft, growth.estimates);
+            lessons.learn(&mut history, tokens);
+            lessons.learn(&mut history, &[7, 8, 9, 5]);
+        }
+        assert_eq!(lessons.forecast(&history, true, 1), before);
+    }
+}

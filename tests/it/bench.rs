@@ -1,0 +1,187 @@
+//! `foretoken bench` over models with dummy weights.
+
+use crate::common::process::{foretoken, full_disk};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// The config of a model that is small enough for dummy weights, without a tokenizer.
+const TINY: &str = r#"{
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 96,
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false
+}"#;
+
+/// The flags of the engine.
+const SERVE: &str = "--model @target --load-format dummy --num-blocks 64";
+
+/// A folder with configs of models.
+struct Models(TempDir);
+
+impl Models {
+    fn new(configs: &[(&str, &str)]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, config) in configs {
+            std::fs::create_dir(folder.path().join(name)).unwrap();
+            std::fs::write(folder.path().join(name).join("config.json"), config).unwrap();
+        }
+        Self(folder)
+    }
+
+    fn one() -> Self {
+        Self::new(&[("target", TINY)])
+    }
+
+    /// The command line of `bench FLAGS` over the model `target`; `@name` is a file of the folder.
+    fn line(&self, flags: &str) -> String {
+        let folder = format!("{}/", self.0.path().display());
+        let line = format!("bench {SERVE} {flags}");
+        line.replace('@', &folder)
+    }
+
+    /// The tables and the JSON report of that command.
+    #[track_caller]
+    fn bench(&self, flags: &str) -> (String, Value) {
+        let line = self.line(&format!("{flags} --json @out.json"));
+        let output = foretoken().args(line.split_whitespace()).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{line}: {stderr}");
+        let json = std::fs::read_to_string(self.0.path().join("out.json")).unwrap();
+        let tables = String::from_utf8(output.stdout).unwrap();
+        (tables, serde_json::from_str(&json).unwrap())
+    }
+
+    /// The error of that command, which must be refused.
+    #[track_caller]
+    fn refused(&self, flags: &str) -> String {
+        refused(&self.line(flags))
+    }
+}
+
+/// The error of a command that must be refused.
+#[track_caller]
+fn refused(line: &str) -> String {
+    let output = foretoken().args(line.split_whitespace()).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{line}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn dummy_weights_are_measured() {
+    let models = Models::one();
+    let (table, report) = models.bench(
+        "--draft-model @target --spec-length 3 \
+         --random-prompts 2 --prompt-tokens 20 --max-tokens 24",
+    );
+    assert!(
+        table.contains("temperature 1") && table.contains("overall"),
+        "{table}"
+    );
+    let greedy = &report["temperatures"][0]["overall"];
+    assert_eq!(greedy["prompts"], 2, "{report}");
+    // Target and draft model are the same, so every greedy draft is right.
+    assert_eq!(greedy["alpha"], 1.0, "{report}");
+    assert!(greedy["c"].as_f64().is_some_and(|c| c > 0.0), "{report}");
+
+    let served = refused(&models.line("").replace("bench ", "serve "));
+    assert!(served.contains("tokenizer.json"), "{served}");
+
+    // The reader of the table may have gone.
+    let line = models.line("--random-prompts 1 --max-tokens 2");
+    let mut unread = foretoken();
+    unread.args(line.split_whitespace()).stdout(full_disk());
+    assert_eq!(unread.status().unwrap().code(), Some(0));
+}
+
+/// With the target itself as draft, both rules accept every token, and the fourth of a chain costs as
+/// many rows as a tree of two siblings on two levels.
+#[test]
+fn rules_trees_and_dear_rows_are_compared() {
+    let (table, report) = Models::one().bench(
+        "--draft-model @target --spec-length 4 --spec-nodes 4 --spec-topk 2 \
+         --acceptances coupled,rejection --spec-topks 1,2 --row-penalty 0.5 \
+         --random-prompts 2 --prompt-tokens 20 --max-tokens 24",
+    );
+    for needle in [
+        "each further row costs 0.5 one-row steps more",
+        "temperature 1, rejection, tree 2",
+        "temperature 0, all modes",
+        "coupled, chain",
+    ] {
+        assert!(table.contains(needle), "{needle} is missing in {table}");
+    }
+    let rules = report["rules"].as_array().unwrap();
+    assert_eq!(rules.len(), 4, "two temperatures, two shapes: {report}");
+    let chains = rules.iter().filter(|rules| rules["spec_topk"] == 1);
+    for rules in chains {
+        assert_eq!(rules["coupled_over_rejection"], 1.0, "{rules}");
+    }
+    // A step of five rows costs at least two more one-row steps.
+    let chain = &report["temperatures"][0]["overall"];
+    assert!(chain["verify_cost"].as_f64() > Some(2.5), "{chain}");
+}
+
+#[test]
+fn many_requests_at_a_time_are_measured() {
+    let models = Models::one();
+    let (table, report) = models.bench(
+        "--streams 1,3 --random-prompts 4 --prompt-tokens 20 --max-tokens 12 --max-num-seqs 4",
+    );
+    assert!(
+        table.contains("streams") && !table.contains("overall"),
+        "{table}"
+    );
+    let loads = report["loads"].as_array().unwrap();
+    let ran = loads
+        .iter()
+        .map(|load| (load["temperature"].as_f64(), load["streams"].as_u64()));
+    let expected = [(0.0, 1), (0.0, 3), (1.0, 1), (1.0, 3)].map(|(t, n)| (Some(t), Some(n)));
+    assert!(ran.eq(expected), "{report}");
+    for load in loads {
+        // A group has at least eight requests.
+        assert_eq!(
+            (&load["requests"], &load["tokens"]),
+            (&8.into(), &96.into())
+        );
+        assert!(load["speed_up"].as_f64() > Some(0.0), "{load}");
+    }
+    let too_many = models.refused("--streams 1,5 --random-prompts 4 --max-num-seqs 4");
+    assert!(
+        too_many.contains("--streams must be between 1 and --max-num-seqs, which is 4: one is 5"),
+        "{too_many}"
+    );
+    let warm = models.refused("--random-prompts 4 --warm @prompts.jsonl");
+    assert!(warm.contains("--warm need a tokenizer"), "{warm}");
+}
+
+/// Unrelated weights, measured at the acceptance rate of a related pair.
+#[test]
+fn acceptance_by_chance() {
+    let shallow = TINY.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1");
+    let models = Models::new(&[("target", TINY), ("draft", &shallow)]);
+    let (table, report) = models.bench(
+        "--draft-model @draft --spec-length 4 --spec-lengths 1,4 --synthetic-acceptance 0.3,0.9 \
+         --spec-topk 1 \
+         --random-prompts 4 --prompt-tokens 20 --max-tokens 200 --temperatures 0",
+    );
+    for needle in [
+        "SYNTHETIC acceptance A = 0.3",
+        "best K for A = 0.9: ",
+        "not compared",
+    ] {
+        assert!(table.contains(needle), "{table}");
+    }
+    let mut rows = report["temperatures"].as_array().unwrap().iter();
+    for (rate, k) in [(0.3, 1), (0.3, 4), (0.9, 1), (0.9, 4)] {
+        let row = rows.next().unwrap();
+        assert_eq!(row["synthetic_acceptance"], rate);
+        assert_eq!(row["spec_length"], k);
+        let figure = |name: &str| row["overall"][name].as_f64().unwrap();
+        assert!((figure("alpha") - rate).abs() < 0.06, "{row}");
+        let expected: f64 = (0..=k).map(|i| rate.powi(i)).sum();
+        let mean = figure("mean_accepted_length");
+        assert!((mean / expected - 1.0).abs() < 0.1, "{row}");
+        // Texts have their full length; the first token counts toward the prompt.
+        assert_eq!(row["overall"]["tokens"], 4 * 199, "{row}");
+    }
+}
