@@ -7,6 +7,7 @@ use crate::error::{Error, RequestErrorKind, Result};
 use crate::model::MAX_TREE_NODES;
 use crate::parse::{at_least_one, number};
 use crate::sampling::{Acceptance, SamplingParams};
+use crate::spec::BudgetMode;
 use clap::{Args, FromArgMatches};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -52,6 +53,12 @@ pub struct EngineOptions {
     /// The acceptance rule of requests that name none.
     #[arg(long, value_enum, default_value_t, help_heading = SPECULATION)]
     pub acceptance: Acceptance,
+    /// How much of what a drafter proposes is verified.
+    #[arg(long, value_enum, default_value_t, help_heading = SPECULATION)]
+    pub spec_budget: BudgetMode,
+    /// Whether the costs of steps are measured before the first request.
+    #[arg(skip)]
+    pub calibrate: bool,
     /// Name in logs and metrics.
     #[arg(skip = "model")]
     pub model_name: String,

@@ -13,7 +13,7 @@ use crate::kv::BlockAllocator;
 use crate::model::Model;
 use crate::sampling::{Acceptance, NoToken};
 use crate::spec::{
-    Committed, Drafter, SeqId, SpeculativeRunner, StepInput, StepOutput, StepResult,
+    BudgetMode, Committed, Drafter, SeqId, SpeculativeRunner, StepInput, StepOutput, StepResult,
 };
 use candle_core::Tensor;
 use chunk::PromptChunk;
@@ -100,6 +100,11 @@ pub fn spawn(
         ended: watch::Sender::new(None),
     });
     let (sender, inbox) = channel();
+    let mut runner =
+        SpeculativeRunner::new(target, drafter, options.spec_budget, num_blocks, block_size)?;
+    if options.calibrate && options.spec_budget == BudgetMode::Adaptive {
+        log_costs(&runner.calibrate()?);
+    }
     let engine = Engine {
         inbox,
         shared: shared.clone(),
@@ -109,7 +114,7 @@ pub fn spawn(
             options.max_num_batched_tokens,
             PromptChunk::new(options.max_prompt_wait),
         ),
-        runner: SpeculativeRunner::new(target, drafter, num_blocks, block_size)?,
+        runner,
         spec,
         acceptance: options.acceptance,
         eos_token_ids,
@@ -130,6 +135,15 @@ pub fn spawn(
         })
         .map_err(|e| Error::setup(format!("cannot start the engine thread: {e}")))?;
     Ok(EngineHandle { sender, shared })
+}
+
+fn log_costs(measured: &[(usize, f64)]) {
+    if !measured.is_empty() {
+        let costs = measured.iter();
+        let costs = costs.map(|(rows, seconds)| format!("{rows}: {:.2} ms", 1e3 * seconds));
+        let costs: Vec<String> = costs.collect();
+        tracing::info!("a step by its number of rows: {}", costs.join(", "));
+    }
 }
 
 /// The error for a panic of `what`.
@@ -416,7 +430,11 @@ impl Engine {
             stats.target_steps.inc();
             stats.target_seconds.inc_by(target_time.as_secs_f64());
         }
-        self.shared.stats.note_draft_cost(self.runner.draft_cost());
+        if let Some(speculation) = self.runner.speculation() {
+            self.shared.stats.note_draft_cost(speculation.cost());
+            self.shared.stats.spec_speed_up.set(speculation.speed_up());
+            self.shared.stats.note_refused(speculation.refused());
+        }
     }
 
     /// Records a step's wall time, drafts and sampling included, to adjust the prompt rows of the

@@ -196,6 +196,12 @@ impl Stats {
         }
     }
 
+    /// Sets the number of refused draft tokens to `total`.
+    pub(super) fn note_refused(&self, total: u64) {
+        let counter = &self.spec_refused_tokens;
+        counter.inc_by(total.saturating_sub(counter.get()));
+    }
+
     /// Sets the drafter's counters to `total`.
     pub(super) fn note_draft_cost(&self, total: DraftCost) {
         let steps = total.steps - self.draft_steps.get();

@@ -13,6 +13,8 @@
 use super::cost::{CostCurve, MAX_RATIO};
 use clap::ValueEnum;
 
+/// Draft rows whose average price [`Budget::min_score`] compares.
+const MIN_SCORE_ROWS: usize = 16;
 /// Nodes with less probability are never verified.
 const MIN_SCORE: f32 = 0.02;
 /// The weight of the steps before, at each step, in the estimate of the speed-up.
@@ -271,6 +273,20 @@ impl Budget {
                 (*depth, rows) = (1, with);
             }
         }
+    }
+
+    /// The score below which no node is worth a row of a step of `sequences` sequences that has
+    /// `base_rows` rows without drafts: half the price of a row where several are cheapest, since
+    /// the prices are estimates.
+    pub fn min_score(&self, base_rows: usize, sequences: usize) -> f32 {
+        if self.mode == BudgetMode::Fixed {
+            return 0.0;
+        }
+        let seconds = self.verify_seconds(base_rows, MIN_SCORE_ROWS);
+        let each = (1..=MIN_SCORE_ROWS).map(|rows| seconds[rows] / rows as f64);
+        let least = each.fold(f64::INFINITY, f64::min);
+        let price = 0.5 * self.price(sequences) * least;
+        (price as f32).clamp(MIN_SCORE, 1.0)
     }
 
     /// Seconds that 0, 1, ..., `nodes` draft nodes add to a step of `base_rows` rows.

@@ -201,12 +201,17 @@ pub struct DraftRequest<'a> {
     pub tokens: &'a [u32],
     /// Maximum depth of the draft, at least 1.
     pub length: usize,
+    /// Maximum number of its levels that may cost a forward each, at most `length`; 0 = only guesses
+    /// that cost none.
+    pub model_depth: usize,
     /// Maximum number of its nodes, at least 1.
     pub nodes: usize,
     /// Maximum number of children of a node, at least 1; 1 = a chain.
     pub width: usize,
     /// Nodes with a lower score will not be verified: they need not be proposed.
     pub min_score: f32,
+    /// Whether the draft must have the requested length, whatever it is worth.
+    pub is_fixed: bool,
     /// Position of the first draft token in the target's sequence, which addresses its random
     /// numbers.
     pub position: usize,

@@ -101,7 +101,7 @@ impl Network {
         let config = self.model.config();
         let knows = |&id: &u32| (id as usize) < config.vocab_size;
         let (len, new) = (request.tokens.len(), &request.tokens[fed.tokens.len()..]);
-        let last_position = len + request.length - 1;
+        let last_position = len + request.model_depth - 1;
         if last_position > config.max_position_embeddings || !new.iter().all(knows) {
             fed.tokens.clear();
             self.blocks.release(&mut fed.table);
@@ -209,7 +209,8 @@ impl Drafter for DraftModel {
         let mut drafting = Vec::with_capacity(requests.len());
         self.network.forwards.clear();
         for (place, request) in requests.iter_mut().enumerate() {
-            if let Some(fed) = states.remove(&request.id)
+            if request.model_depth > 0
+                && let Some(fed) = states.remove(&request.id)
                 && self.network.begin(fed, request)
             {
                 let chunk = self.network.chunk;
@@ -290,9 +291,11 @@ mod tests {
             id: 1,
             tokens,
             length: 4,
+            model_depth: 4,
             nodes: 4,
             width: 1,
             min_score: 0.0,
+            is_fixed: false,
             position: tokens.len(),
             sampler: &mut sampler,
             acceptance: Acceptance::Coupled,

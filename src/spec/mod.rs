@@ -1,18 +1,21 @@
 //! Speculative decoding: drafters, the acceptance rule, and the runner that combines them.
 
 mod budget;
+mod cascade;
 mod cost;
 mod device;
 pub mod draft;
 mod draft_model;
 mod estimate;
 mod ngram;
+mod proposer;
 mod runner;
 mod step;
 mod tables;
 pub mod verify;
 
 pub use budget::BudgetMode;
+pub use cascade::Cascade;
 pub use device::{logits_params, row_adjustments};
 pub use draft::{
     CacheScope, Committed, Draft, DraftContext, DraftCost, DraftDist, DraftRequest, Drafter,
@@ -20,6 +23,7 @@ pub use draft::{
 };
 pub use draft_model::DraftModel;
 pub use ngram::NgramDrafter;
+pub use proposer::Proposer;
 pub use runner::SpeculativeRunner;
 pub use step::{SequenceState, StepInput, StepOutput, StepResult};
 pub use tables::Tables;

@@ -1,11 +1,13 @@
 //! One engine step: `propose -> forward -> verify`.
 
+use super::budget::{BudgetMode, StepCost};
 use super::device;
-use super::draft::{Committed, Draft, DraftCost, DraftRequest, Drafter, SeqId};
+use super::draft::{Committed, Draft, Drafter, SeqId};
+use super::proposer::{Base, Proposer};
 use super::step::{StepInput, StepResult, decide};
 use crate::error::Result;
 use crate::kernels::parallel;
-use crate::kv::{AcceptedPath, KvStore};
+use crate::kv::{AcceptedPath, BlockAllocator, BlockTable, KvStore};
 use crate::model::{Batch, Model, Output, Taps};
 use candle_core::Tensor;
 use std::ops::Range;
@@ -16,10 +18,16 @@ use std::time::{Duration, Instant};
 pub struct SpeculativeRunner {
     target: Box<dyn Model>,
     store: KvStore,
-    drafter: Option<Box<dyn Drafter>>,
-    /// Whether a failure of the drafter was reported.
-    drafter_has_failed: bool,
+    num_blocks: usize,
+    proposer: Option<Proposer>,
 }
+
+/// Numbers of rows whose cost is measured before the first request.
+const CALIBRATED_ROWS: [usize; 6] = [1, 2, 4, 6, 8, 16];
+/// Forwards of each, of which the fastest counts.
+const CALIBRATION_RUNS: usize = 4;
+/// No further forward is measured after this time.
+const CALIBRATION_TIME: Duration = Duration::from_secs(1);
 
 impl SpeculativeRunner {
     /// A runner with an empty target pool.
@@ -29,6 +37,7 @@ impl SpeculativeRunner {
     pub fn new(
         target: Box<dyn Model>,
         drafter: Option<Box<dyn Drafter>>,
+        budget: BudgetMode,
         num_blocks: usize,
         block_size: usize,
     ) -> Result<Self> {
@@ -36,9 +45,61 @@ impl SpeculativeRunner {
         Ok(Self {
             target,
             store,
-            drafter,
-            drafter_has_failed: false,
+            num_blocks,
+            proposer: drafter.map(|drafter| Proposer::new(drafter, budget)),
         })
+    }
+
+    /// Measures what a step costs by its number of rows, so that the budget knows it before the first
+    /// request; without a drafter it does nothing. Returns rows and seconds. Call it while no sequence
+    /// has blocks: it writes to the pool.
+    ///
+    /// # Errors
+    /// If the device failed.
+    pub fn calibrate(&mut self) -> Result<Vec<(usize, f64)>> {
+        let Some(proposer) = &mut self.proposer else {
+            return Ok(Vec::new());
+        };
+        let block_size = self.store.block_size;
+        let mut blocks = BlockAllocator::new(self.num_blocks, block_size);
+        let room = self.num_blocks * block_size;
+        let (started, mut measured) = (Instant::now(), Vec::new());
+        for rows in CALIBRATED_ROWS.into_iter().filter(|&rows| rows <= room) {
+            let mut table = BlockTable::default();
+            if blocks.reserve(&mut table, rows).is_err() {
+                break;
+            }
+            let mut batch = Batch::default();
+            let tokens: Vec<u32> = (0..rows as u32).collect();
+            batch.push_span(&tokens, &[], 0, &table, block_size);
+            batch.logits = (0..rows as u32).collect();
+            let mut fastest = f64::INFINITY;
+            for run in 0..=CALIBRATION_RUNS {
+                if run > 1 && started.elapsed() > CALIBRATION_TIME {
+                    break;
+                }
+                let started = Instant::now();
+                // Waits for the result.
+                let output = self.target.forward(&batch, &mut self.store)?;
+                output
+                    .logits
+                    .narrow(0, 0, 1)?
+                    .narrow(1, 0, 1)?
+                    .flatten_all()?
+                    .to_vec1::<f32>()?;
+                // The first one allocates.
+                if run > 0 {
+                    fastest = fastest.min(started.elapsed().as_secs_f64());
+                }
+            }
+            measured.push((rows, fastest));
+            blocks.release(&mut table);
+            if started.elapsed() > CALIBRATION_TIME {
+                break;
+            }
+        }
+        proposer.budget().target_cost().calibrate(&measured);
+        Ok(measured)
     }
 
     /// Runs one step: requests drafts, computes all rows in one target forward, verifies the
@@ -52,50 +113,68 @@ impl SpeculativeRunner {
     /// # Errors
     /// If the device failed; no sequence has a result then.
     pub fn step(&mut self, inputs: &mut [StepInput<'_>]) -> Result<(Vec<StepResult>, Duration)> {
-        let drafts = self.propose(inputs);
         let started = Instant::now();
+        let vocab_size = self.target.config().vocab_size;
+        let drafts = match &mut self.proposer {
+            Some(proposer) => proposer.propose(inputs, vocab_size),
+            None => vec![Draft::default(); inputs.len()],
+        };
+        let drafted = Instant::now();
         let (batch, rows) = self.batch(inputs, &drafts);
         let output = self.target.forward(&batch, &mut self.store)?;
-        let target_time = started.elapsed();
+        let target_time = drafted.elapsed();
         let mut outputs = self.decide(&output, inputs, &drafts, rows)?;
         self.commit(inputs, &outputs)?;
         if let Some(hidden) = &output.hidden {
             hand_out(hidden, inputs, &drafts, &mut outputs)?;
+        }
+        let base = Base::of(inputs);
+        if let Some(proposer) = &mut self.proposer {
+            proposer.note_step(&StepCost {
+                sequences: base.sequences,
+                base_rows: base.rows,
+                draft_nodes: drafts.iter().map(Draft::len).sum(),
+                tokens: outputs
+                    .iter()
+                    .flatten()
+                    .map(|output| output.tokens.len())
+                    .sum(),
+                target_seconds: drafted.elapsed().as_secs_f64(),
+                draft_seconds: (drafted - started).as_secs_f64(),
+            });
         }
         Ok((outputs, target_time))
     }
 
     /// Passes the committed tokens to the drafter; see [`Drafter::observe`].
     pub fn observe(&mut self, committed: &[Committed<'_>]) {
-        if let Some(drafter) = &mut self.drafter {
-            drafter.observe(committed);
+        if let Some(proposer) = &mut self.proposer {
+            proposer.observe(committed);
         }
     }
 
     /// Frees the drafter's state for a sequence that was preempted.
     pub fn forget(&mut self, id: SeqId) {
-        if let Some(drafter) = &mut self.drafter {
-            drafter.forget(id);
+        if let Some(proposer) = &mut self.proposer {
+            proposer.forget(id);
         }
     }
 
     /// Frees the drafter's state for a request that ended.
     pub fn end(&mut self, id: SeqId) {
-        if let Some(drafter) = &mut self.drafter {
-            drafter.end(id);
+        if let Some(proposer) = &mut self.proposer {
+            proposer.end(id);
         }
     }
 
-    /// Cost of drafting since the start.
-    pub fn draft_cost(&self) -> DraftCost {
-        self.drafter
-            .as_ref()
-            .map_or_else(DraftCost::default, |d| d.cost())
+    /// What speculation does, for the metrics; `None` without a drafter.
+    pub fn speculation(&self) -> Option<&Proposer> {
+        self.proposer.as_ref()
     }
 
     /// Used fraction of the drafter's pool, 0 to 1.
     pub fn draft_kv_usage(&self) -> f64 {
-        self.drafter.as_ref().map_or(0.0, |d| d.kv_usage())
+        self.drafter().map_or(0.0, Drafter::kv_usage)
     }
 
     /// Checks the drafter's pool.
@@ -103,49 +182,11 @@ impl SpeculativeRunner {
     /// # Errors
     /// The inconsistency found.
     pub fn check_invariants(&self) -> Result<(), String> {
-        self.drafter
-            .as_ref()
-            .map_or(Ok(()), |d| d.check_invariants())
+        self.drafter().map_or(Ok(()), Drafter::check_invariants)
     }
 
-    /// Returns a draft for each input. If the drafter fails, the drafts are empty and the step
-    /// continues.
-    fn propose(&mut self, inputs: &mut [StepInput<'_>]) -> Vec<Draft> {
-        let mut drafts = vec![Draft::default(); inputs.len()];
-        let Some(drafter) = &mut self.drafter else {
-            return drafts;
-        };
-        let (places, mut requests): (Vec<usize>, Vec<DraftRequest<'_>>) = inputs
-            .iter_mut()
-            .enumerate()
-            .filter(|(_, input)| input.nodes > 0 && input.depth > 0)
-            .map(|(place, input)| (place, input.draft_request()))
-            .unzip();
-        if requests.is_empty() {
-            return drafts;
-        }
-        match drafter.propose(&mut requests) {
-            Ok(proposed) => places
-                .into_iter()
-                .zip(proposed)
-                .for_each(|(place, draft)| drafts[place] = draft),
-            Err(error) => {
-                if std::mem::replace(&mut self.drafter_has_failed, true) {
-                    tracing::debug!("no drafts in this step: {error}");
-                } else {
-                    tracing::warn!("no drafts in this step: {error} (reported once)");
-                }
-                requests
-                    .iter()
-                    .for_each(|request| drafter.forget(request.id));
-            }
-        }
-        let vocab_size = self.target.config().vocab_size;
-        for (input, draft) in inputs.iter_mut().zip(&mut drafts) {
-            draft.end_where_invalid(input.nodes, input.depth, vocab_size);
-            input.state.restore_sampler();
-        }
-        drafts
+    fn drafter(&self) -> Option<&dyn Drafter> {
+        self.proposer.as_ref().map(Proposer::drafter)
     }
 
     /// Computes each input's result from its logits; `rows` has each input's range of logits rows.
@@ -157,7 +198,7 @@ impl SpeculativeRunner {
         rows: Vec<Range<usize>>,
     ) -> Result<Vec<StepResult>> {
         let vocab = self.target.config().vocab_size;
-        let candidates = self.drafter.as_ref().map_or(0, |d| d.candidates());
+        let candidates = self.drafter().map_or(0, Drafter::candidates);
         if output.is_on_gpu() {
             return device::decide_all(output, inputs, drafts, rows, vocab, candidates);
         }
@@ -187,7 +228,7 @@ impl SpeculativeRunner {
     fn batch(&self, inputs: &[StepInput<'_>], drafts: &[Draft]) -> (Batch, Vec<Range<usize>>) {
         let mut batch = Batch::default();
         let mut ranges = Vec::with_capacity(inputs.len());
-        let layers = self.drafter.as_ref().map_or(&[][..], |d| d.taps());
+        let layers = self.drafter().map_or(&[][..], Drafter::taps);
         let mut tapped = Vec::new();
         for (input, draft) in inputs.iter().zip(drafts) {
             let (state, base) = (&*input.state, batch.tokens.len());

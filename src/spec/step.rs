@@ -116,15 +116,24 @@ impl SequenceState {
 }
 
 impl StepInput<'_> {
+    /// Whether the budget must not change the size of the draft: under the rejection rule it must not
+    /// depend on the draft's tokens, and with synthetic acceptance its cost is what is measured.
+    pub(super) fn has_fixed_draft(&self) -> bool {
+        let is_synthetic = self.state.synthetic_acceptance.is_some();
+        is_synthetic || self.state.rule() == Acceptance::Rejection
+    }
+
     /// The request to the drafter for this sequence.
-    pub(super) fn draft_request(&mut self) -> DraftRequest<'_> {
+    pub(super) fn draft_request(&mut self, min_score: f32) -> DraftRequest<'_> {
         DraftRequest {
             id: self.state.id,
             tokens: &self.state.tokens,
             length: self.depth,
+            model_depth: self.depth,
             nodes: self.nodes,
             width: self.width,
-            min_score: 0.0,
+            min_score,
+            is_fixed: self.has_fixed_draft(),
             position: self.state.tokens.len(),
             acceptance: self.state.rule(),
             sampler: &mut self.state.sampler,

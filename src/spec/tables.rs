@@ -98,6 +98,7 @@ impl Tables {
                 depth: request.length,
                 nodes: request.nodes,
                 children: request.width,
+                min_score: request.min_score,
             },
         };
         let candidates = growth.grow(draft);

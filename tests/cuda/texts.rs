@@ -10,7 +10,7 @@ use foretoken::engine::{self, EngineHandle, EngineOptions, Request, SpecLimits};
 use foretoken::error::Result;
 use foretoken::model::{LoadFormat, Model, ModelSource};
 use foretoken::sampling::{Acceptance, SamplingParams};
-use foretoken::spec::{Committed, Draft, DraftModel, DraftRequest, Drafter, Source};
+use foretoken::spec::{BudgetMode, Committed, Draft, DraftModel, DraftRequest, Drafter, Source};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -22,18 +22,20 @@ fn start(target: Box<dyn Model>, draft: Option<Box<dyn Model>>, k: usize) -> Eng
         let draft = DraftModel::new(draft, BLOCKS, BLOCK_SIZE, STEP).unwrap();
         Box::new(draft) as Box<dyn Drafter>
     });
-    start_with(target, drafter, chains(k))
+    start_with(target, drafter, chains(k), BudgetMode::Fixed)
 }
 
 fn start_with(
     target: Box<dyn Model>,
     drafter: Option<Box<dyn Drafter>>,
     spec: SpecLimits,
+    spec_budget: BudgetMode,
 ) -> EngineHandle {
     let options = EngineOptions {
         max_num_seqs: 3,
         max_num_batched_tokens: STEP,
         spec,
+        spec_budget,
         ..EngineOptions::default()
     };
     engine::spawn(target, drafter, BLOCKS, BLOCK_SIZE, options).unwrap()
@@ -179,7 +181,7 @@ fn seeded_texts_do_not_depend_on_draft_models() {
             nodes: 10,
             topk: 3,
         };
-        let engine = start_with(one(5), Some(Box::new(draft)), spec);
+        let engine = start_with(one(5), Some(Box::new(draft)), spec, BudgetMode::Fixed);
         for (mut request, want) in seeded().into_iter().zip(&want) {
             for (length, topk) in [(1, 1), (5, 1), (4, 3), (5, 2)] {
                 request.spec_length = Some(length);
@@ -194,6 +196,16 @@ fn seeded_texts_do_not_depend_on_draft_models() {
         }
         assert_idle(&engine);
     }
+    let draft = DraftModel::new(one(5), BLOCKS, BLOCK_SIZE, STEP).unwrap();
+    let spec = SpecLimits {
+        length: 5,
+        ..SpecLimits::default()
+    };
+    let engine = start_with(one(5), Some(Box::new(draft)), spec, BudgetMode::Adaptive);
+    for (request, want) in seeded().into_iter().zip(&want) {
+        assert_eq!(run(&engine, request.clone()).ids(), *want, "{request:?}");
+    }
+    assert_idle(&engine);
 }
 
 /// Drafts trees around texts that are known: most levels have the right token after wrong ones, and wrong
@@ -267,7 +279,7 @@ fn seeded_texts_do_not_depend_on_trees() {
         nodes: 3 * DEPTH,
         topk: 3,
     };
-    let engine = start_with(one(), Some(Box::new(trees)), spec);
+    let engine = start_with(one(), Some(Box::new(trees)), spec, BudgetMode::Fixed);
     for (text, mut request) in texts.iter().zip(seeded()) {
         let got = run(&engine, request.clone());
         let all = [request.prompt.clone(), got.ids()].concat();
@@ -335,6 +347,7 @@ fn batch_invariant_texts_depend_on_nothing_but_the_request() {
             max_num_seqs: SEQUENCES,
             max_num_batched_tokens: STEP,
             spec: chains(if drafted { 5 } else { 0 }),
+            spec_budget: BudgetMode::Fixed,
             // Prompts are read at once on an emulated GPU, too, so that all texts grow together.
             max_prompt_wait: Duration::from_secs(600),
             ..EngineOptions::default()

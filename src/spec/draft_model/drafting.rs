@@ -32,7 +32,7 @@ pub struct Drafting<'a, 'b> {
 /// Maximum number of nodes that answer a request.
 pub fn max_nodes(request: &DraftRequest<'_>) -> usize {
     match width(request) {
-        1 => request.nodes.min(request.length),
+        1 => request.nodes.min(request.model_depth),
         _ => request.nodes,
     }
 }
@@ -97,7 +97,7 @@ impl<'a, 'b> Drafting<'a, 'b> {
     fn max_depth(&self) -> usize {
         match self.limits.width {
             1 => self.limits.nodes,
-            _ => self.request.length,
+            _ => self.request.model_depth,
         }
     }
 

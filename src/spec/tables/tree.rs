@@ -29,6 +29,8 @@ pub struct Limits {
     pub nodes: usize,
     /// Of a node; at 1, the tree is a chain.
     pub children: usize,
+    /// Of a node's score.
+    pub min_score: f32,
 }
 
 /// What a tree is grown from.
@@ -111,7 +113,7 @@ impl Growth<'_> {
         let total = adjusted.clone().sum::<f32>().max(1.0);
         for (child, p) in adjusted.enumerate().take(self.limits.children) {
             let score = score * p / total;
-            if score >= MIN_SCORE {
+            if score >= MIN_SCORE.max(self.limits.min_score) {
                 let candidate = Reverse(first + child);
                 open.push(Open { score, candidate });
             }
