@@ -208,12 +208,15 @@ fn seeded_texts_do_not_depend_on_draft_models() {
     assert_idle(&engine);
 }
 
+/// As in [`Committed::candidates`].
+type Candidates = Vec<(u32, Vec<u32>)>;
+
 /// Drafts trees around texts that are known: most levels have the right token after wrong ones, and wrong
 /// ones have children.
 struct Trees {
     texts: Vec<Vec<u32>>,
     /// What the target's best next tokens were.
-    candidates: Arc<Mutex<Vec<(u32, Vec<u32>)>>>,
+    candidates: Arc<Mutex<Candidates>>,
 }
 
 const DEPTH: usize = 4;

@@ -125,6 +125,10 @@ impl<'a, 'b> Drafting<'a, 'b> {
             let context = self.fed.tokens.len();
             let table = &self.fed.table;
             batch.push_span(&rows.tokens, &rows.parents, context, table, block_size);
+            if rows.tokens.len() == 1 {
+                self.growth.extend_trunk();
+                self.fed.tokens.extend(rows.tokens);
+            }
         }
         if !self.may_draft {
             return 0;
@@ -233,13 +237,13 @@ impl<'a, 'b> Drafting<'a, 'b> {
 
     /// Adds a token that a GPU drew to the end of a chain.
     pub fn push(&mut self, guess: Guess, dist: Option<DraftDist>) {
-        self.growth.push(guess, &self.view());
+        // Its row was computed while the host did not know it, or it is the next to feed.
+        let at = self.request.tokens.len() + self.depth;
+        let fed = self.fed.tokens.get_mut(at);
+        let is_fed = fed.map(|fed| *fed = guess.token).is_some();
+        self.growth.push(guess, &self.view(), is_fed);
         if self.request.acceptance == Acceptance::Rejection {
             self.growth.draft.dists.extend(dist);
-        }
-        let at = self.request.tokens.len() + self.depth;
-        if let Some(fed) = self.fed.tokens.get_mut(at) {
-            *fed = guess.token;
         }
         self.depth += 1;
         self.request.sampler.resolve(guess.token);

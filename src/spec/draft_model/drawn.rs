@@ -25,15 +25,18 @@ impl Drawn {
             let one = &mut drafting[i];
             firsts.push((i, params.len()));
             width = width.max(one.width());
-            for parent in one.parents() {
-                one.after(parent, |one| {
-                    let (row, sampler) = (params.len() as u32, &*one.request.sampler);
-                    params.push(logits_params(row, sampler.params(), one.choice()));
-                    adjustments.extend(row_adjustments(row, sampler));
-                });
-            }
+            let mut draw = |one: &mut Drafting<'_, '_>| {
+                let (row, sampler) = (params.len() as u32, &*one.request.sampler);
+                params.push(logits_params(row, sampler.params(), one.choice()));
+                adjustments.extend(row_adjustments(row, sampler));
+            };
             if one.is_chain() {
+                // The sampler has its tokens, as far as they are known.
+                draw(one);
                 one.request.sampler.push_unknown();
+            } else {
+                let parents = one.parents().into_iter();
+                parents.for_each(|parent| one.after(parent, &mut draw));
             }
             one.unread += 1;
         }
