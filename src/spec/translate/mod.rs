@@ -82,9 +82,11 @@ impl Drafter for Translator {
                     id: request.id,
                     tokens: encoding.tokens(),
                     length: scaled(request.length, each),
+                    model_depth: scaled(request.model_depth, each),
                     nodes: scaled(request.nodes, each),
                     width: request.width,
                     min_score: request.min_score,
+                    is_fixed: request.is_fixed,
                     position: request.position,
                     sampler: &mut *request.sampler,
                     acceptance: request.acceptance,
@@ -107,7 +109,7 @@ impl Drafter for Translator {
                 let base = request.tokens.len();
                 let mut proposal =
                     Proposal::new(&self.vocabulary, &self.rates, &draft, base, ending);
-                proposal.limit(request.length, request.nodes);
+                proposal.limit(request.model_depth, request.nodes);
                 drafts[place] = proposal.draft.clone();
                 state.proposal = Some(proposal);
             }
