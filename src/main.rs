@@ -1,5 +1,7 @@
 //! CLI -> Command -> load -> serve.
 
+#[path = "main/corpus.rs"]
+mod corpus;
 #[path = "main/load.rs"]
 mod load;
 #[path = "main/log.rs"]
