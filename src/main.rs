@@ -2,6 +2,8 @@
 
 #[path = "main/corpus.rs"]
 mod corpus;
+#[path = "main/drafts.rs"]
+mod drafts;
 #[path = "main/load.rs"]
 mod load;
 #[path = "main/log.rs"]
@@ -66,11 +68,11 @@ fn run(command: &Command, log: &LineWriter) -> Result<()> {
                 drafter: (config.drafter.as_ref()).map_or("nothing".into(), ToString::to_string),
                 device: loaded.device.into(),
             };
-            bench::run(&loaded.engine, loaded.text.as_ref(), &names, options)
+            bench::run(&loaded.engine, loaded.text.as_deref(), &names, options)
         }
         Command::Generate(config, options) => {
             let loaded = load::load(config, 0.0)?;
-            let text = loaded.text.as_ref().ok_or_else(|| {
+            let text = loaded.text.as_deref().ok_or_else(|| {
                 Error::setup("generate needs a tokenizer.json beside config.json")
             })?;
             generate::run(&loaded.engine, text, options)

@@ -1,6 +1,7 @@
 //! The flags that choose a drafter, and what they mean together.
 
 use crate::error::{Error, Result};
+use crate::model::LayerList;
 use crate::parse::{at_least_one, bytes};
 use clap::{Args, ValueEnum};
 use std::fmt;
@@ -40,7 +41,7 @@ pub struct SpeculationFlags {
     pub tables_corpus: Option<PathBuf>,
     /// Layers of the target that draft with --drafter self: ranges such as 0-11,24-29.
     #[arg(long, value_name = "LAYERS")]
-    pub draft_layers: Option<String>,
+    pub draft_layers: Option<LayerList>,
     /// Length in tokens of the shortest n-gram that the ngram drafter matches [default: 2].
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub prompt_lookup_min: Option<usize>,
@@ -83,7 +84,7 @@ pub enum DrafterChoice {
         max: usize,
     },
     /// Some of the target's layers, as in `--draft-layers`; `None` = a default choice.
-    Own(Option<String>),
+    Own(Option<LayerList>),
 }
 
 impl fmt::Display for DrafterChoice {

@@ -279,7 +279,7 @@ fn speculation_is_on_unless_it_is_switched_off() {
     }
     let layers = |flags: &str| accepted(&format!("--model m --drafter self {flags}")).drafter;
     assert_eq!(layers(""), Some(DrafterChoice::Own(None)));
-    let some = Some("0-11,24-29".to_owned());
+    let some = "0-11,24-29".parse().ok();
     assert_eq!(
         layers("--draft-layers 0-11,24-29"),
         Some(DrafterChoice::Own(some))
@@ -289,6 +289,12 @@ fn speculation_is_on_unless_it_is_switched_off() {
 #[test]
 fn bad_speculation_is_refused_with_a_remedy() {
     refused_with("--model m --drafter model", "add --draft-model MODEL");
+    for layers in ["", "9-3", "3,3", "x"] {
+        refused_with(
+            &format!("--model m --drafter self --draft-layers={layers}"),
+            "ascending order, as in 0-11,24-29",
+        );
+    }
     for drafter in ["tables", "ngram", "self"] {
         refused_with(
             &format!("--model m --drafter {drafter} --draft-model d"),

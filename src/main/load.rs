@@ -1,6 +1,7 @@
 //! Loads the models of a [`Config`] and starts the engine.
 
 use crate::corpus;
+use crate::drafts::Draft;
 use crate::memory::{self, Budget};
 use candle_core::{DType, Device};
 use foretoken::bench::RowPenalty;
@@ -9,18 +10,15 @@ use foretoken::engine::{self, EngineHandle, EngineOptions};
 use foretoken::error::{Error, Result};
 use foretoken::kernels;
 use foretoken::model::{self, LoadFormat, LoadOptions, Model, ModelSource};
-use foretoken::spec::{Cascade, DraftModel, Drafter, NgramDrafter, Tables};
-use foretoken::text::{self, Text};
-
-/// Prompt rows that the draft model reads per round. A chunk of this size takes little time. Seeded
-/// sampled texts depend on this number, so it does not depend on any flag.
-const DRAFT_CHUNK: usize = 256;
+use foretoken::spec::{Cascade, Drafter, NgramDrafter, Tables};
+use foretoken::text::Text;
+use std::sync::Arc;
 
 /// A running engine and its tokenizer.
 pub struct Loaded {
     pub engine: EngineHandle,
     /// `None`: dummy weights without a tokenizer, which is enough for `bench`.
-    pub text: Option<Text>,
+    pub text: Option<Arc<Text>>,
     pub device: &'static str,
 }
 
@@ -41,20 +39,19 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
     let (target, text) = load_model(config, &config.model, &device)?;
     Budget::note(&mut budget, "target weights", &device)?;
     let draft = match &config.drafter {
-        Some(DrafterChoice::Model(choice)) => Some(load_draft(
-            config,
-            choice,
-            &device,
-            &*target,
-            text.as_ref(),
-        )?),
+        Some(DrafterChoice::Model(choice)) => {
+            let draft = load_model(config, choice, &device)?;
+            Some(Draft::beside(&*target, text.as_ref(), draft, &choice.name)?)
+        }
+        Some(DrafterChoice::Own(layers)) => Some(Draft::own(&*target, layers.as_ref())?),
         _ => None,
     };
     if draft.is_some() {
         Budget::note(&mut budget, "draft weights", &device)?;
     }
-    let blocks = memory::pool_blocks(config, &*target, draft.as_deref(), budget)?;
-    let drafter = drafter(config, draft, blocks, text.as_ref())?;
+    let draft_model = draft.as_ref().map(|draft| &*draft.model);
+    let blocks = memory::pool_blocks(config, &*target, draft_model, budget)?;
+    let drafter = drafter(config, draft, blocks, text.as_deref())?;
     let target = match row_penalty > 0.0 {
         true => Box::new(RowPenalty::new(target, row_penalty)),
         false => target,
@@ -79,22 +76,19 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
 /// The drafter; `draft` is its model, if it has one.
 fn drafter(
     config: &Config,
-    draft: Option<Box<dyn Model>>,
+    draft: Option<Draft>,
     blocks: usize,
     text: Option<&Text>,
 ) -> Result<Option<Box<dyn Drafter>>> {
     let tables = || tables(&config.tables, text);
     Ok(match (draft, &config.drafter) {
-        (Some(model), _) => {
-            let model = DraftModel::new(model, blocks, config.block_size, DRAFT_CHUNK)?;
+        (Some(draft), _) => {
+            let model = draft.drafter(blocks, config.block_size)?;
             Some(Box::new(Cascade::new(model, tables()?)))
         }
         (None, Some(DrafterChoice::Tables)) => Some(Box::new(tables()?)),
         (None, Some(DrafterChoice::Ngram { min, max })) => {
             Some(Box::new(NgramDrafter::new(*min, *max)))
-        }
-        (None, Some(DrafterChoice::Own(_))) => {
-            return Err(Error::setup("--drafter self is not there yet"));
         }
         (None, _) => None,
     })
@@ -139,7 +133,7 @@ fn load_model(
     config: &Config,
     choice: &ModelChoice,
     device: &Device,
-) -> Result<(Box<dyn Model>, Option<Text>)> {
+) -> Result<(Box<dyn Model>, Option<Arc<Text>>)> {
     let flags = &config.load;
     let options = LoadOptions {
         dtype: match flags.dtype {
@@ -169,28 +163,5 @@ fn load_model(
     };
     let model = model::load(&source, &options)?;
     tracing::info!("{}: loaded in {:.1?}", choice.name, started.elapsed());
-    Ok((model, text))
-}
-
-/// Loads the draft model and checks that its token ids mean the same as the target's.
-fn load_draft(
-    config: &Config,
-    choice: &ModelChoice,
-    device: &Device,
-    target: &dyn Model,
-    text: Option<&Text>,
-) -> Result<Box<dyn Model>> {
-    let (draft, draft_text) = load_model(config, choice, device)?;
-    if let (Some(text), Some(draft_text)) = (text, &draft_text) {
-        text::check_same_tokens(text, draft_text)?;
-    }
-    // Output layers may be padded, but the target's vocabulary must contain every drafted id.
-    let (known, drafted) = (target.config().vocab_size, draft.config().vocab_size);
-    if drafted > known {
-        return Err(Error::setup(format!(
-            "the draft model {} has {drafted} token ids, but the target has only {known}",
-            choice.name
-        )));
-    }
-    Ok(draft)
+    Ok((model, text.map(Arc::new)))
 }

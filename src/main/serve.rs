@@ -9,7 +9,6 @@ use foretoken::gguf::EMBEDDED;
 use foretoken::http::{self, AppState};
 use foretoken::text::Text;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -44,7 +43,7 @@ pub fn serve(config: &Config, loaded: Loaded, log: &LineWriter) -> Result<()> {
         stdout.line(&invitation(config, &text, &listener)?);
         stdout.flush();
         let names = vec![config.served_model_name.clone()];
-        let state = AppState::new(engine.clone(), Arc::new(text), names)
+        let state = AppState::new(engine.clone(), text, names)
             .with_api_key(config.http.api_key.clone())
             .with_max_body_bytes(config.http.max_body_bytes);
         let shutdown = signals.first_then_abort(engine);

@@ -5,7 +5,7 @@ use super::inputs::Inputs;
 use super::linear::{Embedding, Linear};
 use super::weights::{Dtypes, Weights};
 use super::{Batch, Model, Output, names};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kernels::{
     AttentionBatch, HeadNorms, Pools, Slots, add_norm, paged_attention, rope_kv_write, swiglu,
 };
@@ -29,6 +29,7 @@ pub struct Decoder {
     batch_invariant: bool,
 }
 
+#[derive(Clone)]
 struct Layer {
     attention_norm: Tensor,
     /// q, k and v.
@@ -118,6 +119,37 @@ impl Decoder {
         self.batch_invariant = true;
         self.device.synchronize()?;
         Ok(self)
+    }
+
+    /// A model of these `layers` of this one (ascending indices), with the same embedding and output
+    /// layer: the residual stream goes past the others. It shares the weights and has its own, smaller
+    /// KV pool. It is the draft of self-speculative decoding (Zhang et al. 2023, arXiv 2309.08168).
+    ///
+    /// # Errors
+    /// A setup error if `layers` is empty, not ascending, or names a layer that does not exist.
+    pub fn subset(&self, layers: &[usize]) -> Result<Self> {
+        let count = self.layers.len();
+        let ascending = layers.is_sorted_by(|a, b| a < b);
+        if !ascending || layers.last().is_none_or(|&last| last >= count) {
+            return Err(Error::setup(format!(
+                "a draft cannot have the layers {layers:?} of a model with {count} layers"
+            )));
+        }
+        Ok(Self {
+            config: ModelConfig {
+                num_layers: layers.len(),
+                ..self.config.clone()
+            },
+            embedding: self.embedding.clone(),
+            layers: layers.iter().map(|&i| self.layers[i].clone()).collect(),
+            norm: self.norm.clone(),
+            head: self.head.clone(),
+            output_ids: self.output_ids.clone(),
+            frequencies: self.frequencies.clone(),
+            dtypes: self.dtypes,
+            device: self.device.clone(),
+            batch_invariant: self.batch_invariant,
+        })
     }
 
     /// Prepares for forwards that are recorded as CUDA graphs; returns the maximum number of their rows.
@@ -255,6 +287,10 @@ impl Model for Decoder {
 
     fn kv_bytes_per_token(&self) -> usize {
         self.shape().bytes_per_token()
+    }
+
+    fn subset(&self, layers: &[usize]) -> Result<Box<dyn Model>> {
+        Ok(Box::new(self.subset(layers)?))
     }
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {

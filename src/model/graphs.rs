@@ -46,7 +46,7 @@ pub struct GraphedDecoder {
     max_rows: usize,
     /// Recording failed once and is not tried again.
     off: bool,
-    /// Owns the weights, which do not change: no other code can reach them.
+    /// Holds the weights, which never change; a subset of it may hold them, too.
     decoder: Decoder,
 }
 
@@ -168,6 +168,10 @@ impl Model for GraphedDecoder {
 
     fn kv_bytes_per_token(&self) -> usize {
         self.decoder.kv_bytes_per_token()
+    }
+
+    fn subset(&self, layers: &[usize]) -> Result<Box<dyn Model>> {
+        Ok(Box::new(Self::new(self.decoder.subset(layers)?)?))
     }
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {

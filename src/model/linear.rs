@@ -41,7 +41,7 @@ impl Weight {
 
 /// `x @ weight^T + bias`, where a row's bits depend only on that row (on a GPU: see
 /// [`Linear::with_batch_invariance`]). Layers with the same input can be joined into one, with their
-/// outputs side by side.
+/// outputs side by side. A clone shares the weights.
 #[derive(Clone)]
 pub struct Linear {
     /// Not empty.
@@ -261,7 +261,8 @@ fn by_rows(
     Tensor::cat(&parts, 0)
 }
 
-/// Maps token ids to rows.
+/// Maps token ids to rows. A clone shares the weight.
+#[derive(Clone)]
 pub struct Embedding {
     weight: Weight,
     dtype: DType,

@@ -9,6 +9,7 @@ mod gguf;
 mod graphs;
 mod hub;
 mod inputs;
+mod layers;
 pub mod linear;
 pub mod load;
 pub(crate) mod names;
@@ -16,13 +17,14 @@ pub mod source;
 pub mod toy;
 mod weights;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kv::KvStore;
 use candle_core::{CpuStorage, Storage, Tensor};
 
 pub use crate::kernels::Span;
 pub use batch::{Batch, MAX_TREE_NODES, Taps, is_chain};
 pub use config::ModelConfig;
+pub use layers::LayerList;
 pub use load::{LoadOptions, load};
 pub use source::{LoadFormat, ModelSource};
 pub(crate) use weights::safetensors_files;
@@ -74,6 +76,17 @@ pub trait Model: Send {
 
     /// Bytes of K and V per token in the pool, over all layers.
     fn kv_bytes_per_token(&self) -> usize;
+
+    /// A model of these `layers` (ascending indices) of this one, which shares its weights.
+    ///
+    /// # Errors
+    /// A setup error if a layer does not exist, or this kind of model has no layers to choose from.
+    fn subset(&self, _layers: &[usize]) -> Result<Box<dyn Model>> {
+        let kind = &self.config().architecture;
+        Err(Error::setup(format!(
+            "{kind}: its layers cannot be left out"
+        )))
+    }
 
     /// One ragged forward. The trait's documentation says what it may read and write.
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output>;

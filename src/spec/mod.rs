@@ -12,6 +12,7 @@ mod proposer;
 mod runner;
 mod step;
 mod tables;
+mod translate;
 pub mod verify;
 
 pub use budget::BudgetMode;
@@ -27,4 +28,5 @@ pub use proposer::Proposer;
 pub use runner::SpeculativeRunner;
 pub use step::{SequenceState, StepInput, StepOutput, StepResult};
 pub use tables::Tables;
+pub use translate::{JointModel, Tokenizer, Translator, Vocabulary};
 pub use verify::{Verdict, coupled, rejection, synthetic_acceptance};

@@ -1,0 +1,203 @@
+//! Drafting with a model that has another tokenizer (Timor et al. 2025, arXiv 2502.05202).
+//!
+//! The draft model reads its own encoding of the text so far. Its draft is text again, which the target's
+//! tokenizer encodes after the target's last words, so tokens of both need not correspond one to one. The
+//! target verifies tokens of its own, so the text is the target's under every acceptance rule.
+
+mod encoding;
+mod model;
+mod proposal;
+mod vocabulary;
+
+pub use model::JointModel;
+pub use vocabulary::{Tokenizer, Vocabulary};
+
+use super::draft::{Committed, Draft, DraftCost, DraftRequest, Drafter, Forecast, SeqId};
+use super::draft_model::DraftModel;
+use crate::error::Result;
+use crate::sampling::{Sampler, SamplingParams};
+use encoding::Encoding;
+use proposal::{Proposal, Rates};
+use std::collections::HashMap;
+
+/// The state of one sequence.
+#[derive(Default)]
+struct Sequence {
+    encoding: Encoding,
+    /// The last one, until it is compared with the text.
+    proposal: Option<Proposal>,
+}
+
+/// A drafter for a target, over a draft model with another tokenizer.
+pub struct Translator {
+    /// Its ids are those of the vocabulary. The last tokens of its sequences may change.
+    inner: DraftModel,
+    vocabulary: Vocabulary,
+    sequences: HashMap<SeqId, Sequence>,
+    rates: Rates,
+    /// See [`Drafter::forwards`].
+    forwards: Vec<(usize, f64)>,
+}
+
+/// Draft tokens for `count` target tokens of which one takes `each`.
+fn scaled(count: usize, each: f64) -> usize {
+    ((count as f64 * each).ceil() as usize).max(1)
+}
+
+impl Translator {
+    /// A drafter with `inner`, whose model is a [`JointModel`] over the same `vocabulary`.
+    pub fn new(inner: DraftModel, vocabulary: Vocabulary) -> Self {
+        Self {
+            inner,
+            vocabulary,
+            sequences: HashMap::new(),
+            rates: Rates::default(),
+            forwards: Vec::new(),
+        }
+    }
+}
+
+impl Drafter for Translator {
+    fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
+        for request in requests.iter() {
+            let state = self.sequences.entry(request.id).or_default();
+            state.encoding.read(&self.vocabulary, request.tokens);
+            state.proposal = None;
+        }
+        let state = |id| &self.sequences[&id];
+        let is_read = |place: &usize| {
+            let request = &requests[*place];
+            state(request.id).encoding.has_read(request.tokens)
+        };
+        let places: Vec<usize> = (0..requests.len()).filter(is_read).collect();
+        let mut all_each = 0.0;
+        let mut inner: Vec<DraftRequest<'_>> = requests
+            .iter_mut()
+            .filter(|request| state(request.id).encoding.has_read(request.tokens))
+            .map(|request| {
+                let encoding = &state(request.id).encoding;
+                let each = encoding.tokens_each();
+                all_each += each;
+                DraftRequest {
+                    id: request.id,
+                    tokens: encoding.tokens(),
+                    length: scaled(request.length, each),
+                    nodes: scaled(request.nodes, each),
+                    width: request.width,
+                    min_score: request.min_score,
+                    position: request.position,
+                    sampler: &mut *request.sampler,
+                    acceptance: request.acceptance,
+                    context: request.context,
+                }
+            })
+            .collect();
+        let proposed = self.inner.propose(&mut inner)?;
+        // For a level of the target's tokens the model needs this many forwards.
+        let each = all_each / inner.len().max(1) as f64;
+        let forwards = self.inner.forwards().iter();
+        self.forwards = forwards
+            .map(|&(rows, seconds)| (rows, seconds * each))
+            .collect();
+        let mut drafts = vec![Draft::default(); requests.len()];
+        for (place, draft) in places.into_iter().zip(proposed) {
+            let request = &requests[place];
+            if let Some(state) = self.sequences.get_mut(&request.id) {
+                let ending = state.encoding.ending(&self.vocabulary, request.tokens);
+                let base = request.tokens.len();
+                let mut proposal =
+                    Proposal::new(&self.vocabulary, &self.rates, &draft, base, ending);
+                proposal.limit(request.length, request.nodes);
+                drafts[place] = proposal.draft.clone();
+                state.proposal = Some(proposal);
+            }
+        }
+        Ok(drafts)
+    }
+
+    fn forecast(&self, request: &DraftRequest<'_>) -> Option<Forecast> {
+        let state = self.sequences.get(&request.id);
+        let read = state.filter(|state| state.encoding.has_read(request.tokens));
+        let Some(state) = read else {
+            // About as much as the draft model has to read of its own tokens.
+            return self.inner.forecast(request);
+        };
+        let each = state.encoding.tokens_each();
+        // The draft model looks at the temperature only, and its tokens are not the request's.
+        let mut sampler = Sampler::new(
+            SamplingParams {
+                temperature: request.sampler.params().temperature,
+                ..SamplingParams::default()
+            },
+            &[],
+        );
+        let inner = self.inner.forecast(&DraftRequest {
+            tokens: state.encoding.tokens(),
+            length: scaled(request.length, each),
+            sampler: &mut sampler,
+            ..*request
+        })?;
+        // A target token stands if all of its draft tokens do.
+        let overall = self.rates.overall() as f32;
+        let path = (1..=request.length).scan(1.0f32, |before, depth| {
+            let drafts = inner.path.get(scaled(depth, each) - 1)?;
+            *before = before.min(drafts * overall.powi(depth as i32));
+            Some(*before)
+        });
+        Some(Forecast {
+            path: path.collect(),
+            pending: inner.pending,
+        })
+    }
+
+    fn forwards(&self) -> &[(usize, f64)] {
+        &self.forwards
+    }
+
+    fn observe(&mut self, committed: &[Committed<'_>]) {
+        for committed in committed {
+            let Some(state) = self.sequences.get_mut(&committed.id) else {
+                continue;
+            };
+            if let Some(proposal) = state.proposal.take() {
+                self.rates.learn(&proposal, committed.tokens);
+            }
+            let before = state.encoding.tokens().len();
+            if !state.encoding.read(&self.vocabulary, committed.tokens) {
+                continue;
+            }
+            let tokens = state.encoding.tokens();
+            self.inner.observe(&[Committed {
+                id: committed.id,
+                tokens,
+                prompt_len: committed.prompt_len.min(tokens.len()),
+                new: before.min(tokens.len())..tokens.len(),
+                hidden: None,
+                candidates: &[],
+                context: committed.context,
+            }]);
+        }
+    }
+
+    fn forget(&mut self, id: SeqId) {
+        self.sequences.remove(&id);
+        self.inner.forget(id);
+    }
+
+    fn end(&mut self, id: SeqId) {
+        self.sequences.remove(&id);
+        self.inner.end(id);
+    }
+
+    fn cost(&self) -> DraftCost {
+        self.inner.cost()
+    }
+
+    fn kv_usage(&self) -> f64 {
+        self.inner.kv_usage()
+    }
+
+    fn check_invariants(&self) -> Result<(), String> {
+        self.inner.check_invariants()
+    }
+}

@@ -1,0 +1,79 @@
+//! A draft model with another tokenizer, as a user runs it.
+
+use crate::common::process::Server;
+use crate::common::rig::smollm2_path;
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// Prose, and characters that take several tokens.
+const PROMPTS: [&str; 4] = [
+    "Write a short story about a curious rabbit in the garden who loses a toy.",
+    "Explain why the sky is blue to a child.",
+    "Repeat: naïve café 🦊🐇 世界 Привет, then write `a  b\tc\n\n\td`.",
+    "What does a bear eat?",
+];
+
+fn file(name: &str) -> String {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/default");
+    file.join(name).display().to_string()
+}
+
+/// Serves `model` with `draft`; the log of the start, and the share of draft tokens that were accepted at
+/// temperature 0 and 1. Fails if a draft changed a text.
+fn serve(model: &str, draft: &str) -> (String, [f64; 2]) {
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let flags = format!(
+        "--model {model} --served-model-name pair --speculative-decoding --draft-model {draft} --spec-length 4 --num-blocks 128"
+    );
+    let server = Server::start_logging(&flags, "foretoken=info", log.reopen().unwrap());
+    let ask = |prompt: &str, temperature: usize, spec_length: Option<usize>| -> Value {
+        let mut body = json!({
+            "model": "pair", "max_tokens": 60, "temperature": temperature, "seed": 7,
+            "messages": [{"role": "user", "content": prompt}],
+        });
+        if let Some(length) = spec_length {
+            body["spec_length"] = length.into();
+        }
+        let answer = server.post("/v1/chat/completions", &body.to_string());
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+        serde_json::from_str(body).unwrap()
+    };
+    let rates = [0, 1].map(|temperature| {
+        let (mut accepted, mut drafted) = (0.0, 0.0);
+        for prompt in PROMPTS {
+            let fast = ask(prompt, temperature, None);
+            let plain = ask(prompt, temperature, Some(0));
+            assert_eq!(fast["choices"], plain["choices"], "{prompt}");
+            let count = |name: &str| {
+                fast["usage"]["speculative_decoding"][name]
+                    .as_f64()
+                    .unwrap()
+            };
+            accepted += count("num_accepted_tokens");
+            drafted += count("num_draft_tokens");
+        }
+        accepted / drafted
+    });
+    let log = std::fs::read_to_string(log.path()).unwrap();
+    let line = log.lines().find(|line| line.contains("another tokenizer"));
+    (line.expect("the log says so").to_owned(), rates)
+}
+
+#[test]
+fn the_demonstration_draft_drafts_for_smollm2() {
+    let draft = file("foretoken-demo-draft.Q8_0.gguf");
+    let (line, rates) = serve(&smollm2_path().display().to_string(), &draft);
+    println!("{line}\n{rates:?}");
+    assert!(line.contains("of its 4096 tokens ("), "{line}");
+    assert!(rates[0] > 0.1 && rates[1] > 0.05, "{rates:?}");
+}
+
+/// A larger model as the draft of a smaller one is of no use, except that its vocabulary is the larger.
+#[test]
+fn smollm2_drafts_for_the_demonstration_target() {
+    let model = file("foretoken-demo.Q5_1.gguf");
+    let (line, rates) = serve(&model, &smollm2_path().display().to_string());
+    println!("{line}\n{rates:?}");
+    assert!(rates[0] > 0.1 && rates[1] > 0.05, "{rates:?}");
+}
