@@ -41,7 +41,7 @@ pub struct Translator {
 
 /// Draft tokens for `count` target tokens of which one takes `each`.
 fn scaled(count: usize, each: f64) -> usize {
-    ((count as f64 * each).ceil() as usize).max(1)
+    (count as f64 * each).ceil() as usize
 }
 
 impl Translator {
@@ -82,9 +82,11 @@ impl Drafter for Translator {
                     id: request.id,
                     tokens: encoding.tokens(),
                     length: scaled(request.length, each),
+                    model_depth: scaled(request.model_depth, each),
                     nodes: scaled(request.nodes, each),
                     width: request.width,
                     min_score: request.min_score,
+                    is_fixed: request.is_fixed,
                     position: request.position,
                     sampler: &mut *request.sampler,
                     acceptance: request.acceptance,
