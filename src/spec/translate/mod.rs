@@ -41,7 +41,7 @@ pub struct Translator {
 
 /// Draft tokens for `count` target tokens of which one takes `each`.
 fn scaled(count: usize, each: f64) -> usize {
-    ((count as f64 * each).ceil() as usize).max(1)
+    (count as f64 * each).ceil() as usize
 }
 
 impl Translator {
