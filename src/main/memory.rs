@@ -202,11 +202,12 @@ mod tests {
         let model = shape("llama-3.2-1b");
         let bytes = |seqs| {
             let flags =
-                format!("--max-num-batched-tokens 48 --spec-length 5 --max-num-seqs {seqs}");
+                format!("--max-num-batched-tokens 300 --spec-length 5 --max-num-seqs {seqs}");
             workspace(&model, &config(&flags))
         };
-        assert!(bytes(7) < bytes(8));
-        assert_eq!(bytes(8), bytes(1000));
+        let full = 300 - MAX_DRAFT_ROWS;
+        assert!(bytes(full - 1) < bytes(full));
+        assert_eq!(bytes(full), bytes(1000));
     }
 
     /// A GPU with 16 GB holds the pair with 8 sequences of 4,096 tokens.

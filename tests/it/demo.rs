@@ -5,7 +5,7 @@ use crate::common::{assert_idle, greedy, run, sampled};
 use foretoken::engine::{self, EngineHandle, EngineOptions, Request};
 use foretoken::gguf::EMBEDDED;
 use foretoken::model::{LoadOptions, Model, ModelSource, load};
-use foretoken::spec::{DraftModel, Drafter};
+use foretoken::spec::{BudgetMode, DraftModel, Drafter};
 use foretoken::text::{self, Text};
 use serde_json::{Value, json};
 
@@ -49,6 +49,7 @@ fn start(spec_length: usize) -> EngineHandle {
         max_num_seqs: 8,
         max_num_batched_tokens: 256,
         spec: crate::common::chains(spec_length),
+        spec_budget: BudgetMode::Fixed,
         ..EngineOptions::default()
     };
     engine::spawn(model(target.name), drafter, BLOCKS, BLOCK_SIZE, options).unwrap()

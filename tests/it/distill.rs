@@ -5,7 +5,7 @@ use candle_core::{DType, Device, Tensor};
 use foretoken::engine::{self, EngineOptions};
 use foretoken::error::Error;
 use foretoken::model::{LoadFormat, LoadOptions, Model, ModelConfig, ModelSource, load};
-use foretoken::spec::{DraftModel, Drafter};
+use foretoken::spec::{BudgetMode, DraftModel, Drafter};
 use foretoken::text::{Text, check_same_tokens};
 use foretoken::train::model::TrainModel;
 use foretoken::train::report::Report;
@@ -315,6 +315,7 @@ fn a_draft_of_few_ids_is_learnt_and_serves() {
             max_num_seqs: 4,
             max_num_batched_tokens: 64,
             spec: crate::common::chains(if drafter.is_some() { 3 } else { 0 }),
+            spec_budget: BudgetMode::Fixed,
             ..EngineOptions::default()
         };
         engine::spawn(load_f32(&shop.at("target")), drafter, 32, 4, options).unwrap()

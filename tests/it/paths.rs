@@ -10,7 +10,7 @@ use candle_core::quantized::GgmlDType;
 use foretoken::engine::{self, EngineHandle, EngineOptions};
 use foretoken::kernels::cpu::{Isa, VARIABLE};
 use foretoken::model::Model;
-use foretoken::spec::{DraftModel, Drafter, NgramDrafter};
+use foretoken::spec::{BudgetMode, DraftModel, Drafter, NgramDrafter};
 use std::process::Command;
 
 const BLOCKS: usize = 256;
@@ -37,6 +37,7 @@ fn start(kind: GgmlDType, drafter: Option<Box<dyn Drafter>>) -> EngineHandle {
         max_num_seqs: 8,
         max_num_batched_tokens: 40,
         spec: crate::common::chains(4),
+        spec_budget: BudgetMode::Fixed,
         ..EngineOptions::default()
     };
     engine::spawn(model(kind), drafter, BLOCKS, BLOCK_SIZE, options).unwrap()

@@ -4,7 +4,7 @@ use crate::common::rig::{prompt as noise, smollm2, smollm2_path};
 use crate::common::{assert_idle, collect, greedy, run, sampled};
 use foretoken::engine::{self, EngineHandle, EngineOptions, Request};
 use foretoken::model::toy::ToyModel;
-use foretoken::spec::{DraftModel, Drafter, NgramDrafter};
+use foretoken::spec::{BudgetMode, DraftModel, Drafter, NgramDrafter};
 use foretoken::text::Text;
 use std::time::Duration;
 
@@ -29,6 +29,7 @@ fn start(name: &str, spec_length: usize) -> EngineHandle {
         max_num_seqs: 16,
         max_num_batched_tokens: 256,
         spec: crate::common::chains(spec_length),
+        spec_budget: BudgetMode::Fixed,
         ..EngineOptions::default()
     };
     engine::spawn(smollm2(), drafter(name), BLOCKS, BLOCK_SIZE, options).unwrap()
@@ -132,6 +133,7 @@ fn sixty_four_streams_say_what_each_says_alone() {
         max_num_seqs: 64,
         max_num_batched_tokens: 512,
         spec: crate::common::chains(3),
+        spec_budget: BudgetMode::Fixed,
         // Prompts are read at once on a slow machine, too, so that all texts grow together.
         max_prompt_wait: Duration::from_secs(60),
         ..EngineOptions::default()

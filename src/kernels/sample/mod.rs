@@ -217,6 +217,7 @@ impl ProcessedLogits {
     }
 
     /// The token of each row, `[rows]` u32 on the device; [`NO_TOKEN`] if none can be chosen.
+    #[cfg(feature = "cuda")]
     fn chosen(&self) -> Result<Tensor> {
         self.tokens.get(1)
     }

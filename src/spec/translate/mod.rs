@@ -82,7 +82,10 @@ impl Drafter for Translator {
                     id: request.id,
                     tokens: encoding.tokens(),
                     length: scaled(request.length, each),
-                    model_depth: scaled(request.model_depth, each),
+                    model_depth: match request.model_depth {
+                        0 => 0,
+                        depth => scaled(depth, each),
+                    },
                     nodes: scaled(request.nodes, each),
                     width: request.width,
                     min_score: request.min_score,
