@@ -25,6 +25,8 @@ fn kernels() {
             "src/kernels/cuda/common.cuh",
             "src/kernels/cuda/tensor.cuh",
             "src/kernels/paged_attention/paged_attention.cuh",
+            "src/kernels/sample/race.cuh",
+            "src/kernels/sample/vocab.cuh",
         ])
         .include_path("src/kernels")
         .args(["-O3", "-std=c++17"])

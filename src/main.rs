@@ -1,5 +1,7 @@
 //! CLI -> Command -> load -> serve.
 
+#[path = "main/corpus.rs"]
+mod corpus;
 #[path = "main/drafts.rs"]
 mod drafts;
 #[path = "main/load.rs"]

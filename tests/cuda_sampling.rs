@@ -3,9 +3,14 @@
 
 use candle_core::{Device, Tensor};
 use foretoken::kernels;
-use foretoken::kernels::sample::{Accepted, Chain, Node, ProcessedLogits, process_logits};
-use foretoken::sampling::{Dist, Purpose, Rng, Sampler, SamplingParams, distribution, mix};
-use foretoken::spec::{Draft, logits_params, row_adjustments, verify};
+use foretoken::kernels::sample::{
+    Accepted, Chain, MAX_BEST, NO_TOKEN, Node, ProcessedLogits, TokenChoice, best_logits,
+    process_logits,
+};
+use foretoken::sampling::{
+    Dist, NoToken, Purpose, Rng, Sampler, SamplingParams, best, choose, distribution, guess, mix,
+};
+use foretoken::spec::{Draft, Source, logits_params, rejection, row_adjustments};
 
 const VOCAB: usize = 3000;
 const PROMPT: [u32; 5] = [3, 1, 4, 1, 5];
@@ -44,6 +49,17 @@ fn requests() -> Vec<SamplingParams> {
             min_p: 0.1,
             ..plain.clone()
         },
+        // Fewer tokens than a row may have, and more than there are.
+        SamplingParams {
+            top_k: 3,
+            ..plain.clone()
+        },
+        SamplingParams {
+            temperature: 0.3,
+            top_k: 99_999,
+            top_p: 0.999,
+            ..plain.clone()
+        },
         SamplingParams {
             repetition_penalty: 1.4,
             presence_penalty: 0.3,
@@ -73,58 +89,65 @@ fn requests() -> Vec<SamplingParams> {
 struct Row {
     logits: Vec<f32>,
     sampler: Sampler,
-    uniform: f64,
+    choice: TokenChoice,
 }
 
 impl Row {
     fn dist(&self) -> Dist {
         distribution(&self.logits, &self.sampler).unwrap()
     }
+
+    /// The token of a row that is drawn by a quantile.
+    fn draw(&self) -> u32 {
+        match self.choice {
+            TokenChoice::Quantile(uniform) => self.dist().sample(uniform),
+            TokenChoice::Race(_) => panic!("a race has no quantile"),
+        }
+    }
 }
 
-fn process_on(device: &Device, rows: &[Row], draw: bool) -> ProcessedLogits {
+fn process_on(device: &Device, rows: &[Row], best: usize) -> ProcessedLogits {
     let all: Vec<f32> = rows.iter().flat_map(|row| row.logits.clone()).collect();
     let logits = Tensor::from_vec(all, (rows.len(), VOCAB), device).unwrap();
     let numbered = || (0u32..).zip(rows);
-    let params = numbered().map(|(i, row)| logits_params(i, row.sampler.params(), row.uniform));
+    let params = numbered().map(|(i, row)| logits_params(i, row.sampler.params(), row.choice));
     let adjustments = numbered().flat_map(|(i, row)| row_adjustments(i, &row.sampler));
-    process_logits(&logits, params.collect(), adjustments.collect(), draw).unwrap()
+    process_logits(&logits, params.collect(), adjustments.collect(), best).unwrap()
+}
+
+/// `count` rows of all kinds of requests in turn, after a few output tokens.
+fn rows(count: usize, choice: impl Fn(Rng) -> TokenChoice) -> Vec<Row> {
+    let requests = requests();
+    let row = |i: usize| {
+        let params = &requests[i % requests.len()];
+        let mut sampler = Sampler::new(params.clone(), &PROMPT);
+        [9, 9, 2, 6].into_iter().for_each(|id| sampler.push(id));
+        let seed = params.seed;
+        Row {
+            logits: logits(i as u64),
+            sampler,
+            choice: choice(Rng { seed, position: i }),
+        }
+    };
+    (0..count).map(row).collect()
 }
 
 #[test]
 fn tokens_are_those_of_the_cpu() {
     let gpu = gpu();
-    let requests = requests();
-    let rows: Vec<Row> = (0..64)
-        .map(|i| {
-            let params = &requests[i % requests.len()];
-            let mut sampler = Sampler::new(params.clone(), &PROMPT);
-            [9, 9, 2, 6].into_iter().for_each(|id| sampler.push(id));
-            Row {
-                logits: logits(i as u64),
-                sampler,
-                uniform: Rng {
-                    seed: params.seed,
-                    position: i,
-                }
-                .uniform(0, Purpose::Draft, 0),
-            }
-        })
-        .collect();
-    let processed = process_on(&gpu, &rows, true);
-    for (i, (row, token)) in rows
-        .iter()
-        .zip(processed.tokens().unwrap().to_vec1::<u32>().unwrap())
-        .enumerate()
-    {
-        let want = row.dist();
+    let rows = rows(64, |rng| {
+        TokenChoice::Quantile(rng.uniform(0, Purpose::Draft, 0))
+    });
+    let processed = process_on(&gpu, &rows, 1);
+    let best = processed.read().unwrap();
+    for (i, row) in rows.iter().enumerate() {
         assert_eq!(
-            token,
-            want.sample(row.uniform),
+            best.token(i),
+            row.draw(),
             "row {i}: {:?}",
             row.sampler.params()
         );
-        match (want, processed.row(i)) {
+        match (row.dist(), processed.row(i)) {
             (Dist::Point(_), None) => (),
             (Dist::Dense(want), Some(got)) => {
                 for (id, (want, got)) in want.iter().zip(got.read().unwrap()).enumerate() {
@@ -134,6 +157,120 @@ fn tokens_are_those_of_the_cpu() {
             }
             (want, got) => panic!("row {i}: {got:?}, not {want:?}"),
         }
+    }
+}
+
+/// The coupled draw of targets and drafts, alone and with siblings.
+#[test]
+fn races_are_those_of_the_cpu() {
+    let gpu = gpu();
+    for (count, siblings) in [(200, 0), (60, 1), (60, 3), (60, MAX_BEST)] {
+        let rows = rows(count, |rng| TokenChoice::Race(rng.key(siblings)));
+        let processed = process_on(&gpu, &rows, siblings);
+        let best = processed.read().unwrap();
+        let ids: Vec<u32> = processed.ids().unwrap().to_vec1().unwrap();
+        for (i, row) in rows.iter().enumerate() {
+            let TokenChoice::Race(key) = row.choice else {
+                panic!("all rows are races");
+            };
+            let what = format!("row {i} of {siblings}: {:?}", row.sampler.params());
+            let drawn = choose(&row.logits, &row.sampler, key).unwrap();
+            assert_eq!((best.token(i), ids[i]), (drawn, drawn), "{what}");
+            assert!(processed.row(i).is_none(), "{what}");
+            let got: Vec<(u32, f32)> = best.of_row(i).collect();
+            if siblings == 0 {
+                assert_eq!(got, [(drawn, 0.)], "{what}");
+                continue;
+            }
+            let want = guess(&row.logits, &row.sampler, key, siblings).unwrap();
+            assert_eq!(got.len(), want.len(), "{what}");
+            for ((token, prob), want) in got.into_iter().zip(want) {
+                assert_eq!(token, want.token, "{what}");
+                let off = (prob - want.prob).abs();
+                assert!(off <= 1e-6 * want.prob, "{what}: {prob}, not {want:?}");
+            }
+        }
+    }
+}
+
+/// A distribution belongs to its own row, and a verdict needs it.
+#[test]
+fn races_and_quantiles_share_a_launch() {
+    let gpu = gpu();
+    let mut rows = rows(6, |rng| TokenChoice::Race(rng.key(0)));
+    for row in rows.iter_mut().step_by(2) {
+        row.choice = TokenChoice::Quantile(0.3);
+    }
+    let processed = process_on(&gpu, &rows, 1);
+    let best = processed.read().unwrap();
+    for (i, row) in rows.iter().enumerate() {
+        let want = match row.choice {
+            TokenChoice::Race(key) => choose(&row.logits, &row.sampler, key).unwrap(),
+            TokenChoice::Quantile(_) => row.draw(),
+        };
+        assert_eq!(best.token(i), want, "row {i}");
+    }
+    let Some(got) = processed.row(2) else {
+        panic!("row 2 is sampled from its distribution");
+    };
+    let prob = f64::from(got.read().unwrap()[best.token(2) as usize]);
+    assert!((prob - rows[2].dist().prob(best.token(2))).abs() < 1e-6);
+    let chain = |row| Chain {
+        row,
+        nodes: Vec::new(),
+        synthetic_acceptance: None,
+    };
+    assert_eq!(
+        processed.verify(&[chain(2)]).unwrap()[0].next,
+        best.token(2)
+    );
+    processed.verify(&[chain(3)]).unwrap_err();
+}
+
+/// A row without a token does not affect others.
+#[test]
+fn rows_that_are_not_finite_have_no_token() {
+    let gpu = gpu();
+    let mut rows = rows(30, |rng| TokenChoice::Race(rng.key(0)));
+    for (i, row) in rows.iter_mut().enumerate().step_by(3) {
+        row.logits[i * 90] = [f32::NAN, f32::INFINITY][i % 2];
+    }
+    for siblings in [0, 4] {
+        let processed = process_on(&gpu, &rows, siblings);
+        let best = processed.read().unwrap();
+        let ids: Vec<u32> = processed.ids().unwrap().to_vec1().unwrap();
+        for (i, row) in rows.iter().enumerate() {
+            let TokenChoice::Race(key) = row.choice else {
+                panic!("all rows are races");
+            };
+            match choose(&row.logits, &row.sampler, key) {
+                Ok(token) => assert_eq!(best.token(i), token, "row {i}"),
+                Err(NoToken::NotFinite) => {
+                    assert_eq!((best.token(i), ids[i]), (NO_TOKEN, 0), "row {i}");
+                    assert_eq!(best.of_row(i).count(), 0, "row {i}");
+                }
+                Err(error) => panic!("row {i}: {error}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn the_best_logits_are_those_of_the_cpu() {
+    let gpu = gpu();
+    let mut rows: Vec<Vec<f32>> = (0..20).map(logits).collect();
+    for row in &mut rows[10..] {
+        row.iter_mut().for_each(|x| *x = x.round());
+    }
+    let all = Tensor::from_vec(rows.concat(), (rows.len(), VOCAB), &gpu).unwrap();
+    for count in [1, 3, MAX_BEST] {
+        let got: Vec<Vec<u32>> = best_logits(&all, count).unwrap().to_vec2().unwrap();
+        for (i, row) in rows.iter().enumerate() {
+            assert_eq!(got[i], best(row, count), "row {i}");
+        }
+    }
+    for count in [0, MAX_BEST + 1] {
+        best_logits(&all, count).unwrap_err();
     }
 }
 
@@ -159,21 +296,22 @@ fn verdicts_are_those_of_the_cpu() {
                 let draft = Row {
                     logits: near.collect(),
                     sampler: sampler.clone(),
-                    uniform: rng.uniform(at, Purpose::Draft, 0),
+                    choice: TokenChoice::Quantile(rng.uniform(at, Purpose::Draft, 0)),
                 };
                 rows.push(Row {
                     logits: target,
                     sampler: sampler.clone(),
-                    uniform: rng.uniform(at, Purpose::Sample, 0),
+                    choice: TokenChoice::Quantile(rng.uniform(at, Purpose::Sample, 0)),
                 });
-                sampler.push(draft.dist().sample(draft.uniform));
+                sampler.push(draft.draw());
                 drafted.push(draft);
             }
         }
-        let q = process_on(&gpu, &drafted, true);
-        let tokens: Vec<u32> = q.tokens().unwrap().to_vec1().unwrap();
+        let q = process_on(&gpu, &drafted, 1);
+        let best = q.read().unwrap();
+        let tokens: Vec<u32> = (0..drafted.len()).map(|row| best.token(row)).collect();
         let dists: Vec<_> = (0..drafted.len()).map(|i| q.row(i)).collect();
-        let p = process_on(&gpu, &rows, false);
+        let p = process_on(&gpu, &rows, 0);
         for guessed in [false, true] {
             let mut chains = Vec::new();
             let mut want = Vec::new();
@@ -191,7 +329,8 @@ fn verdicts_are_those_of_the_cpu() {
                         true => Dist::Point(token),
                         false => drafted[row].dist(),
                     };
-                    draft.push(token, q);
+                    draft.push(token, 1., Source::Model);
+                    draft.dists.push(q.into());
                     nodes.push(Node {
                         token,
                         uniform: rng.uniform(at, Purpose::Accept, 0),
@@ -204,7 +343,7 @@ fn verdicts_are_those_of_the_cpu() {
                     synthetic_acceptance: None,
                 });
                 let target = |path: &[usize]| Ok(rows[first + path.len()].dist());
-                let verdict = verify(&draft, target, &rng).unwrap();
+                let verdict = rejection(&draft, target, &rng).unwrap();
                 lengths[verdict.path.len()] += 1;
                 want.push(Accepted {
                     len: verdict.path.len() as u32,

@@ -1,5 +1,6 @@
 use super::*;
 use crate::sampling::Acceptance;
+use crate::spec::BudgetMode;
 use std::time::Duration;
 
 /// Plain decoding.
@@ -335,15 +336,18 @@ fn nodes_siblings_and_rules_are_bounded() {
     let engine = accepted("--model m").engine;
     assert_eq!((engine.spec.nodes, engine.spec.topk), (15, 4));
     assert_eq!(engine.acceptance, Acceptance::Coupled);
-    let line = "--model m --spec-nodes 64 --spec-topk 1 --acceptance rejection";
+    assert_eq!(engine.spec_budget, BudgetMode::Adaptive);
+    let line = "--model m --spec-nodes 64 --spec-topk 1 --acceptance rejection --spec-budget fixed";
     let engine = accepted(line).engine;
     assert_eq!((engine.spec.nodes, engine.spec.topk), (64, 1));
     assert_eq!(engine.acceptance, Acceptance::Rejection);
+    assert_eq!(engine.spec_budget, BudgetMode::Fixed);
     for (flag, needle) in [
         ("--spec-nodes 0", "between 1 and 64"),
         ("--spec-nodes 65", "between 1 and 64"),
         ("--spec-topk 0", "between 1 and 64"),
         ("--acceptance typical", "coupled, rejection"),
+        ("--spec-budget none", "adaptive, fixed"),
     ] {
         refused_with(&format!("--model m {flag}"), needle);
     }

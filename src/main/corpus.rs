@@ -103,7 +103,10 @@ mod tests {
     fn documents_end_at_blank_lines() {
         let content = "one\ntwo\n\n  \n\nthree\n";
         let documents = || read_all("a.txt", content, 1000).unwrap();
-        assert_eq!(documents(), (vec!["one\ntwo".into(), "three".into()], false));
+        assert_eq!(
+            documents(),
+            (vec!["one\ntwo".into(), "three".into()], false)
+        );
     }
 
     #[test]
@@ -112,7 +115,10 @@ mod tests {
         let documents = read_all("a.jsonl", content, 1000).unwrap();
         assert_eq!(documents, (vec!["one\ntwo".into(), "three".into()], false));
         let error = read_all("a.jsonl", "{\"text\": \"a\"}\n{\"prompt\": 1}", 1000).unwrap_err();
-        assert!(error.to_string().contains("line 2: missing field `text`"), "{error}");
+        assert!(
+            error.to_string().contains("line 2: missing field `text`"),
+            "{error}"
+        );
     }
 
     #[test]

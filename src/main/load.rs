@@ -1,15 +1,16 @@
 //! Loads the models of a [`Config`] and starts the engine.
 
+use crate::corpus;
 use crate::drafts::Draft;
 use crate::memory::{self, Budget};
 use candle_core::{DType, Device};
 use foretoken::bench::RowPenalty;
-use foretoken::config::{Config, DrafterChoice, Dtype, ModelChoice};
-use foretoken::engine::{self, EngineHandle};
-use foretoken::error::Result;
+use foretoken::config::{Config, DrafterChoice, Dtype, ModelChoice, TablesOptions};
+use foretoken::engine::{self, EngineHandle, EngineOptions};
+use foretoken::error::{Error, Result};
 use foretoken::kernels;
 use foretoken::model::{self, LoadFormat, LoadOptions, Model, ModelSource};
-use foretoken::spec::{Drafter, NgramDrafter};
+use foretoken::spec::{Cascade, Drafter, NgramDrafter, Tables};
 use foretoken::text::Text;
 use std::sync::Arc;
 
@@ -48,21 +49,9 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
     if draft.is_some() {
         Budget::note(&mut budget, "draft weights", &device)?;
     }
-    let blocks = memory::pool_blocks(
-        config,
-        &*target,
-        draft.as_ref().map(|draft| &*draft.model),
-        budget,
-    )?;
-    let drafter: Option<Box<dyn Drafter>> = match (draft, &config.drafter) {
-        (Some(draft), _) => Some(draft.drafter(blocks, config.block_size)?),
-        (None, Some(DrafterChoice::Ngram { min, max })) => {
-            Some(Box::new(NgramDrafter::new(*min, *max)))
-        }
-        // Until the tables are here.
-        (None, Some(DrafterChoice::Tables)) => Some(Box::new(NgramDrafter::new(2, 4))),
-        (None, _) => None,
-    };
+    let draft_model = draft.as_ref().map(|draft| &*draft.model);
+    let blocks = memory::pool_blocks(config, &*target, draft_model, budget)?;
+    let drafter = drafter(config, draft, blocks, text.as_deref())?;
     let target = match row_penalty > 0.0 {
         true => Box::new(RowPenalty::new(target, row_penalty)),
         false => target,
@@ -72,13 +61,59 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
         drafter,
         blocks,
         config.block_size,
-        config.engine.clone(),
+        EngineOptions {
+            calibrate: true,
+            ..config.engine.clone()
+        },
     )?;
     Ok(Loaded {
         engine,
         text,
         device: if device.is_cpu() { "cpu" } else { "cuda" },
     })
+}
+
+/// The drafter; `draft` is its model, if it has one.
+fn drafter(
+    config: &Config,
+    draft: Option<Draft>,
+    blocks: usize,
+    text: Option<&Text>,
+) -> Result<Option<Box<dyn Drafter>>> {
+    let tables = || tables(&config.tables, text);
+    Ok(match (draft, &config.drafter) {
+        (Some(draft), _) => {
+            let model = draft.drafter(blocks, config.block_size)?;
+            Some(Box::new(Cascade::new(model, tables()?)))
+        }
+        (None, Some(DrafterChoice::Tables)) => Some(Box::new(tables()?)),
+        (None, Some(DrafterChoice::Ngram { min, max })) => {
+            Some(Box::new(NgramDrafter::new(*min, *max)))
+        }
+        (None, _) => None,
+    })
+}
+
+/// The tables, with the texts that they know from the start. A table holds fewer tokens than its
+/// memory has bytes, so no more of the file is read.
+fn tables(options: &TablesOptions, text: Option<&Text>) -> Result<Tables> {
+    let mut tables = Tables::new(options.memory);
+    let Some(file) = &options.corpus else {
+        return Ok(tables);
+    };
+    let text = text.ok_or_else(|| {
+        Error::setup("--tables-corpus needs a tokenizer, which this model lacks: leave it out")
+    })?;
+    let bytes = options.memory as u64;
+    let (documents, is_cut) = corpus::read(file, text, bytes, |ids| tables.preload(ids))?;
+    tracing::info!("tables: {documents} documents of {}", file.display());
+    if is_cut {
+        tracing::warn!(
+            "only the first {bytes} bytes of {} are read: raise --tables-memory for more",
+            file.display()
+        );
+    }
+    Ok(tables)
 }
 
 /// Which bit equality a GPU guarantees; the CPU always guarantees all of it.

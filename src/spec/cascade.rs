@@ -7,18 +7,19 @@ use crate::error::Result;
 /// Lets a drafter with a model draft first, and tables continue its drafts as far as they are likely to
 /// (the horizontal cascade of CS-Drafting: Chen et al. 2023, arXiv 2312.11462, section 3.2). Where the
 /// model drafts nothing, the tables draft alone.
-pub struct Cascade<D> {
-    first: D,
+pub struct Cascade {
+    first: Box<dyn Drafter>,
     tables: Tables,
 }
 
-impl<D: Drafter> Cascade<D> {
-    pub fn new(first: D, tables: Tables) -> Self {
+impl Cascade {
+    /// A cascade of `first` and `tables`.
+    pub fn new(first: Box<dyn Drafter>, tables: Tables) -> Self {
         Self { first, tables }
     }
 }
 
-impl<D: Drafter> Drafter for Cascade<D> {
+impl Drafter for Cascade {
     fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
         let mut drafts = self.first.propose(requests)?;
         for (request, draft) in requests.iter().zip(&mut drafts) {

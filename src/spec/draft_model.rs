@@ -107,7 +107,7 @@ impl Network {
             self.blocks.release(&mut fed.table);
             return false;
         }
-        let rows = len + drafting::max_nodes(request) - 1;
+        let rows = len + drafting::max_fed(request);
         self.blocks.reserve(&mut fed.table, rows).is_ok()
     }
 
@@ -136,7 +136,9 @@ impl Network {
         }
         let output = self.model.forward(&batch, &mut self.store)?;
         if output.is_on_gpu() {
-            drawn.push(Drawn::new(&output, drafting, complete)?);
+            if !complete.is_empty() {
+                drawn.push(Drawn::new(&output, drafting, complete)?);
+            }
         } else {
             let vocab = self.model.config().vocab_size;
             output.read(|mut logits| {

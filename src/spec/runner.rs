@@ -198,10 +198,10 @@ impl SpeculativeRunner {
         rows: Vec<Range<usize>>,
     ) -> Result<Vec<StepResult>> {
         let vocab = self.target.config().vocab_size;
-        if output.is_on_gpu() {
-            return device::decide_all(output, inputs, drafts, rows, vocab);
-        }
         let candidates = self.drafter().map_or(0, Drafter::candidates);
+        if output.is_on_gpu() {
+            return device::decide_all(output, inputs, drafts, rows, vocab, candidates);
+        }
         output.read(|logits| {
             let mut parts: Vec<_> = inputs.iter_mut().zip(drafts).zip(rows).collect();
             parallel::map(&mut parts, |((input, draft), rows)| {

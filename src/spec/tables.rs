@@ -28,7 +28,7 @@ const CANDIDATES: usize = 8;
 
 /// The drafter of tables.
 ///
-/// Tables of a request take about 200 bytes per token of its context, until it ends. All others take
+/// Tables of a request take 150 to 300 bytes per token of its context, until it ends. All others take
 /// at most the memory that is set. A scope's tokens are drafted in that scope only; what all scopes
 /// share is how often guesses of each kind stood.
 #[derive(Debug)]
@@ -73,7 +73,7 @@ impl Tables {
     }
 
     /// Adds a text that all scopes may draft from, as in REST (He et al. 2023, arXiv 2311.08252). It
-    /// takes room in the same memory as answers.
+    /// takes room in the same memory as answers, and what is not used makes room for them.
     pub fn preload(&mut self, text: &[u32]) {
         self.pool.add(Owner::Corpus, text);
     }

@@ -14,7 +14,7 @@ use foretoken::kv::{BlockAllocator, BlockTable};
 use foretoken::model::toy::ToyModel;
 use foretoken::model::{Batch, Model};
 use foretoken::sampling::{Rng, Sampler, SamplingParams, choose};
-use foretoken::spec::{DraftModel, Drafter, NgramDrafter};
+use foretoken::spec::{BudgetMode, DraftModel, Drafter, NgramDrafter, Tables};
 
 pub const VOCAB: usize = 32;
 pub const MAX_LEN: usize = 256;
@@ -25,6 +25,7 @@ pub const SEED: u64 = 11;
 pub enum Guess {
     Nothing,
     Ngram,
+    Tables,
     /// A toy draft model with this noise: 0 is the target itself, 1 has nothing in common with it.
     Toy(f32),
 }
@@ -50,6 +51,8 @@ impl Default for Toy {
                 max_num_seqs: 16,
                 max_num_batched_tokens: 128,
                 spec: chains(4),
+                // A toy's forward costs next to nothing, however many rows it has.
+                spec_budget: BudgetMode::Fixed,
                 ..EngineOptions::default()
             },
         }
@@ -71,6 +74,7 @@ impl Toy {
         let drafter: Option<Box<dyn Drafter>> = match self.guess {
             Guess::Nothing => None,
             Guess::Ngram => Some(Box::new(NgramDrafter::new(1, 3))),
+            Guess::Tables => Some(Box::new(Tables::new(1 << 20))),
             Guess::Toy(noise) => {
                 let model = Box::new(toy_model(noise));
                 let draft = DraftModel::new(model, self.num_blocks, self.block_size, chunk);

@@ -122,6 +122,8 @@ inline unsigned long long atomicAdd(unsigned long long *to, unsigned long long x
     *to += x;
     return before;
 }
+inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 inline uint32_t __float_as_uint(float x) { return emulator::cast<uint32_t>(x); }
 inline float __uint_as_float(uint32_t x) { return emulator::cast<float>(x); }
 inline int __float_as_int(float x) { return emulator::cast<int>(x); }

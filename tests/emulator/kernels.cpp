@@ -115,7 +115,7 @@ void test_attention(Whole whole, Split split, Merge merge) {
         std::iota(pool.begin(), pool.end(), 0);
         std::shuffle(pool.begin(), pool.end(), rng);
         Call call;
-        for (Sequence s : {Sequence{1, 37, false}, {6, 60, false}, {1, 0, false}, {20, 130, false}, {5, 64, true}}) {
+        for (Sequence s : {Sequence{1, 37, false}, {6, 60, false}, {1, 0, false}, {20, 130, false}, {5, 64, true}, {13, 60, true}, {9, 3, true}}) {
             call.add(pool, s, group);
         }
         const size_t values = pool.size() * Call::BLOCK * kv_heads * D;
@@ -177,6 +177,33 @@ void test_attention(Whole whole, Split split, Merge merge) {
             const size_t at = (size_t)(1 + i) * heads * D;
             run(whole, alone, kv_heads, 1, THREADS, q.data() + at, k.data(), v.data(), one.data());
             CHECK(same(one.data(), out.data() + at, one.size()), "row %d alone, heads of %d", i, D);
+        }
+        // The rows of trees as plain decoding would compute them, after a copy of the keys that they see.
+        for (int row = 0; row < call.rows; row++) {
+            const Call::Row &of = call.all[row];
+            if (of.tree < 0) {
+                continue;
+            }
+            vector<int> seen(of.sequence.context + of.sequence.rows);
+            std::iota(seen.begin(), seen.end(), 0);
+            std::erase_if(seen, [&](int place) { return !call.sees(of, place); });
+            Call alone;
+            alone.used = call.used;
+            alone.add(pool, {1, (int)seen.size() - 1, false}, group);
+            auto copied_k = k, copied_v = v;
+            for (size_t place = 0; place < seen.size(); place++) {
+                auto slot = [&](const uint32_t *blocks, int place) {
+                    return (size_t)(blocks[place / Call::BLOCK] * Call::BLOCK + place % Call::BLOCK) * kv_heads * D;
+                };
+                size_t from = slot(&call.blocks[of.blocks], seen[place]), to = slot(alone.blocks.data(), place);
+                std::copy_n(&k[from], kv_heads * D, &copied_k[to]);
+                std::copy_n(&v[from], kv_heads * D, &copied_v[to]);
+            }
+            vector<T> one((size_t)heads * D);
+            const size_t at = (size_t)row * heads * D;
+            run(whole, alone, kv_heads, 1, THREADS, q.data() + at, copied_k.data(), copied_v.data(), one.data());
+            CHECK(same(one.data(), out.data() + at, one.size()), "row %d of a tree after %d, heads of %d",
+                  of.number, of.sequence.context, D);
         }
     }
 }

@@ -36,6 +36,7 @@ namespace {
     ADD(prefill_bf16_64)
     ADD(prefill_bf16_128)
     ADD(adjust_logits)
+    ADD(best_logits)
     ADD(process_logits)
     ADD(verify_chains)
     return true;

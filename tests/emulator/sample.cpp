@@ -2,6 +2,7 @@
 #include "sample/sample.cu"
 
 #include "check.h"
+#include <numeric>
 
 using emulator::launch;
 using std::vector;
@@ -68,19 +69,29 @@ int quantile_of(const vector<double> &p, double target) {
     return last;
 }
 
-// The results of `process_logits`. `tokens` are [2, rows].
+// A row whose token is drawn by a quantile.
+LogitsParams by_quantile(uint32_t row, uint32_t top_k, float temperature, float min_p, float top_p, double uniform) {
+    return {row, top_k, temperature, min_p, top_p, 0, 0, uniform};
+}
+
+// The results of `process_logits`. `tokens` are [1 + 2n, rows].
 struct Processed {
+    size_t rows, places;
     vector<float> probs;
     vector<uint32_t> tokens;
 
-    const uint32_t *points() const { return tokens.data() + tokens.size() / 2; }
+    const uint32_t *points() const { return tokens.data() + rows; }
+    uint32_t token(size_t row, size_t place) const { return tokens[(1 + place) * rows + row]; }
+    float prob(size_t row, size_t place) const {
+        return __uint_as_float(tokens[(1 + places + place) * rows + row]);
+    }
 };
 
-Processed process(const vector<float> &logits, const vector<LogitsParams> &params, bool draw) {
-    int rows = params.size();
-    Processed out{vector<float>((size_t)rows * VOCAB), vector<uint32_t>(2 * rows, 77)};
-    launch({rows, 1, 1}, 1024, [&] {
-        process_logits(logits.data(), params.data(), out.probs.data(), out.tokens.data(), VOCAB, draw);
+Processed process(const vector<float> &logits, const vector<LogitsParams> &params, int siblings) {
+    size_t rows = params.size(), places = std::max(siblings, 1);
+    Processed out{rows, places, vector<float>(rows * VOCAB), vector<uint32_t>((1 + 2 * places) * rows, 77)};
+    launch({(int)rows, 1, 1}, 1024, [&] {
+        process_logits(logits.data(), params.data(), out.probs.data(), out.tokens.data(), VOCAB, siblings);
     });
     return out;
 }
@@ -96,11 +107,11 @@ void test_process() {
                 for (uint32_t top_k : K) {
                     auto row = noise(steps);
                     logits.insert(logits.begin(), row.begin(), row.end());
-                    params.push_back({0, top_k, top_p < .5f ? 1.5f : 0.7f, min_p, top_p, uniform()});
+                    params.push_back(by_quantile(0, top_k, top_p < .5f ? 1.5f : 0.7f, min_p, top_p, uniform()));
                 }
             }
         }
-        params.push_back({0, 0, 0.f, 0.f, 1.f, 0.});
+        params.push_back(by_quantile(0, 0, 0.f, 0.f, 1.f, 0.));
         int rows = params.size();
         auto row = noise(steps);
         row[17] = row[4000] = 99;
@@ -109,7 +120,7 @@ void test_process() {
         for (int i = 0; i < rows; i++) {
             params[i].row = i;
         }
-        auto got = process(logits, params, true);
+        auto got = process(logits, params, 1);
         for (int i = 0; i + 1 < rows; i++) {
             auto want = reference(&logits[i * VOCAB], params[i]);
             double worst = 0;
@@ -122,8 +133,115 @@ void test_process() {
             int token = quantile_of(want, s.uniform);
             CHECK((int)got.tokens[i] == token && got.points()[i] == got.tokens[i], "%u is drawn instead of %d",
                   got.tokens[i], token);
+            CHECK(off(got.prob(i, 0), want[token]) < 1e-6, "a token of %g has %g", want[token], got.prob(i, 0));
         }
         CHECK(got.points()[rows - 1] == 17, "%u is the largest", got.points()[rows - 1]);
+    }
+}
+
+// The exponential numbers of a race: all bits of many (the test of `race.rs` has the same hash of them),
+// their moments, and their distribution.
+void test_exponential() {
+    uint64_t hash = 0;
+    for (uint32_t id = 0; id < 1 << 18; id++) {
+        hash = (hash ^ __float_as_uint(exponential(id * 0x9e3779b97f4a7c15u, id))) * 0x100000001b3u;
+    }
+    CHECK(hash == 0x997ad0e8ab2aa143, "the hash of the numbers is %lx", (unsigned long)hash);
+    const int COUNT = 400000;
+    const uint64_t KEY = 0x0123456789abcdef;
+    double sum = 0, squares = 0, products = 0, last = 0;
+    vector<float> all(COUNT);
+    for (int i = 0; i < COUNT; i++) {
+        double e = all[i] = exponential(KEY, i);
+        CHECK(e > 0 && e < 17, "%g", e);
+        sum += e;
+        squares += e * e;
+        products += e * last;
+        last = e;
+    }
+    double mean = sum / COUNT;
+    CHECK(std::fabs(mean - 1) < 0.01, "the mean is %g", mean);
+    CHECK(std::fabs(squares / COUNT - 2) < 0.05, "the second moment is %g", squares / COUNT);
+    CHECK(std::fabs(products / COUNT - 1) < 0.01, "neighbours have %g", products / COUNT);
+    // Kolmogorov and Smirnov's distance.
+    std::sort(all.begin(), all.end());
+    double worst = 0;
+    for (int i = 0; i < COUNT; i++) {
+        worst = std::max(worst, std::fabs(-std::expm1(-(double)all[i]) - (i + 0.5) / COUNT));
+    }
+    CHECK(worst < 1.63 / std::sqrt(COUNT), "the distribution is off by %g", worst);
+}
+
+// The ids by `value`, largest first; of equal ones the lowest id first.
+template <typename F> vector<int> order_by(F value) {
+    vector<int> order(VOCAB);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return value(a) > value(b); });
+    return order;
+}
+
+// Races and the best logits, with all filters, and up to 8 tokens a row.
+void test_best() {
+    const float P[] = {1.f, 0.9f, 0.3f}, MIN[] = {0.f, 0.02f};
+    const uint32_t K[] = {0, 40, 3};
+    for (auto [siblings, steps] : {std::pair{0, false}, {1, true}, {2, false}, {8, false}, {8, true}}) {
+        vector<float> logits;
+        vector<LogitsParams> params;
+        for (float top_p : P) {
+            for (float min_p : MIN) {
+                for (uint32_t top_k : K) {
+                    for (float temperature : {0.f, top_p < .5f ? 1.5f : 0.7f}) {
+                        auto row = noise(steps);
+                        logits.insert(logits.end(), row.begin(), row.end());
+                        uint64_t key = (uint64_t)rng() << 32 | rng();
+                        params.push_back({(uint32_t)params.size(), top_k, temperature, min_p, top_p, 1, key, 0.});
+                    }
+                }
+            }
+        }
+        auto got = process(logits, params, siblings);
+        int few = 0;
+        for (size_t i = 0; i < params.size(); i++) {
+            const auto &s = params[i];
+            const float *row = &logits[i * VOCAB];
+            const bool greedy = s.temperature == 0;
+            auto p = reference(row, greedy ? by_quantile(0, 0, 1, 0, 1, 0) : s);
+            auto score = [&](int id) { return greedy ? row[id] : p[id] / exponential(s.key, id); };
+            auto order = order_by(score);
+            for (size_t place = 0; place < got.places; place++) {
+                uint32_t want = p[order[place]] > 0 ? order[place] : NO_TOKEN, token = got.token(i, place);
+                double prob = siblings == 0 || want == NO_TOKEN ? 0 : p[want];
+                few += want == NO_TOKEN;
+                CHECK(token == want && off(got.prob(i, place), prob) < 1e-6,
+                      "row %zu of %d siblings, place %zu: %u of %g, not %u of %g", i, siblings, place, token,
+                      got.prob(i, place), want, prob);
+            }
+            CHECK(got.tokens[i] == got.token(i, 0), "a model is fed with %u", got.tokens[i]);
+        }
+        CHECK(siblings > 1 ? few > 0 : few == 0, "%d places have no token", few);
+    }
+}
+
+void test_best_logits() {
+    const int ROWS = 4, COUNT = 8;
+    vector<float> logits;
+    for (int row = 0; row < ROWS; row++) {
+        auto one = noise(row % 2);
+        logits.insert(logits.end(), one.begin(), one.end());
+    }
+    logits[2 * VOCAB + 4711] = NAN;
+    std::fill(&logits[3 * VOCAB], &logits[3 * VOCAB] + VOCAB, -INFINITY);
+    logits[3 * VOCAB + 7] = logits[3 * VOCAB + 4999] = 1;
+    vector<uint32_t> ids(ROWS * COUNT, 77);
+    launch({ROWS, 1, 1}, 1024, [&] { best_logits(logits.data(), ids.data(), VOCAB, COUNT); });
+    for (int row = 0; row < ROWS; row++) {
+        const float *of = &logits[row * VOCAB];
+        auto order = row == 2 ? vector<int>() : order_by([&](int id) { return of[id]; });
+        for (int place = 0; place < COUNT; place++) {
+            uint32_t want = row == 2 || of[order[place]] == -INFINITY ? NO_TOKEN : order[place];
+            CHECK(ids[row * COUNT + place] == want, "row %d, place %d: %u, not %u", row, place,
+                  ids[row * COUNT + place], want);
+        }
     }
 }
 
@@ -131,12 +249,12 @@ void test_process() {
 void test_not_finite() {
     const float ODD[] = {NAN, -NAN, INFINITY};
     for (float temperature : {0.f, 0.8f}) {
-        for (bool draw : {false, true}) {
+        for (auto [siblings, by_race] : {std::pair{0, 0u}, {1, 0u}, {0, 1u}, {4, 1u}}) {
             vector<float> logits;
             vector<LogitsParams> params;
             auto add = [&](vector<float> row) {
                 logits.insert(logits.end(), row.begin(), row.end());
-                params.push_back({(uint32_t)params.size(), 0, temperature, 0.f, 1.f, uniform()});
+                params.push_back({(uint32_t)params.size(), 0, temperature, 0.f, 1.f, by_race, rng(), uniform()});
             };
             for (int at : {0, 31, 1024, VOCAB - 1}) {
                 for (float odd : ODD) {
@@ -147,9 +265,12 @@ void test_not_finite() {
                 }
             }
             add(vector<float>(VOCAB, -INFINITY));
-            auto got = process(logits, params, draw);
+            auto got = process(logits, params, siblings);
             for (size_t i = 0; i < params.size(); i++) {
                 bool none = i % 2 == 0;
+                for (size_t place = 1; none && place < got.places; place++) {
+                    CHECK(got.token(i, place) == NO_TOKEN, "row %zu has a sibling", i);
+                }
                 CHECK((got.points()[i] == NO_TOKEN) == none, "row %zu at %g: %u", i, temperature, got.points()[i]);
                 CHECK(got.tokens[i] < VOCAB, "a model is fed with %u", got.tokens[i]);
             }
@@ -215,8 +336,8 @@ void test_verify() {
         auto base = noise(false);
         for (int row = 0; row < ROWS; row++) {
             logits.insert(logits.end(), base.begin(), base.end());
-            LogitsParams s{(uint32_t)params.size(), 0, at % 6 == 4 ? 0.f : 0.8f, 0.f, at % 2 ? 0.9f : 1.f, uniform()};
-            c.p.push_back(reference(base.data(), {0, 0, s.temperature > 0 ? s.temperature : 1e-4f, 0, s.top_p, 0}));
+            auto s = by_quantile(params.size(), 0, at % 6 == 4 ? 0.f : 0.8f, 0.f, at % 2 ? 0.9f : 1.f, uniform());
+            c.p.push_back(reference(base.data(), by_quantile(0, 0, s.temperature > 0 ? s.temperature : 1e-4f, 0, s.top_p, 0)));
             params.push_back(s);
             c.draw.push_back(s.uniform);
             if (row == LEN) {
@@ -229,7 +350,7 @@ void test_verify() {
             }
             near.resize(VOCAB, -INFINITY);
             std::fill(near.end() - 100, near.end(), -INFINITY);
-            auto q = reference(near.data(), {0, 0, 0.8f, 0, 1, 0});
+            auto q = reference(near.data(), by_quantile(0, 0, 0.8f, 0, 1, 0));
             c.accept.push_back(uniform());
             if (at % 6 < 3) {
                 c.drafted.push_back(quantile_of(q, uniform()));
@@ -255,7 +376,7 @@ void test_verify() {
         const float *q = qs[i].empty() ? nullptr : qs[i].data();
         nodes.push_back({q, c.accept[i % LEN], c.drafted[i % LEN], (uint32_t)qs[i].size()});
     }
-    auto rows = process(logits, params, false);
+    auto rows = process(logits, params, 0);
     vector<Verdict> verdicts(CASES);
     launch({CASES, 1, 1}, 1024, [&] {
         verify_chains(rows.probs.data(), rows.points(), params.data(), nodes.data(), chains.data(),
@@ -276,7 +397,7 @@ void test_verify() {
         for (int at = 0; at < CASES; at++) {
             odd[(size_t)(at * ROWS + broken) * VOCAB + 7] = NAN;
         }
-        auto rows = process(odd, params, false);
+        auto rows = process(odd, params, 0);
         vector<Verdict> got(CASES);
         launch({CASES, 1, 1}, 1024, [&] {
             verify_chains(rows.probs.data(), rows.points(), params.data(), nodes.data(), chains.data(), got.data(),
@@ -296,6 +417,9 @@ void test_verify() {
 void test_sample() {
     test_adjust();
     test_process();
+    test_exponential();
+    test_best();
+    test_best_logits();
     test_not_finite();
     test_verify();
 }

@@ -70,7 +70,7 @@ fn refused(line: &str) -> String {
 fn dummy_weights_are_measured() {
     let models = Models::one();
     let (table, report) = models.bench(
-        "--draft-model @target --spec-length 3 \
+        "--draft-model @target --spec-length 3 --spec-budget fixed \
          --random-prompts 2 --prompt-tokens 20 --max-tokens 24",
     );
     assert!(
@@ -98,7 +98,7 @@ fn dummy_weights_are_measured() {
 #[test]
 fn rules_trees_and_dear_rows_are_compared() {
     let (table, report) = Models::one().bench(
-        "--draft-model @target --spec-length 4 --spec-nodes 4 --spec-topk 2 \
+        "--draft-model @target --spec-length 4 --spec-nodes 4 --spec-topk 2 --spec-budget fixed \
          --acceptances coupled,rejection --spec-topks 1,2 --row-penalty 0.5 \
          --random-prompts 2 --prompt-tokens 20 --max-tokens 24",
     );
@@ -161,7 +161,7 @@ fn acceptance_by_chance() {
     let models = Models::new(&[("target", TINY), ("draft", &shallow)]);
     let (table, report) = models.bench(
         "--draft-model @draft --spec-length 4 --spec-lengths 1,4 --synthetic-acceptance 0.3,0.9 \
-         --spec-topk 1 \
+         --spec-budget fixed --spec-topk 1 \
          --random-prompts 4 --prompt-tokens 20 --max-tokens 200 --temperatures 0",
     );
     for needle in [

@@ -4,6 +4,7 @@ use crate::common::*;
 use foretoken::engine::{EngineOptions, FinishReason, Request, SpecLimits};
 use foretoken::error::{Error, RequestErrorKind};
 use foretoken::sampling::{Acceptance, SamplingParams, mix};
+use foretoken::spec::BudgetMode;
 
 /// Random numbers for building test cases.
 pub struct Dice(pub u64);
@@ -80,6 +81,7 @@ impl Dice {
                     nodes: 1 + self.roll(12),
                     topk: 1 + self.roll(4),
                 },
+                spec_budget: self.of(&[BudgetMode::Fixed, BudgetMode::Adaptive]),
                 ..EngineOptions::default()
             },
         }

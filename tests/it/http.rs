@@ -164,6 +164,10 @@ async fn streaming_and_speculation_change_no_text() {
             reply["usage"]["completion_tokens"]
         );
         assert!(without["usage"]["speculative_decoding"].is_null());
+        // More than the server drafts is as much as it drafts.
+        body["spec_length"] = 1_000_000.into();
+        let long = server.json("/v1/completions", &body).await;
+        assert_eq!(long["choices"], reply["choices"]);
         body["spec_length"] = 0.into();
         let off = server.json("/v1/completions", &body).await;
         assert_eq!(off["choices"], reply["choices"]);

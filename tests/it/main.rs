@@ -18,6 +18,7 @@ mod engine_faults;
 mod engine_limits;
 mod gguf;
 mod http;
+mod http_drafts;
 mod http_refusals;
 mod kv;
 mod model;

@@ -124,7 +124,7 @@ fn a_pair_from_nothing() {
     // Which fails where a greedy text is another with the draft.
     work.run(
         "bench --model @target.gguf --draft-model @draft.gguf \
-         --spec-length 3 --prompts @prompts.jsonl --limit-per-category 12 --max-tokens 60 \
+         --spec-budget fixed --spec-length 3 --prompts @prompts.jsonl --limit-per-category 12 --max-tokens 60 \
          --json @bench.json",
     );
     let bench = work.json("bench.json");

@@ -5,6 +5,9 @@
 // order, within one block or by a second kernel. Both use the same instructions, so the bits do not
 // depend on the grid. A query is a (row, query head) pair; the queries of one K/V head share the keys
 // and values that are read from the pool.
+//
+// A row of a tree has last keys of its own: those of its ancestors and itself. They count as consecutive,
+// wherever in the pool they are, so that the row has the bits that it has in a sequence without branches.
 #include "paged_attention.cuh"
 
 constexpr int THREADS = 128;
@@ -23,14 +26,25 @@ struct Args {
     float scale;
 };
 
-// Whether row `row` of the tile sees the key at position `place` of its sequence.
-__device__ __forceinline__ bool sees(const Args &args, const Tile &tile, int row, int place) {
-    if (place < tile.context) {
-        return true;
+// The keys of a row of a tree: the context, and the keys of its span that are in `mask`.
+struct TreeRow {
+    int context;
+    uint64_t mask;
+
+    __device__ int keys() const { return context + __popcll(mask); }
+
+    // The place in the pool of the key that is number `key` of those that the row sees.
+    __device__ int place_of(int key) const {
+        if (key < context) {
+            return key;
+        }
+        uint64_t rest = mask;
+        for (int i = context; i < key; i++) {
+            rest &= rest - 1;
+        }
+        return context + __ffsll(rest) - 1;
     }
-    int key = place - tile.context, own = tile.start + row;
-    return tile.tree < 0 ? key <= own : key < 64 && (args.trees[tile.tree + own] >> key & 1);
-}
+};
 
 // The state of a softmax over some keys: the largest score, and the sum of weights below it.
 struct Running {
@@ -93,8 +107,13 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
             o[i][j] = 0.f;
         }
     }
-    for (int chunk = first; chunk < end; chunk++) {
-        const int base = chunk * CHUNK, count = min(CHUNK, keys - base);
+    int chunk = first, pass = 0;
+    while (chunk < end) {
+        // All rows share the chunk, or each row of a tree takes a pass over its own keys.
+        const bool shares = tile.tree < 0 || (chunk + 1) * CHUNK <= tile.context;
+        const TreeRow row = {tile.context, shares ? 0 : args.trees[tile.tree + tile.start + pass]};
+        const int base = chunk * CHUNK, count = min(CHUNK, (shares ? keys : row.keys()) - base);
+        const int from_query = shares ? 0 : pass * group, to_query = shares ? queries : from_query + group;
         __syncthreads();
         // Loads the keys and values of the chunk, 16 bytes per thread.
         constexpr int PACKS = D / Pack<T>::LEN;
@@ -103,7 +122,7 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
             Pack<T> ks, vs;
             ks.bits = vs.bits = make_uint4(0, 0, 0, 0);
             if (key < count) {
-                int place = base + key;
+                int place = shares ? base + key : row.place_of(base + key);
                 uint32_t block = args.blocks[tile.blocks + place / args.block_size];
                 size_t slot = (size_t)block * args.block_size + place % args.block_size;
                 size_t from = (slot * args.kv_heads + kv_head) * D + at;
@@ -119,7 +138,7 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
             constexpr int STEP = THREADS / CHUNK;
             const int key = threadIdx.x % CHUNK;
             const T *mine = shared.keys + key * Shared<T, D>::PITCH;
-            for (int query = threadIdx.x / CHUNK; query < queries; query += 4 * STEP) {
+            for (int query = from_query + threadIdx.x / CHUNK; query < to_query; query += 4 * STEP) {
                 float dots[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll 1
                 for (int at = 0; at < D; at += Pack<T>::LEN) {
@@ -138,8 +157,9 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     int scored = query + j * STEP;
-                    if (scored < queries) {
-                        bool seen = key < count && sees(args, tile, scored / group, base + key);
+                    if (scored < to_query) {
+                        bool causal = base + key <= tile.context + tile.start + scored / group;
+                        bool seen = key < count && (causal || !shares);
                         shared.weights[key * WEIGHTS + scored] = seen ? dots[j] : -INFINITY;
                     }
                 }
@@ -147,7 +167,7 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
         }
         __syncthreads();
         // Weights: a warp takes a query, and each of its threads two keys.
-        for (int query = threadIdx.x / 32; query < queries; query += THREADS / 32) {
+        for (int query = from_query + threadIdx.x / 32; query < to_query; query += THREADS / 32) {
             int at = threadIdx.x % 32;
             float &first_weight = shared.weights[at * WEIGHTS + query];
             float &second_weight = shared.weights[(at + 32) * WEIGHTS + query];
@@ -188,7 +208,7 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
             const float4 *weights = reinterpret_cast<const float4 *>(shared.weights + key * WEIGHTS + own);
 #pragma unroll
             for (int i = 0; i < OWN; i += 4) {
-                if (own + i < queries) {
+                if (own + i < to_query && own + i + 4 > from_query) {
                     const float4 four = weights[i / 4];
 #pragma unroll
                     for (int j = 0; j < DIMS; j++) {
@@ -203,7 +223,7 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
             int query = own + i;
-            if (query >= queries) {
+            if (query < from_query || query >= to_query) {
                 continue;
             }
             Running part = {shared.max[query], shared.sum[query]};
@@ -227,6 +247,8 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
                 }
             }
         }
+        pass = shares || pass + 1 == tile.rows ? 0 : pass + 1;
+        chunk += pass == 0;
     }
     if constexpr (!SPLIT) {
 #pragma unroll

@@ -1,7 +1,9 @@
 //! The CUDA side: launches of the kernels.
 
 use super::super::gpu::{self, *};
-use super::{Accepted, Chain, DeviceRow, LogitsParams, ProcessedLogits, RowAdjustment};
+use super::{
+    Accepted, Chain, DeviceRow, LogitsParams, ProcessedLogits, RowAdjustment, TokenChoice,
+};
 use candle_core::cuda_backend::cudarc::driver::{DevicePtr, DeviceRepr};
 use candle_core::op::BackpropOp;
 use candle_core::{CudaDevice, Result, Tensor};
@@ -14,9 +16,51 @@ const ADJUST_THREADS: usize = 256;
 // SAFETY: the kernels declare the same fields in the same order, and every bit pattern is valid.
 unsafe impl DeviceRepr for RowAdjustment {}
 // SAFETY: as above.
-unsafe impl DeviceRepr for LogitsParams {}
-// SAFETY: as above.
 unsafe impl DeviceRepr for Accepted {}
+
+/// Parameters of a row in the kernels' layout.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(super) struct RowParams {
+    row: u32,
+    top_k: u32,
+    temperature: f32,
+    min_p: f32,
+    top_p: f32,
+    by_race: u32,
+    key: u64,
+    uniform: f64,
+}
+
+// SAFETY: as above.
+unsafe impl DeviceRepr for RowParams {}
+
+impl From<&LogitsParams> for RowParams {
+    fn from(params: &LogitsParams) -> Self {
+        let (by_race, key, uniform) = match params.choice {
+            TokenChoice::Race(key) => (1, key, 0.),
+            TokenChoice::Quantile(uniform) => (0, 0, uniform),
+        };
+        Self {
+            row: params.row,
+            top_k: params.top_k,
+            temperature: params.temperature,
+            min_p: params.min_p,
+            top_p: params.top_p,
+            by_race,
+            key,
+            uniform,
+        }
+    }
+}
+
+impl RowParams {
+    /// Whether the kernel stores weights of the row.
+    fn is_stored(&self) -> bool {
+        let filtered = self.top_k > 0 || self.top_p < 1.;
+        self.temperature != 0. && (self.by_race == 0 || filtered)
+    }
+}
 
 /// A node in the kernels' layout; `q` is an address, 0 = none.
 #[derive(Debug, Clone, Copy)]
@@ -43,8 +87,8 @@ unsafe impl DeviceRepr for Node {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for Range {}
 
-/// `LogitsParams` on the device.
-pub(super) type Sent = CudaSlice<LogitsParams>;
+/// The parameters of all rows on the device.
+pub(super) type Sent = CudaSlice<RowParams>;
 
 fn kernel(device: &CudaDevice, name: &str) -> Result<Kernel> {
     gpu::function(device, "sample", gpu::SAMPLE, name)
@@ -61,7 +105,7 @@ pub(super) fn process_logits(
     logits: &Tensor,
     params: Vec<LogitsParams>,
     adjustments: &[RowAdjustment],
-    draw: bool,
+    best: usize,
 ) -> Result<ProcessedLogits> {
     let device = logits.device().as_cuda_device()?.clone();
     let (all, vocab) = logits.dims2()?;
@@ -73,20 +117,22 @@ pub(super) fn process_logits(
         [] => logits.clone(),
         adjustments => adjusted(logits, adjustments, &device)?,
     };
-    let sent = device.clone_htod(&params)?;
-    let sampled = params.iter().any(|params| params.temperature != 0.);
-    let dims = if sampled { [rows, vocab] } else { [1, 1] };
+    let row_params: Vec<RowParams> = params.iter().map(RowParams::from).collect();
+    let sent = device.clone_htod(&row_params)?;
+    let stored = row_params.iter().any(RowParams::is_stored);
+    let dims = if stored { [rows, vocab] } else { [1, 1] };
+    let values = 1 + 2 * best.max(1);
     // SAFETY: the kernel writes every value that is read.
     let probs = unsafe { device.alloc::<f32>(dims[0] * dims[1])? };
     // SAFETY: as above.
-    let tokens = unsafe { device.alloc::<u32>(2 * rows)? };
+    let tokens = unsafe { device.alloc::<u32>(values * rows)? };
     {
         let (storage, layout) = logits.storage_and_layout();
         let logits = gpu::view::<f32>(NAME, &storage, layout)?;
         let kernel = kernel(&device, "process_logits")?;
         let mut args = kernel.builder();
         args.arg(&logits).arg(&sent).arg(&probs).arg(&tokens);
-        builder_arg!(args, vocab as i32, i32::from(draw));
+        builder_arg!(args, vocab as i32, best as i32);
         // SAFETY: the arguments match the kernel's, and are as long as it reads and writes.
         unsafe { args.launch(gpu::grid((rows, 1, 1), THREADS, 0)) }.w()?;
     }
@@ -94,8 +140,30 @@ pub(super) fn process_logits(
         params,
         sent,
         probs: tensor(probs, &dims, &device),
-        tokens: tensor(tokens, &[2, rows], &device),
+        tokens: tensor(tokens, &[values, rows], &device),
     })
+}
+
+/// See [`super::best_logits`].
+pub(super) fn best_logits(logits: &Tensor, best: usize) -> Result<Tensor> {
+    let device = logits.device().as_cuda_device()?.clone();
+    let (rows, vocab) = logits.dims2()?;
+    if rows == 0 || best == 0 {
+        candle_core::bail!("sample: the best {best} of {rows} rows");
+    }
+    // SAFETY: the kernel writes every value.
+    let ids = unsafe { device.alloc::<u32>(rows * best)? };
+    {
+        let (storage, layout) = logits.storage_and_layout();
+        let logits = gpu::view::<f32>(NAME, &storage, layout)?;
+        let kernel = kernel(&device, "best_logits")?;
+        let mut args = kernel.builder();
+        args.arg(&logits).arg(&ids);
+        builder_arg!(args, vocab as i32, best as i32);
+        // SAFETY: the arguments match the kernel's, and are as long as it reads and writes.
+        unsafe { args.launch(gpu::grid((rows, 1, 1), THREADS, 0)) }.w()?;
+    }
+    Ok(tensor(ids, &[rows, best], &device))
 }
 
 /// A copy of the logits with the adjustments applied; there is at least one.
@@ -168,7 +236,7 @@ pub(super) fn verify(processed: &ProcessedLogits, chains: &[Chain<'_>]) -> Resul
     let verdicts = unsafe { device.alloc::<Accepted>(chains.len())? };
     let (probs, probs_layout) = processed.probs.storage_and_layout();
     let probs = gpu::view::<f32>(NAME, &probs, probs_layout)?;
-    let tokens = processed.tokens()?;
+    let tokens = processed.chosen()?;
     let (points, points_layout) = tokens.storage_and_layout();
     let points = gpu::view::<u32>(NAME, &points, points_layout)?;
     let kernel = kernel(&device, "verify_chains")?;

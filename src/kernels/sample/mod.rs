@@ -28,9 +28,22 @@ pub struct RowAdjustment {
     pub bias: f32,
 }
 
-/// How a row of logits becomes a distribution; the fields are those of `SamplingParams`.
+/// Maximum number of tokens of a row.
+pub const MAX_BEST: usize = 8;
+
+/// How a row's token is chosen from its weights w, at temperatures above 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
-#[repr(C)]
+pub enum TokenChoice {
+    /// By a race: the token x with the largest w(x) / E(x), where E(x) are the exponential numbers of
+    /// this key (see `sampling::choose`). Such a row has no distribution.
+    Race(u64),
+    /// The quantile of the distribution at this number in [0, 1).
+    Quantile(f64),
+}
+
+/// How a row of logits becomes weights, and how a token is chosen from them; the other fields are those
+/// of `SamplingParams`.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LogitsParams {
     /// Row of the logits.
     pub row: u32,
@@ -40,8 +53,14 @@ pub struct LogitsParams {
     pub temperature: f32,
     pub min_p: f32,
     pub top_p: f32,
-    /// The random number in [0, 1) with which a token is sampled.
-    pub uniform: f64,
+    pub choice: TokenChoice,
+}
+
+impl LogitsParams {
+    /// Whether the row has a distribution.
+    fn has_distribution(&self) -> bool {
+        self.temperature != 0. && matches!(self.choice, TokenChoice::Quantile(_))
+    }
 }
 
 /// The distribution of one row, in device memory.
@@ -97,55 +116,99 @@ pub struct Accepted {
     pub next: u32,
 }
 
-/// The distributions of some rows.
+/// The tokens and distributions of some rows.
 #[derive(Debug)]
 pub struct ProcessedLogits {
     params: Vec<LogitsParams>,
     /// The same parameters, on the device.
     #[cfg(feature = "cuda")]
     sent: cuda::Sent,
-    /// `[rows, vocab_size]` f32; rows of temperature 0 are uninitialized; `[1, 1]` if all have
-    /// temperature 0.
+    /// `[rows, vocab_size]` f32, of which only rows with a distribution are specified; `[1, 1]` if the
+    /// kernel needs none.
     probs: Tensor,
-    /// `[2, rows]` u32: [`ProcessedLogits::ids`] and [`ProcessedLogits::tokens`].
+    /// `[1 + 2 * places, rows]` u32: [`ProcessedLogits::ids`], the tokens by place, and the bits of
+    /// their probabilities by place.
     tokens: Tensor,
 }
 
+/// The best tokens of each row, with their probabilities.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BestTokens {
+    rows: usize,
+    places: usize,
+    /// The tokens, `[places, rows]`, then the bits of their probabilities.
+    values: Vec<u32>,
+}
+
+impl BestTokens {
+    /// The token of row `row`; [`NO_TOKEN`] if none can be chosen.
+    pub fn token(&self, row: usize) -> u32 {
+        self.values[row]
+    }
+
+    /// The tokens of row `row` and their probabilities, best first: none if no token can be chosen, and
+    /// fewer than requested if there are no others.
+    pub fn of_row(&self, row: usize) -> impl Iterator<Item = (u32, f32)> + '_ {
+        let at = move |place: usize| self.values[place * self.rows + row];
+        (0..self.places)
+            .map(move |place| (at(place), f32::from_bits(at(self.places + place))))
+            .take_while(|&(token, _)| token != NO_TOKEN)
+    }
+}
+
 /// Runs the pipeline of `sampling` over rows of `logits`, `[_, vocab_size]` f32 on a GPU. Applies the
-/// adjustments of a row and id in their order, and ignores ids that do not exist. With `draw` each
-/// row gets a token.
+/// adjustments of a row and id in their order, and ignores ids that do not exist.
+///
+/// `best` is the number of tokens of each row, at most [`MAX_BEST`]: the chosen one, then those that
+/// would be chosen without the ones before them; at temperature 0 those of the largest logits. Rows
+/// with [`TokenChoice::Quantile`] have only one. Their probabilities are those after the pipeline; at
+/// temperature 0 those of the adjusted logits at temperature 1.
+///
+/// With `best` 0, to verify drafts, probabilities are 0 and rows with a distribution have no token:
+/// [`ProcessedLogits::verify`] chooses it.
 ///
 /// # Errors
-/// If the device fails or is not a GPU.
+/// If `best` is too large, or the device fails or is not a GPU.
 pub fn process_logits(
     logits: &Tensor,
     params: Vec<LogitsParams>,
     mut adjustments: Vec<RowAdjustment>,
-    draw: bool,
+    best: usize,
 ) -> Result<ProcessedLogits> {
     let vocab_size = logits.dim(1)?;
+    check_best(best)?;
     adjustments.retain(|adjustment| (adjustment.id as usize) < vocab_size);
     adjustments.sort_by_key(|adjustment| (adjustment.row, adjustment.id));
     #[cfg(feature = "cuda")]
-    return cuda::process_logits(logits, params, &adjustments, draw);
+    return cuda::process_logits(logits, params, &adjustments, best);
     #[cfg(not(feature = "cuda"))]
-    candle_core::bail!(
-        "no GPU in this build: {:?}, {params:?}, {draw}",
-        logits.device()
-    )
+    candle_core::bail!("no GPU in this build: {:?}, {params:?}", logits.device())
+}
+
+/// The ids of the `best` (at most [`MAX_BEST`]) largest values of each row of `logits`,
+/// `[rows, vocab_size]` f32 on a GPU: `[rows, best]` u32, best first, and [`NO_TOKEN`] in rows that
+/// contain NaN or infinity and where all other logits are minus infinity. Of equal logits the lowest id
+/// is first.
+///
+/// # Errors
+/// If `best` is too large, or the device fails or is not a GPU.
+pub fn best_logits(logits: &Tensor, best: usize) -> Result<Tensor> {
+    check_best(best)?;
+    #[cfg(feature = "cuda")]
+    return cuda::best_logits(logits, best);
+    #[cfg(not(feature = "cuda"))]
+    candle_core::bail!("no GPU in this build: {:?}", logits.device())
+}
+
+fn check_best(best: usize) -> Result<()> {
+    if best > MAX_BEST {
+        candle_core::bail!("sample: {best} tokens of a row, at most {MAX_BEST}");
+    }
+    Ok(())
 }
 
 impl ProcessedLogits {
-    /// The token of each row, `[rows]` u32: that of the largest logit at temperature 0, else the drawn
-    /// one (0 without `draw`); [`NO_TOKEN`] if no token can be chosen.
-    ///
-    /// # Errors
-    /// None that a caller can cause.
-    pub fn tokens(&self) -> Result<Tensor> {
-        self.tokens.get(1)
-    }
-
-    /// The same with id 0 instead of [`NO_TOKEN`], as input for a model.
+    /// The token of each row as input for a model, `[rows]` u32; 0 if no token can be chosen.
     ///
     /// # Errors
     /// None that a caller can cause.
@@ -153,9 +216,31 @@ impl ProcessedLogits {
         self.tokens.get(0)
     }
 
-    /// The distribution of row `row`, unless its temperature is 0.
+    /// The token of each row, `[rows]` u32 on the device; [`NO_TOKEN`] if none can be chosen.
+    fn chosen(&self) -> Result<Tensor> {
+        self.tokens.get(1)
+    }
+
+    /// Copies the tokens and their probabilities to the host.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn read(&self) -> Result<BestTokens> {
+        let (all, rows) = self.tokens.dims2()?;
+        Ok(BestTokens {
+            rows,
+            places: all / 2,
+            values: self
+                .tokens
+                .narrow(0, 1, all - 1)?
+                .flatten_all()?
+                .to_vec1()?,
+        })
+    }
+
+    /// The distribution of row `row`, if it has one: see [`TokenChoice`].
     pub fn row(&self, row: usize) -> Option<DeviceRow> {
-        (self.params[row].temperature > 0.).then(|| DeviceRow {
+        self.params[row].has_distribution().then(|| DeviceRow {
             probs: self.probs.clone(),
             row,
         })
@@ -164,7 +249,7 @@ impl ProcessedLogits {
     /// Accepts or corrects drafts (Leviathan et al. 2023, Algorithm 1); see `spec::verify`.
     ///
     /// # Errors
-    /// If a row or a token does not exist, or the device fails or is not a GPU.
+    /// If a row or a token does not exist or a row is raced, or the device fails or is not a GPU.
     pub fn verify(&self, chains: &[Chain<'_>]) -> Result<Vec<Accepted>> {
         check(chains, &self.params, self.probs.dim(1)?)?;
         #[cfg(feature = "cuda")]
@@ -183,7 +268,11 @@ fn check(chains: &[Chain<'_>], params: &[LogitsParams], vocab_size: usize) -> Re
         if row.checked_add(len).is_none_or(|last| last >= params.len()) {
             candle_core::bail!("sample: {len} nodes from row {row} of {}", params.len());
         }
-        let sampled = params[row].temperature != 0.;
+        let rows = &params[row..=row + len];
+        let sampled = rows[0].temperature != 0.;
+        if rows.iter().any(|row| row.has_distribution() != sampled) {
+            candle_core::bail!("sample: {len} nodes from row {row} need distributions");
+        }
         for node in &chain.nodes {
             let token = node.token as usize;
             let beyond_q = match node.q {
@@ -210,14 +299,14 @@ mod tests {
             probs: Tensor::zeros((1, 6), DType::F32, &Device::Cpu).unwrap(),
             row: 0,
         };
-        let run = |temperature, row, token, q| {
+        let run_by = |choice, temperature, row, token, q| {
             let params = LogitsParams {
                 row: 0,
                 top_k: 0,
                 temperature,
                 min_p: 0.,
                 top_p: 1.,
-                uniform: 0.5,
+                choice,
             };
             let uniform = 0.5;
             let chain = Chain {
@@ -227,11 +316,16 @@ mod tests {
             };
             check(&[chain], &[params; 3], 8)
         };
+        let run = |temperature, row, token, q| {
+            run_by(TokenChoice::Quantile(0.5), temperature, row, token, q)
+        };
         run(1., 1, 7, None).unwrap();
         run(1., 1, 5, Some(&q)).unwrap();
         run(0., 1, u32::MAX, None).unwrap();
         run(1., 1, 8, None).unwrap_err();
         run(1., 1, u32::MAX, None).unwrap_err();
+        run_by(TokenChoice::Race(5), 1., 1, 7, None).unwrap_err();
+        run_by(TokenChoice::Race(5), 0., 1, 7, None).unwrap();
         for temperature in [0., 1.] {
             run(temperature, 1, 6, Some(&q)).unwrap_err();
             run(temperature, 2, 5, Some(&q)).unwrap_err();

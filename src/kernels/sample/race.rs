@@ -142,6 +142,17 @@ mod tests {
         }
     }
 
+    /// `tests/emulator/sample.cpp` compares the numbers of the CUDA kernel with the same hash.
+    #[test]
+    fn numbers_have_the_bits_of_the_cuda_kernel() {
+        let hash = (0..1 << 18).fold(0u64, |hash, id: u32| {
+            let key = u64::from(id).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let bits = exponential(key, id).to_bits();
+            (hash ^ u64::from(bits)).wrapping_mul(0x0100_0000_01b3)
+        });
+        assert_eq!(hash, 0x997a_d0e8_ab2a_a143);
+    }
+
     #[test]
     fn the_logarithm_agrees_with_the_library() {
         let mut worst = 0f64;

@@ -1,17 +1,16 @@
 // Computes distributions from logits, tokens from distributions, and verdicts on drafts, with one block
 // of 1024 threads per row or sequence.
 //
-// The results are those of `sampling.rs` and `spec/verify.rs` on the CPU. Weights have the same bits.
-// They are summed in another order, in f64, which changes a token only if a random number hits the
-// last bits of a sum.
-#include "cuda/common.cuh"
+// The results are those of `sampling.rs` and `spec/verify.rs` on the CPU. Weights and their races have
+// the same bits. Weights are summed in another order, in f64, which changes a token only if a random
+// number or top-p hits the last bits of a sum.
+#include "sample/race.cuh"
+#include "sample/vocab.cuh"
 
 namespace {
 
-constexpr int WARPS = 32;
-// Stands for a token if none can be chosen.
-constexpr uint32_t NO_TOKEN = 0xffffffffu;
-using Mass = unsigned long long;
+// Most tokens of a row that a launch returns.
+constexpr int MAX_BEST = 8;
 
 // A change of one logit; changes of the same row and id are adjacent.
 struct RowAdjustment {
@@ -19,10 +18,13 @@ struct RowAdjustment {
     float repetition, subtract, bias;
 };
 
-// How a row of logits becomes a distribution, and the random number with which a token is drawn.
+// How a row of logits becomes a distribution, and how a token is drawn from it: by a race of its weights
+// against the exponential numbers of `key`, or by the quantile at `uniform`.
 struct LogitsParams {
     uint32_t row, top_k;
     float temperature, min_p, top_p;
+    uint32_t by_race;
+    uint64_t key;
     double uniform;
 };
 
@@ -44,15 +46,6 @@ struct Verdict {
     uint32_t accepted, next;
 };
 
-// Shared memory of the threads of a block.
-struct Scratch {
-    double pieces[WARPS];
-    float values[WARPS];
-    uint32_t ids[WARPS];
-    Mass histogram[2048], scan[1024], rest;
-    uint32_t digit;
-};
-
 // e^x as in `float.rs`, bit for bit.
 __device__ __forceinline__ float portable_exp(float x) {
     const float ROUND = 12582912.f;
@@ -72,196 +65,34 @@ __device__ __forceinline__ float portable_exp(float x) {
     return x < -87.f ? 0.f : __fmul_rn(e_r, __int_as_float((bits + 127) << 23));
 }
 
-// Length of the piece of [start, end) that each warp has.
-__device__ __forceinline__ int piece_len(int start, int end) { return (end - start + WARPS - 1) / WARPS; }
-
-// Sum of `value(i)` over [start, end), in an order that depends only on these bounds; calls `value` once
-// for each i. Leaves the sums of the warps' pieces in `scratch`.
-template <typename F> __device__ double sum(F value, int start, int end, Scratch &scratch) {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, len = piece_len(start, end);
-    int from = min(start + warp * len, end), to = min(from + len, end);
-    double total = 0.;
-#pragma unroll 4
-    for (int i = from + lane; i < to; i += 32) {
-        total += (double)value(i);
-    }
-    for (int mask = 16; mask > 0; mask >>= 1) {
-        total += __shfl_xor_sync(0xffffffffu, total, mask);
-    }
-    __syncthreads();
-    if (lane == 0) {
-        scratch.pieces[warp] = total;
-    }
-    __syncthreads();
-    total = 0.;
-    for (int i = 0; i < WARPS; i++) {
-        total += scratch.pieces[i];
-    }
-    return total;
-}
-
-// The first i in [0, count) for which the values up to and including i sum to more than `target`. Call
-// `sum` over all values first. If rounding puts the target beyond the end, returns the last i whose
-// value is above 0.
-template <typename F> __device__ int quantile(F value, int count, double target, Scratch &scratch) {
-    for (int start = 0, end = count;;) {
-        int found = -1, last = -1, len = piece_len(start, end);
-        double before = 0., before_last = 0.;
-        for (int i = 0; i < WARPS && found < 0; i++) {
-            double piece = scratch.pieces[i];
-            if (piece > 0.) {
-                last = i;
-                before_last = before;
-            }
-            if (before + piece > target) {
-                found = i;
-            } else {
-                before += piece;
-            }
-        }
-        if (found < 0 && last < 0) {
-            return 0;
-        }
-        if (found < 0) {
-            found = last;
-            before = before_last;
-        }
-        target -= before;
-        start += found * len;
-        end = min(start + len, end);
-        if (end - start == 1) {
-            return start;
-        }
-        sum(value, start, end, scratch);
-    }
-}
-
-// Whether `x` of `id` wins over `y` of `other` in the search for the largest value.
-__device__ __forceinline__ bool larger(float x, uint32_t id, float y, uint32_t other) {
-    return x > y || (x == y && id < other);
-}
-
-// The largest value of a row, and the lowest id that has it. NaN counts as infinity: the result is
-// finite exactly if a token can be chosen.
-__device__ float largest(const float *row, int vocab, Scratch &scratch, uint32_t &id) {
-    float best = -INFINITY;
-    uint32_t at = 0xffffffffu;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < vocab; i += blockDim.x) {
-        float x = row[i] == row[i] ? row[i] : INFINITY;
-        if (larger(x, i, best, at)) {
-            best = x;
-            at = i;
-        }
-    }
-    for (int mask = 16; mask > 0; mask >>= 1) {
-        float other = __shfl_xor_sync(0xffffffffu, best, mask);
-        uint32_t there = __shfl_xor_sync(0xffffffffu, at, mask);
-        if (larger(other, there, best, at)) {
-            best = other;
-            at = there;
-        }
-    }
-    if (threadIdx.x % 32 == 0) {
-        scratch.values[threadIdx.x / 32] = best;
-        scratch.ids[threadIdx.x / 32] = at;
-    }
-    __syncthreads();
-    for (int i = 0; i < WARPS; i++) {
-        if (larger(scratch.values[i], scratch.ids[i], best, at)) {
-            best = scratch.values[i];
-            at = scratch.ids[i];
-        }
-    }
-    id = at;
-    return best;
-}
-
-// Measures of an entry of a row. They are integers, so their sum does not depend on the order.
-struct Count {
-    __device__ static Mass of(float) { return 1; }
-};
-struct Weight {
-    // 2^19 weights of at most 1 do not overflow.
-    __device__ static Mass of(float x) { return (Mass)(x * 17592186044416.f); }
+// Which weights the filters keep: all above `least`, and of those equal to `least` the ids below `cut`.
+struct Kept {
+    float least;
+    int cut;
 };
 
-// scan[i] = the sum of `own` over all threads up to and including i.
-__device__ void scan_block(Mass own, Mass *scan) {
-    int i = threadIdx.x;
-    scan[i] = own;
-    __syncthreads();
-    for (int step = 1; step < (int)blockDim.x; step *= 2) {
-        Mass sum = scan[i] + (i >= step ? scan[i - step] : 0);
-        __syncthreads();
-        scan[i] = sum;
-        __syncthreads();
+// The weights that top-k and top-p keep.
+template <typename F>
+__device__ Kept filter(F weight, int vocab, const LogitsParams &params, Scratch &scratch) {
+    float least = 0.f;
+    if (params.top_k > 0) {
+        Mass goal = params.top_k;
+        least = threshold<Count>(weight, vocab, least, goal, scratch);
     }
-}
-
-// The largest x for which the entries that are at least x and at least `floor` have a total measure of
-// at least `goal` (which is at least 1). Subtracts from `goal` the measure of the entries above x. If
-// the total measure of all entries is below `goal`, returns `floor` and leaves `goal` unchanged.
-// A radix search from the highest bits down: the bits of non-negative floats have the order of their
-// values.
-template <typename Measure>
-__device__ float threshold(const float *row, int vocab, float floor, Mass &goal, Scratch &scratch) {
-    const int SHIFTS[] = {20, 10, 0};
-    uint32_t prefix = 0;
-    for (int round = 0; round < 3; round++) {
-        int shift = SHIFTS[round], digits = round == 0 ? 2048 : 1024, width = round == 0 ? 11 : 10;
-        __syncthreads();
-        for (int i = threadIdx.x; i < 2048; i += blockDim.x) {
-            scratch.histogram[i] = 0;
-        }
-        __syncthreads();
-        for (int i = threadIdx.x; i < vocab; i += blockDim.x) {
-            float x = row[i];
-            uint32_t bits = __float_as_uint(x);
-            if (x >= floor && bits >> (shift + width) == prefix) {
-                atomicAdd(&scratch.histogram[bits >> shift & (digits - 1)], Measure::of(x));
-            }
-        }
-        __syncthreads();
-        // Two digits per thread, the highest first.
-        int high = digits - 1 - 2 * threadIdx.x;
-        Mass upper = high > 0 ? scratch.histogram[high] : 0;
-        Mass both = high > 0 ? upper + scratch.histogram[high - 1] : 0;
-        scan_block(both, scratch.scan);
-        Mass through = scratch.scan[threadIdx.x], above = through - both;
-        if (scratch.scan[blockDim.x - 1] < goal) {
-            return floor;
-        }
-        if (above < goal && goal <= through) {
-            bool lower = above + upper < goal;
-            scratch.digit = high - lower;
-            scratch.rest = goal - above - (lower ? upper : 0);
-        }
-        __syncthreads();
-        prefix = prefix << width | scratch.digit;
-        goal = scratch.rest;
+    if (params.top_p >= 1.f) {
+        return {least, vocab};
     }
-    return __uint_as_float(prefix);
-}
-
-// The id after the `wanted`-th entry equal to x; there are more such entries.
-__device__ int cut_after(const float *row, int vocab, float x, Mass wanted, Scratch &scratch) {
-    int len = (vocab + blockDim.x - 1) / blockDim.x;
-    int from = min((int)threadIdx.x * len, vocab), to = min(from + len, vocab);
-    Mass own = 0;
-    for (int i = from; i < to; i++) {
-        own += row[i] == x;
-    }
-    scan_block(own, scratch.scan);
-    Mass seen = scratch.scan[threadIdx.x] - own;
-    for (int i = from; i < to; i++) {
-        seen += row[i] == x;
-        if (row[i] == x && seen == wanted) {
-            scratch.digit = i + 1;
-        }
-    }
-    __syncthreads();
-    return scratch.digit;
+    auto mass = [&](int i) {
+        float w = weight(i);
+        return w < least ? 0. : (double)Weight::of(w);
+    };
+    double all = sum(mass, 0, vocab, scratch);
+    Mass goal = max((Mass)ceil((double)params.top_p * all), (Mass)1);
+    least = threshold<Weight>(weight, vocab, least, goal, scratch);
+    double equal = sum([&](int i) { return weight(i) == least ? 1. : 0.; }, 0, vocab, scratch);
+    Mass each = max(Weight::of(least), (Mass)1), wanted = (goal + each - 1) / each;
+    bool cuts = (double)wanted < equal;
+    return {least, cuts ? cut_after(weight, vocab, least, wanted, scratch) : vocab};
 }
 
 } // namespace
@@ -283,61 +114,111 @@ extern "C" __global__ void adjust_logits(float *logits, const RowAdjustment *adj
     }
 }
 
-// probs: [rows, vocab], not written for rows of temperature 0. tokens: [2, rows], ids to feed to a model
-// (0 if no token can be chosen), then the same with NO_TOKEN instead. At temperature 0 the token is that
-// of the largest logit; otherwise the one that the random number selects, or 0 without `draw`.
+// Processes a row per block. With n = max(siblings, 1):
+//
+// tokens: [1 + 2n, rows]: ids to feed to a model (0 if no token can be chosen); the n best tokens of each
+// row, best first, NO_TOKEN where there are fewer; and the f32 bits of their probabilities, 0 unless
+// `siblings` is above 0. At temperature 0 the best tokens are those of the largest logits, and the
+// probabilities those at temperature 1. Of a race they are the winner and those that would win without the
+// tokens before them. A row with a quantile has only one token, and 0 in its place if `siblings` is 0.
+//
+// probs: [rows, vocab]: the distributions of rows with a quantile and a temperature above 0. The rows of
+// races that top-k or top-p filters are overwritten; others are not touched.
 extern "C" __global__ void __launch_bounds__(1024)
     process_logits(const float *logits, const LogitsParams *all_params, float *probs, uint32_t *tokens,
-                   int vocab, int draw) {
+                   int vocab, int siblings) {
     __shared__ Scratch scratch;
     const LogitsParams params = all_params[blockIdx.x];
     const float *row = logits + (size_t)params.row * vocab;
-    float *out = probs + (size_t)blockIdx.x * vocab;
+    const int places = max(siblings, 1);
     uint32_t best;
     const float top = largest(row, vocab, scratch, best);
-    const bool finite = fabsf(top) < INFINITY;
-    auto choose = [&](uint32_t token) {
+    auto put = [&](int place, uint32_t token, float p) {
         if (threadIdx.x == 0) {
-            tokens[blockIdx.x] = finite ? token : 0;
-            tokens[gridDim.x + blockIdx.x] = finite ? token : NO_TOKEN;
+            uint32_t *at = tokens + blockIdx.x;
+            if (place == 0) {
+                *at = token == NO_TOKEN ? 0 : token;
+            }
+            at[(size_t)(1 + place) * gridDim.x] = token;
+            at[(size_t)(1 + places + place) * gridDim.x] = __float_as_uint(p);
         }
     };
-    if (params.temperature == 0.f || !finite) {
-        choose(best);
+    auto put_one = [&](uint32_t token, float p) {
+        put(0, token, p);
+        for (int place = 1; place < places; place++) {
+            put(place, NO_TOKEN, 0.f);
+        }
+    };
+    if (!(fabsf(top) < INFINITY)) {
+        put_one(NO_TOKEN, 0.f);
         return;
     }
+    const bool greedy = params.temperature == 0.f;
+    if (greedy && siblings == 0) {
+        put_one(best, 0.f);
+        return;
+    }
+    const float temperature = greedy ? 1.f : params.temperature, min_p = greedy ? 0.f : params.min_p;
     auto weigh = [&](int i) {
-        float w = portable_exp(__fdiv_rn(__fsub_rn(row[i], top), params.temperature));
-        return out[i] = w < params.min_p ? 0.f : w;
+        float w = portable_exp(__fdiv_rn(__fsub_rn(row[i], top), temperature));
+        return w < min_p ? 0.f : w;
     };
-    double total = sum(weigh, 0, vocab, scratch);
-    // Keeps all entries above `least`, and of those equal to `least` the ids below `cut`.
-    float least = 0.f;
-    int cut = vocab;
-    if (params.top_k > 0) {
-        Mass goal = params.top_k;
-        least = threshold<Count>(out, vocab, least, goal, scratch);
-    }
-    if (params.top_p < 1.f) {
-        auto mass = [&](int i) { return out[i] < least ? 0. : (double)Weight::of(out[i]); };
-        double all = sum(mass, 0, vocab, scratch);
-        Mass goal = max((Mass)ceil((double)params.top_p * all), (Mass)1);
-        least = threshold<Weight>(out, vocab, least, goal, scratch);
-        double equal = sum([&](int i) { return out[i] == least ? 1. : 0.; }, 0, vocab, scratch);
-        Mass each = max(Weight::of(least), (Mass)1), wanted = (goal + each - 1) / each;
-        if ((double)wanted < equal) {
-            cut = cut_after(out, vocab, least, wanted, scratch);
+    const bool by_quantile = !greedy && !params.by_race;
+    const bool stored = by_quantile || (!greedy && (params.top_k > 0 || params.top_p < 1.f));
+    float *out = probs + (size_t)blockIdx.x * vocab;
+    if (stored) {
+        for (int i = threadIdx.x; i < vocab; i += blockDim.x) {
+            out[i] = weigh(i);
         }
+        __syncthreads();
     }
-    auto kept = [&](int i) { return out[i] > least || (out[i] == least && i < cut) ? out[i] : 0.f; };
-    if (least > 0.f) {
-        total = sum(kept, 0, vocab, scratch);
+    auto weight = [&](int i) { return stored ? out[i] : weigh(i); };
+    const Kept keeps = greedy ? Kept{0.f, vocab} : filter(weight, vocab, params, scratch);
+    auto kept = [&](int i) {
+        float w = weight(i);
+        return w > keeps.least || (w == keeps.least && i < keeps.cut) ? w : 0.f;
+    };
+    const double scale = by_quantile || siblings > 0 ? 1. / sum(kept, 0, vocab, scratch) : 0.;
+    if (by_quantile) {
+        auto normal = [&](int i) { return out[i] = (float)((double)kept(i) * scale); };
+        double total = sum(normal, 0, vocab, scratch);
+        auto prob = [&](int i) { return out[i]; };
+        uint32_t token = siblings > 0 ? quantile(prob, vocab, params.uniform * total, scratch) : 0;
+        put_one(token, siblings > 0 ? out[token] : 0.f);
+        return;
     }
-    const double scale = 1. / total;
-    auto normal = [&](int i) { return out[i] = (float)((double)kept(i) * scale); };
-    total = sum(normal, 0, vocab, scratch);
-    auto prob = [&](int i) { return out[i]; };
-    choose(draw ? quantile(prob, vocab, params.uniform * total, scratch) : 0);
+    auto score = [&](int i) {
+        float w = kept(i);
+        return w > 0.f ? __fdiv_rn(w, exponential(params.key, i)) : 0.f;
+    };
+    auto give = [&](int place, float, uint32_t token) {
+        float w = token < (uint32_t)vocab ? kept(token) : 0.f;
+        put(place, w > 0.f ? token : NO_TOKEN, (float)((double)w * scale));
+    };
+    auto logit = [&](int i) { return row[i]; };
+    if (siblings > 1) {
+        greedy ? best_of<MAX_BEST>(logit, vocab, siblings, give, scratch)
+               : best_of<MAX_BEST>(score, vocab, siblings, give, scratch);
+    } else {
+        greedy ? put_one(best, (float)scale) : best_of<1>(score, vocab, 1, give, scratch);
+    }
+}
+
+// ids: [rows, count], those of the largest logits of each row, best first; NO_TOKEN where there are fewer,
+// and in rows that are not finite. `count` is at most MAX_BEST.
+extern "C" __global__ void __launch_bounds__(1024)
+    best_logits(const float *logits, uint32_t *ids, int vocab, int count) {
+    __shared__ Scratch scratch;
+    const float *row = logits + (size_t)blockIdx.x * vocab;
+    bool finite = true;
+    auto logit = [&](int i) { return row[i] == row[i] ? row[i] : INFINITY; };
+    auto give = [&](int place, float x, uint32_t id) {
+        finite = finite && x < INFINITY;
+        if (threadIdx.x == 0) {
+            ids[(size_t)blockIdx.x * count + place] = finite && x > -INFINITY ? id : NO_TOKEN;
+        }
+    };
+    best_of<MAX_BEST>(logit, vocab, count, give, scratch);
 }
 
 // The rule of `spec/verify.rs` for chains (Leviathan et al. 2023, Algorithm 1), over the output of

@@ -3,6 +3,7 @@
 use super::Fed;
 use super::growth::{Growth, Limits};
 use super::lessons::{Lessons, View};
+use crate::kernels::sample::TokenChoice;
 use crate::model::Batch;
 use crate::sampling::{Acceptance, Guess, Purpose, Rng, distribution, guess};
 use crate::spec::draft::{Draft, DraftDist, DraftRequest};
@@ -18,7 +19,7 @@ pub struct Drafting<'a, 'b> {
     limits: Limits,
     /// Number of levels of the draft.
     depth: usize,
-    /// Number of tokens that a GPU has drawn after the draft and the host has not read.
+    /// Number of levels that a GPU has drawn after the draft and the host has not read.
     pub unread: usize,
     /// Whether the first forward can feed all tokens.
     may_draft: bool,
@@ -34,6 +35,11 @@ pub fn max_nodes(request: &DraftRequest<'_>) -> usize {
         1 => request.nodes.min(request.model_depth),
         _ => request.nodes,
     }
+}
+
+/// Maximum number of nodes that are fed: the last one of a chain is not.
+pub fn max_fed(request: &DraftRequest<'_>) -> usize {
+    max_nodes(request) - usize::from(width(request) == 1)
 }
 
 /// Maximum number of children of a node. A chain under the rejection rule: which siblings there are
@@ -88,6 +94,11 @@ impl<'a, 'b> Drafting<'a, 'b> {
         self.may_draft && !self.ended && grows && depth < self.max_depth()
     }
 
+    /// Whether no node has siblings.
+    pub fn is_chain(&self) -> bool {
+        self.limits.width == 1
+    }
+
     fn max_depth(&self) -> usize {
         match self.limits.width {
             1 => self.limits.nodes,
@@ -119,6 +130,10 @@ impl<'a, 'b> Drafting<'a, 'b> {
             let context = self.fed.tokens.len();
             let table = &self.fed.table;
             batch.push_span(&rows.tokens, &rows.parents, context, table, block_size);
+            if rows.tokens.len() == 1 {
+                self.growth.extend_trunk();
+                self.fed.tokens.extend(rows.tokens);
+            }
         }
         if !self.may_draft {
             return 0;
@@ -150,12 +165,25 @@ impl<'a, 'b> Drafting<'a, 'b> {
     }
 
     /// The key of the random numbers for the next level's tokens.
-    pub fn key(&self) -> u64 {
+    fn key(&self) -> u64 {
         self.rng().key(self.depth + self.unread)
     }
 
+    /// How a GPU draws the next level's tokens.
+    pub fn choice(&self) -> TokenChoice {
+        match self.request.acceptance {
+            Acceptance::Coupled => TokenChoice::Race(self.key()),
+            Acceptance::Rejection => TokenChoice::Quantile(self.uniform()),
+        }
+    }
+
+    /// Maximum number of tokens after one row of logits.
+    pub fn width(&self) -> usize {
+        self.limits.width
+    }
+
     /// The random number for drawing the next token under the rejection rule.
-    pub fn uniform(&self) -> f64 {
+    fn uniform(&self) -> f64 {
         self.rng()
             .uniform(self.depth + self.unread, Purpose::Draft, 0)
     }
@@ -167,21 +195,35 @@ impl<'a, 'b> Drafting<'a, 'b> {
 
     /// Adds a level: the guesses of each row of logits that was asked for.
     pub fn expand<'c>(&mut self, rows: impl Iterator<Item = &'c [f32]>) {
-        let first = self.growth.draft.len();
+        let parents = self.parents().into_iter().zip(rows);
+        let guesses: Vec<Vec<Guess>> = parents
+            .map(|(parent, row)| self.after(parent, |one| one.guess(row)))
+            .collect();
+        self.add_level(guesses);
+    }
+
+    /// Calls `work` while the sampler has the tokens from the first level down to `node`.
+    pub fn after<R>(&mut self, node: Option<u16>, work: impl FnOnce(&mut Self) -> R) -> R {
         let output_len = self.request.sampler.output_len();
-        for (parent, row) in self.parents().into_iter().zip(rows) {
-            let path = self.growth.path(parent);
-            path.iter()
-                .for_each(|&token| self.request.sampler.push(token));
-            let guesses = self.guess(row);
-            self.request.sampler.truncate(output_len);
+        let path = self.growth.path(node);
+        path.iter()
+            .for_each(|&token| self.request.sampler.push(token));
+        let result = work(self);
+        self.request.sampler.truncate(output_len);
+        result
+    }
+
+    /// Adds a level: the guesses after each of [`Drafting::parents`].
+    pub fn add_level(&mut self, guesses: impl IntoIterator<Item = Vec<Guess>>) {
+        let first = self.growth.draft.len();
+        for (parent, guesses) in self.parents().into_iter().zip(guesses) {
             self.growth.add(parent, &guesses, &self.view());
         }
         self.end_level(first);
     }
 
     /// The nodes that the last fed rows ask for, in their order.
-    fn parents(&self) -> Vec<Option<u16>> {
+    pub fn parents(&self) -> Vec<Option<u16>> {
         match self.growth.open() {
             [] => vec![None],
             open => open.iter().copied().map(Some).collect(),
@@ -200,13 +242,13 @@ impl<'a, 'b> Drafting<'a, 'b> {
 
     /// Adds a token that a GPU drew to the end of a chain.
     pub fn push(&mut self, guess: Guess, dist: Option<DraftDist>) {
-        self.growth.push(guess, &self.view());
+        // Its row was computed while the host did not know it, or it is the next to feed.
+        let at = self.request.tokens.len() + self.depth;
+        let fed = self.fed.tokens.get_mut(at);
+        let is_fed = fed.map(|fed| *fed = guess.token).is_some();
+        self.growth.push(guess, &self.view(), is_fed);
         if self.request.acceptance == Acceptance::Rejection {
             self.growth.draft.dists.extend(dist);
-        }
-        let at = self.request.tokens.len() + self.depth;
-        if let Some(fed) = self.fed.tokens.get_mut(at) {
-            *fed = guess.token;
         }
         self.depth += 1;
         self.request.sampler.resolve(guess.token);

@@ -82,12 +82,19 @@ impl Growth {
         }
     }
 
-    /// Adds a guess at the end of a chain, as part of the trunk.
-    pub fn push(&mut self, guess: Guess, view: &View<'_>) {
+    /// Adds a guess at the end of a chain whose other nodes are its trunk. It belongs to the trunk if it
+    /// `is_fed`, otherwise it is open.
+    pub fn push(&mut self, guess: Guess, view: &View<'_>, is_fed: bool) {
         let node = self.draft.len() as u16;
         self.add(node.checked_sub(1), &[guess], view);
         self.fed.push(node);
-        (self.open, self.trunk) = (0, self.fed.len());
+        self.open = usize::from(!is_fed);
+        self.trunk = self.fed.len() - self.open;
+    }
+
+    /// The only open node is being fed: all that follows descends from it.
+    pub fn extend_trunk(&mut self) {
+        self.trunk = self.fed.len();
     }
 
     /// Opens the best nodes of the level that begins with node `first`; none if there are none worth

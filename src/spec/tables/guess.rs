@@ -1,8 +1,9 @@
 //! The sources' guesses at the token after one context, merged.
 
-use super::own::{MAX_MATCH, SuffixIndex};
+use super::own::{MAX_MATCH, Match, SuffixIndex};
 use super::pool::Pool;
 use crate::spec::draft::Source;
+use std::cmp::Reverse;
 
 /// Features of a guess, for the estimate of its probability; see [`Guess::features`].
 pub type Features = [u8; 3];
@@ -56,25 +57,22 @@ impl Sources<'_> {
     }
 
     /// The matches in the own text and the prediction, the longest first, each token once.
-    fn matches(&self, context: &[u32]) -> Vec<(Source, super::own::Match)> {
+    fn matches(&self, context: &[u32]) -> Vec<(Source, Match)> {
         let predicted = self.prediction.matches(self.predicted, context);
         let own = self.own.matches(self.tokens, context);
-        if predicted.is_empty() {
-            return own.into_iter().map(|found| (Source::Own, found)).collect();
+        let of = |source| move |found| (source, found);
+        let predicted = predicted.into_iter().map(of(Source::Prediction));
+        let mut all: Vec<_> = predicted
+            .chain(own.into_iter().map(of(Source::Own)))
+            .collect();
+        all.sort_by_key(|(_, found)| Reverse(found.length));
+        let mut matches: Vec<(Source, Match)> = Vec::with_capacity(all.len());
+        for (source, found) in all {
+            if matches.iter().all(|(_, kept)| kept.token != found.token) {
+                matches.push((source, found));
+            }
         }
-        let predicted = predicted
-            .into_iter()
-            .map(|found| (Source::Prediction, found));
-        let own = own.into_iter().map(|found| (Source::Own, found));
-        let mut all: Vec<_> = predicted.chain(own).collect();
-        all.sort_by_key(|(_, found)| std::cmp::Reverse(found.length));
-        let mut seen = Vec::new();
-        all.retain(|(_, found)| {
-            let is_new = !seen.contains(&found.token);
-            seen.push(found.token);
-            is_new
-        });
-        all
+        matches
     }
 }
 

@@ -15,7 +15,7 @@ const MAX_MATCHES: usize = 2;
 /// Where each context of 1 to [`MAX_CONTEXT`] tokens occurs in a text that grows at its end. The
 /// text itself is not kept: pass the same one to every call.
 ///
-/// A token of the text takes about 200 bytes, much less than its keys and values in a model.
+/// A token of the text takes 150 to 300 bytes, much less than its keys and values in a model.
 #[derive(Debug)]
 pub struct SuffixIndex {
     /// By the hash of a context: the position after its latest occurrence, and that after the latest

@@ -329,7 +329,7 @@ fn a_models_draft_goes_on_at_its_leaves() {
     learn_repeats(&mut tables);
     let context = scope(0);
     let tokens = [7, 8, 9, 7];
-    let request = DraftRequest {
+    let mut request = DraftRequest {
         id: 2,
         tokens: &tokens,
         length: 4,
@@ -345,18 +345,23 @@ fn a_models_draft_goes_on_at_its_leaves() {
     };
     let mut draft = Draft::default();
     draft.add(8, None, 0.9, Source::Model);
+    draft.add(9, Some(0), 0.9, Source::Model);
     draft.add(5, None, 0.1, Source::Model);
     tables.extend(&request, &mut draft);
-    assert_eq!(draft.tokens, [8, 5, 9, 7, 8]);
-    assert_eq!(draft.parents, [None, None, Some(0), Some(2), Some(3)]);
-    assert_eq!(draft.sources[2], Source::Own);
+    assert_eq!(draft.tokens, [8, 9, 5, 7, 8]);
+    assert_eq!(draft.parents, [None, Some(0), None, Some(1), Some(3)]);
+    assert_eq!(draft.sources[3], Source::Own);
     assert!(
-        draft.scores[2] < 0.9 && draft.scores[2] > 0.5,
+        draft.scores[3] < 0.9 && draft.scores[3] > 0.5,
         "{:?}",
         draft.scores
     );
     tables.extend(&request, &mut draft);
     assert_eq!(draft.len(), 5, "no room");
+    draft.retain(&[true, true, true, false, false]);
+    request.min_score = 0.95;
+    tables.extend(&request, &mut draft);
+    assert_eq!(draft.len(), 3, "not what the budget would refuse");
 }
 
 #[test]

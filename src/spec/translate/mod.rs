@@ -109,7 +109,7 @@ impl Drafter for Translator {
                 let base = request.tokens.len();
                 let mut proposal =
                     Proposal::new(&self.vocabulary, &self.rates, &draft, base, ending);
-                proposal.limit(request.length, request.nodes);
+                proposal.limit(request.model_depth, request.nodes);
                 drafts[place] = proposal.draft.clone();
                 state.proposal = Some(proposal);
             }

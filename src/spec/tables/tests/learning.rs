@@ -94,3 +94,57 @@ fn learns_from_what_the_budget_refused() {
     let after = score(&mut tables, &run);
     assert!(before < 0.3 && after > 0.8, "{before}, then {after}");
 }
+
+/// However often a request is observed, each token teaches once.
+#[test]
+fn a_draft_teaches_once() {
+    let text: Vec<u32> = [7, 8, 9].repeat(20);
+    let scores = |times: usize| {
+        let mut tables = tables();
+        let mut run = Run::new(1, &text[..6], &text[6..], scope(0));
+        run.prefill(&mut tables);
+        run.step(&mut tables);
+        let end = run.tokens.len();
+        for _ in 0..times {
+            run.observe(&mut tables, end - 1..end - 1, &[]);
+        }
+        propose(&mut tables, 2, &[1, 2, 3, 1, 2], (4, 4, 1), &scope(1)).scores
+    };
+    assert_eq!(scores(0), scores(50));
+}
+
+#[test]
+fn a_prediction_and_the_own_text_have_estimates_of_their_own() {
+    let mut tables = tables();
+    for id in 0..20 {
+        let text: Vec<u32> = (100..130).collect();
+        let mut run = Run::new(id, &[1, 2], &text, scope(id));
+        run.context.prediction = text.clone();
+        run.finish(&mut tables);
+    }
+    let mut context = scope(100);
+    let own = [5, 6, 7, 8, 5, 6];
+    let unknown = propose(&mut tables, 100, &own, (1, 1, 1), &context).scores[0];
+    context.prediction = vec![5, 6, 7, 8];
+    let predicted = propose(&mut tables, 101, &[5, 6], (1, 1, 1), &context).scores[0];
+    assert!(unknown < 0.3 && predicted > 0.7, "{unknown}, {predicted}");
+}
+
+#[test]
+fn a_chain_takes_the_most_probable_guess() {
+    let mut tables = tables();
+    // The own text is always wrong about the answer, and the target's candidates are right.
+    let prompt: Vec<u32> = (100..120).flat_map(|token| [token, 900]).collect();
+    let answer: Vec<u32> = (100..120).collect();
+    for id in 0..20 {
+        let mut run = Run::new(id, &prompt, &answer, scope(id));
+        run.best = |fed| vec![fed + 1];
+        run.finish(&mut tables);
+    }
+    let tokens: Vec<u32> = prompt.iter().chain(&[105]).copied().collect();
+    tables.pool.recycle(100, 105, &[106]);
+    let draft = propose(&mut tables, 100, &tokens, (1, 4, 1), &scope(100));
+    assert_eq!(draft.tokens, [106]);
+    let draft = propose(&mut tables, 100, &tokens, (1, 4, 2), &scope(100));
+    assert_eq!(draft.tokens, [106, 900]);
+}

@@ -1,26 +1,20 @@
-//! On a GPU: logits are those of the CPU, a row has the same bits alone and in a batch, and greedy texts
-//! are the same with and without speculation. `scripts/emulated-gpu.sh` runs the tests on an emulated GPU.
+//! On a GPU: logits are those of the CPU, a row has the same bits alone and in a batch, and texts are the
+//! same with and without speculation. `scripts/emulated-gpu.sh` runs the tests on an emulated GPU.
 
+#[path = "../common/mod.rs"]
 mod common;
+mod texts;
 
 use candle_core::{DType, Device, Tensor};
-use common::rig::smollm2_path;
-use common::{assert_idle, collect, greedy, run};
-use foretoken::engine::{self, EngineHandle, EngineOptions};
 use foretoken::error::Error;
 use foretoken::kernels::{self, AttentionBatch, Span, paged_attention};
 use foretoken::kv::{BlockAllocator, BlockTable};
 use foretoken::model::{Batch, LoadFormat, LoadOptions, Model, ModelSource, load};
-use foretoken::sampling::SamplingParams;
-use foretoken::spec::{DraftModel, Drafter};
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
 
 const BLOCK_SIZE: usize = 16;
 const BLOCKS: usize = 64;
-/// Maximum rows per step of the engine, fewer than the longest prompt has.
-const STEP: usize = 64;
 
 fn gpu() -> Device {
     kernels::device("cuda").expect("a GPU, or scripts/emulated-gpu.sh")
@@ -285,158 +279,6 @@ impl std::io::Write for Log {
     }
 }
 
-fn start(target: Box<dyn Model>, draft: Option<Box<dyn Model>>, k: usize) -> EngineHandle {
-    let drafter = draft.map(|draft| {
-        let draft = DraftModel::new(draft, BLOCKS, BLOCK_SIZE, STEP).unwrap();
-        Box::new(draft) as Box<dyn Drafter>
-    });
-    let options = EngineOptions {
-        max_num_seqs: 3,
-        max_num_batched_tokens: STEP,
-        spec: common::chains(k),
-        ..EngineOptions::default()
-    };
-    engine::spawn(target, drafter, BLOCKS, BLOCK_SIZE, options).unwrap()
-}
-
-#[test]
-fn greedy_texts_do_not_depend_on_drafts() {
-    let gpu = gpu();
-    let folder = tempfile::tempdir().unwrap();
-    let source = shape(folder.path(), "llama", 64, &[]);
-    let target = || model(&source, &gpu, Some(DType::BF16), 3);
-    // One draft is the target itself, so it is right except where the kernels for prompts and for decoding
-    // differ in the last bit; the other draft is hardly ever right.
-    for (seed, k) in [(3, 5), (4, 3)] {
-        let plain = start(target(), None, 0);
-        let speculative = start(
-            target(),
-            Some(model(&source, &gpu, Some(DType::BF16), seed)),
-            k,
-        );
-        for prompt in [&tokens(7)[..], &tokens(90)] {
-            let request = greedy(prompt, 40);
-            let (want, got) = (run(&plain, request.clone()), run(&speculative, request));
-            assert_eq!(got.ids(), want.ids());
-            let right = got.spec.accepted * 10 >= got.spec.drafted * 9;
-            assert_eq!(right, seed == 3, "{:?}", got.spec);
-        }
-        // In a batch there are more rows than a GPU gives the same bits for, so only the lengths are known.
-        let submit = |len| speculative.submit(greedy(&tokens(len), 8)).unwrap();
-        let requests = [5, 30, 70].map(submit);
-        for events in requests {
-            assert_eq!(collect(events).ids().len(), 8);
-        }
-        assert_idle(&plain);
-        assert_idle(&speculative);
-    }
-}
-
-/// There are few enough rows for them to have the same bits as alone. Some drafts end before others, and
-/// one waits for its penalties.
-#[test]
-fn drafts_of_different_lengths_share_steps() {
-    let gpu = gpu();
-    let folder = tempfile::tempdir().unwrap();
-    let source = shape(folder.path(), "llama", 64, &[]);
-    let one = || model(&source, &gpu, Some(DType::BF16), 7);
-    let engine = start(one(), Some(one()), 5);
-    let request = |len: usize, spec_length, penalty| {
-        let mut request = greedy(&tokens(len), 24);
-        request.spec_length = Some(spec_length);
-        request.params.repetition_penalty = penalty;
-        request
-    };
-    let requests = [request(4, 5, 1.0), request(3, 2, 1.0), request(5, 3, 1.2)];
-    let alone = requests.clone().map(|mut request| {
-        request.spec_length = Some(0);
-        run(&engine, request).ids()
-    });
-    let events = requests.map(|request| engine.submit(request).unwrap());
-    for (events, alone) in events.into_iter().zip(alone) {
-        let answer = collect(events);
-        assert_eq!(answer.ids(), alone);
-        assert_eq!(
-            answer.spec.accepted, answer.spec.drafted,
-            "{:?}",
-            answer.spec
-        );
-    }
-    assert_idle(&engine);
-}
-
-/// Tokens of requests with log-probabilities are drawn on the CPU, others on the device of the logits.
-#[test]
-fn sampled_texts_do_not_depend_on_where_they_are_drawn() {
-    let gpu = gpu();
-    let folder = tempfile::tempdir().unwrap();
-    let source = shape(folder.path(), "llama", 64, &[]);
-    let target = || model(&source, &gpu, Some(DType::BF16), 5);
-    let draft = model(&source, &gpu, Some(DType::BF16), 5);
-    let engine = start(target(), Some(draft), 3);
-    let params = SamplingParams {
-        temperature: 0.8,
-        ..SamplingParams::default()
-    };
-    for (seed, params) in [
-        params.clone(),
-        SamplingParams {
-            top_p: 0.8,
-            repetition_penalty: 1.3,
-            ..params.clone()
-        },
-        SamplingParams {
-            top_k: 20,
-            min_p: 0.01,
-            frequency_penalty: 0.4,
-            logit_bias: vec![(7, 3.0), (9, -100.0)],
-            ..params
-        },
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let mut request = greedy(&tokens(9), 30);
-        request.params = SamplingParams {
-            seed: seed as u64,
-            ..params
-        };
-        let there = run(&engine, request.clone());
-        request.logprobs = Some(1);
-        let here = run(&engine, request);
-        assert_eq!(there.ids(), here.ids(), "seed {seed}");
-        assert_eq!(there.spec.accepted, here.spec.accepted, "seed {seed}");
-        assert!(there.spec.accepted > 0, "seed {seed}");
-    }
-    assert_idle(&engine);
-}
-
-/// Real quantized weights, which use candle's own kernels.
-#[test]
-fn smollm2_has_the_same_text_with_and_without_a_draft() {
-    let gpu = gpu();
-    if std::env::var_os("FORETOKEN_BUILT_WITHOUT_NVCC").is_some() {
-        println!("candle's products with quantized weights need nvcc: nothing is tested");
-        return;
-    }
-    let file = smollm2_path();
-    let source = ModelSource::resolve(&file.display().to_string(), None, LoadFormat::Auto).unwrap();
-    let target = || model(&source, &gpu, Some(DType::BF16), 0);
-    let prompt = tokens(40);
-    // Both quantize activations, but differently, and candle's way depends on the number of rows. Random
-    // tokens make the difference large, so single logits cannot be compared.
-    let mut cpu = model(&source, &Device::Cpu, None, 0);
-    let here = logits(&mut *cpu, &prompt, &[40]);
-    for cuts in [&[40][..], &[8, 1, 8, 5, 8, 10]] {
-        let off = mean_difference(&here, &logits(&mut *target(), &prompt, cuts));
-        println!("SmolLM2 by {cuts:?}: off by {off:.1e}");
-        assert!(off < 0.15, "by {cuts:?}: off by {off}");
-    }
-    let plain = run(&start(target(), None, 0), greedy(&prompt, 48));
-    let drafted = run(&start(target(), Some(target()), 5), greedy(&prompt, 48));
-    assert_eq!(drafted.ids(), plain.ids());
-}
-
 fn batch_invariant(source: &ModelSource, gpu: &Device, seed: u64) -> Box<dyn Model> {
     let options = LoadOptions {
         dtype: Some(DType::BF16),
@@ -470,68 +312,6 @@ fn a_batch_invariant_row_does_not_depend_on_prompt_chunks() {
             let parts = logits(&mut *model, &tokens, &cuts);
             assert!(parts == whole, "{source:?} by {cuts:?}");
         }
-    }
-}
-
-/// With `--batch-invariant`: nine concurrent requests, short and long, drafted and sampled, in a pool that
-/// is too small for all of them, have the same texts as alone and without drafts.
-#[test]
-fn batch_invariant_texts_depend_on_nothing_but_the_request() {
-    const SEQUENCES: usize = 9;
-    const FEW_BLOCKS: usize = 26;
-    let gpu = gpu();
-    let folder = tempfile::tempdir().unwrap();
-    let source = shape(folder.path(), "llama", 64, &[]);
-    let target = || batch_invariant(&source, &gpu, 3);
-    let start = |drafted: bool| {
-        let drafter = drafted.then(|| {
-            let draft = DraftModel::new(target(), FEW_BLOCKS, BLOCK_SIZE, STEP).unwrap();
-            Box::new(draft) as Box<dyn Drafter>
-        });
-        let options = EngineOptions {
-            max_num_seqs: SEQUENCES,
-            max_num_batched_tokens: STEP,
-            spec: common::chains(if drafted { 5 } else { 0 }),
-            // Prompts are read at once on an emulated GPU, too, so that all texts grow together.
-            max_prompt_wait: Duration::from_secs(600),
-            ..EngineOptions::default()
-        };
-        engine::spawn(target(), drafter, FEW_BLOCKS, BLOCK_SIZE, options).unwrap()
-    };
-    let request = |i: usize| {
-        let mut request = greedy(&tokens([5, 90, 30, 17, 70, 3, 50, 26, 110][i])[..], 40);
-        if i % 4 == 3 {
-            request.params = SamplingParams {
-                seed: i as u64,
-                ..SamplingParams::default()
-            };
-        }
-        request
-    };
-    let plain = start(false);
-    let alone: Vec<Vec<u32>> = (0..SEQUENCES)
-        .map(|i| run(&plain, request(i)).ids())
-        .collect();
-    assert_idle(&plain);
-    for drafted in [false, true] {
-        let engine = start(drafted);
-        let requests = (0..SEQUENCES).map(request).collect();
-        let events = engine.submit_all(requests).unwrap();
-        for (i, events) in events.into_iter().enumerate() {
-            let answer = collect(events);
-            // Rejection sampling keeps the distribution of a sampled text, but not its tokens.
-            if !(drafted && i % 4 == 3) {
-                assert_eq!(answer.ids(), alone[i], "request {i}, drafted: {drafted}");
-            }
-            if drafted && i % 4 != 3 {
-                assert!(answer.spec.accepted > 0, "request {i}");
-            }
-        }
-        assert!(
-            engine.stats().preemptions.get() > 0,
-            "the pool is too large"
-        );
-        assert_idle(&engine);
     }
 }
 
