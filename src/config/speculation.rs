@@ -39,7 +39,8 @@ pub struct SpeculationFlags {
     /// JSON lines (.jsonl) with "text".
     #[arg(long, value_name = "FILE")]
     pub tables_corpus: Option<PathBuf>,
-    /// Layers of the target that draft with --drafter self: ranges such as 0-11,24-29.
+    /// Layers of the target that draft with --drafter self, counted from 0: ranges such as 0-11,24-29
+    /// [default: the first two fifths and the last quarter].
     #[arg(long, value_name = "LAYERS")]
     pub draft_layers: Option<LayerList>,
     /// Length in tokens of the shortest n-gram that the ngram drafter matches [default: 2].

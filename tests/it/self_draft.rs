@@ -1,6 +1,9 @@
 //! Self-drafting: the target with layers left out drafts for itself, over the same weights.
 
+use crate::common::process::foretoken;
+use crate::common::rig::smollm2_path;
 use crate::common::tiny::{self, llama_config, logits, open, short_prompt, tensors};
+use crate::translate::serve;
 use candle_core::DType;
 
 /// A subset of the layers computes what a checkpoint of only these layers computes, bit for bit, with
@@ -45,4 +48,28 @@ fn a_subset_is_the_model_of_these_layers() {
         assert!(model.subset(wrong).is_err(), "{wrong:?}");
     }
     assert_eq!(both, logits(model, &prompt));
+}
+
+/// As a user runs it: no text changes.
+#[test]
+fn smollm2_drafts_for_itself() {
+    let model = smollm2_path();
+    let flags = format!("--model {} --drafter self", model.display());
+    let (log, rates) = serve(&format!("{flags} --draft-layers 0-14,20-29"));
+    assert!(
+        log.contains("layers 0-14,20-29 of the target's 30"),
+        "{log}"
+    );
+    assert!(rates[0] > 0.1 && rates[1] > 0.05, "{rates:?}");
+    let output = foretoken()
+        .args(flags.split_whitespace())
+        .args(["--draft-layers", "0-3,28-30"])
+        .output();
+    let output = output.unwrap();
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(
+        error.contains("--draft-layers 0-3,28-30: the model has the layers 0-29"),
+        "{error}"
+    );
 }
