@@ -2,9 +2,9 @@
 
 use crate::common::rig::{prompt as noise, smollm2, smollm2_path};
 use crate::common::{assert_idle, collect, greedy, run, sampled};
-use foretoken::engine::{self, EngineHandle, EngineOptions, Request};
+use foretoken::engine::{self, EngineHandle, EngineOptions, Request, SpecLimits};
 use foretoken::model::toy::ToyModel;
-use foretoken::spec::{BudgetMode, DraftModel, Drafter, NgramDrafter};
+use foretoken::spec::{BudgetMode, Cascade, DraftModel, Drafter, NgramDrafter, Tables};
 use foretoken::text::Text;
 use std::time::Duration;
 
@@ -17,6 +17,12 @@ fn drafter(name: &str) -> Option<Box<dyn Drafter>> {
     match name {
         "itself" => Some(Box::new(draft_model(smollm2()))),
         "ngram" => Some(Box::new(NgramDrafter::new(1, 3))),
+        "tables" => Some(Box::new(Tables::new(1 << 20))),
+        "own layers" => {
+            let layers: Vec<usize> = (0..10).chain(24..30).collect();
+            let own = draft_model(smollm2().subset(&layers).unwrap());
+            Some(Box::new(Cascade::new(Box::new(own), Tables::new(1 << 20))))
+        }
         "nonsense" => Some(Box::new(draft_model(Box::new(ToyModel::new(
             49_152, 8192, 1, 0.0,
         ))))),
@@ -81,6 +87,12 @@ fn greedy_parity_alone_and_sixteen_at_once() {
             assert_eq!(&answer.ids(), want, "{name}");
             match name {
                 "itself" => assert_eq!(answer.spec.alpha(), 1.0, "it agrees with itself"),
+                "tables" => Some(Box::new(Tables::new(1 << 20))),
+                "own layers" => {
+                    let layers: Vec<usize> = (0..10).chain(24..30).collect();
+                    let own = draft_model(smollm2().subset(&layers).unwrap());
+                    Some(Box::new(Cascade::new(Box::new(own), Tables::new(1 << 20))))
+                }
                 "nonsense" => assert_eq!(answer.spec.accepted, 0),
                 _ => {}
             }
@@ -123,6 +135,54 @@ fn seeded_text_is_the_same_in_company() {
     let together = texts(&engine, requests);
     assert_eq!(together[..4], alone);
     assert_idle(&engine);
+}
+
+/// Under the coupled rule a seeded text is a function of the request: it is the same for every drafter,
+/// with chains and trees, with a fixed draft size and with the budget's, alone and among 32 others.
+#[test]
+fn seeded_text_is_the_same_with_every_drafter() {
+    const TOKENS: usize = 24;
+    let prompts = prompts();
+    let request = |i: usize| sampled(&prompts[i], TOKENS, 100 + i as u64);
+    let plain = start("nothing", 0);
+    let want: Vec<_> = (0..3).map(|i| run(&plain, request(i)).ids()).collect();
+    let mut accepted = 0;
+    for (name, nodes, topk, spec_budget) in [
+        ("tables", 15, 4, BudgetMode::Fixed),
+        ("tables", 15, 4, BudgetMode::Adaptive),
+        ("own layers", 5, 1, BudgetMode::Fixed),
+        ("own layers", 12, 3, BudgetMode::Fixed),
+        ("nonsense", 6, 2, BudgetMode::Fixed),
+    ] {
+        let options = EngineOptions {
+            max_num_seqs: 33,
+            spec: SpecLimits {
+                length: 5,
+                nodes,
+                topk,
+            },
+            spec_budget,
+            ..EngineOptions::default()
+        };
+        let engine = engine::spawn(smollm2(), drafter(name), BLOCKS, BLOCK_SIZE, options).unwrap();
+        for (i, want) in want.iter().enumerate() {
+            for spec_length in [Some(0), Some(1), None] {
+                let request = Request {
+                    spec_length,
+                    ..request(i)
+                };
+                let answer = run(&engine, request);
+                let what = format!("{name}, {nodes}, {topk}, {spec_length:?}");
+                assert_eq!(&answer.ids(), want, "{what}");
+                accepted += answer.spec.accepted;
+            }
+        }
+        let mut crowd: Vec<Request> = (0..3).map(request).collect();
+        crowd.extend((0..32).map(|i| sampled(&noise(5 + i % 7, i as u32), 12, i as u64)));
+        assert_eq!(texts(&engine, crowd)[..3], want, "{name}, {nodes}, {topk}");
+        assert_idle(&engine);
+    }
+    assert!(accepted > 50, "only {accepted} draft tokens were accepted");
 }
 
 /// What the issue asks to be shown: 64 concurrent streams of mixed prompts finish, each text is
