@@ -62,7 +62,7 @@ async fn a_predicted_answer_is_drafted_and_counted() {
     let name = "spec_decode_num_accepted_tokens_by_source_total{source=\"prediction\",";
     let line = metrics.lines().find(|line| line.contains(name));
     let total: u64 = line.unwrap().rsplit(' ').next().unwrap().parse().unwrap();
-    assert_eq!(total, accepted.iter().sum(), "{metrics}");
+    assert_eq!(total, accepted.iter().sum::<u64>(), "{metrics}");
     server.done().await;
 }
 
