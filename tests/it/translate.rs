@@ -24,7 +24,7 @@ pub fn serve(flags: &str) -> (String, [f64; 2]) {
     let log = tempfile::NamedTempFile::new().unwrap();
     // Fixed drafts do not depend on how fast this machine is.
     let flags = format!(
-        "{flags} --served-model-name pair --spec-length 4 --spec-budget fixed --num-blocks 128"
+        "{flags} --served-model-name pair --spec-length 4 --spec-topk 1 --spec-budget fixed --num-blocks 128"
     );
     let server = Server::start_logging(&flags, "foretoken=info", log.reopen().unwrap());
     let ask = |prompt: &str, temperature: usize, spec_length: Option<usize>| -> Value {
