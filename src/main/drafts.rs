@@ -25,7 +25,7 @@ impl Draft {
     pub fn beside(
         target: &dyn Model,
         text: Option<&Arc<Text>>,
-        (draft, draft_text): (Box<dyn Model>, Option<Arc<Text>>),
+        (draft, draft_text): (Box<dyn Model>, Option<Text>),
         name: &str,
     ) -> Result<Self> {
         let (known, drafted) = (target.config().vocab_size, draft.config().vocab_size);
@@ -34,8 +34,9 @@ impl Draft {
                 // Output layers may be padded, but the target must have every drafted id.
                 let same = check_same_tokens(text, &draft_text);
                 (same.is_err() || drafted > known).then(|| {
-                    let (text, draft_text) = (Box::new(Words(text.clone())), Words(draft_text));
-                    Vocabulary::new(text, Box::new(draft_text), known, drafted)
+                    let words = |text| Box::new(Words(text));
+                    let (ours, theirs) = (text.clone(), Arc::new(draft_text));
+                    Vocabulary::new(words(ours), words(theirs), known, drafted)
                 })
             }
             _ if drafted > known => {

@@ -37,6 +37,7 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
     }
     let mut budget = Budget::new(&device)?;
     let (target, text) = load_model(config, &config.model, &device)?;
+    let text = text.map(Arc::new);
     Budget::note(&mut budget, "target weights", &device)?;
     let draft = match &config.drafter {
         Some(DrafterChoice::Model(choice)) => {
@@ -133,7 +134,7 @@ fn load_model(
     config: &Config,
     choice: &ModelChoice,
     device: &Device,
-) -> Result<(Box<dyn Model>, Option<Arc<Text>>)> {
+) -> Result<(Box<dyn Model>, Option<Text>)> {
     let flags = &config.load;
     let options = LoadOptions {
         dtype: match flags.dtype {
@@ -163,5 +164,5 @@ fn load_model(
     };
     let model = model::load(&source, &options)?;
     tracing::info!("{}: loaded in {:.1?}", choice.name, started.elapsed());
-    Ok((model, text.map(Arc::new)))
+    Ok((model, text))
 }
