@@ -26,6 +26,9 @@ mod span;
 mod storage;
 pub mod swiglu;
 
+/// Whether this program has the CUDA kernels.
+pub const HAS_CUDA: bool = cfg!(feature = "cuda");
+
 pub(crate) use crate::float;
 pub use device::{device, device_memory};
 pub use kv_move::{KvMoves, kv_move};

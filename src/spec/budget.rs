@@ -15,6 +15,9 @@ use clap::ValueEnum;
 
 /// Draft rows whose average price [`Budget::min_score`] compares.
 const MIN_SCORE_ROWS: usize = 16;
+/// What a node must gain over its cost, as a factor: of many estimates, the ones that seem to pay are
+/// rather too high.
+const MARGIN: f64 = 1.1;
 /// Nodes with less probability are never verified.
 const MIN_SCORE: f32 = 0.02;
 /// The weight of the steps before, at each step, in the estimate of the speed-up.
@@ -338,7 +341,8 @@ impl Budget {
     /// The tokens that a second must gain.
     fn price(&self, sequences: usize) -> f64 {
         let sequences = sequences.max(1);
-        self.speed_up().max(1.0) * sequences as f64 / self.target.seconds(sequences)
+        let plain = sequences as f64 / self.target.seconds(sequences);
+        MARGIN * self.speed_up().max(1.0) * plain
     }
 }
 

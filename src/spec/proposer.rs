@@ -8,12 +8,47 @@ use std::collections::HashMap;
 /// The drafter, and the budget that decides how deep it drafts and what is verified.
 pub struct Proposer {
     drafter: Box<dyn Drafter>,
+    mode: BudgetMode,
     budget: Budget,
-    /// What sequences without drafts have saved for their next one.
-    probes: HashMap<SeqId, Probe>,
+    sequences: HashMap<SeqId, Interest>,
+    /// Average share of a step's time that drafting takes apart from a model's forwards.
+    overhead: f64,
+    /// Whether the drafter was asked in this step.
+    has_asked: bool,
     /// Whether a failure of the drafter was reported.
     has_failed: bool,
 }
+
+/// How much use drafts are to one sequence.
+#[derive(Debug, Clone, Copy)]
+struct Interest {
+    /// Average share of its drafts that were worth verifying.
+    useful: f64,
+    /// Steps since the last request for a draft.
+    waited: u32,
+    /// What it has saved, while it has no drafts, for its next one by a model.
+    probe: Probe,
+}
+
+impl Default for Interest {
+    fn default() -> Self {
+        Self {
+            useful: 1.0,
+            waited: 0,
+            probe: Probe::default(),
+        }
+    }
+}
+
+/// The weight of the past in averages over steps.
+const DECAY: f64 = 0.9;
+/// A sequence with less useful drafts is asked for one only now and then...
+const MIN_USEFUL: f64 = 0.05;
+/// ...if drafting takes more than this share of a step: a small model's step is so short that looking
+/// for drafts in vain would be felt.
+const MAX_OVERHEAD: f64 = 0.01;
+/// Once in so many steps.
+const LOOK_EVERY: u32 = 8;
 
 /// A step without its drafts.
 #[derive(Debug, Clone, Copy)]
@@ -28,8 +63,11 @@ impl Proposer {
     pub fn new(drafter: Box<dyn Drafter>, mode: BudgetMode) -> Self {
         Self {
             drafter,
+            mode,
             budget: Budget::new(mode),
-            probes: HashMap::new(),
+            sequences: HashMap::new(),
+            overhead: 0.0,
+            has_asked: false,
             has_failed: false,
         }
     }
@@ -54,9 +92,8 @@ impl Proposer {
         let mut drafts = vec![Draft::default(); inputs.len()];
         let base = Base::of(inputs);
         let min_score = self.budget.min_score(base.rows, base.sequences);
-        let wants = |input: &StepInput<'_>| input.nodes > 0 && input.depth > 0;
         let asking = inputs.iter_mut().enumerate();
-        let asking = asking.filter(|(_, input)| wants(input));
+        let asking = asking.filter(|(_, input)| self.asks(input));
         let (places, mut requests): (Vec<usize>, Vec<_>) = asking
             .map(|(place, input)| {
                 let min_score = if input.has_fixed_draft() {
@@ -70,12 +107,13 @@ impl Proposer {
         if requests.is_empty() {
             return drafts;
         }
+        self.has_asked = true;
         self.limit_depths(&mut requests, base);
         match self.drafter.propose(&mut requests) {
             Ok(proposed) => places
-                .into_iter()
+                .iter()
                 .zip(proposed)
-                .for_each(|(place, draft)| drafts[place] = draft),
+                .for_each(|(&place, draft)| drafts[place] = draft),
             Err(error) => {
                 if std::mem::replace(&mut self.has_failed, true) {
                     tracing::debug!("no drafts in this step: {error}");
@@ -91,7 +129,29 @@ impl Proposer {
             input.state.restore_sampler();
         }
         self.cut(inputs, &mut drafts, base);
+        for &place in &places {
+            if let Some(sequence) = self.sequences.get_mut(&inputs[place].state.id) {
+                let useful = f64::from(u8::from(!drafts[place].is_empty()));
+                sequence.useful = DECAY * sequence.useful + (1.0 - DECAY) * useful;
+            }
+        }
         drafts
+    }
+
+    /// Whether to ask for a draft of this sequence in this step.
+    fn asks(&mut self, input: &StepInput<'_>) -> bool {
+        if input.nodes == 0 || input.depth == 0 {
+            return false;
+        }
+        let sequence = self.sequences.entry(input.state.id).or_default();
+        let is_useful = sequence.useful >= MIN_USEFUL || self.overhead <= MAX_OVERHEAD;
+        sequence.waited += 1;
+        let is_fixed = self.mode == BudgetMode::Fixed || input.has_fixed_draft();
+        let asks = is_fixed || is_useful || sequence.waited >= LOOK_EVERY;
+        if asks {
+            sequence.waited = 0;
+        }
+        asks
     }
 
     /// Sets how many levels of each draft may cost forwards.
@@ -102,7 +162,13 @@ impl Proposer {
         };
         let forecasts: Vec<Option<Forecast>> = requests.iter().map(forecast).collect();
         let mut probes: Vec<Probe> = (requests.iter())
-            .map(|request| self.probes.get(&request.id).copied().unwrap_or_default())
+            .map(|request| {
+                self.sequences
+                    .get(&request.id)
+                    .copied()
+                    .unwrap_or_default()
+                    .probe
+            })
             .collect();
         let expected = forecasts.iter().zip(requests.iter()).zip(&mut probes);
         let mut asked: Vec<budget::Forecast<'_>> = expected
@@ -122,7 +188,7 @@ impl Proposer {
         for ((request, forecast), probe) in requests.iter_mut().zip(&forecasts).zip(probes) {
             if forecast.is_some() {
                 request.model_depth = depths.next().unwrap_or(0);
-                self.probes.insert(request.id, probe);
+                self.sequences.entry(request.id).or_default().probe = probe;
             }
         }
     }
@@ -156,9 +222,17 @@ impl Proposer {
 
     /// Learns what a step cost.
     pub fn note_step(&mut self, step: &StepCost) {
+        if !std::mem::take(&mut self.has_asked) {
+            return self.budget.observe(step);
+        }
+        let mut forwards = 0.0;
         for &(rows, seconds) in self.drafter.forwards() {
             self.budget.draft_cost().note(rows, seconds);
+            forwards += seconds;
         }
+        let own = (step.draft_seconds - forwards).max(0.0);
+        let share = own / (own + step.target_seconds).max(f64::MIN_POSITIVE);
+        self.overhead = DECAY * self.overhead + (1.0 - DECAY) * share;
         self.budget.observe(step);
     }
 
@@ -174,7 +248,7 @@ impl Proposer {
 
     /// See [`Drafter::end`].
     pub fn end(&mut self, id: SeqId) {
-        self.probes.remove(&id);
+        self.sequences.remove(&id);
         self.drafter.end(id);
     }
 

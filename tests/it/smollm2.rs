@@ -87,12 +87,6 @@ fn greedy_parity_alone_and_sixteen_at_once() {
             assert_eq!(&answer.ids(), want, "{name}");
             match name {
                 "itself" => assert_eq!(answer.spec.alpha(), 1.0, "it agrees with itself"),
-                "tables" => Some(Box::new(Tables::new(1 << 20))),
-                "own layers" => {
-                    let layers: Vec<usize> = (0..10).chain(24..30).collect();
-                    let own = draft_model(smollm2().subset(&layers).unwrap());
-                    Some(Box::new(Cascade::new(Box::new(own), Tables::new(1 << 20))))
-                }
                 "nonsense" => assert_eq!(answer.spec.accepted, 0),
                 _ => {}
             }

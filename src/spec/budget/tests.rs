@@ -80,7 +80,7 @@ fn no_choice_of_nodes_that_contains_their_ancestors_is_worth_more() {
             let has = |node: usize| set >> node & 1 == 1;
             let of_set = || (0..nodes.len()).filter(|&node| has(node));
             let stands = |node: usize| nodes[node].2 >= 0.02 && nodes[node].1.is_none_or(has);
-            let price = sequences as f64 / cost[sequences - 1];
+            let price = MARGIN * sequences as f64 / cost[sequences - 1];
             let added = cost[base + of_set().count() - 1] - cost[base - 1];
             let gain: f64 = of_set().map(|node| nodes[node].2).sum();
             of_set().all(stands).then_some(gain - price * added)
@@ -119,7 +119,7 @@ fn no_choice_of_depths_is_worth_more() {
         let mut probes = vec![Probe::default(); sequences];
         let mut forecasts = forecasts(&paths, 4, &mut probes);
         let value = |depths: &[usize]| {
-            let price = sequences as f64 / cost[sequences - 1];
+            let price = MARGIN * sequences as f64 / cost[sequences - 1];
             let gain: f64 = depths
                 .iter()
                 .zip(&paths)
