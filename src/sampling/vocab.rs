@@ -1,7 +1,7 @@
 //! Loops over a whole vocabulary, written so that compilers vectorize them. Each has one order of
 //! operations on every CPU.
 
-use crate::float::exp;
+pub(super) use crate::kernels::sample::weights;
 
 /// SIMD lanes: partial results of a loop.
 const LANES: usize = 16;
@@ -42,13 +42,6 @@ pub(super) fn place(values: &[f32], value: f32) -> Option<u32> {
     let rest = &values[stride * STRIDE..];
     let place = stride * STRIDE + rest.iter().position(|&x| x == value)?;
     Some(place as u32)
-}
-
-/// Replaces each `x` by `exp((x - max) / temperature)`. `max` is the largest entry, which becomes 1.
-pub(super) fn weights(logits: &mut [f32], max: f32, temperature: f32) {
-    for logit in logits {
-        *logit = exp((*logit - max) / temperature);
-    }
 }
 
 /// Multiplies each entry by `factor`.

@@ -10,7 +10,7 @@ mod race;
 
 use candle_core::{Result, Tensor};
 
-pub use race::{exponential, race};
+pub use race::{exponential, race, weights};
 
 /// Stands for a token if none can be chosen: the logits contain NaN or infinity, or all are minus
 /// infinity.

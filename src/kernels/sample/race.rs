@@ -5,7 +5,8 @@
 //! argmax log w(x) + g(x) with g(x) = -ln E(x). Every operation is exact or correctly rounded and none
 //! is fused, so all CPUs and the CUDA kernel compute the same bits.
 
-use crate::kernels::cpu::{self, Avx2};
+use crate::float;
+use crate::kernels::cpu::{self, Avx2, Avx512Vnni, Isa};
 
 /// The exponentially distributed number (mean 1) of token `id` under `key`.
 ///
@@ -55,25 +56,67 @@ fn ln_1m(v: f32) -> f32 {
 /// Replaces each weight w(x) (at least 0) by w(x) / E(x). The largest result is that of the token drawn
 /// with probability w(x) over the sum of all weights. At most `u32::MAX` weights.
 pub fn race(weights: &mut [f32], key: u64) {
-    #[cfg(target_arch = "x86_64")]
-    if let Some(avx2) = cpu::isa().avx2() {
-        // SAFETY: `avx2` proves that the CPU has the instructions.
-        return unsafe { race_avx2(avx2, weights, key) };
+    widest(weights, Race(key));
+}
+
+/// Replaces each `x` by `exp((x - max) / temperature)`. `max` is the largest entry, which becomes 1.
+pub fn weights(logits: &mut [f32], max: f32, temperature: f32) {
+    widest(logits, Weights { max, temperature });
+}
+
+/// A loop over a whole vocabulary.
+trait Loop {
+    fn run(self, values: &mut [f32]);
+}
+
+struct Race(u64);
+
+impl Loop for Race {
+    #[inline(always)]
+    fn run(self, values: &mut [f32]) {
+        for (id, weight) in values.iter_mut().enumerate() {
+            *weight /= exponential(self.0, id as u32);
+        }
     }
-    body(weights, key);
+}
+
+struct Weights {
+    max: f32,
+    temperature: f32,
+}
+
+impl Loop for Weights {
+    #[inline(always)]
+    fn run(self, values: &mut [f32]) {
+        for value in values {
+            *value = float::exp((*value - self.max) / self.temperature);
+        }
+    }
+}
+
+/// Runs a loop with the widest vectors of this CPU. The results have the same bits with all of them.
+fn widest(values: &mut [f32], body: impl Loop) {
+    #[cfg(target_arch = "x86_64")]
+    match cpu::isa() {
+        // SAFETY: `proof` proves that the CPU has the instructions.
+        Isa::Avx512Vnni(proof) => return unsafe { run_avx512(proof, values, body) },
+        // SAFETY: as above.
+        Isa::Avx2(proof) => return unsafe { run_avx2(proof, values, body) },
+        Isa::Portable => {}
+    }
+    body.run(values);
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn race_avx2(_: Avx2, weights: &mut [f32], key: u64) {
-    body(weights, key);
+fn run_avx2(_: Avx2, values: &mut [f32], body: impl Loop) {
+    body.run(values);
 }
 
-#[inline(always)]
-fn body(weights: &mut [f32], key: u64) {
-    for (id, weight) in weights.iter_mut().enumerate() {
-        *weight /= exponential(key, id as u32);
-    }
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn run_avx512(_: Avx512Vnni, values: &mut [f32], body: impl Loop) {
+    body.run(values);
 }
 
 #[cfg(test)]
