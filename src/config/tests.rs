@@ -142,10 +142,8 @@ fn the_file_serves_subcommands_too() {
 
 #[test]
 fn bench_takes_several_lengths_and_acceptances() {
-    let line = format!(
-        "bench --model m --random-prompts 1 --spec-length 6 --spec-lengths 1,6 --synthetic-acceptance 0,0.8,1"
-    );
-    let Command::Bench(_, bench) = command(&line) else {
+    let line = "bench --model m --random-prompts 1 --spec-length 6 --spec-lengths 1,6 --synthetic-acceptance 0,0.8,1";
+    let Command::Bench(_, bench) = command(line) else {
         panic!("expected `bench`");
     };
     assert_eq!(bench.spec_lengths, [1, 6]);
@@ -169,7 +167,7 @@ fn bench_takes_several_lengths_and_acceptances() {
     refused("--synthetic-acceptance nan", "between 0 and 1");
     refused("--synthetic-acceptance=", "--synthetic-acceptance");
     refused_with(
-        &format!("--model m --synthetic-acceptance 0.5"),
+        "--model m --synthetic-acceptance 0.5",
         "--synthetic-acceptance",
     );
 }
@@ -427,17 +425,17 @@ fn other_errors_are_one_line() {
     refused_with("--modle m", "--modle");
     refused_with("--model m --port 70000", "--port");
     refused_with("--model m --api-key=", "API key is empty");
-    refused_with(&format!("bench --model m"), "--random-prompts");
+    refused_with("bench --model m", "--random-prompts");
     refused_with(
         &format!("bench --model m {OFF} --random-prompts 1"),
         "leave out --speculative-decoding=false",
     );
     refused_with(
-        &format!("bench --model m --random-prompts 1 --prompts f"),
+        "bench --model m --random-prompts 1 --prompts f",
         "'--random-prompts <N>' cannot be used with '--prompts <FILE>'",
     );
     refused_with(
-        &format!("bench --model m --random-prompts 1 --temperatures 0,3"),
+        "bench --model m --random-prompts 1 --temperatures 0,3",
         "between 0 and 2",
     );
 }

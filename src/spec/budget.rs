@@ -18,8 +18,6 @@ const MIN_SCORE_ROWS: usize = 16;
 /// What a node must gain over its cost, as a factor: of many estimates, the ones that seem to pay are
 /// rather too high.
 const MARGIN: f64 = 1.1;
-/// How much the price rises with what speculation loses at present.
-const LOSS_FACTOR: f64 = 10.0;
 /// Nodes with less probability are never verified.
 const MIN_SCORE: f32 = 0.02;
 /// The weight of the steps before, at each step, in the estimate of the speed-up.
@@ -344,10 +342,7 @@ impl Budget {
     fn price(&self, sequences: usize) -> f64 {
         let sequences = sequences.max(1);
         let plain = sequences as f64 / self.target.seconds(sequences);
-        // Below 1, something costs more than the curves know.
-        let speed_up = self.speed_up();
-        let factor = speed_up.max(1.0 + LOSS_FACTOR * (1.0 - speed_up));
-        MARGIN * factor * plain
+        MARGIN * self.speed_up().max(1.0) * plain
     }
 }
 

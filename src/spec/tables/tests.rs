@@ -393,7 +393,8 @@ fn strange_observations_are_survived() {
     let mut tables = tables();
     let mut run = Run::new(1, &[1, 2, 3], &[4, 5, 6], scope(0));
     run.prompt_len = 100;
-    for new in [0..0, 5..2, 0..1000, 7..7, usize::MAX..usize::MAX] {
+    for (start, end) in [(0, 0), (5, 2), (0, 1000), (7, 7), (usize::MAX, usize::MAX)] {
+        let new = start..end;
         run.observe(&mut tables, new, &[1]);
         propose(&mut tables, 1, &run.tokens, (3, 3, 8), &run.context);
         propose(&mut tables, 1, &run.tokens[..1], (3, 3, 8), &run.context);
