@@ -199,7 +199,7 @@ fn under_load_nothing_is_drafted() {
     let scores = [0.85, 0.7, 0.5, 0.3];
     let mut budget = budget(&cost);
     let of = [1, 4, 16, 64].map(|streams| kept(&mut budget, &scores, streams));
-    assert_eq!(of, [4, 8, 0, 0]);
+    assert_eq!(of, [3, 8, 0, 0]);
 }
 
 #[test]
