@@ -128,6 +128,11 @@ impl Budget {
         }
     }
 
+    /// Whether all drafts are verified as they are.
+    pub fn is_fixed(&self) -> bool {
+        self.mode == BudgetMode::Fixed
+    }
+
     /// Seconds of the target's forwards by rows; the caller may calibrate it.
     pub fn target_cost(&mut self) -> &mut CostCurve {
         &mut self.target
@@ -176,7 +181,7 @@ impl Budget {
         base_rows: usize,
         sequences: usize,
     ) -> Vec<Vec<bool>> {
-        let all = self.mode == BudgetMode::Fixed;
+        let all = self.is_fixed();
         let mut keep: Vec<_> = drafts.iter().map(|d| vec![all; d.scores.len()]).collect();
         if all {
             return keep;
@@ -220,7 +225,7 @@ impl Budget {
         base_rows: usize,
         sequences: usize,
     ) -> Vec<usize> {
-        if self.mode == BudgetMode::Fixed {
+        if self.is_fixed() {
             return forecasts.iter().map(|one| one.max_depth).collect();
         }
         let nodes = forecasts.iter().enumerate();
@@ -282,7 +287,7 @@ impl Budget {
     /// `base_rows` rows without drafts: half the price of a row where several are cheapest, since
     /// the prices are estimates.
     pub fn min_score(&self, base_rows: usize, sequences: usize) -> f32 {
-        if self.mode == BudgetMode::Fixed {
+        if self.is_fixed() {
             return 0.0;
         }
         let seconds = self.verify_seconds(base_rows, MIN_SCORE_ROWS);

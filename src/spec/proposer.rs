@@ -8,7 +8,6 @@ use std::collections::HashMap;
 /// The drafter, and the budget that decides how deep it drafts and what is verified.
 pub struct Proposer {
     drafter: Box<dyn Drafter>,
-    mode: BudgetMode,
     budget: Budget,
     sequences: HashMap<SeqId, Interest>,
     /// Average share of a step's time that drafting takes apart from a model's forwards.
@@ -55,15 +54,14 @@ const LOOK_EVERY: u32 = 8;
 pub struct Base {
     /// Sequences that gain a token.
     pub sequences: usize,
-    /// Rows, and the nodes of drafts of a fixed size.
     pub rows: usize,
 }
 
 impl Proposer {
+    /// A proposer that knows no costs yet.
     pub fn new(drafter: Box<dyn Drafter>, mode: BudgetMode) -> Self {
         Self {
             drafter,
-            mode,
             budget: Budget::new(mode),
             sequences: HashMap::new(),
             overhead: 0.0,
@@ -95,14 +93,7 @@ impl Proposer {
         let asking = inputs.iter_mut().enumerate();
         let asking = asking.filter(|(_, input)| self.asks(input));
         let (places, mut requests): (Vec<usize>, Vec<_>) = asking
-            .map(|(place, input)| {
-                let min_score = if input.has_fixed_draft() {
-                    0.0
-                } else {
-                    min_score
-                };
-                (place, input.draft_request(min_score))
-            })
+            .map(|(place, input)| (place, input.draft_request(min_score)))
             .unzip();
         if requests.is_empty() {
             return drafts;
@@ -146,7 +137,7 @@ impl Proposer {
         let sequence = self.sequences.entry(input.state.id).or_default();
         let is_useful = sequence.useful >= MIN_USEFUL || self.overhead <= MAX_OVERHEAD;
         sequence.waited += 1;
-        let is_fixed = self.mode == BudgetMode::Fixed || input.has_fixed_draft();
+        let is_fixed = self.budget.is_fixed() || input.has_fixed_draft();
         let asks = is_fixed || is_useful || sequence.waited >= LOOK_EVERY;
         if asks {
             sequence.waited = 0;
@@ -156,40 +147,30 @@ impl Proposer {
 
     /// Sets how many levels of each draft may cost forwards.
     fn limit_depths(&mut self, requests: &mut [DraftRequest<'_>], base: Base) {
-        let forecast = |request: &DraftRequest<'_>| match request.is_fixed {
-            true => None,
-            false => self.drafter.forecast(request),
-        };
-        let forecasts: Vec<Option<Forecast>> = requests.iter().map(forecast).collect();
-        let mut probes: Vec<Probe> = (requests.iter())
-            .map(|request| {
-                self.sequences
-                    .get(&request.id)
-                    .copied()
-                    .unwrap_or_default()
-                    .probe
-            })
-            .collect();
-        let expected = forecasts.iter().zip(requests.iter()).zip(&mut probes);
-        let mut asked: Vec<budget::Forecast<'_>> = expected
-            .filter_map(|((forecast, request), probe)| {
-                let forecast = forecast.as_ref()?;
-                Some(budget::Forecast {
-                    path: &forecast.path,
-                    max_depth: request.length,
-                    pending: forecast.pending,
-                    probe,
-                })
-            })
-            .collect();
-        let mut depths = (self.budget)
-            .depths(&mut asked, base.rows, base.sequences)
-            .into_iter();
-        for ((request, forecast), probe) in requests.iter_mut().zip(&forecasts).zip(probes) {
-            if forecast.is_some() {
-                request.model_depth = depths.next().unwrap_or(0);
-                self.sequences.entry(request.id).or_default().probe = probe;
+        let mut expected: Vec<(usize, Forecast, Probe)> = Vec::new();
+        for (place, request) in requests.iter().enumerate() {
+            if !request.is_fixed
+                && let Some(forecast) = self.drafter.forecast(request)
+            {
+                let probe = self.sequences.entry(request.id).or_default().probe;
+                expected.push((place, forecast, probe));
             }
+        }
+        if expected.is_empty() {
+            return;
+        }
+        let mut asked: Vec<budget::Forecast<'_>> = (expected.iter_mut())
+            .map(|(place, forecast, probe)| budget::Forecast {
+                path: &forecast.path,
+                max_depth: requests[*place].length,
+                pending: forecast.pending,
+                probe,
+            })
+            .collect();
+        let depths = self.budget.depths(&mut asked, base.rows, base.sequences);
+        for ((place, _, probe), depth) in expected.into_iter().zip(depths) {
+            requests[place].model_depth = depth;
+            self.sequences.entry(requests[place].id).or_default().probe = probe;
         }
     }
 

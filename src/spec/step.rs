@@ -123,8 +123,9 @@ impl StepInput<'_> {
         is_synthetic || self.state.rule() == Acceptance::Rejection
     }
 
-    /// The request to the drafter for this sequence.
+    /// The request to the drafter for this sequence; `min_score` is for drafts of no fixed size.
     pub(super) fn draft_request(&mut self, min_score: f32) -> DraftRequest<'_> {
+        let is_fixed = self.has_fixed_draft();
         DraftRequest {
             id: self.state.id,
             tokens: &self.state.tokens,
@@ -132,8 +133,8 @@ impl StepInput<'_> {
             model_depth: self.depth,
             nodes: self.nodes,
             width: self.width,
-            min_score,
-            is_fixed: self.has_fixed_draft(),
+            min_score: if is_fixed { 0.0 } else { min_score },
+            is_fixed,
             position: self.state.tokens.len(),
             acceptance: self.state.rule(),
             sampler: &mut self.state.sampler,

@@ -61,17 +61,13 @@ impl<'a, 'b> Drafting<'a, 'b> {
         lessons: &'a Lessons,
         chunk: usize,
     ) -> Self {
-        let min_score = match request.acceptance {
-            Acceptance::Coupled => request.min_score,
-            Acceptance::Rejection => 0.0,
-        };
         Self {
             place,
             may_draft: request.tokens.len() - fed.tokens.len() <= chunk,
             limits: Limits {
                 nodes: max_nodes(request),
                 width: width(request),
-                min_score,
+                min_score: request.min_score,
             },
             request,
             fed,
