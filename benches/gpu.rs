@@ -6,11 +6,11 @@
 //! (1024), `FORETOKEN_BENCH_SPEC_LENGTH` is K (5). Times are medians of alternating steps, in
 //! milliseconds.
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device};
 use foretoken::kernels;
 use foretoken::kernels::sample::{self, NO_TOKEN, TokenChoice};
 use foretoken::kv::{BlockAllocator, BlockTable, KvStore};
-use foretoken::model::{Batch, LoadFormat, LoadOptions, Model, ModelSource, load};
+use foretoken::model::{Batch, LoadFormat, LoadOptions, Model, ModelConfig, ModelSource, load};
 use foretoken::sampling::SamplingParams;
 use foretoken::spec::logits_params;
 use std::path::Path;
@@ -60,21 +60,25 @@ fn main() {
         }
         let verified = target.steps(&ROWS);
         let drafted = draft.steps(&[1, 2]);
-        println!("| rows of the target | ms | over one row | floor over it |");
-        println!("|---:|---:|---:|---:|");
-        for (rows, ms) in ROWS.iter().zip(&verified) {
-            let floor = target.bytes as f64 / bandwidth * 1e3 / ms;
+        println!(
+            "| rows of the target | ms | until all is launched | over one row | floor over it |"
+        );
+        println!("|---:|---:|---:|---:|---:|");
+        for (rows, step) in ROWS.iter().zip(&verified) {
             println!(
-                "| {rows} | {ms:.3} | {:.2} | {floor:.2} |",
-                ms / verified[0]
+                "| {rows} | {:.3} | {:.3} | {:.2} | {:.2} |",
+                step.whole,
+                step.launched,
+                step.whole / verified[0].whole,
+                target.bytes as f64 / bandwidth * 1e3 / step.whole
             );
         }
         println!(
             "draft step {:.3}, of two rows {:.3}; c = {:.2}, floor over it {:.2}",
-            drafted[0],
-            drafted[1],
-            drafted[0] / verified[0],
-            draft.bytes as f64 / bandwidth * 1e3 / drafted[0],
+            drafted[0].whole,
+            drafted[1].whole,
+            drafted[0].whole / verified[0].whole,
+            draft.bytes as f64 / bandwidth * 1e3 / drafted[0].whole,
         );
         let round = round(&mut target, &mut draft, k);
         let parts = k as f64 * round.draft + round.verification;
@@ -99,17 +103,33 @@ fn number(name: &str, default: usize) -> usize {
 fn bandwidth(device: &Device) -> f64 {
     let (free, _) = kernels::device_memory(device).unwrap().unwrap_or((0, 0));
     let bytes = COPIED.min(free as usize / 4);
-    let from = Tensor::zeros(bytes / 4, DType::F32, device).unwrap();
+    let cuda = device.as_cuda_device().unwrap();
+    let from = cuda.alloc_zeros::<u8>(bytes).unwrap();
+    let mut to = cuda.alloc_zeros::<u8>(bytes).unwrap();
     let times = (0..20).map(|_| {
         device.synchronize().unwrap();
         let started = Instant::now();
-        let to = from.copy().unwrap();
+        cuda.memcpy_dtod(&from, &mut to).unwrap();
         device.synchronize().unwrap();
-        let seconds = started.elapsed().as_secs_f64();
-        drop(to);
-        seconds
+        started.elapsed().as_secs_f64()
     });
     2. * bytes as f64 / median(times.collect())
+}
+
+/// Bytes of the matrices that a step of one row reads: all but the embedding, unless it is the output
+/// layer, too.
+fn weight_bytes(path: &Path, config: &ModelConfig) -> u64 {
+    if path.is_file() {
+        return std::fs::metadata(path).expect("the file is there").len();
+    }
+    let (hidden, mlp) = (config.hidden_size, config.intermediate_size);
+    let (q, kv) = (
+        config.num_heads * config.head_dim,
+        config.num_kv_heads * config.head_dim,
+    );
+    let layer = (q + 2 * kv) * hidden + q * hidden + 3 * hidden * mlp;
+    let values = config.num_layers * layer + config.output_size() * hidden;
+    (values * DType::BF16.size_in_bytes()) as u64
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -143,10 +163,8 @@ impl Loaded {
             enforce_eager: eager,
             ..LoadOptions::default()
         };
-        let free = || kernels::device_memory(device).unwrap().map_or(0, |m| m.0);
-        let before = free();
         let model = load(&source, &options).expect("the model loads");
-        let weights = before.saturating_sub(free());
+        let weights = weight_bytes(path, model.config());
         let max_rows = ROWS[ROWS.len() - 1];
         let blocks = (context + max_rows).div_ceil(BLOCK_SIZE);
         let mut allocator = BlockAllocator::new(blocks, BLOCK_SIZE);
@@ -164,8 +182,8 @@ impl Loaded {
         }
     }
 
-    /// Runs a step of `rows` rows, and copies its greedy tokens to the host. Returns its time.
-    fn step(&mut self, rows: usize) -> f64 {
+    /// Runs a step of `rows` rows, and copies its greedy tokens to the host.
+    fn step(&mut self, rows: usize) -> Step {
         let mut batch = Batch::default();
         let vocab = self.model.config().vocab_size as u32;
         let tokens: Vec<u32> = (0..rows as u32).map(|i| (100 + 37 * i) % vocab).collect();
@@ -184,27 +202,45 @@ impl Loaded {
             .map(|row| logits_params(row, &greedy, TokenChoice::Race(0)))
             .collect();
         let processed = sample::process_logits(&output.logits, params, Vec::new(), 0);
-        let tokens = processed
-            .and_then(|processed| processed.read())
-            .expect("sampling works");
+        let processed = processed.expect("sampling works");
+        let launched = milliseconds(started);
+        let tokens = processed.read().expect("sampling works");
         assert!((0..rows).all(|row| tokens.token(row) != NO_TOKEN));
-        started.elapsed().as_secs_f64() * 1e3
+        Step {
+            launched,
+            whole: milliseconds(started),
+        }
     }
 
     /// Medians of the times of steps, one per number of rows.
-    fn steps(&mut self, rows: &[usize]) -> Vec<f64> {
+    fn steps(&mut self, rows: &[usize]) -> Vec<Step> {
         let mut times = vec![Vec::new(); rows.len()];
         for turn in 0..REPEAT + 3 {
             for (rows, times) in rows.iter().zip(&mut times) {
-                let time = self.step(*rows);
+                let step = self.step(*rows);
                 // The first steps load kernels and record graphs.
                 if turn >= 3 {
-                    times.push(time);
+                    times.push(step);
                 }
             }
         }
-        times.into_iter().map(median).collect()
+        let medians = times.into_iter().map(|times: Vec<Step>| Step {
+            launched: median(times.iter().map(|step| step.launched).collect()),
+            whole: median(times.iter().map(|step| step.whole).collect()),
+        });
+        medians.collect()
     }
+}
+
+/// The time until all work of a step is launched, and until its result is there.
+#[derive(Clone)]
+struct Step {
+    launched: f64,
+    whole: f64,
+}
+
+fn milliseconds(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e3
 }
 
 /// Medians of the times of a speculative step and of its parts.
@@ -220,11 +256,11 @@ fn round(target: &mut Loaded, draft: &mut Loaded, k: usize) -> Round {
     for turn in 0..REPEAT + 3 {
         let started = Instant::now();
         for _ in 0..k {
-            drafts.push(draft.step(1));
+            drafts.push(draft.step(1).whole);
         }
-        verifications.push(target.step(k + 1));
+        verifications.push(target.step(k + 1).whole);
         if turn >= 3 {
-            whole.push(started.elapsed().as_secs_f64() * 1e3);
+            whole.push(milliseconds(started));
         }
     }
     Round {
