@@ -10,14 +10,36 @@ use foretoken::error::Error;
 use foretoken::kernels::{self, AttentionBatch, Span, paged_attention};
 use foretoken::kv::{BlockAllocator, BlockTable};
 use foretoken::model::{Batch, LoadFormat, LoadOptions, Model, ModelSource, load};
+use std::ops::Deref;
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 const BLOCK_SIZE: usize = 16;
 const BLOCKS: usize = 64;
 
-fn gpu() -> Device {
-    kernels::device("cuda").expect("a GPU, or scripts/emulated-gpu.sh")
+/// The GPU, for one test at a time. A program has a single thread that uses a GPU; when several of them
+/// recorded graphs, cuBLAS's own allocations conflicted with the recording.
+struct Gpu {
+    device: Device,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Deref for Gpu {
+    type Target = Device;
+
+    fn deref(&self) -> &Device {
+        &self.device
+    }
+}
+
+fn gpu() -> Gpu {
+    static ALONE: Mutex<()> = Mutex::new(());
+    // A test that failed does not fail the others.
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    Gpu {
+        device: kernels::device("cuda").expect("a GPU, or scripts/emulated-gpu.sh"),
+        _alone: alone,
+    }
 }
 
 /// The shape of a small model with heads that the kernels support; `more` is added to its config.
@@ -339,7 +361,7 @@ fn batch_invariance_is_refused_without_a_kernel_for_it() {
     let source = shape(folder.path(), "llama", 64, &[]);
     let options = LoadOptions {
         dtype: Some(DType::F32),
-        device: gpu,
+        device: gpu.clone(),
         batch_invariant: true,
         ..LoadOptions::default()
     };
