@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <vector>
 
 #define __device__
 #define __global__
@@ -52,9 +53,10 @@ template <typename To, typename From> To cast(From from) {
 struct alignas(16) uint4 {
     uint32_t x, y, z, w;
 };
-struct alignas(16) float4 {
-    float x, y, z, w;
+struct alignas(8) float2 {
+    float x, y;
 };
+inline float2 make_float2(float x, float y) { return {x, y}; }
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 
 struct __nv_bfloat16 {
@@ -102,7 +104,6 @@ inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __expf(float x) { return expf(x); }
 inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
-template <typename T> T __ldcs(const T *from) { return *from; }
 template <typename T> T __ldg(const T *from) { return *from; }
 
 inline void __syncthreads() { emulator::wait_for_block(); }
@@ -167,4 +168,38 @@ inline void emulate_ldmatrix_trans(uint32_t (&b)[4], const void *row) {
         b[matrix] = value(first) | value(first + 1) << 16;
     }
     emulator::wait_for_warp();
+}
+
+// cp.async: bytes that arrive only when their thread waits for them. Until then there are NaNs.
+struct Copy {
+    void *to;
+    unsigned char bytes[16];
+    // Groups that ended since; 0 = its own has not ended.
+    int ends;
+};
+inline std::vector<Copy> &copies_of_thread() {
+    static std::vector<Copy> all[1024];
+    return all[threadIdx.x];
+}
+inline void emulate_copy_async(void *shared, const void *global, bool exists) {
+    Copy copy = {shared, {}, 0};
+    if (exists) {
+        memcpy(copy.bytes, global, 16);
+    }
+    memset(shared, 0xff, 16);
+    copies_of_thread().push_back(copy);
+}
+inline void emulate_end_of_copies() {
+    for (Copy &copy : copies_of_thread()) {
+        copy.ends++;
+    }
+}
+inline void emulate_wait_for_copies(int pending) {
+    std::erase_if(copies_of_thread(), [&](const Copy &copy) {
+        const bool done = copy.ends > pending;
+        if (done) {
+            memcpy(copy.to, copy.bytes, 16);
+        }
+        return done;
+    });
 }

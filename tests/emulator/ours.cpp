@@ -27,10 +27,14 @@ namespace {
 
 [[maybe_unused]] const bool added = [] {
     FOR_FLOATS(ADD_FLOAT)
-    ADD(gemv1_f16)
-    ADD(gemv2_f16)
-    ADD(gemv1_bf16)
-    ADD(gemv2_bf16)
+    ADD(gemv1_8_f16)
+    ADD(gemv2_8_f16)
+    ADD(gemv1_16_f16)
+    ADD(gemv2_16_f16)
+    ADD(gemv1_8_bf16)
+    ADD(gemv2_8_bf16)
+    ADD(gemv1_16_bf16)
+    ADD(gemv2_16_bf16)
     ADD(prefill_f16_64)
     ADD(prefill_f16_128)
     ADD(prefill_bf16_64)

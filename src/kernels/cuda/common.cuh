@@ -40,6 +40,19 @@ template <typename T> struct Pack {
     }
 };
 
+// Loads 16 bytes that no other thread needs, and that need not stay in the caches.
+__device__ __forceinline__ uint4 load_once(const void *from) {
+#ifdef __CUDACC__
+    uint4 x;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(from));
+    return x;
+#else
+    return *static_cast<const uint4 *>(from);
+#endif
+}
+
 // The sum over a block of up to 1024 threads; every thread gets the same. `scratch` has 32 floats.
 __device__ __forceinline__ float block_sum(float x, float *scratch) {
     for (int mask = 16; mask > 0; mask >>= 1) {

@@ -15,6 +15,13 @@ template <typename T> __device__ __forceinline__ uint32_t narrow_pair(float firs
 // address of row t % 8 of matrix t / 8 in shared memory, aligned to 16 bytes.
 __device__ __forceinline__ void load_transposed(uint32_t (&b)[4], const void *row);
 
+// Copies 16 bytes from global to shared memory, or writes zeros there if `exists` is false, while the
+// thread goes on. Copies belong to the next end_of_copies.
+__device__ __forceinline__ void copy_async(void *shared, const void *global, bool exists);
+__device__ __forceinline__ void end_of_copies();
+// Waits for the thread's own copies, except those of the last PENDING ends.
+template <int PENDING> __device__ __forceinline__ void wait_for_copies();
+
 #ifdef __CUDACC__
 #define ON_TENSOR_CORES(T, NAME)                                                                   \
     template <>                                                                                    \
@@ -41,6 +48,17 @@ __device__ __forceinline__ void load_transposed(uint32_t (&b)[4], const void *ro
                  : "r"((uint32_t)__cvta_generic_to_shared(row))
                  : "memory");
 }
+
+__device__ __forceinline__ void copy_async(void *shared, const void *global, bool exists) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"((uint32_t)__cvta_generic_to_shared(shared)), "l"(global), "r"(exists ? 16 : 0)
+                 : "memory");
+}
+__device__ __forceinline__ void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING> __device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
 #else
 template <typename T>
 void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -50,4 +68,9 @@ template <typename T> uint32_t narrow_pair(float first, float second) {
     return narrow<T>(first).bits | uint32_t(narrow<T>(second).bits) << 16;
 }
 inline void load_transposed(uint32_t (&b)[4], const void *row) { emulate_ldmatrix_trans(b, row); }
+inline void copy_async(void *shared, const void *global, bool exists) {
+    emulate_copy_async(shared, global, exists);
+}
+inline void end_of_copies() { emulate_end_of_copies(); }
+template <int PENDING> void wait_for_copies() { emulate_wait_for_copies(PENDING); }
 #endif

@@ -5,20 +5,19 @@
 // whether it is decoded alone or verified in a batch. More than 8 rows are divided into tiles of 8, and
 // more than two tiles into several blocks of the grid.
 //
-// A block computes 16 outputs. Each of its warps takes every eighth step of 32 inputs, and their sums
-// are added in the order of the warps.
+// A block computes 16 outputs. Each of its WARPS warps takes every WARPS-th step of 32 inputs, and their
+// sums are added in the order of the warps. So WARPS must depend on the weight alone.
 #include "../cuda/tensor.cuh"
 
 constexpr int OUTPUTS = 16;
 constexpr int STEP = 32;
-constexpr int WARPS = 8;
-// Steps that a warp loads ahead before it uses the first.
-constexpr int AHEAD = 4;
+// Steps that a warp loads before it uses the first.
+constexpr int AHEAD = 2;
 
 // w: [outputs, inputs], x: [rows, inputs], y: [rows, outputs]; blockIdx.y selects 8 * TILES rows. A
 // thread of a warp reads 8 consecutive inputs of outputs lane / 4 and lane / 4 + 8, and of row lane / 4.
 // Which input goes to which place in the instruction does not matter, as long as both sides agree.
-template <typename T, int TILES>
+template <typename T, int TILES, int WARPS>
 __device__ void gemv(const T *w, const T *x, T *y, int outputs, int inputs, int rows) {
     __shared__ float sums[WARPS][TILES][OUTPUTS][8];
     const int before = blockIdx.y * 8 * TILES;
@@ -37,29 +36,32 @@ __device__ void gemv(const T *w, const T *x, T *y, int outputs, int inputs, int 
     const uint4 zeros = make_uint4(0, 0, 0, 0);
     const int steps = inputs / STEP;
     for (int first = warp; first < steps; first += WARPS * AHEAD) {
-        uint4 a[AHEAD], b[AHEAD];
+        uint4 a[AHEAD], b[AHEAD], c[AHEAD][TILES];
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            int step = first + i * WARPS;
-            // Weights are read only once, so they need not stay in the cache.
-            a[i] = step < steps ? __ldcs(reinterpret_cast<const uint4 *>(low + step * STEP)) : zeros;
-            b[i] = step < steps ? __ldcs(reinterpret_cast<const uint4 *>(high + step * STEP)) : zeros;
+            const int step = first + i * WARPS;
+            const bool exists = step < steps;
+            a[i] = exists ? load_once(low + step * STEP) : zeros;
+            b[i] = exists ? load_once(high + step * STEP) : zeros;
         }
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            int step = first + i * WARPS;
-            if (step >= steps) {
-                break;
-            }
+            const int step = first + i * WARPS;
 #pragma unroll
             for (int t = 0; t < TILES; t++) {
-                int row = t * 8 + lane / 4;
+                const int row = t * 8 + lane / 4;
                 const uint4 *from = reinterpret_cast<const uint4 *>(x + (size_t)row * inputs + step * STEP + at);
-                uint4 c = row < rows ? __ldg(from) : zeros;
-                const uint32_t one[4] = {a[i].x, b[i].x, a[i].y, b[i].y};
-                const uint32_t two[4] = {a[i].z, b[i].z, a[i].w, b[i].w};
-                multiply<T>(d[t], one, c.x, c.y);
-                multiply<T>(d[t], two, c.z, c.w);
+                c[i][t] = row < rows && step < steps ? __ldg(from) : zeros;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const uint32_t one[4] = {a[i].x, b[i].x, a[i].y, b[i].y};
+            const uint32_t two[4] = {a[i].z, b[i].z, a[i].w, b[i].w};
+#pragma unroll
+            for (int t = 0; t < TILES; t++) {
+                multiply<T>(d[t], one, c[i][t].x, c[i][t].y);
+                multiply<T>(d[t], two, c[i][t].z, c[i][t].w);
             }
         }
     }
@@ -86,13 +88,18 @@ __device__ void gemv(const T *w, const T *x, T *y, int outputs, int inputs, int 
     }
 }
 
-#define KERNEL(T, NAME, TILES)                                                                     \
+#define KERNEL(T, NAME, TILES, WARPS)                                                              \
     extern "C" __global__ void __launch_bounds__(WARPS * 32)                                       \
-        gemv##TILES##_##NAME(const T *w, const T *x, T *y, int outputs, int inputs, int rows) {    \
-        gemv<T, TILES>(w, x, y, outputs, inputs, rows);                                            \
+        gemv##TILES##_##WARPS##_##NAME(const T *w, const T *x, T *y, int outputs, int inputs,      \
+                                       int rows) {                                                 \
+        gemv<T, TILES, WARPS>(w, x, y, outputs, inputs, rows);                                     \
     }
-KERNEL(f16, f16, 1)
-KERNEL(f16, f16, 2)
-KERNEL(bf16, bf16, 1)
-KERNEL(bf16, bf16, 2)
+#define KERNELS(T, NAME)                                                                           \
+    KERNEL(T, NAME, 1, 8)                                                                          \
+    KERNEL(T, NAME, 2, 8)                                                                          \
+    KERNEL(T, NAME, 1, 16)                                                                         \
+    KERNEL(T, NAME, 2, 16)
+KERNELS(f16, f16)
+KERNELS(bf16, bf16)
+#undef KERNELS
 #undef KERNEL

@@ -11,9 +11,11 @@ use half::{bf16, f16};
 const TILE: usize = 8;
 /// Inputs that a warp reads at a time.
 const STEP: usize = 32;
-/// Outputs per block, and threads per block.
+/// Outputs per block.
 const OUTPUTS: usize = 16;
-const THREADS: usize = 256;
+/// A weight with fewer blocks has more warps in each of them, or it would leave a large GPU without enough
+/// loads in flight: two blocks per multiprocessor.
+const FULL: usize = 264;
 /// Maximum number of groups of rows in a grid.
 const MAX_GROUPS: usize = 65_535;
 
@@ -43,7 +45,10 @@ impl Gemv {
         }
         let device = w.device().clone();
         let tiles = rows.div_ceil(TILE).clamp(1, 2);
-        let kernel = format!("gemv{tiles}_{}", gpu::suffix(w.dtype()));
+        let blocks = outputs.div_ceil(OUTPUTS);
+        // The order of additions depends on the number of warps, so it must not depend on the rows.
+        let warps = if blocks < FULL { 16 } else { 8 };
+        let kernel = format!("gemv{tiles}_{warps}_{}", gpu::suffix(w.dtype()));
         let kernel = gpu::function(&device, "gemv", gpu::GEMV, &kernel)?;
         let w = gpu::contiguous::<T>("gemv", w, w_layout)?;
         let x = gpu::contiguous::<T>("gemv", x, x_layout)?;
@@ -52,7 +57,7 @@ impl Gemv {
         let mut args = kernel.builder();
         args.arg(&w).arg(&x).arg(&y);
         builder_arg!(args, outputs as i32, inputs as i32, rows as i32);
-        let grid = gpu::grid((outputs.div_ceil(OUTPUTS), groups.max(1), 1), THREADS, 0);
+        let grid = gpu::grid((blocks, groups.max(1), 1), warps * 32, 0);
         // SAFETY: the arguments match the kernel's parameters, and their buffers have the lengths that it
         // reads and writes.
         unsafe { args.launch(grid) }.w()?;

@@ -8,8 +8,8 @@ use candle_core::cuda_backend::cudarc::driver::sys;
 use candle_core::{DType, Device, Result};
 
 /// The same as in the kernels.
-const THREADS: usize = 128;
-const WEIGHTS: usize = MAX_QUERIES + 4;
+const THREADS: usize = 256;
+const WEIGHTS: usize = CHUNK + 8;
 const LONG_THREADS: usize = MAX_LONG_QUERIES / 16 * 32;
 /// With fewer thread blocks than this, each chunk of a sequence gets its own block: two blocks per
 /// multiprocessor of a large GPU.
@@ -24,10 +24,10 @@ fn shared_by_long(head_dim: usize, dtype: DType) -> usize {
 
 /// Bytes of shared memory that a block of the kernel for all other rows needs.
 fn shared(head_dim: usize, dtype: DType) -> usize {
-    let size = dtype.size_in_bytes();
-    let keys = CHUNK * (head_dim * size + 16);
-    let values = CHUNK * head_dim * size;
-    keys + values + 4 * (MAX_QUERIES * head_dim + CHUNK * WEIGHTS + 2 * MAX_QUERIES)
+    let key = head_dim + if dtype == DType::F32 { 4 } else { 32 };
+    let value = head_dim + 8;
+    let weights = MAX_QUERIES * (WEIGHTS + 2);
+    CHUNK * (key + value) * dtype.size_in_bytes() + 4 * (weights + CHUNK)
 }
 
 /// Does the same as the CPU side, except for the order of additions.

@@ -8,13 +8,16 @@
 //
 // A row of a tree has last keys of its own: those of its ancestors and itself. They count as consecutive,
 // wherever in the pool they are, so that the row has the bits that it has in a sequence without branches.
+#include "../cuda/tensor.cuh"
 #include "paged_attention.cuh"
 
-constexpr int THREADS = 128;
-// Maximum number of queries per block; the same as in paged_attention/tables.rs.
-constexpr int MAX_QUERIES = 32;
-// Floats from one key's weights to the next key's.
-constexpr int WEIGHTS = MAX_QUERIES + 4;
+// Maximum number of queries per block; the same as in paged_attention/tables.rs. Warps with an even
+// number have the first 16, the others the rest. Of the keys of a chunk and of the values of a head, a
+// warp has the part number warp / 2. Within a warp, a thread has the queries and values that it has in a
+// product on tensor cores: see tensor.cuh.
+constexpr int MAX_QUERIES = 32, PARTS = 4, THREADS = MAX_QUERIES / 16 * PARTS * 32;
+// Floats from one query's weights to the next one's; padded against bank conflicts.
+constexpr int WEIGHTS = CHUNK + 8;
 
 struct Args {
     const Tile *tiles;
@@ -61,14 +64,99 @@ __device__ __forceinline__ void merge(Running &all, Running chunk, float &to_all
 }
 
 template <typename T, int D> struct Shared {
-    // Rows are padded so that threads of different keys read different banks.
-    static constexpr int PITCH = D + 16 / sizeof(T);
-    T keys[CHUNK * PITCH];
-    T values[CHUNK * D];
-    float queries[MAX_QUERIES * D];
-    // [key][query]; rows are padded against bank conflicts, by 16 bytes to keep vectors aligned.
-    float weights[CHUNK * WEIGHTS];
+    // Rows are padded against bank conflicts: of the threads that read 16 bytes of adjacent rows, and of
+    // those that read the matrices of values.
+    static constexpr int KEY = D + (sizeof(T) == 2 ? 32 : 4), VALUE = D + 8;
+    T keys[CHUNK * KEY];
+    T values[CHUNK * VALUE];
+    // [query][key]: scores, then weights.
+    float weights[MAX_QUERIES * WEIGHTS];
     float max[MAX_QUERIES], sum[MAX_QUERIES];
+    // The pool slots of the keys; -1 = beyond the last key.
+    int slots[CHUNK];
+};
+
+// Two of a warp's queries, eight apart, and their products with keys and values.
+template <typename T, int D> struct Queries {
+    // Values of a head that four threads multiply, 8 consecutive ones each. Which value goes to which
+    // place in the instruction does not matter, as long as both sides agree.
+    static constexpr int STEP = 32;
+    uint4 packs[D / STEP][2];
+
+    // Null = there is no such query.
+    __device__ __forceinline__ void load(int half, const T *from) {
+#pragma unroll
+        for (int step = 0; step < D / STEP; step++) {
+            const T *pack = from + step * STEP + threadIdx.x % 4 * 8;
+            packs[step][half] = from == nullptr ? make_uint4(0, 0, 0, 0) : *reinterpret_cast<const uint4 *>(pack);
+        }
+    }
+
+    // Scores of eight keys, whose first is at `keys`.
+    __device__ __forceinline__ void scores(float (&s)[4], const T *keys) const {
+        const int thread = threadIdx.x % 32;
+        const T *row = keys + thread / 4 * Shared<T, D>::KEY + thread % 4 * 8;
+#pragma unroll
+        for (int step = 0; step < D / STEP; step++) {
+            const uint4 a = packs[step][0], b = packs[step][1];
+            const uint4 c = *reinterpret_cast<const uint4 *>(row + step * STEP);
+            const uint32_t one[4] = {a.x, b.x, a.y, b.y}, two[4] = {a.z, b.z, a.w, b.w};
+            multiply<T>(s, one, c.x, c.y);
+            multiply<T>(s, two, c.z, c.w);
+        }
+    }
+
+    // Adds the weighted values of all keys; `weights` are those of the thread's first query, and `values`
+    // begin with the warp's part of a head.
+    __device__ __forceinline__ void weigh(float (&dots)[D / PARTS / 8][4], const float *weights, const T *values, int) const {
+        const int thread = threadIdx.x % 32;
+        auto pair = [&](int query, int key) {
+            const float2 two = *reinterpret_cast<const float2 *>(weights + query * WEIGHTS + key + thread % 4 * 2);
+            return narrow_pair<T>(two.x, two.y);
+        };
+#pragma unroll
+        for (int key = 0; key < CHUNK; key += 16) {
+            const uint32_t a[4] = {pair(0, key), pair(8, key), pair(0, key + 8), pair(8, key + 8)};
+            const T *row = values + (key + thread % 16) * Shared<T, D>::VALUE + thread / 16 * 8;
+#pragma unroll
+            for (int n = 0; n < D / PARTS / 8; n += 2) {
+                uint32_t b[4];
+                load_transposed(b, row + n * 8);
+                multiply<T>(dots[n], a, b[0], b[1]);
+                multiply<T>(dots[n + 1], a, b[2], b[3]);
+            }
+        }
+    }
+};
+
+// Tensor cores do not take f32: the same sums, one value at a time.
+template <int D> struct Queries<float, D> {
+    const float *rows[2];
+
+    __device__ __forceinline__ void load(int half, const float *from) { rows[half] = from; }
+
+    __device__ __forceinline__ void scores(float (&s)[4], const float *keys) const {
+        for (int i = 0; i < 4; i++) {
+            const float *key = keys + (threadIdx.x % 4 * 2 + i % 2) * Shared<float, D>::KEY;
+            for (int at = 0; at < D && rows[i / 2] != nullptr; at++) {
+                s[i] = fmaf(rows[i / 2][at], key[at], s[i]);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void weigh(float (&dots)[D / PARTS / 8][4], const float *weights, const float *values,
+                                          int count) const {
+        for (int key = 0; key < count; key++) {
+#pragma unroll
+            for (int n = 0; n < D / PARTS / 8; n++) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const float value = values[key * Shared<float, D>::VALUE + n * 8 + threadIdx.x % 4 * 2 + i % 2];
+                    dots[n][i] = fmaf(weights[i / 2 * 8 * WEIGHTS + key], value, dots[n][i]);
+                }
+            }
+        }
+    }
 };
 
 // A block takes a tile, a K/V head and, with SPLIT, one chunk; otherwise all chunks.
@@ -84,28 +172,21 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
     if (first * CHUNK >= keys) {
         return;
     }
-    auto head_of = [&](int query) { return kv_head * group + query % group; };
-    auto row_of = [&](int query) { return tile.first + query / group; };
-    for (int i = threadIdx.x; i < queries * D; i += THREADS) {
-        int query = i / D;
-        const T *from = q + ((size_t)row_of(query) * args.heads + head_of(query)) * D;
-        shared.queries[i] = __fmul_rn(widen(from[i % D]), args.scale);
-    }
-    // WIDE threads share a query's dimensions: thread t has dimensions t % WIDE, + WIDE, ...
-    // These threads are a set; a set has OWN consecutive queries.
-    constexpr int WIDE = D < THREADS ? D : THREADS;
-    constexpr int SETS = THREADS / WIDE, DIMS = D / WIDE, OWN = MAX_QUERIES / SETS;
-    static_assert(THREADS % WIDE == 0 && D % WIDE == 0 && OWN % 4 == 0, "other widths need other threads");
-    const int dim = threadIdx.x % WIDE, own = threadIdx.x / WIDE * OWN;
-    float o[OWN][DIMS];
-    Running all[OWN];
+    const int warp = threadIdx.x / 32, part = warp / 2;
+    // The thread's first query, and values of a head: two of every eight from `value`.
+    const int own = warp % 2 * 16 + threadIdx.x % 32 / 4, value = part * (D / PARTS) + threadIdx.x % 4 * 2;
+    // The place of a query's head in `q` and `out`.
+    auto place_of = [&](int query) {
+        return ((size_t)(tile.first + query / group) * args.heads + kv_head * group + query % group) * D;
+    };
+    Queries<T, D> pair;
+    pair.load(0, own < queries ? q + place_of(own) : nullptr);
+    pair.load(1, own + 8 < queries ? q + place_of(own + 8) : nullptr);
+    float o[D / PARTS / 8][4];
+    Running all[2] = {{-INFINITY, 0.f}, {-INFINITY, 0.f}};
 #pragma unroll
-    for (int i = 0; i < OWN; i++) {
-        all[i] = {-INFINITY, 0.f};
-#pragma unroll
-        for (int j = 0; j < DIMS; j++) {
-            o[i][j] = 0.f;
-        }
+    for (int n = 0; n < D / PARTS / 8; n++) {
+        o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.f;
     }
     int chunk = first, pass = 0;
     while (chunk < end) {
@@ -115,135 +196,104 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
         const int base = chunk * CHUNK, count = min(CHUNK, (shares ? keys : row.keys()) - base);
         const int from_query = shares ? 0 : pass * group, to_query = shares ? queries : from_query + group;
         __syncthreads();
-        // Loads the keys and values of the chunk, 16 bytes per thread.
-        constexpr int PACKS = D / Pack<T>::LEN;
-        for (int i = threadIdx.x; i < CHUNK * PACKS; i += THREADS) {
-            int key = i / PACKS, at = i % PACKS * Pack<T>::LEN;
-            Pack<T> ks, vs;
-            ks.bits = vs.bits = make_uint4(0, 0, 0, 0);
+        for (int key = threadIdx.x; key < CHUNK; key += THREADS) {
+            int slot = -1;
             if (key < count) {
                 int place = shares ? base + key : row.place_of(base + key);
                 uint32_t block = args.blocks[tile.blocks + place / args.block_size];
-                size_t slot = (size_t)block * args.block_size + place % args.block_size;
-                size_t from = (slot * args.kv_heads + kv_head) * D + at;
-                ks.load(k + from);
-                vs.load(v + from);
+                slot = block * args.block_size + place % args.block_size;
             }
-            *reinterpret_cast<uint4 *>(shared.keys + key * Shared<T, D>::PITCH + at) = ks.bits;
-            *reinterpret_cast<uint4 *>(shared.values + key * D + at) = vs.bits;
+            shared.slots[key] = slot;
         }
         __syncthreads();
-        // Scores: a thread has one key and every second query, four at a time.
-        {
-            constexpr int STEP = THREADS / CHUNK;
-            const int key = threadIdx.x % CHUNK;
-            const T *mine = shared.keys + key * Shared<T, D>::PITCH;
-            for (int query = from_query + threadIdx.x / CHUNK; query < to_query; query += 4 * STEP) {
-                float dots[4] = {0.f, 0.f, 0.f, 0.f};
-#pragma unroll 1
-                for (int at = 0; at < D; at += Pack<T>::LEN) {
-                    Pack<T> values;
-                    values.load(mine + at);
+        auto load = [&](T *to, int pitch, const T *pool) {
+            constexpr int PACKS = D / Pack<T>::LEN;
 #pragma unroll
-                    for (int j = 0; j < 4; j++) {
-                        // Queries beyond the last are read but not used.
-                        const float *scaled = shared.queries + min(query + j * STEP, MAX_QUERIES - 1) * D + at;
+            for (int i = 0; i < CHUNK * PACKS / THREADS; i++) {
+                int key = (i * THREADS + threadIdx.x) / PACKS, at = threadIdx.x % PACKS * Pack<T>::LEN;
+                int slot = shared.slots[key];
+                // Zeros beyond the last key: the pool could hold NaN there, which a weight of zero would
+                // not hide.
+                copy_async(to + key * pitch + at, pool + ((size_t)max(slot, 0) * args.kv_heads + kv_head) * D + at, slot >= 0);
+            }
+            end_of_copies();
+        };
+        load(shared.keys, Shared<T, D>::KEY, k);
+        load(shared.values, Shared<T, D>::VALUE, v);
+        wait_for_copies<1>();
+        __syncthreads();
+        if (warp % 2 * 16 < to_query) {
 #pragma unroll
-                        for (int e = 0; e < Pack<T>::LEN; e++) {
-                            dots[j] = fmaf(widen(values.values[e]), scaled[e], dots[j]);
-                        }
-                    }
-                }
+            for (int n = 0; n < CHUNK / PARTS / 8; n++) {
+                const int eight = part * (CHUNK / PARTS) + n * 8;
+                float s[4] = {0.f, 0.f, 0.f, 0.f};
+                pair.scores(s, shared.keys + eight * Shared<T, D>::KEY);
 #pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    int scored = query + j * STEP;
-                    if (scored < to_query) {
-                        bool causal = base + key <= tile.context + tile.start + scored / group;
-                        bool seen = key < count && (causal || !shares);
-                        shared.weights[key * WEIGHTS + scored] = seen ? dots[j] : -INFINITY;
-                    }
+                for (int i = 0; i < 4; i++) {
+                    int query = own + i / 2 * 8, key = eight + threadIdx.x % 4 * 2 + i % 2;
+                    bool causal = base + key <= tile.context + tile.start + query / group;
+                    bool seen = key < count && (causal || !shares);
+                    shared.weights[query * WEIGHTS + key] = seen ? __fmul_rn(s[i], args.scale) : -INFINITY;
                 }
             }
         }
         __syncthreads();
         // Weights: a warp takes a query, and each of its threads two keys.
-        for (int query = from_query + threadIdx.x / 32; query < to_query; query += THREADS / 32) {
-            int at = threadIdx.x % 32;
-            float &first_weight = shared.weights[at * WEIGHTS + query];
-            float &second_weight = shared.weights[(at + 32) * WEIGHTS + query];
-            float a = first_weight, b = second_weight, max = fmaxf(a, b);
+        for (int query = from_query + warp; query < to_query; query += THREADS / 32) {
+            float *weights = shared.weights + query * WEIGHTS + threadIdx.x % 32;
+            float a = weights[0], b = weights[32], max = fmaxf(a, b);
             for (int mask = 16; mask > 0; mask >>= 1) {
                 max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, mask));
             }
             a = a == -INFINITY ? 0.f : __expf(a - max);
             b = b == -INFINITY ? 0.f : __expf(b - max);
-            first_weight = a;
-            second_weight = b;
+            weights[0] = a;
+            weights[32] = b;
             float sum = __fadd_rn(a, b);
             for (int mask = 16; mask > 0; mask >>= 1) {
                 sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, mask));
             }
-            if (at == 0) {
+            if (threadIdx.x % 32 == 0) {
                 shared.max[query] = max;
                 shared.sum[query] = sum;
             }
         }
+        wait_for_copies<0>();
         __syncthreads();
-        // Weighted values.
-        float dots[OWN][DIMS];
+        float dots[D / PARTS / 8][4];
 #pragma unroll
-        for (int i = 0; i < OWN; i++) {
-#pragma unroll
-            for (int j = 0; j < DIMS; j++) {
-                dots[i][j] = 0.f;
-            }
+        for (int n = 0; n < D / PARTS / 8; n++) {
+            dots[n][0] = dots[n][1] = dots[n][2] = dots[n][3] = 0.f;
         }
-#pragma unroll 1
-        for (int key = 0; key < count; key++) {
-            float values[DIMS];
-#pragma unroll
-            for (int j = 0; j < DIMS; j++) {
-                values[j] = widen(shared.values[key * D + dim + j * WIDE]);
-            }
-            const float4 *weights = reinterpret_cast<const float4 *>(shared.weights + key * WEIGHTS + own);
-#pragma unroll
-            for (int i = 0; i < OWN; i += 4) {
-                if (own + i < to_query && own + i + 4 > from_query) {
-                    const float4 four = weights[i / 4];
-#pragma unroll
-                    for (int j = 0; j < DIMS; j++) {
-                        dots[i][j] = fmaf(four.x, values[j], dots[i][j]);
-                        dots[i + 1][j] = fmaf(four.y, values[j], dots[i + 1][j]);
-                        dots[i + 2][j] = fmaf(four.z, values[j], dots[i + 2][j]);
-                        dots[i + 3][j] = fmaf(four.w, values[j], dots[i + 3][j]);
-                    }
-                }
-            }
+        if (warp % 2 * 16 < to_query) {
+            pair.weigh(dots, shared.weights + own * WEIGHTS, shared.values + part * (D / PARTS), count);
         }
 #pragma unroll
-        for (int i = 0; i < OWN; i++) {
-            int query = own + i;
+        for (int half = 0; half < 2; half++) {
+            int query = own + half * 8;
             if (query < from_query || query >= to_query) {
                 continue;
             }
-            Running part = {shared.max[query], shared.sum[query]};
+            Running now = {shared.max[query], shared.sum[query]};
             if constexpr (SPLIT) {
-                size_t pair = (size_t)(tile.partial + query / group) * args.heads + head_of(query);
+                size_t pair = (size_t)(tile.partial + query / group) * args.heads + kv_head * group + query % group;
                 float *to = args.partials + (pair * args.chunks + chunk) * (D + 2);
 #pragma unroll
-                for (int j = 0; j < DIMS; j++) {
-                    to[dim + j * WIDE] = dots[i][j];
+                for (int n = 0; n < D / PARTS / 8; n++) {
+                    *reinterpret_cast<float2 *>(to + value + n * 8) = make_float2(dots[n][2 * half], dots[n][2 * half + 1]);
                 }
-                if (dim == 0) {
-                    to[D] = part.max;
-                    to[D + 1] = part.sum;
+                if (value == 0) {
+                    *reinterpret_cast<float2 *>(to + D) = make_float2(now.max, now.sum);
                 }
             } else {
-                float to_all, to_chunk;
-                merge(all[i], part, to_all, to_chunk);
+                float to_all, to_now;
+                merge(all[half], now, to_all, to_now);
 #pragma unroll
-                for (int j = 0; j < DIMS; j++) {
-                    o[i][j] = fmaf(o[i][j], to_all, __fmul_rn(dots[i][j], to_chunk));
+                for (int n = 0; n < D / PARTS / 8; n++) {
+#pragma unroll
+                    for (int i = 2 * half; i < 2 * half + 2; i++) {
+                        o[n][i] = fmaf(o[n][i], to_all, __fmul_rn(dots[n][i], to_now));
+                    }
                 }
             }
         }
@@ -252,13 +302,14 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
     }
     if constexpr (!SPLIT) {
 #pragma unroll
-        for (int i = 0; i < OWN; i++) {
-            int query = own + i;
+        for (int half = 0; half < 2; half++) {
+            int query = own + half * 8;
             if (query < queries) {
-                T *to = out + ((size_t)row_of(query) * args.heads + head_of(query)) * D;
+                T *to = out + place_of(query) + value;
 #pragma unroll
-                for (int j = 0; j < DIMS; j++) {
-                    to[dim + j * WIDE] = narrow<T>(__fdividef(o[i][j], all[i].sum));
+                for (int n = 0; n < D / PARTS / 8; n++) {
+                    to[n * 8] = narrow<T>(__fdividef(o[n][2 * half], all[half].sum));
+                    to[n * 8 + 1] = narrow<T>(__fdividef(o[n][2 * half + 1], all[half].sum));
                 }
             }
         }
@@ -278,10 +329,25 @@ template <typename T, int D> __device__ void merge_chunks(T *out, const Args &ar
     const float *from = args.partials + pair * args.chunks * (D + 2);
     Running all = {-INFINITY, 0.f};
     float o = 0.f;
-    for (int chunk = 0; chunk < chunks; chunk++, from += D + 2) {
-        float to_all, to_chunk;
-        merge(all, {from[D], from[D + 1]}, to_all, to_chunk);
-        o = fmaf(o, to_all, __fmul_rn(from[dim], to_chunk));
+    // Loads some chunks before it uses the first.
+    constexpr int AHEAD = 8;
+    for (int chunk = 0; chunk < chunks; chunk += AHEAD) {
+        Running parts[AHEAD];
+        float dots[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const float *part = from + (size_t)min(chunk + i, chunks - 1) * (D + 2);
+            parts[i] = {part[D], part[D + 1]};
+            dots[i] = part[dim];
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            if (chunk + i < chunks) {
+                float to_all, to_chunk;
+                merge(all, parts[i], to_all, to_chunk);
+                o = fmaf(o, to_all, __fmul_rn(dots[i], to_chunk));
+            }
+        }
     }
     out[((size_t)(tile.first + row) * args.heads + head) * D + dim] = narrow<T>(__fdividef(o, all.sum));
 }
