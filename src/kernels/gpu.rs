@@ -2,10 +2,15 @@
 //! ops.
 
 use candle_core::cuda_backend::cudarc::driver::{
-    CudaFunction, CudaStream, LaunchArgs, LaunchConfig,
+    CudaFunction, CudaStream, DevicePtr, LaunchArgs, LaunchConfig, sys,
 };
-use candle_core::{CudaDevice, DType, Result};
+use candle_core::op::BackpropOp;
+use candle_core::{CudaDevice, DType, Result, Shape, Tensor};
 pub(super) use candle_core::{CudaStorage, Storage};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::ptr;
 use std::sync::Arc;
 
 /// The types that an op's CUDA side needs.
@@ -68,6 +73,228 @@ impl Kernel {
     pub fn builder(&self) -> LaunchArgs<'_> {
         self.stream.launch_builder(&self.function)
     }
+
+    /// The same, for tensors, and with a choice of when the kernel starts.
+    pub fn launch(&self) -> Launch<'_> {
+        Launch {
+            kernel: self,
+            args: Vec::new(),
+        }
+    }
+}
+
+/// A launch of a kernel, with its arguments so far.
+pub(super) struct Launch<'a> {
+    kernel: &'a Kernel,
+    /// Values, each in the first bytes of its place.
+    args: Vec<u64>,
+}
+
+impl Launch<'_> {
+    /// Adds the address of a tensor.
+    ///
+    /// # Errors
+    /// If the tensor is not contiguous, or not on the GPU.
+    pub fn tensor(mut self, tensor: &Tensor) -> Result<Self> {
+        self.args.push(address(tensor, &self.kernel.stream)?);
+        Ok(self)
+    }
+
+    /// Adds the address of a tensor, or a null pointer.
+    ///
+    /// # Errors
+    /// See [`tensor`](Self::tensor).
+    pub fn optional(self, tensor: Option<&Tensor>) -> Result<Self> {
+        match tensor {
+            Some(tensor) => self.tensor(tensor),
+            None => Ok(self.bits(0)),
+        }
+    }
+
+    pub fn int(self, value: usize) -> Self {
+        self.bits(u64::from(value as u32))
+    }
+
+    pub fn float(self, value: f32) -> Self {
+        self.bits(u64::from(value.to_bits()))
+    }
+
+    fn bits(mut self, bits: u64) -> Self {
+        self.args.push(bits);
+        self
+    }
+
+    /// Launches a kernel that calls `wait_for_previous` before it reads what an earlier kernel wrote, and
+    /// before it writes anything. It may start while the previous kernel ends (programmatic dependent
+    /// launch), if the GPU can do that.
+    ///
+    /// # Errors
+    /// If the driver refuses the launch.
+    ///
+    /// # Safety
+    /// The arguments match the kernel's parameters, and the kernel accesses no memory outside of them.
+    pub unsafe fn run(mut self, grid: LaunchConfig) -> Result<()> {
+        let stream = &self.kernel.stream;
+        let context = stream.context();
+        context.bind_to_thread().w()?;
+        let (major, _) = context.compute_capability().w()?;
+        let overlap =
+            sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        let mut attribute = sys::CUlaunchAttribute {
+            id: overlap,
+            pad: [0; 4],
+            // SAFETY: a union of plain values, for which zeros are valid.
+            value: unsafe { std::mem::zeroed() },
+        };
+        attribute.value.programmaticStreamSerializationAllowed = 1;
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid.grid_dim.0,
+            gridDimY: grid.grid_dim.1,
+            gridDimZ: grid.grid_dim.2,
+            blockDimX: grid.block_dim.0,
+            blockDimY: grid.block_dim.1,
+            blockDimZ: grid.block_dim.2,
+            sharedMemBytes: grid.shared_mem_bytes,
+            hStream: stream.cu_stream(),
+            attrs: &mut attribute,
+            numAttrs: u32::from(major >= MIN_MAJOR_WITH_OVERLAP),
+        };
+        let mut places: Vec<*mut c_void> = self
+            .args
+            .iter_mut()
+            .map(|arg| ptr::from_mut(arg).cast())
+            .collect();
+        let function = self.kernel.function.cu_function();
+        // SAFETY: the pointers outlive the call, and the caller vouches for the arguments.
+        let launched = unsafe {
+            sys::cuLaunchKernelEx(&config, function, places.as_mut_ptr(), ptr::null_mut())
+        };
+        launched.result().w()
+    }
+}
+
+/// The first major compute capability (Hopper) with programmatic dependent launch.
+const MIN_MAJOR_WITH_OVERLAP: i32 = 9;
+
+/// The address of a contiguous tensor's first element.
+fn address(tensor: &Tensor, stream: &CudaStream) -> Result<u64> {
+    let (storage, layout) = tensor.storage_and_layout();
+    let (Storage::Cuda(storage), Some((start, _))) = (&*storage, layout.contiguous_offsets())
+    else {
+        candle_core::bail!("a kernel needs contiguous tensors on the GPU, got {layout:?}");
+    };
+    fn of<T: CudaDType>(storage: &CudaStorage, stream: &CudaStream) -> Result<u64> {
+        Ok(storage.as_cuda_slice::<T>()?.device_ptr(stream).0)
+    }
+    let dtype = storage.dtype();
+    let base = match dtype {
+        DType::U32 => of::<u32>(storage, stream)?,
+        DType::I64 => of::<i64>(storage, stream)?,
+        _ => with_float!("launch", dtype, T => { of::<T>(storage, stream)? }),
+    };
+    Ok(base + (start * dtype.size_in_bytes()) as u64)
+}
+
+/// Memory for the outputs of ops while a graph is recorded. It is allocated before, because an allocation
+/// within a graph keeps the kernel after it from starting early.
+///
+/// An output is overwritten by the [`COPIES`]-th output of about the same size after it. A layer of a model
+/// has fewer between an output and its last use, and layers use nothing of the layer before the last.
+#[derive(Default, Clone)]
+pub(super) struct Outputs {
+    /// By dtype and number of elements, a power of two: the buffers, and the next to be used.
+    buffers: HashMap<(DType, usize), (Vec<Tensor>, usize)>,
+}
+
+/// Buffers of each size.
+const COPIES: usize = 8;
+
+thread_local! {
+    /// The memory that [`output`] takes; `None` = new memory.
+    static OUTPUTS: RefCell<Option<Outputs>> = const { RefCell::new(None) };
+}
+
+impl Outputs {
+    /// Runs `work`, whose ops write to this memory.
+    pub fn during<T>(&mut self, work: impl FnOnce() -> T) -> T {
+        struct Restore<'a>(&'a mut Outputs);
+        impl Drop for Restore<'_> {
+            fn drop(&mut self) {
+                *self.0 = OUTPUTS.take().unwrap_or_default();
+            }
+        }
+        OUTPUTS.set(Some(std::mem::take(self)));
+        let _restore = Restore(self);
+        work()
+    }
+
+    /// The next buffer for `count` elements.
+    fn take(
+        &mut self,
+        device: &CudaDevice,
+        dtype: DType,
+        count: usize,
+        copies: usize,
+    ) -> Result<Tensor> {
+        let size = count.next_power_of_two();
+        let (buffers, next) = self.buffers.entry((dtype, size)).or_default();
+        while buffers.len() < copies {
+            buffers.push(allocate(device, dtype, size)?);
+        }
+        *next = (*next + 1) % buffers.len();
+        buffers[*next].narrow(0, 0, count)
+    }
+}
+
+/// A new tensor of `count` elements, whose values are not specified.
+fn allocate(device: &CudaDevice, dtype: DType, count: usize) -> Result<Tensor> {
+    with_float!("output", dtype, T => {
+        // SAFETY: the caller's kernel writes every element that is read.
+        let slice = unsafe { device.alloc::<T>(count)? };
+        let storage = Storage::Cuda(CudaStorage::wrap_cuda_slice(slice, device.clone()));
+        Ok(Tensor::from_storage(storage, count, BackpropOp::none(), false))
+    })
+}
+
+fn take(device: &CudaDevice, dtype: DType, count: usize, copies: usize) -> Result<Tensor> {
+    OUTPUTS.with_borrow_mut(|outputs| match outputs {
+        Some(outputs) => outputs.take(device, dtype, count, copies),
+        None => allocate(device, dtype, count),
+    })
+}
+
+/// Checks that the tensors of op `op` have the same dtype, which the names of kernels contain.
+///
+/// # Errors
+/// If one has another.
+pub(super) fn expect_dtype<'a>(
+    op: &str,
+    dtype: DType,
+    tensors: impl IntoIterator<Item = &'a Tensor>,
+) -> Result<()> {
+    for tensor in tensors {
+        if tensor.dtype() != dtype {
+            candle_core::bail!("{op}: {tensor:?} is not in {dtype:?}");
+        }
+    }
+    Ok(())
+}
+
+/// A tensor for the output of an op. The op's kernel must write every element.
+///
+/// # Errors
+/// If the device has no memory.
+pub(super) fn output(device: &CudaDevice, dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
+    let shape = shape.into();
+    take(device, dtype, shape.elem_count(), COPIES)?.reshape(shape)
+}
+
+/// A tensor that is only used by the kernels of one op. They must write every element that they read.
+///
+/// # Errors
+/// If the device has no memory.
+pub(super) fn scratch(device: &CudaDevice, count: usize) -> Result<Tensor> {
+    take(device, DType::F32, count, 1)
 }
 
 /// The elements of a contiguous tensor, for op `op`.

@@ -12,12 +12,21 @@ use super::gpu::*;
 use candle_core::cuda_backend::cudarc::driver::{CudaGraph, DeviceRepr, sys};
 
 /// Recorded work. It holds device addresses: it neither owns nor borrows the memory that it reads and
-/// writes.
+/// writes, except the outputs of our ops.
 pub struct Graph {
     #[cfg(feature = "cuda")]
     graph: CudaGraph,
+    #[cfg(feature = "cuda")]
+    _outputs: Outputs,
     #[cfg(not(feature = "cuda"))]
     never: std::convert::Infallible,
+}
+
+/// Records graphs that are replayed one after the other: they share the memory of their ops' outputs.
+#[derive(Default)]
+pub struct Recorder {
+    #[cfg(feature = "cuda")]
+    outputs: Outputs,
 }
 
 // SAFETY: the driver does not bind a graph to a thread. A graph is not `Sync`, so only one thread uses
@@ -25,7 +34,7 @@ pub struct Graph {
 #[cfg(feature = "cuda")]
 unsafe impl Send for Graph {}
 
-impl Graph {
+impl Recorder {
     /// Runs `work` once, then records a second call of it without running it on the device. `work` must
     /// free what it allocates, and must neither copy between host and device nor wait.
     ///
@@ -34,25 +43,30 @@ impl Graph {
     ///
     /// # Safety
     /// All device memory that `work` reads or writes, except what it allocates and frees itself, must
-    /// still be allocated whenever the graph is replayed.
+    /// still be allocated whenever the graph is replayed, and graphs of one recorder are replayed on one
+    /// thread.
     pub unsafe fn record<E: From<candle_core::Error>>(
+        &mut self,
         device: &Device,
         mut work: impl FnMut() -> std::result::Result<(), E>,
-    ) -> std::result::Result<Self, E> {
+    ) -> std::result::Result<Graph, E> {
         #[cfg(feature = "cuda")]
         {
             let cuda = device.as_cuda_device()?;
             // The first call loads modules, and kernel parameters that are kept in memory.
             let _parameters = cuda.enable_cuda_graph_htod_cache();
-            work()?;
+            self.outputs.during(&mut work)?;
             let stream = cuda.cuda_stream();
             let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
             stream.begin_capture(mode).w()?;
-            let worked = work();
+            let worked = self.outputs.during(&mut work);
             let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0)).w();
             worked?;
             match graph? {
-                Some(graph) => Ok(Self { graph }),
+                Some(graph) => Ok(Graph {
+                    graph,
+                    _outputs: self.outputs.clone(),
+                }),
                 None => Err(candle_core::Error::msg("nothing was recorded").into()),
             }
         }
@@ -63,14 +77,16 @@ impl Graph {
             Err(candle_core::Error::msg(message).into())
         }
     }
+}
 
+impl Graph {
     /// Runs the recorded work again, after everything that was launched before.
     ///
     /// # Errors
     /// If the device fails.
     ///
     /// # Safety
-    /// The recorded memory is still allocated (see [`Graph::record`]), and the current values of the
+    /// The recorded memory is still allocated (see [`Recorder::record`]), and the current values of the
     /// inputs (slots, block tables, ids) are within the bounds of what they index.
     pub unsafe fn replay(&self) -> Result<()> {
         #[cfg(feature = "cuda")]
@@ -84,6 +100,7 @@ impl Graph {
 #[derive(Debug, Clone, Copy)]
 pub enum Values<'a> {
     U32(&'a [u32]),
+    I64(&'a [i64]),
     F32(&'a [f32]),
 }
 
@@ -115,6 +132,9 @@ impl InplaceOp1 for Overwrite<'_> {
             (CpuStorage::U32(to), Values::U32(values)) => {
                 to[place(layout, values.len())?].copy_from_slice(values);
             }
+            (CpuStorage::I64(to), Values::I64(values)) => {
+                to[place(layout, values.len())?].copy_from_slice(values);
+            }
             (CpuStorage::F32(to), Values::F32(values)) => {
                 to[place(layout, values.len())?].copy_from_slice(values);
             }
@@ -137,6 +157,7 @@ impl InplaceOp1 for Overwrite<'_> {
         }
         match self.0 {
             Values::U32(values) => write(values, storage, layout),
+            Values::I64(values) => write(values, storage, layout),
             Values::F32(values) => write(values, storage, layout),
         }
     }

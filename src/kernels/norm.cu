@@ -1,21 +1,69 @@
 // Residual sum and RMSNorm of each row, with one block per row.
 #include "cuda/common.cuh"
 
+// Packs of 16 bytes that a thread keeps in registers.
+constexpr int PACKS = 2;
+
 // out: [2, rows, width], first the sums, then the normalized sums.
 template <typename T>
 __device__ void add_norm(const T *x, const T *delta, const T *weight, T *out, int width, float eps) {
     __shared__ float scratch[32];
-    size_t at = (size_t)blockIdx.x * width;
+    constexpr int LEN = Pack<T>::LEN;
+    const size_t at = (size_t)blockIdx.x * width;
+    x += at;
+    delta += at;
     T *sums = out + at, *normed = out + (size_t)gridDim.x * width + at;
+    auto add = [](T a, T b) { return narrow<T>(__fadd_rn(widen(a), widen(b))); };
+    auto scaled = [](T sum, float scale, T by) { return narrow<T>(widen(sum) * scale * widen(by)); };
     float square = 0.f;
-    for (int i = threadIdx.x; i < width; i += blockDim.x) {
-        T sum = narrow<T>(__fadd_rn(widen(x[at + i]), widen(delta[at + i])));
-        sums[i] = sum;
-        square = fmaf(widen(sum), widen(sum), square);
+    if (width % LEN != 0 || width > PACKS * LEN * (int)blockDim.x) {
+        wait_for_previous();
+        for (int i = threadIdx.x; i < width; i += blockDim.x) {
+            T sum = add(x[i], delta[i]);
+            sums[i] = sum;
+            square = fmaf(widen(sum), widen(sum), square);
+        }
+        float scale = rsqrtf(block_sum(square, scratch) / width + eps);
+        for (int i = threadIdx.x; i < width; i += blockDim.x) {
+            normed[i] = scaled(sums[i], scale, weight[i]);
+        }
+        return;
     }
-    float scale = rsqrtf(block_sum(square, scratch) / width + eps);
-    for (int i = threadIdx.x; i < width; i += blockDim.x) {
-        normed[i] = narrow<T>(widen(sums[i]) * scale * widen(weight[i]));
+    // The residual stream is older than what the previous kernel adds to it.
+    Pack<T> by[PACKS], sum[PACKS];
+    auto place = [&](int p) { return ((int)threadIdx.x + p * (int)blockDim.x) * LEN; };
+#pragma unroll
+    for (int p = 0; p < PACKS; p++) {
+        if (place(p) < width) {
+            by[p].load(weight + place(p));
+            sum[p].load(x + place(p));
+        }
+    }
+    wait_for_previous();
+#pragma unroll
+    for (int p = 0; p < PACKS; p++) {
+        if (place(p) < width) {
+            Pack<T> more;
+            more.load(delta + place(p));
+#pragma unroll
+            for (int i = 0; i < LEN; i++) {
+                sum[p].values[i] = add(sum[p].values[i], more.values[i]);
+                square = fmaf(widen(sum[p].values[i]), widen(sum[p].values[i]), square);
+            }
+            *reinterpret_cast<uint4 *>(sums + place(p)) = sum[p].bits;
+        }
+    }
+    const float scale = rsqrtf(block_sum(square, scratch) / width + eps);
+#pragma unroll
+    for (int p = 0; p < PACKS; p++) {
+        if (place(p) < width) {
+            Pack<T> out;
+#pragma unroll
+            for (int i = 0; i < LEN; i++) {
+                out.values[i] = scaled(sum[p].values[i], scale, by[p].values[i]);
+            }
+            *reinterpret_cast<uint4 *>(normed + place(p)) = out.bits;
+        }
     }
 }
 

@@ -3,8 +3,6 @@
 use super::clock::{self, Part};
 #[cfg(target_arch = "x86_64")]
 use super::cpu::{self, Avx2};
-#[cfg(feature = "cuda")]
-use super::gpu::{self, *};
 use super::parallel::{Shared, for_each};
 use super::storage::contiguous;
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor};
@@ -23,7 +21,11 @@ const LANES: usize = 8;
 /// # Errors
 /// If the shapes or dtypes do not match.
 pub fn add_norm(x: &Tensor, delta: &Tensor, weight: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
-    if x.dtype() == DType::F32 || x.device().is_cuda() {
+    #[cfg(feature = "cuda")]
+    if x.device().is_cuda() {
+        return cuda::launch(x, delta, weight, eps);
+    }
+    if x.dtype() == DType::F32 {
         let both = x.apply_op3_no_bwd(delta, weight, &AddNorm { eps })?;
         return Ok((both.get(0)?, both.get(1)?));
     }
@@ -70,37 +72,45 @@ impl CustomOp3 for AddNorm {
         });
         Ok((CpuStorage::F32(out), (2, rows, width).into()))
     }
+}
 
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        x: &CudaStorage,
-        x_layout: &Layout,
-        delta: &CudaStorage,
-        delta_layout: &Layout,
-        weight: &CudaStorage,
-        weight_layout: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        let (rows, width) = dims(x_layout, delta_layout, weight_layout)?;
-        let device = x.device().clone();
-        gpu::with_float!(self.name(), x.dtype(), T => {
-            let kernel = format!("add_norm_{}", gpu::suffix(x.dtype()));
-            let kernel = gpu::function(&device, "norm", gpu::NORM, &kernel)?;
-            let x = gpu::contiguous::<T>(self.name(), x, x_layout)?;
-            let delta = gpu::contiguous::<T>(self.name(), delta, delta_layout)?;
-            let weight = gpu::contiguous::<T>(self.name(), weight, weight_layout)?;
-            // SAFETY: the kernel writes every element.
-            let out = unsafe { device.alloc::<T>(2 * rows * width)? };
-            let mut args = kernel.builder();
-            args.arg(&x).arg(&delta).arg(&weight).arg(&out);
-            builder_arg!(args, width as i32, self.eps);
-            let threads = width.next_multiple_of(32).clamp(32, 1024);
-            // SAFETY: the arguments match the kernel's parameters, and their buffers have the lengths
-            // that it reads and writes.
-            unsafe { args.launch(gpu::grid((rows, 1, 1), threads, 0)) }.w()?;
-            let out = CudaStorage::wrap_cuda_slice(out, device);
-            Ok((out, (2, rows, width).into()))
-        })
+#[cfg(feature = "cuda")]
+mod cuda {
+    use super::super::gpu;
+    use super::dims;
+    use candle_core::{Result, Tensor};
+
+    /// Launches the kernel.
+    pub fn launch(
+        x: &Tensor,
+        delta: &Tensor,
+        weight: &Tensor,
+        eps: f32,
+    ) -> Result<(Tensor, Tensor)> {
+        let (rows, width) = dims(x.layout(), delta.layout(), weight.layout())?;
+        let (device, dtype) = (x.device().as_cuda_device()?, x.dtype());
+        gpu::expect_dtype("add-norm", dtype, [delta, weight])?;
+        let kernel = format!("add_norm_{}", gpu::suffix(dtype));
+        let kernel = gpu::function(device, "norm", gpu::NORM, &kernel)?;
+        let out = gpu::output(device, dtype, (2, rows, width))?;
+        let launch = kernel
+            .launch()
+            .tensor(x)?
+            .tensor(delta)?
+            .tensor(weight)?
+            .tensor(&out)?;
+        // A thread takes 16 bytes at a time, if it can.
+        let packs = width.div_ceil(16 / dtype.size_in_bytes());
+        let threads = packs.next_multiple_of(32).clamp(32, 1024);
+        // SAFETY: the arguments match the kernel's parameters, and have the lengths that it reads and
+        // writes.
+        unsafe {
+            launch
+                .int(width)
+                .float(eps)
+                .run(gpu::grid((rows, 1, 1), threads, 0))?
+        };
+        Ok((out.get(0)?, out.get(1)?))
     }
 }
 

@@ -11,11 +11,13 @@ __device__ void rope_kv_write(const T *qkv, const T *cos, const T *sin, const T 
     const int kv_heads = (all - heads) / 2, half = d / 2;
     int warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
     int row = warp / all, head = warp % all;
+    const uint32_t slot = row < rows ? slots[row] : 0;
+    wait_for_previous();
     if (row >= rows) {
         return;
     }
     const T *x = qkv + ((size_t)row * all + head) * d;
-    auto place = [&](T *pool, int kv_head) { return pool + ((size_t)slots[row] * kv_heads + kv_head) * d; };
+    auto place = [&](T *pool, int kv_head) { return pool + ((size_t)slot * kv_heads + kv_head) * d; };
     if (head >= heads + kv_heads) {
         T *to = place(v_pool, head - heads - kv_heads);
         for (int i = lane; i < d; i += 32) {

@@ -56,9 +56,8 @@ pub fn rope_kv_write(
 
 #[cfg(feature = "cuda")]
 mod cuda {
-    use super::super::gpu::{self, *};
+    use super::super::gpu;
     use super::{HeadNorms, Pools};
-    use candle_core::op::BackpropOp;
     use candle_core::{Result, Tensor};
 
     const NAME: &str = "rope-kv-write";
@@ -93,41 +92,25 @@ mod cuda {
                 pools.k.dims()
             );
         }
-        let device = qkv.device().as_cuda_device()?.clone();
-        let parts = [qkv, cos, sin, pools.k, pools.v, pools.slots.tensor()];
-        let parts = parts.map(|tensor| tensor.storage_and_layout());
-        let norms = norms.map(|n| (n.q.storage_and_layout(), n.k.storage_and_layout(), n.eps));
-        gpu::with_float!(NAME, qkv.dtype(), T => {
-            let kernel = format!("rope_kv_write_{}", gpu::suffix(qkv.dtype()));
-            let kernel = gpu::function(&device, "rope_kv_write", gpu::ROPE_KV_WRITE, &kernel)?;
-            let view = |i: usize| gpu::view::<T>(NAME, &parts[i].0, parts[i].1);
-            let (qkv, cos, sin, k, v) = (view(0)?, view(1)?, view(2)?, view(3)?, view(4)?);
-            let slots = gpu::view::<u32>(NAME, &parts[5].0, parts[5].1)?;
-            let weights = match &norms {
-                Some((q, k, _)) => Some((gpu::view::<T>(NAME, &q.0, q.1)?, gpu::view::<T>(NAME, &k.0, k.1)?)),
-                None => None,
-            };
-            // SAFETY: the kernel writes every element.
-            let q = unsafe { device.alloc::<T>(rows * num_heads * d)? };
-            let null = 0u64;
-            let mut args = kernel.builder();
-            args.arg(&qkv).arg(&cos).arg(&sin);
-            match &weights {
-                Some((q, k)) => args.arg(q).arg(k),
-                None => args.arg(&null).arg(&null),
-            };
-            args.arg(&slots).arg(&q).arg(&k).arg(&v);
-            let eps = norms.as_ref().map_or(0., |n| n.2);
-            builder_arg!(args, rows as i32, num_heads as i32, all as i32, d as i32, eps);
-            let blocks = (rows * all * 32).div_ceil(THREADS);
-            // SAFETY: the arguments match the kernel's parameters, and their buffers have the lengths
-            // that it reads and writes: the pools contain every slot of `Slots`. All work runs in the
-            // order of one stream, so nothing else reads the pools at the same time.
-            unsafe { args.launch(gpu::grid((blocks, 1, 1), THREADS, 0)) }.w()?;
-            let q = CudaStorage::wrap_cuda_slice(q, device);
-            let dims = (rows, num_heads, d);
-            Ok(Tensor::from_storage(Storage::Cuda(q), dims, BackpropOp::none(), false))
-        })
+        let (device, dtype) = (qkv.device().as_cuda_device()?, qkv.dtype());
+        gpu::expect_dtype(NAME, dtype, [cos, sin, pools.k, pools.v])?;
+        let (q_norm, k_norm) = (norms.map(|n| &n.q), norms.map(|n| &n.k));
+        gpu::expect_dtype(NAME, dtype, q_norm.into_iter().chain(k_norm))?;
+        let kernel = format!("rope_kv_write_{}", gpu::suffix(dtype));
+        let kernel = gpu::function(device, "rope_kv_write", gpu::ROPE_KV_WRITE, &kernel)?;
+        let q = gpu::output(device, dtype, (rows, num_heads, d))?;
+        let launch = kernel.launch().tensor(qkv)?.tensor(cos)?.tensor(sin)?;
+        let launch = launch.optional(q_norm)?.optional(k_norm)?;
+        let launch = launch.tensor(pools.slots.tensor())?.tensor(&q)?;
+        let launch = launch.tensor(pools.k)?.tensor(pools.v)?;
+        let launch = launch.int(rows).int(num_heads).int(all).int(d);
+        let launch = launch.float(norms.map_or(0., |n| n.eps));
+        let blocks = (rows * all * 32).div_ceil(THREADS);
+        // SAFETY: the arguments match the kernel's parameters, and have the lengths that it reads and
+        // writes: the pools contain every slot of `Slots`. All work runs in the order of one stream, so
+        // nothing else reads the pools at the same time.
+        unsafe { launch.run(gpu::grid((blocks, 1, 1), THREADS, 0))? };
+        Ok(q)
     }
 }
 

@@ -3,6 +3,7 @@
 
 // gate_up: [rows, 2 * width], out: [rows, width]. Each thread computes one value.
 template <typename T> __device__ void swiglu(const T *gate_up, T *out, int width, uint32_t count) {
+    wait_for_previous();
     uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) {
         return;

@@ -4,8 +4,6 @@ use super::clock::{self, Part};
 #[cfg(target_arch = "x86_64")]
 use super::cpu::{self, Avx2};
 use super::float;
-#[cfg(feature = "cuda")]
-use super::gpu::{self, *};
 use super::parallel::{Shared, for_each};
 use super::storage::contiguous;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
@@ -18,7 +16,11 @@ use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
 /// # Errors
 /// If the width is odd.
 pub fn swiglu(gate_up: &Tensor) -> Result<Tensor> {
-    if gate_up.dtype() == DType::F32 || gate_up.device().is_cuda() {
+    #[cfg(feature = "cuda")]
+    if gate_up.device().is_cuda() {
+        return cuda::launch(gate_up);
+    }
+    if gate_up.dtype() == DType::F32 {
         return gate_up.apply_op1_no_bwd(&Swiglu);
     }
     let width = gate_up.dim(1)? / 2;
@@ -54,27 +56,34 @@ impl CustomOp1 for Swiglu {
         });
         Ok((CpuStorage::F32(out), (rows, width).into()))
     }
+}
 
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, gate_up: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
-        let (rows, both) = dims(layout)?;
+#[cfg(feature = "cuda")]
+mod cuda {
+    use super::super::gpu;
+    use super::dims;
+    use candle_core::{Result, Tensor};
+
+    const THREADS: usize = 256;
+
+    /// Launches the kernel.
+    pub fn launch(gate_up: &Tensor) -> Result<Tensor> {
+        let (rows, both) = dims(gate_up.layout())?;
         let (width, count) = (both / 2, rows * both / 2);
-        let device = gate_up.device().clone();
-        gpu::with_float!(self.name(), gate_up.dtype(), T => {
-            let kernel = format!("swiglu_{}", gpu::suffix(gate_up.dtype()));
-            let kernel = gpu::function(&device, "swiglu", gpu::SWIGLU, &kernel)?;
-            let gate_up = gpu::contiguous::<T>(self.name(), gate_up, layout)?;
-            // SAFETY: the kernel writes every element.
-            let out = unsafe { device.alloc::<T>(count)? };
-            let mut args = kernel.builder();
-            args.arg(&gate_up).arg(&out);
-            builder_arg!(args, width as i32, count as u32);
-            // SAFETY: the arguments match the kernel's parameters, and their buffers have the lengths
-            // that it reads and writes.
-            unsafe { args.launch(gpu::grid((count.div_ceil(256), 1, 1), 256, 0)) }.w()?;
-            let out = CudaStorage::wrap_cuda_slice(out, device);
-            Ok((out, (rows, width).into()))
-        })
+        let (device, dtype) = (gate_up.device().as_cuda_device()?, gate_up.dtype());
+        let kernel = format!("swiglu_{}", gpu::suffix(dtype));
+        let kernel = gpu::function(device, "swiglu", gpu::SWIGLU, &kernel)?;
+        let out = gpu::output(device, dtype, (rows, width))?;
+        let launch = kernel
+            .launch()
+            .tensor(gate_up)?
+            .tensor(&out)?
+            .int(width)
+            .int(count);
+        // SAFETY: the arguments match the kernel's parameters, and have the lengths that it reads and
+        // writes.
+        unsafe { launch.run(gpu::grid((count.div_ceil(THREADS), 1, 1), THREADS, 0))? };
+        Ok(out)
     }
 }
 

@@ -5,7 +5,7 @@ use super::decoder::Decoder;
 use super::inputs::Inputs;
 use super::{Batch, Model, ModelConfig, Output};
 use crate::error::Result;
-use crate::kernels::graph::Graph;
+use crate::kernels::graph::{Graph, Recorder};
 use crate::kernels::{AttentionBatch, TableCapacity, Tables};
 use crate::kv::KvStore;
 use candle_core::{Tensor, TensorId};
@@ -42,6 +42,7 @@ pub struct GraphedDecoder {
     /// `None`: seen once. A forward that occurs only once is not worth recording. Dropped before the
     /// weights.
     seen: HashMap<Key, Option<Recorded>>,
+    recorder: Recorder,
     /// Maximum number of rows of a recorded forward.
     max_rows: usize,
     /// Recording failed once and is not tried again.
@@ -58,6 +59,7 @@ impl GraphedDecoder {
     pub fn new(decoder: Decoder) -> Result<Self> {
         Ok(Self {
             seen: HashMap::new(),
+            recorder: Recorder::default(),
             max_rows: decoder.prepare_recording()?.min(MAX_ROWS),
             off: false,
             decoder,
@@ -66,11 +68,9 @@ impl GraphedDecoder {
 
     /// Whether a forward of `batch` can be recorded and is worth it.
     fn may_be_recorded(&self, batch: &Batch) -> bool {
-        let branches = batch.spans.iter().any(|span| span.tree.is_some());
         batch.tokens.len() <= self.max_rows
             && !batch.logits.is_empty()
             && batch.taps.is_none()
-            && !branches
             && self.decoder.query_heads_a_key() <= MAX_ROWS
     }
 
@@ -124,7 +124,7 @@ impl GraphedDecoder {
         };
         // SAFETY: `run` reads and writes its arguments, the weights and `logits`. All but the weights
         // go to `Recorded`, which drops the graph first, and the weights are dropped after it.
-        let graph = unsafe { Graph::record(device, work) };
+        let graph = unsafe { self.recorder.record(device, work) };
         match graph {
             Ok(graph) => {
                 tracing::debug!(?key, "a forward is recorded as a CUDA graph");

@@ -258,7 +258,7 @@ fn replayed_steps_have_the_bits_of_launched_ones() {
         };
         let ((launched, quiet), (replayed, log)) = (logits_by(true), logits_by(false));
         assert_eq!(quiet, "");
-        // Graphs of one row and of five rows, with up to 2 and up to 4 chunks of keys.
+        // Graphs of 1, 5 and 16 rows.
         assert!(log.matches("is recorded").count() >= 3, "{log}");
         assert!(!log.contains("not recorded"), "{log}");
         assert!(replayed == launched, "{dtype:?}");

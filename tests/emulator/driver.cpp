@@ -354,6 +354,18 @@ API CUresult cuLaunchKernel(Function *function, unsigned x, unsigned y, unsigned
     });
 }
 
+struct LaunchConfig {
+    unsigned grid[3], block[3], shared;
+    void *stream, *attributes;
+    unsigned count;
+};
+// Kernels run one after the other, whatever their attributes allow.
+API CUresult cuLaunchKernelEx(const LaunchConfig *config, Function *function, void **parameters, void **extra) {
+    auto &[x, y, z] = config->grid;
+    auto &[threads, threads_y, threads_z] = config->block;
+    return cuLaunchKernel(function, x, y, z, threads, threads_y, threads_z, config->shared, config->stream, parameters, extra);
+}
+
 // Binaries that are linked to the CUDA libraries do not start without these; candle calls none of them
 // here.
 API CUresult cuCtxDestroy_v2() { return CUDA_ERROR_NOT_SUPPORTED; }

@@ -11,7 +11,7 @@
 #define __device__
 #define __global__
 #define __forceinline__ inline
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 // Blocks run one after the other, so shared memory is static.
 #define __shared__ static
 #define DYNAMIC_SHARED(name) unsigned char *name = emulator::dynamic_shared
@@ -104,7 +104,6 @@ inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __expf(float x) { return expf(x); }
 inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
-template <typename T> T __ldg(const T *from) { return *from; }
 
 inline void __syncthreads() { emulator::wait_for_block(); }
 template <typename T> T __shfl_xor_sync(unsigned, T x, int mask) {

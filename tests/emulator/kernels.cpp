@@ -209,23 +209,26 @@ void test_attention(Whole whole, Split split, Merge merge) {
     }
 }
 
+// Widths of whole packs, of incomplete ones, and of more than the threads keep.
 void test_norm() {
-    const int rows = 3, width = 75;
-    auto x = noise<float>(rows * width), delta = noise<float>(rows * width), weight = noise<float>(width);
-    vector<float> out(2 * rows * width);
-    launch({rows, 1, 1}, 96, [&] { add_norm_f32(x.data(), delta.data(), weight.data(), out.data(), width, 1e-5f); });
-    for (int row = 0; row < rows; row++) {
-        double square = 0, worst = 0;
-        auto sum = [&](int i) { return (double)x[row * width + i] + delta[row * width + i]; };
-        for (int i = 0; i < width; i++) {
-            square += sum(i) * sum(i);
+    const int rows = 3;
+    for (int width : {75, 64, 300, 1024}) {
+        auto x = noise<float>(rows * width), delta = noise<float>(rows * width), weight = noise<float>(width);
+        vector<float> out(2 * rows * width);
+        launch({rows, 1, 1}, 96, [&] { add_norm_f32(x.data(), delta.data(), weight.data(), out.data(), width, 1e-5f); });
+        for (int row = 0; row < rows; row++) {
+            double square = 0, worst = 0;
+            auto sum = [&](int i) { return (double)x[row * width + i] + delta[row * width + i]; };
+            for (int i = 0; i < width; i++) {
+                square += sum(i) * sum(i);
+            }
+            for (int i = 0; i < width; i++) {
+                worst = std::max(worst, off(out[row * width + i], sum(i)));
+                double want = sum(i) / std::sqrt(square / width + 1e-5) * weight[i];
+                worst = std::max(worst, off(out[(rows + row) * width + i], want));
+            }
+            CHECK(worst < precision<float>(), "norm of %d is off by %g", width, worst);
         }
-        for (int i = 0; i < width; i++) {
-            worst = std::max(worst, off(out[row * width + i], sum(i)));
-            double want = sum(i) / std::sqrt(square / width + 1e-5) * weight[i];
-            worst = std::max(worst, off(out[(rows + row) * width + i], want));
-        }
-        CHECK(worst < precision<float>(), "norm is off by %g", worst);
     }
 }
 

@@ -40,11 +40,23 @@ template <typename T> struct Pack {
     }
 };
 
-// Loads 16 bytes that no other thread needs, and that need not stay in the caches.
+// Kernels of a model's layers start while the kernel before them ends (programmatic dependent launch), where
+// the GPU can do that. A thread waits here until the kernel before has ended and all its writes are visible.
+// Only then may the next kernel start, so all kernels before the previous one have ended when a kernel
+// starts: until it waits, it may read what they wrote, but not what the previous one writes.
+__device__ __forceinline__ void wait_for_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Loads 16 bytes that no other thread needs, so that they need not stay in the first-level cache. Others
+// need the bytes around them.
 __device__ __forceinline__ uint4 load_once(const void *from) {
 #ifdef __CUDACC__
     uint4 x;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
                  : "l"(from));
     return x;

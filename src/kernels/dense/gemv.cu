@@ -35,8 +35,8 @@ __device__ void gemv(const T *w, const T *x, T *y, int outputs, int inputs, int 
     }
     const uint4 zeros = make_uint4(0, 0, 0, 0);
     const int steps = inputs / STEP;
-    for (int first = warp; first < steps; first += WARPS * AHEAD) {
-        uint4 a[AHEAD], b[AHEAD], c[AHEAD][TILES];
+    uint4 a[AHEAD], b[AHEAD];
+    auto load = [&](int first) {
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             const int step = first + i * WARPS;
@@ -44,6 +44,12 @@ __device__ void gemv(const T *w, const T *x, T *y, int outputs, int inputs, int 
             a[i] = exists ? load_once(low + step * STEP) : zeros;
             b[i] = exists ? load_once(high + step * STEP) : zeros;
         }
+    };
+    // No kernel writes weights.
+    load(warp);
+    wait_for_previous();
+    for (int first = warp; first < steps;) {
+        uint4 c[AHEAD][TILES];
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             const int step = first + i * WARPS;
@@ -51,7 +57,8 @@ __device__ void gemv(const T *w, const T *x, T *y, int outputs, int inputs, int 
             for (int t = 0; t < TILES; t++) {
                 const int row = t * 8 + lane / 4;
                 const uint4 *from = reinterpret_cast<const uint4 *>(x + (size_t)row * inputs + step * STEP + at);
-                c[i][t] = row < rows && step < steps ? __ldg(from) : zeros;
+                // Not __ldg: x may be written while this block already runs.
+                c[i][t] = row < rows && step < steps ? *from : zeros;
             }
         }
 #pragma unroll
@@ -63,6 +70,10 @@ __device__ void gemv(const T *w, const T *x, T *y, int outputs, int inputs, int 
                 multiply<T>(d[t], one, c[i][t].x, c[i][t].y);
                 multiply<T>(d[t], two, c[i][t].z, c[i][t].w);
             }
+        }
+        first += WARPS * AHEAD;
+        if (first < steps) {
+            load(first);
         }
     }
 #pragma unroll
@@ -89,7 +100,7 @@ __device__ void gemv(const T *w, const T *x, T *y, int outputs, int inputs, int 
 }
 
 #define KERNEL(T, NAME, TILES, WARPS)                                                              \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32)                                       \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)                                    \
         gemv##TILES##_##WARPS##_##NAME(const T *w, const T *x, T *y, int outputs, int inputs,      \
                                        int rows) {                                                 \
         gemv<T, TILES, WARPS>(w, x, y, outputs, inputs, rows);                                     \

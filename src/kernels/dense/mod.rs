@@ -77,10 +77,10 @@ pub fn matmul(weights: &[&DenseMatrix], x: &Tensor) -> Result<Tensor> {
 pub fn matmul_on_device(weight: &Tensor, x: &Tensor, batch_invariant: bool) -> Result<Tensor> {
     #[cfg(feature = "cuda")]
     if x.device().is_cuda()
-        && (x.dim(0)? <= gemv::Gemv::MAX_ROWS || batch_invariant)
+        && (x.dim(0)? <= gemv::MAX_ROWS || batch_invariant)
         && has_kernel_on_device(weight)?
     {
-        return weight.apply_op2_no_bwd(x, &gemv::Gemv);
+        return gemv::gemv(weight, x);
     }
     if batch_invariant {
         candle_core::bail!("no batch-invariant kernel for {weight:?}");
@@ -96,7 +96,7 @@ pub fn matmul_on_device(weight: &Tensor, x: &Tensor, batch_invariant: bool) -> R
 pub fn has_kernel_on_device(weight: &Tensor) -> Result<bool> {
     let (_, inputs) = weight.dims2()?;
     #[cfg(feature = "cuda")]
-    return Ok(weight.device().is_cuda() && gemv::Gemv::takes(inputs, weight.dtype()));
+    return Ok(weight.device().is_cuda() && gemv::takes(inputs, weight.dtype()));
     #[cfg(not(feature = "cuda"))]
     {
         let _ = inputs;

@@ -109,7 +109,7 @@ impl<'a> AttentionBatch<'a> {
         self.tables.into_inner()
     }
 
-    /// Replaces the rows that `tables` hold by these. Neither may have trees or prompts.
+    /// Replaces the rows that `tables` hold by these. Neither may have prompts.
     ///
     /// # Errors
     /// If these rows were checked for other pools or exceed the capacity, in which case nothing changes;

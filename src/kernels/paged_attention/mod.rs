@@ -74,6 +74,11 @@ pub fn paged_attention(
         isa: cpu::isa(),
         threads: sharers(),
     };
+    #[cfg(feature = "cuda")]
+    if q.device().is_cuda() {
+        let dims = op.dims(q.layout(), k.layout(), v.layout())?;
+        return cuda::launch(batch, dims, scale, q, k, v);
+    }
     q.apply_op3_no_bwd(k, v, &op)
 }
 
@@ -115,22 +120,6 @@ impl CustomOp3 for PagedAttention<'_> {
             CpuStorage::BF16(_) => self.wide::<bf16>(dims, (q, q_layout), pools),
             _ => candle_core::bail!("paged-attention: pools must be f32, f16 or bf16"),
         })?;
-        Ok((out, q_layout.shape().clone()))
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        q: &candle_core::CudaStorage,
-        q_layout: &Layout,
-        k: &candle_core::CudaStorage,
-        k_layout: &Layout,
-        v: &candle_core::CudaStorage,
-        v_layout: &Layout,
-    ) -> Result<(candle_core::CudaStorage, Shape)> {
-        let dims = self.dims(q_layout, k_layout, v_layout)?;
-        let (q, k, v) = ((q, q_layout), (k, k_layout), (v, v_layout));
-        let out = cuda::launch(self.batch, dims, self.scale, q, k, v)?;
         Ok((out, q_layout.shape().clone()))
     }
 }

@@ -170,6 +170,7 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
     const int first = SPLIT ? blockIdx.z : 0;
     const int end = SPLIT ? first + 1 : (keys + CHUNK - 1) / CHUNK;
     if (first * CHUNK >= keys) {
+        wait_for_previous();
         return;
     }
     const int warp = threadIdx.x / 32, part = warp / 2;
@@ -180,8 +181,6 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
         return ((size_t)(tile.first + query / group) * args.heads + kv_head * group + query % group) * D;
     };
     Queries<T, D> pair;
-    pair.load(0, own < queries ? q + place_of(own) : nullptr);
-    pair.load(1, own + 8 < queries ? q + place_of(own + 8) : nullptr);
     float o[D / PARTS / 8][4];
     Running all[2] = {{-INFINITY, 0.f}, {-INFINITY, 0.f}};
 #pragma unroll
@@ -206,6 +205,11 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
             shared.slots[key] = slot;
         }
         __syncthreads();
+        if (chunk == first && pass == 0) {
+            wait_for_previous();
+            pair.load(0, own < queries ? q + place_of(own) : nullptr);
+            pair.load(1, own + 8 < queries ? q + place_of(own + 8) : nullptr);
+        }
         auto load = [&](T *to, int pitch, const T *pool) {
             constexpr int PACKS = D / Pack<T>::LEN;
 #pragma unroll
@@ -320,6 +324,7 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
 template <typename T, int D> __device__ void merge_chunks(T *out, const Args &args) {
     const Tile tile = args.tiles[blockIdx.x];
     const int row = blockIdx.z, head = blockIdx.y, dim = threadIdx.x;
+    wait_for_previous();
     if (row >= tile.rows) {
         return;
     }
@@ -330,7 +335,7 @@ template <typename T, int D> __device__ void merge_chunks(T *out, const Args &ar
     Running all = {-INFINITY, 0.f};
     float o = 0.f;
     // Loads some chunks before it uses the first.
-    constexpr int AHEAD = 8;
+    constexpr int AHEAD = 16;
     for (int chunk = 0; chunk < chunks; chunk += AHEAD) {
         Running parts[AHEAD];
         float dots[AHEAD];

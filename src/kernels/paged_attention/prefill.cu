@@ -52,6 +52,7 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
     DYNAMIC_SHARED(memory);
     Shared<T, D> &shared = *reinterpret_cast<Shared<T, D> *>(memory);
     constexpr int KEY = Shared<T, D>::KEY, VALUE = Shared<T, D>::VALUE;
+    wait_for_previous();
     // Tiles at the end of a prompt have the most work, so they start first.
     const Tile tile = args.tiles[gridDim.x - 1 - blockIdx.x];
     const int kv_head = blockIdx.y, group = args.heads / args.kv_heads;

@@ -12,6 +12,8 @@ pub(super) const MAX_LONG_QUERIES: usize = 64;
 /// A span with more rows is long. Decoding and verification have fewer, so they always use the same
 /// kernel.
 const MAX_SHORT_ROWS: usize = 16;
+/// Minimum number of chunks that tables have room for, if they are to be overwritten: 1,024 tokens.
+const MIN_CHUNKS: usize = 16;
 /// Number of values that describe a tile, each an i32: first row, rows, context, start in the span,
 /// start of the block table, start of the tree masks (-1 = causal), rows of short spans before it.
 pub(super) const TILE: usize = 7;
@@ -39,11 +41,12 @@ impl TableCapacity {
         }
     }
 
-    /// Rounded up to powers of two.
+    /// Rounded up to powers of two, and to enough chunks for most texts: blocks without keys end at once,
+    /// which costs less than another graph.
     pub(super) fn rounded_up(self) -> Self {
         Self {
             tiles: self.tiles.next_power_of_two(),
-            chunks: self.chunks.next_power_of_two(),
+            chunks: self.chunks.next_power_of_two().max(MIN_CHUNKS),
         }
     }
 }
@@ -149,6 +152,8 @@ impl Tables {
             let blocks = (capacity.chunks * CHUNK).div_ceil(pool.0) + 1;
             let blocks = parts.blocks.len().max(capacity.tiles * blocks);
             parts.blocks.resize(blocks, 0);
+            // Any rows may be those of trees.
+            parts.trees.resize(parts.short_rows, 0);
         }
         let long = parts.long.len() / TILE;
         parts.tiles.append(&mut parts.long);
@@ -176,24 +181,27 @@ impl Tables {
     pub(super) fn replace(&self, spans: &[Span], pool: (usize, usize)) -> Result<()> {
         let mut parts = Parts::of(spans, self.group, false);
         let needs = TableCapacity::of(spans, self.group, false);
-        let trees = parts.trees.len() + self.trees.elem_count() > 1;
         let more = self.long > 0 || parts.short_rows > self.short_rows;
         let capacity = self.capacity;
-        if trees
-            || more
+        if more
             || pool != self.pool
             || needs.tiles > capacity.tiles
             || needs.chunks > capacity.chunks
             || parts.blocks.len() > self.blocks.elem_count()
+            || parts.trees.len() > self.trees.elem_count()
         {
             candle_core::bail!(
-                "paged-attention: cannot replace the tables: {needs:?} for {capacity:?}, pools {pool:?} for {:?}, trees: {trees}, more rows: {more}",
+                "paged-attention: cannot replace the tables: {needs:?} for {capacity:?}, pools {pool:?} for {:?}, more rows: {more}",
                 self.pool
             );
         }
         parts.tiles.resize(capacity.tiles * TILE, 0);
         overwrite(&self.tiles, Values::U32(&parts.tiles))?;
-        overwrite(&self.blocks, Values::U32(&parts.blocks))
+        overwrite(&self.blocks, Values::U32(&parts.blocks))?;
+        match parts.trees.is_empty() {
+            true => Ok(()),
+            false => overwrite(&self.trees, Values::I64(&parts.trees)),
+        }
     }
 }
 
