@@ -113,8 +113,9 @@ __device__ void best_of(F value, int vocab, int count, G give, Scratch &scratch)
             id = before ? old_id : id;
         }
     };
-    // Reads several values before it branches on the first.
-    const int AHEAD = 4;
+    // Reads several values before it branches on the first: a block alone on its multiprocessor waits for
+    // each read.
+    const int AHEAD = N == 1 ? 16 : 8;
     for (int from = threadIdx.x; from < vocab; from += AHEAD * blockDim.x) {
         float ahead[AHEAD];
 #pragma unroll
