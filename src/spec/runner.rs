@@ -10,7 +10,7 @@ use crate::kernels::parallel;
 use crate::kv::{AcceptedPath, BlockAllocator, BlockTable, KvStore};
 use crate::model::{Batch, Model, Output, Taps};
 use candle_core::Tensor;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::time::{Duration, Instant};
 
 /// The target, the tensors of its KV pool, and the drafter. Plain decoding is speculation with
@@ -24,6 +24,8 @@ pub struct SpeculativeRunner {
 
 /// Numbers of rows whose cost is measured before the first request.
 const CALIBRATED_ROWS: [usize; 6] = [1, 2, 4, 6, 8, 16];
+/// The same on a GPU, which records a graph for each.
+const RECORDED_ROWS: RangeInclusive<usize> = 1..=16;
 /// Forwards of each, of which the fastest counts.
 const CALIBRATION_RUNS: usize = 4;
 /// No further forward is measured after this time.
@@ -64,7 +66,12 @@ impl SpeculativeRunner {
         let mut blocks = BlockAllocator::new(self.num_blocks, block_size);
         let room = self.num_blocks * block_size;
         let (started, mut measured) = (Instant::now(), Vec::new());
-        for rows in CALIBRATED_ROWS.into_iter().filter(|&rows| rows <= room) {
+        let first_pool = self.store.layers.first();
+        let calibrated: Vec<usize> = match first_pool.is_some_and(|(k, _)| k.device().is_cuda()) {
+            true => RECORDED_ROWS.collect(),
+            false => CALIBRATED_ROWS.to_vec(),
+        };
+        for rows in calibrated.into_iter().filter(|&rows| rows <= room) {
             let mut table = BlockTable::default();
             if blocks.reserve(&mut table, rows).is_err() {
                 break;
@@ -108,7 +115,7 @@ impl SpeculativeRunner {
     /// calls [`SpeculativeRunner::observe`].
     ///
     /// If no token can be chosen for a sequence, only its own result is an error. The second value
-    /// is the wall time of the target's forward.
+    /// is the wall time of the target's forward and of the verification.
     ///
     /// # Errors
     /// If the device failed; no sequence has a result then.
@@ -122,8 +129,9 @@ impl SpeculativeRunner {
         let drafted = Instant::now();
         let (batch, rows) = self.batch(inputs, &drafts);
         let output = self.target.forward(&batch, &mut self.store)?;
-        let target_time = drafted.elapsed();
         let mut outputs = self.decide(&output, inputs, &drafts, rows)?;
+        // A GPU's forward is done when its tokens are there.
+        let target_time = drafted.elapsed();
         self.commit(inputs, &outputs)?;
         if let Some(hidden) = &output.hidden {
             hand_out(hidden, inputs, &drafts, &mut outputs)?;
