@@ -3,15 +3,21 @@
 use crate::error::{Error, Result};
 use candle_core::Device;
 
-/// The device that `spec` names: `cpu`, `cuda`, `cuda:N`, or `auto`. `auto` is the best device that
-/// our kernels are known to work on; today that is the CPU.
+/// The device that `spec` names: `cpu`, `cuda`, `cuda:N`, or `auto`. `auto` is the first GPU, or the CPU
+/// if this build has no CUDA or there is no GPU.
 ///
 /// # Errors
 /// A setup error if `spec` is none of these, if this build has no CUDA, or if the GPU
 /// cannot be opened.
 pub fn device(spec: &str) -> Result<Device> {
     match spec {
-        "cpu" | "auto" => Ok(Device::Cpu),
+        "cpu" => Ok(Device::Cpu),
+        "auto" => Ok(cuda(0).unwrap_or_else(|reason| {
+            if cfg!(feature = "cuda") {
+                tracing::info!("using the CPU: {reason}");
+            }
+            Device::Cpu
+        })),
         "cuda" => cuda(0),
         _ => match spec.strip_prefix("cuda:").map(str::parse) {
             Some(Ok(ordinal)) => cuda(ordinal),

@@ -136,7 +136,7 @@ pub struct Options {
     pub seed: u64,
 
     /// Where the draft is trained: auto, cpu, cuda or cuda:N. The target runs on the CPU.
-    #[arg(long, default_value = "auto", help_heading = "Machine")]
+    #[arg(long, default_value = "cpu", help_heading = "Machine")]
     pub device: String,
     /// CPU threads, each with a micro-batch of its own [default: the physical cores that this
     /// process may use].
