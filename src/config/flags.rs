@@ -112,7 +112,7 @@ pub struct Options {
 #[command(next_help_heading = "Model")]
 pub struct LoadFlags {
     /// Data type of weights and KV cache; auto = that of the checkpoint, but an f16 cache on the CPU.
-    /// GGUF files keep their quantized weights.
+    /// GGUF files keep their quantized weights on the CPU; on a GPU see --keep-quantized.
     #[arg(long, value_enum, default_value_t)]
     pub dtype: Dtype,
     /// Device: auto, cpu, cuda or cuda:N.
@@ -127,6 +127,11 @@ pub struct LoadFlags {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
     pub batch_invariant: bool,
+    /// On a GPU, leave a GGUF target's weights quantized, which takes less memory; at a near tie a text
+    /// may then depend on its drafts. Drafts always stay quantized, as does everything on the CPU.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
+    pub keep_quantized: bool,
     /// CPU compute threads [default: the physical cores available to this process].
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub threads: Option<usize>,

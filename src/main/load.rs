@@ -5,7 +5,7 @@ use crate::drafts::Draft;
 use crate::memory::{self, Budget};
 use candle_core::{DType, Device};
 use foretoken::bench::RowPenalty;
-use foretoken::config::{Config, DrafterChoice, Dtype, ModelChoice, TablesOptions};
+use foretoken::config::{Config, DrafterChoice, Dtype, LoadFlags, ModelChoice, TablesOptions};
 use foretoken::engine::{self, EngineHandle, EngineOptions};
 use foretoken::error::{Error, Result};
 use foretoken::kernels;
@@ -33,15 +33,21 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
     if device.is_cpu() {
         tracing::info!("CPU kernels: {isa:?}, {} threads", kernels::threads());
     } else {
-        tracing::info!("{}", determinism_notice(config.load.batch_invariant));
+        if config.load.batch_invariant && config.load.keep_quantized {
+            return Err(Error::setup(
+                "--batch-invariant makes quantized weights dense: leave out --keep-quantized",
+            ));
+        }
+        tracing::info!("{}", determinism_notice(&config.load));
     }
     let mut budget = Budget::new(&device)?;
-    let (target, text) = load_model(config, &config.model, &device)?;
+    let keep_quantized = config.load.keep_quantized;
+    let (target, text) = load_model(config, &config.model, &device, keep_quantized)?;
     let text = text.map(Arc::new);
     Budget::note(&mut budget, "target weights", &device)?;
     let draft = match &config.drafter {
         Some(DrafterChoice::Model(choice)) => {
-            let draft = load_model(config, choice, &device)?;
+            let draft = load_model(config, choice, &device, true)?;
             Some(Draft::beside(&*target, text.as_ref(), draft, &choice.name)?)
         }
         Some(DrafterChoice::Own(layers)) => Some(Draft::own(&*target, layers.as_ref())?),
@@ -118,13 +124,16 @@ fn tables(options: &TablesOptions, text: Option<&Text>) -> Result<Tables> {
 }
 
 /// Which bit equality a GPU guarantees; the CPU always guarantees all of it.
-fn determinism_notice(batch_invariant: bool) -> &'static str {
-    match batch_invariant {
-        true => {
+fn determinism_notice(flags: &LoadFlags) -> &'static str {
+    match (flags.batch_invariant, flags.keep_quantized) {
+        (true, _) => {
             "batch-invariant: a text does not depend on drafts, other requests or prompt chunks"
         }
-        false => {
-            "at a near tie a text may depend on whether a step has more than 16 rows, on prompt chunks and, with GGUF weights, on drafts: --batch-invariant prevents this and is slower"
+        (false, false) => {
+            "at a near tie a text may depend on whether a step has more than 16 rows and on prompt chunks: --batch-invariant prevents this and is slower"
+        }
+        (false, true) => {
+            "at a near tie a text may depend on the rows of its steps, so on drafts, too, and on prompt chunks: --batch-invariant prevents this and takes more memory"
         }
     }
 }
@@ -134,6 +143,7 @@ fn load_model(
     config: &Config,
     choice: &ModelChoice,
     device: &Device,
+    keep_quantized: bool,
 ) -> Result<(Box<dyn Model>, Option<Text>)> {
     let flags = &config.load;
     let options = LoadOptions {
@@ -148,6 +158,7 @@ fn load_model(
         seed: flags.seed,
         enforce_eager: flags.enforce_eager,
         batch_invariant: flags.batch_invariant,
+        keep_quantized,
     };
     let started = std::time::Instant::now();
     let source = ModelSource::resolve(&choice.name, choice.revision.as_deref(), options.format)?;

@@ -103,22 +103,29 @@ impl Decoder {
     ///
     /// # Errors
     /// A setup error if a weight has no kernel for that, or the device fails.
-    pub fn with_batch_invariance(mut self) -> Result<Self> {
+    pub fn with_batch_invariance(self) -> Result<Self> {
+        let mut dense = self.with_dense_weights()?;
+        dense.linears().try_for_each(Linear::set_batch_invariant)?;
+        dense.batch_invariant = true;
+        Ok(dense)
+    }
+
+    /// Makes quantized weights on a GPU dense. Then a row has the same bits in all forwards of up to 16
+    /// rows.
+    ///
+    /// # Errors
+    /// If the device fails, for example because it does not have the memory.
+    pub fn with_dense_weights(mut self) -> Result<Self> {
         let dtype = self.dtypes.activations;
-        self.head = self.head.with_batch_invariance(dtype)?;
-        for layer in &mut self.layers {
-            for linear in [
-                &mut layer.qkv,
-                &mut layer.o,
-                &mut layer.gate_up,
-                &mut layer.down,
-            ] {
-                *linear = linear.clone().with_batch_invariance(dtype)?;
-            }
-        }
-        self.batch_invariant = true;
+        self.linears()
+            .try_for_each(|linear| linear.make_dense(dtype))?;
         self.device.synchronize()?;
         Ok(self)
+    }
+
+    fn linears(&mut self) -> impl Iterator<Item = &mut Linear> {
+        let layers = self.layers.iter_mut().flat_map(Layer::linears);
+        layers.chain([&mut self.head])
     }
 
     /// A model of these `layers` of this one (ascending indices), with the same embedding and output
@@ -334,6 +341,15 @@ impl Layer {
             ])?,
             down: weights.linear(&at("mlp.down_proj"), (hidden, mlp), false)?,
         })
+    }
+
+    fn linears(&mut self) -> [&mut Linear; 4] {
+        [
+            &mut self.qkv,
+            &mut self.o,
+            &mut self.gate_up,
+            &mut self.down,
+        ]
     }
 
     /// Takes the residual stream and the `delta` still to be added to it, `[rows, hidden]` each;

@@ -40,7 +40,7 @@ impl Weight {
 }
 
 /// `x @ weight^T + bias`, where a row's bits depend only on that row (on a GPU: see
-/// [`Linear::with_batch_invariance`]). Layers with the same input can be joined into one, with their
+/// [`Linear::set_batch_invariant`]). Layers with the same input can be joined into one, with their
 /// outputs side by side. A clone shares the weights.
 #[derive(Clone)]
 pub struct Linear {
@@ -108,11 +108,7 @@ impl Linear {
         };
         let outputs = layers.iter().map(|l| l.outputs).sum();
         let mut weights: Vec<Product> = layers.into_iter().flat_map(|l| l.weights).collect();
-        // Dense weights can only share a call as one tensor.
-        let dense: Vec<&Tensor> = weights.iter().filter_map(Product::dense).collect();
-        if dense.len() == weights.len() {
-            weights = vec![Product::Dense(Tensor::cat(&dense, 0)?)];
-        }
+        join_dense(&mut weights)?;
         Ok(Self {
             weights,
             outputs,
@@ -121,33 +117,40 @@ impl Linear {
         })
     }
 
-    /// The same layer with one order of additions on a GPU for any number of rows. There, quantized
-    /// weights become dense ones in `dtype`, because in candle's kernels for them the order depends on the
-    /// number of rows. On the CPU nothing changes.
+    /// Makes quantized weights on a GPU dense, in `dtype`: candle's kernels for them have an order of
+    /// additions that depends on the number of rows. On the CPU nothing changes.
     ///
     /// # Errors
-    /// A setup error if there is no such kernel for the weight, or the device fails.
-    pub fn with_batch_invariance(mut self, dtype: DType) -> Result<Self> {
+    /// If the device fails.
+    pub fn make_dense(&mut self, dtype: DType) -> Result<()> {
         for weight in &mut self.weights {
             let dense = match &*weight {
-                Product::Packed(_) | Product::Tiled(_) => continue,
-                Product::Dense(w) => w.clone(),
                 Product::Quantized(QMatMul::QTensor(w)) if w.device().is_cpu() => continue,
                 Product::Quantized(QMatMul::QTensor(w)) => w.dequantize(&w.device())?,
                 Product::Quantized(QMatMul::Tensor(w) | QMatMul::TensorF16(w)) => w.clone(),
+                Product::Dense(_) | Product::Packed(_) | Product::Tiled(_) => continue,
             };
-            let dense = dense.to_dtype(dtype)?;
-            if !dense::has_kernel_on_device(&dense)? {
+            *weight = Product::Dense(dense.to_dtype(dtype)?);
+        }
+        join_dense(&mut self.weights)
+    }
+
+    /// Uses one order of additions on a GPU for any number of rows. On the CPU nothing changes.
+    ///
+    /// # Errors
+    /// A setup error if there is no such kernel for a weight.
+    pub fn set_batch_invariant(&mut self) -> Result<()> {
+        for dense in self.weights.iter().filter_map(Product::dense) {
+            if !dense::has_kernel_on_device(dense)? {
                 return Err(Error::setup(format!(
                     "--batch-invariant on a GPU needs weights in bf16 or f16 whose number of inputs is a multiple of 32: one is {:?} in {}",
                     dense.dims(),
-                    dtype.as_str()
+                    dense.dtype().as_str()
                 )));
             }
-            *weight = Product::Dense(dense);
         }
         self.batch_invariant = true;
-        Ok(self)
+        Ok(())
     }
 
     /// Prepares for recording products in CUDA graphs, and returns the maximum number of rows that they
@@ -212,6 +215,15 @@ impl Linear {
             None => y,
         })
     }
+}
+
+/// Makes one weight of several if all are dense: they can only share a call as one tensor.
+fn join_dense(weights: &mut Vec<Product>) -> Result<()> {
+    let dense: Vec<&Tensor> = weights.iter().filter_map(Product::dense).collect();
+    if dense.len() > 1 && dense.len() == weights.len() {
+        *weights = vec![Product::Dense(Tensor::cat(&dense, 0)?)];
+    }
+    Ok(())
 }
 
 impl Product {

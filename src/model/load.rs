@@ -32,6 +32,10 @@ pub struct LoadOptions {
     /// chunks, which is slower; the CPU always does. Without it, a GPU uses one order for 1 to 16 rows with
     /// weights in bf16 or f16.
     pub batch_invariant: bool,
+    /// On a GPU, leave the weights of GGUF files quantized, which takes less memory. The order of additions
+    /// then depends on the number of rows, even of a few, so this suits drafts, whose last bits decide
+    /// nothing. Without it they become dense.
+    pub keep_quantized: bool,
 }
 
 impl Default for LoadOptions {
@@ -43,6 +47,7 @@ impl Default for LoadOptions {
             seed: 0,
             enforce_eager: false,
             batch_invariant: false,
+            keep_quantized: false,
         }
     }
 }
@@ -82,8 +87,12 @@ pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model
     let progress = Progress::new(config.num_layers);
     let mut decoder = Decoder::load(config, weights, || progress.tick())?;
     progress.finish();
-    if device.is_cuda() && options.batch_invariant {
-        decoder = decoder.with_batch_invariance()?;
+    if device.is_cuda() {
+        decoder = match (options.batch_invariant, options.keep_quantized) {
+            (true, _) => decoder.with_batch_invariance()?,
+            (false, true) => decoder,
+            (false, false) => decoder.with_dense_weights()?,
+        };
     }
     if device.is_cuda() && !options.enforce_eager {
         return Ok(Box::new(GraphedDecoder::new(decoder)?));
