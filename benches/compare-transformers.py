@@ -46,7 +46,9 @@ def load(folder, options):
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     else:
         config = transformers.AutoConfig.from_pretrained(folder)
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+        # Random weights take minutes on a CPU.
+        with torch.device(options.device):
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     return model.to(options.device).eval()
 
 
