@@ -1,8 +1,8 @@
 //! Moves keys or values from slot to slot of a pool. A commit does this with the accepted nodes of a
 //! draft tree.
 
-use super::clock::{self, Part};
 use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Result, Tensor};
+use tracing::trace_span;
 
 /// Moves that were checked to stay inside a pool of `num_slots` slots, in the memory of its device.
 #[derive(Debug)]
@@ -92,7 +92,7 @@ impl InplaceOp1 for Move<'_> {
             }
         }
         let moves = &self.0.moves;
-        clock::time(Part::KvWrite, || {
+        trace_span!("kv_write").in_scope(|| {
             match pool {
                 CpuStorage::F32(pool) => copy(&mut pool[start..end], moves, width),
                 CpuStorage::F16(pool) => copy(&mut pool[start..end], moves, width),

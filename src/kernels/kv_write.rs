@@ -1,10 +1,10 @@
 //! Scatters new keys or values into a pool.
 
-use super::clock::{self, Part};
 use super::slots;
 use super::storage::contiguous;
 use candle_core::{CpuStorage, InplaceOp3, Layout, Result, Tensor, WithDType};
 use half::slice::HalfFloatSliceExt;
+use tracing::trace_span;
 
 /// Writes row `i` of `rows` to slot `slots[i]` of `pool`, in place.
 ///
@@ -36,7 +36,7 @@ impl InplaceOp3 for KvWrite {
     ) -> Result<()> {
         let width = width(pool_layout, rows_layout, slots_layout)?;
         let slots = contiguous::<u32>(self.name(), slots, slots_layout)?;
-        clock::time(Part::KvWrite, || match pool {
+        trace_span!("kv_write").in_scope(|| match pool {
             CpuStorage::F32(pool) => scatter(pool, pool_layout, rows, rows_layout, slots, width),
             CpuStorage::F16(pool) => scatter(pool, pool_layout, rows, rows_layout, slots, width),
             CpuStorage::BF16(pool) => scatter(pool, pool_layout, rows, rows_layout, slots, width),

@@ -4,8 +4,12 @@
 //! of the number of threads. So batched and single forwards agree bit for bit, and therefore so do
 //! speculative and plain decoding. On a GPU, products of more than 16 rows and the attention of prompts
 //! use faster kernels with other orders of additions, unless batch invariance is requested.
+//!
+//! On the CPU each op runs in a `tracing` span of level `trace`, named after its part of a step: `matmul`,
+//! `attention`, `norm`, `kv_write` (with rope) and `activation`; `wait` is the time within them in which the
+//! calling thread waits for others. `benches/step` adds them up. A span that nobody records costs one
+//! comparison.
 
-pub mod clock;
 pub mod cpu;
 pub mod dense;
 mod device;

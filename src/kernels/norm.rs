@@ -1,11 +1,11 @@
 //! The residual sum and the RMSNorm after it.
 
-use super::clock::{self, Part};
 #[cfg(target_arch = "x86_64")]
 use super::cpu::{self, Avx2};
 use super::parallel::{Shared, for_each};
 use super::storage::contiguous;
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor};
+use tracing::trace_span;
 
 /// Number of rows from which waking other threads pays.
 const MIN_PARALLEL_ROWS: usize = 16;
@@ -57,7 +57,7 @@ impl CustomOp3 for AddNorm {
         let x = contiguous::<f32>(self.name(), x, x_layout)?;
         let delta = contiguous::<f32>(self.name(), delta, delta_layout)?;
         let weight = contiguous::<f32>(self.name(), weight, weight_layout)?;
-        let out = clock::time(Part::Norm, || {
+        let out = trace_span!("norm").in_scope(|| {
             let mut out = vec![0f32; 2 * x.len()];
             let (sums, normed) = out.split_at_mut(x.len());
             let (sums, normed) = (Shared::new(sums), Shared::new(normed));

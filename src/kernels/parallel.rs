@@ -6,13 +6,13 @@
 //! plain barrier wait for every thread. A thread that the system has descheduled then stops everything
 //! for a time slice, hundreds of times per step.)
 
-use super::clock::{self, Part};
 use std::cell::{Cell, UnsafeCell};
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, TryLockError};
 use std::thread::{Builder, Thread};
+use tracing::trace_span;
 
 /// Iterations that an idle thread spins before it sleeps: about a tenth of a millisecond.
 const SPINS: usize = if cfg!(miri) { 10 } else { 4000 };
@@ -205,7 +205,7 @@ impl Pool {
         let leave = Leave(self);
         BUSY.set(true);
         job();
-        clock::time(Part::Wait, || drop(leave));
+        trace_span!("wait").in_scope(|| drop(leave));
         if self.panicked.load(Ordering::Relaxed) {
             panic!("a kernel thread has panicked");
         }

@@ -1,9 +1,9 @@
 //! Rotary position embedding of queries and keys, and Qwen3's head norms before it.
 
-use super::clock::{self, Part};
 use super::parallel::{Shared, for_each};
 use super::storage::contiguous;
 use candle_core::{CpuStorage, InplaceOp3, Layout, Result, Tensor};
+use tracing::trace_span;
 
 /// Number of rows from which waking other threads pays.
 const MIN_PARALLEL_ROWS: usize = 16;
@@ -65,7 +65,7 @@ impl InplaceOp3 for Rope<'_> {
         };
         let qkv = Shared::new(&mut qkv[start..end]);
         let rotated = (all + self.num_heads) / 2;
-        clock::time(Part::KvWrite, || {
+        trace_span!("kv_write").in_scope(|| {
             for_each(rows, rows >= MIN_PARALLEL_ROWS, |row| {
                 // SAFETY: rows do not overlap.
                 let heads = unsafe { qkv.slice(row * all * d, rotated * d) };

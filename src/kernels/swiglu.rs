@@ -1,12 +1,12 @@
 //! `silu(gate) * up`, the gated activation of the Llama MLP.
 
-use super::clock::{self, Part};
 #[cfg(target_arch = "x86_64")]
 use super::cpu::{self, Avx2};
 use super::float;
 use super::parallel::{Shared, for_each};
 use super::storage::contiguous;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
+use tracing::trace_span;
 
 /// `silu(gate) * up`, `[rows, width]`, for contiguous `gate_up` `[rows, 2 * width]`, whose rows hold
 /// first `gate` and then `up` (Shazeer 2020, "GLU Variants Improve Transformer").
@@ -41,7 +41,7 @@ impl CustomOp1 for Swiglu {
         let (rows, both) = dims(layout)?;
         let gate_up = contiguous::<f32>(self.name(), gate_up, layout)?;
         let width = both / 2;
-        let out = clock::time(Part::Activation, || {
+        let out = trace_span!("activation").in_scope(|| {
             let mut out = vec![0f32; rows * width];
             let shared = Shared::new(&mut out);
             let piece = CHUNK.div_ceil(width.max(1));

@@ -19,7 +19,6 @@ mod portable;
 mod tests;
 mod tiles;
 
-use super::clock::{self, Part};
 use super::cpu::{self, Isa};
 use super::parallel::{Shared, for_each, threads};
 use super::storage::contiguous;
@@ -27,6 +26,7 @@ use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 use pack::Value;
 use std::ops::Range;
 use tiles::{ROWS, Sums, TILES, TileRow, Tiles, WIDTH};
+use tracing::trace_span;
 
 pub use tiles::DenseMatrix;
 
@@ -275,7 +275,7 @@ impl CustomOp1 for MatMul<'_> {
         let x = contiguous::<f32>(self.name(), x, layout)?;
         let outputs = self.0.iter().map(|w| w.outputs).sum();
         let mut out = vec![0f32; rows * outputs];
-        clock::time(Part::Matmul, || {
+        trace_span!("matmul").in_scope(|| {
             products(cpu::isa(), self.0, x, rows, &mut out);
         });
         Ok((CpuStorage::F32(out), (rows, outputs).into()))

@@ -27,7 +27,6 @@ mod vectors;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use super::clock::{self, Part};
 use super::cpu::{self, Isa};
 use super::parallel::{Shared, for_each, sharers};
 use super::storage::contiguous;
@@ -39,6 +38,7 @@ use plan::{Dims, Plan};
 use queries::{Partial, QueryGroup, with_scratch};
 use std::cell::RefCell;
 use tile::Kernel;
+use tracing::trace_span;
 
 pub use batch::AttentionBatch;
 pub use tables::{TableCapacity, Tables};
@@ -114,7 +114,7 @@ impl CustomOp3 for PagedAttention<'_> {
             );
         }
         let pools = [(k, k_layout), (v, v_layout)];
-        let out = clock::time(Part::Attention, || match k {
+        let out = trace_span!("attention").in_scope(|| match k {
             CpuStorage::F32(_) => self.wide::<f32>(dims, (q, q_layout), pools),
             CpuStorage::F16(_) => self.wide::<f16>(dims, (q, q_layout), pools),
             CpuStorage::BF16(_) => self.wide::<bf16>(dims, (q, q_layout), pools),

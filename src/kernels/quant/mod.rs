@@ -20,13 +20,13 @@ mod tiles;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use super::clock::{self, Part};
 use super::cpu::{self, Isa};
 use super::parallel::{Shared, for_each};
 use activations::{Activations, Pass, ROWS};
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 use formats::{Format, WIDTH};
 use tiles::{AnyTiles, SIDES, Strip, with_tiles};
+use tracing::trace_span;
 
 pub use formats::BLOCK;
 pub use tiles::QuantMatrix;
@@ -115,7 +115,7 @@ impl CustomOp1 for MatMul<'_> {
             );
         }
         let x = super::storage::contiguous::<f32>(self.name(), x, layout)?;
-        let out = clock::time(Part::Matmul, || products(cpu::isa(), self.0, x, width));
+        let out = trace_span!("matmul").in_scope(|| products(cpu::isa(), self.0, x, width));
         let outputs: usize = self.0.iter().map(|w| w.outputs).sum();
         Ok((CpuStorage::F32(out), (rows, outputs).into()))
     }

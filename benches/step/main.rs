@@ -4,8 +4,10 @@
 //! `FORETOKEN_BENCH_MODEL` is a GGUF file or a folder; `FORETOKEN_BENCH_CONTEXT` is the number of tokens in
 //! the pool before the step (256). Prints a table of medians, in milliseconds.
 
+mod clock;
+
+use clock::PARTS;
 use criterion::Criterion;
-use foretoken::kernels::clock::{self, Part};
 use foretoken::kv::{BlockAllocator, BlockTable};
 use foretoken::model::{Batch, LoadOptions, Model, ModelSource, load};
 use foretoken::sampling::{Sampler, SamplingParams, distribution};
@@ -123,13 +125,12 @@ fn medians(samples: &[Vec<f64>]) -> Vec<f64> {
 }
 
 fn print(table: &[(usize, Vec<f64>)], context: usize) {
-    let names: Vec<String> = Part::ALL.iter().map(|p| format!("{p:?}")).collect();
     println!("\n{context} tokens of context; medians in ms");
     println!(
         "| rows | step | {} | sampling | rest | over 1 row |",
-        names.join(" | ")
+        PARTS.join(" | ")
     );
-    println!("|{}", "---:|".repeat(names.len() + 5));
+    println!("|{}", "---:|".repeat(PARTS.len() + 5));
     for (rows, times) in table {
         let parts = &times[2..];
         let rest = times[0] - times[1] - parts[..parts.len() - 1].iter().sum::<f64>();
