@@ -69,9 +69,10 @@ fn refused(line: &str) -> String {
 #[test]
 fn dummy_weights_are_measured() {
     let models = Models::one();
+    // Long enough for a step to be seen after the first token on a busy machine.
     let (table, report) = models.bench(
-        "--draft-model @target --spec-length 3 --spec-budget fixed \
-         --random-prompts 2 --prompt-tokens 20 --max-tokens 24",
+        "--draft-model @target --spec-length 3 --spec-budget fixed --repeat 3 \
+         --random-prompts 2 --prompt-tokens 20 --max-tokens 200",
     );
     assert!(
         table.contains("temperature 1") && table.contains("overall"),
