@@ -1,5 +1,6 @@
 //! A model's drafts, continued by tables.
 
+use super::calibration::Measured;
 use super::draft::{Committed, Draft, DraftCost, DraftRequest, Drafter, Forecast, SeqId};
 use super::tables::Tables;
 use crate::error::Result;
@@ -41,6 +42,10 @@ impl Drafter for Cascade {
 
     fn forecast(&self, request: &DraftRequest<'_>) -> Option<Forecast> {
         self.first.forecast(request)
+    }
+
+    fn calibrate(&mut self) -> Result<Measured> {
+        self.first.calibrate()
     }
 
     fn forwards(&self) -> &[(usize, f64)] {

@@ -1,5 +1,6 @@
 //! Drafts, and the interface of drafters.
 
+use super::calibration::Measured;
 use crate::error::Result;
 use crate::kernels::sample::DeviceRow;
 use crate::model::{MAX_TREE_NODES, is_chain};
@@ -292,6 +293,15 @@ pub trait Drafter: Send {
     /// costs no forwards.
     fn forecast(&self, _request: &DraftRequest<'_>) -> Option<Forecast> {
         None
+    }
+
+    /// Measures what a forward of its model costs by its number of rows: rows and seconds; empty if it has
+    /// none. Called at most once, before anything else.
+    ///
+    /// # Errors
+    /// If its device failed.
+    fn calibrate(&mut self) -> Result<Measured> {
+        Ok(Measured::new())
     }
 
     /// Rows and seconds of each forward of the last call of `propose`.

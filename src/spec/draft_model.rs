@@ -5,6 +5,7 @@ mod drawn;
 mod growth;
 mod lessons;
 
+use super::calibration::{self, Measured};
 use super::draft::{Committed, Draft, DraftCost, DraftRequest, Drafter, Forecast, SeqId};
 use crate::error::Result;
 use crate::kernels::parallel;
@@ -239,6 +240,16 @@ impl Drafter for DraftModel {
         })
     }
 
+    fn calibrate(&mut self) -> Result<Measured> {
+        let Network {
+            model,
+            blocks,
+            store,
+            ..
+        } = &mut self.network;
+        calibration::measure(&mut **model, store, blocks.num_blocks())
+    }
+
     fn forwards(&self) -> &[(usize, f64)] {
         &self.network.forwards
     }
@@ -306,6 +317,17 @@ mod tests {
 
     /// After any outcome of a round, the next draft equals that of a drafter that sees the sequence
     /// for the first time.
+    #[test]
+    fn calibration_measures_the_model_and_leaves_nothing() {
+        let mut drafter = drafter(16);
+        let measured = drafter.calibrate().unwrap();
+        let rows: Vec<usize> = measured.iter().map(|&(rows, _)| rows).collect();
+        assert_eq!(rows, [1, 2, 4, 6, 8, 16]);
+        assert!(measured.iter().all(|&(_, seconds)| seconds > 0.0));
+        assert_eq!(drafter.kv_usage(), 0.0);
+        drafter.check_invariants().unwrap();
+    }
+
     #[test]
     fn rolls_back_to_the_common_prefix() {
         for observed in [false, true] {

@@ -1,6 +1,7 @@
 //! Speculative decoding: drafters, the acceptance rule, and the runner that combines them.
 
 mod budget;
+mod calibration;
 mod cascade;
 mod cost;
 mod device;

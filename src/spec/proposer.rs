@@ -84,6 +84,16 @@ impl Proposer {
         &*self.drafter
     }
 
+    /// Lets the budget know what the drafter's model costs. If it cannot be measured, the budget learns it
+    /// from drafts.
+    pub fn calibrate(&mut self) {
+        match self.drafter.calibrate() {
+            Ok(measured) if measured.is_empty() => (),
+            Ok(measured) => self.budget.draft_cost().calibrate(&measured),
+            Err(error) => tracing::warn!("the draft model was not measured: {error}"),
+        }
+    }
+
     /// Returns a draft for each input, of what is worth verifying, with ids below `vocab_size`. If
     /// the drafter fails, the drafts are empty and the step continues.
     pub fn propose(&mut self, inputs: &mut [StepInput<'_>], vocab_size: usize) -> Vec<Draft> {
@@ -260,6 +270,7 @@ mod tests {
     use crate::error::Result;
     use crate::kv::BlockTable;
     use crate::sampling::{Acceptance, Sampler, SamplingParams};
+    use crate::spec::calibration::Measured;
     use crate::spec::draft::{DraftContext, Source};
     use crate::spec::step::SequenceState;
     use std::sync::Arc;
@@ -272,6 +283,10 @@ mod tests {
     }
 
     impl Drafter for Counting {
+        fn calibrate(&mut self) -> Result<Measured> {
+            Ok(vec![(1, 1e-4), (2, 1.1e-4), (16, 3e-4)])
+        }
+
         fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
             self.asked.fetch_add(requests.len(), Ordering::Relaxed);
             let mut draft = Draft::default();
@@ -348,6 +363,23 @@ mod tests {
         assert_eq!(run(0.01, &mut coupled(), 1e-7), (200, 0));
         let (asked, verified) = run(0.9, &mut coupled(), 1e-7);
         assert!(asked > 100 && verified > 100, "{asked}, {verified}");
+    }
+
+    /// The first forward of a draft model reads a prompt in memory that nobody has touched. If it were all
+    /// that is known, one row would look so dear that nothing were drafted that could correct it.
+    #[test]
+    fn a_slow_first_forward_does_not_make_drafts_dear() {
+        let drafter = Counting {
+            score: 0.5,
+            asked: Arc::default(),
+        };
+        let mut proposer = Proposer::new(Box::new(drafter), BudgetMode::Adaptive);
+        assert!(!proposer.budget().draft_cost().is_known());
+        proposer.calibrate();
+        let cost = proposer.budget().draft_cost();
+        assert!((cost.seconds(1) - 1e-4).abs() < 1e-9);
+        cost.note(27, 1e-2);
+        assert!(cost.seconds(1) < 1.5e-4, "{}", cost.seconds(1));
     }
 
     /// Under the rejection rule the size of a sampled request's draft must not depend on its tokens.

@@ -1,16 +1,17 @@
 //! One engine step: `propose -> forward -> verify`.
 
 use super::budget::{BudgetMode, StepCost};
+use super::calibration::{self, Measured};
 use super::device;
 use super::draft::{Committed, Draft, Drafter, SeqId};
 use super::proposer::{Base, Proposer};
 use super::step::{StepInput, StepResult, decide};
 use crate::error::Result;
 use crate::kernels::parallel;
-use crate::kv::{AcceptedPath, BlockAllocator, BlockTable, KvStore};
+use crate::kv::{AcceptedPath, KvStore};
 use crate::model::{Batch, Model, Output, Taps};
 use candle_core::Tensor;
-use std::ops::{Range, RangeInclusive};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// The target, the tensors of its KV pool, and the drafter. Plain decoding is speculation with
@@ -21,15 +22,6 @@ pub struct SpeculativeRunner {
     num_blocks: usize,
     proposer: Option<Proposer>,
 }
-
-/// Numbers of rows whose cost is measured before the first request.
-const CALIBRATED_ROWS: [usize; 6] = [1, 2, 4, 6, 8, 16];
-/// The same on a GPU, which records a graph for each.
-const RECORDED_ROWS: RangeInclusive<usize> = 1..=16;
-/// Forwards of each, of which the fastest counts.
-const CALIBRATION_RUNS: usize = 4;
-/// No further forward is measured after this time.
-const CALIBRATION_TIME: Duration = Duration::from_secs(1);
 
 impl SpeculativeRunner {
     /// A runner with an empty target pool.
@@ -52,60 +44,19 @@ impl SpeculativeRunner {
         })
     }
 
-    /// Measures what a step costs by its number of rows, so that the budget knows it before the first
-    /// request; without a drafter it does nothing. Returns rows and seconds. Call it while no sequence
-    /// has blocks: it writes to the pool.
+    /// Measures what a forward of the target and of a draft model costs by its number of rows, so that
+    /// the budget knows it before the first request; without a drafter it does nothing. Returns rows
+    /// and seconds of the target. Call it while no sequence has blocks: it writes to the pools.
     ///
     /// # Errors
     /// If the device failed.
-    pub fn calibrate(&mut self) -> Result<Vec<(usize, f64)>> {
+    pub fn calibrate(&mut self) -> Result<Measured> {
         let Some(proposer) = &mut self.proposer else {
             return Ok(Vec::new());
         };
-        let block_size = self.store.block_size;
-        let mut blocks = BlockAllocator::new(self.num_blocks, block_size);
-        let room = self.num_blocks * block_size;
-        let (started, mut measured) = (Instant::now(), Vec::new());
-        let first_pool = self.store.layers.first();
-        let calibrated: Vec<usize> = match first_pool.is_some_and(|(k, _)| k.device().is_cuda()) {
-            true => RECORDED_ROWS.collect(),
-            false => CALIBRATED_ROWS.to_vec(),
-        };
-        for rows in calibrated.into_iter().filter(|&rows| rows <= room) {
-            let mut table = BlockTable::default();
-            if blocks.reserve(&mut table, rows).is_err() {
-                break;
-            }
-            let mut batch = Batch::default();
-            let tokens: Vec<u32> = (0..rows as u32).collect();
-            batch.push_span(&tokens, &[], 0, &table, block_size);
-            batch.logits = (0..rows as u32).collect();
-            let mut fastest = f64::INFINITY;
-            for run in 0..=CALIBRATION_RUNS {
-                if run > 1 && started.elapsed() > CALIBRATION_TIME {
-                    break;
-                }
-                let started = Instant::now();
-                // Waits for the result.
-                let output = self.target.forward(&batch, &mut self.store)?;
-                output
-                    .logits
-                    .narrow(0, 0, 1)?
-                    .narrow(1, 0, 1)?
-                    .flatten_all()?
-                    .to_vec1::<f32>()?;
-                // The first one allocates.
-                if run > 0 {
-                    fastest = fastest.min(started.elapsed().as_secs_f64());
-                }
-            }
-            measured.push((rows, fastest));
-            blocks.release(&mut table);
-            if started.elapsed() > CALIBRATION_TIME {
-                break;
-            }
-        }
+        let measured = calibration::measure(&mut *self.target, &mut self.store, self.num_blocks)?;
         proposer.budget().target_cost().calibrate(&measured);
+        proposer.calibrate();
         Ok(measured)
     }
 

@@ -12,6 +12,7 @@ mod vocabulary;
 pub use model::JointModel;
 pub use vocabulary::{Tokenizer, Vocabulary};
 
+use super::calibration::Measured;
 use super::draft::{Committed, Draft, DraftCost, DraftRequest, Drafter, Forecast, SeqId};
 use super::draft_model::DraftModel;
 use crate::error::Result;
@@ -153,6 +154,10 @@ impl Drafter for Translator {
             path: path.collect(),
             pending: inner.pending,
         })
+    }
+
+    fn calibrate(&mut self) -> Result<Measured> {
+        self.inner.calibrate()
     }
 
     fn forwards(&self) -> &[(usize, f64)] {
