@@ -116,12 +116,9 @@ fn bandwidth(device: &Device) -> f64 {
     2. * bytes as f64 / median(times.collect())
 }
 
-/// Bytes of the matrices that a step of one row reads: all but the embedding, unless it is the output
+/// Bytes of the dense matrices that a step of one row reads: all but the embedding, unless it is the output
 /// layer, too.
-fn weight_bytes(path: &Path, config: &ModelConfig) -> u64 {
-    if path.is_file() {
-        return std::fs::metadata(path).expect("the file is there").len();
-    }
+fn dense_bytes(config: &ModelConfig) -> u64 {
     let (hidden, mlp) = (config.hidden_size, config.intermediate_size);
     let (q, kv) = (
         config.num_heads * config.head_dim,
@@ -161,10 +158,15 @@ impl Loaded {
             device: device.clone(),
             format,
             enforce_eager: eager,
+            // As in the program.
+            keep_quantized: role == "DRAFT",
             ..LoadOptions::default()
         };
         let model = load(&source, &options).expect("the model loads");
-        let weights = weight_bytes(path, model.config());
+        let weights = match (options.keep_quantized, std::fs::metadata(path)) {
+            (true, Ok(file)) if file.is_file() => file.len(),
+            _ => dense_bytes(model.config()),
+        };
         let max_rows = ROWS[ROWS.len() - 1];
         let blocks = (context + max_rows).div_ceil(BLOCK_SIZE);
         let mut allocator = BlockAllocator::new(blocks, BLOCK_SIZE);

@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 /// The types that an op's CUDA side needs.
 pub(super) use candle_core::backend::BackendStorage;
@@ -74,7 +74,8 @@ impl Kernel {
         self.stream.launch_builder(&self.function)
     }
 
-    /// The same, for tensors, and with a choice of when the kernel starts.
+    /// Starts a launch of a kernel of a model's layers, whose arguments are tensors and numbers; see
+    /// [`Launch::run`].
     pub fn launch(&self) -> Launch<'_> {
         Launch {
             kernel: self,
@@ -126,7 +127,7 @@ impl Launch<'_> {
 
     /// Launches a kernel that calls `wait_for_previous` before it reads what an earlier kernel wrote, and
     /// before it writes anything. It may start while the previous kernel ends (programmatic dependent
-    /// launch), if the GPU can do that.
+    /// launch), if it was compiled for a GPU that can do that.
     ///
     /// # Errors
     /// If the driver refuses the launch.
@@ -137,7 +138,6 @@ impl Launch<'_> {
         let stream = &self.kernel.stream;
         let context = stream.context();
         context.bind_to_thread().w()?;
-        let (major, _) = context.compute_capability().w()?;
         let overlap =
             sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
         let mut attribute = sys::CUlaunchAttribute {
@@ -157,7 +157,7 @@ impl Launch<'_> {
             sharedMemBytes: grid.shared_mem_bytes,
             hStream: stream.cu_stream(),
             attrs: &mut attribute,
-            numAttrs: u32::from(major >= MIN_MAJOR_WITH_OVERLAP),
+            numAttrs: u32::from(*MAY_OVERLAP),
         };
         let mut places: Vec<*mut c_void> = self
             .args
@@ -173,8 +173,9 @@ impl Launch<'_> {
     }
 }
 
-/// The first major compute capability (Hopper) with programmatic dependent launch.
-const MIN_MAJOR_WITH_OVERLAP: i32 = 9;
+/// Whether the kernels wait for each other: only if they were compiled for compute capability 9.0 or higher.
+/// If they were compiled for less, they run on such a GPU, too, but must not start early there.
+static MAY_OVERLAP: LazyLock<bool> = LazyLock::new(|| NORM.contains("griddepcontrol.wait"));
 
 /// The address of a contiguous tensor's first element.
 fn address(tensor: &Tensor, stream: &CudaStream) -> Result<u64> {

@@ -315,8 +315,6 @@ mod tests {
         drafter.propose(&mut [request]).unwrap().remove(0).tokens
     }
 
-    /// After any outcome of a round, the next draft equals that of a drafter that sees the sequence
-    /// for the first time.
     #[test]
     fn calibration_measures_the_model_and_leaves_nothing() {
         let mut drafter = drafter(16);
@@ -328,6 +326,8 @@ mod tests {
         drafter.check_invariants().unwrap();
     }
 
+    /// After any outcome of a round, the next draft equals that of a drafter that sees the sequence
+    /// for the first time.
     #[test]
     fn rolls_back_to_the_common_prefix() {
         for observed in [false, true] {
