@@ -20,10 +20,12 @@ pub struct SpeculationFlags {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true")]
     pub speculative_decoding: Option<bool>,
-    /// Where drafts come from [default: model if --draft-model is given, otherwise tables].
+    /// Where drafts come from [default: model or eagle3 if --draft-model is given, whichever that is,
+    /// otherwise tables].
     #[arg(long, value_enum)]
     pub drafter: Option<DrafterName>,
-    /// Draft model: an id, a folder or a .gguf file; its tokenizer may be another one.
+    /// Draft model, whose tokenizer may be another one, or EAGLE head of the target: an id, a folder or a
+    /// .gguf file.
     #[arg(long, value_name = "MODEL")]
     pub draft_model: Option<String>,
     /// Branch, tag or commit of the draft model.
@@ -56,6 +58,8 @@ pub struct SpeculationFlags {
 pub enum DrafterName {
     /// The model of --draft-model.
     Model,
+    /// The EAGLE head of --draft-model (EAGLE-3, or 1 and 2), which reads the target's hidden states.
+    Eagle3,
     /// Tables of what followed the same tokens in this text, in earlier answers, and in the target's
     /// own predictions.
     Tables,
@@ -77,7 +81,9 @@ pub struct ModelChoice {
 /// The drafter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DrafterChoice {
+    /// A draft model or an EAGLE head: what the checkpoint is.
     Model(ModelChoice),
+    Eagle3(ModelChoice),
     Tables,
     /// Continues repeated n-grams of `min` to `max` tokens.
     Ngram {
@@ -91,7 +97,7 @@ pub enum DrafterChoice {
 impl fmt::Display for DrafterChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Model(choice) => write!(f, "{}", choice.name),
+            Self::Model(choice) | Self::Eagle3(choice) => write!(f, "{}", choice.name),
             Self::Tables => write!(f, "tables"),
             Self::Ngram { min, max } => write!(f, "ngram ({min} to {max})"),
             Self::Own(Some(layers)) => write!(f, "layers {layers} of the target"),
@@ -110,10 +116,16 @@ pub struct TablesOptions {
 }
 
 impl DrafterName {
+    /// Whether it reads --draft-model.
+    fn is_model(self) -> bool {
+        matches!(self, Self::Model | Self::Eagle3)
+    }
+
     /// Its value on the command line.
     fn value(self) -> &'static str {
         match self {
             Self::Model => "model",
+            Self::Eagle3 => "eagle3",
             Self::Tables => "tables",
             Self::Ngram => "ngram",
             Self::Own => "self",
@@ -139,7 +151,7 @@ impl SpeculationFlags {
             )));
         }
         match self.drafter {
-            Some(other) if other != DrafterName::Model && self.draft_model.is_some() => {
+            Some(other) if !other.is_model() && self.draft_model.is_some() => {
                 let other = other.value();
                 Err(Error::setup(format!(
                     "--drafter {other} uses no draft model: leave out --draft-model or --drafter {other}"
@@ -163,7 +175,7 @@ impl SpeculationFlags {
     /// Whether a drafter other than a draft model, or none, is asked for.
     pub fn excludes_model(&self) -> bool {
         let chosen = self.chosen().unwrap_or(DrafterName::Model);
-        self.speculative_decoding == Some(false) || chosen != DrafterName::Model
+        self.speculative_decoding == Some(false) || !chosen.is_model()
     }
 
     /// The drafter and the depth of its drafts; `None` = plain decoding.
@@ -177,7 +189,8 @@ impl SpeculationFlags {
         let name = self.chosen().unwrap_or(DrafterName::Tables);
         self.check_particular(name)?;
         let drafter = match name {
-            DrafterName::Model => DrafterChoice::Model(self.model()?),
+            DrafterName::Model => DrafterChoice::Model(self.model(name)?),
+            DrafterName::Eagle3 => DrafterChoice::Eagle3(self.model(name)?),
             DrafterName::Tables => DrafterChoice::Tables,
             DrafterName::Ngram => self.ngram()?,
             DrafterName::Own => DrafterChoice::Own(self.draft_layers.clone()),
@@ -207,12 +220,13 @@ impl SpeculationFlags {
 
     /// The flags that only some drafters read: name, whether it is given, and those drafters.
     fn particular(&self) -> [(&'static str, bool, &'static [DrafterName]); 7] {
-        use DrafterName::{Model, Ngram, Own, Tables};
+        use DrafterName::{Eagle3, Model, Ngram, Own, Tables};
         // The tables also continue the draft of a model.
-        let tables: &[DrafterName] = &[Tables, Model, Own];
+        let tables: &[DrafterName] = &[Tables, Model, Eagle3, Own];
+        let models: &[DrafterName] = &[Model, Eagle3];
         [
-            ("draft-model", self.draft_model.is_some(), &[Model]),
-            ("draft-revision", self.draft_revision.is_some(), &[Model]),
+            ("draft-model", self.draft_model.is_some(), models),
+            ("draft-revision", self.draft_revision.is_some(), models),
             ("draft-layers", self.draft_layers.is_some(), &[Own]),
             (
                 "prompt-lookup-min",
@@ -246,11 +260,12 @@ impl SpeculationFlags {
         }))
     }
 
-    fn model(&self) -> Result<ModelChoice> {
+    fn model(&self, drafter: DrafterName) -> Result<ModelChoice> {
         let Some(name) = self.draft_model.clone() else {
-            return Err(Error::setup(
-                "--drafter model needs a model: add --draft-model MODEL, or choose --drafter tables",
-            ));
+            let drafter = drafter.value();
+            return Err(Error::setup(format!(
+                "--drafter {drafter} needs a model: add --draft-model MODEL, or choose --drafter tables"
+            )));
         };
         Ok(ModelChoice {
             name,

@@ -63,6 +63,14 @@ impl Draft {
         })
     }
 
+    /// A head of the target, which shares its vocabulary.
+    pub fn of_head(model: Box<dyn Model>) -> Self {
+        Self {
+            model,
+            vocabulary: None,
+        }
+    }
+
     /// Some `layers` of `target`.
     ///
     /// # Errors

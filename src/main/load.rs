@@ -9,7 +9,7 @@ use foretoken::config::{Config, DrafterChoice, Dtype, LoadFlags, ModelChoice, Ta
 use foretoken::engine::{self, EngineHandle, EngineOptions};
 use foretoken::error::{Error, Result};
 use foretoken::kernels;
-use foretoken::model::{self, LoadFormat, LoadOptions, Model, ModelSource};
+use foretoken::model::{self, HeadKind, LoadFormat, LoadOptions, Model, ModelSource};
 use foretoken::spec::{Cascade, Drafter, NgramDrafter, Tables};
 use foretoken::text::Text;
 use std::sync::Arc;
@@ -46,9 +46,21 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
     let text = text.map(Arc::new);
     Budget::note(&mut budget, "target weights", &device)?;
     let draft = match &config.drafter {
-        Some(DrafterChoice::Model(choice)) => {
-            let draft = load_model(config, choice, &device, true)?;
-            Some(Draft::beside(&*target, text.as_ref(), draft, &choice.name)?)
+        Some(DrafterChoice::Model(choice)) => Some(load_draft(
+            config,
+            choice,
+            &device,
+            &*target,
+            text.as_ref(),
+        )?),
+        Some(DrafterChoice::Eagle3(choice)) => {
+            let draft = load_head(config, choice, &device, &*target)?;
+            Some(draft.ok_or_else(|| {
+                let name = &choice.name;
+                Error::setup(format!(
+                    "--drafter eagle3: {name} is no EAGLE head: choose --drafter model"
+                ))
+            })?)
         }
         Some(DrafterChoice::Own(layers)) => Some(Draft::own(&*target, layers.as_ref())?),
         _ => None,
@@ -138,15 +150,41 @@ fn determinism_notice(flags: &LoadFlags) -> &'static str {
     }
 }
 
-/// Loads one model and its tokenizer.
-fn load_model(
+/// The draft model or the head that `choice` names.
+fn load_draft(
     config: &Config,
     choice: &ModelChoice,
     device: &Device,
-    keep_quantized: bool,
-) -> Result<(Box<dyn Model>, Option<Text>)> {
-    let flags = &config.load;
-    let options = LoadOptions {
+    target: &dyn Model,
+    text: Option<&Arc<Text>>,
+) -> Result<Draft> {
+    if let Some(head) = load_head(config, choice, device, target)? {
+        return Ok(head);
+    }
+    let draft = load_model(config, choice, device, true)?;
+    Draft::beside(target, text, draft, &choice.name)
+}
+
+/// The head that `choice` names; `None` if it is an ordinary model.
+fn load_head(
+    config: &Config,
+    choice: &ModelChoice,
+    device: &Device,
+    target: &dyn Model,
+) -> Result<Option<Draft>> {
+    let options = load_options(&config.load, device, true);
+    let source = ModelSource::resolve(&choice.name, choice.revision.as_deref(), options.format)?;
+    let Some(kind) = HeadKind::of(&source)? else {
+        return Ok(None);
+    };
+    let named = |e| Error::setup(format!("{}: {e}", choice.name));
+    let model = model::load_head(&source, kind, &options, target).map_err(named)?;
+    tracing::info!("{}: a head of kind {kind:?} drafts", choice.name);
+    Ok(Some(Draft::of_head(model)))
+}
+
+fn load_options(flags: &LoadFlags, device: &Device, keep_quantized: bool) -> LoadOptions {
+    LoadOptions {
         dtype: match flags.dtype {
             Dtype::Auto => None,
             Dtype::F32 => Some(DType::F32),
@@ -159,7 +197,18 @@ fn load_model(
         enforce_eager: flags.enforce_eager,
         batch_invariant: flags.batch_invariant,
         keep_quantized,
-    };
+    }
+}
+
+/// Loads one model and its tokenizer.
+fn load_model(
+    config: &Config,
+    choice: &ModelChoice,
+    device: &Device,
+    keep_quantized: bool,
+) -> Result<(Box<dyn Model>, Option<Text>)> {
+    let flags = &config.load;
+    let options = load_options(flags, device, keep_quantized);
     let started = std::time::Instant::now();
     let source = ModelSource::resolve(&choice.name, choice.revision.as_deref(), options.format)?;
     // The tokenizer loads first, so that a missing one fails before a long load.

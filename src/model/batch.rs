@@ -16,6 +16,10 @@ pub struct Batch {
     pub tokens: Vec<u32>,
     /// Replaces `tokens`, `[rows]` u32, if a GPU drew them and the host has not read them.
     pub drawn: Option<Tensor>,
+    /// What a draft head reads of each row besides its token, `[rows, hidden_size]` in the compute dtype:
+    /// the fused hidden states of the target, or its own, of the position before. `None` = zeros. Other
+    /// models do not read it.
+    pub features: Option<Tensor>,
     /// Position of each row in its sequence, from 0.
     pub positions: Vec<u32>,
     /// Pool slot of each row: `block * block_size + offset`.

@@ -61,6 +61,9 @@ const END_TOKENS: [&str; 5] = [
     "<|endoftext|>",
 ];
 
+/// The architecture of an EAGLE-3 head in a GGUF file.
+pub const GGUF_EAGLE3: &str = "eagle3";
+
 /// The fields of `config.json` that we read.
 #[derive(Deserialize)]
 struct RawConfig {
@@ -140,7 +143,7 @@ impl ModelConfig {
     }
 
     /// Reads the text of a `config.json`.
-    fn parse(text: &str) -> Result<Self, String> {
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
         let raw: RawConfig = serde_json::from_str(text).map_err(|e| e.to_string())?;
         let all: serde_json::Value = serde_json::from_str(text).map_err(|e| e.to_string())?;
         let architecture = raw.architecture()?;
@@ -415,7 +418,8 @@ impl<'a> Metadata<'a> {
             Some(Value::String(name)) => name.clone(),
             _ => return Err("general.architecture is missing".into()),
         };
-        if !ARCHITECTURES.iter().any(|(kind, _)| *kind == architecture) {
+        let is_known = ARCHITECTURES.iter().any(|(kind, _)| *kind == architecture);
+        if !is_known && architecture != GGUF_EAGLE3 {
             return Err(unsupported(Some(&architecture)));
         }
         Ok(Self {
@@ -463,6 +467,8 @@ impl<'a> Metadata<'a> {
         let dims = embedding.map(|info| info.shape.dims());
         match dims {
             Some([rows, _]) => Ok(*rows),
+            // A head shares the target's embedding.
+            None if self.architecture == GGUF_EAGLE3 => self.size("vocab_size"),
             _ => Err("token_embd.weight is missing or no matrix".into()),
         }
     }

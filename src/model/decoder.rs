@@ -2,13 +2,13 @@
 
 use super::config::ModelConfig;
 use super::inputs::Inputs;
+use super::layer::{Layer, Step};
 use super::linear::{Embedding, Linear};
+use super::output_layer::OutputLayer;
 use super::weights::{Dtypes, Weights};
-use super::{Batch, Model, Output, names};
+use super::{Batch, Ends, Model, Output, names};
 use crate::error::{Error, Result};
-use crate::kernels::{
-    AttentionBatch, HeadNorms, Pools, Slots, add_norm, paged_attention, rope_kv_write, swiglu,
-};
+use crate::kernels::{AttentionBatch, add_norm};
 use crate::kv::{KvShape, KvStore};
 use candle_core::{DType, Device, Tensor};
 
@@ -18,9 +18,7 @@ pub struct Decoder {
     embedding: Embedding,
     layers: Vec<Layer>,
     norm: Tensor,
-    head: Linear,
-    /// `[outputs of the head]` u32: their token ids, if the head does not cover the whole vocabulary.
-    output_ids: Option<Tensor>,
+    output: OutputLayer,
     /// Radians per position, one for each pair of dimensions of a head.
     frequencies: Vec<f32>,
     dtypes: Dtypes,
@@ -29,51 +27,30 @@ pub struct Decoder {
     batch_invariant: bool,
 }
 
-#[derive(Clone)]
-struct Layer {
-    attention_norm: Tensor,
-    /// q, k and v.
-    qkv: Linear,
-    o: Linear,
-    /// Only in Qwen3.
-    head_norms: Option<HeadNorms>,
-    mlp_norm: Tensor,
-    /// The MLP's gate, then up.
-    gate_up: Linear,
-    down: Linear,
-}
-
-/// The inputs that all layers of one forward share.
-struct Step<'a> {
-    slots: &'a Slots,
-    /// In the compute dtype.
-    cos: Tensor,
-    sin: Tensor,
-    spans: &'a AttentionBatch<'a>,
-}
-
 impl Decoder {
     /// Reads all weights; calls `done` after each layer.
     ///
     /// # Errors
     /// A setup error that names a tensor that is missing or has a wrong shape.
     pub fn load(config: ModelConfig, mut weights: Weights, done: impl Fn()) -> Result<Self> {
-        let embedding = weights.embedding(&config)?;
+        let embedding =
+            weights.embedding(names::EMBEDDING, (config.vocab_size, config.hidden_size))?;
         let mut layers = Vec::with_capacity(config.num_layers);
         for i in 0..config.num_layers {
-            layers.push(Layer::load(&config, &mut weights, i)?);
+            let at = |part: &str| names::layer(i, part);
+            layers.push(Layer::load(&config, &mut weights, at)?);
             done();
         }
         let norm = weights.norm(names::NORM, config.hidden_size)?;
-        let head = match config.tie_word_embeddings && config.draft_vocab_size.is_none() {
-            true => embedding.tied_head()?,
-            false => weights.linear(
-                names::HEAD,
-                (config.output_size(), config.hidden_size),
-                false,
-            )?,
+        let shape = (config.output_size(), config.hidden_size);
+        let output = OutputLayer {
+            linear: match config.tie_word_embeddings && config.draft_vocab_size.is_none() {
+                true => embedding.tied_head()?,
+                false => weights.linear(names::HEAD, shape, false)?,
+            },
+            ids: weights.output_ids(&config)?,
+            vocab_size: config.vocab_size,
         };
-        let output_ids = weights.output_ids(&config)?;
         let mut frequencies = config.inverse_frequencies();
         if let Some(factors) = weights.rope_factors()? {
             frequencies
@@ -91,8 +68,7 @@ impl Decoder {
             embedding,
             layers,
             norm,
-            head,
-            output_ids,
+            output,
             frequencies,
             batch_invariant: false,
         })
@@ -125,7 +101,7 @@ impl Decoder {
 
     fn linears(&mut self) -> impl Iterator<Item = &mut Linear> {
         let layers = self.layers.iter_mut().flat_map(Layer::linears);
-        layers.chain([&mut self.head])
+        layers.chain([&mut self.output.linear])
     }
 
     /// A model of these `layers` of this one (ascending indices), with the same embedding and output
@@ -150,8 +126,7 @@ impl Decoder {
             embedding: self.embedding.clone(),
             layers: layers.iter().map(|&i| self.layers[i].clone()).collect(),
             norm: self.norm.clone(),
-            head: self.head.clone(),
-            output_ids: self.output_ids.clone(),
+            output: self.output.clone(),
             frequencies: self.frequencies.clone(),
             dtypes: self.dtypes,
             device: self.device.clone(),
@@ -164,11 +139,9 @@ impl Decoder {
     /// # Errors
     /// If the device fails.
     pub(super) fn prepare_recording(&self) -> Result<usize> {
-        let mut max_rows = self.head.prepare_recording()?;
+        let mut max_rows = self.output.linear.prepare_recording()?;
         for layer in &self.layers {
-            for linear in [&layer.qkv, &layer.o, &layer.gate_up, &layer.down] {
-                max_rows = max_rows.min(linear.prepare_recording()?);
-            }
+            max_rows = max_rows.min(layer.prepare_recording()?);
         }
         Ok(max_rows)
     }
@@ -219,18 +192,6 @@ impl Decoder {
         }
     }
 
-    /// Expands `[rows, outputs of the head]` to `[rows, vocab_size]`: minus infinity for ids without an
-    /// output.
-    fn over_all_ids(&self, logits: Tensor) -> Result<Tensor> {
-        let Some(ids) = &self.output_ids else {
-            return Ok(logits);
-        };
-        let dims = (logits.dim(0)?, self.config.vocab_size);
-        let never = Tensor::full(f32::NEG_INFINITY, dims, &self.device)?;
-        let ids = ids.broadcast_as(logits.dims())?.contiguous()?;
-        Ok(never.scatter(&ids, &logits, 1)?)
-    }
-
     /// Logits, `[inputs.wanted, vocab_size]` f32, and tapped hidden states. Copies nothing between host
     /// and device if the tables of `spans` were already sent.
     ///
@@ -278,8 +239,7 @@ impl Decoder {
     fn logits(&self, x: &Tensor, delta: &Tensor) -> Result<Tensor> {
         let eps = self.config.rms_norm_eps as f32;
         let (_, x) = add_norm(x, delta, &self.norm, eps)?;
-        let logits = self.head.forward(&x)?.to_dtype(DType::F32)?;
-        self.over_all_ids(logits)
+        self.output.forward(&x)
     }
 }
 
@@ -296,6 +256,14 @@ impl Model for Decoder {
         self.shape().bytes_per_token()
     }
 
+    fn ends(&self) -> Option<Ends> {
+        Some(Ends {
+            embedding: self.embedding.clone(),
+            norm: self.norm.clone(),
+            output: self.output.clone(),
+        })
+    }
+
     fn subset(&self, layers: &[usize]) -> Result<Box<dyn Model>> {
         Ok(Box::new(self.subset(layers)?))
     }
@@ -304,92 +272,5 @@ impl Model for Decoder {
         let inputs = self.inputs(batch, kv)?;
         let spans = self.spans(batch, kv)?;
         self.run(&inputs, &spans, kv)
-    }
-}
-
-impl Layer {
-    fn load(config: &ModelConfig, weights: &mut Weights, index: usize) -> Result<Self> {
-        let at = |part: &str| names::layer(index, part);
-        let (hidden, mlp, d) = (
-            config.hidden_size,
-            config.intermediate_size,
-            config.head_dim,
-        );
-        let (q, kv) = (config.num_heads * d, config.num_kv_heads * d);
-        let bias = config.qkv_bias;
-        let head_norms = match config.qk_norm {
-            false => None,
-            true => Some(HeadNorms {
-                q: weights.norm(&at("self_attn.q_norm"), d)?,
-                k: weights.norm(&at("self_attn.k_norm"), d)?,
-                eps: config.rms_norm_eps as f32,
-            }),
-        };
-        Ok(Self {
-            attention_norm: weights.norm(&at("input_layernorm"), hidden)?,
-            qkv: Linear::join(vec![
-                weights.linear(&at("self_attn.q_proj"), (q, hidden), bias)?,
-                weights.linear(&at("self_attn.k_proj"), (kv, hidden), bias)?,
-                weights.linear(&at("self_attn.v_proj"), (kv, hidden), bias)?,
-            ])?,
-            o: weights.linear(&at("self_attn.o_proj"), (hidden, q), false)?,
-            head_norms,
-            mlp_norm: weights.norm(&at("post_attention_layernorm"), hidden)?,
-            gate_up: Linear::join(vec![
-                weights.linear(&at("mlp.gate_proj"), (mlp, hidden), false)?,
-                weights.linear(&at("mlp.up_proj"), (mlp, hidden), false)?,
-            ])?,
-            down: weights.linear(&at("mlp.down_proj"), (hidden, mlp), false)?,
-        })
-    }
-
-    fn linears(&mut self) -> [&mut Linear; 4] {
-        [
-            &mut self.qkv,
-            &mut self.o,
-            &mut self.gate_up,
-            &mut self.down,
-        ]
-    }
-
-    /// Takes the residual stream and the `delta` still to be added to it, `[rows, hidden]` each;
-    /// returns both as they are after the layer.
-    fn forward(
-        &self,
-        x: &Tensor,
-        delta: &Tensor,
-        config: &ModelConfig,
-        step: &Step<'_>,
-        pool: &(Tensor, Tensor),
-    ) -> Result<(Tensor, Tensor)> {
-        let eps = config.rms_norm_eps as f32;
-        let (x, normed) = add_norm(x, delta, &self.attention_norm, eps)?;
-        let attended = self.attend(&normed, config, step, pool)?;
-        let (x, normed) = add_norm(&x, &attended, &self.mlp_norm, eps)?;
-        let wide = swiglu(&self.gate_up.forward(&normed)?)?;
-        Ok((x, self.down.forward(&wide)?))
-    }
-
-    fn attend(
-        &self,
-        x: &Tensor,
-        config: &ModelConfig,
-        step: &Step<'_>,
-        (k_pool, v_pool): &(Tensor, Tensor),
-    ) -> Result<Tensor> {
-        let (rows, d) = (x.dim(0)?, config.head_dim);
-        let (heads, kv_heads) = (config.num_heads, config.num_kv_heads);
-        let qkv = self.qkv.forward(x)?;
-        let qkv = qkv.reshape((rows, heads + 2 * kv_heads, d))?;
-        let pools = Pools {
-            k: k_pool,
-            v: v_pool,
-            slots: step.slots,
-        };
-        let angles = (&step.cos, &step.sin);
-        let q = rope_kv_write(&qkv, heads, angles, self.head_norms.as_ref(), pools)?;
-        let scale = 1. / (d as f32).sqrt();
-        let y = paged_attention(&q, k_pool, v_pool, step.spans, scale)?;
-        self.o.forward(&y.reshape((rows, heads * d))?)
     }
 }

@@ -48,6 +48,11 @@ impl GgufFile {
         &self.config
     }
 
+    /// Whether the file has the tensor `name` (its full Hugging Face name).
+    pub fn has(&self, name: &str) -> bool {
+        names::gguf(name).is_some_and(|name| self.content.tensor_infos.contains_key(&name))
+    }
+
     /// The matrix `name` (its Hugging Face name without `.weight`). It keeps its blocks if a kernel takes
     /// them; f32, f16 and bf16 tensors are converted to `dtype`, or kept if that is `None`.
     ///

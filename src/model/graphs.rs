@@ -3,7 +3,7 @@
 
 use super::decoder::Decoder;
 use super::inputs::Inputs;
-use super::{Batch, Model, ModelConfig, Output};
+use super::{Batch, Ends, Model, ModelConfig, Output};
 use crate::error::Result;
 use crate::kernels::graph::{Graph, Recorder};
 use crate::kernels::{AttentionBatch, TableCapacity, Tables};
@@ -168,6 +168,10 @@ impl Model for GraphedDecoder {
 
     fn kv_bytes_per_token(&self) -> usize {
         self.decoder.kv_bytes_per_token()
+    }
+
+    fn ends(&self) -> Option<Ends> {
+        self.decoder.ends()
     }
 
     fn subset(&self, layers: &[usize]) -> Result<Box<dyn Model>> {

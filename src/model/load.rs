@@ -1,12 +1,12 @@
 //! Loads a model from a checkpoint.
 
-use super::Model;
-use super::config::ModelConfig;
+use super::config::{GGUF_EAGLE3, ModelConfig};
 use super::decoder::Decoder;
 use super::gguf::GgufFile;
 use super::graphs::GraphedDecoder;
 use super::source::{LoadFormat, ModelSource};
 use super::weights::{Dtypes, Weights};
+use super::{Ends, Model};
 use crate::error::{Error, Result};
 use crate::{files, progress};
 use candle_core::{DType, Device};
@@ -84,6 +84,11 @@ pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model
             (config, weights)
         }
     };
+    if config.architecture == GGUF_EAGLE3 {
+        return Err(Error::setup(
+            "this is a draft head, not a model: give it as --draft-model beside its target",
+        ));
+    }
     let progress = Progress::new(config.num_layers);
     let mut decoder = Decoder::load(config, weights, || progress.tick())?;
     progress.finish();
@@ -128,6 +133,14 @@ fn pick_dtypes(options: &LoadOptions, declared: impl Fn() -> Result<DType>) -> R
             "dtype {} is not supported: only f32, f16 and bf16 are",
             other.as_str()
         ))),
+    }
+}
+
+/// The dtypes of a draft head beside a target with these `ends`: they share layers and activations.
+pub(super) fn dtypes_of_head(options: &LoadOptions, ends: &Ends) -> Result<Dtypes> {
+    match options.device.is_cpu() {
+        true => pick_dtypes(options, || Ok(DType::F16)),
+        false => pick_dtypes(options, || Ok(ends.norm.dtype())),
     }
 }
 

@@ -4,15 +4,19 @@ mod batch;
 pub mod config;
 pub mod decoder;
 mod download;
+pub mod eagle;
 mod finite;
 mod gguf;
 mod graphs;
+pub mod head;
 mod hub;
 mod inputs;
+mod layer;
 mod layers;
 pub mod linear;
 pub mod load;
 pub(crate) mod names;
+mod output_layer;
 pub mod source;
 pub mod toy;
 mod weights;
@@ -24,6 +28,7 @@ use candle_core::{CpuStorage, Storage, Tensor};
 pub use crate::kernels::Span;
 pub use batch::{Batch, MAX_TREE_NODES, Taps, is_chain};
 pub use config::ModelConfig;
+pub use head::{HeadKind, load_head};
 pub use layers::LayerList;
 pub use load::{LoadOptions, load};
 pub use source::{LoadFormat, ModelSource};
@@ -36,8 +41,17 @@ pub struct Output {
     pub logits: Tensor,
     /// `[taps.rows, taps.layers * hidden_size]` of [`Batch::taps`]: for each row its hidden states, layer
     /// after layer, in the dtype of the activations and on the model's device. `None` if no layer or
-    /// no row was requested.
+    /// no row was requested. Of a draft head: `[batch.logits.len(), hidden_size]`, the features of the
+    /// rows after those of the logits.
     pub hidden: Option<Tensor>,
+}
+
+/// The first and the last layer of a model, which draft heads may share.
+pub struct Ends {
+    pub(crate) embedding: linear::Embedding,
+    /// The norm before the output layer.
+    pub(crate) norm: Tensor,
+    pub(crate) output: output_layer::OutputLayer,
 }
 
 impl Output {
@@ -76,6 +90,26 @@ pub trait Model: Send {
 
     /// Bytes of K and V per token in the pool, over all layers.
     fn kv_bytes_per_token(&self) -> usize;
+
+    /// Its first and last layer; `None` if it has none to share.
+    fn ends(&self) -> Option<Ends> {
+        None
+    }
+
+    /// The target's layers whose hidden states a draft head reads, as in [`Taps::layers`]. Other models
+    /// read none.
+    fn reads(&self) -> &[usize] {
+        &[]
+    }
+
+    /// The features, `[rows, hidden_size]`, that a draft head makes of the target's hidden states,
+    /// `[rows, reads().len() * hidden_size of the target]`; see [`Batch::features`].
+    ///
+    /// # Errors
+    /// If the shape is another one, or the device fails.
+    fn fuse(&self, _hidden: &Tensor) -> Result<Tensor> {
+        Err(Error::internal("only a draft head reads hidden states"))
+    }
 
     /// A model of these `layers` (ascending indices) of this one, which shares its weights.
     ///

@@ -9,6 +9,8 @@ pub const HEAD: &str = "lm_head";
 /// As in EAGLE-3: the id of a row of the output layer, minus the row's number.
 pub const OUTPUT_IDS: &str = "d2t";
 
+/// The layer of an EAGLE-3 head.
+const HEAD_LAYER: &str = "midlayer.";
 const LAYERS: &str = "model.layers.";
 
 /// `part` of layer `index`.
@@ -36,16 +38,23 @@ pub fn gguf(name: &str) -> Option<String> {
         "model.embed_tokens.weight" => Some("token_embd.weight"),
         "model.norm.weight" => Some("output_norm.weight"),
         "lm_head.weight" => Some("output.weight"),
+        // Of a draft head.
+        "norm.weight" => Some("output_norm.weight"),
+        "fc.weight" => Some("fc.weight"),
         OUTPUT_IDS => Some(OUTPUT_IDS),
         _ => None,
     };
     if let Some(name) = top {
         return Some(name.to_owned());
     }
-    let (layer, rest) = layer_of(name)?;
+    let (layer, rest) = match name.strip_prefix(HEAD_LAYER) {
+        Some(rest) => (0, rest),
+        None => layer_of(name)?,
+    };
     let (part, kind) = rest.rsplit_once('.')?;
     let part = match part {
         "input_layernorm" => "attn_norm",
+        "hidden_norm" => "hidden_norm",
         "self_attn.q_proj" => "attn_q",
         "self_attn.k_proj" => "attn_k",
         "self_attn.v_proj" => "attn_v",

@@ -96,15 +96,22 @@ impl Weights {
         Linear::new(weight, bias)
     }
 
-    /// The token embedding, `[vocab_size, hidden_size]`.
+    /// The token embedding `name` (without `.weight`), `[vocab, hidden]`.
     ///
     /// # Errors
     /// As [`Weights::linear`].
-    pub fn embedding(&mut self, config: &ModelConfig) -> Result<Embedding> {
-        let shape = (config.vocab_size, config.hidden_size);
-        let weight = self.matrix(names::EMBEDDING, shape)?;
-        let dtype = self.dtypes.activations;
-        Ok(Embedding::new(weight, config.hidden_size, dtype))
+    pub fn embedding(&mut self, name: &str, shape: (usize, usize)) -> Result<Embedding> {
+        let weight = self.matrix(name, shape)?;
+        Ok(Embedding::new(weight, shape.1, self.dtypes.activations))
+    }
+
+    /// Whether the checkpoint has the tensor `name`. Random weights have every tensor.
+    pub fn has(&self, name: &str) -> bool {
+        match &self.source {
+            Source::Gguf(file) => file.has(name),
+            Source::Dummy(_) => true,
+            Source::Safetensors(files, _) => files.get(name).is_ok(),
+        }
     }
 
     /// The weight of a norm, `[len]` in the compute dtype.

@@ -1,18 +1,21 @@
-//! Drafting with a small model of the same vocabulary.
+//! Drafting with a small model of the same vocabulary, or with a head of the target.
 
 mod drafting;
 mod drawn;
+mod features;
 mod growth;
 mod lessons;
 
 use super::calibration::{self, Measured};
 use super::draft::{Committed, Draft, DraftCost, DraftRequest, Drafter, Forecast, SeqId};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kernels::parallel;
 use crate::kv::{BlockAllocator, BlockTable, KvStore};
 use crate::model::{Batch, Model};
+use candle_core::Tensor;
 use drafting::Drafting;
 use drawn::Drawn;
+use features::{Features, Read};
 use lessons::{History, Lessons};
 use std::collections::HashMap;
 use std::time::Instant;
@@ -22,6 +25,11 @@ use std::time::Instant;
 ///
 /// Its vocabulary may be smaller than the target's. A sequence with an id that it does not know
 /// gets no draft.
+///
+/// A head reads, besides a token, the target's hidden states of the position before it. So its own
+/// sequence begins with the second token, and it feeds what is committed with the states that it observes,
+/// and what it drafts itself with its own outputs; the latter leaves its pool after the round (EAGLE-3,
+/// Li et al. 2025, arXiv 2503.01840, section 3.1).
 pub struct DraftModel {
     network: Network,
     lessons: Lessons,
@@ -46,7 +54,12 @@ struct Fed {
     tokens: Vec<u32>,
     table: BlockTable,
     history: History,
+    /// Only of a head.
+    features: Features,
 }
+
+/// With more rows of a sequence, a head's forward reads a prompt.
+const MAX_ROWS_OF_A_HEADS_STEP: usize = 16;
 
 impl DraftModel {
     /// A drafter over `model` with an empty pool of `num_blocks` blocks.
@@ -82,7 +95,7 @@ impl Fed {
     /// Truncates to the longest prefix shared with `tokens`. Their last token is always fed
     /// (again), for its logits.
     fn roll_back(&mut self, blocks: &mut BlockAllocator, tokens: &[u32]) {
-        let known = &tokens[..tokens.len() - 1];
+        let known = &tokens[..tokens.len().saturating_sub(1)];
         let common = self
             .tokens
             .iter()
@@ -92,24 +105,89 @@ impl Fed {
         self.tokens.truncate(common);
         blocks.truncate_to(&mut self.table, common);
     }
+
+    /// Frees what is in the pool. A head goes on with the states that it observes next.
+    fn reset(&mut self, blocks: &mut BlockAllocator) {
+        self.tokens.clear();
+        self.features = Features::default();
+        blocks.release(&mut self.table);
+    }
 }
 
 impl Network {
+    /// Whether the model is a head, which reads the target's hidden states.
+    fn is_head(&self) -> bool {
+        !self.model.reads().is_empty()
+    }
+
+    /// The tokens that the model reads, of all `tokens` of a sequence.
+    fn tokens_of<'a>(&self, fed: &Fed, tokens: &'a [u32]) -> &'a [u32] {
+        match self.is_head() {
+            true => fed.features.tokens_of(tokens),
+            false => tokens,
+        }
+    }
+
     /// Makes room for the rows of a request. Returns false if there is no room, or if the model
     /// cannot continue these tokens.
     fn begin(&mut self, fed: &mut Fed, request: &DraftRequest<'_>) -> bool {
-        fed.roll_back(&mut self.blocks, request.tokens);
+        let tokens = self.tokens_of(fed, request.tokens);
+        if tokens.is_empty() || self.is_head() && fed.features.kept().end != tokens.len() {
+            return false;
+        }
+        fed.roll_back(&mut self.blocks, tokens);
         let config = self.model.config();
         let knows = |&id: &u32| (id as usize) < config.vocab_size;
-        let (len, new) = (request.tokens.len(), &request.tokens[fed.tokens.len()..]);
+        let (len, new) = (tokens.len(), &tokens[fed.tokens.len()..]);
         let last_position = len + request.model_depth - 1;
-        if last_position > config.max_position_embeddings || !new.iter().all(knows) {
-            fed.tokens.clear();
-            self.blocks.release(&mut fed.table);
+        let has_states = !self.is_head() || fed.features.kept().start <= fed.tokens.len();
+        if last_position > config.max_position_embeddings || !new.iter().all(knows) || !has_states {
+            fed.reset(&mut self.blocks);
             return false;
         }
         let rows = len + drafting::max_fed(request);
         self.blocks.reserve(&mut fed.table, rows).is_ok()
+    }
+
+    /// Lets a head read what it observed of a long prompt, so that little is left to read when a draft is
+    /// requested, and few states are kept.
+    ///
+    /// # Errors
+    /// If there is no room, or the device failed.
+    fn read_ahead(&mut self, fed: &mut Fed, tokens: &[u32]) -> Result<()> {
+        let known = fed.features.kept().end.min(tokens.len());
+        while known.saturating_sub(fed.tokens.len()) > self.chunk {
+            let rows = fed.tokens.len()..fed.tokens.len() + self.chunk;
+            let states = fed.features.of_rows(rows.clone())?;
+            self.blocks
+                .reserve(&mut fed.table, rows.end)
+                .map_err(|_| Error::internal("the head's pool is full"))?;
+            let mut batch = Batch::default();
+            let new = &tokens[rows.clone()];
+            let block_size = self.blocks.block_size();
+            batch.push_span(new, &[], rows.start, &fed.table, block_size);
+            batch.features = Some(self.model.fuse(&states)?);
+            self.model.forward(&batch, &mut self.store)?;
+            fed.tokens.extend(new);
+            fed.features.drop_before(rows.end);
+        }
+        Ok(())
+    }
+
+    /// The features of a forward's rows: the target's are fused, all at once if there are only those.
+    fn features(&self, read: Vec<Read>) -> Result<Tensor> {
+        let all_target = read.iter().map(|read| match read {
+            Read::Target(states) => Some(states.clone()),
+            Read::Own(_) => None,
+        });
+        if let Some(states) = all_target.collect::<Option<Vec<_>>>() {
+            return self.model.fuse(&joined(states)?);
+        }
+        let features = read.into_iter().map(|read| match read {
+            Read::Target(states) => self.model.fuse(&states),
+            Read::Own(features) => Ok(features),
+        });
+        joined(features.collect::<Result<_>>()?)
     }
 
     /// One forward that feeds each sequence of `open` what it has not seen, and drafts for those that
@@ -124,18 +202,35 @@ impl Network {
         let started = Instant::now();
         let mut batch = Batch::default();
         let (mut complete, mut longest) = (Vec::new(), 0);
+        let mut read = Vec::new();
         for &i in open {
             let before = batch.tokens.len();
             let block_size = self.blocks.block_size();
+            if self.is_head() {
+                read.push(drafting[i].read(self.chunk)?);
+            }
             if drafting[i].feed(&mut batch, self.chunk, block_size) > 0 {
                 complete.push(i);
             }
             longest = longest.max(batch.tokens.len() - before);
         }
+        if self.is_head() {
+            batch.features = Some(self.features(read)?);
+        }
         if let Some(last) = drawn.last() {
             batch.drawn = Some(last.fed_to(open)?);
         }
         let output = self.model.forward(&batch, &mut self.store)?;
+        if self.is_head()
+            && let Some(hidden) = &output.hidden
+        {
+            let mut row = 0;
+            for &i in &complete {
+                let asked = drafting[i].asked();
+                drafting[i].note_outputs(hidden.narrow(0, row, asked)?)?;
+                row += asked;
+            }
+        }
         if output.is_on_gpu() {
             if !complete.is_empty() {
                 drawn.push(Drawn::new(&output, drafting, complete)?);
@@ -190,13 +285,25 @@ impl Network {
             self.forwards.iter_mut().for_each(|one| one.1 = share);
         }
         // A prompt's rows would distort the cost of a draft step; two rows are the catch-up after a
-        // round in which every draft token was accepted.
-        if longest <= 2 {
+        // round in which every draft token was accepted. A head reads all accepted tokens again.
+        let few = match self.is_head() {
+            true => MAX_ROWS_OF_A_HEADS_STEP,
+            false => 2,
+        };
+        if longest <= few {
             self.cost.steps += steps as u64;
             self.cost.step_seconds += seconds;
         }
         Ok(())
     }
+}
+
+/// `[rows, width]` of tensors with so many rows together.
+fn joined(parts: Vec<Tensor>) -> Result<Tensor> {
+    Ok(match parts.as_slice() {
+        [one] => one.clone(),
+        parts => Tensor::cat(parts, 0)?,
+    })
 }
 
 impl Drafter for DraftModel {
@@ -214,8 +321,11 @@ impl Drafter for DraftModel {
                 && let Some(fed) = states.remove(&request.id)
                 && self.network.begin(fed, request)
             {
+                let tokens = self.network.tokens_of(fed, request.tokens);
                 let chunk = self.network.chunk;
-                drafting.push(Drafting::new(place, request, fed, &self.lessons, chunk));
+                let is_head = self.network.is_head();
+                let one = Drafting::new(place, request, tokens, fed, &self.lessons, chunk);
+                drafting.push(one.of_a_head(is_head));
             }
         }
         self.network.draft_all(&mut drafting)?;
@@ -226,6 +336,10 @@ impl Drafter for DraftModel {
         Ok(drafts)
     }
 
+    fn taps(&self) -> &[usize] {
+        self.network.model.reads()
+    }
+
     fn forecast(&self, request: &DraftRequest<'_>) -> Option<Forecast> {
         let unknown = Fed::default();
         let fed = self.fed.get(&request.id).unwrap_or(&unknown);
@@ -233,7 +347,8 @@ impl Drafter for DraftModel {
         let path = self
             .lessons
             .forecast(&fed.history, is_sampled, request.length);
-        let pending = request.tokens.len().saturating_sub(fed.tokens.len());
+        let tokens = self.network.tokens_of(fed, request.tokens);
+        let pending = tokens.len().saturating_sub(fed.tokens.len());
         Some(Forecast {
             path,
             pending: pending.clamp(1, self.network.chunk),
@@ -256,9 +371,21 @@ impl Drafter for DraftModel {
 
     fn observe(&mut self, committed: &[Committed<'_>]) {
         for committed in committed {
+            if let Some(hidden) = &committed.hidden {
+                let fed = self.fed.entry(committed.id).or_default();
+                let position = committed.new.start;
+                if !matches!(fed.features.add(position, hidden.clone()), Ok(true)) {
+                    fed.reset(&mut self.network.blocks);
+                }
+            }
             if let Some(fed) = self.fed.get_mut(&committed.id) {
-                self.lessons.learn(&mut fed.history, committed.tokens);
-                fed.roll_back(&mut self.network.blocks, committed.tokens);
+                let tokens = self.network.tokens_of(fed, committed.tokens);
+                self.lessons.learn(&mut fed.history, tokens);
+                fed.roll_back(&mut self.network.blocks, tokens);
+                if let Err(error) = self.network.read_ahead(fed, tokens) {
+                    tracing::debug!("a head goes on without what came before: {error}");
+                    fed.reset(&mut self.network.blocks);
+                }
             }
         }
     }

@@ -1,18 +1,24 @@
 //! One sequence for which a draft is being made.
 
 use super::Fed;
+use super::features::Read;
 use super::growth::{Growth, Limits};
 use super::lessons::{Lessons, View};
+use crate::error::{Error, Result};
 use crate::kernels::sample::TokenChoice;
 use crate::model::Batch;
 use crate::sampling::{Acceptance, Guess, Purpose, Rng, distribution, guess};
 use crate::spec::draft::{Draft, DraftDist, DraftRequest};
+use candle_core::Tensor;
+use std::collections::HashMap;
 
 /// A sequence, its request and its growing draft.
 pub struct Drafting<'a, 'b> {
     /// Index of the request.
     pub place: usize,
     pub request: &'a mut DraftRequest<'b>,
+    /// The tokens that the model continues.
+    tokens: &'b [u32],
     pub fed: &'a mut Fed,
     lessons: &'a Lessons,
     growth: Growth,
@@ -27,6 +33,16 @@ pub struct Drafting<'a, 'b> {
     is_fed: bool,
     /// Whether the draft has ended because the model's logits are not finite.
     pub ended: bool,
+    /// Only of a head.
+    outputs: Option<Outputs>,
+}
+
+/// What a head returned for the rows that it fed, `[1, hidden_size]` each.
+#[derive(Default)]
+struct Outputs {
+    last: Option<Tensor>,
+    /// By node; `None` = the sequence's last token.
+    of: HashMap<Option<u16>, Tensor>,
 }
 
 /// Maximum number of nodes that answer a request.
@@ -57,19 +73,21 @@ impl<'a, 'b> Drafting<'a, 'b> {
     pub fn new(
         place: usize,
         request: &'a mut DraftRequest<'b>,
+        tokens: &'b [u32],
         fed: &'a mut Fed,
         lessons: &'a Lessons,
         chunk: usize,
     ) -> Self {
         Self {
             place,
-            may_draft: request.tokens.len() - fed.tokens.len() <= chunk,
+            may_draft: tokens.len() - fed.tokens.len() <= chunk,
             limits: Limits {
                 nodes: max_nodes(request),
                 width: width(request),
                 min_score: request.min_score,
             },
             request,
+            tokens,
             fed,
             lessons,
             growth: Growth::default(),
@@ -77,7 +95,14 @@ impl<'a, 'b> Drafting<'a, 'b> {
             unread: 0,
             is_fed: false,
             ended: false,
+            outputs: None,
         }
+    }
+
+    /// The same, of a head or not.
+    pub fn of_a_head(mut self, is_head: bool) -> Self {
+        self.outputs = is_head.then(Outputs::default);
+        self
     }
 
     /// Whether another forward has something to do for it.
@@ -107,14 +132,56 @@ impl<'a, 'b> Drafting<'a, 'b> {
         self.growth.open().len().max(1)
     }
 
+    /// The features of the rows that [`Drafting::feed`] adds next.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn read(&self, chunk: usize) -> Result<Read> {
+        let (base, seen) = (self.tokens.len(), self.fed.tokens.len());
+        if seen < base {
+            let rows = seen..base.min(seen + chunk);
+            return Ok(Read::Target(self.fed.features.of_rows(rows)?));
+        }
+        let missing = || Error::internal("a head's draft goes on without its features");
+        let outputs = self.outputs.as_ref().ok_or_else(missing)?;
+        if self.is_chain() {
+            return Ok(Read::Own(outputs.last.clone().ok_or_else(missing)?));
+        }
+        let parents = self.growth.fed_parents();
+        let features = parents.map(|parent| outputs.of.get(&parent).ok_or_else(missing));
+        Ok(Read::Own(Tensor::cat(
+            &features.collect::<Result<Vec<_>>>()?,
+            0,
+        )?))
+    }
+
+    /// Keeps a head's outputs for the [`parents`](Self::parents), `[parents, hidden_size]`.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn note_outputs(&mut self, hidden: Tensor) -> Result<()> {
+        let parents = self.parents();
+        let is_chain = self.is_chain();
+        let Some(outputs) = &mut self.outputs else {
+            return Ok(());
+        };
+        outputs.last = Some(hidden.narrow(0, parents.len() - 1, 1)?);
+        if !is_chain {
+            for (row, parent) in parents.into_iter().enumerate() {
+                outputs.of.insert(parent, hidden.narrow(0, row, 1)?);
+            }
+        }
+        Ok(())
+    }
+
     /// Adds the rows that it has not fed, at most `chunk` of them. Returns the number of logits rows
     /// that it asks for.
     pub fn feed(&mut self, batch: &mut Batch, chunk: usize, block_size: usize) -> usize {
-        let base = self.request.tokens.len();
+        let base = self.tokens.len();
         self.is_fed = true;
         let (seen, asked) = (self.fed.tokens.len(), self.asked());
         if seen < base {
-            let new = &self.request.tokens[seen..base.min(seen + chunk)];
+            let new = &self.tokens[seen..base.min(seen + chunk)];
             batch.push_span(new, &[], seen, &self.fed.table, block_size);
             self.fed.tokens.extend(new);
         } else if self.unread > 0 {
@@ -148,7 +215,7 @@ impl<'a, 'b> Drafting<'a, 'b> {
             .trunk()
             .iter()
             .map(|&node| self.growth.token(node));
-        self.fed.tokens.truncate(self.request.tokens.len());
+        self.fed.tokens.truncate(self.tokens.len());
         self.fed.tokens.extend(trunk);
     }
 
@@ -239,7 +306,7 @@ impl<'a, 'b> Drafting<'a, 'b> {
     /// Adds a token that a GPU drew to the end of a chain.
     pub fn push(&mut self, guess: Guess, dist: Option<DraftDist>) {
         // Its row was computed while the host did not know it, or it is the next to feed.
-        let at = self.request.tokens.len() + self.depth;
+        let at = self.tokens.len() + self.depth;
         let fed = self.fed.tokens.get_mut(at);
         let is_fed = fed.map(|fed| *fed = guess.token).is_some();
         self.growth.push(guess, &self.view(), is_fed);
@@ -277,8 +344,14 @@ impl<'a, 'b> Drafting<'a, 'b> {
         } = self.growth;
         all.dists.clear();
         let is_sampled = !self.request.sampler.params().is_greedy();
+        if self.outputs.is_some() {
+            // A head's rows are right only for what it read of the target.
+            let base = self.tokens.len().min(self.fed.tokens.len());
+            self.fed.tokens.truncate(base);
+            self.fed.features.drop_before(base.saturating_sub(1));
+        }
         let history = &mut self.fed.history;
-        history.propose(self.request.tokens, is_sampled, all, estimates);
+        history.propose(self.tokens, is_sampled, all, estimates);
         draft
     }
 }

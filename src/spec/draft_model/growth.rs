@@ -131,6 +131,12 @@ impl Growth {
         }
     }
 
+    /// The parents of the nodes that [`Growth::rows`] feeds.
+    pub fn fed_parents(&self) -> impl Iterator<Item = Option<u16>> + '_ {
+        let nodes = self.fed[self.trunk..].iter();
+        nodes.map(|&node| self.draft.parents[usize::from(node)])
+    }
+
     /// The best nodes within the limits.
     pub fn best(&self, limits: &Limits) -> Draft {
         let mut draft = self.draft.clone();

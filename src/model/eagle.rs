@@ -1,0 +1,245 @@
+//! EAGLE heads: one decoder layer that predicts from the target's hidden states.
+//!
+//! Row `i` has the token at position `i + 1` and the features of position `i`, and predicts the token at
+//! position `i + 2`. The features of a committed token come from the target; those of a token that the
+//! head itself drafted are the head's own output for the row before (EAGLE, Li et al. 2024, section 3.1;
+//! EAGLE-3, Li et al. 2025, arXiv 2503.01840, sections 3.1 and 3.2).
+
+use super::head::HeadConfig;
+use super::inputs::Inputs;
+use super::layer::{Block, Step};
+use super::linear::{Embedding, Linear};
+use super::output_layer::OutputLayer;
+use super::weights::{Dtypes, Weights};
+use super::{Batch, Ends, HeadKind, Model, ModelConfig, Output};
+use crate::error::{Error, Result};
+use crate::kernels::{AttentionBatch, add_norm};
+use crate::kv::{KvShape, KvStore};
+use candle_core::{DType, Device, Tensor};
+
+/// A loaded head.
+pub struct EagleHead {
+    config: ModelConfig,
+    reads: Vec<usize>,
+    embedding: Embedding,
+    input: Input,
+    block: Block,
+    /// Before the output layer; EAGLE-1 has none.
+    norm: Option<Tensor>,
+    output: OutputLayer,
+    /// Radians per position, one for each pair of dimensions of a head.
+    frequencies: Vec<f32>,
+    dtypes: Dtypes,
+    device: Device,
+}
+
+/// How a row is made of a token's embedding and features.
+enum Input {
+    /// EAGLE-1 and 2: the features are the target's normed last hidden states.
+    Eagle {
+        target_norm: Tensor,
+        target_eps: f32,
+        /// From embedding and features to the hidden size.
+        fc: Linear,
+    },
+    /// EAGLE-3: the attention reads both, normed, side by side.
+    Eagle3 {
+        /// From the hidden states of some of the target's layers to the features.
+        fc: Linear,
+        embedding_norm: Tensor,
+        feature_norm: Tensor,
+        /// Whether the residual stream begins with the normed features.
+        norm_before_residual: bool,
+    },
+}
+
+impl EagleHead {
+    /// Reads the weights of a head of `target`, whose first and last layers are `ends`.
+    ///
+    /// # Errors
+    /// A setup error that names a tensor that is missing or has a wrong shape.
+    pub(super) fn load(
+        head: HeadConfig,
+        mut weights: Weights,
+        target: &ModelConfig,
+        ends: &Ends,
+    ) -> Result<Self> {
+        let config = head.shape;
+        let hidden = config.hidden_size;
+        let reads = head.taps.len() * target.hidden_size;
+        let layer = match weights.has("midlayer.self_attn.q_proj.weight") {
+            true => "midlayer",
+            false => "layers.0",
+        };
+        let at = |part: &str| format!("{layer}.{part}");
+        let embedding = match weights.has("embed_tokens.weight") {
+            true => weights.embedding("embed_tokens", (config.vocab_size, hidden))?,
+            false => ends.embedding.clone(),
+        };
+        let (input, inputs, norm) = match head.kind {
+            HeadKind::Eagle => {
+                let has_bias = weights.has("fc.bias");
+                let input = Input::Eagle {
+                    target_norm: ends.norm.clone(),
+                    target_eps: target.rms_norm_eps as f32,
+                    fc: weights.linear("fc", (hidden, hidden + reads), has_bias)?,
+                };
+                (input, hidden, None)
+            }
+            HeadKind::Eagle3 => {
+                let input = Input::Eagle3 {
+                    fc: weights.linear("fc", (hidden, reads), false)?,
+                    embedding_norm: weights.norm(&at("input_layernorm"), hidden)?,
+                    feature_norm: weights.norm(&at("hidden_norm"), hidden)?,
+                    norm_before_residual: head.norm_before_residual,
+                };
+                (input, 2 * hidden, Some(weights.norm("norm", hidden)?))
+            }
+        };
+        let block = Block::load(&config, &mut weights, inputs, at)?;
+        let has_output = head.kind == HeadKind::Eagle3 && weights.has("lm_head.weight");
+        let output = match has_output {
+            true => OutputLayer {
+                linear: weights.linear("lm_head", (config.output_size(), hidden), false)?,
+                ids: weights.output_ids(&config)?,
+                vocab_size: config.vocab_size,
+            },
+            false => ends.output.clone(),
+        };
+        let mut frequencies = config.inverse_frequencies();
+        if let Some(factors) = weights.rope_factors()? {
+            frequencies
+                .iter_mut()
+                .zip(factors)
+                .for_each(|(f, by)| *f /= by);
+        }
+        weights.finish()?;
+        weights.device().synchronize()?;
+        Ok(Self {
+            dtypes: weights.dtypes(),
+            device: weights.device().clone(),
+            reads: head.taps,
+            embedding,
+            input,
+            block,
+            norm,
+            output,
+            frequencies,
+            config,
+        })
+    }
+
+    fn shape(&self) -> KvShape {
+        KvShape {
+            num_layers: 1,
+            num_kv_heads: self.config.num_kv_heads,
+            head_dim: self.config.head_dim,
+            dtype: self.dtypes.kv,
+        }
+    }
+
+    /// The residual stream, `[rows, hidden]`, and the attention's input of rows with these tokens and
+    /// features.
+    fn rows(&self, tokens: &Tensor, features: &Tensor) -> Result<(Tensor, Tensor)> {
+        let embedded = self.embedding.forward(tokens)?;
+        match &self.input {
+            Input::Eagle { fc, .. } => {
+                let x = fc.forward(&Tensor::cat(&[&embedded, features], 1)?)?;
+                Ok((x.clone(), x))
+            }
+            Input::Eagle3 {
+                embedding_norm,
+                feature_norm,
+                norm_before_residual,
+                ..
+            } => {
+                let (zeros, eps) = (embedded.zeros_like()?, self.config.rms_norm_eps as f32);
+                let (_, embedded) = add_norm(&embedded, &zeros, embedding_norm, eps)?;
+                let (features, normed) = add_norm(features, &zeros, feature_norm, eps)?;
+                let both = Tensor::cat(&[&embedded, &normed], 1)?;
+                Ok(match norm_before_residual {
+                    true => (normed, both),
+                    false => (features, both),
+                })
+            }
+        }
+    }
+}
+
+impl Model for EagleHead {
+    fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
+        KvStore::new(self.shape(), num_blocks, block_size, &self.device)
+    }
+
+    fn kv_bytes_per_token(&self) -> usize {
+        self.shape().bytes_per_token()
+    }
+
+    fn reads(&self) -> &[usize] {
+        &self.reads
+    }
+
+    fn fuse(&self, hidden: &Tensor) -> Result<Tensor> {
+        // Hidden states may be a view of the states of other sequences, too.
+        let hidden = hidden.to_dtype(self.dtypes.activations)?.contiguous()?;
+        match &self.input {
+            Input::Eagle3 { fc, .. } => fc.forward(&hidden),
+            Input::Eagle {
+                target_norm,
+                target_eps,
+                ..
+            } => {
+                let (_, normed) =
+                    add_norm(&hidden, &hidden.zeros_like()?, target_norm, *target_eps)?;
+                Ok(normed)
+            }
+        }
+    }
+
+    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
+        let (vocab_size, slots) = (self.config.vocab_size, kv.num_slots());
+        let inputs = Inputs::new(batch, &self.frequencies, vocab_size, slots, &self.device)?;
+        let spans = AttentionBatch::new(&batch.spans, kv.block_size, slots)?;
+        let dims = (inputs.slots.len(), self.config.hidden_size);
+        let features = match &batch.features {
+            Some(features) if features.dims() == [dims.0, dims.1] => features.contiguous()?,
+            Some(other) => {
+                return Err(Error::internal(format!("features {other:?} for {dims:?}")));
+            }
+            None => Tensor::zeros(dims, self.dtypes.activations, &self.device)?,
+        };
+        let pool = (kv.layers.first())
+            .ok_or_else(|| Error::internal("the pool of a head has one layer"))?;
+        let step = Step {
+            slots: &inputs.slots,
+            cos: inputs.cos.to_dtype(self.dtypes.activations)?,
+            sin: inputs.sin.to_dtype(self.dtypes.activations)?,
+            spans: &spans,
+        };
+        let (x, read) = self.rows(&inputs.tokens, &features)?;
+        let (x, delta) = self.block.forward(&x, &read, &self.config, &step, pool)?;
+        let Some(wanted) = &inputs.wanted else {
+            let none = (0, vocab_size);
+            return Ok(Output {
+                logits: Tensor::zeros(none, DType::F32, &Device::Cpu)?,
+                hidden: None,
+            });
+        };
+        let (x, delta) = (x.index_select(wanted, 0)?, delta.index_select(wanted, 0)?);
+        let (hidden, normed) = match &self.norm {
+            Some(norm) => add_norm(&x, &delta, norm, self.config.rms_norm_eps as f32)?,
+            None => {
+                let sum = (x + delta)?;
+                (sum.clone(), sum)
+            }
+        };
+        Ok(Output {
+            logits: self.output.forward(&normed)?,
+            hidden: Some(hidden),
+        })
+    }
+}

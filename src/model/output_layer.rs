@@ -1,0 +1,32 @@
+//! The output layer: from normed hidden states to logits over the vocabulary.
+
+use super::linear::Linear;
+use crate::error::Result;
+use candle_core::{DType, Tensor};
+
+/// An output layer, possibly of some ids only. A clone shares the weights.
+#[derive(Clone)]
+pub struct OutputLayer {
+    pub linear: Linear,
+    /// `[outputs]` u32: the ids of the outputs, if they are not the whole vocabulary.
+    pub ids: Option<Tensor>,
+    pub vocab_size: usize,
+}
+
+impl OutputLayer {
+    /// Logits `[rows, vocab_size]`, f32, for `x` `[rows, hidden]`; minus infinity for ids without an
+    /// output.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let logits = self.linear.forward(x)?.to_dtype(DType::F32)?;
+        let Some(ids) = &self.ids else {
+            return Ok(logits);
+        };
+        let dims = (logits.dim(0)?, self.vocab_size);
+        let never = Tensor::full(f32::NEG_INFINITY, dims, logits.device())?;
+        let ids = ids.broadcast_as(logits.dims())?.contiguous()?;
+        Ok(never.scatter(&ids, &logits, 1)?)
+    }
+}

@@ -1,0 +1,114 @@
+//! The target's hidden states that a draft head reads.
+
+use crate::error::Result;
+use candle_core::Tensor;
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// The hidden states of one sequence's committed tokens that the head may still have to read.
+///
+/// Row `i` of the head has the token at position `start + 1 + i` and the hidden states of the position
+/// before it.
+#[derive(Debug, Default)]
+pub struct Features {
+    /// Position of the first token whose hidden states came.
+    start: Option<usize>,
+    /// The head's row of the first states that are kept, and the row after the last.
+    kept: Range<usize>,
+    /// `[rows, layers * hidden_size]` each, in order.
+    parts: VecDeque<Tensor>,
+}
+
+impl Features {
+    /// Adds the states of the positions from `position` on. Returns false if they do not continue what came
+    /// before: then they are not added.
+    pub fn add(&mut self, position: usize, states: Tensor) -> Result<bool> {
+        let start = *self.start.get_or_insert(position);
+        if position != start + self.kept.end {
+            return Ok(false);
+        }
+        self.kept.end += states.dim(0)?;
+        self.parts.push_back(states);
+        Ok(true)
+    }
+
+    /// The tokens of the head's rows, of all `tokens` of the sequence.
+    pub fn tokens_of<'a>(&self, tokens: &'a [u32]) -> &'a [u32] {
+        let first = self.start.map_or(tokens.len(), |start| start + 1);
+        tokens.get(first..).unwrap_or_default()
+    }
+
+    /// The rows whose states are kept.
+    pub fn kept(&self) -> Range<usize> {
+        self.kept.clone()
+    }
+
+    /// The states of some of the [kept](Self::kept) rows.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn of_rows(&self, rows: Range<usize>) -> Result<Tensor> {
+        let (mut first, mut found) = (self.kept.start, Vec::new());
+        for part in &self.parts {
+            let len = part.dim(0)?;
+            let (from, to) = (rows.start.max(first), rows.end.min(first + len));
+            if from < to {
+                found.push(part.narrow(0, from - first, to - from)?);
+            }
+            first += len;
+        }
+        Ok(match found.as_slice() {
+            [one] => one.clone(),
+            parts => Tensor::cat(parts, 0)?,
+        })
+    }
+
+    /// Drops states of rows before `row`, as far as no other states share their memory.
+    pub fn drop_before(&mut self, row: usize) {
+        while let Some(len) = self.parts.front().map(|part| part.dims()[0])
+            && self.kept.start + len <= row
+        {
+            self.parts.pop_front();
+            self.kept.start += len;
+        }
+    }
+}
+
+/// The features of a head's rows in a forward.
+pub enum Read {
+    /// The target's hidden states, which are not fused yet.
+    Target(Tensor),
+    /// Outputs of the head.
+    Own(Tensor),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Device;
+
+    #[test]
+    fn states_are_kept_until_they_are_dropped() {
+        let states = |from: u32, to: u32| {
+            let rows: Vec<Vec<f32>> = (from..to).map(|i| vec![i as f32; 2]).collect();
+            Tensor::new(rows, &Device::Cpu).unwrap()
+        };
+        let mut features = Features::default();
+        assert!(features.tokens_of(&[1, 2, 3]).is_empty());
+        assert!(features.add(5, states(0, 3)).unwrap());
+        assert!(features.add(8, states(3, 4)).unwrap());
+        assert!(!features.add(10, states(4, 5)).unwrap(), "a gap");
+        assert!(features.add(9, states(4, 6)).unwrap());
+        assert_eq!(features.tokens_of(&[0, 1, 2, 3, 4, 5, 6, 7]), [6, 7]);
+        let first = |rows: Range<usize>| {
+            let rows = features.of_rows(rows).unwrap().to_vec2::<f32>().unwrap();
+            rows.into_iter().map(|row| row[0]).collect::<Vec<_>>()
+        };
+        assert_eq!(first(1..5), [1., 2., 3., 4.]);
+        assert_eq!(first(2..3), [2.]);
+        features.drop_before(4);
+        assert_eq!(features.kept(), 4..6);
+        features.drop_before(5);
+        assert_eq!(features.kept(), 4..6, "a part is dropped as a whole");
+    }
+}
