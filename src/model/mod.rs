@@ -27,7 +27,7 @@ pub use config::ModelConfig;
 pub use layers::LayerList;
 pub use load::{LoadOptions, load};
 pub use source::{LoadFormat, ModelSource};
-pub(crate) use weights::safetensors_files;
+pub(crate) use weights::{Weights, safetensors_files};
 
 /// The result of a forward.
 #[derive(Debug)]
