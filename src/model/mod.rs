@@ -32,7 +32,7 @@ pub use head::{HeadKind, load_head};
 pub use layers::LayerList;
 pub use load::{LoadOptions, load};
 pub use source::{LoadFormat, ModelSource};
-pub(crate) use weights::safetensors_files;
+pub(crate) use weights::{Weights, safetensors_files};
 
 /// The result of a forward.
 #[derive(Debug)]

@@ -7,9 +7,10 @@ use foretoken::error::Error;
 use foretoken::model::{LoadFormat, LoadOptions, Model, ModelConfig, ModelSource, load};
 use foretoken::spec::{BudgetMode, DraftModel, Drafter};
 use foretoken::text::{Text, check_same_tokens};
+use foretoken::train::features::Precision;
 use foretoken::train::model::TrainModel;
 use foretoken::train::report::Report;
-use foretoken::train::{Objective, Options, run};
+use foretoken::train::{Method, Objective, Options, run};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -115,7 +116,10 @@ impl Workshop {
         Options {
             model: self.at("target").display().to_string(),
             revision: None,
-            draft_config: self.at("draft.json"),
+            method: Method::Draft,
+            draft_config: Some(self.at("draft.json")),
+            draft_vocab_size: 8000,
+            taps: Vec::new(),
             init_from: None,
             corpus: vec![self.at("corpus.jsonl")],
             retokenize: false,
@@ -123,6 +127,8 @@ impl Workshop {
             resume: false,
             objective: Objective::Kl,
             top_k: 8,
+            ttt_steps: 3,
+            features: Precision::F16,
             seq_len: 16,
             holdout: 0.1,
             batch_size: 4,
@@ -495,14 +501,20 @@ fn invalid_options_are_refused_in_one_line() {
     };
     let wide = write("wide.json", &config(VOCAB + 1, 1, true).to_string());
     refused_with(
-        &with(&|o| o.draft_config = wide.clone()),
+        &with(&|o| o.draft_config = Some(wide.clone())),
         "vocab_size is 33",
     );
     let mut qwen = config(VOCAB, 1, true);
     qwen["architectures"] = json!(["Qwen2ForCausalLM"]);
     let qwen = write("qwen.json", &qwen.to_string());
-    refused_with(&with(&|o| o.draft_config = qwen.clone()), "only llama");
-    refused_with(&with(&|o| o.draft_config = shop.at("no.json")), "no.json");
+    refused_with(
+        &with(&|o| o.draft_config = Some(qwen.clone())),
+        "only llama",
+    );
+    refused_with(
+        &with(&|o| o.draft_config = Some(shop.at("no.json"))),
+        "no.json",
+    );
     refused_with(&with(&|o| o.seq_len = 65), "lower --seq-len");
     refused_with(&with(&|o| o.top_k = 33), "--top-k");
     let empty = write("empty.txt", " \n\n");
