@@ -4,13 +4,13 @@
 //! `d2t`, `t2d`), the speculators library's (the same with `layers.0.*`, and a nested `config.json`), and
 //! EAGLE-1 and 2 (`fc`, `layers.0.*`). A GGUF file says `eagle3` as its architecture.
 
+use super::Model;
 use super::config::{GGUF_EAGLE3, ModelConfig};
 use super::eagle::EagleHead;
 use super::gguf::GgufFile;
 use super::load::{LoadOptions, dtypes_of_head};
 use super::source::{LoadFormat, ModelSource};
-use super::weights::{Weights, safetensors_files};
-use super::{Ends, Model};
+use super::weights::{Dtypes, Weights, safetensors_files};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::gguf::GgufSource;
@@ -18,6 +18,11 @@ use candle_core::quantized::gguf_file::{Content, Value as GgufValue};
 use candle_core::safetensors::MmapedSafetensors;
 use serde_json::Value;
 use std::path::Path;
+
+/// Keys of a GGUF file, after the architecture; llama.cpp's.
+const EXTRACT_LAYERS: &str = "extract_layers";
+const TARGET_HIDDEN_SIZE: &str = "target_hidden_size";
+const NORM_BEFORE_RESIDUAL: &str = "norm_before_residual";
 
 /// The kind of a head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,12 +35,15 @@ pub enum HeadKind {
 
 /// A head's configuration.
 #[derive(Debug, Clone)]
-pub(super) struct HeadConfig {
+pub(crate) struct HeadConfig {
     pub kind: HeadKind,
     /// Of its layer; the vocabulary is the target's.
     pub shape: ModelConfig,
-    /// The target's layers whose hidden states it reads, ascending; see [`super::Taps`].
-    pub taps: Vec<usize>,
+    /// The target's layers whose hidden states it reads, ascending; see [`super::Taps`]. `None` = those
+    /// that are usual.
+    pub taps: Option<Vec<usize>>,
+    /// If it is not that of the head's own layer.
+    pub target_hidden_size: Option<usize>,
     pub norm_before_residual: bool,
 }
 
@@ -102,12 +110,16 @@ fn read_json(path: &Path) -> Result<(std::path::PathBuf, Value)> {
 }
 
 impl HeadConfig {
-    fn from_json(path: &Path, kind: HeadKind, target: &ModelConfig) -> Result<Self> {
+    /// Reads the `config.json` of a head of kind `kind`.
+    ///
+    /// # Errors
+    /// `Setup`, naming the file and what is not supported.
+    pub fn from_json(path: &Path, kind: HeadKind) -> Result<Self> {
         let (file, json) = read_json(path)?;
-        Self::parse(&json, kind, target).map_err(|e| Error::in_file(&file, e))
+        Self::parse(&json, kind).map_err(|e| Error::in_file(&file, e))
     }
 
-    fn parse(json: &Value, kind: HeadKind, target: &ModelConfig) -> Result<Self, String> {
+    fn parse(json: &Value, kind: HeadKind) -> Result<Self, String> {
         let mut shape = match json["transformer_layer_config"].is_object() {
             true => json["transformer_layer_config"].clone(),
             false => json.clone(),
@@ -120,83 +132,97 @@ impl HeadConfig {
                 "num_hidden_layers {layers} is not supported: an EAGLE head has 1"
             ));
         }
+        let within = [json, &json["eagle_config"]];
         for (key, wanted) in [("norm_before_fc", false), ("use_aux_hidden_state", true)] {
-            let found = [&json[key], &json["eagle_config"][key]];
-            if let Some(found) = found.into_iter().filter_map(Value::as_bool).next()
-                && found != wanted
-            {
+            let mut found = within.iter().filter_map(|from| from[key].as_bool());
+            if let Some(found) = found.find(|&found| found != wanted) {
                 return Err(format!("{key} {found} is not supported: only {wanted} is"));
             }
         }
-        let target_hidden = json["target_hidden_size"].as_u64();
-        let taps = [json, &json["eagle_config"]]
-            .map(|from| &from["eagle_aux_hidden_state_layer_ids"])
-            .into_iter()
-            .find(|ids| !ids.is_null());
-        let taps = match taps {
-            None => None,
-            Some(ids) => Some(serde_json::from_value(ids.clone()).map_err(|_| {
+        let taps = within.map(|from| &from["eagle_aux_hidden_state_layer_ids"]);
+        let taps = taps.into_iter().find(|ids| !ids.is_null());
+        let list = |ids: &Value| {
+            serde_json::from_value(ids.clone()).map_err(|_| {
                 format!("eagle_aux_hidden_state_layer_ids {ids} must be a list of layers")
-            })?),
+            })
         };
-        let head = Self {
+        let target_hidden = json["target_hidden_size"].as_u64();
+        Ok(Self {
             kind,
             shape: ModelConfig::parse(&shape.to_string())?,
-            taps: taps.unwrap_or_else(|| default_taps(kind, target.num_layers)),
+            taps: taps.map(list).transpose()?,
+            target_hidden_size: target_hidden.map(|size| size as usize),
             norm_before_residual: json["norm_before_residual"].as_bool().unwrap_or(false),
-        };
-        head.check(target_hidden.map(|size| size as usize), target)?;
-        Ok(head)
+        })
     }
 
-    fn from_gguf(
-        content: &Content,
-        shape: ModelConfig,
-        target: &ModelConfig,
-    ) -> Result<Self, String> {
+    fn from_gguf(content: &Content, shape: ModelConfig) -> Result<Self, String> {
         let get = |key: &str| content.metadata.get(&format!("{GGUF_EAGLE3}.{key}"));
         let number = |value: &GgufValue| value.to_u64().ok().map(|n| n as usize);
-        let taps = match get("extract_layers") {
-            None => default_taps(HeadKind::Eagle3, target.num_layers),
-            Some(GgufValue::Array(list)) => (list.iter().map(number).collect::<Option<_>>())
-                .ok_or("eagle3.extract_layers must be numbers")?,
-            Some(_) => return Err("eagle3.extract_layers must be a list".into()),
+        let numbers = |value: &GgufValue| match value {
+            GgufValue::Array(list) => list.iter().map(number).collect::<Option<Vec<_>>>(),
+            _ => None,
         };
-        let norm_before_residual = get("norm_before_residual").and_then(|v| v.to_bool().ok());
-        let head = Self {
+        let taps = get(EXTRACT_LAYERS).map(|value| {
+            numbers(value).ok_or(format!(
+                "{GGUF_EAGLE3}.{EXTRACT_LAYERS} must be a list of layers"
+            ))
+        });
+        let before = get(NORM_BEFORE_RESIDUAL).and_then(|value| value.to_bool().ok());
+        Ok(Self {
             kind: HeadKind::Eagle3,
             shape,
-            taps,
-            norm_before_residual: norm_before_residual.unwrap_or(false),
-        };
-        head.check(get("target_hidden_size").and_then(number), target)?;
-        Ok(head)
+            taps: taps.transpose()?,
+            target_hidden_size: get(TARGET_HIDDEN_SIZE).and_then(number),
+            norm_before_residual: before.unwrap_or(false),
+        })
     }
 
-    /// Checks that the head belongs to a model like `target`.
-    fn check(&self, target_hidden: Option<usize>, target: &ModelConfig) -> Result<(), String> {
+    /// What a GGUF file says about it besides its shape.
+    pub fn gguf_metadata(&self) -> Vec<(String, GgufValue)> {
+        let number = |&n: &usize| GgufValue::U32(n as u32);
+        let key = |name: &str| format!("{GGUF_EAGLE3}.{name}");
+        let hidden = self.target_hidden_size.unwrap_or(self.shape.hidden_size);
+        let mut metadata = vec![
+            (key(TARGET_HIDDEN_SIZE), number(&hidden)),
+            (
+                key(NORM_BEFORE_RESIDUAL),
+                GgufValue::Bool(self.norm_before_residual),
+            ),
+        ];
+        if let Some(taps) = &self.taps {
+            let taps = GgufValue::Array(taps.iter().map(number).collect());
+            metadata.push((key(EXTRACT_LAYERS), taps));
+        }
+        metadata
+    }
+
+    /// The layers of `target` that it reads.
+    ///
+    /// # Errors
+    /// What differs, if it does not belong to a model like `target`.
+    fn taps_of(&self, target: &ModelConfig) -> Result<Vec<usize>, String> {
         let shape = &self.shape;
-        let differs = |what: &str, ours: usize, theirs: usize| {
-            Err(format!(
-                "the head does not fit the target: {what} is {ours}, but {theirs} in the target"
-            ))
-        };
-        if shape.vocab_size != target.vocab_size {
-            return differs("vocab_size", shape.vocab_size, target.vocab_size);
-        }
-        if let Some(hidden) = target_hidden.filter(|&hidden| hidden != target.hidden_size) {
-            return differs("target_hidden_size", hidden, target.hidden_size);
-        }
-        if target_hidden.is_none() && shape.hidden_size != target.hidden_size {
-            return differs("hidden_size", shape.hidden_size, target.hidden_size);
+        let hidden = self.target_hidden_size.unwrap_or(shape.hidden_size);
+        for (what, ours, theirs) in [
+            ("vocab_size", shape.vocab_size, target.vocab_size),
+            ("hidden_size", hidden, target.hidden_size),
+        ] {
+            if ours != theirs {
+                return Err(format!(
+                    "the head does not fit the target: {what} is {ours}, but {theirs} in the target"
+                ));
+            }
         }
         let layers = target.num_layers;
-        let is_ascending = self.taps.is_sorted_by(|a, b| a < b);
-        match self.taps.last() {
-            Some(&last) if last <= layers && is_ascending => Ok(()),
+        let taps = match &self.taps {
+            Some(taps) => taps.clone(),
+            None => default_taps(self.kind, layers),
+        };
+        match taps.last() {
+            Some(&last) if last <= layers && taps.is_sorted_by(|a, b| a < b) => Ok(taps),
             _ => Err(format!(
-                "the head does not fit the target: it reads the hidden states of the layers {:?}, but the target has {layers}",
-                self.taps
+                "the head does not fit the target: it reads the hidden states of the layers {taps:?}, but the target has {layers}"
             )),
         }
     }
@@ -228,37 +254,35 @@ pub fn load_head(
             config.architecture
         ))
     })?;
+    let dtypes = dtypes_of_head(options, &ends)?;
     let (mut head, weights) = match source {
-        ModelSource::Gguf(file) => gguf(file, options, config, &ends)?,
+        ModelSource::Gguf(file) => gguf(file, dtypes, options)?,
         ModelSource::Folder(folder) => {
-            let head = HeadConfig::from_json(folder, kind, config)?;
-            let dtypes = dtypes_of_head(options, &ends)?;
+            let head = HeadConfig::from_json(folder, kind)?;
+            let device = &options.device;
             let weights = match options.format {
-                LoadFormat::Auto => {
-                    Weights::safetensors(files::folder_of(folder), dtypes, &options.device)?
-                }
-                LoadFormat::Dummy => Weights::dummy(options.seed, dtypes, &options.device),
+                LoadFormat::Auto => Weights::safetensors(files::folder_of(folder), dtypes, device)?,
+                LoadFormat::Dummy => Weights::dummy(options.seed, dtypes, device),
             };
             (head, weights)
         }
     };
+    let taps = head.taps_of(config).map_err(Error::setup)?;
     // Rotary positions have no end, and a published limit is often that of the training texts.
     let context = &mut head.shape.max_position_embeddings;
     *context = (*context).max(config.max_position_embeddings);
-    Ok(Box::new(EagleHead::load(head, weights, config, &ends)?))
+    let head = EagleHead::load(head, taps, weights, config, &ends)?;
+    Ok(Box::new(head))
 }
 
 fn gguf(
     source: &GgufSource,
+    dtypes: Dtypes,
     options: &LoadOptions,
-    target: &ModelConfig,
-    ends: &Ends,
 ) -> Result<(HeadConfig, Weights)> {
     let (content, _) = source.open()?;
     let file = GgufFile::open(source)?;
-    let shape = file.config().clone();
-    let head = HeadConfig::from_gguf(&content, shape, target)
+    let head = HeadConfig::from_gguf(&content, file.config().clone())
         .map_err(|e| Error::in_file(source.path(), e))?;
-    let dtypes = dtypes_of_head(options, ends)?;
     Ok((head, Weights::gguf(file, dtypes, &options.device)))
 }

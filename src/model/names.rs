@@ -9,8 +9,8 @@ pub const HEAD: &str = "lm_head";
 /// As in EAGLE-3: the id of a row of the output layer, minus the row's number.
 pub const OUTPUT_IDS: &str = "d2t";
 
-/// The layer of an EAGLE-3 head.
-const HEAD_LAYER: &str = "midlayer.";
+/// The layer of an EAGLE head, by SafeAI Lab and by others.
+const HEAD_LAYERS: [&str; 2] = ["midlayer.", "layers.0."];
 const LAYERS: &str = "model.layers.";
 
 /// `part` of layer `index`.
@@ -35,7 +35,7 @@ pub fn is_redundant(name: &str) -> bool {
 /// llama.cpp's name for a Hugging Face tensor.
 pub fn gguf(name: &str) -> Option<String> {
     let top = match name {
-        "model.embed_tokens.weight" => Some("token_embd.weight"),
+        "model.embed_tokens.weight" | "embed_tokens.weight" => Some("token_embd.weight"),
         "model.norm.weight" => Some("output_norm.weight"),
         "lm_head.weight" => Some("output.weight"),
         // Of a draft head.
@@ -47,7 +47,10 @@ pub fn gguf(name: &str) -> Option<String> {
     if let Some(name) = top {
         return Some(name.to_owned());
     }
-    let (layer, rest) = match name.strip_prefix(HEAD_LAYER) {
+    let of_head = HEAD_LAYERS
+        .iter()
+        .find_map(|layer| name.strip_prefix(layer));
+    let (layer, rest) = match of_head {
         Some(rest) => (0, rest),
         None => layer_of(name)?,
     };

@@ -1,6 +1,7 @@
 //! EAGLE heads: the published layouts against an independent implementation, their drafts, and texts
 //! that do not change.
 
+use crate::common::process::foretoken;
 use crate::common::tiny::{
     self, HEADS, HIDDEN, KV_HEADS, MLP, Tensors, VOCAB, noise, short_prompt,
 };
@@ -348,8 +349,10 @@ fn every_layout_computes_what_its_paper_says() {
             let (logits, outputs) = head.forward(&rows);
             let found = output.logits.to_vec2::<f32>().unwrap();
             for (found, wanted) in found.iter().zip(&logits[context..]) {
+                let finite = wanted.iter().filter(|logit| logit.is_finite());
+                let scale = finite.fold(1.0, |max: f64, logit| max.max(logit.abs()));
                 for (&found, &wanted) in found.iter().zip(wanted) {
-                    let is_near = (f64::from(found) - wanted).abs() < 2e-3 + 1e-5 * wanted.abs();
+                    let is_near = (f64::from(found) - wanted).abs() < 1e-4 * scale;
                     assert!(
                         is_near || f64::from(found) == wanted,
                         "{layout:?}: {found} {wanted}"
@@ -360,6 +363,59 @@ fn every_layout_computes_what_its_paper_says() {
             features = hidden.narrow(0, new.len() - 1, 1).unwrap();
             context += new.len();
             rows.push((argmax(&logits[context - 1]), outputs[context - 1].clone()));
+        }
+    }
+}
+
+/// A GGUF file has the same head, and a smaller one that is nearly the same.
+#[test]
+fn a_head_becomes_a_gguf_file() {
+    for layout in [Layout::Eagle3, Layout::Speculators] {
+        let head = Head::new(layout);
+        let folder = head.write();
+        let tokens = short_prompt(7);
+        let logits = |mut model: Box<dyn Model>| {
+            assert_eq!(model.reads(), head.taps());
+            let hidden = hidden_states(&head, &tokens);
+            let hidden = Tensor::new(hidden[..6].to_vec(), &Device::Cpu).unwrap();
+            let (mut kv, mut table) = (model.new_kv(8, 4).unwrap(), BlockTable::default());
+            BlockAllocator::new(8, 4).reserve(&mut table, 6).unwrap();
+            let mut batch = Batch::default();
+            batch.push_span(&tokens[1..], &[], 0, &table, 4);
+            batch.features = Some(model.fuse(&hidden).unwrap());
+            batch.logits = (0..6).collect();
+            let output = model.forward(&batch, &mut kv).unwrap();
+            output.logits.to_vec2::<f32>().unwrap()
+        };
+        let wanted = logits(head.load());
+        for (kind, tolerance) in [("f32", 0.0), ("q8_0", 0.05)] {
+            let file = folder.path().join(format!("{kind}.gguf"));
+            let converted = foretoken()
+                .args(["convert", "--type", kind, "--model"])
+                .arg(folder.path())
+                .arg("--out")
+                .arg(&file)
+                .output()
+                .unwrap();
+            let stderr = String::from_utf8_lossy(&converted.stderr);
+            assert!(converted.status.success(), "{stderr}");
+            let source = ModelSource::Gguf(file.into());
+            assert_eq!(HeadKind::of(&source).unwrap(), Some(HeadKind::Eagle3));
+            let options = LoadOptions {
+                dtype: Some(DType::F32),
+                ..LoadOptions::default()
+            };
+            let found = logits(load_head(&source, HeadKind::Eagle3, &options, &*target()).unwrap());
+            let both = found.iter().flatten().zip(wanted.iter().flatten());
+            for (found, wanted) in both.filter(|(_, wanted)| wanted.is_finite()) {
+                let scale = wanted.abs().max(100.0);
+                assert!(
+                    (found - wanted).abs() <= tolerance * scale,
+                    "{kind} {found} {wanted}"
+                );
+            }
+            let error = foretoken::model::load(&source, &options).err().unwrap();
+            assert!(error.to_string().contains("--draft-model"), "{error}");
         }
     }
 }
