@@ -378,7 +378,7 @@ mod tests {
     #[test]
     fn one_pass_measures_what_the_ops_measure() {
         let (mut soft, ..) = soft();
-        for covered in [1.0, 0.6, 0.0] {
+        for covered in [1f32, 0.6, 0.0] {
             let masses = Tensor::new(&[[covered], [1.0]], &Device::Cpu).unwrap();
             soft.probs = soft.probs.broadcast_mul(&masses).unwrap();
             soft.tail = (&soft.tail * &masses).unwrap();

@@ -96,9 +96,10 @@ fn head(options: &Options, target: &Target) -> Result<Shape> {
         ));
     }
     if !matches!(options.device.as_str(), "auto" | "cpu") {
-        return Err(Error::setup(
-            "--method eagle3 trains on the CPU: --device must be cpu",
-        ));
+        return Err(Error::setup(format!(
+            "--method eagle3 trains on the CPU: --device must be cpu, not {}",
+            options.device
+        )));
     }
     if options.seq_len < options.ttt_steps + 2 {
         return Err(Error::setup(format!(

@@ -16,7 +16,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-const VOCAB: usize = 32;
+pub const VOCAB: usize = 32;
 const EOS: u32 = 30;
 
 /// Writes a tokenizer of `VOCAB` tokens: letters, a space, a line break and special tokens.
@@ -78,12 +78,12 @@ fn write_target(folder: &Path) {
 }
 
 /// A folder with a target, a draft's config, a corpus of JSON lines and one of plain text.
-struct Workshop {
+pub struct Workshop {
     folder: tempfile::TempDir,
 }
 
 impl Workshop {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let this = Self { folder };
         write_target(&this.at("target"));
@@ -108,11 +108,11 @@ impl Workshop {
         this
     }
 
-    fn at(&self, name: &str) -> PathBuf {
+    pub fn at(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    fn options(&self, out: &str) -> Options {
+    pub fn options(&self, out: &str) -> Options {
         Options {
             model: self.at("target").display().to_string(),
             revision: None,
@@ -161,17 +161,17 @@ fn refused(options: &Options) -> String {
 }
 
 #[track_caller]
-fn refused_with(options: &Options, needle: &str) {
+pub fn refused_with(options: &Options, needle: &str) {
     let line = refused(options);
     assert!(line.contains(needle), "{line}");
 }
 
-fn weights(out: &Path) -> std::collections::HashMap<String, Tensor> {
+pub fn weights(out: &Path) -> std::collections::HashMap<String, Tensor> {
     candle_core::safetensors::load(out.join("model.safetensors"), &Device::Cpu).unwrap()
 }
 
 #[track_caller]
-fn assert_same_weights(a: &Path, b: &Path) {
+pub fn assert_same_weights(a: &Path, b: &Path) {
     let (a, b) = (weights(a), weights(b));
     assert_eq!(a.len(), b.len());
     for (name, a) in &a {

@@ -14,6 +14,7 @@ mod convert;
 mod demo;
 mod distill;
 mod eagle;
+mod distill_head;
 mod engine;
 mod engine_faults;
 mod engine_limits;

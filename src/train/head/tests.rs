@@ -121,12 +121,14 @@ fn turned(x: &[f64], position: usize) -> Vec<f64> {
     y
 }
 
+type KeyAndValue = (Vec<f64>, Vec<f64>);
+
 /// The logits of one row at [pass][position].
 fn reference(w: &Plain, tokens: &[u32], features: &[Vec<f64>]) -> Vec<Vec<Vec<f64>>> {
-    let (heads, d) = (4, 4);
+    let d = 4;
     let mut carried: Vec<Vec<f64>> = features.iter().map(|f| times(&w["fc"], f)).collect();
-    // K and V of [pass][position][head of K].
-    let mut cache: Vec<Vec<Vec<(Vec<f64>, Vec<f64>)>>> = Vec::new();
+    // Of [pass][position][head of K].
+    let mut cache: Vec<Vec<Vec<KeyAndValue>>> = Vec::new();
     let mut logits = Vec::new();
     for pass in 0..PASSES {
         let mut queries = Vec::new();
@@ -149,14 +151,12 @@ fn reference(w: &Plain, tokens: &[u32], features: &[Vec<f64>]) -> Vec<Vec<Vec<f6
         let mut of_pass = Vec::new();
         for i in 0..POSITIONS {
             let mut attended = Vec::new();
-            for head in 0..heads {
+            for (head, query) in queries[i].iter().enumerate() {
                 let group = head / 2;
                 let text = (0..=i).map(|j| &cache[0][j][group]);
                 let draft = (1..=pass).map(|p| &cache[p][i][group]);
                 let seen: Vec<_> = text.chain(draft).collect();
-                let weight = |(k, _): &&(Vec<f64>, Vec<f64>)| {
-                    (times(k, &queries[i][head])[0] / (d as f64).sqrt()).exp()
-                };
+                let weight = |(k, _): &&KeyAndValue| (times(k, query)[0] / (d as f64).sqrt()).exp();
                 let sum: f64 = seen.iter().map(weight).sum();
                 let mut y = vec![0.0; d];
                 for entry in &seen {
