@@ -9,6 +9,7 @@ use super::config::{GGUF_EAGLE3, ModelConfig};
 use super::eagle::EagleHead;
 use super::gguf::GgufFile;
 use super::load::{LoadOptions, dtypes_of_head};
+use super::pickle;
 use super::source::{LoadFormat, ModelSource};
 use super::weights::{Dtypes, Weights, safetensors_files};
 use crate::error::{Error, Result};
@@ -17,6 +18,7 @@ use crate::gguf::GgufSource;
 use candle_core::quantized::gguf_file::{Content, Value as GgufValue};
 use candle_core::safetensors::MmapedSafetensors;
 use serde_json::Value;
+use std::collections::HashSet;
 use std::path::Path;
 
 /// Keys of a GGUF file, after the architecture; llama.cpp's.
@@ -82,14 +84,22 @@ impl HeadKind {
             return Ok(Some(Self::Eagle3));
         }
         // Published EAGLE heads call themselves ordinary models: their tensors tell.
-        let Ok(files) = safetensors_files(files::folder_of(path)) else {
-            return Ok(class.starts_with("Eagle").then_some(Self::Eagle));
+        let folder = files::folder_of(path);
+        let names: HashSet<String> = match safetensors_files(folder) {
+            Ok(files) => {
+                // SAFETY: the files are only read. If someone changes them meanwhile, loading fails.
+                let stored = unsafe { MmapedSafetensors::multi(&files) };
+                let stored = stored.map_err(|e| Error::in_file(folder, e))?;
+                stored.tensors().into_iter().map(|(name, _)| name).collect()
+            }
+            Err(_) if folder.join(pickle::FILE).exists() => {
+                pickle::read(&folder.join(pickle::FILE))?
+                    .into_keys()
+                    .collect()
+            }
+            Err(_) => return Ok(class.starts_with("Eagle").then_some(Self::Eagle)),
         };
-        // SAFETY: the files are only read. If someone changes them meanwhile, loading fails.
-        let Ok(stored) = (unsafe { MmapedSafetensors::multi(&files) }) else {
-            return Ok(None);
-        };
-        let has = |name: &str| stored.get(name).is_ok();
+        let has = |name: &str| names.contains(name);
         Ok(match has("fc.weight") {
             false => None,
             true if has("midlayer.hidden_norm.weight") || has("layers.0.hidden_norm.weight") => {
@@ -261,7 +271,7 @@ pub fn load_head(
             let head = HeadConfig::from_json(folder, kind)?;
             let device = &options.device;
             let weights = match options.format {
-                LoadFormat::Auto => Weights::safetensors(files::folder_of(folder), dtypes, device)?,
+                LoadFormat::Auto => Weights::of_head(files::folder_of(folder), dtypes, device)?,
                 LoadFormat::Dummy => Weights::dummy(options.seed, dtypes, device),
             };
             (head, weights)

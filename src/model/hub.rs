@@ -1,9 +1,10 @@
 //! Fetches checkpoints from the Hugging Face Hub through its usual cache.
 
 use super::download::{HubClient, HubError, RemoteFile};
+use super::pickle;
 use super::weights::shards;
 use crate::error::{Error, Result};
-use crate::files::{is_inside, is_name, max_bytes};
+use crate::files::{is_inside, is_name, max_bytes, read_text};
 use crate::progress;
 use hf_hub::{Cache, CacheRepo, RepoType};
 use indicatif::ProgressBar;
@@ -177,9 +178,9 @@ impl Repo {
     ) -> Result<(PathBuf, bool), HubError> {
         let need = |name: &str| match self.file(commit, name, hub)? {
             Found::At(_) => Ok(()),
-            Found::Absent if name == SINGLE => Err(HubError::Other(format!(
-                "it has neither {INDEX} nor {SINGLE}"
-            ))),
+            Found::Absent if [SINGLE, pickle::FILE].contains(&name) => Err(HubError::Other(
+                format!("it has neither {INDEX} nor {SINGLE}"),
+            )),
             Found::Absent => Err(HubError::NotFound),
             Found::Unknown => Err(not_cached(name)),
         };
@@ -193,6 +194,12 @@ impl Repo {
                 Found::At(index) => {
                     let files = shards(&index).map_err(|e| HubError::Other(e.to_string()))?;
                     files.iter().try_for_each(|file| need(file))?;
+                }
+                // Older heads have no safetensors; other models in this format are not supported.
+                _ if has_one_layer(&self.cache.pointer_path(commit).join(CONFIG))
+                    && self.file(commit, SINGLE, hub)? == Found::Absent =>
+                {
+                    need(pickle::FILE)?;
                 }
                 _ => need(SINGLE)?,
             }
@@ -241,7 +248,8 @@ impl Repo {
         let lock = File::create(self.folder.join("blobs").join(format!("{etag}.lock")))?;
         lock.lock()?;
         if !blob.exists() {
-            let limit = match name.ends_with(".safetensors") {
+            let is_weights = name.ends_with(".safetensors") || name == pickle::FILE;
+            let limit = match is_weights {
                 true => u64::MAX / 2,
                 false => max_bytes(name),
             };
@@ -251,6 +259,13 @@ impl Repo {
         }
         Ok(blob)
     }
+}
+
+/// Whether `config` is that of a model with one layer, as a head is.
+fn has_one_layer(config: &Path) -> bool {
+    let text = read_text(config).unwrap_or_default();
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+    json["num_hidden_layers"] == 1
 }
 
 fn make_folder_of(file: &Path) -> std::io::Result<()> {

@@ -17,6 +17,7 @@ pub mod linear;
 pub mod load;
 pub(crate) mod names;
 mod output_layer;
+mod pickle;
 pub mod source;
 pub mod toy;
 mod weights;

@@ -4,14 +4,14 @@ use super::config::ModelConfig;
 use super::gguf::GgufFile;
 use super::linear::{Embedding, Linear, Weight};
 use super::source::ModelSource;
-use super::{finite, names};
+use super::{finite, names, pickle};
 use crate::error::{Error, Result, first_line};
 use crate::files;
 use crate::sampling::mix;
 use candle_core::safetensors::MmapedSafetensors;
 use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 /// An open checkpoint, and the dtypes and the device that its tensors are converted to.
@@ -35,6 +35,8 @@ pub struct Dtypes {
 enum Source {
     /// The mapped files, and the names of the tensors that were read.
     Safetensors(MmapedSafetensors, HashSet<String>),
+    /// The tensors of a `pytorch_model.bin`, and the names of those that were read.
+    Pickled(HashMap<String, Tensor>, HashSet<String>),
     Gguf(Box<GgufFile>),
     /// Random weights with this seed.
     Dummy(u64),
@@ -54,6 +56,21 @@ impl Weights {
             unsafe { MmapedSafetensors::multi(&files) }.map_err(|e| Error::in_file(folder, e))?;
         let source = Source::Safetensors(mapped, HashSet::new());
         Ok(Self::new(source, dtypes, device))
+    }
+
+    /// The weights of a head's folder: safetensors, otherwise `pytorch_model.bin`.
+    ///
+    /// # Errors
+    /// A setup error that names the missing or broken file.
+    pub fn of_head(folder: &Path, dtypes: Dtypes, device: &Device) -> Result<Self> {
+        let pickled = folder.join(pickle::FILE);
+        match safetensors_files(folder) {
+            Err(_) if pickled.exists() => {
+                let source = Source::Pickled(pickle::read(&pickled)?, HashSet::new());
+                Ok(Self::new(source, dtypes, device))
+            }
+            _ => Self::safetensors(folder, dtypes, device),
+        }
     }
 
     /// Opens the checkpoint of `source`, to read single tensors on the CPU.
@@ -130,6 +147,7 @@ impl Weights {
             Source::Gguf(file) => file.has(name),
             Source::Dummy(_) => true,
             Source::Safetensors(files, _) => files.get(name).is_ok(),
+            Source::Pickled(tensors, _) => tensors.contains_key(name),
         }
     }
 
@@ -180,6 +198,7 @@ impl Weights {
         let tensor = match &mut self.source {
             Source::Gguf(file) => file.tensor(name, &self.device)?,
             Source::Safetensors(files, _) => checked(files, name, &self.device)?,
+            Source::Pickled(tensors, _) => pickled(tensors, name)?,
             Source::Dummy(_) => {
                 return Err(Error::internal(
                     "random weights have no shapes of their own",
@@ -211,6 +230,13 @@ impl Weights {
             Source::Gguf(file) => {
                 file.log_conversions();
                 file.unread()
+            }
+            Source::Pickled(tensors, read) => {
+                let names = tensors.keys();
+                names
+                    .filter(|name| !read.contains(*name))
+                    .cloned()
+                    .collect()
             }
             Source::Safetensors(files, read) => {
                 let names = files.tensors().into_iter().map(|(name, _)| name);
@@ -247,6 +273,10 @@ impl Weights {
         let tensor = match &mut self.source {
             Source::Gguf(file) => file.tensor(name, &self.device)?,
             Source::Dummy(seed) => dummy(*seed, name, dims)?,
+            Source::Pickled(tensors, read) => {
+                read.insert(name.to_owned());
+                pickled(tensors, name)?
+            }
             Source::Safetensors(files, read) => {
                 read.insert(name.to_owned());
                 checked(files, name, &self.device)?
@@ -281,6 +311,23 @@ fn checked(files: &MmapedSafetensors, name: &str, device: &Device) -> Result<Ten
         )));
     }
     files.load(name, device).map_err(broken)
+}
+
+/// The tensor `name` of `tensors`; an error if it is not finite.
+fn pickled(tensors: &HashMap<String, Tensor>, name: &str) -> Result<Tensor> {
+    let tensor =
+        (tensors.get(name)).ok_or_else(|| Error::setup(format!("tensor {name} is missing")))?;
+    // Also of whole numbers, which have no NaN.
+    let wide = tensor
+        .to_dtype(DType::F32)?
+        .flatten_all()?
+        .to_vec1::<f32>()?;
+    match wide.iter().all(|value| value.is_finite()) {
+        true => Ok(tensor.clone()),
+        false => Err(Error::setup(format!(
+            "tensor {name} contains NaN or infinity"
+        ))),
+    }
 }
 
 /// The safetensors files of a folder: those that its index names, otherwise `model.safetensors`.

@@ -1,71 +1,138 @@
-//! Measures the cost of a draft step, in target steps.
+//! Measures the cost of a draft step, and of the target's rows, in target steps.
 
 use crate::error::{Error, Result};
 use crate::kv::{BlockAllocator, BlockTable, KvStore};
-use crate::model::{Batch, LoadOptions, Model, ModelSource, load};
+use crate::model::{Batch, HeadKind, LoadOptions, Model, ModelSource, load, load_head};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Tokens in the pool before a step.
 const CONTEXT: usize = 128;
 const BLOCK_SIZE: usize = 16;
+/// Maximum rows of a step.
+const MAX_ROWS: usize = 16;
 /// Steps of each model. They alternate, so that both models see the same load of the machine.
 const STEPS: usize = 21;
 
-/// The time of a step of the draft in folder `draft` divided by that of `target`: c of Leviathan et al.
-/// 2023, Definition 3.7. Both run as they are served on this machine, with one sequence and without
-/// sampling; the times are medians of a few steps.
+/// What steps cost on this machine, in target steps of one row.
+#[derive(Debug, Clone)]
+pub struct Costs {
+    /// A draft step: c of Leviathan et al. 2023, Definition 3.7.
+    pub draft: f64,
+    /// The target's steps, by their number of rows, ascending.
+    pub rows: Vec<(usize, f64)>,
+}
+
+/// Numbers of rows of the target's steps.
+const ROWS: [usize; 6] = [1, 2, 4, 6, 8, 16];
+
+/// The costs of the draft in folder `draft`, a model or a head of `target`. All run as they are served on
+/// this machine, with one sequence and without sampling; the times are medians of a few steps.
 ///
 /// # Errors
 /// If a model cannot be loaded.
-pub fn measure(target: &ModelSource, draft: &Path) -> Result<f64> {
+pub fn measure(target: &ModelSource, draft: &Path) -> Result<Costs> {
     let options = LoadOptions::default();
-    let mut target = Step::new(load(target, &options)?)?;
-    let mut draft = Step::new(load(&ModelSource::Folder(draft.to_owned()), &options)?)?;
+    let target = load(target, &options)?;
+    let source = ModelSource::Folder(draft.to_owned());
+    let draft = match HeadKind::of(&source)? {
+        Some(kind) => load_head(&source, kind, &options, &*target)?,
+        None => load(&source, &options)?,
+    };
+    let (mut target, mut draft) = (Stepper::new(target)?, Stepper::new(draft)?);
     // The first step of each is slower.
-    draft.run()?;
-    target.run()?;
+    draft.run(1)?;
+    target.run(MAX_ROWS)?;
     let mut times = Vec::new();
     for _ in 0..STEPS {
-        times.push((draft.run()?, target.run()?));
+        let of_rows = ROWS.map(|rows| target.run(rows));
+        times.push((draft.run(1)?, of_rows));
     }
-    let (draft, target): (Vec<_>, Vec<_>) = times.into_iter().unzip();
-    Ok(median(draft).as_secs_f64() / median(target).as_secs_f64())
+    let (of_draft, of_target): (Vec<_>, Vec<_>) = times.into_iter().unzip();
+    let mut by_rows = vec![Vec::new(); ROWS.len()];
+    for step in of_target {
+        for (times, time) in by_rows.iter_mut().zip(step) {
+            times.push(time?);
+        }
+    }
+    let seconds: Vec<f64> = by_rows.into_iter().map(median).collect();
+    let of_one = seconds[0];
+    Ok(Costs {
+        draft: median(of_draft) / of_one,
+        rows: ROWS
+            .into_iter()
+            .zip(seconds.iter().map(|s| s / of_one))
+            .collect(),
+    })
 }
 
-/// A decode step of one sequence that can be repeated.
-struct Step {
+impl Costs {
+    /// The cost of a target's step of `rows` rows, between those that were measured; beyond them each row
+    /// costs as much as the last ones.
+    pub fn of_rows(&self, rows: usize) -> f64 {
+        let after = self.rows.partition_point(|&(known, _)| known < rows);
+        let after = after.clamp(1, self.rows.len() - 1);
+        let ((low, from), (high, to)) = (self.rows[after - 1], self.rows[after]);
+        let share = (rows as f64 - low as f64) / (high - low) as f64;
+        from + share * (to - from)
+    }
+}
+
+/// Steps of one sequence that can be repeated.
+struct Stepper {
     model: Box<dyn Model>,
-    batch: Batch,
+    context: usize,
+    table: BlockTable,
     kv: KvStore,
 }
 
-impl Step {
+impl Stepper {
     fn new(model: Box<dyn Model>) -> Result<Self> {
-        let context = CONTEXT.min(model.config().max_position_embeddings - 1);
-        let blocks = (context + 1).div_ceil(BLOCK_SIZE);
+        let longest = model.config().max_position_embeddings;
+        let context = CONTEXT.min(longest.saturating_sub(MAX_ROWS));
+        let blocks = (context + MAX_ROWS).div_ceil(BLOCK_SIZE);
         let mut table = BlockTable::default();
         BlockAllocator::new(blocks, BLOCK_SIZE)
-            .reserve(&mut table, context + 1)
+            .reserve(&mut table, context + MAX_ROWS)
             .map_err(|_| Error::internal("the pool is as large as the context"))?;
-        let mut batch = Batch::default();
-        batch.push_span(&[0], &[], context, &table, BLOCK_SIZE);
-        batch.logits = vec![0];
         Ok(Self {
             kv: model.new_kv(blocks, BLOCK_SIZE)?,
             model,
-            batch,
+            context,
+            table,
         })
     }
 
-    fn run(&mut self) -> Result<Duration> {
+    /// The time of a step of `rows` rows, each with logits.
+    fn run(&mut self, rows: usize) -> Result<Duration> {
+        let mut batch = Batch::default();
+        batch.push_span(&vec![0; rows], &[], self.context, &self.table, BLOCK_SIZE);
+        batch.logits = (0..rows as u32).collect();
         let started = Instant::now();
-        self.model.forward(&self.batch, &mut self.kv)?;
+        self.model.forward(&batch, &mut self.kv)?;
         Ok(started.elapsed())
     }
 }
 
-fn median(mut times: Vec<Duration>) -> Duration {
+/// In seconds.
+fn median(mut times: Vec<Duration>) -> f64 {
     times.sort_unstable();
-    times[times.len() / 2]
+    times[times.len() / 2].as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn costs_between_the_measured_ones_are_interpolated() {
+        let costs = Costs {
+            draft: 0.1,
+            rows: vec![(1, 1.0), (2, 1.2), (4, 1.6), (8, 3.2)],
+        };
+        for (rows, wanted) in [(1, 1.0), (2, 1.2), (3, 1.4), (6, 2.4), (10, 4.0)] {
+            let found = costs.of_rows(rows);
+            assert!((found - wanted).abs() < 1e-9, "{rows}: {found}");
+        }
+    }
 }

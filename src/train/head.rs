@@ -53,6 +53,7 @@ impl Head {
     ) -> Result<Self> {
         let mut start = Start {
             layer: target.num_layers.saturating_sub(1),
+            head_dim: config.head_dim,
             tied: target.tie_word_embeddings,
             weights,
             ids: &ids,
@@ -212,6 +213,7 @@ fn shapes(config: &ModelConfig, taps: usize, outputs: usize) -> Vec<(String, Vec
 struct Start<'a> {
     /// The target's last layer.
     layer: usize,
+    head_dim: usize,
     tied: bool,
     weights: &'a mut Weights,
     ids: &'a [u32],
@@ -254,7 +256,7 @@ impl Start<'_> {
                     .index_select(&ids, 0)?
             }
             "self_attn.q_proj.weight" | "self_attn.k_proj.weight" | "self_attn.v_proj.weight" => {
-                let of_hidden = self.last(part)?;
+                let of_hidden = repeated(self.last(part)?, dims[0], self.head_dim)?;
                 match of_hidden.dims() == [dims[0], dims[1] / 2] {
                     false => return Ok(noise),
                     true => {
@@ -270,6 +272,18 @@ impl Start<'_> {
             false => noise,
         })
     }
+}
+
+/// `weight` with each of its heads repeated so that it has `rows` rows, if that is possible: attention with
+/// more heads of K and V that computes the same.
+fn repeated(weight: Tensor, rows: usize, head_dim: usize) -> Result<Tensor> {
+    let (own, inputs) = weight.dims2()?;
+    if own == 0 || own == rows || !rows.is_multiple_of(own) || !own.is_multiple_of(head_dim) {
+        return Ok(weight);
+    }
+    let heads = weight.reshape((own / head_dim, 1, head_dim, inputs))?;
+    let heads = heads.repeat((1, rows / own, 1, 1))?;
+    Ok(heads.reshape((rows, inputs))?)
 }
 
 #[cfg(test)]

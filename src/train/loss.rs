@@ -50,6 +50,9 @@ pub struct Figures {
     pub overlap: [f32; 2],
     /// 1 or 0.
     pub agrees: f32,
+    /// Number of ids that the draft thinks likelier than the target's most probable one; `usize::MAX` if
+    /// it does not have that.
+    pub rank: usize,
 }
 
 /// The figures of all positions and, with a weight for each, the gradient of the weighted sum of losses by
@@ -116,10 +119,12 @@ fn measure_on_device(
     let (loss, agrees) = (list(compared.loss()?)?, list(compared.agrees()?)?);
     let overlaps = list(lower)?.into_iter().zip(list(upper)?);
     let figures = (loss.into_iter().zip(agrees).zip(overlaps))
-        .map(|((loss, agrees), (lower, upper))| Figures {
+        .zip(list(compared.rank()?)?)
+        .map(|(((loss, agrees), (lower, upper)), rank)| Figures {
             loss,
             overlap: [lower, upper],
             agrees,
+            rank: rank as usize,
         })
         .collect();
     let slope = match weights {
@@ -145,7 +150,10 @@ impl Wanted<'_> {
         let mass = self.probs.iter().sum::<f32>() + self.tail;
         if mass == 0.0 {
             slope.fill(0.0);
-            return Figures::default();
+            return Figures {
+                rank: usize::MAX,
+                ..Figures::default()
+            };
         }
         let highest = largest(logits);
         for (weight, logit) in slope.iter_mut().zip(logits) {
@@ -179,7 +187,12 @@ impl Wanted<'_> {
         figures.overlap[1] = figures.overlap[0] + self.tail.min(q_tail);
         // Of equal logits the first counts, as in sampling.
         let best = logits.iter().position(|&logit| logit == highest);
-        figures.agrees = f32::from(best == self.ids.first().map(|&id| id as usize));
+        let wanted = self.ids.first().map(|&id| id as usize);
+        figures.agrees = f32::from(best == wanted);
+        figures.rank = match wanted.and_then(|id| logits.get(id)) {
+            Some(wanted) => logits.iter().filter(|&logit| logit > wanted).count(),
+            None => usize::MAX,
+        };
         figures
     }
 }
@@ -272,6 +285,15 @@ impl<'a> Comparison<'a> {
         let rest = self.soft.tail.minimum(&self.q_tail)?;
         let all = (&top + rest.squeeze(D::Minus1)?)?;
         Ok([top, all])
+    }
+
+    /// Number of ids that the draft thinks likelier than the target's most probable one, f32,
+    /// `[positions]`.
+    pub fn rank(&self) -> Result<Tensor> {
+        let wanted = self.soft.ids.narrow(D::Minus1, 0, 1)?;
+        let wanted = self.q.gather(&wanted.contiguous()?, D::Minus1)?;
+        let likelier = self.q.broadcast_gt(&wanted)?;
+        Ok(likelier.to_dtype(candle_core::DType::F32)?.sum(D::Minus1)?)
     }
 
     /// Whether draft and target have the same most probable id: 1 or 0, f32, `[positions]`.
@@ -396,7 +418,7 @@ mod tests {
                     assert!(near(fused.loss, ops.loss), "{fused:?} {ops:?}");
                     assert!(near(fused.overlap[0], ops.overlap[0]));
                     assert!(near(fused.overlap[1], ops.overlap[1]));
-                    assert!(fused.agrees == ops.agrees || *fused == Figures::default());
+                    assert!(fused.agrees == ops.agrees || fused.overlap == [0.0; 2]);
                 }
                 let slopes = [slope.unwrap(), wanted.unwrap()];
                 let [slope, wanted] = slopes.map(|t| t.flatten_all().unwrap());

@@ -276,12 +276,11 @@ pub fn run(options: &Options) -> Result<Report> {
     };
     let mut trainer = Trainer::new(options, student, settings, data, &folder, device)?;
     trainer.run()?;
-    let cost_ratio = match (options.method, options.objective) {
-        (Method::Draft, Objective::Kl) => Some(cost::measure(&target.source, folder.path())?),
-        // The seam for the cost of a head's step: it runs beside the target, not as a model of its own.
-        (Method::Eagle3, _) | (_, Objective::CrossEntropy) => None,
+    let costs = match options.objective {
+        Objective::Kl => Some(cost::measure(&target.source, folder.path())?),
+        Objective::CrossEntropy => None,
     };
-    let report = trainer.report(cost_ratio)?;
+    let report = trainer.report(costs)?;
     write_lines(&report.to_string());
     Ok(report)
 }

@@ -1,5 +1,6 @@
 //! The figures of a run, and how they are printed.
 
+use super::cost::Costs;
 use super::loss::Figures;
 use super::{Method, Objective};
 use crate::bench::expected_speed_up;
@@ -8,6 +9,10 @@ use std::fmt;
 
 /// Longest draft that the table considers, in tokens.
 const MAX_DRAFT_TOKENS: usize = 8;
+/// Siblings in a tree that the table considers.
+const RANKS: usize = 4;
+/// Sizes of those trees.
+const TREES: [usize; 3] = [8, 16, 32];
 
 /// Means over the counted positions of the held-out rows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -21,12 +26,17 @@ pub struct Evaluation {
     /// Share of positions with the same most probable id, the acceptance rate at temperature 0. With
     /// cross-entropy: share of the text's tokens that are the most probable ones.
     pub agreement: f64,
+    /// Share of positions at which the target's most probable id has rank 0, 1, .. in the draft's
+    /// distribution.
+    #[serde(default)]
+    pub ranks: [f64; RANKS],
 }
 
 /// Sums over positions, from which an [`Evaluation`] is computed.
 #[derive(Default)]
 pub struct Sums {
     sums: [f64; 4],
+    ranks: [f64; RANKS],
     positions: f64,
 }
 
@@ -39,6 +49,9 @@ impl Sums {
             for (sum, value) in self.sums.iter_mut().zip(values) {
                 *sum += f64::from(value);
             }
+            if let Some(count) = self.ranks.get_mut(figures.rank) {
+                *count += 1.0;
+            }
             self.positions += 1.0;
         }
     }
@@ -50,6 +63,7 @@ impl Sums {
             loss,
             overlap: [lower, upper],
             agreement,
+            ranks: self.ranks.map(|count| count / self.positions.max(1.0)),
         }
     }
 }
@@ -77,6 +91,7 @@ impl Evaluation {
             loss,
             overlap: [lower, upper],
             agreement,
+            ..
         } = self;
         match objective {
             Objective::Kl => format!(
@@ -107,6 +122,9 @@ pub struct Report {
     pub depths: Vec<Evaluation>,
     /// The cost of a draft step in target steps, measured on this machine. `None` without a target.
     pub cost_ratio: Option<f64>,
+    /// The same, and what the target's rows cost.
+    #[serde(skip)]
+    pub costs: Option<Costs>,
 }
 
 /// The best draft length by Theorem 3.8 of Leviathan et al. 2023, and the expected speed-up.
@@ -129,6 +147,32 @@ pub fn expected_tokens(alphas: &[f64], k: usize) -> f64 {
         path
     });
     1.0 + drafted.sum::<f64>()
+}
+
+/// The expected tokens of a round with the best tree of `nodes` nodes for a greedy request, the target's
+/// own included, and its depth: `ranks[depth]` has the shares at which the right token has rank 0, 1, .. at
+/// that depth. Deeper ones are like the deepest known one. The best tree consists of the nodes with the
+/// highest path probability (Chen et al. 2024, "Sequoia", section 3.1).
+pub fn best_tree(ranks: &[[f64; RANKS]], nodes: usize) -> (f64, usize) {
+    let at = |depth: usize| {
+        ranks
+            .get(depth)
+            .or(ranks.last())
+            .copied()
+            .unwrap_or_default()
+    };
+    // (path probability, depth), of all children of what the tree has.
+    let mut open: Vec<(f64, usize)> = at(0).iter().map(|&share| (share, 1)).collect();
+    let (mut tokens, mut deepest) = (1.0, 0);
+    for _ in 0..nodes {
+        let best = (0..open.len()).max_by(|&a, &b| open[a].0.total_cmp(&open[b].0));
+        let Some(best) = best else { break };
+        let (path, depth) = open.swap_remove(best);
+        tokens += path;
+        deepest = deepest.max(depth);
+        open.extend(at(depth).iter().map(|&share| (path * share, depth + 1)));
+    }
+    (tokens, deepest)
 }
 
 impl Report {
@@ -159,17 +203,47 @@ impl Report {
         )?;
         let alphas = |figure: fn(&Evaluation) -> f64| self.depths.iter().map(figure).collect();
         let at: [Vec<f64>; 2] = [alphas(|d| d.agreement), alphas(|d| d.overlap[0])];
+        let mut best = [(0, 0.0); 2];
         for k in 1..=MAX_DRAFT_TOKENS {
             write!(f, "{k:<12}")?;
-            for alphas in &at {
+            for (alphas, best) in at.iter().zip(&mut best) {
                 let tokens = expected_tokens(alphas, k);
-                let shown = match self.cost_ratio {
+                let shown = match &self.costs {
                     None => format!("{tokens:.2}"),
-                    Some(c) => format!("{tokens:.2} ({:.2} x)", tokens / (1.0 + c * k as f64)),
+                    Some(costs) => {
+                        let cost = costs.of_rows(1 + k) + costs.draft * k as f64;
+                        let speed_up = tokens / cost;
+                        if speed_up > best.1 {
+                            *best = (k, speed_up);
+                        }
+                        format!("{tokens:.2} ({speed_up:.2} x)")
+                    }
                 };
                 write!(f, " {shown:>19}")?;
             }
             writeln!(f)?;
+        }
+        let ranks: Vec<[f64; RANKS]> = self.depths.iter().map(|depth| depth.ranks).collect();
+        for nodes in TREES {
+            let (tokens, depth) = best_tree(&ranks, nodes);
+            writeln!(
+                f,
+                "tree of {nodes:<4} {tokens:>19.2}  ({depth} deep, at most {RANKS} siblings)"
+            )?;
+        }
+        if let Some(costs) = &self.costs {
+            let rows = costs
+                .rows
+                .iter()
+                .map(|(rows, cost)| format!("{rows}: {cost:.2}"));
+            let rows = rows.collect::<Vec<_>>().join(", ");
+            let [(k0, x0), (k1, x1)] = best;
+            writeln!(
+                f,
+                "\nhere a draft step costs {:.3} target steps, and steps of so many rows {rows};\n\
+                so the best chains are of {k0} at T=0 ({x0:.2} x) and of {k1} at T=1 ({x1:.2} x)",
+                costs.draft
+            )?;
         }
         writeln!(
             f,
@@ -253,6 +327,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_tree_has_the_likeliest_nodes() {
+        let ranks = [[0.5, 0.3, 0.1, 0.0], [0.4, 0.2, 0.0, 0.0]];
+        // 0.5, 0.3, 0.5 * 0.4, 0.3 * 0.4, then 0.1 or 0.5 * 0.2.
+        let (tokens, depth) = best_tree(&ranks, 5);
+        assert!(
+            (tokens - (1.0 + 0.5 + 0.3 + 0.2 + 0.12 + 0.1)).abs() < 1e-12,
+            "{tokens}"
+        );
+        assert_eq!(depth, 2);
+        let chain = [[0.5, 0.0, 0.0, 0.0]];
+        assert_eq!(best_tree(&chain, 3), (1.0 + 0.5 + 0.25 + 0.125, 3));
+    }
+
+    #[test]
     fn the_best_length_maximizes_the_formula() {
         let formula = |alpha: f64, k: i32, c: f64| {
             (1.0 - alpha.powi(k + 1)) / ((1.0 - alpha) * (c * f64::from(k) + 1.0))
@@ -276,20 +364,22 @@ mod tests {
 
     #[test]
     fn only_counted_positions_count() {
-        let figures = |loss, lower, upper, agrees| Figures {
+        let figures = |loss, lower, upper, agrees, rank| Figures {
             loss,
             overlap: [lower, upper],
             agrees,
+            rank,
         };
         let figures = [
-            figures(1.0, 0.4, 0.5, 1.0),
-            figures(9.0, 9.0, 9.0, 9.0),
-            figures(3.0, 0.6, 0.7, 0.0),
+            figures(1.0, 0.4, 0.5, 1.0, 0),
+            figures(9.0, 9.0, 9.0, 9.0, 1),
+            figures(3.0, 0.6, 0.7, 0.0, 2),
         ];
         let mut sums = Sums::default();
         sums.add(&figures, &[true, false, true]);
         let mean = sums.mean();
         assert_eq!((mean.loss, mean.agreement), (2.0, 0.5));
+        assert_eq!(mean.ranks, [0.5, 0.0, 0.5, 0.0]);
         assert!((mean.overlap[0] - 0.5).abs() < 1e-6);
         assert!((mean.overlap[1] - 0.6).abs() < 1e-6);
     }

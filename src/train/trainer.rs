@@ -1,6 +1,7 @@
 //! The training loop: rows, forward, loss, backward, step, with evaluations and checkpoints in between.
 
 use super::corpus::{Order, Row};
+use super::cost::Costs;
 use super::features::FeatureStore;
 use super::loss::{Soft, measure};
 use super::ops::with_slope;
@@ -155,7 +156,7 @@ impl<'a> Trainer<'a> {
     ///
     /// # Errors
     /// `Setup`, if the file cannot be written.
-    pub fn report(&self, cost_ratio: Option<f64>) -> Result<Report> {
+    pub fn report(&self, costs: Option<Costs>) -> Result<Report> {
         let report = Report {
             method: self.options.method,
             objective: self.options.objective,
@@ -168,7 +169,8 @@ impl<'a> Trainer<'a> {
                 Method::Draft => Vec::new(),
                 Method::Eagle3 => self.last.1.clone(),
             },
-            cost_ratio,
+            cost_ratio: costs.as_ref().map(|costs| costs.draft),
+            costs,
         };
         output::write_json(&self.folder.path().join("report.json"), &report)?;
         Ok(report)

@@ -420,6 +420,109 @@ fn a_head_becomes_a_gguf_file() {
     }
 }
 
+/// Writes `tensors` as `torch.save` does: a zip file with `data.pkl` and the tensors' bytes.
+fn write_pytorch(file: &std::path::Path, tensors: &Tensors, change: impl Fn(&mut Vec<u8>)) {
+    use std::io::Write;
+    use zip::write::SimpleFileOptions;
+    let mut zip = zip::ZipWriter::new(std::fs::File::create(file).unwrap());
+    let options = SimpleFileOptions::default();
+    let string = |pickle: &mut Vec<u8>, text: &str| {
+        pickle.push(b'X');
+        pickle.extend((text.len() as u32).to_le_bytes());
+        pickle.extend(text.as_bytes());
+    };
+    let number = |pickle: &mut Vec<u8>, n: usize| {
+        pickle.push(b'J');
+        pickle.extend((n as u32).to_le_bytes());
+    };
+    let mut pickle = b"\x80\x02}(".to_vec();
+    for (i, (name, tensor)) in tensors.iter().enumerate() {
+        let kind = match tensor.dtype() {
+            DType::F32 => "FloatStorage",
+            DType::I64 => "LongStorage",
+            _ => "BoolStorage",
+        };
+        string(&mut pickle, name);
+        pickle.extend(b"ctorch._utils\n_rebuild_tensor_v2\n((");
+        string(&mut pickle, "storage");
+        pickle.extend(format!("ctorch\n{kind}\n").bytes());
+        string(&mut pickle, &i.to_string());
+        string(&mut pickle, "cpu");
+        number(&mut pickle, tensor.elem_count());
+        pickle.extend(b"tQ");
+        number(&mut pickle, 0);
+        let (dims, strides) = (tensor.dims(), tensor.stride());
+        for sizes in [dims, strides] {
+            pickle.push(b'(');
+            sizes.iter().for_each(|&n| number(&mut pickle, n));
+            pickle.push(b't');
+        }
+        pickle.extend(b"\x89ccollections\nOrderedDict\n)RtR");
+        zip.start_file(format!("model/data/{i}"), options).unwrap();
+        let flat = tensor.flatten_all().unwrap();
+        let bytes: Vec<u8> = match tensor.dtype() {
+            DType::F32 => (flat.to_vec1::<f32>().unwrap().iter())
+                .flat_map(|x| x.to_le_bytes())
+                .collect(),
+            DType::I64 => (flat.to_vec1::<i64>().unwrap().iter())
+                .flat_map(|x| x.to_le_bytes())
+                .collect(),
+            _ => flat.to_vec1::<u8>().unwrap(),
+        };
+        zip.write_all(&bytes).unwrap();
+    }
+    pickle.extend(b"u.");
+    change(&mut pickle);
+    zip.start_file("model/data.pkl", options).unwrap();
+    zip.write_all(&pickle).unwrap();
+    zip.finish().unwrap();
+}
+
+/// SafeAI Lab's repositories have no safetensors.
+#[test]
+fn a_pytorch_file_is_the_same_head() {
+    let head = Head::new(Layout::Eagle3);
+    let folder = head.write();
+    let (safe, pickled) = ["model.safetensors", "pytorch_model.bin"]
+        .map(|name| folder.path().join(name))
+        .into();
+    let draft = || {
+        let model = open_head(folder.path(), &*target()).unwrap();
+        let mut drafter = DraftModel::new(model, 64, 4, 64).unwrap();
+        let tokens = short_prompt(12);
+        observe(&mut drafter, &head, &tokens, 0..11);
+        propose(&mut drafter, &tokens, 1, 1.0).tokens
+    };
+    let wanted = draft();
+    std::fs::remove_file(&safe).unwrap();
+    write_pytorch(&pickled, &head.tensors, |_| ());
+    assert_eq!(draft(), wanted);
+
+    type Change = &'static dyn Fn(&mut Vec<u8>);
+    let changes: [(Change, &str); 3] = [
+        (&|pickle| pickle.resize(2 << 20, b'N'), "over the limit"),
+        (&|pickle| pickle.truncate(40), "pytorch_model.bin"),
+        (
+            // A tensor made of nothing.
+            &|pickle| {
+                *pickle = b"\x80\x02}(X\x01\0\0\0actorch._utils\n_rebuild_parameter\n)Ru.".to_vec()
+            },
+            "pytorch_model.bin",
+        ),
+    ];
+    for (change, wanted) in changes {
+        write_pytorch(&pickled, &head.tensors, change);
+        let Err(error) = open_head(folder.path(), &*target()) else {
+            panic!("it was loaded: {wanted}");
+        };
+        let error = error.to_string();
+        assert!(
+            error.contains(wanted) && error.lines().count() == 1,
+            "{error}"
+        );
+    }
+}
+
 fn drafter(head: &Head, chunk: usize) -> DraftModel {
     DraftModel::new(head.load(), 64, 4, chunk).unwrap()
 }

@@ -4,12 +4,30 @@ use crate::common::rig::{prompt as noise, smollm2, smollm2_path};
 use crate::common::{assert_idle, collect, greedy, run, sampled};
 use foretoken::engine::{self, EngineHandle, EngineOptions, Request, SpecLimits};
 use foretoken::model::toy::ToyModel;
+use foretoken::model::{HeadKind, LoadOptions, Model, ModelSource, load_head};
 use foretoken::spec::{BudgetMode, Cascade, DraftModel, Drafter, NgramDrafter, Tables};
 use foretoken::text::Text;
 use std::time::Duration;
 
 const BLOCKS: usize = 512;
 const BLOCK_SIZE: usize = 16;
+
+/// The EAGLE-3 head that is shipped for it.
+fn head() -> Box<dyn Model> {
+    let file = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/models/heads/smollm2-135m-eagle3.Q8_0.gguf"
+    );
+    let source = ModelSource::Gguf(file.into());
+    assert_eq!(HeadKind::of(&source).unwrap(), Some(HeadKind::Eagle3));
+    load_head(
+        &source,
+        HeadKind::Eagle3,
+        &LoadOptions::default(),
+        &*smollm2(),
+    )
+    .unwrap()
+}
 
 /// Drafters by name: right always, right sometimes, right never.
 fn drafter(name: &str) -> Option<Box<dyn Drafter>> {
@@ -22,6 +40,10 @@ fn drafter(name: &str) -> Option<Box<dyn Drafter>> {
             let layers: Vec<usize> = (0..10).chain(24..30).collect();
             let own = draft_model(smollm2().subset(&layers).unwrap());
             Some(Box::new(Cascade::new(Box::new(own), Tables::new(1 << 20))))
+        }
+        "head" => {
+            let head = draft_model(head());
+            Some(Box::new(Cascade::new(Box::new(head), Tables::new(1 << 20))))
         }
         "nonsense" => Some(Box::new(draft_model(Box::new(ToyModel::new(
             49_152, 8192, 1, 0.0,
@@ -80,7 +102,8 @@ fn greedy_parity_alone_and_sixteen_at_once() {
         .map(|prompt| run(&plain, greedy(prompt, TOKENS)).ids())
         .collect();
     assert_idle(&plain);
-    for name in ["itself", "ngram", "nonsense"] {
+    let mut by_head = 0;
+    for name in ["itself", "ngram", "head", "nonsense"] {
         let engine = start(name, 4);
         for (prompt, want) in prompts.iter().zip(&alone) {
             let answer = run(&engine, greedy(prompt, TOKENS));
@@ -88,6 +111,7 @@ fn greedy_parity_alone_and_sixteen_at_once() {
             match name {
                 "itself" => assert_eq!(answer.spec.alpha(), 1.0, "it agrees with itself"),
                 "nonsense" => assert_eq!(answer.spec.accepted, 0),
+                "head" => by_head += answer.spec.accepted,
                 _ => {}
             }
         }
@@ -102,6 +126,8 @@ fn greedy_parity_alone_and_sixteen_at_once() {
         }
         assert_idle(&engine);
     }
+    // Half of the texts' tokens, and more.
+    assert!(by_head > TOKENS * prompts.len() / 2, "{by_head}");
 }
 
 /// Promise 3 on real logits: a seed gives the same text alone and in company, with penalties and
@@ -146,6 +172,8 @@ fn seeded_text_is_the_same_with_every_drafter() {
         ("tables", 15, 4, BudgetMode::Adaptive),
         ("own layers", 5, 1, BudgetMode::Fixed),
         ("own layers", 12, 3, BudgetMode::Fixed),
+        ("head", 4, 1, BudgetMode::Adaptive),
+        ("head", 12, 3, BudgetMode::Fixed),
         ("nonsense", 6, 2, BudgetMode::Fixed),
     ] {
         let options = EngineOptions {

@@ -1,0 +1,58 @@
+//! `pytorch_model.bin`, in which older heads are published: a zip file with tensors, and a pickle that names
+//! them. Nothing of the pickle is executed.
+
+use crate::error::{Error, Result, first_line};
+use candle_core::Tensor;
+use candle_core::pickle::PthTensors;
+use std::collections::HashMap;
+use std::fs::File;
+use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
+use std::path::Path;
+use zip::ZipArchive;
+
+/// The file's name in a folder or a repository.
+pub const FILE: &str = "pytorch_model.bin";
+/// Maximum bytes of the pickle: that of a head has a few thousand.
+const MAX_PICKLE_BYTES: u64 = 1 << 20;
+
+/// All tensors of `file`, on the CPU.
+///
+/// # Errors
+/// A setup error that names the file, if it is no such file, is broken, or its pickle is over the limit.
+pub fn read(file: &Path) -> Result<HashMap<String, Tensor>> {
+    let broken = |what: String| Error::in_file(file, what);
+    let opened = File::open(file).map_err(|e| Error::in_file(file, e))?;
+    let mut zip = ZipArchive::new(opened).map_err(|e| broken(format!("no PyTorch file: {e}")))?;
+    for entry in 0..zip.len() {
+        let entry = zip.by_index(entry).map_err(|e| broken(e.to_string()))?;
+        let name = entry.name().map_err(|e| broken(e.to_string()))?;
+        if name.ends_with(".pkl") && entry.size() > MAX_PICKLE_BYTES {
+            let size = entry.size();
+            return Err(broken(format!(
+                "its pickle has {size} bytes, over the limit of {MAX_PICKLE_BYTES}"
+            )));
+        }
+    }
+    // The library panics at some invalid pickles.
+    let hook = take_hook();
+    set_hook(Box::new(|_| ()));
+    let read = catch_unwind(AssertUnwindSafe(|| all(file)));
+    set_hook(hook);
+    match read {
+        Ok(Ok(tensors)) if tensors.is_empty() => Err(broken("it has no tensors".into())),
+        Ok(Ok(tensors)) => Ok(tensors),
+        Ok(Err(error)) => Err(broken(first_line(&error))),
+        Err(_) => Err(broken("its pickle is invalid".into())),
+    }
+}
+
+fn all(file: &Path) -> candle_core::Result<HashMap<String, Tensor>> {
+    let stored = PthTensors::new(file, None)?;
+    let mut tensors = HashMap::new();
+    for name in stored.tensor_infos().keys() {
+        if let Some(tensor) = stored.get(name)? {
+            tensors.insert(name.clone(), tensor.contiguous()?);
+        }
+    }
+    Ok(tensors)
+}
