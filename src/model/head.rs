@@ -1,16 +1,18 @@
 //! Draft heads: how their checkpoints are recognized, what their configurations say, and their loading.
 //!
 //! Layouts, by their names of tensors: SafeAI Lab's EAGLE-3 (`fc`, `midlayer.*`, `norm`, `lm_head`,
-//! `d2t`, `t2d`), the speculators library's (the same with `layers.0.*`, and a nested `config.json`), and
-//! EAGLE-1 and 2 (`fc`, `layers.0.*`). A GGUF file says `eagle3` as its architecture.
+//! `d2t`, `t2d`), the speculators library's (the same with `layers.0.*`, and a nested `config.json`),
+//! EAGLE-1 and 2 (`fc`, `layers.0.*`), and DFlash (`fc`, `hidden_norm`, `layers.*`, `norm`). A GGUF file
+//! says `eagle3` or `dflash` as its architecture.
 
-use super::config::{GGUF_EAGLE3, ModelConfig};
+use super::config::{GGUF_DFLASH, GGUF_EAGLE3, ModelConfig};
 use super::eagle::EagleHead;
 use super::gguf::GgufFile;
 use super::load::{LoadOptions, dtypes_of_head};
+use super::parallel::ParallelHead;
 use super::source::{LoadFormat, ModelSource};
 use super::weights::{Weights, safetensors_files};
-use super::{Ends, Model};
+use super::{Ends, MAX_TREE_NODES, MaskedBlock, Model};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::gguf::GgufSource;
@@ -26,6 +28,8 @@ pub enum HeadKind {
     Eagle,
     /// EAGLE-3 (Li et al. 2025).
     Eagle3,
+    /// A parallel head: DFlash (arXiv 2602.06036).
+    Parallel,
 }
 
 /// A head's configuration.
@@ -37,6 +41,8 @@ pub(super) struct HeadConfig {
     /// The target's layers whose hidden states it reads, ascending; see [`super::Taps`].
     pub taps: Vec<usize>,
     pub norm_before_residual: bool,
+    /// Only of a parallel head.
+    pub block: Option<MaskedBlock>,
 }
 
 impl HeadKind {
@@ -53,7 +59,11 @@ impl HeadKind {
 
     fn of_gguf(content: &Content) -> Option<Self> {
         match content.metadata.get("general.architecture") {
-            Some(GgufValue::String(name)) if name == GGUF_EAGLE3 => Some(Self::Eagle3),
+            Some(GgufValue::String(name)) => match name.as_str() {
+                GGUF_EAGLE3 => Some(Self::Eagle3),
+                GGUF_DFLASH => Some(Self::Parallel),
+                _ => None,
+            },
             _ => None,
         }
     }
@@ -73,6 +83,9 @@ impl HeadKind {
         if class.contains("Eagle3") {
             return Ok(Some(Self::Eagle3));
         }
+        if class == "DFlashDraftModel" {
+            return Ok(Some(Self::Parallel));
+        }
         // Published EAGLE heads call themselves ordinary models: their tensors tell.
         let Ok(files) = safetensors_files(files::folder_of(path)) else {
             return Ok(class.starts_with("Eagle").then_some(Self::Eagle));
@@ -84,6 +97,7 @@ impl HeadKind {
         let has = |name: &str| stored.get(name).is_ok();
         Ok(match has("fc.weight") {
             false => None,
+            true if has("hidden_norm.weight") => Some(Self::Parallel),
             true if has("midlayer.hidden_norm.weight") || has("layers.0.hidden_norm.weight") => {
                 Some(Self::Eagle3)
             }
@@ -115,6 +129,9 @@ impl HeadConfig {
         shape["draft_vocab_size"] = json["draft_vocab_size"].clone();
         shape["model_type"] = "llama".into();
         shape["architectures"] = Value::Null;
+        if kind == HeadKind::Parallel {
+            return Self::parse_parallel(json, &shape, target);
+        }
         if let Some(layers) = shape["num_hidden_layers"].as_u64().filter(|&n| n != 1) {
             return Err(format!(
                 "num_hidden_layers {layers} is not supported: an EAGLE head has 1"
@@ -144,30 +161,81 @@ impl HeadConfig {
             shape: ModelConfig::parse(&shape.to_string())?,
             taps: taps.unwrap_or_else(|| default_taps(kind, target.num_layers)),
             norm_before_residual: json["norm_before_residual"].as_bool().unwrap_or(false),
+            block: None,
         };
         head.check(target_hidden.map(|size| size as usize), target)?;
         Ok(head)
     }
 
+    /// DFlash's fields, which may be nested. It numbers the outputs of the target's layers.
+    fn parse_parallel(json: &Value, shape: &Value, target: &ModelConfig) -> Result<Self, String> {
+        let get = |key: &str| match &json["dflash_config"][key] {
+            Value::Null => &json[key],
+            nested => nested,
+        };
+        let number = |key: &str| {
+            let value = get(key).as_u64().map(|n| n as usize);
+            value.ok_or_else(|| format!("{key} {} must be a number", get(key)))
+        };
+        let outputs: Vec<usize> =
+            serde_json::from_value(get("target_layer_ids").clone()).map_err(|_| {
+                let found = get("target_layer_ids");
+                format!("target_layer_ids {found} must be a list of layers")
+            })?;
+        let head = Self {
+            kind: HeadKind::Parallel,
+            shape: ModelConfig::parse(&shape.to_string())?,
+            taps: outputs.into_iter().map(|layer| layer + 1).collect(),
+            norm_before_residual: false,
+            block: Some(MaskedBlock {
+                size: number("block_size")?,
+                mask: number("mask_token_id")? as u32,
+            }),
+        };
+        if !get("num_target_layers").is_null() {
+            let layers = number("num_target_layers")?;
+            if layers != target.num_layers {
+                return Err(differs("num_target_layers", layers, target.num_layers));
+            }
+        }
+        head.check(None, target)?;
+        Ok(head)
+    }
+
     fn from_gguf(
         content: &Content,
+        kind: HeadKind,
         shape: ModelConfig,
         target: &ModelConfig,
     ) -> Result<Self, String> {
-        let get = |key: &str| content.metadata.get(&format!("{GGUF_EAGLE3}.{key}"));
+        let name = shape.architecture.clone();
+        let get = |key: &str| content.metadata.get(&format!("{name}.{key}"));
         let number = |value: &GgufValue| value.to_u64().ok().map(|n| n as usize);
+        let is_parallel = kind == HeadKind::Parallel;
         let taps = match get("extract_layers") {
-            None => default_taps(HeadKind::Eagle3, target.num_layers),
+            None if !is_parallel => default_taps(kind, target.num_layers),
             Some(GgufValue::Array(list)) => (list.iter().map(number).collect::<Option<_>>())
-                .ok_or("eagle3.extract_layers must be numbers")?,
-            Some(_) => return Err("eagle3.extract_layers must be a list".into()),
+                .ok_or(format!("{name}.extract_layers must be numbers"))?,
+            _ => return Err(format!("{name}.extract_layers must be a list")),
+        };
+        let needed = |key: &str| {
+            let value = get(key).and_then(number);
+            value.ok_or(format!("{name}.{key} is missing or no number"))
+        };
+        let block = match is_parallel {
+            false => None,
+            true => Some(MaskedBlock {
+                size: needed("block_size")?,
+                mask: needed("mask_token_id")? as u32,
+            }),
         };
         let norm_before_residual = get("norm_before_residual").and_then(|v| v.to_bool().ok());
         let head = Self {
-            kind: HeadKind::Eagle3,
+            kind,
             shape,
             taps,
             norm_before_residual: norm_before_residual.unwrap_or(false),
+            block,
         };
         head.check(get("target_hidden_size").and_then(number), target)?;
         Ok(head)
@@ -176,19 +244,28 @@ impl HeadConfig {
     /// Checks that the head belongs to a model like `target`.
     fn check(&self, target_hidden: Option<usize>, target: &ModelConfig) -> Result<(), String> {
         let shape = &self.shape;
-        let differs = |what: &str, ours: usize, theirs: usize| {
-            Err(format!(
-                "the head does not fit the target: {what} is {ours}, but {theirs} in the target"
-            ))
-        };
+        let refused = |what: &str, ours, theirs| Err(differs(what, ours, theirs));
         if shape.vocab_size != target.vocab_size {
-            return differs("vocab_size", shape.vocab_size, target.vocab_size);
+            return refused("vocab_size", shape.vocab_size, target.vocab_size);
         }
         if let Some(hidden) = target_hidden.filter(|&hidden| hidden != target.hidden_size) {
-            return differs("target_hidden_size", hidden, target.hidden_size);
+            return refused("target_hidden_size", hidden, target.hidden_size);
         }
         if target_hidden.is_none() && shape.hidden_size != target.hidden_size {
-            return differs("hidden_size", shape.hidden_size, target.hidden_size);
+            return refused("hidden_size", shape.hidden_size, target.hidden_size);
+        }
+        if let Some(MaskedBlock { size, mask }) = self.block {
+            if !(2..=MAX_TREE_NODES).contains(&size) {
+                return Err(format!(
+                    "block_size {size} is not supported: only 2 to {MAX_TREE_NODES} are"
+                ));
+            }
+            if mask as usize >= target.vocab_size {
+                let vocab_size = target.vocab_size;
+                return Err(format!(
+                    "mask_token_id {mask} must be below vocab_size {vocab_size}"
+                ));
+            }
         }
         let layers = target.num_layers;
         let is_ascending = self.taps.is_sorted_by(|a, b| a < b);
@@ -202,11 +279,15 @@ impl HeadConfig {
     }
 }
 
+fn differs(what: &str, ours: usize, theirs: usize) -> String {
+    format!("the head does not fit the target: {what} is {ours}, but {theirs} in the target")
+}
+
 /// The layers that a head reads if its configuration does not say: those of SafeAI Lab and vLLM.
 fn default_taps(kind: HeadKind, layers: usize) -> Vec<usize> {
     match kind {
         HeadKind::Eagle => vec![layers],
-        HeadKind::Eagle3 => vec![2, layers / 2, layers.saturating_sub(3)],
+        _ => vec![2, layers / 2, layers.saturating_sub(3)],
     }
 }
 
@@ -229,7 +310,7 @@ pub fn load_head(
         ))
     })?;
     let (mut head, weights) = match source {
-        ModelSource::Gguf(file) => gguf(file, options, config, &ends)?,
+        ModelSource::Gguf(file) => gguf(file, kind, options, config, &ends)?,
         ModelSource::Folder(folder) => {
             let head = HeadConfig::from_json(folder, kind, config)?;
             let dtypes = dtypes_of_head(options, &ends)?;
@@ -245,11 +326,15 @@ pub fn load_head(
     // Rotary positions have no end, and a published limit is often that of the training texts.
     let context = &mut head.shape.max_position_embeddings;
     *context = (*context).max(config.max_position_embeddings);
-    Ok(Box::new(EagleHead::load(head, weights, config, &ends)?))
+    Ok(match kind {
+        HeadKind::Parallel => Box::new(ParallelHead::load(head, weights, config, &ends)?),
+        _ => Box::new(EagleHead::load(head, weights, config, &ends)?),
+    })
 }
 
 fn gguf(
     source: &GgufSource,
+    kind: HeadKind,
     options: &LoadOptions,
     target: &ModelConfig,
     ends: &Ends,
@@ -257,7 +342,7 @@ fn gguf(
     let (content, _) = source.open()?;
     let file = GgufFile::open(source)?;
     let shape = file.config().clone();
-    let head = HeadConfig::from_gguf(&content, shape, target)
+    let head = HeadConfig::from_gguf(&content, kind, shape, target)
         .map_err(|e| Error::in_file(source.path(), e))?;
     let dtypes = dtypes_of_head(options, ends)?;
     Ok((head, Weights::gguf(file, dtypes, &options.device)))

@@ -1,6 +1,6 @@
 //! Loads a model from a checkpoint.
 
-use super::config::{GGUF_EAGLE3, ModelConfig};
+use super::config::{GGUF_HEADS, ModelConfig};
 use super::decoder::Decoder;
 use super::gguf::GgufFile;
 use super::graphs::GraphedDecoder;
@@ -84,7 +84,7 @@ pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model
             (config, weights)
         }
     };
-    if config.architecture == GGUF_EAGLE3 {
+    if GGUF_HEADS.contains(&&*config.architecture) {
         return Err(Error::setup(
             "this is a draft head, not a model: give it as --draft-model beside its target",
         ));

@@ -156,11 +156,24 @@ impl Weights {
     ///
     /// # Errors
     /// If the tensor exists but cannot be read.
-    pub fn rope_factors(&mut self) -> Result<Option<Vec<f32>>> {
+    fn rope_factors(&mut self) -> Result<Option<Vec<f32>>> {
         match &mut self.source {
             Source::Gguf(file) => file.rope_factors(),
             _ => Ok(None),
         }
+    }
+
+    /// Radians per position, one for each pair of dimensions of a head.
+    ///
+    /// # Errors
+    /// As [`Weights::rope_factors`].
+    pub fn frequencies(&mut self, config: &ModelConfig) -> Result<Vec<f32>> {
+        let mut frequencies = config.inverse_frequencies();
+        if let Some(factors) = self.rope_factors()? {
+            let both = frequencies.iter_mut().zip(factors);
+            both.for_each(|(frequency, by)| *frequency /= by);
+        }
+        Ok(frequencies)
     }
 
     /// Call it when everything is loaded: logs in one line what was converted.
