@@ -2,7 +2,10 @@
 //! GGUF file under llama.cpp's names.
 
 use crate::error::{Error, Result};
-use crate::model::{LoadFormat, ModelConfig, ModelSource, names, safetensors_files};
+use crate::model::{
+    GGUF_EAGLE3, HeadConfig, HeadKind, LoadFormat, ModelConfig, ModelSource, names,
+    safetensors_files,
+};
 use crate::text::Text;
 use candle_core::quantized::gguf_file::{self, Value};
 use candle_core::quantized::{GgmlDType, QTensor};
@@ -66,16 +69,35 @@ pub fn run(options: &Options) -> Result<()> {
     else {
         return Err(Error::setup(format!("{model} is already a GGUF file")));
     };
-    let config = ModelConfig::from_json(&folder)?;
-    let text = Text::from_folder(&folder)?;
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
-    let mut metadata = model_metadata(&config, &name);
-    metadata.extend(tokenizer_metadata(&text, config.vocab_size)?);
+    let (config, mut metadata, text) = match HeadKind::of(&ModelSource::Folder(folder.clone()))? {
+        None => {
+            let config = ModelConfig::from_json(&folder)?;
+            let text = Text::from_folder(&folder)?;
+            let metadata = tokenizer_metadata(&text, config.vocab_size)?;
+            (config, metadata, Some(text))
+        }
+        Some(HeadKind::Eagle3) => {
+            let head = HeadConfig::from_json(&folder, HeadKind::Eagle3)?;
+            let config = ModelConfig {
+                architecture: GGUF_EAGLE3.into(),
+                ..head.shape.clone()
+            };
+            // A head has no tokenizer of its own.
+            (config, head.gguf_metadata(), None)
+        }
+        Some(other) => {
+            return Err(Error::setup(format!(
+                "{model}: a head of kind {other:?} cannot be converted: only EAGLE-3 can"
+            )));
+        }
+    };
+    metadata.extend(model_metadata(&config, &name));
     let tensors = tensors(&folder, &config, options.kind)?;
 
     let unfinished = options.out.with_extension("gguf.part");
     let written = write(&unfinished, &metadata, &tensors)
-        .and_then(|()| check_tokenizer(&text, &unfinished))
+        .and_then(|()| text.map_or(Ok(()), |text| check_tokenizer(&text, &unfinished)))
         .and_then(|()| {
             std::fs::rename(&unfinished, &options.out).map_err(|e| Error::in_file(&options.out, e))
         });
@@ -147,7 +169,8 @@ fn tensors(folder: &Path, config: &ModelConfig, kind: GgmlDType) -> Result<Vec<(
     let mut tensors = Vec::with_capacity(names.len() + 1);
     for name in names {
         let tied = config.tie_word_embeddings && name == "lm_head.weight";
-        if tied || name.ends_with("rotary_emb.inv_freq") {
+        // `t2d` follows from `d2t`.
+        if tied || name.ends_with("rotary_emb.inv_freq") || name == "t2d" {
             continue;
         }
         let Some(gguf) = names::gguf(&name) else {

@@ -515,7 +515,7 @@ fn distill_has_separate_flags() {
     };
     assert_eq!(options.objective, train::Objective::Kl);
     assert_eq!((options.top_k, options.seq_len), (32, 256));
-    refused_with("distill --model m", "--draft-config");
+    refused_with("distill --model m", "--corpus");
     refused_with(&format!("{DISTILL} --block-size 16"), "--block-size");
     for flag in [
         "--holdout 0",

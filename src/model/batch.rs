@@ -30,7 +30,7 @@ pub struct Batch {
     pub spans: Vec<Span>,
     /// Rows whose logits are requested, ascending.
     pub logits: Vec<u32>,
-    /// Requested hidden states. A forward with them is not recorded as a CUDA graph.
+    /// Requested hidden states. Their layers are the same in all forwards of a model.
     pub taps: Option<Taps>,
 }
 

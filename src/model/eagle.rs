@@ -54,19 +54,21 @@ enum Input {
 }
 
 impl EagleHead {
-    /// Reads the weights of a head of `target`, whose first and last layers are `ends`.
+    /// Reads the weights of a head that reads the layers `taps` of `target`, whose first and last layers are
+    /// `ends`.
     ///
     /// # Errors
     /// A setup error that names a tensor that is missing or has a wrong shape.
     pub(super) fn load(
         head: HeadConfig,
+        taps: Vec<usize>,
         mut weights: Weights,
         target: &ModelConfig,
         ends: &Ends,
     ) -> Result<Self> {
         let config = head.shape;
         let hidden = config.hidden_size;
-        let reads = head.taps.len() * target.hidden_size;
+        let reads = taps.len() * target.hidden_size;
         let layer = match weights.has("midlayer.self_attn.q_proj.weight") {
             true => "midlayer",
             false => "layers.0",
@@ -107,7 +109,7 @@ impl EagleHead {
         Ok(Self {
             dtypes: weights.dtypes(),
             device: weights.device().clone(),
-            reads: head.taps,
+            reads: taps,
             embedding,
             input,
             block,

@@ -24,6 +24,8 @@ struct Key {
     pool: TensorId,
     rows: usize,
     logits: usize,
+    /// Rows whose hidden states are requested. Their layers are always the same.
+    taps: usize,
     capacity: TableCapacity,
 }
 
@@ -33,7 +35,7 @@ struct Recorded {
     graph: Graph,
     inputs: Inputs,
     tables: Tables,
-    logits: Tensor,
+    output: Output,
     _pools: Vec<(Tensor, Tensor)>,
 }
 
@@ -70,13 +72,12 @@ impl GraphedDecoder {
     fn may_be_recorded(&self, batch: &Batch) -> bool {
         batch.tokens.len() <= self.max_rows
             && !batch.logits.is_empty()
-            && batch.taps.is_none()
             && self.decoder.query_heads_a_key() <= MAX_ROWS
     }
 
-    /// The logits by a graph, if one exists for such batches or should be recorded now; `None` if they
-    /// have to be computed kernel by kernel. They are valid until the next forward.
-    fn forward_by_graph(&mut self, batch: &Batch, kv: &KvStore) -> Result<Option<Tensor>> {
+    /// The output of a graph, if one exists for such batches or should be recorded now; `None` if it has
+    /// to be computed kernel by kernel. The logits are valid until the next forward.
+    fn forward_by_graph(&mut self, batch: &Batch, kv: &KvStore) -> Result<Option<Output>> {
         let Some((pool, _)) = kv.layers.first() else {
             return Ok(None);
         };
@@ -88,13 +89,14 @@ impl GraphedDecoder {
             pool: pool.id(),
             rows: batch.tokens.len(),
             logits: batch.logits.len(),
+            taps: batch.taps.as_ref().map_or(0, |taps| taps.rows.len()),
             capacity: spans.capacity(self.decoder.query_heads_a_key()),
         };
         let full = self.seen.values().flatten().count() >= MAX_GRAPHS;
         match self.seen.get(&key) {
             Some(Some(recorded)) => {
                 recorded.replay(&self.decoder, batch, &spans)?;
-                Ok(Some(recorded.logits.clone()))
+                recorded.output().map(Some)
             }
             Some(None) if !self.off => self.record(key, batch, spans, kv).map(Some),
             None if !self.off && !full => {
@@ -105,48 +107,64 @@ impl GraphedDecoder {
         }
     }
 
-    /// Computes the logits, and records the computation.
+    /// Computes the output, and records the computation.
     fn record(
         &mut self,
         key: Key,
         batch: &Batch,
         spans: AttentionBatch<'_>,
         kv: &KvStore,
-    ) -> Result<Tensor> {
+    ) -> Result<Output> {
         let decoder = &self.decoder;
         let (device, group) = (decoder.device(), decoder.query_heads_a_key());
         let inputs = decoder.inputs(batch, kv)?;
         spans.send(device, group, false, Some(key.capacity))?;
-        let logits = decoder.run(&inputs, &spans, kv)?.logits;
+        let output = decoder.run(&inputs, &spans, kv)?;
         let work = || -> Result<()> {
-            logits.slice_set(&decoder.run(&inputs, &spans, kv)?.logits, 0, 0)?;
+            let again = decoder.run(&inputs, &spans, kv)?;
+            output.logits.slice_set(&again.logits, 0, 0)?;
+            if let (Some(hidden), Some(again)) = (&output.hidden, &again.hidden) {
+                hidden.slice_set(again, 0, 0)?;
+            }
             Ok(())
         };
-        // SAFETY: `run` reads and writes its arguments, the weights and `logits`. All but the weights
+        // SAFETY: `run` reads and writes its arguments, the weights and `output`. All but the weights
         // go to `Recorded`, which drops the graph first, and the weights are dropped after it.
         let graph = unsafe { self.recorder.record(device, work) };
-        match graph {
-            Ok(graph) => {
+        match (graph, spans.into_tables()) {
+            (Ok(graph), Some(tables)) => {
                 tracing::debug!(?key, "a forward is recorded as a CUDA graph");
-                let recorded = spans.into_tables().map(|tables| Recorded {
+                let recorded = Recorded {
                     graph,
                     inputs,
                     tables,
-                    logits: logits.clone(),
+                    output,
                     _pools: kv.layers.clone(),
-                });
-                self.seen.insert(key, recorded);
+                };
+                let output = recorded.output()?;
+                self.seen.insert(key, Some(recorded));
+                return Ok(output);
             }
-            Err(reason) => {
+            (Ok(_), None) => (),
+            (Err(reason), _) => {
                 tracing::warn!("forwards are not recorded as CUDA graphs: {reason}");
                 self.off = true;
             }
         }
-        Ok(logits)
+        Ok(output)
     }
 }
 
 impl Recorded {
+    /// What the graph computed last. The hidden states are a copy: a drafter keeps them for longer than
+    /// until the next forward.
+    fn output(&self) -> Result<Output> {
+        Ok(Output {
+            logits: self.output.logits.clone(),
+            hidden: self.output.hidden.as_ref().map(Tensor::copy).transpose()?,
+        })
+    }
+
     /// Replays the graph for another batch of the same size.
     fn replay(&self, decoder: &Decoder, batch: &Batch, spans: &AttentionBatch<'_>) -> Result<()> {
         decoder.replace_inputs(&self.inputs, batch)?;
@@ -180,10 +198,7 @@ impl Model for GraphedDecoder {
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
         match self.forward_by_graph(batch, kv)? {
-            Some(logits) => Ok(Output {
-                logits,
-                hidden: None,
-            }),
+            Some(output) => Ok(output),
             None => self.decoder.forward(batch, kv),
         }
     }

@@ -11,8 +11,8 @@ use super::gguf::GgufFile;
 use super::load::{LoadOptions, dtypes_of_head};
 use super::parallel::ParallelHead;
 use super::source::{LoadFormat, ModelSource};
-use super::weights::{Weights, safetensors_files};
-use super::{Ends, MAX_TREE_NODES, MaskedBlock, Model};
+use super::weights::{Dtypes, Weights, safetensors_files};
+use super::{MAX_TREE_NODES, MaskedBlock, Model};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::gguf::GgufSource;
@@ -20,6 +20,14 @@ use candle_core::quantized::gguf_file::{Content, Value as GgufValue};
 use candle_core::safetensors::MmapedSafetensors;
 use serde_json::Value;
 use std::path::Path;
+
+/// Keys of a GGUF file, after the architecture; llama.cpp's.
+const EXTRACT_LAYERS: &str = "extract_layers";
+const TARGET_HIDDEN_SIZE: &str = "target_hidden_size";
+const NORM_BEFORE_RESIDUAL: &str = "norm_before_residual";
+/// Ours, of parallel heads.
+const BLOCK_SIZE: &str = "block_size";
+const MASK_TOKEN_ID: &str = "mask_token_id";
 
 /// The kind of a head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,13 +42,18 @@ pub enum HeadKind {
 
 /// A head's configuration.
 #[derive(Debug, Clone)]
-pub(super) struct HeadConfig {
+pub(crate) struct HeadConfig {
     pub kind: HeadKind,
     /// Of its layer; the vocabulary is the target's.
     pub shape: ModelConfig,
-    /// The target's layers whose hidden states it reads, ascending; see [`super::Taps`].
-    pub taps: Vec<usize>,
+    /// The target's layers whose hidden states it reads, ascending; see [`super::Taps`]. `None` = those
+    /// that are usual.
+    pub taps: Option<Vec<usize>>,
+    /// If it is not that of the head's own layer.
+    pub target_hidden_size: Option<usize>,
     pub norm_before_residual: bool,
+    /// Number of the target's layers, if it is known.
+    pub target_layers: Option<usize>,
     /// Only of a parallel head.
     pub block: Option<MaskedBlock>,
 }
@@ -116,12 +129,16 @@ fn read_json(path: &Path) -> Result<(std::path::PathBuf, Value)> {
 }
 
 impl HeadConfig {
-    fn from_json(path: &Path, kind: HeadKind, target: &ModelConfig) -> Result<Self> {
+    /// Reads the `config.json` of a head of kind `kind`.
+    ///
+    /// # Errors
+    /// `Setup`, naming the file and what is not supported.
+    pub fn from_json(path: &Path, kind: HeadKind) -> Result<Self> {
         let (file, json) = read_json(path)?;
-        Self::parse(&json, kind, target).map_err(|e| Error::in_file(&file, e))
+        Self::parse(&json, kind).map_err(|e| Error::in_file(&file, e))
     }
 
-    fn parse(json: &Value, kind: HeadKind, target: &ModelConfig) -> Result<Self, String> {
+    fn parse(json: &Value, kind: HeadKind) -> Result<Self, String> {
         let mut shape = match json["transformer_layer_config"].is_object() {
             true => json["transformer_layer_config"].clone(),
             false => json.clone(),
@@ -130,45 +147,41 @@ impl HeadConfig {
         shape["model_type"] = "llama".into();
         shape["architectures"] = Value::Null;
         if kind == HeadKind::Parallel {
-            return Self::parse_parallel(json, &shape, target);
+            return Self::parse_parallel(json, &shape);
         }
         if let Some(layers) = shape["num_hidden_layers"].as_u64().filter(|&n| n != 1) {
             return Err(format!(
                 "num_hidden_layers {layers} is not supported: an EAGLE head has 1"
             ));
         }
+        let within = [json, &json["eagle_config"]];
         for (key, wanted) in [("norm_before_fc", false), ("use_aux_hidden_state", true)] {
-            let found = [&json[key], &json["eagle_config"][key]];
-            if let Some(found) = found.into_iter().filter_map(Value::as_bool).next()
-                && found != wanted
-            {
+            let mut found = within.iter().filter_map(|from| from[key].as_bool());
+            if let Some(found) = found.find(|&found| found != wanted) {
                 return Err(format!("{key} {found} is not supported: only {wanted} is"));
             }
         }
-        let target_hidden = json["target_hidden_size"].as_u64();
-        let taps = [json, &json["eagle_config"]]
-            .map(|from| &from["eagle_aux_hidden_state_layer_ids"])
-            .into_iter()
-            .find(|ids| !ids.is_null());
-        let taps = match taps {
-            None => None,
-            Some(ids) => Some(serde_json::from_value(ids.clone()).map_err(|_| {
+        let taps = within.map(|from| &from["eagle_aux_hidden_state_layer_ids"]);
+        let taps = taps.into_iter().find(|ids| !ids.is_null());
+        let list = |ids: &Value| {
+            serde_json::from_value(ids.clone()).map_err(|_| {
                 format!("eagle_aux_hidden_state_layer_ids {ids} must be a list of layers")
-            })?),
+            })
         };
-        let head = Self {
+        let target_hidden = json["target_hidden_size"].as_u64();
+        Ok(Self {
             kind,
             shape: ModelConfig::parse(&shape.to_string())?,
-            taps: taps.unwrap_or_else(|| default_taps(kind, target.num_layers)),
+            taps: taps.map(list).transpose()?,
+            target_hidden_size: target_hidden.map(|size| size as usize),
             norm_before_residual: json["norm_before_residual"].as_bool().unwrap_or(false),
+            target_layers: None,
             block: None,
-        };
-        head.check(target_hidden.map(|size| size as usize), target)?;
-        Ok(head)
+        })
     }
 
     /// DFlash's fields, which may be nested. It numbers the outputs of the target's layers.
-    fn parse_parallel(json: &Value, shape: &Value, target: &ModelConfig) -> Result<Self, String> {
+    fn parse_parallel(json: &Value, shape: &Value) -> Result<Self, String> {
         let get = |key: &str| match &json["dflash_config"][key] {
             Value::Null => &json[key],
             nested => nested,
@@ -182,77 +195,98 @@ impl HeadConfig {
                 let found = get("target_layer_ids");
                 format!("target_layer_ids {found} must be a list of layers")
             })?;
-        let head = Self {
+        Ok(Self {
             kind: HeadKind::Parallel,
             shape: ModelConfig::parse(&shape.to_string())?,
-            taps: outputs.into_iter().map(|layer| layer + 1).collect(),
+            taps: Some(outputs.into_iter().map(|layer| layer + 1).collect()),
+            target_hidden_size: None,
             norm_before_residual: false,
+            target_layers: match get("num_target_layers").is_null() {
+                true => None,
+                false => Some(number("num_target_layers")?),
+            },
             block: Some(MaskedBlock {
-                size: number("block_size")?,
-                mask: number("mask_token_id")? as u32,
+                size: number(BLOCK_SIZE)?,
+                mask: number(MASK_TOKEN_ID)? as u32,
             }),
-        };
-        if !get("num_target_layers").is_null() {
-            let layers = number("num_target_layers")?;
-            if layers != target.num_layers {
-                return Err(differs("num_target_layers", layers, target.num_layers));
-            }
-        }
-        head.check(None, target)?;
-        Ok(head)
+        })
     }
 
-    fn from_gguf(
-        content: &Content,
-        kind: HeadKind,
-        shape: ModelConfig,
-        target: &ModelConfig,
-    ) -> Result<Self, String> {
+    fn from_gguf(content: &Content, kind: HeadKind, shape: ModelConfig) -> Result<Self, String> {
         let name = shape.architecture.clone();
         let get = |key: &str| content.metadata.get(&format!("{name}.{key}"));
         let number = |value: &GgufValue| value.to_u64().ok().map(|n| n as usize);
-        let is_parallel = kind == HeadKind::Parallel;
-        let taps = match get("extract_layers") {
-            None if !is_parallel => default_taps(kind, target.num_layers),
-            Some(GgufValue::Array(list)) => (list.iter().map(number).collect::<Option<_>>())
-                .ok_or(format!("{name}.extract_layers must be numbers"))?,
-            _ => return Err(format!("{name}.extract_layers must be a list")),
+        let numbers = |value: &GgufValue| match value {
+            GgufValue::Array(list) => list.iter().map(number).collect::<Option<Vec<_>>>(),
+            _ => None,
         };
+        let taps = get(EXTRACT_LAYERS).map(|value| {
+            numbers(value).ok_or(format!("{name}.{EXTRACT_LAYERS} must be a list of layers"))
+        });
+        let taps = taps.transpose()?;
         let needed = |key: &str| {
             let value = get(key).and_then(number);
             value.ok_or(format!("{name}.{key} is missing or no number"))
         };
-        let block = match is_parallel {
+        let block = match kind == HeadKind::Parallel {
             false => None,
             true => Some(MaskedBlock {
-                size: needed("block_size")?,
-                mask: needed("mask_token_id")? as u32,
+                size: needed(BLOCK_SIZE)?,
+                mask: needed(MASK_TOKEN_ID)? as u32,
             }),
         };
-        let norm_before_residual = get("norm_before_residual").and_then(|v| v.to_bool().ok());
-        let head = Self {
+        if block.is_some() && taps.is_none() {
+            return Err(format!("{name}.{EXTRACT_LAYERS} is missing"));
+        }
+        let before = get(NORM_BEFORE_RESIDUAL).and_then(|value| value.to_bool().ok());
+        Ok(Self {
             kind,
             shape,
             taps,
-            norm_before_residual: norm_before_residual.unwrap_or(false),
+            target_hidden_size: get(TARGET_HIDDEN_SIZE).and_then(number),
+            norm_before_residual: before.unwrap_or(false),
+            target_layers: None,
             block,
-        };
-        head.check(get("target_hidden_size").and_then(number), target)?;
-        Ok(head)
+        })
     }
 
-    /// Checks that the head belongs to a model like `target`.
-    fn check(&self, target_hidden: Option<usize>, target: &ModelConfig) -> Result<(), String> {
+    /// What a GGUF file says about it besides its shape.
+    pub fn gguf_metadata(&self) -> Vec<(String, GgufValue)> {
+        let number = |&n: &usize| GgufValue::U32(n as u32);
+        let key = |name: &str| format!("{GGUF_EAGLE3}.{name}");
+        let hidden = self.target_hidden_size.unwrap_or(self.shape.hidden_size);
+        let mut metadata = vec![
+            (key(TARGET_HIDDEN_SIZE), number(&hidden)),
+            (
+                key(NORM_BEFORE_RESIDUAL),
+                GgufValue::Bool(self.norm_before_residual),
+            ),
+        ];
+        if let Some(taps) = &self.taps {
+            let taps = GgufValue::Array(taps.iter().map(number).collect());
+            metadata.push((key(EXTRACT_LAYERS), taps));
+        }
+        metadata
+    }
+
+    /// The layers of `target` that it reads.
+    ///
+    /// # Errors
+    /// What differs, if it does not belong to a model like `target`.
+    fn taps_of(&self, target: &ModelConfig) -> Result<Vec<usize>, String> {
         let shape = &self.shape;
-        let refused = |what: &str, ours, theirs| Err(differs(what, ours, theirs));
-        if shape.vocab_size != target.vocab_size {
-            return refused("vocab_size", shape.vocab_size, target.vocab_size);
-        }
-        if let Some(hidden) = target_hidden.filter(|&hidden| hidden != target.hidden_size) {
-            return refused("target_hidden_size", hidden, target.hidden_size);
-        }
-        if target_hidden.is_none() && shape.hidden_size != target.hidden_size {
-            return refused("hidden_size", shape.hidden_size, target.hidden_size);
+        let hidden = self.target_hidden_size.unwrap_or(shape.hidden_size);
+        let target_layers = self.target_layers.unwrap_or(target.num_layers);
+        for (what, ours, theirs) in [
+            ("vocab_size", shape.vocab_size, target.vocab_size),
+            ("hidden_size", hidden, target.hidden_size),
+            ("num_target_layers", target_layers, target.num_layers),
+        ] {
+            if ours != theirs {
+                return Err(format!(
+                    "the head does not fit the target: {what} is {ours}, but {theirs} in the target"
+                ));
+            }
         }
         if let Some(MaskedBlock { size, mask }) = self.block {
             if !(2..=MAX_TREE_NODES).contains(&size) {
@@ -268,19 +302,17 @@ impl HeadConfig {
             }
         }
         let layers = target.num_layers;
-        let is_ascending = self.taps.is_sorted_by(|a, b| a < b);
-        match self.taps.last() {
-            Some(&last) if last <= layers && is_ascending => Ok(()),
+        let taps = match &self.taps {
+            Some(taps) => taps.clone(),
+            None => default_taps(self.kind, layers),
+        };
+        match taps.last() {
+            Some(&last) if last <= layers && taps.is_sorted_by(|a, b| a < b) => Ok(taps),
             _ => Err(format!(
-                "the head does not fit the target: it reads the hidden states of the layers {:?}, but the target has {layers}",
-                self.taps
+                "the head does not fit the target: it reads the hidden states of the layers {taps:?}, but the target has {layers}"
             )),
         }
     }
-}
-
-fn differs(what: &str, ours: usize, theirs: usize) -> String {
-    format!("the head does not fit the target: {what} is {ours}, but {theirs} in the target")
 }
 
 /// The layers that a head reads if its configuration does not say: those of SafeAI Lab and vLLM.
@@ -309,41 +341,38 @@ pub fn load_head(
             config.architecture
         ))
     })?;
+    let dtypes = dtypes_of_head(options, &ends)?;
     let (mut head, weights) = match source {
-        ModelSource::Gguf(file) => gguf(file, kind, options, config, &ends)?,
+        ModelSource::Gguf(file) => gguf(file, kind, dtypes, options)?,
         ModelSource::Folder(folder) => {
-            let head = HeadConfig::from_json(folder, kind, config)?;
-            let dtypes = dtypes_of_head(options, &ends)?;
+            let head = HeadConfig::from_json(folder, kind)?;
+            let device = &options.device;
             let weights = match options.format {
-                LoadFormat::Auto => {
-                    Weights::safetensors(files::folder_of(folder), dtypes, &options.device)?
-                }
-                LoadFormat::Dummy => Weights::dummy(options.seed, dtypes, &options.device),
+                LoadFormat::Auto => Weights::safetensors(files::folder_of(folder), dtypes, device)?,
+                LoadFormat::Dummy => Weights::dummy(options.seed, dtypes, device),
             };
             (head, weights)
         }
     };
+    let taps = head.taps_of(config).map_err(Error::setup)?;
     // Rotary positions have no end, and a published limit is often that of the training texts.
     let context = &mut head.shape.max_position_embeddings;
     *context = (*context).max(config.max_position_embeddings);
     Ok(match kind {
-        HeadKind::Parallel => Box::new(ParallelHead::load(head, weights, config, &ends)?),
-        _ => Box::new(EagleHead::load(head, weights, config, &ends)?),
+        HeadKind::Parallel => Box::new(ParallelHead::load(head, taps, weights, config, &ends)?),
+        _ => Box::new(EagleHead::load(head, taps, weights, config, &ends)?),
     })
 }
 
 fn gguf(
     source: &GgufSource,
     kind: HeadKind,
+    dtypes: Dtypes,
     options: &LoadOptions,
-    target: &ModelConfig,
-    ends: &Ends,
 ) -> Result<(HeadConfig, Weights)> {
     let (content, _) = source.open()?;
     let file = GgufFile::open(source)?;
-    let shape = file.config().clone();
-    let head = HeadConfig::from_gguf(&content, kind, shape, target)
+    let head = HeadConfig::from_gguf(&content, kind, file.config().clone())
         .map_err(|e| Error::in_file(source.path(), e))?;
-    let dtypes = dtypes_of_head(options, ends)?;
     Ok((head, Weights::gguf(file, dtypes, &options.device)))
 }

@@ -114,6 +114,18 @@ impl Inputs {
                 self.slots.len()
             )));
         }
+        if let Some((_, rows)) = &self.taps {
+            let new = batch.taps.as_ref().map_or(&[][..], |taps| &taps.rows);
+            let exist = new.iter().all(|&row| (row as usize) < self.slots.len());
+            if new.len() != rows.elem_count() || !exist {
+                return Err(Error::internal(format!(
+                    "hidden states of rows {new:?} in the place of {} of {}",
+                    rows.elem_count(),
+                    self.slots.len()
+                )));
+            }
+            overwrite(rows, Values::U32(new))?;
+        }
         self.slots.replace(&batch.slots)?;
         match &batch.drawn {
             None => overwrite(&self.tokens, Values::U32(&batch.tokens))?,

@@ -28,12 +28,14 @@ use candle_core::{CpuStorage, Storage, Tensor};
 
 pub use crate::kernels::Span;
 pub use batch::{Batch, MAX_TREE_NODES, MaskedBlock, Taps, is_chain};
+pub(crate) use config::GGUF_EAGLE3;
 pub use config::ModelConfig;
+pub(crate) use head::HeadConfig;
 pub use head::{HeadKind, load_head};
 pub use layers::LayerList;
 pub use load::{LoadOptions, load};
 pub use source::{LoadFormat, ModelSource};
-pub(crate) use weights::safetensors_files;
+pub(crate) use weights::{Weights, safetensors_files};
 
 /// The result of a forward.
 #[derive(Debug)]

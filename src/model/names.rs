@@ -11,7 +11,7 @@ pub const OUTPUT_IDS: &str = "d2t";
 
 /// The layer of an EAGLE-3 head.
 const HEAD_LAYER: &str = "midlayer.";
-/// The layers of a parallel head.
+/// The layers of other heads.
 const HEAD_LAYERS: &str = "layers.";
 const LAYERS: &str = "model.layers.";
 
@@ -41,7 +41,7 @@ pub fn is_redundant(name: &str) -> bool {
 /// llama.cpp's name for a Hugging Face tensor.
 pub fn gguf(name: &str) -> Option<String> {
     let top = match name {
-        "model.embed_tokens.weight" => Some("token_embd.weight"),
+        "model.embed_tokens.weight" | "embed_tokens.weight" => Some("token_embd.weight"),
         "model.norm.weight" => Some("output_norm.weight"),
         "lm_head.weight" => Some("output.weight"),
         // Of a draft head.

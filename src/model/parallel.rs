@@ -38,19 +38,21 @@ pub struct ParallelHead {
 }
 
 impl ParallelHead {
-    /// Reads the weights of a head of `target`, whose first and last layers are `ends`.
+    /// Reads the weights of a head that reads the layers `taps` of `target`, whose first and last layers are
+    /// `ends`.
     ///
     /// # Errors
     /// A setup error that names a tensor that is missing or has a wrong shape.
     pub(super) fn load(
         head: HeadConfig,
+        taps: Vec<usize>,
         mut weights: Weights,
         target: &ModelConfig,
         ends: &Ends,
     ) -> Result<Self> {
         let mut config = head.shape;
         let hidden = config.hidden_size;
-        let reads = head.taps.len() * target.hidden_size;
+        let reads = taps.len() * target.hidden_size;
         config.qk_norm = weights.has("layers.0.self_attn.q_norm.weight");
         let block = head
             .block
@@ -75,7 +77,7 @@ impl ParallelHead {
         Ok(Self {
             dtypes: weights.dtypes(),
             device: weights.device().clone(),
-            reads: head.taps,
+            reads: taps,
             block,
             embedding,
             fc,

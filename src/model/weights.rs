@@ -3,6 +3,7 @@
 use super::config::ModelConfig;
 use super::gguf::GgufFile;
 use super::linear::{Embedding, Linear, Weight};
+use super::source::ModelSource;
 use super::{finite, names};
 use crate::error::{Error, Result, first_line};
 use crate::files;
@@ -53,6 +54,24 @@ impl Weights {
             unsafe { MmapedSafetensors::multi(&files) }.map_err(|e| Error::in_file(folder, e))?;
         let source = Source::Safetensors(mapped, HashSet::new());
         Ok(Self::new(source, dtypes, device))
+    }
+
+    /// Opens the checkpoint of `source`, to read single tensors on the CPU.
+    ///
+    /// # Errors
+    /// A setup error that names the missing or broken file.
+    pub fn open(source: &ModelSource) -> Result<Self> {
+        let dtypes = Dtypes {
+            activations: DType::F32,
+            matrices: Some(DType::F32),
+            kv: DType::F32,
+        };
+        match source {
+            ModelSource::Gguf(file) => Ok(Self::gguf(GgufFile::open(file)?, dtypes, &Device::Cpu)),
+            ModelSource::Folder(folder) => {
+                Self::safetensors(files::folder_of(folder), dtypes, &Device::Cpu)
+            }
+        }
     }
 
     /// The tensors of an open GGUF file.
@@ -152,11 +171,29 @@ impl Weights {
         }
     }
 
+    /// The tensor `name` (its full Hugging Face name) in f32, whatever its shape; a quantized one is
+    /// dequantized.
+    ///
+    /// # Errors
+    /// A setup error that names the tensor if it is missing, or the weights are random.
+    pub fn dense(&mut self, name: &str) -> Result<Tensor> {
+        let tensor = match &mut self.source {
+            Source::Gguf(file) => file.tensor(name, &self.device)?,
+            Source::Safetensors(files, _) => checked(files, name, &self.device)?,
+            Source::Dummy(_) => {
+                return Err(Error::internal(
+                    "random weights have no shapes of their own",
+                ));
+            }
+        };
+        Ok(tensor.to_dtype(DType::F32)?)
+    }
+
     /// The divisors of the RoPE frequencies, if the checkpoint contains them.
     ///
     /// # Errors
     /// If the tensor exists but cannot be read.
-    fn rope_factors(&mut self) -> Result<Option<Vec<f32>>> {
+    pub fn rope_factors(&mut self) -> Result<Option<Vec<f32>>> {
         match &mut self.source {
             Source::Gguf(file) => file.rope_factors(),
             _ => Ok(None),

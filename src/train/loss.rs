@@ -9,7 +9,9 @@
 //! case of one id of mass 1 and an empty tail. Ids outside the draft's vocabulary are left out of p: the
 //! masses then sum to s < 1, and the gradient scales q to s.
 
+use super::ops::with_slice;
 use crate::error::Result;
+use crate::float::exp;
 use candle_core::{D, Device, Tensor};
 
 /// Keeps logarithms and divisions finite if a mass is 0; far below the precision of f32 sums.
@@ -37,6 +39,176 @@ impl Soft {
             probs,
         })
     }
+}
+
+/// What a draft's distribution at one position is worth; see [`Comparison`].
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Figures {
+    /// Nats.
+    pub loss: f32,
+    /// The lower and the upper bound.
+    pub overlap: [f32; 2],
+    /// 1 or 0.
+    pub agrees: f32,
+}
+
+/// The figures of all positions and, with a weight for each, the gradient of the weighted sum of losses by
+/// the logits. Ids that `logits` `[positions, outputs]` have no column for must have no mass; nor has a
+/// position that does not count.
+///
+/// # Errors
+/// If the device fails.
+pub fn measure(
+    logits: &Tensor,
+    soft: &Soft,
+    weights: Option<&[f32]>,
+) -> Result<(Vec<Figures>, Option<Tensor>)> {
+    if !logits.device().is_cpu() {
+        return measure_on_device(logits, soft, weights);
+    }
+    // One pass over a row while it is in the cache; the ops of [`Comparison`] would make a dozen over all.
+    let (positions, outputs) = logits.dims2()?;
+    let k = soft.ids.dim(D::Minus1)?;
+    let ids = soft.ids.flatten_all()?.to_vec1::<u32>()?;
+    let probs = soft.probs.flatten_all()?.to_vec1::<f32>()?;
+    let tails = soft.tail.flatten_all()?.to_vec1::<f32>()?;
+    let mut slopes = vec![
+        0f32;
+        if weights.is_some() {
+            positions * outputs
+        } else {
+            outputs
+        }
+    ];
+    let mut figures = Vec::with_capacity(positions);
+    with_slice(&logits.detach(), |logits| {
+        for (at, logits) in logits.chunks_exact(outputs).enumerate() {
+            let place = if weights.is_some() { at * outputs } else { 0 };
+            let slope = &mut slopes[place..place + outputs];
+            let wanted = Wanted {
+                ids: &ids[at * k..(at + 1) * k],
+                probs: &probs[at * k..(at + 1) * k],
+                tail: tails[at],
+            };
+            figures.push(wanted.compare(logits, weights.map(|w| w[at]), slope));
+        }
+    })?;
+    let slopes = match weights {
+        Some(_) => Some(Tensor::from_vec(
+            slopes,
+            (positions, outputs),
+            logits.device(),
+        )?),
+        None => None,
+    };
+    Ok((figures, slopes))
+}
+
+/// [`measure`] on a GPU.
+fn measure_on_device(
+    logits: &Tensor,
+    soft: &Soft,
+    weights: Option<&[f32]>,
+) -> Result<(Vec<Figures>, Option<Tensor>)> {
+    let compared = Comparison::new(logits, soft)?;
+    let list = |figure: Tensor| figure.to_vec1::<f32>();
+    let [lower, upper] = compared.overlap()?;
+    let (loss, agrees) = (list(compared.loss()?)?, list(compared.agrees()?)?);
+    let overlaps = list(lower)?.into_iter().zip(list(upper)?);
+    let figures = (loss.into_iter().zip(agrees).zip(overlaps))
+        .map(|((loss, agrees), (lower, upper))| Figures {
+            loss,
+            overlap: [lower, upper],
+            agrees,
+        })
+        .collect();
+    let slope = match weights {
+        None => None,
+        Some(weights) => {
+            let weights = Tensor::from_slice(weights, (weights.len(), 1), logits.device())?;
+            Some(compared.gradient()?.broadcast_mul(&weights)?)
+        }
+    };
+    Ok((figures, slope))
+}
+
+/// One position of a [`Soft`].
+struct Wanted<'a> {
+    ids: &'a [u32],
+    probs: &'a [f32],
+    tail: f32,
+}
+
+impl Wanted<'_> {
+    /// The figures of `logits`; with a weight, `slope` becomes the weighted gradient, otherwise scratch.
+    fn compare(&self, logits: &[f32], weight: Option<f32>, slope: &mut [f32]) -> Figures {
+        let mass = self.probs.iter().sum::<f32>() + self.tail;
+        if mass == 0.0 {
+            slope.fill(0.0);
+            return Figures::default();
+        }
+        let highest = largest(logits);
+        for (weight, logit) in slope.iter_mut().zip(logits) {
+            *weight = exp(logit - highest);
+        }
+        let known = |&(&id, _): &(&u32, &f32)| (id as usize) < logits.len();
+        let top = || self.ids.iter().zip(self.probs).filter(known);
+        let sum = total(slope);
+        // A sum, not 1 minus the top ids: that would lose a small tail to rounding.
+        top().for_each(|(&id, _)| slope[id as usize] = 0.0);
+        let q_tail = total(slope) / sum;
+        let ln_sum = sum.ln();
+        let mut figures = Figures::default();
+        let scale = mass - self.tail / q_tail.max(TINY);
+        if let Some(weight) = weight {
+            let factor = scale * weight / sum;
+            slope.iter_mut().for_each(|q| *q *= factor);
+        }
+        for (&id, &p) in top() {
+            let logit = logits[id as usize];
+            let ln_q = logit - highest - ln_sum;
+            let q = ln_q.exp();
+            figures.loss += p * (p.max(TINY).ln() - ln_q);
+            figures.overlap[0] += p.min(q);
+            if let Some(weight) = weight {
+                slope[id as usize] = (q * mass - p) * weight;
+            }
+        }
+        let tail = self.tail.max(TINY).ln() - q_tail.max(TINY).ln();
+        figures.loss += self.tail * tail;
+        figures.overlap[1] = figures.overlap[0] + self.tail.min(q_tail);
+        // Of equal logits the first counts, as in sampling.
+        let best = logits.iter().position(|&logit| logit == highest);
+        figures.agrees = f32::from(best == self.ids.first().map(|&id| id as usize));
+        figures
+    }
+}
+
+/// Number of partial results of a pass over a row, so that the compiler can use vector registers.
+const LANES: usize = 16;
+
+fn largest(values: &[f32]) -> f32 {
+    let mut lanes = [f32::MIN; LANES];
+    let parts = values.chunks_exact(LANES);
+    let rest = parts.remainder().iter().copied().fold(f32::MIN, f32::max);
+    for part in parts {
+        for (lane, &value) in lanes.iter_mut().zip(part) {
+            *lane = if value > *lane { value } else { *lane };
+        }
+    }
+    lanes.into_iter().fold(rest, f32::max)
+}
+
+fn total(values: &[f32]) -> f32 {
+    let mut lanes = [0f32; LANES];
+    let parts = values.chunks_exact(LANES);
+    let rest: f32 = parts.remainder().iter().sum();
+    for part in parts {
+        for (lane, value) in lanes.iter_mut().zip(part) {
+            *lane += value;
+        }
+    }
+    lanes.iter().sum::<f32>() + rest
 }
 
 /// Compares a draft's distributions with the target's at `positions` positions.
@@ -200,6 +372,54 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// The fused pass gives what the ops give, in a vocabulary with and without all ids.
+    #[test]
+    fn one_pass_measures_what_the_ops_measure() {
+        let (mut soft, ..) = soft();
+        for covered in [1f32, 0.6, 0.0] {
+            let masses = Tensor::new(&[[covered], [1.0]], &Device::Cpu).unwrap();
+            soft.probs = soft.probs.broadcast_mul(&masses).unwrap();
+            soft.tail = (&soft.tail * &masses).unwrap();
+            for shift in [0.0, 80.0] {
+                let z = tensor(&logits(shift));
+                let compared = Comparison::new(&z, &soft).unwrap();
+                let weights = [0.5, 2.0];
+                let (fused, slope) = measure(&z, &soft, Some(&weights)).unwrap();
+                let (ops, wanted) = measure_on_device(&z, &soft, Some(&weights)).unwrap();
+                let (alone, none) = measure(&z, &soft, None).unwrap();
+                assert_eq!(alone, fused);
+                assert!(none.is_none() && compared.loss().is_ok());
+                for (fused, ops) in fused.iter().zip(&ops) {
+                    let near = |a: f32, b: f32| (a - b).abs() < 1e-4;
+                    assert!(near(fused.loss, ops.loss), "{fused:?} {ops:?}");
+                    assert!(near(fused.overlap[0], ops.overlap[0]));
+                    assert!(near(fused.overlap[1], ops.overlap[1]));
+                    assert!(fused.agrees == ops.agrees || *fused == Figures::default());
+                }
+                let slopes = [slope.unwrap(), wanted.unwrap()];
+                let [slope, wanted] = slopes.map(|t| t.flatten_all().unwrap());
+                let far = (slope - wanted).unwrap().abs().unwrap().max_all().unwrap();
+                assert!(far.to_scalar::<f32>().unwrap() < 1e-5, "{far}");
+            }
+        }
+        // An id without a column has no mass, and is never the most probable one.
+        let soft = Soft {
+            ids: Tensor::new(&[[VOCAB as u32, 2, 1]], &Device::Cpu).unwrap(),
+            probs: Tensor::new(&[[0f32, 0.3, 0.2]], &Device::Cpu).unwrap(),
+            tail: Tensor::new(&[[0.1f32]], &Device::Cpu).unwrap(),
+        };
+        let z = tensor(&logits(0.0)[..VOCAB]);
+        let (figures, slope) = measure(&z, &soft, Some(&[1.0])).unwrap();
+        assert_eq!(figures[0].agrees, 0.0);
+        let sum = slope
+            .unwrap()
+            .sum_all()
+            .unwrap()
+            .to_scalar::<f32>()
+            .unwrap();
+        assert!(sum.abs() < 1e-6, "{sum}");
     }
 
     #[test]

@@ -2,19 +2,26 @@
 //!
 //! By default the draft learns the target's next-token distributions (Hinton et al. 2015; for drafts,
 //! Zhou et al. 2024, "DistillSpec", with forward KL), which the target computes once for all rows. With
-//! cross-entropy the draft learns from the text alone, and no target runs.
+//! cross-entropy the draft learns from the text alone, and no target runs. Instead of a draft model it can
+//! be an EAGLE-3 head ([`head`]), which reads the target's hidden states.
 //!
 //! All random values depend only on the seed and their use: weights on their names, the order of rows on
 //! their number. So a run that is resumed from a checkpoint equals an uninterrupted run, bit for bit on
 //! the CPU.
 
+mod attention;
 pub mod corpus;
 mod cost;
+pub mod features;
+pub mod head;
 pub mod loss;
 pub mod model;
+mod ops;
 pub mod optimizer;
 pub mod output;
 pub mod report;
+mod shape;
+mod student;
 pub mod targets;
 pub mod tokenizer;
 mod trainer;
@@ -22,24 +29,40 @@ pub mod vocabulary;
 mod workers;
 
 use crate::error::{Error, Result};
-use crate::files::{config_of, folder_of};
+use crate::files::folder_of;
 use crate::kernels;
-use crate::model::{LoadFormat, LoadOptions, ModelConfig, ModelSource, load};
+use crate::model::{LoadFormat, LoadOptions, ModelConfig, ModelSource, Weights, load};
 use crate::parse::{at_least_one, number};
 use crate::progress::bar;
 use crate::text::Text;
 use candle_core::Device;
 use clap::{Args, ValueEnum};
 use corpus::{Row, Split};
+use features::{FeatureStore, Precision};
+use head::Head;
+use model::TrainModel;
 use output::OutputFolder;
 use report::Report;
 use serde::Serialize;
 use serde_json::{Value, json};
+use shape::Shape;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use student::Student;
 use targets::{Identity, SoftTargets};
 use trainer::{Data, Trainer};
 use vocabulary::Vocabulary;
+
+/// What is trained.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Method {
+    /// A draft model beside the target.
+    #[default]
+    Draft,
+    /// An EAGLE-3 head on the target's hidden states.
+    Eagle3,
+}
 
 /// What a draft learns.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
@@ -64,11 +87,28 @@ pub struct Options {
     /// Branch, tag or commit of a Hugging Face model. A gated model needs HF_TOKEN.
     #[arg(long, help_heading = "Models")]
     pub revision: Option<String>,
-    /// The draft's shape: a config.json of a Llama with the target's vocab_size.
+    /// draft = a model of its own, eagle3 = a head that reads the target's hidden states.
+    #[arg(long, value_enum, default_value_t, help_heading = "Models")]
+    pub method: Method,
+    /// The draft's shape: a config.json of a Llama with the target's vocab_size. A head has the shape
+    /// of the target's layers without it.
     #[arg(long, value_name = "CONFIG", help_heading = "Models")]
-    pub draft_config: PathBuf,
+    pub draft_config: Option<PathBuf>,
+    /// With eagle3: number of ids that the head predicts, the most frequent ones of the corpus.
+    #[arg(long, value_name = "N", default_value_t = 8000, value_parser = at_least_one,
+          help_heading = "Models")]
+    pub draft_vocab_size: usize,
+    /// With eagle3: the layers whose inputs the head reads, as in 2,15,27 [default: the third, the
+    /// middle one, and the third from the end].
+    #[arg(
+        long,
+        value_name = "LAYERS",
+        value_delimiter = ',',
+        help_heading = "Models"
+    )]
+    pub taps: Vec<usize>,
     /// Folder with weights of that shape to begin with, instead of random ones. Of a model with half
-    /// as many layers or more, the upper ones are taken twice.
+    /// as many layers or more, the upper ones are taken twice. A head keeps the ids of that folder.
     #[arg(long, value_name = "DIR", help_heading = "Models")]
     pub init_from: Option<PathBuf>,
     /// Folder for checkpoints and the draft, which then is a model like any other.
@@ -100,6 +140,12 @@ pub struct Options {
     /// With kl: token ids a position whose probabilities are kept; all others count as one.
     #[arg(long, value_name = "K", default_value_t = 32, value_parser = at_least_one)]
     pub top_k: usize,
+    /// With eagle3: steps over which the head is unrolled on its own outputs.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_one)]
+    pub ttt_steps: usize,
+    /// With eagle3: how the hidden states are stored in --out. f16 takes 2 bytes a value, int8 1.
+    #[arg(long, value_enum, default_value_t)]
+    pub features: Precision,
     /// Steps of the whole run.
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = at_least_one)]
     pub steps: usize,
@@ -158,7 +204,11 @@ impl Options {
     /// Fractions are stored as text, because JSON readers may lose their last bit.
     fn settings(&self, draft: &Value, corpus: u64) -> Value {
         let kl = self.objective == Objective::Kl;
+        let head = self.method == Method::Eagle3;
         json!({
+            "method": self.method,
+            "ttt-steps": head.then_some(self.ttt_steps),
+            "features": head.then_some(self.features),
             "objective": self.objective,
             "model": kl.then_some(&self.model),
             "top-k": kl.then_some(self.top_k),
@@ -190,8 +240,8 @@ pub fn run(options: &Options) -> Result<Report> {
         kernels::set_threads(threads);
     }
     let target = Target::open(options)?;
-    let (draft, draft_json) = draft_config(options, &target)?;
-    let rows = rows(options, &target.text, draft.vocab_size)?;
+    let shape = shape::of(options, &target)?;
+    let rows = rows(options, &target.text, shape.config.vocab_size)?;
     let split = corpus::split(&rows, options.holdout, options.seed)?;
     let folder = OutputFolder::open(&options.out, options.resume)?;
     say(&format!(
@@ -201,38 +251,105 @@ pub fn run(options: &Options) -> Result<Report> {
         split.held_out.len()
     ));
     let fingerprint = corpus::fingerprint(&rows);
-    let soft = match options.objective {
-        Objective::CrossEntropy => None,
-        Objective::Kl => Some(soft_targets(options, &target, &rows, &folder, fingerprint)?),
-    };
-    let settings = options.settings(&draft_json, fingerprint);
-    folder.write_model_files(draft_json, &target.source, &target.text)?;
-    let Split { train, held_out } = split;
-    let vocabulary = match draft.draft_vocab_size {
-        Some(size) => {
-            let always = &target.text.special_ids().eos;
-            let seen = train.iter().map(|&row| &rows[row]);
-            let all = draft.vocab_size;
-            Some(Vocabulary::most_frequent(seen, always, size, all, &device)?)
+    let (soft, features) = match options.objective {
+        Objective::CrossEntropy => (None, None),
+        Objective::Kl => {
+            let taps = &shape.taps;
+            let (soft, features) =
+                of_the_target(options, &target, &rows, taps, &folder, fingerprint)?;
+            (Some(soft), features)
         }
-        None => None,
     };
+    let settings = options.settings(&shape.json, fingerprint);
+    let Split { train, held_out } = split;
+    let seen = train.iter().map(|&row| &rows[row]);
+    let vocabulary = vocabulary(options, &shape.config, seen, &target, &device)?;
+    let student = student(options, &shape, &target, vocabulary.as_ref(), &device)?;
+    folder.write_model_files(shape.json, &target.source, &target.text)?;
     let data = Data {
         vocabulary,
         rows,
         train,
         held_out,
         soft,
+        features,
     };
-    let mut trainer = Trainer::new(options, draft, settings, data, &folder, device)?;
+    let mut trainer = Trainer::new(options, student, settings, data, &folder, device)?;
     trainer.run()?;
-    let cost_ratio = match options.objective {
-        Objective::Kl => Some(cost::measure(&target.source, folder.path())?),
-        Objective::CrossEntropy => None,
+    let cost_ratio = match (options.method, options.objective) {
+        (Method::Draft, Objective::Kl) => Some(cost::measure(&target.source, folder.path())?),
+        // The seam for the cost of a head's step: it runs beside the target, not as a model of its own.
+        (Method::Eagle3, _) | (_, Objective::CrossEntropy) => None,
     };
     let report = trainer.report(cost_ratio)?;
     write_lines(&report.to_string());
     Ok(report)
+}
+
+/// The ids that the draft predicts; `None` = all.
+fn vocabulary<'a>(
+    options: &Options,
+    draft: &ModelConfig,
+    rows: impl Iterator<Item = &'a Row>,
+    target: &Target,
+    device: &Device,
+) -> Result<Option<Vocabulary>> {
+    let Some(size) = draft.draft_vocab_size else {
+        return Ok(None);
+    };
+    let all = draft.vocab_size;
+    Ok(Some(match (options.method, &options.init_from) {
+        (Method::Eagle3, Some(folder)) => {
+            let ids = output::head_ids(folder)?;
+            let fit = ids.is_sorted_by(|a, b| a < b) && ids.iter().all(|&id| (id as usize) < all);
+            if !fit || ids.len() != size {
+                return Err(Error::in_file(
+                    folder,
+                    format!(
+                        "its head predicts {} ids: give --draft-vocab-size {}, and a head for the same target",
+                        ids.len(),
+                        ids.len()
+                    ),
+                ));
+            }
+            Vocabulary::of(ids, all, device)?
+        }
+        _ => {
+            let always = &target.text.special_ids().eos;
+            Vocabulary::most_frequent(rows, always, size, all, device)?
+        }
+    }))
+}
+
+/// What is trained, with its first weights.
+fn student(
+    options: &Options,
+    shape: &Shape,
+    target: &Target,
+    vocabulary: Option<&Vocabulary>,
+    device: &Device,
+) -> Result<Box<dyn Student>> {
+    let (config, seed, seq_len) = (shape.config.clone(), options.seed, options.seq_len);
+    let ids = vocabulary.map(Vocabulary::ids);
+    let student: Box<dyn Student> = match (options.method, &target.config) {
+        (Method::Eagle3, Some(of_target)) => {
+            let mut weights = Weights::open(&target.source)?;
+            if weights.rope_factors()?.is_some() {
+                return Err(Error::setup(
+                    "--model has rope_freqs.weight, which a head's config.json cannot express: give the folder with safetensors instead",
+                ));
+            }
+            let of_target = (of_target, &mut weights);
+            let (taps, ids) = (shape.taps.len(), ids.unwrap_or_default().to_vec());
+            let (passes, rows) = (options.ttt_steps, (seed, seq_len));
+            Box::new(Head::new(config, of_target, taps, ids, passes, rows)?)
+        }
+        _ => Box::new(TrainModel::new(config, ids, seed, seq_len, device)?),
+    };
+    if let Some(folder) = &options.init_from {
+        output::load_weights(folder, student.vars(), device)?;
+    }
+    Ok(student)
 }
 
 /// What is read of the target before its weights are loaded.
@@ -280,52 +397,6 @@ impl Target {
     }
 }
 
-/// The draft's configuration, and the JSON of its `config.json`.
-fn draft_config(options: &Options, target: &Target) -> Result<(ModelConfig, Value)> {
-    let file = config_of(&options.draft_config);
-    let draft = ModelConfig::from_json(&file)?;
-    let text = std::fs::read_to_string(&file).map_err(|e| Error::in_file(&file, e))?;
-    let json = serde_json::from_str(&text).map_err(|e| Error::in_file(&file, e))?;
-    if draft.architecture != "llama" {
-        return Err(Error::in_file(
-            &file,
-            format!(
-                "a draft of architecture {} cannot be trained: only llama can",
-                draft.architecture
-            ),
-        ));
-    }
-    let (wanted, whose) = match &target.config {
-        Some(config) => (config.vocab_size, "model"),
-        None => (target.text.vocab_size(), "tokenizer"),
-    };
-    if draft.vocab_size != wanted {
-        return Err(Error::in_file(
-            &file,
-            format!(
-                "vocab_size is {} but must be {wanted}, that of the target's {whose}",
-                draft.vocab_size
-            ),
-        ));
-    }
-    if options.seq_len > draft.max_position_embeddings {
-        return Err(Error::in_file(
-            &file,
-            format!(
-                "max_position_embeddings is {}: lower --seq-len, which is {}",
-                draft.max_position_embeddings, options.seq_len
-            ),
-        ));
-    }
-    if options.top_k > draft.vocab_size {
-        return Err(Error::setup(format!(
-            "--top-k must be at most {}, the number of token ids, not {}",
-            draft.vocab_size, options.top_k
-        )));
-    }
-    Ok((draft, json))
-}
-
 /// All rows of the corpus.
 fn rows(options: &Options, text: &Text, vocab_size: usize) -> Result<Vec<Row>> {
     let mut documents = Vec::new();
@@ -346,14 +417,16 @@ fn rows(options: &Options, text: &Text, vocab_size: usize) -> Result<Vec<Row>> {
     Ok(corpus::pack(&documents, eos, text.eos(), options.seq_len))
 }
 
-/// The target's distributions; computes those that do not exist yet.
-fn soft_targets(
+/// The target's distributions, and its hidden states at `taps` if there are any; computes those that do
+/// not exist yet.
+fn of_the_target(
     options: &Options,
     target: &Target,
     rows: &[Row],
+    taps: &[usize],
     folder: &OutputFolder,
     fingerprint: u64,
-) -> Result<SoftTargets> {
+) -> Result<(SoftTargets, Option<FeatureStore>)> {
     let config = target.config.as_ref();
     let (vocab_size, context) =
         config.map_or((0, 0), |c| (c.vocab_size, c.max_position_embeddings));
@@ -372,8 +445,26 @@ fn soft_targets(
         seq_len: options.seq_len,
         top_k: options.top_k,
     };
+    let mut features = match (taps, config) {
+        ([], _) | (_, None) => None,
+        (taps, Some(config)) => {
+            let shape = features::Shape {
+                rows: identity.clone(),
+                taps: taps.to_vec(),
+                hidden_size: config.hidden_size,
+                precision: options.features,
+            };
+            let bytes = (shape.position_bytes() * shape.rows.seq_len * shape.rows.rows) as f64;
+            say(&format!(
+                "hidden states of layers {taps:?}: {} bytes a token, {:.2} GB in all",
+                shape.position_bytes(),
+                bytes / 1e9
+            ));
+            Some(FeatureStore::open(folder.path(), shape, options.resume)?)
+        }
+    };
     let mut soft = SoftTargets::open(folder.path(), identity, options.resume)?;
-    if soft.missing() > 0 {
+    if soft.missing(features.as_ref()) > 0 {
         let loading = LoadOptions {
             device: Device::Cpu,
             ..LoadOptions::default()
@@ -381,12 +472,12 @@ fn soft_targets(
         let mut model = load(&target.source, &loading)?;
         let bar = bar(
             "target {wide_bar} {pos}/{len} rows, {eta} left",
-            soft.missing() as u64,
+            soft.missing(features.as_ref()) as u64,
         );
-        soft.compute(&mut *model, rows, || bar.inc(1))?;
+        soft.compute(&mut *model, rows, features.as_mut(), || bar.inc(1))?;
         bar.finish_and_clear();
     }
-    Ok(soft)
+    Ok((soft, features))
 }
 
 /// Prints one line on stdout.

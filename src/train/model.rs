@@ -2,8 +2,9 @@
 //! kernels of the serving decoder write in place and have no backward pass.
 
 use super::optimizer::Named;
+use super::student::{self, Batch, Student};
 use super::vocabulary::NEVER;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::model::{ModelConfig, names};
 use crate::sampling::mix;
 use candle_core::{D, DType, Device, Tensor, Var};
@@ -14,7 +15,7 @@ use std::collections::HashMap;
 
 /// Standard deviation of initial weights, as in the configurations of Llama and GPT-2
 /// (`initializer_range`).
-const INITIAL_DEVIATION: f64 = 0.02;
+pub const INITIAL_DEVIATION: f64 = 0.02;
 
 /// A trainable Llama in f32.
 pub struct TrainModel {
@@ -74,11 +75,6 @@ impl TrainModel {
         })
     }
 
-    /// The draft's configuration.
-    pub fn config(&self) -> &ModelConfig {
-        &self.config
-    }
-
     /// The variables, by Hugging Face's names.
     pub fn vars(&self) -> &Named<Var> {
         &self.vars
@@ -88,18 +84,8 @@ impl TrainModel {
     ///
     /// # Errors
     /// `Setup`, if a weight is missing or has another shape.
-    pub fn set(&self, mut weight: impl FnMut(&str) -> Option<Tensor>) -> Result<()> {
-        for (name, var) in &self.vars {
-            match weight(name) {
-                Some(saved) if saved.dims() == var.dims() => var.set(&saved)?,
-                _ => {
-                    return Err(Error::setup(format!(
-                        "tensor {name} is missing or does not have the shape that the draft's config asks for"
-                    )));
-                }
-            }
-        }
-        Ok(())
+    pub fn set(&self, weight: impl FnMut(&str) -> Option<Tensor>) -> Result<()> {
+        student::set(&self.vars, weight)
     }
 
     /// The logits of every position, `[rows * len, vocab]`, for `tokens` `[rows, len]` u32. A position
@@ -137,22 +123,6 @@ impl TrainModel {
         })
     }
 
-    /// The weights in the format for serving. With a draft vocabulary they include a separate output
-    /// layer and, as in EAGLE-3, `d2t`, which is the id of each of its rows minus the row's number.
-    pub fn weights(&self) -> Result<HashMap<String, Tensor>> {
-        let vars = self.vars.iter();
-        let mut weights: HashMap<String, Tensor> = vars
-            .map(|(name, var)| (name.clone(), var.as_detached_tensor()))
-            .collect();
-        if let Some(ids) = &self.outputs {
-            weights.insert("lm_head.weight".into(), self.head()?.detach());
-            let ids = ids.to_vec1::<u32>()?;
-            let offsets: Vec<i64> = (0..).zip(ids).map(|(i, id)| i64::from(id) - i).collect();
-            weights.insert("d2t".into(), Tensor::new(offsets, &Device::Cpu)?);
-        }
-        Ok(weights)
-    }
-
     /// Causal grouped-query attention over `x`, `[rows * len, hidden]`.
     fn attend(&self, x: &Tensor, rows: usize, len: usize, at: &str) -> Result<Tensor> {
         let (heads, d) = (self.config.num_heads, self.config.head_dim);
@@ -187,6 +157,38 @@ impl TrainModel {
     /// The weight `name`, one of [`shapes`], without `.weight`.
     fn var(&self, name: &str) -> &Var {
         &self.vars[&format!("{name}.weight")]
+    }
+}
+
+impl Student for TrainModel {
+    fn vars(&self) -> &Named<Var> {
+        &self.vars
+    }
+
+    /// With a draft vocabulary they include a separate output layer and, as in EAGLE-3, `d2t`, which is
+    /// the id of each of its rows minus the row's number.
+    fn weights(&self) -> Result<HashMap<String, Tensor>> {
+        let vars = self.vars.iter();
+        let mut weights: HashMap<String, Tensor> = vars
+            .map(|(name, var)| (name.clone(), var.as_detached_tensor()))
+            .collect();
+        if let Some(ids) = &self.outputs {
+            weights.insert("lm_head.weight".into(), self.head()?.detach());
+            let ids = ids.to_vec1::<u32>()?;
+            let offsets: Vec<i64> = (0..).zip(ids).map(|(i, id)| i64::from(id) - i).collect();
+            weights.insert("d2t".into(), Tensor::new(offsets, &Device::Cpu)?);
+        }
+        Ok(weights)
+    }
+
+    fn logits(&self, batch: &Batch<'_>) -> Result<Tensor> {
+        let seen = batch.tokens.iter().map(|row| &row[..row.len() - 1]);
+        let tokens: Vec<u32> = seen.clone().flatten().copied().collect();
+        let dims = (
+            batch.tokens.len(),
+            seen.map(<[u32]>::len).max().unwrap_or(0),
+        );
+        self.forward(&Tensor::from_vec(tokens, dims, self.cos.device())?)
     }
 }
 
@@ -229,7 +231,7 @@ fn shapes(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
 
 /// Ones for a norm, otherwise normal noise (Box and Muller 1958) that depends only on seed and name;
 /// candle cannot seed its CPU generator.
-fn fresh(seed: u64, name: &str, dims: &[usize], device: &Device) -> Result<Tensor> {
+pub fn fresh(seed: u64, name: &str, dims: &[usize], device: &Device) -> Result<Tensor> {
     if dims.len() == 1 {
         return Ok(Tensor::ones(dims, DType::F32, device)?);
     }

@@ -76,27 +76,31 @@ pub fn accumulate(
     vars: &Named<Var>,
     mut gradients: GradStore,
 ) -> Result<()> {
-    for (name, var) in vars {
-        // Detached, because a gradient keeps its graph alive, and with it all activations.
-        let Some(gradient) = gradients.remove(var).map(|g| g.detach()) else {
-            continue;
-        };
-        let total = match sum.get(name) {
-            Some(before) => (before + gradient)?,
-            None => gradient,
-        };
-        sum.insert(name.clone(), total);
-    }
+    // Detached, because a gradient keeps its graph alive, and with it all activations.
+    let found = vars.iter().filter_map(|(name, var)| {
+        let gradient = gradients.remove(var)?.detach();
+        Some((name.clone(), gradient))
+    });
+    let found: Vec<_> = found.collect();
+    let total = |(name, gradient): (String, Tensor)| -> Result<_> {
+        Ok(match sum.get(&name) {
+            Some(before) => (name, (before + gradient)?),
+            None => (name, gradient),
+        })
+    };
+    let totals: Vec<_> = found.into_par_iter().map(total).collect::<Result<_>>()?;
+    sum.extend(totals);
     Ok(())
 }
 
 /// The Euclidean norm over all gradients together.
 pub fn global_norm(gradients: &Named<Tensor>) -> Result<f64> {
-    let mut squares = 0.0;
-    for gradient in gradients.values() {
-        squares += f64::from(gradient.sqr()?.sum_all()?.to_scalar::<f32>()?);
-    }
-    Ok(squares.sqrt())
+    let square = |gradient: &&Tensor| -> Result<f64> {
+        Ok(f64::from(gradient.sqr()?.sum_all()?.to_scalar::<f32>()?))
+    };
+    let all: Vec<&Tensor> = gradients.values().collect();
+    let squares: Vec<f64> = all.par_iter().map(square).collect::<Result<_>>()?;
+    Ok(squares.iter().sum::<f64>().sqrt())
 }
 
 /// Scales gradients of norm `norm` down to `limit` (Pascanu et al. 2013, Algorithm 1).

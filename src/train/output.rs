@@ -3,15 +3,15 @@
 //! Every file is written under another name and then renamed, so that a full disk or a kill never
 //! destroys the previous file.
 
-use super::model::TrainModel;
-use super::optimizer::AdamW;
+use super::optimizer::{AdamW, Named};
 use super::report::Evaluation;
-use crate::error::{Error, Result};
+use super::student::{self, Student};
+use crate::error::{Error, Result, first_line};
 use crate::files::folder_of;
 use crate::model::{ModelSource, names, safetensors_files};
 use crate::text::Text;
 use candle_core::safetensors::MmapedSafetensors;
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Tensor, Var};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -38,8 +38,8 @@ pub struct State {
     pub steps: usize,
     /// Everything that determines the weights after a step, including the seed.
     pub settings: Value,
-    /// The evaluation before the first step.
-    pub untrained: Evaluation,
+    /// The evaluation before the first step, by depth.
+    pub untrained: Vec<Evaluation>,
 }
 
 impl State {
@@ -106,7 +106,7 @@ impl OutputFolder {
     /// `Setup`, naming the file, which then is unchanged.
     pub fn save_checkpoint(
         &self,
-        model: &TrainModel,
+        model: &dyn Student,
         optimizer: &AdamW,
         state: &State,
     ) -> Result<()> {
@@ -130,7 +130,7 @@ impl OutputFolder {
     /// `Setup`, naming the file, if it is broken or belongs to another draft; the error of `check`.
     pub fn load_checkpoint(
         &self,
-        model: &TrainModel,
+        model: &dyn Student,
         optimizer: &mut AdamW,
         device: &Device,
         check: impl FnOnce(&State) -> Result<()>,
@@ -144,7 +144,9 @@ impl OutputFolder {
         let state: State =
             serde_json::from_slice(&state.to_vec1::<u8>()?).map_err(|e| broken(&e))?;
         check(&state)?;
-        model.set(|name| tensors.load(&format!("weight.{name}"), device).ok())?;
+        student::set(model.vars(), |name| {
+            tensors.load(&format!("weight.{name}"), device).ok()
+        })?;
         for (name, (first, second)) in &mut optimizer.moments {
             let load = |kind: &str| tensors.load(&format!("{kind}.{name}"), device);
             *first = load("first").map_err(|e| broken(&e))?;
@@ -158,7 +160,7 @@ impl OutputFolder {
     ///
     /// # Errors
     /// `Setup`, naming the file.
-    pub fn save_weights(&self, model: &TrainModel) -> Result<()> {
+    pub fn save_weights(&self, model: &dyn Student) -> Result<()> {
         save(&self.path.join(WEIGHTS), &model.weights()?)
     }
 
@@ -175,6 +177,7 @@ impl OutputFolder {
     ) -> Result<()> {
         let mut config = config;
         config["torch_dtype"] = "float32".into();
+        // A head's output layer is its own, too, but its embedding is the target's.
         if config["draft_vocab_size"] != Value::Null {
             config["tie_word_embeddings"] = false.into();
         }
@@ -199,13 +202,13 @@ impl OutputFolder {
     }
 }
 
-/// Replaces the weights of `model` by those of the model in `folder`. If that has fewer layers, but at
-/// least half as many, its upper layers are repeated on top, which is a far better start than random
+/// Replaces the weights `vars` of a draft by those of the model in `folder`. If that has fewer layers, but
+/// at least half as many, its upper layers are repeated on top, which is a far better start than random
 /// layers (Du et al. 2024, "Stacking Your Transformers", section 3).
 ///
 /// # Errors
 /// `Setup`, naming the folder, if the weights cannot be read or have another shape.
-pub fn load_weights(folder: &Path, model: &TrainModel, device: &Device) -> Result<()> {
+pub fn load_weights(folder: &Path, vars: &Named<Var>, device: &Device) -> Result<()> {
     let files = safetensors_files(folder)?;
     // SAFETY: the files are only read. If someone changes them meanwhile, they get other weights or a
     // fault.
@@ -214,7 +217,8 @@ pub fn load_weights(folder: &Path, model: &TrainModel, device: &Device) -> Resul
     let saved = weights.tensors();
     let layers = saved.iter().filter_map(|(name, _)| names::layer_of(name));
     let saved = layers.map(|(layer, _)| layer + 1).max().unwrap_or(0);
-    let wanted = model.config().num_layers;
+    let layers = vars.keys().filter_map(|name| names::layer_of(name));
+    let wanted = layers.map(|(layer, _)| layer + 1).max().unwrap_or(0);
     let source = |name: &str| match names::layer_of(name) {
         Some((layer, part)) if layer >= saved && layer + saved >= wanted => {
             let below = layer + saved - wanted;
@@ -223,9 +227,26 @@ pub fn load_weights(folder: &Path, model: &TrainModel, device: &Device) -> Resul
         _ => name.to_owned(),
     };
     let load = |name: &str| weights.load(&source(name), device).ok();
-    model
-        .set(|name| load(name)?.to_dtype(DType::F32).ok())
+    student::set(vars, |name| load(name)?.to_dtype(DType::F32).ok())
         .map_err(|e| Error::in_file(folder, e))
+}
+
+/// The ids that the head in `folder` predicts: those of its `d2t`.
+///
+/// # Errors
+/// `Setup`, naming the folder, if it cannot be read.
+pub fn head_ids(folder: &Path) -> Result<Vec<u32>> {
+    let wrong = |e: &dyn std::fmt::Display| Error::in_file(folder, e);
+    let files = safetensors_files(folder)?;
+    // SAFETY: as in `load_weights`.
+    let weights = unsafe { MmapedSafetensors::multi(&files) }.map_err(|e| wrong(&e))?;
+    let offsets = (weights.load(names::OUTPUT_IDS, &Device::Cpu))
+        .and_then(|offsets| offsets.to_vec1::<i64>())
+        .map_err(|e| wrong(&first_line(&e)))?;
+    let ids = (0..).zip(offsets).map(|(row, offset)| {
+        u32::try_from(row + offset).map_err(|_| wrong(&"tensor d2t has an id below 0"))
+    });
+    ids.collect()
 }
 
 /// Copies a file, if it exists.

@@ -1,9 +1,8 @@
 //! The figures of a run, and how they are printed.
 
-use super::Objective;
+use super::loss::Figures;
+use super::{Method, Objective};
 use crate::bench::expected_speed_up;
-use crate::error::Result;
-use candle_core::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -32,21 +31,21 @@ pub struct Sums {
 }
 
 impl Sums {
-    /// Adds the loss, both bounds of the overlap, and the agreement, `[positions]` each, of the `counted`
-    /// positions.
-    pub fn add(&mut self, figures: [&Tensor; 4], counted: &[bool]) -> Result<()> {
-        for (sum, figure) in self.sums.iter_mut().zip(figures) {
-            let values = figure.to_dtype(DType::F32)?.to_vec1::<f32>()?;
-            let kept = values.iter().zip(counted).filter(|(_, counted)| **counted);
-            *sum += kept.map(|(&value, _)| f64::from(value)).sum::<f64>();
+    /// Adds the figures of the `counted` positions.
+    pub fn add(&mut self, figures: &[Figures], counted: &[bool]) {
+        for (figures, _) in figures.iter().zip(counted).filter(|(_, c)| **c) {
+            let [lower, upper] = figures.overlap;
+            let values = [figures.loss, lower, upper, figures.agrees];
+            for (sum, value) in self.sums.iter_mut().zip(values) {
+                *sum += f64::from(value);
+            }
+            self.positions += 1.0;
         }
-        self.positions += counted.iter().filter(|counted| **counted).count() as f64;
-        Ok(())
     }
 
     /// The means.
     pub fn mean(&self) -> Evaluation {
-        let [loss, lower, upper, agreement] = self.sums.map(|sum| sum / self.positions);
+        let [loss, lower, upper, agreement] = self.sums.map(|sum| sum / self.positions.max(1.0));
         Evaluation {
             loss,
             overlap: [lower, upper],
@@ -55,9 +54,25 @@ impl Sums {
     }
 }
 
+/// The line that is printed after `step`, of the figures of each depth.
+pub fn line(depths: &[Evaluation], step: usize, objective: Objective) -> String {
+    let all = |figure: fn(&Evaluation) -> f64| -> String {
+        let figures = depths.iter().map(|depth| format!("{:.4}", figure(depth)));
+        figures.collect::<Vec<_>>().join(" ")
+    };
+    match depths {
+        [first] => first.line(step, objective),
+        _ => format!(
+            "step {step}: held-out loss {}, alpha at T=1 {}, at T=0 {} (by depth)",
+            all(|depth| depth.loss),
+            all(|depth| depth.overlap[0]),
+            all(|depth| depth.agreement)
+        ),
+    }
+}
+
 impl Evaluation {
-    /// The line that is printed after `step`.
-    pub fn line(&self, step: usize, objective: Objective) -> String {
+    fn line(&self, step: usize, objective: Objective) -> String {
         let Self {
             loss,
             overlap: [lower, upper],
@@ -78,13 +93,18 @@ impl Evaluation {
 /// The result of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
+    pub method: Method,
     pub objective: Objective,
     /// Steps made, including those of earlier sessions, and steps of the whole run.
     pub steps: usize,
     pub of_steps: usize,
     pub held_out_rows: usize,
+    /// Of the first drafted token.
     pub untrained: Evaluation,
     pub trained: Evaluation,
+    /// Of a head, the trained figures of the first, the second, .. drafted token, each with those before
+    /// it as in the text.
+    pub depths: Vec<Evaluation>,
     /// The cost of a draft step in target steps, measured on this machine. `None` without a target.
     pub cost_ratio: Option<f64>,
 }
@@ -98,7 +118,68 @@ pub fn best_length(alpha: f64, c: f64) -> (usize, f64) {
         })
 }
 
+/// The expected tokens of a round with a chain of `k` drafted tokens, the target's own included, if the
+/// token at each depth is accepted with probability `alphas[depth]` after those before it. Deeper tokens
+/// are accepted like the deepest known one.
+pub fn expected_tokens(alphas: &[f64], k: usize) -> f64 {
+    let last = alphas.last().copied().unwrap_or_default();
+    let mut path = 1.0;
+    let drafted = (0..k).map(|depth| {
+        path *= alphas.get(depth).copied().unwrap_or(last);
+        path
+    });
+    1.0 + drafted.sum::<f64>()
+}
+
 impl Report {
+    /// The table of a head. Without a measured cost of its steps there are no speed-ups.
+    fn fmt_depths(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{:<12} {:>10} {:>14} {:>20}",
+            "drafted", "loss", "alpha at T=0", "alpha at T=1"
+        )?;
+        let untrained = ("untrained 1".to_owned(), &self.untrained);
+        let depths = self.depths.iter().enumerate();
+        let depths = depths.map(|(depth, figures)| (format!("token {}", depth + 1), figures));
+        for (name, figures) in std::iter::once(untrained).chain(depths) {
+            let [lower, upper] = figures.overlap;
+            writeln!(
+                f,
+                "{name:<12} {:>10.4} {:>14.4} {:>20}",
+                figures.loss,
+                figures.agreement,
+                format!("{lower:.4} to {upper:.4}")
+            )?;
+        }
+        writeln!(
+            f,
+            "\n{:<12} {:>19} {:>19}",
+            "chain of", "tokens at T=0", "tokens at T=1"
+        )?;
+        let alphas = |figure: fn(&Evaluation) -> f64| self.depths.iter().map(figure).collect();
+        let at: [Vec<f64>; 2] = [alphas(|d| d.agreement), alphas(|d| d.overlap[0])];
+        for k in 1..=MAX_DRAFT_TOKENS {
+            write!(f, "{k:<12}")?;
+            for alphas in &at {
+                let tokens = expected_tokens(alphas, k);
+                let shown = match self.cost_ratio {
+                    None => format!("{tokens:.2}"),
+                    Some(c) => format!("{tokens:.2} ({:.2} x)", tokens / (1.0 + c * k as f64)),
+                };
+                write!(f, " {shown:>19}")?;
+            }
+            writeln!(f)?;
+        }
+        writeln!(
+            f,
+            "\n\
+            alpha: acceptance rate of a drafted token over held-out rows, after accepted ones; at\n\
+            temperature 1 a lower bound (without the ids outside the target's top ones) and an upper\n\
+            bound. tokens: expected per round, the target's own included."
+        )
+    }
+
     fn fmt_kl(&self, f: &mut fmt::Formatter<'_>, c: f64) -> fmt::Result {
         writeln!(
             f,
@@ -157,6 +238,9 @@ impl fmt::Display for Report {
             "\n{} of {} steps, {} held-out rows",
             self.steps, self.of_steps, self.held_out_rows
         )?;
+        if self.method == Method::Eagle3 {
+            return self.fmt_depths(f);
+        }
         match (self.objective, self.cost_ratio) {
             (Objective::Kl, Some(c)) => self.fmt_kl(f, c),
             _ => self.fmt_cross_entropy(f),
@@ -184,18 +268,26 @@ mod tests {
     }
 
     #[test]
+    fn a_chain_is_worth_the_paths_that_stand() {
+        assert_eq!(expected_tokens(&[0.5, 0.4], 0), 1.0);
+        assert!((expected_tokens(&[0.5, 0.4], 2) - 1.7).abs() < 1e-12);
+        assert!((expected_tokens(&[0.5, 0.4], 3) - 1.78).abs() < 1e-12);
+    }
+
+    #[test]
     fn only_counted_positions_count() {
-        let tensor = |values: &[f32]| Tensor::new(values, &candle_core::Device::Cpu).unwrap();
-        let (loss, lower, upper, agreement) = (
-            tensor(&[1.0, 9.0, 3.0]),
-            tensor(&[0.4, 9.0, 0.6]),
-            tensor(&[0.5, 9.0, 0.7]),
-            tensor(&[1.0, 9.0, 0.0]),
-        );
+        let figures = |loss, lower, upper, agrees| Figures {
+            loss,
+            overlap: [lower, upper],
+            agrees,
+        };
+        let figures = [
+            figures(1.0, 0.4, 0.5, 1.0),
+            figures(9.0, 9.0, 9.0, 9.0),
+            figures(3.0, 0.6, 0.7, 0.0),
+        ];
         let mut sums = Sums::default();
-        let counted = [true, false, true];
-        sums.add([&loss, &lower, &upper, &agreement], &counted)
-            .unwrap();
+        sums.add(&figures, &[true, false, true]);
         let mean = sums.mean();
         assert_eq!((mean.loss, mean.agreement), (2.0, 0.5));
         assert!((mean.overlap[0] - 0.5).abs() < 1e-6);

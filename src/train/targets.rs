@@ -1,21 +1,23 @@
-//! The target's distributions for all rows: computed once, stored in a file, and read in any order.
+//! The target's distributions for all rows: computed once, stored in a file, and read in any order. The
+//! same pass gives the hidden states that a head reads.
 //!
 //! A position takes `6 k + 4` bytes, little endian: k ids (u32), k natural logarithms of their
 //! probabilities (f16), and the mass of all other ids (f32). A JSON file beside it stores their
 //! [`Identity`]. The file grows only by whole rows, so a stopped run continues where it was.
 
 use super::corpus::Row;
+use super::features::FeatureStore;
 use super::loss::Soft;
 use super::output::write_json;
 use crate::error::{Error, Result};
 use crate::kernels::parallel;
 use crate::kv::{BlockAllocator, BlockTable, KvStore};
-use crate::model::{Batch, Model};
-use candle_core::{Device, Tensor};
+use crate::model::{Batch, Model, Taps};
+use candle_core::{DType, Device, Tensor};
 use half::f16;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Tokens of one forward of the target.
@@ -83,12 +85,14 @@ impl SoftTargets {
         })
     }
 
-    /// Number of rows that are not [computed](Self::compute) yet.
-    pub fn missing(&self) -> usize {
-        self.identity.rows - self.rows
+    /// Number of rows that are not [computed](Self::compute) yet, here or in `features`.
+    pub fn missing(&self, features: Option<&FeatureStore>) -> usize {
+        let known = features.map_or(self.rows, |features| features.rows().min(self.rows));
+        self.identity.rows - known
     }
 
-    /// Runs `target` over the missing rows, and calls `done` after each.
+    /// Runs `target` once over the missing rows, and calls `done` after each. The hidden states go to
+    /// `features`.
     ///
     /// # Errors
     /// `Setup`, if the file cannot be written; the error of the target.
@@ -96,25 +100,34 @@ impl SoftTargets {
         &mut self,
         target: &mut dyn Model,
         rows: &[Row],
+        mut features: Option<&mut FeatureStore>,
         mut done: impl FnMut(),
     ) -> Result<()> {
         let (len, k) = (self.identity.seq_len, self.identity.top_k);
+        let taps = features.as_ref().map_or(&[][..], |f| f.taps()).to_vec();
         let blocks = len.div_ceil(BLOCK_SIZE);
         let mut pass = Pass {
             kv: target.new_kv(blocks, BLOCK_SIZE)?,
             table: BlockTable::default(),
+            taps,
         };
         BlockAllocator::new(blocks, BLOCK_SIZE)
             .reserve(&mut pass.table, len)
             .map_err(|_| Error::internal("the pool is as large as a row"))?;
-        let start = (self.rows * self.identity.row_bytes()) as u64;
         let failed = |e| Error::in_file(&self.path, e);
-        self.file.seek(SeekFrom::Start(start)).map_err(failed)?;
-        for row in &rows[self.rows..] {
-            let bytes = pass.row(target, &row.tokens[..len], k)?;
-            self.file.write_all(&bytes).map_err(failed)?;
-            self.rows += 1;
+        let first = rows.len() - self.missing(features.as_deref());
+        for (number, row) in rows.iter().enumerate().skip(first) {
+            let (bytes, hidden) = pass.row(target, &row.tokens[..len], k)?;
+            let start = (number * self.identity.row_bytes()) as u64;
+            self.file.write_all_at(&bytes, start).map_err(failed)?;
+            if let Some(features) = &mut features {
+                features.write(number, &hidden)?;
+            }
+            self.rows = self.rows.max(number + 1);
             done();
+        }
+        if let Some(features) = features {
+            features.sync()?;
         }
         self.file.sync_all().map_err(failed)
     }
@@ -123,13 +136,11 @@ impl SoftTargets {
     ///
     /// # Errors
     /// `Setup`, if the file cannot be read.
-    pub fn read(&mut self, rows: &[usize], device: &Device) -> Result<Soft> {
+    pub fn read(&self, rows: &[usize], device: &Device) -> Result<Soft> {
         let (size, k) = (self.identity.row_bytes(), self.identity.top_k);
         let mut bytes = vec![0; size * rows.len()];
         for (&row, bytes) in rows.iter().zip(bytes.chunks_mut(size)) {
-            let start = SeekFrom::Start((row * size) as u64);
-            (self.file.seek(start))
-                .and_then(|_| self.file.read_exact(bytes))
+            (self.file.read_exact_at(bytes, (row * size) as u64))
                 .map_err(|e| Error::in_file(&self.path, e))?;
         }
         let positions = rows.len() * self.identity.seq_len;
@@ -150,25 +161,40 @@ impl SoftTargets {
 struct Pass {
     kv: KvStore,
     table: BlockTable,
+    /// The layers whose hidden states are wanted.
+    taps: Vec<usize>,
 }
 
 impl Pass {
-    /// The packed distributions of all positions of one row.
-    fn row(&mut self, target: &mut dyn Model, tokens: &[u32], k: usize) -> Result<Vec<u8>> {
+    /// The packed distributions of all positions of one row, and their hidden states.
+    fn row(
+        &mut self,
+        target: &mut dyn Model,
+        tokens: &[u32],
+        k: usize,
+    ) -> Result<(Vec<u8>, Vec<f32>)> {
         let vocab = target.config().vocab_size;
-        let mut packed = Vec::new();
+        let (mut packed, mut hidden) = (Vec::new(), Vec::new());
         for (chunk, part) in tokens.chunks(CHUNK).enumerate() {
             let mut batch = Batch::default();
             batch.push_span(part, &[], chunk * CHUNK, &self.table, BLOCK_SIZE);
             batch.logits = (0..part.len() as u32).collect();
+            batch.taps = (!self.taps.is_empty()).then(|| Taps {
+                layers: self.taps.clone(),
+                rows: batch.logits.clone(),
+            });
             let output = target.forward(&batch, &mut self.kv)?;
             let positions = output.read(|logits| {
                 let mut rows: Vec<&[f32]> = logits.chunks_exact(vocab).collect();
                 parallel::map(&mut rows, |logits| pack(logits, k))
             })?;
             packed.extend(positions.into_iter().flatten());
+            if let Some(states) = &output.hidden {
+                let states = states.to_dtype(DType::F32)?.flatten_all()?;
+                hidden.extend(states.to_vec1::<f32>()?);
+            }
         }
-        Ok(packed)
+        Ok((packed, hidden))
     }
 }
 

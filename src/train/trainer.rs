@@ -1,18 +1,19 @@
 //! The training loop: rows, forward, loss, backward, step, with evaluations and checkpoints in between.
 
 use super::corpus::{Order, Row};
-use super::loss::{Comparison, Soft};
-use super::model::TrainModel;
+use super::features::FeatureStore;
+use super::loss::{Soft, measure};
+use super::ops::with_slope;
 use super::optimizer::{AdamW, Named, accumulate, clip, global_norm, learning_rate};
 use super::output::{self, OutputFolder, State};
-use super::report::{Evaluation, Report, Sums};
+use super::report::{self, Evaluation, Report, Sums};
+use super::student::{Batch, Student};
 use super::targets::SoftTargets;
 use super::vocabulary::Vocabulary;
 use super::workers::Workers;
-use super::{Objective, Options, bar, say};
+use super::{Method, Objective, Options, bar, say};
 use crate::error::{Error, Result};
 use crate::kernels;
-use crate::model::ModelConfig;
 use candle_core::{Device, Tensor};
 use indicatif::ProgressBar;
 use serde_json::Value;
@@ -28,6 +29,17 @@ pub struct Data {
     pub vocabulary: Option<Vocabulary>,
     /// `None` with cross-entropy.
     pub soft: Option<SoftTargets>,
+    /// The target's hidden states, for a head.
+    pub features: Option<FeatureStore>,
+}
+
+/// What a student is to learn of some rows. The positions are `[depths, rows, positions of a row]`.
+struct Lesson {
+    soft: Soft,
+    /// How much the loss of each position counts.
+    weights: Vec<f32>,
+    /// Whether evaluation counts it.
+    counted: Vec<bool>,
 }
 
 /// The state of a run between two steps.
@@ -37,32 +49,26 @@ pub struct Trainer<'a> {
     folder: &'a OutputFolder,
     device: Device,
     workers: Workers,
-    model: TrainModel,
+    model: Box<dyn Student>,
     optimizer: AdamW,
     state: State,
-    /// The last evaluation, and the number of steps before it.
-    last: (usize, Evaluation),
+    /// The last evaluation, by depth, and the number of steps before it.
+    last: (usize, Vec<Evaluation>),
 }
 
 impl<'a> Trainer<'a> {
-    /// A new run of a draft with configuration `draft`, or the run of the folder's checkpoint if
-    /// `options.resume` is set.
+    /// A new run of `model`, or the run of the folder's checkpoint if `options.resume` is set.
     ///
     /// # Errors
     /// `Setup`, if the checkpoint is broken or its run had other `settings`.
     pub fn new(
         options: &'a Options,
-        draft: ModelConfig,
+        model: Box<dyn Student>,
         settings: Value,
         data: Data,
         folder: &'a OutputFolder,
         device: Device,
     ) -> Result<Self> {
-        let outputs = data.vocabulary.as_ref().map(Vocabulary::ids);
-        let model = TrainModel::new(draft, outputs, options.seed, options.seq_len, &device)?;
-        if let Some(folder) = &options.init_from {
-            output::load_weights(folder, &model, &device)?;
-        }
         let optimizer = AdamW::new(model.vars(), options.weight_decay)?;
         // A GPU is one queue, and one micro-batch keeps it busy.
         let workers = match device.is_cpu() {
@@ -80,14 +86,14 @@ impl<'a> Trainer<'a> {
             state: State {
                 steps: 0,
                 settings,
-                untrained: Evaluation::default(),
+                untrained: Vec::new(),
             },
-            last: (0, Evaluation::default()),
+            last: (0, Vec::new()),
         };
         if options.resume && folder.has_checkpoint() {
             let settings = trainer.state.settings.clone();
             trainer.state = folder.load_checkpoint(
-                &trainer.model,
+                &*trainer.model,
                 &mut trainer.optimizer,
                 &trainer.device,
                 |state| state.check(&settings),
@@ -96,7 +102,7 @@ impl<'a> Trainer<'a> {
             trainer.evaluate(None)?;
         } else {
             trainer.evaluate(None)?;
-            trainer.state.untrained = trainer.last.1;
+            trainer.state.untrained = trainer.last.1.clone();
         }
         Ok(trainer)
     }
@@ -142,7 +148,7 @@ impl<'a> Trainer<'a> {
             self.evaluate(None)?;
         }
         self.save_checkpoint()?;
-        self.folder.save_weights(&self.model)
+        self.folder.save_weights(&*self.model)
     }
 
     /// Returns the figures of the run so far, and writes them to `report.json`.
@@ -151,12 +157,17 @@ impl<'a> Trainer<'a> {
     /// `Setup`, if the file cannot be written.
     pub fn report(&self, cost_ratio: Option<f64>) -> Result<Report> {
         let report = Report {
+            method: self.options.method,
             objective: self.options.objective,
             steps: self.state.steps,
             of_steps: self.options.steps,
             held_out_rows: self.data.held_out.len(),
-            untrained: self.state.untrained,
-            trained: self.last.1,
+            untrained: first(&self.state.untrained),
+            trained: first(&self.last.1),
+            depths: match self.options.method {
+                Method::Draft => Vec::new(),
+                Method::Eagle3 => self.last.1.clone(),
+            },
             cost_ratio,
         };
         output::write_json(&self.folder.path().join("report.json"), &report)?;
@@ -165,19 +176,18 @@ impl<'a> Trainer<'a> {
 
     /// Makes one step over `rows`. Returns the mean loss before it, in nats per position.
     fn step(&mut self, rows: &[usize]) -> Result<f64> {
-        let positions = (rows.len() * self.options.seq_len) as f64;
         let (mut gradients, mut loss) = (Named::new(), 0.0);
         for rows in rows.chunks(self.options.micro_batch * self.workers.len()) {
-            let batches = self.batches(rows)?;
-            let model = &self.model;
-            let passes = self.workers.map(&batches, |(tokens, soft)| {
-                let logits = model.forward(tokens)?;
-                let compared = Comparison::new(&logits, soft)?;
-                let loss = f64::from(compared.loss()?.sum_all()?.to_scalar::<f32>()?);
-                // The derivative of this sum by the logits is the gradient in closed form, so the graph
-                // of softmax and logarithms is not needed.
-                let slope = (compared.gradient()? / positions)?;
-                Ok((loss, (logits * slope)?.sum_all()?.backward()?))
+            let batches: Vec<&[usize]> = rows.chunks(self.options.micro_batch).collect();
+            let this = &*self;
+            let passes = this.workers.map(&batches, |rows| {
+                let lesson = this.lesson(rows)?;
+                let logits = this.model.logits(&this.batch(rows)?)?;
+                let (figures, slope) = measure(&logits, &lesson.soft, Some(&lesson.weights))?;
+                let losses = figures.iter().zip(&lesson.weights);
+                let loss: f64 = losses.map(|(f, w)| f64::from(f.loss) * f64::from(*w)).sum();
+                let slope = slope.ok_or_else(|| Error::internal("a gradient was wanted"))?;
+                Ok((loss, learn(&logits, slope)?.backward()?))
             });
             for pass in passes {
                 let (part, slopes) = pass?;
@@ -185,7 +195,7 @@ impl<'a> Trainer<'a> {
                 accumulate(&mut gradients, self.model.vars(), slopes)?;
             }
         }
-        let (loss, norm) = (loss / positions, global_norm(&gradients)?);
+        let norm = global_norm(&gradients)?;
         let step = self.state.steps;
         if !loss.is_finite() || !norm.is_finite() {
             return Err(self.not_finite(step + 1));
@@ -210,34 +220,36 @@ impl<'a> Trainer<'a> {
 
     /// Evaluates the held-out rows and prints the figures.
     fn evaluate(&mut self, training: Option<(&ProgressBar, f64, f64)>) -> Result<()> {
-        let mut sums = Sums::default();
+        let (depths, _) = self.model.depths();
+        let mut sums: Vec<Sums> = (0..depths).map(|_| Sums::default()).collect();
         let at_once = self.options.micro_batch * self.workers.len();
         for rows in self.data.held_out.clone().chunks(at_once) {
-            let batches = self.batches(rows)?;
-            let model = &self.model;
-            let passes = self.workers.map(&batches, |(tokens, soft)| {
-                let compared = Comparison::new(&model.forward(tokens)?, soft)?;
-                let [lower, upper] = compared.overlap()?;
-                Ok([compared.loss()?, lower, upper, compared.agrees()?])
+            let batches: Vec<&[usize]> = rows.chunks(self.options.micro_batch).collect();
+            let this = &*self;
+            let passes = this.workers.map(&batches, |rows| {
+                let lesson = this.lesson(rows)?;
+                let logits = this.model.logits(&this.batch(rows)?)?;
+                Ok((measure(&logits, &lesson.soft, None)?.0, lesson.counted))
             });
-            for (rows, figures) in rows.chunks(self.options.micro_batch).zip(passes) {
-                let counted: Vec<bool> = rows
-                    .iter()
-                    .flat_map(|&row| self.data.rows[row].counted.iter().copied())
-                    .collect();
-                sums.add(figures?.each_ref(), &counted)?;
+            for pass in passes {
+                let (figures, counted) = pass?;
+                let positions = figures.len() / depths;
+                let parts = figures.chunks(positions).zip(counted.chunks(positions));
+                for (sums, (figures, counted)) in sums.iter_mut().zip(parts) {
+                    sums.add(figures, counted);
+                }
             }
         }
         let step = self.state.steps;
-        self.last = (step, sums.mean());
-        let line = self.last.1.line(step, self.options.objective);
+        self.last = (step, sums.iter().map(Sums::mean).collect());
+        let line = report::line(&self.last.1, step, self.options.objective);
         match training {
             None => say(&line),
             Some((bar, loss, rate)) => {
                 bar.suspend(|| say(&format!("{line}; training {loss:.4}, {rate:.0} tokens/s")));
             }
         }
-        if !self.last.1.loss.is_finite() {
+        if self.last.1.iter().any(|depth| !depth.loss.is_finite()) {
             return Err(self.not_finite(step));
         }
         Ok(())
@@ -245,27 +257,76 @@ impl<'a> Trainer<'a> {
 
     fn save_checkpoint(&self) -> Result<()> {
         self.folder
-            .save_checkpoint(&self.model, &self.optimizer, &self.state)
+            .save_checkpoint(&*self.model, &self.optimizer, &self.state)
     }
 
-    /// Divides `rows` into micro-batches: the model's input tokens, and the distributions to learn.
-    fn batches(&mut self, rows: &[usize]) -> Result<Vec<(Tensor, Soft)>> {
-        rows.chunks(self.options.micro_batch)
-            .map(|rows| Ok((self.tokens(rows)?, self.soft(rows)?)))
-            .collect()
+    /// Positions of a row that the student predicts something at.
+    fn positions(&self) -> usize {
+        self.options.seq_len.saturating_sub(self.model.ahead())
     }
 
-    /// The input tokens of `rows`, `[rows, seq_len]`.
-    fn tokens(&self, rows: &[usize]) -> Result<Tensor> {
-        let len = self.options.seq_len;
-        let seen = |&row: &usize| self.data.rows[row].tokens[..len].to_vec();
-        let tokens: Vec<u32> = rows.iter().flat_map(seen).collect();
-        Ok(Tensor::from_vec(tokens, (rows.len(), len), &self.device)?)
+    /// What the student reads of `rows`.
+    fn batch(&self, rows: &[usize]) -> Result<Batch<'_>> {
+        let features = match &self.data.features {
+            Some(features) => Some(features.read(rows, self.positions())?),
+            None => None,
+        };
+        let tokens = rows.iter().map(|&row| &self.data.rows[row].tokens[..]);
+        Ok(Batch {
+            tokens: tokens.collect(),
+            features,
+        })
     }
 
-    /// The distributions to learn at the positions of `rows`.
-    fn soft(&mut self, rows: &[usize]) -> Result<Soft> {
-        let soft = match (&mut self.data.soft, self.options.objective) {
+    /// What the student is to learn of `rows`. The positions of a depth are all of the same number; those
+    /// whose distribution is after the end of the row have no mass, and so no loss.
+    fn lesson(&self, rows: &[usize]) -> Result<Lesson> {
+        let (len, positions) = (self.options.seq_len, self.positions());
+        let ((depths, decay), ahead) = (self.model.depths(), self.model.ahead());
+        let soft = self.soft(rows)?;
+        let shifted = |values: &Tensor| -> Result<Tensor> {
+            let width = values.dim(1)?;
+            let values = values.reshape((rows.len(), len, width))?;
+            let part = |depth: usize| -> Result<Tensor> {
+                let first = (ahead + depth).min(len);
+                let part = values.narrow(1, first, len - first)?;
+                let part = part.pad_with_zeros(1, 0, positions - (len - first))?;
+                Ok(part.reshape((rows.len() * positions, width))?)
+            };
+            let parts = (0..depths).map(part).collect::<Result<Vec<_>>>()?;
+            Ok(Tensor::cat(&parts, 0)?)
+        };
+        let soft = match (depths, ahead) {
+            (1, 0) => soft,
+            _ => Soft {
+                ids: shifted(&soft.ids)?,
+                probs: shifted(&soft.probs)?,
+                tail: shifted(&soft.tail)?,
+            },
+        };
+        let all: f64 = (0..depths).map(|depth| decay.powi(depth as i32)).sum();
+        let scale = 1.0 / (all * (self.options.batch_size * positions) as f64);
+        let (mut weights, mut counted) = (Vec::new(), Vec::new());
+        for depth in 0..depths {
+            let weight = (scale * decay.powi(depth as i32)) as f32;
+            weights.resize(weights.len() + rows.len() * positions, weight);
+            for &row in rows {
+                let known = self.data.rows[row].counted.get(ahead + depth..);
+                let known = known.unwrap_or_default();
+                counted.extend_from_slice(known);
+                counted.resize(counted.len() + positions - known.len(), false);
+            }
+        }
+        Ok(Lesson {
+            soft,
+            weights,
+            counted,
+        })
+    }
+
+    /// The distributions to learn at all positions of `rows`.
+    fn soft(&self, rows: &[usize]) -> Result<Soft> {
+        let soft = match (&self.data.soft, self.options.objective) {
             (Some(soft), Objective::Kl) => soft.read(rows, &self.device)?,
             _ => {
                 let next = |&row: &usize| self.data.rows[row].tokens[1..].to_vec();
@@ -278,4 +339,18 @@ impl<'a> Trainer<'a> {
             None => Ok(soft),
         }
     }
+}
+
+/// A scalar whose gradient by `logits` is `slope`: that of the loss in closed form, so that the graph of
+/// softmax and logarithms is not needed.
+fn learn(logits: &Tensor, slope: Tensor) -> Result<Tensor> {
+    match logits.device().is_cpu() {
+        true => Ok(with_slope(logits, slope)?),
+        false => Ok((logits * slope)?.sum_all()?),
+    }
+}
+
+/// The figures of the first drafted token.
+fn first(depths: &[Evaluation]) -> Evaluation {
+    depths.first().copied().unwrap_or_default()
 }

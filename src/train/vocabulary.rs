@@ -46,7 +46,12 @@ impl Vocabulary {
         counts.sort_unstable_by_key(|&(count, id)| (std::cmp::Reverse(count), id));
         let mut ids: Vec<u32> = counts[..size].iter().map(|&(_, id)| id).collect();
         ids.sort_unstable();
-        let mut places = vec![size as u32; vocab_size];
+        Self::of(ids, vocab_size, device)
+    }
+
+    /// The vocabulary of `ids`, which are ascending and below `vocab_size`.
+    pub fn of(ids: Vec<u32>, vocab_size: usize, device: &Device) -> Result<Self> {
+        let mut places = vec![ids.len() as u32; vocab_size];
         for (place, &id) in (0..).zip(&ids) {
             places[id as usize] = place;
         }

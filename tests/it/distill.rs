@@ -7,15 +7,16 @@ use foretoken::error::Error;
 use foretoken::model::{LoadFormat, LoadOptions, Model, ModelConfig, ModelSource, load};
 use foretoken::spec::{BudgetMode, DraftModel, Drafter};
 use foretoken::text::{Text, check_same_tokens};
+use foretoken::train::features::Precision;
 use foretoken::train::model::TrainModel;
 use foretoken::train::report::Report;
-use foretoken::train::{Objective, Options, run};
+use foretoken::train::{Method, Objective, Options, run};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-const VOCAB: usize = 32;
+pub const VOCAB: usize = 32;
 const EOS: u32 = 30;
 
 /// Writes a tokenizer of `VOCAB` tokens: letters, a space, a line break and special tokens.
@@ -77,12 +78,12 @@ fn write_target(folder: &Path) {
 }
 
 /// A folder with a target, a draft's config, a corpus of JSON lines and one of plain text.
-struct Workshop {
+pub struct Workshop {
     folder: tempfile::TempDir,
 }
 
 impl Workshop {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let this = Self { folder };
         write_target(&this.at("target"));
@@ -107,15 +108,18 @@ impl Workshop {
         this
     }
 
-    fn at(&self, name: &str) -> PathBuf {
+    pub fn at(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    fn options(&self, out: &str) -> Options {
+    pub fn options(&self, out: &str) -> Options {
         Options {
             model: self.at("target").display().to_string(),
             revision: None,
-            draft_config: self.at("draft.json"),
+            method: Method::Draft,
+            draft_config: Some(self.at("draft.json")),
+            draft_vocab_size: 8000,
+            taps: Vec::new(),
             init_from: None,
             corpus: vec![self.at("corpus.jsonl")],
             retokenize: false,
@@ -123,6 +127,8 @@ impl Workshop {
             resume: false,
             objective: Objective::Kl,
             top_k: 8,
+            ttt_steps: 3,
+            features: Precision::F16,
             seq_len: 16,
             holdout: 0.1,
             batch_size: 4,
@@ -155,17 +161,17 @@ fn refused(options: &Options) -> String {
 }
 
 #[track_caller]
-fn refused_with(options: &Options, needle: &str) {
+pub fn refused_with(options: &Options, needle: &str) {
     let line = refused(options);
     assert!(line.contains(needle), "{line}");
 }
 
-fn weights(out: &Path) -> std::collections::HashMap<String, Tensor> {
+pub fn weights(out: &Path) -> std::collections::HashMap<String, Tensor> {
     candle_core::safetensors::load(out.join("model.safetensors"), &Device::Cpu).unwrap()
 }
 
 #[track_caller]
-fn assert_same_weights(a: &Path, b: &Path) {
+pub fn assert_same_weights(a: &Path, b: &Path) {
     let (a, b) = (weights(a), weights(b));
     assert_eq!(a.len(), b.len());
     for (name, a) in &a {
@@ -495,14 +501,20 @@ fn invalid_options_are_refused_in_one_line() {
     };
     let wide = write("wide.json", &config(VOCAB + 1, 1, true).to_string());
     refused_with(
-        &with(&|o| o.draft_config = wide.clone()),
+        &with(&|o| o.draft_config = Some(wide.clone())),
         "vocab_size is 33",
     );
     let mut qwen = config(VOCAB, 1, true);
     qwen["architectures"] = json!(["Qwen2ForCausalLM"]);
     let qwen = write("qwen.json", &qwen.to_string());
-    refused_with(&with(&|o| o.draft_config = qwen.clone()), "only llama");
-    refused_with(&with(&|o| o.draft_config = shop.at("no.json")), "no.json");
+    refused_with(
+        &with(&|o| o.draft_config = Some(qwen.clone())),
+        "only llama",
+    );
+    refused_with(
+        &with(&|o| o.draft_config = Some(shop.at("no.json"))),
+        "no.json",
+    );
     refused_with(&with(&|o| o.seq_len = 65), "lower --seq-len");
     refused_with(&with(&|o| o.top_k = 33), "--top-k");
     let empty = write("empty.txt", " \n\n");

@@ -13,6 +13,8 @@ mod convert;
 #[cfg(feature = "embedded-model")]
 mod demo;
 mod distill;
+mod distill_head;
+mod eagle;
 mod engine;
 mod engine_faults;
 mod engine_limits;

@@ -80,7 +80,7 @@ impl Drafter for Recorder {
 }
 
 /// Hidden states at taps `layers` for all `tokens`, and the logits, by one forward.
-fn plain(
+pub fn plain(
     model: Box<dyn Model>,
     tokens: &[u32],
     layers: &[usize],

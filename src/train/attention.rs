@@ -1,0 +1,366 @@
+//! Causal grouped-query attention of an unrolled head (EAGLE-3's training-time test), with RoPE and a
+//! backward pass of its own.
+//!
+//! The head runs over the same positions several times, one pass a draft step. At pass `s`, position `i`
+//! is rotated as `i + s`, and sees K and V of pass 0 at positions up to `i` (the committed text) and of
+//! passes 1 to `s` at `i` alone (the draft that began there).
+
+use super::ops::{add_scaled, dot, slice, with_slice};
+use crate::float::exp;
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
+use std::sync::Arc;
+
+/// The shapes of the attention.
+#[derive(Debug, Clone)]
+pub struct Heads {
+    /// Query heads, and heads of K and V.
+    pub queries: usize,
+    pub keys: usize,
+    pub head_dim: usize,
+    /// `[positions, head_dim / 2]`, for all positions that a pass may rotate to.
+    pub cos: Arc<Vec<f32>>,
+    pub sin: Arc<Vec<f32>>,
+}
+
+impl Heads {
+    /// Width of Q, K and V of one position side by side.
+    pub fn width(&self) -> usize {
+        (self.queries + 2 * self.keys) * self.head_dim
+    }
+}
+
+/// The attention of the last pass, `[rows * len, queries * head_dim]`, for Q, K and V of all passes before
+/// RoPE, `[passes, rows * len, heads.width()]`.
+pub fn attend(qkv: &Tensor, heads: &Heads, len: usize) -> Result<Tensor> {
+    qkv.apply_op1(Attention {
+        heads: heads.clone(),
+        len,
+    })
+}
+
+struct Attention {
+    heads: Heads,
+    /// Positions a row.
+    len: usize,
+}
+
+/// The rows, passes, and elements of one call.
+struct Call<'a> {
+    op: &'a Attention,
+    passes: usize,
+    rows: usize,
+    qkv: &'a [f32],
+}
+
+/// Which part of Q, K and V, rotated or not.
+#[derive(Clone, Copy, PartialEq)]
+enum Part {
+    Query,
+    Key,
+    Value,
+}
+
+/// What both directions need.
+struct Weights {
+    /// `[rows * queries, len, head_dim]`, rotated and scaled.
+    q: Vec<f32>,
+    /// Of each pass `[rows * keys, len, head_dim]`; K is rotated.
+    k: Vec<Vec<f32>>,
+    v: Vec<Vec<f32>>,
+    /// `[rows * queries, len, len]`: what a position gives to the positions of pass 0.
+    text: Vec<f32>,
+    /// `[rows * queries, len, passes - 1]`: what it gives to the later passes.
+    draft: Vec<f32>,
+}
+
+impl Attention {
+    fn call<'a>(&'a self, qkv: &'a [f32], dims: (usize, usize, usize)) -> Call<'a> {
+        Call {
+            op: self,
+            passes: dims.0,
+            rows: dims.1 / self.len,
+            qkv,
+        }
+    }
+}
+
+impl Call<'_> {
+    /// Queries of one head of K.
+    fn group(&self) -> usize {
+        self.op.heads.queries / self.op.heads.keys
+    }
+
+    /// Number of heads of `part`, and the column at which it begins.
+    fn columns(&self, part: Part) -> (usize, usize) {
+        let Heads {
+            queries,
+            keys,
+            head_dim,
+            ..
+        } = self.op.heads;
+        match part {
+            Part::Query => (queries, 0),
+            Part::Key => (keys, queries * head_dim),
+            Part::Value => (keys, (queries + keys) * head_dim),
+        }
+    }
+
+    /// Calls `each` with every place of `part` in a row of width `width`: its number in the order of
+    /// `[rows, heads, len]`, its offset in `[rows * len, width]`, and its position.
+    fn places(&self, part: Part, width: usize, mut each: impl FnMut(usize, usize, usize)) {
+        let (heads, start) = self.columns(part);
+        let (len, d) = (self.op.len, self.op.heads.head_dim);
+        for row in 0..self.rows {
+            for head in 0..heads {
+                for i in 0..len {
+                    let from = (row * len + i) * width + start + head * d;
+                    each((row * heads + head) * len + i, from, i);
+                }
+            }
+        }
+    }
+
+    fn rotation(&self, position: usize) -> (&[f32], &[f32]) {
+        let half = self.op.heads.head_dim / 2;
+        let at = position * half..(position + 1) * half;
+        (&self.op.heads.cos[at.clone()], &self.op.heads.sin[at])
+    }
+
+    fn scale(&self) -> f32 {
+        1.0 / (self.op.heads.head_dim as f32).sqrt()
+    }
+
+    /// `part` of pass `pass`, `[rows, heads, len, head_dim]`.
+    fn gather(&self, part: Part, pass: usize) -> Vec<f32> {
+        let d = self.op.heads.head_dim;
+        let width = self.op.heads.width();
+        let size = self.rows * self.op.len;
+        let qkv = &self.qkv[pass * size * width..][..size * width];
+        let mut out = vec![0f32; size * self.columns(part).0 * d];
+        let scale = match part {
+            Part::Query => self.scale(),
+            _ => 1.0,
+        };
+        self.places(part, width, |to, from, i| {
+            let (x, y) = (&qkv[from..from + d], &mut out[to * d..(to + 1) * d]);
+            match part {
+                Part::Value => y.copy_from_slice(x),
+                _ => rotate(x, y, self.rotation(i + pass), scale, 1.0),
+            }
+        });
+        out
+    }
+
+    /// Writes the gradient by `part` of pass `pass`, `[rows, heads, len, head_dim]`, to `out`, which is
+    /// that by all of `qkv`.
+    fn scatter(&self, part: Part, pass: usize, slope: &[f32], out: &mut [f32]) {
+        let d = self.op.heads.head_dim;
+        let width = self.op.heads.width();
+        let size = self.rows * self.op.len;
+        let out = &mut out[pass * size * width..][..size * width];
+        let scale = match part {
+            Part::Query => self.scale(),
+            _ => 1.0,
+        };
+        self.places(part, width, |from, to, i| {
+            let (x, y) = (&slope[from * d..(from + 1) * d], &mut out[to..to + d]);
+            match part {
+                Part::Value => y.copy_from_slice(x),
+                _ => rotate(x, y, self.rotation(i + pass), scale, -1.0),
+            }
+        });
+    }
+
+    /// `a @ b` for each head of K: `a` is `[m, k]`, `b` is `[k, n]`; the flags say which is stored
+    /// transposed.
+    fn product(
+        &self,
+        (a, a_turned): (Vec<f32>, bool),
+        (b, b_turned): (&CpuStorage, bool),
+        (m, n, k): (usize, usize, usize),
+    ) -> Result<Vec<f32>> {
+        let batch = self.rows * self.op.heads.keys;
+        let layout = |rows, columns, turned| match turned {
+            false => Ok(Layout::contiguous((batch, rows, columns))),
+            true => Layout::contiguous((batch, columns, rows)).transpose(1, 2),
+        };
+        let (a_layout, b_layout) = (layout(m, k, a_turned)?, layout(k, n, b_turned)?);
+        let a = CpuStorage::F32(a);
+        match a.matmul(b, (batch, m, n, k), &a_layout, &b_layout)? {
+            CpuStorage::F32(product) => Ok(product),
+            _ => candle_core::bail!("a product of f32 is f32"),
+        }
+    }
+
+    /// The attention's weights; each row is a softmax over what its position sees.
+    fn weights(&self) -> Result<Weights> {
+        let (len, d) = (self.op.len, self.op.heads.head_dim);
+        let q = self.gather(Part::Query, self.passes - 1);
+        let all = |part| (0..self.passes).map(move |pass| self.gather(part, pass));
+        let (k, v): (Vec<_>, Vec<_>) = (all(Part::Key).collect(), all(Part::Value).collect());
+        let keys = CpuStorage::F32(k[0].clone());
+        let sizes = (self.group() * len, len, d);
+        let mut text = self.product((q.clone(), false), (&keys, true), sizes)?;
+        let later = self.passes - 1;
+        let mut draft = vec![0f32; q.len() / d * later];
+        for (query, (text, q)) in text
+            .chunks_exact_mut(len)
+            .zip(q.chunks_exact(d))
+            .enumerate()
+        {
+            let own = &mut draft[query * later..(query + 1) * later];
+            let key = self.key(query);
+            for (own, k) in own.iter_mut().zip(&k[1..]) {
+                *own = dot(q, &k[key * d..(key + 1) * d]);
+            }
+            let (seen, unseen) = text.split_at_mut(query % len + 1);
+            unseen.fill(0.0);
+            let highest = seen.iter().chain(&*own).copied().fold(f32::MIN, f32::max);
+            let mut sum = 0.0;
+            for weight in seen.iter_mut() {
+                *weight = exp(*weight - highest);
+            }
+            for weight in own.iter_mut() {
+                *weight = exp(*weight - highest);
+                sum += *weight;
+            }
+            sum += seen.iter().sum::<f32>();
+            let share = 1.0 / sum;
+            seen.iter_mut()
+                .chain(own)
+                .for_each(|weight| *weight *= share);
+        }
+        Ok(Weights {
+            q,
+            k,
+            v,
+            text,
+            draft,
+        })
+    }
+
+    /// The number of the key at the position and in the group of the query with this number.
+    fn key(&self, query: usize) -> usize {
+        let len = self.op.len;
+        query / len / self.group() * len + query % len
+    }
+
+    fn forward(&self) -> Result<Vec<f32>> {
+        let (len, d) = (self.op.len, self.op.heads.head_dim);
+        let weights = self.weights()?;
+        let values = CpuStorage::F32(weights.v[0].clone());
+        let sizes = (self.group() * len, d, len);
+        let mut y = self.product((weights.text, false), (&values, false), sizes)?;
+        let later = self.passes - 1;
+        for (query, y) in y.chunks_exact_mut(d).enumerate() {
+            let key = self.key(query);
+            let own = &weights.draft[query * later..(query + 1) * later];
+            for (&weight, v) in own.iter().zip(&weights.v[1..]) {
+                add_scaled(y, weight, &v[key * d..(key + 1) * d]);
+            }
+        }
+        let width = self.op.heads.queries * d;
+        let mut out = vec![0f32; y.len()];
+        self.places(Part::Query, width, |from, to, _| {
+            out[to..to + d].copy_from_slice(&y[from * d..(from + 1) * d]);
+        });
+        Ok(out)
+    }
+
+    /// The gradient by `qkv` for the gradient `slope` by the output.
+    fn backward(&self, slope: &[f32]) -> Result<Vec<f32>> {
+        let (len, d) = (self.op.len, self.op.heads.head_dim);
+        let later = self.passes - 1;
+        let (group, width) = (self.group(), self.op.heads.queries * d);
+        let Weights {
+            q,
+            k,
+            v,
+            text,
+            draft,
+        } = self.weights()?;
+        let mut of_y = vec![0f32; slope.len()];
+        self.places(Part::Query, width, |to, from, _| {
+            of_y[to * d..(to + 1) * d].copy_from_slice(&slope[from..from + d]);
+        });
+        let values = CpuStorage::F32(v[0].clone());
+        let mut of_text = self.product(
+            (of_y.clone(), false),
+            (&values, true),
+            (group * len, len, d),
+        )?;
+        let zeros = || vec![0f32; k[0].len()];
+        let (mut of_k, mut of_v): (Vec<_>, Vec<_>) =
+            (0..self.passes).map(|_| (zeros(), zeros())).unzip();
+        let mut of_q_later = vec![0f32; q.len()];
+        let mut of_own = vec![0f32; later];
+        for (query, of_text) in of_text.chunks_exact_mut(len).enumerate() {
+            let at = query * d..(query + 1) * d;
+            let key = self.key(query) * d..(self.key(query) + 1) * d;
+            let text = &text[query * len..(query + 1) * len];
+            let own = &draft[query * later..(query + 1) * later];
+            for (pass, slope) in of_own.iter_mut().enumerate() {
+                *slope = dot(&of_y[at.clone()], &v[pass + 1][key.clone()]);
+            }
+            // The gradient through a softmax: what is above the mean rises.
+            let mean = dot(of_text, text) + dot(&of_own, own);
+            for (slope, weight) in of_text.iter_mut().zip(text) {
+                *slope = weight * (*slope - mean);
+            }
+            for (pass, (slope, weight)) in of_own.iter().zip(own).enumerate() {
+                let score = weight * (slope - mean);
+                let pass = pass + 1;
+                add_scaled(&mut of_q_later[at.clone()], score, &k[pass][key.clone()]);
+                add_scaled(&mut of_k[pass][key.clone()], score, &q[at.clone()]);
+                add_scaled(&mut of_v[pass][key.clone()], *weight, &of_y[at.clone()]);
+            }
+        }
+        let keys = CpuStorage::F32(k.into_iter().next().unwrap_or_default());
+        let (q, of_y) = (CpuStorage::F32(q), CpuStorage::F32(of_y));
+        let sizes = (len, d, group * len);
+        of_v[0] = self.product((text, true), (&of_y, false), sizes)?;
+        of_k[0] = self.product((of_text.clone(), true), (&q, false), sizes)?;
+        let mut of_q = self.product((of_text, false), (&keys, false), (group * len, d, len))?;
+        add_scaled(&mut of_q, 1.0, &of_q_later);
+        let mut out = vec![0f32; self.qkv.len()];
+        self.scatter(Part::Query, later, &of_q, &mut out);
+        for pass in 0..self.passes {
+            self.scatter(Part::Key, pass, &of_k[pass], &mut out);
+            self.scatter(Part::Value, pass, &of_v[pass], &mut out);
+        }
+        Ok(out)
+    }
+}
+
+/// Rotates one head from `x` to `y`, times `scale`; backwards if `direction` is -1.
+fn rotate(x: &[f32], y: &mut [f32], (cos, sin): (&[f32], &[f32]), scale: f32, direction: f32) {
+    let (x0, x1) = x.split_at(x.len() / 2);
+    let (y0, y1) = y.split_at_mut(x.len() / 2);
+    for (i, (cos, sin)) in cos.iter().zip(sin).enumerate() {
+        let (cos, sin) = (cos * scale, sin * scale * direction);
+        y0[i] = x0[i] * cos - x1[i] * sin;
+        y1[i] = x0[i] * sin + x1[i] * cos;
+    }
+}
+
+impl CustomOp1 for Attention {
+    fn name(&self) -> &'static str {
+        "train-attention"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let call = self.call(slice(storage, layout)?, layout.shape().dims3()?);
+        let width = self.heads.queries * self.heads.head_dim;
+        let shape = (call.rows * self.len, width).into();
+        Ok((CpuStorage::F32(call.forward()?), shape))
+    }
+
+    fn bwd(&self, qkv: &Tensor, _: &Tensor, slope: &Tensor) -> Result<Option<Tensor>> {
+        let dims = qkv.dims3()?;
+        let of_qkv = with_slice(qkv, |qkv| {
+            with_slice(slope, |slope| self.call(qkv, dims).backward(slope))
+        })???;
+        Tensor::from_vec(of_qkv, dims, qkv.device()).map(Some)
+    }
+}

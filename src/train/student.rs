@@ -1,0 +1,66 @@
+//! What is trained: a draft model, or a head that reads the target's hidden states.
+
+use super::optimizer::Named;
+use crate::error::{Error, Result};
+use candle_core::{Tensor, Var};
+use std::collections::HashMap;
+
+/// Some rows of the corpus, as a student reads them.
+pub struct Batch<'a> {
+    /// The `seq_len + 1` ids of each row.
+    pub tokens: Vec<&'a [u32]>,
+    /// The target's hidden states, `[rows * positions, taps * hidden_size]`, f32; `None` for students
+    /// that do not read them.
+    pub features: Option<Tensor>,
+}
+
+/// A model in training. At each position of a row it predicts [`Student::depths`] tokens, one after the
+/// other.
+pub trait Student: Send + Sync {
+    /// The variables, by the names of the checkpoint.
+    fn vars(&self) -> &Named<Var>;
+
+    /// The weights in the format for serving.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn weights(&self) -> Result<HashMap<String, Tensor>>;
+
+    /// Number of tokens that a position predicts, and how much less the loss of each counts than that of
+    /// the one before it.
+    fn depths(&self) -> (usize, f64) {
+        (1, 1.0)
+    }
+
+    /// The position of a row, from 0, whose next-token distribution the first position predicts. The rows
+    /// have that many positions less, and the prediction at depth `s` of position `i` is about the
+    /// distribution at `i + ahead + s`.
+    fn ahead(&self) -> usize {
+        0
+    }
+
+    /// The logits, `[depths * rows * positions, outputs]`: depth after depth. A column that `outputs` does
+    /// not have is an id that the student never predicts.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn logits(&self, batch: &Batch<'_>) -> Result<Tensor>;
+}
+
+/// Replaces all weights by those that `weight` returns.
+///
+/// # Errors
+/// `Setup`, if a weight is missing or has another shape.
+pub fn set(vars: &Named<Var>, mut weight: impl FnMut(&str) -> Option<Tensor>) -> Result<()> {
+    for (name, var) in vars {
+        match weight(name) {
+            Some(saved) if saved.dims() == var.dims() => var.set(&saved)?,
+            _ => {
+                return Err(Error::setup(format!(
+                    "tensor {name} is missing or does not have the shape that the draft's config asks for"
+                )));
+            }
+        }
+    }
+    Ok(())
+}

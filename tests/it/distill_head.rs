@@ -1,0 +1,150 @@
+//! `foretoken distill --method eagle3`: heads on a tiny target, through the library.
+
+use crate::distill::{VOCAB, Workshop, assert_same_weights, refused_with, weights};
+use foretoken::train::features::Precision;
+use foretoken::train::{Method, Objective, Options, run};
+use serde_json::{Value, json};
+use std::fs;
+
+const OUTPUTS: usize = 20;
+
+fn options(shop: &Workshop, out: &str) -> Options {
+    Options {
+        method: Method::Eagle3,
+        draft_config: None,
+        draft_vocab_size: OUTPUTS,
+        taps: vec![0, 1, 2],
+        ..shop.options(out)
+    }
+}
+
+#[test]
+fn a_head_is_learnt_and_written_in_the_published_layout() {
+    let shop = Workshop::new();
+    let options = options(&shop, "head");
+    let report = run(&options).unwrap();
+    println!("{report}");
+    assert!(
+        report.trained.loss < 0.7 * report.untrained.loss,
+        "{report}"
+    );
+    assert!(
+        report.trained.agreement > report.untrained.agreement,
+        "{report}"
+    );
+    assert_eq!(report.depths.len(), 3);
+    assert_eq!(report.depths[0], report.trained);
+    assert!(report.to_string().contains("token 3"), "{report}");
+
+    let config = fs::read_to_string(options.out.join("config.json")).unwrap();
+    let config: Value = serde_json::from_str(&config).unwrap();
+    let wanted = json!({
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": 32,
+        "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8, "rope_theta": 10000.0, "vocab_size": VOCAB,
+        "draft_vocab_size": OUTPUTS, "max_position_embeddings": 64,
+        "eagle_aux_hidden_state_layer_ids": [0, 1, 2], "torch_dtype": "float32"
+    });
+    for (key, value) in wanted.as_object().unwrap() {
+        assert_eq!(config[key], *value, "{key}");
+    }
+    assert!(options.out.join("tokenizer.json").exists());
+
+    let weights = weights(&options.out);
+    let dims = |name: &str| weights[name].dims().to_vec();
+    assert_eq!(dims("fc.weight"), [32, 96]);
+    assert_eq!(dims("midlayer.self_attn.q_proj.weight"), [32, 64]);
+    assert_eq!(dims("midlayer.self_attn.k_proj.weight"), [16, 64]);
+    assert_eq!(dims("midlayer.hidden_norm.weight"), [32]);
+    assert_eq!(dims("lm_head.weight"), [OUTPUTS, 32]);
+    assert_eq!(weights.len(), 15);
+    // `d2t` and `t2d` are two views of the same ids.
+    let offsets = weights["d2t"].to_vec1::<i64>().unwrap();
+    let ids: Vec<usize> = (0..).zip(offsets).map(|(i, o)| (i + o) as usize).collect();
+    let kept = weights["t2d"].to_vec1::<u8>().unwrap();
+    assert_eq!(kept.len(), VOCAB);
+    let known: Vec<usize> = (0..VOCAB).filter(|&id| kept[id] == 1).collect();
+    assert_eq!(ids, known);
+}
+
+#[test]
+fn a_head_trained_in_sessions_equals_one_trained_at_once() {
+    for features in [Precision::F16, Precision::Int8] {
+        let shop = Workshop::new();
+        let mut whole = options(&shop, "whole");
+        (whole.steps, whole.features) = (12, features);
+        let at_once = run(&whole).unwrap();
+        let mut parts = whole.clone();
+        parts.out = shop.at("parts");
+        parts.stop_after = Some(5);
+        parts.threads = Some(1);
+        run(&parts).unwrap();
+        // The rest of the hidden states is computed again.
+        let file = shop.at("parts").join("features-00000.bin");
+        let bytes = file.metadata().unwrap().len();
+        let stored = fs::OpenOptions::new().write(true).open(&file).unwrap();
+        stored.set_len(bytes / 2).unwrap();
+        parts.resume = true;
+        parts.stop_after = None;
+        let report = run(&parts).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), bytes);
+        assert_eq!(report.depths, at_once.depths);
+        assert_same_weights(&whole.out, &parts.out);
+
+        let other = Options {
+            ttt_steps: 2,
+            ..parts
+        };
+        refused_with(&other, "ttt-steps was 3");
+    }
+}
+
+#[test]
+fn a_head_can_begin_with_another() {
+    let shop = Workshop::new();
+    let first = run(&options(&shop, "first")).unwrap();
+    let mut second = options(&shop, "second");
+    second.init_from = Some(shop.at("first"));
+    second.steps = 2;
+    let report = run(&second).unwrap();
+    assert_eq!(report.untrained, first.trained);
+    second.out = shop.at("third");
+    second.draft_vocab_size = OUTPUTS - 1;
+    refused_with(&second, "--draft-vocab-size 20");
+}
+
+#[test]
+fn what_a_head_cannot_be_is_refused_in_one_line() {
+    let shop = Workshop::new();
+    let with = |change: &dyn Fn(&mut Options)| {
+        let mut options = options(&shop, "out");
+        change(&mut options);
+        options
+    };
+    refused_with(
+        &with(&|o| o.objective = Objective::CrossEntropy),
+        "--objective must be kl",
+    );
+    refused_with(&with(&|o| o.taps = vec![0, 3]), "--taps must be layers");
+    refused_with(&with(&|o| o.taps = vec![1, 1]), "--taps must be layers");
+    refused_with(
+        &with(&|o| o.ttt_steps = 15),
+        "--seq-len must be at least 17",
+    );
+    refused_with(&with(&|o| o.device = "cuda".into()), "cuda");
+    let mut narrow: Value =
+        serde_json::from_str(&fs::read_to_string(shop.at("draft.json")).unwrap()).unwrap();
+    narrow["hidden_size"] = 16.into();
+    fs::write(shop.at("narrow.json"), narrow.to_string()).unwrap();
+    let narrow = shop.at("narrow.json");
+    refused_with(
+        &with(&|o| o.draft_config = Some(narrow.clone())),
+        "has hidden_size 16",
+    );
+    refused_with(
+        &with(&|o| {
+            o.method = Method::Draft;
+        }),
+        "needs --draft-config",
+    );
+}
