@@ -20,12 +20,12 @@ pub struct SpeculationFlags {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true")]
     pub speculative_decoding: Option<bool>,
-    /// Where drafts come from [default: model or eagle3 if --draft-model is given, whichever that is,
-    /// otherwise tables].
+    /// Where drafts come from [default: model, eagle3 or parallel if --draft-model is given, whichever that
+    /// is, otherwise tables].
     #[arg(long, value_enum)]
     pub drafter: Option<DrafterName>,
-    /// Draft model, whose tokenizer may be another one, or EAGLE head of the target: an id, a folder or a
-    /// .gguf file.
+    /// Draft model, whose tokenizer may be another one, or EAGLE or parallel head of the target: an id, a
+    /// folder or a .gguf file.
     #[arg(long, value_name = "MODEL")]
     pub draft_model: Option<String>,
     /// Branch, tag or commit of the draft model.
@@ -60,6 +60,8 @@ pub enum DrafterName {
     Model,
     /// The EAGLE head of --draft-model (EAGLE-3, or 1 and 2), which reads the target's hidden states.
     Eagle3,
+    /// The parallel head of --draft-model (DFlash), which reads them, too, and guesses a block at once.
+    Parallel,
     /// Tables of what followed the same tokens in this text, in earlier answers, and in the target's
     /// own predictions.
     Tables,
@@ -81,9 +83,10 @@ pub struct ModelChoice {
 /// The drafter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DrafterChoice {
-    /// A draft model or an EAGLE head: what the checkpoint is.
+    /// A draft model or a head: what the checkpoint is.
     Model(ModelChoice),
     Eagle3(ModelChoice),
+    Parallel(ModelChoice),
     Tables,
     /// Continues repeated n-grams of `min` to `max` tokens.
     Ngram {
@@ -97,7 +100,9 @@ pub enum DrafterChoice {
 impl fmt::Display for DrafterChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Model(choice) | Self::Eagle3(choice) => write!(f, "{}", choice.name),
+            Self::Model(choice) | Self::Eagle3(choice) | Self::Parallel(choice) => {
+                write!(f, "{}", choice.name)
+            }
             Self::Tables => write!(f, "tables"),
             Self::Ngram { min, max } => write!(f, "ngram ({min} to {max})"),
             Self::Own(Some(layers)) => write!(f, "layers {layers} of the target"),
@@ -118,7 +123,7 @@ pub struct TablesOptions {
 impl DrafterName {
     /// Whether it reads --draft-model.
     fn is_model(self) -> bool {
-        matches!(self, Self::Model | Self::Eagle3)
+        matches!(self, Self::Model | Self::Eagle3 | Self::Parallel)
     }
 
     /// Its value on the command line.
@@ -126,6 +131,7 @@ impl DrafterName {
         match self {
             Self::Model => "model",
             Self::Eagle3 => "eagle3",
+            Self::Parallel => "parallel",
             Self::Tables => "tables",
             Self::Ngram => "ngram",
             Self::Own => "self",
@@ -191,6 +197,7 @@ impl SpeculationFlags {
         let drafter = match name {
             DrafterName::Model => DrafterChoice::Model(self.model(name)?),
             DrafterName::Eagle3 => DrafterChoice::Eagle3(self.model(name)?),
+            DrafterName::Parallel => DrafterChoice::Parallel(self.model(name)?),
             DrafterName::Tables => DrafterChoice::Tables,
             DrafterName::Ngram => self.ngram()?,
             DrafterName::Own => DrafterChoice::Own(self.draft_layers.clone()),
@@ -220,10 +227,10 @@ impl SpeculationFlags {
 
     /// The flags that only some drafters read: name, whether it is given, and those drafters.
     fn particular(&self) -> [(&'static str, bool, &'static [DrafterName]); 7] {
-        use DrafterName::{Eagle3, Model, Ngram, Own, Tables};
+        use DrafterName::{Eagle3, Model, Ngram, Own, Parallel, Tables};
         // The tables also continue the draft of a model.
-        let tables: &[DrafterName] = &[Tables, Model, Eagle3, Own];
-        let models: &[DrafterName] = &[Model, Eagle3];
+        let tables: &[DrafterName] = &[Tables, Model, Eagle3, Parallel, Own];
+        let models: &[DrafterName] = &[Model, Eagle3, Parallel];
         [
             ("draft-model", self.draft_model.is_some(), models),
             ("draft-revision", self.draft_revision.is_some(), models),

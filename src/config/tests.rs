@@ -275,6 +275,8 @@ fn speculation_is_on_unless_it_is_switched_off() {
         );
         assert_eq!(config.engine.spec.length, 3);
     }
+    let parallel = accepted("--model m --draft-model d --drafter parallel --tables-memory 1MiB");
+    assert_eq!(parallel.drafter, Some(DrafterChoice::Parallel(draft)));
     let layers = |flags: &str| accepted(&format!("--model m --drafter self {flags}")).drafter;
     assert_eq!(layers(""), Some(DrafterChoice::Own(None)));
     let some = "0-11,24-29".parse().ok();
@@ -286,7 +288,10 @@ fn speculation_is_on_unless_it_is_switched_off() {
 
 #[test]
 fn bad_speculation_is_refused_with_a_remedy() {
-    refused_with("--model m --drafter model", "add --draft-model MODEL");
+    for drafter in ["model", "parallel"] {
+        let flags = format!("--model m --drafter {drafter}");
+        refused_with(&flags, "add --draft-model MODEL");
+    }
     for layers in ["", "9-3", "3,3", "x"] {
         refused_with(
             &format!("--model m --drafter self --draft-layers={layers}"),

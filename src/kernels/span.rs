@@ -13,7 +13,7 @@ pub struct Span {
     /// row `i` of the span are at position `context + i`.
     pub blocks: Vec<u32>,
     /// Ancestor mask: bit `j` of entry `i` is set if row `i` of the span sees row `j` of it; a row sees
-    /// itself. All rows see the whole context. `None` = causal. At most 64 rows.
+    /// itself, and may see later rows. All rows see the whole context. `None` = causal. At most 64 rows.
     pub tree: Option<Vec<u64>>,
 }
 

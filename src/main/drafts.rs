@@ -2,7 +2,9 @@
 
 use foretoken::error::{Error, Result};
 use foretoken::model::{LayerList, Model};
-use foretoken::spec::{DraftModel, Drafter, JointModel, Tokenizer, Translator, Vocabulary};
+use foretoken::spec::{
+    DraftModel, Drafter, JointModel, ParallelDrafter, Tokenizer, Translator, Vocabulary,
+};
 use foretoken::text::{Text, check_same_tokens};
 use std::sync::Arc;
 
@@ -92,6 +94,10 @@ impl Draft {
     /// # Errors
     /// If the device has no memory for the pool.
     pub fn drafter(self, num_blocks: usize, block_size: usize) -> Result<Box<dyn Drafter>> {
+        if self.model.masked_block().is_some() {
+            let drafter = ParallelDrafter::new(self.model, num_blocks, block_size, DRAFT_CHUNK)?;
+            return Ok(Box::new(drafter));
+        }
         let drafter = DraftModel::new(self.model, num_blocks, block_size, DRAFT_CHUNK)?;
         Ok(match self.vocabulary {
             None => Box::new(drafter),

@@ -53,12 +53,18 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
             &*target,
             text.as_ref(),
         )?),
-        Some(DrafterChoice::Eagle3(choice)) => {
-            let draft = load_head(config, choice, &device, &*target)?;
+        Some(chosen @ (DrafterChoice::Eagle3(choice) | DrafterChoice::Parallel(choice))) => {
+            let is_parallel = matches!(chosen, DrafterChoice::Parallel(_));
+            let takes = |kind| (kind == HeadKind::Parallel) == is_parallel;
+            let draft = load_head(config, choice, &device, &*target, takes)?;
             Some(draft.ok_or_else(|| {
+                let (drafter, kind) = match is_parallel {
+                    true => ("parallel", "parallel"),
+                    false => ("eagle3", "EAGLE"),
+                };
                 let name = &choice.name;
                 Error::setup(format!(
-                    "--drafter eagle3: {name} is no EAGLE head: choose --drafter model"
+                    "--drafter {drafter}: {name} is no {kind} head: choose --drafter model"
                 ))
             })?)
         }
@@ -158,23 +164,24 @@ fn load_draft(
     target: &dyn Model,
     text: Option<&Arc<Text>>,
 ) -> Result<Draft> {
-    if let Some(head) = load_head(config, choice, device, target)? {
+    if let Some(head) = load_head(config, choice, device, target, |_| true)? {
         return Ok(head);
     }
     let draft = load_model(config, choice, device, true)?;
     Draft::beside(target, text, draft, &choice.name)
 }
 
-/// The head that `choice` names; `None` if it is an ordinary model.
+/// The head that `choice` names; `None` if it is an ordinary model, or not a kind that is taken.
 fn load_head(
     config: &Config,
     choice: &ModelChoice,
     device: &Device,
     target: &dyn Model,
+    takes: impl Fn(HeadKind) -> bool,
 ) -> Result<Option<Draft>> {
     let options = load_options(&config.load, device, true);
     let source = ModelSource::resolve(&choice.name, choice.revision.as_deref(), options.format)?;
-    let Some(kind) = HeadKind::of(&source)? else {
+    let Some(kind) = HeadKind::of(&source)?.filter(|&kind| takes(kind)) else {
         return Ok(None);
     };
     let named = |e| Error::setup(format!("{}: {e}", choice.name));

@@ -16,9 +16,11 @@ pub struct Batch {
     pub tokens: Vec<u32>,
     /// Replaces `tokens`, `[rows]` u32, if a GPU drew them and the host has not read them.
     pub drawn: Option<Tensor>,
-    /// What a draft head reads of each row besides its token, `[rows, hidden_size]` in the compute dtype:
-    /// the fused hidden states of the target, or its own, of the position before. `None` = zeros. Other
-    /// models do not read it.
+    /// What a draft head reads, in the compute dtype; other models do not read it. An EAGLE head, of each row
+    /// besides its token, `[rows, hidden_size]`: the fused hidden states of the target, or its own, of the
+    /// position before; `None` = zeros. A parallel head, of the batch's first rows instead of their tokens,
+    /// `[those, hidden_size]`: the fused hidden states of the target there. Of these rows it computes only
+    /// K and V; `None` = no such rows.
     pub features: Option<Tensor>,
     /// Position of each row in its sequence, from 0.
     pub positions: Vec<u32>,
@@ -30,6 +32,16 @@ pub struct Batch {
     pub logits: Vec<u32>,
     /// Requested hidden states. Their layers are the same in all forwards of a model.
     pub taps: Option<Taps>,
+}
+
+/// What a parallel head takes besides hidden states: the last token of a sequence and a row with the mask
+/// token for each token that it is to predict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MaskedBlock {
+    /// Maximum number of its rows, from 2 to [`MAX_TREE_NODES`].
+    pub size: usize,
+    /// The id of the mask token.
+    pub mask: u32,
 }
 
 /// The hidden states that a forward returns: those of all these layers for all these rows.
@@ -102,6 +114,31 @@ impl Batch {
         let nodes = depths.into_iter().map(|depth| position(chain + depth));
         self.positions.extend(nodes);
     }
+
+    /// Adds consecutive rows of one sequence that all see one another, after `context` tokens in the pool;
+    /// otherwise as a chain in [`Batch::push_span`].
+    ///
+    /// # Panics
+    /// If there are none, or more than [`MAX_TREE_NODES`].
+    pub fn push_block(
+        &mut self,
+        tokens: &[u32],
+        context: usize,
+        table: &BlockTable,
+        block_size: usize,
+    ) {
+        let rows = tokens.len();
+        assert!((1..=MAX_TREE_NODES).contains(&rows), "{rows} rows");
+        self.push_span(tokens, &[], context, table, block_size);
+        if let Some(span) = self.spans.last_mut() {
+            span.tree = Some(all_see_all(rows));
+        }
+    }
+}
+
+/// The mask of each of `rows` rows that all see one another.
+fn all_see_all(rows: usize) -> Vec<u64> {
+    vec![u64::MAX >> (MAX_TREE_NODES - rows); rows]
 }
 
 /// Ancestor masks of `root` (0 or 1) rows from which all nodes descend and of the nodes after them,
@@ -176,6 +213,24 @@ mod tests {
         assert_eq!(tree.blocks, table.blocks());
         let masks = [0b1, 0b11, 0b111, 0b1011, 0b10111, 0b100001];
         assert_eq!(tree.tree.as_deref(), Some(&masks[..]));
+    }
+
+    #[test]
+    fn the_rows_of_a_block_see_one_another() {
+        let mut table = BlockTable::default();
+        BlockAllocator::new(64, BLOCK_SIZE)
+            .reserve(&mut table, 70)
+            .unwrap();
+        for rows in [1, 3, 64] {
+            let mut batch = Batch::default();
+            batch.push_block(&vec![7; rows], 5, &table, BLOCK_SIZE);
+            let span = &batch.spans[0];
+            assert_eq!((span.rows.clone(), span.context), (0..rows, 5));
+            for (row, other) in (0..64).flat_map(|row| (0..64).map(move |other| (row, other))) {
+                assert!(row >= rows || span.sees(row, other) == (other < rows));
+            }
+            assert!(batch.positions.iter().copied().eq(5..5 + rows as u32));
+        }
     }
 
     /// A tree with one node per mask bit leaves no bit for the row before it.

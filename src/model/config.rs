@@ -63,6 +63,10 @@ const END_TOKENS: [&str; 5] = [
 
 /// The architecture of an EAGLE-3 head in a GGUF file.
 pub const GGUF_EAGLE3: &str = "eagle3";
+/// That of a parallel head.
+pub const GGUF_DFLASH: &str = "dflash";
+/// Those of all draft heads.
+pub const GGUF_HEADS: [&str; 2] = [GGUF_EAGLE3, GGUF_DFLASH];
 
 /// The fields of `config.json` that we read.
 #[derive(Deserialize)]
@@ -419,7 +423,7 @@ impl<'a> Metadata<'a> {
             _ => return Err("general.architecture is missing".into()),
         };
         let is_known = ARCHITECTURES.iter().any(|(kind, _)| *kind == architecture);
-        if !is_known && architecture != GGUF_EAGLE3 {
+        if !is_known && !GGUF_HEADS.contains(&&*architecture) {
             return Err(unsupported(Some(&architecture)));
         }
         Ok(Self {
@@ -468,7 +472,7 @@ impl<'a> Metadata<'a> {
         match dims {
             Some([rows, _]) => Ok(*rows),
             // A head shares the target's embedding.
-            None if self.architecture == GGUF_EAGLE3 => self.size("vocab_size"),
+            None if GGUF_HEADS.contains(&&*self.architecture) => self.size("vocab_size"),
             _ => Err("token_embd.weight is missing or no matrix".into()),
         }
     }

@@ -51,13 +51,7 @@ impl Decoder {
             ids: weights.output_ids(&config)?,
             vocab_size: config.vocab_size,
         };
-        let mut frequencies = config.inverse_frequencies();
-        if let Some(factors) = weights.rope_factors()? {
-            frequencies
-                .iter_mut()
-                .zip(factors)
-                .for_each(|(f, by)| *f /= by);
-        }
+        let frequencies = weights.frequencies(&config)?;
         weights.finish()?;
         // Each thread has its own GPU queue, and another thread may use the weights.
         weights.device().synchronize()?;

@@ -78,8 +78,8 @@ impl EagleHead {
             true => weights.embedding("embed_tokens", (config.vocab_size, hidden))?,
             false => ends.embedding.clone(),
         };
-        let (input, inputs, norm) = match head.kind {
-            HeadKind::Eagle => {
+        let (input, inputs, norm) = match head.kind == HeadKind::Eagle3 {
+            false => {
                 let has_bias = weights.has("fc.bias");
                 let input = Input::Eagle {
                     target_norm: ends.norm.clone(),
@@ -88,7 +88,7 @@ impl EagleHead {
                 };
                 (input, hidden, None)
             }
-            HeadKind::Eagle3 => {
+            true => {
                 let input = Input::Eagle3 {
                     fc: weights.linear("fc", (hidden, reads), false)?,
                     embedding_norm: weights.norm(&at("input_layernorm"), hidden)?,
@@ -99,22 +99,11 @@ impl EagleHead {
             }
         };
         let block = Block::load(&config, &mut weights, inputs, at)?;
-        let has_output = head.kind == HeadKind::Eagle3 && weights.has("lm_head.weight");
-        let output = match has_output {
-            true => OutputLayer {
-                linear: weights.linear("lm_head", (config.output_size(), hidden), false)?,
-                ids: weights.output_ids(&config)?,
-                vocab_size: config.vocab_size,
-            },
+        let output = match head.kind == HeadKind::Eagle3 {
+            true => OutputLayer::of_head(&mut weights, &config, &ends.output)?,
             false => ends.output.clone(),
         };
-        let mut frequencies = config.inverse_frequencies();
-        if let Some(factors) = weights.rope_factors()? {
-            frequencies
-                .iter_mut()
-                .zip(factors)
-                .for_each(|(f, by)| *f /= by);
-        }
+        let frequencies = weights.frequencies(&config)?;
         weights.finish()?;
         weights.device().synchronize()?;
         Ok(Self {

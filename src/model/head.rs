@@ -1,20 +1,17 @@
-//! Draft heads: how their checkpoints are recognized, what their configurations say, and their loading.
+//! Draft heads: how their checkpoints are recognized, and what their configurations say.
 //!
 //! Layouts, by their names of tensors: SafeAI Lab's EAGLE-3 (`fc`, `midlayer.*`, `norm`, `lm_head`,
-//! `d2t`, `t2d`), the speculators library's (the same with `layers.0.*`, and a nested `config.json`), and
-//! EAGLE-1 and 2 (`fc`, `layers.0.*`). A GGUF file says `eagle3` as its architecture.
+//! `d2t`, `t2d`), the speculators library's (the same with `layers.0.*`, and a nested `config.json`),
+//! EAGLE-1 and 2 (`fc`, `layers.0.*`), and DFlash (`fc`, `hidden_norm`, `layers.*`, `norm`). A GGUF file
+//! says `eagle3` or `dflash` as its architecture.
 
-use super::Model;
-use super::config::{GGUF_EAGLE3, ModelConfig};
-use super::eagle::EagleHead;
-use super::gguf::GgufFile;
-use super::load::{LoadOptions, dtypes_of_head};
+use super::config::{GGUF_DFLASH, GGUF_EAGLE3, ModelConfig};
 use super::pickle;
-use super::source::{LoadFormat, ModelSource};
-use super::weights::{Dtypes, Weights, safetensors_files};
+use super::source::ModelSource;
+use super::weights::safetensors_files;
+use super::{MAX_TREE_NODES, MaskedBlock};
 use crate::error::{Error, Result};
 use crate::files;
-use crate::gguf::GgufSource;
 use candle_core::quantized::gguf_file::{Content, Value as GgufValue};
 use candle_core::safetensors::MmapedSafetensors;
 use serde_json::Value;
@@ -25,6 +22,9 @@ use std::path::Path;
 const EXTRACT_LAYERS: &str = "extract_layers";
 const TARGET_HIDDEN_SIZE: &str = "target_hidden_size";
 const NORM_BEFORE_RESIDUAL: &str = "norm_before_residual";
+/// Ours, of parallel heads.
+const BLOCK_SIZE: &str = "block_size";
+const MASK_TOKEN_ID: &str = "mask_token_id";
 
 /// The kind of a head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +33,8 @@ pub enum HeadKind {
     Eagle,
     /// EAGLE-3 (Li et al. 2025).
     Eagle3,
+    /// A parallel head: DFlash (arXiv 2602.06036).
+    Parallel,
 }
 
 /// A head's configuration.
@@ -47,6 +49,10 @@ pub(crate) struct HeadConfig {
     /// If it is not that of the head's own layer.
     pub target_hidden_size: Option<usize>,
     pub norm_before_residual: bool,
+    /// Number of the target's layers, if it is known.
+    pub target_layers: Option<usize>,
+    /// Only of a parallel head.
+    pub block: Option<MaskedBlock>,
 }
 
 impl HeadKind {
@@ -63,7 +69,11 @@ impl HeadKind {
 
     fn of_gguf(content: &Content) -> Option<Self> {
         match content.metadata.get("general.architecture") {
-            Some(GgufValue::String(name)) if name == GGUF_EAGLE3 => Some(Self::Eagle3),
+            Some(GgufValue::String(name)) => match name.as_str() {
+                GGUF_EAGLE3 => Some(Self::Eagle3),
+                GGUF_DFLASH => Some(Self::Parallel),
+                _ => None,
+            },
             _ => None,
         }
     }
@@ -82,6 +92,9 @@ impl HeadKind {
         let class = json["architectures"][0].as_str().unwrap_or_default();
         if class.contains("Eagle3") {
             return Ok(Some(Self::Eagle3));
+        }
+        if class == "DFlashDraftModel" {
+            return Ok(Some(Self::Parallel));
         }
         // Published EAGLE heads call themselves ordinary models: their tensors tell.
         let folder = files::folder_of(path);
@@ -102,6 +115,7 @@ impl HeadKind {
         let has = |name: &str| names.contains(name);
         Ok(match has("fc.weight") {
             false => None,
+            true if has("hidden_norm.weight") => Some(Self::Parallel),
             true if has("midlayer.hidden_norm.weight") || has("layers.0.hidden_norm.weight") => {
                 Some(Self::Eagle3)
             }
@@ -137,6 +151,9 @@ impl HeadConfig {
         shape["draft_vocab_size"] = json["draft_vocab_size"].clone();
         shape["model_type"] = "llama".into();
         shape["architectures"] = Value::Null;
+        if kind == HeadKind::Parallel {
+            return Self::parse_parallel(json, &shape);
+        }
         if let Some(layers) = shape["num_hidden_layers"].as_u64().filter(|&n| n != 1) {
             return Err(format!(
                 "num_hidden_layers {layers} is not supported: an EAGLE head has 1"
@@ -163,28 +180,82 @@ impl HeadConfig {
             taps: taps.map(list).transpose()?,
             target_hidden_size: target_hidden.map(|size| size as usize),
             norm_before_residual: json["norm_before_residual"].as_bool().unwrap_or(false),
+            target_layers: None,
+            block: None,
         })
     }
 
-    fn from_gguf(content: &Content, shape: ModelConfig) -> Result<Self, String> {
-        let get = |key: &str| content.metadata.get(&format!("{GGUF_EAGLE3}.{key}"));
+    /// DFlash's fields, which may be nested. It numbers the outputs of the target's layers.
+    fn parse_parallel(json: &Value, shape: &Value) -> Result<Self, String> {
+        let get = |key: &str| match &json["dflash_config"][key] {
+            Value::Null => &json[key],
+            nested => nested,
+        };
+        let number = |key: &str| {
+            let value = get(key).as_u64().map(|n| n as usize);
+            value.ok_or_else(|| format!("{key} {} must be a number", get(key)))
+        };
+        let outputs: Vec<usize> =
+            serde_json::from_value(get("target_layer_ids").clone()).map_err(|_| {
+                let found = get("target_layer_ids");
+                format!("target_layer_ids {found} must be a list of layers")
+            })?;
+        Ok(Self {
+            kind: HeadKind::Parallel,
+            shape: ModelConfig::parse(&shape.to_string())?,
+            taps: Some(outputs.into_iter().map(|layer| layer + 1).collect()),
+            target_hidden_size: None,
+            norm_before_residual: false,
+            target_layers: match get("num_target_layers").is_null() {
+                true => None,
+                false => Some(number("num_target_layers")?),
+            },
+            block: Some(MaskedBlock {
+                size: number(BLOCK_SIZE)?,
+                mask: number(MASK_TOKEN_ID)? as u32,
+            }),
+        })
+    }
+
+    pub fn from_gguf(
+        content: &Content,
+        kind: HeadKind,
+        shape: ModelConfig,
+    ) -> Result<Self, String> {
+        let name = shape.architecture.clone();
+        let get = |key: &str| content.metadata.get(&format!("{name}.{key}"));
         let number = |value: &GgufValue| value.to_u64().ok().map(|n| n as usize);
         let numbers = |value: &GgufValue| match value {
             GgufValue::Array(list) => list.iter().map(number).collect::<Option<Vec<_>>>(),
             _ => None,
         };
         let taps = get(EXTRACT_LAYERS).map(|value| {
-            numbers(value).ok_or(format!(
-                "{GGUF_EAGLE3}.{EXTRACT_LAYERS} must be a list of layers"
-            ))
+            numbers(value).ok_or(format!("{name}.{EXTRACT_LAYERS} must be a list of layers"))
         });
+        let taps = taps.transpose()?;
+        let needed = |key: &str| {
+            let value = get(key).and_then(number);
+            value.ok_or(format!("{name}.{key} is missing or no number"))
+        };
+        let block = match kind == HeadKind::Parallel {
+            false => None,
+            true => Some(MaskedBlock {
+                size: needed(BLOCK_SIZE)?,
+                mask: needed(MASK_TOKEN_ID)? as u32,
+            }),
+        };
+        if block.is_some() && taps.is_none() {
+            return Err(format!("{name}.{EXTRACT_LAYERS} is missing"));
+        }
         let before = get(NORM_BEFORE_RESIDUAL).and_then(|value| value.to_bool().ok());
         Ok(Self {
-            kind: HeadKind::Eagle3,
+            kind,
             shape,
-            taps: taps.transpose()?,
+            taps,
             target_hidden_size: get(TARGET_HIDDEN_SIZE).and_then(number),
             norm_before_residual: before.unwrap_or(false),
+            target_layers: None,
+            block,
         })
     }
 
@@ -211,16 +282,31 @@ impl HeadConfig {
     ///
     /// # Errors
     /// What differs, if it does not belong to a model like `target`.
-    fn taps_of(&self, target: &ModelConfig) -> Result<Vec<usize>, String> {
+    pub fn taps_of(&self, target: &ModelConfig) -> Result<Vec<usize>, String> {
         let shape = &self.shape;
         let hidden = self.target_hidden_size.unwrap_or(shape.hidden_size);
+        let target_layers = self.target_layers.unwrap_or(target.num_layers);
         for (what, ours, theirs) in [
             ("vocab_size", shape.vocab_size, target.vocab_size),
             ("hidden_size", hidden, target.hidden_size),
+            ("num_target_layers", target_layers, target.num_layers),
         ] {
             if ours != theirs {
                 return Err(format!(
                     "the head does not fit the target: {what} is {ours}, but {theirs} in the target"
+                ));
+            }
+        }
+        if let Some(MaskedBlock { size, mask }) = self.block {
+            if !(2..=MAX_TREE_NODES).contains(&size) {
+                return Err(format!(
+                    "block_size {size} is not supported: only 2 to {MAX_TREE_NODES} are"
+                ));
+            }
+            if mask as usize >= target.vocab_size {
+                let vocab_size = target.vocab_size;
+                return Err(format!(
+                    "mask_token_id {mask} must be below vocab_size {vocab_size}"
                 ));
             }
         }
@@ -242,57 +328,6 @@ impl HeadConfig {
 fn default_taps(kind: HeadKind, layers: usize) -> Vec<usize> {
     match kind {
         HeadKind::Eagle => vec![layers],
-        HeadKind::Eagle3 => vec![2, layers / 2, layers.saturating_sub(3)],
+        _ => vec![2, layers / 2, layers.saturating_sub(3)],
     }
-}
-
-/// Loads the head of kind `kind` in `source`, which drafts for `target`.
-///
-/// # Errors
-/// A setup error, in one line: files are missing or broken, the head is not supported, or it does not fit
-/// the target; then it says what differs.
-pub fn load_head(
-    source: &ModelSource,
-    kind: HeadKind,
-    options: &LoadOptions,
-    target: &dyn Model,
-) -> Result<Box<dyn Model>> {
-    let config = target.config();
-    let ends = target.ends().ok_or_else(|| {
-        Error::setup(format!(
-            "{}: this model cannot have a head",
-            config.architecture
-        ))
-    })?;
-    let dtypes = dtypes_of_head(options, &ends)?;
-    let (mut head, weights) = match source {
-        ModelSource::Gguf(file) => gguf(file, dtypes, options)?,
-        ModelSource::Folder(folder) => {
-            let head = HeadConfig::from_json(folder, kind)?;
-            let device = &options.device;
-            let weights = match options.format {
-                LoadFormat::Auto => Weights::of_head(files::folder_of(folder), dtypes, device)?,
-                LoadFormat::Dummy => Weights::dummy(options.seed, dtypes, device),
-            };
-            (head, weights)
-        }
-    };
-    let taps = head.taps_of(config).map_err(Error::setup)?;
-    // Rotary positions have no end, and a published limit is often that of the training texts.
-    let context = &mut head.shape.max_position_embeddings;
-    *context = (*context).max(config.max_position_embeddings);
-    let head = EagleHead::load(head, taps, weights, config, &ends)?;
-    Ok(Box::new(head))
-}
-
-fn gguf(
-    source: &GgufSource,
-    dtypes: Dtypes,
-    options: &LoadOptions,
-) -> Result<(HeadConfig, Weights)> {
-    let (content, _) = source.open()?;
-    let file = GgufFile::open(source)?;
-    let head = HeadConfig::from_gguf(&content, file.config().clone())
-        .map_err(|e| Error::in_file(source.path(), e))?;
-    Ok((head, Weights::gguf(file, dtypes, &options.device)))
 }

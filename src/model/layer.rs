@@ -88,8 +88,38 @@ impl Layer {
         step: &Step<'_>,
         pool: &(Tensor, Tensor),
     ) -> Result<(Tensor, Tensor)> {
+        self.forward_after(None, x, delta, config, step, pool)
+    }
+
+    /// Like [`Layer::forward`], of rows after those of `context`, `[others, hidden]`: inputs of the
+    /// attention for rows of which only K and V are computed. `step` has the slots and angles of all rows,
+    /// and the spans of the last.
+    pub fn forward_after(
+        &self,
+        context: Option<&Tensor>,
+        x: &Tensor,
+        delta: &Tensor,
+        config: &ModelConfig,
+        step: &Step<'_>,
+        pool: &(Tensor, Tensor),
+    ) -> Result<(Tensor, Tensor)> {
         let (x, normed) = add_norm(x, delta, &self.norm, config.rms_norm_eps as f32)?;
-        self.block.forward(&x, &normed, config, step, pool)
+        let read = match context {
+            Some(context) => Tensor::cat(&[context, &normed], 0)?,
+            None => normed,
+        };
+        self.block.forward(&x, &read, config, step, pool)
+    }
+
+    /// Writes K and V of rows whose inputs of the attention are `context`, `[rows, hidden]`.
+    pub fn write(
+        &self,
+        context: &Tensor,
+        config: &ModelConfig,
+        step: &Step<'_>,
+        pool: &(Tensor, Tensor),
+    ) -> Result<()> {
+        self.block.write(context, config, step, pool).map(drop)
     }
 }
 
@@ -138,6 +168,7 @@ impl Block {
 
     /// Takes the residual stream `x`, `[rows, hidden]`, and the attention's input `normed`,
     /// `[rows, inputs]`; returns the stream after the attention and the `delta` still to be added to it.
+    /// `normed` may have more rows: of those before the last `rows`, only K and V are computed.
     pub fn forward(
         &self,
         x: &Tensor,
@@ -146,13 +177,31 @@ impl Block {
         step: &Step<'_>,
         pool: &(Tensor, Tensor),
     ) -> Result<(Tensor, Tensor)> {
-        let attended = self.attend(normed, config, step, pool)?;
+        let attended = self.attend(normed, x.dim(0)?, config, step, pool)?;
         let (x, normed) = add_norm(x, &attended, &self.mlp_norm, config.rms_norm_eps as f32)?;
         let wide = swiglu(&self.gate_up.forward(&normed)?)?;
         Ok((x, self.down.forward(&wide)?))
     }
 
+    /// The attention of the last `rows` rows of `x`.
     fn attend(
+        &self,
+        x: &Tensor,
+        rows: usize,
+        config: &ModelConfig,
+        step: &Step<'_>,
+        pool: &(Tensor, Tensor),
+    ) -> Result<Tensor> {
+        let (heads, d) = (config.num_heads, config.head_dim);
+        let q = self.write(x, config, step, pool)?;
+        let q = q.narrow(0, q.dim(0)? - rows, rows)?;
+        let scale = 1. / (d as f32).sqrt();
+        let y = paged_attention(&q, &pool.0, &pool.1, step.spans, scale)?;
+        self.o.forward(&y.reshape((rows, heads * d))?)
+    }
+
+    /// Writes K and V of all rows; returns the queries, `[rows, num_heads, head_dim]`.
+    fn write(
         &self,
         x: &Tensor,
         config: &ModelConfig,
@@ -169,9 +218,7 @@ impl Block {
             slots: step.slots,
         };
         let angles = (&step.cos, &step.sin);
-        let q = rope_kv_write(&qkv, heads, angles, self.head_norms.as_ref(), pools)?;
-        let scale = 1. / (d as f32).sqrt();
-        let y = paged_attention(&q, k_pool, v_pool, step.spans, scale)?;
-        self.o.forward(&y.reshape((rows, heads * d))?)
+        let norms = self.head_norms.as_ref();
+        Ok(rope_kv_write(&qkv, heads, angles, norms, pools)?)
     }
 }

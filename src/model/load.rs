@@ -1,13 +1,17 @@
 //! Loads a model from a checkpoint.
 
-use super::config::{GGUF_EAGLE3, ModelConfig};
+use super::config::{GGUF_HEADS, ModelConfig};
 use super::decoder::Decoder;
+use super::eagle::EagleHead;
 use super::gguf::GgufFile;
 use super::graphs::GraphedDecoder;
+use super::head::{HeadConfig, HeadKind};
+use super::parallel::ParallelHead;
 use super::source::{LoadFormat, ModelSource};
 use super::weights::{Dtypes, Weights};
 use super::{Ends, Model};
 use crate::error::{Error, Result};
+use crate::gguf::GgufSource;
 use crate::{files, progress};
 use candle_core::{DType, Device};
 use indicatif::ProgressBar;
@@ -84,7 +88,7 @@ pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model
             (config, weights)
         }
     };
-    if config.architecture == GGUF_EAGLE3 {
+    if GGUF_HEADS.contains(&&*config.architecture) {
         return Err(Error::setup(
             "this is a draft head, not a model: give it as --draft-model beside its target",
         ));
@@ -103,6 +107,60 @@ pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model
         return Ok(Box::new(GraphedDecoder::new(decoder)?));
     }
     Ok(Box::new(decoder))
+}
+
+/// Loads the head of kind `kind` in `source`, which drafts for `target`.
+///
+/// # Errors
+/// A setup error, in one line: files are missing or broken, the head is not supported, or it does not fit
+/// the target; then it says what differs.
+pub fn load_head(
+    source: &ModelSource,
+    kind: HeadKind,
+    options: &LoadOptions,
+    target: &dyn Model,
+) -> Result<Box<dyn Model>> {
+    let config = target.config();
+    let ends = target.ends().ok_or_else(|| {
+        Error::setup(format!(
+            "{}: this model cannot have a head",
+            config.architecture
+        ))
+    })?;
+    let dtypes = dtypes_of_head(options, &ends)?;
+    let (mut head, weights) = match source {
+        ModelSource::Gguf(file) => open_gguf_head(file, kind, dtypes, options)?,
+        ModelSource::Folder(folder) => {
+            let head = HeadConfig::from_json(folder, kind)?;
+            let device = &options.device;
+            let weights = match options.format {
+                LoadFormat::Auto => Weights::of_head(files::folder_of(folder), dtypes, device)?,
+                LoadFormat::Dummy => Weights::dummy(options.seed, dtypes, device),
+            };
+            (head, weights)
+        }
+    };
+    let taps = head.taps_of(config).map_err(Error::setup)?;
+    // Rotary positions have no end, and a published limit is often that of the training texts.
+    let context = &mut head.shape.max_position_embeddings;
+    *context = (*context).max(config.max_position_embeddings);
+    Ok(match kind {
+        HeadKind::Parallel => Box::new(ParallelHead::load(head, taps, weights, config, &ends)?),
+        _ => Box::new(EagleHead::load(head, taps, weights, config, &ends)?),
+    })
+}
+
+fn open_gguf_head(
+    source: &GgufSource,
+    kind: HeadKind,
+    dtypes: Dtypes,
+    options: &LoadOptions,
+) -> Result<(HeadConfig, Weights)> {
+    let (content, _) = source.open()?;
+    let file = GgufFile::open(source)?;
+    let head = HeadConfig::from_gguf(&content, kind, file.config().clone())
+        .map_err(|e| Error::in_file(source.path(), e))?;
+    Ok((head, Weights::gguf(file, dtypes, &options.device)))
 }
 
 /// Chooses the dtypes. A GPU computes in one dtype; the CPU reads weights in any dtype and computes in
@@ -137,7 +195,7 @@ fn pick_dtypes(options: &LoadOptions, declared: impl Fn() -> Result<DType>) -> R
 }
 
 /// The dtypes of a draft head beside a target with these `ends`: they share layers and activations.
-pub(super) fn dtypes_of_head(options: &LoadOptions, ends: &Ends) -> Result<Dtypes> {
+fn dtypes_of_head(options: &LoadOptions, ends: &Ends) -> Result<Dtypes> {
     match options.device.is_cpu() {
         true => pick_dtypes(options, || Ok(DType::F16)),
         false => pick_dtypes(options, || Ok(ends.norm.dtype())),

@@ -17,6 +17,7 @@ pub mod linear;
 pub mod load;
 pub(crate) mod names;
 mod output_layer;
+pub mod parallel;
 mod pickle;
 pub mod source;
 pub mod toy;
@@ -27,13 +28,13 @@ use crate::kv::KvStore;
 use candle_core::{CpuStorage, Storage, Tensor};
 
 pub use crate::kernels::Span;
-pub use batch::{Batch, MAX_TREE_NODES, Taps, is_chain};
+pub use batch::{Batch, MAX_TREE_NODES, MaskedBlock, Taps, is_chain};
 pub(crate) use config::GGUF_EAGLE3;
 pub use config::ModelConfig;
 pub(crate) use head::HeadConfig;
-pub use head::{HeadKind, load_head};
+pub use head::HeadKind;
 pub use layers::LayerList;
-pub use load::{LoadOptions, load};
+pub use load::{LoadOptions, load, load_head};
 pub use source::{LoadFormat, ModelSource};
 pub(crate) use weights::{Weights, safetensors_files};
 
@@ -44,7 +45,7 @@ pub struct Output {
     pub logits: Tensor,
     /// `[taps.rows, taps.layers * hidden_size]` of [`Batch::taps`]: for each row its hidden states, layer
     /// after layer, in the dtype of the activations and on the model's device. `None` if no layer or
-    /// no row was requested. Of a draft head: `[batch.logits.len(), hidden_size]`, the features of the
+    /// no row was requested. Of an EAGLE head: `[batch.logits.len(), hidden_size]`, the features of the
     /// rows after those of the logits.
     pub hidden: Option<Tensor>,
 }
@@ -112,6 +113,11 @@ pub trait Model: Send {
     /// If the shape is another one, or the device fails.
     fn fuse(&self, _hidden: &Tensor) -> Result<Tensor> {
         Err(Error::internal("only a draft head reads hidden states"))
+    }
+
+    /// The largest block that a parallel head predicts; `None` = another model.
+    fn masked_block(&self) -> Option<MaskedBlock> {
+        None
     }
 
     /// A model of these `layers` (ascending indices) of this one, which shares its weights.

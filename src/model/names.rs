@@ -9,8 +9,10 @@ pub const HEAD: &str = "lm_head";
 /// As in EAGLE-3: the id of a row of the output layer, minus the row's number.
 pub const OUTPUT_IDS: &str = "d2t";
 
-/// The layer of an EAGLE head, by SafeAI Lab and by others.
-const HEAD_LAYERS: [&str; 2] = ["midlayer.", "layers.0."];
+/// The layer of an EAGLE-3 head.
+const HEAD_LAYER: &str = "midlayer.";
+/// The layers of other heads.
+const HEAD_LAYERS: &str = "layers.";
 const LAYERS: &str = "model.layers.";
 
 /// `part` of layer `index`.
@@ -20,7 +22,11 @@ pub fn layer(index: usize, part: &str) -> String {
 
 /// A tensor's layer, and its name within the layer.
 pub fn layer_of(name: &str) -> Option<(usize, &str)> {
-    let (layer, part) = name.strip_prefix(LAYERS)?.split_once('.')?;
+    numbered(name, LAYERS)
+}
+
+fn numbered<'a>(name: &'a str, prefix: &str) -> Option<(usize, &'a str)> {
+    let (layer, part) = name.strip_prefix(prefix)?.split_once('.')?;
     Some((layer.parse().ok()?, part))
 }
 
@@ -41,18 +47,16 @@ pub fn gguf(name: &str) -> Option<String> {
         // Of a draft head.
         "norm.weight" => Some("output_norm.weight"),
         "fc.weight" => Some("fc.weight"),
+        "hidden_norm.weight" => Some("hidden_norm.weight"),
         OUTPUT_IDS => Some(OUTPUT_IDS),
         _ => None,
     };
     if let Some(name) = top {
         return Some(name.to_owned());
     }
-    let of_head = HEAD_LAYERS
-        .iter()
-        .find_map(|layer| name.strip_prefix(layer));
-    let (layer, rest) = match of_head {
+    let (layer, rest) = match name.strip_prefix(HEAD_LAYER) {
         Some(rest) => (0, rest),
-        None => layer_of(name)?,
+        None => layer_of(name).or_else(|| numbered(name, HEAD_LAYERS))?,
     };
     let (part, kind) = rest.rsplit_once('.')?;
     let part = match part {

@@ -1,6 +1,9 @@
 //! The output layer: from normed hidden states to logits over the vocabulary.
 
+use super::config::ModelConfig;
 use super::linear::Linear;
+use super::names;
+use super::weights::Weights;
 use crate::error::Result;
 use candle_core::{DType, Tensor};
 
@@ -14,6 +17,22 @@ pub struct OutputLayer {
 }
 
 impl OutputLayer {
+    /// The output layer of a draft head: its own if `weights` contain one, otherwise that of the target.
+    ///
+    /// # Errors
+    /// A setup error that names a tensor that is missing or has a wrong shape.
+    pub fn of_head(weights: &mut Weights, config: &ModelConfig, target: &Self) -> Result<Self> {
+        if !weights.has(&format!("{}.weight", names::HEAD)) {
+            return Ok(target.clone());
+        }
+        let shape = (config.output_size(), config.hidden_size);
+        Ok(Self {
+            linear: weights.linear(names::HEAD, shape, false)?,
+            ids: weights.output_ids(config)?,
+            vocab_size: config.vocab_size,
+        })
+    }
+
     /// Logits `[rows, vocab_size]`, f32, for `x` `[rows, hidden]`; minus infinity for ids without an
     /// output.
     ///

@@ -219,6 +219,19 @@ impl Weights {
         }
     }
 
+    /// Radians per position, one for each pair of dimensions of a head.
+    ///
+    /// # Errors
+    /// As [`Weights::rope_factors`].
+    pub fn frequencies(&mut self, config: &ModelConfig) -> Result<Vec<f32>> {
+        let mut frequencies = config.inverse_frequencies();
+        if let Some(factors) = self.rope_factors()? {
+            let both = frequencies.iter_mut().zip(factors);
+            both.for_each(|(frequency, by)| *frequency /= by);
+        }
+        Ok(frequencies)
+    }
+
     /// Call it when everything is loaded: logs in one line what was converted.
     ///
     /// # Errors

@@ -73,6 +73,8 @@ pub struct Forecast<'a> {
     pub max_depth: usize,
     /// Rows that the draft model must compute for its first token: 1, and what it has not seen.
     pub pending: usize,
+    /// Whether one forward of the draft model gives all tokens, with a row for each after the pending ones.
+    pub at_once: bool,
     /// Kept with the sequence.
     pub probe: &'a mut Probe,
 }
@@ -213,9 +215,9 @@ impl Budget {
     }
 
     /// How deep to draft for each sequence, before a model drafts: a level is one forward of the
-    /// draft model over all sequences that are drafted for that deep. 0 where drafting does not
-    /// pay, except for a probe of depth 1 now and then: its outcome is known even if
-    /// [`Budget::select`] refuses the node.
+    /// draft model over all sequences that are drafted for that deep, or a row of its only forward for
+    /// each of them ([`Forecast::at_once`]). 0 where drafting does not pay, except for a probe of depth 1
+    /// now and then: its outcome is known even if [`Budget::select`] refuses the node.
     ///
     /// Call it once per step, with all sequences that may draft: those that do not, save for their
     /// next probe.
@@ -232,21 +234,21 @@ impl Budget {
         let nodes = ranked(nodes.flat_map(|(at, one)| chain(at, one)).collect());
         let price = self.price(sequences);
         let verify = self.verify_seconds(base_rows, nodes.len());
-        let level: Vec<f64> = (0..=forecasts.len())
-            .map(|rows| self.draft_seconds(rows))
-            .collect();
         let deepest = nodes.iter().map(|node| node.depth).max().unwrap_or(0);
         let (mut chosen, mut depth) = (vec![Offer::default()], 1);
         // A deep node that comes before shallow ones may open a level that does not pay.
         for limit in 1..=deepest {
-            let mut rows = vec![0; limit];
+            // Rows and seconds of each forward of the draft model.
+            let mut forwards = vec![(0, 0.0); limit];
             let mut drafting = 0.0;
             let mut offers = vec![Offer::default()];
             let allowed = nodes.iter().filter(|node| node.depth <= limit);
             for (node, seconds) in allowed.zip(&verify[1..]) {
-                let rows = &mut rows[node.depth - 1];
-                drafting += level[*rows + 1] - level[*rows];
-                *rows += 1;
+                let (forward, added) = forecasts[node.sequence].rows_of(node.depth);
+                let (rows, before) = &mut forwards[forward];
+                *rows += added;
+                let after = self.draft_seconds(*rows);
+                drafting += after - std::mem::replace(before, after);
                 offers.push(Offer {
                     gain: offers[offers.len() - 1].gain + node.score,
                     cost: price * (seconds + drafting),
@@ -270,11 +272,14 @@ impl Budget {
     /// Lets sequences with depth 0 save, and raises the depth to 1 for those that can pay for it.
     fn probe(&self, depths: &mut [usize], forecasts: &mut [Forecast<'_>], sequences: usize) {
         let share = self.target.seconds(sequences) / sequences.max(1) as f64;
-        let mut rows = depths.iter().filter(|&&depth| depth > 0).count();
+        let busy = depths.iter().zip(&*forecasts);
+        let rows = busy.map(|(&depth, one)| (1..=depth).map(move |depth| one.rows_of(depth)));
+        let first = rows.flatten().filter(|(forward, _)| *forward == 0);
+        let mut rows: usize = first.map(|(_, rows)| rows).sum();
         let idle = depths.iter_mut().zip(forecasts);
         for (depth, one) in idle.filter(|(depth, one)| **depth == 0 && one.max_depth > 0) {
             one.probe.0 += PROBE_SHARE * share;
-            let with = rows + one.pending.max(1);
+            let with = rows + one.pending.max(1) + usize::from(one.at_once);
             let cost = self.draft_seconds(with) - self.draft_seconds(rows);
             if one.probe.0 >= cost {
                 one.probe.0 -= cost;
@@ -399,6 +404,19 @@ fn probability(score: f32) -> f64 {
     match (0.0..=1.0).contains(&score) {
         true => f64::from(score),
         false => 0.0,
+    }
+}
+
+impl Forecast<'_> {
+    /// The forward of the draft model that gives the token at `depth`, from 1, and the rows that it adds
+    /// there. Where each level is a forward, what the model has not seen is left out: a sequence that drafts
+    /// in every step has seen nearly all. A probe, of one that does not, counts it.
+    fn rows_of(&self, depth: usize) -> (usize, usize) {
+        match (self.at_once, depth) {
+            (false, _) => (depth - 1, 1),
+            (true, 1) => (0, self.pending + 1),
+            (true, _) => (0, 1),
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use super::calibration::Measured;
 use crate::error::Result;
 use crate::kernels::sample::DeviceRow;
 use crate::model::{MAX_TREE_NODES, is_chain};
-use crate::sampling::{Acceptance, Dist, Sampler};
+use crate::sampling::{Acceptance, Dist, Rng, Sampler};
 use candle_core::Tensor;
 use std::ops::Range;
 
@@ -202,8 +202,8 @@ pub struct DraftRequest<'a> {
     pub tokens: &'a [u32],
     /// Maximum depth of the draft, at least 1.
     pub length: usize,
-    /// Maximum number of its levels that may cost a forward each, at most `length`; 0 = only guesses
-    /// that cost none.
+    /// Maximum number of its levels that may cost a forward each, or a row of one forward each (see
+    /// [`Forecast::at_once`]), at most `length`; 0 = only guesses that cost none.
     pub model_depth: usize,
     /// Maximum number of its nodes, at least 1.
     pub nodes: usize,
@@ -222,6 +222,25 @@ pub struct DraftRequest<'a> {
     /// The rule that will verify the draft; [`Acceptance::Coupled`] for every greedy request.
     pub acceptance: Acceptance,
     pub context: &'a DraftContext,
+}
+
+impl DraftRequest<'_> {
+    /// Maximum number of children of a node under its rule. A chain under the rejection rule: which siblings
+    /// there are must not depend on what was drawn.
+    pub fn max_siblings(&self) -> usize {
+        match self.acceptance {
+            Acceptance::Coupled => self.width,
+            Acceptance::Rejection => 1,
+        }
+    }
+
+    /// The random numbers for the tokens of the draft.
+    pub fn rng(&self) -> Rng {
+        Rng {
+            seed: self.sampler.params().seed,
+            position: self.position,
+        }
+    }
 }
 
 /// The committed tokens of a sequence after a step.
@@ -252,6 +271,9 @@ pub struct Forecast {
     pub path: Vec<f32>,
     /// Rows of the first forward: 1, and what the drafter has not seen.
     pub pending: usize,
+    /// Whether the first forward drafts all levels, with a row for each after the pending ones; otherwise
+    /// each level is a forward.
+    pub at_once: bool,
 }
 
 /// Total cost of drafting, for the cost coefficient c of Leviathan et al. 2023, section 3.2.
@@ -304,7 +326,8 @@ pub trait Drafter: Send {
         Ok(Measured::new())
     }
 
-    /// Rows and seconds of each forward of the last call of `propose`.
+    /// Rows, as its [`Forecast`] counts them, and seconds of each forward of the last call of `propose`. Those
+    /// that would mislead about the cost of others may be missing.
     fn forwards(&self) -> &[(usize, f64)] {
         &[]
     }

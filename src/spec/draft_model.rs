@@ -2,21 +2,19 @@
 
 mod drafting;
 mod drawn;
-mod features;
 mod growth;
-mod lessons;
 
 use super::calibration::{self, Measured};
 use super::draft::{Committed, Draft, DraftCost, DraftRequest, Drafter, Forecast, SeqId};
+use super::features::{Features, joined};
+use super::lessons::{History, Lessons};
 use crate::error::{Error, Result};
 use crate::kernels::parallel;
 use crate::kv::{BlockAllocator, BlockTable, KvStore};
 use crate::model::{Batch, Model};
 use candle_core::Tensor;
-use drafting::Drafting;
+use drafting::{Drafting, Read};
 use drawn::Drawn;
-use features::{Features, Read};
-use lessons::{History, Lessons};
 use std::collections::HashMap;
 use std::time::Instant;
 
@@ -298,14 +296,6 @@ impl Network {
     }
 }
 
-/// `[rows, width]` of tensors with so many rows together.
-fn joined(parts: Vec<Tensor>) -> Result<Tensor> {
-    Ok(match parts.as_slice() {
-        [one] => one.clone(),
-        parts => Tensor::cat(parts, 0)?,
-    })
-}
-
 impl Drafter for DraftModel {
     fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
         let mut drafts = vec![Draft::default(); requests.len()];
@@ -352,6 +342,7 @@ impl Drafter for DraftModel {
         Some(Forecast {
             path,
             pending: pending.clamp(1, self.network.chunk),
+            at_once: false,
         })
     }
 

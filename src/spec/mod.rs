@@ -8,7 +8,10 @@ mod device;
 pub mod draft;
 mod draft_model;
 mod estimate;
+mod features;
+mod lessons;
 mod ngram;
+mod parallel;
 mod proposer;
 mod runner;
 mod step;
@@ -25,6 +28,7 @@ pub use draft::{
 };
 pub use draft_model::DraftModel;
 pub use ngram::NgramDrafter;
+pub use parallel::ParallelDrafter;
 pub use proposer::Proposer;
 pub use runner::SpeculativeRunner;
 pub use step::{SequenceState, StepInput, StepOutput, StepResult};

@@ -174,6 +174,7 @@ impl Proposer {
                 path: &forecast.path,
                 max_depth: requests[*place].length,
                 pending: forecast.pending,
+                at_once: forecast.at_once,
                 probe,
             })
             .collect();

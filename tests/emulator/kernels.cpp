@@ -60,6 +60,8 @@ template <typename T, typename Few, typename Many> void test_gemv(int warps, Few
 struct Sequence {
     int rows, context;
     bool tree;
+    // Of a tree: each row sees all rows.
+    bool whole = false;
 };
 
 // The rows of some sequences, in the form that the Rust side sends.
@@ -81,7 +83,7 @@ struct Call {
         for (int i = 0; i < s.rows; i++) {
             if (s.tree) {
                 // The parent of row i is row (i - 1) / 2.
-                uint64_t mask = 1;
+                uint64_t mask = s.whole ? (1ull << s.rows) - 1 : 1;
                 for (int node = i; node > 0; node = (node - 1) / 2) {
                     mask |= 1ull << node;
                 }
@@ -115,7 +117,7 @@ void test_attention(Whole whole, Split split, Merge merge) {
         std::iota(pool.begin(), pool.end(), 0);
         std::shuffle(pool.begin(), pool.end(), rng);
         Call call;
-        for (Sequence s : {Sequence{1, 37, false}, {6, 60, false}, {1, 0, false}, {20, 130, false}, {5, 64, true}, {13, 60, true}, {9, 3, true}}) {
+        for (Sequence s : {Sequence{1, 37, false}, {6, 60, false}, {1, 0, false}, {20, 130, false}, {5, 64, true}, {13, 60, true}, {9, 3, true}, {16, 50, true, true}}) {
             call.add(pool, s, group);
         }
         const size_t values = pool.size() * Call::BLOCK * kv_heads * D;

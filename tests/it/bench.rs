@@ -5,7 +5,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 /// The config of a model that is small enough for dummy weights, without a tokenizer.
-const TINY: &str = r#"{
+pub const TINY: &str = r#"{
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 96,
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
@@ -16,10 +16,10 @@ const TINY: &str = r#"{
 const SERVE: &str = "--model @target --load-format dummy --num-blocks 64";
 
 /// A folder with configs of models.
-struct Models(TempDir);
+pub struct Models(TempDir);
 
 impl Models {
-    fn new(configs: &[(&str, &str)]) -> Self {
+    pub fn new(configs: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         for (name, config) in configs {
             std::fs::create_dir(folder.path().join(name)).unwrap();
@@ -41,7 +41,7 @@ impl Models {
 
     /// The tables and the JSON report of that command.
     #[track_caller]
-    fn bench(&self, flags: &str) -> (String, Value) {
+    pub fn bench(&self, flags: &str) -> (String, Value) {
         let line = self.line(&format!("{flags} --json @out.json"));
         let output = foretoken().args(line.split_whitespace()).output().unwrap();
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -53,7 +53,7 @@ impl Models {
 
     /// The error of that command, which must be refused.
     #[track_caller]
-    fn refused(&self, flags: &str) -> String {
+    pub fn refused(&self, flags: &str) -> String {
         refused(&self.line(flags))
     }
 }

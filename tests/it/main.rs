@@ -25,6 +25,8 @@ mod http_refusals;
 mod kv;
 mod model;
 mod pair;
+mod parallel;
+mod parallel_head;
 mod paths;
 mod rows;
 mod self_draft;

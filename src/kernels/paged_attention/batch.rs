@@ -27,7 +27,7 @@ impl<'a> AttentionBatch<'a> {
     ///
     /// # Errors
     /// If the spans leave out rows, a table is too short or names a block outside the pools, or a tree
-    /// does not have one mask per row, or has more than 64 rows.
+    /// does not have one mask per row, names a row that does not exist, or has more than 64 rows.
     pub fn new(spans: &'a [Span], block_size: usize, num_slots: usize) -> Result<Self> {
         let mut rows = 0;
         for span in spans {
@@ -120,7 +120,7 @@ impl<'a> AttentionBatch<'a> {
 }
 
 /// Whether `span` begins at row `first`, its table has room for its keys, its blocks are inside the
-/// pool, and it has one mask per row if it is a tree.
+/// pool, and it has one mask per row, of its rows, if it is a tree.
 fn fits(span: &Span, first: usize, block_size: usize, num_slots: usize) -> bool {
     let ordered = span.rows.start == first && span.rows.start <= span.rows.end;
     let keys = span.context.checked_add(span.rows.len());
@@ -128,11 +128,15 @@ fn fits(span: &Span, first: usize, block_size: usize, num_slots: usize) -> bool 
     // Counts whole blocks, not slots: the last block of a pool may be incomplete.
     let blocks = num_slots.checked_div(block_size).unwrap_or(0);
     let inside = span.blocks.iter().all(|&block| (block as usize) < blocks);
-    let masks = span.tree.as_ref();
+    let is_sound = |masks: &Vec<u64>| {
+        let rows = masks.len();
+        let beyond = |mask: &u64| mask.checked_shr(rows as u32).unwrap_or(0) != 0;
+        rows == span.rows.len() && rows <= 64 && !masks.iter().any(beyond)
+    };
     ordered
         && inside
         && keys.is_some_and(|keys| room.is_some_and(|room| keys <= room))
-        && masks.is_none_or(|masks| masks.len() == span.rows.len() && masks.len() <= 64)
+        && span.tree.as_ref().is_none_or(is_sound)
 }
 
 #[cfg(test)]
@@ -169,6 +173,10 @@ mod tests {
             span(reversed, 3, &[0, 1]),
             tree(1),
             tree(3),
+            Span {
+                tree: Some(vec![1, 0b100]),
+                ..span(0..2, 3, &[0, 1])
+            },
             Span {
                 tree: Some(vec![1; 65]),
                 ..span(0..65, 0, &(0..17).map(|i| i % 3).collect::<Vec<_>>())

@@ -6,8 +6,9 @@
 // depend on the grid. A query is a (row, query head) pair; the queries of one K/V head share the keys
 // and values that are read from the pool.
 //
-// A row of a tree has last keys of its own: those of its ancestors and itself. They count as consecutive,
-// wherever in the pool they are, so that the row has the bits that it has in a sequence without branches.
+// A row of a tree has last keys of its own: those of its ancestors and itself, or whatever rows of its span
+// its mask names, also later ones. They count as consecutive, wherever in the pool they are, so that the row
+// has the bits that it has in a sequence without branches.
 #include "../cuda/tensor.cuh"
 #include "paged_attention.cuh"
 
@@ -48,6 +49,18 @@ struct TreeRow {
         return context + __ffsll(rest) - 1;
     }
 };
+
+// The largest number of keys that a row of the tile sees.
+__device__ __forceinline__ int keys_of(const Tile &tile, const uint64_t *trees) {
+    if (tile.tree < 0) {
+        return keys_of(tile);
+    }
+    int most = 0;
+    for (int row = 0; row < tile.rows; row++) {
+        most = max(most, __popcll(trees[tile.tree + tile.start + row]));
+    }
+    return tile.context + most;
+}
 
 // The state of a softmax over some keys: the largest score, and the sum of weights below it.
 struct Running {
@@ -166,7 +179,7 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
     Shared<T, D> &shared = *reinterpret_cast<Shared<T, D> *>(memory);
     const Tile tile = args.tiles[blockIdx.x];
     const int kv_head = blockIdx.y, group = args.heads / args.kv_heads;
-    const int queries = tile.rows * group, keys = keys_of(tile);
+    const int queries = tile.rows * group, keys = keys_of(tile, args.trees);
     const int first = SPLIT ? blockIdx.z : 0;
     const int end = SPLIT ? first + 1 : (keys + CHUNK - 1) / CHUNK;
     if (first * CHUNK >= keys) {
@@ -329,7 +342,7 @@ template <typename T, int D> __device__ void merge_chunks(T *out, const Args &ar
         return;
     }
     // All chunks of the tile were computed, also those of which this row sees no key.
-    const int chunks = (keys_of(tile) + CHUNK - 1) / CHUNK;
+    const int chunks = (keys_of(tile, args.trees) + CHUNK - 1) / CHUNK;
     size_t pair = (size_t)(tile.partial + row) * args.heads + head;
     const float *from = args.partials + pair * args.chunks * (D + 2);
     Running all = {-INFINITY, 0.f};

@@ -20,5 +20,5 @@ struct Tile {
     int partial;
 };
 
-// Number of keys up to the last one that any row of the tile may see.
+// Number of keys up to the last one that any row of a causal tile may see.
 __device__ __forceinline__ int keys_of(const Tile &tile) { return tile.context + tile.start + tile.rows; }

@@ -103,11 +103,15 @@ impl<E: Kernel> Case<E> {
         vector.iter().map(|x| f64::from(x.to_f32())).collect()
     }
 
-    /// The expected output of a head of a row.
+    /// The expected output of a head of a row, which sees itself and all rows before it.
     fn reference(&self, row: usize, head: usize) -> Vec<f64> {
+        self.reference_of(self.len - self.rows() + row + 1, row, head)
+    }
+
+    /// The expected output of a head of a row that sees the first `sees` keys.
+    fn reference_of(&self, sees: usize, row: usize, head: usize) -> Vec<f64> {
         let (d, kv_head) = (self.dims.head_dim, head / self.dims.group());
         let query = &self.q[row * self.row_floats() + head * d..][..d];
-        let sees = self.len - self.rows() + row + 1;
         let score = |position| {
             let key = self.wide(&self.k, position, kv_head);
             let products = query.iter().zip(key).map(|(&q, k)| f64::from(q * 0.3) * k);
@@ -196,6 +200,34 @@ fn threads_chunks_and_masks_do_not_change_a_bit() {
     same_bits_for_any_division(|x| x);
     same_bits_for_any_division(f16::from_f32);
     same_bits_for_any_division(bf16::from_f32);
+}
+
+/// The rows of a block see one another, before and after them, also across the border of a chunk.
+#[test]
+fn rows_see_later_rows() {
+    for (len, rows, group) in [
+        (9, 9, 1),
+        (40, 16, 3),
+        (CHUNK + 5, 16, 3),
+        (CHUNK + 60, 64, 8),
+    ] {
+        let case = Case::new(len, rows, group, 64, f16::from_f32);
+        let masks = vec![u64::MAX >> (64 - rows); rows];
+        for isa in isas() {
+            let one = case.run(isa, 1, 0..rows, Some(&masks));
+            assert_eq!(one, case.run(isa, 16, 0..rows, Some(&masks)));
+            let heads = case.dims.heads;
+            for (i, got) in one.chunks(64).enumerate() {
+                let want = case.reference_of(len, i / heads, i % heads);
+                let off = got
+                    .iter()
+                    .zip(want)
+                    .map(|(got, want)| f64::from(*got) - want);
+                let worst = off.fold(0f64, |worst, off| worst.max(off.abs()));
+                assert!(worst < 1e-5, "{isa:?}, {rows} rows of {len}: {worst}");
+            }
+        }
+    }
 }
 
 /// With scores far apart, all but a few weights vanish, in the first or the last chunk.

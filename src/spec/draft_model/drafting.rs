@@ -1,14 +1,13 @@
 //! One sequence for which a draft is being made.
 
 use super::Fed;
-use super::features::Read;
 use super::growth::{Growth, Limits};
-use super::lessons::{Lessons, View};
 use crate::error::{Error, Result};
 use crate::kernels::sample::TokenChoice;
 use crate::model::Batch;
-use crate::sampling::{Acceptance, Guess, Purpose, Rng, distribution, guess};
+use crate::sampling::{Acceptance, Guess, Purpose, distribution, guess};
 use crate::spec::draft::{Draft, DraftDist, DraftRequest};
+use crate::spec::lessons::{Lessons, View};
 use candle_core::Tensor;
 use std::collections::HashMap;
 
@@ -37,6 +36,14 @@ pub struct Drafting<'a, 'b> {
     outputs: Option<Outputs>,
 }
 
+/// The features of a head's rows in a forward.
+pub enum Read {
+    /// The target's hidden states, which are not fused yet.
+    Target(Tensor),
+    /// Outputs of the head.
+    Own(Tensor),
+}
+
 /// What a head returned for the rows that it fed, `[1, hidden_size]` each.
 #[derive(Default)]
 struct Outputs {
@@ -47,7 +54,7 @@ struct Outputs {
 
 /// Maximum number of nodes that answer a request.
 pub fn max_nodes(request: &DraftRequest<'_>) -> usize {
-    match width(request) {
+    match request.max_siblings() {
         1 => request.nodes.min(request.model_depth),
         _ => request.nodes,
     }
@@ -55,16 +62,7 @@ pub fn max_nodes(request: &DraftRequest<'_>) -> usize {
 
 /// Maximum number of nodes that are fed: the last one of a chain is not.
 pub fn max_fed(request: &DraftRequest<'_>) -> usize {
-    max_nodes(request) - usize::from(width(request) == 1)
-}
-
-/// Maximum number of children of a node. A chain under the rejection rule: which siblings there are
-/// must not depend on what was drawn.
-fn width(request: &DraftRequest<'_>) -> usize {
-    match request.acceptance {
-        Acceptance::Coupled => request.width,
-        Acceptance::Rejection => 1,
-    }
+    max_nodes(request) - usize::from(request.max_siblings() == 1)
 }
 
 impl<'a, 'b> Drafting<'a, 'b> {
@@ -83,7 +81,7 @@ impl<'a, 'b> Drafting<'a, 'b> {
             may_draft: tokens.len() - fed.tokens.len() <= chunk,
             limits: Limits {
                 nodes: max_nodes(request),
-                width: width(request),
+                width: request.max_siblings(),
                 min_score: request.min_score,
             },
             request,
@@ -219,17 +217,9 @@ impl<'a, 'b> Drafting<'a, 'b> {
         self.fed.tokens.extend(trunk);
     }
 
-    /// The random numbers for the tokens after the sequence.
-    fn rng(&self) -> Rng {
-        Rng {
-            seed: self.request.sampler.params().seed,
-            position: self.request.position,
-        }
-    }
-
     /// The key of the random numbers for the next level's tokens.
     fn key(&self) -> u64 {
-        self.rng().key(self.depth + self.unread)
+        self.request.rng().key(self.depth + self.unread)
     }
 
     /// How a GPU draws the next level's tokens.
@@ -247,7 +237,8 @@ impl<'a, 'b> Drafting<'a, 'b> {
 
     /// The random number for drawing the next token under the rejection rule.
     fn uniform(&self) -> f64 {
-        self.rng()
+        self.request
+            .rng()
             .uniform(self.depth + self.unread, Purpose::Draft, 0)
     }
 

@@ -1,8 +1,8 @@
 //! One sequence's draft while it grows, level by level.
 
-use super::lessons::{Estimate, View};
 use crate::sampling::Guess;
 use crate::spec::draft::{Draft, Source};
+use crate::spec::lessons::{Estimate, View};
 
 /// Nodes with less than this share of the score of their level's best node are not expanded: such a
 /// wrong turn is not worth a row of the draft model.
@@ -154,8 +154,8 @@ impl Growth {
 
 #[cfg(test)]
 mod tests {
-    use super::super::lessons::{History, Lessons};
     use super::*;
+    use crate::spec::lessons::{History, Lessons};
 
     fn guesses(tokens: &[u32]) -> Vec<Guess> {
         let prob = |i: usize| 0.6 / (1 << i) as f32;

@@ -153,6 +153,7 @@ impl Drafter for Translator {
         Some(Forecast {
             path: path.collect(),
             pending: inner.pending,
+            at_once: inner.at_once,
         })
     }
 

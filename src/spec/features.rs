@@ -5,10 +5,9 @@ use candle_core::Tensor;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// The hidden states of one sequence's committed tokens that the head may still have to read.
-///
-/// Row `i` of the head has the token at position `start + 1 + i` and the hidden states of the position
-/// before it.
+/// The hidden states of one sequence's committed tokens that the head may still have to read: row `i` has
+/// those of position `start + i`, where the first ones came. In an EAGLE head that row has the token of the
+/// position after it.
 #[derive(Debug, Default)]
 pub struct Features {
     /// Position of the first token whose hidden states came.
@@ -32,10 +31,15 @@ impl Features {
         Ok(true)
     }
 
-    /// The tokens of the head's rows, of all `tokens` of the sequence.
+    /// The tokens of an EAGLE head's rows, of all `tokens` of the sequence.
     pub fn tokens_of<'a>(&self, tokens: &'a [u32]) -> &'a [u32] {
         let first = self.start.map_or(tokens.len(), |start| start + 1);
         tokens.get(first..).unwrap_or_default()
+    }
+
+    /// Position of the first token whose hidden states came.
+    pub fn start(&self) -> Option<usize> {
+        self.start
     }
 
     /// The rows whose states are kept.
@@ -57,10 +61,7 @@ impl Features {
             }
             first += len;
         }
-        Ok(match found.as_slice() {
-            [one] => one.clone(),
-            parts => Tensor::cat(parts, 0)?,
-        })
+        joined(found)
     }
 
     /// Drops states of rows before `row`, as far as no other states share their memory.
@@ -74,12 +75,15 @@ impl Features {
     }
 }
 
-/// The features of a head's rows in a forward.
-pub enum Read {
-    /// The target's hidden states, which are not fused yet.
-    Target(Tensor),
-    /// Outputs of the head.
-    Own(Tensor),
+/// `[rows, width]` of tensors with so many rows together.
+///
+/// # Errors
+/// If the device fails.
+pub fn joined(parts: Vec<Tensor>) -> Result<Tensor> {
+    Ok(match parts.as_slice() {
+        [one] => one.clone(),
+        parts => Tensor::cat(parts, 0)?,
+    })
 }
 
 #[cfg(test)]

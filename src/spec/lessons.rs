@@ -1,4 +1,4 @@
-//! What a draft model's guesses are worth, learned from what became of them.
+//! What the guesses of a draft model or a head are worth, learned from what became of them.
 
 use crate::spec::draft::Draft;
 use crate::spec::estimate::{Estimator, RequestBias};
@@ -36,13 +36,23 @@ pub struct History {
 
 #[derive(Debug)]
 struct Proposal {
-    draft: Draft,
-    estimates: Vec<Estimate>,
+    guesses: Guesses,
     is_sampled: bool,
     /// Number of tokens before the draft, and the last of them.
     base: usize,
     context: Vec<u32>,
 }
+
+#[derive(Debug)]
+enum Guesses {
+    /// A draft, with an estimate for each node.
+    Tree(Draft, Vec<Estimate>),
+    /// The guesses for each depth, whatever comes before them.
+    Levels(Vec<Level>),
+}
+
+/// Tokens that are guessed for one depth.
+pub type Level = Vec<(u32, Estimate)>;
 
 /// The estimate for one guess.
 #[derive(Debug, Clone, Copy)]
@@ -129,7 +139,10 @@ impl Lessons {
             return;
         };
         let Proposal {
-            base, is_sampled, ..
+            guesses,
+            base,
+            is_sampled,
+            ..
         } = proposal;
         if tokens.len() <= base || !tokens[..base].ends_with(&proposal.context) {
             return;
@@ -137,13 +150,12 @@ impl Lessons {
         let mut at = None;
         for (depth, &token) in (1..).zip(&tokens[base..]) {
             let mut right = None;
-            let mut siblings = proposal.draft.children(at).peekable();
-            if siblings.peek().is_none() {
+            let siblings = guesses.after(depth, at);
+            if siblings.is_empty() {
                 return;
             }
-            for node in siblings {
-                let stood = proposal.draft.tokens[node] == token;
-                let estimate = proposal.estimates[node];
+            for (node, guess, estimate) in siblings {
+                let stood = guess == token;
                 self.nodes.note(&estimate.features, stood);
                 history.nodes.note(estimate.prob, stood);
                 right = right.or(stood.then_some(node));
@@ -160,6 +172,22 @@ impl Lessons {
     }
 }
 
+impl Guesses {
+    /// The guesses at `depth`, from 1, after node `at` of a tree: node, token, and estimate.
+    fn after(&self, depth: usize, at: Option<usize>) -> Vec<(usize, u32, Estimate)> {
+        match self {
+            Self::Tree(draft, estimates) => {
+                let guess = |node: usize| (node, draft.tokens[node], estimates[node]);
+                draft.children(at).map(guess).collect()
+            }
+            Self::Levels(levels) => {
+                let level = levels.get(depth - 1).into_iter().flatten().enumerate();
+                level.map(|(i, &(token, of))| (i, token, of)).collect()
+            }
+        }
+    }
+}
+
 impl History {
     /// Remembers a draft that follows `tokens`, to learn from it.
     pub fn propose(
@@ -169,9 +197,18 @@ impl History {
         draft: Draft,
         estimates: Vec<Estimate>,
     ) {
-        self.proposal = (!draft.is_empty()).then(|| Proposal {
-            draft,
-            estimates,
+        let guesses = Guesses::Tree(draft, estimates);
+        self.remember(tokens, is_sampled, guesses);
+    }
+
+    /// The same, of guesses for each depth after `tokens` that do not depend on the depths before.
+    pub fn propose_levels(&mut self, tokens: &[u32], is_sampled: bool, levels: Vec<Level>) {
+        self.remember(tokens, is_sampled, Guesses::Levels(levels));
+    }
+
+    fn remember(&mut self, tokens: &[u32], is_sampled: bool, guesses: Guesses) {
+        self.proposal = Some(Proposal {
+            guesses,
             is_sampled,
             base: tokens.len(),
             context: tokens[tokens.len().saturating_sub(CONTEXT)..].to_vec(),
@@ -182,22 +219,28 @@ impl History {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sampling::{Guess, mix};
-    use crate::spec::draft_model::growth::Growth;
+    use crate::sampling::mix;
+    use crate::spec::draft::Source;
+
+    /// Siblings with these tokens and probabilities, and their estimates.
+    fn siblings(guesses: &[(u32, f32)], view: &View<'_>) -> (Draft, Vec<Estimate>) {
+        let (mut draft, mut estimates) = (Draft::default(), Vec::new());
+        for (rank, &(token, prob)) in guesses.iter().enumerate() {
+            let estimate = view.estimate(rank, prob);
+            draft.add(token, None, estimate.adjusted, Source::Model);
+            estimates.push(estimate);
+        }
+        (draft, estimates)
+    }
 
     /// Proposes two guesses of which the first is right with probability `rate`; returns their scores.
     fn round(lessons: &mut Lessons, history: &mut History, rate: f64, number: u64) -> [f32; 2] {
-        let mut growth = Growth::default();
-        let guess = |token, prob| Guess { token, prob };
-        growth.add(
-            None,
-            &[guess(1, 0.75), guess(2, 0.2)],
-            &lessons.view(history, true),
-        );
-        let scores = [growth.draft.scores[0], growth.draft.scores[1]];
+        let guesses = [(1, 0.75), (2, 0.2)];
+        let (draft, estimates) = siblings(&guesses, &lessons.view(history, true));
+        let scores = [draft.scores[0], draft.scores[1]];
         let is_right = (mix(number) >> 11) as f64 / (1u64 << 53) as f64 <= rate;
         let mut tokens = vec![7, 8, 9];
-        history.propose(&tokens, true, growth.draft, growth.estimates);
+        history.propose(&tokens, true, draft, estimates);
         tokens.push(if is_right { 1 } else { 5 });
         lessons.learn(history, &tokens);
         scores
@@ -229,6 +272,32 @@ mod tests {
         assert!(lessons.forecast(&other, true, 1)[0] > 0.8);
     }
 
+    /// Each depth teaches as long as all depths before it had the right token, whichever guess it was.
+    #[test]
+    fn levels_teach_down_to_the_first_wrong_one() {
+        let (mut lessons, mut history) = (Lessons::default(), History::default());
+        let before = lessons.forecast(&history, false, 4);
+        for _ in 0..300 {
+            let view = lessons.view(&history, false);
+            let level = |token| {
+                vec![
+                    (token, view.estimate(0, 0.75)),
+                    (token + 1, view.estimate(1, 0.2)),
+                ]
+            };
+            let levels = [10, 20, 30, 40].map(level).to_vec();
+            history.propose_levels(&[7, 8, 9], false, levels);
+            lessons.learn(&mut history, &[7, 8, 9, 10, 21, 5, 40]);
+        }
+        let after = lessons.forecast(&history, false, 4);
+        assert!(after[1] > 0.9 && after[2] < 0.1, "{after:?}");
+        let fourth = |path: &[f32]| path[3] / path[2];
+        assert!(fourth(&after) > 0.5 * fourth(&before), "{after:?}");
+        let view = lessons.view(&history, false);
+        let half = view.estimate(0, 0.75).prob;
+        assert!((half - 1.0 / 3.0).abs() < 0.1, "{half}");
+    }
+
     /// Tokens that are not the continuation of the proposal's text teach nothing, and neither does a
     /// proposal twice.
     #[test]
@@ -237,13 +306,8 @@ mod tests {
         let mut history = History::default();
         let before = lessons.forecast(&history, true, 1);
         for tokens in [&[7, 8][..], &[7, 8, 9], &[7, 8, 3, 1]] {
-            let mut growth = Growth::default();
-            let guesses = [Guess {
-                token: 1,
-                prob: 0.5,
-            }];
-            growth.add(None, &guesses, &lessons.view(&history, true));
-            history.propose(&[7, 8, 9], true, growth.draft, growth.estimates);
+            let (draft, estimates) = siblings(&[(1, 0.5)], &lessons.view(&history, true));
+            history.propose(&[7, 8, 9], true, draft, estimates);
             lessons.learn(&mut history, tokens);
             lessons.learn(&mut history, &[7, 8, 9, 5]);
         }

@@ -1,0 +1,208 @@
+//! Parallel heads: a few layers that predict a block of tokens in one forward (DFlash, arXiv 2602.06036).
+//!
+//! The context of a block is what the target made of the tokens before it: every layer has the K and V of
+//! one vector per committed position, the fused hidden states of some of the target's layers there. The
+//! block is the embedding of the last token, whose hidden states do not exist yet, and of a mask token for
+//! each position after it. Its rows see the context and one another; row `i`, from 1 on, gives the
+//! distribution of the token at its own position.
+
+use super::head::HeadConfig;
+use super::inputs::Inputs;
+use super::layer::{Layer, Step};
+use super::linear::{Embedding, Linear};
+use super::output_layer::OutputLayer;
+use super::weights::{Dtypes, Weights};
+use super::{Batch, Ends, MaskedBlock, Model, ModelConfig, Output, Span};
+use crate::error::{Error, Result};
+use crate::kernels::{AttentionBatch, add_norm};
+use crate::kv::{KvShape, KvStore};
+use candle_core::{DType, Device, Tensor};
+
+/// A loaded head.
+pub struct ParallelHead {
+    config: ModelConfig,
+    reads: Vec<usize>,
+    block: MaskedBlock,
+    embedding: Embedding,
+    /// From the hidden states of some of the target's layers to the context, which is then normed.
+    fc: Linear,
+    context_norm: Tensor,
+    layers: Vec<Layer>,
+    /// Before the output layer.
+    norm: Tensor,
+    output: OutputLayer,
+    /// Radians per position, one for each pair of dimensions of a head.
+    frequencies: Vec<f32>,
+    dtypes: Dtypes,
+    device: Device,
+}
+
+impl ParallelHead {
+    /// Reads the weights of a head that reads the layers `taps` of `target`, whose first and last layers are
+    /// `ends`.
+    ///
+    /// # Errors
+    /// A setup error that names a tensor that is missing or has a wrong shape.
+    pub(super) fn load(
+        head: HeadConfig,
+        taps: Vec<usize>,
+        mut weights: Weights,
+        target: &ModelConfig,
+        ends: &Ends,
+    ) -> Result<Self> {
+        let mut config = head.shape;
+        let hidden = config.hidden_size;
+        let reads = taps.len() * target.hidden_size;
+        config.qk_norm = weights.has("layers.0.self_attn.q_norm.weight");
+        let block = head
+            .block
+            .ok_or_else(|| Error::internal("a parallel head has a block"))?;
+        let embedding = match weights.has("embed_tokens.weight") {
+            true => weights.embedding("embed_tokens", (config.vocab_size, hidden))?,
+            false => ends.embedding.clone(),
+        };
+        let fc = weights.linear("fc", (hidden, reads), false)?;
+        let context_norm = weights.norm("hidden_norm", hidden)?;
+        let layers = (0..config.num_layers).map(|layer| {
+            Layer::load(&config, &mut weights, |part| {
+                format!("layers.{layer}.{part}")
+            })
+        });
+        let layers = layers.collect::<Result<_>>()?;
+        let norm = weights.norm("norm", hidden)?;
+        let output = OutputLayer::of_head(&mut weights, &config, &ends.output)?;
+        let frequencies = weights.frequencies(&config)?;
+        weights.finish()?;
+        weights.device().synchronize()?;
+        Ok(Self {
+            dtypes: weights.dtypes(),
+            device: weights.device().clone(),
+            reads: taps,
+            block,
+            embedding,
+            fc,
+            context_norm,
+            layers,
+            norm,
+            output,
+            frequencies,
+            config,
+        })
+    }
+
+    fn shape(&self) -> KvShape {
+        KvShape {
+            num_layers: self.config.num_layers,
+            num_kv_heads: self.config.num_kv_heads,
+            head_dim: self.config.head_dim,
+            dtype: self.dtypes.kv,
+        }
+    }
+
+    fn eps(&self) -> f32 {
+        self.config.rms_norm_eps as f32
+    }
+
+    /// The residual stream after all layers and what is still to be added to it, of the rows with
+    /// `tokens`, which follow those of `context`.
+    fn run(
+        &self,
+        tokens: &Tensor,
+        context: Option<&Tensor>,
+        step: &Step<'_>,
+        kv: &KvStore,
+    ) -> Result<(Tensor, Tensor)> {
+        let mut x = self.embedding.forward(tokens)?;
+        let mut delta = x.zeros_like()?;
+        for (layer, pool) in self.layers.iter().zip(&kv.layers) {
+            (x, delta) = layer.forward_after(context, &x, &delta, &self.config, step, pool)?;
+        }
+        Ok((x, delta))
+    }
+}
+
+/// The spans after the first `others` rows, as if those rows did not exist.
+fn spans_after(others: usize, spans: &[Span]) -> Vec<Span> {
+    let after = spans.iter().filter(|span| span.rows.start >= others);
+    let moved = after.map(|span| Span {
+        rows: span.rows.start - others..span.rows.end - others,
+        ..span.clone()
+    });
+    moved.collect()
+}
+
+impl Model for ParallelHead {
+    fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
+        KvStore::new(self.shape(), num_blocks, block_size, &self.device)
+    }
+
+    fn kv_bytes_per_token(&self) -> usize {
+        self.shape().bytes_per_token()
+    }
+
+    fn reads(&self) -> &[usize] {
+        &self.reads
+    }
+
+    fn masked_block(&self) -> Option<MaskedBlock> {
+        Some(self.block)
+    }
+
+    fn fuse(&self, hidden: &Tensor) -> Result<Tensor> {
+        // Hidden states may be a view of the states of other sequences, too.
+        let hidden = hidden.to_dtype(self.dtypes.activations)?.contiguous()?;
+        let fused = self.fc.forward(&hidden)?;
+        let (_, normed) = add_norm(&fused, &fused.zeros_like()?, &self.context_norm, self.eps())?;
+        Ok(normed)
+    }
+
+    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
+        let (vocab_size, slots) = (self.config.vocab_size, kv.num_slots());
+        let inputs = Inputs::new(batch, &self.frequencies, vocab_size, slots, &self.device)?;
+        let context = match &batch.features {
+            Some(features) => Some(features.contiguous()?),
+            None => None,
+        };
+        let read = context.as_ref().map_or(Ok(0), |context| context.dim(0))?;
+        let wrong = || Error::internal(format!("a batch of {} context rows", read));
+        let rows = inputs.slots.len().checked_sub(read).ok_or_else(wrong)?;
+        let spans = spans_after(read, &batch.spans);
+        let step = Step {
+            slots: &inputs.slots,
+            cos: inputs.cos.to_dtype(self.dtypes.activations)?,
+            sin: inputs.sin.to_dtype(self.dtypes.activations)?,
+            spans: &AttentionBatch::new(&spans, kv.block_size, slots)?,
+        };
+        let none = || {
+            Ok(Output {
+                logits: Tensor::zeros((0, vocab_size), DType::F32, &Device::Cpu)?,
+                hidden: None,
+            })
+        };
+        if rows == 0 {
+            for (layer, pool) in self.layers.iter().zip(&kv.layers) {
+                let context = context.as_ref().ok_or_else(wrong)?;
+                layer.write(context, &self.config, &step, pool)?;
+            }
+            return none();
+        }
+        let tokens = inputs.tokens.narrow(0, read, rows)?;
+        let (x, delta) = self.run(&tokens, context.as_ref(), &step, kv)?;
+        let wanted = (batch.logits.iter()).map(|&row| row.checked_sub(read as u32));
+        let wanted: Vec<u32> = wanted.collect::<Option<_>>().ok_or_else(wrong)?;
+        if wanted.is_empty() {
+            return none();
+        }
+        let wanted = Tensor::new(wanted, &self.device)?;
+        let (x, delta) = (x.index_select(&wanted, 0)?, delta.index_select(&wanted, 0)?);
+        let (_, normed) = add_norm(&x, &delta, &self.norm, self.eps())?;
+        Ok(Output {
+            logits: self.output.forward(&normed)?,
+            hidden: None,
+        })
+    }
+}

@@ -1,0 +1,271 @@
+//! Drafts by a parallel head: whatever it guesses, no text changes, and its pool is right.
+
+use crate::common::*;
+use crate::engine::{Dice, assert_distributed_as_the_target, few_ids, is_lossless};
+use candle_core::{DType, Device, Tensor};
+use foretoken::engine::{self, EngineHandle, Request};
+use foretoken::error::Result;
+use foretoken::kv::KvStore;
+use foretoken::model::toy::ToyModel;
+use foretoken::model::{Batch, MaskedBlock, Model, ModelConfig, Output, Span};
+use foretoken::sampling::{Acceptance, SamplingParams, mix};
+use foretoken::spec::{Drafter, ParallelDrafter};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A parallel head for toys. It keeps the toy's hidden states in its pool. They are hashes of all tokens so
+/// far, so that at a block it can tell all tokens of the context from them, if each is in its place. It then
+/// guesses what a toy would generate.
+struct ToyHead {
+    toy: ToyModel,
+    block: MaskedBlock,
+    seen: Arc<Seen>,
+}
+
+#[derive(Default)]
+struct Seen {
+    blocks: AtomicUsize,
+    /// Blocks whose context could not be told.
+    unknown: AtomicUsize,
+    /// The most blocks of one forward.
+    together: AtomicUsize,
+}
+
+fn toy_head(toy: ToyModel, size: usize) -> (ToyHead, Arc<Seen>) {
+    let seen = Arc::<Seen>::default();
+    let mask = toy.config().vocab_size as u32 - 1;
+    let head = ToyHead {
+        toy,
+        block: MaskedBlock { size, mask },
+        seen: seen.clone(),
+    };
+    (head, seen)
+}
+
+/// The layers whose hidden states it reads; it keeps them as K and V.
+const LAYERS: [usize; 2] = [0, 1];
+
+/// The toy's hidden state at tap `layer` after a context that hashes to `hash`.
+fn hidden(hash: u64, layer: usize) -> f32 {
+    (mix(hash ^ mix(layer as u64)) >> 40) as f32 / (1u64 << 24) as f32
+}
+
+impl ToyHead {
+    /// The context of a block, told from what the pool has.
+    fn context(&self, span: &Span, kv: &KvStore) -> Option<Vec<u32>> {
+        let (keys, values) = &kv.layers[0];
+        let read = |pool: &Tensor| pool.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        let (keys, values) = (read(keys), read(values));
+        let (mut tokens, mut hash) = (Vec::new(), 0);
+        for at in 0..span.context {
+            let block = span.blocks[at / kv.block_size] as usize;
+            let slot = block * kv.block_size + at % kv.block_size;
+            let stored = [keys[slot], values[slot]];
+            let mut ids = 0..self.config().vocab_size as u32;
+            let after = |id: u32| {
+                let token = u64::from((id as f32).to_bits());
+                mix(hash ^ mix(token << 32 | u64::from((at as f32).to_bits())))
+            };
+            let id = ids.find(|&id| LAYERS.map(|layer| hidden(after(id), layer)) == stored)?;
+            hash = after(id);
+            tokens.push(id);
+        }
+        Some(tokens)
+    }
+
+    /// The logits of the masks of a block: the toy's, if each token is the most probable one.
+    fn logits(&self, span: &Span, batch: &Batch, kv: &KvStore) -> Vec<f32> {
+        let (rows, vocab) = (&batch.tokens[span.rows.clone()], self.config().vocab_size);
+        assert!(rows.len() <= self.block.size);
+        assert!(rows[1..].iter().all(|&token| token == self.block.mask));
+        let masks = vec![(1u64 << rows.len()) - 1; rows.len()];
+        assert_eq!(span.tree.as_ref(), Some(&masks), "the rows see one another");
+        let positions = span.context as u32..;
+        assert!(
+            (batch.positions[span.rows.clone()].iter().copied()).eq(positions.take(rows.len()))
+        );
+        self.seen.blocks.fetch_add(1, Ordering::Relaxed);
+        let Some(mut tokens) = self.context(span, kv) else {
+            self.seen.unknown.fetch_add(1, Ordering::Relaxed);
+            return vec![0.0; (rows.len() - 1) * vocab];
+        };
+        tokens.push(rows[0]);
+        let mut all = Vec::new();
+        for _ in 1..rows.len() {
+            let logits = last_logits(&mut self.toy.clone(), &tokens);
+            tokens.push(rig::argmax(&logits));
+            all.extend(logits);
+        }
+        all
+    }
+}
+
+impl Model for ToyHead {
+    fn config(&self) -> &ModelConfig {
+        self.toy.config()
+    }
+
+    fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
+        self.toy.new_kv(num_blocks, block_size)
+    }
+
+    fn kv_bytes_per_token(&self) -> usize {
+        self.toy.kv_bytes_per_token()
+    }
+
+    fn reads(&self) -> &[usize] {
+        &LAYERS
+    }
+
+    fn masked_block(&self) -> Option<MaskedBlock> {
+        Some(self.block)
+    }
+
+    fn fuse(&self, hidden: &Tensor) -> Result<Tensor> {
+        Ok(hidden.clone())
+    }
+
+    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
+        let features = batch.features.as_ref().map(|f| f.to_vec2::<f32>().unwrap());
+        let features = features.unwrap_or_default();
+        for (pool, layer) in [(&kv.layers[0].0, 0), (&kv.layers[0].1, 1)] {
+            for (row, &slot) in batch.slots.iter().enumerate() {
+                // What a block leaves in the pool is not to be read.
+                let value = features.get(row).map_or(f32::NAN, |row| row[layer]);
+                let value = Tensor::full(value, (1, 1, 1), &Device::Cpu)?;
+                pool.slice_set(&value, 0, slot as usize)?;
+            }
+        }
+        let after = |span: &&Span| span.rows.start >= features.len();
+        let blocks: Vec<&Span> = batch.spans.iter().filter(after).collect();
+        let mut logits = Vec::new();
+        let mut asked = Vec::new();
+        for span in &blocks {
+            logits.extend(self.logits(span, batch, kv));
+            asked.extend(span.rows.start as u32 + 1..span.rows.end as u32);
+        }
+        assert_eq!(batch.logits, asked);
+        self.seen
+            .together
+            .fetch_max(blocks.len(), Ordering::Relaxed);
+        let shape = (asked.len(), self.config().vocab_size);
+        Ok(Output {
+            logits: Tensor::from_vec(logits, shape, &Device::Cpu)?.to_dtype(DType::F32)?,
+            hidden: None,
+        })
+    }
+}
+
+/// An engine whose head is a toy with this `noise`, guesses blocks of `size`, and has a pool of
+/// `num_blocks` blocks.
+fn start(toy: &Toy, noise: f32, size: usize, num_blocks: usize) -> (EngineHandle, Arc<Seen>) {
+    let (head, seen) = toy_head(toy_model(noise), size);
+    let drafter = ParallelDrafter::new(Box::new(head), num_blocks, toy.block_size, 7).unwrap();
+    let target = Box::new(toy_model(0.0).with_eos(&toy.eos));
+    let drafter: Box<dyn Drafter> = Box::new(drafter);
+    let (blocks, options) = (toy.num_blocks, toy.options.clone());
+    let engine = engine::spawn(target, Some(drafter), blocks, toy.block_size, options).unwrap();
+    (engine, seen)
+}
+
+/// Promises 1 and 6 over random schedules: whatever is admitted, chunked, drafted, rejected, preempted and
+/// cancelled, a text is that of the reference, and both pools are empty in the end. A head with as many
+/// blocks as the target always knows its whole context.
+#[test]
+fn random_schedules_are_lossless_and_leak_nothing() {
+    let (mut preemptions, mut accepted, mut blocks, mut together) = (0, 0, 0, 0);
+    for case in 0..120 {
+        let mut dice = Dice(5_000_000 + case);
+        let toy = dice.toy();
+        let noise = dice.of(&[0.0, 0.3, 1.0]);
+        let size = 2 + dice.roll(6);
+        let is_small = dice.roll(4) == 0;
+        let num_blocks = if is_small { toy.num_blocks / 3 } else { 512 };
+        let (engine, seen) = start(&toy, noise, size, num_blocks);
+        let requests: Vec<Request> = (0..12)
+            .map(|_| dice.request(toy.options.spec.length))
+            .collect();
+        let receivers: Vec<_> = requests
+            .iter()
+            .map(|request| {
+                let receiver = engine.submit(request.clone()).unwrap();
+                (dice.roll(5) > 0).then_some(receiver)
+            })
+            .collect();
+        for (request, receiver) in requests.into_iter().zip(receivers) {
+            let Some(receiver) = receiver else { continue };
+            let answer = collect(receiver);
+            if is_lossless(&request) {
+                let mut model = toy_model(0.0).with_eos(&toy.eos);
+                let want = reference(&mut model, &request);
+                assert_eq!(answer.ids(), want, "case {case}: {request:?} on {toy:?}");
+            }
+        }
+        assert_idle(&engine);
+        let unknown = seen.unknown.load(Ordering::Relaxed);
+        assert!(is_small || unknown == 0, "case {case}: {unknown} contexts");
+        let stats = engine.stats();
+        preemptions += stats.preemptions.get();
+        accepted += stats.spec_accepted_tokens.get();
+        blocks += seen.blocks.load(Ordering::Relaxed);
+        together = together.max(seen.together.load(Ordering::Relaxed));
+    }
+    let found = format!("{preemptions}, {accepted}, {blocks}, {together}");
+    assert!(preemptions > 20 && accepted > 500, "{found}");
+    assert!(blocks > 1000 && together > 2, "{found}");
+}
+
+/// A head that knows the text saves target steps, and every draft is one forward.
+#[test]
+fn a_perfect_block_saves_target_steps() {
+    let (engine, seen) = start(&Toy::default(), 0.0, 5, 256);
+    let answer = run(&engine, greedy(&[1, 2, 3], 41));
+    // One token from the prompt, then rounds of five.
+    assert_eq!((answer.spec.rounds, answer.spec.accepted), (8, 32));
+    assert_eq!(answer.spec.drafted, 32);
+    assert_eq!(seen.blocks.load(Ordering::Relaxed), 8);
+    assert_eq!(engine.stats().draft_steps.get(), 8);
+    assert_idle(&engine);
+}
+
+/// A block is never larger than the head's, and a long prompt is read before the first one.
+#[test]
+fn small_blocks_and_long_prompts() {
+    let (engine, seen) = start(&Toy::default(), 0.0, 3, 256);
+    let prompt: Vec<u32> = (0..200).map(|i| i * 7 % 32).collect();
+    let answer = run(&engine, greedy(&prompt, 31));
+    assert_eq!((answer.spec.rounds, answer.spec.accepted), (10, 20));
+    assert_eq!(seen.unknown.load(Ordering::Relaxed), 0);
+    assert_idle(&engine);
+}
+
+/// The first guess of a perfect head is what the target draws, at every temperature and with penalties.
+#[test]
+fn the_first_guess_goes_through_the_sampler() {
+    let mut toy = Toy::default();
+    toy.options.spec = chains(1);
+    let (engine, _) = start(&toy, 0.0, 4, 256);
+    for case in 0..40 {
+        let mut dice = Dice(case);
+        let request = Request {
+            params: SamplingParams {
+                repetition_penalty: 1.5,
+                frequency_penalty: 0.5,
+                ..dice.params()
+            },
+            ..greedy(&dice.prompt(20), 25)
+        };
+        let answer = run(&engine, request.clone());
+        assert_eq!(answer.spec.accepted, answer.spec.tested, "{request:?}");
+    }
+    assert_idle(&engine);
+}
+
+/// Under the rejection rule, too, sampled tokens have the target's distribution: a guess stands with a
+/// probability that depends on the q it was drawn from, and a wrong q would show.
+#[test]
+fn sampled_tokens_are_distributed_as_the_target() {
+    let head = toy_head(few_ids(0.6), 5).0;
+    let drafter = ParallelDrafter::new(Box::new(head), 256, 4, 64).unwrap();
+    assert_distributed_as_the_target(Box::new(drafter), 4, Acceptance::Rejection);
+}

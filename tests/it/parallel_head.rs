@@ -1,0 +1,571 @@
+//! Parallel heads in the published layout (DFlash): their logits, and what is refused.
+
+use crate::bench::{Models, TINY};
+use crate::common::rig::{argmax, distance};
+use crate::common::tiny::{self, HIDDEN, MLP, Tensors, VOCAB, llama_config, noise};
+use crate::common::*;
+use candle_core::quantized::gguf_file::{self, Value as Gguf};
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{DType, Device, Tensor};
+use foretoken::engine::{self, EngineOptions, SpecLimits};
+use foretoken::model::{
+    Batch, HeadKind, LoadFormat, LoadOptions, MaskedBlock, Model, ModelSource, load_head,
+};
+use foretoken::sampling::Acceptance;
+use foretoken::spec::{Drafter, ParallelDrafter};
+use serde_json::{Value as Json, json};
+use std::path::Path;
+use tempfile::TempDir;
+
+const HEADS: usize = 4;
+const KV_HEADS: usize = 2;
+const HEAD_DIM: usize = 32;
+const LAYERS: usize = 2;
+const EPS: f32 = 1e-6;
+const THETA: f32 = 1e6;
+const MASK: u32 = 66;
+
+fn head_config() -> Json {
+    json!({
+        "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "hidden_act": "silu",
+        "auto_map": { "AutoModel": "dflash.DFlashDraftModel" },
+        "vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": MLP,
+        "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "rms_norm_eps": EPS,
+        "rope_theta": THETA, "rope_scaling": null, "max_position_embeddings": 64,
+        "attention_bias": false, "tie_word_embeddings": true, "use_sliding_window": false,
+        "sliding_window": null, "max_window_layers": LAYERS,
+        "layer_types": ["full_attention", "full_attention"], "torch_dtype": "float32",
+        "block_size": 4, "num_target_layers": 2,
+        "dflash_config": { "mask_token_id": MASK, "target_layer_ids": [0, 1] }
+    })
+}
+
+fn head_tensors(with_head_norms: bool) -> Tensors {
+    let mut all = Tensors::new();
+    let mut add = |name: String, dims: &[usize]| {
+        let name = format!("{name}.weight");
+        all.insert(name.clone(), noise(&name, dims));
+    };
+    add("fc".into(), &[HIDDEN, 2 * HIDDEN]);
+    add("hidden_norm".into(), &[HIDDEN]);
+    add("norm".into(), &[HIDDEN]);
+    for i in 0..LAYERS {
+        let at = |part: &str| format!("layers.{i}.{part}");
+        add(at("input_layernorm"), &[HIDDEN]);
+        add(at("post_attention_layernorm"), &[HIDDEN]);
+        add(at("self_attn.q_proj"), &[HEADS * HEAD_DIM, HIDDEN]);
+        add(at("self_attn.k_proj"), &[KV_HEADS * HEAD_DIM, HIDDEN]);
+        add(at("self_attn.v_proj"), &[KV_HEADS * HEAD_DIM, HIDDEN]);
+        add(at("self_attn.o_proj"), &[HIDDEN, HEADS * HEAD_DIM]);
+        if with_head_norms {
+            add(at("self_attn.q_norm"), &[HEAD_DIM]);
+            add(at("self_attn.k_norm"), &[HEAD_DIM]);
+        }
+        add(at("mlp.gate_proj"), &[MLP, HIDDEN]);
+        add(at("mlp.up_proj"), &[MLP, HIDDEN]);
+        add(at("mlp.down_proj"), &[HIDDEN, MLP]);
+    }
+    all
+}
+
+fn write(folder: &Path, config: &Json, tensors: &Tensors) {
+    tiny::write_config(folder, config);
+    candle_core::safetensors::save(tensors, folder.join("model.safetensors")).unwrap();
+}
+
+/// The target: a tiny Llama, whose tied embedding the head shares.
+fn target() -> (Box<dyn Model>, Tensors) {
+    let (folder, tensors) = (tempfile::tempdir().unwrap(), tiny::tensors(16, DType::F32));
+    tiny::write_config(folder.path(), &llama_config(16));
+    tiny::write_shards(folder.path(), &tensors);
+    (tiny::open(folder.path()).unwrap(), tensors)
+}
+
+fn open_head(path: &Path, target: &dyn Model) -> Result<Box<dyn Model>, String> {
+    let source = ModelSource::resolve(path.to_str().unwrap(), None, LoadFormat::Auto).unwrap();
+    let options = LoadOptions {
+        dtype: Some(DType::F32),
+        ..LoadOptions::default()
+    };
+    let kind = HeadKind::of(&source).map_err(|e| e.to_string())?;
+    assert_eq!(kind, Some(HeadKind::Parallel), "{}", path.display());
+    load_head(&source, HeadKind::Parallel, &options, target).map_err(|e| e.to_string())
+}
+
+/// A head in a folder of its own.
+fn head(config: &Json, tensors: &Tensors) -> (TempDir, Result<Box<dyn Model>, String>) {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), config, tensors);
+    let head = open_head(folder.path(), &*target().0);
+    (folder, head)
+}
+
+/// The logits of the masks after `context` states, which `cuts` forwards read: the last one with the block.
+fn masked_logits(
+    head: &mut dyn Model,
+    states: &Tensor,
+    last: u32,
+    cuts: &[usize],
+) -> Vec<Vec<f32>> {
+    let mut store = head.new_kv(8, 4).unwrap();
+    let mut blocks = foretoken::kv::BlockAllocator::new(8, 4);
+    let mut table = foretoken::kv::BlockTable::default();
+    let len = states.dim(0).unwrap();
+    blocks.reserve(&mut table, len + 4).unwrap();
+    let mut read = 0;
+    for &end in cuts {
+        let mut batch = Batch::default();
+        batch.push_span(&vec![0; end - read], &[], read, &table, 4);
+        let new = states.narrow(0, read, end - read).unwrap();
+        batch.features = Some(head.fuse(&new).unwrap());
+        if end == len {
+            batch.push_block(&[last, MASK, MASK, MASK], len, &table, 4);
+            let rows = (len - read) as u32;
+            batch.logits = (rows + 1..rows + 4).collect();
+        }
+        read = end;
+        let output = head.forward(&batch, &mut store).unwrap();
+        if end == len {
+            return output.logits.to_vec2().unwrap();
+        }
+        assert_eq!(output.logits.dims(), [0, VOCAB]);
+    }
+    unreachable!("the last forward has the block")
+}
+
+/// The head in plain f32, row by row, as the paper describes it.
+struct Plain<'a> {
+    tensors: &'a Tensors,
+    embedding: Vec<Vec<f32>>,
+}
+
+fn rows_of(tensor: &Tensor) -> Vec<Vec<f32>> {
+    tensor.to_vec2().unwrap()
+}
+
+fn product(matrix: &[Vec<f32>], x: &[f32]) -> Vec<f32> {
+    let dot = |row: &Vec<f32>| row.iter().zip(x).map(|(w, x)| w * x).sum();
+    matrix.iter().map(dot).collect()
+}
+
+fn normed(x: &[f32], weight: &[f32]) -> Vec<f32> {
+    let mean = x.iter().map(|x| x * x).sum::<f32>() / x.len() as f32;
+    let scale = 1.0 / (mean + EPS).sqrt();
+    x.iter().zip(weight).map(|(x, w)| x * scale * w).collect()
+}
+
+fn sum(a: &[f32], b: &[f32]) -> Vec<f32> {
+    a.iter().zip(b).map(|(a, b)| a + b).collect()
+}
+
+impl Plain<'_> {
+    fn matrix(&self, name: &str) -> Vec<Vec<f32>> {
+        rows_of(&self.tensors[&format!("{name}.weight")])
+    }
+
+    fn vector(&self, name: &str) -> Option<Vec<f32>> {
+        let tensor = self.tensors.get(&format!("{name}.weight"))?;
+        Some(tensor.to_vec1().unwrap())
+    }
+
+    /// The heads of a query or key, normed if the layer does so, and rotated to `position`.
+    fn rotated(&self, x: &[f32], norm: &str, position: usize) -> Vec<f32> {
+        let norm = self.vector(norm);
+        let heads = x.chunks(HEAD_DIM).map(|head| {
+            let head = norm.as_ref().map_or(head.to_vec(), |w| normed(head, w));
+            let half = HEAD_DIM / 2;
+            let turned = |i: usize| {
+                let angle = position as f32 / THETA.powf((i % half) as f32 / half as f32);
+                let other = match i < half {
+                    true => -head[i + half],
+                    false => head[i - half],
+                };
+                head[i] * angle.cos() + other * angle.sin()
+            };
+            (0..HEAD_DIM).map(turned).collect::<Vec<f32>>()
+        });
+        heads.flatten().collect()
+    }
+
+    fn logits(&self, states: &[Vec<f32>], block: &[u32]) -> Vec<Vec<f32>> {
+        let (fc, norm) = (self.matrix("fc"), self.vector("hidden_norm").unwrap());
+        let context = states.iter().map(|row| normed(&product(&fc, row), &norm));
+        let context: Vec<Vec<f32>> = context.collect();
+        let embed = |&id: &u32| self.embedding[id as usize].clone();
+        let mut x: Vec<Vec<f32>> = block.iter().map(embed).collect();
+        for i in 0..LAYERS {
+            let at = |part: &str| format!("layers.{i}.{part}");
+            let matrix = |part: &str| self.matrix(&at(part));
+            let input_norm = self.vector(&at("input_layernorm")).unwrap();
+            let inputs: Vec<Vec<f32>> = x.iter().map(|row| normed(row, &input_norm)).collect();
+            let (wq, wk, wv) = (
+                matrix("self_attn.q_proj"),
+                matrix("self_attn.k_proj"),
+                matrix("self_attn.v_proj"),
+            );
+            let all = context.iter().chain(&inputs);
+            let (k_norm, q_norm) = (at("self_attn.k_norm"), at("self_attn.q_norm"));
+            let keys: Vec<Vec<f32>> = (all.clone().enumerate())
+                .map(|(position, row)| self.rotated(&product(&wk, row), &k_norm, position))
+                .collect();
+            let values: Vec<Vec<f32>> = all.map(|row| product(&wv, row)).collect();
+            let (wo, gate) = (matrix("self_attn.o_proj"), matrix("mlp.gate_proj"));
+            let (up, down) = (matrix("mlp.up_proj"), matrix("mlp.down_proj"));
+            let mlp_norm = self.vector(&at("post_attention_layernorm")).unwrap();
+            for (row, input) in inputs.iter().enumerate() {
+                let q = self.rotated(&product(&wq, input), &q_norm, context.len() + row);
+                let heads = (0..HEADS).map(|head| attend(&q, head, &keys, &values));
+                let attended = product(&wo, &heads.flatten().collect::<Vec<f32>>());
+                let stream = sum(&x[row], &attended);
+                let read = normed(&stream, &mlp_norm);
+                let both = product(&gate, &read).into_iter().zip(product(&up, &read));
+                let wide = both.map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up);
+                x[row] = sum(&stream, &product(&down, &wide.collect::<Vec<f32>>()));
+            }
+        }
+        let norm = self.vector("norm").unwrap();
+        let rows = x[1..].iter();
+        rows.map(|row| product(&self.embedding, &normed(row, &norm)))
+            .collect()
+    }
+}
+
+/// One head's weighted values over all keys.
+fn attend(q: &[f32], head: usize, keys: &[Vec<f32>], values: &[Vec<f32>]) -> Vec<f32> {
+    let at = head * HEAD_DIM..(head + 1) * HEAD_DIM;
+    let shared = head / (HEADS / KV_HEADS) * HEAD_DIM;
+    let of = |row: &[f32]| row[shared..shared + HEAD_DIM].to_vec();
+    let score = |key: &Vec<f32>| {
+        let products = q[at.clone()].iter().zip(of(key)).map(|(q, k)| q * k);
+        products.sum::<f32>() / (HEAD_DIM as f32).sqrt()
+    };
+    let scores: Vec<f32> = keys.iter().map(score).collect();
+    let max = scores.iter().copied().fold(f32::MIN, f32::max);
+    let weights: Vec<f32> = scores.iter().map(|score| (score - max).exp()).collect();
+    let total: f32 = weights.iter().sum();
+    let mut out = vec![0.0; HEAD_DIM];
+    for (weight, value) in weights.iter().zip(values) {
+        for (out, value) in out.iter_mut().zip(of(value)) {
+            *out += weight / total * value;
+        }
+    }
+    out
+}
+
+fn states(rows: usize) -> Tensor {
+    noise("the target's hidden states", &[rows, 2 * HIDDEN])
+}
+
+fn close(got: &[Vec<f32>], want: &[Vec<f32>]) {
+    assert_eq!(got.len(), want.len());
+    for (got, want) in got.iter().zip(want) {
+        let scale = want.iter().fold(0f32, |max, x| max.max(x.abs()));
+        let off = distance(got, want) / scale;
+        assert!(off < 1e-3, "off by {off} of {scale}");
+    }
+}
+
+#[test]
+fn logits_are_those_of_the_paper() {
+    let embedding = rows_of(&target().1["model.embed_tokens.weight"]);
+    for with_head_norms in [true, false] {
+        let tensors = head_tensors(with_head_norms);
+        let (_folder, opened) = head(&head_config(), &tensors);
+        let mut opened = opened.unwrap();
+        assert_eq!(opened.reads(), [1, 2]);
+        let block = MaskedBlock {
+            size: 4,
+            mask: MASK,
+        };
+        assert_eq!(opened.masked_block(), Some(block));
+        let states = states(7);
+        let got = masked_logits(&mut *opened, &states, 5, &[7]);
+        let plain = Plain {
+            tensors: &tensors,
+            embedding: embedding.clone(),
+        };
+        let want = plain.logits(&rows_of(&states), &[5, MASK, MASK, MASK]);
+        close(&got, &want);
+        // The rows differ, though all their embeddings are the same.
+        assert_ne!(argmax(&want[0]), argmax(&want[2]));
+        for cuts in [&[3, 7][..], &[1, 2, 6, 7]] {
+            assert_eq!(
+                masked_logits(&mut *opened, &states, 5, cuts),
+                got,
+                "{cuts:?}"
+            );
+        }
+    }
+}
+
+/// Whatever its class, a head is known by its tensors; it may have an output layer of some ids.
+#[test]
+fn a_reduced_vocabulary_has_its_own_output_layer() {
+    let (mut config, mut tensors) = (head_config(), head_tensors(true));
+    config["architectures"] = json!(["LlamaForCausalLM"]);
+    let few = 20;
+    config["draft_vocab_size"] = few.into();
+    let own = noise("lm_head.weight", &[few, HIDDEN]);
+    let offsets: Vec<i64> = (0..few as i64).map(|row| 2 * row).collect();
+    tensors.insert("lm_head.weight".into(), own.clone());
+    tensors.insert("d2t".into(), Tensor::new(offsets, &Device::Cpu).unwrap());
+    let (_folder, opened) = head(&config, &tensors);
+    let states = states(5);
+    let got = masked_logits(&mut *opened.unwrap(), &states, 9, &[5]);
+    tensors.remove("lm_head.weight");
+    let plain = |embedding| Plain {
+        tensors: &tensors,
+        embedding,
+    };
+    // The embedding is the target's, the output layer is not.
+    let embedding = rows_of(&target().1["model.embed_tokens.weight"]);
+    let mut with_rows = embedding.clone();
+    for (row, own) in rows_of(&own).into_iter().enumerate() {
+        let id = 3 * row;
+        assert!(![9, MASK as usize].contains(&id) || row == 3);
+        if row != 3 {
+            with_rows[id] = own;
+        }
+    }
+    let want = plain(with_rows).logits(&rows_of(&states), &[9, MASK, MASK, MASK]);
+    for (got, want) in got.iter().zip(&want) {
+        let scale = want.iter().fold(0f32, |max, x| max.max(x.abs()));
+        for (id, logit) in got.iter().enumerate() {
+            match id % 3 == 0 && id < 3 * few {
+                false => assert_eq!(*logit, f32::NEG_INFINITY),
+                true if id == 9 => assert!(logit.is_finite()),
+                true => assert!((logit - want[id]).abs() < 1e-3 * scale),
+            }
+        }
+    }
+}
+
+/// The same head in a GGUF file has the same logits.
+#[test]
+fn a_gguf_file_has_the_same_head() {
+    let (folder, tensors) = (tempfile::tempdir().unwrap(), head_tensors(true));
+    let (_other, opened) = head(&head_config(), &tensors);
+    let names = [
+        ("layers.", "blk."),
+        ("self_attn.o_proj", "attn_output"),
+        ("self_attn.q_proj", "attn_q"),
+        ("self_attn.k_proj", "attn_k"),
+        ("self_attn.v_proj", "attn_v"),
+        ("self_attn.q_norm", "attn_q_norm"),
+        ("self_attn.k_norm", "attn_k_norm"),
+        ("input_layernorm", "attn_norm"),
+        ("post_attention_layernorm", "ffn_norm"),
+        ("mlp.gate_proj", "ffn_gate"),
+        ("mlp.up_proj", "ffn_up"),
+        ("mlp.down_proj", "ffn_down"),
+    ];
+    let named = tensors.iter().map(|(name, tensor)| {
+        let name = match name.as_str() {
+            "norm.weight" => "output_norm.weight".to_owned(),
+            name => (names.iter()).fold(name.to_owned(), |name, (from, to)| name.replace(from, to)),
+        };
+        (name, QTensor::quantize(tensor, GgmlDType::F32).unwrap())
+    });
+    let named: Vec<(String, QTensor)> = named.collect();
+    let layers = [1, 2].map(Gguf::U32).to_vec();
+    let number = |n: usize| Gguf::U32(n as u32);
+    let metadata = [
+        ("general.architecture", Gguf::String("dflash".into())),
+        ("dflash.vocab_size", number(VOCAB)),
+        ("dflash.embedding_length", number(HIDDEN)),
+        ("dflash.feed_forward_length", number(MLP)),
+        ("dflash.block_count", number(LAYERS)),
+        ("dflash.attention.head_count", number(HEADS)),
+        ("dflash.attention.head_count_kv", number(KV_HEADS)),
+        ("dflash.attention.key_length", number(HEAD_DIM)),
+        ("dflash.attention.layer_norm_rms_epsilon", Gguf::F32(EPS)),
+        ("dflash.rope.freq_base", Gguf::F32(THETA)),
+        ("dflash.block_size", number(4)),
+        ("dflash.mask_token_id", Gguf::U32(MASK)),
+        ("dflash.extract_layers", Gguf::Array(layers)),
+    ];
+    let file = folder.path().join("head.gguf");
+    let write = |without: &str| {
+        let metadata = metadata.iter().filter(|(key, _)| *key != without);
+        let metadata: Vec<(&str, &Gguf)> = metadata.map(|(key, value)| (*key, value)).collect();
+        let tensors: Vec<(&str, &QTensor)> = named.iter().map(|(k, v)| (k.as_str(), v)).collect();
+        let mut out = std::fs::File::create(&file).unwrap();
+        gguf_file::write(&mut out, &metadata, &tensors).unwrap();
+    };
+    let target = target().0;
+    write("");
+    let mut from_gguf = open_head(&file, &*target).unwrap();
+    let states = states(6);
+    let want = masked_logits(&mut *opened.unwrap(), &states, 3, &[6]);
+    let got = masked_logits(&mut *from_gguf, &states, 3, &[6]);
+    assert_eq!(got, want);
+    for key in [
+        "dflash.block_size",
+        "dflash.mask_token_id",
+        "dflash.extract_layers",
+    ] {
+        write(key);
+        let error = open_head(&file, &*target).err().unwrap();
+        assert!(error.contains(key) && !error.contains('\n'), "{error}");
+    }
+    let error = tiny::open(&file).err().unwrap().to_string();
+    assert!(error.contains("give it as --draft-model"), "{error}");
+}
+
+#[test]
+fn a_head_that_does_not_fit_is_refused_in_one_line() {
+    let refused = |change: &dyn Fn(&mut Json), tensors: Tensors, needle: &str| {
+        let mut config = head_config();
+        change(&mut config);
+        let (_folder, opened) = head(&config, &tensors);
+        let error = opened.err().expect(needle);
+        assert!(error.contains(needle) && !error.contains('\n'), "{error}");
+    };
+    let tensors = || head_tensors(true);
+    type Change<'a> = (&'a dyn Fn(&mut Json), &'a str);
+    let changes: [Change<'_>; 12] = [
+        (
+            &|c| c["block_size"] = Json::Null,
+            "block_size null must be a number",
+        ),
+        (
+            &|c| c["block_size"] = 1.into(),
+            "block_size 1 is not supported: only 2 to 64 are",
+        ),
+        (
+            &|c| c["block_size"] = 65.into(),
+            "block_size 65 is not supported",
+        ),
+        (
+            &|c| c["dflash_config"]["mask_token_id"] = 67.into(),
+            "mask_token_id 67 must be below",
+        ),
+        (
+            &|c| c["dflash_config"]["mask_token_id"] = Json::Null,
+            "mask_token_id null must be",
+        ),
+        (
+            &|c| c["dflash_config"]["target_layer_ids"] = Json::Null,
+            "target_layer_ids null",
+        ),
+        (
+            &|c| c["dflash_config"]["target_layer_ids"] = json!([0, 2]),
+            "the target has 2",
+        ),
+        (
+            &|c| c["dflash_config"]["target_layer_ids"] = json!([1, 0]),
+            "the layers [2, 1]",
+        ),
+        (
+            &|c| c["layer_types"] = json!(["full_attention", "sliding_attention"]),
+            "layer_types",
+        ),
+        (
+            &|c| c["num_target_layers"] = 3.into(),
+            "num_target_layers is 3, but 2 in the target",
+        ),
+        (
+            &|c| c["hidden_size"] = 128.into(),
+            "hidden_size is 128, but 256 in the target",
+        ),
+        (
+            &|c| c["vocab_size"] = 99.into(),
+            "vocab_size is 99, but 67 in the target",
+        ),
+    ];
+    for (change, needle) in changes {
+        refused(change, tensors(), needle);
+    }
+    let mut missing = tensors();
+    missing.remove("layers.1.mlp.up_proj.weight");
+    refused(&|_| (), missing, "layers.1.mlp.up_proj.weight");
+    let mut odd = tensors();
+    odd.insert("layers.2.mlp.up_proj.weight".into(), noise("x", &[2, 2]));
+    refused(&|_| (), odd, "layers.2.mlp.up_proj.weight");
+}
+
+/// With a real target and a real head, whose guesses are hardly ever right, texts do not change.
+#[test]
+fn texts_are_the_same_with_and_without_the_head() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &head_config(), &head_tensors(true));
+    let requests: Vec<_> = [3usize, 30, 50, 11, 20, 40]
+        .into_iter()
+        .flat_map(|len| {
+            let prompt = tiny::short_prompt(len);
+            let mut rejected = greedy(&prompt, 20);
+            rejected.acceptance = Some(Acceptance::Rejection);
+            [sampled(&prompt, 20, len as u64), rejected]
+        })
+        .map(|mut request| {
+            request.params.ignore_eos = true;
+            request
+        })
+        .collect();
+    let texts = |drafts: bool| {
+        let target = target().0;
+        let drafter = drafts.then(|| {
+            let head = open_head(folder.path(), &*target).unwrap();
+            Box::new(ParallelDrafter::new(head, 30, 4, 7).unwrap()) as Box<dyn Drafter>
+        });
+        let options = EngineOptions {
+            max_num_batched_tokens: 24,
+            max_num_seqs: 4,
+            spec: SpecLimits {
+                length: 3,
+                nodes: 8,
+                topk: 3,
+            },
+            spec_budget: foretoken::spec::BudgetMode::Fixed,
+            ..EngineOptions::default()
+        };
+        let engine = engine::spawn(target, drafter, 30, 4, options).unwrap();
+        let events = engine.submit_all(requests.clone()).unwrap();
+        let texts: Vec<_> = events.into_iter().map(|e| collect(e).ids()).collect();
+        assert_idle(&engine);
+        let stats = engine.stats();
+        (
+            texts,
+            stats.spec_draft_tokens.get(),
+            stats.preemptions.get(),
+        )
+    };
+    let (plain, none, _) = texts(false);
+    let (drafted, drafts, preemptions) = texts(true);
+    assert_eq!(drafted, plain);
+    assert!(none == 0 && drafts > 200, "{drafts} draft tokens");
+    assert!(preemptions > 0, "there was no pressure");
+}
+
+/// As a user runs it, recognized by its class. The bench fails if a text changes.
+#[test]
+fn the_command_line_takes_a_parallel_head() {
+    let config = TINY.replace("LlamaForCausalLM", "DFlashDraftModel");
+    let config = config.replacen(
+        '{',
+        r#"{ "block_size": 8, "mask_token_id": 3, "target_layer_ids": [0, 1],"#,
+        1,
+    );
+    let models = Models::new(&[("target", TINY), ("head", &config)]);
+    let flags = "--random-prompts 2 --prompt-tokens 20 --max-tokens 60 --spec-budget fixed";
+    for drafter in ["", "--drafter parallel"] {
+        let (_, report) = models.bench(&format!("{flags} --draft-model @head {drafter}"));
+        let greedy = &report["temperatures"][0]["overall"];
+        assert!(greedy["alpha"].as_f64().is_some(), "{report}");
+        assert!(greedy["c"].as_f64().is_some_and(|c| c > 0.0), "{report}");
+    }
+    for (drafter, model, needle) in [
+        ("eagle3", "head", "is no EAGLE head: choose --drafter model"),
+        (
+            "parallel",
+            "target",
+            "is no parallel head: choose --drafter model",
+        ),
+    ] {
+        let said = models.refused(&format!(
+            "{flags} --drafter {drafter} --draft-model @{model}"
+        ));
+        assert!(said.contains(needle), "{said}");
+    }
+}
