@@ -3,8 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::model::{
-    GGUF_EAGLE3, HeadConfig, HeadKind, LoadFormat, ModelConfig, ModelSource, names,
-    safetensors_files,
+    HeadConfig, HeadKind, LoadFormat, ModelConfig, ModelSource, names, safetensors_files,
 };
 use crate::text::Text;
 use candle_core::quantized::gguf_file::{self, Value};
@@ -77,19 +76,19 @@ pub fn run(options: &Options) -> Result<()> {
             let metadata = tokenizer_metadata(&text, config.vocab_size)?;
             (config, metadata, Some(text))
         }
-        Some(HeadKind::Eagle3) => {
-            let head = HeadConfig::from_json(&folder, HeadKind::Eagle3)?;
+        Some(kind) => {
+            let architecture = kind.gguf_architecture().ok_or_else(|| {
+                Error::setup(format!(
+                    "{model}: an EAGLE-1 head cannot be converted: only EAGLE-3 and DFlash can"
+                ))
+            })?;
+            let head = HeadConfig::from_json(&folder, kind)?;
             let config = ModelConfig {
-                architecture: GGUF_EAGLE3.into(),
+                architecture: architecture.into(),
                 ..head.shape.clone()
             };
             // A head has no tokenizer of its own.
             (config, head.gguf_metadata(), None)
-        }
-        Some(other) => {
-            return Err(Error::setup(format!(
-                "{model}: a head of kind {other:?} cannot be converted: only EAGLE-3 can"
-            )));
         }
     };
     metadata.extend(model_metadata(&config, &name));

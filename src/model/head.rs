@@ -78,6 +78,15 @@ impl HeadKind {
         }
     }
 
+    /// The architecture of such a head in a GGUF file; `None` if there is none.
+    pub fn gguf_architecture(self) -> Option<&'static str> {
+        match self {
+            Self::Eagle => None,
+            Self::Eagle3 => Some(GGUF_EAGLE3),
+            Self::Parallel => Some(GGUF_DFLASH),
+        }
+    }
+
     fn of_folder(path: &Path) -> Result<Option<Self>> {
         let (file, json) = read_json(path)?;
         if let Some(kind) = json["speculators_model_type"].as_str() {
@@ -262,7 +271,8 @@ impl HeadConfig {
     /// What a GGUF file says about it besides its shape.
     pub fn gguf_metadata(&self) -> Vec<(String, GgufValue)> {
         let number = |&n: &usize| GgufValue::U32(n as u32);
-        let key = |name: &str| format!("{GGUF_EAGLE3}.{name}");
+        let architecture = self.kind.gguf_architecture().unwrap_or_default();
+        let key = |name: &str| format!("{architecture}.{name}");
         let hidden = self.target_hidden_size.unwrap_or(self.shape.hidden_size);
         let mut metadata = vec![
             (key(TARGET_HIDDEN_SIZE), number(&hidden)),
@@ -274,6 +284,10 @@ impl HeadConfig {
         if let Some(taps) = &self.taps {
             let taps = GgufValue::Array(taps.iter().map(number).collect());
             metadata.push((key(EXTRACT_LAYERS), taps));
+        }
+        if let Some(block) = &self.block {
+            metadata.push((key(BLOCK_SIZE), number(&block.size)));
+            metadata.push((key(MASK_TOKEN_ID), GgufValue::U32(block.mask)));
         }
         metadata
     }

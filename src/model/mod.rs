@@ -29,7 +29,6 @@ use candle_core::{CpuStorage, Storage, Tensor};
 
 pub use crate::kernels::Span;
 pub use batch::{Batch, MAX_TREE_NODES, MaskedBlock, Taps, is_chain};
-pub(crate) use config::GGUF_EAGLE3;
 pub use config::ModelConfig;
 pub(crate) use head::HeadConfig;
 pub use head::HeadKind;
