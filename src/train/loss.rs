@@ -55,8 +55,18 @@ pub struct Figures {
     pub rank: usize,
 }
 
-/// The figures of all positions and, with a weight for each, the gradient of the weighted sum of losses by
-/// the logits. Ids that `logits` `[positions, outputs]` have no column for must have no mass; nor has a
+/// What is learned at the positions of a batch.
+#[derive(Debug, Clone, Copy)]
+pub struct Weights<'a> {
+    /// Of each position.
+    pub positions: &'a [f32],
+    /// From 0 to 1: the share of the rejected mass, `1 - sum min(p, q)`, in the loss; the rest is the
+    /// divergence.
+    pub overlap: f32,
+}
+
+/// The figures of all positions and, with weights, the gradient of the weighted sum of losses by the
+/// logits. Ids that `logits` `[positions, outputs]` have no column for must have no mass; nor has a
 /// position that does not count.
 ///
 /// # Errors
@@ -64,7 +74,7 @@ pub struct Figures {
 pub fn measure(
     logits: &Tensor,
     soft: &Soft,
-    weights: Option<&[f32]>,
+    weights: Option<Weights<'_>>,
 ) -> Result<(Vec<Figures>, Option<Tensor>)> {
     if !logits.device().is_cpu() {
         return measure_on_device(logits, soft, weights);
@@ -93,7 +103,8 @@ pub fn measure(
                 probs: &probs[at * k..(at + 1) * k],
                 tail: tails[at],
             };
-            figures.push(wanted.compare(logits, weights.map(|w| w[at]), slope));
+            let weight = weights.map(|w| (w.positions[at], w.overlap));
+            figures.push(wanted.compare(logits, weight, slope));
         }
     })?;
     let slopes = match weights {
@@ -111,7 +122,7 @@ pub fn measure(
 fn measure_on_device(
     logits: &Tensor,
     soft: &Soft,
-    weights: Option<&[f32]>,
+    weights: Option<Weights<'_>>,
 ) -> Result<(Vec<Figures>, Option<Tensor>)> {
     let compared = Comparison::new(logits, soft)?;
     let list = |figure: Tensor| figure.to_vec1::<f32>();
@@ -129,9 +140,12 @@ fn measure_on_device(
         .collect();
     let slope = match weights {
         None => None,
-        Some(weights) => {
-            let weights = Tensor::from_slice(weights, (weights.len(), 1), logits.device())?;
-            Some(compared.gradient()?.broadcast_mul(&weights)?)
+        Some(Weights { positions, overlap }) => {
+            let weights = Tensor::from_slice(positions, (positions.len(), 1), logits.device())?;
+            let (kl, tv) = (compared.gradient()?, compared.overlap_gradient()?);
+            let share = f64::from(overlap);
+            let both = ((kl * (1.0 - share))? + (tv * share)?)?;
+            Some(both.broadcast_mul(&weights)?)
         }
     };
     Ok((figures, slope))
@@ -145,8 +159,9 @@ struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// The figures of `logits`; with a weight, `slope` becomes the weighted gradient, otherwise scratch.
-    fn compare(&self, logits: &[f32], weight: Option<f32>, slope: &mut [f32]) -> Figures {
+    /// The figures of `logits`; with the position's weight and the share of the rejected mass, `slope`
+    /// becomes the weighted gradient, otherwise scratch.
+    fn compare(&self, logits: &[f32], weight: Option<(f32, f32)>, slope: &mut [f32]) -> Figures {
         let mass = self.probs.iter().sum::<f32>() + self.tail;
         if mass == 0.0 {
             slope.fill(0.0);
@@ -168,18 +183,26 @@ impl Wanted<'_> {
         let ln_sum = sum.ln();
         let mut figures = Figures::default();
         let scale = mass - self.tail / q_tail.max(TINY);
-        if let Some(weight) = weight {
-            let factor = scale * weight / sum;
+        let ln_q = |id: u32| logits[id as usize] - highest - ln_sum;
+        let misses_tail = f32::from(q_tail < self.tail);
+        let mut missing = q_tail * misses_tail;
+        if let Some((weight, overlap)) = weight {
+            // The mass of q where it is below p.
+            let below = top().map(|(&id, &p)| (ln_q(id).exp(), p));
+            missing += below.filter(|(q, p)| q < p).map(|(q, _)| q).sum::<f32>();
+            let of_tail = (1.0 - overlap) * scale + overlap * (missing - misses_tail);
+            let factor = of_tail * weight / sum;
             slope.iter_mut().for_each(|q| *q *= factor);
         }
         for (&id, &p) in top() {
-            let logit = logits[id as usize];
-            let ln_q = logit - highest - ln_sum;
+            let ln_q = ln_q(id);
             let q = ln_q.exp();
             figures.loss += p * (p.max(TINY).ln() - ln_q);
             figures.overlap[0] += p.min(q);
-            if let Some(weight) = weight {
-                slope[id as usize] = (q * mass - p) * weight;
+            if let Some((weight, overlap)) = weight {
+                let of_overlap = q * (missing - f32::from(q < p));
+                slope[id as usize] =
+                    ((1.0 - overlap) * (q * mass - p) + overlap * of_overlap) * weight;
             }
         }
         let tail = self.tail.max(TINY).ln() - q_tail.max(TINY).ln();
@@ -274,6 +297,20 @@ impl<'a> Comparison<'a> {
         let scale = (&self.soft.tail / self.q_tail.clamp(TINY, f32::MAX)?)?;
         let rest = self.q.broadcast_mul(&(&self.in_draft_vocab - scale)?)?;
         let top = (self.q_top.broadcast_mul(&self.in_draft_vocab)? - &self.soft.probs)?;
+        Ok(rest.scatter(&self.soft.ids, &top, D::Minus1)?)
+    }
+
+    /// The gradient of `1 - sum_x min(p(x), q(x))` by the logits, `[positions, vocab]`, with the tail as one
+    /// id: with m the mass of q where it is below p, that of an id is `q (m - 1)` if its q is below its p,
+    /// otherwise `q m`.
+    pub fn overlap_gradient(&self) -> Result<Tensor> {
+        let float = self.q.dtype();
+        let below = self.q_top.lt(&self.soft.probs)?.to_dtype(float)?;
+        let tail_below = self.q_tail.lt(&self.soft.tail)?.to_dtype(float)?;
+        let missing = (&self.q_top * &below)?.sum_keepdim(D::Minus1)?;
+        let missing = (missing + (&self.q_tail * &tail_below)?)?;
+        let top = (&self.q_top * below.neg()?.broadcast_add(&missing)?)?;
+        let rest = self.q.broadcast_mul(&(&missing - tail_below)?)?;
         Ok(rest.scatter(&self.soft.ids, &top, D::Minus1)?)
     }
 
@@ -396,6 +433,38 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_gradient_of_the_overlap_is_its_slope() {
+        let (soft, ids, probs, tail) = soft();
+        for scale in [1.0, 0.3] {
+            let z: Vec<f32> = logits(0.0).iter().map(|z| z * scale).collect();
+            let all = tensor(&z);
+            let gradient = Comparison::new(&all, &soft).unwrap().overlap_gradient();
+            let gradient = gradient.unwrap().to_vec2::<f32>().unwrap();
+            for at in 0..2 {
+                let top = at * K..(at + 1) * K;
+                let rejected = |z: &[f32]| {
+                    let q = softmax(z);
+                    let mass: f64 = ids[top.clone()].iter().map(|&id| q[id as usize]).sum();
+                    let both = ids[top.clone()].iter().zip(&probs[top.clone()]);
+                    let shared: f64 = both.map(|(&id, &p)| f64::from(p).min(q[id as usize])).sum();
+                    1.0 - shared - f64::from(tail[at]).min(1.0 - mass)
+                };
+                let row = &z[at * VOCAB..(at + 1) * VOCAB];
+                for id in 0..VOCAB {
+                    let nudged = |by: f32| {
+                        let mut z = row.to_vec();
+                        z[id] += by;
+                        rejected(&z)
+                    };
+                    let slope = (nudged(1e-3) - nudged(-1e-3)) / 2e-3;
+                    let found = f64::from(gradient[at][id]);
+                    assert!((found - slope).abs() < 1e-3, "{at} {id}: {found} {slope}");
+                }
+            }
+        }
+    }
+
     /// The fused pass gives what the ops give, in a vocabulary with and without all ids.
     #[test]
     fn one_pass_measures_what_the_ops_measure() {
@@ -407,9 +476,12 @@ mod tests {
             for shift in [0.0, 80.0] {
                 let z = tensor(&logits(shift));
                 let compared = Comparison::new(&z, &soft).unwrap();
-                let weights = [0.5, 2.0];
-                let (fused, slope) = measure(&z, &soft, Some(&weights)).unwrap();
-                let (ops, wanted) = measure_on_device(&z, &soft, Some(&weights)).unwrap();
+                let weights = Weights {
+                    positions: &[0.5, 2.0],
+                    overlap: 0.3,
+                };
+                let (fused, slope) = measure(&z, &soft, Some(weights)).unwrap();
+                let (ops, wanted) = measure_on_device(&z, &soft, Some(weights)).unwrap();
                 let (alone, none) = measure(&z, &soft, None).unwrap();
                 assert_eq!(alone, fused);
                 assert!(none.is_none() && compared.loss().is_ok());
@@ -433,7 +505,11 @@ mod tests {
             tail: Tensor::new(&[[0.1f32]], &Device::Cpu).unwrap(),
         };
         let z = tensor(&logits(0.0)[..VOCAB]);
-        let (figures, slope) = measure(&z, &soft, Some(&[1.0])).unwrap();
+        let weights = Weights {
+            positions: &[1.0],
+            overlap: 0.5,
+        };
+        let (figures, slope) = measure(&z, &soft, Some(weights)).unwrap();
         assert_eq!(figures[0].agrees, 0.0);
         let sum = slope
             .unwrap()

@@ -3,7 +3,7 @@
 use super::corpus::{Order, Row};
 use super::cost::Costs;
 use super::features::FeatureStore;
-use super::loss::{Soft, measure};
+use super::loss::{Soft, Weights, measure};
 use super::ops::with_slope;
 use super::optimizer::{AdamW, Named, accumulate, clip, global_norm, learning_rate};
 use super::output::{self, OutputFolder, State};
@@ -179,13 +179,18 @@ impl<'a> Trainer<'a> {
     /// Makes one step over `rows`. Returns the mean loss before it, in nats per position.
     fn step(&mut self, rows: &[usize]) -> Result<f64> {
         let (mut gradients, mut loss) = (Named::new(), 0.0);
+        let overlap = self.options.overlap_share as f32;
         for rows in rows.chunks(self.options.micro_batch * self.workers.len()) {
             let batches: Vec<&[usize]> = rows.chunks(self.options.micro_batch).collect();
             let this = &*self;
             let passes = this.workers.map(&batches, |rows| {
                 let lesson = this.lesson(rows)?;
                 let logits = this.model.logits(&this.batch(rows)?)?;
-                let (figures, slope) = measure(&logits, &lesson.soft, Some(&lesson.weights))?;
+                let weights = Weights {
+                    positions: &lesson.weights,
+                    overlap,
+                };
+                let (figures, slope) = measure(&logits, &lesson.soft, Some(weights))?;
                 let losses = figures.iter().zip(&lesson.weights);
                 let loss: f64 = losses.map(|(f, w)| f64::from(f.loss) * f64::from(*w)).sum();
                 let slope = slope.ok_or_else(|| Error::internal("a gradient was wanted"))?;

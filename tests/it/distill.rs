@@ -127,6 +127,7 @@ impl Workshop {
             resume: false,
             objective: Objective::Kl,
             top_k: 8,
+            overlap_share: 0.0,
             ttt_steps: 3,
             features: Precision::F16,
             seq_len: 16,
