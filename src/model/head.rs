@@ -7,8 +7,8 @@
 
 use super::config::{GGUF_DFLASH, GGUF_EAGLE3, ModelConfig};
 use super::pickle;
+use super::shards::safetensors_files;
 use super::source::ModelSource;
-use super::weights::safetensors_files;
 use super::{MAX_TREE_NODES, MaskedBlock};
 use crate::error::{Error, Result};
 use crate::files;

@@ -19,6 +19,7 @@ pub(crate) mod names;
 mod output_layer;
 pub mod parallel;
 mod pickle;
+mod shards;
 pub mod source;
 pub mod toy;
 mod weights;
@@ -34,8 +35,9 @@ pub(crate) use head::HeadConfig;
 pub use head::HeadKind;
 pub use layers::LayerList;
 pub use load::{LoadOptions, load, load_head};
+pub(crate) use shards::safetensors_files;
 pub use source::{LoadFormat, ModelSource};
-pub(crate) use weights::{Weights, safetensors_files};
+pub(crate) use weights::Weights;
 
 /// The result of a forward.
 #[derive(Debug)]

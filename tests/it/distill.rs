@@ -176,7 +176,11 @@ pub fn assert_same_weights(a: &Path, b: &Path) {
     let (a, b) = (weights(a), weights(b));
     assert_eq!(a.len(), b.len());
     for (name, a) in &a {
-        let values = |t: &Tensor| t.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        assert_eq!(a.dtype(), b[name].dtype(), "{name}");
+        let values = |t: &Tensor| -> Vec<f64> {
+            let wide = t.to_dtype(DType::F64).unwrap();
+            wide.flatten_all().unwrap().to_vec1().unwrap()
+        };
         assert_eq!(values(a), values(&b[name]), "{name}");
     }
 }
