@@ -26,7 +26,7 @@ mod weights;
 
 use crate::error::{Error, Result};
 use crate::kv::KvStore;
-use candle_core::{CpuStorage, Storage, Tensor};
+use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 
 pub use crate::kernels::Span;
 pub use batch::{Batch, MAX_TREE_NODES, MaskedBlock, Taps, is_chain};
@@ -60,6 +60,15 @@ pub struct Ends {
 }
 
 impl Output {
+    /// Of a forward without requested logits, over `vocab_size` ids. On the host: GPUs have no empty
+    /// allocations.
+    pub(crate) fn none(vocab_size: usize) -> Result<Self> {
+        Ok(Self {
+            logits: Tensor::zeros((0, vocab_size), DType::F32, &Device::Cpu)?,
+            hidden: None,
+        })
+    }
+
     /// Whether the logits are in the memory of a GPU.
     pub fn is_on_gpu(&self) -> bool {
         self.logits.device().is_cuda()

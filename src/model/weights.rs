@@ -142,6 +142,21 @@ impl Weights {
         Ok(Embedding::new(weight, shape.1, self.dtypes.activations))
     }
 
+    /// The embedding of a draft head: its own if there is one, otherwise that of its target.
+    ///
+    /// # Errors
+    /// As [`Weights::linear`].
+    pub fn embedding_of_head(
+        &mut self,
+        head: &ModelConfig,
+        target: &Embedding,
+    ) -> Result<Embedding> {
+        match self.has("embed_tokens.weight") {
+            true => self.embedding("embed_tokens", (head.vocab_size, head.hidden_size)),
+            false => Ok(target.clone()),
+        }
+    }
+
     /// Whether the checkpoint has the tensor `name`. Random weights have every tensor.
     pub fn has(&self, name: &str) -> bool {
         match &self.source {

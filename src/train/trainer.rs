@@ -169,7 +169,6 @@ impl<'a> Trainer<'a> {
                 Method::Draft => Vec::new(),
                 Method::Eagle3 => self.last.1.clone(),
             },
-            cost_ratio: costs.as_ref().map(|costs| costs.draft),
             costs,
         };
         output::write_json(&self.folder.path().join("report.json"), &report)?;

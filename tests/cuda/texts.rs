@@ -9,7 +9,7 @@ use crate::common::{assert_idle, chains, collect, greedy, run};
 use candle_core::{DType, Device};
 use foretoken::engine::{self, EngineHandle, EngineOptions, Request, SpecLimits};
 use foretoken::error::Result;
-use foretoken::model::{LoadFormat, LoadOptions, Model, ModelSource};
+use foretoken::model::{HeadKind, LoadFormat, LoadOptions, Model, ModelSource, load_head};
 use foretoken::sampling::{Acceptance, SamplingParams};
 use foretoken::spec::{BudgetMode, Committed, Draft, DraftModel, DraftRequest, Drafter, Source};
 use std::sync::{Arc, Mutex};
@@ -205,6 +205,55 @@ fn seeded_texts_do_not_depend_on_draft_models() {
     let engine = start_with(one(5), Some(Box::new(draft)), spec, BudgetMode::Adaptive);
     for (request, want) in seeded().into_iter().zip(&want) {
         assert_eq!(run(&engine, request.clone()).ids(), *want, "{request:?}");
+    }
+    assert_idle(&engine);
+}
+
+/// A head reads hidden states that stay on the GPU, of forwards that are graphs and of others.
+#[test]
+fn texts_do_not_depend_on_a_head() {
+    let gpu = gpu();
+    let folder = tempfile::tempdir().unwrap();
+    let source = shape(folder.path(), "llama", 64, &[]);
+    let ModelSource::Folder(path) = &source else {
+        panic!("{source:?}");
+    };
+    let config = std::fs::read_to_string(path.join("config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&config).unwrap();
+    config["architectures"] = serde_json::json!(["LlamaForCausalLMEagle3"]);
+    config["num_hidden_layers"] = 1.into();
+    config["draft_vocab_size"] = 200.into();
+    config["eagle_aux_hidden_state_layer_ids"] = serde_json::json!([0, 1, 2]);
+    let head_folder = tempfile::tempdir().unwrap();
+    std::fs::write(head_folder.path().join("config.json"), config.to_string()).unwrap();
+    let of_head = ModelSource::Folder(head_folder.path().to_owned());
+
+    let target = || model(&source, &gpu, Some(DType::BF16), 5);
+    let options = LoadOptions {
+        device: gpu.clone(),
+        format: LoadFormat::Dummy,
+        seed: 9,
+        ..LoadOptions::default()
+    };
+    let plain = start(target(), None, 0);
+    let want: Vec<Vec<u32>> = seeded().into_iter().map(|r| run(&plain, r).ids()).collect();
+    assert_idle(&plain);
+    let head = load_head(&of_head, HeadKind::Eagle3, &options, &*target()).unwrap();
+    let draft = DraftModel::new(head, BLOCKS, BLOCK_SIZE, STEP).unwrap();
+    let spec = SpecLimits {
+        length: 4,
+        nodes: 10,
+        topk: 3,
+    };
+    let engine = start_with(target(), Some(Box::new(draft)), spec, BudgetMode::Fixed);
+    for (mut request, want) in seeded().into_iter().zip(&want) {
+        for (length, topk) in [(3, 1), (4, 3)] {
+            request.spec_length = Some(length);
+            request.spec_topk = Some(topk);
+            let got = run(&engine, request.clone());
+            assert_eq!(got.ids(), *want, "{request:?}");
+            assert!(got.spec.drafted > 0, "{request:?}");
+        }
     }
     assert_idle(&engine);
 }

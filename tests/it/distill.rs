@@ -217,7 +217,7 @@ fn the_target_is_learnt_and_the_draft_serves() {
     );
     assert!(most > untrained.overlap[1] + 0.1, "{report}");
     assert!(trained.agreement > untrained.agreement + 0.1, "{report}");
-    assert!(report.cost_ratio.is_some_and(|c| c > 0.0));
+    assert!(report.costs.as_ref().is_some_and(|costs| costs.draft > 0.0));
     // Everyone who can read the config can read the weights.
     let permissions = |file: &str| {
         let file = options.out.join(file);
@@ -486,7 +486,7 @@ fn plain_text_is_learnt_with_a_tokenizer_alone() {
         report.trained.loss < 0.6 * report.untrained.loss,
         "{report}"
     );
-    assert_eq!(report.cost_ratio, None);
+    assert!(report.costs.is_none());
     assert!(report.to_string().contains("perplexity"));
     served_logits(&options.out, &[1, 2, 3]);
 }
