@@ -79,7 +79,7 @@ pub fn run(options: &Options) -> Result<()> {
         Some(kind) => {
             let architecture = kind.gguf_architecture().ok_or_else(|| {
                 Error::setup(format!(
-                    "{model}: an EAGLE-1 head cannot be converted: only EAGLE-3 and DFlash can"
+                    "{model}: a head of kind {kind:?} cannot be converted: only EAGLE-3 and DFlash can"
                 ))
             })?;
             let head = HeadConfig::from_json(&folder, kind)?;

@@ -157,12 +157,8 @@ fn load_draft(
                 }
             }
         }
-        Some(DrafterChoice::Eagle3(choice)) => {
-            head(choice, "eagle3", |kind| kind != HeadKind::Parallel)?
-        }
-        Some(DrafterChoice::Parallel(choice)) => {
-            head(choice, "parallel", |kind| kind == HeadKind::Parallel)?
-        }
+        Some(DrafterChoice::Eagle3(choice)) => head(choice, "eagle3", |kind| !kind.is_parallel())?,
+        Some(DrafterChoice::Parallel(choice)) => head(choice, "parallel", HeadKind::is_parallel)?,
         Some(DrafterChoice::Own(layers)) => Draft::own(target, layers.as_ref())?,
         _ => return Ok(None),
     }))

@@ -2,8 +2,8 @@
 //!
 //! Layouts, by their names of tensors: SafeAI Lab's EAGLE-3 (`fc`, `midlayer.*`, `norm`, `lm_head`,
 //! `d2t`, `t2d`), the speculators library's (the same with `layers.0.*`, and a nested `config.json`),
-//! EAGLE-1 and 2 (`fc`, `layers.0.*`), and DFlash (`fc`, `hidden_norm`, `layers.*`, `norm`). A GGUF file
-//! says `eagle3` or `dflash` as its architecture.
+//! EAGLE-1 and 2 (`fc`, `layers.0.*`), DFlash (`fc`, `hidden_norm`, `layers.*`, `norm`), and Medusa
+//! (`HEAD.BLOCK.linear`). A GGUF file says `eagle3` or `dflash` as its architecture.
 
 use super::config::{GGUF_DFLASH, GGUF_EAGLE3, ModelConfig};
 use super::pickle;
@@ -35,6 +35,8 @@ pub enum HeadKind {
     Eagle3,
     /// A parallel head: DFlash (arXiv 2602.06036).
     Parallel,
+    /// Medusa (Cai et al. 2024), a parallel head, too.
+    Medusa,
 }
 
 /// A head's configuration.
@@ -78,10 +80,15 @@ impl HeadKind {
         }
     }
 
+    /// Whether one forward of such a head guesses several tokens.
+    pub fn is_parallel(self) -> bool {
+        matches!(self, Self::Parallel | Self::Medusa)
+    }
+
     /// The architecture of such a head in a GGUF file; `None` if there is none.
     pub fn gguf_architecture(self) -> Option<&'static str> {
         match self {
-            Self::Eagle => None,
+            Self::Eagle | Self::Medusa => None,
             Self::Eagle3 => Some(GGUF_EAGLE3),
             Self::Parallel => Some(GGUF_DFLASH),
         }
@@ -98,6 +105,9 @@ impl HeadKind {
                 )),
             };
         }
+        if !json["medusa_num_heads"].is_null() {
+            return Ok(Some(Self::Medusa));
+        }
         let class = json["architectures"][0].as_str().unwrap_or_default();
         if class.contains("Eagle3") {
             return Ok(Some(Self::Eagle3));
@@ -107,17 +117,15 @@ impl HeadKind {
         }
         // Published EAGLE heads call themselves ordinary models: their tensors tell.
         let folder = files::folder_of(path);
-        let names: HashSet<String> = match safetensors_files(folder) {
-            Ok(files) => {
+        let names: HashSet<String> = match (safetensors_files(folder), pickle::file_in(folder)) {
+            (Ok(files), _) => {
                 // SAFETY: the files are only read. If someone changes them meanwhile, loading fails.
                 let stored = unsafe { MmapedSafetensors::multi(&files) };
                 let stored = stored.map_err(|e| Error::in_file(folder, e))?;
                 stored.tensors().into_iter().map(|(name, _)| name).collect()
             }
-            Err(_) if folder.join(pickle::FILE).exists() => {
-                pickle::names(&folder.join(pickle::FILE))?
-            }
-            Err(_) => return Ok(class.starts_with("Eagle").then_some(Self::Eagle)),
+            (Err(_), Some(pickled)) => pickle::names(&pickled)?,
+            (Err(_), None) => return Ok(class.starts_with("Eagle").then_some(Self::Eagle)),
         };
         let has = |name: &str| names.contains(name);
         Ok(match has("fc.weight") {
@@ -133,7 +141,7 @@ impl HeadKind {
 }
 
 /// `config.json` of a folder: its path and its content.
-fn read_json(path: &Path) -> Result<(std::path::PathBuf, Value)> {
+pub(super) fn read_json(path: &Path) -> Result<(std::path::PathBuf, Value)> {
     let file = files::config_of(path);
     let text = files::read_text(&file)?;
     let json = serde_json::from_str(&text).map_err(|e| Error::in_file(&file, e))?;
@@ -344,7 +352,7 @@ impl HeadKind {
     /// The layers that such a head reads of a target with so many `layers` if its configuration does not say:
     /// those of SafeAI Lab and vLLM, one low, one in the middle, one high; fewer of a tiny target.
     pub fn default_taps(self, layers: usize) -> Vec<usize> {
-        if self == Self::Eagle {
+        if matches!(self, Self::Eagle | Self::Medusa) {
             return vec![layers];
         }
         let mut taps = vec![

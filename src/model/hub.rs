@@ -2,7 +2,7 @@
 
 use super::download::{HubClient, HubError, RemoteFile};
 use super::pickle;
-use super::shards::shards;
+use super::shards::{SINGLE, shards};
 use crate::error::{Error, Result};
 use crate::files::{is_inside, is_name, max_bytes, read_text};
 use crate::progress;
@@ -20,7 +20,6 @@ const OPTIONAL: [&str; 4] = [
 ];
 const CONFIG: &str = "config.json";
 const INDEX: &str = "model.safetensors.index.json";
-const SINGLE: &str = "model.safetensors";
 
 /// The folder of model `id` at `revision` (`main` if none), with everything needed to serve it.
 ///
@@ -178,9 +177,6 @@ impl Repo {
     ) -> Result<(PathBuf, bool), HubError> {
         let need = |name: &str| match self.file(commit, name, hub)? {
             Found::At(_) => Ok(()),
-            Found::Absent if [SINGLE, pickle::FILE].contains(&name) => Err(HubError::Other(
-                format!("it has neither {INDEX} nor {SINGLE}"),
-            )),
             Found::Absent => Err(HubError::NotFound),
             Found::Unknown => Err(not_cached(name)),
         };
@@ -195,16 +191,30 @@ impl Repo {
                     let files = shards(&index).map_err(|e| HubError::Other(e.to_string()))?;
                     files.iter().try_for_each(|file| need(file))?;
                 }
-                // Older heads have no safetensors; other models in this format are not supported.
-                _ if has_one_layer(&self.cache.pointer_path(commit).join(CONFIG))
-                    && self.file(commit, SINGLE, hub)? == Found::Absent =>
-                {
-                    need(pickle::FILE)?;
-                }
-                _ => need(SINGLE)?,
+                _ => self.need_one(commit, hub)?,
             }
         }
         Ok((self.cache.pointer_path(commit), complete))
+    }
+
+    /// Finds the only file of a checkpoint in one part.
+    fn need_one(&self, commit: &str, hub: Option<&HubClient>) -> Result<(), HubError> {
+        let mut names = vec![SINGLE[0]];
+        // Older heads have no safetensors, or another name; other models are not supported then.
+        if is_head(&self.cache.pointer_path(commit).join(CONFIG)) {
+            names.extend([pickle::FILES[0], SINGLE[1], pickle::FILES[1]]);
+        }
+        for name in names {
+            match self.file(commit, name, hub)? {
+                Found::At(_) => return Ok(()),
+                Found::Absent => (),
+                Found::Unknown => return Err(not_cached(name)),
+            }
+        }
+        let single = SINGLE[0];
+        Err(HubError::Other(format!(
+            "it has neither {INDEX} nor {single}"
+        )))
     }
 
     /// Finds the file `name` in the cache, or else at the `hub`.
@@ -248,7 +258,7 @@ impl Repo {
         let lock = File::create(self.folder.join("blobs").join(format!("{etag}.lock")))?;
         lock.lock()?;
         if !blob.exists() {
-            let is_weights = name.ends_with(".safetensors") || name == pickle::FILE;
+            let is_weights = name.ends_with(".safetensors") || pickle::FILES.contains(&name);
             let limit = match is_weights {
                 true => u64::MAX / 2,
                 false => max_bytes(name),
@@ -261,11 +271,11 @@ impl Repo {
     }
 }
 
-/// Whether `config` is that of a model with one layer, as a head is.
-fn has_one_layer(config: &Path) -> bool {
+/// Whether `config` may be that of a head: it has one layer, or says so.
+fn is_head(config: &Path) -> bool {
     let text = read_text(config).unwrap_or_default();
     let json: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
-    json["num_hidden_layers"] == 1
+    json["num_hidden_layers"] == 1 || !json["medusa_num_heads"].is_null()
 }
 
 fn make_folder_of(file: &Path) -> std::io::Result<()> {

@@ -5,7 +5,8 @@ use super::decoder::Decoder;
 use super::eagle::EagleHead;
 use super::gguf::GgufFile;
 use super::graphs::GraphedDecoder;
-use super::head::{HeadConfig, HeadKind};
+use super::head::{self, HeadConfig, HeadKind};
+use super::medusa::MedusaHeads;
 use super::parallel::ParallelHead;
 use super::source::{LoadFormat, ModelSource};
 use super::weights::{Dtypes, Weights};
@@ -128,16 +129,16 @@ pub fn load_head(
         ))
     })?;
     let dtypes = dtypes_of_head(options, &ends)?;
+    if let (HeadKind::Medusa, ModelSource::Folder(folder)) = (kind, source) {
+        let weights = weights_of_head(folder, dtypes, options)?;
+        let heads = MedusaHeads::load(&head::read_json(folder)?.1, weights, config, &ends)?;
+        return Ok(Box::new(heads));
+    }
     let (mut head, weights) = match source {
         ModelSource::Gguf(file) => open_gguf_head(file, kind, dtypes, options)?,
         ModelSource::Folder(folder) => {
             let head = HeadConfig::from_json(folder, kind)?;
-            let device = &options.device;
-            let weights = match options.format {
-                LoadFormat::Auto => Weights::of_head(files::folder_of(folder), dtypes, device)?,
-                LoadFormat::Dummy => Weights::dummy(options.seed, dtypes, device),
-            };
-            (head, weights)
+            (head, weights_of_head(folder, dtypes, options)?)
         }
     };
     let taps = head.taps_of(config).map_err(Error::setup)?;
@@ -148,6 +149,14 @@ pub fn load_head(
         HeadKind::Parallel => Box::new(ParallelHead::load(head, taps, weights, config, &ends)?),
         _ => Box::new(EagleHead::load(head, taps, weights, config, &ends)?),
     })
+}
+
+fn weights_of_head(folder: &Path, dtypes: Dtypes, options: &LoadOptions) -> Result<Weights> {
+    let device = &options.device;
+    match options.format {
+        LoadFormat::Auto => Weights::of_head(files::folder_of(folder), dtypes, device),
+        LoadFormat::Dummy => Ok(Weights::dummy(options.seed, dtypes, device)),
+    }
 }
 
 fn open_gguf_head(

@@ -15,6 +15,7 @@ mod layer;
 mod layers;
 pub mod linear;
 pub mod load;
+mod medusa;
 pub(crate) mod names;
 mod output_layer;
 pub mod parallel;

@@ -1,4 +1,4 @@
-//! `pytorch_model.bin`, in which older heads are published: a zip file with tensors, and a pickle that names
+//! `pytorch_model.bin` and the like, in which older heads are published: a zip file with tensors, and a pickle that names
 //! them. Nothing of the pickle is executed.
 
 use crate::error::{Error, Result, first_line};
@@ -7,13 +7,19 @@ use candle_core::pickle::PthTensors;
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use zip::ZipArchive;
 
-/// The file's name in a folder or a repository.
-pub const FILE: &str = "pytorch_model.bin";
+/// The file's names in a folder or a repository; the second is that of Medusa heads.
+pub const FILES: [&str; 2] = ["pytorch_model.bin", "medusa_lm_head.pt"];
 /// Maximum bytes of the pickle: that of a head has a few thousand.
 const MAX_PICKLE_BYTES: u64 = 1 << 20;
+
+/// The file of `folder`, if it has one.
+pub fn file_in(folder: &Path) -> Option<PathBuf> {
+    let files = FILES.map(|name| folder.join(name));
+    files.into_iter().find(|file| file.exists())
+}
 
 /// All tensors of `file`, on the CPU.
 ///

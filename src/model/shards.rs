@@ -4,7 +4,10 @@ use crate::error::{Error, Result};
 use crate::files;
 use std::path::{Path, PathBuf};
 
-/// The safetensors files of a folder: those that its index names, otherwise `model.safetensors`.
+/// The file of a checkpoint in one part; the second is that of Medusa heads.
+pub(crate) const SINGLE: [&str; 2] = ["model.safetensors", "medusa_lm_head.safetensors"];
+
+/// The safetensors files of a folder: those that its index names, otherwise its only one.
 ///
 /// # Errors
 /// A setup error that names the missing file.
@@ -13,7 +16,9 @@ pub(crate) fn safetensors_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let files: Vec<PathBuf> = if index.exists() {
         shards(&index)?.iter().map(|f| folder.join(f)).collect()
     } else {
-        vec![folder.join("model.safetensors")]
+        let mut names = SINGLE.into_iter().map(|name| folder.join(name));
+        let found = names.find(|file| file.exists());
+        vec![found.unwrap_or_else(|| folder.join(SINGLE[0]))]
     };
     match files.iter().find(|file| !file.exists()) {
         Some(missing) => Err(Error::setup(format!("{} is missing", missing.display()))),

@@ -59,14 +59,13 @@ impl Weights {
         Ok(Self::new(source, dtypes, device))
     }
 
-    /// The weights of a head's folder: safetensors, otherwise `pytorch_model.bin`.
+    /// The weights of a head's folder: safetensors, otherwise a [pickle](pickle::FILES).
     ///
     /// # Errors
     /// A setup error that names the missing or broken file.
     pub fn of_head(folder: &Path, dtypes: Dtypes, device: &Device) -> Result<Self> {
-        let pickled = folder.join(pickle::FILE);
-        match safetensors_files(folder) {
-            Err(_) if pickled.exists() => {
+        match (safetensors_files(folder), pickle::file_in(folder)) {
+            (Err(_), Some(pickled)) => {
                 let source = Source::Pickled(pickle::read(&pickled)?, HashSet::new());
                 Ok(Self::new(source, dtypes, device))
             }

@@ -356,7 +356,7 @@ fn a_head_becomes_a_gguf_file() {
 }
 
 /// Writes `tensors` as `torch.save` does: a zip file with `data.pkl` and the tensors' bytes.
-fn write_pytorch(file: &Path, tensors: &Tensors, change: impl Fn(&mut Vec<u8>)) {
+pub fn write_pytorch(file: &Path, tensors: &Tensors, change: impl Fn(&mut Vec<u8>)) {
     use std::io::Write;
     use zip::write::SimpleFileOptions;
     let mut zip = zip::ZipWriter::new(std::fs::File::create(file).unwrap());

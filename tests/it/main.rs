@@ -24,6 +24,7 @@ mod http;
 mod http_drafts;
 mod http_refusals;
 mod kv;
+mod medusa;
 mod model;
 mod pair;
 mod parallel;

@@ -75,22 +75,22 @@ fn write(folder: &Path, config: &Json, tensors: &Tensors) {
 }
 
 /// The target: a tiny Llama, whose tied embedding the head shares.
-fn target() -> (Box<dyn Model>, Tensors) {
+pub fn target() -> (Box<dyn Model>, Tensors) {
     let (folder, tensors) = (tempfile::tempdir().unwrap(), tiny::tensors(16, DType::F32));
     tiny::write_config(folder.path(), &llama_config(16));
     tiny::write_shards(folder.path(), &tensors);
     (tiny::open(folder.path()).unwrap(), tensors)
 }
 
-fn open_head(path: &Path, target: &dyn Model) -> Result<Box<dyn Model>, String> {
+pub fn open_head(path: &Path, target: &dyn Model) -> Result<Box<dyn Model>, String> {
     let source = ModelSource::resolve(path.to_str().unwrap(), None, LoadFormat::Auto).unwrap();
     let options = LoadOptions {
         dtype: Some(DType::F32),
         ..LoadOptions::default()
     };
-    let kind = HeadKind::of(&source).map_err(|e| e.to_string())?;
-    assert_eq!(kind, Some(HeadKind::Parallel), "{}", path.display());
-    load_head(&source, HeadKind::Parallel, &options, target).map_err(|e| e.to_string())
+    let kind = HeadKind::of(&source).map_err(|e| e.to_string())?.unwrap();
+    assert!(kind.is_parallel(), "{}: {kind:?}", path.display());
+    load_head(&source, kind, &options, target).map_err(|e| e.to_string())
 }
 
 /// A head in a folder of its own.
@@ -102,7 +102,7 @@ fn head(config: &Json, tensors: &Tensors) -> (TempDir, Result<Box<dyn Model>, St
 }
 
 /// The logits of the masks after `context` states, which `cuts` forwards read: the last one with the block.
-fn masked_logits(
+pub fn masked_logits(
     head: &mut dyn Model,
     states: &Tensor,
     last: u32,
@@ -207,7 +207,7 @@ fn states(rows: usize) -> Tensor {
     noise("the target's hidden states", &[rows, 2 * HIDDEN])
 }
 
-fn close(got: &[Vec<f32>], want: &[Vec<f32>]) {
+pub fn close(got: &[Vec<f32>], want: &[Vec<f32>]) {
     assert_eq!(got.len(), want.len());
     for (got, want) in got.iter().zip(want) {
         let scale = want.iter().fold(0f32, |max, x| max.max(x.abs()));
@@ -443,6 +443,11 @@ fn a_head_that_does_not_fit_is_refused_in_one_line() {
 fn texts_are_the_same_with_and_without_the_head() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), &head_config(), &head_tensors(true));
+    assert_lossless(folder.path());
+}
+
+/// Under pressure, with batches and trees, texts are the same with and without the head in `folder`.
+pub fn assert_lossless(folder: &Path) {
     let requests: Vec<_> = [3usize, 30, 50, 11, 20, 40]
         .into_iter()
         .flat_map(|len| {
@@ -459,7 +464,7 @@ fn texts_are_the_same_with_and_without_the_head() {
     let texts = |drafts: bool| {
         let target = target().0;
         let drafter = drafts.then(|| {
-            let head = open_head(folder.path(), &*target).unwrap();
+            let head = open_head(folder, &*target).unwrap();
             Box::new(ParallelDrafter::new(head, 30, 4, 7).unwrap()) as Box<dyn Drafter>
         });
         let options = EngineOptions {

@@ -1,0 +1,203 @@
+//! Medusa heads: output layers that each look one token further ahead from the same hidden state of the
+//! target (Cai et al. 2024, arXiv 2401.10774, section 2.1.1).
+//!
+//! The target's output layer predicts the token after a position; head `k`, from 0, the token `k + 2` after
+//! it. A head is one or more residual blocks `x + silu(W x + b)` and an output layer.
+
+use super::layer::norm;
+use super::linear::Linear;
+use super::weights::{Dtypes, Weights};
+use super::{Batch, Ends, MAX_TREE_NODES, MaskedBlock, Model, ModelConfig, Output};
+use crate::error::{Error, Result};
+use crate::kernels::kv_write::kv_write;
+use crate::kv::{KvShape, KvStore};
+use candle_core::{DType, Device, Tensor};
+use serde_json::Value;
+
+/// The heads of a target. To a drafter they are a parallel head whose context is the last hidden state.
+pub struct MedusaHeads {
+    config: ModelConfig,
+    reads: [usize; 1],
+    /// The target's, before its output layer.
+    norm: Tensor,
+    heads: Vec<Head>,
+    dtypes: Dtypes,
+    device: Device,
+}
+
+struct Head {
+    blocks: Vec<Linear>,
+    output: Linear,
+}
+
+/// The numbers of a `config.json`: heads, and residual blocks of each.
+///
+/// # Errors
+/// What is missing or not supported.
+fn sizes(json: &Value) -> Result<(usize, usize), String> {
+    let number = |key: &str, max: usize| match json[key].as_u64() {
+        Some(n) if (1..=max as u64).contains(&n) => Ok(n as usize),
+        _ => Err(format!(
+            "{key} must be a number from 1 to {max}, not {}",
+            json[key]
+        )),
+    };
+    Ok((
+        number("medusa_num_heads", MAX_TREE_NODES - 1)?,
+        number("medusa_num_layers", 16)?,
+    ))
+}
+
+impl MedusaHeads {
+    /// Reads the heads of `target` that the `config.json` with the content `json` describes.
+    ///
+    /// # Errors
+    /// What the configuration lacks, or a setup error that names a tensor that is missing or has a wrong
+    /// shape.
+    pub(super) fn load(
+        json: &Value,
+        mut weights: Weights,
+        target: &ModelConfig,
+        ends: &Ends,
+    ) -> Result<Self> {
+        let (count, blocks) = sizes(json).map_err(Error::setup)?;
+        let hidden = target.hidden_size;
+        let mut load = |head: usize| {
+            let mut linear = |part: String, outputs, bias| {
+                weights.linear(&format!("{head}.{part}"), (outputs, hidden), bias)
+            };
+            Ok(Head {
+                blocks: (0..blocks)
+                    .map(|block| linear(format!("{block}.linear"), hidden, true))
+                    .collect::<Result<_>>()?,
+                output: linear(blocks.to_string(), target.vocab_size, false)?,
+            })
+        };
+        let heads = (0..count).map(&mut load).collect::<Result<_>>()?;
+        weights.finish()?;
+        weights.device().synchronize()?;
+        Ok(Self {
+            config: target.clone(),
+            reads: [target.num_layers],
+            norm: ends.norm.clone(),
+            heads,
+            dtypes: weights.dtypes(),
+            device: weights.device().clone(),
+        })
+    }
+}
+
+impl Head {
+    /// `[rows, vocab_size]` of the target's normed hidden states `x`, `[rows, hidden]`.
+    fn logits(&self, x: &Tensor) -> Result<Tensor> {
+        let mut x = x.clone();
+        for block in &self.blocks {
+            x = (&x + block.forward(&x)?.silu()?)?;
+        }
+        self.output.forward(&x)
+    }
+}
+
+impl MedusaHeads {
+    /// A position's normed hidden state is its K and V: a half each.
+    fn kv_shape(&self) -> KvShape {
+        KvShape {
+            num_layers: 1,
+            num_kv_heads: 1,
+            head_dim: self.config.hidden_size / 2,
+            dtype: self.dtypes.kv,
+        }
+    }
+
+    fn write(&self, states: &Tensor, slots: &[u32], kv: &KvStore) -> Result<()> {
+        let (rows, hidden) = states.dims2()?;
+        let halves = states.reshape((rows, 2, hidden / 2))?;
+        let slots = Tensor::new(slots, &self.device)?;
+        for (k, v) in &kv.layers {
+            kv_write(k, &halves.narrow(1, 0, 1)?, &slots)?;
+            kv_write(v, &halves.narrow(1, 1, 1)?, &slots)?;
+        }
+        Ok(())
+    }
+
+    /// The hidden states in `slots`.
+    fn read(&self, slots: &[u32], kv: &KvStore) -> Result<Tensor> {
+        let slots = Tensor::new(slots, &self.device)?;
+        let (k, v) = &kv.layers[0];
+        let both = [k.index_select(&slots, 0)?, v.index_select(&slots, 0)?];
+        let both = Tensor::cat(&both, 2)?.squeeze(1)?;
+        Ok(both.to_dtype(self.dtypes.activations)?)
+    }
+}
+
+impl Model for MedusaHeads {
+    fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
+        KvStore::new(self.kv_shape(), num_blocks, block_size, &self.device)
+    }
+
+    fn kv_bytes_per_token(&self) -> usize {
+        self.kv_shape().bytes_per_token()
+    }
+
+    fn reads(&self) -> &[usize] {
+        &self.reads
+    }
+
+    fn masked_block(&self) -> Option<MaskedBlock> {
+        // No head reads a mask.
+        Some(MaskedBlock {
+            size: self.heads.len() + 1,
+            mask: 0,
+        })
+    }
+
+    fn fuse(&self, hidden: &Tensor) -> Result<Tensor> {
+        let hidden = hidden.to_dtype(self.dtypes.activations)?.contiguous()?;
+        norm(&hidden, &self.norm, self.config.rms_norm_eps as f32)
+    }
+
+    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
+        if let Some(states) = &batch.features {
+            self.write(states, &batch.slots[..states.dim(0)?], kv)?;
+        }
+        // For each head the slots of the states that it reads, and the places of its logits.
+        let mut asked = vec![(Vec::new(), Vec::new()); self.heads.len()];
+        for (place, &row) in batch.logits.iter().enumerate() {
+            let row = row as usize;
+            let span = batch.spans.iter().find(|span| span.rows.contains(&row));
+            let span = span.ok_or_else(|| Error::internal(format!("no span has row {row}")))?;
+            // Without a context, as in calibration, any state will do.
+            let last = span.context.saturating_sub(1);
+            let slot =
+                span.blocks[last / kv.block_size] as usize * kv.block_size + last % kv.block_size;
+            let head = (row - span.rows.start).saturating_sub(1) % self.heads.len();
+            asked[head].0.push(slot as u32);
+            asked[head].1.push(place);
+        }
+        let (mut logits, mut places) = (Vec::new(), Vec::new());
+        for (head, (slots, of_head)) in self.heads.iter().zip(asked) {
+            if !slots.is_empty() {
+                logits.push(head.logits(&self.read(&slots, kv)?)?);
+                places.extend(of_head);
+            }
+        }
+        if logits.is_empty() {
+            return Output::none(self.config.vocab_size);
+        }
+        let mut order = vec![0u32; places.len()];
+        (0..)
+            .zip(places)
+            .for_each(|(row, place): (u32, usize)| order[place] = row);
+        let order = Tensor::new(order, &self.device)?;
+        Ok(Output {
+            logits: Tensor::cat(&logits, 0)?
+                .index_select(&order, 0)?
+                .to_dtype(DType::F32)?,
+            hidden: None,
+        })
+    }
+}
