@@ -1,8 +1,9 @@
 //! The head against an implementation in plain f64 that computes one position at a time.
 
 use super::*;
-use crate::train::ops::with_slope;
-use crate::train::optimizer::accumulate;
+use crate::train::reference::{
+    Plain, add, assert_close, assert_gradients, mlp, norm, plain, tensor, times, turned,
+};
 
 const VOCAB: usize = 11;
 const HIDDEN: usize = 8;
@@ -31,18 +32,6 @@ fn config() -> ModelConfig {
     }
 }
 
-/// Values between -1 and 1 that look random.
-fn values(seed: usize, count: usize) -> Vec<f32> {
-    let value = |i: usize| ((i * 12_989 + seed * 78_233 + 7) as f64).sin() * 43_758.545_3;
-    (0..count)
-        .map(|i| (value(i).fract() * 1.5) as f32)
-        .collect()
-}
-
-fn tensor(seed: usize, dims: &[usize]) -> Tensor {
-    Tensor::from_vec(values(seed, dims.iter().product()), dims, &Device::Cpu).unwrap()
-}
-
 fn head() -> Head {
     let config = config();
     let vars = shapes(&config, TAPS, IDS.len());
@@ -51,74 +40,11 @@ fn head() -> Head {
         let var = (tensor(seed, &dims) * 0.9).unwrap();
         (name, Var::from_tensor(&var).unwrap())
     });
-    let frequencies = config.inverse_frequencies();
-    let table = |turn: fn(f32) -> f32| -> Arc<Vec<f32>> {
-        let angles = (0..LEN + PASSES).flat_map(|p| frequencies.iter().map(move |f| p as f32 * f));
-        Arc::new(angles.map(turn).collect())
-    };
+    let (vars, embedding) = (vars.collect(), tensor(99, &[VOCAB, HIDDEN]));
     Head {
-        vars: vars.collect(),
-        heads: Heads {
-            queries: config.num_heads,
-            keys: config.num_kv_heads,
-            head_dim: config.head_dim,
-            cos: table(f32::cos),
-            sin: table(f32::sin),
-        },
-        embedding: tensor(99, &[VOCAB, HIDDEN]),
-        ids: IDS.to_vec(),
+        weights: HeadWeights::of(config, vars, embedding, IDS.to_vec(), LEN + PASSES),
         passes: PASSES,
-        config,
     }
-}
-
-/// Weights in f64.
-type Plain = std::collections::BTreeMap<String, Vec<f64>>;
-
-fn plain(head: &Head) -> Plain {
-    let wide = |tensor: &Tensor| -> Vec<f64> {
-        let values = tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
-        values.into_iter().map(f64::from).collect()
-    };
-    let mut all: Plain = head
-        .vars
-        .iter()
-        .map(|(name, var)| {
-            (
-                name.trim_end_matches(".weight").to_owned(),
-                wide(var.as_tensor()),
-            )
-        })
-        .collect();
-    all.insert("embedding".into(), wide(&head.embedding));
-    all
-}
-
-fn times(weight: &[f64], x: &[f64]) -> Vec<f64> {
-    let row = |row: &[f64]| row.iter().zip(x).map(|(w, x)| w * x).sum();
-    weight.chunks(x.len()).map(row).collect()
-}
-
-fn norm(x: &[f64], weight: &[f64]) -> Vec<f64> {
-    let square = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
-    let scale = 1.0 / (square + 1e-5).sqrt();
-    x.iter().zip(weight).map(|(x, w)| x * scale * w).collect()
-}
-
-fn add(a: &[f64], b: &[f64]) -> Vec<f64> {
-    a.iter().zip(b).map(|(a, b)| a + b).collect()
-}
-
-/// RoPE of one head at `position`: element `j` is paired with element `j + d / 2`.
-fn turned(x: &[f64], position: usize) -> Vec<f64> {
-    let half = x.len() / 2;
-    let mut y = x.to_vec();
-    for j in 0..half {
-        let angle = position as f64 * 100f64.powf(-2.0 * j as f64 / x.len() as f64);
-        y[j] = x[j] * angle.cos() - x[j + half] * angle.sin();
-        y[j + half] = x[j] * angle.sin() + x[j + half] * angle.cos();
-    }
-    y
 }
 
 type KeyAndValue = (Vec<f64>, Vec<f64>);
@@ -169,13 +95,7 @@ fn reference(w: &Plain, tokens: &[u32], features: &[Vec<f64>]) -> Vec<Vec<Vec<f6
                 &carried[i],
                 &times(&w["midlayer.self_attn.o_proj"], &attended),
             );
-            let normed = norm(&residual, &w["midlayer.post_attention_layernorm"]);
-            let gate = times(&w["midlayer.mlp.gate_proj"], &normed);
-            let up = times(&w["midlayer.mlp.up_proj"], &normed);
-            let wide: Vec<f64> = (gate.iter().zip(&up))
-                .map(|(g, u)| g / (1.0 + (-g).exp()) * u)
-                .collect();
-            carried[i] = add(&residual, &times(&w["midlayer.mlp.down_proj"], &wide));
+            carried[i] = mlp(w, "midlayer", &residual);
             of_pass.push(times(&w["lm_head"], &norm(&carried[i], &w["norm"])));
         }
         logits.push(of_pass);
@@ -216,52 +136,15 @@ fn the_head_and_its_gradients_are_those_of_an_f64_reference() {
     let batch = Batch {
         tokens: tokens.iter().map(Vec::as_slice).collect(),
         features: Some(features.clone()),
+        positions: Vec::new(),
     };
     let logits = head.logits(&batch).unwrap();
     assert_eq!(logits.dims(), [PASSES * 2 * POSITIONS, IDS.len()]);
-    let mut w = plain(&head);
-    let wanted = all_logits(&w, &tokens, &features);
-    let got = logits.flatten_all().unwrap().to_vec1::<f32>().unwrap();
-    for (at, (got, wanted)) in got.iter().zip(&wanted).enumerate() {
-        assert!(
-            (f64::from(*got) - wanted).abs() < 1e-4,
-            "{at}: {got} {wanted}"
-        );
-    }
-
-    // The gradient of a weighted sum of all logits.
-    let slope = tensor(5, logits.dims());
-    let shares = slope.flatten_all().unwrap().to_vec1::<f32>().unwrap();
-    let sum = |w: &Plain| -> f64 {
-        let logits = all_logits(w, &tokens, &features);
-        logits
-            .iter()
-            .zip(&shares)
-            .map(|(z, s)| z * f64::from(*s))
-            .sum()
-    };
-    let graph = with_slope(&logits, slope).unwrap();
-    let mut gradients = Named::new();
-    accumulate(&mut gradients, &head.vars, graph.backward().unwrap()).unwrap();
-    assert_eq!(gradients.len(), head.vars.len());
-    for (name, gradient) in &gradients {
-        let gradient = gradient.flatten_all().unwrap().to_vec1::<f32>().unwrap();
-        let name = name.trim_end_matches(".weight");
-        let last = gradient.len() - 1;
-        for at in [0, 1, last / 3, last / 2, last / 3 * 2 + 1, last] {
-            let before = w[name][at];
-            let mut nudged = |by: f64| {
-                w.get_mut(name).unwrap()[at] = before + by;
-                sum(&w)
-            };
-            let step = 1e-5;
-            let wanted = (nudged(step) - nudged(-step)) / (2.0 * step);
-            nudged(0.0);
-            let got = f64::from(gradient[at]);
-            let error = (got - wanted).abs() / (1.0 + wanted.abs());
-            assert!(error < 2e-4, "{name} {at}: {got} {wanted}");
-        }
-    }
+    let w = plain(&head.weights);
+    assert_close(&logits, &all_logits(&w, &tokens, &features));
+    assert_gradients(&head.weights, &logits, |w| {
+        all_logits(w, &tokens, &features)
+    });
 }
 
 /// What a position predicts does not depend on the tokens and hidden states after it, except on those
@@ -274,6 +157,7 @@ fn no_position_sees_the_future() {
         let batch = Batch {
             tokens: tokens.iter().map(Vec::as_slice).collect(),
             features: Some(features.clone()),
+            positions: Vec::new(),
         };
         let logits = head.logits(&batch).unwrap();
         logits.to_vec2::<f32>().unwrap()
