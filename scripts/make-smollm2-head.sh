@@ -5,15 +5,16 @@
 #   scripts/make-smollm2-head.sh [WORK]
 #
 # WORK (default: target/smollm2-head) contains all intermediate files, 4 GB. Each step resumes where it was
-# interrupted; delete its file to repeat it. It takes about three hours on 2 cores. PROMPTS, FOLLOW and STEPS
-# change the amount of work. Needs cargo and python3.
+# interrupted; delete its file to repeat it. It takes about three hours on 2 cores. PROMPTS, FOLLOW,
+# ROUGH_STEPS and STEPS change the amount of work. Needs cargo and python3.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 work=${1:-target/smollm2-head}
-prompts=${PROMPTS:-3200}
-follow=${FOLLOW:-800}
-steps=${STEPS:-900}
+prompts=${PROMPTS:-3130}
+follow=${FOLLOW:-740}
+rough_steps=${ROUGH_STEPS:-1100}
+steps=${STEPS:-700}
 out=models/heads
 mkdir -p "$work" "$out"
 
@@ -53,9 +54,28 @@ answer follow-greedy 0 160
 answer follow-sampled 1 160
 
 step "head"
-$foretoken distill --method eagle3 --model "$model" --corpus "$work/texts.jsonl" \
-    --corpus "$work/follow-greedy-answers.jsonl" --corpus "$work/follow-sampled-answers.jsonl" \
-    --draft-vocab-size 6000 --ttt-steps 3 --holdout 0.02 --batch-size 8 --steps "$steps" --warmup 40 \
-    --learning-rate 1e-3 --eval-every 50 --checkpoint-every 50 --resume --out "$work/head"
+# The target's layers, but with a head of K and V for each of Q: through these the head sees its token.
+cat > "$work/head.json" <<JSON
+{
+  "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "vocab_size": 49152,
+  "hidden_size": 576, "num_hidden_layers": 1, "num_attention_heads": 9, "num_key_value_heads": 9, "head_dim": 64,
+  "intermediate_size": 1536, "max_position_embeddings": 8192, "rope_theta": 100000.0, "rms_norm_eps": 1e-05,
+  "tie_word_embeddings": false, "draft_vocab_size": 6000
+}
+JSON
+# learn OUT STEPS RATE ARGS
+learn() {
+    $foretoken distill --method eagle3 --model "$model" --draft-config "$work/head.json" \
+        --corpus "$work/texts.jsonl" --corpus "$work/follow-greedy-answers.jsonl" \
+        --corpus "$work/follow-sampled-answers.jsonl" --ttt-steps 3 --holdout 0.02 --batch-size 8 \
+        --eval-every 50 --checkpoint-every 50 --resume --out "$1" --steps "$2" --learning-rate "$3" "${@:4}"
+}
+learn "$work/rough" "$rough_steps" 3e-3 --warmup 40
+# What the target computed serves both.
+mkdir -p "$work/head"
+for file in "$work"/rough/{features,targets}*; do
+    ln -sf "../rough/${file##*/}" "$work/head/"
+done
+learn "$work/head" "$steps" 1.2e-3 --warmup 20 --init-from "$work/rough" --overlap-share 0.9
 $foretoken convert --model "$work/head" --type q8_0 --out "$out/smollm2-135m-eagle3.Q8_0.gguf"
 ls -l "$out"

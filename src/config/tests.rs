@@ -275,8 +275,12 @@ fn speculation_is_on_unless_it_is_switched_off() {
         );
         assert_eq!(config.engine.spec.length, 3);
     }
-    let parallel = accepted("--model m --draft-model d --drafter parallel --tables-memory 1MiB");
-    assert_eq!(parallel.drafter, Some(DrafterChoice::Parallel(draft)));
+    let head = |name: &str| {
+        let flags = format!("--model m --draft-model d --drafter {name} --tables-memory 1MiB");
+        accepted(&flags).drafter
+    };
+    assert_eq!(head("eagle3"), Some(DrafterChoice::Eagle3(draft.clone())));
+    assert_eq!(head("parallel"), Some(DrafterChoice::Parallel(draft)));
     let layers = |flags: &str| accepted(&format!("--model m --drafter self {flags}")).drafter;
     assert_eq!(layers(""), Some(DrafterChoice::Own(None)));
     let some = "0-11,24-29".parse().ok();
@@ -288,7 +292,7 @@ fn speculation_is_on_unless_it_is_switched_off() {
 
 #[test]
 fn bad_speculation_is_refused_with_a_remedy() {
-    for drafter in ["model", "parallel"] {
+    for drafter in ["model", "eagle3", "parallel"] {
         let flags = format!("--model m --drafter {drafter}");
         refused_with(&flags, "add --draft-model MODEL");
     }

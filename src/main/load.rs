@@ -45,32 +45,7 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
     let (target, text) = load_model(config, &config.model, &device, keep_quantized)?;
     let text = text.map(Arc::new);
     Budget::note(&mut budget, "target weights", &device)?;
-    let draft = match &config.drafter {
-        Some(DrafterChoice::Model(choice)) => Some(load_draft(
-            config,
-            choice,
-            &device,
-            &*target,
-            text.as_ref(),
-        )?),
-        Some(chosen @ (DrafterChoice::Eagle3(choice) | DrafterChoice::Parallel(choice))) => {
-            let is_parallel = matches!(chosen, DrafterChoice::Parallel(_));
-            let takes = |kind| (kind == HeadKind::Parallel) == is_parallel;
-            let draft = load_head(config, choice, &device, &*target, takes)?;
-            Some(draft.ok_or_else(|| {
-                let (drafter, kind) = match is_parallel {
-                    true => ("parallel", "parallel"),
-                    false => ("eagle3", "EAGLE"),
-                };
-                let name = &choice.name;
-                Error::setup(format!(
-                    "--drafter {drafter}: {name} is no {kind} head: choose --drafter model"
-                ))
-            })?)
-        }
-        Some(DrafterChoice::Own(layers)) => Some(Draft::own(&*target, layers.as_ref())?),
-        _ => None,
-    };
+    let draft = load_draft(config, &device, &*target, text.as_ref())?;
     if draft.is_some() {
         Budget::note(&mut budget, "draft weights", &device)?;
     }
@@ -156,28 +131,50 @@ fn determinism_notice(flags: &LoadFlags) -> &'static str {
     }
 }
 
-/// The draft model or the head that `choice` names.
+/// The draft model, the head or the target's own layers that draft; `None` if no model does.
 fn load_draft(
     config: &Config,
-    choice: &ModelChoice,
     device: &Device,
     target: &dyn Model,
     text: Option<&Arc<Text>>,
-) -> Result<Draft> {
-    if let Some(head) = load_head(config, choice, device, target, |_| true)? {
-        return Ok(head);
-    }
-    let draft = load_model(config, choice, device, true)?;
-    Draft::beside(target, text, draft, &choice.name)
+) -> Result<Option<Draft>> {
+    let head = |choice: &ModelChoice, drafter: &str, takes: fn(HeadKind) -> bool| {
+        let head = load_head(config, choice, device, target, takes)?;
+        head.ok_or_else(|| {
+            let name = &choice.name;
+            Error::setup(format!(
+                "--drafter {drafter}: {name} is no such head: leave out --drafter"
+            ))
+        })
+    };
+    Ok(Some(match &config.drafter {
+        Some(DrafterChoice::Model(choice)) => {
+            match load_head(config, choice, device, target, |_| true)? {
+                Some(head) => head,
+                None => {
+                    let draft = load_model(config, choice, device, true)?;
+                    Draft::beside(target, text, draft, &choice.name)?
+                }
+            }
+        }
+        Some(DrafterChoice::Eagle3(choice)) => {
+            head(choice, "eagle3", |kind| kind != HeadKind::Parallel)?
+        }
+        Some(DrafterChoice::Parallel(choice)) => {
+            head(choice, "parallel", |kind| kind == HeadKind::Parallel)?
+        }
+        Some(DrafterChoice::Own(layers)) => Draft::own(target, layers.as_ref())?,
+        _ => return Ok(None),
+    }))
 }
 
-/// The head that `choice` names; `None` if it is an ordinary model, or not a kind that is taken.
+/// The head that `choice` names; `None` if it is an ordinary model, or a kind that is not taken.
 fn load_head(
     config: &Config,
     choice: &ModelChoice,
     device: &Device,
     target: &dyn Model,
-    takes: impl Fn(HeadKind) -> bool,
+    takes: fn(HeadKind) -> bool,
 ) -> Result<Option<Draft>> {
     let options = load_options(&config.load, device, true);
     let source = ModelSource::resolve(&choice.name, choice.revision.as_deref(), options.format)?;

@@ -4,6 +4,8 @@ mod refuse;
 
 use crate::error::{Error, Result};
 use crate::files;
+use crate::kv::KvShape;
+use candle_core::DType;
 use candle_core::quantized::gguf_file::{Content, Value};
 use refuse::{Shape, check_gguf, check_json};
 use serde::Deserialize;
@@ -238,6 +240,16 @@ impl ModelConfig {
         config.validate()?;
         check_gguf(|key| metadata.get(key), &config.shape())?;
         Ok(config)
+    }
+
+    /// The shape of a pool with K and V in `dtype`.
+    pub fn kv_shape(&self, dtype: DType) -> KvShape {
+        KvShape {
+            num_layers: self.num_layers,
+            num_kv_heads: self.num_kv_heads,
+            head_dim: self.head_dim,
+            dtype,
+        }
     }
 
     /// Number of rows of the output layer.

@@ -10,7 +10,7 @@ use super::{Batch, Ends, Model, Output, names};
 use crate::error::{Error, Result};
 use crate::kernels::{AttentionBatch, add_norm};
 use crate::kv::{KvShape, KvStore};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 
 /// A loaded model. All activations are `[rows, width]`: rows of many sequences, side by side.
 pub struct Decoder {
@@ -177,13 +177,8 @@ impl Decoder {
         inputs.replace(batch, &self.frequencies)
     }
 
-    fn shape(&self) -> KvShape {
-        KvShape {
-            num_layers: self.config.num_layers,
-            num_kv_heads: self.config.num_kv_heads,
-            head_dim: self.config.head_dim,
-            dtype: self.dtypes.kv,
-        }
+    fn kv_shape(&self) -> KvShape {
+        self.config.kv_shape(self.dtypes.kv)
     }
 
     /// Logits, `[inputs.wanted, vocab_size]` f32, and tapped hidden states. Copies nothing between host
@@ -197,12 +192,7 @@ impl Decoder {
         spans: &AttentionBatch<'_>,
         kv: &KvStore,
     ) -> Result<Output> {
-        let step = Step {
-            slots: &inputs.slots,
-            cos: inputs.cos.to_dtype(self.dtypes.activations)?,
-            sin: inputs.sin.to_dtype(self.dtypes.activations)?,
-            spans,
-        };
+        let step = Step::new(inputs, spans, self.dtypes.activations)?;
         let mut x = self.embedding.forward(&inputs.tokens)?;
         let mut delta = x.zeros_like()?;
         let mut tapped = Vec::new();
@@ -212,11 +202,7 @@ impl Decoder {
         }
         inputs.tap(self.layers.len(), &x, &delta, &mut tapped)?;
         let logits = match &inputs.wanted {
-            None => {
-                // GPUs have no empty allocations.
-                let none = (0, self.config.vocab_size);
-                Tensor::zeros(none, DType::F32, &Device::Cpu)?
-            }
+            None => Output::none(self.config.vocab_size)?.logits,
             Some(wanted) => {
                 let (x, delta) = (x.index_select(wanted, 0)?, delta.index_select(wanted, 0)?);
                 self.logits(&x, &delta)?
@@ -243,11 +229,11 @@ impl Model for Decoder {
     }
 
     fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
-        KvStore::new(self.shape(), num_blocks, block_size, &self.device)
+        KvStore::new(self.kv_shape(), num_blocks, block_size, &self.device)
     }
 
     fn kv_bytes_per_token(&self) -> usize {
-        self.shape().bytes_per_token()
+        self.kv_shape().bytes_per_token()
     }
 
     fn ends(&self) -> Option<Ends> {

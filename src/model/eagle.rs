@@ -7,7 +7,7 @@
 
 use super::head::HeadConfig;
 use super::inputs::Inputs;
-use super::layer::{Block, Step};
+use super::layer::{Block, Step, norm};
 use super::linear::{Embedding, Linear};
 use super::output_layer::OutputLayer;
 use super::weights::{Dtypes, Weights};
@@ -15,7 +15,7 @@ use super::{Batch, Ends, HeadKind, Model, ModelConfig, Output};
 use crate::error::{Error, Result};
 use crate::kernels::{AttentionBatch, add_norm};
 use crate::kv::{KvShape, KvStore};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 
 /// A loaded head.
 pub struct EagleHead {
@@ -74,10 +74,7 @@ impl EagleHead {
             false => "layers.0",
         };
         let at = |part: &str| format!("{layer}.{part}");
-        let embedding = match weights.has("embed_tokens.weight") {
-            true => weights.embedding("embed_tokens", (config.vocab_size, hidden))?,
-            false => ends.embedding.clone(),
-        };
+        let embedding = weights.embedding_of_head(&config, &ends.embedding)?;
         let (input, inputs, norm) = match head.kind == HeadKind::Eagle3 {
             false => {
                 let has_bias = weights.has("fc.bias");
@@ -120,13 +117,8 @@ impl EagleHead {
         })
     }
 
-    fn shape(&self) -> KvShape {
-        KvShape {
-            num_layers: 1,
-            num_kv_heads: self.config.num_kv_heads,
-            head_dim: self.config.head_dim,
-            dtype: self.dtypes.kv,
-        }
+    fn kv_shape(&self) -> KvShape {
+        self.config.kv_shape(self.dtypes.kv)
     }
 
     /// The residual stream, `[rows, hidden]`, and the attention's input of rows with these tokens and
@@ -144,13 +136,13 @@ impl EagleHead {
                 norm_before_residual,
                 ..
             } => {
-                let (zeros, eps) = (embedded.zeros_like()?, self.config.rms_norm_eps as f32);
-                let (_, embedded) = add_norm(&embedded, &zeros, embedding_norm, eps)?;
-                let (features, normed) = add_norm(features, &zeros, feature_norm, eps)?;
+                let eps = self.config.rms_norm_eps as f32;
+                let embedded = norm(&embedded, embedding_norm, eps)?;
+                let normed = norm(features, feature_norm, eps)?;
                 let both = Tensor::cat(&[&embedded, &normed], 1)?;
                 Ok(match norm_before_residual {
                     true => (normed, both),
-                    false => (features, both),
+                    false => (features.clone(), both),
                 })
             }
         }
@@ -163,11 +155,11 @@ impl Model for EagleHead {
     }
 
     fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
-        KvStore::new(self.shape(), num_blocks, block_size, &self.device)
+        KvStore::new(self.kv_shape(), num_blocks, block_size, &self.device)
     }
 
     fn kv_bytes_per_token(&self) -> usize {
-        self.shape().bytes_per_token()
+        self.kv_shape().bytes_per_token()
     }
 
     fn reads(&self) -> &[usize] {
@@ -183,11 +175,7 @@ impl Model for EagleHead {
                 target_norm,
                 target_eps,
                 ..
-            } => {
-                let (_, normed) =
-                    add_norm(&hidden, &hidden.zeros_like()?, target_norm, *target_eps)?;
-                Ok(normed)
-            }
+            } => norm(&hidden, target_norm, *target_eps),
         }
     }
 
@@ -205,21 +193,13 @@ impl Model for EagleHead {
         };
         let pool = (kv.layers.first())
             .ok_or_else(|| Error::internal("the pool of a head has one layer"))?;
-        let step = Step {
-            slots: &inputs.slots,
-            cos: inputs.cos.to_dtype(self.dtypes.activations)?,
-            sin: inputs.sin.to_dtype(self.dtypes.activations)?,
-            spans: &spans,
-        };
+        let step = Step::new(&inputs, &spans, self.dtypes.activations)?;
         let (x, read) = self.rows(&inputs.tokens, &features)?;
-        let (x, delta) = self.block.forward(&x, &read, &self.config, &step, pool)?;
         let Some(wanted) = &inputs.wanted else {
-            let none = (0, vocab_size);
-            return Ok(Output {
-                logits: Tensor::zeros(none, DType::F32, &Device::Cpu)?,
-                hidden: None,
-            });
+            self.block.write(&read, &self.config, &step, pool)?;
+            return Output::none(vocab_size);
         };
+        let (x, delta) = self.block.forward(&x, &read, &self.config, &step, pool)?;
         let (x, delta) = (x.index_select(wanted, 0)?, delta.index_select(wanted, 0)?);
         let (hidden, normed) = match &self.norm {
             Some(norm) => add_norm(&x, &delta, norm, self.config.rms_norm_eps as f32)?,

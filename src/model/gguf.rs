@@ -43,6 +43,11 @@ impl GgufFile {
         })
     }
 
+    /// The file's header.
+    pub fn content(&self) -> &Content {
+        &self.content
+    }
+
     /// The model's configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.config

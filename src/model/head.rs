@@ -7,8 +7,8 @@
 
 use super::config::{GGUF_DFLASH, GGUF_EAGLE3, ModelConfig};
 use super::pickle;
+use super::shards::safetensors_files;
 use super::source::ModelSource;
-use super::weights::safetensors_files;
 use super::{MAX_TREE_NODES, MaskedBlock};
 use crate::error::{Error, Result};
 use crate::files;
@@ -115,9 +115,7 @@ impl HeadKind {
                 stored.tensors().into_iter().map(|(name, _)| name).collect()
             }
             Err(_) if folder.join(pickle::FILE).exists() => {
-                pickle::read(&folder.join(pickle::FILE))?
-                    .into_keys()
-                    .collect()
+                pickle::names(&folder.join(pickle::FILE))?
             }
             Err(_) => return Ok(class.starts_with("Eagle").then_some(Self::Eagle)),
         };
@@ -226,6 +224,10 @@ impl HeadConfig {
         })
     }
 
+    /// Reads the metadata of a GGUF file with a head of kind `kind` and its `shape`.
+    ///
+    /// # Errors
+    /// What is missing or not supported.
     pub fn from_gguf(
         content: &Content,
         kind: HeadKind,
@@ -327,7 +329,7 @@ impl HeadConfig {
         let layers = target.num_layers;
         let taps = match &self.taps {
             Some(taps) => taps.clone(),
-            None => default_taps(self.kind, layers),
+            None => self.kind.default_taps(layers),
         };
         match taps.last() {
             Some(&last) if last <= layers && taps.is_sorted_by(|a, b| a < b) => Ok(taps),
@@ -338,10 +340,20 @@ impl HeadConfig {
     }
 }
 
-/// The layers that a head reads if its configuration does not say: those of SafeAI Lab and vLLM.
-fn default_taps(kind: HeadKind, layers: usize) -> Vec<usize> {
-    match kind {
-        HeadKind::Eagle => vec![layers],
-        _ => vec![2, layers / 2, layers.saturating_sub(3)],
+impl HeadKind {
+    /// The layers that such a head reads of a target with so many `layers` if its configuration does not say:
+    /// those of SafeAI Lab and vLLM, one low, one in the middle, one high; fewer of a tiny target.
+    pub fn default_taps(self, layers: usize) -> Vec<usize> {
+        if self == Self::Eagle {
+            return vec![layers];
+        }
+        let mut taps = vec![
+            2.min(layers),
+            (layers / 2).max(2).min(layers),
+            layers.saturating_sub(3).max(layers.min(3)),
+        ];
+        taps.sort_unstable();
+        taps.dedup();
+        taps
     }
 }

@@ -2,7 +2,7 @@
 
 use super::download::{HubClient, HubError, RemoteFile};
 use super::pickle;
-use super::weights::shards;
+use super::shards::shards;
 use crate::error::{Error, Result};
 use crate::files::{is_inside, is_name, max_bytes, read_text};
 use crate::progress;

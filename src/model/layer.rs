@@ -1,13 +1,14 @@
 //! One layer of a decoder: attention over a paged pool, and an MLP.
 
 use super::config::ModelConfig;
+use super::inputs::Inputs;
 use super::linear::Linear;
 use super::weights::Weights;
 use crate::error::Result;
 use crate::kernels::{
     AttentionBatch, HeadNorms, Pools, Slots, add_norm, paged_attention, rope_kv_write, swiglu,
 };
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 
 /// A layer of a decoder.
 #[derive(Clone)]
@@ -32,11 +33,34 @@ pub(super) struct Block {
 
 /// The inputs that all layers of one forward share.
 pub(super) struct Step<'a> {
-    pub slots: &'a Slots,
+    slots: &'a Slots,
     /// In the compute dtype.
-    pub cos: Tensor,
-    pub sin: Tensor,
-    pub spans: &'a AttentionBatch<'a>,
+    cos: Tensor,
+    sin: Tensor,
+    spans: &'a AttentionBatch<'a>,
+}
+
+impl<'a> Step<'a> {
+    /// The inputs of a forward over `spans`, with angles in `dtype`, that of the activations.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn new(inputs: &'a Inputs, spans: &'a AttentionBatch<'a>, dtype: DType) -> Result<Self> {
+        Ok(Self {
+            slots: &inputs.slots,
+            cos: inputs.cos.to_dtype(dtype)?,
+            sin: inputs.sin.to_dtype(dtype)?,
+            spans,
+        })
+    }
+}
+
+/// The RMSNorm of `x`, `[rows, width]`, with `weight`, `[width]`.
+///
+/// # Errors
+/// If the shapes or dtypes do not match.
+pub(super) fn norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
+    Ok(add_norm(x, &x.zeros_like()?, weight, eps)?.1)
 }
 
 impl Layer {
@@ -201,7 +225,7 @@ impl Block {
     }
 
     /// Writes K and V of all rows; returns the queries, `[rows, num_heads, head_dim]`.
-    fn write(
+    pub fn write(
         &self,
         x: &Tensor,
         config: &ModelConfig,

@@ -156,9 +156,8 @@ fn open_gguf_head(
     dtypes: Dtypes,
     options: &LoadOptions,
 ) -> Result<(HeadConfig, Weights)> {
-    let (content, _) = source.open()?;
     let file = GgufFile::open(source)?;
-    let head = HeadConfig::from_gguf(&content, kind, file.config().clone())
+    let head = HeadConfig::from_gguf(file.content(), kind, file.config().clone())
         .map_err(|e| Error::in_file(source.path(), e))?;
     Ok((head, Weights::gguf(file, dtypes, &options.device)))
 }

@@ -19,13 +19,14 @@ pub(crate) mod names;
 mod output_layer;
 pub mod parallel;
 mod pickle;
+mod shards;
 pub mod source;
 pub mod toy;
 mod weights;
 
 use crate::error::{Error, Result};
 use crate::kv::KvStore;
-use candle_core::{CpuStorage, Storage, Tensor};
+use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 
 pub use crate::kernels::Span;
 pub use batch::{Batch, MAX_TREE_NODES, MaskedBlock, Taps, is_chain};
@@ -34,8 +35,9 @@ pub(crate) use head::HeadConfig;
 pub use head::HeadKind;
 pub use layers::LayerList;
 pub use load::{LoadOptions, load, load_head};
+pub(crate) use shards::safetensors_files;
 pub use source::{LoadFormat, ModelSource};
-pub(crate) use weights::{Weights, safetensors_files};
+pub(crate) use weights::Weights;
 
 /// The result of a forward.
 #[derive(Debug)]
@@ -58,6 +60,15 @@ pub struct Ends {
 }
 
 impl Output {
+    /// Of a forward without requested logits, over `vocab_size` ids. On the host: GPUs have no empty
+    /// allocations.
+    pub(crate) fn none(vocab_size: usize) -> Result<Self> {
+        Ok(Self {
+            logits: Tensor::zeros((0, vocab_size), DType::F32, &Device::Cpu)?,
+            hidden: None,
+        })
+    }
+
     /// Whether the logits are in the memory of a GPU.
     pub fn is_on_gpu(&self) -> bool {
         self.logits.device().is_cuda()

@@ -8,7 +8,7 @@
 
 use super::head::HeadConfig;
 use super::inputs::Inputs;
-use super::layer::{Layer, Step};
+use super::layer::{Layer, Step, norm};
 use super::linear::{Embedding, Linear};
 use super::output_layer::OutputLayer;
 use super::weights::{Dtypes, Weights};
@@ -16,7 +16,7 @@ use super::{Batch, Ends, MaskedBlock, Model, ModelConfig, Output, Span};
 use crate::error::{Error, Result};
 use crate::kernels::{AttentionBatch, add_norm};
 use crate::kv::{KvShape, KvStore};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 
 /// A loaded head.
 pub struct ParallelHead {
@@ -57,10 +57,7 @@ impl ParallelHead {
         let block = head
             .block
             .ok_or_else(|| Error::internal("a parallel head has a block"))?;
-        let embedding = match weights.has("embed_tokens.weight") {
-            true => weights.embedding("embed_tokens", (config.vocab_size, hidden))?,
-            false => ends.embedding.clone(),
-        };
+        let embedding = weights.embedding_of_head(&config, &ends.embedding)?;
         let fc = weights.linear("fc", (hidden, reads), false)?;
         let context_norm = weights.norm("hidden_norm", hidden)?;
         let layers = (0..config.num_layers).map(|layer| {
@@ -90,13 +87,8 @@ impl ParallelHead {
         })
     }
 
-    fn shape(&self) -> KvShape {
-        KvShape {
-            num_layers: self.config.num_layers,
-            num_kv_heads: self.config.num_kv_heads,
-            head_dim: self.config.head_dim,
-            dtype: self.dtypes.kv,
-        }
+    fn kv_shape(&self) -> KvShape {
+        self.config.kv_shape(self.dtypes.kv)
     }
 
     fn eps(&self) -> f32 {
@@ -137,11 +129,11 @@ impl Model for ParallelHead {
     }
 
     fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
-        KvStore::new(self.shape(), num_blocks, block_size, &self.device)
+        KvStore::new(self.kv_shape(), num_blocks, block_size, &self.device)
     }
 
     fn kv_bytes_per_token(&self) -> usize {
-        self.shape().bytes_per_token()
+        self.kv_shape().bytes_per_token()
     }
 
     fn reads(&self) -> &[usize] {
@@ -155,9 +147,7 @@ impl Model for ParallelHead {
     fn fuse(&self, hidden: &Tensor) -> Result<Tensor> {
         // Hidden states may be a view of the states of other sequences, too.
         let hidden = hidden.to_dtype(self.dtypes.activations)?.contiguous()?;
-        let fused = self.fc.forward(&hidden)?;
-        let (_, normed) = add_norm(&fused, &fused.zeros_like()?, &self.context_norm, self.eps())?;
-        Ok(normed)
+        norm(&self.fc.forward(&hidden)?, &self.context_norm, self.eps())
     }
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
@@ -171,31 +161,21 @@ impl Model for ParallelHead {
         let wrong = || Error::internal(format!("a batch of {} context rows", read));
         let rows = inputs.slots.len().checked_sub(read).ok_or_else(wrong)?;
         let spans = spans_after(read, &batch.spans);
-        let step = Step {
-            slots: &inputs.slots,
-            cos: inputs.cos.to_dtype(self.dtypes.activations)?,
-            sin: inputs.sin.to_dtype(self.dtypes.activations)?,
-            spans: &AttentionBatch::new(&spans, kv.block_size, slots)?,
-        };
-        let none = || {
-            Ok(Output {
-                logits: Tensor::zeros((0, vocab_size), DType::F32, &Device::Cpu)?,
-                hidden: None,
-            })
-        };
+        let spans = AttentionBatch::new(&spans, kv.block_size, slots)?;
+        let step = Step::new(&inputs, &spans, self.dtypes.activations)?;
         if rows == 0 {
             for (layer, pool) in self.layers.iter().zip(&kv.layers) {
                 let context = context.as_ref().ok_or_else(wrong)?;
                 layer.write(context, &self.config, &step, pool)?;
             }
-            return none();
+            return Output::none(vocab_size);
         }
         let tokens = inputs.tokens.narrow(0, read, rows)?;
         let (x, delta) = self.run(&tokens, context.as_ref(), &step, kv)?;
         let wanted = (batch.logits.iter()).map(|&row| row.checked_sub(read as u32));
         let wanted: Vec<u32> = wanted.collect::<Option<_>>().ok_or_else(wrong)?;
         if wanted.is_empty() {
-            return none();
+            return Output::none(vocab_size);
         }
         let wanted = Tensor::new(wanted, &self.device)?;
         let (x, delta) = (x.index_select(&wanted, 0)?, delta.index_select(&wanted, 0)?);

@@ -4,7 +4,7 @@
 use crate::error::{Error, Result, first_line};
 use candle_core::Tensor;
 use candle_core::pickle::PthTensors;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::path::Path;
@@ -20,6 +20,27 @@ const MAX_PICKLE_BYTES: u64 = 1 << 20;
 /// # Errors
 /// A setup error that names the file, if it is no such file, is broken, or its pickle is over the limit.
 pub fn read(file: &Path) -> Result<HashMap<String, Tensor>> {
+    open(file, |stored| {
+        let names = stored.tensor_infos().keys();
+        let tensors = names.filter_map(|name| {
+            let tensor = stored.get(name).transpose()?;
+            Some(tensor.and_then(|tensor| Ok((name.clone(), tensor.contiguous()?))))
+        });
+        tensors.collect()
+    })
+}
+
+/// The names of all tensors of `file`.
+///
+/// # Errors
+/// As [`read`].
+pub fn names(file: &Path) -> Result<HashSet<String>> {
+    open(file, |stored| {
+        Ok(stored.tensor_infos().keys().cloned().collect())
+    })
+}
+
+fn open<R>(file: &Path, work: impl FnOnce(PthTensors) -> candle_core::Result<R>) -> Result<R> {
     let broken = |what: String| Error::in_file(file, what);
     let opened = File::open(file).map_err(|e| Error::in_file(file, e))?;
     let mut zip = ZipArchive::new(opened).map_err(|e| broken(format!("no PyTorch file: {e}")))?;
@@ -36,23 +57,10 @@ pub fn read(file: &Path) -> Result<HashMap<String, Tensor>> {
     // The library panics at some invalid pickles.
     let hook = take_hook();
     set_hook(Box::new(|_| ()));
-    let read = catch_unwind(AssertUnwindSafe(|| all(file)));
+    let done = catch_unwind(AssertUnwindSafe(|| work(PthTensors::new(file, None)?)));
     set_hook(hook);
-    match read {
-        Ok(Ok(tensors)) if tensors.is_empty() => Err(broken("it has no tensors".into())),
-        Ok(Ok(tensors)) => Ok(tensors),
-        Ok(Err(error)) => Err(broken(first_line(&error))),
+    match done {
+        Ok(done) => done.map_err(|e| broken(first_line(&e))),
         Err(_) => Err(broken("its pickle is invalid".into())),
     }
-}
-
-fn all(file: &Path) -> candle_core::Result<HashMap<String, Tensor>> {
-    let stored = PthTensors::new(file, None)?;
-    let mut tensors = HashMap::new();
-    for name in stored.tensor_infos().keys() {
-        if let Some(tensor) = stored.get(name)? {
-            tensors.insert(name.clone(), tensor.contiguous()?);
-        }
-    }
-    Ok(tensors)
 }

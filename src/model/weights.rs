@@ -3,6 +3,7 @@
 use super::config::ModelConfig;
 use super::gguf::GgufFile;
 use super::linear::{Embedding, Linear, Weight};
+use super::shards::safetensors_files;
 use super::source::ModelSource;
 use super::{finite, names, pickle};
 use crate::error::{Error, Result, first_line};
@@ -12,7 +13,7 @@ use candle_core::safetensors::MmapedSafetensors;
 use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
 use std::collections::{HashMap, HashSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// An open checkpoint, and the dtypes and the device that its tensors are converted to.
 pub struct Weights {
@@ -139,6 +140,21 @@ impl Weights {
     pub fn embedding(&mut self, name: &str, shape: (usize, usize)) -> Result<Embedding> {
         let weight = self.matrix(name, shape)?;
         Ok(Embedding::new(weight, shape.1, self.dtypes.activations))
+    }
+
+    /// The embedding of a draft head: its own if there is one, otherwise that of its target.
+    ///
+    /// # Errors
+    /// As [`Weights::linear`].
+    pub fn embedding_of_head(
+        &mut self,
+        head: &ModelConfig,
+        target: &Embedding,
+    ) -> Result<Embedding> {
+        match self.has("embed_tokens.weight") {
+            true => self.embedding("embed_tokens", (head.vocab_size, head.hidden_size)),
+            false => Ok(target.clone()),
+        }
     }
 
     /// Whether the checkpoint has the tensor `name`. Random weights have every tensor.
@@ -341,47 +357,6 @@ fn pickled(tensors: &HashMap<String, Tensor>, name: &str) -> Result<Tensor> {
             "tensor {name} contains NaN or infinity"
         ))),
     }
-}
-
-/// The safetensors files of a folder: those that its index names, otherwise `model.safetensors`.
-///
-/// # Errors
-/// A setup error that names the missing file.
-pub(crate) fn safetensors_files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let index = folder.join("model.safetensors.index.json");
-    let files: Vec<PathBuf> = if index.exists() {
-        shards(&index)?.iter().map(|f| folder.join(f)).collect()
-    } else {
-        vec![folder.join("model.safetensors")]
-    };
-    match files.iter().find(|file| !file.exists()) {
-        Some(missing) => Err(Error::setup(format!("{} is missing", missing.display()))),
-        None => Ok(files),
-    }
-}
-
-/// The files that a `model.safetensors.index.json` names, each once.
-///
-/// # Errors
-/// A setup error if the index cannot be read, names no file, or names a file outside its folder.
-pub(super) fn shards(index: &Path) -> Result<Vec<String>> {
-    #[derive(serde::Deserialize)]
-    struct Index {
-        weight_map: std::collections::BTreeMap<String, String>,
-    }
-    let text = files::read_text(index)?;
-    let parsed: Index = serde_json::from_str(&text).map_err(|e| Error::in_file(index, e))?;
-    let files: std::collections::BTreeSet<String> = parsed.weight_map.into_values().collect();
-    if files.is_empty() {
-        return Err(Error::in_file(index, "weight_map is empty"));
-    }
-    if let Some(name) = files.iter().find(|name| !files::is_inside(name)) {
-        return Err(Error::in_file(
-            index,
-            format!("the file name {name:?} is refused: it is outside the model's folder"),
-        ));
-    }
-    Ok(files.into_iter().collect())
 }
 
 /// Ones for a norm, zeros for a bias, and uniform noise of variance `1 / inputs` for a matrix. The noise

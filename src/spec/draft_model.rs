@@ -6,7 +6,7 @@ mod growth;
 
 use super::calibration::{self, Measured};
 use super::draft::{Committed, Draft, DraftCost, DraftRequest, Drafter, Forecast, SeqId};
-use super::features::{Features, joined};
+use super::features::{Features, MAX_NEW_STATES, joined};
 use super::lessons::{History, Lessons};
 use crate::error::{Error, Result};
 use crate::kernels::parallel;
@@ -55,9 +55,6 @@ struct Fed {
     /// Only of a head.
     features: Features,
 }
-
-/// With more rows of a sequence, a head's forward reads a prompt.
-const MAX_ROWS_OF_A_HEADS_STEP: usize = 16;
 
 impl DraftModel {
     /// A drafter over `model` with an empty pool of `num_blocks` blocks.
@@ -285,7 +282,7 @@ impl Network {
         // A prompt's rows would distort the cost of a draft step; two rows are the catch-up after a
         // round in which every draft token was accepted. A head reads all accepted tokens again.
         let few = match self.is_head() {
-            true => MAX_ROWS_OF_A_HEADS_STEP,
+            true => MAX_NEW_STATES,
             false => 2,
         };
         if longest <= few {

@@ -5,6 +5,10 @@ use candle_core::Tensor;
 use std::collections::VecDeque;
 use std::ops::Range;
 
+/// With more states of a sequence to read, a head's forward says little about the cost of others: it reads
+/// a prompt.
+pub const MAX_NEW_STATES: usize = 16;
+
 /// The hidden states of one sequence's committed tokens that the head may still have to read: row `i` has
 /// those of position `start + i`, where the first ones came. In an EAGLE head that row has the token of the
 /// position after it.

@@ -6,7 +6,7 @@ use super::calibration::{self, Measured};
 use super::draft::{
     Committed, Draft, DraftCost, DraftDist, DraftRequest, Drafter, Forecast, SeqId,
 };
-use super::features::{Features, joined};
+use super::features::{Features, MAX_NEW_STATES, joined};
 use super::lessons::{Estimate, History, Lessons, Level, View};
 use crate::error::{Error, Result};
 use crate::kernels::parallel;
@@ -69,9 +69,6 @@ struct Guessed {
     draft: Draft,
     levels: Vec<Level>,
 }
-
-/// With more states of a sequence to read, a forward says little about the cost of others.
-const MAX_NEW_STATES: usize = 16;
 
 impl ParallelDrafter {
     /// A drafter over the parallel head `model`, with an empty pool of `num_blocks` blocks. A prompt is read

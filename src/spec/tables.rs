@@ -79,7 +79,8 @@ impl Tables {
     }
 
     /// Continues a model's draft at its leaves, within the request's `length` and `nodes` (the
-    /// horizontal cascade: Chen et al. 2023, arXiv 2312.11462). Its scores are taken as they are.
+    /// horizontal cascade: Chen et al. 2023, arXiv 2312.11462). Its scores are taken as they are. What
+    /// the tables proposed for its first token, if they were asked before the model, teaches them as well.
     pub fn extend(&mut self, request: &DraftRequest<'_>, draft: &mut Draft) {
         let state = self.requests.entry(request.id).or_default();
         state.index(request.tokens, request.tokens.len(), request.context);
@@ -101,7 +102,15 @@ impl Tables {
                 min_score: request.min_score,
             },
         };
-        let candidates = growth.grow(draft);
+        let is_of_model = !draft.is_empty();
+        let mut candidates = growth.grow(draft);
+        if let Some(before) = state.proposal.take()
+            && is_of_model
+            && before.len == request.tokens.len()
+        {
+            let first = before.candidates.into_iter();
+            candidates.extend(first.filter(|candidate| candidate.parent.is_none()));
+        }
         state.proposal = Some(Proposal {
             len: request.tokens.len(),
             tokens: draft.tokens.clone(),

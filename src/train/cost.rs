@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::kv::{BlockAllocator, BlockTable, KvStore};
 use crate::model::{Batch, HeadKind, LoadOptions, Model, ModelSource, load, load_head};
+use serde::Serialize;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ const MAX_ROWS: usize = 16;
 const STEPS: usize = 21;
 
 /// What steps cost on this machine, in target steps of one row.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize)]
 pub struct Costs {
     /// A draft step: c of Leviathan et al. 2023, Definition 3.7. Of a parallel head: a whole block.
     pub draft: f64,

@@ -5,8 +5,8 @@
 //! endian. A JSON file beside them has what they belong to. The files grow only by whole rows, so a stopped
 //! run continues where it was.
 
+use super::identity::Identity;
 use super::output::write_json;
-use super::targets::Identity;
 use crate::error::{Error, Result};
 use candle_core::{Device, Tensor};
 use clap::ValueEnum;

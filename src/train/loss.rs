@@ -55,8 +55,18 @@ pub struct Figures {
     pub rank: usize,
 }
 
-/// The figures of all positions and, with a weight for each, the gradient of the weighted sum of losses by
-/// the logits. Ids that `logits` `[positions, outputs]` have no column for must have no mass; nor has a
+/// What is learned at the positions of a batch.
+#[derive(Debug, Clone, Copy)]
+pub struct Weights<'a> {
+    /// Of each position.
+    pub positions: &'a [f32],
+    /// From 0 to 1: the share of the rejected mass, `1 - sum min(p, q)`, in the loss; the rest is the
+    /// divergence.
+    pub overlap: f32,
+}
+
+/// The figures of all positions and, with weights, the gradient of the weighted sum of losses by the
+/// logits. Ids that `logits` `[positions, outputs]` have no column for must have no mass; nor has a
 /// position that does not count.
 ///
 /// # Errors
@@ -64,7 +74,7 @@ pub struct Figures {
 pub fn measure(
     logits: &Tensor,
     soft: &Soft,
-    weights: Option<&[f32]>,
+    weights: Option<Weights<'_>>,
 ) -> Result<(Vec<Figures>, Option<Tensor>)> {
     if !logits.device().is_cpu() {
         return measure_on_device(logits, soft, weights);
@@ -93,7 +103,8 @@ pub fn measure(
                 probs: &probs[at * k..(at + 1) * k],
                 tail: tails[at],
             };
-            figures.push(wanted.compare(logits, weights.map(|w| w[at]), slope));
+            let weight = weights.map(|w| (w.positions[at], w.overlap));
+            figures.push(wanted.compare(logits, weight, slope));
         }
     })?;
     let slopes = match weights {
@@ -111,7 +122,7 @@ pub fn measure(
 fn measure_on_device(
     logits: &Tensor,
     soft: &Soft,
-    weights: Option<&[f32]>,
+    weights: Option<Weights<'_>>,
 ) -> Result<(Vec<Figures>, Option<Tensor>)> {
     let compared = Comparison::new(logits, soft)?;
     let list = |figure: Tensor| figure.to_vec1::<f32>();
@@ -129,9 +140,12 @@ fn measure_on_device(
         .collect();
     let slope = match weights {
         None => None,
-        Some(weights) => {
-            let weights = Tensor::from_slice(weights, (weights.len(), 1), logits.device())?;
-            Some(compared.gradient()?.broadcast_mul(&weights)?)
+        Some(Weights { positions, overlap }) => {
+            let weights = Tensor::from_slice(positions, (positions.len(), 1), logits.device())?;
+            let (kl, tv) = (compared.gradient()?, compared.overlap_gradient()?);
+            let share = f64::from(overlap);
+            let both = ((kl * (1.0 - share))? + (tv * share)?)?;
+            Some(both.broadcast_mul(&weights)?)
         }
     };
     Ok((figures, slope))
@@ -145,8 +159,9 @@ struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// The figures of `logits`; with a weight, `slope` becomes the weighted gradient, otherwise scratch.
-    fn compare(&self, logits: &[f32], weight: Option<f32>, slope: &mut [f32]) -> Figures {
+    /// The figures of `logits`; with the position's weight and the share of the rejected mass, `slope`
+    /// becomes the weighted gradient, otherwise scratch.
+    fn compare(&self, logits: &[f32], weight: Option<(f32, f32)>, slope: &mut [f32]) -> Figures {
         let mass = self.probs.iter().sum::<f32>() + self.tail;
         if mass == 0.0 {
             slope.fill(0.0);
@@ -168,18 +183,26 @@ impl Wanted<'_> {
         let ln_sum = sum.ln();
         let mut figures = Figures::default();
         let scale = mass - self.tail / q_tail.max(TINY);
-        if let Some(weight) = weight {
-            let factor = scale * weight / sum;
+        let ln_q = |id: u32| logits[id as usize] - highest - ln_sum;
+        let misses_tail = f32::from(q_tail < self.tail);
+        let mut missing = q_tail * misses_tail;
+        if let Some((weight, overlap)) = weight {
+            // The mass of q where it is below p.
+            let below = top().map(|(&id, &p)| (ln_q(id).exp(), p));
+            missing += below.filter(|(q, p)| q < p).map(|(q, _)| q).sum::<f32>();
+            let of_tail = (1.0 - overlap) * scale + overlap * (missing - misses_tail);
+            let factor = of_tail * weight / sum;
             slope.iter_mut().for_each(|q| *q *= factor);
         }
         for (&id, &p) in top() {
-            let logit = logits[id as usize];
-            let ln_q = logit - highest - ln_sum;
+            let ln_q = ln_q(id);
             let q = ln_q.exp();
             figures.loss += p * (p.max(TINY).ln() - ln_q);
             figures.overlap[0] += p.min(q);
-            if let Some(weight) = weight {
-                slope[id as usize] = (q * mass - p) * weight;
+            if let Some((weight, overlap)) = weight {
+                let of_overlap = q * (missing - f32::from(q < p));
+                slope[id as usize] =
+                    ((1.0 - overlap) * (q * mass - p) + overlap * of_overlap) * weight;
             }
         }
         let tail = self.tail.max(TINY).ln() - q_tail.max(TINY).ln();
@@ -277,6 +300,20 @@ impl<'a> Comparison<'a> {
         Ok(rest.scatter(&self.soft.ids, &top, D::Minus1)?)
     }
 
+    /// The gradient of `1 - sum_x min(p(x), q(x))` by the logits, `[positions, vocab]`, with the tail as one
+    /// id: with m the mass of q where it is below p, that of an id is `q (m - 1)` if its q is below its p,
+    /// otherwise `q m`.
+    pub fn overlap_gradient(&self) -> Result<Tensor> {
+        let float = self.q.dtype();
+        let below = self.q_top.lt(&self.soft.probs)?.to_dtype(float)?;
+        let tail_below = self.q_tail.lt(&self.soft.tail)?.to_dtype(float)?;
+        let missing = (&self.q_top * &below)?.sum_keepdim(D::Minus1)?;
+        let missing = (missing + (&self.q_tail * &tail_below)?)?;
+        let top = (&self.q_top * below.neg()?.broadcast_add(&missing)?)?;
+        let rest = self.q.broadcast_mul(&(&missing - tail_below)?)?;
+        Ok(rest.scatter(&self.soft.ids, &top, D::Minus1)?)
+    }
+
     /// The lower and the upper bound of `sum_x min(p(x), q(x))`, the probability that a draft token
     /// sampled from q is accepted (Leviathan et al. 2023, Corollary 3.6), `[positions]` each: without the
     /// tail, and with the tail as one id, although p and q may differ within it.
@@ -309,191 +346,4 @@ fn ln(mass: &Tensor) -> candle_core::Result<Tensor> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const VOCAB: usize = 11;
-    const K: usize = 3;
-
-    fn softmax(logits: &[f32]) -> Vec<f64> {
-        let weights: Vec<f64> = logits.iter().map(|&z| f64::from(z).exp()).collect();
-        let sum: f64 = weights.iter().sum();
-        weights.into_iter().map(|w| w / sum).collect()
-    }
-
-    /// The formula of the loss, in f64.
-    fn reference(logits: &[f32], ids: &[u32], probs: &[f32], tail: f32) -> f64 {
-        let q = softmax(logits);
-        let top: f64 = (ids.iter().zip(probs))
-            .map(|(&id, &p)| f64::from(p) * (f64::from(p) / q[id as usize]).ln())
-            .sum();
-        let q_tail: f64 = (0..VOCAB)
-            .filter(|&id| !ids.contains(&(id as u32)))
-            .map(|id| q[id])
-            .sum();
-        let tail = f64::from(tail);
-        top + if tail > 0.0 {
-            tail * (tail / q_tail).ln()
-        } else {
-            0.0
-        }
-    }
-
-    fn logits(shift: f32) -> Vec<f32> {
-        let wave = |i: usize| ((i * 7 + 3) as f32).sin() * 2.5 + shift;
-        (0..2 * VOCAB).map(wave).collect()
-    }
-
-    fn soft() -> (Soft, [u32; 2 * K], [f32; 2 * K], [f32; 2]) {
-        let ids = [4, 0, 9, 2, 10, 1];
-        let probs = [0.5, 0.2, 0.1, 0.7, 0.2, 0.1];
-        let tail = [0.2, 0.0];
-        let cpu = &Device::Cpu;
-        let soft = Soft {
-            ids: Tensor::new(&ids, cpu).unwrap().reshape((2, K)).unwrap(),
-            probs: Tensor::new(&probs, cpu).unwrap().reshape((2, K)).unwrap(),
-            tail: Tensor::new(&tail, cpu).unwrap().reshape((2, 1)).unwrap(),
-        };
-        (soft, ids, probs, tail)
-    }
-
-    fn tensor(values: &[f32]) -> Tensor {
-        Tensor::from_slice(values, (values.len() / VOCAB, VOCAB), &Device::Cpu).unwrap()
-    }
-
-    #[test]
-    fn loss_and_gradient_are_those_of_an_f64_reference() {
-        // In the last case the draft's vocabulary covers only a part of the mass.
-        for (shift, covered) in [(0.0, 1.0), (80.0, 1.0), (-80.0, 1.0), (0.0, 0.6)] {
-            let (mut soft, ids, mut probs, mut tail) = soft();
-            soft.probs = (soft.probs * f64::from(covered)).unwrap();
-            soft.tail = (soft.tail * f64::from(covered)).unwrap();
-            let masses = probs.iter_mut().chain(tail.iter_mut());
-            masses.for_each(|mass| *mass *= covered);
-            let z = logits(shift);
-            let compared = tensor(&z);
-            let compared = Comparison::new(&compared, &soft).unwrap();
-            let loss = compared.loss().unwrap().to_vec1::<f32>().unwrap();
-            let gradient = compared.gradient().unwrap().to_vec2::<f32>().unwrap();
-            for at in 0..2 {
-                let (rows, top) = (at * VOCAB..(at + 1) * VOCAB, at * K..(at + 1) * K);
-                let loss_of =
-                    |z: &[f32]| reference(z, &ids[top.clone()], &probs[top.clone()], tail[at]);
-                let row = &z[rows];
-                assert!((f64::from(loss[at]) - loss_of(row)).abs() < 1e-5);
-                for id in 0..VOCAB {
-                    let step = 1e-2;
-                    let nudged = |by: f32| {
-                        let mut z: Vec<f32> = row.iter().map(|z| z - shift).collect();
-                        z[id] += by;
-                        loss_of(&z)
-                    };
-                    let slope = (nudged(step) - nudged(-step)) / f64::from(2.0 * step);
-                    let found = f64::from(gradient[at][id]);
-                    assert!((found - slope).abs() < 1e-3, "{at} {id}: {found} {slope}");
-                }
-            }
-        }
-    }
-
-    /// The fused pass gives what the ops give, in a vocabulary with and without all ids.
-    #[test]
-    fn one_pass_measures_what_the_ops_measure() {
-        let (mut soft, ..) = soft();
-        for covered in [1f32, 0.6, 0.0] {
-            let masses = Tensor::new(&[[covered], [1.0]], &Device::Cpu).unwrap();
-            soft.probs = soft.probs.broadcast_mul(&masses).unwrap();
-            soft.tail = (&soft.tail * &masses).unwrap();
-            for shift in [0.0, 80.0] {
-                let z = tensor(&logits(shift));
-                let compared = Comparison::new(&z, &soft).unwrap();
-                let weights = [0.5, 2.0];
-                let (fused, slope) = measure(&z, &soft, Some(&weights)).unwrap();
-                let (ops, wanted) = measure_on_device(&z, &soft, Some(&weights)).unwrap();
-                let (alone, none) = measure(&z, &soft, None).unwrap();
-                assert_eq!(alone, fused);
-                assert!(none.is_none() && compared.loss().is_ok());
-                for (fused, ops) in fused.iter().zip(&ops) {
-                    let near = |a: f32, b: f32| (a - b).abs() < 1e-4;
-                    assert!(near(fused.loss, ops.loss), "{fused:?} {ops:?}");
-                    assert!(near(fused.overlap[0], ops.overlap[0]));
-                    assert!(near(fused.overlap[1], ops.overlap[1]));
-                    assert!(fused.agrees == ops.agrees || fused.overlap == [0.0; 2]);
-                }
-                let slopes = [slope.unwrap(), wanted.unwrap()];
-                let [slope, wanted] = slopes.map(|t| t.flatten_all().unwrap());
-                let far = (slope - wanted).unwrap().abs().unwrap().max_all().unwrap();
-                assert!(far.to_scalar::<f32>().unwrap() < 1e-5, "{far}");
-            }
-        }
-        // An id without a column has no mass, and is never the most probable one.
-        let soft = Soft {
-            ids: Tensor::new(&[[VOCAB as u32, 2, 1]], &Device::Cpu).unwrap(),
-            probs: Tensor::new(&[[0f32, 0.3, 0.2]], &Device::Cpu).unwrap(),
-            tail: Tensor::new(&[[0.1f32]], &Device::Cpu).unwrap(),
-        };
-        let z = tensor(&logits(0.0)[..VOCAB]);
-        let (figures, slope) = measure(&z, &soft, Some(&[1.0])).unwrap();
-        assert_eq!(figures[0].agrees, 0.0);
-        let sum = slope
-            .unwrap()
-            .sum_all()
-            .unwrap()
-            .to_scalar::<f32>()
-            .unwrap();
-        assert!(sum.abs() < 1e-6, "{sum}");
-    }
-
-    #[test]
-    fn overlap_and_agreement() {
-        let (soft, ids, probs, tail) = soft();
-        let z = logits(0.0);
-        let compared = tensor(&z);
-        let compared = Comparison::new(&compared, &soft).unwrap();
-        let [lower, upper] = compared.overlap().unwrap();
-        let [lower, upper] = [lower, upper].map(|t| t.to_vec1::<f32>().unwrap());
-        for at in 0..2 {
-            let q = softmax(&z[at * VOCAB..(at + 1) * VOCAB]);
-            let (ids, probs) = (&ids[at * K..][..K], &probs[at * K..][..K]);
-            let top: f64 = ids.iter().map(|&id| q[id as usize]).sum();
-            let shared: f64 = (ids.iter().zip(probs))
-                .map(|(&id, &p)| f64::from(p).min(q[id as usize]))
-                .sum();
-            let expected = shared + f64::from(tail[at]).min(1.0 - top);
-            assert!((f64::from(lower[at]) - shared).abs() < 1e-5);
-            assert!((f64::from(upper[at]) - expected).abs() < 1e-5);
-        }
-        // Equal distributions overlap completely, agree, and have no loss and no gradient.
-        let p = [[0.5f32, 0.3, 0.2]];
-        let known = Soft {
-            ids: Tensor::new(&[[0u32, 1, 2]], &Device::Cpu).unwrap(),
-            probs: Tensor::new(&p, &Device::Cpu).unwrap(),
-            tail: Tensor::new(&[[0f32]], &Device::Cpu).unwrap(),
-        };
-        let z = known.probs.log().unwrap();
-        let same = Comparison::new(&z, &known).unwrap();
-        let scalar = |t: Result<Tensor>| t.unwrap().to_vec1::<f32>().unwrap()[0];
-        for bound in same.overlap().unwrap() {
-            assert!((scalar(Ok(bound)) - 1.0).abs() < 1e-6);
-        }
-        assert_eq!(scalar(same.agrees()), 1.0);
-        assert!(scalar(same.loss()).abs() < 1e-6);
-        let gradient = same.gradient().unwrap().to_vec2::<f32>().unwrap();
-        assert!(gradient[0].iter().all(|g| g.abs() < 1e-6));
-    }
-
-    #[test]
-    fn a_draft_without_any_mass_on_the_tail_stays_finite() {
-        let (soft, ..) = soft();
-        let mut z = vec![-200f32; 2 * VOCAB];
-        (z[4], z[VOCAB + 2]) = (200.0, 200.0);
-        let z = tensor(&z);
-        let compared = Comparison::new(&z, &soft).unwrap();
-        let finite = |t: Tensor| {
-            let values = t.flatten_all().unwrap().to_vec1::<f32>().unwrap();
-            assert!(values.iter().all(|v| v.is_finite()), "{values:?}");
-        };
-        finite(compared.loss().unwrap());
-        finite(compared.gradient().unwrap());
-    }
-}
+mod tests;

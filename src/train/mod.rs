@@ -16,6 +16,7 @@ mod cost;
 pub mod features;
 pub mod head;
 mod head_weights;
+mod identity;
 pub mod loss;
 pub mod model;
 mod ops;
@@ -45,6 +46,7 @@ use clap::{Args, ValueEnum};
 use corpus::{Row, Split};
 use features::{FeatureStore, Precision};
 use head::Head;
+use identity::Identity;
 use model::TrainModel;
 use output::OutputFolder;
 use parallel::ParallelHead;
@@ -56,7 +58,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use student::Student;
 use target::Target;
-use targets::{Identity, SoftTargets};
+use targets::SoftTargets;
 use trainer::{Data, Trainer};
 use vocabulary::Vocabulary;
 
@@ -158,6 +160,11 @@ pub struct Options {
     /// kl = the target's distributions, ce = the tokens of the corpus.
     #[arg(long, value_enum, default_value_t)]
     pub objective: Objective,
+    /// With kl: from 0 to 1, the share of the rejected mass, 1 - sum min(p, q), in the loss; the rest is KL.
+    /// It serves a small draft that has learned the distributions roughly.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0,
+          value_parser = number("a number from 0 to 1", |x: &f64| (0.0..=1.0).contains(x)))]
+    pub overlap_share: f64,
     /// With kl: token ids a position whose probabilities are kept; all others count as one.
     #[arg(long, value_name = "K", default_value_t = 32, value_parser = at_least_one)]
     pub top_k: usize,
@@ -235,6 +242,7 @@ impl Options {
             "objective": self.objective,
             "model": kl.then_some(&self.model),
             "top-k": kl.then_some(self.top_k),
+            "overlap-share": (self.overlap_share > 0.0).then(|| self.overlap_share.to_string()),
             "seq-len": self.seq_len,
             "batch-size": self.batch_size,
             "micro-batch": self.micro_batch,

@@ -120,10 +120,7 @@ pub struct Report {
     /// Of a head, the trained figures of the first, the second, .. drafted token. EAGLE-3 knows those
     /// before it, as they are in the text; a parallel head guesses each without the others.
     pub depths: Vec<Evaluation>,
-    /// The cost of a draft step in target steps, measured on this machine. `None` without a target.
-    pub cost_ratio: Option<f64>,
-    /// The same, and what the target's rows cost.
-    #[serde(skip)]
+    /// What the steps of draft and target cost, measured on this machine. `None` without a target.
     pub costs: Option<Costs>,
 }
 
@@ -331,8 +328,8 @@ impl fmt::Display for Report {
         if self.method != Method::Draft {
             return self.fmt_depths(f);
         }
-        match (self.objective, self.cost_ratio) {
-            (Objective::Kl, Some(c)) => self.fmt_kl(f, c),
+        match (self.objective, &self.costs) {
+            (Objective::Kl, Some(costs)) => self.fmt_kl(f, costs.draft),
             _ => self.fmt_cross_entropy(f),
         }
     }

@@ -259,18 +259,10 @@ fn mask(options: &Options, vocab_size: usize, rows: &[Row], text: &Text) -> Resu
         })
 }
 
-/// The layers whose inputs the head reads. By default, as in EAGLE-3: one low, one in the middle, one
-/// high.
+/// The layers whose inputs the head reads.
 fn taps(options: &Options, layers: usize) -> Result<Vec<usize>> {
     if options.taps.is_empty() {
-        let mut taps = vec![
-            2.min(layers),
-            (layers / 2).max(2).min(layers),
-            layers.saturating_sub(3).max(layers.min(3)),
-        ];
-        taps.sort_unstable();
-        taps.dedup();
-        return Ok(taps);
+        return Ok(HeadKind::Eagle3.default_taps(layers));
     }
     let ascending = options.taps.is_sorted_by(|a, b| a < b);
     if !ascending || options.taps.iter().any(|&tap| tap > layers) {

@@ -7,6 +7,7 @@
 
 use super::corpus::Row;
 use super::features::FeatureStore;
+use super::identity::Identity;
 use super::loss::Soft;
 use super::output::write_json;
 use crate::error::{Error, Result};
@@ -15,7 +16,6 @@ use crate::kv::{BlockAllocator, BlockTable, KvStore};
 use crate::model::{Batch, Model, Taps};
 use candle_core::{DType, Device, Tensor};
 use half::f16;
-use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -23,27 +23,6 @@ use std::path::{Path, PathBuf};
 /// Tokens of one forward of the target.
 const CHUNK: usize = 128;
 const BLOCK_SIZE: usize = 16;
-
-/// What the distributions in a file belong to. Another target, corpus or shape needs different ones.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Identity {
-    pub model: String,
-    pub revision: Option<String>,
-    pub vocab_size: usize,
-    /// [`fingerprint`](super::corpus::fingerprint) of the rows.
-    pub corpus: u64,
-    pub rows: usize,
-    pub seq_len: usize,
-    /// Number of ids per position whose probabilities are stored separately.
-    pub top_k: usize,
-}
-
-impl Identity {
-    /// Bytes per row.
-    fn row_bytes(&self) -> usize {
-        self.seq_len * (6 * self.top_k + 4)
-    }
-}
 
 /// An open file of distributions.
 pub struct SoftTargets {

@@ -3,7 +3,7 @@
 use super::corpus::{Order, Row};
 use super::cost::Costs;
 use super::features::FeatureStore;
-use super::loss::{Soft, measure};
+use super::loss::{Soft, Weights, measure};
 use super::ops::with_slope;
 use super::optimizer::{AdamW, Named, accumulate, clip, global_norm, learning_rate};
 use super::output::{self, OutputFolder, State};
@@ -173,7 +173,6 @@ impl<'a> Trainer<'a> {
                 Method::Draft => Vec::new(),
                 Method::Eagle3 | Method::Parallel => self.last.1.clone(),
             },
-            cost_ratio: costs.as_ref().map(|costs| costs.draft),
             costs,
         };
         output::write_json(&self.folder.path().join("report.json"), &report)?;
@@ -183,6 +182,7 @@ impl<'a> Trainer<'a> {
     /// Makes one step over `rows`. Returns the mean loss before it, in nats per position.
     fn step(&mut self, rows: &[usize]) -> Result<f64> {
         let (mut gradients, mut loss) = (Named::new(), 0.0);
+        let overlap = self.options.overlap_share as f32;
         for rows in rows.chunks(self.options.micro_batch * self.workers.len()) {
             let batches: Vec<&[usize]> = rows.chunks(self.options.micro_batch).collect();
             let this = &*self;
@@ -190,7 +190,11 @@ impl<'a> Trainer<'a> {
                 let batch = this.batch(rows, Some(this.state.steps))?;
                 let lesson = this.lesson(rows, &batch.positions)?;
                 let logits = this.model.logits(&batch)?;
-                let (figures, slope) = measure(&logits, &lesson.soft, Some(&lesson.weights))?;
+                let weights = Weights {
+                    positions: &lesson.weights,
+                    overlap,
+                };
+                let (figures, slope) = measure(&logits, &lesson.soft, Some(weights))?;
                 let losses = figures.iter().zip(&lesson.weights);
                 let loss: f64 = losses.map(|(f, w)| f64::from(f.loss) * f64::from(*w)).sum();
                 let slope = slope.ok_or_else(|| Error::internal("a gradient was wanted"))?;

@@ -1,6 +1,7 @@
 //! Shared by the tests: toy engines, and a reference without batches or drafts.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod plain;
 pub mod process;
 pub mod rig;
 pub mod server;

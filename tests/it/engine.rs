@@ -1,7 +1,7 @@
 //! The engine on toy models: it is lossless under any mix of requests, leaks nothing and keeps its limits.
 
 use crate::common::*;
-use foretoken::engine::{EngineOptions, FinishReason, Request, SpecLimits};
+use foretoken::engine::{EngineHandle, EngineOptions, FinishReason, Request, SpecLimits};
 use foretoken::error::{Error, RequestErrorKind};
 use foretoken::sampling::{Acceptance, SamplingParams, mix};
 use foretoken::spec::BudgetMode;
@@ -217,6 +217,11 @@ fn a_perfect_draft_is_accepted_under_every_parameter() {
         ..Toy::default()
     }
     .start();
+    assert_always_accepted(&engine);
+}
+
+/// Checks that all drafts are accepted, at every temperature and with penalties.
+pub fn assert_always_accepted(engine: &EngineHandle) {
     for case in 0..60 {
         let mut dice = Dice(case);
         let request = Request {
@@ -227,10 +232,10 @@ fn a_perfect_draft_is_accepted_under_every_parameter() {
             },
             ..greedy(&dice.prompt(20), 25)
         };
-        let answer = run(&engine, request.clone());
+        let answer = run(engine, request.clone());
         assert_eq!(answer.spec.accepted, answer.spec.tested, "{request:?}");
     }
-    assert_idle(&engine);
+    assert_idle(engine);
 }
 
 /// Leviathan et al. 2023, Appendix A.1, and the coupled rule, through the whole engine: with a draft

@@ -15,6 +15,7 @@ mod demo;
 mod distill;
 mod distill_head;
 mod eagle;
+mod eagle_head;
 mod engine;
 mod engine_faults;
 mod engine_limits;

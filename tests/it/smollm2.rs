@@ -126,8 +126,8 @@ fn greedy_parity_alone_and_sixteen_at_once() {
         }
         assert_idle(&engine);
     }
-    // Half of the texts' tokens, and more.
-    assert!(by_head > TOKENS * prompts.len() / 2, "{by_head}");
+    // A quarter of the texts' tokens, and more.
+    assert!(by_head > TOKENS * prompts.len() / 4, "{by_head}");
 }
 
 /// Promise 3 on real logits: a seed gives the same text alone and in company, with penalties and

@@ -41,9 +41,10 @@ template <typename T> struct Pack {
 };
 
 // Kernels of a model's layers start while the kernel before them ends (programmatic dependent launch), if they
-// are compiled for a GPU that can do that: gpu.rs looks for the instruction. A thread waits here until the kernel before has ended and all its writes are visible.
-// Only then may the next kernel start, so all kernels before the previous one have ended when a kernel
-// starts: until it waits, it may read what they wrote, but not what the previous one writes.
+// are compiled for a GPU that can do that: gpu.rs looks for the instruction. A thread waits here until the
+// kernel before has ended and all its writes are visible. Only then may the next kernel start, so all kernels
+// before the previous one have ended when a kernel starts: until it waits, it may read what they wrote, but
+// not what the previous one writes.
 __device__ __forceinline__ void wait_for_previous() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -1,0 +1,46 @@
+//! The files of a checkpoint in safetensors.
+
+use crate::error::{Error, Result};
+use crate::files;
+use std::path::{Path, PathBuf};
+
+/// The safetensors files of a folder: those that its index names, otherwise `model.safetensors`.
+///
+/// # Errors
+/// A setup error that names the missing file.
+pub(crate) fn safetensors_files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let index = folder.join("model.safetensors.index.json");
+    let files: Vec<PathBuf> = if index.exists() {
+        shards(&index)?.iter().map(|f| folder.join(f)).collect()
+    } else {
+        vec![folder.join("model.safetensors")]
+    };
+    match files.iter().find(|file| !file.exists()) {
+        Some(missing) => Err(Error::setup(format!("{} is missing", missing.display()))),
+        None => Ok(files),
+    }
+}
+
+/// The files that a `model.safetensors.index.json` names, each once.
+///
+/// # Errors
+/// A setup error if the index cannot be read, names no file, or names a file outside its folder.
+pub(super) fn shards(index: &Path) -> Result<Vec<String>> {
+    #[derive(serde::Deserialize)]
+    struct Index {
+        weight_map: std::collections::BTreeMap<String, String>,
+    }
+    let text = files::read_text(index)?;
+    let parsed: Index = serde_json::from_str(&text).map_err(|e| Error::in_file(index, e))?;
+    let files: std::collections::BTreeSet<String> = parsed.weight_map.into_values().collect();
+    if files.is_empty() {
+        return Err(Error::in_file(index, "weight_map is empty"));
+    }
+    if let Some(name) = files.iter().find(|name| !files::is_inside(name)) {
+        return Err(Error::in_file(
+            index,
+            format!("the file name {name:?} is refused: it is outside the model's folder"),
+        ));
+    }
+    Ok(files.into_iter().collect())
+}
