@@ -24,6 +24,12 @@ pub mod optimizer;
 pub mod output;
 pub mod parallel;
 #[cfg(test)]
+#[path = "../../tests/common/plain.rs"]
+mod plain;
+#[cfg(test)]
+#[path = "../../tests/common/plain_parallel.rs"]
+mod plain_parallel;
+#[cfg(test)]
 mod reference;
 pub mod report;
 mod shape;

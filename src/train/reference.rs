@@ -1,8 +1,10 @@
-//! What the tests of heads share: weights that look random, and plain arithmetic in f64.
+//! What the tests of heads share: weights that look random, and their comparison with an implementation in
+//! f64.
 
 use super::head_weights::HeadWeights;
 use super::ops::with_slope;
 use super::optimizer::{Named, accumulate};
+use super::plain::{Weights, matrix};
 use candle_core::{Device, Tensor};
 
 /// Values between -1 and 1 that look random.
@@ -17,60 +19,17 @@ pub fn tensor(seed: usize, dims: &[usize]) -> Tensor {
     Tensor::from_vec(values(seed, dims.iter().product()), dims, &Device::Cpu).unwrap()
 }
 
-/// Weights in f64, without `.weight` in their names, and the embedding.
-pub type Plain = std::collections::BTreeMap<String, Vec<f64>>;
-
-pub fn plain(weights: &HeadWeights) -> Plain {
-    let wide = |tensor: &Tensor| -> Vec<f64> {
-        let values = tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
-        values.into_iter().map(f64::from).collect()
-    };
+/// The weights in f64, and the embedding.
+pub fn plain(weights: &HeadWeights) -> Weights {
     let vars = weights.vars.iter();
-    let mut all: Plain = vars
+    let mut all: Weights = vars
         .map(|(name, var)| {
             let name = name.trim_end_matches(".weight").to_owned();
-            (name, wide(var.as_tensor()))
+            (name, matrix(var.as_tensor()))
         })
         .collect();
-    all.insert("embedding".into(), wide(&weights.embedding));
+    all.insert("embedding".into(), matrix(&weights.embedding));
     all
-}
-
-pub fn times(weight: &[f64], x: &[f64]) -> Vec<f64> {
-    let row = |row: &[f64]| row.iter().zip(x).map(|(w, x)| w * x).sum();
-    weight.chunks(x.len()).map(row).collect()
-}
-
-pub fn norm(x: &[f64], weight: &[f64]) -> Vec<f64> {
-    let square = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
-    let scale = 1.0 / (square + 1e-5).sqrt();
-    x.iter().zip(weight).map(|(x, w)| x * scale * w).collect()
-}
-
-pub fn add(a: &[f64], b: &[f64]) -> Vec<f64> {
-    a.iter().zip(b).map(|(a, b)| a + b).collect()
-}
-
-/// RoPE of one head at `position`: element `j` is paired with element `j + d / 2`.
-pub fn turned(x: &[f64], position: usize) -> Vec<f64> {
-    let half = x.len() / 2;
-    let mut y = x.to_vec();
-    for j in 0..half {
-        let angle = position as f64 * 100f64.powf(-2.0 * j as f64 / x.len() as f64);
-        y[j] = x[j] * angle.cos() - x[j + half] * angle.sin();
-        y[j + half] = x[j] * angle.sin() + x[j + half] * angle.cos();
-    }
-    y
-}
-
-/// The residual stream after the MLP of `layer`.
-pub fn mlp(w: &Plain, layer: &str, residual: &[f64]) -> Vec<f64> {
-    let normed = norm(residual, &w[&format!("{layer}.post_attention_layernorm")]);
-    let of = |part: &str, x: &[f64]| times(&w[&format!("{layer}.mlp.{part}_proj")], x);
-    let wide: Vec<f64> = (of("gate", &normed).iter().zip(&of("up", &normed)))
-        .map(|(g, u)| g / (1.0 + (-g).exp()) * u)
-        .collect();
-    add(residual, &of("down", &wide))
 }
 
 #[track_caller]
@@ -90,11 +49,11 @@ pub fn assert_close(logits: &Tensor, wanted: &[f64]) {
 pub fn assert_gradients(
     weights: &HeadWeights,
     logits: &Tensor,
-    reference: impl Fn(&Plain) -> Vec<f64>,
+    reference: impl Fn(&Weights) -> Vec<f64>,
 ) {
     let slope = tensor(5, logits.dims());
     let shares = slope.flatten_all().unwrap().to_vec1::<f32>().unwrap();
-    let sum = |w: &Plain| -> f64 {
+    let sum = |w: &Weights| -> f64 {
         let logits = reference(w);
         let parts = logits.iter().zip(&shares);
         parts.map(|(z, s)| z * f64::from(*s)).sum()
@@ -109,9 +68,10 @@ pub fn assert_gradients(
         let name = name.trim_end_matches(".weight");
         let last = gradient.len() - 1;
         for at in [0, 1, last / 3, last / 2, last / 3 * 2 + 1, last] {
-            let before = w[name][at];
+            let width = w[name][0].len();
+            let before = w[name][at / width][at % width];
             let mut nudged = |by: f64| {
-                w.get_mut(name).unwrap()[at] = before + by;
+                w.get_mut(name).unwrap()[at / width][at % width] = before + by;
                 sum(&w)
             };
             let step = 1e-5;

@@ -1,15 +1,18 @@
 //! The head against an implementation in plain f64 that computes one position at a time.
 
 use super::*;
-use crate::train::reference::{
-    Plain, add, assert_close, assert_gradients, mlp, norm, plain, tensor, times, turned,
-};
+use crate::train::plain::{Matrix, Weights as Plain, add, attend, linear as times};
+use crate::train::plain::{matrix, mlp, rms_norm, rope};
+use crate::train::reference::{assert_close, assert_gradients, plain, tensor};
 
 const VOCAB: usize = 11;
 const HIDDEN: usize = 8;
 const TAPS: usize = 3;
 const IDS: [u32; 4] = [1, 4, 7, 10];
 const PASSES: usize = 3;
+const HEAD_DIM: usize = 4;
+const EPS: f64 = 1e-5;
+const THETA: f64 = 100.0;
 /// Tokens of a row, and those at which the head predicts something.
 const LEN: usize = 6;
 const POSITIONS: usize = LEN - 1;
@@ -24,9 +27,9 @@ fn config() -> ModelConfig {
         num_layers: 1,
         num_heads: 4,
         num_kv_heads: 2,
-        head_dim: 4,
-        rms_norm_eps: 1e-5,
-        rope_theta: 100.0,
+        head_dim: HEAD_DIM,
+        rms_norm_eps: EPS,
+        rope_theta: THETA as f32,
         max_position_embeddings: 64,
         ..ModelConfig::default()
     }
@@ -47,56 +50,41 @@ fn head() -> Head {
     }
 }
 
-type KeyAndValue = (Vec<f64>, Vec<f64>);
-
 /// The logits of one row at [pass][position].
-fn reference(w: &Plain, tokens: &[u32], features: &[Vec<f64>]) -> Vec<Vec<Vec<f64>>> {
-    let d = 4;
-    let mut carried: Vec<Vec<f64>> = features.iter().map(|f| times(&w["fc"], f)).collect();
-    // Of [pass][position][head of K].
-    let mut cache: Vec<Vec<Vec<KeyAndValue>>> = Vec::new();
+fn reference(w: &Plain, tokens: &[u32], features: &[Vec<f64>]) -> Vec<Matrix> {
+    let norm = |name: &str, x: &[f64]| rms_norm(x, &w[name][0], EPS);
+    let mut carried: Matrix = features.iter().map(|f| times(&w["fc"], f)).collect();
+    // Of [pass][position].
+    let (mut keys, mut values) = (Vec::<Matrix>::new(), Vec::<Matrix>::new());
     let mut logits = Vec::new();
     for pass in 0..PASSES {
-        let mut queries = Vec::new();
-        let mut written = Vec::new();
-        for i in 0..POSITIONS {
+        let inputs = carried.iter().enumerate().map(|(i, carried)| {
             // After the end of the row the last token is repeated.
             let token = tokens[(i + 1 + pass).min(LEN)] as usize;
-            let embedded = &w["embedding"][token * HIDDEN..(token + 1) * HIDDEN];
-            let mut x = norm(embedded, &w["midlayer.input_layernorm"]);
-            x.extend(norm(&carried[i], &w["midlayer.hidden_norm"]));
-            let of = |part: &str| times(&w[&format!("midlayer.self_attn.{part}_proj")], &x);
-            let turn = |x: Vec<f64>| -> Vec<Vec<f64>> {
-                x.chunks(d).map(|head| turned(head, i + pass)).collect()
-            };
-            queries.push(turn(of("q")));
-            let v: Vec<Vec<f64>> = of("v").chunks(d).map(<[f64]>::to_vec).collect();
-            written.push(turn(of("k")).into_iter().zip(v).collect());
-        }
-        cache.push(written);
+            let mut x = norm("midlayer.input_layernorm", &w["embedding"][token]);
+            x.extend(norm("midlayer.hidden_norm", carried));
+            x
+        });
+        let inputs: Matrix = inputs.collect();
+        let of = |part: &str, x: &[f64]| times(&w[&format!("midlayer.self_attn.{part}_proj")], x);
+        let turned = |part: &str| -> Matrix {
+            let rows = inputs.iter().enumerate();
+            rows.map(|(i, x)| rope(&of(part, x), HEAD_DIM, THETA, i + pass))
+                .collect()
+        };
+        keys.push(turned("k"));
+        values.push(inputs.iter().map(|x| of("v", x)).collect());
         let mut of_pass = Vec::new();
-        for i in 0..POSITIONS {
-            let mut attended = Vec::new();
-            for (head, query) in queries[i].iter().enumerate() {
-                let group = head / 2;
-                let text = (0..=i).map(|j| &cache[0][j][group]);
-                let draft = (1..=pass).map(|p| &cache[p][i][group]);
-                let seen: Vec<_> = text.chain(draft).collect();
-                let weight = |(k, _): &&KeyAndValue| (times(k, query)[0] / (d as f64).sqrt()).exp();
-                let sum: f64 = seen.iter().map(weight).sum();
-                let mut y = vec![0.0; d];
-                for entry in &seen {
-                    let share = weight(entry) / sum;
-                    y = add(&y, &entry.1.iter().map(|v| v * share).collect::<Vec<_>>());
-                }
-                attended.extend(y);
-            }
-            let residual = add(
-                &carried[i],
-                &times(&w["midlayer.self_attn.o_proj"], &attended),
-            );
-            carried[i] = mlp(w, "midlayer", &residual);
-            of_pass.push(times(&w["lm_head"], &norm(&carried[i], &w["norm"])));
+        for (i, query) in turned("q").iter().enumerate() {
+            // The text up to here, and what the passes before drafted from here.
+            let seen = |all: &[Matrix]| -> Matrix {
+                let drafted = all[1..].iter().map(|of_pass| of_pass[i].clone());
+                all[0][..=i].iter().cloned().chain(drafted).collect()
+            };
+            let y = attend(query, HEAD_DIM, 2, &seen(&keys), &seen(&values));
+            let stream = add(&carried[i], &of("o", &y));
+            carried[i] = mlp(w, "midlayer", &stream, EPS);
+            of_pass.push(times(&w["lm_head"], &norm("norm", &carried[i])));
         }
         logits.push(of_pass);
     }
@@ -116,11 +104,7 @@ fn rows() -> ([Vec<u32>; 2], Tensor) {
 
 /// The logits of both rows in the order of [`Student::logits`].
 fn all_logits(w: &Plain, tokens: &[Vec<u32>; 2], features: &Tensor) -> Vec<f64> {
-    let features = features.to_vec2::<f32>().unwrap();
-    let features: Vec<Vec<f64>> = features
-        .into_iter()
-        .map(|row| row.into_iter().map(f64::from).collect())
-        .collect();
+    let features = matrix(features);
     let rows = [0, 1].map(|row| {
         let features = &features[row * POSITIONS..(row + 1) * POSITIONS];
         reference(w, &tokens[row], features)

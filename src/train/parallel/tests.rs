@@ -5,9 +5,9 @@ use super::*;
 use crate::kv::{BlockAllocator, BlockTable};
 use crate::model::{Batch as Rows, HeadKind, LoadOptions, Model, ModelSource, load, load_head};
 use crate::train::model::TrainModel;
-use crate::train::reference::{
-    Plain, add, assert_close, assert_gradients, mlp, norm, plain, tensor, times, turned,
-};
+use crate::train::plain::{self, Matrix};
+use crate::train::plain_parallel::PlainHead;
+use crate::train::reference::{self, assert_close, assert_gradients, tensor};
 use crate::train::student;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -70,61 +70,18 @@ fn head() -> ParallelHead {
     }
 }
 
-/// The K and V of a position's first and second head.
-type KeysAndValues = (Vec<Vec<f64>>, Vec<Vec<f64>>);
-
 /// The logits of the masks of the block at `anchor`.
-fn reference(w: &Plain, tokens: &[u32], features: &[Vec<f64>], anchor: usize) -> Vec<Vec<f64>> {
-    let context = features[..anchor].iter();
-    let context: Vec<Vec<f64>> = context
-        .map(|f| norm(&times(&w["fc"], f), &w["hidden_norm"]))
-        .collect();
-    let embed = |id: u32| w["embedding"][id as usize * HIDDEN..][..HIDDEN].to_vec();
-    let mut x = vec![embed(BLOCK.mask); BLOCK.size];
-    x[0] = embed(tokens[anchor]);
-    for layer in 0..LAYERS {
-        let layer = format!("layers.{layer}");
-        let heads = |part: &str, x: &[f64]| -> Vec<Vec<f64>> {
-            let y = times(&w[&format!("{layer}.self_attn.{part}_proj")], x);
-            y.chunks(HEAD_DIM).map(<[f64]>::to_vec).collect()
-        };
-        let turn = |heads: Vec<Vec<f64>>, position: usize| -> Vec<Vec<f64>> {
-            heads.iter().map(|head| turned(head, position)).collect()
-        };
-        let inputs = x
-            .iter()
-            .map(|x| norm(x, &w[&format!("{layer}.input_layernorm")]));
-        let inputs: Vec<Vec<f64>> = inputs.collect();
-        // The context and then the block: positions without a gap.
-        let all = context.iter().chain(&inputs).enumerate();
-        let seen: Vec<KeysAndValues> = all
-            .map(|(position, x)| (turn(heads("k", x), position), heads("v", x)))
-            .collect();
-        for (row, input) in inputs.iter().enumerate() {
-            let queries = turn(heads("q", input), anchor + row);
-            let mut attended = Vec::new();
-            for (head, query) in queries.iter().enumerate() {
-                let group = head / 2;
-                let weight = |(k, _): &KeysAndValues| {
-                    (times(&k[group], query)[0] / (HEAD_DIM as f64).sqrt()).exp()
-                };
-                let sum: f64 = seen.iter().map(weight).sum();
-                let mut y = vec![0.0; HEAD_DIM];
-                for entry in &seen {
-                    let share = weight(entry) / sum;
-                    let part: Vec<f64> = entry.1[group].iter().map(|v| v * share).collect();
-                    y = add(&y, &part);
-                }
-                attended.extend(y);
-            }
-            let o = times(&w[&format!("{layer}.self_attn.o_proj")], &attended);
-            x[row] = mlp(w, &layer, &add(&x[row], &o));
-        }
-    }
-    let masks = x[1..].iter();
-    masks
-        .map(|x| times(&w["lm_head"], &norm(x, &w["norm"])))
-        .collect()
+fn of_block(w: &plain::Weights, tokens: &[u32], states: &[Vec<f64>], anchor: usize) -> Matrix {
+    let head = PlainHead {
+        layers: LAYERS,
+        head_dim: HEAD_DIM,
+        group: 2,
+        eps: 1e-5,
+        theta: 100.0,
+    };
+    let mut block = [BLOCK.mask; BLOCK.size];
+    block[0] = tokens[anchor];
+    head.logits(w, &states[..anchor], &block)
 }
 
 /// Two rows and their hidden states.
@@ -148,15 +105,11 @@ fn logits(head: &ParallelHead, tokens: &[Vec<u32>; 2], features: &Tensor) -> Ten
 }
 
 /// The logits of all blocks in the order of [`Student::logits`].
-fn all_logits(w: &Plain, tokens: &[Vec<u32>; 2], features: &Tensor) -> Vec<f64> {
-    let features = features.to_vec2::<f32>().unwrap();
-    let features: Vec<Vec<f64>> = features
-        .into_iter()
-        .map(|row| row.into_iter().map(f64::from).collect())
-        .collect();
-    let blocks: Vec<Vec<Vec<f64>>> = (0..2)
+fn all_logits(w: &plain::Weights, tokens: &[Vec<u32>; 2], features: &Tensor) -> Vec<f64> {
+    let features = plain::matrix(features);
+    let blocks: Vec<Matrix> = (0..2)
         .flat_map(|row| ANCHORS[row].map(|anchor| (row, anchor)))
-        .map(|(row, anchor)| reference(w, &tokens[row], &features[row * LEN..], anchor))
+        .map(|(row, anchor)| of_block(w, &tokens[row], &features[row * LEN..], anchor))
         .collect();
     let of_depth = |depth: usize| blocks.iter().flat_map(move |block| block[depth].clone());
     (0..BLOCK.size - 1).flat_map(of_depth).collect()
@@ -168,7 +121,7 @@ fn the_head_and_its_gradients_are_those_of_an_f64_reference() {
     let (tokens, features) = rows();
     let got = logits(&head, &tokens, &features);
     assert_eq!(got.dims(), [(BLOCK.size - 1) * 4, IDS.len()]);
-    let w = plain(&head.weights);
+    let w = reference::plain(&head.weights);
     assert_close(&got, &all_logits(&w, &tokens, &features));
     assert_gradients(&head.weights, &got, |w| all_logits(w, &tokens, &features));
 }
