@@ -207,20 +207,7 @@ impl Call<'_> {
             }
             let (seen, unseen) = text.split_at_mut(query % len + 1);
             unseen.fill(0.0);
-            let highest = seen.iter().chain(&*own).copied().fold(f32::MIN, f32::max);
-            let mut sum = 0.0;
-            for weight in seen.iter_mut() {
-                *weight = exp(*weight - highest);
-            }
-            for weight in own.iter_mut() {
-                *weight = exp(*weight - highest);
-                sum += *weight;
-            }
-            sum += seen.iter().sum::<f32>();
-            let share = 1.0 / sum;
-            seen.iter_mut()
-                .chain(own)
-                .for_each(|weight| *weight *= share);
+            softmax(seen, own);
         }
         Ok(Weights {
             q,
@@ -322,6 +309,21 @@ impl Call<'_> {
         }
         Ok(out)
     }
+}
+
+/// Makes weights of the scores of a row: the softmax over both parts of what it sees.
+pub fn softmax(text: &mut [f32], own: &mut [f32]) {
+    let highest = text.iter().chain(&*own).copied().fold(f32::MIN, f32::max);
+    let mut sum = 0.0;
+    for part in [&mut *text, &mut *own] {
+        part.iter_mut()
+            .for_each(|score| *score = exp(*score - highest));
+        sum += part.iter().sum::<f32>();
+    }
+    let share = 1.0 / sum;
+    text.iter_mut()
+        .chain(own)
+        .for_each(|weight| *weight *= share);
 }
 
 /// `a @ b` for each of a batch: `a` is `[m, k]`, `b` is `[k, n]`; the flags say which is stored

@@ -3,9 +3,8 @@
 //! Several blocks of one row are computed at once. Each begins at its anchor, a position of the row: its
 //! rows see K and V of the context before the anchor, and one another, but no other block.
 
-use super::attention::{Heads, product, rotate};
+use super::attention::{Heads, product, rotate, softmax};
 use super::ops::{add_scaled, dot, slice, with_slice};
-use crate::float::exp;
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
 
 /// The blocks of a few rows.
@@ -212,16 +211,7 @@ impl Call<'_> {
             }
             let (seen, unseen) = text.split_at_mut(anchor);
             unseen.fill(0.0);
-            let highest = seen.iter().chain(&*own).copied().fold(f32::MIN, f32::max);
-            let mut sum = 0.0;
-            for weight in seen.iter_mut().chain(own.iter_mut()) {
-                *weight = exp(*weight - highest);
-                sum += *weight;
-            }
-            let share = 1.0 / sum;
-            seen.iter_mut()
-                .chain(own)
-                .for_each(|weight| *weight *= share);
+            softmax(seen, own);
         }
         Ok(Weights {
             q,

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::kv::{BlockAllocator, BlockTable, KvStore};
 use crate::model::{Batch, HeadKind, LoadOptions, Model, ModelSource, load, load_head};
+use candle_core::{DType, Device, Tensor};
 use serde::Serialize;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -90,7 +91,8 @@ struct Stepper {
 
 impl Stepper {
     fn new(model: Box<dyn Model>) -> Result<Self> {
-        let rows = model.masked_block().map_or(0, |block| block.size);
+        // A block and the state before it.
+        let rows = model.masked_block().map_or(0, |block| 1 + block.size);
         let (rows, longest) = (rows.max(MAX_ROWS), model.config().max_position_embeddings);
         let context = CONTEXT.min(longest.saturating_sub(rows));
         let blocks = (context + rows).div_ceil(BLOCK_SIZE);
@@ -107,20 +109,25 @@ impl Stepper {
     }
 
     /// The time of a step of `rows` rows, each with logits; of a parallel head, a block of so many rows,
-    /// whose masks have logits.
+    /// whose masks have logits, after one new state of the target.
     fn run(&mut self, rows: usize) -> Result<Duration> {
         let (mut batch, tokens) = (Batch::default(), vec![0; rows]);
+        let (context, table) = (self.context, &self.table);
+        let started = Instant::now();
         match self.model.masked_block() {
             None => {
-                batch.push_span(&tokens, &[], self.context, &self.table, BLOCK_SIZE);
+                batch.push_span(&tokens, &[], context, table, BLOCK_SIZE);
                 batch.logits = (0..rows as u32).collect();
             }
             Some(_) => {
-                batch.push_block(&tokens, self.context, &self.table, BLOCK_SIZE);
-                batch.logits = (1..rows as u32).collect();
+                let width = self.model.reads().len() * self.model.config().hidden_size;
+                let state = Tensor::zeros((1, width), DType::F32, &Device::Cpu)?;
+                batch.features = Some(self.model.fuse(&state)?);
+                batch.push_span(&[0], &[], context, table, BLOCK_SIZE);
+                batch.push_block(&tokens, context + 1, table, BLOCK_SIZE);
+                batch.logits = (2..=rows as u32).collect();
             }
         }
-        let started = Instant::now();
         self.model.forward(&batch, &mut self.kv)?;
         Ok(started.elapsed())
     }

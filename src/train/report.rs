@@ -254,16 +254,16 @@ impl Report {
                 costs.draft
             )?;
         }
-        let given = match at_once {
-            true => "given the context alone: the guesses of a\nblock are independent",
-            false => "after accepted ones",
+        let (given, counted) = match at_once {
+            true => ("", ",\nas if the guesses of a block were independent"),
+            false => (", after accepted ones", ""),
         };
         writeln!(
             f,
             "\n\
-            alpha: acceptance rate of a drafted token over held-out rows, {given}; at\n\
+            alpha: acceptance rate of a drafted token over held-out rows{given}; at\n\
             temperature 1 a lower bound (without the ids outside the target's top ones) and an upper\n\
-            bound. tokens: expected per round, the target's own included."
+            bound. tokens: expected per round, the target's own included{counted}."
         )
     }
 
