@@ -16,7 +16,7 @@ pub struct Sample {
     /// From submission to the arrival of the last round.
     pub total_seconds: f64,
     pub spec: SpecUsage,
-    /// The engine's cost of the decoded tokens.
+    /// The engine's cost of the decoding steps.
     pub cost: Cost,
 }
 
@@ -79,7 +79,9 @@ impl AddAssign for Cost {
 pub fn generate(engine: &EngineHandle, mut request: Request) -> Result<Sample> {
     let room = engine.limits().max_model_len - request.prompt.len();
     request.max_tokens = request.max_tokens.map(|wanted| wanted.min(room));
-    let started = Instant::now();
+    // The engine may be done before this thread runs again, so the steps are not counted from the first
+    // token on; a step of prompt rows does not count anyway.
+    let (started, cost) = (Instant::now(), Cost::so_far(engine.stats()));
     let mut events = engine.submit(request)?;
     let mut completion = Completion::default();
     let mut first = None;
@@ -88,11 +90,10 @@ pub fn generate(engine: &EngineHandle, mut request: Request) -> Result<Sample> {
     {
         completion.add(event)?;
         let prefilled = completion.tokens.len();
-        first.get_or_insert_with(|| (Instant::now(), Cost::so_far(engine.stats()), prefilled));
+        first.get_or_insert_with(|| (Instant::now(), prefilled));
     }
     let now = Instant::now();
-    let (since, cost, prefilled) =
-        first.ok_or_else(|| Error::internal("the engine returned no text"))?;
+    let (since, prefilled) = first.ok_or_else(|| Error::internal("the engine returned no text"))?;
     Ok(Sample {
         decoded: completion.tokens.len() - prefilled,
         decode_seconds: (now - since).as_secs_f64(),

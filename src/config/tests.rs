@@ -520,12 +520,19 @@ fn distill_has_separate_flags() {
     assert_eq!(options.objective, train::Objective::Kl);
     assert_eq!((options.top_k, options.seq_len), (32, 256));
     refused_with("distill --model m", "--corpus");
-    refused_with(&format!("{DISTILL} --block-size 16"), "--block-size");
+    refused_with(&format!("{DISTILL} --num-blocks 16"), "--num-blocks");
+    let Command::Distill(options) = command(&format!("{DISTILL} --method parallel")) else {
+        panic!("expected `distill`");
+    };
+    assert_eq!(options.method, train::Method::Parallel);
+    assert_eq!((options.block_size, options.layers), (5, None));
     for flag in [
         "--holdout 0",
         "--clip -1",
         "--learning-rate nan",
         "--weight-decay 2",
+        "--block-size 1",
+        "--block-size 65",
     ] {
         let (name, value) = flag.split_once(' ').unwrap();
         refused_with(&format!("{DISTILL} {name}={value}"), name);

@@ -25,6 +25,14 @@ pub fn layer_of(name: &str) -> Option<(usize, &str)> {
     numbered(name, LAYERS)
 }
 
+/// The same of a draft head's tensor.
+pub fn layer_of_head(name: &str) -> Option<(usize, &str)> {
+    match name.strip_prefix(HEAD_LAYER) {
+        Some(part) => Some((0, part)),
+        None => numbered(name, HEAD_LAYERS),
+    }
+}
+
 fn numbered<'a>(name: &'a str, prefix: &str) -> Option<(usize, &'a str)> {
     let (layer, part) = name.strip_prefix(prefix)?.split_once('.')?;
     Some((layer.parse().ok()?, part))
@@ -54,10 +62,7 @@ pub fn gguf(name: &str) -> Option<String> {
     if let Some(name) = top {
         return Some(name.to_owned());
     }
-    let (layer, rest) = match name.strip_prefix(HEAD_LAYER) {
-        Some(rest) => (0, rest),
-        None => layer_of(name).or_else(|| numbered(name, HEAD_LAYERS))?,
-    };
+    let (layer, rest) = layer_of(name).or_else(|| layer_of_head(name))?;
     let (part, kind) = rest.rsplit_once('.')?;
     let part = match part {
         "input_layernorm" => "attn_norm",

@@ -28,6 +28,18 @@ impl Heads {
     pub fn width(&self) -> usize {
         (self.queries + 2 * self.keys) * self.head_dim
     }
+
+    /// Cosines and sines of the angles at `position`.
+    pub fn rotation(&self, position: usize) -> (&[f32], &[f32]) {
+        let half = self.head_dim / 2;
+        let at = position * half..(position + 1) * half;
+        (&self.cos[at.clone()], &self.sin[at])
+    }
+
+    /// What a product of query and key is multiplied by.
+    pub fn scale(&self) -> f32 {
+        1.0 / (self.head_dim as f32).sqrt()
+    }
 }
 
 /// The attention of the last pass, `[rows * len, queries * head_dim]`, for Q, K and V of all passes before
@@ -121,16 +133,6 @@ impl Call<'_> {
         }
     }
 
-    fn rotation(&self, position: usize) -> (&[f32], &[f32]) {
-        let half = self.op.heads.head_dim / 2;
-        let at = position * half..(position + 1) * half;
-        (&self.op.heads.cos[at.clone()], &self.op.heads.sin[at])
-    }
-
-    fn scale(&self) -> f32 {
-        1.0 / (self.op.heads.head_dim as f32).sqrt()
-    }
-
     /// `part` of pass `pass`, `[rows, heads, len, head_dim]`.
     fn gather(&self, part: Part, pass: usize) -> Vec<f32> {
         let d = self.op.heads.head_dim;
@@ -139,14 +141,14 @@ impl Call<'_> {
         let qkv = &self.qkv[pass * size * width..][..size * width];
         let mut out = vec![0f32; size * self.columns(part).0 * d];
         let scale = match part {
-            Part::Query => self.scale(),
+            Part::Query => self.op.heads.scale(),
             _ => 1.0,
         };
         self.places(part, width, |to, from, i| {
             let (x, y) = (&qkv[from..from + d], &mut out[to * d..(to + 1) * d]);
             match part {
                 Part::Value => y.copy_from_slice(x),
-                _ => rotate(x, y, self.rotation(i + pass), scale, 1.0),
+                _ => rotate(x, y, self.op.heads.rotation(i + pass), scale, 1.0),
             }
         });
         out
@@ -160,37 +162,26 @@ impl Call<'_> {
         let size = self.rows * self.op.len;
         let out = &mut out[pass * size * width..][..size * width];
         let scale = match part {
-            Part::Query => self.scale(),
+            Part::Query => self.op.heads.scale(),
             _ => 1.0,
         };
         self.places(part, width, |from, to, i| {
             let (x, y) = (&slope[from * d..(from + 1) * d], &mut out[to..to + d]);
             match part {
                 Part::Value => y.copy_from_slice(x),
-                _ => rotate(x, y, self.rotation(i + pass), scale, -1.0),
+                _ => rotate(x, y, self.op.heads.rotation(i + pass), scale, -1.0),
             }
         });
     }
 
-    /// `a @ b` for each head of K: `a` is `[m, k]`, `b` is `[k, n]`; the flags say which is stored
-    /// transposed.
+    /// [`product`] for each head of K.
     fn product(
         &self,
-        (a, a_turned): (Vec<f32>, bool),
-        (b, b_turned): (&CpuStorage, bool),
-        (m, n, k): (usize, usize, usize),
+        a: (Vec<f32>, bool),
+        b: (&CpuStorage, bool),
+        sizes: (usize, usize, usize),
     ) -> Result<Vec<f32>> {
-        let batch = self.rows * self.op.heads.keys;
-        let layout = |rows, columns, turned| match turned {
-            false => Ok(Layout::contiguous((batch, rows, columns))),
-            true => Layout::contiguous((batch, columns, rows)).transpose(1, 2),
-        };
-        let (a_layout, b_layout) = (layout(m, k, a_turned)?, layout(k, n, b_turned)?);
-        let a = CpuStorage::F32(a);
-        match a.matmul(b, (batch, m, n, k), &a_layout, &b_layout)? {
-            CpuStorage::F32(product) => Ok(product),
-            _ => candle_core::bail!("a product of f32 is f32"),
-        }
+        product(self.rows * self.op.heads.keys, a, b, sizes)
     }
 
     /// The attention's weights; each row is a softmax over what its position sees.
@@ -216,20 +207,7 @@ impl Call<'_> {
             }
             let (seen, unseen) = text.split_at_mut(query % len + 1);
             unseen.fill(0.0);
-            let highest = seen.iter().chain(&*own).copied().fold(f32::MIN, f32::max);
-            let mut sum = 0.0;
-            for weight in seen.iter_mut() {
-                *weight = exp(*weight - highest);
-            }
-            for weight in own.iter_mut() {
-                *weight = exp(*weight - highest);
-                sum += *weight;
-            }
-            sum += seen.iter().sum::<f32>();
-            let share = 1.0 / sum;
-            seen.iter_mut()
-                .chain(own)
-                .for_each(|weight| *weight *= share);
+            softmax(seen, own);
         }
         Ok(Weights {
             q,
@@ -333,8 +311,43 @@ impl Call<'_> {
     }
 }
 
+/// Makes weights of the scores of a row: the softmax over both parts of what it sees.
+pub fn softmax(text: &mut [f32], own: &mut [f32]) {
+    let highest = text.iter().chain(&*own).copied().fold(f32::MIN, f32::max);
+    let mut sum = 0.0;
+    for part in [&mut *text, &mut *own] {
+        part.iter_mut()
+            .for_each(|score| *score = exp(*score - highest));
+        sum += part.iter().sum::<f32>();
+    }
+    let share = 1.0 / sum;
+    text.iter_mut()
+        .chain(own)
+        .for_each(|weight| *weight *= share);
+}
+
+/// `a @ b` for each of a batch: `a` is `[m, k]`, `b` is `[k, n]`; the flags say which is stored
+/// transposed.
+pub fn product(
+    batch: usize,
+    (a, a_turned): (Vec<f32>, bool),
+    (b, b_turned): (&CpuStorage, bool),
+    (m, n, k): (usize, usize, usize),
+) -> Result<Vec<f32>> {
+    let layout = |rows, columns, turned| match turned {
+        false => Ok(Layout::contiguous((batch, rows, columns))),
+        true => Layout::contiguous((batch, columns, rows)).transpose(1, 2),
+    };
+    let (a_layout, b_layout) = (layout(m, k, a_turned)?, layout(k, n, b_turned)?);
+    let a = CpuStorage::F32(a);
+    match a.matmul(b, (batch, m, n, k), &a_layout, &b_layout)? {
+        CpuStorage::F32(product) => Ok(product),
+        _ => candle_core::bail!("a product of f32 is f32"),
+    }
+}
+
 /// Rotates one head from `x` to `y`, times `scale`; backwards if `direction` is -1.
-fn rotate(x: &[f32], y: &mut [f32], (cos, sin): (&[f32], &[f32]), scale: f32, direction: f32) {
+pub fn rotate(x: &[f32], y: &mut [f32], (cos, sin): (&[f32], &[f32]), scale: f32, direction: f32) {
     let (x0, x1) = x.split_at(x.len() / 2);
     let (y0, y1) = y.split_at_mut(x.len() / 2);
     for (i, (cos, sin)) in cos.iter().zip(sin).enumerate() {

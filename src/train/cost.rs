@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::kv::{BlockAllocator, BlockTable, KvStore};
 use crate::model::{Batch, HeadKind, LoadOptions, Model, ModelSource, load, load_head};
+use candle_core::{DType, Device, Tensor};
 use serde::Serialize;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -18,7 +19,7 @@ const STEPS: usize = 21;
 /// What steps cost on this machine, in target steps of one row.
 #[derive(Debug, Clone, Serialize)]
 pub struct Costs {
-    /// A draft step: c of Leviathan et al. 2023, Definition 3.7.
+    /// A draft step: c of Leviathan et al. 2023, Definition 3.7. Of a parallel head: a whole block.
     pub draft: f64,
     /// The target's steps, by their number of rows, ascending.
     pub rows: Vec<(usize, f64)>,
@@ -42,12 +43,13 @@ pub fn measure(target: &ModelSource, draft: &Path) -> Result<Costs> {
     };
     let (mut target, mut draft) = (Stepper::new(target)?, Stepper::new(draft)?);
     // The first step of each is slower.
-    draft.run(1)?;
+    let rows = draft.model.masked_block().map_or(1, |block| block.size);
+    draft.run(rows)?;
     target.run(MAX_ROWS)?;
     let mut times = Vec::new();
     for _ in 0..STEPS {
         let of_rows = ROWS.map(|rows| target.run(rows));
-        times.push((draft.run(1)?, of_rows));
+        times.push((draft.run(rows)?, of_rows));
     }
     let (of_draft, of_target): (Vec<_>, Vec<_>) = times.into_iter().unzip();
     let mut by_rows = vec![Vec::new(); ROWS.len()];
@@ -89,12 +91,14 @@ struct Stepper {
 
 impl Stepper {
     fn new(model: Box<dyn Model>) -> Result<Self> {
-        let longest = model.config().max_position_embeddings;
-        let context = CONTEXT.min(longest.saturating_sub(MAX_ROWS));
-        let blocks = (context + MAX_ROWS).div_ceil(BLOCK_SIZE);
+        // A block and the state before it.
+        let rows = model.masked_block().map_or(0, |block| 1 + block.size);
+        let (rows, longest) = (rows.max(MAX_ROWS), model.config().max_position_embeddings);
+        let context = CONTEXT.min(longest.saturating_sub(rows));
+        let blocks = (context + rows).div_ceil(BLOCK_SIZE);
         let mut table = BlockTable::default();
         BlockAllocator::new(blocks, BLOCK_SIZE)
-            .reserve(&mut table, context + MAX_ROWS)
+            .reserve(&mut table, context + rows)
             .map_err(|_| Error::internal("the pool is as large as the context"))?;
         Ok(Self {
             kv: model.new_kv(blocks, BLOCK_SIZE)?,
@@ -104,12 +108,26 @@ impl Stepper {
         })
     }
 
-    /// The time of a step of `rows` rows, each with logits.
+    /// The time of a step of `rows` rows, each with logits; of a parallel head, a block of so many rows,
+    /// whose masks have logits, after one new state of the target.
     fn run(&mut self, rows: usize) -> Result<Duration> {
-        let mut batch = Batch::default();
-        batch.push_span(&vec![0; rows], &[], self.context, &self.table, BLOCK_SIZE);
-        batch.logits = (0..rows as u32).collect();
+        let (mut batch, tokens) = (Batch::default(), vec![0; rows]);
+        let (context, table) = (self.context, &self.table);
         let started = Instant::now();
+        match self.model.masked_block() {
+            None => {
+                batch.push_span(&tokens, &[], context, table, BLOCK_SIZE);
+                batch.logits = (0..rows as u32).collect();
+            }
+            Some(_) => {
+                let width = self.model.reads().len() * self.model.config().hidden_size;
+                let state = Tensor::zeros((1, width), DType::F32, &Device::Cpu)?;
+                batch.features = Some(self.model.fuse(&state)?);
+                batch.push_span(&[0], &[], context, table, BLOCK_SIZE);
+                batch.push_block(&tokens, context + 1, table, BLOCK_SIZE);
+                batch.logits = (2..=rows as u32).collect();
+            }
+        }
         self.model.forward(&batch, &mut self.kv)?;
         Ok(started.elapsed())
     }

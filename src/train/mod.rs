@@ -3,26 +3,38 @@
 //! By default the draft learns the target's next-token distributions (Hinton et al. 2015; for drafts,
 //! Zhou et al. 2024, "DistillSpec", with forward KL), which the target computes once for all rows. With
 //! cross-entropy the draft learns from the text alone, and no target runs. Instead of a draft model it can
-//! be an EAGLE-3 head ([`head`]), which reads the target's hidden states.
+//! be a head that reads the target's hidden states: EAGLE-3 ([`head`]) or a parallel one ([`parallel`]).
 //!
 //! All random values depend only on the seed and their use: weights on their names, the order of rows on
 //! their number. So a run that is resumed from a checkpoint equals an uninterrupted run, bit for bit on
 //! the CPU.
 
 mod attention;
+mod block_attention;
 pub mod corpus;
 mod cost;
 pub mod features;
 pub mod head;
+mod head_weights;
 mod identity;
 pub mod loss;
 pub mod model;
 mod ops;
 pub mod optimizer;
 pub mod output;
+pub mod parallel;
+#[cfg(test)]
+#[path = "../../tests/common/plain.rs"]
+mod plain;
+#[cfg(test)]
+#[path = "../../tests/common/plain_parallel.rs"]
+mod plain_parallel;
+#[cfg(test)]
+mod reference;
 pub mod report;
 mod shape;
 mod student;
+mod target;
 pub mod targets;
 pub mod tokenizer;
 mod trainer;
@@ -30,9 +42,8 @@ pub mod vocabulary;
 mod workers;
 
 use crate::error::{Error, Result};
-use crate::files::folder_of;
 use crate::kernels;
-use crate::model::{LoadFormat, LoadOptions, ModelConfig, ModelSource, Weights, load};
+use crate::model::{LoadOptions, MAX_TREE_NODES, ModelConfig, Weights, load};
 use crate::parse::{at_least_one, number};
 use crate::progress::bar;
 use crate::text::Text;
@@ -44,13 +55,15 @@ use head::Head;
 use identity::Identity;
 use model::TrainModel;
 use output::OutputFolder;
+use parallel::ParallelHead;
 use report::Report;
 use serde::Serialize;
 use serde_json::{Value, json};
 use shape::Shape;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use student::Student;
+use target::Target;
 use targets::SoftTargets;
 use trainer::{Data, Trainer};
 use vocabulary::Vocabulary;
@@ -64,6 +77,8 @@ pub enum Method {
     Draft,
     /// An EAGLE-3 head on the target's hidden states.
     Eagle3,
+    /// A parallel head (DFlash) on the target's hidden states.
+    Parallel,
 }
 
 /// What a draft learns.
@@ -89,18 +104,19 @@ pub struct Options {
     /// Branch, tag or commit of a Hugging Face model. A gated model needs HF_TOKEN.
     #[arg(long, help_heading = "Models")]
     pub revision: Option<String>,
-    /// draft = a model of its own, eagle3 = a head that reads the target's hidden states.
+    /// draft = a model of its own, eagle3 and parallel = a head that reads the target's hidden states
+    /// and guesses token by token or a block at once.
     #[arg(long, value_enum, default_value_t, help_heading = "Models")]
     pub method: Method,
     /// The draft's shape: a config.json of a Llama with the target's vocab_size. A head has the shape
     /// of the target's layers without it.
     #[arg(long, value_name = "CONFIG", help_heading = "Models")]
     pub draft_config: Option<PathBuf>,
-    /// With eagle3: number of ids that the head predicts, the most frequent ones of the corpus.
+    /// Of a head: number of ids that it predicts, the most frequent ones of the corpus.
     #[arg(long, value_name = "N", default_value_t = 8000, value_parser = at_least_one,
           help_heading = "Models")]
     pub draft_vocab_size: usize,
-    /// With eagle3: the layers whose inputs the head reads, as in 2,15,27 [default: the third, the
+    /// Of a head: the layers of the target whose inputs it reads, as in 2,15,27 [default: the third, the
     /// middle one, and the third from the end].
     #[arg(
         long,
@@ -109,6 +125,17 @@ pub struct Options {
         help_heading = "Models"
     )]
     pub taps: Vec<usize>,
+    /// With parallel: layers of the head [default: those of --draft-config, or 2].
+    #[arg(long, value_name = "N", value_parser = at_least_one, help_heading = "Models")]
+    pub layers: Option<usize>,
+    /// With parallel: rows of a block, the last token and a mask for each token to guess.
+    #[arg(long, value_name = "N", default_value_t = 5, help_heading = "Models",
+          value_parser = number("a whole number from 2 to 64", |n: &usize| (2..=MAX_TREE_NODES).contains(n)))]
+    pub block_size: usize,
+    /// With parallel: the token that stands for those to guess [default: that of --init-from, or the
+    /// last special token that the corpus does not contain, or the last such id].
+    #[arg(long, value_name = "ID", help_heading = "Models")]
+    pub mask_token_id: Option<u32>,
     /// Folder with weights of that shape to begin with, instead of random ones. Of a model with half
     /// as many layers or more, the upper ones are taken twice. A head keeps the ids of that folder.
     #[arg(long, value_name = "DIR", help_heading = "Models")]
@@ -150,7 +177,7 @@ pub struct Options {
     /// With eagle3: steps over which the head is unrolled on its own outputs.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_one)]
     pub ttt_steps: usize,
-    /// With eagle3: how the hidden states are stored in --out. f16 takes 2 bytes a value, int8 1.
+    /// Of a head: how the hidden states are stored in --out. f16 takes 2 bytes a value, int8 1.
     #[arg(long, value_enum, default_value_t)]
     pub features: Precision,
     /// Steps of the whole run.
@@ -211,11 +238,13 @@ impl Options {
     /// Fractions are stored as text, because JSON readers may lose their last bit.
     fn settings(&self, draft: &Value, corpus: u64) -> Value {
         let kl = self.objective == Objective::Kl;
-        let head = self.method == Method::Eagle3;
+        let eagle3 = self.method == Method::Eagle3;
+        let parallel = self.method == Method::Parallel;
         json!({
             "method": self.method,
-            "ttt-steps": head.then_some(self.ttt_steps),
-            "features": head.then_some(self.features),
+            "ttt-steps": eagle3.then_some(self.ttt_steps),
+            "block-size": parallel.then_some(self.block_size),
+            "features": (eagle3 || parallel).then_some(self.features),
             "objective": self.objective,
             "model": kl.then_some(&self.model),
             "top-k": kl.then_some(self.top_k),
@@ -248,8 +277,9 @@ pub fn run(options: &Options) -> Result<Report> {
         kernels::set_threads(threads);
     }
     let target = Target::open(options)?;
-    let shape = shape::of(options, &target)?;
+    let mut shape = shape::of(options, &target)?;
     let rows = rows(options, &target.text, shape.config.vocab_size)?;
+    shape.choose_mask(options, &rows, &target.text)?;
     let split = corpus::split(&rows, options.holdout, options.seed)?;
     let folder = OutputFolder::open(&options.out, options.resume)?;
     say(&format!(
@@ -306,7 +336,7 @@ fn vocabulary<'a>(
     };
     let all = draft.vocab_size;
     Ok(Some(match (options.method, &options.init_from) {
-        (Method::Eagle3, Some(folder)) => {
+        (Method::Eagle3 | Method::Parallel, Some(folder)) => {
             let ids = output::head_ids(folder)?;
             let fit = ids.is_sorted_by(|a, b| a < b) && ids.iter().all(|&id| (id as usize) < all);
             if !fit || ids.len() != size {
@@ -339,7 +369,10 @@ fn student(
     let (config, seed, seq_len) = (shape.config.clone(), options.seed, options.seq_len);
     let ids = vocabulary.map(Vocabulary::ids);
     let student: Box<dyn Student> = match (options.method, &target.config) {
-        (Method::Eagle3, Some(of_target)) => {
+        (Method::Draft, _) | (_, None) => {
+            Box::new(TrainModel::new(config, ids, seed, seq_len, device)?)
+        }
+        (Method::Eagle3 | Method::Parallel, Some(of_target)) => {
             let mut weights = Weights::open(&target.source)?;
             if weights.rope_factors()?.is_some() {
                 return Err(Error::setup(
@@ -349,59 +382,18 @@ fn student(
             let of_target = (of_target, &mut weights);
             let (taps, ids) = (shape.taps.len(), ids.unwrap_or_default().to_vec());
             let (passes, rows) = (options.ttt_steps, (seed, seq_len));
-            Box::new(Head::new(config, of_target, taps, ids, passes, rows)?)
+            match shape.block {
+                Some(block) => Box::new(ParallelHead::new(
+                    config, of_target, taps, ids, block, rows,
+                )?),
+                None => Box::new(Head::new(config, of_target, taps, ids, passes, rows)?),
+            }
         }
-        _ => Box::new(TrainModel::new(config, ids, seed, seq_len, device)?),
     };
     if let Some(folder) = &options.init_from {
         output::load_weights(folder, student.vars(), device)?;
     }
     Ok(student)
-}
-
-/// What is read of the target before its weights are loaded.
-struct Target {
-    source: ModelSource,
-    text: Text,
-    /// `None` if there is only a tokenizer.
-    config: Option<ModelConfig>,
-}
-
-impl Target {
-    fn open(options: &Options) -> Result<Self> {
-        let path = Path::new(&options.model);
-        let weights = options.objective == Objective::Kl;
-        let tokenizer_alone =
-            path.join("tokenizer.json").exists() && !path.join("config.json").exists();
-        let source = if tokenizer_alone && !weights {
-            ModelSource::Folder(path.to_owned())
-        } else {
-            let format = match weights || path.exists() {
-                true => LoadFormat::Auto,
-                false => LoadFormat::Dummy,
-            };
-            ModelSource::resolve(&options.model, options.revision.as_deref(), format)?
-        };
-        let (text, config) = match &source {
-            ModelSource::Gguf(file) => {
-                let config = ModelConfig::from_gguf(&file.open()?.0, file.path())?;
-                (Text::from_gguf(file.clone())?, Some(config))
-            }
-            ModelSource::Folder(path) => {
-                let folder = folder_of(path);
-                let config = match tokenizer_alone {
-                    true => None,
-                    false => Some(ModelConfig::from_json(path)?),
-                };
-                (Text::from_folder(folder)?, config)
-            }
-        };
-        Ok(Self {
-            source,
-            text,
-            config,
-        })
-    }
 }
 
 /// All rows of the corpus.

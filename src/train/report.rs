@@ -117,8 +117,8 @@ pub struct Report {
     /// Of the first drafted token.
     pub untrained: Evaluation,
     pub trained: Evaluation,
-    /// Of a head, the trained figures of the first, the second, .. drafted token, each with those before
-    /// it as in the text.
+    /// Of a head, the trained figures of the first, the second, .. drafted token. EAGLE-3 knows those
+    /// before it, as they are in the text; a parallel head guesses each without the others.
     pub depths: Vec<Evaluation>,
     /// What the steps of draft and target cost, measured on this machine. `None` without a target.
     pub costs: Option<Costs>,
@@ -148,9 +148,9 @@ pub fn expected_tokens(alphas: &[f64], k: usize) -> f64 {
 
 /// The expected tokens of a round with the best tree of `nodes` nodes for a greedy request, the target's
 /// own included, and its depth: `ranks[depth]` has the shares at which the right token has rank 0, 1, .. at
-/// that depth. Deeper ones are like the deepest known one. The best tree consists of the nodes with the
-/// highest path probability (Chen et al. 2024, "Sequoia", section 3.1).
-pub fn best_tree(ranks: &[[f64; RANKS]], nodes: usize) -> (f64, usize) {
+/// that depth. Deeper ones are like the deepest known one, but no deeper than `max_depth`. The best tree
+/// consists of the nodes with the highest path probability (Chen et al. 2024, "Sequoia", section 3.1).
+pub fn best_tree(ranks: &[[f64; RANKS]], nodes: usize, max_depth: usize) -> (f64, usize) {
     let at = |depth: usize| {
         ranks
             .get(depth)
@@ -167,7 +167,9 @@ pub fn best_tree(ranks: &[[f64; RANKS]], nodes: usize) -> (f64, usize) {
         let (path, depth) = open.swap_remove(best);
         tokens += path;
         deepest = deepest.max(depth);
-        open.extend(at(depth).iter().map(|&share| (path * share, depth + 1)));
+        if depth < max_depth {
+            open.extend(at(depth).iter().map(|&share| (path * share, depth + 1)));
+        }
     }
     (tokens, deepest)
 }
@@ -201,14 +203,20 @@ impl Report {
         let alphas = |figure: fn(&Evaluation) -> f64| self.depths.iter().map(figure).collect();
         let at: [Vec<f64>; 2] = [alphas(|d| d.agreement), alphas(|d| d.overlap[0])];
         let mut best = [(0, 0.0); 2];
-        for k in 1..=MAX_DRAFT_TOKENS {
+        let at_once = self.method == Method::Parallel;
+        let max_depth = match at_once {
+            true => self.depths.len(),
+            false => usize::MAX,
+        };
+        for k in 1..=MAX_DRAFT_TOKENS.min(max_depth) {
             write!(f, "{k:<12}")?;
             for (alphas, best) in at.iter().zip(&mut best) {
                 let tokens = expected_tokens(alphas, k);
                 let shown = match &self.costs {
                     None => format!("{tokens:.2}"),
                     Some(costs) => {
-                        let cost = costs.of_rows(1 + k) + costs.draft * k as f64;
+                        let steps = if at_once { 1 } else { k };
+                        let cost = costs.of_rows(1 + k) + costs.draft * steps as f64;
                         let speed_up = tokens / cost;
                         if speed_up > best.1 {
                             *best = (k, speed_up);
@@ -222,7 +230,7 @@ impl Report {
         }
         let ranks: Vec<[f64; RANKS]> = self.depths.iter().map(|depth| depth.ranks).collect();
         for nodes in TREES {
-            let (tokens, depth) = best_tree(&ranks, nodes);
+            let (tokens, depth) = best_tree(&ranks, nodes, max_depth);
             writeln!(
                 f,
                 "tree of {nodes:<4} {tokens:>19.2}  ({depth} deep, at most {RANKS} siblings)"
@@ -235,19 +243,27 @@ impl Report {
                 .map(|(rows, cost)| format!("{rows}: {cost:.2}"));
             let rows = rows.collect::<Vec<_>>().join(", ");
             let [(k0, x0), (k1, x1)] = best;
+            let step = match at_once {
+                true => "the head's one forward a round",
+                false => "a draft step",
+            };
             writeln!(
                 f,
-                "\nhere a draft step costs {:.3} target steps, and steps of so many rows {rows};\n\
+                "\nhere {step} costs {:.3} target steps, and steps of so many rows {rows};\n\
                 so the best chains are of {k0} at T=0 ({x0:.2} x) and of {k1} at T=1 ({x1:.2} x)",
                 costs.draft
             )?;
         }
+        let (given, counted) = match at_once {
+            true => ("", ",\nas if the guesses of a block were independent"),
+            false => (", after accepted ones", ""),
+        };
         writeln!(
             f,
             "\n\
-            alpha: acceptance rate of a drafted token over held-out rows, after accepted ones; at\n\
+            alpha: acceptance rate of a drafted token over held-out rows{given}; at\n\
             temperature 1 a lower bound (without the ids outside the target's top ones) and an upper\n\
-            bound. tokens: expected per round, the target's own included."
+            bound. tokens: expected per round, the target's own included{counted}."
         )
     }
 
@@ -309,7 +325,7 @@ impl fmt::Display for Report {
             "\n{} of {} steps, {} held-out rows",
             self.steps, self.of_steps, self.held_out_rows
         )?;
-        if self.method == Method::Eagle3 {
+        if self.method != Method::Draft {
             return self.fmt_depths(f);
         }
         match (self.objective, &self.costs) {
@@ -327,14 +343,16 @@ mod tests {
     fn a_tree_has_the_likeliest_nodes() {
         let ranks = [[0.5, 0.3, 0.1, 0.0], [0.4, 0.2, 0.0, 0.0]];
         // 0.5, 0.3, 0.5 * 0.4, 0.3 * 0.4, then 0.1 or 0.5 * 0.2.
-        let (tokens, depth) = best_tree(&ranks, 5);
+        let (tokens, depth) = best_tree(&ranks, 5, 9);
         assert!(
             (tokens - (1.0 + 0.5 + 0.3 + 0.2 + 0.12 + 0.1)).abs() < 1e-12,
             "{tokens}"
         );
         assert_eq!(depth, 2);
         let chain = [[0.5, 0.0, 0.0, 0.0]];
-        assert_eq!(best_tree(&chain, 3), (1.0 + 0.5 + 0.25 + 0.125, 3));
+        assert_eq!(best_tree(&chain, 3, 9), (1.0 + 0.5 + 0.25 + 0.125, 3));
+        // A block has no token after its last.
+        assert_eq!(best_tree(&chain, 3, 2).0, 1.0 + 0.5 + 0.25);
     }
 
     #[test]

@@ -1,9 +1,13 @@
 //! The shapes of what is trained, from flags and the target.
 
-use super::{Method, Objective, Options, Target};
+use super::corpus::Row;
+use super::parallel::ANCHOR_STRIDE;
+use super::target::Target;
+use super::{Method, Objective, Options};
 use crate::error::{Error, Result};
 use crate::files::config_of;
-use crate::model::{HeadKind, ModelConfig};
+use crate::model::{HeadConfig, HeadKind, MaskedBlock, ModelConfig};
+use crate::text::Text;
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -14,16 +18,30 @@ pub struct Shape {
     pub json: Value,
     /// The layers of the target whose hidden states it reads.
     pub taps: Vec<usize>,
+    /// Of a parallel head; see [`Shape::choose_mask`].
+    pub block: Option<MaskedBlock>,
 }
+
+/// Layers of a parallel head.
+const LAYERS: usize = 2;
 
 /// The shape of the draft model or the head that `options` ask for.
 ///
 /// # Errors
 /// `Setup`, if it does not fit the target or the other options.
 pub fn of(options: &Options, target: &Target) -> Result<Shape> {
+    if options.method != Method::Parallel {
+        let flags = [
+            ("--layers", options.layers.is_some()),
+            ("--mask-token-id", options.mask_token_id.is_some()),
+        ];
+        if let Some((flag, _)) = flags.into_iter().find(|(_, given)| *given) {
+            return Err(Error::setup(format!("{flag} belongs to --method parallel")));
+        }
+    }
     let shape = match options.method {
         Method::Draft => draft_model(options, target)?,
-        Method::Eagle3 => head(options, target)?,
+        Method::Eagle3 | Method::Parallel => head(options, target)?,
     };
     if options.top_k > shape.config.vocab_size {
         return Err(Error::setup(format!(
@@ -45,6 +63,7 @@ fn draft_model(options: &Options, target: &Target) -> Result<Shape> {
         config,
         json,
         taps: Vec::new(),
+        block: None,
     })
 }
 
@@ -90,31 +109,44 @@ fn given(path: &Path, options: &Options, target: &Target) -> Result<(ModelConfig
 
 /// A head of the shape of the target's layers, or of those in --draft-config.
 fn head(options: &Options, target: &Target) -> Result<Shape> {
+    let parallel = options.method == Method::Parallel;
+    let (name, least, flag, of_flag) = match parallel {
+        true => {
+            let least = options.block_size.max(ANCHOR_STRIDE) + 1;
+            ("parallel", least, "--block-size", options.block_size)
+        }
+        false => {
+            let steps = options.ttt_steps;
+            ("eagle3", steps + 2, "--ttt-steps", steps)
+        }
+    };
     if options.objective != Objective::Kl {
-        return Err(Error::setup(
-            "--method eagle3 learns the target's distributions: --objective must be kl",
-        ));
+        return Err(Error::setup(format!(
+            "--method {name} learns the target's distributions: --objective must be kl"
+        )));
     }
     if !matches!(options.device.as_str(), "auto" | "cpu") {
         return Err(Error::setup(format!(
-            "--method eagle3 trains on the CPU: --device must be cpu, not {}",
+            "--method {name} trains on the CPU: --device must be cpu, not {}",
             options.device
         )));
     }
-    if options.seq_len < options.ttt_steps + 2 {
+    if options.seq_len < least {
         return Err(Error::setup(format!(
-            "--seq-len must be at least {} for --ttt-steps {}, not {}",
-            options.ttt_steps + 2,
-            options.ttt_steps,
+            "--seq-len must be at least {least} for {flag} {of_flag}, not {}",
             options.seq_len
         )));
     }
     let Some(of_target) = &target.config else {
         return Err(Error::internal("a target has a configuration"));
     };
-    let mut config = match &options.draft_config {
-        Some(path) => given(path, options, target)?.0,
-        None => of_target.clone(),
+    let (mut config, layers) = match &options.draft_config {
+        Some(path) => {
+            let config = given(path, options, target)?.0;
+            let layers = config.num_layers;
+            (config, layers)
+        }
+        None => (of_target.clone(), LAYERS),
     };
     if config.hidden_size != of_target.hidden_size {
         return Err(Error::setup(format!(
@@ -125,7 +157,10 @@ fn head(options: &Options, target: &Target) -> Result<Shape> {
     let wanted = config.draft_vocab_size.unwrap_or(options.draft_vocab_size);
     config = ModelConfig {
         architecture: "llama".into(),
-        num_layers: 1,
+        num_layers: match parallel {
+            true => options.layers.unwrap_or(layers),
+            false => 1,
+        },
         draft_vocab_size: Some(wanted.min(config.vocab_size)),
         tie_word_embeddings: false,
         qkv_bias: false,
@@ -137,11 +172,91 @@ fn head(options: &Options, target: &Target) -> Result<Shape> {
         ..config
     };
     let taps = taps(options, of_target.num_layers)?;
+    let mut json = head_json(&config);
+    let fields = match parallel {
+        true => parallel_json(options, of_target, &taps)?,
+        false => json!({
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "eagle_aux_hidden_state_layer_ids": taps,
+        }),
+    };
+    if let (Some(json), Value::Object(fields)) = (json.as_object_mut(), fields) {
+        json.extend(fields);
+    }
     Ok(Shape {
-        json: head_json(&config, &taps),
+        json,
         config,
         taps,
+        block: None,
     })
+}
+
+/// What the `config.json` of a parallel head has besides; without the mask token. The published layout
+/// numbers the outputs of the target's layers.
+fn parallel_json(options: &Options, target: &ModelConfig, taps: &[usize]) -> Result<Value> {
+    let outputs: Option<Vec<usize>> = taps.iter().map(|tap| tap.checked_sub(1)).collect();
+    let outputs = outputs.ok_or_else(|| {
+        Error::setup("--taps must be from 1 with --method parallel: its layout cannot express 0, the embedding")
+    })?;
+    Ok(json!({
+        "architectures": ["DFlashDraftModel"],
+        "block_size": options.block_size,
+        "num_target_layers": target.num_layers,
+        "dflash_config": { "target_layer_ids": outputs },
+    }))
+}
+
+impl Shape {
+    /// Chooses the mask token of a parallel head: its embedding is the target's, and is not trained.
+    ///
+    /// # Errors
+    /// `Setup`, if the corpus contains all ids and no flag names one, or one that does not exist.
+    pub fn choose_mask(&mut self, options: &Options, rows: &[Row], text: &Text) -> Result<()> {
+        if options.method == Method::Parallel {
+            let mask = mask(options, self.config.vocab_size, rows, text)?;
+            self.json["dflash_config"]["mask_token_id"] = mask.into();
+            self.block = Some(MaskedBlock {
+                size: options.block_size,
+                mask,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// A token that means nothing else: a special one, or an id that is reserved, which no text contains.
+fn mask(options: &Options, vocab_size: usize, rows: &[Row], text: &Text) -> Result<u32> {
+    if let Some(id) = options.mask_token_id {
+        return match (id as usize) < vocab_size {
+            true => Ok(id),
+            false => Err(Error::setup(format!(
+                "--mask-token-id must be below {vocab_size}, the number of token ids, not {id}"
+            ))),
+        };
+    }
+    if let Some(folder) = &options.init_from {
+        let block = HeadConfig::from_json(folder, HeadKind::Parallel)?.block;
+        if let Some(block) = block.filter(|block| (block.mask as usize) < vocab_size) {
+            return Ok(block.mask);
+        }
+    }
+    let mut used = vec![false; vocab_size];
+    let special = text.special_ids();
+    let known = rows.iter().flat_map(|row| &row.tokens);
+    for &id in known.chain(&special.eos).chain(&special.bos) {
+        if let Some(used) = used.get_mut(id as usize) {
+            *used = true;
+        }
+    }
+    let last = |holds: &dyn Fn(u32) -> bool| {
+        let unused = (0..vocab_size as u32).filter(|&id| !used[id as usize]);
+        unused.rev().find(|&id| holds(id))
+    };
+    last(&|id| text.is_special(id))
+        .or_else(|| last(&|_| true))
+        .ok_or_else(|| {
+            Error::setup("the corpus contains all token ids: --mask-token-id must name one that stands for those to guess")
+        })
 }
 
 /// The layers whose inputs the head reads.
@@ -158,15 +273,15 @@ fn taps(options: &Options, layers: usize) -> Result<Vec<usize>> {
     Ok(options.taps.clone())
 }
 
-/// The `config.json` of a head, in the published layout.
-fn head_json(config: &ModelConfig, taps: &[usize]) -> Value {
+/// What the `config.json` of every head has.
+fn head_json(config: &ModelConfig) -> Value {
     let mut json = json!({
-        "architectures": ["LlamaForCausalLMEagle3"],
+        "architectures": null,
         "model_type": "llama",
         "hidden_act": "silu",
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
@@ -177,7 +292,6 @@ fn head_json(config: &ModelConfig, taps: &[usize]) -> Value {
         "vocab_size": config.vocab_size,
         "draft_vocab_size": config.output_size(),
         "tie_word_embeddings": false,
-        "eagle_aux_hidden_state_layer_ids": taps,
     });
     if let Some(scaling) = &config.rope_scaling {
         json["rope_scaling"] = json!({

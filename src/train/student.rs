@@ -12,9 +12,11 @@ pub struct Batch<'a> {
     /// The target's hidden states, `[rows * positions, taps * hidden_size]`, f32; `None` for students
     /// that do not read them.
     pub features: Option<Tensor>,
+    /// The [positions](Student::positions) of each row.
+    pub positions: Vec<Vec<usize>>,
 }
 
-/// A model in training. At each position of a row it predicts [`Student::depths`] tokens, one after the
+/// A model in training. At some positions of a row it predicts [`Student::depths`] tokens, one after the
 /// other.
 pub trait Student: Send + Sync {
     /// The variables, by the names of the checkpoint.
@@ -37,6 +39,12 @@ pub trait Student: Send + Sync {
     /// distribution at `i + ahead + s`.
     fn ahead(&self) -> usize {
         0
+    }
+
+    /// The positions, ascending, at which it predicts something in a row of `len` tokens. Their number
+    /// depends on `len` alone; if there is a choice, the random number makes it.
+    fn positions(&self, len: usize, _random: u64) -> Vec<usize> {
+        (0..len.saturating_sub(self.ahead())).collect()
     }
 
     /// The logits, `[depths * rows * positions, outputs]`: depth after depth. A column that `outputs` does

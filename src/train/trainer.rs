@@ -15,6 +15,7 @@ use super::workers::Workers;
 use super::{Method, Objective, Options, bar, say};
 use crate::error::{Error, Result};
 use crate::kernels;
+use crate::sampling::mix;
 use candle_core::{Device, Tensor};
 use indicatif::ProgressBar;
 use serde_json::Value;
@@ -42,6 +43,9 @@ struct Lesson {
     /// Whether evaluation counts it.
     counted: Vec<bool>,
 }
+
+/// The purpose of random numbers.
+const POSITIONS: u64 = u64::from_le_bytes(*b"position");
 
 /// The state of a run between two steps.
 pub struct Trainer<'a> {
@@ -167,7 +171,7 @@ impl<'a> Trainer<'a> {
             trained: first(&self.last.1),
             depths: match self.options.method {
                 Method::Draft => Vec::new(),
-                Method::Eagle3 => self.last.1.clone(),
+                Method::Eagle3 | Method::Parallel => self.last.1.clone(),
             },
             costs,
         };
@@ -183,8 +187,9 @@ impl<'a> Trainer<'a> {
             let batches: Vec<&[usize]> = rows.chunks(self.options.micro_batch).collect();
             let this = &*self;
             let passes = this.workers.map(&batches, |rows| {
-                let lesson = this.lesson(rows)?;
-                let logits = this.model.logits(&this.batch(rows)?)?;
+                let batch = this.batch(rows, Some(this.state.steps))?;
+                let lesson = this.lesson(rows, &batch.positions)?;
+                let logits = this.model.logits(&batch)?;
                 let weights = Weights {
                     positions: &lesson.weights,
                     overlap,
@@ -233,8 +238,9 @@ impl<'a> Trainer<'a> {
             let batches: Vec<&[usize]> = rows.chunks(self.options.micro_batch).collect();
             let this = &*self;
             let passes = this.workers.map(&batches, |rows| {
-                let lesson = this.lesson(rows)?;
-                let logits = this.model.logits(&this.batch(rows)?)?;
+                let batch = this.batch(rows, None)?;
+                let lesson = this.lesson(rows, &batch.positions)?;
+                let logits = this.model.logits(&batch)?;
                 Ok((measure(&logits, &lesson.soft, None)?.0, lesson.counted))
             });
             for pass in passes {
@@ -266,65 +272,58 @@ impl<'a> Trainer<'a> {
             .save_checkpoint(&*self.model, &self.optimizer, &self.state)
     }
 
-    /// Positions of a row that the student predicts something at.
-    fn positions(&self) -> usize {
-        self.options.seq_len.saturating_sub(self.model.ahead())
-    }
-
-    /// What the student reads of `rows`.
-    fn batch(&self, rows: &[usize]) -> Result<Batch<'_>> {
+    /// What the student reads of `rows` in step `step`; `None` = in an evaluation.
+    fn batch(&self, rows: &[usize], step: Option<usize>) -> Result<Batch<'_>> {
+        let len = self.options.seq_len;
         let features = match &self.data.features {
-            Some(features) => Some(features.read(rows, self.positions())?),
+            Some(features) => Some(features.read(rows, len.saturating_sub(self.model.ahead()))?),
             None => None,
         };
         let tokens = rows.iter().map(|&row| &self.data.rows[row].tokens[..]);
+        let draw = step.map_or(0, |step| mix(self.options.seed ^ POSITIONS) ^ step as u64);
+        let positions = rows.iter().map(|&row| {
+            let random = mix(mix(draw) ^ row as u64);
+            self.model.positions(len, random)
+        });
         Ok(Batch {
             tokens: tokens.collect(),
             features,
+            positions: positions.collect(),
         })
     }
 
-    /// What the student is to learn of `rows`. The positions of a depth are all of the same number; those
-    /// whose distribution is after the end of the row have no mass, and so no loss.
-    fn lesson(&self, rows: &[usize]) -> Result<Lesson> {
-        let (len, positions) = (self.options.seq_len, self.positions());
+    /// What the student is to learn at `positions` of `rows`. Where the distribution would be after the end
+    /// of the row there is no mass, and so no loss.
+    fn lesson(&self, rows: &[usize], positions: &[Vec<usize>]) -> Result<Lesson> {
+        let len = self.options.seq_len;
         let ((depths, decay), ahead) = (self.model.depths(), self.model.ahead());
-        let soft = self.soft(rows)?;
-        let shifted = |values: &Tensor| -> Result<Tensor> {
-            let width = values.dim(1)?;
-            let values = values.reshape((rows.len(), len, width))?;
-            let part = |depth: usize| -> Result<Tensor> {
-                let first = (ahead + depth).min(len);
-                let part = values.narrow(1, first, len - first)?;
-                let part = part.pad_with_zeros(1, 0, positions - (len - first))?;
-                Ok(part.reshape((rows.len() * positions, width))?)
-            };
-            let parts = (0..depths).map(part).collect::<Result<Vec<_>>>()?;
-            Ok(Tensor::cat(&parts, 0)?)
-        };
-        let soft = match (depths, ahead) {
-            (1, 0) => soft,
-            _ => Soft {
-                ids: shifted(&soft.ids)?,
-                probs: shifted(&soft.probs)?,
-                tail: shifted(&soft.tail)?,
-            },
-        };
+        let in_row = positions.first().map_or(0, Vec::len);
         let all: f64 = (0..depths).map(|depth| decay.powi(depth as i32)).sum();
-        let scale = 1.0 / (all * (self.options.batch_size * positions) as f64);
-        let (mut weights, mut counted) = (Vec::new(), Vec::new());
+        let scale = 1.0 / (all * (self.options.batch_size * in_row) as f64);
+        let (mut places, mut weights, mut counted) = (Vec::new(), Vec::new(), Vec::new());
         for depth in 0..depths {
-            let weight = (scale * decay.powi(depth as i32)) as f32;
-            weights.resize(weights.len() + rows.len() * positions, weight);
-            for &row in rows {
-                let known = self.data.rows[row].counted.get(ahead + depth..);
-                let known = known.unwrap_or_default();
-                counted.extend_from_slice(known);
-                counted.resize(counted.len() + positions - known.len(), false);
+            for (number, (&row, positions)) in rows.iter().zip(positions).enumerate() {
+                for position in positions {
+                    let at = position + ahead + depth;
+                    let place = match at < len {
+                        true => number * len + at,
+                        false => rows.len() * len,
+                    };
+                    places.push(place as u32);
+                    counted.push(at < len && self.data.rows[row].counted[at]);
+                }
             }
+            weights.resize(places.len(), (scale * decay.powi(depth as i32)) as f32);
         }
+        let places = Tensor::new(places, &self.device)?;
+        let soft = self.soft(rows)?;
+        let taken = |values: &Tensor| values.pad_with_zeros(0, 0, 1)?.index_select(&places, 0);
         Ok(Lesson {
-            soft,
+            soft: Soft {
+                ids: taken(&soft.ids)?,
+                probs: taken(&soft.probs)?,
+                tail: taken(&soft.tail)?,
+            },
             weights,
             counted,
         })

@@ -1,9 +1,16 @@
 //! The parts of a decoder in plain f64, one row at a time, to compare models with.
 
 use candle_core::{DType, Tensor};
+use std::collections::BTreeMap;
+
+/// Rows.
+pub type Matrix = Vec<Vec<f64>>;
+
+/// The weights of a checkpoint without `.weight` in their names; a vector is one row.
+pub type Weights = BTreeMap<String, Matrix>;
 
 /// The rows of a matrix; a vector is one row.
-pub fn matrix(tensor: &Tensor) -> Vec<Vec<f64>> {
+pub fn matrix(tensor: &Tensor) -> Matrix {
     let wide = tensor.to_dtype(DType::F64).unwrap();
     match wide.rank() {
         1 => vec![wide.to_vec1().unwrap()],
@@ -29,6 +36,15 @@ pub fn rms_norm(x: &[f64], weight: &[f64], eps: f64) -> Vec<f64> {
 pub fn swiglu(gate: &[f64], up: &[f64]) -> Vec<f64> {
     let both = gate.iter().zip(up);
     both.map(|(g, u)| g / (1. + (-g).exp()) * u).collect()
+}
+
+/// The residual stream after the MLP of `layer`.
+pub fn mlp(weights: &Weights, layer: &str, stream: &[f64], eps: f64) -> Vec<f64> {
+    let at = |part: &str| &weights[&format!("{layer}.{part}")];
+    let normed = rms_norm(stream, &at("post_attention_layernorm")[0], eps);
+    let gate = linear(at("mlp.gate_proj"), &normed);
+    let wide = swiglu(&gate, &linear(at("mlp.up_proj"), &normed));
+    add(stream, &linear(at("mlp.down_proj"), &wide))
 }
 
 /// All heads of a row, rotated to `position`.

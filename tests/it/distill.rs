@@ -120,6 +120,9 @@ impl Workshop {
             draft_config: Some(self.at("draft.json")),
             draft_vocab_size: 8000,
             taps: Vec::new(),
+            layers: None,
+            block_size: 5,
+            mask_token_id: None,
             init_from: None,
             corpus: vec![self.at("corpus.jsonl")],
             retokenize: false,
@@ -186,7 +189,7 @@ pub fn assert_same_weights(a: &Path, b: &Path) {
 }
 
 /// Loads a model in f32.
-fn load_f32(path: &Path) -> Box<dyn Model> {
+pub fn load_f32(path: &Path) -> Box<dyn Model> {
     let source = ModelSource::resolve(path.to_str().unwrap(), None, LoadFormat::Auto).unwrap();
     let options = LoadOptions {
         dtype: Some(DType::F32),

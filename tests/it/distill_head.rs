@@ -1,6 +1,11 @@
-//! `foretoken distill --method eagle3`: heads on a tiny target, through the library.
+//! `foretoken distill --method eagle3` and `parallel`: heads on a tiny target, through the library.
 
-use crate::distill::{VOCAB, Workshop, assert_same_weights, refused_with, weights};
+use crate::common::{assert_idle, chains, greedy, sampled};
+use crate::distill::{VOCAB, Workshop, assert_same_weights, load_f32, refused_with, weights};
+use candle_core::DType;
+use foretoken::engine::{self, EngineOptions};
+use foretoken::model::{HeadKind, LoadOptions, MaskedBlock, Model, ModelSource, load_head};
+use foretoken::spec::{BudgetMode, Drafter, ParallelDrafter};
 use foretoken::train::features::Precision;
 use foretoken::train::{Method, Objective, Options, run};
 use serde_json::{Value, json};
@@ -65,6 +70,151 @@ fn a_head_is_learnt_and_written_in_the_published_layout() {
     assert_eq!(kept.len(), VOCAB);
     let known: Vec<usize> = (0..VOCAB).filter(|&id| kept[id] == 1).collect();
     assert_eq!(ids, known);
+}
+
+fn parallel(shop: &Workshop, out: &str) -> Options {
+    Options {
+        method: Method::Parallel,
+        taps: vec![1, 2],
+        block_size: 4,
+        steps: 150,
+        ..options(shop, out)
+    }
+}
+
+/// The head in `out`, on the target of `shop`.
+fn served(shop: &Workshop, out: &str) -> Box<dyn Model> {
+    let source = ModelSource::Folder(shop.at(out));
+    let kind = HeadKind::of(&source).unwrap().expect("a head");
+    let options = LoadOptions {
+        dtype: Some(DType::F32),
+        ..LoadOptions::default()
+    };
+    load_head(&source, kind, &options, &*load_f32(&shop.at("target"))).unwrap()
+}
+
+#[test]
+fn a_parallel_head_is_learnt_and_serves() {
+    let shop = Workshop::new();
+    let options = parallel(&shop, "head");
+    let report = run(&options).unwrap();
+    println!("{report}");
+    let (untrained, trained) = (report.untrained, report.trained);
+    assert!(trained.loss < 0.8 * untrained.loss, "{report}");
+    assert!(trained.agreement > untrained.agreement, "{report}");
+    assert_eq!(report.depths.len(), 3);
+    assert_eq!(report.depths[0], trained);
+    let shown = report.to_string();
+    assert!(
+        shown.contains("guesses of a block were independent"),
+        "{report}"
+    );
+    // A chain is no longer than what one forward guesses.
+    let chain = |k: usize| shown.lines().any(|l| l.starts_with(&format!("{k}    ")));
+    assert!(chain(3) && !chain(4), "{report}");
+
+    let config = fs::read_to_string(options.out.join("config.json")).unwrap();
+    let config: Value = serde_json::from_str(&config).unwrap();
+    let wanted = json!({
+        "architectures": ["DFlashDraftModel"], "hidden_size": 32, "num_hidden_layers": 2,
+        "head_dim": 8, "vocab_size": VOCAB, "draft_vocab_size": OUTPUTS,
+        "block_size": 4, "num_target_layers": 2,
+        "dflash_config": { "target_layer_ids": [0, 1], "mask_token_id": 31 }
+    });
+    for (key, value) in wanted.as_object().unwrap() {
+        assert_eq!(config[key], *value, "{key}");
+    }
+    let weights = weights(&options.out);
+    assert_eq!(weights["fc.weight"].dims(), [32, 64]);
+    assert_eq!(weights["layers.1.self_attn.k_proj.weight"].dims(), [16, 32]);
+    assert_eq!(weights["lm_head.weight"].dims(), [OUTPUTS, 32]);
+    assert_eq!(weights.len(), 5 + 2 * 9);
+
+    let head = served(&shop, "head");
+    assert_eq!(head.reads(), [1, 2]);
+    let block = MaskedBlock { size: 4, mask: 31 };
+    assert_eq!(head.masked_block(), Some(block));
+    let start = |drafter: Option<Box<dyn Drafter>>| {
+        let options = EngineOptions {
+            spec: chains(if drafter.is_some() { 3 } else { 0 }),
+            spec_budget: BudgetMode::Fixed,
+            ..EngineOptions::default()
+        };
+        let target = load_f32(&shop.at("target"));
+        engine::spawn(target, drafter, 32, 4, options).unwrap()
+    };
+    let drafter = ParallelDrafter::new(head, 32, 4, 64).unwrap();
+    let (plain, fast) = (start(None), start(Some(Box::new(drafter))));
+    let mut accepted = [0, 0];
+    for first in 0..8 {
+        let requests = [
+            greedy(&[first, first + 3, 1], 24),
+            sampled(&[first, 2], 24, u64::from(first)),
+        ];
+        for (request, accepted) in requests.into_iter().zip(&mut accepted) {
+            let answer = crate::common::run(&fast, request.clone());
+            assert_eq!(answer.ids(), crate::common::run(&plain, request).ids());
+            *accepted += answer.spec.accepted;
+        }
+    }
+    assert!(accepted[0] > 0 && accepted[1] > 0, "{accepted:?}");
+    assert_idle(&fast);
+}
+
+/// A mask token is one that the corpus does not contain, at best a special one.
+#[test]
+fn the_mask_token_is_an_id_that_means_nothing_else() {
+    let shop = Workshop::new();
+    let mask = |options: &Options| {
+        let options = Options {
+            steps: 1,
+            ..options.clone()
+        };
+        run(&options).unwrap();
+        let name = options.out.file_name().unwrap().to_str().unwrap();
+        served(&shop, name).masked_block().unwrap().mask
+    };
+    let mut first = parallel(&shop, "first");
+    first.mask_token_id = Some(27);
+    assert_eq!(mask(&first), 27);
+    // A head that begins with another keeps its mask token.
+    let mut second = parallel(&shop, "second");
+    second.init_from = Some(shop.at("first"));
+    assert_eq!(mask(&second), 27);
+    // The special tokens are in the corpus: the last id that is not.
+    let corpus = fs::read_to_string(shop.at("corpus.jsonl")).unwrap();
+    let corpus = corpus.replace("\"prompt_ids\":[", "\"prompt_ids\":[31,");
+    fs::write(shop.at("corpus.jsonl"), corpus).unwrap();
+    assert_eq!(mask(&parallel(&shop, "third")), 29);
+}
+
+#[test]
+fn a_parallel_head_trained_in_sessions_equals_one_trained_at_once() {
+    let shop = Workshop::new();
+    let mut whole = parallel(&shop, "whole");
+    whole.steps = 12;
+    let at_once = run(&whole).unwrap();
+    let mut parts = whole.clone();
+    parts.out = shop.at("parts");
+    parts.stop_after = Some(5);
+    parts.threads = Some(1);
+    run(&parts).unwrap();
+    parts.resume = true;
+    parts.stop_after = None;
+    let report = run(&parts).unwrap();
+    assert_eq!(report.depths, at_once.depths);
+    assert_same_weights(&whole.out, &parts.out);
+    let with = |change: &dyn Fn(&mut Options)| {
+        let mut options = parts.clone();
+        change(&mut options);
+        options
+    };
+    refused_with(&with(&|o| o.block_size = 3), "block-size was 4");
+    refused_with(&with(&|o| o.mask_token_id = Some(28)), "mask_token_id");
+    refused_with(
+        &with(&|o| (o.method, o.taps) = (Method::Eagle3, vec![1, 2])),
+        "method was",
+    );
 }
 
 #[test]
@@ -132,6 +282,29 @@ fn what_a_head_cannot_be_is_refused_in_one_line() {
         "--seq-len must be at least 17",
     );
     refused_with(&with(&|o| o.device = "cuda".into()), "cuda");
+    refused_with(&with(&|o| o.layers = Some(2)), "--layers belongs to");
+    refused_with(&with(&|o| o.mask_token_id = Some(2)), "--mask-token-id");
+    let of_blocks = |change: &dyn Fn(&mut Options)| {
+        let mut options = parallel(&shop, "out");
+        change(&mut options);
+        options
+    };
+    refused_with(
+        &of_blocks(&|o| o.taps = vec![0, 1]),
+        "--taps must be from 1",
+    );
+    refused_with(
+        &of_blocks(&|o| o.block_size = 16),
+        "--seq-len must be at least 17",
+    );
+    refused_with(
+        &of_blocks(&|o| o.mask_token_id = Some(VOCAB as u32)),
+        "--mask-token-id must be below 32",
+    );
+    refused_with(
+        &of_blocks(&|o| o.objective = Objective::CrossEntropy),
+        "--method parallel learns",
+    );
     let mut narrow: Value =
         serde_json::from_str(&fs::read_to_string(shop.at("draft.json")).unwrap()).unwrap();
     narrow["hidden_size"] = 16.into();

@@ -1,0 +1,265 @@
+//! What the heads in training have in common: their variables and what they begin with, the target's
+//! embedding, the ids that they predict, and the angles of RoPE.
+
+use super::attention::Heads;
+use super::model::{INITIAL_DEVIATION, fresh};
+use super::ops::{linear, rms_norm, swiglu};
+use super::optimizer::Named;
+use crate::error::Result;
+use crate::model::{ModelConfig, Weights, names};
+use candle_core::{DType, Device, Tensor, Var};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Standard deviation of the noise beside what is taken from the target. Larger noise in `fc` would drown
+/// the one layer that the first step can use.
+const FC_NOISE: f64 = 0.002;
+const EMBEDDING_NOISE: f64 = 0.01;
+
+/// The layer of an EAGLE-3 head.
+pub const EAGLE_LAYER: &str = "midlayer";
+
+/// The weights of a head in f32, on the CPU.
+pub struct HeadWeights {
+    pub config: ModelConfig,
+    pub vars: Named<Var>,
+    /// `[vocab_size, hidden]`: the target's; it is not trained.
+    pub embedding: Tensor,
+    /// The target's ids of the head's output rows.
+    pub ids: Vec<u32>,
+    pub heads: Heads,
+}
+
+impl HeadWeights {
+    /// The weights of the names and shapes `shapes`, for a head of shape `config` that predicts `ids` and
+    /// rotates to positions below `positions`. They begin with what they can take of the target: layers,
+    /// the last ones first, its final norm, and its output layer; the rest is noise from `seed`.
+    ///
+    /// # Errors
+    /// `Setup`, if the target does not have the tensors of a decoder.
+    pub fn new(
+        config: ModelConfig,
+        shapes: Vec<(String, Vec<usize>)>,
+        (target, weights): (&ModelConfig, &mut Weights),
+        ids: Vec<u32>,
+        (seed, positions): (u64, usize),
+    ) -> Result<Self> {
+        let mut start = Start {
+            target,
+            layers: config.num_layers,
+            head_dim: config.head_dim,
+            weights,
+            ids: &ids,
+            seed,
+        };
+        let vars = shapes
+            .into_iter()
+            .map(|(name, dims)| {
+                let var = Var::from_tensor(&start.weight(&name, &dims)?)?;
+                Ok((name, var))
+            })
+            .collect::<Result<_>>()?;
+        let embedding = start.tensor(&format!("{}.weight", names::EMBEDDING))?;
+        Ok(Self::of(config, vars, embedding, ids, positions))
+    }
+
+    /// The same with weights that are known.
+    pub fn of(
+        config: ModelConfig,
+        vars: Named<Var>,
+        embedding: Tensor,
+        ids: Vec<u32>,
+        positions: usize,
+    ) -> Self {
+        let frequencies = config.inverse_frequencies();
+        let table = |turn: fn(f32) -> f32| -> Arc<Vec<f32>> {
+            let angles = (0..positions).flat_map(|p| frequencies.iter().map(move |f| p as f32 * f));
+            Arc::new(angles.map(turn).collect())
+        };
+        Self {
+            heads: Heads {
+                queries: config.num_heads,
+                keys: config.num_kv_heads,
+                head_dim: config.head_dim,
+                cos: table(f32::cos),
+                sin: table(f32::sin),
+            },
+            config,
+            vars,
+            embedding,
+            ids,
+        }
+    }
+
+    /// The weight of this name, without `.weight`.
+    pub fn var(&self, name: &str) -> &Tensor {
+        self.vars[&format!("{name}.weight")].as_tensor()
+    }
+
+    /// The norm of this name of `x`, `[rows, hidden]`.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn norm(&self, x: &Tensor, name: &str) -> Result<Tensor> {
+        Ok(rms_norm(x, self.var(name), self.config.rms_norm_eps)?)
+    }
+
+    /// The weights of parts of `layer` with the same input, one below the other.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn joined(&self, layer: &str, parts: &[&str]) -> Result<Tensor> {
+        let all = parts
+            .iter()
+            .map(|part| self.var(&format!("{layer}.{part}")));
+        Ok(Tensor::cat(&all.collect::<Vec<_>>(), 0)?)
+    }
+
+    /// The residual stream after the second half of `layer`, its MLP, whose gate and up are joined.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn mlp(&self, residual: Tensor, layer: &str, gate_up: &Tensor) -> Result<Tensor> {
+        let normed = self.norm(&residual, &format!("{layer}.post_attention_layernorm"))?;
+        let wide = swiglu(&linear(&normed, gate_up)?)?;
+        Ok((residual + linear(&wide, self.var(&format!("{layer}.mlp.down_proj")))?)?)
+    }
+
+    /// The embeddings of `ids`, `[ids, hidden]`.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn embed(&self, ids: Vec<u32>) -> Result<Tensor> {
+        let ids = Tensor::new(ids, &Device::Cpu)?;
+        Ok(self.embedding.index_select(&ids, 0)?)
+    }
+
+    /// The published layout: `d2t` is the id of each output row minus the row's number.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn published(&self) -> Result<HashMap<String, Tensor>> {
+        let vars = self.vars.iter();
+        let mut weights: HashMap<String, Tensor> = vars
+            .map(|(name, var)| (name.clone(), var.as_detached_tensor()))
+            .collect();
+        let offsets: Vec<i64> = (0..)
+            .zip(&self.ids)
+            .map(|(i, &id)| i64::from(id) - i)
+            .collect();
+        weights.insert(
+            names::OUTPUT_IDS.into(),
+            Tensor::new(offsets, &Device::Cpu)?,
+        );
+        Ok(weights)
+    }
+}
+
+/// The name and shape of each weight of a layer whose attention has `inputs` inputs, but for the norms of
+/// those.
+pub fn layer_shapes(
+    config: &ModelConfig,
+    inputs: usize,
+    layer: &str,
+) -> impl Iterator<Item = (String, Vec<usize>)> {
+    let (hidden, mlp, d) = (
+        config.hidden_size,
+        config.intermediate_size,
+        config.head_dim,
+    );
+    let (q, kv) = (config.num_heads * d, config.num_kv_heads * d);
+    let parts = [
+        ("post_attention_layernorm", vec![hidden]),
+        ("self_attn.q_proj", vec![q, inputs]),
+        ("self_attn.k_proj", vec![kv, inputs]),
+        ("self_attn.v_proj", vec![kv, inputs]),
+        ("self_attn.o_proj", vec![hidden, q]),
+        ("mlp.gate_proj", vec![mlp, hidden]),
+        ("mlp.up_proj", vec![mlp, hidden]),
+        ("mlp.down_proj", vec![hidden, mlp]),
+    ];
+    let layer = layer.to_owned();
+    (parts.into_iter()).map(move |(part, dims)| (format!("{layer}.{part}.weight"), dims))
+}
+
+/// What a head starts with.
+struct Start<'a> {
+    target: &'a ModelConfig,
+    /// Number of the head's layers.
+    layers: usize,
+    head_dim: usize,
+    weights: &'a mut Weights,
+    ids: &'a [u32],
+    seed: u64,
+}
+
+impl Start<'_> {
+    fn tensor(&mut self, name: &str) -> Result<Tensor> {
+        self.weights.dense(name)
+    }
+
+    /// A tensor of the layer of the target that is as far from its last layer as `layer` from the head's.
+    fn of_layer(&mut self, layer: usize, part: &str) -> Result<Tensor> {
+        let layer = (self.target.num_layers + layer).saturating_sub(self.layers);
+        self.tensor(&names::layer(layer, part))
+    }
+
+    /// The first value of the weight `name`. A matrix of the target that does not have the head's shape
+    /// is not taken.
+    fn weight(&mut self, name: &str, dims: &[usize]) -> Result<Tensor> {
+        let noise = fresh(self.seed, name, dims, &Device::Cpu)?;
+        let quiet = |deviation: f64| &noise * (deviation / INITIAL_DEVIATION);
+        let last = self.layers.saturating_sub(1);
+        let (layer, part) = names::layer_of_head(name).unwrap_or((last, name));
+        let taken = match part {
+            "fc.weight" => {
+                let (hidden, all) = (dims[0], dims[1]);
+                let identity = Tensor::eye(hidden, DType::F32, &Device::Cpu)?;
+                let identity = identity.pad_with_zeros(1, all - hidden, 0)?;
+                return Ok((identity + quiet(FC_NOISE)?)?);
+            }
+            // An EAGLE-3 head's norm of the embedding.
+            "input_layernorm.weight" if name.starts_with(EAGLE_LAYER) => return Ok(noise),
+            "hidden_norm.weight" => self.of_layer(last, "input_layernorm.weight")?,
+            "norm.weight" => self.tensor(&format!("{}.weight", names::NORM))?,
+            "lm_head.weight" => {
+                let output = match self.target.tie_word_embeddings {
+                    true => names::EMBEDDING,
+                    false => names::HEAD,
+                };
+                let ids = Tensor::new(self.ids, &Device::Cpu)?;
+                self.tensor(&format!("{output}.weight"))?
+                    .index_select(&ids, 0)?
+            }
+            "self_attn.q_proj.weight" | "self_attn.k_proj.weight" | "self_attn.v_proj.weight" => {
+                let own = self.of_layer(layer, part)?;
+                let own = repeated(own, dims[0], self.head_dim)?;
+                // An EAGLE-3 head reads the embedding and then the hidden state.
+                match own.dims() == [dims[0], dims[1] / 2] {
+                    false => own,
+                    true => {
+                        let of_embedding = quiet(EMBEDDING_NOISE)?.narrow(1, 0, dims[1] / 2)?;
+                        Tensor::cat(&[of_embedding, own], 1)?
+                    }
+                }
+            }
+            _ => self.of_layer(layer, part)?,
+        };
+        Ok(match taken.dims() == dims {
+            true => taken,
+            false => noise,
+        })
+    }
+}
+
+/// `weight` with each of its heads repeated so that it has `rows` rows, if that is possible: attention with
+/// more heads of K and V that computes the same.
+fn repeated(weight: Tensor, rows: usize, head_dim: usize) -> Result<Tensor> {
+    let (own, inputs) = weight.dims2()?;
+    if own == 0 || own == rows || !rows.is_multiple_of(own) || !own.is_multiple_of(head_dim) {
+        return Ok(weight);
+    }
+    let heads = weight.reshape((own / head_dim, 1, head_dim, inputs))?;
+    let heads = heads.repeat((1, rows / own, 1, 1))?;
+    Ok(heads.reshape((rows, inputs))?)
+}

@@ -1,0 +1,136 @@
+//! A parallel head in training (DFlash, arXiv 2602.06036).
+//!
+//! A block is the token at its anchor and a mask token for each position after it; its rows see one
+//! another, and what the target made of the tokens before the anchor. The row of a mask predicts the token
+//! at its own position. In training many blocks of a row are computed at once: they share the context, and
+//! do not see one another.
+
+use super::block_attention::{Blocks, attend};
+use super::head_weights::{HeadWeights, layer_shapes};
+use super::ops::linear;
+use super::optimizer::Named;
+use super::student::{Batch, Student};
+use crate::error::{Error, Result};
+use crate::model::{MaskedBlock, ModelConfig, Weights};
+use candle_core::{Device, Tensor, Var};
+use std::collections::HashMap;
+
+/// How much less the loss of a mask counts than that of the one before it, whose token must stand first.
+const DECAY: f64 = 0.8;
+/// Positions from one anchor to the next.
+pub const ANCHOR_STRIDE: usize = 4;
+
+const QKV: [&str; 3] = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
+
+/// A trainable head in f32, on the CPU.
+pub struct ParallelHead {
+    weights: HeadWeights,
+    block: MaskedBlock,
+}
+
+impl ParallelHead {
+    /// A head of shape `config` that reads `taps` layers and predicts a `block` of `ids`, for rows of
+    /// `seq_len` tokens; see [`HeadWeights::new`].
+    ///
+    /// # Errors
+    /// `Setup`, if the target does not have the tensors of a decoder.
+    pub fn new(
+        config: ModelConfig,
+        target: (&ModelConfig, &mut Weights),
+        taps: usize,
+        ids: Vec<u32>,
+        block: MaskedBlock,
+        (seed, seq_len): (u64, usize),
+    ) -> Result<Self> {
+        let shapes = shapes(&config, taps, ids.len());
+        let random = (seed, seq_len + block.size);
+        Ok(Self {
+            weights: HeadWeights::new(config, shapes, target, ids, random)?,
+            block,
+        })
+    }
+
+    /// The tokens of all blocks.
+    fn tokens(&self, batch: &Batch<'_>) -> Vec<u32> {
+        let rows = batch.tokens.iter().zip(&batch.positions);
+        let lasts = rows.flat_map(|(row, anchors)| anchors.iter().map(|&anchor| row[anchor]));
+        let masks = self.block.size - 1;
+        lasts
+            .flat_map(|last| {
+                std::iter::once(last).chain(std::iter::repeat_n(self.block.mask, masks))
+            })
+            .collect()
+    }
+}
+
+impl Student for ParallelHead {
+    fn vars(&self) -> &Named<Var> {
+        &self.weights.vars
+    }
+
+    fn weights(&self) -> Result<HashMap<String, Tensor>> {
+        self.weights.published()
+    }
+
+    fn depths(&self) -> (usize, f64) {
+        (self.block.size - 1, DECAY)
+    }
+
+    /// Anchors at regular distances, after a context of at least one token.
+    fn positions(&self, len: usize, random: u64) -> Vec<usize> {
+        let first = 1 + (random % ANCHOR_STRIDE as u64) as usize;
+        let count = len.saturating_sub(1) / ANCHOR_STRIDE;
+        (0..count).map(|n| first + n * ANCHOR_STRIDE).collect()
+    }
+
+    fn logits(&self, batch: &Batch<'_>) -> Result<Tensor> {
+        let features = (batch.features.as_ref())
+            .ok_or_else(|| Error::internal("a head reads the target's hidden states"))?;
+        let (weights, size) = (&self.weights, self.block.size);
+        let blocks = Blocks {
+            len: features.dim(0)? / batch.tokens.len().max(1),
+            size,
+            anchors: batch.positions.concat(),
+        };
+        let context = linear(features, weights.var("fc"))?;
+        let context = weights.norm(&context, "hidden_norm")?;
+        let mut x = weights.embed(self.tokens(batch))?;
+        for layer in 0..weights.config.num_layers {
+            let layer = format!("layers.{layer}");
+            let normed = weights.norm(&x, &format!("{layer}.input_layernorm"))?;
+            let of_context = linear(&context, &weights.joined(&layer, &QKV[1..])?)?;
+            let of_blocks = linear(&normed, &weights.joined(&layer, &QKV)?)?;
+            let y = attend(&of_context, &of_blocks, &weights.heads, &blocks)?;
+            let o = weights.var(&format!("{layer}.self_attn.o_proj"));
+            let gate_up = weights.joined(&layer, &["mlp.gate_proj", "mlp.up_proj"])?;
+            x = weights.mlp((x + linear(&y, o)?)?, &layer, &gate_up)?;
+        }
+        let blocks = blocks.anchors.len();
+        let masks = (1..size).flat_map(|mask| (0..blocks).map(move |at| (at * size + mask) as u32));
+        let masks = Tensor::new(masks.collect::<Vec<_>>(), &Device::Cpu)?;
+        let normed = weights.norm(&x.index_select(&masks, 0)?, "norm")?;
+        Ok(linear(&normed, weights.var("lm_head"))?)
+    }
+}
+
+/// The name and shape of every weight of a head that reads `taps` layers and predicts `outputs` ids.
+fn shapes(config: &ModelConfig, taps: usize, outputs: usize) -> Vec<(String, Vec<usize>)> {
+    let hidden = config.hidden_size;
+    let mut all: Vec<(String, Vec<usize>)> = [
+        ("fc", vec![hidden, taps * hidden]),
+        ("hidden_norm", vec![hidden]),
+        ("norm", vec![hidden]),
+        ("lm_head", vec![outputs, hidden]),
+    ]
+    .map(|(name, dims)| (format!("{name}.weight"), dims))
+    .into();
+    for layer in 0..config.num_layers {
+        let layer = format!("layers.{layer}");
+        all.push((format!("{layer}.input_layernorm.weight"), vec![hidden]));
+        all.extend(layer_shapes(config, hidden, &layer));
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests;
