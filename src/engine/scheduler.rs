@@ -190,7 +190,7 @@ impl Scheduler {
             let len = sequence.state.tokens.len();
             let needed = blocks.blocks_after(&prefix, len);
             let spare = blocks.num_free().checked_sub(needed);
-            if !spare.is_some_and(|spare| spare >= running) {
+            if spare.is_none_or(|spare| spare < running) {
                 return;
             }
             let cached = blocks.adopt(&mut sequence.state.table, &prefix);

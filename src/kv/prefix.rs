@@ -194,7 +194,7 @@ impl PrefixCache {
                 let above = self.entries[parent as usize].as_ref();
                 // No time = held, which is later than any.
                 let last = |idle_since: Option<u64>| idle_since.unwrap_or(u64::MAX);
-                if !above.is_some_and(|a| last(a.idle_since) >= last(entry.idle_since)) {
+                if above.is_none_or(|above| last(above.idle_since) < last(entry.idle_since)) {
                     return Err(format!(
                         "block {parent} goes before block {block}, which comes after it"
                     ));

@@ -190,14 +190,12 @@ fn acceptance_is_the_same_after_a_hit() {
             assert_eq!(cold.cached_tokens, 0);
             for answer in &warm {
                 assert_eq!((answer.ids(), answer.spec), (cold.ids(), cold.spec));
-                eprintln!("{turn} {} {}", prompt.len(), answer.cached_tokens);
                 hits += answer.cached_tokens;
             }
             assert!(warm[1].cached_tokens + 8 > prompt.len(), "{turn}");
             prompt.extend(cold.ids());
             prompt.extend([3, 1]);
         }
-        eprintln!("{layout:?} {hits}");
         assert!(hits > 300, "{hits}");
         assert_idle(&engine);
     }
