@@ -91,7 +91,9 @@ impl Command {
             None => Self::Serve(cli.options.validate()?),
             Some(CliCommand::Serve(options)) => Self::Serve(options.validate()?),
             Some(CliCommand::Bench { options, bench }) => {
-                let config = options.validate()?;
+                let mut config = options.validate()?;
+                // It runs the same prompts again and again, and each run must cost the same.
+                config.engine.no_prefix_caching = true;
                 let bench = bench.validate(&config.engine, config.load.seed)?;
                 Self::Bench(config, bench)
             }

@@ -455,6 +455,24 @@ fn help_is_not_an_error() {
     assert!(matches!(parse("--version"), Err(Exit::Text(_))));
 }
 
+/// `bench` runs its prompts again and again, and computes them each time.
+#[test]
+fn prefixes_are_cached_unless_a_flag_or_a_key_says_no() {
+    let off = |config: Config| config.engine.no_prefix_caching;
+    assert!(!off(accepted("--model m")));
+    assert!(off(accepted("--model m --no-prefix-caching")));
+    let file = |line: &str| off(with_file(line, "--model m").unwrap());
+    assert!(file("no-prefix-caching = true") && !file("no_prefix_caching = false"));
+    match command("bench --model m --random-prompts 1") {
+        Command::Bench(config, _) => assert!(off(config)),
+        other => panic!("{other:?}"),
+    }
+    match command("generate --model m --prompts p --out o") {
+        Command::Generate(config, _) => assert!(!off(config)),
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
 fn enforce_eager_is_a_flag_and_a_key() {
     assert!(!accepted("--model m").load.enforce_eager);

@@ -113,6 +113,8 @@ pub struct Completion {
     /// `None` before the last event.
     pub finish: Option<FinishReason>,
     pub spec: SpecUsage,
+    /// See [`Event::Tokens`].
+    pub cached_tokens: usize,
 }
 
 impl Completion {
@@ -127,9 +129,11 @@ impl Completion {
                 tokens,
                 finish,
                 spec,
+                cached_tokens,
             } => {
                 self.tokens.extend(tokens);
                 (self.finish, self.spec) = (finish, spec);
+                self.cached_tokens = cached_tokens;
             }
             Event::Failed(error) => return Err(error),
         }

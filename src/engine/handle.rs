@@ -9,13 +9,13 @@ use crate::model::MAX_TREE_NODES;
 use crate::parse::{at_least_one, number};
 use crate::sampling::{Acceptance, SamplingParams};
 use crate::spec::BudgetMode;
-use clap::{Args, FromArgMatches};
+use clap::{ArgAction, Args, FromArgMatches};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
 /// Maximum number of stop ids of a request, not counting EOS.
 pub const MAX_STOP_TOKEN_IDS: usize = 1024;
@@ -48,6 +48,11 @@ pub struct EngineOptions {
     /// Maximum number of alternatives that a request may ask for with log-probabilities.
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub max_logprobs: usize,
+    /// Compute every prompt as a whole, instead of starting after the longest prefix whose keys and values
+    /// are still in the KV cache. No text depends on it on the CPU.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
+    pub no_prefix_caching: bool,
     /// Limits of drafts.
     #[command(flatten)]
     pub spec: SpecLimits,
@@ -146,6 +151,8 @@ pub(super) enum Message {
     Submit(Box<Submission>),
     /// A flag in [`Shared`] has changed: look.
     Wake,
+    /// Forget the cached prefixes, then say so.
+    ResetPrefixCache(oneshot::Sender<()>),
 }
 
 pub(super) struct Shared {
@@ -221,6 +228,17 @@ impl EngineHandle {
                 Ok(Events::new(receiver, shared.stats.clone()))
             })
             .collect()
+    }
+
+    /// Forgets all cached prefixes, of the target and of the drafter, before the next step. Running requests
+    /// go on, but nobody will share what they have computed so far.
+    ///
+    /// # Errors
+    /// `ShuttingDown`, or the reason why the thread has ended.
+    pub async fn reset_prefix_cache(&self) -> Result<()> {
+        let (done, is_done) = oneshot::channel();
+        (self.sender.send(Message::ResetPrefixCache(done))).map_err(|_| self.gone())?;
+        is_done.await.map_err(|_| self.gone())
     }
 
     /// The limits that requests are checked against.

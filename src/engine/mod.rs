@@ -109,7 +109,8 @@ pub fn spawn(
         inbox,
         shared: shared.clone(),
         scheduler: Scheduler::new(
-            BlockAllocator::new(num_blocks, block_size),
+            BlockAllocator::new(num_blocks, block_size)
+                .with_prefix_cache(!options.no_prefix_caching),
             options.max_num_seqs,
             options.max_num_batched_tokens,
             PromptChunk::new(options.max_prompt_wait),
@@ -167,7 +168,13 @@ impl Engine {
     fn work(&mut self) -> Result<()> {
         while self.receive()? {
             self.cancel();
-            let (plan, preempted) = self.scheduler.schedule();
+            let runner = &mut self.runner;
+            let (plan, preempted) =
+                self.scheduler
+                    .schedule(|sequence, cached| match sequence.may_draft() {
+                        true => runner.resume(&sequence.state, cached),
+                        false => cached,
+                    });
             self.note_plan(&plan, &preempted);
             if plan.is_empty() {
                 continue;
@@ -218,6 +225,11 @@ impl Engine {
             match message {
                 Some(Message::Submit(submission)) => self.enqueue(*submission),
                 Some(Message::Wake) => {}
+                Some(Message::ResetPrefixCache(done)) => {
+                    self.reset_prefix_cache();
+                    // Whoever asked may be gone.
+                    let _ = done.send(());
+                }
                 // No sender is left; finish the running sequences.
                 None => return Ok(!idle),
             }
@@ -235,6 +247,12 @@ impl Engine {
         );
         self.next_id += 1;
         self.scheduler.waiting.push_back(sequence);
+        self.checked = false;
+    }
+
+    fn reset_prefix_cache(&mut self) {
+        self.scheduler.reset_prefix_cache();
+        self.runner.reset_prefix_cache();
         self.checked = false;
     }
 
@@ -270,7 +288,7 @@ impl Engine {
                 }
             };
             finished.extend(end.map(|reason| (sequence.state.id, reason)));
-            self.scheduler.trim(planned.index);
+            self.scheduler.settle(planned.index);
         }
         self.runner
             .observe(&committed(&self.scheduler.running, &stepped));
@@ -297,6 +315,7 @@ impl Engine {
             id = sequence.state.id,
             reason,
             prompt_tokens = sequence.state.prompt_len,
+            cached_tokens = sequence.cached_tokens,
             output_tokens = sequence.output_len(),
             seconds = format_args!("{seconds:.3}"),
             rounds = usage.rounds,
@@ -363,7 +382,7 @@ impl Engine {
         }
     }
 
-    /// Checks both pools: each block is free or held by a running sequence.
+    /// Checks both pools: each block is free, cached or held by a running sequence.
     ///
     /// # Errors
     /// The inconsistency found.
@@ -377,7 +396,7 @@ impl Engine {
             .map_err(|what| wrong("draft", what))
     }
 
-    /// Checks that all blocks of both pools are free when no request is alive.
+    /// Checks that all blocks of both pools are free or cached when no request is alive.
     ///
     /// # Errors
     /// The inconsistency found.
@@ -396,10 +415,18 @@ impl Engine {
     /// Records a plan: first admissions, preemptions, gauges.
     fn note_plan(&mut self, plan: &[ScheduledSequence], preempted: &[SeqId]) {
         let stats = &self.shared.stats;
+        let has_prefix_cache = self.scheduler.has_prefix_cache();
         for planned in plan {
             let sequence = &mut self.scheduler.running[planned.index];
             if sequence.place.take().is_some() {
-                stats.prompt_tokens.inc_by(sequence.state.prompt_len as u64);
+                let tokens = sequence.state.prompt_len as u64;
+                stats.prompt_tokens.inc_by(tokens);
+                if has_prefix_cache {
+                    stats.prefix_cache_queries.inc_by(tokens);
+                    stats
+                        .prefix_cache_hits
+                        .inc_by(sequence.cached_tokens as u64);
+                }
             }
         }
         stats.preemptions.inc_by(preempted.len() as u64);

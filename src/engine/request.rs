@@ -113,6 +113,8 @@ pub enum Event {
         finish: Option<FinishReason>,
         /// Totals up to and including this round.
         spec: SpecUsage,
+        /// Tokens of the prompt that were not computed because the prefix cache had them.
+        cached_tokens: usize,
     },
     /// The request could not be finished.
     Failed(Error),

@@ -2,7 +2,7 @@
 
 use super::chunk::PromptChunk;
 use super::sequence::Sequence;
-use crate::kv::BlockAllocator;
+use crate::kv::{BlockAllocator, CachedPrefix};
 use crate::spec::SeqId;
 use std::collections::VecDeque;
 
@@ -91,21 +91,40 @@ impl Scheduler {
 
     /// Plans a step: makes room for running sequences, admits new ones, and gives the remaining
     /// rows to drafts. The second value lists the sequences preempted for this.
-    pub fn schedule(&mut self) -> (Vec<ScheduledSequence>, Vec<SeqId>) {
+    ///
+    /// `resume` says how many of a new sequence's first tokens need not be computed, of those that are in
+    /// the prefix cache, whose number it is given.
+    pub fn schedule(
+        &mut self,
+        resume: impl FnMut(&Sequence, usize) -> usize,
+    ) -> (Vec<ScheduledSequence>, Vec<SeqId>) {
         let preempted = self.make_room();
         if preempted.is_empty() {
-            self.admit();
+            self.admit(resume);
         }
         let mut plan = self.share_budget();
         self.extend_drafts(&mut plan);
         (plan, preempted)
     }
 
-    /// Frees the blocks of a running sequence that none of its tokens needs.
-    pub fn trim(&mut self, index: usize) {
+    /// Caches the full blocks of what is in the pool of a running sequence, and frees those that none of its
+    /// tokens needs.
+    pub fn settle(&mut self, index: usize) {
         let state = &mut self.running[index].state;
+        let (root, len) = (state.prefix_root(), state.tokens.len());
         self.blocks
-            .truncate_to(&mut state.table, state.tokens.len());
+            .cache(&mut state.table, root, &state.tokens[..state.kv_len]);
+        self.blocks.truncate_to(&mut state.table, len);
+    }
+
+    /// Whether prefixes are cached.
+    pub fn has_prefix_cache(&self) -> bool {
+        self.blocks.has_prefix_cache()
+    }
+
+    /// Forgets the cached prefixes. Running sequences go on, but nobody will share what they have computed.
+    pub fn reset_prefix_cache(&mut self) {
+        self.blocks.reset_prefix_cache();
     }
 
     /// Blocks that `tokens` tokens take.
@@ -147,19 +166,38 @@ impl Scheduler {
     }
 
     /// Admits from the queue while the whole sequence fits and a free block remains for each
-    /// running sequence to grow into (otherwise the new sequence would be preempted next).
-    fn admit(&mut self) {
-        let blocks = &mut self.blocks;
+    /// running sequence to grow into (otherwise the new sequence would be preempted next). A sequence
+    /// begins after its longest cached prefix, and waits while a running one computes its next block: so
+    /// the choices of a request share its prompt.
+    fn admit(&mut self, mut resume: impl FnMut(&Sequence, usize) -> usize) {
         while self.running.len() < self.max_num_seqs {
+            let (running, blocks) = (self.running.len(), &mut self.blocks);
             let Some(sequence) = self.waiting.front_mut() else {
                 return;
             };
-            let len = sequence.state.tokens.len();
-            let spare = blocks.num_free().saturating_sub(blocks.blocks_for(len));
-            let fits = self.running.is_empty() || spare >= self.running.len();
-            if !fits || blocks.reserve(&mut sequence.state.table, len).is_err() {
+            // It needs at least one; a long prompt is looked up only if that is there.
+            if running > 0 && blocks.num_free() <= running {
                 return;
             }
+            let (root, tokens) = (sequence.state.prefix_root(), &sequence.state.tokens);
+            let mut prefix = blocks.find(root, &tokens[..sequence.max_cached()]);
+            if is_computed(blocks, &self.running, sequence, &prefix) {
+                return;
+            }
+            let block_size = blocks.block_size();
+            let cached = resume(sequence, prefix.blocks().len() * block_size);
+            prefix.truncate(cached / block_size);
+            let len = sequence.state.tokens.len();
+            let needed = blocks.blocks_after(&prefix, len);
+            let spare = blocks.num_free().checked_sub(needed);
+            if spare.is_none_or(|spare| spare < running) {
+                return;
+            }
+            let cached = blocks.adopt(&mut sequence.state.table, &prefix);
+            if blocks.reserve(&mut sequence.state.table, len).is_err() {
+                return blocks.release(&mut sequence.state.table);
+            }
+            sequence.begin_after(cached);
             if let Some(sequence) = self.waiting.pop_front() {
                 let place = self
                     .running
@@ -219,6 +257,25 @@ impl Scheduler {
             }
         }
     }
+}
+
+/// Whether one of `running` computes the block that `sequence` needs after `prefix`, and could share.
+fn is_computed(
+    blocks: &BlockAllocator,
+    running: &[Sequence],
+    sequence: &Sequence,
+    prefix: &CachedPrefix,
+) -> bool {
+    let state = &sequence.state;
+    let wanted = &state.tokens[..sequence.max_cached()];
+    let wanted = blocks.next_block(prefix.blocks(), state.prefix_root(), wanted);
+    wanted.is_some()
+        && running.iter().any(|other| {
+            let state = &other.state;
+            let known = state.table.known();
+            let is_next = state.kv_len / blocks.block_size() == known.len();
+            is_next && blocks.next_block(known, state.prefix_root(), &state.tokens) == wanted
+        })
 }
 
 /// The remaining rows of a step, and the rows already assigned.
@@ -327,7 +384,7 @@ mod tests {
 
         /// One step, in which no draft token is accepted.
         fn step(&mut self) -> Vec<ScheduledSequence> {
-            let (plan, _) = self.scheduler.schedule();
+            let (plan, _) = self.scheduler.schedule(|_, cached| cached);
             assert!(!plan.is_empty(), "a step without rows");
             let rows: usize = plan.iter().map(|turn| turn.rows + turn.nodes).sum();
             assert!(rows <= self.scheduler.max_num_batched_tokens, "{plan:?}");
@@ -343,7 +400,7 @@ mod tests {
                     ..StepOutput::default()
                 };
                 sequence.advance(turn.rows, output);
-                self.scheduler.trim(turn.index);
+                self.scheduler.settle(turn.index);
             }
             plan
         }

@@ -23,6 +23,8 @@ pub struct Sequence {
     /// Scores of the prompt so far.
     prompt_scores: Vec<Option<TokenLogprobs>>,
     pub usage: SpecUsage,
+    /// How many of its prompt's tokens were in the prefix cache when it was first admitted.
+    pub cached_tokens: usize,
     pub arrived: Instant,
     /// When the last token was sent.
     pub last_token: Option<Instant>,
@@ -72,6 +74,7 @@ impl Sequence {
                 synthetic_acceptance: request.synthetic_acceptance,
             },
             usage: SpecUsage::default(),
+            cached_tokens: 0,
             arrived: submission.arrived,
             last_token: None,
             place: submission.place,
@@ -197,8 +200,27 @@ impl Sequence {
             tokens: outputs,
             finish,
             spec: self.usage,
+            cached_tokens: self.cached_tokens,
         });
         (kept, finish)
+    }
+
+    /// How many of its tokens need not be computed if they are in the prefix cache: not the last one, which
+    /// predicts the next, and none from where a row has yet to score a token of the prompt.
+    pub fn max_cached(&self) -> usize {
+        let state = &self.state;
+        let scored = self.prompt_scores.len();
+        let scores = state.prompt_logprobs.is_some() && scored < state.prompt_len;
+        let last = state.tokens.len() - 1;
+        if scores { last.min(scored - 1) } else { last }
+    }
+
+    /// Begins, or begins again, after the first `cached` tokens, which are in the pool.
+    pub fn begin_after(&mut self, cached: usize) {
+        self.state.kv_len = cached;
+        if self.place.is_some() {
+            self.cached_tokens = cached;
+        }
     }
 
     /// Discards what is in the pool; the tokens stay.
@@ -250,6 +272,7 @@ impl Sequence {
             tokens: Vec::new(),
             finish,
             spec: self.usage,
+            cached_tokens: self.cached_tokens,
         });
         finish
     }

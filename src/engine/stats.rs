@@ -14,11 +14,15 @@ pub struct Stats {
     pub registry: Registry,
     pub requests_running: IntGauge,
     pub requests_waiting: IntGauge,
-    /// Fraction of the target's pool in use, 0 to 1.
+    /// Fraction of the target's pool that running requests hold, 0 to 1. What is only cached is free.
     pub kv_cache_usage: Gauge,
     /// Fraction of the draft's pool in use, 0 to 1.
     pub draft_kv_cache_usage: Gauge,
     pub prompt_tokens: IntCounter,
+    /// Prompt tokens that were looked up in the target's prefix cache.
+    pub prefix_cache_queries: IntCounter,
+    /// Those of them that were there.
+    pub prefix_cache_hits: IntCounter,
     pub generation_tokens: IntCounter,
     pub preemptions: IntCounter,
     /// By `finished_reason`: `stop`, `length`, `abort` (the client disconnected, or the server shut
@@ -79,6 +83,14 @@ impl Stats {
                 "Used fraction of the draft's KV pool, 1 = full",
             ),
             prompt_tokens: make.counter("prompt_tokens_total", "Prompt tokens admitted"),
+            prefix_cache_queries: make.counter(
+                "prefix_cache_queries_total",
+                "Prompt tokens looked up in the target's prefix cache",
+            ),
+            prefix_cache_hits: make.counter(
+                "prefix_cache_hits_total",
+                "Prompt tokens found in the target's prefix cache",
+            ),
             generation_tokens: make.counter("generation_tokens_total", "Tokens generated"),
             preemptions: make.counter("num_preemptions_total", "Requests preempted"),
             requests_finished: make.counters(

@@ -40,6 +40,7 @@ pub(super) struct Choice {
     /// Number of characters before the next token.
     chars: usize,
     completion_tokens: usize,
+    cached_tokens: usize,
     spec: SpecUsage,
 }
 
@@ -98,6 +99,7 @@ impl Choice {
             detokenizer: Detokenizer::new(),
             matcher: StopMatcher::default(),
             completion_tokens: 0,
+            cached_tokens: 0,
             spec: SpecUsage::default(),
         }
     }
@@ -105,6 +107,11 @@ impl Choice {
     /// Number of tokens so far, including the one that ended the text.
     pub fn completion_tokens(&self) -> usize {
         self.completion_tokens
+    }
+
+    /// Tokens of its prompt that were in the prefix cache.
+    pub fn cached_tokens(&self) -> usize {
+        self.cached_tokens
     }
 
     /// Speculation figures so far.
@@ -123,7 +130,9 @@ impl Choice {
                 tokens,
                 finish,
                 spec,
+                cached_tokens,
             } => {
+                self.cached_tokens = cached_tokens;
                 let before = std::mem::replace(&mut self.spec, spec);
                 let known = self.completion_tokens;
                 let piece = self.on_tokens(text, tokens, finish);

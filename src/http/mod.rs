@@ -15,7 +15,7 @@ mod wire;
 
 use crate::error::{Error, RequestErrorKind, Result};
 use axum::extract::{DefaultBodyLimit, Path, Request, State};
-use axum::http::{Method, header};
+use axum::http::{Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -47,6 +47,7 @@ pub fn router(state: AppState) -> Router {
         .route("/metrics", get(metrics::metrics))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
+        .route("/reset_prefix_cache", post(reset_prefix_cache))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(DefaultBodyLimit::max(state.max_body_bytes))
@@ -243,6 +244,11 @@ async fn detokenize(State(state): State<AppState>, body: Body) -> Result<Json<Va
         }
     });
     Ok(Json(json!({"prompt": prompt.await?})))
+}
+
+async fn reset_prefix_cache(State(state): State<AppState>) -> Result<StatusCode> {
+    state.engine.reset_prefix_cache().await?;
+    Ok(StatusCode::OK)
 }
 
 async fn not_found(request: Request) -> Error {

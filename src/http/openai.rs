@@ -153,6 +153,7 @@ impl Context<'_> {
         max_tokens: impl Fn(&[u32]) -> Option<usize>,
     ) -> Result<Job> {
         header.prompt_tokens = prompts.iter().map(|prompt| prompt.ids.len()).sum();
+        header.choices_per_prompt = plan.n;
         header.speculates = self.limits.spec_length > 0 && plan.template.spec_length != Some(0);
         let rules = Arc::new(plan.rules);
         let (mut requests, mut choices) = (Vec::new(), Vec::new());

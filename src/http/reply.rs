@@ -24,6 +24,8 @@ pub(super) struct Header {
     /// Whether `usage` reports speculation.
     pub speculates: bool,
     pub prompt_tokens: usize,
+    /// Number of choices of each prompt, which come one after the other.
+    pub choices_per_prompt: usize,
     /// Number of alternatives per token in a chat's reply; `None` = no log-probabilities.
     pub logprobs: Option<usize>,
 }
@@ -50,6 +52,7 @@ impl Header {
             model,
             speculates: false,
             prompt_tokens: 0,
+            choices_per_prompt: 1,
             logprobs: None,
         }
     }
@@ -164,12 +167,20 @@ impl Header {
         choice.into()
     }
 
+    /// Tokens of all prompts that were in the prefix cache before the first choice.
+    fn cached_tokens(&self, choices: &[Choice]) -> usize {
+        let of_prompt = |choices: &[Choice]| choices.iter().map(Choice::cached_tokens).min();
+        let prompts = choices.chunks(self.choices_per_prompt);
+        prompts.filter_map(of_prompt).sum()
+    }
+
     fn usage(&self, choices: &[Choice]) -> Value {
         let completion_tokens: usize = choices.iter().map(Choice::completion_tokens).sum();
         let mut usage = json!({
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": self.prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens(choices)},
         });
         if self.speculates {
             let spec = choices

@@ -1,12 +1,15 @@
-//! Paged KV pools: block allocation ([`blocks`]) and the tensors ([`KvStore`]).
+//! Paged KV pools: block allocation ([`blocks`]), the prefix cache ([`prefix`]) and the tensors
+//! ([`KvStore`]).
 
 pub mod blocks;
+pub mod prefix;
 
 use crate::error::Result;
 use crate::kernels::{KvMoves, kv_move};
 use candle_core::{DType, Device, Tensor};
 
-pub use blocks::{BlockAllocator, BlockTable, OutOfBlocks};
+pub use blocks::{BlockAllocator, BlockTable, CachedPrefix, OutOfBlocks};
+pub use prefix::{BlockKey, PrefixRoot};
 
 /// The tensors of one pool. A slot holds one token and has the index `block * block_size + offset`.
 #[derive(Debug)]

@@ -89,16 +89,22 @@ impl Draft {
         })
     }
 
-    /// The drafter, with a pool of `num_blocks` blocks.
+    /// The drafter, with a pool of `num_blocks` blocks, which caches prefixes or not.
     ///
     /// # Errors
     /// If the device has no memory for the pool.
-    pub fn drafter(self, num_blocks: usize, block_size: usize) -> Result<Box<dyn Drafter>> {
+    pub fn drafter(
+        self,
+        num_blocks: usize,
+        block_size: usize,
+        prefix_caching: bool,
+    ) -> Result<Box<dyn Drafter>> {
         if self.model.masked_block().is_some() {
             let drafter = ParallelDrafter::new(self.model, num_blocks, block_size, DRAFT_CHUNK)?;
-            return Ok(Box::new(drafter));
+            return Ok(Box::new(drafter.with_prefix_cache(prefix_caching)));
         }
-        let drafter = DraftModel::new(self.model, num_blocks, block_size, DRAFT_CHUNK)?;
+        let drafter = DraftModel::new(self.model, num_blocks, block_size, DRAFT_CHUNK)?
+            .with_prefix_cache(prefix_caching);
         Ok(match self.vocabulary {
             None => Box::new(drafter),
             Some(vocabulary) => Box::new(Translator::new(drafter, vocabulary)),

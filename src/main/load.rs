@@ -83,7 +83,8 @@ fn drafter(
     let tables = || tables(&config.tables, text);
     Ok(match (draft, &config.drafter) {
         (Some(draft), _) => {
-            let model = draft.drafter(blocks, config.block_size)?;
+            let prefix_caching = !config.engine.no_prefix_caching;
+            let model = draft.drafter(blocks, config.block_size, prefix_caching)?;
             Some(Box::new(Cascade::new(model, tables()?)))
         }
         (None, Some(DrafterChoice::Tables)) => Some(Box::new(tables()?)),

@@ -1,7 +1,9 @@
 //! A model's drafts, continued by tables, or replaced by theirs where those promise more.
 
 use super::calibration::Measured;
-use super::draft::{Committed, Draft, DraftCost, DraftRequest, Drafter, Forecast, SeqId};
+use super::draft::{
+    CacheScope, Committed, Draft, DraftCost, DraftRequest, Drafter, Forecast, SeqId,
+};
 use super::tables::Tables;
 use crate::error::Result;
 
@@ -78,6 +80,14 @@ impl Drafter for Cascade {
     fn observe(&mut self, committed: &[Committed<'_>]) {
         self.first.observe(committed);
         self.tables.observe(committed);
+    }
+
+    fn resume(&mut self, id: SeqId, tokens: &[u32], scope: CacheScope, len: usize) -> usize {
+        self.first.resume(id, tokens, scope, len)
+    }
+
+    fn reset_prefix_cache(&mut self) {
+        self.first.reset_prefix_cache();
     }
 
     fn forget(&mut self, id: SeqId) {

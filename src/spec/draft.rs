@@ -3,6 +3,7 @@
 use super::calibration::Measured;
 use crate::error::Result;
 use crate::kernels::sample::DeviceRow;
+use crate::kv::PrefixRoot;
 use crate::model::{MAX_TREE_NODES, is_chain};
 use crate::sampling::{Acceptance, Dist, Rng, Sampler};
 use candle_core::Tensor;
@@ -67,6 +68,16 @@ impl Source {
 /// Requests of different scopes share nothing that could tell one about the other, not even by timing.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CacheScope(pub u64);
+
+impl CacheScope {
+    /// The root of the scope's sequences in a pool; a head's begin after the token `first`.
+    pub fn root(self, first: Option<u32>) -> PrefixRoot {
+        PrefixRoot {
+            scope: self.0,
+            first,
+        }
+    }
+}
 
 /// What a drafter knows of a request besides its tokens.
 #[derive(Debug, Default, Clone)]
@@ -332,11 +343,21 @@ pub trait Drafter: Send {
         &[]
     }
 
+    /// A sequence that may ever request a draft is about to begin, or to begin again after it was
+    /// forgotten, with `tokens`. The target has the first `len` of them in its prefix cache. Returns how
+    /// many of those, at most `len`, need not come in [`Drafter::observe`]: the target computes the rest
+    /// again. May be called more than once before the first position comes.
+    fn resume(&mut self, _id: SeqId, _tokens: &[u32], _scope: CacheScope, len: usize) -> usize {
+        // Hidden states are not cached, only what a drafter made of them.
+        if self.taps().is_empty() { len } else { 0 }
+    }
+
     /// Called once per step, after verification, for every sequence of the step that may ever
     /// request a draft: first with its prompt, chunk by chunk, then with accepted tokens. Until an
-    /// id is forgotten, each of its positions comes once and in order. When a draft is requested,
-    /// all tokens but the last have come, or fewer if the step computes the end of a preempted
-    /// sequence again. Roll back what was computed for rejected tokens.
+    /// id is forgotten, each of its positions comes once and in order; the first one is at most what
+    /// [`Drafter::resume`] returned. When a draft is requested, all tokens but the last have come, or
+    /// fewer if the step computes the end of a preempted sequence again. Roll back what was computed for
+    /// rejected tokens.
     fn observe(&mut self, _committed: &[Committed<'_>]) {}
 
     /// The sequence was preempted, or was part of a failed call of `propose`: free all state held
@@ -348,6 +369,9 @@ pub trait Drafter: Send {
     fn end(&mut self, id: SeqId) {
         self.forget(id);
     }
+
+    /// Forgets the prefixes that its own pool has cached.
+    fn reset_prefix_cache(&mut self) {}
 
     /// Cost of drafting since the start.
     fn cost(&self) -> DraftCost {

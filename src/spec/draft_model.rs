@@ -5,12 +5,14 @@ mod drawn;
 mod growth;
 
 use super::calibration::{self, Measured};
-use super::draft::{Committed, Draft, DraftCost, DraftRequest, Drafter, Forecast, SeqId};
-use super::features::{Features, MAX_NEW_STATES, joined};
+use super::draft::{
+    CacheScope, Committed, Draft, DraftCost, DraftRequest, Drafter, Forecast, SeqId,
+};
+use super::features::{Features, MAX_NEW_STATES, MAX_UNREAD, joined};
 use super::lessons::{History, Lessons};
 use crate::error::{Error, Result};
 use crate::kernels::parallel;
-use crate::kv::{BlockAllocator, BlockTable, KvStore};
+use crate::kv::{BlockAllocator, BlockKey, BlockTable, KvStore, PrefixRoot};
 use crate::model::{Batch, Model};
 use candle_core::Tensor;
 use drafting::{Drafting, Read};
@@ -57,7 +59,7 @@ struct Fed {
 }
 
 impl DraftModel {
-    /// A drafter over `model` with an empty pool of `num_blocks` blocks.
+    /// A drafter over `model` with an empty pool of `num_blocks` blocks and a prefix cache.
     ///
     /// A prompt is prefilled from the first draft request on, `chunk` (at least 2) rows per round,
     /// so that no round takes longer than one chunk adds; until the prompt is in the pool the
@@ -74,7 +76,7 @@ impl DraftModel {
         Ok(Self {
             network: Network {
                 store: model.new_kv(num_blocks, block_size)?,
-                blocks: BlockAllocator::new(num_blocks, block_size),
+                blocks: BlockAllocator::new(num_blocks, block_size).with_prefix_cache(true),
                 model,
                 chunk: chunk.max(2),
                 cost: DraftCost::default(),
@@ -83,6 +85,14 @@ impl DraftModel {
             lessons: Lessons::default(),
             fed: HashMap::new(),
         })
+    }
+
+    /// The same, with or without a prefix cache.
+    pub fn with_prefix_cache(mut self, enabled: bool) -> Self {
+        let blocks = &self.network.blocks;
+        let blocks = BlockAllocator::new(blocks.num_blocks(), blocks.block_size());
+        self.network.blocks = blocks.with_prefix_cache(enabled);
+        self
     }
 }
 
@@ -97,8 +107,8 @@ impl Fed {
             .zip(known)
             .take_while(|(a, b)| a == b)
             .count();
-        self.tokens.truncate(common);
-        blocks.truncate_to(&mut self.table, common);
+        let left = blocks.truncate_to(&mut self.table, common);
+        self.tokens.truncate(left);
     }
 
     /// Frees what is in the pool. A head goes on with the states that it observes next.
@@ -123,14 +133,48 @@ impl Network {
         }
     }
 
-    /// Makes room for the rows of a request. Returns false if there is no room, or if the model
-    /// cannot continue these tokens.
-    fn begin(&mut self, fed: &mut Fed, request: &DraftRequest<'_>) -> bool {
+    /// What decides K and V in the pool besides the tokens that the model reads, of all `tokens` of a sequence.
+    fn root(&self, scope: CacheScope, tokens: &[u32]) -> PrefixRoot {
+        scope.root(tokens.first().copied().filter(|_| self.is_head()))
+    }
+
+    /// Lets a sequence that has nothing else in the pool begin with what the pool has cached of `tokens`, but
+    /// not of the last one, which is fed for its logits.
+    fn find(&mut self, fed: &mut Fed, root: PrefixRoot, tokens: &[u32]) {
+        let known = &tokens[..tokens.len().saturating_sub(1)];
+        let prefix = self.blocks.find(root, known);
+        let len = self.blocks.adopt(&mut fed.table, &prefix);
+        if len > fed.tokens.len() {
+            fed.tokens = tokens[..len].to_vec();
+        }
+    }
+
+    /// Makes room for the rows of a request. Returns false if there is no room, or if the model cannot
+    /// continue these tokens, or if another request reads the same block in this round, which is then
+    /// shared; `reading` has those blocks.
+    fn begin<'t>(
+        &mut self,
+        fed: &mut Fed,
+        request: &DraftRequest<'t>,
+        reading: &mut Vec<BlockKey<'t>>,
+    ) -> bool {
         let tokens = self.tokens_of(fed, request.tokens);
         if tokens.is_empty() || self.is_head() && fed.features.kept().end != tokens.len() {
             return false;
         }
         fed.roll_back(&mut self.blocks, tokens);
+        if !self.is_head() {
+            let root = self.root(request.context.scope, tokens);
+            self.find(fed, root, tokens);
+            let is_long = tokens.len() - fed.tokens.len() > self.blocks.block_size();
+            let block = self.blocks.next_block(fed.table.known(), root, tokens);
+            if let Some(block) = block.filter(|_| is_long) {
+                if reading.contains(&block) {
+                    return false;
+                }
+                reading.push(block);
+            }
+        }
         let config = self.model.config();
         let knows = |&id: &u32| (id as usize) < config.vocab_size;
         let (len, new) = (tokens.len(), &tokens[fed.tokens.len()..]);
@@ -144,15 +188,28 @@ impl Network {
         self.blocks.reserve(&mut fed.table, rows).is_ok()
     }
 
-    /// Lets a head read what it observed of a long prompt, so that little is left to read when a draft is
-    /// requested, and few states are kept.
+    /// Lets a head read what it observed, so that little is left to read when a draft is requested, and few
+    /// states are kept. The full blocks of a prompt are read at once: others may share them.
     ///
     /// # Errors
     /// If there is no room, or the device failed.
-    fn read_ahead(&mut self, fed: &mut Fed, tokens: &[u32]) -> Result<()> {
+    fn read_ahead(&mut self, fed: &mut Fed, tokens: &[u32], is_prompt: bool) -> Result<()> {
         let known = fed.features.kept().end.min(tokens.len());
-        while known.saturating_sub(fed.tokens.len()) > self.chunk {
-            let rows = fed.tokens.len()..fed.tokens.len() + self.chunk;
+        // The last token is fed when a draft is requested, for its logits.
+        let last = known.min(tokens.len().saturating_sub(1));
+        let (block, caches) = (self.blocks.block_size(), self.blocks.has_prefix_cache());
+        let max_unread = self.chunk.min(if caches { MAX_UNREAD } else { self.chunk });
+        loop {
+            let start = fed.tokens.len();
+            let end = match known.saturating_sub(start) {
+                unread if unread > max_unread => last,
+                _ if is_prompt && caches => last / block * block,
+                _ => start,
+            };
+            if end <= start {
+                return Ok(());
+            }
+            let rows = start..end.min(start + self.chunk);
             let states = fed.features.of_rows(rows.clone())?;
             self.blocks
                 .reserve(&mut fed.table, rows.end)
@@ -166,7 +223,6 @@ impl Network {
             fed.tokens.extend(new);
             fed.features.drop_before(rows.end);
         }
-        Ok(())
     }
 
     /// The features of a forward's rows: the target's are fused, all at once if there are only those.
@@ -301,12 +357,12 @@ impl Drafter for DraftModel {
         }
         let states = self.fed.iter_mut().map(|(&id, fed)| (id, fed));
         let mut states: HashMap<SeqId, &mut Fed> = states.collect();
-        let mut drafting = Vec::with_capacity(requests.len());
+        let (mut drafting, mut reading) = (Vec::with_capacity(requests.len()), Vec::new());
         self.network.forwards.clear();
         for (place, request) in requests.iter_mut().enumerate() {
             if request.model_depth > 0
                 && let Some(fed) = states.remove(&request.id)
-                && self.network.begin(fed, request)
+                && self.network.begin(fed, request, &mut reading)
             {
                 let tokens = self.network.tokens_of(fed, request.tokens);
                 let chunk = self.network.chunk;
@@ -370,12 +426,35 @@ impl Drafter for DraftModel {
                 let tokens = self.network.tokens_of(fed, committed.tokens);
                 self.lessons.learn(&mut fed.history, tokens);
                 fed.roll_back(&mut self.network.blocks, tokens);
-                if let Err(error) = self.network.read_ahead(fed, tokens) {
+                let is_prompt = committed.new.end <= committed.prompt_len;
+                if let Err(error) = self.network.read_ahead(fed, tokens, is_prompt) {
                     tracing::debug!("a head goes on without what came before: {error}");
                     fed.reset(&mut self.network.blocks);
                 }
+                if !self.network.is_head() || fed.features.are_whole() {
+                    let root = (self.network).root(committed.context.scope, committed.tokens);
+                    let blocks = &mut self.network.blocks;
+                    blocks.cache(&mut fed.table, root, &fed.tokens);
+                }
             }
         }
+    }
+
+    fn resume(&mut self, id: SeqId, tokens: &[u32], scope: CacheScope, len: usize) -> usize {
+        let fed = self.fed.entry(id).or_default();
+        let root = self.network.root(scope, tokens);
+        if !self.network.is_head() {
+            self.network.find(fed, root, tokens);
+            return len;
+        }
+        // Row i has the token after position i.
+        self.network.find(fed, root, &tokens[1..]);
+        fed.features = Features::after(fed.tokens.len());
+        len.min(fed.tokens.len())
+    }
+
+    fn reset_prefix_cache(&mut self) {
+        self.network.blocks.reset_prefix_cache();
     }
 
     fn forget(&mut self, id: SeqId) {

@@ -9,6 +9,10 @@ use std::ops::Range;
 /// a prompt.
 pub const MAX_NEW_STATES: usize = 16;
 
+/// While others may share what a head has read, it leaves no more states of a text unread: the next request
+/// with that text gets so much less of it from the prefix cache.
+pub const MAX_UNREAD: usize = 64;
+
 /// The hidden states of one sequence's committed tokens that the head may still have to read: row `i` has
 /// those of position `start + i`, where the first ones came. In an EAGLE head that row has the token of the
 /// position after it.
@@ -23,16 +27,36 @@ pub struct Features {
 }
 
 impl Features {
-    /// Adds the states of the positions from `position` on. Returns false if they do not continue what came
-    /// before: then they are not added.
+    /// Those of a sequence of which the head has `rows` rows in its pool: the states before are not needed.
+    pub fn after(rows: usize) -> Self {
+        Self {
+            start: Some(0),
+            kept: rows..rows,
+            parts: VecDeque::new(),
+        }
+    }
+
+    /// Adds the states of the positions from `position` on, without those that came before. Returns false
+    /// if they do not continue those: then they are not added.
     pub fn add(&mut self, position: usize, states: Tensor) -> Result<bool> {
         let start = *self.start.get_or_insert(position);
-        if position != start + self.kept.end {
+        let (end, count) = (start + self.kept.end, states.dim(0)?);
+        if position > end {
             return Ok(false);
         }
-        self.kept.end += states.dim(0)?;
-        self.parts.push_back(states);
+        let known = end - position;
+        if known < count {
+            self.kept.end += count - known;
+            self.parts
+                .push_back(states.narrow(0, known, count - known)?);
+        }
         Ok(true)
+    }
+
+    /// Whether the first states were those of the first position, so that others with the same tokens can
+    /// share what a head makes of them.
+    pub fn are_whole(&self) -> bool {
+        self.start == Some(0)
     }
 
     /// The tokens of an EAGLE head's rows, of all `tokens` of the sequence.
@@ -106,7 +130,10 @@ mod tests {
         assert!(features.add(5, states(0, 3)).unwrap());
         assert!(features.add(8, states(3, 4)).unwrap());
         assert!(!features.add(10, states(4, 5)).unwrap(), "a gap");
-        assert!(features.add(9, states(4, 6)).unwrap());
+        assert!(
+            features.add(8, states(3, 6)).unwrap(),
+            "the first one is known"
+        );
         assert_eq!(features.tokens_of(&[0, 1, 2, 3, 4, 5, 6, 7]), [6, 7]);
         let first = |rows: Range<usize>| {
             let rows = features.of_rows(rows).unwrap().to_vec2::<f32>().unwrap();
@@ -118,5 +145,20 @@ mod tests {
         assert_eq!(features.kept(), 4..6);
         features.drop_before(5);
         assert_eq!(features.kept(), 4..6, "a part is dropped as a whole");
+    }
+
+    /// What the head has in its pool does not come, or comes again.
+    #[test]
+    fn states_go_on_after_a_cached_prefix() {
+        let mut features = Features::after(4);
+        assert_eq!(features.tokens_of(&[5, 6, 7]), [6, 7]);
+        let states =
+            |count: usize| Tensor::zeros((count, 2), candle_core::DType::F32, &Device::Cpu);
+        assert!(!features.add(5, states(1).unwrap()).unwrap(), "a gap");
+        assert!(features.add(2, states(2).unwrap()).unwrap());
+        assert_eq!(features.kept(), 4..4);
+        assert!(features.add(2, states(5).unwrap()).unwrap());
+        assert_eq!(features.kept(), 4..7);
+        assert_eq!(features.of_rows(4..7).unwrap().dims(), [3, 2]);
     }
 }

@@ -4,9 +4,9 @@ mod product;
 
 use super::calibration::{self, Measured};
 use super::draft::{
-    Committed, Draft, DraftCost, DraftDist, DraftRequest, Drafter, Forecast, SeqId,
+    CacheScope, Committed, Draft, DraftCost, DraftDist, DraftRequest, Drafter, Forecast, SeqId,
 };
-use super::features::{Features, MAX_NEW_STATES, joined};
+use super::features::{Features, MAX_NEW_STATES, MAX_UNREAD, joined};
 use super::lessons::{Estimate, History, Lessons, Level, View};
 use crate::error::{Error, Result};
 use crate::kernels::parallel;
@@ -24,7 +24,8 @@ use std::time::Instant;
 ///
 /// A round is one forward for all sequences, whatever the depth of their drafts. It reads the target's
 /// hidden states of what was committed since the last round, whose K and V stay in the pool, and a block
-/// of the last token and masks, whose K and V leave it.
+/// of the last token and masks, whose K and V leave it. The pool has a prefix cache of its own; a sequence
+/// starts no later than the head's prefix ends, because hidden states are not computed again.
 pub struct ParallelDrafter {
     network: Network,
     lessons: Lessons,
@@ -87,7 +88,7 @@ impl ParallelDrafter {
         Ok(Self {
             network: Network {
                 store: model.new_kv(num_blocks, block_size)?,
-                blocks: BlockAllocator::new(num_blocks, block_size),
+                blocks: BlockAllocator::new(num_blocks, block_size).with_prefix_cache(true),
                 block,
                 model,
                 chunk: chunk.max(1),
@@ -97,6 +98,14 @@ impl ParallelDrafter {
             cost: DraftCost::default(),
             forwards: Vec::new(),
         })
+    }
+
+    /// The same, with or without a prefix cache.
+    pub fn with_prefix_cache(mut self, enabled: bool) -> Self {
+        let blocks = &self.network.blocks;
+        let blocks = BlockAllocator::new(blocks.num_blocks(), blocks.block_size());
+        self.network.blocks = blocks.with_prefix_cache(enabled);
+        self
     }
 }
 
@@ -149,13 +158,25 @@ impl Network {
         batch.push_span(&tokens, &[], rows.start, &sequence.table, block_size);
     }
 
-    /// Reads states of a long prompt, so that few are left when a draft is requested.
+    /// Reads states, so that few are left when a draft is requested. The full blocks of a prompt are read at
+    /// once: others may share them.
     ///
     /// # Errors
     /// If there is no room, or the device failed.
-    fn read_ahead(&mut self, sequence: &mut Sequence) -> Result<()> {
-        while sequence.unread().len() > self.chunk {
-            let rows = sequence.read..sequence.read + self.chunk;
+    fn read_ahead(&mut self, sequence: &mut Sequence, is_prompt: bool) -> Result<()> {
+        let (block, caches) = (self.blocks.block_size(), self.blocks.has_prefix_cache());
+        let max_unread = self.chunk.min(if caches { MAX_UNREAD } else { self.chunk });
+        loop {
+            let unread = sequence.unread();
+            let end = match unread.len() {
+                count if count > max_unread => unread.end,
+                _ if is_prompt && caches => unread.end / block * block,
+                _ => unread.start,
+            };
+            if end <= unread.start {
+                return Ok(());
+            }
+            let rows = unread.start..end.min(unread.start + self.chunk);
             (self.blocks.reserve(&mut sequence.table, rows.end))
                 .map_err(|_| Error::internal("the head's pool is full"))?;
             let mut batch = Batch::default();
@@ -165,7 +186,6 @@ impl Network {
             self.model.forward(&batch, &mut self.store)?;
             sequence.has_read(rows.end, &mut self.blocks);
         }
-        Ok(())
     }
 
     /// The logits of all masks, one round after the other. First come the rows of all states, since the head
@@ -381,11 +401,30 @@ impl Drafter for ParallelDrafter {
             if !matches!(added, Ok(true)) {
                 sequence.reset(&mut self.network.blocks);
             }
-            if let Err(error) = self.network.read_ahead(sequence) {
+            let is_prompt = committed.new.end <= committed.prompt_len;
+            if let Err(error) = self.network.read_ahead(sequence, is_prompt) {
                 tracing::debug!("a head goes on without what came before: {error}");
                 sequence.reset(&mut self.network.blocks);
             }
+            if sequence.features.are_whole() {
+                let (root, read) = (committed.context.scope.root(None), sequence.read);
+                let blocks = &mut self.network.blocks;
+                blocks.cache(&mut sequence.table, root, &committed.tokens[..read]);
+            }
         }
+    }
+
+    fn resume(&mut self, id: SeqId, tokens: &[u32], scope: CacheScope, len: usize) -> usize {
+        let sequence = self.sequences.entry(id).or_default();
+        let blocks = &mut self.network.blocks;
+        let prefix = blocks.find(scope.root(None), &tokens[..len]);
+        sequence.read = blocks.adopt(&mut sequence.table, &prefix);
+        sequence.features = Features::after(sequence.read);
+        len.min(sequence.read)
+    }
+
+    fn reset_prefix_cache(&mut self) {
+        self.network.blocks.reset_prefix_cache();
     }
 
     fn forget(&mut self, id: SeqId) {

@@ -2,7 +2,7 @@
 
 use super::budget::{self, Budget, BudgetMode, Candidates, Probe, StepCost};
 use super::draft::{Committed, Draft, DraftCost, DraftRequest, Drafter, Forecast, SeqId};
-use super::step::StepInput;
+use super::step::{SequenceState, StepInput};
 use std::collections::HashMap;
 
 /// The drafter, and the budget that decides how deep it drafts and what is verified.
@@ -233,6 +233,17 @@ impl Proposer {
         self.drafter.observe(committed);
     }
 
+    /// See [`Drafter::resume`].
+    pub fn resume(&mut self, state: &SequenceState, len: usize) -> usize {
+        let scope = state.draft_context.scope;
+        self.drafter.resume(state.id, &state.tokens, scope, len)
+    }
+
+    /// See [`Drafter::reset_prefix_cache`].
+    pub fn reset_prefix_cache(&mut self) {
+        self.drafter.reset_prefix_cache();
+    }
+
     /// See [`Drafter::forget`].
     pub fn forget(&mut self, id: SeqId) {
         self.drafter.forget(id);
@@ -273,7 +284,6 @@ mod tests {
     use crate::sampling::{Acceptance, Sampler, SamplingParams};
     use crate::spec::calibration::Measured;
     use crate::spec::draft::{DraftContext, Source};
-    use crate::spec::step::SequenceState;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -5,7 +5,7 @@ use super::calibration::{self, Measured};
 use super::device;
 use super::draft::{Committed, Draft, Drafter, SeqId};
 use super::proposer::{Base, Proposer};
-use super::step::{StepInput, StepResult, decide};
+use super::step::{SequenceState, StepInput, StepResult, decide};
 use crate::error::Result;
 use crate::kernels::parallel;
 use crate::kv::{AcceptedPath, KvStore};
@@ -109,6 +109,20 @@ impl SpeculativeRunner {
     pub fn observe(&mut self, committed: &[Committed<'_>]) {
         if let Some(proposer) = &mut self.proposer {
             proposer.observe(committed);
+        }
+    }
+
+    /// How many of the first `len` tokens of a sequence, which are in the target's prefix cache, the target
+    /// need not compute for the drafter; see [`Drafter::resume`].
+    pub fn resume(&mut self, state: &SequenceState, len: usize) -> usize {
+        let proposer = self.proposer.as_mut();
+        proposer.map_or(len, |proposer| proposer.resume(state, len))
+    }
+
+    /// Forgets the prefixes that the drafter's pool has cached.
+    pub fn reset_prefix_cache(&mut self) {
+        if let Some(proposer) = &mut self.proposer {
+            proposer.reset_prefix_cache();
         }
     }
 

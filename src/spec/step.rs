@@ -2,7 +2,7 @@
 
 use super::draft::{Draft, DraftContext, DraftRequest, SeqId, Source};
 use super::verify::{Verdict, coupled, rejection, synthetic_acceptance};
-use crate::kv::BlockTable;
+use crate::kv::{BlockTable, PrefixRoot};
 use crate::sampling::{
     Acceptance, NoToken, Rng, Sampler, TokenLogprobs, best, choose, distribution, logprobs,
 };
@@ -85,6 +85,11 @@ impl SequenceState {
     /// Number of output tokens so far.
     pub fn output_len(&self) -> usize {
         self.tokens.len() - self.prompt_len
+    }
+
+    /// What decides K and V in the target's pool besides the tokens.
+    pub fn prefix_root(&self) -> PrefixRoot {
+        self.draft_context.scope.root(None)
     }
 
     /// Adds one output token.

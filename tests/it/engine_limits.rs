@@ -199,6 +199,7 @@ fn a_prompt_keeps_running_texts_waiting_for_a_moment_only() {
         let options = EngineOptions {
             max_num_batched_tokens: MAX_LEN,
             max_prompt_wait,
+            no_prefix_caching: true,
             ..EngineOptions::default()
         };
         let target = Box::new(Costly(target, ROW));

@@ -30,6 +30,7 @@ mod pair;
 mod parallel;
 mod parallel_head;
 mod paths;
+mod prefix;
 mod rows;
 mod self_draft;
 mod smollm2;

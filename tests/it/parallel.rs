@@ -25,10 +25,10 @@ struct ToyHead {
 }
 
 #[derive(Default)]
-struct Seen {
-    blocks: AtomicUsize,
+pub struct Seen {
+    pub blocks: AtomicUsize,
     /// Blocks whose context could not be told.
-    unknown: AtomicUsize,
+    pub unknown: AtomicUsize,
     /// The most blocks of one forward.
     together: AtomicUsize,
 }
@@ -160,7 +160,7 @@ impl Model for ToyHead {
 
 /// An engine whose head is a toy with this `noise`, guesses blocks of `size`, and has a pool of
 /// `num_blocks` blocks.
-fn start(toy: &Toy, noise: f32, size: usize, num_blocks: usize) -> (EngineHandle, Arc<Seen>) {
+pub fn start(toy: &Toy, noise: f32, size: usize, num_blocks: usize) -> (EngineHandle, Arc<Seen>) {
     let (head, seen) = toy_head(toy_model(noise), size);
     let drafter = ParallelDrafter::new(Box::new(head), num_blocks, toy.block_size, 7).unwrap();
     let target = Box::new(toy_model(0.0).with_eos(&toy.eos));

@@ -54,6 +54,7 @@ fn tokens(ids: &[u32], finish: Option<FinishReason>) -> Event {
         tokens: ids.iter().map(output).collect(),
         finish,
         spec: SpecUsage::default(),
+        cached_tokens: 0,
     }
 }
 
@@ -155,6 +156,7 @@ fn usage_does_not_count_what_was_accepted_after_a_stop_string() {
                 tokens,
                 finish,
                 spec: usage,
+                cached_tokens: 0,
             },
             other => other,
         };

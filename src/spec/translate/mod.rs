@@ -190,6 +190,10 @@ impl Drafter for Translator {
         }
     }
 
+    fn reset_prefix_cache(&mut self) {
+        self.inner.reset_prefix_cache();
+    }
+
     fn forget(&mut self, id: SeqId) {
         self.sequences.remove(&id);
         self.inner.forget(id);
