@@ -12,6 +12,7 @@
 //! - [`engine`]: one thread; `receive -> schedule -> propose -> forward -> verify -> commit -> emit`.
 //! - [`spec`]: drafters, the budget that chooses which of their tokens are worth a row, the acceptance
 //!   rules, and the runner that combines them with the target.
+//! - [`grammar`]: structured output, as masks over the vocabulary.
 //! - [`sampling`]: one sequence's sampler, logits to distributions, and random numbers addressed by
 //!   position.
 //! - [`kv`]: paged pools that roll back with `truncate_to`.
@@ -23,10 +24,10 @@
 //!   [`config`]: flags and TOML, used only by `main`.
 //! - [`files`]: limits on untrusted files; `parse`: value parsers of flags; `progress`: progress bars.
 //!
-//! Imports go one way: `main -> http -> engine -> spec -> {model, kv, sampling}`,
+//! Imports go one way: `main -> http -> engine -> spec -> {model, kv, sampling, grammar}`,
 //! `train -> {model, kv, kernels, text, sampling}`, `model -> {kv, kernels}`,
 //! `kv -> kernels -> candle`, `http -> text`, `{text, model} -> {gguf, files}`; `error` imports no
-//! other module, and `sampling` only the exponential that it shares with the kernels.
+//! other module, and `sampling` only [`grammar`] and the exponential that it shares with the kernels.
 
 pub mod bench;
 pub mod config;
@@ -37,6 +38,7 @@ pub mod files;
 mod float;
 pub mod generate;
 pub mod gguf;
+pub mod grammar;
 pub mod http;
 pub mod kernels;
 pub mod kv;

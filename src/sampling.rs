@@ -1,7 +1,7 @@
 //! Turns logits into a distribution, and provides random numbers addressed by position.
 //!
 //! The order of the logits processors: repetition penalty, presence and frequency penalties,
-//! logit_bias, min_tokens (forbids stop ids), temperature, min-p, top-k, top-p. The logits of draft and
+//! logit_bias, min_tokens (forbids stop ids), the grammar's mask, temperature, min-p, top-k, top-p. The logits of draft and
 //! target go through the same processors, so `p` and `q` of the acceptance rule are the distributions
 //! that the request samples from.
 
@@ -11,6 +11,8 @@ mod vocab;
 
 pub use coupled::{Guess, best, choose, guess};
 pub use sampler::{LogitAdjustment, Sampler};
+
+use crate::grammar::{Grammar, Mask};
 
 /// How tokens are chosen. The defaults sample the model's own distribution.
 #[derive(Debug, Clone, PartialEq)]
@@ -39,6 +41,8 @@ pub struct SamplingParams {
     pub ignore_eos: bool,
     /// Ids that end the text. The engine adds the model's EOS ids unless `ignore_eos` is set.
     pub stop_token_ids: Vec<u32>,
+    /// The grammar that the text must follow.
+    pub grammar: Option<Grammar>,
 }
 
 impl Default for SamplingParams {
@@ -56,6 +60,7 @@ impl Default for SamplingParams {
             min_tokens: 0,
             ignore_eos: false,
             stop_token_ids: Vec::new(),
+            grammar: None,
         }
     }
 }
@@ -159,9 +164,12 @@ pub enum NoToken {
     /// The logits contain NaN or infinity, or all are minus infinity.
     #[error("the model's logits are not finite")]
     NotFinite,
-    /// The logits are valid, but the request's adjustments forbid every token.
+    /// The logits are valid, but the request's adjustments forbid every token that its grammar allows.
     #[error("logit_bias, penalties and min_tokens leave no token to choose")]
     AllForbidden,
+    /// The grammar's parser has reached one of its limits.
+    #[error("the text has made the grammar too complex to go on")]
+    GrammarFailed,
 }
 
 /// Applies all logits processors (see the module) to one row of raw logits, `[vocab_size]`. If several
@@ -182,12 +190,13 @@ pub fn distribution(logits: &[f32], sampler: &Sampler) -> Result<Dist, NoToken> 
 fn weights(logits: &[f32], sampler: &Sampler) -> Result<Dist, NoToken> {
     let params = sampler.params();
     let mut adjustments = sampler.adjustments().peekable();
-    if params.is_greedy() && adjustments.peek().is_none() {
+    let mask = sampler.mask()?;
+    if params.is_greedy() && adjustments.peek().is_none() && mask.is_none() {
         let greatest = vocab::place(logits, vocab::max(logits).ok_or(NoToken::NotFinite)?);
         return greatest.map(Dist::Point).ok_or(NoToken::NotFinite);
     }
     let mut adjusted = logits.to_vec();
-    apply(adjustments, &mut adjusted);
+    apply(adjustments, mask, &mut adjusted);
     let Some(max) = vocab::max(&adjusted) else {
         let sound = vocab::max(logits).is_some();
         return Err(if sound {
@@ -217,11 +226,18 @@ fn weights(logits: &[f32], sampler: &Sampler) -> Result<Dist, NoToken> {
 }
 
 /// Ignores ids beyond the logits: a draft model may have fewer ids than the request uses.
-fn apply(adjustments: impl Iterator<Item = LogitAdjustment>, logits: &mut [f32]) {
+fn apply(
+    adjustments: impl Iterator<Item = LogitAdjustment>,
+    mask: Option<&Mask>,
+    logits: &mut [f32],
+) {
     for adjustment in adjustments {
         if let Some(logit) = logits.get_mut(adjustment.id as usize) {
             adjustment.apply(logit);
         }
+    }
+    if let Some(mask) = mask {
+        mask.apply(logits);
     }
 }
 

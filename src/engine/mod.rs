@@ -550,5 +550,6 @@ fn no_token(reason: NoToken) -> Error {
     match reason {
         NoToken::NotFinite => Error::internal(reason.to_string()),
         NoToken::AllForbidden => Error::invalid("logit_bias", reason.to_string()),
+        NoToken::GrammarFailed => Error::internal(reason.to_string()),
     }
 }

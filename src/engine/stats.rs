@@ -227,6 +227,7 @@ impl Stats {
 
 fn label(source: Source) -> &'static str {
     match source {
+        Source::Grammar => "grammar",
         Source::Model => "model",
         Source::Own => "own",
         Source::Prediction => "prediction",

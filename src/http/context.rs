@@ -2,6 +2,7 @@
 
 use crate::engine::Limits;
 use crate::error::{Error, RequestErrorKind, Result};
+use crate::grammar::Compiler;
 use crate::spec::CacheScope;
 use crate::text::Text;
 use std::hash::{BuildHasher, RandomState};
@@ -15,6 +16,8 @@ pub(super) struct Context<'a> {
     pub api_key: Option<&'a str>,
     /// Random for each process, so that clients cannot find two salts of one scope.
     pub scopes: &'a RandomState,
+    /// Compiles grammars for the tokenizer.
+    pub grammars: &'a Compiler,
 }
 
 impl Context<'_> {

@@ -10,6 +10,7 @@ mod reply;
 mod state;
 mod stop;
 mod stream;
+mod structured;
 mod unsupported;
 mod wire;
 

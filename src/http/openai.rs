@@ -6,6 +6,7 @@ use super::context::Context;
 use super::prompt::PromptTokens;
 use super::reply::{Api, Header};
 use super::stop::Stops;
+use super::structured::Structured;
 use super::unsupported;
 use super::wire::{self, Common, OneOrMany, Prediction};
 use crate::engine::Request;
@@ -44,7 +45,12 @@ impl Context<'_> {
         let body = wire::object(body)?;
         let common: Common = wire::fields(&body)?;
         let fields: wire::Completion = wire::fields(&body)?;
-        let read = [wire::names::<Common>(), wire::names::<wire::Completion>()];
+        let structured: Structured = wire::fields(&body)?;
+        let read = [
+            wire::names::<Common>(),
+            wire::names::<wire::Completion>(),
+            wire::names::<Structured>(),
+        ];
         unsupported::check(&body, &read)?;
         let model = self.model(common.model.as_deref())?;
         let echo = fields.echo.unwrap_or(false);
@@ -72,6 +78,7 @@ impl Context<'_> {
         plan.template.logprobs = logprobs;
         plan.template.prompt_logprobs = logprobs.filter(|_| echo);
         plan.rules.logprobs = logprobs.is_some();
+        plan.template.params.grammar = self.grammar(&structured)?;
 
         let prompt = fields
             .prompt
@@ -104,7 +111,12 @@ impl Context<'_> {
         let body = wire::object(body)?;
         let common: Common = wire::fields(&body)?;
         let fields: wire::Chat = wire::fields(&body)?;
-        let read = [wire::names::<Common>(), wire::names::<wire::Chat>()];
+        let structured: Structured = wire::fields(&body)?;
+        let read = [
+            wire::names::<Common>(),
+            wire::names::<wire::Chat>(),
+            wire::names::<Structured>(),
+        ];
         unsupported::check(&body, &read)?;
         let model = self.model(common.model.as_deref())?;
         let mut plan = self.plan(&common)?;
@@ -130,6 +142,7 @@ impl Context<'_> {
         }
         plan.template.logprobs = wanted.then(|| top.unwrap_or(0));
         plan.rules.logprobs = wanted;
+        plan.template.params.grammar = self.grammar(&structured)?;
 
         let messages = fields
             .messages
@@ -295,6 +308,7 @@ fn sampling(common: &Common) -> Result<SamplingParams> {
         min_tokens: common.min_tokens.unwrap_or(0),
         ignore_eos: common.ignore_eos.unwrap_or(false),
         stop_token_ids: common.stop_token_ids.clone().unwrap_or_default(),
+        grammar: None,
     })
 }
 

@@ -4,6 +4,7 @@ use super::context::Context;
 use super::reply;
 use crate::engine::EngineHandle;
 use crate::error::{Error, RequestErrorKind, Result};
+use crate::grammar::Compiler;
 use crate::text::Text;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
@@ -24,6 +25,7 @@ pub struct AppState {
     pub(super) api_key: Option<Arc<str>>,
     pub(super) max_body_bytes: usize,
     scopes: RandomState,
+    grammars: Arc<Compiler>,
     created: u64,
 }
 
@@ -33,6 +35,7 @@ impl AppState {
     pub fn new(engine: EngineHandle, text: Arc<Text>, model_names: Vec<String>) -> Self {
         Self {
             engine,
+            grammars: Arc::new(Compiler::new(text.clone())),
             text,
             model_names: model_names.into(),
             api_key: None,
@@ -79,6 +82,7 @@ impl AppState {
             model_names: &self.model_names,
             api_key: self.api_key.as_deref(),
             scopes: &self.scopes,
+            grammars: &self.grammars,
         }
     }
 

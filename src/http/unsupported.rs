@@ -19,12 +19,6 @@ const UNSUPPORTED: &[Field] = &[
     ("web_search_options", Value::is_null, None),
     ("documents", is_empty, None),
     // Structured output.
-    (
-        "response_format",
-        |v| is_empty(v) || v["type"] == "text",
-        Some(r#"{"type": "text"}"#),
-    ),
-    ("structured_outputs", is_empty, None),
     ("structural_tag", is_empty, None),
     ("grammar", is_empty, None),
     ("ebnf", is_empty, None),
@@ -92,7 +86,7 @@ const UNSUPPORTED: &[Field] = &[
     ("vllm_xargs", is_empty, None),
 ];
 
-/// Prefix of several vLLM fields, all for structured output.
+/// Prefix of several vLLM fields, all for structured output; some are read.
 const GUIDED: &str = "guided_";
 
 /// Accepted fields: hints, names, and settings of features that are refused above.
@@ -199,12 +193,6 @@ mod tests {
             ("function_call", json!({"name": "f"})),
             ("web_search_options", json!({})),
             ("documents", json!([{"text": "t"}])),
-            ("response_format", json!({"type": "json_object"})),
-            ("response_format", json!("json")),
-            ("structured_outputs", json!({"json": {}})),
-            ("guided_json", json!({"type": "object"})),
-            ("guided_regex", json!("a+")),
-            ("guided_choice", json!(["a"])),
             ("guided_decoding_backend", json!("xgrammar")),
             ("grammar", json!("root ::= a")),
             ("json_schema", json!({"type": "object"})),
@@ -245,11 +233,9 @@ mod tests {
                 other => panic!("{name} {value}: {other:?}"),
             }
         }
-        let error = checked("response_format", json!({"type": "json_schema"})).unwrap_err();
+        let error = checked("modalities", json!(["audio"])).unwrap_err();
         assert!(
-            error
-                .to_string()
-                .ends_with(r#" or set it to {"type": "text"}"#),
+            error.to_string().ends_with(r#" or set it to ["text"]"#),
             "{error}"
         );
     }
@@ -261,9 +247,7 @@ mod tests {
             ("tool_choice", json!("none")),
             ("tool_choice", json!("auto")),
             ("function_call", json!("auto")),
-            ("response_format", json!({"type": "text"})),
             ("modalities", json!(["text"])),
-            ("guided_json", json!("")),
             ("echo", json!(false)),
             ("best_of", json!(1)),
             ("typical_p", json!(1.0)),

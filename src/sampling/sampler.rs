@@ -1,6 +1,7 @@
 //! The state of one sequence's sampler.
 
-use super::SamplingParams;
+use super::{NoToken, SamplingParams};
+use crate::grammar::{GrammarState, Mask};
 use std::collections::HashMap;
 
 /// The sampling parameters of one sequence, and the state that they need of its tokens. It is kept over
@@ -12,6 +13,8 @@ pub struct Sampler {
     output_len: usize,
     /// `None` without penalties.
     counts: Option<Counts>,
+    /// `None` without a grammar.
+    grammar: Option<GrammarState>,
 }
 
 /// Counts of tokens.
@@ -64,6 +67,7 @@ impl Sampler {
         Self {
             counts: params.has_penalties().then(|| Counts::new(prompt)),
             output_len: 0,
+            grammar: params.grammar.clone().map(GrammarState::new),
             params,
         }
     }
@@ -84,10 +88,23 @@ impl Sampler {
         if let Some(counts) = &mut self.counts {
             counts.push(token);
         }
+        if let Some(grammar) = &mut self.grammar {
+            grammar.push(token);
+        }
+    }
+
+    /// The output tokens stay: none of them will be truncated.
+    pub fn commit(&mut self) {
+        if let Some(grammar) = &mut self.grammar {
+            grammar.commit();
+        }
     }
 
     /// Removes all but the first `len` output tokens.
     pub fn truncate(&mut self, len: usize) {
+        if let Some(grammar) = &mut self.grammar {
+            grammar.pop(self.output_len.saturating_sub(len));
+        }
         self.output_len = self.output_len.min(len);
         if let Some(counts) = &mut self.counts {
             counts.truncate(len);
@@ -96,7 +113,37 @@ impl Sampler {
 
     /// Whether the next distribution depends on the output tokens, and not only on their number.
     pub fn depends_on_tokens(&self) -> bool {
-        self.counts.is_some()
+        self.counts.is_some() || self.grammar.is_some()
+    }
+
+    /// The grammar that the text must follow, where it is now.
+    pub fn grammar(&mut self) -> Option<&mut GrammarState> {
+        self.grammar.as_mut()
+    }
+
+    /// Takes the grammar away, for drafts in other tokens than the text's.
+    pub fn take_grammar(&mut self) -> Option<GrammarState> {
+        self.grammar.take()
+    }
+
+    /// Gives the grammar back; it must have been taken at the same number of tokens.
+    pub fn put_grammar(&mut self, grammar: Option<GrammarState>) {
+        self.grammar = grammar;
+    }
+
+    /// Whether the text must follow a grammar.
+    pub fn has_grammar(&self) -> bool {
+        self.grammar.is_some()
+    }
+
+    /// The ids that the grammar allows next; `None` without a grammar.
+    ///
+    /// # Errors
+    /// `GrammarFailed`.
+    pub fn mask(&self) -> Result<Option<&Mask>, NoToken> {
+        let mask = self.grammar.as_ref().map(GrammarState::mask);
+        mask.map(|mask| mask.ok_or(NoToken::GrammarFailed))
+            .transpose()
     }
 
     /// Adds one output token whose value is not known yet; [`Sampler::resolve`] supplies it. If
@@ -111,14 +158,18 @@ impl Sampler {
         self.push(token);
     }
 
-    /// Whether `token` ends the text if it comes after `output_len` output tokens.
+    /// Whether `token` ends the text if it comes after `output_len` output tokens. Under a grammar, EOS
+    /// always does: see [`Sampler::adjustments`].
     pub fn ends_text(&self, token: u32, output_len: usize) -> bool {
-        output_len >= self.params.min_tokens
-            && self.params.stop_token_ids.binary_search(&token).is_ok()
+        let grammar = self.grammar.as_ref();
+        grammar.is_some_and(|grammar| grammar.eos().contains(&token))
+            || output_len >= self.params.min_tokens
+                && self.params.stop_token_ids.binary_search(&token).is_ok()
     }
 
     /// The changes of the next token's logits: penalties, biases and forbidden ids, to be applied in this
-    /// order.
+    /// order. Forbidden are stop ids before `min_tokens`, and under a grammar with `ignore_eos` also EOS;
+    /// but not where the grammar allows nothing else, because it is at its end.
     pub fn adjustments(&self) -> impl Iterator<Item = LogitAdjustment> + '_ {
         let params = &self.params;
         let seen = self.counts.iter().flat_map(|counts| &counts.seen);
@@ -137,14 +188,40 @@ impl Sampler {
             bias,
             ..LogitAdjustment::NONE
         });
-        let forbids = self.output_len < params.min_tokens;
-        let forbidden = params.stop_token_ids.iter().filter(move |_| forbids);
+        let forbidden = self.forbidden().into_iter().flatten();
         let forbidden = forbidden.map(|&id| LogitAdjustment {
             id,
             bias: f32::NEG_INFINITY,
             ..LogitAdjustment::NONE
         });
         penalties.chain(biases).chain(forbidden)
+    }
+
+    /// The stop ids and the EOS ids that must not come next.
+    fn forbidden(&self) -> [&[u32]; 2] {
+        let params = &self.params;
+        let is_early = self.output_len < params.min_tokens;
+        let stops: &[u32] = if is_early {
+            &params.stop_token_ids
+        } else {
+            &[]
+        };
+        let Some(grammar) = &self.grammar else {
+            return [stops, &[]];
+        };
+        let eos = match is_early || params.ignore_eos {
+            true => grammar.eos(),
+            false => &[],
+        };
+        let allows_more = || {
+            let ends = [stops, eos].concat();
+            grammar.mask().is_some_and(|mask| !mask.is_within(&ends))
+        };
+        match (stops, eos) {
+            ([], []) => [&[], &[]],
+            _ if allows_more() => [stops, eos],
+            _ => [&[], &[]],
+        }
     }
 }
 

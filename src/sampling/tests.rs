@@ -67,12 +67,12 @@ fn penalties_follow_their_formulas_and_grow_with_the_draft() {
     sampler.push(1);
     sampler.push(1);
     let mut logits = vec![4.0, 4.0, -1.0, 3.0];
-    apply(sampler.adjustments(), &mut logits);
+    apply(sampler.adjustments(), None, &mut logits);
     assert_eq!(logits, [2.0, 2.0 - 0.5 - 0.5, -1.0, 3.0]);
     sampler.push(3);
     sampler.push(2);
     let mut logits = vec![4.0, 4.0, -1.0, 3.0];
-    apply(sampler.adjustments(), &mut logits);
+    apply(sampler.adjustments(), None, &mut logits);
     assert_eq!(logits, [2.0, 1.0, -2.0 - 0.75, 1.5 - 0.75]);
 }
 

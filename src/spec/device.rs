@@ -42,8 +42,8 @@ pub fn row_adjustments(row: u32, sampler: &Sampler) -> impl Iterator<Item = RowA
 /// Computes each input's result from the logits of a step; `rows` has each input's range of logits
 /// rows. Adds the `candidates` best next tokens of each verified row of inputs that may draft.
 ///
-/// Copies an input's logits to the host only if it requests log-probabilities, no token can be
-/// chosen, or the rejection rule applies to a tree or to distributions in host memory.
+/// Copies an input's logits to the host only if it requests log-probabilities, follows a grammar, no token
+/// can be chosen, or the rejection rule applies to a tree or to distributions in host memory.
 ///
 /// # Errors
 /// If the device fails.
@@ -71,12 +71,15 @@ pub(super) fn decide_all(
         if rows.is_empty() {
             continue;
         }
-        let scored = input.state.logprobs.is_some() || !input.prompt_scores.is_empty();
+        // A grammar's masks are in the memory of the host.
+        let on_host_only = input.state.logprobs.is_some()
+            || !input.prompt_scores.is_empty()
+            || input.state.sampler.has_grammar();
         let coupled =
             input.state.synthetic_acceptance.is_none() && input.state.rule() == Acceptance::Coupled;
-        if !scored && coupled {
+        if !on_host_only && coupled {
             races.push(place, input, draft, rows.start as u32);
-        } else if !scored && draft.is_chain() && !draft.has_host_dists() {
+        } else if !on_host_only && draft.is_chain() && !draft.has_host_dists() {
             verification.push(place, input, draft, rows.start as u32);
         } else {
             outputs[place] = on_host(input, draft, rows)?;

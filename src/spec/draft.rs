@@ -42,6 +42,8 @@ impl DraftDist {
 /// Where a draft token comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Source {
+    /// The request's grammar, which allows no other token.
+    Grammar,
     /// A draft model, or the target's own layers.
     Model,
     /// Earlier tokens of the same request.
@@ -56,7 +58,8 @@ pub enum Source {
 
 impl Source {
     /// All sources.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
+        Self::Grammar,
         Self::Model,
         Self::Own,
         Self::Prediction,
@@ -116,6 +119,27 @@ impl Draft {
         self.scores.push(score);
         self.sources.push(source);
         (self.tokens.len() - 1) as u16
+    }
+
+    /// A chain of `tokens` that are certain to stand, and this draft after its end.
+    pub fn after_forced(self, tokens: &[u32]) -> Self {
+        let mut draft = Self::default();
+        for &token in tokens {
+            draft.push(token, 1.0, Source::Grammar);
+        }
+        if !self.dists.is_empty() {
+            let points = tokens.iter().map(|&token| Dist::Point(token).into());
+            draft.dists = points.chain(self.dists).collect();
+        }
+        let end = tokens.len() as u16;
+        let parents = self.parents.iter();
+        let parents =
+            parents.map(|parent| parent.map(|parent| parent + end).or(end.checked_sub(1)));
+        draft.parents.extend(parents);
+        draft.tokens.extend(self.tokens);
+        draft.scores.extend(self.scores);
+        draft.sources.extend(self.sources);
+        draft
     }
 
     /// Removes the nodes for which `keep` is false, and all that descend from them.

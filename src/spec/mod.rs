@@ -10,6 +10,7 @@ mod draft_model;
 mod estimate;
 mod features;
 mod lessons;
+mod masks;
 mod ngram;
 mod parallel;
 mod proposer;

@@ -97,37 +97,43 @@ impl Proposer {
     /// Returns a draft for each input, of what is worth verifying, with ids below `vocab_size`. If
     /// the drafter fails, the drafts are empty and the step continues.
     pub fn propose(&mut self, inputs: &mut [StepInput<'_>], vocab_size: usize) -> Vec<Draft> {
-        let mut drafts = vec![Draft::default(); inputs.len()];
         let base = Base::of(inputs);
         let min_score = self.budget.min_score(base.rows, base.sequences);
-        let asking = inputs.iter_mut().enumerate();
-        let asking = asking.filter(|(_, input)| self.asks(input));
-        let (places, mut requests): (Vec<usize>, Vec<_>) = asking
-            .map(|(place, input)| (place, input.draft_request(min_score)))
-            .unzip();
-        if requests.is_empty() {
-            return drafts;
+        let forced: Vec<Forced> = inputs.iter_mut().map(Forced::of).collect();
+        let mut drafts: Vec<Draft> = (forced.iter())
+            .map(|forced| Draft::default().after_forced(&forced.tokens))
+            .collect();
+        let (mut places, mut requests) = (Vec::new(), Vec::new());
+        for (place, (input, forced)) in inputs.iter_mut().zip(&forced).enumerate() {
+            if self.asks(input)
+                && let Some(request) = forced.request(input, min_score)
+            {
+                places.push(place);
+                requests.push(request);
+            }
         }
-        self.has_asked = true;
-        self.limit_depths(&mut requests, base);
-        match self.drafter.propose(&mut requests) {
-            Ok(proposed) => places
-                .iter()
-                .zip(proposed)
-                .for_each(|(&place, draft)| drafts[place] = draft),
-            Err(error) => {
-                if std::mem::replace(&mut self.has_failed, true) {
-                    tracing::debug!("no drafts in this step: {error}");
-                } else {
-                    tracing::warn!("no drafts in this step: {error} (reported once)");
+        if !requests.is_empty() {
+            self.has_asked = true;
+            self.limit_depths(&mut requests, base);
+            match self.drafter.propose(&mut requests) {
+                Ok(proposed) => places.iter().zip(proposed).for_each(|(&place, draft)| {
+                    drafts[place] = draft.after_forced(&forced[place].tokens);
+                }),
+                Err(error) => {
+                    if std::mem::replace(&mut self.has_failed, true) {
+                        tracing::debug!("no drafts in this step: {error}");
+                    } else {
+                        tracing::warn!("no drafts in this step: {error} (reported once)");
+                    }
+                    let failed: Vec<SeqId> = requests.iter().map(|request| request.id).collect();
+                    failed.into_iter().for_each(|id| self.forget(id));
                 }
-                let failed: Vec<SeqId> = requests.iter().map(|request| request.id).collect();
-                failed.into_iter().for_each(|id| self.forget(id));
             }
         }
         for (input, draft) in inputs.iter_mut().zip(&mut drafts) {
             draft.end_where_invalid(input.nodes, input.depth, vocab_size);
             input.state.restore_sampler();
+            follow_grammar(input, draft);
         }
         self.cut(inputs, &mut drafts, base);
         for &place in &places {
@@ -266,6 +272,66 @@ impl Proposer {
     }
 }
 
+/// The tokens that a sequence's grammar forces next.
+#[derive(Default)]
+struct Forced {
+    tokens: Vec<u32>,
+    /// The sequence's tokens and the forced ones; empty without these.
+    all: Vec<u32>,
+}
+
+impl Forced {
+    /// As many as a draft of `input` may have.
+    fn of(input: &mut StepInput<'_>) -> Self {
+        let max = input.nodes.min(input.depth);
+        let state = &mut *input.state;
+        let tokens = match state.sampler.grammar() {
+            Some(grammar) if max > 0 => grammar.forced(max),
+            _ => return Self::default(),
+        };
+        match tokens.is_empty() {
+            true => Self::default(),
+            false => Self {
+                all: [&state.tokens[..], &tokens].concat(),
+                tokens,
+            },
+        }
+    }
+
+    /// The request for what comes after them; `None` if no more may.
+    fn request<'a>(
+        &'a self,
+        input: &'a mut StepInput<'_>,
+        min_score: f32,
+    ) -> Option<DraftRequest<'a>> {
+        let count = self.tokens.len();
+        let mut request = input.draft_request(min_score);
+        if count > 0 {
+            request.tokens = &self.all;
+            request.position += count;
+            request.length -= count;
+            request.model_depth -= count;
+            request.nodes -= count;
+            (self.tokens.iter()).for_each(|&token| request.sampler.push(token));
+        }
+        (request.length > 0 && request.nodes > 0).then_some(request)
+    }
+}
+
+/// Ends a draft where the request's grammar cannot follow. Not a draft of fixed size: that must not depend
+/// on its tokens.
+fn follow_grammar(input: &mut StepInput<'_>, draft: &mut Draft) {
+    if input.has_fixed_draft() {
+        return;
+    }
+    if let Some(grammar) = input.state.sampler.grammar() {
+        let accepted = grammar.accepts(&draft.tokens, &draft.parents);
+        if accepted.contains(&false) {
+            draft.retain(&accepted);
+        }
+    }
+}
+
 impl Base {
     /// The step of these inputs.
     pub fn of(inputs: &[StepInput<'_>]) -> Self {
@@ -374,6 +440,76 @@ mod tests {
         assert_eq!(run(0.01, &mut coupled(), 1e-7), (200, 0));
         let (asked, verified) = run(0.9, &mut coupled(), 1e-7);
         assert!(asked > 100 && verified > 100, "{asked}, {verified}");
+    }
+
+    /// What a grammar forces is drafted first and without the drafter, which continues it.
+    #[test]
+    fn forced_tokens_come_first() {
+        let mut sequence = state(0.0, Acceptance::Coupled);
+        let params = SamplingParams {
+            grammar: Some(pattern("efgh[a-d]{5}")),
+            ..sequence.sampler.params().clone()
+        };
+        sequence.sampler = Sampler::new(params, &[1, 2]);
+        sequence.tokens = vec![1, 2];
+        for (nodes, want) in [
+            (2, vec![4, 5]),
+            (4, vec![4, 5, 6, 7]),
+            (5, vec![4, 5, 6, 7, 1]),
+            (9, vec![4, 5, 6, 7, 1, 2]),
+        ] {
+            let asked = Arc::new(AtomicUsize::new(0));
+            let drafter = Counting {
+                score: 0.5,
+                asked: asked.clone(),
+            };
+            let mut proposer = Proposer::new(Box::new(drafter), BudgetMode::Fixed);
+            let mut inputs = [StepInput {
+                rows: 1,
+                sample: true,
+                nodes,
+                depth: nodes,
+                width: 1,
+                may_draft: true,
+                prompt_scores: 0..0,
+                state: &mut sequence,
+            }];
+            let draft = proposer.propose(&mut inputs, 10).remove(0);
+            assert_eq!(draft.tokens, want);
+            assert!(draft.is_chain());
+            assert_eq!(
+                draft.scores[..nodes.min(4)],
+                [1.0, 1.0, 1.0, 1.0][..nodes.min(4)]
+            );
+            assert_eq!(asked.load(Ordering::Relaxed), usize::from(nodes > 4));
+            assert_eq!(sequence.sampler.output_len(), 0);
+        }
+    }
+
+    /// The grammar of a regular expression over ids that are letters from `a`; the last ends a text.
+    fn pattern(regex: &str) -> crate::grammar::Grammar {
+        use crate::grammar::{Compiler, GrammarSource, Tokens};
+        struct Letters;
+        impl Tokens for Letters {
+            fn count(&self) -> usize {
+                10
+            }
+            fn bytes(&self, id: u32) -> &[u8] {
+                &b"abcdefghij"[id as usize..][..1]
+            }
+            fn is_special(&self, id: u32) -> bool {
+                id == 9
+            }
+            fn eos(&self) -> &[u32] {
+                &[9]
+            }
+            fn encode_part(&self, text: &str) -> Vec<u32> {
+                text.bytes().map(|byte| u32::from(byte - b'a')).collect()
+            }
+        }
+        let source = GrammarSource::Regex(regex.into());
+        let grammar = Compiler::new(Arc::new(Letters)).compile("regex", &source);
+        grammar.expect("a good pattern")
     }
 
     /// The first forward of a draft model reads a prompt in memory that nobody has touched. If it were all

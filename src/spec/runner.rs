@@ -4,6 +4,7 @@ use super::budget::{BudgetMode, StepCost};
 use super::calibration::{self, Measured};
 use super::device;
 use super::draft::{Committed, Draft, Drafter, SeqId};
+use super::masks;
 use super::proposer::{Base, Proposer};
 use super::step::{SequenceState, StepInput, StepResult, decide};
 use crate::error::Result;
@@ -79,7 +80,8 @@ impl SpeculativeRunner {
         };
         let drafted = Instant::now();
         let (batch, rows) = self.batch(inputs, &drafts);
-        let output = self.target.forward(&batch, &mut self.store)?;
+        let masks = masks::of_step(inputs, &drafts);
+        let output = masks::beside(masks, || self.target.forward(&batch, &mut self.store))?;
         let mut outputs = self.decide(&output, inputs, &drafts, rows)?;
         // A GPU's forward is done when its tokens are there.
         let target_time = drafted.elapsed();

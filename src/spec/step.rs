@@ -96,6 +96,7 @@ impl SequenceState {
     pub fn push(&mut self, token: u32) {
         self.tokens.push(token);
         self.sampler.push(token);
+        self.sampler.commit();
     }
 
     /// The random numbers for the next tokens.

@@ -3,6 +3,7 @@
 //! Decoding works on the bytes of each token, so that streamed text, text that is returned at once and
 //! the result of [`Text::decode`] are the same by construction.
 
+mod canonical;
 mod detokenizer;
 mod gguf;
 mod pieces;
@@ -18,6 +19,7 @@ use pieces::Pieces;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::path::Path;
+use std::sync::OnceLock;
 use tokenizers::Tokenizer;
 
 /// A model's tokenizer, its special ids and its chat template.
@@ -30,6 +32,8 @@ pub struct Text {
     template: Option<ChatTemplate>,
     /// The Jinja source of `template`.
     template_source: Option<String>,
+    /// For parts of texts; made when it is first needed.
+    part_tokenizer: OnceLock<Tokenizer>,
 }
 
 /// The ids that begin and end a text.
@@ -73,6 +77,7 @@ impl Text {
             eos: first_eos,
             template,
             template_source: chat_template.map(str::to_owned),
+            part_tokenizer: OnceLock::new(),
         })
     }
 

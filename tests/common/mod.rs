@@ -1,6 +1,7 @@
 //! Shared by the tests: toy engines, and a reference without batches or drafts.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod grammar;
 pub mod plain;
 pub mod plain_parallel;
 pub mod process;
@@ -169,8 +170,9 @@ pub fn reference(model: &mut dyn Model, request: &Request) -> Vec<u32> {
             position: tokens.len(),
         };
         let sampler = sampler(&params, &tokens, request.prompt.len());
-        tokens.push(choose(&row, &sampler, rng.key(0)).unwrap());
-        if params.stop_token_ids.contains(&tokens[tokens.len() - 1]) {
+        let token = choose(&row, &sampler, rng.key(0)).unwrap();
+        tokens.push(token);
+        if sampler.ends_text(token, sampler.output_len()) {
             break;
         }
     }

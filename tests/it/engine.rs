@@ -1,8 +1,10 @@
 //! The engine on toy models: it is lossless under any mix of requests, leaks nothing and keeps its limits.
 
+use crate::common::grammar::grammars;
 use crate::common::*;
 use foretoken::engine::{EngineHandle, EngineOptions, FinishReason, Request, SpecLimits};
 use foretoken::error::{Error, RequestErrorKind};
+use foretoken::grammar::Grammar;
 use foretoken::sampling::{Acceptance, SamplingParams, mix};
 use foretoken::spec::BudgetMode;
 
@@ -40,12 +42,19 @@ impl Dice {
             min_tokens: self.of(&[0, 0, 6]),
             ignore_eos: self.roll(2) == 0,
             stop_token_ids: self.of(&[vec![], vec![7]]),
+            grammar: None,
         }
+    }
+
+    /// The grammar of every third request.
+    pub fn grammar(&mut self) -> Option<Grammar> {
+        let grammar = self.of(grammars());
+        (self.roll(3) == 0).then_some(grammar)
     }
 
     pub fn request(&mut self, spec_length: usize) -> Request {
         let prompt_logprobs = self.of(&[None, None, None, Some(2)]);
-        Request {
+        let mut request = Request {
             prompt: self.prompt(40),
             params: self.params(),
             max_tokens: Some(1 + self.roll(24)),
@@ -55,7 +64,11 @@ impl Dice {
             synthetic_acceptance: self.of(&[None, None, None, Some(0.6)]),
             acceptance: self.of(&[None, None, None, Some(Acceptance::Rejection)]),
             ..Request::default()
-        }
+        };
+        // Tokens that nobody verified follow no grammar.
+        let grammar = self.grammar();
+        request.params.grammar = grammar.filter(|_| request.synthetic_acceptance.is_none());
+        request
     }
 
     /// An engine that usually runs short of blocks, rows and sequence slots.

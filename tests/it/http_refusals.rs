@@ -201,12 +201,7 @@ async fn unsupported_fields_are_refused_by_name() {
             json!([{"type": "function", "function": {"name": "f"}}]),
             json!([]),
         ),
-        (
-            "response_format",
-            json!({"type": "json_object"}),
-            json!({"type": "text"}),
-        ),
-        ("guided_regex", json!("a+"), json!(null)),
+        ("structural_tag", json!({"a": 1}), json!(null)),
         ("prompt_logprobs", json!(1), json!(null)),
         ("store", json!(true), json!(false)),
     ] {

@@ -22,6 +22,7 @@ mod engine_limits;
 mod gguf;
 mod http;
 mod http_drafts;
+mod http_grammar;
 mod http_refusals;
 mod kv;
 mod medusa;

@@ -27,18 +27,18 @@ pub fn serve(flags: &str) -> (String, [f64; 2]) {
         "{flags} --served-model-name pair --spec-length 4 --spec-topk 1 --spec-budget fixed --num-blocks 128"
     );
     let server = Server::start_logging(&flags, "foretoken=info", log.reopen().unwrap());
-    let ask = |prompt: &str, temperature: usize, spec_length: Option<usize>| -> Value {
-        let mut body = json!({
-            "model": "pair", "max_tokens": 60, "temperature": temperature, "seed": 7,
-            "messages": [{"role": "user", "content": prompt}],
-        });
+    let ask = |prompt: &str, temperature: usize, spec_length: Option<usize>, mut body: Value| {
+        body["model"] = "pair".into();
+        body["temperature"] = temperature.into();
+        body["seed"] = 7.into();
+        body["messages"] = json!([{"role": "user", "content": prompt}]);
         if let Some(length) = spec_length {
             body["spec_length"] = length.into();
         }
         let answer = server.post("/v1/chat/completions", &body.to_string());
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         let (_, body) = answer.split_once("\r\n\r\n").unwrap();
-        serde_json::from_str(body).unwrap()
+        serde_json::from_str::<Value>(body).unwrap()
     };
     // Of the model's own draft tokens: tables draft, too.
     let count = |what: &str| -> f64 {
@@ -53,13 +53,28 @@ pub fn serve(flags: &str) -> (String, [f64; 2]) {
     let rates = [0, 1].map(|temperature| {
         let before = ["accepted", "draft"].map(count);
         for prompt in PROMPTS {
-            let fast = ask(prompt, temperature, None);
-            let plain = ask(prompt, temperature, Some(0));
+            let free = || json!({"max_tokens": 60});
+            let fast = ask(prompt, temperature, None, free());
+            let plain = ask(prompt, temperature, Some(0), free());
             assert_eq!(fast["choices"], plain["choices"], "{prompt}");
         }
         let [accepted, drafted] = ["accepted", "draft"].map(count);
         (accepted - before[0]) / (drafted - before[1])
     });
+    let schema = json!({
+        "type": "object",
+        "properties": {"hero": {"type": "string", "maxLength": 30}, "age": {"type": "integer"}},
+        "required": ["hero", "age"],
+    });
+    for temperature in [0, 1] {
+        let [fast, plain] = [None, Some(0)].map(|spec_length| {
+            let body = json!({"guided_json": schema, "max_tokens": 60});
+            ask(PROMPTS[0], temperature, spec_length, body)
+        });
+        let text = fast["choices"][0]["message"]["content"].as_str().unwrap();
+        assert!(text.starts_with("{\"hero\": \""), "{text}");
+        assert_eq!(fast["choices"], plain["choices"]);
+    }
     let log = std::fs::read_to_string(log.path()).unwrap();
     println!("{log}\n{rates:?}");
     (log, rates)

@@ -1,6 +1,7 @@
 use super::*;
 use crate::engine::Limits;
 use crate::error::RequestErrorKind;
+use crate::grammar::Compiler;
 use crate::sampling::Acceptance;
 use crate::text::{SpecialIds, Text};
 use serde_json::json;
@@ -9,8 +10,8 @@ use std::sync::LazyLock;
 use tokenizers::Tokenizer;
 
 /// A vocabulary of letters, a space and a BOS that the tokenizer puts in front.
-fn text() -> &'static Text {
-    static TEXT: LazyLock<Text> = LazyLock::new(|| {
+fn text() -> &'static Arc<Text> {
+    static TEXT: LazyLock<Arc<Text>> = LazyLock::new(|| {
         let mut vocab: Map<String, Value> = ('a'..='z')
             .map(String::from)
             .zip((0..).map(Value::from))
@@ -37,7 +38,7 @@ fn text() -> &'static Text {
         };
         let template =
             "{{ bos_token }}{% for m in messages %}{{ m.role }} {{ m.content }}{% endfor %}";
-        Text::new(tokenizer, special, Some(template)).expect("byte-level")
+        Arc::new(Text::new(tokenizer, special, Some(template)).expect("byte-level"))
     });
     &TEXT
 }
@@ -48,6 +49,7 @@ fn with<T>(f: impl FnOnce(&Context<'_>) -> T) -> T {
 
 fn with_key<T>(api_key: Option<&str>, f: impl FnOnce(&Context<'_>) -> T) -> T {
     static SCOPES: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    static GRAMMARS: LazyLock<Compiler> = LazyLock::new(|| Compiler::new(text().clone()));
     let limits = Limits {
         max_model_len: 64,
         vocab_size: 28,
@@ -61,6 +63,7 @@ fn with_key<T>(api_key: Option<&str>, f: impl FnOnce(&Context<'_>) -> T) -> T {
         model_names: &["first".into(), "second".into()],
         api_key,
         scopes: &SCOPES,
+        grammars: &GRAMMARS,
     })
 }
 
@@ -555,7 +558,7 @@ fn a_request_over_the_context_gets_openais_message() {
 
 #[test]
 fn a_field_is_refused_only_by_the_api_that_does_not_support_it() {
-    for field in ["tools", "guided_json", "documents"] {
+    for field in ["tools", "structural_tag", "documents"] {
         let asks = || json!({field: ["x"]});
         refused(completion(asks()), field);
         refused(chat(asks()), field);

@@ -113,6 +113,11 @@ impl<'a, 'b> Drafting<'a, 'b> {
         self.may_draft && !self.ended && grows && depth < self.max_depth()
     }
 
+    /// Whether its tokens must follow a grammar.
+    pub fn has_grammar(&self) -> bool {
+        self.request.sampler.has_grammar()
+    }
+
     /// Whether no node has siblings.
     pub fn is_chain(&self) -> bool {
         self.limits.width == 1

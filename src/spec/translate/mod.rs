@@ -72,6 +72,10 @@ impl Drafter for Translator {
         };
         let places: Vec<usize> = (0..requests.len()).filter(is_read).collect();
         let mut all_each = 0.0;
+        // The draft model continues its own encoding, whose last tokens need not end where the target's do.
+        let grammars: Vec<_> = (requests.iter_mut())
+            .map(|request| (request.sampler.output_len(), request.sampler.take_grammar()))
+            .collect();
         let mut inner: Vec<DraftRequest<'_>> = requests
             .iter_mut()
             .filter(|request| state(request.id).encoding.has_read(request.tokens))
@@ -98,9 +102,14 @@ impl Drafter for Translator {
                 }
             })
             .collect();
-        let proposed = self.inner.propose(&mut inner)?;
+        let proposed = self.inner.propose(&mut inner);
         // For a level of the target's tokens the model needs this many forwards.
         let each = all_each / inner.len().max(1) as f64;
+        for (request, (output_len, grammar)) in requests.iter_mut().zip(grammars) {
+            request.sampler.truncate(output_len);
+            request.sampler.put_grammar(grammar);
+        }
+        let proposed = proposed?;
         let forwards = self.inner.forwards().iter();
         self.forwards = forwards
             .map(|&(rows, seconds)| (rows, seconds * each))

@@ -1,0 +1,23 @@
+//! Structured output: grammars that a text must follow, as masks over the vocabulary.
+//!
+//! [`Compiler`] turns a [`GrammarSource`] into a [`Grammar`], which requests carry in their sampling
+//! parameters. Each sequence's sampler has a [`GrammarState`], which gives the [`Mask`] of the next token and
+//! goes back with the sampler. The parser is llguidance's.
+
+mod compiled;
+mod compiler;
+mod mask;
+mod place;
+mod source;
+mod state;
+mod vocabulary;
+
+pub use compiled::Grammar;
+pub use compiler::Compiler;
+pub use mask::Mask;
+pub use source::{GrammarSource, MAX_SOURCE_BYTES};
+pub use state::GrammarState;
+pub use vocabulary::Tokens;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,145 @@
+//! Error messages that quote the place in a schema.
+
+use super::source::{GrammarSource, styled};
+use crate::error::Error;
+use llguidance::api::TopLevelGrammar;
+use serde_json::{Map, Value};
+use std::fmt::Write;
+
+/// Maximum number of subschemas that are tried.
+const MAX_TRIES: usize = 300;
+/// Maximum characters of the parser's message, and of the quoted part of a schema.
+const MAX_MESSAGE_CHARS: usize = 600;
+const MAX_QUOTED_CHARS: usize = 120;
+
+/// The 400 for a source that llguidance refuses with `error`. `check` is its error for another source.
+pub fn error(
+    field: &str,
+    source: &GrammarSource,
+    error: &anyhow::Error,
+    check: impl Fn(TopLevelGrammar) -> Option<anyhow::Error>,
+) -> Error {
+    let cause = cause(error);
+    let message = match source {
+        GrammarSource::JsonSchema(schema) => {
+            let mut search = Search {
+                cause: &cause,
+                check,
+                schema,
+                tries: 0,
+            };
+            let (path, part) = search.deepest(String::new(), schema);
+            let path = if path.is_empty() {
+                "the schema".into()
+            } else {
+                format!("`#{path}`")
+            };
+            let quoted = cut(&part.to_string(), MAX_QUOTED_CHARS);
+            format!("{field} is not possible or not supported at {path}, {quoted}: {cause}")
+        }
+        _ => format!("{field} is not a grammar that is supported: {cause}"),
+    };
+    Error::invalid(field, message)
+}
+
+/// The innermost message of an error, without a backtrace.
+fn cause(error: &anyhow::Error) -> String {
+    let text = error.root_cause().to_string();
+    let text = text.split("\n<backtrace>").next().unwrap_or_default();
+    cut(text.trim(), MAX_MESSAGE_CHARS)
+}
+
+fn cut(text: &str, chars: usize) -> String {
+    let mut cut: String = text.chars().take(chars).collect();
+    if cut.len() < text.len() {
+        cut.push_str("...");
+    }
+    cut
+}
+
+/// A search for the smallest part of `schema` that is refused for the same cause.
+struct Search<'a, F> {
+    cause: &'a str,
+    check: F,
+    schema: &'a Value,
+    tries: usize,
+}
+
+impl<'a, F: Fn(TopLevelGrammar) -> Option<anyhow::Error>> Search<'a, F> {
+    /// The JSON pointer and the part, at or below `part`, which is at `path`.
+    fn deepest(&mut self, path: String, part: &'a Value) -> (String, &'a Value) {
+        for (below, child) in children(part) {
+            if self.tries == MAX_TRIES {
+                break;
+            }
+            self.tries += 1;
+            if self.is_refused(child) {
+                return self.deepest(path + &below, child);
+            }
+        }
+        (path, part)
+    }
+
+    /// Whether `part` alone is refused for the cause. The schema's definitions go with it.
+    fn is_refused(&self, part: &Value) -> bool {
+        let Value::Object(keywords) = part else {
+            return part == &Value::Bool(false) && self.refuses(&Map::new(), part);
+        };
+        let mut keywords = keywords.clone();
+        for name in ["$schema", "$id", "$defs", "definitions", "x-guidance"] {
+            if let Some(value) = self.schema.get(name) {
+                keywords.entry(name).or_insert_with(|| value.clone());
+            }
+        }
+        self.refuses(&keywords, part)
+    }
+
+    fn refuses(&self, keywords: &Map<String, Value>, part: &Value) -> bool {
+        let schema = match part {
+            Value::Object(_) => Value::Object(keywords.clone()),
+            other => other.clone(),
+        };
+        let source = llguidance::api::GrammarWithLexer::from_json_schema(styled(&schema));
+        let error = (self.check)(TopLevelGrammar::from_grammar(source));
+        error.is_some_and(|error| cause(&error) == self.cause)
+    }
+}
+
+/// The subschemas of `part`, each with the rest of its JSON pointer.
+fn children(part: &Value) -> Vec<(String, &Value)> {
+    let mut found = Vec::new();
+    for (keyword, value) in part.as_object().into_iter().flatten() {
+        let named = matches!(
+            keyword.as_str(),
+            "properties" | "patternProperties" | "$defs" | "definitions"
+        );
+        match value {
+            Value::Object(map) if named => {
+                found.extend(
+                    map.iter()
+                        .map(|(name, child)| (pointer(&[keyword, name]), child)),
+                );
+            }
+            Value::Array(list) if keyword != "enum" => {
+                let listed = list
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, child)| child.is_object());
+                found.extend(listed.map(|(i, child)| (pointer(&[keyword, &i.to_string()]), child)));
+            }
+            Value::Object(_) if !matches!(keyword.as_str(), "const" | "default" | "x-guidance") => {
+                found.push((pointer(&[keyword]), value));
+            }
+            _ => (),
+        }
+    }
+    found
+}
+
+/// `/a/b~1c` of `a` and `b/c` (RFC 6901).
+fn pointer(names: &[&str]) -> String {
+    names.iter().fold(String::new(), |mut path, name| {
+        let _ = write!(path, "/{}", name.replace('~', "~0").replace('/', "~1"));
+        path
+    })
+}

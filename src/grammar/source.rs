@@ -1,0 +1,121 @@
+//! What a text can be asked to follow, and the checks that bound it.
+
+use crate::error::{Error, Result};
+use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
+use serde_json::{Map, Value, json};
+
+/// Maximum bytes of a grammar's source.
+pub const MAX_SOURCE_BYTES: usize = 256 << 10;
+/// Maximum depth of brackets in a grammar in text form. JSON values are bounded when they are parsed.
+const MAX_DEPTH: usize = 100;
+
+/// The source of a grammar.
+#[derive(Debug, Clone, PartialEq)]
+pub enum GrammarSource {
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that is valid under this schema. Its `x-guidance` may set llguidance's options for JSON.
+    JsonSchema(Value),
+    /// A text that matches this regular expression (Rust's syntax) as a whole.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// A grammar in llguidance's variant of Lark, which may contain `%json {...}`.
+    Lark(String),
+}
+
+/// How JSON is written unless a schema's `x-guidance` says otherwise: on one line, as Python's `json.dumps`
+/// writes it. So everything but the values is forced, and no model can go on with blanks for ever.
+pub(super) fn json_style() -> Map<String, Value> {
+    let style = json!({
+        "whitespace_flexible": false,
+        "item_separator": ", ",
+        "key_separator": ": ",
+    });
+    style.as_object().cloned().unwrap_or_default()
+}
+
+/// `schema` with the options of [`json_style`] that it does not set itself.
+pub(super) fn styled(schema: &Value) -> Value {
+    let mut schema = match schema {
+        Value::Bool(true) => json!({}),
+        // "schema is false" is then the parser's own error.
+        Value::Bool(false) => json!({"anyOf": [false]}),
+        other => other.clone(),
+    };
+    if let Some(object) = schema.as_object_mut() {
+        let mut options = json_style();
+        if let Some(Value::Object(own)) = object.get("x-guidance") {
+            options.extend(own.clone());
+        }
+        object.insert("x-guidance".into(), options.into());
+    }
+    schema
+}
+
+impl GrammarSource {
+    /// Checks sizes and depth, and returns llguidance's form of it.
+    ///
+    /// # Errors
+    /// `Invalid`, naming `field`.
+    pub(super) fn top_level(&self, field: &str) -> Result<TopLevelGrammar> {
+        let refuse = |what: String| Err(Error::invalid(field, format!("{field} {what}")));
+        let size = match self {
+            Self::JsonObject => 0,
+            Self::JsonSchema(schema) => schema.to_string().len(),
+            Self::Regex(text) | Self::Lark(text) => text.len(),
+            Self::Choice(texts) => texts.iter().map(|text| text.len() + 1).sum(),
+        };
+        if size > MAX_SOURCE_BYTES {
+            return refuse(format!(
+                "may have at most {MAX_SOURCE_BYTES} bytes, not {size}"
+            ));
+        }
+        if let Self::Regex(text) | Self::Lark(text) = self
+            && depth(text) > MAX_DEPTH
+        {
+            return refuse(format!("may nest brackets at most {MAX_DEPTH} deep"));
+        }
+        let grammar = match self {
+            Self::JsonObject => {
+                GrammarWithLexer::from_json_schema(styled(&json!({"type": "object"})))
+            }
+            Self::JsonSchema(schema @ (Value::Object(_) | Value::Bool(_))) => {
+                GrammarWithLexer::from_json_schema(styled(schema))
+            }
+            Self::JsonSchema(other) => {
+                return refuse(format!("must be an object or a boolean, not {other}"));
+            }
+            Self::Regex(text) => GrammarWithLexer::from_regex(text),
+            Self::Choice(texts) if texts.is_empty() => {
+                return refuse("must have at least one entry".into());
+            }
+            Self::Choice(texts) => {
+                let texts: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
+                GrammarWithLexer::from_lark(format!("start: {}", texts.join(" | ")))
+            }
+            Self::Lark(text) if text.contains("::=") => {
+                return refuse(
+                    "must be in Lark's syntax (`start: \"yes\" | \"no\"`); `::=` is GBNF's".into(),
+                );
+            }
+            Self::Lark(text) => GrammarWithLexer::from_lark(text.clone()),
+        };
+        Ok(TopLevelGrammar::from_grammar(grammar))
+    }
+}
+
+/// The largest number of brackets that are open at once. Brackets in strings count, too, as far as they are
+/// not closed: no real grammar comes near the limit.
+fn depth(text: &str) -> usize {
+    let (mut open, mut most) = (0_usize, 0);
+    for c in text.chars() {
+        match c {
+            '(' | '[' | '{' => open += 1,
+            ')' | ']' | '}' => open = open.saturating_sub(1),
+            _ => (),
+        }
+        most = most.max(open);
+    }
+    most
+}

@@ -1,0 +1,268 @@
+//! Where one text is in its grammar.
+
+use super::compiled::{Grammar, lock};
+use super::mask::Mask;
+use llguidance::Matcher;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock};
+
+/// The state of a grammar along one text, and along the drafts that may continue it.
+///
+/// Tokens are pushed and truncated without work. Each place that was reached since the last
+/// [`GrammarState::commit`] keeps its mask, so that draft and target compute it once between them.
+pub struct GrammarState {
+    grammar: Grammar,
+    /// The committed tokens.
+    committed: Vec<u32>,
+    /// The tree of what was pushed after them; the first node is the end of the committed tokens.
+    nodes: Vec<Node>,
+    /// The current node.
+    at: usize,
+    parser: Mutex<Parser>,
+}
+
+#[derive(Default)]
+struct Node {
+    token: u32,
+    /// Not of the first node.
+    parent: usize,
+    /// `None` inside: the parser failed.
+    mask: OnceLock<Option<Mask>>,
+}
+
+/// A parser that is moved to the node whose mask is asked for.
+struct Parser {
+    matcher: Matcher,
+    /// All that it has consumed.
+    consumed: Vec<u32>,
+}
+
+/// Where tokens lead.
+#[derive(PartialEq)]
+enum Reached {
+    /// All of them are consumed.
+    Place,
+    /// One of them ends the text.
+    End,
+    /// The grammar does not allow one of them.
+    Refused,
+}
+
+/// The parser failed, and has reported it.
+#[derive(Debug)]
+struct Failed;
+
+impl GrammarState {
+    /// The state at the start of a text.
+    pub fn new(grammar: Grammar) -> Self {
+        Self {
+            committed: Vec::new(),
+            nodes: vec![Node::default()],
+            at: 0,
+            parser: Mutex::new(Parser::new(&grammar)),
+            grammar,
+        }
+    }
+
+    /// The ids that end the text where the grammar can end.
+    pub fn eos(&self) -> &[u32] {
+        self.grammar.eos()
+    }
+
+    /// Adds a token, which the grammar need not allow.
+    pub fn push(&mut self, token: u32) {
+        let at = self.at;
+        let mut children = self.nodes.iter().enumerate().skip(1);
+        let known = children.find(|(_, node)| node.parent == at && node.token == token);
+        self.at = match known {
+            Some((place, _)) => place,
+            None => {
+                self.nodes.push(Node {
+                    token,
+                    parent: at,
+                    mask: OnceLock::new(),
+                });
+                self.nodes.len() - 1
+            }
+        };
+    }
+
+    /// Removes the last `count` tokens, at most those pushed since the last commit.
+    pub fn pop(&mut self, count: usize) {
+        for _ in 0..count {
+            self.at = self.nodes[self.at].parent;
+        }
+    }
+
+    /// The pushed tokens stay for good.
+    pub fn commit(&mut self) {
+        self.committed.extend(self.path());
+        self.nodes = vec![self.nodes.swap_remove(self.at)];
+        self.at = 0;
+    }
+
+    /// The ids that may come next: none after a token that the grammar does not allow; after the end, those
+    /// that end a text, which no longer matter. `None` if the parser failed, because the text made the grammar too complex.
+    pub fn mask(&self) -> Option<&Mask> {
+        let compute = || {
+            let mut parser = lock(&self.parser);
+            let mask = parser.mask(&self.grammar, &self.committed, &self.path());
+            if mask.is_err() {
+                *parser = Parser::new(&self.grammar);
+            }
+            mask.ok()
+        };
+        self.nodes[self.at].mask.get_or_init(compute).as_ref()
+    }
+
+    /// Computes the masks after each node of a draft, parents first (`None` = the current place), until
+    /// `stop` is set.
+    pub fn prepare(&mut self, tokens: &[u32], parents: &[Option<u16>], stop: &AtomicBool) {
+        let base = self.at;
+        let mut places: Vec<usize> = Vec::with_capacity(tokens.len());
+        let _ = self.mask();
+        for (&token, parent) in tokens.iter().zip(parents) {
+            if stop.load(Ordering::Relaxed) {
+                break;
+            }
+            self.at = parent.map_or(base, |parent| places[usize::from(parent)]);
+            self.push(token);
+            places.push(self.at);
+            let _ = self.mask();
+        }
+        self.at = base;
+    }
+
+    /// Whether the grammar can read each node of a draft and those above it; nodes as in
+    /// [`GrammarState::prepare`]. Cheaper than masks, which may forbid more: other tokens for bytes that are
+    /// forced. Nothing is worth verifying after the end.
+    pub fn accepts(&mut self, tokens: &[u32], parents: &[Option<u16>]) -> Vec<bool> {
+        let base = self.at;
+        let mut places: Vec<Option<usize>> = Vec::with_capacity(tokens.len());
+        for (&token, parent) in tokens.iter().zip(parents) {
+            let above = parent.map_or(Some(base), |parent| places[usize::from(parent)]);
+            let place = above.and_then(|above| {
+                self.at = above;
+                if above != base && self.eos().contains(&self.nodes[above].token) {
+                    return None;
+                }
+                let known = self.nodes[above].mask.get();
+                let allowed =
+                    known.map(|mask| mask.as_ref().is_some_and(|mask| mask.allows(token)));
+                self.push(token);
+                allowed
+                    .unwrap_or_else(|| self.is_readable())
+                    .then_some(self.at)
+            });
+            places.push(place);
+        }
+        self.at = base;
+        places.into_iter().map(|place| place.is_some()).collect()
+    }
+
+    /// Whether the parser can read the tokens up to the current node.
+    fn is_readable(&self) -> bool {
+        let mut parser = lock(&self.parser);
+        let read = parser.go_to(&self.grammar, &self.committed, &self.path());
+        if read.is_err() {
+            *parser = Parser::new(&self.grammar);
+        }
+        read.is_ok_and(|reached| reached != Reached::Refused)
+    }
+
+    /// The tokens that must come next, one after the other, because each is the only one allowed; at most
+    /// `max`, and none that ends the text.
+    pub fn forced(&mut self, max: usize) -> Vec<u32> {
+        let mut forced = Vec::new();
+        while forced.len() < max
+            && let Some(token) = self.mask().and_then(Mask::only)
+            && !self.eos().contains(&token)
+        {
+            self.push(token);
+            forced.push(token);
+        }
+        self.pop(forced.len());
+        forced
+    }
+
+    /// Tokens from the committed ones to the current node.
+    fn path(&self) -> Vec<u32> {
+        let mut path = Vec::new();
+        let mut at = self.at;
+        while at > 0 {
+            path.push(self.nodes[at].token);
+            at = self.nodes[at].parent;
+        }
+        path.reverse();
+        path
+    }
+}
+
+impl Clone for GrammarState {
+    fn clone(&self) -> Self {
+        let mut clone = Self::new(self.grammar.clone());
+        clone.committed.clone_from(&self.committed);
+        self.path().into_iter().for_each(|token| clone.push(token));
+        clone
+    }
+}
+
+impl fmt::Debug for GrammarState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GrammarState({:?}, {:?})", self.committed, self.path())
+    }
+}
+
+impl Parser {
+    fn new(grammar: &Grammar) -> Self {
+        Self {
+            matcher: grammar.matcher(),
+            consumed: Vec::new(),
+        }
+    }
+
+    /// The mask after `committed` and `path`.
+    fn mask(&mut self, grammar: &Grammar, committed: &[u32], path: &[u32]) -> Result<Mask, Failed> {
+        let failed = |error: anyhow::Error| {
+            grammar.note_failure(&error.to_string());
+            Failed
+        };
+        match self.go_to(grammar, committed, path).map_err(failed)? {
+            Reached::Refused => Ok(Mask::of(&[])),
+            Reached::End => Ok(Mask::of(grammar.eos())),
+            Reached::Place => {
+                let set = self.matcher.compute_mask_or_eos().map_err(failed)?;
+                Ok(Mask::from_set(&set, grammar.vocab_size()))
+            }
+        }
+    }
+
+    /// Consumes `committed` and `path`, as far as the grammar allows them.
+    fn go_to(
+        &mut self,
+        grammar: &Grammar,
+        committed: &[u32],
+        path: &[u32],
+    ) -> anyhow::Result<Reached> {
+        let wanted = || committed.iter().chain(path).copied();
+        let common = wanted().zip(&self.consumed).take_while(|(a, b)| a == *b);
+        let common = common.count();
+        let surplus = self.consumed.len() - common;
+        // Grammars whose lexemes count tokens cannot go back.
+        if surplus > 0 && self.matcher.rollback(surplus).is_err() {
+            *self = Self::new(grammar);
+        }
+        self.consumed.truncate(common);
+        let rest: Vec<u32> = wanted().skip(self.consumed.len()).collect();
+        let ends = |token: &u32| grammar.eos().contains(token);
+        let before_end = rest.iter().position(ends).unwrap_or(rest.len());
+        let count = self.matcher.try_consume_tokens(&rest[..before_end])?;
+        self.consumed.extend(&rest[..count]);
+        Ok(match count {
+            count if count < before_end => Reached::Refused,
+            count if count < rest.len() => Reached::End,
+            _ => Reached::Place,
+        })
+    }
+}

@@ -1,0 +1,367 @@
+//! Structured output as clients ask for it.
+
+use crate::common::process;
+use crate::common::server::{LONG, Server, error, joined};
+use crate::common::{Guess, Toy};
+use serde_json::{Map, Value, json};
+
+/// The fields that ask for a text, and the texts that may be the answer.
+fn fields() -> [(&'static str, Value, fn(&str) -> bool); 7] {
+    let digraphs = |text: &str| {
+        let pairs = text.as_bytes().chunks(2);
+        text.len() <= 8 && pairs.into_iter().all(|pair| pair == b"ab" || pair == b"cd")
+    };
+    let colour = |text: &str| ["red", "green", "blue"].contains(&text);
+    let nested = |text: &str| {
+        let half = text.len() / 2;
+        text.len() <= 40 && text == "x".repeat(half) + &"y".repeat(half)
+    };
+    [
+        ("guided_regex", json!("(ab|cd){1,4}"), digraphs),
+        ("guided_choice", json!(["red", "green", "blue"]), colour),
+        ("guided_grammar", json!("start: \"x\" start? \"y\""), nested),
+        (
+            "structured_outputs",
+            json!({"regex": "(ab|cd){1,4}", "json": null}),
+            digraphs,
+        ),
+        (
+            "structured_outputs",
+            json!({"choice": ["red", "green", "blue"]}),
+            colour,
+        ),
+        (
+            "structured_outputs",
+            json!({"grammar": "start: \"x\" start? \"y\""}),
+            nested,
+        ),
+        ("response_format", json!({"type": "text"}), |text| {
+            !text.is_empty()
+        }),
+    ]
+}
+
+/// Each field, at both routes, at once and streamed, with every drafter and without drafts.
+#[tokio::test]
+async fn answers_follow_the_grammar() {
+    for guess in [
+        Guess::Ngram,
+        Guess::Tables,
+        Guess::Toy(0.0),
+        Guess::Toy(0.6),
+    ] {
+        let toy = Toy {
+            guess,
+            ..Toy::default()
+        };
+        let server = Server::over(toy.start(), |state| state, LONG).await;
+        let (mut complete, mut drafted) = (0, 0);
+        for (field, value, fits) in fields() {
+            for temperature in [0, 1] {
+                for path in ["/v1/completions", "/v1/chat/completions"] {
+                    let mut body = json!({"max_tokens": 60, "temperature": temperature, "seed": 5});
+                    match path {
+                        "/v1/completions" => body["prompt"] = "abc".into(),
+                        _ => body["messages"] = json!([{"role": "user", "content": "hi"}]),
+                    }
+                    body[field] = value.clone();
+                    let answer = server.json(path, &body).await;
+                    let choice = &answer["choices"][0];
+                    let text = choice["text"]
+                        .as_str()
+                        .or(choice["message"]["content"].as_str());
+                    let text = text.expect("a text");
+                    if choice["finish_reason"] == "stop" {
+                        assert!(fits(text), "{field} {value}: {text}");
+                        complete += 1;
+                    }
+                    let (streamed, finish) = joined(&server.stream(path, body.clone()).await, 0);
+                    assert_eq!(
+                        (streamed.as_str(), &finish),
+                        (text, &choice["finish_reason"])
+                    );
+                    let usage = &answer["usage"]["speculative_decoding"];
+                    drafted += usage["num_draft_tokens"].as_u64().unwrap_or(0);
+                    body["spec_length"] = 0.into();
+                    let plain = server.json(path, &body).await;
+                    assert_eq!(
+                        plain["choices"], answer["choices"],
+                        "{field} {value}, {guess:?}"
+                    );
+                }
+            }
+        }
+        assert!(
+            complete > 12 && drafted > 10,
+            "{complete} complete, {drafted} drafted"
+        );
+        server.done().await;
+    }
+}
+
+/// Where the grammar allows nothing but the end, the text ends, whatever else was asked for; where it allows
+/// more, `min_tokens` and `ignore_eos` are kept.
+#[tokio::test]
+async fn the_end_of_the_grammar_is_the_end_of_the_text() {
+    let server = Server::start().await;
+    for (extra, regex, want) in [
+        (json!({"min_tokens": 30}), "abc", json!(["abc", "stop"])),
+        (json!({"ignore_eos": true}), "abc", json!(["abc", "stop"])),
+        (
+            json!({"min_tokens": 9}),
+            "a{2,6}",
+            json!(["aaaaaa", "stop"]),
+        ),
+        (
+            json!({"ignore_eos": true}),
+            "a{2,6}",
+            json!(["aaaaaa", "stop"]),
+        ),
+        (json!({"max_tokens": 2}), "a{4}", json!(["aa", "length"])),
+        (json!({"stop": "b"}), "abc", json!(["a", "stop"])),
+        (
+            json!({"stop_token_ids": [1], "min_tokens": 3}),
+            "abc",
+            json!(["abc", "stop"]),
+        ),
+    ] {
+        for temperature in [0, 1] {
+            let mut body = json!({"prompt": "q", "max_tokens": 40, "temperature": temperature, "seed": 3,
+                "guided_regex": regex});
+            body.as_object_mut()
+                .unwrap()
+                .extend(extra.as_object().unwrap().clone());
+            let answer = server.json("/v1/completions", &body).await;
+            let choice = &answer["choices"][0];
+            assert_eq!(
+                json!([choice["text"], choice["finish_reason"]]),
+                want,
+                "{body}"
+            );
+        }
+    }
+    let body = json!({"prompt": "q", "guided_regex": "a", "logit_bias": {"0": -100}});
+    let answer = server.json("/v1/completions", &body).await;
+    assert_eq!(
+        answer["choices"][0]["text"], "a",
+        "a bias is not enough to forbid"
+    );
+    server.done().await;
+}
+
+#[tokio::test]
+async fn refusals_name_the_field() {
+    let server = Server::start().await;
+    let schema = |schema: Value| json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}});
+    let format = |fields: Value| json!({"type": "json_schema", "json_schema": fields});
+    let deep = (0..200).fold("1".to_owned(), |inner, _| format!("[{inner}]"));
+    for (body, param, says) in [
+        (
+            json!({"response_format": "json"}),
+            "response_format",
+            "an object",
+        ),
+        (
+            json!({"response_format": {"type": "xml"}}),
+            "response_format.type",
+            "json_schema",
+        ),
+        (
+            json!({"response_format": {"type": "json_schema"}}),
+            "response_format.json_schema",
+            "required",
+        ),
+        (
+            json!({"response_format": {"type": "json_object", "json_schema": {}}}),
+            "response_format.json_schema",
+            "requires",
+        ),
+        (
+            json!({"response_format": format(json!({"schema": {}}))}),
+            "response_format.json_schema.name",
+            "required",
+        ),
+        (
+            json!({"response_format": format(json!({"name": "a b", "schema": {}}))}),
+            "response_format.json_schema.name",
+            "letters",
+        ),
+        (
+            json!({"response_format": format(json!({"name": "n"}))}),
+            "response_format.json_schema.schema",
+            "required",
+        ),
+        (
+            json!({"response_format": format(json!({"name": "n", "schema": {}, "strict": 1}))}),
+            "response_format.json_schema.strict",
+            "true or false",
+        ),
+        (
+            json!({"response_format": format(json!({"name": "n", "scheme": {}}))}),
+            "response_format.json_schema.scheme",
+            "not supported",
+        ),
+        (
+            json!({"response_format": schema(json!({"properties": {"a": {"items": {"type": "strin"}}}}))}),
+            "response_format.json_schema.schema",
+            r##"`#/properties/a/items`, {"type":"strin"}"##,
+        ),
+        (
+            json!({"guided_json": {"type": "array", "contains": {}}}),
+            "guided_json",
+            "contains",
+        ),
+        (json!({"guided_json": "{"}), "guided_json", "valid JSON"),
+        (json!({"guided_json": deep}), "guided_json", "recursion"),
+        (json!({"guided_regex": "a("}), "guided_regex", "unclosed"),
+        (json!({"guided_regex": 5}), "guided_regex", "string"),
+        (json!({"guided_choice": [1]}), "guided_choice[0]", "string"),
+        (json!({"guided_grammar": "start: b"}), "guided_grammar", "b"),
+        (
+            json!({"guided_regex": "a", "guided_choice": ["a"]}),
+            "guided_choice",
+            "exclude",
+        ),
+        (
+            json!({"guided_regex": "a", "response_format": {"type": "json_object"}}),
+            "response_format",
+            "guided_regex",
+        ),
+        (
+            json!({"structured_outputs": {"regex": "a", "choice": ["a"]}}),
+            "structured_outputs.choice",
+            "exclude",
+        ),
+        (
+            json!({"structured_outputs": {"structural_tag": "x"}}),
+            "structured_outputs.structural_tag",
+            "not supported",
+        ),
+        (
+            json!({"structured_outputs": {"whitespace_pattern": " "}}),
+            "structured_outputs.whitespace_pattern",
+            "requires",
+        ),
+        (
+            json!({"structured_outputs": []}),
+            "structured_outputs",
+            "an object",
+        ),
+        (
+            json!({"guided_decoding_backend": "x"}),
+            "guided_decoding_backend",
+            "not supported",
+        ),
+        // The toy's vocabulary has no brackets.
+        (
+            json!({"guided_json_object": true}),
+            "guided_json_object",
+            "no text",
+        ),
+    ] {
+        for path in ["/v1/completions", "/v1/chat/completions"] {
+            let mut body = body.clone();
+            match path {
+                "/v1/completions" => body["prompt"] = "a".into(),
+                _ => body["messages"] = json!([{"role": "user", "content": "hi"}]),
+            }
+            body["stream"] = true.into();
+            let told = error(server.post(path, &body).await, 400, "invalid_value").await;
+            assert_eq!(told["param"], param, "{body}: {told}");
+            let message = told["message"].as_str().unwrap();
+            assert!(message.contains(says), "{says} is missing: {message}");
+        }
+    }
+    for nothing in [
+        json!({"guided_json": null, "guided_regex": "", "guided_choice": []}),
+        json!({"structured_outputs": {}}),
+    ] {
+        let mut body: Map<String, Value> = nothing.as_object().unwrap().clone();
+        body.extend(
+            json!({"prompt": "a", "max_tokens": 2})
+                .as_object()
+                .unwrap()
+                .clone(),
+        );
+        server.json("/v1/completions", &body.into()).await;
+    }
+    server.done().await;
+}
+
+/// The demonstration pair writes JSON, with a draft model and tables, at once and in a batch.
+#[cfg(feature = "embedded-model")]
+#[test]
+fn json_of_a_real_model() {
+    let server = process::Server::start("--num-blocks 256");
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "animal": {"enum": ["bear", "rabbit", "owl"]},
+            "name": {"type": "string", "maxLength": 12},
+            "age": {"type": "integer", "minimum": 0, "maximum": 99},
+            "likes": {"type": "array", "items": {"type": "string", "maxLength": 10}, "maxItems": 2},
+        },
+        "required": ["animal", "name", "age", "likes"],
+        "additionalProperties": false,
+    });
+    let ask = |body: &Value| -> Value {
+        let answer = server.post("/v1/chat/completions", &body.to_string());
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+        serde_json::from_str(body).unwrap()
+    };
+    let forms = [
+        json!({"response_format": {"type": "json_schema", "json_schema": {"name": "pet", "strict": true, "schema": schema}}}),
+        json!({"guided_json": schema}),
+        json!({"guided_json": schema.to_string()}),
+        json!({"structured_outputs": {"json": schema}}),
+        json!({"guided_json": schema, "guided_whitespace_pattern": " ?"}),
+    ];
+    let mut texts = Vec::new();
+    for (temperature, seed) in [(0, 0), (1, 1), (1, 2), (1, 3)] {
+        for form in &forms {
+            let mut body = json!({"messages": [{"role": "user", "content": "Describe a pet."}],
+                "max_tokens": 150, "temperature": temperature, "seed": seed});
+            body.as_object_mut()
+                .unwrap()
+                .extend(form.as_object().unwrap().clone());
+            let answer = ask(&body);
+            let (text, finish) = (
+                &answer["choices"][0]["message"]["content"],
+                &answer["choices"][0]["finish_reason"],
+            );
+            assert_eq!(finish, "stop", "{answer}");
+            let pet: Value = serde_json::from_str(text.as_str().unwrap()).expect("JSON");
+            assert!(
+                ["bear", "rabbit", "owl"].contains(&pet["animal"].as_str().unwrap()),
+                "{pet}"
+            );
+            assert!(pet["name"].as_str().unwrap().chars().count() <= 12, "{pet}");
+            assert!(pet["age"].as_u64().unwrap() <= 99, "{pet}");
+            assert!(pet["likes"].as_array().unwrap().len() <= 2, "{pet}");
+            assert_eq!(pet.as_object().unwrap().len(), 4, "{pet}");
+            let spec = &answer["usage"]["speculative_decoding"];
+            assert!(
+                spec["num_accepted_tokens"].as_u64().unwrap() > 3,
+                "{answer}"
+            );
+            body["spec_length"] = 0.into();
+            assert_eq!(ask(&body)["choices"], answer["choices"]);
+            if form.get("guided_whitespace_pattern").is_none() {
+                texts.push(((temperature, seed), text.clone()));
+            }
+        }
+    }
+    for (key, text) in &texts {
+        let same = texts.iter().filter(|(other, _)| other == key);
+        same.for_each(|(_, other)| assert_eq!(text, other));
+    }
+    let body = json!({"messages": [{"role": "user", "content": "Describe a pet."}], "n": 4, "seed": 1,
+        "max_tokens": 150, "response_format": {"type": "json_schema", "json_schema": {"name": "pet", "schema": schema}}});
+    let together = ask(&body);
+    let first = texts.iter().find(|(key, _)| *key == (1, 1)).unwrap();
+    assert_eq!(
+        together["choices"][0]["message"]["content"], first.1,
+        "batched equals single"
+    );
+}
