@@ -285,9 +285,14 @@ fn tokenizer_metadata(text: &Text, vocab_size: usize) -> Result<Metadata> {
             metadata.push((key(&format!("{name}_token_id")), Value::U32(id)));
         }
     }
-    if let Some(template) = text.chat_template() {
-        let template = Value::String(template.to_owned());
-        metadata.push(("tokenizer.chat_template".into(), template));
+    for (name, template) in [
+        ("", text.chat_template()),
+        (".tool_use", text.tool_template()),
+    ] {
+        if let Some(template) = template {
+            let template = Value::String(template.to_owned());
+            metadata.push((format!("tokenizer.chat_template{name}"), template));
+        }
     }
     Ok(metadata)
 }

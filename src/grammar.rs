@@ -15,7 +15,7 @@ mod vocabulary;
 pub use compiled::Grammar;
 pub use compiler::Compiler;
 pub use mask::Mask;
-pub use source::{GrammarSource, MAX_SOURCE_BYTES};
+pub use source::{GrammarSource, MAX_SOURCE_BYTES, styled};
 pub use state::GrammarState;
 pub use vocabulary::Tokens;
 

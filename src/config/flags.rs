@@ -4,6 +4,7 @@ use super::speculation::SpeculationFlags;
 use crate::engine::EngineOptions;
 use crate::model::LoadFormat;
 use crate::parse::{at_least_one, bytes, number};
+use crate::text::{ReasoningFormat, ToolFormat};
 use crate::{bench, convert, generate, train};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -163,6 +164,14 @@ pub struct HttpOptions {
         value_parser = api_key
     )]
     pub api_key: Option<String>,
+    /// How the model writes tool calls [default: as its chat template says; hermes if that knows no
+    /// tools].
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub tool_call_parser: Option<ToolFormat>,
+    /// How the model marks what it thinks, which replies then have as reasoning_content [default: all
+    /// text is content].
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub reasoning_parser: Option<ReasoningFormat>,
     /// Seconds in which running requests may finish after SIGTERM or SIGINT.
     #[arg(long, value_name = "SECONDS", default_value = "30",
           value_parser = |text: &str| text.parse().map(Duration::from_secs))]

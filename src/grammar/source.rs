@@ -36,7 +36,7 @@ pub(super) fn json_style() -> Map<String, Value> {
 }
 
 /// `schema` with the options of [`json_style`] that it does not set itself.
-pub(super) fn styled(schema: &Value) -> Value {
+pub fn styled(schema: &Value) -> Value {
     let mut schema = match schema {
         Value::Bool(true) => json!({}),
         // "schema is false" is then the parser's own error.

@@ -4,7 +4,11 @@
 use super::stop::{StopMatcher, Stops};
 use crate::engine::{Event, FinishReason, SpecUsage, TokenLogprobs, TokenOutput};
 use crate::error::Result;
-use crate::text::{Detokenizer, Text};
+use crate::text::{
+    Detokenizer, MessageParser, Part, ReasoningParser, Text, ToolFormat, ToolParser,
+};
+use rand::RngExt;
+use rand::distr::Alphanumeric;
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -19,6 +23,33 @@ pub(super) struct Rules {
     pub min_tokens: usize,
     /// Whether log-probabilities were requested.
     pub logprobs: bool,
+    pub message: MessageRules,
+}
+
+/// What a model's text may contain besides content.
+#[derive(Debug, Default)]
+pub(super) struct MessageRules {
+    /// Whether the text begins with reasoning without saying so; `None` = reasoning is not looked for.
+    pub reasoning: Option<bool>,
+    /// Whether reasoning is left out of the reply.
+    pub hide_reasoning: bool,
+    /// `None` = calls are not looked for.
+    pub tools: Option<ToolRules>,
+    /// The special tokens that have a meaning in a message.
+    pub markers: Arc<[u32]>,
+}
+
+/// The tools that may be called.
+#[derive(Debug)]
+pub(super) struct ToolRules {
+    pub format: ToolFormat,
+    pub names: Arc<[String]>,
+    /// The text is complete after so many calls.
+    pub max_calls: usize,
+    /// Whether there is nothing but calls. What is cut off before it is one is not shown.
+    pub forced: bool,
+    /// Whether the request names the tool. Its reply then ends with `stop`.
+    pub named: bool,
 }
 
 /// A prompt that is repeated in the reply.
@@ -37,6 +68,9 @@ pub(super) struct Choice {
     echo: Option<Arc<Echo>>,
     detokenizer: Detokenizer,
     matcher: StopMatcher,
+    message: MessageParser,
+    /// Number of calls that have begun.
+    calls: usize,
     /// Number of characters before the next token.
     chars: usize,
     completion_tokens: usize,
@@ -47,9 +81,29 @@ pub(super) struct Choice {
 /// What one event adds to a choice.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Piece {
+    pub reasoning: String,
+    /// The content.
     pub text: String,
+    pub calls: Vec<CallPiece>,
     pub logprobs: Vec<Scored>,
     pub finish: Option<Finish>,
+}
+
+/// What is added to a tool call.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct CallPiece {
+    /// The call's position in the message.
+    pub index: usize,
+    /// The first piece of a call has its id and the function's name.
+    pub head: Option<CallHead>,
+    /// Part of the JSON text of the arguments.
+    pub arguments: String,
+}
+
+#[derive(Debug, Default, Clone, PartialEq)]
+pub(super) struct CallHead {
+    pub id: String,
+    pub name: String,
 }
 
 /// A token with its log-probabilities; the first of a prompt has none.
@@ -64,7 +118,7 @@ pub(super) struct Scored {
 /// How a choice ended.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Finish {
-    /// `stop` or `length`.
+    /// `stop`, `tool_calls` or `length`.
     pub reason: &'static str,
     /// The stop string or stop id that ended the text; `None` for EOS.
     pub stop: Option<StopReason>,
@@ -79,25 +133,48 @@ pub(super) enum StopReason {
 
 impl Piece {
     pub fn append(&mut self, other: Piece) {
+        self.reasoning.push_str(&other.reasoning);
         self.text.push_str(&other.text);
+        other
+            .calls
+            .into_iter()
+            .for_each(|call| self.append_call(call));
         self.logprobs.extend(other.logprobs);
         self.finish = self.finish.take().or(other.finish);
     }
 
+    fn append_call(&mut self, call: CallPiece) {
+        match self.calls.last_mut() {
+            Some(last) if last.index == call.index => last.arguments.push_str(&call.arguments),
+            _ => self.calls.push(call),
+        }
+    }
+
     /// Whether it has something to send to the client now.
     pub fn is_visible(&self) -> bool {
-        !self.text.is_empty() || self.finish.is_some()
+        let message = !self.text.is_empty() || !self.reasoning.is_empty();
+        message || !self.calls.is_empty() || self.finish.is_some()
     }
 }
 
 impl Choice {
     pub fn new(rules: Arc<Rules>, echo: Option<Arc<Echo>>) -> Self {
+        let message = &rules.message;
+        let tools = message
+            .tools
+            .as_ref()
+            .map(|tools| ToolParser::new(tools.format, tools.names.clone(), tools.max_calls));
         Self {
+            detokenizer: Detokenizer::showing(message.markers.clone()),
+            message: MessageParser {
+                reasoning: message.reasoning.map(ReasoningParser::new),
+                tools,
+            },
             rules,
             chars: echo.as_ref().map_or(0, |echo| echo.text.chars().count()),
             echo,
-            detokenizer: Detokenizer::new(),
             matcher: StopMatcher::default(),
+            calls: 0,
             completion_tokens: 0,
             cached_tokens: 0,
             spec: SpecUsage::default(),
@@ -205,24 +282,85 @@ impl Choice {
         if let Some(finish) = finish {
             let rest = self.detokenizer.finish();
             if !self.show(rest, &mut piece) {
-                piece.text.push_str(&self.matcher.finish());
-                piece.finish = Some(self.ending(finish));
+                let rest = self.matcher.finish();
+                let parts = self.message.push(rest);
+                self.add(parts, &mut piece);
+                self.end(self.ending(finish), &mut piece);
             }
         }
         piece
     }
 
-    /// Adds decoded text; returns whether it completed a stop string.
+    /// Adds decoded text; returns whether it completed a stop string, or the message.
     fn show(&mut self, new: String, piece: &mut Piece) -> bool {
         self.chars += new.chars().count();
         let may_stop = self.completion_tokens >= self.rules.min_tokens;
         let (shown, stop) = self.matcher.push(&self.rules.stops, new, may_stop);
-        piece.text.push_str(&shown);
-        piece.finish = stop.map(|stop| Finish {
-            reason: "stop",
-            stop: Some(StopReason::Text(stop.into())),
-        });
-        piece.finish.is_some()
+        let stop = stop.map(|stop| StopReason::Text(stop.into()));
+        let parts = self.message.push(shown);
+        self.add(parts, piece);
+        let ends = stop.is_some() || self.message.is_complete();
+        if ends {
+            let reason = "stop";
+            self.end(Finish { reason, stop }, piece);
+        }
+        ends
+    }
+
+    fn add(&mut self, parts: Vec<Part>, piece: &mut Piece) {
+        let forced = (self.rules.message.tools.as_ref()).is_some_and(|rules| rules.forced);
+        for part in parts {
+            match part {
+                Part::Content(_) if forced => {}
+                Part::Content(text) => piece.text.push_str(&text),
+                Part::Reasoning(_) if self.rules.message.hide_reasoning => {}
+                Part::Reasoning(text) => piece.reasoning.push_str(&text),
+                Part::CallStart(name) => {
+                    let index = self.calls;
+                    self.calls += 1;
+                    piece.append_call(CallPiece {
+                        index,
+                        head: Some(CallHead {
+                            id: self.call_id(),
+                            name,
+                        }),
+                        arguments: String::new(),
+                    });
+                }
+                Part::Arguments(arguments) => piece.append_call(CallPiece {
+                    index: self.calls.saturating_sub(1),
+                    head: None,
+                    arguments,
+                }),
+            }
+        }
+    }
+
+    /// A new id for a call, in the form that the model's template expects of it.
+    fn call_id(&self) -> String {
+        let (prefix, len) = match &self.rules.message.tools {
+            Some(rules) if rules.format == ToolFormat::Mistral => ("", 9),
+            _ => ("call_", 24),
+        };
+        let letters = rand::rng().sample_iter(Alphanumeric).take(len);
+        let id: String = letters.map(char::from).collect();
+        format!("{prefix}{id}")
+    }
+
+    /// Ends the text: what the parser holds is shown.
+    fn end(&mut self, mut finish: Finish, piece: &mut Piece) {
+        let parts = self.message.finish();
+        self.add(parts, piece);
+        let named = self
+            .rules
+            .message
+            .tools
+            .as_ref()
+            .is_some_and(|rules| rules.named);
+        if finish.reason == "stop" && self.calls > 0 && !named {
+            finish.reason = "tool_calls";
+        }
+        piece.finish = Some(finish);
     }
 
     fn ending(&self, finish: FinishReason) -> Finish {

@@ -4,14 +4,18 @@ use crate::engine::Limits;
 use crate::error::{Error, RequestErrorKind, Result};
 use crate::grammar::Compiler;
 use crate::spec::CacheScope;
-use crate::text::Text;
+use crate::text::{ReasoningFormat, Text, ToolFormat};
 use std::hash::{BuildHasher, RandomState};
 
-/// The tokenizer and template, the engine's limits and the served model names.
+/// The tokenizer and template, the engine's limits, the served model names and how the model writes.
 pub(super) struct Context<'a> {
     pub text: &'a Text,
     pub limits: &'a Limits,
     pub model_names: &'a [String],
+    /// How the model writes tool calls; `None` = unknown.
+    pub tool_format: Option<ToolFormat>,
+    /// How it marks reasoning; `None` = its text is content as it is.
+    pub reasoning_format: Option<ReasoningFormat>,
     /// The key that the client sent.
     pub api_key: Option<&'a str>,
     /// Random for each process, so that clients cannot find two salts of one scope.

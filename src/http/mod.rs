@@ -1,8 +1,10 @@
 //! OpenAI's HTTP API: routes, authorization, and graceful shutdown.
 
+mod answer;
 mod choice;
 mod context;
 mod error;
+mod messages;
 mod metrics;
 mod openai;
 mod prompt;
@@ -11,6 +13,7 @@ mod state;
 mod stop;
 mod stream;
 mod structured;
+mod tools;
 mod unsupported;
 mod wire;
 
@@ -30,6 +33,7 @@ use stream::Running;
 use subtle::ConstantTimeEq;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
+use tools::Tools;
 
 pub use state::{AppState, DEFAULT_MAX_BODY_BYTES};
 
@@ -212,12 +216,16 @@ async fn tokenize(State(state): State<AppState>, body: Body) -> Result<Json<Valu
             (Some(prompt), None) => context
                 .text
                 .encode(&prompt, body.add_special_tokens.unwrap_or(true)),
-            (None, Some(messages)) => context.chat_ids(
-                messages,
-                body.add_generation_prompt.unwrap_or(true),
-                &body.chat_template_kwargs.unwrap_or_default(),
-                body.add_special_tokens.unwrap_or(false),
-            ),
+            (None, Some(messages)) => {
+                let prompt = context.chat_prompt(
+                    messages,
+                    &Tools::only(body.tools)?,
+                    body.add_generation_prompt,
+                    body.chat_template_kwargs,
+                )?;
+                let special = body.add_special_tokens.unwrap_or(false);
+                context.text.encode(&prompt, special)
+            }
             _ => Err(Error::invalid(
                 "prompt",
                 "exactly one of prompt and messages is required",

@@ -1,12 +1,13 @@
 //! Converts a request body to engine requests. Every check that is possible before the first byte of a
 //! reply is made here or by [`Limits::check`](crate::engine::Limits::check).
 
-use super::choice::{Choice, Rules};
+use super::choice::{Choice, MessageRules, Rules};
 use super::context::Context;
 use super::prompt::PromptTokens;
 use super::reply::{Api, Header};
 use super::stop::Stops;
 use super::structured::Structured;
+use super::tools::Tools;
 use super::unsupported;
 use super::wire::{self, Common, OneOrMany, Prediction};
 use crate::engine::Request;
@@ -142,15 +143,26 @@ impl Context<'_> {
         }
         plan.template.logprobs = wanted.then(|| top.unwrap_or(0));
         plan.rules.logprobs = wanted;
-        plan.template.params.grammar = self.grammar(&structured)?;
 
         let messages = fields
             .messages
             .ok_or_else(|| Error::invalid("messages", "messages is required"))?;
-        let generation_prompt = fields.add_generation_prompt.unwrap_or(true);
-        let extra = fields.chat_template_kwargs.unwrap_or_default();
+        let tools = Tools::read(fields.tools, fields.tool_choice)?;
+        let prompt = self.chat_prompt(
+            messages,
+            &tools.list,
+            fields.add_generation_prompt,
+            fields.chat_template_kwargs,
+        )?;
+        let parallel = fields.parallel_tool_calls.unwrap_or(true);
+        plan.rules.message = MessageRules {
+            hide_reasoning: fields.include_reasoning == Some(false),
+            ..self.message_rules(&prompt, &tools, parallel)?
+        };
+        plan.template.params.grammar =
+            self.answer_grammar(&structured, &tools, &plan.rules.message)?;
         let special = fields.add_special_tokens.unwrap_or(false);
-        let ids = self.chat_ids(messages, generation_prompt, &extra, special)?;
+        let ids = self.text.encode(&prompt, special)?;
         let mut header = Header::new(Api::Chat, model);
         header.logprobs = plan.template.logprobs;
         let prompts = vec![PromptTokens { ids, echo: None }];
@@ -229,6 +241,7 @@ impl Context<'_> {
             stop_token_ids: params.stop_token_ids.clone(),
             min_tokens: params.min_tokens,
             logprobs: false,
+            message: MessageRules::default(),
         };
         let spec_length = common.spec_length.map(|k| k.min(self.limits.spec_length));
         let prediction = match spec_length.unwrap_or(self.limits.spec_length) {

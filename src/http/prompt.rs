@@ -2,8 +2,10 @@
 
 use super::choice::Echo;
 use super::context::Context;
+use super::messages;
 use super::wire::Prompt;
 use crate::error::{Error, Result};
+use crate::text::Chat;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
@@ -15,22 +17,24 @@ pub(super) struct PromptTokens {
 }
 
 impl Context<'_> {
-    /// The token ids of a chat's prompt. The template writes BOS itself.
+    /// The text of a chat's prompt. The template writes BOS itself.
     ///
     /// # Errors
     /// `Invalid`, naming the message.
-    pub(super) fn chat_ids(
+    pub(super) fn chat_prompt(
         &self,
         messages: Vec<Value>,
-        add_generation_prompt: bool,
-        extra: &Map<String, Value>,
-        add_special_tokens: bool,
-    ) -> Result<Vec<u32>> {
-        let messages = checked_messages(messages)?;
-        let prompt = self
-            .text
-            .render_chat(&messages, add_generation_prompt, extra)?;
-        self.text.encode(&prompt, add_special_tokens)
+        tools: &[Value],
+        add_generation_prompt: Option<bool>,
+        extra: Option<Map<String, Value>>,
+    ) -> Result<String> {
+        let chat = Chat {
+            messages: &messages::checked(messages)?,
+            tools,
+            add_generation_prompt: add_generation_prompt.unwrap_or(true),
+            extra: &extra.unwrap_or_default(),
+        };
+        self.text.render(chat, self.tool_format)
     }
 
     /// The token ids of a completion's prompts; texts get BOS with `add_special_tokens`. The number of
@@ -101,44 +105,4 @@ impl Context<'_> {
         });
         PromptTokens { ids, echo }
     }
-}
-
-/// Checks that each message has a role, and converts its content to a string, as templates expect: a
-/// list of text parts is joined, and missing content becomes an empty text.
-fn checked_messages(mut messages: Vec<Value>) -> Result<Vec<Value>> {
-    if messages.is_empty() {
-        return Err(Error::invalid("messages", "messages must not be empty"));
-    }
-    for (i, message) in messages.iter_mut().enumerate() {
-        let wrong = |key: &str, what: &str| {
-            Err(Error::invalid(
-                &format!("messages[{i}]{key}"),
-                format!("messages[{i}]{key} {what}"),
-            ))
-        };
-        let Some(message) = message.as_object_mut() else {
-            return wrong("", "must be an object with role and content");
-        };
-        if !message.get("role").is_some_and(Value::is_string) {
-            return wrong(".role", "must be a string");
-        }
-        let content = message.entry("content").or_insert(Value::Null);
-        match content {
-            Value::String(_) => {}
-            // As in a reply that only calls tools; templates expect a text.
-            Value::Null => *content = "".into(),
-            Value::Array(parts) => {
-                let texts = parts.iter().map(|part| match part["type"].as_str() {
-                    Some("text") => part["text"].as_str(),
-                    _ => None,
-                });
-                match texts.collect::<Option<Vec<_>>>() {
-                    Some(texts) => *content = texts.join("\n").into(),
-                    None => return wrong(".content", "may contain only parts of type text"),
-                }
-            }
-            _ => return wrong(".content", "must be a string or a list of text parts"),
-        }
-    }
-    Ok(messages)
 }

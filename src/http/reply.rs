@@ -76,27 +76,12 @@ impl Header {
         let choices_json = pieces
             .into_iter()
             .enumerate()
-            .map(|(index, piece)| match self.api {
-                Api::Completion => self.choice(
-                    text,
-                    index,
-                    "text",
-                    piece.text.into(),
-                    &piece.logprobs,
-                    piece.finish,
-                ),
-                Api::Chat => {
-                    let message =
-                        json!({"role": "assistant", "content": piece.text, "refusal": null});
-                    self.choice(
-                        text,
-                        index,
-                        "message",
-                        message,
-                        &piece.logprobs,
-                        piece.finish,
-                    )
-                }
+            .map(|(index, mut piece)| {
+                let (key, value) = match self.api {
+                    Api::Completion => ("text", std::mem::take(&mut piece.text).into()),
+                    Api::Chat => ("message", message(&mut piece)),
+                };
+                self.choice(text, index, key, value, &piece.logprobs, piece.finish)
             })
             .collect();
         let mut reply = self.object(object, choices_json);
@@ -114,19 +99,25 @@ impl Header {
         })
     }
 
-    /// A chunk of a stream.
-    pub fn chunk(&self, text: &Text, index: usize, piece: Piece) -> Value {
-        let (object, key, value) = match self.api {
-            Api::Completion => ("text_completion", "text", piece.text.into()),
-            Api::Chat if piece.text.is_empty() => ("chat.completion.chunk", "delta", json!({})),
-            Api::Chat => (
-                "chat.completion.chunk",
-                "delta",
-                json!({"content": piece.text}),
-            ),
+    /// The chunks of a stream that show a piece. A chat's chunk has one kind of delta; the last one says
+    /// how the choice ended.
+    pub fn chunks(&self, text: &Text, index: usize, mut piece: Piece) -> Vec<Value> {
+        let (object, key, values) = match self.api {
+            Api::Completion => {
+                let text = std::mem::take(&mut piece.text);
+                ("text_completion", "text", vec![text.into()])
+            }
+            Api::Chat => ("chat.completion.chunk", "delta", deltas(&mut piece)),
         };
-        let choice = self.choice(text, index, key, value, &piece.logprobs, piece.finish);
-        self.object(object, vec![choice])
+        let mut logprobs = piece.logprobs.as_slice();
+        let last = values.len() - 1;
+        let chunk = |(i, value)| {
+            let logprobs = std::mem::take(&mut logprobs);
+            let finish = piece.finish.take_if(|_| i == last);
+            let choice = self.choice(text, index, key, value, logprobs, finish);
+            self.object(object, vec![choice])
+        };
+        values.into_iter().enumerate().map(chunk).collect()
     }
 
     /// The last chunk of a stream with `include_usage`.
@@ -201,6 +192,67 @@ impl Header {
         }
         usage
     }
+}
+
+/// The message of a whole reply. There is no content where there are only calls or reasoning.
+fn message(piece: &mut Piece) -> Value {
+    let content = match std::mem::take(&mut piece.text) {
+        text if text.is_empty() && !(piece.calls.is_empty() && piece.reasoning.is_empty()) => {
+            Value::Null
+        }
+        text => text.into(),
+    };
+    let mut message = json!({"role": "assistant", "content": content, "refusal": null});
+    if !piece.reasoning.is_empty() {
+        message["reasoning_content"] = std::mem::take(&mut piece.reasoning).into();
+    }
+    if !piece.calls.is_empty() {
+        message["tool_calls"] = piece
+            .calls
+            .drain(..)
+            .map(|call| {
+                let head = call.head.unwrap_or_default();
+                json!({
+                    "id": head.id,
+                    "type": "function",
+                    "function": {"name": head.name, "arguments": call.arguments},
+                })
+            })
+            .collect();
+    }
+    message
+}
+
+/// The deltas of a piece of a chat: at least one, and an empty one if it has nothing to add or ends after
+/// a call.
+fn deltas(piece: &mut Piece) -> Vec<Value> {
+    let mut deltas = Vec::new();
+    if !piece.reasoning.is_empty() {
+        deltas.push(json!({"reasoning_content": std::mem::take(&mut piece.reasoning)}));
+    }
+    if !piece.text.is_empty() {
+        deltas.push(json!({"content": std::mem::take(&mut piece.text)}));
+    }
+    let ends_in_call = !piece.calls.is_empty() && piece.finish.is_some();
+    for call in piece.calls.drain(..) {
+        let delta = |call: Value| json!({"tool_calls": [call]});
+        if let Some(head) = call.head {
+            deltas.push(delta(json!({
+                "index": call.index,
+                "id": head.id,
+                "type": "function",
+                "function": {"name": head.name, "arguments": ""},
+            })));
+        }
+        if !call.arguments.is_empty() {
+            let function = json!({"arguments": call.arguments});
+            deltas.push(delta(json!({"index": call.index, "function": function})));
+        }
+    }
+    if deltas.is_empty() || ends_in_call {
+        deltas.push(json!({}));
+    }
+    deltas
 }
 
 /// Log-probabilities in the format of completions: parallel lists. The token itself is always among its

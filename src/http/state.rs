@@ -5,7 +5,7 @@ use super::reply;
 use crate::engine::EngineHandle;
 use crate::error::{Error, RequestErrorKind, Result};
 use crate::grammar::Compiler;
-use crate::text::Text;
+use crate::text::{ReasoningFormat, Text, ToolFormat};
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
@@ -24,8 +24,10 @@ pub struct AppState {
     pub(super) model_names: Arc<[String]>,
     pub(super) api_key: Option<Arc<str>>,
     pub(super) max_body_bytes: usize,
-    scopes: RandomState,
     grammars: Arc<Compiler>,
+    tool_format: Option<ToolFormat>,
+    reasoning_format: Option<ReasoningFormat>,
+    scopes: RandomState,
     created: u64,
 }
 
@@ -36,6 +38,8 @@ impl AppState {
         Self {
             engine,
             grammars: Arc::new(Compiler::new(text.clone())),
+            tool_format: text.tool_format(),
+            reasoning_format: None,
             text,
             model_names: model_names.into(),
             api_key: None,
@@ -48,6 +52,18 @@ impl AppState {
     /// Requires `Authorization: Bearer <key>` on all routes except `/health`, `/version` and `/metrics`.
     pub fn with_api_key(mut self, key: Option<String>) -> Self {
         self.api_key = key.map(Into::into);
+        self
+    }
+
+    /// Sets how the model writes tool calls; `None` = as its chat template says.
+    pub fn with_tool_call_parser(mut self, format: Option<ToolFormat>) -> Self {
+        self.tool_format = format.or(self.tool_format);
+        self
+    }
+
+    /// Sets how the model marks what it thinks; `None`, the default = its text is content as it is.
+    pub fn with_reasoning_parser(mut self, format: Option<ReasoningFormat>) -> Self {
+        self.reasoning_format = format;
         self
     }
 
@@ -80,9 +96,11 @@ impl AppState {
             text: &self.text,
             limits: self.engine.limits(),
             model_names: &self.model_names,
+            grammars: &self.grammars,
+            tool_format: self.tool_format,
+            reasoning_format: self.reasoning_format,
             api_key: self.api_key.as_deref(),
             scopes: &self.scopes,
-            grammars: &self.grammars,
         }
     }
 

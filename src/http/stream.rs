@@ -50,7 +50,7 @@ impl Running {
             ..
         }) = &piece
             && let Some(events) = self.events.remove(&index)
-            && finish.reason == "stop"
+            && finish.reason != "length"
         {
             events.stop();
         }
@@ -123,8 +123,8 @@ impl Sender {
         pending.append(piece);
         if pending.is_visible() {
             let piece = std::mem::take(pending);
-            let chunk = self.running.header.chunk(&self.running.text, index, piece);
-            self.push(chunk);
+            let chunks = (self.running.header).chunks(&self.running.text, index, piece);
+            chunks.into_iter().for_each(|chunk| self.push(chunk));
         }
     }
 

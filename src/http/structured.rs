@@ -24,7 +24,7 @@ pub(super) struct Structured {
 }
 
 /// A grammar's source, and the field that has it.
-type Asked = (String, GrammarSource);
+pub(super) type Asked = (String, GrammarSource);
 
 /// vLLM's object `structured_outputs`; its other spelling has the same fields with the prefix `guided_`.
 #[derive(Debug, Default)]
@@ -52,7 +52,11 @@ impl Context<'_> {
 }
 
 impl Structured {
-    fn asked(&self) -> Result<Option<Asked>> {
+    /// The field that asks for a grammar, and what it asks for.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the field, if fields contradict each other.
+    pub fn asked(&self) -> Result<Option<Asked>> {
         let guided = Options {
             json: self.guided_json.as_ref().filter(|json| !is_nothing(json)),
             json_object: self.guided_json_object.unwrap_or(false),

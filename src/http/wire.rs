@@ -123,6 +123,10 @@ pub(super) struct Chat {
     pub add_generation_prompt: Option<bool>,
     pub add_special_tokens: Option<bool>,
     pub chat_template_kwargs: Option<Map<String, Value>>,
+    pub tools: Option<Vec<Value>>,
+    pub tool_choice: Option<Value>,
+    pub parallel_tool_calls: Option<bool>,
+    pub include_reasoning: Option<bool>,
 }
 
 /// The body of `/tokenize`: either a prompt or messages.
@@ -131,6 +135,7 @@ pub(super) struct Tokenize {
     pub model: Option<String>,
     pub prompt: Option<String>,
     pub messages: Option<Vec<Value>>,
+    pub tools: Option<Vec<Value>>,
     pub add_special_tokens: Option<bool>,
     pub add_generation_prompt: Option<bool>,
     pub chat_template_kwargs: Option<Map<String, Value>>,

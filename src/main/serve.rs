@@ -45,6 +45,8 @@ pub fn serve(config: &Config, loaded: Loaded, log: &LineWriter) -> Result<()> {
         let names = vec![config.served_model_name.clone()];
         let state = AppState::new(engine.clone(), text, names)
             .with_api_key(config.http.api_key.clone())
+            .with_tool_call_parser(config.http.tool_call_parser)
+            .with_reasoning_parser(config.http.reasoning_parser)
             .with_max_body_bytes(config.http.max_body_bytes);
         let shutdown = signals.first_then_abort(engine);
         http::serve(listener, state, shutdown, config.http.shutdown_timeout).await

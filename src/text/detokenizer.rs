@@ -1,6 +1,7 @@
 //! Converts token ids to text, one token at a time.
 
 use super::Text;
+use std::sync::Arc;
 
 /// Turns the tokens of one sequence into text as they arrive. It never returns part of a character:
 /// bytes that may still become one wait for the next token. All returned texts together, with that of
@@ -10,8 +11,16 @@ use super::Text;
 pub struct Detokenizer {
     /// The first bytes of an incomplete character; at most three between two calls.
     pending: Vec<u8>,
-    /// Whether special tokens appear by name.
-    show_special: bool,
+    /// Which special tokens appear by name.
+    shown: Shown,
+}
+
+#[derive(Debug, Default, Clone)]
+enum Shown {
+    #[default]
+    None,
+    These(Arc<[u32]>),
+    All,
 }
 
 impl Detokenizer {
@@ -23,14 +32,27 @@ impl Detokenizer {
     /// A detokenizer that shows special tokens by name.
     pub fn with_special() -> Self {
         Self {
-            show_special: true,
+            shown: Shown::All,
+            ..Self::default()
+        }
+    }
+
+    /// A detokenizer that shows the special tokens `ids` by name, and leaves out the others.
+    pub fn showing(ids: Arc<[u32]>) -> Self {
+        Self {
+            shown: Shown::These(ids),
             ..Self::default()
         }
     }
 
     /// Adds one token; returns the text that is complete now.
     pub fn push(&mut self, text: &Text, id: u32) -> String {
-        if self.show_special || !text.is_special(id) {
+        let shown = match &self.shown {
+            Shown::All => true,
+            Shown::These(ids) if ids.contains(&id) => true,
+            Shown::These(_) | Shown::None => !text.is_special(id),
+        };
+        if shown {
             self.pending.extend_from_slice(text.token_bytes(id));
         }
         self.take_complete()

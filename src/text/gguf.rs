@@ -36,7 +36,11 @@ pub(super) fn load(source: &GgufSource) -> Result<Text> {
         eos: ["eos", "eot", "eom"].into_iter().filter_map(id).collect(),
     };
     let template = string(&content, "tokenizer.chat_template");
-    Text::new(tokenizer, special, template)
+    let text = Text::new(tokenizer, special, template)?;
+    match string(&content, "tokenizer.chat_template.tool_use") {
+        Some(source) => text.with_tool_template(source),
+        None => Ok(text),
+    }
 }
 
 /// candle builds vocabulary, merges and post-processor. It does not know all names of pre-tokenizers,

@@ -1,4 +1,4 @@
-//! Converts text to token ids and back, and chat messages to text.
+//! Converts text to token ids and back, chat messages to text, and a model's text to a message.
 //!
 //! Decoding works on the bytes of each token, so that streamed text, text that is returned at once and
 //! the result of [`Text::decode`] are the same by construction.
@@ -6,17 +6,26 @@
 mod canonical;
 mod detokenizer;
 mod gguf;
+mod json;
+mod message;
+mod part;
 mod pieces;
+mod reasoning;
 mod template;
+mod tools;
 
 pub use detokenizer::Detokenizer;
-pub use template::ChatTemplate;
+pub use message::MessageParser;
+pub use part::Part;
+pub use reasoning::{ReasoningFormat, ReasoningParser};
+pub use template::{Chat, ChatTemplate};
+pub use tools::{Answer, Calls, ToolFormat, ToolParser, answer_grammar};
 
 use crate::error::{Error, Result};
 use crate::files;
 use crate::gguf::GgufSource;
 use pieces::Pieces;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -32,6 +41,8 @@ pub struct Text {
     template: Option<ChatTemplate>,
     /// The Jinja source of `template`.
     template_source: Option<String>,
+    /// The template for chats with tools, where it is another one, and its source.
+    tool_template: Option<(ChatTemplate, String)>,
     /// For parts of texts; made when it is first needed.
     part_tokenizer: OnceLock<Tokenizer>,
 }
@@ -77,8 +88,21 @@ impl Text {
             eos: first_eos,
             template,
             template_source: chat_template.map(str::to_owned),
+            tool_template: None,
             part_tokenizer: OnceLock::new(),
         })
+    }
+
+    /// Renders chats with tools with another template.
+    ///
+    /// # Errors
+    /// `Setup`, if it does not parse.
+    fn with_tool_template(mut self, source: &str) -> Result<Self> {
+        let name = |id: Option<u32>| id.and_then(|id| self.tokenizer.id_to_token(id));
+        let (bos, eos) = (name(self.special.bos), name(self.eos));
+        let template = ChatTemplate::new(source, bos.as_deref(), eos.as_deref())?;
+        self.tool_template = Some((template, source.to_owned()));
+        Ok(self)
     }
 
     /// Writes `tokenizer.json` and `tokenizer_config.json` into `folder`, for [`Text::from_folder`]. They
@@ -88,10 +112,17 @@ impl Text {
     /// `Setup`, naming the folder, if the files cannot be written.
     pub fn save(&self, folder: &Path) -> Result<()> {
         let name = |id: Option<u32>| id.and_then(|id| self.tokenizer.id_to_token(id));
-        let config = serde_json::json!({
+        let template = match &self.tool_template {
+            None => json!(self.template_source),
+            Some((_, with_tools)) => json!([
+                {"name": DEFAULT, "template": self.template_source},
+                {"name": TOOL_USE, "template": with_tools},
+            ]),
+        };
+        let config = json!({
             "bos_token": name(self.special.bos),
             "eos_token": name(self.eos),
-            "chat_template": self.template_source,
+            "chat_template": template,
         });
         self.tokenizer
             .save(folder.join("tokenizer.json"), false)
@@ -124,11 +155,14 @@ impl Text {
             bos: id("bos_token"),
             eos,
         };
-        let template = match files::read_text_if_any(&folder.join("chat_template.jinja"))? {
-            Some(source) => Some(Cow::Owned(source)),
-            None => template_source(&config).map(Cow::Borrowed),
-        };
-        Self::new(tokenizer, special, template.as_deref())
+        if let Some(source) = files::read_text_if_any(&folder.join("chat_template.jinja"))? {
+            return Self::new(tokenizer, special, Some(&source));
+        }
+        let text = Self::new(tokenizer, special, template_source(&config))?;
+        match named_template(&config, TOOL_USE) {
+            Some(source) => text.with_tool_template(source),
+            None => Ok(text),
+        }
     }
 
     /// Reads the tokenizer and the chat template from the metadata of a GGUF file.
@@ -219,32 +253,95 @@ impl Text {
         self.template_source.as_deref()
     }
 
+    /// The Jinja source of the template for chats with tools, if that is another one.
+    pub fn tool_template(&self) -> Option<&str> {
+        let (_, source) = self.tool_template.as_ref()?;
+        Some(source)
+    }
+
     /// Whether the model has a chat template.
     pub fn has_chat_template(&self) -> bool {
         self.template.is_some()
     }
 
-    /// Renders `messages` (objects with `role` and `content`; other keys are passed through) with the
-    /// model's template to a prompt. `extra` becomes variables of the template. Encode the prompt without
-    /// special tokens: the template writes them itself.
+    /// The template for chats with tools, and its source.
+    fn template_with_tools(&self) -> Option<(&ChatTemplate, &str)> {
+        match &self.tool_template {
+            Some((template, source)) => Some((template, source)),
+            None => Some((self.template.as_ref()?, self.template_source.as_ref()?)),
+        }
+    }
+
+    /// Whether the model's chat template tells it of tools.
+    pub fn knows_tools(&self) -> bool {
+        let template = self.template_with_tools();
+        template.is_some_and(|(template, _)| template.knows_tools())
+    }
+
+    /// How the model writes tool calls, as far as its chat template tells. A model whose template knows
+    /// no tools is told to write Hermes' format.
+    pub fn tool_format(&self) -> Option<ToolFormat> {
+        let (template, source) = self.template_with_tools()?;
+        match template.knows_tools() {
+            true => ToolFormat::of_template(source),
+            false => Some(ToolFormat::Hermes),
+        }
+    }
+
+    /// The id of `name`, if it is a special token.
+    pub fn special_id(&self, name: &str) -> Option<u32> {
+        let id = self.tokenizer.token_to_id(name)?;
+        self.is_special(id).then_some(id)
+    }
+
+    /// As [`Text::render`], for a chat without tools.
     ///
     /// # Errors
-    /// `Invalid`, if the model has no template or the template refuses the messages.
+    /// As there.
     pub fn render_chat(
         &self,
         messages: &[Value],
         add_generation_prompt: bool,
         extra: &Map<String, Value>,
     ) -> Result<String> {
-        self.template
-            .as_ref()
-            .ok_or_else(|| {
-                Error::invalid(
-                    "messages",
-                    "this model has no chat template; use /v1/completions",
-                )
-            })?
-            .render(messages, add_generation_prompt, extra)
+        let chat = Chat {
+            messages,
+            tools: &[],
+            add_generation_prompt,
+            extra,
+        };
+        self.render(chat, None)
+    }
+
+    /// Renders a chat with the model's template to a prompt. If the template knows no tools, they, their
+    /// calls and their results are written into the messages, calls in `format` (by default Hermes').
+    /// Encode the prompt without special tokens: the template writes them itself.
+    ///
+    /// # Errors
+    /// `Invalid`, if the model has no template or the template refuses the messages.
+    pub fn render(&self, chat: Chat<'_>, format: Option<ToolFormat>) -> Result<String> {
+        let Some(template) = &self.template else {
+            return Err(Error::invalid(
+                "messages",
+                "this model has no chat template; use /v1/completions",
+            ));
+        };
+        let about_tools =
+            |message: &Value| message["role"] == "tool" || message.get("tool_calls").is_some();
+        if chat.tools.is_empty() && !chat.messages.iter().any(about_tools) {
+            return template.render(&chat);
+        }
+        let template = (self.template_with_tools()).map_or(template, |(template, _)| template);
+        if template.knows_tools() {
+            return template.render(&chat);
+        }
+        let format = format.unwrap_or(ToolFormat::Hermes);
+        let messages = tools::without_tools(chat.messages, chat.tools, format);
+        template.render(&Chat {
+            messages: &messages,
+            tools: &[],
+            ..chat
+        })
     }
 }
 
@@ -321,18 +418,22 @@ fn ids_under(config: &Value, key: &str) -> Vec<u32> {
         .collect()
 }
 
-/// `chat_template` is one template, or a list of named ones, of which `default` is used.
+/// The names of templates in a list: for all chats, and for those with tools.
+const DEFAULT: &str = "default";
+const TOOL_USE: &str = "tool_use";
+
+/// `chat_template` is one template, or a list of named ones, of which `default` or the first is used.
 fn template_source(config: &Value) -> Option<&str> {
     let value = &config["chat_template"];
-    let named = || {
-        let list = value.as_array()?;
-        let wanted = list
-            .iter()
-            .find(|t| t["name"] == "default")
-            .or(list.first())?;
-        wanted["template"].as_str()
-    };
-    value.as_str().or_else(named)
+    let first = || value.as_array()?.first()?["template"].as_str();
+    let source = value.as_str().or_else(|| named_template(config, DEFAULT));
+    source.or_else(first)
+}
+
+/// The template `name`, if `chat_template` is a list that has it.
+fn named_template<'a>(config: &'a Value, name: &str) -> Option<&'a str> {
+    let list = config["chat_template"].as_array()?;
+    list.iter().find(|t| t["name"] == name)?["template"].as_str()
 }
 
 #[cfg(test)]

@@ -1,20 +1,35 @@
 //! Chat templates: renders a model's Jinja template as Hugging Face does.
 
+use super::json::python_json;
 use crate::error::{Error, Result};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde};
 use minijinja::{Environment, ErrorKind, Value};
 use serde::Serialize;
-use serde_json::Map;
-use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
+use serde_json::ser::{PrettyFormatter, Serializer};
+use serde_json::{Map, json};
 use std::borrow::Cow;
-use std::io;
 
 /// A compiled chat template.
 pub struct ChatTemplate {
     environment: Environment<'static>,
     /// Whether it knows the role `developer`, OpenAI's newer name for `system`.
     knows_developer: bool,
+    /// Whether it tells the model of tools.
+    knows_tools: bool,
+}
+
+/// A chat to render.
+#[derive(Debug, Clone, Copy)]
+pub struct Chat<'a> {
+    /// Objects with `role` and `content`; other keys are passed through.
+    pub messages: &'a [serde_json::Value],
+    /// What the model may call, as in a request: objects with `type` and `function`.
+    pub tools: &'a [serde_json::Value],
+    /// Whether the prompt ends with the beginning of the answer.
+    pub add_generation_prompt: bool,
+    /// Further variables of the template.
+    pub extra: &'a Map<String, serde_json::Value>,
 }
 
 /// The variables of a template. If two have the same name, the later field wins.
@@ -24,7 +39,8 @@ struct Variables<'a> {
     extra: &'a Map<String, serde_json::Value>,
     messages: &'a [serde_json::Value],
     add_generation_prompt: bool,
-    tools: Option<()>,
+    /// As `null` where there are none, which templates ask for.
+    tools: Option<&'a [serde_json::Value]>,
     documents: Option<()>,
 }
 
@@ -53,29 +69,47 @@ impl ChatTemplate {
         environment
             .add_template_owned(NAME, source.to_owned())
             .map_err(|e| Error::setup(format!("the chat template does not parse: {e}")))?;
-        Ok(Self {
+        let mut template = Self {
             environment,
             knows_developer: source.contains("developer"),
-        })
+            knows_tools: false,
+        };
+        template.knows_tools = template.shows_a_tool();
+        Ok(template)
     }
 
-    /// Renders `messages` to a prompt. `extra` becomes variables of the template. A template that does not
-    /// know the role `developer` gets `system` instead.
+    /// Whether it tells the model of tools.
+    pub fn knows_tools(&self) -> bool {
+        self.knows_tools
+    }
+
+    /// Renders a chat with a tool, and looks for it in the prompt.
+    fn shows_a_tool(&self) -> bool {
+        const NAME: &str = "an_example_of_a_tool";
+        let tool = json!({"type": "function", "function": {
+            "name": NAME, "description": "", "parameters": {"type": "object", "properties": {}},
+        }});
+        let chat = Chat {
+            messages: &[json!({"role": "user", "content": "Hi"})],
+            tools: &[tool],
+            add_generation_prompt: true,
+            extra: &Map::new(),
+        };
+        self.render(&chat).is_ok_and(|text| text.contains(NAME))
+    }
+
+    /// Renders a chat to a prompt. A template that does not know the role `developer` gets `system`
+    /// instead.
     ///
     /// # Errors
     /// `Invalid`, with the template's own message.
-    pub fn render(
-        &self,
-        messages: &[serde_json::Value],
-        add_generation_prompt: bool,
-        extra: &Map<String, serde_json::Value>,
-    ) -> Result<String> {
-        let messages = self.with_known_roles(messages);
+    pub fn render(&self, chat: &Chat<'_>) -> Result<String> {
+        let messages = self.with_known_roles(chat.messages);
         let variables = Variables {
-            extra,
+            extra: chat.extra,
             messages: &messages,
-            add_generation_prompt,
-            tools: None,
+            add_generation_prompt: chat.add_generation_prompt,
+            tools: Some(chat.tools).filter(|tools| !tools.is_empty()),
             documents: None,
         };
         self.environment
@@ -130,56 +164,34 @@ fn to_json(value: &Value, options: Kwargs) -> Result<Value, minijinja::Error> {
     // Accepted because templates pass it, but without effect: we never escape.
     let _: Option<bool> = options.get("ensure_ascii")?;
     options.assert_all_used()?;
-    let mut out = Vec::new();
     let written = match indent {
-        Some(width) => {
-            let indent = vec![b' '; width];
-            value.serialize(&mut Serializer::with_formatter(
-                &mut out,
-                PrettyFormatter::with_indent(&indent),
-            ))
-        }
-        None => value.serialize(&mut Serializer::with_formatter(&mut out, PythonFormatter)),
+        Some(width) => indented(value, width),
+        None => python_json(value),
     };
-    written.map_err(|e| minijinja::Error::new(ErrorKind::BadSerialization, e.to_string()))?;
-    Ok(Value::from_safe_string(
-        String::from_utf8_lossy(&out).into_owned(),
-    ))
+    let text =
+        written.map_err(|e| minijinja::Error::new(ErrorKind::BadSerialization, e.to_string()))?;
+    Ok(Value::from_safe_string(text))
 }
 
-/// Writes one line, with spaces after `,` and `:`.
-struct PythonFormatter;
-
-impl Formatter for PythonFormatter {
-    fn begin_array_value<W: ?Sized + io::Write>(
-        &mut self,
-        out: &mut W,
-        first: bool,
-    ) -> io::Result<()> {
-        if first { Ok(()) } else { out.write_all(b", ") }
-    }
-
-    fn begin_object_key<W: ?Sized + io::Write>(
-        &mut self,
-        out: &mut W,
-        first: bool,
-    ) -> io::Result<()> {
-        if first { Ok(()) } else { out.write_all(b", ") }
-    }
-
-    fn begin_object_value<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
-        out.write_all(b": ")
-    }
+fn indented(value: &Value, width: usize) -> serde_json::Result<String> {
+    let (mut out, indent) = (Vec::new(), vec![b' '; width]);
+    let formatter = PrettyFormatter::with_indent(&indent);
+    value.serialize(&mut Serializer::with_formatter(&mut out, formatter))?;
+    Ok(String::from_utf8_lossy(&out).into_owned())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn render(source: &str, messages: serde_json::Value) -> Result<String> {
         let messages = messages.as_array().cloned().unwrap_or_default();
-        ChatTemplate::new(source, Some("<s>"), Some("</s>"))?.render(&messages, true, &Map::new())
+        ChatTemplate::new(source, Some("<s>"), Some("</s>"))?.render(&Chat {
+            messages: &messages,
+            tools: &[],
+            add_generation_prompt: true,
+            extra: &Map::new(),
+        })
     }
 
     #[test]
@@ -268,7 +280,13 @@ mod tests {
             .as_object()
             .cloned()
             .unwrap();
-        assert_eq!(template.render(&[], false, &extra).unwrap(), "ok");
+        let chat = Chat {
+            messages: &[],
+            tools: &[],
+            add_generation_prompt: false,
+            extra: &extra,
+        };
+        assert_eq!(template.render(&chat).unwrap(), "ok");
     }
 
     #[test]

@@ -6,6 +6,7 @@ pub mod plain;
 pub mod plain_parallel;
 pub mod process;
 pub mod rig;
+pub mod scripted;
 pub mod server;
 pub mod tiny;
 pub mod tiny_gguf;

@@ -177,8 +177,10 @@ impl Server {
 
     pub async fn json(&self, path: &str, body: &Value) -> Value {
         let response = self.post(path, body).await;
-        assert_eq!(response.status(), StatusCode::OK, "{body}");
-        response.json().await.expect("JSON")
+        let status = response.status();
+        let reply = response.text().await.expect("a whole reply");
+        assert_eq!(status, StatusCode::OK, "{body}: {reply}");
+        serde_json::from_str(&reply).expect("JSON")
     }
 
     /// The chunks of a stream that ends with `[DONE]`.

@@ -122,3 +122,48 @@ fn it_is_served_without_arguments() {
         .and_then(|rest| rest.split_whitespace().last()?.parse::<f64>().ok());
     assert!(accepted.is_some_and(|n| n > 0.0), "{metrics}");
 }
+
+/// The pair was taught no tools; where it must call one, it calls it as its schema says.
+#[test]
+fn it_calls_a_tool_where_it_must() {
+    let server = Server::start("");
+    let parameters = json!({
+        "type": "object",
+        "properties": {
+            "animal": {"enum": ["owl", "rabbit", "bear"]},
+            "words": {"type": "integer", "minimum": 10, "maximum": 99},
+            "title": {"type": "string", "maxLength": 20},
+        },
+        "required": ["animal", "words", "title"],
+    });
+    for choice in [
+        json!("required"),
+        json!({"type": "function", "function": {"name": "story"}}),
+    ] {
+        let ask = |spec_length: usize| -> Value {
+            let body = json!({
+                "max_tokens": 200, "temperature": 0, "spec_length": spec_length, "tool_choice": choice,
+                "messages": [{"role": "user", "content": PROMPTS[1]}],
+                "tools": [{"type": "function", "function": {"name": "story", "parameters": parameters}}],
+            });
+            let answer = server.post("/v1/chat/completions", &body.to_string());
+            assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+            let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+            let reply: Value = serde_json::from_str(body).unwrap();
+            reply["choices"][0]["message"]["tool_calls"].clone()
+        };
+        let (fast, plain) = (ask(8), ask(0));
+        assert_eq!(fast.as_array().map(Vec::len), Some(1), "{fast}");
+        assert_eq!(fast[0]["function"], plain[0]["function"]);
+        assert_eq!(fast[0]["function"]["name"], "story");
+        let arguments = fast[0]["function"]["arguments"].as_str().unwrap();
+        let arguments: Value = serde_json::from_str(arguments).unwrap();
+        assert!(["owl", "rabbit", "bear"].contains(&arguments["animal"].as_str().unwrap()));
+        assert!(
+            (10..=99).contains(&arguments["words"].as_u64().unwrap()),
+            "{arguments}"
+        );
+        assert!(arguments["title"].as_str().unwrap().chars().count() <= 20);
+        assert_eq!(arguments.as_object().unwrap().len(), 3);
+    }
+}

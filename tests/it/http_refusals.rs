@@ -196,11 +196,7 @@ async fn the_key_is_checked_before_the_body_is_read() {
 async fn unsupported_fields_are_refused_by_name() {
     let server = Server::start().await;
     for (field, asks, harmless) in [
-        (
-            "tools",
-            json!([{"type": "function", "function": {"name": "f"}}]),
-            json!([]),
-        ),
+        ("functions", json!([{"name": "f"}]), json!([])),
         ("structural_tag", json!({"a": 1}), json!(null)),
         ("prompt_logprobs", json!(1), json!(null)),
         ("store", json!(true), json!(false)),

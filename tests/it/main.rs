@@ -24,6 +24,8 @@ mod http;
 mod http_drafts;
 mod http_grammar;
 mod http_refusals;
+mod http_required;
+mod http_tools;
 mod kv;
 mod medusa;
 mod model;

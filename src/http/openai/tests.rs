@@ -61,6 +61,8 @@ fn with_key<T>(api_key: Option<&str>, f: impl FnOnce(&Context<'_>) -> T) -> T {
         text: text(),
         limits: &limits,
         model_names: &["first".into(), "second".into()],
+        tool_format: Some(crate::text::ToolFormat::Hermes),
+        reasoning_format: None,
         api_key,
         scopes: &SCOPES,
         grammars: &GRAMMARS,
@@ -511,11 +513,7 @@ fn a_message_without_content_is_an_empty_text() {
         let job = chat(json!({"messages": [message]})).expect("accepted");
         text().decode(&job.requests[0].prompt, true)
     };
-    let calls = json!([{"type": "function"}]);
-    assert_eq!(
-        rendered(json!({"role": "a", "content": null, "tool_calls": calls})),
-        "a "
-    );
+    assert_eq!(rendered(json!({"role": "a", "content": null})), "a ");
     assert_eq!(rendered(json!({"role": "a"})), "a ");
 }
 
@@ -558,7 +556,7 @@ fn a_request_over_the_context_gets_openais_message() {
 
 #[test]
 fn a_field_is_refused_only_by_the_api_that_does_not_support_it() {
-    for field in ["tools", "structural_tag", "documents"] {
+    for field in ["functions", "structural_tag", "documents"] {
         let asks = || json!({field: ["x"]});
         refused(completion(asks()), field);
         refused(chat(asks()), field);

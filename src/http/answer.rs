@@ -1,0 +1,156 @@
+//! What the answer to a chat may contain, and what it must be.
+
+use super::choice::{MessageRules, ToolRules};
+use super::context::Context;
+use super::structured::Structured;
+use super::tools::{self, ToolChoice, Tools};
+use crate::error::{Error, Result};
+use crate::grammar::{Grammar, GrammarSource, styled};
+use crate::text::{Answer, Calls, ReasoningFormat, ToolFormat, answer_grammar};
+use serde_json::{Value, json};
+
+impl Context<'_> {
+    /// What the answer to `prompt` may contain besides content.
+    ///
+    /// # Errors
+    /// `Invalid`, if it is not known how the model writes calls.
+    pub fn message_rules(
+        &self,
+        prompt: &str,
+        tools: &Tools,
+        parallel: bool,
+    ) -> Result<MessageRules> {
+        let tools = match tools.choice {
+            ToolChoice::None => None,
+            _ => Some(self.tool_rules(tools, parallel)?),
+        };
+        let format = self.reasoning_format;
+        let of_reasoning = format.map_or(&[][..], |_| ReasoningFormat::MARKERS);
+        let of_tools = tools
+            .as_ref()
+            .map_or(&[][..], |tools| tools.format.markers());
+        let markers = of_reasoning.iter().chain(of_tools);
+        Ok(MessageRules {
+            reasoning: format.map(|format| format.begins_with_reasoning(prompt)),
+            hide_reasoning: false,
+            markers: markers
+                .filter_map(|name| self.text.special_id(name))
+                .collect(),
+            tools,
+        })
+    }
+
+    fn tool_rules(&self, tools: &Tools, parallel: bool) -> Result<ToolRules> {
+        let format = self.tool_format.ok_or_else(|| {
+            let known = ToolFormat::names().join(", ");
+            let message = format!(
+                "tools: the chat template does not show how this model writes calls; start the server with --tool-call-parser ({known})"
+            );
+            Error::invalid("tools", message)
+        })?;
+        let names = tools
+            .callable()
+            .iter()
+            .map(|tool| tools::name(tool).to_owned());
+        let named = matches!(tools.choice, ToolChoice::Named(_));
+        // A model that has not learned to call tools does not know when to stop, either.
+        let parallel = parallel && !named && self.text.knows_tools();
+        Ok(ToolRules {
+            format,
+            names: names.collect(),
+            max_calls: if parallel { usize::MAX } else { 1 },
+            forced: named || tools.choice == ToolChoice::Required,
+            named,
+        })
+    }
+
+    /// The grammar of the answer: calls where they are required, the content that `structured` asks for
+    /// where calls are not possible, and one or the other where they are. Reasoning may come first.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the field, and the place in a schema, if a grammar is not possible.
+    pub fn answer_grammar(
+        &self,
+        structured: &Structured,
+        tools: &Tools,
+        rules: &MessageRules,
+    ) -> Result<Option<Grammar>> {
+        let asked = structured.asked()?;
+        let forced = rules.tools.as_ref().is_some_and(|rules| rules.forced);
+        match &asked {
+            None if !forced => return Ok(None),
+            Some((field, source)) if rules.tools.is_none() && rules.reasoning.is_none() => {
+                return self.grammars.compile(field, source).map(Some);
+            }
+            _ => {}
+        }
+        let content = match &asked {
+            Some((field, source)) if !forced => Some(rule(field, source)?),
+            _ => None,
+        };
+        let calls = rules.tools.as_ref().map(|rules| Calls {
+            format: rules.format,
+            tools: tools.callable(),
+            parallel: rules.max_calls > 1,
+        });
+        let answer = Answer {
+            reasoning: rules.reasoning,
+            calls,
+            content: content.as_deref(),
+        };
+        let source = answer_grammar(answer, |marker| self.text.special_id(marker));
+        let field = asked
+            .as_ref()
+            .filter(|_| !forced)
+            .map_or("tools", |(field, _)| field);
+        let compiled = self.grammars.compile(field, &GrammarSource::Lark(source));
+        compiled.map(Some).map_err(|error| {
+            // Each part alone tells where the error is.
+            let schema = |(i, tool): (usize, &Value)| {
+                let schema = tool["function"]["parameters"].as_object()?;
+                let schema = GrammarSource::JsonSchema(schema.clone().into());
+                Some((format!("tools[{i}].function.parameters"), schema))
+            };
+            let schemas = tools.list.iter().enumerate().filter_map(schema);
+            let mut parts = schemas.chain(asked.filter(|_| !forced));
+            parts
+                .find_map(|(field, source)| self.grammars.compile(&field, &source).err())
+                .unwrap_or(error)
+        })
+    }
+}
+
+/// The right side of a rule for what `field` asks for.
+fn rule(field: &str, source: &GrammarSource) -> Result<String> {
+    Ok(match source {
+        GrammarSource::JsonObject => format!("%json {}", styled(&json!({"type": "object"}))),
+        GrammarSource::JsonSchema(schema) => format!("%json {}", styled(schema)),
+        GrammarSource::Regex(regex) => format!("/{}/", without_slashes(regex)),
+        GrammarSource::Choice(texts) => {
+            let texts: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
+            texts.join(" | ")
+        }
+        GrammarSource::Lark(_) => {
+            let message = format!(
+                "{field} is not possible together with tools or --reasoning-parser: leave it out, or set tool_choice to none"
+            );
+            return Err(Error::invalid(field, message));
+        }
+    })
+}
+
+/// The regular expression with its slashes as escapes: a bare one ends a literal.
+fn without_slashes(regex: &str) -> String {
+    let (mut out, mut chars) = (String::new(), regex.chars());
+    while let Some(c) = chars.next() {
+        match (c, c == '\\') {
+            ('/', _) => out += "\\x2F",
+            (_, true) => match chars.next() {
+                Some('/') => out += "\\x2F",
+                escaped => out.extend(std::iter::once(c).chain(escaped)),
+            },
+            _ => out.push(c),
+        }
+    }
+    out
+}

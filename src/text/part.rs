@@ -1,0 +1,21 @@
+//! What a model's text is split into, and how markers are found in it.
+
+/// A piece of an assistant's message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Part {
+    /// What the model thinks before it answers.
+    Reasoning(String),
+    Content(String),
+    /// A call of this function begins.
+    CallStart(String),
+    /// More of the JSON text of the arguments of the call that began last.
+    Arguments(String),
+}
+
+/// The length in bytes of the longest end of `text` that is the beginning of `marker`, but not all of it.
+pub(super) fn partial_marker(text: &str, marker: &str) -> usize {
+    let mut beginnings = marker.char_indices().map(|(at, _)| at).rev();
+    beginnings
+        .find(|&at| text.ends_with(&marker[..at]))
+        .unwrap_or(0)
+}

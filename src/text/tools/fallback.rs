@@ -1,0 +1,95 @@
+//! Tools for models whose chat template knows none: they are described in the system message, and calls
+//! and results become ordinary messages.
+
+use super::{Call, ToolFormat};
+use crate::text::json::python_json;
+use serde_json::{Value, json};
+use std::borrow::Cow;
+
+/// Rewrites `messages`, whose contents are texts, for a template that knows only system, user and
+/// assistant messages with content. The first system message, or a new one, describes `tools` if there
+/// are any, and how to call them in `format`.
+pub fn without_tools(messages: &[Value], tools: &[Value], format: ToolFormat) -> Vec<Value> {
+    let mut plain: Vec<Value> = Vec::with_capacity(messages.len() + 1);
+    let mut after_result = false;
+    for message in messages {
+        let is_result = message["role"] == "tool";
+        if is_result {
+            let content = text(message);
+            let result = format!("<tool_response>\n{content}\n</tool_response>");
+            match plain.last_mut().filter(|_| after_result) {
+                // Templates may refuse two messages of a user in a row.
+                Some(last) => last["content"] = format!("{}\n{result}", text(last)).into(),
+                None => plain.push(json!({"role": "user", "content": result})),
+            }
+        } else {
+            plain.push(with_written_calls(message, format));
+        }
+        after_result = is_result;
+    }
+    if !tools.is_empty() {
+        let instructions = instructions(tools, format);
+        match plain.first_mut().filter(|first| is_system(first)) {
+            Some(system) => {
+                system["content"] = format!("{}\n\n{instructions}", text(system)).into();
+            }
+            None => plain.insert(0, json!({"role": "system", "content": instructions})),
+        }
+    }
+    plain
+}
+
+fn is_system(message: &Value) -> bool {
+    message["role"] == "system" || message["role"] == "developer"
+}
+
+fn text(message: &Value) -> &str {
+    message["content"].as_str().unwrap_or_default()
+}
+
+/// The message with its calls as part of its content.
+fn with_written_calls(message: &Value, format: ToolFormat) -> Value {
+    let mut message = message.clone();
+    let Some(fields) = message.as_object_mut() else {
+        return message;
+    };
+    let Some(Value::Array(list)) = fields.remove("tool_calls") else {
+        return message;
+    };
+    let arguments: Vec<Cow<'_, str>> = list.iter().map(arguments).collect();
+    let calls = list.iter().zip(&arguments).map(|(call, arguments)| Call {
+        name: call["function"]["name"].as_str().unwrap_or_default(),
+        arguments,
+    });
+    let written = format.write(&calls.collect::<Vec<_>>());
+    let content = match text(&message) {
+        "" => written,
+        content => format!("{content}\n{written}"),
+    };
+    message["content"] = content.into();
+    message
+}
+
+/// The JSON text of a call's arguments.
+fn arguments(call: &Value) -> Cow<'_, str> {
+    match &call["function"]["arguments"] {
+        // A model's own text that is no JSON.
+        Value::String(text) => text.into(),
+        value => python_json(value).unwrap_or_default().into(),
+    }
+}
+
+/// Tells a model of its tools.
+fn instructions(tools: &[Value], format: ToolFormat) -> String {
+    let tools: Vec<String> = tools.iter().flat_map(python_json).collect();
+    let tools = tools.join("\n");
+    let example = format.write(&[Call {
+        name: "<name of the function>",
+        arguments: r#"{"<name of an argument>": <its value>}"#,
+    }]);
+    format!(
+        "You can call these functions. Each line describes one as JSON:\n<tools>\n{tools}\n</tools>\n\n\
+         To call a function, write its name and its arguments as JSON in exactly this form:\n{example}\n\
+         The result comes between <tool_response> and </tool_response>. Answer with it."
+    )
+}

@@ -1,0 +1,140 @@
+//! The grammar of an answer with tool calls, reasoning or structured content, in llguidance's dialect of
+//! Lark.
+
+use super::{ToolFormat, function};
+use crate::text::reasoning::ReasoningFormat;
+use serde_json::{Map, Value, json};
+
+/// What an answer must be: reasoning, and then calls or content.
+#[derive(Debug, Clone, Copy)]
+pub struct Answer<'a> {
+    /// Whether the model reasons first: `None` = never, else whether it does so without saying so (see
+    /// [`ReasoningFormat::begins_with_reasoning`]).
+    pub reasoning: Option<bool>,
+    pub calls: Option<Calls<'a>>,
+    /// The right side of a rule.
+    pub content: Option<&'a str>,
+}
+
+/// Calls of tools.
+#[derive(Debug, Clone, Copy)]
+pub struct Calls<'a> {
+    pub format: ToolFormat,
+    /// The functions of which each call calls one; at least one.
+    pub tools: &'a [Value],
+    /// Whether there may be several calls.
+    pub parallel: bool,
+}
+
+/// Calls in an answer at most, so that a model which does not know when to stop stops.
+const MAX_PARALLEL: usize = 16;
+
+/// The grammar of `answer`, which has calls or content. `special` returns the id of a marker that is a
+/// special token, which no text can stand for.
+pub fn answer_grammar(answer: Answer<'_>, special: impl Fn(&str) -> Option<u32>) -> String {
+    let marker = |text: &str| match special(text) {
+        Some(id) => format!("<[{id}]>"),
+        None => literal(text),
+    };
+    let begins = match answer.reasoning {
+        None => "",
+        Some(true) => "thought ",
+        Some(false) => "thought? ",
+    };
+    let calls = answer.calls.map(|calls| ("calls", rules(calls, marker)));
+    let content = answer
+        .content
+        .map(|rule| ("content", format!("content: {rule}\n")));
+    let thought = answer.reasoning.map(|unmarked| thought(unmarked, marker));
+    let (names, rules): (Vec<_>, Vec<_>) = calls.into_iter().chain(content).unzip();
+    let (names, rules) = (names.join(" | "), rules.concat());
+    format!(
+        "start: {begins}({names})\n{}{rules}",
+        thought.unwrap_or_default()
+    )
+}
+
+/// The rule `calls`, and those that it needs.
+fn rules(calls: Calls<'_>, marker: impl Fn(&str) -> String) -> String {
+    let format = calls.format;
+    let more = |separator: &str, rule: &str| match calls.parallel {
+        true => format!(" ({} {rule}){{0,{}}}", literal(separator), MAX_PARALLEL - 1),
+        false => String::new(),
+    };
+    let start = marker(format.start());
+    let list = match format {
+        ToolFormat::Hermes => {
+            let end = marker(format.end().unwrap_or_default());
+            let more = more("\n", "call");
+            format!("calls: call{more}\ncall: {start} \"\\n\" object \"\\n\" {end}\n")
+        }
+        // Its models make one call at a time, and their templates refuse more in the history.
+        ToolFormat::Llama3Json => "calls: object\n".into(),
+        ToolFormat::Mistral => {
+            let more = more(", ", "object");
+            format!("calls: {start} \" [\" object{more} \"]\"\n")
+        }
+    };
+    let object = |tool: &Value| {
+        let function = function(tool);
+        let (name, key) = (&function["name"], format.arguments_key());
+        let head = literal(&format!("{{\"name\": {name}, \"{key}\": "));
+        let schema = schema(&function["parameters"]);
+        format!("({head} %json {schema} \"}}\")")
+    };
+    let objects: Vec<String> = calls.tools.iter().map(object).collect();
+    format!("{list}object: {}\n", objects.join("\n    | "))
+}
+
+/// The rule of what the model thinks first.
+fn thought(unmarked: bool, marker: impl Fn(&str) -> String) -> String {
+    let [begin, end] = ReasoningFormat::MARKERS else {
+        return String::new();
+    };
+    let begin = match unmarked {
+        true => String::new(),
+        false => marker(begin) + " ",
+    };
+    let space = "\"\\n\\n\"";
+    if marker(end).starts_with('"') {
+        let end = literal(end);
+        format!("thought: {begin}thinking {space}\nthinking[suffix={end}]: /(?s:.*)/\n")
+    } else {
+        let end = marker(end);
+        format!("thought: {begin}/(?s:.*)/ {end} {space}\n")
+    }
+}
+
+/// A string literal of Lark.
+fn literal(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+/// The schema of a function's arguments, written as compactly as models write them; a function without
+/// one has no arguments. Where it lists its properties and does not say whether there may be others,
+/// there are none: a small model would go on making them up.
+fn schema(parameters: &Value) -> Value {
+    let mut schema = match parameters {
+        Value::Object(schema) => schema.clone(),
+        _ => Map::from_iter([("properties".into(), json!({}))]),
+    };
+    schema.entry("type").or_insert("object".into());
+    const OTHERS: [&str; 8] = [
+        "additionalProperties",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "not",
+        "if",
+        "$ref",
+        "patternProperties",
+    ];
+    let is_list = schema.contains_key("properties");
+    if is_list && !OTHERS.iter().any(|key| schema.contains_key(*key)) {
+        schema.insert("additionalProperties".into(), false.into());
+    }
+    let style =
+        json!({"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": false});
+    schema.entry("x-guidance").or_insert(style);
+    schema.into()
+}

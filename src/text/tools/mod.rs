@@ -1,0 +1,116 @@
+//! Tool calls as text: how models write them, how they are read back, and how a grammar makes a model
+//! write them. Knows neither HTTP nor the engine.
+
+mod fallback;
+mod grammar;
+mod object;
+mod parser;
+#[cfg(test)]
+mod templates;
+#[cfg(test)]
+mod tests;
+
+pub use fallback::without_tools;
+pub use grammar::{Answer, Calls, answer_grammar};
+pub use parser::ToolParser;
+
+use clap::ValueEnum;
+use serde_json::{Value, json};
+
+/// How a model writes tool calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum ToolFormat {
+    /// `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Hermes and Qwen 2.5 and 3.
+    Hermes,
+    /// `{"name": ..., "parameters": {...}}` and nothing else, as Llama 3.1 and 3.2.
+    #[value(name = "llama3_json")]
+    Llama3Json,
+    /// `[TOOL_CALLS] [{"name": ..., "arguments": {...}}]`, as Mistral; `[TOOL_CALLS]name[ARGS]{...}`, as
+    /// its newer models write it, is read as well.
+    Mistral,
+}
+
+/// A tool call of an earlier turn, or an example.
+struct Call<'a> {
+    name: &'a str,
+    /// JSON text.
+    arguments: &'a str,
+}
+
+impl ToolFormat {
+    /// The format that a chat template which knows tools teaches; `None` if it is none of ours.
+    pub fn of_template(source: &str) -> Option<Self> {
+        if source.contains("<tool_call>") {
+            // Qwen3-Coder writes XML between the same markers.
+            (!source.contains("<function=")).then_some(Self::Hermes)
+        } else if source.contains("[TOOL_CALLS]") {
+            Some(Self::Mistral)
+        } else {
+            let llama = source.contains("<|python_tag|>") || source.contains("ipython");
+            llama.then_some(Self::Llama3Json)
+        }
+    }
+
+    /// The names that can be given for a format.
+    pub fn names() -> Vec<String> {
+        let values = Self::value_variants().iter();
+        values
+            .filter_map(|format| Some(format.to_possible_value()?.get_name().to_owned()))
+            .collect()
+    }
+
+    /// The texts that have a meaning in this format. Those that are special tokens must be part of the
+    /// text that a [`ToolParser`] reads.
+    pub fn markers(self) -> &'static [&'static str] {
+        match self {
+            Self::Hermes => &["<tool_call>", "</tool_call>"],
+            Self::Llama3Json => &["<|python_tag|>"],
+            Self::Mistral => &["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"],
+        }
+    }
+
+    /// The text before the calls.
+    fn start(self) -> &'static str {
+        self.markers()[0]
+    }
+
+    /// The text after a call, or a list of them.
+    fn end(self) -> Option<&'static str> {
+        match self {
+            Self::Hermes => Some(self.markers()[1]),
+            Self::Llama3Json | Self::Mistral => None,
+        }
+    }
+
+    /// The key of a call's arguments.
+    fn arguments_key(self) -> &'static str {
+        match self {
+            Self::Hermes | Self::Mistral => "arguments",
+            Self::Llama3Json => "parameters",
+        }
+    }
+
+    /// What a model writes to make `calls`, which must not be empty.
+    fn write(self, calls: &[Call<'_>]) -> String {
+        let key = self.arguments_key();
+        let object = |call: &Call<'_>| {
+            let (name, arguments) = (json!(call.name), call.arguments);
+            format!(r#"{{"name": {name}, "{key}": {arguments}}}"#)
+        };
+        let objects: Vec<String> = calls.iter().map(object).collect();
+        match self {
+            Self::Hermes => {
+                let call = |object: &String| format!("<tool_call>\n{object}\n</tool_call>");
+                objects.iter().map(call).collect::<Vec<_>>().join("\n")
+            }
+            Self::Llama3Json => objects.join("; "),
+            Self::Mistral => format!("[TOOL_CALLS] [{}]", objects.join(", ")),
+        }
+    }
+}
+
+/// The function that an entry of `tools` describes.
+fn function(tool: &Value) -> &Value {
+    tool.get("function").unwrap_or(tool)
+}

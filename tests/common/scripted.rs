@@ -1,0 +1,168 @@
+//! A server over a model that says what a test wants, and chats with tools.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use crate::common::chains;
+use crate::common::server::{LONG, Server};
+use foretoken::engine::{self, EngineHandle, EngineOptions};
+use foretoken::error::Result;
+use foretoken::http::AppState;
+use foretoken::kv::KvStore;
+use foretoken::model::toy::ToyModel;
+use foretoken::model::{Batch, Model, ModelConfig, Output};
+use foretoken::spec::{BudgetMode, Drafter, NgramDrafter};
+use foretoken::text::{SpecialIds, Text};
+use serde_json::{Map, Value, json};
+use std::sync::{Arc, OnceLock};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+
+/// Special tokens after the 256 bytes.
+pub const SPECIAL: [&str; 4] = ["<|im_end|>", "<|im_start|>", "[TOOL_CALLS]", "<think>"];
+pub const EOS: u32 = 256;
+pub const VOCAB: usize = 256 + SPECIAL.len();
+pub const MAX_LEN: usize = 4096;
+
+/// Knows tools and their calls, as Qwen's does.
+pub const TEMPLATE: &str = "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}Write <tool_call></tool_call>.<|im_end|>\n{% endif %}\
+    {% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}\
+    {% for call in m.tool_calls or [] %}{{ '\\n<tool_call>\\n{\"name\": \"' + call.function.name + '\", \"arguments\": ' }}{{ call.function.arguments | tojson }}{{ '}\\n</tool_call>' }}{% endfor %}<|im_end|>\n{% endfor %}\
+    {% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking %}<think>\n{% endif %}{% endif %}";
+
+/// Knows no tools.
+pub const PLAIN: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{{ '<|im_start|>assistant\\n' }}";
+
+/// A tokenizer whose tokens are the bytes and the special ones.
+pub fn text(template: &str) -> Text {
+    let mut alphabet: Vec<char> = ByteLevel::alphabet().into_iter().collect();
+    alphabet.sort_unstable();
+    let names = alphabet.iter().map(char::to_string);
+    let names = names.chain(SPECIAL.map(String::from));
+    let vocab: Map<String, Value> = names.zip((0..).map(Value::from)).collect();
+    let special = |(i, content): (usize, &&str)| {
+        json!({"id": 256 + i, "content": content, "special": true, "single_word": false,
+               "lstrip": false, "rstrip": false, "normalized": false})
+    };
+    let added: Vec<Value> = SPECIAL.iter().enumerate().map(special).collect();
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    let file = json!({
+        "version": "1.0",
+        "added_tokens": added,
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": vocab, "merges": []}
+    });
+    let tokenizer = file.to_string().parse().expect("a valid tokenizer.json");
+    let special = SpecialIds {
+        bos: None,
+        eos: vec![EOS],
+    };
+    Text::new(tokenizer, special, Some(template)).expect("byte-level")
+}
+
+/// A model that answers one prompt with one text.
+pub struct Scripted {
+    toy: ToyModel,
+    script: Vec<u32>,
+    /// Tokens of the prompt, which is the first one to be answered.
+    prompt: OnceLock<usize>,
+}
+
+impl Model for Scripted {
+    fn config(&self) -> &ModelConfig {
+        self.toy.config()
+    }
+
+    fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
+        self.toy.new_kv(num_blocks, block_size)
+    }
+
+    fn kv_bytes_per_token(&self) -> usize {
+        self.toy.kv_bytes_per_token()
+    }
+
+    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
+        let output = self.toy.forward(batch, kv)?;
+        let mut logits = output.logits.to_vec2::<f32>()?;
+        for (row, &at) in logits.iter_mut().zip(&batch.logits) {
+            let next = batch.positions[at as usize] as usize + 1;
+            let prompt = *self.prompt.get_or_init(|| next);
+            let id = self.script.get(next - prompt).copied().unwrap_or(EOS);
+            row[id as usize] = 100.0;
+        }
+        let logits = candle_core::Tensor::new(logits, &candle_core::Device::Cpu)?;
+        Ok(Output { logits, ..output })
+    }
+}
+
+pub fn start(model: Box<dyn Model>, drafter: Option<Box<dyn Drafter>>) -> EngineHandle {
+    let options = EngineOptions {
+        spec: chains(4),
+        spec_budget: BudgetMode::Fixed,
+        ..EngineOptions::default()
+    };
+    engine::spawn(model, drafter, 4096, 4, options).expect("starts")
+}
+
+pub async fn serve(
+    engine: EngineHandle,
+    template: &str,
+    configure: impl FnOnce(AppState) -> AppState,
+) -> Server {
+    let names = vec!["toy".to_owned()];
+    let state = AppState::new(engine.clone(), Arc::new(text(template)), names);
+    Server::over(engine, |_| configure(state), LONG).await
+}
+
+/// A server whose model says `says`, with drafts from the text so far.
+pub async fn saying_as(
+    says: &str,
+    template: &str,
+    configure: impl FnOnce(AppState) -> AppState,
+) -> Server {
+    let model = Scripted {
+        toy: ToyModel::new(VOCAB, MAX_LEN, 1, 0.0).with_eos(&[EOS]),
+        script: text(template).encode(says, false).expect("encodes"),
+        prompt: OnceLock::new(),
+    };
+    let engine = start(Box::new(model), Some(Box::new(NgramDrafter::new(1, 3))));
+    serve(engine, template, configure).await
+}
+
+pub async fn saying(says: &str) -> Server {
+    saying_as(says, TEMPLATE, |state| state).await
+}
+
+pub fn tool(name: &str, properties: Value) -> Value {
+    let required: Vec<String> = properties
+        .as_object()
+        .map(|properties| properties.keys().cloned().collect())
+        .unwrap_or_default();
+    let parameters = json!({"type": "object", "properties": properties, "required": required});
+    json!({"type": "function", "function": {"name": name, "description": "d", "parameters": parameters}})
+}
+
+pub fn body() -> Value {
+    json!({
+        "messages": [{"role": "user", "content": "How is the weather in Zürich?"}],
+        "tools": [
+            tool("get_weather", json!({"city": {"type": "string"}})),
+            tool("add", json!({"a": {"type": "integer"}, "b": {"type": "integer"}})),
+        ],
+        "temperature": 0,
+    })
+}
+
+pub fn with(key: &str, value: Value) -> Value {
+    let mut body = body();
+    body[key] = value;
+    body
+}
+
+pub const CHAT: &str = "/v1/chat/completions";
+
+pub fn call<'a>(call: &'a Value) -> (&'a str, &'a str) {
+    let text = |value: &'a Value| value.as_str().expect("a string");
+    assert_eq!(call["type"], "function");
+    let function = &call["function"];
+    (text(&function["name"]), text(&function["arguments"]))
+}

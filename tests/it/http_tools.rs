@@ -1,0 +1,468 @@
+//! Tool calls and reasoning over HTTP: what a scripted model writes becomes messages and deltas.
+
+use crate::common::scripted::{CHAT, PLAIN, TEMPLATE, body, call, saying, saying_as, tool, with};
+use crate::common::server::{error, joined};
+use foretoken::http::AppState;
+use foretoken::text::{ReasoningFormat, ToolFormat};
+use serde_json::{Map, Value, json};
+
+const TWO_CALLS: &str = "Let me look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\"}}\n</tool_call>\n\
+    <tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": 2}}\n</tool_call>";
+
+#[tokio::test]
+async fn calls_become_a_list_in_the_message() {
+    let server = saying(TWO_CALLS).await;
+    let reply = server.json(CHAT, &body()).await;
+    let choice = &reply["choices"][0];
+    assert_eq!(choice["finish_reason"], "tool_calls");
+    let message = &choice["message"];
+    assert_eq!(message["content"], "Let me look.");
+    let calls = message["tool_calls"].as_array().expect("calls");
+    let read: Vec<_> = calls.iter().map(call).collect();
+    let expected = [
+        ("get_weather", r#"{"city": "Zürich"}"#),
+        ("add", r#"{"a": 1, "b": 2}"#),
+    ];
+    assert_eq!(read, expected);
+    let id = |i: usize| calls[i]["id"].as_str().expect("an id");
+    assert!(id(0).starts_with("call_") && id(0) != id(1), "{calls:?}");
+    assert!(message.get("reasoning_content").is_none());
+    let accepted = &reply["usage"]["speculative_decoding"]["num_accepted_tokens"];
+    assert!(accepted.as_u64() > Some(0), "{reply}");
+
+    // Each choice has calls of its own, and log-probabilities of all its tokens.
+    let mut several = with("n", json!(2));
+    several["logprobs"] = true.into();
+    let reply = server.json(CHAT, &several).await;
+    for choice in reply["choices"].as_array().expect("choices") {
+        let calls = choice["message"]["tool_calls"].as_array();
+        assert_eq!(calls.map(Vec::len), Some(2));
+        let tokens = choice["logprobs"]["content"].as_array().map(Vec::len);
+        assert_eq!(tokens, Some(TWO_CALLS.len() + 1), "and the end");
+    }
+    server.done().await;
+}
+
+/// The shapes of OpenAI's chunks: a call's first delta has its id, name and no arguments, the others have
+/// its index and more arguments, and the last chunk of a choice has an empty delta.
+#[tokio::test]
+async fn calls_are_streamed_as_deltas() {
+    let server = saying(TWO_CALLS).await;
+    let mut streamed = with("stream_options", json!({"include_usage": true}));
+    streamed["n"] = 2.into();
+    let mut chunks = server.stream(CHAT, streamed).await;
+    let usage = chunks.pop().expect("usage");
+    assert_eq!(
+        usage["usage"]["completion_tokens"],
+        2 * (TWO_CALLS.len() + 1)
+    );
+    for index in 0..2 {
+        let choices = chunks.iter().map(|chunk| &chunk["choices"][0]);
+        let choices: Vec<&Value> = choices.filter(|c| c["index"] == index).collect();
+        assert_eq!(
+            choices[0]["delta"],
+            json!({"role": "assistant", "content": ""})
+        );
+        let mut calls: Vec<(Value, String)> = Vec::new();
+        let mut pieces = 0;
+        for delta in choices.iter().map(|choice| &choice["delta"]) {
+            let Some(list) = delta["tool_calls"].as_array() else {
+                continue;
+            };
+            assert_eq!((list.len(), delta.as_object().map(Map::len)), (1, Some(1)));
+            let place = list[0]["index"].as_u64().expect("an index") as usize;
+            let arguments = list[0]["function"]["arguments"]
+                .as_str()
+                .expect("arguments");
+            if place == calls.len() {
+                assert_eq!(
+                    (list[0]["type"].as_str(), arguments),
+                    (Some("function"), "")
+                );
+                assert!(
+                    list[0]["id"]
+                        .as_str()
+                        .is_some_and(|id| id.starts_with("call_"))
+                );
+                calls.push((list[0]["function"]["name"].clone(), String::new()));
+            } else {
+                let expected = json!({"index": place, "function": {"arguments": arguments}});
+                assert_eq!((place + 1, &list[0]), (calls.len(), &expected));
+                calls[place].1 += arguments;
+                pieces += 1;
+            }
+        }
+        let expected = [
+            (json!("get_weather"), r#"{"city": "Zürich"}"#.to_owned()),
+            (json!("add"), r#"{"a": 1, "b": 2}"#.to_owned()),
+        ];
+        assert_eq!(calls, expected);
+        assert!(
+            pieces > 4,
+            "arguments come as the model writes them: {pieces}"
+        );
+        let last = choices.last().expect("the end");
+        assert_eq!(
+            (&last["delta"], &last["finish_reason"]),
+            (&json!({}), &json!("tool_calls"))
+        );
+        let finished = choices.iter().filter(|c| !c["finish_reason"].is_null());
+        assert_eq!(finished.count(), 1);
+    }
+    assert_eq!(
+        joined(&chunks, 0),
+        ("Let me look.".into(), json!("tool_calls"))
+    );
+    server.done().await;
+}
+
+/// A message that only calls tools has no content.
+#[tokio::test]
+async fn without_text_there_is_no_content() {
+    let server = saying("<tool_call>{\"name\": \"add\", \"arguments\": {}}</tool_call>").await;
+    let message = &server.json(CHAT, &body()).await["choices"][0]["message"];
+    assert_eq!(message["content"], Value::Null);
+    assert_eq!(call(&message["tool_calls"][0]), ("add", "{}"));
+    server.done().await;
+}
+
+#[tokio::test]
+async fn what_is_no_call_is_content() {
+    let unknown = "<tool_call>{\"name\": \"rm\", \"arguments\": {}}</tool_call>";
+    let server = saying(unknown).await;
+    let choice = server.json(CHAT, &body()).await["choices"][0].clone();
+    assert_eq!(choice["message"]["content"], unknown);
+    assert!(choice["message"].get("tool_calls").is_none());
+    assert_eq!(choice["finish_reason"], "stop");
+    let chunks = server.stream(CHAT, body()).await;
+    assert_eq!(joined(&chunks, 0), (unknown.into(), json!("stop")));
+    server.done().await;
+
+    // Calls are looked for only where they may be made.
+    let server = saying(TWO_CALLS).await;
+    let choice = server.json(CHAT, &with("tool_choice", json!("none"))).await["choices"][0].clone();
+    assert_eq!(choice["message"]["content"], TWO_CALLS);
+    assert_eq!(choice["finish_reason"], "stop");
+    server.done().await;
+}
+
+#[tokio::test]
+async fn limits_and_stops_end_calls_too() {
+    let server = saying(TWO_CALLS).await;
+    // In the arguments of the first call.
+    let cut = TWO_CALLS.find("rich").expect("the city");
+    let choice = server.json(CHAT, &with("max_tokens", json!(cut))).await["choices"][0].clone();
+    assert_eq!(choice["finish_reason"], "length");
+    let arguments = call(&choice["message"]["tool_calls"][0]).1;
+    assert_eq!(arguments, r#"{"city": "Zü"#);
+
+    let choice = server.json(CHAT, &with("stop", json!("1, "))).await["choices"][0].clone();
+    assert_eq!(
+        (&choice["finish_reason"], &choice["stop_reason"]),
+        (&json!("tool_calls"), &json!("1, "))
+    );
+    assert_eq!(call(&choice["message"]["tool_calls"][1]).1, "{\"a\": ");
+
+    // Before a call that must be made is one, there is nothing.
+    let mut short = with("max_tokens", json!(30));
+    short["tool_choice"] = "required".into();
+    let choice = server.json(CHAT, &short).await["choices"][0].clone();
+    assert_eq!(
+        (&choice["finish_reason"], &choice["message"]["content"]),
+        (&json!("length"), &json!(""))
+    );
+
+    // One call: the text ends with it.
+    let one = with("parallel_tool_calls", json!(false));
+    let reply = server.json(CHAT, &one).await;
+    let choice = &reply["choices"][0];
+    assert_eq!(
+        choice["message"]["tool_calls"].as_array().map(Vec::len),
+        Some(1)
+    );
+    assert_eq!(choice["finish_reason"], "tool_calls");
+    let first = TWO_CALLS.find("}}").expect("an end") + 2;
+    assert_eq!(reply["usage"]["completion_tokens"], first);
+    let chunks = server.stream(CHAT, one).await;
+    assert_eq!(
+        joined(&chunks, 0),
+        ("Let me look.".into(), json!("tool_calls"))
+    );
+    server.done().await;
+}
+
+/// A marker that is a special token is no text, but marks a call nevertheless.
+#[tokio::test]
+async fn other_formats_are_read_on_request() {
+    let says = "[TOOL_CALLS] [{\"name\": \"add\", \"arguments\": {\"a\": 1}}]";
+    let mistral = |state: AppState| state.with_tool_call_parser(Some(ToolFormat::Mistral));
+    let server = saying_as(says, TEMPLATE, mistral).await;
+    let message = &server.json(CHAT, &body()).await["choices"][0]["message"];
+    assert_eq!(call(&message["tool_calls"][0]), ("add", r#"{"a": 1}"#));
+    let id = message["tool_calls"][0]["id"].as_str().expect("an id");
+    assert!(
+        id.len() == 9 && id.bytes().all(|b| b.is_ascii_alphanumeric()),
+        "{id}"
+    );
+    server.done().await;
+
+    let says = "{\"name\": \"add\", \"parameters\": {\"a\": 1}}";
+    let llama = |state: AppState| state.with_tool_call_parser(Some(ToolFormat::Llama3Json));
+    let server = saying_as(says, PLAIN, llama).await;
+    let message = &server.json(CHAT, &body()).await["choices"][0]["message"];
+    assert_eq!(call(&message["tool_calls"][0]), ("add", r#"{"a": 1}"#));
+    server.done().await;
+
+    let unknown = "{{ tools | tojson }}{{ messages[0].content }}";
+    let server = saying_as(says, unknown, |state| state).await;
+    let told = error(server.post(CHAT, &body()).await, 400, "invalid_value").await;
+    assert_eq!(told["param"], "tools");
+    let message = told["message"].as_str().expect("a message");
+    assert!(
+        message.contains("--tool-call-parser (hermes, llama3_json, mistral)"),
+        "{message}"
+    );
+    server.done().await;
+}
+
+#[tokio::test]
+async fn what_a_model_thinks_is_no_content() {
+    let says = "<think>\nIt may rain.\n</think>\n\nYes. <tool_call>{\"name\": \"add\", \"arguments\": {}}</tool_call>";
+    let qwen = |state: AppState| state.with_reasoning_parser(Some(ReasoningFormat::Qwen3));
+    for (says, extra) in [
+        (says, json!({})),
+        // The template has begun it.
+        (&says["<think>\n".len()..], json!({"enable_thinking": true})),
+    ] {
+        let server = saying_as(says, TEMPLATE, qwen).await;
+        let asked = with("chat_template_kwargs", extra);
+        let message = server.json(CHAT, &asked).await["choices"][0]["message"].clone();
+        assert_eq!(message["reasoning_content"], "It may rain.");
+        assert_eq!(message["content"], "Yes.");
+        assert_eq!(call(&message["tool_calls"][0]), ("add", "{}"));
+
+        let chunks = server.stream(CHAT, asked.clone()).await;
+        let deltas = chunks.iter().map(|chunk| &chunk["choices"][0]["delta"]);
+        let thought: String = deltas
+            .filter_map(|delta| delta["reasoning_content"].as_str())
+            .collect();
+        assert_eq!(thought, "It may rain.");
+        assert_eq!(joined(&chunks, 0), ("Yes.".into(), json!("tool_calls")));
+
+        let mut hidden = asked;
+        hidden["include_reasoning"] = false.into();
+        let message = server.json(CHAT, &hidden).await["choices"][0]["message"].clone();
+        assert!(message.get("reasoning_content").is_none());
+        assert_eq!(message["content"], "Yes.");
+        server.done().await;
+    }
+    // Without a parser, reasoning is text; a special token of it is not shown.
+    let server = saying(says).await;
+    let message = &server.json(CHAT, &body()).await["choices"][0]["message"];
+    assert_eq!(message["content"], "\nIt may rain.\n</think>\n\nYes.");
+    server.done().await;
+}
+
+/// What a client sends back is what the template shows to the model.
+#[tokio::test]
+async fn calls_and_results_of_earlier_turns_are_shown() {
+    let messages = json!([
+        {"role": "user", "content": "How is it?"},
+        {"role": "assistant", "content": null, "refusal": null, "function_call": null, "reasoning_content": "Hm.",
+         "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": "{\"city\":\"Zürich\"}"}},
+            {"id": "2", "type": "function", "function": {"name": "now", "arguments": ""}}]},
+        {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "rain"}]},
+        {"role": "tool", "tool_call_id": "2", "content": "noon"},
+        {"role": "assistant", "content": "It rains.", "tool_calls": null},
+    ]);
+    let asked = json!({"messages": messages, "tools": [tool("now", json!({}))]});
+    let weather = "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\"}}\n</tool_call>";
+    let now = "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
+    for (template, expected) in [
+        (
+            TEMPLATE,
+            format!(
+                "<|im_start|>user\nHow is it?<|im_end|>\n<|im_start|>assistant\n\n{weather}\n{now}<|im_end|>\n\
+                <|im_start|>tool\nrain<|im_end|>\n<|im_start|>tool\nnoon<|im_end|>\n<|im_start|>assistant\nIt rains.<|im_end|>\n<|im_start|>assistant\n"
+            ),
+        ),
+        (
+            PLAIN,
+            format!(
+                "<|im_start|>user\nHow is it?<|im_end|>\n<|im_start|>assistant\n{weather}\n{now}<|im_end|>\n\
+                <|im_start|>user\n<tool_response>\nrain\n</tool_response>\n<tool_response>\nnoon\n</tool_response><|im_end|>\n\
+                <|im_start|>assistant\nIt rains.<|im_end|>\n<|im_start|>assistant\n"
+            ),
+        ),
+    ] {
+        let server = saying_as("Yes.", template, |state| state).await;
+        let tokens = server.json("/tokenize", &asked).await["tokens"].clone();
+        let prompt = server.json("/detokenize", &json!({"tokens": tokens})).await;
+        let prompt = prompt["prompt"].as_str().expect("a prompt");
+        let (system, rest) = prompt.split_once("<|im_end|>\n").expect("a system message");
+        let tool = r#"{"type": "function", "function": {"name": "now","#;
+        assert!(
+            system.starts_with("<|im_start|>system\n") && system.contains(tool),
+            "{system}"
+        );
+        assert_eq!(rest, expected);
+        let reply = server.json(CHAT, &asked).await;
+        assert_eq!(
+            reply["usage"]["prompt_tokens"],
+            json!(tokens.as_array().map(Vec::len))
+        );
+        server.done().await;
+    }
+}
+
+#[tokio::test]
+async fn wrong_tools_and_messages_are_named() {
+    let server = saying("Yes.").await;
+    let function = |function: Value| json!([{"type": "function", "function": function}]);
+    let named = |name: &str| json!({"type": "function", "function": {"name": name}});
+    let said = |message: Value| json!([{"role": "user", "content": "a"}, message]);
+    let calls =
+        |call: Value| said(json!({"role": "assistant", "content": null, "tool_calls": [call]}));
+    let many: Vec<Value> = (0..129)
+        .map(|i| tool(&format!("t{i}"), json!({})))
+        .collect();
+    for (key, value, param) in [
+        ("tools", json!({"name": "f"}), "tools"),
+        ("tools", json!([{"type": "web_search"}]), "tools[0].type"),
+        ("tools", json!([{"type": "function"}]), "tools[0].function"),
+        (
+            "tools",
+            function(json!({"description": "d"})),
+            "tools[0].function.name",
+        ),
+        (
+            "tools",
+            function(json!({"name": "a b"})),
+            "tools[0].function.name",
+        ),
+        (
+            "tools",
+            function(json!({"name": "x".repeat(65)})),
+            "tools[0].function.name",
+        ),
+        (
+            "tools",
+            json!([tool("f", json!({})), tool("f", json!({}))]),
+            "tools[1].function.name",
+        ),
+        (
+            "tools",
+            function(json!({"name": "f", "description": 1})),
+            "tools[0].function.description",
+        ),
+        (
+            "tools",
+            function(json!({"name": "f", "strict": "yes"})),
+            "tools[0].function.strict",
+        ),
+        (
+            "tools",
+            function(json!({"name": "f", "parameters": []})),
+            "tools[0].function.parameters",
+        ),
+        (
+            "tools",
+            function(json!({"name": "f", "parameters": {"type": "string"}})),
+            "tools[0].function.parameters",
+        ),
+        ("tools", json!(many), "tools"),
+        (
+            "tools",
+            function(json!({"name": "f", "description": "d".repeat(300_000)})),
+            "tools",
+        ),
+        ("tool_choice", json!("always"), "tool_choice"),
+        (
+            "tool_choice",
+            json!({"type": "allowed_tools"}),
+            "tool_choice",
+        ),
+        ("tool_choice", named("f"), "tool_choice.function.name"),
+        ("parallel_tool_calls", json!("no"), "parallel_tool_calls"),
+        ("functions", json!([{"name": "f"}]), "functions"),
+        ("function_call", json!({"name": "f"}), "function_call"),
+        (
+            "messages",
+            said(json!({"role": "tool", "content": "x"})),
+            "messages[1].tool_call_id",
+        ),
+        (
+            "messages",
+            said(json!({"role": "function", "name": "f", "content": "x"})),
+            "messages[1].role",
+        ),
+        (
+            "messages",
+            said(json!({"role": "assistant", "function_call": {"name": "f"}})),
+            "messages[1].function_call",
+        ),
+        (
+            "messages",
+            said(json!({"role": "assistant", "tool_calls": {}})),
+            "messages[1].tool_calls",
+        ),
+        (
+            "messages",
+            said(json!({"role": "assistant", "content": "a", "reasoning_content": 1})),
+            "messages[1].reasoning_content",
+        ),
+        ("messages", calls(json!("f")), "messages[1].tool_calls[0]"),
+        (
+            "messages",
+            calls(json!({"function": {"name": "f"}})),
+            "messages[1].tool_calls[0].id",
+        ),
+        (
+            "messages",
+            calls(json!({"id": "1", "type": "custom"})),
+            "messages[1].tool_calls[0].type",
+        ),
+        (
+            "messages",
+            calls(json!({"id": "1"})),
+            "messages[1].tool_calls[0].function",
+        ),
+        (
+            "messages",
+            calls(json!({"id": "1", "function": {}})),
+            "messages[1].tool_calls[0].function.name",
+        ),
+        (
+            "messages",
+            calls(json!({"id": "1", "function": {"name": "f", "arguments": 1}})),
+            "messages[1].tool_calls[0].function.arguments",
+        ),
+    ] {
+        let mut asked = with(key, value.clone());
+        asked["stream"] = true.into();
+        let response = server.post(CHAT, &asked).await;
+        assert_eq!(response.status(), 400, "{key}: {value}");
+        assert_eq!(
+            error(response, 400, "invalid_value").await["param"],
+            param,
+            "{key}: {value}"
+        );
+    }
+    for choice in [json!("required"), named("f")] {
+        let mut asked = with("tool_choice", choice);
+        asked["tools"] = json!([]);
+        let told = error(server.post(CHAT, &asked).await, 400, "invalid_value").await;
+        assert_eq!(told["param"], "tool_choice");
+    }
+    // A schema that no grammar can follow.
+    let schema = json!({"type": "object", "properties": {"a": {"type": "nothing"}}});
+    let mut asked = with(
+        "tools",
+        function(json!({"name": "f", "parameters": schema})),
+    );
+    asked["tool_choice"] = "required".into();
+    let told = error(server.post(CHAT, &asked).await, 400, "invalid_value").await;
+    assert_eq!(told["param"], "tools[0].function.parameters");
+    server.done().await;
+}
