@@ -70,9 +70,14 @@ impl RandomTrees {
             path.iter().for_each(|&id| request.sampler.push(id));
             let context = [request.tokens, &path].concat();
             let logits = self.logits(kind == 1, &context);
-            let q = distribution(logits, request.sampler).unwrap();
-            let drawn = choose(logits, request.sampler, rng.key(path.len())).unwrap();
+            let q = distribution(logits, request.sampler);
+            let drawn = choose(logits, request.sampler, rng.key(path.len()));
             request.sampler.truncate(output_len);
+            let (Ok(q), Ok(drawn)) = (q, drawn) else {
+                assert!(request.sampler.has_grammar() && !path.is_empty());
+                // After a token that the grammar does not allow, it allows none.
+                break;
+            };
             let drawn = match request.acceptance {
                 Acceptance::Rejection => q.sample(rng.uniform(path.len(), Purpose::Draft, lane)),
                 Acceptance::Coupled => drawn,
