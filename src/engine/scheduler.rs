@@ -77,14 +77,11 @@ impl Scheduler {
         for sequence in &mut removed {
             self.blocks.release(&mut sequence.state.table);
         }
-        for _ in 0..self.waiting.len() {
-            if let Some(sequence) = self.waiting.pop_front() {
-                if gone(&sequence) {
-                    removed.push(sequence);
-                } else {
-                    self.waiting.push_back(sequence);
-                }
-            }
+        // The queue may be long, and nearly always nobody in it is gone.
+        if self.waiting.iter().any(&mut gone) {
+            let (left, waiting): (Vec<_>, Vec<_>) = self.waiting.drain(..).partition(gone);
+            self.waiting = waiting.into();
+            removed.extend(left);
         }
         removed
     }

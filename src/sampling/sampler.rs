@@ -14,7 +14,7 @@ pub struct Sampler {
     /// `None` without penalties.
     counts: Option<Counts>,
     /// `None` without a grammar.
-    grammar: Option<GrammarState>,
+    grammar: Option<Box<GrammarState>>,
 }
 
 /// Counts of tokens.
@@ -67,7 +67,7 @@ impl Sampler {
         Self {
             counts: params.has_penalties().then(|| Counts::new(prompt)),
             output_len: 0,
-            grammar: params.grammar.clone().map(GrammarState::new),
+            grammar: (params.grammar.clone()).map(|grammar| Box::new(GrammarState::new(grammar))),
             params,
         }
     }
@@ -118,16 +118,16 @@ impl Sampler {
 
     /// The grammar that the text must follow, where it is now.
     pub fn grammar(&mut self) -> Option<&mut GrammarState> {
-        self.grammar.as_mut()
+        self.grammar.as_deref_mut()
     }
 
     /// Takes the grammar away, for drafts in other tokens than the text's.
-    pub fn take_grammar(&mut self) -> Option<GrammarState> {
+    pub fn take_grammar(&mut self) -> Option<Box<GrammarState>> {
         self.grammar.take()
     }
 
     /// Gives the grammar back; it must have been taken at the same number of tokens.
-    pub fn put_grammar(&mut self, grammar: Option<GrammarState>) {
+    pub fn put_grammar(&mut self, grammar: Option<Box<GrammarState>>) {
         self.grammar = grammar;
     }
 
@@ -141,7 +141,7 @@ impl Sampler {
     /// # Errors
     /// `GrammarFailed`.
     pub fn mask(&self) -> Result<Option<&Mask>, NoToken> {
-        let mask = self.grammar.as_ref().map(GrammarState::mask);
+        let mask = self.grammar.as_deref().map(GrammarState::mask);
         mask.map(|mask| mask.ok_or(NoToken::GrammarFailed))
             .transpose()
     }
@@ -161,7 +161,7 @@ impl Sampler {
     /// Whether `token` ends the text if it comes after `output_len` output tokens. Under a grammar, EOS
     /// always does: see [`Sampler::adjustments`].
     pub fn ends_text(&self, token: u32, output_len: usize) -> bool {
-        let grammar = self.grammar.as_ref();
+        let grammar = self.grammar.as_deref();
         grammar.is_some_and(|grammar| grammar.eos().contains(&token))
             || output_len >= self.params.min_tokens
                 && self.params.stop_token_ids.binary_search(&token).is_ok()
