@@ -8,7 +8,7 @@
 //! The modules, in the order in which a request passes them:
 //!
 //! - [`http`]: routes, wire types, SSE, metrics text. Uses [`text`] and [`engine`].
-//! - [`text`]: tokenizer and chat template.
+//! - [`text`]: tokenizer, chat template, and the reasoning, content and tool calls of a text.
 //! - [`engine`]: one thread; `receive -> schedule -> propose -> forward -> verify -> commit -> emit`.
 //! - [`spec`]: drafters, the budget that chooses which of their tokens are worth a row, the acceptance
 //!   rules, and the runner that combines them with the target.
