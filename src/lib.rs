@@ -26,7 +26,7 @@
 //!
 //! Imports go one way: `main -> http -> engine -> spec -> {model, kv, sampling, grammar}`,
 //! `train -> {model, kv, kernels, text, sampling}`, `model -> {kv, kernels}`,
-//! `kv -> kernels -> candle`, `http -> text`, `{text, model} -> {gguf, files}`; `error` imports no
+//! `kv -> kernels -> candle`, `http -> text -> grammar`, `{text, model} -> {gguf, files}`; `error` imports no
 //! other module, and `sampling` only [`grammar`] and the exponential that it shares with the kernels.
 
 pub mod bench;

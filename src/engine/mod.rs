@@ -8,7 +8,7 @@ pub mod scheduler;
 pub mod sequence;
 mod stats;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, RequestErrorKind, Result};
 use crate::kv::BlockAllocator;
 use crate::model::Model;
 use crate::sampling::{Acceptance, NoToken};
@@ -550,6 +550,8 @@ fn no_token(reason: NoToken) -> Error {
     match reason {
         NoToken::NotFinite => Error::internal(reason.to_string()),
         NoToken::AllForbidden => Error::invalid("logit_bias", reason.to_string()),
-        NoToken::GrammarFailed => Error::internal(reason.to_string()),
+        NoToken::GrammarFailed => {
+            Error::request(RequestErrorKind::Invalid, None, reason.to_string())
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::budget::{self, Budget, BudgetMode, Candidates, Probe, StepCost};
 use super::draft::{Committed, Draft, DraftCost, DraftRequest, Drafter, Forecast, SeqId};
+use super::masks::{Forced, follow_grammar};
 use super::step::{SequenceState, StepInput};
 use std::collections::HashMap;
 
@@ -269,66 +270,6 @@ impl Proposer {
     /// See [`Drafter::cost`].
     pub fn cost(&self) -> DraftCost {
         self.drafter.cost()
-    }
-}
-
-/// The tokens that a sequence's grammar forces next.
-#[derive(Default)]
-struct Forced {
-    tokens: Vec<u32>,
-    /// The sequence's tokens and the forced ones; empty without these.
-    all: Vec<u32>,
-}
-
-impl Forced {
-    /// As many as a draft of `input` may have.
-    fn of(input: &mut StepInput<'_>) -> Self {
-        let max = input.nodes.min(input.depth);
-        let state = &mut *input.state;
-        let tokens = match state.sampler.grammar() {
-            Some(grammar) if max > 0 => grammar.forced(max),
-            _ => return Self::default(),
-        };
-        match tokens.is_empty() {
-            true => Self::default(),
-            false => Self {
-                all: [&state.tokens[..], &tokens].concat(),
-                tokens,
-            },
-        }
-    }
-
-    /// The request for what comes after them; `None` if no more may.
-    fn request<'a>(
-        &'a self,
-        input: &'a mut StepInput<'_>,
-        min_score: f32,
-    ) -> Option<DraftRequest<'a>> {
-        let count = self.tokens.len();
-        let mut request = input.draft_request(min_score);
-        if count > 0 {
-            request.tokens = &self.all;
-            request.position += count;
-            request.length -= count;
-            request.model_depth -= count;
-            request.nodes -= count;
-            (self.tokens.iter()).for_each(|&token| request.sampler.push(token));
-        }
-        (request.length > 0 && request.nodes > 0).then_some(request)
-    }
-}
-
-/// Ends a draft where the request's grammar cannot follow. Not a draft of fixed size: that must not depend
-/// on its tokens.
-fn follow_grammar(input: &mut StepInput<'_>, draft: &mut Draft) {
-    if input.has_fixed_draft() {
-        return;
-    }
-    if let Some(grammar) = input.state.sampler.grammar() {
-        let accepted = grammar.accepts(&draft.tokens, &draft.parents);
-        if accepted.contains(&false) {
-            draft.retain(&accepted);
-        }
     }
 }
 

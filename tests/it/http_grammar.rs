@@ -1,12 +1,14 @@
 //! Structured output as clients ask for it.
 
-use crate::common::process;
 use crate::common::server::{LONG, Server, error, joined};
 use crate::common::{Guess, Toy};
 use serde_json::{Map, Value, json};
 
-/// The fields that ask for a text, and the texts that may be the answer.
-fn fields() -> [(&'static str, Value, fn(&str) -> bool); 7] {
+/// A field, its value, and whether a text may be the answer.
+type Field = (&'static str, Value, fn(&str) -> bool);
+
+/// The fields that ask for a text.
+fn fields() -> [Field; 7] {
     let digraphs = |text: &str| {
         let pairs = text.as_bytes().chunks(2);
         text.len() <= 8 && pairs.into_iter().all(|pair| pair == b"ab" || pair == b"cd")
@@ -256,7 +258,7 @@ async fn refusals_name_the_field() {
         (
             json!({"guided_json_object": true}),
             "guided_json_object",
-            "no text",
+            "matches no text",
         ),
     ] {
         for path in ["/v1/completions", "/v1/chat/completions"] {
@@ -292,7 +294,7 @@ async fn refusals_name_the_field() {
 #[cfg(feature = "embedded-model")]
 #[test]
 fn json_of_a_real_model() {
-    let server = process::Server::start("--num-blocks 256");
+    let server = crate::common::process::Server::start("--num-blocks 256");
     let schema = json!({
         "type": "object",
         "properties": {
