@@ -71,11 +71,13 @@ impl Compiler {
             place::error(field, source, &error, |top| check(top).err())
         })?;
         let grammar = Grammar::new(parser);
-        let refused = |what: &str| Err(Error::invalid(field, format!("{field} {what}")));
+        // The parser does not say why it has no mask.
         match GrammarState::new(grammar.clone()).mask() {
-            None => refused("is too complex"),
-            Some(mask) if mask.is_within(&[]) => refused("matches no text"),
-            Some(_) => Ok(grammar),
+            Some(mask) if !mask.is_within(&[]) => Ok(grammar),
+            _ => Err(Error::invalid(
+                field,
+                format!("{field} matches no text, or is too complex"),
+            )),
         }
     }
 
