@@ -165,7 +165,7 @@ pub enum NoToken {
     #[error("the model's logits are not finite")]
     NotFinite,
     /// The logits are valid, but the request's adjustments forbid every token that its grammar allows.
-    #[error("logit_bias, penalties and min_tokens leave no token to choose")]
+    #[error("logit_bias, penalties, min_tokens and the grammar leave no token to choose")]
     AllForbidden,
     /// The grammar's parser has reached one of its limits.
     #[error("the text has made the grammar too complex to go on")]

@@ -71,13 +71,11 @@ impl Compiler {
             place::error(field, source, &error, |top| check(top).err())
         })?;
         let grammar = Grammar::new(parser);
-        // The parser does not say why it has no mask.
+        let refused = |what: &str| Err(Error::invalid(field, format!("{field} {what}")));
         match GrammarState::new(grammar.clone()).mask() {
-            Some(mask) if !mask.is_within(&[]) => Ok(grammar),
-            _ => Err(Error::invalid(
-                field,
-                format!("{field} matches no text, or is too complex"),
-            )),
+            None => refused("is too complex"),
+            Some(mask) if mask.is_within(&[]) => refused("matches no text"),
+            Some(_) => Ok(grammar),
         }
     }
 

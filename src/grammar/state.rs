@@ -3,6 +3,7 @@
 use super::compiled::{Grammar, lock};
 use super::mask::Mask;
 use llguidance::Matcher;
+use llguidance::api::StopReason;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
@@ -232,7 +233,13 @@ impl Parser {
             Reached::Refused => Ok(Mask::of(&[])),
             Reached::End => Ok(Mask::of(grammar.eos())),
             Reached::Place => {
-                let set = self.matcher.compute_mask_or_eos().map_err(failed)?;
+                let set = match self.matcher.compute_mask_or_eos() {
+                    Err(error) if is_dead_end(&error) => {
+                        *self = Self::new(grammar);
+                        return Ok(Mask::of(&[]));
+                    }
+                    set => set.map_err(failed)?,
+                };
                 Ok(Mask::from_set(&set, grammar.vocab_size()))
             }
         }
@@ -265,4 +272,10 @@ impl Parser {
             _ => Reached::Place,
         })
     }
+}
+
+/// Whether a parser stopped because the vocabulary has no token that goes on, and not because of a limit.
+fn is_dead_end(error: &anyhow::Error) -> bool {
+    let reason = StopReason::NoExtensionBias.to_string();
+    error.to_string().starts_with(&reason)
 }

@@ -302,6 +302,7 @@ fn errors_quote_the_place() {
         (GrammarSource::Lark("start: \"a\" |\n  b\n".into()), &["b"]),
         (GrammarSource::Lark("root ::= \"a\"".into()), &["Lark"]),
         (GrammarSource::Choice(Vec::new()), &["at least one"]),
+        (schema(json!({"$ref": "#"})), &["matches no text"]),
         (GrammarSource::Regex("(".repeat(101)), &["at most 100 deep"]),
         (
             GrammarSource::Lark("x".repeat(MAX_SOURCE_BYTES + 1)),
