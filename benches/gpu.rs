@@ -175,7 +175,7 @@ impl Loaded {
             .reserve(&mut table, context + max_rows)
             .expect("there are as many blocks");
         Self {
-            bytes: weights + (model.kv_bytes_per_token() * context) as u64,
+            bytes: weights + (model.kv_shape().bytes_per_token() * context) as u64,
             kv: model.new_kv(blocks, BLOCK_SIZE).expect("there is memory"),
             name,
             model,

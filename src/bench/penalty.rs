@@ -1,8 +1,9 @@
 //! A target whose rows are dear.
 
 use crate::error::Result;
-use crate::kv::KvStore;
+use crate::kv::{KvShape, KvStore};
 use crate::model::{Batch, Model, ModelConfig, Output};
+use candle_core::Device;
 use std::time::{Duration, Instant};
 
 /// A model whose forwards take longer: each row but the first costs a share of a one-row forward
@@ -46,12 +47,12 @@ impl Model for RowPenalty {
         self.model.config()
     }
 
-    fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
-        self.model.new_kv(num_blocks, block_size)
+    fn kv_shape(&self) -> KvShape {
+        self.model.kv_shape()
     }
 
-    fn kv_bytes_per_token(&self) -> usize {
-        self.model.kv_bytes_per_token()
+    fn device(&self) -> &Device {
+        self.model.device()
     }
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {

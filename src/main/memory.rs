@@ -29,7 +29,7 @@ pub fn pool_blocks(
     let per_token: Vec<usize> = [Some(target), draft]
         .into_iter()
         .flatten()
-        .map(|model| model.kv_bytes_per_token())
+        .map(|model| model.kv_shape().bytes_per_token())
         .collect();
     let wanted = longest.saturating_mul(config.engine.max_num_seqs);
     let room = match &mut gpu {

@@ -140,10 +140,6 @@ impl Decoder {
         Ok(max_rows)
     }
 
-    pub(super) fn device(&self) -> &Device {
-        &self.device
-    }
-
     /// Query heads per key head.
     pub(super) fn query_heads_a_key(&self) -> usize {
         self.config.num_heads / self.config.num_kv_heads
@@ -175,10 +171,6 @@ impl Decoder {
     /// See [`Inputs::replace`].
     pub(super) fn replace_inputs(&self, inputs: &Inputs, batch: &Batch) -> Result<()> {
         inputs.replace(batch, &self.frequencies)
-    }
-
-    fn kv_shape(&self) -> KvShape {
-        self.config.kv_shape(self.dtypes.kv)
     }
 
     /// Logits, `[inputs.wanted, vocab_size]` f32, and tapped hidden states. Copies nothing between host
@@ -228,12 +220,12 @@ impl Model for Decoder {
         &self.config
     }
 
-    fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
-        KvStore::new(self.kv_shape(), num_blocks, block_size, &self.device)
+    fn kv_shape(&self) -> KvShape {
+        self.config.kv_shape(self.dtypes.kv)
     }
 
-    fn kv_bytes_per_token(&self) -> usize {
-        self.kv_shape().bytes_per_token()
+    fn device(&self) -> &Device {
+        &self.device
     }
 
     fn ends(&self) -> Option<Ends> {

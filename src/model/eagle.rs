@@ -117,10 +117,6 @@ impl EagleHead {
         })
     }
 
-    fn kv_shape(&self) -> KvShape {
-        self.config.kv_shape(self.dtypes.kv)
-    }
-
     /// The residual stream, `[rows, hidden]`, and the attention's input of rows with these tokens and
     /// features.
     fn rows(&self, tokens: &Tensor, features: &Tensor) -> Result<(Tensor, Tensor)> {
@@ -154,12 +150,12 @@ impl Model for EagleHead {
         &self.config
     }
 
-    fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
-        KvStore::new(self.kv_shape(), num_blocks, block_size, &self.device)
+    fn kv_shape(&self) -> KvShape {
+        self.config.kv_shape(self.dtypes.kv)
     }
 
-    fn kv_bytes_per_token(&self) -> usize {
-        self.kv_shape().bytes_per_token()
+    fn device(&self) -> &Device {
+        &self.device
     }
 
     fn reads(&self) -> &[usize] {

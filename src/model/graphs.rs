@@ -7,8 +7,8 @@ use super::{Batch, Ends, Model, ModelConfig, Output};
 use crate::error::Result;
 use crate::kernels::graph::{Graph, Recorder};
 use crate::kernels::{AttentionBatch, TableCapacity, Tables};
-use crate::kv::KvStore;
-use candle_core::{Tensor, TensorId};
+use crate::kv::{KvShape, KvStore};
+use candle_core::{Device, Tensor, TensorId};
 use std::collections::HashMap;
 
 /// With more rows, a forward takes longer than its launches, whatever the weights. It is also the row
@@ -180,12 +180,12 @@ impl Model for GraphedDecoder {
         self.decoder.config()
     }
 
-    fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
-        self.decoder.new_kv(num_blocks, block_size)
+    fn kv_shape(&self) -> KvShape {
+        self.decoder.kv_shape()
     }
 
-    fn kv_bytes_per_token(&self) -> usize {
-        self.decoder.kv_bytes_per_token()
+    fn device(&self) -> &Device {
+        self.decoder.device()
     }
 
     fn ends(&self) -> Option<Ends> {

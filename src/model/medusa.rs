@@ -99,16 +99,6 @@ impl Head {
 }
 
 impl MedusaHeads {
-    /// A position's normed hidden state is its K and V: a half each.
-    fn kv_shape(&self) -> KvShape {
-        KvShape {
-            num_layers: 1,
-            num_kv_heads: 1,
-            head_dim: self.config.hidden_size / 2,
-            dtype: self.dtypes.kv,
-        }
-    }
-
     fn write(&self, states: &Tensor, slots: &[u32], kv: &KvStore) -> Result<()> {
         let (rows, hidden) = states.dims2()?;
         let halves = states.reshape((rows, 2, hidden / 2))?;
@@ -135,12 +125,18 @@ impl Model for MedusaHeads {
         &self.config
     }
 
-    fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
-        KvStore::new(self.kv_shape(), num_blocks, block_size, &self.device)
+    fn kv_shape(&self) -> KvShape {
+        // A position's normed hidden state is its K and V: a half each.
+        KvShape {
+            num_layers: 1,
+            num_kv_heads: 1,
+            head_dim: self.config.hidden_size / 2,
+            dtype: self.dtypes.kv,
+        }
     }
 
-    fn kv_bytes_per_token(&self) -> usize {
-        self.kv_shape().bytes_per_token()
+    fn device(&self) -> &Device {
+        &self.device
     }
 
     fn reads(&self) -> &[usize] {

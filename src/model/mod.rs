@@ -26,7 +26,7 @@ pub mod toy;
 mod weights;
 
 use crate::error::{Error, Result};
-use crate::kv::KvStore;
+use crate::kv::{KvShape, KvStore};
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 
 pub use crate::kernels::Span;
@@ -100,11 +100,19 @@ pub trait Model: Send {
     /// Shapes, special ids and limits.
     fn config(&self) -> &ModelConfig;
 
-    /// An empty pool of `num_blocks * block_size` slots for this model.
-    fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore>;
+    /// The shape of its K and V.
+    fn kv_shape(&self) -> KvShape;
 
-    /// Bytes of K and V per token in the pool, over all layers.
-    fn kv_bytes_per_token(&self) -> usize;
+    /// The device of its weights and of its pool.
+    fn device(&self) -> &Device;
+
+    /// An empty pool of `num_blocks * block_size` slots for this model.
+    ///
+    /// # Errors
+    /// If the device has no memory for it.
+    fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
+        KvStore::new(self.kv_shape(), num_blocks, block_size, self.device())
+    }
 
     /// Its first and last layer; `None` if it has none to share.
     fn ends(&self) -> Option<Ends> {

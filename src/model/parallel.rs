@@ -87,10 +87,6 @@ impl ParallelHead {
         })
     }
 
-    fn kv_shape(&self) -> KvShape {
-        self.config.kv_shape(self.dtypes.kv)
-    }
-
     fn eps(&self) -> f32 {
         self.config.rms_norm_eps as f32
     }
@@ -128,12 +124,12 @@ impl Model for ParallelHead {
         &self.config
     }
 
-    fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
-        KvStore::new(self.kv_shape(), num_blocks, block_size, &self.device)
+    fn kv_shape(&self) -> KvShape {
+        self.config.kv_shape(self.dtypes.kv)
     }
 
-    fn kv_bytes_per_token(&self) -> usize {
-        self.kv_shape().bytes_per_token()
+    fn device(&self) -> &Device {
+        &self.device
     }
 
     fn reads(&self) -> &[usize] {

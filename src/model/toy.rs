@@ -98,12 +98,12 @@ impl Model for ToyModel {
         &self.config
     }
 
-    fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
-        KvStore::new(KV, num_blocks, block_size, &Device::Cpu)
+    fn kv_shape(&self) -> KvShape {
+        KV
     }
 
-    fn kv_bytes_per_token(&self) -> usize {
-        KV.bytes_per_token()
+    fn device(&self) -> &Device {
+        &Device::Cpu
     }
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {

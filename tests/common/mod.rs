@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub mod grammar;
+pub mod hooked;
 pub mod plain;
 pub mod plain_parallel;
 pub mod process;

@@ -3,17 +3,16 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use crate::common::chains;
+use crate::common::hooked::edited;
 use crate::common::server::{LONG, Server};
 use foretoken::engine::{self, EngineHandle, EngineOptions};
-use foretoken::error::Result;
 use foretoken::http::AppState;
-use foretoken::kv::KvStore;
+use foretoken::model::Model;
 use foretoken::model::toy::ToyModel;
-use foretoken::model::{Batch, Model, ModelConfig, Output};
 use foretoken::spec::{BudgetMode, Drafter, NgramDrafter};
 use foretoken::text::{SpecialIds, Text};
 use serde_json::{Map, Value, json};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
 /// Special tokens after the 256 bytes.
@@ -59,39 +58,15 @@ pub fn text(template: &str) -> Text {
     Text::new(tokenizer, special, Some(template)).expect("byte-level")
 }
 
-/// A model that answers one prompt with one text.
-pub struct Scripted {
-    toy: ToyModel,
-    script: Vec<u32>,
-    /// Tokens of the prompt, which is the first one to be answered.
-    prompt: OnceLock<usize>,
-}
-
-impl Model for Scripted {
-    fn config(&self) -> &ModelConfig {
-        self.toy.config()
-    }
-
-    fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
-        self.toy.new_kv(num_blocks, block_size)
-    }
-
-    fn kv_bytes_per_token(&self) -> usize {
-        self.toy.kv_bytes_per_token()
-    }
-
-    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
-        let output = self.toy.forward(batch, kv)?;
-        let mut logits = output.logits.to_vec2::<f32>()?;
-        for (row, &at) in logits.iter_mut().zip(&batch.logits) {
-            let next = batch.positions[at as usize] as usize + 1;
-            let prompt = *self.prompt.get_or_init(|| next);
-            let id = self.script.get(next - prompt).copied().unwrap_or(EOS);
-            row[id as usize] = 100.0;
-        }
-        let logits = candle_core::Tensor::new(logits, &candle_core::Device::Cpu)?;
-        Ok(Output { logits, ..output })
-    }
+/// A model that answers one prompt, the first one that it gets, with `script`.
+pub fn scripted(toy: ToyModel, script: Vec<u32>) -> Box<dyn Model> {
+    let mut prompt_len = None;
+    edited(toy, move |batch, row, logits| {
+        let next = batch.positions[row] as usize + 1;
+        let prompt_len = *prompt_len.get_or_insert(next);
+        let id = script.get(next - prompt_len).copied().unwrap_or(EOS);
+        logits[id as usize] = 100.0;
+    })
 }
 
 pub fn start(model: Box<dyn Model>, drafter: Option<Box<dyn Drafter>>) -> EngineHandle {
@@ -119,12 +94,10 @@ pub async fn saying_as(
     template: &str,
     configure: impl FnOnce(AppState) -> AppState,
 ) -> Server {
-    let model = Scripted {
-        toy: ToyModel::new(VOCAB, MAX_LEN, 1, 0.0).with_eos(&[EOS]),
-        script: text(template).encode(says, false).expect("encodes"),
-        prompt: OnceLock::new(),
-    };
-    let engine = start(Box::new(model), Some(Box::new(NgramDrafter::new(1, 3))));
+    let toy = ToyModel::new(VOCAB, MAX_LEN, 1, 0.0).with_eos(&[EOS]);
+    let script = text(template).encode(says, false).expect("encodes");
+    let drafter = Box::new(NgramDrafter::new(1, 3));
+    let engine = start(scripted(toy, script), Some(drafter));
     serve(engine, template, configure).await
 }
 

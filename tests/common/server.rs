@@ -2,13 +2,11 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
+use crate::common::hooked::watched;
 use crate::common::{Toy, VOCAB, assert_idle, toy_model};
 use foretoken::engine::{self, EngineHandle, EngineOptions};
 use foretoken::error::{Error, Result};
 use foretoken::http::{AppState, serve};
-use foretoken::kv::KvStore;
-use foretoken::model::toy::ToyModel;
-use foretoken::model::{Batch, Model, ModelConfig, Output};
 use foretoken::spec::{Draft, DraftRequest, Drafter, SeqId};
 use foretoken::text::{SpecialIds, Text};
 use reqwest::{Client, Response, StatusCode};
@@ -63,52 +61,26 @@ pub enum Fault {
     Panic,
 }
 
-/// A slow toy model that may fail once.
-struct Slow {
-    toy: ToyModel,
-    forwards: usize,
-    fault: Option<Fault>,
-}
-
 /// The minimum duration of a forward of the slow toy.
 pub const STEP: Duration = Duration::from_millis(10);
 /// The number of the forward that fails, from 1.
 const FAULT_AT: usize = 4;
 
-impl Model for Slow {
-    fn config(&self) -> &ModelConfig {
-        self.toy.config()
-    }
-
-    fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
-        self.toy.new_kv(num_blocks, block_size)
-    }
-
-    fn kv_bytes_per_token(&self) -> usize {
-        self.toy.kv_bytes_per_token()
-    }
-
-    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
-        std::thread::sleep(STEP);
-        self.forwards += 1;
-        match &self.fault {
-            Some(Fault::Error) if self.forwards == FAULT_AT => {
-                return Err(Error::internal("the device has failed"));
-            }
-            Some(Fault::Panic) if self.forwards == FAULT_AT => panic!("as the test wants"),
-            _ => {}
-        }
-        self.toy.forward(batch, kv)
-    }
-}
-
+/// A slow toy model that may fail once.
 pub fn slow(options: EngineOptions, fault: Option<Fault>) -> EngineHandle {
-    let model = Slow {
-        toy: toy_model(0.0),
-        forwards: 0,
-        fault,
-    };
-    engine::spawn(Box::new(model), None, 256, 4, options).expect("starts")
+    let mut forwards = 0;
+    let model = watched(toy_model(0.0), move |_| {
+        std::thread::sleep(STEP);
+        forwards += 1;
+        match &fault {
+            Some(Fault::Error) if forwards == FAULT_AT => {
+                Err(Error::internal("the device has failed"))
+            }
+            Some(Fault::Panic) if forwards == FAULT_AT => panic!("as the test wants"),
+            _ => Ok(()),
+        }
+    });
+    engine::spawn(model, None, 256, 4, options).expect("starts")
 }
 
 /// A drafter that drafts nothing, and panics when a request ends, which is outside any step.

@@ -44,7 +44,10 @@ fn a_dtype_can_be_chosen() {
             ..LoadOptions::default()
         };
         let model = load(&source, &options).unwrap();
-        assert_eq!(model.kv_bytes_per_token(), 2 * 2 * KV_HEADS * 16 * bytes);
+        assert_eq!(
+            model.kv_shape().bytes_per_token(),
+            2 * 2 * KV_HEADS * 16 * bytes
+        );
         let rounded = tensors.iter().map(|(name, t)| {
             let t = match t.rank() {
                 2 => t.to_dtype(dtype).unwrap().to_dtype(DType::F32).unwrap(),
@@ -88,7 +91,7 @@ fn head_dim_may_be_given() {
     write_shards(folder.path(), &tensors);
     let wide = open(folder.path()).unwrap();
     assert_eq!(wide.config().head_dim, 32);
-    assert_eq!(wide.kv_bytes_per_token(), 2 * 2 * KV_HEADS * 32 * 4);
+    assert_eq!(wide.kv_shape().bytes_per_token(), 2 * 2 * KV_HEADS * 32 * 4);
     // The test of Qwen3 checks what such heads compute, because candle's Llama does not support them.
     // If the width is not given, it follows from the hidden size, and these tensors do not match.
     config.as_object_mut().unwrap().remove("head_dim");

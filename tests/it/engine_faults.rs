@@ -1,13 +1,12 @@
 //! A fault costs as little as possible: a draft, a request, a step, and only in the last resort the
 //! engine.
 
+use crate::common::hooked::{edited, watched};
 use crate::common::*;
-use candle_core::{Device, Tensor};
 use foretoken::engine::{self, Completion, EngineHandle, EngineOptions, Events, Request};
 use foretoken::error::{Error, RequestErrorKind, Result};
-use foretoken::kv::KvStore;
+use foretoken::model::Model;
 use foretoken::model::toy::ToyModel;
-use foretoken::model::{Batch, Model, ModelConfig, Output};
 use foretoken::sampling::{SamplingParams, mix};
 use foretoken::spec::{Draft, DraftModel, DraftRequest, Drafter, SeqId};
 use std::io::Write;
@@ -16,69 +15,22 @@ use std::sync::{Arc, LazyLock, Mutex};
 const BLOCKS: usize = 128;
 const BLOCK_SIZE: usize = 4;
 
-/// A toy with faults that a test injects into its forwards.
-struct Faulty<F> {
+/// A toy that calls `before` before each forward with its number, from 0.
+fn faulty(
     toy: ToyModel,
-    forwards: usize,
-    /// Called before each forward with its number, from 0.
-    before: F,
-    /// Rows of this token have a NaN among their logits.
-    poison: Option<u32>,
-}
-
-impl<F: FnMut(usize) -> Result<()> + Send> Faulty<F> {
-    fn new(toy: ToyModel, before: F) -> Self {
-        Self {
-            toy,
-            forwards: 0,
-            before,
-            poison: None,
-        }
-    }
-}
-
-impl<F: FnMut(usize) -> Result<()> + Send> Model for Faulty<F> {
-    fn config(&self) -> &ModelConfig {
-        self.toy.config()
-    }
-
-    fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
-        self.toy.new_kv(num_blocks, block_size)
-    }
-
-    fn kv_bytes_per_token(&self) -> usize {
-        self.toy.kv_bytes_per_token()
-    }
-
-    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
-        self.forwards += 1;
-        (self.before)(self.forwards - 1)?;
-        let output = self.toy.forward(batch, kv)?;
-        if self.poison.is_none() || batch.logits.is_empty() {
-            return Ok(output);
-        }
-        let mut rows = output.logits.to_vec2::<f32>()?;
-        for (row, &at) in rows.iter_mut().zip(&batch.logits) {
-            if Some(batch.tokens[at as usize]) == self.poison {
-                row[at as usize % VOCAB] = f32::NAN;
-            }
-        }
-        Ok(Output {
-            logits: Tensor::new(rows, &Device::Cpu)?,
-            hidden: output.hidden,
-        })
-    }
-}
-
-fn nothing(_: usize) -> Result<()> {
-    Ok(())
+    mut before: impl FnMut(usize) -> Result<()> + Send + 'static,
+) -> Box<dyn Model> {
+    let mut forwards = 0..;
+    watched(toy, move |_| before(forwards.next().unwrap()))
 }
 
 /// A toy whose rows of `token` have a NaN among their logits.
 fn poisoned(token: u32, noise: f32) -> Box<dyn Model> {
-    let mut model = Faulty::new(toy_model(noise), nothing);
-    model.poison = Some(token);
-    Box::new(model)
+    edited(toy_model(noise), move |batch, row, logits| {
+        if batch.tokens[row] == token {
+            logits[row % VOCAB] = f32::NAN;
+        }
+    })
 }
 
 fn draft_of(model: Box<dyn Model>) -> Box<dyn Drafter> {
@@ -180,7 +132,7 @@ fn a_drafter_that_fails_costs_its_draft_and_one_warning() {
         5 | 17 => Err(Error::internal("the draft's device sneezes")),
         _ => Ok(()),
     };
-    let draft = draft_of(Box::new(Faulty::new(toy_model(0.3), before)));
+    let draft = draft_of(faulty(toy_model(0.3), before));
     let engine = start(Box::new(toy_model(0.0)), Some(draft), options());
     let requests: Vec<Request> = prompts().iter().map(|p| greedy(p, 40)).collect();
     let receivers = engine.submit_all(requests.clone()).unwrap();
@@ -202,7 +154,7 @@ fn a_drafter_that_fails_costs_its_draft_and_one_warning() {
 #[test]
 fn a_drafter_that_always_fails_is_none() {
     let before = |_: usize| Err(Error::internal("no draft's device"));
-    let draft = draft_of(Box::new(Faulty::new(toy_model(0.3), before)));
+    let draft = draft_of(faulty(toy_model(0.3), before));
     let engine = start(Box::new(toy_model(0.0)), Some(draft), options());
     for (seed, prompt) in (0..).zip(&prompts()) {
         let request = Request {
@@ -409,18 +361,17 @@ fn a_step_that_panics_fails_those_who_were_in_it() {
         _ => Ok(()),
     };
     let toy = |noise| Box::new(toy_model(noise)) as Box<dyn Model>;
-    let faulty = |toy| Box::new(Faulty::new(toy, panics)) as Box<dyn Model>;
     for (target_panics, drafter) in [
         (true, None),
         (true, Some(draft_of(toy(0.3)))),
-        (false, Some(draft_of(faulty(toy_model(0.3))))),
+        (false, Some(draft_of(faulty(toy_model(0.3), panics)))),
     ] {
         let mut options = options();
         options.max_num_seqs = 3;
         let target = toy_model(0.0);
         let gate = target.gate.clone();
         let target = match target_panics {
-            true => faulty(target),
+            true => faulty(target, panics),
             false => Box::new(target),
         };
         let engine = start(target, drafter, options);

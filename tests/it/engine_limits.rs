@@ -1,11 +1,9 @@
 //! The engine's limits on toy models: a bounded queue, cancelling, draining, options.
 
+use crate::common::hooked::watched;
 use crate::common::*;
 use foretoken::engine::{EngineHandle, EngineOptions, Request};
 use foretoken::error::{Error, RequestErrorKind, Result};
-use foretoken::kv::KvStore;
-use foretoken::model::toy::ToyModel;
-use foretoken::model::{Batch, Model, ModelConfig, Output};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -165,28 +163,6 @@ fn texts_do_not_depend_on_the_rows_of_a_step() {
     }
 }
 
-/// A toy whose forwards take this long per row.
-struct Costly(ToyModel, Duration);
-
-impl Model for Costly {
-    fn config(&self) -> &ModelConfig {
-        self.0.config()
-    }
-
-    fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
-        self.0.new_kv(num_blocks, block_size)
-    }
-
-    fn kv_bytes_per_token(&self) -> usize {
-        self.0.kv_bytes_per_token()
-    }
-
-    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
-        std::thread::sleep(self.1 * batch.tokens.len() as u32);
-        self.0.forward(batch, kv)
-    }
-}
-
 /// A running text waits for another's prompt no longer than the limit, and a prompt that no other
 /// text waits for is read in one step. A busy machine makes rows slower and chunks shorter, never
 /// longer.
@@ -202,7 +178,10 @@ fn a_prompt_keeps_running_texts_waiting_for_a_moment_only() {
             no_prefix_caching: true,
             ..EngineOptions::default()
         };
-        let target = Box::new(Costly(target, ROW));
+        let target = watched(target, |batch| {
+            std::thread::sleep(ROW * batch.tokens.len() as u32);
+            Ok(())
+        });
         let engine = foretoken::engine::spawn(target, None, 256, 4, options).unwrap();
         (engine, largest)
     };

@@ -7,7 +7,7 @@ use crate::engine::{
 use candle_core::{DType, Device, Tensor};
 use foretoken::engine::{self, EngineHandle, Request};
 use foretoken::error::Result;
-use foretoken::kv::KvStore;
+use foretoken::kv::{KvShape, KvStore};
 use foretoken::model::toy::ToyModel;
 use foretoken::model::{Batch, MaskedBlock, Model, ModelConfig, Output, Span};
 use foretoken::sampling::{Acceptance, mix};
@@ -107,12 +107,12 @@ impl Model for ToyHead {
         self.toy.config()
     }
 
-    fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
-        self.toy.new_kv(num_blocks, block_size)
+    fn kv_shape(&self) -> KvShape {
+        self.toy.kv_shape()
     }
 
-    fn kv_bytes_per_token(&self) -> usize {
-        self.toy.kv_bytes_per_token()
+    fn device(&self) -> &Device {
+        self.toy.device()
     }
 
     fn reads(&self) -> &[usize] {

@@ -1,45 +1,30 @@
 //! The prefix cache: what is cached is not computed again, and changes no text.
 
+use crate::common::hooked::watched;
 use crate::common::server::{LONG, Server};
 use crate::common::*;
 use crate::engine::{Dice, is_lossless};
 use foretoken::engine::{self, EngineHandle, Request};
-use foretoken::error::Result;
-use foretoken::kv::KvStore;
+use foretoken::model::Model;
 use foretoken::model::toy::ToyModel;
-use foretoken::model::{Batch, Model, ModelConfig, Output};
 use foretoken::spec::{CacheScope, DraftContext, DraftModel};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// A toy that counts its rows.
-struct Counted(ToyModel, Arc<AtomicUsize>);
-
-impl Model for Counted {
-    fn config(&self) -> &ModelConfig {
-        self.0.config()
-    }
-
-    fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
-        self.0.new_kv(num_blocks, block_size)
-    }
-
-    fn kv_bytes_per_token(&self) -> usize {
-        self.0.kv_bytes_per_token()
-    }
-
-    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
-        self.1.fetch_add(batch.tokens.len(), Ordering::Relaxed);
-        self.0.forward(batch, kv)
-    }
+/// A toy that adds the number of its rows to `rows`.
+fn counted_model(toy: ToyModel, rows: Arc<AtomicUsize>) -> Box<dyn Model> {
+    watched(toy, move |batch| {
+        rows.fetch_add(batch.tokens.len(), Ordering::Relaxed);
+        Ok(())
+    })
 }
 
 /// An engine without drafts, and the number of rows that its target has computed.
 fn counted(toy: &Toy) -> (EngineHandle, Arc<AtomicUsize>) {
     let rows = Arc::<AtomicUsize>::default();
-    let target = Box::new(Counted(toy_model(0.0), rows.clone()));
+    let target = counted_model(toy_model(0.0), rows.clone());
     let options = toy.options.clone();
     let engine = engine::spawn(target, None, toy.num_blocks, toy.block_size, options).unwrap();
     (engine, rows)
@@ -307,7 +292,7 @@ fn a_preempted_request_comes_back_through_the_cache() {
 #[test]
 fn a_draft_model_has_its_own_cache() {
     let rows = Arc::<AtomicUsize>::default();
-    let model = Box::new(Counted(toy_model(0.2), rows.clone()));
+    let model = counted_model(toy_model(0.2), rows.clone());
     let drafter = DraftModel::new(model, 256, 4, 64).unwrap();
     let (target, options) = (Box::new(toy_model(0.0)), Toy::default().options);
     let engine = engine::spawn(target, Some(Box::new(drafter)), 256, 4, options).unwrap();

@@ -34,9 +34,9 @@ fn a_subset_is_the_model_of_these_layers() {
     };
     let prompt = short_prompt(40);
     let model = checkpoint(&[0, 1]);
-    let bytes = model.kv_bytes_per_token();
+    let bytes = model.kv_shape().bytes_per_token();
     let subset = |layers: &[usize]| model.subset(layers).unwrap();
-    assert_eq!(subset(&[1]).kv_bytes_per_token(), bytes / 2);
+    assert_eq!(subset(&[1]).kv_shape().bytes_per_token(), bytes / 2);
     assert_eq!(subset(&[1]).config().num_layers, 1);
     let first = logits(subset(&[0]), &prompt);
     let last = logits(subset(&[1]), &prompt);

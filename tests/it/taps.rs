@@ -1,5 +1,6 @@
 //! Hidden states for drafters: each committed position once, bit for bit as in a plain forward.
 
+use crate::common::hooked::watched;
 use crate::common::rig::{Rig, Seq};
 use crate::common::tiny::{self, HIDDEN, llama_config, short_prompt, tensors, write_shards};
 use crate::common::*;
@@ -8,8 +9,7 @@ use crate::trees::RandomTrees;
 use candle_core::{DType, Device, Tensor};
 use foretoken::engine::{self, EngineOptions, Request};
 use foretoken::error::Result;
-use foretoken::kv::KvStore;
-use foretoken::model::{Batch, Model, ModelConfig, Output, Taps};
+use foretoken::model::{Batch, Model, Taps};
 use foretoken::spec::{Committed, Draft, DraftRequest, Drafter, SeqId};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -227,30 +227,6 @@ fn taps_count_from_the_embedding_to_what_the_norm_is_given() {
     }
 }
 
-/// A toy that counts the rows whose hidden states were requested.
-struct Counting(Box<dyn Model>, Arc<AtomicUsize>);
-
-impl Model for Counting {
-    fn config(&self) -> &ModelConfig {
-        self.0.config()
-    }
-
-    fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
-        self.0.new_kv(num_blocks, block_size)
-    }
-
-    fn kv_bytes_per_token(&self) -> usize {
-        self.0.kv_bytes_per_token()
-    }
-
-    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
-        let rows = batch.taps.as_ref().map(|taps| taps.rows.len());
-        assert_ne!(rows, Some(0));
-        self.1.fetch_add(rows.unwrap_or(0), Ordering::Relaxed);
-        self.0.forward(batch, kv)
-    }
-}
-
 #[test]
 fn nobody_pays_for_hidden_states_that_nobody_wants() {
     let toy = Toy::default();
@@ -261,7 +237,13 @@ fn nobody_pays_for_hidden_states_that_nobody_wants() {
             [] => Box::new(trees),
             _ => Box::new(recorder(trees, layers)),
         };
-        let target = Box::new(Counting(Box::new(toy_model(0.0)), rows.clone()));
+        let tapped = rows.clone();
+        let target = watched(toy_model(0.0), move |batch| {
+            let rows = batch.taps.as_ref().map(|taps| taps.rows.len());
+            assert_ne!(rows, Some(0));
+            tapped.fetch_add(rows.unwrap_or(0), Ordering::Relaxed);
+            Ok(())
+        });
         let options = toy.options.clone();
         let engine = engine::spawn(target, Some(drafter), 256, 4, options).unwrap();
         let request = Request {

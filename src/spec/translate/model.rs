@@ -2,7 +2,7 @@
 
 use super::vocabulary::Vocabulary;
 use crate::error::{Error, Result};
-use crate::kv::KvStore;
+use crate::kv::{KvShape, KvStore};
 use crate::model::{Batch, Model, ModelConfig, Output};
 use candle_core::{Device, Tensor};
 
@@ -72,12 +72,12 @@ impl Model for JointModel {
         &self.config
     }
 
-    fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
-        self.model.new_kv(num_blocks, block_size)
+    fn kv_shape(&self) -> KvShape {
+        self.model.kv_shape()
     }
 
-    fn kv_bytes_per_token(&self) -> usize {
-        self.model.kv_bytes_per_token()
+    fn device(&self) -> &Device {
+        self.model.device()
     }
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
