@@ -10,12 +10,13 @@ mod mask;
 mod place;
 mod source;
 mod state;
+pub mod toy;
 mod vocabulary;
 
 pub use compiled::Grammar;
 pub use compiler::Compiler;
 pub use mask::Mask;
-pub use source::{GrammarSource, MAX_SOURCE_BYTES, styled};
+pub use source::{GrammarSource, MAX_SOURCE_BYTES};
 pub use state::GrammarState;
 pub use vocabulary::Tokens;
 

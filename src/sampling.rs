@@ -1,9 +1,9 @@
 //! Turns logits into a distribution, and provides random numbers addressed by position.
 //!
 //! The order of the logits processors: repetition penalty, presence and frequency penalties,
-//! logit_bias, min_tokens (forbids stop ids), the grammar's mask, temperature, min-p, top-k, top-p. The logits of draft and
-//! target go through the same processors, so `p` and `q` of the acceptance rule are the distributions
-//! that the request samples from.
+//! logit_bias, min_tokens (forbids stop ids), the grammar's mask, temperature, min-p, top-k, top-p. The
+//! logits of draft and target go through the same processors, so `p` and `q` of the acceptance rule are the
+//! distributions that the request samples from.
 
 mod coupled;
 mod sampler;

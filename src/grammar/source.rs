@@ -36,7 +36,7 @@ pub(super) fn json_style() -> Map<String, Value> {
 }
 
 /// `schema` with the options of [`json_style`] that it does not set itself.
-pub fn styled(schema: &Value) -> Value {
+pub(super) fn styled(schema: &Value) -> Value {
     let mut schema = match schema {
         Value::Bool(true) => json!({}),
         // "schema is false" is then the parser's own error.
@@ -53,7 +53,28 @@ pub fn styled(schema: &Value) -> Value {
     schema
 }
 
+fn object_schema() -> Value {
+    styled(&json!({"type": "object"}))
+}
+
+/// The right side of a rule for one of `texts`.
+fn alternatives(texts: &[String]) -> String {
+    let literals: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
+    literals.join(" | ")
+}
+
 impl GrammarSource {
+    /// The right side of a rule of a Lark grammar; `None` for a grammar, which has rules of its own.
+    pub fn rule(&self) -> Option<String> {
+        match self {
+            Self::JsonObject => Some(format!("%json {}", object_schema())),
+            Self::JsonSchema(schema) => Some(format!("%json {}", styled(schema))),
+            Self::Regex(regex) => Some(format!("/{}/", without_slashes(regex))),
+            Self::Choice(texts) => Some(alternatives(texts)),
+            Self::Lark(_) => None,
+        }
+    }
+
     /// Checks sizes and depth, and returns llguidance's form of it.
     ///
     /// # Errors
@@ -77,9 +98,7 @@ impl GrammarSource {
             return refuse(format!("may nest brackets at most {MAX_DEPTH} deep"));
         }
         let grammar = match self {
-            Self::JsonObject => {
-                GrammarWithLexer::from_json_schema(styled(&json!({"type": "object"})))
-            }
+            Self::JsonObject => GrammarWithLexer::from_json_schema(object_schema()),
             Self::JsonSchema(schema @ (Value::Object(_) | Value::Bool(_))) => {
                 GrammarWithLexer::from_json_schema(styled(schema))
             }
@@ -91,8 +110,7 @@ impl GrammarSource {
                 return refuse("must have at least one entry".into());
             }
             Self::Choice(texts) => {
-                let texts: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
-                GrammarWithLexer::from_lark(format!("start: {}", texts.join(" | ")))
+                GrammarWithLexer::from_lark(format!("start: {}", alternatives(texts)))
             }
             Self::Lark(text) if text.contains("::=") => {
                 return refuse(
@@ -103,6 +121,22 @@ impl GrammarSource {
         };
         Ok(TopLevelGrammar::from_grammar(grammar))
     }
+}
+
+/// The regular expression with its slashes as escapes: a bare one ends a literal.
+fn without_slashes(regex: &str) -> String {
+    let (mut out, mut chars) = (String::new(), regex.chars());
+    while let Some(c) = chars.next() {
+        match (c, c == '\\') {
+            ('/', _) => out += "\\x2F",
+            (_, true) => match chars.next() {
+                Some('/') => out += "\\x2F",
+                escaped => out.extend(std::iter::once(c).chain(escaped)),
+            },
+            _ => out.push(c),
+        }
+    }
+    out
 }
 
 /// The largest number of brackets that are open at once. Brackets in strings count, too, as far as they are

@@ -104,7 +104,8 @@ impl GrammarState {
     }
 
     /// The ids that may come next: none after a token that the grammar does not allow; after the end, those
-    /// that end a text, which no longer matter. `None` if the parser failed, because the text made the grammar too complex.
+    /// that end a text, which no longer matter. `None` if the parser failed, because the text made the grammar
+    /// too complex.
     pub fn mask(&self) -> Option<&Mask> {
         let compute = || {
             let mut parser = lock(&self.parser);

@@ -1,3 +1,4 @@
+use super::toy::ToyTokens;
 use super::*;
 use crate::error::Error;
 use crate::sampling::mix;
@@ -5,57 +6,20 @@ use serde_json::json;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// The 128 ASCII characters, some longer tokens, and two ids that end a text. A part of a text is encoded by
-/// its longest tokens.
-struct Vocabulary(Vec<Vec<u8>>);
-
 const EOS: [u32; 2] = [0, 1];
 const LONG: [&str; 9] = [
     "true", "tr", "\": ", "\": \"", "name", "na", "{\"", ", \"", "ab",
 ];
 
-impl Vocabulary {
-    fn new() -> Self {
-        let ascii = (0..128u8).map(|byte| vec![byte]);
-        let long = LONG.iter().map(|text| text.as_bytes().to_vec());
-        Self(ascii.chain(long).collect())
-    }
-}
-
-impl Tokens for Vocabulary {
-    fn count(&self) -> usize {
-        self.0.len()
-    }
-
-    fn bytes(&self, id: u32) -> &[u8] {
-        &self.0[id as usize]
-    }
-
-    fn is_special(&self, id: u32) -> bool {
-        EOS.contains(&id)
-    }
-
-    fn eos(&self) -> &[u32] {
-        &EOS
-    }
-
-    fn encode_part(&self, text: &str) -> Vec<u32> {
-        let (mut rest, mut ids) = (text.as_bytes(), Vec::new());
-        while !rest.is_empty() {
-            let fits = |id: &usize| rest.starts_with(&self.0[*id]);
-            let best = (2..self.0.len())
-                .filter(fits)
-                .max_by_key(|&id| self.0[id].len());
-            let id = best.expect("ASCII");
-            ids.push(id as u32);
-            rest = &rest[self.0[id].len()..];
-        }
-        ids
-    }
+/// The 128 ASCII characters, some longer tokens, and two ids that end a text.
+fn vocabulary() -> ToyTokens {
+    let ascii = (0..128u8).map(|byte| vec![byte]);
+    let long = LONG.iter().map(|text| text.as_bytes().to_vec());
+    ToyTokens::new(ascii.chain(long), &EOS)
 }
 
 fn compiler() -> Compiler {
-    Compiler::new(Arc::new(Vocabulary::new()))
+    Compiler::new(Arc::new(vocabulary()))
 }
 
 fn compiled(source: &GrammarSource) -> Grammar {
@@ -74,7 +38,7 @@ fn refusal(source: &GrammarSource) -> String {
 
 /// A random text of the grammar, as tokens; cut off after `max`.
 fn walk(state: &mut GrammarState, seed: u64, max: usize) -> (String, bool) {
-    let vocabulary = Vocabulary::new();
+    let vocabulary = vocabulary();
     let mut text = Vec::new();
     for step in 0..max {
         let mask = state.mask().expect("no limit is near").clone();
@@ -219,7 +183,7 @@ fn a_mask_is_a_function_of_the_tokens() {
 /// What is forced is what the masks force: token by token, the only one allowed.
 #[test]
 fn forced_tokens_are_the_only_ones() {
-    let vocabulary = Vocabulary::new();
+    let vocabulary = vocabulary();
     let mut state = GrammarState::new(compiled(&schema()));
     let forced = state.forced(20);
     let text: Vec<u8> = forced

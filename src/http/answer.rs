@@ -5,9 +5,9 @@ use super::context::Context;
 use super::structured::Structured;
 use super::tools::{self, ToolChoice, Tools};
 use crate::error::{Error, Result};
-use crate::grammar::{Grammar, GrammarSource, styled};
+use crate::grammar::{Grammar, GrammarSource};
 use crate::text::{Answer, Calls, ReasoningFormat, ToolFormat, answer_grammar};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 impl Context<'_> {
     /// What the answer to `prompt` may contain besides content.
@@ -85,7 +85,9 @@ impl Context<'_> {
             _ => {}
         }
         let content = match &asked {
-            Some((field, source)) if !forced => Some(rule(field, source)?),
+            Some((field, source)) if !forced => {
+                Some(source.rule().ok_or_else(|| stands_alone(field))?)
+            }
             _ => None,
         };
         let calls = rules.tools.as_ref().map(|rules| Calls {
@@ -120,37 +122,10 @@ impl Context<'_> {
     }
 }
 
-/// The right side of a rule for what `field` asks for.
-fn rule(field: &str, source: &GrammarSource) -> Result<String> {
-    Ok(match source {
-        GrammarSource::JsonObject => format!("%json {}", styled(&json!({"type": "object"}))),
-        GrammarSource::JsonSchema(schema) => format!("%json {}", styled(schema)),
-        GrammarSource::Regex(regex) => format!("/{}/", without_slashes(regex)),
-        GrammarSource::Choice(texts) => {
-            let texts: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
-            texts.join(" | ")
-        }
-        GrammarSource::Lark(_) => {
-            let message = format!(
-                "{field} is not possible together with tools or --reasoning-parser: leave it out, or set tool_choice to none"
-            );
-            return Err(Error::invalid(field, message));
-        }
-    })
-}
-
-/// The regular expression with its slashes as escapes: a bare one ends a literal.
-fn without_slashes(regex: &str) -> String {
-    let (mut out, mut chars) = (String::new(), regex.chars());
-    while let Some(c) = chars.next() {
-        match (c, c == '\\') {
-            ('/', _) => out += "\\x2F",
-            (_, true) => match chars.next() {
-                Some('/') => out += "\\x2F",
-                escaped => out.extend(std::iter::once(c).chain(escaped)),
-            },
-            _ => out.push(c),
-        }
-    }
-    out
+/// The error for a grammar in text form where the answer may be something else, too.
+fn stands_alone(field: &str) -> Error {
+    let message = format!(
+        "{field} is not possible together with tools or --reasoning-parser: leave it out, or set tool_choice to none"
+    );
+    Error::invalid(field, message)
 }

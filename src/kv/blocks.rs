@@ -88,8 +88,13 @@ impl BlockAllocator {
 
     /// The same, with or without a prefix cache, while no block is in use.
     pub fn with_prefix_cache(mut self, enabled: bool) -> Self {
-        self.prefixes = enabled.then(|| PrefixCache::new(self.num_blocks()));
+        self.set_prefix_cache(enabled);
         self
+    }
+
+    /// Begins or ends to cache prefixes, while no block is in use.
+    pub fn set_prefix_cache(&mut self, enabled: bool) {
+        self.prefixes = enabled.then(|| PrefixCache::new(self.num_blocks()));
     }
 
     /// Whether there is a prefix cache.
@@ -105,6 +110,12 @@ impl BlockAllocator {
     /// Total number of blocks.
     pub fn num_blocks(&self) -> usize {
         self.refs.len()
+    }
+
+    /// Number of blocks that only `table` holds: as many are free after it is released.
+    pub fn num_own(&self, table: &BlockTable) -> usize {
+        let is_own = |block: &&u32| self.refs[**block as usize] == 1;
+        table.blocks().iter().filter(is_own).count()
     }
 
     /// Number of free blocks, those included whose content is known.

@@ -123,6 +123,9 @@ impl Draft {
 
     /// A chain of `tokens` that are certain to stand, and this draft after its end.
     pub fn after_forced(self, tokens: &[u32]) -> Self {
+        if tokens.is_empty() {
+            return self;
+        }
         let mut draft = Self::default();
         for &token in tokens {
             draft.push(token, 1.0, Source::Grammar);
@@ -132,10 +135,8 @@ impl Draft {
             draft.dists = points.chain(self.dists).collect();
         }
         let end = tokens.len() as u16;
-        let parents = self.parents.iter();
-        let parents =
-            parents.map(|parent| parent.map(|parent| parent + end).or(end.checked_sub(1)));
-        draft.parents.extend(parents);
+        let moved = |parent: Option<u16>| Some(parent.map_or(end - 1, |parent| parent + end));
+        draft.parents.extend(self.parents.into_iter().map(moved));
         draft.tokens.extend(self.tokens);
         draft.scores.extend(self.scores);
         draft.sources.extend(self.sources);

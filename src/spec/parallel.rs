@@ -102,9 +102,7 @@ impl ParallelDrafter {
 
     /// The same, with or without a prefix cache.
     pub fn with_prefix_cache(mut self, enabled: bool) -> Self {
-        let blocks = &self.network.blocks;
-        let blocks = BlockAllocator::new(blocks.num_blocks(), blocks.block_size());
-        self.network.blocks = blocks.with_prefix_cache(enabled);
+        self.network.blocks.set_prefix_cache(enabled);
         self
     }
 }

@@ -429,27 +429,10 @@ mod tests {
 
     /// The grammar of a regular expression over ids that are letters from `a`; the last ends a text.
     fn pattern(regex: &str) -> crate::grammar::Grammar {
-        use crate::grammar::{Compiler, GrammarSource, Tokens};
-        struct Letters;
-        impl Tokens for Letters {
-            fn count(&self) -> usize {
-                10
-            }
-            fn bytes(&self, id: u32) -> &[u8] {
-                &b"abcdefghij"[id as usize..][..1]
-            }
-            fn is_special(&self, id: u32) -> bool {
-                id == 9
-            }
-            fn eos(&self) -> &[u32] {
-                &[9]
-            }
-            fn encode_part(&self, text: &str) -> Vec<u32> {
-                text.bytes().map(|byte| u32::from(byte - b'a')).collect()
-            }
-        }
+        use crate::grammar::{Compiler, GrammarSource, toy::ToyTokens};
+        let letters = ToyTokens::new((b'a'..=b'j').map(|letter| [letter]), &[9]);
         let source = GrammarSource::Regex(regex.into());
-        let grammar = Compiler::new(Arc::new(Letters)).compile("regex", &source);
+        let grammar = Compiler::new(Arc::new(letters)).compile("regex", &source);
         grammar.expect("a good pattern")
     }
 

@@ -2,6 +2,7 @@
 //! Lark.
 
 use super::{ToolFormat, function};
+use crate::grammar::GrammarSource;
 use crate::text::reasoning::ReasoningFormat;
 use serde_json::{Map, Value, json};
 
@@ -79,8 +80,9 @@ fn rules(calls: Calls<'_>, marker: impl Fn(&str) -> String) -> String {
         let function = function(tool);
         let (name, key) = (&function["name"], format.arguments_key());
         let head = literal(&format!("{{\"name\": {name}, \"{key}\": "));
-        let schema = schema(&function["parameters"]);
-        format!("({head} %json {schema} \"}}\")")
+        let arguments = GrammarSource::JsonSchema(schema(&function["parameters"]));
+        let arguments = arguments.rule().unwrap_or_default();
+        format!("({head} {arguments} \"}}\")")
     };
     let objects: Vec<String> = calls.tools.iter().map(object).collect();
     format!("{list}object: {}\n", objects.join("\n    | "))
@@ -110,7 +112,7 @@ fn literal(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// The schema of a function's arguments, written as compactly as models write them; a function without
+/// The schema of a function's arguments; a function without
 /// one has no arguments. Where it lists its properties and does not say whether there may be others,
 /// there are none: a small model would go on making them up.
 fn schema(parameters: &Value) -> Value {
@@ -133,8 +135,5 @@ fn schema(parameters: &Value) -> Value {
     if is_list && !OTHERS.iter().any(|key| schema.contains_key(*key)) {
         schema.insert("additionalProperties".into(), false.into());
     }
-    let style =
-        json!({"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": false});
-    schema.entry("x-guidance").or_insert(style);
     schema.into()
 }
