@@ -82,6 +82,16 @@ impl Error {
         )
     }
 
+    /// A 400 about a request whose sequences have more prompt tokens than the engine queues for one.
+    pub fn too_many_prompt_tokens(tokens: usize, max: usize) -> Self {
+        Self::invalid(
+            "n",
+            format!(
+                "the prompts of all sequences of one request (n of each) may have at most {max} tokens, not {tokens}"
+            ),
+        )
+    }
+
     /// A 503: no new requests are accepted.
     pub fn shutting_down() -> Self {
         let message = "the server is shutting down";

@@ -1,7 +1,7 @@
 //! The interface to the engine: checks, the bounded queue, shutdown.
 
 use super::events::Events;
-use super::request::{Event, Request};
+use super::request::{Event, Request, queue_cost};
 use super::stats::Stats;
 use crate::error::{Error, RequestErrorKind, Result};
 use crate::kernels;
@@ -11,7 +11,7 @@ use crate::sampling::{Acceptance, SamplingParams};
 use crate::spec::BudgetMode;
 use clap::{ArgAction, Args, FromArgMatches};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
@@ -133,6 +133,8 @@ pub struct Limits {
     pub vocab_size: usize,
     pub max_logprobs: usize,
     pub max_waiting: usize,
+    /// Maximum number of prompt tokens of all sequences of a request.
+    pub max_prompt_tokens: usize,
     /// Maximum depth of drafts; 0 = the server does not speculate.
     pub spec_length: usize,
 }
@@ -144,6 +146,10 @@ pub(super) struct Submission {
     pub arrived: Instant,
     /// Its place in the queue.
     pub place: Option<OwnedSemaphorePermit>,
+    /// The request that it belongs to.
+    pub group: u64,
+    /// The cost of what its request has before it, in tokens.
+    pub ahead: u64,
 }
 
 /// A message to the engine thread.
@@ -158,6 +164,8 @@ pub(super) enum Message {
 pub(super) struct Shared {
     pub limits: Limits,
     pub stats: Arc<Stats>,
+    /// The number of the next request.
+    pub next_group: AtomicU64,
     /// Places in the queue. A request holds one until it is first admitted, or ends.
     pub places: Arc<Semaphore>,
     /// Refuses new requests; the thread ends when the accepted ones are done.
@@ -202,6 +210,13 @@ impl EngineHandle {
         if count > max {
             return Err(Error::too_many_sequences(count, 1, max));
         }
+        let tokens: usize = requests.iter().map(|request| request.prompt.len()).sum();
+        if tokens > shared.limits.max_prompt_tokens {
+            return Err(Error::too_many_prompt_tokens(
+                tokens,
+                shared.limits.max_prompt_tokens,
+            ));
+        }
         let full = |_| {
             let waiting = max - shared.places.available_permits();
             let message = format!(
@@ -212,16 +227,22 @@ impl EngineHandle {
         let places = shared.places.clone();
         let mut places = places.try_acquire_many_owned(count as u32).map_err(full)?;
         let arrived = Instant::now();
+        let group = shared.next_group.fetch_add(1, Ordering::Relaxed);
+        let mut ahead = 0;
         requests
             .into_iter()
             .map(|request| {
                 let (events, receiver) = unbounded_channel();
+                let cost = queue_cost(request.prompt.len()) as u64;
                 let submission = Submission {
                     request,
                     events,
                     arrived,
                     place: places.split(1),
+                    group,
+                    ahead,
                 };
+                ahead += cost;
                 self.sender
                     .send(Message::Submit(Box::new(submission)))
                     .map_err(|_| self.gone())?;

@@ -3,6 +3,7 @@
 mod chunk;
 mod events;
 mod handle;
+mod queue;
 mod request;
 pub mod scheduler;
 pub mod sequence;
@@ -23,7 +24,7 @@ use sequence::Sequence;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, watch};
@@ -36,6 +37,11 @@ pub use handle::{
 pub use request::{Event, FinishReason, Request, SpecUsage, TokenOutput};
 pub use scheduler::MAX_DRAFT_ROWS;
 pub use stats::Stats;
+
+/// How many times the pool the prompts of one request's sequences may fill together.
+const PROMPT_POOLS: usize = 8;
+/// They may have as many tokens as this in any case.
+const MIN_PROMPT_TOKENS: usize = 1 << 17;
 
 /// The thread's state: waiting and running sequences, and the models.
 struct Engine {
@@ -89,11 +95,15 @@ pub fn spawn(
         vocab_size: config.vocab_size,
         max_logprobs: options.max_logprobs,
         max_waiting,
+        max_prompt_tokens: (num_blocks * block_size)
+            .saturating_mul(PROMPT_POOLS)
+            .max(MIN_PROMPT_TOKENS),
         spec_length: spec.length,
     };
     let shared = Arc::new(Shared {
         limits,
         stats: Arc::new(Stats::new(&options.model_name)),
+        next_group: AtomicU64::new(0),
         places: Arc::new(Semaphore::new(max_waiting)),
         draining: AtomicBool::new(false),
         aborting: AtomicBool::new(false),
@@ -246,7 +256,7 @@ impl Engine {
             &self.eos_token_ids,
         );
         self.next_id += 1;
-        self.scheduler.waiting.push_back(sequence);
+        self.scheduler.waiting.push(sequence);
         self.checked = false;
     }
 

@@ -5,6 +5,15 @@ use crate::sampling::{Acceptance, SamplingParams, TokenLogprobs};
 use crate::spec::DraftContext;
 use std::ops::Add;
 
+/// Tokens that a sequence counts besides its prompt: an answer of usual length, because nobody knows how
+/// long it will be.
+const ANSWER_TOKENS: usize = 256;
+
+/// What a sequence with this prompt counts in the queue, in tokens.
+pub fn queue_cost(prompt_len: usize) -> usize {
+    prompt_len + ANSWER_TOKENS
+}
+
 /// One sequence to generate. The engine checks it when it is submitted.
 #[derive(Debug, Clone, Default)]
 pub struct Request {

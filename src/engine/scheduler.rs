@@ -1,10 +1,12 @@
 //! Which sequences run in the next step, and with how many rows. No tensors.
 
+mod admission;
+
 use super::chunk::PromptChunk;
+use super::queue::Queue;
 use super::sequence::Sequence;
-use crate::kv::{BlockAllocator, CachedPrefix};
+use crate::kv::BlockAllocator;
 use crate::spec::SeqId;
-use std::collections::VecDeque;
 
 /// Maximum number of prompt log-probability rows in one step: each costs a row of logits over the
 /// whole vocabulary.
@@ -24,13 +26,12 @@ pub struct ScheduledSequence {
     pub nodes: usize,
 }
 
-/// First come, first served, over one pool of blocks. A draft pool with as many blocks needs no
+/// Requests come in turn, over one pool of blocks (see [`Queue`] and `admission.rs`). A draft pool with as many blocks needs no
 /// scheduling of its own: a sequence never drafts more than it has blocks for here.
 #[derive(Debug)]
 pub struct Scheduler {
-    /// In order of arrival; preempted sequences come first.
-    pub waiting: VecDeque<Sequence>,
-    /// In order of arrival.
+    pub waiting: Queue,
+    /// In order of arrival. Sequences of one request have the same [`Sequence::group`].
     pub running: Vec<Sequence>,
     /// The pool to which all block tables belong.
     blocks: BlockAllocator,
@@ -57,7 +58,7 @@ impl Scheduler {
     ) -> Self {
         Self {
             blocks,
-            waiting: VecDeque::new(),
+            waiting: Queue::default(),
             running: Vec::new(),
             prompt_chunk,
             max_num_seqs,
@@ -77,16 +78,11 @@ impl Scheduler {
         for sequence in &mut removed {
             self.blocks.release(&mut sequence.state.table);
         }
-        // The queue may be long, and nearly always nobody in it is gone.
-        if self.waiting.iter().any(&mut gone) {
-            let (left, waiting): (Vec<_>, Vec<_>) = self.waiting.drain(..).partition(gone);
-            self.waiting = waiting.into();
-            removed.extend(left);
-        }
+        removed.extend(self.waiting.remove(gone));
         removed
     }
 
-    /// Plans a step: makes room for running sequences, admits new ones, and gives the remaining
+    /// Plans a step: makes room for running sequences, admits waiting ones, and gives the remaining
     /// rows to drafts. The second value lists the sequences preempted for this.
     ///
     /// `resume` says how many of a new sequence's first tokens need not be computed, of those that are in
@@ -95,9 +91,9 @@ impl Scheduler {
         &mut self,
         resume: impl FnMut(&Sequence, usize) -> usize,
     ) -> (Vec<ScheduledSequence>, Vec<SeqId>) {
-        let preempted = self.make_room();
+        let mut preempted = self.make_room();
         if preempted.is_empty() {
-            self.admit(resume);
+            preempted = self.admit(resume);
         }
         let mut plan = self.share_budget();
         self.extend_drafts(&mut plan);
@@ -141,67 +137,6 @@ impl Scheduler {
     pub fn check_invariants(&self) -> Result<(), String> {
         self.blocks
             .check_invariants(self.running.iter().map(|sequence| &sequence.state.table))
-    }
-
-    /// Reserves blocks for every running sequence's tokens, oldest first; preempts the youngest when
-    /// the pool runs out.
-    fn make_room(&mut self) -> Vec<SeqId> {
-        let mut preempted = Vec::new();
-        let mut index = 0;
-        while index < self.running.len() {
-            let state = &mut self.running[index].state;
-            if (self.blocks.reserve(&mut state.table, state.tokens.len())).is_ok() {
-                index += 1;
-            } else if let Some(mut youngest) = self.running.pop() {
-                self.blocks.release(&mut youngest.state.table);
-                youngest.restart();
-                preempted.push(youngest.state.id);
-                self.waiting.push_front(youngest);
-            }
-        }
-        preempted
-    }
-
-    /// Admits from the queue while the whole sequence fits and a free block remains for each
-    /// running sequence to grow into (otherwise the new sequence would be preempted next). A sequence
-    /// begins after its longest cached prefix, and waits while a running one computes its next block: so
-    /// the choices of a request share its prompt.
-    fn admit(&mut self, mut resume: impl FnMut(&Sequence, usize) -> usize) {
-        while self.running.len() < self.max_num_seqs {
-            let (running, blocks) = (self.running.len(), &mut self.blocks);
-            let Some(sequence) = self.waiting.front_mut() else {
-                return;
-            };
-            // It needs at least one; a long prompt is looked up only if that is there.
-            if running > 0 && blocks.num_free() <= running {
-                return;
-            }
-            let (root, tokens) = (sequence.state.prefix_root(), &sequence.state.tokens);
-            let mut prefix = blocks.find(root, &tokens[..sequence.max_cached()]);
-            if is_computed(blocks, &self.running, sequence, &prefix) {
-                return;
-            }
-            let block_size = blocks.block_size();
-            let cached = resume(sequence, prefix.blocks().len() * block_size);
-            prefix.truncate(cached / block_size);
-            let len = sequence.state.tokens.len();
-            let needed = blocks.blocks_after(&prefix, len);
-            let spare = blocks.num_free().checked_sub(needed);
-            if spare.is_none_or(|spare| spare < running) {
-                return;
-            }
-            let cached = blocks.adopt(&mut sequence.state.table, &prefix);
-            if blocks.reserve(&mut sequence.state.table, len).is_err() {
-                return blocks.release(&mut sequence.state.table);
-            }
-            sequence.begin_after(cached);
-            if let Some(sequence) = self.waiting.pop_front() {
-                let place = self
-                    .running
-                    .partition_point(|other| other.state.id < sequence.state.id);
-                self.running.insert(place, sequence);
-            }
-        }
     }
 
     /// Divides the rows of a step: first among decoding sequences, then among prompts by age, in
@@ -256,25 +191,6 @@ impl Scheduler {
     }
 }
 
-/// Whether one of `running` computes the block that `sequence` needs after `prefix`, and could share.
-fn is_computed(
-    blocks: &BlockAllocator,
-    running: &[Sequence],
-    sequence: &Sequence,
-    prefix: &CachedPrefix,
-) -> bool {
-    let state = &sequence.state;
-    let wanted = &state.tokens[..sequence.max_cached()];
-    let wanted = blocks.next_block(prefix.blocks(), state.prefix_root(), wanted);
-    wanted.is_some()
-        && running.iter().any(|other| {
-            let state = &other.state;
-            let known = state.table.known();
-            let is_next = state.kv_len / blocks.block_size() == known.len();
-            is_next && blocks.next_block(known, state.prefix_root(), &state.tokens) == wanted
-        })
-}
-
 /// The remaining rows of a step, and the rows already assigned.
 struct Share<'a> {
     running: &'a [Sequence],
@@ -291,15 +207,26 @@ impl Share<'_> {
         full.map(|&index| self.running[index].state.id)
     }
 
-    /// Assigns at most `chunk` rows to prompts in this order; [`PROMPTS`] if no rows are left for
-    /// them.
-    fn prompts(&mut self, indices: &[usize], mut chunk: usize) -> Option<SeqId> {
-        if !indices.is_empty() && self.rows == 0 {
+    /// Assigns at most `chunk` rows to prompts; [`PROMPTS`] if no rows are left for them. The oldest one has
+    /// a right to half of the rows, and leaves the others to those with the fewest left to read: so a short
+    /// prompt does not wait for a long one, nor a long one for ever.
+    fn prompts(&mut self, indices: &[usize], chunk: usize) -> Option<SeqId> {
+        let (&oldest, others) = indices.split_first()?;
+        if self.rows == 0 {
             return Some(PROMPTS);
         }
-        for &index in indices {
-            chunk -= self.give(index, chunk);
+        let pending = |index: usize| self.running[index].pending();
+        let chunk = chunk.min(self.rows);
+        let mut left = chunk - pending(oldest).min(chunk.div_ceil(2));
+        let mut others = others.to_vec();
+        others.sort_by_key(|&index| pending(index));
+        let mut given = 0;
+        for index in others {
+            let rows = self.give(index, left);
+            left -= rows;
+            given += rows;
         }
+        self.give(oldest, chunk - given);
         None
     }
 
@@ -323,143 +250,4 @@ impl Share<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::handle::{SpecLimits, Submission};
-    use super::super::request::Request;
-    use super::*;
-    use crate::sampling::{Acceptance, SamplingParams};
-    use crate::spec::StepOutput;
-    use std::time::{Duration, Instant};
-
-    const DRAFT: usize = 5;
-
-    /// A scheduler with enough blocks for everything, and steps that only count.
-    struct Schedule {
-        scheduler: Scheduler,
-        /// How often each sequence received rows.
-        turns: Vec<usize>,
-    }
-
-    impl Schedule {
-        fn new(max_num_batched_tokens: usize) -> Self {
-            let chunk = PromptChunk::new(Duration::from_secs(1));
-            Self {
-                scheduler: Scheduler::new(
-                    BlockAllocator::new(4096, 16),
-                    64,
-                    max_num_batched_tokens,
-                    chunk,
-                ),
-                turns: Vec::new(),
-            }
-        }
-
-        fn add(&mut self, prompt_len: usize) {
-            let request = Request {
-                prompt: vec![1; prompt_len],
-                max_tokens: Some(10_000),
-                params: SamplingParams::default(),
-                ..Request::default()
-            };
-            let submission = Submission {
-                request,
-                events: tokio::sync::mpsc::unbounded_channel().0,
-                arrived: Instant::now(),
-                place: None,
-            };
-            let id = self.turns.len() as SeqId;
-            let rule = Acceptance::Coupled;
-            let spec = SpecLimits {
-                length: DRAFT,
-                nodes: 2 * DRAFT,
-                topk: 1,
-            };
-            let sequence = Sequence::new(id, submission, 20_000, spec, rule, &[]);
-            self.scheduler.waiting.push_back(sequence);
-            self.turns.push(0);
-        }
-
-        /// One step, in which no draft token is accepted.
-        fn step(&mut self) -> Vec<ScheduledSequence> {
-            let (plan, _) = self.scheduler.schedule(|_, cached| cached);
-            assert!(!plan.is_empty(), "a step without rows");
-            let rows: usize = plan.iter().map(|turn| turn.rows + turn.nodes).sum();
-            assert!(rows <= self.scheduler.max_num_batched_tokens, "{plan:?}");
-            for turn in &plan {
-                let sequence = &mut self.scheduler.running[turn.index];
-                self.turns[sequence.state.id as usize] += 1;
-                let tokens = match turn.rows == sequence.pending() {
-                    true => vec![1],
-                    false => Vec::new(),
-                };
-                let output = StepOutput {
-                    tokens,
-                    ..StepOutput::default()
-                };
-                sequence.advance(turn.rows, output);
-                self.scheduler.settle(turn.index);
-            }
-            plan
-        }
-    }
-
-    /// Six rows are six of twenty sequences; drafts wait.
-    #[test]
-    fn who_finds_no_room_is_next() {
-        for rows in [1, DRAFT + 1, 19] {
-            let mut schedule = Schedule::new(rows);
-            (0..20).for_each(|_| schedule.add(1));
-            for _ in 0..400 {
-                schedule.step();
-                let (least, most) = (schedule.turns.iter().min(), schedule.turns.iter().max());
-                assert!(
-                    most <= least.map(|n| n + 1).as_ref(),
-                    "{:?}",
-                    schedule.turns
-                );
-            }
-        }
-    }
-
-    /// Decoding sequences fill every step, and a prompt is still read.
-    #[test]
-    fn prompts_have_their_turn() {
-        for (rows, decoding) in [(DRAFT + 1, 10), (2 * DRAFT + 2, 4), (17, 9)] {
-            let mut schedule = Schedule::new(rows);
-            for _ in 0..decoding {
-                schedule.add(1);
-            }
-            (0..2 * decoding).for_each(|_| drop(schedule.step()));
-            schedule.add(50);
-            // Between two turns of a sequence, every other sequence has one.
-            let enough = 50 * (decoding + 1);
-            let read = (0..enough).position(|_| {
-                schedule.step();
-                let newest = schedule.scheduler.running.last();
-                newest.is_some_and(|s| s.state.prompt_len == 50 && s.output_len() > 0)
-            });
-            assert!(read.is_some(), "{rows} rows: not read in {enough} steps");
-        }
-    }
-
-    /// With enough rows, all sequences decode in every step beside a chunk within the time limit; a
-    /// prompt alone takes all rows.
-    #[test]
-    fn prompts_keep_nobody_waiting() {
-        let mut schedule = Schedule::new(500);
-        schedule.add(2000);
-        assert_eq!(schedule.step()[0].rows, 500);
-        (0..10).for_each(|_| schedule.add(1));
-        schedule.step();
-        let plan = schedule.step();
-        let rows: Vec<usize> = plan.iter().map(|turn| turn.rows).collect();
-        let mut want = vec![1; 11];
-        want[10] = schedule.scheduler.prompt_chunk.rows();
-        assert_eq!(rows, want);
-        assert!(want[10] < 100);
-        assert!(
-            plan[..10].iter().all(|turn| turn.nodes == DRAFT),
-            "{plan:?}"
-        );
-    }
-}
+mod tests;

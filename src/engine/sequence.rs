@@ -1,7 +1,7 @@
 //! The state of one request: tokens, lengths, finish.
 
 use super::handle::{SpecLimits, Submission};
-use super::request::{Event, FinishReason, SpecUsage, TokenOutput};
+use super::request::{Event, FinishReason, SpecUsage, TokenOutput, queue_cost};
 use crate::kv::BlockTable;
 use crate::sampling::{Acceptance, Sampler, TokenLogprobs};
 use crate::spec::{SeqId, SequenceState, Source, StepInput, StepOutput};
@@ -18,6 +18,14 @@ pub struct Sequence {
     pub state: SequenceState,
     /// Maximum number of output tokens; fits the context.
     pub max_tokens: usize,
+    /// The request that it belongs to; a request may make several sequences.
+    pub group: u64,
+    /// What its request has before it in the queue, in tokens.
+    pub ahead: u64,
+    /// Its start tag in the queue, in tokens.
+    pub start: u64,
+    /// The cost of those who were admitted before it although they came later, in tokens.
+    pub overtaken: usize,
     /// Limits of its drafts.
     pub spec: SpecLimits,
     /// Scores of the prompt so far.
@@ -54,6 +62,10 @@ impl Sequence {
         let prompt_len = request.prompt.len();
         Self {
             max_tokens: request.max_tokens.unwrap_or(max_model_len - prompt_len),
+            group: submission.group,
+            ahead: submission.ahead,
+            start: 0,
+            overtaken: 0,
             spec: SpecLimits {
                 length: request.spec_length.unwrap_or(spec.length).min(spec.length),
                 nodes: request.spec_nodes.unwrap_or(spec.nodes).min(spec.nodes),
@@ -86,6 +98,12 @@ impl Sequence {
     /// Output tokens so far.
     pub fn output_len(&self) -> usize {
         self.state.output_len()
+    }
+
+    /// Whether `cost` tokens of others may go before it, who came later: in all no more than its own cost and
+    /// what it has received.
+    pub fn can_be_overtaken_by(&self, cost: usize) -> bool {
+        self.overtaken + cost <= queue_cost(self.state.tokens.len())
     }
 
     /// The input of a step with `rows` pending rows and a draft of at most `nodes` tokens.

@@ -2,7 +2,7 @@
 
 use crate::common::grammar::grammars;
 use crate::common::*;
-use foretoken::engine::{EngineHandle, EngineOptions, FinishReason, Request, SpecLimits};
+use foretoken::engine::{EngineHandle, EngineOptions, Events, FinishReason, Request, SpecLimits};
 use foretoken::error::{Error, RequestErrorKind};
 use foretoken::grammar::Grammar;
 use foretoken::sampling::{Acceptance, SamplingParams, mix};
@@ -107,6 +107,22 @@ pub fn is_lossless(request: &Request) -> bool {
     request.synthetic_acceptance.is_none() && (coupled || request.params.is_greedy())
 }
 
+/// Submits the requests, one to five at a time. Some clients, whose events are `None`, disconnect at once.
+pub fn submit_in_groups(
+    dice: &mut Dice,
+    engine: &EngineHandle,
+    requests: &[Request],
+) -> Vec<Option<Events>> {
+    let (mut rest, mut all) = (requests, Vec::new());
+    while !rest.is_empty() {
+        let (group, left) = rest.split_at((1 + dice.roll(5)).min(rest.len()));
+        let events = engine.submit_all(group.to_vec()).unwrap().into_iter();
+        all.extend(events.map(|events| (dice.roll(5) > 0).then_some(events)));
+        rest = left;
+    }
+    all
+}
+
 /// Promises 1, 2, 3 and 6 over random schedules of thousands of requests: whatever is admitted,
 /// chunked, drafted, rejected, preempted and cancelled around it, a request, greedy or sampled,
 /// generates the tokens of the reference, which uses no engine; and in the end every block is free.
@@ -128,14 +144,7 @@ fn random_schedules_are_lossless_and_leak_nothing() {
         let requests: Vec<Request> = (0..12)
             .map(|_| dice.request(toy.options.spec.length))
             .collect();
-        let receivers: Vec<_> = requests
-            .iter()
-            .map(|request| {
-                let receiver = engine.submit(request.clone()).unwrap();
-                // Some clients disconnect at once.
-                (dice.roll(5) > 0).then_some(receiver)
-            })
-            .collect();
+        let receivers = submit_in_groups(&mut dice, &engine, &requests);
         for (request, receiver) in requests.into_iter().zip(receivers) {
             let Some(receiver) = receiver else { continue };
             let answer = collect(receiver);

@@ -70,6 +70,32 @@ fn who_leaves_the_queue_gives_up_the_place() {
     assert_idle(&engine);
 }
 
+/// A request cannot queue prompts without end; a small pool is no reason to refuse short ones.
+#[test]
+fn the_prompts_of_a_request_are_limited_together() {
+    let mut toy = Toy::default();
+    toy.options.max_waiting = 10_000;
+    let engine = toy.start();
+    let limit = engine.limits().max_prompt_tokens;
+    assert_eq!(limit, 1 << 17);
+    let prompt = [1; 128];
+    let many = |count: usize| vec![greedy(&prompt, 1); count];
+    let error = engine.submit_all(many(limit / 128 + 1)).unwrap_err();
+    assert!(
+        error.to_string().contains("may have at most 131072"),
+        "{error}"
+    );
+    assert!(matches!(
+        error,
+        Error::Request {
+            kind: RequestErrorKind::Invalid,
+            ..
+        }
+    ));
+    drop(engine.submit_all(many(limit / 128)).unwrap());
+    assert_idle(&engine);
+}
+
 #[test]
 fn dropping_the_receiver_cancels() {
     let toy = Toy {

@@ -55,6 +55,7 @@ fn with_key<T>(api_key: Option<&str>, f: impl FnOnce(&Context<'_>) -> T) -> T {
         vocab_size: 28,
         max_logprobs: 5,
         max_waiting: 40,
+        max_prompt_tokens: 64 * 40,
         spec_length: 4,
     };
     f(&Context {

@@ -1,0 +1,324 @@
+use super::*;
+use crate::engine::handle::{SpecLimits, Submission};
+use crate::engine::request::{Request, queue_cost};
+use crate::sampling::{Acceptance, SamplingParams};
+use crate::spec::StepOutput;
+use std::time::{Duration, Instant};
+
+const DRAFT: usize = 5;
+
+/// A scheduler, and steps that only count.
+struct Schedule {
+    scheduler: Scheduler,
+    /// Number of steps so far.
+    steps: usize,
+    /// Number of rows so far.
+    rows: usize,
+    /// Number of requests so far.
+    requests: u32,
+    /// How often each sequence received rows.
+    turns: Vec<usize>,
+    /// The step in which each sequence received its first token.
+    first: Vec<Option<usize>>,
+    /// The step in which each sequence ended.
+    ended: Vec<Option<usize>>,
+}
+
+impl Schedule {
+    /// With enough blocks for everything.
+    fn new(max_num_batched_tokens: usize) -> Self {
+        Self::over(BlockAllocator::new(4096, 16), max_num_batched_tokens)
+    }
+
+    /// With a prefix cache over `num_blocks` blocks of 4 tokens.
+    fn caching(num_blocks: usize, max_num_batched_tokens: usize) -> Self {
+        let blocks = BlockAllocator::new(num_blocks, 4).with_prefix_cache(true);
+        Self::over(blocks, max_num_batched_tokens)
+    }
+
+    fn over(blocks: BlockAllocator, max_num_batched_tokens: usize) -> Self {
+        let chunk = PromptChunk::new(Duration::from_secs(1));
+        Self {
+            scheduler: Scheduler::new(blocks, 64, max_num_batched_tokens, chunk),
+            steps: 0,
+            rows: 0,
+            requests: 0,
+            turns: Vec::new(),
+            first: Vec::new(),
+            ended: Vec::new(),
+        }
+    }
+
+    /// Adds a request of one sequence that goes on for a long time.
+    fn add(&mut self, prompt_len: usize) {
+        self.request(1, prompt_len, 10_000);
+    }
+
+    /// Adds a request of `n` sequences; returns the id of the first.
+    fn request(&mut self, n: usize, prompt_len: usize, max_tokens: usize) -> usize {
+        let first = self.turns.len();
+        self.requests += 1;
+        for i in 0..n {
+            let request = Request {
+                prompt: vec![self.requests; prompt_len],
+                max_tokens: Some(max_tokens),
+                params: SamplingParams::default(),
+                ..Request::default()
+            };
+            let submission = Submission {
+                request,
+                events: tokio::sync::mpsc::unbounded_channel().0,
+                arrived: Instant::now(),
+                place: None,
+                group: u64::from(self.requests),
+                ahead: (i * queue_cost(prompt_len)) as u64,
+            };
+            let spec = SpecLimits {
+                length: DRAFT,
+                nodes: 2 * DRAFT,
+                topk: 1,
+            };
+            let id = (first + i) as SeqId;
+            let sequence = Sequence::new(id, submission, 20_000, spec, Acceptance::Coupled, &[]);
+            self.scheduler.waiting.push(sequence);
+        }
+        self.turns.resize(first + n, 0);
+        self.first.resize(first + n, None);
+        self.ended.resize(first + n, None);
+        first
+    }
+
+    /// One step, in which no draft token is accepted. Tokens differ, so that texts share only prompts.
+    fn step(&mut self) -> Vec<ScheduledSequence> {
+        let (plan, preempted) = self.scheduler.schedule(|_, cached| cached);
+        assert!(!plan.is_empty(), "a step without rows");
+        let rows: usize = plan.iter().map(|turn| turn.rows + turn.nodes).sum();
+        assert!(rows <= self.scheduler.max_num_batched_tokens, "{plan:?}");
+        for turn in &plan {
+            let sequence = &mut self.scheduler.running[turn.index];
+            let id = sequence.state.id as usize;
+            assert!(!preempted.contains(&sequence.state.id));
+            self.turns[id] += 1;
+            self.rows += turn.rows;
+            let tokens = match turn.rows == sequence.pending() {
+                true => vec![1_000_000 + id as u32],
+                false => Vec::new(),
+            };
+            let is_first = !tokens.is_empty() && sequence.output_len() == 0;
+            self.first[id] = self.first[id].or(is_first.then_some(self.steps));
+            let output = StepOutput {
+                tokens,
+                ..StepOutput::default()
+            };
+            let (_, end) = sequence.advance(turn.rows, output);
+            self.ended[id] = end.map(|_| self.steps);
+            self.scheduler.settle(turn.index);
+        }
+        self.scheduler.check_invariants().unwrap();
+        let ended = &self.ended;
+        let has_ended = |s: &Sequence| ended[s.state.id as usize].is_some();
+        self.scheduler.remove(has_ended);
+        self.steps += 1;
+        plan
+    }
+
+    /// At most `count` steps, until nobody is left.
+    fn steps(&mut self, count: usize) {
+        for _ in 0..count {
+            if !self.scheduler.is_idle() {
+                self.step();
+            }
+        }
+    }
+
+    /// How many steps it takes until `id` has its first token.
+    fn steps_to_first(&mut self, id: usize) -> usize {
+        let from = self.steps;
+        while self.first[id].is_none() {
+            self.step();
+            assert!(self.steps - from < 100_000, "{id} starves");
+        }
+        self.steps - from
+    }
+
+    /// Steps until nobody is left.
+    fn finish(&mut self) {
+        while !self.scheduler.is_idle() {
+            self.step();
+            assert!(self.steps < 1_000_000, "no end");
+        }
+        assert!(self.ended.iter().all(Option::is_some));
+        assert_eq!(self.scheduler.kv_usage(), 0.0);
+    }
+}
+
+/// Six rows are six of twenty sequences; drafts wait.
+#[test]
+fn who_finds_no_room_is_next() {
+    for rows in [1, DRAFT + 1, 19] {
+        let mut schedule = Schedule::new(rows);
+        (0..20).for_each(|_| schedule.add(1));
+        for _ in 0..400 {
+            schedule.step();
+            let (least, most) = (schedule.turns.iter().min(), schedule.turns.iter().max());
+            assert!(
+                most <= least.map(|n| n + 1).as_ref(),
+                "{:?}",
+                schedule.turns
+            );
+        }
+    }
+}
+
+/// Decoding sequences fill every step, and a prompt is still read.
+#[test]
+fn prompts_have_their_turn() {
+    for (rows, decoding) in [(DRAFT + 1, 10), (2 * DRAFT + 2, 4), (17, 9)] {
+        let mut schedule = Schedule::new(rows);
+        for _ in 0..decoding {
+            schedule.add(1);
+        }
+        (0..2 * decoding).for_each(|_| drop(schedule.step()));
+        schedule.add(50);
+        // Between two turns of a sequence, every other sequence has one.
+        let enough = 50 * (decoding + 1);
+        let read = (0..enough).position(|_| {
+            schedule.step();
+            let newest = schedule.scheduler.running.last();
+            newest.is_some_and(|s| s.state.prompt_len == 50 && s.output_len() > 0)
+        });
+        assert!(read.is_some(), "{rows} rows: not read in {enough} steps");
+    }
+}
+
+/// With enough rows, all sequences decode in every step beside a chunk within the time limit; a
+/// prompt alone takes all rows.
+#[test]
+fn prompts_keep_nobody_waiting() {
+    let mut schedule = Schedule::new(500);
+    schedule.add(2000);
+    assert_eq!(schedule.step()[0].rows, 500);
+    (0..10).for_each(|_| schedule.add(1));
+    schedule.step();
+    let plan = schedule.step();
+    let rows: Vec<usize> = plan.iter().map(|turn| turn.rows).collect();
+    let mut want = vec![1; 11];
+    want[10] = schedule.scheduler.prompt_chunk.rows();
+    assert_eq!(rows, want);
+    assert!(want[10] < 100);
+    assert!(
+        plan[..10].iter().all(|turn| turn.nodes == DRAFT),
+        "{plan:?}"
+    );
+}
+
+/// The other choices of a request do not keep a request waiting that came after them, whether they have all
+/// places of the batch or all blocks.
+#[test]
+fn a_request_of_many_choices_makes_way() {
+    for num_blocks in [4096, 300] {
+        let mut schedule = Schedule::caching(num_blocks, 512);
+        let many = schedule.request(128, 30, 300);
+        schedule.steps(100);
+        assert!(schedule.first[many..].iter().flatten().count() < 128);
+        for _ in 0..20 {
+            let small = schedule.request(1, 20, 10);
+            let waited = schedule.steps_to_first(small);
+            assert!(waited <= 3, "{waited} steps, {num_blocks} blocks");
+            schedule.steps(3);
+        }
+        // Two such requests share the batch.
+        let other = schedule.request(128, 30, 300);
+        assert!(schedule.steps_to_first(other) <= 3);
+        schedule.finish();
+        let last = |of: usize| schedule.ended[of..of + 128].iter().max().unwrap().unwrap();
+        assert!(last(other) > last(many));
+        assert!(last(many) + 300 > schedule.ended[other].unwrap());
+    }
+}
+
+/// A request as large as the pool makes way for small ones, while it reads its prompt and later; what it
+/// computes twice is about what they hold, and it gets on.
+#[test]
+fn a_prompt_as_large_as_the_pool_makes_way() {
+    const TOKENS: usize = 4 * 1000;
+    for before in [1, 3, 60] {
+        let mut schedule = Schedule::caching(1000, 128);
+        let (prompt, answer) = (TOKENS - 40, 36);
+        schedule.request(1, prompt, answer);
+        schedule.steps(before);
+        let smalls: Vec<usize> = (0..12)
+            .map(|_| {
+                let small = schedule.request(1, 20, 10);
+                let waited = schedule.steps_to_first(small);
+                assert!(waited <= 2, "{waited} steps after {before}");
+                schedule.steps(15);
+                small
+            })
+            .collect();
+        schedule.finish();
+        let rows = prompt + answer + smalls.len() * (20 + 10);
+        assert!(schedule.rows < rows + rows / 4, "{} rows", schedule.rows);
+    }
+}
+
+/// A request for which there is no room lets small ones past.
+#[test]
+fn small_requests_fill_the_room_that_a_large_one_cannot_use() {
+    let mut schedule = Schedule::caching(100, 128);
+    schedule.request(1, 200, 150);
+    schedule.steps(4);
+    let large = schedule.request(1, 300, 10);
+    for _ in 0..2 {
+        let small = schedule.request(1, 10, 10);
+        assert!(schedule.steps_to_first(small) <= 2);
+        assert_eq!(schedule.first[large], None);
+    }
+    schedule.finish();
+}
+
+/// Small requests that never end coming keep a large one waiting no longer than for its own size in tokens,
+/// before it has begun and after it has made way.
+#[test]
+fn small_requests_do_not_starve_a_large_one() {
+    let mut schedule = Schedule::caching(100, 64);
+    let mut small = 0;
+    let mut arrive = |schedule: &mut Schedule| {
+        small += 1;
+        if small % 2 == 1 {
+            schedule.request(1, 16, 30);
+        }
+        schedule.step();
+    };
+    (0..100).for_each(|_| arrive(&mut schedule));
+    let (large, from) = (schedule.request(1, 300, 60), schedule.steps);
+    while schedule.ended[large].is_none() {
+        arrive(&mut schedule);
+        assert!(schedule.steps < from + 2_000, "it starves");
+    }
+    schedule.finish();
+}
+
+/// Many long requests over a small pool: each has its first token when those before it had time for all
+/// of theirs, and what was overtaken by others was no more than its own size.
+#[test]
+fn the_wait_depends_on_the_place_in_the_queue() {
+    for (blocks, prompt, answer) in [(40, 40, 80), (40, 8, 120), (64, 100, 20), (40, 150, 5)] {
+        let mut schedule = Schedule::caching(blocks, 64);
+        let all: Vec<usize> = (0..48)
+            .map(|i| schedule.request(1, prompt + i % 7, answer))
+            .collect();
+        schedule.finish();
+        // Alone, a request takes a step a token, and one for each chunk of its prompt.
+        let alone = answer + (prompt + 7).div_ceil(64);
+        let overtaken = queue_cost(prompt + 7 + answer);
+        for (place, &id) in all.iter().enumerate() {
+            let first = schedule.first[id].unwrap();
+            let bound = (place + 1) * alone + overtaken;
+            assert!(
+                first <= bound,
+                "place {place}: {first} steps, at most {bound}"
+            );
+        }
+    }
+}
