@@ -7,6 +7,7 @@ mod penalty;
 mod report;
 mod streams;
 
+use crate::console::{self, say};
 use crate::engine::{EngineHandle, EngineOptions, Request};
 use crate::error::{Error, Result};
 use crate::parse::{at_least_one, number, temperature};
@@ -18,7 +19,6 @@ use clap::{ArgGroup, Args};
 use measure::{Sample, generate};
 use report::{Pair, Report, Subject};
 use serde::Serialize;
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 pub use penalty::RowPenalty;
@@ -281,10 +281,10 @@ pub fn run(
     } else {
         Report::of_loads(subject, bench.measure_streams()?)
     };
-    let _ = write!(io::stdout(), "{report}");
     if let Some(path) = &options.json {
         report.write(path)?;
     }
+    console::print(&report)?;
     report.check_equal()
 }
 
@@ -323,10 +323,9 @@ fn load(
     prompts.retain(|prompt| prompt.tokens.len() < context);
     if prompts.len() < before {
         let skipped = before - prompts.len();
-        let _ = writeln!(
-            io::stdout(),
+        say(format_args!(
             "{skipped} of {before} prompts do not fit in {context} tokens and are skipped"
-        );
+        ));
     }
     match prompts.is_empty() {
         true => Err(Error::setup("there are no prompts to measure")),
@@ -384,9 +383,9 @@ impl Bench<'_> {
     fn measure(&self) -> Result<Vec<Pair>> {
         let (options, ways) = (self.options, &self.ways);
         let runs = ways.len() * self.prompts.len() * options.temperatures.len() * options.repeat;
-        let _ = writeln!(io::stdout(), "{} prompts, {runs} runs", self.prompts.len());
+        say(format_args!("{} prompts, {runs} runs", self.prompts.len()));
         let template = "{wide_bar} {pos}/{len} runs, {eta} left {msg}";
-        let bar = crate::progress::bar(template, runs as u64);
+        let bar = crate::console::bar(template, runs as u64);
         let (mut pairs, mut scopes) = (Vec::new(), self.scopes());
         let mut order: Vec<usize> = (0..ways.len()).rev().collect();
         for &temperature in &options.temperatures {

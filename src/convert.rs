@@ -1,6 +1,7 @@
 //! `foretoken convert`: converts a folder of safetensors, with its tokenizer and chat template, to one
 //! GGUF file under llama.cpp's names.
 
+use crate::console::say;
 use crate::error::{Error, Result};
 use crate::model::{
     HeadConfig, HeadKind, LoadFormat, ModelConfig, ModelSource, names, safetensors_files,
@@ -14,7 +15,7 @@ use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde_json::Value as Json;
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 
 /// The flags of `foretoken convert`.
@@ -106,13 +107,12 @@ pub fn run(options: &Options) -> Result<()> {
     }
     written?;
     let bytes = std::fs::metadata(&options.out).map_or(0, |file| file.len());
-    let _ = writeln!(
-        io::stdout(),
+    say(format_args!(
         "{}: {} tensors, {:.1} MB",
         options.out.display(),
         tensors.len(),
         bytes as f64 / 1e6
-    );
+    ));
     Ok(())
 }
 

@@ -5,6 +5,7 @@
 //! only on its prompt, the prompt's index in the file, the sample number and the seed. An interrupted
 //! run therefore resumes where it stopped and ends with the same texts, possibly in another order.
 
+use crate::console::say;
 use crate::engine::{EngineHandle, FinishReason, Request};
 use crate::error::{Error, Result};
 use crate::parse::{at_least_one, number, temperature};
@@ -15,7 +16,7 @@ use clap::Args;
 use futures_util::stream::{self, StreamExt};
 use std::collections::HashSet;
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -69,10 +70,9 @@ pub fn run(engine: &EngineHandle, text: &Text, options: &Options) -> Result<()> 
     let too_long = prompts.iter().filter(|p| p.tokens.len() >= context).count();
     if too_long > 0 {
         let all = prompts.len();
-        let _ = writeln!(
-            io::stdout(),
+        say(format_args!(
             "{too_long} of {all} prompts do not fit in {context} tokens and are skipped"
-        );
+        ));
     }
     let mut corpus = Corpus::open(&options.out)?;
     let mut tasks = Vec::new();
@@ -90,13 +90,12 @@ pub fn run(engine: &EngineHandle, text: &Text, options: &Options) -> Result<()> 
         ));
     }
     if !corpus.done.is_empty() {
-        let _ = writeln!(
-            io::stdout(),
+        say(format_args!(
             "{} holds {} texts already; {} are to be generated",
             options.out.display(),
             corpus.done.len(),
             tasks.len()
-        );
+        ));
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()
@@ -112,7 +111,7 @@ async fn generate_all(
     corpus: &mut Corpus,
 ) -> Result<()> {
     let template = "{wide_bar} {pos}/{len} texts, {msg}, {eta} left";
-    let bar = crate::progress::bar(template, tasks.len() as u64);
+    let bar = crate::console::bar(template, tasks.len() as u64);
     let started = Instant::now();
     let (mut texts, mut tokens, mut stopped) = (0, 0, 0);
     let width = options.concurrency.min(engine.limits().max_waiting);
@@ -131,12 +130,11 @@ async fn generate_all(
     }
     bar.finish_and_clear();
     let seconds = started.elapsed().as_secs_f64();
-    let _ = writeln!(
-        io::stdout(),
+    say(format_args!(
         "{texts} texts, {tokens} tokens, {:.0} tokens/s; {stopped} ended with EOS, {} were cut off",
         tokens as f64 / seconds.max(1e-9),
         texts - stopped
-    );
+    ));
     Ok(())
 }
 
@@ -191,6 +189,9 @@ impl Corpus {
     /// Opens or creates the file and removes an incomplete last line.
     fn open(path: &Path) -> Result<Self> {
         let unreadable = |e| Error::in_file(path, e);
+        if path.exists() && !path.is_file() {
+            return Err(Error::in_file(path, "is no file that can hold a corpus"));
+        }
         let mut file = File::options()
             .read(true)
             .write(true)
@@ -231,5 +232,27 @@ impl Corpus {
         self.file
             .write_all(json.as_bytes())
             .map_err(|e| Error::in_file(&self.path, e))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A full disk is an error that names the file.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_line_that_cannot_be_written_is_an_error() {
+        let mut corpus = Corpus {
+            path: "corpus.jsonl".into(),
+            file: File::options().write(true).open("/dev/full").unwrap(),
+            done: HashSet::new(),
+        };
+        let line = r#"{"id": 1, "sample": 0, "prompt": "a", "prompt_ids": [1], "text": "b", "ids": [2], "finish_reason": "stop"}"#;
+        let error = corpus.add(&serde_json::from_str(line).unwrap());
+        let error = error.unwrap_err().to_string();
+        assert!(error.starts_with("corpus.jsonl: No space left"), "{error}");
+        let error = Corpus::open(Path::new("/dev/full")).err().unwrap();
+        assert!(error.to_string().contains("is no file"), "{error}");
     }
 }

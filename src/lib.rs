@@ -22,7 +22,7 @@
 //! - [`train`]: the subcommands `distill`, which trains a draft for a target, and `tokenizer`.
 //! - [`bench`], [`generate`] and [`convert`]: subcommands; [`prompts`]: what they read and write.
 //!   [`config`]: flags and TOML, used only by `main`.
-//! - [`files`]: limits on untrusted files; `parse`: value parsers of flags; `progress`: progress bars.
+//! - [`files`]: limits on untrusted files; `parse`: value parsers of flags; `console`: what commands print.
 //!
 //! Imports go one way: `main -> http -> engine -> spec -> {model, kv, sampling, grammar}`,
 //! `train -> {model, kv, kernels, text, sampling}`, `model -> {kv, kernels}`,
@@ -31,6 +31,7 @@
 
 pub mod bench;
 pub mod config;
+pub mod console;
 pub mod convert;
 pub mod engine;
 pub mod error;
@@ -44,7 +45,6 @@ pub mod kernels;
 pub mod kv;
 pub mod model;
 mod parse;
-mod progress;
 pub mod prompts;
 pub mod sampling;
 pub mod spec;

@@ -15,12 +15,13 @@ mod serve;
 
 use foretoken::bench;
 use foretoken::config::{Command, Exit};
+use foretoken::console;
 use foretoken::convert;
 use foretoken::error::{Error, Result};
 use foretoken::generate;
 use foretoken::train;
 use log::LineWriter;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
@@ -31,24 +32,23 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     let command = match Command::from_args(std::env::args_os()) {
-        Err(Exit::Text(text)) => {
-            // A closed stdout is not an error.
-            let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
-            return ExitCode::SUCCESS;
-        }
+        Err(Exit::Text(text)) => console::print(format!("{}\n", text.trim_end())).map(|()| None),
         Err(Exit::Wrong(e)) => Err(e),
-        Ok(command) => Ok(command),
+        Ok(command) => Ok(Some(command)),
     };
-    if let Ok(Command::Distill(_)) = command {
+    if let Ok(Some(Command::Distill(_))) = command {
         one_thread_per_op();
     }
     let Ok(log) = LineWriter::new(std::io::stderr()) else {
         return ExitCode::FAILURE;
     };
     log.take_panics();
-    let result = command.and_then(|command| {
-        start_log(&command, &log);
-        run(&command, &log)
+    let result = command.and_then(|command| match command {
+        None => Ok(()),
+        Some(command) => {
+            start_log(&command, &log);
+            run(&command, &log)
+        }
     });
     let code = match result {
         Ok(()) => ExitCode::SUCCESS,

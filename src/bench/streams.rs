@@ -2,11 +2,11 @@
 
 use super::report::{Difference, Load};
 use super::{Bench, Scopes, WARM_UP_TOKENS};
+use crate::console::say;
 use crate::engine::{Completion, EngineHandle, Request};
 use crate::error::{Error, Result};
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use std::collections::BTreeMap;
-use std::io::{self, Write};
 use std::ops::Range;
 use std::time::Instant;
 
@@ -26,7 +26,7 @@ impl Bench<'_> {
         for &temperature in &self.options.temperatures {
             self.warm_tables(temperature, &mut scopes)?;
             for &streams in &self.options.streams {
-                let _ = writeln!(io::stdout(), "temperature {temperature}, {streams} streams");
+                say(format_args!("temperature {temperature}, {streams} streams"));
                 loads.extend(runtime.block_on(self.load(streams, temperature, &mut scopes))?);
             }
         }

@@ -3,9 +3,9 @@
 use super::download::{HubClient, HubError, RemoteFile};
 use super::pickle;
 use super::shards::{SINGLE, shards};
+use crate::console;
 use crate::error::{Error, Result};
 use crate::files::{is_inside, is_name, max_bytes, read_text};
-use crate::progress;
 use hf_hub::{Cache, CacheRepo, RepoType};
 use indicatif::ProgressBar;
 use std::fs::File;
@@ -314,7 +314,7 @@ const LARGE: u64 = 16 << 20;
 impl Bar {
     fn new(name: &str, size: Option<u64>) -> Self {
         let template = "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
-        let bar = progress::bar(template, size.unwrap_or(0)).with_message(name.to_owned());
+        let bar = console::bar(template, size.unwrap_or(0)).with_message(name.to_owned());
         if bar.is_hidden() && size.is_some_and(|size| size >= LARGE) {
             tracing::info!("downloading {name} ({} MiB)", size.unwrap_or(0) >> 20);
         }

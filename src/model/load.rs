@@ -13,7 +13,7 @@ use super::weights::{Dtypes, Weights};
 use super::{Ends, Model};
 use crate::error::{Error, Result};
 use crate::gguf::GgufSource;
-use crate::{files, progress};
+use crate::{console, files};
 use candle_core::{DType, Device};
 use indicatif::ProgressBar;
 use std::cell::Cell;
@@ -238,7 +238,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 impl Progress {
     fn new(layers: usize) -> Self {
         let template = "loading {wide_bar} {pos}/{len} layers";
-        let bar = (std::io::stderr().is_terminal()).then(|| progress::bar(template, layers as u64));
+        let bar = (std::io::stderr().is_terminal()).then(|| console::bar(template, layers as u64));
         Self {
             bar,
             layers,

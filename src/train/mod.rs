@@ -41,11 +41,11 @@ mod trainer;
 pub mod vocabulary;
 mod workers;
 
+use crate::console::{self, bar, say};
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::model::{LoadOptions, MAX_TREE_NODES, ModelConfig, Weights, load};
 use crate::parse::{at_least_one, number};
-use crate::progress::bar;
 use crate::text::Text;
 use candle_core::Device;
 use clap::{Args, ValueEnum};
@@ -60,7 +60,6 @@ use report::Report;
 use serde::Serialize;
 use serde_json::{Value, json};
 use shape::Shape;
-use std::io::Write;
 use std::path::PathBuf;
 use student::Student;
 use target::Target;
@@ -282,7 +281,7 @@ pub fn run(options: &Options) -> Result<Report> {
     shape.choose_mask(options, &rows, &target.text)?;
     let split = corpus::split(&rows, options.holdout, options.seed)?;
     let folder = OutputFolder::open(&options.out, options.resume)?;
-    say(&format!(
+    say(format_args!(
         "corpus: {} rows of {} tokens, {} of them held out",
         rows.len(),
         options.seq_len,
@@ -319,7 +318,7 @@ pub fn run(options: &Options) -> Result<Report> {
         Objective::CrossEntropy => None,
     };
     let report = trainer.report(costs)?;
-    write_lines(&report.to_string());
+    console::print(&report)?;
     Ok(report)
 }
 
@@ -454,7 +453,7 @@ fn of_the_target(
                 precision: options.features,
             };
             let bytes = (shape.position_bytes() * shape.rows.seq_len * shape.rows.rows) as f64;
-            say(&format!(
+            say(format_args!(
                 "hidden states of layers {taps:?}: {} bytes a token, {:.2} GB in all",
                 shape.position_bytes(),
                 bytes / 1e9
@@ -477,14 +476,4 @@ fn of_the_target(
         bar.finish_and_clear();
     }
     Ok((soft, features))
-}
-
-/// Prints one line on stdout.
-fn say(line: &str) {
-    write_lines(&format!("{line}\n"));
-}
-
-/// Prints to stdout. Ignores errors, because training should go on if stdout is closed.
-fn write_lines(lines: &str) {
-    let _ = write!(std::io::stdout(), "{lines}").and_then(|()| std::io::stdout().flush());
 }

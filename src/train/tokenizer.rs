@@ -67,7 +67,7 @@ pub fn run(options: &Options) -> Result<()> {
     for sample in &texts {
         tokens += text.encode(sample, false)?.len();
     }
-    super::say(&format!(
+    crate::console::say(format_args!(
         "{} ids from {bytes} bytes, {:.2} bytes per token",
         text.vocab_size(),
         bytes as f64 / tokens as f64

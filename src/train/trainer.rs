@@ -12,7 +12,8 @@ use super::student::{Batch, Student};
 use super::targets::SoftTargets;
 use super::vocabulary::Vocabulary;
 use super::workers::Workers;
-use super::{Method, Objective, Options, bar, say};
+use super::{Method, Objective, Options};
+use crate::console::{bar, say};
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::sampling::mix;
@@ -103,7 +104,7 @@ impl<'a> Trainer<'a> {
                 &trainer.device,
                 |state| state.check(&settings),
             )?;
-            say(&format!("resuming after step {}", trainer.state.steps));
+            say(format_args!("resuming after step {}", trainer.state.steps));
             trainer.evaluate(None)?;
         } else {
             trainer.evaluate(None)?;
@@ -256,9 +257,13 @@ impl<'a> Trainer<'a> {
         self.last = (step, sums.iter().map(Sums::mean).collect());
         let line = report::line(&self.last.1, step, self.options.objective);
         match training {
-            None => say(&line),
+            None => say(line),
             Some((bar, loss, rate)) => {
-                bar.suspend(|| say(&format!("{line}; training {loss:.4}, {rate:.0} tokens/s")));
+                bar.suspend(|| {
+                    say(format_args!(
+                        "{line}; training {loss:.4}, {rate:.0} tokens/s"
+                    ))
+                });
             }
         }
         if self.last.1.iter().any(|depth| !depth.loss.is_finite()) {

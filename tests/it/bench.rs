@@ -2,6 +2,7 @@
 
 use crate::common::process::{foretoken, full_disk};
 use serde_json::Value;
+use std::process::Stdio;
 use tempfile::TempDir;
 
 /// The config of a model that is small enough for dummy weights, without a tokenizer.
@@ -86,12 +87,33 @@ fn dummy_weights_are_measured() {
 
     let served = refused(&models.line("").replace("bench ", "serve "));
     assert!(served.contains("tokenizer.json"), "{served}");
+}
 
-    // The reader of the table may have gone.
-    let line = models.line("--random-prompts 1 --max-tokens 2");
-    let mut unread = foretoken();
-    unread.args(line.split_whitespace()).stdout(full_disk());
-    assert_eq!(unread.status().unwrap().code(), Some(0));
+/// A table that cannot be written is an error, and the report is written all the same; a reader that has
+/// gone is none.
+#[test]
+fn a_table_that_cannot_be_written() {
+    let models = Models::one();
+    let json = models.0.path().join("report.json");
+    let line = models.line("--random-prompts 1 --max-tokens 2 --json");
+    let run = |stdout: Stdio| {
+        let mut bench = foretoken();
+        bench.args(line.split_whitespace()).arg(&json);
+        let output = bench.stdout(stdout).stderr(Stdio::piped()).output();
+        let output = output.unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        let report: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+        assert!(report["temperatures"].is_array(), "{report}");
+        std::fs::remove_file(&json).unwrap();
+        (output.status.code(), said)
+    };
+    let (code, said) = run(full_disk().into());
+    assert_eq!(code, Some(2), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(said.starts_with("error: cannot write to stdout"), "{said}");
+    let (reader, table) = std::io::pipe().unwrap();
+    drop(reader);
+    assert_eq!(run(table.into()), (Some(0), String::new()));
 }
 
 /// With the target itself as draft, both rules accept every token, and the fourth of a chain costs as

@@ -298,6 +298,16 @@ fn serves_while_the_disk_of_the_log_is_full() {
 }
 
 #[test]
+fn help_that_cannot_be_written_is_an_error() {
+    let output = foretoken().arg("--help").stdout(full_disk()).output();
+    let output = output.unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.starts_with("error: cannot write to stdout"), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+}
+
+#[test]
 fn serves_when_the_reader_of_the_log_has_left() {
     let (reader, log) = std::io::pipe().unwrap();
     let head = std::thread::spawn(move || first_line(reader));

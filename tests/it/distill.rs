@@ -1,5 +1,6 @@
 //! `foretoken distill`: tiny pairs that train in seconds, through the library and through the binary.
 
+use crate::common::process::full_disk;
 use crate::common::rig::{Rig, Seq, distance};
 use candle_core::{DType, Device, Tensor};
 use foretoken::engine::{self, EngineOptions};
@@ -608,6 +609,22 @@ fn binary(shop: &Workshop, out: &str) -> Command {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     command
+}
+
+/// The model is written although nothing can be said about it, and then it is said that nothing could be.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_stdout_loses_no_model() {
+    let shop = Workshop::new();
+    let corpus = shop.at("corpus.jsonl").display().to_string();
+    let flags = format!("--corpus {corpus} --objective ce --seq-len 16 --batch-size 4 --steps 2");
+    let mut command = binary(&shop, "out");
+    command.args(flags.split_whitespace());
+    let (code, stderr) = exit(command.stdout(full_disk()));
+    assert_eq!(code, Some(2), "{stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    assert!(stderr.contains("cannot write to stdout"), "{stderr}");
+    assert!(shop.at("out/model.safetensors").is_file());
 }
 
 fn exit(command: &mut Command) -> (Option<i32>, String) {
