@@ -3,6 +3,7 @@
 
 use crate::common::hooked::{edited, watched};
 use crate::common::*;
+use crate::engine::{Dice, is_lossless, submit_in_groups};
 use foretoken::engine::{self, Completion, EngineHandle, EngineOptions, Events, Request};
 use foretoken::error::{Error, RequestErrorKind, Result};
 use foretoken::model::Model;
@@ -11,6 +12,7 @@ use foretoken::sampling::{SamplingParams, mix};
 use foretoken::spec::{Draft, DraftModel, DraftRequest, Drafter, SeqId};
 use std::io::Write;
 use std::sync::{Arc, LazyLock, Mutex};
+use std::time::Duration;
 
 const BLOCKS: usize = 128;
 const BLOCK_SIZE: usize = 4;
@@ -350,6 +352,70 @@ fn a_request_that_forbids_every_token_is_told_so() {
     }
     assert_eq!(engine.stats().nonfinite_logits.get(), 0);
     assert_idle(&engine);
+}
+
+/// Promises 4, 6 and 7 over random schedules with faults: a forward of the target errs, panics or is slow, and
+/// so does a draft model's. A request gets the tokens of the reference, up to its error if it was in a
+/// step of the target that failed; and in the end every block is free.
+#[test]
+fn random_schedules_with_faults_cost_only_those_who_were_in_them() {
+    let (mut failed, mut whole) = (0, 0);
+    for case in 0..150 {
+        let mut dice = Dice(9_000_000 + case);
+        let toy = dice.toy();
+        let faults = |salt: u64, rare: usize| {
+            let mut dice = Dice(10_000_000 + 2 * case + salt);
+            move |_: usize| match dice.roll(rare) {
+                0 => Err(Error::internal("as the test wants")),
+                1 => panic!("as the test wants"),
+                2 => {
+                    std::thread::sleep(Duration::from_micros(300));
+                    Ok(())
+                }
+                _ => Ok(()),
+            }
+        };
+        let target = faulty(toy_model(0.0).with_eos(&toy.eos), faults(0, 60));
+        let draft = DraftModel::new(
+            faulty(toy_model(0.3), faults(1, 12)),
+            toy.num_blocks,
+            toy.block_size,
+            16,
+        );
+        let drafter: Box<dyn Drafter> = Box::new(draft.unwrap());
+        let engine = engine::spawn(
+            target,
+            Some(drafter),
+            toy.num_blocks,
+            toy.block_size,
+            toy.options.clone(),
+        );
+        let engine = engine.unwrap();
+        let requests: Vec<Request> = (0..12)
+            .map(|_| dice.request(toy.options.spec.length))
+            .collect();
+        let receivers = submit_in_groups(&mut dice, &engine, &requests);
+        for (request, receiver) in requests.iter().zip(receivers) {
+            let Some(receiver) = receiver else { continue };
+            let (ids, error) = outcome(receiver);
+            let want = reference(&mut toy_model(0.0).with_eos(&toy.eos), request);
+            failed += usize::from(error.is_some());
+            whole += usize::from(error.is_none());
+            if is_lossless(request) {
+                let upto = if error.is_some() {
+                    ids.len()
+                } else {
+                    want.len()
+                };
+                assert_eq!(ids, want[..upto], "case {case}: {request:?}");
+            }
+        }
+        assert_idle(&engine);
+    }
+    assert!(
+        failed > 100 && whole > 500,
+        "{failed} failed, {whole} did not"
+    );
 }
 
 /// A forward of target or draft panics: the requests of that step fail, and the engine continues
