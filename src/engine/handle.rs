@@ -226,6 +226,7 @@ impl EngineHandle {
         };
         let places = shared.places.clone();
         let mut places = places.try_acquire_many_owned(count as u32).map_err(full)?;
+        shared.stats.requests.n.observe(count as f64);
         let arrived = Instant::now();
         let group = shared.next_group.fetch_add(1, Ordering::Relaxed);
         let mut ahead = 0;

@@ -36,6 +36,7 @@ pub use handle::{
 };
 pub use request::{Event, FinishReason, Request, SpecUsage, TokenOutput};
 pub use scheduler::MAX_DRAFT_ROWS;
+use stats::RequestTimes;
 pub use stats::Stats;
 
 /// How many times the pool the prompts of one request's sequences may fill together.
@@ -109,6 +110,8 @@ pub fn spawn(
         aborting: AtomicBool::new(false),
         ended: watch::Sender::new(None),
     });
+    let caches = !options.no_prefix_caching;
+    (shared.stats).set_cache_config(num_blocks, block_size, caches);
     let (sender, inbox) = channel();
     let mut runner =
         SpeculativeRunner::new(target, drafter, options.spec_budget, num_blocks, block_size)?;
@@ -119,8 +122,7 @@ pub fn spawn(
         inbox,
         shared: shared.clone(),
         scheduler: Scheduler::new(
-            BlockAllocator::new(num_blocks, block_size)
-                .with_prefix_cache(!options.no_prefix_caching),
+            BlockAllocator::new(num_blocks, block_size).with_prefix_cache(caches),
             options.max_num_seqs,
             options.max_num_batched_tokens,
             PromptChunk::new(options.max_prompt_wait),
@@ -247,6 +249,10 @@ impl Engine {
     }
 
     fn enqueue(&mut self, submission: Submission) {
+        if let Some(max_tokens) = submission.request.max_tokens {
+            let asked = &self.shared.stats.requests.max_tokens;
+            asked.observe(max_tokens as f64);
+        }
         let sequence = Sequence::new(
             self.next_id,
             submission,
@@ -320,6 +326,13 @@ impl Engine {
         let stats = &self.shared.stats;
         let seconds = sequence.arrived.elapsed().as_secs_f64();
         stats.e2e_request_latency.observe(seconds);
+        let times = RequestTimes {
+            arrived: sequence.arrived,
+            admitted: sequence.admitted,
+            first_token: sequence.first_token,
+            last_token: sequence.last_token,
+        };
+        (stats.requests).note_end(times, sequence.state.prompt_len, sequence.output_len());
         let usage = sequence.usage;
         tracing::info!(
             id = sequence.state.id,
@@ -515,6 +528,7 @@ fn emit(
     let (new, finish) = sequence.advance(rows, output);
     stats.note_tokens(sequence.arrived, sequence.last_token, now, new);
     if new > 0 {
+        sequence.first_token.get_or_insert(now);
         sequence.last_token = Some(now);
     }
     finish.map(|reason| match reason {

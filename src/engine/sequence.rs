@@ -34,6 +34,10 @@ pub struct Sequence {
     /// How many of its prompt's tokens were in the prefix cache when it was first admitted.
     pub cached_tokens: usize,
     pub arrived: Instant,
+    /// When it was first admitted to the batch.
+    pub admitted: Option<Instant>,
+    /// When the first token was sent.
+    pub first_token: Option<Instant>,
     /// When the last token was sent.
     pub last_token: Option<Instant>,
     /// Its place in the queue; released when the request is first admitted to the batch.
@@ -88,6 +92,8 @@ impl Sequence {
             usage: SpecUsage::default(),
             cached_tokens: 0,
             arrived: submission.arrived,
+            admitted: None,
+            first_token: None,
             last_token: None,
             place: submission.place,
             outbox: Vec::new(),
@@ -236,7 +242,8 @@ impl Sequence {
     /// Begins, or begins again, after the first `cached` tokens, which are in the pool.
     pub fn begin_after(&mut self, cached: usize) {
         self.state.kv_len = cached;
-        if self.place.is_some() {
+        if self.admitted.is_none() {
+            self.admitted = Some(Instant::now());
             self.cached_tokens = cached;
         }
     }

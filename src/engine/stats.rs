@@ -7,6 +7,9 @@ use prometheus::{
 };
 use std::time::Instant;
 
+#[cfg(target_os = "linux")]
+use prometheus::process_collector::ProcessCollector;
+
 /// Counters, gauges and histograms of one engine. The engine thread updates them cheaply;
 /// [`Stats::registry`] renders them.
 #[derive(Debug)]
@@ -37,6 +40,8 @@ pub struct Stats {
     pub inter_token_latency: Histogram,
     /// Time from arrival to last token, seconds.
     pub e2e_request_latency: Histogram,
+    /// What requests ask for and get, observed when they end.
+    pub requests: RequestStats,
     pub spec_drafts: IntCounter,
     pub spec_draft_tokens: IntCounter,
     pub spec_accepted_tokens: IntCounter,
@@ -59,6 +64,43 @@ pub struct Stats {
     pub target_steps: IntCounter,
 }
 
+/// Histograms over requests. Times are in seconds.
+#[derive(Debug)]
+pub struct RequestStats {
+    /// From arrival to the batch.
+    pub queue_time: Histogram,
+    /// From the batch to the first token.
+    pub prefill_time: Histogram,
+    /// From the first token to the last.
+    pub decode_time: Histogram,
+    /// From the batch to the last token.
+    pub inference_time: Histogram,
+    /// Decode time by the tokens after the first.
+    pub time_per_output_token: Histogram,
+    pub prompt_tokens: Histogram,
+    pub generation_tokens: Histogram,
+    /// Sequences that a request makes.
+    pub n: Histogram,
+    /// What it asked for, if it did.
+    pub max_tokens: Histogram,
+}
+
+/// The times of a request that has ended.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RequestTimes {
+    pub arrived: Instant,
+    /// When it was first admitted to the batch.
+    pub admitted: Option<Instant>,
+    pub first_token: Option<Instant>,
+    pub last_token: Option<Instant>,
+}
+
+const TOKEN_BUCKETS: &[f64] = &[
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5,
+];
+
+const COUNT_BUCKETS: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0];
+
 const LATENCY_BUCKETS: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0,
     7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0,
@@ -70,6 +112,10 @@ impl Stats {
         let labels = [("model_name".to_owned(), model_name.to_owned())].into();
         let registry =
             Registry::new_custom(None, Some(labels)).expect("no prefix and one label are valid");
+        #[cfg(target_os = "linux")]
+        registry
+            .register(Box::new(ProcessCollector::for_self()))
+            .expect("names are distinct");
         let make = Maker(&registry);
         Self {
             requests_running: make.int_gauge("num_requests_running", "Requests in the batch"),
@@ -108,6 +154,7 @@ impl Stats {
                 .histogram("inter_token_latency_seconds", "Time between two tokens"),
             e2e_request_latency: make
                 .histogram("e2e_request_latency_seconds", "Arrival to last token"),
+            requests: RequestStats::new(&make),
             spec_drafts: make.counter(
                 "spec_decode_num_drafts_total",
                 "Rounds with a draft, counted per request",
@@ -155,7 +202,89 @@ impl Stats {
     }
 }
 
+impl RequestStats {
+    fn new(make: &Maker<'_>) -> Self {
+        let seconds = |name: &str, help: &str| make.histogram(name, help);
+        let tokens = |name: &str, help: &str| make.histogram_of(name, help, TOKEN_BUCKETS);
+        Self {
+            queue_time: seconds("request_queue_time_seconds", "Arrival to the batch"),
+            prefill_time: seconds(
+                "request_prefill_time_seconds",
+                "From the batch to the first token",
+            ),
+            decode_time: seconds(
+                "request_decode_time_seconds",
+                "From the first token to the last",
+            ),
+            inference_time: seconds(
+                "request_inference_time_seconds",
+                "From the batch to the last token",
+            ),
+            time_per_output_token: seconds(
+                "request_time_per_output_token_seconds",
+                "Decode time by the tokens after the first",
+            ),
+            prompt_tokens: tokens("request_prompt_tokens", "Prompt tokens of a request"),
+            generation_tokens: tokens("request_generation_tokens", "Tokens that a request got"),
+            n: make.histogram_of(
+                "request_params_n",
+                "Sequences that a request makes",
+                COUNT_BUCKETS,
+            ),
+            max_tokens: tokens("request_params_max_tokens", "max_tokens, where it is given"),
+        }
+    }
+
+    /// Records the end of a request of `prompt_len` tokens that got `output_len`.
+    pub(super) fn note_end(&self, times: RequestTimes, prompt_len: usize, output_len: usize) {
+        let between =
+            |from: Option<Instant>, to: Option<Instant>| Some((to? - from?).as_secs_f64());
+        let observe = |histogram: &Histogram, seconds: Option<f64>| {
+            if let Some(seconds) = seconds {
+                histogram.observe(seconds);
+            }
+        };
+        let RequestTimes {
+            arrived,
+            admitted,
+            first_token,
+            last_token,
+        } = times;
+        let decode_time = between(first_token, last_token);
+        observe(&self.queue_time, between(Some(arrived), admitted));
+        observe(&self.prefill_time, between(admitted, first_token));
+        observe(&self.decode_time, decode_time);
+        observe(&self.inference_time, between(admitted, last_token));
+        let later = output_len.saturating_sub(1);
+        let each = decode_time.filter(|_| later > 0);
+        observe(
+            &self.time_per_output_token,
+            each.map(|seconds| seconds / later as f64),
+        );
+        self.prompt_tokens.observe(prompt_len as f64);
+        self.generation_tokens.observe(output_len as f64);
+    }
+}
+
 impl Stats {
+    /// Publishes the sizes of the pool, as labels of a gauge that is 1.
+    pub(super) fn set_cache_config(
+        &self,
+        num_blocks: usize,
+        block_size: usize,
+        enable_prefix_caching: bool,
+    ) {
+        let (num_blocks, block_size) = (num_blocks.to_string(), block_size.to_string());
+        let caching = enable_prefix_caching.to_string();
+        let options = Opts::new("foretoken:cache_config_info", "The target's KV pool")
+            .const_label("num_gpu_blocks", num_blocks)
+            .const_label("block_size", block_size)
+            .const_label("enable_prefix_caching", caching);
+        Maker(&self.registry)
+            .register(Gauge::with_opts(options))
+            .set(1.0);
+    }
+
     /// Records a round with draft tokens from `sources`, of which those of `path` were accepted.
     pub(super) fn note_round(&self, sources: &[Source], path: &[usize]) {
         if sources.is_empty() {
@@ -275,8 +404,11 @@ impl Maker<'_> {
     }
 
     fn histogram(&self, name: &str, help: &str) -> Histogram {
-        self.register(Histogram::with_opts(
-            HistogramOpts::new(format!("foretoken:{name}"), help).buckets(LATENCY_BUCKETS.to_vec()),
-        ))
+        self.histogram_of(name, help, LATENCY_BUCKETS)
+    }
+
+    fn histogram_of(&self, name: &str, help: &str, buckets: &[f64]) -> Histogram {
+        let options = HistogramOpts::new(format!("foretoken:{name}"), help);
+        self.register(Histogram::with_opts(options.buckets(buckets.to_vec())))
     }
 }

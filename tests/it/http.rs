@@ -43,6 +43,32 @@ async fn the_small_routes_answer() {
         metrics.contains("\nforetoken:generation_tokens_total{model_name=\"model\"} 5\n"),
         "{metrics}"
     );
+    let sample = |name: &str| {
+        let line = metrics.lines().find(|line| line.starts_with(name));
+        let line = line.unwrap_or_else(|| panic!("no {name}: {metrics}"));
+        line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+    };
+    for (name, want) in [
+        ("prompt_tokens_sum", 3.0),
+        ("generation_tokens_sum", 5.0),
+        ("params_n_sum", 1.0),
+        ("params_max_tokens_sum", 5.0),
+        ("queue_time_seconds_count", 1.0),
+        ("prefill_time_seconds_count", 1.0),
+        ("time_per_output_token_seconds_count", 1.0),
+    ] {
+        assert_eq!(sample(&format!("foretoken:request_{name}")), want, "{name}");
+    }
+    let seconds = |part: &str| sample(&format!("foretoken:request_{part}_time_seconds_sum"));
+    let whole = sample("foretoken:e2e_request_latency_seconds_sum");
+    let parts = seconds("queue") + seconds("prefill") + seconds("decode");
+    assert!(parts > 0.0 && parts <= whole, "{parts} of {whole}");
+    assert!(seconds("prefill") + seconds("decode") - seconds("inference") < 1e-6);
+    assert_eq!(sample("foretoken:cache_config_info{"), 1.0);
+    assert!(metrics.contains("block_size=\"4\",enable_prefix_caching=\"true\""));
+    if cfg!(target_os = "linux") {
+        assert!(sample("process_resident_memory_bytes") > 1e6);
+    }
     server.done().await;
 }
 
