@@ -114,6 +114,18 @@ impl Error {
     }
 }
 
+/// The beginning of `text` on one line, for messages: names and texts from files and requests can be
+/// megabytes long and have control characters.
+pub fn clipped(text: &str) -> String {
+    const CHARS: usize = 300;
+    let one_line = |c: char| if c.is_control() { ' ' } else { c };
+    let mut clipped: String = text.chars().take(CHARS).map(one_line).collect();
+    if clipped.len() < text.len() {
+        clipped.push_str("...");
+    }
+    clipped
+}
+
 /// The first line of a candle error, without the backtrace that may follow.
 pub fn first_line(error: &candle_core::Error) -> String {
     let text = error.to_string();
