@@ -212,4 +212,6 @@ fn program<'a>(template: &'a Template<'a, 'a>) -> &'a CompiledTemplate<'a> {
 #[cfg(test)]
 mod attacks;
 #[cfg(test)]
+mod models;
+#[cfg(test)]
 mod tests;
