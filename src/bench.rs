@@ -10,7 +10,7 @@ mod streams;
 use crate::console::{self, say};
 use crate::engine::{EngineHandle, EngineOptions, Request};
 use crate::error::{Error, Result};
-use crate::parse::{at_least_one, number, temperature};
+use crate::parse::{at_least_one, number, temperature, up_to};
 use crate::prompts::{self, Prompt};
 use crate::sampling::{Acceptance, SamplingParams};
 use crate::spec::{CacheScope, DraftContext};
@@ -24,6 +24,9 @@ use std::path::{Path, PathBuf};
 pub use penalty::RowPenalty;
 pub use report::expected_speed_up;
 
+/// Tokens of all random prompts together.
+const MAX_RANDOM_TOKENS: usize = 1 << 28;
+
 /// The flags of `foretoken bench`, without those of the engine.
 #[derive(Debug, Clone, PartialEq, Args)]
 #[command(next_help_heading = "Bench")]
@@ -34,16 +37,16 @@ pub struct Options {
     #[arg(long, value_name = "FILE", group = "source of prompts")]
     pub prompts: Option<PathBuf>,
     /// Number of prompts of random token ids; needs no tokenizer.
-    #[arg(long, value_name = "N", value_parser = at_least_one, group = "source of prompts")]
+    #[arg(long, value_name = "N", value_parser = up_to::<1_000_000>, group = "source of prompts")]
     pub random_prompts: Option<usize>,
     /// Length of a random prompt in tokens.
-    #[arg(long, value_name = "M", default_value_t = 64, value_parser = at_least_one)]
+    #[arg(long, value_name = "M", default_value_t = 64, value_parser = up_to::<{ 1 << 24 }>)]
     pub prompt_tokens: usize,
     /// Use only the first N prompts of each category.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub limit_per_category: Option<usize>,
     /// Maximum tokens to generate per prompt; a text may end earlier.
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = up_to::<{ 1 << 30 }>)]
     pub max_tokens: usize,
     /// Temperatures, separated by commas. Plain and speculative text must be equal, except that the
     /// rejection rule samples other texts.
@@ -59,11 +62,11 @@ pub struct Options {
     pub acceptances: Vec<Acceptance>,
     /// Numbers of siblings in a draft to measure, each at most --spec-topk, separated by commas;
     /// 1 = chains [default: --spec-topk].
-    #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = at_least_one)]
+    #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = up_to::<{ 1 << 16 }>)]
     pub spec_topks: Vec<usize>,
     /// Instead of each prompt alone, measure tokens per second of N requests at a time, prompts
     /// included, for each of these N, separated by commas.
-    #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = at_least_one)]
+    #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = up_to::<{ 1 << 16 }>)]
     pub streams: Vec<usize>,
     /// Let the tables know the answers to the prompts of FILE (the same or others): each speculative
     /// mode gives them first, unmeasured. Otherwise each run begins with empty tables.
@@ -81,7 +84,7 @@ pub struct Options {
           value_parser = number("a number between 0 and 1", |rate: &f64| (0.0..=1.0).contains(rate)))]
     pub synthetic_acceptance: Vec<f64>,
     /// Runs per prompt and decoding mode; the median time is reported.
-    #[arg(long, value_name = "R", default_value_t = 1, value_parser = at_least_one)]
+    #[arg(long, value_name = "R", default_value_t = 1, value_parser = up_to::<1_000_000>)]
     pub repeat: usize,
     /// Also write the report to this file, as JSON.
     #[arg(long, value_name = "FILE")]
@@ -152,6 +155,16 @@ impl Options {
     /// # Errors
     /// `Setup`: there is no drafter, or a number is over the engine's.
     pub fn validate(mut self, engine: &EngineOptions, seed: u64) -> Result<Self> {
+        if self
+            .random_prompts
+            .unwrap_or(0)
+            .saturating_mul(self.prompt_tokens)
+            > MAX_RANDOM_TOKENS
+        {
+            return Err(Error::setup(format!(
+                "--random-prompts times --prompt-tokens must be at most {MAX_RANDOM_TOKENS}"
+            )));
+        }
         if engine.spec.length == 0 {
             return Err(Error::setup(
                 "bench compares speculative with plain decoding: leave out --speculative-decoding=false",

@@ -207,7 +207,8 @@ impl KvBudget {
         wanted_tokens: usize,
         room: u64,
     ) -> Result<usize> {
-        let block_bytes = (bytes_per_token.iter().sum::<usize>() * block_size) as u64;
+        let token_bytes = bytes_per_token.iter().sum::<usize>();
+        let block_bytes = token_bytes.saturating_mul(block_size).max(1) as u64;
         let (blocks, available) = match self {
             Self::Blocks(blocks) => return Ok(blocks),
             Self::Bytes(bytes) => (bytes / block_bytes, bytes),

@@ -1,5 +1,8 @@
 //! One error type, whose variants tell who must act: the caller, the operator, or us.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 /// Why a request was refused: the caller's mistake, or why it cannot be served now. Each kind has one
 /// HTTP status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,14 +110,15 @@ impl Error {
     /// append backtraces.
     pub fn in_file(file: &std::path::Path, what: impl std::fmt::Display) -> Self {
         let what = what.to_string();
-        let line = what.lines().next().unwrap_or_default();
-        Self::Setup(format!("{}: {line}", file.display()))
+        let line = clipped(what.lines().next().unwrap_or_default());
+        Self::Setup(format!("{}: {line}", clipped(&file.to_string_lossy())))
     }
 
     /// A setup error about a tensor whose shape differs from what the config asks for.
     pub fn wrong_shape(name: &str, found: &[usize], wanted: &[usize]) -> Self {
         Self::Setup(format!(
-            "tensor {name} has shape {found:?}, the config asks for {wanted:?}"
+            "tensor {} has shape {found:?}, the config asks for {wanted:?}",
+            clipped(name)
         ))
     }
 
@@ -122,6 +126,42 @@ impl Error {
     pub fn internal(message: impl Into<String>) -> Self {
         Self::Internal(message.into())
     }
+}
+
+/// The beginning of `text` on one line, for messages: names and texts from files and requests can be
+/// megabytes long and have control characters.
+pub fn clipped(text: &str) -> String {
+    const CHARS: usize = 500;
+    let one_line = |c: char| if c.is_control() { ' ' } else { c };
+    let mut clipped: String = text.chars().take(CHARS).map(one_line).collect();
+    if clipped.len() < text.len() {
+        clipped.push_str("...");
+    }
+    clipped
+}
+
+/// Number of calls of [`caught`] that run.
+static CATCHING: AtomicUsize = AtomicUsize::new(0);
+
+/// Runs `work`, which hands a file of a stranger to a library. If that panics, the file is broken.
+///
+/// # Errors
+/// As `work`, or `Setup`, naming `what`.
+pub fn caught<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    CATCHING.fetch_add(1, Ordering::Relaxed);
+    let result = catch_unwind(AssertUnwindSafe(work));
+    CATCHING.fetch_sub(1, Ordering::Relaxed);
+    result.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or(panic.downcast_ref::<&str>().copied());
+        let why = clipped(text.unwrap_or("a library failed"));
+        Err(Error::setup(format!("{what} is broken: {why}")))
+    })
+}
+
+/// Whether a panic is [`caught`], and so needs no report: on any thread, because libraries have their own.
+pub fn catching() -> bool {
+    CATCHING.load(Ordering::Relaxed) > 0
 }
 
 /// The first line of a candle error, without the backtrace that may follow.

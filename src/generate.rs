@@ -8,7 +8,7 @@
 use crate::console::say;
 use crate::engine::{EngineHandle, FinishReason, Request};
 use crate::error::{Error, Result};
-use crate::parse::{at_least_one, number, temperature};
+use crate::parse::{at_least_one, number, temperature, up_to};
 use crate::prompts::{self, Answer, Prompt};
 use crate::sampling::{SamplingParams, mix};
 use crate::text::Text;
@@ -32,13 +32,13 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
     /// Texts per prompt.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = up_to::<{ 1 << 16 }>)]
     pub samples: usize,
     /// Use only the first N prompts of each category.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub limit_per_category: Option<usize>,
     /// Maximum tokens per text.
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = up_to::<{ 1 << 30 }>)]
     pub max_tokens: usize,
     /// Sampling temperature; 0 = greedy.
     #[arg(long, value_name = "T", default_value_t = 1.0, value_parser = temperature)]

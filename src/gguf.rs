@@ -1,9 +1,9 @@
 //! The location of a GGUF file, and how to open it.
 
-use crate::error::{Error, Result};
-use candle_core::quantized::gguf_file::Content;
+use crate::error::{Error, Result, caught, clipped, first_line};
+use candle_core::quantized::gguf_file::{Content, TensorInfo};
 use std::fs::File;
-use std::io::{BufReader, Cursor, Read, Seek};
+use std::io::{BufReader, Cursor, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 /// A GGUF file: on disk, or embedded in this program.
@@ -59,8 +59,7 @@ impl GgufSource {
             }
             Self::Embedded(model) => Box::new(Cursor::new(model.bytes)),
         };
-        let content = Content::read(&mut reader)
-            .map_err(|e| Error::in_file(self.path(), format!("not a readable GGUF file: {e}")))?;
+        let content = header(&mut reader).map_err(|e| Error::in_file(self.path(), e))?;
         Ok((content, reader))
     }
 
@@ -70,6 +69,49 @@ impl GgufSource {
             Self::File(path) => path,
             Self::Embedded(model) => Path::new(model.name),
         }
+    }
+}
+
+/// Reads the header of a GGUF file and checks the places of its tensors.
+///
+/// # Errors
+/// `Setup`, saying what is wrong.
+pub(crate) fn header(reader: &mut (impl Read + Seek)) -> Result<Content> {
+    let content = caught("the header", || {
+        Content::read(reader)
+            .map_err(|e| Error::setup(format!("not a readable GGUF file: {}", first_line(&e))))
+    })?;
+    let end = reader.seek(SeekFrom::End(0));
+    let end = end.map_err(|e| Error::setup(e.to_string()))?;
+    let available = end.saturating_sub(content.tensor_data_offset);
+    for (name, tensor) in &content.tensor_infos {
+        check(tensor, available)
+            .map_err(|what| Error::setup(format!("tensor {}: {what}", clipped(name))))?;
+    }
+    Ok(content)
+}
+
+/// Checks that `tensor` has elements, that their number is one, and that they are among the `available`
+/// bytes, before anything is computed with its shape.
+fn check(tensor: &TensorInfo, available: u64) -> Result<(), String> {
+    let (dims, kind) = (tensor.shape.dims(), tensor.ggml_dtype);
+    let elements = dims
+        .iter()
+        .try_fold(1usize, |product, &dim| product.checked_mul(dim));
+    let (Some(elements @ 1..), Some(row)) = (elements, dims.last()) else {
+        return Err(format!("its shape {dims:?} is not possible"));
+    };
+    if !row.is_multiple_of(kind.block_size()) {
+        return Err(format!(
+            "rows of {row} elements are no blocks of {}",
+            kind.block_size()
+        ));
+    }
+    let bytes = (elements / kind.block_size()).checked_mul(kind.type_size());
+    let end = bytes.and_then(|bytes| tensor.offset.checked_add(bytes as u64));
+    match end.is_some_and(|end| end <= available) {
+        true => Ok(()),
+        false => Err(format!("its shape {dims:?} is more than the file has")),
     }
 }
 

@@ -22,6 +22,7 @@
 //! - [`train`]: the subcommands `distill`, which trains a draft for a target, and `tokenizer`.
 //! - [`bench`], [`generate`] and [`convert`]: subcommands; [`prompts`]: what they read and write.
 //!   [`config`]: flags and TOML, used only by `main`.
+//! - `fuzzing`: what the fuzzers in `fuzz/` call, and a test with their corpus.
 //! - [`files`]: limits on untrusted files; `parse`: value parsers of flags; `console`: what commands print.
 //!
 //! Imports go one way: `main -> http -> engine -> spec -> {model, kv, sampling, grammar}`,
@@ -37,6 +38,8 @@ pub mod engine;
 pub mod error;
 pub mod files;
 mod float;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod generate;
 pub mod gguf;
 pub mod grammar;

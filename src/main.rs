@@ -17,8 +17,9 @@ use foretoken::bench;
 use foretoken::config::{Command, Exit};
 use foretoken::console;
 use foretoken::convert;
-use foretoken::error::{Error, Result};
+use foretoken::error::{Error, Result, clipped};
 use foretoken::generate;
+use foretoken::kernels;
 use foretoken::train;
 use log::LineWriter;
 use std::io::IsTerminal;
@@ -46,7 +47,8 @@ fn main() -> ExitCode {
     let result = command.and_then(|command| match command {
         None => Ok(()),
         Some(command) => {
-            start_log(&command, &log);
+            check_environment()?;
+            start_log(&command, &log)?;
             run(&command, &log)
         }
     });
@@ -95,12 +97,21 @@ fn one_thread_per_op() {
 
 /// Sends logs to `log` (stderr) at the level that RUST_LOG sets. By default `serve` logs at info and
 /// the other commands at warn.
-fn start_log(command: &Command, log: &LineWriter) {
+///
+/// # Errors
+/// `Setup`, if RUST_LOG cannot be read.
+fn start_log(command: &Command, log: &LineWriter) -> Result<()> {
     let level = match command {
         Command::Serve(_) => "foretoken=info,warn",
         _ => "warn",
     };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    let filter = match std::env::var_os(EnvFilter::DEFAULT_ENV) {
+        None => EnvFilter::new(level),
+        Some(_) => EnvFilter::try_from_default_env().map_err(|e| {
+            let what = clipped(&e.to_string());
+            Error::setup(format!("{}: {what}", EnvFilter::DEFAULT_ENV))
+        })?,
+    };
     let log = log.clone();
     tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -108,6 +119,33 @@ fn start_log(command: &Command, log: &LineWriter) {
         .with_ansi(std::io::stderr().is_terminal())
         .log_internal_errors(false)
         .init();
+    Ok(())
+}
+
+/// Checks the numbers of threads that libraries read from the environment: they panic on those that they
+/// do not like.
+///
+/// # Errors
+/// `Setup`, naming the variable.
+fn check_environment() -> Result<()> {
+    let max = kernels::max_threads();
+    for (name, min) in [
+        ("TOKIO_WORKER_THREADS", 1),
+        // 0 is the default of these.
+        ("RAYON_NUM_THREADS", 0),
+        ("CANDLE_NUM_THREADS", 0),
+    ] {
+        let Some(value) = std::env::var_os(name) else {
+            continue;
+        };
+        let threads = value.to_str().and_then(|text| text.parse().ok());
+        if !threads.is_some_and(|threads: usize| (min..=max).contains(&threads)) {
+            return Err(Error::setup(format!(
+                "{name} must be a whole number from {min} to {max}"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Writes the error to `log` as one line, even if a library's message has several. Exit code 2 = the
@@ -125,7 +163,7 @@ fn fail(e: &Error, log: &LineWriter) -> ExitCode {
         .take_while(|line| !is_frame(line))
         .filter(|line| !line.is_empty())
         .collect();
-    log.line(&format!("error: {}", lines.join("; ")));
+    log.line(&format!("error: {}", clipped(&lines.join("; "))));
     ExitCode::from(match e {
         Error::Internal(_) => 1,
         Error::Setup(_) | Error::Request { .. } => 2,

@@ -1,8 +1,10 @@
 //! Value parsers of flags. clap's error names the flag; the parser's message says what it accepts.
 
+use crate::kernels;
 use bytesize::ByteSize;
 use std::fmt::Display;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// A parser of numbers that satisfy `holds`; `accepted` describes them in the error.
 pub fn number<T: FromStr + 'static>(
@@ -18,6 +20,32 @@ pub fn number<T: FromStr + 'static>(
 /// Parses a count of at least 1.
 pub fn at_least_one(text: &str) -> Result<usize, String> {
     number("a whole number, at least 1", |&n: &usize| n > 0)(text)
+}
+
+/// Parses a count from 1 to `MAX`: what memory is allocated for.
+pub fn up_to<const MAX: usize>(text: &str) -> Result<usize, String> {
+    let accepted = format!("a whole number from 1 to {MAX}");
+    number(accepted, |n: &usize| (1..=MAX).contains(n))(text)
+}
+
+/// Parses a number of threads that this machine can run.
+pub fn threads(text: &str) -> Result<usize, String> {
+    let max = kernels::max_threads();
+    match number("a whole number", |_: &usize| true)(text) {
+        Ok(threads) if (1..=max).contains(&threads) => Ok(threads),
+        _ => Err(format!(
+            "must be a whole number, at least 1 and on this machine at most {max}"
+        )),
+    }
+}
+
+/// Parses a number of seconds.
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    let whole: u32 = number(
+        format!("a whole number of seconds, at most {}", u32::MAX),
+        |_| true,
+    )(text)?;
+    Ok(Duration::from_secs(whole.into()))
 }
 
 /// Parses a size in bytes, at least 1.

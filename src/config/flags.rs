@@ -3,7 +3,7 @@
 use super::speculation::SpeculationFlags;
 use crate::engine::EngineOptions;
 use crate::model::LoadFormat;
-use crate::parse::{at_least_one, bytes, number};
+use crate::parse::{at_least_one, bytes, number, seconds, threads};
 use crate::text::{ReasoningFormat, ToolFormat};
 use crate::{bench, convert, generate, train};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
@@ -134,7 +134,7 @@ pub struct LoadFlags {
           default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
     pub keep_quantized: bool,
     /// CPU compute threads [default: the physical cores available to this process].
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
     /// dummy = random weights of the model's shapes; reads only config.json.
     #[arg(long, value_enum, default_value_t)]
@@ -174,7 +174,7 @@ pub struct HttpOptions {
     pub reasoning_parser: Option<ReasoningFormat>,
     /// Seconds in which running requests may finish after SIGTERM or SIGINT.
     #[arg(long, value_name = "SECONDS", default_value = "30",
-          value_parser = |text: &str| text.parse().map(Duration::from_secs))]
+          value_parser = seconds)]
     pub shutdown_timeout: Duration,
     /// Maximum size of a request body, in the format of --kv-cache-memory.
     #[arg(long, value_name = "SIZE", default_value = "2MiB", value_parser = bytes)]

@@ -4,6 +4,7 @@ mod answer;
 mod choice;
 mod context;
 mod error;
+pub(crate) mod fuzzing;
 mod messages;
 mod metrics;
 mod openai;

@@ -39,7 +39,7 @@ pub use kv_move::{KvMoves, kv_move};
 pub use kv_write::kv_write;
 pub use norm::add_norm;
 pub use paged_attention::{AttentionBatch, TableCapacity, Tables, paged_attention};
-pub use parallel::{default_threads, set_threads, threads};
+pub use parallel::{default_threads, max_threads, set_threads, threads};
 pub use rope::{HeadNorms, rope};
 pub use rope_kv_write::{Pools, rope_kv_write};
 pub use slots::Slots;

@@ -32,6 +32,13 @@ pub fn threads() -> usize {
     *THREADS.get_or_init(default_threads)
 }
 
+/// The most threads that may be asked for: many more than cores only slow a step down, and at some number
+/// the system refuses them.
+pub fn max_threads() -> usize {
+    let allowed = std::thread::available_parallelism().map_or(1, usize::from);
+    (4 * allowed).max(64)
+}
+
 /// The number of physical cores, limited to what this process may use by its affinity mask and its
 /// cgroup's quota.
 pub fn default_threads() -> usize {

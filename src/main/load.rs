@@ -42,6 +42,7 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
     }
     let mut budget = Budget::new(&device)?;
     let keep_quantized = config.load.keep_quantized;
+    memory::check_limits(config)?;
     let (target, text) = load_model(config, &config.model, &device, keep_quantized)?;
     let text = text.map(Arc::new);
     Budget::note(&mut budget, "target weights", &device)?;

@@ -86,6 +86,9 @@ impl LineWriter {
     pub fn take_panics(&self) {
         let log = self.clone();
         std::panic::set_hook(Box::new(move |panic| {
+            if foretoken::error::catching() {
+                return;
+            }
             let thread = std::thread::current();
             let name = thread.name().unwrap_or("unnamed");
             let trace = Backtrace::capture();

@@ -44,7 +44,7 @@ pub fn pool_blocks(
     let blocks = config
         .kv
         .blocks(config.block_size, &per_token, wanted, room)?;
-    let tokens = blocks * config.block_size;
+    let tokens = check_cache(blocks, config, &per_token, gpu.is_none())?;
     for (&bytes, whose) in per_token.iter().zip(["target", "draft"]) {
         let bytes = tokens * bytes;
         let mib = bytes as f64 / f64::from(1 << 20);
@@ -72,6 +72,68 @@ pub fn pool_blocks(
         );
     }
     Ok(blocks)
+}
+
+/// Checks that `blocks` can be addressed and, on a CPU, that the machine has the memory for them. Returns
+/// their tokens.
+fn check_cache(blocks: usize, config: &Config, per_token: &[usize], on_cpu: bool) -> Result<usize> {
+    let remedy = "lower --num-blocks, --kv-cache-memory or --block-size";
+    let tokens = (blocks.checked_mul(config.block_size))
+        .filter(|&tokens| tokens <= i32::MAX as usize)
+        .ok_or_else(|| {
+            let size = config.block_size;
+            let max = i32::MAX;
+            Error::setup(format!(
+                "the KV cache of {blocks} blocks of {size} tokens is over {max} tokens: {remedy}"
+            ))
+        })?;
+    let bytes = (tokens as u64).saturating_mul(per_token.iter().sum::<usize>() as u64);
+    let memory = total_memory();
+    match on_cpu && bytes > memory {
+        false => Ok(tokens),
+        true => Err(Error::setup(format!(
+            "the KV cache takes {bytes} bytes and this machine has {memory}: {remedy}"
+        ))),
+    }
+}
+
+/// Checks the numbers for which memory is allocated, or time is waited, whatever the model.
+///
+/// # Errors
+/// `Setup`, naming the flag.
+pub fn check_limits(config: &Config) -> Result<()> {
+    let engine = &config.engine;
+    let memory = usize::try_from(total_memory()).unwrap_or(usize::MAX);
+    for (flag, number, max) in [
+        ("--block-size", config.block_size, 1 << 20),
+        ("--max-num-seqs", engine.max_num_seqs, 1 << 16),
+        (
+            "--max-num-batched-tokens",
+            engine.max_num_batched_tokens,
+            1 << 20,
+        ),
+        ("--max-waiting", engine.max_waiting, 1 << 24),
+        ("--max-body-bytes", config.http.max_body_bytes, memory),
+        ("--tables-memory", config.tables.memory, memory),
+        ("--spec-length", engine.spec.length, 1 << 16),
+    ] {
+        if number > max {
+            return Err(Error::setup(format!(
+                "{flag} {number} is too much for this machine: at most {max} is accepted"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Memory in bytes of this machine or its container.
+fn total_memory() -> u64 {
+    let memory = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
+    let system = System::new_with_specifics(memory);
+    let container = system
+        .cgroup_limits()
+        .map_or(u64::MAX, |limits| limits.total_memory);
+    system.total_memory().min(container)
 }
 
 /// What a GPU's memory is used for.

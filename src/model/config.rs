@@ -149,7 +149,7 @@ impl ModelConfig {
     }
 
     /// Reads the text of a `config.json`.
-    pub(super) fn parse(text: &str) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let raw: RawConfig = serde_json::from_str(text).map_err(|e| e.to_string())?;
         let all: serde_json::Value = serde_json::from_str(text).map_err(|e| e.to_string())?;
         let architecture = raw.architecture()?;

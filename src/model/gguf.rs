@@ -175,7 +175,14 @@ impl GgufFile {
             None => self.raw(&gguf, device),
             Some(heads) => {
                 let tensor = self.raw(&gguf, &Device::Cpu)?;
-                halves_from_pairs(&tensor, heads, device)
+                let rows = tensor.shape().dims()[0];
+                match rows.is_multiple_of(2 * heads) {
+                    true => halves_from_pairs(&tensor, heads, device),
+                    false => Err(Error::setup(format!(
+                        "{}: {rows} rows of {gguf} are not of {heads} heads",
+                        self.path
+                    ))),
+                }
             }
         }
     }
@@ -197,7 +204,7 @@ impl GgufFile {
 
 /// Reorders the rows of each head from `x0 y0 x1 y1 ..` (the pairs of interleaved RoPE) to
 /// `x0 x1 .. y0 y1 ..`, so that the decoder needs only one RoPE. Whole rows are moved, so no value
-/// changes.
+/// changes. The rows are an even number for each head.
 fn halves_from_pairs(tensor: &QTensor, heads: usize, device: &Device) -> Result<QTensor> {
     let rows = tensor.shape().dims()[0];
     let data = tensor.data()?;

@@ -11,7 +11,7 @@ use super::parallel::ParallelHead;
 use super::source::{LoadFormat, ModelSource};
 use super::weights::{Dtypes, Weights};
 use super::{Ends, Model};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, caught};
 use crate::gguf::GgufSource;
 use crate::{console, files};
 use candle_core::{DType, Device};
@@ -62,6 +62,10 @@ impl Default for LoadOptions {
 /// # Errors
 /// A setup error, in one line, if files are missing or broken, or the model is not supported.
 pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model>> {
+    caught("the model", || load_checked(source, options))
+}
+
+fn load_checked(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model>> {
     let device = &options.device;
     let (config, weights) = match (source, options.format) {
         (ModelSource::Gguf(source), LoadFormat::Auto) => {
@@ -116,6 +120,17 @@ pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model
 /// A setup error, in one line: files are missing or broken, the head is not supported, or it does not fit
 /// the target; then it says what differs.
 pub fn load_head(
+    source: &ModelSource,
+    kind: HeadKind,
+    options: &LoadOptions,
+    target: &dyn Model,
+) -> Result<Box<dyn Model>> {
+    caught("the head", || {
+        load_head_checked(source, kind, options, target)
+    })
+}
+
+fn load_head_checked(
     source: &ModelSource,
     kind: HeadKind,
     options: &LoadOptions,

@@ -1,6 +1,6 @@
 //! The files of a checkpoint in safetensors.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, clipped};
 use crate::files;
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ pub(crate) fn safetensors_files(folder: &Path) -> Result<Vec<PathBuf>> {
         vec![found.unwrap_or_else(|| folder.join(SINGLE[0]))]
     };
     match files.iter().find(|file| !file.exists()) {
-        Some(missing) => Err(Error::setup(format!("{} is missing", missing.display()))),
+        Some(missing) => Err(Error::in_file(missing, "it is missing")),
         None => Ok(files),
     }
 }
@@ -44,7 +44,10 @@ pub(super) fn shards(index: &Path) -> Result<Vec<String>> {
     if let Some(name) = files.iter().find(|name| !files::is_inside(name)) {
         return Err(Error::in_file(
             index,
-            format!("the file name {name:?} is refused: it is outside the model's folder"),
+            format!(
+                "the file name {:?} is refused: it is outside the model's folder",
+                clipped(name)
+            ),
         ));
     }
     Ok(files.into_iter().collect())

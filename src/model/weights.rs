@@ -6,7 +6,7 @@ use super::linear::{Embedding, Linear, Weight};
 use super::shards::safetensors_files;
 use super::source::ModelSource;
 use super::{finite, names, pickle};
-use crate::error::{Error, Result, first_line};
+use crate::error::{Error, Result, clipped, first_line};
 use crate::files;
 use crate::sampling::mix;
 use candle_core::safetensors::MmapedSafetensors;
@@ -275,7 +275,8 @@ impl Weights {
         match odd.next() {
             None => Ok(()),
             Some(name) => Err(Error::setup(format!(
-                "tensor {name} (and {} more) is not supported: no layer of this architecture reads it",
+                "tensor {} (and {} more) is not supported: no layer of this architecture reads it",
+                clipped(&name),
                 odd.count()
             ))),
         }
@@ -373,7 +374,14 @@ fn dummy(seed: u64, name: &str, dims: &[usize]) -> Result<Tensor> {
                 let state = start.wrapping_add(i.wrapping_mul(0x9e37_79b9_7f4a_7c15));
                 (mix(state) >> 40) as f32 / (1u32 << 23) as f32 - 1.
             });
-            let values = noise.map(|x| x * width).collect::<Vec<f32>>();
+            let mut values = Vec::new();
+            // The config may ask for more than the machine has.
+            values.try_reserve_exact(outputs * inputs).map_err(|_| {
+                Error::setup(format!(
+                    "tensor {name} of shape {dims:?} does not fit in memory"
+                ))
+            })?;
+            values.par_extend(noise.map(|x| x * width));
             Ok(Tensor::from_vec(values, dims, &cpu)?)
         }
         _ if name.ends_with(".bias") => Ok(Tensor::zeros(dims, DType::F32, &cpu)?),

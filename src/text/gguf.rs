@@ -1,7 +1,7 @@
 //! Reads the tokenizer of a GGUF file.
 
 use super::{SpecialIds, Text};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, caught, clipped};
 use crate::gguf::GgufSource;
 use candle_core::quantized::gguf_file::{Content, Value};
 use candle_core::quantized::tokenizer::TokenizerFromGguf;
@@ -19,10 +19,19 @@ const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 
 pub(super) fn load(source: &GgufSource) -> Result<Text> {
+    caught("the tokenizer", || read(source))
+}
+
+fn read(source: &GgufSource) -> Result<Text> {
     let (mut content, _) = source.open()?;
-    let tokenizer = tokenizer(&mut content).map_err(|e| {
-        let file = source.path().display();
-        Error::setup(format!("cannot read the tokenizer of {file}: {e}"))
+    of_content(&mut content, &source.path().display().to_string())
+}
+
+/// Reads the tokenizer and the chat template of the header of `file`, which only names it in errors.
+pub(super) fn of_content(content: &mut Content, file: &str) -> Result<Text> {
+    let tokenizer = tokenizer(content).map_err(|e| {
+        let what = clipped(&e.to_string());
+        Error::setup(format!("cannot read the tokenizer of {file}: {what}"))
     })?;
     let id = |key: &str| {
         number(
@@ -35,9 +44,9 @@ pub(super) fn load(source: &GgufSource) -> Result<Text> {
         bos: id("bos"),
         eos: ["eos", "eot", "eom"].into_iter().filter_map(id).collect(),
     };
-    let template = string(&content, "tokenizer.chat_template");
+    let template = string(content, "tokenizer.chat_template");
     let text = Text::new(tokenizer, special, template)?;
-    match string(&content, "tokenizer.chat_template.tool_use") {
+    match string(content, "tokenizer.chat_template.tool_use") {
         Some(source) => text.with_tool_template(source),
         None => Ok(text),
     }

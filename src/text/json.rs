@@ -10,8 +10,19 @@ use std::io;
 /// If a map's key is no string.
 pub(super) fn python_json(value: &impl Serialize) -> serde_json::Result<String> {
     let mut out = Vec::new();
-    value.serialize(&mut Serializer::with_formatter(&mut out, PythonFormatter))?;
+    write_python_json(value, &mut out)?;
     Ok(String::from_utf8_lossy(&out).into_owned())
+}
+
+/// As [`python_json`], into `out`.
+///
+/// # Errors
+/// As there, or if it cannot be written.
+pub(super) fn write_python_json(
+    value: &impl Serialize,
+    out: &mut impl io::Write,
+) -> serde_json::Result<()> {
+    value.serialize(&mut Serializer::with_formatter(out, PythonFormatter))
 }
 
 /// Writes one line, with spaces after `,` and `:`.

@@ -6,6 +6,7 @@
 mod canonical;
 mod detokenizer;
 mod gguf;
+mod growth;
 mod json;
 mod message;
 mod part;
@@ -21,9 +22,10 @@ pub use reasoning::{ReasoningFormat, ReasoningParser};
 pub use template::{Chat, ChatTemplate};
 pub use tools::{Answer, Calls, ToolFormat, ToolParser, answer_grammar};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, caught, clipped};
 use crate::files;
 use crate::gguf::GgufSource;
+use candle_core::quantized::gguf_file::Content;
 use pieces::Pieces;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
@@ -142,9 +144,13 @@ impl Text {
     /// # Errors
     /// `Setup`, naming the file.
     pub fn from_folder(folder: &Path) -> Result<Self> {
+        caught("the tokenizer", || Self::read_folder(folder))
+    }
+
+    fn read_folder(folder: &Path) -> Result<Self> {
         let file = folder.join("tokenizer.json");
-        let tokenizer = Tokenizer::from_bytes(files::read_text(&file)?)
-            .map_err(|e| Error::in_file(&file, e))?;
+        let tokenizer =
+            read_tokenizer(&files::read_text(&file)?).map_err(|e| Error::in_file(&file, e))?;
         let config = read_json(&folder.join("tokenizer_config.json"))?;
         let id = |key: &str| token_name(&config, key).and_then(|name| tokenizer.token_to_id(name));
         let mut eos: Vec<u32> = id("eos_token").into_iter().collect();
@@ -171,6 +177,18 @@ impl Text {
     /// `Setup`, if the file cannot be read or we do not support its kind of tokenizer.
     pub fn from_gguf(file: impl Into<GgufSource>) -> Result<Self> {
         gguf::load(&file.into())
+    }
+
+    /// Reads the tokenizer and the chat template of a GGUF file's header.
+    pub(crate) fn from_gguf_header(content: &mut Content) -> Result<Self> {
+        caught("the tokenizer", || gguf::of_content(content, "the file"))
+    }
+
+    /// Reads the text of a `tokenizer.json`.
+    pub(crate) fn from_json(json: &str) -> Result<Self> {
+        caught("the tokenizer", || {
+            Self::new(read_tokenizer(json)?, SpecialIds::default(), None)
+        })
     }
 
     /// The token ids of `text`. With `add_special_tokens`, BOS comes first if the model uses it.
@@ -391,6 +409,12 @@ pub fn check_same_tokens(target: &Text, draft: &Text) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+/// Reads the text of a `tokenizer.json`.
+fn read_tokenizer(json: &str) -> Result<Tokenizer> {
+    growth::check(json)?;
+    Tokenizer::from_bytes(json).map_err(|e| Error::setup(clipped(&e.to_string())))
 }
 
 /// Reads a JSON file; `Null` if it does not exist.

@@ -4,6 +4,9 @@ use crate::error::{Error, Result};
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
+/// Ids of a model, and so of a tokenizer.
+const MAX_VOCABULARY: usize = 1 << 24;
+
 /// The bytes of every token, by id.
 pub(super) struct Pieces {
     pieces: Vec<Piece>,
@@ -53,6 +56,12 @@ impl Pieces {
         let added = tokenizer.get_added_tokens_decoder();
         let vocab = tokenizer.get_vocab(true);
         let len = vocab.values().max().map_or(0, |&id| id as usize + 1);
+        if len > MAX_VOCABULARY {
+            return Err(Error::setup(format!(
+                "the tokenizer has the id {}; ids below {MAX_VOCABULARY} are supported",
+                len - 1
+            )));
+        }
         let mut pieces = vec![Piece::default(); len];
         for (name, id) in vocab {
             let added = added.get(&id);

@@ -1,14 +1,25 @@
 //! Chat templates: renders a model's Jinja template as Hugging Face does.
+//!
+//! A template is a program of a stranger, and its variables come from others. Its source is checked
+//! before it is parsed ([`source`]), its instructions are counted, and everything that can take more time
+//! or memory than an instruction pays for it ([`budget`]): operators ([`guard`], [`operators`]) as well as
+//! filters, tests, functions and methods ([`library`]). What exceeds its budget is refused.
 
-use super::json::python_json;
-use crate::error::{Error, Result};
+mod budget;
+mod guard;
+mod library;
+mod operators;
+mod source;
+
+use crate::error::{Error, Result, clipped};
+use minijinja::machinery::{self, CompiledTemplate};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde};
-use minijinja::{Environment, ErrorKind, Value};
+use minijinja::value::Serde;
+use minijinja::{AutoEscape, Environment, ErrorKind, Template, Value};
 use serde::Serialize;
-use serde_json::ser::{PrettyFormatter, Serializer};
 use serde_json::{Map, json};
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 /// A compiled chat template.
 pub struct ChatTemplate {
@@ -45,35 +56,31 @@ struct Variables<'a> {
 }
 
 const NAME: &str = "chat_template";
+/// Loops, blocks and, four times, macros in each other.
+const RECURSION: usize = 200;
+/// Bytes of the stack that the library's recursive compiler gets.
+const COMPILER_STACK: usize = 64 << 20;
 
 impl ChatTemplate {
     /// Compiles `source`. `bos` and `eos` are the names of the special tokens.
     ///
     /// # Errors
-    /// `Setup`, if the template does not parse.
+    /// `Setup`, if the template does not parse or cannot be bounded.
     pub fn new(source: &str, bos: Option<&str>, eos: Option<&str>) -> Result<Self> {
-        let mut environment = Environment::new();
-        let syntax = SyntaxConfig::builder()
-            .trim_blocks(true)
-            .lstrip_blocks(true)
-            .build()
-            .map_err(|e| Error::internal(e.to_string()))?;
-        environment.set_syntax(syntax);
-        environment
-            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_function("raise_exception", raise_exception);
-        environment.add_function("strftime_now", strftime_now);
-        environment.add_filter("tojson", to_json);
+        let mut environment = environment()?;
         environment.add_global("bos_token", bos.unwrap_or_default());
         environment.add_global("eos_token", eos.unwrap_or_default());
-        environment
-            .add_template_owned(NAME, source.to_owned())
-            .map_err(|e| Error::setup(format!("the chat template does not parse: {e}")))?;
+        source::check(source, environment.syntax())?;
+        compile(&mut environment, source)?;
         let mut template = Self {
             environment,
             knows_developer: source.contains("developer"),
             knows_tools: false,
         };
+        // A template that cannot be applied does not keep completions from being served.
+        if let Err(e) = template.render_sample(&[]) {
+            tracing::warn!("{e}; chats will be refused");
+        }
         template.knows_tools = template.shows_a_tool();
         Ok(template)
     }
@@ -89,13 +96,16 @@ impl ChatTemplate {
         let tool = json!({"type": "function", "function": {
             "name": NAME, "description": "", "parameters": {"type": "object", "properties": {}},
         }});
-        let chat = Chat {
+        (self.render_sample(&[tool])).is_ok_and(|text| text.contains(NAME))
+    }
+
+    fn render_sample(&self, tools: &[serde_json::Value]) -> Result<String> {
+        self.render(&Chat {
             messages: &[json!({"role": "user", "content": "Hi"})],
-            tools: &[tool],
+            tools,
             add_generation_prompt: true,
             extra: &Map::new(),
-        };
-        self.render(&chat).is_ok_and(|text| text.contains(NAME))
+        })
     }
 
     /// Renders a chat to a prompt. A template that does not know the role `developer` gets `system`
@@ -112,16 +122,34 @@ impl ChatTemplate {
             tools: Some(chat.tools).filter(|tools| !tools.is_empty()),
             documents: None,
         };
-        self.environment
-            .get_template(NAME)
-            .and_then(|template| template.render(Value::from(Serde(&variables))))
-            .map_err(|e| {
-                let detail = e.detail().map_or_else(|| e.to_string(), str::to_owned);
-                Error::invalid(
-                    "messages",
-                    format!("the model's chat template cannot be applied: {detail}"),
-                )
-            })
+        self.run(Value::from(Serde(&variables))).map_err(|e| {
+            let detail = match e.kind() {
+                ErrorKind::OutOfFuel => "it does not end".to_owned(),
+                _ => e.detail().map_or_else(|| e.to_string(), clipped),
+            };
+            Error::invalid(
+                "messages",
+                format!("the model's chat template cannot be applied: {detail}"),
+            )
+        })
+    }
+
+    fn run(&self, variables: Value) -> Result<String, minijinja::Error> {
+        let template = self.environment.get_template(NAME)?;
+        let program = guard::guarded(&program(&template).instructions)
+            .map_err(|e| minijinja::Error::new(ErrorKind::InvalidOperation, e.to_string()))?;
+        let mut prompt = String::new();
+        let mut out = machinery::make_string_output(&mut prompt);
+        let (env, blocks) = (&self.environment, BTreeMap::new());
+        machinery::eval(
+            env,
+            &program,
+            variables,
+            &blocks,
+            &mut out,
+            AutoEscape::None,
+        )?;
+        Ok(prompt)
     }
 
     fn with_known_roles<'a>(
@@ -140,160 +168,50 @@ impl ChatTemplate {
     }
 }
 
-fn raise_exception(message: String) -> Result<Value, minijinja::Error> {
-    Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
+fn environment() -> Result<Environment<'static>> {
+    let mut environment = Environment::empty();
+    let syntax = SyntaxConfig::builder()
+        .trim_blocks(true)
+        .lstrip_blocks(true)
+        .build()
+        .map_err(|e| Error::internal(e.to_string()))?;
+    environment.set_syntax(syntax);
+    environment.set_fuel(Some(budget::FUEL));
+    environment.set_recursion_limit(RECURSION);
+    library::register(&mut environment);
+    operators::register(&mut environment);
+    Ok(environment)
 }
 
-fn strftime_now(format: &str) -> Result<String, minijinja::Error> {
-    use std::fmt::Write;
-    let mut out = String::new();
-    // chrono reports an unknown directive only when formatting.
-    write!(out, "{}", chrono::Local::now().format(format)).map_err(|_| {
-        minijinja::Error::new(
-            ErrorKind::InvalidOperation,
-            format!("strftime_now: unknown format {format:?}"),
-        )
-    })?;
-    Ok(out)
-}
-
-/// The filter `tojson`, like `json.dumps(x, ensure_ascii=False)`. Jinja's own filter escapes HTML, which
-/// models were not trained on.
-fn to_json(value: &Value, options: Kwargs) -> Result<Value, minijinja::Error> {
-    let indent: Option<usize> = options.get("indent")?;
-    // Accepted because templates pass it, but without effect: we never escape.
-    let _: Option<bool> = options.get("ensure_ascii")?;
-    options.assert_all_used()?;
-    let written = match indent {
-        Some(width) => indented(value, width),
-        None => python_json(value),
+/// Parses and compiles `source` on a stack that is large enough for what [`source::check`] lets through.
+fn compile(environment: &mut Environment<'static>, source: &str) -> Result<()> {
+    let compile = || -> Result<()> {
+        environment
+            .add_template_owned(NAME, source.to_owned())
+            .and_then(|()| environment.get_template(NAME))
+            .map_err(|e| {
+                let what = clipped(&e.to_string());
+                Error::setup(format!("the chat template does not parse: {what}"))
+            })
+            .and_then(|template| guard::guarded(&program(&template).instructions).map(drop))
     };
-    let text =
-        written.map_err(|e| minijinja::Error::new(ErrorKind::BadSerialization, e.to_string()))?;
-    Ok(Value::from_safe_string(text))
+    std::thread::scope(|scope| {
+        std::thread::Builder::new()
+            .stack_size(COMPILER_STACK)
+            .spawn_scoped(scope, compile)
+            .map_err(|e| Error::setup(format!("cannot start a thread: {e}")))?
+            .join()
+            .unwrap_or_else(|_| Err(Error::setup("the chat template does not parse")))
+    })
 }
 
-fn indented(value: &Value, width: usize) -> serde_json::Result<String> {
-    let (mut out, indent) = (Vec::new(), vec![b' '; width]);
-    let formatter = PrettyFormatter::with_indent(&indent);
-    value.serialize(&mut Serializer::with_formatter(&mut out, formatter))?;
-    Ok(String::from_utf8_lossy(&out).into_owned())
+fn program<'a>(template: &'a Template<'a, 'a>) -> &'a CompiledTemplate<'a> {
+    machinery::get_compiled_template(template)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn render(source: &str, messages: serde_json::Value) -> Result<String> {
-        let messages = messages.as_array().cloned().unwrap_or_default();
-        ChatTemplate::new(source, Some("<s>"), Some("</s>"))?.render(&Chat {
-            messages: &messages,
-            tools: &[],
-            add_generation_prompt: true,
-            extra: &Map::new(),
-        })
-    }
-
-    #[test]
-    fn python_methods_slices_namespaces_and_loop_controls_work() {
-        let source = "{{ bos_token }}{% set ns = namespace(seen=0) %}\n\
-            {%- for m in messages[1:] %}\n\
-            {%- if m.role.startswith('tool') %}{% continue %}{% endif %}\n\
-            {%- set ns.seen = ns.seen + 1 %}\n\
-            [{{ m['content'].strip().split(' ')[-1] }}{{ m.get('name', '') }}]\n\
-            {%- endfor %}{{ ns.seen }}{{ eos_token }}\n";
-        let messages = json!([
-            {"role": "system", "content": "x"},
-            {"role": "user", "content": " a b ", "name": "!"},
-            {"role": "tool", "content": "no"},
-            {"role": "user", "content": "c"},
-        ]);
-        assert_eq!(render(source, messages).unwrap(), "<s>[b!][c]2</s>");
-    }
-
-    #[test]
-    fn blocks_leave_no_blank_lines() {
-        let source = "{% for m in messages %}\n  {% if true %}\n{{ m.content }}\n  {% endif %}\n{% endfor %}\nend";
-        let messages = json!([{"content": "a"}, {"content": "b"}]);
-        assert_eq!(render(source, messages).unwrap(), "a\nb\nend");
-    }
-
-    #[test]
-    fn tojson_writes_as_python_does() {
-        let messages = json!([{"b": ["<é>", 1, 2.5, null, true], "a": {}}]);
-        assert_eq!(
-            render("{{ messages[0] | tojson }}", messages.clone()).unwrap(),
-            r#"{"b": ["<é>", 1, 2.5, null, true], "a": {}}"#
-        );
-        assert_eq!(
-            render("{{ messages[0] | tojson(indent=4) }}", json!([{"a": [1]}])).unwrap(),
-            "{\n    \"a\": [\n        1\n    ]\n}"
-        );
-        assert_eq!(
-            render("{{ messages | tojson(ensure_ascii=False) }}", json!(["ü"])).unwrap(),
-            "[\"ü\"]"
-        );
-    }
-
-    #[test]
-    fn a_template_can_refuse() {
-        let error = render("{{ raise_exception('roles must alternate') }}", json!([])).unwrap_err();
-        assert!(
-            error
-                .to_string()
-                .ends_with("cannot be applied: roles must alternate"),
-            "{error}"
-        );
-        assert!(matches!(error, Error::Request { param: Some(p), .. } if p == "messages"));
-    }
-
-    #[test]
-    fn a_developer_is_system_where_the_template_does_not_know_one() {
-        let messages =
-            json!([{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}]);
-        let plain = "{% for m in messages %}{{ m.role }}:{{ m.content }} {% endfor %}";
-        assert_eq!(render(plain, messages.clone()).unwrap(), "system:a user:b ");
-        let knows = format!("{plain}{{% if messages[0].role == 'developer' %}}yes{{% endif %}}");
-        assert_eq!(render(&knows, messages).unwrap(), "developer:a user:b yes");
-    }
-
-    #[test]
-    fn the_date_is_todays() {
-        let year = render(
-            "{{ strftime_now('%Y') if strftime_now is defined }}",
-            json!([]),
-        )
-        .unwrap();
-        assert!(year.parse::<u32>().unwrap() >= 2025, "{year}");
-        assert!(render("{{ strftime_now('%!') }}", json!([])).is_err());
-    }
-
-    #[test]
-    fn tools_are_none_and_extra_variables_pass() {
-        let template = ChatTemplate::new(
-            "{% if tools is none and not enable_thinking and not add_generation_prompt %}ok{% endif %}",
-            None,
-            None,
-        )
-        .unwrap();
-        let extra = json!({"enable_thinking": false})
-            .as_object()
-            .cloned()
-            .unwrap();
-        let chat = Chat {
-            messages: &[],
-            tools: &[],
-            add_generation_prompt: false,
-            extra: &extra,
-        };
-        assert_eq!(template.render(&chat).unwrap(), "ok");
-    }
-
-    #[test]
-    fn a_broken_template_is_the_operators() {
-        assert!(matches!(
-            ChatTemplate::new("{% if %}", None, None),
-            Err(Error::Setup(_))
-        ));
-    }
-}
+mod attacks;
+#[cfg(test)]
+mod models;
+#[cfg(test)]
+mod tests;

@@ -45,7 +45,7 @@ use crate::console::{self, bar, say};
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::model::{LoadOptions, MAX_TREE_NODES, ModelConfig, Weights, load};
-use crate::parse::{at_least_one, number};
+use crate::parse::{at_least_one, number, threads, up_to};
 use crate::text::Text;
 use candle_core::Device;
 use clap::{Args, ValueEnum};
@@ -112,7 +112,7 @@ pub struct Options {
     #[arg(long, value_name = "CONFIG", help_heading = "Models")]
     pub draft_config: Option<PathBuf>,
     /// Of a head: number of ids that it predicts, the most frequent ones of the corpus.
-    #[arg(long, value_name = "N", default_value_t = 8000, value_parser = at_least_one,
+    #[arg(long, value_name = "N", default_value_t = 8000, value_parser = up_to::<{ 1 << 24 }>,
           help_heading = "Models")]
     pub draft_vocab_size: usize,
     /// Of a head: the layers of the target whose inputs it reads, as in 2,15,27 [default: the third, the
@@ -125,7 +125,7 @@ pub struct Options {
     )]
     pub taps: Vec<usize>,
     /// With parallel: layers of the head [default: those of --draft-config, or 2].
-    #[arg(long, value_name = "N", value_parser = at_least_one, help_heading = "Models")]
+    #[arg(long, value_name = "N", value_parser = up_to::<{ 1 << 12 }>, help_heading = "Models")]
     pub layers: Option<usize>,
     /// With parallel: rows of a block, the last token and a mask for each token to guess.
     #[arg(long, value_name = "N", default_value_t = 5, help_heading = "Models",
@@ -154,7 +154,7 @@ pub struct Options {
     #[arg(long, help_heading = "Corpus")]
     pub retokenize: bool,
     /// Tokens a row; documents are packed into rows.
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one,
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = up_to::<{ 1 << 17 }>,
           help_heading = "Corpus")]
     pub seq_len: usize,
     /// Share of rows to measure on instead of training on them; at least one row is held out.
@@ -171,25 +171,25 @@ pub struct Options {
           value_parser = number("a number from 0 to 1", |x: &f64| (0.0..=1.0).contains(x)))]
     pub overlap_share: f64,
     /// With kl: token ids a position whose probabilities are kept; all others count as one.
-    #[arg(long, value_name = "K", default_value_t = 32, value_parser = at_least_one)]
+    #[arg(long, value_name = "K", default_value_t = 32, value_parser = up_to::<{ 1 << 16 }>)]
     pub top_k: usize,
     /// With eagle3: steps over which the head is unrolled on its own outputs.
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = up_to::<64>)]
     pub ttt_steps: usize,
     /// Of a head: how the hidden states are stored in --out. f16 takes 2 bytes a value, int8 1.
     #[arg(long, value_enum, default_value_t)]
     pub features: Precision,
     /// Steps of the whole run.
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = up_to::<{ 1 << 40 }>)]
     pub steps: usize,
     /// End after so many steps, with a checkpoint that --resume goes on from.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub stop_after: Option<usize>,
     /// Rows a step.
-    #[arg(long, value_name = "ROWS", default_value_t = 16, value_parser = at_least_one)]
+    #[arg(long, value_name = "ROWS", default_value_t = 16, value_parser = up_to::<{ 1 << 16 }>)]
     pub batch_size: usize,
     /// Rows of one forward: more are faster on a GPU and take more memory.
-    #[arg(long, value_name = "ROWS", default_value_t = 1, value_parser = at_least_one)]
+    #[arg(long, value_name = "ROWS", default_value_t = 1, value_parser = up_to::<{ 1 << 12 }>)]
     pub micro_batch: usize,
     /// Highest learning rate; it falls to a tenth.
     #[arg(long, value_name = "RATE", default_value_t = 1e-3, value_parser = above_zero)]
@@ -205,10 +205,10 @@ pub struct Options {
     #[arg(long, value_name = "NORM", default_value_t = 1.0, value_parser = above_zero)]
     pub clip: f64,
     /// Steps between two lines with held-out figures.
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = up_to::<{ 1 << 40 }>)]
     pub eval_every: usize,
     /// Steps between two checkpoints.
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = up_to::<{ 1 << 40 }>)]
     pub checkpoint_every: usize,
     /// Seed of the first weights, of the order of rows and of what is held out.
     #[arg(long, default_value_t = 0)]
@@ -219,7 +219,7 @@ pub struct Options {
     pub device: String,
     /// CPU threads, each with a micro-batch of its own [default: the physical cores that this
     /// process may use].
-    #[arg(long, value_name = "N", value_parser = at_least_one, help_heading = "Machine")]
+    #[arg(long, value_name = "N", value_parser = threads, help_heading = "Machine")]
     pub threads: Option<usize>,
 }
 

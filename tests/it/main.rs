@@ -5,11 +5,13 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod absurd;
 mod attention;
 mod bench;
 mod checkpoint;
 mod cli;
 mod convert;
+mod corpus;
 #[cfg(feature = "embedded-model")]
 mod demo;
 mod distill;
@@ -27,6 +29,7 @@ mod http_refusals;
 mod http_required;
 mod http_tools;
 mod kv;
+mod lies;
 mod medusa;
 mod model;
 mod pair;

@@ -1,0 +1,154 @@
+//! What the fuzzers call: everything that reads bytes of strangers. A target may refuse its input, within a
+//! few seconds and with a bounded message; it must not panic.
+//!
+//! `fuzz/` has a program for each target, and a corpus that `cargo test` replays.
+
+use crate::error::{Error, Result};
+use crate::gguf;
+use crate::http;
+use crate::model::ModelConfig;
+use crate::text::{Chat, ChatTemplate, SpecialIds, Text};
+use serde_json::{Map, Value, json};
+use std::io::Cursor;
+use std::path::Path;
+use std::sync::{Arc, LazyLock};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::{AddedToken, Tokenizer};
+
+/// The targets by name, which is also that of their corpus.
+pub const TARGETS: [(&str, fn(&[u8])); 8] = [
+    ("chat", |bytes| {
+        check(http::fuzzing::read(&TEXT, bytes, true))
+    }),
+    ("completion", |bytes| {
+        check(http::fuzzing::read(&TEXT, bytes, false))
+    }),
+    ("schema", |bytes| check(schema(bytes))),
+    ("grammar", |bytes| check(grammar(bytes))),
+    ("template", |bytes| check(template(bytes))),
+    ("config", |bytes| check(config(bytes))),
+    ("tokenizer", |bytes| check(tokenizer(bytes))),
+    ("gguf", |bytes| check(gguf(bytes))),
+];
+
+/// Runs the target `name` on `bytes`.
+///
+/// # Panics
+/// If there is no such target, or it finds something.
+pub fn run(name: &str, bytes: &[u8]) {
+    let found = TARGETS.iter().find(|(target, _)| *target == name);
+    let Some((_, target)) = found else {
+        panic!("there is no target {name}");
+    };
+    target(bytes);
+}
+
+/// Errors are expected, but none of ours, and none that is long.
+fn check(result: Result<()>) {
+    match result {
+        Err(Error::Internal(e)) => panic!("an internal error: {e}"),
+        Err(e) => assert!(e.to_string().len() < 20_000, "a long error"),
+        Ok(()) => {}
+    }
+}
+
+/// A byte-level tokenizer of the 256 bytes, with a template.
+static TEXT: LazyLock<Arc<Text>> = LazyLock::new(|| {
+    let mut bytes: Vec<char> = ByteLevel::alphabet().into_iter().collect();
+    bytes.sort_unstable();
+    let vocabulary: Map<String, Value> = (bytes.into_iter().zip(0u32..))
+        .map(|(c, id)| (c.into(), id.into()))
+        .collect();
+    let byte_level = json!({
+        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true,
+    });
+    let json = json!({
+        "version": "1.0", "pre_tokenizer": byte_level, "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+    });
+    let template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+    let tokenizer = Tokenizer::from_bytes(json.to_string());
+    let mut tokenizer = tokenizer.expect("the tokenizer of the fuzzers is valid");
+    let end = tokenizer.add_special_tokens([AddedToken::from("</s>", true)]);
+    assert!(end.is_ok_and(|added| added == 1));
+    let special = SpecialIds {
+        bos: None,
+        eos: vec![256],
+    };
+    let text = Text::new(tokenizer, special, Some(template));
+    Arc::new(text.expect("the tokenizer of the fuzzers is byte-level"))
+});
+
+fn utf8(bytes: &[u8]) -> Result<&str> {
+    std::str::from_utf8(bytes).map_err(|e| Error::setup(e.to_string()))
+}
+
+fn chat_with(fields: Value) -> Result<()> {
+    let mut body = json!({"messages": [{"role": "user", "content": "Hi"}]});
+    let pairs = fields.as_object().cloned().unwrap_or_default();
+    body.as_object_mut()
+        .into_iter()
+        .for_each(|body| body.extend(pairs.clone()));
+    http::fuzzing::read(&TEXT, body.to_string().as_bytes(), true)
+}
+
+/// A JSON schema.
+fn schema(bytes: &[u8]) -> Result<()> {
+    let schema: Value = serde_json::from_slice(bytes).map_err(|e| Error::setup(e.to_string()))?;
+    chat_with(json!({"response_format": {
+        "type": "json_schema", "json_schema": {"name": "x", "schema": schema},
+    }}))
+}
+
+/// A grammar, or after the byte `/` a regular expression.
+fn grammar(bytes: &[u8]) -> Result<()> {
+    let text = utf8(bytes)?;
+    match text.strip_prefix('/') {
+        Some(regex) => chat_with(json!({"guided_regex": regex})),
+        None => chat_with(json!({"guided_grammar": text})),
+    }
+}
+
+/// A chat template and, after the first NUL, messages.
+fn template(bytes: &[u8]) -> Result<()> {
+    let (source, messages) = utf8(bytes)?.split_once('\0').unwrap_or((utf8(bytes)?, ""));
+    let messages: Vec<Value> = serde_json::from_str(messages)
+        .unwrap_or_else(|_| vec![json!({"role": "user", "content": "Hi"})]);
+    let template = ChatTemplate::new(source, Some("<s>"), Some("</s>"))?;
+    let chat = Chat {
+        messages: &messages,
+        tools: &[],
+        add_generation_prompt: true,
+        extra: &Map::new(),
+    };
+    template.render(&chat).map(drop)
+}
+
+/// A `config.json`.
+fn config(bytes: &[u8]) -> Result<()> {
+    let config = ModelConfig::parse(utf8(bytes)?);
+    let config = config.map_err(|e| Error::in_file(Path::new("config.json"), e))?;
+    config.inverse_frequencies();
+    Ok(())
+}
+
+/// A `tokenizer.json`.
+fn tokenizer(bytes: &[u8]) -> Result<()> {
+    speak(&Text::from_json(utf8(bytes)?)?)
+}
+
+/// A GGUF file, in which the data of the tensors need not be.
+fn gguf(bytes: &[u8]) -> Result<()> {
+    let mut content = gguf::header(&mut Cursor::new(bytes))?;
+    let config = ModelConfig::from_gguf(&content, Path::new("model.gguf"));
+    let text = Text::from_gguf_header(&mut content);
+    config.and(text.as_ref().map(drop).map_err(Clone::clone))?;
+    text.and_then(|text| speak(&text))
+}
+
+fn speak(text: &Text) -> Result<()> {
+    // A tokenizer may lack an unknown token, which is told as an internal error.
+    let ids = text.encode("Hello, 42 wörlds\n", true).unwrap_or_default();
+    text.decode(&ids, true);
+    Ok(())
+}

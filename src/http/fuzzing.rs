@@ -1,0 +1,40 @@
+//! Reads request bodies as the routes do, up to the engine.
+
+use super::context::Context;
+use crate::engine::Limits;
+use crate::error::Result;
+use crate::grammar::Compiler;
+use crate::text::{Text, ToolFormat};
+use std::hash::RandomState;
+use std::sync::{Arc, LazyLock};
+
+/// Reads `body` as one of a chat or a completion.
+///
+/// # Errors
+/// The caller's, or an internal one, which would be ours.
+pub(crate) fn read(text: &Arc<Text>, body: &[u8], is_chat: bool) -> Result<()> {
+    static SCOPES: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    let limits = Limits {
+        max_model_len: 4096,
+        vocab_size: text.vocab_size(),
+        max_logprobs: 20,
+        max_waiting: 64,
+        max_prompt_tokens: 1 << 17,
+        spec_length: 4,
+    };
+    let context = Context {
+        text,
+        limits: &limits,
+        model_names: &["model".into()],
+        tool_format: Some(ToolFormat::Hermes),
+        reasoning_format: None,
+        api_key: None,
+        scopes: &SCOPES,
+        grammars: &Compiler::new(text.clone()),
+    };
+    let job = match is_chat {
+        true => context.chat(body),
+        false => context.completion(body),
+    };
+    job.map(drop)
+}
