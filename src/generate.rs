@@ -248,7 +248,7 @@ mod tests {
             file: File::options().write(true).open("/dev/full").unwrap(),
             done: HashSet::new(),
         };
-        let line = r#"{"id": 1, "sample": 0, "prompt": "a", "prompt_ids": [1], "text": "b", "ids": [2], "finish_reason": "stop"}"#;
+        let line = r#"{"id": "1", "sample": 0, "prompt": "a", "prompt_ids": [1], "text": "b", "ids": [2], "finish_reason": "stop"}"#;
         let error = corpus.add(&serde_json::from_str(line).unwrap());
         let error = error.unwrap_err().to_string();
         assert!(error.starts_with("corpus.jsonl: No space left"), "{error}");
