@@ -15,8 +15,11 @@ use std::sync::{Arc, LazyLock};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Tokenizer};
 
+/// What a fuzzer calls.
+pub type Target = fn(&[u8]);
+
 /// The targets by name, which is also that of their corpus.
-pub const TARGETS: [(&str, fn(&[u8])); 8] = [
+pub const TARGETS: [(&str, Target); 8] = [
     ("chat", |bytes| {
         check(http::fuzzing::read(&TEXT, bytes, true))
     }),

@@ -1,13 +1,19 @@
 //! OpenAI's HTTP API: routes, authorization, and graceful shutdown.
 
 mod answer;
+mod bodies;
 mod choice;
+mod connection;
 mod context;
 mod error;
 pub(crate) mod fuzzing;
+mod limits;
+mod listener;
 mod messages;
 mod metrics;
+mod object;
 mod openai;
+mod origin;
 mod prompt;
 mod reply;
 mod state;
@@ -19,24 +25,27 @@ mod unsupported;
 mod wire;
 
 use crate::error::{Error, RequestErrorKind, Result};
-use axum::extract::{DefaultBodyLimit, Path, Request, State};
+use axum::body::Body;
+use axum::extract::{Path, Request, State};
 use axum::http::{Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::serve::ListenerExt;
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
+use connection::Client;
+use object::Object;
 use openai::Job;
 use serde_json::{Value, json};
-use state::Body;
 use std::time::Duration;
 use stream::Running;
 use subtle::ConstantTimeEq;
 use tokio::net::TcpListener;
-use tokio::sync::oneshot;
+use tokio::sync::watch;
 use tools::Tools;
 
-pub use state::{AppState, DEFAULT_MAX_BODY_BYTES};
+pub use limits::HttpLimits;
+pub use origin::OriginOptions;
+pub use state::AppState;
 
 /// Time that finished replies have to reach their clients after the engine has ended.
 const FLUSH: Duration = Duration::from_secs(2);
@@ -56,7 +65,6 @@ pub fn router(state: AppState) -> Router {
         .route("/reset_prefix_cache", post(reset_prefix_cache))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
-        .layer(DefaultBodyLimit::max(state.max_body_bytes))
         .layer(middleware::from_fn_with_state(state.clone(), guard))
         .with_state(state)
 }
@@ -65,7 +73,7 @@ pub fn router(state: AppState) -> Router {
 /// finish for at most `timeout`, fails the rest, and returns.
 ///
 /// # Errors
-/// `Internal`, if the listener fails, or the engine ends without being asked to.
+/// `Internal`, if the engine ends without being asked to.
 pub async fn serve(
     listener: TcpListener,
     state: AppState,
@@ -73,20 +81,16 @@ pub async fn serve(
     timeout: Duration,
 ) -> Result<()> {
     let engine = state.engine.clone();
-    // Chunks of a stream are small and must not wait for each other.
-    let listener = listener.tap_io(|stream| {
-        if let Err(e) = stream.set_nodelay(true) {
-            tracing::debug!("TCP_NODELAY: {e}");
-        }
-    });
-    let (close, closed) = oneshot::channel::<()>();
-    let server = axum::serve(listener, router(state)).with_graceful_shutdown(async {
-        // An error means that `close` was dropped, which is the signal.
-        let _ = closed.await;
-    });
-    let mut server = tokio::spawn(server.into_future());
+    let (close, closing) = watch::channel(false);
+    let limits = state.limits.clone();
+    let address = listener.local_addr();
+    let state = state.on_loopback(address.is_ok_and(|address| address.ip().is_loopback()));
+    let connections = listener::run(listener, router(state), limits, closing);
+    let mut connections = tokio::spawn(connections);
     let end = tokio::select! {
-        result = &mut server => return listener_failed(result),
+        Err(e) = &mut connections => {
+            return Err(Error::internal(format!("the listener failed: {e}")));
+        }
         Err(died) = engine.ended() => Err(died),
         () = shutdown => {
             tracing::info!("shutting down: running requests have at most {timeout:?} to finish");
@@ -99,46 +103,43 @@ pub async fn serve(
             })
         }
     };
-    drop(close);
+    close.send_replace(true);
     // Limited, because a client that has stopped reading must not keep the server running.
-    let flushed = match tokio::time::timeout(FLUSH, &mut server).await {
-        Ok(result) => listener_failed(result),
-        Err(_) => {
-            server.abort();
-            Ok(())
-        }
-    };
-    end.and(flushed)
-}
-
-fn listener_failed(result: Result<std::io::Result<()>, tokio::task::JoinError>) -> Result<()> {
-    match result {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(e)) => Err(Error::internal(format!("the listener failed: {e}"))),
-        Err(e) => Err(Error::internal(format!("the server task failed: {e}"))),
+    if tokio::time::timeout(FLUSH, &mut connections).await.is_err() {
+        connections.abort();
     }
+    end
 }
 
 /// Routes that need no key, for supervisors and Prometheus.
 const OPEN: [&str; 3] = ["/health", "/version", "/metrics"];
 
-/// Checks authorization and shutdown before the route is matched and the body is read: without the key,
-/// no one learns which routes exist.
+/// Checks host, origin, authorization and shutdown before the route is matched and the body is read: without
+/// the key, no one learns which routes exist. Browsers ask without the key whether a page may send it.
 async fn guard(State(state): State<AppState>, request: Request, next: Next) -> Response {
-    let path = request.uri().path();
-    let open = OPEN.contains(&path);
-    let authorized = if open {
-        Ok(())
-    } else {
-        authorize(&state, &request)
+    let sharing = match state.origins.check(&request) {
+        Ok(sharing) => sharing,
+        Err(error) => return error.into_response(),
     };
-    let ready = authorized.and_then(|()| match path.starts_with("/v1/") {
+    let mut response = match sharing.preflight(&request) {
+        Some(response) => response,
+        None => match admit(&state, &request) {
+            Ok(()) => next.run(request).await,
+            Err(error) => error.into_response(),
+        },
+    };
+    sharing.mark(&mut response);
+    response
+}
+
+fn admit(state: &AppState, request: &Request) -> Result<()> {
+    let path = request.uri().path();
+    if !OPEN.contains(&path) {
+        authorize(state, request)?;
+    }
+    match path.starts_with("/v1/") {
         true => state.ready(),
         false => Ok(()),
-    });
-    match ready {
-        Ok(()) => next.run(request).await,
-        Err(error) => error.into_response(),
     }
 }
 
@@ -162,25 +163,32 @@ fn authorize(state: &AppState, request: &Request) -> Result<()> {
     }
 }
 
-async fn completions(State(state): State<AppState>, body: Body) -> Result<Response> {
+type Peer = Option<Extension<Client>>;
+
+async fn completions(State(state): State<AppState>, peer: Peer, body: Body) -> Result<Response> {
     let job = state
         .read(body, |context, body| context.completion(body))
         .await?;
-    answer(&state, job).await
+    answer(&state, job, peer).await
 }
 
-async fn chat_completions(State(state): State<AppState>, body: Body) -> Result<Response> {
+async fn chat_completions(
+    State(state): State<AppState>,
+    peer: Peer,
+    body: Body,
+) -> Result<Response> {
     let job = state.read(body, |context, body| context.chat(body)).await?;
-    answer(&state, job).await
+    answer(&state, job, peer).await
 }
 
-async fn answer(state: &AppState, job: Job) -> Result<Response> {
+async fn answer(state: &AppState, job: Job, peer: Peer) -> Result<Response> {
     let (stream, include_usage) = (job.stream, job.include_usage);
     let running = Running::start(&state.engine, state.text.clone(), job)?;
     Ok(if stream {
-        running.sse(include_usage).into_response()
+        let client = peer.map(|Extension(client)| client);
+        running.sse(include_usage, client).into_response()
     } else {
-        Json(running.collect().await?).into_response()
+        running.collect().await?
     })
 }
 
@@ -209,14 +217,15 @@ async fn version() -> Json<Value> {
 
 async fn tokenize(State(state): State<AppState>, body: Body) -> Result<Json<Value>> {
     let tokens = state.read(body, |context, body| {
-        let body = wire::object(body)?;
-        unsupported::check(&body, &[wire::names::<wire::Tokenize>()])?;
-        let body: wire::Tokenize = wire::fields(&body)?;
+        let read = [wire::names::<wire::Tokenize>()];
+        let body = Object::parse(body, &read)?;
+        body.check_others(&read)?;
+        let body: wire::Tokenize = body.fields()?;
         context.model(body.model.as_deref())?;
         match (body.prompt, body.messages) {
-            (Some(prompt), None) => context
-                .text
-                .encode(&prompt, body.add_special_tokens.unwrap_or(true)),
+            (Some(prompt), None) => {
+                context.encode(&prompt, body.add_special_tokens.unwrap_or(true))
+            }
             (None, Some(messages)) => {
                 let prompt = context.chat_prompt(
                     messages,
@@ -225,7 +234,8 @@ async fn tokenize(State(state): State<AppState>, body: Body) -> Result<Json<Valu
                     body.chat_template_kwargs,
                 )?;
                 let special = body.add_special_tokens.unwrap_or(false);
-                context.text.encode(&prompt, special)
+                let ids = context.encode(&prompt, special);
+                ids.map_err(|e| openai::rename(e, "max_tokens"))
             }
             _ => Err(Error::invalid(
                 "prompt",
@@ -242,7 +252,8 @@ async fn tokenize(State(state): State<AppState>, body: Body) -> Result<Json<Valu
 
 async fn detokenize(State(state): State<AppState>, body: Body) -> Result<Json<Value>> {
     let prompt = state.read(body, |context, body| {
-        let body: wire::Detokenize = wire::fields(&wire::object(body)?)?;
+        let read = [wire::names::<wire::Detokenize>()];
+        let body: wire::Detokenize = Object::parse(body, &read)?.fields()?;
         context.model(body.model.as_deref())?;
         let tokens = body
             .tokens

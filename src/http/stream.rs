@@ -2,14 +2,17 @@
 //! SSE.
 
 use super::choice::{Choice, Piece};
+use super::connection::Client;
 use super::error;
 use super::openai::Job;
 use super::reply::Header;
 use crate::engine::{EngineHandle, Events};
 use crate::error::Result;
 use crate::text::Text;
-use axum::response::IntoResponse;
+use axum::body::Body;
+use axum::http::header;
 use axum::response::sse::{self, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use serde_json::Value;
 use std::collections::VecDeque;
@@ -61,21 +64,34 @@ impl Running {
     ///
     /// # Errors
     /// The error of the engine.
-    pub async fn collect(mut self) -> Result<Value> {
+    pub async fn collect(mut self) -> Result<Response> {
         let mut pieces: Vec<Piece> = self.choices.iter().map(|_| Piece::default()).collect();
         while let Some(next) = self.next().await {
             let (index, piece) = next?;
             pieces[index].append(piece);
         }
-        Ok(self.header.reply(&self.text, pieces, &self.choices))
+        let streams = self.header.logprobs.is_some();
+        let usage = self.header.usage(&self.choices);
+        let mut parts = self.header.reply(self.text, pieces, &usage);
+        let body = match streams {
+            // The text of log-probabilities takes many times their memory.
+            true => Body::from_stream(stream::iter(parts.map(Ok::<_, Infallible>))),
+            false => {
+                let mut whole = parts.next().unwrap_or_default();
+                parts.for_each(|part| whole.extend(part));
+                Body::from(whole)
+            }
+        };
+        Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
     }
 
     /// Sends each piece as it arrives.
-    pub fn sse(self, include_usage: bool) -> impl IntoResponse {
+    pub fn sse(self, include_usage: bool, client: Option<Client>) -> impl IntoResponse {
         let sender = Sender {
             pending: self.choices.iter().map(|_| None).collect(),
             running: self,
             include_usage,
+            client,
             ready: VecDeque::new(),
             ended: false,
         };
@@ -91,6 +107,8 @@ impl Running {
 struct Sender {
     running: Running,
     include_usage: bool,
+    /// The client, until it has ended its side.
+    client: Option<Client>,
     /// For each choice, what waits to be sent with text; `None` before its first chunk.
     pending: Vec<Option<Piece>>,
     ready: VecDeque<sse::Event>,
@@ -100,7 +118,16 @@ struct Sender {
 impl Sender {
     async fn next(&mut self) -> Option<sse::Event> {
         while self.ready.is_empty() && !self.ended {
-            match self.running.next().await {
+            let next = tokio::select! {
+                biased;
+                next = self.running.next() => next,
+                () = half_closed(&mut self.client) => {
+                    self.client = None;
+                    // Shows whether it still reads.
+                    return Some(sse::Event::default().comment(""));
+                }
+            };
+            match next {
                 Some(Ok((index, piece))) => self.add(index, piece),
                 Some(Err(error)) => {
                     self.ended = true;
@@ -142,6 +169,13 @@ impl Sender {
             self.ready.push_back(data(&usage));
         }
         self.ready.push_back(sse::Event::default().data("[DONE]"));
+    }
+}
+
+async fn half_closed(client: &mut Option<Client>) {
+    match client {
+        Some(client) => client.half_closed().await,
+        None => std::future::pending().await,
     }
 }
 
