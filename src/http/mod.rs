@@ -9,6 +9,7 @@ mod metrics;
 mod openai;
 mod prompt;
 mod reply;
+mod speculation;
 mod state;
 mod stop;
 mod stream;

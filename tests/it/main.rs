@@ -25,6 +25,7 @@ mod http_drafts;
 mod http_grammar;
 mod http_refusals;
 mod http_required;
+mod http_speculation;
 mod http_tools;
 mod kv;
 mod medusa;
