@@ -7,6 +7,7 @@ mod error;
 mod messages;
 mod metrics;
 mod openai;
+mod page;
 mod prompt;
 mod reply;
 mod speculation;
@@ -43,7 +44,11 @@ const FLUSH: Duration = Duration::from_secs(2);
 
 /// All routes.
 pub fn router(state: AppState) -> Router {
-    Router::new()
+    let mut router = Router::new();
+    if state.ui {
+        router = router.route(PAGE, get(page::page));
+    }
+    router
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/models", get(models))
@@ -122,11 +127,14 @@ fn listener_failed(result: Result<std::io::Result<()>, tokio::task::JoinError>) 
 /// Routes that need no key, for supervisors and Prometheus.
 const OPEN: [&str; 3] = ["/health", "/version", "/metrics"];
 
+/// The page's route. It needs no key either: it asks for the key, and sends it with what it requests.
+const PAGE: &str = "/";
+
 /// Checks authorization and shutdown before the route is matched and the body is read: without the key,
 /// no one learns which routes exist.
 async fn guard(State(state): State<AppState>, request: Request, next: Next) -> Response {
     let path = request.uri().path();
-    let open = OPEN.contains(&path);
+    let open = OPEN.contains(&path) || (state.ui && path == PAGE);
     let authorized = if open {
         Ok(())
     } else {

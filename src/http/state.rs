@@ -24,6 +24,8 @@ pub struct AppState {
     pub(super) model_names: Arc<[String]>,
     pub(super) api_key: Option<Arc<str>>,
     pub(super) max_body_bytes: usize,
+    /// Whether the page is served.
+    pub(super) ui: bool,
     grammars: Arc<Compiler>,
     tool_format: Option<ToolFormat>,
     reasoning_format: Option<ReasoningFormat>,
@@ -44,12 +46,13 @@ impl AppState {
             model_names: model_names.into(),
             api_key: None,
             max_body_bytes: DEFAULT_MAX_BODY_BYTES,
+            ui: true,
             scopes: RandomState::new(),
             created: reply::now(),
         }
     }
 
-    /// Requires `Authorization: Bearer <key>` on all routes except `/health`, `/version` and `/metrics`.
+    /// Requires `Authorization: Bearer <key>` on all routes except `/health`, `/version`, `/metrics` and the page.
     pub fn with_api_key(mut self, key: Option<String>) -> Self {
         self.api_key = key.map(Into::into);
         self
@@ -70,6 +73,12 @@ impl AppState {
     /// Sets the size limit of request bodies, in bytes.
     pub fn with_max_body_bytes(mut self, bytes: usize) -> Self {
         self.max_body_bytes = bytes;
+        self
+    }
+
+    /// Sets whether `/` is the page that shows speculation at work.
+    pub fn with_ui(mut self, ui: bool) -> Self {
+        self.ui = ui;
         self
     }
 

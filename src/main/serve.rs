@@ -47,7 +47,8 @@ pub fn serve(config: &Config, loaded: Loaded, log: &LineWriter) -> Result<()> {
             .with_api_key(config.http.api_key.clone())
             .with_tool_call_parser(config.http.tool_call_parser)
             .with_reasoning_parser(config.http.reasoning_parser)
-            .with_max_body_bytes(config.http.max_body_bytes);
+            .with_max_body_bytes(config.http.max_body_bytes)
+            .with_ui(!config.http.no_ui);
         let shutdown = signals.first_then_abort(engine);
         http::serve(listener, state, shutdown, config.http.shutdown_timeout).await
     })

@@ -23,6 +23,7 @@ mod gguf;
 mod http;
 mod http_drafts;
 mod http_grammar;
+mod http_page;
 mod http_refusals;
 mod http_required;
 mod http_speculation;
