@@ -22,6 +22,8 @@ from playwright.sync_api import sync_playwright
 
 OWL = "Write a short story about a lonely owl in the snow who waits for the rain."
 LONG = 60_000  # milliseconds
+# Draft however busy this machine is.
+DRAFTS = ("--spec-budget", "fixed")
 
 
 class Server:
@@ -92,6 +94,12 @@ class Page:
         events = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
         assert events[-1] == "[DONE]", events[-1]
         return json.loads(request.post_data), [json.loads(event) for event in events[:-1]]
+
+    def never_end(self, maximum):
+        """Texts go on until the maximum: those of the demonstration model would be over too soon."""
+        self.tab.evaluate("""const ask = window.fetch; window.fetch = (url, options) => ask(url, options?.body
+            ? {...options, body: JSON.stringify({...JSON.parse(options.body), ignore_eos: true})} : options); 0""")
+        self.tab.fill("#max_tokens", str(maximum))
 
     def alert(self):
         box = self.tab.locator(".problem").last
@@ -185,12 +193,67 @@ def tooltip(browser, server, _):
     assert page.tab.locator("#round .chip").count() == len(draft) + len(tokens)
     assert page.tab.locator("#round .chip.accepted").count() == accepted
     assert page.tab.locator("#round .chip.refused").count() > 0
+    box = page.tab.locator("#round").bounding_box()
+    assert box["x"] >= 0 and box["y"] >= 0 and box["x"] + box["width"] <= 1100 and box["y"] + box["height"] <= 800, box
     same = page.tab.locator(".t.same").count()
     assert same == sum(bool(t["text"]) for t in tokens)
     page.tab.mouse.move(5, 5)
     page.tab.wait_for_selector("#round", state="hidden")
     page.close()
     return text.split(" accepted")[0] + " accepted"
+
+
+def stopping(browser, server, _):
+    """an answer can be stopped, by button and key, and goes into the next turn; a new chat forgets all"""
+    page = Page(browser, server)
+    page.never_end(400)
+    texts = []
+    for turn, stop in enumerate((lambda: page.tab.click("#stop", force=True), lambda: page.tab.press("#question", "Escape")), 1):
+        page.ask(OWL)
+        page.until(f"document.querySelectorAll('#log .answer').length === {turn} && document.querySelector('#log .answer:last-of-type .t')")
+        stop()
+        texts.append(page.answered(turn))
+        assert "stopped" in page.tab.locator("#log .foot").nth(turn - 1).text_content()
+        assert page.tab.is_visible("#send") and not page.tab.is_visible("#stop")
+    # The end of the conversation stays in view.
+    last, form = (page.tab.locator(which).last.bounding_box() for which in ("#log .foot", "#ask"))
+    assert last["y"] + last["height"] <= form["y"] + 1 and form["y"] + form["height"] <= 801, (last, form)
+    sent = json.loads([r for r in page.requests if r.method == "POST"][-1].post_data)["messages"]
+    assert sent[1] == {"role": "assistant", "content": texts[0]}, sent
+    page.ask(OWL)
+    page.until("document.querySelectorAll('#log .answer').length === 3")
+    page.tab.click("#clear")
+    assert page.tab.locator("#log .answer").count() == 0 and page.tab.is_visible(".welcome")
+    page.tab.fill("#max_tokens", "5")
+    page.ask("Hi")
+    page.answered()
+    assert len(page.last_stream()[0]["messages"]) == 1
+    page.close()
+    return f"{', '.join(str(len(text)) for text in texts)} characters"
+
+
+def continuing(browser, server, _):
+    """a model without a chat template continues the text"""
+    page = Page(browser, server)
+
+    def without_template(route):
+        reply = route.fetch()
+        route.fulfill(response=reply, body=reply.text().replace('"chat/completions"', '"completions"'))
+
+    page.tab.route(server.url + "/", without_template)
+    page.tab.reload()
+    assert "continues your text" in page.tab.text_content(".welcome")
+    page.tab.fill("#max_tokens", "40")
+    page.ask("The owl")
+    text = page.answered()
+    page.ask("But then")
+    page.answered(2)
+    body, _ = page.last_stream()
+    assert body["prompt"] == f"The owl{text}\n\nBut then" and len(text) > 20, body
+    verdict, (fast, plain) = page.race()
+    assert "equal" in verdict and fast == plain
+    page.close()
+    return repr(text[:40])
 
 
 def race(browser, server, _):
@@ -202,7 +265,8 @@ def race(browser, server, _):
     for when in ("after", "at once"):
         verdict, (fast, plain) = page.race(when)
         assert "equal" in verdict and fast == plain and len(fast) > 100, (verdict, fast, plain)
-        bodies = [json.loads(r.post_data) for r in page.requests if r.method == "POST"][-2:]
+        bodies = [json.loads(r.post_data) for r in page.requests if r.method == "POST"]
+        bodies = [body for body in bodies if body["max_tokens"] == 120][-2:]
         assert "spec_length" not in bodies[0] and bodies[1]["spec_length"] == 0
         salts = [b.pop("cache_salt") for b in bodies]
         del bodies[1]["spec_length"]
@@ -264,9 +328,7 @@ def errors(browser, server, binary):
         page.close(expected=["status of 429"])
     with Server(binary) as dying:
         page = Page(browser, dying)
-        # A text of its own length would be over too soon.
-        page.tab.evaluate("const ask = window.fetch; window.fetch = (u, o) => ask(u, o?.body ? {...o, body: JSON.stringify({...JSON.parse(o.body), ignore_eos: true})} : o); 0")
-        page.tab.fill("#max_tokens", "900")
+        page.never_end(900)
         page.ask(OWL)
         page.tab.wait_for_selector(".tokens .t")
         dying.kill()
@@ -400,28 +462,38 @@ def untrusted(browser, server, _):
     return "a script without the nonce is refused"
 
 
-def screenshot(browser, server, options):
+def screenshot(browser, _, options):
     """the picture of the README"""
-    page = Page(browser, server, viewport={"width": 1000, "height": 620})
-    page.ask(OWL)
-    page.answered()
+    with Server(options.binary, *DRAFTS, "--spec-length", "3") as server:
+        return picture(Page(browser, server, viewport={"width": 1000, "height": 620}), options.screenshot)
+
+
+def picture(page, path):
+    page.tab.fill("#temperature", "0.8")
+    # The first answer teaches the tables something for the second.
+    for seed in "34":
+        page.tab.click("#clear")
+        page.tab.fill("#seed", seed)
+        page.ask(OWL)
+        page.answered()
+    page.tab.evaluate("scrollTo(0, 0)")
     rounds = rounds_of(page.last_stream()[1])
     # A long round with a refusal, whose description does not hide the figures.
     def worth(place):
         number, first = place
         left = page.tab.locator(".tokens .t").nth(first).bounding_box()["x"] < 350
-        return left, texts[number] + 2 * any(not node["accepted"] for node in rounds[number]["draft"])
+        refused = any(not node["accepted"] for node in rounds[number]["draft"])
+        return left, refused and texts[number] > 1, texts[number]
 
     texts = [sum(bool(t["text"]) for t in r["tokens"]) for r in rounds]
     places = [(number, sum(texts[:number])) for number, count in enumerate(texts) if count]
     page.tab.locator(".tokens .t").nth(max(places, key=worth)[1]).hover()
     page.tab.wait_for_timeout(200)
-    os.makedirs(os.path.dirname(options.screenshot) or ".", exist_ok=True)
-    page.tab.screenshot(path=options.screenshot)
-    size = os.path.getsize(options.screenshot)
+    page.tab.screenshot(path=path)
+    size = os.path.getsize(path)
     assert size < 200_000, size
     page.close()
-    return f"{options.screenshot}, {size // 1000} kB"
+    return f"{path}, {size // 1000} kB"
 
 
 def main():
@@ -431,11 +503,11 @@ def main():
     parser.add_argument("--screenshot", help="write the README's picture to this file")
     parser.add_argument("--only", help="the name of one check")
     options = parser.parse_args()
-    checks = [chat, tooltip, race, errors, narrow, keyboard, schemes, untrusted]
+    checks = [chat, tooltip, stopping, continuing, race, errors, narrow, keyboard, schemes, untrusted]
     failed = 0
     # Chromium's sandbox does not work for root; the pages here are ours.
     flags = ["--no-sandbox"] if os.geteuid() == 0 else []
-    with sync_playwright() as playwright, Server(options.binary, "--spec-topk", "4") as server:
+    with sync_playwright() as playwright, Server(options.binary, *DRAFTS, "--spec-topk", "4") as server:
         browser = playwright.chromium.launch(executable_path=options.chromium, args=flags)
         for check in checks + ([screenshot] if options.screenshot else []):
             if options.only not in (None, check.__name__):

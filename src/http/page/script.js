@@ -292,14 +292,12 @@ function describe(round) {
   const accepted = round.draft.filter((node) => node.accepted).length;
   const came = round.tokens.map(({ token, source }) => el("span", { className: `chip ${source}` }, visible(token)));
   const own = round.tokens[accepted]?.source;
-  const [title, kept] = round.draft.length
-    ? [`${accepted} of ${round.draft.length} draft tokens accepted`, accepted ? "These stay" : ""]
-    : ["nothing was drafted", ""];
-  const last = { correction: "the model’s correction", target: "the model’s own next token", undefined: "the text ends there" }[own];
+  const title = round.draft.length ? `${accepted} of ${round.draft.length} draft tokens accepted` : "nothing was drafted";
+  const last = { correction: "the model’s correction", target: "the model’s own next token" }[own] ?? "the text ends";
   return [
     el("strong", {}, `Round ${round.number}: ${title}`),
     ...(round.draft.length ? [el("div", {}, ...draftTree(round, null))] : []),
-    el("div", { className: "soft" }, [kept, last].filter(Boolean).join(", then ") + ":"),
+    el("div", { className: "soft" }, accepted ? `These stay, then ${last}:` : `What came was ${last}:`),
     el("div", {}, ...came),
   ];
 }
@@ -326,13 +324,15 @@ function showRound({ target }) {
   placeRound();
 }
 
-/** Puts the round above its token, or below where there is no room. */
+/** Puts the round above its token, or below where there is no room, but within the window. */
 function placeRound() {
   if (!shown) return;
   const tip = $("round");
   const at = shown.token.getClientRects()[0];
-  tip.style.left = `${Math.max(8, Math.min(at.left, innerWidth - tip.offsetWidth - 8))}px`;
-  tip.style.top = `${at.top > tip.offsetHeight + 12 ? at.top - tip.offsetHeight - 6 : at.bottom + 6}px`;
+  const within = (place, size, room) => `${Math.max(8, Math.min(place, room - size - 8))}px`;
+  const above = at.top - tip.offsetHeight - 6;
+  tip.style.left = within(at.left, tip.offsetWidth, innerWidth);
+  tip.style.top = within(above > 0 ? above : at.bottom + 6, tip.offsetHeight, innerHeight);
 }
 
 document.addEventListener("pointerover", showRound);
@@ -381,12 +381,12 @@ function welcome() {
     ...EXAMPLES.map(ask)));
 }
 
-/** Keeps the end of the page in view if it is. */
+/** Keeps the end of the conversation in view, above the question, if it is. */
 function follow(change) {
-  const end = () => document.documentElement.scrollHeight;
-  const atEnd = innerHeight + scrollY > end() - 80;
+  const below = () => $("log").getBoundingClientRect().bottom + $("ask").offsetHeight - innerHeight;
+  const inView = below() < 40;
   change();
-  if (atEnd) scrollTo(0, end());
+  if (inView && below() > 0) scrollBy(0, below());
 }
 
 function busy(is) {
@@ -464,11 +464,19 @@ function animate(draw) {
   requestAnimationFrame(frame);
 }
 
+/** Requests of different salts share nothing that would make one of them faster. */
+const salt = () => ({ cache_salt: crypto.getRandomValues(new Uint32Array(4)).join("-") });
+
+/** Wakes the machine: what comes first after a rest is slower. */
+async function warmUp(signal) {
+  const body = request([{ role: "user", content: "Hello" }], { max_tokens: 16, ...salt() });
+  for await (const chunk of stream(body, signal)) void chunk;
+}
+
 async function drive(lane, body, signal) {
   const { answer, clock } = lane;
-  const run = answer.run({ ...body, ...lane.fields, cache_salt: crypto.getRandomValues(new Uint32Array(4)).join("-") }, signal, () => {
+  const run = answer.run({ ...body, ...lane.fields, ...salt() }, signal, () => {
     answer.foot.textContent = answer.summary;
-    if (!("spec_length" in lane.fields)) figures(answer);
   });
   animate(() => {
     clock.textContent = seconds(answer.total ?? performance.now() - answer.started);
@@ -502,10 +510,13 @@ $("start").addEventListener("submit", async (event) => {
   }
   try {
     const body = request([{ role: "user", content: $("prompt").value }]);
-    const drives = LANES.map((lane) => () => drive(lane, body, abort.signal));
-    if (new FormData($("start")).get("when") === "at once") await Promise.all(drives.map((start) => start()));
-    else for (const start of drives) await start();
+    const atOnce = new FormData($("start")).get("when") === "at once";
+    for (const lanes of atOnce ? [LANES] : LANES.map((lane) => [lane])) {
+      await warmUp(abort.signal);
+      await Promise.all(lanes.map((lane) => drive(lane, body, abort.signal)));
+    }
     verdict(LANES);
+    figures(LANES[0].answer);
     $("replay").hidden = false;
   } catch (error) {
     $("verdict").replaceChildren(abort.signal.aborted ? "Stopped." : notice(error, () => $("start").requestSubmit()));
