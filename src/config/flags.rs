@@ -173,6 +173,10 @@ pub struct HttpOptions {
     /// text is content].
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub reasoning_parser: Option<ReasoningFormat>,
+    /// No page at /, which shows speculation at work: only the API.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
+    pub no_ui: bool,
     /// Seconds in which running requests may finish after SIGTERM or SIGINT.
     #[arg(long, value_name = "SECONDS", default_value = "30",
           value_parser = seconds)]

@@ -450,6 +450,13 @@ fn other_errors_are_one_line() {
 }
 
 #[test]
+fn the_page_can_be_switched_off() {
+    assert!(!accepted("--model m").http.no_ui);
+    assert!(accepted("--model m --no-ui").http.no_ui);
+    assert!(with_file("no-ui = true", "--model m").unwrap().http.no_ui);
+}
+
+#[test]
 fn help_is_not_an_error() {
     assert!(matches!(parse("--help"), Err(Exit::Text(text)) if text.contains("--spec-length")));
     assert!(matches!(parse("--version"), Err(Exit::Text(_))));

@@ -130,6 +130,7 @@ impl Completion {
                 finish,
                 spec,
                 cached_tokens,
+                ..
             } => {
                 self.tokens.extend(tokens);
                 (self.finish, self.spec) = (finish, spec);

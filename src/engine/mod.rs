@@ -34,7 +34,7 @@ pub use events::{Completion, Events};
 pub use handle::{
     EngineHandle, EngineOptions, Limits, MAX_LOGIT_BIASES, MAX_STOP_TOKEN_IDS, SpecLimits,
 };
-pub use request::{Event, FinishReason, Request, SpecUsage, TokenOutput};
+pub use request::{Event, FinishReason, Request, Round, SpecUsage, TokenOutput};
 pub use scheduler::MAX_DRAFT_ROWS;
 use stats::RequestTimes;
 pub use stats::Stats;
@@ -498,7 +498,7 @@ impl Engine {
         let rows: usize = plan.iter().map(|planned| planned.rows).sum();
         let prompts = plan.iter().filter(|planned| planned.rows > 1);
         let prompt_rows = prompts.map(|planned| planned.rows).sum();
-        let drafts = outputs.iter().flatten().map(|output| output.sources.len());
+        let drafts = outputs.iter().flatten().map(|output| output.draft.len());
         let drafted: usize = drafts.sum();
         let chunk = &mut self.scheduler.prompt_chunk;
         chunk.note(rows + drafted, prompt_rows, step_time);
@@ -524,7 +524,7 @@ fn emit(
     output: StepOutput,
     now: Instant,
 ) -> Option<&'static str> {
-    stats.note_round(&output.sources, &output.path);
+    stats.note_round(&output.draft.sources, &output.path);
     let (new, finish) = sequence.advance(rows, output);
     stats.note_tokens(sequence.arrived, sequence.last_token, now, new);
     if new > 0 {

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::sampling::{Acceptance, SamplingParams, TokenLogprobs};
-use crate::spec::DraftContext;
+use crate::spec::{Draft, DraftContext, Source};
 use std::ops::Add;
 
 /// Tokens that a sequence counts besides its prompt: an answer of usual length, because nobody knows how
@@ -36,6 +36,8 @@ pub struct Request {
     /// The acceptance rule; `None` = the server's.
     pub acceptance: Option<Acceptance>,
     pub draft_context: DraftContext,
+    /// Whether [`Event::Tokens`] says what was drafted.
+    pub include_rounds: bool,
     /// Accepts each draft token with this probability, in [0, 1], whatever the models say. The text
     /// is then meaningless; only the time per round is measured. `None` verifies drafts, which is
     /// right for all callers but `bench`.
@@ -48,6 +50,30 @@ pub struct TokenOutput {
     pub id: u32,
     /// Present when the request asked for log-probabilities.
     pub logprobs: Option<TokenLogprobs>,
+}
+
+/// What was drafted in a round, and how much of it was accepted.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Round {
+    pub draft: Draft,
+    /// The accepted nodes, from the root down. The tokens of the round are those of the path and one of the
+    /// target, unless the text ends before.
+    pub path: Vec<usize>,
+}
+
+impl Round {
+    /// Where token `i` of the round came from; `None` = it is the target's own.
+    pub fn source(&self, i: usize) -> Option<Source> {
+        self.path.get(i).map(|&node| self.draft.sources[node])
+    }
+
+    /// Whether the target's own token replaces a draft token that was refused at its place.
+    pub fn is_corrected(&self) -> bool {
+        self.draft
+            .children(self.path.last().copied())
+            .next()
+            .is_some()
+    }
 }
 
 /// Why a text ended.
@@ -119,6 +145,8 @@ pub enum Event {
     /// The tokens of one round, in order; empty only when `max_tokens` was 0.
     Tokens {
         tokens: Vec<TokenOutput>,
+        /// The round's draft, if the request has [`Request::include_rounds`].
+        round: Option<Box<Round>>,
         finish: Option<FinishReason>,
         /// Totals up to and including this round.
         spec: SpecUsage,

@@ -1,7 +1,7 @@
 //! The state of one request: tokens, lengths, finish.
 
 use super::handle::{SpecLimits, Submission};
-use super::request::{Event, FinishReason, SpecUsage, TokenOutput, queue_cost};
+use super::request::{Event, FinishReason, Round, SpecUsage, TokenOutput, queue_cost};
 use crate::kv::BlockTable;
 use crate::sampling::{Acceptance, Sampler, TokenLogprobs};
 use crate::spec::{SeqId, SequenceState, Source, StepInput, StepOutput};
@@ -30,6 +30,8 @@ pub struct Sequence {
     pub spec: SpecLimits,
     /// Scores of the prompt so far.
     prompt_scores: Vec<Option<TokenLogprobs>>,
+    /// Whether its events carry their rounds.
+    include_rounds: bool,
     pub usage: SpecUsage,
     /// How many of its prompt's tokens were in the prefix cache when it was first admitted.
     pub cached_tokens: usize,
@@ -76,6 +78,7 @@ impl Sequence {
                 topk: request.spec_topk.unwrap_or(spec.topk).min(spec.topk),
             },
             prompt_scores: Vec::from_iter(request.prompt_logprobs.map(|_| None)),
+            include_rounds: request.include_rounds,
             state: SequenceState {
                 id,
                 sampler: Sampler::new(params, &request.prompt),
@@ -220,8 +223,13 @@ impl Sequence {
         let state = &mut self.state;
         output.tokens[..kept].iter().for_each(|&id| state.push(id));
         state.kv_len = state.kv_len.min(state.tokens.len() - 1);
+        let round = self.include_rounds.then(|| Round {
+            draft: output.draft,
+            path: output.path,
+        });
         self.tell(Event::Tokens {
             tokens: outputs,
+            round: round.map(Box::new),
             finish,
             spec: self.usage,
             cached_tokens: self.cached_tokens,
@@ -255,7 +263,7 @@ impl Sequence {
 
     /// Counts a round's draft, without what was accepted after the end of the text.
     fn count(&mut self, kept: usize, output: &StepOutput) {
-        let (usage, sources) = (&mut self.usage, &output.sources);
+        let (usage, sources) = (&mut self.usage, &output.draft.sources);
         let accepted = &output.path[..output.path.len().min(kept)];
         usage.rounds += usize::from(!sources.is_empty());
         usage.drafted += sources.len();
@@ -295,6 +303,7 @@ impl Sequence {
         let finish = Some(FinishReason::Length);
         self.tell(Event::Tokens {
             tokens: Vec::new(),
+            round: None,
             finish,
             spec: self.usage,
             cached_tokens: self.cached_tokens,

@@ -47,7 +47,7 @@ pub struct Stats {
     pub spec_accepted_tokens: IntCounter,
     /// By `position` in the draft, from 0.
     pub spec_accepted_per_pos: IntCounterVec,
-    /// By `source`: see [`Source`].
+    /// By `source`: see [`Source::name`].
     pub spec_draft_by_source: IntCounterVec,
     pub spec_accepted_by_source: IntCounterVec,
     /// Proposed draft tokens that the budget did not verify.
@@ -295,7 +295,7 @@ impl Stats {
         self.spec_accepted_tokens.inc_by(path.len() as u64);
         for source in sources {
             let counter = &self.spec_draft_by_source;
-            counter.with_label_values(&[label(*source)]).inc();
+            counter.with_label_values(&[source.name()]).inc();
         }
         for position in 0..path.len() {
             self.spec_accepted_per_pos
@@ -304,7 +304,7 @@ impl Stats {
         }
         for source in path.iter().filter_map(|&node| sources.get(node)) {
             let counter = &self.spec_accepted_by_source;
-            counter.with_label_values(&[label(*source)]).inc();
+            counter.with_label_values(&[source.name()]).inc();
         }
     }
 
@@ -351,17 +351,6 @@ impl Stats {
             self.draft_seconds
                 .inc_by((total.step_seconds - self.draft_seconds.get()).max(0.0));
         }
-    }
-}
-
-fn label(source: Source) -> &'static str {
-    match source {
-        Source::Grammar => "grammar",
-        Source::Model => "model",
-        Source::Own => "own",
-        Source::Prediction => "prediction",
-        Source::Pool => "pool",
-        Source::Recycled => "recycled",
     }
 }
 

@@ -1,6 +1,7 @@
 //! One choice of a reply: turns the engine's events into text, log-probabilities and a finish reason.
 //! It is the same for streamed and whole replies, and uses no sockets.
 
+use super::speculation::Round;
 use super::stop::{StopMatcher, Stops};
 use crate::engine::{Event, FinishReason, SpecUsage, TokenLogprobs, TokenOutput};
 use crate::error::Result;
@@ -86,6 +87,8 @@ pub(super) struct Piece {
     pub text: String,
     pub calls: Vec<CallPiece>,
     pub logprobs: Vec<Scored>,
+    /// What was drafted, if requested.
+    pub rounds: Vec<Round>,
     pub finish: Option<Finish>,
 }
 
@@ -140,6 +143,7 @@ impl Piece {
             .into_iter()
             .for_each(|call| self.append_call(call));
         self.logprobs.extend(other.logprobs);
+        self.rounds.extend(other.rounds);
         self.finish = self.finish.take().or(other.finish);
     }
 
@@ -205,6 +209,7 @@ impl Choice {
             Event::Prompt(logprobs) => Ok(self.on_prompt(text, logprobs)),
             Event::Tokens {
                 tokens,
+                round,
                 finish,
                 spec,
                 cached_tokens,
@@ -212,7 +217,8 @@ impl Choice {
                 self.cached_tokens = cached_tokens;
                 let before = std::mem::replace(&mut self.spec, spec);
                 let known = self.completion_tokens;
-                let piece = self.on_tokens(text, tokens, finish);
+                let round = round.map(Round::new);
+                let piece = self.on_tokens(text, tokens, round, finish);
                 // If a stop string ended the text within a step, draft tokens accepted after it do not
                 // count.
                 let kept = self.completion_tokens - known;
@@ -252,9 +258,13 @@ impl Choice {
         &mut self,
         text: &Text,
         tokens: Vec<TokenOutput>,
+        round: Option<Round>,
         finish: Option<FinishReason>,
     ) -> Piece {
-        let mut piece = Piece::default();
+        let mut piece = Piece {
+            rounds: Vec::from_iter(round),
+            ..Piece::default()
+        };
         if let Some(echo) = self.echo.take() {
             piece.text.clone_from(&echo.text);
         }
@@ -271,10 +281,17 @@ impl Choice {
                     logprobs: token.logprobs,
                 });
             }
-            if stop_token == Some(i) {
+            let ends = stop_token == Some(i);
+            let new = match ends {
+                true => String::new(),
+                false => self.detokenizer.push(text, token.id),
+            };
+            if let Some(round) = piece.rounds.last_mut() {
+                round.push(token.id, &new);
+            }
+            if ends {
                 break;
             }
-            let new = self.detokenizer.push(text, token.id);
             if self.show(new, &mut piece) {
                 return piece;
             }

@@ -14,8 +14,10 @@ mod metrics;
 mod object;
 mod openai;
 mod origin;
+mod page;
 mod prompt;
 mod reply;
+mod speculation;
 mod state;
 mod stop;
 mod stream;
@@ -52,7 +54,11 @@ const FLUSH: Duration = Duration::from_secs(2);
 
 /// All routes.
 pub fn router(state: AppState) -> Router {
-    Router::new()
+    let mut router = Router::new();
+    if state.ui {
+        router = router.route(PAGE, get(page::page));
+    }
+    router
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/models", get(models))
@@ -114,6 +120,9 @@ pub async fn serve(
 /// Routes that need no key, for supervisors and Prometheus.
 const OPEN: [&str; 3] = ["/health", "/version", "/metrics"];
 
+/// The page's route. It needs no key either: it asks for the key, and sends it with what it requests.
+const PAGE: &str = "/";
+
 /// Checks host, origin, authorization and shutdown before the route is matched and the body is read: without
 /// the key, no one learns which routes exist. Browsers ask without the key whether a page may send it.
 async fn guard(State(state): State<AppState>, request: Request, next: Next) -> Response {
@@ -134,7 +143,7 @@ async fn guard(State(state): State<AppState>, request: Request, next: Next) -> R
 
 fn admit(state: &AppState, request: &Request) -> Result<()> {
     let path = request.uri().path();
-    if !OPEN.contains(&path) {
+    if !(OPEN.contains(&path) || state.ui && path == PAGE) {
         authorize(state, request)?;
     }
     match path.starts_with("/v1/") {

@@ -259,6 +259,7 @@ impl Context<'_> {
             template: Request {
                 params,
                 spec_length,
+                include_rounds: options.and_then(|o| o.include_speculation).unwrap_or(false),
                 acceptance: common.acceptance,
                 draft_context: DraftContext {
                     scope: self.scope(salt(common.cache_salt.as_deref())?),

@@ -126,12 +126,17 @@ impl Header {
             Api::Chat => ("chat.completion.chunk", "delta", deltas(&mut piece)),
         };
         let mut logprobs = piece.logprobs.as_slice();
+        let mut rounds = piece.rounds.as_slice();
         let last = values.len() - 1;
         let chunk = |(i, value)| {
             let logprobs = std::mem::take(&mut logprobs);
             let finish = piece.finish.take_if(|_| i == last);
-            let choice = self.choice(text, index, key, value, logprobs, finish);
-            self.object(object, vec![json!(choice)])
+            let mut choice = json!(self.choice(text, index, key, value, logprobs, finish));
+            let rounds = std::mem::take(&mut rounds);
+            if !rounds.is_empty() {
+                choice["speculation"] = rounds.iter().map(|round| round.json(text)).collect();
+            }
+            self.object(object, vec![choice])
         };
         values.into_iter().enumerate().map(chunk).collect()
     }

@@ -24,6 +24,8 @@ pub struct AppState {
     pub(super) limits: HttpLimits,
     pub(super) origins: Arc<Origins>,
     bodies: Arc<Bodies>,
+    /// Whether the page is served.
+    pub(super) ui: bool,
     grammars: Arc<Compiler>,
     tool_format: Option<ToolFormat>,
     reasoning_format: Option<ReasoningFormat>,
@@ -46,12 +48,13 @@ impl AppState {
             bodies: Arc::new(Bodies::new(&HttpLimits::default())),
             limits: HttpLimits::default(),
             origins: Arc::default(),
+            ui: true,
             scopes: RandomState::new(),
             created: reply::now(),
         }
     }
 
-    /// Requires `Authorization: Bearer <key>` on all routes except `/health`, `/version` and `/metrics`.
+    /// Requires `Authorization: Bearer <key>` on all routes except `/health`, `/version`, `/metrics` and the page.
     pub fn with_api_key(mut self, key: Option<String>) -> Self {
         self.api_key = key.map(Into::into);
         self
@@ -79,6 +82,12 @@ impl AppState {
     /// Sets which hosts and origins are allowed, and the host that the operator chose to listen on.
     pub fn with_origins(mut self, options: OriginOptions, host: &str) -> Self {
         self.origins = Arc::new(Origins::new(options, host));
+        self
+    }
+
+    /// Sets whether `/` is the page that shows speculation at work.
+    pub fn with_ui(mut self, ui: bool) -> Self {
+        self.ui = ui;
         self
     }
 

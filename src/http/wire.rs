@@ -42,6 +42,7 @@ pub(super) struct StreamOptions {
     pub include_usage: Option<bool>,
     pub continuous_usage_stats: Option<bool>,
     pub include_obfuscation: Option<bool>,
+    pub include_speculation: Option<bool>,
 }
 
 /// A text that the client expects as the answer, or most of it.

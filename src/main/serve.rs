@@ -48,7 +48,8 @@ pub fn serve(config: &Config, loaded: Loaded, log: &LineWriter) -> Result<()> {
             .with_tool_call_parser(config.http.tool_call_parser)
             .with_reasoning_parser(config.http.reasoning_parser)
             .with_limits(config.http.limits.clone())
-            .with_origins(config.http.origins.clone(), &config.http.host);
+            .with_origins(config.http.origins.clone(), &config.http.host)
+            .with_ui(!config.http.no_ui);
         let shutdown = signals.first_then_abort(engine);
         warn_if_open(&config.http, &listener);
         http::serve(listener, state, shutdown, config.http.shutdown_timeout).await

@@ -136,7 +136,6 @@ fn step_output(draft: &Draft, path: Vec<usize>, next: u32, tested: usize) -> Ste
     StepOutput {
         tokens: accepted.chain([next]).collect(),
         path,
-        sources: draft.sources.clone(),
         tested,
         ..StepOutput::default()
     }

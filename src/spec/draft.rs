@@ -66,6 +66,18 @@ impl Source {
         Self::Pool,
         Self::Recycled,
     ];
+
+    /// Its name in metrics and replies.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Grammar => "grammar",
+            Self::Model => "model",
+            Self::Own => "own",
+            Self::Prediction => "prediction",
+            Self::Pool => "pool",
+            Self::Recycled => "recycled",
+        }
+    }
 }
 
 /// Requests of different scopes share nothing that could tell one about the other, not even by timing.
@@ -92,7 +104,7 @@ pub struct DraftContext {
 
 /// Guessed continuations of one sequence: a tree of tokens, ordered so that parents come before
 /// their children. A chain is a tree in which every node has at most one child.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Draft {
     pub tokens: Vec<u32>,
     /// Index of the node before each token; `None` = the token follows the sequence's last token.
@@ -213,6 +225,12 @@ impl Draft {
         self.scores.truncate(len);
         self.sources.truncate(len);
         self.dists.truncate(len);
+    }
+
+    /// The draft without the distributions that its tokens were drawn from.
+    pub fn without_dists(mut self) -> Self {
+        self.dists = Vec::new();
+        self
     }
 
     /// Number of draft tokens.

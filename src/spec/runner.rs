@@ -104,6 +104,11 @@ impl SpeculativeRunner {
                 draft_seconds: (drafted - started).as_secs_f64(),
             });
         }
+        for (output, draft) in outputs.iter_mut().zip(drafts) {
+            if let Ok(output) = output {
+                output.draft = draft.without_dists();
+            }
+        }
         Ok((outputs, target_time))
     }
 

@@ -1,6 +1,6 @@
 //! Inputs and outputs of a step, and verification on the host.
 
-use super::draft::{Draft, DraftContext, DraftRequest, SeqId, Source};
+use super::draft::{Draft, DraftContext, DraftRequest, SeqId};
 use super::verify::{Verdict, coupled, rejection, synthetic_acceptance};
 use crate::kv::{BlockTable, PrefixRoot};
 use crate::sampling::{
@@ -72,8 +72,8 @@ pub struct StepOutput {
     pub prompt_scores: Vec<TokenLogprobs>,
     /// See [`Committed::candidates`](super::Committed::candidates).
     pub candidates: Vec<(u32, Vec<u32>)>,
-    /// Where each node of the draft came from.
-    pub sources: Vec<Source>,
+    /// The draft that was verified, without its distributions.
+    pub draft: Draft,
     /// Draft tokens whose acceptance was decided; of siblings one.
     pub tested: usize,
 }
@@ -198,11 +198,10 @@ pub(super) fn decide(
         logprobs: scored.collect::<Result<_, _>>()?,
         prompt_scores,
         candidates,
-        sources: draft.sources.clone(),
         tested,
         tokens,
         path,
-        hidden: None,
+        ..StepOutput::default()
     })
 }
 

@@ -52,6 +52,7 @@ fn tokens(ids: &[u32], finish: Option<FinishReason>) -> Event {
     };
     Event::Tokens {
         tokens: ids.iter().map(output).collect(),
+        round: None,
         finish,
         spec: SpecUsage::default(),
         cached_tokens: 0,
@@ -154,6 +155,7 @@ fn usage_does_not_count_what_was_accepted_after_a_stop_string() {
         let round = |names: &[&str], usage| match tokens(&ids(names), None) {
             Event::Tokens { tokens, finish, .. } => Event::Tokens {
                 tokens,
+                round: None,
                 finish,
                 spec: usage,
                 cached_tokens: 0,

@@ -1,0 +1,585 @@
+"use strict";
+// The path under v1/ by which this model can be asked.
+const API = "{{api}}";
+const CHAT = API.startsWith("chat");
+const EXAMPLES = ["Write a short story about a lonely owl in the snow who waits for the rain.",
+  "What is the capital of France?", "Tell me about a small boat and a big storm."];
+// Where a token can come from, with a name and an explanation.
+const SOURCES = {
+  target: ["the model itself", "The model’s own token; nothing was drafted at its place"],
+  correction: ["a correction", "The model’s own token, in place of a draft token that it refused"],
+  model: ["a draft model", "Drafted by a small model or a head, and accepted"],
+  own: ["this text", "Drafted from what this conversation contained before, and accepted"],
+  pool: ["earlier answers", "Drafted from answers to other requests, and accepted"],
+  recycled: ["near misses", "Drafted from what the model found likely after the same token before, and accepted"],
+  grammar: ["the grammar", "The only token that the format allows"],
+  prediction: ["the prediction", "Drafted from the output that the request predicts, and accepted"],
+};
+// Those that nothing on this page asks for, so that the legend has them only if they are seen.
+const RARE = ["grammar", "prediction"];
+
+const $ = (id) => document.getElementById(id);
+
+/** An element with properties and children; texts become text nodes. */
+function el(tag, properties = {}, ...children) {
+  const element = Object.assign(document.createElement(tag), properties);
+  element.append(...children);
+  return element;
+}
+
+function svg(tag, attributes, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+const percent = (part, whole) => (whole ? `${Math.round((100 * part) / whole)} %` : "–");
+const seconds = (milliseconds) => `${(milliseconds / 1000).toFixed(2)} s`;
+
+// ---- The server ------------------------------------------------------------------------------
+
+/** What went wrong, for people; `kind` says what they can do about it: "key", "again" or nothing. */
+class Problem extends Error {
+  constructor(title, detail, kind) {
+    super(detail);
+    Object.assign(this, { title, kind });
+  }
+}
+
+const unreachable = () => new Problem("The server cannot be reached.", "Is it still running? Nothing answers at this address.", "again");
+
+async function problem(response) {
+  const { error } = await response.json().catch(() => ({}));
+  const detail = error?.message ?? `It answered with status ${response.status}.`;
+  const wait = response.headers.get("retry-after");
+  switch (response.status) {
+    case 401: return new Problem("The server asks for an API key.", detail, "key");
+    case 429: return new Problem("The server is busy.", `${detail}${wait ? ` – try again in ${wait} s` : ""}`, "again");
+    case 503: return new Problem("The server is shutting down.", detail, "again");
+    case 400: case 413: return new Problem("The server does not accept this request.", detail);
+    default: return new Problem("The server failed.", detail, "again");
+  }
+}
+
+async function call(path, options = {}) {
+  const headers = {};
+  if ($("key").value) headers.authorization = `Bearer ${$("key").value}`;
+  if (options.body) headers["content-type"] = "application/json";
+  const response = await fetch(`v1/${path}`, { ...options, headers }).catch((error) => {
+    throw options.signal?.aborted ? error : unreachable();
+  });
+  if (!response.ok) throw await problem(response);
+  return response;
+}
+
+/** The chunks of a streamed answer. */
+async function* stream(body, signal) {
+  const response = await call(API, { method: "POST", body: JSON.stringify(body), signal });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let buffer = ""; ;) {
+    const { done, value } = await reader.read().catch((error) => {
+      if (signal.aborted) throw error;
+      return { done: true };
+    });
+    if (done) throw new Problem("The connection broke.", "The answer is not complete.", "again");
+    const events = (buffer + value).split("\n\n");
+    buffer = events.pop();
+    for (const event of events.filter((event) => event.startsWith("data: "))) {
+      const data = event.slice("data: ".length);
+      if (data === "[DONE]") return;
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw new Problem("The server could not finish the answer.", chunk.error.message, "again");
+      yield chunk;
+    }
+  }
+}
+
+/** A request for an answer to `messages`, as the settings have it. */
+function request(messages, more = {}) {
+  const body = { stream: true, stream_options: { include_usage: true, include_speculation: true } };
+  if ($("model").value) body.model = $("model").value;
+  for (const field of ["temperature", "seed", "max_tokens", "spec_length"]) {
+    if ($(field).value !== "") body[field] = Number($(field).value);
+  }
+  body.seed ??= Math.floor(Math.random() * 2 ** 31);
+  const system = $("system").value.trim();
+  if (CHAT) body.messages = system ? [{ role: "system", content: system }, ...messages] : messages;
+  // A model without a chat template continues the text.
+  else body.prompt = messages.reduce((text, { role, content }) => text + (text && role === "user" ? "\n\n" : "") + content, system);
+  return { ...body, ...more };
+}
+
+// ---- An answer -------------------------------------------------------------------------------
+
+/** The round of each token that is shown. */
+const roundOf = new WeakMap();
+
+/** An answer as it arrives: its tokens on the page, and what is counted of them. */
+class Answer {
+  constructor(label) {
+    this.text = el("div", { className: "tokens" });
+    this.text.setAttribute("role", "group");
+    this.text.setAttribute("aria-label", `${label}. Arrow keys go from token to token.`);
+    this.foot = el("p", { className: "foot soft" });
+    this.root = el("article", { className: "answer" }, this.text, this.foot);
+    this.clear();
+  }
+
+  /** Forgets what it shows, but not what arrived. */
+  clear() {
+    Object.assign(this, { rounds: [], tokens: 0, drafted: 0, accepted: 0, positions: [], sources: {}, first: null, last: null });
+    this.text.replaceChildren();
+  }
+
+  /** Asks for an answer and shows it. Its times are in milliseconds from the request. */
+  async run(body, signal, changed) {
+    Object.assign(this, { content: "", finish: null, arrivals: [], seed: body.seed, total: null });
+    this.clear();
+    this.root.setAttribute("aria-busy", "true");
+    this.started = performance.now();
+    try {
+      for await (const chunk of stream(body, signal)) {
+        const at = performance.now() - this.started;
+        for (const choice of chunk.choices) {
+          this.content += choice.text ?? choice.delta?.content ?? "";
+          this.finish = choice.finish_reason ?? this.finish;
+          if (choice.speculation) {
+            this.arrivals.push([at, choice.speculation]);
+            this.show(at, choice.speculation);
+          }
+        }
+        changed();
+      }
+    } finally {
+      this.total = performance.now() - this.started;
+      this.root.setAttribute("aria-busy", "false");
+      changed();
+    }
+  }
+
+  show(at, rounds) {
+    this.first ??= { at, tokens: rounds.reduce((sum, round) => sum + round.tokens.length, 0) };
+    this.last = at;
+    for (const { draft, tokens } of rounds) {
+      const round = { draft, tokens, number: this.rounds.push(null), spans: [] };
+      this.rounds[round.number - 1] = round;
+      this.tokens += tokens.length;
+      this.count(draft);
+      for (const { text, source } of tokens) {
+        this.sources[source] = (this.sources[source] ?? 0) + 1;
+        // Special tokens, and all but the last of a character that is several, add nothing to the text.
+        if (text) round.spans.push(this.span(text, source, round));
+      }
+    }
+  }
+
+  /** A token; the space before a word is not coloured. */
+  span(text, source, round) {
+    const word = text.trimStart() || text;
+    const span = el("span", { className: `t ${source}`, textContent: word, tabIndex: this.text.firstElementChild ? -1 : 0 });
+    this.text.append(text.slice(0, -word.length), span);
+    roundOf.set(span, round);
+    return span;
+  }
+
+  /** Counts a draft by its depths: of siblings, one can be accepted. */
+  count(draft) {
+    const depths = [];
+    draft.forEach(({ parent, accepted }, i) => {
+      const depth = (depths[i] = parent === null ? 0 : depths[parent] + 1);
+      const position = (this.positions[depth] ??= { drafts: 0, accepted: 0 });
+      if (depths.indexOf(depth) === i) position.drafts += 1;
+      position.accepted += accepted;
+      this.accepted += accepted;
+    });
+    this.drafted += draft.length;
+  }
+
+  /** Tokens a second after the first ones. */
+  get speed() {
+    const time = this.first ? this.last - this.first.at : 0;
+    return time > 0 ? ((this.tokens - this.first.tokens) * 1000) / time : null;
+  }
+
+  get summary() {
+    const parts = [`${this.tokens} tokens in ${this.rounds.length} rounds`];
+    if (this.speed) parts.push(`${this.speed.toFixed(1)} a second`);
+    if (this.first) parts.push(`the first after ${seconds(this.first.at)}`);
+    if (this.drafted) parts.push(`${this.accepted} of ${this.drafted} draft tokens accepted`);
+    if (this.finish === "length") parts.push("cut off at the maximum");
+    if (this.total !== null && !this.finish) parts.push("stopped");
+    return [...parts, `seed ${this.seed}`].join(" · ");
+  }
+}
+
+// ---- The figures beside it -------------------------------------------------------------------
+
+const counts = {};
+for (const [source, [name, title]] of Object.entries(SOURCES)) {
+  counts[source] = el("output", { textContent: "" });
+  $("legend").append(el("li", { title, hidden: RARE.includes(source) }, el("span", { className: `t ${source}`, textContent: name }), counts[source]));
+}
+
+/** Bars: how often the draft token at each position was accepted where there was one. */
+function chart(positions) {
+  const [width, height, floor] = [240, 84, 70];
+  const places = Array.from({ length: Math.max(positions.length, 8) }, (_, i) => positions[i] ?? { drafts: 0, accepted: 0 });
+  const step = width / places.length;
+  const parts = places.flatMap(({ drafts, accepted }, i) => {
+    const [x, bar] = [i * step + 2, drafts && ((floor - 4) * accepted) / drafts];
+    return [
+      svg("rect", { class: "track", x, y: 4, width: step - 4, height: floor - 4, rx: 2 }),
+      svg("rect", { class: "bar", x, y: floor - bar, width: step - 4, height: bar, rx: 2 }),
+      svg("text", { x: x + step / 2 - 2, y: height - 3 }, `${i + 1}`),
+    ];
+  });
+  const words = positions.map(({ drafts, accepted }, i) => `position ${i + 1}: ${accepted} of ${drafts}`);
+  const label = words.length ? `Accepted, ${words.join(", ")}` : "Nothing was drafted yet";
+  return svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label }, svg("title", {}, label), ...parts);
+}
+
+/** Shows an answer's figures; called as often as one likes. */
+function figures(answer) {
+  figures.answer = answer;
+  figures.pending ??= setTimeout(() => {
+    const { speed, rounds, tokens, drafted, accepted, positions, sources } = figures.answer;
+    figures.pending = null;
+    $("speed").textContent = speed ? speed.toFixed(1) : "–";
+    $("length").textContent = rounds.length ? (tokens / rounds.length).toFixed(2) : "–";
+    $("drafted").textContent = drafted;
+    $("accepted").textContent = percent(accepted, drafted);
+    for (const [source, output] of Object.entries(counts)) {
+      output.textContent = sources[source] ?? 0;
+      output.parentElement.hidden = RARE.includes(source) && !sources[source];
+    }
+    $("chart").replaceChildren(chart(positions));
+  }, 80);
+}
+$("chart").replaceChildren(chart([]));
+
+// ---- A round, on hover and focus -------------------------------------------------------------
+
+const visible = (token) => token.replace(/^ /, "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥");
+
+/** What became of draft token `i`. A token behind a refused one is not looked at. */
+function fate({ draft, tokens }, i) {
+  const { parent, accepted } = draft[i];
+  if (accepted) return "accepted";
+  const reached = parent === null || draft[parent].accepted;
+  const path = draft.filter((node) => node.accepted).length;
+  const depth = (node) => (node === null ? 0 : depth(draft[node].parent) + 1);
+  // Where the text ends within a draft, nothing is decided about what comes after.
+  return reached && (depth(parent) < path || tokens.length > path) ? "refused" : "unseen";
+}
+
+const SIGNS = { accepted: ["✓", "accepted"], refused: ["✗", "refused"], unseen: ["·", "not looked at"] };
+
+/** The draft after `parent`: what has one child stays on its line. */
+function draftTree(round, parent) {
+  const nodes = round.draft.flatMap((node, i) => (node.parent === parent ? [i] : []));
+  const branches = nodes.map((i) => {
+    const { token, source } = round.draft[i];
+    const [sign, word] = SIGNS[fate(round, i)];
+    const chip = el("span", { className: `chip ${source} ${fate(round, i)}` }, `${sign} ${visible(token)}`, el("span", { className: "only-read" }, ` ${word}, `));
+    return [chip, ...draftTree(round, i)];
+  });
+  if (branches.length < 2) return branches.flat();
+  return [el("ul", {}, ...branches.map((branch) => el("li", {}, ...branch)))];
+}
+
+function describe(round) {
+  const accepted = round.draft.filter((node) => node.accepted).length;
+  const came = round.tokens.map(({ token, source }) => el("span", { className: `chip ${source}` }, visible(token)));
+  const own = round.tokens[accepted]?.source;
+  const title = round.draft.length ? `${accepted} of ${round.draft.length} draft tokens accepted` : "nothing was drafted";
+  const last = { correction: "the model’s correction", target: "the model’s own next token" }[own] ?? "the text ends";
+  return [
+    el("strong", {}, `Round ${round.number}: ${title}`),
+    ...(round.draft.length ? [el("div", {}, ...draftTree(round, null))] : []),
+    el("div", { className: "soft" }, accepted ? `These stay, then ${last}:` : `What came was ${last}:`),
+    el("div", {}, ...came),
+  ];
+}
+
+let shown = null;
+
+function hideRound() {
+  if (!shown) return;
+  shown.round.spans.forEach((span) => span.classList.remove("same"));
+  shown.token.removeAttribute("aria-describedby");
+  shown = null;
+  $("round").hidden = true;
+}
+
+function showRound({ target }) {
+  const round = roundOf.get(target);
+  hideRound();
+  if (!round) return;
+  shown = { round, token: target };
+  round.spans.forEach((span) => span.classList.add("same"));
+  target.setAttribute("aria-describedby", "round");
+  $("round").replaceChildren(...describe(round));
+  $("round").hidden = false;
+  placeRound();
+}
+
+/** Puts the round above its token, or below where there is no room, but within the window. */
+function placeRound() {
+  if (!shown) return;
+  const tip = $("round");
+  const at = shown.token.getClientRects()[0];
+  const within = (place, size, room) => `${Math.max(8, Math.min(place, room - size - 8))}px`;
+  const above = at.top - tip.offsetHeight - 6;
+  tip.style.left = within(at.left, tip.offsetWidth, innerWidth);
+  tip.style.top = within(above > 0 ? above : at.bottom + 6, tip.offsetHeight, innerHeight);
+}
+
+document.addEventListener("pointerover", showRound);
+document.addEventListener("focusin", showRound);
+document.addEventListener("focusout", hideRound);
+document.addEventListener("scroll", placeRound, { passive: true });
+
+/** Arrow keys, Home and End go from token to token; only one of an answer is a tab stop. */
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") hideRound();
+  const token = event.target;
+  if (!roundOf.has(token)) return;
+  const { firstElementChild: first, lastElementChild: last } = token.parentElement;
+  const next = { ArrowLeft: token.previousElementSibling, ArrowRight: token.nextElementSibling, Home: first, End: last }[event.key];
+  if (!next) return;
+  event.preventDefault();
+  token.tabIndex = -1;
+  next.tabIndex = 0;
+  next.focus();
+});
+
+// ---- Problems --------------------------------------------------------------------------------
+
+/** What is shown of an error; `again` is called if the user wants to try once more. */
+function notice(error, again) {
+  const { title = "Something went wrong on this page.", message, kind } = error;
+  const box = el("div", { className: "problem" }, el("strong", {}, title), ` ${message}`);
+  box.setAttribute("role", "alert");
+  const button = (text, act) => box.append(el("br"), el("button", { type: "button", textContent: text, onclick: act }));
+  if (kind === "key") button("Enter the key", () => { $("settings").open = true; $("key").focus(); });
+  if (kind && again) button("Try again", () => { box.remove(); again(); });
+  return box;
+}
+
+// ---- The chat --------------------------------------------------------------------------------
+
+let messages = [];
+let running = null;
+
+function welcome() {
+  const ask = (text) => el("button", { type: "button", textContent: text, onclick: () => { $("question").value = text; $("ask").requestSubmit(); } });
+  const kind = CHAT ? "" : " This model has no chat template: it continues your text.";
+  $("log").replaceChildren(el("div", { className: "welcome" },
+    el("p", {}, "See drafts being accepted."),
+    el("p", { className: "soft" }, "A draft guesses several tokens, the model checks them in one round, and those that it would have written itself stay. The colours say where each token came from. Point at one, or tab to it and use the arrow keys, to see its round." + kind),
+    ...EXAMPLES.map(ask)));
+}
+
+/** Keeps the end of the conversation in view, above the question, if it is. */
+function follow(change) {
+  const below = () => $("log").getBoundingClientRect().bottom + $("ask").offsetHeight - innerHeight;
+  const inView = below() < 40;
+  change();
+  if (inView && below() > 0) scrollBy(0, below());
+}
+
+function busy(is) {
+  $("send").hidden = is;
+  $("stop").hidden = !is;
+}
+
+async function answer() {
+  const reply = new Answer("Answer");
+  const abort = (running = new AbortController());
+  const asked = messages;
+  busy(true);
+  follow(() => $("log").append(reply.root));
+  try {
+    await reply.run(request(asked), abort.signal, () => follow(() => {
+      if (messages !== asked) return;
+      reply.foot.textContent = reply.summary;
+      figures(reply);
+    }));
+  } catch (error) {
+    if (!abort.signal.aborted) {
+      if (!reply.tokens) reply.root.remove();
+      if (messages === asked) follow(() => $("log").append(notice(error, () => { reply.root.remove(); answer(); })));
+      return;
+    }
+  } finally {
+    if (running === abort) {
+      running = null;
+      busy(false);
+    }
+  }
+  if (messages === asked && reply.content) messages.push({ role: "assistant", content: reply.content });
+}
+
+$("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const content = $("question").value.trim();
+  if (!content || running) return;
+  $("question").value = "";
+  $("log").querySelector(".welcome")?.remove();
+  $("log").querySelectorAll(".problem").forEach((box) => box.remove());
+  // A question that was never answered is asked anew.
+  if (messages.at(-1)?.role === "user") messages.pop();
+  messages.push({ role: "user", content });
+  follow(() => $("log").append(el("div", { className: "user", textContent: content })));
+  answer();
+});
+$("question").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    $("ask").requestSubmit();
+  }
+  if (event.key === "Escape") running?.abort();
+});
+$("stop").addEventListener("click", () => { running?.abort(); $("question").focus(); });
+$("clear").addEventListener("click", () => {
+  running?.abort();
+  messages = [];
+  welcome();
+  $("question").focus();
+});
+
+// ---- The race --------------------------------------------------------------------------------
+
+const LANES = [["With speculation", {}], ["Without", { spec_length: 0 }]].map(([name, fields]) => {
+  const lane = { name, fields, answer: new Answer(name), clock: el("p", { className: "clock", textContent: seconds(0) }) };
+  $("lanes").append(el("div", {}, el("h3", { textContent: name }), lane.clock, lane.answer.root));
+  return lane;
+});
+let race = null;
+
+/** Calls `draw` before each frame while it returns true. */
+function animate(draw) {
+  const frame = () => draw() && requestAnimationFrame(frame);
+  requestAnimationFrame(frame);
+}
+
+/** Requests of different salts share nothing that would make one of them faster. */
+const salt = () => ({ cache_salt: crypto.getRandomValues(new Uint32Array(4)).join("-") });
+
+/** Wakes the machine: what comes first after a rest is slower. */
+async function warmUp(signal) {
+  const body = request([{ role: "user", content: "Hello" }], { max_tokens: 16, ...salt() });
+  for await (const chunk of stream(body, signal)) void chunk;
+}
+
+async function drive(lane, body, signal) {
+  const { answer, clock } = lane;
+  const run = answer.run({ ...body, ...lane.fields, ...salt() }, signal, () => {
+    answer.foot.textContent = answer.summary;
+  });
+  animate(() => {
+    clock.textContent = seconds(answer.total ?? performance.now() - answer.started);
+    return answer.total === null;
+  });
+  await run;
+}
+
+function verdict([fast, plain]) {
+  const names = ({ answer }) => answer.arrivals.flatMap(([, rounds]) => rounds.flatMap(({ tokens }) => tokens.map(({ token }) => token)));
+  const [a, b] = [names(fast), names(plain)];
+  const differs = a.findIndex((token, i) => token !== b[i]);
+  const equal = differs < 0 && a.length === b.length;
+  const words = equal ? "The texts are equal, token for token." : `The texts differ from token ${(differs < 0 ? a.length : differs) + 1} on.`;
+  const ratio = plain.answer.total / fast.answer.total;
+  $("verdict").replaceChildren(el("strong", {}, `${ratio.toFixed(2)} × `), ratio >= 1 ? "as fast with speculation. " : "as fast with speculation: it did not pay here. ", words);
+}
+
+$("start").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  if (race) return;
+  const abort = (race = new AbortController());
+  $("go").disabled = true;
+  $("halt").hidden = false;
+  $("replay").hidden = true;
+  $("verdict").replaceChildren("Racing …");
+  for (const lane of LANES) {
+    lane.answer.clear();
+    lane.answer.foot.textContent = "";
+    lane.clock.textContent = seconds(0);
+  }
+  try {
+    const body = request([{ role: "user", content: $("prompt").value }]);
+    const atOnce = new FormData($("start")).get("when") === "at once";
+    for (const lanes of atOnce ? [LANES] : LANES.map((lane) => [lane])) {
+      await warmUp(abort.signal);
+      await Promise.all(lanes.map((lane) => drive(lane, body, abort.signal)));
+    }
+    verdict(LANES);
+    figures(LANES[0].answer);
+    $("replay").hidden = false;
+  } catch (error) {
+    $("verdict").replaceChildren(abort.signal.aborted ? "Stopped." : notice(error, () => $("start").requestSubmit()));
+    abort.abort();
+  }
+  race = null;
+  $("go").disabled = false;
+  $("halt").hidden = true;
+});
+$("halt").addEventListener("click", () => race?.abort());
+
+/** Shows both runs again at their measured times, as if they had started together. */
+$("replay").addEventListener("click", () => {
+  const start = performance.now();
+  const replays = LANES.map(({ answer, clock }) => {
+    answer.clear();
+    return { answer, clock, left: [...answer.arrivals] };
+  });
+  animate(() => {
+    const now = performance.now() - start;
+    for (const { answer, clock, left } of replays) {
+      while (left.length && left[0][0] <= now) answer.show(...left.shift());
+      clock.textContent = seconds(Math.min(now, answer.total));
+    }
+    return !race && replays.some(({ answer, left }) => left.length || now < answer.total);
+  });
+});
+
+// ---- Tabs and models -------------------------------------------------------------------------
+
+const tabs = [...document.querySelectorAll("[role=tab]")];
+
+function open(tab) {
+  for (const other of tabs) {
+    other.setAttribute("aria-selected", other === tab);
+    other.tabIndex = other === tab ? 0 : -1;
+    $(other.getAttribute("aria-controls")).hidden = other !== tab;
+  }
+  hideRound();
+}
+tabs.forEach((tab, i) => {
+  tab.addEventListener("click", () => open(tab));
+  tab.addEventListener("keydown", ({ key }) => {
+    if (key !== "ArrowLeft" && key !== "ArrowRight") return;
+    const other = tabs[(i + 1) % tabs.length];
+    open(other);
+    other.focus();
+  });
+});
+
+async function models() {
+  const list = await call("models").then((response) => response.json());
+  const names = list.data.map(({ id }) => id);
+  $("model").replaceChildren(...names.map((name) => el("option", { value: name, textContent: name })));
+  $("model").hidden = names.length < 2;
+  $("model-name").textContent = names.length < 2 ? names.join() : "";
+}
+
+function start() {
+  $("log").querySelectorAll(".problem").forEach((box) => box.remove());
+  models().catch((error) => $("log").append(notice(error, start)));
+}
+$("key").addEventListener("change", start);
+if (matchMedia("(max-width: 820px)").matches) $("settings").open = false;
+welcome();
+start();
