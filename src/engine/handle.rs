@@ -234,7 +234,10 @@ impl EngineHandle {
             .into_iter()
             .map(|request| {
                 let (events, receiver) = unbounded_channel();
-                let cost = queue_cost(request.prompt.len()) as u64;
+                let cost = queue_cost(
+                    request.prompt.len(),
+                    request.max_tokens.unwrap_or(usize::MAX),
+                ) as u64;
                 let submission = Submission {
                     request,
                     events,

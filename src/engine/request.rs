@@ -5,13 +5,13 @@ use crate::sampling::{Acceptance, SamplingParams, TokenLogprobs};
 use crate::spec::{Draft, DraftContext, Source};
 use std::ops::Add;
 
-/// Tokens that a sequence counts besides its prompt: an answer of usual length, because nobody knows how
-/// long it will be.
+/// Tokens that a sequence counts besides its prompt at most: an answer of usual length, because nobody knows
+/// how long it will be.
 const ANSWER_TOKENS: usize = 256;
 
-/// What a sequence with this prompt counts in the queue, in tokens.
-pub fn queue_cost(prompt_len: usize) -> usize {
-    prompt_len + ANSWER_TOKENS
+/// What a sequence of `tokens` so far counts in the queue, in tokens, if it may get `max_tokens` in all.
+pub fn queue_cost(tokens: usize, max_tokens: usize) -> usize {
+    tokens + max_tokens.min(ANSWER_TOKENS)
 }
 
 /// One sequence to generate. The engine checks it when it is submitted.

@@ -109,10 +109,15 @@ impl Sequence {
         self.state.output_len()
     }
 
+    /// What it counts in the queue, in tokens.
+    pub fn queue_cost(&self) -> usize {
+        queue_cost(self.state.prompt_len, self.max_tokens)
+    }
+
     /// Whether `cost` tokens of others may go before it, who came later: in all no more than its own cost and
     /// what it has received.
     pub fn can_be_overtaken_by(&self, cost: usize) -> bool {
-        self.overtaken + cost <= queue_cost(self.state.tokens.len())
+        self.overtaken + cost <= queue_cost(self.state.tokens.len(), self.max_tokens)
     }
 
     /// The input of a step with `rows` pending rows and a draft of at most `nodes` tokens.

@@ -85,7 +85,7 @@ pub(super) async fn run(
 async fn refuse(stream: TcpStream) {
     let response = plain_response("503 Service Unavailable", "Retry-After: 1\r\n", FULL);
     // Some clients take no response before they have sent a request.
-    let _ = tokio::time::timeout(PATIENCE, stream.readable()).await;
+    let _ = tokio::time::timeout(PATIENCE, stream.peek(&mut [0])).await;
     // It fits the buffer of a new socket.
     if stream.writable().await.is_ok() && stream.try_write(&response).is_ok() {
         linger(&stream).await;

@@ -9,7 +9,6 @@
 
 use super::Scheduler;
 use crate::engine::queue::Place;
-use crate::engine::request::queue_cost;
 use crate::engine::sequence::Sequence;
 use crate::kv::{BlockAllocator, CachedPrefix};
 use crate::spec::SeqId;
@@ -58,7 +57,7 @@ impl Scheduler {
             let Some(sequence) = self.waiting.get(place) else {
                 continue;
             };
-            let (group, cost) = (sequence.group, queue_cost(sequence.state.prompt_len));
+            let (group, cost) = (sequence.group, sequence.queue_cost());
             if look.done.contains(&group) {
                 continue;
             }
