@@ -1,7 +1,10 @@
-//! OpenAI's HTTP API: routes, authorization, and graceful shutdown.
+//! The HTTP APIs, OpenAI's and Anthropic's: routes, authorization, and graceful shutdown.
 
 mod answer;
+mod anthropic;
+mod blocks;
 mod choice;
+mod chunks;
 mod context;
 mod error;
 pub(crate) mod fuzzing;
@@ -10,6 +13,7 @@ mod metrics;
 mod openai;
 mod prompt;
 mod reply;
+mod responses;
 mod state;
 mod stop;
 mod stream;
@@ -19,18 +23,20 @@ mod unsupported;
 mod wire;
 
 use crate::error::{Error, RequestErrorKind, Result};
+use anthropic::Failure;
 use axum::extract::{DefaultBodyLimit, Path, Request, State};
-use axum::http::{Method, StatusCode, header};
+use axum::http::{HeaderName, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::serve::ListenerExt;
 use axum::{Json, Router};
+use chunks::Chunks;
 use openai::Job;
 use serde_json::{Value, json};
 use state::Body;
 use std::time::Duration;
-use stream::Running;
+use stream::{Running, Shape};
 use subtle::ConstantTimeEq;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -46,6 +52,9 @@ pub fn router(state: AppState) -> Router {
     Router::new()
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(chat_completions))
+        .route("/v1/responses", post(responses))
+        .route("/v1/messages", post(messages))
+        .route("/v1/messages/count_tokens", post(count_tokens))
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
         .route("/health", get(health))
@@ -119,6 +128,9 @@ fn listener_failed(result: Result<std::io::Result<()>, tokio::task::JoinError>) 
     }
 }
 
+/// The header in which Anthropic's clients send the key.
+const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
 /// Routes that need no key, for supervisors and Prometheus.
 const OPEN: [&str; 3] = ["/health", "/version", "/metrics"];
 
@@ -138,7 +150,15 @@ async fn guard(State(state): State<AppState>, request: Request, next: Next) -> R
     });
     match ready {
         Ok(()) => next.run(request).await,
-        Err(error) => error.into_response(),
+        Err(error) => refusal(request.uri().path(), error),
+    }
+}
+
+/// An error in the form of the API that `path` belongs to.
+fn refusal(path: &str, error: Error) -> Response {
+    match anthropic::has_route(path) {
+        true => anthropic::Failure(error).into_response(),
+        false => error.into_response(),
     }
 }
 
@@ -146,18 +166,19 @@ fn authorize(state: &AppState, request: &Request) -> Result<()> {
     let Some(key) = &state.api_key else {
         return Ok(());
     };
-    let header = request.headers().get(header::AUTHORIZATION);
-    let given = header.and_then(|value| {
-        let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
+    let text = |name: HeaderName| request.headers().get(name)?.to_str().ok();
+    let bearer = text(header::AUTHORIZATION).and_then(|value| {
+        let (scheme, token) = value.split_once(' ')?;
         scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
     });
-    match given {
-        // Compared in constant time, so that response times reveal no prefix of the key.
-        Some(given) if given.as_bytes().ct_eq(key.as_bytes()).into() => Ok(()),
-        _ => Err(Error::request(
+    let mut given = bearer.into_iter().chain(text(API_KEY));
+    // Compared in constant time, so that response times reveal no prefix of the key.
+    match given.any(|given| given.as_bytes().ct_eq(key.as_bytes()).into()) {
+        true => Ok(()),
+        false => Err(Error::request(
             RequestErrorKind::Unauthorized,
             None,
-            "the API key is missing or wrong; send `Authorization: Bearer <key>`",
+            "the API key is missing or wrong; send `Authorization: Bearer <key>` or `x-api-key: <key>`",
         )),
     }
 }
@@ -166,22 +187,40 @@ async fn completions(State(state): State<AppState>, body: Body) -> Result<Respon
     let job = state
         .read(body, |context, body| context.completion(body))
         .await?;
-    answer(&state, job).await
+    let chunks = Chunks::new(&job);
+    answer(&state, job, chunks).await
 }
 
 async fn chat_completions(State(state): State<AppState>, body: Body) -> Result<Response> {
     let job = state.read(body, |context, body| context.chat(body)).await?;
-    answer(&state, job).await
+    let chunks = Chunks::new(&job);
+    answer(&state, job, chunks).await
 }
 
-async fn answer(state: &AppState, job: Job) -> Result<Response> {
-    let (stream, include_usage) = (job.stream, job.include_usage);
+async fn responses(State(state): State<AppState>, body: Body) -> Result<Response> {
+    let read = state.read(body, |context, body| context.response(body));
+    let (job, reply) = read.await?;
+    answer(&state, job, reply).await
+}
+
+async fn messages(State(state): State<AppState>, body: Body) -> Result<Response, Failure> {
+    let read = state.read(body, |context, body| context.message(body));
+    let (job, reply) = read.await?;
+    Ok(answer(&state, job, reply).await?)
+}
+
+async fn count_tokens(State(state): State<AppState>, body: Body) -> Result<Json<Value>, Failure> {
+    let read = state.read(body, |context, body| context.message_tokens(body));
+    Ok(Json(json!({"input_tokens": read.await?})))
+}
+
+async fn answer(state: &AppState, job: Job, shape: impl Shape) -> Result<Response> {
+    let stream = job.stream;
     let running = Running::start(&state.engine, state.text.clone(), job)?;
-    Ok(if stream {
-        running.sse(include_usage).into_response()
-    } else {
-        Json(running.collect().await?).into_response()
-    })
+    match stream {
+        true => Ok(running.sse(shape)),
+        false => running.collect(shape).await,
+    }
 }
 
 async fn models(State(state): State<AppState>) -> Json<Value> {
@@ -261,12 +300,18 @@ async fn reset_prefix_cache(State(state): State<AppState>) -> Result<StatusCode>
     Ok(StatusCode::OK)
 }
 
-async fn not_found(request: Request) -> Error {
-    let message = format!("there is no route {}", request.uri().path());
-    Error::request(RequestErrorKind::NotFound, None, message)
+async fn not_found(request: Request) -> Response {
+    let path = request.uri().path();
+    let message = format!("there is no route {path}");
+    refusal(
+        path,
+        Error::request(RequestErrorKind::NotFound, None, message),
+    )
 }
 
-async fn method_not_allowed(method: Method, request: Request) -> Error {
-    let message = format!("{} does not accept {method}", request.uri().path());
-    Error::request(RequestErrorKind::MethodNotAllowed, None, message)
+async fn method_not_allowed(method: Method, request: Request) -> Response {
+    let path = request.uri().path();
+    let message = format!("{path} does not accept {method}");
+    let error = Error::request(RequestErrorKind::MethodNotAllowed, None, message);
+    refusal(path, error)
 }
