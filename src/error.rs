@@ -15,12 +15,18 @@ pub enum RequestErrorKind {
     Unauthorized,
     /// The model or the route does not exist (404).
     NotFound,
+    /// The host or the origin of the request is not allowed (403).
+    Forbidden,
     /// The route exists, but not for this method (405).
     MethodNotAllowed,
+    /// The request did not arrive in time (408).
+    Timeout,
     /// The body is over the limit (413).
     TooLarge,
     /// The waiting queue is full (429).
     QueueFull,
+    /// There is no memory left for the request (503).
+    Overloaded,
     /// The server is shutting down (503).
     ShuttingDown,
 }

@@ -7,7 +7,7 @@
 //!
 //! The modules, in the order in which a request passes them:
 //!
-//! - [`http`]: routes, wire types, SSE, metrics text. Uses [`text`] and [`engine`].
+//! - [`http`]: connections, routes, wire types, SSE, metrics text. Uses [`text`] and [`engine`].
 //! - [`text`]: tokenizer, chat template, and the reasoning, content and tool calls of a text.
 //! - [`engine`]: one thread; `receive -> schedule -> propose -> forward -> verify -> commit -> emit`.
 //! - [`spec`]: drafters, the budget that chooses which of their tokens are worth a row, the acceptance

@@ -2,6 +2,7 @@
 
 use super::speculation::SpeculationFlags;
 use crate::engine::EngineOptions;
+use crate::http::{HttpLimits, OriginOptions};
 use crate::model::LoadFormat;
 use crate::parse::{at_least_one, bytes, number, seconds, threads};
 use crate::text::{ReasoningFormat, ToolFormat};
@@ -176,9 +177,10 @@ pub struct HttpOptions {
     #[arg(long, value_name = "SECONDS", default_value = "30",
           value_parser = seconds)]
     pub shutdown_timeout: Duration,
-    /// Maximum size of a request body, in the format of --kv-cache-memory.
-    #[arg(long, value_name = "SIZE", default_value = "2MiB", value_parser = bytes)]
-    pub max_body_bytes: usize,
+    #[command(flatten)]
+    pub limits: HttpLimits,
+    #[command(flatten)]
+    pub origins: OriginOptions,
 }
 
 /// Data type of weights and KV cache.

@@ -7,10 +7,13 @@ use super::reply::Header;
 use super::stream::Shape;
 use crate::error::Error;
 use crate::text::Text;
-use axum::Json;
+use axum::body::Body;
+use axum::http::header;
 use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
+use futures_util::stream;
 use serde_json::Value;
+use std::convert::Infallible;
 use std::sync::Arc;
 
 /// The state of a reply.
@@ -40,7 +43,19 @@ impl Chunks {
 
 impl Shape for Chunks {
     fn whole(self, text: Arc<Text>, pieces: Vec<Piece>, choices: &[Choice]) -> Response {
-        Json(self.header.reply(&text, pieces, choices)).into_response()
+        let streams = self.header.logprobs.is_some();
+        let usage = self.header.usage(choices);
+        let mut parts = self.header.reply(text, pieces, &usage);
+        let body = match streams {
+            // The text of log-probabilities takes many times their memory.
+            true => Body::from_stream(stream::iter(parts.map(Ok::<_, Infallible>))),
+            false => {
+                let mut whole = parts.next().unwrap_or_default();
+                parts.for_each(|part| whole.extend(part));
+                Body::from(whole)
+            }
+        };
+        ([(header::CONTENT_TYPE, "application/json")], body).into_response()
     }
 
     fn piece(&mut self, text: &Text, index: usize, piece: Piece, _: &[Choice]) -> Vec<Event> {

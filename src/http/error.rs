@@ -6,7 +6,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-/// Seconds after which a client should retry when the queue is full.
+/// Seconds after which a client should retry when the queue or the memory for bodies is full.
 const RETRY_AFTER_SECONDS: u16 = 1;
 
 /// `{"error": {"message", "type", "param", "code"}}`.
@@ -29,8 +29,11 @@ fn names(kind: Kind, param: Option<&str>) -> (&'static str, &'static str) {
         Kind::NotFound if param == Some("model") => ("invalid_request_error", "model_not_found"),
         Kind::NotFound => ("invalid_request_error", "not_found"),
         Kind::MethodNotAllowed => ("invalid_request_error", "method_not_allowed"),
+        Kind::Forbidden => ("invalid_request_error", "forbidden"),
+        Kind::Timeout => ("invalid_request_error", "request_timeout"),
         Kind::TooLarge => ("invalid_request_error", "request_too_large"),
         Kind::QueueFull => ("rate_limit_error", "queue_full"),
+        Kind::Overloaded => ("service_unavailable_error", "overloaded"),
         Kind::ShuttingDown => ("service_unavailable_error", "shutting_down"),
     }
 }
@@ -41,10 +44,12 @@ fn status(error: &Error) -> StatusCode {
             Kind::Invalid | Kind::ContextLengthExceeded => StatusCode::BAD_REQUEST,
             Kind::Unauthorized => StatusCode::UNAUTHORIZED,
             Kind::NotFound => StatusCode::NOT_FOUND,
+            Kind::Forbidden => StatusCode::FORBIDDEN,
+            Kind::Timeout => StatusCode::REQUEST_TIMEOUT,
             Kind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Kind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Kind::QueueFull => StatusCode::TOO_MANY_REQUESTS,
-            Kind::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+            Kind::Overloaded | Kind::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
         },
         Error::Setup(_) | Error::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
     }
@@ -53,16 +58,23 @@ fn status(error: &Error) -> StatusCode {
 impl IntoResponse for Error {
     fn into_response(self) -> Response {
         let status = status(&self);
-        if status.is_server_error() {
+        // Not for what clients can cause as often as they like.
+        if status == StatusCode::INTERNAL_SERVER_ERROR {
             tracing::warn!(%status, "request failed: {self}");
         }
         let mut response = (status, Json(body(&self))).into_response();
         let headers = response.headers_mut();
-        match status {
-            StatusCode::TOO_MANY_REQUESTS => {
+        match self {
+            Error::Request {
+                kind: Kind::QueueFull | Kind::Overloaded,
+                ..
+            } => {
                 headers.insert(header::RETRY_AFTER, RETRY_AFTER_SECONDS.into());
             }
-            StatusCode::UNAUTHORIZED => {
+            Error::Request {
+                kind: Kind::Unauthorized,
+                ..
+            } => {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
             _ => {}
@@ -82,6 +94,9 @@ mod tests {
             (Kind::ContextLengthExceeded, "context_length_exceeded", 400),
             (Kind::Unauthorized, "invalid_api_key", 401),
             (Kind::NotFound, "not_found", 404),
+            (Kind::Forbidden, "forbidden", 403),
+            (Kind::Timeout, "request_timeout", 408),
+            (Kind::Overloaded, "overloaded", 503),
             (Kind::MethodNotAllowed, "method_not_allowed", 405),
             (Kind::TooLarge, "request_too_large", 413),
             (Kind::QueueFull, "queue_full", 429),
@@ -96,7 +111,8 @@ mod tests {
             let response = error.into_response();
             assert_eq!(response.status(), expected);
             let retry = response.headers().get(header::RETRY_AFTER);
-            assert_eq!(retry.is_some(), kind == Kind::QueueFull);
+            let later = matches!(kind, Kind::QueueFull | Kind::Overloaded);
+            assert_eq!(retry.is_some(), later);
         }
         let unknown = Error::request(Kind::NotFound, Some("model"), "no such model");
         assert_eq!(body(&unknown)["error"]["code"], "model_not_found");

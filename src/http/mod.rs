@@ -3,14 +3,20 @@
 mod answer;
 mod anthropic;
 mod blocks;
+mod bodies;
 mod choice;
 mod chunks;
+mod connection;
 mod context;
 mod error;
 pub(crate) mod fuzzing;
+mod limits;
+mod listener;
 mod messages;
 mod metrics;
+mod object;
 mod openai;
+mod origin;
 mod prompt;
 mod reply;
 mod responses;
@@ -24,25 +30,28 @@ mod wire;
 
 use crate::error::{Error, RequestErrorKind, Result};
 use anthropic::Failure;
-use axum::extract::{DefaultBodyLimit, Path, Request, State};
+use axum::body::Body;
+use axum::extract::{Path, Request, State};
 use axum::http::{HeaderName, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::serve::ListenerExt;
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
 use chunks::Chunks;
+use connection::Client;
+use object::Object;
 use openai::Job;
 use serde_json::{Value, json};
-use state::Body;
 use std::time::Duration;
 use stream::{Running, Shape};
 use subtle::ConstantTimeEq;
 use tokio::net::TcpListener;
-use tokio::sync::oneshot;
+use tokio::sync::watch;
 use tools::Tools;
 
-pub use state::{AppState, DEFAULT_MAX_BODY_BYTES};
+pub use limits::HttpLimits;
+pub use origin::OriginOptions;
+pub use state::AppState;
 
 /// Time that finished replies have to reach their clients after the engine has ended.
 const FLUSH: Duration = Duration::from_secs(2);
@@ -65,7 +74,6 @@ pub fn router(state: AppState) -> Router {
         .route("/reset_prefix_cache", post(reset_prefix_cache))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
-        .layer(DefaultBodyLimit::max(state.max_body_bytes))
         .layer(middleware::from_fn_with_state(state.clone(), guard))
         .with_state(state)
 }
@@ -74,7 +82,7 @@ pub fn router(state: AppState) -> Router {
 /// finish for at most `timeout`, fails the rest, and returns.
 ///
 /// # Errors
-/// `Internal`, if the listener fails, or the engine ends without being asked to.
+/// `Internal`, if the engine ends without being asked to.
 pub async fn serve(
     listener: TcpListener,
     state: AppState,
@@ -82,20 +90,16 @@ pub async fn serve(
     timeout: Duration,
 ) -> Result<()> {
     let engine = state.engine.clone();
-    // Chunks of a stream are small and must not wait for each other.
-    let listener = listener.tap_io(|stream| {
-        if let Err(e) = stream.set_nodelay(true) {
-            tracing::debug!("TCP_NODELAY: {e}");
-        }
-    });
-    let (close, closed) = oneshot::channel::<()>();
-    let server = axum::serve(listener, router(state)).with_graceful_shutdown(async {
-        // An error means that `close` was dropped, which is the signal.
-        let _ = closed.await;
-    });
-    let mut server = tokio::spawn(server.into_future());
+    let (close, closing) = watch::channel(false);
+    let limits = state.limits.clone();
+    let address = listener.local_addr();
+    let state = state.on_loopback(address.is_ok_and(|address| address.ip().is_loopback()));
+    let connections = listener::run(listener, router(state), limits, closing);
+    let mut connections = tokio::spawn(connections);
     let end = tokio::select! {
-        result = &mut server => return listener_failed(result),
+        Err(e) = &mut connections => {
+            return Err(Error::internal(format!("the listener failed: {e}")));
+        }
         Err(died) = engine.ended() => Err(died),
         () = shutdown => {
             tracing::info!("shutting down: running requests have at most {timeout:?} to finish");
@@ -108,24 +112,12 @@ pub async fn serve(
             })
         }
     };
-    drop(close);
+    close.send_replace(true);
     // Limited, because a client that has stopped reading must not keep the server running.
-    let flushed = match tokio::time::timeout(FLUSH, &mut server).await {
-        Ok(result) => listener_failed(result),
-        Err(_) => {
-            server.abort();
-            Ok(())
-        }
-    };
-    end.and(flushed)
-}
-
-fn listener_failed(result: Result<std::io::Result<()>, tokio::task::JoinError>) -> Result<()> {
-    match result {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(e)) => Err(Error::internal(format!("the listener failed: {e}"))),
-        Err(e) => Err(Error::internal(format!("the server task failed: {e}"))),
+    if tokio::time::timeout(FLUSH, &mut connections).await.is_err() {
+        connections.abort();
     }
+    end
 }
 
 /// The header in which Anthropic's clients send the key.
@@ -134,31 +126,40 @@ const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// Routes that need no key, for supervisors and Prometheus.
 const OPEN: [&str; 3] = ["/health", "/version", "/metrics"];
 
-/// Checks authorization and shutdown before the route is matched and the body is read: without the key,
-/// no one learns which routes exist.
+/// Checks host, origin, authorization and shutdown before the route is matched and the body is read: without
+/// the key, no one learns which routes exist. Browsers ask without the key whether a page may send it.
 async fn guard(State(state): State<AppState>, request: Request, next: Next) -> Response {
-    let path = request.uri().path();
-    let open = OPEN.contains(&path);
-    let authorized = if open {
-        Ok(())
-    } else {
-        authorize(&state, &request)
+    let sharing = match state.origins.check(&request) {
+        Ok(sharing) => sharing,
+        Err(error) => return refusal(request.uri().path(), error),
     };
-    let ready = authorized.and_then(|()| match path.starts_with("/v1/") {
-        true => state.ready(),
-        false => Ok(()),
-    });
-    match ready {
-        Ok(()) => next.run(request).await,
-        Err(error) => refusal(request.uri().path(), error),
-    }
+    let mut response = match sharing.preflight(&request) {
+        Some(response) => response,
+        None => match admit(&state, &request) {
+            Ok(()) => next.run(request).await,
+            Err(error) => refusal(request.uri().path(), error),
+        },
+    };
+    sharing.mark(&mut response);
+    response
 }
 
 /// An error in the form of the API that `path` belongs to.
 fn refusal(path: &str, error: Error) -> Response {
     match anthropic::has_route(path) {
-        true => anthropic::Failure(error).into_response(),
+        true => Failure(error).into_response(),
         false => error.into_response(),
+    }
+}
+
+fn admit(state: &AppState, request: &Request) -> Result<()> {
+    let path = request.uri().path();
+    if !OPEN.contains(&path) {
+        authorize(state, request)?;
+    }
+    match path.starts_with("/v1/") {
+        true => state.ready(),
+        false => Ok(()),
     }
 }
 
@@ -183,30 +184,40 @@ fn authorize(state: &AppState, request: &Request) -> Result<()> {
     }
 }
 
-async fn completions(State(state): State<AppState>, body: Body) -> Result<Response> {
+type Peer = Option<Extension<Client>>;
+
+async fn completions(State(state): State<AppState>, peer: Peer, body: Body) -> Result<Response> {
     let job = state
         .read(body, |context, body| context.completion(body))
         .await?;
     let chunks = Chunks::new(&job);
-    answer(&state, job, chunks).await
+    answer(&state, job, chunks, peer).await
 }
 
-async fn chat_completions(State(state): State<AppState>, body: Body) -> Result<Response> {
+async fn chat_completions(
+    State(state): State<AppState>,
+    peer: Peer,
+    body: Body,
+) -> Result<Response> {
     let job = state.read(body, |context, body| context.chat(body)).await?;
     let chunks = Chunks::new(&job);
-    answer(&state, job, chunks).await
+    answer(&state, job, chunks, peer).await
 }
 
-async fn responses(State(state): State<AppState>, body: Body) -> Result<Response> {
+async fn responses(State(state): State<AppState>, peer: Peer, body: Body) -> Result<Response> {
     let read = state.read(body, |context, body| context.response(body));
     let (job, reply) = read.await?;
-    answer(&state, job, reply).await
+    answer(&state, job, reply, peer).await
 }
 
-async fn messages(State(state): State<AppState>, body: Body) -> Result<Response, Failure> {
+async fn messages(
+    State(state): State<AppState>,
+    peer: Peer,
+    body: Body,
+) -> Result<Response, Failure> {
     let read = state.read(body, |context, body| context.message(body));
     let (job, reply) = read.await?;
-    Ok(answer(&state, job, reply).await?)
+    Ok(answer(&state, job, reply, peer).await?)
 }
 
 async fn count_tokens(State(state): State<AppState>, body: Body) -> Result<Json<Value>, Failure> {
@@ -214,11 +225,11 @@ async fn count_tokens(State(state): State<AppState>, body: Body) -> Result<Json<
     Ok(Json(json!({"input_tokens": read.await?})))
 }
 
-async fn answer(state: &AppState, job: Job, shape: impl Shape) -> Result<Response> {
+async fn answer(state: &AppState, job: Job, shape: impl Shape, peer: Peer) -> Result<Response> {
     let stream = job.stream;
     let running = Running::start(&state.engine, state.text.clone(), job)?;
     match stream {
-        true => Ok(running.sse(shape)),
+        true => Ok(running.sse(shape, peer.map(|Extension(client)| client))),
         false => running.collect(shape).await,
     }
 }
@@ -248,14 +259,15 @@ async fn version() -> Json<Value> {
 
 async fn tokenize(State(state): State<AppState>, body: Body) -> Result<Json<Value>> {
     let tokens = state.read(body, |context, body| {
-        let body = wire::object(body)?;
-        unsupported::check(&body, &[wire::names::<wire::Tokenize>()])?;
-        let body: wire::Tokenize = wire::fields(&body)?;
+        let read = [wire::names::<wire::Tokenize>()];
+        let body = Object::parse(body, &read)?;
+        body.check_others(&read)?;
+        let body: wire::Tokenize = body.fields()?;
         context.model(body.model.as_deref())?;
         match (body.prompt, body.messages) {
-            (Some(prompt), None) => context
-                .text
-                .encode(&prompt, body.add_special_tokens.unwrap_or(true)),
+            (Some(prompt), None) => {
+                context.encode(&prompt, body.add_special_tokens.unwrap_or(true))
+            }
             (None, Some(messages)) => {
                 let prompt = context.chat_prompt(
                     messages,
@@ -264,7 +276,8 @@ async fn tokenize(State(state): State<AppState>, body: Body) -> Result<Json<Valu
                     body.chat_template_kwargs,
                 )?;
                 let special = body.add_special_tokens.unwrap_or(false);
-                context.text.encode(&prompt, special)
+                let ids = context.encode(&prompt, special);
+                ids.map_err(|e| openai::rename(e, "max_tokens"))
             }
             _ => Err(Error::invalid(
                 "prompt",
@@ -281,7 +294,8 @@ async fn tokenize(State(state): State<AppState>, body: Body) -> Result<Json<Valu
 
 async fn detokenize(State(state): State<AppState>, body: Body) -> Result<Json<Value>> {
     let prompt = state.read(body, |context, body| {
-        let body: wire::Detokenize = wire::fields(&wire::object(body)?)?;
+        let read = [wire::names::<wire::Detokenize>()];
+        let body: wire::Detokenize = Object::parse(body, &read)?.fields()?;
         context.model(body.model.as_deref())?;
         let tokens = body
             .tokens

@@ -3,12 +3,12 @@
 
 use super::choice::{Choice, MessageRules, Rules};
 use super::context::Context;
+use super::object::Object;
 use super::prompt::PromptTokens;
 use super::reply::{Api, Header};
 use super::stop::Stops;
 use super::structured::Structured;
 use super::tools::Tools;
-use super::unsupported;
 use super::wire::{self, Common, OneOrMany, Prediction};
 use crate::engine::Request;
 use crate::error::{Error, Result};
@@ -51,16 +51,16 @@ impl Context<'_> {
     /// # Errors
     /// `Invalid` or `NotFound`, naming the field.
     pub fn completion(&self, body: &[u8]) -> Result<Job> {
-        let body = wire::object(body)?;
-        let common: Common = wire::fields(&body)?;
-        let fields: wire::Completion = wire::fields(&body)?;
-        let structured: Structured = wire::fields(&body)?;
         let read = [
             wire::names::<Common>(),
             wire::names::<wire::Completion>(),
             wire::names::<Structured>(),
         ];
-        unsupported::check(&body, &read)?;
+        let body = Object::parse(body, &read)?;
+        let common: Common = body.fields()?;
+        let fields: wire::Completion = body.fields()?;
+        let structured: Structured = body.fields()?;
+        body.check_others(&read)?;
         let model = self.model(common.model.as_deref())?;
         let echo = fields.echo.unwrap_or(false);
         let mut plan = self.plan(&common)?;
@@ -117,16 +117,16 @@ impl Context<'_> {
     /// # Errors
     /// `Invalid` or `NotFound`, naming the field.
     pub fn chat(&self, body: &[u8]) -> Result<Job> {
-        let body = wire::object(body)?;
-        let common: Common = wire::fields(&body)?;
-        let fields: wire::Chat = wire::fields(&body)?;
-        let structured: Structured = wire::fields(&body)?;
         let read = [
             wire::names::<Common>(),
             wire::names::<wire::Chat>(),
             wire::names::<Structured>(),
         ];
-        unsupported::check(&body, &read)?;
+        let body = Object::parse(body, &read)?;
+        let common: Common = body.fields()?;
+        let fields: wire::Chat = body.fields()?;
+        let structured: Structured = body.fields()?;
+        body.check_others(&read)?;
         self.chat_job(ChatFields {
             common,
             fields,
@@ -187,7 +187,9 @@ impl Context<'_> {
         plan.template.params.grammar =
             self.answer_grammar(&structured, &tools, &plan.rules.message)?;
         let special = fields.add_special_tokens.unwrap_or(false);
-        let ids = self.text.encode(&prompt, special)?;
+        let ids = self
+            .encode(&prompt, special)
+            .map_err(|e| rename(e, max_field))?;
         let mut header = Header::new(Api::Chat, model);
         header.logprobs = plan.template.logprobs;
         let prompts = vec![PromptTokens { ids, echo: None }];
@@ -295,8 +297,9 @@ impl Context<'_> {
     /// The tokens of a predicted text, as many as an answer can have.
     fn prediction(&self, prediction: Option<&Prediction>) -> Result<Vec<u32>> {
         let text = prediction.map(Prediction::text).unwrap_or_default();
-        let mut ids = self.text.encode(&text, false)?;
-        ids.truncate(self.limits.max_model_len);
+        let max = self.limits.max_model_len;
+        let mut ids = (self.text).encode(self.text.prefix_within(&text, max), false)?;
+        ids.truncate(max);
         Ok(ids)
     }
 }
@@ -424,7 +427,7 @@ fn within<T: PartialOrd + Display>(
 }
 
 /// Renames the engine's fields in an error to those of a chat request.
-fn rename(error: Error, max_field: &str) -> Error {
+pub(super) fn rename(error: Error, max_field: &str) -> Error {
     match error {
         Error::Request {
             kind,

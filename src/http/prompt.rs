@@ -4,7 +4,7 @@ use super::choice::Echo;
 use super::context::Context;
 use super::messages;
 use super::wire::Prompt;
-use crate::error::{Error, Result};
+use crate::error::{Error, RequestErrorKind, Result};
 use crate::text::Chat;
 use serde_json::{Map, Value};
 use std::sync::Arc;
@@ -72,13 +72,32 @@ impl Context<'_> {
         }
     }
 
+    /// The token ids of a prompt. One that must have more tokens than twice the context is refused in a
+    /// fraction of the time that they would take; of others, the error can tell how many they are.
+    ///
+    /// # Errors
+    /// `ContextLengthExceeded`.
+    pub(super) fn encode(&self, prompt: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
+        let max = self.limits.max_model_len;
+        let most = max.saturating_mul(2);
+        if self.text.prefix_within(prompt, most).len() < prompt.len() {
+            // OpenAI's wording, as the engine has it.
+            let message = format!(
+                "This model's maximum context length is {max} tokens. However, the prompt has more than {most}. Please reduce the length of the prompt."
+            );
+            let kind = RequestErrorKind::ContextLengthExceeded;
+            return Err(Error::request(kind, Some("prompt"), message));
+        }
+        self.text.encode(prompt, add_special_tokens)
+    }
+
     fn text_prompt(
         &self,
         text: &str,
         add_special_tokens: bool,
         echo: bool,
     ) -> Result<PromptTokens> {
-        let ids = self.text.encode(text, add_special_tokens)?;
+        let ids = self.encode(text, add_special_tokens)?;
         let echo = echo.then(|| {
             let bos = ids
                 .first()

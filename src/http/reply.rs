@@ -3,7 +3,9 @@
 use super::choice::{Choice, Finish, Piece, Scored};
 use crate::engine::SpecUsage;
 use crate::text::Text;
+use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Map, Value, json};
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The API of a request.
@@ -67,26 +69,40 @@ impl Header {
         })
     }
 
-    /// The reply as one object, not streamed.
-    pub fn reply(&self, text: &Text, pieces: Vec<Piece>, choices: &[Choice]) -> Value {
+    /// The JSON text of the reply, not streamed: its beginning, each choice, and its end, made one after the
+    /// other.
+    pub fn reply(
+        self,
+        text: Arc<Text>,
+        pieces: Vec<Piece>,
+        usage: &Value,
+    ) -> impl Iterator<Item = Vec<u8>> + use<> {
         let object = match self.api {
             Api::Completion => "text_completion",
             Api::Chat => "chat.completion",
         };
-        let choices_json = pieces
+        let mut start = self.object(object, Vec::new()).to_string();
+        let end = start.split_off(start.len() - "]}".len());
+        let end = end.replace('}', &format!(",\"usage\":{usage}}}"));
+        let choices = pieces
             .into_iter()
             .enumerate()
-            .map(|(index, mut piece)| {
+            .map(move |(index, mut piece)| {
                 let (key, value) = match self.api {
                     Api::Completion => ("text", std::mem::take(&mut piece.text).into()),
                     Api::Chat => ("message", message(&mut piece)),
                 };
-                self.choice(text, index, key, value, &piece.logprobs, piece.finish)
-            })
-            .collect();
-        let mut reply = self.object(object, choices_json);
-        reply["usage"] = self.usage(choices);
-        reply
+                let finish = piece.finish.take();
+                let choice = self.choice(&text, index, key, value, &piece.logprobs, finish);
+                let mut json = if index > 0 { vec![b','] } else { Vec::new() };
+                // Strings and numbers can always be written.
+                let _ = serde_json::to_writer(&mut json, &choice);
+                json
+            });
+        let start = std::iter::once(start.into_bytes());
+        start
+            .chain(choices)
+            .chain(std::iter::once(end.into_bytes()))
     }
 
     /// The first chunk of a choice in a streamed chat; `None` for completions.
@@ -115,7 +131,7 @@ impl Header {
             let logprobs = std::mem::take(&mut logprobs);
             let finish = piece.finish.take_if(|_| i == last);
             let choice = self.choice(text, index, key, value, logprobs, finish);
-            self.object(object, vec![choice])
+            self.object(object, vec![json!(choice)])
         };
         values.into_iter().enumerate().map(chunk).collect()
     }
@@ -131,31 +147,28 @@ impl Header {
         chunk
     }
 
-    fn choice(
+    fn choice<'a>(
         &self,
-        text: &Text,
+        text: &'a Text,
         index: usize,
-        key: &str,
+        key: &'static str,
         value: Value,
-        logprobs: &[Scored],
+        tokens: &'a [Scored],
         finish: Option<Finish>,
-    ) -> Value {
-        let logprobs = match (self.logprobs, self.api) {
-            (None, _) => Value::Null,
-            (Some(_), _) if logprobs.is_empty() => Value::Null,
-            (Some(_), Api::Completion) => completion_logprobs(text, logprobs),
-            (Some(top), Api::Chat) => chat_logprobs(text, logprobs, top),
-        };
-        let mut choice = Map::new();
-        choice.insert("index".into(), index.into());
-        choice.insert(key.into(), value);
-        choice.insert("logprobs".into(), logprobs);
-        choice.insert(
-            "finish_reason".into(),
-            json!(finish.as_ref().map(|f| f.reason)),
-        );
-        choice.insert("stop_reason".into(), json!(finish.and_then(|f| f.stop)));
-        choice.into()
+    ) -> ChoiceJson<'a> {
+        let logprobs = self.logprobs.filter(|_| !tokens.is_empty());
+        let logprobs = logprobs.map(|top| Logprobs {
+            api: self.api,
+            top,
+            text,
+            tokens,
+        });
+        ChoiceJson {
+            index,
+            content: (key, value),
+            logprobs,
+            finish,
+        }
     }
 
     /// Tokens of all prompts that were in the prefix cache before the first choice.
@@ -259,42 +272,100 @@ fn deltas(piece: &mut Piece) -> Vec<Value> {
     deltas
 }
 
-/// Log-probabilities in the format of completions: parallel lists. The token itself is always among its
-/// alternatives, so that clients can see whether it was the most probable one.
-fn completion_logprobs(text: &Text, tokens: &[Scored]) -> Value {
-    let top = |token: &Scored| {
+/// A choice as JSON.
+struct ChoiceJson<'a> {
+    index: usize,
+    /// The key and the value of what was generated.
+    content: (&'static str, Value),
+    logprobs: Option<Logprobs<'a>>,
+    finish: Option<Finish>,
+}
+
+impl Serialize for ChoiceJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let finish = self.finish.as_ref();
+        let mut map = serializer.serialize_map(Some(5))?;
+        map.serialize_entry("index", &self.index)?;
+        map.serialize_entry(self.content.0, &self.content.1)?;
+        map.serialize_entry("logprobs", &self.logprobs)?;
+        map.serialize_entry("finish_reason", &finish.map(|f| f.reason))?;
+        map.serialize_entry("stop_reason", &finish.map(|f| &f.stop))?;
+        map.end()
+    }
+}
+
+/// The log-probabilities of tokens as JSON. Written token by token: a tree of all takes much more memory.
+struct Logprobs<'a> {
+    api: Api,
+    /// Number of alternatives in a chat's reply.
+    top: usize,
+    text: &'a Text,
+    tokens: &'a [Scored],
+}
+
+impl Serialize for Logprobs<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        match self.api {
+            Api::Chat => {
+                map.serialize_entry("content", &List(|t: &Scored| self.chat_entry(t), self))?;
+                map.serialize_entry("refusal", &())?;
+            }
+            // Parallel lists.
+            Api::Completion => {
+                let name = |token: &Scored| Some(self.text.token_text(token.id).into());
+                let logprob = |token: &Scored| {
+                    let logprobs = token.logprobs.as_ref();
+                    Some(logprobs.map_or(Value::Null, |l| finite(l.logprob)))
+                };
+                let offset = |token: &Scored| Some(token.offset.into());
+                map.serialize_entry("tokens", &List(name, self))?;
+                map.serialize_entry("token_logprobs", &List(logprob, self))?;
+                map.serialize_entry(
+                    "top_logprobs",
+                    &List(|t: &Scored| Some(self.alternatives(t)), self),
+                )?;
+                map.serialize_entry("text_offset", &List(offset, self))?;
+            }
+        }
+        map.end()
+    }
+}
+
+impl Logprobs<'_> {
+    /// A completion's alternatives of a token. The token itself is always among them, so that clients can
+    /// see whether it was the most probable one.
+    fn alternatives(&self, token: &Scored) -> Value {
         let Some(logprobs) = &token.logprobs else {
             return Value::Null;
         };
         let mut top = Map::new();
         for &(id, logprob) in logprobs.top.iter().chain([&(token.id, logprobs.logprob)]) {
             // Best first: of two ids with the same text, the more probable one stays.
-            top.entry(text.token_text(id)).or_insert(finite(logprob));
+            top.entry(self.text.token_text(id))
+                .or_insert(finite(logprob));
         }
         top.into()
-    };
-    let logprob = |token: &Scored| token.logprobs.as_ref().map(|l| finite(l.logprob));
-    json!({
-        "tokens": tokens.iter().map(|t| text.token_text(t.id)).collect::<Vec<_>>(),
-        "token_logprobs": tokens.iter().map(logprob).collect::<Vec<_>>(),
-        "top_logprobs": tokens.iter().map(top).collect::<Vec<_>>(),
-        "text_offset": tokens.iter().map(|t| t.offset).collect::<Vec<_>>(),
-    })
+    }
+
+    fn chat_entry(&self, token: &Scored) -> Option<Value> {
+        let text = self.text;
+        let entry = |id: u32, logprob: f32| json!({"token": text.token_text(id), "logprob": finite(logprob), "bytes": text.token_bytes(id)});
+        let logprobs = token.logprobs.as_ref()?;
+        let alternatives = logprobs.top.iter().take(self.top);
+        let mut content = entry(token.id, logprobs.logprob);
+        content["top_logprobs"] = alternatives.map(|&(id, l)| entry(id, l)).collect();
+        Some(content)
+    }
 }
 
-fn chat_logprobs(text: &Text, tokens: &[Scored], top: usize) -> Value {
-    let entry = |id: u32, logprob: f32| json!({"token": text.token_text(id), "logprob": finite(logprob), "bytes": text.token_bytes(id)});
-    let content: Vec<Value> = tokens
-        .iter()
-        .filter_map(|token| {
-            let logprobs = token.logprobs.as_ref()?;
-            let alternatives = logprobs.top.iter().take(top);
-            let mut content = entry(token.id, logprobs.logprob);
-            content["top_logprobs"] = alternatives.map(|&(id, l)| entry(id, l)).collect();
-            Some(content)
-        })
-        .collect();
-    json!({"content": content, "refusal": null})
+/// What a function makes of each token that it makes something of, as a list.
+struct List<'a, F>(F, &'a Logprobs<'a>);
+
+impl<F: Fn(&Scored) -> Option<Value>> Serialize for List<'_, F> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.1.tokens.iter().filter_map(&self.0))
+    }
 }
 
 fn finite(logprob: f32) -> Value {

@@ -1,20 +1,18 @@
 //! The state that all handlers share.
 
+use super::bodies::Bodies;
 use super::context::Context;
+use super::limits::HttpLimits;
+use super::origin::{OriginOptions, Origins};
 use super::reply;
 use crate::engine::EngineHandle;
-use crate::error::{Error, RequestErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::grammar::Compiler;
 use crate::text::{ReasoningFormat, Text, ToolFormat};
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
-use axum::http::StatusCode;
+use axum::body::Body;
 use serde_json::{Value, json};
 use std::hash::RandomState;
 use std::sync::Arc;
-
-/// Default size limit of request bodies, in bytes.
-pub const DEFAULT_MAX_BODY_BYTES: usize = 2 * 1024 * 1024;
 
 /// The state that all handlers share.
 #[derive(Clone)]
@@ -23,7 +21,9 @@ pub struct AppState {
     pub(super) text: Arc<Text>,
     pub(super) model_names: Arc<[String]>,
     pub(super) api_key: Option<Arc<str>>,
-    pub(super) max_body_bytes: usize,
+    pub(super) limits: HttpLimits,
+    pub(super) origins: Arc<Origins>,
+    bodies: Arc<Bodies>,
     grammars: Arc<Compiler>,
     tool_format: Option<ToolFormat>,
     reasoning_format: Option<ReasoningFormat>,
@@ -43,7 +43,9 @@ impl AppState {
             text,
             model_names: model_names.into(),
             api_key: None,
-            max_body_bytes: DEFAULT_MAX_BODY_BYTES,
+            bodies: Arc::new(Bodies::new(&HttpLimits::default())),
+            limits: HttpLimits::default(),
+            origins: Arc::default(),
             scopes: RandomState::new(),
             created: reply::now(),
         }
@@ -67,25 +69,46 @@ impl AppState {
         self
     }
 
-    /// Sets the size limit of request bodies, in bytes.
-    pub fn with_max_body_bytes(mut self, bytes: usize) -> Self {
-        self.max_body_bytes = bytes;
+    /// Sets the limits of connections and request bodies.
+    pub fn with_limits(mut self, limits: HttpLimits) -> Self {
+        self.bodies = Arc::new(Bodies::new(&limits));
+        self.limits = limits;
         self
     }
 
-    /// Runs `read` on `body` on a thread for blocking work, because tokenizing a long prompt takes a
-    /// while.
+    /// Sets which hosts and origins are allowed, and the host that the operator chose to listen on.
+    pub fn with_origins(mut self, options: OriginOptions, host: &str) -> Self {
+        self.origins = Arc::new(Origins::new(options, host));
+        self
+    }
+
+    /// Says whether the listener is on a loopback address.
+    pub(super) fn on_loopback(mut self, loopback: bool) -> Self {
+        let origins = Origins::clone(&self.origins).on_loopback(loopback);
+        self.origins = Arc::new(origins);
+        self
+    }
+
+    /// Receives `body`, and runs `read` on it on a thread for blocking work, because tokenizing a long
+    /// prompt takes a while. Few bodies are read at a time, in the order of their arrival.
     ///
     /// # Errors
-    /// The errors of `read`, or that the body could not be read.
+    /// The errors of `read`, or that the body could not be received.
     pub(super) async fn read<T: Send + 'static>(
         &self,
         body: Body,
         read: impl FnOnce(&Context<'_>, &[u8]) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let body = body.map_err(|rejection| self.rejected(&rejection))?;
+        let body = self.bodies.receive(body).await?;
+        let turn = self.bodies.turn(body.bytes.len()).await?;
         let state = self.clone();
-        tokio::task::spawn_blocking(move || read(&state.context(), &body))
+        let read = move || {
+            let result = read(&state.context(), &body.bytes);
+            // Even if the client is gone, not earlier.
+            drop((body, turn));
+            result
+        };
+        tokio::task::spawn_blocking(read)
             .await
             .map_err(|e| Error::internal(format!("reading the request failed: {e}")))?
     }
@@ -101,15 +124,6 @@ impl AppState {
             reasoning_format: self.reasoning_format,
             api_key: self.api_key.as_deref(),
             scopes: &self.scopes,
-        }
-    }
-
-    fn rejected(&self, rejection: &BytesRejection) -> Error {
-        if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
-            let message = format!("the body may have at most {} bytes", self.max_body_bytes);
-            Error::request(RequestErrorKind::TooLarge, None, message)
-        } else {
-            Error::request(RequestErrorKind::Invalid, None, rejection.body_text())
         }
     }
 
@@ -137,6 +151,3 @@ impl AppState {
         })
     }
 }
-
-/// A request body, or why it could not be read.
-pub(super) type Body = Result<Bytes, BytesRejection>;

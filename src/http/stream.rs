@@ -2,6 +2,7 @@
 //! SSE.
 
 use super::choice::{Choice, Piece};
+use super::connection::Client;
 use super::openai::Job;
 use crate::engine::{EngineHandle, Events};
 use crate::error::{Error, Result};
@@ -97,11 +98,12 @@ impl Running {
     }
 
     /// Sends each piece as it arrives.
-    pub fn sse<S: Shape>(self, mut shape: S) -> Response {
+    pub fn sse<S: Shape>(self, mut shape: S, client: Option<Client>) -> Response {
         let sender = Sender {
             ready: shape.begin().into(),
             running: self,
             shape,
+            client,
             ended: false,
         };
         let events = stream::unfold(sender, |mut sender| async {
@@ -117,6 +119,8 @@ impl Running {
 struct Sender<S> {
     running: Running,
     shape: S,
+    /// The client, until it has ended its side.
+    client: Option<Client>,
     ready: VecDeque<sse::Event>,
     ended: bool,
 }
@@ -124,7 +128,15 @@ struct Sender<S> {
 impl<S: Shape> Sender<S> {
     async fn next(&mut self) -> Option<sse::Event> {
         while self.ready.is_empty() && !self.ended {
-            let next = self.running.next().await;
+            let next = tokio::select! {
+                biased;
+                next = self.running.next() => next,
+                () = half_closed(&mut self.client) => {
+                    self.client = None;
+                    // Shows whether it still reads.
+                    return Some(sse::Event::default().comment(""));
+                }
+            };
             let choices = &self.running.choices;
             let events = match next {
                 Some(Ok((index, piece))) => {
@@ -143,5 +155,12 @@ impl<S: Shape> Sender<S> {
             self.ready.extend(events);
         }
         self.ready.pop_front()
+    }
+}
+
+async fn half_closed(client: &mut Option<Client>) {
+    match client {
+        Some(client) => client.half_closed().await,
+        None => std::future::pending().await,
     }
 }

@@ -3,7 +3,7 @@
 //! would silently do something else than requested.
 
 use crate::error::{Error, Result};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 /// A field's name, whether a value asks for nothing, and the value to set if it cannot be left out.
 type Field = (&'static str, fn(&Value) -> bool, Option<&'static str>);
@@ -119,9 +119,8 @@ const HARMLESS: &[&str] = &[
     "verbosity",
 ];
 
-/// Maximum number of unknown names in a log line, and maximum characters of each.
-const MAX_LOGGED: usize = 16;
-const MAX_LOGGED_CHARS: usize = 64;
+/// Maximum bytes of a value that asks for nothing.
+const MAX_HARMLESS_BYTES: usize = 1024;
 
 fn is_empty(value: &Value) -> bool {
     match value {
@@ -143,56 +142,60 @@ fn is_no_choice(value: &Value) -> bool {
     is_empty(value) || value == "none" || value == "auto"
 }
 
-/// Checks the fields of `body` that are not in `read`. Unknown names are ignored, with one debug line.
-///
-/// # Errors
-/// `Invalid`, naming the first field that asks for something the server does not do.
-pub(super) fn check(body: &Map<String, Value>, read: &[&[&str]]) -> Result<()> {
-    let mut unknown = Vec::new();
-    for (name, value) in body {
-        let is = |known: &&str| known == name;
-        if read.iter().any(|names| names.iter().any(is)) || HARMLESS.iter().any(is) {
-            continue;
-        }
-        let (harmless, instead) = match UNSUPPORTED.iter().find(|(field, ..)| field == name) {
-            Some((_, harmless, instead)) => (harmless(value), *instead),
-            None if name.starts_with(GUIDED) => (is_empty(value), None),
-            None => {
-                unknown.push(name.as_str());
-                continue;
-            }
-        };
-        if !harmless {
-            let instead =
-                instead.map_or_else(String::new, |value| format!(" or set it to {value}"));
-            let message = format!("{name} is not supported: leave it out{instead}");
-            return Err(Error::invalid(name, message));
-        }
-    }
-    if !unknown.is_empty() {
-        tracing::debug!("{}", ignored(&unknown));
-    }
-    Ok(())
+/// What becomes of a field that an API does not read itself.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Treatment {
+    /// Its value must ask for nothing.
+    Checked,
+    /// The same, as one of the many names with its prefix.
+    CheckedByPrefix,
+    /// Any value is accepted.
+    Accepted,
+    /// The name is unknown, which is logged.
+    Unknown,
 }
 
-fn ignored(names: &[&str]) -> String {
-    let cut = |name: &&str| name.chars().take(MAX_LOGGED_CHARS).collect::<String>();
-    let listed: Vec<String> = names.iter().take(MAX_LOGGED).map(cut).collect();
-    let more = match names.len() - listed.len() {
-        0 => String::new(),
-        more => format!(" and {more} more"),
+/// How the field `name` is treated.
+pub(super) fn treatment(name: &str) -> Treatment {
+    match name {
+        _ if UNSUPPORTED.iter().any(|(known, ..)| *known == name) => Treatment::Checked,
+        _ if name.starts_with(GUIDED) => Treatment::CheckedByPrefix,
+        _ if HARMLESS.contains(&name) => Treatment::Accepted,
+        _ => Treatment::Unknown,
+    }
+}
+
+/// Checks the value of a field that an API does not read itself, as JSON text.
+///
+/// # Errors
+/// `Invalid`, if it asks for something the server does not do.
+pub(super) fn check(name: &str, json: &str) -> Result<()> {
+    let known = UNSUPPORTED.iter().find(|(field, ..)| *field == name);
+    let (harmless, instead) = match known {
+        Some((_, harmless, instead)) => (*harmless, *instead),
+        None => (is_empty as fn(&Value) -> bool, None),
     };
-    format!("unknown fields are ignored: {listed:?}{more}")
+    // Whatever is long asks for something.
+    let value = Some(json).filter(|json| json.len() <= MAX_HARMLESS_BYTES);
+    let value = value.and_then(|json| serde_json::from_str(json).ok());
+    if value.is_some_and(|value| harmless(&value)) {
+        return Ok(());
+    }
+    let instead = instead.map_or_else(String::new, |value| format!(" or set it to {value}"));
+    let message = format!("{name} is not supported: leave it out{instead}");
+    Err(Error::invalid(name, message))
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::object::Object;
     use super::*;
     use serde_json::json;
 
     fn checked(name: &str, value: Value) -> Result<()> {
-        let body = json!({name: value, "model": "m"});
-        check(body.as_object().expect("an object"), &[&["model"]])
+        let body = json!({name: value, "model": "m"}).to_string();
+        let read: &[&[&str]] = &[&["model"]];
+        Object::parse(body.as_bytes(), read)?.check_others(read)
     }
 
     #[test]
@@ -284,21 +287,9 @@ mod tests {
 
     #[test]
     fn fields_that_an_api_reads_itself_are_not_looked_up() {
-        let body = json!({"echo": true});
-        let body = body.as_object().expect("an object");
-        assert!(check(body, &[&["model"], &["echo"]]).is_ok());
-        assert!(check(body, &[&["model"]]).is_err());
-    }
-
-    #[test]
-    fn the_line_about_unknown_names_is_bounded() {
-        assert_eq!(
-            ignored(&["a", "b\n"]),
-            r#"unknown fields are ignored: ["a", "b\n"]"#
-        );
-        let long = "é".repeat(1_000_000);
-        let line = ignored(&[long.as_str(); 1000]);
-        assert!(line.ends_with("] and 984 more"), "{line}");
-        assert!(line.chars().count() < 1200, "{line}");
+        let body = br#"{"echo": true}"#;
+        let checked = |read: &[&[&str]]| Object::parse(body, read)?.check_others(read);
+        assert!(checked(&[&["model"], &["echo"]]).is_ok());
+        assert!(checked(&[&["model"]]).is_err());
     }
 }

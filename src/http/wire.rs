@@ -1,13 +1,13 @@
 //! The fields of request bodies, typed but not yet validated. Absent and null are the same. Other fields
 //! are checked by [`unsupported`](super::unsupported).
 
-use crate::error::{Error, Result};
 use crate::sampling::Acceptance;
 use serde::de::value::Error as Never;
-use serde::de::{DeserializeOwned, Deserializer, Error as _, Visitor};
+use serde::de::{DeserializeOwned, Deserializer, Error as _, Unexpected, Visitor};
 use serde::{Deserialize, forward_to_deserialize_any};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
+use std::fmt;
 
 /// Fields that both APIs have.
 #[derive(Debug, Default, Deserialize)]
@@ -25,6 +25,7 @@ pub(super) struct Common {
     pub logit_bias: Option<Map<String, Value>>,
     pub seed: Option<i64>,
     pub stop: Option<OneOrMany>,
+    #[serde(default, deserialize_with = "ids")]
     pub stop_token_ids: Option<Vec<u32>>,
     pub ignore_eos: Option<bool>,
     pub min_tokens: Option<usize>,
@@ -109,8 +110,8 @@ pub(super) struct Completion {
 pub(super) enum Prompt {
     Text(String),
     Texts(Vec<String>),
-    Ids(Vec<u32>),
-    IdLists(Vec<Vec<u32>>),
+    Ids(#[serde(deserialize_with = "ids")] Vec<u32>),
+    IdLists(#[serde(deserialize_with = "ids")] Vec<Vec<u32>>),
 }
 
 /// Fields that only `/v1/chat/completions` has.
@@ -145,38 +146,85 @@ pub(super) struct Tokenize {
 #[derive(Debug, Deserialize)]
 pub(super) struct Detokenize {
     pub model: Option<String>,
+    #[serde(default, deserialize_with = "ids")]
     pub tokens: Option<Vec<u32>>,
 }
 
-/// Parses a JSON object. Integers in its fields and their lists may be written as 4.0.
-///
-/// # Errors
-/// `Invalid`, if the body is not JSON or not an object.
-pub(super) fn object(body: &[u8]) -> Result<Map<String, Value>> {
-    let malformed =
-        |message: String| Error::request(crate::error::RequestErrorKind::Invalid, None, message);
-    let value: Value = serde_json::from_slice(body)
-        .map_err(|e| malformed(format!("the body is not valid JSON: {e}")))?;
-    let Value::Object(mut fields) = value else {
-        return Err(malformed("the body must be a JSON object".into()));
-    };
-    fields.values_mut().for_each(whole_to_integer);
-    Ok(fields)
+/// An integer that may be written as 4.0.
+struct Id(u32);
+
+impl<'de> Deserialize<'de> for Id {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Ids;
+
+        impl Visitor<'_> for Ids {
+            type Value = Id;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("u32")
+            }
+
+            fn visit_u64<E: serde::de::Error>(self, n: u64) -> Result<Id, E> {
+                let id = u32::try_from(n).map(Id);
+                id.map_err(|_| E::invalid_value(Unexpected::Unsigned(n), &self))
+            }
+
+            fn visit_i64<E: serde::de::Error>(self, n: i64) -> Result<Id, E> {
+                let id = u32::try_from(n).map(Id);
+                id.map_err(|_| E::invalid_value(Unexpected::Signed(n), &self))
+            }
+
+            fn visit_f64<E: serde::de::Error>(self, x: f64) -> Result<Id, E> {
+                match whole(x) {
+                    Some(n) => self.visit_i64(n),
+                    None => Err(E::invalid_type(Unexpected::Float(x), &self)),
+                }
+            }
+        }
+
+        deserializer.deserialize_any(Ids)
+    }
 }
 
-/// Converts whole numbers such as 4.0 to integers. Objects stay as they are: messages and a template's
-/// variables are rendered unchanged.
-fn whole_to_integer(value: &mut Value) {
-    /// Beyond it f64 cannot represent every integer.
-    const EXACT: f64 = (1_u64 << 53) as f64;
-    match value {
-        Value::Array(list) => list.iter_mut().for_each(whole_to_integer),
-        Value::Number(number) => match number.as_f64().filter(|_| number.is_f64()) {
-            Some(x) if x.fract() == 0.0 && x.abs() <= EXACT => *value = (x as i64).into(),
-            _ => {}
-        },
-        _ => {}
+/// What is read as ids, and what it becomes.
+trait FromIds {
+    type Ids;
+    fn from_ids(ids: Self::Ids) -> Self;
+}
+
+impl FromIds for Vec<u32> {
+    type Ids = Vec<Id>;
+    fn from_ids(ids: Vec<Id>) -> Self {
+        ids.into_iter().map(|Id(id)| id).collect()
     }
+}
+
+impl FromIds for Vec<Vec<u32>> {
+    type Ids = Vec<Vec<Id>>;
+    fn from_ids(lists: Vec<Vec<Id>>) -> Self {
+        lists.into_iter().map(Vec::from_ids).collect()
+    }
+}
+
+impl FromIds for Option<Vec<u32>> {
+    type Ids = Option<Vec<Id>>;
+    fn from_ids(ids: Option<Vec<Id>>) -> Self {
+        ids.map(Vec::from_ids)
+    }
+}
+
+fn ids<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+where
+    T: FromIds<Ids: Deserialize<'de>>,
+    D: Deserializer<'de>,
+{
+    T::Ids::deserialize(deserializer).map(T::from_ids)
+}
+
+/// The integer that `x` is, if f64 can represent all integers up to it.
+pub(super) fn whole(x: f64) -> Option<i64> {
+    const EXACT: f64 = (1_u64 << 53) as f64;
+    (x.fract() == 0.0 && x.abs() <= EXACT).then_some(x as i64)
 }
 
 /// The names that the fields of `T`, a struct, have in a body.
@@ -211,34 +259,4 @@ pub(super) fn names<T: DeserializeOwned>() -> &'static [&'static str] {
     // Always returns an error, but after the names were recorded.
     let _ = T::deserialize(Names(&mut names));
     names
-}
-
-/// Reads the fields of `T` from `body`.
-///
-/// # Errors
-/// `Invalid`, naming the field and what it accepts.
-pub(super) fn fields<T: DeserializeOwned>(body: &Map<String, Value>) -> Result<T> {
-    serde_path_to_error::deserialize(body).map_err(|e| {
-        let param = e.path().to_string();
-        let message = readable(&e.into_inner().to_string());
-        Error::invalid(&param, format!("{param}: {message}"))
-    })
-}
-
-/// Replaces Rust's type names in serde's messages by plain ones.
-fn readable(message: &str) -> String {
-    let names = [
-        ("expected f64", "expected a number"),
-        ("expected i64", "expected an integer"),
-        ("expected usize", "expected a non-negative integer"),
-        ("expected u32", "expected a non-negative integer"),
-        ("expected a sequence", "expected a list"),
-        ("expected a map", "expected an object"),
-        ("expected struct StreamOptions", "expected an object"),
-        ("expected struct Prediction", "expected an object"),
-    ];
-    names
-        .iter()
-        .find_map(|(rust, plain)| Some(message.strip_suffix(rust)?.to_owned() + plain))
-        .unwrap_or_else(|| message.to_owned())
 }

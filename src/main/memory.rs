@@ -113,7 +113,11 @@ pub fn check_limits(config: &Config) -> Result<()> {
             1 << 20,
         ),
         ("--max-waiting", engine.max_waiting, 1 << 24),
-        ("--max-body-bytes", config.http.max_body_bytes, memory),
+        (
+            "--max-body-bytes",
+            config.http.limits.max_body_bytes,
+            memory,
+        ),
         ("--tables-memory", config.tables.memory, memory),
         ("--spec-length", engine.spec.length, 1 << 16),
     ] {

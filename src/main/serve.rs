@@ -31,7 +31,7 @@ pub fn serve(config: &Config, loaded: Loaded, log: &LineWriter) -> Result<()> {
         .map_err(|e| Error::internal(format!("metrics: {e}")))?;
     let thread = |e| Error::setup(format!("cannot start a thread for stdout: {e}"));
     let stdout = LineWriter::new(std::io::stdout()).map_err(thread)?;
-    runtime.block_on(async {
+    let served = runtime.block_on(async {
         let listener = listen(&config.http).await?;
         let signals = StopSignals::new()?;
         if EMBEDDED.iter().any(|m| m.name == config.model.name) {
@@ -47,10 +47,26 @@ pub fn serve(config: &Config, loaded: Loaded, log: &LineWriter) -> Result<()> {
             .with_api_key(config.http.api_key.clone())
             .with_tool_call_parser(config.http.tool_call_parser)
             .with_reasoning_parser(config.http.reasoning_parser)
-            .with_max_body_bytes(config.http.max_body_bytes);
+            .with_limits(config.http.limits.clone())
+            .with_origins(config.http.origins.clone(), &config.http.host);
         let shutdown = signals.first_then_abort(engine);
+        warn_if_open(&config.http, &listener);
         http::serve(listener, state, shutdown, config.http.shutdown_timeout).await
-    })
+    });
+    // A thread may still tokenize for a client that is no longer served.
+    runtime.shutdown_background();
+    served
+}
+
+/// Warns of a server that everyone on the network can use.
+fn warn_if_open(http: &HttpOptions, listener: &TcpListener) {
+    let address = listener.local_addr();
+    if http.api_key.is_none() && address.is_ok_and(|address| !address.ip().is_loopback()) {
+        let host = &http.host;
+        tracing::warn!(
+            "every machine that reaches {host} can use this server: set --api-key, or --host 127.0.0.1"
+        );
+    }
 }
 
 async fn listen(http: &HttpOptions) -> Result<TcpListener> {

@@ -3,6 +3,7 @@
 //! Decoding works on the bytes of each token, so that streamed text, text that is returned at once and
 //! the result of [`Text::decode`] are the same by construction.
 
+mod bound;
 mod canonical;
 mod detokenizer;
 mod gguf;
@@ -25,6 +26,7 @@ pub use tools::{Answer, Calls, ToolFormat, ToolParser, answer_grammar};
 use crate::error::{Error, Result, caught, clipped};
 use crate::files;
 use crate::gguf::GgufSource;
+use bound::TokenBound;
 use candle_core::quantized::gguf_file::Content;
 use pieces::Pieces;
 use serde_json::{Map, Value, json};
@@ -37,6 +39,8 @@ use tokenizers::Tokenizer;
 pub struct Text {
     tokenizer: Tokenizer,
     pieces: Pieces,
+    /// `None` = there is no bound for this tokenizer.
+    bound: Option<TokenBound>,
     special: SpecialIds,
     /// The first of the EOS ids.
     eos: Option<u32>,
@@ -80,12 +84,14 @@ impl Text {
         special.eos.sort_unstable();
         special.eos.dedup();
         let pieces = Pieces::of(&tokenizer)?;
+        let bound = TokenBound::new(&tokenizer, pieces.iter());
         let template = chat_template
             .map(|source| ChatTemplate::new(source, bos.as_deref(), eos.as_deref()))
             .transpose()?;
         Ok(Self {
             tokenizer,
             pieces,
+            bound,
             special,
             eos: first_eos,
             template,
@@ -201,6 +207,16 @@ impl Text {
             .encode_fast(text, add_special_tokens)
             .map_err(|e| Error::internal(format!("tokenizer: {e}")))?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The longest prefix of `text` that may have no more than `max_tokens` tokens: all of it, or else the
+    /// text has more. This is found in a fraction of the time that the tokens take.
+    pub fn prefix_within<'t>(&self, text: &'t str, max_tokens: usize) -> &'t str {
+        match &self.bound {
+            // Every token has at least one byte.
+            Some(bound) if text.len() > max_tokens => bound.prefix(text, max_tokens),
+            _ => text,
+        }
     }
 
     /// The text of `ids`; bytes that are not UTF-8 become U+FFFD. Ids outside the vocabulary have no text.

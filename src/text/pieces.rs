@@ -87,6 +87,11 @@ impl Pieces {
         self.pieces.len()
     }
 
+    /// The bytes of every token.
+    pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        self.pieces.iter().map(|piece| &*piece.bytes)
+    }
+
     pub fn bytes(&self, id: u32) -> &[u8] {
         self.pieces
             .get(id as usize)

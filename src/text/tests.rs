@@ -255,7 +255,79 @@ fn target_and_draft_must_share_every_token() {
     );
 }
 
+/// Tokenizers of all kinds for which there is a bound: with and without NFC, byte-level, SentencePiece, and
+/// with a special token that takes the white space around it.
+fn bounded() -> &'static [Text] {
+    static TEXTS: LazyLock<Vec<Text>> = LazyLock::new(|| {
+        let smollm2: Value = serde_json::from_str(&smollm2().tokenizer_json().unwrap()).unwrap();
+        let with = |normalizer: Value, strips: bool| {
+            let mut json = smollm2.clone();
+            json["normalizer"] = normalizer;
+            json["added_tokens"][1]["lstrip"] = strips.into();
+            json["added_tokens"][1]["rstrip"] = strips.into();
+            tokenizer(&json)
+        };
+        let without_bytes = {
+            let mut json = sentencepiece();
+            json["model"]["byte_fallback"] = false.into();
+            tokenizer(&json)
+        };
+        [
+            with(Value::Null, false),
+            with(json!({"type": "NFC"}), false),
+            with(Value::Null, true),
+            tokenizer(&sentencepiece()),
+            without_bytes,
+        ]
+        .map(|tokenizer| Text::new(tokenizer, SpecialIds::default(), None).unwrap())
+        .into()
+    });
+    &TEXTS
+}
+
+#[test]
+fn texts_with_too_many_tokens_are_known_without_them() {
+    let started = std::time::Instant::now();
+    for (i, text) in bounded().iter().enumerate() {
+        let digits = "1234567890".repeat(200_000);
+        let prefix = text.prefix_within(&digits, 2048);
+        // Without byte fallback, unknown characters are one token.
+        let max = if i == 4 { digits.len() } else { 2100 };
+        assert!(prefix.len() <= max, "{i}: {}", prefix.len());
+        let spaces = " ".repeat(2_000_000);
+        let kept = text.prefix_within(&spaces, 2048).len();
+        assert!(kept < spaces.len() || i == 2 || i == 4, "{i}: {kept}");
+    }
+    assert!(started.elapsed() < std::time::Duration::from_secs(5));
+    // What is not known to stay as it is has no bound.
+    let mut lowercase = sentencepiece();
+    lowercase["normalizer"] = json!({"type": "Lowercase"});
+    let text = Text::new(tokenizer(&lowercase), SpecialIds::default(), None).unwrap();
+    let long = "a b".repeat(1000);
+    assert_eq!(text.prefix_within(&long, 1), long);
+}
+
 proptest! {
+    #[test]
+    fn no_text_has_fewer_tokens_than_the_bound(
+        parts in prop::collection::vec(
+            prop_oneof![
+                Just("<|im_start|>".to_owned()), Just("  ".to_owned()), Just("é".to_owned()),
+                Just("e\u{301}".to_owned()), Just("\u{338}".to_owned()), Just("中文".to_owned()),
+                Just("the quick".to_owned()), Just("\u{212B}".to_owned()), Just("▁▁".to_owned()),
+                "[ab]{0,20}", "[ \t\n]{0,40}", "[0-9]{0,30}", "[a-zA-Z ,.=-]{0,40}", "\\PC{0,8}",
+            ],
+            0..12,
+        ),
+    ) {
+        let whole = parts.concat();
+        for (i, text) in bounded().iter().enumerate() {
+            let tokens = text.encode(&whole, false).unwrap().len();
+            let prefix = text.prefix_within(&whole, tokens);
+            prop_assert_eq!(prefix, &whole, "{} tokens of {}", tokens, i);
+        }
+    }
+
     #[test]
     fn streaming_equals_decoding_at_once(ids in prop::collection::vec(0u32..49152, 0..60)) {
         let text = smollm2();

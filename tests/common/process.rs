@@ -71,6 +71,32 @@ impl Server {
         self.said.last().unwrap()
     }
 
+    /// Where it listens.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Lets the running process have at most `count` files open.
+    pub fn limit_files(&self, count: usize) {
+        let (pid, limit) = (self.child.id(), format!("--nofile={count}:{count}"));
+        let mut prlimit = Command::new("prlimit");
+        let status = prlimit.args(["--pid", &pid.to_string(), &limit]).status();
+        assert!(status.unwrap().success());
+    }
+
+    /// The most memory that it has had so far, in bytes.
+    pub fn peak_memory(&self) -> usize {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib: usize = line
+            .unwrap()
+            .trim()
+            .trim_end_matches(" kB")
+            .parse()
+            .unwrap();
+        kib * 1024
+    }
+
     /// The whole response to `body`, headers included.
     pub fn post(&self, path: &str, body: &str) -> String {
         let head = format!(

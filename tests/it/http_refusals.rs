@@ -6,7 +6,7 @@ use crate::common::server::{
 };
 use foretoken::engine::EngineOptions;
 use foretoken::error::Error;
-use foretoken::http::AppState;
+use foretoken::http::{AppState, HttpLimits};
 use reqwest::{Method, Response};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -18,7 +18,12 @@ use tokio::net::TcpStream;
 async fn refusals_have_openais_shape() {
     let server = Server::over(
         Toy::default().start(),
-        |s| s.with_max_body_bytes(10_000),
+        |s| {
+            s.with_limits(HttpLimits {
+                max_body_bytes: 10_000,
+                ..HttpLimits::default()
+            })
+        },
         LONG,
     )
     .await;
@@ -178,7 +183,7 @@ async fn the_key_is_checked_before_the_body_is_read() {
     ] {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let head = format!(
-            "POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
+            "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
         );
         stream.write_all(head.as_bytes()).await.unwrap();
         let mut answer = [0; 12];

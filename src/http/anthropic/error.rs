@@ -42,11 +42,17 @@ pub(super) fn body(error: &Error) -> Value {
         Error::Setup(_) | Error::Internal(_) => "api_error",
     };
     let message = match error {
-        // Clients recognize by these words that a shorter prompt may succeed.
+        // Clients recognize by these words that less may succeed.
         Error::Request {
             kind: Kind::ContextLengthExceeded,
+            param,
             ..
-        } => format!("prompt is too long: {error}"),
+        } => match param.as_deref() {
+            Some("max_tokens") => {
+                format!("input length and `max_tokens` exceed context limit: {error}")
+            }
+            _ => format!("prompt is too long: {error}"),
+        },
         _ => error.to_string(),
     };
     json!({"type": "error", "error": {"type": kind, "message": message}})
@@ -61,7 +67,9 @@ fn name(kind: Kind) -> &'static str {
         Kind::NotFound => "not_found_error",
         Kind::TooLarge => "request_too_large",
         Kind::QueueFull => "rate_limit_error",
-        Kind::ShuttingDown => "overloaded_error",
+        Kind::Forbidden => "permission_error",
+        Kind::Timeout => "timeout_error",
+        Kind::Overloaded | Kind::ShuttingDown => "overloaded_error",
     }
 }
 
@@ -79,6 +87,9 @@ mod tests {
             (Kind::TooLarge, "request_too_large", 413),
             (Kind::QueueFull, "rate_limit_error", 429),
             (Kind::ShuttingDown, "overloaded_error", 503),
+            (Kind::Overloaded, "overloaded_error", 503),
+            (Kind::Forbidden, "permission_error", 403),
+            (Kind::Timeout, "timeout_error", 408),
         ] {
             let error = Error::request(kind, Some("field"), "why");
             let expected = json!({"type": "error", "error": {"type": expected, "message": "why"}});
@@ -87,11 +98,15 @@ mod tests {
             assert_eq!(response.status(), status);
             assert_eq!(response.headers()["content-type"], "application/json");
             let retry = response.headers().contains_key("retry-after");
-            assert_eq!(retry, kind == Kind::QueueFull);
+            let later = matches!(kind, Kind::QueueFull | Kind::Overloaded);
+            assert_eq!(retry, later);
         }
         assert_eq!(body(&Error::internal("bug"))["error"]["type"], "api_error");
         let long = Error::request(Kind::ContextLengthExceeded, Some("messages"), "why");
         assert_eq!(body(&long)["error"]["message"], "prompt is too long: why");
+        let both = Error::request(Kind::ContextLengthExceeded, Some("max_tokens"), "why");
+        let message = "input length and `max_tokens` exceed context limit: why";
+        assert_eq!(body(&both)["error"]["message"], message);
         assert!(has_route("/v1/messages") && has_route("/v1/messages/count_tokens"));
         assert!(!has_route("/v1/messages_") && !has_route("/v1/models"));
     }

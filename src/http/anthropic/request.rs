@@ -4,10 +4,10 @@ use super::events::Reply;
 use super::input::{self, Turn};
 use crate::error::{Error, Result};
 use crate::http::context::Context;
+use crate::http::object::Object;
 use crate::http::openai::{ChatFields, Job};
 use crate::http::structured::Structured;
 use crate::http::tools::Tools;
-use crate::http::unsupported;
 use crate::http::wire::{self, Common, OneOrMany};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -84,20 +84,22 @@ impl Context<'_> {
             self.chat_prompt(messages, &tools.list, None, fields.chat_template_kwargs)
         });
         let prompt = prompt.map_err(|e| e.renamed(&NAMES))?;
-        Ok(self.text.encode(&prompt, false)?.len())
+        let ids = self.encode(&prompt, false);
+        let ids = ids.map_err(|e| e.renamed(&[("prompt", "messages")]))?;
+        Ok(ids.len())
     }
 
     fn message_chat(&self, body: &[u8]) -> Result<ChatFields> {
-        let body = wire::object(body)?;
-        let mut common: Common = wire::fields(&body)?;
-        let fields: Fields = wire::fields(&body)?;
-        let structured: Structured = wire::fields(&body)?;
         let read = [
             wire::names::<Common>(),
             wire::names::<Fields>(),
             wire::names::<Structured>(),
         ];
-        unsupported::check(&body, &read)?;
+        let body = Object::parse(body, &read)?;
+        let mut common: Common = body.fields()?;
+        let fields: Fields = body.fields()?;
+        let structured: Structured = body.fields()?;
+        body.check_others(&read)?;
         if common.n.is_some_and(|n| n != 1) {
             let message = "n is not supported here: a message has one answer; leave it out";
             return Err(Error::invalid("n", message));

@@ -4,9 +4,9 @@ use super::events::Reply;
 use super::input::messages;
 use crate::error::{Error, Result};
 use crate::http::context::Context;
+use crate::http::object::Object;
 use crate::http::openai::{ChatFields, Job};
 use crate::http::structured::Structured;
-use crate::http::unsupported;
 use crate::http::wire::{self, Common};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -64,16 +64,16 @@ impl Context<'_> {
     /// # Errors
     /// `Invalid` or `NotFound`, naming the field.
     pub fn response(&self, body: &[u8]) -> Result<(Job, Reply)> {
-        let body = wire::object(body)?;
-        let common: Common = wire::fields(&body)?;
-        let fields: Fields = wire::fields(&body)?;
-        let structured: Structured = wire::fields(&body)?;
         let read = [
             wire::names::<Common>(),
             wire::names::<Fields>(),
             wire::names::<Structured>(),
         ];
-        unsupported::check(&body, &read)?;
+        let body = Object::parse(body, &read)?;
+        let common: Common = body.fields()?;
+        let fields: Fields = body.fields()?;
+        let structured: Structured = body.fields()?;
+        body.check_others(&read)?;
         check_absent(&common, &fields)?;
         let shown = shown(&common, &fields);
         let format = fields.text.and_then(|text| text.format);

@@ -72,18 +72,25 @@ fn replace<'a>(
     emit: &mut dyn FnMut(Instruction<'a>),
 ) -> Result<()> {
     use Instruction as I;
-    match instruction {
-        I::Add => return Ok(emit(call(operators::ADD, 2))),
-        I::StringConcat => return Ok(emit(call(operators::CONCAT, 2))),
-        I::Mul => return Ok(emit(call(operators::MULTIPLY, 2))),
-        I::Slice => return Ok(emit(call(operators::SLICE, 4))),
-        I::In => return Ok(emit(call(operators::IN, 2))),
-        I::GetItem if !constant => return Ok(emit(call(operators::ITEM, 2))),
+    let instead = match instruction {
+        I::Add => Some(call(operators::ADD, 2)),
+        I::StringConcat => Some(call(operators::CONCAT, 2)),
+        I::Mul => Some(call(operators::MULTIPLY, 2)),
+        I::Slice => Some(call(operators::SLICE, 4)),
+        I::In => Some(call(operators::IN, 2)),
+        I::GetItem if !constant => Some(call(operators::ITEM, 2)),
         // Written by the formatter, which counts.
         I::EmitRaw(text) => {
             emit(I::LoadConst((*text).into()));
-            return Ok(emit(I::Emit));
+            Some(I::Emit)
         }
+        _ => None,
+    };
+    if let Some(instead) = instead {
+        emit(instead);
+        return Ok(());
+    }
+    match instruction {
         I::Eq | I::Ne | I::Gt | I::Gte | I::Lt | I::Lte if !constant => {
             emit(call(operators::COMPARED, 1));
         }

@@ -1,0 +1,393 @@
+#!/usr/bin/env python3
+"""Attacks the HTTP side of a running server while a small request is timed beside each attack.
+
+    scripts/attack-http.py [--url http://127.0.0.1:8000] [--key KEY] [--pid PID] [--only NAME] [--random N] [--patience SECONDS]
+
+Prints one line an attack: the requests tried, the statuses, the worst wait of the small request beside its time
+alone, and the peak memory of the server's process (--pid; by default the one that listens on the port).
+Exits with 1 on any 5xx other than 503, a server that died, or a request that is never given up.
+"""
+
+import argparse
+import collections
+import contextlib
+import json
+import os
+import random
+import socket
+import sys
+import threading
+import time
+import urllib.parse
+
+LARGE = 2 * 1024 * 1024 - 1000
+# How long a client waits for the server to end a connection.
+PATIENCE = 65
+
+
+class Target:
+    def __init__(self, url, key):
+        parts = urllib.parse.urlsplit(url)
+        self.address = (parts.hostname, parts.port or 80)
+        self.key = f"Authorization: Bearer {key}\r\n" if key else ""
+
+    def connect(self, timeout=None):
+        return socket.create_connection(self.address, timeout=timeout or PATIENCE)
+
+    def head(self, method, path, length=None, more=""):
+        length = "" if length is None else f"Content-Length: {length}\r\n"
+        start = f"{method} {path} HTTP/1.1\r\nHost: {self.address[0]}\r\n{self.key}"
+        return f"{start}{length}{more}\r\n".encode()
+
+    def ask(self, path, body=None, timeout=120, more="Connection: close\r\n"):
+        """The status and the body of a whole response."""
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        method = "GET" if data is None else "POST"
+        with self.connect(timeout) as stream:
+            # A server that refuses a body may close before it has all of it.
+            with contextlib.suppress(ConnectionError):
+                stream.sendall(self.head(method, path, None if data is None else len(data), more))
+                stream.sendall(data or b"")
+            reply = rest(stream)
+        return status_of(reply), reply.partition(b"\r\n\r\n")[2]
+
+
+def rest(stream):
+    """What is received until the connection ends."""
+    parts = []
+    try:
+        while part := stream.recv(65536):
+            parts.append(part)
+    except TimeoutError:
+        return b"".join(parts) or b"open"
+    except OSError:
+        return b"".join(parts) or b"reset"
+    return b"".join(parts)
+
+
+def status_of(reply):
+    if reply.startswith(b"HTTP/1.1 100 "):
+        return status_of(reply.partition(b"\r\n\r\n")[2])
+    if reply.startswith(b"HTTP/1."):
+        return reply[9:12].decode()
+    return reply.decode() if reply in (b"open", b"reset") else "closed" if not reply else "other"
+
+
+def at_once(count, work):
+    """The statuses of `count` calls in threads."""
+    statuses, lock = [], threading.Lock()
+
+    def one(index):
+        try:
+            status = work(index)
+        except OSError as e:
+            status = type(e).__name__
+        with lock:
+            statuses.append(status)
+
+    threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE * 6)
+    return statuses + ["hung"] * (count - len(statuses))
+
+
+def post_many(count, path, body):
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return lambda t: at_once(count, lambda _: t.ask(path, data)[0])
+
+
+def hold(count, send):
+    """Connections that send something and then wait for what the server does, up to PATIENCE."""
+
+    def attack(target):
+        def one(index):
+            with target.connect() as stream:
+                stream.sendall(send(target))
+                return status_of(rest(stream))
+
+        return at_once(count, one)
+
+    return attack
+
+
+def trickle(target):
+    """Headers of which a byte arrives now and then."""
+
+    def one(_):
+        with target.connect() as stream:
+            stream.sendall(b"GET /health HTTP/1.1\r\nX: ")
+            end = time.monotonic() + PATIENCE
+            stream.settimeout(0.5)
+            while time.monotonic() < end:
+                try:
+                    stream.sendall(b"a")
+                    return status_of(stream.recv(65536))
+                except TimeoutError:
+                    continue
+            return "open"
+
+    return at_once(50, one)
+
+
+def slow_readers(target):
+    """Streams and large replies of which nothing is read."""
+    body = {"prompt": "Once", "max_tokens": 400, "stream": True, "n": 4, "logprobs": 5, "ignore_eos": True}
+    data = json.dumps(body).encode()
+
+    def one(_):
+        stream = socket.socket()
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stream.settimeout(PATIENCE)
+        with stream:
+            stream.connect(target.address)
+            stream.sendall(target.head("POST", "/v1/completions", len(data)) + data)
+            time.sleep(10)
+            return status_of(stream.recv(64))
+
+    return at_once(4, one)
+
+
+def oversized(target):
+    def one(index):
+        data = b"a" * (20 * 1024 * 1024)
+        if index % 2:
+            return target.ask("/v1/completions", data)[0]
+        with target.connect() as stream:
+            with contextlib.suppress(ConnectionError):
+                stream.sendall(target.head("POST", "/v1/completions", None, "Transfer-Encoding: chunked\r\n"))
+                stream.sendall(b"%x\r\n" % len(data) + data + b"\r\n0\r\n\r\n")
+            return status_of(rest(stream))
+
+    return at_once(10, one)
+
+
+def expect(target):
+    def one(_):
+        with target.connect() as stream:
+            more = "Expect: 100-continue\r\n"
+            stream.sendall(target.head("POST", "/v1/completions", 10**9, more))
+            return "asked" if (reply := rest(stream)).startswith(b"HTTP/1.1 100") else status_of(reply)
+
+    return at_once(20, one)
+
+
+def keep_alive(target):
+    streams = [target.connect() for _ in range(100)]
+    statuses = []
+    for stream in streams:
+        stream.sendall(target.head("GET", "/health"))
+    for stream in streams:
+        statuses.append(status_of(stream.recv(65536)))
+    time.sleep(2)
+    for stream in streams:
+        stream.close()
+    return statuses
+
+
+def half_closed(target):
+    data = json.dumps({"prompt": "Once", "max_tokens": 8}).encode()
+
+    def one(_):
+        with target.connect() as stream:
+            stream.sendall(target.head("POST", "/v1/completions", len(data)) + data)
+            stream.shutdown(socket.SHUT_WR)
+            return status_of(rest(stream))
+
+    return at_once(4, one)
+
+
+def dropped(target):
+    body = {"prompt": "Once", "max_tokens": 200, "ignore_eos": True}
+
+    def one(index):
+        data = json.dumps(body | {"stream": index % 3 != 0}).encode()
+        stream = target.connect()
+        stream.sendall(target.head("POST", "/v1/completions", len(data)) + data)
+        time.sleep(random.random())
+        stream.close()
+        return "dropped"
+
+    return [status for _ in range(4) for status in at_once(25, one)]
+
+
+FIELDS = """model prompt messages max_tokens n temperature top_p top_k min_p seed stop stream stream_options logprobs
+top_logprobs echo suffix best_of logit_bias stop_token_ids ignore_eos min_tokens tools tool_choice response_format
+prediction cache_salt spec_length acceptance guided_json guided_regex guided_choice structured_outputs tokens
+add_special_tokens chat_template_kwargs unknown""".split()
+PATHS = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/reset_prefix_cache", "/x"]
+
+
+def random_value(rng, depth=0):
+    kinds = [
+        lambda: None,
+        lambda: rng.choice([True, False]),
+        lambda: rng.choice([0, 1, -1, 2**31, 2**63, -(2**63), 10**30, 0.5, 4.0, 1e308]),
+        lambda: rng.choice(["", "a", "\0", "\ud800", "é" * 50, "user", "text", "function", "a" * 3000]),
+        lambda: [random_value(rng, depth + 1) for _ in range(rng.randrange(4))],
+        lambda: {rng.choice(FIELDS + ["role", "content", "type"]): random_value(rng, depth + 1) for _ in range(3)},
+    ]
+    return rng.choice(kinds[:4] if depth > 3 else kinds)()
+
+
+def random_bodies(count):
+    def attack(target):
+        def some(index):
+            rng, statuses = random.Random(index), collections.Counter()
+            for _ in range(count // 4):
+                body = {rng.choice(FIELDS): random_value(rng) for _ in range(rng.randrange(5))}
+                if rng.random() < 0.5:
+                    body |= {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}
+                body.setdefault("max_tokens", 1)
+                data = bytearray(json.dumps(body).encode())
+                if rng.random() < 0.3:
+                    for _ in range(rng.randrange(1, 4)):
+                        data[rng.randrange(len(data))] = rng.randrange(256)
+                if rng.random() < 0.1:
+                    del data[rng.randrange(len(data)) :]
+                statuses[target.ask(rng.choice(PATHS), bytes(data), timeout=20)[0]] += 1
+            return statuses
+
+        total = collections.Counter()
+        for statuses in at_once(4, some):
+            total.update(statuses if isinstance(statuses, dict) else [statuses])
+        return total
+
+    return attack
+
+
+def attacks(options):
+    nested = b'{"prompt":"a","x":' + b"[0," * 60 + b"0" + b"]" * 60 + b"}"
+    wide = b'{"prompt":"a","max_tokens":1,"x":[' + b"0," * (LARGE // 2 - 40) + b"0]}"
+    tree = b'{"messages":[{"role":"user","content":"a","x":[' + b"0," * (LARGE // 2 - 60) + b"0]}]}"
+    text = lambda piece: json.dumps({"prompt": piece * (LARGE // len(piece) - 20)}).encode()
+    logprobs = {"messages": [{"role": "user", "content": "a"}], "n": 64, "logprobs": True, "top_logprobs": 20,
+                "max_tokens": 64, "ignore_eos": True}
+    return [
+        ("stalled headers", hold(200, lambda t: b"GET /health HTTP/1.1\r\nHost: loc")),
+        ("headers byte by byte", trickle),
+        ("stalled small bodies", hold(100, lambda t: t.head("POST", "/v1/completions", 1000) + b"{")),
+        ("stalled large bodies", hold(100, lambda t: t.head("POST", "/tokenize", LARGE) + b"a" * (LARGE - 1))),
+        ("slow readers", slow_readers),
+        ("bodies over the limit", oversized),
+        ("Expect over the limit", expect),
+        ("100 idle keep-alive", keep_alive),
+        ("half-closed clients", half_closed),
+        ("40 x 2 MiB of words", post_many(40, "/tokenize", text("the cat sat on a mat. "))),
+        ("8 x 2 MiB of digits", post_many(8, "/tokenize", text("1234567890"))),
+        ("8 x 2 MiB of spaces", post_many(8, "/tokenize", text(" "))),
+        ("80 x deep JSON", post_many(80, "/v1/completions", nested)),
+        ("80 x wide JSON", post_many(80, "/v1/completions", wide)),
+        ("20 x wide messages", post_many(20, "/v1/chat/completions", tree)),
+        ("n=64, 20 log-probs", post_many(1, "/v1/chat/completions", logprobs)),
+        ("random bodies", random_bodies(options.random)),
+        ("100 dropped requests", dropped),
+    ]
+
+
+class Beside(threading.Thread):
+    """Times a small request again and again."""
+
+    def __init__(self, target):
+        super().__init__(daemon=True)
+        self.target, self.waits, self.statuses, self.ends = target, [], collections.Counter(), False
+
+    def run(self):
+        while not self.ends:
+            started = time.monotonic()
+            try:
+                status, _ = self.target.ask("/tokenize", {"prompt": "Once upon a time"})
+            except OSError as e:
+                status = type(e).__name__
+            self.waits.append(time.monotonic() - started)
+            self.statuses[status] += 1
+            time.sleep(0.05)
+
+
+def memory(pid):
+    """The peak memory of the process since the last call, in MiB."""
+    try:
+        with open(f"/proc/{pid}/status") as lines:
+            peak = next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM"))
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/clear_refs", "w") as clear:
+            clear.write("5")
+        return peak
+    except (OSError, StopIteration):
+        return None
+
+
+def listener(port):
+    """The process that listens on `port`."""
+    with open("/proc/net/tcp") as lines:
+        rows = [line.split() for line in list(lines)[1:]]
+    inodes = {f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and int(row[1].split(":")[1], 16) == port}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                if os.readlink(f"/proc/{pid}/fd/{fd}") in inodes:
+                    return int(pid)
+    return None
+
+
+def at_rest(target):
+    """Whether no request is running or waiting, after some time at most."""
+    for _ in range(PATIENCE * 2):
+        with contextlib.suppress(OSError):
+            status, metrics = target.ask("/metrics")
+            gauges = [l for l in metrics.decode().splitlines() if "num_requests_" in l and not l.startswith("#")]
+            if status == "200" and gauges and all(float(line.split()[-1]) == 0 for line in gauges):
+                return True
+        time.sleep(1)
+    return False
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--key", default="")
+    parser.add_argument("--pid", type=int)
+    parser.add_argument("--only", default="", help="attacks whose name contains this")
+    parser.add_argument("--random", type=int, default=2000, help="number of random bodies")
+    parser.add_argument("--patience", type=float, default=65, help="seconds after which a connection counts as open")
+    options = parser.parse_args()
+    global PATIENCE
+    PATIENCE = options.patience
+    target = Target(options.url, options.key)
+    pid = options.pid or listener(target.address[1])
+    alone = Beside(target)
+    alone.start()
+    time.sleep(2)
+    alone.ends = True
+    alone.join()
+    memory(pid)
+    print(f"{'attack':24}{'tried':>6}  {'seconds':>7}  {'small alone -> worst, ms':>25}  {'peak MiB':>8}  statuses")
+    failed = False
+    for name, attack in attacks(options):
+        if options.only not in name:
+            continue
+        beside, started = Beside(target), time.monotonic()
+        beside.start()
+        statuses = collections.Counter(attack(target))
+        seconds = time.monotonic() - started
+        beside.ends = True
+        beside.join(PATIENCE * 2)
+        rests = at_rest(target)
+        alive = pid is None or os.path.exists(f"/proc/{pid}")
+        usual = sorted(alone.waits)[len(alone.waits) // 2] * 1000
+        wait = f"{usual:.0f} -> {max(beside.waits, default=float('nan')) * 1000:.0f}"
+        every = statuses + beside.statuses
+        wrong = [s for s in every if s.startswith("5") and s != "503" or s in ("hung", "other")]
+        said = ", ".join(f"{status}: {count}" for status, count in sorted(statuses.items()))
+        said += "".join(f", SMALL {s}: {n}" for s, n in beside.statuses.items() if s != "200")
+        said += "" if alive else ", THE SERVER DIED"
+        said += "" if rests or not alive else ", NOT AT REST"
+        failed |= bool(wrong) or not alive or not rests
+        print(f"{name:24}{sum(statuses.values()):6}  {seconds:7.1f}  {wait:>25}  {memory(pid) or 0:8}  {said}", flush=True)
+        if not alive:
+            break
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,467 @@
+//! Request bodies as JSON objects: what nobody reads is checked, but not kept.
+//!
+//! A tree of values takes many times the bytes of its text. So the fields of a body stay text until they are
+//! read, lists are read into what they become, and only as many values as a request can use become a tree.
+
+use super::unsupported::{self, Treatment};
+use super::wire::{self, whole};
+use crate::error::{Error, RequestErrorKind, Result};
+use serde::Deserialize;
+use serde::de::value::MapDeserializer;
+use serde::de::{
+    DeserializeOwned, Deserializer, Error as _, IgnoredAny, IntoDeserializer, MapAccess, Visitor,
+};
+use serde::forward_to_deserialize_any;
+use serde_json::value::RawValue;
+use serde_json::{Error as JsonError, Value};
+use std::borrow::Cow;
+use std::fmt;
+
+/// Maximum number of values in a field that becomes a tree: messages, tools, schemas.
+const MAX_VALUES: usize = 64 * 1024;
+
+/// Lists of plain values, which become no tree.
+const LISTS: [&str; 3] = ["prompt", "tokens", "stop_token_ids"];
+
+/// Maximum number of unknown names that are kept, and maximum characters of each.
+const MAX_UNKNOWN: usize = 16;
+const MAX_UNKNOWN_CHARS: usize = 64;
+
+/// The fields of a JSON object.
+#[derive(Debug, Default)]
+pub(super) struct Object<'a> {
+    known: Vec<(Cow<'a, str>, &'a RawValue)>,
+    /// Fields with a known prefix, of which there may be many; every occurrence counts.
+    prefixed: Vec<(Cow<'a, str>, &'a RawValue)>,
+    /// The beginnings of the first names that nobody knows.
+    unknown: Vec<String>,
+    unknown_count: usize,
+}
+
+impl<'a> Object<'a> {
+    /// Parses a body, of which the names in `read` are read. Of a name that comes twice, the last counts.
+    ///
+    /// # Errors
+    /// `Invalid`, if the body is not JSON or not an object.
+    pub fn parse(body: &'a [u8], read: &[&[&str]]) -> Result<Self> {
+        let malformed = |message: String| Error::request(RequestErrorKind::Invalid, None, message);
+        let text = std::str::from_utf8(body)
+            .map_err(|e| malformed(format!("the body is not valid JSON: {e}")))?;
+        let mut json = serde_json::Deserializer::from_str(text);
+        let object = json.deserialize_any(Fields { read });
+        match object.and_then(|object| json.end().map(|()| object)) {
+            Ok(Some(object)) => Ok(object),
+            Ok(None) => Err(malformed("the body must be a JSON object".into())),
+            Err(e) => Err(malformed(format!("the body is not valid JSON: {e}"))),
+        }
+    }
+
+    /// Checks the fields that are not in `read`. Unknown names are ignored, with one debug line.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the first field that asks for something the server does not do.
+    pub fn check_others(&self, read: &[&[&str]]) -> Result<()> {
+        for (name, value) in self.known.iter().chain(&self.prefixed) {
+            if !is_in(read, name) {
+                unsupported::check(name, value.get())?;
+            }
+        }
+        if self.unknown_count > 0 {
+            tracing::debug!("{}", self.ignored());
+        }
+        Ok(())
+    }
+
+    fn ignored(&self) -> String {
+        let listed = &self.unknown;
+        let more = match self.unknown_count - listed.len() {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        format!("unknown fields are ignored: {listed:?}{more}")
+    }
+
+    /// Reads the fields of `T`. Integers in them and their lists may be written as 4.0.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the field and what it accepts.
+    pub fn fields<T: DeserializeOwned>(&self) -> Result<T> {
+        let names = wire::names::<T>();
+        let of_t = self
+            .known
+            .iter()
+            .filter(|(name, _)| names.contains(&name.as_ref()));
+        let fields = of_t.map(|(name, value)| (name.as_ref(), Field { name, value }));
+        let map = MapDeserializer::<_, JsonError>::new(fields);
+        serde_path_to_error::deserialize(map).map_err(|e| {
+            let param = e.path().to_string();
+            let message = readable(&without_place(e.inner()));
+            Error::invalid(&param, format!("{param}: {message}"))
+        })
+    }
+}
+
+fn is_in(lists: &[&[&str]], name: &str) -> bool {
+    lists.iter().any(|names| names.contains(&name))
+}
+
+/// Visits a body; `None` if it is not an object.
+struct Fields<'r> {
+    read: &'r [&'r [&'r str]],
+}
+
+impl<'de> Visitor<'de> for Fields<'_> {
+    type Value = Option<Object<'de>>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut object = Object::default();
+        while let Some(Name(name)) = map.next_key()? {
+            let treatment = match is_in(self.read, &name) {
+                true => Treatment::Checked,
+                false => unsupported::treatment(&name),
+            };
+            match treatment {
+                Treatment::Checked => {
+                    let value = map.next_value()?;
+                    match object.known.iter_mut().find(|(known, _)| *known == name) {
+                        Some((_, known)) => *known = value,
+                        None => object.known.push((name, value)),
+                    }
+                }
+                Treatment::CheckedByPrefix => object.prefixed.push((name, map.next_value()?)),
+                Treatment::Accepted => drop(map.next_value::<IgnoredAny>()?),
+                Treatment::Unknown => {
+                    map.next_value::<IgnoredAny>()?;
+                    object.unknown_count += 1;
+                    if object.unknown.len() < MAX_UNKNOWN {
+                        let start = name.chars().take(MAX_UNKNOWN_CHARS).collect();
+                        object.unknown.push(start);
+                    }
+                }
+            }
+        }
+        Ok(Some(object))
+    }
+
+    fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(None)
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+}
+
+/// A name, borrowed from the body where it has no escapes.
+#[derive(Deserialize)]
+struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
+
+/// The text of a field's value.
+struct Field<'a> {
+    name: &'a str,
+    value: &'a RawValue,
+}
+
+impl<'a> Field<'a> {
+    fn is_list(&self) -> bool {
+        self.value.get().starts_with('[')
+    }
+
+    /// The value as a tree. Objects keep their numbers as they are: messages and a template's variables
+    /// are rendered unchanged.
+    fn tree(&self) -> Result<Value, JsonError> {
+        let mut value: Value = serde_json::from_str(self.value.get())?;
+        if let Value::Number(number) = &value
+            && number.is_f64()
+            && let Some(n) = number.as_f64().and_then(whole)
+        {
+            value = n.into();
+        }
+        Ok(value)
+    }
+
+    /// Checks that the value does not take much more memory than its text.
+    fn check_size(&self) -> Result<(), JsonError> {
+        if !LISTS.contains(&self.name) && count_values(self.value.get()) > MAX_VALUES {
+            let message = format!("may have at most {MAX_VALUES} values");
+            return Err(JsonError::custom(message));
+        }
+        Ok(())
+    }
+}
+
+impl<'de> Deserializer<'de> for Field<'de> {
+    type Error = JsonError;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, JsonError> {
+        self.check_size()?;
+        if self.is_list() {
+            let mut list = serde_json::Deserializer::from_str(self.value.get());
+            return list.deserialize_any(visitor);
+        }
+        self.tree()?.deserialize_any(visitor)
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, JsonError> {
+        match self.value.get() {
+            "null" => visitor.visit_none(),
+            _ => visitor.visit_some(self),
+        }
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        variants: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, JsonError> {
+        self.check_size()?;
+        self.tree()?.deserialize_enum(name, variants, visitor)
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, JsonError> {
+        visitor.visit_newtype_struct(self)
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit
+        unit_struct seq tuple tuple_struct map struct identifier ignored_any
+    }
+}
+
+impl<'de> IntoDeserializer<'de, JsonError> for Field<'de> {
+    type Deserializer = Self;
+
+    fn into_deserializer(self) -> Self {
+        self
+    }
+}
+
+/// The number of values, and names, in a JSON text.
+fn count_values(json: &str) -> usize {
+    let (mut count, mut in_string, mut escaped) = (1, false, false);
+    for byte in json.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = in_string,
+            b'"' => in_string = !in_string,
+            b',' | b':' | b'[' | b'{' if !in_string => count += 1,
+            _ => {}
+        }
+    }
+    count
+}
+
+/// The message without the place in the text of the field, which is not the place in the body.
+fn without_place(error: &JsonError) -> String {
+    let message = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    message
+        .strip_suffix(&place)
+        .map_or(message.clone(), str::to_owned)
+}
+
+/// Replaces Rust's type names in serde's messages by plain ones.
+fn readable(message: &str) -> String {
+    let names = [
+        ("expected f64", "expected a number"),
+        ("expected i64", "expected an integer"),
+        ("expected usize", "expected a non-negative integer"),
+        ("expected u32", "expected a non-negative integer"),
+        ("expected a sequence", "expected a list"),
+        ("expected a map", "expected an object"),
+        ("expected struct StreamOptions", "expected an object"),
+        ("expected struct Prediction", "expected an object"),
+        ("expected struct TextOptions", "expected an object"),
+        ("expected struct ReasoningOptions", "expected an object"),
+        ("expected struct OutputConfig", "expected an object"),
+        ("expected struct Thinking", "expected an object"),
+        ("expected struct Choice", "expected an object"),
+        ("expected struct Turn", "expected an object"),
+    ];
+    names
+        .iter()
+        .find_map(|(rust, plain)| Some(message.strip_suffix(rust)?.to_owned() + plain))
+        .unwrap_or_else(|| message.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::{Common, Completion, Detokenize, Prompt, Tokenize};
+
+    const READ: fn() -> [&'static [&'static str]; 3] = || {
+        [
+            wire::names::<Common>(),
+            wire::names::<Completion>(),
+            wire::names::<Detokenize>(),
+        ]
+    };
+
+    fn fields<T: DeserializeOwned>(body: &str) -> Result<T> {
+        Object::parse(body.as_bytes(), &READ())?.fields()
+    }
+
+    #[test]
+    fn the_last_of_two_fields_counts_and_null_is_absent() {
+        let body: Common = fields(r#"{"n": 2, "seed": 1, "n": 3, "seed": null}"#).expect("fine");
+        assert_eq!((body.n, body.seed), (Some(3), None));
+    }
+
+    #[test]
+    fn whole_numbers_are_integers_alone_and_in_lists() {
+        let body: Common = fields(r#"{"n": 4.0, "top_k": -1.0, "stop_token_ids": [1.0, 2]}"#)
+            .expect("whole numbers");
+        assert_eq!((body.n, body.top_k), (Some(4), Some(-1)));
+        assert_eq!(body.stop_token_ids, Some(vec![1, 2]));
+        let prompt = |json: &str| {
+            let body: Result<Completion> = fields(&format!(r#"{{"prompt": {json}}}"#));
+            body.map(|body| body.prompt)
+        };
+        assert!(matches!(prompt("[1.0, 2]"), Ok(Some(Prompt::Ids(ids))) if ids == [1, 2]));
+        assert!(matches!(prompt("[[1], [2.0]]"), Ok(Some(Prompt::IdLists(l))) if l == [[1], [2]]));
+        assert!(matches!(prompt(r#"["a"]"#), Ok(Some(Prompt::Texts(texts))) if texts == ["a"]));
+        assert!(matches!(prompt(r#""a""#), Ok(Some(Prompt::Text(text))) if text == "a"));
+        assert!(prompt("[1.5]").is_err() && prompt("[-1]").is_err() && prompt("{}").is_err());
+    }
+
+    #[test]
+    fn errors_name_the_place_and_what_is_accepted() {
+        for (body, message) in [
+            (
+                r#"{"n": "two"}"#,
+                "n: invalid type: string \"two\", expected a non-negative integer",
+            ),
+            (
+                r#"{"n": 1.5}"#,
+                "n: invalid type: floating point `1.5`, expected a non-negative integer",
+            ),
+            (
+                r#"{"seed": []}"#,
+                "seed: invalid type: sequence, expected an integer",
+            ),
+            (
+                r#"{"stop_token_ids": [1, -1]}"#,
+                "stop_token_ids[1]: invalid value: integer `-1`, expected a non-negative integer",
+            ),
+            (
+                r#"{"stop_token_ids": [null]}"#,
+                "stop_token_ids[0]: invalid type: null, expected a non-negative integer",
+            ),
+            (
+                r#"{"stop": [1]}"#,
+                "stop: expected a string or a list of strings",
+            ),
+            (
+                r#"{"stream_options": {"include_usage": 1}}"#,
+                "stream_options.include_usage: invalid type: integer `1`, expected a boolean",
+            ),
+        ] {
+            let error = fields::<Common>(body).unwrap_err();
+            assert_eq!(error.to_string(), message);
+        }
+        for (body, start) in [
+            ("", "the body is not valid JSON: EOF"),
+            ("{\"n\": 1", "the body is not valid JSON: EOF"),
+            (
+                "{\"n\": 1} x",
+                "the body is not valid JSON: trailing characters",
+            ),
+            ("{\"x\": [1,]}", "the body is not valid JSON: "),
+            (
+                "{\"x\": \"\u{1}\"}",
+                "the body is not valid JSON: control character",
+            ),
+            ("[1]", "the body must be a JSON object"),
+            ("\"a\"", "the body must be a JSON object"),
+            ("1.5", "the body must be a JSON object"),
+            ("null", "the body must be a JSON object"),
+        ] {
+            let error = fields::<Common>(body).unwrap_err().to_string();
+            assert!(error.starts_with(start), "{body}: {error}");
+        }
+        let bytes = Object::parse(b"{\"x\": \"\xff\"}", &READ());
+        assert!(bytes.is_err());
+    }
+
+    #[test]
+    fn trees_are_bounded_and_lists_are_not() {
+        let list = format!("[{}0]", "0,".repeat(MAX_VALUES));
+        let body: Detokenize = fields(&format!(r#"{{"tokens": {list}}}"#)).expect("ids");
+        assert_eq!(body.tokens.map(|ids| ids.len()), Some(MAX_VALUES + 1));
+        let unread = format!(r#"{{"unknown": {list}, "n": 1}}"#);
+        assert!(fields::<Common>(&unread).is_ok());
+        let read = [wire::names::<Tokenize>()];
+        let tree = format!(r#"{{"messages": {list}}}"#);
+        let tree = Object::parse(tree.as_bytes(), &read).expect("JSON");
+        let error = tree.fields::<Tokenize>().unwrap_err().to_string();
+        assert_eq!(
+            error,
+            format!("messages: may have at most {MAX_VALUES} values")
+        );
+    }
+
+    #[test]
+    fn the_line_about_unknown_names_is_bounded() {
+        let line = |names: &[String]| {
+            let fields: Vec<String> = names.iter().map(|name| format!("{name}: 0")).collect();
+            let body = format!("{{{}}}", fields.join(","));
+            let body = Object::parse(body.as_bytes(), &[]);
+            body.expect("an object").ignored()
+        };
+        assert_eq!(
+            line(&[r#""a""#.into(), r#""b\n""#.into(), r#""user""#.into()]),
+            r#"unknown fields are ignored: ["a", "b\n"]"#
+        );
+        let long = format!("\"{}\"", "é".repeat(10_000));
+        let line = line(&vec![long; 1000]);
+        assert!(line.ends_with("] and 984 more"), "{line}");
+        assert!(line.chars().count() < 1200, "{line}");
+    }
+
+    /// As a JSON text is read, no matter how long.
+    #[test]
+    fn many_names_take_linear_time() {
+        let names = |name: &str| -> String {
+            let field = |i| format!(r#""{name}{i}":null,"model":"m","#);
+            (0..100_000).map(field).collect()
+        };
+        for name in ["guided_", "unknown"] {
+            let body = format!(r#"{{{}"model":"m"}}"#, names(name));
+            let started = std::time::Instant::now();
+            let read: &[&[&str]] = &[&["model"]];
+            let body = Object::parse(body.as_bytes(), read).expect("an object");
+            assert!(body.check_others(read).is_ok());
+            assert!(started.elapsed() < std::time::Duration::from_secs(2));
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! Which names the server answers to, and which web pages may use it.
+//!
+//! A browser lets any page send requests to this machine. Two checks keep pages out that nobody allowed: the
+//! host must be one of ours, because a page can let its own name point to this machine (DNS rebinding), and
+//! a request that changes or costs something must not come from a page of another origin.
+
+use crate::error::{Error, RequestErrorKind, Result};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use clap::Args;
+use std::net::IpAddr;
+
+const ANY: &str = "*";
+
+/// What pages may read of a response besides what every page may.
+const EXPOSED: &str = "retry-after, x-request-id";
+
+/// Seconds for which a browser may remember that a page is allowed.
+const MAX_AGE: &str = "600";
+
+const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+const ASKS_PRIVATE: HeaderName = HeaderName::from_static("access-control-request-private-network");
+const ALLOWS_PRIVATE: HeaderName = HeaderName::from_static("access-control-allow-private-network");
+
+/// Allowed hosts and origins.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "HTTP")]
+pub struct OriginOptions {
+    /// Names, separated by commas, that the Host header may have besides localhost, the addresses of this
+    /// machine's loopback and --host; * = any. Without this flag, hosts are checked only if --host is a
+    /// loopback address.
+    #[arg(long, value_name = "HOSTS", value_delimiter = ',', value_parser = host)]
+    pub allowed_hosts: Vec<String>,
+    /// Origins of web pages, separated by commas, that may use the server from a browser, such as
+    /// https://chat.example.com; * = any.
+    #[arg(long, value_name = "ORIGINS", value_delimiter = ',', value_parser = origin)]
+    pub allowed_origins: Vec<String>,
+}
+
+/// Checks requests against [`OriginOptions`].
+#[derive(Debug, Clone, Default)]
+pub(super) struct Origins {
+    options: OriginOptions,
+    /// The host that the operator chose to listen on.
+    bound: String,
+    loopback: bool,
+}
+
+/// What a browser is told of a response.
+#[derive(Debug, PartialEq)]
+pub(super) enum Sharing {
+    /// Nothing: only pages of the same origin can read it.
+    SameOrigin,
+    /// This origin, or any, may read it.
+    With(HeaderValue),
+}
+
+impl Origins {
+    pub fn new(options: OriginOptions, bound: &str) -> Self {
+        Self {
+            options,
+            bound: bound.to_owned(),
+            loopback: false,
+        }
+    }
+
+    /// Says whether the listener is on a loopback address.
+    pub fn on_loopback(mut self, loopback: bool) -> Self {
+        self.loopback = loopback;
+        self
+    }
+
+    /// Checks the host and the origin of a request.
+    ///
+    /// # Errors
+    /// `Forbidden`, naming the flag that would allow it.
+    pub fn check<B>(&self, request: &Request<B>) -> Result<Sharing> {
+        let host = requested_host(request.uri(), request.headers());
+        self.check_host(host.as_deref())?;
+        let headers = request.headers();
+        let Some(origin) = headers.get(header::ORIGIN) else {
+            let site = headers.get(SEC_FETCH_SITE).map(HeaderValue::as_bytes);
+            let foreign = matches!(site, Some(b"cross-site" | b"same-site"));
+            return match foreign && !request.method().is_safe() {
+                true => Err(forbidden_origin("another site")),
+                false => Ok(Sharing::SameOrigin),
+            };
+        };
+        let allowed = &self.options.allowed_origins;
+        if allowed.iter().any(|allowed| allowed == ANY) {
+            return Ok(Sharing::With(HeaderValue::from_static(ANY)));
+        }
+        let name = String::from_utf8_lossy(origin.as_bytes());
+        if allowed.iter().any(|a| a.eq_ignore_ascii_case(&name)) {
+            return Ok(Sharing::With(origin.clone()));
+        }
+        let same = headers
+            .get(SEC_FETCH_SITE)
+            .is_some_and(|site| site == "same-origin")
+            || (name.split_once("://").zip(host))
+                .is_some_and(|((_, authority), host)| authority.eq_ignore_ascii_case(&host));
+        let harmless = matches!(*request.method(), Method::GET | Method::HEAD);
+        match same || harmless {
+            true => Ok(Sharing::SameOrigin),
+            false => Err(forbidden_origin(&name)),
+        }
+    }
+
+    fn check_host(&self, host: Option<&str>) -> Result<()> {
+        let allowed = &self.options.allowed_hosts;
+        let checked = self.loopback || !allowed.is_empty();
+        // Browsers always name a host.
+        let Some(host) = host.filter(|_| checked) else {
+            return Ok(());
+        };
+        let name = without_port(host);
+        let is = |other: &str| name.eq_ignore_ascii_case(other.trim_matches(['[', ']']));
+        let is_loopback = match name.parse::<IpAddr>() {
+            Ok(address) => address.is_loopback(),
+            Err(_) => {
+                let name = name.trim_end_matches('.').to_ascii_lowercase();
+                name == "localhost" || name.ends_with(".localhost")
+            }
+        };
+        if is_loopback || is(&self.bound) || allowed.iter().any(|a| a == ANY || is(a)) {
+            return Ok(());
+        }
+        let message = format!(
+            "the host {} is not allowed; the server's operator can allow it with --allowed-hosts",
+            clipped(name)
+        );
+        Err(Error::request(RequestErrorKind::Forbidden, None, message))
+    }
+}
+
+impl Sharing {
+    /// Tells the browser of the client who may read `response`.
+    pub fn mark(&self, response: &mut Response) {
+        let Self::With(origin) = self else { return };
+        let headers = response.headers_mut();
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
+        let exposed = HeaderValue::from_static(EXPOSED);
+        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
+        headers.append(header::VARY, HeaderValue::from_static("origin"));
+    }
+
+    /// The answer to a browser that asks whether it may send a request for a page.
+    pub fn preflight<B>(&self, request: &Request<B>) -> Option<Response> {
+        let asked = request.headers();
+        if request.method() != Method::OPTIONS
+            || !asked.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
+            || *self == Self::SameOrigin
+        {
+            return None;
+        }
+        let mut response = StatusCode::NO_CONTENT.into_response();
+        let headers = response.headers_mut();
+        let value = HeaderValue::from_static;
+        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, value("GET, POST"));
+        headers.insert(header::ACCESS_CONTROL_MAX_AGE, value(MAX_AGE));
+        if let Some(wanted) = asked.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
+            headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted.clone());
+        }
+        if asked.contains_key(ASKS_PRIVATE) {
+            headers.insert(ALLOWS_PRIVATE, value("true"));
+        }
+        Some(response)
+    }
+}
+
+/// The host, with its port, that the client asked.
+fn requested_host(uri: &Uri, headers: &HeaderMap) -> Option<String> {
+    let of_uri = uri
+        .authority()
+        .map(|authority| authority.as_str().to_owned());
+    let of_header = || {
+        let host = headers.get(header::HOST)?;
+        Some(String::from_utf8_lossy(host.as_bytes()).into_owned())
+    };
+    of_uri.or_else(of_header)
+}
+
+/// `name`, `name:80`, `[::1]` or `[::1]:80` without port and brackets.
+fn without_port(host: &str) -> &str {
+    if let Some((address, _)) = host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        return address;
+    }
+    host.split_once(':').map_or(host, |(name, _)| name)
+}
+
+fn forbidden_origin(origin: &str) -> Error {
+    let message = format!(
+        "requests of web pages from {} are not allowed; the server's operator can allow them with --allowed-origins",
+        clipped(origin)
+    );
+    Error::request(RequestErrorKind::Forbidden, None, message)
+}
+
+/// A name in a message, of bounded length.
+fn clipped(name: &str) -> String {
+    const MAX: usize = 100;
+    let start: String = name.chars().take(MAX).collect();
+    format!("{start:?}")
+}
+
+fn host(text: &str) -> Result<String, String> {
+    match text.trim() {
+        "" => Err("must be a host name, or *".into()),
+        host if host.contains('/') => Err(format!(
+            "must be a host name without scheme and path, or *, not {host}"
+        )),
+        host => Ok(host.to_owned()),
+    }
+}
+
+fn origin(text: &str) -> Result<String, String> {
+    let text = text.trim().trim_end_matches('/');
+    let is_origin = text.split_once("://").is_some_and(|(scheme, host)| {
+        !scheme.is_empty() && !host.is_empty() && !host.contains('/')
+    });
+    match text == ANY || text == "null" || is_origin {
+        true => Ok(text.to_owned()),
+        false => Err("must be an origin such as https://chat.example.com, or *".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(origins: &Origins, method: &str, headers: &[(&str, &str)]) -> Result<Sharing> {
+        let mut request = Request::builder().method(method).uri("/v1/completions");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        origins.check(&request.body(()).expect("a request"))
+    }
+
+    #[test]
+    fn a_loopback_listener_answers_only_to_its_names() {
+        let options = OriginOptions {
+            allowed_hosts: vec!["box.lan".into()],
+            ..OriginOptions::default()
+        };
+        let local = Origins::new(OriginOptions::default(), "my-host").on_loopback(true);
+        let named = Origins::new(options, "127.0.0.1").on_loopback(true);
+        for host in [
+            "localhost",
+            "LOCALHOST:8000",
+            "a.localhost:1",
+            "127.0.0.1",
+            "127.1.2.3:80",
+            "[::1]:80",
+            "[::1]",
+            "my-host:8000",
+        ] {
+            assert!(checked(&local, "GET", &[("host", host)]).is_ok(), "{host}");
+        }
+        for host in [
+            "evil.com",
+            "evil.com:8000",
+            "127.0.0.1.evil.com",
+            "box.lan",
+            "10.0.0.1",
+            "",
+            "@",
+        ] {
+            assert!(checked(&local, "GET", &[("host", host)]).is_err(), "{host}");
+        }
+        assert!(checked(&named, "GET", &[("host", "Box.LAN:80")]).is_ok());
+        assert!(checked(&named, "GET", &[("host", "evil.com")]).is_err());
+        let public = Origins::new(OriginOptions::default(), "0.0.0.0");
+        assert!(checked(&public, "GET", &[("host", "evil.com")]).is_ok());
+        assert!(checked(&local, "GET", &[]).is_ok(), "no browser");
+    }
+
+    #[test]
+    fn pages_of_other_origins_need_to_be_allowed() {
+        let none = Origins::new(OriginOptions::default(), "127.0.0.1").on_loopback(true);
+        let host = ("host", "localhost:8000");
+        for (headers, fine) in [
+            (&[host][..], true),
+            (&[host, ("origin", "http://localhost:8000")], true),
+            (&[host, ("origin", "https://evil.com")], false),
+            (&[host, ("origin", "http://localhost:3000")], false),
+            (&[host, ("origin", "null")], false),
+            (&[host, ("sec-fetch-site", "cross-site")], false),
+            (&[host, ("sec-fetch-site", "none")], true),
+            // Behind a proxy that names another host.
+            (
+                &[
+                    host,
+                    ("origin", "https://a.com"),
+                    ("sec-fetch-site", "same-origin"),
+                ],
+                true,
+            ),
+        ] {
+            assert_eq!(checked(&none, "POST", headers).is_ok(), fine, "{headers:?}");
+            let got = checked(&none, "GET", headers);
+            assert_eq!(
+                got.expect("reading is the browser's to forbid"),
+                Sharing::SameOrigin
+            );
+        }
+        let some = OriginOptions {
+            allowed_origins: vec!["https://a.com".into()],
+            ..OriginOptions::default()
+        };
+        let some = Origins::new(some, "127.0.0.1");
+        let shared = checked(&some, "POST", &[("origin", "https://a.com")]).expect("allowed");
+        assert_eq!(
+            shared,
+            Sharing::With(HeaderValue::from_static("https://a.com"))
+        );
+        assert!(checked(&some, "POST", &[("origin", "https://a.com.evil.com")]).is_err());
+        let any = OriginOptions {
+            allowed_origins: vec![ANY.into()],
+            ..OriginOptions::default()
+        };
+        let shared = checked(
+            &Origins::new(any, ""),
+            "POST",
+            &[("origin", "https://b.com")],
+        );
+        assert_eq!(
+            shared.expect("allowed"),
+            Sharing::With(HeaderValue::from_static(ANY))
+        );
+    }
+
+    #[test]
+    fn flags_are_checked() {
+        assert!(origin("https://a.com/").is_ok_and(|origin| origin == "https://a.com"));
+        for wrong in ["", "a.com", "https://", "https://a.com/path"] {
+            assert!(origin(wrong).is_err(), "{wrong}");
+        }
+        assert!(host("a.com").is_ok() && host("https://a.com").is_err() && host("").is_err());
+    }
+}
