@@ -231,6 +231,19 @@ def random_value(rng, depth=0):
     return rng.choice(kinds[:4] if depth > 3 else kinds)()
 
 
+def hoards(prompts, **fields):
+    """Completions that take places in the batch and blocks of the pool for as long as they may."""
+
+    def attack(target):
+        def one(index):
+            body = {"prompt": prompts[index], "max_tokens": 400, "ignore_eos": True, "seed": index} | fields
+            return target.ask("/v1/completions", body, timeout=PATIENCE * 5)[0]
+
+        return at_once(len(prompts), one)
+
+    return attack
+
+
 def random_bodies(count):
     def attack(target):
         def some(index):
@@ -281,9 +294,16 @@ def attacks(options):
         ("80 x wide JSON", post_many(80, "/v1/completions", wide)),
         ("20 x wide messages", post_many(20, "/v1/chat/completions", tree)),
         ("n=64, 20 log-probs", post_many(1, "/v1/chat/completions", logprobs)),
+        ("128 choices", hoards(["Once upon a time"], n=128)),
+        ("a prompt of 6,000 tokens", hoards(["one two three four five six seven eight. " * 660])),
+        ("48 long requests", hoards([f"{i} " + "a long story. " * 300 for i in range(48)], max_tokens=200)),
         ("random bodies", random_bodies(options.random)),
         ("100 dropped requests", dropped),
     ]
+
+
+# The smallest request that goes all the way: the wait for a first token.
+SMALL = {"prompt": "Once upon a time", "max_tokens": 1, "temperature": 0}
 
 
 class Beside(threading.Thread):
@@ -297,7 +317,7 @@ class Beside(threading.Thread):
         while not self.ends:
             started = time.monotonic()
             try:
-                status, _ = self.target.ask("/tokenize", {"prompt": "Once upon a time"})
+                status, _ = self.target.ask("/v1/completions", SMALL)
             except OSError as e:
                 status = type(e).__name__
             self.waits.append(time.monotonic() - started)

@@ -3,7 +3,7 @@
 //!
 //! `fuzz/` has a program for each target, and a corpus that `cargo test` replays.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, catching};
 use crate::gguf;
 use crate::http::fuzzing::{Api, read};
 use crate::model::ModelConfig;
@@ -11,7 +11,7 @@ use crate::text::{Chat, ChatTemplate, SpecialIds, Text};
 use serde_json::{Map, Value, json};
 use std::io::Cursor;
 use std::path::Path;
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Once};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Tokenizer};
 
@@ -39,6 +39,16 @@ pub const TARGETS: [(&str, Target); 10] = [
 /// # Panics
 /// If there is no such target, or it finds something.
 pub fn run(name: &str, bytes: &[u8]) {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        // A fuzzer ends the process on every panic, also on those of libraries that are caught.
+        let outer = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if !catching() {
+                outer(panic);
+            }
+        }));
+    });
     let found = TARGETS.iter().find(|(target, _)| *target == name);
     let Some((_, target)) = found else {
         panic!("there is no target {name}");
