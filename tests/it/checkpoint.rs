@@ -209,7 +209,10 @@ fn dummy_weights_need_only_a_config_and_a_seed() {
     assert_eq!(one, dummy(&file, 1));
     assert_ne!(one, dummy(&file, 2));
     let error = open(folder.path()).err().unwrap().to_string();
-    assert!(error.contains("model.safetensors: it is missing"), "{error}");
+    assert!(
+        error.contains("model.safetensors: it is missing"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -474,5 +477,8 @@ fn broken_files_are_named_in_one_line() {
     assert!(text.contains("model.layers.1.mlp.up_proj.weight"), "{text}");
     std::fs::remove_file(folder.path().join("model-1.safetensors")).unwrap();
     let text = open(folder.path()).err().unwrap().to_string();
-    assert!(text.contains("model-1.safetensors: it is missing"), "{text}");
+    assert!(
+        text.contains("model-1.safetensors: it is missing"),
+        "{text}"
+    );
 }
