@@ -72,6 +72,27 @@ impl Error {
         }
     }
 
+    /// The same error for an API that has other names for fields. Each old name, or the end of a path like
+    /// `.function`, becomes the new one wherever it is in the path of the field.
+    pub fn renamed(self, names: &[(&str, &str)]) -> Self {
+        match self {
+            Self::Request {
+                kind,
+                message,
+                param: Some(old),
+            } => {
+                let rename = |path: String, (old, new): &(&str, &str)| renamed(&path, old, new);
+                let new = names.iter().fold(old.clone(), rename);
+                Self::Request {
+                    kind,
+                    message: message.replacen(&old, &new, 1),
+                    param: Some(new),
+                }
+            }
+            other => other,
+        }
+    }
+
     /// A 400 about an id in `param` that is not below `vocab_size`.
     pub fn unknown_token(param: &str, id: u32, vocab_size: usize) -> Self {
         let largest = vocab_size.saturating_sub(1);
@@ -131,6 +152,21 @@ impl Error {
     /// An internal error.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::Internal(message.into())
+    }
+}
+
+/// `path` with `new` for `old`, which must end where a part of the path does, and begin at the beginning or
+/// with a dot.
+fn renamed(path: &str, old: &str, new: &str) -> String {
+    let ends = |rest: &str| rest.is_empty() || rest.starts_with(['.', '[']);
+    let mut places = path.match_indices(old).map(|(at, _)| at);
+    let place = places.find(|&at| {
+        let begins = at == 0 || old.starts_with('.');
+        begins && ends(&path[at + old.len()..])
+    });
+    match place {
+        Some(at) => format!("{}{new}{}", &path[..at], &path[at + old.len()..]),
+        None => path.to_owned(),
     }
 }
 

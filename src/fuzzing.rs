@@ -5,7 +5,7 @@
 
 use crate::error::{Error, Result, catching};
 use crate::gguf;
-use crate::http;
+use crate::http::fuzzing::{Api, read};
 use crate::model::ModelConfig;
 use crate::text::{Chat, ChatTemplate, SpecialIds, Text};
 use serde_json::{Map, Value, json};
@@ -19,13 +19,13 @@ use tokenizers::{AddedToken, Tokenizer};
 pub type Target = fn(&[u8]);
 
 /// The targets by name, which is also that of their corpus.
-pub const TARGETS: [(&str, Target); 8] = [
-    ("chat", |bytes| {
-        check(http::fuzzing::read(&TEXT, bytes, true))
-    }),
+pub const TARGETS: [(&str, Target); 10] = [
+    ("chat", |bytes| check(read(&TEXT, bytes, Api::Chat))),
     ("completion", |bytes| {
-        check(http::fuzzing::read(&TEXT, bytes, false))
+        check(read(&TEXT, bytes, Api::Completion))
     }),
+    ("response", |bytes| check(read(&TEXT, bytes, Api::Response))),
+    ("message", |bytes| check(read(&TEXT, bytes, Api::Message))),
     ("schema", |bytes| check(schema(bytes))),
     ("grammar", |bytes| check(grammar(bytes))),
     ("template", |bytes| check(template(bytes))),
@@ -102,7 +102,7 @@ fn chat_with(fields: Value) -> Result<()> {
     body.as_object_mut()
         .into_iter()
         .for_each(|body| body.extend(pairs.clone()));
-    http::fuzzing::read(&TEXT, body.to_string().as_bytes(), true)
+    read(&TEXT, body.to_string().as_bytes(), Api::Chat)
 }
 
 /// A JSON schema.

@@ -75,6 +75,7 @@ pub(super) struct Choice {
     /// Number of characters before the next token.
     chars: usize,
     completion_tokens: usize,
+    reasoning_tokens: usize,
     cached_tokens: usize,
     spec: SpecUsage,
 }
@@ -86,6 +87,8 @@ pub(super) struct Piece {
     /// The content.
     pub text: String,
     pub calls: Vec<CallPiece>,
+    /// The content after the first call.
+    pub late: String,
     pub logprobs: Vec<Scored>,
     /// What was drafted, if requested.
     pub rounds: Vec<Round>,
@@ -138,6 +141,7 @@ impl Piece {
     pub fn append(&mut self, other: Piece) {
         self.reasoning.push_str(&other.reasoning);
         self.text.push_str(&other.text);
+        self.late.push_str(&other.late);
         other
             .calls
             .into_iter()
@@ -156,8 +160,8 @@ impl Piece {
 
     /// Whether it has something to send to the client now.
     pub fn is_visible(&self) -> bool {
-        let message = !self.text.is_empty() || !self.reasoning.is_empty();
-        message || !self.calls.is_empty() || self.finish.is_some()
+        let texts = [&self.reasoning, &self.text, &self.late];
+        texts.iter().any(|text| !text.is_empty()) || !self.calls.is_empty() || self.finish.is_some()
     }
 }
 
@@ -180,6 +184,7 @@ impl Choice {
             matcher: StopMatcher::default(),
             calls: 0,
             completion_tokens: 0,
+            reasoning_tokens: 0,
             cached_tokens: 0,
             spec: SpecUsage::default(),
         }
@@ -188,6 +193,11 @@ impl Choice {
     /// Number of tokens so far, including the one that ended the text.
     pub fn completion_tokens(&self) -> usize {
         self.completion_tokens
+    }
+
+    /// Number of tokens so far that are reasoning, with its markers.
+    pub fn reasoning_tokens(&self) -> usize {
+        self.reasoning_tokens
     }
 
     /// Tokens of its prompt that were in the prefix cache.
@@ -292,7 +302,10 @@ impl Choice {
             if ends {
                 break;
             }
-            if self.show(new, &mut piece) {
+            let reasons = self.message.is_reasoning();
+            let ends = self.show(new, &mut piece);
+            self.reasoning_tokens += usize::from(reasons || self.message.is_reasoning());
+            if ends {
                 return piece;
             }
         }
@@ -329,6 +342,7 @@ impl Choice {
         for part in parts {
             match part {
                 Part::Content(_) if forced => {}
+                Part::Content(text) if self.calls > 0 => piece.late.push_str(&text),
                 Part::Content(text) => piece.text.push_str(&text),
                 Part::Reasoning(_) if self.rules.message.hide_reasoning => {}
                 Part::Reasoning(text) => piece.reasoning.push_str(&text),

@@ -8,11 +8,20 @@ use crate::text::{Text, ToolFormat};
 use std::hash::RandomState;
 use std::sync::{Arc, LazyLock};
 
-/// Reads `body` as one of a chat or a completion.
+/// The APIs that read bodies.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Api {
+    Chat,
+    Completion,
+    Response,
+    Message,
+}
+
+/// Reads `body` as one of `api`.
 ///
 /// # Errors
 /// The caller's, or an internal one, which would be ours.
-pub(crate) fn read(text: &Arc<Text>, body: &[u8], is_chat: bool) -> Result<()> {
+pub(crate) fn read(text: &Arc<Text>, body: &[u8], api: Api) -> Result<()> {
     static SCOPES: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     let limits = Limits {
         max_model_len: 4096,
@@ -32,9 +41,10 @@ pub(crate) fn read(text: &Arc<Text>, body: &[u8], is_chat: bool) -> Result<()> {
         scopes: &SCOPES,
         grammars: &Compiler::new(text.clone()),
     };
-    let job = match is_chat {
-        true => context.chat(body),
-        false => context.completion(body),
-    };
-    job.map(drop)
+    match api {
+        Api::Chat => context.chat(body).map(drop),
+        Api::Completion => context.completion(body).map(drop),
+        Api::Response => context.response(body).map(drop),
+        Api::Message => context.message(body).map(drop),
+    }
 }

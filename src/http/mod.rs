@@ -1,8 +1,11 @@
-//! OpenAI's HTTP API: routes, authorization, and graceful shutdown.
+//! The HTTP APIs, OpenAI's and Anthropic's: routes, authorization, and graceful shutdown.
 
 mod answer;
+mod anthropic;
+mod blocks;
 mod bodies;
 mod choice;
+mod chunks;
 mod connection;
 mod context;
 mod error;
@@ -17,6 +20,7 @@ mod origin;
 mod page;
 mod prompt;
 mod reply;
+mod responses;
 mod speculation;
 mod state;
 mod stop;
@@ -27,19 +31,21 @@ mod unsupported;
 mod wire;
 
 use crate::error::{Error, RequestErrorKind, Result};
+use anthropic::Failure;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
-use axum::http::{Method, StatusCode, header};
+use axum::http::{HeaderName, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
+use chunks::Chunks;
 use connection::Client;
 use object::Object;
 use openai::Job;
 use serde_json::{Value, json};
 use std::time::Duration;
-use stream::Running;
+use stream::{Running, Shape};
 use subtle::ConstantTimeEq;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -61,6 +67,9 @@ pub fn router(state: AppState) -> Router {
     router
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(chat_completions))
+        .route("/v1/responses", post(responses))
+        .route("/v1/messages", post(messages))
+        .route("/v1/messages/count_tokens", post(count_tokens))
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
         .route("/health", get(health))
@@ -117,6 +126,9 @@ pub async fn serve(
     end
 }
 
+/// The header in which Anthropic's clients send the key.
+const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
 /// Routes that need no key, for supervisors and Prometheus.
 const OPEN: [&str; 3] = ["/health", "/version", "/metrics"];
 
@@ -128,17 +140,25 @@ const PAGE: &str = "/";
 async fn guard(State(state): State<AppState>, request: Request, next: Next) -> Response {
     let sharing = match state.origins.check(&request) {
         Ok(sharing) => sharing,
-        Err(error) => return error.into_response(),
+        Err(error) => return refusal(request.uri().path(), error),
     };
     let mut response = match sharing.preflight(&request) {
         Some(response) => response,
         None => match admit(&state, &request) {
             Ok(()) => next.run(request).await,
-            Err(error) => error.into_response(),
+            Err(error) => refusal(request.uri().path(), error),
         },
     };
     sharing.mark(&mut response);
     response
+}
+
+/// An error in the form of the API that `path` belongs to.
+fn refusal(path: &str, error: Error) -> Response {
+    match anthropic::has_route(path) {
+        true => Failure(error).into_response(),
+        false => error.into_response(),
+    }
 }
 
 fn admit(state: &AppState, request: &Request) -> Result<()> {
@@ -156,18 +176,19 @@ fn authorize(state: &AppState, request: &Request) -> Result<()> {
     let Some(key) = &state.api_key else {
         return Ok(());
     };
-    let header = request.headers().get(header::AUTHORIZATION);
-    let given = header.and_then(|value| {
-        let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
+    let text = |name: HeaderName| request.headers().get(name)?.to_str().ok();
+    let bearer = text(header::AUTHORIZATION).and_then(|value| {
+        let (scheme, token) = value.split_once(' ')?;
         scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
     });
-    match given {
-        // Compared in constant time, so that response times reveal no prefix of the key.
-        Some(given) if given.as_bytes().ct_eq(key.as_bytes()).into() => Ok(()),
-        _ => Err(Error::request(
+    let mut given = bearer.into_iter().chain(text(API_KEY));
+    // Compared in constant time, so that response times reveal no prefix of the key.
+    match given.any(|given| given.as_bytes().ct_eq(key.as_bytes()).into()) {
+        true => Ok(()),
+        false => Err(Error::request(
             RequestErrorKind::Unauthorized,
             None,
-            "the API key is missing or wrong; send `Authorization: Bearer <key>`",
+            "the API key is missing or wrong; send `Authorization: Bearer <key>` or `x-api-key: <key>`",
         )),
     }
 }
@@ -178,7 +199,8 @@ async fn completions(State(state): State<AppState>, peer: Peer, body: Body) -> R
     let job = state
         .read(body, |context, body| context.completion(body))
         .await?;
-    answer(&state, job, peer).await
+    let chunks = Chunks::new(&job);
+    answer(&state, job, chunks, peer).await
 }
 
 async fn chat_completions(
@@ -187,18 +209,38 @@ async fn chat_completions(
     body: Body,
 ) -> Result<Response> {
     let job = state.read(body, |context, body| context.chat(body)).await?;
-    answer(&state, job, peer).await
+    let chunks = Chunks::new(&job);
+    answer(&state, job, chunks, peer).await
 }
 
-async fn answer(state: &AppState, job: Job, peer: Peer) -> Result<Response> {
-    let (stream, include_usage) = (job.stream, job.include_usage);
+async fn responses(State(state): State<AppState>, peer: Peer, body: Body) -> Result<Response> {
+    let read = state.read(body, |context, body| context.response(body));
+    let (job, reply) = read.await?;
+    answer(&state, job, reply, peer).await
+}
+
+async fn messages(
+    State(state): State<AppState>,
+    peer: Peer,
+    body: Body,
+) -> Result<Response, Failure> {
+    let read = state.read(body, |context, body| context.message(body));
+    let (job, reply) = read.await?;
+    Ok(answer(&state, job, reply, peer).await?)
+}
+
+async fn count_tokens(State(state): State<AppState>, body: Body) -> Result<Json<Value>, Failure> {
+    let read = state.read(body, |context, body| context.message_tokens(body));
+    Ok(Json(json!({"input_tokens": read.await?})))
+}
+
+async fn answer(state: &AppState, job: Job, shape: impl Shape, peer: Peer) -> Result<Response> {
+    let stream = job.stream;
     let running = Running::start(&state.engine, state.text.clone(), job)?;
-    Ok(if stream {
-        let client = peer.map(|Extension(client)| client);
-        running.sse(include_usage, client).into_response()
-    } else {
-        running.collect().await?
-    })
+    match stream {
+        true => Ok(running.sse(shape, peer.map(|Extension(client)| client))),
+        false => running.collect(shape).await,
+    }
 }
 
 async fn models(State(state): State<AppState>) -> Json<Value> {
@@ -281,12 +323,18 @@ async fn reset_prefix_cache(State(state): State<AppState>) -> Result<StatusCode>
     Ok(StatusCode::OK)
 }
 
-async fn not_found(request: Request) -> Error {
-    let message = format!("there is no route {}", request.uri().path());
-    Error::request(RequestErrorKind::NotFound, None, message)
+async fn not_found(request: Request) -> Response {
+    let path = request.uri().path();
+    let message = format!("there is no route {path}");
+    refusal(
+        path,
+        Error::request(RequestErrorKind::NotFound, None, message),
+    )
 }
 
-async fn method_not_allowed(method: Method, request: Request) -> Error {
-    let message = format!("{} does not accept {method}", request.uri().path());
-    Error::request(RequestErrorKind::MethodNotAllowed, None, message)
+async fn method_not_allowed(method: Method, request: Request) -> Response {
+    let path = request.uri().path();
+    let message = format!("{path} does not accept {method}");
+    let error = Error::request(RequestErrorKind::MethodNotAllowed, None, message);
+    refusal(path, error)
 }

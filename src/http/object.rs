@@ -301,6 +301,12 @@ fn readable(message: &str) -> String {
         ("expected a map", "expected an object"),
         ("expected struct StreamOptions", "expected an object"),
         ("expected struct Prediction", "expected an object"),
+        ("expected struct TextOptions", "expected an object"),
+        ("expected struct ReasoningOptions", "expected an object"),
+        ("expected struct OutputConfig", "expected an object"),
+        ("expected struct Thinking", "expected an object"),
+        ("expected struct Choice", "expected an object"),
+        ("expected struct Turn", "expected an object"),
     ];
     names
         .iter()

@@ -37,6 +37,14 @@ pub(super) struct Job {
     pub include_usage: bool,
 }
 
+/// The fields of a chat, typed but not yet validated.
+#[derive(Debug, Default)]
+pub(super) struct ChatFields {
+    pub common: Common,
+    pub fields: wire::Chat,
+    pub structured: Structured,
+}
+
 impl Context<'_> {
     /// Reads the body of `/v1/completions`.
     ///
@@ -119,6 +127,23 @@ impl Context<'_> {
         let fields: wire::Chat = body.fields()?;
         let structured: Structured = body.fields()?;
         body.check_others(&read)?;
+        self.chat_job(ChatFields {
+            common,
+            fields,
+            structured,
+        })
+    }
+
+    /// Checks the fields of a chat, whichever API they came from.
+    ///
+    /// # Errors
+    /// As [`Context::chat`].
+    pub fn chat_job(&self, chat: ChatFields) -> Result<Job> {
+        let ChatFields {
+            common,
+            fields,
+            structured,
+        } = chat;
         let model = self.model(common.model.as_deref())?;
         let mut plan = self.plan(&common)?;
         let max_field = match fields.max_completion_tokens {

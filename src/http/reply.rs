@@ -177,12 +177,13 @@ impl Header {
     }
 
     /// Tokens of all prompts that were in the prefix cache before the first choice.
-    fn cached_tokens(&self, choices: &[Choice]) -> usize {
+    pub fn cached_tokens(&self, choices: &[Choice]) -> usize {
         let of_prompt = |choices: &[Choice]| choices.iter().map(Choice::cached_tokens).min();
         let prompts = choices.chunks(self.choices_per_prompt);
         prompts.filter_map(of_prompt).sum()
     }
 
+    /// What the reply cost.
     pub fn usage(&self, choices: &[Choice]) -> Value {
         let completion_tokens: usize = choices.iter().map(Choice::completion_tokens).sum();
         let mut usage = json!({
@@ -214,7 +215,7 @@ impl Header {
 
 /// The message of a whole reply. There is no content where there are only calls or reasoning.
 fn message(piece: &mut Piece) -> Value {
-    let content = match std::mem::take(&mut piece.text) {
+    let content = match std::mem::take(&mut piece.text) + &piece.late {
         text if text.is_empty() && !(piece.calls.is_empty() && piece.reasoning.is_empty()) => {
             Value::Null
         }
@@ -266,6 +267,9 @@ fn deltas(piece: &mut Piece) -> Vec<Value> {
             let function = json!({"arguments": call.arguments});
             deltas.push(delta(json!({"index": call.index, "function": function})));
         }
+    }
+    if !piece.late.is_empty() {
+        deltas.push(json!({"content": std::mem::take(&mut piece.late)}));
     }
     if deltas.is_empty() || ends_in_call {
         deltas.push(json!({}));

@@ -3,27 +3,52 @@
 
 use super::choice::{Choice, Piece};
 use super::connection::Client;
-use super::error;
 use super::openai::Job;
-use super::reply::Header;
 use crate::engine::{EngineHandle, Events};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::text::Text;
-use axum::body::Body;
-use axum::http::header;
 use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use serde_json::Value;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
 use tokio_stream::{StreamExt, StreamMap};
 
+/// How an API shows a reply: as one body, or as events.
+pub(super) trait Shape: Send + 'static {
+    /// The whole reply, of which there is a piece for each choice.
+    fn whole(self, text: Arc<Text>, pieces: Vec<Piece>, choices: &[Choice]) -> Response;
+
+    /// The events before the first piece.
+    fn begin(&mut self) -> Vec<sse::Event> {
+        Vec::new()
+    }
+
+    /// The events for a piece of the choice with this index.
+    fn piece(
+        &mut self,
+        text: &Text,
+        index: usize,
+        piece: Piece,
+        choices: &[Choice],
+    ) -> Vec<sse::Event>;
+
+    /// The last events, after all choices have finished.
+    fn end(&mut self, choices: &[Choice]) -> Vec<sse::Event>;
+
+    /// The last events of a reply that failed.
+    fn failed(&mut self, error: &Error) -> Vec<sse::Event>;
+
+    /// What is sent while there is nothing to say.
+    fn keep_alive() -> KeepAlive {
+        KeepAlive::default()
+    }
+}
+
 /// A job that the engine runs. Dropping it cancels the choices that are not finished.
 pub(super) struct Running {
     text: Arc<Text>,
-    header: Header,
     /// The events of each choice that is not finished.
     events: StreamMap<usize, Events>,
     choices: Vec<Choice>,
@@ -38,7 +63,6 @@ impl Running {
         let events = engine.submit_all(job.requests)?;
         Ok(Self {
             text,
-            header: job.header,
             events: events.into_iter().enumerate().collect(),
             choices: job.choices,
         })
@@ -64,58 +88,44 @@ impl Running {
     ///
     /// # Errors
     /// The error of the engine.
-    pub async fn collect(mut self) -> Result<Response> {
+    pub async fn collect(mut self, shape: impl Shape) -> Result<Response> {
         let mut pieces: Vec<Piece> = self.choices.iter().map(|_| Piece::default()).collect();
         while let Some(next) = self.next().await {
             let (index, piece) = next?;
             pieces[index].append(piece);
         }
-        let streams = self.header.logprobs.is_some();
-        let usage = self.header.usage(&self.choices);
-        let mut parts = self.header.reply(self.text, pieces, &usage);
-        let body = match streams {
-            // The text of log-probabilities takes many times their memory.
-            true => Body::from_stream(stream::iter(parts.map(Ok::<_, Infallible>))),
-            false => {
-                let mut whole = parts.next().unwrap_or_default();
-                parts.for_each(|part| whole.extend(part));
-                Body::from(whole)
-            }
-        };
-        Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
+        Ok(shape.whole(self.text, pieces, &self.choices))
     }
 
     /// Sends each piece as it arrives.
-    pub fn sse(self, include_usage: bool, client: Option<Client>) -> impl IntoResponse {
+    pub fn sse<S: Shape>(self, mut shape: S, client: Option<Client>) -> Response {
         let sender = Sender {
-            pending: self.choices.iter().map(|_| None).collect(),
+            ready: shape.begin().into(),
             running: self,
-            include_usage,
+            shape,
             client,
-            ready: VecDeque::new(),
             ended: false,
         };
         let events = stream::unfold(sender, |mut sender| async {
             let event = sender.next().await?;
             Some((Ok::<_, Infallible>(event), sender))
         });
-        Sse::new(events).keep_alive(KeepAlive::default())
+        let keep_alive = S::keep_alive();
+        Sse::new(events).keep_alive(keep_alive).into_response()
     }
 }
 
 /// The state of a stream.
-struct Sender {
+struct Sender<S> {
     running: Running,
-    include_usage: bool,
+    shape: S,
     /// The client, until it has ended its side.
     client: Option<Client>,
-    /// For each choice, what waits to be sent with text; `None` before its first chunk.
-    pending: Vec<Option<Piece>>,
     ready: VecDeque<sse::Event>,
     ended: bool,
 }
 
-impl Sender {
+impl<S: Shape> Sender<S> {
     async fn next(&mut self) -> Option<sse::Event> {
         while self.ready.is_empty() && !self.ended {
             let next = tokio::select! {
@@ -127,48 +137,24 @@ impl Sender {
                     return Some(sse::Event::default().comment(""));
                 }
             };
-            match next {
-                Some(Ok((index, piece))) => self.add(index, piece),
+            let choices = &self.running.choices;
+            let events = match next {
+                Some(Ok((index, piece))) => {
+                    self.shape.piece(&self.running.text, index, piece, choices)
+                }
                 Some(Err(error)) => {
                     self.ended = true;
                     tracing::warn!("stream failed: {error}");
-                    self.ready.push_back(data(&error::body(&error)));
+                    self.shape.failed(&error)
                 }
-                None => self.end(),
-            }
+                None => {
+                    self.ended = true;
+                    self.shape.end(choices)
+                }
+            };
+            self.ready.extend(events);
         }
         self.ready.pop_front()
-    }
-
-    fn add(&mut self, index: usize, piece: Piece) {
-        if self.pending[index].is_none()
-            && let Some(opening) = self.running.header.opening(index)
-        {
-            self.push(opening);
-        }
-        let pending = self.pending[index].get_or_insert_default();
-        pending.append(piece);
-        if pending.is_visible() {
-            let piece = std::mem::take(pending);
-            let chunks = (self.running.header).chunks(&self.running.text, index, piece);
-            chunks.into_iter().for_each(|chunk| self.push(chunk));
-        }
-    }
-
-    fn push(&mut self, mut chunk: Value) {
-        if self.include_usage {
-            chunk["usage"] = Value::Null;
-        }
-        self.ready.push_back(data(&chunk));
-    }
-
-    fn end(&mut self) {
-        self.ended = true;
-        if self.include_usage {
-            let usage = self.running.header.usage_chunk(&self.running.choices);
-            self.ready.push_back(data(&usage));
-        }
-        self.ready.push_back(sse::Event::default().data("[DONE]"));
     }
 }
 
@@ -177,8 +163,4 @@ async fn half_closed(client: &mut Option<Client>) {
         Some(client) => client.half_closed().await,
         None => std::future::pending().await,
     }
-}
-
-fn data(json: &Value) -> sse::Event {
-    sse::Event::default().data(json.to_string())
 }

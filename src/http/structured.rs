@@ -52,6 +52,20 @@ impl Context<'_> {
 }
 
 impl Structured {
+    /// Adds what another API asks for, as chats do in `response_format`.
+    ///
+    /// # Errors
+    /// `Invalid`, if `response_format` is set: the API has the field `instead`.
+    pub fn with_format(mut self, format: Option<Value>, instead: &str) -> Result<Self> {
+        if self.response_format.is_some() {
+            const FIELD: &str = "response_format";
+            let message = format!("{FIELD} is not supported here: use {instead}");
+            return Err(Error::invalid(FIELD, message));
+        }
+        self.response_format = format;
+        Ok(self)
+    }
+
     /// The field that asks for a grammar, and what it asks for.
     ///
     /// # Errors

@@ -39,6 +39,11 @@ const UNSUPPORTED: &[Field] = &[
     ("chat_template", is_empty, None),
     ("continue_final_message", is_empty, Some("false")),
     ("truncate_prompt_tokens", Value::is_null, None),
+    (
+        "truncation",
+        |v| v.is_null() || v == "disabled",
+        Some(r#""disabled""#),
+    ),
     ("echo", is_empty, Some("false")),
     ("suffix", is_empty, None),
     // Sampling, and the end of the text.
@@ -78,8 +83,14 @@ const UNSUPPORTED: &[Field] = &[
     ("return_token_ids", is_empty, Some("false")),
     ("return_token_strs", is_empty, Some("false")),
     ("return_hidden_states", is_empty, Some("false")),
-    // Side effects.
+    // Side effects, and what is kept from one request to the next.
     ("store", is_empty, Some("false")),
+    ("background", is_empty, Some("false")),
+    ("previous_response_id", Value::is_null, None),
+    ("conversation", Value::is_null, None),
+    ("container", Value::is_null, None),
+    ("context_management", is_empty, None),
+    ("mcp_servers", is_empty, None),
     ("priority", is_zero, Some("0")),
     ("kv_transfer_params", is_empty, None),
     ("lora_path", is_empty, None),
@@ -94,6 +105,7 @@ const HARMLESS: &[&str] = &[
     "early_stopping",
     "include_reasoning",
     "length_penalty",
+    "max_tool_calls",
     "metadata",
     "parallel_tool_calls",
     "prompt_cache_key",

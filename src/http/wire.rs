@@ -116,7 +116,7 @@ pub(super) enum Prompt {
 }
 
 /// Fields that only `/v1/chat/completions` has.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 pub(super) struct Chat {
     pub messages: Option<Vec<Value>>,
     pub logprobs: Option<bool>,

@@ -42,6 +42,13 @@ impl MessageParser {
         self.tools.as_ref().is_some_and(ToolParser::is_full)
     }
 
+    /// Whether the model thinks.
+    pub fn is_reasoning(&self) -> bool {
+        self.reasoning
+            .as_ref()
+            .is_some_and(ReasoningParser::is_reasoning)
+    }
+
     fn content(&mut self, text: String, parts: &mut Vec<Part>) {
         match &mut self.tools {
             _ if text.is_empty() => {}

@@ -100,6 +100,14 @@ impl ReasoningParser {
         String::new()
     }
 
+    /// Whether what comes next is reasoning, or ends it.
+    pub fn is_reasoning(&self) -> bool {
+        matches!(
+            self.state,
+            State::Start { reasons: true } | State::Reasoning { .. }
+        )
+    }
+
     /// Ends the text; as [`ReasoningParser::push`].
     pub fn finish(&mut self, parts: &mut Vec<Part>) -> String {
         let rest = std::mem::take(&mut self.held);

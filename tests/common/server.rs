@@ -169,6 +169,24 @@ impl Server {
             .collect()
     }
 
+    /// The events of a stream that has names for them, which are the types of their data.
+    pub async fn named_events(&self, path: &str, mut body: Value) -> Vec<(String, Value)> {
+        body["stream"] = true.into();
+        let response = self.post(path, &body).await;
+        assert_eq!(response.status(), StatusCode::OK, "{body}");
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        let text = response.text().await.expect("a whole stream");
+        let read = |event: &str| {
+            let (name, data) = event.split_once('\n').expect("two lines");
+            let name = name.strip_prefix("event: ").expect("a name");
+            let data = data.strip_prefix("data: ").expect("data");
+            let data: Value = serde_json::from_str(data).expect("JSON");
+            assert_eq!(data["type"], name);
+            (name.to_owned(), data)
+        };
+        text.split_terminator("\n\n").map(read).collect()
+    }
+
     /// Waits until the server ends by itself.
     pub async fn wait(self) -> Result<()> {
         tokio::time::timeout(LONG, self.task)

@@ -1,0 +1,113 @@
+//! Errors as Anthropic's clients expect them.
+
+use crate::error::{Error, RequestErrorKind as Kind};
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+/// Whether `path` is this API's.
+pub(in crate::http) fn has_route(path: &str) -> bool {
+    path == "/v1/messages" || path.starts_with("/v1/messages/")
+}
+
+/// An error of this API. Its status and headers are those of the others.
+pub(in crate::http) struct Failure(pub Error);
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self(error)
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let body = Json(body(&self.0));
+        let (parts, _) = self.0.into_response().into_parts();
+        let mut response = body.into_response();
+        *response.status_mut() = parts.status;
+        for (name, value) in &parts.headers {
+            response
+                .headers_mut()
+                .entry(name)
+                .or_insert_with(|| value.clone());
+        }
+        response
+    }
+}
+
+/// `{"type": "error", "error": {"type", "message"}}`.
+pub(super) fn body(error: &Error) -> Value {
+    let kind = match error {
+        Error::Request { kind, .. } => name(*kind),
+        Error::Setup(_) | Error::Internal(_) => "api_error",
+    };
+    let message = match error {
+        // Clients recognize by these words that less may succeed.
+        Error::Request {
+            kind: Kind::ContextLengthExceeded,
+            param,
+            ..
+        } => match param.as_deref() {
+            Some("max_tokens") => {
+                format!("input length and `max_tokens` exceed context limit: {error}")
+            }
+            _ => format!("prompt is too long: {error}"),
+        },
+        _ => error.to_string(),
+    };
+    json!({"type": "error", "error": {"type": kind, "message": message}})
+}
+
+fn name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Invalid | Kind::ContextLengthExceeded | Kind::MethodNotAllowed => {
+            "invalid_request_error"
+        }
+        Kind::Unauthorized => "authentication_error",
+        Kind::NotFound => "not_found_error",
+        Kind::TooLarge => "request_too_large",
+        Kind::QueueFull => "rate_limit_error",
+        Kind::Forbidden => "permission_error",
+        Kind::Timeout => "timeout_error",
+        Kind::Overloaded | Kind::ShuttingDown => "overloaded_error",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_has_a_type_and_keeps_its_status() {
+        for (kind, expected, status) in [
+            (Kind::Invalid, "invalid_request_error", 400),
+            (Kind::Unauthorized, "authentication_error", 401),
+            (Kind::NotFound, "not_found_error", 404),
+            (Kind::MethodNotAllowed, "invalid_request_error", 405),
+            (Kind::TooLarge, "request_too_large", 413),
+            (Kind::QueueFull, "rate_limit_error", 429),
+            (Kind::ShuttingDown, "overloaded_error", 503),
+            (Kind::Overloaded, "overloaded_error", 503),
+            (Kind::Forbidden, "permission_error", 403),
+            (Kind::Timeout, "timeout_error", 408),
+        ] {
+            let error = Error::request(kind, Some("field"), "why");
+            let expected = json!({"type": "error", "error": {"type": expected, "message": "why"}});
+            assert_eq!(body(&error), expected);
+            let response = Failure(error).into_response();
+            assert_eq!(response.status(), status);
+            assert_eq!(response.headers()["content-type"], "application/json");
+            let retry = response.headers().contains_key("retry-after");
+            let later = matches!(kind, Kind::QueueFull | Kind::Overloaded);
+            assert_eq!(retry, later);
+        }
+        assert_eq!(body(&Error::internal("bug"))["error"]["type"], "api_error");
+        let long = Error::request(Kind::ContextLengthExceeded, Some("messages"), "why");
+        assert_eq!(body(&long)["error"]["message"], "prompt is too long: why");
+        let both = Error::request(Kind::ContextLengthExceeded, Some("max_tokens"), "why");
+        let message = "input length and `max_tokens` exceed context limit: why";
+        assert_eq!(body(&both)["error"]["message"], message);
+        assert!(has_route("/v1/messages") && has_route("/v1/messages/count_tokens"));
+        assert!(!has_route("/v1/messages_") && !has_route("/v1/models"));
+    }
+}

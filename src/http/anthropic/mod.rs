@@ -1,0 +1,8 @@
+//! Anthropic's Messages API: a request becomes a chat, and its reply a message of content blocks.
+
+mod error;
+mod events;
+mod input;
+mod request;
+
+pub(super) use error::{Failure, has_route};

@@ -1,0 +1,5 @@
+//! OpenAI's Responses API, without state: a request becomes a chat, and its reply a list of items.
+
+mod events;
+mod input;
+mod request;

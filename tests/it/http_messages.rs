@@ -1,0 +1,472 @@
+//! `/v1/messages`: the same answers as a chat's, as Anthropic's messages and events.
+
+use crate::common::Toy;
+use crate::common::scripted::{self, CHAT, TEMPLATE, saying, saying_as};
+use crate::common::server::{Fault, LONG, Server, slow};
+use foretoken::engine::EngineOptions;
+use foretoken::http::AppState;
+use foretoken::text::ReasoningFormat;
+use reqwest::Response;
+use serde_json::{Value, json};
+
+const MESSAGES: &str = "/v1/messages";
+const COUNT: &str = "/v1/messages/count_tokens";
+
+const TWO_CALLS: &str = "Let me look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\"}}\n</tool_call>\n\
+    <tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": 2}}\n</tool_call>";
+
+/// A chat's tool as this API has it.
+fn tool(of_chat: &Value) -> Value {
+    let function = &of_chat["function"];
+    json!({
+        "name": function["name"],
+        "description": function["description"],
+        "input_schema": function["parameters"],
+        "cache_control": {"type": "ephemeral"},
+    })
+}
+
+/// The request of `scripted::body`.
+fn body() -> Value {
+    let chat = scripted::body();
+    let tools = chat["tools"].as_array().expect("tools");
+    json!({
+        "model": "toy",
+        "max_tokens": 500,
+        "messages": chat["messages"],
+        "tools": tools.iter().map(tool).collect::<Vec<_>>(),
+        "temperature": 0,
+    })
+}
+
+fn text_body() -> Value {
+    json!({"model": "toy", "max_tokens": 100, "messages": [{"role": "user", "content": "Hi"}], "temperature": 0})
+}
+
+/// The names of events, without repetitions.
+fn order(events: &[(String, Value)]) -> Vec<&str> {
+    let mut names: Vec<&str> = events.iter().map(|(name, _)| name.as_str()).collect();
+    names.dedup();
+    names
+}
+
+/// The content blocks that the events of a stream make, and how it ended.
+fn assembled(events: &[(String, Value)]) -> (Vec<Value>, Value) {
+    let (mut blocks, mut json) = (Vec::<Value>::new(), String::new());
+    let mut end = Value::Null;
+    for (name, data) in events {
+        if name == "message_delta" {
+            end = data["delta"].clone();
+        }
+        let Some(index) = data["index"].as_u64() else {
+            continue;
+        };
+        assert_eq!(
+            index as usize,
+            blocks.len() - usize::from(name != "content_block_start")
+        );
+        let delta = &data["delta"];
+        match name.as_str() {
+            "content_block_start" => blocks.push(data["content_block"].clone()),
+            "content_block_stop" => {
+                if !json.is_empty() {
+                    let input = serde_json::from_str(&json).expect("JSON");
+                    blocks.last_mut().expect("a block")["input"] = input;
+                    json.clear();
+                }
+            }
+            _ => {
+                let key = match delta["type"].as_str() {
+                    Some("text_delta") => "text",
+                    Some("thinking_delta") => "thinking",
+                    _ => {
+                        assert_eq!(delta["type"], "input_json_delta");
+                        json += delta["partial_json"].as_str().expect("a delta");
+                        continue;
+                    }
+                };
+                let block = blocks.last_mut().expect("a block");
+                let so_far = block[key].as_str().expect("a text").to_owned();
+                block[key] = (so_far + delta[key].as_str().expect("a delta")).into();
+            }
+        }
+    }
+    (blocks, end)
+}
+
+/// Content blocks without the ids of calls.
+fn settled(content: &[Value]) -> Vec<Value> {
+    let mut content = content.to_vec();
+    for block in &mut content {
+        if block["type"] == "tool_use" {
+            assert!(block["id"].is_string());
+            block["id"] = Value::Null;
+        }
+    }
+    content
+}
+
+/// The type and message of an error with `status`.
+async fn refused(response: Response, status: u16) -> (String, String) {
+    assert_eq!(response.status().as_u16(), status);
+    let body: Value = response.json().await.expect("JSON");
+    assert_eq!(body["type"], "error", "{body}");
+    let text = |key: &str| body["error"][key].as_str().expect("a string").to_owned();
+    (text("type"), text("message"))
+}
+
+#[tokio::test]
+async fn a_text_is_one_block() {
+    let server = saying("Hello there.").await;
+    let reply = server.json(MESSAGES, &text_body()).await;
+    let content = json!([{"type": "text", "text": "Hello there."}]);
+    for (key, value) in [
+        ("type", json!("message")),
+        ("role", json!("assistant")),
+        ("model", json!("toy")),
+        ("content", content.clone()),
+        ("stop_reason", json!("end_turn")),
+        ("stop_sequence", Value::Null),
+    ] {
+        assert_eq!(reply[key], value, "{key}");
+    }
+    assert!(
+        reply["id"]
+            .as_str()
+            .is_some_and(|id| id.starts_with("msg_"))
+    );
+    let chat = server.json(CHAT, &text_body()).await;
+    assert_eq!(chat["choices"][0]["message"]["content"], "Hello there.");
+    let usage = &reply["usage"];
+    let prompt = chat["usage"]["prompt_tokens"].as_u64().expect("tokens");
+    assert_eq!(usage["input_tokens"], prompt);
+    assert_eq!(usage["output_tokens"], chat["usage"]["completion_tokens"]);
+    assert_eq!(usage["cache_read_input_tokens"], 0);
+
+    let events = server.named_events(MESSAGES, text_body()).await;
+    let expected = [
+        "message_start",
+        "ping",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ];
+    assert_eq!(order(&events), expected);
+    let started = &events[0].1["message"];
+    assert_eq!(
+        (&started["content"], &started["stop_reason"]),
+        (&json!([]), &Value::Null)
+    );
+    // The prompt was cached by now.
+    let input = |key: &str| started["usage"][key].as_u64().expect("tokens");
+    assert_eq!(
+        input("input_tokens") + input("cache_read_input_tokens"),
+        prompt
+    );
+    let (blocks, end) = assembled(&events);
+    assert_eq!(Value::from(blocks), content);
+    assert_eq!(
+        end,
+        json!({"stop_reason": "end_turn", "stop_sequence": null})
+    );
+    let ended = &events[events.len() - 2].1["usage"];
+    assert_eq!(ended["output_tokens"], usage["output_tokens"]);
+    assert_eq!(ended["input_tokens"], started["usage"]["input_tokens"]);
+
+    let counted = server.json(COUNT, &text_body()).await;
+    assert_eq!(counted, json!({"input_tokens": prompt}));
+    server.done().await;
+}
+
+#[tokio::test]
+async fn calls_are_blocks_and_come_back_as_input() {
+    let server = saying(TWO_CALLS).await;
+    let reply = server.json(MESSAGES, &body()).await;
+    let content = reply["content"].as_array().expect("blocks");
+    let call = |name: &str, input: Value| json!({"type": "tool_use", "id": null, "name": name, "input": input});
+    let expected = [
+        json!({"type": "text", "text": "Let me look."}),
+        call("get_weather", json!({"city": "Zürich"})),
+        call("add", json!({"a": 1, "b": 2})),
+    ];
+    assert_eq!(settled(content), expected);
+    assert_eq!(reply["stop_reason"], "tool_use");
+    let chat = server.json(CHAT, &scripted::body()).await;
+    let prompt = &chat["usage"]["prompt_tokens"];
+    assert_eq!(reply["usage"]["input_tokens"], *prompt);
+    assert_eq!(server.json(COUNT, &body()).await["input_tokens"], *prompt);
+
+    let events = server.named_events(MESSAGES, body()).await;
+    let block = [
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+    ];
+    let ends = ["message_delta", "message_stop"];
+    let expected_order = [
+        &["message_start", "ping"][..],
+        &block,
+        &block,
+        &block,
+        &ends,
+    ]
+    .concat();
+    assert_eq!(order(&events), expected_order);
+    let (blocks, end) = assembled(&events);
+    assert_eq!(settled(&blocks), expected);
+    assert_eq!(end["stop_reason"], "tool_use");
+
+    // The next turn: the message, and what the calls gave.
+    let results: Vec<Value> = content[1..]
+        .iter()
+        .map(|call| json!({"type": "tool_result", "tool_use_id": call["id"], "content": "7"}))
+        .collect();
+    let mut next = body();
+    next["messages"] = json!([
+        body()["messages"][0],
+        {"role": "assistant", "content": content},
+        {"role": "user", "content": results},
+    ]);
+    let mut of_chat = scripted::body();
+    let mut messages = vec![
+        of_chat["messages"][0].clone(),
+        chat["choices"][0]["message"].clone(),
+    ];
+    for call in &content[1..] {
+        messages.push(json!({"role": "tool", "tool_call_id": call["id"], "content": "7"}));
+    }
+    of_chat["messages"] = messages.into();
+    of_chat["max_tokens"] = 1.into();
+    let chat = server.json(CHAT, &of_chat).await;
+    let counted = server.json(COUNT, &next).await;
+    assert_eq!(counted["input_tokens"], chat["usage"]["prompt_tokens"]);
+    server.done().await;
+}
+
+#[tokio::test]
+async fn a_call_can_be_required_or_forbidden() {
+    let server = saying("Hello").await;
+    let mut body = body();
+    for choice in [
+        json!({"type": "any"}),
+        json!({"type": "tool", "name": "add"}),
+        json!({"type": "any", "disable_parallel_tool_use": true}),
+    ] {
+        body["tool_choice"] = choice.clone();
+        let reply = server.json(MESSAGES, &body).await;
+        let content = reply["content"].as_array().expect("blocks");
+        assert!(
+            content.iter().all(|block| block["type"] == "tool_use"),
+            "{reply}"
+        );
+        assert_eq!(reply["stop_reason"], "tool_use", "{choice}");
+        if choice["disable_parallel_tool_use"] == true {
+            assert_eq!(content.len(), 1);
+        }
+    }
+    server.done().await;
+    let server = saying(TWO_CALLS).await;
+    body["tool_choice"] = json!({"type": "none"});
+    let reply = server.json(MESSAGES, &body).await;
+    assert_eq!(reply["content"][0]["text"], TWO_CALLS);
+    assert_eq!(reply["stop_reason"], "end_turn");
+    server.done().await;
+}
+
+#[tokio::test]
+async fn stop_reasons_tell_what_ended_the_text() {
+    let server = saying("Hello there.").await;
+    let mut body = text_body();
+    body["stop_sequences"] = json!(["xyz", "there"]);
+    let reply = server.json(MESSAGES, &body).await;
+    assert_eq!(reply["content"][0]["text"], "Hello ");
+    assert_eq!(reply["stop_reason"], "stop_sequence");
+    assert_eq!(reply["stop_sequence"], "there");
+    let (_, end) = assembled(&server.named_events(MESSAGES, body).await);
+    assert_eq!(
+        end,
+        json!({"stop_reason": "stop_sequence", "stop_sequence": "there"})
+    );
+    let mut body = text_body();
+    body["max_tokens"] = 5.into();
+    let reply = server.json(MESSAGES, &body).await;
+    assert_eq!(reply["content"][0]["text"], "Hello");
+    assert_eq!(reply["stop_reason"], "max_tokens");
+    server.done().await;
+}
+
+#[tokio::test]
+async fn what_a_model_thinks_is_a_block() {
+    let qwen = |state: AppState| state.with_reasoning_parser(Some(ReasoningFormat::Qwen3));
+    // With `thinking`, the template has begun it.
+    let server = saying_as("It may rain.\n</think>\n\nYes.", TEMPLATE, qwen).await;
+    let mut body = text_body();
+    body["thinking"] = json!({"type": "enabled", "budget_tokens": 50});
+    let reply = server.json(MESSAGES, &body).await;
+    let expected = json!([
+        {"type": "thinking", "thinking": "It may rain.", "signature": ""},
+        {"type": "text", "text": "Yes."},
+    ]);
+    assert_eq!(reply["content"], expected);
+    let (blocks, _) = assembled(&server.named_events(MESSAGES, body.clone()).await);
+    assert_eq!(Value::from(blocks), expected);
+    // It may come back.
+    let turn = json!({"role": "assistant", "content": expected});
+    body["messages"] = json!([body["messages"][0], turn, body["messages"][0]]);
+    server.json(COUNT, &body).await;
+    server.done().await;
+
+    let server = saying("Hello").await;
+    let (_, message) = refused(server.post(MESSAGES, &body).await, 400).await;
+    assert!(
+        message.contains("thinking") && message.contains("--reasoning-parser"),
+        "{message}"
+    );
+    body["thinking"] = json!({"type": "disabled"});
+    server.json(MESSAGES, &body).await;
+    server.done().await;
+}
+
+#[tokio::test]
+async fn a_format_is_followed() {
+    let server = saying("Hello").await;
+    let schema = json!({
+        "type": "object", "properties": {"answer": {"const": 42}}, "required": ["answer"],
+        "additionalProperties": false,
+    });
+    let mut body = text_body();
+    body["output_config"] = json!({"format": {"type": "json_schema", "schema": schema}});
+    let reply = server.json(MESSAGES, &body).await;
+    let text = reply["content"][0]["text"].as_str().expect("a text");
+    let answer: Value = serde_json::from_str(text).expect("JSON");
+    assert_eq!(answer, json!({"answer": 42}));
+    server.done().await;
+}
+
+#[tokio::test]
+async fn errors_have_anthropics_shape() {
+    let server = saying("Hello").await;
+    let image = json!([{"role": "user", "content": [{"type": "image", "source": {}}]}]);
+    for (key, value, named) in [
+        ("max_tokens", Value::Null, "max_tokens"),
+        ("max_tokens", json!(0), "max_tokens"),
+        ("messages", Value::Null, "messages"),
+        ("messages", json!([]), "messages"),
+        (
+            "messages",
+            json!([{"role": "robot", "content": "x"}]),
+            "messages[0].role",
+        ),
+        ("messages", image, "messages[0].content[0].type"),
+        (
+            "messages",
+            json!([{"role": "assistant", "content": "x"}]),
+            "messages",
+        ),
+        ("system", json!(7), "system"),
+        ("stop_sequences", json!([""]), "stop_sequences"),
+        ("stop_sequences", json!("x"), "stop_sequences"),
+        ("temperature", json!(9), "temperature"),
+        (
+            "thinking",
+            json!({"type": "enabled", "budget_tokens": 1}),
+            "thinking",
+        ),
+        ("thinking", json!({"type": "maybe"}), "thinking.type"),
+        (
+            "tools",
+            json!([{"type": "web_search_20250305", "name": "web_search"}]),
+            "tools[0].type",
+        ),
+        ("tools", json!([{"name": "a"}]), "tools[0].input_schema"),
+        (
+            "tools",
+            json!([{"name": "a b", "input_schema": {}}]),
+            "tools[0].name",
+        ),
+        (
+            "tools",
+            json!([{"name": "a", "input_schema": []}]),
+            "tools[0].input_schema",
+        ),
+        ("tool_choice", json!({"type": "any"}), "tool_choice"),
+        ("tool_choice", json!({"type": "tool"}), "tool_choice.name"),
+        ("tool_choice", json!({"type": "some"}), "tool_choice.type"),
+        (
+            "output_config",
+            json!({"format": {"type": "xml"}}),
+            "output_config.format.type",
+        ),
+        ("mcp_servers", json!([{"name": "x"}]), "mcp_servers"),
+        ("container", json!("x"), "container"),
+        ("n", json!(2), "n"),
+    ] {
+        for stream in [false, true] {
+            let mut body = text_body();
+            body[key] = value.clone();
+            body["stream"] = stream.into();
+            let (kind, message) = refused(server.post(MESSAGES, &body).await, 400).await;
+            assert_eq!(kind, "invalid_request_error");
+            assert!(message.starts_with(named), "{named}: {message}");
+        }
+    }
+    let mut body = text_body();
+    body["messages"][0]["content"] = "a".repeat(5000).into();
+    let (kind, message) = refused(server.post(MESSAGES, &body).await, 400).await;
+    assert_eq!(kind, "invalid_request_error");
+    assert!(message.starts_with("prompt is too long: "), "{message}");
+    body["model"] = "other".into();
+    let (kind, _) = refused(server.post(MESSAGES, &body).await, 404).await;
+    assert_eq!(kind, "not_found_error");
+    let (kind, _) = refused(server.post(COUNT, &body).await, 404).await;
+    assert_eq!(kind, "not_found_error");
+    let (kind, _) = refused(server.get(MESSAGES).await, 405).await;
+    assert_eq!(kind, "invalid_request_error");
+    let (kind, _) = refused(server.get("/v1/messages/batches").await, 404).await;
+    assert_eq!(kind, "not_found_error");
+    server.done().await;
+}
+
+#[tokio::test]
+async fn the_key_may_be_in_anthropics_header() {
+    let keyed = |state: AppState| state.with_api_key(Some("secret".into()));
+    let server = Server::over(Toy::default().start(), keyed, LONG).await;
+    let body =
+        json!({"model": "toy", "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]});
+    let post = |header: &'static str, value: &'static str| {
+        let request = server.client.post(server.url.clone() + MESSAGES);
+        request.header(header, value).json(&body).send()
+    };
+    for (header, value) in [
+        ("x-api-key", "wrong"),
+        ("authorization", "secret"),
+        ("x-api-key", ""),
+    ] {
+        let response = post(header, value).await.expect("an answer");
+        let (kind, _) = refused(response, 401).await;
+        assert_eq!(kind, "authentication_error");
+    }
+    for (header, value) in [("x-api-key", "secret"), ("authorization", "Bearer secret")] {
+        let response = post(header, value).await.expect("an answer");
+        assert_eq!(response.status().as_u16(), 200, "{header}");
+    }
+    server.done().await;
+}
+
+#[tokio::test]
+async fn a_failure_while_streaming_is_an_event() {
+    let engine = slow(EngineOptions::default(), Some(Fault::Error));
+    let server = Server::over(engine, |state| state, LONG).await;
+    let body = json!({
+        "messages": [{"role": "user", "content": "ab"}], "max_tokens": 50, "temperature": 0,
+        "ignore_eos": true, "spec_length": 0,
+    });
+    let events = server.named_events(MESSAGES, body).await;
+    assert_eq!(events[0].0, "message_start");
+    let (name, data) = &events[events.len() - 1];
+    assert_eq!(name, "error");
+    assert_eq!(data["error"]["type"], "api_error");
+    server.done().await;
+}

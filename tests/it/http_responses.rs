@@ -1,0 +1,523 @@
+//! `/v1/responses`: the same answers as a chat's, as items and events.
+
+use crate::common::scripted::{self, CHAT, TEMPLATE, saying, saying_as};
+use crate::common::server::{Fault, LONG, Server, error, slow};
+use foretoken::engine::EngineOptions;
+use foretoken::http::AppState;
+use foretoken::text::ReasoningFormat;
+use serde_json::{Value, json};
+
+const RESPONSES: &str = "/v1/responses";
+
+const TWO_CALLS: &str = "Let me look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\"}}\n</tool_call>\n\
+    <tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": 2}}\n</tool_call>";
+
+/// A chat's tool as this API has it.
+fn tool(of_chat: &Value) -> Value {
+    let mut tool = of_chat["function"].clone();
+    tool["type"] = "function".into();
+    tool
+}
+
+/// The request of `scripted::body`.
+fn body() -> Value {
+    let chat = scripted::body();
+    let tools = chat["tools"].as_array().expect("tools");
+    json!({
+        "input": chat["messages"][0]["content"],
+        "tools": tools.iter().map(tool).collect::<Vec<_>>(),
+        "temperature": 0,
+    })
+}
+
+fn text_body() -> Value {
+    json!({"input": "Hi", "temperature": 0})
+}
+
+fn chat_body(content: &str) -> Value {
+    json!({"messages": [{"role": "user", "content": content}], "temperature": 0})
+}
+
+fn names(events: &[(String, Value)]) -> Vec<&str> {
+    events.iter().map(|(name, _)| name.as_str()).collect()
+}
+
+/// The deltas of the events with this name, joined.
+fn deltas(events: &[(String, Value)], name: &str) -> String {
+    let events = events.iter().filter(|(other, _)| other == name);
+    events
+        .map(|(_, data)| data["delta"].as_str().expect("a delta"))
+        .collect()
+}
+
+/// The names of events, without repetitions of deltas.
+fn order<'a>(events: &'a [(String, Value)]) -> Vec<&'a str> {
+    let mut names = names(events);
+    names.dedup();
+    let short = |name: &'a str| name.strip_prefix("response.").expect("a prefix");
+    names.into_iter().map(short).collect()
+}
+
+/// A response without what differs between two of the same request.
+fn settled(response: &Value) -> Value {
+    let mut response = response.clone();
+    for key in ["id", "created_at", "completed_at", "usage"] {
+        assert!(response.get(key).is_some(), "{key}: {response}");
+        response[key] = Value::Null;
+    }
+    for item in response["output"].as_array_mut().expect("items") {
+        for key in ["id", "call_id"] {
+            if item.get(key).is_some() {
+                item[key] = Value::Null;
+            }
+        }
+    }
+    response
+}
+
+#[tokio::test]
+async fn a_text_is_a_message_with_one_part() {
+    let server = saying("Hello there.").await;
+    let reply = server.json(RESPONSES, &text_body()).await;
+    assert_eq!(reply["object"], "response");
+    assert_eq!(reply["status"], "completed");
+    assert_eq!(
+        (&reply["model"], &reply["store"]),
+        (&json!("toy"), &json!(false))
+    );
+    assert!(
+        reply["id"]
+            .as_str()
+            .is_some_and(|id| id.starts_with("resp_"))
+    );
+    let items = reply["output"].as_array().expect("items");
+    assert_eq!(items.len(), 1);
+    let part =
+        json!({"type": "output_text", "text": "Hello there.", "annotations": [], "logprobs": []});
+    let expected = json!({
+        "id": items[0]["id"], "type": "message", "role": "assistant", "status": "completed", "content": [part],
+    });
+    assert_eq!(items[0], expected);
+
+    let chat = server.json(CHAT, &chat_body("Hi")).await;
+    assert_eq!(chat["choices"][0]["message"]["content"], "Hello there.");
+    let usage = &reply["usage"];
+    assert_eq!(usage["input_tokens"], chat["usage"]["prompt_tokens"]);
+    assert_eq!(usage["output_tokens"], chat["usage"]["completion_tokens"]);
+    assert_eq!(usage["total_tokens"], chat["usage"]["total_tokens"]);
+    assert_eq!(
+        usage["output_tokens_details"],
+        json!({"reasoning_tokens": 0})
+    );
+    assert_eq!(usage["input_tokens_details"], json!({"cached_tokens": 0}));
+    assert!(usage["speculative_decoding"]["num_drafts"].is_u64());
+
+    let events = server.named_events(RESPONSES, text_body()).await;
+    let expected = [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "completed",
+    ];
+    assert_eq!(order(&events), expected);
+    for (i, (_, data)) in events.iter().enumerate() {
+        assert_eq!(data["sequence_number"], i);
+    }
+    assert_eq!(
+        deltas(&events, "response.output_text.delta"),
+        "Hello there."
+    );
+    let (_, created) = &events[0];
+    assert_eq!(created["response"]["status"], "in_progress");
+    assert_eq!(created["response"]["output"], json!([]));
+    let added = &events[2].1["item"];
+    assert_eq!(
+        (&added["status"], &added["content"]),
+        (&json!("in_progress"), &json!([]))
+    );
+    for (_, data) in &events[3..events.len() - 2] {
+        assert_eq!(data["item_id"], added["id"]);
+        assert_eq!(
+            (&data["output_index"], &data["content_index"]),
+            (&json!(0), &json!(0))
+        );
+    }
+    let last = &events[events.len() - 1].1["response"];
+    assert_eq!(last["id"], created["response"]["id"]);
+    assert_eq!(settled(last), settled(&reply));
+    assert_eq!(events[events.len() - 2].1["item"], last["output"][0]);
+    // The prompt was cached by now.
+    let tokens = |usage: &Value| usage["total_tokens"].clone();
+    assert_eq!(tokens(&last["usage"]), tokens(usage));
+    server.done().await;
+}
+
+#[tokio::test]
+async fn calls_are_items_and_come_back_as_input() {
+    let server = saying(TWO_CALLS).await;
+    let reply = server.json(RESPONSES, &body()).await;
+    let items = reply["output"].as_array().expect("items");
+    let kinds: Vec<_> = items.iter().map(|item| item["type"].as_str()).collect();
+    assert_eq!(
+        kinds,
+        [
+            Some("message"),
+            Some("function_call"),
+            Some("function_call")
+        ]
+    );
+    assert_eq!(items[0]["content"][0]["text"], "Let me look.");
+    let call = |item: &Value| (item["name"].clone(), item["arguments"].clone());
+    assert_eq!(
+        call(&items[1]),
+        (json!("get_weather"), json!(r#"{"city": "Zürich"}"#))
+    );
+    assert_eq!(
+        call(&items[2]),
+        (json!("add"), json!(r#"{"a": 1, "b": 2}"#))
+    );
+    let chat = server.json(CHAT, &scripted::body()).await;
+    assert_eq!(
+        reply["usage"]["input_tokens"],
+        chat["usage"]["prompt_tokens"]
+    );
+    assert_eq!(reply["tools"], body()["tools"]);
+
+    let events = server.named_events(RESPONSES, body()).await;
+    let call = [
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+    ];
+    let text = [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+    ];
+    let expected = [&text[..], &call, &call, &["completed"]].concat();
+    assert_eq!(order(&events), expected);
+    let arguments = deltas(&events, "response.function_call_arguments.delta");
+    assert_eq!(arguments, r#"{"city": "Zürich"}{"a": 1, "b": 2}"#);
+    let last = &events[events.len() - 1].1["response"];
+    assert_eq!(settled(last), settled(&reply));
+
+    // The next turn: the items, and what the calls gave.
+    let mut input = vec![json!({"role": "user", "content": body()["input"]})];
+    input.extend(items.iter().cloned());
+    for item in &items[1..] {
+        input.push(
+            json!({"type": "function_call_output", "call_id": item["call_id"], "output": "7"}),
+        );
+    }
+    let mut next = body();
+    next["input"] = input.into();
+    next["max_output_tokens"] = 1.into();
+    let reply = server.json(RESPONSES, &next).await;
+    let mut next = scripted::body();
+    let mut messages = vec![
+        next["messages"][0].clone(),
+        chat["choices"][0]["message"].clone(),
+    ];
+    for item in &items[1..] {
+        messages.push(json!({"role": "tool", "tool_call_id": item["call_id"], "content": "7"}));
+    }
+    next["messages"] = messages.into();
+    next["max_tokens"] = 1.into();
+    let chat = server.json(CHAT, &next).await;
+    assert_eq!(
+        reply["usage"]["input_tokens"],
+        chat["usage"]["prompt_tokens"]
+    );
+    server.done().await;
+}
+
+#[tokio::test]
+async fn a_call_can_be_required() {
+    let server = saying("Hello").await;
+    let mut body = body();
+    for choice in [
+        json!("required"),
+        json!({"type": "function", "name": "add"}),
+    ] {
+        body["tool_choice"] = choice.clone();
+        body["max_output_tokens"] = 200.into();
+        let reply = server.json(RESPONSES, &body).await;
+        let items = reply["output"].as_array().expect("items");
+        assert!(
+            items.iter().all(|item| item["type"] == "function_call"),
+            "{reply}"
+        );
+        assert_eq!(reply["tool_choice"], choice);
+    }
+    body["tool_choice"] = json!({"type": "function", "name": "rm"});
+    let refused = error(server.post(RESPONSES, &body).await, 400, "invalid_value").await;
+    assert_eq!(refused["param"], "tool_choice.name");
+    server.done().await;
+}
+
+#[tokio::test]
+async fn what_a_model_thinks_is_an_item() {
+    let qwen = |state: AppState| state.with_reasoning_parser(Some(ReasoningFormat::Qwen3));
+    let server = saying_as("<think>\nIt may rain.\n</think>\n\nYes.", TEMPLATE, qwen).await;
+    let reply = server.json(RESPONSES, &text_body()).await;
+    let items = reply["output"].as_array().expect("items");
+    assert_eq!((items.len(), &items[0]["type"]), (2, &json!("reasoning")));
+    let part = json!([{"type": "reasoning_text", "text": "It may rain."}]);
+    assert_eq!(
+        (&items[0]["content"], &items[0]["summary"]),
+        (&part, &json!([]))
+    );
+    assert_eq!(items[1]["content"][0]["text"], "Yes.");
+    // The special token, the text, which is one token a byte, and the end, in whose last byte it is over.
+    let thought = "\nIt may rain.\n</think>".len() + 1;
+    assert_eq!(
+        reply["usage"]["output_tokens_details"]["reasoning_tokens"],
+        thought
+    );
+
+    let events = server.named_events(RESPONSES, text_body()).await;
+    let expected = [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "reasoning_text.delta",
+        "reasoning_text.done",
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "completed",
+    ];
+    assert_eq!(order(&events), expected);
+    assert_eq!(
+        deltas(&events, "response.reasoning_text.delta"),
+        "It may rain."
+    );
+    let last = &events[events.len() - 1].1["response"];
+    assert_eq!(settled(last), settled(&reply));
+    // An earlier turn's reasoning is accepted.
+    let mut next = text_body();
+    next["input"] = json!([items[0], items[1], {"role": "user", "content": "Hi"}]);
+    server.json(RESPONSES, &next).await;
+    server.done().await;
+}
+
+#[tokio::test]
+async fn a_format_is_followed() {
+    let server = saying("Hello").await;
+    let schema = json!({
+        "type": "object", "properties": {"answer": {"const": 42}}, "required": ["answer"],
+        "additionalProperties": false,
+    });
+    let mut body = text_body();
+    let format = json!({"type": "json_schema", "name": "it", "strict": true, "schema": schema});
+    body["text"] = json!({"format": format});
+    let reply = server.json(RESPONSES, &body).await;
+    let text = reply["output"][0]["content"][0]["text"].as_str();
+    let answer: Value = serde_json::from_str(text.expect("a text")).expect("JSON");
+    assert_eq!(answer, json!({"answer": 42}));
+    assert_eq!(reply["text"]["format"], format);
+    let mut chat = chat_body("Hi");
+    let of_chat = json!({"name": "it", "schema": schema});
+    chat["response_format"] = json!({"type": "json_schema", "json_schema": of_chat});
+    let chat = server.json(CHAT, &chat).await;
+    assert_eq!(text, chat["choices"][0]["message"]["content"].as_str());
+
+    body["text"]["format"]["schema"] = json!({"type": "nothing"});
+    let refused = error(server.post(RESPONSES, &body).await, 400, "invalid_value").await;
+    assert_eq!(refused["param"], "text.format.schema");
+    body["text"] = json!({"format": {"type": "text"}});
+    server.json(RESPONSES, &body).await;
+    server.done().await;
+}
+
+#[tokio::test]
+async fn a_response_that_is_cut_off_is_incomplete() {
+    let server = saying("Hello there.").await;
+    let mut body = text_body();
+    body["max_output_tokens"] = 5.into();
+    let reply = server.json(RESPONSES, &body).await;
+    assert_eq!(reply["status"], "incomplete");
+    assert_eq!(
+        reply["incomplete_details"],
+        json!({"reason": "max_output_tokens"})
+    );
+    let item = &reply["output"][0];
+    assert_eq!(item["status"], "incomplete");
+    assert_eq!(item["content"][0]["text"], "Hello");
+    let events = server.named_events(RESPONSES, body).await;
+    let (name, data) = &events[events.len() - 1];
+    assert_eq!(name, "response.incomplete");
+    assert_eq!(data["response"]["output"][0]["status"], "incomplete");
+    // The end at once is a message, too.
+    let mut stopped = text_body();
+    stopped["stop"] = "H".into();
+    let reply = server.json(RESPONSES, &stopped).await;
+    assert_eq!(reply["output"][0]["content"][0]["text"], "");
+    assert_eq!(reply["status"], "completed");
+    server.done().await;
+}
+
+#[tokio::test]
+async fn fields_of_chats_work_and_the_request_is_repeated() {
+    let server = saying("Hello there.").await;
+    let mut body = text_body();
+    for (key, value) in [
+        ("seed", json!(7)),
+        ("top_k", json!(5)),
+        ("min_p", json!(0.1)),
+        ("spec_length", json!(0)),
+        ("stop", json!(["there"])),
+        ("instructions", json!("Be brief.")),
+        ("metadata", json!({"a": "b"})),
+        ("store", json!(false)),
+        ("truncation", json!("disabled")),
+        ("include", json!(["reasoning.encrypted_content"])),
+        ("reasoning", json!({"effort": "low", "summary": "auto"})),
+        ("user", json!("me")),
+        ("previous_response_id", Value::Null),
+        ("parallel_tool_calls", json!(false)),
+        ("top_p", json!(0.5)),
+    ] {
+        body[key] = value;
+    }
+    let reply = server.json(RESPONSES, &body).await;
+    assert_eq!(reply["output"][0]["content"][0]["text"], "Hello ");
+    assert!(reply["usage"].get("speculative_decoding").is_none());
+    for key in [
+        "instructions",
+        "metadata",
+        "parallel_tool_calls",
+        "top_p",
+        "truncation",
+        "reasoning",
+    ] {
+        assert_eq!(reply[key], body[key], "{key}");
+    }
+    server.done().await;
+}
+
+#[tokio::test]
+async fn what_is_not_done_is_refused_by_name() {
+    let server = saying("Hello").await;
+    for (key, value, param) in [
+        ("store", json!(true), "store"),
+        ("background", json!(true), "background"),
+        (
+            "previous_response_id",
+            json!("resp_1"),
+            "previous_response_id",
+        ),
+        ("conversation", json!("conv_1"), "conversation"),
+        ("conversation", json!({"id": "conv_1"}), "conversation"),
+        ("truncation", json!("auto"), "truncation"),
+        ("prompt", json!({"id": "pmpt_1"}), "prompt"),
+        ("max_tokens", json!(5), "max_tokens"),
+        ("n", json!(2), "n"),
+        ("top_logprobs", json!(2), "top_logprobs"),
+        (
+            "include",
+            json!(["message.output_text.logprobs"]),
+            "include[0]",
+        ),
+        (
+            "reasoning",
+            json!({"summary": "detailed"}),
+            "reasoning.summary",
+        ),
+        (
+            "response_format",
+            json!({"type": "json_object"}),
+            "response_format",
+        ),
+        ("max_output_tokens", json!(0), "max_output_tokens"),
+        ("max_output_tokens", json!("many"), "max_output_tokens"),
+        ("max_output_tokens", json!(100_000), "max_output_tokens"),
+        ("temperature", json!(9), "temperature"),
+        ("tools", json!([{"type": "web_search"}]), "tools[0].type"),
+        (
+            "tools",
+            json!([{"type": "function", "name": "a b"}]),
+            "tools[0].name",
+        ),
+        (
+            "tools",
+            json!([{"type": "function", "name": "a", "parameters": []}]),
+            "tools[0].parameters",
+        ),
+        ("tool_choice", json!({"type": "function"}), "tool_choice"),
+        ("tool_choice", json!("required"), "tool_choice"),
+        (
+            "text",
+            json!({"format": {"type": "xml"}}),
+            "text.format.type",
+        ),
+        (
+            "text",
+            json!({"format": {"type": "json_schema", "schema": {}}}),
+            "text.format.name",
+        ),
+        (
+            "input",
+            json!([{"role": "user", "content": [{"type": "input_image"}]}]),
+            "input[0].content[0].type",
+        ),
+        ("input", Value::Null, "input"),
+    ] {
+        for stream in [false, true] {
+            let mut body = text_body();
+            body[key] = value.clone();
+            body["stream"] = stream.into();
+            let refused = server.post(RESPONSES, &body).await;
+            let status = refused.status().as_u16();
+            assert_eq!(status, 400, "{key}: {value}");
+            let refused: Value = refused.json().await.expect("JSON");
+            let error = &refused["error"];
+            assert_eq!(error["param"], param, "{error}");
+            let message = error["message"].as_str().expect("a message");
+            let named = message.contains(param) || error["code"] == "context_length_exceeded";
+            assert!(named, "{message}");
+        }
+    }
+    let mut body = text_body();
+    body["input"] = "a".repeat(5000).into();
+    let refused = error(
+        server.post(RESPONSES, &body).await,
+        400,
+        "context_length_exceeded",
+    )
+    .await;
+    assert_eq!(refused["param"], "input");
+    server.done().await;
+}
+
+#[tokio::test]
+async fn a_failure_while_streaming_is_an_event() {
+    let engine = slow(EngineOptions::default(), Some(Fault::Error));
+    let server = Server::over(engine, |state| state, LONG).await;
+    let mut body =
+        json!({"input": "ab", "temperature": 0, "ignore_eos": true, "max_output_tokens": 50});
+    body["spec_length"] = 0.into();
+    let events = server.named_events(RESPONSES, body).await;
+    let (name, data) = &events[events.len() - 1];
+    assert_eq!(name, "response.failed");
+    assert_eq!(data["response"]["status"], "failed");
+    assert_eq!(data["response"]["error"]["code"], "server_error");
+    server.done().await;
+}
