@@ -29,13 +29,13 @@ impl TokenBound {
         // Parts have private fields, so this reads their JSON.
         let normalizer = serde_json::to_value(tokenizer.get_normalizer()).ok()?;
         let splitter = serde_json::to_value(tokenizer.get_pre_tokenizer()).ok()?;
+        let byte_level = steps(&splitter).iter().any(|s| s["type"] == "ByteLevel");
         let by_bytes = match tokenizer.get_model() {
             ModelWrapper::BPE(bpe) => {
                 let empty = |affix: &Option<String>| affix.as_deref().is_none_or(str::is_empty);
                 empty(&bpe.continuing_subword_prefix)
                     && empty(&bpe.end_of_word_suffix)
-                    && (bpe.byte_fallback
-                        || steps(&splitter).iter().any(|s| s["type"] == "ByteLevel"))
+                    && (bpe.byte_fallback || byte_level)
             }
             _ => false,
         };
@@ -62,8 +62,9 @@ impl TokenBound {
                     .inspect(|rest| bound.add_marked(rest));
             }
         }
-        // A character of several bytes takes tokens for certain only if each byte can be one.
-        if bound.free[0x80..].contains(&true) {
+        // Without byte-level characters, one of several bytes takes tokens for certain only if each byte can
+        // be one.
+        if !byte_level && bound.free[0x80..].contains(&true) {
             bound.free[0x80..].fill(true);
         }
         // Special tokens may take the white space around them.
