@@ -1,6 +1,7 @@
 //! The fields of request bodies, typed but not yet validated. Absent and null are the same. Other fields
 //! are checked by [`unsupported`](super::unsupported).
 
+use crate::error::{Error, Result};
 use crate::sampling::Acceptance;
 use serde::de::value::Error as Never;
 use serde::de::{DeserializeOwned, Deserializer, Error as _, Unexpected, Visitor};
@@ -35,6 +36,24 @@ pub(super) struct Common {
     pub acceptance: Option<Acceptance>,
     pub prediction: Option<Prediction>,
     pub cache_salt: Option<String>,
+}
+
+impl Common {
+    /// Refuses what only the streams of completions and chats can show.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the field.
+    pub fn refuse_speculation(&self) -> Result<()> {
+        const FIELD: &str = "stream_options.include_speculation";
+        let options = self.stream_options.as_ref();
+        match options.and_then(|options| options.include_speculation) {
+            Some(true) => Err(Error::invalid(
+                FIELD,
+                format!("{FIELD} is possible for completions and chats only: leave it out"),
+            )),
+            _ => Ok(()),
+        }
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -429,6 +429,11 @@ async fn what_is_not_done_is_refused_by_name() {
         ("truncation", json!("auto"), "truncation"),
         ("prompt", json!({"id": "pmpt_1"}), "prompt"),
         ("max_tokens", json!(5), "max_tokens"),
+        (
+            "stream_options",
+            json!({"include_speculation": true}),
+            "stream_options.include_speculation",
+        ),
         ("n", json!(2), "n"),
         ("top_logprobs", json!(2), "top_logprobs"),
         (

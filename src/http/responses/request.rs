@@ -97,6 +97,7 @@ impl Context<'_> {
             },
             structured,
         };
+        chat.common.refuse_speculation()?;
         let job = self.chat_job(chat).map_err(|e| e.renamed(&NAMES))?;
         let reply = Reply::new(&job.header, shown);
         Ok((job, reply))
