@@ -280,3 +280,19 @@ pub(super) fn names<T: DeserializeOwned>() -> &'static [&'static str] {
     let _ = T::deserialize(Names(&mut names));
     names
 }
+
+/// The error about `field`, with what it must be.
+pub(super) fn wrong<T>(field: &str, what: &str) -> Result<T> {
+    Err(Error::invalid(field, format!("{field} {what}")))
+}
+
+/// The text at `key` of the object at `at`.
+///
+/// # Errors
+/// `Invalid`, naming it.
+pub(super) fn string<'a>(at: &str, object: &'a Value, key: &str) -> Result<&'a str> {
+    match object[key].as_str() {
+        Some(text) => Ok(text),
+        None => wrong(&format!("{at}.{key}"), "must be a string"),
+    }
+}

@@ -1,6 +1,7 @@
 //! Converts the turns of a request to the messages of a chat.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::http::wire::{string, wrong};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -157,20 +158,10 @@ fn text(at: &str, content: &Value) -> Result<String> {
     }
 }
 
-fn string<'a>(at: &str, block: &'a Value, key: &str) -> Result<&'a str> {
-    match block[key].as_str() {
-        Some(text) => Ok(text),
-        None => wrong(&format!("{at}.{key}"), "must be a string"),
-    }
-}
-
-fn wrong<T>(field: &str, what: &str) -> Result<T> {
-    Err(Error::invalid(field, format!("{field} {what}")))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Error;
 
     fn read(system: Value, turns: Value) -> Result<Vec<Value>> {
         let turns = serde_json::from_value(turns).expect("turns");

@@ -1,6 +1,7 @@
 //! Converts the items of a request to the messages of a chat.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::http::wire::{string, wrong};
 use serde_json::{Value, json};
 
 /// The messages for `instructions` and `input`, a text or a list of items.
@@ -144,20 +145,10 @@ fn reasoning(item: &Value) -> String {
     texts.collect::<Vec<_>>().join("\n")
 }
 
-fn string<'a>(at: &str, item: &'a Value, key: &str) -> Result<&'a str> {
-    match item[key].as_str() {
-        Some(text) => Ok(text),
-        None => wrong(&format!("{at}.{key}"), "must be a string"),
-    }
-}
-
-fn wrong<T>(field: &str, what: &str) -> Result<T> {
-    Err(Error::invalid(field, format!("{field} {what}")))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Error;
 
     #[test]
     fn items_become_messages_and_calls_join_their_turn() {
