@@ -1,4 +1,4 @@
-//! How many prompt rows a step may carry while other sequences decode. No tensors, no clock.
+//! How many prompt rows a step may carry. No tensors, no clock.
 
 use std::time::Duration;
 
@@ -9,11 +9,10 @@ const FIRST_ROWS: f64 = 32.0;
 /// rows take longer than allowed.
 const MIN_ROWS: f64 = 16.0;
 
-/// Chooses the chunk so that the prompts' share of a step takes no longer than the decoding
-/// sequences may wait.
+/// Chooses the chunk so that the prompts' share of a step takes no longer than other sequences may
+/// wait: those that decode in the step, and those that arrive during it.
 ///
-/// It keeps one number: the seconds per row of the steps that carried prompts beside decoding. Each
-/// new step enters this average with a weight of one half. So a chunk is at most twice the previous
+/// It keeps one number: the seconds per row of the steps that carried prompts. Each new step enters this average with a weight of one half. So a chunk is at most twice the previous
 /// one, one slow step shrinks it at once, and it adapts to a long prompt, whose rows grow more
 /// expensive with the context they attend to. The seconds per row include a share of the step's
 /// fixed cost; because every chunk is measured in turn, the size settles where the whole step takes
@@ -26,7 +25,8 @@ pub struct PromptChunk {
 }
 
 impl PromptChunk {
-    /// A policy under which a sequence waits at most about `max_wait` for the prompts of others.
+    /// A policy under which a sequence waits in a step at most about `max_wait` for the prompts of
+    /// others.
     pub fn new(max_wait: Duration) -> Self {
         let max_wait = max_wait.as_secs_f64().max(1e-6);
         Self {
@@ -40,6 +40,13 @@ impl PromptChunk {
         (self.max_wait / self.seconds_per_row).max(MIN_ROWS) as usize
     }
 
+    /// Maximum number of prompt rows in the next step if nothing decodes in it: half, because only
+    /// those wait that arrive during the step, and they wait for the rest of it and for the one that
+    /// reads their prompt.
+    pub fn rows_alone(&self) -> usize {
+        self.rows().div_ceil(2)
+    }
+
     /// Learns from a step that took `seconds` and had `rows` rows: `prompt_rows` of prompts, the
     /// others of decoding sequences.
     pub fn note(&mut self, rows: usize, prompt_rows: usize, seconds: Duration) {
@@ -47,7 +54,7 @@ impl PromptChunk {
         // A small chunk does not predict the cost of a large one: most of its time is the fixed
         // cost of a step.
         let uninformative = 2 * prompt_rows < self.rows() && seconds < self.max_wait;
-        if prompt_rows > 0 && prompt_rows < rows && !uninformative {
+        if prompt_rows > 0 && !uninformative {
             self.seconds_per_row = (self.seconds_per_row + seconds / rows as f64) / 2.0;
         }
     }
@@ -156,14 +163,24 @@ mod tests {
         assert_eq!(chunk.rows(), 16);
     }
 
-    /// A step without decoding makes no sequence wait. On a GPU its wall time is also meaningless,
-    /// because nothing is read back.
     #[test]
-    fn prompts_alone_and_decoding_alone_say_nothing() {
+    fn a_prompt_alone_takes_half_of_the_time() {
         let mut chunk = PromptChunk::new(MAX_WAIT);
-        let first = chunk.rows();
-        chunk.note(2048, 2048, Duration::from_micros(1));
+        let mut read = 0;
+        for step in 0..100 {
+            let rows = chunk.rows_alone();
+            let seconds = SLOW.seconds(rows, read);
+            assert!(seconds < 0.065, "{rows} rows in {seconds} s");
+            assert!(step < 5 || seconds > 0.04, "{rows} rows in {seconds} s");
+            chunk.note(rows, rows, Duration::from_secs_f64(seconds));
+            read += rows;
+        }
+    }
+
+    #[test]
+    fn decoding_alone_says_nothing() {
+        let mut chunk = PromptChunk::new(MAX_WAIT);
         chunk.note(DECODING, 0, Duration::from_secs(1));
-        assert_eq!((chunk.rows(), first), (32, 32));
+        assert_eq!(chunk.rows(), 32);
     }
 }

@@ -139,8 +139,8 @@ impl Scheduler {
             .check_invariants(self.running.iter().map(|sequence| &sequence.state.table))
     }
 
-    /// Divides the rows of a step: first among decoding sequences, then among prompts by age, in
-    /// short chunks if other sequences would wait for them. When the rows run out, the first
+    /// Divides the rows of a step: first among decoding sequences, then among prompts, in chunks that
+    /// nobody waits for long. When the rows run out, the first
     /// sequence without any comes first in the next step, so every sequence gets its turn, prompts
     /// included.
     fn share_budget(&mut self) -> Vec<ScheduledSequence> {
@@ -150,7 +150,7 @@ impl Scheduler {
         let (later, first) =
             decoding.split_at(decoding.partition_point(|&i| running[i].state.id < self.next));
         let chunk = match decoding.is_empty() {
-            true => self.max_num_batched_tokens,
+            true => self.prompt_chunk.rows_alone(),
             false => self.prompt_chunk.rows(),
         };
         let mut share = Share {

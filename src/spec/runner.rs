@@ -82,6 +82,11 @@ impl SpeculativeRunner {
         let (batch, rows) = self.batch(inputs, &drafts);
         let masks = masks::of_step(inputs, &drafts);
         let output = masks::beside(masks, || self.target.forward(&batch, &mut self.store))?;
+        if batch.logits.is_empty() {
+            // Nothing is read back. Without this, a GPU would queue one chunk of a prompt after the other,
+            // and who arrives would wait for them all.
+            self.target.device().synchronize()?;
+        }
         let mut outputs = self.decide(&output, inputs, &drafts, rows)?;
         // A GPU's forward is done when its tokens are there.
         let target_time = drafted.elapsed();

@@ -192,12 +192,13 @@ fn prompts_have_their_turn() {
 }
 
 /// With enough rows, all sequences decode in every step beside a chunk within the time limit; a
-/// prompt alone takes all rows.
+/// prompt alone takes half of it.
 #[test]
 fn prompts_keep_nobody_waiting() {
     let mut schedule = Schedule::new(500);
     schedule.add(2000);
-    assert_eq!(schedule.step()[0].rows, 500);
+    let alone = schedule.scheduler.prompt_chunk.rows_alone();
+    assert_eq!(schedule.step()[0].rows, alone);
     (0..10).for_each(|_| schedule.add(1));
     schedule.step();
     let plan = schedule.step();
@@ -242,22 +243,28 @@ fn a_request_of_many_choices_makes_way() {
 #[test]
 fn a_prompt_as_large_as_the_pool_makes_way() {
     const TOKENS: usize = 4 * 1000;
+    const SMALL: usize = 20;
     for before in [1, 3, 60] {
         let mut schedule = Schedule::caching(1000, 128);
         let (prompt, answer) = (TOKENS - 40, 36);
         schedule.request(1, prompt, answer);
         schedule.steps(before);
+        // The large one keeps half of the rows.
+        let share = schedule.scheduler.prompt_chunk.rows_alone() / 2;
         let smalls: Vec<usize> = (0..12)
             .map(|_| {
-                let small = schedule.request(1, 20, 10);
+                let small = schedule.request(1, SMALL, 10);
                 let waited = schedule.steps_to_first(small);
-                assert!(waited <= 2, "{waited} steps after {before}");
+                assert!(
+                    waited <= SMALL.div_ceil(share),
+                    "{waited} steps after {before}"
+                );
                 schedule.steps(15);
                 small
             })
             .collect();
         schedule.finish();
-        let rows = prompt + answer + smalls.len() * (20 + 10);
+        let rows = prompt + answer + smalls.len() * (SMALL + 10);
         assert!(schedule.rows < rows + rows / 4, "{} rows", schedule.rows);
     }
 }
@@ -311,7 +318,8 @@ fn the_wait_depends_on_the_place_in_the_queue() {
             .collect();
         schedule.finish();
         // Alone, a request takes a step a token, and one for each chunk of its prompt.
-        let alone = answer + (prompt + 7).div_ceil(64);
+        let chunk = schedule.scheduler.prompt_chunk.rows_alone();
+        let alone = answer + (prompt + 7).div_ceil(chunk);
         let overtaken = queue_cost(prompt + 7 + answer, answer);
         for (place, &id) in all.iter().enumerate() {
             let first = schedule.first[id].unwrap();
