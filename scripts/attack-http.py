@@ -271,7 +271,7 @@ def random_bodies(count):
 
 
 def attacks(options):
-    nested = b'{"prompt":"a","x":' + b"[0," * 60 + b"0" + b"]" * 60 + b"}"
+    nested = b'{"prompt":"a","max_tokens":1,"x":' + b"[0," * 60 + b"0" + b"]" * 60 + b"}"
     wide = b'{"prompt":"a","max_tokens":1,"x":[' + b"0," * (LARGE // 2 - 40) + b"0]}"
     tree = b'{"messages":[{"role":"user","content":"a","x":[' + b"0," * (LARGE // 2 - 60) + b"0]}]}"
     text = lambda piece: json.dumps({"prompt": piece * (LARGE // len(piece) - 20)}).encode()

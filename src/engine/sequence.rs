@@ -26,6 +26,8 @@ pub struct Sequence {
     pub start: u64,
     /// The cost of those who were admitted before it although they came later, in tokens.
     pub overtaken: usize,
+    /// Whether it makes way as soon as those that came before it have room without it.
+    pub is_guest: bool,
     /// Limits of its drafts.
     pub spec: SpecLimits,
     /// Scores of the prompt so far.
@@ -72,6 +74,7 @@ impl Sequence {
             ahead: submission.ahead,
             start: 0,
             overtaken: 0,
+            is_guest: false,
             spec: SpecLimits {
                 length: request.spec_length.unwrap_or(spec.length).min(spec.length),
                 nodes: request.spec_nodes.unwrap_or(spec.nodes).min(spec.nodes),

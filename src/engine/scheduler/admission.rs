@@ -6,6 +6,8 @@
 //! - If none of its sequences runs, it does not wait for a request that holds [`SHARE`] times what it needs,
 //!   be it places in the batch or blocks: that one gives some of it up. What it gave up it has in the prefix
 //!   cache when it comes back. A request's last sequence makes way only as it can be overtaken.
+//! - If it is small ([`GUEST`]), it need not wait for a large one to end either: it gets in as a guest, who
+//!   makes way as soon as one of those that it passed has room without it.
 
 use super::Scheduler;
 use crate::engine::queue::Place;
@@ -15,6 +17,10 @@ use crate::spec::SeqId;
 
 /// How many times what another one needs a request must hold to make way for it.
 const SHARE: usize = 4;
+
+/// How many times smaller a guest must be than each of those that it passes, and than one that runs. So what
+/// they compute in vain is little.
+const GUEST: usize = 16;
 
 /// Maximum number of sequences that are looked at in one step and not admitted.
 const MAX_LOOKS: usize = 64;
@@ -26,8 +32,12 @@ enum Obstacle {
     Places,
     /// There are not enough free blocks.
     Blocks,
+    /// Guests have what it needs.
+    Guests,
     /// A running sequence computes what it can share.
     Prefix,
+    /// It may not go before those that wait.
+    Turn,
 }
 
 /// What one look through the queue has found so far.
@@ -58,19 +68,22 @@ impl Scheduler {
                 continue;
             };
             let (group, cost) = (sequence.group, sequence.queue_cost());
-            if look.done.contains(&group) {
+            if look.done.contains(&group) || look.preempted.contains(&sequence.state.id) {
                 continue;
             }
             looks += 1;
-            if !self.can_overtake(&look.passed, cost) {
-                continue;
+            let mut result = self.admit_or_make_way(place, cost, &mut look, &mut resume);
+            if matches!(result, Err(Obstacle::Blocks | Obstacle::Turn))
+                && self.may_be_guest(&look.passed, cost)
+            {
+                result = self.try_admit(place, true, &mut resume).or(result);
             }
-            match self.admit_or_make_way(place, cost, &mut look, &mut resume) {
+            match result {
                 Ok(()) => {
                     looks -= 1;
                     look.largest = None;
-                    self.note_overtaken(&look.passed, cost);
                 }
+                Err(Obstacle::Turn) => {}
                 Err(Obstacle::Blocks) if !self.runs(group) => look.passed.push(place),
                 // Nobody makes way for this request, so nobody would for another one that needs a place.
                 Err(Obstacle::Places) if !self.runs(group) => break,
@@ -105,10 +118,22 @@ impl Scheduler {
         look: &mut Look,
         resume: &mut impl FnMut(&Sequence, usize) -> usize,
     ) -> Result<(), Obstacle> {
+        if !self.can_overtake(&look.passed, cost) {
+            return Err(Obstacle::Turn);
+        }
         loop {
-            match self.try_admit(place, resume) {
+            match self.try_admit(place, false, resume) {
+                Err(Obstacle::Guests) => {
+                    let guest = self.guests_of(place).next_back();
+                    let guest = guest.ok_or(Obstacle::Blocks)?;
+                    look.preempted.push(self.preempt(guest));
+                }
                 Err(obstacle @ (Obstacle::Places | Obstacle::Blocks)) => {
                     self.make_way(place, cost, obstacle, look).ok_or(obstacle)?;
+                }
+                Ok(()) => {
+                    self.note_overtaken(&look.passed, cost);
+                    return Ok(());
                 }
                 result => return result,
             }
@@ -116,19 +141,31 @@ impl Scheduler {
     }
 
     /// Admits the sequence at `place` if it fits as a whole and a free block remains for each running sequence
-    /// to grow into (otherwise it would be preempted next). It begins after its longest cached prefix, and
+    /// to grow into (otherwise it would be preempted next, which a guest takes in its stride). It begins after its longest cached prefix, and
     /// waits while a running one computes its next block: so the choices of a request share its prompt.
     fn try_admit(
         &mut self,
         place: Place,
+        as_guest: bool,
         resume: &mut impl FnMut(&Sequence, usize) -> usize,
     ) -> Result<(), Obstacle> {
+        // The guests who would make way, and their blocks.
+        let (mut guests, mut lent) = (0, 0);
+        if !as_guest {
+            for index in self.guests_of(place) {
+                guests += 1;
+                lent += self.blocks.num_own(&self.running[index].state.table);
+            }
+        }
         let (running, blocks) = (self.running.len(), &mut self.blocks);
-        if running >= self.max_num_seqs {
+        if running - guests >= self.max_num_seqs {
             return Err(Obstacle::Places);
         }
+        let spared = |running: usize| if as_guest { 0 } else { running };
+        let room = |needed: usize, free: usize, running: usize| needed + spared(running) <= free;
         // It needs at least one; a long prompt is looked up only if that is there.
-        if running > 0 && blocks.num_free() <= running {
+        let with_guests = blocks.num_free() + lent;
+        if running > guests && !room(1, with_guests, running - guests) {
             return Err(Obstacle::Blocks);
         }
         let sequence = self.waiting.get_mut(place).ok_or(Obstacle::Prefix)?;
@@ -142,9 +179,12 @@ impl Scheduler {
         prefix.truncate(cached / block_size);
         let len = sequence.state.tokens.len();
         let needed = blocks.blocks_after(&prefix, len);
-        let spare = blocks.num_free().checked_sub(needed);
-        if spare.is_none_or(|spare| spare < running) {
+        if !room(needed, with_guests, running - guests) {
             return Err(Obstacle::Blocks);
+        }
+        if guests > 0 && (running >= self.max_num_seqs || !room(needed, blocks.num_free(), running))
+        {
+            return Err(Obstacle::Guests);
         }
         let cached = blocks.adopt(&mut sequence.state.table, &prefix);
         if blocks.reserve(&mut sequence.state.table, len).is_err() {
@@ -152,6 +192,7 @@ impl Scheduler {
             return Err(Obstacle::Blocks);
         }
         sequence.begin_after(cached);
+        sequence.is_guest = as_guest;
         if let Some(sequence) = self.waiting.take(place) {
             let id = sequence.state.id;
             let place = self.running.partition_point(|other| other.state.id < id);
@@ -164,6 +205,20 @@ impl Scheduler {
     fn can_overtake(&self, passed: &[Place], cost: usize) -> bool {
         let mut waiting = passed.iter().filter_map(|&place| self.waiting.get(place));
         waiting.all(|sequence| sequence.can_be_overtaken_by(cost))
+    }
+
+    /// Whether a sequence of this cost is small enough to be a guest before all of `passed`.
+    fn may_be_guest(&self, passed: &[Place], cost: usize) -> bool {
+        let is_large = |sequence: &Sequence| sequence.queue_cost() >= GUEST * cost;
+        let mut waiting = passed.iter().filter_map(|&place| self.waiting.get(place));
+        waiting.all(is_large) && self.running.iter().any(is_large)
+    }
+
+    /// The indices of the guests who have passed the sequence at `place`, oldest first.
+    fn guests_of(&self, place: Place) -> impl DoubleEndedIterator<Item = usize> {
+        let running = self.running.iter().enumerate();
+        let is_guest = move |s: &Sequence| s.is_guest && (s.start, s.state.id) > place;
+        running.filter_map(move |(index, sequence)| is_guest(sequence).then_some(index))
     }
 
     fn note_overtaken(&mut self, passed: &[Place], cost: usize) {

@@ -307,6 +307,42 @@ fn small_requests_do_not_starve_a_large_one() {
     schedule.finish();
 }
 
+/// Small requests that never end coming need not wait for a large one that has let enough of them past: they
+/// make way for it as soon as it has room without them.
+#[test]
+fn small_requests_are_guests_of_a_large_one_that_waits() {
+    let run = |smalls: bool| {
+        let mut schedule = Schedule::caching(100, 128);
+        // The large one has room when the first of these has ended.
+        schedule.request(1, 200, 60);
+        schedule.request(1, 8, 300);
+        schedule.steps(30);
+        let large = schedule.request(1, 300, 10);
+        let mut waits = Vec::new();
+        while schedule.first[large].is_none() {
+            assert!(schedule.steps < 1_000, "it starves");
+            if smalls {
+                waits.push((schedule.request(1, 10, 5), schedule.steps));
+            }
+            schedule.step();
+        }
+        let admitted = schedule.steps - 300 / 16;
+        schedule.finish();
+        for (small, arrived) in waits {
+            let waited = schedule.first[small].unwrap() - arrived;
+            let is_beside = arrived + 20 > admitted;
+            assert!(waited <= 3 || is_beside, "{waited} steps at {arrived}");
+        }
+        schedule.first[large].unwrap()
+    };
+    let (alone, beside) = (run(false), run(true));
+    // They have a share of the rows in which its prompt is read.
+    assert!(
+        beside <= alone + 20,
+        "{beside} steps, {alone} without small requests"
+    );
+}
+
 /// Many long requests over a small pool: each has its first token when those before it had time for all
 /// of theirs, and what was overtaken by others was no more than its own size.
 #[test]
