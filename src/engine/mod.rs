@@ -336,6 +336,7 @@ impl Engine {
         let usage = sequence.usage;
         tracing::info!(
             id = sequence.state.id,
+            request_id = sequence.name.as_deref(),
             reason,
             prompt_tokens = sequence.state.prompt_len,
             cached_tokens = sequence.cached_tokens,

@@ -4,6 +4,7 @@ use crate::error::Error;
 use crate::sampling::{Acceptance, SamplingParams, TokenLogprobs};
 use crate::spec::{Draft, DraftContext, Source};
 use std::ops::Add;
+use std::sync::Arc;
 
 /// Tokens that a sequence counts besides its prompt at most: an answer of usual length, because nobody knows
 /// how long it will be.
@@ -17,6 +18,8 @@ pub fn queue_cost(tokens: usize, max_tokens: usize) -> usize {
 /// One sequence to generate. The engine checks it when it is submitted.
 #[derive(Debug, Clone, Default)]
 pub struct Request {
+    /// What log lines call it, besides the engine's own number.
+    pub name: Option<Arc<str>>,
     /// Token ids; at least one.
     pub prompt: Vec<u32>,
     pub params: SamplingParams,

@@ -6,6 +6,7 @@ use crate::kv::BlockTable;
 use crate::sampling::{Acceptance, Sampler, TokenLogprobs};
 use crate::spec::{SeqId, SequenceState, Source, StepInput, StepOutput};
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedSender;
@@ -16,6 +17,8 @@ use tokio::sync::mpsc::UnboundedSender;
 pub struct Sequence {
     /// What steps need to know.
     pub state: SequenceState,
+    /// What log lines call its request.
+    pub name: Option<Arc<str>>,
     /// Maximum number of output tokens; fits the context.
     pub max_tokens: usize,
     /// The request that it belongs to; a request may make several sequences.
@@ -69,6 +72,7 @@ impl Sequence {
         }
         let prompt_len = request.prompt.len();
         Self {
+            name: request.name,
             max_tokens: request.max_tokens.unwrap_or(max_model_len - prompt_len),
             group: submission.group,
             ahead: submission.ahead,

@@ -5,6 +5,7 @@
 //! still gets its reply, unlike one that is gone.
 
 use super::limits::HttpLimits;
+use super::request_id::RequestId;
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::http::{Request, Response, Version};
@@ -101,9 +102,9 @@ pub(super) async fn serve(
 
 /// A whole response with a JSON body, after which the connection is closed. `headers` are lines.
 pub(super) fn plain_response(status: &str, headers: &str, body: &str) -> Vec<u8> {
-    let len = body.len();
+    let (len, id) = (body.len(), RequestId::random());
     format!(
-        "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len}\r\n{headers}Connection: close\r\n\r\n{body}"
+        "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len}\r\nX-Request-Id: {id}\r\n{headers}Connection: close\r\n\r\n{body}"
     )
     .into_bytes()
 }

@@ -9,6 +9,35 @@ use serde_json::{Value, json};
 /// Seconds after which a client should retry when the queue or the memory for bodies is full.
 const RETRY_AFTER_SECONDS: u16 = 1;
 
+/// Why a request was refused, for the log. A response has it as an extension.
+#[derive(Debug, Clone)]
+pub(super) struct Refusal {
+    pub code: &'static str,
+    /// The field at fault.
+    pub param: Option<String>,
+    /// What has failed here, if it is not the client's fault.
+    pub cause: Option<String>,
+}
+
+impl Refusal {
+    fn of(error: &Error) -> Self {
+        match error {
+            Error::Request { kind, param, .. } => Self {
+                code: names(*kind, param.as_deref()).1,
+                param: param.clone(),
+                cause: None,
+            },
+            Error::Setup(_) | Error::Internal(_) => Self {
+                code: INTERNAL,
+                param: None,
+                cause: Some(error.to_string()),
+            },
+        }
+    }
+}
+
+const INTERNAL: &str = "internal_error";
+
 /// `{"error": {"message", "type", "param", "code"}}`.
 pub(super) fn body(error: &Error) -> Value {
     let (kind, param, code) = match error {
@@ -16,7 +45,7 @@ pub(super) fn body(error: &Error) -> Value {
             let (kind, code) = names(*kind, param.as_deref());
             (kind, param.as_deref(), Some(code))
         }
-        Error::Setup(_) | Error::Internal(_) => ("server_error", None, Some("internal_error")),
+        Error::Setup(_) | Error::Internal(_) => ("server_error", None, Some(INTERNAL)),
     };
     json!({"error": {"message": error.to_string(), "type": kind, "param": param, "code": code}})
 }
@@ -58,11 +87,8 @@ fn status(error: &Error) -> StatusCode {
 impl IntoResponse for Error {
     fn into_response(self) -> Response {
         let status = status(&self);
-        // Not for what clients can cause as often as they like.
-        if status == StatusCode::INTERNAL_SERVER_ERROR {
-            tracing::warn!(%status, "request failed: {self}");
-        }
         let mut response = (status, Json(body(&self))).into_response();
+        response.extensions_mut().insert(Refusal::of(&self));
         let headers = response.headers_mut();
         match self {
             Error::Request {

@@ -4,6 +4,7 @@ mod answer;
 mod anthropic;
 mod blocks;
 mod bodies;
+mod caller;
 mod choice;
 mod chunks;
 mod connection;
@@ -18,8 +19,10 @@ mod object;
 mod openai;
 mod origin;
 mod page;
+mod paths;
 mod prompt;
 mod reply;
+mod request_id;
 mod responses;
 mod speculation;
 mod state;
@@ -33,14 +36,16 @@ mod wire;
 use crate::error::{Error, RequestErrorKind, Result};
 use anthropic::Failure;
 use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderName, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
+use axum::routing::MethodRouter;
 use axum::routing::{get, post};
-use axum::{Extension, Json, Router};
+use axum::{Json, Router};
+use caller::Caller;
 use chunks::Chunks;
-use connection::Client;
 use object::Object;
 use openai::Job;
 use serde_json::{Value, json};
@@ -58,30 +63,45 @@ pub use state::AppState;
 /// Time that finished replies have to reach their clients after the engine has ended.
 const FLUSH: Duration = Duration::from_secs(2);
 
-/// All routes.
+/// Method, path and handler of each route but the page's.
+fn routes() -> Vec<(Method, &'static str, MethodRouter<AppState>)> {
+    const GET: Method = Method::GET;
+    const POST: Method = Method::POST;
+    vec![
+        (POST, "/v1/chat/completions", post(chat_completions)),
+        (POST, "/v1/completions", post(completions)),
+        (POST, "/v1/responses", post(responses)),
+        (POST, "/v1/messages", post(messages)),
+        (POST, "/v1/messages/count_tokens", post(count_tokens)),
+        (GET, "/v1/models", get(models)),
+        (GET, "/v1/models/{*id}", get(model)),
+        (POST, "/tokenize", post(tokenize)),
+        (POST, "/detokenize", post(detokenize)),
+        (POST, "/reset_prefix_cache", post(reset_prefix_cache)),
+        (GET, "/health", get(health)),
+        (GET, "/version", get(version)),
+        (GET, "/metrics", get(metrics::metrics)),
+    ]
+}
+
+/// The server's answers to all paths.
 pub fn router(state: AppState) -> Router {
     let mut router = Router::new();
     if state.ui {
         router = router.route(PAGE, get(page::page));
     }
-    router
-        .route("/v1/completions", post(completions))
-        .route("/v1/chat/completions", post(chat_completions))
-        .route("/v1/responses", post(responses))
-        .route("/v1/messages", post(messages))
-        .route("/v1/messages/count_tokens", post(count_tokens))
-        .route("/v1/models", get(models))
-        .route("/v1/models/{*id}", get(model))
-        .route("/health", get(health))
-        .route("/version", get(version))
-        .route("/metrics", get(metrics::metrics))
-        .route("/tokenize", post(tokenize))
-        .route("/detokenize", post(detokenize))
-        .route("/reset_prefix_cache", post(reset_prefix_cache))
+    for (_, path, handler) in routes() {
+        router = router.route(path, handler);
+    }
+    let router = router
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn_with_state(state.clone(), guard))
-        .with_state(state)
+        .with_state(state);
+    // In another router, because a router's own layers come after the path was matched.
+    Router::new()
+        .fallback_service(router)
+        .layer(middleware::from_fn(caller::identify))
 }
 
 /// Serves until `shutdown` completes. Then it refuses new requests with 503, lets the running ones
@@ -193,40 +213,42 @@ fn authorize(state: &AppState, request: &Request) -> Result<()> {
     }
 }
 
-type Peer = Option<Extension<Client>>;
-
-async fn completions(State(state): State<AppState>, peer: Peer, body: Body) -> Result<Response> {
+async fn completions(
+    State(state): State<AppState>,
+    caller: Caller,
+    body: Body,
+) -> Result<Response> {
     let job = state
         .read(body, |context, body| context.completion(body))
         .await?;
     let chunks = Chunks::new(&job);
-    answer(&state, job, chunks, peer).await
+    answer(&state, job, chunks, caller).await
 }
 
 async fn chat_completions(
     State(state): State<AppState>,
-    peer: Peer,
+    caller: Caller,
     body: Body,
 ) -> Result<Response> {
     let job = state.read(body, |context, body| context.chat(body)).await?;
     let chunks = Chunks::new(&job);
-    answer(&state, job, chunks, peer).await
+    answer(&state, job, chunks, caller).await
 }
 
-async fn responses(State(state): State<AppState>, peer: Peer, body: Body) -> Result<Response> {
+async fn responses(State(state): State<AppState>, caller: Caller, body: Body) -> Result<Response> {
     let read = state.read(body, |context, body| context.response(body));
     let (job, reply) = read.await?;
-    answer(&state, job, reply, peer).await
+    answer(&state, job, reply, caller).await
 }
 
 async fn messages(
     State(state): State<AppState>,
-    peer: Peer,
+    caller: Caller,
     body: Body,
 ) -> Result<Response, Failure> {
     let read = state.read(body, |context, body| context.message(body));
     let (job, reply) = read.await?;
-    Ok(answer(&state, job, reply, peer).await?)
+    Ok(answer(&state, job, reply, caller).await?)
 }
 
 async fn count_tokens(State(state): State<AppState>, body: Body) -> Result<Json<Value>, Failure> {
@@ -234,11 +256,11 @@ async fn count_tokens(State(state): State<AppState>, body: Body) -> Result<Json<
     Ok(Json(json!({"input_tokens": read.await?})))
 }
 
-async fn answer(state: &AppState, job: Job, shape: impl Shape, peer: Peer) -> Result<Response> {
+async fn answer(state: &AppState, job: Job, shape: impl Shape, caller: Caller) -> Result<Response> {
     let stream = job.stream;
-    let running = Running::start(&state.engine, state.text.clone(), job)?;
+    let running = Running::start(&state.engine, state.text.clone(), job, &caller.id)?;
     match stream {
-        true => Ok(running.sse(shape, peer.map(|Extension(client)| client))),
+        true => Ok(running.sse(shape, caller)),
         false => running.collect(shape).await,
     }
 }
@@ -252,7 +274,13 @@ async fn models(State(state): State<AppState>) -> Json<Value> {
     Json(json!({"object": "list", "data": data}))
 }
 
-async fn model(State(state): State<AppState>, Path(id): Path<String>) -> Result<Json<Value>> {
+async fn model(
+    State(state): State<AppState>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<Value>> {
+    let named =
+        |e: PathRejection| Error::request(RequestErrorKind::NotFound, Some("model"), e.body_text());
+    let Path(id) = id.map_err(named)?;
     let model = state.context().model(Some(&id))?;
     Ok(Json(state.model_object(&model)))
 }
@@ -325,7 +353,10 @@ async fn reset_prefix_cache(State(state): State<AppState>) -> Result<StatusCode>
 
 async fn not_found(request: Request) -> Response {
     let path = request.uri().path();
-    let message = format!("there is no route {path}");
+    let known: Vec<String> = (routes().iter())
+        .map(|(method, path, _)| format!("{method} {path}"))
+        .collect();
+    let message = format!("there is no route {path}; there are {}", known.join(", "));
     refusal(
         path,
         Error::request(RequestErrorKind::NotFound, None, message),

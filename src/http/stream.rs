@@ -1,9 +1,11 @@
 //! A running reply: merges the engine's events of all its choices, and collects them or sends them as
 //! SSE.
 
+use super::caller::Caller;
 use super::choice::{Choice, Piece};
 use super::connection::Client;
 use super::openai::Job;
+use super::request_id::RequestId;
 use crate::engine::{EngineHandle, Events};
 use crate::error::{Error, Result};
 use crate::text::Text;
@@ -59,7 +61,15 @@ impl Running {
     ///
     /// # Errors
     /// As [`EngineHandle::submit_all`].
-    pub fn start(engine: &EngineHandle, text: Arc<Text>, job: Job) -> Result<Self> {
+    pub fn start(
+        engine: &EngineHandle,
+        text: Arc<Text>,
+        mut job: Job,
+        id: &RequestId,
+    ) -> Result<Self> {
+        for request in &mut job.requests {
+            request.name = Some(id.0.clone());
+        }
         let events = engine.submit_all(job.requests)?;
         Ok(Self {
             text,
@@ -98,12 +108,13 @@ impl Running {
     }
 
     /// Sends each piece as it arrives.
-    pub fn sse<S: Shape>(self, mut shape: S, client: Option<Client>) -> Response {
+    pub fn sse<S: Shape>(self, mut shape: S, caller: Caller) -> Response {
         let sender = Sender {
             ready: shape.begin().into(),
             running: self,
             shape,
-            client,
+            client: caller.client,
+            id: caller.id,
             ended: false,
         };
         let events = stream::unfold(sender, |mut sender| async {
@@ -121,6 +132,7 @@ struct Sender<S> {
     shape: S,
     /// The client, until it has ended its side.
     client: Option<Client>,
+    id: RequestId,
     ready: VecDeque<sse::Event>,
     ended: bool,
 }
@@ -144,7 +156,7 @@ impl<S: Shape> Sender<S> {
                 }
                 Some(Err(error)) => {
                     self.ended = true;
-                    tracing::warn!("stream failed: {error}");
+                    tracing::warn!(request_id = &*self.id.0, "stream failed: {error}");
                     self.shape.failed(&error)
                 }
                 None => {

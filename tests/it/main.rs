@@ -27,6 +27,7 @@ mod http_browsers;
 mod http_connections;
 mod http_drafts;
 mod http_grammar;
+mod http_manners;
 mod http_memory;
 mod http_messages;
 mod http_page;

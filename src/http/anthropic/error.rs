@@ -25,6 +25,7 @@ impl IntoResponse for Failure {
         let (parts, _) = self.0.into_response().into_parts();
         let mut response = body.into_response();
         *response.status_mut() = parts.status;
+        *response.extensions_mut() = parts.extensions;
         for (name, value) in &parts.headers {
             response
                 .headers_mut()

@@ -1,0 +1,64 @@
+//! Who asks, and what every response says about the request.
+
+use super::connection::Client;
+use super::error::Refusal;
+use super::request_id::{RequestId, X_REQUEST_ID};
+use super::{anthropic, paths};
+use crate::error::clipped;
+use axum::extract::{FromRequestParts, Request};
+use axum::http::HeaderName;
+use axum::http::request::Parts;
+use axum::middleware::Next;
+use axum::response::Response;
+use std::convert::Infallible;
+
+/// Where Anthropic's clients look for the id.
+const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
+
+/// Who asks: the client at the other end of the connection, and the id of the request.
+pub(super) struct Caller {
+    /// `None` where there is no connection.
+    pub client: Option<Client>,
+    pub id: RequestId,
+}
+
+impl<S: Sync> FromRequestParts<S> for Caller {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        let id = parts.extensions.get().cloned();
+        Ok(Self {
+            client: parts.extensions.get().cloned(),
+            id: id.unwrap_or_else(RequestId::random),
+        })
+    }
+}
+
+/// Comes before all routes: brings the path into its usual form, gives the request its id, and says in one
+/// line why a request was refused.
+pub(super) async fn identify(mut request: Request, next: Next) -> Response {
+    paths::normalize(request.uri_mut());
+    let id = RequestId::of(request.headers());
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    request.extensions_mut().insert(id.clone());
+    let mut response = next.run(request).await;
+    let status = response.status().as_u16();
+    if let Some(Refusal { code, param, cause }) = response.extensions_mut().remove() {
+        let (request_id, path) = (&*id.0, clipped(&path));
+        let param = param.as_deref().map(clipped);
+        match cause {
+            // What clients can cause is no warning.
+            None => tracing::info!(
+                request_id, %method, path, status, code, param, "request refused"
+            ),
+            Some(cause) => tracing::warn!(
+                request_id, %method, path, status, code, "request failed: {cause}"
+            ),
+        }
+    }
+    if anthropic::has_route(&path) {
+        id.mark(response.headers_mut(), REQUEST_ID);
+    }
+    id.mark(response.headers_mut(), X_REQUEST_ID);
+    response
+}
