@@ -215,7 +215,8 @@ def dropped(target):
 FIELDS = """model prompt messages max_tokens n temperature top_p top_k min_p seed stop stream stream_options logprobs
 top_logprobs echo suffix best_of logit_bias stop_token_ids ignore_eos min_tokens tools tool_choice response_format
 prediction cache_salt spec_length acceptance guided_json guided_regex guided_choice structured_outputs tokens
-add_special_tokens chat_template_kwargs unknown""".split()
+add_special_tokens chat_template_kwargs allowed_token_ids bad_words include_stop_str_in_output skip_special_tokens
+truncate_prompt_tokens return_token_ids unknown""".split()
 PATHS = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/reset_prefix_cache", "/x"]
 
 

@@ -33,7 +33,8 @@ WRONG = [
     {"prompt": "a", "max_tokens": 10**9},
     {"prompt": "a", "n": 0},
     {"prompt": [[10**8]]},
-    {"prompt": "a", "best_of": 3},
+    {"prompt": "a", "n": 3, "best_of": 2},
+    {"prompt": "a", "allowed_token_ids": []},
     {"prompt": "a", "guided_regex": "("},
     {"prompt": "a" * 400_000},
 ]
@@ -55,7 +56,7 @@ def tasks(count, rng):
             body["min_p"] = rng.choice([0, 0.05])
         extra = [
             {},
-            {},
+            {"bad_words": ["the", "in", "a"], "return_token_ids": True},
             {"repetition_penalty": 1.2},
             {"stop": ["and", "\n\n"]},
             {"logit_bias": {"5": 3, "11": -100}},

@@ -1,8 +1,8 @@
 //! Turns logits into a distribution, and provides random numbers addressed by position.
 //!
 //! The order of the logits processors: repetition penalty, presence and frequency penalties,
-//! logit_bias, min_tokens (forbids stop ids), the grammar's mask, temperature, min-p, top-k, top-p. The
-//! logits of draft and target go through the same processors, so `p` and `q` of the acceptance rule are the
+//! logit_bias, min_tokens (forbids stop ids), forbidden words, the ids that the request allows and those
+//! that its grammar does, temperature, min-p, top-k, top-p. The logits of draft and target go through the same processors, so `p` and `q` of the acceptance rule are the
 //! distributions that the request samples from.
 
 mod coupled;
@@ -13,6 +13,7 @@ pub use coupled::{Guess, best, choose, guess};
 pub use sampler::{LogitAdjustment, Sampler};
 
 use crate::grammar::{Grammar, Mask};
+use std::sync::Arc;
 
 /// How tokens are chosen. The defaults sample the model's own distribution.
 #[derive(Debug, Clone, PartialEq)]
@@ -41,6 +42,10 @@ pub struct SamplingParams {
     pub ignore_eos: bool,
     /// Ids that end the text. The engine adds the model's EOS ids unless `ignore_eos` is set.
     pub stop_token_ids: Vec<u32>,
+    /// The ids that may be chosen; `None` = all. Under a grammar, EOS may be, too, where the text can end.
+    pub allowed: Option<Arc<Mask>>,
+    /// Sequences of ids, none empty, that the output must not contain.
+    pub bad_words: Arc<[Vec<u32>]>,
     /// The grammar that the text must follow.
     pub grammar: Option<Grammar>,
 }
@@ -60,6 +65,8 @@ impl Default for SamplingParams {
             min_tokens: 0,
             ignore_eos: false,
             stop_token_ids: Vec::new(),
+            allowed: None,
+            bad_words: Arc::default(),
             grammar: None,
         }
     }
@@ -164,8 +171,10 @@ pub enum NoToken {
     /// The logits contain NaN or infinity, or all are minus infinity.
     #[error("the model's logits are not finite")]
     NotFinite,
-    /// The logits are valid, but the request's adjustments forbid every token that its grammar allows.
-    #[error("logit_bias, penalties, min_tokens and the grammar leave no token to choose")]
+    /// The logits are valid, but what the request forbids and what it allows leave nothing.
+    #[error(
+        "logit_bias, penalties, min_tokens, allowed_token_ids, bad_words and the grammar leave no token to choose"
+    )]
     AllForbidden,
     /// The grammar's parser has reached one of its limits.
     #[error("the text has made the grammar too complex to go on")]
@@ -190,13 +199,13 @@ pub fn distribution(logits: &[f32], sampler: &Sampler) -> Result<Dist, NoToken> 
 fn weights(logits: &[f32], sampler: &Sampler) -> Result<Dist, NoToken> {
     let params = sampler.params();
     let mut adjustments = sampler.adjustments().peekable();
-    let mask = sampler.mask()?;
-    if params.is_greedy() && adjustments.peek().is_none() && mask.is_none() {
+    let masks = sampler.masks()?;
+    if params.is_greedy() && adjustments.peek().is_none() && masks == [None, None] {
         let greatest = vocab::place(logits, vocab::max(logits).ok_or(NoToken::NotFinite)?);
         return greatest.map(Dist::Point).ok_or(NoToken::NotFinite);
     }
     let mut adjusted = logits.to_vec();
-    apply(adjustments, mask, &mut adjusted);
+    apply(adjustments, masks, &mut adjusted);
     let Some(max) = vocab::max(&adjusted) else {
         let sound = vocab::max(logits).is_some();
         return Err(if sound {
@@ -228,7 +237,7 @@ fn weights(logits: &[f32], sampler: &Sampler) -> Result<Dist, NoToken> {
 /// Ignores ids beyond the logits: a draft model may have fewer ids than the request uses.
 fn apply(
     adjustments: impl Iterator<Item = LogitAdjustment>,
-    mask: Option<&Mask>,
+    masks: [Option<&Mask>; 2],
     logits: &mut [f32],
 ) {
     for adjustment in adjustments {
@@ -236,7 +245,7 @@ fn apply(
             adjustment.apply(logit);
         }
     }
-    if let Some(mask) = mask {
+    for mask in masks.into_iter().flatten() {
         mask.apply(logits);
     }
 }

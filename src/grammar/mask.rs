@@ -13,12 +13,7 @@ pub struct Mask {
 impl Mask {
     /// The set of `ids`.
     pub fn of(ids: &[u32]) -> Self {
-        let len = ids.iter().max().map_or(0, |&id| id as usize / 32 + 1);
-        let mut words = vec![0; len];
-        for &id in ids {
-            words[id as usize / 32] |= 1 << (id % 32);
-        }
-        Self::new(words.into())
+        Self::new(Box::default()).with(ids)
     }
 
     pub(super) fn from_set(set: &SimpleVob, vocab_size: usize) -> Self {
@@ -39,6 +34,17 @@ impl Mask {
             _ => None,
         };
         Self { words, only }
+    }
+
+    /// The set with `ids` in it, too.
+    pub fn with(&self, ids: &[u32]) -> Self {
+        let len = ids.iter().max().map_or(0, |&id| id as usize / 32 + 1);
+        let mut words = self.words.to_vec();
+        words.resize(len.max(words.len()), 0);
+        for &id in ids {
+            words[id as usize / 32] |= 1 << (id % 32);
+        }
+        Self::new(words.into())
     }
 
     /// Whether `id` is allowed; ids beyond the vocabulary never are.
@@ -106,6 +112,7 @@ mod tests {
             assert!(mask.is_within(&[95, 31, 7, 0, 32, 3, 4, 64, 64]));
             assert_eq!(mask.is_within(&[0, 64]), ids.is_empty() || ids == [64]);
             assert!(!mask.allows(10_000));
+            assert_eq!(mask.with(&[5, 96]), Mask::of(&[ids, &[5, 96]].concat()));
         }
     }
 

@@ -24,6 +24,10 @@ pub(super) struct Rules {
     pub min_tokens: usize,
     /// Whether log-probabilities were requested.
     pub logprobs: bool,
+    /// Whether the ids of the tokens were requested.
+    pub token_ids: bool,
+    /// Whether special tokens are shown by name.
+    pub show_special: bool,
     pub message: MessageRules,
 }
 
@@ -77,6 +81,8 @@ pub(super) struct Choice {
     completion_tokens: usize,
     reasoning_tokens: usize,
     cached_tokens: usize,
+    /// Sum of the tokens' log-probabilities, if the engine computes them.
+    logprob: f64,
     spec: SpecUsage,
 }
 
@@ -90,6 +96,8 @@ pub(super) struct Piece {
     /// The content after the first call.
     pub late: String,
     pub logprobs: Vec<Scored>,
+    /// The ids of all tokens, if requested.
+    pub token_ids: Vec<u32>,
     /// What was drafted, if requested.
     pub rounds: Vec<Round>,
     pub finish: Option<Finish>,
@@ -147,6 +155,7 @@ impl Piece {
             .into_iter()
             .for_each(|call| self.append_call(call));
         self.logprobs.extend(other.logprobs);
+        self.token_ids.extend(other.token_ids);
         self.rounds.extend(other.rounds);
         self.finish = self.finish.take().or(other.finish);
     }
@@ -173,7 +182,10 @@ impl Choice {
             .as_ref()
             .map(|tools| ToolParser::new(tools.format, tools.names.clone(), tools.max_calls));
         Self {
-            detokenizer: Detokenizer::showing(message.markers.clone()),
+            detokenizer: match rules.show_special {
+                true => Detokenizer::with_special(),
+                false => Detokenizer::showing(message.markers.clone()),
+            },
             message: MessageParser {
                 reasoning: message.reasoning.map(ReasoningParser::new),
                 tools,
@@ -186,6 +198,7 @@ impl Choice {
             completion_tokens: 0,
             reasoning_tokens: 0,
             cached_tokens: 0,
+            logprob: 0.0,
             spec: SpecUsage::default(),
         }
     }
@@ -203,6 +216,11 @@ impl Choice {
     /// Tokens of its prompt that were in the prefix cache.
     pub fn cached_tokens(&self) -> usize {
         self.cached_tokens
+    }
+
+    /// Mean log-probability of its tokens, if the engine computes them.
+    pub fn mean_logprob(&self) -> f64 {
+        self.logprob / self.completion_tokens.max(1) as f64
     }
 
     /// Speculation figures so far.
@@ -284,6 +302,12 @@ impl Choice {
         };
         for (i, token) in tokens.into_iter().enumerate() {
             self.completion_tokens += 1;
+            if let Some(logprobs) = &token.logprobs {
+                self.logprob += f64::from(logprobs.logprob);
+            }
+            if self.rules.token_ids {
+                piece.token_ids.push(token.id);
+            }
             if self.rules.logprobs {
                 piece.logprobs.push(Scored {
                     id: token.id,
@@ -292,14 +316,15 @@ impl Choice {
                 });
             }
             let ends = stop_token == Some(i);
-            let new = match ends {
-                true => String::new(),
-                false => self.detokenizer.push(text, token.id),
+            let shown = !ends || self.rules.stops.are_shown();
+            let new = match shown {
+                true => self.detokenizer.push(text, token.id),
+                false => String::new(),
             };
             if let Some(round) = piece.rounds.last_mut() {
                 round.push(token.id, &new);
             }
-            if ends {
+            if !shown {
                 break;
             }
             let reasons = self.message.is_reasoning();

@@ -20,8 +20,20 @@ use std::sync::Arc;
 pub(super) struct Chunks {
     header: Header,
     include_usage: bool,
-    /// For each choice, what waits to be sent with text; `None` before its first chunk.
-    pending: Vec<Option<Piece>>,
+    /// Whether each chunk says what the reply has cost so far.
+    continuous_usage: bool,
+    pending: Vec<Pending>,
+}
+
+/// What waits to be sent of a choice.
+#[derive(Default)]
+struct Pending {
+    /// Whether it has had an event.
+    begun: bool,
+    /// Whether it has had a piece.
+    shown: bool,
+    /// What waits to be sent with text.
+    piece: Piece,
 }
 
 impl Chunks {
@@ -29,12 +41,15 @@ impl Chunks {
         Self {
             header: job.header.clone(),
             include_usage: job.include_usage,
-            pending: job.choices.iter().map(|_| None).collect(),
+            continuous_usage: job.continuous_usage,
+            pending: job.choices.iter().map(|_| Pending::default()).collect(),
         }
     }
 
-    fn event(&self, mut chunk: Value) -> Event {
-        if self.include_usage {
+    fn event(&self, mut chunk: Value, choices: &[Choice]) -> Event {
+        if self.continuous_usage {
+            chunk["usage"] = self.header.usage(choices);
+        } else if self.include_usage {
             chunk["usage"] = Value::Null;
         }
         data(&chunk)
@@ -45,6 +60,7 @@ impl Shape for Chunks {
     fn whole(self, text: Arc<Text>, pieces: Vec<Piece>, choices: &[Choice]) -> Response {
         let streams = self.header.logprobs.is_some();
         let usage = self.header.usage(choices);
+        let pieces = self.header.best(pieces, choices);
         let mut parts = self.header.reply(text, pieces, &usage);
         let body = match streams {
             // The text of log-probabilities takes many times their memory.
@@ -58,18 +74,21 @@ impl Shape for Chunks {
         ([(header::CONTENT_TYPE, "application/json")], body).into_response()
     }
 
-    fn piece(&mut self, text: &Text, index: usize, piece: Piece, _: &[Choice]) -> Vec<Event> {
+    fn piece(&mut self, text: &Text, index: usize, piece: Piece, choices: &[Choice]) -> Vec<Event> {
         let mut chunks = Vec::new();
-        if self.pending[index].is_none() {
+        let pending = &mut self.pending[index];
+        if !pending.begun {
             chunks.extend(self.header.opening(index));
         }
-        let pending = self.pending[index].get_or_insert_default();
-        pending.append(piece);
-        if pending.is_visible() {
-            let piece = std::mem::take(pending);
-            chunks.extend(self.header.chunks(text, index, piece));
+        pending.begun = true;
+        pending.piece.append(piece);
+        if pending.piece.is_visible() {
+            let piece = std::mem::take(&mut pending.piece);
+            let first = !std::mem::replace(&mut pending.shown, true);
+            chunks.extend(self.header.chunks(text, index, piece, first));
         }
-        chunks.into_iter().map(|chunk| self.event(chunk)).collect()
+        let chunks = chunks.into_iter();
+        chunks.map(|chunk| self.event(chunk, choices)).collect()
     }
 
     fn end(&mut self, choices: &[Choice]) -> Vec<Event> {

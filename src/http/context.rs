@@ -1,5 +1,6 @@
 //! The context in which requests are validated.
 
+use super::defaults::SamplingDefaults;
 use crate::engine::Limits;
 use crate::error::{Error, RequestErrorKind, Result};
 use crate::grammar::Compiler;
@@ -12,6 +13,8 @@ pub(super) struct Context<'a> {
     pub text: &'a Text,
     pub limits: &'a Limits,
     pub model_names: &'a [String],
+    /// What requests that do not say otherwise are sampled with.
+    pub defaults: &'a SamplingDefaults,
     /// How the model writes tool calls; `None` = unknown.
     pub tool_format: Option<ToolFormat>,
     /// How it marks reasoning; `None` = its text is content as it is.

@@ -1,6 +1,7 @@
 //! Reads request bodies as the routes do, up to the engine.
 
 use super::context::Context;
+use super::defaults::SamplingDefaults;
 use crate::engine::Limits;
 use crate::error::Result;
 use crate::grammar::Compiler;
@@ -35,6 +36,7 @@ pub(crate) fn read(text: &Arc<Text>, body: &[u8], api: Api) -> Result<()> {
         text,
         limits: &limits,
         model_names: &["model".into()],
+        defaults: &SamplingDefaults::default(),
         tool_format: Some(ToolFormat::Hermes),
         reasoning_format: None,
         api_key: None,

@@ -21,7 +21,7 @@ use std::fmt;
 const MAX_VALUES: usize = 64 * 1024;
 
 /// Lists of plain values, which become no tree.
-const LISTS: [&str; 3] = ["prompt", "tokens", "stop_token_ids"];
+const LISTS: [&str; 4] = ["prompt", "tokens", "stop_token_ids", "allowed_token_ids"];
 
 /// Maximum number of unknown names that are kept, and maximum characters of each.
 const MAX_UNKNOWN: usize = 16;

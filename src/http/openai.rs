@@ -4,26 +4,21 @@
 use super::choice::{Choice, MessageRules, Rules};
 use super::context::Context;
 use super::object::Object;
-use super::prompt::PromptTokens;
+use super::params::{stops, within};
+use super::prompt::{PromptOptions, PromptTokens};
 use super::reply::{Api, Header};
-use super::stop::Stops;
 use super::structured::Structured;
 use super::tools::Tools;
-use super::wire::{self, Common, OneOrMany, Prediction};
+use super::wire::{self, Common, Prediction};
 use crate::engine::Request;
 use crate::error::{Error, Result};
-use crate::sampling::{SamplingParams, mix};
+use crate::sampling::mix;
 use crate::spec::DraftContext;
-use serde_json::{Map, Value};
-use std::fmt::Display;
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 /// OpenAI's default for a completion's `max_tokens`.
 const DEFAULT_MAX_TOKENS: usize = 16;
 const MAX_N: usize = 128;
-const MAX_STOPS: usize = 16;
-const MAX_STOP_BYTES: usize = 1024;
 const MAX_TOP_LOGPROBS: usize = 20;
 const MAX_SALT_BYTES: usize = 1024;
 
@@ -35,6 +30,8 @@ pub(super) struct Job {
     pub choices: Vec<Choice>,
     pub stream: bool,
     pub include_usage: bool,
+    /// Whether each chunk says what the reply has cost so far.
+    pub continuous_usage: bool,
 }
 
 /// The fields of a chat, typed but not yet validated.
@@ -57,25 +54,15 @@ impl Context<'_> {
             wire::names::<Structured>(),
         ];
         let body = Object::parse(body, &read)?;
-        let common: Common = body.fields()?;
+        let mut common: Common = body.fields()?;
         let fields: wire::Completion = body.fields()?;
         let structured: Structured = body.fields()?;
         body.check_others(&read)?;
         let model = self.model(common.model.as_deref())?;
         let echo = fields.echo.unwrap_or(false);
+        self.defaults.fill(&mut common);
         let mut plan = self.plan(&common)?;
-        if let Some(best_of) = fields.best_of.filter(|&best_of| best_of != plan.n) {
-            return Err(Error::invalid(
-                "best_of",
-                format!("best_of must equal n ({}), not {best_of}", plan.n),
-            ));
-        }
-        if fields.suffix.is_some_and(|suffix| !suffix.is_empty()) {
-            return Err(Error::invalid(
-                "suffix",
-                "suffix is not supported: leave it out",
-            ));
-        }
+        plan.best_of = best_of(fields.best_of, &plan)?;
         if common.max_tokens == Some(0) && !echo {
             return Err(Error::invalid(
                 "max_tokens",
@@ -84,7 +71,9 @@ impl Context<'_> {
         }
         let max_logprobs = self.limits.max_logprobs;
         let logprobs = within("logprobs", fields.logprobs, 0..=max_logprobs)?;
-        plan.template.logprobs = logprobs;
+        // The best ones are found by their log-probabilities.
+        let scored = (plan.best_of > plan.n).then_some(0);
+        plan.template.logprobs = logprobs.or(scored);
         plan.template.prompt_logprobs = logprobs.filter(|_| echo);
         plan.rules.logprobs = logprobs.is_some();
         plan.template.params.grammar = self.grammar(&structured)?;
@@ -92,8 +81,19 @@ impl Context<'_> {
         let prompt = fields
             .prompt
             .ok_or_else(|| Error::invalid("prompt", "prompt is required"))?;
-        let special = fields.add_special_tokens.unwrap_or(true);
-        let prompts = self.prompts(prompt, special, echo, plan.n)?;
+        let suffix = fields.suffix.filter(|suffix| !suffix.is_empty());
+        if suffix.is_some() && !plan.template.params.ignore_eos {
+            let ends = self.text.infill_ends();
+            plan.template.params.stop_token_ids.extend(ends);
+        }
+        let options = PromptOptions {
+            add_special_tokens: fields.add_special_tokens.unwrap_or(true),
+            echo,
+            keep: self.kept(fields.truncate_prompt_tokens, common.max_tokens)?,
+            suffix: suffix.as_deref(),
+        };
+        let prompts = self.prompts(prompt, &options, plan.best_of)?;
+        plan.rules.token_ids = fields.return_token_ids.unwrap_or(false);
         let mut header = Header::new(Api::Completion, model);
         header.logprobs = logprobs;
         let max_tokens = |prompt: &[u32]| {
@@ -103,11 +103,9 @@ impl Context<'_> {
                 .max_model_len
                 .saturating_sub(prompt.len())
                 .max(1);
-            Some(
-                common
-                    .max_tokens
-                    .unwrap_or(DEFAULT_MAX_TOKENS.min(available)),
-            )
+            let recommended = self.defaults.max_new_tokens.unwrap_or(usize::MAX);
+            let default = DEFAULT_MAX_TOKENS.min(recommended).min(available);
+            Some(common.max_tokens.unwrap_or(default))
         };
         self.job(header, plan, prompts, max_tokens)
     }
@@ -140,11 +138,12 @@ impl Context<'_> {
     /// As [`Context::chat`].
     pub fn chat_job(&self, chat: ChatFields) -> Result<Job> {
         let ChatFields {
-            common,
+            mut common,
             fields,
             structured,
         } = chat;
         let model = self.model(common.model.as_deref())?;
+        self.defaults.fill(&mut common);
         let mut plan = self.plan(&common)?;
         let max_field = match fields.max_completion_tokens {
             Some(_) => "max_completion_tokens",
@@ -187,13 +186,20 @@ impl Context<'_> {
         plan.template.params.grammar =
             self.answer_grammar(&structured, &tools, &plan.rules.message)?;
         let special = fields.add_special_tokens.unwrap_or(false);
+        let keep = self.kept(fields.truncate_prompt_tokens, max_tokens)?;
         let ids = self
-            .encode(&prompt, special)
+            .encode_last(&prompt, special, keep)
             .map_err(|e| rename(e, max_field))?;
+        plan.rules.token_ids = fields.return_token_ids.unwrap_or(false);
         let mut header = Header::new(Api::Chat, model);
         header.logprobs = plan.template.logprobs;
         let prompts = vec![PromptTokens { ids, echo: None }];
-        self.job(header, plan, prompts, |_| max_tokens)
+        let max_tokens = |prompt: &[u32]| {
+            let available = self.limits.max_model_len.saturating_sub(prompt.len());
+            let recommended = self.defaults.max_new_tokens;
+            max_tokens.or(recommended.map(|max| max.min(available).max(1)))
+        };
+        self.job(header, plan, prompts, max_tokens)
             .map_err(|e| rename(e, max_field))
     }
 
@@ -205,7 +211,10 @@ impl Context<'_> {
         max_tokens: impl Fn(&[u32]) -> Option<usize>,
     ) -> Result<Job> {
         header.prompt_tokens = prompts.iter().map(|prompt| prompt.ids.len()).sum();
-        header.choices_per_prompt = plan.n;
+        header.choices_per_prompt = plan.best_of;
+        header.shown_per_prompt = plan.n;
+        let ids = prompts.iter().map(|prompt| prompt.ids.clone());
+        header.prompt_ids = plan.rules.token_ids.then(|| ids.collect());
         header.speculates = self.limits.spec_length > 0 && plan.template.spec_length != Some(0);
         let rules = Arc::new(plan.rules);
         let (mut requests, mut choices) = (Vec::new(), Vec::new());
@@ -218,7 +227,7 @@ impl Context<'_> {
             check_min_tokens(&request)?;
             // The engine checks this as well; here it avoids copying a too long prompt n times.
             self.limits.check(&request)?;
-            for _ in 0..plan.n {
+            for _ in 0..plan.best_of {
                 request.params.seed = choice_seed(plan.seed, choices.len() as u64);
                 choices.push(Choice::new(rules.clone(), prompt.echo.clone()));
                 requests.push(request.clone());
@@ -230,6 +239,7 @@ impl Context<'_> {
             choices,
             stream: plan.stream,
             include_usage: plan.include_usage,
+            continuous_usage: plan.continuous_usage,
         })
     }
 
@@ -244,31 +254,19 @@ impl Context<'_> {
                 "stream_options requires stream to be true",
             ));
         }
-        for (field, wanted) in [
-            (
-                "continuous_usage_stats",
-                options.and_then(|o| o.continuous_usage_stats),
-            ),
-            (
-                "include_obfuscation",
-                options.and_then(|o| o.include_obfuscation),
-            ),
-        ] {
-            if wanted == Some(true) {
-                let field = format!("stream_options.{field}");
-                let message = format!("{field} is not supported: leave it out or set it to false");
-                return Err(Error::invalid(&field, message));
-            }
+        if options.is_some_and(|options| options.include_obfuscation == Some(true)) {
+            const FIELD: &str = "stream_options.include_obfuscation";
+            let message = format!("{FIELD} is not supported: leave it out or set it to false");
+            return Err(Error::invalid(FIELD, message));
         }
-        let params = sampling(common)?;
         // Checked before the prompts are processed.
-        self.limits.check_params(&params)?;
+        let params = self.sampling(common)?;
         let rules = Rules {
-            stops: stops(common.stop.as_ref())?,
+            stops: stops(common)?,
             stop_token_ids: params.stop_token_ids.clone(),
             min_tokens: params.min_tokens,
-            logprobs: false,
-            message: MessageRules::default(),
+            show_special: common.skip_special_tokens == Some(false),
+            ..Rules::default()
         };
         let spec_length = common.spec_length.map(|k| k.min(self.limits.spec_length));
         let prediction = match spec_length.unwrap_or(self.limits.spec_length) {
@@ -277,8 +275,10 @@ impl Context<'_> {
         };
         Ok(Plan {
             n,
+            best_of: n,
             stream,
             include_usage: options.and_then(|o| o.include_usage).unwrap_or(false),
+            continuous_usage: (options.and_then(|o| o.continuous_usage_stats)).unwrap_or(false),
             seed: common.seed.map_or_else(rand::random, |seed| seed as u64),
             rules,
             template: Request {
@@ -307,84 +307,31 @@ impl Context<'_> {
 
 /// The checked fields that both APIs share.
 struct Plan {
+    /// Number of choices of each prompt that are shown.
     n: usize,
+    /// Number of choices of each prompt.
+    best_of: usize,
     stream: bool,
     include_usage: bool,
+    continuous_usage: bool,
     seed: u64,
     rules: Rules,
     /// A request without prompt, length and seed.
     template: Request,
 }
 
-fn sampling(common: &Common) -> Result<SamplingParams> {
-    let number = |field, value, range| -> Result<f32> {
-        Ok(within(field, value, range)?.map_or(0.0, |x| x as f32))
-    };
-    let above_zero = |field, value: Option<f64>, max: f64| match value {
-        Some(x) if !(x > 0.0 && x <= max) => Err(Error::invalid(
-            field,
-            format!("{field} must be greater than 0 and at most {max}, not {x}"),
-        )),
-        other => Ok(other.map_or(1.0, |x| (x as f32).max(f32::MIN_POSITIVE))),
-    };
-    let top_k = match common.top_k {
-        Some(k) if k < -1 => {
-            return Err(Error::invalid(
-                "top_k",
-                format!("top_k must be -1 or 0 (off) or more, not {k}"),
-            ));
-        }
-        k => k.unwrap_or(0).max(0) as usize,
-    };
-    let temperature = within("temperature", common.temperature, 0.0..=2.0)?.unwrap_or(1.0);
-    Ok(SamplingParams {
-        temperature: temperature as f32,
-        top_p: above_zero("top_p", common.top_p, 1.0)?,
-        top_k,
-        min_p: number("min_p", common.min_p, 0.0..=1.0)?,
-        repetition_penalty: above_zero("repetition_penalty", common.repetition_penalty, 2.0)?,
-        presence_penalty: number("presence_penalty", common.presence_penalty, -2.0..=2.0)?,
-        frequency_penalty: number("frequency_penalty", common.frequency_penalty, -2.0..=2.0)?,
-        logit_bias: logit_bias(common.logit_bias.as_ref())?,
-        seed: 0,
-        min_tokens: common.min_tokens.unwrap_or(0),
-        ignore_eos: common.ignore_eos.unwrap_or(false),
-        stop_token_ids: common.stop_token_ids.clone().unwrap_or_default(),
-        grammar: None,
-    })
-}
-
-fn logit_bias(map: Option<&Map<String, Value>>) -> Result<Vec<(u32, f32)>> {
-    map.into_iter()
-        .flatten()
-        .map(|(id, bias)| {
-            let bias = bias.as_f64().filter(|bias| (-100.0..=100.0).contains(bias));
-            id.parse().ok().zip(bias.map(|bias| bias as f32)).ok_or_else(|| {
-                Error::invalid(
-                    "logit_bias",
-                    format!("logit_bias must map token ids to numbers between -100 and 100, not {id:?} to {}", map.map_or(&Value::Null, |m| &m[id])),
-                )
-            })
-        })
-        .collect()
-}
-
-fn stops(stop: Option<&OneOrMany>) -> Result<Stops> {
-    let stops = match stop {
-        None => &[],
-        Some(OneOrMany::One(stop)) => std::slice::from_ref(stop),
-        Some(OneOrMany::Many(stops)) => stops.as_slice(),
-    };
-    let fits = |stop: &String| (1..=MAX_STOP_BYTES).contains(&stop.len());
-    if stops.len() > MAX_STOPS || !stops.iter().all(fits) {
-        return Err(Error::invalid(
-            "stop",
-            format!(
-                "stop must be a string or a list of at most {MAX_STOPS} strings, each of 1 to {MAX_STOP_BYTES} bytes"
-            ),
-        ));
+/// The number of choices among which the best `n` are found.
+fn best_of(asked: Option<usize>, plan: &Plan) -> Result<usize> {
+    const FIELD: &str = "best_of";
+    let best_of = within(FIELD, asked, plan.n..=MAX_N)?.unwrap_or(plan.n);
+    if plan.stream && best_of > plan.n {
+        let message = format!(
+            "{FIELD} must equal n ({}) if stream is true: which choices are the best is known at their end",
+            plan.n
+        );
+        return Err(Error::invalid(FIELD, message));
     }
-    Ok(Stops::new(stops.iter().cloned()))
+    Ok(best_of)
 }
 
 /// Checks the salt of a request's cache scope.
@@ -406,24 +353,6 @@ fn check_min_tokens(request: &Request) -> Result<()> {
             format!("min_tokens must be between 0 and max_tokens ({max}), not {min}"),
         )),
         _ => Ok(()),
-    }
-}
-
-fn within<T: PartialOrd + Display>(
-    field: &str,
-    value: Option<T>,
-    range: RangeInclusive<T>,
-) -> Result<Option<T>> {
-    match value {
-        Some(x) if !range.contains(&x) => Err(Error::invalid(
-            field,
-            format!(
-                "{field} must be between {} and {}, not {x}",
-                range.start(),
-                range.end()
-            ),
-        )),
-        other => Ok(other),
     }
 }
 

@@ -3,7 +3,7 @@
 use super::choice::Echo;
 use super::context::Context;
 use super::messages;
-use super::wire::Prompt;
+use super::wire::{Prompt, wrong};
 use crate::error::{Error, RequestErrorKind, Result};
 use crate::text::Chat;
 use serde_json::{Map, Value};
@@ -14,6 +14,18 @@ pub(super) struct PromptTokens {
     pub ids: Vec<u32>,
     /// The prompt to repeat in the reply, if requested.
     pub echo: Option<Arc<Echo>>,
+}
+
+/// What becomes of a completion's prompts.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PromptOptions<'a> {
+    pub add_special_tokens: bool,
+    /// Whether the prompt is repeated in the reply.
+    pub echo: bool,
+    /// How many of its last tokens are kept; `None` = all.
+    pub keep: Option<usize>,
+    /// The text after the one that is asked for.
+    pub suffix: Option<&'a str>,
 }
 
 impl Context<'_> {
@@ -45,8 +57,7 @@ impl Context<'_> {
     pub(super) fn prompts(
         &self,
         prompt: Prompt,
-        add_special_tokens: bool,
-        echo: bool,
+        options: &PromptOptions<'_>,
         n: usize,
     ) -> Result<Vec<PromptTokens>> {
         let count = match &prompt {
@@ -62,13 +73,44 @@ impl Context<'_> {
         if count.saturating_mul(n) > max {
             return Err(Error::too_many_sequences(count, n, max));
         }
-        let from_text = |text: String| self.text_prompt(&text, add_special_tokens, echo);
-        let from_ids = |ids| Ok(self.ids_prompt(ids, echo));
+        let from_text = |text: String| match options.suffix {
+            None => self.text_prompt(&text, options),
+            Some(suffix) => self.infill_prompt(&text, suffix, options),
+        };
+        let from_ids = |ids| match options.suffix {
+            None => Ok(self.ids_prompt(ids, options)),
+            Some(_) => wrong("suffix", "is possible only if prompt is text: leave it out"),
+        };
         match prompt {
             Prompt::Text(text) => Ok(vec![from_text(text)?]),
             Prompt::Texts(texts) => texts.into_iter().map(from_text).collect(),
             Prompt::Ids(ids) => Ok(vec![from_ids(ids)?]),
             Prompt::IdLists(lists) => lists.into_iter().map(from_ids).collect(),
+        }
+    }
+
+    /// How many of a prompt's last tokens are kept, if the request says so; -1 = as many as the context
+    /// leaves beside `max_tokens`, or one.
+    ///
+    /// # Errors
+    /// `Invalid`.
+    pub(super) fn kept(
+        &self,
+        asked: Option<i64>,
+        max_tokens: Option<usize>,
+    ) -> Result<Option<usize>> {
+        const FIELD: &str = "truncate_prompt_tokens";
+        let max = self.limits.max_model_len;
+        match asked {
+            None => Ok(None),
+            Some(-1) => Ok(Some(max.saturating_sub(max_tokens.unwrap_or(1)).max(1))),
+            Some(count) => match usize::try_from(count) {
+                Ok(count) if (1..=max).contains(&count) => Ok(Some(count)),
+                _ => wrong(
+                    FIELD,
+                    &format!("must be between 1 and {max}, or -1 for what fits, not {count}"),
+                ),
+            },
         }
     }
 
@@ -91,21 +133,62 @@ impl Context<'_> {
         self.text.encode(prompt, add_special_tokens)
     }
 
-    fn text_prompt(
+    /// The same, or the last `keep` of them, of which the first is the BOS that the tokenizer adds.
+    ///
+    /// # Errors
+    /// `ContextLengthExceeded`, if all are kept.
+    pub(super) fn encode_last(
         &self,
-        text: &str,
+        prompt: &str,
         add_special_tokens: bool,
-        echo: bool,
-    ) -> Result<PromptTokens> {
-        let ids = self.encode(text, add_special_tokens)?;
-        let echo = echo.then(|| {
-            let bos = ids
-                .first()
-                .filter(|&&id| Some(id) == self.text.special_ids().bos);
-            let added_bos =
-                bos.is_some_and(|&id| !text.as_bytes().starts_with(self.text.token_bytes(id)));
+        keep: Option<usize>,
+    ) -> Result<Vec<u32>> {
+        let Some(keep) = keep else {
+            return self.encode(prompt, add_special_tokens);
+        };
+        let mut ids = self.text.encode(prompt, add_special_tokens)?;
+        let bos = ids.first().copied().filter(|_| self.adds_bos(prompt, &ids));
+        keep_last(&mut ids, keep);
+        if let (Some(first), Some(bos)) = (ids.first_mut(), bos) {
+            *first = bos;
+        }
+        Ok(ids)
+    }
+
+    /// Whether the first of a text's `ids` is a BOS that the tokenizer has added.
+    fn adds_bos(&self, text: &str, ids: &[u32]) -> bool {
+        let bos = self.text.special_ids().bos;
+        let bos = ids.first().filter(|&&id| Some(id) == bos);
+        bos.is_some_and(|&id| !text.as_bytes().starts_with(self.text.token_bytes(id)))
+    }
+
+    fn text_prompt(&self, text: &str, options: &PromptOptions<'_>) -> Result<PromptTokens> {
+        let special = options.add_special_tokens;
+        let mut ids = self.encode_last(text, special, options.keep)?;
+        if ids.is_empty() {
+            // A text that begins.
+            let bos = self.text.special_ids().bos.filter(|_| special);
+            let bos = bos.ok_or_else(|| {
+                let why = match special {
+                    true => "the model has no BOS token with which it could begin a text",
+                    false => "add_special_tokens is false",
+                };
+                Error::invalid(
+                    "prompt",
+                    format!("prompt must have at least one token: {why}"),
+                )
+            })?;
+            ids.push(bos);
+        }
+        let echo = options.echo.then(|| {
+            let is_cut = options.keep.is_some_and(|keep| keep == ids.len());
+            let added_bos = self.adds_bos(text, &ids);
+            let text = match is_cut {
+                true => self.text.decode(&ids[usize::from(added_bos)..], false),
+                false => text.to_owned(),
+            };
             Arc::new(Echo {
-                text: text.to_owned(),
+                text,
                 ids: ids.clone(),
                 added_bos,
             })
@@ -113,8 +196,43 @@ impl Context<'_> {
         Ok(PromptTokens { ids, echo })
     }
 
-    fn ids_prompt(&self, ids: Vec<u32>, echo: bool) -> PromptTokens {
-        let echo = echo.then(|| {
+    /// A prompt that asks for what is between `before` and `after`.
+    fn infill_prompt(
+        &self,
+        before: &str,
+        after: &str,
+        options: &PromptOptions<'_>,
+    ) -> Result<PromptTokens> {
+        for (field, is_set) in [
+            ("echo", options.echo),
+            ("truncate_prompt_tokens", options.keep.is_some()),
+        ] {
+            if is_set {
+                return wrong(field, "is not possible together with suffix: leave one out");
+            }
+        }
+        // Whatever is too long is refused before it is encoded.
+        for text in [before, after] {
+            let most = self.limits.max_model_len.saturating_mul(2);
+            if self.text.prefix_within(text, most).len() < text.len() {
+                self.encode(text, false)?;
+            }
+        }
+        let ids = self
+            .text
+            .infill(before, after, options.add_special_tokens)?;
+        let ids = ids.ok_or_else(|| {
+            Error::invalid(
+                "suffix",
+                "suffix is not supported by this model: its tokenizer has no fill-in-the-middle tokens; leave it out",
+            )
+        })?;
+        Ok(PromptTokens { ids, echo: None })
+    }
+
+    fn ids_prompt(&self, mut ids: Vec<u32>, options: &PromptOptions<'_>) -> PromptTokens {
+        keep_last(&mut ids, options.keep.unwrap_or(usize::MAX));
+        let echo = options.echo.then(|| {
             let text = self.text.decode(&ids, false);
             Arc::new(Echo {
                 text,
@@ -124,4 +242,8 @@ impl Context<'_> {
         });
         PromptTokens { ids, echo }
     }
+}
+
+fn keep_last(ids: &mut Vec<u32>, keep: usize) {
+    ids.drain(..ids.len().saturating_sub(keep));
 }

@@ -28,6 +28,10 @@ pub(super) struct Header {
     pub prompt_tokens: usize,
     /// Number of choices of each prompt, which come one after the other.
     pub choices_per_prompt: usize,
+    /// Number of choices of each prompt that are shown: the best ones.
+    pub shown_per_prompt: usize,
+    /// The ids of each prompt, if requested.
+    pub prompt_ids: Option<Arc<[Vec<u32>]>>,
     /// Number of alternatives per token in a chat's reply; `None` = no log-probabilities.
     pub logprobs: Option<usize>,
 }
@@ -55,6 +59,8 @@ impl Header {
             speculates: false,
             prompt_tokens: 0,
             choices_per_prompt: 1,
+            shown_per_prompt: 1,
+            prompt_ids: None,
             logprobs: None,
         }
     }
@@ -83,7 +89,11 @@ impl Header {
         };
         let mut start = self.object(object, Vec::new()).to_string();
         let end = start.split_off(start.len() - "]}".len());
-        let end = end.replace('}', &format!(",\"usage\":{usage}}}"));
+        let ids = (self.prompt_ids.as_ref()).filter(|_| self.api == Api::Chat);
+        let ids = ids.map_or_else(String::new, |ids| {
+            format!(",\"prompt_token_ids\":{}", json!(ids.first()))
+        });
+        let end = end.replace('}', &format!(",\"usage\":{usage}{ids}}}"));
         let choices = pieces
             .into_iter()
             .enumerate()
@@ -93,7 +103,9 @@ impl Header {
                     Api::Chat => ("message", message(&mut piece)),
                 };
                 let finish = piece.finish.take();
-                let choice = self.choice(&text, index, key, value, &piece.logprobs, finish);
+                let mut choice = self.choice(&text, index, key, value, &piece.logprobs, finish);
+                choice.token_ids = self.prompt_ids.is_some().then_some(&piece.token_ids);
+                choice.prompt_ids = self.prompt_ids_of(index);
                 let mut json = if index > 0 { vec![b','] } else { Vec::new() };
                 // Strings and numbers can always be written.
                 let _ = serde_json::to_writer(&mut json, &choice);
@@ -107,17 +119,23 @@ impl Header {
 
     /// The first chunk of a choice in a streamed chat; `None` for completions.
     pub fn opening(&self, index: usize) -> Option<Value> {
+        let with_ids = |mut chunk: Value| {
+            if let Some(ids) = &self.prompt_ids {
+                chunk["prompt_token_ids"] = json!(ids.first());
+            }
+            chunk
+        };
         let delta = json!({"role": "assistant", "content": ""});
         (self.api == Api::Chat).then(|| {
             let choice =
                 json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null});
-            self.object("chat.completion.chunk", vec![choice])
+            with_ids(self.object("chat.completion.chunk", vec![choice]))
         })
     }
 
-    /// The chunks of a stream that show a piece. A chat's chunk has one kind of delta; the last one says
-    /// how the choice ended.
-    pub fn chunks(&self, text: &Text, index: usize, mut piece: Piece) -> Vec<Value> {
+    /// The chunks of a stream that show a piece, the first one of its choice or not. A chat's chunk has one
+    /// kind of delta; the last one says how the choice ended.
+    pub fn chunks(&self, text: &Text, index: usize, mut piece: Piece, first: bool) -> Vec<Value> {
         let (object, key, values) = match self.api {
             Api::Completion => {
                 let text = std::mem::take(&mut piece.text);
@@ -126,12 +144,17 @@ impl Header {
             Api::Chat => ("chat.completion.chunk", "delta", deltas(&mut piece)),
         };
         let mut logprobs = piece.logprobs.as_slice();
+        let mut token_ids = piece.token_ids.as_slice();
         let mut rounds = piece.rounds.as_slice();
         let last = values.len() - 1;
         let chunk = |(i, value)| {
             let logprobs = std::mem::take(&mut logprobs);
             let finish = piece.finish.take_if(|_| i == last);
-            let mut choice = json!(self.choice(text, index, key, value, logprobs, finish));
+            let mut choice = self.choice(text, index, key, value, logprobs, finish);
+            let token_ids = std::mem::take(&mut token_ids);
+            choice.token_ids = self.prompt_ids.is_some().then_some(token_ids);
+            choice.prompt_ids = self.prompt_ids_of(index).filter(|_| first && i == 0);
+            let mut choice = json!(choice);
             let rounds = std::mem::take(&mut rounds);
             if !rounds.is_empty() {
                 choice["speculation"] = rounds.iter().map(|round| round.json(text)).collect();
@@ -173,7 +196,34 @@ impl Header {
             content: (key, value),
             logprobs,
             finish,
+            token_ids: None,
+            prompt_ids: None,
         }
+    }
+
+    /// The ids of the prompt of a completion's choice, if requested. A chat has them outside its choices.
+    fn prompt_ids_of(&self, index: usize) -> Option<&[u32]> {
+        let ids = self.prompt_ids.as_ref()?;
+        let ids = ids.get(index / self.shown_per_prompt)?;
+        (self.api == Api::Completion).then_some(ids)
+    }
+
+    /// The pieces that are shown: of each prompt those whose tokens have the highest mean log-probability,
+    /// the best one first.
+    pub fn best(&self, pieces: Vec<Piece>, choices: &[Choice]) -> Vec<Piece> {
+        if self.shown_per_prompt == self.choices_per_prompt {
+            return pieces;
+        }
+        let mut pieces = pieces.into_iter();
+        let of_prompt = choices.chunks(self.choices_per_prompt);
+        let best = of_prompt.flat_map(|choices| {
+            let scores = choices.iter().map(Choice::mean_logprob);
+            let mut all: Vec<(f64, Piece)> = scores.zip(pieces.by_ref()).collect();
+            all.sort_by(|a, b| b.0.total_cmp(&a.0));
+            all.truncate(self.shown_per_prompt);
+            all.into_iter().map(|(_, piece)| piece)
+        });
+        best.collect()
     }
 
     /// Tokens of all prompts that were in the prefix cache before the first choice.
@@ -284,17 +334,26 @@ struct ChoiceJson<'a> {
     content: (&'static str, Value),
     logprobs: Option<Logprobs<'a>>,
     finish: Option<Finish>,
+    /// Present if requested.
+    token_ids: Option<&'a [u32]>,
+    prompt_ids: Option<&'a [u32]>,
 }
 
 impl Serialize for ChoiceJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let finish = self.finish.as_ref();
-        let mut map = serializer.serialize_map(Some(5))?;
+        let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("index", &self.index)?;
         map.serialize_entry(self.content.0, &self.content.1)?;
         map.serialize_entry("logprobs", &self.logprobs)?;
         map.serialize_entry("finish_reason", &finish.map(|f| f.reason))?;
         map.serialize_entry("stop_reason", &finish.map(|f| &f.stop))?;
+        if let Some(ids) = self.prompt_ids {
+            map.serialize_entry("prompt_token_ids", ids)?;
+        }
+        if let Some(ids) = self.token_ids {
+            map.serialize_entry("token_ids", ids)?;
+        }
         map.end()
     }
 }

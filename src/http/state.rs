@@ -2,6 +2,7 @@
 
 use super::bodies::Bodies;
 use super::context::Context;
+use super::defaults::SamplingDefaults;
 use super::limits::HttpLimits;
 use super::origin::{OriginOptions, Origins};
 use super::reply;
@@ -26,6 +27,7 @@ pub struct AppState {
     bodies: Arc<Bodies>,
     /// Whether the page is served.
     pub(super) ui: bool,
+    defaults: Arc<SamplingDefaults>,
     grammars: Arc<Compiler>,
     tool_format: Option<ToolFormat>,
     reasoning_format: Option<ReasoningFormat>,
@@ -45,6 +47,7 @@ impl AppState {
             text,
             model_names: model_names.into(),
             api_key: None,
+            defaults: Arc::default(),
             bodies: Arc::new(Bodies::new(&HttpLimits::default())),
             limits: HttpLimits::default(),
             origins: Arc::default(),
@@ -57,6 +60,12 @@ impl AppState {
     /// Requires `Authorization: Bearer <key>` on all routes except `/health`, `/version`, `/metrics` and the page.
     pub fn with_api_key(mut self, key: Option<String>) -> Self {
         self.api_key = key.map(Into::into);
+        self
+    }
+
+    /// Sets what requests that do not say otherwise are sampled with.
+    pub fn with_sampling_defaults(mut self, defaults: SamplingDefaults) -> Self {
+        self.defaults = Arc::new(defaults);
         self
     }
 
@@ -128,6 +137,7 @@ impl AppState {
             text: &self.text,
             limits: self.engine.limits(),
             model_names: &self.model_names,
+            defaults: &self.defaults,
             grammars: &self.grammars,
             tool_format: self.tool_format,
             reasoning_format: self.reasoning_format,

@@ -2,7 +2,10 @@
 
 /// The stop strings of a request, prepared for a byte-by-byte search.
 #[derive(Debug, Default)]
-pub(super) struct Stops(Vec<Pattern>);
+pub(super) struct Stops {
+    patterns: Vec<Pattern>,
+    shown: bool,
+}
 
 #[derive(Debug)]
 struct Pattern {
@@ -15,7 +18,20 @@ struct Pattern {
 impl Stops {
     /// Prepares `texts`, none of which may be empty.
     pub fn new(texts: impl IntoIterator<Item = String>) -> Self {
-        Self(texts.into_iter().map(Pattern::new).collect())
+        Self {
+            patterns: texts.into_iter().map(Pattern::new).collect(),
+            shown: false,
+        }
+    }
+
+    /// The same, of which the one that ends a text is a part of it, or not.
+    pub fn shown(self, shown: bool) -> Self {
+        Self { shown, ..self }
+    }
+
+    /// Whether what ends a text is a part of it.
+    pub fn are_shown(&self) -> bool {
+        self.shown
     }
 }
 
@@ -62,7 +78,7 @@ impl StopMatcher {
         new: String,
         may_stop: bool,
     ) -> (String, Option<&'a str>) {
-        let Stops(patterns) = stops;
+        let patterns = &stops.patterns;
         if patterns.is_empty() {
             return (new, None);
         }
@@ -80,7 +96,9 @@ impl StopMatcher {
             }
             if let Some(stop) = found.filter(|_| may_stop) {
                 let mut text = self.finish() + &new[..=at];
-                text.truncate(text.len() - stop.len());
+                if !stops.shown {
+                    text.truncate(text.len() - stop.len());
+                }
                 return (text, Some(stop));
             }
         }
@@ -118,6 +136,15 @@ mod tests {
             let found = StopMatcher::default().push(&stops, text.into(), true);
             assert_eq!(found, (shown.into(), Some(stop)));
         }
+    }
+
+    #[test]
+    fn a_stop_string_may_be_a_part_of_the_text() {
+        let stops = stops(&["bcd"]).shown(true);
+        let mut matcher = StopMatcher::default();
+        assert_eq!(matcher.push(&stops, "abc".into(), true), ("a".into(), None));
+        let found = matcher.push(&stops, "de".into(), true);
+        assert_eq!(found, ("bcd".into(), Some("bcd")));
     }
 
     #[test]

@@ -30,6 +30,11 @@ pub(super) struct Common {
     pub stop_token_ids: Option<Vec<u32>>,
     pub ignore_eos: Option<bool>,
     pub min_tokens: Option<usize>,
+    #[serde(default, deserialize_with = "ids")]
+    pub allowed_token_ids: Option<Vec<u32>>,
+    pub bad_words: Option<OneOrMany>,
+    pub include_stop_str_in_output: Option<bool>,
+    pub skip_special_tokens: Option<bool>,
     pub stream: Option<bool>,
     pub stream_options: Option<StreamOptions>,
     pub spec_length: Option<usize>,
@@ -43,15 +48,20 @@ impl Common {
     ///
     /// # Errors
     /// `Invalid`, naming the field.
-    pub fn refuse_speculation(&self) -> Result<()> {
-        const FIELD: &str = "stream_options.include_speculation";
-        let options = self.stream_options.as_ref();
-        match options.and_then(|options| options.include_speculation) {
-            Some(true) => Err(Error::invalid(
-                FIELD,
-                format!("{FIELD} is possible for completions and chats only: leave it out"),
-            )),
-            _ => Ok(()),
+    pub fn refuse_chunk_options(&self) -> Result<()> {
+        let Some(options) = &self.stream_options else {
+            return Ok(());
+        };
+        let asked = [
+            ("include_speculation", options.include_speculation),
+            ("continuous_usage_stats", options.continuous_usage_stats),
+        ];
+        match asked.iter().find(|(_, wanted)| *wanted == Some(true)) {
+            Some((name, _)) => wrong(
+                &format!("stream_options.{name}"),
+                "is possible for completions and chats only: leave it out",
+            ),
+            None => Ok(()),
         }
     }
 }
@@ -111,6 +121,15 @@ pub(super) enum OneOrMany {
     Many(Vec<String>),
 }
 
+impl OneOrMany {
+    pub fn list(&self) -> &[String] {
+        match self {
+            Self::One(text) => std::slice::from_ref(text),
+            Self::Many(list) => list,
+        }
+    }
+}
+
 /// Fields that only `/v1/completions` has.
 #[derive(Debug, Deserialize)]
 pub(super) struct Completion {
@@ -120,6 +139,8 @@ pub(super) struct Completion {
     pub suffix: Option<String>,
     pub logprobs: Option<usize>,
     pub add_special_tokens: Option<bool>,
+    pub truncate_prompt_tokens: Option<i64>,
+    pub return_token_ids: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -148,6 +169,8 @@ pub(super) struct Chat {
     pub tool_choice: Option<Value>,
     pub parallel_tool_calls: Option<bool>,
     pub include_reasoning: Option<bool>,
+    pub truncate_prompt_tokens: Option<i64>,
+    pub return_token_ids: Option<bool>,
 }
 
 /// The body of `/tokenize`: either a prompt or messages.

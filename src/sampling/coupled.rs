@@ -49,7 +49,7 @@ pub fn guess(
     let (tokens, probs) = match weights(logits, sampler)? {
         Dist::Point(first) => {
             let mut adjusted = logits.to_vec();
-            super::apply(sampler.adjustments(), sampler.mask()?, &mut adjusted);
+            super::apply(sampler.adjustments(), sampler.masks()?, &mut adjusted);
             let tokens = vocab::largest(&adjusted, count);
             let max = adjusted[first as usize];
             vocab::weights(&mut adjusted, max, 1.0);

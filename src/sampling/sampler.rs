@@ -3,6 +3,7 @@
 use super::{NoToken, SamplingParams};
 use crate::grammar::{GrammarState, Mask};
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// The sampling parameters of one sequence, and the state that they need of its tokens. It is kept over
 /// the sequence's life, so that a token costs the same at every length of the text. Draft tokens are
@@ -13,6 +14,8 @@ pub struct Sampler {
     output_len: usize,
     /// `None` without penalties.
     counts: Option<Counts>,
+    /// `None` without forbidden words.
+    words: Option<BadWords>,
     /// `None` without a grammar.
     grammar: Option<Box<GrammarState>>,
 }
@@ -27,6 +30,15 @@ struct Counts {
     /// Number of distinct ids in the prompt, which come first in `seen`.
     prompt: usize,
     /// The output tokens, for [`Sampler::truncate`].
+    output: Vec<u32>,
+}
+
+/// Words that must not be completed.
+#[derive(Debug, Clone)]
+struct BadWords {
+    /// Their ids; no word is empty.
+    words: Arc<[Vec<u32>]>,
+    /// The output tokens.
     output: Vec<u32>,
 }
 
@@ -64,8 +76,12 @@ impl Sampler {
     pub fn new(mut params: SamplingParams, prompt: &[u32]) -> Self {
         params.stop_token_ids.sort_unstable();
         params.stop_token_ids.dedup();
+        if let (Some(allowed), Some(grammar)) = (&mut params.allowed, &params.grammar) {
+            *allowed = Arc::new(allowed.with(grammar.eos()));
+        }
         Self {
             counts: params.has_penalties().then(|| Counts::new(prompt)),
+            words: (!params.bad_words.is_empty()).then(|| BadWords::new(&params.bad_words)),
             output_len: 0,
             grammar: (params.grammar.clone()).map(|grammar| Box::new(GrammarState::new(grammar))),
             params,
@@ -88,6 +104,9 @@ impl Sampler {
         if let Some(counts) = &mut self.counts {
             counts.push(token);
         }
+        if let Some(words) = &mut self.words {
+            words.output.push(token);
+        }
         if let Some(grammar) = &mut self.grammar {
             grammar.push(token);
         }
@@ -109,11 +128,14 @@ impl Sampler {
         if let Some(counts) = &mut self.counts {
             counts.truncate(len);
         }
+        if let Some(words) = &mut self.words {
+            words.output.truncate(len);
+        }
     }
 
     /// Whether the next distribution depends on the output tokens, and not only on their number.
     pub fn depends_on_tokens(&self) -> bool {
-        self.counts.is_some() || self.grammar.is_some()
+        self.counts.is_some() || self.words.is_some() || self.grammar.is_some()
     }
 
     /// The grammar that the text must follow, where it is now.
@@ -136,14 +158,19 @@ impl Sampler {
         self.grammar.is_some()
     }
 
-    /// The ids that the grammar allows next; `None` without a grammar.
+    /// Whether only some ids may come next; see [`Sampler::masks`].
+    pub fn has_masks(&self) -> bool {
+        self.has_grammar() || self.params.allowed.is_some()
+    }
+
+    /// The ids that the request allows, and those that its grammar allows next; `None` = all.
     ///
     /// # Errors
     /// `GrammarFailed`.
-    pub fn mask(&self) -> Result<Option<&Mask>, NoToken> {
-        let mask = self.grammar.as_deref().map(GrammarState::mask);
-        mask.map(|mask| mask.ok_or(NoToken::GrammarFailed))
-            .transpose()
+    pub fn masks(&self) -> Result<[Option<&Mask>; 2], NoToken> {
+        let of_grammar = self.grammar.as_deref().map(GrammarState::mask);
+        let of_grammar = of_grammar.map(|mask| mask.ok_or(NoToken::GrammarFailed));
+        Ok([self.params.allowed.as_deref(), of_grammar.transpose()?])
     }
 
     /// Adds one output token whose value is not known yet; [`Sampler::resolve`] supplies it. If
@@ -169,7 +196,8 @@ impl Sampler {
 
     /// The changes of the next token's logits: penalties, biases and forbidden ids, to be applied in this
     /// order. Forbidden are stop ids before `min_tokens`, and under a grammar with `ignore_eos` also EOS;
-    /// but not where the grammar allows nothing else, because it is at its end.
+    /// but not where the grammar allows nothing else, because it is at its end. So are the last ids of the
+    /// words of which the output has the others.
     pub fn adjustments(&self) -> impl Iterator<Item = LogitAdjustment> + '_ {
         let params = &self.params;
         let seen = self.counts.iter().flat_map(|counts| &counts.seen);
@@ -188,8 +216,9 @@ impl Sampler {
             bias,
             ..LogitAdjustment::NONE
         });
-        let forbidden = self.forbidden().into_iter().flatten();
-        let forbidden = forbidden.map(|&id| LogitAdjustment {
+        let forbidden = self.forbidden().into_iter().flatten().copied();
+        let forbidden = forbidden.chain(self.words.iter().flat_map(BadWords::last));
+        let forbidden = forbidden.map(|id| LogitAdjustment {
             id,
             bias: f32::NEG_INFINITY,
             ..LogitAdjustment::NONE
@@ -222,6 +251,23 @@ impl Sampler {
             _ if allows_more() => [stops, eos],
             _ => [&[], &[]],
         }
+    }
+}
+
+impl BadWords {
+    fn new(words: &Arc<[Vec<u32>]>) -> Self {
+        Self {
+            words: words.clone(),
+            output: Vec::new(),
+        }
+    }
+
+    /// The ids that would complete a word.
+    fn last(&self) -> impl Iterator<Item = u32> + '_ {
+        self.words.iter().filter_map(|word| {
+            let (last, before) = word.split_last()?;
+            self.output.ends_with(before).then_some(*last)
+        })
     }
 }
 
@@ -285,6 +331,7 @@ mod tests {
             min_tokens: 4,
             stop_token_ids: vec![9, 2, 9],
             logit_bias: vec![(2, 1.0)],
+            bad_words: Arc::new([vec![3], vec![1, 2], vec![4, 4, 5]]),
             ..Default::default()
         };
         let prompt = [1, 2, 1, 3];
@@ -317,6 +364,31 @@ mod tests {
             );
         }
         assert!(output.len() > 100, "only {} tokens were left", output.len());
+    }
+
+    #[test]
+    fn a_word_is_forbidden_where_the_output_has_its_beginning() {
+        let params = SamplingParams {
+            bad_words: Arc::new([vec![3], vec![1, 2], vec![1, 1, 6]]),
+            ..Default::default()
+        };
+        let mut sampler = Sampler::new(params, &[1, 1]);
+        assert!(sampler.depends_on_tokens() && !sampler.has_masks());
+        let forbidden = |sampler: &Sampler| -> Vec<u32> {
+            let all = sampler.adjustments().inspect(|a| assert!(a.bias < -1e30));
+            all.map(|adjustment| adjustment.id).collect()
+        };
+        // What the prompt ends with is no part of a word.
+        assert_eq!(forbidden(&sampler), [3]);
+        sampler.push(1);
+        assert_eq!(forbidden(&sampler), [3, 2]);
+        sampler.push_unknown();
+        sampler.resolve(1);
+        assert_eq!(forbidden(&sampler), [3, 2, 6]);
+        sampler.truncate(1);
+        assert_eq!(forbidden(&sampler), [3, 2]);
+        sampler.push(0);
+        assert_eq!(forbidden(&sampler), [3]);
     }
 
     #[test]

@@ -67,12 +67,12 @@ fn penalties_follow_their_formulas_and_grow_with_the_draft() {
     sampler.push(1);
     sampler.push(1);
     let mut logits = vec![4.0, 4.0, -1.0, 3.0];
-    apply(sampler.adjustments(), None, &mut logits);
+    apply(sampler.adjustments(), [None, None], &mut logits);
     assert_eq!(logits, [2.0, 2.0 - 0.5 - 0.5, -1.0, 3.0]);
     sampler.push(3);
     sampler.push(2);
     let mut logits = vec![4.0, 4.0, -1.0, 3.0];
-    apply(sampler.adjustments(), None, &mut logits);
+    apply(sampler.adjustments(), [None, None], &mut logits);
     assert_eq!(logits, [2.0, 1.0, -2.0 - 0.75, 1.5 - 0.75]);
 }
 
@@ -165,4 +165,30 @@ fn random_numbers_are_uniform_and_addressed() {
     assert!((mean - 0.5).abs() < 0.01, "{mean}");
     let all = [Purpose::Draft, Purpose::Accept, Purpose::Sample].map(|p| rng.uniform(0, p, 0));
     assert!(all[0] != all[1] && all[1] != all[2]);
+}
+
+#[test]
+fn only_allowed_ids_are_chosen() {
+    let allowed = |ids: &[u32]| Some(Arc::new(Mask::of(ids)));
+    for temperature in [0.0, 1.0] {
+        let params = |ids: &[u32]| SamplingParams {
+            temperature,
+            allowed: allowed(ids),
+            ..SamplingParams::default()
+        };
+        let logits = [3.0, 1.0, 2.0, 0.5];
+        let dist = |ids: &[u32]| distribution(&logits, &Sampler::new(params(ids), &[]));
+        let two = dist(&[1, 2]).expect("a token");
+        assert_eq!((two.prob(0), two.prob(3)), (0.0, 0.0));
+        assert!(two.prob(2) > two.prob(1));
+        // Ids that the model lacks are no choice.
+        assert_eq!(dist(&[9]), Err(NoToken::AllForbidden));
+        // A word that is the only choice leaves none.
+        let forbidden = SamplingParams {
+            bad_words: Arc::new([vec![3]]),
+            ..params(&[3])
+        };
+        let sampler = Sampler::new(forbidden, &[]);
+        assert_eq!(distribution(&logits, &sampler), Err(NoToken::AllForbidden));
+    }
 }

@@ -42,7 +42,7 @@ pub fn row_adjustments(row: u32, sampler: &Sampler) -> impl Iterator<Item = RowA
 /// Computes each input's result from the logits of a step; `rows` has each input's range of logits
 /// rows. Adds the `candidates` best next tokens of each verified row of inputs that may draft.
 ///
-/// Copies an input's logits to the host only if it requests log-probabilities, follows a grammar, no token
+/// Copies an input's logits to the host only if it requests log-probabilities, only some ids are allowed, no token
 /// can be chosen, or the rejection rule applies to a tree or to distributions in host memory.
 ///
 /// # Errors
@@ -71,10 +71,10 @@ pub(super) fn decide_all(
         if rows.is_empty() {
             continue;
         }
-        // A grammar's masks are in the memory of the host.
+        // Masks are in the memory of the host.
         let on_host_only = input.state.logprobs.is_some()
             || !input.prompt_scores.is_empty()
-            || input.state.sampler.has_grammar();
+            || input.state.sampler.has_masks();
         let coupled =
             input.state.synthetic_acceptance.is_none() && input.state.rule() == Acceptance::Coupled;
         if !on_host_only && coupled {

@@ -280,12 +280,12 @@ impl Network {
                 row += asked;
             }
         }
-        if output.is_on_gpu() && !complete.iter().any(|&i| drafting[i].has_grammar()) {
+        if output.is_on_gpu() && !complete.iter().any(|&i| drafting[i].has_masks()) {
             if !complete.is_empty() {
                 drawn.push(Drawn::new(&output, drafting, complete)?);
             }
         } else {
-            // On a GPU too, if a grammar's masks are needed: they are in the memory of the host.
+            // On a GPU too, if masks are needed: they are in the memory of the host.
             let vocab = self.model.config().vocab_size;
             output.read(|mut logits| {
                 let all = drafting.iter_mut().enumerate();

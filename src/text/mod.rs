@@ -8,6 +8,7 @@ mod canonical;
 mod detokenizer;
 mod gguf;
 mod growth;
+mod infill;
 mod json;
 mod message;
 mod part;

@@ -4,9 +4,10 @@ use crate::common::grammar::grammars;
 use crate::common::*;
 use foretoken::engine::{EngineHandle, EngineOptions, Events, FinishReason, Request, SpecLimits};
 use foretoken::error::{Error, RequestErrorKind};
-use foretoken::grammar::Grammar;
+use foretoken::grammar::{Grammar, Mask};
 use foretoken::sampling::{Acceptance, SamplingParams, mix};
 use foretoken::spec::BudgetMode;
+use std::sync::Arc;
 
 /// Random numbers for building test cases.
 pub struct Dice(pub u64);
@@ -29,6 +30,8 @@ impl Dice {
     }
 
     pub fn params(&mut self) -> SamplingParams {
+        let few = Arc::new(Mask::of(&[0, 1, 2, 3, 4, 5, 7, 20, 31]));
+        let words = vec![vec![2], vec![3, 1], vec![0, 0, 1], vec![7, 7]];
         SamplingParams {
             temperature: self.of(&[0.0, 0.0, 0.7, 1.0]),
             top_k: self.of(&[0, 0, 5]),
@@ -42,6 +45,8 @@ impl Dice {
             min_tokens: self.of(&[0, 0, 6]),
             ignore_eos: self.roll(2) == 0,
             stop_token_ids: self.of(&[vec![], vec![7]]),
+            allowed: self.of(&[None, None, None, Some(few)]),
+            bad_words: self.of(&[vec![], vec![], words]).into(),
             grammar: None,
         }
     }
@@ -68,6 +73,10 @@ impl Dice {
         // Tokens that nobody verified follow no grammar.
         let grammar = self.grammar();
         request.params.grammar = grammar.filter(|_| request.synthetic_acceptance.is_none());
+        if request.params.grammar.is_some() {
+            // Together they may leave no token.
+            (request.params.allowed, request.params.bad_words) = (None, Arc::default());
+        }
         request
     }
 

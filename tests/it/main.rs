@@ -31,6 +31,7 @@ mod http_manners;
 mod http_memory;
 mod http_messages;
 mod http_page;
+mod http_parameters;
 mod http_refusals;
 mod http_required;
 mod http_responses;

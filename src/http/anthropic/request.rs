@@ -66,7 +66,7 @@ impl Context<'_> {
         if chat.common.max_tokens.is_none() {
             return Err(Error::invalid("max_tokens", "max_tokens is required"));
         }
-        chat.common.refuse_speculation()?;
+        chat.common.refuse_chunk_options()?;
         let job = self.chat_job(chat).map_err(|e| e.renamed(&NAMES))?;
         let reply = Reply::new(&job.header);
         Ok((job, reply))

@@ -2,12 +2,15 @@ use super::*;
 use crate::engine::Limits;
 use crate::error::RequestErrorKind;
 use crate::grammar::Compiler;
-use crate::sampling::Acceptance;
+use crate::http::SamplingDefaults;
+use crate::sampling::{Acceptance, SamplingParams};
 use crate::text::{SpecialIds, Text};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use std::hash::RandomState;
 use std::sync::LazyLock;
 use tokenizers::Tokenizer;
+
+mod parameters;
 
 /// A vocabulary of letters, a space and a BOS that the tokenizer puts in front.
 fn text() -> &'static Arc<Text> {
@@ -48,6 +51,13 @@ fn with<T>(f: impl FnOnce(&Context<'_>) -> T) -> T {
 }
 
 fn with_key<T>(api_key: Option<&str>, f: impl FnOnce(&Context<'_>) -> T) -> T {
+    with_defaults(&SamplingDefaults::default(), |context| {
+        f(&Context { api_key, ..context })
+    })
+}
+
+/// Calls `f` with the context of a server with these defaults.
+fn with_defaults<T>(defaults: &SamplingDefaults, f: impl FnOnce(Context<'_>) -> T) -> T {
     static SCOPES: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     static GRAMMARS: LazyLock<Compiler> = LazyLock::new(|| Compiler::new(text().clone()));
     let limits = Limits {
@@ -58,13 +68,14 @@ fn with_key<T>(api_key: Option<&str>, f: impl FnOnce(&Context<'_>) -> T) -> T {
         max_prompt_tokens: 64 * 40,
         spec_length: 4,
     };
-    f(&Context {
+    f(Context {
         text: text(),
         limits: &limits,
         model_names: &["first".into(), "second".into()],
+        defaults,
         tool_format: Some(crate::text::ToolFormat::Hermes),
         reasoning_format: None,
-        api_key,
+        api_key: None,
         scopes: &SCOPES,
         grammars: &GRAMMARS,
     })
@@ -113,8 +124,8 @@ fn ranges_are_checked_and_named_in_the_error() {
         ("temperature", json!(-0.1), "between 0 and 2"),
         ("temperature", json!(2.1), "between 0 and 2"),
         ("temperature", json!("hot"), "expected a number"),
-        ("top_p", json!(0), "greater than 0 and at most 1"),
-        ("top_p", json!(1.01), "greater than 0 and at most 1"),
+        ("top_p", json!(-0.1), "between 0 and 1"),
+        ("top_p", json!(1.01), "between 0 and 1"),
         ("top_k", json!(-2), "-1 or 0 (off)"),
         ("top_k", json!(1.5), "expected an integer"),
         ("min_p", json!(1.5), "between 0 and 1"),
@@ -152,8 +163,48 @@ fn ranges_are_checked_and_named_in_the_error() {
         ("max_tokens", json!(-1), "expected a non-negative integer"),
         ("n", json!(0), "between 1 and 128"),
         ("n", json!(129), "between 1 and 128"),
-        ("best_of", json!(2), "must equal n (1)"),
-        ("suffix", json!("x"), "not supported"),
+        ("best_of", json!(0), "between 1 and 128"),
+        ("best_of", json!(129), "between 1 and 128"),
+        ("suffix", json!("x"), "no fill-in-the-middle tokens"),
+        ("allowed_token_ids", json!([]), "at least one id"),
+        (
+            "allowed_token_ids",
+            json!([28]),
+            "not in the vocabulary (0 to 27)",
+        ),
+        ("allowed_token_ids", json!("0"), "invalid type"),
+        (
+            "bad_words",
+            json!([""]),
+            "at most 256 words, each of 1 to 256 bytes",
+        ),
+        ("bad_words", json!(["a", " "]), "not only spaces"),
+        ("bad_words", json!(vec!["a"; 257]), "at most 256 words"),
+        (
+            "bad_words",
+            json!("a".repeat(257)),
+            "each of 1 to 256 bytes",
+        ),
+        ("bad_words", json!(7), "a string or a list of strings"),
+        ("include_stop_str_in_output", json!(1), "expected a boolean"),
+        ("skip_special_tokens", json!("no"), "expected a boolean"),
+        ("return_token_ids", json!(1), "expected a boolean"),
+        (
+            "truncate_prompt_tokens",
+            json!(0),
+            "between 1 and 64, or -1",
+        ),
+        (
+            "truncate_prompt_tokens",
+            json!(65),
+            "between 1 and 64, or -1",
+        ),
+        (
+            "truncate_prompt_tokens",
+            json!(-2),
+            "between 1 and 64, or -1",
+        ),
+        ("truncate_prompt_tokens", json!("2"), "expected an integer"),
         ("logprobs", json!(6), "between 0 and 5"),
         ("logprobs", json!(true), "expected a non-negative integer"),
         ("stream", json!("yes"), "expected a boolean"),
@@ -300,6 +351,12 @@ fn null_is_absent() {
         "stop_token_ids",
         "ignore_eos",
         "min_tokens",
+        "allowed_token_ids",
+        "bad_words",
+        "include_stop_str_in_output",
+        "skip_special_tokens",
+        "truncate_prompt_tokens",
+        "return_token_ids",
         "max_tokens",
         "n",
         "best_of",
@@ -484,6 +541,7 @@ fn integers_may_have_a_point_but_no_fraction() {
     let job = completion(json!({
         "prompt": [[1.0, 2.0]], "max_tokens": 4.0, "n": 2.0, "seed": -3.0, "top_k": 5.0, "logprobs": 1.0,
         "stop_token_ids": [3.0], "min_tokens": 1.0, "spec_length": 2.0, "best_of": 2.0,
+        "allowed_token_ids": [0.0, 3.0], "truncate_prompt_tokens": 2.0,
     }))
     .expect("accepted");
     let request = &job.requests[0];
@@ -496,7 +554,17 @@ fn integers_may_have_a_point_but_no_fraction() {
     assert_eq!(request.params.stop_token_ids, [3]);
     let job = chat(json!({"max_completion_tokens": 3.0, "logprobs": true, "top_logprobs": 2.0}));
     assert_eq!(job.expect("accepted").requests[0].max_tokens, Some(3));
-    for field in ["max_tokens", "n", "seed", "top_k", "logprobs", "min_tokens"] {
+    for field in [
+        "max_tokens",
+        "n",
+        "best_of",
+        "seed",
+        "top_k",
+        "logprobs",
+        "min_tokens",
+        "spec_length",
+        "truncate_prompt_tokens",
+    ] {
         let message = refused(completion(json!({field: 4.5})), field);
         assert!(message.contains("integer"), "{field}: {message}");
         refused(completion(json!({field: 1e300})), field);
@@ -569,11 +637,9 @@ fn a_field_is_refused_only_by_the_api_that_does_not_support_it() {
         completion(json!({"max_completion_tokens": 5})),
         "max_completion_tokens",
     );
-    for field in ["continuous_usage_stats", "include_obfuscation"] {
-        let asks = |value| json!({"stream": true, "stream_options": {field: value}});
-        assert!(chat(asks(false)).is_ok());
-        refused(chat(asks(true)), &format!("stream_options.{field}"));
-    }
+    let asks = |value| json!({"stream": true, "stream_options": {"include_obfuscation": value}});
+    assert!(chat(asks(false)).is_ok());
+    refused(chat(asks(true)), "stream_options.include_obfuscation");
 }
 
 #[test]

@@ -70,11 +70,12 @@ impl Context<'_> {
             wire::names::<Structured>(),
         ];
         let body = Object::parse(body, &read)?;
-        let common: Common = body.fields()?;
+        let mut common: Common = body.fields()?;
         let fields: Fields = body.fields()?;
         let structured: Structured = body.fields()?;
         body.check_others(&read)?;
         check_absent(&common, &fields)?;
+        self.defaults.fill(&mut common);
         let shown = shown(&common, &fields);
         let format = fields.text.and_then(|text| text.format);
         let structured = structured.with_format(format.map(response_format), "text.format")?;
@@ -97,7 +98,7 @@ impl Context<'_> {
             },
             structured,
         };
-        chat.common.refuse_speculation()?;
+        chat.common.refuse_chunk_options()?;
         let job = self.chat_job(chat).map_err(|e| e.renamed(&NAMES))?;
         let reply = Reply::new(&job.header, shown);
         Ok((job, reply))

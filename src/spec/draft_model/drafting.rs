@@ -113,9 +113,9 @@ impl<'a, 'b> Drafting<'a, 'b> {
         self.may_draft && !self.ended && grows && depth < self.max_depth()
     }
 
-    /// Whether its tokens must follow a grammar.
-    pub fn has_grammar(&self) -> bool {
-        self.request.sampler.has_grammar()
+    /// Whether only some ids may be its tokens.
+    pub fn has_masks(&self) -> bool {
+        self.request.sampler.has_masks()
     }
 
     /// Whether no node has siblings.

@@ -1,0 +1,178 @@
+//! Checks the fields that say how tokens are chosen and where a text ends.
+
+use super::context::Context;
+use super::stop::Stops;
+use super::wire::{Common, OneOrMany};
+use crate::error::{Error, Result};
+use crate::grammar::Mask;
+use crate::sampling::SamplingParams;
+use serde_json::{Map, Value};
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+const MAX_STOPS: usize = 16;
+const MAX_STOP_BYTES: usize = 1024;
+/// Every token is compared with each word.
+const MAX_BAD_WORDS: usize = 256;
+const MAX_BAD_WORD_BYTES: usize = 256;
+
+impl Context<'_> {
+    /// The parameters of requests, without seed and grammar.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the field.
+    pub fn sampling(&self, common: &Common) -> Result<SamplingParams> {
+        let params = SamplingParams {
+            logit_bias: logit_bias(common.logit_bias.as_ref())?,
+            min_tokens: common.min_tokens.unwrap_or(0),
+            ignore_eos: common.ignore_eos.unwrap_or(false),
+            stop_token_ids: common.stop_token_ids.clone().unwrap_or_default(),
+            allowed: self.allowed(common.allowed_token_ids.as_deref())?,
+            bad_words: self.bad_words(common.bad_words.as_ref())?,
+            ..numbers(common)?
+        };
+        self.limits.check_params(&params)?;
+        Ok(params)
+    }
+
+    fn allowed(&self, ids: Option<&[u32]>) -> Result<Option<Arc<Mask>>> {
+        const FIELD: &str = "allowed_token_ids";
+        let Some(ids) = ids else { return Ok(None) };
+        if ids.is_empty() {
+            let message = format!("{FIELD} must have at least one id: leave it out to allow all");
+            return Err(Error::invalid(FIELD, message));
+        }
+        let size = self.limits.vocab_size;
+        match ids.iter().find(|&&id| id as usize >= size) {
+            Some(&id) => Err(Error::unknown_token(FIELD, id, size)),
+            None => Ok(Some(Arc::new(Mask::of(ids)))),
+        }
+    }
+
+    /// The tokens of each word, as it is at the beginning of a text and after a space.
+    fn bad_words(&self, words: Option<&OneOrMany>) -> Result<Arc<[Vec<u32>]>> {
+        let words = words.map_or(&[][..], OneOrMany::list);
+        let fits = |word: &String| {
+            let is_blank = word.trim().is_empty();
+            !is_blank && word.len() <= MAX_BAD_WORD_BYTES
+        };
+        if words.len() > MAX_BAD_WORDS || !words.iter().all(fits) {
+            return Err(Error::invalid(
+                "bad_words",
+                format!(
+                    "bad_words must be a list of at most {MAX_BAD_WORDS} words, each of 1 to {MAX_BAD_WORD_BYTES} bytes and not only spaces"
+                ),
+            ));
+        }
+        let mut all = Vec::with_capacity(2 * words.len());
+        for word in words {
+            let word = word.trim_start();
+            for text in [word.to_owned(), format!(" {word}")] {
+                let ids = self.text.encode(&text, false)?;
+                if !ids.is_empty() && !all.contains(&ids) {
+                    all.push(ids);
+                }
+            }
+        }
+        Ok(all.into())
+    }
+}
+
+/// The parameters that are numbers.
+///
+/// # Errors
+/// `Invalid`, naming the field.
+pub(super) fn numbers(common: &Common) -> Result<SamplingParams> {
+    let number = |field, value, range| -> Result<f32> {
+        Ok(within(field, value, range)?.map_or(0.0, |x| x as f32))
+    };
+    let temperature = within("temperature", common.temperature, 0.0..=2.0)?.unwrap_or(1.0);
+    // 0 keeps the most probable token, as any number does that is small enough.
+    let top_p = within("top_p", common.top_p, 0.0..=1.0)?;
+    let top_p = top_p.map_or(1.0, |p| (p as f32).max(f32::MIN_POSITIVE));
+    let top_k = match common.top_k {
+        Some(k) if k < -1 => {
+            return Err(Error::invalid(
+                "top_k",
+                format!("top_k must be -1 or 0 (off) or more, not {k}"),
+            ));
+        }
+        k => k.unwrap_or(0).max(0) as usize,
+    };
+    let repetition_penalty = match common.repetition_penalty {
+        Some(x) if !(x > 0.0 && x <= 2.0) => {
+            return Err(Error::invalid(
+                "repetition_penalty",
+                format!("repetition_penalty must be greater than 0 and at most 2, not {x}"),
+            ));
+        }
+        penalty => penalty.map_or(1.0, |x| (x as f32).max(f32::MIN_POSITIVE)),
+    };
+    Ok(SamplingParams {
+        temperature: temperature as f32,
+        top_p,
+        top_k,
+        min_p: number("min_p", common.min_p, 0.0..=1.0)?,
+        repetition_penalty,
+        presence_penalty: number("presence_penalty", common.presence_penalty, -2.0..=2.0)?,
+        frequency_penalty: number("frequency_penalty", common.frequency_penalty, -2.0..=2.0)?,
+        ..SamplingParams::default()
+    })
+}
+
+fn logit_bias(map: Option<&Map<String, Value>>) -> Result<Vec<(u32, f32)>> {
+    map.into_iter()
+        .flatten()
+        .map(|(id, bias)| {
+            let bias = bias.as_f64().filter(|bias| (-100.0..=100.0).contains(bias));
+            id.parse().ok().zip(bias.map(|bias| bias as f32)).ok_or_else(|| {
+                Error::invalid(
+                    "logit_bias",
+                    format!("logit_bias must map token ids to numbers between -100 and 100, not {id:?} to {}", map.map_or(&Value::Null, |m| &m[id])),
+                )
+            })
+        })
+        .collect()
+}
+
+/// The stop strings of a request, and whether they are a part of the text that they end.
+///
+/// # Errors
+/// `Invalid`, naming the field.
+pub(super) fn stops(common: &Common) -> Result<Stops> {
+    let stops = common.stop.as_ref().map_or(&[][..], OneOrMany::list);
+    let fits = |stop: &String| (1..=MAX_STOP_BYTES).contains(&stop.len());
+    if stops.len() > MAX_STOPS || !stops.iter().all(fits) {
+        return Err(Error::invalid(
+            "stop",
+            format!(
+                "stop must be a string or a list of at most {MAX_STOPS} strings, each of 1 to {MAX_STOP_BYTES} bytes"
+            ),
+        ));
+    }
+    let shown = common.include_stop_str_in_output.unwrap_or(false);
+    Ok(Stops::new(stops.iter().cloned()).shown(shown))
+}
+
+/// Checks that a value is in its range.
+///
+/// # Errors
+/// `Invalid`, naming the field.
+pub(super) fn within<T: PartialOrd + Display>(
+    field: &str,
+    value: Option<T>,
+    range: RangeInclusive<T>,
+) -> Result<Option<T>> {
+    match value {
+        Some(x) if !range.contains(&x) => Err(Error::invalid(
+            field,
+            format!(
+                "{field} must be between {} and {}, not {x}",
+                range.start(),
+                range.end()
+            ),
+        )),
+        other => Ok(other),
+    }
+}
