@@ -37,6 +37,7 @@ mod http_speculation;
 mod http_tools;
 mod kv;
 mod lies;
+mod lies_heads;
 mod medusa;
 mod model;
 mod pair;
