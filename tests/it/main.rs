@@ -47,6 +47,8 @@ mod paths;
 mod prefix;
 mod rows;
 mod self_draft;
+#[cfg(feature = "embedded-model")]
+mod shutdown;
 mod smollm2;
 mod synthetic;
 mod taps;
