@@ -1,5 +1,7 @@
 //! One error type, whose variants tell who must act: the caller, the operator, or us.
 
+use std::any::Any;
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -193,17 +195,36 @@ pub fn caught<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     CATCHING.fetch_add(1, Ordering::Relaxed);
     let result = catch_unwind(AssertUnwindSafe(work));
     CATCHING.fetch_sub(1, Ordering::Relaxed);
-    result.unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or(panic.downcast_ref::<&str>().copied());
-        let why = clipped(text.unwrap_or("a library failed"));
-        Err(Error::setup(format!("{what} is broken: {why}")))
-    })
+    result.unwrap_or_else(|panic| Err(Error::setup(format!("{what} is broken: {}", why(&*panic)))))
 }
 
-/// Whether a panic is [`caught`], and so needs no report: on any thread, because libraries have their own.
+thread_local! {
+    /// Number of calls of [`caught_here`] that run on this thread.
+    static CATCHING_HERE: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Runs `work`, which hands what a stranger wrote to a library that stays on this thread.
+///
+/// # Errors
+/// What the library says if it panics.
+pub fn caught_here<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+    CATCHING_HERE.set(CATCHING_HERE.get() + 1);
+    let result = catch_unwind(AssertUnwindSafe(work));
+    CATCHING_HERE.set(CATCHING_HERE.get() - 1);
+    result.map_err(|panic| why(&*panic))
+}
+
+/// The message of a panic.
+fn why(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or(panic.downcast_ref::<&str>().copied());
+    clipped(text.unwrap_or("a library failed"))
+}
+
+/// Whether a panic on this thread is caught, and so needs no report. While [`caught`] runs, those on all
+/// threads are, because libraries have their own.
 pub fn catching() -> bool {
-    CATCHING.load(Ordering::Relaxed) > 0
+    CATCHING.load(Ordering::Relaxed) > 0 || CATCHING_HERE.get() > 0
 }
 
 /// The first line of a candle error, without the backtrace that may follow.

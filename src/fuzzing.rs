@@ -19,13 +19,17 @@ use tokenizers::{AddedToken, Tokenizer};
 pub type Target = fn(&[u8]);
 
 /// The targets by name, which is also that of their corpus.
-pub const TARGETS: [(&str, Target); 10] = [
+pub const TARGETS: [(&str, Target); 11] = [
     ("chat", |bytes| check(read(&TEXT, bytes, Api::Chat))),
     ("completion", |bytes| {
         check(read(&TEXT, bytes, Api::Completion))
     }),
     ("response", |bytes| check(read(&TEXT, bytes, Api::Response))),
     ("message", |bytes| check(read(&TEXT, bytes, Api::Message))),
+    ("tokenize", |bytes| {
+        check(read(&TEXT, bytes, Api::Tokenize));
+        check(read(&TEXT, bytes, Api::Detokenize));
+    }),
     ("schema", |bytes| check(schema(bytes))),
     ("grammar", |bytes| check(grammar(bytes))),
     ("template", |bytes| check(template(bytes))),

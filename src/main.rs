@@ -2,6 +2,9 @@
 
 #[path = "main/corpus.rs"]
 mod corpus;
+#[cfg(all(test, feature = "embedded-model"))]
+#[path = "main/death.rs"]
+mod death;
 #[path = "main/drafts.rs"]
 mod drafts;
 #[path = "main/load.rs"]
@@ -52,10 +55,12 @@ fn main() -> ExitCode {
             run(&command, &log)
         }
     });
-    let code = match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => fail(&e, &log),
-    };
+    finish(result, &log).into()
+}
+
+/// Says what went wrong, and returns the exit code.
+fn finish(result: Result<()>, log: &LineWriter) -> u8 {
+    let code = result.err().map_or(0, |e| fail(&e, log));
     log.flush();
     code
 }
@@ -150,7 +155,7 @@ fn check_environment() -> Result<()> {
 
 /// Writes the error to `log` as one line, even if a library's message has several. Exit code 2 = the
 /// operator can fix it.
-fn fail(e: &Error, log: &LineWriter) -> ExitCode {
+fn fail(e: &Error, log: &LineWriter) -> u8 {
     let text = e.to_string();
     // candle appends a backtrace to its messages if RUST_BACKTRACE is set.
     let is_frame = |line: &str| {
@@ -164,10 +169,10 @@ fn fail(e: &Error, log: &LineWriter) -> ExitCode {
         .filter(|line| !line.is_empty())
         .collect();
     log.line(&format!("error: {}", clipped(&lines.join("; "))));
-    ExitCode::from(match e {
+    match e {
         Error::Internal(_) => 1,
         Error::Setup(_) | Error::Request { .. } => 2,
-    })
+    }
 }
 
 #[cfg(test)]
@@ -177,7 +182,7 @@ mod tests {
     #[test]
     fn exit_codes_distinguish_internal_errors_from_setup_errors() {
         let log = LineWriter::new(std::io::sink()).unwrap();
-        assert_eq!(fail(&Error::internal("the device is lost"), &log), 1.into());
-        assert_eq!(fail(&Error::setup("no such model"), &log), 2.into());
+        assert_eq!(fail(&Error::internal("the device is lost"), &log), 1);
+        assert_eq!(fail(&Error::setup("no such model"), &log), 2);
     }
 }

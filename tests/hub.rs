@@ -134,6 +134,8 @@ fn resolve(id: &str, revision: Option<&str>) -> Result<PathBuf, String> {
                 "{error}"
             );
             assert_eq!(error.to_string().lines().count(), 1, "{error}");
+            let shown: String = error.to_string().chars().take(300).collect();
+            assert!(error.to_string().len() < 2_000, "{shown}");
             Err(error.to_string())
         }
     }
@@ -193,6 +195,11 @@ fn models_come_from_the_hub_once() {
     let evil_names = [
         victim.0.to_str().unwrap().to_owned(),
         "../../../../victim.safetensors".to_owned(),
+        "part/../../../../../victim.safetensors".to_owned(),
+        "..\\..\\victim.safetensors".to_owned(),
+        "a\0victim.safetensors".to_owned(),
+        format!("../{}victim.safetensors", "x".repeat(1_000_000)),
+        "../\u{1b}[2J\nvictim.safetensors".to_owned(),
     ];
     // One hub per name that leads out of the cache, with that name in a model's index.
     let evil_hubs = evil_names.map(|name| {
@@ -285,9 +292,43 @@ fn models_come_from_the_hub_once() {
     for evil in evil_hubs {
         set("HF_ENDPOINT", &evil);
         let error = resolve("org/evil", None).unwrap_err();
-        assert!(error.contains("victim.safetensors\" is refused"), "{error}");
+        assert!(error.contains("is refused"), "{error}");
         victim.assert_untouched();
     }
+    // Names that no file can have, and more files than any model: what is asked for, or refused, in one
+    // line. A name is also not a folder of another one.
+    let long = [
+        "n".repeat(300),
+        "d/".repeat(3_000) + "n",
+        "config.json/x".to_owned(),
+    ];
+    let many: serde_json::Map<String, serde_json::Value> = (0..20_000)
+        .map(|i| (format!("t{i}"), format!("f{i}.safetensors").into()))
+        .collect();
+    let many = serde_json::json!({ "weight_map": many }).to_string();
+    let lists = long.map(|name| index(&name, "model.safetensors"));
+    for list in lists.into_iter().chain([many]) {
+        let names: String = list.chars().take(60).collect();
+        let files = [
+            ("config.json", "{}".to_owned()),
+            ("model.safetensors.index.json", list),
+        ];
+        let files = files.map(|(name, text)| (format!("org/evil/{name}"), text));
+        let hub = Hub {
+            files: files.into(),
+            ..Hub::default()
+        };
+        let (hub, address) = hub.start();
+        set("HF_ENDPOINT", &address);
+        let _ = std::fs::remove_dir_all(home.path().join("hub/models--org--evil"));
+        resolve("org/evil", None).expect_err(&names);
+        assert!(hub.asked.load(Ordering::SeqCst) < 100, "{names}");
+    }
+    assert_eq!(
+        std::fs::read_dir(home.path()).unwrap().count(),
+        2,
+        "the victim and the cache"
+    );
     set("HF_ENDPOINT", &address);
     for id in ["org/evil-commit", "org/evil-etag"] {
         let error = resolve(id, None).unwrap_err();
@@ -296,6 +337,13 @@ fn models_come_from_the_hub_once() {
     }
     let error = resolve("org/huge", None).unwrap_err();
     assert!(error.contains("over the limit of 4194304 bytes"), "{error}");
+    // The same if it seems to have been downloaded before, as another file with these bytes.
+    let blobs = home.path().join("hub/models--org--huge/blobs");
+    std::fs::create_dir_all(&blobs).unwrap();
+    let part = blobs.join(format!("{}-config.json.incomplete", (4 << 20) + 1));
+    std::fs::write(part, " ".repeat((4 << 20) + 2)).unwrap();
+    let error = resolve("org/huge", None).unwrap_err();
+    assert!(error.contains("over the limit"), "{error}");
 
     // The same for what an earlier program left in the cache.
     let refs = home.path().join("hub/models--org--evil-commit/refs");

@@ -5,7 +5,7 @@ use super::place;
 use super::source::GrammarSource;
 use super::state::GrammarState;
 use super::vocabulary::{Tokens, vocabulary};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, caught_here};
 use llguidance::ParserFactory;
 use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
 use llguidance::toktrie::InferenceCapabilities;
@@ -53,12 +53,15 @@ impl Compiler {
         if let Some(grammar) = self.kept(&key) {
             return Ok(grammar);
         }
+        place::check_numbers(field, source)?;
         let _one = lock(&self.compiling);
         // Another request may have compiled it meanwhile.
         if let Some(grammar) = self.kept(&key) {
             return Ok(grammar);
         }
-        let grammar = on_own_stack(|| self.build(field, source, top))??;
+        let built = on_own_stack(|| caught_here(|| self.build(field, source, top)))?;
+        let grammar = built
+            .map_err(|why| Error::invalid(field, format!("{field} is not supported: {why}")))??;
         self.keep(key, grammar.clone());
         Ok(grammar)
     }
@@ -68,7 +71,10 @@ impl Compiler {
         let parser = factory.create_parser(top).map_err(|error| {
             let env = factory.tok_env().clone();
             let check = |top| GrammarInit::Serialized(top).to_internal(Some(env.clone()), limits());
-            place::error(field, source, &error, |top| check(top).err())
+            // Where the parser panics, it is not the parts that are checked, but the whole.
+            place::error(field, source, &error, |top| {
+                caught_here(|| check(top).err()).unwrap_or_default()
+            })
         })?;
         let grammar = Grammar::new(parser);
         let refused = |what: &str| Err(Error::invalid(field, format!("{field} {what}")));

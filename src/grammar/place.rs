@@ -1,7 +1,7 @@
 //! Error messages that quote the place in a schema.
 
 use super::source::{GrammarSource, styled};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use llguidance::api::TopLevelGrammar;
 use serde_json::{Map, Value};
 use std::fmt::Write;
@@ -40,6 +40,43 @@ pub fn error(
         _ => format!("{field} is not a grammar that is supported: {cause}"),
     };
     Error::invalid(field, message)
+}
+
+/// The bounds of numbers in a schema.
+const BOUNDS: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
+
+/// Checks what llguidance computes with before it does: it overflows beyond 64-bit integers.
+///
+/// # Errors
+/// `Invalid`, naming the field and the place.
+pub fn check_numbers(field: &str, source: &GrammarSource) -> Result<()> {
+    let GrammarSource::JsonSchema(schema) = source else {
+        return Ok(());
+    };
+    let mut parts = vec![(String::new(), schema)];
+    while let Some((path, part)) = parts.pop() {
+        for name in BOUNDS {
+            let bound = part.get(name).filter(|bound| bound.is_number());
+            let Some(bound) = bound.filter(|bound| is_too_large(bound)) else {
+                continue;
+            };
+            let message = format!(
+                "{field} is not supported at `#{path}/{name}`: {bound} is beyond the integers of 64 bits"
+            );
+            return Err(Error::invalid(field, message));
+        }
+        let below = children(part).into_iter();
+        parts.extend(below.map(|(name, child)| (format!("{path}{name}"), child)));
+    }
+    Ok(())
+}
+
+fn is_too_large(bound: &Value) -> bool {
+    // The least integer has no opposite.
+    let (least, most) = (i64::MIN as f64, u64::MAX as f64);
+    !bound
+        .as_f64()
+        .is_some_and(|bound| least < bound && bound <= most)
 }
 
 /// The innermost message of an error, without a backtrace.

@@ -16,6 +16,8 @@ pub(crate) enum Api {
     Completion,
     Response,
     Message,
+    Tokenize,
+    Detokenize,
 }
 
 /// Reads `body` as one of `api`.
@@ -48,5 +50,7 @@ pub(crate) fn read(text: &Arc<Text>, body: &[u8], api: Api) -> Result<()> {
         Api::Completion => context.completion(body).map(drop),
         Api::Response => context.response(body).map(drop),
         Api::Message => context.message(body).map(drop),
+        Api::Tokenize => context.tokenize(body).map(drop),
+        Api::Detokenize => context.detokenize(body).map(drop),
     }
 }

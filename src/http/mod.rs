@@ -31,6 +31,7 @@ mod state;
 mod stop;
 mod stream;
 mod structured;
+mod tokenize;
 mod tools;
 mod unsupported;
 mod wire;
@@ -48,7 +49,6 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use caller::Caller;
 use chunks::Chunks;
-use object::Object;
 use openai::Job;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -56,7 +56,6 @@ use stream::{Running, Shape};
 use subtle::ConstantTimeEq;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tools::Tools;
 
 pub use defaults::SamplingDefaults;
 pub use limits::HttpLimits;
@@ -64,7 +63,7 @@ pub use origin::OriginOptions;
 pub use state::AppState;
 
 /// Time that finished replies have to reach their clients after the engine has ended.
-const FLUSH: Duration = Duration::from_secs(2);
+const FLUSH: Duration = Duration::from_secs(1);
 
 /// Method, path and handler of each route but the page's.
 fn routes() -> Vec<(Method, &'static str, MethodRouter<AppState>)> {
@@ -298,34 +297,8 @@ async fn version() -> Json<Value> {
 }
 
 async fn tokenize(State(state): State<AppState>, body: Body) -> Result<Json<Value>> {
-    let tokens = state.read(body, |context, body| {
-        let read = [wire::names::<wire::Tokenize>()];
-        let body = Object::parse(body, &read)?;
-        body.check_others(&read)?;
-        let body: wire::Tokenize = body.fields()?;
-        context.model(body.model.as_deref())?;
-        match (body.prompt, body.messages) {
-            (Some(prompt), None) => {
-                context.encode(&prompt, body.add_special_tokens.unwrap_or(true))
-            }
-            (None, Some(messages)) => {
-                let prompt = context.chat_prompt(
-                    messages,
-                    &Tools::only(body.tools)?,
-                    body.add_generation_prompt,
-                    body.chat_template_kwargs,
-                )?;
-                let special = body.add_special_tokens.unwrap_or(false);
-                let ids = context.encode(&prompt, special);
-                ids.map_err(|e| openai::rename(e, "max_tokens"))
-            }
-            _ => Err(Error::invalid(
-                "prompt",
-                "exactly one of prompt and messages is required",
-            )),
-        }
-    });
-    let tokens = tokens.await?;
+    let read = state.read(body, |context, body| context.tokenize(body));
+    let tokens = read.await?;
     let max_model_len = state.engine.limits().max_model_len;
     Ok(Json(
         json!({"count": tokens.len(), "max_model_len": max_model_len, "tokens": tokens}),
@@ -333,20 +306,8 @@ async fn tokenize(State(state): State<AppState>, body: Body) -> Result<Json<Valu
 }
 
 async fn detokenize(State(state): State<AppState>, body: Body) -> Result<Json<Value>> {
-    let prompt = state.read(body, |context, body| {
-        let read = [wire::names::<wire::Detokenize>()];
-        let body: wire::Detokenize = Object::parse(body, &read)?.fields()?;
-        context.model(body.model.as_deref())?;
-        let tokens = body
-            .tokens
-            .ok_or_else(|| Error::invalid("tokens", "tokens is required"))?;
-        let size = context.text.vocab_size();
-        match tokens.iter().find(|&&id| id as usize >= size) {
-            Some(&id) => Err(Error::unknown_token("tokens", id, size)),
-            None => Ok(context.text.decode(&tokens, false)),
-        }
-    });
-    Ok(Json(json!({"prompt": prompt.await?})))
+    let read = state.read(body, |context, body| context.detokenize(body));
+    Ok(Json(json!({"prompt": read.await?})))
 }
 
 async fn reset_prefix_cache(State(state): State<AppState>) -> Result<StatusCode> {

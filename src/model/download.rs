@@ -179,7 +179,12 @@ impl HubClient {
         if total.is_some_and(|total| total > limit) {
             return Err(over);
         }
-        let mut body = answer.into_body().into_reader().take(limit - done + 1);
+        // What an earlier download of these bytes, as another file, has left may be over the limit.
+        let Some(left) = limit.checked_sub(done) else {
+            out.set_len(0)?;
+            return Err(over);
+        };
+        let mut body = answer.into_body().into_reader().take(left + 1);
         let mut buffer = vec![0; 1 << 16];
         loop {
             progress(done, total.unwrap_or(done));

@@ -144,8 +144,11 @@ impl HeadKind {
 pub(super) fn read_json(path: &Path) -> Result<(std::path::PathBuf, Value)> {
     let file = files::config_of(path);
     let text = files::read_text(&file)?;
-    let json = serde_json::from_str(&text).map_err(|e| Error::in_file(&file, e))?;
-    Ok((file, json))
+    let json: Value = serde_json::from_str(&text).map_err(|e| Error::in_file(&file, e))?;
+    match json.is_object() {
+        true => Ok((file, json)),
+        false => Err(Error::in_file(&file, "it must be a JSON object")),
+    }
 }
 
 impl HeadConfig {

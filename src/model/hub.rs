@@ -4,7 +4,7 @@ use super::download::{HubClient, HubError, RemoteFile};
 use super::pickle;
 use super::shards::{SINGLE, shards};
 use crate::console;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, clipped};
 use crate::files::{is_inside, is_name, max_bytes, read_text};
 use hf_hub::{Cache, CacheRepo, RepoType};
 use indicatif::ProgressBar;
@@ -338,6 +338,7 @@ fn not_cached(what: &str) -> HubError {
 }
 
 fn refused(what: &str, name: &str) -> HubError {
+    let name = clipped(name);
     HubError::Other(format!(
         "{what} {name:?} of the repository is refused: it could be a path out of the cache"
     ))

@@ -8,7 +8,7 @@ use super::layer::norm;
 use super::linear::Linear;
 use super::weights::{Dtypes, Weights};
 use super::{Batch, Ends, MAX_TREE_NODES, MaskedBlock, Model, ModelConfig, Output};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, clipped};
 use crate::kernels::kv_write::kv_write;
 use crate::kv::{KvShape, KvStore};
 use candle_core::{DType, Device, Tensor};
@@ -39,7 +39,7 @@ fn sizes(json: &Value) -> Result<(usize, usize), String> {
         Some(n) if (1..=max as u64).contains(&n) => Ok(n as usize),
         _ => Err(format!(
             "{key} must be a number from 1 to {max}, not {}",
-            json[key]
+            clipped(&json[key].to_string())
         )),
     };
     Ok((

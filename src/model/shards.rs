@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 /// The file of a checkpoint in one part; the second is that of Medusa heads.
 pub(crate) const SINGLE: [&str; 2] = ["model.safetensors", "medusa_lm_head.safetensors"];
 
+/// Maximum number of files of a checkpoint; the largest models have a few hundred.
+const MAX_SHARDS: usize = 4096;
+
 /// The safetensors files of a folder: those that its index names, otherwise its only one.
 ///
 /// # Errors
@@ -29,7 +32,7 @@ pub(crate) fn safetensors_files(folder: &Path) -> Result<Vec<PathBuf>> {
 /// The files that a `model.safetensors.index.json` names, each once.
 ///
 /// # Errors
-/// A setup error if the index cannot be read, names no file, or names a file outside its folder.
+/// A setup error if the index cannot be read, names no file or too many, or one outside its folder.
 pub(super) fn shards(index: &Path) -> Result<Vec<String>> {
     #[derive(serde::Deserialize)]
     struct Index {
@@ -40,6 +43,12 @@ pub(super) fn shards(index: &Path) -> Result<Vec<String>> {
     let files: std::collections::BTreeSet<String> = parsed.weight_map.into_values().collect();
     if files.is_empty() {
         return Err(Error::in_file(index, "weight_map is empty"));
+    }
+    if files.len() > MAX_SHARDS {
+        return Err(Error::in_file(
+            index,
+            format!("it names {} files; {MAX_SHARDS} are supported", files.len()),
+        ));
     }
     if let Some(name) = files.iter().find(|name| !files::is_inside(name)) {
         return Err(Error::in_file(

@@ -3,12 +3,12 @@
 //! A token that begins with two given bytes has at most the length of the longest one that does. So one
 //! token covers at most the bytes up to the furthest end that any token can have that begins at or before its
 //! first byte, and a walk over the text that needs the next token only there counts no more tokens than the
-//! tokenizer makes. Bytes that a tokenizer may drop or join without a limit are free. There is a bound only
-//! for BPE whose tokens are bytes of the text.
+//! tokenizer makes. Bytes that a tokenizer may drop or join without a limit are free. There is a bound for
+//! BPE and Unigram whose tokens are bytes of the text.
 
 use serde_json::Value;
 use std::cmp::max;
-use tokenizers::{ModelWrapper, Tokenizer};
+use tokenizers::{ModelWrapper, NormalizedString, Normalizer, Tokenizer};
 
 /// The longest tokens of a vocabulary.
 pub(super) struct TokenBound {
@@ -18,8 +18,8 @@ pub(super) struct TokenBound {
     longest_of_all: usize,
     /// Bytes that may take no token of their own.
     free: [bool; 256],
-    /// Whether the tokenizer composes characters, so that only ASCII is certain to stay as it is.
-    composes: bool,
+    /// The bytes that are certain to stay as they are, between others that are; `None` = all.
+    certain: Option<[bool; 256]>,
 }
 
 impl TokenBound {
@@ -37,6 +37,8 @@ impl TokenBound {
                     && empty(&bpe.end_of_word_suffix)
                     && (bpe.byte_fallback || byte_level)
             }
+            // A character without a token may be a part of a longer unknown one, or of bytes.
+            ModelWrapper::Unigram(_) => true,
             _ => false,
         };
         if !(by_bytes && keeps_bytes(&normalizer) && splits_only(&splitter)) {
@@ -46,7 +48,7 @@ impl TokenBound {
             longest: vec![0; 1 << 16],
             longest_of_all: 1,
             free: [true; 256],
-            composes: composes(&normalizer),
+            certain: None,
         };
         let marks_spaces = marks_spaces(&normalizer) || marks_spaces(&splitter);
         for piece in pieces {
@@ -62,6 +64,9 @@ impl TokenBound {
                     .inspect(|rest| bound.add_marked(rest));
             }
         }
+        if let ModelWrapper::Unigram(model) = tokenizer.get_model() {
+            bound.free_unknown(tokenizer, model.byte_fallback(), marks_spaces);
+        }
         // Without byte-level characters, one of several bytes takes tokens for certain only if each byte can
         // be one.
         if !byte_level && bound.free[0x80..].contains(&true) {
@@ -75,7 +80,29 @@ impl TokenBound {
                 .filter(|&b| space(b))
                 .for_each(|b| bound.free[usize::from(b)] = true);
         }
+        bound.certain = certain(tokenizer, &normalizer, &splitter);
+        for (free, certain) in bound
+            .free
+            .iter_mut()
+            .zip(bound.certain.into_iter().flatten())
+        {
+            *free |= !certain;
+        }
         Some(bound)
+    }
+
+    /// Frees the bytes that are not tokens of their own in a Unigram model. A run of unknown characters
+    /// becomes bytes only if all of them have tokens.
+    fn free_unknown(&mut self, tokenizer: &Tokenizer, to_bytes: bool, marks_spaces: bool) {
+        let has = |name: String| tokenizer.token_to_id(&name).is_some();
+        if to_bytes && (0..=255).all(|byte: u8| has(format!("<0x{byte:02X}>"))) {
+            return;
+        }
+        for byte in 0..=255_u8 {
+            let marked = byte == b' ' && marks_spaces;
+            let name = if marked { '▁' } else { char::from(byte) };
+            self.free[usize::from(byte)] |= !byte.is_ascii() || !has(name.into());
+        }
     }
 
     /// Adds a token that has at most `len` bytes and begins as `piece` does.
@@ -118,12 +145,14 @@ impl TokenBound {
     /// it, the text has more.
     pub fn prefix<'t>(&self, text: &'t str, max_tokens: usize) -> &'t str {
         let bytes = text.as_bytes();
-        let mut end = match self.composes && !text.is_ascii() {
-            false => {
+        let mut end = match &self.certain {
+            Some(certain) if bytes.iter().any(|&byte| !certain[usize::from(byte)]) => {
+                self.certain_prefix(bytes, certain, max_tokens)
+            }
+            _ => {
                 let mut walk = Walk::default();
                 walk.over(self, bytes, 0, max_tokens).unwrap_or(bytes.len())
             }
-            true => self.ascii_prefix(bytes, max_tokens),
         };
         while !text.is_char_boundary(end) {
             end -= 1;
@@ -131,25 +160,23 @@ impl TokenBound {
         &text[..end]
     }
 
-    /// The same, if only what is between other ASCII characters is certain to stay as it is.
-    fn ascii_prefix(&self, bytes: &[u8], max_tokens: usize) -> usize {
+    /// The same, if only what is between `certain` bytes is certain to stay as it is.
+    fn certain_prefix(&self, bytes: &[u8], certain: &[bool; 256], max_tokens: usize) -> usize {
         let (mut walk, mut at) = (Walk::default(), 0);
+        let run = |bytes: &[u8], wanted: bool| {
+            let is = |byte: &&u8| certain[usize::from(**byte)] == wanted;
+            bytes.iter().take_while(is).count()
+        };
         while at < bytes.len() {
-            let len = bytes[at..]
-                .iter()
-                .take_while(|byte| byte.is_ascii())
-                .count();
+            let len = run(&bytes[at..], true);
             // A token that begins before may reach into this part, and its last character may be composed.
             let part = &bytes[at..at + len.saturating_sub(1)];
             (walk.end, walk.furthest) = (self.longest_of_all, self.longest_of_all);
             if let Some(end) = walk.over(self, part, at, max_tokens) {
                 return end;
             }
-            let other = bytes[at + len..]
-                .iter()
-                .take_while(|byte| !byte.is_ascii())
-                .count();
-            at += len + other;
+            at += len;
+            at += run(&bytes[at..], false);
         }
         bytes.len()
     }
@@ -207,15 +234,58 @@ fn steps(part: &Value) -> Vec<&Value> {
     }
 }
 
-/// Whether a normalizer only adds characters, composes them, or writes a space as `▁`.
+/// Whether a normalizer only adds characters, composes them, writes a space as `▁`, or changes what
+/// [`certain`] finds.
 fn keeps_bytes(normalizer: &Value) -> bool {
     steps(normalizer)
         .iter()
         .all(|step| match step["type"].as_str() {
-            Some("Prepend" | "NFC") => true,
-            Some("Replace") => step["pattern"]["String"] == " " && step["content"] == "▁",
+            Some("Prepend" | "NFC" | "Precompiled" | "Strip") => true,
+            Some("Replace") => {
+                let is_space = [" ", "▁"].iter().any(|space| step["content"] == *space);
+                step["pattern"]["String"] == " " && step["content"] == "▁"
+                    || joins_spaces(step) && is_space
+            }
             _ => false,
         })
+}
+
+/// Whether several spaces become one.
+fn joins_spaces(step: &Value) -> bool {
+    step["pattern"]["Regex"] == " {2,}"
+}
+
+/// The bytes that these parts leave as they are, between others of which that is true; `None` = all.
+fn certain(tokenizer: &Tokenizer, normalizer: &Value, splitter: &Value) -> Option<[bool; 256]> {
+    let is = |steps: &[&Value], kinds: &[&str]| {
+        (steps.iter()).any(|step| kinds.iter().any(|kind| step["type"] == *kind))
+    };
+    let (normalizes, splits) = (steps(normalizer), steps(splitter));
+    let precompiled = is(&normalizes, &["Precompiled"]);
+    let spaces = is(&normalizes, &["Strip"])
+        || is(&splits, &["WhitespaceSplit"])
+        || normalizes.iter().any(|step| joins_spaces(step));
+    if !(precompiled || spaces || is(&normalizes, &["NFC"])) {
+        return None;
+    }
+    let mut certain = [false; 256];
+    for byte in 0..0x80_u8 {
+        let is_space = byte.is_ascii_whitespace() || byte == 0x0B;
+        // A table of SentencePiece says what becomes of each character; \r\n is one.
+        let stays = !precompiled || byte != b'\r' && byte != b'\n' && is_kept(tokenizer, byte);
+        certain[usize::from(byte)] = stays && !(is_space && spaces);
+    }
+    Some(certain)
+}
+
+/// Whether the normalizer leaves an ASCII character between others as it is.
+fn is_kept(tokenizer: &Tokenizer, byte: u8) -> bool {
+    let text = format!("x{}x", char::from(byte));
+    let mut normalized = NormalizedString::from(text.as_str());
+    let result = tokenizer
+        .get_normalizer()
+        .map(|n| n.normalize(&mut normalized));
+    result.is_none_or(|result| result.is_ok()) && normalized.get().ends_with(&text)
 }
 
 /// Whether a space becomes `▁`.
@@ -226,16 +296,12 @@ fn marks_spaces(part: &Value) -> bool {
         .any(|step| kinds.iter().any(|kind| step["type"] == *kind))
 }
 
-fn composes(normalizer: &Value) -> bool {
-    steps(normalizer).iter().any(|step| step["type"] == "NFC")
-}
-
-/// Whether a pre-tokenizer drops nothing.
+/// Whether a pre-tokenizer drops nothing but white space.
 fn splits_only(splitter: &Value) -> bool {
     steps(splitter)
         .iter()
         .all(|step| match step["type"].as_str() {
-            Some("ByteLevel" | "Metaspace" | "Digits") => true,
+            Some("ByteLevel" | "Metaspace" | "Digits" | "WhitespaceSplit") => true,
             Some("Split" | "Punctuation") => {
                 step["behavior"].is_string() && step["behavior"] != "Removed"
             }

@@ -3,6 +3,7 @@
 //! Decoding works on the bytes of each token, so that streamed text, text that is returned at once and
 //! the result of [`Text::decode`] are the same by construction.
 
+mod backtrack;
 mod bound;
 mod canonical;
 mod detokenizer;
@@ -24,7 +25,7 @@ pub use reasoning::{ReasoningFormat, ReasoningParser};
 pub use template::{Chat, ChatTemplate};
 pub use tools::{Answer, Calls, ToolFormat, ToolParser, answer_grammar};
 
-use crate::error::{Error, Result, caught, clipped};
+use crate::error::{Error, Result, caught, caught_here, clipped};
 use crate::files;
 use crate::gguf::GgufSource;
 use bound::TokenBound;
@@ -85,6 +86,7 @@ impl Text {
         special.eos.sort_unstable();
         special.eos.dedup();
         let pieces = Pieces::of(&tokenizer)?;
+        backtrack::check(&tokenizer)?;
         let bound = TokenBound::new(&tokenizer, pieces.iter());
         let template = chat_template
             .map(|source| ChatTemplate::new(source, bos.as_deref(), eos.as_deref()))
@@ -201,11 +203,15 @@ impl Text {
     /// The token ids of `text`. With `add_special_tokens`, BOS comes first if the model uses it.
     ///
     /// # Errors
+    /// `Invalid`, if a regular expression of the tokenizer would search too long in this text, or
     /// `Internal`, if the tokenizer fails.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
-        let encoding = self
-            .tokenizer
-            .encode_fast(text, add_special_tokens)
+        // The library of regular expressions has limits, and panics beyond them.
+        let encoding = caught_here(|| self.tokenizer.encode_fast(text, add_special_tokens))
+            .map_err(|why| {
+                let message = format!("the model's tokenizer cannot read this text: {why}");
+                Error::invalid("prompt", message)
+            })?
             .map_err(|e| Error::internal(format!("tokenizer: {e}")))?;
         Ok(encoding.get_ids().to_vec())
     }

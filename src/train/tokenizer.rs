@@ -17,6 +17,8 @@ const SPECIAL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 
 /// The smallest vocabulary size: one id per byte and per special token.
 const MIN_IDS: usize = 256 + SPECIAL.len();
+/// Memory is allocated for all of them. Known vocabularies have up to a quarter of it.
+const MAX_IDS: usize = 1 << 20;
 
 const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
@@ -30,8 +32,8 @@ pub struct Options {
     /// Token ids at most, those of the 256 bytes and of the special tokens included; fewer, where
     /// the corpus has no more pairs to merge.
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = number(
-        format!("a whole number, at least {MIN_IDS}: the bytes and the special tokens have an id each"),
-        |&n: &usize| n >= MIN_IDS,
+        format!("a whole number from {MIN_IDS} to {MAX_IDS}: the bytes and the special tokens have an id each"),
+        |n: &usize| (MIN_IDS..=MAX_IDS).contains(n),
     ))]
     pub vocab_size: usize,
     /// Jinja file with the chat template [default: ChatML].

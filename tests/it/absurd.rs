@@ -125,6 +125,127 @@ fn flags_of_bench() {
     ] {
         refusal(&format!("bench --{flag} {}", HUGE[1]), None);
     }
+    let base = "bench --random-prompts 1 --num-blocks 64";
+    let flags = [
+        "prompt-tokens",
+        "max-tokens",
+        "streams",
+        "spec-topks",
+        "repeat",
+    ];
+    assert_eq!(refused(base, &flags), flags.len() * ABSURD.len());
+    for flag in ["row-penalty", "synthetic-acceptance", "temperatures"] {
+        for number in ABSURD.iter().skip(1) {
+            let line = format!("{base} --{flag}={number}");
+            assert!(refusal(&line, None).is_some(), "{line}");
+        }
+    }
+}
+
+/// Numbers that no flag of a count, a share or a rate takes, or that it takes for what they are.
+const ABSURD: [&str; 6] = ["0", "-1", "nan", "1e300", HUGE[1], HUGE[2]];
+
+/// Runs `base` with each of `flags` and each of [`ABSURD`]. Returns how many were refused.
+#[cfg(feature = "embedded-model")]
+fn refused(base: &str, flags: &[&str]) -> usize {
+    let numbers = || ABSURD.iter();
+    let lines = flags
+        .iter()
+        .flat_map(|flag| numbers().map(move |n| (flag, n)));
+    let lines = lines.map(|(flag, number)| format!("{base} --{flag}={number}"));
+    lines.filter(|line| refusal(line, None).is_some()).count()
+}
+
+#[cfg(feature = "embedded-model")]
+#[test]
+fn flags_of_generate() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::write(at("prompts.jsonl"), "{\"prompt\": \"Hi\"}\n").unwrap();
+    let base = format!(
+        "generate --num-blocks 64 --prompts {} --out {}",
+        at("prompts.jsonl"),
+        at("out.jsonl")
+    );
+    let flags = ["samples", "max-tokens", "top-p", "spec-nodes", "spec-topk"];
+    assert_eq!(refused(&base, &flags), flags.len() * ABSURD.len());
+    // Few or many: the first of these, and a low temperature, are what was asked for.
+    let base = format!("{base} --max-tokens 1");
+    assert_eq!(refused(&base, &["limit-per-category"]), ABSURD.len() - 1);
+    assert_eq!(refused(&base, &["temperature"]), ABSURD.len() - 1);
+    // A context that takes all memory there is.
+    for flag in ["max-model-len", "num-blocks", "max-num-seqs"] {
+        let line = base.replace("--num-blocks 64", "") + &format!(" --{flag} {}", HUGE[1]);
+        refusal(&line, None);
+    }
+}
+
+#[cfg(feature = "embedded-model")]
+#[test]
+fn flags_of_distill() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let text = "The cat sat on the mat, and the dog ran away from the very big house. ".repeat(20);
+    std::fs::write(at("corpus.txt"), [&text[..]; 8].join("\n\n")).unwrap();
+    let base = format!(
+        "distill --model foretoken-demo --corpus {} --out {}",
+        at("corpus.txt"),
+        at("out")
+    );
+    let counts = [
+        "seq-len",
+        "top-k",
+        "ttt-steps",
+        "draft-vocab-size",
+        "batch-size",
+        "micro-batch",
+        "steps",
+        "eval-every",
+        "checkpoint-every",
+        "threads",
+        "block-size",
+        "layers",
+    ];
+    assert_eq!(refused(&base, &counts), counts.len() * ABSURD.len());
+    // 0 is a share.
+    assert_eq!(refused(&base, &["holdout"]), ABSURD.len());
+    // What is refused, and what is not, with a run of one step.
+    let base = format!(
+        "{base} --method parallel --layers 1 --mask-token-id 5 --draft-vocab-size 64 --steps 1 --seq-len 16 --batch-size 1"
+    );
+    for (flag, number) in [
+        ("taps", HUGE[0]),
+        ("taps", HUGE[1]),
+        ("mask-token-id", HUGE[0]),
+        ("mask-token-id", HUGE[1]),
+        ("stop-after", "0"),
+        ("warmup", "-1"),
+        ("seed", "-1"),
+        ("clip", "nan"),
+        ("clip", "0"),
+        ("learning-rate", "inf"),
+        ("weight-decay", "1e300"),
+        ("overlap-share", "nan"),
+    ] {
+        let base = base.replace(
+            "--mask-token-id 5",
+            if flag == "mask-token-id" {
+                ""
+            } else {
+                "--mask-token-id 5"
+            },
+        );
+        let line = format!("{base} --{flag}={number}");
+        assert!(refusal(&line, None).is_some(), "{line}");
+    }
+    for number in HUGE {
+        let line = format!(
+            "tokenizer --corpus {} --out {} --vocab-size {number}",
+            at("corpus.txt"),
+            at("tokens")
+        );
+        assert!(refusal(&line, None).is_some(), "{line}");
+    }
 }
 
 #[cfg(feature = "embedded-model")]

@@ -113,7 +113,8 @@ impl Head {
         }
     }
 
-    fn write(&self) -> tempfile::TempDir {
+    /// Its files in a folder.
+    pub fn write(&self) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         tiny::write_config(folder.path(), &self.config);
         candle_core::safetensors::save(&self.tensors, folder.path().join("model.safetensors"))

@@ -3,9 +3,7 @@
 #![cfg(feature = "embedded-model")]
 
 use crate::common::process::Server;
-use std::io::Write;
-use std::net::TcpStream;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 const MIB: usize = 1024 * 1024;
 
@@ -82,32 +80,4 @@ fn memory_is_bounded_whatever_is_sent() {
     all(&at_once(&server, 1, "/v1/completions", body), &["200"]);
     grown("log-probabilities", 450);
     println!("all of it took {:?}", started.elapsed());
-}
-
-/// Texts that all fit the context, and together take long.
-#[test]
-fn sigterm_does_not_wait_for_texts() {
-    let mut server = Server::start("--max-num-seqs 2 --shutdown-timeout 1");
-    let text = format!("\"{}\",", "the cat sat on the mat 1 ".repeat(100));
-    let texts = text.repeat(LARGE / text.len());
-    let body = format!(
-        r#"{{"max_tokens": 1, "prompt": [{}]}}"#,
-        texts.trim_end_matches(',')
-    );
-    let (head, len) = (
-        "POST /v1/completions HTTP/1.1\r\nHost: localhost",
-        body.len(),
-    );
-    let waiting: Vec<TcpStream> = (0..8)
-        .map(|_| {
-            let mut stream = TcpStream::connect(server.address()).unwrap();
-            write!(stream, "{head}\r\nContent-Length: {len}\r\n\r\n{body}").unwrap();
-            stream
-        })
-        .collect();
-    std::thread::sleep(Duration::from_millis(200));
-    let started = Instant::now();
-    assert_eq!(server.stop("TERM", Duration::from_secs(6)), Some(0));
-    println!("{:?}", started.elapsed());
-    drop(waiting);
 }

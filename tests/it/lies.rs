@@ -30,28 +30,28 @@ const NUMBERS: [u64; 9] = [
 /// Far above what a load takes, on a busy machine, too.
 const LONGEST: Duration = Duration::from_secs(10);
 
-fn cases(default: u64) -> std::ops::Range<u64> {
+pub fn cases(default: u64) -> std::ops::Range<u64> {
     let number = std::env::var("FORETOKEN_LIES").map(|n| n.parse().unwrap());
     0..number.unwrap_or(default)
 }
 
 /// Addressed random numbers (splitmix64).
-struct Dice(u64);
+pub struct Dice(pub u64);
 
 impl Dice {
-    fn roll(&mut self, below: usize) -> usize {
+    pub fn roll(&mut self, below: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         ((mixed ^ (mixed >> 31)) >> 11) as usize % below.max(1)
     }
 
-    fn pick<T: Copy>(&mut self, list: &[T]) -> T {
+    pub fn pick<T: Copy>(&mut self, list: &[T]) -> T {
         list[self.roll(list.len())]
     }
 }
 
 /// Changes `bytes` in one place of the first `header` bytes, or cuts them.
-fn lie(bytes: &mut Vec<u8>, header: usize, dice: &mut Dice) {
+pub fn lie(bytes: &mut Vec<u8>, header: usize, dice: &mut Dice) {
     let at = dice.roll(header);
     match dice.roll(8) {
         0 => bytes.truncate(at),
@@ -66,7 +66,7 @@ fn lie(bytes: &mut Vec<u8>, header: usize, dice: &mut Dice) {
 
 /// Runs `work`, counting a panic as a failure of `case`.
 #[track_caller]
-fn survives<T>(case: u64, work: impl FnOnce() -> Result<T, Error>) -> Option<T> {
+pub fn survives<T>(case: u64, work: impl FnOnce() -> Result<T, Error>) -> Option<T> {
     let start = Instant::now();
     let result = catch_unwind(AssertUnwindSafe(work));
     assert!(
@@ -174,7 +174,7 @@ fn places(value: &Value, at: String, all: &mut Vec<String>) {
 }
 
 /// Puts another value into one place of `text`, or changes a byte.
-fn lie_in_json(text: &str, dice: &mut Dice) -> Vec<u8> {
+pub fn lie_in_json(text: &str, dice: &mut Dice) -> Vec<u8> {
     let mut bytes = text.as_bytes().to_vec();
     if dice.roll(3) == 0 {
         let header = bytes.len();

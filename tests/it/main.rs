@@ -39,6 +39,7 @@ mod http_speculation;
 mod http_tools;
 mod kv;
 mod lies;
+mod lies_heads;
 mod medusa;
 mod model;
 mod pair;
@@ -48,6 +49,8 @@ mod paths;
 mod prefix;
 mod rows;
 mod self_draft;
+#[cfg(feature = "embedded-model")]
+mod shutdown;
 mod smollm2;
 mod synthetic;
 mod taps;

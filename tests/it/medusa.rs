@@ -13,14 +13,14 @@ const HEADS: usize = 3;
 const BLOCKS: usize = 2;
 const EPS: f64 = 1e-5;
 
-fn config() -> Json {
+pub fn config() -> Json {
     json!({
         "medusa_num_heads": HEADS, "medusa_num_layers": BLOCKS,
         "base_model_name_or_path": "somebody/tiny"
     })
 }
 
-fn tensors() -> Tensors {
+pub fn tensors() -> Tensors {
     let mut all = Tensors::new();
     let mut add = |name: String, dims: &[usize]| all.insert(name.clone(), noise(&name, dims));
     for head in 0..HEADS {
@@ -34,7 +34,7 @@ fn tensors() -> Tensors {
 }
 
 /// A folder as published.
-fn folder(config: &Json, tensors: &Tensors) -> TempDir {
+pub fn folder(config: &Json, tensors: &Tensors) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     write_config(folder.path(), config);
     write_pytorch(&folder.path().join("medusa_lm_head.pt"), tensors, |_| ());

@@ -26,7 +26,7 @@ const EPS: f64 = 1e-6;
 const THETA: f64 = 1e6;
 const MASK: u32 = 66;
 
-fn head_config() -> Json {
+pub fn head_config() -> Json {
     json!({
         "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "hidden_act": "silu",
         "auto_map": { "AutoModel": "dflash.DFlashDraftModel" },
@@ -42,7 +42,7 @@ fn head_config() -> Json {
     })
 }
 
-fn head_tensors(with_head_norms: bool) -> Tensors {
+pub fn head_tensors(with_head_norms: bool) -> Tensors {
     let mut all = Tensors::new();
     let mut add = |name: String, dims: &[usize]| {
         let name = format!("{name}.weight");
@@ -70,7 +70,7 @@ fn head_tensors(with_head_norms: bool) -> Tensors {
     all
 }
 
-fn write(folder: &Path, config: &Json, tensors: &Tensors) {
+pub fn write(folder: &Path, config: &Json, tensors: &Tensors) {
     tiny::write_config(folder, config);
     candle_core::safetensors::save(tensors, folder.join("model.safetensors")).unwrap();
 }

@@ -1,0 +1,99 @@
+//! Draft heads whose files lie: as in [`crate::lies`], for the published layouts of EAGLE, DFlash and Medusa.
+
+use crate::common::tiny::{HIDDEN, noise};
+use crate::eagle_head::{Head, LAYOUTS};
+use crate::lies::{Dice, cases, lie, lie_in_json, survives};
+use crate::{medusa, parallel_head};
+use foretoken::error::Error;
+use foretoken::kv::{BlockAllocator, BlockTable};
+use foretoken::model::{Batch, HeadKind, LoadFormat, LoadOptions, Model, ModelSource, load_head};
+use std::path::Path;
+use tempfile::TempDir;
+
+/// Loads the head at `path`, if it is one, and runs it on a few of the target's states.
+fn draft(case: u64, path: &Path, target: &dyn Model) -> bool {
+    let source = ModelSource::resolve(path.to_str().unwrap(), None, LoadFormat::Auto);
+    let head = survives(case, || {
+        let source = source?;
+        let kind = HeadKind::of(&source)?;
+        let kind = kind.ok_or_else(|| Error::setup("no head"))?;
+        load_head(&source, kind, &LoadOptions::default(), target)
+    });
+    let Some(mut head) = head else {
+        return false;
+    };
+    survives(case, || {
+        // Forwards may err, if what they are asked does not suit the head.
+        let _ = run(&mut *head);
+        Ok(())
+    });
+    true
+}
+
+fn run(head: &mut dyn Model) -> Result<(), Error> {
+    let mut store = head.new_kv(8, 4)?;
+    let (mut blocks, mut table) = (BlockAllocator::new(8, 4), BlockTable::default());
+    assert!(blocks.reserve(&mut table, 8).is_ok());
+    let states = noise("states", &[3, HIDDEN * head.reads().len()]);
+    let mut batch = Batch::default();
+    batch.push_span(&[1, 2, 3], &[], 0, &table, 4);
+    batch.features = Some(head.fuse(&states)?);
+    if let Some(block) = head.masked_block() {
+        let size = block.size.min(4);
+        let mut tokens = vec![block.mask; size];
+        tokens[0] = 5;
+        batch.push_block(&tokens, 3, &table, 4);
+        batch.logits = (3..3 + size as u32).collect();
+    } else {
+        batch.logits = vec![2];
+    }
+    head.forward(&batch, &mut store).map(drop)
+}
+
+/// Changes one file of `folder` after the other, each in a place of its first `header` bytes.
+fn lies(folder: &TempDir, salt: u64, header: usize) {
+    let (path, (target, _)) = (folder.path(), parallel_head::target());
+    let files: Vec<_> = std::fs::read_dir(path).unwrap().collect();
+    let mut files: Vec<_> = files.into_iter().map(|file| file.unwrap().path()).collect();
+    files.sort();
+    let mut loaded = 0;
+    for case in cases(100) {
+        let mut dice = Dice(salt << 32 | case);
+        let file = &files[dice.roll(files.len())];
+        let whole = std::fs::read(file).unwrap();
+        let lied = match std::str::from_utf8(&whole) {
+            Ok(text) => lie_in_json(text, &mut dice),
+            Err(_) => {
+                let mut bytes = whole.clone();
+                lie(&mut bytes, header.min(whole.len()), &mut dice);
+                bytes
+            }
+        };
+        std::fs::write(file, lied).unwrap();
+        loaded += u64::from(draft(case, path, &*target));
+        std::fs::write(file, whole).unwrap();
+    }
+    assert!(draft(u64::MAX, path, &*target), "the last one is the truth");
+    println!("{loaded} of {:?} were loaded", cases(100));
+}
+
+#[test]
+fn eagle_heads() {
+    for (salt, layout) in (1..).zip(LAYOUTS) {
+        lies(&Head::new(layout).write(), salt, 1_500);
+    }
+}
+
+#[test]
+fn parallel_heads() {
+    let folder = tempfile::tempdir().unwrap();
+    let tensors = parallel_head::head_tensors(true);
+    parallel_head::write(folder.path(), &parallel_head::head_config(), &tensors);
+    lies(&folder, 4, 2_000);
+}
+
+#[test]
+fn medusa_heads() {
+    let folder = medusa::folder(&medusa::config(), &medusa::tensors());
+    lies(&folder, 5, usize::MAX);
+}
