@@ -35,6 +35,7 @@ pub(crate) fn read(text: &Arc<Text>, body: &[u8], api: Api) -> Result<()> {
         text,
         limits: &limits,
         model_names: &["model".into()],
+        fingerprint: None,
         tool_format: Some(ToolFormat::Hermes),
         reasoning_format: None,
         api_key: None,

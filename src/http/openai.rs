@@ -94,7 +94,7 @@ impl Context<'_> {
             .ok_or_else(|| Error::invalid("prompt", "prompt is required"))?;
         let special = fields.add_special_tokens.unwrap_or(true);
         let prompts = self.prompts(prompt, special, echo, plan.n)?;
-        let mut header = Header::new(Api::Completion, model);
+        let mut header = Header::new(Api::Completion, model, self.fingerprint);
         header.logprobs = logprobs;
         let max_tokens = |prompt: &[u32]| {
             // Only the default is reduced to what fits the context; a requested value is not.
@@ -190,7 +190,7 @@ impl Context<'_> {
         let ids = self
             .encode(&prompt, special)
             .map_err(|e| rename(e, max_field))?;
-        let mut header = Header::new(Api::Chat, model);
+        let mut header = Header::new(Api::Chat, model, self.fingerprint);
         header.logprobs = plan.template.logprobs;
         let prompts = vec![PromptTokens { ids, echo: None }];
         self.job(header, plan, prompts, |_| max_tokens)

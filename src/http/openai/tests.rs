@@ -62,6 +62,7 @@ fn with_key<T>(api_key: Option<&str>, f: impl FnOnce(&Context<'_>) -> T) -> T {
         text: text(),
         limits: &limits,
         model_names: &["first".into(), "second".into()],
+        fingerprint: None,
         tool_format: Some(crate::text::ToolFormat::Hermes),
         reasoning_format: None,
         api_key,
