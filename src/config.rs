@@ -33,8 +33,10 @@ pub enum Command {
 #[derive(Debug, Clone)]
 pub struct Config {
     pub model: ModelChoice,
-    /// The model name that clients send.
+    /// The model's name in answers.
     pub served_model_name: String,
+    /// Other names that clients may send.
+    pub served_model_aliases: Vec<String>,
     pub load: LoadFlags,
     /// The drafter; `None` = plain decoding.
     pub drafter: Option<DrafterChoice>,
@@ -134,9 +136,8 @@ impl Options {
         }
         let (drafter, spec_length) = self.speculation.validate()?.unzip();
         let name = self.model.unwrap_or_default();
-        let served_model_name = self
-            .served_model_name
-            .unwrap_or_else(|| default_served_name(&name));
+        let mut names = self.served_model_name.into_iter();
+        let served_model_name = names.next().unwrap_or_else(|| default_served_name(&name));
         let engine = EngineOptions {
             spec: SpecLimits {
                 length: spec_length.unwrap_or(0),
@@ -151,6 +152,7 @@ impl Options {
                 revision: self.revision,
             },
             served_model_name,
+            served_model_aliases: names.collect(),
             load: self.load,
             drafter,
             tables: self.speculation.tables(),
@@ -249,15 +251,30 @@ fn file_args(path: &Path, written: &Options) -> Result<Vec<OsString>> {
     let mut args = Vec::new();
     for (key, value) in table {
         let name = key.replace('_', "-");
-        if name == "config" || !known.get_arguments().any(|a| a.get_long() == Some(&name)) {
+        let flag = known.get_arguments().find(|a| a.get_long() == Some(&name));
+        let Some(flag) = flag.filter(|_| name != "config") else {
             return Err(fail(format!(
                 "unknown key `{key}`: keys are the long flags of `foretoken --help`"
             )));
-        }
+        };
+        let takes_many = (flag.get_num_args()).is_some_and(|count| count.max_values() > 1);
         let value = match value {
             toml::Value::String(s) => s,
             toml::Value::Integer(n) => n.to_string(),
             toml::Value::Boolean(b) => b.to_string(),
+            toml::Value::Array(values) if takes_many => {
+                let values = values
+                    .iter()
+                    .map(toml::Value::as_str)
+                    .collect::<Option<Vec<_>>>();
+                let values = values.filter(|values| !values.is_empty());
+                let values = values.ok_or_else(|| {
+                    fail(format!("`{key}` must be a string or a list of strings"))
+                })?;
+                args.push(format!("--{name}").into());
+                args.extend(values.into_iter().map(OsString::from));
+                continue;
+            }
             _ => {
                 return Err(fail(format!(
                     "`{key}` must be a string, a whole number or a boolean"

@@ -25,6 +25,8 @@ pub enum RequestErrorKind {
     Timeout,
     /// The body is over the limit (413).
     TooLarge,
+    /// The body is compressed in a way that is not known (415).
+    UnsupportedEncoding,
     /// The waiting queue is full (429).
     QueueFull,
     /// There is no memory left for the request (503).

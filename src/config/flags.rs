@@ -76,9 +76,10 @@ pub struct Options {
     /// Branch, tag or commit of a Hugging Face model. A gated model needs HF_TOKEN.
     #[arg(long, help_heading = "Model")]
     pub revision: Option<String>,
-    /// Model name that clients use [default: --model; for a .gguf file, its file name without .gguf].
-    #[arg(long, value_name = "NAME", help_heading = "Model")]
-    pub served_model_name: Option<String>,
+    /// Names that clients may use; answers have the first [default: --model; for a .gguf file, its file name
+    /// without .gguf].
+    #[arg(long, value_name = "NAME", num_args = 1.., action = ArgAction::Set, help_heading = "Model")]
+    pub served_model_name: Vec<String>,
     #[command(flatten)]
     pub load: LoadFlags,
 

@@ -103,6 +103,31 @@ fn the_serve_subcommand_is_optional() {
 }
 
 #[test]
+fn a_model_can_have_several_names() {
+    let names =
+        |config: Config| [vec![config.served_model_name], config.served_model_aliases].concat();
+    let config = accepted("--model m --served-model-name a b c --port 1");
+    assert_eq!(names(config), ["a", "b", "c"]);
+    assert_eq!(names(accepted("--model m --served-model-name=a")), ["a"]);
+    let file = "model = 'm'\nserved-model-name = ['a', 'b']";
+    assert_eq!(names(with_file(file, "--port 1").unwrap()), ["a", "b"]);
+    assert_eq!(
+        names(with_file(file, "--served-model-name c").unwrap()),
+        ["c"]
+    );
+    let one = "model = 'm'\nserved-model-name = 'a'";
+    assert_eq!(names(with_file(one, "").unwrap()), ["a"]);
+    for wrong in [
+        "served-model-name = []",
+        "served-model-name = [1]",
+        "model = ['a']",
+    ] {
+        file_refused_with(wrong, "must be a string");
+    }
+    refused_with("--model m --served-model-name", "--served-model-name");
+}
+
+#[test]
 fn a_gguf_file_is_served_by_its_stem() {
     let config = accepted("--model models/Some.Q4_1.gguf");
     assert_eq!(config.served_model_name, "Some.Q4_1");

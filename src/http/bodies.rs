@@ -1,8 +1,10 @@
 //! Request bodies: received within limits of size, time and memory, and read a few at a time.
 
+use super::encoding::{Decoder, Encoding, Sent};
 use super::limits::HttpLimits;
 use crate::error::{Error, RequestErrorKind, Result};
 use axum::body::{Body, HttpBody};
+use std::io::{self, Write};
 use std::num::NonZero;
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,41 +50,53 @@ impl Bodies {
         }
     }
 
-    /// Receives `body`. One that is announced as too large is refused before any of it is read.
+    /// Receives a body, and decodes it: its limits hold for both forms. One that is announced as too large is
+    /// refused before any of it is read.
     ///
     /// # Errors
-    /// `TooLarge`, `Timeout`, `Overloaded`, or `Invalid` for one that breaks off.
-    pub async fn receive(&self, body: Body) -> Result<Received> {
+    /// `TooLarge`, `Timeout`, `Overloaded`, `UnsupportedEncoding`, or `Invalid` for one that breaks off.
+    pub async fn receive(&self, sent: impl Into<Sent>) -> Result<Received> {
+        let Sent { body, encoding } = sent.into();
+        let encoding = encoding?;
         if body.size_hint().lower() > self.max_bytes as u64 {
             return Err(self.too_large());
         }
-        let received = timeout(self.timeout, self.collect(body)).await;
+        let received = timeout(self.timeout, self.collect(body, encoding)).await;
         received.unwrap_or_else(|_| {
             let message = format!("the body did not arrive within {:?}", self.timeout);
             Err(Error::request(RequestErrorKind::Timeout, None, message))
         })
     }
 
-    async fn collect(&self, body: Body) -> Result<Received> {
-        let mut received = Received {
-            bytes: Vec::new(),
-            memory: None,
+    async fn collect(&self, body: Body, encoding: Encoding) -> Result<Received> {
+        let received = Receiving {
+            bodies: self,
+            received: Received {
+                bytes: Vec::new(),
+                memory: None,
+            },
         };
+        let mut decoder = Decoder::new(encoding, received);
+        let undecodable = |e: io::Error| {
+            e.downcast().unwrap_or_else(|e| {
+                let message = format!("the body is not what its Content-Encoding says: {e}");
+                Error::request(RequestErrorKind::Invalid, None, message)
+            })
+        };
+        let mut sent = 0;
         let mut chunks = body.into_data_stream();
         while let Some(chunk) = chunks.next().await {
             let chunk = chunk.map_err(|e| {
                 let message = format!("the body could not be received: {e}");
                 Error::request(RequestErrorKind::Invalid, None, message)
             })?;
-            let len = received.bytes.len() + chunk.len();
-            if len > self.max_bytes {
+            sent += chunk.len();
+            if sent > self.max_bytes {
                 return Err(self.too_large());
             }
-            self.reserve(&mut received, len)?;
-            // Copied, because a chunk of a few bytes may keep a whole buffer alive.
-            received.bytes.extend_from_slice(&chunk);
+            decoder.write(&chunk).map_err(undecodable)?;
         }
-        Ok(received)
+        Ok(decoder.finish().map_err(undecodable)?.received)
     }
 
     /// Takes the memory for `len` bytes from the budget.
@@ -119,6 +133,31 @@ impl Bodies {
     fn too_large(&self) -> Error {
         let message = format!("the body may have at most {} bytes", self.max_bytes);
         Error::request(RequestErrorKind::TooLarge, None, message)
+    }
+}
+
+/// A body of which more is received.
+struct Receiving<'a> {
+    bodies: &'a Bodies,
+    received: Received,
+}
+
+impl Write for Receiving<'_> {
+    /// Fails with an [`enum@Error`] where there is no more room.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let len = self.received.bytes.len() + bytes.len();
+        if len > self.bodies.max_bytes {
+            return Err(io::Error::other(self.bodies.too_large()));
+        }
+        let reserved = self.bodies.reserve(&mut self.received, len);
+        reserved.map_err(io::Error::other)?;
+        // Copied, because a chunk of a few bytes may keep a whole buffer alive.
+        self.received.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

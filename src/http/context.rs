@@ -7,6 +7,7 @@ use crate::grammar::Compiler;
 use crate::spec::CacheScope;
 use crate::text::{ReasoningFormat, Text, ToolFormat};
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 
 /// The tokenizer and template, the engine's limits, the served model names and how the model writes.
 pub(super) struct Context<'a> {
@@ -15,6 +16,8 @@ pub(super) struct Context<'a> {
     pub model_names: &'a [String],
     /// What requests that do not say otherwise are sampled with.
     pub defaults: &'a SamplingDefaults,
+    /// What replies say of the model and the program.
+    pub fingerprint: Option<&'a Arc<str>>,
     /// How the model writes tool calls; `None` = unknown.
     pub tool_format: Option<ToolFormat>,
     /// How it marks reasoning; `None` = its text is content as it is.
@@ -34,14 +37,15 @@ impl Context<'_> {
         CacheScope(self.scopes.hash_one((self.api_key, salt)))
     }
 
-    /// The served name for `wanted`; the first one if it is `None`.
+    /// The model's name in answers, if `wanted` is one of its names, or `None`.
     ///
     /// # Errors
     /// `NotFound`, if `wanted` is not served.
     pub fn model(&self, wanted: Option<&str>) -> Result<String> {
+        let first = || self.model_names.first().cloned().unwrap_or_default();
         match wanted {
-            None => Ok(self.model_names.first().cloned().unwrap_or_default()),
-            Some(name) if self.model_names.iter().any(|served| served == name) => Ok(name.into()),
+            None => Ok(first()),
+            Some(name) if self.model_names.iter().any(|served| served == name) => Ok(first()),
             Some(name) => Err(Error::request(
                 RequestErrorKind::NotFound,
                 Some("model"),

@@ -1,5 +1,6 @@
 //! Converts the crate's error to the response that OpenAI's clients expect.
 
+use super::encoding;
 use crate::error::{Error, RequestErrorKind as Kind};
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -61,6 +62,7 @@ fn names(kind: Kind, param: Option<&str>) -> (&'static str, &'static str) {
         Kind::Forbidden => ("invalid_request_error", "forbidden"),
         Kind::Timeout => ("invalid_request_error", "request_timeout"),
         Kind::TooLarge => ("invalid_request_error", "request_too_large"),
+        Kind::UnsupportedEncoding => ("invalid_request_error", "unsupported_encoding"),
         Kind::QueueFull => ("rate_limit_error", "queue_full"),
         Kind::Overloaded => ("service_unavailable_error", "overloaded"),
         Kind::ShuttingDown => ("service_unavailable_error", "shutting_down"),
@@ -77,6 +79,7 @@ fn status(error: &Error) -> StatusCode {
             Kind::Timeout => StatusCode::REQUEST_TIMEOUT,
             Kind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Kind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Kind::UnsupportedEncoding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Kind::QueueFull => StatusCode::TOO_MANY_REQUESTS,
             Kind::Overloaded | Kind::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
         },
@@ -103,6 +106,13 @@ impl IntoResponse for Error {
             } => {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
+            Error::Request {
+                kind: Kind::UnsupportedEncoding,
+                ..
+            } => {
+                let accepted = HeaderValue::from_static(encoding::ACCEPTED);
+                headers.insert(header::ACCEPT_ENCODING, accepted);
+            }
             _ => {}
         }
         response
@@ -125,6 +135,7 @@ mod tests {
             (Kind::Overloaded, "overloaded", 503),
             (Kind::MethodNotAllowed, "method_not_allowed", 405),
             (Kind::TooLarge, "request_too_large", 413),
+            (Kind::UnsupportedEncoding, "unsupported_encoding", 415),
             (Kind::QueueFull, "queue_full", 429),
             (Kind::ShuttingDown, "shutting_down", 503),
         ] {

@@ -39,6 +39,7 @@ pub(crate) fn read(text: &Arc<Text>, body: &[u8], api: Api) -> Result<()> {
         limits: &limits,
         model_names: &["model".into()],
         defaults: &SamplingDefaults::default(),
+        fingerprint: None,
         tool_format: Some(ToolFormat::Hermes),
         reasoning_format: None,
         api_key: None,

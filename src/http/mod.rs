@@ -10,10 +10,13 @@ mod chunks;
 mod connection;
 mod context;
 mod defaults;
+mod encoding;
 mod error;
 pub(crate) mod fuzzing;
+mod info;
 mod limits;
 mod listener;
+mod load;
 mod messages;
 mod metrics;
 mod object;
@@ -26,6 +29,7 @@ mod prompt;
 mod reply;
 mod request_id;
 mod responses;
+mod server_info;
 mod speculation;
 mod state;
 mod stop;
@@ -38,7 +42,6 @@ mod wire;
 
 use crate::error::{Error, RequestErrorKind, Result};
 use anthropic::Failure;
-use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderName, Method, StatusCode, header};
@@ -49,6 +52,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use caller::Caller;
 use chunks::Chunks;
+use encoding::Sent;
 use openai::Job;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -60,6 +64,7 @@ use tokio::sync::watch;
 pub use defaults::SamplingDefaults;
 pub use limits::HttpLimits;
 pub use origin::OriginOptions;
+pub use server_info::ServerInfo;
 pub use state::AppState;
 
 /// Time that finished replies have to reach their clients after the engine has ended.
@@ -81,7 +86,12 @@ fn routes() -> Vec<(Method, &'static str, MethodRouter<AppState>)> {
         (POST, "/detokenize", post(detokenize)),
         (POST, "/reset_prefix_cache", post(reset_prefix_cache)),
         (GET, "/health", get(health)),
-        (GET, "/version", get(version)),
+        (GET, "/ping", get(health)),
+        (POST, "/ping", post(health)),
+        (GET, "/load", get(info::load)),
+        (GET, "/version", get(info::version)),
+        (GET, "/server_info", get(info::server_info)),
+        (GET, "/tokenizer_info", get(info::tokenizer_info)),
         (GET, "/metrics", get(metrics::metrics)),
     ]
 }
@@ -151,8 +161,8 @@ pub async fn serve(
 /// The header in which Anthropic's clients send the key.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
-/// Routes that need no key, for supervisors and Prometheus.
-const OPEN: [&str; 3] = ["/health", "/version", "/metrics"];
+/// Routes that need no key, for supervisors, balancers and Prometheus.
+const OPEN: [&str; 5] = ["/health", "/ping", "/load", "/version", "/metrics"];
 
 /// The page's route. It needs no key either: it asks for the key, and sends it with what it requests.
 const PAGE: &str = "/";
@@ -218,7 +228,7 @@ fn authorize(state: &AppState, request: &Request) -> Result<()> {
 async fn completions(
     State(state): State<AppState>,
     caller: Caller,
-    body: Body,
+    body: Sent,
 ) -> Result<Response> {
     let job = state
         .read(body, |context, body| context.completion(body))
@@ -230,14 +240,14 @@ async fn completions(
 async fn chat_completions(
     State(state): State<AppState>,
     caller: Caller,
-    body: Body,
+    body: Sent,
 ) -> Result<Response> {
     let job = state.read(body, |context, body| context.chat(body)).await?;
     let chunks = Chunks::new(&job);
     answer(&state, job, chunks, caller).await
 }
 
-async fn responses(State(state): State<AppState>, caller: Caller, body: Body) -> Result<Response> {
+async fn responses(State(state): State<AppState>, caller: Caller, body: Sent) -> Result<Response> {
     let read = state.read(body, |context, body| context.response(body));
     let (job, reply) = read.await?;
     answer(&state, job, reply, caller).await
@@ -246,21 +256,21 @@ async fn responses(State(state): State<AppState>, caller: Caller, body: Body) ->
 async fn messages(
     State(state): State<AppState>,
     caller: Caller,
-    body: Body,
+    body: Sent,
 ) -> Result<Response, Failure> {
     let read = state.read(body, |context, body| context.message(body));
     let (job, reply) = read.await?;
     Ok(answer(&state, job, reply, caller).await?)
 }
 
-async fn count_tokens(State(state): State<AppState>, body: Body) -> Result<Json<Value>, Failure> {
+async fn count_tokens(State(state): State<AppState>, body: Sent) -> Result<Json<Value>, Failure> {
     let read = state.read(body, |context, body| context.message_tokens(body));
     Ok(Json(json!({"input_tokens": read.await?})))
 }
 
 async fn answer(state: &AppState, job: Job, shape: impl Shape, caller: Caller) -> Result<Response> {
     let stream = job.stream;
-    let running = Running::start(&state.engine, state.text.clone(), job, &caller.id)?;
+    let running = Running::start(state, job, &caller.id)?;
     match stream {
         true => Ok(running.sse(shape, caller)),
         false => running.collect(shape).await,
@@ -283,8 +293,8 @@ async fn model(
     let named =
         |e: PathRejection| Error::request(RequestErrorKind::NotFound, Some("model"), e.body_text());
     let Path(id) = id.map_err(named)?;
-    let model = state.context().model(Some(&id))?;
-    Ok(Json(state.model_object(&model)))
+    state.context().model(Some(&id))?;
+    Ok(Json(state.model_object(&id)))
 }
 
 async fn health(State(state): State<AppState>) -> Result<Json<Value>> {
@@ -292,11 +302,7 @@ async fn health(State(state): State<AppState>) -> Result<Json<Value>> {
     Ok(Json(json!({"status": "ok"})))
 }
 
-async fn version() -> Json<Value> {
-    Json(json!({"version": env!("CARGO_PKG_VERSION")}))
-}
-
-async fn tokenize(State(state): State<AppState>, body: Body) -> Result<Json<Value>> {
+async fn tokenize(State(state): State<AppState>, body: Sent) -> Result<Json<Value>> {
     let read = state.read(body, |context, body| context.tokenize(body));
     let tokens = read.await?;
     let max_model_len = state.engine.limits().max_model_len;
@@ -305,7 +311,7 @@ async fn tokenize(State(state): State<AppState>, body: Body) -> Result<Json<Valu
     ))
 }
 
-async fn detokenize(State(state): State<AppState>, body: Body) -> Result<Json<Value>> {
+async fn detokenize(State(state): State<AppState>, body: Sent) -> Result<Json<Value>> {
     let read = state.read(body, |context, body| context.detokenize(body));
     Ok(Json(json!({"prompt": read.await?})))
 }

@@ -94,7 +94,7 @@ impl Context<'_> {
         };
         let prompts = self.prompts(prompt, &options, plan.best_of)?;
         plan.rules.token_ids = fields.return_token_ids.unwrap_or(false);
-        let mut header = Header::new(Api::Completion, model);
+        let mut header = Header::new(Api::Completion, model, self.fingerprint);
         header.logprobs = logprobs;
         let max_tokens = |prompt: &[u32]| {
             // Only the default is reduced to what fits the context; a requested value is not.
@@ -191,7 +191,7 @@ impl Context<'_> {
             .encode_last(&prompt, special, keep)
             .map_err(|e| rename(e, max_field))?;
         plan.rules.token_ids = fields.return_token_ids.unwrap_or(false);
-        let mut header = Header::new(Api::Chat, model);
+        let mut header = Header::new(Api::Chat, model, self.fingerprint);
         header.logprobs = plan.template.logprobs;
         let prompts = vec![PromptTokens { ids, echo: None }];
         let max_tokens = |prompt: &[u32]| {

@@ -23,6 +23,7 @@ pub(super) struct Header {
     /// Seconds since 1970.
     pub created: u64,
     pub model: String,
+    pub fingerprint: Option<Arc<str>>,
     /// Whether `usage` reports speculation.
     pub speculates: bool,
     pub prompt_tokens: usize,
@@ -46,7 +47,7 @@ pub(super) fn now() -> u64 {
 }
 
 impl Header {
-    pub fn new(api: Api, model: String) -> Self {
+    pub fn new(api: Api, model: String, fingerprint: Option<&Arc<str>>) -> Self {
         let prefix = match api {
             Api::Completion => "cmpl",
             Api::Chat => "chatcmpl",
@@ -56,6 +57,7 @@ impl Header {
             id: format!("{prefix}-{:032x}", rand::random::<u128>()),
             created: now(),
             model,
+            fingerprint: fingerprint.cloned(),
             speculates: false,
             prompt_tokens: 0,
             choices_per_prompt: 1,
@@ -71,6 +73,7 @@ impl Header {
             "object": object,
             "created": self.created,
             "model": self.model,
+            "system_fingerprint": self.fingerprint.as_deref(),
             "choices": choices,
         })
     }

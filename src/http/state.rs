@@ -3,14 +3,16 @@
 use super::bodies::Bodies;
 use super::context::Context;
 use super::defaults::SamplingDefaults;
+use super::encoding::Sent;
 use super::limits::HttpLimits;
+use super::load::Load;
 use super::origin::{OriginOptions, Origins};
 use super::reply;
+use super::server_info::ServerInfo;
 use crate::engine::EngineHandle;
 use crate::error::{Error, Result};
 use crate::grammar::Compiler;
 use crate::text::{ReasoningFormat, Text, ToolFormat};
-use axum::body::Body;
 use serde_json::{Value, json};
 use std::hash::RandomState;
 use std::sync::Arc;
@@ -24,6 +26,8 @@ pub struct AppState {
     pub(super) api_key: Option<Arc<str>>,
     pub(super) limits: HttpLimits,
     pub(super) origins: Arc<Origins>,
+    pub(super) info: Arc<ServerInfo>,
+    pub(super) load: Load,
     bodies: Arc<Bodies>,
     /// Whether the page is served.
     pub(super) ui: bool,
@@ -36,7 +40,7 @@ pub struct AppState {
 }
 
 impl AppState {
-    /// Serves `engine` under `model_names`, of which the first is used for requests that name no model.
+    /// Serves `engine` under `model_names`, of which the first is used in answers.
     /// No API key is required unless one is set.
     pub fn new(engine: EngineHandle, text: Arc<Text>, model_names: Vec<String>) -> Self {
         Self {
@@ -46,6 +50,8 @@ impl AppState {
             reasoning_format: None,
             text,
             model_names: model_names.into(),
+            info: Arc::default(),
+            load: Load::default(),
             api_key: None,
             defaults: Arc::default(),
             bodies: Arc::new(Bodies::new(&HttpLimits::default())),
@@ -57,7 +63,7 @@ impl AppState {
         }
     }
 
-    /// Requires `Authorization: Bearer <key>` on all routes except `/health`, `/version`, `/metrics` and the page.
+    /// Requires `Authorization: Bearer <key>` on all routes except `/health`, `/ping`, `/load`, `/version`, `/metrics` and the page.
     pub fn with_api_key(mut self, key: Option<String>) -> Self {
         self.api_key = key.map(Into::into);
         self
@@ -66,6 +72,12 @@ impl AppState {
     /// Sets what requests that do not say otherwise are sampled with.
     pub fn with_sampling_defaults(mut self, defaults: SamplingDefaults) -> Self {
         self.defaults = Arc::new(defaults);
+        self
+    }
+
+    /// Says what is served, and how.
+    pub fn with_info(mut self, info: ServerInfo) -> Self {
+        self.info = Arc::new(info);
         self
     }
 
@@ -114,7 +126,7 @@ impl AppState {
     /// The errors of `read`, or that the body could not be received.
     pub(super) async fn read<T: Send + 'static>(
         &self,
-        body: Body,
+        body: Sent,
         read: impl FnOnce(&Context<'_>, &[u8]) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let body = self.bodies.receive(body).await?;
@@ -138,6 +150,7 @@ impl AppState {
             limits: self.engine.limits(),
             model_names: &self.model_names,
             defaults: &self.defaults,
+            fingerprint: self.info.fingerprint.as_ref(),
             grammars: &self.grammars,
             tool_format: self.tool_format,
             reasoning_format: self.reasoning_format,

@@ -4,9 +4,11 @@
 use super::caller::Caller;
 use super::choice::{Choice, Piece};
 use super::connection::Client;
+use super::load::InFlight;
 use super::openai::Job;
 use super::request_id::RequestId;
-use crate::engine::{EngineHandle, Events};
+use super::state::AppState;
+use crate::engine::Events;
 use crate::error::{Error, Result};
 use crate::text::Text;
 use axum::response::sse::{self, KeepAlive, Sse};
@@ -54,6 +56,7 @@ pub(super) struct Running {
     /// The events of each choice that is not finished.
     events: StreamMap<usize, Events>,
     choices: Vec<Choice>,
+    _in_flight: InFlight,
 }
 
 impl Running {
@@ -61,18 +64,14 @@ impl Running {
     ///
     /// # Errors
     /// As [`EngineHandle::submit_all`].
-    pub fn start(
-        engine: &EngineHandle,
-        text: Arc<Text>,
-        mut job: Job,
-        id: &RequestId,
-    ) -> Result<Self> {
+    pub fn start(state: &AppState, mut job: Job, id: &RequestId) -> Result<Self> {
         for request in &mut job.requests {
             request.name = Some(id.0.clone());
         }
-        let events = engine.submit_all(job.requests)?;
+        let events = state.engine.submit_all(job.requests)?;
         Ok(Self {
-            text,
+            text: state.text.clone(),
+            _in_flight: state.load.enter(),
             events: events.into_iter().enumerate().collect(),
             choices: job.choices,
         })

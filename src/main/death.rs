@@ -12,6 +12,7 @@ use foretoken::config::Command;
 use foretoken::engine::{self, EngineOptions};
 use foretoken::error::Result;
 use foretoken::gguf::GgufSource;
+use foretoken::http::ServerInfo;
 use foretoken::kv::{KvShape, KvStore};
 use foretoken::model::toy::ToyModel;
 use foretoken::model::{Batch, Model, ModelConfig, Output};
@@ -112,6 +113,7 @@ fn serve_until_death(death: &str) -> u8 {
         engine: engine.unwrap(),
         text: Some(Arc::new(text)),
         device: "cpu",
+        info: ServerInfo::default(),
     };
     finish(serve::serve(&config, loaded, &log), &log)
 }

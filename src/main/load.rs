@@ -8,6 +8,7 @@ use foretoken::bench::RowPenalty;
 use foretoken::config::{Config, DrafterChoice, Dtype, LoadFlags, ModelChoice, TablesOptions};
 use foretoken::engine::{self, EngineHandle, EngineOptions};
 use foretoken::error::{Error, Result};
+use foretoken::http::ServerInfo;
 use foretoken::kernels;
 use foretoken::model::{self, HeadKind, LoadFormat, LoadOptions, Model, ModelSource};
 use foretoken::spec::{Cascade, Drafter, NgramDrafter, Tables};
@@ -16,6 +17,7 @@ use std::sync::Arc;
 
 /// A running engine and its tokenizer.
 pub struct Loaded {
+    pub info: ServerInfo,
     pub engine: EngineHandle,
     /// `None`: dummy weights without a tokenizer, which is enough for `bench`.
     pub text: Option<Arc<Text>>,
@@ -43,7 +45,8 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
     let mut budget = Budget::new(&device)?;
     let keep_quantized = config.load.keep_quantized;
     memory::check_limits(config)?;
-    let (target, text) = load_model(config, &config.model, &device, keep_quantized)?;
+    let source = resolve(config, &config.model)?;
+    let (target, text) = load_model(config, &config.model, &source, &device, keep_quantized)?;
     let text = text.map(Arc::new);
     Budget::note(&mut budget, "target weights", &device)?;
     let draft = load_draft(config, &device, &*target, text.as_ref())?;
@@ -67,11 +70,43 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
             ..config.engine.clone()
         },
     )?;
+    let device = if device.is_cpu() { "cpu" } else { "cuda" };
     Ok(Loaded {
+        info: info(config, &source, device, blocks),
         engine,
         text,
-        device: if device.is_cpu() { "cpu" } else { "cuda" },
+        device,
     })
+}
+
+/// What is served, and how.
+fn info(config: &Config, source: &ModelSource, device: &str, num_blocks: usize) -> ServerInfo {
+    let (load, engine) = (&config.load, &config.engine);
+    let acceptance = format!("{:?}", engine.acceptance).to_lowercase();
+    // All on which a text depends besides its request.
+    let how = format!(
+        "{} {device} {acceptance} {:?} {:?} {} {} {}",
+        env!("CARGO_PKG_VERSION"),
+        load.dtype,
+        load.load_format,
+        load.seed,
+        load.batch_invariant,
+        load.keep_quantized,
+    );
+    let fingerprint = format!("fp_{:016x}", model::fingerprint(source, &how));
+    let drafter = config.drafter.as_ref();
+    ServerInfo {
+        model: config.model.name.clone(),
+        device: device.into(),
+        fingerprint: Some(fingerprint.into()),
+        drafter: drafter.map(|drafter| (drafter.to_string(), engine.spec.length)),
+        acceptance,
+        block_size: config.block_size,
+        num_blocks,
+        prefix_caching: !engine.no_prefix_caching,
+        max_num_seqs: engine.max_num_seqs,
+        max_num_batched_tokens: engine.max_num_batched_tokens,
+    }
 }
 
 /// The drafter; `draft` is its model, if it has one.
@@ -154,7 +189,8 @@ fn load_draft(
             match load_head(config, choice, device, target, |_| true)? {
                 Some(head) => head,
                 None => {
-                    let draft = load_model(config, choice, device, true)?;
+                    let source = resolve(config, choice)?;
+                    let draft = load_model(config, choice, &source, device, true)?;
                     Draft::beside(target, text, draft, &choice.name)?
                 }
             }
@@ -175,7 +211,7 @@ fn load_head(
     takes: fn(HeadKind) -> bool,
 ) -> Result<Option<Draft>> {
     let options = load_options(&config.load, device, true);
-    let source = ModelSource::resolve(&choice.name, choice.revision.as_deref(), options.format)?;
+    let source = resolve(config, choice)?;
     let Some(kind) = HeadKind::of(&source)?.filter(|&kind| takes(kind)) else {
         return Ok(None);
     };
@@ -202,19 +238,24 @@ fn load_options(flags: &LoadFlags, device: &Device, keep_quantized: bool) -> Loa
     }
 }
 
+fn resolve(config: &Config, choice: &ModelChoice) -> Result<ModelSource> {
+    let format = config.load.load_format;
+    ModelSource::resolve(&choice.name, choice.revision.as_deref(), format)
+}
+
 /// Loads one model and its tokenizer.
 fn load_model(
     config: &Config,
     choice: &ModelChoice,
+    source: &ModelSource,
     device: &Device,
     keep_quantized: bool,
 ) -> Result<(Box<dyn Model>, Option<Text>)> {
     let flags = &config.load;
     let options = load_options(flags, device, keep_quantized);
     let started = std::time::Instant::now();
-    let source = ModelSource::resolve(&choice.name, choice.revision.as_deref(), options.format)?;
     // The tokenizer loads first, so that a missing one fails before a long load.
-    let text = match &source {
+    let text = match source {
         ModelSource::Gguf(file) => Some(Text::from_gguf(file.clone())?),
         ModelSource::Folder(path) => {
             // `path` may be the config.json itself.
@@ -224,7 +265,7 @@ fn load_model(
             (!missing).then(|| Text::from_folder(folder)).transpose()?
         }
     };
-    let model = model::load(&source, &options)?;
+    let model = model::load(source, &options)?;
     tracing::info!("{}: loaded in {:.1?}", choice.name, started.elapsed());
     Ok((model, text))
 }

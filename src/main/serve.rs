@@ -15,7 +15,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// Serves until a signal arrives. Start-up lines go to stdout, all others to `log`, whose dropped
 /// lines the metrics count.
 pub fn serve(config: &Config, loaded: Loaded, log: &LineWriter) -> Result<()> {
-    let Loaded { engine, text, .. } = loaded;
+    let Loaded {
+        engine, text, info, ..
+    } = loaded;
     let text = text.ok_or_else(|| {
         Error::setup(
             "serving needs a tokenizer.json beside config.json; bench --random-prompts does not",
@@ -42,8 +44,10 @@ pub fn serve(config: &Config, loaded: Loaded, log: &LineWriter) -> Result<()> {
         }
         stdout.line(&invitation(config, &text, &listener)?);
         stdout.flush();
-        let names = vec![config.served_model_name.clone()];
+        let first = std::iter::once(&config.served_model_name);
+        let names = first.chain(&config.served_model_aliases).cloned().collect();
         let state = AppState::new(engine.clone(), text, names)
+            .with_info(info)
             .with_api_key(config.http.api_key.clone())
             .with_tool_call_parser(config.http.tool_call_parser)
             .with_reasoning_parser(config.http.reasoning_parser)

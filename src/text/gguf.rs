@@ -40,12 +40,13 @@ pub(super) fn of_content(content: &mut Content, file: &str) -> Result<Text> {
                 .get(&format!("tokenizer.ggml.{key}_token_id"))?,
         )
     };
+    let pad = id("padding");
     let special = SpecialIds {
         bos: id("bos"),
         eos: ["eos", "eot", "eom"].into_iter().filter_map(id).collect(),
     };
     let template = string(content, "tokenizer.chat_template");
-    let text = Text::new(tokenizer, special, template)?;
+    let text = Text::new(tokenizer, special, template)?.with_pad(pad);
     match string(content, "tokenizer.chat_template.tool_use") {
         Some(source) => text.with_tool_template(source),
         None => Ok(text),

@@ -46,6 +46,8 @@ pub struct Text {
     special: SpecialIds,
     /// The first of the EOS ids.
     eos: Option<u32>,
+    /// What stands for no token where texts are made equally long; nothing here needs it.
+    pad: Option<u32>,
     template: Option<ChatTemplate>,
     /// The Jinja source of `template`.
     template_source: Option<String>,
@@ -97,11 +99,18 @@ impl Text {
             bound,
             special,
             eos: first_eos,
+            pad: None,
             template,
             template_source: chat_template.map(str::to_owned),
             tool_template: None,
             part_tokenizer: OnceLock::new(),
         })
+    }
+
+    /// Sets the id of [`Text::pad`].
+    fn with_pad(mut self, pad: Option<u32>) -> Self {
+        self.pad = pad;
+        self
     }
 
     /// Renders chats with tools with another template.
@@ -133,6 +142,7 @@ impl Text {
         let config = json!({
             "bos_token": name(self.special.bos),
             "eos_token": name(self.eos),
+            "pad_token": name(self.pad),
             "chat_template": template,
         });
         self.tokenizer
@@ -166,14 +176,12 @@ impl Text {
         for file in ["generation_config.json", "config.json"] {
             eos.extend(ids_under(&read_json(&folder.join(file))?, "eos_token_id"));
         }
-        let special = SpecialIds {
-            bos: id("bos_token"),
-            eos,
-        };
+        let (bos, pad) = (id("bos_token"), id("pad_token"));
+        let special = SpecialIds { bos, eos };
         if let Some(source) = files::read_text_if_any(&folder.join("chat_template.jinja"))? {
-            return Self::new(tokenizer, special, Some(&source));
+            return Ok(Self::new(tokenizer, special, Some(&source))?.with_pad(pad));
         }
-        let text = Self::new(tokenizer, special, template_source(&config))?;
+        let text = Self::new(tokenizer, special, template_source(&config))?.with_pad(pad);
         match named_template(&config, TOOL_USE) {
             Some(source) => text.with_tool_template(source),
             None => Ok(text),
@@ -277,6 +285,16 @@ impl Text {
     /// The EOS id that ends a text of this model: if there are several, the one that its tokenizer names.
     pub fn eos(&self) -> Option<u32> {
         self.eos
+    }
+
+    /// The id that fills up shorter texts of a batch, if the model names one.
+    pub fn pad(&self) -> Option<u32> {
+        self.pad
+    }
+
+    /// The name of `id` in the vocabulary.
+    pub fn token_name(&self, id: u32) -> Option<String> {
+        self.tokenizer.id_to_token(id)
     }
 
     /// The tokenizer in the format of `tokenizer.json`.

@@ -61,9 +61,10 @@ pub(super) fn body(error: &Error) -> Value {
 
 fn name(kind: Kind) -> &'static str {
     match kind {
-        Kind::Invalid | Kind::ContextLengthExceeded | Kind::MethodNotAllowed => {
-            "invalid_request_error"
-        }
+        Kind::Invalid
+        | Kind::ContextLengthExceeded
+        | Kind::MethodNotAllowed
+        | Kind::UnsupportedEncoding => "invalid_request_error",
         Kind::Unauthorized => "authentication_error",
         Kind::NotFound => "not_found_error",
         Kind::TooLarge => "request_too_large",
@@ -86,6 +87,7 @@ mod tests {
             (Kind::NotFound, "not_found_error", 404),
             (Kind::MethodNotAllowed, "invalid_request_error", 405),
             (Kind::TooLarge, "request_too_large", 413),
+            (Kind::UnsupportedEncoding, "invalid_request_error", 415),
             (Kind::QueueFull, "rate_limit_error", 429),
             (Kind::ShuttingDown, "overloaded_error", 503),
             (Kind::Overloaded, "overloaded_error", 503),

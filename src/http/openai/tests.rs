@@ -73,6 +73,7 @@ fn with_defaults<T>(defaults: &SamplingDefaults, f: impl FnOnce(Context<'_>) -> 
         limits: &limits,
         model_names: &["first".into(), "second".into()],
         defaults,
+        fingerprint: None,
         tool_format: Some(crate::text::ToolFormat::Hermes),
         reasoning_format: None,
         api_key: None,

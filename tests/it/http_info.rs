@@ -1,0 +1,179 @@
+//! What the server says of itself: its load, its model, its names, its tokenizer.
+
+use crate::common::server::{EOS, LONG, Server, error, greedy, slow};
+use crate::common::{MAX_LEN, Toy, VOCAB};
+use foretoken::engine::EngineOptions;
+use foretoken::http::{AppState, ServerInfo};
+use reqwest::Method;
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+fn info() -> ServerInfo {
+    ServerInfo {
+        model: "org/toy".into(),
+        device: "cpu".into(),
+        fingerprint: Some("fp_1".into()),
+        drafter: Some(("tables".into(), 4)),
+        acceptance: "coupled".into(),
+        block_size: 4,
+        num_blocks: 256,
+        prefix_caching: true,
+        max_num_seqs: 64,
+        max_num_batched_tokens: 2048,
+    }
+}
+
+async fn json_of(server: &Server, path: &str) -> Value {
+    server.get(path).await.json().await.unwrap()
+}
+
+#[tokio::test]
+async fn balancers_can_ask_without_a_key() {
+    let keyed = |s: AppState| s.with_api_key(Some("secret".into()));
+    let server = Server::over(Toy::default().start(), keyed, LONG).await;
+    for method in [Method::GET, Method::POST] {
+        let request = server.client.request(method, server.url.clone() + "/ping");
+        assert_eq!(request.send().await.unwrap().status(), 200);
+    }
+    assert_eq!(json_of(&server, "/load").await, json!({"server_load": 0}));
+    for path in ["/server_info", "/tokenizer_info", "/v1/models"] {
+        error(server.get(path).await, 401, "invalid_api_key").await;
+    }
+    server.engine.drain();
+    error(server.get("/ping").await, 503, "shutting_down").await;
+    server.stop().await.expect("an orderly end");
+}
+
+#[tokio::test]
+async fn the_load_is_the_number_of_requests_that_are_answered() {
+    let server = Server::over(slow(EngineOptions::default(), None), |s| s, LONG).await;
+    let loads = async |wanted: u64| {
+        let until = Instant::now() + LONG;
+        loop {
+            let load = json_of(&server, "/load").await["server_load"].clone();
+            if load == wanted {
+                break;
+            }
+            assert!(Instant::now() < until, "{load} is not {wanted}");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    let mut body = greedy("abc", 60);
+    body["stream"] = true.into();
+    let streams = [
+        server.post("/v1/completions", &body).await,
+        server.post("/v1/completions", &body).await,
+    ];
+    loads(2).await;
+    let [first, second] = streams;
+    drop(first);
+    loads(1).await;
+    second.text().await.unwrap();
+    loads(0).await;
+    server.done().await;
+}
+
+#[tokio::test]
+async fn the_server_says_what_it_serves_and_answers_bear_its_fingerprint() {
+    let server = Server::over(Toy::default().start(), |s| s.with_info(info()), LONG).await;
+    let told = json_of(&server, "/server_info").await;
+    for (key, value) in [
+        ("version", json!(env!("CARGO_PKG_VERSION"))),
+        ("model_path", json!("org/toy")),
+        ("served_model_name", json!("toy")),
+        ("tp_size", json!(1)),
+        ("max_model_len", json!(MAX_LEN)),
+        ("max_running_requests", json!(64)),
+        ("max_total_num_tokens", json!(1024)),
+    ] {
+        assert_eq!(told[key], value, "{key}");
+    }
+    let config = &told["vllm_config"];
+    assert_eq!(config["cache_config"]["num_gpu_blocks"], 256);
+    assert_eq!(config["speculative_config"]["num_speculative_tokens"], 4);
+
+    let chat = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3});
+    for (path, body) in [
+        ("/v1/completions", greedy("abc", 3)),
+        ("/v1/chat/completions", chat),
+    ] {
+        assert_eq!(server.json(path, &body).await["system_fingerprint"], "fp_1");
+        let mut body = body;
+        body["stream_options"] = json!({"include_usage": true});
+        let chunks = server.stream(path, body).await;
+        assert!(chunks.len() > 1);
+        for chunk in chunks {
+            assert_eq!(chunk["system_fingerprint"], "fp_1", "{chunk}");
+        }
+    }
+    server.done().await;
+}
+
+/// As lm-eval's remote tokenizer asks.
+#[tokio::test]
+async fn a_client_can_render_chats_and_encode_them_itself() {
+    let server = Server::start().await;
+    let told = json_of(&server, "/tokenizer_info").await;
+    assert_eq!(told["eos_token"], "<|end|>");
+    assert_eq!(
+        (&told["bos_token"], &told["pad_token"]),
+        (&Value::Null, &Value::Null)
+    );
+    assert!(
+        told["chat_template"]
+            .as_str()
+            .unwrap()
+            .contains("add_generation_prompt")
+    );
+    assert_eq!(
+        (&told["vocab_size"], &told["model_max_length"]),
+        (&json!(VOCAB), &json!(MAX_LEN))
+    );
+    let body = json!({"prompt": told["eos_token"], "add_special_tokens": false});
+    let tokens = server.json("/tokenize", &body).await["tokens"].clone();
+    assert_eq!(tokens, json!([EOS]));
+    let text = server.json("/detokenize", &json!({"tokens": tokens})).await;
+    assert_eq!(text["prompt"], "<|end|>");
+    server.done().await;
+}
+
+#[tokio::test]
+async fn a_model_answers_to_all_its_names_and_calls_itself_by_the_first() {
+    let server = Server::start().await;
+    let models = json_of(&server, "/v1/models").await;
+    let names: Vec<_> = models["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|m| &m["id"])
+        .collect();
+    assert_eq!(names, ["toy", "org/alias"]);
+    assert_eq!(
+        json_of(&server, "/v1/models/org/alias").await["id"],
+        "org/alias"
+    );
+    let turn = json!([{"role": "user", "content": "hi"}]);
+    for name in [json!("toy"), json!("org/alias"), Value::Null] {
+        for (path, body) in [
+            ("/v1/completions", json!({"prompt": "a", "max_tokens": 2})),
+            (
+                "/v1/chat/completions",
+                json!({"messages": turn, "max_tokens": 2}),
+            ),
+            (
+                "/v1/responses",
+                json!({"input": "hi", "max_output_tokens": 2}),
+            ),
+            ("/v1/messages", json!({"messages": turn, "max_tokens": 2})),
+        ] {
+            let mut body = body;
+            body["model"] = name.clone();
+            assert_eq!(
+                server.json(path, &body).await["model"],
+                "toy",
+                "{path} {name}"
+            );
+        }
+    }
+    server.done().await;
+}
