@@ -54,6 +54,7 @@ def wait_for(what, condition, seconds=120):
 def request(base, method, path, body=None, timeout=120):
     """Status, headers and body of a reply."""
     url = urllib.parse.urlsplit(base)
+    path = url.path + path
     connection = http.client.HTTPConnection(url.hostname, url.port, timeout=timeout)
     try:
         data = None if body is None else json.dumps(body)
@@ -142,9 +143,11 @@ def check_texts(name, base, texts):
 
 
 def start_long(base, count=8):
-    """Long streams, all of which have begun."""
-    streams = [Stream(base, **fields) for fields in LONG[:count]]
-    wait_for("streams that have begun", lambda: all(s.events > 0 or s.end for s in streams))
+    """Long streams, all of which have begun; one after the other, so that each is routed by the load of those before."""
+    streams = []
+    for fields in LONG[:count]:
+        streams.append(stream := Stream(base, **fields))
+        wait_for("a stream that has begun", lambda: stream.events > 0 or stream.end)
     return streams
 
 
@@ -253,7 +256,7 @@ class Ray:
     """`serve run deploy/ray/app.yaml`, with changes for a small machine and for what is tested."""
 
     def __init__(self, options, folder):
-        self.folder, self.port = folder, free_port()
+        self.options, self.folder, self.port = options, folder, free_port()
         self.base = f"http://127.0.0.1:{self.port}"
         # A name of its own, by which the test finds the processes of its replicas.
         self.binary = folder / "foretoken-of-ray"
@@ -262,6 +265,8 @@ class Ray:
         self.env = {
             "RAY_TMPDIR": str(folder / "r"),
             "RAY_USAGE_STATS_ENABLED": "0",
+            # For the REST API; Ray listens on the loopback interface only.
+            "RAY_AUTH_MODE": "disabled",
             # Ray's workers have niceness 15, and so have their children, unless this says otherwise.
             "RAY_worker_niceness": "0",
             # This machine is small and busy.
@@ -269,37 +274,38 @@ class Ray:
         }
         (folder / "r").mkdir()
 
-    def config(self, **changes):
-        """Writes the YAML; changes are those of the deployment of replicas."""
+    def config(self, low=2, high=2, baseline=False):
+        """The configuration: `low` to `high` replicas, for 2 requests each; and perhaps the same application once more,
+        with two replicas and Serve's own router."""
         config = yaml.safe_load((ROOT / "deploy/ray/app.yaml").read_text())
         config["http_options"]["port"] = self.port
-        app = config["applications"][0]
+        (app,) = config["applications"]
         app["args"].update(binary=str(self.binary), flags=FLAGS)
-        gateway, replica = app["deployments"]
+        _, replica = app["deployments"]
         replica["ray_actor_options"] = {"num_cpus": 0.5}
         replica["health_check_period_s"] = 1
-        replica.update(changes)
-        if "num_replicas" in changes:
-            del replica["autoscaling_config"]
-        path = self.folder / "app.yaml"
-        path.write_text(yaml.safe_dump(config))
-        return str(path)
+        autoscaling = replica["autoscaling_config"]
+        autoscaling.update(min_replicas=low, max_replicas=high, metrics_interval_s=0.5, look_back_period_s=1)
+        autoscaling.update(upscale_delay_s=0, downscale_delay_s=600)
+        autoscaling["policy"]["policy_kwargs"] = {"target_requests": 2}
+        if baseline:
+            other = json.loads(json.dumps(app))
+            other.update(name="baseline", route_prefix="/baseline")
+            other["deployments"][1]["request_router_config"] = {"request_router_class": POWER_OF_TWO}
+            config["applications"].append(other)
+        return config
 
     def run(self):
-        return program([self.serve, "run", self.config(num_replicas=2)], self.folder / "ray.log", **self.env)
+        path = self.folder / "app.yaml"
+        path.write_text(yaml.safe_dump(self.config(baseline=True)))
+        return program([self.serve, "run", str(path)], self.folder / "ray.log", **self.env)
 
     def change(self, **changes):
-        command = [self.serve, "run", "--non-blocking", "--address", "auto", self.config(**changes)]
-        run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **self.env})
-        if run.returncode != 0:
-            raise ValueError(run.stderr[-1000:])
-
-    def autoscaling(self, target, **changes):
-        config = yaml.safe_load((ROOT / "deploy/ray/app.yaml").read_text())
-        autoscaling = config["applications"][0]["deployments"][1]["autoscaling_config"]
-        autoscaling.update(max_replicas=2, metrics_interval_s=0.5, look_back_period_s=1, upscale_delay_s=0, downscale_delay_s=0)
-        autoscaling["policy"]["policy_kwargs"] = {"target_requests": target}
-        return {"autoscaling_config": autoscaling, **changes}
+        """Changes the configuration of the running Serve, by its REST API."""
+        dashboard = re.search(r"dashboard at \S*?(http://[0-9.:]+)", (self.folder / "ray.log").read_text())[1]
+        status, _, body = request(dashboard, "PUT", "/api/serve/applications/", self.config(**changes))
+        if status != 200:
+            raise ValueError(f"status {status}: {body[:500]}")
 
     def processes(self):
         """Process ids of the foretokens."""
@@ -330,25 +336,21 @@ def port_of(pid):
     raise ValueError(f"{pid} listens nowhere")
 
 
-def test_ray(options, folder, texts):
-    app = Ray(options, folder)
-    with app.run():
-        app.answers(2)
-        check("ray: serve run starts two replicas and waits until they are ready", len(app.processes()) == 2)
-        check_texts("ray", app.base, texts)
-        check_pass_through(app)
-        check_disconnect(app)
-        check_ray_kill(app, texts)
-        affinity = hit_rate(app.base, [app.base])
-        app.change(num_replicas=2, request_router_config={"request_router_class": POWER_OF_TWO})
-        app.answers(2)
-        default = hit_rate(app.base, [app.base])
-        check("ray: prefix affinity finds more of the prompts cached than Serve's default router", affinity > default, f"{affinity:.3f} against {default:.3f}")
-        app.change(num_replicas=2)
-        app.answers(2)
-        check_scaling(app, texts)
-    wait_for("the end of the replicas", lambda: not app.processes(), 60)
-    check("ray: no foretoken is left when Serve has ended", True)
+def test_ray(app, texts):
+    baseline = app.base + "/baseline"
+    for base in (app.base, baseline):
+        wait_for(f"2 replicas at {base}", lambda: len(metric(base, "num_requests_running")) == 2, 300)
+    check("ray: serve run starts two applications of two replicas, and waits until they are ready", len(app.processes()) == 4)
+    affinity, default = hit_rate(app.base, [app.base]), hit_rate(baseline, [baseline])
+    check("ray: prefix affinity finds more of the prompts cached than Serve's default router", affinity > default, f"{affinity:.3f} against {default:.3f}")
+    app.change()
+    wait_for("one application", lambda: len(app.processes()) == 2)
+    check_texts("ray", app.base, texts)
+    check_pass_through(app)
+    check_disconnect(app)
+    check_ray_kill(app, texts)
+    check_scaling(app, texts)
+    check_generate(app)
 
 
 def check_pass_through(app):
@@ -394,52 +396,59 @@ def check_ray_kill(app, texts):
     check("ray: the dead replica is replaced", True, f"within {time.monotonic() - begun:.0f} s")
 
 
-def check_scaling(app, texts):
-    streams = start_long(app.base)
-    # Each replica may have 100 requests now, so one of them has to go, in the middle of its streams.
-    app.change(**app.autoscaling(target=100))
-    still = sum(s.end is None for s in streams)
-    whole = [s.join().end == "done" and s.text == texts[s.body["messages"][0]["content"]] for s in streams]
-    wait_for("one replica", lambda: len(app.processes()) == 1, 120)
-    check("ray: scaled down while streaming, every stream is whole", all(whole), f"{sum(whole)} of 8, {still} ran when the target changed")
-    app.change(**app.autoscaling(target=2))
-    time.sleep(2)
-    one = app.replicas()
-    stop = threading.Event()
+@contextlib.contextmanager
+def load(base, count):
+    """`count` long streams at a time, one after the other; the streams."""
+    streams, stop = [], threading.Event()
 
-    def load():
+    def work(fields):
         while not stop.is_set():
-            Stream(app.base, **LONG[0]).join()
+            streams.append(Stream(base, **fields))
+            streams[-1].join()
 
-    threads = [threading.Thread(target=load) for _ in range(6)]
+    threads = [threading.Thread(target=work, args=(fields,)) for fields in LONG[:count]]
     for thread in threads:
         thread.start()
-    begun = time.monotonic()
     try:
-        app.answers(2)
+        yield streams
     finally:
         stop.set()
         for thread in threads:
             thread.join()
-    check("ray: 6 running requests with a target of 2 start a second replica", one == 1, f"within {time.monotonic() - begun:.0f} s")
 
 
-def test_generate(options, folder):
+def check_scaling(app, texts):
+    with load(app.base, 8) as streams:
+        time.sleep(1)
+        app.change(low=1, high=1)
+        wait_for("one replica", lambda: len(app.processes()) == 1)
+        gone = len(streams)
+    whole = [s.end == "done" and s.text == texts[s.body["messages"][0]["content"]] for s in streams]
+    check("ray: scaled down under load, every stream is whole", all(whole), f"{sum(whole)} of {len(whole)}, {gone} of them begun before the replica was gone")
+    app.change(low=1, high=2)
+    time.sleep(5)
+    one = len(app.processes())
+    begun = time.monotonic()
+    with load(app.base, 6):
+        app.answers(2)
+    check("ray: 6 requests at a time, 2 a replica, start a second one; none does not", one == 1, f"within {time.monotonic() - begun:.0f} s")
+
+
+def check_generate(app):
+    folder, binary = app.folder, str(app.options.binary)
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"id": i, "prompt": p}) + "\n" for i, p in enumerate(PROMPTS * 2)))
     flags = ["--samples", "2", "--max-tokens", "32", "--temperature", "0.8", "--threads", "1", "--num-blocks", "512"]
     single, corpus = folder / "single.jsonl", folder / "corpus.jsonl"
-    subprocess.run([options.binary, "generate", "--prompts", prompts, "--out", single, *flags], check=True, capture_output=True)
+    subprocess.run([binary, "generate", "--prompts", prompts, "--out", single, *flags], check=True, capture_output=True)
     lines = sorted(single.read_text().splitlines())
     # What an interrupted run leaves: some texts, and the beginning of one.
     corpus.write_text("\n".join(lines[:5]) + "\n" + lines[5][:40])
-    command = [sys.executable, ROOT / "deploy/ray/generate.py", "--binary", options.binary, "--prompts", prompts, "--out", corpus]
-    command += ["--workers", "2", "--shards", "2", "--num-cpus", "0.5", "--", *flags]
-    (folder / "g").mkdir()
-    env = {**os.environ, "RAY_TMPDIR": str(folder / "g"), "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
-    run = subprocess.run(command, capture_output=True, text=True, env=env)
+    command = [sys.executable, ROOT / "deploy/ray/generate.py", "--binary", binary, "--prompts", prompts, "--out", corpus]
+    command += ["--address", "auto", "--workers", "2", "--shards", "2", "--num-cpus", "0.5", "--", *flags]
+    run = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **app.env})
     same = run.returncode == 0 and sorted(corpus.read_text().splitlines()) == lines
-    check("generate: two workers continue a corpus and end with a single machine's texts", same, run.stdout.strip().replace("\n", "; "))
+    check("ray: two workers of generate.py continue a corpus and end with a single machine's texts", same, run.stdout.strip().replace("\n", "; "))
     if not same:
         print(run.stderr[-2000:])
 
@@ -449,8 +458,11 @@ def main():
     parser.add_argument("--binary", required=True, type=lambda path: str(pathlib.Path(path).resolve()))
     parser.add_argument("--routers", required=True, type=lambda path: pathlib.Path(path).absolute())
     parser.add_argument("--keep", action="store_true", help="keep the logs, even if all is well")
-    parser.add_argument("parts", nargs="*", default=["routers", "ray", "generate"])
+    parser.add_argument("parts", nargs="*", help="routers, ray; default: both")
     options = parser.parse_args()
+    options.parts = options.parts or ["routers", "ray"]
+    if set(options.parts) - {"routers", "ray"}:
+        parser.error("parts are routers and ray")
     os.environ.setdefault("RUST_LOG", "warn")
     # A shell's background jobs ignore SIGINT, and so would the programs that are ended by it here.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -461,11 +473,17 @@ def main():
         texts = references(single.url)
         single.stop(30)
         print(f"       {time.monotonic() - started:5.0f} s  {len(texts)} texts of a single server", flush=True)
-        for part in options.parts:
-            if part == "generate":
-                test_generate(options, folder)
-            else:
-                {"routers": test_routers, "ray": test_ray}[part](options, folder, texts)
+        app = Ray(options, folder)
+        with contextlib.ExitStack() as stack:
+            if "ray" in options.parts:
+                # It takes its time, so it starts beside what comes first.
+                stack.enter_context(app.run(router=POWER_OF_TWO))
+            if "routers" in options.parts:
+                test_routers(options, folder, texts)
+            if "ray" in options.parts:
+                test_ray(app, texts)
+        wait_for("the end of the replicas", lambda: not app.processes(), 60)
+        check("no foretoken is left at the end", True)
     finally:
         if not (failures or options.keep or sys.exc_info()[0]):
             shutil.rmtree(folder, ignore_errors=True)

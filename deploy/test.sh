@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs foretoken behind Ray Serve and behind two routers on this machine, with two replicas of the embedded pair, and
-# checks what a user relies on: test.sh [PART...], parts being `ray`, `routers` and `generate`. FORETOKEN names the
+# checks what a user relies on: test.sh [PART...], parts being `routers` and `ray`. FORETOKEN names the
 # program (else it is built), DEPLOY_ENV a folder for the Python environments.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -12,6 +12,7 @@ import json
 import logging
 import random
 import re
+from urllib.parse import quote
 
 import aiohttp
 import ray
@@ -190,7 +191,8 @@ class Gateway:
             body = await self._body(request)
         except ClientDisconnect:
             return Response(status_code=499)
-        path = request.url.path
+        # What the client asked for below the application's route_prefix.
+        path = request.scope["path"].removeprefix(request.scope.get("root_path", "").rstrip("/"))
         if body is None:
             return error(path, 413, f"the body is longer than {self.max_body_bytes} bytes", "invalid_request_error")
         headers = [(k, v) for k, v in request.headers.raw if k not in HOP_BY_HOP and k != b"content-length"]
@@ -211,7 +213,9 @@ class Gateway:
         return b"".join(parts)
 
     async def _forward(self, request, path, headers, body):
-        raw_path = request.scope.get("raw_path") or request.scope["path"].encode()
+        # As the client wrote it: `path` is decoded.
+        raw_path = request.scope.get("raw_path") or quote(request.scope["path"]).encode()
+        raw_path = raw_path.removeprefix(request.scope.get("root_path", "").rstrip("/").encode())
         query = request.scope.get("query_string", b"")
         target = (raw_path + (b"?" + query if query else b"")).decode("latin-1")
         keys = request_keys(request.headers, body)

@@ -1,11 +1,9 @@
 """One foretoken process: started on a free port, watched, ended. Knows nothing of Ray."""
 
-import ctypes
 import os
 import pathlib
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +13,17 @@ import urllib.request
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 ADDRESS = re.compile(r"http://(?:127\.0\.0\.1|\[::1\]):\d+")
+
+# Asks the kernel for a SIGTERM when the parent ends, however that happens, and becomes the program. (A preexec_fn could
+# do the same without a second interpreter, but it makes subprocess use fork, which gRPC's threads do not survive.)
+END_WITH_PARENT = """
+import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM.value)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 def find_binary(given=None):
@@ -24,7 +32,7 @@ def find_binary(given=None):
         path = shutil.which(os.path.expanduser(given))
         if path is None:
             raise FileNotFoundError(f"binary: {given} is no program on this machine")
-        return path
+        return os.path.abspath(path)
     built = REPOSITORY / "target/release/foretoken"
     found = shutil.which("foretoken") or (str(built) if built.exists() else None)
     if found is None:
@@ -62,8 +70,8 @@ class Server:
         self._started = threading.Event()
         self._named = threading.Event()
         self._error = None
-        # The kernel sends the signal of PR_SET_PDEATHSIG when the thread ends that started the child. This one lives
-        # as long as the child or this process, whichever ends first.
+        # To the kernel, a child's parent is the thread that started it. This one lives as long as the child, or this
+        # process.
         threading.Thread(target=self._run, name="foretoken", daemon=True).start()
         self._started.wait()
         if self._error is not None:
@@ -75,18 +83,9 @@ class Server:
             raise
 
     def _run(self):
-        libc = ctypes.CDLL(None)
-        parent = os.getpid()
-
-        def end_with_parent():
-            libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != parent:
-                os._exit(1)
-
+        command = [sys.executable, "-I", "-S", "-c", END_WITH_PARENT, str(os.getpid()), *self.command]
         try:
-            self.process = subprocess.Popen(
-                self.command, stdout=subprocess.PIPE, text=True, env=self._env, preexec_fn=end_with_parent
-            )
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=self._env)
         except OSError as e:
             self._error = e
             return
