@@ -479,7 +479,7 @@ fn expressions_that_backtrack_are_refused() {
         "(a|a)*$",
         r"(\s+)+$",
         r"(\d*)*$",
-        "(.|a)*(.|b)*(.|c)*$",
+        "(a|aa)+$",
         r"(\w+\s?)*$",
     ] {
         let started = std::time::Instant::now();

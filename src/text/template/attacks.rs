@@ -31,7 +31,8 @@ fn run(source: &str, messages: &[Value], extra: &Map<String, Value>) -> Result<S
     result
 }
 
-fn refused(source: &str) {
+/// What is said.
+fn refused(source: &str) -> String {
     let shown: String = source.chars().take(80).collect();
     let messages = [json!({"role": "user", "content": "Hi"})];
     match run(source, &messages, &Map::new()) {
@@ -40,12 +41,18 @@ fn refused(source: &str) {
         Err(e) => {
             let e = e.to_string();
             assert!(e.len() < 1_000 && !e.contains('\n'), "{shown}: {e}");
+            e
         }
     }
 }
 
 #[test]
 fn loops_end() {
+    // What does nothing pays, too.
+    let nothing =
+        "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}";
+    let said = refused(nothing);
+    assert!(said.contains("it does not end"), "{said}");
     for source in [
         "{% for a in range(100000) %}{% for b in range(100000) %}{% for c in range(100000) %}{% endfor %}{% endfor %}{% endfor %}",
         "{% for a in range(100000) %}{% for b in range(100000) %}x{% endfor %}{% endfor %}",
