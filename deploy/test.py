@@ -265,7 +265,9 @@ class Ray:
         self.env = {
             "RAY_TMPDIR": str(folder / "r"),
             "RAY_USAGE_STATS_ENABLED": "0",
-            # For the REST API; Ray listens on the loopback interface only.
+            # The REST API imports what the configuration names, in a process that `serve run` gives no path.
+            "PYTHONPATH": str(ROOT),
+            # And it wants no token then; Ray listens on the loopback interface only.
             "RAY_AUTH_MODE": "disabled",
             # Ray's workers have niceness 15, and so have their children, unless this says otherwise.
             "RAY_worker_niceness": "0",
@@ -305,7 +307,7 @@ class Ray:
         dashboard = re.search(r"dashboard at \S*?(http://[0-9.:]+)", (self.folder / "ray.log").read_text())[1]
         status, _, body = request(dashboard, "PUT", "/api/serve/applications/", self.config(**changes))
         if status != 200:
-            raise ValueError(f"status {status}: {body[:500]}")
+            raise ValueError(f"status {status}: {body[-1500:].decode()}")
 
     def processes(self):
         """Process ids of the foretokens."""
@@ -477,7 +479,7 @@ def main():
         with contextlib.ExitStack() as stack:
             if "ray" in options.parts:
                 # It takes its time, so it starts beside what comes first.
-                stack.enter_context(app.run(router=POWER_OF_TWO))
+                stack.enter_context(app.run())
             if "routers" in options.parts:
                 test_routers(options, folder, texts)
             if "ray" in options.parts:

@@ -55,14 +55,14 @@ class PrefixTable:
         self.holders = collections.OrderedDict()
 
     def matches(self, keys):
-        """The replicas that were given the first block, and how many blocks from the start each was given."""
+        """The replicas that were given the prompt's beginning, and how many blocks of it."""
         matched = {}
         for depth, key in enumerate(keys, 1):
-            held = self.holders.get(key, ())
-            alive = [replica for replica in held if matched.get(replica, 0) == depth - 1]
-            if not alive:
+            held = self.holders.get(key)
+            if held is None:
                 break
-            matched.update((replica, depth) for replica in alive)
+            # Who was given this block was given those before it, even if others are remembered for them now.
+            matched.update(dict.fromkeys(held, depth))
         return matched
 
     def insert(self, keys, replica):
