@@ -15,7 +15,7 @@ use flags::{Cli, CliCommand, Options};
 use std::ffi::OsString;
 use std::path::Path;
 
-pub use flags::{Dtype, HttpOptions, LoadFlags};
+pub use flags::{Dtype, GenerationConfig, GenerationFlags, HttpOptions, LoadFlags};
 pub use speculation::{DrafterChoice, ModelChoice, TablesOptions};
 
 /// A validated command.
@@ -36,6 +36,7 @@ pub struct Config {
     /// The model name that clients send.
     pub served_model_name: String,
     pub load: LoadFlags,
+    pub generation: GenerationFlags,
     /// The drafter; `None` = plain decoding.
     pub drafter: Option<DrafterChoice>,
     /// What the tables hold, if the drafter uses them.
@@ -152,6 +153,7 @@ impl Options {
             },
             served_model_name,
             load: self.load,
+            generation: self.generation,
             drafter,
             tables: self.speculation.tables(),
             kv: match (self.num_blocks, self.kv_cache_memory) {

@@ -2,6 +2,8 @@
 
 #[path = "main/corpus.rs"]
 mod corpus;
+#[path = "main/defaults.rs"]
+mod defaults;
 #[path = "main/drafts.rs"]
 mod drafts;
 #[path = "main/load.rs"]

@@ -15,6 +15,7 @@ mod limits;
 mod listener;
 mod messages;
 mod metrics;
+mod numbers;
 mod object;
 mod openai;
 mod origin;

@@ -20,6 +20,8 @@ pub struct Loaded {
     /// `None`: dummy weights without a tokenizer, which is enough for `bench`.
     pub text: Option<Arc<Text>>,
     pub device: &'static str,
+    /// Where the target came from.
+    pub source: ModelSource,
 }
 
 /// Loads the models, sizes the KV pools and starts the engine. With `row_penalty` above 0, the
@@ -43,7 +45,7 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
     let mut budget = Budget::new(&device)?;
     let keep_quantized = config.load.keep_quantized;
     memory::check_limits(config)?;
-    let (target, text) = load_model(config, &config.model, &device, keep_quantized)?;
+    let (target, text, source) = load_model(config, &config.model, &device, keep_quantized)?;
     let text = text.map(Arc::new);
     Budget::note(&mut budget, "target weights", &device)?;
     let draft = load_draft(config, &device, &*target, text.as_ref())?;
@@ -70,6 +72,7 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
     Ok(Loaded {
         engine,
         text,
+        source,
         device: if device.is_cpu() { "cpu" } else { "cuda" },
     })
 }
@@ -154,8 +157,8 @@ fn load_draft(
             match load_head(config, choice, device, target, |_| true)? {
                 Some(head) => head,
                 None => {
-                    let draft = load_model(config, choice, device, true)?;
-                    Draft::beside(target, text, draft, &choice.name)?
+                    let (draft, its_text, _) = load_model(config, choice, device, true)?;
+                    Draft::beside(target, text, (draft, its_text), &choice.name)?
                 }
             }
         }
@@ -202,13 +205,13 @@ fn load_options(flags: &LoadFlags, device: &Device, keep_quantized: bool) -> Loa
     }
 }
 
-/// Loads one model and its tokenizer.
+/// Loads one model and its tokenizer, and says where it came from.
 fn load_model(
     config: &Config,
     choice: &ModelChoice,
     device: &Device,
     keep_quantized: bool,
-) -> Result<(Box<dyn Model>, Option<Text>)> {
+) -> Result<(Box<dyn Model>, Option<Text>, ModelSource)> {
     let flags = &config.load;
     let options = load_options(flags, device, keep_quantized);
     let started = std::time::Instant::now();
@@ -226,5 +229,5 @@ fn load_model(
     };
     let model = model::load(&source, &options)?;
     tracing::info!("{}: loaded in {:.1?}", choice.name, started.elapsed());
-    Ok((model, text))
+    Ok((model, text, source))
 }

@@ -1,5 +1,6 @@
 //! The listener, the signals and the start-up messages.
 
+use crate::defaults;
 use crate::load::Loaded;
 use crate::log::LineWriter;
 use foretoken::config::{Config, HttpOptions};
@@ -15,12 +16,18 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// Serves until a signal arrives. Start-up lines go to stdout, all others to `log`, whose dropped
 /// lines the metrics count.
 pub fn serve(config: &Config, loaded: Loaded, log: &LineWriter) -> Result<()> {
-    let Loaded { engine, text, .. } = loaded;
+    let Loaded {
+        engine,
+        text,
+        source,
+        ..
+    } = loaded;
     let text = text.ok_or_else(|| {
         Error::setup(
             "serving needs a tokenizer.json beside config.json; bench --random-prompts does not",
         )
     })?;
+    let (sampling, notice) = defaults::of(&config.generation, &source)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -40,10 +47,14 @@ pub fn serve(config: &Config, loaded: Loaded, log: &LineWriter) -> Result<()> {
                 config.model.name
             ));
         }
+        if let Some(notice) = notice {
+            stdout.line(&notice);
+        }
         stdout.line(&invitation(config, &text, &listener)?);
         stdout.flush();
         let names = vec![config.served_model_name.clone()];
         let state = AppState::new(engine.clone(), text, names)
+            .with_sampling_defaults(sampling)
             .with_api_key(config.http.api_key.clone())
             .with_tool_call_parser(config.http.tool_call_parser)
             .with_reasoning_parser(config.http.reasoning_parser)
