@@ -4,28 +4,16 @@ The server at --url needs the key `secret`; the one at --reasoning-url has a rea
 model that does not reason is reasoning.
 """
 
-import argparse
 import json
-import sys
-import time
 
 import anthropic
 import openai
-import pydantic
+from client_checks import KEY, PROMPT, SCHEMA, Person, check_city, options, run, user
 
-PROMPT = "Name three colours."
 WEATHER = {
     "name": "get_weather",
     "description": "The weather in a city.",
-    "schema": {
-        "type": "object",
-        "properties": {
-            "city": {"type": "string", "maxLength": 20},
-            "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
-        },
-        "required": ["city", "unit"],
-        "additionalProperties": False,
-    },
+    "schema": SCHEMA,
 }
 RESPONSES_TOOL = {
     "type": "function",
@@ -41,68 +29,54 @@ MESSAGES_TOOL = {
 }
 
 
-class Person(pydantic.BaseModel):
-    name: str = pydantic.Field(max_length=20)
-    age: int = pydantic.Field(ge=0, le=150)
-
-
-def check_city(arguments):
-    assert set(arguments) == {"city", "unit"}, arguments
-    assert arguments["unit"] in ("celsius", "fahrenheit"), arguments
-
-
-def user(content):
-    return {"role": "user", "content": content}
-
-
 class Checks:
     """Its methods are the checks; each returns what is printed."""
 
     def __init__(self, url, reasoning_url):
-        self.openai = openai.OpenAI(base_url=url + "/v1", api_key="secret", max_retries=0)
-        self.anthropic = anthropic.Anthropic(base_url=url, api_key="secret", max_retries=0)
-        self.openai_reasoning = openai.OpenAI(
-            base_url=reasoning_url + "/v1", api_key="secret", max_retries=0
+        self._openai = openai.OpenAI(base_url=url + "/v1", api_key=KEY, max_retries=0)
+        self._anthropic = anthropic.Anthropic(base_url=url, api_key=KEY, max_retries=0)
+        self._openai_reasoning = openai.OpenAI(
+            base_url=reasoning_url + "/v1", api_key=KEY, max_retries=0
         )
-        self.anthropic_reasoning = anthropic.Anthropic(
-            base_url=reasoning_url, api_key="secret", max_retries=0
+        self._anthropic_reasoning = anthropic.Anthropic(
+            base_url=reasoning_url, api_key=KEY, max_retries=0
         )
-        self.model = self.openai.models.list().data[0].id
+        self._model = self._openai.models.list().data[0].id
 
-    def chat(self, content, **options):
+    def _chat(self, content, **options):
         options.setdefault("max_tokens", 24)
-        reply = self.openai.chat.completions.create(
-            model=self.model, messages=[user(content)], temperature=0, **options
+        reply = self._openai.chat.completions.create(
+            model=self._model, messages=[user(content)], temperature=0, **options
         )
         return reply.choices[0].message.content
 
-    def respond(self, method="create", **options):
+    def _respond(self, method="create", **options):
         options.setdefault("input", PROMPT)
         options.setdefault("max_output_tokens", 24)
-        method = getattr(self.openai.responses, method)
-        return method(model=self.model, temperature=0, **options)
+        method = getattr(self._openai.responses, method)
+        return method(model=self._model, temperature=0, **options)
 
-    def message(self, method="create", **options):
+    def _message(self, method="create", **options):
         options.setdefault("messages", [user(PROMPT)])
         options.setdefault("max_tokens", 24)
         options.setdefault("extra_body", {"temperature": 0})
-        method = getattr(self.anthropic.messages, method)
-        return method(model=self.model, **options)
+        method = getattr(self._anthropic.messages, method)
+        return method(model=self._model, **options)
 
     # OpenAI's Responses API.
 
     def responses_text(self):
-        reply = self.respond()
-        assert reply.output_text == self.chat(PROMPT), reply
+        reply = self._respond()
+        assert reply.output_text == self._chat(PROMPT), reply
         assert reply.status == "incomplete" and reply.incomplete_details.reason == "max_output_tokens"
         assert reply.usage.output_tokens == 24 and reply.store is False
         return reply.output_text[:40]
 
     def responses_items_and_instructions(self):
         items = [{"role": "user", "content": [{"type": "input_text", "text": PROMPT}]}]
-        reply = self.respond(instructions="Be brief.", input=items)
-        chat = self.openai.chat.completions.create(
-            model=self.model,
+        reply = self._respond(instructions="Be brief.", input=items)
+        chat = self._openai.chat.completions.create(
+            model=self._model,
             messages=[{"role": "system", "content": "Be brief."}, user(PROMPT)],
             temperature=0,
             max_tokens=24,
@@ -113,42 +87,44 @@ class Checks:
 
     def responses_stream_of_create(self):
         text, numbers, last = "", [], None
-        for event in self.respond(stream=True):
+        for event in self._respond(stream=True):
             numbers.append(event.sequence_number)
             if event.type == "response.output_text.delta":
                 text += event.delta
             last = event
         assert numbers == list(range(len(numbers))), numbers
         assert last.type == "response.incomplete" and last.response.output_text == text
-        assert text == self.chat(PROMPT)
+        assert text == self._chat(PROMPT)
         return f"{len(numbers)} events"
 
     def responses_stream_helper(self):
-        with self.respond("stream", max_output_tokens=200) as stream:
+        """Long."""
+        with self._respond("stream", max_output_tokens=200) as stream:
             kinds = {}
             for event in stream:
                 kinds[event.type] = kinds.get(event.type, 0) + 1
             reply = stream.get_final_response()
-        assert reply.output_text == self.chat(PROMPT, max_tokens=200)
+        assert reply.output_text == self._chat(PROMPT, max_tokens=200)
         assert kinds["response.output_text.done"] == kinds["response.completed"] == 1, kinds
         return f"{sum(kinds.values())} events of {len(kinds)} kinds"
 
     def responses_tools(self):
+        """Long."""
         asked = dict(tools=[RESPONSES_TOOL], max_output_tokens=200, parallel_tool_calls=False)
         question = user("What is the weather in Paris?")
-        reply = self.respond(input=[question], tool_choice="required", **asked)
+        reply = self._respond(input=[question], tool_choice="required", **asked)
         (call,) = reply.output
         assert call.type == "function_call" and reply.status == "completed", reply
         check_city(json.loads(call.arguments))
         result = {"type": "function_call_output", "call_id": call.call_id, "output": "18 degrees"}
         # The client's own objects come back, as its documentation shows.
-        reply = self.respond(input=[question, *reply.output, result], **asked)
+        reply = self._respond(input=[question, *reply.output, result], **asked)
         assert reply.output_text, reply
         return f"{call.arguments} -> {reply.output_text[:40]!r}"
 
     def responses_tool_of_choice_streamed(self):
         choice = {"type": "function", "name": WEATHER["name"]}
-        with self.respond(
+        with self._respond(
             "stream", tools=[RESPONSES_TOOL], tool_choice=choice, max_output_tokens=200
         ) as stream:
             deltas = [e.delta for e in stream if e.type == "response.function_call_arguments.delta"]
@@ -159,12 +135,12 @@ class Checks:
         return f"{len(deltas)} deltas: {call.arguments}"
 
     def responses_parse(self):
-        reply = self.respond("parse", input="Invent a person.", text_format=Person, max_output_tokens=200)
+        reply = self._respond("parse", input="Invent a person.", text_format=Person, max_output_tokens=200)
         assert isinstance(reply.output_parsed, Person), reply
         return repr(reply.output_parsed)
 
     def responses_parse_streamed(self):
-        with self.respond(
+        with self._respond(
             "stream", input="Invent a person.", text_format=Person, max_output_tokens=200
         ) as stream:
             for _ in stream:
@@ -174,7 +150,8 @@ class Checks:
         return repr(reply.output_parsed)
 
     def responses_json_object(self):
-        reply = self.respond(
+        """Long."""
+        reply = self._respond(
             input="Answer with a JSON object.", text={"format": {"type": "json_object"}}, max_output_tokens=400
         )
         if reply.status == "completed":
@@ -183,14 +160,14 @@ class Checks:
         return f"{reply.status}: {reply.output_text[:40]!r}"
 
     def responses_reasoning(self):
-        client = self.openai_reasoning.responses
-        reply = client.create(model=self.model, input=PROMPT, temperature=0, max_output_tokens=24)
+        client = self._openai_reasoning.responses
+        reply = client.create(model=self._model, input=PROMPT, temperature=0, max_output_tokens=24)
         thought = reply.output[0]
         assert thought.type == "reasoning", reply
         assert reply.usage.output_tokens_details.reasoning_tokens == 24, reply.usage
         events = list(
             client.create(
-                model=self.model, input=PROMPT, temperature=0, max_output_tokens=24, stream=True
+                model=self._model, input=PROMPT, temperature=0, max_output_tokens=24, stream=True
             )
         )
         deltas = [e.delta for e in events if e.type == "response.reasoning_text.delta"]
@@ -199,7 +176,7 @@ class Checks:
         return f"{len(deltas)} deltas"
 
     def responses_extra_fields(self):
-        reply = self.respond(extra_body={"spec_length": 0, "top_k": 5, "seed": 3, "stop": ["\n"]})
+        reply = self._respond(extra_body={"spec_length": 0, "top_k": 5, "seed": 3, "stop": ["\n"]})
         assert "\n" not in reply.output_text
         return repr(reply.output_text[:40])
 
@@ -212,7 +189,7 @@ class Checks:
             ("tools", [{"type": "web_search"}]),
         ]:
             try:
-                self.respond(**{field: value})
+                self._respond(**{field: value})
             except openai.BadRequestError as error:
                 assert error.param.startswith(field), error
                 seen.append(error.param)
@@ -223,51 +200,53 @@ class Checks:
     # Anthropic's Messages API.
 
     def messages_text(self):
-        reply = self.message()
-        assert reply.content[0].text == self.chat(PROMPT), reply
+        reply = self._message()
+        assert reply.content[0].text == self._chat(PROMPT), reply
         assert reply.stop_reason == "max_tokens" and reply.usage.output_tokens == 24
         return reply.content[0].text[:40]
 
     def messages_system_and_count(self):
         system = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
-        reply = self.message(system=system)
-        counted = self.anthropic.messages.count_tokens(
-            model=self.model, system=system, messages=[user(PROMPT)]
+        reply = self._message(system=system)
+        counted = self._anthropic.messages.count_tokens(
+            model=self._model, system=system, messages=[user(PROMPT)]
         )
         usage = reply.usage
         assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens, usage
         return f"{counted.input_tokens} input tokens, {usage.cache_read_input_tokens} cached"
 
     def messages_stream_of_create(self):
-        kinds = [event.type for event in self.message(stream=True)]
+        kinds = [event.type for event in self._message(stream=True)]
         assert kinds[0] == "message_start" and kinds[-2:] == ["message_delta", "message_stop"], kinds
         return f"{len(kinds)} events"
 
     def messages_stream_helper(self):
-        with self.message("stream", max_tokens=200) as stream:
+        """Long."""
+        with self._message("stream", max_tokens=200) as stream:
             text = "".join(stream.text_stream)
             reply = stream.get_final_message()
-        assert reply.content[0].text == text == self.chat(PROMPT, max_tokens=200)
+        assert reply.content[0].text == text == self._chat(PROMPT, max_tokens=200)
         assert reply.stop_reason == "end_turn" and reply.usage.output_tokens > 0, reply
         return f"{reply.usage.output_tokens} tokens, {reply.stop_reason}"
 
     def messages_tools(self):
+        """Long."""
         asked = dict(tools=[MESSAGES_TOOL], max_tokens=200)
         question = user("What is the weather in Paris?")
-        reply = self.message(messages=[question], tool_choice={"type": "any"}, **asked)
+        reply = self._message(messages=[question], tool_choice={"type": "any"}, **asked)
         call = reply.content[0]
         assert call.type == "tool_use" and reply.stop_reason == "tool_use", reply
         check_city(call.input)
         result = {"type": "tool_result", "tool_use_id": call.id, "content": "18 degrees"}
         # The client's own objects come back, as its documentation shows.
         turns = [question, {"role": "assistant", "content": reply.content[:1]}, user([result])]
-        reply = self.message(messages=turns, **asked)
+        reply = self._message(messages=turns, **asked)
         assert reply.content[0].type == "text", reply
         return f"{call.input} -> {reply.content[0].text[:40]!r}"
 
     def messages_tool_of_choice_streamed(self):
         choice = {"type": "tool", "name": WEATHER["name"]}
-        with self.message("stream", tools=[MESSAGES_TOOL], tool_choice=choice, max_tokens=200) as stream:
+        with self._message("stream", tools=[MESSAGES_TOOL], tool_choice=choice, max_tokens=200) as stream:
             deltas = [e.partial_json for e in stream if e.type == "input_json"]
             reply = stream.get_final_message()
         (call,) = reply.content
@@ -276,29 +255,29 @@ class Checks:
         return f"{len(deltas)} deltas: {call.input}"
 
     def messages_parse(self):
-        reply = self.message(
+        reply = self._message(
             "parse", messages=[user("Invent a person.")], output_format=Person, max_tokens=200
         )
         assert isinstance(reply.parsed_output, Person), reply
         return repr(reply.parsed_output)
 
     def messages_stop_sequence(self):
-        reply = self.message(stop_sequences=["\n"], max_tokens=200)
+        reply = self._message(stop_sequences=["\n"], max_tokens=200)
         assert reply.stop_reason == "stop_sequence" and reply.stop_sequence == "\n", reply
         return repr(reply.content[0].text[:40])
 
     def messages_thinking(self):
         asked = dict(
-            model=self.model,
+            model=self._model,
             messages=[user(PROMPT)],
             max_tokens=24,
             thinking={"type": "enabled", "budget_tokens": 1024},
             extra_body={"temperature": 0},
         )
-        reply = self.anthropic_reasoning.messages.create(**asked)
+        reply = self._anthropic_reasoning.messages.create(**asked)
         thought = reply.content[0]
         assert thought.type == "thinking", reply
-        with self.anthropic_reasoning.messages.stream(**asked) as stream:
+        with self._anthropic_reasoning.messages.stream(**asked) as stream:
             final = stream.get_final_message()
         assert final.content[0].thinking == thought.thinking
         return repr(thought.thinking[:40])
@@ -306,12 +285,12 @@ class Checks:
     def messages_errors(self):
         seen = []
         for client, options, expected in [
-            (self.anthropic, {"max_tokens": 0}, anthropic.BadRequestError),
-            (self.anthropic, {"model": "other"}, anthropic.NotFoundError),
-            (self.anthropic.with_options(api_key="wrong"), {}, anthropic.AuthenticationError),
-            (self.anthropic, {"messages": [user("a b " * 9000)]}, anthropic.BadRequestError),
+            (self._anthropic, {"max_tokens": 0}, anthropic.BadRequestError),
+            (self._anthropic, {"model": "other"}, anthropic.NotFoundError),
+            (self._anthropic.with_options(api_key="wrong"), {}, anthropic.AuthenticationError),
+            (self._anthropic, {"messages": [user("a b " * 9000)]}, anthropic.BadRequestError),
         ]:
-            asked = dict(model=self.model, max_tokens=5, messages=[user(PROMPT)]) | options
+            asked = dict(model=self._model, max_tokens=5, messages=[user(PROMPT)]) | options
             try:
                 client.messages.create(**asked)
             except expected as error:
@@ -323,25 +302,9 @@ class Checks:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--url", required=True)
-    parser.add_argument("--reasoning-url", required=True)
-    args = parser.parse_args()
-    print(f"openai {openai.__version__}, anthropic {anthropic.__version__}")
-    checks = Checks(args.url, args.reasoning_url)
-    names = [name for name in vars(Checks) if name.startswith(("responses_", "messages_"))]
-    failures = 0
-    for name in names:
-        started = time.monotonic()
-        try:
-            outcome, detail = "ok", getattr(checks, name)()
-        except Exception as error:  # noqa: BLE001 (each check is reported)
-            outcome, detail = "FAILED", f"{type(error).__name__}: {error}"
-            failures += 1
-        seconds = time.monotonic() - started
-        print(f"{outcome:6} {name.replace('_', ' '):36} {seconds:5.1f} s  {detail}", flush=True)
-    print(f"{len(names) - failures} of {len(names)} passed")
-    sys.exit(failures > 0)
+    asked = options("reasoning-url")
+    title = f"openai {openai.__version__}, anthropic {anthropic.__version__}"
+    run(title, Checks(asked.url, asked.reasoning_url), asked.short)
 
 
 if __name__ == "__main__":

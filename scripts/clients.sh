@@ -1,22 +1,48 @@
 #!/usr/bin/env bash
-# Runs stock clients, in pinned versions, against a binary with SmolLM2: clients.sh [FLAGS of foretoken]. One line is
-# printed for each check. FORETOKEN is the binary, default target/release/foretoken; VENV is where the clients are
-# installed, if they are not there yet.
+# Runs stock clients, in pinned versions, against a binary with SmolLM2: clients.sh [--short] [FLAGS of foretoken]. One
+# line is printed for each check. --short leaves out lm-eval and what takes long answers. FORETOKEN is the binary,
+# default target/release/foretoken; CLIENTS is where the clients are installed, if they are not there yet.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-clients="openai==3.54.0 anthropic==2.12.0"
+python_clients="openai==3.54.0 anthropic==2.12.0 langchain-openai==1.7.3 pydantic-ai-slim[openai]==2.68.0"
+# They need older versions of what the others need.
+python_evals="instructor==1.17.0 lm-eval[api]==0.4.13"
+node_clients="openai@7.57.0 ai@7.0.173 @ai-sdk/openai-compatible@3.0.92 zod@4.6.7"
 
+short=()
+if [ "${1:-}" = --short ]; then
+    short=(--short)
+    shift
+    python_evals="instructor==1.17.0"
+fi
 if [ $# = 0 ]; then
     scripts/fetch-smollm2.sh
     set -- --model models/SmolLM2-135M-Instruct.Q4_1.gguf
 fi
 binary=${FORETOKEN:-target/release/foretoken}
 [ -n "${FORETOKEN:-}" ] || cargo build --release --locked
-venv=${VENV:-target/clients-venv}
-[ -x "$venv/bin/python" ] || python3 -m venv "$venv"
-# shellcheck disable=SC2086
-"$venv/bin/pip" install --quiet --disable-pip-version-check $clients
+installed=${CLIENTS:-target/clients}
+mkdir -p "$installed"
+
+# with_python NAME PACKAGES: a virtual environment.
+with_python() {
+    local venv="$installed/$1"
+    [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
+    # shellcheck disable=SC2086
+    "$venv/bin/pip" install --quiet --disable-pip-version-check $2
+}
+
+SECONDS=0
+with_python clients "$python_clients"
+with_python "evals${short[*]}" "$python_evals"
+if command -v npm >/dev/null; then
+    mkdir -p "$installed/node"
+    [ -e "$installed/node/package.json" ] || echo '{"private": true}' >"$installed/node/package.json"
+    # shellcheck disable=SC2086
+    npm install --prefix "$installed/node" --silent --no-audit --no-fund --save-exact $node_clients
+fi
+echo "clients: installed in $SECONDS s"
 
 logs=$(mktemp -d)
 servers=()
@@ -36,4 +62,20 @@ start() {
 start "$@" --tool-call-parser hermes
 plain=$url
 start "$@" --reasoning-parser deepseek_r1
-"$venv/bin/python" scripts/clients.py --url "$plain" --reasoning-url "$url"
+reasoning=$url
+
+failed=0
+export PYTHONDONTWRITEBYTECODE=1
+clients=$installed/clients/bin/python
+"$clients" scripts/clients.py --url "$plain" --reasoning-url "$reasoning" "${short[@]}" || failed=1
+"$clients" scripts/clients_openai.py --url "$plain" "${short[@]}" || failed=1
+"$installed/evals${short[*]}/bin/python" scripts/clients_evals.py --url "$plain" "${short[@]}" || failed=1
+if command -v node >/dev/null; then
+    # Modules are looked for beside the script.
+    cp scripts/clients.mjs "$installed/node/"
+    node "$installed/node/clients.mjs" "$plain" || failed=1
+else
+    echo "no node here: its clients are not run"
+fi
+echo "stock clients: $SECONDS s in all, $([ "$failed" = 0 ] && echo 'all passed' || echo 'with failures')"
+exit "$failed"

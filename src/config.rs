@@ -15,7 +15,7 @@ use flags::{Cli, CliCommand, Options};
 use std::ffi::OsString;
 use std::path::Path;
 
-pub use flags::{Dtype, HttpOptions, LoadFlags};
+pub use flags::{Dtype, GenerationConfig, GenerationFlags, HttpOptions, LoadFlags};
 pub use speculation::{DrafterChoice, ModelChoice, TablesOptions};
 
 /// A validated command.
@@ -38,6 +38,7 @@ pub struct Config {
     /// Other names that clients may send.
     pub served_model_aliases: Vec<String>,
     pub load: LoadFlags,
+    pub generation: GenerationFlags,
     /// The drafter; `None` = plain decoding.
     pub drafter: Option<DrafterChoice>,
     /// What the tables hold, if the drafter uses them.
@@ -154,6 +155,7 @@ impl Options {
             served_model_name,
             served_model_aliases: names.collect(),
             load: self.load,
+            generation: self.generation,
             drafter,
             tables: self.speculation.tables(),
             kv: match (self.num_blocks, self.kv_cache_memory) {

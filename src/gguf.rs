@@ -1,7 +1,8 @@
 //! The location of a GGUF file, and how to open it.
 
 use crate::error::{Error, Result, caught, clipped, first_line};
-use candle_core::quantized::gguf_file::{Content, TensorInfo};
+use candle_core::quantized::gguf_file::{Content, TensorInfo, Value};
+use serde_json::{Map, Value as Json};
 use std::fs::File;
 use std::io::{BufReader, Cursor, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -63,12 +64,41 @@ impl GgufSource {
         Ok((content, reader))
     }
 
+    /// The sampling parameters that the file recommends in `general.sampling.*`, under the names that they
+    /// have in a `generation_config.json`.
+    ///
+    /// # Errors
+    /// As [`GgufSource::open`].
+    pub fn recommended_sampling(&self) -> Result<Map<String, Json>> {
+        let (content, _) = self.open()?;
+        let recommended = content.metadata.iter().filter_map(|(key, value)| {
+            let name = match key.strip_prefix("general.sampling.")? {
+                "temp" => "temperature",
+                "penalty_repeat" => "repetition_penalty",
+                name => name,
+            };
+            Some((name.to_owned(), json(value)?))
+        });
+        Ok(recommended.collect())
+    }
+
     /// The file's path, or the embedded model's name, for messages.
     pub fn path(&self) -> &Path {
         match self {
             Self::File(path) => path,
             Self::Embedded(model) => Path::new(model.name),
         }
+    }
+}
+
+/// A number as JSON, with as few digits as tell it from the others of its type.
+fn json(value: &Value) -> Option<Json> {
+    match value {
+        Value::F32(x) => Some(x.to_string().parse::<f64>().ok()?.into()),
+        Value::F64(x) => Some((*x).into()),
+        Value::I32(n) => Some((*n).into()),
+        Value::I64(n) => Some((*n).into()),
+        other => Some(other.to_u64().ok()?.into()),
     }
 }
 

@@ -5,6 +5,8 @@ mod corpus;
 #[cfg(all(test, feature = "embedded-model"))]
 #[path = "main/death.rs"]
 mod death;
+#[path = "main/defaults.rs"]
+mod defaults;
 #[path = "main/drafts.rs"]
 mod drafts;
 #[path = "main/load.rs"]

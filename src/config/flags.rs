@@ -2,7 +2,7 @@
 
 use super::speculation::SpeculationFlags;
 use crate::engine::EngineOptions;
-use crate::http::{HttpLimits, OriginOptions};
+use crate::http::{HttpLimits, OriginOptions, SamplingDefaults};
 use crate::model::LoadFormat;
 use crate::parse::{at_least_one, bytes, number, seconds, threads};
 use crate::text::{ReasoningFormat, ToolFormat};
@@ -82,6 +82,8 @@ pub struct Options {
     pub served_model_name: Vec<String>,
     #[command(flatten)]
     pub load: LoadFlags,
+    #[command(flatten)]
+    pub generation: GenerationFlags,
 
     #[command(flatten)]
     pub speculation: SpeculationFlags,
@@ -144,6 +146,56 @@ pub struct LoadFlags {
     /// Seed for dummy weights, random bench prompts and generated texts.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
+}
+
+/// The sampling parameters of requests that do not name them.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Model")]
+pub struct GenerationFlags {
+    /// Where the sampling parameters of requests that do not name them come from: auto = the model's
+    /// generation_config.json, or the general.sampling keys of a .gguf file; vllm = nowhere, so that
+    /// they are OpenAI's; or a generation_config.json, or a folder that has one.
+    #[arg(long, value_name = "auto|vllm|PATH", default_value = "auto",
+          value_parser = |text: &str| Ok::<_, std::convert::Infallible>(GenerationConfig::of(text)))]
+    pub generation_config: GenerationConfig,
+    /// A JSON object with such parameters, instead of those of --generation-config:
+    /// '{"temperature": 0.6, "top_k": 20}'.
+    #[arg(long, value_name = "JSON", value_parser = sampling_defaults)]
+    pub override_generation_config: Option<SamplingDefaults>,
+}
+
+/// The source of sampling parameters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GenerationConfig {
+    /// The model's own files.
+    Auto,
+    /// None.
+    Ignored,
+    /// A `generation_config.json`, or a folder that has one.
+    Path(PathBuf),
+}
+
+impl GenerationConfig {
+    fn of(text: &str) -> Self {
+        match text {
+            "auto" => Self::Auto,
+            // vLLM's own defaults are OpenAI's.
+            "vllm" => Self::Ignored,
+            path => Self::Path(path.into()),
+        }
+    }
+}
+
+/// Parses a JSON object of sampling parameters, all of whose names must be known.
+fn sampling_defaults(text: &str) -> Result<SamplingDefaults, String> {
+    let known = SamplingDefaults::names();
+    let names = || format!("expected a JSON object with {}", known.join(", "));
+    let object: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_str(text).map_err(|e| format!("{e}: {}", names()))?;
+    match object.keys().find(|name| !known.contains(&name.as_str())) {
+        Some(name) => Err(format!("unknown name {name:?}: {}", names())),
+        None => SamplingDefaults::from_json(text).map_err(|e| e.to_string()),
+    }
 }
 
 /// Address, authentication and limits of the HTTP server.

@@ -638,3 +638,38 @@ fn without_a_model_the_embedded_pair_is_served() {
         assert_eq!(accepted(&line).drafter, Some(DrafterChoice::Tables));
     }
 }
+
+#[test]
+fn sampling_defaults_have_a_source() {
+    let flags = |line: &str| accepted(&format!("--model m {line}")).generation;
+    assert_eq!(flags("").generation_config, GenerationConfig::Auto);
+    let ignored = flags("--generation-config vllm").generation_config;
+    assert_eq!(ignored, GenerationConfig::Ignored);
+    let path = flags("--generation-config some/folder").generation_config;
+    assert_eq!(path, GenerationConfig::Path("some/folder".into()));
+    let json = r#"{"temperature":0.6,"top_k":20.0}"#;
+    let overridden = flags(&format!("--override-generation-config {json}"));
+    let shown = overridden.override_generation_config.map(|d| d.to_string());
+    assert_eq!(shown.as_deref(), Some("temperature 0.6, top_k 20"));
+    for (json, needle) in [
+        (
+            r#"{"temprature":1}"#,
+            r#"unknown name "temprature": expected a JSON object with temperature, top_p"#,
+        ),
+        (
+            r#"{"temperature":3}"#,
+            "temperature must be between 0 and 2",
+        ),
+        ("[1]", "expected a JSON object"),
+        ("0.5", "expected a JSON object"),
+    ] {
+        refused_with(
+            &format!("--model m --override-generation-config {json}"),
+            needle,
+        );
+    }
+    let file =
+        "override-generation-config = '{\"temperature\": 0.6}'\ngeneration_config = 'vllm'\n";
+    let config = with_file(file, "--model m").expect("accepted").generation;
+    assert_eq!(config.generation_config, GenerationConfig::Ignored);
+}

@@ -1,7 +1,7 @@
 //! The sampling parameters of requests that do not name them, as a model's publisher recommends them.
 
+use super::numbers::{numbers, within};
 use super::object::Object;
-use super::params::{numbers, within};
 use super::wire::{self, Common};
 use crate::error::{Error, Result};
 use serde::Deserialize;

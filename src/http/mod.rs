@@ -19,6 +19,7 @@ mod listener;
 mod load;
 mod messages;
 mod metrics;
+mod numbers;
 mod object;
 mod openai;
 mod origin;

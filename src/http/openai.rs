@@ -3,8 +3,9 @@
 
 use super::choice::{Choice, MessageRules, Rules};
 use super::context::Context;
+use super::numbers::within;
 use super::object::Object;
-use super::params::{stops, within};
+use super::params::stops;
 use super::prompt::{PromptOptions, PromptTokens};
 use super::reply::{Api, Header};
 use super::structured::Structured;

@@ -1,14 +1,13 @@
 //! Checks the fields that say how tokens are chosen and where a text ends.
 
 use super::context::Context;
+use super::numbers::numbers;
 use super::stop::Stops;
 use super::wire::{Common, OneOrMany};
 use crate::error::{Error, Result};
 use crate::grammar::Mask;
 use crate::sampling::SamplingParams;
 use serde_json::{Map, Value};
-use std::fmt::Display;
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 const MAX_STOPS: usize = 16;
@@ -79,48 +78,6 @@ impl Context<'_> {
     }
 }
 
-/// The parameters that are numbers.
-///
-/// # Errors
-/// `Invalid`, naming the field.
-pub(super) fn numbers(common: &Common) -> Result<SamplingParams> {
-    let number = |field, value, range| -> Result<f32> {
-        Ok(within(field, value, range)?.map_or(0.0, |x| x as f32))
-    };
-    let temperature = within("temperature", common.temperature, 0.0..=2.0)?.unwrap_or(1.0);
-    // 0 keeps the most probable token, as any number does that is small enough.
-    let top_p = within("top_p", common.top_p, 0.0..=1.0)?;
-    let top_p = top_p.map_or(1.0, |p| (p as f32).max(f32::MIN_POSITIVE));
-    let top_k = match common.top_k {
-        Some(k) if k < -1 => {
-            return Err(Error::invalid(
-                "top_k",
-                format!("top_k must be -1 or 0 (off) or more, not {k}"),
-            ));
-        }
-        k => k.unwrap_or(0).max(0) as usize,
-    };
-    let repetition_penalty = match common.repetition_penalty {
-        Some(x) if !(x > 0.0 && x <= 2.0) => {
-            return Err(Error::invalid(
-                "repetition_penalty",
-                format!("repetition_penalty must be greater than 0 and at most 2, not {x}"),
-            ));
-        }
-        penalty => penalty.map_or(1.0, |x| (x as f32).max(f32::MIN_POSITIVE)),
-    };
-    Ok(SamplingParams {
-        temperature: temperature as f32,
-        top_p,
-        top_k,
-        min_p: number("min_p", common.min_p, 0.0..=1.0)?,
-        repetition_penalty,
-        presence_penalty: number("presence_penalty", common.presence_penalty, -2.0..=2.0)?,
-        frequency_penalty: number("frequency_penalty", common.frequency_penalty, -2.0..=2.0)?,
-        ..SamplingParams::default()
-    })
-}
-
 fn logit_bias(map: Option<&Map<String, Value>>) -> Result<Vec<(u32, f32)>> {
     map.into_iter()
         .flatten()
@@ -153,26 +110,4 @@ pub(super) fn stops(common: &Common) -> Result<Stops> {
     }
     let shown = common.include_stop_str_in_output.unwrap_or(false);
     Ok(Stops::new(stops.iter().cloned()).shown(shown))
-}
-
-/// Checks that a value is in its range.
-///
-/// # Errors
-/// `Invalid`, naming the field.
-pub(super) fn within<T: PartialOrd + Display>(
-    field: &str,
-    value: Option<T>,
-    range: RangeInclusive<T>,
-) -> Result<Option<T>> {
-    match value {
-        Some(x) if !range.contains(&x) => Err(Error::invalid(
-            field,
-            format!(
-                "{field} must be between {} and {}, not {x}",
-                range.start(),
-                range.end()
-            ),
-        )),
-        other => Ok(other),
-    }
 }

@@ -15,7 +15,7 @@ use foretoken::gguf::GgufSource;
 use foretoken::http::ServerInfo;
 use foretoken::kv::{KvShape, KvStore};
 use foretoken::model::toy::ToyModel;
-use foretoken::model::{Batch, Model, ModelConfig, Output};
+use foretoken::model::{Batch, Model, ModelConfig, ModelSource, Output};
 use foretoken::spec::{Draft, DraftRequest, Drafter, SeqId};
 use foretoken::text::Text;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -94,7 +94,8 @@ fn serve_until_death(death: &str) -> u8 {
     let Command::Serve(config) = command else {
         panic!("serve is the default");
     };
-    let text = Text::from_gguf(GgufSource::embedded("foretoken-demo").unwrap()).unwrap();
+    let demo = GgufSource::embedded("foretoken-demo").unwrap();
+    let text = Text::from_gguf(demo.clone()).unwrap();
     let is_in_disorder = Arc::<AtomicBool>::default();
     let model = Slow {
         toy: ToyModel::new(text.vocab_size(), 8192, 1, 0.0),
@@ -114,6 +115,7 @@ fn serve_until_death(death: &str) -> u8 {
         text: Some(Arc::new(text)),
         device: "cpu",
         info: ServerInfo::default(),
+        source: ModelSource::Gguf(demo),
     };
     finish(serve::serve(&config, loaded, &log), &log)
 }

@@ -17,11 +17,13 @@ use std::sync::Arc;
 
 /// A running engine and its tokenizer.
 pub struct Loaded {
-    pub info: ServerInfo,
     pub engine: EngineHandle,
     /// `None`: dummy weights without a tokenizer, which is enough for `bench`.
     pub text: Option<Arc<Text>>,
     pub device: &'static str,
+    pub info: ServerInfo,
+    /// Where the target came from.
+    pub source: ModelSource,
 }
 
 /// Loads the models, sizes the KV pools and starts the engine. With `row_penalty` above 0, the
@@ -75,6 +77,7 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
         info: info(config, &source, device, blocks),
         engine,
         text,
+        source,
         device,
     })
 }

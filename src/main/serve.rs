@@ -1,5 +1,6 @@
 //! The listener, the signals and the start-up messages.
 
+use crate::defaults;
 use crate::load::Loaded;
 use crate::log::LineWriter;
 use foretoken::config::{Config, HttpOptions};
@@ -16,13 +17,18 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// lines the metrics count.
 pub fn serve(config: &Config, loaded: Loaded, log: &LineWriter) -> Result<()> {
     let Loaded {
-        engine, text, info, ..
+        engine,
+        text,
+        info,
+        source,
+        ..
     } = loaded;
     let text = text.ok_or_else(|| {
         Error::setup(
             "serving needs a tokenizer.json beside config.json; bench --random-prompts does not",
         )
     })?;
+    let (sampling, notice) = defaults::of(&config.generation, &source)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -42,12 +48,16 @@ pub fn serve(config: &Config, loaded: Loaded, log: &LineWriter) -> Result<()> {
                 config.model.name
             ));
         }
+        if let Some(notice) = notice {
+            stdout.line(&notice);
+        }
         stdout.line(&invitation(config, &text, &listener)?);
         stdout.flush();
         let first = std::iter::once(&config.served_model_name);
         let names = first.chain(&config.served_model_aliases).cloned().collect();
         let state = AppState::new(engine.clone(), text, names)
             .with_info(info)
+            .with_sampling_defaults(sampling)
             .with_api_key(config.http.api_key.clone())
             .with_tool_call_parser(config.http.tool_call_parser)
             .with_reasoning_parser(config.http.reasoning_parser)

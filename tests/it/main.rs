@@ -21,6 +21,7 @@ mod eagle_head;
 mod engine;
 mod engine_faults;
 mod engine_limits;
+mod generation_config;
 mod gguf;
 mod http;
 mod http_browsers;

@@ -1,0 +1,79 @@
+//! The sampling parameters of requests that do not name them.
+
+use foretoken::config::{GenerationConfig, GenerationFlags};
+use foretoken::error::{Error, Result};
+use foretoken::files;
+use foretoken::http::SamplingDefaults;
+use foretoken::model::ModelSource;
+use serde_json::{Map, Value};
+
+const FILE: &str = "generation_config.json";
+
+/// The parameters for the model of `source`, and a line that names them and the flag that leaves them out;
+/// `None` if there are none.
+pub fn of(
+    flags: &GenerationFlags,
+    source: &ModelSource,
+) -> Result<(SamplingDefaults, Option<String>)> {
+    let (found, place) = match &flags.generation_config {
+        GenerationConfig::Ignored => (None, String::new()),
+        GenerationConfig::Path(path) => {
+            let file = match path.is_dir() {
+                true => path.join(FILE),
+                false => path.clone(),
+            };
+            (Some(files::read_text(&file)?), file.display().to_string())
+        }
+        GenerationConfig::Auto => of_model(source)?,
+    };
+    let named = |e: Error| {
+        Error::setup(format!(
+            "{place}: {e}; --generation-config vllm leaves it out"
+        ))
+    };
+    let found = found
+        .map(|json| read(&json, &place).map_err(named))
+        .transpose()?
+        .unwrap_or_default();
+    let overriding = flags.override_generation_config.clone();
+    let overridden = overriding.is_some();
+    let from = match (found == SamplingDefaults::default(), overridden) {
+        (true, _) => "--override-generation-config".to_owned(),
+        (false, true) => format!("{place} and --override-generation-config"),
+        (false, false) => format!("{place}; --generation-config vllm leaves them out"),
+    };
+    let defaults = found.overridden_by(overriding.unwrap_or_default());
+    let shown = defaults.to_string();
+    let notice = (!shown.is_empty())
+        .then(|| format!("requests that do not say otherwise have {shown} (from {from})"));
+    Ok((defaults, notice))
+}
+
+/// The JSON that the model has, and where.
+fn of_model(source: &ModelSource) -> Result<(Option<String>, String)> {
+    Ok(match source {
+        ModelSource::Folder(path) => {
+            let file = files::folder_of(path).join(FILE);
+            (
+                files::read_text_if_any(&file)?,
+                format!("the model's {FILE}"),
+            )
+        }
+        ModelSource::Gguf(file) => {
+            let recommended = Value::Object(file.recommended_sampling()?);
+            let place = "general.sampling of the model's file";
+            (Some(recommended.to_string()), place.to_owned())
+        }
+    })
+}
+
+/// Reads a `generation_config.json`, and warns of what it asks for and is not done.
+fn read(json: &str, place: &str) -> Result<SamplingDefaults> {
+    let defaults = SamplingDefaults::from_json(json)?;
+    let object: Map<String, Value> = serde_json::from_str(json).unwrap_or_default();
+    let unread = SamplingDefaults::unread(&object);
+    if !unread.is_empty() {
+        tracing::warn!("{place}: not supported, so left out: {}", unread.join(", "));
+    }
+    Ok(defaults)
+}
