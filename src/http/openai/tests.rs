@@ -274,7 +274,7 @@ fn edges_of_the_ranges_are_accepted() {
     .expect("accepted");
     assert_eq!((job.requests.len(), job.choices.len()), (3, 3));
     assert!(job.stream && job.include_usage && !job.header.speculates);
-    assert_eq!(job.header.model, "second");
+    assert_eq!(job.header.model, "first");
     let request = &job.requests[0];
     assert_eq!(request.prompt, [27, 0, 1]);
     assert_eq!(
