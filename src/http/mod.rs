@@ -22,6 +22,7 @@ mod metrics;
 mod numbers;
 mod object;
 mod openai;
+mod openapi;
 mod origin;
 mod page;
 mod params;
@@ -93,6 +94,7 @@ fn routes() -> Vec<(Method, &'static str, MethodRouter<AppState>)> {
         (GET, "/version", get(info::version)),
         (GET, "/server_info", get(info::server_info)),
         (GET, "/tokenizer_info", get(info::tokenizer_info)),
+        (GET, "/openapi.json", get(openapi::openapi)),
         (GET, "/metrics", get(metrics::metrics)),
     ]
 }

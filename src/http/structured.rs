@@ -4,6 +4,7 @@
 use super::context::Context;
 use crate::error::{Error, Result};
 use crate::grammar::{Grammar, GrammarSource};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -11,7 +12,7 @@ use serde_json::{Map, Value, json};
 const MAX_NAME: usize = 64;
 
 /// The fields, of which one may ask for something.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(super) struct Structured {
     response_format: Option<Value>,
     structured_outputs: Option<Value>,

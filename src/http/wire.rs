@@ -3,6 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::sampling::Acceptance;
+use schemars::JsonSchema;
 use serde::de::value::Error as Never;
 use serde::de::{DeserializeOwned, Deserializer, Error as _, Unexpected, Visitor};
 use serde::{Deserialize, forward_to_deserialize_any};
@@ -11,7 +12,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 /// Fields that both APIs have.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(super) struct Common {
     pub model: Option<String>,
     pub max_tokens: Option<usize>,
@@ -66,7 +67,7 @@ impl Common {
     }
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(super) struct StreamOptions {
     pub include_usage: Option<bool>,
     pub continuous_usage_stats: Option<bool>,
@@ -75,27 +76,27 @@ pub(super) struct StreamOptions {
 }
 
 /// A text that the client expects as the answer, or most of it.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(super) struct Prediction {
     #[serde(rename = "type")]
     pub _kind: PredictionKind,
     pub content: PredictionContent,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum PredictionKind {
     Content,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "expected a string or a list of text parts")]
 pub(super) enum PredictionContent {
     Text(String),
     Parts(Vec<TextPart>),
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub(super) enum TextPart {
     Text { text: String },
@@ -114,7 +115,7 @@ impl Prediction {
     }
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "expected a string or a list of strings")]
 pub(super) enum OneOrMany {
     One(String),
@@ -131,7 +132,7 @@ impl OneOrMany {
 }
 
 /// Fields that only `/v1/completions` has.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(super) struct Completion {
     pub prompt: Option<Prompt>,
     pub echo: Option<bool>,
@@ -143,7 +144,7 @@ pub(super) struct Completion {
     pub return_token_ids: Option<bool>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(
     untagged,
     expecting = "expected a string, a list of strings, a list of token ids or a list of such lists"
@@ -156,7 +157,7 @@ pub(super) enum Prompt {
 }
 
 /// Fields that only `/v1/chat/completions` has.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(super) struct Chat {
     pub messages: Option<Vec<Value>>,
     pub logprobs: Option<bool>,
@@ -174,7 +175,7 @@ pub(super) struct Chat {
 }
 
 /// The body of `/tokenize`: either a prompt or messages.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(super) struct Tokenize {
     pub model: Option<String>,
     pub prompt: Option<String>,
@@ -186,7 +187,7 @@ pub(super) struct Tokenize {
 }
 
 /// The body of `/detokenize`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(super) struct Detokenize {
     pub model: Option<String>,
     #[serde(default, deserialize_with = "ids")]

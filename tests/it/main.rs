@@ -33,6 +33,7 @@ mod http_info;
 mod http_manners;
 mod http_memory;
 mod http_messages;
+mod http_openapi;
 mod http_page;
 mod http_parameters;
 mod http_refusals;

@@ -6,3 +6,4 @@ mod input;
 mod request;
 
 pub(super) use error::{Failure, has_route};
+pub(super) use request::Fields;

@@ -9,6 +9,7 @@ use crate::http::openai::{ChatFields, Job};
 use crate::http::structured::Structured;
 use crate::http::tools::Tools;
 use crate::http::wire::{self, Common, OneOrMany};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -22,8 +23,8 @@ const NAMES: [(&str, &str); 5] = [
 ];
 
 /// The fields that only this API has.
-#[derive(Debug, Deserialize)]
-struct Fields {
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(in crate::http) struct Fields {
     system: Option<Value>,
     messages: Option<Vec<Turn>>,
     stop_sequences: Option<Vec<String>>,
@@ -36,7 +37,7 @@ struct Fields {
     include_reasoning: Option<bool>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 struct Choice {
     #[serde(rename = "type")]
     kind: String,
@@ -45,13 +46,13 @@ struct Choice {
 }
 
 /// Whether the model thinks. How many tokens it may think is a hint.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 struct Thinking {
     #[serde(rename = "type")]
     kind: String,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 struct OutputConfig {
     format: Option<Value>,
 }

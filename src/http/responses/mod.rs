@@ -3,3 +3,5 @@
 mod events;
 mod input;
 mod request;
+
+pub(super) use request::Fields;

@@ -8,6 +8,7 @@ use crate::http::object::Object;
 use crate::http::openai::{ChatFields, Job};
 use crate::http::structured::Structured;
 use crate::http::wire::{self, Common};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -24,8 +25,8 @@ const NAMES: [(&str, &str); 5] = [
 const INCLUDABLE: &str = "reasoning.encrypted_content";
 
 /// The fields that only this API has.
-#[derive(Debug, Deserialize)]
-struct Fields {
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(in crate::http) struct Fields {
     input: Option<Value>,
     instructions: Option<String>,
     max_output_tokens: Option<usize>,
@@ -43,14 +44,14 @@ struct Fields {
     include_reasoning: Option<bool>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 struct TextOptions {
     format: Option<Value>,
     /// A hint.
     verbosity: Option<String>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 struct ReasoningOptions {
     /// A hint.
     effort: Option<String>,
