@@ -15,7 +15,7 @@ use flags::{Cli, CliCommand, Options};
 use std::ffi::OsString;
 use std::path::Path;
 
-pub use flags::{Dtype, GenerationConfig, GenerationFlags, HttpOptions, LoadFlags};
+pub use flags::{Dtype, GenerationConfig, GenerationFlags, HttpOptions, LoadFlags, LogFormat};
 pub use speculation::{DrafterChoice, ModelChoice, TablesOptions};
 
 /// A validated command.
@@ -50,6 +50,7 @@ pub struct Config {
     pub block_size: usize,
     pub engine: EngineOptions,
     pub http: HttpOptions,
+    pub log_format: LogFormat,
 }
 
 /// The size of the KV pools.
@@ -87,6 +88,16 @@ impl Command {
         let start = if cli.command.is_some() { 2 } else { 1 };
         args.splice(start..start, from_file);
         Ok(Self::validate(Cli::try_parse_from(args)?)?)
+    }
+
+    /// The form of the lines on stderr; text for commands without the flag.
+    pub fn log_format(&self) -> LogFormat {
+        match self {
+            Self::Serve(config) | Self::Bench(config, _) | Self::Generate(config, _) => {
+                config.log_format
+            }
+            Self::Distill(_) | Self::Convert(_) | Self::Tokenizer(_) => LogFormat::Text,
+        }
     }
 
     fn validate(cli: Cli) -> Result<Self> {
@@ -167,6 +178,7 @@ impl Options {
             block_size: self.block_size,
             engine,
             http: self.http,
+            log_format: self.log_format,
         })
     }
 

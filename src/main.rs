@@ -19,7 +19,7 @@ mod memory;
 mod serve;
 
 use foretoken::bench;
-use foretoken::config::{Command, Exit};
+use foretoken::config::{Command, Exit, LogFormat};
 use foretoken::console;
 use foretoken::convert;
 use foretoken::error::{Error, Result, clipped};
@@ -29,6 +29,7 @@ use foretoken::train;
 use log::LineWriter;
 use std::io::IsTerminal;
 use std::process::ExitCode;
+use tracing::Level;
 use tracing_subscriber::EnvFilter;
 
 /// Every step allocates and frees the same few sizes, some of them large. With the system allocator
@@ -102,12 +103,14 @@ fn one_thread_per_op() {
     }
 }
 
-/// Sends logs to `log` (stderr) at the level that RUST_LOG sets. By default `serve` logs at info and
-/// the other commands at warn.
+/// Sends logs to `log` (stderr) at the level that RUST_LOG sets, in the form of `--log-format`. By default
+/// `serve` logs at info and the other commands at warn.
 ///
 /// # Errors
 /// `Setup`, if RUST_LOG cannot be read.
 fn start_log(command: &Command, log: &LineWriter) -> Result<()> {
+    let format = command.log_format();
+    log.set_format(format);
     let level = match command {
         Command::Serve(_) => "foretoken=info,warn",
         _ => "warn",
@@ -120,12 +123,18 @@ fn start_log(command: &Command, log: &LineWriter) -> Result<()> {
         })?,
     };
     let log = log.clone();
-    tracing_subscriber::fmt()
+    let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(move || log.clone())
-        .with_ansi(std::io::stderr().is_terminal())
-        .log_internal_errors(false)
-        .init();
+        .log_internal_errors(false);
+    match format {
+        LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).init(),
+        LogFormat::Json => lines
+            .json()
+            .flatten_event(true)
+            .with_current_span(false)
+            .init(),
+    }
     Ok(())
 }
 
@@ -170,7 +179,7 @@ fn fail(e: &Error, log: &LineWriter) -> u8 {
         .take_while(|line| !is_frame(line))
         .filter(|line| !line.is_empty())
         .collect();
-    log.line(&format!("error: {}", clipped(&lines.join("; "))));
+    log.note(Level::ERROR, "error: ", &clipped(&lines.join("; ")));
     match e {
         Error::Internal(_) => 1,
         Error::Setup(_) | Error::Request { .. } => 2,

@@ -106,6 +106,16 @@ pub struct Options {
           help_heading = "Memory")]
     pub block_size: usize,
 
+    /// Form of the log on stderr: json = one object per line.
+    #[arg(
+        long,
+        value_enum,
+        value_name = "FORMAT",
+        default_value_t,
+        help_heading = "Log"
+    )]
+    pub log_format: LogFormat,
+
     #[command(flatten)]
     pub engine: EngineOptions,
     #[command(flatten)]
@@ -238,6 +248,14 @@ pub struct HttpOptions {
     pub limits: HttpLimits,
     #[command(flatten)]
     pub origins: OriginOptions,
+}
+
+/// Form of the log.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    #[default]
+    Text,
+    Json,
 }
 
 /// Data type of weights and KV cache.

@@ -341,13 +341,13 @@ impl Engine {
             prompt_tokens = sequence.state.prompt_len,
             cached_tokens = sequence.cached_tokens,
             output_tokens = sequence.output_len(),
-            seconds = format_args!("{seconds:.3}"),
+            seconds = thousandths(seconds),
             rounds = usage.rounds,
             drafted = usage.drafted,
             synthetic_acceptance = sequence.state.synthetic_acceptance,
             accepted = usage.accepted,
-            acceptance_rate = format_args!("{:.3}", usage.acceptance_rate()),
-            mean_accepted_length = format_args!("{:.2}", usage.mean_accepted_length()),
+            acceptance_rate = thousandths(usage.acceptance_rate()),
+            mean_accepted_length = thousandths(usage.mean_accepted_length()),
             "request done"
         );
         sequence.flush();
@@ -504,6 +504,11 @@ impl Engine {
         let chunk = &mut self.scheduler.prompt_chunk;
         chunk.note(rows + drafted, prompt_rows, step_time);
     }
+}
+
+/// A number as log lines show it, which in JSON is a number, too.
+fn thousandths(x: f64) -> f64 {
+    (x * 1e3).round() / 1e3
 }
 
 /// Converts the plan to the runner's inputs.

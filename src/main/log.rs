@@ -4,13 +4,17 @@
 //! [`MAX_QUEUED_BYTES`] and continue. Lines that do not fit, or cannot be written, are dropped and
 //! counted, and a notice reports them as soon as a line can be written again.
 
+use chrono::{SecondsFormat, Utc};
+use foretoken::config::LogFormat;
 use prometheus::IntCounter;
+use serde_json::json;
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::time::Duration;
+use tracing::Level;
 
 /// Maximum bytes of queued lines.
 const MAX_QUEUED_BYTES: usize = 256 << 10;
@@ -23,6 +27,8 @@ pub struct LineWriter {
     queue: Sender<Message>,
     queued_bytes: Arc<AtomicUsize>,
     dropped: IntCounter,
+    /// Whether log lines are JSON objects.
+    json: Arc<AtomicBool>,
 }
 
 enum Message {
@@ -45,12 +51,30 @@ impl LineWriter {
             queue,
             queued_bytes: Arc::default(),
             dropped,
+            json: Arc::default(),
         };
-        let (queued_bytes, dropped) = (writer.queued_bytes.clone(), writer.dropped.clone());
+        let queued_bytes = writer.queued_bytes.clone();
+        let (dropped, json) = (writer.dropped.clone(), writer.json.clone());
         std::thread::Builder::new()
             .name("log".into())
-            .spawn(move || write_lines(out, &messages, &queued_bytes, &dropped))?;
+            .spawn(move || write_lines(out, &messages, &queued_bytes, &dropped, &json))?;
         Ok(writer)
+    }
+
+    /// Sets the form of the lines that [`LineWriter::note`], panics and dropped lines make from now on;
+    /// before, it is text.
+    pub fn set_format(&self, format: LogFormat) {
+        let json = format == LogFormat::Json;
+        self.json.store(json, Ordering::SeqCst);
+    }
+
+    /// Queues a log line of the program itself, not of a library: `prefix` and `message` as text, or an
+    /// object with the message and the level.
+    pub fn note(&self, level: Level, prefix: &str, message: &str) {
+        match self.json.load(Ordering::SeqCst) {
+            true => self.line(&json_line(level, message)),
+            false => self.line(&format!("{prefix}{message}")),
+        }
     }
 
     /// Queues `text` and a line break, or counts it as dropped.
@@ -96,7 +120,7 @@ impl LineWriter {
                 BacktraceStatus::Captured => format!("\n{trace}"),
                 _ => String::new(),
             };
-            log.line(&format!("thread '{name}' {panic}{trace}"));
+            log.note(Level::ERROR, "", &format!("thread '{name}' {panic}{trace}"));
             if name == "main" {
                 log.flush();
             }
@@ -116,12 +140,24 @@ impl Write for LineWriter {
     }
 }
 
+/// A line without fields, in the form of tracing-subscriber's JSON.
+fn json_line(level: Level, message: &str) -> String {
+    let line = json!({
+        "timestamp": Utc::now().to_rfc3339_opts(SecondsFormat::Micros, true),
+        "level": level.as_str(),
+        "message": message,
+        "target": "foretoken",
+    });
+    line.to_string()
+}
+
 /// The body of the thread: writes until all [`LineWriter`]s are dropped.
 fn write_lines(
     mut out: impl Write,
     messages: &Receiver<Message>,
     queued_bytes: &AtomicUsize,
     dropped: &IntCounter,
+    json: &AtomicBool,
 ) {
     // Dropped lines that a notice has reported.
     let mut reported = 0;
@@ -131,7 +167,14 @@ fn write_lines(
                 let missing = dropped.get() - reported;
                 let notice = match missing {
                     0 => String::new(),
-                    _ => format!("{missing} log lines dropped\n"),
+                    _ => {
+                        let said = format!("{missing} log lines dropped");
+                        let said = match json.load(Ordering::SeqCst) {
+                            true => json_line(Level::WARN, &said),
+                            false => said,
+                        };
+                        said + "\n"
+                    }
                 };
                 let written = out
                     .write_all(notice.as_bytes())
@@ -206,6 +249,32 @@ mod tests {
         assert_eq!(missing.iter().sum::<u64>(), 44, "{missing:?}");
         assert_eq!(text.len(), 256 + missing.len() + 1);
         assert_eq!(text.last().unwrap(), "the last");
+    }
+
+    #[test]
+    fn lines_of_the_program_itself_and_notices_can_be_json() {
+        let reader = Reader::default();
+        let log = LineWriter::new(reader.clone()).unwrap();
+        log.note(Level::ERROR, "error: ", "as \"text\"");
+        log.set_format(LogFormat::Json);
+        log.flush();
+        *reader.full.lock().unwrap() = true;
+        log.note(Level::ERROR, "error: ", "lost");
+        log.flush();
+        *reader.full.lock().unwrap() = false;
+        log.note(Level::ERROR, "error: ", "of\ntwo lines");
+        log.flush();
+        let text = lines(&reader.text.lock().unwrap());
+        assert_eq!(text.len(), 3, "{text:?}");
+        assert_eq!(text[0], "error: as \"text\"");
+        let said = [("WARN", "1 log lines dropped"), ("ERROR", "of\ntwo lines")];
+        for (line, (level, message)) in text[1..].iter().zip(said) {
+            let line: serde_json::Value = serde_json::from_str(line).unwrap();
+            assert_eq!(line["level"], level, "{line}");
+            assert_eq!(line["message"], message, "{line}");
+            let at = line["timestamp"].as_str().unwrap();
+            assert!(at.ends_with('Z') && at.len() == 27, "{at}");
+        }
     }
 
     #[test]

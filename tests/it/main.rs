@@ -44,6 +44,8 @@ mod http_tools;
 mod kv;
 mod lies;
 mod lies_heads;
+#[cfg(feature = "embedded-model")]
+mod logs;
 mod medusa;
 mod model;
 mod pair;
