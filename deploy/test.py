@@ -23,6 +23,7 @@ import yaml
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from deploy.ray.affinity import BLOCK, PrefixTable, by_cost, keys_of, prompt_of
 from deploy.ray.process import Server
 
 FLAGS = {"threads": 1, "num-blocks": 1024, "max-num-seqs": 16, "shutdown-timeout": 20}
@@ -222,6 +223,32 @@ def router(command, policy, workers, log):
     with program(command, log):
         wait_for(f"{command[0]}", lambda: text_of(base, "Hi", max_tokens=1) is not None)
         yield base
+
+
+def check_affinity():
+    """The router's decisions, without Ray."""
+    turns = [{"role": "user", "content": f"{i} " * 100} for i in range(3)]
+    first, second = (keys_of(prompt_of({"messages": turns[:n]})) for n in (1, 2))
+    check("affinity: the next turn begins with the keys of the one before", second[: len(first)] == first != second)
+    text = "a system prompt " * 40
+    owners = [keys_of(text, owner) for owner in ("one", "another")]
+    check("affinity: prompts of different owners have no key in common", not set(owners[0]) & set(owners[1]))
+    table = PrefixTable(max_blocks=200)
+    for replica in range(20):
+        table.insert(keys_of(text + f"conversation {replica} " * 20), replica)
+    keys = keys_of(text + "conversation 3 " * 20)
+    table.insert(keys, 3)
+    for replica in range(10, 20):
+        table.insert(keys_of(text), replica)
+    matched = table.matches(keys)
+    found = max(matched, key=matched.get)
+    check("affinity: a conversation's replica is found, whoever else has its system prompt", found == 3 and matched[3] == len(keys))
+    check("affinity: the table is bounded", len(table.holders) <= 200)
+    busy = by_cost([3, 4], len(keys), matched, {3: 100, 4: 0}, 8.0)
+    check("affinity: a replica with too many requests is left alone", busy[0] == 4 and by_cost([4, 3], len(keys), matched, {3: 1}, 8.0)[0] == 3)
+    table.remove(3)
+    check("affinity: a replica that is gone is forgotten", 3 not in table.matches(keys))
+    check("affinity: a short prompt has no keys", keys_of("x" * (BLOCK - 1)) == [])
 
 
 def test_routers(options, folder, texts):
@@ -471,6 +498,7 @@ def main():
     # A short path: Ray's sockets have names of at most 107 bytes.
     folder = pathlib.Path(tempfile.mkdtemp(prefix="ft", dir="/tmp"))
     try:
+        check_affinity()
         single = Server(options.binary, FLAGS)
         texts = references(single.url)
         single.stop(30)
