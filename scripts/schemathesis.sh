@@ -18,7 +18,7 @@ scratch=$(mktemp -d)
 server=
 trap 'kill "$server" 2>/dev/null || true; rm -rf "$scratch"' EXIT
 # Short answers, because what is tested is their shape.
-RUST_LOG=${RUST_LOG:-warn} "$binary" --max-model-len 512 "$@" --port 0 >"$scratch/server" &
+RUST_LOG=${RUST_LOG:-warn} "$binary" --max-model-len 64 "$@" --port 0 >"$scratch/server" &
 server=$!
 until url=$(grep -o 'http://[0-9.:]*' "$scratch/server" | head -n 1) && [ -n "$url" ]; do
     kill -0 "$server"
