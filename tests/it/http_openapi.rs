@@ -137,8 +137,7 @@ async fn answers_and_refusals_have_the_shapes_of_the_document() {
         {"role": "assistant", "content": null, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "a", "content": "b"},
     ]);
-    let scored =
-        json!({"prompt": ["ab", "c"], "max_tokens": 3, "logprobs": 2, "echo": true, "n": 2});
+    let scored = json!({"prompt": ["ab", "c"], "max_tokens": 3, "logprobs": 2, "echo": true, "n": 2, "return_token_ids": true});
     let ids = json!({"prompt": [[0, 1]], "max_tokens": 60, "stop": ["a", "b", "c"]});
     let predicted = json!({"type": "content", "content": "abc"});
     let bodies = [
@@ -153,7 +152,7 @@ async fn answers_and_refusals_have_the_shapes_of_the_document() {
         ("/v1/completions", json!({"prompt": "a", "model": "b"}), 404),
         (
             "/v1/chat/completions",
-            json!({"messages": turns, "max_tokens": 4, "logprobs": true, "top_logprobs": 2}),
+            json!({"messages": turns, "max_tokens": 4, "logprobs": true, "top_logprobs": 2, "return_token_ids": true}),
             200,
         ),
         (
@@ -239,12 +238,12 @@ async fn the_chunks_of_streams_have_the_shapes_of_the_document() {
         (
             "/v1/completions",
             "Completion",
-            json!({"prompt": "abcabcabc", "max_tokens": 30, "logprobs": 1}),
+            json!({"prompt": "abcabcabc", "max_tokens": 30, "logprobs": 1, "return_token_ids": true}),
         ),
         (
             "/v1/chat/completions",
             "ChatCompletionChunk",
-            json!({"messages": turns, "max_tokens": 30, "logprobs": true, "n": 2}),
+            json!({"messages": turns, "max_tokens": 30, "logprobs": true, "n": 2, "return_token_ids": true}),
         ),
     ] {
         let mut body = body;

@@ -67,6 +67,8 @@ struct CompletionChoice {
     logprobs: Option<CompletionLogprobs>,
     finish_reason: Option<FinishReason>,
     stop_reason: Option<StopReason>,
+    prompt_token_ids: Option<Vec<u32>>,
+    token_ids: Option<Vec<u32>>,
     speculation: Option<Vec<Round>>,
 }
 
@@ -106,6 +108,7 @@ pub struct ChatCompletion {
     system_fingerprint: Option<String>,
     choices: Vec<ChatChoice>,
     usage: Usage,
+    prompt_token_ids: Option<Vec<u32>>,
 }
 
 #[derive(JsonSchema)]
@@ -122,6 +125,7 @@ struct ChatChoice {
     logprobs: Option<ChatLogprobs>,
     finish_reason: FinishReason,
     stop_reason: Option<StopReason>,
+    token_ids: Option<Vec<u32>>,
 }
 
 #[derive(JsonSchema)]
@@ -198,6 +202,7 @@ pub struct ChatCompletionChunk {
     system_fingerprint: Option<String>,
     choices: Vec<ChatChunkChoice>,
     usage: Option<Usage>,
+    prompt_token_ids: Option<Vec<u32>>,
 }
 
 #[derive(JsonSchema)]
@@ -214,6 +219,7 @@ struct ChatChunkChoice {
     logprobs: Option<ChatLogprobs>,
     finish_reason: Option<FinishReason>,
     stop_reason: Option<StopReason>,
+    token_ids: Option<Vec<u32>>,
     speculation: Option<Vec<Round>>,
 }
 
