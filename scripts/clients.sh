@@ -36,7 +36,9 @@ with_python() {
 SECONDS=0
 with_python clients "$python_clients"
 with_python "evals${short[*]}" "$python_evals"
-if command -v npm >/dev/null; then
+# What the clients need.
+has_node() { command -v npm >/dev/null && node -e 'process.exit(Number(process.versions.node.split(".")[0]) < 20 ? 1 : 0)'; }
+if has_node; then
     mkdir -p "$installed/node"
     [ -e "$installed/node/package.json" ] || echo '{"private": true}' >"$installed/node/package.json"
     # shellcheck disable=SC2086
@@ -70,12 +72,12 @@ clients=$installed/clients/bin/python
 "$clients" scripts/clients.py --url "$plain" --reasoning-url "$reasoning" "${short[@]}" || failed=1
 "$clients" scripts/clients_openai.py --url "$plain" "${short[@]}" || failed=1
 "$installed/evals${short[*]}/bin/python" scripts/clients_evals.py --url "$plain" "${short[@]}" || failed=1
-if command -v node >/dev/null; then
+if has_node; then
     # Modules are looked for beside the script.
     cp scripts/clients.mjs "$installed/node/"
     node "$installed/node/clients.mjs" "$plain" || failed=1
 else
-    echo "no node here: its clients are not run"
+    echo "no Node 20 and npm here: their clients are not run"
 fi
 echo "stock clients: $SECONDS s in all, $([ "$failed" = 0 ] && echo 'all passed' || echo 'with failures')"
 exit "$failed"
