@@ -53,6 +53,7 @@ trap 'kill "${servers[@]}" 2>/dev/null || true; rm -rf "$logs"' EXIT
 # Starts a server with the flags; sets `url`.
 start() {
     local log="$logs/${#servers[@]}"
+    : >"$log"
     RUST_LOG=${RUST_LOG:-warn} "$binary" "$@" --port 0 --api-key secret >"$log" &
     servers+=($!)
     until url=$(grep -o 'http://[0-9.:]*' "$log" | head -n 1) && [ -n "$url" ]; do
