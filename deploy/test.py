@@ -368,7 +368,13 @@ def port_of(pid):
 def test_ray(app, texts):
     baseline = app.base + "/baseline"
     for base in (app.base, baseline):
-        wait_for(f"2 replicas at {base}", lambda: len(metric(base, "num_requests_running")) == 2, 300)
+
+        def ready():
+            if app.process.poll() is not None:
+                sys.exit(f"serve run ended with status {app.process.returncode}: {app.folder}/ray.log")
+            return len(metric(base, "num_requests_running")) == 2
+
+        wait_for(f"2 replicas at {base}", ready, 300)
     check("ray: serve run starts two applications of two replicas, and waits until they are ready", len(app.processes()) == 4)
     affinity, default = hit_rate(app.base, [app.base]), hit_rate(baseline, [baseline])
     check("ray: prefix affinity finds more of the prompts cached than Serve's default router", affinity > default, f"{affinity:.3f} against {default:.3f}")
@@ -507,7 +513,7 @@ def main():
         with contextlib.ExitStack() as stack:
             if "ray" in options.parts:
                 # It takes its time, so it starts beside what comes first.
-                stack.enter_context(app.run())
+                app.process = stack.enter_context(app.run())
             if "routers" in options.parts:
                 test_routers(options, folder, texts)
             if "ray" in options.parts:
