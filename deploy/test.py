@@ -460,6 +460,8 @@ def check_scaling(app, texts):
         gone = len(streams)
     whole = [s.end == "done" and s.text == texts[s.body["messages"][0]["content"]] for s in streams]
     check("ray: scaled down under load, every stream is whole", all(whole), f"{sum(whole)} of {len(whole)}, {gone} of them begun before the replica was gone")
+    # What the load left in the autoscaler's window has to be gone before a second replica is allowed.
+    time.sleep(15)
     app.change(low=1, high=2)
     time.sleep(5)
     one = len(app.processes())
