@@ -51,6 +51,8 @@ pub struct Config {
     pub engine: EngineOptions,
     pub http: HttpOptions,
     pub log_format: LogFormat,
+    /// Where traces are sent; `None` = where the environment says, if it does.
+    pub otlp_traces_endpoint: Option<String>,
 }
 
 /// The size of the KV pools.
@@ -179,6 +181,7 @@ impl Options {
             engine,
             http: self.http,
             log_format: self.log_format,
+            otlp_traces_endpoint: self.otlp_traces_endpoint,
         })
     }
 

@@ -23,6 +23,7 @@
 //! - [`bench`], [`generate`] and [`convert`]: subcommands; [`prompts`]: what they read and write.
 //!   [`config`]: flags and TOML, used only by `main`.
 //! - `fuzzing`: what the fuzzers in `fuzz/` call, and a test with their corpus.
+//! - [`otel`]: traces of requests, if the program is built with them. Uses [`http`].
 //! - [`files`]: limits on untrusted files; `parse`: value parsers of flags; `console`: what commands print.
 //!
 //! Imports go one way: `main -> http -> engine -> spec -> {model, kv, sampling, grammar}`,
@@ -47,6 +48,11 @@ pub mod http;
 pub mod kernels;
 pub mod kv;
 pub mod model;
+#[cfg(feature = "otel")]
+pub mod otel;
+#[cfg(not(feature = "otel"))]
+#[path = "otel/absent.rs"]
+pub mod otel;
 mod parse;
 pub mod prompts;
 pub mod sampling;

@@ -112,9 +112,14 @@ pub struct Options {
         value_enum,
         value_name = "FORMAT",
         default_value_t,
-        help_heading = "Log"
+        help_heading = "Observability"
     )]
     pub log_format: LogFormat,
+    /// URL to which traces of requests are sent by OTLP over HTTP [default: what
+    /// OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says]. Needs a program that was
+    /// built with --features otel.
+    #[arg(long, value_name = "URL", value_parser = otlp_endpoint, help_heading = "Observability")]
+    pub otlp_traces_endpoint: Option<String>,
 
     #[command(flatten)]
     pub engine: EngineOptions,
@@ -270,6 +275,21 @@ pub enum Dtype {
     Bf16,
     #[value(alias = "float16")]
     F16,
+}
+
+fn otlp_endpoint(url: &str) -> Result<String, &'static str> {
+    let is_http = ["http://", "https://"]
+        .iter()
+        .any(|scheme| url.starts_with(scheme));
+    match (cfg!(feature = "otel"), is_http) {
+        (false, _) => Err(
+            "this program was built without traces: build it with cargo build --release --features otel",
+        ),
+        (true, false) => Err(
+            "must begin with http:// or https://: traces are sent by OTLP over HTTP, usually to port 4318",
+        ),
+        (true, true) => Ok(url.into()),
+    }
 }
 
 fn api_key(text: &str) -> Result<String, &'static str> {

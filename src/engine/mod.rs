@@ -34,10 +34,11 @@ pub use events::{Completion, Events};
 pub use handle::{
     EngineHandle, EngineOptions, Limits, MAX_LOGIT_BIASES, MAX_STOP_TOKEN_IDS, SpecLimits,
 };
-pub use request::{Event, FinishReason, Request, Round, SpecUsage, TokenOutput};
+pub use request::{
+    Event, FinishReason, Request, Round, SequenceEnd, SpecUsage, TokenOutput, Watch,
+};
 pub use scheduler::MAX_DRAFT_ROWS;
-use stats::RequestTimes;
-pub use stats::Stats;
+pub use stats::{RequestTimes, Stats};
 
 /// How many times the pool the prompts of one request's sequences may fill together.
 const PROMPT_POOLS: usize = 8;
@@ -350,6 +351,15 @@ impl Engine {
             mean_accepted_length = thousandths(usage.mean_accepted_length()),
             "request done"
         );
+        if let Some(watch) = sequence.watch.take() {
+            watch.ended(SequenceEnd {
+                times,
+                prompt_tokens: sequence.state.prompt_len,
+                cached_tokens: sequence.cached_tokens,
+                output_tokens: sequence.output_len(),
+                spec: usage,
+            });
+        }
         sequence.flush();
     }
 

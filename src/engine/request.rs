@@ -1,8 +1,10 @@
 //! Inputs and outputs of the engine.
 
+use super::stats::RequestTimes;
 use crate::error::Error;
 use crate::sampling::{Acceptance, SamplingParams, TokenLogprobs};
 use crate::spec::{Draft, DraftContext, Source};
+use std::fmt::Debug;
 use std::ops::Add;
 use std::sync::Arc;
 
@@ -45,6 +47,25 @@ pub struct Request {
     /// is then meaningless; only the time per round is measured. `None` verifies drafts, which is
     /// right for all callers but `bench`.
     pub synthetic_acceptance: Option<f64>,
+    /// Who wants to know what became of it, besides the receiver of its events, who may leave before.
+    pub watch: Option<Arc<dyn Watch>>,
+}
+
+/// Is told of the end of a sequence.
+pub trait Watch: Debug + Send + Sync {
+    /// Called once, by the engine's thread, which waits for it.
+    fn ended(&self, end: SequenceEnd);
+}
+
+/// A sequence that has ended.
+#[derive(Debug, Clone, Copy)]
+pub struct SequenceEnd {
+    pub times: RequestTimes,
+    pub prompt_tokens: usize,
+    /// Those of them that were in the prefix cache.
+    pub cached_tokens: usize,
+    pub output_tokens: usize,
+    pub spec: SpecUsage,
 }
 
 /// One generated token.

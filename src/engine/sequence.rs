@@ -1,7 +1,7 @@
 //! The state of one request: tokens, lengths, finish.
 
 use super::handle::{SpecLimits, Submission};
-use super::request::{Event, FinishReason, Round, SpecUsage, TokenOutput, queue_cost};
+use super::request::{Event, FinishReason, Round, SpecUsage, TokenOutput, Watch, queue_cost};
 use crate::kv::BlockTable;
 use crate::sampling::{Acceptance, Sampler, TokenLogprobs};
 use crate::spec::{SeqId, SequenceState, Source, StepInput, StepOutput};
@@ -19,6 +19,8 @@ pub struct Sequence {
     pub state: SequenceState,
     /// What log lines call its request.
     pub name: Option<Arc<str>>,
+    /// Is told of its end.
+    pub watch: Option<Arc<dyn Watch>>,
     /// Maximum number of output tokens; fits the context.
     pub max_tokens: usize,
     /// The request that it belongs to; a request may make several sequences.
@@ -73,6 +75,7 @@ impl Sequence {
         let prompt_len = request.prompt.len();
         Self {
             name: request.name,
+            watch: request.watch,
             max_tokens: request.max_tokens.unwrap_or(max_model_len - prompt_len),
             group: submission.group,
             ahead: submission.ahead,

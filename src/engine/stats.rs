@@ -87,10 +87,11 @@ pub struct RequestStats {
 
 /// The times of a request that has ended.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct RequestTimes {
+pub struct RequestTimes {
     pub arrived: Instant,
     /// When it was first admitted to the batch.
     pub admitted: Option<Instant>,
+    /// When the first token was sent.
     pub first_token: Option<Instant>,
     pub last_token: Option<Instant>,
 }

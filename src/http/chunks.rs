@@ -57,6 +57,10 @@ impl Chunks {
 }
 
 impl Shape for Chunks {
+    fn id(&self) -> &str {
+        &self.header.id
+    }
+
     fn whole(self, text: Arc<Text>, pieces: Vec<Piece>, choices: &[Choice]) -> Response {
         let streams = self.header.logprobs.is_some();
         let usage = self.header.usage(choices);

@@ -21,7 +21,7 @@ pub(super) struct Refusal {
 }
 
 impl Refusal {
-    fn of(error: &Error) -> Self {
+    pub fn of(error: &Error) -> Self {
         match error {
             Error::Request { kind, param, .. } => Self {
                 code: names(*kind, param.as_deref()).1,

@@ -39,6 +39,7 @@ mod stream;
 mod structured;
 mod tokenize;
 mod tools;
+mod trace;
 mod unsupported;
 mod wire;
 
@@ -68,6 +69,7 @@ pub use limits::HttpLimits;
 pub use origin::OriginOptions;
 pub use server_info::ServerInfo;
 pub use state::AppState;
+pub use trace::{ChoiceRecord, JobRecord, Observer, RequestRecord};
 
 /// Time that finished replies have to reach their clients after the engine has ended.
 const FLUSH: Duration = Duration::from_secs(1);
@@ -108,15 +110,14 @@ pub fn router(state: AppState) -> Router {
     for (_, path, handler) in routes() {
         router = router.route(path, handler);
     }
+    let identify = middleware::from_fn_with_state(state.clone(), caller::identify);
     let router = router
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn_with_state(state.clone(), guard))
         .with_state(state);
     // In another router, because a router's own layers come after the path was matched.
-    Router::new()
-        .fallback_service(router)
-        .layer(middleware::from_fn(caller::identify))
+    Router::new().fallback_service(router).layer(identify)
 }
 
 /// Serves until `shutdown` completes. Then it refuses new requests with 503, lets the running ones
@@ -271,9 +272,17 @@ async fn count_tokens(State(state): State<AppState>, body: Sent) -> Result<Json<
     Ok(Json(json!({"input_tokens": read.await?})))
 }
 
-async fn answer(state: &AppState, job: Job, shape: impl Shape, caller: Caller) -> Result<Response> {
+async fn answer(
+    state: &AppState,
+    mut job: Job,
+    shape: impl Shape,
+    caller: Caller,
+) -> Result<Response> {
     let stream = job.stream;
-    let running = Running::start(state, job, &caller.id)?;
+    if let Some(trace) = &caller.trace {
+        trace.accepted(&mut job, shape.id());
+    }
+    let running = Running::start(state, job, &caller)?;
     match stream {
         true => Ok(running.sse(shape, caller)),
         false => running.collect(shape).await,

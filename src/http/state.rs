@@ -9,6 +9,7 @@ use super::load::Load;
 use super::origin::{OriginOptions, Origins};
 use super::reply;
 use super::server_info::ServerInfo;
+use super::trace::Observer;
 use crate::engine::EngineHandle;
 use crate::error::{Error, Result};
 use crate::grammar::Compiler;
@@ -28,6 +29,8 @@ pub struct AppState {
     pub(super) origins: Arc<Origins>,
     pub(super) info: Arc<ServerInfo>,
     pub(super) load: Load,
+    /// Who is told of requests that have ended.
+    pub(super) observer: Option<Arc<dyn Observer>>,
     bodies: Arc<Bodies>,
     /// Whether the page is served.
     pub(super) ui: bool,
@@ -52,6 +55,7 @@ impl AppState {
             model_names: model_names.into(),
             info: Arc::default(),
             load: Load::default(),
+            observer: None,
             api_key: None,
             defaults: Arc::default(),
             bodies: Arc::new(Bodies::new(&HttpLimits::default())),
@@ -103,6 +107,12 @@ impl AppState {
     /// Sets which hosts and origins are allowed, and the host that the operator chose to listen on.
     pub fn with_origins(mut self, options: OriginOptions, host: &str) -> Self {
         self.origins = Arc::new(Origins::new(options, host));
+        self
+    }
+
+    /// Sets who is told of requests that have ended.
+    pub fn with_observer(mut self, observer: Option<Arc<dyn Observer>>) -> Self {
+        self.observer = observer;
         self
     }
 

@@ -4,10 +4,12 @@
 use super::caller::Caller;
 use super::choice::{Choice, Piece};
 use super::connection::Client;
+use super::error::Refusal;
 use super::load::InFlight;
 use super::openai::Job;
 use super::request_id::RequestId;
 use super::state::AppState;
+use super::trace::Trace;
 use crate::engine::Events;
 use crate::error::{Error, Result};
 use crate::text::Text;
@@ -21,6 +23,9 @@ use tokio_stream::{StreamExt, StreamMap};
 
 /// How an API shows a reply: as one body, or as events.
 pub(super) trait Shape: Send + 'static {
+    /// The id of the reply.
+    fn id(&self) -> &str;
+
     /// The whole reply, of which there is a piece for each choice.
     fn whole(self, text: Arc<Text>, pieces: Vec<Piece>, choices: &[Choice]) -> Response;
 
@@ -56,6 +61,7 @@ pub(super) struct Running {
     /// The events of each choice that is not finished.
     events: StreamMap<usize, Events>,
     choices: Vec<Choice>,
+    trace: Option<Trace>,
     _in_flight: InFlight,
 }
 
@@ -64,9 +70,9 @@ impl Running {
     ///
     /// # Errors
     /// As [`EngineHandle::submit_all`].
-    pub fn start(state: &AppState, mut job: Job, id: &RequestId) -> Result<Self> {
+    pub fn start(state: &AppState, mut job: Job, caller: &Caller) -> Result<Self> {
         for request in &mut job.requests {
-            request.name = Some(id.0.clone());
+            request.name = Some(caller.id.0.clone());
         }
         let events = state.engine.submit_all(job.requests)?;
         Ok(Self {
@@ -74,6 +80,7 @@ impl Running {
             _in_flight: state.load.enter(),
             events: events.into_iter().enumerate().collect(),
             choices: job.choices,
+            trace: caller.trace.clone(),
         })
     }
 
@@ -85,10 +92,16 @@ impl Running {
             finish: Some(finish),
             ..
         }) = &piece
-            && let Some(events) = self.events.remove(&index)
-            && finish.reason != "length"
         {
-            events.stop();
+            if let Some(trace) = &self.trace {
+                let tokens = self.choices[index].completion_tokens();
+                trace.finished(index, finish.reason, tokens);
+            }
+            if let Some(events) = self.events.remove(&index)
+                && finish.reason != "length"
+            {
+                events.stop();
+            }
         }
         Some(piece.map(|piece| (index, piece)))
     }
@@ -156,6 +169,9 @@ impl<S: Shape> Sender<S> {
                 Some(Err(error)) => {
                     self.ended = true;
                     tracing::warn!(request_id = &*self.id.0, "stream failed: {error}");
+                    if let Some(trace) = &self.running.trace {
+                        trace.failed(&Refusal::of(&error));
+                    }
                     self.shape.failed(&error)
                 }
                 None => {

@@ -8,6 +8,7 @@ use foretoken::engine::EngineHandle;
 use foretoken::error::{Error, Result};
 use foretoken::gguf::EMBEDDED;
 use foretoken::http::{self, AppState};
+use foretoken::otel::Traces;
 use foretoken::text::Text;
 use std::net::SocketAddr;
 use tokio::net::TcpListener;
@@ -37,6 +38,7 @@ pub fn serve(config: &Config, loaded: Loaded, log: &LineWriter) -> Result<()> {
     metrics
         .register(Box::new(log.dropped().clone()))
         .map_err(|e| Error::internal(format!("metrics: {e}")))?;
+    let traces = Traces::start(config.otlp_traces_endpoint.as_deref(), metrics)?;
     let thread = |e| Error::setup(format!("cannot start a thread for stdout: {e}"));
     let stdout = LineWriter::new(std::io::stdout()).map_err(thread)?;
     let served = runtime.block_on(async {
@@ -63,6 +65,7 @@ pub fn serve(config: &Config, loaded: Loaded, log: &LineWriter) -> Result<()> {
             .with_reasoning_parser(config.http.reasoning_parser)
             .with_limits(config.http.limits.clone())
             .with_origins(config.http.origins.clone(), &config.http.host)
+            .with_observer(traces.observer())
             .with_ui(!config.http.no_ui);
         let shutdown = signals.first_then_abort(engine);
         warn_if_open(&config.http, &listener);
@@ -70,6 +73,7 @@ pub fn serve(config: &Config, loaded: Loaded, log: &LineWriter) -> Result<()> {
     });
     // A thread may still tokenize for a client that is no longer served.
     runtime.shutdown_background();
+    traces.shut_down();
     served
 }
 

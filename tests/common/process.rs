@@ -39,9 +39,14 @@ impl Server {
 
     /// The same, with a log of `level` written to `log`.
     pub fn start_logging(flags: &str, level: &str, log: impl Into<Stdio>) -> Self {
-        let child = foretoken()
-            .env("RUST_LOG", level)
-            .stderr(log)
+        let mut command = foretoken();
+        command.env("RUST_LOG", level).stderr(log);
+        Self::spawn(command, flags)
+    }
+
+    /// The same, with the environment and the log of `command`.
+    pub fn spawn(mut command: Command, flags: &str) -> Self {
+        let child = command
             .args(flags.split_whitespace())
             .args(["--port", "0"])
             .stdout(Stdio::piped())

@@ -69,6 +69,14 @@ fn wrong_flags() {
     if cfg!(not(feature = "embedded-model")) {
         refused_with("", "--model is missing");
     }
+    if cfg!(not(feature = "otel")) {
+        let error = refused("--otlp-traces-endpoint http://localhost:4318");
+        let names = |name| error.contains(name);
+        assert!(
+            names("--otlp-traces-endpoint") && names("--features otel"),
+            "{error}"
+        );
+    }
     refused_with("--modle x", "--modle");
     refused_with("--model x --port many", "--port");
     refused_with("--model x --draft-model y --drafter tables", "leave out");

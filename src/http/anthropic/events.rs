@@ -140,6 +140,10 @@ fn new_content(block: &Block) -> Value {
 }
 
 impl Shape for Reply {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
     fn whole(mut self, _: Arc<Text>, pieces: Vec<Piece>, choices: &[choice::Choice]) -> Response {
         for piece in pieces {
             self.add(piece);

@@ -243,6 +243,10 @@ fn part(block: &Block, text: &str) -> Option<Value> {
 }
 
 impl Shape for Reply {
+    fn id(&self) -> &str {
+        self.response["id"].as_str().unwrap_or_default()
+    }
+
     fn whole(mut self, _: Arc<Text>, pieces: Vec<Piece>, choices: &[Choice]) -> Response {
         for piece in pieces {
             self.add(piece);
