@@ -21,11 +21,13 @@ const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT: &str = "b7ad6b7169203331";
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// The first line and the body of a request.
+type Exported = (String, Vec<u8>);
+
 /// A collector, which keeps all requests.
 #[derive(Clone, Default)]
 struct Collector {
-    /// The first line and the body of each.
-    got: Arc<Mutex<Vec<(String, Vec<u8>)>>>,
+    got: Arc<Mutex<Vec<Exported>>>,
 }
 
 impl Collector {
