@@ -149,9 +149,13 @@ impl Scheduler {
             (0..running.len()).partition(|&i| running[i].pending() == 1);
         let (later, first) =
             decoding.split_at(decoding.partition_point(|&i| running[i].state.id < self.next));
+        let chunk = self.prompt_chunk.rows();
+        let is_short = |&index: &usize| running[index].pending() <= chunk;
         let chunk = match decoding.is_empty() {
+            false => chunk,
+            // None of them waits for more than others like it, and together they make a full batch.
+            true if prompts.iter().all(is_short) => self.max_num_batched_tokens,
             true => self.prompt_chunk.rows_alone(),
-            false => self.prompt_chunk.rows(),
         };
         let mut share = Share {
             running,

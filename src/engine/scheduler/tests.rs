@@ -213,6 +213,22 @@ fn prompts_keep_nobody_waiting() {
     );
 }
 
+/// While nothing decodes, prompts that fit a chunk are read in one step; a longer one among them is not.
+#[test]
+fn short_prompts_alone_are_read_together() {
+    for (longest, together) in [(30, true), (2000, false)] {
+        let mut schedule = Schedule::new(500);
+        (0..10).for_each(|_| schedule.add(30));
+        schedule.add(longest);
+        let rows: usize = schedule.step().iter().map(|turn| turn.rows).sum();
+        let want = match together {
+            true => 11 * 30,
+            false => schedule.scheduler.prompt_chunk.rows_alone(),
+        };
+        assert_eq!(rows, want);
+    }
+}
+
 /// The other choices of a request do not keep a request waiting that came after them, whether they have all
 /// places of the batch or all blocks.
 #[test]
