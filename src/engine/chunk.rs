@@ -12,10 +12,11 @@ const MIN_ROWS: f64 = 16.0;
 /// Chooses the chunk so that the prompts' share of a step takes no longer than other sequences may
 /// wait: those that decode in the step, and those that arrive during it.
 ///
-/// It keeps one number: the seconds per row of the steps that carried prompts. Each new step enters this average with a weight of one half. So a chunk is at most twice the previous
-/// one, one slow step shrinks it at once, and it adapts to a long prompt, whose rows grow more
-/// expensive with the context they attend to. The seconds per row include a share of the step's
-/// fixed cost; because every chunk is measured in turn, the size settles where the whole step takes
+/// It keeps one number: the seconds per row of the steps that carried prompts. Each new step enters
+/// this average with a weight of one half. So a chunk is at most twice the previous one, one slow
+/// step shrinks it at once, and it adapts to a long prompt, whose rows grow more expensive with the
+/// context they attend to. The seconds per row include a share of the step's fixed cost; because
+/// every chunk is measured in turn, the size settles where the whole step takes
 /// the allowed time.
 #[derive(Debug, Clone)]
 pub struct PromptChunk {

@@ -140,9 +140,8 @@ impl Scheduler {
     }
 
     /// Divides the rows of a step: first among decoding sequences, then among prompts, in chunks that
-    /// nobody waits for long. When the rows run out, the first
-    /// sequence without any comes first in the next step, so every sequence gets its turn, prompts
-    /// included.
+    /// nobody waits for long. When the rows run out, the first sequence without any comes first in the
+    /// next step, so every sequence gets its turn, prompts included.
     fn share_budget(&mut self) -> Vec<ScheduledSequence> {
         let running = &self.running;
         let (decoding, prompts): (Vec<usize>, Vec<usize>) =

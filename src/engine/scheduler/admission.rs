@@ -141,8 +141,9 @@ impl Scheduler {
     }
 
     /// Admits the sequence at `place` if it fits as a whole and a free block remains for each running sequence
-    /// to grow into (otherwise it would be preempted next, which a guest takes in its stride). It begins after its longest cached prefix, and
-    /// waits while a running one computes its next block: so the choices of a request share its prompt.
+    /// to grow into: otherwise it would be preempted next, which only a guest may be. It begins after its
+    /// longest cached prefix, and waits while a running one computes its next block: so the choices of a
+    /// request share its prompt.
     fn try_admit(
         &mut self,
         place: Place,
