@@ -2,8 +2,9 @@
 //!
 //! The order of the logits processors: repetition penalty, presence and frequency penalties,
 //! logit_bias, min_tokens (forbids stop ids), forbidden words, the ids that the request allows and those
-//! that its grammar does, temperature, min-p, top-k, top-p. The logits of draft and target go through the same processors, so `p` and `q` of the acceptance rule are the
-//! distributions that the request samples from.
+//! that its grammar does, temperature, min-p, top-k, top-p. The logits of draft and target go through the
+//! same processors, so `p` and `q` of the acceptance rule are the distributions that the request samples
+//! from.
 
 mod coupled;
 mod sampler;

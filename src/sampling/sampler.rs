@@ -11,11 +11,12 @@ use std::sync::Arc;
 #[derive(Debug, Clone)]
 pub struct Sampler {
     params: SamplingParams,
-    output_len: usize,
+    /// The output tokens.
+    output: Vec<u32>,
+    /// Number of tokens after them whose values are not known yet.
+    unknown: usize,
     /// `None` without penalties.
     counts: Option<Counts>,
-    /// `None` without forbidden words.
-    words: Option<BadWords>,
     /// `None` without a grammar.
     grammar: Option<Box<GrammarState>>,
 }
@@ -29,17 +30,6 @@ struct Counts {
     places: HashMap<u32, usize>,
     /// Number of distinct ids in the prompt, which come first in `seen`.
     prompt: usize,
-    /// The output tokens, for [`Sampler::truncate`].
-    output: Vec<u32>,
-}
-
-/// Words that must not be completed.
-#[derive(Debug, Clone)]
-struct BadWords {
-    /// Their ids; no word is empty.
-    words: Arc<[Vec<u32>]>,
-    /// The output tokens.
-    output: Vec<u32>,
 }
 
 /// A change of one logit `x`: `x / repetition` if `x` is above 0, otherwise `x * repetition`; then minus
@@ -81,8 +71,8 @@ impl Sampler {
         }
         Self {
             counts: params.has_penalties().then(|| Counts::new(prompt)),
-            words: (!params.bad_words.is_empty()).then(|| BadWords::new(&params.bad_words)),
-            output_len: 0,
+            output: Vec::new(),
+            unknown: 0,
             grammar: (params.grammar.clone()).map(|grammar| Box::new(GrammarState::new(grammar))),
             params,
         }
@@ -95,17 +85,14 @@ impl Sampler {
 
     /// Number of output tokens so far, including draft tokens.
     pub fn output_len(&self) -> usize {
-        self.output_len
+        self.output.len() + self.unknown
     }
 
     /// Adds one output token.
     pub fn push(&mut self, token: u32) {
-        self.output_len += 1;
+        self.output.push(token);
         if let Some(counts) = &mut self.counts {
-            counts.push(token);
-        }
-        if let Some(words) = &mut self.words {
-            words.output.push(token);
+            counts.add(token);
         }
         if let Some(grammar) = &mut self.grammar {
             grammar.push(token);
@@ -122,20 +109,18 @@ impl Sampler {
     /// Removes all but the first `len` output tokens.
     pub fn truncate(&mut self, len: usize) {
         if let Some(grammar) = &mut self.grammar {
-            grammar.pop(self.output_len.saturating_sub(len));
+            grammar.pop((self.output.len() + self.unknown).saturating_sub(len));
         }
-        self.output_len = self.output_len.min(len);
+        self.unknown = self.unknown.min(len.saturating_sub(self.output.len()));
+        let removed = self.output.drain(len.min(self.output.len())..);
         if let Some(counts) = &mut self.counts {
-            counts.truncate(len);
-        }
-        if let Some(words) = &mut self.words {
-            words.output.truncate(len);
+            removed.rev().for_each(|id| counts.remove(id));
         }
     }
 
     /// Whether the next distribution depends on the output tokens, and not only on their number.
     pub fn depends_on_tokens(&self) -> bool {
-        self.counts.is_some() || self.words.is_some() || self.grammar.is_some()
+        self.counts.is_some() || !self.params.bad_words.is_empty() || self.grammar.is_some()
     }
 
     /// The grammar that the text must follow, where it is now.
@@ -176,12 +161,12 @@ impl Sampler {
     /// Adds one output token whose value is not known yet; [`Sampler::resolve`] supplies it. If
     /// [`Sampler::depends_on_tokens`] is true, no distribution may be computed in between.
     pub fn push_unknown(&mut self) {
-        self.output_len += 1;
+        self.unknown += 1;
     }
 
     /// Supplies the value of the first token that is not known yet.
     pub fn resolve(&mut self, token: u32) {
-        self.output_len -= 1;
+        self.unknown -= 1;
         self.push(token);
     }
 
@@ -217,7 +202,7 @@ impl Sampler {
             ..LogitAdjustment::NONE
         });
         let forbidden = self.forbidden().into_iter().flatten().copied();
-        let forbidden = forbidden.chain(self.words.iter().flat_map(BadWords::last));
+        let forbidden = forbidden.chain(self.last_of_bad_words());
         let forbidden = forbidden.map(|id| LogitAdjustment {
             id,
             bias: f32::NEG_INFINITY,
@@ -229,7 +214,7 @@ impl Sampler {
     /// The stop ids and the EOS ids that must not come next.
     fn forbidden(&self) -> [&[u32]; 2] {
         let params = &self.params;
-        let is_early = self.output_len < params.min_tokens;
+        let is_early = self.output_len() < params.min_tokens;
         let stops: &[u32] = if is_early {
             &params.stop_token_ids
         } else {
@@ -252,19 +237,10 @@ impl Sampler {
             _ => [&[], &[]],
         }
     }
-}
 
-impl BadWords {
-    fn new(words: &Arc<[Vec<u32>]>) -> Self {
-        Self {
-            words: words.clone(),
-            output: Vec::new(),
-        }
-    }
-
-    /// The ids that would complete a word.
-    fn last(&self) -> impl Iterator<Item = u32> + '_ {
-        self.words.iter().filter_map(|word| {
+    /// The ids that would complete a forbidden word.
+    fn last_of_bad_words(&self) -> impl Iterator<Item = u32> + '_ {
+        self.params.bad_words.iter().filter_map(|word| {
             let (last, before) = word.split_last()?;
             self.output.ends_with(before).then_some(*last)
         })
@@ -277,7 +253,6 @@ impl Counts {
             seen: Vec::new(),
             places: HashMap::new(),
             prompt: 0,
-            output: Vec::new(),
         };
         for &id in prompt {
             counts.place(id);
@@ -296,23 +271,20 @@ impl Counts {
         place
     }
 
-    fn push(&mut self, id: u32) {
+    /// Counts a token at the end of the output.
+    fn add(&mut self, id: u32) {
         let place = self.place(id);
         self.seen[place].1 += 1;
-        self.output.push(id);
     }
 
-    fn truncate(&mut self, len: usize) {
-        while self.output.len() > len
-            && let Some(id) = self.output.pop()
-        {
-            let place = self.places[&id];
-            self.seen[place].1 -= 1;
-            // Ids that first appeared in later tokens are already removed, so this one is the last.
-            if self.seen[place].1 == 0 && place >= self.prompt {
-                self.seen.pop();
-                self.places.remove(&id);
-            }
+    /// Undoes the last [`Counts::add`], which was of `id`.
+    fn remove(&mut self, id: u32) {
+        let place = self.places[&id];
+        self.seen[place].1 -= 1;
+        // Ids that first appeared in later tokens are already removed, so this one is the last.
+        if self.seen[place].1 == 0 && place >= self.prompt {
+            self.seen.pop();
+            self.places.remove(&id);
         }
     }
 }
