@@ -197,7 +197,12 @@ pub fn caught<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     CATCHING.fetch_add(1, Ordering::Relaxed);
     let result = catch_unwind(AssertUnwindSafe(work));
     CATCHING.fetch_sub(1, Ordering::Relaxed);
-    result.unwrap_or_else(|panic| Err(Error::setup(format!("{what} is broken: {}", why(&*panic)))))
+    result.unwrap_or_else(|panic| {
+        Err(Error::setup(format!(
+            "{what} is broken: {}",
+            panic_message(&*panic)
+        )))
+    })
 }
 
 thread_local! {
@@ -213,14 +218,14 @@ pub fn caught_here<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     CATCHING_HERE.set(CATCHING_HERE.get() + 1);
     let result = catch_unwind(AssertUnwindSafe(work));
     CATCHING_HERE.set(CATCHING_HERE.get() - 1);
-    result.map_err(|panic| why(&*panic))
+    result.map_err(|panic| panic_message(&*panic))
 }
 
-/// The message of a panic.
-fn why(panic: &(dyn Any + Send)) -> String {
+/// The message of a panic, clipped.
+pub fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or(panic.downcast_ref::<&str>().copied());
-    clipped(text.unwrap_or("a library failed"))
+    clipped(text.unwrap_or("no message"))
 }
 
 /// Whether a panic on this thread is caught, and so needs no report. While [`caught`] runs, those on all

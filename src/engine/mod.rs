@@ -9,7 +9,7 @@ pub mod scheduler;
 pub mod sequence;
 mod stats;
 
-use crate::error::{Error, RequestErrorKind, Result};
+use crate::error::{Error, RequestErrorKind, Result, panic_message};
 use crate::kv::BlockAllocator;
 use crate::model::Model;
 use crate::sampling::{Acceptance, NoToken};
@@ -162,9 +162,7 @@ fn log_costs(measured: &[(usize, f64)]) {
 
 /// The error for a panic of `what`.
 fn panicked(what: &str, panic: &(dyn Any + Send)) -> Error {
-    let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or(panic.downcast_ref::<String>().map(String::as_str));
-    Error::internal(format!("{what} panicked: {}", text.unwrap_or("no message")))
+    Error::internal(format!("{what} panicked: {}", panic_message(panic)))
 }
 
 impl Engine {

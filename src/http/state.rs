@@ -67,7 +67,8 @@ impl AppState {
         }
     }
 
-    /// Requires `Authorization: Bearer <key>` on all routes except `/health`, `/ping`, `/load`, `/version`, `/metrics` and the page.
+    /// Requires `Authorization: Bearer <key>` on all routes except `/health`, `/ping`, `/load`, `/version`,
+    /// `/metrics` and the page.
     pub fn with_api_key(mut self, key: Option<String>) -> Self {
         self.api_key = key.map(Into::into);
         self

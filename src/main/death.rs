@@ -7,15 +7,13 @@
 use crate::load::Loaded;
 use crate::log::LineWriter;
 use crate::{finish, serve, start_log};
-use candle_core::Device;
 use foretoken::config::Command;
 use foretoken::engine::{self, EngineOptions};
 use foretoken::error::Result;
 use foretoken::gguf::GgufSource;
 use foretoken::http::ServerInfo;
-use foretoken::kv::{KvShape, KvStore};
+use foretoken::model::ModelSource;
 use foretoken::model::toy::ToyModel;
-use foretoken::model::{Batch, Model, ModelConfig, ModelSource, Output};
 use foretoken::spec::{Draft, DraftRequest, Drafter, SeqId};
 use foretoken::text::Text;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -25,38 +23,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+#[path = "../../tests/common/hooked.rs"]
+#[allow(dead_code, reason = "each test file uses its part")]
+mod hooked;
+
 /// How the engine of the process dies.
 const DEATH: &str = "FORETOKEN_TEST_DEATH";
 const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Slow enough that no request ends by itself. Panics in a step, once `fails` is set.
-struct Slow {
-    toy: ToyModel,
-    fails: Arc<AtomicBool>,
-}
-
-impl Model for Slow {
-    fn config(&self) -> &ModelConfig {
-        self.toy.config()
-    }
-
-    fn kv_shape(&self) -> KvShape {
-        self.toy.kv_shape()
-    }
-
-    fn device(&self) -> &Device {
-        self.toy.device()
-    }
-
-    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
-        assert!(
-            !self.fails.load(Ordering::SeqCst),
-            "in the middle of a step"
-        );
-        std::thread::sleep(Duration::from_millis(10));
-        self.toy.forward(batch, kv)
-    }
-}
 
 /// A drafter that drafts nothing. When a request ends, it panics, or else its pool is in disorder and the next
 /// step fails, after which the engine looks at the pool.
@@ -97,10 +70,14 @@ fn serve_until_death(death: &str) -> u8 {
     let demo = GgufSource::embedded("foretoken-demo").unwrap();
     let text = Text::from_gguf(demo.clone()).unwrap();
     let is_in_disorder = Arc::<AtomicBool>::default();
-    let model = Slow {
-        toy: ToyModel::new(text.vocab_size(), 8192, 1, 0.0),
-        fails: is_in_disorder.clone(),
-    };
+    let fails = is_in_disorder.clone();
+    let toy = ToyModel::new(text.vocab_size(), 8192, 1, 0.0);
+    // Slow enough that no request ends by itself.
+    let model = hooked::watched(toy, move |_| {
+        assert!(!fails.load(Ordering::SeqCst), "in the middle of a step");
+        std::thread::sleep(Duration::from_millis(10));
+        Ok(())
+    });
     let drafter = Dying {
         panics: death == "panic",
         is_in_disorder,
@@ -109,7 +86,7 @@ fn serve_until_death(death: &str) -> u8 {
         max_num_seqs: 3,
         ..EngineOptions::default()
     };
-    let engine = engine::spawn(Box::new(model), Some(Box::new(drafter)), 2048, 16, options);
+    let engine = engine::spawn(model, Some(Box::new(drafter)), 2048, 16, options);
     let loaded = Loaded {
         engine: engine.unwrap(),
         text: Some(Arc::new(text)),

@@ -42,8 +42,8 @@ pub fn row_adjustments(row: u32, sampler: &Sampler) -> impl Iterator<Item = RowA
 /// Computes each input's result from the logits of a step; `rows` has each input's range of logits
 /// rows. Adds the `candidates` best next tokens of each verified row of inputs that may draft.
 ///
-/// Copies an input's logits to the host only if it requests log-probabilities, only some ids are allowed, no token
-/// can be chosen, or the rejection rule applies to a tree or to distributions in host memory.
+/// Copies an input's logits to the host only if it requests log-probabilities, only some ids are allowed,
+/// no token can be chosen, or the rejection rule applies to a tree or to distributions in host memory.
 ///
 /// # Errors
 /// If the device fails.

@@ -3,8 +3,8 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use crate::common::hooked::watched;
-use crate::common::{Toy, VOCAB, assert_idle, toy_model};
-use foretoken::engine::{self, EngineHandle, EngineOptions};
+use crate::common::{Guess, Toy, VOCAB, assert_idle, toy_model};
+use foretoken::engine::{self, EngineHandle, EngineOptions, SpecLimits};
 use foretoken::error::{Error, Result};
 use foretoken::http::{AppState, serve};
 use foretoken::spec::{Draft, DraftRequest, Drafter, SeqId};
@@ -53,6 +53,21 @@ pub fn text_with(template: Option<&str>) -> Text {
         eos: vec![EOS],
     };
     Text::new(tokenizer, special, template).expect("byte-level")
+}
+
+/// A server whose drafts are trees, if its drafter makes any.
+pub async fn drafting(guess: Guess) -> Server {
+    let mut toy = Toy {
+        guess,
+        eos: vec![EOS],
+        ..Toy::default()
+    };
+    toy.options.spec = SpecLimits {
+        length: 6,
+        nodes: 15,
+        topk: 4,
+    };
+    Server::over(toy.start(), |state| state, LONG).await
 }
 
 /// A fault in a forward.

@@ -1,27 +1,16 @@
 //! vLLM's parameters of the HTTP API, and those that few requests have: what they do, and that drafts change
 //! nothing of it.
 
-use crate::common::server::{EOS, LONG, Server, greedy, joined};
-use crate::common::{Guess, Toy};
-use foretoken::engine::SpecLimits;
+use crate::common::Guess;
+use crate::common::server::{EOS, Server, drafting, greedy, joined};
 use serde_json::{Value, json};
 
 /// Servers whose drafts come from tables, and from a model, with trees.
 async fn servers() -> [Server; 2] {
-    let start = async |guess| {
-        let mut toy = Toy {
-            guess,
-            eos: vec![EOS],
-            ..Toy::default()
-        };
-        toy.options.spec = SpecLimits {
-            length: 6,
-            topk: 3,
-            ..SpecLimits::default()
-        };
-        Server::over(toy.start(), |state| state, LONG).await
-    };
-    [start(Guess::Tables).await, start(Guess::Toy(0.3)).await]
+    [
+        drafting(Guess::Tables).await,
+        drafting(Guess::Toy(0.3)).await,
+    ]
 }
 
 /// The choices of a reply, which are the same with and without drafts, streamed and not.

@@ -1,24 +1,8 @@
 //! `stream_options.include_speculation`: what was drafted, and what became of it.
 
-use crate::common::server::{EOS, LONG, Server, error, greedy, joined};
-use crate::common::{Guess, Toy};
-use foretoken::engine::SpecLimits;
+use crate::common::Guess;
+use crate::common::server::{EOS, drafting, error, greedy, joined};
 use serde_json::{Value, json};
-
-/// A server whose drafts are trees, if its drafter makes any.
-async fn drafting(guess: Guess) -> Server {
-    let mut toy = Toy {
-        guess,
-        eos: vec![EOS],
-        ..Toy::default()
-    };
-    toy.options.spec = SpecLimits {
-        length: 6,
-        nodes: 15,
-        topk: 4,
-    };
-    Server::over(toy.start(), |state| state, LONG).await
-}
 
 /// The rounds of choice `index`.
 fn rounds(chunks: &[Value], index: usize) -> Vec<Value> {
