@@ -72,7 +72,7 @@ pub fn check_numbers(field: &str, source: &GrammarSource) -> Result<()> {
 }
 
 fn is_too_large(bound: &Value) -> bool {
-    // The least integer has no opposite.
+    // The least integer has no opposite; its neighbours, which round to it, overflow as well.
     let (least, most) = (i64::MIN as f64, u64::MAX as f64);
     !bound
         .as_f64()

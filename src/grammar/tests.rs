@@ -388,9 +388,8 @@ fn numbers_are_bounded() {
                     let result = compiler().compile("field", &source);
                     assert!(started.elapsed().as_secs() < 5, "{schema}");
                     match result {
-                        Ok(_) => println!("{schema}: ok"),
+                        Ok(_) => {}
                         Err(Error::Request { message, .. }) => {
-                            println!("{schema}: {message}");
                             assert!(
                                 !message.contains("panic") && message.len() < 800,
                                 "{message}"
@@ -406,14 +405,13 @@ fn numbers_are_bounded() {
     assert!(refused > 0);
     // What schemas of integers usually have is not refused.
     for (least, most) in [
-        (i64::MIN + 1, i64::MAX),
+        (0_i64, i64::MAX),
         (-9007199254740991, 9007199254740991),
+        (-1_000_000_000_000_000_000, 1_000_000_000_000_000_000),
     ] {
         let schema = json!({"type": "integer", "minimum": least, "maximum": most});
-        println!(
-            "{schema}: {:?}",
-            compiler().compile("field", &GrammarSource::JsonSchema(schema.clone()))
-        );
+        let result = compiler().compile("field", &GrammarSource::JsonSchema(schema.clone()));
+        assert!(result.is_ok(), "{schema}: {result:?}");
     }
     let data = json!({"const": {"minimum": -1e30}});
     assert!(
