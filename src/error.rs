@@ -186,6 +186,82 @@ pub fn clipped(text: &str) -> String {
     clipped
 }
 
+/// serde's `message` about a value, in the words of JSON: who wrote the value need not know Rust's names of
+/// types.
+pub fn json_words(message: &str) -> String {
+    const FOUND: [(&str, &str); 9] = [
+        ("sequence", "list"),
+        ("map", "object"),
+        ("floating point", "number"),
+        ("unit value", "null"),
+        ("Option value", "null"),
+        ("newtype variant", "object"),
+        ("struct variant", "object"),
+        ("tuple variant", "object"),
+        ("unit variant", "string"),
+    ];
+    // The name of a type may follow.
+    const KINDS: [(&str, &str); 7] = [
+        ("struct ", "an object"),
+        ("internally tagged enum ", "an object"),
+        ("adjacently tagged enum ", "an object"),
+        ("enum ", "a string"),
+        ("tuple struct ", "a list"),
+        ("unit struct ", "null"),
+        ("tuple variant ", "a list"),
+    ];
+    const WORDS: [(&str, &str); 13] = [
+        ("a sequence", "a list"),
+        ("a map", "an object"),
+        ("map", "an object"),
+        ("string or map", "a string"),
+        ("unit variant", "a string"),
+        ("a borrowed string", "a string"),
+        ("unit", "null"),
+        ("f32", "a number"),
+        ("f64", "a number"),
+        ("i32", "an integer"),
+        ("i64", "an integer"),
+        ("isize", "an integer"),
+        ("bool", "a boolean"),
+    ];
+    const UNSIGNED: [&str; 5] = ["u8", "u16", "u32", "u64", "usize"];
+
+    // What was found may be a text of anything, so that the last place counts.
+    let Some((found, expected)) = message.rsplit_once(", expected ") else {
+        return message.to_owned();
+    };
+    // " at line 1 column 2", in messages about files.
+    let (expected, place) = match expected.find(" at line ") {
+        Some(at) => expected.split_at(at),
+        None => (expected, ""),
+    };
+    let kind = KINDS.iter().find(|(kind, _)| expected.starts_with(kind));
+    let word = WORDS.iter().find(|(word, _)| expected == *word);
+    let plain = match kind.or(word) {
+        Some((_, plain)) => plain,
+        None if UNSIGNED.contains(&expected) => "a non-negative integer",
+        None => expected,
+    };
+    // A list with too few fields of a struct.
+    let found = match kind.is_some() && found.starts_with("invalid length") {
+        true => "invalid type: sequence",
+        false => found,
+    };
+    let found = match found.split_once(": ") {
+        Some((what, value)) => {
+            let word = FOUND.iter().find(|(word, _)| value.starts_with(word));
+            let value = match word {
+                Some((word, plain)) => format!("{plain}{}", &value[word.len()..]),
+                None => value.to_owned(),
+            };
+            format!("{what}: {value}")
+        }
+        None => found.to_owned(),
+    };
+    format!("{found}, expected {plain}{place}")
+}
+
 /// Number of calls of [`caught`] that run.
 static CATCHING: AtomicUsize = AtomicUsize::new(0);
 
@@ -247,5 +323,115 @@ impl From<candle_core::Error> for Error {
             candle_core::Error::WithBacktrace { inner, .. } => (*inner).into(),
             e => Self::Internal(e.to_string()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::json_words;
+    use serde::Deserialize;
+    use serde::de::DeserializeOwned;
+    use std::collections::BTreeMap;
+
+    #[derive(Debug, Deserialize)]
+    struct Options {
+        #[serde(rename = "on")]
+        _on: Option<bool>,
+        #[serde(rename = "size")]
+        _size: Option<u16>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    enum Mode {
+        Fast,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(tag = "type", rename_all = "lowercase")]
+    enum Part {
+        Text {
+            #[serde(rename = "text")]
+            _text: String,
+        },
+    }
+
+    #[derive(Debug, Deserialize)]
+    struct Pair(#[allow(dead_code)] f32, #[allow(dead_code)] i64);
+
+    fn told<T: DeserializeOwned + std::fmt::Debug>(json: &str) -> String {
+        let value: serde_json::Value = serde_json::from_str(json).unwrap();
+        json_words(&serde_json::from_value::<T>(value).unwrap_err().to_string())
+    }
+
+    /// serde's own messages, as the version in use writes them.
+    #[test]
+    fn no_type_of_rust_is_named() {
+        for (told, plain) in [
+            (
+                told::<Options>("5"),
+                "invalid type: integer `5`, expected an object",
+            ),
+            (
+                told::<Options>("[]"),
+                "invalid type: list, expected an object",
+            ),
+            (
+                told::<Options>(r#"{"on": {}}"#),
+                "invalid type: object, expected a boolean",
+            ),
+            (
+                told::<Options>(r#"{"size": 70000}"#),
+                "invalid value: integer `70000`, expected a non-negative integer",
+            ),
+            (
+                told::<Options>(r#"{"size": 0.5}"#),
+                "invalid type: number `0.5`, expected a non-negative integer",
+            ),
+            (
+                told::<Mode>("5"),
+                "invalid type: integer `5`, expected a string",
+            ),
+            (
+                told::<Mode>(r#"{"fast": 1}"#),
+                "invalid type: integer `1`, expected null",
+            ),
+            (
+                told::<Mode>(r#""slow""#),
+                "unknown variant `slow`, expected `fast`",
+            ),
+            (
+                told::<Part>("5"),
+                "invalid type: integer `5`, expected an object",
+            ),
+            (
+                told::<Pair>("true"),
+                "invalid type: boolean `true`, expected a list",
+            ),
+            (
+                told::<Pair>(r#"[1, "x"]"#),
+                "invalid type: string \"x\", expected an integer",
+            ),
+            (
+                told::<Pair>(r#"["struct", 1]"#),
+                "invalid type: string \"struct\", expected a number",
+            ),
+            (
+                told::<Vec<Pair>>(r#""a, expected struct X""#),
+                "invalid type: string \"a, expected struct X\", expected a list",
+            ),
+            (
+                told::<BTreeMap<String, f32>>("[1]"),
+                "invalid type: list, expected an object",
+            ),
+        ] {
+            assert_eq!(told, plain);
+        }
+        let in_file = "invalid type: map, expected struct X with 2 elements at line 3 column 4";
+        assert_eq!(
+            json_words(in_file),
+            "invalid type: object, expected an object at line 3 column 4"
+        );
+        assert_eq!(json_words("missing field `a`"), "missing field `a`");
     }
 }

@@ -5,7 +5,7 @@
 
 use super::unsupported::{self, Treatment};
 use super::wire::{self, whole};
-use crate::error::{Error, RequestErrorKind, Result};
+use crate::error::{Error, RequestErrorKind, Result, json_words};
 use serde::Deserialize;
 use serde::de::value::MapDeserializer;
 use serde::de::{
@@ -95,7 +95,7 @@ impl<'a> Object<'a> {
         let map = MapDeserializer::<_, JsonError>::new(fields);
         serde_path_to_error::deserialize(map).map_err(|e| {
             let param = e.path().to_string();
-            let message = readable(&without_place(e.inner()));
+            let message = json_words(&without_place(e.inner()));
             Error::invalid(&param, format!("{param}: {message}"))
         })
     }
@@ -290,30 +290,6 @@ fn without_place(error: &JsonError) -> String {
         .map_or(message.clone(), str::to_owned)
 }
 
-/// Replaces Rust's type names in serde's messages by plain ones.
-fn readable(message: &str) -> String {
-    let names = [
-        ("expected f64", "expected a number"),
-        ("expected i64", "expected an integer"),
-        ("expected usize", "expected a non-negative integer"),
-        ("expected u32", "expected a non-negative integer"),
-        ("expected a sequence", "expected a list"),
-        ("expected a map", "expected an object"),
-        ("expected struct StreamOptions", "expected an object"),
-        ("expected struct Prediction", "expected an object"),
-        ("expected struct TextOptions", "expected an object"),
-        ("expected struct ReasoningOptions", "expected an object"),
-        ("expected struct OutputConfig", "expected an object"),
-        ("expected struct Thinking", "expected an object"),
-        ("expected struct Choice", "expected an object"),
-        ("expected struct Turn", "expected an object"),
-    ];
-    names
-        .iter()
-        .find_map(|(rust, plain)| Some(message.strip_suffix(rust)?.to_owned() + plain))
-        .unwrap_or_else(|| message.to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -363,11 +339,11 @@ mod tests {
             ),
             (
                 r#"{"n": 1.5}"#,
-                "n: invalid type: floating point `1.5`, expected a non-negative integer",
+                "n: invalid type: number `1.5`, expected a non-negative integer",
             ),
             (
                 r#"{"seed": []}"#,
-                "seed: invalid type: sequence, expected an integer",
+                "seed: invalid type: list, expected an integer",
             ),
             (
                 r#"{"stop_token_ids": [1, -1]}"#,
@@ -384,6 +360,14 @@ mod tests {
             (
                 r#"{"stream_options": {"include_usage": 1}}"#,
                 "stream_options.include_usage: invalid type: integer `1`, expected a boolean",
+            ),
+            (
+                r#"{"stream_options": []}"#,
+                "stream_options: invalid type: list, expected an object",
+            ),
+            (
+                r#"{"acceptance": 1}"#,
+                "acceptance: invalid type: integer `1`, expected a string",
             ),
         ] {
             let error = fields::<Common>(body).unwrap_err();
