@@ -1,4 +1,4 @@
-//! Compiles grammars and keeps those that were used last.
+//! Compiles grammars and keeps those that were used last, and what was wrong with sources.
 
 use super::compiled::{Grammar, lock};
 use super::place;
@@ -12,7 +12,7 @@ use llguidance::toktrie::InferenceCapabilities;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// Maximum number of compiled grammars that are kept.
+/// Maximum number of sources whose outcome is kept.
 const MAX_KEPT: usize = 64;
 /// Maximum bytes of the lexers of the grammars that are kept, approximately. They grow with use.
 const MAX_KEPT_BYTES: usize = 256 << 20;
@@ -23,10 +23,35 @@ const STACK_BYTES: usize = 64 << 20;
 pub struct Compiler {
     tokens: Arc<dyn Tokens>,
     factory: OnceLock<Option<ParserFactory>>,
-    /// The sources and their grammars, those used last at the end.
-    kept: Mutex<VecDeque<(String, Grammar)>>,
-    /// Held while a grammar is compiled: one at a time, so that strangers' grammars take one core at most.
-    compiling: Mutex<()>,
+    /// Those used last at the end.
+    kept: Mutex<VecDeque<Kept>>,
+}
+
+/// A source that was asked for.
+struct Kept {
+    /// The source as llguidance reads it.
+    key: String,
+    /// Set by the first request that asks for it. Equal ones wait, others do not.
+    outcome: Arc<OnceLock<Outcome>>,
+}
+
+/// A grammar, or what is wrong with its source, in words that follow the name of its field; an error if the
+/// fault is ours.
+type Outcome = Result<Result<Grammar, String>>;
+
+impl Kept {
+    fn grammar(&self) -> Option<&Grammar> {
+        self.outcome.get()?.as_ref().ok()?.as_ref().ok()
+    }
+
+    /// Whether the next request gets this outcome.
+    fn is_good(&self) -> bool {
+        match self.outcome.get() {
+            Some(Ok(Ok(grammar))) => !grammar.has_failed(),
+            Some(Err(_)) => false,
+            Some(Ok(Err(_))) | None => true,
+        }
+    }
 }
 
 impl Compiler {
@@ -36,12 +61,11 @@ impl Compiler {
             tokens,
             factory: OnceLock::new(),
             kept: Mutex::default(),
-            compiling: Mutex::default(),
         }
     }
 
     /// The grammar of `source`, which the request has in `field`. May take some hundred milliseconds: call
-    /// it on a thread that may block.
+    /// it on a thread that may block. Callers bound how many sources are compiled at once.
     ///
     /// # Errors
     /// `Invalid`, naming the field, and the place in it if the source is wrong, not supported, too large, or
@@ -50,39 +74,39 @@ impl Compiler {
         let top = source.top_level(field)?;
         let key = serde_json::to_string(&top)
             .map_err(|e| Error::internal(format!("a grammar cannot be written: {e}")))?;
-        if let Some(grammar) = self.kept(&key) {
-            return Ok(grammar);
-        }
-        place::check_numbers(field, source)?;
-        let _one = lock(&self.compiling);
-        // Another request may have compiled it meanwhile.
-        if let Some(grammar) = self.kept(&key) {
-            return Ok(grammar);
-        }
-        let built = on_own_stack(|| caught_here(|| self.build(field, source, top)))?;
-        let grammar = built
-            .map_err(|why| Error::invalid(field, format!("{field} is not supported: {why}")))??;
-        self.keep(key, grammar.clone());
-        Ok(grammar)
+        let outcome = self.outcome(key);
+        let outcome = outcome.get_or_init(|| {
+            on_own_stack(|| {
+                let built = caught_here(|| self.build(source, top));
+                built.unwrap_or_else(|why| Ok(Err(format!("is not supported: {why}"))))
+            })?
+        });
+        let refused = |what| Error::invalid(field, format!("{field} {what}"));
+        outcome.clone()?.map_err(refused)
     }
 
-    fn build(&self, field: &str, source: &GrammarSource, top: TopLevelGrammar) -> Result<Grammar> {
-        let factory = self.factory()?;
-        let parser = factory.create_parser(top).map_err(|error| {
-            let env = factory.tok_env().clone();
-            let check = |top| GrammarInit::Serialized(top).to_internal(Some(env.clone()), limits());
-            // Where the parser panics, it is not the parts that are checked, but the whole.
-            place::error(field, source, &error, |top| {
-                caught_here(|| check(top).err()).unwrap_or_default()
-            })
-        })?;
-        let grammar = Grammar::new(parser);
-        let refused = |what: &str| Err(Error::invalid(field, format!("{field} {what}")));
-        match GrammarState::new(grammar.clone()).mask() {
-            None => refused("is too complex"),
-            Some(mask) if mask.is_within(&[]) => refused("matches no text"),
-            Some(_) => Ok(grammar),
+    fn build(&self, source: &GrammarSource, top: TopLevelGrammar) -> Outcome {
+        if let Err(what) = place::check_numbers(source) {
+            return Ok(Err(what));
         }
+        let factory = self.factory()?;
+        let parser = match factory.create_parser(top) {
+            Ok(parser) => parser,
+            Err(error) => {
+                let env = factory.tok_env().clone();
+                let check =
+                    |top| GrammarInit::Serialized(top).to_internal(Some(env.clone()), limits());
+                // Where the parser panics, it is not the parts that are checked, but the whole.
+                let check = |top| caught_here(|| check(top).err()).unwrap_or_default();
+                return Ok(Err(place::describe(source, &error, check)));
+            }
+        };
+        let grammar = Grammar::new(parser);
+        Ok(match GrammarState::new(grammar.clone()).mask() {
+            None => Err("is too complex".into()),
+            Some(mask) if mask.is_within(&[]) => Err("matches no text".into()),
+            Some(_) => Ok(grammar),
+        })
     }
 
     fn factory(&self) -> Result<&ParserFactory> {
@@ -106,27 +130,28 @@ impl Compiler {
         })
     }
 
-    fn kept(&self, key: &str) -> Option<Grammar> {
+    /// Where the outcome of a source is, or will be.
+    fn outcome(&self, key: String) -> Arc<OnceLock<Outcome>> {
         let mut kept = lock(&self.kept);
-        let place = kept.iter().position(|(source, _)| source == key)?;
-        let entry = kept.remove(place)?;
-        if entry.1.has_failed() {
-            return None;
+        kept.retain(Kept::is_good);
+        let known = kept.iter().position(|entry| entry.key == key);
+        if let Some(entry) = known.and_then(|place| kept.remove(place)) {
+            let outcome = entry.outcome.clone();
+            kept.push_back(entry);
+            return outcome;
         }
-        let grammar = entry.1.clone();
-        kept.push_back(entry);
-        Some(grammar)
-    }
-
-    fn keep(&self, key: String, grammar: Grammar) {
-        let mut kept = lock(&self.kept);
-        kept.retain(|(_, grammar)| !grammar.has_failed());
-        kept.push_back((key, grammar));
-        let mut bytes: usize = kept.iter().map(|(_, grammar)| grammar.bytes()).sum();
-        while kept.len() > 1 && (kept.len() > MAX_KEPT || bytes > MAX_KEPT_BYTES) {
+        let bytes = |entry: &Kept| entry.grammar().map_or(0, Grammar::bytes);
+        let mut total: usize = kept.iter().map(bytes).sum();
+        while kept.len() >= MAX_KEPT || total > MAX_KEPT_BYTES {
             let oldest = kept.pop_front();
-            bytes -= oldest.map_or(0, |(_, grammar)| grammar.bytes()).min(bytes);
+            total -= oldest.map_or(0, |entry| bytes(&entry)).min(total);
         }
+        let outcome: Arc<OnceLock<Outcome>> = Arc::default();
+        kept.push_back(Kept {
+            key,
+            outcome: outcome.clone(),
+        });
+        outcome
     }
 }
 

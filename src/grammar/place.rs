@@ -1,32 +1,36 @@
 //! Error messages that quote the place in a schema.
 
 use super::source::{GrammarSource, styled};
-use crate::error::{Error, Result};
+use crate::error::json_words;
 use llguidance::api::TopLevelGrammar;
 use serde_json::{Map, Value};
 use std::fmt::Write;
+use std::time::{Duration, Instant};
 
-/// Maximum number of subschemas that are tried.
+/// Maximum number of subschemas that are tried, and the time after which no further one is: with its
+/// definitions, each can take as long as the schema itself.
 const MAX_TRIES: usize = 300;
+const MAX_SEARCH: Duration = Duration::from_millis(500);
 /// Maximum characters of the parser's message, and of the quoted part of a schema.
 const MAX_MESSAGE_CHARS: usize = 600;
 const MAX_QUOTED_CHARS: usize = 120;
 
-/// The 400 for a source that llguidance refuses with `error`. `check` is its error for another source.
-pub fn error(
-    field: &str,
+/// What is wrong with a source that llguidance refuses with `error`, in words that follow the name of its
+/// field. `check` is llguidance's error for another source.
+pub fn describe(
     source: &GrammarSource,
     error: &anyhow::Error,
     check: impl Fn(TopLevelGrammar) -> Option<anyhow::Error>,
-) -> Error {
+) -> String {
     let cause = cause(error);
-    let message = match source {
+    match source {
         GrammarSource::JsonSchema(schema) => {
             let mut search = Search {
                 cause: &cause,
                 check,
                 schema,
                 tries: 0,
+                started: Instant::now(),
             };
             let (path, part) = search.deepest(String::new(), schema);
             let path = if path.is_empty() {
@@ -35,11 +39,10 @@ pub fn error(
                 format!("`#{path}`")
             };
             let quoted = cut(&part.to_string(), MAX_QUOTED_CHARS);
-            format!("{field} is not possible or not supported at {path}, {quoted}: {cause}")
+            format!("is not possible or not supported at {path}, {quoted}: {cause}")
         }
-        _ => format!("{field} is not a grammar that is supported: {cause}"),
-    };
-    Error::invalid(field, message)
+        _ => format!("is not a grammar that is supported: {cause}"),
+    }
 }
 
 /// The bounds of numbers in a schema.
@@ -48,8 +51,8 @@ const BOUNDS: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveM
 /// Checks what llguidance computes with before it does: it overflows beyond 64-bit integers.
 ///
 /// # Errors
-/// `Invalid`, naming the field and the place.
-pub fn check_numbers(field: &str, source: &GrammarSource) -> Result<()> {
+/// What is wrong, and where, in words that follow the name of the field.
+pub fn check_numbers(source: &GrammarSource) -> Result<(), String> {
     let GrammarSource::JsonSchema(schema) = source else {
         return Ok(());
     };
@@ -60,10 +63,9 @@ pub fn check_numbers(field: &str, source: &GrammarSource) -> Result<()> {
             let Some(bound) = bound.filter(|bound| is_too_large(bound)) else {
                 continue;
             };
-            let message = format!(
-                "{field} is not supported at `#{path}/{name}`: {bound} is beyond the integers of 64 bits"
-            );
-            return Err(Error::invalid(field, message));
+            return Err(format!(
+                "is not supported at `#{path}/{name}`: {bound} is beyond the integers of 64 bits"
+            ));
         }
         let below = children(part).into_iter();
         parts.extend(below.map(|(name, child)| (format!("{path}{name}"), child)));
@@ -83,7 +85,7 @@ fn is_too_large(bound: &Value) -> bool {
 fn cause(error: &anyhow::Error) -> String {
     let text = error.root_cause().to_string();
     let text = text.split("\n<backtrace>").next().unwrap_or_default();
-    cut(text.trim(), MAX_MESSAGE_CHARS)
+    cut(&json_words(text.trim()), MAX_MESSAGE_CHARS)
 }
 
 fn cut(text: &str, chars: usize) -> String {
@@ -100,13 +102,14 @@ struct Search<'a, F> {
     check: F,
     schema: &'a Value,
     tries: usize,
+    started: Instant,
 }
 
 impl<'a, F: Fn(TopLevelGrammar) -> Option<anyhow::Error>> Search<'a, F> {
     /// The JSON pointer and the part, at or below `part`, which is at `path`.
     fn deepest(&mut self, path: String, part: &'a Value) -> (String, &'a Value) {
         for (below, child) in children(part) {
-            if self.tries == MAX_TRIES {
+            if self.tries == MAX_TRIES || self.started.elapsed() > MAX_SEARCH {
                 break;
             }
             self.tries += 1;
