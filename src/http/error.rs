@@ -38,6 +38,7 @@ impl Refusal {
 }
 
 const INTERNAL: &str = "internal_error";
+const CONTEXT: &str = "context_length_exceeded";
 
 /// `{"error": {"message", "type", "param", "code"}}`.
 pub(super) fn body(error: &Error) -> Value {
@@ -48,13 +49,21 @@ pub(super) fn body(error: &Error) -> Value {
         }
         Error::Setup(_) | Error::Internal(_) => ("server_error", None, Some(INTERNAL)),
     };
-    json!({"error": {"message": error.to_string(), "type": kind, "param": param, "code": code}})
+    let message = match error {
+        // LangChain looks for the code in the message alone, and only then falls back to less.
+        Error::Request {
+            kind: Kind::ContextLengthExceeded,
+            ..
+        } => format!("{error} ({CONTEXT})"),
+        _ => error.to_string(),
+    };
+    json!({"error": {"message": message, "type": kind, "param": param, "code": code}})
 }
 
 fn names(kind: Kind, param: Option<&str>) -> (&'static str, &'static str) {
     match kind {
         Kind::Invalid => ("invalid_request_error", "invalid_value"),
-        Kind::ContextLengthExceeded => ("invalid_request_error", "context_length_exceeded"),
+        Kind::ContextLengthExceeded => ("invalid_request_error", CONTEXT),
         Kind::Unauthorized => ("authentication_error", "invalid_api_key"),
         Kind::NotFound if param == Some("model") => ("invalid_request_error", "model_not_found"),
         Kind::NotFound => ("invalid_request_error", "not_found"),
@@ -142,7 +151,11 @@ mod tests {
             let error = Error::request(kind, Some("field"), "why");
             let body = body(&error);
             assert_eq!(body["error"]["code"], code);
-            assert_eq!(body["error"]["message"], "why");
+            let message = match kind {
+                Kind::ContextLengthExceeded => "why (context_length_exceeded)",
+                _ => "why",
+            };
+            assert_eq!(body["error"]["message"], message);
             assert_eq!(body["error"]["param"], "field");
             assert!(body["error"]["type"].is_string());
             let response = error.into_response();
