@@ -3,21 +3,34 @@
 
 use super::draft::{Draft, DraftRequest};
 use super::step::StepInput;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Runs `forward`, and on another thread `masks`, if there are any to compute. `masks` gets a flag that is
 /// set when the forward is done; what it leaves is computed when it is needed.
 pub fn beside<T>(masks: Option<impl FnOnce(&AtomicBool) + Send>, forward: impl FnOnce() -> T) -> T {
-    let Some(masks) = masks else {
+    let Some((masks, worker)) = masks.zip(worker()) else {
         return forward();
     };
     let is_done = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| masks(&is_done));
+    worker.in_place_scope(|scope| {
+        scope.spawn(|_| masks(&is_done));
         let output = forward();
         is_done.store(true, Ordering::Relaxed);
         output
     })
+}
+
+/// The thread that computes masks: one for all steps, because starting one takes as long as a mask. `None` if
+/// the system gives no thread.
+fn worker() -> Option<&'static ThreadPool> {
+    static WORKER: OnceLock<Option<ThreadPool>> = OnceLock::new();
+    let start = || {
+        let one = ThreadPoolBuilder::new().num_threads(1);
+        one.thread_name(|_| "masks".into()).build().ok()
+    };
+    WORKER.get_or_init(start).as_ref()
 }
 
 /// Computes the masks for the rows of a step; `None` if it needs none.
@@ -97,5 +110,36 @@ pub fn follow_grammar(input: &mut StepInput<'_>, draft: &mut Draft) {
         if accepted.contains(&false) {
             draft.retain(&accepted);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+    use std::sync::mpsc;
+    use std::thread::{self, ThreadId};
+
+    /// Many steps start no more than one thread, and it works while the forward runs.
+    #[test]
+    fn masks_of_all_steps_are_computed_on_one_other_thread() {
+        let mut threads: HashSet<ThreadId> = HashSet::new();
+        for step in 0..50 {
+            let (started, has_started) = mpsc::channel();
+            let masks = |is_done: &AtomicBool| {
+                started.send(thread::current().id()).unwrap();
+                while !is_done.load(Ordering::Relaxed) {
+                    thread::yield_now();
+                }
+            };
+            let forward = || {
+                threads.insert(has_started.recv().unwrap());
+                step
+            };
+            assert_eq!(beside(Some(masks), forward), step);
+        }
+        assert_eq!(threads.len(), 1);
+        assert!(!threads.contains(&thread::current().id()));
+        assert_eq!(beside(None::<fn(&AtomicBool)>, || 7), 7);
     }
 }
