@@ -7,6 +7,8 @@ pub mod prefix;
 use crate::error::Result;
 use crate::kernels::{KvMoves, kv_move};
 use candle_core::{DType, Device, Tensor};
+use half::vec::HalfBitsVecExt;
+use half::{bf16, f16};
 
 pub use blocks::{BlockAllocator, BlockTable, CachedPrefix, OutOfBlocks};
 pub use prefix::{BlockKey, PrefixRoot};
@@ -46,7 +48,11 @@ impl KvShape {
 }
 
 impl KvStore {
-    /// Zeroed tensors for `num_blocks` blocks of `block_size` tokens.
+    /// Zeroed tensors for `num_blocks` blocks of `block_size` tokens. On a CPU, what is not used yet takes no
+    /// memory.
+    ///
+    /// # Errors
+    /// If the device has no memory for them.
     pub fn new(
         shape: KvShape,
         num_blocks: usize,
@@ -57,8 +63,8 @@ impl KvStore {
         let layers = (0..shape.num_layers)
             .map(|_| {
                 Ok((
-                    Tensor::zeros(dims, shape.dtype, device)?,
-                    Tensor::zeros(dims, shape.dtype, device)?,
+                    zeros(dims, shape.dtype, device)?,
+                    zeros(dims, shape.dtype, device)?,
                 ))
             })
             .collect::<Result<_>>()?;
@@ -96,5 +102,24 @@ impl KvStore {
             kv_move(v, &moves)?;
         }
         Ok(())
+    }
+}
+
+/// A tensor of zeros. On a CPU it is of pages that the system gives as zeros when they are first touched:
+/// candle fills those of halves, whose zero the allocator does not know.
+fn zeros(
+    dims: (usize, usize, usize),
+    dtype: DType,
+    device: &Device,
+) -> candle_core::Result<Tensor> {
+    let bits = || vec![0u16; dims.0 * dims.1 * dims.2];
+    match (device, dtype) {
+        (Device::Cpu, DType::F16) => {
+            Tensor::from_vec(bits().reinterpret_into::<f16>(), dims, device)
+        }
+        (Device::Cpu, DType::BF16) => {
+            Tensor::from_vec(bits().reinterpret_into::<bf16>(), dims, device)
+        }
+        _ => Tensor::zeros(dims, dtype, device),
     }
 }

@@ -234,7 +234,9 @@ fn free_memory() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use candle_core::DType;
     use foretoken::config::Command;
+    use foretoken::kv::{KvShape, KvStore};
     use std::path::Path;
 
     /// Bytes of the weights in bf16, without norms.
@@ -299,5 +301,37 @@ mod tests {
             "{table}"
         );
         assert!(table.ends_with("total                   14.90"), "{table}");
+    }
+
+    /// Bytes of this process in memory.
+    #[cfg(target_os = "linux")]
+    fn resident_bytes() -> usize {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+        let kib = line.and_then(|line| line.split_whitespace().nth(1));
+        kib.unwrap().parse::<usize>().unwrap() << 10
+    }
+
+    /// With the allocator of the program: a pool's pages are the system's own zeros until they are written.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_kv_pool_takes_no_memory_before_it_is_used() {
+        for dtype in [DType::F16, DType::BF16, DType::F32] {
+            let shape = KvShape {
+                num_layers: 4,
+                num_kv_heads: 8,
+                head_dim: 128,
+                dtype,
+            };
+            let blocks = (3 << 29) / 16 / shape.bytes_per_token();
+            let before = resident_bytes();
+            let store = KvStore::new(shape, blocks, 16, &Device::Cpu).unwrap();
+            let grown = resident_bytes().saturating_sub(before) >> 20;
+            let (k, _) = &store.layers[3];
+            assert_eq!(k.dims(), [16 * blocks, 8, 128]);
+            let last = k.get(16 * blocks - 1).unwrap().to_dtype(DType::F32);
+            assert_eq!(last.unwrap().to_vec2::<f32>().unwrap(), [[0.; 128]; 8]);
+            assert!(grown < 256, "{dtype:?}: {grown} MiB of 1536");
+        }
     }
 }
