@@ -121,6 +121,14 @@ impl GgufFile {
                 &[self.config.head_dim / 2],
             ));
         }
+        let last = self.config.max_position_embeddings as f32;
+        let frequencies = self.config.inverse_frequencies().into_iter();
+        if !(frequencies.zip(&factors)).all(|(f, by)| (f / by * last).is_finite()) {
+            return Err(Error::setup(format!(
+                "{}: {name} makes angles infinite: a factor is too small",
+                self.path
+            )));
+        }
         Ok(Some(factors))
     }
 

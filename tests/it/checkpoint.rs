@@ -313,6 +313,17 @@ fn errors_in_a_config_are_named_in_one_line() {
         (json!({ "rope_theta": 0.0 }), "rope_theta 0 must be"),
         (json!({ "rope_theta": -1.0 }), "rope_theta -1 must be"),
         (json!({ "rope_theta": 1e300 }), "rope_theta inf must be"),
+        (
+            json!({ "rope_theta": 1e-44 }),
+            "rope_theta 1e-44 makes angles infinite",
+        ),
+        (
+            json!({ "rope_scaling": {
+                "rope_type": "llama3", "factor": 1e-38, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 32
+            } }),
+            "makes angles infinite",
+        ),
         (json!({ "rms_norm_eps": -1e-5 }), "rms_norm_eps -0.00001"),
         (
             json!({ "rope_scaling": {

@@ -118,6 +118,29 @@ fn wrong_models() {
     refused_with(&format!("--model {name}"), &name);
 }
 
+/// The file is at fault for its logits.
+#[test]
+fn a_model_whose_rope_has_no_angles() {
+    let mut bytes = std::fs::read(smollm2()).unwrap();
+    let key = b"rope.freq_base";
+    let at = bytes.windows(key.len()).position(|found| found == key);
+    // After the key come its type, of 4 bytes, and the value.
+    let value = at.unwrap() + key.len() + 4;
+    bytes[value..value + 4].copy_from_slice(&1e-44_f32.to_le_bytes());
+    let folder = tempfile::tempdir().unwrap();
+    let (model, prompts) = (folder.path().join("m.gguf"), folder.path().join("p.jsonl"));
+    std::fs::write(&model, bytes).unwrap();
+    std::fs::write(&prompts, r#"{"prompt": "Hello"}"#).unwrap();
+    let (model, prompts) = (model.display(), prompts.display());
+    let error = refused(&format!(
+        "generate --model {model} --prompts {prompts} --out {prompts}.out"
+    ));
+    assert!(
+        error.contains("m.gguf") && error.contains("rope_theta"),
+        "{error}"
+    );
+}
+
 #[test]
 fn too_little_memory_and_a_taken_port() {
     let model = smollm2();

@@ -89,6 +89,7 @@ fn unsupported_properties_of_a_gguf_are_refused_by_name() {
         ("llama.rope.scaling.type", Value::String("yarn".into())),
         ("llama.rope.freq_base", Value::F32(0.)),
         ("llama.rope.freq_base", Value::F32(f32::NAN)),
+        ("llama.rope.freq_base", Value::F32(1e-44)),
         ("llama.attention.layer_norm_rms_epsilon", Value::F32(-1e-5)),
         (
             "llama.attention.head_count_kv",
