@@ -268,22 +268,28 @@ fn nth_largest(values: &[f32], n: usize) -> f32 {
         .1
 }
 
+/// A weight of at most 1 as an integer, as the CUDA kernel has it: sums of integers do not depend on the order
+/// of additions, so that a row is cut at the same token wherever it is decided.
+fn mass(weight: f32) -> u64 {
+    const ONE: f32 = (1_u64 << 44) as f32;
+    (weight * ONE) as u64
+}
+
 /// Keeps the smallest set of most probable tokens whose share of the mass reaches `top_p`; of equally
-/// probable ones the lower ids. Sorts only as many candidates as it needs.
+/// probable ones the lower ids. The largest weight is 1. Sorts only as many candidates as it needs.
 fn keep_top_p(probs: &mut [f32], top_p: f32) {
     let mut order: Vec<u32> = (0..probs.len() as u32)
         .filter(|&id| probs[id as usize] > 0.0)
         .collect();
-    let total: f64 = order.iter().map(|&id| f64::from(probs[id as usize])).sum();
+    let total: u64 = order.iter().map(|&id| mass(probs[id as usize])).sum();
+    let goal = (f64::from(top_p) * total as f64).ceil().max(1.0) as u64;
     let by_prob = |a: &u32, b: &u32| {
         probs[*b as usize]
             .total_cmp(&probs[*a as usize])
             .then(a.cmp(b))
     };
-    let mut sum = 0.0;
-    let mut kept = 0;
-    let mut sorted = 0;
-    while sum < f64::from(top_p) * total && kept < order.len() {
+    let (mut sum, mut kept, mut sorted) = (0, 0, 0);
+    while sum < goal && kept < order.len() {
         if kept == sorted {
             let more = (sorted * 8).max(64).min(order.len());
             if more < order.len() {
@@ -292,7 +298,7 @@ fn keep_top_p(probs: &mut [f32], top_p: f32) {
             order[sorted..more].sort_unstable_by(by_prob);
             sorted = more;
         }
-        sum += f64::from(probs[order[kept] as usize]);
+        sum += mass(probs[order[kept] as usize]);
         kept += 1;
     }
     for &id in &order[kept..] {

@@ -193,6 +193,38 @@ fn races_are_those_of_the_cpu() {
     }
 }
 
+/// A request that is decided on the host, because it asks for log-probabilities or has a grammar, draws the
+/// token that it would draw on the GPU, even where top-p ends between two equal weights, and a sum of floats
+/// would depend on its order.
+#[test]
+fn top_p_ends_at_the_same_token_on_host_and_gpu() {
+    let gpu = gpu();
+    let row = |seed: u64| {
+        let params = SamplingParams {
+            top_p: 0.5,
+            seed,
+            ..SamplingParams::default()
+        };
+        let mut logits = vec![-31.2; VOCAB];
+        [logits[70], logits[2070]] = [0.; 2];
+        let rng = Rng { seed, position: 9 };
+        Row {
+            logits,
+            sampler: Sampler::new(params, &PROMPT),
+            choice: TokenChoice::Race(rng.key(0)),
+        }
+    };
+    let rows: Vec<Row> = (0..40).map(row).collect();
+    let best = process_on(&gpu, &rows, 0).read().unwrap();
+    for (i, row) in rows.iter().enumerate() {
+        let TokenChoice::Race(key) = row.choice else {
+            panic!("all rows are races");
+        };
+        let drawn = choose(&row.logits, &row.sampler, key).unwrap();
+        assert_eq!(best.token(i), drawn, "row {i}");
+    }
+}
+
 /// A distribution belongs to its own row, and a verdict needs it.
 #[test]
 fn races_and_quantiles_share_a_launch() {

@@ -44,6 +44,18 @@ fn top_k_top_p_and_min_p_keep_the_right_tokens() {
     }
 }
 
+/// Sums of floats depend on their order, and a GPU's is another one. Here, weights that are too small to count
+/// would move the end by a token.
+#[test]
+fn top_p_counts_in_integers() {
+    let params = SamplingParams {
+        top_p: 0.5,
+        ..Default::default()
+    };
+    let logits = [&[-31.2; 1000][..], &[0.0, 0.0]].concat();
+    assert_eq!(kept(&dense(&logits, &params)), [1000]);
+}
+
 #[test]
 fn top_p_of_a_flat_distribution_sorts_in_stages() {
     let params = SamplingParams {

@@ -1,9 +1,9 @@
 // Computes distributions from logits, tokens from distributions, and verdicts on drafts, with one block
 // of 1024 threads per row or sequence.
 //
-// The results are those of `sampling.rs` and `spec/verify.rs` on the CPU. Weights and their races have
-// the same bits. Weights are summed in another order, in f64, which changes a token only if a random
-// number or top-p hits the last bits of a sum.
+// The results are those of `sampling.rs` and `spec/verify.rs` on the CPU. Weights, what the filters keep
+// of them, and their races have the same bits. For quantiles, weights are summed in another order, in
+// f64, which changes a token only if a random number hits the last bits of a sum.
 #include "sample/race.cuh"
 #include "sample/vocab.cuh"
 
@@ -82,12 +82,16 @@ __device__ Kept filter(F weight, int vocab, const LogitsParams &params, Scratch 
     if (params.top_p >= 1.f) {
         return {least, vocab};
     }
-    auto mass = [&](int i) {
+    Mass own = 0;
+    for (int i = threadIdx.x; i < vocab; i += blockDim.x) {
         float w = weight(i);
-        return w < least ? 0. : (double)Weight::of(w);
-    };
-    double all = sum(mass, 0, vocab, scratch);
-    Mass goal = max((Mass)ceil((double)params.top_p * all), (Mass)1);
+        own += w < least ? 0 : Weight::of(w);
+    }
+    __syncthreads();
+    scan_block(own, scratch.scan);
+    Mass all = scratch.scan[blockDim.x - 1];
+    __syncthreads();
+    Mass goal = max((Mass)ceil((double)params.top_p * (double)all), (Mass)1);
     least = threshold<Weight>(weight, vocab, least, goal, scratch);
     double equal = sum([&](int i) { return weight(i) == least ? 1. : 0.; }, 0, vocab, scratch);
     Mass each = max(Weight::of(least), (Mass)1), wanted = (goal + each - 1) / each;
