@@ -1,13 +1,20 @@
-//! Compiles the CUDA kernels to PTX, with the feature `cuda`.
+//! Compiles the CUDA kernels to PTX, with the feature `cuda`; then `cfg(nvcc)` says whether candle's were
+//! compiled, too: a stand-in for `nvcc` compiles nothing (`scripts/emulated-gpu.sh`).
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rustc-check-cfg=cfg(nvcc)");
     #[cfg(feature = "cuda")]
     kernels();
 }
 
 #[cfg(feature = "cuda")]
 fn kernels() {
+    let without_nvcc = "FORETOKEN_BUILT_WITHOUT_NVCC";
+    println!("cargo:rerun-if-env-changed={without_nvcc}");
+    if std::env::var_os(without_nvcc).is_none() {
+        println!("cargo:rustc-cfg=nvcc");
+    }
     let out = std::path::PathBuf::from(std::env::var("OUT_DIR").expect("cargo names a folder"));
     let sources = [
         "src/kernels/dense/gemv.cu",

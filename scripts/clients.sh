@@ -78,7 +78,7 @@ if has_node; then
     cp scripts/clients.mjs "$installed/node/"
     node "$installed/node/clients.mjs" "$plain" || failed=1
 else
-    echo "no Node 20 and npm here: their clients are not run"
+    echo "not run here: clients in Node"
 fi
 echo "stock clients: $SECONDS s in all, $([ "$failed" = 0 ] && echo 'all passed' || echo 'with failures')"
 exit "$failed"

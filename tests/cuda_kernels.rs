@@ -12,10 +12,6 @@ use std::process::Command;
 /// Compiles files of `tests/emulator` to a program and runs it; shows its output if it failed.
 fn run(sources: &[&str]) {
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
-    if Command::new(&compiler).arg("--version").output().is_err() {
-        println!("no C++ compiler ({compiler}): the CUDA kernels are not tested");
-        return;
-    }
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let emulator = root.join("tests/emulator");
     let folder = tempfile::tempdir().unwrap();
@@ -29,7 +25,7 @@ fn run(sources: &[&str]) {
         .arg("-o")
         .arg(&program)
         .output()
-        .unwrap();
+        .unwrap_or_else(|e| panic!("{compiler}, the C++ compiler (CXX names another): {e}"));
     let errors = String::from_utf8_lossy(&compiled.stderr);
     assert!(compiled.status.success(), "{errors}");
     let output = Command::new(&program).output().unwrap();

@@ -70,7 +70,7 @@ impl Isa {
         }
     }
 
-    /// All instruction sets that this CPU has.
+    /// All instruction sets that this CPU has. A test of `cpu` tells which of [`Isa::NAMES`] are missing.
     pub fn available() -> impl DoubleEndedIterator<Item = Self> {
         Self::NAMES.into_iter().filter_map(Self::detect)
     }
@@ -136,6 +136,19 @@ pub(super) fn isa() -> Isa {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
+
+    /// Tests run on what the CPU has, so that this is told even if they pass: what tests print is not shown.
+    #[test]
+    fn instruction_sets_that_are_not_tested_are_told() {
+        let missing = Isa::NAMES.iter().filter(|name| Isa::detect(name).is_none());
+        let missing: Vec<&str> = missing.copied().collect();
+        assert_eq!(Isa::available().count() + missing.len(), Isa::NAMES.len());
+        if !missing.is_empty() {
+            let line = format!("not run here: kernels for {}\n", missing.join(" and "));
+            std::io::stderr().write_all(line.as_bytes()).unwrap();
+        }
+    }
 
     #[test]
     fn the_variable_is_obeyed_or_refused() {

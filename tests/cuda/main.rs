@@ -3,6 +3,9 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+// Without it, the test is not there: `scripts/emulated-gpu.sh` says so.
+#[cfg(nvcc)]
+mod quantized;
 mod texts;
 
 use candle_core::{DType, Device, Tensor};
@@ -115,14 +118,6 @@ fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
     let largest = finite.fold(0., f32::max);
     let differ = pairs().filter(|(a, b)| a != b);
     differ.map(|(a, b)| (a - b).abs()).fold(0., f32::max) / largest
-}
-
-/// The root mean square of the differences, relative to that of the logits.
-fn mean_difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
-    let pairs = || a.iter().flatten().zip(b.iter().flatten());
-    let differences: f32 = pairs().map(|(a, b)| (a - b) * (a - b)).sum();
-    let squares: f32 = pairs().map(|(a, _)| a * a).sum();
-    (differences / squares).sqrt()
 }
 
 const WITHIN: [(DType, f32); 3] = [(DType::F32, 1e-4), (DType::F16, 1e-2), (DType::BF16, 5e-2)];
