@@ -3,9 +3,10 @@ use super::*;
 use crate::error::Error;
 use crate::sampling::mix;
 use serde_json::json;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, mpsc};
-use std::time::Duration;
+
+mod compiler;
 
 const EOS: [u32; 2] = [0, 1];
 const LONG: [&str; 9] = [
@@ -284,143 +285,6 @@ fn errors_quote_the_place() {
             "{message}"
         );
     }
-}
-
-#[test]
-fn compiled_grammars_are_kept() {
-    let compiler = compiler();
-    let of = |n: usize| {
-        let source = GrammarSource::Regex(format!("a{{{n}}}"));
-        compiler.compile("field", &source).expect("a good grammar")
-    };
-    let first = of(1);
-    assert_eq!(of(1), first);
-    assert_ne!(of(2), first);
-    (0..70).for_each(|n| drop(of(n + 3)));
-    assert_ne!(of(1), first, "the oldest make room");
-    let failing = of(2);
-    assert_eq!(of(2), failing);
-    failing.note_failure("a test");
-    assert_ne!(of(2), failing, "one that failed is compiled again");
-}
-
-/// The vocabulary, whose tokenizer waits at "slow" until it may go on, and counts what it encodes.
-struct Gated {
-    tokens: ToyTokens,
-    asked: mpsc::Sender<String>,
-    may_go_on: Mutex<mpsc::Receiver<()>>,
-}
-
-impl Tokens for Gated {
-    fn count(&self) -> usize {
-        self.tokens.count()
-    }
-
-    fn bytes(&self, id: u32) -> &[u8] {
-        self.tokens.bytes(id)
-    }
-
-    fn is_special(&self, id: u32) -> bool {
-        self.tokens.is_special(id)
-    }
-
-    fn eos(&self) -> &[u32] {
-        self.tokens.eos()
-    }
-
-    fn encode_part(&self, text: &str) -> Vec<u32> {
-        self.asked.send(text.into()).expect("the test listens");
-        if text.starts_with("slow") {
-            self.may_go_on.lock().unwrap().recv().expect("the gate");
-        }
-        self.tokens.encode_part(text)
-    }
-}
-
-/// A source that takes long to compile delays equal ones, which are not compiled again, and no others.
-#[test]
-fn a_slow_source_delays_only_equal_ones() {
-    let (asked, texts) = mpsc::channel();
-    let (gate, may_go_on) = mpsc::channel();
-    let compiler = Compiler::new(Arc::new(Gated {
-        tokens: vocabulary(),
-        asked,
-        may_go_on: Mutex::new(may_go_on),
-    }));
-    let choice = |text: &str| GrammarSource::Choice(vec![text.into()]);
-    let limit = Duration::from_secs(20);
-    std::thread::scope(|scope| {
-        let slow = || compiler.compile("field", &choice("slow")).expect("good");
-        let first = scope.spawn(slow);
-        assert_eq!(texts.recv_timeout(limit).as_deref(), Ok("slow"));
-        let second = scope.spawn(slow);
-        let (done, is_done) = mpsc::channel();
-        let (compiler, fast) = (&compiler, choice("fast"));
-        scope.spawn(move || {
-            let grammar = compiler.compile("field", &fast).expect("good");
-            // The test has failed if nobody listens.
-            let _ = done.send(grammar);
-        });
-        let other = is_done.recv_timeout(limit);
-        gate.send(()).expect("the tokenizer waits");
-        // One that is compiled twice waits twice.
-        drop(gate);
-        let (first, second) = (first.join().unwrap(), second.join().unwrap());
-        assert_ne!(other.expect("another source waits for the slow one"), first);
-        assert_eq!(first, second);
-    });
-    let texts: Vec<String> = texts.try_iter().collect();
-    assert!(texts.iter().all(|text| text == "fast"), "{texts:?}");
-}
-
-/// What is wrong with a source is found once, and told for every field that has it.
-#[test]
-fn what_is_wrong_is_kept() {
-    let (asked, texts) = mpsc::channel();
-    let compiler = Compiler::new(Arc::new(Gated {
-        tokens: vocabulary(),
-        asked,
-        may_go_on: Mutex::new(mpsc::channel().1),
-    }));
-    let refused = |field: &str, text: &str| {
-        let source = GrammarSource::Choice(vec![text.into()]);
-        match compiler.compile(field, &source) {
-            Err(Error::Request { param, message, .. }) => (param.unwrap(), message),
-            other => panic!("{other:?}"),
-        }
-    };
-    // No token has these bytes.
-    let (param, message) = refused("a", "\u{e9}");
-    assert!(param == "a" && message.starts_with("a "), "{message}");
-    assert!(texts.try_iter().count() > 0);
-    let again = ("b".to_owned(), message.replacen('a', "b", 1));
-    assert_eq!(refused("b", "\u{e9}"), again);
-    assert_eq!(texts.try_iter().count(), 0, "it is not compiled again");
-    (0..70).for_each(|n| drop(refused("c", &"\u{e9}".repeat(n + 2))));
-    assert!(texts.try_iter().count() >= 70);
-    assert_eq!(refused("b", "\u{e9}"), again);
-    assert!(texts.try_iter().count() > 0, "the oldest make room");
-}
-
-/// The search for the place of an error ends when it has taken long.
-#[test]
-fn the_place_of_an_error_is_not_searched_for_long() {
-    let part = |i: usize| {
-        let texts: Vec<String> = (0..300).map(|n| format!("{i} {n}")).collect();
-        (format!("p{i}"), json!({"enum": texts}))
-    };
-    let all: serde_json::Map<_, _> = (0..40).map(part).collect();
-    let reference = |i: usize| (format!("q{i}"), json!({"$ref": "#/$defs/all"}));
-    let mut properties: serde_json::Map<_, _> = (0..290).map(reference).collect();
-    properties.insert("bad".into(), json!({"not": {}}));
-    let source = GrammarSource::JsonSchema(json!({
-        "$defs": {"all": {"type": "object", "properties": all}}, "properties": properties
-    }));
-    let started = std::time::Instant::now();
-    let message = refusal(&source);
-    let seconds = started.elapsed().as_secs_f64();
-    println!("{seconds:.3} s: {message}");
-    assert!(seconds < 3.0, "{seconds}");
 }
 
 /// What costs too much is refused, and takes neither the stack nor long.
