@@ -122,7 +122,7 @@ def build():
     )
     row("Faults")
     line(
-        ("What should not happen", "short", "Requests whose logits were not finite, and log lines that stderr did not take.", {"not finite": rate("nonfinite_logits_total"), "log lines dropped": rate("log_lines_dropped_total")}),
+        ("What should not happen", "short", "Requests whose logits were not finite, log lines that stderr did not take, and servers without drafts since their drafter panicked.", {"not finite": rate("nonfinite_logits_total"), "log lines dropped": rate("log_lines_dropped_total"), "drafter off": f"sum (foretoken:drafter_off{{{WHO}}})"}),
     )
 
 

@@ -471,6 +471,8 @@ impl Engine {
 
     fn note_usage(&self) {
         let stats = &self.shared.stats;
+        let draft_kv_usage = self.runner.draft_kv_usage();
+        (stats.drafter_off).set(i64::from(self.runner.drafter_is_off()));
         stats
             .requests_running
             .set(self.scheduler.running.len() as i64);
@@ -478,7 +480,7 @@ impl Engine {
             .requests_waiting
             .set(self.scheduler.waiting.len() as i64);
         stats.kv_cache_usage.set(self.scheduler.kv_usage());
-        stats.draft_kv_cache_usage.set(self.runner.draft_kv_usage());
+        stats.draft_kv_cache_usage.set(draft_kv_usage);
     }
 
     /// Records the cost of a step, unless it contained prompt rows, which would hide the cost of a

@@ -54,6 +54,8 @@ pub struct Stats {
     pub spec_refused_tokens: IntCounter,
     /// Current estimate of tokens per second over those of plain decoding.
     pub spec_speed_up: Gauge,
+    /// 1 once the drafter has panicked: then there are no more drafts.
+    pub drafter_off: IntGauge,
     /// Wall time of [`Stats::draft_steps`], seconds.
     pub draft_seconds: prometheus::Counter,
     /// Draft model forwards that drafted one token for every sequence and contained no prompt rows.
@@ -190,6 +192,10 @@ impl Stats {
             spec_speed_up: make.gauge(
                 "spec_decode_speed_up",
                 "Current estimate of tokens per second over those of plain decoding",
+            ),
+            drafter_off: make.int_gauge(
+                "drafter_off",
+                "1 = the drafter has panicked: no more drafts until the server starts again",
             ),
             draft_seconds: make.seconds("draft_seconds_total", "Wall time of draft_steps"),
             draft_steps: make.counter("draft_steps_total", "Draft model forwards, without prompts"),
@@ -346,7 +352,7 @@ impl Stats {
 
     /// Sets the drafter's counters to `total`.
     pub(super) fn note_draft_cost(&self, total: DraftCost) {
-        let steps = total.steps - self.draft_steps.get();
+        let steps = total.steps.saturating_sub(self.draft_steps.get());
         if steps > 0 {
             self.draft_steps.inc_by(steps);
             self.draft_seconds

@@ -1,7 +1,7 @@
 //! Draft models: one beside the target, or the target's own layers.
 
 use foretoken::error::{Error, Result};
-use foretoken::model::{LayerList, Model};
+use foretoken::model::{DraftNetwork, Head, LayerList, Model};
 use foretoken::spec::{
     DraftModel, Drafter, JointModel, ParallelDrafter, Tokenizer, Translator, Vocabulary,
 };
@@ -13,7 +13,7 @@ const DRAFT_CHUNK: usize = 256;
 
 /// A draft model, and what is needed to draft with it.
 pub struct Draft {
-    pub model: Box<dyn Model>,
+    network: DraftNetwork,
     /// If its tokenizer is not the target's.
     vocabulary: Option<Vocabulary>,
 }
@@ -50,7 +50,7 @@ impl Draft {
         };
         let Some(vocabulary) = vocabulary else {
             return Ok(Self {
-                model: draft,
+                network: DraftNetwork::Model(draft),
                 vocabulary: None,
             });
         };
@@ -60,15 +60,15 @@ impl Draft {
             100.0 * shared as f64 / all.max(1) as f64
         );
         Ok(Self {
-            model: Box::new(JointModel::new(draft, &vocabulary)),
+            network: DraftNetwork::Model(Box::new(JointModel::new(draft, &vocabulary))),
             vocabulary: Some(vocabulary),
         })
     }
 
     /// A head of the target, which shares its vocabulary.
-    pub fn of_head(model: Box<dyn Model>) -> Self {
+    pub fn of_head(head: Box<dyn Head>) -> Self {
         Self {
-            model,
+            network: DraftNetwork::Head(head),
             vocabulary: None,
         }
     }
@@ -84,9 +84,14 @@ impl Draft {
         let model = target.subset(&layers.indices(count)?)?;
         tracing::info!("the layers {layers} of the target's {count} draft");
         Ok(Self {
-            model,
+            network: DraftNetwork::Model(model),
             vocabulary: None,
         })
+    }
+
+    /// The model or head.
+    pub fn model(&self) -> &dyn Model {
+        self.network.model()
     }
 
     /// The drafter, with a pool of `num_blocks` blocks, which caches prefixes or not.
@@ -99,12 +104,19 @@ impl Draft {
         block_size: usize,
         prefix_caching: bool,
     ) -> Result<Box<dyn Drafter>> {
-        if self.model.masked_block().is_some() {
-            let drafter = ParallelDrafter::new(self.model, num_blocks, block_size, DRAFT_CHUNK)?;
-            return Ok(Box::new(drafter.with_prefix_cache(prefix_caching)));
-        }
-        let drafter = DraftModel::new(self.model, num_blocks, block_size, DRAFT_CHUNK)?
-            .with_prefix_cache(prefix_caching);
+        let drafter = match self.network {
+            DraftNetwork::Head(head) if head.masked_block().is_some() => {
+                let drafter = ParallelDrafter::new(head, num_blocks, block_size, DRAFT_CHUNK)?;
+                return Ok(Box::new(drafter.with_prefix_cache(prefix_caching)));
+            }
+            DraftNetwork::Head(head) => {
+                DraftModel::of_head(head, num_blocks, block_size, DRAFT_CHUNK)?
+            }
+            DraftNetwork::Model(model) => {
+                DraftModel::new(model, num_blocks, block_size, DRAFT_CHUNK)?
+            }
+        };
+        let drafter = drafter.with_prefix_cache(prefix_caching);
         Ok(match self.vocabulary {
             None => Box::new(drafter),
             Some(vocabulary) => Box::new(Translator::new(drafter, vocabulary)),

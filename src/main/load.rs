@@ -55,7 +55,7 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
     if draft.is_some() {
         Budget::note(&mut budget, "draft weights", &device)?;
     }
-    let draft_model = draft.as_ref().map(|draft| &*draft.model);
+    let draft_model = draft.as_ref().map(Draft::model);
     let blocks = memory::pool_blocks(config, &*target, draft_model, budget)?;
     let drafter = drafter(config, draft, blocks, text.as_deref())?;
     let target = match row_penalty > 0.0 {

@@ -11,7 +11,7 @@ use super::layer::{Block, Step, norm};
 use super::linear::{Embedding, Linear};
 use super::output_layer::OutputLayer;
 use super::weights::{Dtypes, Weights};
-use super::{Batch, Ends, HeadKind, Model, ModelConfig, Output};
+use super::{Batch, Ends, Head, HeadKind, Model, ModelConfig, Output};
 use crate::error::{Error, Result};
 use crate::kernels::{AttentionBatch, add_norm};
 use crate::kv::{KvShape, KvStore};
@@ -158,23 +158,6 @@ impl Model for EagleHead {
         &self.device
     }
 
-    fn reads(&self) -> &[usize] {
-        &self.reads
-    }
-
-    fn fuse(&self, hidden: &Tensor) -> Result<Tensor> {
-        // Hidden states may be a view of the states of other sequences, too.
-        let hidden = hidden.to_dtype(self.dtypes.activations)?.contiguous()?;
-        match &self.input {
-            Input::Eagle3 { fc, .. } => fc.forward(&hidden),
-            Input::Eagle {
-                target_norm,
-                target_eps,
-                ..
-            } => norm(&hidden, target_norm, *target_eps),
-        }
-    }
-
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
         let (vocab_size, slots) = (self.config.vocab_size, kv.num_slots());
         let inputs = Inputs::new(batch, &self.frequencies, vocab_size, slots, &self.device)?;
@@ -208,5 +191,24 @@ impl Model for EagleHead {
             logits: self.output.forward(&normed)?,
             hidden: Some(hidden),
         })
+    }
+}
+
+impl Head for EagleHead {
+    fn reads(&self) -> &[usize] {
+        &self.reads
+    }
+
+    fn fuse(&self, hidden: &Tensor) -> Result<Tensor> {
+        // Hidden states may be a view of the states of other sequences, too.
+        let hidden = hidden.to_dtype(self.dtypes.activations)?.contiguous()?;
+        match &self.input {
+            Input::Eagle3 { fc, .. } => fc.forward(&hidden),
+            Input::Eagle {
+                target_norm,
+                target_eps,
+                ..
+            } => norm(&hidden, target_norm, *target_eps),
+        }
     }
 }

@@ -10,7 +10,7 @@ use super::medusa::MedusaHeads;
 use super::parallel::ParallelHead;
 use super::source::{LoadFormat, ModelSource};
 use super::weights::{Dtypes, Weights};
-use super::{Ends, Model};
+use super::{Ends, Head, Model};
 use crate::error::{Error, Result, caught};
 use crate::gguf::GgufSource;
 use crate::{console, files};
@@ -124,7 +124,7 @@ pub fn load_head(
     kind: HeadKind,
     options: &LoadOptions,
     target: &dyn Model,
-) -> Result<Box<dyn Model>> {
+) -> Result<Box<dyn Head>> {
     caught("the head", || {
         load_head_checked(source, kind, options, target)
     })
@@ -135,7 +135,7 @@ fn load_head_checked(
     kind: HeadKind,
     options: &LoadOptions,
     target: &dyn Model,
-) -> Result<Box<dyn Model>> {
+) -> Result<Box<dyn Head>> {
     let config = target.config();
     let ends = target.ends().ok_or_else(|| {
         Error::setup(format!(

@@ -7,7 +7,7 @@
 use super::layer::norm;
 use super::linear::Linear;
 use super::weights::{Dtypes, Weights};
-use super::{Batch, Ends, MAX_TREE_NODES, MaskedBlock, Model, ModelConfig, Output};
+use super::{Batch, Ends, Head, MAX_TREE_NODES, MaskedBlock, Model, ModelConfig, Output};
 use crate::error::{Error, Result, clipped};
 use crate::kernels::kv_write::kv_write;
 use crate::kv::{KvShape, KvStore};
@@ -20,12 +20,12 @@ pub struct MedusaHeads {
     reads: [usize; 1],
     /// The target's, before its output layer.
     norm: Tensor,
-    heads: Vec<Head>,
+    heads: Vec<MedusaHead>,
     dtypes: Dtypes,
     device: Device,
 }
 
-struct Head {
+struct MedusaHead {
     blocks: Vec<Linear>,
     output: Linear,
 }
@@ -66,7 +66,7 @@ impl MedusaHeads {
             let mut linear = |part: String, outputs, bias| {
                 weights.linear(&format!("{head}.{part}"), (outputs, hidden), bias)
             };
-            Ok(Head {
+            Ok(MedusaHead {
                 blocks: (0..blocks)
                     .map(|block| linear(format!("{block}.linear"), hidden, true))
                     .collect::<Result<_>>()?,
@@ -87,7 +87,7 @@ impl MedusaHeads {
     }
 }
 
-impl Head {
+impl MedusaHead {
     /// `[rows, vocab_size]` of the target's normed hidden states `x`, `[rows, hidden]`.
     fn logits(&self, x: &Tensor) -> Result<Tensor> {
         let mut x = x.clone();
@@ -139,23 +139,6 @@ impl Model for MedusaHeads {
         &self.device
     }
 
-    fn reads(&self) -> &[usize] {
-        &self.reads
-    }
-
-    fn masked_block(&self) -> Option<MaskedBlock> {
-        // No head reads a mask.
-        Some(MaskedBlock {
-            size: self.heads.len() + 1,
-            mask: 0,
-        })
-    }
-
-    fn fuse(&self, hidden: &Tensor) -> Result<Tensor> {
-        let hidden = hidden.to_dtype(self.dtypes.activations)?.contiguous()?;
-        norm(&hidden, &self.norm, self.config.rms_norm_eps as f32)
-    }
-
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
         if let Some(states) = &batch.features {
             self.write(states, &batch.slots[..states.dim(0)?], kv)?;
@@ -194,6 +177,25 @@ impl Model for MedusaHeads {
                 .index_select(&order, 0)?
                 .to_dtype(DType::F32)?,
             hidden: None,
+        })
+    }
+}
+
+impl Head for MedusaHeads {
+    fn reads(&self) -> &[usize] {
+        &self.reads
+    }
+
+    fn fuse(&self, hidden: &Tensor) -> Result<Tensor> {
+        let hidden = hidden.to_dtype(self.dtypes.activations)?.contiguous()?;
+        norm(&hidden, &self.norm, self.config.rms_norm_eps as f32)
+    }
+
+    fn masked_block(&self) -> Option<MaskedBlock> {
+        // No head reads a mask.
+        Some(MaskedBlock {
+            size: self.heads.len() + 1,
+            mask: 0,
         })
     }
 }

@@ -121,26 +121,6 @@ pub trait Model: Send {
         None
     }
 
-    /// The target's layers whose hidden states a draft head reads, as in [`Taps::layers`]. Other models
-    /// read none.
-    fn reads(&self) -> &[usize] {
-        &[]
-    }
-
-    /// The features, `[rows, hidden_size]`, that a draft head makes of the target's hidden states,
-    /// `[rows, reads().len() * hidden_size of the target]`; see [`Batch::features`].
-    ///
-    /// # Errors
-    /// If the shape is another one, or the device fails.
-    fn fuse(&self, _hidden: &Tensor) -> Result<Tensor> {
-        Err(Error::internal("only a draft head reads hidden states"))
-    }
-
-    /// The largest block that a parallel head predicts; `None` = another model.
-    fn masked_block(&self) -> Option<MaskedBlock> {
-        None
-    }
-
     /// A model of these `layers` (ascending indices) of this one, which shares its weights.
     ///
     /// # Errors
@@ -154,4 +134,57 @@ pub trait Model: Send {
 
     /// One ragged forward. The trait's documentation says what it may read and write.
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output>;
+}
+
+/// A draft head: a model that reads, besides tokens, hidden states of its target.
+pub trait Head: Model {
+    /// The target's layers whose hidden states it reads, as in [`Taps::layers`].
+    fn reads(&self) -> &[usize];
+
+    /// The features, `[rows, hidden_size]`, that it makes of the target's hidden states,
+    /// `[rows, reads().len() * hidden_size of the target]`; see [`Batch::features`].
+    ///
+    /// # Errors
+    /// If the shape is another one, or the device fails.
+    fn fuse(&self, hidden: &Tensor) -> Result<Tensor>;
+
+    /// The largest block that a parallel head predicts; `None` = it predicts one token, as EAGLE's do.
+    fn masked_block(&self) -> Option<MaskedBlock> {
+        None
+    }
+}
+
+/// What drafts for a target: a model of its own, or a head.
+pub enum DraftNetwork {
+    Model(Box<dyn Model>),
+    Head(Box<dyn Head>),
+}
+
+impl DraftNetwork {
+    pub fn model(&self) -> &dyn Model {
+        match self {
+            Self::Model(model) => &**model,
+            Self::Head(head) => &**head,
+        }
+    }
+
+    pub fn model_mut(&mut self) -> &mut dyn Model {
+        match self {
+            Self::Model(model) => &mut **model,
+            Self::Head(head) => &mut **head,
+        }
+    }
+
+    /// The head; `None` if it is a model.
+    pub fn head(&self) -> Option<&dyn Head> {
+        match self {
+            Self::Model(_) => None,
+            Self::Head(head) => Some(&**head),
+        }
+    }
+
+    /// See [`Head::masked_block`].
+    pub fn masked_block(&self) -> Option<MaskedBlock> {
+        self.head().and_then(Head::masked_block)
+    }
 }

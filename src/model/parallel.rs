@@ -12,7 +12,7 @@ use super::layer::{Layer, Step, norm};
 use super::linear::{Embedding, Linear};
 use super::output_layer::OutputLayer;
 use super::weights::{Dtypes, Weights};
-use super::{Batch, Ends, MaskedBlock, Model, ModelConfig, Output, Span};
+use super::{Batch, Ends, Head, MaskedBlock, Model, ModelConfig, Output, Span};
 use crate::error::{Error, Result};
 use crate::kernels::{AttentionBatch, add_norm};
 use crate::kv::{KvShape, KvStore};
@@ -132,20 +132,6 @@ impl Model for ParallelHead {
         &self.device
     }
 
-    fn reads(&self) -> &[usize] {
-        &self.reads
-    }
-
-    fn masked_block(&self) -> Option<MaskedBlock> {
-        Some(self.block)
-    }
-
-    fn fuse(&self, hidden: &Tensor) -> Result<Tensor> {
-        // Hidden states may be a view of the states of other sequences, too.
-        let hidden = hidden.to_dtype(self.dtypes.activations)?.contiguous()?;
-        norm(&self.fc.forward(&hidden)?, &self.context_norm, self.eps())
-    }
-
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
         let (vocab_size, slots) = (self.config.vocab_size, kv.num_slots());
         let inputs = Inputs::new(batch, &self.frequencies, vocab_size, slots, &self.device)?;
@@ -180,5 +166,21 @@ impl Model for ParallelHead {
             logits: self.output.forward(&normed)?,
             hidden: None,
         })
+    }
+}
+
+impl Head for ParallelHead {
+    fn reads(&self) -> &[usize] {
+        &self.reads
+    }
+
+    fn fuse(&self, hidden: &Tensor) -> Result<Tensor> {
+        // Hidden states may be a view of the states of other sequences, too.
+        let hidden = hidden.to_dtype(self.dtypes.activations)?.contiguous()?;
+        norm(&self.fc.forward(&hidden)?, &self.context_norm, self.eps())
+    }
+
+    fn masked_block(&self) -> Option<MaskedBlock> {
+        Some(self.block)
     }
 }

@@ -43,7 +43,7 @@ pub fn row_adjustments(row: u32, sampler: &Sampler) -> impl Iterator<Item = RowA
 /// rows. Adds the `candidates` best next tokens of each verified row of inputs that may draft.
 ///
 /// Copies an input's logits to the host only if it requests log-probabilities, only some ids are allowed,
-/// no token can be chosen, or the rejection rule applies to a tree or to distributions in host memory.
+/// no token can be chosen, or the rejection rule applies to a tree or to a draft that [`Draft::needs_host`].
 ///
 /// # Errors
 /// If the device fails.
@@ -79,7 +79,7 @@ pub(super) fn decide_all(
             input.state.synthetic_acceptance.is_none() && input.state.rule() == Acceptance::Coupled;
         if !on_host_only && coupled {
             races.push(place, input, draft, rows.start as u32);
-        } else if !on_host_only && draft.is_chain() && !draft.has_host_dists() {
+        } else if !on_host_only && draft.is_chain() && !draft.needs_host() {
             verification.push(place, input, draft, rows.start as u32);
         } else {
             outputs[place] = on_host(input, draft, rows)?;

@@ -115,6 +115,9 @@ pub struct Draft {
     /// The distribution each token was drawn from. Only for sampled requests under
     /// [`Acceptance::Rejection`]; empty otherwise, and if no model predicted the tokens.
     pub dists: Vec<DraftDist>,
+    /// A node that [`Draft::end_where_invalid`] cut off because the target does not have the id that was
+    /// drawn: its parent, and the distribution. The rejection rule rejects it like any other, without a row.
+    pub rejected: Option<(Option<u16>, DraftDist)>,
 }
 
 impl Draft {
@@ -188,7 +191,8 @@ impl Draft {
     /// If the device fails.
     pub fn to_host(&self) -> Result<Self> {
         let mut draft = self.clone();
-        for dist in &mut draft.dists {
+        let rejected = draft.rejected.as_mut().map(|(_, dist)| dist);
+        for dist in draft.dists.iter_mut().chain(rejected) {
             if let DraftDist::Device(row) = dist {
                 *dist = Dist::Dense(row.read()?).into();
             }
@@ -196,25 +200,32 @@ impl Draft {
         Ok(draft)
     }
 
-    /// Whether any token was drawn from probabilities in host memory.
-    pub fn has_host_dists(&self) -> bool {
+    /// Whether only the host can verify it by the rejection rule: a token was drawn from probabilities in
+    /// its memory, or is [rejected](Self::rejected) already.
+    pub fn needs_host(&self) -> bool {
         let host = |q: &DraftDist| matches!(q, DraftDist::Host(Dist::Dense(_)));
-        self.dists.iter().any(host)
+        self.rejected.is_some() || self.dists.iter().any(host)
     }
 
     /// Cuts the draft before the first node that cannot be verified: after `nodes` or
     /// [`MAX_TREE_NODES`] nodes, beyond `depth`, at an id not below `vocab_size`, or at a parent that
     /// does not come before its node.
+    ///
+    /// Whether there is an id to cut at depends on what was drawn, so under the rejection rule the cut
+    /// itself would favour some tokens: the node becomes the [rejected](Self::rejected) one.
     pub fn end_where_invalid(&mut self, nodes: usize, depth: usize, vocab_size: usize) {
         let mut depths: Vec<usize> = Vec::with_capacity(self.len());
         for (&id, &parent) in self.tokens.iter().zip(&self.parents).take(nodes) {
             let above = parent.map_or(Some(0), |parent| depths.get(usize::from(parent)).copied());
-            match above {
-                Some(above) if above < depth && (id as usize) < vocab_size => {
-                    depths.push(above + 1);
-                }
-                _ => break,
+            let Some(above) = above.filter(|&above| above < depth) else {
+                break;
+            };
+            if id as usize >= vocab_size {
+                let q = self.dists.get(depths.len()).cloned();
+                self.rejected = q.map(|q| (parent, q));
+                break;
             }
+            depths.push(above + 1);
         }
         let mut len = depths.len();
         if !is_chain(&self.parents[..len]) {
@@ -230,6 +241,7 @@ impl Draft {
     /// The draft without the distributions that its tokens were drawn from.
     pub fn without_dists(mut self) -> Self {
         self.dists = Vec::new();
+        self.rejected = None;
         self
     }
 

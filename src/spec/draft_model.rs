@@ -13,7 +13,7 @@ use super::lessons::{History, Lessons};
 use crate::error::{Error, Result};
 use crate::kernels::parallel;
 use crate::kv::{BlockAllocator, BlockKey, BlockTable, KvStore, PrefixRoot};
-use crate::model::{Batch, Model};
+use crate::model::{Batch, DraftNetwork, Head, Model};
 use candle_core::Tensor;
 use drafting::{Drafting, Read};
 use drawn::Drawn;
@@ -38,7 +38,7 @@ pub struct DraftModel {
 
 /// The model and its pool.
 struct Network {
-    model: Box<dyn Model>,
+    draft: DraftNetwork,
     blocks: BlockAllocator,
     store: KvStore,
     /// Maximum number of rows of one sequence in one forward.
@@ -59,7 +59,7 @@ struct Fed {
 }
 
 impl DraftModel {
-    /// A drafter over `model` with an empty pool of `num_blocks` blocks and a prefix cache.
+    /// A drafter over a `model`, with an empty pool of `num_blocks` blocks and a prefix cache.
     ///
     /// A prompt is prefilled from the first draft request on, `chunk` (at least 2) rows per round,
     /// so that no round takes longer than one chunk adds; until the prompt is in the pool the
@@ -73,11 +73,33 @@ impl DraftModel {
         block_size: usize,
         chunk: usize,
     ) -> Result<Self> {
+        Self::over(DraftNetwork::Model(model), num_blocks, block_size, chunk)
+    }
+
+    /// The same over a `head` that predicts one token.
+    ///
+    /// # Errors
+    /// If the device has no memory for the pool.
+    pub fn of_head(
+        head: Box<dyn Head>,
+        num_blocks: usize,
+        block_size: usize,
+        chunk: usize,
+    ) -> Result<Self> {
+        Self::over(DraftNetwork::Head(head), num_blocks, block_size, chunk)
+    }
+
+    fn over(
+        draft: DraftNetwork,
+        num_blocks: usize,
+        block_size: usize,
+        chunk: usize,
+    ) -> Result<Self> {
         Ok(Self {
             network: Network {
-                store: model.new_kv(num_blocks, block_size)?,
+                store: draft.model().new_kv(num_blocks, block_size)?,
                 blocks: BlockAllocator::new(num_blocks, block_size).with_prefix_cache(true),
-                model,
+                draft,
                 chunk: chunk.max(2),
                 cost: DraftCost::default(),
                 forwards: Vec::new(),
@@ -120,7 +142,7 @@ impl Fed {
 impl Network {
     /// Whether the model is a head, which reads the target's hidden states.
     fn is_head(&self) -> bool {
-        !self.model.reads().is_empty()
+        self.draft.head().is_some()
     }
 
     /// The tokens that the model reads, of all `tokens` of a sequence.
@@ -173,7 +195,7 @@ impl Network {
                 reading.push(block);
             }
         }
-        let config = self.model.config();
+        let config = self.draft.model().config();
         let knows = |&id: &u32| (id as usize) < config.vocab_size;
         let (len, new) = (tokens.len(), &tokens[fed.tokens.len()..]);
         let last_position = len + request.model_depth - 1;
@@ -216,11 +238,17 @@ impl Network {
             let new = &tokens[rows.clone()];
             let block_size = self.blocks.block_size();
             batch.push_span(new, &[], rows.start, &fed.table, block_size);
-            batch.features = Some(self.model.fuse(&states)?);
-            self.model.forward(&batch, &mut self.store)?;
+            batch.features = Some(self.fuse(&states)?);
+            self.draft.model_mut().forward(&batch, &mut self.store)?;
             fed.tokens.extend(new);
             fed.features.drop_before(rows.end);
         }
+    }
+
+    fn fuse(&self, states: &Tensor) -> Result<Tensor> {
+        let head = self.draft.head();
+        let head = head.ok_or_else(|| Error::internal("only a head reads hidden states"))?;
+        head.fuse(states)
     }
 
     /// The features of a forward's rows: the target's are fused, all at once if there are only those.
@@ -230,10 +258,10 @@ impl Network {
             Read::Own(_) => None,
         });
         if let Some(states) = all_target.collect::<Option<Vec<_>>>() {
-            return self.model.fuse(&joined(states)?);
+            return self.fuse(&joined(states)?);
         }
         let features = read.into_iter().map(|read| match read {
-            Read::Target(states) => self.model.fuse(&states),
+            Read::Target(states) => self.fuse(&states),
             Read::Own(features) => Ok(features),
         });
         joined(features.collect::<Result<_>>()?)
@@ -269,7 +297,7 @@ impl Network {
         if let Some(last) = drawn.last() {
             batch.drawn = Some(last.fed_to(open)?);
         }
-        let output = self.model.forward(&batch, &mut self.store)?;
+        let output = self.draft.model_mut().forward(&batch, &mut self.store)?;
         if self.is_head()
             && let Some(hidden) = &output.hidden
         {
@@ -286,7 +314,7 @@ impl Network {
             }
         } else {
             // On a GPU too, if masks are needed: they are in the memory of the host.
-            let vocab = self.model.config().vocab_size;
+            let vocab = self.draft.model().config().vocab_size;
             output.read(|mut logits| {
                 let all = drafting.iter_mut().enumerate();
                 let ready = all.filter(|(i, _)| complete.binary_search(i).is_ok());
@@ -379,7 +407,7 @@ impl Drafter for DraftModel {
     }
 
     fn taps(&self) -> &[usize] {
-        self.network.model.reads()
+        self.network.draft.head().map_or(&[], Head::reads)
     }
 
     fn forecast(&self, request: &DraftRequest<'_>) -> Option<Forecast> {
@@ -400,12 +428,12 @@ impl Drafter for DraftModel {
 
     fn calibrate(&mut self) -> Result<Measured> {
         let Network {
-            model,
+            draft,
             blocks,
             store,
             ..
         } = &mut self.network;
-        calibration::measure(&mut **model, store, blocks.num_blocks())
+        calibration::measure(draft.model_mut(), store, blocks.num_blocks())
     }
 
     fn forwards(&self) -> &[(usize, f64)] {

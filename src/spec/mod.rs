@@ -9,6 +9,7 @@ pub mod draft;
 mod draft_model;
 mod estimate;
 mod features;
+mod guard;
 mod lessons;
 mod masks;
 mod ngram;

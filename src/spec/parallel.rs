@@ -11,7 +11,7 @@ use super::lessons::{Estimate, History, Lessons, Level, View};
 use crate::error::{Error, Result};
 use crate::kernels::parallel;
 use crate::kv::{BlockAllocator, BlockTable, KvStore};
-use crate::model::{Batch, MaskedBlock, Model, Output};
+use crate::model::{Batch, Head, MaskedBlock, Output};
 use crate::sampling::{Acceptance, Guess, Purpose, distribution, guess};
 use candle_core::Tensor;
 use product::{Candidate, Limits};
@@ -37,7 +37,7 @@ pub struct ParallelDrafter {
 
 /// The head and its pool.
 struct Network {
-    model: Box<dyn Model>,
+    head: Box<dyn Head>,
     block: MaskedBlock,
     blocks: BlockAllocator,
     store: KvStore,
@@ -72,25 +72,25 @@ struct Guessed {
 }
 
 impl ParallelDrafter {
-    /// A drafter over the parallel head `model`, with an empty pool of `num_blocks` blocks. A prompt is read
+    /// A drafter over a parallel `head`, with an empty pool of `num_blocks` blocks. A prompt is read
     /// while the target computes it, at most `chunk` of its positions at a time.
     ///
     /// # Errors
-    /// If `model` is another kind of model, or the device has no memory for the pool.
+    /// If it is another kind of head, or the device has no memory for the pool.
     pub fn new(
-        model: Box<dyn Model>,
+        head: Box<dyn Head>,
         num_blocks: usize,
         block_size: usize,
         chunk: usize,
     ) -> Result<Self> {
-        let block = model.masked_block();
+        let block = head.masked_block();
         let block = block.ok_or_else(|| Error::internal("only a parallel head predicts blocks"))?;
         Ok(Self {
             network: Network {
-                store: model.new_kv(num_blocks, block_size)?,
+                store: head.new_kv(num_blocks, block_size)?,
                 blocks: BlockAllocator::new(num_blocks, block_size).with_prefix_cache(true),
                 block,
-                model,
+                head,
                 chunk: chunk.max(1),
             },
             lessons: Lessons::default(),
@@ -139,7 +139,7 @@ impl Network {
         let known = sequence.features.kept().end;
         let start = sequence.features.start();
         let has_states = start.is_some_and(|start| start + known + 1 == request.tokens.len());
-        let vocab_size = self.model.config().vocab_size;
+        let vocab_size = self.head.config().vocab_size;
         let is_known = (request.tokens.last()).is_some_and(|&last| (last as usize) < vocab_size);
         let rows = known + 1 + depth;
         match has_states && is_known && self.blocks.reserve(&mut sequence.table, rows).is_ok() {
@@ -180,8 +180,8 @@ impl Network {
             let mut batch = Batch::default();
             self.push_states(&mut batch, sequence, rows.clone());
             let states = sequence.features.of_rows(rows.clone())?;
-            batch.features = Some(self.model.fuse(&states)?);
-            self.model.forward(&batch, &mut self.store)?;
+            batch.features = Some(self.head.fuse(&states)?);
+            self.head.forward(&batch, &mut self.store)?;
             sequence.has_read(rows.end, &mut self.blocks);
         }
     }
@@ -208,7 +208,7 @@ impl Network {
             }
         }
         if !states.is_empty() {
-            batch.features = Some(self.model.fuse(&joined(states)?)?);
+            batch.features = Some(self.head.fuse(&joined(states)?)?);
         }
         for round in rounds {
             let Some((request, sequence)) = of(round) else {
@@ -222,7 +222,7 @@ impl Network {
             let masks = first + 1..first + tokens.len() as u32;
             batch.logits.extend(masks);
         }
-        self.model.forward(&batch, &mut self.store)
+        self.head.forward(&batch, &mut self.store)
     }
 }
 
@@ -293,7 +293,7 @@ impl ParallelDrafter {
         rounds: &[Round],
         mut logits: &[f32],
     ) -> Vec<Guessed> {
-        let vocab_size = self.network.model.config().vocab_size;
+        let vocab_size = self.network.head.config().vocab_size;
         let (mut parts, mut rounds) = (Vec::with_capacity(rounds.len()), rounds.iter().peekable());
         for (place, request) in requests.iter_mut().enumerate() {
             if let Some(round) = rounds.next_if(|round| round.place == place)
@@ -359,7 +359,7 @@ impl Drafter for ParallelDrafter {
     }
 
     fn taps(&self) -> &[usize] {
-        self.network.model.reads()
+        self.network.head.reads()
     }
 
     fn forecast(&self, request: &DraftRequest<'_>) -> Option<Forecast> {
@@ -376,12 +376,12 @@ impl Drafter for ParallelDrafter {
 
     fn calibrate(&mut self) -> Result<Measured> {
         let Network {
-            model,
+            head,
             blocks,
             store,
             ..
         } = &mut self.network;
-        calibration::measure(&mut **model, store, blocks.num_blocks())
+        calibration::measure(&mut **head, store, blocks.num_blocks())
     }
 
     fn forwards(&self) -> &[(usize, f64)] {

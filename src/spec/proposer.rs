@@ -2,13 +2,14 @@
 
 use super::budget::{self, Budget, BudgetMode, Candidates, Probe, StepCost};
 use super::draft::{Committed, Draft, DraftCost, DraftRequest, Drafter, Forecast, SeqId};
+use super::guard::Guard;
 use super::masks::{Forced, follow_grammar};
 use super::step::{SequenceState, StepInput};
 use std::collections::HashMap;
 
 /// The drafter, and the budget that decides how deep it drafts and what is verified.
 pub struct Proposer {
-    drafter: Box<dyn Drafter>,
+    drafter: Guard,
     budget: Budget,
     sequences: HashMap<SeqId, Interest>,
     /// Average share of a step's time that drafting takes apart from a model's forwards.
@@ -62,7 +63,7 @@ impl Proposer {
     /// A proposer that knows no costs yet.
     pub fn new(drafter: Box<dyn Drafter>, mode: BudgetMode) -> Self {
         Self {
-            drafter,
+            drafter: Guard::new(drafter),
             budget: Budget::new(mode),
             sequences: HashMap::new(),
             overhead: 0.0,
@@ -81,22 +82,25 @@ impl Proposer {
         self.budget.speed_up()
     }
 
-    pub fn drafter(&self) -> &dyn Drafter {
-        &*self.drafter
+    pub fn drafter(&self) -> &Guard {
+        &self.drafter
     }
 
     /// Lets the budget know what the drafter's model costs. If it cannot be measured, the budget learns it
     /// from drafts.
     pub fn calibrate(&mut self) {
-        match self.drafter.calibrate() {
-            Ok(measured) if measured.is_empty() => (),
-            Ok(measured) => self.budget.draft_cost().calibrate(&measured),
-            Err(error) => tracing::warn!("the draft model was not measured: {error}"),
+        let measured = (self.drafter).call("calibrate", |drafter| drafter.calibrate());
+        match measured {
+            Some(Ok(measured)) if !measured.is_empty() => {
+                self.budget.draft_cost().calibrate(&measured);
+            }
+            Some(Err(error)) => tracing::warn!("the draft model was not measured: {error}"),
+            _ => (),
         }
     }
 
     /// Returns a draft for each input, of what is worth verifying, with ids below `vocab_size`. If
-    /// the drafter fails, the drafts are empty and the step continues.
+    /// the drafter fails or panics, the drafts are empty and the step continues.
     pub fn propose(&mut self, inputs: &mut [StepInput<'_>], vocab_size: usize) -> Vec<Draft> {
         let base = Base::of(inputs);
         let min_score = self.budget.min_score(base.rows, base.sequences);
@@ -116,11 +120,12 @@ impl Proposer {
         if !requests.is_empty() {
             self.has_asked = true;
             self.limit_depths(&mut requests, base);
-            match self.drafter.propose(&mut requests) {
-                Ok(proposed) => places.iter().zip(proposed).for_each(|(&place, draft)| {
+            match (self.drafter).call("propose", |drafter| drafter.propose(&mut requests)) {
+                None => (),
+                Some(Ok(proposed)) => places.iter().zip(proposed).for_each(|(&place, draft)| {
                     drafts[place] = draft.after_forced(&forced[place].tokens);
                 }),
-                Err(error) => {
+                Some(Err(error)) => {
                     if std::mem::replace(&mut self.has_failed, true) {
                         tracing::debug!("no drafts in this step: {error}");
                     } else {
@@ -167,7 +172,8 @@ impl Proposer {
         let mut expected: Vec<(usize, Forecast, Probe)> = Vec::new();
         for (place, request) in requests.iter().enumerate() {
             if !request.is_fixed
-                && let Some(forecast) = self.drafter.forecast(request)
+                && let Some(Some(forecast)) =
+                    (self.drafter).call("forecast", |drafter| drafter.forecast(request))
             {
                 let probe = self.sequences.entry(request.id).or_default().probe;
                 expected.push((place, forecast, probe));
@@ -224,11 +230,14 @@ impl Proposer {
         if !std::mem::take(&mut self.has_asked) {
             return self.budget.observe(step);
         }
-        let mut forwards = 0.0;
-        for &(rows, seconds) in self.drafter.forwards() {
-            self.budget.draft_cost().note(rows, seconds);
-            forwards += seconds;
-        }
+        let forwards = (self.drafter).call("forwards", |drafter| {
+            let note = |&(rows, seconds): &(usize, f64)| {
+                self.budget.draft_cost().note(rows, seconds);
+                seconds
+            };
+            drafter.forwards().iter().map(note).sum::<f64>()
+        });
+        let forwards = forwards.unwrap_or(0.0);
         let own = (step.draft_seconds - forwards).max(0.0);
         let share = own / (own + step.target_seconds).max(f64::MIN_POSITIVE);
         self.overhead = DECAY * self.overhead + (1.0 - DECAY) * share;
@@ -237,29 +246,33 @@ impl Proposer {
 
     /// See [`Drafter::observe`].
     pub fn observe(&mut self, committed: &[Committed<'_>]) {
-        self.drafter.observe(committed);
+        (self.drafter).call("observe", |drafter| drafter.observe(committed));
     }
 
     /// See [`Drafter::resume`].
     pub fn resume(&mut self, state: &SequenceState, len: usize) -> usize {
         let scope = state.draft_context.scope;
-        self.drafter.resume(state.id, &state.tokens, scope, len)
+        let resumed = self.drafter.call("resume", |drafter| {
+            drafter.resume(state.id, &state.tokens, scope, len)
+        });
+        resumed.unwrap_or(len)
     }
 
     /// See [`Drafter::reset_prefix_cache`].
     pub fn reset_prefix_cache(&mut self) {
-        self.drafter.reset_prefix_cache();
+        let reset = |drafter: &mut dyn Drafter| drafter.reset_prefix_cache();
+        self.drafter.call("reset_prefix_cache", reset);
     }
 
     /// See [`Drafter::forget`].
     pub fn forget(&mut self, id: SeqId) {
-        self.drafter.forget(id);
+        self.drafter.call("forget", |drafter| drafter.forget(id));
     }
 
     /// See [`Drafter::end`].
     pub fn end(&mut self, id: SeqId) {
         self.sequences.remove(&id);
-        self.drafter.end(id);
+        self.drafter.call("end", |drafter| drafter.end(id));
     }
 
     /// Draft nodes that were proposed and not verified, since the start.
@@ -267,9 +280,10 @@ impl Proposer {
         self.budget.refused()
     }
 
-    /// See [`Drafter::cost`].
+    /// See [`Drafter::cost`]; nothing once the drafter is off.
     pub fn cost(&self) -> DraftCost {
-        self.drafter.cost()
+        let cost = self.drafter.call("cost", |drafter| drafter.cost());
+        cost.unwrap_or_default()
     }
 }
 

@@ -4,6 +4,7 @@ use super::budget::{BudgetMode, StepCost};
 use super::calibration::{self, Measured};
 use super::device;
 use super::draft::{Committed, Draft, Drafter, SeqId};
+use super::guard::Guard;
 use super::masks;
 use super::proposer::{Base, Proposer};
 use super::step::{SequenceState, StepInput, StepResult, decide};
@@ -159,7 +160,8 @@ impl SpeculativeRunner {
 
     /// Used fraction of the drafter's pool, 0 to 1.
     pub fn draft_kv_usage(&self) -> f64 {
-        self.drafter().map_or(0.0, Drafter::kv_usage)
+        self.ask("kv_usage", |drafter| drafter.kv_usage())
+            .unwrap_or(0.0)
     }
 
     /// Checks the drafter's pool.
@@ -167,11 +169,21 @@ impl SpeculativeRunner {
     /// # Errors
     /// The inconsistency found.
     pub fn check_invariants(&self) -> Result<(), String> {
-        self.drafter().map_or(Ok(()), Drafter::check_invariants)
+        self.ask("check_invariants", |drafter| drafter.check_invariants())
+            .unwrap_or(Ok(()))
     }
 
-    fn drafter(&self) -> Option<&dyn Drafter> {
+    /// Whether the drafter has panicked: then there are no more drafts.
+    pub fn drafter_is_off(&self) -> bool {
+        self.drafter().is_some_and(Guard::is_off)
+    }
+
+    fn drafter(&self) -> Option<&Guard> {
         self.proposer.as_ref().map(Proposer::drafter)
+    }
+
+    fn ask<R>(&self, call: &str, work: impl FnOnce(&mut dyn Drafter) -> R) -> Option<R> {
+        self.drafter()?.call(call, work)
     }
 
     /// Computes each input's result from its logits; `rows` has each input's range of logits rows.
@@ -183,7 +195,7 @@ impl SpeculativeRunner {
         rows: Vec<Range<usize>>,
     ) -> Result<Vec<StepResult>> {
         let vocab = self.target.config().vocab_size;
-        let candidates = self.drafter().map_or(0, Drafter::candidates);
+        let candidates = self.drafter().map_or(0, Guard::candidates);
         if output.is_on_gpu() {
             return device::decide_all(output, inputs, drafts, rows, vocab, candidates);
         }
@@ -213,7 +225,7 @@ impl SpeculativeRunner {
     fn batch(&self, inputs: &[StepInput<'_>], drafts: &[Draft]) -> (Batch, Vec<Range<usize>>) {
         let mut batch = Batch::default();
         let mut ranges = Vec::with_capacity(inputs.len());
-        let layers = self.drafter().map_or(&[][..], Drafter::taps);
+        let layers = self.drafter().map_or(&[][..], Guard::taps);
         let mut tapped = Vec::new();
         for (input, draft) in inputs.iter().zip(drafts) {
             let (state, base) = (&*input.state, batch.tokens.len());

@@ -80,6 +80,13 @@ pub fn rejection(
                 p = rest;
             }
         }
+        // The p of its token is 0.
+        if let Some((parent, q)) = &draft.rejected
+            && parent.map(usize::from) == path.last().copied()
+            && let Some(rest) = p.residual(q.on_host())
+        {
+            p = rest;
+        }
         let next = p.sample(rng.uniform(path.len(), Purpose::Sample, 0));
         return Ok(Verdict { path, next, tested });
     }
@@ -197,6 +204,43 @@ mod tests {
                     assert!(tv < 0.01, "K = {k} after {token}: total variation {tv}");
                 }
             }
+        }
+    }
+
+    /// A draft model may draw ids that the target does not have. Its draft ends there, which must not show:
+    /// in such a round the first token is no more distributed as p than after any other rejection.
+    #[test]
+    fn ids_that_the_target_does_not_have_are_rejected_like_others() {
+        let q = Dist::Dense([&Q.map(|q| 0.6 * q)[..], &[0.3, 0.1]].concat());
+        let (mut first, mut second, mut cut) = ([0.0; 5], [0.0; 5], 0);
+        for seed in 0..ROUNDS {
+            let rng = Rng {
+                seed: mix(seed),
+                position: 3,
+            };
+            let mut draft = Draft::default();
+            for i in 0..2 {
+                push(
+                    &mut draft,
+                    q.sample(rng.uniform(i, Purpose::Draft, 0)),
+                    q.clone(),
+                );
+            }
+            draft.end_where_invalid(2, 2, P.len());
+            cut += usize::from(draft.len() < 2);
+            let target = vec![Dist::Dense(P.to_vec()); 3];
+            let verdict = verify(&draft, &target, &rng);
+            let accepted = verdict.path.iter().map(|&node| draft.tokens[node]);
+            let tokens: Vec<u32> = accepted.chain([verdict.next]).collect();
+            first[tokens[0] as usize] += 1.0;
+            if let Some(&token) = tokens.get(1) {
+                second[token as usize] += 1.0;
+            }
+        }
+        assert!(cut as f64 > 0.5 * ROUNDS as f64, "{cut}");
+        for counts in [first, second] {
+            let tv = total_variation(&counts, |i| P[i].into());
+            assert!(tv < 0.005, "total variation {tv}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::kv::{BlockAllocator, BlockTable, KvStore};
-use crate::model::{Batch, HeadKind, LoadOptions, Model, ModelSource, load, load_head};
+use crate::model::{Batch, DraftNetwork, HeadKind, LoadOptions, ModelSource, load, load_head};
 use candle_core::{DType, Device, Tensor};
 use serde::Serialize;
 use std::path::Path;
@@ -38,12 +38,13 @@ pub fn measure(target: &ModelSource, draft: &Path) -> Result<Costs> {
     let target = load(target, &options)?;
     let source = ModelSource::Folder(draft.to_owned());
     let draft = match HeadKind::of(&source)? {
-        Some(kind) => load_head(&source, kind, &options, &*target)?,
-        None => load(&source, &options)?,
+        Some(kind) => DraftNetwork::Head(load_head(&source, kind, &options, &*target)?),
+        None => DraftNetwork::Model(load(&source, &options)?),
     };
+    let target = DraftNetwork::Model(target);
     let (mut target, mut draft) = (Stepper::new(target)?, Stepper::new(draft)?);
     // The first step of each is slower.
-    let rows = draft.model.masked_block().map_or(1, |block| block.size);
+    let rows = draft.network.masked_block().map_or(1, |block| block.size);
     draft.run(rows)?;
     target.run(MAX_ROWS)?;
     let mut times = Vec::new();
@@ -83,16 +84,17 @@ impl Costs {
 
 /// Steps of one sequence that can be repeated.
 struct Stepper {
-    model: Box<dyn Model>,
+    network: DraftNetwork,
     context: usize,
     table: BlockTable,
     kv: KvStore,
 }
 
 impl Stepper {
-    fn new(model: Box<dyn Model>) -> Result<Self> {
+    fn new(network: DraftNetwork) -> Result<Self> {
         // A block and the state before it.
-        let rows = model.masked_block().map_or(0, |block| 1 + block.size);
+        let block = network.masked_block();
+        let (model, rows) = (network.model(), block.map_or(0, |block| 1 + block.size));
         let (rows, longest) = (rows.max(MAX_ROWS), model.config().max_position_embeddings);
         let context = CONTEXT.min(longest.saturating_sub(rows));
         let blocks = (context + rows).div_ceil(BLOCK_SIZE);
@@ -102,7 +104,7 @@ impl Stepper {
             .map_err(|_| Error::internal("the pool is as large as the context"))?;
         Ok(Self {
             kv: model.new_kv(blocks, BLOCK_SIZE)?,
-            model,
+            network,
             context,
             table,
         })
@@ -114,21 +116,21 @@ impl Stepper {
         let (mut batch, tokens) = (Batch::default(), vec![0; rows]);
         let (context, table) = (self.context, &self.table);
         let started = Instant::now();
-        match self.model.masked_block() {
-            None => {
-                batch.push_span(&tokens, &[], context, table, BLOCK_SIZE);
-                batch.logits = (0..rows as u32).collect();
-            }
-            Some(_) => {
-                let width = self.model.reads().len() * self.model.config().hidden_size;
+        match self.network.head() {
+            Some(head) if head.masked_block().is_some() => {
+                let width = head.reads().len() * head.config().hidden_size;
                 let state = Tensor::zeros((1, width), DType::F32, &Device::Cpu)?;
-                batch.features = Some(self.model.fuse(&state)?);
+                batch.features = Some(head.fuse(&state)?);
                 batch.push_span(&[0], &[], context, table, BLOCK_SIZE);
                 batch.push_block(&tokens, context + 1, table, BLOCK_SIZE);
                 batch.logits = (2..=rows as u32).collect();
             }
+            _ => {
+                batch.push_span(&tokens, &[], context, table, BLOCK_SIZE);
+                batch.logits = (0..rows as u32).collect();
+            }
         }
-        self.model.forward(&batch, &mut self.kv)?;
+        self.network.model_mut().forward(&batch, &mut self.kv)?;
         Ok(started.elapsed())
     }
 }

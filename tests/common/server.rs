@@ -7,7 +7,7 @@ use crate::common::{Guess, Toy, VOCAB, assert_idle, toy_model};
 use foretoken::engine::{self, EngineHandle, EngineOptions, SpecLimits};
 use foretoken::error::{Error, Result};
 use foretoken::http::{AppState, serve};
-use foretoken::spec::{Draft, DraftRequest, Drafter, SeqId};
+use foretoken::spec::{Draft, DraftRequest, Drafter};
 use foretoken::text::{SpecialIds, Text};
 use reqwest::{Client, Response, StatusCode};
 use serde_json::{Map, Value, json};
@@ -98,23 +98,24 @@ pub fn slow(options: EngineOptions, fault: Option<Fault>) -> EngineHandle {
     engine::spawn(model, None, 256, 4, options).expect("starts")
 }
 
-/// A drafter that drafts nothing, and panics when a request ends, which is outside any step.
-struct Forgetless;
+/// A drafter that drafts nothing, and whose pool is in disorder.
+struct Disordered;
 
-impl Drafter for Forgetless {
+impl Drafter for Disordered {
     fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
         Ok(requests.iter().map(|_| Draft::default()).collect())
     }
 
-    fn forget(&mut self, _: SeqId) {
-        panic!("as the test wants");
+    fn check_invariants(&self) -> Result<(), String> {
+        Err("block 0 is lost".into())
     }
 }
 
-/// An engine that dies when the first request ends.
+/// An engine that dies in its first step: it fails, and then the pools are checked.
 pub fn doomed() -> EngineHandle {
-    let (model, options) = (Box::new(toy_model(0.0)), EngineOptions::default());
-    engine::spawn(model, Some(Box::new(Forgetless)), 256, 4, options).expect("starts")
+    let fails = |_: &_| Err(Error::internal("the device has failed"));
+    let (model, options) = (watched(toy_model(0.0), fails), EngineOptions::default());
+    engine::spawn(model, Some(Box::new(Disordered)), 256, 4, options).expect("starts")
 }
 
 pub struct Server {

@@ -239,7 +239,7 @@ fn texts_do_not_depend_on_a_head() {
     let want: Vec<Vec<u32>> = seeded().into_iter().map(|r| run(&plain, r).ids()).collect();
     assert_idle(&plain);
     let head = load_head(&of_head, HeadKind::Eagle3, &options, &*target()).unwrap();
-    let draft = DraftModel::new(head, BLOCKS, BLOCK_SIZE, STEP).unwrap();
+    let draft = DraftModel::of_head(head, BLOCKS, BLOCK_SIZE, STEP).unwrap();
     let spec = SpecLimits {
         length: 4,
         nodes: 10,

@@ -4,7 +4,7 @@ use crate::common::{assert_idle, chains, greedy, sampled};
 use crate::distill::{VOCAB, Workshop, assert_same_weights, load_f32, refused_with, weights};
 use candle_core::DType;
 use foretoken::engine::{self, EngineOptions};
-use foretoken::model::{HeadKind, LoadOptions, MaskedBlock, Model, ModelSource, load_head};
+use foretoken::model::{Head, HeadKind, LoadOptions, MaskedBlock, ModelSource, load_head};
 use foretoken::spec::{BudgetMode, Drafter, ParallelDrafter};
 use foretoken::train::features::Precision;
 use foretoken::train::{Method, Objective, Options, run};
@@ -83,7 +83,7 @@ fn parallel(shop: &Workshop, out: &str) -> Options {
 }
 
 /// The head in `out`, on the target of `shop`.
-fn served(shop: &Workshop, out: &str) -> Box<dyn Model> {
+fn served(shop: &Workshop, out: &str) -> Box<dyn Head> {
     let source = ModelSource::Folder(shop.at(out));
     let kind = HeadKind::of(&source).unwrap().expect("a head");
     let options = LoadOptions {

@@ -12,7 +12,7 @@ use foretoken::spec::{
 use std::ops::Range;
 
 fn drafter(head: &Head, chunk: usize) -> DraftModel {
-    DraftModel::new(head.load(), 64, 4, chunk).unwrap()
+    DraftModel::of_head(head.load(), 64, 4, chunk).unwrap()
 }
 
 /// A draft of up to 4 tokens in depth.
@@ -203,7 +203,7 @@ fn acceptance_is_the_same_after_a_hit() {
 
 fn start(head: Option<&Head>, num_blocks: usize, spec: SpecLimits) -> EngineHandle {
     let drafter = head.map(|head| {
-        let drafter = DraftModel::new(head.load(), num_blocks, 4, 16).unwrap();
+        let drafter = DraftModel::of_head(head.load(), num_blocks, 4, 16).unwrap();
         Box::new(drafter) as Box<dyn Drafter>
     });
     let options = EngineOptions {

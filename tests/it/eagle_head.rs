@@ -8,7 +8,9 @@ use crate::common::tiny::{
 use crate::taps::plain;
 use candle_core::{DType, Device, Tensor};
 use foretoken::kv::{BlockAllocator, BlockTable};
-use foretoken::model::{Batch, HeadKind, LoadOptions, Model, ModelSource, load_head};
+use foretoken::model::{
+    Batch, Head as DraftHead, HeadKind, LoadOptions, Model, ModelSource, load_head,
+};
 use serde_json::{Value as Json, json};
 use std::path::Path;
 
@@ -123,7 +125,7 @@ impl Head {
     }
 
     /// The head as the server loads it.
-    pub fn load(&self) -> Box<dyn Model> {
+    pub fn load(&self) -> Box<dyn DraftHead> {
         let folder = self.write();
         open_head(folder.path(), &*target()).unwrap()
     }
@@ -237,7 +239,10 @@ pub fn target() -> Box<dyn Model> {
     tiny::open(folder.path()).unwrap()
 }
 
-fn open_head(folder: &Path, target: &dyn Model) -> Result<Box<dyn Model>, foretoken::error::Error> {
+fn open_head(
+    folder: &Path,
+    target: &dyn Model,
+) -> Result<Box<dyn DraftHead>, foretoken::error::Error> {
     let source = ModelSource::Folder(folder.to_owned());
     let kind = HeadKind::of(&source)?.expect("a head is recognized");
     let options = LoadOptions {
@@ -301,7 +306,7 @@ fn every_layout_computes_what_its_paper_says() {
 }
 
 /// The logits of `model`, a copy of `head`, after all but the first of some tokens.
-fn logits_of(head: &Head, mut model: Box<dyn Model>) -> Vec<Vec<f32>> {
+fn logits_of(head: &Head, mut model: Box<dyn DraftHead>) -> Vec<Vec<f32>> {
     assert_eq!(model.reads(), head.taps());
     let tokens = short_prompt(7);
     let hidden = hidden_states(head, &tokens);

@@ -280,6 +280,14 @@ fn sampled_tokens_are_distributed_as_the_target() {
     }
 }
 
+/// The same with a draft model that draws ids which the target does not have, and from which its drafts end.
+#[test]
+fn ids_that_only_the_draft_has_favour_no_token() {
+    let model = foretoken::model::toy::ToyModel::new(9, MAX_LEN, SEED, 0.6);
+    let drafter = foretoken::spec::DraftModel::new(Box::new(model), 256, 4, 64).unwrap();
+    assert_distributed_as_the_target(Box::new(drafter), 4, Acceptance::Rejection);
+}
+
 /// A toy with few enough ids to count samples.
 pub fn few_ids(noise: f32) -> foretoken::model::toy::ToyModel {
     foretoken::model::toy::ToyModel::new(6, MAX_LEN, SEED, noise)

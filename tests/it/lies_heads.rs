@@ -30,7 +30,7 @@ fn draft(case: u64, path: &Path, target: &dyn Model) -> bool {
     true
 }
 
-fn run(head: &mut dyn Model) -> Result<(), Error> {
+fn run(head: &mut dyn foretoken::model::Head) -> Result<(), Error> {
     let mut store = head.new_kv(8, 4)?;
     let (mut blocks, mut table) = (BlockAllocator::new(8, 4), BlockTable::default());
     assert!(blocks.reserve(&mut table, 8).is_ok());

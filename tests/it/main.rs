@@ -16,6 +16,7 @@ mod corpus;
 mod demo;
 mod distill;
 mod distill_head;
+mod drafter_panics;
 mod eagle;
 mod eagle_head;
 mod engine;

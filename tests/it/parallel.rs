@@ -9,7 +9,7 @@ use foretoken::engine::{self, EngineHandle, Request};
 use foretoken::error::Result;
 use foretoken::kv::{KvShape, KvStore};
 use foretoken::model::toy::ToyModel;
-use foretoken::model::{Batch, MaskedBlock, Model, ModelConfig, Output, Span};
+use foretoken::model::{Batch, Head, MaskedBlock, Model, ModelConfig, Output, Span};
 use foretoken::sampling::{Acceptance, mix};
 use foretoken::spec::{Drafter, ParallelDrafter};
 use std::sync::Arc;
@@ -115,18 +115,6 @@ impl Model for ToyHead {
         self.toy.device()
     }
 
-    fn reads(&self) -> &[usize] {
-        &LAYERS
-    }
-
-    fn masked_block(&self) -> Option<MaskedBlock> {
-        Some(self.block)
-    }
-
-    fn fuse(&self, hidden: &Tensor) -> Result<Tensor> {
-        Ok(hidden.clone())
-    }
-
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
         let features = batch.features.as_ref().map(|f| f.to_vec2::<f32>().unwrap());
         let features = features.unwrap_or_default();
@@ -155,6 +143,20 @@ impl Model for ToyHead {
             logits: Tensor::from_vec(logits, shape, &Device::Cpu)?.to_dtype(DType::F32)?,
             hidden: None,
         })
+    }
+}
+
+impl Head for ToyHead {
+    fn reads(&self) -> &[usize] {
+        &LAYERS
+    }
+
+    fn masked_block(&self) -> Option<MaskedBlock> {
+        Some(self.block)
+    }
+
+    fn fuse(&self, hidden: &Tensor) -> Result<Tensor> {
+        Ok(hidden.clone())
     }
 }
 

@@ -10,7 +10,7 @@ use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 use foretoken::engine::{self, EngineOptions, SpecLimits};
 use foretoken::model::{
-    Batch, HeadKind, LoadFormat, LoadOptions, MaskedBlock, Model, ModelSource, load_head,
+    Batch, Head, HeadKind, LoadFormat, LoadOptions, MaskedBlock, Model, ModelSource, load_head,
 };
 use foretoken::sampling::Acceptance;
 use foretoken::spec::{Drafter, ParallelDrafter};
@@ -83,7 +83,7 @@ pub fn target() -> (Box<dyn Model>, Tensors) {
     (tiny::open(folder.path()).unwrap(), tensors)
 }
 
-pub fn open_head(path: &Path, target: &dyn Model) -> Result<Box<dyn Model>, String> {
+pub fn open_head(path: &Path, target: &dyn Model) -> Result<Box<dyn Head>, String> {
     let source = ModelSource::resolve(path.to_str().unwrap(), None, LoadFormat::Auto).unwrap();
     let options = LoadOptions {
         dtype: Some(DType::F32),
@@ -95,7 +95,7 @@ pub fn open_head(path: &Path, target: &dyn Model) -> Result<Box<dyn Model>, Stri
 }
 
 /// A head in a folder of its own.
-fn head(config: &Json, tensors: &Tensors) -> (TempDir, Result<Box<dyn Model>, String>) {
+fn head(config: &Json, tensors: &Tensors) -> (TempDir, Result<Box<dyn Head>, String>) {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), config, tensors);
     let head = open_head(folder.path(), &*target().0);
@@ -104,7 +104,7 @@ fn head(config: &Json, tensors: &Tensors) -> (TempDir, Result<Box<dyn Model>, St
 
 /// The logits of the masks after `context` states, which `cuts` forwards read: the last one with the block.
 pub fn masked_logits(
-    head: &mut dyn Model,
+    head: &mut dyn Head,
     states: &Tensor,
     last: u32,
     cuts: &[usize],

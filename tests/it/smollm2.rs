@@ -4,7 +4,7 @@ use crate::common::rig::{prompt as noise, smollm2, smollm2_path};
 use crate::common::{assert_idle, collect, greedy, run, sampled};
 use foretoken::engine::{self, EngineHandle, EngineOptions, Request, SpecLimits};
 use foretoken::model::toy::ToyModel;
-use foretoken::model::{HeadKind, LoadOptions, Model, ModelSource, load_head};
+use foretoken::model::{Head, HeadKind, LoadOptions, ModelSource, load_head};
 use foretoken::spec::{BudgetMode, Cascade, DraftModel, Drafter, NgramDrafter, Tables};
 use foretoken::text::Text;
 use std::time::Duration;
@@ -13,7 +13,7 @@ const BLOCKS: usize = 512;
 const BLOCK_SIZE: usize = 16;
 
 /// The EAGLE-3 head that is shipped for it.
-fn head() -> Box<dyn Model> {
+fn head() -> Box<dyn Head> {
     let file = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/models/heads/smollm2-135m-eagle3.Q8_0.gguf"
@@ -42,7 +42,7 @@ fn drafter(name: &str) -> Option<Box<dyn Drafter>> {
             Some(Box::new(Cascade::new(Box::new(own), Tables::new(1 << 20))))
         }
         "head" => {
-            let head = draft_model(head());
+            let head = DraftModel::of_head(head(), BLOCKS, BLOCK_SIZE, 256).unwrap();
             Some(Box::new(Cascade::new(Box::new(head), Tables::new(1 << 20))))
         }
         "nonsense" => Some(Box::new(draft_model(Box::new(ToyModel::new(

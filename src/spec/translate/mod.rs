@@ -16,6 +16,7 @@ use super::calibration::Measured;
 use super::draft::{Committed, Draft, DraftCost, DraftRequest, Drafter, Forecast, SeqId};
 use super::draft_model::DraftModel;
 use crate::error::Result;
+use crate::grammar::GrammarState;
 use crate::sampling::{Sampler, SamplingParams};
 use encoding::Encoding;
 use proposal::{Proposal, Rates};
@@ -38,6 +39,32 @@ pub struct Translator {
     rates: Rates,
     /// See [`Drafter::forwards`].
     forwards: Vec<(usize, f64)>,
+}
+
+/// Requests whose grammars are set aside until it is dropped, as it is by a panic: the texts need them.
+struct WithoutGrammars<'a, 'b> {
+    requests: &'a mut [DraftRequest<'b>],
+    /// With the number of output tokens where each was taken.
+    grammars: Vec<(usize, Option<Box<GrammarState>>)>,
+}
+
+impl<'a, 'b> WithoutGrammars<'a, 'b> {
+    fn of(requests: &'a mut [DraftRequest<'b>]) -> Self {
+        let grammars = (requests.iter_mut())
+            .map(|request| (request.sampler.output_len(), request.sampler.take_grammar()))
+            .collect();
+        Self { requests, grammars }
+    }
+}
+
+impl Drop for WithoutGrammars<'_, '_> {
+    fn drop(&mut self) {
+        let grammars = self.grammars.drain(..);
+        for (request, (output_len, grammar)) in self.requests.iter_mut().zip(grammars) {
+            request.sampler.truncate(output_len);
+            request.sampler.put_grammar(grammar);
+        }
+    }
 }
 
 /// Draft tokens for `count` target tokens of which one takes `each`.
@@ -73,10 +100,8 @@ impl Drafter for Translator {
         let places: Vec<usize> = (0..requests.len()).filter(is_read).collect();
         let mut all_each = 0.0;
         // The draft model continues its own encoding, whose last tokens need not end where the target's do.
-        let grammars: Vec<_> = (requests.iter_mut())
-            .map(|request| (request.sampler.output_len(), request.sampler.take_grammar()))
-            .collect();
-        let mut inner: Vec<DraftRequest<'_>> = requests
+        let free = WithoutGrammars::of(requests);
+        let mut inner: Vec<DraftRequest<'_>> = (free.requests)
             .iter_mut()
             .filter(|request| state(request.id).encoding.has_read(request.tokens))
             .map(|request| {
@@ -105,10 +130,7 @@ impl Drafter for Translator {
         let proposed = self.inner.propose(&mut inner);
         // For a level of the target's tokens the model needs this many forwards.
         let each = all_each / inner.len().max(1) as f64;
-        for (request, (output_len, grammar)) in requests.iter_mut().zip(grammars) {
-            request.sampler.truncate(output_len);
-            request.sampler.put_grammar(grammar);
-        }
+        drop(free);
         let proposed = proposed?;
         let forwards = self.inner.forwards().iter();
         self.forwards = forwards
@@ -223,5 +245,53 @@ impl Drafter for Translator {
 
     fn check_invariants(&self) -> Result<(), String> {
         self.inner.check_invariants()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::grammar::{Compiler, GrammarSource, toy::ToyTokens};
+    use crate::sampling::Acceptance;
+    use crate::spec::draft::DraftContext;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Arc;
+
+    /// A text without its grammar would be another one.
+    #[test]
+    fn a_panic_takes_no_grammar_with_it() {
+        let letters = ToyTokens::new((b'a'..=b'j').map(|letter| [letter]), &[9]);
+        let source = GrammarSource::Regex("ef[a-d]".into());
+        let grammar = Compiler::new(Arc::new(letters)).compile("regex", &source);
+        let params = SamplingParams {
+            grammar: Some(grammar.expect("a good pattern")),
+            ..SamplingParams::default()
+        };
+        let mut sampler = Sampler::new(params, &[1]);
+        sampler.push(4);
+        let mut requests = [DraftRequest {
+            id: 1,
+            tokens: &[1, 4],
+            length: 2,
+            model_depth: 2,
+            nodes: 2,
+            width: 1,
+            min_score: 0.0,
+            is_fixed: false,
+            position: 2,
+            sampler: &mut sampler,
+            acceptance: Acceptance::Coupled,
+            context: &DraftContext::default(),
+        }];
+        let drafting = || {
+            let free = WithoutGrammars::of(&mut requests);
+            assert!(!free.requests[0].sampler.has_grammar());
+            free.requests[0].sampler.push(7);
+            panic!("as the test wants");
+        };
+        assert!(catch_unwind(AssertUnwindSafe(drafting)).is_err());
+        assert_eq!(sampler.output_len(), 1);
+        let grammar = sampler.grammar().expect("it is back");
+        assert_eq!(grammar.forced(1), [5]);
     }
 }
