@@ -34,7 +34,8 @@ pub struct SpeculationFlags {
     /// Maximum depth of a draft in tokens (K) [default: 8].
     #[arg(long, value_name = "K")]
     pub spec_length: Option<usize>,
-    /// Memory of the tables, in the format of --kv-cache-memory [default: 64MiB].
+    /// Memory of the tables, texts of running requests included, in the format of --kv-cache-memory
+    /// [default: 64MiB].
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub tables_memory: Option<usize>,
     /// Texts that the tables know from the start: plain text with blank lines between documents, or

@@ -271,8 +271,8 @@ impl Context<'_> {
         };
         let spec_length = common.spec_length.map(|k| k.min(self.limits.spec_length));
         let prediction = match spec_length.unwrap_or(self.limits.spec_length) {
-            0 => Vec::new(),
-            _ => self.prediction(common.prediction.as_ref())?,
+            0 => [].into(),
+            _ => self.prediction(common.prediction.as_ref())?.into(),
         };
         Ok(Plan {
             n,

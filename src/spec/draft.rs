@@ -8,6 +8,7 @@ use crate::model::{MAX_TREE_NODES, is_chain};
 use crate::sampling::{Acceptance, Dist, Rng, Sampler};
 use candle_core::Tensor;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Identifies a sequence while it lives; later arrivals have larger ids.
 pub type SeqId = u64;
@@ -98,8 +99,9 @@ impl CacheScope {
 #[derive(Debug, Default, Clone)]
 pub struct DraftContext {
     pub scope: CacheScope,
-    /// The output that the request expects, as tokens; a hint. May be empty.
-    pub prediction: Vec<u32>,
+    /// The output that the request expects, as tokens; a hint. May be empty. The choices of a request share
+    /// it.
+    pub prediction: Arc<[u32]>,
 }
 
 /// Guessed continuations of one sequence: a tree of tokens, ordered so that parents come before

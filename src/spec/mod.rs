@@ -16,6 +16,7 @@ mod ngram;
 mod parallel;
 mod proposer;
 mod runner;
+mod share;
 mod step;
 mod tables;
 mod translate;

@@ -5,19 +5,24 @@
 //! an estimated probability, learned from how often guesses like it stood; `tree` keeps those whose
 //! paths are the most probable.
 
+mod answers;
 mod guess;
 mod lru;
 mod own;
 mod pool;
+mod positions;
+mod texts;
 mod tree;
 
 use super::draft::{Committed, Draft, DraftContext, DraftRequest, Drafter, SeqId};
 use super::estimate::{Estimator, RequestBias};
+use super::share::Share;
 use crate::error::Result;
+use answers::Answers;
 use guess::Sources;
-use own::SuffixIndex;
 use pool::{Owner, Pool};
 use std::collections::HashMap;
+use texts::{Texts, TextsOf};
 use tree::{Candidate, Growth, Limits};
 
 /// Probability that a guess of unknown kind stands.
@@ -26,24 +31,33 @@ const PRIOR: f32 = 0.15;
 /// Candidates per row that are kept for reuse.
 const CANDIDATES: usize = 8;
 
+/// Tokens of texts that are indexed in one step, of all requests together: so that a long prompt that the
+/// target need not read, or a long prediction, does not hold up the others. What is left is indexed in later
+/// steps; until then less is known.
+const MAX_INDEXED: usize = 1024;
+
 /// The drafter of tables.
 ///
-/// Tables of a request take 150 to 300 bytes per token of its context, until it ends. All others take
-/// at most the memory that is set. A scope's tokens are drafted in that scope only; what all scopes
-/// share is how often guesses of each kind stood.
+/// They take at most the memory that is set: half of it for what outlives a request, and nearly all of the
+/// other half for the texts of requests that run, of which those contexts are forgotten first that were not
+/// used for a long time. Besides, each request that runs has its last draft. A scope's tokens are drafted in
+/// that scope only; what all scopes share is how often guesses of each kind stood.
 #[derive(Debug)]
 pub struct Tables {
+    texts: Texts,
     pool: Pool,
+    answers: Answers,
     estimator: Estimator,
     requests: HashMap<SeqId, Request>,
+    /// Tokens that may still be indexed in this step.
+    room: usize,
     memory: usize,
 }
 
 /// What is known of a request while it runs.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Request {
-    own: SuffixIndex,
-    prediction: SuffixIndex,
+    texts: TextsOf,
     bias: RequestBias,
     proposal: Option<Proposal>,
     scope: u64,
@@ -62,12 +76,16 @@ struct Proposal {
 }
 
 impl Tables {
-    /// Empty tables of at most `memory` bytes for what outlives a request.
+    /// Empty tables of at most `memory` bytes.
     pub fn new(memory: usize) -> Self {
+        let for_answers = memory / 32;
         Self {
-            pool: Pool::new(memory),
+            texts: Texts::new(memory / 2 - for_answers),
+            pool: Pool::new(memory / 2),
+            answers: Answers::new(for_answers),
             estimator: Estimator::new(PRIOR),
             requests: HashMap::new(),
+            room: MAX_INDEXED,
             memory,
         }
     }
@@ -82,14 +100,23 @@ impl Tables {
     /// horizontal cascade: Chen et al. 2023, arXiv 2312.11462). Its scores are taken as they are. What
     /// the tables proposed for its first token, if they were asked before the model, teaches them as well.
     pub fn extend(&mut self, request: &DraftRequest<'_>, draft: &mut Draft) {
-        let state = self.requests.entry(request.id).or_default();
-        state.index(request.tokens, request.tokens.len(), request.context);
+        let prediction = &request.context.prediction;
+        let state = Request::of(
+            &mut self.requests,
+            &mut self.texts,
+            // One that was not observed shares nothing.
+            request.id,
+            &[],
+            request.context,
+        );
+        (self.texts).extend(&mut state.texts, request.tokens, prediction, &mut self.room);
         let growth = Growth {
             sources: Sources {
-                own: &state.own,
+                index: self.texts.index(),
                 tokens: request.tokens,
-                prediction: &state.prediction,
-                predicted: &request.context.prediction,
+                of_tokens: state.texts.of_tokens(),
+                prediction,
+                of_prediction: state.texts.of_prediction(),
                 pool: &mut self.pool,
                 scope: state.scope,
             },
@@ -121,12 +148,24 @@ impl Tables {
 }
 
 impl Request {
-    /// Indexes the first `len` tokens, and the prediction.
-    fn index(&mut self, tokens: &[u32], len: usize, context: &DraftContext) {
-        self.scope = context.scope.0;
-        self.own.extend(tokens, len);
-        self.prediction
-            .extend(&context.prediction, context.prediction.len());
+    /// The state of the request with this id and prompt.
+    fn of<'a>(
+        requests: &'a mut HashMap<SeqId, Self>,
+        texts: &mut Texts,
+        id: SeqId,
+        prompt: &[u32],
+        context: &DraftContext,
+    ) -> &'a mut Self {
+        requests.entry(id).or_insert_with(|| {
+            let scope = context.scope.0;
+            Self {
+                texts: texts.open(scope, prompt, &context.prediction),
+                bias: RequestBias::default(),
+                proposal: None,
+                scope,
+                answer: Vec::new(),
+            }
+        })
     }
 
     /// Learns from the tokens that came where the last draft was.
@@ -169,27 +208,46 @@ impl Drafter for Tables {
     }
 
     fn observe(&mut self, committed: &[Committed<'_>]) {
+        self.answers.step(&mut self.pool);
+        let mut share = Share::new(MAX_INDEXED, committed.len());
         for committed in committed {
-            let tokens = committed.tokens;
-            let state = self.requests.entry(committed.id).or_default();
-            state.index(tokens, committed.new.end, committed.context);
+            let (tokens, prediction) = (committed.tokens, &committed.context.prediction);
+            let (prompt, answer) = tokens.split_at(committed.prompt_len.min(tokens.len()));
+            let state = Request::of(
+                &mut self.requests,
+                &mut self.texts,
+                committed.id,
+                prompt,
+                committed.context,
+            );
+            share.give(|part| (self.texts).extend(&mut state.texts, tokens, prediction, part));
             state.learn(tokens, &mut self.estimator);
-            let answer = tokens.get(committed.prompt_len..).unwrap_or_default();
-            let added = answer.get(state.answer.len()..).unwrap_or_default();
-            state.answer.extend_from_slice(added);
+            self.answers.extend(&mut state.answer, answer);
             for (fed, best) in committed.candidates {
                 self.pool.recycle(state.scope, *fed, best);
+            }
+        }
+        // What is left is for the oldest ones that need more.
+        self.room = share.left();
+        for committed in committed {
+            if let Some(state) = self.requests.get_mut(&committed.id) {
+                let (tokens, prediction) = (committed.tokens, &committed.context.prediction);
+                (self.texts).extend(&mut state.texts, tokens, prediction, &mut self.room);
             }
         }
     }
 
     fn forget(&mut self, id: SeqId) {
-        self.requests.remove(&id);
+        if let Some(state) = self.requests.remove(&id) {
+            self.texts.close(&state.texts);
+            self.answers.forget(&state.answer);
+        }
     }
 
     fn end(&mut self, id: SeqId) {
         if let Some(state) = self.requests.remove(&id) {
-            self.pool.add(Owner::Scope(state.scope), &state.answer);
+            self.texts.close(&state.texts);
+            (self.answers).end(state.scope, state.answer, &mut self.pool);
         }
     }
 
@@ -198,10 +256,11 @@ impl Drafter for Tables {
     }
 
     fn check_invariants(&self) -> Result<(), String> {
-        match self.pool.bytes() {
-            bytes if bytes <= self.memory => Ok(()),
-            bytes => Err(format!("tables of {bytes} of {} bytes", self.memory)),
+        let bytes = self.texts.bytes() + self.pool.bytes() + self.answers.bytes();
+        if bytes > self.memory {
+            return Err(format!("tables of {bytes} of {} bytes", self.memory));
         }
+        Ok(())
     }
 }
 

@@ -462,7 +462,7 @@ fn every_choice_of_every_prompt_has_its_own_seed() {
 /// The tokens that a request with this `prediction` expects.
 fn predicted(prediction: Value) -> Vec<u32> {
     let job = completion(json!({"prediction": prediction})).expect("accepted");
-    job.requests[0].draft_context.prediction.clone()
+    job.requests[0].draft_context.prediction.to_vec()
 }
 
 #[test]
@@ -476,7 +476,7 @@ fn predictions_are_read_as_text() {
     // No answer is longer than the context.
     assert_eq!(predicted(content(json!("z".repeat(1000)))).len(), 64);
     let job = chat(json!({"prediction": content(json!("b"))})).expect("accepted");
-    assert_eq!(job.requests[0].draft_context.prediction, [1]);
+    assert_eq!(*job.requests[0].draft_context.prediction, [1]);
     let plain = json!({"prediction": content(json!("b")), "spec_length": 0});
     let job = completion(plain).expect("accepted");
     assert!(job.requests[0].draft_context.prediction.is_empty());

@@ -1,6 +1,6 @@
 //! The sources' guesses at the token after one context, merged.
 
-use super::own::{MAX_MATCH, Match, SuffixIndex};
+use super::own::{MAX_MATCH, Match, SuffixIndex, TextKey};
 use super::pool::Pool;
 use crate::spec::draft::Source;
 use std::cmp::Reverse;
@@ -20,11 +20,12 @@ pub struct Guess {
 
 /// What guesses are made from for one sequence.
 pub struct Sources<'a> {
-    pub own: &'a SuffixIndex,
+    pub index: &'a mut SuffixIndex,
     pub tokens: &'a [u32],
-    /// The index of `predicted`.
-    pub prediction: &'a SuffixIndex,
-    pub predicted: &'a [u32],
+    /// The keys under which `tokens` are indexed, that of their end first.
+    pub of_tokens: [TextKey; 2],
+    pub prediction: &'a [u32],
+    pub of_prediction: [TextKey; 1],
     pub pool: &'a mut Pool,
     pub scope: u64,
 }
@@ -57,9 +58,10 @@ impl Sources<'_> {
     }
 
     /// The matches in the own text and the prediction, the longest first, each token once.
-    fn matches(&self, context: &[u32]) -> Vec<(Source, Match)> {
-        let predicted = self.prediction.matches(self.predicted, context);
-        let own = self.own.matches(self.tokens, context);
+    fn matches(&mut self, context: &[u32]) -> Vec<(Source, Match)> {
+        let index = &mut *self.index;
+        let predicted = index.matches(self.of_prediction, self.prediction, context);
+        let own = index.matches(self.of_tokens, self.tokens, context);
         let of = |source| move |found| (source, found);
         let predicted = predicted.into_iter().map(of(Source::Prediction));
         let mut all: Vec<_> = predicted

@@ -1,6 +1,7 @@
 //! What followed short contexts in other answers, and the target's own candidates after each token.
 
 use super::lru::Lru;
+use std::ops::Range;
 
 /// Successors kept of a context.
 const MAX_SUCCESSORS: usize = 8;
@@ -62,17 +63,24 @@ impl Pool {
         self.contexts.bytes()
     }
 
-    /// Adds an answer: which token followed each one, and each two.
-    pub fn add(&mut self, owner: Owner, answer: &[u32]) {
-        for pair in answer.windows(2) {
-            let context = Context::Single(pair[0]);
-            self.contexts
-                .update((owner, context), |kept| kept.count(pair[1]));
-        }
-        for triple in answer.windows(3) {
-            let context = Context::Pair(triple[0], triple[1]);
-            self.contexts
-                .update((owner, context), |kept| kept.count(triple[2]));
+    /// Adds a text: which token followed each one, and each two.
+    pub fn add(&mut self, owner: Owner, text: &[u32]) {
+        self.extend(owner, text, 0..text.len());
+    }
+
+    /// Adds the tokens at `new` positions of a text.
+    pub fn extend(&mut self, owner: Owner, text: &[u32], new: Range<usize>) {
+        for at in new {
+            if let [.., last] = text[..at] {
+                let context = Context::Single(last);
+                self.contexts
+                    .update((owner, context), |kept| kept.count(text[at]));
+            }
+            if let [.., first, second] = text[..at] {
+                let context = Context::Pair(first, second);
+                self.contexts
+                    .update((owner, context), |kept| kept.count(text[at]));
+            }
         }
     }
 

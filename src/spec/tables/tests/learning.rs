@@ -119,13 +119,13 @@ fn a_prediction_and_the_own_text_have_estimates_of_their_own() {
     for id in 0..20 {
         let text: Vec<u32> = (100..130).collect();
         let mut run = Run::new(id, &[1, 2], &text, scope(id));
-        run.context.prediction = text.clone();
+        run.context.prediction = text.clone().into();
         run.finish(&mut tables);
     }
     let mut context = scope(100);
     let own = [5, 6, 7, 8, 5, 6];
     let unknown = propose(&mut tables, 100, &own, (1, 1, 1), &context).scores[0];
-    context.prediction = vec![5, 6, 7, 8];
+    context.prediction = [5, 6, 7, 8].into();
     let predicted = propose(&mut tables, 101, &[5, 6], (1, 1, 1), &context).scores[0];
     assert!(unknown < 0.3 && predicted > 0.7, "{unknown}, {predicted}");
 }
