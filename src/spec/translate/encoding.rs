@@ -11,8 +11,9 @@ pub struct Ending<'a> {
     pub begins: bool,
 }
 
-/// Maximum target tokens that are read at once, so that a long prompt does not hold up a step.
-const MAX_READ: usize = 1024;
+/// Maximum target tokens that are read at once, of all requests together, so that long prompts do not hold up
+/// a step.
+pub const MAX_READ: usize = 1024;
 /// Tokens before the end of which no later token changes the encoding, even within a word.
 const SETTLED: usize = 16;
 /// Maximum tokens that are encoded again when a token is added.
@@ -63,11 +64,18 @@ impl Encoding {
         self.read == tokens.len()
     }
 
-    /// Reads more of the target's `tokens`, which begin with those that were read before. Returns whether
-    /// all have been read.
-    pub fn read(&mut self, vocabulary: &Vocabulary, tokens: &[u32]) -> bool {
-        let end = tokens.len().min(self.read + MAX_READ);
+    /// Number of the target's tokens that have been read.
+    #[cfg(test)]
+    pub fn num_read(&self) -> usize {
+        self.read
+    }
+
+    /// Reads more of the target's `tokens`, which begin with those that were read before, but no more than
+    /// there is `room` for, which is lessened by their number. Returns whether all have been read.
+    pub fn read(&mut self, vocabulary: &Vocabulary, tokens: &[u32], room: &mut usize) -> bool {
+        let end = tokens.len().min(self.read + *room);
         if end > self.read {
+            *room -= end - self.read;
             self.tokens.truncate(self.settled.1);
             self.encode(vocabulary, &tokens[..end]);
             self.read = end;
@@ -179,7 +187,7 @@ mod tests {
             "<s>", "<user>", "a", "b", " ab", "b", "</s>", " ", "é", "?c3",
         ];
         let tokens = ids(&tokens);
-        assert!(encoding.read(&vocabulary, &tokens));
+        assert!(encoding.read(&vocabulary, &tokens, &mut MAX_READ.clone()));
         // It has no `<user>`, `ab` is one token, and ` é` another; there is half a character at the end.
         let all = ["<s>", "ab", " a", "b", "b", "<end>", " é", "?c3"];
         assert_eq!(names(&vocabulary, &encoding), all);
@@ -193,8 +201,14 @@ mod tests {
         let vocabulary = vocabulary(false);
         let tokens = ids(&[" a"; MAX_READ + 1]);
         let mut encoding = Encoding::default();
-        assert!(!encoding.read(&vocabulary, &tokens) && !encoding.has_read(&tokens));
-        assert!(encoding.read(&vocabulary, &tokens) && encoding.has_read(&tokens));
+        assert!(
+            !encoding.read(&vocabulary, &tokens, &mut MAX_READ.clone())
+                && !encoding.has_read(&tokens)
+        );
+        assert!(
+            encoding.read(&vocabulary, &tokens, &mut MAX_READ.clone())
+                && encoding.has_read(&tokens)
+        );
         assert_eq!(encoding.tokens().len(), tokens.len() + 1);
         assert_eq!(encoding.ending(&vocabulary, &tokens).words.len(), 1);
     }
@@ -222,11 +236,11 @@ mod tests {
                     at = (at + 1 + roll(4)).min(length);
                     let settled = grown.tokens()[..grown.settled.1].to_vec();
                     let goal = &tokens[..at];
-                    assert!(grown.read(&vocabulary, goal));
+                    assert!(grown.read(&vocabulary, goal, &mut 4));
                     assert_eq!(grown.tokens()[..settled.len()], settled);
                 }
                 let mut once = Encoding::default();
-                assert!(once.read(&vocabulary, &tokens));
+                assert!(once.read(&vocabulary, &tokens, &mut 60));
                 assert_eq!(
                     names(&vocabulary, &grown),
                     names(&vocabulary, &once),

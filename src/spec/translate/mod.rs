@@ -15,10 +15,11 @@ pub use vocabulary::{Tokenizer, Vocabulary};
 use super::calibration::Measured;
 use super::draft::{Committed, Draft, DraftCost, DraftRequest, Drafter, Forecast, SeqId};
 use super::draft_model::DraftModel;
+use super::share::Share;
 use crate::error::Result;
 use crate::grammar::GrammarState;
 use crate::sampling::{Sampler, SamplingParams};
-use encoding::Encoding;
+use encoding::{Encoding, MAX_READ};
 use proposal::{Proposal, Rates};
 use std::collections::HashMap;
 
@@ -87,9 +88,10 @@ impl Translator {
 
 impl Drafter for Translator {
     fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
+        let mut share = Share::new(MAX_READ, requests.len());
         for request in requests.iter() {
             let state = self.sequences.entry(request.id).or_default();
-            state.encoding.read(&self.vocabulary, request.tokens);
+            share.give(|part| (state.encoding).read(&self.vocabulary, request.tokens, part));
             state.proposal = None;
         }
         let state = |id| &self.sequences[&id];
@@ -197,6 +199,7 @@ impl Drafter for Translator {
     }
 
     fn observe(&mut self, committed: &[Committed<'_>]) {
+        let mut share = Share::new(MAX_READ, committed.len());
         for committed in committed {
             let Some(state) = self.sequences.get_mut(&committed.id) else {
                 continue;
@@ -205,7 +208,8 @@ impl Drafter for Translator {
                 self.rates.learn(&proposal, committed.tokens);
             }
             let before = state.encoding.tokens().len();
-            if !state.encoding.read(&self.vocabulary, committed.tokens) {
+            let encoding = &mut state.encoding;
+            if !share.give(|part| encoding.read(&self.vocabulary, committed.tokens, part)) {
                 continue;
             }
             let tokens = state.encoding.tokens();
@@ -250,8 +254,10 @@ impl Drafter for Translator {
 
 #[cfg(test)]
 mod tests {
+    use super::vocabulary::tests::Words;
     use super::*;
     use crate::grammar::{Compiler, GrammarSource, toy::ToyTokens};
+    use crate::model::toy::ToyModel;
     use crate::sampling::Acceptance;
     use crate::spec::draft::DraftContext;
     use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -293,5 +299,59 @@ mod tests {
         assert_eq!(sampler.output_len(), 1);
         let grammar = sampler.grammar().expect("it is back");
         assert_eq!(grammar.forced(1), [5]);
+    }
+
+    /// The long prompts of many requests are read in many steps.
+    #[test]
+    fn a_step_reads_a_bounded_number_of_tokens() {
+        const TOKENS: [&str; 4] = ["</s>", "a", "b", " a"];
+        let words = || Box::new(Words::new(&TOKENS, false));
+        let vocabulary = Vocabulary::new(words(), words(), TOKENS.len(), TOKENS.len());
+        let toy = Box::new(ToyModel::new(TOKENS.len(), 1 << 10, 1, 0.0));
+        let model = Box::new(JointModel::new(toy, &vocabulary));
+        let inner = DraftModel::new(model, 8, 16, 64).expect("memory");
+        let mut translator = Translator::new(inner, vocabulary);
+        let prompt: Vec<u32> = (0..300).map(|i| 1 + i % 3).collect();
+        let context = DraftContext::default();
+        let committed: Vec<Committed<'_>> = (0..16)
+            .map(|id| Committed {
+                id,
+                tokens: &prompt,
+                prompt_len: prompt.len(),
+                new: 0..prompt.len(),
+                hidden: None,
+                candidates: &[],
+                context: &context,
+            })
+            .collect();
+        let params = SamplingParams::default();
+        let mut samplers = vec![Sampler::new(params, &prompt); committed.len()];
+        let read = |translator: &Translator| -> usize {
+            let states = translator.sequences.values();
+            states.map(|state| state.encoding.num_read()).sum()
+        };
+        let mut before = 0;
+        for _ in 0..3 {
+            let requests = (0..).zip(&mut samplers).map(|(id, sampler)| DraftRequest {
+                id,
+                tokens: &prompt,
+                length: 1,
+                model_depth: 1,
+                nodes: 1,
+                width: 1,
+                min_score: 0.0,
+                is_fixed: false,
+                position: prompt.len(),
+                sampler,
+                acceptance: Acceptance::Coupled,
+                context: &context,
+            });
+            let mut requests: Vec<DraftRequest<'_>> = requests.collect();
+            translator.propose(&mut requests).expect("no failure");
+            assert_eq!(read(&translator), (before + MAX_READ).min(16 * 300));
+            translator.observe(&committed);
+            before = (before + 2 * MAX_READ).min(16 * 300);
+            assert_eq!(read(&translator), before);
+        }
     }
 }
