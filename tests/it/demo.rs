@@ -115,12 +115,21 @@ fn it_is_served_without_arguments() {
     assert_eq!(fast, plain);
     let said = fast["message"]["content"].as_str().unwrap();
     assert!(said.split_whitespace().count() > 10, "{said}");
-    // The draft was at work.
-    let metrics = server.get("/metrics");
-    let accepted = (metrics.lines())
-        .find_map(|line| line.strip_prefix("foretoken:spec_decode_num_accepted_tokens_total"))
-        .and_then(|rest| rest.split_whitespace().last()?.parse::<f64>().ok());
-    assert!(accepted.is_some_and(|n| n > 0.0), "{metrics}");
+    // The draft was at work; on a busy machine it may not pay for a while.
+    let accepted = || -> f64 {
+        let metrics = server.get("/metrics");
+        (metrics.lines())
+            .find_map(|line| line.strip_prefix("foretoken:spec_decode_num_accepted_tokens_total"))
+            .and_then(|rest| rest.split_whitespace().last()?.parse().ok())
+            .expect("a counter of accepted tokens")
+    };
+    for _ in 0..20 {
+        if accepted() > 0.0 {
+            return;
+        }
+        assert_eq!(ask(None), plain);
+    }
+    panic!("no draft token was accepted");
 }
 
 /// The pair was taught no tools; where it must call one, it calls it as its schema says.
