@@ -139,6 +139,7 @@ impl Sequence {
             depth: self.draft_depth(),
             width: self.spec.topk,
             may_draft: self.may_draft(),
+            is_asked: false,
             prompt_scores: self.unscored(rows),
             state: &mut self.state,
         }

@@ -40,7 +40,7 @@ pub fn row_adjustments(row: u32, sampler: &Sampler) -> impl Iterator<Item = RowA
 }
 
 /// Computes each input's result from the logits of a step; `rows` has each input's range of logits
-/// rows. Adds the `candidates` best next tokens of each verified row of inputs that may draft.
+/// rows. Adds the `candidates` best next tokens of each verified row of inputs for which the drafter was asked.
 ///
 /// Copies an input's logits to the host only if it requests log-probabilities, only some ids are allowed,
 /// no token can be chosen, or the rejection rule applies to a tree or to a draft that [`Draft::needs_host`].
@@ -56,7 +56,7 @@ pub(super) fn decide_all(
     candidates: usize,
 ) -> Result<Vec<StepResult>> {
     let candidates = candidates.min(MAX_BEST);
-    let wanted = |input: &StepInput<'_>| if input.may_draft { candidates } else { 0 };
+    let wanted = |input: &StepInput<'_>| if input.is_asked { candidates } else { 0 };
     let on_host =
         |input: &mut StepInput<'_>, draft: &Draft, rows: &Range<usize>| -> Result<StepResult> {
             let logits = output.logits.narrow(0, rows.start, rows.len())?;

@@ -12,10 +12,13 @@ pub struct Proposer {
     drafter: Guard,
     budget: Budget,
     sequences: HashMap<SeqId, Interest>,
-    /// Average share of a step's time that drafting takes apart from a model's forwards.
+    /// Average share of a sequence's part of a step's time that asking for its draft takes, apart from a
+    /// model's forwards.
     overhead: f64,
-    /// Whether the drafter was asked in this step.
-    has_asked: bool,
+    /// Average share of all drafts that were worth verifying.
+    useful: f64,
+    /// Number of drafts requested in this step.
+    asked: usize,
     /// Whether a failure of the drafter was reported.
     has_failed: bool,
 }
@@ -31,10 +34,11 @@ struct Interest {
     probe: Probe,
 }
 
-impl Default for Interest {
-    fn default() -> Self {
+impl Interest {
+    /// That in a new sequence, where `useful` is the share of all drafts that were worth verifying.
+    fn new(useful: f64) -> Self {
         Self {
-            useful: 1.0,
+            useful: useful.max(MIN_FIRST_USEFUL),
             waited: 0,
             probe: Probe::default(),
         }
@@ -43,13 +47,15 @@ impl Default for Interest {
 
 /// The weight of the past in averages over steps.
 const DECAY: f64 = 0.9;
-/// A sequence with less useful drafts is asked for one only now and then...
+/// A new sequence's drafts count as useful as this at least.
+const MIN_FIRST_USEFUL: f64 = 0.1;
+/// The drafter is asked for less useful drafts only now and then...
 const MIN_USEFUL: f64 = 0.05;
-/// ...if drafting takes more than this share of a step: a small model's step is so short that looking
-/// for drafts in vain would be felt.
-const MAX_OVERHEAD: f64 = 0.01;
-/// Once in so many steps.
-const LOOK_EVERY: u32 = 8;
+/// ...so that looking for them takes this share of a sequence's time: a small model's step is so short that
+/// looking in vain would be felt.
+const LOOK_SHARE: f64 = 0.001;
+/// But at least once in so many steps: the estimate of what it takes may be wrong.
+const MAX_LOOK_EVERY: f64 = 64.0;
 
 /// A step without its drafts.
 #[derive(Debug, Clone, Copy)]
@@ -67,7 +73,8 @@ impl Proposer {
             budget: Budget::new(mode),
             sequences: HashMap::new(),
             overhead: 0.0,
-            has_asked: false,
+            useful: 1.0,
+            asked: 0,
             has_failed: false,
         }
     }
@@ -110,7 +117,8 @@ impl Proposer {
             .collect();
         let (mut places, mut requests) = (Vec::new(), Vec::new());
         for (place, (input, forced)) in inputs.iter_mut().zip(&forced).enumerate() {
-            if self.asks(input)
+            input.is_asked = self.asks(input);
+            if input.is_asked
                 && let Some(request) = forced.request(input, min_score)
             {
                 places.push(place);
@@ -118,7 +126,7 @@ impl Proposer {
             }
         }
         if !requests.is_empty() {
-            self.has_asked = true;
+            self.asked = requests.len();
             self.limit_depths(&mut requests, base);
             match (self.drafter).call("propose", |drafter| drafter.propose(&mut requests)) {
                 None => (),
@@ -145,7 +153,9 @@ impl Proposer {
         for &place in &places {
             if let Some(sequence) = self.sequences.get_mut(&inputs[place].state.id) {
                 let useful = f64::from(u8::from(!drafts[place].is_empty()));
-                sequence.useful = DECAY * sequence.useful + (1.0 - DECAY) * useful;
+                for average in [&mut sequence.useful, &mut self.useful] {
+                    *average = DECAY * *average + (1.0 - DECAY) * useful;
+                }
             }
         }
         drafts
@@ -156,15 +166,22 @@ impl Proposer {
         if input.nodes == 0 || input.depth == 0 {
             return false;
         }
-        let sequence = self.sequences.entry(input.state.id).or_default();
-        let is_useful = sequence.useful >= MIN_USEFUL || self.overhead <= MAX_OVERHEAD;
-        sequence.waited += 1;
+        let sequence = self.sequence(input.state.id);
+        let (is_useful, waited) = (sequence.useful >= MIN_USEFUL, sequence.waited + 1);
+        sequence.waited = waited;
         let is_fixed = self.budget.is_fixed() || input.has_fixed_draft();
-        let asks = is_fixed || is_useful || sequence.waited >= LOOK_EVERY;
+        let look_every = (self.overhead / LOOK_SHARE).min(MAX_LOOK_EVERY);
+        let asks = is_fixed || is_useful || f64::from(waited) >= look_every;
         if asks {
-            sequence.waited = 0;
+            self.sequence(input.state.id).waited = 0;
         }
         asks
+    }
+
+    fn sequence(&mut self, id: SeqId) -> &mut Interest {
+        let useful = self.useful;
+        let new = || Interest::new(useful);
+        self.sequences.entry(id).or_insert_with(new)
     }
 
     /// Sets how many levels of each draft may cost forwards.
@@ -175,7 +192,7 @@ impl Proposer {
                 && let Some(Some(forecast)) =
                     (self.drafter).call("forecast", |drafter| drafter.forecast(request))
             {
-                let probe = self.sequences.entry(request.id).or_default().probe;
+                let probe = self.sequence(request.id).probe;
                 expected.push((place, forecast, probe));
             }
         }
@@ -194,7 +211,7 @@ impl Proposer {
         let depths = self.budget.depths(&mut asked, base.rows, base.sequences);
         for ((place, _, probe), depth) in expected.into_iter().zip(depths) {
             requests[place].model_depth = depth;
-            self.sequences.entry(requests[place].id).or_default().probe = probe;
+            self.sequence(requests[place].id).probe = probe;
         }
     }
 
@@ -227,7 +244,8 @@ impl Proposer {
 
     /// Learns what a step cost.
     pub fn note_step(&mut self, step: &StepCost) {
-        if !std::mem::take(&mut self.has_asked) {
+        let asked = std::mem::take(&mut self.asked);
+        if asked == 0 {
             return self.budget.observe(step);
         }
         let forwards = (self.drafter).call("forwards", |drafter| {
@@ -238,8 +256,9 @@ impl Proposer {
             drafter.forwards().iter().map(note).sum::<f64>()
         });
         let forwards = forwards.unwrap_or(0.0);
-        let own = (step.draft_seconds - forwards).max(0.0);
-        let share = own / (own + step.target_seconds).max(f64::MIN_POSITIVE);
+        let own = (step.draft_seconds - forwards).max(0.0) / asked as f64;
+        let rest = step.target_seconds / step.sequences.max(1) as f64;
+        let share = own / (own + rest).max(f64::MIN_POSITIVE);
         self.overhead = DECAY * self.overhead + (1.0 - DECAY) * share;
         self.budget.observe(step);
     }
@@ -366,6 +385,7 @@ mod tests {
                 depth: 4,
                 width: 1,
                 may_draft: true,
+                is_asked: false,
                 prompt_scores: 0..0,
                 state: &mut *state,
             }];
@@ -391,7 +411,7 @@ mod tests {
         let coupled = || state(0.0, Acceptance::Coupled);
         let (asked, verified) = run(0.01, &mut coupled(), 1e-4);
         assert_eq!(verified, 0);
-        assert!((35..70).contains(&asked), "{asked}");
+        assert!((29..40).contains(&asked), "{asked}");
         assert_eq!(run(0.01, &mut coupled(), 1e-7), (200, 0));
         let (asked, verified) = run(0.9, &mut coupled(), 1e-7);
         assert!(asked > 100 && verified > 100, "{asked}, {verified}");
@@ -426,6 +446,7 @@ mod tests {
                 depth: nodes,
                 width: 1,
                 may_draft: true,
+                is_asked: false,
                 prompt_scores: 0..0,
                 state: &mut sequence,
             }];

@@ -203,7 +203,7 @@ impl SpeculativeRunner {
             let mut parts: Vec<_> = inputs.iter_mut().zip(drafts).zip(rows).collect();
             parallel::map(&mut parts, |((input, draft), rows)| {
                 let logits = &logits[rows.start * vocab..rows.end * vocab];
-                let candidates = if input.may_draft { candidates } else { 0 };
+                let candidates = if input.is_asked { candidates } else { 0 };
                 decide(input, draft, logits, vocab, candidates)
             })
         })
