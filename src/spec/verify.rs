@@ -23,7 +23,8 @@ pub struct Verdict {
 /// with the empty path first, then with one more node each time.
 ///
 /// # Errors
-/// The error of `target`.
+/// The error of `target` for the empty path. After a draft token an error only ends the round: the text may have
+/// ended there, and if not, the next step says why it cannot go on.
 pub fn coupled<E>(
     draft: &Draft,
     mut target: impl FnMut(&[usize]) -> Result<u32, E>,
@@ -31,7 +32,10 @@ pub fn coupled<E>(
     let mut path = Vec::new();
     let mut tested = 0;
     loop {
-        let next = target(&path)?;
+        let next = match target(&path) {
+            Ok(next) => next,
+            Err(error) => return without_next(draft, path, tested).ok_or(error),
+        };
         let mut children = draft.children(path.last().copied()).peekable();
         // One decision a depth, as for a chain: siblings exclude each other.
         tested += usize::from(children.peek().is_some());
@@ -40,6 +44,13 @@ pub fn coupled<E>(
         };
         path.push(node);
     }
+}
+
+/// The verdict where the target has no token after `path`: its last node is the round's last token. `None` if the
+/// path is empty.
+fn without_next(draft: &Draft, mut path: Vec<usize>, tested: usize) -> Option<Verdict> {
+    let next = draft.tokens[path.pop()?];
+    Some(Verdict { path, next, tested })
 }
 
 /// Accepts or corrects a draft so that the output has exactly the target's distribution (Leviathan
@@ -56,7 +67,7 @@ pub fn coupled<E>(
 /// `rng.position` is the position of the token that follows the sequence's last one.
 ///
 /// # Errors
-/// The error of `target`.
+/// See [`coupled`].
 pub fn rejection(
     draft: &Draft,
     mut target: impl FnMut(&[usize]) -> Result<Dist, NoToken>,
@@ -65,7 +76,10 @@ pub fn rejection(
     let mut path = Vec::new();
     let mut tested = 0;
     'accepted: loop {
-        let mut p = target(&path)?;
+        let mut p = match target(&path) {
+            Ok(p) => p,
+            Err(error) => return without_next(draft, path, tested).ok_or(error),
+        };
         for (sibling, node) in draft.children(path.last().copied()).enumerate() {
             let (x, q) = (draft.tokens[node], draft.dist(node));
             let q = q.on_host();
@@ -127,7 +141,9 @@ pub fn synthetic_acceptance(
 #[cfg(test)]
 mod tests {
     use super::super::draft::Source;
-    use super::{Dist, Draft, Purpose, Rng, Verdict, coupled, synthetic_acceptance};
+    use super::{
+        Dist, Draft, NoToken, Purpose, Rng, Verdict, coupled, rejection, synthetic_acceptance,
+    };
     use crate::sampling::mix;
 
     const P: [f32; 5] = [0.5, 0.2, 0.15, 0.1, 0.05];
@@ -341,8 +357,35 @@ mod tests {
         assert_eq!((none.path, none.next, none.tested), (vec![], 8, 1));
         let empty = coupled(&Draft::default(), |_| Ok::<_, ()>(8)).unwrap();
         assert_eq!((empty.path, empty.next, empty.tested), (vec![], 8, 0));
-        let failed = coupled(&draft, |path| if path.is_empty() { Ok(7) } else { Err(3) });
-        assert_eq!(failed, Err(3));
+    }
+
+    /// Where the target has no token, the round ends before: only a text without a next token fails.
+    #[test]
+    fn a_round_ends_where_the_target_has_no_token() {
+        let mut draft = Draft::default();
+        push(&mut draft, 7, Dist::Point(7));
+        push(&mut draft, 9, Dist::Point(9));
+        let rng = Rng {
+            seed: 0,
+            position: 0,
+        };
+        let drawn = [7, 9, 5];
+        for (tokens, want) in [
+            (0, None),
+            (1, Some((vec![], 7, 1))),
+            (2, Some((vec![0], 9, 2))),
+            (3, Some((vec![0, 1], 5, 2))),
+        ] {
+            let token = |path: &[usize]| match path.len() < tokens {
+                true => Ok(drawn[path.len()]),
+                false => Err(NoToken::AllForbidden),
+            };
+            let dist = |path: &[usize]| token(path).map(Dist::Point);
+            for verdict in [coupled(&draft, token), rejection(&draft, dist, &rng)] {
+                let verdict = verdict.map(|found| (found.path, found.next, found.tested));
+                assert_eq!(verdict, want.clone().ok_or(NoToken::AllForbidden));
+            }
+        }
     }
 
     #[test]

@@ -55,6 +55,7 @@ mod parallel_head;
 mod paths;
 mod prefix;
 mod rows;
+mod schedules;
 mod self_draft;
 #[cfg(feature = "embedded-model")]
 mod shutdown;

@@ -160,11 +160,22 @@ impl Head for ToyHead {
     }
 }
 
-/// An engine whose head is a toy with this `noise`, guesses blocks of `size`, and has a pool of
-/// `num_blocks` blocks.
-pub fn start(toy: &Toy, noise: f32, size: usize, num_blocks: usize) -> (EngineHandle, Arc<Seen>) {
+/// A drafter whose head is a toy with this `noise`, guesses blocks of `size`, and has a pool of `num_blocks`
+/// blocks.
+pub fn drafter(
+    noise: f32,
+    size: usize,
+    num_blocks: usize,
+    block_size: usize,
+) -> (ParallelDrafter, Arc<Seen>) {
     let (head, seen) = toy_head(toy_model(noise), size);
-    let drafter = ParallelDrafter::new(Box::new(head), num_blocks, toy.block_size, 7).unwrap();
+    let drafter = ParallelDrafter::new(Box::new(head), num_blocks, block_size, 7);
+    (drafter.unwrap(), seen)
+}
+
+/// An engine with such a drafter.
+pub fn start(toy: &Toy, noise: f32, size: usize, num_blocks: usize) -> (EngineHandle, Arc<Seen>) {
+    let (drafter, seen) = drafter(noise, size, num_blocks, toy.block_size);
     let target = Box::new(toy_model(0.0).with_eos(&toy.eos));
     let drafter: Box<dyn Drafter> = Box::new(drafter);
     let (blocks, options) = (toy.num_blocks, toy.options.clone());

@@ -36,7 +36,8 @@ fn plain(toy: &Toy) -> Toy {
     plain
 }
 
-fn reset(engine: &EngineHandle) {
+/// Forgets the cached prefixes.
+pub fn reset(engine: &EngineHandle) {
     let runtime = tokio::runtime::Builder::new_current_thread().build();
     let done = runtime.unwrap().block_on(engine.reset_prefix_cache());
     done.unwrap();

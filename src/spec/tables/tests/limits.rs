@@ -42,7 +42,11 @@ fn a_step_indexes_a_bounded_number_of_tokens() {
     for count in 0..200 {
         step(&mut tables, &all, 0..2);
         let (_, calls) = tables.texts.index().counts();
-        assert!(calls - before <= MAX_CONTEXT * MAX_INDEXED, "{calls}");
+        assert!(
+            calls - before < 10_000,
+            "{} in step {count}",
+            calls - before
+        );
         let short = propose(&mut tables, 8, &all[8].tokens, (1, 1, 1), &all[8].context);
         assert_eq!(short.tokens, [3], "step {count}");
         let long = propose(&mut tables, 5, &prompt, (1, 1, 1), &all[5].context);
@@ -50,8 +54,8 @@ fn a_step_indexes_a_bounded_number_of_tokens() {
         (_, before) = tables.texts.index().counts();
     }
     let first = known.iter().position(|known| *known).expect("in the end");
-    let needed = 9_000 / MAX_INDEXED;
-    assert!((needed..needed + 3).contains(&first), "{first} steps");
+    // The prediction comes first.
+    assert!((8..12).contains(&first), "{first} steps");
     let contexts: usize = [&prompt, &predicted]
         .map(|text| contexts(text))
         .iter()
