@@ -96,8 +96,10 @@ struct RawConfig {
 
 #[derive(Deserialize)]
 struct RawRope {
-    #[serde(alias = "type")]
     rope_type: Option<String>,
+    /// The old name; transformers 5 may write both.
+    #[serde(rename = "type")]
+    old_type: Option<String>,
     rope_theta: Option<f32>,
     factor: Option<f32>,
     low_freq_factor: Option<f32>,
@@ -140,10 +142,10 @@ impl ModelConfig {
         if let Some(text) = files::read_text_if_any(&generation)? {
             let raw: RawGeneration =
                 serde_json::from_str(&text).map_err(|e| Error::in_file(&generation, e))?;
-            add_missing(
-                &mut config.eos_token_ids,
-                raw.eos_token_id.map_or(vec![], Ids::list),
-            );
+            let ids = raw.eos_token_id.map_or(vec![], Ids::list);
+            check_ids("eos_token_id", &ids, config.vocab_size)
+                .map_err(|e| Error::in_file(&generation, e))?;
+            add_missing(&mut config.eos_token_ids, ids);
         }
         Ok(config)
     }
@@ -191,6 +193,7 @@ impl ModelConfig {
             architecture,
         };
         config.validate()?;
+        check_ids("eos_token_id", &config.eos_token_ids, config.vocab_size)?;
         check_json(&all, &config.shape())?;
         Ok(config)
     }
@@ -208,8 +211,9 @@ impl ModelConfig {
         let hidden_size = metadata.size("embedding_length")?;
         let num_heads = metadata.size("attention.head_count")?;
         let architecture = metadata.architecture.clone();
+        let vocab_size = metadata.vocab_size()?;
         let config = Self {
-            vocab_size: metadata.vocab_size()?,
+            vocab_size,
             draft_vocab_size: match content.tensor_infos.get("d2t") {
                 Some(info) => info.shape.dims().first().copied(),
                 None => None,
@@ -233,7 +237,7 @@ impl ModelConfig {
             qk_norm: content
                 .tensor_infos
                 .contains_key("blk.0.attn_q_norm.weight"),
-            eos_token_ids: metadata.end_ids(),
+            eos_token_ids: metadata.end_ids(vocab_size)?,
             bos_token_id: metadata.id("tokenizer.ggml.bos_token_id"),
             architecture,
         };
@@ -398,7 +402,14 @@ impl RawConfig {
 
 impl RawRope {
     fn scaling(self) -> Result<Option<Llama3RopeConfig>, String> {
-        match self.rope_type.as_deref() {
+        if let (Some(new), Some(old)) = (&self.rope_type, &self.old_type)
+            && new != old
+        {
+            return Err(format!(
+                "rope_type '{new}' and type '{old}' must be the same"
+            ));
+        }
+        match self.rope_type.or(self.old_type).as_deref() {
             None if self.factor.is_some() => Err("rope_scaling lacks rope_type".into()),
             None | Some("default") => Ok(None),
             Some("llama3") => {
@@ -490,22 +501,29 @@ impl<'a> Metadata<'a> {
     }
 
     /// The declared end ids, and the ids of the tokens with which chat templates end turns.
-    fn end_ids(&self) -> Vec<u32> {
+    fn end_ids(&self, vocab_size: usize) -> Result<Vec<u32>, String> {
         let mut ids = Vec::new();
-        let declared = ["eos_token_id", "eot_token_id", "eom_token_id"];
-        add_missing(
-            &mut ids,
-            declared
-                .iter()
-                .filter_map(|key| self.id(&format!("tokenizer.ggml.{key}"))),
-        );
+        for key in ["eos_token_id", "eot_token_id", "eom_token_id"] {
+            let key = format!("tokenizer.ggml.{key}");
+            let declared: Vec<u32> = self.id(&key).into_iter().collect();
+            check_ids(&key, &declared, vocab_size)?;
+            add_missing(&mut ids, declared);
+        }
         if let Some(Value::Array(tokens)) = self.content.metadata.get("tokenizer.ggml.tokens") {
-            let ends = tokens.iter().enumerate().filter(
+            let ends = tokens.iter().take(vocab_size).enumerate().filter(
                 |(_, token)| matches!(token, Value::String(t) if END_TOKENS.contains(&t.as_str())),
             );
             add_missing(&mut ids, ends.map(|(id, _)| id as u32));
         }
-        ids
+        Ok(ids)
+    }
+}
+
+/// Checks that a model with `vocab_size` ids can produce all of `ids`, those of `key`.
+fn check_ids(key: &str, ids: &[u32], vocab_size: usize) -> Result<(), String> {
+    match ids.iter().find(|&&id| id as usize >= vocab_size) {
+        None => Ok(()),
+        Some(id) => Err(format!("{key} {id} must be below vocab_size {vocab_size}")),
     }
 }
 

@@ -82,6 +82,55 @@ fn the_special_ids_come_from_both_files() {
     assert_eq!(config.bos_token_id, Some(1));
 }
 
+/// Without the check such a text would never end.
+#[test]
+fn an_end_beyond_the_vocabulary_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = llama_config(16);
+    let read = |config: &Json| {
+        write_config(folder.path(), config);
+        foretoken::model::ModelConfig::from_json(folder.path()).map(|config| config.eos_token_ids)
+    };
+    let refused = |config: &Json, file: &str| {
+        let error = read(config).unwrap_err().to_string();
+        assert!(
+            error.contains(&format!("{file}: eos_token_id {VOCAB} must be below")),
+            "{error}"
+        );
+        assert_eq!(error.lines().count(), 1, "{error}");
+    };
+    for ids in [json!(VOCAB), json!([2, VOCAB])] {
+        config["eos_token_id"] = ids;
+        refused(&config, "config.json");
+    }
+    // The last id of a padded vocabulary has a row of logits.
+    config["eos_token_id"] = json!(VOCAB - 1);
+    assert_eq!(read(&config).unwrap(), [VOCAB as u32 - 1]);
+    let generation = json!({ "eos_token_id": [3, VOCAB] }).to_string();
+    std::fs::write(folder.path().join("generation_config.json"), generation).unwrap();
+    refused(&config, "generation_config.json");
+}
+
+/// transformers 5 writes the kind of RoPE under its new and its old name.
+#[test]
+fn rope_type_may_have_both_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let read = |new: &str, old: &str| {
+        let mut config = llama_config(16);
+        config["rope_scaling"]["rope_type"] = json!(new);
+        config["rope_scaling"]["type"] = json!(old);
+        write_config(folder.path(), &config);
+        foretoken::model::ModelConfig::from_json(folder.path())
+    };
+    let config = read("llama3", "llama3").unwrap();
+    assert_eq!(config.rope_scaling.unwrap().factor, 8.0);
+    let error = read("llama3", "linear").unwrap_err().to_string();
+    assert!(
+        error.contains("config.json: rope_type 'llama3' and type 'linear' must be the same"),
+        "{error}"
+    );
+}
+
 /// Heads can be wider than `hidden / heads`, as in some models.
 #[test]
 fn head_dim_may_be_given() {

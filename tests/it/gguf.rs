@@ -95,6 +95,8 @@ fn unsupported_properties_of_a_gguf_are_refused_by_name() {
             Value::Array(vec![Value::U32(4), Value::U32(2)]),
         ),
         ("general.architecture", Value::String("granite".into())),
+        ("tokenizer.ggml.eos_token_id", Value::U32(VOCAB as u32)),
+        ("tokenizer.ggml.eot_token_id", Value::U32(u32::MAX)),
     ];
     for (key, value) in refused {
         let error = attempt(&all, key, value).expect_err(key);
