@@ -1,5 +1,5 @@
-//! An exponential function that compilers can vectorize and that gives the same bits on every CPU: it
-//! uses no fused multiply-add and no library call.
+//! Functions that compilers can vectorize and that give the same bits on every CPU: they use no fused
+//! multiply-add and no library call.
 
 /// `e^x` within 2 units in the last place; 0 for `x` below -87; `x` above 88 counts as 88.
 ///
@@ -27,9 +27,68 @@ pub(crate) fn exp(x: f32) -> f32 {
     if x < -87.0 { 0.0 } else { e_r * scale }
 }
 
+/// `tanh(x)` within 2e-7: Cephes' polynomial for small `x`, so that the error is relative to the result.
+#[inline(always)]
+pub(crate) fn tanh(x: f32) -> f32 {
+    let square = x * x;
+    let mut p = -5.704_988_7e-3;
+    p = p * square + 2.063_908_9e-2;
+    p = p * square - 5.373_971_6e-2;
+    p = p * square + 1.333_144_2e-1;
+    p = p * square - 3.333_328e-1;
+    let near = p * square * x + x;
+    let far = (1.0 - 2.0 / (exp(2.0 * x.abs()) + 1.0)).copysign(x);
+    if x.abs() < 0.625 { near } else { far }
+}
+
+/// `erf(x)` within 3e-7, as a quotient of polynomials (Eigen's).
+#[inline(always)]
+pub(crate) fn erf(x: f32) -> f32 {
+    let x = x.clamp(-4.0, 4.0);
+    let square = x * x;
+    let mut p = -2.726_142_3e-10;
+    for factor in [
+        2.770_681_4e-8,
+        -2.101_024e-6,
+        -5.692_506_4e-5,
+        -7.349_906_3e-4,
+        -2.954_599_8e-3,
+        -1.609_603_3e-2,
+    ] {
+        p = p * square + factor;
+    }
+    let mut q = -1.456_607_2e-5;
+    for factor in [
+        -2.133_740_6e-4,
+        -1.682_827e-3,
+        -7.373_329_2e-3,
+        -1.426_473_9e-2,
+    ] {
+        q = q * square + factor;
+    }
+    x * p / q
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tanh_and_erf_agree_with_f64() {
+        for i in -120_000..=120_000 {
+            let x = i as f32 * 1e-4;
+            let wide = f64::from(x);
+            let off = (f64::from(tanh(x)) - wide.tanh()).abs();
+            assert!(
+                off <= 2e-7 * wide.tanh().abs(),
+                "tanh of {x} is off by {off}"
+            );
+            let off = (f64::from(erf(x)) - candle_core::cpu::erf::erf_f64(wide)).abs();
+            assert!(off < 3e-7, "erf of {x} is off by {off}");
+        }
+        assert_eq!(tanh(f32::INFINITY), 1.0);
+        assert_eq!(tanh(-0.0).to_bits(), (-0f32).to_bits());
+    }
 
     #[test]
     fn exp_agrees_with_the_library() {

@@ -6,7 +6,8 @@ use super::linear::Linear;
 use super::weights::Weights;
 use crate::error::Result;
 use crate::kernels::{
-    AttentionBatch, HeadNorms, Pools, Slots, add_norm, paged_attention, rope_kv_write, swiglu,
+    Activation, AttentionBatch, AttentionParams, HeadNorms, Pools, Slots, add_norm, glu,
+    paged_attention, rope_kv_write,
 };
 use candle_core::{DType, Tensor};
 
@@ -203,7 +204,7 @@ impl Block {
     ) -> Result<(Tensor, Tensor)> {
         let attended = self.attend(normed, x.dim(0)?, config, step, pool)?;
         let (x, normed) = add_norm(x, &attended, &self.mlp_norm, config.rms_norm_eps as f32)?;
-        let wide = swiglu(&self.gate_up.forward(&normed)?)?;
+        let wide = glu(&self.gate_up.forward(&normed)?, Activation::Silu)?;
         Ok((x, self.down.forward(&wide)?))
     }
 
@@ -220,7 +221,8 @@ impl Block {
         let q = self.write(x, config, step, pool)?;
         let q = q.narrow(0, q.dim(0)? - rows, rows)?;
         let scale = 1. / (d as f32).sqrt();
-        let y = paged_attention(&q, &pool.0, &pool.1, step.spans, scale)?;
+        let params = AttentionParams::scaled(scale);
+        let y = paged_attention(&q, &pool.0, &pool.1, step.spans, params)?;
         self.o.forward(&y.reshape((rows, heads * d))?)
     }
 
@@ -241,7 +243,7 @@ impl Block {
             v: v_pool,
             slots: step.slots,
         };
-        let angles = (&step.cos, &step.sin);
+        let angles = Some((&step.cos, &step.sin));
         let norms = self.head_norms.as_ref();
         Ok(rope_kv_write(&qkv, heads, angles, norms, pools)?)
     }
