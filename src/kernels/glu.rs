@@ -160,7 +160,9 @@ fn silu(x: f32) -> f32 {
 
 #[inline(always)]
 fn gelu(x: f32) -> f32 {
-    0.5 * x * (1.0 + float::erf(x * FRAC_1_SQRT_2))
+    // The smaller of both sides' probabilities, so that it is precise also far below 0.
+    let tail = 0.5 * float::erfc(x.abs() * FRAC_1_SQRT_2);
+    x * if x < 0.0 { tail } else { 1.0 - tail }
 }
 
 #[inline(always)]

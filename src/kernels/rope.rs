@@ -127,9 +127,10 @@ impl InplaceOp3 for Rope<'_> {
                 let (q, k) = heads.split_at_mut(self.num_heads * d);
                 if let Some((q_norm, k_norm, eps)) = &norms {
                     for (part, weight) in [(q, q_norm), (k, k_norm)] {
-                        match whole {
-                            true => norm_all(part, weight, *eps),
-                            false => part.chunks_exact_mut(d).for_each(|x| norm(x, weight, *eps)),
+                        if whole {
+                            norm_all(part, weight, *eps);
+                        } else {
+                            part.chunks_exact_mut(d).for_each(|x| norm(x, weight, *eps));
                         }
                     }
                 }

@@ -1,8 +1,6 @@
 //! Rotary position embedding of queries and keys, and the write of keys and values to their slots.
 
 use super::kv_write::kv_write;
-#[cfg(feature = "cuda")]
-use super::rope::pairs;
 use super::rope::{HeadNorms, rope};
 use super::slots::Slots;
 use candle_core::{Result, Tensor};
@@ -59,6 +57,7 @@ pub fn rope_kv_write(
 #[cfg(feature = "cuda")]
 mod cuda {
     use super::super::gpu;
+    use super::super::rope::pairs;
     use super::{HeadNorms, Pools};
     use candle_core::{Result, Tensor};
 
@@ -76,7 +75,7 @@ mod cuda {
         let (rows, all, d) = qkv.dims3()?;
         let kv_heads = all.saturating_sub(num_heads) / 2;
         let fits = |pool: &Tensor| pool.dims().get(1..) == Some(&[kv_heads, d][..]);
-        let half = super::pairs(rows, d, angles.map(|(cos, sin)| (cos.dims(), sin.dims())))?;
+        let half = pairs(rows, d, angles.map(|(cos, sin)| (cos.dims(), sin.dims())))?;
         let whole = match norms {
             Some(norms) => norms.are_whole((num_heads, kv_heads), d)?,
             None => false,
