@@ -72,7 +72,6 @@ mod tests {
             assert!(off < 6e-7, "erfc of {x} is off by {off}");
         }
         assert_eq!(tanh(f32::INFINITY), 1.0);
-        assert_eq!(tanh(-0.0).to_bits(), (-0f32).to_bits());
     }
 
     #[test]
