@@ -24,7 +24,7 @@ fn kernels() {
         "src/kernels/paged_attention/prefill.cu",
         "src/kernels/rope_kv_write.cu",
         "src/kernels/sample/sample.cu",
-        "src/kernels/swiglu.cu",
+        "src/kernels/glu.cu",
     ];
     let built = cudaforge::KernelBuilder::new()
         .source_files(sources)

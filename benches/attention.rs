@@ -6,7 +6,7 @@
 
 use candle_core::{DType, Device, Tensor};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use foretoken::kernels::{AttentionBatch, Span, paged_attention};
+use foretoken::kernels::{AttentionBatch, AttentionParams, Span, paged_attention};
 use std::hint::black_box;
 
 /// Name, heads, K/V heads, and width of a head.
@@ -56,7 +56,13 @@ fn attention(c: &mut Criterion) {
             }];
             let call = |pools: &[Tensor]| {
                 let batch = AttentionBatch::new(&spans, BLOCK_SIZE, keys).unwrap();
-                let out = paged_attention(&q, &pools[0], &pools[1], &batch, 0.125);
+                let out = paged_attention(
+                    &q,
+                    &pools[0],
+                    &pools[1],
+                    &batch,
+                    AttentionParams::scaled(0.125),
+                );
                 black_box(out.unwrap());
             };
             let id = |place| BenchmarkId::new(place, format!("{rows}-rows-after-{context}"));

@@ -125,7 +125,7 @@ fn dense_bytes(config: &ModelConfig) -> u64 {
         config.num_kv_heads * config.head_dim,
     );
     let layer = (q + 2 * kv) * hidden + q * hidden + 3 * hidden * mlp;
-    let values = config.num_layers * layer + config.output_size() * hidden;
+    let values = config.num_layers() * layer + config.output_size() * hidden;
     (values * DType::BF16.size_in_bytes()) as u64
 }
 

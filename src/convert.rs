@@ -4,7 +4,7 @@
 use crate::console::say;
 use crate::error::{Error, Result};
 use crate::model::{
-    HeadConfig, HeadKind, LoadFormat, ModelConfig, ModelSource, names, safetensors_files,
+    HeadConfig, HeadKind, LoadFormat, ModelConfig, ModelSource, Rope, names, safetensors_files,
 };
 use crate::text::Text;
 use candle_core::quantized::gguf_file::{self, Value};
@@ -92,8 +92,11 @@ pub fn run(options: &Options) -> Result<()> {
             (config, head.gguf_metadata(), None)
         }
     };
-    metadata.extend(model_metadata(&config, &name));
-    let tensors = tensors(&folder, &config, options.kind)?;
+    let rope = config
+        .plain_rope()
+        .map_err(|e| Error::in_file(&folder, e))?;
+    metadata.extend(model_metadata(&config, rope, &name));
+    let tensors = tensors(&folder, &config, rope, options.kind)?;
 
     let unfinished = options.out.with_extension("gguf.part");
     let written = write(&unfinished, &metadata, &tensors)
@@ -131,7 +134,7 @@ fn write(file: &Path, metadata: &Metadata, tensors: &[(String, QTensor)]) -> Res
 }
 
 /// The metadata of a model's shape, as llama.cpp's `convert_hf_to_gguf.py` writes it.
-fn model_metadata(config: &ModelConfig, name: &str) -> Metadata {
+fn model_metadata(config: &ModelConfig, rope: &Rope, name: &str) -> Metadata {
     let architecture = &config.architecture;
     let size = |key: &str, size: usize| (format!("{architecture}.{key}"), Value::U32(size as u32));
     let float = |key: &str, x: f32| (format!("{architecture}.{key}"), Value::F32(x));
@@ -139,7 +142,7 @@ fn model_metadata(config: &ModelConfig, name: &str) -> Metadata {
     vec![
         string("general.architecture", architecture),
         string("general.name", name),
-        size("block_count", config.num_layers),
+        size("block_count", config.num_layers()),
         size("context_length", config.max_position_embeddings),
         size("embedding_length", config.hidden_size),
         size("feed_forward_length", config.intermediate_size),
@@ -153,12 +156,17 @@ fn model_metadata(config: &ModelConfig, name: &str) -> Metadata {
             "attention.layer_norm_rms_epsilon",
             config.rms_norm_eps as f32,
         ),
-        float("rope.freq_base", config.rope_theta),
+        float("rope.freq_base", rope.theta),
     ]
 }
 
 /// All tensors under llama.cpp's names, sorted by their safetensors names.
-fn tensors(folder: &Path, config: &ModelConfig, kind: GgmlDType) -> Result<Vec<(String, QTensor)>> {
+fn tensors(
+    folder: &Path,
+    config: &ModelConfig,
+    rope: &Rope,
+    kind: GgmlDType,
+) -> Result<Vec<(String, QTensor)>> {
     let files = safetensors_files(folder)?;
     // SAFETY: the files are only read; changing them during the conversion changes the output.
     let stored =
@@ -186,13 +194,12 @@ fn tensors(folder: &Path, config: &ModelConfig, kind: GgmlDType) -> Result<Vec<(
         let kind = fitting(kind, tensor.dims());
         tensors.push((gguf, QTensor::quantize(&tensor, kind)?));
     }
-    if config.rope_scaling.is_some() {
-        let plain = ModelConfig {
-            rope_scaling: None,
-            ..config.clone()
+    if rope.scaling.is_some() {
+        let plain = Rope {
+            scaling: None,
+            ..rope.clone()
         };
-        let scaled = config.inverse_frequencies();
-        let factors = plain.inverse_frequencies().into_iter().zip(scaled);
+        let factors = plain.frequencies().into_iter().zip(rope.frequencies());
         let factors: Vec<f32> = factors.map(|(plain, scaled)| plain / scaled).collect();
         let factors = Tensor::new(factors, &Device::Cpu)?;
         let factors = QTensor::quantize(&factors, GgmlDType::F32)?;

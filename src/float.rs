@@ -1,5 +1,5 @@
-//! An exponential function that compilers can vectorize and that gives the same bits on every CPU: it
-//! uses no fused multiply-add and no library call.
+//! Functions that compilers can vectorize and that give the same bits on every CPU: they use no fused
+//! multiply-add and no library call.
 
 /// `e^x` within 2 units in the last place; 0 for `x` below -87; `x` above 88 counts as 88.
 ///
@@ -27,9 +27,52 @@ pub(crate) fn exp(x: f32) -> f32 {
     if x < -87.0 { 0.0 } else { e_r * scale }
 }
 
+/// `tanh(x)` within 2e-7: Cephes' polynomial for small `x`, so that the error is relative to the result.
+#[inline(always)]
+pub(crate) fn tanh(x: f32) -> f32 {
+    let square = x * x;
+    let mut p = -5.704_988_7e-3;
+    p = p * square + 2.063_909e-2;
+    p = p * square - 5.373_971_6e-2;
+    p = p * square + 1.333_144_2e-1;
+    p = p * square - 3.333_328e-1;
+    let near = p * square * x + x;
+    let far = (1.0 - 2.0 / (exp(2.0 * x.abs()) + 1.0)).copysign(x);
+    if x.abs() < 0.625 { near } else { far }
+}
+
+/// `1 - erf(x)` within 6e-7, for `x` from 0: Abramowitz and Stegun's formula 7.1.26. It vanishes for large `x`, as
+/// it should.
+#[inline(always)]
+pub(crate) fn erfc(x: f32) -> f32 {
+    let t = 1.0 / (1.0 + 0.327_591_1 * x);
+    let mut p = 1.061_405_4;
+    for factor in [-1.453_152, 1.421_413_7, -0.284_496_74, 0.254_829_6] {
+        p = p * t + factor;
+    }
+    p * t * exp(-x * x)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tanh_and_erfc_agree_with_f64() {
+        for i in -120_000..=120_000 {
+            let x = i as f32 * 1e-4;
+            let wide = f64::from(x);
+            let off = (f64::from(tanh(x)) - wide.tanh()).abs();
+            assert!(
+                off <= 2e-7 * wide.tanh().abs(),
+                "tanh of {x} is off by {off}"
+            );
+            let tail = 1.0 - candle_core::cpu::erf::erf_f64(wide.abs());
+            let off = (f64::from(erfc(x.abs())) - tail).abs();
+            assert!(off < 6e-7, "erfc of {x} is off by {off}");
+        }
+        assert_eq!(tanh(f32::INFINITY), 1.0);
+    }
 
     #[test]
     fn exp_agrees_with_the_library() {

@@ -145,7 +145,9 @@ fn template(bytes: &[u8]) -> Result<()> {
 fn config(bytes: &[u8]) -> Result<()> {
     let config = ModelConfig::parse(utf8(bytes)?);
     let config = config.map_err(|e| Error::in_file(Path::new("config.json"), e))?;
-    config.inverse_frequencies();
+    for rope in config.ropes() {
+        rope.frequencies();
+    }
     Ok(())
 }
 

@@ -13,6 +13,7 @@
 pub mod cpu;
 pub mod dense;
 mod device;
+pub mod glu;
 #[cfg(feature = "cuda")]
 mod gpu;
 pub mod graph;
@@ -28,20 +29,21 @@ pub mod sample;
 mod slots;
 mod span;
 mod storage;
-pub mod swiglu;
 
 /// Whether this program has the CUDA kernels.
 pub const HAS_CUDA: bool = cfg!(feature = "cuda");
 
 pub(crate) use crate::float;
 pub use device::{device, device_memory};
+pub use glu::{Activation, glu};
 pub use kv_move::{KvMoves, kv_move};
 pub use kv_write::kv_write;
 pub use norm::add_norm;
-pub use paged_attention::{AttentionBatch, TableCapacity, Tables, paged_attention};
+pub use paged_attention::{
+    AttentionBatch, AttentionParams, TableCapacity, Tables, paged_attention,
+};
 pub use parallel::{default_threads, max_threads, set_threads, threads};
 pub use rope::{HeadNorms, rope};
 pub use rope_kv_write::{Pools, rope_kv_write};
 pub use slots::Slots;
 pub use span::Span;
-pub use swiglu::swiglu;

@@ -155,19 +155,24 @@ fn row(eps: f32, x: &[f32], delta: &[f32], weight: &[f32], sum: &mut [f32], out:
     for ((sum, x), delta) in sum.iter_mut().zip(x).zip(delta) {
         *sum = x + delta;
     }
+    let scale = 1. / (mean_square(sum) + eps).sqrt();
+    for ((out, sum), weight) in out.iter_mut().zip(sum).zip(weight) {
+        *out = *sum * scale * weight;
+    }
+}
+
+/// The mean of the squares of `x`.
+#[inline(always)]
+pub(super) fn mean_square(x: &[f32]) -> f32 {
     let mut lanes = [0f32; LANES];
-    let chunks = sum.chunks_exact(LANES);
+    let chunks = x.chunks_exact(LANES);
     let rest: f32 = chunks.remainder().iter().map(|x| x * x).sum();
     for chunk in chunks {
         for (lane, x) in lanes.iter_mut().zip(chunk) {
             *lane += x * x;
         }
     }
-    let mean = (lanes.iter().sum::<f32>() + rest) / sum.len() as f32;
-    let scale = 1. / (mean + eps).sqrt();
-    for ((out, sum), weight) in out.iter_mut().zip(sum).zip(weight) {
-        *out = *sum * scale * weight;
-    }
+    (lanes.iter().sum::<f32>() + rest) / x.len() as f32
 }
 
 #[cfg(test)]

@@ -19,8 +19,8 @@ pub struct Pools<'a> {
 /// and returns the queries, `[rows, num_heads, head_dim]`. The contents of `qkv` afterwards are not
 /// specified.
 ///
-/// `qkv` is `[rows, num_heads + 2 * num_kv_heads, head_dim]`; `cos` and `sin` are
-/// `[rows, head_dim / 2]`; all are contiguous. On CUDA the pools have the dtype of `qkv`, and a single
+/// `qkv` is `[rows, num_heads + 2 * num_kv_heads, head_dim]`, and `angles` are as in [`rope`]; all are
+/// contiguous. On CUDA the pools have the dtype of `qkv`, and a single
 /// kernel does everything.
 ///
 /// # Errors
@@ -28,7 +28,7 @@ pub struct Pools<'a> {
 pub fn rope_kv_write(
     qkv: &Tensor,
     num_heads: usize,
-    (cos, sin): (&Tensor, &Tensor),
+    angles: Option<(&Tensor, &Tensor)>,
     norms: Option<&HeadNorms>,
     pools: Pools<'_>,
 ) -> Result<Tensor> {
@@ -43,9 +43,9 @@ pub fn rope_kv_write(
     }
     #[cfg(feature = "cuda")]
     if qkv.device().is_cuda() {
-        return cuda::launch(qkv, num_heads, (cos, sin), norms, pools);
+        return cuda::launch(qkv, num_heads, angles, norms, pools);
     }
-    rope(qkv, num_heads, cos, sin, norms)?;
+    rope(qkv, num_heads, angles, norms)?;
     let kv_heads = (qkv.dim(1)? - num_heads) / 2;
     let keys = qkv.narrow(1, num_heads, kv_heads)?;
     kv_write(pools.k, &keys, pools.slots.tensor())?;
@@ -57,6 +57,7 @@ pub fn rope_kv_write(
 #[cfg(feature = "cuda")]
 mod cuda {
     use super::super::gpu;
+    use super::super::rope::pairs;
     use super::{HeadNorms, Pools};
     use candle_core::{Result, Tensor};
 
@@ -67,43 +68,46 @@ mod cuda {
     pub fn launch(
         qkv: &Tensor,
         num_heads: usize,
-        (cos, sin): (&Tensor, &Tensor),
+        angles: Option<(&Tensor, &Tensor)>,
         norms: Option<&HeadNorms>,
         pools: Pools<'_>,
     ) -> Result<Tensor> {
         let (rows, all, d) = qkv.dims3()?;
         let kv_heads = all.saturating_sub(num_heads) / 2;
         let fits = |pool: &Tensor| pool.dims().get(1..) == Some(&[kv_heads, d][..]);
-        let angles = [rows, d / 2];
-        let norms_fit = norms.is_none_or(|n| n.q.dims() == [d] && n.k.dims() == [d]);
+        let half = pairs(rows, d, angles.map(|(cos, sin)| (cos.dims(), sin.dims())))?;
+        let whole = match norms {
+            Some(norms) => norms.are_whole((num_heads, kv_heads), d)?,
+            None => false,
+        };
         if num_heads + 2 * kv_heads != all
-            || cos.dims() != angles
-            || sin.dims() != angles
             || pools.slots.len() != rows
             || !fits(pools.k)
             || !fits(pools.v)
-            || !norms_fit
         {
             candle_core::bail!(
-                "{NAME}: {:?} does not match angles {:?}, {:?} slots and pools {:?}",
+                "{NAME}: {:?} does not match {:?} slots and pools {:?}",
                 qkv.dims(),
-                cos.dims(),
                 pools.slots.len(),
                 pools.k.dims()
             );
         }
         let (device, dtype) = (qkv.device().as_cuda_device()?, qkv.dtype());
-        gpu::expect_dtype(NAME, dtype, [cos, sin, pools.k, pools.v])?;
+        let (cos, sin) = angles.unzip();
+        let angles = cos.into_iter().chain(sin);
+        gpu::expect_dtype(NAME, dtype, angles.chain([pools.k, pools.v]))?;
         let (q_norm, k_norm) = (norms.map(|n| &n.q), norms.map(|n| &n.k));
         gpu::expect_dtype(NAME, dtype, q_norm.into_iter().chain(k_norm))?;
         let kernel = format!("rope_kv_write_{}", gpu::suffix(dtype));
         let kernel = gpu::function(device, "rope_kv_write", gpu::ROPE_KV_WRITE, &kernel)?;
         let q = gpu::output(device, dtype, (rows, num_heads, d))?;
-        let launch = kernel.launch().tensor(qkv)?.tensor(cos)?.tensor(sin)?;
+        let launch = kernel.launch().tensor(qkv)?;
+        let launch = launch.optional(cos)?.optional(sin)?;
         let launch = launch.optional(q_norm)?.optional(k_norm)?;
         let launch = launch.tensor(pools.slots.tensor())?.tensor(&q)?;
         let launch = launch.tensor(pools.k)?.tensor(pools.v)?;
         let launch = launch.int(rows).int(num_heads).int(all).int(d);
+        let launch = launch.int(half).int(usize::from(whole));
         let launch = launch.float(norms.map_or(0., |n| n.eps));
         let blocks = (rows * all * 32).div_ceil(THREADS);
         // SAFETY: the arguments match the kernel's parameters, and have the lengths that it reads and
@@ -133,7 +137,7 @@ mod tests {
                 v: &v,
                 slots: &slots,
             };
-            rope_kv_write(&ones((2, 4, 8)), 2, (&angles, &angles), None, pools)
+            rope_kv_write(&ones((2, 4, 8)), 2, Some((&angles, &angles)), None, pools)
         };
         assert_eq!(run(5, 6).unwrap().dims(), [2, 2, 8]);
         run(4, 5).unwrap_err();

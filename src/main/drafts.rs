@@ -78,7 +78,7 @@ impl Draft {
     /// # Errors
     /// `Setup`, if the target does not have them.
     pub fn own(target: &dyn Model, layers: Option<&LayerList>) -> Result<Self> {
-        let count = target.config().num_layers;
+        let count = target.config().num_layers();
         let default = LayerList::of_a_draft(count);
         let layers = layers.unwrap_or(&default);
         let model = target.subset(&layers.indices(count)?)?;

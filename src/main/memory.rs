@@ -244,12 +244,12 @@ mod tests {
         let heads = 2 * model.num_heads + 2 * model.num_kv_heads;
         let layer = model.hidden_size * (heads * model.head_dim + 3 * model.intermediate_size);
         let embedding = model.hidden_size * model.vocab_size;
-        2 * (model.num_layers * layer + embedding) as u64
+        2 * (model.num_layers() * layer + embedding) as u64
     }
 
     /// Bytes of K and V in bf16.
     fn kv(model: &ModelConfig, tokens: usize) -> u64 {
-        (2 * 2 * model.num_layers * model.num_kv_heads * model.head_dim * tokens) as u64
+        (2 * 2 * model.num_layers() * model.num_kv_heads * model.head_dim * tokens) as u64
     }
 
     fn config(flags: &str) -> Config {

@@ -1,10 +1,14 @@
-//! One decoder for Llama, Qwen2 and Qwen3, which differ by flags of [`ModelConfig`].
+//! One decoder for all architectures, which differ by the layers of [`ModelConfig`].
+
+#[cfg(test)]
+mod tests;
 
 use super::config::ModelConfig;
 use super::inputs::Inputs;
 use super::layer::{Layer, Step};
 use super::linear::{Embedding, Linear};
 use super::output_layer::OutputLayer;
+use super::rope::RopeTables;
 use super::weights::{Dtypes, Weights};
 use super::{Batch, Ends, Model, Output, names};
 use crate::error::{Error, Result};
@@ -19,8 +23,7 @@ pub struct Decoder {
     layers: Vec<Layer>,
     norm: Tensor,
     output: OutputLayer,
-    /// Radians per position, one for each pair of dimensions of a head.
-    frequencies: Vec<f32>,
+    ropes: RopeTables,
     dtypes: Dtypes,
     device: Device,
     /// Whether a GPU adds in the same order for any number of rows.
@@ -35,10 +38,11 @@ impl Decoder {
     pub fn load(config: ModelConfig, mut weights: Weights, done: impl Fn()) -> Result<Self> {
         let embedding =
             weights.embedding(names::EMBEDDING, (config.vocab_size, config.hidden_size))?;
-        let mut layers = Vec::with_capacity(config.num_layers);
-        for i in 0..config.num_layers {
+        let ropes = RopeTables::new(config.ropes(), weights.rope_factors()?.as_deref());
+        let mut layers = Vec::with_capacity(config.num_layers());
+        for i in 0..config.num_layers() {
             let at = |part: &str| names::layer(i, part);
-            layers.push(Layer::load(&config, &mut weights, at)?);
+            layers.push(Layer::load(&config, i, &ropes, &mut weights, at)?);
             done();
         }
         let norm = weights.norm(names::NORM, config.hidden_size)?;
@@ -51,7 +55,6 @@ impl Decoder {
             ids: weights.output_ids(&config)?,
             vocab_size: config.vocab_size,
         };
-        let frequencies = weights.frequencies(&config)?;
         weights.finish()?;
         // Each thread has its own GPU queue, and another thread may use the weights.
         weights.device().synchronize()?;
@@ -63,7 +66,7 @@ impl Decoder {
             layers,
             norm,
             output,
-            frequencies,
+            ropes,
             batch_invariant: false,
         })
     }
@@ -114,14 +117,17 @@ impl Decoder {
         }
         Ok(Self {
             config: ModelConfig {
-                num_layers: layers.len(),
+                layers: layers
+                    .iter()
+                    .map(|&i| self.config.layers[i].clone())
+                    .collect(),
                 ..self.config.clone()
             },
             embedding: self.embedding.clone(),
             layers: layers.iter().map(|&i| self.layers[i].clone()).collect(),
             norm: self.norm.clone(),
             output: self.output.clone(),
-            frequencies: self.frequencies.clone(),
+            ropes: self.ropes.clone(),
             dtypes: self.dtypes,
             device: self.device.clone(),
             batch_invariant: self.batch_invariant,
@@ -161,7 +167,8 @@ impl Decoder {
     pub(super) fn inputs(&self, batch: &Batch, kv: &KvStore) -> Result<Inputs> {
         let vocab_size = self.config.vocab_size;
         let slots = kv.num_slots();
-        let inputs = Inputs::new(batch, &self.frequencies, vocab_size, slots, &self.device)?;
+        let ropes = self.ropes.frequencies();
+        let inputs = Inputs::new(batch, ropes, vocab_size, slots, &self.device)?;
         inputs.with_taps(batch.taps.as_ref(), self.layers.len())
     }
 
@@ -170,7 +177,7 @@ impl Decoder {
     /// # Errors
     /// See [`Inputs::replace`].
     pub(super) fn replace_inputs(&self, inputs: &Inputs, batch: &Batch) -> Result<()> {
-        inputs.replace(batch, &self.frequencies)
+        inputs.replace(batch, self.ropes.frequencies())
     }
 
     /// Logits, `[inputs.wanted, vocab_size]` f32, and tapped hidden states. Copies nothing between host

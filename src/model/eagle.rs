@@ -10,6 +10,7 @@ use super::inputs::Inputs;
 use super::layer::{Block, Step, norm};
 use super::linear::{Embedding, Linear};
 use super::output_layer::OutputLayer;
+use super::rope::RopeTables;
 use super::weights::{Dtypes, Weights};
 use super::{Batch, Ends, Head, HeadKind, Model, ModelConfig, Output};
 use crate::error::{Error, Result};
@@ -27,8 +28,7 @@ pub struct EagleHead {
     /// Before the output layer; EAGLE-1 has none.
     norm: Option<Tensor>,
     output: OutputLayer,
-    /// Radians per position, one for each pair of dimensions of a head.
-    frequencies: Vec<f32>,
+    ropes: RopeTables,
     dtypes: Dtypes,
     device: Device,
 }
@@ -95,12 +95,14 @@ impl EagleHead {
                 (input, 2 * hidden, Some(weights.norm("norm", hidden)?))
             }
         };
-        let block = Block::load(&config, &mut weights, inputs, at)?;
+        let ropes = RopeTables::new(config.ropes(), weights.rope_factors()?.as_deref());
+        let spec =
+            (config.layers.first()).ok_or_else(|| Error::internal("an EAGLE head has a layer"))?;
+        let block = Block::load((&config, spec), &ropes, &mut weights, inputs, at)?;
         let output = match head.kind == HeadKind::Eagle3 {
             true => OutputLayer::of_head(&mut weights, &config, &ends.output)?,
             false => ends.output.clone(),
         };
-        let frequencies = weights.frequencies(&config)?;
         weights.finish()?;
         weights.device().synchronize()?;
         Ok(Self {
@@ -112,7 +114,7 @@ impl EagleHead {
             block,
             norm,
             output,
-            frequencies,
+            ropes,
             config,
         })
     }
@@ -160,7 +162,8 @@ impl Model for EagleHead {
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
         let (vocab_size, slots) = (self.config.vocab_size, kv.num_slots());
-        let inputs = Inputs::new(batch, &self.frequencies, vocab_size, slots, &self.device)?;
+        let ropes = self.ropes.frequencies();
+        let inputs = Inputs::new(batch, ropes, vocab_size, slots, &self.device)?;
         let spans = AttentionBatch::new(&batch.spans, kv.block_size, slots)?;
         let dims = (inputs.slots.len(), self.config.hidden_size);
         let features = match &batch.features {

@@ -5,7 +5,7 @@
 //! EAGLE-1 and 2 (`fc`, `layers.0.*`), DFlash (`fc`, `hidden_norm`, `layers.*`, `norm`), and Medusa
 //! (`HEAD.BLOCK.linear`). A GGUF file says `eagle3` or `dflash` as its architecture.
 
-use super::config::{GGUF_DFLASH, GGUF_EAGLE3, ModelConfig};
+use super::config::{GGUF_DFLASH, GGUF_EAGLE3, HEAD_KEYS, ModelConfig};
 use super::pickle;
 use super::shards::safetensors_files;
 use super::source::ModelSource;
@@ -166,6 +166,9 @@ impl HeadConfig {
             true => json["transformer_layer_config"].clone(),
             false => json.clone(),
         };
+        if let Some(keys) = shape.as_object_mut() {
+            keys.retain(|key, _| !HEAD_KEYS.contains(&key.as_str()));
+        }
         shape["draft_vocab_size"] = json["draft_vocab_size"].clone();
         shape["model_type"] = "llama".into();
         shape["architectures"] = Value::Null;
@@ -312,11 +315,11 @@ impl HeadConfig {
     pub fn taps_of(&self, target: &ModelConfig) -> Result<Vec<usize>, String> {
         let shape = &self.shape;
         let hidden = self.target_hidden_size.unwrap_or(shape.hidden_size);
-        let target_layers = self.target_layers.unwrap_or(target.num_layers);
+        let target_layers = self.target_layers.unwrap_or(target.num_layers());
         for (what, ours, theirs) in [
             ("vocab_size", shape.vocab_size, target.vocab_size),
             ("hidden_size", hidden, target.hidden_size),
-            ("num_target_layers", target_layers, target.num_layers),
+            ("num_target_layers", target_layers, target.num_layers()),
         ] {
             if ours != theirs {
                 return Err(format!(
@@ -337,7 +340,7 @@ impl HeadConfig {
                 ));
             }
         }
-        let layers = target.num_layers;
+        let layers = target.num_layers();
         let taps = match &self.taps {
             Some(taps) => taps.clone(),
             None => self.kind.default_taps(layers),

@@ -11,9 +11,8 @@ pub(super) struct Inputs {
     /// `[rows]` u32, below the size of the vocabulary.
     pub tokens: Tensor,
     pub slots: Slots,
-    /// `[rows, head_dim / 2]` f32.
-    pub cos: Tensor,
-    pub sin: Tensor,
+    /// Cosines and sines of each position embedding, `[rows, width / 2]` f32.
+    pub angles: Vec<(Tensor, Tensor)>,
     /// Rows whose logits are requested, u32; `None` = no row.
     pub wanted: Option<Tensor>,
     /// Layers and rows whose hidden states are requested; the rows are u32.
@@ -22,22 +21,25 @@ pub(super) struct Inputs {
 }
 
 impl Inputs {
-    /// Sends the inputs of `batch` to `device`; `frequencies` are the model's, slots are below
-    /// `num_slots`.
+    /// Sends the inputs of `batch` to `device`; `ropes` are the frequencies of the model's position embeddings,
+    /// slots are below `num_slots`.
     ///
     /// # Errors
     /// If the parts of the batch do not fit together, a token, a slot or a row does not exist, or the
     /// device fails.
     pub fn new(
         batch: &Batch,
-        frequencies: &[f32],
+        ropes: &[Vec<f32>],
         vocab_size: usize,
         num_slots: usize,
         device: &Device,
     ) -> Result<Self> {
         check(batch, vocab_size)?;
-        let dims = (batch.positions.len(), frequencies.len());
-        let angles = |turn| Tensor::from_vec(angles(batch, frequencies, turn), dims, device);
+        let both = |frequencies: &Vec<f32>| -> Result<(Tensor, Tensor)> {
+            let dims = (batch.positions.len(), frequencies.len());
+            let send = |turn| Tensor::from_vec(angles(batch, frequencies, turn), dims, device);
+            Ok((send(f32::cos)?, send(f32::sin)?))
+        };
         Ok(Self {
             tokens: match &batch.drawn {
                 None => Tensor::new(batch.tokens.as_slice(), device)?,
@@ -45,8 +47,7 @@ impl Inputs {
                 Some(drawn) => drawn.copy()?,
             },
             slots: Slots::new(&batch.slots, num_slots, device)?,
-            cos: angles(f32::cos)?,
-            sin: angles(f32::sin)?,
+            angles: ropes.iter().map(both).collect::<Result<_>>()?,
             wanted: match batch.logits.as_slice() {
                 [] => None,
                 wanted => Some(Tensor::new(wanted, device)?),
@@ -103,7 +104,7 @@ impl Inputs {
     ///
     /// # Errors
     /// As [`Inputs::new`], and if the batch has another size.
-    pub fn replace(&self, batch: &Batch, frequencies: &[f32]) -> Result<()> {
+    pub fn replace(&self, batch: &Batch, ropes: &[Vec<f32>]) -> Result<()> {
         check(batch, self.vocab_size)?;
         let wanted = self.wanted.as_ref().map_or(0, Tensor::elem_count);
         if batch.tokens.len() != self.slots.len() || batch.logits.len() != wanted {
@@ -131,11 +132,9 @@ impl Inputs {
             None => overwrite(&self.tokens, Values::U32(&batch.tokens))?,
             Some(drawn) => self.tokens.slice_set(drawn, 0, 0)?,
         }
-        for (tensor, turn) in [
-            (&self.cos, f32::cos as fn(f32) -> f32),
-            (&self.sin, f32::sin),
-        ] {
-            overwrite(tensor, Values::F32(&angles(batch, frequencies, turn)))?;
+        for ((cos, sin), frequencies) in self.angles.iter().zip(ropes) {
+            overwrite(cos, Values::F32(&angles(batch, frequencies, f32::cos)))?;
+            overwrite(sin, Values::F32(&angles(batch, frequencies, f32::sin)))?;
         }
         if let Some(wanted) = &self.wanted {
             overwrite(wanted, Values::U32(&batch.logits))?;
@@ -197,7 +196,8 @@ mod tests {
     fn what_leads_out_of_memory_is_refused() {
         let cpu = Device::Cpu;
         let good = batch(&[3, 4], &[0, 7], &[1]);
-        let new = |batch: &Batch| Inputs::new(batch, &[1.0, 0.1], 5, 8, &cpu);
+        let ropes = [vec![1.0, 0.1], vec![0.5]];
+        let new = |batch: &Batch| Inputs::new(batch, &ropes, 5, 8, &cpu);
         let inputs = new(&good).unwrap();
         let drawn = |ids: Tensor| Batch {
             drawn: Some(ids),
@@ -215,13 +215,13 @@ mod tests {
             drawn(ids(2).to_dtype(DType::F32).unwrap()),
         ] {
             assert!(new(&wrong).is_err(), "{wrong:?}");
-            assert!(inputs.replace(&wrong, &[1.0, 0.1]).is_err(), "{wrong:?}");
+            assert!(inputs.replace(&wrong, &ropes).is_err(), "{wrong:?}");
             assert_eq!(inputs.tokens.to_vec1::<u32>().unwrap(), [3, 4]);
         }
-        inputs.replace(&drawn(ids(2)), &[1.0, 0.1]).unwrap();
+        inputs.replace(&drawn(ids(2)), &ropes).unwrap();
         assert_eq!(inputs.tokens.to_vec1::<u32>().unwrap(), [0, 0]);
         for other_size in [batch(&[1], &[0], &[0]), batch(&[1, 1], &[0, 1], &[0, 1])] {
-            assert!(inputs.replace(&other_size, &[1.0, 0.1]).is_err());
+            assert!(inputs.replace(&other_size, &ropes).is_err());
         }
     }
 
@@ -230,7 +230,7 @@ mod tests {
         let batch = batch(&[3, 4], &[0, 7], &[1]);
         let with = |layers: &[usize], rows: &[u32]| {
             let (layers, rows) = (layers.to_vec(), rows.to_vec());
-            let inputs = Inputs::new(&batch, &[1.0], 5, 8, &Device::Cpu).unwrap();
+            let inputs = Inputs::new(&batch, &[vec![1.0]], 5, 8, &Device::Cpu).unwrap();
             let inputs = inputs.with_taps(Some(&Taps { layers, rows }), 3);
             inputs.map(|inputs| inputs.taps.is_some())
         };

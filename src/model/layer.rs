@@ -1,32 +1,48 @@
-//! One layer of a decoder: attention over a paged pool, and an MLP.
+//! One layer of a decoder: attention over a paged pool, and an MLP, as a [`LayerSpec`] says.
 
 use super::config::ModelConfig;
 use super::inputs::Inputs;
+use super::layer_spec::{LayerSpec, MlpSpec, QkNorm};
 use super::linear::Linear;
+use super::rope::RopeTables;
 use super::weights::Weights;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kernels::{
-    AttentionBatch, HeadNorms, Pools, Slots, add_norm, paged_attention, rope_kv_write, swiglu,
+    Activation, AttentionBatch, AttentionParams, HeadNorms, Pools, Slots, add_norm, glu,
+    paged_attention, rope_kv_write,
 };
 use candle_core::{DType, Tensor};
 
 /// A layer of a decoder.
 #[derive(Clone)]
 pub(super) struct Layer {
-    norm: Tensor,
+    /// Of the input of attention.
+    norm: Option<Tensor>,
     block: Block,
 }
 
 /// A layer without the norm of its input. Its attention may read wider rows than it writes.
 #[derive(Clone)]
 pub(super) struct Block {
+    spec: LayerSpec,
+    /// The place of its position embedding in [`RopeTables`].
+    rope: Option<usize>,
     /// q, k and v.
     qkv: Linear,
     o: Linear,
-    /// Only in Qwen3.
     head_norms: Option<HeadNorms>,
-    mlp_norm: Tensor,
-    /// The MLP's gate, then up.
+    /// `[num_heads]` f32.
+    sinks: Option<Tensor>,
+    after_attention: Option<Tensor>,
+    before_mlp: Option<Tensor>,
+    mlp: Mlp,
+    after_mlp: Option<Tensor>,
+}
+
+#[derive(Clone)]
+struct Mlp {
+    activation: Activation,
+    /// Gate, then up.
     gate_up: Linear,
     down: Linear,
 }
@@ -34,9 +50,8 @@ pub(super) struct Block {
 /// The inputs that all layers of one forward share.
 pub(super) struct Step<'a> {
     slots: &'a Slots,
-    /// In the compute dtype.
-    cos: Tensor,
-    sin: Tensor,
+    /// Cosines and sines of each of [`RopeTables`], in the compute dtype.
+    angles: Vec<(Tensor, Tensor)>,
     spans: &'a AttentionBatch<'a>,
 }
 
@@ -46,10 +61,11 @@ impl<'a> Step<'a> {
     /// # Errors
     /// If the device fails.
     pub fn new(inputs: &'a Inputs, spans: &'a AttentionBatch<'a>, dtype: DType) -> Result<Self> {
+        let angles = inputs.angles.iter();
+        let angles = angles.map(|(cos, sin)| Ok((cos.to_dtype(dtype)?, sin.to_dtype(dtype)?)));
         Ok(Self {
             slots: &inputs.slots,
-            cos: inputs.cos.to_dtype(dtype)?,
-            sin: inputs.sin.to_dtype(dtype)?,
+            angles: angles.collect::<Result<_>>()?,
             spans,
         })
     }
@@ -63,40 +79,51 @@ pub(super) fn norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
     Ok(add_norm(x, &x.zeros_like()?, weight, eps)?.1)
 }
 
+/// The sum of `x` and `delta`, and its norm with `weight`, if there is one.
+fn add(x: &Tensor, delta: &Tensor, weight: Option<&Tensor>, eps: f32) -> Result<(Tensor, Tensor)> {
+    match weight {
+        Some(weight) => Ok(add_norm(x, delta, weight, eps)?),
+        None => {
+            let sum = (x + delta)?;
+            Ok((sum.clone(), sum))
+        }
+    }
+}
+
 impl Layer {
-    /// Reads a layer; `at` names its parts.
+    /// Reads layer `index` of `config`, with one of `ropes`; `at` names its parts.
     ///
     /// # Errors
     /// A setup error that names a tensor that is missing or has a wrong shape.
     pub fn load(
         config: &ModelConfig,
+        index: usize,
+        ropes: &RopeTables,
         weights: &mut Weights,
         at: impl Fn(&str) -> String,
     ) -> Result<Self> {
-        let hidden = config.hidden_size;
+        let (spec, hidden) = (&config.layers[index], config.hidden_size);
+        let norm = spec
+            .norms
+            .before_attention
+            .map(|name| weights.norm(&at(name), hidden));
         Ok(Self {
-            norm: weights.norm(&at("input_layernorm"), hidden)?,
-            block: Block::load(config, weights, hidden, at)?,
+            norm: norm.transpose()?,
+            block: Block::load((config, spec), ropes, weights, hidden, at)?,
         })
     }
 
     /// All its products.
     pub fn linears(&mut self) -> [&mut Linear; 4] {
-        let Block {
-            qkv,
-            o,
-            gate_up,
-            down,
-            ..
-        } = &mut self.block;
-        [qkv, o, gate_up, down]
+        let Block { qkv, o, mlp, .. } = &mut self.block;
+        [qkv, o, &mut mlp.gate_up, &mut mlp.down]
     }
 
     /// See [`Linear::prepare_recording`]; the minimum over its products.
     pub fn prepare_recording(&self) -> Result<usize> {
         let block = &self.block;
         let mut max_rows = usize::MAX;
-        for linear in [&block.qkv, &block.o, &block.gate_up, &block.down] {
+        for linear in [&block.qkv, &block.o, &block.mlp.gate_up, &block.mlp.down] {
             max_rows = max_rows.min(linear.prepare_recording()?);
         }
         Ok(max_rows)
@@ -127,7 +154,8 @@ impl Layer {
         step: &Step<'_>,
         pool: &(Tensor, Tensor),
     ) -> Result<(Tensor, Tensor)> {
-        let (x, normed) = add_norm(x, delta, &self.norm, config.rms_norm_eps as f32)?;
+        let eps = config.rms_norm_eps as f32;
+        let (x, normed) = add(x, delta, self.norm.as_ref(), eps)?;
         let read = match context {
             Some(context) => Tensor::cat(&[context, &normed], 0)?,
             None => normed,
@@ -148,45 +176,61 @@ impl Layer {
 }
 
 impl Block {
-    /// Reads a block whose attention has `inputs` inputs; `at` names its parts.
+    /// Reads a block of the model `config` that is like `spec`, with one of `ropes`, whose attention has `inputs`
+    /// inputs; `at` names its parts.
     ///
     /// # Errors
     /// A setup error that names a tensor that is missing or has a wrong shape.
     pub fn load(
-        config: &ModelConfig,
+        (config, spec): (&ModelConfig, &LayerSpec),
+        ropes: &RopeTables,
         weights: &mut Weights,
         inputs: usize,
         at: impl Fn(&str) -> String,
     ) -> Result<Self> {
-        let (hidden, mlp, d) = (
-            config.hidden_size,
-            config.intermediate_size,
-            config.head_dim,
-        );
-        let (q, kv) = (config.num_heads * d, config.num_kv_heads * d);
-        let bias = config.qkv_bias;
-        let head_norms = match config.qk_norm {
-            false => None,
-            true => Some(HeadNorms {
-                q: weights.norm(&at("self_attn.q_norm"), d)?,
-                k: weights.norm(&at("self_attn.k_norm"), d)?,
+        let (hidden, d, heads) = (config.hidden_size, config.head_dim, config.num_heads);
+        let (q, kv, bias) = (heads * d, config.num_kv_heads * d, spec.qkv_bias);
+        let rope = spec.rope.as_ref().map(|rope| {
+            let index = ropes.index_of(rope);
+            index.ok_or_else(|| Error::internal("a layer has a RoPE without a table"))
+        });
+        let head_norms = spec.qk_norm.map(|norm| -> Result<HeadNorms> {
+            let (q, k) = match norm {
+                QkNorm::Head => (d, d),
+                QkNorm::Whole => (q, kv),
+            };
+            Ok(HeadNorms {
+                q: weights.norm(&at("self_attn.q_norm"), q)?,
+                k: weights.norm(&at("self_attn.k_norm"), k)?,
                 eps: config.rms_norm_eps as f32,
-            }),
+            })
+        });
+        let head_norms = head_norms.transpose()?;
+        let sinks = if spec.sinks {
+            let sinks = weights.tensor(&at("self_attn.sinks"), &[heads])?;
+            Some(sinks.to_dtype(DType::F32)?)
+        } else {
+            None
         };
+        let mut norm = |name: Option<&'static str>| {
+            name.map(|name| weights.norm(&at(name), hidden)).transpose()
+        };
+        let norms = &spec.norms;
         Ok(Self {
+            spec: spec.clone(),
+            rope: rope.transpose()?,
+            head_norms,
+            sinks,
+            after_attention: norm(norms.after_attention)?,
+            before_mlp: norm(norms.before_mlp)?,
+            after_mlp: norm(norms.after_mlp)?,
             qkv: Linear::join(vec![
                 weights.linear(&at("self_attn.q_proj"), (q, inputs), bias)?,
                 weights.linear(&at("self_attn.k_proj"), (kv, inputs), bias)?,
                 weights.linear(&at("self_attn.v_proj"), (kv, inputs), bias)?,
             ])?,
-            o: weights.linear(&at("self_attn.o_proj"), (hidden, q), false)?,
-            head_norms,
-            mlp_norm: weights.norm(&at("post_attention_layernorm"), hidden)?,
-            gate_up: Linear::join(vec![
-                weights.linear(&at("mlp.gate_proj"), (mlp, hidden), false)?,
-                weights.linear(&at("mlp.up_proj"), (mlp, hidden), false)?,
-            ])?,
-            down: weights.linear(&at("mlp.down_proj"), (hidden, mlp), false)?,
+            o: weights.linear(&at("self_attn.o_proj"), (hidden, q), spec.o_bias)?,
+            mlp: Mlp::load(config, spec, weights, at)?,
         })
     }
 
@@ -201,10 +245,24 @@ impl Block {
         step: &Step<'_>,
         pool: &(Tensor, Tensor),
     ) -> Result<(Tensor, Tensor)> {
+        let eps = config.rms_norm_eps as f32;
         let attended = self.attend(normed, x.dim(0)?, config, step, pool)?;
-        let (x, normed) = add_norm(x, &attended, &self.mlp_norm, config.rms_norm_eps as f32)?;
-        let wide = swiglu(&self.gate_up.forward(&normed)?)?;
-        Ok((x, self.down.forward(&wide)?))
+        let attended = self.delta(attended, self.after_attention.as_ref(), eps)?;
+        let (x, normed) = add(x, &attended, self.before_mlp.as_ref(), eps)?;
+        let delta = self.mlp.forward(&normed)?;
+        Ok((x, self.delta(delta, self.after_mlp.as_ref(), eps)?))
+    }
+
+    /// What is added to the residual stream for the output `y` of attention or MLP, which may have a norm.
+    fn delta(&self, y: Tensor, weight: Option<&Tensor>, eps: f32) -> Result<Tensor> {
+        let y = match weight {
+            Some(weight) => norm(&y, weight, eps)?,
+            None => y,
+        };
+        match self.spec.residual_scale {
+            1. => Ok(y),
+            scale => Ok((y * f64::from(scale))?),
+        }
     }
 
     /// The attention of the last `rows` rows of `x`.
@@ -219,8 +277,13 @@ impl Block {
         let (heads, d) = (config.num_heads, config.head_dim);
         let q = self.write(x, config, step, pool)?;
         let q = q.narrow(0, q.dim(0)? - rows, rows)?;
-        let scale = 1. / (d as f32).sqrt();
-        let y = paged_attention(&q, &pool.0, &pool.1, step.spans, scale)?;
+        let params = AttentionParams {
+            scale: self.spec.attention_scale,
+            window: self.spec.window,
+            soft_cap: self.spec.soft_cap,
+            sinks: self.sinks.as_ref(),
+        };
+        let y = paged_attention(&q, &pool.0, &pool.1, step.spans, params)?;
         self.o.forward(&y.reshape((rows, heads * d))?)
     }
 
@@ -241,8 +304,35 @@ impl Block {
             v: v_pool,
             slots: step.slots,
         };
-        let angles = (&step.cos, &step.sin);
+        let angles = self.rope.map(|rope| &step.angles[rope]);
+        let angles = angles.map(|(cos, sin)| (cos, sin));
         let norms = self.head_norms.as_ref();
         Ok(rope_kv_write(&qkv, heads, angles, norms, pools)?)
+    }
+}
+
+impl Mlp {
+    fn load(
+        config: &ModelConfig,
+        spec: &LayerSpec,
+        weights: &mut Weights,
+        at: impl Fn(&str) -> String,
+    ) -> Result<Self> {
+        let (hidden, width) = (config.hidden_size, config.intermediate_size);
+        let MlpSpec::Gated(activation) = spec.mlp;
+        let mut linear = |part: &str, shape| weights.linear(&at(part), shape, spec.mlp_bias);
+        Ok(Self {
+            activation,
+            gate_up: Linear::join(vec![
+                linear("mlp.gate_proj", (width, hidden))?,
+                linear("mlp.up_proj", (width, hidden))?,
+            ])?,
+            down: linear("mlp.down_proj", (hidden, width))?,
+        })
+    }
+
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let wide = glu(&self.gate_up.forward(x)?, self.activation)?;
+        self.down.forward(&wide)
     }
 }

@@ -98,7 +98,7 @@ fn load_checked(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn M
             "this is a draft head, not a model: give it as --draft-model beside its target",
         ));
     }
-    let progress = Progress::new(config.num_layers);
+    let progress = Progress::new(config.num_layers());
     let mut decoder = Decoder::load(config, weights, || progress.tick())?;
     progress.finish();
     if device.is_cuda() {

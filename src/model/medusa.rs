@@ -78,7 +78,7 @@ impl MedusaHeads {
         weights.device().synchronize()?;
         Ok(Self {
             config: target.clone(),
-            reads: [target.num_layers],
+            reads: [target.num_layers()],
             norm: ends.norm.clone(),
             heads,
             dtypes: weights.dtypes(),

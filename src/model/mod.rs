@@ -1,5 +1,6 @@
 //! The interface between the engine and a model, and the loading of models.
 
+mod arch;
 mod batch;
 pub mod config;
 pub mod decoder;
@@ -12,7 +13,9 @@ mod graphs;
 pub mod head;
 mod hub;
 mod inputs;
+mod keys;
 mod layer;
+mod layer_spec;
 mod layers;
 pub mod linear;
 pub mod load;
@@ -21,6 +24,7 @@ pub(crate) mod names;
 mod output_layer;
 pub mod parallel;
 mod pickle;
+mod rope;
 mod shards;
 pub mod source;
 pub mod toy;
@@ -36,8 +40,10 @@ pub use config::ModelConfig;
 pub use fingerprint::fingerprint;
 pub(crate) use head::HeadConfig;
 pub use head::HeadKind;
+pub use layer_spec::{LayerSpec, MlpSpec, Norms, QkNorm};
 pub use layers::LayerList;
 pub use load::{LoadOptions, load, load_head};
+pub use rope::{Llama3Scaling, Rope};
 pub(crate) use shards::safetensors_files;
 pub use source::{LoadFormat, ModelSource};
 pub(crate) use weights::Weights;

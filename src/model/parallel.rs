@@ -9,8 +9,10 @@
 use super::head::HeadConfig;
 use super::inputs::Inputs;
 use super::layer::{Layer, Step, norm};
+use super::layer_spec::QkNorm;
 use super::linear::{Embedding, Linear};
 use super::output_layer::OutputLayer;
+use super::rope::RopeTables;
 use super::weights::{Dtypes, Weights};
 use super::{Batch, Ends, Head, MaskedBlock, Model, ModelConfig, Output, Span};
 use crate::error::{Error, Result};
@@ -31,8 +33,7 @@ pub struct ParallelHead {
     /// Before the output layer.
     norm: Tensor,
     output: OutputLayer,
-    /// Radians per position, one for each pair of dimensions of a head.
-    frequencies: Vec<f32>,
+    ropes: RopeTables,
     dtypes: Dtypes,
     device: Device,
 }
@@ -53,22 +54,25 @@ impl ParallelHead {
         let mut config = head.shape;
         let hidden = config.hidden_size;
         let reads = taps.len() * target.hidden_size;
-        config.qk_norm = weights.has("layers.0.self_attn.q_norm.weight");
+        let has_norms = weights.has("layers.0.self_attn.q_norm.weight");
+        for layer in &mut config.layers {
+            layer.qk_norm = has_norms.then_some(QkNorm::Head);
+        }
         let block = head
             .block
             .ok_or_else(|| Error::internal("a parallel head has a block"))?;
         let embedding = weights.embedding_of_head(&config, &ends.embedding)?;
         let fc = weights.linear("fc", (hidden, reads), false)?;
         let context_norm = weights.norm("hidden_norm", hidden)?;
-        let layers = (0..config.num_layers).map(|layer| {
-            Layer::load(&config, &mut weights, |part| {
+        let ropes = RopeTables::new(config.ropes(), weights.rope_factors()?.as_deref());
+        let layers = (0..config.num_layers()).map(|layer| {
+            Layer::load(&config, layer, &ropes, &mut weights, |part| {
                 format!("layers.{layer}.{part}")
             })
         });
         let layers = layers.collect::<Result<_>>()?;
         let norm = weights.norm("norm", hidden)?;
         let output = OutputLayer::of_head(&mut weights, &config, &ends.output)?;
-        let frequencies = weights.frequencies(&config)?;
         weights.finish()?;
         weights.device().synchronize()?;
         Ok(Self {
@@ -82,7 +86,7 @@ impl ParallelHead {
             layers,
             norm,
             output,
-            frequencies,
+            ropes,
             config,
         })
     }
@@ -134,7 +138,8 @@ impl Model for ParallelHead {
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
         let (vocab_size, slots) = (self.config.vocab_size, kv.num_slots());
-        let inputs = Inputs::new(batch, &self.frequencies, vocab_size, slots, &self.device)?;
+        let ropes = self.ropes.frequencies();
+        let inputs = Inputs::new(batch, ropes, vocab_size, slots, &self.device)?;
         let context = match &batch.features {
             Some(features) => Some(features.contiguous()?),
             None => None,

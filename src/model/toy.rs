@@ -39,7 +39,6 @@ impl ToyModel {
             vocab_size,
             max_position_embeddings: max_len,
             hidden_size: 1,
-            num_layers: 1,
             ..ModelConfig::default()
         };
         Self {

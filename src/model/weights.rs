@@ -234,19 +234,6 @@ impl Weights {
         }
     }
 
-    /// Radians per position, one for each pair of dimensions of a head.
-    ///
-    /// # Errors
-    /// As [`Weights::rope_factors`].
-    pub fn frequencies(&mut self, config: &ModelConfig) -> Result<Vec<f32>> {
-        let mut frequencies = config.inverse_frequencies();
-        if let Some(factors) = self.rope_factors()? {
-            let both = frequencies.iter_mut().zip(factors);
-            both.for_each(|(frequency, by)| *frequency /= by);
-        }
-        Ok(frequencies)
-    }
-
     /// Call it when everything is loaded: logs in one line what was converted.
     ///
     /// # Errors
@@ -292,7 +279,11 @@ impl Weights {
         }
     }
 
-    fn tensor(&mut self, name: &str, dims: &[usize]) -> Result<Tensor> {
+    /// The tensor `name` (its full Hugging Face name) of shape `dims`, in the compute dtype.
+    ///
+    /// # Errors
+    /// As [`Weights::linear`].
+    pub fn tensor(&mut self, name: &str, dims: &[usize]) -> Result<Tensor> {
         let tensor = self.stored(name, dims)?;
         Ok(tensor.to_dtype(self.dtypes.activations)?)
     }

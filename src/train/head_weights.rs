@@ -5,7 +5,7 @@ use super::attention::Heads;
 use super::model::{INITIAL_DEVIATION, fresh};
 use super::ops::{linear, rms_norm, swiglu};
 use super::optimizer::Named;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::model::{ModelConfig, Weights, names};
 use candle_core::{DType, Device, Tensor, Var};
 use std::collections::HashMap;
@@ -46,7 +46,7 @@ impl HeadWeights {
     ) -> Result<Self> {
         let mut start = Start {
             target,
-            layers: config.num_layers,
+            layers: config.num_layers(),
             head_dim: config.head_dim,
             weights,
             ids: &ids,
@@ -60,23 +60,26 @@ impl HeadWeights {
             })
             .collect::<Result<_>>()?;
         let embedding = start.tensor(&format!("{}.weight", names::EMBEDDING))?;
-        Ok(Self::of(config, vars, embedding, ids, positions))
+        Self::of(config, vars, embedding, ids, positions)
     }
 
     /// The same with weights that are known.
+    ///
+    /// # Errors
+    /// If the layers are not like Llama's.
     pub fn of(
         config: ModelConfig,
         vars: Named<Var>,
         embedding: Tensor,
         ids: Vec<u32>,
         positions: usize,
-    ) -> Self {
-        let frequencies = config.inverse_frequencies();
+    ) -> Result<Self> {
+        let frequencies = config.plain_rope().map_err(Error::setup)?.frequencies();
         let table = |turn: fn(f32) -> f32| -> Arc<Vec<f32>> {
             let angles = (0..positions).flat_map(|p| frequencies.iter().map(move |f| p as f32 * f));
             Arc::new(angles.map(turn).collect())
         };
-        Self {
+        Ok(Self {
             heads: Heads {
                 queries: config.num_heads,
                 keys: config.num_kv_heads,
@@ -88,7 +91,7 @@ impl HeadWeights {
             vars,
             embedding,
             ids,
-        }
+        })
     }
 
     /// The weight of this name, without `.weight`.
@@ -200,7 +203,7 @@ impl Start<'_> {
 
     /// A tensor of the layer of the target that is as far from its last layer as `layer` from the head's.
     fn of_layer(&mut self, layer: usize, part: &str) -> Result<Tensor> {
-        let layer = (self.target.num_layers + layer).saturating_sub(self.layers);
+        let layer = (self.target.num_layers() + layer).saturating_sub(self.layers);
         self.tensor(&names::layer(layer, part))
     }
 

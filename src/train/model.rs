@@ -4,7 +4,7 @@
 use super::optimizer::Named;
 use super::student::{self, Batch, Student};
 use super::vocabulary::NEVER;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::model::{ModelConfig, names};
 use crate::sampling::mix;
 use candle_core::{D, DType, Device, Tensor, Var};
@@ -49,7 +49,7 @@ impl TrainModel {
                 Ok((name, Var::from_tensor(&fresh)?))
             })
             .collect::<Result<_>>()?;
-        let frequencies = config.inverse_frequencies();
+        let frequencies = config.plain_rope().map_err(Error::setup)?.frequencies();
         let angles = |turn: fn(f32) -> f32| -> Result<Tensor> {
             let table: Vec<f32> = (0..seq_len)
                 .flat_map(|p| frequencies.iter().map(move |f| turn(p as f32 * f)))
@@ -95,7 +95,7 @@ impl TrainModel {
         let (rows, len) = tokens.dims2()?;
         let embedding = self.var(names::EMBEDDING);
         let mut x = embedding.index_select(&tokens.flatten_all()?, 0)?;
-        for layer in 0..self.config.num_layers {
+        for layer in 0..self.config.num_layers() {
             let at = |part: &str| names::layer(layer, part);
             let normed = self.norm(&x, &at("input_layernorm"))?;
             x = (x + self.attend(&normed, rows, len, &at("self_attn"))?)?;
@@ -210,7 +210,7 @@ fn shapes(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
     if !config.tie_word_embeddings {
         all.push(("lm_head".to_owned(), vec![config.output_size(), hidden]));
     }
-    for layer in 0..config.num_layers {
+    for layer in 0..config.num_layers() {
         let parts = [
             ("input_layernorm", vec![hidden]),
             ("post_attention_layernorm", vec![hidden]),

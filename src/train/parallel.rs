@@ -95,7 +95,7 @@ impl Student for ParallelHead {
         let context = linear(features, weights.var("fc"))?;
         let context = weights.norm(&context, "hidden_norm")?;
         let mut x = weights.embed(self.tokens(batch))?;
-        for layer in 0..weights.config.num_layers {
+        for layer in 0..weights.config.num_layers() {
             let layer = format!("layers.{layer}");
             let normed = weights.norm(&x, &format!("{layer}.input_layernorm"))?;
             let of_context = linear(&context, &weights.joined(&layer, &QKV[1..])?)?;
@@ -124,7 +124,7 @@ fn shapes(config: &ModelConfig, taps: usize, outputs: usize) -> Vec<(String, Vec
     ]
     .map(|(name, dims)| (format!("{name}.weight"), dims))
     .into();
-    for layer in 0..config.num_layers {
+    for layer in 0..config.num_layers() {
         let layer = format!("layers.{layer}");
         all.push((format!("{layer}.input_layernorm.weight"), vec![hidden]));
         all.extend(layer_shapes(config, hidden, &layer));

@@ -6,7 +6,7 @@ use super::target::Target;
 use super::{Method, Objective, Options};
 use crate::error::{Error, Result};
 use crate::files::config_of;
-use crate::model::{HeadConfig, HeadKind, MaskedBlock, ModelConfig};
+use crate::model::{HeadConfig, HeadKind, LayerSpec, MaskedBlock, ModelConfig, Rope};
 use crate::text::Text;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -82,6 +82,13 @@ fn given(path: &Path, options: &Options, target: &Target) -> Result<(ModelConfig
             ),
         ));
     }
+    let biased = |layer: &LayerSpec| layer.qkv_bias || layer.o_bias || layer.mlp_bias;
+    if draft.plain_rope().is_err() || draft.layers.iter().any(biased) {
+        return Err(Error::in_file(
+            &file,
+            "a draft whose layers are not like Llama's, without biases, cannot be trained",
+        ));
+    }
     let (wanted, whose) = match &target.config {
         Some(config) => (config.vocab_size, "model"),
         None => (target.text.vocab_size(), "tokenizer"),
@@ -143,7 +150,7 @@ fn head(options: &Options, target: &Target) -> Result<Shape> {
     let (mut config, layers) = match &options.draft_config {
         Some(path) => {
             let config = given(path, options, target)?.0;
-            let layers = config.num_layers;
+            let layers = config.num_layers();
             (config, layers)
         }
         None => (of_target.clone(), LAYERS),
@@ -155,24 +162,25 @@ fn head(options: &Options, target: &Target) -> Result<Shape> {
         )));
     }
     let wanted = config.draft_vocab_size.unwrap_or(options.draft_vocab_size);
+    let layers = match parallel {
+        true => options.layers.unwrap_or(layers),
+        false => 1,
+    };
+    // A head's positions are the target's.
+    let rope = Rope {
+        width: config.head_dim,
+        ..of_target.plain_rope().map_err(Error::setup)?.clone()
+    };
     config = ModelConfig {
         architecture: "llama".into(),
-        num_layers: match parallel {
-            true => options.layers.unwrap_or(layers),
-            false => 1,
-        },
+        layers: vec![LayerSpec::llama(rope, config.head_dim); layers],
         draft_vocab_size: Some(wanted.min(config.vocab_size)),
         tie_word_embeddings: false,
-        qkv_bias: false,
-        qk_norm: false,
-        // A head's positions are the target's.
-        rope_theta: of_target.rope_theta,
-        rope_scaling: of_target.rope_scaling.clone(),
         max_position_embeddings: of_target.max_position_embeddings,
         ..config
     };
-    let taps = taps(options, of_target.num_layers)?;
-    let mut json = head_json(&config);
+    let taps = taps(options, of_target.num_layers())?;
+    let mut json = head_json(&config)?;
     let fields = match parallel {
         true => parallel_json(options, of_target, &taps)?,
         false => json!({
@@ -201,7 +209,7 @@ fn parallel_json(options: &Options, target: &ModelConfig, taps: &[usize]) -> Res
     Ok(json!({
         "architectures": ["DFlashDraftModel"],
         "block_size": options.block_size,
-        "num_target_layers": target.num_layers,
+        "num_target_layers": target.num_layers(),
         "dflash_config": { "target_layer_ids": outputs },
     }))
 }
@@ -274,26 +282,27 @@ fn taps(options: &Options, layers: usize) -> Result<Vec<usize>> {
 }
 
 /// What the `config.json` of every head has.
-fn head_json(config: &ModelConfig) -> Value {
+fn head_json(config: &ModelConfig) -> Result<Value> {
+    let rope = config.plain_rope().map_err(Error::setup)?;
     let mut json = json!({
         "architectures": null,
         "model_type": "llama",
         "hidden_act": "silu",
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers,
+        "num_hidden_layers": config.num_layers(),
         "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
         "attention_bias": false,
         "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope_theta,
+        "rope_theta": rope.theta,
         "max_position_embeddings": config.max_position_embeddings,
         "vocab_size": config.vocab_size,
         "draft_vocab_size": config.output_size(),
         "tie_word_embeddings": false,
     });
-    if let Some(scaling) = &config.rope_scaling {
+    if let Some(scaling) = &rope.scaling {
         json["rope_scaling"] = json!({
             "rope_type": "llama3",
             "factor": scaling.factor,
@@ -302,5 +311,5 @@ fn head_json(config: &ModelConfig) -> Value {
             "original_max_position_embeddings": scaling.original_max_position_embeddings,
         });
     }
-    json
+    Ok(json)
 }

@@ -100,7 +100,7 @@ pub fn llama3_factors(config: &Json) -> Vec<f32> {
     let read = |config: &Json| {
         write_config(folder.path(), config);
         let config = foretoken::model::ModelConfig::from_json(folder.path()).unwrap();
-        config.inverse_frequencies()
+        config.plain_rope().unwrap().frequencies()
     };
     let scaled = read(config);
     let mut plain = config.clone();

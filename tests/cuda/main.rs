@@ -10,7 +10,7 @@ mod texts;
 
 use candle_core::{DType, Device, Tensor};
 use foretoken::error::Error;
-use foretoken::kernels::{self, AttentionBatch, Span, paged_attention};
+use foretoken::kernels::{self, AttentionBatch, AttentionParams, Span, paged_attention};
 use foretoken::kv::{BlockAllocator, BlockTable};
 use foretoken::model::{Batch, LoadFormat, LoadOptions, Model, ModelSource, load};
 use std::ops::Deref;
@@ -193,7 +193,14 @@ fn attention_is_that_of_the_cpu() {
             let attend = |device: &Device| {
                 let put = |t: &Tensor| t.to_dtype(dtype).unwrap().to_device(device).unwrap();
                 let batch = AttentionBatch::new(&spans, BLOCK_SIZE, BLOCKS * BLOCK_SIZE).unwrap();
-                let out = paged_attention(&put(&q), &put(&k), &put(&v), &batch, 0.1).unwrap();
+                let out = paged_attention(
+                    &put(&q),
+                    &put(&k),
+                    &put(&v),
+                    &batch,
+                    AttentionParams::scaled(0.1),
+                )
+                .unwrap();
                 let out = out.to_dtype(DType::F32).unwrap().flatten_from(1).unwrap();
                 out.to_vec2::<f32>().unwrap()
             };

@@ -1,6 +1,7 @@
 // Helpers that the tests of kernels share.
 #pragma once
 #include "cuda/common.cuh"
+#include <climits>
 #include <cstdio>
 #include <random>
 #include <vector>
@@ -38,6 +39,15 @@ template <> inline double precision<bf16>() { return 5e-3; }
 inline double off(double value, double want) {
     return std::fabs(value - want) / std::max(1., std::fabs(want));
 }
+
+// What attention does besides. Windows within a chunk, within a tree and over some chunks; a small cap, so that it
+// matters.
+struct Variant {
+    int window = INT_MAX;
+    float cap = 0;
+    bool sinks = false;
+};
+constexpr Variant VARIANTS[] = {{}, {.window = 3}, {.window = 70}, {.cap = .7f}, {29, .9f, true}};
 
 // Defined in separate files.
 void test_prefill();

@@ -1,11 +1,11 @@
 // Compares the CUDA kernels with sums in f64, and with themselves: a row has the same bits alone and in
 // any batch. Prints failures, and exits with their number.
 #include "dense/gemv.cu"
+#include "glu.cu"
 #include "kv_move.cu"
 #include "norm.cu"
 #include "paged_attention/paged_attention.cu"
 #include "rope_kv_write.cu"
-#include "swiglu.cu"
 
 #include "check.h"
 #include <numeric>
@@ -107,10 +107,22 @@ struct Call {
         int key = place - row.sequence.context;
         return key < 0 || (row.tree < 0 ? key <= row.number : trees[row.tree + row.number] >> key & 1);
     }
+
+    // Whether the key is also within the window. It has the position of a row that sees what it sees up to itself.
+    bool sees(const Row &row, int place, int window) const {
+        auto position = [&](int place) {
+            int seen = -1;
+            for (int other = 0; other <= place; other++) {
+                seen += sees(row, other);
+            }
+            return seen;
+        };
+        return sees(row, place) && position(row.sequence.context + row.number) - position(place) < window;
+    }
 };
 
 template <typename T, int D, typename Whole, typename Split, typename Merge>
-void test_attention(Whole whole, Split split, Merge merge) {
+void test_attention(Whole whole, Split split, Merge merge, Variant variant) {
     for (int group : {4, 3}) {
         const int kv_heads = 2, heads = kv_heads * group;
         vector<uint32_t> pool(64);
@@ -120,6 +132,7 @@ void test_attention(Whole whole, Split split, Merge merge) {
         for (Sequence s : {Sequence{1, 37, false}, {6, 60, false}, {1, 0, false}, {20, 130, false}, {5, 64, true}, {13, 60, true}, {9, 3, true}, {16, 50, true, true}}) {
             call.add(pool, s, group);
         }
+        const vector<float> sinks = noise<float>(heads);
         const size_t values = pool.size() * Call::BLOCK * kv_heads * D;
         auto k = noise<T>(values), v = noise<T>(values);
         auto q = noise<T>((size_t)call.rows * heads * D);
@@ -131,7 +144,8 @@ void test_attention(Whole whole, Split split, Merge merge) {
             partials.resize((size_t)call.rows * heads * chunks * (D + 2));
             launch({(int)call.tiles.size(), heads_of_grid, depth}, threads, [&] {
                 kernel(first..., call.tiles.data(), call.blocks.data(), call.trees.data(), partials.data(),
-                       heads, kv_heads, Call::BLOCK, chunks, scale);
+                       heads, kv_heads, Call::BLOCK, chunks, scale, variant.window, variant.cap,
+                       variant.sinks ? sinks.data() : nullptr);
             });
         };
         vector<T> out(q.size()), parted(q.size());
@@ -146,9 +160,9 @@ void test_attention(Whole whole, Split split, Merge merge) {
             const Call::Row &of = call.all[row];
             for (int head = 0; head < heads; head++) {
                 const size_t at = ((size_t)row * heads + head) * D;
-                double want[D] = {}, sum = 0;
+                double want[D] = {}, sum = variant.sinks ? std::exp((double)sinks[head]) : 0;
                 for (int place = 0; place < of.sequence.context + of.sequence.rows; place++) {
-                    if (!call.sees(of, place)) {
+                    if (!call.sees(of, place, variant.window)) {
                         continue;
                     }
                     size_t slot = call.blocks[of.blocks + place / Call::BLOCK] * Call::BLOCK + place % Call::BLOCK;
@@ -157,7 +171,11 @@ void test_attention(Whole whole, Split split, Merge merge) {
                     for (int i = 0; i < D; i++) {
                         score += (double)widen(q[at + i]) * widen(k[key + i]);
                     }
-                    double weight = std::exp(score * scale);
+                    score *= scale;
+                    if (variant.cap > 0) {
+                        score = variant.cap * std::tanh(score / variant.cap);
+                    }
+                    double weight = std::exp(score);
                     sum += weight;
                     for (int i = 0; i < D; i++) {
                         want[i] += weight * widen(v[key + i]);
@@ -169,7 +187,8 @@ void test_attention(Whole whole, Split split, Merge merge) {
             }
         }
         // Tensor cores take rounded weights.
-        CHECK(worst < (sizeof(T) == 2 ? 2 : 1) * precision<T>(), "attention of heads of %d is off by %g", D, worst);
+        CHECK(worst < (sizeof(T) == 2 ? 2 : 1) * precision<T>(), "attention of heads of %d is off by %g, window %d, cap %g", D, worst,
+              variant.window, variant.cap);
 
         // The rows of the second sequence as plain decoding would compute them.
         for (int i = 0; i < 6; i++) {
@@ -184,7 +203,8 @@ void test_attention(Whole whole, Split split, Merge merge) {
         // The rows of trees as plain decoding would compute them, after a copy of the keys that they see.
         for (int row = 0; row < call.rows; row++) {
             const Call::Row &of = call.all[row];
-            if (of.tree < 0) {
+            // A row that sees later rows has another position than the last row of a sequence.
+            if (of.tree < 0 || (of.sequence.whole && variant.window != INT_MAX)) {
                 continue;
             }
             vector<int> seen(of.sequence.context + of.sequence.rows);
@@ -247,58 +267,68 @@ void test_kv_move() {
     }
 }
 
-void test_rope_kv_write() {
+// All of a head's values are rotated, a part, or none; each head has a norm, or all have one.
+void test_rope_kv_write(int half, bool normed, bool whole) {
     const int rows = 3, heads = 4, kv_heads = 2, d = 16, all = heads + 2 * kv_heads, num_slots = 5;
-    auto qkv = noise<float>(rows * all * d), cos = noise<float>(rows * d / 2), sin = noise<float>(rows * d / 2);
-    auto q_norm = noise<float>(d), k_norm = noise<float>(d);
+    auto qkv = noise<float>(rows * all * d), cos = noise<float>(rows * half), sin = noise<float>(rows * half);
+    auto q_norm = noise<float>(heads * d), k_norm = noise<float>(kv_heads * d);
     const uint32_t slots[rows] = {4, 1, 2};
-    for (bool normed : {false, true}) {
-        vector<float> q(rows * heads * d), k(num_slots * kv_heads * d), v = k;
-        launch({(rows * all + 3) / 4, 1, 1}, 128, [&] {
-            rope_kv_write_f32(qkv.data(), cos.data(), sin.data(), normed ? q_norm.data() : nullptr,
-                              normed ? k_norm.data() : nullptr, slots, q.data(), k.data(), v.data(),
-                              rows, heads, all, d, 1e-5f);
-        });
-        double worst = 0;
-        for (int at = 0; at < rows * all; at++) {
-            int row = at / all, head = at % all, kv_head = (head - heads) % kv_heads;
-            vector<double> want(qkv.begin() + at * d, qkv.begin() + (at + 1) * d);
-            float *pool = head < heads + kv_heads ? k.data() : v.data();
-            float *got = head < heads ? &q[(row * heads + head) * d]
-                                      : pool + (slots[row] * kv_heads + kv_head) * d;
-            if (head < heads + kv_heads) {
-                double square = std::inner_product(want.begin(), want.end(), want.begin(), 0.);
-                for (int i = 0; i < d && normed; i++) {
-                    want[i] *= (head < heads ? q_norm : k_norm)[i] / std::sqrt(square / d + 1e-5);
-                }
-                for (int i = 0; i < d / 2; i++) {
-                    double a = want[i], b = want[i + d / 2], c = cos[row * d / 2 + i], s = sin[row * d / 2 + i];
-                    want[i] = a * c - b * s;
-                    want[i + d / 2] = a * s + b * c;
-                }
+    vector<float> q(rows * heads * d), k(num_slots * kv_heads * d), v = k;
+    launch({(rows * all + 3) / 4, 1, 1}, 128, [&] {
+        rope_kv_write_f32(qkv.data(), half > 0 ? cos.data() : nullptr, half > 0 ? sin.data() : nullptr,
+                          normed ? q_norm.data() : nullptr, normed ? k_norm.data() : nullptr, slots, q.data(),
+                          k.data(), v.data(), rows, heads, all, d, half, whole, 1e-5f);
+    });
+    double worst = 0;
+    for (int at = 0; at < rows * all; at++) {
+        int row = at / all, head = at % all, kv_head = (head - heads) % kv_heads;
+        vector<double> want(qkv.begin() + at * d, qkv.begin() + (at + 1) * d);
+        float *pool = head < heads + kv_heads ? k.data() : v.data();
+        float *got = head < heads ? &q[(row * heads + head) * d] : pool + (slots[row] * kv_heads + kv_head) * d;
+        if (head < heads + kv_heads) {
+            const bool key = head >= heads;
+            const int number = key ? kv_head : head, together = whole ? (key ? kv_heads : heads) : 1;
+            const auto from = qkv.begin() + (whole ? row * all + (key ? heads : 0) : at) * d;
+            const double square = std::inner_product(from, from + together * d, from, 0.);
+            for (int i = 0; i < d && normed; i++) {
+                want[i] *= (key ? k_norm : q_norm)[(whole ? number * d : 0) + i];
+                want[i] /= std::sqrt(square / (together * d) + 1e-5);
             }
-            for (int i = 0; i < d; i++) {
-                worst = std::max(worst, off(got[i], want[i]));
-            }
-            if (head >= heads) {
-                std::fill_n(got, d, 0.f);
+            for (int i = 0; i < half; i++) {
+                double a = want[i], b = want[i + half], c = cos[row * half + i], s = sin[row * half + i];
+                want[i] = a * c - b * s;
+                want[i + half] = a * s + b * c;
             }
         }
-        CHECK(worst < precision<float>(), "rope is off by %g", worst);
-        CHECK(k == vector<float>(k.size()) && v == k, "other slots are written");
+        for (int i = 0; i < d; i++) {
+            worst = std::max(worst, off(got[i], want[i]));
+        }
+        if (head >= heads) {
+            std::fill_n(got, d, 0.f);
+        }
     }
+    CHECK(worst < precision<float>(), "rope of %d pairs is off by %g", half, worst);
+    CHECK(k == vector<float>(k.size()) && v == k, "other slots are written");
 }
 
-void test_swiglu() {
+template <typename Kernel> void test_glu(const char *name, Kernel kernel, double (*activation)(double)) {
     const int rows = 2, width = 33;
     auto both = noise<float>(rows * 2 * width);
     vector<float> out(rows * width);
-    launch({1, 1, 1}, 256, [&] { swiglu_f32(both.data(), out.data(), width, rows * width); });
+    launch({1, 1, 1}, 256, [&] { kernel(both.data(), out.data(), width, rows * width); });
     for (int i = 0; i < rows * width; i++) {
         const float *of = &both[i / width * 2 * width + i % width];
-        double want = of[0] / (1 + std::exp(-(double)of[0])) * of[width];
-        CHECK(off(out[i], want) < precision<float>(), "swiglu gives %g for %g", out[i], want);
+        double want = activation(of[0]) * of[width];
+        CHECK(off(out[i], want) < precision<float>(), "%s gives %g for %g", name, out[i], want);
     }
+}
+
+void test_glu() {
+    test_glu("silu", glu_silu_f32, [](double x) { return x / (1 + std::exp(-x)); });
+    test_glu("gelu", glu_gelu_f32, [](double x) { return x * std::erfc(-x / std::sqrt(2.)) / 2; });
+    test_glu("gelu_tanh", glu_gelu_tanh_f32, [](double x) {
+        return x / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    });
 }
 
 // The emulator's own f16.
@@ -321,13 +351,19 @@ int main() {
     test_gemv<bf16>(8, gemv1_8_bf16, gemv2_8_bf16);
     test_gemv<f16>(16, gemv1_16_f16, gemv2_16_f16);
     test_gemv<bf16>(16, gemv1_16_bf16, gemv2_16_bf16);
-    test_attention<float, 64>(attend_whole_f32_64, attend_split_f32_64, merge_f32_64);
-    test_attention<f16, 64>(attend_whole_f16_64, attend_split_f16_64, merge_f16_64);
-    test_attention<bf16, 128>(attend_whole_bf16_128, attend_split_bf16_128, merge_bf16_128);
+    for (const Variant &variant : VARIANTS) {
+        test_attention<float, 64>(attend_whole_f32_64, attend_split_f32_64, merge_f32_64, variant);
+        test_attention<f16, 64>(attend_whole_f16_64, attend_split_f16_64, merge_f16_64, variant);
+    }
+    test_attention<bf16, 128>(attend_whole_bf16_128, attend_split_bf16_128, merge_bf16_128, {});
     test_norm();
     test_kv_move();
-    test_rope_kv_write();
-    test_swiglu();
+    for (int half : {8, 3, 0}) {
+        test_rope_kv_write(half, false, false);
+        test_rope_kv_write(half, true, false);
+        test_rope_kv_write(half, true, true);
+    }
+    test_glu();
     test_prefill();
     test_sample();
     printf("%d failures\n", failures);

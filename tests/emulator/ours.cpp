@@ -1,12 +1,12 @@
 // Our kernels, for the emulated GPU.
 #include "dense/gemv.cu"
+#include "glu.cu"
 #include "kv_move.cu"
 #include "norm.cu"
 #include "paged_attention/paged_attention.cu"
 #include "paged_attention/prefill.cu"
 #include "rope_kv_write.cu"
 #include "sample/sample.cu"
-#include "swiglu.cu"
 
 #include "gpu.h"
 
@@ -21,7 +21,9 @@ namespace {
     ADD(kv_move_##NAME)                                                                            \
     ADD(add_norm_##NAME)                                                                           \
     ADD(rope_kv_write_##NAME)                                                                      \
-    ADD(swiglu_##NAME)                                                                             \
+    ADD(glu_silu_##NAME)                                                                           \
+    ADD(glu_gelu_##NAME)                                                                           \
+    ADD(glu_gelu_tanh_##NAME)                                                                      \
     ADD_WIDTH(NAME, 64)                                                                            \
     ADD_WIDTH(NAME, 128)
 

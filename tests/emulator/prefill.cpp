@@ -17,13 +17,15 @@ struct Span {
 
 template <typename T, int D> struct Attention {
     using Kernel = void (*)(const T *, const T *, const T *, T *, const Tile *, const uint32_t *, int, int, int,
-                            float);
+                            float, int, float, const float *);
     static constexpr int KV_HEADS = 2;
     static constexpr float SCALE = 0.12f;
     Kernel kernel;
+    Variant variant;
     int group, rows = 0, most_blocks = 0;
     vector<Span> spans;
     vector<T> q;
+    vector<float> sinks;
     // For each sequence: [key, K/V head, value].
     vector<vector<T>> ks, vs;
     // All blocks of the pool, shuffled.
@@ -41,6 +43,7 @@ template <typename T, int D> struct Attention {
     }
 
     void ready() {
+        sinks = noise<float>(heads());
         q = noise<T>((size_t)rows * heads() * D);
         for (uint32_t i = 0; i < spans.size() * most_blocks; i++) {
             pool.push_back(i);
@@ -73,7 +76,7 @@ template <typename T, int D> struct Attention {
         launch({(int)tiles.size(), KV_HEADS, 1}, prefill::THREADS,
                [&] {
                    kernel(q.data(), k.data(), v.data(), out.data(), tiles.data(), blocks.data(), heads(), KV_HEADS,
-                          BLOCK, SCALE);
+                          BLOCK, SCALE, variant.window, variant.cap, variant.sinks ? sinks.data() : nullptr);
                },
                sizeof(prefill::Shared<T, D>));
     }
@@ -92,15 +95,20 @@ template <typename T, int D> struct Attention {
         for (int i = 0; i < span.rows * heads(); i++) {
             const int row = i / heads(), kv_head = i % heads() / group;
             const T *query = &q[((size_t)span.first * heads() + i) * D];
-            double wide_query[D], want[D] = {}, sum = 0;
+            double wide_query[D], want[D] = {}, sum = variant.sinks ? std::exp((double)sinks[i % heads()]) : 0;
             std::transform(query, query + D, wide_query, [](T x) { return widen(x); });
-            for (int key = 0; key <= span.context + row; key++) {
+            const int position = span.context + row;
+            for (int key = std::max(0, position - variant.window + 1); key <= position; key++) {
                 const size_t at = ((size_t)key * KV_HEADS + kv_head) * D;
                 double score = 0;
                 for (int j = 0; j < D; j++) {
                     score += wide_query[j] * k[at + j];
                 }
-                const double weight = std::exp(score * SCALE);
+                score *= SCALE;
+                if (variant.cap > 0) {
+                    score = variant.cap * std::tanh(score / variant.cap);
+                }
+                const double weight = std::exp(score);
                 sum += weight;
                 for (int j = 0; j < D; j++) {
                     want[j] += weight * v[at + j];
@@ -116,8 +124,8 @@ template <typename T, int D> struct Attention {
     }
 };
 
-template <typename T, int D> void test(typename Attention<T, D>::Kernel kernel, int group) {
-    Attention<T, D> of{kernel, group};
+template <typename T, int D> void test(typename Attention<T, D>::Kernel kernel, int group, Variant variant = Variant()) {
+    Attention<T, D> of{kernel, variant, group};
     for (int context : {0, 1, 63, 64, 100}) {
         for (int rows : {17, 64, 65, 130}) {
             of.add(rows, context);
@@ -129,8 +137,8 @@ template <typename T, int D> void test(typename Attention<T, D>::Kernel kernel, 
     for (const Span &span : of.spans) {
         const double worst = of.worst(span, out);
         // Both the weights and the results are rounded.
-        CHECK(worst < 2 * precision<T>(), "%d rows after %d, heads of %d, groups of %d: off by %g", span.rows,
-              span.context, D, group, worst);
+        CHECK(worst < 2 * precision<T>(), "%d rows after %d, heads of %d, groups of %d, window %d, cap %g: off by %g",
+              span.rows, span.context, D, group, variant.window, variant.cap, worst);
     }
     // One span and the last one, alone and in pieces.
     for (const Span &span : {of.spans[3], of.spans.back()}) {
@@ -148,6 +156,9 @@ template <typename T, int D> void test(typename Attention<T, D>::Kernel kernel, 
 } // namespace
 
 void test_prefill() {
+    for (const Variant &variant : VARIANTS) {
+        test<f16, 64>(prefill_f16_64, 4, variant);
+    }
     for (int group : {1, 8}) {
         test<f16, 64>(prefill_f16_64, group);
         test<bf16, 128>(prefill_bf16_128, group);

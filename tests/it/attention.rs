@@ -1,7 +1,7 @@
 //! Compares paged attention with f64, and with itself.
 
 use candle_core::{DType, Device, Tensor};
-use foretoken::kernels::{AttentionBatch, Span, kv_write, paged_attention};
+use foretoken::kernels::{AttentionBatch, AttentionParams, Span, kv_write, paged_attention};
 use proptest::prelude::*;
 
 /// A small deterministic generator: proptest chooses the cases, this the random values.
@@ -34,6 +34,13 @@ impl Noise {
     }
 }
 
+/// What attention does besides.
+#[derive(Debug, Clone, Copy, Default)]
+struct Form {
+    window: Option<usize>,
+    soft_cap: Option<f32>,
+}
+
 /// One sequence: its K and V by position, and queries for the last rows.
 struct Case {
     heads: usize,
@@ -43,6 +50,7 @@ struct Case {
     k: Tensor,
     v: Tensor,
     q: Tensor,
+    form: Form,
 }
 
 const SLOTS_FACTOR: usize = 3;
@@ -65,7 +73,12 @@ impl Case {
             k: noise.tensor((len, kv_heads, d), dtype),
             v: noise.tensor((len, kv_heads, d), dtype),
             q: noise.tensor((len, heads, d), dtype),
+            form: Form::default(),
         }
+    }
+
+    fn with(self, form: Form) -> Self {
+        Self { form, ..self }
     }
 
     fn len(&self) -> usize {
@@ -112,27 +125,33 @@ impl Case {
             blocks: blocks.to_vec(),
             tree: None,
         };
-        run(&q, &k, &v, &[span], self.block_size)
+        run(&q, &k, &v, &[span], self.block_size, self.form)
     }
 
     /// The attention of row `row` in f64.
     fn reference(&self, row: usize) -> Vec<f64> {
         let wide = |t: &Tensor| t.to_dtype(DType::F64).unwrap().to_vec3::<f64>().unwrap();
         let (q, k, v) = (wide(&self.q), wide(&self.k), wide(&self.v));
+        let first = self.form.window.map_or(0, |w| (row + 1).saturating_sub(w));
         let mut out = Vec::new();
         for (head, query) in q[row].iter().enumerate() {
             let kv = head / (self.heads / self.kv_heads);
-            let scores: Vec<f64> = (0..=row)
+            let scores: Vec<f64> = (first..=row)
                 .map(|p| {
                     let dot: f64 = query.iter().zip(&k[p][kv]).map(|(a, b)| a * b).sum();
-                    dot * f64::from(scale(self.d))
+                    let score = dot * f64::from(scale(self.d));
+                    match self.form.soft_cap.map(f64::from) {
+                        Some(cap) => cap * (score / cap).tanh(),
+                        None => score,
+                    }
                 })
                 .collect();
             let max = scores.iter().copied().fold(f64::MIN, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
             let sum: f64 = weights.iter().sum();
             for i in 0..self.d {
-                let value: f64 = weights.iter().zip(&v).map(|(w, v)| w * v[kv][i]).sum();
+                let values = weights.iter().zip(&v[first..]);
+                let value: f64 = values.map(|(w, v)| w * v[kv][i]).sum();
                 out.push(value / sum);
             }
         }
@@ -144,10 +163,21 @@ fn scale(d: usize) -> f32 {
     1. / (d as f32).sqrt()
 }
 
-fn run(q: &Tensor, k: &Tensor, v: &Tensor, spans: &[Span], block_size: usize) -> Vec<Vec<f32>> {
-    let d = q.dim(2).unwrap();
+fn run(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    spans: &[Span],
+    block_size: usize,
+    form: Form,
+) -> Vec<Vec<f32>> {
+    let params = AttentionParams {
+        window: form.window,
+        soft_cap: form.soft_cap,
+        ..AttentionParams::scaled(scale(q.dim(2).unwrap()))
+    };
     let batch = AttentionBatch::new(spans, block_size, k.dim(0).unwrap()).unwrap();
-    let out = paged_attention(q, k, v, &batch, scale(d)).unwrap();
+    let out = paged_attention(q, k, v, &batch, params).unwrap();
     let out = out.flatten_from(1).unwrap().to_dtype(DType::F32).unwrap();
     out.to_vec2::<f32>().unwrap()
 }
@@ -165,10 +195,13 @@ proptest! {
         block_size in 1usize..20,
         start in 0usize..400,
         kind in 0usize..3,
+        window in proptest::option::of(1usize..300),
+        soft_cap in proptest::option::of(0.2f32..9.),
     ) {
         let noise = &mut Noise(seed);
         let (dtype, tolerance) = [(DType::F32, 1e-5), (DType::F16, 2e-3), (DType::BF16, 2e-2)][kind];
         let case = Case::new(noise, len, (kv_heads, group, d), block_size, dtype);
+        let case = case.with(Form { window, soft_cap });
         let blocks = case.blocks(noise);
         let start = start % len;
         for (row, got) in case.rows(&blocks, start, len).iter().enumerate().step_by(7) {
@@ -184,9 +217,12 @@ proptest! {
         len in 2usize..600,
         cut in 1usize..600,
         block_size in 1usize..20,
+        window in proptest::option::of(1usize..300),
+        soft_cap in proptest::option::of(0.2f32..9.),
     ) {
         let noise = &mut Noise(seed);
         let case = Case::new(noise, len, (2, 3, 24), block_size, DType::F32);
+        let case = case.with(Form { window, soft_cap });
         let (blocks, others) = (case.blocks(noise), case.blocks(noise));
         let cut = cut % len;
         let whole = case.rows(&blocks, 0, len);
@@ -198,9 +234,15 @@ proptest! {
 }
 
 /// A row of a tree equals the last row of its path as a sequence, wherever the tree begins: its keys are
-/// numbered without the branches that it does not see.
+/// numbered without the branches that it does not see, and a window ends at its position.
 #[test]
 fn a_row_of_a_tree_equals_its_path_alone() {
+    for (window, soft_cap) in [(None, None), (Some(2), None), (Some(127), Some(0.9))] {
+        a_row_of_a_tree_equals_its_path(Form { window, soft_cap });
+    }
+}
+
+fn a_row_of_a_tree_equals_its_path(form: Form) {
     let noise = &mut Noise(9);
     let parents = [
         None,
@@ -218,7 +260,7 @@ fn a_row_of_a_tree_equals_its_path_alone() {
     }
     for context in [0usize, 5, 120, 124, 126, 127, 128, 130, 255, 300] {
         let (rows, shape) = (parents.len(), (2, 3, 24));
-        let case = Case::new(noise, context + rows, shape, 4, DType::F32);
+        let case = Case::new(noise, context + rows, shape, 4, DType::F32).with(form);
         let blocks = case.blocks(noise);
         let (k, v) = case.pools(&blocks);
         let pick = |t: &Tensor, rows: &[u32]| {
@@ -232,7 +274,7 @@ fn a_row_of_a_tree_equals_its_path_alone() {
             tree: Some(masks.clone()),
         };
         let q = case.q.narrow(0, context, rows).unwrap();
-        let tree = run(&q.contiguous().unwrap(), &k, &v, &[span], 4);
+        let tree = run(&q.contiguous().unwrap(), &k, &v, &[span], 4, form);
         for (row, mask) in masks.iter().enumerate() {
             let branch = (0..rows)
                 .filter(|j| mask >> j & 1 == 1)
@@ -246,7 +288,7 @@ fn a_row_of_a_tree_equals_its_path_alone() {
             };
             let last = path.len() - 1;
             let alone = alone.rows(&alone.blocks(noise), last, last + 1);
-            assert_eq!(tree[row], alone[0], "row {row} after {context}");
+            assert_eq!(tree[row], alone[0], "row {row} after {context}, {form:?}");
         }
     }
 }
@@ -286,7 +328,7 @@ fn several_spans_equal_each_alone() {
         row += rows;
     }
     let q = Tensor::cat(&queries, 0).unwrap();
-    let together = run(&q, &k, &v, &spans, block_size);
+    let together = run(&q, &k, &v, &spans, block_size, Form::default());
     for (span, case) in spans.iter().zip(&cases) {
         let blocks = case.blocks(noise);
         let alone = case.rows(&blocks, span.context, case.len());
@@ -326,7 +368,7 @@ fn queries_may_be_wider_than_pools() {
             tree: None,
         }];
         let batch = AttentionBatch::new(&spans, 4, k.dim(0).unwrap()).unwrap();
-        let out = paged_attention(&both.q, &k, &v, &batch, 1.).unwrap();
+        let out = paged_attention(&both.q, &k, &v, &batch, AttentionParams::scaled(1.)).unwrap();
         assert_eq!(out.dtype(), DType::F32);
     }
 }
@@ -341,7 +383,9 @@ fn shapes_that_do_not_match_are_errors() {
         tree: None,
     }];
     let batch = AttentionBatch::new(&spans, 4, 8).unwrap();
-    let attend = |q: &Tensor, k: &Tensor, v: &Tensor| paged_attention(q, k, v, &batch, 1.).is_ok();
+    let attend = |q: &Tensor, k: &Tensor, v: &Tensor| {
+        paged_attention(q, k, v, &batch, AttentionParams::scaled(1.)).is_ok()
+    };
     let (q, pool) = (tensor(2, 4), tensor(8, 2));
     assert!(attend(&q, &pool, &pool));
     assert!(attend(&q, &tensor(9, 2), &tensor(9, 2)), "larger pools");
@@ -354,4 +398,24 @@ fn shapes_that_do_not_match_are_errors() {
     assert!(!attend(&q, &pool, &tensor(9, 2)), "pools that differ");
     let narrow = q.to_dtype(DType::F16).unwrap();
     assert!(!attend(&narrow, &pool, &pool), "pools wider than q");
+    let (few, plain) = (
+        Tensor::zeros(3, DType::F32, &Device::Cpu).unwrap(),
+        AttentionParams::scaled(1.),
+    );
+    for wrong in [
+        AttentionParams {
+            window: Some(0),
+            ..plain
+        },
+        AttentionParams {
+            soft_cap: Some(0.),
+            ..plain
+        },
+        AttentionParams {
+            sinks: Some(&few),
+            ..plain
+        },
+    ] {
+        assert!(paged_attention(&q, &pool, &pool, &batch, wrong).is_err());
+    }
 }

@@ -82,6 +82,56 @@ fn the_special_ids_come_from_both_files() {
     assert_eq!(config.bos_token_id, Some(1));
 }
 
+/// Without the check such a text would never end.
+#[test]
+fn an_end_beyond_the_vocabulary_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = llama_config(16);
+    let read = |config: &Json| {
+        write_config(folder.path(), config);
+        foretoken::model::ModelConfig::from_json(folder.path()).map(|config| config.eos_token_ids)
+    };
+    let refused = |config: &Json, file: &str| {
+        let error = read(config).unwrap_err().to_string();
+        assert!(
+            error.contains(&format!("{file}: eos_token_id {VOCAB} must be below")),
+            "{error}"
+        );
+        assert_eq!(error.lines().count(), 1, "{error}");
+    };
+    for ids in [json!(VOCAB), json!([2, VOCAB])] {
+        config["eos_token_id"] = ids;
+        refused(&config, "config.json");
+    }
+    // The last id of a padded vocabulary has a row of logits.
+    config["eos_token_id"] = json!(VOCAB - 1);
+    assert_eq!(read(&config).unwrap(), [VOCAB as u32 - 1]);
+    let generation = json!({ "eos_token_id": [3, VOCAB] }).to_string();
+    std::fs::write(folder.path().join("generation_config.json"), generation).unwrap();
+    refused(&config, "generation_config.json");
+}
+
+/// transformers 5 writes the kind of RoPE under its new and its old name.
+#[test]
+fn rope_type_may_have_both_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let read = |new: &str, old: &str| {
+        let mut config = llama_config(16);
+        config["rope_scaling"]["rope_type"] = json!(new);
+        config["rope_scaling"]["type"] = json!(old);
+        write_config(folder.path(), &config);
+        foretoken::model::ModelConfig::from_json(folder.path())
+    };
+    let config = read("llama3", "llama3").unwrap();
+    let rope = config.plain_rope().unwrap();
+    assert_eq!(rope.scaling.as_ref().unwrap().factor, 8.0);
+    let error = read("llama3", "linear").unwrap_err().to_string();
+    assert!(
+        error.contains("config.json: rope_type 'llama3' and type 'linear' must be the same"),
+        "{error}"
+    );
+}
+
 /// Heads can be wider than `hidden / heads`, as in some models.
 #[test]
 fn head_dim_may_be_given() {
@@ -222,14 +272,15 @@ fn the_ready_shapes_are_those_of_llama_3_2() {
         let c = foretoken::model::ModelConfig::from_json(&root.join(name)).unwrap();
         let attention = 2 * c.hidden_size * (c.num_heads + c.num_kv_heads) * c.head_dim;
         let layer = attention + 3 * c.hidden_size * c.intermediate_size + 2 * c.hidden_size;
-        let all = c.num_layers * layer + c.vocab_size * c.hidden_size + c.hidden_size;
+        let all = c.num_layers() * layer + c.vocab_size * c.hidden_size + c.hidden_size;
         assert_eq!(
             all.div_ceil(1_000_000),
             millions,
             "{name}: {all} parameters"
         );
         assert_eq!(c.eos_token_ids, [128_001, 128_008, 128_009]);
-        assert!(c.rope_scaling.is_some() && c.tie_word_embeddings);
+        assert!(c.tie_word_embeddings);
+        assert!(c.plain_rope().unwrap().scaling.is_some());
     }
 }
 
@@ -249,8 +300,7 @@ fn errors_in_a_config_are_named_in_one_line() {
             json!({ "num_attention_heads": 0 }),
             "num_attention_heads is 0",
         ),
-        (json!({ "attention_bias": true }), "attention_bias"),
-        (json!({ "hidden_act": "gelu" }), "only silu"),
+        (json!({ "hidden_act": "relu" }), "hidden_act \"relu\""),
         (
             json!({ "rope_scaling": { "type": "yarn", "factor": 2.0 } }),
             "'yarn' is not supported",
@@ -263,8 +313,23 @@ fn errors_in_a_config_are_named_in_one_line() {
             json!({ "rope_scaling": { "factor": 2.0 } }),
             "lacks rope_type",
         ),
-        (json!({ "vocab_size": "many" }), "invalid type"),
-        (json!({ "mlp_bias": true }), "mlp_bias true"),
+        (
+            json!({ "rope_theta": 5.0, "rope_parameters": { "rope_theta": 6.0 } }),
+            "5 and 6",
+        ),
+        (json!({ "vocab_size": "many" }), "vocab_size \"many\""),
+        (json!({ "vocab_size": null }), "vocab_size is missing"),
+        (json!({ "eos_token_id": -1 }), "eos_token_id -1"),
+        (json!({ "never_heard_of": "it" }), "never_heard_of \"it\""),
+        (json!({ "scale_emb": 12 }), "scale_emb 12"),
+        (
+            json!({ "rope_parameters": { "rope_type": "default", "new_factor": 0.5 } }),
+            "new_factor 0.5",
+        ),
+        (
+            json!({ "layer_types": ["full_attention"] }),
+            "1 entries for 2",
+        ),
         (
             json!({ "quantization_config": { "quant_method": "fp8" } }),
             "quantization_config",
@@ -291,7 +356,7 @@ fn errors_in_a_config_are_named_in_one_line() {
             json!({ "layer_types": ["full_attention", "sliding_attention"] }),
             "layer_types \"sliding_attention\"",
         ),
-        (json!({ "no_rope_layers": [1, 0] }), "no_rope_layers 0"),
+        (json!({ "no_rope_layers": [1, 0] }), "no_rope_layers [1,0]"),
         (json!({ "num_local_experts": 8 }), "num_local_experts 8"),
         (
             json!({ "embedding_multiplier": 12.0 }),
@@ -373,6 +438,12 @@ fn harmless_properties_are_accepted() {
     write_shards(folder.path(), &tensors(16, DType::F32));
     let mut config = llama_config(16);
     let harmless = json!({
+        "_name_or_path": "a/b", "transformers.js_config": { "dtype": "q4" },
+        "transformers_version": "4.51.0", "rope_interleaved": false, "is_llama_config": true,
+        "use_cache": true, "initializer_range": 0.02, "attention_dropout": 0.1,
+        "max_window_layers": 28, "task_specific_params": null, "rope_theta": 10000.0,
+        "rope_parameters": { "rope_type": "default", "rope_theta": 10000.0 }, "rope_scaling": null,
+        "pad_token_id": -1, "unsloth_version": "2024.9", "activation": "swiglu", "unknown": false,
         "attention_bias": false, "mlp_bias": false, "quantization_config": null,
         "partial_rotary_factor": 1.0, "sliding_window": null, "logits_scaling": 1,
         "attention_multiplier": 0.25, "num_local_experts": 0, "pretraining_tp": 1,
@@ -390,6 +461,70 @@ fn harmless_properties_are_accepted() {
     config["use_sliding_window"] = json!(false);
     write_config(folder.path(), &config);
     open(folder.path()).unwrap();
+}
+
+#[test]
+fn windows_are_of_the_layers_that_the_config_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let windows = |change: Json| -> Vec<Option<usize>> {
+        let mut config = llama_config(16);
+        config["architectures"] = json!(["Qwen2ForCausalLM"]);
+        config["sliding_window"] = json!(64);
+        config["max_window_layers"] = json!(1);
+        config["use_sliding_window"] = json!(true);
+        for (key, value) in change.as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        write_config(folder.path(), &config);
+        let config = foretoken::model::ModelConfig::from_json(folder.path()).unwrap();
+        config.layers.iter().map(|layer| layer.window).collect()
+    };
+    assert_eq!(windows(json!({})), [None, Some(64)]);
+    assert_eq!(windows(json!({ "max_window_layers": null })), [None, None]);
+    let kinds = json!(["sliding_attention", "full_attention"]);
+    assert_eq!(windows(json!({ "layer_types": kinds })), [Some(64), None]);
+    assert_eq!(windows(json!({ "use_sliding_window": false })), [None; 2]);
+    // It hides nothing.
+    assert_eq!(windows(json!({ "sliding_window": 256 })), [None; 2]);
+}
+
+/// Granite's code models are such Llamas.
+#[test]
+fn a_llama_may_have_biases() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut config, tensors) = (llama_config(16), tensors(16, DType::F32));
+    config["attention_bias"] = json!(true);
+    config["mlp_bias"] = json!(true);
+    write_config(folder.path(), &config);
+    write_shards(folder.path(), &tensors);
+    let error = open(folder.path()).err().unwrap().to_string();
+    assert!(
+        error.contains("o_proj.bias") || error.contains("q_proj.bias"),
+        "{error}"
+    );
+    let mut biased = tensors.clone();
+    for i in 0..2 {
+        for (part, outputs) in [
+            ("self_attn.q_proj", HEADS * 16),
+            ("self_attn.k_proj", KV_HEADS * 16),
+            ("self_attn.v_proj", KV_HEADS * 16),
+            ("self_attn.o_proj", HIDDEN),
+            ("mlp.gate_proj", MLP),
+            ("mlp.up_proj", MLP),
+            ("mlp.down_proj", HIDDEN),
+        ] {
+            let name = format!("model.layers.{i}.{part}.bias");
+            biased.insert(name.clone(), noise(&name, &[outputs]));
+        }
+    }
+    write_shards(folder.path(), &biased);
+    let ours = logits(open(folder.path()).unwrap(), &short_prompt(9));
+    config["attention_bias"] = json!(false);
+    config["mlp_bias"] = json!(false);
+    write_config(folder.path(), &config);
+    write_shards(folder.path(), &tensors);
+    let without = logits(open(folder.path()).unwrap(), &short_prompt(9));
+    assert!(distance(&ours[8], &without[8]) > 0.1);
 }
 
 /// Weights that would be misread, or that make every logit NaN.

@@ -83,11 +83,12 @@ fn unsupported_properties_of_a_gguf_are_refused_by_name() {
         ("llama.attention.causal", Value::Bool(false)),
         ("llama.embedding_scale", Value::F32(12.)),
         ("llama.residual_scale", Value::F32(0.22)),
+        ("llama.never_heard_of", Value::U32(1)),
+        ("llama.never_heard_of", Value::String("it".into())),
         ("llama.logit_scale", Value::F32(8.)),
         ("llama.final_logit_softcapping", Value::F32(30.)),
         ("llama.rope.dimension_count", Value::U32(8)),
         ("llama.rope.scaling.type", Value::String("yarn".into())),
-        ("llama.rope.freq_base", Value::F32(0.)),
         ("llama.rope.freq_base", Value::F32(f32::NAN)),
         ("llama.rope.freq_base", Value::F32(1e-44)),
         ("llama.attention.layer_norm_rms_epsilon", Value::F32(-1e-5)),
@@ -96,12 +97,12 @@ fn unsupported_properties_of_a_gguf_are_refused_by_name() {
             Value::Array(vec![Value::U32(4), Value::U32(2)]),
         ),
         ("general.architecture", Value::String("granite".into())),
+        ("tokenizer.ggml.eos_token_id", Value::U32(VOCAB as u32)),
+        ("tokenizer.ggml.eot_token_id", Value::U32(u32::MAX)),
     ];
     for (key, value) in refused {
         let error = attempt(&all, key, value).expect_err(key);
         let words = [
-            ("rope.scaling.type", "rope scaling 'yarn'"),
-            ("rope.freq_base", "rope_theta"),
             ("rms_epsilon", "rms_norm_eps"),
             ("general.architecture", "'granite'"),
         ];
@@ -112,7 +113,12 @@ fn unsupported_properties_of_a_gguf_are_refused_by_name() {
             "{error}"
         );
     }
+    let error = attempt(&all, "llama.rope.freq_base", Value::F32(0.)).unwrap_err();
+    assert!(error.contains("rope_theta 0 must be"), "{error}");
     let harmless = [
+        ("llama.vocab_size", Value::U32(VOCAB as u32)),
+        ("llama.rope.scaling.factor", Value::F32(0.)),
+        ("llama.attention.value_length", Value::U32(16)),
         ("llama.expert_count", Value::U32(0)),
         ("llama.attention.sliding_window", Value::U32(256)),
         ("llama.rope.scaling.type", Value::String("none".into())),

@@ -37,7 +37,7 @@ fn a_subset_is_the_model_of_these_layers() {
     let bytes = model.kv_shape().bytes_per_token();
     let subset = |layers: &[usize]| model.subset(layers).unwrap();
     assert_eq!(subset(&[1]).kv_shape().bytes_per_token(), bytes / 2);
-    assert_eq!(subset(&[1]).config().num_layers, 1);
+    assert_eq!(subset(&[1]).config().num_layers(), 1);
     let first = logits(subset(&[0]), &prompt);
     let last = logits(subset(&[1]), &prompt);
     assert_eq!(first, logits(checkpoint(&[0]), &prompt));

@@ -2,6 +2,7 @@
 
 use super::super::gpu::{self, Launch, WrapErr};
 use super::batch::AttentionBatch;
+use super::params::AttentionParams;
 use super::plan::Dims;
 use super::tables::{
     CHUNK, MAX_LONG_QUERIES, MAX_QUERIES, TILE, TableCapacity, Tables, max_tile_rows,
@@ -38,7 +39,7 @@ struct Args<'a> {
     partials: Tensor,
     dims: Dims,
     block_size: usize,
-    scale: f32,
+    params: AttentionParams<'a>,
 }
 
 impl Args<'_> {
@@ -58,15 +59,25 @@ impl Args<'_> {
             .int(self.dims.heads)
             .int(self.dims.kv_heads)
             .int(self.block_size);
-        Ok(launch.int(self.tables.capacity.chunks).float(self.scale))
+        add_params(launch.int(self.tables.capacity.chunks), self.params)
     }
+}
+
+/// Adds what makes up the kernels' `Scores`. Windows are counted in i32, as positions are.
+fn add_params<'l>(launch: Launch<'l>, params: AttentionParams<'_>) -> Result<Launch<'l>> {
+    let all = i32::MAX as usize;
+    launch
+        .float(params.scale)
+        .int(params.window.map_or(all, |window| window.min(all)))
+        .float(params.soft_cap.unwrap_or(0.))
+        .optional(params.sinks)
 }
 
 /// Does the same as the CPU side, except for the order of additions.
 pub(super) fn launch(
     batch: &AttentionBatch<'_>,
     dims: Dims,
-    scale: f32,
+    params: AttentionParams<'_>,
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
@@ -107,7 +118,7 @@ pub(super) fn launch(
         partials,
         dims,
         block_size: batch.block_size(),
-        scale,
+        params,
     };
     if tiles > 0 {
         let attend = kernel(if split {
@@ -161,7 +172,7 @@ pub(super) fn launch(
             shared_by_long(d, dtype),
         );
         // SAFETY: as above; this kernel writes the rows that the other one does not.
-        unsafe { launch.float(scale).run(grid)? };
+        unsafe { add_params(launch, params)?.run(grid)? };
     }
     Ok(out)
 }

@@ -5,7 +5,7 @@
 //! for long-context inference"), and these are merged in ascending order. Only the numbers decide where
 //! a chunk ends, not pool slots, the rows of a call or threads. So a row's bits do not depend on its
 //! neighbours, on how its sequence is divided into calls, on which blocks hold it, or on branches of a
-//! draft tree that it does not see.
+//! draft tree that it does not see. A window hides the first keys of a row, which keep their numbers.
 //!
 //! On a GPU, keys are divided into chunks by their position in the sequence. Causal spans of more than
 //! 16 rows in f16 or bf16, which are prompts, use a separate kernel. It has another order of additions,
@@ -16,6 +16,7 @@
 mod batch;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod params;
 mod plan;
 mod portable;
 mod queries;
@@ -41,6 +42,7 @@ use tile::Kernel;
 use tracing::trace_span;
 
 pub use batch::AttentionBatch;
+pub use params::AttentionParams;
 pub use tables::{TableCapacity, Tables};
 
 /// Number of multiply-adds from which waking other threads pays.
@@ -59,32 +61,36 @@ thread_local! {
 /// dtype or, on the CPU, f32. Sums are in f32. On CUDA a head has 64 or 128 values.
 ///
 /// # Errors
-/// If the shapes do not match, the pools have fewer slots than `batch` was checked for, or the device
-/// has no such kernel.
+/// If the shapes do not match, `params` do not fit `q`, the pools have fewer slots than `batch` was checked
+/// for, or the device has no such kernel.
 pub fn paged_attention(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
     batch: &AttentionBatch<'_>,
-    scale: f32,
+    params: AttentionParams<'_>,
 ) -> Result<Tensor> {
+    params.check(q.dim(1)?)?;
+    #[cfg(feature = "cuda")]
+    if q.device().is_cuda() {
+        let dims = dims(batch, q.layout(), k.layout(), v.layout())?;
+        return cuda::launch(batch, dims, params, q, k, v);
+    }
     let op = PagedAttention {
         batch,
-        scale,
+        params,
+        sinks: params.sinks.map(Tensor::to_vec1).transpose()?,
         isa: cpu::isa(),
         threads: sharers(),
     };
-    #[cfg(feature = "cuda")]
-    if q.device().is_cuda() {
-        let dims = op.dims(q.layout(), k.layout(), v.layout())?;
-        return cuda::launch(batch, dims, scale, q, k, v);
-    }
     q.apply_op3_no_bwd(k, v, &op)
 }
 
 struct PagedAttention<'a> {
     batch: &'a AttentionBatch<'a>,
-    scale: f32,
+    params: AttentionParams<'a>,
+    /// Those of `params`.
+    sinks: Option<Vec<f32>>,
     /// The instruction set of the CPU side.
     isa: Isa,
     /// The number of threads that the work is divided for.
@@ -105,7 +111,7 @@ impl CustomOp3 for PagedAttention<'_> {
         v: &CpuStorage,
         v_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        let dims = self.dims(q_layout, k_layout, v_layout)?;
+        let dims = dims(self.batch, q_layout, k_layout, v_layout)?;
         let dtypes = [k.dtype(), v.dtype()];
         if dtypes[0] != dtypes[1] || ![dtypes[0], DType::F32].contains(&q.dtype()) {
             candle_core::bail!(
@@ -124,32 +130,32 @@ impl CustomOp3 for PagedAttention<'_> {
     }
 }
 
-impl PagedAttention<'_> {
-    fn dims(&self, q: &Layout, k: &Layout, v: &Layout) -> Result<Dims> {
-        let (rows, heads, head_dim) = q.shape().dims3()?;
-        let (slots, kv_heads, kv_dim) = k.shape().dims3()?;
-        let fits = k.dims() == v.dims() && kv_dim == head_dim;
-        if !fits || kv_heads == 0 || heads == 0 || heads % kv_heads != 0 {
-            candle_core::bail!(
-                "paged-attention: q {:?}, k {:?} and v {:?} do not match",
-                q.dims(),
-                k.dims(),
-                v.dims()
-            );
-        }
-        let (all, needed) = (self.batch.rows(), self.batch.num_slots());
-        if rows != all || slots < needed {
-            candle_core::bail!(
-                "paged-attention: {rows} rows and {slots} slots for a batch of {all} over {needed}"
-            );
-        }
-        Ok(Dims {
-            heads,
-            kv_heads,
-            head_dim,
-        })
+fn dims(batch: &AttentionBatch<'_>, q: &Layout, k: &Layout, v: &Layout) -> Result<Dims> {
+    let (rows, heads, head_dim) = q.shape().dims3()?;
+    let (slots, kv_heads, kv_dim) = k.shape().dims3()?;
+    let fits = k.dims() == v.dims() && kv_dim == head_dim;
+    if !fits || kv_heads == 0 || heads == 0 || heads % kv_heads != 0 {
+        candle_core::bail!(
+            "paged-attention: q {:?}, k {:?} and v {:?} do not match",
+            q.dims(),
+            k.dims(),
+            v.dims()
+        );
     }
+    let (all, needed) = (batch.rows(), batch.num_slots());
+    if rows != all || slots < needed {
+        candle_core::bail!(
+            "paged-attention: {rows} rows and {slots} slots for a batch of {all} over {needed}"
+        );
+    }
+    Ok(Dims {
+        heads,
+        kv_heads,
+        head_dim,
+    })
+}
 
+impl PagedAttention<'_> {
     /// Converts q to f32, and the result back to q's dtype.
     fn wide<E: Kernel>(
         &self,
@@ -177,7 +183,8 @@ impl PagedAttention<'_> {
     }
 
     fn run<E: Kernel>(&self, dims: Dims, q: &[f32], [k, v]: [&[E]; 2]) -> Vec<f32> {
-        let plan = Plan::new(self.batch.spans(), dims, self.threads);
+        let window = self.params.window.unwrap_or(usize::MAX);
+        let plan = Plan::new(self.batch.spans(), dims, window, self.threads);
         let mut out = vec![0f32; q.len()];
         let shared = Shared::new(&mut out);
         let floats = Partial::floats(dims.width());
@@ -192,7 +199,9 @@ impl PagedAttention<'_> {
                 let item = &plan.items[task.item];
                 let queries = QueryGroup {
                     isa: self.isa,
-                    scale: self.scale,
+                    scale: self.params.scale,
+                    soft_cap: self.params.soft_cap,
+                    sinks: self.sinks.as_deref(),
                     block_size: self.batch.block_size(),
                     item,
                     q,
@@ -206,13 +215,14 @@ impl PagedAttention<'_> {
                     return with_scratch(|scratch| queries.all(scratch, place));
                 };
                 let (start, len) = (first * floats, queries.count() * floats);
+                let number = task.chunks.start - item.chunks.start;
                 // SAFETY: each chunk of each item has its own slice.
-                let floats = unsafe { partials.slice(start + task.chunks.start * len, len) };
+                let floats = unsafe { partials.slice(start + number * len, len) };
                 let mut partial = Partial::new(floats, dims.width());
                 with_scratch(|scratch| queries.chunk(task.chunks.start, scratch, &mut partial));
                 if item.finish() {
                     // SAFETY: all other tasks of the item are done.
-                    let all = unsafe { partials.slice(start, item.chunks * len) };
+                    let all = unsafe { partials.slice(start, item.chunks.len() * len) };
                     queries.merge_all(all, place);
                 }
             });

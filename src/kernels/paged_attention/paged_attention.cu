@@ -9,6 +9,9 @@
 // A row of a tree has last keys of its own: those of its ancestors and itself, or whatever rows of its span
 // its mask names, also later ones. They count as consecutive, wherever in the pool they are, so that the row
 // has the bits that it has in a sequence without branches.
+//
+// With a window, a row sees only its last keys up to its own position: those before have no weight, and chunks
+// without any key that a tile sees are left out.
 #include "../cuda/tensor.cuh"
 #include "paged_attention.cuh"
 
@@ -27,7 +30,7 @@ struct Args {
     // Partial results: [rows of short spans, heads, chunks, d + 2].
     float *partials;
     int heads, kv_heads, block_size, chunks;
-    float scale;
+    Scores scores;
 };
 
 // The keys of a row of a tree: the context, and the keys of its span that are in `mask`.
@@ -49,6 +52,16 @@ struct TreeRow {
         return context + __ffsll(rest) - 1;
     }
 };
+
+// The position in its sequence of a row of the tile: that of a row of a tree is after its ancestors.
+__device__ __forceinline__ int position_of(const Tile &tile, const uint64_t *trees, int row) {
+    const int number = tile.start + row;
+    if (tile.tree < 0) {
+        return tile.context + number;
+    }
+    const uint64_t up_to_itself = ~0ull >> (63 - number);
+    return tile.context + __popcll(trees[tile.tree + number] & up_to_itself) - 1;
+}
 
 // The largest number of keys that a row of the tile sees.
 __device__ __forceinline__ int keys_of(const Tile &tile, const uint64_t *trees) {
@@ -74,6 +87,16 @@ __device__ __forceinline__ void merge(Running &all, Running chunk, float &to_all
     to_chunk = chunk.max == -INFINITY ? 0.f : __expf(chunk.max - max);
     all.sum = fmaf(all.sum, to_all, __fmul_rn(chunk.sum, to_chunk));
     all.max = max;
+}
+
+// Adds the sink of a head, if it has one: a chunk of one key without a value. Returns the factor of the weighted
+// values.
+__device__ __forceinline__ float add_sink(Running &all, const Scores &scores, int head) {
+    float to_all = 1.f, to_sink;
+    if (scores.sinks != nullptr) {
+        merge(all, {scores.sinks[head], 1.f}, to_all, to_sink);
+    }
+    return to_all;
 }
 
 template <typename T, int D> struct Shared {
@@ -180,9 +203,10 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
     const Tile tile = args.tiles[blockIdx.x];
     const int kv_head = blockIdx.y, group = args.heads / args.kv_heads;
     const int queries = tile.rows * group, keys = keys_of(tile, args.trees);
-    const int first = SPLIT ? blockIdx.z : 0;
+    const int before = first_key_of(tile, args.scores.window) / CHUNK;
+    const int first = SPLIT ? blockIdx.z : before;
     const int end = SPLIT ? first + 1 : (keys + CHUNK - 1) / CHUNK;
-    if (first * CHUNK >= keys) {
+    if (first < before || first * CHUNK >= keys) {
         wait_for_previous();
         return;
     }
@@ -193,6 +217,13 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
     auto place_of = [&](int query) {
         return ((size_t)(tile.first + query / group) * args.heads + kv_head * group + query % group) * D;
     };
+    // The positions of the rows of its two queries.
+    int positions[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int query = own + half * 8;
+        positions[half] = query < queries ? position_of(tile, args.trees, query / group) : 0;
+    }
     Queries<T, D> pair;
     float o[D / PARTS / 8][4];
     Running all[2] = {{-INFINITY, 0.f}, {-INFINITY, 0.f}};
@@ -248,9 +279,10 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     int query = own + i / 2 * 8, key = eight + threadIdx.x % 4 * 2 + i % 2;
-                    bool causal = base + key <= tile.context + tile.start + query / group;
-                    bool seen = key < count && (causal || !shares);
-                    shared.weights[query * WEIGHTS + key] = seen ? __fmul_rn(s[i], args.scale) : -INFINITY;
+                    int position = positions[i / 2];
+                    bool causal = base + key <= position, late = base + key > position - args.scores.window;
+                    bool seen = key < count && late && (causal || !shares);
+                    shared.weights[query * WEIGHTS + key] = seen ? args.scores.of(s[i]) : -INFINITY;
                 }
             }
         }
@@ -323,10 +355,11 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
             int query = own + half * 8;
             if (query < queries) {
                 T *to = out + place_of(query) + value;
+                const float by = add_sink(all[half], args.scores, kv_head * group + query % group);
 #pragma unroll
                 for (int n = 0; n < D / PARTS / 8; n++) {
-                    to[n * 8] = narrow<T>(__fdividef(o[n][2 * half], all[half].sum));
-                    to[n * 8 + 1] = narrow<T>(__fdividef(o[n][2 * half + 1], all[half].sum));
+                    to[n * 8] = narrow<T>(__fdividef(__fmul_rn(o[n][2 * half], by), all[half].sum));
+                    to[n * 8 + 1] = narrow<T>(__fdividef(__fmul_rn(o[n][2 * half + 1], by), all[half].sum));
                 }
             }
         }
@@ -342,6 +375,7 @@ template <typename T, int D> __device__ void merge_chunks(T *out, const Args &ar
         return;
     }
     // All chunks of the tile were computed, also those of which this row sees no key.
+    const int first = first_key_of(tile, args.scores.window) / CHUNK;
     const int chunks = (keys_of(tile, args.trees) + CHUNK - 1) / CHUNK;
     size_t pair = (size_t)(tile.partial + row) * args.heads + head;
     const float *from = args.partials + pair * args.chunks * (D + 2);
@@ -349,7 +383,7 @@ template <typename T, int D> __device__ void merge_chunks(T *out, const Args &ar
     float o = 0.f;
     // Loads some chunks before it uses the first.
     constexpr int AHEAD = 16;
-    for (int chunk = 0; chunk < chunks; chunk += AHEAD) {
+    for (int chunk = first; chunk < chunks; chunk += AHEAD) {
         Running parts[AHEAD];
         float dots[AHEAD];
 #pragma unroll
@@ -367,14 +401,19 @@ template <typename T, int D> __device__ void merge_chunks(T *out, const Args &ar
             }
         }
     }
-    out[((size_t)(tile.first + row) * args.heads + head) * D + dim] = narrow<T>(__fdividef(o, all.sum));
+    const float by = add_sink(all, args.scores, head);
+    out[((size_t)(tile.first + row) * args.heads + head) * D + dim] = narrow<T>(__fdividef(__fmul_rn(o, by), all.sum));
 }
 
 #define PARAMETERS                                                                                 \
     const Tile *tiles, const uint32_t *blocks, const uint64_t *trees, float *partials, int heads,  \
-        int kv_heads, int block_size, int chunks, float scale
+        int kv_heads, int block_size, int chunks, float scale, int window, float cap,              \
+        const float *sinks
 #define ARGS                                                                                       \
-    Args { tiles, blocks, trees, partials, heads, kv_heads, block_size, chunks, scale }
+    Args {                                                                                         \
+        tiles, blocks, trees, partials, heads, kv_heads, block_size, chunks,                       \
+            Scores { scale, window, cap, sinks }                                                   \
+    }
 #define KERNELS(T, NAME, D)                                                                        \
     extern "C" __global__ void __launch_bounds__(THREADS)                                          \
         attend_whole_##NAME##_##D(const T *q, const T *k, const T *v, T *out, PARAMETERS) {        \

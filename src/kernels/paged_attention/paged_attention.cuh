@@ -22,3 +22,30 @@ struct Tile {
 
 // Number of keys up to the last one that any row of a causal tile may see.
 __device__ __forceinline__ int keys_of(const Tile &tile) { return tile.context + tile.start + tile.rows; }
+
+// The first key that any row of the tile may see, if a row sees at most `window` keys up to its own position.
+// No row of a tree is before the context.
+__device__ __forceinline__ int first_key_of(const Tile &tile, int window) {
+    return max(0, tile.context + (tile.tree < 0 ? tile.start : 0) + 1 - window);
+}
+
+// What becomes of the product of a query and a key.
+struct Scores {
+    float scale;
+    // The number of keys up to its own position that a row sees; INT_MAX = all.
+    int window;
+    // Scores are cap * tanh(score / cap); 0 = they are not capped.
+    float cap;
+    // [heads]: a further score of each head's softmax, without a value; null = none.
+    const float *sinks;
+
+    __device__ __forceinline__ float of(float product) const {
+        const float score = __fmul_rn(product, scale);
+        return cap == 0.f ? score : capped(score);
+    }
+
+    __device__ __forceinline__ float capped(float score) const {
+        const float x = __fdividef(score, cap);
+        return __fmul_rn(cap, __fsub_rn(1.f, __fdividef(2.f, __fadd_rn(__expf(__fadd_rn(x, x)), 1.f))));
+    }
+};

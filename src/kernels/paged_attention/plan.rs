@@ -33,14 +33,19 @@ impl Dims {
 }
 
 /// Consecutive rows of one span with all query heads of one K/V head, which share keys and values. The
-/// keys of a row are numbered in ascending order; its chunk `c` begins at number `c * CHUNK`.
+/// keys of a row, also those before its window, are numbered in ascending order; its chunk `c` begins at
+/// number `c * CHUNK`.
 pub(super) struct Item<'a> {
     pub span: &'a Span,
     /// Rows, counted from the span's first.
     pub rows: Range<usize>,
     pub kv_head: usize,
-    /// Chunks of the row with the most keys, at least one.
-    pub chunks: usize,
+    /// Maximum number of keys up to its own that a row sees.
+    window: usize,
+    /// Number of keys that no row sees, because they are before all windows.
+    hidden: usize,
+    /// Chunks from that of the first key that a row sees to that of the last, at least one.
+    pub chunks: Range<usize>,
     /// The index of its first partial result (there is one per query and chunk), if each chunk is a
     /// separate task.
     pub split: Option<usize>,
@@ -68,13 +73,16 @@ pub(super) struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    pub fn new(spans: &'a [Span], dims: Dims, threads: usize) -> Self {
+    /// `window` is the maximum number of keys up to its own that a row sees.
+    pub fn new(spans: &'a [Span], dims: Dims, window: usize, threads: usize) -> Self {
         let rows = (MAX_QUERIES / dims.group()).max(1);
         let mut items = Vec::with_capacity(dims.kv_heads * spans.len());
         for span in spans {
             for start in (0..span.rows.len()).step_by(rows) {
                 let rows = start..span.rows.len().min(start + rows);
-                items.extend((0..dims.kv_heads).map(|kv_head| Item::new(span, &rows, kv_head)));
+                items.extend(
+                    (0..dims.kv_heads).map(|kv_head| Item::new(span, &rows, window, kv_head)),
+                );
             }
         }
         let pairs = items.iter().map(Item::cost).sum();
@@ -86,19 +94,18 @@ impl<'a> Plan<'a> {
         };
         for (i, item) in plan.items.iter_mut().enumerate() {
             let cost = item.cost();
-            if threads > 1 && item.chunks > 1 && cost * threads * FINE > pairs {
+            if threads > 1 && item.chunks.len() > 1 && cost * threads * FINE > pairs {
                 item.split = Some(plan.partials);
-                plan.partials += item.chunks * item.rows.len() * dims.group();
-                plan.tasks.extend((0..item.chunks).map(|chunk| Task {
+                plan.partials += item.chunks.len() * item.rows.len() * dims.group();
+                plan.tasks.extend(item.chunks.clone().map(|chunk| Task {
                     item: i,
                     chunks: chunk..chunk + 1,
                     cost: item.rows.len() * CHUNK.min(item.keys().saturating_sub(chunk * CHUNK)),
                 }));
             } else {
-                let chunks = 0..item.chunks;
                 plan.tasks.push(Task {
                     item: i,
-                    chunks,
+                    chunks: item.chunks.clone(),
                     cost,
                 });
             }
@@ -110,17 +117,22 @@ impl<'a> Plan<'a> {
 }
 
 impl<'a> Item<'a> {
-    fn new(span: &'a Span, rows: &Range<usize>, kv_head: usize) -> Self {
+    fn new(span: &'a Span, rows: &Range<usize>, window: usize, kv_head: usize) -> Self {
         let mut item = Self {
             span,
             rows: rows.clone(),
             kv_head,
-            chunks: 0,
+            window,
+            hidden: 0,
+            chunks: 0..0,
             split: None,
             left: AtomicUsize::new(0),
         };
-        item.chunks = item.keys().div_ceil(CHUNK).max(1);
-        item.left = AtomicUsize::new(item.chunks);
+        let hidden = (0..rows.len()).map(|row| item.hidden_keys_of(row)).min();
+        item.hidden = hidden.unwrap_or(0);
+        let first = item.hidden / CHUNK;
+        item.chunks = first..item.keys().div_ceil(CHUNK).max(first + 1);
+        item.left = AtomicUsize::new(item.chunks.len());
         item
     }
 
@@ -133,23 +145,44 @@ impl<'a> Item<'a> {
     }
 
     fn cost(&self) -> usize {
-        self.keys() * self.rows.len()
+        self.keys().saturating_sub(self.hidden) * self.rows.len()
     }
 
-    /// Number of keys that a row of the item sees.
+    /// Number of keys up to the last that a row of the item sees.
     fn keys_of(&self, row: usize) -> usize {
         let row = self.rows.start + row;
         let tree = self.span.tree.as_ref();
         self.span.context + tree.map_or(row + 1, |tree| tree[row].count_ones() as usize)
     }
 
-    /// Number of keys of a chunk that a row sees.
+    /// Number of keys before the window of a row of the item, which ends at the row's position: in a tree, that
+    /// is after its ancestors.
+    fn hidden_keys_of(&self, row: usize) -> usize {
+        let row = self.rows.start + row;
+        let up_to_itself = match &self.span.tree {
+            None => row + 1,
+            Some(tree) => (tree[row] & (u64::MAX >> (63 - row))).count_ones() as usize,
+        };
+        (self.span.context + up_to_itself).saturating_sub(self.window)
+    }
+
+    /// Number of keys at the start of a chunk that are before a row's window.
+    pub fn hidden_keys(&self, chunk: usize, row: usize) -> usize {
+        (self.hidden_keys_of(row).saturating_sub(chunk * CHUNK)).min(CHUNK)
+    }
+
+    /// Number of keys at the start of a chunk that no row sees.
+    pub fn hidden_from_all(&self, chunk: usize) -> usize {
+        self.hidden.saturating_sub(chunk * CHUNK).min(CHUNK)
+    }
+
+    /// Number of keys of a chunk up to the last that a row sees.
     pub fn visible_keys(&self, chunk: usize, row: usize) -> usize {
         self.keys_of(row).saturating_sub(chunk * CHUNK).min(CHUNK)
     }
 
-    /// How many of the [visible keys](Self::visible_keys) all later rows of the item see as well. They
-    /// have the same numbers there and come before all others.
+    /// How many of the [visible keys](Self::visible_keys) all later rows of the item see as well, if windows
+    /// let them. They have the same numbers there and come before all others.
     pub fn shared_keys(&self, chunk: usize, row: usize) -> usize {
         let shared = match self.span.tree {
             None => self.keys_of(row),

@@ -1,7 +1,7 @@
 //! The loops of a tile in plain Rust.
 
 use super::vectors::{Element, STRIDE, Vectors};
-use crate::kernels::float::exp;
+use crate::kernels::float::{exp, tanh};
 
 /// SIMD lanes: partial sums of a sum.
 const SUMS: usize = 8;
@@ -21,6 +21,13 @@ pub(super) fn scores<E: Element>(queries: &[f32], keys: Vectors<'_, E>, scores: 
             }
             *score = sums.iter().sum();
         }
+    }
+}
+
+#[inline(always)]
+pub(super) fn soften(scores: &mut [f32], cap: f32) {
+    for score in scores {
+        *score = cap * tanh(*score / cap);
     }
 }
 

@@ -2,8 +2,9 @@
 // faster attention with better parallelism and work partitioning").
 //
 // A query is a (row, query head) pair; the queries of one K/V head share the keys and values that are
-// read from the pool. A query sees the keys up to its own row. All queries go through the same chunks
-// of keys, from the sequence's first; a chunk of which a query sees no key does not change its result.
+// read from the pool. A query sees the keys up to its own row, or the last of them if there is a window. All
+// queries of a tile go through the same chunks of keys, which begin at multiples of their length in the
+// sequence; a chunk of which a query sees no key does not change its result.
 // So a row's bits depend neither on its tile nor on the call that it is in, but they differ from those
 // of paged_attention.cu.
 #include "../cuda/tensor.cuh"
@@ -32,7 +33,7 @@ struct Args {
     const Tile *tiles;
     const uint32_t *blocks;
     int heads, kv_heads, block_size;
-    float scale;
+    Scores scores;
 };
 
 __device__ __forceinline__ float max_of_four(float x) {
@@ -94,8 +95,11 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
             shared.slots[threadIdx.x] = slot;
         }
     };
-    // Scaled by log2(e): powers of two are cheaper than powers of e.
-    const float scale = __fmul_rn(args.scale, 1.44269504f);
+    // Scores are scaled by log2(e): powers of two are cheaper than powers of e.
+    constexpr float LOG2_E = 1.44269504f;
+    const bool capped = args.scores.cap != 0.f;
+    const float scale = capped ? LOG2_E : __fmul_rn(args.scores.scale, LOG2_E);
+    const int window = args.scores.window;
     float o[D / 8][4];
 #pragma unroll
     for (int n = 0; n < D / 8; n++) {
@@ -103,8 +107,9 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
     }
     // The largest score, and the thread's part of the sum of weights.
     float largest[2] = {-INFINITY, -INFINITY}, sums[2] = {0.f, 0.f};
-    find(0);
-    for (int base = 0; base < keys; base += CHUNK) {
+    const int start = first_key_of(tile, window) / CHUNK * CHUNK;
+    find(start);
+    for (int base = start; base < keys; base += CHUNK) {
         __syncthreads();
         constexpr int PACKS = D / Pack<T>::LEN;
 #pragma unroll 4
@@ -141,13 +146,23 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
             }
         }
         // Whether some query does not see the whole chunk.
-        const bool cut = base + CHUNK - 1 > begin;
+        const bool cut = base + CHUNK - 1 > begin || base <= begin + tile.rows - 1 - window;
+        if (capped) {
+#pragma unroll
+            for (int n = 0; n < CHUNK / 8; n++) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    s[n][i] = args.scores.of(s[n][i]);
+                }
+            }
+        }
 #pragma unroll
         for (int n = 0; n < CHUNK / 8; n++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int key = base + n * 8 + quarter * 2 + i % 2;
-                s[n][i] = cut && key > own[i / 2] ? -INFINITY : __fmul_rn(s[n][i], scale);
+                bool hidden = cut && (key > own[i / 2] || key <= own[i / 2] - window);
+                s[n][i] = hidden ? -INFINITY : __fmul_rn(s[n][i], scale);
             }
         }
         // Weights. Earlier sums are scaled down if the largest score grew; otherwise the factor is
@@ -160,8 +175,10 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
                 max = fmaxf(max, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
             }
             max = max_of_four(max);
-            const float scaled = exp2f(__fsub_rn(largest[half], max));
+            const float scaled = max == -INFINITY ? 0.f : exp2f(__fsub_rn(largest[half], max));
             largest[half] = max;
+            // The query has not seen any key yet.
+            max = max == -INFINITY ? 0.f : max;
             sums[half] = __fmul_rn(sums[half], scaled);
 #pragma unroll
             for (int n = 0; n < CHUNK / 8; n++) {
@@ -195,13 +212,19 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const float sum = sum_of_four(sums[half]);
+        float sum = sum_of_four(sums[half]), by = 1.f;
         if (at[half] >= 0) {
+            if (args.scores.sinks != nullptr) {
+                const int head = kv_head * group + (first_query + 8 * half) % group;
+                const float sink = __fmul_rn(args.scores.sinks[head], LOG2_E), max = fmaxf(largest[half], sink);
+                by = exp2f(__fsub_rn(largest[half], max));
+                sum = fmaf(sum, by, exp2f(__fsub_rn(sink, max)));
+            }
             T *to = out + at[half] + quarter * 2;
 #pragma unroll
             for (int n = 0; n < D / 8; n++) {
                 *reinterpret_cast<uint32_t *>(to + n * 8) = narrow_pair<T>(
-                    __fdividef(o[n][2 * half], sum), __fdividef(o[n][2 * half + 1], sum));
+                    __fdividef(__fmul_rn(o[n][2 * half], by), sum), __fdividef(__fmul_rn(o[n][2 * half + 1], by), sum));
             }
         }
     }
@@ -213,8 +236,9 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
     extern "C" __global__ void __launch_bounds__(prefill::THREADS)                                 \
         prefill_##NAME##_##D(const T *q, const T *k, const T *v, T *out, const Tile *tiles,        \
                              const uint32_t *blocks, int heads, int kv_heads, int block_size,      \
-                             float scale) {                                                        \
-        prefill::attend<T, D>(q, k, v, out, {tiles, blocks, heads, kv_heads, block_size, scale});  \
+                             float scale, int window, float cap, const float *sinks) {             \
+        prefill::attend<T, D>(q, k, v, out, {tiles, blocks, heads, kv_heads, block_size,           \
+                                             {scale, window, cap, sinks}});                        \
     }
 KERNEL(f16, f16, 64)
 KERNEL(f16, f16, 128)

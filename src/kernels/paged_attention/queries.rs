@@ -1,7 +1,7 @@
 //! Computes one item on one thread: its queries, chunk by chunk over their keys.
 
 use super::plan::{Dims, Item};
-use super::tile::{Kernel, add_weighted, prefetch, scores, weigh, widen};
+use super::tile::{Kernel, add_weighted, prefetch, scores, soften, weigh, widen};
 use super::vectors::{ALIGN, CHUNK, STRIDE, TILE, Vectors};
 use crate::kernels::cpu::Isa;
 use crate::kernels::float::exp;
@@ -75,12 +75,18 @@ impl<'a> Partial<'a> {
     /// Merges the softmax of a query's next chunk (Milakov and Gimelshein 2018, "Online normalizer
     /// calculation for softmax").
     fn merge(&mut self, next: &Partial<'_>, query: usize, width: usize) {
+        let own = query * width..(query + 1) * width;
+        if self.sum[query] == 0.0 {
+            // Its first chunk: others of the item see earlier ones.
+            (self.max[query], self.sum[query]) = (next.max[query], next.sum[query]);
+            return self.acc[own.clone()].copy_from_slice(&next.acc[own]);
+        }
         let max = self.max[query].max(next.max[query]);
         let (ours, theirs) = (exp(self.max[query] - max), exp(next.max[query] - max));
         self.max[query] = max;
         self.sum[query] = self.sum[query] * ours + next.sum[query] * theirs;
-        let next = &next.acc[query * width..][..width];
-        for (acc, next) in self.acc[query * width..][..width].iter_mut().zip(next) {
+        let next = &next.acc[own.clone()];
+        for (acc, next) in self.acc[own].iter_mut().zip(next) {
             *acc = *acc * ours + next * theirs;
         }
     }
@@ -90,6 +96,9 @@ impl<'a> Partial<'a> {
 pub(super) struct QueryGroup<'a, E> {
     pub isa: Isa,
     pub scale: f32,
+    pub soft_cap: Option<f32>,
+    /// Of all heads, if they have sinks.
+    pub sinks: Option<&'a [f32]>,
     /// Slots per block.
     pub block_size: usize,
     pub item: &'a Item<'a>,
@@ -116,8 +125,10 @@ impl<E: Kernel> QueryGroup<'_, E> {
         let mut partials = std::mem::take(&mut scratch.partials);
         let (so_far, next) = room(&mut partials, 2 * floats).split_at_mut(floats);
         let mut so_far = Partial::new(so_far, width);
-        self.chunk(0, scratch, &mut so_far);
-        for chunk in 1..self.item.chunks {
+        let mut chunks = self.item.chunks.clone();
+        let first = chunks.next().unwrap_or(0);
+        self.chunk(first, scratch, &mut so_far);
+        for chunk in chunks {
             let mut next = Partial::new(next, width);
             self.chunk(chunk, scratch, &mut next);
             self.merge(&mut so_far, &next, chunk);
@@ -132,8 +143,8 @@ impl<E: Kernel> QueryGroup<'_, E> {
         let mut partials = partials.chunks_exact_mut(self.count() * Partial::floats(width));
         let Some(first) = partials.next() else { return };
         let mut so_far = Partial::new(first, width);
-        for (i, next) in partials.enumerate() {
-            self.merge(&mut so_far, &Partial::new(next, width), i + 1);
+        for (chunk, next) in self.item.chunks.clone().skip(1).zip(partials) {
+            self.merge(&mut so_far, &Partial::new(next, width), chunk);
         }
         self.store(&so_far, out);
     }
@@ -141,7 +152,8 @@ impl<E: Kernel> QueryGroup<'_, E> {
     fn merge(&self, so_far: &mut Partial<'_>, next: &Partial<'_>, chunk: usize) {
         let group = self.dims.group();
         for query in 0..self.count() {
-            if self.item.visible_keys(chunk, query / group) > 0 {
+            let row = query / group;
+            if self.item.visible_keys(chunk, row) > self.item.hidden_keys(chunk, row) {
                 so_far.merge(next, query, self.dims.width());
             }
         }
@@ -158,9 +170,12 @@ impl<E: Kernel> QueryGroup<'_, E> {
         let mut places = [0; CHUNK];
         // The last row sees every key that any row shares with the rows after it.
         let shared = self.item.shared_keys(chunk, rows - 1);
-        self.places(chunk * CHUNK, &mut places[..shared]);
-        prefetch(self.k, &places[..shared.min(TILE)], self.dims.head_dim);
-        for start in (0..shared).step_by(TILE) {
+        // Tiles begin at multiples of their length, whatever the window.
+        let first = (self.item.hidden_from_all(chunk) / TILE * TILE).min(shared);
+        self.places(chunk * CHUNK + first, &mut places[first..shared]);
+        let end = shared.min(first + TILE);
+        prefetch(self.k, &places[first..end], self.dims.head_dim);
+        for start in (first..shared).step_by(TILE) {
             let (end, next) = (shared.min(start + TILE), shared.min(start + 2 * TILE));
             prefetch(self.k, &places[end..next], self.dims.head_dim);
             prefetch(self.v, &places[start..end], self.dims.head_dim);
@@ -174,12 +189,18 @@ impl<E: Kernel> QueryGroup<'_, E> {
         });
         for query in 0..self.count() {
             let visible = self.item.visible_keys(chunk, query / group);
-            if visible > 0 {
-                let scores = &mut scratch.scores[query * STRIDE..][..visible];
+            let hidden = self.item.hidden_keys(chunk, query / group).min(visible);
+            let scores = &mut scratch.scores[query * STRIDE..][..visible];
+            let (before, scores) = scores.split_at_mut(hidden);
+            before.fill(0.0);
+            if !scores.is_empty() {
+                if let Some(cap) = self.soft_cap {
+                    soften(self.isa, scores, cap);
+                }
                 (into.max[query], into.sum[query]) = weigh(self.isa, scores);
             }
         }
-        for start in (0..shared).step_by(TILE) {
+        for start in (first..shared).step_by(TILE) {
             self.ahead(chunk, CHUNK + start);
             let places = &places[start..shared.min(start + TILE)];
             let first = self.first_sharing_row(chunk, start);
@@ -341,10 +362,21 @@ impl<E: Kernel> QueryGroup<'_, E> {
         for row in 0..self.item.rows.len() {
             for (i, head) in out(self.heads_of(row)).chunks_exact_mut(d).enumerate() {
                 let query = row * group + i;
-                let sum = so_far.sum[query];
+                let sum = self.with_sink(i, so_far.max[query], so_far.sum[query]);
                 for (to, from) in head.iter_mut().zip(&so_far.acc[query * width..]) {
                     *to = from / sum;
                 }
+            }
+        }
+    }
+
+    /// The sum of a query's weights with that of its head's sink, of the item's head `head`.
+    fn with_sink(&self, head: usize, max: f32, sum: f32) -> f32 {
+        match self.sinks {
+            None => sum,
+            Some(sinks) => {
+                let sink = sinks[self.item.kv_head * self.dims.group() + head];
+                sum + exp(sink - max)
             }
         }
     }

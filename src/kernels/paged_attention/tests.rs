@@ -19,6 +19,30 @@ fn noise(len: usize, salt: usize) -> Vec<f32> {
     (0..len).map(|_| next()).collect()
 }
 
+/// What attention does besides.
+#[derive(Debug, Clone, Default)]
+struct Form {
+    window: Option<usize>,
+    soft_cap: Option<f32>,
+    sinks: bool,
+}
+
+/// Windows shorter than a tile and longer than a chunk; caps and sinks near the scores, so that they matter.
+fn forms() -> [Form; 5] {
+    let form = |window, soft_cap, sinks| Form {
+        window,
+        soft_cap,
+        sinks,
+    };
+    [
+        form(Some(5), None, false),
+        form(Some(CHUNK + 9), None, false),
+        form(None, Some(1.5), false),
+        form(None, None, true),
+        form(Some(40), Some(0.8), true),
+    ]
+}
+
 /// K and V of one sequence by position, and queries for its last rows.
 struct Case<E> {
     dims: Dims,
@@ -28,6 +52,7 @@ struct Case<E> {
     v: Vec<E>,
     /// Every other block of the pool, in descending order.
     blocks: Vec<u32>,
+    form: Form,
 }
 
 impl<E: Kernel> Case<E> {
@@ -65,7 +90,17 @@ impl<E: Kernel> Case<E> {
             k,
             v,
             blocks,
+            form: Form::default(),
         }
+    }
+
+    fn with(self, form: Form) -> Self {
+        Self { form, ..self }
+    }
+
+    /// The sinks of all heads.
+    fn sinks(&self) -> Option<Vec<f32>> {
+        self.form.sinks.then(|| noise(self.dims.heads, 3))
     }
 
     fn row_floats(&self) -> usize {
@@ -87,7 +122,12 @@ impl<E: Kernel> Case<E> {
         let slots = self.k.len() / (self.dims.kv_heads * self.dims.head_dim);
         let op = PagedAttention {
             batch: &AttentionBatch::new(&spans, BLOCK_SIZE, slots).unwrap(),
-            scale: 0.3,
+            params: AttentionParams {
+                window: self.form.window,
+                soft_cap: self.form.soft_cap,
+                ..AttentionParams::scaled(0.3)
+            },
+            sinks: self.sinks(),
             isa,
             threads,
         };
@@ -103,25 +143,32 @@ impl<E: Kernel> Case<E> {
         vector.iter().map(|x| f64::from(x.to_f32())).collect()
     }
 
-    /// The expected output of a head of a row, which sees itself and all rows before it.
+    /// The expected output of a head of a row, which sees itself and all rows before it in its window.
     fn reference(&self, row: usize, head: usize) -> Vec<f64> {
-        self.reference_of(self.len - self.rows() + row + 1, row, head)
+        let end = self.len - self.rows() + row + 1;
+        let window = self.form.window.unwrap_or(end);
+        self.reference_of(end.saturating_sub(window)..end, row, head)
     }
 
-    /// The expected output of a head of a row that sees the first `sees` keys.
-    fn reference_of(&self, sees: usize, row: usize, head: usize) -> Vec<f64> {
+    /// The expected output of a head of a row that sees the keys `sees`.
+    fn reference_of(&self, sees: Range<usize>, row: usize, head: usize) -> Vec<f64> {
         let (d, kv_head) = (self.dims.head_dim, head / self.dims.group());
         let query = &self.q[row * self.row_floats() + head * d..][..d];
         let score = |position| {
             let key = self.wide(&self.k, position, kv_head);
             let products = query.iter().zip(key).map(|(&q, k)| f64::from(q * 0.3) * k);
-            products.sum::<f64>()
+            let score = products.sum::<f64>();
+            match self.form.soft_cap.map(f64::from) {
+                Some(cap) => cap * (score / cap).tanh(),
+                None => score,
+            }
         };
-        let scores: Vec<f64> = (0..sees).map(score).collect();
+        let scores: Vec<f64> = sees.clone().map(score).collect();
         let max = scores.iter().copied().fold(f64::MIN, f64::max);
         let mut sums = vec![0.0; d];
-        let mut sum = 0.0;
-        for (position, score) in scores.iter().enumerate() {
+        let sink = self.sinks().map(|sinks| f64::from(sinks[head]));
+        let mut sum = sink.map_or(0.0, |sink| (sink - max).exp());
+        for (position, score) in sees.zip(&scores) {
             let weight = (score - max).exp();
             sum += weight;
             for (sum, v) in sums.iter_mut().zip(self.wide(&self.v, position, kv_head)) {
@@ -139,9 +186,10 @@ impl<E: Kernel> Case<E> {
                 let off = (f64::from(*got) - want).abs();
                 assert!(
                     off < 1e-5,
-                    "{isa:?}, {} keys, {:?}: {got} {want}",
+                    "{isa:?}, {} keys, {:?}, {:?}: {got} {want}",
                     self.len,
-                    self.dims
+                    self.dims,
+                    self.form
                 );
             }
         }
@@ -171,11 +219,34 @@ fn each_isa_agrees_with_f64() {
     }
 }
 
+#[test]
+fn each_isa_agrees_with_f64_in_every_form() {
+    for (i, form) in forms().iter().enumerate() {
+        for (group, head_dim) in [(1, 64), (3, 40), (8, 13)] {
+            let rows = [1, 3, 16, 50][(i + group) % 4];
+            for keys in [rows, CHUNK, CHUNK + 40, 3 * CHUNK + 7] {
+                let keys = keys.max(rows);
+                for isa in isas() {
+                    let form = || form.clone();
+                    Case::new(keys, rows, group, head_dim, |x| x)
+                        .with(form())
+                        .check(isa);
+                    let half = Case::new(keys, rows, group, head_dim, f16::from_f32);
+                    half.with(form()).check(isa);
+                }
+            }
+        }
+    }
+}
+
 fn same_bits_for_any_division<E: Kernel>(narrow: fn(f32) -> E) {
     let bits = |out: Vec<f32>| out.into_iter().map(f32::to_bits).collect::<Vec<u32>>();
-    for (group, head_dim) in [(1, 64), (3, 64), (4, 40), (8, 13)] {
+    let shapes = [(1, 64), (3, 64), (4, 40), (8, 13)];
+    let plain = shapes.map(|shape| (shape, Form::default()));
+    let others = forms().map(|form| ((3, 40), form));
+    for ((group, head_dim), form) in plain.into_iter().chain(others) {
         for keys in [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 17] {
-            let case = Case::new(keys, 19, group, head_dim, narrow);
+            let case = Case::new(keys, 19, group, head_dim, narrow).with(form.clone());
             for isa in isas() {
                 let all_rows = bits(case.run(isa, 1, 0..19, None));
                 for threads in [2, 16] {
@@ -188,7 +259,8 @@ fn same_bits_for_any_division<E: Kernel>(narrow: fn(f32) -> E) {
                 for rows in [0..1, 18..19, 3..5, 7..10, 1..18] {
                     let want =
                         &all_rows[rows.start * case.row_floats()..rows.end * case.row_floats()];
-                    assert_eq!(bits(case.run(isa, 2, rows.clone(), None)), want, "{rows:?}");
+                    let got = bits(case.run(isa, 2, rows.clone(), None));
+                    assert_eq!(got, want, "{rows:?}, {form:?}");
                 }
             }
         }
@@ -211,14 +283,21 @@ fn rows_see_later_rows() {
         (CHUNK + 5, 16, 3),
         (CHUNK + 60, 64, 8),
     ] {
-        let case = Case::new(len, rows, group, 64, f16::from_f32);
         let masks = vec![u64::MAX >> (64 - rows); rows];
-        for isa in isas() {
+        for (isa, window) in isas().flat_map(|isa| [(isa, None), (isa, Some(7))]) {
+            let form = Form {
+                window,
+                ..Form::default()
+            };
+            let case = Case::new(len, rows, group, 64, f16::from_f32).with(form);
             let one = case.run(isa, 1, 0..rows, Some(&masks));
             assert_eq!(one, case.run(isa, 16, 0..rows, Some(&masks)));
             let heads = case.dims.heads;
             for (i, got) in one.chunks(64).enumerate() {
-                let want = case.reference_of(len, i / heads, i % heads);
+                // A window ends at the row's own position, and hides nothing after it.
+                let position = len - rows + i / heads;
+                let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
+                let want = case.reference_of(first..len, i / heads, i % heads);
                 let off = got
                     .iter()
                     .zip(want)

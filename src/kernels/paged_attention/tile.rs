@@ -42,6 +42,11 @@ pub(super) fn scores<E: Kernel>(
     dispatch!(isa, scores(queries, keys, scores))
 }
 
+/// Replaces each score by `cap * tanh(score / cap)`.
+pub(super) fn soften(isa: Isa, scores: &mut [f32], cap: f32) {
+    dispatch!(isa, soften(scores, cap))
+}
+
 /// Replaces each score by `e^(score - max)`. Returns the maximum, and the sum of the new values.
 pub(super) fn weigh(isa: Isa, scores: &mut [f32]) -> (f32, f32) {
     dispatch!(isa, weigh(scores))

@@ -2,6 +2,7 @@
 //! registers, so that each loaded vector is used several times. A sum has the same order of additions
 //! for any number of queries and keys.
 
+use super::portable;
 use super::vectors::{Element, STRIDE, Vectors};
 use crate::kernels::cpu::Avx2;
 use half::{bf16, f16};
@@ -103,6 +104,11 @@ fn across(a: __m256, b: __m256, c: __m256, d: __m256) -> __m128 {
         _mm256_castps256_ps128(four),
         _mm256_extractf128_ps::<1>(four),
     )
+}
+
+#[target_feature(enable = "avx2")]
+pub(super) fn soften(_: Avx2, scores: &mut [f32], cap: f32) {
+    portable::soften(scores, cap);
 }
 
 #[target_feature(enable = "avx2,fma")]

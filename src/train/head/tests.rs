@@ -1,6 +1,7 @@
 //! The head against an implementation in plain f64 that computes one position at a time.
 
 use super::*;
+use crate::model::{LayerSpec, Rope};
 use crate::train::plain::{Matrix, Weights as Plain, add, attend, linear as times};
 use crate::train::plain::{matrix, mlp, rms_norm, rope};
 use crate::train::reference::{assert_close, assert_gradients, plain, tensor};
@@ -18,18 +19,22 @@ const LEN: usize = 6;
 const POSITIONS: usize = LEN - 1;
 
 fn config() -> ModelConfig {
+    let rope = Rope {
+        width: HEAD_DIM,
+        theta: THETA as f32,
+        scaling: None,
+    };
     ModelConfig {
         architecture: "llama".into(),
         vocab_size: VOCAB,
         draft_vocab_size: Some(IDS.len()),
         hidden_size: HIDDEN,
         intermediate_size: 10,
-        num_layers: 1,
+        layers: vec![LayerSpec::llama(rope, HEAD_DIM)],
         num_heads: 4,
         num_kv_heads: 2,
         head_dim: HEAD_DIM,
         rms_norm_eps: EPS,
-        rope_theta: THETA as f32,
         max_position_embeddings: 64,
         ..ModelConfig::default()
     }
@@ -45,7 +50,7 @@ fn head() -> Head {
     });
     let (vars, embedding) = (vars.collect(), tensor(99, &[VOCAB, HIDDEN]));
     Head {
-        weights: HeadWeights::of(config, vars, embedding, IDS.to_vec(), LEN + PASSES),
+        weights: HeadWeights::of(config, vars, embedding, IDS.to_vec(), LEN + PASSES).unwrap(),
         passes: PASSES,
     }
 }

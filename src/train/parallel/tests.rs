@@ -3,7 +3,9 @@
 
 use super::*;
 use crate::kv::{BlockAllocator, BlockTable};
-use crate::model::{Batch as Rows, HeadKind, LoadOptions, Model, ModelSource, load, load_head};
+use crate::model::{
+    Batch as Rows, HeadKind, LayerSpec, LoadOptions, Model, ModelSource, Rope, load, load_head,
+};
 use crate::train::model::TrainModel;
 use crate::train::plain::{self, Matrix};
 use crate::train::plain_parallel::PlainHead;
@@ -33,6 +35,15 @@ fn config_json(layers: usize) -> Value {
     })
 }
 
+fn layers(count: usize) -> Vec<LayerSpec> {
+    let rope = Rope {
+        width: HEAD_DIM,
+        theta: 100.0,
+        scaling: None,
+    };
+    vec![LayerSpec::llama(rope, HEAD_DIM); count]
+}
+
 fn config() -> ModelConfig {
     ModelConfig {
         architecture: "llama".into(),
@@ -40,12 +51,11 @@ fn config() -> ModelConfig {
         draft_vocab_size: Some(IDS.len()),
         hidden_size: HIDDEN,
         intermediate_size: 12,
-        num_layers: LAYERS,
+        layers: layers(LAYERS),
         num_heads: 4,
         num_kv_heads: 2,
         head_dim: HEAD_DIM,
         rms_norm_eps: 1e-5,
-        rope_theta: 100.0,
         max_position_embeddings: 64,
         ..ModelConfig::default()
     }
@@ -65,7 +75,7 @@ fn head() -> ParallelHead {
     let (vars, embedding) = (vars.collect(), tensor(99, &[VOCAB, HIDDEN]));
     let positions = LEN + BLOCK.size;
     ParallelHead {
-        weights: HeadWeights::of(config(), vars, embedding, IDS.to_vec(), positions),
+        weights: HeadWeights::of(config(), vars, embedding, IDS.to_vec(), positions).unwrap(),
         block: BLOCK,
     }
 }
@@ -186,7 +196,7 @@ fn write(folder: &Path, config: &Value, tensors: &HashMap<String, Tensor>) {
 /// A target in `folder`, as it is served.
 fn target(folder: &Path) -> Box<dyn Model> {
     let of_target = ModelConfig {
-        num_layers: 3,
+        layers: layers(3),
         draft_vocab_size: None,
         ..config()
     };

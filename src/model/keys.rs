@@ -1,0 +1,408 @@
+//! The keys of a checkpoint's configuration. Whoever acts on a key takes it; what is left at the end is refused,
+//! unless it is known to change nothing: ignoring it could give wrong outputs.
+
+use crate::error::clipped;
+use candle_core::quantized::gguf_file::{Content, Value as GgufValue};
+use serde_json::{Map, Value};
+use std::collections::HashSet;
+
+/// The keys that nobody has taken yet, by the names of `config.json`.
+pub struct Keys {
+    left: Map<String, Value>,
+    /// Only of a GGUF file.
+    gguf: Option<GgufFacts>,
+}
+
+struct GgufFacts {
+    architecture: String,
+    /// The names of the tensors of the first layer, without its prefix.
+    first_layer: HashSet<String>,
+}
+
+/// The parts of a model's shape on which the meaning of other keys depends.
+#[derive(Debug, Clone, Copy)]
+pub struct Shape {
+    pub num_layers: usize,
+    pub head_dim: usize,
+    pub max_position_embeddings: usize,
+}
+
+/// Keys of GGUF metadata, after the architecture's name, and of `config.json`.
+const GGUF_KEYS: [(&str, &str); 9] = [
+    ("attention.head_count", "num_attention_heads"),
+    ("attention.head_count_kv", "num_key_value_heads"),
+    ("attention.key_length", "head_dim"),
+    ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+    ("block_count", "num_hidden_layers"),
+    ("context_length", "max_position_embeddings"),
+    ("embedding_length", "hidden_size"),
+    ("feed_forward_length", "intermediate_size"),
+    ("rope.freq_base", "rope_theta"),
+];
+
+/// Keys that never change what the decoder computes, besides those of [`is_private`]: about training, the
+/// tokenizer, sampling, or other programs.
+const HARMLESS: [&str; 68] = [
+    "attention.layer_norm_epsilon",
+    "auto_map",
+    "begin_suppress_tokens",
+    "bad_words_ids",
+    "chunk_size_feed_forward",
+    "decoder_start_token_id",
+    "diversity_penalty",
+    "do_sample",
+    "dtype",
+    "dual_chunk_attention_config",
+    "early_stopping",
+    "encoder_no_repeat_ngram_size",
+    "exponential_decay_length_penalty",
+    "finetuning_task",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "gradient_checkpointing",
+    "id2label",
+    "initializer_range",
+    "is_decoder",
+    "is_llama_config",
+    "label2id",
+    "length_penalty",
+    "max_length",
+    "max_seq_len",
+    "max_sequence_length",
+    "max_window_layers",
+    "min_length",
+    "model_max_length",
+    // Of the three positions of a token in an image; those of a text are the same.
+    "mrope_section",
+    "name_or_path",
+    "no_repeat_ngram_size",
+    "num_beam_groups",
+    "num_beams",
+    "num_return_sequences",
+    "output_attentions",
+    "output_hidden_states",
+    "output_scores",
+    "pad_token_id",
+    "prefix",
+    "pretraining_tp",
+    "problem_type",
+    "pruned_heads",
+    "remove_invalid_values",
+    "repetition_penalty",
+    "return_dict",
+    "return_dict_in_generate",
+    "rope.scaling.finetuned",
+    "rope.scaling.original_context_length",
+    "sep_token_id",
+    "suppress_tokens",
+    "task_specific_params",
+    "temperature",
+    "tensor_data_layout",
+    "tf_legacy_loss",
+    "tokenizer_class",
+    "top_k",
+    "top_p",
+    "torch_dtype",
+    "torchscript",
+    "transformers.js_config",
+    "transformers_version",
+    "typical_p",
+    "unk_token_id",
+    "unsloth_fixed",
+    "unsloth_version",
+    "use_bfloat16",
+    "use_cache",
+];
+
+/// Whether the key is one that never changes what the decoder computes because of its form.
+fn is_private(key: &str) -> bool {
+    key.starts_with('_') || key.ends_with("dropout") || key.ends_with("_pdrop")
+}
+
+impl Keys {
+    /// Those of a JSON object.
+    ///
+    /// # Errors
+    /// If it is none.
+    pub fn of_json(json: Value) -> Result<Self, String> {
+        match json {
+            Value::Object(left) => Ok(Self { left, gguf: None }),
+            _ => Err("it must be a JSON object".into()),
+        }
+    }
+
+    /// Those of GGUF metadata under the name of `architecture`.
+    pub fn of_gguf(content: &Content, architecture: &str) -> Self {
+        let prefix = format!("{architecture}.");
+        let under = content.metadata.iter().filter_map(|(key, value)| {
+            let key = key.strip_prefix(&prefix)?;
+            let known = GGUF_KEYS.iter().find(|(gguf, _)| *gguf == key);
+            let key = known.map_or(key, |(_, ours)| ours);
+            Some((key.to_owned(), json_of(value)))
+        });
+        let tensors = content.tensor_infos.keys();
+        let first_layer = tensors.filter_map(|name| name.strip_prefix("blk.0."));
+        Self {
+            left: under.collect(),
+            gguf: Some(GgufFacts {
+                architecture: architecture.to_owned(),
+                first_layer: first_layer.map(str::to_owned).collect(),
+            }),
+        }
+    }
+
+    /// Sets a key that the configuration says in another way.
+    pub fn set(&mut self, key: &str, value: impl Into<Value>) {
+        self.left.insert(key.to_owned(), value.into());
+    }
+
+    /// Takes keys that someone else reads.
+    pub fn ignore(&mut self, keys: &[&str]) {
+        for key in keys {
+            self.left.remove(*key);
+        }
+    }
+
+    /// Whether a GGUF file has the tensor `part`, llama.cpp's name, in its first layer; `None` = it is no GGUF
+    /// file, and the configuration says it.
+    pub fn has_tensor(&self, part: &str) -> Option<bool> {
+        (self.gguf.as_ref()).map(|facts| facts.first_layer.contains(part))
+    }
+
+    /// Whether a GGUF file was read.
+    pub fn is_gguf(&self) -> bool {
+        self.gguf.is_some()
+    }
+
+    /// The name of `key` in the file.
+    fn shown(&self, key: &str) -> String {
+        match &self.gguf {
+            None => key.to_owned(),
+            Some(GgufFacts { architecture, .. }) => {
+                let known = GGUF_KEYS.iter().find(|(_, ours)| *ours == key);
+                format!("{architecture}.{}", known.map_or(key, |(gguf, _)| gguf))
+            }
+        }
+    }
+
+    /// Takes `key`; null if there is none.
+    pub fn take(&mut self, key: &str) -> Value {
+        self.left.remove(key).unwrap_or_default()
+    }
+
+    /// Takes `key`, which must be `what` if it is there.
+    fn typed<T>(
+        &mut self,
+        key: &str,
+        what: &str,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Option<T>, String> {
+        match self.take(key) {
+            Value::Null => Ok(None),
+            value => match read(&value) {
+                Some(read) => Ok(Some(read)),
+                None => Err(self.refused(key, &value, &format!("it must be {what}"))),
+            },
+        }
+    }
+
+    /// Takes a size.
+    ///
+    /// # Errors
+    /// If it is something else.
+    pub fn size(&mut self, key: &str) -> Result<Option<usize>, String> {
+        self.typed(key, "a whole number", |value| {
+            value.as_u64().and_then(|n| usize::try_from(n).ok())
+        })
+    }
+
+    /// Takes a size that must be there.
+    ///
+    /// # Errors
+    /// If it is missing or something else.
+    pub fn needed_size(&mut self, key: &str) -> Result<usize, String> {
+        self.size(key)?.ok_or_else(|| self.missing(key))
+    }
+
+    /// Takes a number.
+    ///
+    /// # Errors
+    /// If it is something else.
+    pub fn number(&mut self, key: &str) -> Result<Option<f64>, String> {
+        self.typed(key, "a number", Value::as_f64)
+    }
+
+    /// Takes a flag.
+    ///
+    /// # Errors
+    /// If it is something else.
+    pub fn flag(&mut self, key: &str) -> Result<Option<bool>, String> {
+        self.typed(key, "true or false", Value::as_bool)
+    }
+
+    /// Takes a text.
+    ///
+    /// # Errors
+    /// If it is something else.
+    pub fn text(&mut self, key: &str) -> Result<Option<String>, String> {
+        self.typed(key, "a string", |value| value.as_str().map(str::to_owned))
+    }
+
+    /// Takes a list of texts.
+    ///
+    /// # Errors
+    /// If it is something else.
+    pub fn texts(&mut self, key: &str) -> Result<Option<Vec<String>>, String> {
+        self.typed(key, "a list of strings", |value| {
+            let list = value.as_array()?.iter();
+            list.map(|item| item.as_str().map(str::to_owned)).collect()
+        })
+    }
+
+    /// Takes a token id or a list of them.
+    ///
+    /// # Errors
+    /// If it is something else.
+    pub fn ids(&mut self, key: &str) -> Result<Vec<u32>, String> {
+        let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+        let ids = self.typed(key, "a token id or a list of them", |value| match value {
+            Value::Array(list) => list.iter().map(id).collect::<Option<Vec<u32>>>(),
+            one => id(one).map(|id| vec![id]),
+        })?;
+        Ok(ids.unwrap_or_default())
+    }
+
+    /// Takes the keys of an object.
+    ///
+    /// # Errors
+    /// If it is something else.
+    pub fn nested(&mut self, key: &str) -> Result<Option<Self>, String> {
+        self.typed(key, "an object", |value| {
+            let left = value.as_object()?.clone();
+            Some(Self { left, gguf: None })
+        })
+    }
+
+    /// Refuses what is left.
+    ///
+    /// # Errors
+    /// A message that names a key that may change what the decoder computes, and its value.
+    pub fn finish(self, shape: &Shape) -> Result<(), String> {
+        let mut odd = self.left.iter().filter(|(key, value)| {
+            let harmless = HARMLESS.contains(&key.as_str()) || is_private(key);
+            !harmless && !self.is_neutral(key, value, shape)
+        });
+        match odd.next() {
+            None => Ok(()),
+            Some((key, value)) => Err(self.refused(key, value, "no layer acts on it")),
+        }
+    }
+
+    /// Whether the key asks with this value for nothing that a plain layer does not do.
+    fn is_neutral(&self, key: &str, value: &Value, shape: &Shape) -> bool {
+        let d = shape.head_dim as f64;
+        let number = |wanted: f64| {
+            let fits = |x: f64| (x - wanted).abs() <= 1e-6 * wanted;
+            // In llama.cpp, 0 means "none".
+            let is_none = |x: f64| x == 0. && self.is_gguf();
+            value.is_null() || value.as_f64().is_some_and(|x| fits(x) || is_none(x))
+        };
+        match key {
+            "embedding_multiplier"
+            | "embedding_scale"
+            | "lm_head_multiplier"
+            | "logit_scale"
+            | "logits_scaling"
+            | "partial_rotary_factor"
+            | "residual_multiplier"
+            | "residual_scale"
+            | "rope.scale_linear"
+            | "rope.scaling.attn_factor"
+            | "rope.scaling.factor"
+            | "rotary_pct" => number(1.),
+            "attention.scale" | "attention_multiplier" => number(1. / d.sqrt()),
+            "attention.value_length"
+            | "query_pre_attn_scalar"
+            | "rope.dimension_count"
+            | "rotary_dim"
+            | "v_head_dim" => number(d),
+            "attention.causal" | "is_causal" => value.is_null() || value == true,
+            "attention.sliding_window" => {
+                let longest = shape.max_position_embeddings as f64;
+                says_no(value) || value.as_f64() >= Some(longest)
+            }
+            "activation" | "activation_function" | "hidden_activation" => {
+                value.is_null() || ["silu", "swish", "swiglu"].iter().any(|name| value == name)
+            }
+            "no_rope_layers" => {
+                let mut layers = value.as_array().into_iter().flatten();
+                says_no(value) || (value.is_array() && layers.all(|has_rope| has_rope == 1))
+            }
+            "rope.scaling.type" => value == "none",
+            _ => says_no(value),
+        }
+    }
+
+    /// The message that `key` is missing.
+    pub fn missing(&self, key: &str) -> String {
+        format!("{} is missing", self.shown(key))
+    }
+
+    /// The message that `key` cannot have this value.
+    pub fn refused(&self, key: &str, value: &Value, accepted: &str) -> String {
+        let (key, value) = (self.shown(key), value.to_string());
+        format!(
+            "{} {} is not supported: {accepted}",
+            short(&key),
+            short(&value)
+        )
+    }
+}
+
+/// Whether a value means "none" or "no" for a key that is not known.
+fn says_no(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Bool(true) => false,
+        Value::Number(n) => n.as_f64() == Some(0.),
+        Value::String(text) => text.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        Value::Object(entries) => entries.is_empty(),
+    }
+}
+
+/// The beginning of a text that strangers wrote.
+fn short(text: &str) -> String {
+    let mut short = clipped(text);
+    if let Some((end, _)) = short.char_indices().nth(60) {
+        short.truncate(end);
+        short.push_str("..");
+    }
+    short
+}
+
+/// A value of GGUF metadata. JSON has no NaN or infinity: they become strings.
+fn json_of(value: &GgufValue) -> Value {
+    let float = |x: f64| {
+        if x.is_finite() {
+            Value::from(x)
+        } else {
+            x.to_string().into()
+        }
+    };
+    match value {
+        GgufValue::U8(n) => (*n).into(),
+        GgufValue::I8(n) => (*n).into(),
+        GgufValue::U16(n) => (*n).into(),
+        GgufValue::I16(n) => (*n).into(),
+        GgufValue::U32(n) => (*n).into(),
+        GgufValue::I32(n) => (*n).into(),
+        GgufValue::U64(n) => (*n).into(),
+        GgufValue::I64(n) => (*n).into(),
+        GgufValue::F32(x) => float(f64::from(*x)),
+        GgufValue::F64(x) => float(*x),
+        GgufValue::Bool(flag) => (*flag).into(),
+        GgufValue::String(text) => text.as_str().into(),
+        GgufValue::Array(list) => list.iter().map(json_of).collect(),
+    }
+}
