@@ -16,6 +16,7 @@ mod layer;
 mod layers;
 pub mod linear;
 pub mod load;
+pub mod matrix;
 mod medusa;
 pub(crate) mod names;
 mod output_layer;
