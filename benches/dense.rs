@@ -6,6 +6,7 @@
 use candle_core::{DType, Device, Tensor};
 use criterion::{Bencher, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use foretoken::kernels::dense::DenseMatrix;
+use foretoken::kernels::matmul::CpuMatrix;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 

@@ -4,7 +4,8 @@
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Tensor};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use foretoken::kernels::quant::{QuantMatrix, matmul};
+use foretoken::kernels::matmul::CpuMatrix;
+use foretoken::kernels::quant::QuantMatrix;
 
 /// `[outputs, inputs]` of SmolLM2-135M (q, k and v; o; gate and up; down) and Llama-3.2-1B (o).
 const SHAPES: [(usize, usize); 5] = [
@@ -40,11 +41,11 @@ fn products(c: &mut Criterion) {
             for rows in ROWS {
                 let x = Tensor::randn(0f32, 1., (rows, inputs), &Device::Cpu).unwrap();
                 group.bench_function(BenchmarkId::new("cache", rows), |b| {
-                    b.iter(|| matmul(&[&weights[0]], &x).unwrap());
+                    b.iter(|| weights[0].matmul(&x).unwrap());
                 });
                 let mut next = weights.iter().cycle();
                 group.bench_function(BenchmarkId::new("memory", rows), |b| {
-                    b.iter(|| matmul(&[next.next().unwrap()], &x).unwrap());
+                    b.iter(|| next.next().unwrap().matmul(&x).unwrap());
                 });
             }
         }

@@ -19,6 +19,7 @@ mod gpu;
 pub mod graph;
 pub mod kv_move;
 pub mod kv_write;
+pub mod matmul;
 pub mod norm;
 pub mod paged_attention;
 pub(crate) mod parallel;

@@ -49,7 +49,7 @@ impl Decoder {
         let shape = (config.output_size(), config.hidden_size);
         let output = OutputLayer {
             linear: match config.tie_word_embeddings && config.draft_vocab_size.is_none() {
-                true => embedding.tied_head()?,
+                true => embedding.tied_head(),
                 false => weights.linear(names::HEAD, shape, false)?,
             },
             ids: weights.output_ids(&config)?,

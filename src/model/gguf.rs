@@ -1,7 +1,7 @@
 //! Reads the tensors of a GGUF file by their Hugging Face names, with rows in Hugging Face's order.
 
 use super::config::ModelConfig;
-use super::linear::Weight;
+use super::matrix::{Matrix, Packed, Quantized, unquantized};
 use super::{finite, names};
 use crate::error::{Error, Result, first_line};
 use crate::gguf::{GgufSource, Reader};
@@ -69,7 +69,7 @@ impl GgufFile {
         shape: (usize, usize),
         dtype: Option<DType>,
         device: &Device,
-    ) -> Result<Weight> {
+    ) -> Result<Arc<dyn Matrix>> {
         let tensor = self.read(&format!("{name}.weight"), device)?;
         let found = tensor.shape().dims();
         if found != [shape.0, shape.1] {
@@ -77,11 +77,11 @@ impl GgufFile {
         }
         let kind = tensor.dtype();
         if let Some(own) = float_dtype(kind) {
-            return Weight::dense(&tensor.dequantize(device)?, dtype.or(Some(own)));
+            return unquantized(&tensor.dequantize(device)?, dtype.or(Some(own)));
         }
         // candle has NEON kernels; on aarch64, ours would be plain Rust.
         if !device.is_cpu() || cfg!(target_arch = "aarch64") {
-            return Ok(Weight::Quantized(Arc::new(tensor)));
+            return Ok(Arc::new(Quantized::new(tensor)?));
         }
         let (outputs, inputs) = shape;
         let matrix = if QuantMatrix::keeps(kind, inputs) {
@@ -92,7 +92,7 @@ impl GgufFile {
             let floats = tensor.dequantize(device)?.flatten_all()?.to_vec1::<f32>()?;
             QuantMatrix::from_floats(&floats, outputs, inputs)?
         };
-        Ok(Weight::Tiled(Arc::new(matrix)))
+        Ok(Arc::new(Packed::new(matrix)))
     }
 
     /// The tensor `name` (its full Hugging Face name), in f32.

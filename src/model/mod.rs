@@ -19,6 +19,7 @@ mod layer_spec;
 mod layers;
 pub mod linear;
 pub mod load;
+pub mod matrix;
 mod medusa;
 pub(crate) mod names;
 mod output_layer;

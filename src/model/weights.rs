@@ -2,7 +2,8 @@
 
 use super::config::ModelConfig;
 use super::gguf::GgufFile;
-use super::linear::{Embedding, Linear, Weight};
+use super::linear::{Embedding, Linear};
+use super::matrix::{self, Matrix};
 use super::shards::safetensors_files;
 use super::source::ModelSource;
 use super::{finite, names, pickle};
@@ -14,6 +15,7 @@ use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
+use std::sync::Arc;
 
 /// An open checkpoint, and the dtypes and the device that its tensors are converted to.
 pub struct Weights {
@@ -124,12 +126,12 @@ impl Weights {
     /// # Errors
     /// A setup error that names the tensor if it is missing or has another shape.
     pub fn linear(&mut self, name: &str, shape: (usize, usize), bias: bool) -> Result<Linear> {
-        let weight = self.matrix(name, shape)?;
+        let matrix = self.matrix(name, shape)?;
         let bias = match bias {
             true => Some(self.tensor(&format!("{name}.bias"), &[shape.0])?),
             false => None,
         };
-        Linear::new(weight, bias)
+        Ok(Linear::new(matrix, bias))
     }
 
     /// The token embedding `name` (without `.weight`), `[vocab, hidden]`.
@@ -137,8 +139,8 @@ impl Weights {
     /// # Errors
     /// As [`Weights::linear`].
     pub fn embedding(&mut self, name: &str, shape: (usize, usize)) -> Result<Embedding> {
-        let weight = self.matrix(name, shape)?;
-        Ok(Embedding::new(weight, shape.1, self.dtypes.activations))
+        let matrix = self.matrix(name, shape)?;
+        Ok(Embedding::new(matrix, self.dtypes.activations))
     }
 
     /// The embedding of a draft head: its own if there is one, otherwise that of its target.
@@ -269,12 +271,12 @@ impl Weights {
         }
     }
 
-    fn matrix(&mut self, name: &str, shape: (usize, usize)) -> Result<Weight> {
+    fn matrix(&mut self, name: &str, shape: (usize, usize)) -> Result<Arc<dyn Matrix>> {
         match &mut self.source {
             Source::Gguf(file) => file.matrix(name, shape, self.dtypes.matrices, &self.device),
             _ => {
                 let tensor = self.stored(&format!("{name}.weight"), &[shape.0, shape.1])?;
-                Weight::dense(&tensor, self.dtypes.matrices)
+                matrix::unquantized(&tensor, self.dtypes.matrices)
             }
         }
     }

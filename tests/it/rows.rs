@@ -4,7 +4,8 @@
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 use foretoken::kernels::quant::QuantMatrix;
-use foretoken::model::linear::{Embedding, Linear, Weight};
+use foretoken::model::linear::{Embedding, Linear};
+use foretoken::model::matrix::{Matrix, Packed, Quantized, unquantized};
 use std::sync::Arc;
 
 const MOST: usize = 70;
@@ -53,7 +54,7 @@ fn our_8_and_4_bit_products() {
             let blocks = QTensor::quantize(&floats, dtype).unwrap();
             let data = blocks.data().unwrap();
             let matrix = QuantMatrix::from_blocks(dtype, &data, outputs, inputs).unwrap();
-            let linear = Linear::new(Weight::Tiled(Arc::new(matrix)), None).unwrap();
+            let linear = Linear::new(Arc::new(Packed::new(matrix)), None);
             let what = format!("{dtype:?} {inputs}x{outputs}");
             check(&what, &linear, inputs, &all_counts());
         }
@@ -66,22 +67,22 @@ fn candles_k_quants() {
         let floats = noise(2, (outputs, inputs));
         for dtype in [GgmlDType::Q4K, GgmlDType::Q6K] {
             let blocks = QTensor::quantize(&floats, dtype).unwrap();
-            let linear = Linear::new(Weight::Quantized(Arc::new(blocks)), None).unwrap();
+            let linear = Linear::new(Arc::new(Quantized::new(blocks).unwrap()), None);
             let what = format!("{dtype:?} {inputs}x{outputs}");
             check(&what, &linear, inputs, &all_counts());
         }
     }
 }
 
-fn dense(weight: Tensor, dtype: DType) -> Weight {
-    Weight::dense(&weight, Some(dtype)).unwrap()
+fn dense(weight: Tensor, dtype: DType) -> Arc<dyn Matrix> {
+    unquantized(&weight, Some(dtype)).unwrap()
 }
 
 #[test]
 fn dense_weights() {
     for (inputs, outputs) in SHAPES {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
-            let linear = Linear::new(dense(noise(3, (outputs, inputs)), dtype), None).unwrap();
+            let linear = Linear::new(dense(noise(3, (outputs, inputs)), dtype), None);
             let what = format!("{dtype:?} {inputs}x{outputs}");
             let few = [
                 1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 30, 31, 32, 33, 47, 62, 63, 69, 70,
@@ -96,8 +97,8 @@ fn dense_weights() {
 fn an_embedding_reads_rows_of_its_weight() {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         let rounded = noise(8, (21, 40)).to_dtype(dtype).unwrap();
-        let weight = Weight::dense(&rounded, None).unwrap();
-        let embedding = Embedding::new(weight, 40, DType::F32);
+        let matrix = unquantized(&rounded, None).unwrap();
+        let embedding = Embedding::new(matrix, DType::F32);
         let want = rounded.to_dtype(DType::F32).unwrap();
         let ids = Tensor::new(&[20u32, 0, 7, 7], &Device::Cpu).unwrap();
         let got = embedding.forward(&ids).unwrap();
@@ -108,7 +109,7 @@ fn an_embedding_reads_rows_of_its_weight() {
         );
         // The identity reads every column of the weight.
         let identity = Tensor::eye(40, DType::F32, &Device::Cpu).unwrap();
-        let columns = embedding.tied_head().unwrap().forward(&identity).unwrap();
+        let columns = embedding.tied_head().forward(&identity).unwrap();
         assert_eq!(
             columns.to_vec2::<f32>().unwrap(),
             want.t().unwrap().to_vec2::<f32>().unwrap()
@@ -124,11 +125,33 @@ fn a_dense_bias_is_added_to_every_row() {
     let weight = noise(4, (8, 32));
     let bias = noise(5, (1, 8)).squeeze(0).unwrap();
     let x = noise(6, (3, 32));
-    let with = Linear::new(dense(weight.clone(), DType::F32), Some(bias.clone())).unwrap();
-    let without = Linear::new(dense(weight, DType::F32), None).unwrap();
+    let with = Linear::new(dense(weight.clone(), DType::F32), Some(bias.clone()));
+    let without = Linear::new(dense(weight, DType::F32), None);
     let want = without.forward(&x).unwrap().broadcast_add(&bias).unwrap();
     assert_eq!(
         with.forward(&x).unwrap().to_vec2::<f32>().unwrap(),
         want.to_vec2::<f32>().unwrap()
     );
+}
+
+/// A layer without a bias beside one that has one, of weights that share a call and of ones that do not.
+#[test]
+fn joined_layers_are_as_each_alone() {
+    let x = noise(10, (9, 64));
+    let bias = noise(11, (1, 13)).squeeze(0).unwrap();
+    for dtypes in [[DType::F32, DType::BF16], [DType::F32; 2]] {
+        let blocks = QTensor::quantize(&noise(12, (7, 64)), GgmlDType::Q8_0).unwrap();
+        let layers = vec![
+            Linear::new(dense(noise(13, (16, 64)), dtypes[0]), None),
+            Linear::new(dense(noise(14, (13, 64)), dtypes[1]), Some(bias.clone())),
+            Linear::new(Arc::new(Quantized::new(blocks).unwrap()), None),
+        ];
+        let apart: Vec<Tensor> = layers.iter().map(|l| l.forward(&x).unwrap()).collect();
+        let want = Tensor::cat(&apart, 1).unwrap();
+        let joined = Linear::join(layers).unwrap().forward(&x).unwrap();
+        assert_eq!(
+            joined.to_vec2::<f32>().unwrap(),
+            want.to_vec2::<f32>().unwrap()
+        );
+    }
 }

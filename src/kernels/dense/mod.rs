@@ -19,14 +19,13 @@ mod portable;
 mod tests;
 mod tiles;
 
-use super::cpu::{self, Isa};
+use super::cpu::Isa;
+use super::matmul::{CpuMatrix, Product};
 use super::parallel::{Shared, for_each, threads};
-use super::storage::contiguous;
-use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
+use candle_core::{Result, Tensor};
 use pack::Value;
 use std::ops::Range;
 use tiles::{ROWS, Sums, TILES, TileRow, Tiles, WIDTH};
-use tracing::trace_span;
 
 pub use tiles::DenseMatrix;
 
@@ -38,32 +37,36 @@ const PIECES: usize = 4;
 /// Number of multiply-adds from which waking other threads pays.
 const MIN_PARALLEL_WORK: usize = 1 << 15;
 
-impl DenseMatrix {
-    /// `x @ self^T` for `x` `[rows, inputs]` f32 on the CPU: `[rows, outputs]` f32.
-    ///
-    /// # Errors
-    /// If `x` has another width, dtype or device, or is not contiguous.
-    pub fn matmul(&self, x: &Tensor) -> Result<Tensor> {
-        matmul(&[self], x)
+impl CpuMatrix for DenseMatrix {
+    const NAME: &'static str = "dense-matmul";
+
+    fn shape(&self) -> (usize, usize) {
+        (self.outputs, self.inputs)
     }
 
-    /// Writes `[rows, outputs]` to `out` for `x` `[rows, inputs]`.
-    ///
-    /// # Panics
-    /// If `x` and `out` do not have the lengths of the same number of rows.
-    pub fn product(&self, x: &[f32], out: &mut [f32]) {
-        let rows = out.len() / self.outputs.max(1);
-        products(cpu::isa(), &[self], x, rows, out);
+    fn format(&self) -> String {
+        self.dtype().as_str().to_owned()
     }
-}
 
-/// `x @ w^T` for each of `weights`, with the outputs side by side: `[rows, sum of outputs]` f32 for `x`
-/// `[rows, inputs]` f32 on the CPU.
-///
-/// # Errors
-/// If the weights differ in inputs, or `x` has another width, dtype or device, or is not contiguous.
-pub fn matmul(weights: &[&DenseMatrix], x: &Tensor) -> Result<Tensor> {
-    x.apply_op1_no_bwd(&MatMul(weights))
+    fn read_row(&self, output: usize, row: &mut [f32]) {
+        self.row(output, row);
+    }
+
+    fn multiply(product: &Product<'_, Self>, isa: Isa, out: &mut [f32]) {
+        let (x, width) = (product.x, product.outputs);
+        let pieces = cut(product);
+        let parallelize = x.len() * width > MIN_PARALLEL_WORK;
+        let out = Shared::new(out);
+        for_each(pieces.len(), parallelize, |i| {
+            let Piece { matrix, tiles, .. } = &pieces[i];
+            let range = tiles.start * matrix.inputs..tiles.end * matrix.inputs;
+            match &matrix.tiles {
+                Tiles::F32(all) => pieces[i].run(isa, &all[range], x, &out, width),
+                Tiles::F16(all) => pieces[i].run(isa, &all[range], x, &out, width),
+                Tiles::BF16(all) => pieces[i].run(isa, &all[range], x, &out, width),
+            }
+        });
+    }
 }
 
 /// `x @ weight^T` on a GPU, `[rows, outputs]`, for `x` `[rows, inputs]` and a weight `[outputs, inputs]`
@@ -104,72 +107,56 @@ pub fn has_kernel_on_device(weight: &Tensor) -> Result<bool> {
     }
 }
 
-/// Some tiles of one matrix: what a thread computes at a time.
+/// Some tiles of one matrix, and the rows that they are multiplied with: what a thread computes at a time.
 struct Piece<'a> {
     matrix: &'a DenseMatrix,
     tiles: Range<usize>,
+    rows: Range<usize>,
     /// The matrix's first column in the result.
     column: usize,
 }
 
-/// See [`matmul`]; every element of `out` is written.
-fn products(isa: Isa, weights: &[&DenseMatrix], x: &[f32], rows: usize, out: &mut [f32]) {
-    let width: usize = weights.iter().map(|w| w.outputs).sum();
-    assert_eq!(out.len(), rows * width, "results of {rows} rows");
-    for w in weights {
-        assert_eq!(x.len(), rows * w.inputs, "activations of {rows} rows");
-    }
-    let pieces = cut(weights);
-    let parallelize = x.len() * width > MIN_PARALLEL_WORK;
-    let out = Shared::new(out);
-    for_each(pieces.len(), parallelize, |i| {
-        let Piece { matrix, tiles, .. } = &pieces[i];
-        let range = tiles.start * matrix.inputs..tiles.end * matrix.inputs;
-        match &matrix.tiles {
-            Tiles::F32(all) => pieces[i].run(isa, &all[range], x, rows, &out, width),
-            Tiles::F16(all) => pieces[i].run(isa, &all[range], x, rows, &out, width),
-            Tiles::BF16(all) => pieces[i].run(isa, &all[range], x, rows, &out, width),
-        }
-    });
-}
-
 /// Pieces of [`TILES`] tiles, or of fewer if threads would be left without work.
-fn cut<'a>(weights: &[&'a DenseMatrix]) -> Vec<Piece<'a>> {
-    let tiles: usize = weights.iter().map(|w| w.outputs.div_ceil(WIDTH)).sum();
+fn cut<'a>(product: &Product<'a, DenseMatrix>) -> Vec<Piece<'a>> {
+    let matrices = product.groups.iter().flat_map(|group| &group.weights);
+    let tiles: usize = matrices.map(|w| w.outputs.div_ceil(WIDTH)).sum();
     let size = (tiles / (threads() * PIECES)).clamp(1, TILES);
-    let mut pieces = Vec::with_capacity(tiles.div_ceil(size) + weights.len());
-    let mut column = 0;
-    for matrix in weights {
-        let tiles = matrix.outputs.div_ceil(WIDTH);
-        pieces.extend((0..tiles).step_by(size).map(|start| Piece {
-            matrix,
-            tiles: start..tiles.min(start + size),
-            column,
-        }));
-        column += matrix.outputs;
+    let mut pieces = Vec::with_capacity(tiles.div_ceil(size) + 2 * product.groups.len());
+    for group in product.groups {
+        let mut column = 0;
+        for &matrix in &group.weights {
+            let tiles = matrix.outputs.div_ceil(WIDTH);
+            pieces.extend((0..tiles).step_by(size).map(|start| Piece {
+                matrix,
+                tiles: start..tiles.min(start + size),
+                rows: group.rows.clone(),
+                column,
+            }));
+            column += matrix.outputs;
+        }
     }
     pieces
 }
 
 impl Piece<'_> {
-    /// The results of all rows for these tiles, whose weights are `all`.
+    /// The results of the rows for these tiles, whose weights are `all`.
     fn run<V: Kernel>(
         &self,
         isa: Isa,
         all: &[TileRow<V>],
         x: &[f32],
-        rows: usize,
         out: &Shared<'_, f32>,
         width: usize,
     ) {
         let inputs = self.matrix.inputs;
-        let passes = rows.div_ceil(ROWS);
+        let (first, count) = (self.rows.start, self.rows.len());
+        let passes = count.div_ceil(ROWS);
         let block = if passes > 1 { BLOCK } else { inputs.max(1) };
         // Without inputs, one pass writes zeros.
         for start in (0..inputs.max(1)).step_by(block) {
             let range = start..inputs.min(start + block);
             for pass in 0..passes {
-                let rows = rows * pass / passes..rows * (pass + 1) / passes;
+                let rows = first + count * pass / passes..first + count * (pass + 1) / passes;
                 let mut x_rows = [[].as_slice(); ROWS];
                 for (place, row) in x_rows.iter_mut().zip(rows.clone()) {
                     *place = &x[row * inputs..][range.clone()];
@@ -254,30 +241,5 @@ impl<V: avx2::Load> Kernel for V {
 impl<V: Value> Kernel for V {
     fn pass(_: Isa, tiles: &[&[TileRow<Self>]], x: &[&[f32]], sums: &mut Sums) {
         portable::pass(tiles, x, sums);
-    }
-}
-
-struct MatMul<'a>(&'a [&'a DenseMatrix]);
-
-impl CustomOp1 for MatMul<'_> {
-    fn name(&self) -> &'static str {
-        "dense-matmul"
-    }
-
-    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let (rows, width) = layout.shape().dims2()?;
-        if let Some(other) = self.0.iter().find(|w| w.inputs != width) {
-            let inputs = other.inputs;
-            candle_core::bail!(
-                "dense-matmul: {width} values per row, but the weight takes {inputs}"
-            );
-        }
-        let x = contiguous::<f32>(self.name(), x, layout)?;
-        let outputs = self.0.iter().map(|w| w.outputs).sum();
-        let mut out = vec![0f32; rows * outputs];
-        trace_span!("matmul").in_scope(|| {
-            products(cpu::isa(), self.0, x, rows, &mut out);
-        });
-        Ok((CpuStorage::F32(out), (rows, outputs).into()))
     }
 }

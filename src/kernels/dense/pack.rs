@@ -88,11 +88,8 @@ impl DenseMatrix {
         })
     }
 
-    /// Writes row `output` of the weight to `row` (`inputs` floats): an embedding lookup.
-    ///
-    /// # Panics
-    /// If there is no such output, or `row` has another length.
-    pub fn row(&self, output: usize, row: &mut [f32]) {
+    /// See [`CpuMatrix::read_row`](super::CpuMatrix::read_row).
+    pub(super) fn row(&self, output: usize, row: &mut [f32]) {
         assert!(output < self.outputs, "output {output} of {}", self.outputs);
         assert_eq!(row.len(), self.inputs, "inputs of a row");
         match &self.tiles {

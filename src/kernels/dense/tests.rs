@@ -2,6 +2,8 @@
 //! with the same row in a batch.
 
 use super::*;
+use crate::kernels::cpu;
+use crate::kernels::matmul::{Group, matmul};
 use candle_core::{DType, Device};
 use half::{bf16, f16};
 
@@ -24,9 +26,20 @@ fn matrix(outputs: usize, inputs: usize, dtype: DType) -> (Vec<f32>, DenseMatrix
 }
 
 fn product(matrix: &DenseMatrix, x: &[f32]) -> Vec<f32> {
+    product_with(cpu::isa(), matrix, x)
+}
+
+fn product_with(isa: Isa, matrix: &DenseMatrix, x: &[f32]) -> Vec<f32> {
     let (outputs, inputs) = matrix.shape();
-    let mut out = vec![f32::NAN; x.len() / inputs * outputs];
-    matrix.product(x, &mut out);
+    let rows = x.len() / inputs;
+    let weights = vec![matrix];
+    let groups = [Group {
+        rows: 0..rows,
+        weights,
+    }];
+    let product = Product::new(&groups, x, (rows, inputs)).unwrap();
+    let mut out = vec![f32::NAN; rows * outputs];
+    DenseMatrix::multiply(&product, isa, &mut out);
     out
 }
 
@@ -131,8 +144,7 @@ fn every_isa_has_the_bits_of_one_chain() {
             };
             let want: Vec<f32> = (0..rows * outputs).map(chain).collect();
             for isa in Isa::available() {
-                let mut got = vec![f32::NAN; rows * outputs];
-                products(isa, &[&matrix], &x, rows, &mut got);
+                let got = product_with(isa, &matrix, &x);
                 assert!(got == want, "{dtype:?} {rows} rows, {isa:?}");
             }
         }
@@ -195,10 +207,12 @@ fn a_joined_product_equals_the_separate_ones() {
     let matrices = matrices.map(|(outputs, dtype)| matrix(outputs, 333, dtype).1);
     for rows in [1, 3, 17] {
         let x = noise((rows, 333));
-        let all: Vec<&DenseMatrix> = matrices.iter().collect();
-        let parts: Vec<Tensor> = all.iter().map(|m| m.matmul(&x).unwrap()).collect();
+        let weights: Vec<&DenseMatrix> = matrices.iter().collect();
+        let parts: Vec<Tensor> = weights.iter().map(|m| m.matmul(&x).unwrap()).collect();
         let want = Tensor::cat(&parts, 1).unwrap();
-        assert_eq!(floats(&matmul(&all, &x).unwrap()), floats(&want));
+        let rows = 0..rows;
+        let got = matmul(&[Group { rows, weights }], &x).unwrap();
+        assert_eq!(floats(&got), floats(&want));
     }
 }
 
@@ -209,6 +223,22 @@ fn inputs_that_do_not_match_are_refused() {
     assert!(matrix.matmul(&noise((1, 31))).is_err());
     assert!(matrix.matmul(&noise((32, 1)).t().unwrap()).is_ok());
     assert!(matrix.matmul(&noise((32, 2)).t().unwrap()).is_err());
+    let of = |rows, weights| Group { rows, weights };
+    let other = DenseMatrix::new(&noise((4, 32))).unwrap();
+    let (two, three) = (vec![&matrix, &matrix], vec![&matrix, &matrix, &matrix]);
+    for groups in [
+        vec![],
+        vec![of(0..2, two.clone())],
+        vec![of(0..2, two.clone()), of(3..4, two.clone())],
+        vec![of(0..2, two.clone()), of(2..5, two.clone())],
+        vec![of(0..4, two.clone()), of(1..4, two.clone())],
+        vec![of(0..2, two.clone()), of(2..4, three)],
+        vec![of(0..2, two.clone()), of(2..4, vec![&other, &other])],
+    ] {
+        assert!(matmul(&groups, &noise((4, 32))).is_err());
+    }
+    let halves = [of(0..2, two.clone()), of(2..2, two.clone()), of(2..4, two)];
+    assert!(matmul(&halves, &noise((4, 32))).is_ok());
     let half = noise((1, 32)).to_dtype(DType::F16).unwrap();
     assert!(matrix.matmul(&half).is_err());
     assert_eq!(

@@ -34,11 +34,6 @@ pub struct DenseMatrix {
 pub(super) type Sums = [[[f32; WIDTH]; ROWS]; TILES];
 
 impl DenseMatrix {
-    /// Outputs and inputs.
-    pub fn shape(&self) -> (usize, usize) {
-        (self.outputs, self.inputs)
-    }
-
     /// The dtype that the weights are stored in.
     pub fn dtype(&self) -> DType {
         match self.tiles {

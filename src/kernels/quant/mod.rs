@@ -20,13 +20,13 @@ mod tiles;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use super::cpu::{self, Isa};
+use super::cpu::Isa;
+use super::matmul::{CpuMatrix, Product};
 use super::parallel::{Shared, for_each};
 use activations::{Activations, Pass, ROWS};
-use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 use formats::{Format, WIDTH};
+use std::ops::Range;
 use tiles::{AnyTiles, SIDES, Strip, with_tiles};
-use tracing::trace_span;
 
 pub use formats::BLOCK;
 pub use tiles::QuantMatrix;
@@ -89,67 +89,99 @@ fn product_portable<F: Format>(
     }
 }
 
-/// `x @ w^T` for each of `weights`, with the outputs side by side: `[rows, sum of outputs]` f32 for `x`
-/// `[rows, inputs]` f32 on the CPU. All weights take the same inputs. The rows are quantized once, and
-/// all weights share one parallel loop.
-///
-/// # Errors
-/// If `x` has another width, dtype or device, or is not contiguous.
-pub fn matmul(weights: &[&QuantMatrix], x: &Tensor) -> Result<Tensor> {
-    x.apply_op1_no_bwd(&MatMul(weights))
+/// The rows of a group, and one of the weights that they are multiplied with.
+struct Part<'a> {
+    weight: &'a QuantMatrix,
+    x: &'a Activations,
+    /// Some of the passes of `x`.
+    passes: &'a [Pass],
+    /// The first row of `x` and the first column of the weight in the result.
+    row: usize,
+    column: usize,
+    /// The weight's first strip among those of all parts.
+    first: usize,
 }
 
-struct MatMul<'a>(&'a [&'a QuantMatrix]);
+impl CpuMatrix for QuantMatrix {
+    const NAME: &'static str = "quant-matmul";
 
-impl CustomOp1 for MatMul<'_> {
-    fn name(&self) -> &'static str {
-        "quant-matmul"
+    fn shape(&self) -> (usize, usize) {
+        (self.outputs, self.inputs)
     }
 
-    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let (rows, width) = layout.shape().dims2()?;
-        if let Some(wrong) = self.0.iter().find(|w| w.inputs != width) {
-            let inputs = wrong.inputs;
-            candle_core::bail!(
-                "quant-matmul: {width} values per row, but the weight takes {inputs}"
-            );
-        }
-        let x = super::storage::contiguous::<f32>(self.name(), x, layout)?;
-        let out = trace_span!("matmul").in_scope(|| products(cpu::isa(), self.0, x, width));
-        let outputs: usize = self.0.iter().map(|w| w.outputs).sum();
-        Ok((CpuStorage::F32(out), (rows, outputs).into()))
+    fn format(&self) -> String {
+        format!("{:?}", self.dtype())
     }
-}
 
-/// `[rows, sum of outputs]` for `x` `[rows, inputs]`.
-fn products(isa: Isa, weights: &[&QuantMatrix], x: &[f32], inputs: usize) -> Vec<f32> {
-    let rows = x.len() / inputs.max(1);
-    let x = Activations::quantize(isa, x, inputs);
-    let outputs: usize = weights.iter().map(|w| w.outputs).sum();
-    let mut out = vec![0f32; rows * outputs];
-    let shared = Shared::new(&mut out);
-    let strips: usize = weights.iter().map(|w| w.strips()).sum();
-    let parallelize = rows * inputs * outputs > MIN_PARALLEL_WORK;
-    for panel in x.passes().chunks(PANEL / ROWS) {
-        for_each(strips, parallelize, |strip| {
-            let (weight, strip, first) = locate(weights, strip);
-            weight.strip_product(isa, strip, &x, panel, |side, row, sums| {
-                let column = (strip * SIDES + side) * WIDTH;
-                let width = WIDTH.min(weight.outputs.saturating_sub(column));
-                if width == 0 {
-                    // The last strip may have only one side.
-                    return;
+    fn read_row(&self, output: usize, row: &mut [f32]) {
+        self.dequantize_row(output, row);
+    }
+
+    /// The rows of a group are quantized once.
+    fn multiply(product: &Product<'_, Self>, isa: Isa, out: &mut [f32]) {
+        let (inputs, width) = (product.inputs, product.outputs);
+        let parallelize = product.x.len() * width > MIN_PARALLEL_WORK;
+        let quantize = |rows: &Range<usize>| {
+            Activations::quantize(
+                isa,
+                &product.x[rows.start * inputs..rows.end * inputs],
+                inputs,
+            )
+        };
+        let groups = product.groups.iter();
+        let groups: Vec<_> = groups.map(|group| (group, quantize(&group.rows))).collect();
+        let out = Shared::new(out);
+        for panel in 0.. {
+            let (mut parts, mut strips) = (Vec::new(), 0);
+            for (group, x) in &groups {
+                let Some(passes) = x.passes().chunks(PANEL / ROWS).nth(panel) else {
+                    continue;
+                };
+                let (row, mut column) = (group.rows.start, 0);
+                for &weight in &group.weights {
+                    parts.push(Part {
+                        weight,
+                        x,
+                        passes,
+                        row,
+                        column,
+                        first: strips,
+                    });
+                    strips += weight.strips();
+                    column += weight.outputs;
                 }
-                // SAFETY: no two (row, strip, side) triples share an element.
-                let place = unsafe { shared.slice(row * outputs + first + column, width) };
-                match <&mut [f32; WIDTH]>::try_from(&mut *place) {
-                    Ok(place) => *place = *sums,
-                    Err(_) => ragged(place, sums),
-                }
+            }
+            if parts.is_empty() {
+                break;
+            }
+            for_each(strips, parallelize, |strip| {
+                let part = &parts[parts.partition_point(|part| part.first <= strip) - 1];
+                part.run(isa, strip - part.first, &out, width);
             });
+        }
+    }
+}
+
+impl Part<'_> {
+    /// The results of a strip of the weight; rows of the result have `width` columns.
+    fn run(&self, isa: Isa, strip: usize, out: &Shared<'_, f32>, width: usize) {
+        let weight = self.weight;
+        weight.strip_product(isa, strip, self.x, self.passes, |side, row, sums| {
+            let column = (strip * SIDES + side) * WIDTH;
+            let len = WIDTH.min(weight.outputs.saturating_sub(column));
+            if len == 0 {
+                // The last strip may have only one side.
+                return;
+            }
+            let at = (self.row + row) * width + self.column + column;
+            // SAFETY: no two (row, weight, strip, side) share an element.
+            let place = unsafe { out.slice(at, len) };
+            match <&mut [f32; WIDTH]>::try_from(&mut *place) {
+                Ok(place) => *place = *sums,
+                Err(_) => ragged(place, sums),
+            }
         });
     }
-    out
 }
 
 /// Copies the last outputs of a weight, which may be fewer than a tile's. A separate function, so that
@@ -158,19 +190,4 @@ fn products(isa: Isa, weights: &[&QuantMatrix], x: &[f32], inputs: usize) -> Vec
 #[inline(never)]
 fn ragged(place: &mut [f32], sums: &[f32; WIDTH]) {
     place.copy_from_slice(&sums[..place.len()]);
-}
-
-/// The weight that contains strip `strip` of all weights, the strip's number in it, and the column of
-/// the weight's first output.
-fn locate<'a>(weights: &[&'a QuantMatrix], mut strip: usize) -> (&'a QuantMatrix, usize, usize) {
-    let mut first = 0;
-    let (last, others) = weights.split_last().expect("at least one weight");
-    for weight in others {
-        if strip < weight.strips() {
-            return (weight, strip, first);
-        }
-        strip -= weight.strips();
-        first += weight.outputs;
-    }
-    (last, strip, first)
 }

@@ -70,8 +70,10 @@ impl QuantMatrix {
         Self::from_blocks(GgmlDType::Q8_0, &blocks, outputs, inputs)
     }
 
-    /// Writes row `output` of the weight to `row` (`inputs` floats): an embedding lookup.
-    pub fn dequantize_row(&self, output: usize, row: &mut [f32]) {
+    /// See [`CpuMatrix::read_row`](super::CpuMatrix::read_row).
+    pub(super) fn dequantize_row(&self, output: usize, row: &mut [f32]) {
+        assert!(output < self.outputs, "output {output} of {}", self.outputs);
+        assert_eq!(row.len(), self.inputs, "inputs of a row");
         let blocks = self.inputs / BLOCK;
         with_tiles!(&self.tiles, tiles => tiles.dequantize_row(output, blocks, row));
     }

@@ -1,8 +1,9 @@
 //! Compares the tiles with plain arithmetic, and every instruction set with the portable code.
 
 use super::*;
+use crate::kernels::matmul::{Group, matmul};
 use candle_core::quantized::{GgmlDType, QTensor};
-use candle_core::{DType, Device};
+use candle_core::{DType, Device, Tensor};
 
 const KINDS: [GgmlDType; 8] = [
     GgmlDType::Q8_0,
@@ -23,6 +24,16 @@ fn inputs(kind: GgmlDType, blocks: usize) -> usize {
 fn noise(rows: usize, width: usize, size: f32) -> Vec<f32> {
     let x = Tensor::randn(0f32, size, (rows, width), &Device::Cpu).unwrap();
     x.flatten_all().unwrap().to_vec1().unwrap()
+}
+
+/// `[rows, outputs]` for `x` `[rows, inputs]`.
+fn products(isa: Isa, weights: &[&QuantMatrix], x: &[f32], inputs: usize) -> Vec<f32> {
+    let (rows, weights) = (x.len() / inputs, weights.to_vec());
+    let groups = [Group {
+        rows: 0..rows,
+        weights,
+    }];
+    Product::new(&groups, x, (rows, inputs)).unwrap().run(isa)
 }
 
 /// A random weight as tiles, and its values as candle reads them from the same blocks.
@@ -123,8 +134,9 @@ fn several_weights_in_one_call_are_as_each_alone() {
     let (b, _) = weight(GgmlDType::Q6K, 7, 256);
     let (c, _) = weight(GgmlDType::Q8_0, 16, 256);
     let x = Tensor::randn(0f32, 2., (3, 256), &Device::Cpu).unwrap();
-    let together = matmul(&[&a, &b, &c], &x).unwrap();
-    let apart = [&a, &b, &c].map(|w| matmul(&[w], &x).unwrap());
+    let (rows, weights) = (0..3, vec![&a, &b, &c]);
+    let together = matmul(&[Group { rows, weights }], &x).unwrap();
+    let apart = [&a, &b, &c].map(|w| w.matmul(&x).unwrap());
     let apart = Tensor::cat(&apart, 1).unwrap();
     let values = |t: Tensor| t.to_vec2::<f32>().unwrap();
     assert_eq!(values(together), values(apart));
@@ -190,5 +202,5 @@ fn floats_are_rounded_to_8_bits() {
     assert!(QuantMatrix::from_blocks(GgmlDType::Q6K, &[], 1, 32).is_err());
     assert!(QuantMatrix::from_blocks(GgmlDType::Q3K, &[0; 110], 1, 256).is_err());
     let wrong = Tensor::zeros((1, 32), DType::F32, &Device::Cpu).unwrap();
-    assert!(matmul(&[&matrix], &wrong).is_err());
+    assert!(matrix.matmul(&wrong).is_err());
 }

@@ -62,11 +62,6 @@ pub struct QuantMatrix {
 }
 
 impl QuantMatrix {
-    /// Outputs and inputs.
-    pub fn shape(&self) -> (usize, usize) {
-        (self.outputs, self.inputs)
-    }
-
     /// Number of strips of 16 outputs.
     pub(super) fn strips(&self) -> usize {
         self.outputs.div_ceil(SIDES * WIDTH)
