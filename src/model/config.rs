@@ -204,7 +204,7 @@ impl ModelConfig {
         config.eos_token_ids = end_ids(&mut keys, config.vocab_size)?;
         config.layers = layers(&mut keys, &shape)?;
         for layer in &config.layers {
-            layer.check(head_dim)?;
+            layer.check(head_dim, config.max_position_embeddings)?;
         }
         keys.finish(&shape)?;
         Ok(config)
@@ -304,15 +304,6 @@ impl ModelConfig {
         }
         if !self.head_dim.is_multiple_of(2) {
             return Err(format!("head_dim {} is odd", self.head_dim));
-        }
-        // Their sines would be NaN, and so would be all logits.
-        let last = self.max_position_embeddings as f32;
-        let frequencies = self.inverse_frequencies();
-        if !frequencies.iter().all(|f| (f * last).is_finite()) {
-            return Err(format!(
-                "rope_theta {:e} makes angles infinite: it is too small, or a factor of rope_scaling is",
-                self.rope_theta
-            ));
         }
         Ok(())
     }

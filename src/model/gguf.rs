@@ -2,6 +2,7 @@
 
 use super::config::ModelConfig;
 use super::matrix::{Matrix, Packed, Quantized, unquantized};
+use super::rope::Rope;
 use super::{finite, names};
 use crate::error::{Error, Result, first_line};
 use crate::gguf::{GgufSource, Reader};
@@ -121,9 +122,9 @@ impl GgufFile {
                 &[self.config.head_dim / 2],
             ));
         }
-        let last = self.config.max_position_embeddings as f32;
-        let frequencies = self.config.inverse_frequencies().into_iter();
-        if !(frequencies.zip(&factors)).all(|(f, by)| (f / by * last).is_finite()) {
+        let max_positions = self.config.max_position_embeddings;
+        let is_finite = |rope: &Rope| rope.has_finite_angles(max_positions, Some(&factors));
+        if !self.config.ropes().all(is_finite) {
             return Err(Error::setup(format!(
                 "{}: {name} makes angles infinite: a factor is too small",
                 self.path

@@ -87,10 +87,10 @@ impl LayerSpec {
     }
 
     /// Checks it for heads of `head_dim` values.
-    pub(super) fn check(&self, head_dim: usize) -> Result<(), String> {
+    pub(super) fn check(&self, head_dim: usize, max_positions: usize) -> Result<(), String> {
         if self.window == Some(0) {
             return Err("sliding_window is 0".into());
         }
-        (self.rope.as_ref()).map_or(Ok(()), |rope| rope.check(head_dim))
+        (self.rope.as_ref()).map_or(Ok(()), |rope| rope.check(head_dim, max_positions))
     }
 }

@@ -33,8 +33,8 @@ impl Rope {
         }
     }
 
-    /// Checks it for heads of `head_dim` values.
-    pub(super) fn check(&self, head_dim: usize) -> Result<(), String> {
+    /// Checks it for heads of `head_dim` values and texts of at most `max_positions` tokens.
+    pub(super) fn check(&self, head_dim: usize, max_positions: usize) -> Result<(), String> {
         if !(self.theta.is_finite() && self.theta > 0.) {
             return Err(format!(
                 "rope_theta {} must be finite and more than 0",
@@ -47,7 +47,24 @@ impl Rope {
                 self.width
             ));
         }
-        self.scaling.as_ref().map_or(Ok(()), Llama3Scaling::check)
+        (self.scaling.as_ref()).map_or(Ok(()), Llama3Scaling::check)?;
+        if !self.has_finite_angles(max_positions, None) {
+            return Err(format!(
+                "rope_theta {:e} makes angles infinite: it is too small, or a factor of rope_scaling is",
+                self.theta
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether all angles of `max_positions` tokens are finite, their frequencies divided by `factors`. The sines
+    /// of others would be NaN, and so would be all logits.
+    pub(super) fn has_finite_angles(&self, max_positions: usize, factors: Option<&[f32]>) -> bool {
+        let factors = factors.unwrap_or_default().iter().copied();
+        let frequencies = self.frequencies().into_iter();
+        let angles = frequencies.zip(factors.chain(std::iter::repeat(1.)));
+        let mut angles = angles.map(|(f, by)| f / by * max_positions as f32);
+        angles.all(f32::is_finite)
     }
 }
 
