@@ -21,11 +21,10 @@ mod tiles;
 mod x86;
 
 use super::cpu::Isa;
-use super::matmul::{CpuMatrix, Product};
+use super::matmul::{CpuMatrix, Group, Product};
 use super::parallel::{Shared, for_each};
 use activations::{Activations, Pass, ROWS};
 use formats::{Format, WIDTH};
-use std::ops::Range;
 use tiles::{AnyTiles, SIDES, Strip, with_tiles};
 
 pub use formats::BLOCK;
@@ -121,36 +120,14 @@ impl CpuMatrix for QuantMatrix {
     fn multiply(product: &Product<'_, Self>, isa: Isa, out: &mut [f32]) {
         let (inputs, width) = (product.inputs, product.outputs);
         let parallelize = product.x.len() * width > MIN_PARALLEL_WORK;
-        let quantize = |rows: &Range<usize>| {
-            Activations::quantize(
-                isa,
-                &product.x[rows.start * inputs..rows.end * inputs],
-                inputs,
-            )
-        };
-        let groups = product.groups.iter();
-        let groups: Vec<_> = groups.map(|group| (group, quantize(&group.rows))).collect();
+        let groups = product.groups.iter().map(|group| {
+            let x = &product.x[group.rows.start * inputs..group.rows.end * inputs];
+            (group, Activations::quantize(isa, x, inputs))
+        });
+        let groups: Vec<_> = groups.collect();
         let out = Shared::new(out);
         for panel in 0.. {
-            let (mut parts, mut strips) = (Vec::new(), 0);
-            for (group, x) in &groups {
-                let Some(passes) = x.passes().chunks(PANEL / ROWS).nth(panel) else {
-                    continue;
-                };
-                let (row, mut column) = (group.rows.start, 0);
-                for &weight in &group.weights {
-                    parts.push(Part {
-                        weight,
-                        x,
-                        passes,
-                        row,
-                        column,
-                        first: strips,
-                    });
-                    strips += weight.strips();
-                    column += weight.outputs;
-                }
-            }
+            let (parts, strips) = parts(&groups, panel);
             if parts.is_empty() {
                 break;
             }
@@ -160,6 +137,33 @@ impl CpuMatrix for QuantMatrix {
             });
         }
     }
+}
+
+/// The weights of all groups that have so many panels of rows, and the number of their strips.
+fn parts<'a>(
+    groups: &'a [(&Group<'a, QuantMatrix>, Activations)],
+    panel: usize,
+) -> (Vec<Part<'a>>, usize) {
+    let (mut parts, mut strips) = (Vec::new(), 0);
+    for (group, x) in groups {
+        let Some(passes) = x.passes().chunks(PANEL / ROWS).nth(panel) else {
+            continue;
+        };
+        let (row, mut column) = (group.rows.start, 0);
+        for &weight in &group.weights {
+            parts.push(Part {
+                weight,
+                x,
+                passes,
+                row,
+                column,
+                first: strips,
+            });
+            strips += weight.strips();
+            column += weight.outputs;
+        }
+    }
+    (parts, strips)
 }
 
 impl Part<'_> {

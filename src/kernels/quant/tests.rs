@@ -1,7 +1,7 @@
 //! Compares the tiles with plain arithmetic, and every instruction set with the portable code.
 
 use super::*;
-use crate::kernels::matmul::{Group, matmul};
+use crate::kernels::matmul::matmul;
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 
