@@ -65,6 +65,9 @@ pub struct EngineOptions {
     /// Whether the costs of steps are measured before the first request.
     #[arg(skip)]
     pub calibrate: bool,
+    /// Limits of a step that are not set by flags.
+    #[arg(skip)]
+    pub step_limits: StepLimits,
     /// Name in logs and metrics.
     #[arg(skip = "model")]
     pub model_name: String,
@@ -112,6 +115,28 @@ impl Default for SpecLimits {
             length: 0,
             nodes: Self::NODES,
             topk: Self::TOPK,
+        }
+    }
+}
+
+/// Limits of one step apart from its rows, which a server does not set. Each is at least 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepLimits {
+    /// Maximum number of rows that score tokens of prompts: each costs a row of logits over the whole
+    /// vocabulary.
+    pub scored_rows: usize,
+    /// Maximum number of draft rows, for the same reason.
+    pub draft_rows: usize,
+    /// Maximum number of waiting sequences that are looked at and not admitted.
+    pub looks: usize,
+}
+
+impl Default for StepLimits {
+    fn default() -> Self {
+        Self {
+            scored_rows: 256,
+            draft_rows: 256,
+            looks: 64,
         }
     }
 }

@@ -8,15 +8,13 @@ mod request;
 pub mod scheduler;
 pub mod sequence;
 mod stats;
+mod step;
 
-use crate::error::{Error, RequestErrorKind, Result, panic_message};
+use crate::error::{Error, Result, panic_message};
 use crate::kv::BlockAllocator;
 use crate::model::Model;
-use crate::sampling::{Acceptance, NoToken};
-use crate::spec::{
-    BudgetMode, Committed, Drafter, SeqId, SpeculativeRunner, StepInput, StepOutput, StepResult,
-};
-use candle_core::Tensor;
+use crate::sampling::Acceptance;
+use crate::spec::{BudgetMode, Drafter, SeqId, SpeculativeRunner, StepResult};
 use chunk::PromptChunk;
 use handle::{Message, Shared, Submission};
 use scheduler::{ScheduledSequence, Scheduler};
@@ -27,17 +25,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
+use step::{Stepped, committed, emit, no_token, step_inputs};
 use tokio::sync::{Semaphore, watch};
 
 pub use crate::sampling::TokenLogprobs;
 pub use events::{Completion, Events};
 pub use handle::{
     EngineHandle, EngineOptions, Limits, MAX_LOGIT_BIASES, MAX_STOP_TOKEN_IDS, SpecLimits,
+    StepLimits,
 };
 pub use request::{
     Event, FinishReason, Request, Round, SequenceEnd, SpecUsage, TokenOutput, Watch,
 };
-pub use scheduler::MAX_DRAFT_ROWS;
 pub use stats::{RequestTimes, Stats};
 
 /// How many times the pool the prompts of one request's sequences may fill together.
@@ -55,6 +54,10 @@ struct Engine {
     acceptance: Acceptance,
     eos_token_ids: Vec<u32>,
     next_id: SeqId,
+    /// Who gets the error if the current step fails; empty if that is not known.
+    concerned: Vec<SeqId>,
+    /// Whether something failed since the pools were last checked.
+    has_failed: bool,
     /// Whether the pools were checked while idle since the last request arrived.
     checked: bool,
 }
@@ -71,6 +74,37 @@ pub fn spawn(
     block_size: usize,
     options: EngineOptions,
 ) -> Result<EngineHandle> {
+    let (engine, handle) = build(target, drafter, num_blocks, block_size, options)?;
+    start(engine)?;
+    Ok(handle)
+}
+
+/// Starts the thread, which tells how it ends.
+fn start(engine: Engine) -> Result<()> {
+    let ending = engine.shared.clone();
+    std::thread::Builder::new()
+        .name("engine".into())
+        .spawn(move || {
+            let end = catch_unwind(AssertUnwindSafe(|| engine.run()))
+                .unwrap_or_else(|panic| Err(panicked("the engine thread", &*panic)));
+            if let Err(error) = &end {
+                tracing::error!("the engine has ended: {error}");
+            }
+            ending.draining.store(true, Ordering::SeqCst);
+            ending.ended.send_replace(Some(end));
+        })
+        .map_err(|e| Error::setup(format!("cannot start the engine thread: {e}")))?;
+    Ok(())
+}
+
+/// The thread's state before it runs, and a handle; see [`spawn`].
+fn build(
+    target: Box<dyn Model>,
+    drafter: Option<Box<dyn Drafter>>,
+    num_blocks: usize,
+    block_size: usize,
+    options: EngineOptions,
+) -> Result<(Engine, EngineHandle)> {
     let mut spec = options.spec;
     if drafter.is_none() {
         spec.length = 0;
@@ -127,28 +161,18 @@ pub fn spawn(
             options.max_num_seqs,
             options.max_num_batched_tokens,
             PromptChunk::new(options.max_prompt_wait),
+            options.step_limits,
         ),
         runner,
         spec,
         acceptance: options.acceptance,
         eos_token_ids,
         next_id: 0,
+        concerned: Vec::new(),
+        has_failed: false,
         checked: true,
     };
-    let ending = shared.clone();
-    std::thread::Builder::new()
-        .name("engine".into())
-        .spawn(move || {
-            let end = catch_unwind(AssertUnwindSafe(|| engine.run()))
-                .unwrap_or_else(|panic| Err(panicked("the engine thread", &*panic)));
-            if let Err(error) = &end {
-                tracing::error!("the engine has ended: {error}");
-            }
-            ending.draining.store(true, Ordering::SeqCst);
-            ending.ended.send_replace(Some(end));
-        })
-        .map_err(|e| Error::setup(format!("cannot start the engine thread: {e}")))?;
-    Ok(EngineHandle { sender, shared })
+    Ok((engine, EngineHandle { sender, shared }))
 }
 
 fn log_costs(measured: &[(usize, f64)]) {
@@ -178,36 +202,54 @@ impl Engine {
 
     fn work(&mut self) -> Result<()> {
         while self.receive()? {
-            self.cancel();
-            let runner = &mut self.runner;
-            let (plan, preempted) =
-                self.scheduler
-                    .schedule(|sequence, cached| match sequence.may_draft() {
-                        true => runner.resume(&sequence.state, cached),
-                        false => cached,
-                    });
-            self.note_plan(&plan, &preempted);
-            if plan.is_empty() {
-                continue;
+            let step = catch_unwind(AssertUnwindSafe(|| self.step()));
+            let step = step.unwrap_or_else(|panic| Err(panicked("the step", &*panic)));
+            if let Err(error) = step {
+                self.fail_step(&error);
             }
-            let started = Instant::now();
-            match self.step(&plan) {
-                Ok((outputs, target_time)) => {
-                    self.note_step(&plan, target_time);
-                    self.note_chunk(&plan, &outputs, started.elapsed());
-                    self.commit_and_emit(&plan, outputs);
-                }
-                Err(error) => self.fail_step(&plan, &error)?,
+            if std::mem::take(&mut self.has_failed) {
+                // Without order in the pools, nobody can continue.
+                self.check_invariants()?;
             }
         }
         Ok(())
     }
 
-    /// Runs one step of the models. A panic in it becomes an error.
-    fn step(&mut self, plan: &[ScheduledSequence]) -> Result<(Vec<StepResult>, Duration)> {
-        let mut inputs = step_inputs(&mut self.scheduler.running, plan);
-        catch_unwind(AssertUnwindSafe(|| self.runner.step(&mut inputs)))
-            .unwrap_or_else(|panic| Err(panicked("the step", &*panic)))
+    /// Plans a step, runs it, and sends what it gave.
+    ///
+    /// # Errors
+    /// If the device failed.
+    fn step(&mut self) -> Result<()> {
+        self.concerned.clear();
+        self.cancel();
+        let (plan, preempted) = self.schedule();
+        let running = &self.scheduler.running;
+        let planned = plan.iter().map(|planned| running[planned.index].state.id);
+        self.concerned.extend(planned);
+        self.note_plan(&plan, &preempted);
+        if plan.is_empty() {
+            return Ok(());
+        }
+        let started = Instant::now();
+        let mut inputs = step_inputs(&mut self.scheduler.running, &plan);
+        let (outputs, target_time) = self.runner.step(&mut inputs)?;
+        self.note_step(&plan, target_time);
+        self.note_chunk(&plan, &outputs, started.elapsed());
+        self.commit_and_emit(&plan, outputs);
+        Ok(())
+    }
+
+    fn schedule(&mut self) -> (Vec<ScheduledSequence>, Vec<SeqId>) {
+        let (runner, concerned) = (&mut self.runner, &mut self.concerned);
+        self.scheduler.schedule(|sequence, cached| {
+            if !sequence.may_draft() {
+                return cached;
+            }
+            concerned.push(sequence.state.id);
+            let cached = runner.resume(&sequence.state, cached);
+            concerned.clear();
+            cached
+        })
     }
 
     /// Handles the messages that have arrived; sleeps while idle. Returns false when the
@@ -273,9 +315,10 @@ impl Engine {
 
     /// Drops every request whose receiver is gone.
     fn cancel(&mut self) {
-        for sequence in self.scheduler.remove(Sequence::is_cancelled) {
+        for mut sequence in self.scheduler.remove(Sequence::is_cancelled) {
             // The receiver ended the text at a stop string, or was dropped by its owner.
-            self.end(sequence, "released");
+            sequence.ended = Some("released");
+            self.end(sequence);
         }
     }
 
@@ -283,10 +326,10 @@ impl Engine {
     /// tokens, and removes finished sequences.
     fn commit_and_emit(&mut self, plan: &[ScheduledSequence], outputs: Vec<StepResult>) {
         let now = Instant::now();
-        let (mut finished, mut stepped) = (Vec::new(), Vec::with_capacity(plan.len()));
+        let mut stepped = Vec::with_capacity(plan.len());
         for (planned, output) in plan.iter().zip(outputs) {
             let sequence = &mut self.scheduler.running[planned.index];
-            let end = match output {
+            sequence.ended = match output {
                 Ok(mut output) => {
                     stepped.push(Stepped {
                         index: planned.index,
@@ -302,25 +345,21 @@ impl Engine {
                     Some("error")
                 }
             };
-            finished.extend(end.map(|reason| (sequence.state.id, reason)));
             self.scheduler.settle(planned.index);
         }
         self.runner
             .observe(&committed(&self.scheduler.running, &stepped));
         self.check_step(plan);
-        let reason_of = |id: SeqId| finished.iter().find(|(ended, _)| *ended == id);
-        let ended = (self.scheduler).remove(|s| reason_of(s.state.id).is_some());
-        for sequence in ended {
-            if let Some((_, reason)) = reason_of(sequence.state.id) {
-                self.end(sequence, reason);
-            }
+        for sequence in self.scheduler.remove(|sequence| sequence.ended.is_some()) {
+            self.end(sequence);
         }
         self.scheduler.running.iter_mut().for_each(Sequence::flush);
     }
 
     /// Records and sends the end of a sequence whose blocks are already free.
-    fn end(&mut self, mut sequence: Sequence, reason: &str) {
-        self.runner.end(sequence.state.id);
+    fn end(&mut self, mut sequence: Sequence) {
+        let id = sequence.state.id;
+        self.guard("the end of a sequence", |engine| engine.runner.end(id));
         sequence.place = None;
         let stats = &self.shared.stats;
         let seconds = sequence.arrived.elapsed().as_secs_f64();
@@ -334,9 +373,9 @@ impl Engine {
         (stats.requests).note_end(times, sequence.state.prompt_len, sequence.output_len());
         let usage = sequence.usage;
         tracing::info!(
-            id = sequence.state.id,
+            id,
             request_id = sequence.name.as_deref(),
-            reason,
+            reason = sequence.ended,
             prompt_tokens = sequence.state.prompt_len,
             cached_tokens = sequence.cached_tokens,
             output_tokens = sequence.output_len(),
@@ -350,33 +389,46 @@ impl Engine {
             "request done"
         );
         if let Some(watch) = sequence.watch.take() {
-            watch.ended(SequenceEnd {
+            let end = SequenceEnd {
                 times,
                 prompt_tokens: sequence.state.prompt_len,
                 cached_tokens: sequence.cached_tokens,
                 output_tokens: sequence.output_len(),
                 spec: usage,
-            });
+            };
+            self.guard("the watch of a sequence", |_| watch.ended(end));
         }
         sequence.flush();
     }
 
-    /// A step failed: all sequences in it get the error, and the others continue.
-    ///
-    /// # Errors
-    /// If the step left a pool inconsistent: the others cannot continue.
-    fn fail_step(&mut self, plan: &[ScheduledSequence], error: &Error) -> Result<()> {
+    /// Does what fails no request: a panic is logged, and the pools are checked after the step.
+    fn guard(&mut self, what: &str, act: impl FnOnce(&mut Self)) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| act(self))) {
+            tracing::error!("{}", panicked(what, &*panic));
+            self.has_failed = true;
+        }
+    }
+
+    /// A step failed: the sequences concerned get the error, and the others continue if the pools are in
+    /// order. If it is not known whom it concerns, it is those that run, or else those that wait.
+    fn fail_step(&mut self, error: &Error) {
         tracing::error!("engine step failed: {error}");
-        let running = &self.scheduler.running;
-        let failed: Vec<SeqId> = (plan.iter())
-            .map(|planned| running[planned.index].state.id)
-            .collect();
+        self.has_failed = true;
+        let mut concerned = std::mem::take(&mut self.concerned);
+        if concerned.is_empty() {
+            let running = self.scheduler.running.iter();
+            concerned.extend(running.map(|sequence| sequence.state.id));
+        }
+        let all = concerned.is_empty();
         self.fail(
-            |sequence| failed.contains(&sequence.state.id),
+            |sequence| all || concerned.contains(&sequence.state.id),
             error,
             "error",
         );
-        self.check_invariants()
+        // A plan that failed does not tell whom it has preempted.
+        for sequence in self.scheduler.waiting.iter() {
+            self.runner.forget(sequence.state.id);
+        }
     }
 
     /// The thread ends: the remaining requests get the error.
@@ -388,10 +440,13 @@ impl Engine {
         self.fail(|_| true, error, reason);
     }
 
-    fn fail(&mut self, which: impl FnMut(&Sequence) -> bool, error: &Error, reason: &str) {
+    fn fail(&mut self, which: impl FnMut(&Sequence) -> bool, error: &Error, reason: &'static str) {
         for mut sequence in self.scheduler.remove(which) {
-            sequence.tell(Event::Failed(error.clone()));
-            self.end(sequence, reason);
+            if sequence.ended.is_none() {
+                sequence.tell(Event::Failed(error.clone()));
+                sequence.ended = Some(reason);
+            }
+            self.end(sequence);
         }
     }
 
@@ -521,77 +576,5 @@ fn thousandths(x: f64) -> f64 {
     (x * 1e3).round() / 1e3
 }
 
-/// Converts the plan to the runner's inputs.
-fn step_inputs<'a>(running: &'a mut [Sequence], plan: &[ScheduledSequence]) -> Vec<StepInput<'a>> {
-    let mut running: Vec<_> = running.iter_mut().map(Some).collect();
-    plan.iter()
-        .filter_map(|planned| {
-            let sequence = running[planned.index].take()?;
-            Some(sequence.step_input(planned.rows, planned.nodes))
-        })
-        .collect()
-}
-
-/// Appends a step's tokens to `sequence` and queues them; returns the reason if the text ends.
-fn emit(
-    stats: &Stats,
-    sequence: &mut Sequence,
-    rows: usize,
-    output: StepOutput,
-    now: Instant,
-) -> Option<&'static str> {
-    stats.note_round(&output.draft.sources, &output.path);
-    let (new, finish) = sequence.advance(rows, output);
-    stats.note_tokens(sequence.arrived, sequence.last_token, now, new);
-    if new > 0 {
-        sequence.first_token.get_or_insert(now);
-        sequence.last_token = Some(now);
-    }
-    finish.map(|reason| match reason {
-        FinishReason::Stop { .. } => "stop",
-        FinishReason::Length => "length",
-    })
-}
-
-/// What a step leaves for the drafter to observe of one sequence.
-struct Stepped {
-    /// Index into the running sequences.
-    index: usize,
-    /// Number of tokens in the pool before the step.
-    kv_len: usize,
-    /// The hidden states of the tokens that the step added to the pool.
-    hidden: Option<Tensor>,
-    candidates: Vec<(u32, Vec<u32>)>,
-}
-
-/// The committed tokens of the sequences that the drafter may draft for.
-fn committed<'a>(running: &'a [Sequence], stepped: &'a [Stepped]) -> Vec<Committed<'a>> {
-    let observed = stepped.iter().filter(|one| running[one.index].may_draft());
-    observed
-        .map(|one| {
-            let state = &running[one.index].state;
-            let new = one.kv_len..state.kv_len;
-            Committed {
-                id: state.id,
-                tokens: &state.tokens,
-                prompt_len: state.prompt_len,
-                // Tokens accepted after the end of the text do not count.
-                hidden: (one.hidden.as_ref()).and_then(|rows| rows.narrow(0, 0, new.len()).ok()),
-                candidates: &one.candidates,
-                context: &state.draft_context,
-                new,
-            }
-        })
-        .collect()
-}
-
-/// The error of a request without a next token: the fault of the request or of the model.
-fn no_token(reason: NoToken) -> Error {
-    match reason {
-        NoToken::NotFinite => Error::internal(reason.to_string()),
-        NoToken::AllForbidden => Error::invalid("logit_bias", reason.to_string()),
-        NoToken::GrammarFailed => {
-            Error::request(RequestErrorKind::Invalid, None, reason.to_string())
-        }
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -51,6 +51,11 @@ impl Queue {
         self.sequences.get_mut(&place)
     }
 
+    /// All sequences, in order.
+    pub fn iter(&self) -> impl Iterator<Item = &Sequence> {
+        self.sequences.values()
+    }
+
     /// Takes out the sequence at `place`, which is admitted.
     pub fn take(&mut self, place: Place) -> Option<Sequence> {
         self.now = self.now.max(place.0);

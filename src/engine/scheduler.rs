@@ -3,17 +3,11 @@
 mod admission;
 
 use super::chunk::PromptChunk;
+use super::handle::StepLimits;
 use super::queue::Queue;
 use super::sequence::Sequence;
 use crate::kv::BlockAllocator;
 use crate::spec::SeqId;
-
-/// Maximum number of prompt log-probability rows in one step: each costs a row of logits over the
-/// whole vocabulary.
-const MAX_SCORED_ROWS: usize = 256;
-
-/// Maximum number of draft rows in one step, for the same reason.
-pub const MAX_DRAFT_ROWS: usize = 256;
 
 /// The share of one running sequence in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +33,7 @@ pub struct Scheduler {
     pub prompt_chunk: PromptChunk,
     max_num_seqs: usize,
     max_num_batched_tokens: usize,
+    limits: StepLimits,
     /// The first sequence that received no rows in the last step; it comes first in the next one.
     /// [`PROMPTS`] stands for all sequences that read their prompts; 0 means that all received
     /// rows.
@@ -55,6 +50,7 @@ impl Scheduler {
         max_num_seqs: usize,
         max_num_batched_tokens: usize,
         prompt_chunk: PromptChunk,
+        limits: StepLimits,
     ) -> Self {
         Self {
             blocks,
@@ -63,6 +59,7 @@ impl Scheduler {
             prompt_chunk,
             max_num_seqs,
             max_num_batched_tokens,
+            limits,
             next: 0,
         }
     }
@@ -159,7 +156,7 @@ impl Scheduler {
         let mut share = Share {
             running,
             rows: self.max_num_batched_tokens,
-            scored: MAX_SCORED_ROWS,
+            scored: self.limits.scored_rows,
             plan: Vec::with_capacity(running.len()),
         };
         self.next = share
@@ -173,7 +170,7 @@ impl Scheduler {
     /// Gives sequences room for drafts from the remaining rows and blocks, in equal shares.
     fn extend_drafts(&mut self, plan: &mut [ScheduledSequence]) {
         let used: usize = plan.iter().map(|planned| planned.rows).sum();
-        let mut budget = (self.max_num_batched_tokens - used).min(MAX_DRAFT_ROWS);
+        let mut budget = (self.max_num_batched_tokens - used).min(self.limits.draft_rows);
         let mut left = plan.len();
         for planned in plan {
             let sequence = &mut self.running[planned.index];
@@ -211,8 +208,8 @@ impl Share<'_> {
     }
 
     /// Assigns at most `chunk` rows to prompts; [`PROMPTS`] if no rows are left for them. The oldest one has
-    /// a right to half of the rows, and leaves the others to those with the fewest left to read: so a short
-    /// prompt does not wait for a long one, nor a long one for ever.
+    /// a right to half of the rows, and of those that score, and leaves the others to those with the fewest
+    /// left to read: so a short prompt does not wait for a long one, nor a long one for ever.
     fn prompts(&mut self, indices: &[usize], chunk: usize) -> Option<SeqId> {
         let (&oldest, others) = indices.split_first()?;
         if self.rows == 0 {
@@ -220,7 +217,12 @@ impl Share<'_> {
         }
         let pending = |index: usize| self.running[index].pending();
         let chunk = chunk.min(self.rows);
-        let mut left = chunk - pending(oldest).min(chunk.div_ceil(2));
+        let sequence = &self.running[oldest];
+        let half = pending(oldest).min(chunk.div_ceil(2));
+        let kept = sequence.rows_within(half, self.scored.div_ceil(2));
+        let kept_scores = sequence.unscored(kept).len();
+        self.scored -= kept_scores;
+        let mut left = chunk - kept;
         let mut others = others.to_vec();
         others.sort_by_key(|&index| pending(index));
         let mut given = 0;
@@ -229,6 +231,7 @@ impl Share<'_> {
             left -= rows;
             given += rows;
         }
+        self.scored += kept_scores;
         self.give(oldest, chunk - given);
         None
     }
@@ -236,9 +239,8 @@ impl Share<'_> {
     /// Assigns at most `limit` of its pending rows to sequence `index`; returns their number.
     fn give(&mut self, index: usize, limit: usize) -> usize {
         let sequence = &self.running[index];
-        let mut rows = sequence.pending().min(self.rows).min(limit);
-        let scores = sequence.unscored(rows).len();
-        rows -= scores.saturating_sub(self.scored);
+        let rows = sequence.pending().min(self.rows).min(limit);
+        let rows = sequence.rows_within(rows, self.scored);
         if rows > 0 {
             self.scored -= sequence.unscored(rows).len();
             self.rows -= rows;

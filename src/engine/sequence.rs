@@ -51,6 +51,8 @@ pub struct Sequence {
     pub last_token: Option<Instant>,
     /// Its place in the queue; released when the request is first admitted to the batch.
     pub place: Option<OwnedSemaphorePermit>,
+    /// Why it ends, as log lines call it; `None` while it goes on.
+    pub ended: Option<&'static str>,
     /// What the next [`Sequence::flush`] sends.
     outbox: Vec<Event>,
     events: UnboundedSender<Event>,
@@ -109,6 +111,7 @@ impl Sequence {
             first_token: None,
             last_token: None,
             place: submission.place,
+            ended: None,
             outbox: Vec::new(),
             events: submission.events,
         }
@@ -188,6 +191,17 @@ impl Sequence {
         }
         let start = self.prompt_scores.len().max(state.kv_len + 1);
         start..(state.kv_len + rows + 1).min(state.prompt_len).max(start)
+    }
+
+    /// How many of the next `rows` rows score at most `scores` positions of the prompt. The last row of a
+    /// prompt scores none, nor do those whose positions have their scores.
+    pub fn rows_within(&self, rows: usize, scores: usize) -> usize {
+        let unscored = self.unscored(rows);
+        if unscored.len() <= scores {
+            return rows;
+        }
+        // Row i is at position kv_len + i and scores the next one.
+        unscored.start + scores - 1 - self.state.kv_len
     }
 
     /// Whether the receiver is gone.

@@ -27,12 +27,12 @@ use std::time::{Duration, Instant};
 #[allow(dead_code, reason = "each test file uses its part")]
 mod hooked;
 
-/// How the engine of the process dies.
+/// Set where the engine of the process dies.
 const DEATH: &str = "FORETOKEN_TEST_DEATH";
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A drafter that drafts nothing, and whose pool is in disorder when a request ends. The engine looks at it
-/// after a step that fails; as tests are built, it also does after others, and panics.
+/// A drafter that drafts nothing. When a request ends, its pool is in disorder and the next step fails, after
+/// which the engine looks at the pool.
 struct Dying {
     is_in_disorder: Arc<AtomicBool>,
 }
@@ -55,7 +55,7 @@ impl Drafter for Dying {
 }
 
 /// The server, in its own process.
-fn serve_until_death(death: &str) -> u8 {
+fn serve_until_death() -> u8 {
     let log = LineWriter::new(std::io::stderr()).unwrap();
     log.take_panics();
     let Ok(command) = Command::from_args(["foretoken", "--port", "0"]) else {
@@ -68,12 +68,11 @@ fn serve_until_death(death: &str) -> u8 {
     let demo = GgufSource::embedded("foretoken-demo").unwrap();
     let text = Text::from_gguf(demo.clone()).unwrap();
     let is_in_disorder = Arc::<AtomicBool>::default();
-    let (fails, panics) = (is_in_disorder.clone(), death == "panic");
+    let fails = is_in_disorder.clone();
     let toy = ToyModel::new(text.vocab_size(), 8192, 1, 0.0);
     // Slow enough that no request ends by itself.
     let model = hooked::watched(toy, move |_| {
-        let fails = !panics && fails.load(Ordering::SeqCst);
-        assert!(!fails, "in the middle of a step");
+        assert!(!fails.load(Ordering::SeqCst), "in the middle of a step");
         std::thread::sleep(Duration::from_millis(10));
         Ok(())
     });
@@ -101,11 +100,11 @@ struct Server {
 }
 
 impl Server {
-    fn start(death: &str) -> Self {
+    fn start() -> Self {
         let this = std::thread::current().name().unwrap().to_owned();
         let mut child = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", &this, "--nocapture"])
-            .env(DEATH, death)
+            .env(DEATH, "1")
             .env_remove("RUST_LOG")
             .env_remove("RUST_BACKTRACE")
             .stdin(Stdio::null())
@@ -197,48 +196,41 @@ fn rest(mut stream: TcpStream) -> String {
     answer
 }
 
-/// Two requests run, one waits, one connection is idle. When the engine dies, each request is told, and the
+/// Three requests run, one waits, one connection is idle. When the engine dies, each request is told, and the
 /// process ends without a signal.
 #[test]
 fn the_process_ends_with_its_engine() {
-    if let Ok(death) = std::env::var(DEATH) {
-        std::process::exit(serve_until_death(&death).into());
+    if std::env::var(DEATH).is_ok() {
+        std::process::exit(serve_until_death().into());
     }
-    for (death, told, why) in [
-        (
-            "panic",
-            "the engine has ended",
-            "error: the engine thread panicked: after a step: draft pool: block 0 is lost",
-        ),
-        (
-            "disorder",
-            "in the middle of a step",
-            "error: draft pool: block 0 is lost",
-        ),
-    ] {
-        let server = Server::start(death);
-        let idle = TcpStream::connect(&server.address).unwrap();
-        let (stream, whole) = (server.complete(true), server.complete(false));
-        let dropped = server.complete(true);
-        server.has(3, 0);
-        let waiting = server.complete(false);
-        server.has(3, 1);
-        drop(dropped);
-        let (stream, whole, waiting) = (rest(stream), rest(whole), rest(waiting));
-        assert!(stream.starts_with("HTTP/1.1 200"), "{stream}");
-        let last = stream
-            .rsplit("data: ")
-            .find(|event| event.contains("error"));
-        assert!(last.is_some_and(|event| event.contains(told)), "{stream}");
-        for answer in [&whole, &waiting] {
-            assert!(answer.starts_with("HTTP/1.1 500"), "{answer}");
-        }
-        assert!(whole.contains(told), "{whole}");
-        let (code, said) = server.end();
-        drop(idle);
-        assert_eq!(code, Some(1), "{said}");
-        assert_eq!(said.lines().last(), Some(why), "{said}");
-        let errors = said.lines().filter(|line| line.starts_with("error: "));
-        assert_eq!(errors.count(), 1, "{said}");
+    let server = Server::start();
+    let idle = TcpStream::connect(&server.address).unwrap();
+    let (stream, whole) = (server.complete(true), server.complete(false));
+    let dropped = server.complete(true);
+    server.has(3, 0);
+    let next = server.complete(false);
+    server.has(3, 1);
+    let waiting = server.complete(false);
+    server.has(3, 2);
+    drop(dropped);
+    let stream = rest(stream);
+    assert!(stream.starts_with("HTTP/1.1 200"), "{stream}");
+    let failed = "in the middle of a step";
+    let last = stream
+        .rsplit("data: ")
+        .find(|event| event.contains("error"));
+    assert!(last.is_some_and(|event| event.contains(failed)), "{stream}");
+    let why = "draft pool: block 0 is lost";
+    for (request, told) in [(whole, failed), (next, failed), (waiting, why)] {
+        let answer = rest(request);
+        assert!(answer.starts_with("HTTP/1.1 500"), "{answer}");
+        assert!(answer.contains(told), "{answer}");
     }
+    let (code, said) = server.end();
+    drop(idle);
+    assert_eq!(code, Some(1), "{said}");
+    let last = said.lines().last().map(str::to_owned);
+    assert_eq!(last, Some(format!("error: {why}")), "{said}");
+    let errors = said.lines().filter(|line| line.starts_with("error: "));
+    assert_eq!(errors.count(), 1, "{said}");
 }

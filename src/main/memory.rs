@@ -2,7 +2,6 @@
 
 use candle_core::Device;
 use foretoken::config::{Config, KvBudget};
-use foretoken::engine::MAX_DRAFT_ROWS;
 use foretoken::error::{Error, Result};
 use foretoken::kernels;
 use foretoken::model::{Model, ModelConfig};
@@ -217,7 +216,7 @@ fn workspace(model: &ModelConfig, config: &Config) -> u64 {
     let row = 4 * model.hidden_size + 2 * heads * model.head_dim + 3 * model.intermediate_size;
     let engine = &config.engine;
     let rows = engine.max_num_batched_tokens;
-    let sampled = rows.min(engine.max_num_seqs + MAX_DRAFT_ROWS);
+    let sampled = rows.min(engine.max_num_seqs + engine.step_limits.draft_rows);
     ((rows * row + 4 * sampled * model.vocab_size) * size_of::<f32>()) as u64
 }
 
@@ -236,6 +235,7 @@ mod tests {
     use super::*;
     use candle_core::DType;
     use foretoken::config::Command;
+    use foretoken::engine::StepLimits;
     use foretoken::kv::{KvShape, KvStore};
     use std::path::Path;
 
@@ -273,7 +273,7 @@ mod tests {
                 format!("--max-num-batched-tokens 300 --spec-length 5 --max-num-seqs {seqs}");
             workspace(&model, &config(&flags))
         };
-        let full = 300 - MAX_DRAFT_ROWS;
+        let full = 300 - StepLimits::default().draft_rows;
         assert!(bytes(full - 1) < bytes(full));
         assert_eq!(bytes(full), bytes(1000));
     }

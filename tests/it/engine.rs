@@ -2,7 +2,9 @@
 
 use crate::common::grammar::grammars;
 use crate::common::*;
-use foretoken::engine::{EngineHandle, EngineOptions, Events, FinishReason, Request, SpecLimits};
+use foretoken::engine::{
+    EngineHandle, EngineOptions, Events, FinishReason, Request, SpecLimits, StepLimits,
+};
 use foretoken::error::{Error, RequestErrorKind};
 use foretoken::grammar::{Grammar, Mask};
 use foretoken::sampling::{Acceptance, SamplingParams, mix};
@@ -104,6 +106,11 @@ impl Dice {
                     topk: 1 + self.roll(4),
                 },
                 spec_budget: self.of(&[BudgetMode::Fixed, BudgetMode::Adaptive]),
+                step_limits: StepLimits {
+                    scored_rows: 1 + self.roll(12),
+                    draft_rows: 1 + self.roll(12),
+                    looks: 1 + self.roll(4),
+                },
                 ..EngineOptions::default()
             },
         }

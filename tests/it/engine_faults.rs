@@ -2,14 +2,17 @@
 //! engine.
 
 use crate::common::hooked::{edited, watched};
+use crate::common::server::doomed;
 use crate::common::*;
 use crate::engine::{Dice, is_lossless, submit_in_groups};
-use foretoken::engine::{self, Completion, EngineHandle, EngineOptions, Events, Request};
+use foretoken::engine::{
+    self, Completion, EngineHandle, EngineOptions, Events, Request, SequenceEnd, Watch,
+};
 use foretoken::error::{Error, RequestErrorKind, Result};
 use foretoken::model::Model;
 use foretoken::model::toy::ToyModel;
 use foretoken::sampling::{SamplingParams, mix};
-use foretoken::spec::{Draft, DraftModel, DraftRequest, Drafter, SeqId};
+use foretoken::spec::{CacheScope, Committed, Draft, DraftModel, DraftRequest, Drafter, SeqId};
 use std::io::Write;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
@@ -418,20 +421,29 @@ fn random_schedules_with_faults_cost_only_those_who_were_in_them() {
     );
 }
 
-/// A forward of the target panics: the requests of that step fail, and the engine continues with the
-/// others, whose texts are complete.
+/// A forward of target or draft panics: the requests of that step fail, and the engine continues
+/// with the others, whose texts are complete.
 #[test]
 fn a_step_that_panics_fails_those_who_were_in_it() {
     let panics = |forward: usize| match forward {
         5 => panic!("as the test wants"),
         _ => Ok(()),
     };
-    for drafter in [None, Some(draft_of(Box::new(toy_model(0.3))))] {
+    let toy = |noise| Box::new(toy_model(noise)) as Box<dyn Model>;
+    for (target_panics, drafter) in [
+        (true, None),
+        (true, Some(draft_of(toy(0.3)))),
+        (false, Some(draft_of(faulty(toy_model(0.3), panics)))),
+    ] {
         let mut options = options();
         options.max_num_seqs = 3;
         let target = toy_model(0.0);
         let gate = target.gate.clone();
-        let engine = start(faulty(target, panics), drafter, options);
+        let target = match target_panics {
+            true => faulty(target, panics),
+            false => Box::new(target),
+        };
+        let engine = start(target, drafter, options);
         let requests: Vec<Request> = prompts().iter().map(|p| greedy(p, 40)).collect();
         // All requests are queued before the first step ends.
         let closed = gate.lock().unwrap();
@@ -460,59 +472,113 @@ fn a_step_that_panics_fails_those_who_were_in_it() {
     }
 }
 
-/// A drafter that drafts nothing, and whose pool is inconsistent once a request has ended or a step has failed.
-#[derive(Default)]
-struct Leaky {
-    leaks: bool,
+/// A drafter that drafts nothing, and panics once outside a draft.
+struct Panicking {
+    /// The call that panics.
+    at: &'static str,
+    /// How many such calls do not.
+    before: usize,
 }
 
-impl Drafter for Leaky {
-    fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
-        Ok(requests.iter().map(|_| Draft::default()).collect())
-    }
-
-    fn forget(&mut self, _: SeqId) {
-        self.leaks = true;
-    }
-
-    fn check_invariants(&self) -> Result<(), String> {
-        match self.leaks {
-            true => Err("block 0 is lost".into()),
-            false => Ok(()),
+impl Panicking {
+    fn note(&mut self, call: &str) {
+        if call == self.at {
+            let before = self.before;
+            self.before = before.wrapping_sub(1);
+            assert!(before != 0, "as the test wants");
         }
     }
 }
 
-/// Tests are built with the check after every step, which panics.
+impl Drafter for Panicking {
+    fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
+        Ok(requests.iter().map(|_| Draft::default()).collect())
+    }
+
+    fn resume(&mut self, _: SeqId, _: &[u32], _: CacheScope, len: usize) -> usize {
+        self.note("resume");
+        len
+    }
+
+    fn observe(&mut self, _: &[Committed<'_>]) {
+        self.note("observe");
+    }
+
+    fn end(&mut self, _: SeqId) {
+        self.note("end");
+    }
+}
+
+/// A panic between two steps of the models fails those at most whom it concerns; the others get their texts.
 #[test]
-fn an_engine_that_dies_says_why_and_leaves_nobody_waiting() {
-    let engine = start(
-        Box::new(toy_model(0.0)),
-        Some(Box::<Leaky>::default()),
-        options(),
-    );
-    let long = engine.submit(greedy(&[1], 200)).unwrap();
-    let short = engine.submit(greedy(&[2], 3)).unwrap();
-    outcome(short);
-    assert!(outcome(long).1.is_some(), "it was not finished");
-    let error = ended(&engine).unwrap_err();
-    let why = "the engine thread panicked: after a step: draft pool: block 0 is lost";
-    assert_eq!(error.to_string(), why);
-    let refused = engine.submit(greedy(&[1], 1)).unwrap_err();
-    assert_eq!(refused.to_string(), why);
+fn a_panic_between_steps_fails_only_those_concerned() {
+    for (at, concerned) in [("resume", 1), ("observe", 3), ("end", 0)] {
+        let mut options = options();
+        options.max_num_seqs = 3;
+        let drafter = Box::new(Panicking { at, before: 3 });
+        let engine = start(Box::new(toy_model(0.0)), Some(drafter), options);
+        let requests: Vec<Request> = prompts().iter().map(|p| greedy(p, 40)).collect();
+        let receivers = engine.submit_all(requests.clone()).unwrap();
+        let mut failures = 0;
+        for (request, receiver) in requests.iter().zip(receivers) {
+            let want = reference(&mut toy_model(0.0), request);
+            let (ids, error) = outcome(receiver);
+            match error {
+                None => assert_eq!(ids, want),
+                Some(error) => {
+                    failures += 1;
+                    assert_eq!(ids, want[..ids.len()]);
+                    let text = error.to_string();
+                    assert!(text.ends_with("panicked: as the test wants"), "{text}");
+                }
+            }
+        }
+        assert!(failures <= concerned, "{failures} failed for {at}");
+        assert_eq!(finished(&engine, "error"), failures);
+        assert_idle(&engine);
+        let request = greedy(&[3, 1], 20);
+        let want = reference(&mut toy_model(0.0), &request);
+        assert_eq!(run(&engine, request).ids(), want);
+    }
+}
+
+/// Panics when it is told of the end.
+#[derive(Debug)]
+struct Shocked;
+
+impl Watch for Shocked {
+    fn ended(&self, _: SequenceEnd) {
+        panic!("as the test wants");
+    }
 }
 
 #[test]
-fn an_engine_whose_pools_are_in_disorder_ends() {
-    let target = faulty(toy_model(0.0), |forward| {
-        assert!(forward < 5, "in the middle of a step");
-        Ok(())
+fn a_watch_that_panics_costs_nobody_anything() {
+    let engine = start(Box::new(toy_model(0.0)), None, options());
+    let requests = prompts().into_iter().map(|prompt| Request {
+        watch: Some(Arc::new(Shocked)),
+        ..greedy(&prompt, 20)
     });
-    let engine = start(target, Some(Box::<Leaky>::default()), options());
-    let (_, error) = outcome(engine.submit(greedy(&[1], 20)).unwrap());
-    assert!(error.unwrap().to_string().contains("in the middle of"));
-    let error = ended(&engine).unwrap_err();
-    assert_eq!(error.to_string(), "draft pool: block 0 is lost");
+    let requests: Vec<Request> = requests.collect();
+    let receivers = engine.submit_all(requests.clone()).unwrap();
+    for (request, receiver) in requests.iter().zip(receivers) {
+        let want = reference(&mut toy_model(0.0), request);
+        assert_eq!(collect(receiver).ids(), want);
+    }
+    assert_idle(&engine);
+}
+
+#[test]
+fn an_engine_whose_pools_are_in_disorder_says_so_and_leaves_nobody_waiting() {
+    let engine = doomed();
+    let both = vec![greedy(&[1], 200), greedy(&[2], 3)];
+    for events in engine.submit_all(both).unwrap() {
+        assert!(outcome(events).1.is_some());
+    }
+    let why = "draft pool: block 0 is lost";
+    assert_eq!(ended(&engine).unwrap_err().to_string(), why);
+    let refused = engine.submit(greedy(&[1], 1)).unwrap_err();
+    assert_eq!(refused.to_string(), why);
 }
 
 #[test]

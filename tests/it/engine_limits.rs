@@ -2,9 +2,10 @@
 
 use crate::common::hooked::watched;
 use crate::common::*;
-use foretoken::engine::{EngineHandle, EngineOptions, Request};
+use foretoken::engine::{self, EngineHandle, EngineOptions, Request};
 use foretoken::error::{Error, RequestErrorKind, Result};
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
@@ -227,5 +228,42 @@ fn a_prompt_keeps_running_texts_waiting_for_a_moment_only() {
         assert!(largest_alone <= alone, "{largest_alone} rows alone");
         assert_eq!(largest_alone > 41, alone > 41, "{largest_alone} rows alone");
         assert_idle(&engine);
+    }
+}
+
+/// The log-probabilities of prompts are computed a few rows at a time, however many prompts end in a step; and
+/// they do not depend on how few.
+#[test]
+fn no_step_scores_more_rows_than_it_may() {
+    let scored = |prompt: &[u32]| Request {
+        prompt_logprobs: Some(2),
+        ..greedy(prompt, 0)
+    };
+    let prompts: Vec<Vec<u32>> = (0..64)
+        .map(|i| (0..30).map(|at| (i + at * at) % VOCAB as u32).collect())
+        .collect();
+    let scores = |scored_rows: usize| {
+        let mut toy = Toy::default();
+        toy.options.max_num_batched_tokens = 2048;
+        toy.options.step_limits.scored_rows = scored_rows;
+        let most = Arc::new(AtomicUsize::new(0));
+        let seen = most.clone();
+        let target = watched(toy_model(0.0), move |batch| {
+            seen.fetch_max(batch.logits.len(), Ordering::SeqCst);
+            Ok(())
+        });
+        let engine = engine::spawn(target, None, 512, 4, toy.options).unwrap();
+        let requests = prompts.iter().map(|prompt| scored(prompt)).collect();
+        let all = engine.submit_all(requests).unwrap().into_iter();
+        let scores: Vec<_> = all.map(|events| collect(events).prompt).collect();
+        assert_idle(&engine);
+        // All are there before the second step.
+        assert_eq!(most.load(Ordering::SeqCst), scored_rows);
+        scores
+    };
+    let want = scores(256);
+    assert!(want.iter().all(|scores| scores.len() == 30));
+    for scored_rows in [1, 7, 29, 30] {
+        assert_eq!(scores(scored_rows), want, "{scored_rows}");
     }
 }

@@ -22,9 +22,6 @@ const SHARE: usize = 4;
 /// they compute in vain is little.
 const GUEST: usize = 16;
 
-/// Maximum number of sequences that are looked at in one step and not admitted.
-const MAX_LOOKS: usize = 64;
-
 /// Why a sequence cannot be admitted now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Obstacle {
@@ -61,7 +58,7 @@ impl Scheduler {
         let mut look = Look::default();
         let (mut next, mut looks) = (self.waiting.after(None), 0);
         while let Some(place) = next
-            && looks < MAX_LOOKS
+            && looks < self.limits.looks
         {
             next = self.waiting.after(Some(place));
             let Some(sequence) = self.waiting.get(place) else {

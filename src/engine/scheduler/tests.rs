@@ -1,7 +1,7 @@
 use super::*;
 use crate::engine::handle::{SpecLimits, Submission};
 use crate::engine::request::{Request, queue_cost};
-use crate::sampling::{Acceptance, SamplingParams};
+use crate::sampling::{Acceptance, TokenLogprobs, mix};
 use crate::spec::StepOutput;
 use std::time::{Duration, Instant};
 
@@ -39,7 +39,13 @@ impl Schedule {
     fn over(blocks: BlockAllocator, max_num_batched_tokens: usize) -> Self {
         let chunk = PromptChunk::new(Duration::from_secs(1));
         Self {
-            scheduler: Scheduler::new(blocks, 64, max_num_batched_tokens, chunk),
+            scheduler: Scheduler::new(
+                blocks,
+                64,
+                max_num_batched_tokens,
+                chunk,
+                StepLimits::default(),
+            ),
             steps: 0,
             rows: 0,
             requests: 0,
@@ -56,13 +62,28 @@ impl Schedule {
 
     /// Adds a request of `n` sequences; returns the id of the first.
     fn request(&mut self, n: usize, prompt_len: usize, max_tokens: usize) -> usize {
+        self.submit(n, prompt_len, max_tokens, None)
+    }
+
+    /// Adds a request for the scores of a prompt; returns its id.
+    fn score(&mut self, prompt_len: usize) -> usize {
+        self.submit(1, prompt_len, 0, Some(1))
+    }
+
+    fn submit(
+        &mut self,
+        n: usize,
+        prompt_len: usize,
+        max_tokens: usize,
+        prompt_logprobs: Option<usize>,
+    ) -> usize {
         let first = self.turns.len();
         self.requests += 1;
         for i in 0..n {
             let request = Request {
                 prompt: vec![self.requests; prompt_len],
                 max_tokens: Some(max_tokens),
-                params: SamplingParams::default(),
+                prompt_logprobs,
                 ..Request::default()
             };
             let submission = Submission {
@@ -94,26 +115,37 @@ impl Schedule {
         assert!(!plan.is_empty(), "a step without rows");
         let rows: usize = plan.iter().map(|turn| turn.rows + turn.nodes).sum();
         assert!(rows <= self.scheduler.max_num_batched_tokens, "{plan:?}");
+        let drafts: usize = plan.iter().map(|turn| turn.nodes).sum();
+        assert!(drafts <= self.scheduler.limits.draft_rows, "{plan:?}");
+        let mut scored = 0;
         for turn in &plan {
             let sequence = &mut self.scheduler.running[turn.index];
+            let scores = sequence.unscored(turn.rows).len();
+            scored += scores;
             let id = sequence.state.id as usize;
             assert!(!preempted.contains(&sequence.state.id));
             self.turns[id] += 1;
             self.rows += turn.rows;
-            let tokens = match turn.rows == sequence.pending() {
+            let tokens = match turn.rows == sequence.pending() && sequence.wants_tokens() {
                 true => vec![1_000_000 + id as u32],
                 false => Vec::new(),
             };
             let is_first = !tokens.is_empty() && sequence.output_len() == 0;
             self.first[id] = self.first[id].or(is_first.then_some(self.steps));
+            let score = TokenLogprobs {
+                logprob: 0.0,
+                top: Vec::new(),
+            };
             let output = StepOutput {
                 tokens,
+                prompt_scores: vec![score; scores],
                 ..StepOutput::default()
             };
             let (_, end) = sequence.advance(turn.rows, output);
             self.ended[id] = end.map(|_| self.steps);
             self.scheduler.settle(turn.index);
         }
+        assert!(scored <= self.scheduler.limits.scored_rows, "{plan:?}");
         self.scheduler.check_invariants().unwrap();
         let ended = &self.ended;
         let has_ended = |s: &Sequence| ended[s.state.id as usize].is_some();
@@ -382,4 +414,78 @@ fn the_wait_depends_on_the_place_in_the_queue() {
             );
         }
     }
+}
+
+/// Prompts with scores that end in a step: their last rows score nothing, and are no reason for more rows that
+/// do.
+#[test]
+fn no_step_scores_more_than_it_may() {
+    for scored_rows in [1, 2, 28, 29, 30, 31, 256] {
+        let mut schedule = Schedule::new(2048);
+        schedule.scheduler.limits.scored_rows = scored_rows;
+        for _ in 0..64 {
+            schedule.score(30);
+        }
+        schedule.finish();
+        // No row is left for later that could score now.
+        let steps = (64 * 29_usize).div_ceil(scored_rows);
+        assert!((steps..=steps + 1).contains(&schedule.steps), "{steps}");
+    }
+}
+
+/// Prompts with scores that never end coming leave half of the rows with scores to the oldest, which is large.
+#[test]
+fn prompts_with_scores_do_not_starve() {
+    for scored_rows in [1, 4, 7] {
+        let mut schedule = Schedule::new(512);
+        schedule.scheduler.limits.scored_rows = scored_rows;
+        let large = schedule.score(200);
+        while schedule.ended[large].is_none() {
+            for _ in 0..4 {
+                schedule.score(1 + scored_rows);
+            }
+            schedule.step();
+            let bound = 200_usize.div_ceil(scored_rows.div_ceil(2));
+            assert!(schedule.steps <= bound, "not in {bound} steps");
+        }
+        schedule.finish();
+    }
+}
+
+/// Random requests under random limits, all of which are crossed: none is passed in any step, and everybody
+/// comes to an end.
+#[test]
+fn random_schedules_keep_their_limits() {
+    let mut crossed = [0; 2];
+    for case in 0..200 {
+        let mut seed = case;
+        let mut roll = |below: usize| {
+            seed = mix(seed);
+            (seed % below as u64) as usize
+        };
+        let mut schedule = Schedule::caching(40 + roll(60), 1 + roll(60));
+        schedule.scheduler.limits = StepLimits {
+            scored_rows: 1 + roll(8),
+            draft_rows: 1 + roll(8),
+            looks: 1 + roll(4),
+        };
+        let limits = schedule.scheduler.limits;
+        for _ in 0..30 {
+            let (n, prompt_len, max_tokens) = (1 + roll(3), 1 + roll(60), roll(30));
+            let prompt_logprobs = (roll(2) == 0).then_some(1);
+            // A request for no tokens is one for scores.
+            let max_tokens = max_tokens.max(usize::from(prompt_logprobs.is_none()));
+            schedule.submit(n, prompt_len, max_tokens, prompt_logprobs);
+            schedule.steps(roll(4));
+            let running = &schedule.scheduler.running;
+            let wanted: usize = (running.iter())
+                .map(|sequence| sequence.unscored(sequence.pending()).len())
+                .sum();
+            let drafts: usize = running.iter().map(Sequence::draft_nodes).sum();
+            crossed[0] += usize::from(wanted > limits.scored_rows);
+            crossed[1] += usize::from(drafts > limits.draft_rows);
+        }
+        schedule.finish();
+    }
+    assert!(crossed.iter().all(|&n| n > 1000), "{crossed:?}");
 }
