@@ -77,7 +77,7 @@ impl PositionTable {
     }
 
     fn place(&self, hash: u64) -> usize {
-        (u128::from(hash) * self.buckets.len() as u128 >> 64) as usize
+        ((u128::from(hash) * self.buckets.len() as u128) >> 64) as usize
     }
 }
 
