@@ -46,7 +46,7 @@ impl Drafter for Dying {
         self.is_in_disorder.store(true, Ordering::SeqCst);
     }
 
-    fn check_invariants(&self) -> Result<(), String> {
+    fn check_invariants(&mut self) -> Result<(), String> {
         match self.is_in_disorder.load(Ordering::SeqCst) {
             true => Err("block 0 is lost".into()),
             false => Ok(()),

@@ -1,9 +1,8 @@
 //! A model's drafts, continued by tables, or replaced by theirs where those promise more.
 
-use super::calibration::Measured;
-use super::draft::{
-    CacheScope, Committed, Draft, DraftCost, DraftRequest, Drafter, Forecast, SeqId,
-};
+use super::draft::{CacheScope, Committed, Draft, DraftRequest, Forecast, SeqId};
+use super::drafter::Drafter;
+use super::pool::DraftPool;
 use super::tables::Tables;
 use crate::error::Result;
 
@@ -57,7 +56,15 @@ impl Drafter for Cascade {
         Ok(drafts)
     }
 
-    fn taps(&self) -> &[usize] {
+    fn forecast(&self, request: &DraftRequest<'_>) -> Option<Forecast> {
+        self.first.forecast(request)
+    }
+
+    fn pool(&mut self) -> Option<&mut DraftPool> {
+        self.first.pool()
+    }
+
+    fn taps(&mut self) -> &[usize] {
         self.first.taps()
     }
 
@@ -65,29 +72,13 @@ impl Drafter for Cascade {
         self.tables.candidates()
     }
 
-    fn forecast(&self, request: &DraftRequest<'_>) -> Option<Forecast> {
-        self.first.forecast(request)
-    }
-
-    fn calibrate(&mut self) -> Result<Measured> {
-        self.first.calibrate()
-    }
-
-    fn forwards(&self) -> &[(usize, f64)] {
-        self.first.forwards()
+    fn resume(&mut self, id: SeqId, tokens: &[u32], scope: CacheScope, len: usize) -> usize {
+        self.first.resume(id, tokens, scope, len)
     }
 
     fn observe(&mut self, committed: &[Committed<'_>]) {
         self.first.observe(committed);
         self.tables.observe(committed);
-    }
-
-    fn resume(&mut self, id: SeqId, tokens: &[u32], scope: CacheScope, len: usize) -> usize {
-        self.first.resume(id, tokens, scope, len)
-    }
-
-    fn reset_prefix_cache(&mut self) {
-        self.first.reset_prefix_cache();
     }
 
     fn forget(&mut self, id: SeqId) {
@@ -100,15 +91,7 @@ impl Drafter for Cascade {
         self.tables.end(id);
     }
 
-    fn cost(&self) -> DraftCost {
-        self.first.cost()
-    }
-
-    fn kv_usage(&self) -> f64 {
-        self.first.kv_usage()
-    }
-
-    fn check_invariants(&self) -> Result<(), String> {
+    fn check_invariants(&mut self) -> Result<(), String> {
         self.first.check_invariants()?;
         self.tables.check_invariants()
     }

@@ -1,6 +1,5 @@
-//! Drafts, and the interface of drafters.
+//! Drafts, and what drafters are asked and told.
 
-use super::calibration::Measured;
 use crate::error::Result;
 use crate::kernels::sample::DeviceRow;
 use crate::kv::PrefixRoot;
@@ -302,6 +301,11 @@ impl DraftRequest<'_> {
         }
     }
 
+    /// Whether its tokens are drawn at random.
+    pub fn is_sampled(&self) -> bool {
+        !self.sampler.params().is_greedy()
+    }
+
     /// The random numbers for the tokens of the draft.
     pub fn rng(&self) -> Rng {
         Rng {
@@ -322,12 +326,13 @@ pub struct Committed<'a> {
     /// accepted ones. The token that the step added itself is not included: it is pending.
     pub new: Range<usize>,
     /// The target's hidden states there, `[new.len(), taps * hidden_size]`; see
-    /// [`Output::hidden`](crate::model::Output::hidden). `None` if [`Drafter::taps`] is empty. It
-    /// may be a view of a larger tensor: copy what is kept for long.
+    /// [`Output::hidden`](crate::model::Output::hidden). `None` if
+    /// [`Drafter::taps`](super::Drafter::taps) is empty. It may be a view of a larger tensor: copy what
+    /// is kept for long.
     pub hidden: Option<Tensor>,
     /// Each token after which the target predicted the next one in this step, rejected draft tokens
     /// included, with the target's best next tokens, the best first. Empty if
-    /// [`Drafter::candidates`] is 0.
+    /// [`Drafter::candidates`](super::Drafter::candidates) is 0.
     pub candidates: &'a [(u32, Vec<u32>)],
     pub context: &'a DraftContext,
 }
@@ -351,102 +356,6 @@ pub struct DraftCost {
     pub steps: u64,
     /// Wall time of those, seconds.
     pub step_seconds: f64,
-}
-
-/// Proposes continuations. A draft is advice: it may be shorter than requested or empty, and only
-/// speed depends on it.
-pub trait Drafter: Send {
-    /// Returns one draft per request, in order, each at most `length` deep and of at most `nodes`
-    /// nodes; ids are distinct.
-    /// The caller cuts off what cannot be verified: see [`Draft::end_where_invalid`]. May keep
-    /// state for the ids it sees until [`Drafter::forget`].
-    ///
-    /// # Errors
-    /// Only if the device failed: return an empty draft when there is no guess, no room, or an
-    /// unknown id. After an error the state for these ids is not specified; the caller forgets
-    /// them.
-    fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>>;
-
-    /// Layers of the target whose hidden states [`Drafter::observe`] needs, as in
-    /// [`Taps::layers`](crate::model::Taps); they never change.
-    fn taps(&self) -> &[usize] {
-        &[]
-    }
-
-    /// Number of the target's best next tokens that [`Drafter::observe`] wants of each verified row;
-    /// it never changes.
-    fn candidates(&self) -> usize {
-        0
-    }
-
-    /// What a draft would be worth. With it, the caller decides how deep to draft. `None` = a draft
-    /// costs no forwards.
-    fn forecast(&self, _request: &DraftRequest<'_>) -> Option<Forecast> {
-        None
-    }
-
-    /// Measures what a forward of its model costs by its number of rows: rows and seconds; empty if it has
-    /// none. Called at most once, before anything else.
-    ///
-    /// # Errors
-    /// If its device failed.
-    fn calibrate(&mut self) -> Result<Measured> {
-        Ok(Measured::new())
-    }
-
-    /// Rows, as its [`Forecast`] counts them, and seconds of each forward of the last call of `propose`. Those
-    /// that would mislead about the cost of others may be missing.
-    fn forwards(&self) -> &[(usize, f64)] {
-        &[]
-    }
-
-    /// A sequence that may ever request a draft is about to begin, or to begin again after it was
-    /// forgotten, with `tokens`. The target has the first `len` of them in its prefix cache. Returns how
-    /// many of those, at most `len`, need not come in [`Drafter::observe`]: the target computes the rest
-    /// again. May be called more than once before the first position comes.
-    fn resume(&mut self, _id: SeqId, _tokens: &[u32], _scope: CacheScope, len: usize) -> usize {
-        // Hidden states are not cached, only what a drafter made of them.
-        if self.taps().is_empty() { len } else { 0 }
-    }
-
-    /// Called once per step, after verification, for every sequence of the step that may ever
-    /// request a draft: first with its prompt, chunk by chunk, then with accepted tokens. Until an
-    /// id is forgotten, each of its positions comes once and in order; the first one is at most what
-    /// [`Drafter::resume`] returned. When a draft is requested, all tokens but the last have come, or
-    /// fewer if the step computes the end of a preempted sequence again. Roll back what was computed for
-    /// rejected tokens.
-    fn observe(&mut self, _committed: &[Committed<'_>]) {}
-
-    /// The sequence was preempted, or was part of a failed call of `propose`: free all state held
-    /// for it. After a preemption it is observed from its start again; after a failure its earlier
-    /// positions do not come again.
-    fn forget(&mut self, _id: SeqId) {}
-
-    /// The request ended: free all state held for its sequence. The drafter may learn from it first.
-    fn end(&mut self, id: SeqId) {
-        self.forget(id);
-    }
-
-    /// Forgets the prefixes that its own pool has cached.
-    fn reset_prefix_cache(&mut self) {}
-
-    /// Cost of drafting since the start.
-    fn cost(&self) -> DraftCost {
-        DraftCost::default()
-    }
-
-    /// Fraction of the drafter's own pool in use, 0 to 1.
-    fn kv_usage(&self) -> f64 {
-        0.0
-    }
-
-    /// Checks that its pool holds exactly the sequences it has state for.
-    ///
-    /// # Errors
-    /// The inconsistency found.
-    fn check_invariants(&self) -> Result<(), String> {
-        Ok(())
-    }
 }
 
 #[cfg(test)]

@@ -1,18 +1,16 @@
-//! Drafting with a small model of the same vocabulary, or with a head of the target.
+//! Drafting with a small model of the same vocabulary, or with a head of the target, token by token.
 
 mod drafting;
 mod drawn;
 mod growth;
 
-use super::calibration::{self, Measured};
-use super::draft::{
-    CacheScope, Committed, Draft, DraftCost, DraftRequest, Drafter, Forecast, SeqId,
-};
-use super::features::{Features, MAX_NEW_STATES, MAX_UNREAD, joined};
-use super::lessons::{History, Lessons};
-use crate::error::{Error, Result};
+use super::draft::{Draft, DraftRequest, Forecast, SeqId};
+use super::drafter::Drafter;
+use super::features::{MAX_NEW_STATES, joined};
+use super::pool::{DraftPool, PagedNetwork, Sequence};
+use crate::error::Result;
 use crate::kernels::parallel;
-use crate::kv::{BlockAllocator, BlockKey, BlockTable, KvStore, PrefixRoot};
+use crate::kv::BlockKey;
 use crate::model::{Batch, DraftNetwork, Head, Model};
 use candle_core::Tensor;
 use drafting::{Drafting, Read};
@@ -20,8 +18,7 @@ use drawn::Drawn;
 use std::collections::HashMap;
 use std::time::Instant;
 
-/// A draft model with its own paged pool. It keeps no record of rounds: it compares the tokens it
-/// was fed with the committed tokens and truncates its pool to their common prefix.
+/// Drafts with a draft model, level by level.
 ///
 /// Its vocabulary may be smaller than the target's. A sequence with an id that it does not know
 /// gets no draft.
@@ -31,31 +28,7 @@ use std::time::Instant;
 /// and what it drafts itself with its own outputs; the latter leaves its pool after the round (EAGLE-3,
 /// Li et al. 2025, arXiv 2503.01840, section 3.1).
 pub struct DraftModel {
-    network: Network,
-    lessons: Lessons,
-    fed: HashMap<SeqId, Fed>,
-}
-
-/// The model and its pool.
-struct Network {
-    draft: DraftNetwork,
-    blocks: BlockAllocator,
-    store: KvStore,
-    /// Maximum number of rows of one sequence in one forward.
-    chunk: usize,
-    cost: DraftCost,
-    /// Rows and seconds of the last proposal's forwards.
-    forwards: Vec<(usize, f64)>,
-}
-
-/// What is kept of one sequence: the tokens in the pool, their blocks, and what became of its drafts.
-#[derive(Default)]
-struct Fed {
-    tokens: Vec<u32>,
-    table: BlockTable,
-    history: History,
-    /// Only of a head.
-    features: Features,
+    pool: DraftPool,
 }
 
 impl DraftModel {
@@ -73,7 +46,9 @@ impl DraftModel {
         block_size: usize,
         chunk: usize,
     ) -> Result<Self> {
-        Self::over(DraftNetwork::Model(model), num_blocks, block_size, chunk)
+        let draft = DraftNetwork::Model(model);
+        let pool = DraftPool::new(draft, num_blocks, block_size, chunk)?;
+        Ok(Self { pool })
     }
 
     /// The same over a `head` that predicts one token.
@@ -86,95 +61,25 @@ impl DraftModel {
         block_size: usize,
         chunk: usize,
     ) -> Result<Self> {
-        Self::over(DraftNetwork::Head(head), num_blocks, block_size, chunk)
-    }
-
-    fn over(
-        draft: DraftNetwork,
-        num_blocks: usize,
-        block_size: usize,
-        chunk: usize,
-    ) -> Result<Self> {
-        Ok(Self {
-            network: Network {
-                store: draft.model().new_kv(num_blocks, block_size)?,
-                blocks: BlockAllocator::new(num_blocks, block_size).with_prefix_cache(true),
-                draft,
-                chunk: chunk.max(2),
-                cost: DraftCost::default(),
-                forwards: Vec::new(),
-            },
-            lessons: Lessons::default(),
-            fed: HashMap::new(),
-        })
+        let draft = DraftNetwork::Head(head);
+        let pool = DraftPool::new(draft, num_blocks, block_size, chunk)?;
+        Ok(Self { pool })
     }
 
     /// The same, with or without a prefix cache.
     pub fn with_prefix_cache(mut self, enabled: bool) -> Self {
-        self.network.blocks.set_prefix_cache(enabled);
+        self.pool.network.blocks.set_prefix_cache(enabled);
         self
     }
 }
 
-impl Fed {
-    /// Truncates to the longest prefix shared with `tokens`. Their last token is always fed
-    /// (again), for its logits.
-    fn roll_back(&mut self, blocks: &mut BlockAllocator, tokens: &[u32]) {
-        let known = &tokens[..tokens.len().saturating_sub(1)];
-        let common = self
-            .tokens
-            .iter()
-            .zip(known)
-            .take_while(|(a, b)| a == b)
-            .count();
-        let left = blocks.truncate_to(&mut self.table, common);
-        self.tokens.truncate(left);
-    }
-
-    /// Frees what is in the pool. A head goes on with the states that it observes next.
-    fn reset(&mut self, blocks: &mut BlockAllocator) {
-        self.tokens.clear();
-        self.features = Features::default();
-        blocks.release(&mut self.table);
-    }
-}
-
-impl Network {
-    /// Whether the model is a head, which reads the target's hidden states.
-    fn is_head(&self) -> bool {
-        self.draft.head().is_some()
-    }
-
-    /// The tokens that the model reads, of all `tokens` of a sequence.
-    fn tokens_of<'a>(&self, fed: &Fed, tokens: &'a [u32]) -> &'a [u32] {
-        match self.is_head() {
-            true => fed.features.tokens_of(tokens),
-            false => tokens,
-        }
-    }
-
-    /// What decides K and V in the pool besides the tokens that the model reads, of all `tokens` of a sequence.
-    fn root(&self, scope: CacheScope, tokens: &[u32]) -> PrefixRoot {
-        scope.root(tokens.first().copied().filter(|_| self.is_head()))
-    }
-
-    /// Lets a sequence that has nothing else in the pool begin with what the pool has cached of `tokens`, but
-    /// not of the last one, which is fed for its logits.
-    fn find(&mut self, fed: &mut Fed, root: PrefixRoot, tokens: &[u32]) {
-        let known = &tokens[..tokens.len().saturating_sub(1)];
-        let prefix = self.blocks.find(root, known);
-        let len = self.blocks.adopt(&mut fed.table, &prefix);
-        if len > fed.tokens.len() {
-            fed.tokens = tokens[..len].to_vec();
-        }
-    }
-
+impl PagedNetwork {
     /// Makes room for the rows of a request. Returns false if there is no room, or if the model cannot
     /// continue these tokens, or if another request reads the same block in this round, which is then
     /// shared; `reading` has those blocks.
     fn begin<'t>(
         &mut self,
-        fed: &mut Fed,
+        fed: &mut Sequence,
         request: &DraftRequest<'t>,
         reading: &mut Vec<BlockKey<'t>>,
     ) -> bool {
@@ -206,49 +111,6 @@ impl Network {
         }
         let rows = len + drafting::max_fed(request);
         self.blocks.reserve(&mut fed.table, rows).is_ok()
-    }
-
-    /// Lets a head read what it observed, so that little is left to read when a draft is requested, and few
-    /// states are kept. The full blocks of a prompt are read at once: others may share them.
-    ///
-    /// # Errors
-    /// If there is no room, or the device failed.
-    fn read_ahead(&mut self, fed: &mut Fed, tokens: &[u32], is_prompt: bool) -> Result<()> {
-        let known = fed.features.kept().end.min(tokens.len());
-        // The last token is fed when a draft is requested, for its logits.
-        let last = known.min(tokens.len().saturating_sub(1));
-        let (block, caches) = (self.blocks.block_size(), self.blocks.has_prefix_cache());
-        let max_unread = self.chunk.min(if caches { MAX_UNREAD } else { self.chunk });
-        loop {
-            let start = fed.tokens.len();
-            let end = match known.saturating_sub(start) {
-                unread if unread > max_unread => last,
-                _ if is_prompt && caches => last / block * block,
-                _ => start,
-            };
-            if end <= start {
-                return Ok(());
-            }
-            let rows = start..end.min(start + self.chunk);
-            let states = fed.features.of_rows(rows.clone())?;
-            self.blocks
-                .reserve(&mut fed.table, rows.end)
-                .map_err(|_| Error::internal("the head's pool is full"))?;
-            let mut batch = Batch::default();
-            let new = &tokens[rows.clone()];
-            let block_size = self.blocks.block_size();
-            batch.push_span(new, &[], rows.start, &fed.table, block_size);
-            batch.features = Some(self.fuse(&states)?);
-            self.draft.model_mut().forward(&batch, &mut self.store)?;
-            fed.tokens.extend(new);
-            fed.features.drop_before(rows.end);
-        }
-    }
-
-    fn fuse(&self, states: &Tensor) -> Result<Tensor> {
-        let head = self.draft.head();
-        let head = head.ok_or_else(|| Error::internal("only a head reads hidden states"))?;
-        head.fuse(states)
     }
 
     /// The features of a forward's rows: the target's are fused, all at once if there are only those.
@@ -379,26 +241,29 @@ impl Network {
 impl Drafter for DraftModel {
     fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
         let mut drafts = vec![Draft::default(); requests.len()];
+        let DraftPool {
+            network,
+            sequences,
+            lessons,
+        } = &mut self.pool;
         for request in requests.iter() {
-            self.fed.entry(request.id).or_default();
+            sequences.entry(request.id).or_default();
         }
-        let states = self.fed.iter_mut().map(|(&id, fed)| (id, fed));
-        let mut states: HashMap<SeqId, &mut Fed> = states.collect();
+        let states = sequences.iter_mut().map(|(&id, fed)| (id, fed));
+        let mut states: HashMap<SeqId, &mut Sequence> = states.collect();
         let (mut drafting, mut reading) = (Vec::with_capacity(requests.len()), Vec::new());
-        self.network.forwards.clear();
+        network.forwards.clear();
         for (place, request) in requests.iter_mut().enumerate() {
             if request.model_depth > 0
                 && let Some(fed) = states.remove(&request.id)
-                && self.network.begin(fed, request, &mut reading)
+                && network.begin(fed, request, &mut reading)
             {
-                let tokens = self.network.tokens_of(fed, request.tokens);
-                let chunk = self.network.chunk;
-                let is_head = self.network.is_head();
-                let one = Drafting::new(place, request, tokens, fed, &self.lessons, chunk);
-                drafting.push(one.of_a_head(is_head));
+                let tokens = network.tokens_of(fed, request.tokens);
+                let one = Drafting::new(place, request, tokens, fed, lessons, network.chunk);
+                drafting.push(one.of_a_head(network.is_head()));
             }
         }
-        self.network.draft_all(&mut drafting)?;
+        network.draft_all(&mut drafting)?;
         for one in drafting {
             let place = one.place;
             drafts[place] = one.finish();
@@ -406,101 +271,23 @@ impl Drafter for DraftModel {
         Ok(drafts)
     }
 
-    fn taps(&self) -> &[usize] {
-        self.network.draft.head().map_or(&[], Head::reads)
-    }
-
     fn forecast(&self, request: &DraftRequest<'_>) -> Option<Forecast> {
-        let unknown = Fed::default();
-        let fed = self.fed.get(&request.id).unwrap_or(&unknown);
-        let is_sampled = !request.sampler.params().is_greedy();
-        let path = self
-            .lessons
-            .forecast(&fed.history, is_sampled, request.length);
-        let tokens = self.network.tokens_of(fed, request.tokens);
+        let DraftPool {
+            network, sequences, ..
+        } = &self.pool;
+        let unknown = Sequence::default();
+        let fed = sequences.get(&request.id).unwrap_or(&unknown);
+        let tokens = network.tokens_of(fed, request.tokens);
         let pending = tokens.len().saturating_sub(fed.tokens.len());
         Some(Forecast {
-            path,
-            pending: pending.clamp(1, self.network.chunk),
+            path: self.pool.forecast(request, request.length),
+            pending: pending.clamp(1, network.chunk),
             at_once: false,
         })
     }
 
-    fn calibrate(&mut self) -> Result<Measured> {
-        let Network {
-            draft,
-            blocks,
-            store,
-            ..
-        } = &mut self.network;
-        calibration::measure(draft.model_mut(), store, blocks.num_blocks())
-    }
-
-    fn forwards(&self) -> &[(usize, f64)] {
-        &self.network.forwards
-    }
-
-    fn observe(&mut self, committed: &[Committed<'_>]) {
-        for committed in committed {
-            if let Some(hidden) = &committed.hidden {
-                let fed = self.fed.entry(committed.id).or_default();
-                let position = committed.new.start;
-                if !matches!(fed.features.add(position, hidden.clone()), Ok(true)) {
-                    fed.reset(&mut self.network.blocks);
-                }
-            }
-            if let Some(fed) = self.fed.get_mut(&committed.id) {
-                let tokens = self.network.tokens_of(fed, committed.tokens);
-                self.lessons.learn(&mut fed.history, tokens);
-                fed.roll_back(&mut self.network.blocks, tokens);
-                let is_prompt = committed.new.end <= committed.prompt_len;
-                if let Err(error) = self.network.read_ahead(fed, tokens, is_prompt) {
-                    tracing::debug!("a head goes on without what came before: {error}");
-                    fed.reset(&mut self.network.blocks);
-                }
-                if !self.network.is_head() || fed.features.are_whole() {
-                    let root = (self.network).root(committed.context.scope, committed.tokens);
-                    let blocks = &mut self.network.blocks;
-                    blocks.cache(&mut fed.table, root, &fed.tokens);
-                }
-            }
-        }
-    }
-
-    fn resume(&mut self, id: SeqId, tokens: &[u32], scope: CacheScope, len: usize) -> usize {
-        let fed = self.fed.entry(id).or_default();
-        let root = self.network.root(scope, tokens);
-        if !self.network.is_head() {
-            self.network.find(fed, root, tokens);
-            return len;
-        }
-        // Row i has the token after position i.
-        self.network.find(fed, root, &tokens[1..]);
-        fed.features = Features::after(fed.tokens.len());
-        len.min(fed.tokens.len())
-    }
-
-    fn reset_prefix_cache(&mut self) {
-        self.network.blocks.reset_prefix_cache();
-    }
-
-    fn forget(&mut self, id: SeqId) {
-        if let Some(mut fed) = self.fed.remove(&id) {
-            self.network.blocks.release(&mut fed.table);
-        }
-    }
-
-    fn cost(&self) -> DraftCost {
-        self.network.cost
-    }
-
-    fn kv_usage(&self) -> f64 {
-        self.network.blocks.usage()
-    }
-
-    fn check_invariants(&self) -> Result<(), String> {
-        let held = self.fed.values().map(|fed| &fed.table);
-        self.network.blocks.check_invariants(held)
+    fn pool(&mut self) -> Option<&mut DraftPool> {
+        Some(&mut self.pool)
     }
 }
 
@@ -510,7 +297,7 @@ mod tests {
     use crate::model::toy::ToyModel;
     use crate::sampling::Acceptance;
     use crate::sampling::{Sampler, SamplingParams};
-    use crate::spec::draft::DraftContext;
+    use crate::spec::draft::{Committed, DraftContext};
 
     fn drafter(chunk: usize) -> DraftModel {
         DraftModel::new(Box::new(ToyModel::new(32, 256, 5, 0.0)), 64, 4, chunk).unwrap()
@@ -539,11 +326,11 @@ mod tests {
     #[test]
     fn calibration_measures_the_model_and_leaves_nothing() {
         let mut drafter = drafter(16);
-        let measured = drafter.calibrate().unwrap();
+        let measured = drafter.pool.calibrate().unwrap();
         let rows: Vec<usize> = measured.iter().map(|&(rows, _)| rows).collect();
         assert_eq!(rows, [1, 2, 4, 6, 8, 16]);
         assert!(measured.iter().all(|&(_, seconds)| seconds > 0.0));
-        assert_eq!(drafter.kv_usage(), 0.0);
+        assert_eq!(drafter.pool.usage(), 0.0);
         drafter.check_invariants().unwrap();
     }
 
@@ -569,13 +356,13 @@ mod tests {
                         context: &DraftContext::default(),
                     };
                     used.observe(&[committed]);
-                    assert!(used.network.blocks.num_free() >= 64 - tokens.len().div_ceil(4));
+                    assert!(used.pool.network.blocks.num_free() >= 64 - tokens.len().div_ceil(4));
                 }
                 let fresh = propose(&mut drafter(64), &tokens, 4);
                 assert_eq!(propose(&mut used, &tokens, 4), fresh, "{kept} kept");
                 assert_eq!(used.check_invariants(), Ok(()));
                 used.forget(1);
-                assert_eq!((used.check_invariants(), used.kv_usage()), (Ok(()), 0.0));
+                assert_eq!((used.check_invariants(), used.pool.usage()), (Ok(()), 0.0));
             }
         }
     }

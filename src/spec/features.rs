@@ -59,15 +59,10 @@ impl Features {
         self.start == Some(0)
     }
 
-    /// The tokens of an EAGLE head's rows, of all `tokens` of the sequence.
-    pub fn tokens_of<'a>(&self, tokens: &'a [u32]) -> &'a [u32] {
-        let first = self.start.map_or(tokens.len(), |start| start + 1);
+    /// The tokens of a head's rows, which are `ahead` of their states, of all `tokens` of the sequence.
+    pub fn tokens_of<'a>(&self, tokens: &'a [u32], ahead: usize) -> &'a [u32] {
+        let first = self.start.map_or(tokens.len(), |start| start + ahead);
         tokens.get(first..).unwrap_or_default()
-    }
-
-    /// Position of the first token whose hidden states came.
-    pub fn start(&self) -> Option<usize> {
-        self.start
     }
 
     /// The rows whose states are kept.
@@ -126,7 +121,7 @@ mod tests {
             Tensor::new(rows, &Device::Cpu).unwrap()
         };
         let mut features = Features::default();
-        assert!(features.tokens_of(&[1, 2, 3]).is_empty());
+        assert!(features.tokens_of(&[1, 2, 3], 0).is_empty());
         assert!(features.add(5, states(0, 3)).unwrap());
         assert!(features.add(8, states(3, 4)).unwrap());
         assert!(!features.add(10, states(4, 5)).unwrap(), "a gap");
@@ -134,7 +129,9 @@ mod tests {
             features.add(8, states(3, 6)).unwrap(),
             "the first one is known"
         );
-        assert_eq!(features.tokens_of(&[0, 1, 2, 3, 4, 5, 6, 7]), [6, 7]);
+        let tokens = [0, 1, 2, 3, 4, 5, 6, 7];
+        assert_eq!(features.tokens_of(&tokens, 1), [6, 7]);
+        assert_eq!(features.tokens_of(&tokens, 0), [5, 6, 7]);
         let first = |rows: Range<usize>| {
             let rows = features.of_rows(rows).unwrap().to_vec2::<f32>().unwrap();
             rows.into_iter().map(|row| row[0]).collect::<Vec<_>>()
@@ -151,7 +148,7 @@ mod tests {
     #[test]
     fn states_go_on_after_a_cached_prefix() {
         let mut features = Features::after(4);
-        assert_eq!(features.tokens_of(&[5, 6, 7]), [6, 7]);
+        assert_eq!(features.tokens_of(&[5, 6, 7], 1), [6, 7]);
         let states =
             |count: usize| Tensor::zeros((count, 2), candle_core::DType::F32, &Device::Cpu);
         assert!(!features.add(5, states(1).unwrap()).unwrap(), "a gap");

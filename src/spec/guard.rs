@@ -1,6 +1,7 @@
 //! The one place through which a drafter is called.
 
-use super::draft::Drafter;
+use super::drafter::Drafter;
+use super::pool::DraftPool;
 use crate::error::panic_message;
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -43,6 +44,11 @@ impl Guard {
         // Its state may be such that this panics, too.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(broken)));
         None
+    }
+
+    /// The result of `work` with the drafter's pool; `None` also if it has none.
+    pub fn pool<R>(&self, work: impl FnOnce(&mut DraftPool) -> R) -> Option<R> {
+        self.call("its pool", |drafter| drafter.pool().map(work))?
     }
 
     /// Whether it has panicked.

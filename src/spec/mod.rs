@@ -7,6 +7,7 @@ mod cost;
 mod device;
 pub mod draft;
 mod draft_model;
+mod drafter;
 mod estimate;
 mod features;
 mod guard;
@@ -14,6 +15,7 @@ mod lessons;
 mod masks;
 mod ngram;
 mod parallel;
+mod pool;
 mod proposer;
 mod runner;
 mod share;
@@ -26,12 +28,14 @@ pub use budget::BudgetMode;
 pub use cascade::Cascade;
 pub use device::{logits_params, row_adjustments};
 pub use draft::{
-    CacheScope, Committed, Draft, DraftContext, DraftCost, DraftDist, DraftRequest, Drafter,
-    Forecast, SeqId, Source,
+    CacheScope, Committed, Draft, DraftContext, DraftCost, DraftDist, DraftRequest, Forecast,
+    SeqId, Source,
 };
 pub use draft_model::DraftModel;
+pub use drafter::Drafter;
 pub use ngram::NgramDrafter;
 pub use parallel::ParallelDrafter;
+pub use pool::DraftPool;
 pub use proposer::Proposer;
 pub use runner::SpeculativeRunner;
 pub use step::{SequenceState, StepInput, StepOutput, StepResult};

@@ -1,6 +1,7 @@
 //! Drafting without a model: prompt lookup.
 
-use super::draft::{Draft, DraftRequest, Drafter, Source};
+use super::draft::{Draft, DraftRequest, Source};
+use super::drafter::Drafter;
 use crate::error::Result;
 
 /// Estimated probability that a copied token stands if the one before it does: half of the matches of

@@ -1,7 +1,8 @@
 //! From the drafter's guesses to the drafts that a step verifies.
 
 use super::budget::{self, Budget, BudgetMode, Candidates, Probe, StepCost};
-use super::draft::{Committed, Draft, DraftCost, DraftRequest, Drafter, Forecast, SeqId};
+use super::draft::{Committed, Draft, DraftCost, DraftRequest, Forecast, SeqId};
+use super::drafter::Drafter;
 use super::guard::Guard;
 use super::masks::{Forced, follow_grammar};
 use super::step::{SequenceState, StepInput};
@@ -96,13 +97,10 @@ impl Proposer {
     /// Lets the budget know what the drafter's model costs. If it cannot be measured, the budget learns it
     /// from drafts.
     pub fn calibrate(&mut self) {
-        let measured = (self.drafter).call("calibrate", |drafter| drafter.calibrate());
-        match measured {
-            Some(Ok(measured)) if !measured.is_empty() => {
-                self.budget.draft_cost().calibrate(&measured);
-            }
+        match self.drafter.pool(|pool| pool.calibrate()) {
+            None => (),
+            Some(Ok(measured)) => self.budget.draft_cost().calibrate(&measured),
             Some(Err(error)) => tracing::warn!("the draft model was not measured: {error}"),
-            _ => (),
         }
     }
 
@@ -248,12 +246,12 @@ impl Proposer {
         if asked == 0 {
             return self.budget.observe(step);
         }
-        let forwards = (self.drafter).call("forwards", |drafter| {
+        let forwards = self.drafter.pool(|pool| {
             let note = |&(rows, seconds): &(usize, f64)| {
                 self.budget.draft_cost().note(rows, seconds);
                 seconds
             };
-            drafter.forwards().iter().map(note).sum::<f64>()
+            pool.network.forwards.iter().map(note).sum::<f64>()
         });
         let forwards = forwards.unwrap_or(0.0);
         let own = (step.draft_seconds - forwards).max(0.0) / asked as f64;
@@ -277,10 +275,9 @@ impl Proposer {
         resumed.unwrap_or(len)
     }
 
-    /// See [`Drafter::reset_prefix_cache`].
+    /// See [`DraftPool::reset_prefix_cache`](super::pool::DraftPool::reset_prefix_cache).
     pub fn reset_prefix_cache(&mut self) {
-        let reset = |drafter: &mut dyn Drafter| drafter.reset_prefix_cache();
-        self.drafter.call("reset_prefix_cache", reset);
+        self.drafter.pool(|pool| pool.reset_prefix_cache());
     }
 
     /// See [`Drafter::forget`].
@@ -299,9 +296,9 @@ impl Proposer {
         self.budget.refused()
     }
 
-    /// See [`Drafter::cost`]; nothing once the drafter is off.
+    /// Cost of drafting with a model since the start; nothing once the drafter is off.
     pub fn cost(&self) -> DraftCost {
-        let cost = self.drafter.call("cost", |drafter| drafter.cost());
+        let cost = self.drafter.pool(|pool| pool.network.cost);
         cost.unwrap_or_default()
     }
 }
@@ -321,8 +318,9 @@ mod tests {
     use super::*;
     use crate::error::Result;
     use crate::kv::BlockTable;
+    use crate::model::toy::ToyModel;
     use crate::sampling::{Acceptance, Sampler, SamplingParams};
-    use crate::spec::calibration::Measured;
+    use crate::spec::DraftModel;
     use crate::spec::draft::{DraftContext, Source};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -334,10 +332,6 @@ mod tests {
     }
 
     impl Drafter for Counting {
-        fn calibrate(&mut self) -> Result<Measured> {
-            Ok(vec![(1, 1e-4), (2, 1.1e-4), (16, 3e-4)])
-        }
-
         fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
             self.asked.fetch_add(requests.len(), Ordering::Relaxed);
             let mut draft = Draft::default();
@@ -475,17 +469,15 @@ mod tests {
     /// that is known, one row would look so dear that nothing were drafted that could correct it.
     #[test]
     fn a_slow_first_forward_does_not_make_drafts_dear() {
-        let drafter = Counting {
-            score: 0.5,
-            asked: Arc::default(),
-        };
+        let model = Box::new(ToyModel::new(32, 256, 5, 0.0));
+        let drafter = DraftModel::new(model, 64, 4, 64).unwrap();
         let mut proposer = Proposer::new(Box::new(drafter), BudgetMode::Adaptive);
         assert!(!proposer.budget().draft_cost().is_known());
         proposer.calibrate();
         let cost = proposer.budget().draft_cost();
-        assert!((cost.seconds(1) - 1e-4).abs() < 1e-9);
-        cost.note(27, 1e-2);
-        assert!(cost.seconds(1) < 1.5e-4, "{}", cost.seconds(1));
+        let one = cost.seconds(1);
+        cost.note(27, 100.0 * one);
+        assert!(cost.seconds(1) < 1.5 * one, "{one} {}", cost.seconds(1));
     }
 
     /// Under the rejection rule the size of a sampled request's draft must not depend on its tokens.

@@ -3,7 +3,8 @@
 use super::budget::{BudgetMode, StepCost};
 use super::calibration::{self, Measured};
 use super::device;
-use super::draft::{Committed, Draft, Drafter, SeqId};
+use super::draft::{Committed, Draft, SeqId};
+use super::drafter::Drafter;
 use super::guard::Guard;
 use super::masks;
 use super::proposer::{Base, Proposer};
@@ -160,8 +161,9 @@ impl SpeculativeRunner {
 
     /// Used fraction of the drafter's pool, 0 to 1.
     pub fn draft_kv_usage(&self) -> f64 {
-        self.ask("kv_usage", |drafter| drafter.kv_usage())
-            .unwrap_or(0.0)
+        let drafter = self.drafter();
+        let usage = drafter.and_then(|drafter| drafter.pool(|pool| pool.usage()));
+        usage.unwrap_or(0.0)
     }
 
     /// Checks the drafter's pool.
@@ -169,7 +171,9 @@ impl SpeculativeRunner {
     /// # Errors
     /// The inconsistency found.
     pub fn check_invariants(&self) -> Result<(), String> {
-        self.ask("check_invariants", |drafter| drafter.check_invariants())
+        let drafter = self.drafter();
+        drafter
+            .and_then(|drafter| drafter.call("check_invariants", |d| d.check_invariants()))
             .unwrap_or(Ok(()))
     }
 
@@ -180,10 +184,6 @@ impl SpeculativeRunner {
 
     fn drafter(&self) -> Option<&Guard> {
         self.proposer.as_ref().map(Proposer::drafter)
-    }
-
-    fn ask<R>(&self, call: &str, work: impl FnOnce(&mut dyn Drafter) -> R) -> Option<R> {
-        self.drafter()?.call(call, work)
     }
 
     /// Computes each input's result from its logits; `rows` has each input's range of logits rows.

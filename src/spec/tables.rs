@@ -14,7 +14,8 @@ mod positions;
 mod texts;
 mod tree;
 
-use super::draft::{Committed, Draft, DraftContext, DraftRequest, Drafter, SeqId};
+use super::draft::{Committed, Draft, DraftContext, DraftRequest, SeqId};
+use super::drafter::Drafter;
 use super::estimate::{Estimator, RequestBias};
 use super::share::Share;
 use crate::error::Result;
@@ -255,7 +256,7 @@ impl Drafter for Tables {
         CANDIDATES
     }
 
-    fn check_invariants(&self) -> Result<(), String> {
+    fn check_invariants(&mut self) -> Result<(), String> {
         let bytes = self.texts.bytes() + self.pool.bytes() + self.answers.bytes();
         if bytes > self.memory {
             return Err(format!("tables of {bytes} of {} bytes", self.memory));

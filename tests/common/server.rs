@@ -106,7 +106,7 @@ impl Drafter for Disordered {
         Ok(requests.iter().map(|_| Draft::default()).collect())
     }
 
-    fn check_invariants(&self) -> Result<(), String> {
+    fn check_invariants(&mut self) -> Result<(), String> {
         Err("block 0 is lost".into())
     }
 }

@@ -128,7 +128,10 @@ fn a_draft_depends_on_the_committed_text_alone() {
             observe(&mut used, &head, &tokens, new);
         }
         used.end(1);
-        assert_eq!((used.check_invariants(), used.kv_usage()), (Ok(()), 0.0));
+        assert_eq!(
+            (used.check_invariants(), used.pool().unwrap().usage()),
+            (Ok(()), 0.0)
+        );
     }
 }
 
@@ -169,8 +172,11 @@ fn a_draft_after_a_hit_is_that_of_a_fresh_head() {
         observe(&mut fresh, &head, prompt, 0..known);
         assert_same_guesses(&draft, &propose(&mut fresh, prompt, 1, 0.0), "after a hit");
         used.end(1);
-        assert_eq!((used.check_invariants(), used.kv_usage()), (Ok(()), 0.0));
-        used.reset_prefix_cache();
+        assert_eq!(
+            (used.check_invariants(), used.pool().unwrap().usage()),
+            (Ok(()), 0.0)
+        );
+        used.pool().unwrap().reset_prefix_cache();
         assert_eq!(used.resume(1, prompt, scope, len - 1), 0);
     }
 }

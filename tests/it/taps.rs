@@ -57,7 +57,7 @@ impl Drafter for Recorder {
         self.drafter.propose(requests)
     }
 
-    fn taps(&self) -> &[usize] {
+    fn taps(&mut self) -> &[usize] {
         &self.layers
     }
 

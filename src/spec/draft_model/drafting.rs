@@ -1,6 +1,5 @@
 //! One sequence for which a draft is being made.
 
-use super::Fed;
 use super::growth::{Growth, Limits};
 use crate::error::{Error, Result};
 use crate::kernels::sample::TokenChoice;
@@ -8,6 +7,7 @@ use crate::model::Batch;
 use crate::sampling::{Acceptance, Guess, Purpose, distribution, guess};
 use crate::spec::draft::{Draft, DraftDist, DraftRequest};
 use crate::spec::lessons::{Lessons, View};
+use crate::spec::pool::Sequence;
 use candle_core::Tensor;
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ pub struct Drafting<'a, 'b> {
     pub request: &'a mut DraftRequest<'b>,
     /// The tokens that the model continues.
     tokens: &'b [u32],
-    pub fed: &'a mut Fed,
+    pub fed: &'a mut Sequence,
     lessons: &'a Lessons,
     growth: Growth,
     limits: Limits,
@@ -72,7 +72,7 @@ impl<'a, 'b> Drafting<'a, 'b> {
         place: usize,
         request: &'a mut DraftRequest<'b>,
         tokens: &'b [u32],
-        fed: &'a mut Fed,
+        fed: &'a mut Sequence,
         lessons: &'a Lessons,
         chunk: usize,
     ) -> Self {
@@ -248,8 +248,8 @@ impl<'a, 'b> Drafting<'a, 'b> {
     }
 
     fn view(&self) -> View<'a> {
-        let is_sampled = !self.request.sampler.params().is_greedy();
-        self.lessons.view(&self.fed.history, is_sampled)
+        self.lessons
+            .view(&self.fed.history, self.request.is_sampled())
     }
 
     /// Adds a level: the guesses of each row of logits that was asked for.
@@ -339,7 +339,7 @@ impl<'a, 'b> Drafting<'a, 'b> {
             ..
         } = self.growth;
         all.dists.clear();
-        let is_sampled = !self.request.sampler.params().is_greedy();
+        let is_sampled = self.request.is_sampled();
         if self.outputs.is_some() {
             // A head's rows are right only for what it read of the target.
             let base = self.tokens.len().min(self.fed.tokens.len());

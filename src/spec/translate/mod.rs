@@ -12,9 +12,10 @@ mod vocabulary;
 pub use model::JointModel;
 pub use vocabulary::{Tokenizer, Vocabulary};
 
-use super::calibration::Measured;
-use super::draft::{Committed, Draft, DraftCost, DraftRequest, Drafter, Forecast, SeqId};
+use super::draft::{CacheScope, Committed, Draft, DraftRequest, Forecast, SeqId};
 use super::draft_model::DraftModel;
+use super::drafter::Drafter;
+use super::pool::DraftPool;
 use super::share::Share;
 use crate::error::Result;
 use crate::grammar::GrammarState;
@@ -38,8 +39,6 @@ pub struct Translator {
     vocabulary: Vocabulary,
     sequences: HashMap<SeqId, Sequence>,
     rates: Rates,
-    /// See [`Drafter::forwards`].
-    forwards: Vec<(usize, f64)>,
 }
 
 /// Requests whose grammars are set aside until it is dropped, as it is by a panic: the texts need them.
@@ -81,7 +80,6 @@ impl Translator {
             vocabulary,
             sequences: HashMap::new(),
             rates: Rates::default(),
-            forwards: Vec::new(),
         }
     }
 }
@@ -134,10 +132,10 @@ impl Drafter for Translator {
         let each = all_each / inner.len().max(1) as f64;
         drop(free);
         let proposed = proposed?;
-        let forwards = self.inner.forwards().iter();
-        self.forwards = forwards
-            .map(|&(rows, seconds)| (rows, seconds * each))
-            .collect();
+        if let Some(pool) = self.inner.pool() {
+            let forwards = pool.network.forwards.iter_mut();
+            forwards.for_each(|(_, seconds)| *seconds *= each);
+        }
         let mut drafts = vec![Draft::default(); requests.len()];
         for (place, draft) in places.into_iter().zip(proposed) {
             let request = &requests[place];
@@ -190,12 +188,13 @@ impl Drafter for Translator {
         })
     }
 
-    fn calibrate(&mut self) -> Result<Measured> {
-        self.inner.calibrate()
+    fn pool(&mut self) -> Option<&mut DraftPool> {
+        self.inner.pool()
     }
 
-    fn forwards(&self) -> &[(usize, f64)] {
-        &self.forwards
+    fn resume(&mut self, _: SeqId, _: &[u32], _: CacheScope, len: usize) -> usize {
+        // The draft model finds its own tokens when it drafts.
+        len
     }
 
     fn observe(&mut self, committed: &[Committed<'_>]) {
@@ -225,30 +224,9 @@ impl Drafter for Translator {
         }
     }
 
-    fn reset_prefix_cache(&mut self) {
-        self.inner.reset_prefix_cache();
-    }
-
     fn forget(&mut self, id: SeqId) {
         self.sequences.remove(&id);
         self.inner.forget(id);
-    }
-
-    fn end(&mut self, id: SeqId) {
-        self.sequences.remove(&id);
-        self.inner.end(id);
-    }
-
-    fn cost(&self) -> DraftCost {
-        self.inner.cost()
-    }
-
-    fn kv_usage(&self) -> f64 {
-        self.inner.kv_usage()
-    }
-
-    fn check_invariants(&self) -> Result<(), String> {
-        self.inner.check_invariants()
     }
 }
 
