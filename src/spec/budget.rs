@@ -409,11 +409,10 @@ fn probability(score: f32) -> f64 {
 
 impl Forecast<'_> {
     /// The forward of the draft model that gives the token at `depth`, from 1, and the rows that it adds
-    /// there. The first ones are what the model has not seen: a sequence that drafts in every step has seen
-    /// nearly all, one that drafts now and then must pay for what it has missed.
+    /// there. Where each level is a forward, what the model has not seen is left out: a sequence that drafts
+    /// in every step has seen nearly all. A probe, of one that does not, counts it.
     fn rows_of(&self, depth: usize) -> (usize, usize) {
         match (self.at_once, depth) {
-            (false, 1) => (0, self.pending.max(1)),
             (false, _) => (depth - 1, 1),
             (true, 1) => (0, self.pending + 1),
             (true, _) => (0, 1),
