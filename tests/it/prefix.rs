@@ -270,11 +270,18 @@ fn a_preempted_request_comes_back_through_the_cache() {
     };
     toy.options.max_num_seqs = 3;
     let work = |toy: &Toy| {
-        let (engine, rows) = counted(toy);
+        let rows = Arc::<AtomicUsize>::default();
+        let model = toy_model(0.0);
+        let gate = model.gate.clone();
+        let (target, options) = (counted_model(model, rows.clone()), toy.options.clone());
+        let engine = engine::spawn(target, None, toy.num_blocks, toy.block_size, options).unwrap();
         // The second one leaves soon.
         let requests = [(0, 50), (1, 20), (2, 50)];
         let requests = requests.map(|(salt, max_tokens)| greedy(&text(30, salt), max_tokens));
+        // All requests are queued before the first step ends.
+        let closed = gate.lock().unwrap();
         let receivers = engine.submit_all(requests.to_vec()).unwrap();
+        drop(closed);
         for (request, receiver) in requests.iter().zip(receivers) {
             let want = reference(&mut toy_model(0.0), request);
             assert_eq!(collect(receiver).ids(), want);
