@@ -309,7 +309,7 @@ mod tests {
     #[test]
     fn an_index_that_forgets_finds_what_is_there() {
         let (mut sum, mut all) = (0, 0);
-        grow(1 << 14, |index, keys, text, context| {
+        grow(1 << 12, |index, keys, text, context| {
             let found = index.matches(keys, text, context);
             for Match { token, length } in &found {
                 let occurs = |at: &usize| {
