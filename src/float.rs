@@ -23,7 +23,7 @@ pub(crate) fn exp(x: f32) -> f32 {
     let e_r = p * (r * r) + r + 1.0;
     // 2^n from the integer that `shifted` holds: n is in -127..=127.
     let n_bits = (shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
-    let scale = f32::from_bits(((n_bits + 127) << 23) as u32);
+    let scale = f32::from_bits((n_bits.wrapping_add(127) << 23) as u32);
     if x < -87.0 { 0.0 } else { e_r * scale }
 }
 

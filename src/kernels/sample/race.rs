@@ -36,8 +36,8 @@ fn ln_1m(v: f32) -> f32 {
     /// Bits of sqrt(1/2): the fraction is reduced to [sqrt(1/2), sqrt(2)).
     const SQRT_HALF: i32 = 0x3f35_04f3;
     let y = (1.0 - v).to_bits() as i32;
-    let e = (y - SQRT_HALF) >> 23;
-    let m = f32::from_bits((y - (e << 23)) as u32);
+    let e = y.wrapping_sub(SQRT_HALF) >> 23;
+    let m = f32::from_bits(y.wrapping_sub(e << 23) as u32);
     // 1 - v has lost the last bits of a small v.
     let f = if e == 0 { -v } else { m - 1.0 };
     let mut p = 7.037_683_6e-2;
