@@ -1,5 +1,5 @@
 //! Paged attention of one sequence: decoding and verification (1 to 16 rows) after 256 and 1024 tokens,
-//! and a chunk of a prompt. Reads from the cache (always the same pool), and from memory (so many pools
+//! and prompts. Reads from the cache (always the same pool), and from memory (so many pools
 //! in turn that no cache holds them, like the layers of a model with weights in between).
 //!
 //! `FORETOKEN_BENCH_POOL` is the dtype of the pools: `f32`, `f16` or `bf16`. Queries are f32.
@@ -13,7 +13,7 @@ use std::hint::black_box;
 const SHAPES: [(&str, usize, usize, usize); 2] =
     [("SmolLM2-135M", 9, 3, 64), ("Llama-3.2-1B", 32, 8, 64)];
 /// Rows, and tokens before them.
-const CALLS: [(usize, usize); 9] = [
+const CALLS: [(usize, usize); 11] = [
     (1, 256),
     (4, 256),
     (8, 256),
@@ -23,6 +23,8 @@ const CALLS: [(usize, usize); 9] = [
     (8, 1024),
     (16, 1024),
     (256, 0),
+    (512, 0),
+    (2048, 0),
 ];
 const BLOCK_SIZE: usize = 16;
 /// Bytes of keys and values, more than any cache holds.

@@ -39,9 +39,8 @@ impl Avx512Vnni {
     }
 }
 
-/// An instruction set that this CPU has; variants are ordered from slowest to fastest. Products have
-/// the same bits with all of them. Attention has one order of additions for portable code and another
-/// for AVX2.
+/// An instruction set that this CPU has; variants are ordered from slowest to fastest. Products and
+/// attention have the same bits with all of them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Isa {
     /// Plain Rust.

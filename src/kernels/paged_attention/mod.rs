@@ -18,13 +18,14 @@ mod batch;
 mod cuda;
 mod params;
 mod plan;
-mod portable;
 mod queries;
+mod scores;
+mod simd;
 mod tables;
 #[cfg(test)]
 mod tests;
-mod tile;
 mod vectors;
+mod weights;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -38,8 +39,8 @@ use half::{bf16, f16};
 use plan::{Dims, Plan};
 use queries::{Partial, QueryGroup, with_scratch};
 use std::cell::RefCell;
-use tile::Kernel;
 use tracing::trace_span;
+use vectors::Element;
 
 pub use batch::AttentionBatch;
 pub use params::AttentionParams;
@@ -157,7 +158,7 @@ fn dims(batch: &AttentionBatch<'_>, q: &Layout, k: &Layout, v: &Layout) -> Resul
 
 impl PagedAttention<'_> {
     /// Converts q to f32, and the result back to q's dtype.
-    fn wide<E: Kernel>(
+    fn wide<E: Element>(
         &self,
         dims: Dims,
         (q, q_layout): (&CpuStorage, &Layout),
@@ -182,7 +183,7 @@ impl PagedAttention<'_> {
         })
     }
 
-    fn run<E: Kernel>(&self, dims: Dims, q: &[f32], [k, v]: [&[E]; 2]) -> Vec<f32> {
+    fn run<E: Element>(&self, dims: Dims, q: &[f32], [k, v]: [&[E]; 2]) -> Vec<f32> {
         let window = self.params.window.unwrap_or(usize::MAX);
         let plan = Plan::new(self.batch.spans(), dims, window, self.threads);
         let mut out = vec![0f32; q.len()];
@@ -219,7 +220,7 @@ impl PagedAttention<'_> {
                 // SAFETY: each chunk of each item has its own slice.
                 let floats = unsafe { partials.slice(start + number * len, len) };
                 let mut partial = Partial::new(floats, dims.width());
-                with_scratch(|scratch| queries.chunk(task.chunks.start, scratch, &mut partial));
+                with_scratch(|scratch| queries.one(task.chunks.start, scratch, &mut partial));
                 if item.finish() {
                     // SAFETY: all other tasks of the item are done.
                     let all = unsafe { partials.slice(start, item.chunks.len() * len) };

@@ -1,15 +1,18 @@
 //! Divides the rows of a call into items and tasks for threads. Nothing here affects the order of
 //! additions: any other division gives the same bits.
 
-use super::vectors::{ALIGN, CHUNK};
+use super::simd::LANES;
+use super::vectors::CHUNK;
 use crate::kernels::span::Span;
 use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Maximum number of queries, (row, head) pairs, that share one pass over the keys: enough to reuse
-/// loaded keys from registers, and few enough to stay in the first-level cache.
-const MAX_QUERIES: usize = 48;
+/// Maximum number of queries, (row, head) pairs, that share one pass over the keys: so many that transposing
+/// keys costs little, and few enough to stay in the second-level cache.
+const MAX_QUERIES: usize = 192;
+/// The same where there would be too few items for the threads.
+const MIN_QUERIES: usize = 48;
 /// An item is split if it has more than `1 / FINE` of a thread's share of the work.
 const FINE: usize = 4;
 
@@ -28,7 +31,7 @@ impl Dims {
 
     /// Floats per head as kernels see it: padded with zeros.
     pub fn width(self) -> usize {
-        self.head_dim.next_multiple_of(ALIGN)
+        self.head_dim.next_multiple_of(LANES)
     }
 }
 
@@ -75,7 +78,10 @@ pub(super) struct Plan<'a> {
 impl<'a> Plan<'a> {
     /// `window` is the maximum number of keys up to its own that a row sees.
     pub fn new(spans: &'a [Span], dims: Dims, window: usize, threads: usize) -> Self {
-        let rows = (MAX_QUERIES / dims.group()).max(1);
+        let all: usize = spans.iter().map(|span| span.rows.len()).sum();
+        // Eight items or more for each thread, if there are enough queries.
+        let share = all * dims.heads / (8 * threads);
+        let rows = (share.clamp(MIN_QUERIES, MAX_QUERIES) / dims.group()).max(1);
         let mut items = Vec::with_capacity(dims.kv_heads * spans.len());
         for span in spans {
             for start in (0..span.rows.len()).step_by(rows) {

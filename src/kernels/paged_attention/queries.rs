@@ -1,31 +1,59 @@
 //! Computes one item on one thread: its queries, chunk by chunk over their keys.
 
 use super::plan::{Dims, Item};
-use super::tile::{Kernel, add_weighted, prefetch, scores, soften, weigh, widen};
-use super::vectors::{ALIGN, CHUNK, STRIDE, TILE, Vectors};
+use super::scores::{Dots, Pack, Scores};
+use super::simd::{LANES, run};
+use super::vectors::{CHUNK, Element, STRIDE, TILE, Vectors, Widen, prefetch};
+use super::weights::{AddWeighted, Merge, Soften, Weigh};
 use crate::kernels::cpu::Isa;
 use crate::kernels::float::exp;
 use std::cell::RefCell;
+use std::iter::repeat_n;
+use std::ops::Range;
 
-/// Maximum number of private keys of a row, those of its tree.
-const MAX_PRIVATE: usize = 64;
+/// Maximum number of keys of a tile or of a row's tree.
+const MAX_KEYS: usize = 64;
 
-/// Up to this many queries read 16-bit K and V directly; for more, K and V are first widened once.
+/// Up to this many queries read K and V as they are; for more, a tile is first widened to f32.
 const MAX_DIRECT: usize = 3;
+
+/// Up to this many queries read keys side by side; for more, they are first transposed.
+const MAX_DOTS: usize = 6;
 
 /// Buffers for one item, kept between calls.
 #[derive(Default)]
 pub(super) struct Scratch {
     /// Scaled queries: `[queries, width]`, ordered by row, then by head.
-    queries: Vec<f32>,
+    queries: Buffer,
+    /// A tile of keys, see [`Pack`].
+    keys: Buffer,
+    /// A tile of values as f32.
+    values: Buffer,
     /// Scores of the chunk, later its weights: `[queries, STRIDE]`.
-    scores: Vec<f32>,
-    /// A tile of K or V as f32.
-    wide: Vec<f32>,
-    /// Number of keys of a tile that each query sees.
-    counts: Vec<usize>,
-    /// The softmax so far, and that of the next chunk.
-    partials: Vec<f32>,
+    scores: Buffer,
+    /// Which keys each query sees.
+    seen: Vec<Range<usize>>,
+    /// The maximum and the sum of the chunk, of each query.
+    softmax: Vec<(f32, f32)>,
+    /// Weighted sums of the chunk: `[queries, width]`.
+    sums: Buffer,
+    /// The softmax so far.
+    partial: Buffer,
+}
+
+/// Floats from a multiple of 64 bytes on, so that no vector lies in two cache lines.
+#[derive(Default)]
+struct Buffer(Vec<f32>);
+
+impl Buffer {
+    /// So many floats, with unspecified contents.
+    fn room(&mut self, len: usize) -> &mut [f32] {
+        if self.0.len() < len + LANES {
+            self.0.resize(len + LANES, 0.0);
+        }
+        let skip = self.0.as_ptr().align_offset(64).min(LANES);
+        &mut self.0[skip..skip + len]
+    }
 }
 
 thread_local! {
@@ -35,14 +63,6 @@ thread_local! {
 /// Runs `work` with this thread's buffers.
 pub(super) fn with_scratch<R>(work: impl FnOnce(&mut Scratch) -> R) -> R {
     SCRATCH.with_borrow_mut(work)
-}
-
-/// `buffer[..len]`, with unspecified contents.
-fn room<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
-    if buffer.len() < len {
-        buffer.resize(len, T::default());
-    }
-    &mut buffer[..len]
 }
 
 /// The softmax over some keys, for each query.
@@ -66,29 +86,35 @@ impl<'a> Partial<'a> {
         Self { acc, max, sum }
     }
 
+    /// That of no keys.
     fn clear(&mut self) {
-        self.acc.fill(0.0);
         self.max.fill(f32::NEG_INFINITY);
         self.sum.fill(0.0);
     }
 
     /// Merges the softmax of a query's next chunk (Milakov and Gimelshein 2018, "Online normalizer
     /// calculation for softmax").
-    fn merge(&mut self, next: &Partial<'_>, query: usize, width: usize) {
-        let own = query * width..(query + 1) * width;
+    fn merge(&mut self, isa: Isa, query: usize, (max, sum): (f32, f32), next: &[f32]) {
+        let width = next.len();
+        let sums = &mut self.acc[query * width..(query + 1) * width];
         if self.sum[query] == 0.0 {
             // Its first chunk: others of the item see earlier ones.
-            (self.max[query], self.sum[query]) = (next.max[query], next.sum[query]);
-            return self.acc[own.clone()].copy_from_slice(&next.acc[own]);
+            (self.max[query], self.sum[query]) = (max, sum);
+            return sums.copy_from_slice(next);
         }
-        let max = self.max[query].max(next.max[query]);
-        let (ours, theirs) = (exp(self.max[query] - max), exp(next.max[query] - max));
-        self.max[query] = max;
-        self.sum[query] = self.sum[query] * ours + next.sum[query] * theirs;
-        let next = &next.acc[own.clone()];
-        for (acc, next) in self.acc[own].iter_mut().zip(next) {
-            *acc = *acc * ours + next * theirs;
-        }
+        let larger = self.max[query].max(max);
+        // One of them is e^0 = 1.
+        let factor = |of: f32| if of == larger { 1.0 } else { exp(of - larger) };
+        let (ours, theirs) = (factor(self.max[query]), factor(max));
+        self.max[query] = larger;
+        self.sum[query] = self.sum[query] * ours + sum * theirs;
+        let merge = Merge {
+            sums,
+            factor: ours,
+            next,
+            next_factor: theirs,
+        };
+        run(isa, merge);
     }
 }
 
@@ -110,7 +136,7 @@ pub(super) struct QueryGroup<'a, E> {
     pub dims: Dims,
 }
 
-impl<E: Kernel> QueryGroup<'_, E> {
+impl<E: Element> QueryGroup<'_, E> {
     /// Number of queries.
     pub fn count(&self) -> usize {
         self.item.rows.len() * self.dims.group()
@@ -120,101 +146,219 @@ impl<E: Kernel> QueryGroup<'_, E> {
     /// at the given index.
     pub fn all<'o>(&self, scratch: &mut Scratch, out: impl Fn(usize) -> &'o mut [f32]) {
         let width = self.dims.width();
-        let floats = self.count() * Partial::floats(width);
         // Taken out of `scratch`, because `chunk` borrows the rest.
-        let mut partials = std::mem::take(&mut scratch.partials);
-        let (so_far, next) = room(&mut partials, 2 * floats).split_at_mut(floats);
-        let mut so_far = Partial::new(so_far, width);
-        let mut chunks = self.item.chunks.clone();
-        let first = chunks.next().unwrap_or(0);
-        self.chunk(first, scratch, &mut so_far);
-        for chunk in chunks {
-            let mut next = Partial::new(next, width);
-            self.chunk(chunk, scratch, &mut next);
-            self.merge(&mut so_far, &next, chunk);
+        let mut partial = std::mem::take(&mut scratch.partial);
+        let mut so_far = Partial::new(partial.room(self.count() * Partial::floats(width)), width);
+        so_far.clear();
+        self.load(scratch);
+        for chunk in self.item.chunks.clone() {
+            self.chunk(chunk, scratch, &mut so_far);
         }
         self.store(&so_far, out);
-        scratch.partials = partials;
+        scratch.partial = partial;
+    }
+
+    /// Computes one chunk.
+    pub fn one(&self, chunk: usize, scratch: &mut Scratch, into: &mut Partial<'_>) {
+        into.clear();
+        self.load(scratch);
+        self.chunk(chunk, scratch, into);
     }
 
     /// Merges, in the same order, the results of chunks that were separate tasks.
     pub fn merge_all<'o>(&self, partials: &mut [f32], out: impl Fn(usize) -> &'o mut [f32]) {
-        let width = self.dims.width();
+        let (width, group) = (self.dims.width(), self.dims.group());
         let mut partials = partials.chunks_exact_mut(self.count() * Partial::floats(width));
         let Some(first) = partials.next() else { return };
         let mut so_far = Partial::new(first, width);
         for (chunk, next) in self.item.chunks.clone().skip(1).zip(partials) {
-            self.merge(&mut so_far, &Partial::new(next, width), chunk);
+            let next = Partial::new(next, width);
+            for (query, sums) in next.acc.chunks_exact(width).enumerate() {
+                if !self.seen(chunk, query / group).is_empty() {
+                    let softmax = (next.max[query], next.sum[query]);
+                    so_far.merge(self.isa, query, softmax, sums);
+                }
+            }
         }
         self.store(&so_far, out);
     }
 
-    fn merge(&self, so_far: &mut Partial<'_>, next: &Partial<'_>, chunk: usize) {
-        let group = self.dims.group();
-        for query in 0..self.count() {
-            let row = query / group;
-            if self.item.visible_keys(chunk, row) > self.item.hidden_keys(chunk, row) {
-                so_far.merge(next, query, self.dims.width());
-            }
-        }
+    /// The keys of a chunk that a row sees.
+    fn seen(&self, chunk: usize, row: usize) -> Range<usize> {
+        self.item.hidden_keys(chunk, row)..self.item.visible_keys(chunk, row)
     }
 
-    /// Computes the softmax of one chunk.
-    pub fn chunk(&self, chunk: usize, scratch: &mut Scratch, into: &mut Partial<'_>) {
-        let (group, rows) = (self.dims.group(), self.item.rows.len());
-        let width = self.dims.width();
-        into.clear();
-        self.load(room(&mut scratch.queries, self.count() * width));
-        room(&mut scratch.scores, self.count() * STRIDE);
-        room(&mut scratch.counts, self.count());
+    /// Merges the softmax of one chunk.
+    fn chunk(&self, chunk: usize, scratch: &mut Scratch, into: &mut Partial<'_>) {
+        let (group, width) = (self.dims.group(), self.dims.width());
+        let d = self.dims.head_dim;
         let mut places = [0; CHUNK];
         // The last row sees every key that any row shares with the rows after it.
-        let shared = self.item.shared_keys(chunk, rows - 1);
+        let shared = self.item.shared_keys(chunk, self.item.rows.len() - 1);
         // Tiles begin at multiples of their length, whatever the window.
         let first = (self.item.hidden_from_all(chunk) / TILE * TILE).min(shared);
         self.places(chunk * CHUNK + first, &mut places[first..shared]);
-        let end = shared.min(first + TILE);
-        prefetch(self.k, &places[first..end], self.dims.head_dim);
+        prefetch(self.k, &places[first..shared.min(first + TILE)], d);
         for start in (first..shared).step_by(TILE) {
             let (end, next) = (shared.min(start + TILE), shared.min(start + 2 * TILE));
-            prefetch(self.k, &places[end..next], self.dims.head_dim);
-            prefetch(self.v, &places[start..end], self.dims.head_dim);
+            prefetch(self.k, &places[end..next], d);
+            prefetch(self.v, &places[start..end], d);
             self.ahead(chunk, start);
-            let places = &places[start..end];
-            let first = self.first_sharing_row(chunk, start);
-            self.score(places, first..rows, start, scratch);
+            let query = self.first_sharing_row(chunk, start) * group;
+            self.score(&places[start..end], query..self.count(), start, scratch);
         }
         self.for_private_keys(chunk, |row, start, places| {
-            self.score(places, row..row + 1, start, scratch)
+            self.score(places, row * group..(row + 1) * group, start, scratch);
         });
-        for query in 0..self.count() {
-            let visible = self.item.visible_keys(chunk, query / group);
-            let hidden = self.item.hidden_keys(chunk, query / group).min(visible);
-            let scores = &mut scratch.scores[query * STRIDE..][..visible];
-            let (before, scores) = scores.split_at_mut(hidden);
-            before.fill(0.0);
-            if !scores.is_empty() {
-                if let Some(cap) = self.soft_cap {
-                    soften(self.isa, scores, cap);
-                }
-                (into.max[query], into.sum[query]) = weigh(self.isa, scores);
-            }
-        }
+        self.weigh(chunk, scratch);
+        scratch.sums.room(self.count() * width).fill(0.0);
         for start in (first..shared).step_by(TILE) {
             self.ahead(chunk, CHUNK + start);
             let places = &places[start..shared.min(start + TILE)];
             let first = self.first_sharing_row(chunk, start);
-            for (row, counts) in
-                (first..rows).zip(scratch.counts[first * group..].chunks_mut(group))
-            {
-                counts.fill((self.item.shared_keys(chunk, row) - start).min(places.len()));
+            scratch.seen.clear();
+            for row in first..self.item.rows.len() {
+                let end = self.item.shared_keys(chunk, row);
+                let inside = |key: usize| key.min(end).saturating_sub(start).min(places.len());
+                let seen = inside(self.item.hidden_keys(chunk, row))..inside(end);
+                scratch.seen.extend(repeat_n(seen, group));
             }
-            self.add(places, first..rows, start, scratch, into.acc);
+            self.add(places, first * group..self.count(), start, scratch);
         }
         self.for_private_keys(chunk, |row, start, places| {
-            scratch.counts[row * group..][..group].fill(places.len());
-            self.add(places, row..row + 1, start, scratch, into.acc);
+            let hidden = self.item.hidden_keys(chunk, row).saturating_sub(start);
+            let seen = hidden.min(places.len())..places.len();
+            scratch.seen.clear();
+            scratch.seen.extend(repeat_n(seen, group));
+            self.add(places, row * group..(row + 1) * group, start, scratch);
         });
+        let sums = scratch.sums.room(self.count() * width);
+        let queries = sums.chunks_exact(width).zip(&scratch.softmax).enumerate();
+        for (query, (sums, &softmax)) in queries {
+            if !self.seen(chunk, query / group).is_empty() {
+                into.merge(self.isa, query, softmax, sums);
+            }
+        }
+    }
+
+    /// Computes the scores of the keys at `places`, at most [`MAX_KEYS`], for some queries; the first key is
+    /// key `start` of the chunk.
+    fn score(&self, places: &[usize], queries: Range<usize>, start: usize, scratch: &mut Scratch) {
+        let (d, width) = (self.dims.head_dim, self.dims.width());
+        let scores = scratch.scores.room(self.count() * STRIDE);
+        let scores = &mut scores[queries.start * STRIDE + start..];
+        let all = scratch.queries.room(self.count() * width);
+        let own = &all[queries.start * width..queries.end * width];
+        if self.is_direct(queries.len()) {
+            let dots = Dots {
+                queries: own,
+                keys: Vectors::new(self.k, places, d),
+                scores,
+            };
+            return run(self.isa, dots);
+        }
+        if queries.len() <= MAX_DOTS || !start.is_multiple_of(LANES) {
+            let values = scratch.values.room(MAX_KEYS * width);
+            let at = self.widen(self.k, places, values);
+            let dots = Dots {
+                queries: own,
+                keys: Vectors::new(values, &at[..places.len()], width),
+                scores,
+            };
+            return run(self.isa, dots);
+        }
+        let keys = scratch.keys.room(MAX_KEYS * width);
+        let pack = Pack {
+            keys: Vectors::new(self.k, places, d),
+            width,
+            to: keys,
+        };
+        run(self.isa, pack);
+        let scores = Scores {
+            queries: own,
+            width,
+            keys,
+            count: places.len(),
+            scores,
+        };
+        run(self.isa, scores);
+    }
+
+    /// Adds the values at `places`, at most [`MAX_KEYS`], to the sums of some queries that see
+    /// `scratch.seen` of them, with the weights from key `start` of the chunk on.
+    fn add(&self, places: &[usize], queries: Range<usize>, start: usize, scratch: &mut Scratch) {
+        let width = self.dims.width();
+        let sums = scratch.sums.room(self.count() * width);
+        let sums = &mut sums[queries.start * width..queries.end * width];
+        let weights = scratch.scores.room(self.count() * STRIDE);
+        let weights = &weights[queries.start * STRIDE + start..];
+        let seen = &scratch.seen[..];
+        if self.is_direct(queries.len()) {
+            let values = Vectors::new(self.v, places, width);
+            let add = AddWeighted {
+                sums,
+                weights,
+                seen,
+                values,
+            };
+            return run(self.isa, add);
+        }
+        let values = scratch.values.room(MAX_KEYS * width);
+        let at = self.widen(self.v, places, values);
+        let add = AddWeighted {
+            sums,
+            weights,
+            seen,
+            values: Vectors::new(values, &at[..places.len()], width),
+        };
+        run(self.isa, add);
+    }
+
+    /// Whether K and V are read from the pools, without a copy.
+    fn is_direct(&self, queries: usize) -> bool {
+        queries <= MAX_DIRECT && self.dims.head_dim == self.dims.width()
+    }
+
+    /// Copies vectors at `places` as f32, padded with zeros, and returns where each begins.
+    fn widen(&self, pool: &[E], places: &[usize], to: &mut [f32]) -> [usize; MAX_KEYS] {
+        let width = self.dims.width();
+        let widen = Widen {
+            vectors: Vectors::new(pool, places, self.dims.head_dim),
+            width,
+            to,
+        };
+        run(self.isa, widen);
+        let mut at = 0;
+        [0; MAX_KEYS].map(|_| {
+            let own = at;
+            at += width;
+            own
+        })
+    }
+
+    /// Turns the scores of all queries into weights.
+    fn weigh(&self, chunk: usize, scratch: &mut Scratch) {
+        let group = self.dims.group();
+        let scores = scratch.scores.room(self.count() * STRIDE);
+        scratch.seen.clear();
+        for row in 0..self.item.rows.len() {
+            let seen = self.seen(chunk, row);
+            scratch.seen.extend(repeat_n(seen, group));
+        }
+        if let Some(cap) = self.soft_cap {
+            for (scores, seen) in scores.chunks_exact_mut(STRIDE).zip(&scratch.seen) {
+                if let Some(scores) = scores.get_mut(seen.clone()) {
+                    run(self.isa, Soften { scores, cap });
+                }
+            }
+        }
+        scratch.softmax.resize(self.count(), (0.0, 0.0));
+        let weigh = Weigh {
+            scores,
+            seen: &scratch.seen,
+            softmax: &mut scratch.softmax,
+        };
+        run(self.isa, weigh);
     }
 
     /// If chunks are separate tasks, prefetches a part of the next chunk, for all K/V heads. The same
@@ -255,7 +399,7 @@ impl<E: Kernel> QueryGroup<'_, E> {
             return;
         }
         for row in 0..self.item.rows.len() {
-            let (mut places, mut count) = ([0; MAX_PRIVATE], 0);
+            let (mut places, mut count) = ([0; MAX_KEYS], 0);
             for position in self.item.private_keys(chunk, row) {
                 self.places(position, &mut places[count..=count]);
                 count += 1;
@@ -283,72 +427,12 @@ impl<E: Kernel> QueryGroup<'_, E> {
         }
     }
 
-    /// Computes the scores of the keys at `places` for some rows; the first key is key `start` of the
-    /// chunk.
-    fn score(
-        &self,
-        places: &[usize],
-        rows: std::ops::Range<usize>,
-        start: usize,
-        scratch: &mut Scratch,
-    ) {
-        let (group, width) = (self.dims.group(), self.dims.width());
-        let queries = &scratch.queries[rows.start * group * width..rows.end * group * width];
-        let out = &mut scratch.scores[rows.start * group * STRIDE + start..];
-        if self.is_direct(rows.len()) {
-            let keys = Vectors::new(self.k, places, width);
-            scores(self.isa, queries, keys, out);
-        } else {
-            let at = self.widen(self.k, places, &mut scratch.wide);
-            let keys = Vectors::new(&scratch.wide, &at[..places.len()], width);
-            scores(self.isa, queries, keys, out);
-        }
-    }
-
-    /// Adds the values at `places` to some rows' sums, with the weights from key `start` of the chunk on.
-    fn add(
-        &self,
-        places: &[usize],
-        rows: std::ops::Range<usize>,
-        start: usize,
-        scratch: &mut Scratch,
-        acc: &mut [f32],
-    ) {
-        let (group, width) = (self.dims.group(), self.dims.width());
-        let queries = rows.start * group..rows.end * group;
-        let acc = &mut acc[queries.start * width..queries.end * width];
-        let weights = &scratch.scores[queries.start * STRIDE + start..];
-        let counts = &scratch.counts[queries];
-        if self.is_direct(rows.len()) {
-            let values = Vectors::new(self.v, places, width);
-            add_weighted(self.isa, acc, weights, counts, values);
-        } else {
-            let at = self.widen(self.v, places, &mut scratch.wide);
-            let values = Vectors::new(&scratch.wide, &at[..places.len()], width);
-            add_weighted(self.isa, acc, weights, counts, values);
-        }
-    }
-
-    /// Whether K and V are read from the pools, without being widened to a tile first.
-    fn is_direct(&self, rows: usize) -> bool {
-        let few = E::DTYPE == candle_core::DType::F32 || rows * self.dims.group() <= MAX_DIRECT;
-        few && self.dims.head_dim.is_multiple_of(ALIGN)
-    }
-
-    /// Copies vectors to a tile as f32, padded with zeros, and returns their indices there.
-    fn widen(&self, pool: &[E], places: &[usize], wide: &mut Vec<f32>) -> [usize; MAX_PRIVATE] {
-        let (d, width) = (self.dims.head_dim, self.dims.width());
-        let wide = room(wide, places.len() * width);
-        for (&place, to) in places.iter().zip(wide.chunks_exact_mut(width)) {
-            widen(self.isa, &pool[place..place + d], to);
-            to[d..].fill(0.0);
-        }
-        std::array::from_fn(|i| i * width)
-    }
-
-    fn load(&self, queries: &mut [f32]) {
+    /// Scales the queries.
+    fn load(&self, scratch: &mut Scratch) {
         let (d, group) = (self.dims.head_dim, self.dims.group());
-        for (number, query) in queries.chunks_exact_mut(self.dims.width()).enumerate() {
+        let width = self.dims.width();
+        let queries = scratch.queries.room(self.count() * width);
+        for (number, query) in queries.chunks_exact_mut(width).enumerate() {
             let from = &self.q[self.heads_of(number / group) + number % group * d..][..d];
             for (to, from) in query.iter_mut().zip(from) {
                 *to = from * self.scale;

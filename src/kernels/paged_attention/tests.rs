@@ -1,6 +1,6 @@
 //! Compares each instruction set with f64, and with itself under other divisions into calls.
 
-use super::vectors::CHUNK;
+use super::vectors::{CHUNK, Element};
 use super::*;
 use crate::kernels::span::Span;
 use std::ops::Range;
@@ -55,7 +55,7 @@ struct Case<E> {
     form: Form,
 }
 
-impl<E: Kernel> Case<E> {
+impl<E: Element> Case<E> {
     fn new(len: usize, rows: usize, group: usize, head_dim: usize, narrow: fn(f32) -> E) -> Self {
         let kv_heads = 2;
         let dims = Dims {
@@ -196,21 +196,20 @@ impl<E: Kernel> Case<E> {
     }
 }
 
-/// The instruction sets whose attention code differs.
-fn isas() -> impl Iterator<Item = Isa> {
-    ["portable", "avx2"].into_iter().filter_map(Isa::detect)
+fn bits(out: Vec<f32>) -> Vec<u32> {
+    out.into_iter().map(f32::to_bits).collect()
 }
 
 #[test]
 fn each_isa_agrees_with_f64() {
     let mut salt = 0;
-    for head_dim in [1, 13, 24, 40, 64, 80, 96, 128] {
+    for head_dim in [1, 13, 24, 40, 64, 80, 96, 128, 256] {
         for group in [1, 2, 3, 4, 8] {
             salt += 1;
             // Varied pairs of rows and keys, chunk borders among them.
             let rows = [1, 2, 3, 5, 7, 16, 50][salt % 7];
             let keys = [0, 1, 30, CHUNK - 2, CHUNK, 2 * CHUNK - 3, 300][salt * 5 % 7] + rows;
-            for isa in isas() {
+            for isa in Isa::available() {
                 Case::new(keys, rows, group, head_dim, |x| x).check(isa);
                 Case::new(keys, rows, group, head_dim, f16::from_f32).check(isa);
                 Case::new(keys, rows, group, head_dim, bf16::from_f32).check(isa);
@@ -226,7 +225,7 @@ fn each_isa_agrees_with_f64_in_every_form() {
             let rows = [1, 3, 16, 50][(i + group) % 4];
             for keys in [rows, CHUNK, CHUNK + 40, 3 * CHUNK + 7] {
                 let keys = keys.max(rows);
-                for isa in isas() {
+                for isa in Isa::available() {
                     let form = || form.clone();
                     Case::new(keys, rows, group, head_dim, |x| x)
                         .with(form())
@@ -239,16 +238,17 @@ fn each_isa_agrees_with_f64_in_every_form() {
     }
 }
 
-fn same_bits_for_any_division<E: Kernel>(narrow: fn(f32) -> E) {
-    let bits = |out: Vec<f32>| out.into_iter().map(f32::to_bits).collect::<Vec<u32>>();
-    let shapes = [(1, 64), (3, 64), (4, 40), (8, 13)];
+fn same_bits_for_any_division<E: Element>(narrow: fn(f32) -> E) {
+    let shapes = [(1, 64), (3, 64), (4, 40), (8, 13), (2, 128), (1, 256)];
     let plain = shapes.map(|shape| (shape, Form::default()));
     let others = forms().map(|form| ((3, 40), form));
     for ((group, head_dim), form) in plain.into_iter().chain(others) {
         for keys in [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 17] {
             let case = Case::new(keys, 19, group, head_dim, narrow).with(form.clone());
-            for isa in isas() {
-                let all_rows = bits(case.run(isa, 1, 0..19, None));
+            let portable = Isa::detect("portable").unwrap();
+            let all_rows = bits(case.run(portable, 1, 0..19, None));
+            for isa in Isa::available() {
+                assert_eq!(bits(case.run(isa, 1, 0..19, None)), all_rows, "{isa:?}");
                 for threads in [2, 16] {
                     assert_eq!(bits(case.run(isa, threads, 0..19, None)), all_rows);
                 }
@@ -274,6 +274,79 @@ fn threads_chunks_and_masks_do_not_change_a_bit() {
     same_bits_for_any_division(bf16::from_f32);
 }
 
+/// A prompt in long chunks, in short ones and row by row, also where an item has more rows than a chunk has
+/// keys.
+#[test]
+fn a_prompt_has_the_same_bits_however_it_is_divided() {
+    let window = Form {
+        window: Some(70),
+        ..Form::default()
+    };
+    for (group, head_dim, form) in [
+        (1, 64, Form::default()),
+        (3, 64, window),
+        (1, 40, Form::default()),
+    ] {
+        let rows = 2 * CHUNK + 45;
+        let case = Case::new(rows + 11, rows, group, head_dim, f16::from_f32).with(form);
+        let fastest = Isa::available().next_back().unwrap();
+        let want = bits(case.run(fastest, 2, 0..rows, None));
+        for isa in Isa::available() {
+            for pieces in [1, 2, 7, 64, 200, rows] {
+                let mut got = Vec::new();
+                for start in (0..rows).step_by(pieces) {
+                    // Row by row only some: it takes long.
+                    let end = rows.min(start + pieces);
+                    if pieces > 2 || start % 16 == 0 {
+                        got.extend(bits(case.run(isa, 1 + pieces % 3, start..end, None)));
+                    } else {
+                        got.extend(&want[start * case.row_floats()..end * case.row_floats()]);
+                    }
+                }
+                assert!(
+                    got == want,
+                    "{isa:?}, {pieces} rows at a time, {:?}",
+                    case.form
+                );
+            }
+        }
+    }
+}
+
+/// A branching tree whose rows see different numbers of private keys: each row has the bits of the same path
+/// as a chain, on every instruction set.
+#[test]
+fn a_row_of_a_tree_has_the_bits_of_its_path() {
+    let rows = 24;
+    let parent = |row: usize| (row - 1) / 2;
+    let mut masks = vec![1u64];
+    for row in 1..rows {
+        masks.push(masks[parent(row)] | 1 << row);
+    }
+    for (len, group, head_dim) in [
+        (30, 3, 64),
+        (CHUNK + 22, 3, 64),
+        (CHUNK + 40, 8, 40),
+        (300, 1, 128),
+    ] {
+        for form in forms().into_iter().chain([Form::default()]) {
+            let case = Case::new(len, rows, group, head_dim, f16::from_f32).with(form);
+            let portable = Isa::detect("portable").unwrap();
+            let want = bits(case.run(portable, 1, 0..rows, Some(&masks)));
+            for (isa, threads) in Isa::available().flat_map(|isa| [(isa, 1), (isa, 16)]) {
+                assert!(bits(case.run(isa, threads, 0..rows, Some(&masks))) == want);
+                // Rows of the first path alone: 0, 1, 3, 7, 15. Row 1 is the second of a chain of two.
+                let chain = bits(case.run(isa, threads, 0..2, None));
+                assert!(
+                    chain == want[..2 * case.row_floats()],
+                    "{isa:?}, {:?}",
+                    case.form
+                );
+            }
+        }
+    }
+}
+
 /// The rows of a block see one another, before and after them, also across the border of a chunk.
 #[test]
 fn rows_see_later_rows() {
@@ -284,7 +357,7 @@ fn rows_see_later_rows() {
         (CHUNK + 60, 64, 8),
     ] {
         let masks = vec![u64::MAX >> (64 - rows); rows];
-        for (isa, window) in isas().flat_map(|isa| [(isa, None), (isa, Some(7))]) {
+        for (isa, window) in Isa::available().flat_map(|isa| [(isa, None), (isa, Some(7))]) {
             let form = Form {
                 window,
                 ..Form::default()
@@ -312,7 +385,7 @@ fn rows_see_later_rows() {
 /// With scores far apart, all but a few weights vanish, in the first or the last chunk.
 #[test]
 fn large_scores_stay_finite() {
-    for isa in isas() {
+    for isa in Isa::available() {
         let mut case = Case::new(3 * CHUNK, 4, 3, 64, |x| x);
         for q in &mut case.q {
             *q *= 100.0;

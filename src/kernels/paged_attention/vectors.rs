@@ -1,33 +1,29 @@
-//! Keys and values in the form that the loops over a tile read.
+//! Keys and values as the loops over a tile read them.
 
+use super::simd::{LANES, Loop, Simd};
 use candle_core::WithDType;
-use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 /// Keys per softmax chunk. Longer chunks need fewer merges, shorter ones give threads more pieces.
 pub(super) const CHUNK: usize = 128;
 /// Keys whose vectors stay in the first-level cache for all queries (8 KiB with heads of 64 values).
 pub(super) const TILE: usize = 32;
-/// Distance between the scores of two queries; it leaves room for the whole vectors that kernels write.
-pub(super) const STRIDE: usize = CHUNK + 8;
-/// Widths are a multiple of this many floats.
-pub(super) const ALIGN: usize = 8;
+/// Distance between the scores of two queries, whole vectors.
+pub(super) const STRIDE: usize = CHUNK + LANES;
 
-/// Keys or values of a tile: one at each of `places` in `data`, all of them within its bounds.
+/// Keys or values: one at each of `places` in `data`, all of them within its bounds.
 #[derive(Clone, Copy)]
 pub(super) struct Vectors<'a, E> {
     data: &'a [E],
     places: &'a [usize],
-    /// Length of each, a multiple of [`ALIGN`].
+    /// Length of each.
     width: usize,
 }
 
 impl<'a, E> Vectors<'a, E> {
     pub fn new(data: &'a [E], places: &'a [usize], width: usize) -> Self {
-        assert!(width.is_multiple_of(ALIGN));
         let last = places.iter().copied().max();
         assert!(last.is_none_or(|place| place <= data.len() && width <= data.len() - place));
-        debug_assert!(places.len() <= CHUNK);
         Self {
             data,
             places,
@@ -44,17 +40,9 @@ impl<'a, E> Vectors<'a, E> {
         self.places
     }
 
-    /// A multiple of [`ALIGN`].
+    /// Length of each.
     pub fn width(&self) -> usize {
         self.width
-    }
-
-    /// Those at indices `start..end` of `places`.
-    pub fn range(self, start: usize, end: usize) -> Self {
-        Self {
-            places: &self.places[start..end],
-            ..self
-        }
     }
 
     /// The first `N` of those at `places`; missing ones are replaced by the first.
@@ -68,8 +56,17 @@ impl<'a, E> Vectors<'a, E> {
 pub(super) trait Element: WithDType {
     fn to_f32(self) -> f32;
 
-    /// `to[..from.len()] = from`.
-    fn widen(from: &[Self], to: &mut [f32]);
+    /// Loads [`LANES`] numbers.
+    ///
+    /// # Safety
+    /// They can be read at `from`.
+    unsafe fn load<S: Simd>(s: S, from: *const Self) -> S::Vector;
+
+    /// Loads eight numbers.
+    ///
+    /// # Safety
+    /// They can be read at `from`.
+    unsafe fn load_eight<S: Simd>(s: S, from: *const Self) -> S::Eight;
 }
 
 impl Element for f32 {
@@ -78,24 +75,104 @@ impl Element for f32 {
         self
     }
 
-    fn widen(from: &[f32], to: &mut [f32]) {
-        to[..from.len()].copy_from_slice(from);
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, from: *const f32) -> S::Vector {
+        // SAFETY: the caller's contract.
+        unsafe { s.load(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_eight<S: Simd>(s: S, from: *const f32) -> S::Eight {
+        // SAFETY: the caller's contract.
+        unsafe { s.load_eight(from) }
     }
 }
 
-macro_rules! half_element {
-    ($t:ty) => {
-        impl Element for $t {
-            #[inline(always)]
-            fn to_f32(self) -> f32 {
-                <$t>::to_f32(self)
-            }
+impl Element for f16 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f16::to_f32(self)
+    }
 
-            fn widen(from: &[$t], to: &mut [f32]) {
-                from.convert_to_f32_slice(&mut to[..from.len()]);
-            }
-        }
-    };
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, from: *const f16) -> S::Vector {
+        // SAFETY: the caller's contract.
+        unsafe { s.load_f16(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_eight<S: Simd>(s: S, from: *const f16) -> S::Eight {
+        // SAFETY: the caller's contract.
+        unsafe { s.load_eight_f16(from) }
+    }
 }
-half_element!(f16);
-half_element!(bf16);
+
+impl Element for bf16 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        bf16::to_f32(self)
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, from: *const bf16) -> S::Vector {
+        // SAFETY: the caller's contract.
+        unsafe { s.load_bf16(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_eight<S: Simd>(s: S, from: *const bf16) -> S::Eight {
+        // SAFETY: the caller's contract.
+        unsafe { s.load_eight_bf16(from) }
+    }
+}
+
+/// Copies vectors as f32, padded with zeros to `width`, whole vectors.
+pub(super) struct Widen<'a, E> {
+    pub vectors: Vectors<'a, E>,
+    pub width: usize,
+    /// `[vectors, width]`.
+    pub to: &'a mut [f32],
+}
+
+impl<E: Element> Loop for Widen<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (data, length) = (self.vectors.data(), self.vectors.width());
+        let rows = self.to.chunks_exact_mut(self.width);
+        assert!(self.vectors.places().len() <= rows.len());
+        for (&place, to) in self.vectors.places().iter().zip(rows) {
+            let (whole, rest) = data[place..place + length].as_chunks::<LANES>();
+            let (to, last) = to.as_chunks_mut::<LANES>();
+            let (to, padded) = to.split_at_mut(whole.len());
+            for (from, to) in whole.iter().zip(to) {
+                // SAFETY: 16 numbers.
+                unsafe { s.store(to.as_mut_ptr(), E::load(s, from.as_ptr())) };
+            }
+            for to in padded {
+                let mut from = [E::zero(); LANES];
+                from[..rest.len()].copy_from_slice(rest);
+                // SAFETY: 16 numbers.
+                unsafe { s.store(to.as_mut_ptr(), E::load(s, from.as_ptr())) };
+            }
+            debug_assert!(last.is_empty());
+        }
+    }
+}
+
+/// Prefetches `width` numbers at each of `places`. The keys of a head are scattered in memory, which the
+/// CPU does not predict: without this it would wait for memory at each key.
+pub(super) fn prefetch<E>(data: &[E], places: &[usize], width: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for &place in places {
+        for at in (0..width).step_by(64 / size_of::<E>()) {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            let from = data.as_ptr().wrapping_add(place).wrapping_add(at);
+            // SAFETY: a hint, which reads nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) };
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (data, places, width);
+}

@@ -1,0 +1,275 @@
+//! Vectors of 16 floats: one register of AVX-512, two of AVX2, or an array. Loops are written once, over
+//! [`Simd`], so that every instruction set gives the same bits.
+
+use super::vectors::Element;
+use crate::kernels::cpu::Isa;
+use half::{bf16, f16};
+
+/// Floats per vector.
+pub(super) const LANES: usize = 16;
+
+/// An instruction set. Its value proves that the CPU has the instructions.
+pub(super) trait Simd: Copy {
+    type Vector: Copy;
+    /// Eight floats, for sums over what is adjacent in memory.
+    type Eight: Copy;
+    /// How many sums stay in registers while two more vectors are used.
+    const SUMS: usize;
+
+    fn splat(self, x: f32) -> Self::Vector;
+    fn add(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    fn sub(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    fn mul(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    /// `a * b + c`, rounded once.
+    fn fma(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
+    /// `if a > b { a } else { b }`.
+    fn max(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    /// `x * 2^n` by an addition to the exponent, where the low bits of `n` are the integer.
+    fn scale(self, x: Self::Vector, n: Self::Vector) -> Self::Vector;
+    /// `if x < limit { 0 } else { y }`.
+    fn zero_below(self, limit: f32, x: Self::Vector, y: Self::Vector) -> Self::Vector;
+    /// The largest lane.
+    fn max_of(self, x: Self::Vector) -> f32;
+    /// The sum of all lanes: halves are added until one lane is left.
+    fn sum_of(self, x: Self::Vector) -> f32;
+
+    fn zero_eight(self) -> Self::Eight;
+    /// `a * b + c`, rounded once.
+    fn fma_eight(self, a: Self::Eight, b: Self::Eight, c: Self::Eight) -> Self::Eight;
+    /// The sum of each: `(((x0 + x1) + x2) + x3) + (((x4 + x5) + x6) + x7)`.
+    fn sums_of(self, x: [Self::Eight; 4]) -> [f32; 4];
+
+    /// # Safety
+    /// 16 numbers can be read at `from`.
+    unsafe fn load(self, from: *const f32) -> Self::Vector;
+    /// # Safety
+    /// 16 numbers can be read at `from`.
+    unsafe fn load_f16(self, from: *const f16) -> Self::Vector;
+    /// # Safety
+    /// 16 numbers can be read at `from`.
+    unsafe fn load_bf16(self, from: *const bf16) -> Self::Vector;
+    /// # Safety
+    /// Eight numbers can be read at `from`.
+    unsafe fn load_eight(self, from: *const f32) -> Self::Eight;
+    /// # Safety
+    /// Eight numbers can be read at `from`.
+    unsafe fn load_eight_f16(self, from: *const f16) -> Self::Eight;
+    /// # Safety
+    /// Eight numbers can be read at `from`.
+    unsafe fn load_eight_bf16(self, from: *const bf16) -> Self::Eight;
+    /// # Safety
+    /// 16 numbers can be written at `to`.
+    unsafe fn store(self, to: *mut f32, x: Self::Vector);
+    /// Writes 16 vectors: the numbers `i` of all `from` at `to + i % 8 * step + i / 8 * 16`.
+    ///
+    /// # Safety
+    /// 16 numbers can be read at each of `from`, and the vectors be written.
+    unsafe fn transpose<E: Element>(self, from: &[*const E; LANES], to: *mut f32, step: usize);
+}
+
+/// Work that is compiled for each instruction set.
+pub(super) trait Loop {
+    type Output;
+
+    /// Implementations are `#[inline(always)]`, and so is all that they call: only what is inlined gets the
+    /// instructions. Closures are not.
+    fn run<S: Simd>(self, s: S) -> Self::Output;
+}
+
+/// Runs `work` with the instructions of `isa`.
+pub(super) fn run<L: Loop>(isa: Isa, work: L) -> L::Output {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use super::x86;
+        if let Isa::Avx512Vnni(avx512) = isa {
+            // SAFETY: `avx512` proves that the CPU has the instructions.
+            return unsafe { x86::run_avx512(avx512, work) };
+        }
+        if let Some(avx2) = isa.avx2() {
+            // SAFETY: `avx2` proves that the CPU has the instructions.
+            return unsafe { x86::run_avx2(avx2, work) };
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = isa;
+    work.run(Portable)
+}
+
+/// Like [`crate::kernels::float::exp`], for numbers up to 0, with fused additions. NaN stays NaN. What overflows
+/// for numbers below -87 is not used.
+#[inline(always)]
+pub(super) fn exp<S: Simd>(s: S, x: S::Vector) -> S::Vector {
+    /// Adding it rounds to an integer and leaves that in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    let shifted = s.fma(x, s.splat(std::f32::consts::LOG2_E), s.splat(ROUND));
+    let n = s.sub(shifted, s.splat(ROUND));
+    let r = s.fma(n, s.splat(-0.693_359_4), x);
+    let r = s.fma(n, s.splat(2.121_944_4e-4), r);
+    let mut p = s.splat(1.987_569_1e-4);
+    for factor in [
+        1.398_199_9e-3,
+        8.333_452e-3,
+        4.166_579_6e-2,
+        1.666_666_5e-1,
+        0.5,
+    ] {
+        p = s.fma(p, r, s.splat(factor));
+    }
+    let e_r = s.add(s.fma(p, s.mul(r, r), r), s.splat(1.0));
+    s.zero_below(-87.0, x, s.scale(e_r, shifted))
+}
+
+/// Plain Rust.
+#[derive(Clone, Copy)]
+pub(super) struct Portable;
+
+/// `f` of each lane.
+macro_rules! lanes {
+    ($i:ident => $value:expr) => {
+        lanes!(LANES, $i => $value)
+    };
+    ($n:expr, $i:ident => $value:expr) => {{
+        let mut out = [0f32; $n];
+        for ($i, out) in out.iter_mut().enumerate() {
+            *out = $value;
+        }
+        out
+    }};
+}
+
+impl Simd for Portable {
+    type Vector = [f32; LANES];
+    type Eight = [f32; 8];
+    const SUMS: usize = 6;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> [f32; LANES] {
+        [x; LANES]
+    }
+
+    #[inline(always)]
+    fn add(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
+        lanes!(i => a[i] + b[i])
+    }
+
+    #[inline(always)]
+    fn sub(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
+        lanes!(i => a[i] - b[i])
+    }
+
+    #[inline(always)]
+    fn mul(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
+        lanes!(i => a[i] * b[i])
+    }
+
+    #[inline(always)]
+    fn fma(self, a: [f32; LANES], b: [f32; LANES], c: [f32; LANES]) -> [f32; LANES] {
+        lanes!(i => a[i].mul_add(b[i], c[i]))
+    }
+
+    #[inline(always)]
+    fn max(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
+        lanes!(i => if a[i] > b[i] { a[i] } else { b[i] })
+    }
+
+    #[inline(always)]
+    fn scale(self, x: [f32; LANES], n: [f32; LANES]) -> [f32; LANES] {
+        lanes!(i => f32::from_bits(x[i].to_bits().wrapping_add(n[i].to_bits() << 23)))
+    }
+
+    #[inline(always)]
+    fn zero_below(self, limit: f32, x: [f32; LANES], y: [f32; LANES]) -> [f32; LANES] {
+        lanes!(i => if x[i] < limit { 0.0 } else { y[i] })
+    }
+
+    #[inline(always)]
+    fn max_of(self, x: [f32; LANES]) -> f32 {
+        x.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    }
+
+    #[inline(always)]
+    fn sum_of(self, mut x: [f32; LANES]) -> f32 {
+        for half in [8, 4, 2, 1] {
+            let (low, high) = x.split_at_mut(half);
+            for (low, high) in low.iter_mut().zip(high) {
+                *low += *high;
+            }
+        }
+        x[0]
+    }
+
+    #[inline(always)]
+    fn zero_eight(self) -> [f32; 8] {
+        [0.0; 8]
+    }
+
+    #[inline(always)]
+    fn fma_eight(self, a: [f32; 8], b: [f32; 8], c: [f32; 8]) -> [f32; 8] {
+        lanes!(8, i => a[i].mul_add(b[i], c[i]))
+    }
+
+    #[inline(always)]
+    fn sums_of(self, x: [[f32; 8]; 4]) -> [f32; 4] {
+        lanes!(4, i => {
+            let [a, b, c, d, e, f, g, h] = x[i];
+            (((a + b) + c) + d) + (((e + f) + g) + h)
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> [f32; LANES] {
+        // SAFETY: the caller's contract.
+        unsafe { from.cast::<[f32; LANES]>().read() }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const f16) -> [f32; LANES] {
+        // SAFETY: the caller's contract.
+        let x = unsafe { from.cast::<[f16; LANES]>().read() };
+        lanes!(i => x[i].to_f32())
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, from: *const bf16) -> [f32; LANES] {
+        // SAFETY: the caller's contract.
+        let x = unsafe { from.cast::<[bf16; LANES]>().read() };
+        lanes!(i => x[i].to_f32())
+    }
+
+    #[inline(always)]
+    unsafe fn load_eight(self, from: *const f32) -> [f32; 8] {
+        // SAFETY: the caller's contract.
+        unsafe { from.cast::<[f32; 8]>().read() }
+    }
+
+    #[inline(always)]
+    unsafe fn load_eight_f16(self, from: *const f16) -> [f32; 8] {
+        // SAFETY: the caller's contract.
+        let x = unsafe { from.cast::<[f16; 8]>().read() };
+        lanes!(8, i => x[i].to_f32())
+    }
+
+    #[inline(always)]
+    unsafe fn load_eight_bf16(self, from: *const bf16) -> [f32; 8] {
+        // SAFETY: the caller's contract.
+        let x = unsafe { from.cast::<[bf16; 8]>().read() };
+        lanes!(8, i => x[i].to_f32())
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, x: [f32; LANES]) {
+        // SAFETY: the caller's contract.
+        unsafe { to.cast::<[f32; LANES]>().write(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose<E: Element>(self, from: &[*const E; LANES], to: *mut f32, step: usize) {
+        for (j, from) in from.iter().enumerate() {
+            for i in 0..LANES {
+                let to = to.wrapping_add(i % 8 * step + i / 8 * LANES + j);
+                // SAFETY: the caller's contract.
+                unsafe { *to = (*from.add(i)).to_f32() };
+            }
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! From scores to weighted values.
+//!
+//! Each step has a fixed order of additions for a (query, chunk) pair, whatever else it computes and whatever
+//! the instruction set.
+
+#![allow(
+    clippy::needless_range_loop,
+    reason = "indices of registers: loops over R and C are unrolled"
+)]
+
+use super::simd::{LANES, Loop, Simd, exp};
+use super::vectors::{Element, STRIDE, Vectors};
+use crate::kernels::float::tanh;
+use std::ops::Range;
+
+/// Replaces each score by `cap * tanh(score / cap)`.
+pub(super) struct Soften<'a> {
+    pub scores: &'a mut [f32],
+    pub cap: f32,
+}
+
+impl Loop for Soften<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        for score in self.scores {
+            *score = self.cap * tanh(*score / self.cap);
+        }
+    }
+}
+
+/// Replaces the scores of each query that it sees by `e^(score - max)`. Others in the same 16 become 0.
+pub(super) struct Weigh<'a> {
+    /// `[queries, STRIDE]`, from the first of the chunk on.
+    pub scores: &'a mut [f32],
+    /// Of each query.
+    pub seen: &'a [Range<usize>],
+    /// Becomes the maximum and the sum of the new values of each query that sees any.
+    pub softmax: &'a mut [(f32, f32)],
+}
+
+impl Loop for Weigh<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let queries = self.scores.chunks_exact_mut(STRIDE).zip(self.seen);
+        // First all maxima, so that the CPU need not wait for each.
+        for ((scores, seen), softmax) in queries.zip(&mut *self.softmax) {
+            let vectors = vectors(scores, seen);
+            let mut maxima = s.splat(f32::NEG_INFINITY);
+            for vector in vectors.iter() {
+                // SAFETY: 16 numbers.
+                maxima = s.max(maxima, unsafe { s.load(vector.as_ptr()) });
+            }
+            softmax.0 = s.max_of(maxima);
+        }
+        let queries = self.scores.chunks_exact_mut(STRIDE).zip(self.seen);
+        for ((scores, seen), softmax) in queries.zip(self.softmax) {
+            let max = s.splat(softmax.0);
+            let mut sums = s.splat(0.0);
+            let first = seen.start / LANES * LANES;
+            let end = seen.end.next_multiple_of(LANES).max(first);
+            for vector in scores[first..end].as_chunks_mut::<LANES>().0 {
+                // SAFETY: 16 numbers.
+                unsafe {
+                    let weights = exp(s, s.sub(s.load(vector.as_ptr()), max));
+                    s.store(vector.as_mut_ptr(), weights);
+                    sums = s.add(sums, weights);
+                }
+            }
+            softmax.1 = s.sum_of(sums);
+        }
+    }
+}
+
+/// The vectors of scores that `seen` touches. Those that are not seen become minus infinity.
+#[inline(always)]
+fn vectors<'a>(scores: &'a mut [f32], seen: &Range<usize>) -> &'a mut [[f32; LANES]] {
+    let first = seen.start / LANES * LANES;
+    let end = seen.end.next_multiple_of(LANES).max(first);
+    scores[first..seen.start].fill(f32::NEG_INFINITY);
+    scores[seen.end.max(first)..end].fill(f32::NEG_INFINITY);
+    scores[first..end].as_chunks_mut::<LANES>().0
+}
+
+/// `sums[query] += weights[query][i] * values[i]` for the values that each query sees, in order.
+pub(super) struct AddWeighted<'a, E> {
+    /// `[queries, width]`.
+    pub sums: &'a mut [f32],
+    /// The weight of query `i` and value `j` is at `i * STRIDE + j`.
+    pub weights: &'a [f32],
+    /// Which values each query sees.
+    pub seen: &'a [Range<usize>],
+    /// Of `width` numbers, whole vectors.
+    pub values: Vectors<'a, E>,
+}
+
+impl<E: Element> Loop for AddWeighted<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        let (all, width) = (self.seen.len(), self.values.width());
+        assert!(width.is_multiple_of(LANES) && self.sums.len() >= all * width);
+        let values = self.values.places().len();
+        assert!(all == 0 || self.weights.len() >= (all - 1) * STRIDE + values);
+        for seen in self.seen {
+            assert!(seen.end <= values);
+        }
+        let mut query = 0;
+        while query < all {
+            // SAFETY: so many queries are left, and the rest has just been checked.
+            query += match all - query {
+                6.. => unsafe { self.rows::<S, 6>(s, query) },
+                3.. => unsafe { self.rows::<S, 3>(s, query) },
+                2 => unsafe { self.rows::<S, 2>(s, query) },
+                _ => unsafe { self.rows::<S, 1>(s, query) },
+            };
+        }
+    }
+}
+
+impl<E: Element> AddWeighted<'_, E> {
+    /// `R` queries from `query` on; returns `R`. What all of them see is added together, what is before and
+    /// after it one by one.
+    ///
+    /// # Safety
+    /// There are so many, whole vectors of sums, and weights of all values that they see.
+    #[inline(always)]
+    unsafe fn rows<S: Simd, const R: usize>(&mut self, s: S, query: usize) -> usize {
+        let seen = &self.seen[query..query + R];
+        let (mut start, mut end) = (0, usize::MAX);
+        for seen in seen {
+            (start, end) = (start.max(seen.start), end.min(seen.end));
+        }
+        let common = start..end.max(start);
+        // SAFETY: the caller's contract.
+        unsafe {
+            for (r, seen) in seen.iter().enumerate() {
+                let before = seen.start..seen.end.min(common.start);
+                self.columns::<S, 1>(s, query + r, before);
+            }
+            self.columns::<S, R>(s, query, common.clone());
+            for (r, seen) in seen.iter().enumerate() {
+                let after = seen.start.max(common.end)..seen.end;
+                self.columns::<S, 1>(s, query + r, after);
+            }
+        }
+        R
+    }
+
+    /// Adds `values` for `R` queries from `query` on, as many numbers of each at a time as fit in registers.
+    ///
+    /// # Safety
+    /// As for [`rows`](Self::rows).
+    #[inline(always)]
+    unsafe fn columns<S: Simd, const R: usize>(
+        &mut self,
+        s: S,
+        query: usize,
+        values: Range<usize>,
+    ) {
+        if values.is_empty() {
+            return;
+        }
+        let width = self.values.width();
+        let places = &self.values.places()[values.clone()];
+        let mut at = 0;
+        while at < width {
+            // SAFETY: the caller's contract; `Vectors` are within the data.
+            unsafe {
+                let sums = self.sums.as_mut_ptr().add(query * width + at);
+                let weights = self.weights.as_ptr().add(query * STRIDE + values.start);
+                let data = self.values.data().as_ptr().add(at);
+                let vectors = (width - at) / LANES;
+                at += LANES
+                    * match vectors {
+                        4.. if S::SUMS >= 4 * R => {
+                            add::<S, E, R, 4>(s, sums, width, weights, places, data)
+                        }
+                        2.. if S::SUMS >= 2 * R => {
+                            add::<S, E, R, 2>(s, sums, width, weights, places, data)
+                        }
+                        _ => add::<S, E, R, 1>(s, sums, width, weights, places, data),
+                    };
+            }
+        }
+    }
+}
+
+/// Adds `C` vectors of the values at `places` for `R` queries; returns `C`.
+///
+/// # Safety
+/// The values and a weight for each can be read, and the sums be written.
+#[inline(always)]
+unsafe fn add<S: Simd, E: Element, const R: usize, const C: usize>(
+    s: S,
+    sums: *mut f32,
+    width: usize,
+    mut weights: *const f32,
+    places: &[usize],
+    data: *const E,
+) -> usize {
+    let mut to = [sums; R];
+    let mut all = [[s.splat(0.0); C]; R];
+    // SAFETY: the caller's contract.
+    unsafe {
+        for r in 1..R {
+            to[r] = to[r - 1].add(width);
+        }
+        for r in 0..R {
+            for c in 0..C {
+                all[r][c] = s.load(to[r].add(c * LANES));
+            }
+        }
+        for &place in places {
+            let value = data.add(place);
+            if R > 3 {
+                let mut vectors = [s.splat(0.0); C];
+                for c in 0..C {
+                    vectors[c] = E::load(s, value.add(c * LANES));
+                }
+                for r in 0..R {
+                    let weight = s.splat(*weights.add(r * STRIDE));
+                    for c in 0..C {
+                        all[r][c] = s.fma(weight, vectors[c], all[r][c]);
+                    }
+                }
+            } else {
+                // Fewer registers: of up to three weights, where vectors may be two registers each.
+                let mut splat = [s.splat(0.0); R];
+                for r in 0..R {
+                    splat[r] = s.splat(*weights.add(r * STRIDE));
+                }
+                for c in 0..C {
+                    let vector = E::load(s, value.add(c * LANES));
+                    for r in 0..R {
+                        all[r][c] = s.fma(splat[r], vector, all[r][c]);
+                    }
+                }
+            }
+            weights = weights.add(1);
+        }
+        for r in 0..R {
+            for c in 0..C {
+                s.store(to[r].add(c * LANES), all[r][c]);
+            }
+        }
+    }
+    C
+}
+
+/// `sums = sums * factor + next * next_factor`.
+pub(super) struct Merge<'a> {
+    pub sums: &'a mut [f32],
+    pub factor: f32,
+    pub next: &'a [f32],
+    pub next_factor: f32,
+}
+
+impl Loop for Merge<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let sums = self.sums.as_chunks_mut::<LANES>().0;
+        for (sums, next) in sums.iter_mut().zip(self.next.as_chunks::<LANES>().0) {
+            // SAFETY: 16 numbers each.
+            unsafe {
+                let ours = s.mul(s.load(sums.as_ptr()), s.splat(self.factor));
+                let theirs = s.mul(s.load(next.as_ptr()), s.splat(self.next_factor));
+                s.store(sums.as_mut_ptr(), s.add(ours, theirs));
+            }
+        }
+    }
+}
