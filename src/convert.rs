@@ -72,7 +72,17 @@ pub fn run(options: &Options) -> Result<()> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
     let (config, mut metadata, text) = match HeadKind::of(&ModelSource::Folder(folder.clone()))? {
         None => {
-            let config = ModelConfig::from_json(&folder)?;
+            let mut config = ModelConfig::from_json(&folder)?;
+            config.architecture = match &*config.architecture {
+                known @ ("llama" | "qwen2" | "qwen3") => known.to_owned(),
+                // llama.cpp has no name for those without windows and scaled queries.
+                "mistral" | "ministral" | "ministral3" => "llama".to_owned(),
+                other => {
+                    return Err(Error::setup(format!(
+                        "{model}: a model of architecture {other} cannot be converted: only llama, mistral, qwen2 and qwen3 can"
+                    )));
+                }
+            };
             let text = Text::from_folder(&folder)?;
             let metadata = tokenizer_metadata(&text, config.vocab_size)?;
             (config, metadata, Some(text))

@@ -18,6 +18,23 @@ pub enum Activation {
     Gelu,
     /// Its approximation by tanh.
     GeluTanh,
+    /// The square of `max(x, 0)` (So et al. 2021, arXiv 2109.08668).
+    Relu2,
+}
+
+impl Activation {
+    /// The function of each value of `x`, by candle's own ops.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn apply(self, x: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Silu => x.silu(),
+            Self::Gelu => x.gelu_erf(),
+            Self::GeluTanh => x.gelu(),
+            Self::Relu2 => x.relu()?.sqr(),
+        }
+    }
 }
 
 /// `activation(gate) * up`, `[rows, width]`, for contiguous `gate_up` `[rows, 2 * width]`, whose rows hold
@@ -37,12 +54,7 @@ pub fn glu(gate_up: &Tensor, activation: Activation) -> Result<Tensor> {
     }
     let width = gate_up.dim(1)? / 2;
     let gate = gate_up.narrow(1, 0, width)?;
-    let gate = match activation {
-        Activation::Silu => gate.silu(),
-        Activation::Gelu => gate.gelu_erf(),
-        Activation::GeluTanh => gate.gelu(),
-    };
-    gate? * gate_up.narrow(1, width, width)?
+    activation.apply(&gate)? * gate_up.narrow(1, width, width)?
 }
 
 /// Minimum number of elements that a thread takes at a time.
@@ -95,6 +107,7 @@ mod cuda {
             Activation::Silu => "silu",
             Activation::Gelu => "gelu",
             Activation::GeluTanh => "gelu_tanh",
+            Activation::Relu2 => candle_core::bail!("glu: no CUDA kernel for relu2"),
         };
         let kernel = format!("glu_{name}_{}", gpu::suffix(dtype));
         let kernel = gpu::function(device, "glu", gpu::GLU, &kernel)?;
@@ -143,6 +156,7 @@ fn body(activation: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
         Activation::Silu => apply(gate, up, out, silu),
         Activation::Gelu => apply(gate, up, out, gelu),
         Activation::GeluTanh => apply(gate, up, out, gelu_tanh),
+        Activation::Relu2 => apply(gate, up, out, |x| x.max(0.) * x.max(0.)),
     }
 }
 
@@ -186,6 +200,7 @@ mod tests {
                 (Activation::Silu, part(0).silu()),
                 (Activation::Gelu, part(0).gelu_erf()),
                 (Activation::GeluTanh, part(0).gelu()),
+                (Activation::Relu2, part(0).relu().unwrap().sqr()),
             ] {
                 let ours = glu(&both, activation).unwrap().to_vec2::<f32>().unwrap();
                 let theirs = (theirs.unwrap() * part(1)).unwrap();

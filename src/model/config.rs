@@ -1,9 +1,9 @@
 //! A model's configuration: shapes, layers, special ids.
 
-use super::arch::{ARCHITECTURES, llama};
+use super::arch::{ARCHITECTURES, Architecture, ModelSpec};
 use super::keys::{Keys, Shape};
-use super::layer_spec::{LayerSpec, QkNorm};
-use super::rope::Rope;
+use super::layer_spec::{LayerSpec, NormSpec, QkNorm};
+use super::rope::{Rope, RopeScaling};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::kv::KvShape;
@@ -14,7 +14,7 @@ use std::path::Path;
 /// The shapes and constants of a decoder, from `config.json` or GGUF metadata.
 #[derive(Debug, Clone, Default)]
 pub struct ModelConfig {
-    /// `llama`, `qwen2` or `qwen3`.
+    /// The name of its architecture in `arch/mod.rs`; of a GGUF file, its name there.
     pub architecture: String,
     /// Number of ids of the embedding and, in most models, of the output layer.
     pub vocab_size: usize,
@@ -29,6 +29,13 @@ pub struct ModelConfig {
     /// Width of one head: as given, otherwise `hidden_size / num_heads`.
     pub head_dim: usize,
     pub rms_norm_eps: f64,
+    pub norm: NormSpec,
+    /// Factor of the embedding's rows.
+    pub embedding_scale: Option<f32>,
+    /// Factor of the logits.
+    pub logit_scale: Option<f32>,
+    /// Logits become `cap * tanh(logit / cap)`.
+    pub logit_soft_cap: Option<f32>,
     /// The longest sequence that the model was trained for, in tokens.
     pub max_position_embeddings: usize,
     /// Whether the output layer shares the embedding's weight.
@@ -112,7 +119,8 @@ impl ModelConfig {
             None => kind.as_deref() == Some(arch.name),
         });
         let found = found.ok_or_else(|| unsupported(name.map(String::as_str)))?;
-        Self::read(keys, found.name, found.layers)
+        (found.defaults)(&mut keys);
+        Self::read(keys, found.name, found.spec)
     }
 
     /// Reads GGUF metadata. `file` only names the file in errors.
@@ -129,13 +137,13 @@ impl ModelConfig {
             _ => return Err("general.architecture is missing".into()),
         };
         let is_head = GGUF_HEADS.contains(&architecture.as_str());
-        let known = ARCHITECTURES.iter().find(|arch| arch.name == architecture);
-        let layers = match known {
-            Some(known) => known.layers,
-            None if is_head => llama,
-            None => return Err(unsupported(Some(architecture))),
+        let known = (ARCHITECTURES.iter()).find(|arch| arch.gguf == Some(architecture));
+        let known = known.or(is_head.then_some(&Architecture::LLAMA));
+        let Some(known) = known else {
+            return Err(unsupported(Some(architecture)));
         };
         let mut keys = Keys::of_gguf(content, architecture);
+        (known.defaults)(&mut keys);
         if is_head {
             keys.ignore(&HEAD_KEYS);
         }
@@ -151,14 +159,14 @@ impl ModelConfig {
             "bos_token_id",
             gguf_id(content, "tokenizer.ggml.bos_token_id"),
         );
-        Self::read(keys, architecture, layers)
+        Self::read(keys, architecture, known.spec)
     }
 
-    /// Takes all keys of a model of `architecture`, whose layers `layers` says.
+    /// Takes all keys of a model of `architecture`, of which `spec` says what it computes.
     fn read(
         mut keys: Keys,
         architecture: &str,
-        layers: fn(&mut Keys, &Shape) -> Result<Vec<LayerSpec>, String>,
+        spec: fn(&mut Keys, &Shape) -> Result<ModelSpec, String>,
     ) -> Result<Self, String> {
         let (hidden_size, num_heads) = (
             keys.needed_size("hidden_size")?,
@@ -182,6 +190,8 @@ impl ModelConfig {
         let shape = Shape {
             num_layers: keys.needed_size("num_hidden_layers")?,
             head_dim,
+            hidden_size,
+            num_heads,
             max_position_embeddings: keys.size("max_position_embeddings")?.unwrap_or(2048),
         };
         let mut config = Self {
@@ -195,6 +205,10 @@ impl ModelConfig {
             num_kv_heads: keys.size("num_key_value_heads")?.unwrap_or(num_heads),
             head_dim,
             rms_norm_eps: eps.unwrap_or(1e-6),
+            norm: NormSpec::default(),
+            embedding_scale: None,
+            logit_scale: None,
+            logit_soft_cap: None,
             max_position_embeddings: shape.max_position_embeddings,
             tie_word_embeddings: keys.flag("tie_word_embeddings")?.unwrap_or(false),
             eos_token_ids: Vec::new(),
@@ -202,7 +216,13 @@ impl ModelConfig {
         };
         config.validate(shape.num_layers)?;
         config.eos_token_ids = end_ids(&mut keys, config.vocab_size)?;
-        config.layers = layers(&mut keys, &shape)?;
+        let spec = spec(&mut keys, &shape)?;
+        spec.check()?;
+        config.layers = spec.layers;
+        config.norm = spec.norm;
+        config.embedding_scale = spec.embedding_scale;
+        config.logit_scale = spec.logit_scale;
+        config.logit_soft_cap = spec.logit_soft_cap;
         for layer in &config.layers {
             layer.check(head_dim, config.max_position_embeddings)?;
         }
@@ -234,7 +254,7 @@ impl ModelConfig {
         self.draft_vocab_size.unwrap_or(self.vocab_size)
     }
 
-    /// The position embedding of all layers, if they are like Llama's, with or without biases and norms of the
+    /// The position embedding of all layers, if the model is like a Llama, with or without biases and norms of the
     /// heads of q and k.
     ///
     /// # Errors
@@ -253,7 +273,14 @@ impl ModelConfig {
                 *layer == plain
             })
         };
-        rope.filter(|rope| is_plain(rope)).ok_or_else(|| {
+        let is_known = |rope: &Rope| {
+            rope.query_scaling.is_none()
+                && matches!(rope.scaling, None | Some(RopeScaling::Llama3(_)))
+        };
+        let scales = [self.embedding_scale, self.logit_scale, self.logit_soft_cap];
+        let is_scaled = self.norm != NormSpec::default() || scales.iter().any(Option::is_some);
+        let rope = rope.filter(|rope| !is_scaled && is_known(rope) && is_plain(rope));
+        rope.ok_or_else(|| {
             "only models whose layers all are like Llama's are supported here".to_owned()
         })
     }

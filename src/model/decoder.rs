@@ -7,12 +7,13 @@ use super::config::ModelConfig;
 use super::inputs::Inputs;
 use super::layer::{Layer, Step};
 use super::linear::{Embedding, Linear};
+use super::norm::Norm;
 use super::output_layer::OutputLayer;
 use super::rope::RopeTables;
 use super::weights::{Dtypes, Weights};
 use super::{Batch, Ends, Model, Output, names};
 use crate::error::{Error, Result};
-use crate::kernels::{AttentionBatch, add_norm};
+use crate::kernels::AttentionBatch;
 use crate::kv::{KvShape, KvStore};
 use candle_core::{Device, Tensor};
 
@@ -21,7 +22,7 @@ pub struct Decoder {
     config: ModelConfig,
     embedding: Embedding,
     layers: Vec<Layer>,
-    norm: Tensor,
+    norm: Norm,
     output: OutputLayer,
     ropes: RopeTables,
     dtypes: Dtypes,
@@ -38,6 +39,7 @@ impl Decoder {
     pub fn load(config: ModelConfig, mut weights: Weights, done: impl Fn()) -> Result<Self> {
         let embedding =
             weights.embedding(names::EMBEDDING, (config.vocab_size, config.hidden_size))?;
+        let embedding = embedding.scaled(config.embedding_scale);
         let ropes = RopeTables::new(config.ropes(), weights.rope_factors()?.as_deref());
         let mut layers = Vec::with_capacity(config.num_layers());
         for i in 0..config.num_layers() {
@@ -45,7 +47,7 @@ impl Decoder {
             layers.push(Layer::load(&config, i, &ropes, &mut weights, at)?);
             done();
         }
-        let norm = weights.norm(names::NORM, config.hidden_size)?;
+        let norm = Norm::load(&mut weights, names::NORM, config.hidden_size, config.norm)?;
         let shape = (config.output_size(), config.hidden_size);
         let output = OutputLayer {
             linear: match config.tie_word_embeddings && config.draft_vocab_size.is_none() {
@@ -54,6 +56,8 @@ impl Decoder {
             },
             ids: weights.output_ids(&config)?,
             vocab_size: config.vocab_size,
+            scale: config.logit_scale,
+            soft_cap: config.logit_soft_cap,
         };
         weights.finish()?;
         // Each thread has its own GPU queue, and another thread may use the weights.
@@ -167,7 +171,7 @@ impl Decoder {
     pub(super) fn inputs(&self, batch: &Batch, kv: &KvStore) -> Result<Inputs> {
         let vocab_size = self.config.vocab_size;
         let slots = kv.num_slots();
-        let ropes = self.ropes.frequencies();
+        let ropes = self.ropes.tables();
         let inputs = Inputs::new(batch, ropes, vocab_size, slots, &self.device)?;
         inputs.with_taps(batch.taps.as_ref(), self.layers.len())
     }
@@ -177,7 +181,7 @@ impl Decoder {
     /// # Errors
     /// See [`Inputs::replace`].
     pub(super) fn replace_inputs(&self, inputs: &Inputs, batch: &Batch) -> Result<()> {
-        inputs.replace(batch, self.ropes.frequencies())
+        inputs.replace(batch, self.ropes.tables())
     }
 
     /// Logits, `[inputs.wanted, vocab_size]` f32, and tapped hidden states. Copies nothing between host
@@ -217,7 +221,7 @@ impl Decoder {
     /// Logits of the rows whose residual stream is `x`, with `delta` still to be added to it.
     fn logits(&self, x: &Tensor, delta: &Tensor) -> Result<Tensor> {
         let eps = self.config.rms_norm_eps as f32;
-        let (_, x) = add_norm(x, delta, &self.norm, eps)?;
+        let (_, x) = self.norm.add(x, delta, eps)?;
         self.output.forward(&x)
     }
 }

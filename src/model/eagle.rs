@@ -7,8 +7,9 @@
 
 use super::head::HeadConfig;
 use super::inputs::Inputs;
-use super::layer::{Block, Step, norm};
+use super::layer::{Block, Step};
 use super::linear::{Embedding, Linear};
+use super::norm::{Norm, norm};
 use super::output_layer::OutputLayer;
 use super::rope::RopeTables;
 use super::weights::{Dtypes, Weights};
@@ -37,7 +38,7 @@ pub struct EagleHead {
 enum Input {
     /// EAGLE-1 and 2: the features are the target's normed last hidden states.
     Eagle {
-        target_norm: Tensor,
+        target_norm: Norm,
         target_eps: f32,
         /// From embedding and features to the hidden size.
         fc: Linear,
@@ -88,11 +89,11 @@ impl EagleHead {
             true => {
                 let input = Input::Eagle3 {
                     fc: weights.linear("fc", (hidden, reads), false)?,
-                    embedding_norm: weights.norm(&at("input_layernorm"), hidden)?,
-                    feature_norm: weights.norm(&at("hidden_norm"), hidden)?,
+                    embedding_norm: weights.norm(&at("input_layernorm"), hidden, 0.)?,
+                    feature_norm: weights.norm(&at("hidden_norm"), hidden, 0.)?,
                     norm_before_residual: head.norm_before_residual,
                 };
-                (input, 2 * hidden, Some(weights.norm("norm", hidden)?))
+                (input, 2 * hidden, Some(weights.norm("norm", hidden, 0.)?))
             }
         };
         let ropes = RopeTables::new(config.ropes(), weights.rope_factors()?.as_deref());
@@ -162,7 +163,7 @@ impl Model for EagleHead {
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
         let (vocab_size, slots) = (self.config.vocab_size, kv.num_slots());
-        let ropes = self.ropes.frequencies();
+        let ropes = self.ropes.tables();
         let inputs = Inputs::new(batch, ropes, vocab_size, slots, &self.device)?;
         let spans = AttentionBatch::new(&batch.spans, kv.block_size, slots)?;
         let dims = (inputs.slots.len(), self.config.hidden_size);
@@ -211,7 +212,7 @@ impl Head for EagleHead {
                 target_norm,
                 target_eps,
                 ..
-            } => norm(&hidden, target_norm, *target_eps),
+            } => target_norm.forward(&hidden, *target_eps),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::config::ModelConfig;
 use super::matrix::{Matrix, Packed, Quantized, unquantized};
-use super::rope::Rope;
+use super::rope::{Rope, halves_from_pairs};
 use super::{finite, names};
 use crate::error::{Error, Result, first_line};
 use crate::gguf::{GgufSource, Reader};
@@ -13,6 +13,10 @@ use candle_core::{DType, Device, Tensor};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
+
+/// Architectures of which llama.cpp stores rows of q and k that are rotated together as neighbours; of the others it
+/// keeps Hugging Face's order.
+const INTERLEAVED: [&str; 3] = ["llama", "granite", "smollm3"];
 
 /// An open GGUF file.
 pub struct GgufFile {
@@ -56,10 +60,21 @@ impl GgufFile {
 
     /// Whether the file has the tensor `name` (its full Hugging Face name).
     pub fn has(&self, name: &str) -> bool {
-        names::gguf(name).is_some_and(|name| self.content.tensor_infos.contains_key(&name))
+        self.gguf_name(name)
+            .is_some_and(|name| self.content.tensor_infos.contains_key(&name))
     }
 
-    /// The matrix `name` (its Hugging Face name without `.weight`). It keeps its blocks if a kernel takes
+    /// llama.cpp's name of a tensor. That of a norm depends on its place in the layer.
+    fn gguf_name(&self, name: &str) -> Option<String> {
+        let norm = names::layer_of(name).and_then(|(layer, part)| {
+            let norms = &self.config.layers.get(layer)?.norms;
+            let norm = norms.gguf_name(part.strip_suffix(".weight")?)?;
+            Some(format!("blk.{layer}.{norm}.weight"))
+        });
+        norm.or_else(|| names::gguf(name))
+    }
+
+    /// The matrix `name` (its Hugging Face name without `.weight`), with its rows in this order. It keeps its blocks if a kernel takes
     /// them; f32, f16 and bf16 tensors are converted to `dtype`, or kept if that is `None`.
     ///
     /// # Errors
@@ -68,6 +83,7 @@ impl GgufFile {
         &mut self,
         name: &str,
         shape: (usize, usize),
+        order: Option<&[u32]>,
         dtype: Option<DType>,
         device: &Device,
     ) -> Result<Arc<dyn Matrix>> {
@@ -76,6 +92,10 @@ impl GgufFile {
         if found != [shape.0, shape.1] {
             return Err(Error::wrong_shape(name, found, &[shape.0, shape.1]));
         }
+        let tensor = match order {
+            Some(order) => in_order(&tensor, order, device)?,
+            None => tensor,
+        };
         let kind = tensor.dtype();
         if let Some(own) = float_dtype(kind) {
             return unquantized(&tensor.dequantize(device)?, dtype.or(Some(own)));
@@ -104,23 +124,27 @@ impl GgufFile {
         Ok(self.read(name, device)?.dequantize(device)?)
     }
 
-    /// Llama 3's RoPE scaling, `rope_freqs.weight`: `[head_dim / 2]` divisors of the frequencies.
+    /// The divisors of the frequencies, one for each pair of a head: those of Llama 3's RoPE scaling, or of a
+    /// [`LongScaling`](super::rope::LongScaling).
     ///
     /// # Errors
     /// If it exists but cannot be read.
     pub fn rope_factors(&mut self) -> Result<Option<Vec<f32>>> {
-        let name = "rope_freqs.weight";
-        if !self.content.tensor_infos.contains_key(name) {
+        let of_rope = self.config.ropes().find_map(Rope::factor_tensor);
+        let name = of_rope.unwrap_or("rope_freqs.weight");
+        if of_rope.is_some() {
+            // Those of short or of long contexts, of which only one is used.
+            let all = self.content.tensor_infos.keys().cloned();
+            self.read
+                .extend(all.filter(|name| name.starts_with("rope_factors_")));
+        } else if !self.content.tensor_infos.contains_key(name) {
             return Ok(None);
         }
         let tensor = self.raw(name, &Device::Cpu)?.dequantize(&Device::Cpu)?;
         let factors = tensor.flatten_all()?.to_vec1::<f32>()?;
-        if factors.len() != self.config.head_dim / 2 {
-            return Err(Error::wrong_shape(
-                name,
-                &[factors.len()],
-                &[self.config.head_dim / 2],
-            ));
+        let pairs = self.config.ropes().next().map_or(0, |rope| rope.width / 2);
+        if factors.len() != pairs {
+            return Err(Error::wrong_shape(name, &[factors.len()], &[pairs]));
         }
         let max_positions = self.config.max_position_embeddings;
         let is_finite = |rope: &Rope| rope.has_finite_angles(max_positions, Some(&factors));
@@ -177,7 +201,8 @@ impl GgufFile {
     }
 
     fn read(&mut self, name: &str, device: &Device) -> Result<QTensor> {
-        let gguf = names::gguf(name)
+        let gguf = self
+            .gguf_name(name)
             .ok_or_else(|| Error::internal(format!("no GGUF name is known for tensor {name}")))?;
         let heads = self.rotated_heads(&gguf);
         match heads {
@@ -186,7 +211,10 @@ impl GgufFile {
                 let tensor = self.raw(&gguf, &Device::Cpu)?;
                 let rows = tensor.shape().dims()[0];
                 match rows.is_multiple_of(2 * heads) {
-                    true => halves_from_pairs(&tensor, heads, device),
+                    true => {
+                        let rows = rows / heads;
+                        in_order(&tensor, &halves_from_pairs(heads, rows, rows), device)
+                    }
                     false => Err(Error::setup(format!(
                         "{}: {rows} rows of {gguf} are not of {heads} heads",
                         self.path
@@ -197,9 +225,9 @@ impl GgufFile {
     }
 
     /// The number of heads of a tensor whose rows GGUF stores in interleaved RoPE order: q and k of
-    /// Llama. (For Qwen, GGUF has Hugging Face's order.)
+    /// [`INTERLEAVED`].
     fn rotated_heads(&self, gguf: &str) -> Option<usize> {
-        if self.config.architecture != "llama" {
+        if !INTERLEAVED.contains(&&*self.config.architecture) {
             return None;
         }
         let part = gguf.split('.').nth(2)?;
@@ -211,20 +239,13 @@ impl GgufFile {
     }
 }
 
-/// Reorders the rows of each head from `x0 y0 x1 y1 ..` (the pairs of interleaved RoPE) to
-/// `x0 x1 .. y0 y1 ..`, so that the decoder needs only one RoPE. Whole rows are moved, so no value
-/// changes. The rows are an even number for each head.
-fn halves_from_pairs(tensor: &QTensor, heads: usize, device: &Device) -> Result<QTensor> {
-    let rows = tensor.shape().dims()[0];
+/// A tensor of which row `i` is row `order[i]` of `tensor`. Whole rows are moved, so no value changes.
+fn in_order(tensor: &QTensor, order: &[u32], device: &Device) -> Result<QTensor> {
     let data = tensor.data()?;
-    let row_bytes = data.len() / rows.max(1);
-    let head_rows = rows / heads;
-    let half = head_rows / 2;
+    let row_bytes = data.len() / order.len().max(1);
     let mut out = Vec::with_capacity(data.len());
-    for row in 0..rows {
-        let (head, i) = (row / head_rows, row % head_rows);
-        let from = head * head_rows + 2 * (i % half) + i / half;
-        out.extend_from_slice(&data[from * row_bytes..(from + 1) * row_bytes]);
+    for &row in order {
+        out.extend_from_slice(&data[row as usize * row_bytes..][..row_bytes]);
     }
     let storage = QStorage::from_data(Cow::Owned(out), device, tensor.dtype())?;
     Ok(QTensor::new(storage, tensor.shape().clone())?)

@@ -1,5 +1,6 @@
 //! The part of a batch that a forward reads, in device memory.
 
+use super::rope::RopeTable;
 use super::{Batch, Taps};
 use crate::error::{Error, Result};
 use crate::kernels::Slots;
@@ -11,8 +12,8 @@ pub(super) struct Inputs {
     /// `[rows]` u32, below the size of the vocabulary.
     pub tokens: Tensor,
     pub slots: Slots,
-    /// Cosines and sines of each position embedding, `[rows, width / 2]` f32.
-    pub angles: Vec<(Tensor, Tensor)>,
+    /// Of each position embedding.
+    pub angles: Vec<Angles>,
     /// Rows whose logits are requested, u32; `None` = no row.
     pub wanted: Option<Tensor>,
     /// Layers and rows whose hidden states are requested; the rows are u32.
@@ -20,8 +21,17 @@ pub(super) struct Inputs {
     vocab_size: usize,
 }
 
+/// What a position embedding does with the rows, in f32.
+pub(super) struct Angles {
+    /// `[rows, width / 2]` each.
+    pub cos: Tensor,
+    pub sin: Tensor,
+    /// `[rows, 1, 1]`: the factor of a row's queries, if there is one.
+    pub query_scale: Option<Tensor>,
+}
+
 impl Inputs {
-    /// Sends the inputs of `batch` to `device`; `ropes` are the frequencies of the model's position embeddings,
+    /// Sends the inputs of `batch` to `device`; `ropes` are the model's position embeddings,
     /// slots are below `num_slots`.
     ///
     /// # Errors
@@ -29,16 +39,23 @@ impl Inputs {
     /// device fails.
     pub fn new(
         batch: &Batch,
-        ropes: &[Vec<f32>],
+        ropes: &[RopeTable],
         vocab_size: usize,
         num_slots: usize,
         device: &Device,
     ) -> Result<Self> {
         check(batch, vocab_size)?;
-        let both = |frequencies: &Vec<f32>| -> Result<(Tensor, Tensor)> {
-            let dims = (batch.positions.len(), frequencies.len());
-            let send = |turn| Tensor::from_vec(angles(batch, frequencies, turn), dims, device);
-            Ok((send(f32::cos)?, send(f32::sin)?))
+        let rows = batch.positions.len();
+        let both = |rope: &RopeTable| -> Result<Angles> {
+            let dims = (rows, rope.frequencies.len());
+            let send = |turn| Tensor::from_vec(angles(batch, rope, turn), dims, device);
+            let scales = query_scales(batch, rope);
+            let scales = scales.map(|scales| Tensor::from_vec(scales, (rows, 1, 1), device));
+            Ok(Angles {
+                cos: send(f32::cos)?,
+                sin: send(f32::sin)?,
+                query_scale: scales.transpose()?,
+            })
         };
         Ok(Self {
             tokens: match &batch.drawn {
@@ -104,7 +121,7 @@ impl Inputs {
     ///
     /// # Errors
     /// As [`Inputs::new`], and if the batch has another size.
-    pub fn replace(&self, batch: &Batch, ropes: &[Vec<f32>]) -> Result<()> {
+    pub fn replace(&self, batch: &Batch, ropes: &[RopeTable]) -> Result<()> {
         check(batch, self.vocab_size)?;
         let wanted = self.wanted.as_ref().map_or(0, Tensor::elem_count);
         if batch.tokens.len() != self.slots.len() || batch.logits.len() != wanted {
@@ -132,9 +149,12 @@ impl Inputs {
             None => overwrite(&self.tokens, Values::U32(&batch.tokens))?,
             Some(drawn) => self.tokens.slice_set(drawn, 0, 0)?,
         }
-        for ((cos, sin), frequencies) in self.angles.iter().zip(ropes) {
-            overwrite(cos, Values::F32(&angles(batch, frequencies, f32::cos)))?;
-            overwrite(sin, Values::F32(&angles(batch, frequencies, f32::sin)))?;
+        for (to, rope) in self.angles.iter().zip(ropes) {
+            overwrite(&to.cos, Values::F32(&angles(batch, rope, f32::cos)))?;
+            overwrite(&to.sin, Values::F32(&angles(batch, rope, f32::sin)))?;
+            if let (Some(to), Some(scales)) = (&to.query_scale, query_scales(batch, rope)) {
+                overwrite(to, Values::F32(&scales))?;
+            }
         }
         if let Some(wanted) = &self.wanted {
             overwrite(wanted, Values::U32(&batch.logits))?;
@@ -144,9 +164,19 @@ impl Inputs {
 }
 
 /// `turn` (cosine or sine) of the angles by which each row is rotated.
-fn angles(batch: &Batch, frequencies: &[f32], turn: fn(f32) -> f32) -> Vec<f32> {
-    let of = |&position: &u32| frequencies.iter().map(move |f| turn(position as f32 * f));
+fn angles(batch: &Batch, rope: &RopeTable, turn: fn(f32) -> f32) -> Vec<f32> {
+    let factor = rope.attention_factor;
+    let of = |&position: &u32| {
+        let frequencies = rope.frequencies.iter();
+        frequencies.map(move |f| turn(position as f32 * f) * factor)
+    };
     batch.positions.iter().flat_map(of).collect()
+}
+
+/// The factor of each row's queries, if there are any.
+fn query_scales(batch: &Batch, rope: &RopeTable) -> Option<Vec<f32>> {
+    let scaling = rope.query_scaling?;
+    Some(batch.positions.iter().map(|&p| scaling.at(p)).collect())
 }
 
 /// Checks that the parts of a batch fit together; if not, the caller has a bug.
@@ -181,6 +211,14 @@ fn check(batch: &Batch, vocab_size: usize) -> Result<()> {
 mod tests {
     use super::*;
 
+    fn rope(frequencies: &[f32]) -> RopeTable {
+        RopeTable {
+            frequencies: frequencies.to_vec(),
+            attention_factor: 1.,
+            query_scaling: None,
+        }
+    }
+
     fn batch(tokens: &[u32], slots: &[u32], logits: &[u32]) -> Batch {
         Batch {
             tokens: tokens.to_vec(),
@@ -196,7 +234,7 @@ mod tests {
     fn what_leads_out_of_memory_is_refused() {
         let cpu = Device::Cpu;
         let good = batch(&[3, 4], &[0, 7], &[1]);
-        let ropes = [vec![1.0, 0.1], vec![0.5]];
+        let ropes = [rope(&[1.0, 0.1]), rope(&[0.5])];
         let new = |batch: &Batch| Inputs::new(batch, &ropes, 5, 8, &cpu);
         let inputs = new(&good).unwrap();
         let drawn = |ids: Tensor| Batch {
@@ -230,7 +268,7 @@ mod tests {
         let batch = batch(&[3, 4], &[0, 7], &[1]);
         let with = |layers: &[usize], rows: &[u32]| {
             let (layers, rows) = (layers.to_vec(), rows.to_vec());
-            let inputs = Inputs::new(&batch, &[vec![1.0]], 5, 8, &Device::Cpu).unwrap();
+            let inputs = Inputs::new(&batch, &[rope(&[1.0])], 5, 8, &Device::Cpu).unwrap();
             let inputs = inputs.with_taps(Some(&Taps { layers, rows }), 3);
             inputs.map(|inputs| inputs.taps.is_some())
         };

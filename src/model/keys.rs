@@ -17,6 +17,8 @@ struct GgufFacts {
     architecture: String,
     /// The names of the tensors of the first layer, without its prefix.
     first_layer: HashSet<String>,
+    /// Whether there are divisors of the frequencies of a LongRoPE.
+    rope_factors: bool,
 }
 
 /// The parts of a model's shape on which the meaning of other keys depends.
@@ -24,29 +26,37 @@ struct GgufFacts {
 pub struct Shape {
     pub num_layers: usize,
     pub head_dim: usize,
+    pub hidden_size: usize,
+    pub num_heads: usize,
     pub max_position_embeddings: usize,
 }
 
 /// Keys of GGUF metadata, after the architecture's name, and of `config.json`.
-const GGUF_KEYS: [(&str, &str); 9] = [
+const GGUF_KEYS: [(&str, &str); 14] = [
     ("attention.head_count", "num_attention_heads"),
     ("attention.head_count_kv", "num_key_value_heads"),
     ("attention.key_length", "head_dim"),
+    ("attention.layer_norm_epsilon", "layer_norm_eps"),
     ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+    ("attention.scale", "attention_multiplier"),
+    ("attention.sliding_window", "sliding_window"),
     ("block_count", "num_hidden_layers"),
     ("context_length", "max_position_embeddings"),
+    ("embedding_scale", "embedding_multiplier"),
     ("embedding_length", "hidden_size"),
     ("feed_forward_length", "intermediate_size"),
+    ("residual_scale", "residual_multiplier"),
     ("rope.freq_base", "rope_theta"),
 ];
 
 /// Keys that never change what the decoder computes, besides those of [`is_private`]: about training, the
 /// tokenizer, sampling, or other programs.
-const HARMLESS: [&str; 68] = [
-    "attention.layer_norm_epsilon",
+const HARMLESS: [&str; 74] = [
+    "attention_softmax_in_fp32",
     "auto_map",
     "begin_suppress_tokens",
     "bad_words_ids",
+    "cache_implementation",
     "chunk_size_feed_forward",
     "decoder_start_token_id",
     "diversity_penalty",
@@ -65,6 +75,8 @@ const HARMLESS: [&str; 68] = [
     "is_decoder",
     "is_llama_config",
     "label2id",
+    "layer_norm_eps",
+    "layer_norm_epsilon",
     "length_penalty",
     "max_length",
     "max_seq_len",
@@ -91,8 +103,11 @@ const HARMLESS: [&str; 68] = [
     "repetition_penalty",
     "return_dict",
     "return_dict_in_generate",
+    "scale_attention_softmax_in_fp32",
+    "scale_attn_weights",
     "rope.scaling.finetuned",
     "rope.scaling.original_context_length",
+    "rope.scaling.yarn_ext_factor",
     "sep_token_id",
     "suppress_tokens",
     "task_specific_params",
@@ -147,6 +162,9 @@ impl Keys {
             gguf: Some(GgufFacts {
                 architecture: architecture.to_owned(),
                 first_layer: first_layer.map(str::to_owned).collect(),
+                rope_factors: content
+                    .tensor_infos
+                    .contains_key("rope_factors_long.weight"),
             }),
         }
     }
@@ -154,6 +172,33 @@ impl Keys {
     /// Sets a key that the configuration says in another way.
     pub fn set(&mut self, key: &str, value: impl Into<Value>) {
         self.left.insert(key.to_owned(), value.into());
+    }
+
+    /// Sets a key that is missing, as a class of transformers does; not of a GGUF file.
+    pub fn default(&mut self, key: &str, value: impl Into<Value>) {
+        if !self.is_gguf() {
+            let entry = self.left.entry(key.to_owned());
+            entry.or_insert_with(|| value.into());
+        }
+    }
+
+    /// Gives a key the name that other architectures have for it.
+    pub fn rename(&mut self, from: &str, to: &str) {
+        if let Some(value) = self.left.remove(from) {
+            self.left.entry(to.to_owned()).or_insert(value);
+        }
+    }
+
+    /// Takes a key that must be `only` if it is there.
+    ///
+    /// # Errors
+    /// If it is something else.
+    pub fn only(&mut self, key: &str, only: impl Into<Value>) -> Result<(), String> {
+        let (value, only) = (self.take(key), only.into());
+        match value.is_null() || value == only {
+            true => Ok(()),
+            false => Err(self.refused(key, &value, &format!("only {only} is"))),
+        }
     }
 
     /// Takes keys that someone else reads.
@@ -167,6 +212,11 @@ impl Keys {
     /// file, and the configuration says it.
     pub fn has_tensor(&self, part: &str) -> Option<bool> {
         (self.gguf.as_ref()).map(|facts| facts.first_layer.contains(part))
+    }
+
+    /// Whether a GGUF file was read that has divisors of the frequencies of a LongRoPE.
+    pub fn has_rope_factors(&self) -> bool {
+        self.gguf.as_ref().is_some_and(|facts| facts.rope_factors)
     }
 
     /// Whether a GGUF file was read.
@@ -259,6 +309,16 @@ impl Keys {
         })
     }
 
+    /// Takes a list of numbers.
+    ///
+    /// # Errors
+    /// If it is something else.
+    pub fn numbers(&mut self, key: &str) -> Result<Option<Vec<f64>>, String> {
+        self.typed(key, "a list of numbers", |value| {
+            value.as_array()?.iter().map(Value::as_f64).collect()
+        })
+    }
+
     /// Takes a token id or a list of them.
     ///
     /// # Errors
@@ -308,26 +368,28 @@ impl Keys {
             value.is_null() || value.as_f64().is_some_and(|x| fits(x) || is_none(x))
         };
         match key {
-            "embedding_multiplier"
-            | "embedding_scale"
+            // Of Phi-4: what another number would mean is not published.
+            "full_attn_mod"
+            | "interpolate_factor"
+            | "embedding_multiplier"
             | "lm_head_multiplier"
             | "logit_scale"
             | "logits_scaling"
             | "partial_rotary_factor"
             | "residual_multiplier"
-            | "residual_scale"
+            | "rotary_scaling_factor"
             | "rope.scale_linear"
             | "rope.scaling.attn_factor"
             | "rope.scaling.factor"
             | "rotary_pct" => number(1.),
-            "attention.scale" | "attention_multiplier" => number(1. / d.sqrt()),
+            "attention_multiplier" => number(1. / d.sqrt()),
             "attention.value_length"
             | "query_pre_attn_scalar"
             | "rope.dimension_count"
             | "rotary_dim"
             | "v_head_dim" => number(d),
             "attention.causal" | "is_causal" => value.is_null() || value == true,
-            "attention.sliding_window" => {
+            "sliding_window" if self.is_gguf() => {
                 let longest = shape.max_position_embeddings as f64;
                 says_no(value) || value.as_f64() >= Some(longest)
             }

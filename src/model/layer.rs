@@ -1,15 +1,16 @@
 //! One layer of a decoder: attention over a paged pool, and an MLP, as a [`LayerSpec`] says.
 
 use super::config::ModelConfig;
-use super::inputs::Inputs;
+use super::inputs::{Angles, Inputs};
 use super::layer_spec::{LayerSpec, MlpSpec, QkNorm};
 use super::linear::Linear;
-use super::rope::RopeTables;
+use super::norm::Norm;
+use super::rope::{RopeTables, halves_from_pairs};
 use super::weights::Weights;
 use crate::error::{Error, Result};
 use crate::kernels::{
-    Activation, AttentionBatch, AttentionParams, HeadNorms, Pools, Slots, add_norm, glu,
-    paged_attention, rope_kv_write,
+    Activation, AttentionBatch, AttentionParams, HeadNorms, Pools, Slots, glu, paged_attention,
+    rope_kv_write,
 };
 use candle_core::{DType, Tensor};
 
@@ -17,7 +18,7 @@ use candle_core::{DType, Tensor};
 #[derive(Clone)]
 pub(super) struct Layer {
     /// Of the input of attention.
-    norm: Option<Tensor>,
+    norm: Option<Norm>,
     block: Block,
 }
 
@@ -33,25 +34,26 @@ pub(super) struct Block {
     head_norms: Option<HeadNorms>,
     /// `[num_heads]` f32.
     sinks: Option<Tensor>,
-    after_attention: Option<Tensor>,
-    before_mlp: Option<Tensor>,
+    after_attention: Option<Norm>,
+    before_mlp: Option<Norm>,
     mlp: Mlp,
-    after_mlp: Option<Tensor>,
+    after_mlp: Option<Norm>,
 }
 
 #[derive(Clone)]
 struct Mlp {
     activation: Activation,
-    /// Gate, then up.
+    /// Gate, then up; without a gate only up.
     gate_up: Linear,
+    is_gated: bool,
     down: Linear,
 }
 
 /// The inputs that all layers of one forward share.
 pub(super) struct Step<'a> {
     slots: &'a Slots,
-    /// Cosines and sines of each of [`RopeTables`], in the compute dtype.
-    angles: Vec<(Tensor, Tensor)>,
+    /// Of each of [`RopeTables`], in the compute dtype.
+    angles: Vec<Angles>,
     spans: &'a AttentionBatch<'a>,
 }
 
@@ -62,7 +64,14 @@ impl<'a> Step<'a> {
     /// If the device fails.
     pub fn new(inputs: &'a Inputs, spans: &'a AttentionBatch<'a>, dtype: DType) -> Result<Self> {
         let angles = inputs.angles.iter();
-        let angles = angles.map(|(cos, sin)| Ok((cos.to_dtype(dtype)?, sin.to_dtype(dtype)?)));
+        let angles = angles.map(|angles| {
+            let scale = angles.query_scale.as_ref();
+            Ok(Angles {
+                cos: angles.cos.to_dtype(dtype)?,
+                sin: angles.sin.to_dtype(dtype)?,
+                query_scale: scale.map(|scale| scale.to_dtype(dtype)).transpose()?,
+            })
+        });
         Ok(Self {
             slots: &inputs.slots,
             angles: angles.collect::<Result<_>>()?,
@@ -71,18 +80,10 @@ impl<'a> Step<'a> {
     }
 }
 
-/// The RMSNorm of `x`, `[rows, width]`, with `weight`, `[width]`.
-///
-/// # Errors
-/// If the shapes or dtypes do not match.
-pub(super) fn norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
-    Ok(add_norm(x, &x.zeros_like()?, weight, eps)?.1)
-}
-
-/// The sum of `x` and `delta`, and its norm with `weight`, if there is one.
-fn add(x: &Tensor, delta: &Tensor, weight: Option<&Tensor>, eps: f32) -> Result<(Tensor, Tensor)> {
-    match weight {
-        Some(weight) => Ok(add_norm(x, delta, weight, eps)?),
+/// The sum of `x` and `delta`, and its norm, if there is one.
+fn add(x: &Tensor, delta: &Tensor, norm: Option<&Norm>, eps: f32) -> Result<(Tensor, Tensor)> {
+    match norm {
+        Some(norm) => norm.add(x, delta, eps),
         None => {
             let sum = (x + delta)?;
             Ok((sum.clone(), sum))
@@ -103,10 +104,8 @@ impl Layer {
         at: impl Fn(&str) -> String,
     ) -> Result<Self> {
         let (spec, hidden) = (&config.layers[index], config.hidden_size);
-        let norm = spec
-            .norms
-            .before_attention
-            .map(|name| weights.norm(&at(name), hidden));
+        let norm = spec.norms.before_attention;
+        let norm = norm.map(|name| Norm::load(weights, &at(name), hidden, config.norm));
         Ok(Self {
             norm: norm.transpose()?,
             block: Block::load((config, spec), ropes, weights, hidden, at)?,
@@ -200,8 +199,8 @@ impl Block {
                 QkNorm::Whole => (q, kv),
             };
             Ok(HeadNorms {
-                q: weights.norm(&at("self_attn.q_norm"), q)?,
-                k: weights.norm(&at("self_attn.k_norm"), k)?,
+                q: weights.norm(&at("self_attn.q_norm"), q, config.norm.offset)?,
+                k: weights.norm(&at("self_attn.k_norm"), k, config.norm.offset)?,
                 eps: config.rms_norm_eps as f32,
             })
         });
@@ -213,7 +212,8 @@ impl Block {
             None
         };
         let mut norm = |name: Option<&'static str>| {
-            name.map(|name| weights.norm(&at(name), hidden)).transpose()
+            name.map(|name| Norm::load(weights, &at(name), hidden, config.norm))
+                .transpose()
         };
         let norms = &spec.norms;
         Ok(Self {
@@ -224,11 +224,27 @@ impl Block {
             after_attention: norm(norms.after_attention)?,
             before_mlp: norm(norms.before_mlp)?,
             after_mlp: norm(norms.after_mlp)?,
-            qkv: Linear::join(vec![
-                weights.linear(&at("self_attn.q_proj"), (q, inputs), bias)?,
-                weights.linear(&at("self_attn.k_proj"), (kv, inputs), bias)?,
-                weights.linear(&at("self_attn.v_proj"), (kv, inputs), bias)?,
-            ])?,
+            qkv: match spec.fused_qkv {
+                true => weights.linear(&at("self_attn.qkv_proj"), (q + 2 * kv, inputs), bias)?,
+                false => {
+                    let mut rotated = |part: &str, heads: usize| {
+                        let width = spec.rope.as_ref().map(|rope| rope.width);
+                        let width = width.filter(|_| spec.interleaved);
+                        let order = width.map(|width| halves_from_pairs(heads, d, width));
+                        weights.linear_in_order(
+                            &at(part),
+                            (heads * d, inputs),
+                            bias,
+                            order.as_deref(),
+                        )
+                    };
+                    Linear::join(vec![
+                        rotated("self_attn.q_proj", heads)?,
+                        rotated("self_attn.k_proj", config.num_kv_heads)?,
+                        weights.linear(&at("self_attn.v_proj"), (kv, inputs), bias)?,
+                    ])?
+                }
+            },
             o: weights.linear(&at("self_attn.o_proj"), (hidden, q), spec.o_bias)?,
             mlp: Mlp::load(config, spec, weights, at)?,
         })
@@ -246,17 +262,24 @@ impl Block {
         pool: &(Tensor, Tensor),
     ) -> Result<(Tensor, Tensor)> {
         let eps = config.rms_norm_eps as f32;
-        let attended = self.attend(normed, x.dim(0)?, config, step, pool)?;
+        let rows = x.dim(0)?;
+        let attended = self.attend(normed, rows, config, step, pool)?;
         let attended = self.delta(attended, self.after_attention.as_ref(), eps)?;
+        if self.spec.parallel {
+            let own = normed.narrow(0, normed.dim(0)? - rows, rows)?;
+            let delta = self.mlp.forward(&own.contiguous()?)?;
+            let delta = self.delta(delta, self.after_mlp.as_ref(), eps)?;
+            return Ok((x.clone(), (attended + delta)?));
+        }
         let (x, normed) = add(x, &attended, self.before_mlp.as_ref(), eps)?;
         let delta = self.mlp.forward(&normed)?;
         Ok((x, self.delta(delta, self.after_mlp.as_ref(), eps)?))
     }
 
     /// What is added to the residual stream for the output `y` of attention or MLP, which may have a norm.
-    fn delta(&self, y: Tensor, weight: Option<&Tensor>, eps: f32) -> Result<Tensor> {
-        let y = match weight {
-            Some(weight) => norm(&y, weight, eps)?,
+    fn delta(&self, y: Tensor, norm: Option<&Norm>, eps: f32) -> Result<Tensor> {
+        let y = match norm {
+            Some(norm) => norm.forward(&y, eps)?,
             None => y,
         };
         match self.spec.residual_scale {
@@ -304,10 +327,14 @@ impl Block {
             v: v_pool,
             slots: step.slots,
         };
-        let angles = self.rope.map(|rope| &step.angles[rope]);
-        let angles = angles.map(|(cos, sin)| (cos, sin));
+        let rope = self.rope.map(|rope| &step.angles[rope]);
+        let angles = rope.map(|rope| (&rope.cos, &rope.sin));
         let norms = self.head_norms.as_ref();
-        Ok(rope_kv_write(&qkv, heads, angles, norms, pools)?)
+        let q = rope_kv_write(&qkv, heads, angles, norms, pools)?;
+        match rope.and_then(|rope| rope.query_scale.as_ref()) {
+            Some(scale) => Ok(q.broadcast_mul(scale)?),
+            None => Ok(q),
+        }
     }
 }
 
@@ -319,20 +346,39 @@ impl Mlp {
         at: impl Fn(&str) -> String,
     ) -> Result<Self> {
         let (hidden, width) = (config.hidden_size, config.intermediate_size);
-        let MlpSpec::Gated(activation) = spec.mlp;
         let mut linear = |part: &str, shape| weights.linear(&at(part), shape, spec.mlp_bias);
-        Ok(Self {
-            activation,
-            gate_up: Linear::join(vec![
-                linear("mlp.gate_proj", (width, hidden))?,
-                linear("mlp.up_proj", (width, hidden))?,
-            ])?,
-            down: linear("mlp.down_proj", (hidden, width))?,
+        Ok(match spec.mlp {
+            MlpSpec::Plain {
+                activation,
+                up,
+                down,
+            } => Self {
+                activation,
+                gate_up: linear(up, (width, hidden))?,
+                is_gated: false,
+                down: linear(down, (hidden, width))?,
+            },
+            MlpSpec::Gated(activation) => Self {
+                activation,
+                gate_up: match spec.fused_gate_up {
+                    true => linear("mlp.gate_up_proj", (2 * width, hidden))?,
+                    false => Linear::join(vec![
+                        linear("mlp.gate_proj", (width, hidden))?,
+                        linear("mlp.up_proj", (width, hidden))?,
+                    ])?,
+                },
+                is_gated: true,
+                down: linear("mlp.down_proj", (hidden, width))?,
+            },
         })
     }
 
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let wide = glu(&self.gate_up.forward(x)?, self.activation)?;
+        let wide = self.gate_up.forward(x)?;
+        let wide = match self.is_gated {
+            true => glu(&wide, self.activation)?,
+            false => self.activation.apply(&wide)?,
+        };
         self.down.forward(&wide)
     }
 }

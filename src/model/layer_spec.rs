@@ -8,6 +8,9 @@ use crate::kernels::Activation;
 pub struct LayerSpec {
     /// The position embedding of queries and keys; `None` = positions are not encoded.
     pub rope: Option<Rope>,
+    /// Whether rows of q and k whose values are rotated together are neighbours in the checkpoint. Loading reorders
+    /// them.
+    pub interleaved: bool,
     /// The norms of queries and keys before it.
     pub qk_norm: Option<QkNorm>,
     /// Factor of the products of queries and keys.
@@ -19,7 +22,12 @@ pub struct LayerSpec {
     /// Whether each head has a further score in its softmax, without a value.
     pub sinks: bool,
     pub norms: Norms,
+    /// Whether the MLP reads what attention reads, instead of the residual stream after attention.
+    pub parallel: bool,
     pub mlp: MlpSpec,
+    /// Whether the checkpoint has q, k and v as one tensor, `qkv_proj`, and gate and up, `gate_up_proj`.
+    pub fused_qkv: bool,
+    pub fused_gate_up: bool,
     /// Whether q, k and v have a bias, the output of attention, and the products of the MLP.
     pub qkv_bias: bool,
     pub o_bias: bool,
@@ -50,9 +58,39 @@ pub struct Norms {
     pub after_mlp: Option<&'static str>,
 }
 
+/// How all norms of a model are computed, except those of queries and keys.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct NormSpec {
+    /// Added to the stored weights, also to those of queries and keys.
+    pub offset: f32,
+    /// Whether it is a LayerNorm, which subtracts the mean, and not an RMSNorm.
+    pub is_centered: bool,
+    pub has_bias: bool,
+}
+
+impl NormSpec {
+    /// LayerNorm without biases.
+    pub const LAYER: Self = Self {
+        offset: 0.,
+        is_centered: true,
+        has_bias: false,
+    };
+    /// LayerNorm.
+    pub const LAYER_WITH_BIAS: Self = Self {
+        has_bias: true,
+        ..Self::LAYER
+    };
+}
+
 /// The second half of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MlpSpec {
+    /// `down(activation(up(x)))`, with these names of the weights.
+    Plain {
+        activation: Activation,
+        up: &'static str,
+        down: &'static str,
+    },
     /// `down(activation(gate(x)) * up(x))`.
     Gated(Activation),
 }
@@ -65,6 +103,34 @@ impl Norms {
         before_mlp: Some("post_attention_layernorm"),
         after_mlp: None,
     };
+
+    /// Of the input of attention only.
+    pub const FIRST: Self = Self {
+        before_attention: Some("input_layernorm"),
+        after_attention: None,
+        before_mlp: None,
+        after_mlp: None,
+    };
+
+    /// Those of OLMo 2: of both outputs.
+    pub const AFTER: Self = Self {
+        before_attention: None,
+        after_attention: Some("post_attention_layernorm"),
+        before_mlp: None,
+        after_mlp: Some("post_feedforward_layernorm"),
+    };
+
+    /// llama.cpp's name of the norm whose weight is called `name`.
+    pub(super) fn gguf_name(&self, name: &str) -> Option<&'static str> {
+        let names = [
+            (self.before_attention, "attn_norm"),
+            (self.after_attention, "post_attention_norm"),
+            (self.before_mlp, "ffn_norm"),
+            (self.after_mlp, "post_ffw_norm"),
+        ];
+        let found = names.into_iter().find(|(ours, _)| *ours == Some(name));
+        found.map(|(_, gguf)| gguf)
+    }
 }
 
 impl LayerSpec {
@@ -72,13 +138,17 @@ impl LayerSpec {
     pub fn llama(rope: Rope, head_dim: usize) -> Self {
         Self {
             rope: Some(rope),
+            interleaved: false,
             qk_norm: None,
             attention_scale: 1. / (head_dim as f32).sqrt(),
             window: None,
             soft_cap: None,
             sinks: false,
             norms: Norms::BEFORE,
+            parallel: false,
             mlp: MlpSpec::Gated(Activation::Silu),
+            fused_qkv: false,
+            fused_gate_up: false,
             qkv_bias: false,
             o_bias: false,
             mlp_bias: false,
@@ -90,6 +160,19 @@ impl LayerSpec {
     pub(super) fn check(&self, head_dim: usize, max_positions: usize) -> Result<(), String> {
         if self.window == Some(0) {
             return Err("sliding_window is 0".into());
+        }
+        if let Some(cap) = self.soft_cap
+            && !(cap.is_finite() && cap > 0.)
+        {
+            return Err(format!("attn_logit_softcapping {cap} must be more than 0"));
+        }
+        for (name, value) in [
+            ("the scale of attention", self.attention_scale),
+            ("residual_multiplier", self.residual_scale),
+        ] {
+            if !value.is_finite() {
+                return Err(format!("{name} {value} must be finite"));
+            }
         }
         (self.rope.as_ref()).map_or(Ok(()), |rope| rope.check(head_dim, max_positions))
     }

@@ -119,12 +119,23 @@ impl Linear {
 pub struct Embedding {
     matrix: Arc<dyn Matrix>,
     dtype: DType,
+    /// Factor of the rows.
+    scale: Option<f32>,
 }
 
 impl Embedding {
     /// A lookup in `matrix`, `[vocab, hidden]`, that returns rows in `dtype`.
     pub fn new(matrix: Arc<dyn Matrix>, dtype: DType) -> Self {
-        Self { matrix, dtype }
+        Self {
+            matrix,
+            dtype,
+            scale: None,
+        }
+    }
+
+    /// The same with rows multiplied by `scale`.
+    pub fn scaled(self, scale: Option<f32>) -> Self {
+        Self { scale, ..self }
     }
 
     /// `[ids.len(), hidden]` for `ids` `[n]` u32.
@@ -132,7 +143,11 @@ impl Embedding {
     /// # Errors
     /// If an id is outside the vocabulary.
     pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
-        Ok(self.matrix.rows(ids)?.to_dtype(self.dtype)?)
+        let rows = self.matrix.rows(ids)?.to_dtype(self.dtype)?;
+        match self.scale {
+            Some(scale) => Ok((rows * f64::from(scale))?),
+            None => Ok(rows),
+        }
     }
 
     /// The output layer that shares this weight.

@@ -4,8 +4,8 @@
 //! The target's output layer predicts the token after a position; head `k`, from 0, the token `k + 2` after
 //! it. A head is one or more residual blocks `x + silu(W x + b)` and an output layer.
 
-use super::layer::norm;
 use super::linear::Linear;
+use super::norm::Norm;
 use super::weights::{Dtypes, Weights};
 use super::{Batch, Ends, Head, MAX_TREE_NODES, MaskedBlock, Model, ModelConfig, Output};
 use crate::error::{Error, Result, clipped};
@@ -19,7 +19,7 @@ pub struct MedusaHeads {
     config: ModelConfig,
     reads: [usize; 1],
     /// The target's, before its output layer.
-    norm: Tensor,
+    norm: Norm,
     heads: Vec<MedusaHead>,
     dtypes: Dtypes,
     device: Device,
@@ -188,7 +188,7 @@ impl Head for MedusaHeads {
 
     fn fuse(&self, hidden: &Tensor) -> Result<Tensor> {
         let hidden = hidden.to_dtype(self.dtypes.activations)?.contiguous()?;
-        norm(&hidden, &self.norm, self.config.rms_norm_eps as f32)
+        self.norm.forward(&hidden, self.config.rms_norm_eps as f32)
     }
 
     fn masked_block(&self) -> Option<MaskedBlock> {

@@ -22,6 +22,7 @@ pub mod load;
 pub mod matrix;
 mod medusa;
 pub(crate) mod names;
+mod norm;
 mod output_layer;
 pub mod parallel;
 mod pickle;
@@ -41,10 +42,10 @@ pub use config::ModelConfig;
 pub use fingerprint::fingerprint;
 pub(crate) use head::HeadConfig;
 pub use head::HeadKind;
-pub use layer_spec::{LayerSpec, MlpSpec, Norms, QkNorm};
+pub use layer_spec::{LayerSpec, MlpSpec, NormSpec, Norms, QkNorm};
 pub use layers::LayerList;
 pub use load::{LoadOptions, load, load_head};
-pub use rope::{Llama3Scaling, Rope};
+pub use rope::{Llama3Scaling, Rope, RopeScaling};
 pub(crate) use shards::safetensors_files;
 pub use source::{LoadFormat, ModelSource};
 pub(crate) use weights::Weights;
@@ -65,7 +66,7 @@ pub struct Output {
 pub struct Ends {
     pub(crate) embedding: linear::Embedding,
     /// The norm before the output layer.
-    pub(crate) norm: Tensor,
+    pub(crate) norm: norm::Norm,
     pub(crate) output: output_layer::OutputLayer,
 }
 

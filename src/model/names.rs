@@ -51,6 +51,7 @@ pub fn gguf(name: &str) -> Option<String> {
     let top = match name {
         "model.embed_tokens.weight" | "embed_tokens.weight" => Some("token_embd.weight"),
         "model.norm.weight" => Some("output_norm.weight"),
+        "model.norm.bias" => Some("output_norm.bias"),
         "lm_head.weight" => Some("output.weight"),
         // Of a draft head.
         "norm.weight" => Some("output_norm.weight"),
@@ -67,6 +68,7 @@ pub fn gguf(name: &str) -> Option<String> {
     let part = match part {
         "input_layernorm" => "attn_norm",
         "hidden_norm" => "hidden_norm",
+        "self_attn.qkv_proj" => "attn_qkv",
         "self_attn.q_proj" => "attn_q",
         "self_attn.k_proj" => "attn_k",
         "self_attn.v_proj" => "attn_v",
@@ -75,8 +77,9 @@ pub fn gguf(name: &str) -> Option<String> {
         "self_attn.k_norm" => "attn_k_norm",
         "post_attention_layernorm" => "ffn_norm",
         "mlp.gate_proj" => "ffn_gate",
-        "mlp.up_proj" => "ffn_up",
-        "mlp.down_proj" => "ffn_down",
+        // llama.cpp has the gate in the first half of this one.
+        "mlp.up_proj" | "mlp.gate_up_proj" | "mlp.c_fc" => "ffn_up",
+        "mlp.down_proj" | "mlp.c_proj" => "ffn_down",
         _ => return None,
     };
     Some(format!("blk.{layer}.{part}.{kind}"))

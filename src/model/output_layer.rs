@@ -14,6 +14,10 @@ pub struct OutputLayer {
     /// `[outputs]` u32: the ids of the outputs, if they are not the whole vocabulary.
     pub ids: Option<Tensor>,
     pub vocab_size: usize,
+    /// Factor of the logits.
+    pub scale: Option<f32>,
+    /// Logits become `cap * tanh(logit / cap)`.
+    pub soft_cap: Option<f32>,
 }
 
 impl OutputLayer {
@@ -30,6 +34,8 @@ impl OutputLayer {
             linear: weights.linear(names::HEAD, shape, false)?,
             ids: weights.output_ids(config)?,
             vocab_size: config.vocab_size,
+            scale: config.logit_scale,
+            soft_cap: config.logit_soft_cap,
         })
     }
 
@@ -39,7 +45,13 @@ impl OutputLayer {
     /// # Errors
     /// If the device fails.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let logits = self.linear.forward(x)?.to_dtype(DType::F32)?;
+        let mut logits = self.linear.forward(x)?.to_dtype(DType::F32)?;
+        if let Some(scale) = self.scale {
+            logits = (logits * f64::from(scale))?;
+        }
+        if let Some(cap) = self.soft_cap.map(f64::from) {
+            logits = ((logits / cap)?.tanh()? * cap)?;
+        }
         let Some(ids) = &self.ids else {
             return Ok(logits);
         };

@@ -8,9 +8,10 @@
 
 use super::head::HeadConfig;
 use super::inputs::Inputs;
-use super::layer::{Layer, Step, norm};
+use super::layer::{Layer, Step};
 use super::layer_spec::QkNorm;
 use super::linear::{Embedding, Linear};
+use super::norm::norm;
 use super::output_layer::OutputLayer;
 use super::rope::RopeTables;
 use super::weights::{Dtypes, Weights};
@@ -63,7 +64,7 @@ impl ParallelHead {
             .ok_or_else(|| Error::internal("a parallel head has a block"))?;
         let embedding = weights.embedding_of_head(&config, &ends.embedding)?;
         let fc = weights.linear("fc", (hidden, reads), false)?;
-        let context_norm = weights.norm("hidden_norm", hidden)?;
+        let context_norm = weights.norm("hidden_norm", hidden, 0.)?;
         let ropes = RopeTables::new(config.ropes(), weights.rope_factors()?.as_deref());
         let layers = (0..config.num_layers()).map(|layer| {
             Layer::load(&config, layer, &ropes, &mut weights, |part| {
@@ -71,7 +72,7 @@ impl ParallelHead {
             })
         });
         let layers = layers.collect::<Result<_>>()?;
-        let norm = weights.norm("norm", hidden)?;
+        let norm = weights.norm("norm", hidden, 0.)?;
         let output = OutputLayer::of_head(&mut weights, &config, &ends.output)?;
         weights.finish()?;
         weights.device().synchronize()?;
@@ -138,7 +139,7 @@ impl Model for ParallelHead {
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
         let (vocab_size, slots) = (self.config.vocab_size, kv.num_slots());
-        let ropes = self.ropes.frequencies();
+        let ropes = self.ropes.tables();
         let inputs = Inputs::new(batch, ropes, vocab_size, slots, &self.device)?;
         let context = match &batch.features {
             Some(features) => Some(features.contiguous()?),

@@ -7,8 +7,60 @@ pub struct Rope {
     pub width: usize,
     /// The base of the frequencies.
     pub theta: f32,
-    /// Llama 3's frequency scaling, if the model has it.
-    pub scaling: Option<Llama3Scaling>,
+    /// How the frequencies are changed for long contexts, if they are.
+    pub scaling: Option<RopeScaling>,
+    /// How queries are scaled by their position, if they are.
+    pub query_scaling: Option<QueryScaling>,
+}
+
+/// A rule for longer contexts than those of the first training.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RopeScaling {
+    /// All frequencies are divided by this.
+    Linear(f32),
+    Llama3(Llama3Scaling),
+    Yarn(YarnScaling),
+    Long(LongScaling),
+}
+
+/// Peng et al. 2023, "YaRN" (arXiv 2309.00071): high frequencies are kept, low ones are divided by `factor`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct YarnScaling {
+    pub factor: f32,
+    /// In tokens.
+    pub original_max_position_embeddings: usize,
+    /// Rotations over the original context from which on a frequency is kept, and up to which it is divided.
+    pub beta_fast: f32,
+    pub beta_slow: f32,
+    /// Whether the pairs between which it interpolates are rounded to whole ones.
+    pub truncate: bool,
+    /// Factor of cosines and sines.
+    pub attention_factor: f32,
+}
+
+/// Ding et al. 2024, "LongRoPE" (arXiv 2402.13753).
+#[derive(Debug, Clone, PartialEq)]
+pub struct LongScaling {
+    pub factors: LongFactors,
+    /// Factor of cosines and sines.
+    pub attention_factor: f32,
+}
+
+/// The divisors of the frequencies of a [`LongScaling`].
+#[derive(Debug, Clone, PartialEq)]
+pub enum LongFactors {
+    /// `[width / 2]`.
+    Values(Vec<f32>),
+    /// The name of a tensor of a GGUF file.
+    Tensor(&'static str),
+}
+
+/// Queries at position `p` are multiplied by `1 + beta * ln(1 + floor(p / original))` (Ministral 3, Llama 4).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct QueryScaling {
+    pub beta: f32,
+    /// In tokens.
+    pub original_max_position_embeddings: usize,
 }
 
 /// Llama 3's rule for longer contexts than those of the first training.
@@ -22,6 +74,16 @@ pub struct Llama3Scaling {
 }
 
 impl Rope {
+    /// One without scaling.
+    pub fn plain(width: usize, theta: f32) -> Self {
+        Self {
+            width,
+            theta,
+            scaling: None,
+            query_scaling: None,
+        }
+    }
+
     /// The rotation per position, in radians, of each pair of a head: `[width / 2]`.
     pub fn frequencies(&self) -> Vec<f32> {
         let plain = (0..self.width)
@@ -29,7 +91,33 @@ impl Rope {
             .map(|i| 1. / self.theta.powf(i as f32 / self.width as f32));
         match &self.scaling {
             None => plain.collect(),
-            Some(scaling) => plain.map(|f| scaling.apply(f)).collect(),
+            Some(RopeScaling::Linear(factor)) => plain.map(|f| f / factor).collect(),
+            Some(RopeScaling::Llama3(scaling)) => plain.map(|f| scaling.apply(f)).collect(),
+            Some(RopeScaling::Yarn(scaling)) => scaling.apply(plain, self.width, self.theta),
+            Some(RopeScaling::Long(scaling)) => match &scaling.factors {
+                LongFactors::Values(by) => plain.zip(by).map(|(f, by)| f / by).collect(),
+                LongFactors::Tensor(_) => plain.collect(),
+            },
+        }
+    }
+
+    /// The factor of cosines and sines.
+    fn attention_factor(&self) -> f32 {
+        match &self.scaling {
+            Some(RopeScaling::Yarn(scaling)) => scaling.attention_factor,
+            Some(RopeScaling::Long(scaling)) => scaling.attention_factor,
+            _ => 1.,
+        }
+    }
+
+    /// The tensor of a GGUF file that divides the frequencies.
+    pub(super) fn factor_tensor(&self) -> Option<&'static str> {
+        match &self.scaling {
+            Some(RopeScaling::Long(LongScaling {
+                factors: LongFactors::Tensor(name),
+                ..
+            })) => Some(name),
+            _ => None,
         }
     }
 
@@ -47,7 +135,23 @@ impl Rope {
                 self.width
             ));
         }
-        (self.scaling.as_ref()).map_or(Ok(()), Llama3Scaling::check)?;
+        match &self.scaling {
+            None => {}
+            Some(RopeScaling::Linear(factor)) => check_positive(&[("factor", *factor)])?,
+            Some(RopeScaling::Llama3(scaling)) => scaling.check()?,
+            Some(RopeScaling::Yarn(scaling)) => scaling.check()?,
+            Some(RopeScaling::Long(scaling)) => scaling.check(self.width)?,
+        }
+        if let Some(QueryScaling {
+            beta,
+            original_max_position_embeddings: original,
+        }) = self.query_scaling
+            && !(beta.is_finite() && beta >= 0. && original > 0)
+        {
+            return Err(format!(
+                "llama_4_scaling_beta {beta} and original_max_position_embeddings {original} must be finite and positive"
+            ));
+        }
         if !self.has_finite_angles(max_positions, None) {
             return Err(format!(
                 "rope_theta {:e} makes angles infinite: it is too small, or a factor of rope_scaling is",
@@ -68,6 +172,71 @@ impl Rope {
     }
 }
 
+fn check_positive(values: &[(&str, f32)]) -> Result<(), String> {
+    match (values.iter()).find(|(_, value)| !(value.is_finite() && *value > 0.)) {
+        None => Ok(()),
+        Some((name, value)) => Err(format!(
+            "rope_scaling: {name} {value} must be finite and more than 0"
+        )),
+    }
+}
+
+impl YarnScaling {
+    fn check(&self) -> Result<(), String> {
+        check_positive(&[
+            ("factor", self.factor),
+            ("beta_fast", self.beta_fast),
+            ("beta_slow", self.beta_slow),
+            ("attention_factor", self.attention_factor),
+            (
+                "original_max_position_embeddings",
+                self.original_max_position_embeddings as f32,
+            ),
+        ])
+    }
+
+    /// Divides low frequencies by `factor`, keeps high ones, and interpolates those in between (transformers
+    /// `modeling_rope_utils.py`, `_compute_yarn_parameters`).
+    fn apply(&self, plain: impl Iterator<Item = f32>, width: usize, theta: f32) -> Vec<f32> {
+        let (width, original) = (width as f64, self.original_max_position_embeddings as f64);
+        // The pair that makes so many rotations over the original context.
+        let pair = |rotations: f32| {
+            let length = original / (f64::from(rotations) * 2. * std::f64::consts::PI);
+            width * length.ln() / (2. * f64::from(theta).ln())
+        };
+        let (mut low, mut high) = (pair(self.beta_fast), pair(self.beta_slow));
+        if self.truncate {
+            (low, high) = (low.floor(), high.ceil());
+        }
+        let (low, mut high) = (low.max(0.) as f32, high.min(width - 1.) as f32);
+        if low == high {
+            high += 0.001;
+        }
+        let blend = |(i, f): (usize, f32)| {
+            let kept = 1. - ((i as f32 - low) / (high - low)).clamp(0., 1.);
+            f / self.factor * (1. - kept) + f * kept
+        };
+        plain.enumerate().map(blend).collect()
+    }
+}
+
+impl LongScaling {
+    fn check(&self, width: usize) -> Result<(), String> {
+        check_positive(&[("attention_factor", self.attention_factor)])?;
+        let LongFactors::Values(factors) = &self.factors else {
+            return Ok(());
+        };
+        if factors.len() != width / 2 {
+            return Err(format!(
+                "rope_scaling: {} factors for {} pairs of a head",
+                factors.len(),
+                width / 2
+            ));
+        }
+        (factors.iter()).try_for_each(|&factor| check_positive(&[("long_factor", factor)]))
+    }
+}
+
 impl Llama3Scaling {
     /// Checks that the factors make no frequency zero, infinite or NaN.
     fn check(&self) -> Result<(), String> {
@@ -80,13 +249,7 @@ impl Llama3Scaling {
                 self.original_max_position_embeddings as f32,
             ),
         ];
-        for (name, value) in positive {
-            if !(value.is_finite() && value > 0.) {
-                return Err(format!(
-                    "rope_scaling: {name} {value} must be finite and more than 0"
-                ));
-            }
-        }
+        check_positive(&positive)?;
         if self.high_freq_factor <= self.low_freq_factor {
             return Err(format!(
                 "rope_scaling: high_freq_factor {} must be more than low_freq_factor {}",
@@ -113,11 +276,43 @@ impl Llama3Scaling {
     }
 }
 
+/// The rows of a matrix of q or k, in an order in which value `i` of a head is paired with value `i + width / 2`,
+/// instead of with its neighbour. Each head has `head_dim` rows, of which the first `width` are paired.
+pub(super) fn halves_from_pairs(heads: usize, head_dim: usize, width: usize) -> Vec<u32> {
+    let half = width / 2;
+    let within = |row: usize| match row {
+        _ if row < half => 2 * row,
+        _ if row < width => 2 * (row - half) + 1,
+        _ => row,
+    };
+    let rows =
+        (0..heads).flat_map(|head| (0..head_dim).map(move |row| head * head_dim + within(row)));
+    rows.map(|row| row as u32).collect()
+}
+
+/// A rotary embedding, ready to use.
+#[derive(Debug, Clone)]
+pub(super) struct RopeTable {
+    /// Radians per position of each pair of a head.
+    pub frequencies: Vec<f32>,
+    /// The factor of cosines and sines.
+    pub attention_factor: f32,
+    pub query_scaling: Option<QueryScaling>,
+}
+
+impl QueryScaling {
+    /// The factor of the query at `position`.
+    pub(super) fn at(self, position: u32) -> f32 {
+        let times = position as usize / self.original_max_position_embeddings;
+        1. + self.beta * (1. + times as f32).ln()
+    }
+}
+
 /// The different rotary embeddings of a model's layers.
 #[derive(Clone)]
 pub(super) struct RopeTables {
     ropes: Vec<Rope>,
-    frequencies: Vec<Vec<f32>>,
+    tables: Vec<RopeTable>,
 }
 
 impl RopeTables {
@@ -129,22 +324,27 @@ impl RopeTables {
                 ropes.push(rope.clone());
             }
         }
-        let mut frequencies: Vec<Vec<f32>> = ropes.iter().map(Rope::frequencies).collect();
-        for table in &mut frequencies {
-            for (frequency, by) in table.iter_mut().zip(factors.unwrap_or_default()) {
-                *frequency /= by;
-            }
+        let factors = factors.unwrap_or_default().iter().copied();
+        let factors = factors.chain(std::iter::repeat(1.));
+        let table = |rope: &Rope| RopeTable {
+            frequencies: (rope.frequencies().into_iter().zip(factors.clone()))
+                .map(|(frequency, by)| frequency / by)
+                .collect(),
+            attention_factor: rope.attention_factor(),
+            query_scaling: rope.query_scaling,
+        };
+        Self {
+            tables: ropes.iter().map(table).collect(),
+            ropes,
         }
-        Self { ropes, frequencies }
     }
 
-    /// The place of `rope` in [`RopeTables::frequencies`].
+    /// The place of `rope` in [`RopeTables::tables`].
     pub fn index_of(&self, rope: &Rope) -> Option<usize> {
         self.ropes.iter().position(|other| other == rope)
     }
 
-    /// Radians per position, of each embedding and each pair of a head.
-    pub fn frequencies(&self) -> &[Vec<f32>] {
-        &self.frequencies
+    pub fn tables(&self) -> &[RopeTable] {
+        &self.tables
     }
 }

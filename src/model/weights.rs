@@ -126,9 +126,26 @@ impl Weights {
     /// # Errors
     /// A setup error that names the tensor if it is missing or has another shape.
     pub fn linear(&mut self, name: &str, shape: (usize, usize), bias: bool) -> Result<Linear> {
-        let matrix = self.matrix(name, shape)?;
+        self.linear_in_order(name, shape, bias, None)
+    }
+
+    /// The same, with the outputs in another order: output `i` is that of row `order[i]`.
+    ///
+    /// # Errors
+    /// As [`Weights::linear`].
+    pub fn linear_in_order(
+        &mut self,
+        name: &str,
+        shape: (usize, usize),
+        bias: bool,
+        order: Option<&[u32]>,
+    ) -> Result<Linear> {
+        let matrix = self.matrix(name, shape, order)?;
         let bias = match bias {
-            true => Some(self.tensor(&format!("{name}.bias"), &[shape.0])?),
+            true => {
+                let bias = self.tensor(&format!("{name}.bias"), &[shape.0])?;
+                Some(in_order(bias, order)?)
+            }
             false => None,
         };
         Ok(Linear::new(matrix, bias))
@@ -139,7 +156,7 @@ impl Weights {
     /// # Errors
     /// As [`Weights::linear`].
     pub fn embedding(&mut self, name: &str, shape: (usize, usize)) -> Result<Embedding> {
-        let matrix = self.matrix(name, shape)?;
+        let matrix = self.matrix(name, shape, None)?;
         Ok(Embedding::new(matrix, self.dtypes.activations))
     }
 
@@ -168,12 +185,18 @@ impl Weights {
         }
     }
 
-    /// The weight of a norm, `[len]` in the compute dtype.
+    /// The weight of a norm, `[len]` in the compute dtype: `offset` more than what is stored.
     ///
     /// # Errors
     /// As [`Weights::linear`].
-    pub fn norm(&mut self, name: &str, len: usize) -> Result<Tensor> {
-        self.tensor(&format!("{name}.weight"), &[len])
+    pub fn norm(&mut self, name: &str, len: usize, offset: f32) -> Result<Tensor> {
+        let stored = self.stored(&format!("{name}.weight"), &[len])?;
+        let dtype = self.dtypes.activations;
+        match offset {
+            0. => Ok(stored.to_dtype(dtype)?),
+            // In f32, as 1 and a small number round to 1.
+            _ => Ok((stored.to_dtype(DType::F32)? + f64::from(offset))?.to_dtype(dtype)?),
+        }
     }
 
     /// The id of each row of the output layer, `[draft_vocab_size]` u32, if the layer has only some of the
@@ -271,12 +294,19 @@ impl Weights {
         }
     }
 
-    fn matrix(&mut self, name: &str, shape: (usize, usize)) -> Result<Arc<dyn Matrix>> {
+    fn matrix(
+        &mut self,
+        name: &str,
+        shape: (usize, usize),
+        order: Option<&[u32]>,
+    ) -> Result<Arc<dyn Matrix>> {
         match &mut self.source {
-            Source::Gguf(file) => file.matrix(name, shape, self.dtypes.matrices, &self.device),
+            Source::Gguf(file) => {
+                file.matrix(name, shape, order, self.dtypes.matrices, &self.device)
+            }
             _ => {
                 let tensor = self.stored(&format!("{name}.weight"), &[shape.0, shape.1])?;
-                matrix::unquantized(&tensor, self.dtypes.matrices)
+                matrix::unquantized(&in_order(tensor, order)?, self.dtypes.matrices)
             }
         }
     }
@@ -308,6 +338,14 @@ impl Weights {
             return Err(Error::wrong_shape(name, tensor.dims(), dims));
         }
         Ok(tensor.to_device(&self.device)?)
+    }
+}
+
+/// `tensor` with its rows in this order.
+fn in_order(tensor: Tensor, order: Option<&[u32]>) -> Result<Tensor> {
+    match order {
+        None => Ok(tensor),
+        Some(order) => Ok(tensor.index_select(&Tensor::new(order, tensor.device())?, 0)?),
     }
 }
 

@@ -6,7 +6,7 @@ use super::target::Target;
 use super::{Method, Objective, Options};
 use crate::error::{Error, Result};
 use crate::files::config_of;
-use crate::model::{HeadConfig, HeadKind, LayerSpec, MaskedBlock, ModelConfig, Rope};
+use crate::model::{HeadConfig, HeadKind, LayerSpec, MaskedBlock, ModelConfig, Rope, RopeScaling};
 use crate::text::Text;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -302,7 +302,7 @@ fn head_json(config: &ModelConfig) -> Result<Value> {
         "draft_vocab_size": config.output_size(),
         "tie_word_embeddings": false,
     });
-    if let Some(scaling) = &rope.scaling {
+    if let Some(RopeScaling::Llama3(scaling)) = &rope.scaling {
         json["rope_scaling"] = json!({
             "rope_type": "llama3",
             "factor": scaling.factor,

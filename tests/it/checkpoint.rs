@@ -5,7 +5,7 @@ use crate::common::tiny::*;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::{qwen2, qwen3};
-use foretoken::model::{LoadFormat, LoadOptions, ModelSource, load};
+use foretoken::model::{LoadFormat, LoadOptions, ModelSource, RopeScaling, load};
 use serde_json::{Value as Json, json};
 use std::path::Path;
 
@@ -124,7 +124,10 @@ fn rope_type_may_have_both_names() {
     };
     let config = read("llama3", "llama3").unwrap();
     let rope = config.plain_rope().unwrap();
-    assert_eq!(rope.scaling.as_ref().unwrap().factor, 8.0);
+    let Some(RopeScaling::Llama3(scaling)) = &rope.scaling else {
+        panic!("{rope:?}");
+    };
+    assert_eq!(scaling.factor, 8.0);
     let error = read("llama3", "linear").unwrap_err().to_string();
     assert!(
         error.contains("config.json: rope_type 'llama3' and type 'linear' must be the same"),
@@ -290,7 +293,7 @@ fn errors_in_a_config_are_named_in_one_line() {
     let cases = [
         (
             json!({ "architectures": ["MambaForCausalLM"] }),
-            "LlamaForCausalLM, Qwen2ForCausalLM",
+            "only LlamaForCausalLM, MistralForCausalLM",
         ),
         (
             json!({ "num_key_value_heads": 3 }),
@@ -302,8 +305,45 @@ fn errors_in_a_config_are_named_in_one_line() {
         ),
         (json!({ "hidden_act": "relu" }), "hidden_act \"relu\""),
         (
-            json!({ "rope_scaling": { "type": "yarn", "factor": 2.0 } }),
-            "'yarn' is not supported",
+            json!({ "rope_scaling": { "type": "mrope", "factor": 2.0 } }),
+            "'mrope' is not supported",
+        ),
+        (
+            json!({ "rope_scaling": { "type": "yarn" } }),
+            "lacks factor",
+        ),
+        (
+            json!({ "rope_scaling": { "type": "linear", "factor": 0.0 } }),
+            "factor 0 must be",
+        ),
+        (
+            json!({ "rope_scaling": {
+                "type": "longrope", "short_factor": [1.0], "long_factor": [1.0]
+            } }),
+            "1 factors for 8 pairs",
+        ),
+        (
+            json!({ "rope_scaling": {
+                "type": "yarn", "factor": 2.0, "llama_4_scaling_beta": -1.0
+            } }),
+            "llama_4_scaling_beta -1",
+        ),
+        (
+            json!({
+                "architectures": ["Gemma2ForCausalLM"], "rope_scaling": null,
+                "hidden_act": null, "final_logit_softcapping": 0.0
+            }),
+            "final_logit_softcapping 0 must be",
+        ),
+        (
+            json!({
+                "architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1]
+            }),
+            "no_rope_layers has 1 entries for 2",
+        ),
+        (
+            json!({ "architectures": ["GraniteForCausalLM"], "logits_scaling": -1.0 }),
+            "the scale of the logits -1 must be",
         ),
         (
             json!({ "rope_scaling": { "rope_type": "llama3" } }),
@@ -461,6 +501,103 @@ fn harmless_properties_are_accepted() {
     config["use_sliding_window"] = json!(false);
     write_config(folder.path(), &config);
     open(folder.path()).unwrap();
+}
+
+/// The keys of published files, besides sizes.
+#[test]
+fn published_configs_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let read = |change: Json| {
+        let mut config = json!({
+            "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 2, "use_cache": true,
+            "attention_dropout": 0.0, "initializer_range": 0.02, "torch_dtype": "bfloat16",
+            "transformers_version": "4.51.3", "pad_token_id": 0
+        });
+        for (key, value) in change.as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        write_config(folder.path(), &config);
+        foretoken::model::ModelConfig::from_json(folder.path()).unwrap()
+    };
+    let phi4_mini = read(json!({
+        "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "attention_bias": false, "embd_pdrop": 0.0,
+        "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": false, "mlp_bias": false, "resid_pdrop": 0.0,
+        "auto_map": { "AutoConfig": "configuration_phi3.Phi3Config" }, "hidden_act": "silu",
+        "max_position_embeddings": 131072, "original_max_position_embeddings": 4096, "partial_rotary_factor": 0.75,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "sliding_window": 262144, "tie_word_embeddings": true,
+        "rope_scaling": { "type": "longrope", "short_factor": vec![1.0; 24], "long_factor": vec![2.0; 24] }
+    }));
+    let rope = phi4_mini.layers[0].rope.clone().unwrap();
+    let half = 1. / (2. * 10000f32.powf(2. / 48.));
+    assert!(
+        rope.width == 48 && rope.frequencies()[1] == half,
+        "{rope:?}"
+    );
+    assert_eq!(phi4_mini.layers[0].window, None);
+    let gemma2 = read(json!({
+        "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "attention_bias": false,
+        "attn_logit_softcapping": 50.0, "cache_implementation": "hybrid", "eos_token_id": [1, 107],
+        "final_logit_softcapping": 30.0, "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 8192, "query_pre_attn_scalar": 144, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "sliding_window": 4096
+    }));
+    let [even, odd] = &gemma2.layers[..2] else {
+        panic!()
+    };
+    assert_eq!((even.window, odd.window), (Some(4096), None));
+    assert_eq!((even.soft_cap, even.attention_scale), (Some(50.), 1. / 12.));
+    assert!(gemma2.tie_word_embeddings && gemma2.head_dim == 256);
+    assert_eq!(gemma2.logit_soft_cap, Some(30.));
+    let gemma3 = read(json!({
+        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "attention_bias": false,
+        "attn_logit_softcapping": null, "cache_implementation": "hybrid", "eos_token_id": [1, 106],
+        "final_logit_softcapping": null, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 32768, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6,
+        "rope_local_base_freq": 10000, "rope_scaling": { "factor": 8.0, "rope_type": "linear" },
+        "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 2
+    }));
+    let thetas = gemma3
+        .ropes()
+        .map(|rope| (rope.theta, rope.scaling.is_some()));
+    let (local, global) = ((1e4, false), (1e6, true));
+    assert_eq!(thetas.collect::<Vec<_>>(), [local, global, local, global]);
+    let smollm3 = read(json!({
+        "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "attention_bias": false, "mlp_bias": false,
+        "hidden_act": "silu", "layer_types": vec!["full_attention"; 4], "max_position_embeddings": 65536,
+        "max_window_layers": 28, "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0], "pretraining_tp": 2,
+        "rms_norm_eps": 1e-6, "rope_scaling": null, "rope_theta": 5000000.0, "sliding_window": null,
+        "use_sliding_window": false
+    }));
+    assert!(smollm3.ropes().count() == 3 && smollm3.tie_word_embeddings);
+    let olmo3 = read(json!({
+        "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "attention_bias": false, "hidden_act": "silu",
+        "max_position_embeddings": 65536, "rms_norm_eps": 1e-6, "rope_theta": 500000, "sliding_window": 4096,
+        "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        "rope_scaling": {
+            "attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0, "factor": 8.0,
+            "original_max_position_embeddings": 8192, "rope_type": "yarn"
+        }
+    }));
+    let scaled = olmo3.ropes().map(|rope| rope.scaling.is_some());
+    assert_eq!(scaled.collect::<Vec<_>>(), [false, false, false, true]);
+    let command_r7b = read(json!({
+        "architectures": ["Cohere2ForCausalLM"], "model_type": "cohere2", "attention_bias": false, "head_dim": 64,
+        "cache_implementation": "hybrid", "hidden_act": "silu", "layer_norm_eps": 1e-5, "layer_switch": 4,
+        "logit_scale": 0.25, "max_position_embeddings": 132096, "order_of_interleaved_layers": "local_attn_first",
+        "position_embedding_type": "rope_gptj", "rope_scaling": null, "rope_theta": 50000, "rotary_pct": 1.0,
+        "sliding_window": 4096, "sliding_window_pattern": 4, "use_embedding_sharing": true,
+        "use_gated_activation": true, "use_parallel_block": true, "use_parallel_embedding": false, "use_qk_norm": false
+    }));
+    assert!(command_r7b.ropes().count() == 3 && command_r7b.rms_norm_eps == 1e-5);
+    let starcoder2 = read(json!({
+        "architectures": ["Starcoder2ForCausalLM"], "model_type": "starcoder2", "activation_function": "gelu",
+        "attention_softmax_in_fp32": true, "embedding_dropout": 0.1, "hidden_act": "gelu_pytorch_tanh",
+        "layer_norm_epsilon": 1e-5, "max_position_embeddings": 16384, "mlp_type": "default", "norm_epsilon": 1e-5,
+        "norm_type": "layer_norm", "residual_dropout": 0.1, "rope_theta": 999999.4420358813,
+        "scale_attention_softmax_in_fp32": true, "scale_attn_weights": true, "sliding_window": 4096, "use_bias": true
+    }));
+    assert!(starcoder2.tie_word_embeddings && starcoder2.layers[0].window == Some(4096));
 }
 
 #[test]

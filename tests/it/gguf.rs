@@ -77,7 +77,6 @@ fn unsupported_properties_of_a_gguf_are_refused_by_name() {
     };
     let refused = [
         ("llama.expert_count", Value::U32(8)),
-        ("llama.attention.sliding_window", Value::U32(128)),
         ("llama.attention.value_length", Value::U32(32)),
         ("llama.attention.scale", Value::F32(0.5)),
         ("llama.attention.causal", Value::Bool(false)),
@@ -88,14 +87,14 @@ fn unsupported_properties_of_a_gguf_are_refused_by_name() {
         ("llama.logit_scale", Value::F32(8.)),
         ("llama.final_logit_softcapping", Value::F32(30.)),
         ("llama.rope.dimension_count", Value::U32(8)),
-        ("llama.rope.scaling.type", Value::String("yarn".into())),
+        ("llama.rope.scaling.type", Value::String("mrope".into())),
         ("llama.rope.freq_base", Value::F32(f32::NAN)),
         ("llama.attention.layer_norm_rms_epsilon", Value::F32(-1e-5)),
         (
             "llama.attention.head_count_kv",
             Value::Array(vec![Value::U32(4), Value::U32(2)]),
         ),
-        ("general.architecture", Value::String("granite".into())),
+        ("general.architecture", Value::String("mamba".into())),
         ("tokenizer.ggml.eos_token_id", Value::U32(VOCAB as u32)),
         ("tokenizer.ggml.eot_token_id", Value::U32(u32::MAX)),
     ];
@@ -103,7 +102,7 @@ fn unsupported_properties_of_a_gguf_are_refused_by_name() {
         let error = attempt(&all, key, value).expect_err(key);
         let words = [
             ("rms_epsilon", "rms_norm_eps"),
-            ("general.architecture", "'granite'"),
+            ("general.architecture", "'mamba'"),
         ];
         let word = words.iter().find(|(end, _)| key.ends_with(end));
         let word = word.map_or(key.trim_start_matches("llama."), |(_, word)| word);
@@ -125,6 +124,9 @@ fn unsupported_properties_of_a_gguf_are_refused_by_name() {
         ("llama.attention.value_length", Value::U32(16)),
         ("llama.expert_count", Value::U32(0)),
         ("llama.attention.sliding_window", Value::U32(256)),
+        ("llama.attention.sliding_window", Value::U32(0)),
+        // Mistral is a Llama in GGUF files.
+        ("llama.attention.sliding_window", Value::U32(128)),
         ("llama.rope.scaling.type", Value::String("none".into())),
         ("llama.attention.scale", Value::F32(0.25)),
     ];

@@ -234,6 +234,27 @@ fn folders() {
     );
 }
 
+/// The configuration of every architecture.
+#[test]
+fn configurations() {
+    let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/architectures");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.json");
+    for (number, fixture) in std::fs::read_dir(all).unwrap().enumerate() {
+        let fixture = fixture.unwrap().path();
+        let weights = "model.safetensors";
+        std::fs::copy(fixture.join(weights), folder.path().join(weights)).unwrap();
+        let whole = std::fs::read_to_string(fixture.join("config.json")).unwrap();
+        for case in cases(40) {
+            let case = 1000 * number as u64 + case;
+            std::fs::write(&file, lie_in_json(&whole, &mut Dice(case))).unwrap();
+            serve(case, folder.path());
+        }
+        std::fs::write(&file, whole).unwrap();
+        assert!(serve(u64::MAX, folder.path()), "the last one is the truth");
+    }
+}
+
 #[cfg(feature = "embedded-model")]
 #[test]
 fn tokenizers_of_folders() {

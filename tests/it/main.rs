@@ -6,6 +6,7 @@
 mod common;
 
 mod absurd;
+mod architectures;
 mod attention;
 mod bench;
 mod checkpoint;

@@ -19,11 +19,7 @@ const EPS: f64 = 1e-5;
 const BLOCK_SIZE: usize = 4;
 
 fn rope(width: usize, theta: f32) -> Option<Rope> {
-    Some(Rope {
-        width,
-        theta,
-        scaling: None,
-    })
+    Some(Rope::plain(width, theta))
 }
 
 /// A layer of Llama, and some that differ from it in everything that a layer can say.
@@ -244,7 +240,9 @@ impl<'a> Plain<'a> {
             let at = |part: &str| format!("model.layers.{i}.mlp.{part}");
             let gate = self.linear(&at("gate_proj"), &normed);
             let up = self.linear(&at("up_proj"), &normed);
-            let MlpSpec::Gated(activation) = layer.mlp;
+            let MlpSpec::Gated(activation) = layer.mlp else {
+                panic!("{:?}", layer.mlp);
+            };
             let wide: Vec<f64> = (gate.iter().zip(&up))
                 .map(|(&gate, up)| activate(activation, gate) * up)
                 .collect();
@@ -308,6 +306,7 @@ impl<'a> Plain<'a> {
 fn activate(activation: Activation, x: f64) -> f64 {
     match activation {
         Activation::Silu => x / (1. + (-x).exp()),
+        Activation::Relu2 => x.max(0.).powi(2),
         Activation::Gelu => x / 2. * (1. + candle_core::cpu::erf::erf_f64(x / 2f64.sqrt())),
         Activation::GeluTanh => {
             let inner = (2. / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));

@@ -19,11 +19,7 @@ const LEN: usize = 6;
 const POSITIONS: usize = LEN - 1;
 
 fn config() -> ModelConfig {
-    let rope = Rope {
-        width: HEAD_DIM,
-        theta: THETA as f32,
-        scaling: None,
-    };
+    let rope = Rope::plain(HEAD_DIM, THETA as f32);
     ModelConfig {
         architecture: "llama".into(),
         vocab_size: VOCAB,

@@ -36,11 +36,7 @@ fn config_json(layers: usize) -> Value {
 }
 
 fn layers(count: usize) -> Vec<LayerSpec> {
-    let rope = Rope {
-        width: HEAD_DIM,
-        theta: 100.0,
-        scaling: None,
-    };
+    let rope = Rope::plain(HEAD_DIM, 100.0);
     vec![LayerSpec::llama(rope, HEAD_DIM); count]
 }
 

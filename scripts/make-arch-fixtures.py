@@ -1,0 +1,287 @@
+#!/usr/bin/env python3
+"""Makes tests/fixtures/architectures: tiny random checkpoints of the classes of transformers, and what they compute.
+
+    pip install torch transformers safetensors gguf
+    scripts/make-arch-fixtures.py [NAME...]
+
+A folder has the `config.json` and `model.safetensors` that transformers writes (weights in f32, of values that bf16
+holds, stored as bf16), and `expected.safetensors`: the ids of a `prompt`, the `rows` of it of which `logprobs` are
+log-probabilities over the vocabulary (f32, computed in f32), and the ids of its `greedy` continuation. Biases and norms
+are away from 0 and 1, and prompts are longer than windows and than the original context of a scaled rope.
+
+If llama.cpp has the architecture, `gguf.json` says what its conversion would write: metadata, the names of tensors (those
+of llama.cpp's gguf package), and what is done with their values.
+"""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import gguf
+import torch
+import transformers
+from safetensors.torch import save_file
+
+FOLDER = Path(__file__).resolve().parent.parent / "tests/fixtures/architectures"
+VOCAB = 256
+PROMPT = 48
+GREEDY = 24
+WINDOW = 9
+# Before and after the ends of windows and of the original context of a scaled rope.
+ROWS = [0, 1, 3, 8, 9, 10, 15, 16, 17, 32, 46, 47]
+SIZES = dict(
+    vocab_size=VOCAB,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    max_position_embeddings=128,
+    bos_token_id=1,
+    eos_token_id=None,
+    pad_token_id=None,
+)
+
+# The class, and what its configuration has besides SIZES.
+FIXTURES = {
+    "mistral": ("Mistral", dict(sliding_window=WINDOW)),
+    "ministral": ("Ministral", dict(
+        sliding_window=WINDOW, num_hidden_layers=3, head_dim=16,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        tie_word_embeddings=True,
+    )),
+    "ministral3": ("Ministral3", dict(rope_parameters=dict(
+        rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16, beta_fast=4.0,
+        beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.3,
+    ))),
+    "llama": ("Llama", dict(attention_bias=True, mlp_bias=True, rope_parameters=dict(
+        rope_type="llama3", rope_theta=1e4, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+        original_max_position_embeddings=16,
+    ))),
+    "qwen2": ("Qwen2", dict(
+        sliding_window=WINDOW, use_sliding_window=True, max_window_layers=1,
+        rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, factor=2.0),
+    )),
+    "qwen3": ("Qwen3", dict(head_dim=16, rope_parameters=dict(
+        rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16,
+    ))),
+    "phi3": ("Phi3", dict(
+        sliding_window=WINDOW, original_max_position_embeddings=16, num_attention_heads=2, num_key_value_heads=2,
+        head_dim=16, rope_parameters=dict(
+            rope_type="longrope", rope_theta=1e4, partial_rotary_factor=0.75,
+            short_factor=[1.0, 1.1, 1.2, 1.3, 1.4, 1.5], long_factor=[1.0, 1.5, 2.0, 3.0, 5.0, 8.0],
+        ),
+    )),
+    "gemma": ("Gemma", dict(head_dim=16)),
+    "gemma2": ("Gemma2", dict(
+        sliding_window=WINDOW, num_hidden_layers=3, query_pre_attn_scalar=8, attn_logit_softcapping=2.0,
+        final_logit_softcapping=6.0,
+    )),
+    "gemma3": ("Gemma3Text", dict(
+        sliding_window=WINDOW, num_hidden_layers=3, query_pre_attn_scalar=8,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters=dict(
+            full_attention=dict(rope_type="linear", rope_theta=1e6, factor=8.0),
+            sliding_attention=dict(rope_type="default", rope_theta=1e4),
+        ),
+    )),
+    "smollm3": ("SmolLM3", dict(num_hidden_layers=4)),
+    "granite": ("Granite", dict(
+        embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=1.7,
+        rope_parameters=dict(rope_type="linear", rope_theta=1e4, factor=2.0),
+    )),
+    "olmo2": ("Olmo2", dict(attention_bias=True)),
+    "olmo3": ("Olmo3", dict(
+        sliding_window=WINDOW, num_hidden_layers=4, rope_parameters=dict(
+            full_attention=dict(
+                rope_type="yarn", rope_theta=5e5, factor=8.0, original_max_position_embeddings=16, beta_fast=32.0,
+                beta_slow=1.0, attention_factor=1.2,
+            ),
+            sliding_attention=dict(rope_type="default", rope_theta=5e5),
+        ),
+    )),
+    "seed_oss": ("SeedOss", dict(attention_out_bias=True)),
+    "ernie4_5": ("Ernie4_5", dict(use_bias=True)),
+    "exaone4": ("Exaone4", dict(sliding_window=WINDOW, num_hidden_layers=4)),
+    "cohere": ("Cohere", dict(logit_scale=0.6, attention_bias=True)),
+    "cohere2": ("Cohere2", dict(logit_scale=0.6, sliding_window=WINDOW, num_hidden_layers=4)),
+    "stablelm": ("StableLm", dict(use_qkv_bias=True, rope_parameters=dict(
+        rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5,
+    ))),
+    "stablelm_parallel": ("StableLm", dict(use_parallel_residual=True, rope_parameters=dict(
+        rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5,
+    ))),
+    "starcoder2": ("Starcoder2", dict(sliding_window=WINDOW)),
+    "nemotron": ("Nemotron", dict(mlp_bias=True)),
+    "glm": ("Glm", dict(head_dim=16, eos_token_id=[255])),
+    "glm4": ("Glm4", dict(head_dim=16, eos_token_id=[255])),
+}
+
+
+def randomize(model, seed):
+    """Values that bf16 holds: of norms near those of the class, of matrices such that activations keep their size."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "embed_tokens" in name:
+                noise *= 0.7
+            elif parameter.dim() == 2:
+                noise *= 1.3 / parameter.shape[1] ** 0.5
+            else:
+                noise = 0.3 * noise + parameter
+            parameter.copy_(noise.to(torch.bfloat16).float())
+
+
+def logits(model, ids):
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
+
+
+def expected(model, seed):
+    """The prompt, log-probabilities and the greedy text; None if two tokens are almost equally likely or it ends."""
+    generator = torch.Generator().manual_seed(seed)
+    prompt = torch.randint(0, VOCAB, (PROMPT,), generator=generator).tolist()
+    logprobs = torch.log_softmax(logits(model, prompt), -1)
+    tokens = list(prompt)
+    for _ in range(GREEDY):
+        best = logits(model, tokens)[-1].topk(2)
+        if best.values[0] - best.values[1] < 1e-2 or best.indices[0] == VOCAB - 1:
+            return None
+        tokens.append(best.indices[0].item())
+    return {
+        "prompt": torch.tensor(prompt),
+        "rows": torch.tensor(ROWS),
+        "logprobs": logprobs[ROWS].contiguous(),
+        "greedy": torch.tensor(tokens[PROMPT:]),
+    }
+
+
+# Architectures whose rows of q and k llama.cpp reorders.
+PERMUTED = {"llama", "granite", "smollm3"}
+GGUF = {
+    "llama": "llama", "mistral": "llama", "qwen3": "qwen3", "phi3": "phi3", "gemma": "gemma", "gemma2": "gemma2",
+    "gemma3": "gemma3", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "olmo3": "olmo2", "glm4": "glm4",
+    "ernie4_5": "ernie4_5", "exaone4": "exaone4", "cohere": "command-r", "cohere2": "cohere2", "stablelm": "stablelm",
+    "stablelm_parallel": "stablelm", "starcoder2": "starcoder2", "nemotron": "nemotron",
+}
+
+
+def gguf_of(arch, config, state):
+    """What `gguf.json` has."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    width = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+    metadata = {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "rope.dimension_count": width,
+        "rope.freq_base": rope["rope_theta"],
+    }
+    more = {
+        "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+        "layer_norm_eps": "attention.layer_norm_epsilon",
+        "norm_epsilon": "attention.layer_norm_epsilon",
+        "norm_eps": "attention.layer_norm_epsilon",
+        "logit_scale": "logit_scale",
+        "use_parallel_residual": "use_parallel_residual",
+        "attn_logit_softcapping": "attn_logit_softcapping",
+        "final_logit_softcapping": "final_logit_softcapping",
+        "sliding_window": "attention.sliding_window",
+        "attention_multiplier": "attention.scale",
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "logits_scaling": "logit_scale",
+    }
+    for ours, theirs in more.items():
+        if getattr(config, ours, None) is not None:
+            metadata[theirs] = getattr(config, ours)
+    if arch == "gemma3":
+        metadata["attention.sliding_window_pattern"] = 2
+    if arch == "olmo2" and hasattr(config, "layer_types"):
+        pattern = [kind == "sliding_attention" for kind in config.layer_types]
+        metadata["attention.sliding_window_pattern"] = pattern
+    extra = {}
+    kind = rope["rope_type"]
+    original = rope.get("original_max_position_embeddings")
+    if kind in ("linear", "yarn"):
+        metadata |= {"rope.scaling.type": kind, "rope.scaling.factor": rope["factor"]}
+    if kind == "yarn":
+        metadata["rope.scaling.original_context_length"] = original
+        for ours in ("beta_fast", "beta_slow"):
+            if rope.get(ours) is not None:
+                metadata[f"rope.scaling.yarn_{ours}"] = rope[ours]
+        if rope.get("attention_factor") is not None:
+            metadata["rope.scaling.yarn_attn_factor"] = rope["attention_factor"]
+    if kind == "longrope":
+        stretch = math.log(config.max_position_embeddings / original)
+        metadata |= {
+            "rope.scaling.type": kind,
+            "rope.scaling.original_context_length": original,
+            "rope.scaling.attn_factor": math.sqrt(1 + stretch / math.log(original)),
+        }
+        for name in ("long", "short"):
+            extra[f"rope_factors_{name}.weight"] = rope[f"{name}_factor"]
+    if kind == "llama3":
+        plain = 1 / rope["rope_theta"] ** (torch.arange(0, head_dim, 2).float() / head_dim)
+        scaled, _ = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[kind](config)
+        extra["rope_freqs.weight"] = (plain / scaled).tolist()
+    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    tensors = {}
+    for name in sorted(state):
+        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert theirs, name
+        heads = 0
+        if arch in PERMUTED and ".q_proj." in name:
+            heads = config.num_attention_heads
+        if arch in PERMUTED and ".k_proj." in name:
+            heads = config.num_key_value_heads
+        offset = int(("gemma" in arch or arch == "nemotron") and name.endswith("norm.weight"))
+        tensors[name] = {"name": theirs, "interleaved_heads": heads, "offset": offset}
+    return {
+        "architecture": arch,
+        "metadata": {f"{arch}.{key}": value for key, value in metadata.items()},
+        "tensors": tensors,
+        "extra": extra,
+    }
+
+
+def make(name):
+    kind, more = FIXTURES[name]
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **more})
+    # Eager attention: the others leave out soft caps.
+    model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")._from_config(config, attn_implementation="eager").eval()
+    for seed in range(100):
+        randomize(model, seed)
+        found = expected(model, seed)
+        if found:
+            break
+    folder = FOLDER / name
+    folder.mkdir(parents=True, exist_ok=True)
+    config.architectures = [type(model).__name__]
+    (folder / "config.json").write_text(json.dumps(config.to_diff_dict(), indent=1) + "\n")
+    state = {k: v.to(torch.bfloat16).contiguous() for k, v in model.state_dict().items()}
+    if config.tie_word_embeddings:
+        del state["lm_head.weight"]
+    save_file(state, folder / "model.safetensors")
+    save_file(found, folder / "expected.safetensors")
+    if name in GGUF:
+        text = json.dumps(gguf_of(GGUF[name], config, state), indent=1)
+        (folder / "gguf.json").write_text(text + "\n")
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    print(f"{name}: seed {seed}, {size / 1024:.0f} KiB, logits up to {found['logprobs'].abs().max():.1f}")
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    for name in sys.argv[1:] or FIXTURES:
+        make(name)

@@ -1,0 +1,41 @@
+//! GLM-4 and its successor of 2025, without experts.
+
+use super::super::keys::{Keys, Shape};
+use super::super::layer_spec::{LayerSpec, Norms};
+use super::parts::{ModelSpec, plain};
+use super::rope::partial_rope;
+
+/// Sets what the classes assume.
+pub fn defaults(keys: &mut Keys) {
+    keys.default("head_dim", 128);
+}
+
+/// With a fused gate, and a position embedding of half of each head, whose pairs are neighbours.
+pub fn glm(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+    let layer = layer(keys, shape)?;
+    Ok(vec![layer; shape.num_layers].into())
+}
+
+/// With norms of the outputs, too.
+pub fn glm4(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+    let layer = LayerSpec {
+        norms: Norms {
+            after_attention: Some("post_self_attn_layernorm"),
+            after_mlp: Some("post_mlp_layernorm"),
+            ..Norms::BEFORE
+        },
+        ..layer(keys, shape)?
+    };
+    Ok(vec![layer; shape.num_layers].into())
+}
+
+fn layer(keys: &mut Keys, shape: &Shape) -> Result<LayerSpec, String> {
+    let rope = partial_rope(keys, shape, 0.5)?;
+    let bias = keys.flag("attention_bias")?.unwrap_or(true);
+    Ok(LayerSpec {
+        interleaved: true,
+        fused_gate_up: true,
+        qkv_bias: keys.has_tensor("attn_q.bias").unwrap_or(bias),
+        ..plain(keys, shape, rope)?
+    })
+}

@@ -1,0 +1,168 @@
+//! Llama, and what differs from it in little.
+
+use super::super::keys::{Keys, Shape};
+use super::super::layer_spec::{LayerSpec, Norms, QkNorm};
+use super::parts::{ModelSpec, plain, windows, with_attention_bias, with_window, with_windows};
+use super::rope::rope;
+use serde_json::Value;
+
+/// Llama, and the draft heads whose layers are like its layers.
+pub fn llama(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+    let layer = biased(keys, shape)?;
+    let has_norms = keys.has_tensor("attn_q_norm.weight").unwrap_or(false);
+    let layer = LayerSpec {
+        qk_norm: has_norms.then_some(QkNorm::Head),
+        ..layer
+    };
+    let windows = windows(keys, shape, true, |_| true)?;
+    let layers = with_windows(&layer, windows, shape);
+    match layers.iter().find_map(|layer| layer.window) {
+        // Mistral is a Llama in GGUF files.
+        Some(window) if !keys.is_gguf() => Err(keys.refused(
+            "sliding_window",
+            &window.into(),
+            "a window that is used must be as long as max_position_embeddings",
+        )),
+        _ => Ok(layers.into()),
+    }
+}
+
+/// A Llama with windows, whose queries may be scaled.
+pub fn mistral(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+    let rope = rope(keys, shape)?;
+    let layer = plain(keys, shape, rope)?;
+    let windows = windows(keys, shape, true, |_| true)?;
+    Ok(with_windows(&layer, windows, shape).into())
+}
+
+/// A Llama of which some layers do not rotate.
+pub fn smollm3(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+    let layer = biased(keys, shape)?;
+    let interval = keys.size("no_rope_layer_interval")?.unwrap_or(4).max(1);
+    let listed = keys.numbers("no_rope_layers")?;
+    if let Some(listed) = listed.as_ref().filter(|l| l.len() < shape.num_layers) {
+        return Err(format!(
+            "no_rope_layers has {} entries for {} layers",
+            listed.len(),
+            shape.num_layers
+        ));
+    }
+    let has_rope = |i: usize| match &listed {
+        Some(listed) => listed[i] != 0.,
+        None => !(i + 1).is_multiple_of(interval),
+    };
+    let windows = windows(keys, shape, false, |i| !has_rope(i))?;
+    let of_layer = |(i, window)| {
+        let layer = with_window(layer.clone(), window, shape);
+        LayerSpec {
+            rope: layer.rope.clone().filter(|_| has_rope(i)),
+            ..layer
+        }
+    };
+    let layers: Vec<LayerSpec> = windows.into_iter().enumerate().map(of_layer).collect();
+    Ok(layers.into())
+}
+
+/// A Llama with factors.
+pub fn granite(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+    let layer = biased(keys, shape)?;
+    let number = |keys: &mut Keys, key| keys.number(key).map(|n| n.map(|n| n as f32));
+    let attention = number(keys, "attention_multiplier")?;
+    let residual = number(keys, "residual_multiplier")?;
+    let logits = number(keys, "logits_scaling")?;
+    // llama.cpp's name, of which 0 means "none".
+    let logits = logits.or(number(keys, "logit_scale")?);
+    let logits = logits.filter(|&by| by != 0.);
+    // transformers multiplies by 1 if nothing is specified.
+    let by_default = match keys.is_gguf() {
+        true => layer.attention_scale,
+        false => 1.,
+    };
+    let layer = LayerSpec {
+        attention_scale: attention.unwrap_or(by_default),
+        residual_scale: residual.unwrap_or(1.),
+        ..layer
+    };
+    Ok(ModelSpec {
+        layers: vec![layer; shape.num_layers],
+        embedding_scale: number(keys, "embedding_multiplier")?,
+        logit_scale: logits.map(|by| 1. / by),
+        ..ModelSpec::default()
+    })
+}
+
+/// A Llama whose biases of attention have their own flags.
+pub fn seed_oss(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+    let rope = rope(keys, shape)?;
+    let layer = LayerSpec {
+        qkv_bias: keys.flag("attention_bias")?.unwrap_or(true),
+        o_bias: keys.flag("attention_out_bias")?.unwrap_or(false),
+        mlp_bias: keys.flag("mlp_bias")?.unwrap_or(false),
+        ..plain(keys, shape, rope)?
+    };
+    Ok(vec![layer; shape.num_layers].into())
+}
+
+/// ERNIE 4.5: a Llama with one flag for all biases, whose rotated pairs are neighbours.
+pub fn ernie(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+    let bias = keys.flag("use_bias")?.unwrap_or(false);
+    for key in ["attention_bias", "mlp_bias"] {
+        keys.default(key, bias);
+    }
+    let layer = LayerSpec {
+        interleaved: true,
+        ..biased(keys, shape)?
+    };
+    Ok(vec![layer; shape.num_layers].into())
+}
+
+/// EXAONE 4: norms of outputs and of heads, and layers without a window, which do not rotate if others have one.
+pub fn exaone4(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+    let rope = rope(keys, shape)?;
+    let layer = LayerSpec {
+        norms: Norms::AFTER,
+        qk_norm: Some(QkNorm::Head),
+        ..plain(keys, shape, rope)?
+    };
+    // A number, or letters of which the last is that of the others.
+    let key = "sliding_window_pattern";
+    let pattern = match keys.take(key) {
+        Value::Null => 4,
+        Value::String(letters) => letters.len(),
+        number => match number.as_u64().map(usize::try_from) {
+            Some(Ok(number)) => number,
+            _ => return Err(keys.refused(key, &number, "only a whole number or letters are")),
+        },
+    };
+    let windows = windows(keys, shape, true, |i| {
+        !(i + 1).is_multiple_of(pattern.max(1))
+    })?;
+    let is_hybrid = windows.iter().any(Option::is_some);
+    let of_layer = |window: Option<usize>| {
+        let rotates = window.is_some() || !is_hybrid;
+        let layer = LayerSpec {
+            rope: layer.rope.clone().filter(|_| rotates),
+            ..layer.clone()
+        };
+        with_window(layer, window, shape)
+    };
+    let layers: Vec<LayerSpec> = windows.into_iter().map(of_layer).collect();
+    Ok(layers.into())
+}
+
+/// Sets what some classes assume: that the output layer shares the embedding's weight.
+pub fn tied(keys: &mut Keys) {
+    keys.default("tie_word_embeddings", true);
+}
+
+/// The layer of a Llama that may have biases.
+fn biased(keys: &mut Keys, shape: &Shape) -> Result<LayerSpec, String> {
+    let rope = rope(keys, shape)?;
+    let layer = plain(keys, shape, rope)?;
+    let mlp_bias = keys.flag("mlp_bias")?.unwrap_or(false);
+    let layer = LayerSpec {
+        mlp_bias: keys.has_tensor("ffn_gate.bias").unwrap_or(mlp_bias),
+        ..layer
+    };
+    with_attention_bias(keys, layer, false)
+}

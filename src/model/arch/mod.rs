@@ -1,0 +1,101 @@
+//! The architectures: each is a function that takes the keys of a configuration and says what the layers are.
+
+mod gemma;
+mod glm;
+mod layer_norm;
+mod llama;
+mod olmo;
+mod parts;
+mod phi;
+mod qwen;
+mod rope;
+
+use super::keys::{Keys, Shape};
+
+pub use parts::ModelSpec;
+
+/// An architecture of decoders.
+pub struct Architecture {
+    /// Its `model_type`.
+    pub name: &'static str,
+    /// Its Hugging Face class.
+    pub class: &'static str,
+    /// Its name in GGUF files, if it has one of its own.
+    pub gguf: Option<&'static str>,
+    /// What a model with these keys computes.
+    pub spec: fn(&mut Keys, &Shape) -> Result<ModelSpec, String>,
+    /// Renames keys, and sets those that a `config.json` need not have, because the class has defaults for them.
+    pub defaults: fn(&mut Keys),
+}
+
+impl Architecture {
+    pub const LLAMA: Self = Self::new("llama", "LlamaForCausalLM", llama::llama);
+
+    /// One with the same name in GGUF files, and the defaults of Llama.
+    const fn new(
+        name: &'static str,
+        class: &'static str,
+        spec: fn(&mut Keys, &Shape) -> Result<ModelSpec, String>,
+    ) -> Self {
+        Self {
+            name,
+            class,
+            gguf: Some(name),
+            spec,
+            defaults: |_| {},
+        }
+    }
+
+    const fn in_gguf(self, gguf: Option<&'static str>) -> Self {
+        Self { gguf, ..self }
+    }
+
+    const fn with(self, defaults: fn(&mut Keys)) -> Self {
+        Self { defaults, ..self }
+    }
+}
+
+pub const ARCHITECTURES: &[Architecture] = &[
+    Architecture::LLAMA,
+    // In GGUF files it is a Llama.
+    Architecture::new("mistral", "MistralForCausalLM", llama::mistral).in_gguf(None),
+    Architecture::new("ministral", "MinistralForCausalLM", llama::mistral).in_gguf(None),
+    Architecture::new("ministral3", "Ministral3ForCausalLM", llama::mistral).in_gguf(None),
+    Architecture::new("qwen2", "Qwen2ForCausalLM", qwen::qwen2),
+    Architecture::new("qwen3", "Qwen3ForCausalLM", qwen::qwen3),
+    Architecture::new("phi3", "Phi3ForCausalLM", phi::phi3),
+    Architecture::new("gemma", "GemmaForCausalLM", gemma::gemma).with(gemma::defaults),
+    Architecture::new("gemma2", "Gemma2ForCausalLM", gemma::gemma2).with(gemma::defaults2),
+    Architecture::new("gemma3_text", "Gemma3ForCausalLM", gemma::gemma3)
+        .in_gguf(Some("gemma3"))
+        .with(gemma::defaults3),
+    Architecture::new("smollm3", "SmolLM3ForCausalLM", llama::smollm3).with(llama::tied),
+    Architecture::new("granite", "GraniteForCausalLM", llama::granite),
+    Architecture::new("olmo2", "Olmo2ForCausalLM", olmo::olmo2),
+    // In GGUF files it is an OLMo 2 with windows.
+    Architecture::new("olmo3", "Olmo3ForCausalLM", olmo::olmo3)
+        .in_gguf(None)
+        .with(olmo::defaults3),
+    Architecture::new("glm", "GlmForCausalLM", glm::glm)
+        .in_gguf(None)
+        .with(glm::defaults),
+    Architecture::new("seed_oss", "SeedOssForCausalLM", llama::seed_oss).in_gguf(None),
+    Architecture::new("ernie4_5", "Ernie4_5ForCausalLM", llama::ernie).with(llama::tied),
+    Architecture::new("exaone4", "Exaone4ForCausalLM", llama::exaone4),
+    Architecture::new("cohere", "CohereForCausalLM", layer_norm::cohere)
+        .in_gguf(Some("command-r"))
+        .with(layer_norm::cohere_defaults),
+    Architecture::new("cohere2", "Cohere2ForCausalLM", layer_norm::cohere2)
+        .with(layer_norm::cohere_defaults),
+    Architecture::new("stablelm", "StableLmForCausalLM", layer_norm::stablelm)
+        .with(layer_norm::stablelm_defaults),
+    Architecture::new(
+        "starcoder2",
+        "Starcoder2ForCausalLM",
+        layer_norm::starcoder2,
+    )
+    .with(layer_norm::starcoder2_defaults),
+    Architecture::new("nemotron", "NemotronForCausalLM", layer_norm::nemotron)
+        .with(layer_norm::nemotron_defaults),
+    Architecture::new("glm4", "Glm4ForCausalLM", glm::glm4).with(glm::defaults),
+];

@@ -1,0 +1,47 @@
+//! OLMo 2 and 3.
+
+use super::super::keys::{Keys, Shape};
+use super::super::layer_spec::{LayerSpec, Norms, QkNorm};
+use super::super::rope::Rope;
+use super::parts::{ModelSpec, plain, windows, with_attention_bias, with_window};
+use super::rope::{rope, ropes_by_kind};
+
+/// With norms of the outputs of attention and MLP, and of all heads together. In a GGUF file it may be an OLMo 3.
+pub fn olmo2(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+    if keys.is_gguf() {
+        return olmo3(keys, shape);
+    }
+    let rope = rope(keys, shape)?;
+    let layer = layer(keys, shape, rope)?;
+    Ok(vec![layer; shape.num_layers].into())
+}
+
+/// With windows on three of four layers, whose position embedding is not scaled.
+pub fn olmo3(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+    let (full, sliding) = ropes_by_kind(keys, shape, 500_000., None)?;
+    let layer = layer(keys, shape, full.clone())?;
+    let windows = windows(keys, shape, true, |i| !(i + 1).is_multiple_of(4))?;
+    let of_layer = |window: Option<usize>| {
+        let rope = if window.is_some() { &sliding } else { &full };
+        let layer = LayerSpec {
+            rope: Some(rope.clone()),
+            ..layer.clone()
+        };
+        with_window(layer, window, shape)
+    };
+    let layers: Vec<LayerSpec> = windows.into_iter().map(of_layer).collect();
+    Ok(layers.into())
+}
+
+pub fn defaults3(keys: &mut Keys) {
+    keys.default("sliding_window", 4096);
+}
+
+fn layer(keys: &mut Keys, shape: &Shape, rope: Rope) -> Result<LayerSpec, String> {
+    let layer = LayerSpec {
+        norms: Norms::AFTER,
+        qk_norm: Some(QkNorm::Whole),
+        ..plain(keys, shape, rope)?
+    };
+    with_attention_bias(keys, layer, false)
+}

@@ -1,0 +1,195 @@
+//! What architectures have in common.
+
+use super::super::keys::{Keys, Shape};
+use super::super::layer_spec::{LayerSpec, MlpSpec, NormSpec};
+use super::super::rope::Rope;
+use crate::kernels::Activation;
+use serde_json::Value;
+
+/// What a model computes, besides sizes.
+#[derive(Debug, Default)]
+pub struct ModelSpec {
+    pub layers: Vec<LayerSpec>,
+    pub norm: NormSpec,
+    /// Factor of the embedding's rows.
+    pub embedding_scale: Option<f32>,
+    /// Factor of the logits.
+    pub logit_scale: Option<f32>,
+    /// Logits become `cap * tanh(logit / cap)`.
+    pub logit_soft_cap: Option<f32>,
+}
+
+impl From<Vec<LayerSpec>> for ModelSpec {
+    fn from(layers: Vec<LayerSpec>) -> Self {
+        Self {
+            layers,
+            ..Self::default()
+        }
+    }
+}
+
+impl ModelSpec {
+    /// Checks that it makes no logit NaN.
+    ///
+    /// # Errors
+    /// A message that names what would.
+    pub fn check(&self) -> Result<(), String> {
+        for (name, value) in [
+            ("the scale of the embedding", self.embedding_scale),
+            ("the scale of the logits", self.logit_scale),
+            ("final_logit_softcapping", self.logit_soft_cap),
+        ] {
+            if let Some(value) = value.filter(|value| !(value.is_finite() && *value > 0.)) {
+                return Err(format!("{name} {value} must be finite and more than 0"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What most architectures share: the layer of a Llama with this position embedding and the activation of `keys`.
+pub fn plain(keys: &mut Keys, shape: &Shape, rope: Rope) -> Result<LayerSpec, String> {
+    Ok(LayerSpec {
+        mlp: MlpSpec::Gated(activation(keys)?),
+        ..LayerSpec::llama(rope, shape.head_dim)
+    })
+}
+
+/// `layer` with biases of attention, on q, k and v and on its output: those of a GGUF file, or else what
+/// `attention_bias` says, or else `by_default`.
+pub fn with_attention_bias(
+    keys: &mut Keys,
+    layer: LayerSpec,
+    by_default: bool,
+) -> Result<LayerSpec, String> {
+    let bias = keys.flag("attention_bias")?.unwrap_or(by_default);
+    Ok(LayerSpec {
+        qkv_bias: keys.has_tensor("attn_q.bias").unwrap_or(bias),
+        o_bias: keys.has_tensor("attn_output.bias").unwrap_or(bias),
+        ..layer
+    })
+}
+
+fn activation(keys: &mut Keys) -> Result<Activation, String> {
+    activation_or(keys, Activation::Silu)
+}
+
+/// The activation of the MLP, or else `by_default`.
+pub fn activation_or(keys: &mut Keys, by_default: Activation) -> Result<Activation, String> {
+    let key = "hidden_act";
+    let name = keys.text(key)?;
+    match name.as_deref() {
+        None => Ok(by_default),
+        Some("silu" | "swish") => Ok(Activation::Silu),
+        Some("relu2") => Ok(Activation::Relu2),
+        Some("gelu") => Ok(Activation::Gelu),
+        Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
+        Some(other) => Err(keys.refused(
+            key,
+            &other.into(),
+            "only silu, gelu, gelu_pytorch_tanh and relu2 are",
+        )),
+    }
+}
+
+/// The window of each layer. `use_sliding_window` says whether there are any, or else `by_default`;
+/// `layer_types` says which layers have it, or else `slides`. One that covers all positions is none.
+pub fn windows(
+    keys: &mut Keys,
+    shape: &Shape,
+    by_default: bool,
+    slides: impl Fn(usize) -> bool,
+) -> Result<Vec<Option<usize>>, String> {
+    // In llama.cpp, 0 means "none".
+    let least = usize::from(keys.is_gguf());
+    let window = keys.size("sliding_window")?;
+    let window = window.filter(|&window| window >= least);
+    let wanted = keys.flag("use_sliding_window")?;
+    let used = wanted.unwrap_or(by_default);
+    if wanted == Some(true) && window.is_none() {
+        let accepted = "use_sliding_window true needs a window";
+        return Err(keys.refused("sliding_window", &Value::Null, accepted));
+    }
+    let kinds = keys.texts("layer_types")?;
+    let pattern = gguf_pattern(keys)?;
+    if let Some(kinds) = kinds
+        .as_ref()
+        .filter(|kinds| kinds.len() < shape.num_layers)
+    {
+        return Err(format!(
+            "layer_types has {} entries for {} layers",
+            kinds.len(),
+            shape.num_layers
+        ));
+    }
+    let of_layer = |layer: usize| {
+        let window = match kinds.as_ref().map(|kinds| kinds[layer].as_str()) {
+            None => {
+                let listed = pattern.as_ref().map(|pattern| pattern.slides(layer));
+                window.filter(|_| used && listed.unwrap_or_else(|| slides(layer)))
+            }
+            Some("full_attention") => None,
+            Some("sliding_attention") if used && window.is_some() => window,
+            Some(other) => {
+                let accepted =
+                    "only full_attention is, and sliding_attention with a sliding_window";
+                return Err(keys.refused("layer_types", &other.into(), accepted));
+            }
+        };
+        Ok(window)
+    };
+    (0..shape.num_layers).map(of_layer).collect()
+}
+
+/// Which layers of a GGUF file have the window.
+enum Pattern {
+    /// All but every so many.
+    Period(usize),
+    Listed(Vec<bool>),
+}
+
+impl Pattern {
+    fn slides(&self, layer: usize) -> bool {
+        match self {
+            Self::Period(period) => *period == 0 || !(layer + 1).is_multiple_of(*period),
+            Self::Listed(listed) => listed.get(layer).copied().unwrap_or(false),
+        }
+    }
+}
+
+fn gguf_pattern(keys: &mut Keys) -> Result<Option<Pattern>, String> {
+    let key = "attention.sliding_window_pattern";
+    let value = keys.take(key);
+    let read = match &value {
+        Value::Null => return Ok(None),
+        Value::Array(list) => {
+            let listed: Option<Vec<bool>> = list.iter().map(Value::as_bool).collect();
+            listed.map(Pattern::Listed)
+        }
+        one => one
+            .as_u64()
+            .and_then(|period| usize::try_from(period).ok())
+            .map(Pattern::Period),
+    };
+    let accepted = "only a period and a list of true and false are";
+    read.map(Some)
+        .ok_or_else(|| keys.refused(key, &value, accepted))
+}
+
+/// Layers like `layer`, with these windows.
+pub fn with_windows(
+    layer: &LayerSpec,
+    windows: Vec<Option<usize>>,
+    shape: &Shape,
+) -> Vec<LayerSpec> {
+    let with = |window| with_window(layer.clone(), window, shape);
+    windows.into_iter().map(with).collect()
+}
+
+/// `layer` with this window, unless it covers all positions.
+pub fn with_window(layer: LayerSpec, window: Option<usize>, shape: &Shape) -> LayerSpec {
+    LayerSpec {
+        window: window.filter(|&window| window < shape.max_position_embeddings),
+        ..layer
+    }
+}

@@ -1,0 +1,319 @@
+//! Reads position embeddings. transformers 5 stores them in `rope_parameters`, older versions in `rope_theta` and
+//! `rope_scaling`; a file may have both.
+
+use super::super::keys::{Keys, Shape};
+use super::super::rope::{
+    Llama3Scaling, LongFactors, LongScaling, QueryScaling, Rope, RopeScaling, YarnScaling,
+};
+
+/// What one place says of a position embedding.
+#[derive(Default)]
+struct Entry {
+    theta: Option<f64>,
+    partial: Option<f64>,
+    scaling: Option<RopeScaling>,
+    query_scaling: Option<QueryScaling>,
+}
+
+/// The position embedding that all layers share, of whole heads.
+pub fn rope(keys: &mut Keys, shape: &Shape) -> Result<Rope, String> {
+    shared(keys, shape, None)
+}
+
+/// The same, of the part of a head that `partial_rotary_factor` says, or else `by_default`.
+pub fn partial_rope(keys: &mut Keys, shape: &Shape, by_default: f64) -> Result<Rope, String> {
+    shared(keys, shape, Some(by_default))
+}
+
+/// Position embeddings of layers without a window and of those with one. Only the first may be scaled, unless
+/// `rope_parameters` has both. Their bases are `theta` and `local_theta` if nothing is specified; `None` = that of the
+/// others.
+pub fn ropes_by_kind(
+    keys: &mut Keys,
+    shape: &Shape,
+    theta: f64,
+    local_theta: Option<f64>,
+) -> Result<(Rope, Rope), String> {
+    let mut full = Entry {
+        theta: keys.number("rope_theta")?,
+        scaling: gguf_scaling(keys, shape)?,
+        ..Entry::default()
+    };
+    let local = keys.number("rope_local_base_freq")?;
+    let mut sliding = Entry {
+        // llama.cpp's name.
+        theta: local.or(keys.number("rope.freq_base_swa")?),
+        ..Entry::default()
+    };
+    if let Some(mut both) = keys.nested("rope_parameters")? {
+        for (kind, to) in [
+            ("full_attention", &mut full),
+            ("sliding_attention", &mut sliding),
+        ] {
+            if let Some(inner) = both.nested(kind)? {
+                *to = entry(inner, shape, false, None)?;
+            }
+        }
+        both.finish(shape)?;
+    }
+    if let Some(inner) = keys.nested("rope_scaling")? {
+        full.scaling = entry(inner, shape, false, None)?.scaling;
+    }
+    let theta = full.theta.unwrap_or(theta);
+    Ok((
+        of_entry(&full, shape.head_dim, theta),
+        of_entry(&sliding, shape.head_dim, local_theta.unwrap_or(theta)),
+    ))
+}
+
+fn of_entry(entry: &Entry, width: usize, theta: f64) -> Rope {
+    Rope {
+        scaling: entry.scaling.clone(),
+        query_scaling: entry.query_scaling,
+        ..Rope::plain(width, entry.theta.unwrap_or(theta) as f32)
+    }
+}
+
+fn shared(keys: &mut Keys, shape: &Shape, partial: Option<f64>) -> Result<Rope, String> {
+    let original = keys.size("original_max_position_embeddings")?;
+    let mut entries = vec![Entry {
+        theta: keys.number("rope_theta")?,
+        partial: match partial {
+            Some(_) => keys.number("partial_rotary_factor")?,
+            None => None,
+        },
+        ..Entry::default()
+    }];
+    for place in ["rope_parameters", "rope_scaling"] {
+        if let Some(inner) = keys.nested(place)? {
+            entries.push(entry(inner, shape, partial.is_some(), original)?);
+        }
+    }
+    let theta = same("rope_theta", entries.iter().map(|entry| entry.theta))?;
+    let factor = same(
+        "partial_rotary_factor",
+        entries.iter().map(|entry| entry.partial),
+    )?;
+    let places = &entries[1..];
+    let first = places.first();
+    if places
+        .iter()
+        .any(|entry| Some(&entry.scaling) != first.map(|first| &first.scaling))
+    {
+        return Err("rope_parameters and rope_scaling must be the same".into());
+    }
+    let (scaling, query_scaling) = match entries.pop() {
+        Some(entry) if !entries.is_empty() => (entry.scaling, entry.query_scaling),
+        _ => (gguf_scaling(keys, shape)?, None),
+    };
+    let width = match partial {
+        None => shape.head_dim,
+        Some(_) if keys.is_gguf() => keys.size("rope.dimension_count")?.unwrap_or(shape.head_dim),
+        Some(by_default) => (shape.head_dim as f64 * factor.unwrap_or(by_default)) as usize,
+    };
+    let entry = Entry {
+        theta,
+        partial,
+        scaling,
+        query_scaling,
+    };
+    Ok(of_entry(&entry, width, 10_000.))
+}
+
+/// The value of `key` in all places that have one.
+fn same(key: &str, values: impl Iterator<Item = Option<f64>>) -> Result<Option<f64>, String> {
+    let values: Vec<f64> = values.flatten().collect();
+    match values.iter().find(|&value| *value != values[0]) {
+        Some(other) => Err(format!(
+            "{key} is both {} and {other}: they must be the same",
+            values[0]
+        )),
+        None => Ok(values.first().copied()),
+    }
+}
+
+/// Reads all of `rope_scaling` or `rope_parameters`, of a model with this context before scaling, if it says so
+/// elsewhere.
+fn entry(
+    mut keys: Keys,
+    shape: &Shape,
+    partial: bool,
+    original: Option<usize>,
+) -> Result<Entry, String> {
+    for kind in ["full_attention", "sliding_attention", "chunked_attention"] {
+        let own = keys.take(kind);
+        if !own.is_null() {
+            return Err(keys.refused(kind, &own, "all layers must have the same RoPE"));
+        }
+    }
+    let scaling = scaling(&mut keys, shape, original)?;
+    let beta = keys.number("llama_4_scaling_beta")?;
+    let query_scaling = match (beta, &scaling) {
+        (None, _) => None,
+        (Some(beta), Some(RopeScaling::Yarn(yarn))) => Some(QueryScaling {
+            beta: beta as f32,
+            original_max_position_embeddings: yarn.original_max_position_embeddings,
+        }),
+        (Some(beta), _) => {
+            let accepted = "it needs the rope_type yarn";
+            return Err(keys.refused("llama_4_scaling_beta", &beta.into(), accepted));
+        }
+    };
+    let entry = Entry {
+        theta: keys.number("rope_theta")?,
+        partial: match partial {
+            true => keys.number("partial_rotary_factor")?,
+            false => None,
+        },
+        scaling,
+        query_scaling,
+    };
+    keys.finish(shape)?;
+    Ok(entry)
+}
+
+/// The frequency scaling in `rope_scaling` or `rope_parameters`.
+fn scaling(
+    keys: &mut Keys,
+    shape: &Shape,
+    original: Option<usize>,
+) -> Result<Option<RopeScaling>, String> {
+    // transformers 5 may write both names.
+    let (new, old) = (keys.text("rope_type")?, keys.text("type")?);
+    if let (Some(new), Some(old)) = (&new, &old)
+        && new != old
+    {
+        return Err(format!(
+            "rope_type '{new}' and type '{old}' must be the same"
+        ));
+    }
+    let factor = keys.number("factor")?;
+    let low = keys.number("low_freq_factor")?;
+    let high = keys.number("high_freq_factor")?;
+    let own = keys.size("original_max_position_embeddings")?;
+    let original = original.or(own);
+    let need = |value: Option<f64>, name: &str| match value {
+        Some(value) => Ok(value as f32),
+        None => Err(format!("rope_scaling lacks {name}")),
+    };
+    let longest = shape.max_position_embeddings;
+    // Older Phi-3 files call LongRoPE su, or yarn.
+    let kind = new.or(old).map(|kind| match kind.as_str() {
+        "su" => "longrope".to_owned(),
+        _ => kind,
+    });
+    match kind.as_deref() {
+        None if factor.is_some() => Err("rope_scaling lacks rope_type".into()),
+        None | Some("default") => Ok(None),
+        Some("linear") => Ok(Some(RopeScaling::Linear(need(factor, "factor")?))),
+        // It changes only positions beyond max_position_embeddings, which no sequence reaches here.
+        Some("dynamic") => need(factor, "factor").map(|_| None),
+        Some("yarn") => {
+            // Of the model; transformers does not read it.
+            keys.ignore(&["max_position_embeddings"]);
+            yarn(keys, need(factor, "factor")?, original.unwrap_or(longest)).map(Some)
+        }
+        Some("longrope") => {
+            let original = original.unwrap_or(longest);
+            let (short, long) = (keys.numbers("short_factor")?, keys.numbers("long_factor")?);
+            // Which of them does not depend on the sequence: a prefix must have the same K under all.
+            let (factors, name) = match longest > original {
+                true => (long, "long_factor"),
+                false => (short, "short_factor"),
+            };
+            let factors = factors.ok_or_else(|| format!("rope_scaling lacks {name}"))?;
+            let stretch = factor.unwrap_or(longest as f64 / original as f64);
+            let given = keys.number("attention_factor")?;
+            let attention_factor = given.unwrap_or_else(|| match stretch > 1. {
+                true => (1. + stretch.ln() / (original as f64).ln()).sqrt(),
+                false => 1.,
+            });
+            Ok(Some(RopeScaling::Long(LongScaling {
+                factors: LongFactors::Values(factors.into_iter().map(|f| f as f32).collect()),
+                attention_factor: attention_factor as f32,
+            })))
+        }
+        Some("llama3") => Ok(Some(RopeScaling::Llama3(Llama3Scaling {
+            factor: need(factor, "factor")?,
+            low_freq_factor: need(low, "low_freq_factor")?,
+            high_freq_factor: need(high, "high_freq_factor")?,
+            original_max_position_embeddings: original
+                .ok_or("rope_scaling lacks original_max_position_embeddings")?,
+        }))),
+        Some(other) => Err(format!(
+            "rope scaling '{other}' is not supported: only default, linear, dynamic, llama3, longrope and yarn are"
+        )),
+    }
+}
+
+fn yarn(keys: &mut Keys, factor: f32, original: usize) -> Result<RopeScaling, String> {
+    let mscale = |by: f64| 1. + 0.1 * by * f64::from(factor.max(1.)).ln();
+    let one = keys.number("mscale")?.filter(|&by| by != 0.);
+    let all = keys.number("mscale_all_dim")?.filter(|&by| by != 0.);
+    let by_default = match (one, all) {
+        (Some(one), Some(all)) => mscale(one) / mscale(all),
+        _ => mscale(1.),
+    };
+    Ok(RopeScaling::Yarn(YarnScaling {
+        factor,
+        original_max_position_embeddings: original,
+        beta_fast: keys.number("beta_fast")?.unwrap_or(32.) as f32,
+        beta_slow: keys.number("beta_slow")?.unwrap_or(1.) as f32,
+        truncate: keys.flag("truncate")?.unwrap_or(true),
+        attention_factor: keys.number("attention_factor")?.unwrap_or(by_default) as f32,
+    }))
+}
+
+/// The frequency scaling in GGUF metadata.
+fn gguf_scaling(keys: &mut Keys, shape: &Shape) -> Result<Option<RopeScaling>, String> {
+    if !keys.is_gguf() {
+        return Ok(None);
+    }
+    let kind = keys.text("rope.scaling.type")?;
+    let original = keys.size("rope.scaling.original_context_length")?;
+    let original = original.filter(|&length| length > 0);
+    let longest = shape.max_position_embeddings;
+    if keys.has_rope_factors() {
+        let is_long = original.is_some_and(|original| longest > original);
+        let attention_factor = keys.number("rope.scaling.attn_factor")?;
+        return Ok(Some(RopeScaling::Long(LongScaling {
+            factors: LongFactors::Tensor(match is_long {
+                true => "rope_factors_long.weight",
+                false => "rope_factors_short.weight",
+            }),
+            attention_factor: attention_factor.unwrap_or(1.) as f32,
+        })));
+    }
+    let mut factor = || -> Result<f32, String> {
+        let factor = keys.number("rope.scaling.factor")?;
+        factor
+            .map(|factor| factor as f32)
+            .ok_or_else(|| keys.missing("rope.scaling.factor"))
+    };
+    match kind.as_deref() {
+        None | Some("none") => Ok(None),
+        Some("linear") => Ok(Some(RopeScaling::Linear(factor()?))),
+        Some("yarn") => {
+            let factor = factor()?;
+            let mut number = |name: &str, by_default: f64| -> Result<f32, String> {
+                let given = keys.number(&format!("rope.scaling.yarn_{name}"))?;
+                Ok(given.unwrap_or(by_default) as f32)
+            };
+            let attention_factor =
+                number("attn_factor", 1. + 0.1 * f64::from(factor.max(1.)).ln())?;
+            Ok(Some(RopeScaling::Yarn(YarnScaling {
+                factor,
+                original_max_position_embeddings: original.unwrap_or(longest),
+                beta_fast: number("beta_fast", 32.)?,
+                beta_slow: number("beta_slow", 1.)?,
+                truncate: true,
+                attention_factor,
+            })))
+        }
+        Some(other) => Err(keys.refused(
+            "rope.scaling.type",
+            &other.into(),
+            "only none, linear, yarn and longrope with its factors are",
+        )),
+    }
+}

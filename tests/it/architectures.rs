@@ -1,0 +1,246 @@
+//! Every architecture against transformers: tiny random checkpoints, made by scripts/make-arch-fixtures.py.
+
+use crate::common::rig::{Rig, Seq, argmax, distance};
+use crate::common::tiny::open;
+use crate::common::{assert_idle, chains, collect, greedy, reference, sampled};
+use crate::trees::RandomTrees;
+use candle_core::quantized::gguf_file::{self, Value};
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{DType, Device, Tensor};
+use foretoken::engine::{self, EngineOptions, Request, SpecLimits};
+use foretoken::model::Model;
+use foretoken::spec::{BudgetMode, Drafter, Tables};
+use serde_json::Value as Json;
+use std::path::{Path, PathBuf};
+
+/// Maximum difference of a log-probability.
+const TOLERANCE: f32 = 1e-4;
+
+/// A checkpoint, and what transformers computes with it.
+struct Fixture {
+    folder: PathBuf,
+    prompt: Vec<u32>,
+    greedy: Vec<u32>,
+    /// Log-probabilities after some tokens of the prompt.
+    logprobs: Vec<(usize, Vec<f32>)>,
+}
+
+impl Fixture {
+    fn read(folder: &Path) -> Self {
+        let file = folder.join("expected.safetensors");
+        let all = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
+        let ids = |name: &str| {
+            let ids: &Tensor = &all[name];
+            ids.to_dtype(DType::U32).unwrap().to_vec1::<u32>().unwrap()
+        };
+        let rows = ids("rows").into_iter().map(|row| row as usize);
+        Self {
+            folder: folder.to_owned(),
+            prompt: ids("prompt"),
+            greedy: ids("greedy"),
+            logprobs: rows.zip(all["logprobs"].to_vec2().unwrap()).collect(),
+        }
+    }
+
+    fn name(&self) -> String {
+        let name = self.folder.file_name().unwrap();
+        name.to_string_lossy().into_owned()
+    }
+
+    fn open(&self) -> Box<dyn Model> {
+        open(&self.folder).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// What differs from the log-probabilities of the prompt and the greedy text after it.
+    fn compare(&self, model: Box<dyn Model>, tolerance: f32) -> Result<(), String> {
+        let mut rig = Rig::new(model, 32, 4);
+        let mut seq = Seq::default();
+        let mut logits = rig.feed(&mut seq, &self.prompt);
+        for (row, want) in &self.logprobs {
+            let far = distance(&log_softmax(&logits[*row]), want);
+            if far.is_nan() || far > tolerance {
+                return Err(format!("row {row} differs by {far}"));
+            }
+        }
+        let mut text = Vec::new();
+        while text.len() < self.greedy.len() {
+            let next = argmax(logits.last().unwrap());
+            text.push(next);
+            logits = rig.feed(&mut seq, &[next]);
+        }
+        match text == self.greedy {
+            true => Ok(()),
+            false => Err(format!("{text:?} should be {:?}", self.greedy)),
+        }
+    }
+}
+
+fn fixtures() -> Vec<Fixture> {
+    let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/architectures");
+    let entries = std::fs::read_dir(all).unwrap();
+    let mut folders: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    folders.sort();
+    assert!(!folders.is_empty());
+    folders.iter().map(|folder| Fixture::read(folder)).collect()
+}
+
+fn log_softmax(logits: &[f32]) -> Vec<f32> {
+    let sum: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
+    let log_sum = sum.ln();
+    (logits.iter().map(|&x| (f64::from(x) - log_sum) as f32)).collect()
+}
+
+#[test]
+fn log_probabilities_and_greedy_texts_are_those_of_transformers() {
+    let mut wrong = Vec::new();
+    for fixture in fixtures() {
+        let model = open(&fixture.folder).map_err(|e| e.to_string());
+        if let Err(what) = model.and_then(|model| fixture.compare(model, TOLERANCE)) {
+            wrong.push(format!("{}: {what}", fixture.name()));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// Writes the checkpoint of a fixture as llama.cpp's conversion would, in f32.
+fn write_gguf(fixture: &Fixture, how: &Json, file: &Path) {
+    let stored = fixture.folder.join("model.safetensors");
+    let stored = candle_core::safetensors::load(stored, &Device::Cpu).unwrap();
+    let quantized = |t: &Tensor| QTensor::quantize(t, GgmlDType::F32).unwrap();
+    let mut tensors: Vec<(String, QTensor)> = Vec::new();
+    for (name, how) in how["tensors"].as_object().unwrap() {
+        let mut tensor = stored[name].to_dtype(DType::F32).unwrap();
+        let heads = how["interleaved_heads"].as_u64().unwrap() as usize;
+        if heads > 0 {
+            let dims = tensor.dims().to_vec();
+            let halves = tensor.reshape((heads, 2, dims[0] / heads / 2, ())).unwrap();
+            let pairs = halves.transpose(1, 2).unwrap().contiguous().unwrap();
+            tensor = pairs.reshape(dims).unwrap();
+        }
+        tensor = (tensor + how["offset"].as_f64().unwrap()).unwrap();
+        let name = how["name"].as_str().unwrap().to_owned();
+        tensors.push((name, quantized(&tensor)));
+    }
+    for (name, values) in how["extra"].as_object().unwrap() {
+        let values: Vec<f32> = serde_json::from_value(values.clone()).unwrap();
+        let values = Tensor::new(values, &Device::Cpu).unwrap();
+        tensors.push((name.clone(), quantized(&values)));
+    }
+    fn value(json: &Json) -> Value {
+        match json {
+            Json::Bool(flag) => Value::Bool(*flag),
+            Json::String(text) => Value::String(text.clone()),
+            Json::Array(list) => Value::Array(list.iter().map(value).collect()),
+            number => match number.as_u64() {
+                Some(whole) => Value::U32(whole as u32),
+                None => Value::F32(number.as_f64().unwrap() as f32),
+            },
+        }
+    }
+    let mut metadata: Vec<(&str, Value)> = (how["metadata"].as_object().unwrap().iter())
+        .map(|(key, json)| (key.as_str(), value(json)))
+        .collect();
+    metadata.push(("general.architecture", value(&how["architecture"])));
+    let metadata: Vec<(&str, &Value)> = metadata.iter().map(|(k, v)| (*k, v)).collect();
+    let tensors: Vec<(&str, &QTensor)> = tensors.iter().map(|(k, v)| (k.as_str(), v)).collect();
+    let mut out = std::fs::File::create(file).unwrap();
+    gguf_file::write(&mut out, &metadata, &tensors).unwrap();
+}
+
+/// llama.cpp's names of tensors and metadata, its order of rows, and its norms.
+#[test]
+fn gguf_files_compute_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.gguf");
+    let mut wrong = Vec::new();
+    let mut count = 0;
+    for fixture in fixtures() {
+        let Ok(how) = std::fs::read_to_string(fixture.folder.join("gguf.json")) else {
+            continue;
+        };
+        write_gguf(&fixture, &serde_json::from_str(&how).unwrap(), &file);
+        let model = open(&file).map_err(|e| e.to_string());
+        if let Err(what) = model.and_then(|model| fixture.compare(model, TOLERANCE)) {
+            wrong.push(format!("{}: {what}", fixture.name()));
+        }
+        count += 1;
+    }
+    assert!(wrong.is_empty() && count > 10, "{wrong:#?}");
+}
+
+/// Requests of which most begin alike, for a pool that does not hold all.
+fn requests(fixture: &Fixture) -> Vec<Request> {
+    let prompt = |kept: usize, other: u32| [&fixture.prompt[..kept], &[other, 7, other]].concat();
+    let len = fixture.greedy.len();
+    vec![
+        greedy(&fixture.prompt, len),
+        greedy(&prompt(40, 3), len),
+        sampled(&prompt(40, 4), len, 5),
+        greedy(&prompt(13, 3), len),
+        sampled(&fixture.prompt, len, 6),
+        sampled(&prompt(21, 4), len, 8),
+    ]
+}
+
+/// Trees of drafts and chains of tables, in batches, with chunks, preemption and a prefix cache: the texts are those
+/// that the model generates alone, from scratch.
+#[test]
+fn the_engine_changes_no_text() {
+    for fixture in fixtures() {
+        let what = fixture.name();
+        let requests = requests(&fixture);
+        let mut model = fixture.open();
+        let wanted = requests.iter().map(|r| reference(&mut *model, r));
+        let wanted: Vec<Vec<u32>> = wanted.collect();
+        assert_eq!(wanted[0], fixture.greedy, "{what}");
+        let trees = || {
+            let part = model.subset(&[0]).unwrap();
+            Box::new(RandomTrees::new(fixture.open(), part)) as Box<dyn Drafter>
+        };
+        let tree = SpecLimits {
+            nodes: 6,
+            topk: 3,
+            ..chains(4)
+        };
+        let tables: Box<dyn Drafter> = Box::new(Tables::new(1 << 20));
+        for (drafter, spec) in [(trees(), tree), (tables, chains(4))] {
+            let options = EngineOptions {
+                max_num_seqs: 4,
+                max_num_batched_tokens: 20,
+                spec,
+                spec_budget: BudgetMode::Fixed,
+                ..EngineOptions::default()
+            };
+            let engine = engine::spawn(fixture.open(), Some(drafter), 24, 4, options).unwrap();
+            let mut accepted = 0;
+            for _ in 0..2 {
+                let answers = engine.submit_all(requests.clone()).unwrap();
+                for (answer, want) in answers.into_iter().zip(&wanted) {
+                    let answer = collect(answer);
+                    assert_eq!(&answer.ids(), want, "{what}");
+                    accepted += answer.spec.accepted;
+                }
+            }
+            assert_idle(&engine);
+            let stats = engine.stats();
+            let (preempted, cached) = (stats.preemptions.get(), stats.prefix_cache_hits.get());
+            assert!(
+                preempted > 0 && cached > 0 && accepted > 0,
+                "{what}: {preempted} preemptions, {cached} cached tokens, {accepted} accepted"
+            );
+        }
+    }
+}
+
+/// The README names the class of every fixture.
+#[test]
+fn the_readme_has_a_row_for_each() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
+    for fixture in fixtures() {
+        let text = std::fs::read_to_string(fixture.folder.join("config.json")).unwrap();
+        let config: Json = serde_json::from_str(&text).unwrap();
+        let class = config["architectures"][0].as_str().unwrap();
+        assert!(readme.contains(&format!("`{class}`")), "{class}");
+    }
+}
