@@ -12,6 +12,10 @@ pub struct Avx2(());
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Avx512Vnni(Avx2);
 
+/// Proof that this CPU has AVX-VNNI (on vectors of 256 bits), and everything that [`Avx2`] proves.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AvxVnni(Avx2);
+
 impl Avx2 {
     fn detect() -> Option<Self> {
         #[cfg(target_arch = "x86_64")]
@@ -20,6 +24,16 @@ impl Avx2 {
             && is_x86_feature_detected!("f16c")
         {
             return Some(Self(()));
+        }
+        None
+    }
+}
+
+impl AvxVnni {
+    fn detect() -> Option<Self> {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avxvnni") {
+            return Avx2::detect().map(Self);
         }
         None
     }
@@ -47,7 +61,9 @@ pub enum Isa {
     Portable,
     /// AVX2, FMA and F16C.
     Avx2(Avx2),
-    /// AVX-512 VNNI on vectors of 256 bits, in addition to the above.
+    /// AVX-VNNI, in addition to the above.
+    AvxVnni(AvxVnni),
+    /// AVX-512 VNNI, in addition to AVX2.
     Avx512Vnni(Avx512Vnni),
 }
 
@@ -57,13 +73,14 @@ pub const VARIABLE: &str = "FORETOKEN_CPU_KERNELS";
 
 impl Isa {
     /// The names that [`VARIABLE`] accepts, from slowest to fastest.
-    pub const NAMES: [&'static str; 3] = ["portable", "avx2", "avx512vnni"];
+    pub const NAMES: [&'static str; 4] = ["portable", "avx2", "avxvnni", "avx512vnni"];
 
     /// The instruction set called `name`, if it exists and this CPU has it.
     pub fn detect(name: &str) -> Option<Self> {
         match name {
             "portable" => Some(Self::Portable),
             "avx2" => Avx2::detect().map(Self::Avx2),
+            "avxvnni" => AvxVnni::detect().map(Self::AvxVnni),
             "avx512vnni" => Avx512Vnni::detect().map(Self::Avx512Vnni),
             _ => None,
         }
@@ -79,7 +96,8 @@ impl Isa {
         match self {
             Self::Portable => Self::NAMES[0],
             Self::Avx2(_) => Self::NAMES[1],
-            Self::Avx512Vnni(_) => Self::NAMES[2],
+            Self::AvxVnni(_) => Self::NAMES[2],
+            Self::Avx512Vnni(_) => Self::NAMES[3],
         }
     }
 
@@ -87,7 +105,9 @@ impl Isa {
     pub fn avx2(self) -> Option<Avx2> {
         match self {
             Self::Portable => None,
-            Self::Avx2(proof) | Self::Avx512Vnni(Avx512Vnni(proof)) => Some(proof),
+            Self::Avx2(proof)
+            | Self::AvxVnni(AvxVnni(proof))
+            | Self::Avx512Vnni(Avx512Vnni(proof)) => Some(proof),
         }
     }
 
@@ -104,7 +124,7 @@ impl Isa {
                 "{VARIABLE}={wanted}: this CPU does not have these instructions"
             )),
             false => Error::setup(format!(
-                "{VARIABLE}={wanted}: expected portable, avx2 or avx512vnni"
+                "{VARIABLE}={wanted}: expected portable, avx2, avxvnni or avx512vnni"
             )),
         })
     }

@@ -3,38 +3,73 @@
 use super::super::cpu::Isa;
 use super::super::parallel::{Shared, for_each};
 use super::formats::BLOCK;
+use std::cell::Cell;
+use std::mem::take;
 
-/// Maximum number of rows that share one pass over the tiles of eight outputs.
-pub(super) const ROWS: usize = 8;
+/// Maximum number of rows that are stored together, and that share one pass over a strip if the CPU has
+/// enough registers: two vectors of 16 outputs for each row.
+pub(super) const ROWS: usize = 12;
 
 /// Number of rows from which quantizing them with other threads pays.
 const MIN_PARALLEL_ROWS: usize = 8;
 /// Blocks that one thread quantizes at a time.
 const CHUNK: usize = 16;
 
-/// Rows that are multiplied together. Their values are also stored together, so that one address and
-/// constant offsets reach all of them.
+/// Rows whose values are stored together, so that one address and constant offsets reach all of them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Pass {
     pub first: usize,
     pub rows: usize,
 }
 
-/// Divides `rows` rows into passes: of eight rows, then one or two of sizes that kernels exist for.
-fn passes(rows: usize) -> Vec<Pass> {
-    let mut passes = Vec::with_capacity(rows / ROWS + 2);
-    let mut first = 0;
-    while first < rows {
-        let rows = match rows - first {
-            ROWS.. => ROWS,
-            7 | 6 => 6,
-            5 | 4 => 4,
-            few => few,
-        };
-        passes.push(Pass { first, rows });
-        first += rows;
+/// Rows of a pass that are multiplied together.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Turn {
+    pub pass: Pass,
+    /// The first of them, counted from the first of the pass.
+    pub first: usize,
+    pub rows: usize,
+}
+
+/// Divides passes into turns of at most `most` rows.
+pub(super) fn turns(passes: &[Pass], most: usize) -> Vec<Turn> {
+    let turns = passes.iter().flat_map(|&pass| {
+        let turn = move |Pass { first, rows }| Turn { pass, first, rows };
+        divide(pass.rows, most).map(turn)
+    });
+    turns.collect()
+}
+
+/// Divides `rows` rows evenly into as few parts of at most `most` as possible.
+fn divide(rows: usize, most: usize) -> impl Iterator<Item = Pass> {
+    let count = rows.div_ceil(most);
+    (0..count).map(move |i| {
+        let first = rows * i / count;
+        Pass {
+            first,
+            rows: rows * (i + 1) / count - first,
+        }
+    })
+}
+
+/// Buffers of activations.
+#[derive(Default)]
+struct Buffers {
+    q: Vec<i8>,
+    sums: Vec<BlockSums>,
+}
+
+thread_local! {
+    /// Those of this thread's last activations: fresh pages would cost as much as quantizing.
+    static SPARE: Cell<Buffers> = Cell::default();
+}
+
+impl Drop for Activations {
+    fn drop(&mut self) {
+        let (q, sums) = (take(&mut self.q), take(&mut self.sums));
+        // Fails while the thread ends; then nobody needs them.
+        let _ = SPARE.try_with(|spare| spare.set(Buffers { q, sums }));
     }
-    passes
 }
 
 /// Rows of blocks of 32 activations, quantized as `scale * q`.
@@ -42,32 +77,41 @@ pub(super) struct Activations {
     /// Blocks per row.
     blocks: usize,
     passes: Vec<Pass>,
-    /// For each pass: `[inputs / 4][rows of the pass][4]`.
+    /// For each pass: `[inputs / 32][rows of the pass][32]`.
     q: Vec<i8>,
     /// For each pass: `[inputs / 32][rows of the pass]`.
     sums: Vec<BlockSums>,
 }
 
-/// What a product needs of a block besides its values.
+/// What a product needs of a block besides its values. Sums of unsigned quants begin with the negative of
+/// what their bias will add.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct BlockSums {
     pub scale: f32,
     /// `scale * sum(q)`, which is multiplied with a weight's offset.
     pub sum: f32,
-    /// `sum(q)`, which is multiplied with a weight's bias.
-    pub total: i32,
-    /// `sum(q)` over inputs 0..16 and over 16..32.
+    /// `-8 * sum(q)`.
+    pub less_8: i32,
+    /// `-128 * sum(q)`.
+    pub less_128: i32,
+    /// `-32 * sum(q)` over inputs 0..16 and over 16..32.
+    pub less_32: [i32; 2],
+    /// `sum(q)` over the same.
     pub halves: [i16; 2],
 }
 
 impl BlockSums {
+    #[inline(always)]
     fn new(scale: f32, halves: [i16; 2]) -> Self {
-        let total = i32::from(halves[0]) + i32::from(halves[1]);
+        let wide = halves.map(i32::from);
+        let total = wide[0] + wide[1];
         Self {
             scale,
             sum: scale * total as f32,
-            total,
+            less_8: -8 * total,
+            less_128: -128 * total,
+            less_32: wide.map(|sum| -32 * sum),
             halves,
         }
     }
@@ -77,11 +121,14 @@ impl Activations {
     /// Quantizes `x` `[rows, inputs]`; `inputs` is a multiple of 32.
     pub fn quantize(isa: Isa, x: &[f32], inputs: usize) -> Self {
         let (rows, blocks) = (x.len() / inputs, inputs / BLOCK);
+        let Buffers { mut q, mut sums } = SPARE.take();
+        q.resize(x.len(), 0);
+        sums.resize(rows * blocks, BlockSums::default());
         let mut this = Self {
             blocks,
-            passes: passes(rows),
-            q: vec![0; x.len()],
-            sums: vec![BlockSums::default(); rows * blocks],
+            passes: divide(rows, ROWS).collect(),
+            q,
+            sums,
         };
         let (q, sums) = (Shared::new(&mut this.q), Shared::new(&mut this.sums));
         let chunks = blocks.div_ceil(CHUNK);
@@ -114,7 +161,7 @@ impl Activations {
         &self.passes
     }
 
-    /// The values of a pass: `[inputs / 4][rows][4]`.
+    /// The values of a pass: `[inputs / 32][rows][32]`.
     pub fn q(&self, pass: Pass) -> &[i8] {
         &self.q[pass.first * self.blocks * BLOCK..][..pass.rows * self.blocks * BLOCK]
     }
@@ -125,15 +172,10 @@ impl Activations {
     }
 
     /// The 32 values of a block of a pass's row.
-    pub fn block(&self, pass: Pass, row: usize, block: usize) -> [i8; BLOCK] {
-        let q = self.q(pass);
-        std::array::from_fn(|k| q[place(pass.rows, row, block, k / 4) + k % 4])
+    pub fn block(&self, pass: Pass, row: usize, block: usize) -> &[i8; BLOCK] {
+        let (blocks, _) = self.q(pass).as_chunks();
+        &blocks[block * pass.rows + row]
     }
-}
-
-/// The index of inputs `4 v .. 4 v + 4` of a block in a pass of `rows` rows.
-fn place(rows: usize, row: usize, block: usize, v: usize) -> usize {
-    ((block * BLOCK / 4 + v) * rows + row) * 4
 }
 
 /// Quantizes blocks of row `row` of a pass of `rows` rows, and stores them at their places.
@@ -145,22 +187,21 @@ fn quantize_row(
     q: &mut [i8],
     sums: &mut [BlockSums],
 ) {
-    for (block, x) in x.chunks_exact(BLOCK).enumerate() {
-        let mut values = [0; BLOCK];
-        sums[block * rows + row] = match isa.avx2() {
-            // SAFETY: `proof` proves that the CPU has the instructions.
-            #[cfg(target_arch = "x86_64")]
-            Some(proof) => unsafe { avx2::quantize_block(proof, x, &mut values) },
-            _ => quantize_block(x, &mut values),
-        };
-        for (v, values) in values.chunks_exact(4).enumerate() {
-            q[place(rows, row, block, v)..][..4].copy_from_slice(values);
+    let (x, q) = (x.as_chunks().0, q.as_chunks_mut().0);
+    match isa.avx2() {
+        // SAFETY: `proof` proves that the CPU has the instructions.
+        #[cfg(target_arch = "x86_64")]
+        Some(proof) => unsafe { avx2::quantize_row(proof, x, row, rows, q, sums) },
+        _ => {
+            for (i, x) in x.iter().enumerate() {
+                sums[i * rows + row] = quantize_block(x, &mut q[i * rows + row]);
+            }
         }
     }
 }
 
 /// Quantizes 32 values to -127..=127, ties to even.
-fn quantize_block(x: &[f32], q: &mut [i8]) -> BlockSums {
+fn quantize_block(x: &[f32; BLOCK], q: &mut [i8; BLOCK]) -> BlockSums {
     let max = x.iter().fold(0f32, |max, x| max.max(x.abs()));
     let inverse = if max > 0. { 127. / max } else { 0. };
     let mut halves = [0i16; 2];
@@ -177,10 +218,27 @@ mod avx2 {
     use crate::kernels::cpu::Avx2;
     use std::arch::x86_64::*;
 
+    /// As the function above, for blocks `x`.
+    #[target_feature(enable = "avx2")]
+    pub(super) fn quantize_row(
+        _: Avx2,
+        x: &[[f32; BLOCK]],
+        row: usize,
+        rows: usize,
+        q: &mut [[i8; BLOCK]],
+        sums: &mut [BlockSums],
+    ) {
+        let mut place = row;
+        for x in x {
+            sums[place] = quantize_block(x, &mut q[place]);
+            place += rows;
+        }
+    }
+
     /// The same as the portable function, bit for bit.
     #[target_feature(enable = "avx2")]
-    pub(super) fn quantize_block(_: Avx2, x: &[f32], q: &mut [i8]) -> BlockSums {
-        assert!(x.len() == BLOCK && q.len() == BLOCK);
+    #[inline]
+    fn quantize_block(x: &[f32; BLOCK], q: &mut [i8; BLOCK]) -> BlockSums {
         let load = |at: usize| {
             // SAFETY: there are 32 floats, and `at` is at most 24.
             unsafe { _mm256_loadu_ps(x.as_ptr().add(at)) }
@@ -194,17 +252,20 @@ mod avx2 {
         let inverse = if max > 0. { 127. / max } else { 0. };
         let round = |v| _mm256_cvtps_epi32(_mm256_mul_ps(v, _mm256_set1_ps(inverse)));
         let (a, b, c, d) = (round(a), round(b), round(c), round(d));
-        let halves = [
-            total(_mm256_add_epi32(a, b)) as i16,
-            total(_mm256_add_epi32(c, d)) as i16,
-        ];
         // Packing works on each half of a vector separately; this order of 4-byte groups undoes that.
         let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
         let words = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
         let bytes = _mm256_permutevar8x32_epi32(words, order);
         // SAFETY: there are 32 bytes.
         unsafe { _mm256_storeu_si256(q.as_mut_ptr().cast(), bytes) };
-        BlockSums::new(max / 127., halves)
+        // Each half of the vector has the sums of half a block.
+        let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+        let sums = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+        let sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32::<0b1110>(sums));
+        let sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32::<1>(sums));
+        let low = _mm_cvtsi128_si32(_mm256_castsi256_si128(sums)) as i16;
+        let high = _mm_cvtsi128_si32(_mm256_extracti128_si256::<1>(sums)) as i16;
+        BlockSums::new(max / 127., [low, high])
     }
 
     #[target_feature(enable = "avx2")]
@@ -213,13 +274,5 @@ mod avx2 {
         let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
         let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
         _mm_cvtss_f32(_mm_max_ss(v, _mm_shuffle_ps::<1>(v, v)))
-    }
-
-    #[target_feature(enable = "avx2")]
-    #[inline]
-    fn total(v: __m256i) -> i32 {
-        let v = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
-        let v = _mm_add_epi32(v, _mm_shuffle_epi32::<0b1110>(v));
-        _mm_cvtsi128_si32(_mm_add_epi32(v, _mm_shuffle_epi32::<1>(v)))
     }
 }

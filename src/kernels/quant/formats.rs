@@ -1,82 +1,76 @@
 //! The layout of blocks of quantized weights for the kernels, and their meaning.
 //!
-//! All formats have blocks of 32 inputs. A value is `scale * factor * (quant - BIAS) + offset`. Scale
-//! and offset belong to the block, the factor (an integer) to half a block. A tile holds one block of
-//! each of eight outputs. One vector of 32 bytes holds four inputs of eight outputs, to be multiplied
-//! with four activations that are broadcast to all outputs: vector `v` has inputs `4 v .. 4 v + 4`.
-//! Formats with fewer than 8 bits keep vector `v` in the low halves and vector `v + 4` in the high
-//! halves of the same bytes, and store the bits above the fourth separately.
+//! All formats have blocks of 32 inputs. A value is `scale * factor * (quant - BIAS) + offset`, where the
+//! quant is unsigned. Scale and offset belong to the block, the factor (an integer) to half a block. A tile
+//! holds one block of each of 16 outputs. One vector of 64 bytes holds four inputs of 16 outputs, to be
+//! multiplied with four activations that are broadcast to all outputs: vector `v` has inputs
+//! `4 v .. 4 v + 4`. Formats with fewer than 8 bits keep vector `v` in the low halves and vector `v + 4` in
+//! the high halves of the same bytes, and store the bits above the fourth separately. Instructions with 32
+//! bytes read the halves of a vector, which are outputs 0..8 and 8..16.
+//!
+//! A record holds the scales of [`Format::SPAN`] blocks of 16 outputs, then their tiles. All parts are
+//! multiples of 64 bytes, so a weight is one stream of aligned vectors.
 
 use half::f16;
 
 /// Values per block, along the inputs.
 pub const BLOCK: usize = 32;
 /// Outputs per tile.
-pub(super) const WIDTH: usize = 8;
-
-/// Bytes with the alignment of a vector.
-#[repr(C, align(32))]
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Bytes<const N: usize>(pub [u8; N]);
-
+pub(super) const WIDTH: usize = 16;
+/// Bytes of a vector: four inputs of each output.
+pub(super) const VECTOR: usize = 4 * WIDTH;
 /// Inputs that share a scale record in the K formats.
 pub(super) const SUPER: usize = 256;
 
-/// The unsigned quants of one GGUF block. Where its scales are depends on the format.
+/// The unsigned quants of one block.
 pub(super) type Block = [u8; BLOCK];
 
-/// A layout of quantized weights. `c` is an output of the tile, `k` an input of the block, `sub`
-/// the number of the block among those that share a scale record.
+/// A layout of quantized weights. `c` is an output of the tile, `k` an input of the block, `sub` the
+/// number of the block in its record, `scales` the first [`Format::SCALES`] bytes of the record.
 pub(super) trait Format: 'static {
-    /// Quants of a tile.
-    type Quants: Copy + Send + Sync;
-    /// Scales of [`Format::SPAN`] tiles along the inputs.
-    type Scales: Copy + Send + Sync;
-    /// Blocks per scale record.
-    const SPAN: usize = 1;
+    /// Bits per quant: 4, 5, 6 or 8.
+    const BITS: usize;
+    /// Blocks per record.
+    const SPAN: usize;
+    /// Bytes of a record's scales, a multiple of [`VECTOR`].
+    const SCALES: usize;
     /// The value that is subtracted from quants.
     const BIAS: i32 = 0;
     /// Whether [`Format::offset`] can differ from 0.
     const OFFSET: bool = false;
+    /// Bytes of a tile.
+    const TILE: usize = BLOCK * WIDTH * Self::BITS / 8;
+    /// Bytes of a record.
+    const RECORD: usize = Self::SCALES + Self::SPAN * Self::TILE;
 
-    fn empty() -> (Self::Quants, Self::Scales);
+    /// Stores the scales of the block that `data` holds, or of block `sub` of the 8 that it holds. Returns
+    /// the block's quants.
+    fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]) -> Block;
 
-    /// Stores block `sub` of `data`, which holds `SPAN` blocks of 32 values of output `c`.
-    fn set(data: &[u8], sub: usize, c: usize, quants: &mut Self::Quants, scales: &mut Self::Scales);
+    fn scale(scales: &[u8], sub: usize, c: usize) -> f32;
 
-    fn quant(quants: &Self::Quants, c: usize, k: usize) -> i32;
-
-    fn scale(scales: &Self::Scales, sub: usize, c: usize) -> f32;
-
-    fn offset(_: &Self::Scales, _sub: usize, _c: usize) -> f32 {
+    fn offset(_scales: &[u8], _sub: usize, _c: usize) -> f32 {
         0.
     }
 
     /// Factor of inputs `16 half .. 16 half + 16`.
-    fn factor(_: &Self::Scales, _sub: usize, _c: usize, _half: usize) -> i32 {
+    fn factor(_scales: &[u8], _sub: usize, _c: usize, _half: usize) -> i32 {
         1
     }
 }
 
-/// The index of input `k` of output `c` in vectors of four inputs of eight outputs.
-fn place(c: usize, k: usize) -> usize {
-    4 * (WIDTH * (k / 4) + c) + k % 4
+/// Bytes of 16 halves.
+const HALVES: usize = 2 * WIDTH;
+
+/// Copies a GGUF half to place `c` of the halves at `to`.
+fn copy_half(data: &[u8], scales: &mut [u8], to: usize, c: usize) {
+    scales[to + 2 * c..][..2].copy_from_slice(&data[..2]);
 }
 
-/// Puts the low four bits of a block into the tile.
-fn set_nibbles(nibbles: &mut [u8], c: usize, block: &Block) {
-    for k in 0..BLOCK / 2 {
-        nibbles[place(c, k)] = block[k] & 15 | block[k + BLOCK / 2] << 4;
-    }
-}
-
-fn nibble(nibbles: &[u8], c: usize, k: usize) -> u8 {
-    let byte = nibbles[place(c, k % (BLOCK / 2))];
-    if k < BLOCK / 2 { byte & 15 } else { byte >> 4 }
-}
-
-fn half_at(bytes: &[u8]) -> f16 {
-    f16::from_le_bytes([bytes[0], bytes[1]])
+/// The half at place `c` of those at `from`.
+fn half(scales: &[u8], from: usize, c: usize) -> f32 {
+    let at = from + 2 * c;
+    f16::from_le_bytes([scales[at], scales[at + 1]]).to_f32()
 }
 
 /// Unpacks a block whose inputs 0..16 are in the low halves of 16 bytes and 16..32 in the high halves.
@@ -84,31 +78,22 @@ fn split(bytes: &[u8]) -> Block {
     std::array::from_fn(|k| bytes[k % 16] >> (k / 16 * 4) & 15)
 }
 
-/// `Q8_0`: signed quants.
+/// `Q8_0`.
 pub(super) struct Q8_0;
 
 impl Format for Q8_0 {
-    type Quants = Bytes<{ BLOCK * WIDTH }>;
-    type Scales = [f16; WIDTH];
+    const BITS: usize = 8;
+    const SPAN: usize = 2;
+    const SCALES: usize = Self::SPAN * HALVES;
+    const BIAS: i32 = 128;
 
-    fn empty() -> (Self::Quants, Self::Scales) {
-        (Bytes([0; _]), [f16::ZERO; _])
+    fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]) -> Block {
+        copy_half(data, scales, sub * HALVES, c);
+        std::array::from_fn(|k| data[2 + k] ^ 0x80)
     }
 
-    fn set(data: &[u8], _: usize, c: usize, quants: &mut Self::Quants, scales: &mut Self::Scales) {
-        let (d, q) = data.split_at(2);
-        scales[c] = half_at(d);
-        for (k, &q) in q.iter().enumerate() {
-            quants.0[place(c, k)] = q;
-        }
-    }
-
-    fn quant(quants: &Self::Quants, c: usize, k: usize) -> i32 {
-        i32::from(quants.0[place(c, k)] as i8)
-    }
-
-    fn scale(scales: &Self::Scales, _: usize, c: usize) -> f32 {
-        scales[c].to_f32()
+    fn scale(scales: &[u8], sub: usize, c: usize) -> f32 {
+        half(scales, sub * HALVES, c)
     }
 }
 
@@ -116,148 +101,91 @@ impl Format for Q8_0 {
 pub(super) struct Q4_0;
 
 impl Format for Q4_0 {
-    type Quants = Bytes<{ BLOCK * WIDTH / 2 }>;
-    type Scales = [f16; WIDTH];
+    const BITS: usize = 4;
+    const SPAN: usize = 2;
+    const SCALES: usize = Self::SPAN * HALVES;
     const BIAS: i32 = 8;
 
-    fn empty() -> (Self::Quants, Self::Scales) {
-        (Bytes([0; _]), [f16::ZERO; _])
+    fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]) -> Block {
+        copy_half(data, scales, sub * HALVES, c);
+        split(&data[2..])
     }
 
-    fn set(data: &[u8], _: usize, c: usize, quants: &mut Self::Quants, scales: &mut Self::Scales) {
-        let (d, q) = data.split_at(2);
-        scales[c] = half_at(d);
-        set_nibbles(&mut quants.0, c, &split(q));
-    }
-
-    fn quant(quants: &Self::Quants, c: usize, k: usize) -> i32 {
-        nibble(&quants.0, c, k).into()
-    }
-
-    fn scale(scales: &Self::Scales, _: usize, c: usize) -> f32 {
-        scales[c].to_f32()
+    fn scale(scales: &[u8], sub: usize, c: usize) -> f32 {
+        half(scales, sub * HALVES, c)
     }
 }
-
-/// Scale and offset of eight outputs.
-#[repr(C, align(32))]
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Affine {
-    pub d: [f16; WIDTH],
-    pub m: [f16; WIDTH],
-}
-
-const NO_AFFINE: Affine = Affine {
-    d: [f16::ZERO; WIDTH],
-    m: [f16::ZERO; WIDTH],
-};
 
 /// `Q4_1`.
 pub(super) struct Q4_1;
 
 impl Format for Q4_1 {
-    type Quants = Bytes<{ BLOCK * WIDTH / 2 }>;
-    type Scales = Affine;
+    const BITS: usize = 4;
+    const SPAN: usize = 1;
+    const SCALES: usize = 2 * HALVES;
     const OFFSET: bool = true;
 
-    fn empty() -> (Self::Quants, Self::Scales) {
-        (Bytes([0; _]), NO_AFFINE)
+    fn read(data: &[u8], _: usize, c: usize, scales: &mut [u8]) -> Block {
+        copy_half(data, scales, 0, c);
+        copy_half(&data[2..], scales, HALVES, c);
+        split(&data[4..])
     }
 
-    fn set(data: &[u8], _: usize, c: usize, quants: &mut Self::Quants, scales: &mut Self::Scales) {
-        (scales.d[c], scales.m[c]) = (half_at(data), half_at(&data[2..]));
-        set_nibbles(&mut quants.0, c, &split(&data[4..]));
+    fn scale(scales: &[u8], _: usize, c: usize) -> f32 {
+        half(scales, 0, c)
     }
 
-    fn quant(quants: &Self::Quants, c: usize, k: usize) -> i32 {
-        nibble(&quants.0, c, k).into()
+    fn offset(scales: &[u8], _: usize, c: usize) -> f32 {
+        half(scales, HALVES, c)
     }
-
-    fn scale(scales: &Self::Scales, _: usize, c: usize) -> f32 {
-        scales.d[c].to_f32()
-    }
-
-    fn offset(scales: &Self::Scales, _: usize, c: usize) -> f32 {
-        scales.m[c].to_f32()
-    }
-}
-
-/// Bytes of a tile with 5 bits: the nibbles, then the fifth bits. Bit `v` of byte `4 c + t` of the latter
-/// belongs to input `4 v + t` of output `c`.
-const FIVE: usize = BLOCK * WIDTH * 5 / 8;
-const NIBBLES: usize = BLOCK * WIDTH / 2;
-
-fn set_five(quants: &mut [u8; FIVE], c: usize, block: &Block) {
-    set_nibbles(&mut quants[..NIBBLES], c, block);
-    for (k, q) in block.iter().enumerate() {
-        quants[NIBBLES + 4 * c + k % 4] |= (q >> 4 & 1) << (k / 4);
-    }
-}
-
-fn five(quants: &[u8; FIVE], c: usize, k: usize) -> i32 {
-    let bit = quants[NIBBLES + 4 * c + k % 4] >> (k / 4) & 1;
-    i32::from(nibble(quants, c, k) | bit << 4)
 }
 
 /// `Q5_1`.
 pub(super) struct Q5_1;
 
 impl Format for Q5_1 {
-    type Quants = Bytes<FIVE>;
-    type Scales = Affine;
+    const BITS: usize = 5;
+    const SPAN: usize = 1;
+    const SCALES: usize = 2 * HALVES;
     const OFFSET: bool = true;
 
-    fn empty() -> (Self::Quants, Self::Scales) {
-        (Bytes([0; _]), NO_AFFINE)
-    }
-
-    fn set(data: &[u8], _: usize, c: usize, quants: &mut Self::Quants, scales: &mut Self::Scales) {
-        (scales.d[c], scales.m[c]) = (half_at(data), half_at(&data[2..]));
+    fn read(data: &[u8], _: usize, c: usize, scales: &mut [u8]) -> Block {
+        copy_half(data, scales, 0, c);
+        copy_half(&data[2..], scales, HALVES, c);
         let high = u32::from_le_bytes([data[4], data[5], data[6], data[7]]);
         let mut block = split(&data[8..]);
         for (k, q) in block.iter_mut().enumerate() {
             *q |= ((high >> k & 1) as u8) << 4;
         }
-        set_five(&mut quants.0, c, &block);
+        block
     }
 
-    fn quant(quants: &Self::Quants, c: usize, k: usize) -> i32 {
-        five(&quants.0, c, k)
+    fn scale(scales: &[u8], _: usize, c: usize) -> f32 {
+        half(scales, 0, c)
     }
 
-    fn scale(scales: &Self::Scales, _: usize, c: usize) -> f32 {
-        scales.d[c].to_f32()
-    }
-
-    fn offset(scales: &Self::Scales, _: usize, c: usize) -> f32 {
-        scales.m[c].to_f32()
+    fn offset(scales: &[u8], _: usize, c: usize) -> f32 {
+        half(scales, HALVES, c)
     }
 }
 
-/// Scales of eight blocks of eight outputs in `Q4_K` and `Q5_K`: `scale = d * sc`,
-/// `offset = -m * mn`.
-#[repr(C, align(32))]
-#[derive(Debug, Clone, Copy)]
-pub(super) struct ScalesK {
-    pub d: [f16; WIDTH],
-    pub m: [f16; WIDTH],
-    pub sc: [[u8; WIDTH]; SUPER / BLOCK],
-    pub mn: [[u8; WIDTH]; SUPER / BLOCK],
-}
+/// Scales of `Q4_K` and `Q5_K`: 16 halves `d`, 16 halves `m`, then for each block 16 bytes `sc`, then for
+/// each block 16 bytes `mn`. `scale = d * sc`, `offset = -m * mn`.
+pub(super) mod scales_k {
+    use super::{BLOCK, HALVES, SUPER, WIDTH, copy_half};
 
-const NO_SCALES_K: ScalesK = ScalesK {
-    d: [f16::ZERO; WIDTH],
-    m: [f16::ZERO; WIDTH],
-    sc: [[0; WIDTH]; SUPER / BLOCK],
-    mn: [[0; WIDTH]; SUPER / BLOCK],
-};
+    pub const SPAN: usize = SUPER / BLOCK;
+    pub const M: usize = HALVES;
+    pub const SC: usize = 2 * HALVES;
+    pub const MN: usize = SC + SPAN * WIDTH;
+    pub const BYTES: usize = MN + SPAN * WIDTH;
 
-impl ScalesK {
     /// Reads the first 16 bytes of a block: d, m, and eight pairs of 6-bit values in 12 bytes.
-    fn set(&mut self, data: &[u8], sub: usize, c: usize) {
-        (self.d[c], self.m[c]) = (half_at(data), half_at(&data[2..]));
+    pub fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]) {
+        copy_half(data, scales, 0, c);
+        copy_half(&data[2..], scales, M, c);
         let s = &data[4..16];
-        (self.sc[sub][c], self.mn[sub][c]) = if sub < 4 {
+        let (sc, mn) = if sub < 4 {
             (s[sub] & 63, s[sub + 4] & 63)
         } else {
             (
@@ -265,14 +193,16 @@ impl ScalesK {
                 s[sub + 4] >> 4 | s[sub] >> 6 << 4,
             )
         };
+        scales[SC + sub * WIDTH + c] = sc;
+        scales[MN + sub * WIDTH + c] = mn;
     }
 
-    fn scale(&self, sub: usize, c: usize) -> f32 {
-        self.d[c].to_f32() * f32::from(self.sc[sub][c])
+    pub fn scale(scales: &[u8], sub: usize, c: usize) -> f32 {
+        super::half(scales, 0, c) * f32::from(scales[SC + sub * WIDTH + c])
     }
 
-    fn offset(&self, sub: usize, c: usize) -> f32 {
-        -(self.m[c].to_f32() * f32::from(self.mn[sub][c]))
+    pub fn offset(scales: &[u8], sub: usize, c: usize) -> f32 {
+        -(super::half(scales, M, c) * f32::from(scales[MN + sub * WIDTH + c]))
     }
 }
 
@@ -285,30 +215,22 @@ fn low_bits_k(nibbles: &[u8], sub: usize) -> Block {
 pub(super) struct Q4K;
 
 impl Format for Q4K {
-    type Quants = Bytes<{ BLOCK * WIDTH / 2 }>;
-    type Scales = ScalesK;
-    const SPAN: usize = SUPER / BLOCK;
+    const BITS: usize = 4;
+    const SPAN: usize = scales_k::SPAN;
+    const SCALES: usize = scales_k::BYTES;
     const OFFSET: bool = true;
 
-    fn empty() -> (Self::Quants, Self::Scales) {
-        (Bytes([0; _]), NO_SCALES_K)
+    fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]) -> Block {
+        scales_k::read(data, sub, c, scales);
+        low_bits_k(&data[16..], sub)
     }
 
-    fn set(data: &[u8], sub: usize, c: usize, q: &mut Self::Quants, scales: &mut Self::Scales) {
-        scales.set(data, sub, c);
-        set_nibbles(&mut q.0, c, &low_bits_k(&data[16..], sub));
+    fn scale(scales: &[u8], sub: usize, c: usize) -> f32 {
+        scales_k::scale(scales, sub, c)
     }
 
-    fn quant(quants: &Self::Quants, c: usize, k: usize) -> i32 {
-        nibble(&quants.0, c, k).into()
-    }
-
-    fn scale(scales: &Self::Scales, sub: usize, c: usize) -> f32 {
-        scales.scale(sub, c)
-    }
-
-    fn offset(scales: &Self::Scales, sub: usize, c: usize) -> f32 {
-        scales.offset(sub, c)
+    fn offset(scales: &[u8], sub: usize, c: usize) -> f32 {
+        scales_k::offset(scales, sub, c)
     }
 }
 
@@ -316,102 +238,113 @@ impl Format for Q4K {
 pub(super) struct Q5K;
 
 impl Format for Q5K {
-    type Quants = Bytes<FIVE>;
-    type Scales = ScalesK;
-    const SPAN: usize = SUPER / BLOCK;
+    const BITS: usize = 5;
+    const SPAN: usize = scales_k::SPAN;
+    const SCALES: usize = scales_k::BYTES;
     const OFFSET: bool = true;
 
-    fn empty() -> (Self::Quants, Self::Scales) {
-        (Bytes([0; _]), NO_SCALES_K)
-    }
-
-    fn set(data: &[u8], sub: usize, c: usize, q: &mut Self::Quants, scales: &mut Self::Scales) {
-        scales.set(data, sub, c);
+    fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]) -> Block {
+        scales_k::read(data, sub, c, scales);
         let (high, low) = data[16..].split_at(BLOCK);
         let mut block = low_bits_k(low, sub);
         for (q, high) in block.iter_mut().zip(high) {
             *q |= (high >> sub & 1) << 4;
         }
-        set_five(&mut q.0, c, &block);
+        block
     }
 
-    fn quant(quants: &Self::Quants, c: usize, k: usize) -> i32 {
-        five(&quants.0, c, k)
+    fn scale(scales: &[u8], sub: usize, c: usize) -> f32 {
+        scales_k::scale(scales, sub, c)
     }
 
-    fn scale(scales: &Self::Scales, sub: usize, c: usize) -> f32 {
-        scales.scale(sub, c)
-    }
-
-    fn offset(scales: &Self::Scales, sub: usize, c: usize) -> f32 {
-        scales.offset(sub, c)
+    fn offset(scales: &[u8], sub: usize, c: usize) -> f32 {
+        scales_k::offset(scales, sub, c)
     }
 }
 
-/// Scales of eight blocks of eight outputs in `Q6_K`: one f16, and an integer per half block.
-#[repr(C, align(32))]
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Scales6K {
-    pub sc: [[[i8; 2]; WIDTH]; SUPER / BLOCK],
-    pub d: [f16; WIDTH],
-}
-
-/// `Q6_K`. A tile holds the nibbles, then the upper two bits in two vectors. Byte `4 c + t` of the first
-/// has, from the low end, those of vectors 0, 1, 4 and 5; the second has those of 2, 3, 6 and 7.
+/// `Q6_K`. Its scales are 16 halves `d`, 32 unused bytes, then for each half block 16 signed bytes.
 pub(super) struct Q6K;
 
-const SIX: usize = BLOCK * WIDTH * 6 / 8;
-
-/// The byte and the shift of the upper bits of input `k`.
-fn place_six(c: usize, k: usize) -> (usize, usize) {
-    let v = k / 4;
-    (
-        NIBBLES + v % 4 / 2 * 32 + 4 * c + k % 4,
-        (v / 4 * 2 + v % 2) * 2,
-    )
+impl Q6K {
+    /// The place of the factors of a half block among the scales.
+    pub const fn factors(sub: usize, half: usize) -> usize {
+        2 * HALVES + (2 * sub + half) * WIDTH
+    }
 }
 
 impl Format for Q6K {
-    type Quants = Bytes<SIX>;
-    type Scales = Scales6K;
+    const BITS: usize = 6;
     const SPAN: usize = SUPER / BLOCK;
+    const SCALES: usize = Self::factors(Self::SPAN, 0);
     const BIAS: i32 = 32;
 
-    fn empty() -> (Self::Quants, Self::Scales) {
-        let scales = Scales6K {
-            sc: [[[0; 2]; WIDTH]; _],
-            d: [f16::ZERO; _],
-        };
-        (Bytes([0; _]), scales)
-    }
-
-    fn set(data: &[u8], sub: usize, c: usize, q: &mut Self::Quants, scales: &mut Self::Scales) {
+    fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]) -> Block {
         // Two runs of 128 inputs, each with 64 bytes of nibbles and 32 bytes of bit pairs.
         let (run, part) = (sub / 4, sub % 4);
         let (low, high) = (&data[run * 64..], &data[128 + run * 32..]);
-        let block: Block = std::array::from_fn(|k| {
+        copy_half(&data[208..], scales, 0, c);
+        for half in 0..2 {
+            scales[Self::factors(sub, half) + c] = data[192 + 2 * sub + half];
+        }
+        std::array::from_fn(|k| {
             let low = low[part % 2 * 32 + k] >> (part / 2 * 4) & 15;
             low | (high[k] >> (2 * part) & 3) << 4
-        });
-        scales.d[c] = half_at(&data[208..]);
-        scales.sc[sub][c] = [0, 1].map(|half| data[192 + 2 * sub + half] as i8);
-        set_nibbles(&mut q.0[..NIBBLES], c, &block);
-        for (k, value) in block.iter().enumerate() {
-            let (byte, shift) = place_six(c, k);
-            q.0[byte] |= (value >> 4) << shift;
+        })
+    }
+
+    fn scale(scales: &[u8], _: usize, c: usize) -> f32 {
+        half(scales, 0, c)
+    }
+
+    fn factor(scales: &[u8], sub: usize, c: usize, half: usize) -> i32 {
+        i32::from(scales[Self::factors(sub, half) + c] as i8)
+    }
+}
+
+/// Bytes of the low halves of a tile's quants, unless these have 8 bits.
+pub(super) const NIBBLES: usize = BLOCK * WIDTH / 2;
+
+/// Where the bits of input `k` of output `c` are in a tile: the byte of the low bits and their shift, and
+/// those of the bits above the fourth. With 5 bits, bit `v` of a byte belongs to vector `v`. With 6, the
+/// first vector of pairs has, from the low end, those of vectors 0, 1, 4 and 5, the second those of 2, 3, 6
+/// and 7.
+fn place(bits: usize, c: usize, k: usize) -> [(usize, usize); 2] {
+    let (v, at) = (k / 4, 4 * c + k % 4);
+    let low = match bits {
+        8 => (v * VECTOR + at, 0),
+        _ => (v % 4 * VECTOR + at, v / 4 * 4),
+    };
+    let high = match bits {
+        5 => (NIBBLES + at, v),
+        6 => (NIBBLES + v % 4 / 2 * VECTOR + at, (v / 4 * 2 + v % 2) * 2),
+        _ => (0, 0),
+    };
+    [low, high]
+}
+
+/// Puts a block into an empty place of a tile.
+pub(super) fn set_block<F: Format>(tile: &mut [u8], c: usize, block: &Block) {
+    for (k, &q) in block.iter().enumerate() {
+        let [low, high] = place(F::BITS, c, k);
+        if F::BITS == 8 {
+            tile[low.0] = q;
+        } else {
+            tile[low.0] |= (q & 15) << low.1;
+            tile[high.0] |= (q >> 4) << high.1;
         }
     }
+}
 
-    fn quant(quants: &Self::Quants, c: usize, k: usize) -> i32 {
-        let (byte, shift) = place_six(c, k);
-        i32::from(nibble(&quants.0, c, k) | (quants.0[byte] >> shift & 3) << 4)
-    }
-
-    fn scale(scales: &Self::Scales, _: usize, c: usize) -> f32 {
-        scales.d[c].to_f32()
-    }
-
-    fn factor(scales: &Self::Scales, sub: usize, c: usize, half: usize) -> i32 {
-        scales.sc[sub][c][half].into()
-    }
+/// The quant of a tile, without the bias.
+pub(super) fn quant<F: Format>(tile: &[u8], c: usize, k: usize) -> i32 {
+    let [low, high] = place(F::BITS, c, k);
+    let q = match F::BITS {
+        8 => tile[low.0],
+        4 => tile[low.0] >> low.1 & 15,
+        bits => {
+            let mask = (1 << (bits - 4)) - 1;
+            tile[low.0] >> low.1 & 15 | (tile[high.0] >> high.1 & mask) << 4
+        }
+    };
+    i32::from(q) - F::BIAS
 }

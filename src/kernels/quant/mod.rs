@@ -1,7 +1,7 @@
 //! Products with quantized weights on the CPU, with the same bits for any number of rows.
 //!
-//! Weights keep their blocks ([`formats`]); only their layout changes, to tiles of 8 outputs by 32
-//! inputs, so that one vector holds four inputs of eight outputs and is multiplied with four broadcast
+//! Weights keep their blocks ([`formats`]); only their layout changes, to tiles of 16 outputs by 32
+//! inputs, so that one vector holds four inputs of 16 outputs and is multiplied with four broadcast
 //! activations. Activations are quantized to 8 bits in blocks of 32, as in llama.cpp. The sum within a
 //! block is an exact integer; blocks are added in ascending order with one fused multiply-add each, or
 //! two if the format has an offset. Every instruction set and any number of rows computes exactly that,
@@ -23,68 +23,75 @@ mod x86;
 use super::cpu::Isa;
 use super::matmul::{CpuMatrix, Group, Product};
 use super::parallel::{Shared, for_each};
-use activations::{Activations, Pass, ROWS};
-use formats::{Format, WIDTH};
-use tiles::{AnyTiles, SIDES, Strip, with_tiles};
+use activations::{Activations, ROWS, Turn, turns};
+use candle_core::quantized::GgmlDType;
+use formats::WIDTH;
+use tiles::{Strip, with_format};
 
 pub use formats::BLOCK;
 pub use tiles::QuantMatrix;
 
 /// Rows that are processed before the next tiles: their activations stay in the cache.
-const PANEL: usize = 64;
+const PANEL: usize = 8 * ROWS;
 /// Number of multiply-adds from which waking other threads pays.
 const MIN_PARALLEL_WORK: usize = 1 << 15;
 
 impl QuantMatrix {
-    /// Computes the outputs of a strip for the rows of `passes`. `store` gets the side, the row and its
-    /// eight outputs.
+    /// Computes the outputs of a strip for the rows of `turns`. `store` gets the row and its 16 outputs.
     fn strip_product(
         &self,
         isa: Isa,
         strip: usize,
         x: &Activations,
-        passes: &[Pass],
-        store: impl FnMut(usize, usize, &[f32; WIDTH]),
+        turns: &[Turn],
+        store: impl FnMut(usize, &[f32; WIDTH]),
     ) {
-        with_tiles!(&self.tiles, tiles => {
-            product(isa, tiles.strip(strip, self.inputs / BLOCK), x, passes, store)
-        })
+        with_format!(self.dtype, F => product::<F>(isa, self.strip(strip), x, turns, store));
     }
 }
 
-/// Multiplies the rows of `passes` with a strip.
+/// Multiplies the rows of `turns` with a strip.
 #[cfg(target_arch = "x86_64")]
 fn product<F: x86::Vectors>(
     isa: Isa,
     strip: Strip<'_, F>,
     x: &Activations,
-    passes: &[Pass],
-    store: impl FnMut(usize, usize, &[f32; WIDTH]),
+    turns: &[Turn],
+    store: impl FnMut(usize, &[f32; WIDTH]),
 ) {
     match isa {
         // SAFETY: the CPU has the instructions, which `proof` is the proof of.
-        Isa::Avx512Vnni(proof) => unsafe { x86::product_vnni(proof, strip, x, passes, store) },
+        Isa::Avx512Vnni(proof) => unsafe { x86::product_avx512(proof, strip, x, turns, store) },
         // SAFETY: as above.
-        Isa::Avx2(proof) => unsafe { x86::product_avx2(proof, strip, x, passes, store) },
-        Isa::Portable => product_portable(strip, x, passes, store),
+        Isa::AvxVnni(proof) => unsafe { x86::product_avx_vnni(proof, strip, x, turns, store) },
+        // SAFETY: as above.
+        Isa::Avx2(proof) => unsafe { x86::product_avx2(proof, strip, x, turns, store) },
+        Isa::Portable => product_portable(strip, x, turns, store),
     }
+}
+
+/// Maximum number of rows of a turn.
+fn max_rows(isa: Isa, dtype: GgmlDType) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    return with_format!(dtype, F => x86::max_rows::<F>(isa));
+    #[cfg(not(target_arch = "x86_64"))]
+    ROWS
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 use product_portable as product;
 
 #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
-fn product_portable<F: Format>(
+fn product_portable<F: formats::Format>(
     #[cfg(not(target_arch = "x86_64"))] isa: Isa,
     strip: Strip<'_, F>,
     x: &Activations,
-    passes: &[Pass],
-    mut store: impl FnMut(usize, usize, &[f32; WIDTH]),
+    turns: &[Turn],
+    mut store: impl FnMut(usize, &[f32; WIDTH]),
 ) {
-    for side in 0..SIDES {
-        for (i, sums) in portable::product(strip, side, x, passes).iter().enumerate() {
-            store(side, passes[0].first + i, sums);
-        }
+    let first = turns[0].pass.first + turns[0].first;
+    for (i, sums) in portable::product(strip, x, turns).iter().enumerate() {
+        store(first + i, sums);
     }
 }
 
@@ -92,8 +99,8 @@ fn product_portable<F: Format>(
 struct Part<'a> {
     weight: &'a QuantMatrix,
     x: &'a Activations,
-    /// Some of the passes of `x`.
-    passes: &'a [Pass],
+    /// Consecutive rows of `x`.
+    turns: Vec<Turn>,
     /// The first row of `x` and the first column of the weight in the result.
     row: usize,
     column: usize,
@@ -127,7 +134,7 @@ impl CpuMatrix for QuantMatrix {
         let groups: Vec<_> = groups.collect();
         let out = Shared::new(out);
         for panel in 0.. {
-            let (parts, strips) = parts(&groups, panel);
+            let (parts, strips) = parts(isa, &groups, panel);
             if parts.is_empty() {
                 break;
             }
@@ -141,6 +148,7 @@ impl CpuMatrix for QuantMatrix {
 
 /// The weights of all groups that have so many panels of rows, and the number of their strips.
 fn parts<'a>(
+    isa: Isa,
     groups: &'a [(&Group<'a, QuantMatrix>, Activations)],
     panel: usize,
 ) -> (Vec<Part<'a>>, usize) {
@@ -154,7 +162,7 @@ fn parts<'a>(
             parts.push(Part {
                 weight,
                 x,
-                passes,
+                turns: turns(passes, max_rows(isa, weight.dtype)),
                 row,
                 column,
                 first: strips,
@@ -170,15 +178,11 @@ impl Part<'_> {
     /// The results of a strip of the weight; rows of the result have `width` columns.
     fn run(&self, isa: Isa, strip: usize, out: &Shared<'_, f32>, width: usize) {
         let weight = self.weight;
-        weight.strip_product(isa, strip, self.x, self.passes, |side, row, sums| {
-            let column = (strip * SIDES + side) * WIDTH;
-            let len = WIDTH.min(weight.outputs.saturating_sub(column));
-            if len == 0 {
-                // The last strip may have only one side.
-                return;
-            }
+        let column = strip * WIDTH;
+        let len = WIDTH.min(weight.outputs - column);
+        weight.strip_product(isa, strip, self.x, &self.turns, |row, sums| {
             let at = (self.row + row) * width + self.column + column;
-            // SAFETY: no two (row, weight, strip, side) share an element.
+            // SAFETY: no two (row, weight, strip) share an element.
             let place = unsafe { out.slice(at, len) };
             match <&mut [f32; WIDTH]>::try_from(&mut *place) {
                 Ok(place) => *place = *sums,

@@ -1,7 +1,7 @@
 //! Converts GGUF blocks, or floats, to tiles.
 
-use super::formats::{BLOCK, Format, SUPER, WIDTH};
-use super::tiles::{AnyTiles, QuantMatrix, SIDES, Tiles, with_tiles};
+use super::formats::{self, BLOCK, Format, SUPER, WIDTH};
+use super::tiles::{Line, QuantMatrix, strip_lines, with_format};
 use candle_core::Result;
 use candle_core::quantized::GgmlDType;
 use half::f16;
@@ -34,24 +34,20 @@ impl QuantMatrix {
                 "{found} bytes cannot be a [{outputs}, {inputs}] weight in {dtype:?}"
             );
         }
-        let (size, blocks) = (dtype.type_size(), inputs / BLOCK);
-        let tiles = match dtype {
-            GgmlDType::Q8_0 => AnyTiles::Q8_0(Tiles::new(data, size, blocks)),
-            GgmlDType::Q4_0 => AnyTiles::Q4_0(Tiles::new(data, size, blocks)),
-            GgmlDType::Q4_1 => AnyTiles::Q4_1(Tiles::new(data, size, blocks)),
-            GgmlDType::Q5_0 => {
-                let (data, size) = affine(data, size);
-                AnyTiles::Q5_1(Tiles::new(&data, size, blocks))
-            }
-            GgmlDType::Q5_1 => AnyTiles::Q5_1(Tiles::new(data, size, blocks)),
-            GgmlDType::Q4K => AnyTiles::Q4K(Tiles::new(data, size, blocks)),
-            GgmlDType::Q5K => AnyTiles::Q5K(Tiles::new(data, size, blocks)),
-            _ => AnyTiles::Q6K(Tiles::new(data, size, blocks)),
+        let (size, converted);
+        let (dtype, size, data) = if dtype == GgmlDType::Q5_0 {
+            (converted, size) = affine(data, dtype.type_size());
+            (GgmlDType::Q5_1, size, converted.as_slice())
+        } else {
+            (dtype, dtype.type_size(), data)
         };
+        let together = dtype.block_size() / BLOCK;
+        let lines = with_format!(dtype, F => pack::<F>(data, size, together, inputs / BLOCK));
         Ok(Self {
             outputs,
             inputs,
-            tiles,
+            dtype,
+            lines,
         })
     }
 
@@ -74,54 +70,45 @@ impl QuantMatrix {
     pub(super) fn dequantize_row(&self, output: usize, row: &mut [f32]) {
         assert!(output < self.outputs, "output {output} of {}", self.outputs);
         assert_eq!(row.len(), self.inputs, "inputs of a row");
-        let blocks = self.inputs / BLOCK;
-        with_tiles!(&self.tiles, tiles => tiles.dequantize_row(output, blocks, row));
-    }
-}
-
-impl<F: Format> Tiles<F> {
-    /// Lays out rows of `blocks` blocks of 32 values; `F::SPAN` of these are one GGUF block of `size`
-    /// bytes. Missing outputs of the last strip are zero.
-    fn new(data: &[u8], size: usize, blocks: usize) -> Self {
-        let records = blocks / F::SPAN;
-        let outputs = data.len() / (size * records).max(1);
-        let strips = outputs.div_ceil(SIDES * WIDTH);
-        let (quants, scales) = F::empty();
-        let mut this = Self {
-            quants: vec![[quants; SIDES]; strips * blocks],
-            scales: vec![[scales; SIDES]; strips * records],
-        };
-        for (at, data) in data.chunks_exact(size).enumerate() {
-            let (output, record) = (at / records, at % records);
-            let (strip, side, c) = place(output);
-            let scales = &mut this.scales[strip * records + record][side];
-            for sub in 0..F::SPAN {
-                let quants = &mut this.quants[strip * blocks + record * F::SPAN + sub][side];
-                F::set(data, sub, c, quants, scales);
-            }
-        }
-        this
+        with_format!(self.dtype, F => self.dequantize::<F>(output, row));
     }
 
-    fn dequantize_row(&self, output: usize, blocks: usize, row: &mut [f32]) {
-        let (strip, side, c) = place(output);
-        let strip = self.strip(strip, blocks);
+    fn dequantize<F: Format>(&self, output: usize, row: &mut [f32]) {
+        let (strip, c) = (self.strip::<F>(output / WIDTH), output % WIDTH);
         for (b, row) in row.chunks_exact_mut(BLOCK).enumerate() {
-            let (scales, sub) = (&strip.scales[b / F::SPAN][side], b % F::SPAN);
+            let (scales, sub, tile) = strip.block(b);
             let (scale, offset) = (F::scale(scales, sub, c), F::offset(scales, sub, c));
             for (k, x) in row.iter_mut().enumerate() {
                 let factor = F::factor(scales, sub, c, 2 * k / BLOCK);
-                let q = F::quant(&strip.quants[b][side], c, k) - F::BIAS;
-                *x = scale * (factor * q) as f32 + offset;
+                *x = scale * (factor * formats::quant::<F>(tile, c, k)) as f32 + offset;
             }
         }
     }
 }
 
-/// The strip, the side and the place in the tile of an output.
-fn place(output: usize) -> (usize, usize, usize) {
-    let tile = output / WIDTH;
-    (tile / SIDES, tile % SIDES, output % WIDTH)
+/// Lays out rows of `blocks` blocks of 32 values, of which `together` are one GGUF block of `size` bytes.
+/// Missing outputs of the last strip are zero.
+fn pack<F: Format>(data: &[u8], size: usize, together: usize, blocks: usize) -> Vec<Line> {
+    let per_row = blocks / together;
+    let outputs = data.len() / (size * per_row).max(1);
+    let strip_lines = strip_lines::<F>(blocks);
+    let mut lines = vec![Line([0; _]); outputs.div_ceil(WIDTH) * strip_lines];
+    let len = size_of_val(lines.as_slice());
+    // SAFETY: lines consist of bytes, without padding.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast::<u8>(), len) };
+    for (at, data) in data.chunks_exact(size).enumerate() {
+        let (output, first) = (at / per_row, at % per_row * together);
+        let strip = output / WIDTH * size_of::<Line>() * strip_lines;
+        for block in first..first + together {
+            let (record, sub) = (block / F::SPAN, block % F::SPAN);
+            let record = &mut bytes[strip + record * F::RECORD..][..F::RECORD];
+            let (scales, tiles) = record.split_at_mut(F::SCALES);
+            let c = output % WIDTH;
+            let quants = F::read(data, sub, c, scales);
+            formats::set_block::<F>(&mut tiles[sub * F::TILE..][..F::TILE], c, &quants);
+        }
+    }
+    lines
 }
 
 /// Converts `Q5_0` blocks (`d * (q - 16)`) to `Q5_1` (`d * q + m`), and returns the new block size. The

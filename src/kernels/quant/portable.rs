@@ -1,30 +1,28 @@
 //! The product in plain Rust. The vector code must give the same bits.
 
-use super::activations::{Activations, Pass};
-use super::formats::{BLOCK, Format, WIDTH};
+use super::activations::{Activations, Turn};
+use super::formats::{BLOCK, Format, WIDTH, quant};
 use super::tiles::Strip;
 
-/// Multiplies the rows of `passes` with one side of a strip: eight outputs per row, in order of rows.
+/// Multiplies the rows of `turns` with a strip: 16 outputs per row, in order of rows.
 pub(super) fn product<F: Format>(
     strip: Strip<'_, F>,
-    side: usize,
     x: &Activations,
-    passes: &[Pass],
+    turns: &[Turn],
 ) -> Vec<[f32; WIDTH]> {
-    let rows = passes
-        .iter()
-        .flat_map(|&pass| (0..pass.rows).map(move |row| (pass, row)));
+    let rows = turns.iter().flat_map(|turn| {
+        let rows = turn.first..turn.first + turn.rows;
+        rows.map(|row| (turn.pass, row))
+    });
     let mut out = vec![[0f32; WIDTH]; rows.clone().count()];
-    for (b, quants) in strip.quants.iter().enumerate() {
-        let quants = &quants[side];
-        let (scales, sub) = (&strip.scales[b / F::SPAN][side], b % F::SPAN);
+    for b in 0..strip.blocks() {
+        let (scales, sub, tile) = strip.block(b);
         let x: Vec<_> = rows
             .clone()
             .map(|(pass, row)| (x.block(pass, row, b), x.sums(pass)[b * pass.rows + row]))
             .collect();
         for c in 0..WIDTH {
-            let weights: [i16; BLOCK] =
-                std::array::from_fn(|k| (F::quant(quants, c, k) - F::BIAS) as i16);
+            let weights: [i16; BLOCK] = std::array::from_fn(|k| quant::<F>(tile, c, k) as i16);
             let factors = [0, 1].map(|half| F::factor(scales, sub, c, half));
             let (scale, offset) = (F::scale(scales, sub, c), F::offset(scales, sub, c));
             for ((x, sums), out) in x.iter().zip(&mut out) {

@@ -1,5 +1,6 @@
 //! Compares the tiles with plain arithmetic, and every instruction set with the portable code.
 
+use super::activations::Pass;
 use super::*;
 use crate::kernels::matmul::matmul;
 use candle_core::quantized::{GgmlDType, QTensor};
@@ -104,26 +105,60 @@ fn products_agree_with_f64_on_the_same_8_bit_activations() {
     }
 }
 
-/// Checks quantized activations, and results for any number of rows.
+/// Checks quantized activations, and results for any number of rows: all sizes of a pass, several passes and
+/// several panels, and numbers of blocks that fill a scale record or do not.
 #[test]
 fn all_isas_and_any_number_of_rows_give_the_same_bits() {
+    let most = PANEL + ROWS + 1;
     for kind in KINDS {
-        let inputs = inputs(kind, 5);
-        let (matrix, _) = weight(kind, 20, inputs);
-        let x = noise(23, inputs, 2.);
-        let plain = Activations::quantize(Isa::Portable, &x, inputs);
-        let want = products(Isa::Portable, &[&matrix], &x, inputs);
-        for isa in Isa::available() {
-            let quantized = Activations::quantize(isa, &x, inputs);
-            assert_eq!(quantized.passes(), plain.passes());
-            for &pass in plain.passes() {
-                assert_eq!(quantized.q(pass), plain.q(pass));
-                assert_eq!(quantized.sums(pass), plain.sums(pass));
+        for blocks in [4, 5] {
+            let inputs = inputs(kind, blocks);
+            let (matrix, _) = weight(kind, 20, inputs);
+            let x = noise(most, inputs, 2.);
+            let plain = Activations::quantize(Isa::Portable, &x, inputs);
+            let want = products(Isa::Portable, &[&matrix], &x, inputs);
+            for isa in Isa::available() {
+                let quantized = Activations::quantize(isa, &x, inputs);
+                assert_eq!(quantized.passes(), plain.passes());
+                for &pass in plain.passes() {
+                    assert_eq!(quantized.q(pass), plain.q(pass));
+                    assert_eq!(quantized.sums(pass), plain.sums(pass));
+                }
+                for rows in (1..=3 * ROWS).chain([PANEL, PANEL + 1, most]) {
+                    let some = products(isa, &[&matrix], &x[..rows * inputs], inputs);
+                    assert_eq!(some, want[..rows * 20], "{kind:?} on {isa:?}, {rows} rows");
+                }
             }
-            for rows in 1..=23 {
-                let some = products(isa, &[&matrix], &x[..rows * inputs], inputs);
-                assert_eq!(some, want[..rows * 20], "{kind:?} on {isa:?}, {rows} rows");
-            }
+        }
+    }
+}
+
+/// CPUs with AVX-VNNI are rare here, so its code also runs with the instruction of AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn avx_vnni_gives_the_same_bits_with_the_instruction_of_avx_512() {
+    let Some(Isa::Avx512Vnni(proof)) = Isa::detect("avx512vnni") else {
+        return;
+    };
+    for kind in KINDS {
+        let inputs = inputs(kind, 3);
+        let (matrix, _) = weight(kind, WIDTH, inputs);
+        let x = noise(2 * ROWS, inputs, 2.);
+        for rows in 1..=2 * ROWS {
+            let x = &x[..rows * inputs];
+            let want = products(Isa::Portable, &[&matrix], x, inputs);
+            let x = Activations::quantize(Isa::Portable, x, inputs);
+            let mut got = vec![0f32; rows * WIDTH];
+            let store = |row: usize, sums: &[f32; WIDTH]| {
+                got[row * WIDTH..][..WIDTH].copy_from_slice(sums);
+            };
+            with_format!(matrix.dtype, F => {
+                let turns = turns(x.passes(), x86::max_rows_avx_vnni::<F>());
+                let strip = matrix.strip::<F>(0);
+                // SAFETY: `proof` proves that the CPU has the instructions.
+                unsafe { x86::product_avx512_ymm(proof, strip, &x, &turns, store) };
+            });
+            assert_eq!(got, want, "{kind:?}, {rows} rows");
         }
     }
 }

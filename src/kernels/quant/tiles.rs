@@ -1,92 +1,109 @@
 //! The memory layout of quantized weights.
 
-use super::formats::{Format, Q4_0, Q4_1, Q4K, Q5_1, Q5K, Q6K, Q8_0, WIDTH};
+use super::formats::{BLOCK, Format, VECTOR, WIDTH};
 use candle_core::quantized::GgmlDType;
+use std::marker::PhantomData;
 
-/// Tiles per strip: they are side by side in memory and have 16 outputs together. With two sums at a
-/// time the CPU waits less for each.
-pub(super) const SIDES: usize = 2;
-/// A whole matrix in one format. Outputs beyond the last are zero.
-pub(super) struct Tiles<F: Format> {
-    /// `[outputs / 16 rounded up][inputs / 32]`.
-    pub quants: Vec<[F::Quants; SIDES]>,
-    /// `[outputs / 16 rounded up][inputs / 32 / F::SPAN]`.
-    pub scales: Vec<[F::Scales; SIDES]>,
+/// A vector's bytes, aligned.
+#[repr(C, align(64))]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Line(pub [u8; VECTOR]);
+
+/// Runs the same code for any block type that tiles can hold.
+macro_rules! with_format {
+    ($dtype:expr, $format:ident => $body:expr) => {{
+        use $crate::kernels::quant::formats;
+        macro_rules! with {
+            ($type:ident) => {{
+                type $format = formats::$type;
+                $body
+            }};
+        }
+        match $dtype {
+            GgmlDType::Q8_0 => with!(Q8_0),
+            GgmlDType::Q4_0 => with!(Q4_0),
+            GgmlDType::Q4_1 => with!(Q4_1),
+            GgmlDType::Q5_1 => with!(Q5_1),
+            GgmlDType::Q4K => with!(Q4K),
+            GgmlDType::Q5K => with!(Q5K),
+            GgmlDType::Q6K => with!(Q6K),
+            other => unreachable!("no tiles of {other:?}"),
+        }
+    }};
+}
+pub(super) use with_format;
+
+/// A quantized weight `[outputs, inputs]`, laid out for the kernels.
+pub struct QuantMatrix {
+    pub(super) outputs: usize,
+    pub(super) inputs: usize,
+    /// One that [`with_format`] has.
+    pub(super) dtype: GgmlDType,
+    /// Records `[outputs / 16 rounded up][inputs / 32 / SPAN rounded up]`. Outputs beyond the last are zero.
+    pub(super) lines: Vec<Line>,
 }
 
 /// The tiles of 16 outputs, for all inputs.
-pub(super) struct Strip<'a, F: Format> {
-    pub quants: &'a [[F::Quants; SIDES]],
-    pub scales: &'a [[F::Scales; SIDES]],
+pub(super) struct Strip<'a, F> {
+    lines: &'a [Line],
+    blocks: usize,
+    format: PhantomData<F>,
 }
 
-impl<F: Format> Clone for Strip<'_, F> {
+impl<F> Clone for Strip<'_, F> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<F: Format> Copy for Strip<'_, F> {}
+impl<F> Copy for Strip<'_, F> {}
 
-pub(super) enum AnyTiles {
-    Q8_0(Tiles<Q8_0>),
-    Q4_0(Tiles<Q4_0>),
-    Q4_1(Tiles<Q4_1>),
-    Q5_1(Tiles<Q5_1>),
-    Q4K(Tiles<Q4K>),
-    Q5K(Tiles<Q5K>),
-    Q6K(Tiles<Q6K>),
-}
-
-/// Runs the same code for tiles of any format.
-macro_rules! with_tiles {
-    ($tiles:expr, $name:ident => $body:expr) => {
-        match $tiles {
-            AnyTiles::Q8_0($name) => $body,
-            AnyTiles::Q4_0($name) => $body,
-            AnyTiles::Q4_1($name) => $body,
-            AnyTiles::Q5_1($name) => $body,
-            AnyTiles::Q4K($name) => $body,
-            AnyTiles::Q5K($name) => $body,
-            AnyTiles::Q6K($name) => $body,
-        }
-    };
-}
-pub(super) use with_tiles;
-
-/// A quantized weight `[outputs, inputs]`, laid out for this CPU.
-pub struct QuantMatrix {
-    pub(super) outputs: usize,
-    pub(super) inputs: usize,
-    pub(super) tiles: AnyTiles,
+/// Lines per strip of `blocks` blocks.
+pub(super) fn strip_lines<F: Format>(blocks: usize) -> usize {
+    const { assert!(F::SCALES.is_multiple_of(VECTOR) && F::TILE.is_multiple_of(VECTOR)) };
+    blocks.div_ceil(F::SPAN) * (F::RECORD / VECTOR)
 }
 
 impl QuantMatrix {
     /// Number of strips of 16 outputs.
     pub(super) fn strips(&self) -> usize {
-        self.outputs.div_ceil(SIDES * WIDTH)
+        self.outputs.div_ceil(WIDTH)
     }
 
     /// The block type that the tiles hold.
     pub fn dtype(&self) -> GgmlDType {
-        match self.tiles {
-            AnyTiles::Q8_0(_) => GgmlDType::Q8_0,
-            AnyTiles::Q4_0(_) => GgmlDType::Q4_0,
-            AnyTiles::Q4_1(_) => GgmlDType::Q4_1,
-            AnyTiles::Q5_1(_) => GgmlDType::Q5_1,
-            AnyTiles::Q4K(_) => GgmlDType::Q4K,
-            AnyTiles::Q5K(_) => GgmlDType::Q5K,
-            AnyTiles::Q6K(_) => GgmlDType::Q6K,
+        self.dtype
+    }
+
+    /// A strip of a weight in format `F`.
+    pub(super) fn strip<F: Format>(&self, strip: usize) -> Strip<'_, F> {
+        let blocks = self.inputs / BLOCK;
+        let count = strip_lines::<F>(blocks);
+        Strip {
+            lines: &self.lines[strip * count..][..count],
+            blocks,
+            format: PhantomData,
         }
     }
 }
 
-impl<F: Format> Tiles<F> {
-    pub fn strip(&self, strip: usize, blocks: usize) -> Strip<'_, F> {
-        let records = blocks / F::SPAN;
-        Strip {
-            quants: &self.quants[strip * blocks..(strip + 1) * blocks],
-            scales: &self.scales[strip * records..(strip + 1) * records],
-        }
+impl<'a, F: Format> Strip<'a, F> {
+    pub fn blocks(self) -> usize {
+        self.blocks
+    }
+
+    /// The records of all blocks, aligned for vectors.
+    pub fn bytes(self) -> &'a [u8] {
+        let (start, len) = (self.lines.as_ptr(), size_of_val(self.lines));
+        // SAFETY: lines consist of bytes, without padding.
+        unsafe { std::slice::from_raw_parts(start.cast(), len) }
+    }
+
+    /// The scales of the record of a block, the block's number in it, and its tile.
+    pub fn block(self, block: usize) -> (&'a [u8], usize, &'a [u8]) {
+        let (record, sub) = (block / F::SPAN, block % F::SPAN);
+        let record = &self.bytes()[record * F::RECORD..][..F::RECORD];
+        let (scales, tiles) = record.split_at(F::SCALES);
+        (scales, sub, &tiles[sub * F::TILE..][..F::TILE])
     }
 }

@@ -100,9 +100,12 @@ fn widest(values: &mut [f32], body: impl Loop) {
     match cpu::isa() {
         // SAFETY: `proof` proves that the CPU has the instructions.
         Isa::Avx512Vnni(proof) => return unsafe { run_avx512(proof, values, body) },
-        // SAFETY: as above.
-        Isa::Avx2(proof) => return unsafe { run_avx2(proof, values, body) },
-        Isa::Portable => {}
+        isa => {
+            if let Some(proof) = isa.avx2() {
+                // SAFETY: as above.
+                return unsafe { run_avx2(proof, values, body) };
+            }
+        }
     }
     body.run(values);
 }

@@ -1,395 +1,242 @@
-//! The products with vectors of 256 bits: AVX2 or AVX-512 VNNI, which differ only in how they multiply
-//! bytes.
-//!
-//! Loops over rows are plain loops: closures in `array::from_fn` and `map` are compiled without the
-//! vector instructions wherever the compiler does not inline them (measured: a third of the speed).
+//! The products with AVX-512 VNNI (512 bits), AVX-VNNI and AVX2 (256 bits).
 
+mod lanes;
+mod multiply;
 mod vectors;
 
-use super::activations::{Activations, BlockSums, Pass};
-use super::formats::{BLOCK, Format, WIDTH};
-use super::tiles::{SIDES, Strip};
-use crate::kernels::cpu;
-use std::arch::x86_64::*;
-use vectors::VECTORS;
+use super::activations::{Activations, ROWS, Turn};
+use super::formats::{BLOCK, VECTOR, WIDTH};
+use super::tiles::Strip;
+use crate::kernels::cpu::{self, Isa};
+use lanes::Lanes;
+use multiply::{Avx2, Avx512, AvxVnni, Multiply, Rows, Weights};
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 pub(super) use vectors::Vectors;
 
-/// A way to multiply bytes.
-trait Multiply {
-    /// For each of `R` rows, the exact `sum(factor * (quant - bias) * x)` of a block for eight outputs.
-    ///
-    /// # Safety
-    /// The CPU has the instructions; the tile and the rows are in range.
-    unsafe fn dots<F: Vectors, const R: usize>(
-        quants: &F::Quants,
-        scales: &F::Scales,
-        sub: usize,
-        x: &Rows<R>,
-        block: usize,
-    ) -> [__m256i; R];
+/// Prefetch distance in tiles if a strip is read once. Without it, one row reads a third fewer bytes per second
+/// from memory (measured); a distance of 8 is about as good.
+const AHEAD: usize = 16;
+
+/// What a pass over a strip prefetches as it goes: some lines per block.
+#[derive(Clone, Copy)]
+struct Ahead {
+    at: *const u8,
+    lines: usize,
 }
 
-/// A pass of `R` rows, as pointers: bounds are checked once, not once per vector.
-struct Rows<const R: usize> {
-    q: *const i8,
-    sums: *const BlockSums,
-}
-
-impl<const R: usize> Rows<R> {
+impl Ahead {
+    /// What pass `pass` of `passes` over a strip prefetches. If there is one, what it needs itself a few
+    /// tiles later, beyond the end of the strip too. If there are several, the strip comes from the cache
+    /// for most of them, and they share the next strip.
     #[inline(always)]
-    fn new(x: &Activations, pass: Pass, blocks: usize) -> Self {
-        let (q, sums) = (x.q(pass), x.sums(pass));
-        assert!(pass.rows == R && q.len() == R * blocks * BLOCK && sums.len() == R * blocks);
+    fn new<F: Vectors>(strip: Strip<'_, F>, pass: usize, passes: usize) -> Self {
+        let per_block = F::RECORD.div_ceil(F::SPAN * VECTOR);
+        let start = strip.bytes().as_ptr();
+        if passes == 1 {
+            return Self {
+                at: start.wrapping_add(AHEAD * F::RECORD / F::SPAN),
+                lines: per_block,
+            };
+        }
+        let lines = per_block.div_ceil(passes);
+        let share = lines * VECTOR * strip.blocks();
+        let (len, from) = (strip.bytes().len(), pass * share);
         Self {
-            q: q.as_ptr(),
-            sums: sums.as_ptr(),
+            at: start.wrapping_add(len + from),
+            lines: if from < len { lines } else { 0 },
         }
     }
 
-    /// Inputs `4 v .. 4 v + 4` of a block of row `i`, repeated eight times.
-    ///
-    /// # Safety
-    /// The pass has the block, `i < R`, `v < 8`, and the CPU has AVX2.
+    /// Prefetches the lines for a block.
     #[inline(always)]
-    unsafe fn broadcast(&self, i: usize, block: usize, v: usize) -> __m256i {
-        // SAFETY: in range, by the caller's contract.
-        unsafe {
-            // Without a check for overflow, which would cost a tenth of the time.
-            let at = self
-                .q
-                .add(block.wrapping_mul(BLOCK * R))
-                .add((v * R + i) * 4);
-            _mm256_set1_epi32(at.cast::<i32>().read_unaligned())
-        }
-    }
-
-    /// # Safety
-    /// The pass has the block, and `i < R`.
-    #[inline(always)]
-    unsafe fn sums(&self, i: usize, block: usize) -> &BlockSums {
-        // SAFETY: by the caller's contract.
-        unsafe { &*self.sums.add(block.wrapping_mul(R)).add(i) }
-    }
-}
-
-/// Unrolled loop: repeats the body for each of these vectors.
-macro_rules! each {
-    ($v:ident in $($n:literal)* => $body:block) => {
-        $({
-            let $v: usize = $n;
-            $body
-        })*
-    };
-}
-
-/// Returns the same vector, but keeps the compiler from reordering the code around it: otherwise it adds
-/// row by row and spends a sixth of the time on copying registers.
-///
-/// # Safety
-/// The CPU has AVX2.
-#[target_feature(enable = "avx2")]
-#[inline]
-unsafe fn keep(mut v: __m256i) -> __m256i {
-    // SAFETY: the assembly contains no instruction.
-    unsafe {
-        std::arch::asm!("/* {} */", inout(ymm_reg) v, options(nomem, nostack, preserves_flags));
-    }
-    v
-}
-
-struct Avx2;
-
-impl Multiply for Avx2 {
-    #[inline(always)]
-    unsafe fn dots<F: Vectors, const R: usize>(
-        quants: &F::Quants,
-        scales: &F::Scales,
-        sub: usize,
-        x: &Rows<R>,
-        block: usize,
-    ) -> [__m256i; R] {
-        // SAFETY: in range and available, by the caller's contract.
-        unsafe {
-            let ones = _mm256_set1_epi16(1);
-            let mut dots = [_mm256_setzero_si256(); R];
-            // Products of these vectors are added in i16, where they fit: 8 * 2 * 15 * 127, and so on.
-            // The two halves of the same bytes are processed one after the other.
-            macro_rules! run {
-                ($factor:expr; $($n:literal)*) => {
-                    let mut pairs = [_mm256_setzero_si256(); R];
-                    each!(v in $($n)* => {
-                        let w = F::quants(quants, v);
-                        for (i, pairs) in pairs.iter_mut().enumerate() {
-                            let product = _mm256_maddubs_epi16(w, x.broadcast(i, block, v));
-                            let sum = _mm256_add_epi16(*pairs, product);
-                            *pairs = if R > 2 { keep(sum) } else { sum };
-                        }
-                    });
-                    for (dot, pairs) in dots.iter_mut().zip(pairs) {
-                        *dot = _mm256_add_epi32(*dot, _mm256_madd_epi16(pairs, $factor));
-                    }
-                };
-            }
-            match F::BITS {
-                8 => {
-                    each!(v in 0 1 2 3 4 5 6 7 => {
-                        let w = F::quants(quants, v);
-                        let magnitude = _mm256_abs_epi8(w);
-                        for (i, dot) in dots.iter_mut().enumerate() {
-                            // |w| * (x with the sign of w): pairs are at most 2 * 128 * 127, within i16.
-                            let signed = _mm256_sign_epi8(x.broadcast(i, block, v), w);
-                            let pairs = _mm256_maddubs_epi16(magnitude, signed);
-                            let sum = _mm256_add_epi32(*dot, _mm256_madd_epi16(pairs, ones));
-                            *dot = if R > 2 { keep(sum) } else { sum };
-                        }
-                    });
-                }
-                4 => {
-                    run!(ones; 0 4 1 5 2 6 3 7);
-                }
-                5 => {
-                    run!(ones; 0 4 1 5);
-                    run!(ones; 2 6 3 7);
-                }
-                _ => {
-                    let factors = F::factors(scales, sub);
-                    let [low, high] = [both(factors, 0), both(factors, 1)];
-                    run!(low; 0 1);
-                    run!(low; 2 3);
-                    run!(high; 4 5);
-                    run!(high; 6 7);
-                }
-            }
-            unbias::<F, R>(&mut dots, scales, sub, x, block);
-            dots
-        }
-    }
-}
-
-struct Vnni;
-
-impl Multiply for Vnni {
-    #[inline(always)]
-    unsafe fn dots<F: Vectors, const R: usize>(
-        quants: &F::Quants,
-        scales: &F::Scales,
-        sub: usize,
-        x: &Rows<R>,
-        block: usize,
-    ) -> [__m256i; R] {
-        // SAFETY: in range and available, by the caller's contract.
-        unsafe {
-            let mut dots = [[_mm256_setzero_si256(); 2]; R];
-            each!(v in 0 4 1 5 2 6 3 7 => {
-                let mut w = F::quants(quants, v);
-                if F::BITS == 8 {
-                    // The instruction needs one unsigned operand.
-                    w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
-                }
-                for (i, dots) in dots.iter_mut().enumerate() {
-                    let half = &mut dots[v / (VECTORS / 2)];
-                    *half = _mm256_dpbusd_epi32(*half, w, x.broadcast(i, block, v));
-                }
-            });
-            let mut sums = [_mm256_setzero_si256(); R];
-            for (sum, [low, high]) in sums.iter_mut().zip(dots) {
-                *sum = if F::BITS == 6 {
-                    let factors = F::factors(scales, sub);
-                    let first = _mm256_srai_epi32::<16>(_mm256_slli_epi32::<16>(factors));
-                    let second = _mm256_srai_epi32::<16>(factors);
-                    let low = _mm256_mullo_epi32(low, first);
-                    _mm256_add_epi32(low, _mm256_mullo_epi32(high, second))
-                } else {
-                    _mm256_add_epi32(low, high)
-                };
-            }
-            if F::BITS == 8 {
-                shifted_totals::<R, 7>(&mut sums, x, block);
-            } else {
-                unbias::<F, R>(&mut sums, scales, sub, x, block);
-            }
-            sums
-        }
-    }
-}
-
-/// Sets both i16 of each pair to the one of `half`.
-///
-/// # Safety
-/// The CPU has AVX2.
-#[inline(always)]
-unsafe fn both(pairs: __m256i, half: usize) -> __m256i {
-    // SAFETY: by the caller's contract.
-    unsafe {
-        let at = (2 * half) as i32;
-        let place = 0x0100_0100 + at * 0x0101_0101;
-        let lane = _mm_setr_epi32(
-            place,
-            place + 0x0404_0404,
-            place + 0x0808_0808,
-            place + 0x0C0C_0C0C,
-        );
-        _mm256_shuffle_epi8(pairs, _mm256_broadcastsi128_si256(lane))
-    }
-}
-
-/// Subtracts the bias's contribution from the sums of unsigned quants.
-///
-/// # Safety
-/// As [`Multiply::dots`].
-#[inline(always)]
-unsafe fn unbias<F: Vectors, const R: usize>(
-    dots: &mut [__m256i; R],
-    scales: &F::Scales,
-    sub: usize,
-    x: &Rows<R>,
-    block: usize,
-) {
-    // SAFETY: by the caller's contract.
-    unsafe {
-        if F::BITS == 6 {
-            let factors = F::factors(scales, sub);
-            for (i, dot) in dots.iter_mut().enumerate() {
-                let [low, high] = x.sums(i, block).halves;
-                let halves = i32::from(high) << 16 | i32::from(low) & 0xFFFF;
-                let biased = _mm256_madd_epi16(factors, _mm256_set1_epi32(halves));
-                *dot = _mm256_sub_epi32(*dot, _mm256_slli_epi32::<5>(biased));
-            }
-        } else if F::BIAS != 0 {
-            shifted_totals::<R, 3>(dots, x, block);
-        }
-    }
-}
-
-/// `dots - (total << SHIFT)`.
-///
-/// # Safety
-/// As [`Multiply::dots`].
-#[inline(always)]
-unsafe fn shifted_totals<const R: usize, const SHIFT: u32>(
-    dots: &mut [__m256i; R],
-    x: &Rows<R>,
-    block: usize,
-) {
-    // SAFETY: by the caller's contract.
-    unsafe {
-        for (i, dot) in dots.iter_mut().enumerate() {
-            let bias = x.sums(i, block).total << SHIFT;
-            *dot = _mm256_sub_epi32(*dot, _mm256_set1_epi32(bias));
-        }
-    }
-}
-
-/// Prefetch distance in blocks: about 2 KB, which uses more of the memory's bandwidth than the hardware
-/// prefetcher alone (measured: a third more bytes per second with one row).
-const AHEAD: usize = 8;
-
-/// Prefetches block `block`, counted from the start of this strip; it may belong to a later strip.
-#[inline(always)]
-fn prefetch<F: Format>(strip: Strip<'_, F>, block: usize) {
-    let ask = |start: *const i8, bytes: usize| {
-        for line in (0..bytes).step_by(64) {
+    fn step(&mut self) {
+        for _ in 0..self.lines {
             // SAFETY: a prefetch has no visible effect, whatever the address.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(line)) };
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.at.cast()) };
+            self.at = self.at.wrapping_add(VECTOR);
         }
-    };
-    let quants = strip.quants.as_ptr().wrapping_add(block).cast();
-    ask(quants, size_of::<F::Quants>() * SIDES);
-    let bytes = size_of::<F::Scales>() * SIDES / F::SPAN;
-    let scales = strip.scales.as_ptr().cast::<i8>();
-    ask(scales.wrapping_add(bytes.wrapping_mul(block)), bytes);
-}
-
-/// Multiplies a pass of `R` rows with a strip.
-///
-/// # Safety
-/// The CPU has what `M` and the format need.
-#[inline(always)]
-unsafe fn rows<M: Multiply, F: Vectors, const R: usize>(
-    strip: Strip<'_, F>,
-    x: &Activations,
-    pass: Pass,
-) -> [[[f32; WIDTH]; R]; SIDES] {
-    let blocks = strip.quants.len();
-    assert!(strip.scales.len() * F::SPAN >= blocks);
-    let x = Rows::<R>::new(x, pass, blocks);
-    // SAFETY: blocks are in range of tiles and rows; the CPU has the instructions by the caller's
-    // contract.
-    unsafe {
-        let mut sums = [[_mm256_setzero_ps(); R]; SIDES];
-        for block in 0..blocks {
-            prefetch(strip, block.wrapping_add(AHEAD));
-            let sub = block % F::SPAN;
-            for (side, sums) in sums.iter_mut().enumerate() {
-                let quants = strip.quants.get_unchecked(block).get_unchecked(side);
-                let scales = strip.scales.get_unchecked(block / F::SPAN);
-                let scales = scales.get_unchecked(side);
-                let dots = M::dots::<F, R>(quants, scales, sub, &x, block);
-                let d = F::scales(scales, sub);
-                for i in 0..R {
-                    let scale = _mm256_mul_ps(d, _mm256_set1_ps(x.sums(i, block).scale));
-                    sums[i] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[i]), scale, sums[i]);
-                }
-                if F::OFFSET {
-                    let m = F::offsets(scales, sub);
-                    for (i, sum) in sums.iter_mut().enumerate() {
-                        *sum = _mm256_fmadd_ps(m, _mm256_set1_ps(x.sums(i, block).sum), *sum);
-                    }
-                }
-            }
-        }
-        let mut out = [[[0f32; WIDTH]; R]; SIDES];
-        for (out, sums) in out.iter_mut().zip(sums) {
-            for (out, sum) in out.iter_mut().zip(sums) {
-                _mm256_storeu_ps(out.as_mut_ptr(), sum);
-            }
-        }
-        out
     }
 }
 
-/// Calls `rows` for each pass, and passes each row's outputs to `store`.
-macro_rules! product {
-    ($multiply:ty, $format:ty, $strip:expr, $x:expr, $passes:expr, $store:expr; $($n:literal)*) => {
-        for &pass in $passes {
-            match pass.rows {
-                $($n => {
-                    let out = rows::<$multiply, $format, $n>($strip, $x, pass);
-                    for (side, out) in out.iter().enumerate() {
-                        for (i, sums) in out.iter().enumerate() {
-                            $store(side, pass.first + i, sums);
+/// Multiplies the `R` rows of a turn with the outputs of `V` vectors of a strip, from output `from`.
+///
+/// # Safety
+/// The CPU has what `M` needs.
+#[inline(always)]
+unsafe fn rows<M: Multiply, F: Vectors, const R: usize, const V: usize>(
+    strip: Strip<'_, F>,
+    from: usize,
+    x: &Activations,
+    &Turn { pass, first, rows }: &Turn,
+    mut ahead: Ahead,
+    out: &mut [[f32; WIDTH]; R],
+) {
+    let count = M::Lanes::COUNT;
+    let (q, block_sums) = (x.q(pass), x.sums(pass));
+    let values = pass.rows * strip.blocks();
+    assert!(rows == R && first + R <= pass.rows);
+    assert!(q.len() == values * BLOCK && block_sums.len() == values);
+    assert!(from + V * count <= WIDTH);
+    // SAFETY: blocks are in range of strip and rows; the CPU has the instructions by the caller's contract.
+    unsafe {
+        let mut x = Rows {
+            q: q.as_ptr().add(first * BLOCK),
+            sums: block_sums.as_ptr().add(first),
+        };
+        let mut record = strip.bytes().as_ptr();
+        let mut sums = [[M::Lanes::float_zero(); R]; V];
+        let mut left = strip.blocks();
+        while left > 0 {
+            let blocks = left.min(F::SPAN);
+            let mut tile = record.add(F::SCALES + 4 * from);
+            for sub in 0..blocks {
+                ahead.step();
+                for (v, sums) in sums.iter_mut().enumerate() {
+                    let w = Weights {
+                        scales: record,
+                        sub,
+                        first: from + v * count,
+                        tile: tile.add(4 * v * count),
+                    };
+                    let dots = M::dots::<F, R>(&w, &x);
+                    let d = F::scales::<M::Lanes>(w.scales, sub, w.first);
+                    for (i, sum) in sums.iter_mut().enumerate() {
+                        let scale = M::Lanes::float_broadcast(&x.sums(i).scale);
+                        let scale = M::Lanes::float_mul(d, scale);
+                        *sum = M::Lanes::fma(M::Lanes::floats(dots[i]), scale, *sum);
+                    }
+                    if F::OFFSET {
+                        let m = F::offsets::<M::Lanes>(w.scales, sub, w.first);
+                        for (i, sum) in sums.iter_mut().enumerate() {
+                            let x = M::Lanes::float_broadcast(&x.sums(i).sum);
+                            *sum = M::Lanes::fma(m, x, *sum);
                         }
+                    }
+                }
+                tile = tile.wrapping_add(F::TILE);
+                x.q = x.q.wrapping_add(pass.rows * BLOCK);
+                x.sums = x.sums.wrapping_add(pass.rows);
+            }
+            record = record.wrapping_add(F::RECORD);
+            left -= blocks;
+        }
+        for (v, sums) in sums.into_iter().enumerate() {
+            for (out, sum) in out.iter_mut().zip(sums) {
+                M::Lanes::store(out.as_mut_ptr().add(from + v * count), sum);
+            }
+        }
+    }
+}
+
+/// Maximum number of rows of a turn.
+pub(super) fn max_rows<F: Vectors>(isa: Isa) -> usize {
+    match isa {
+        Isa::Avx512Vnni(_) => Avx512::max_rows(F::BITS),
+        Isa::AvxVnni(_) => AvxVnni::max_rows(F::BITS),
+        Isa::Avx2(_) => Avx2::max_rows(F::BITS),
+        Isa::Portable => ROWS,
+    }
+}
+
+#[cfg(test)]
+pub(super) fn max_rows_avx_vnni<F: Vectors>() -> usize {
+    AvxVnni::max_rows(F::BITS)
+}
+
+/// Calls `rows` for each turn, and passes each row's outputs to `store`. Numbers in brackets: rows, and the
+/// vectors of a tile that they are multiplied with at a time. AVX2 takes both halves of a tile at once although
+/// that needs more registers than it has: reading each strip twice costs more (measured at 4 rows: a fifth).
+macro_rules! product {
+    ($multiply:ty, $format:ty, $strip:expr, $x:expr, $turns:expr, $store:expr;
+     $([$rows:literal x $vectors:literal])*) => {{
+        let width = <$multiply as Multiply>::Lanes::COUNT;
+        let passes = |turn: &Turn| match turn.rows {
+            $($rows => WIDTH / width / $vectors,)*
+            _ => unreachable!("no turn has so many rows"),
+        };
+        let all = $turns.iter().map(passes).sum();
+        let mut number = 0;
+        for turn in $turns {
+            match turn.rows {
+                $($rows if $rows <= <$multiply>::max_rows(<$format>::BITS) => {
+                    let mut out = [[0f32; WIDTH]; $rows];
+                    for from in (0..WIDTH).step_by($vectors * width) {
+                        let ahead = Ahead::new($strip, number, all);
+                        rows::<$multiply, $format, $rows, $vectors>($strip, from, $x, turn, ahead, &mut out);
+                        number += 1;
+                    }
+                    for (i, out) in out.iter().enumerate() {
+                        $store(turn.pass.first + turn.first + i, out);
                     }
                 })*
-                _ => unreachable!("no pass has so many rows"),
+                _ => unreachable!("no turn has so many rows"),
             }
         }
-    };
+    }};
 }
 
-/// Multiplies the rows of `passes` with a strip. `store` is called with the side, the row and its eight
-/// outputs.
+/// Multiplies the rows of `turns` with a strip. `store` is called with the row and its 16 outputs.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn product_avx2<F: Vectors>(
     _: cpu::Avx2,
     strip: Strip<'_, F>,
     x: &Activations,
-    passes: &[Pass],
-    mut store: impl FnMut(usize, usize, &[f32; WIDTH]),
+    turns: &[Turn],
+    mut store: impl FnMut(usize, &[f32; WIDTH]),
 ) {
     // SAFETY: the CPU has the instructions: a caller needs them, or has to show the proof.
-    unsafe { product!(Avx2, F, strip, x, passes, store; 1 2 3 4 6 8) };
+    unsafe {
+        product!(Avx2, F, strip, x, turns, store;
+            [1 x 2] [2 x 2] [3 x 2] [4 x 2] [5 x 2] [6 x 2] [7 x 2] [8 x 2])
+    };
+}
+
+/// As [`product_avx2`].
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+pub(super) fn product_avx_vnni<F: Vectors>(
+    _: cpu::AvxVnni,
+    strip: Strip<'_, F>,
+    x: &Activations,
+    turns: &[Turn],
+    mut store: impl FnMut(usize, &[f32; WIDTH]),
+) {
+    // SAFETY: the CPU has the instructions: a caller needs them, or has to show the proof.
+    unsafe {
+        product!(AvxVnni, F, strip, x, turns, store;
+            [1 x 2] [2 x 2] [3 x 1] [4 x 1] [5 x 1] [6 x 1])
+    };
+}
+
+/// The same code as [`product_avx_vnni`], for CPUs that have AVX-512 instead.
+#[cfg(test)]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(super) fn product_avx512_ymm<F: Vectors>(
+    _: cpu::Avx512Vnni,
+    strip: Strip<'_, F>,
+    x: &Activations,
+    turns: &[Turn],
+    mut store: impl FnMut(usize, &[f32; WIDTH]),
+) {
+    // SAFETY: the CPU has the instructions: a caller needs them, or has to show the proof.
+    unsafe {
+        product!(multiply::Avx512Ymm, F, strip, x, turns, store;
+            [1 x 2] [2 x 2] [3 x 1] [4 x 1] [5 x 1] [6 x 1])
+    };
 }
 
 /// As [`product_avx2`].
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-pub(super) fn product_vnni<F: Vectors>(
+pub(super) fn product_avx512<F: Vectors>(
     _: cpu::Avx512Vnni,
     strip: Strip<'_, F>,
     x: &Activations,
-    passes: &[Pass],
-    mut store: impl FnMut(usize, usize, &[f32; WIDTH]),
+    turns: &[Turn],
+    mut store: impl FnMut(usize, &[f32; WIDTH]),
 ) {
     // SAFETY: the CPU has the instructions: a caller needs them, or has to show the proof.
-    unsafe { product!(Vnni, F, strip, x, passes, store; 1 2 3 4 6 8) };
+    unsafe {
+        product!(Avx512, F, strip, x, turns, store;
+            [1 x 1] [2 x 1] [3 x 1] [4 x 1] [5 x 1] [6 x 1]
+            [7 x 1] [8 x 1] [9 x 1] [10 x 1] [11 x 1] [12 x 1]);
+    };
 }

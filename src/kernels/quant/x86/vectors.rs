@@ -1,207 +1,182 @@
-//! The formats as vectors of 256 bits.
+//! The formats as vectors.
 
 use super::super::formats::{
-    Affine, BLOCK, Bytes, Format, Q4_0, Q4_1, Q4K, Q5_1, Q5K, Q6K, Q8_0, Scales6K, ScalesK, WIDTH,
+    Format, NIBBLES, Q4_0, Q4_1, Q4K, Q5_1, Q5K, Q6K, Q8_0, VECTOR, WIDTH, scales_k,
 };
-use half::f16;
-use std::arch::x86_64::*;
+use super::lanes::Lanes;
 
 /// Vectors per tile.
-pub(super) const VECTORS: usize = BLOCK / 4;
+pub(super) const VECTORS: usize = 8;
 
-/// A format as vectors. All functions need AVX2, FMA and F16C, and are inlined into functions that
-/// have them.
+/// A format as vectors. The functions are inlined into functions that have the instructions. `first` is the
+/// first of the outputs that a vector has.
 pub(in super::super) trait Vectors: Format {
-    /// Bits per quant. With 8 bits quants are signed, with fewer they are unsigned.
-    const BITS: u32;
-
-    /// Quants of inputs `4 v .. 4 v + 4` of eight outputs.
+    /// The scales of block `sub` of a record.
     ///
     /// # Safety
-    /// The CPU has AVX2; `v < 8`.
-    unsafe fn quants(quants: &Self::Quants, v: usize) -> __m256i;
+    /// The CPU has the instructions; `scales` is the start of a record.
+    unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize) -> L::F;
 
-    /// Scales of eight outputs.
+    /// The offsets; only called with [`Format::OFFSET`].
     ///
     /// # Safety
-    /// The CPU has AVX2 and F16C.
-    unsafe fn scales(scales: &Self::Scales, sub: usize) -> __m256;
-
-    /// Offsets of eight outputs; only called with [`Format::OFFSET`].
-    ///
-    /// # Safety
-    /// The CPU has AVX2 and F16C.
-    unsafe fn offsets(_: &Self::Scales, _sub: usize) -> __m256 {
+    /// As [`Vectors::scales`].
+    unsafe fn offsets<L: Lanes>(_scales: *const u8, _sub: usize, _first: usize) -> L::F {
         unreachable!("the format has no offsets")
     }
 
-    /// For each output, the factors of both half blocks as two i16; only called with 6 bits.
+    /// The factors of half a block; only called with 6 bits.
     ///
     /// # Safety
-    /// The CPU has AVX2.
-    unsafe fn factors(_: &Self::Scales, _sub: usize) -> __m256i {
+    /// As [`Vectors::scales`].
+    unsafe fn factors<L: Lanes>(
+        _scales: *const u8,
+        _sub: usize,
+        _first: usize,
+        _half: usize,
+    ) -> L::I {
         unreachable!("the format has no factors")
     }
 }
 
-/// The 32 bytes of vector `v`.
+/// Unsigned quants of inputs `4 v .. 4 v + 4`. `tile` is the tile's address plus four bytes for each output
+/// before the vector's first.
 ///
 /// # Safety
-/// The CPU has AVX2, and `bytes` contains vector `v`.
+/// The CPU has the instructions; the tile has format `F`; `v < 8`.
 #[inline(always)]
-unsafe fn load<const N: usize>(bytes: &Bytes<N>, v: usize) -> __m256i {
-    debug_assert!((v + 1) * 32 <= N);
-    // SAFETY: by the caller's contract; `Bytes` is aligned.
-    unsafe { _mm256_load_si256(bytes.0.as_ptr().add(v * 32).cast()) }
-}
-
-/// Nibbles of vector `v`.
-///
-/// # Safety
-/// As [`load`].
-#[inline(always)]
-unsafe fn nibbles<const N: usize>(bytes: &Bytes<N>, v: usize) -> __m256i {
+pub(super) unsafe fn quants<F: Format, L: Lanes>(tile: *const u8, v: usize) -> L::I {
     // SAFETY: by the caller's contract.
     unsafe {
-        let both = load(bytes, v % (VECTORS / 2));
+        if F::BITS == 8 {
+            return L::load(tile.add(v * VECTOR));
+        }
+        let both = L::load(tile.add(v % (VECTORS / 2) * VECTOR));
         let nibbles = if v < VECTORS / 2 {
             both
         } else {
-            _mm256_srli_epi16::<4>(both)
+            L::right::<4>(both)
         };
-        _mm256_and_si256(nibbles, _mm256_set1_epi8(15))
-    }
-}
-
-/// Quants of 5 bits.
-///
-/// # Safety
-/// As [`load`].
-#[inline(always)]
-unsafe fn five<const N: usize>(bytes: &Bytes<N>, v: usize) -> __m256i {
-    // SAFETY: by the caller's contract.
-    unsafe {
-        // Moves bit v of each byte to bit 4; bits shifted in from the neighbouring byte are masked off.
-        let bits = _mm256_sll_epi16(load(bytes, 4), _mm_cvtsi32_si128(4 - v.min(4) as i32));
-        let bits = _mm256_srl_epi16(bits, _mm_cvtsi32_si128(v.max(4) as i32 - 4));
-        let bit = _mm256_and_si256(bits, _mm256_set1_epi8(16));
-        _mm256_or_si256(nibbles(bytes, v), bit)
-    }
-}
-
-/// Eight halves as floats.
-///
-/// # Safety
-/// The CPU has F16C.
-#[inline(always)]
-unsafe fn widen(halves: &[f16; WIDTH]) -> __m256 {
-    // SAFETY: eight halves are 16 bytes.
-    unsafe { _mm256_cvtph_ps(_mm_loadu_si128(halves.as_ptr().cast())) }
-}
-
-/// Eight bytes as floats.
-///
-/// # Safety
-/// The CPU has AVX2.
-#[inline(always)]
-unsafe fn widen_bytes(bytes: &[u8; WIDTH]) -> __m256 {
-    // SAFETY: eight bytes are read.
-    unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(bytes.as_ptr().cast()))) }
-}
-
-/// # Safety
-/// The CPU has AVX2 and F16C.
-#[inline(always)]
-unsafe fn scales_k(scales: &ScalesK, sub: usize) -> __m256 {
-    // SAFETY: by the caller's contract.
-    unsafe { _mm256_mul_ps(widen(&scales.d), widen_bytes(&scales.sc[sub])) }
-}
-
-/// # Safety
-/// The CPU has AVX2 and F16C.
-#[inline(always)]
-unsafe fn offsets_k(scales: &ScalesK, sub: usize) -> __m256 {
-    // SAFETY: by the caller's contract.
-    unsafe {
-        let offsets = _mm256_mul_ps(widen(&scales.m), widen_bytes(&scales.mn[sub]));
-        _mm256_xor_ps(offsets, _mm256_set1_ps(-0.0))
-    }
-}
-
-/// Implements [`Vectors`]: bits, quants, scales and, if any, offsets, using the functions above.
-macro_rules! vectors {
-    ($format:ty, $bits:literal, $quants:expr, $scales:expr $(, $offsets:expr)?) => {
-        impl Vectors for $format {
-            const BITS: u32 = $bits;
-
-            #[inline(always)]
-            unsafe fn quants(quants: &Self::Quants, v: usize) -> __m256i {
-                // SAFETY: by the caller's contract.
-                unsafe { $quants(quants, v) }
-            }
-
-            #[inline(always)]
-            unsafe fn scales(scales: &Self::Scales, sub: usize) -> __m256 {
-                // SAFETY: by the caller's contract.
-                unsafe { $scales(scales, sub) }
-            }
-
-            $(#[inline(always)]
-            unsafe fn offsets(scales: &Self::Scales, sub: usize) -> __m256 {
-                // SAFETY: by the caller's contract.
-                unsafe { $offsets(scales, sub) }
-            })?
+        let nibbles = L::and(nibbles, L::bytes(15));
+        match F::BITS {
+            5 => L::or(nibbles, fifth::<L>(tile, v)),
+            6 => L::or(nibbles, upper_pair::<L>(tile, v)),
+            _ => nibbles,
         }
+    }
+}
+
+/// Bit `v` of each byte, moved to bit 4. Bits that come from the neighbouring byte are masked off.
+///
+/// # Safety
+/// As [`quants`], with 5 bits.
+#[inline(always)]
+unsafe fn fifth<L: Lanes>(tile: *const u8, v: usize) -> L::I {
+    // SAFETY: by the caller's contract.
+    unsafe {
+        let bits = L::load(tile.add(NIBBLES));
+        let bits = match v {
+            0 => L::left::<4>(bits),
+            1 => L::left::<3>(bits),
+            2 => L::left::<2>(bits),
+            3 => L::left::<1>(bits),
+            4 => bits,
+            5 => L::right::<1>(bits),
+            6 => L::right::<2>(bits),
+            _ => L::right::<3>(bits),
+        };
+        L::and(bits, L::bytes(16))
+    }
+}
+
+/// The upper two bits, moved to bits 4 and 5.
+///
+/// # Safety
+/// As [`quants`], with 6 bits.
+#[inline(always)]
+unsafe fn upper_pair<L: Lanes>(tile: *const u8, v: usize) -> L::I {
+    // SAFETY: by the caller's contract.
+    unsafe {
+        let bits = L::load(tile.add(NIBBLES + v % 4 / 2 * VECTOR));
+        let bits = match v / 4 * 2 + v % 2 {
+            0 => L::left::<4>(bits),
+            1 => L::left::<2>(bits),
+            2 => bits,
+            _ => L::right::<2>(bits),
+        };
+        L::and(bits, L::bytes(0x30))
+    }
+}
+
+/// Halves of a record's block, of which each block has 16.
+macro_rules! one_half_per_block {
+    ($($format:ty)*) => {
+        $(impl Vectors for $format {
+            #[inline(always)]
+            unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize) -> L::F {
+                // SAFETY: in the record, by the caller's contract.
+                unsafe { L::halves(scales.add(2 * (sub * WIDTH + first))) }
+            }
+        })*
     };
 }
+one_half_per_block!(Q8_0 Q4_0);
 
-vectors!(Q8_0, 8, load, |s, _| widen(s));
-vectors!(Q4_0, 4, nibbles, |s, _| widen(s));
-vectors!(
-    Q4_1,
-    4,
-    nibbles,
-    |s: &Affine, _| widen(&s.d),
-    |s: &Affine, _| widen(&s.m)
-);
-vectors!(
-    Q5_1,
-    5,
-    five,
-    |s: &Affine, _| widen(&s.d),
-    |s: &Affine, _| widen(&s.m)
-);
-vectors!(Q4K, 4, nibbles, scales_k, offsets_k);
-vectors!(Q5K, 5, five, scales_k, offsets_k);
+macro_rules! two_halves_per_block {
+    ($($format:ty)*) => {
+        $(impl Vectors for $format {
+            #[inline(always)]
+            unsafe fn scales<L: Lanes>(scales: *const u8, _: usize, first: usize) -> L::F {
+                // SAFETY: in the record, by the caller's contract.
+                unsafe { L::halves(scales.add(2 * first)) }
+            }
+
+            #[inline(always)]
+            unsafe fn offsets<L: Lanes>(scales: *const u8, _: usize, first: usize) -> L::F {
+                // SAFETY: as above.
+                unsafe { L::halves(scales.add(2 * (WIDTH + first))) }
+            }
+        })*
+    };
+}
+two_halves_per_block!(Q4_1 Q5_1);
+
+macro_rules! halves_times_bytes {
+    ($($format:ty)*) => {
+        $(impl Vectors for $format {
+            #[inline(always)]
+            unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize) -> L::F {
+                // SAFETY: in the record, by the caller's contract.
+                unsafe {
+                    let sc = L::unsigned(scales.add(scales_k::SC + sub * WIDTH + first));
+                    L::float_mul(L::halves(scales.add(2 * first)), L::floats(sc))
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn offsets<L: Lanes>(scales: *const u8, sub: usize, first: usize) -> L::F {
+                // SAFETY: as above.
+                unsafe {
+                    let mn = L::unsigned(scales.add(scales_k::MN + sub * WIDTH + first));
+                    let m = L::halves(scales.add(scales_k::M + 2 * first));
+                    L::negate(L::float_mul(m, L::floats(mn)))
+                }
+            }
+        })*
+    };
+}
+halves_times_bytes!(Q4K Q5K);
 
 impl Vectors for Q6K {
-    const BITS: u32 = 6;
-
     #[inline(always)]
-    unsafe fn quants(quants: &Self::Quants, v: usize) -> __m256i {
-        // SAFETY: by the caller's contract.
-        unsafe {
-            let bits = load(quants, 4 + v % 4 / 2);
-            let bits = match v / 4 * 2 + v % 2 {
-                0 => _mm256_slli_epi16::<4>(bits),
-                1 => _mm256_slli_epi16::<2>(bits),
-                2 => bits,
-                _ => _mm256_srli_epi16::<2>(bits),
-            };
-            let high = _mm256_and_si256(bits, _mm256_set1_epi8(0x30));
-            _mm256_or_si256(nibbles(quants, v), high)
-        }
+    unsafe fn scales<L: Lanes>(scales: *const u8, _: usize, first: usize) -> L::F {
+        // SAFETY: in the record, by the caller's contract.
+        unsafe { L::halves(scales.add(2 * first)) }
     }
 
     #[inline(always)]
-    unsafe fn scales(scales: &Scales6K, _: usize) -> __m256 {
-        // SAFETY: by the caller's contract.
-        unsafe { widen(&scales.d) }
-    }
-
-    #[inline(always)]
-    unsafe fn factors(scales: &Scales6K, sub: usize) -> __m256i {
-        // SAFETY: sixteen factors are 16 bytes.
-        unsafe { _mm256_cvtepi8_epi16(_mm_loadu_si128(scales.sc[sub].as_ptr().cast())) }
+    unsafe fn factors<L: Lanes>(scales: *const u8, sub: usize, first: usize, half: usize) -> L::I {
+        // SAFETY: as above.
+        unsafe { L::signed(scales.add(Q6K::factors(sub, half) + first)) }
     }
 }
