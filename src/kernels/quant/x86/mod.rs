@@ -9,7 +9,7 @@ use super::formats::{BLOCK, VECTOR, WIDTH};
 use super::tiles::Strip;
 use crate::kernels::cpu::{self, Isa};
 use lanes::Lanes;
-use multiply::{Avx2, Avx512, AvxVnni, Multiply, Rows, Weights};
+use multiply::{Avx2, Avx512, Avx512Ymm, AvxVnni, Multiply, Rows, Weights};
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 pub(super) use vectors::Vectors;
 
@@ -219,7 +219,7 @@ pub(super) fn product_avx512_ymm<F: Vectors>(
 ) {
     // SAFETY: the CPU has the instructions: a caller needs them, or has to show the proof.
     unsafe {
-        product!(multiply::Avx512Ymm, F, strip, x, turns, store;
+        product!(Avx512Ymm, F, strip, x, turns, store;
             [1 x 2] [2 x 2] [3 x 1] [4 x 1] [5 x 1] [6 x 1])
     };
 }
@@ -235,6 +235,10 @@ pub(super) fn product_avx512<F: Vectors>(
 ) {
     // SAFETY: the CPU has the instructions: a caller needs them, or has to show the proof.
     unsafe {
+        if let [Turn { rows: 1, .. }] = turns {
+            // Weights of 8 bits come from memory up to a sixth faster with 256 bits (measured).
+            return product!(Avx512Ymm, F, strip, x, turns, store; [1 x 2]);
+        }
         product!(Avx512, F, strip, x, turns, store;
             [1 x 1] [2 x 1] [3 x 1] [4 x 1] [5 x 1] [6 x 1]
             [7 x 1] [8 x 1] [9 x 1] [10 x 1] [11 x 1] [12 x 1]);

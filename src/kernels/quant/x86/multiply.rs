@@ -177,7 +177,6 @@ byte_dots!(
     /// AVX-VNNI: 16 registers.
     AvxVnni, Ymm, |bits| if bits == 6 { 4 } else { 6 }, _mm256_dpbusd_avx_epi32
 );
-#[cfg(test)]
 byte_dots!(
     /// As [`AvxVnni`], for CPUs that have AVX-512 instead.
     Avx512Ymm, Ymm, |bits| if bits == 6 { 4 } else { 6 }, _mm256_dpbusd_epi32
