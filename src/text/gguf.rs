@@ -1,13 +1,11 @@
 //! Reads the tokenizer of a GGUF file.
 
-use super::{SpecialIds, Text};
+use super::sentencepiece::{self, Kind, Options, Token};
+use super::{SpecialIds, Text, pre_tokenizer};
 use crate::error::{Error, Result, caught, clipped};
 use crate::gguf::GgufSource;
 use candle_core::quantized::gguf_file::{Content, Value};
 use candle_core::quantized::tokenizer::TokenizerFromGguf;
-use tokenizers::pre_tokenizers::{
-    PreTokenizerWrapper, byte_level::ByteLevel, digits::Digits, sequence::Sequence,
-};
 use tokenizers::{AddedToken, Tokenizer};
 
 const PRE: &str = "tokenizer.ggml.pre";
@@ -53,60 +51,105 @@ pub(super) fn of_content(content: &mut Content, file: &str) -> Result<Text> {
     }
 }
 
-/// candle builds vocabulary, merges and post-processor. It does not know all names of pre-tokenizers,
-/// and falls back to one that puts a space in front. So we translate names that it knows under another
-/// name, set the other pre-tokenizers ourselves, and refuse unknown ones: text that is split wrongly makes
-/// a model silently worse.
 fn tokenizer(content: &mut Content) -> Result<Tokenizer> {
-    let model = string(content, "tokenizer.ggml.model").unwrap_or("none");
-    if model != "gpt2" {
+    match string(content, "tokenizer.ggml.model").unwrap_or("none") {
+        "gpt2" => byte_level_bpe(content),
+        "llama" => sentencepiece_bpe(content),
+        other => Err(Error::setup(format!(
+            "tokenizer model `{other}` is not supported in a GGUF file: only byte-level BPE (`gpt2`) and SentencePiece's BPE (`llama`) are; use the model's folder with tokenizer.json"
+        ))),
+    }
+}
+
+/// What a file leaves out is what llama.cpp takes it for: BOS and a space come first.
+fn sentencepiece_bpe(content: &Content) -> Result<Tokenizer> {
+    let get = |key: &str| content.metadata.get(&format!("tokenizer.ggml.{key}"));
+    let list = |key: &str| match get(key) {
+        Some(Value::Array(list)) => Ok(list.as_slice()),
+        _ => Err(Error::setup(format!("tokenizer.ggml.{key} is no list"))),
+    };
+    let flag = |key: &str, default: bool| match get(key) {
+        None => Ok(default),
+        Some(Value::Bool(value)) => Ok(*value),
+        Some(_) => Err(Error::setup(format!("tokenizer.ggml.{key} is no bool"))),
+    };
+    // These models have neither, and texts would be split wrongly.
+    let table =
+        matches!(get("precompiled_charsmap"), Some(Value::Array(table)) if !table.is_empty());
+    if table || flag("remove_extra_whitespaces", false)? {
+        return Err(Error::setup(
+            "tokenizer.ggml.precompiled_charsmap and remove_extra_whitespaces are not supported; use the model's folder with tokenizer.json",
+        ));
+    }
+    let (names, scores, types) = (list("tokens")?, list("scores")?, list("token_type")?);
+    if names.len() != scores.len() || names.len() != types.len() {
         return Err(Error::setup(format!(
-            "tokenizer model `{model}` is not supported in a GGUF file: only byte-level BPE (`gpt2`) is; use the model's folder with tokenizer.json"
+            "there are {} tokens, {} scores and {} types",
+            names.len(),
+            scores.len(),
+            types.len()
         )));
     }
-    let pre = string(content, PRE).unwrap_or("default").to_owned();
-    let ours: Option<PreTokenizerWrapper> = match pre.as_str() {
-        "qwen2" | "smaug-bpe" | "lfm2" => None,
-        "llama-bpe" | "llama3" | "llama-v3" => {
-            let set = |content: &mut Content, key: &str, value| {
-                content
-                    .metadata
-                    .entry(format!("tokenizer.ggml.{key}"))
-                    .or_insert(value);
-            };
-            content
-                .metadata
-                .insert(PRE.into(), Value::String("llama3".into()));
-            // Settings of Llama 3's tokenizer.json that converters leave out.
-            set(content, "ignore_merges", Value::Bool(true));
-            set(content, "add_bos_token", Value::Bool(true));
-            None
-        }
-        "smollm" => {
-            let digits = Digits::new(true).into();
-            Some(Sequence::new(vec![digits, byte_level().into()]).into())
-        }
-        "gpt-2" | "gpt2" | "default" => Some(byte_level().into()),
-        other => {
-            return Err(Error::setup(format!(
-                "pre-tokenizer `{other}` is not supported; use the model's folder with tokenizer.json"
-            )));
+    let token = |(id, name): (usize, &Value)| {
+        let kind = number(&types[id]).and_then(Kind::of);
+        match (name.to_string(), scores[id].to_f32(), kind) {
+            (Ok(name), Ok(score), Some(kind)) if !score.is_nan() => Ok(Token {
+                name: name.clone(),
+                score,
+                kind,
+            }),
+            _ => Err(Error::setup(format!(
+                "the token {id} has the name {name:?}, the score {:?} and the type {:?}; a string, a number and 1 to 6 are accepted",
+                scores[id], types[id]
+            ))),
         }
     };
+    let tokens = names
+        .iter()
+        .enumerate()
+        .map(token)
+        .collect::<Result<Vec<_>>>()?;
+    let id = |key: &str| get(key).and_then(number);
+    let of_kind = |kind: Kind| {
+        let position = tokens.iter().position(|token| token.kind == kind);
+        position.map(|id| id as u32)
+    };
+    let (add_bos, add_eos) = (flag("add_bos_token", true)?, flag("add_eos_token", false)?);
+    let options = Options {
+        unknown: id("unknown_token_id").or_else(|| of_kind(Kind::Unknown)),
+        first: id("bos_token_id").filter(|_| add_bos),
+        last: id("eos_token_id").filter(|_| add_eos),
+        space_prefix: flag("add_space_prefix", true)?,
+    };
+    sentencepiece::tokenizer(&tokens, options)
+}
+
+/// candle builds vocabulary, merges and post-processor. It knows few names of pre-tokenizers, and falls back
+/// to one that puts a space in front. So we set the pre-tokenizers ourselves and refuse unknown ones: text
+/// that is split wrongly makes a model silently worse.
+fn byte_level_bpe(content: &mut Content) -> Result<Tokenizer> {
+    let named = pre_tokenizer::named(string(content, PRE).unwrap_or("default"))?;
+    let mut set = |key: &str, value: bool| {
+        let entry = content.metadata.entry(format!("tokenizer.ggml.{key}"));
+        entry.or_insert(Value::Bool(value));
+    };
+    // Settings of a tokenizer.json that converters leave out.
+    set("ignore_merges", named.ignore_merges);
+    set("add_bos_token", named.add_bos);
+    // What candle does with a name that it does not know is the same for all.
+    content
+        .metadata
+        .insert(PRE.into(), Value::String("default".into()));
     let user_defined = take_user_defined(content);
     let mut tokenizer = Tokenizer::from_gguf(content)?;
-    if let Some(ours) = ours {
-        tokenizer.with_pre_tokenizer(Some(ours));
-    }
+    tokenizer.with_pre_tokenizer(Some(named.splitter));
+    tokenizer
+        .with_normalizer(named.normalizer)
+        .map_err(|e| Error::setup(e.to_string()))?;
     tokenizer
         .add_tokens(user_defined)
         .map_err(|e| Error::setup(e.to_string()))?;
     Ok(tokenizer)
-}
-
-fn byte_level() -> ByteLevel {
-    let (add_prefix_space, trim_offsets, use_regex) = (false, true, true);
-    ByteLevel::new(add_prefix_space, trim_offsets, use_regex)
 }
 
 /// Returns the user-defined tokens. candle would make them and unused tokens special, and so leave them
@@ -154,6 +197,7 @@ fn string<'a>(content: &'a Content, key: &str) -> Option<&'a str> {
 mod tests {
     use super::*;
     use candle_core::quantized::gguf_file::VersionedMagic;
+    use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
     /// A vocabulary of the 256 bytes, `12`, `ab`, a control, a user-defined and an unused token.
     fn content(pre: Option<&str>, model: &str) -> Content {
@@ -245,8 +289,9 @@ mod tests {
     #[test]
     fn other_tokenizers_are_refused() {
         for (pre, model, named) in [
-            (None, "llama", "`llama`"),
-            (Some("tekken"), "gpt2", "`tekken`"),
+            (None, "t5", "`t5`"),
+            (None, "llama", "tokenizer.ggml.scores"),
+            (Some("superbpe"), "gpt2", "`superbpe`"),
         ] {
             let error = tokenizer(&mut content(pre, model))
                 .expect_err("not supported")

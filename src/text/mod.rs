@@ -14,9 +14,12 @@ mod json;
 mod message;
 mod part;
 mod pieces;
+mod pre_tokenizer;
 mod reasoning;
+mod sentencepiece;
 mod template;
 mod tools;
+mod unigram;
 
 pub use detokenizer::Detokenizer;
 pub use message::MessageParser;
@@ -88,6 +91,7 @@ impl Text {
         special.eos.sort_unstable();
         special.eos.dedup();
         let pieces = Pieces::of(&tokenizer)?;
+        unigram::check(&tokenizer)?;
         backtrack::check(&tokenizer)?;
         let bound = TokenBound::new(&tokenizer, pieces.iter());
         let template = chat_template

@@ -68,10 +68,9 @@ impl Pieces {
             pieces[id as usize] = Piece {
                 bytes: match (&spelling, added) {
                     (Spelling::ByteLevel, _) => byte_level(&name),
-                    (Spelling::Metaspace { .. }, Some(_)) => name.into_bytes(),
-                    (Spelling::Metaspace { byte_fallback }, None) => {
-                        metaspace(&name, *byte_fallback)
-                    }
+                    // A role's name is shown as it is written.
+                    (Spelling::Metaspace { .. }, Some(token)) if token.special => name.into_bytes(),
+                    (Spelling::Metaspace { byte_fallback }, _) => metaspace(&name, *byte_fallback),
                 }
                 .into_boxed_slice(),
                 special: added.is_some_and(|token| token.special),
