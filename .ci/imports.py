@@ -39,7 +39,7 @@ def without(text, opening, closing="}"):
 
 
 def cleaned(text):
-    text = re.sub(r'b?r#".*?"#', '""', text, flags=re.S)
+    text = re.sub(r'b?r(#+)".*?"\1', '""', text, flags=re.S)
     text = re.sub(r'"(?:\\.|[^"\\])*"', '""', text, flags=re.S)
     text = re.sub(r"'(?:\\.|[^'\\])'", "' '", text)
     text = re.sub(r"//[^\n]*", "", text)
