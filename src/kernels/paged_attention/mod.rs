@@ -16,6 +16,7 @@
 mod batch;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod dispatch;
 mod params;
 mod plan;
 mod queries;
@@ -38,9 +39,9 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use plan::{Dims, Plan};
 use queries::{Partial, QueryGroup, with_scratch};
+use simd::Element;
 use std::cell::RefCell;
 use tracing::trace_span;
-use vectors::Element;
 
 pub use batch::AttentionBatch;
 pub use params::AttentionParams;

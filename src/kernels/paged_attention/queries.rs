@@ -1,9 +1,10 @@
 //! Computes one item on one thread: its queries, chunk by chunk over their keys.
 
+use super::dispatch::run;
 use super::plan::{Dims, Item};
 use super::scores::{Dots, Pack, Scores};
-use super::simd::{LANES, run};
-use super::vectors::{CHUNK, Element, STRIDE, TILE, Vectors, Widen, prefetch};
+use super::simd::{Element, LANES};
+use super::vectors::{CHUNK, STRIDE, TILE, Vectors, Widen, prefetch};
 use super::weights::{AddWeighted, Merge, Soften, Weigh};
 use crate::kernels::cpu::Isa;
 use crate::kernels::float::exp;

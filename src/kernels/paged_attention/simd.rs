@@ -1,8 +1,7 @@
 //! Vectors of 16 floats: one register of AVX-512, two of AVX2, or an array. Loops are written once, over
 //! [`Simd`], so that every instruction set gives the same bits.
 
-use super::vectors::Element;
-use crate::kernels::cpu::Isa;
+use candle_core::WithDType;
 use half::{bf16, f16};
 
 /// Floats per vector.
@@ -76,23 +75,78 @@ pub(super) trait Loop {
     fn run<S: Simd>(self, s: S) -> Self::Output;
 }
 
-/// Runs `work` with the instructions of `isa`.
-pub(super) fn run<L: Loop>(isa: Isa, work: L) -> L::Output {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use super::x86;
-        if let Isa::Avx512Vnni(avx512) = isa {
-            // SAFETY: `avx512` proves that the CPU has the instructions.
-            return unsafe { x86::run_avx512(avx512, work) };
-        }
-        if let Some(avx2) = isa.avx2() {
-            // SAFETY: `avx2` proves that the CPU has the instructions.
-            return unsafe { x86::run_avx2(avx2, work) };
-        }
+/// An element type of a pool.
+pub(super) trait Element: WithDType {
+    fn to_f32(self) -> f32;
+
+    /// Loads [`LANES`] numbers.
+    ///
+    /// # Safety
+    /// They can be read at `from`.
+    unsafe fn load<S: Simd>(s: S, from: *const Self) -> S::Vector;
+
+    /// Loads eight numbers.
+    ///
+    /// # Safety
+    /// They can be read at `from`.
+    unsafe fn load_eight<S: Simd>(s: S, from: *const Self) -> S::Eight;
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = isa;
-    work.run(Portable)
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, from: *const f32) -> S::Vector {
+        // SAFETY: the caller's contract.
+        unsafe { s.load(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_eight<S: Simd>(s: S, from: *const f32) -> S::Eight {
+        // SAFETY: the caller's contract.
+        unsafe { s.load_eight(from) }
+    }
+}
+
+impl Element for f16 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f16::to_f32(self)
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, from: *const f16) -> S::Vector {
+        // SAFETY: the caller's contract.
+        unsafe { s.load_f16(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_eight<S: Simd>(s: S, from: *const f16) -> S::Eight {
+        // SAFETY: the caller's contract.
+        unsafe { s.load_eight_f16(from) }
+    }
+}
+
+impl Element for bf16 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        bf16::to_f32(self)
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, from: *const bf16) -> S::Vector {
+        // SAFETY: the caller's contract.
+        unsafe { s.load_bf16(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_eight<S: Simd>(s: S, from: *const bf16) -> S::Eight {
+        // SAFETY: the caller's contract.
+        unsafe { s.load_eight_bf16(from) }
+    }
 }
 
 /// Like [`crate::kernels::float::exp`], for numbers up to 0, with fused additions. NaN stays NaN. What overflows

@@ -1,6 +1,7 @@
 //! Compares each instruction set with f64, and with itself under other divisions into calls.
 
-use super::vectors::{CHUNK, Element};
+use super::simd::Element;
+use super::vectors::CHUNK;
 use super::*;
 use crate::kernels::span::Span;
 use std::ops::Range;

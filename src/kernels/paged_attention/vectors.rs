@@ -1,8 +1,6 @@
 //! Keys and values as the loops over a tile read them.
 
-use super::simd::{LANES, Loop, Simd};
-use candle_core::WithDType;
-use half::{bf16, f16};
+use super::simd::{Element, LANES, Loop, Simd};
 
 /// Keys per softmax chunk. Longer chunks need fewer merges, shorter ones give threads more pieces.
 pub(super) const CHUNK: usize = 128;
@@ -49,80 +47,6 @@ impl<'a, E> Vectors<'a, E> {
     pub fn rows<const N: usize>(&self, places: &[usize]) -> [&'a [E]; N] {
         let row = |place: usize| &self.data[place..place + self.width];
         std::array::from_fn(|i| row(places[if i < places.len() { i } else { 0 }]))
-    }
-}
-
-/// An element type of a pool.
-pub(super) trait Element: WithDType {
-    fn to_f32(self) -> f32;
-
-    /// Loads [`LANES`] numbers.
-    ///
-    /// # Safety
-    /// They can be read at `from`.
-    unsafe fn load<S: Simd>(s: S, from: *const Self) -> S::Vector;
-
-    /// Loads eight numbers.
-    ///
-    /// # Safety
-    /// They can be read at `from`.
-    unsafe fn load_eight<S: Simd>(s: S, from: *const Self) -> S::Eight;
-}
-
-impl Element for f32 {
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        self
-    }
-
-    #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, from: *const f32) -> S::Vector {
-        // SAFETY: the caller's contract.
-        unsafe { s.load(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_eight<S: Simd>(s: S, from: *const f32) -> S::Eight {
-        // SAFETY: the caller's contract.
-        unsafe { s.load_eight(from) }
-    }
-}
-
-impl Element for f16 {
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        f16::to_f32(self)
-    }
-
-    #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, from: *const f16) -> S::Vector {
-        // SAFETY: the caller's contract.
-        unsafe { s.load_f16(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_eight<S: Simd>(s: S, from: *const f16) -> S::Eight {
-        // SAFETY: the caller's contract.
-        unsafe { s.load_eight_f16(from) }
-    }
-}
-
-impl Element for bf16 {
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        bf16::to_f32(self)
-    }
-
-    #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, from: *const bf16) -> S::Vector {
-        // SAFETY: the caller's contract.
-        unsafe { s.load_bf16(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_eight<S: Simd>(s: S, from: *const bf16) -> S::Eight {
-        // SAFETY: the caller's contract.
-        unsafe { s.load_eight_bf16(from) }
     }
 }
 

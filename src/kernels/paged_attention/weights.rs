@@ -8,8 +8,8 @@
     reason = "indices of registers: loops over R and C are unrolled"
 )]
 
-use super::simd::{LANES, Loop, Simd, exp};
-use super::vectors::{Element, STRIDE, Vectors};
+use super::simd::{Element, LANES, Loop, Simd, exp};
+use super::vectors::{STRIDE, Vectors};
 use crate::kernels::float::tanh;
 use std::ops::Range;
 

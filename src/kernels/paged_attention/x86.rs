@@ -1,7 +1,6 @@
 //! [`Simd`] with AVX-512 and with AVX2, FMA and F16C.
 
-use super::simd::{LANES, Loop, Simd};
-use super::vectors::Element;
+use super::simd::{Element, LANES, Loop, Simd};
 use crate::kernels::cpu::{Avx2, Avx512Vnni};
 use half::{bf16, f16};
 use std::arch::x86_64::*;

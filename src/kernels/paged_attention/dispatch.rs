@@ -1,0 +1,24 @@
+//! The choice of an instruction set.
+
+use super::simd::{Loop, Portable};
+#[cfg(target_arch = "x86_64")]
+use super::x86;
+use crate::kernels::cpu::Isa;
+
+/// Runs `work` with the instructions of `isa`.
+pub(super) fn run<L: Loop>(isa: Isa, work: L) -> L::Output {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if let Isa::Avx512Vnni(avx512) = isa {
+            // SAFETY: `avx512` proves that the CPU has the instructions.
+            return unsafe { x86::run_avx512(avx512, work) };
+        }
+        if let Some(avx2) = isa.avx2() {
+            // SAFETY: `avx2` proves that the CPU has the instructions.
+            return unsafe { x86::run_avx2(avx2, work) };
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = isa;
+    work.run(Portable)
+}
