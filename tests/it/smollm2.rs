@@ -222,7 +222,7 @@ fn sixty_four_streams_say_what_each_says_alone() {
     };
     // Small blocks, so that texts grow by many and the pool runs out in mid-text: the 16 different texts do
     // not fit, of which requests with the same prompt share all.
-    let engine = engine::spawn(smollm2(), drafter("ngram"), 240, 4, options).unwrap();
+    let engine = engine::spawn(smollm2(), drafter("ngram"), 180, 4, options).unwrap();
     let mut prompts = prompts();
     prompts.extend((0..8).map(|i| noise(5 + 11 * i, i as u32)));
     let requests: Vec<Request> = (0..64)
