@@ -92,62 +92,31 @@ pub(super) trait Element: WithDType {
     unsafe fn load_eight<S: Simd>(s: S, from: *const Self) -> S::Eight;
 }
 
-impl Element for f32 {
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        self
-    }
+macro_rules! element {
+    ($type:ty, $to_f32:expr, $load:ident, $load_eight:ident) => {
+        impl Element for $type {
+            #[inline(always)]
+            fn to_f32(self) -> f32 {
+                $to_f32(self)
+            }
 
-    #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, from: *const f32) -> S::Vector {
-        // SAFETY: the caller's contract.
-        unsafe { s.load(from) }
-    }
+            #[inline(always)]
+            unsafe fn load<S: Simd>(s: S, from: *const Self) -> S::Vector {
+                // SAFETY: the caller's contract.
+                unsafe { s.$load(from) }
+            }
 
-    #[inline(always)]
-    unsafe fn load_eight<S: Simd>(s: S, from: *const f32) -> S::Eight {
-        // SAFETY: the caller's contract.
-        unsafe { s.load_eight(from) }
-    }
+            #[inline(always)]
+            unsafe fn load_eight<S: Simd>(s: S, from: *const Self) -> S::Eight {
+                // SAFETY: the caller's contract.
+                unsafe { s.$load_eight(from) }
+            }
+        }
+    };
 }
-
-impl Element for f16 {
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        f16::to_f32(self)
-    }
-
-    #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, from: *const f16) -> S::Vector {
-        // SAFETY: the caller's contract.
-        unsafe { s.load_f16(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_eight<S: Simd>(s: S, from: *const f16) -> S::Eight {
-        // SAFETY: the caller's contract.
-        unsafe { s.load_eight_f16(from) }
-    }
-}
-
-impl Element for bf16 {
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        bf16::to_f32(self)
-    }
-
-    #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, from: *const bf16) -> S::Vector {
-        // SAFETY: the caller's contract.
-        unsafe { s.load_bf16(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_eight<S: Simd>(s: S, from: *const bf16) -> S::Eight {
-        // SAFETY: the caller's contract.
-        unsafe { s.load_eight_bf16(from) }
-    }
-}
+element!(f32, std::convert::identity, load, load_eight);
+element!(f16, f16::to_f32, load_f16, load_eight_f16);
+element!(bf16, bf16::to_f32, load_bf16, load_eight_bf16);
 
 /// Like [`crate::kernels::float::exp`], for numbers up to 0, with fused additions. NaN stays NaN. What overflows
 /// for numbers below -87 is not used.

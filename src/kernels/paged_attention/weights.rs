@@ -60,9 +60,7 @@ impl Loop for Weigh<'_> {
         for ((scores, seen), softmax) in queries.zip(self.softmax) {
             let max = s.splat(softmax.0);
             let mut sums = s.splat(0.0);
-            let first = seen.start / LANES * LANES;
-            let end = seen.end.next_multiple_of(LANES).max(first);
-            for vector in scores[first..end].as_chunks_mut::<LANES>().0 {
+            for vector in scores[touched(seen)].as_chunks_mut::<LANES>().0 {
                 // SAFETY: 16 numbers.
                 unsafe {
                     let weights = exp(s, s.sub(s.load(vector.as_ptr()), max));
@@ -75,14 +73,20 @@ impl Loop for Weigh<'_> {
     }
 }
 
-/// The vectors of scores that `seen` touches. Those that are not seen become minus infinity.
+/// `seen`, extended to whole vectors.
+#[inline(always)]
+fn touched(seen: &Range<usize>) -> Range<usize> {
+    let first = seen.start / LANES * LANES;
+    first..seen.end.next_multiple_of(LANES).max(first)
+}
+
+/// The vectors of scores that `seen` touches. Scores of them that are not seen become minus infinity.
 #[inline(always)]
 fn vectors<'a>(scores: &'a mut [f32], seen: &Range<usize>) -> &'a mut [[f32; LANES]] {
-    let first = seen.start / LANES * LANES;
-    let end = seen.end.next_multiple_of(LANES).max(first);
-    scores[first..seen.start].fill(f32::NEG_INFINITY);
-    scores[seen.end.max(first)..end].fill(f32::NEG_INFINITY);
-    scores[first..end].as_chunks_mut::<LANES>().0
+    let touched = touched(seen);
+    scores[touched.start..seen.start].fill(f32::NEG_INFINITY);
+    scores[seen.end.max(touched.start)..touched.end].fill(f32::NEG_INFINITY);
+    scores[touched].as_chunks_mut::<LANES>().0
 }
 
 /// `sums[query] += weights[query][i] * values[i]` for the values that each query sees, in order.

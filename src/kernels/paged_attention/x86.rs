@@ -18,9 +18,45 @@ pub(super) fn run_avx2<L: Loop>(s: Avx2, work: L) -> L::Output {
 // SAFETY of all blocks below: `self` proves that the CPU has the instructions; what pointers must allow is
 // the caller's contract.
 
+/// What both have in one register of 256 bits.
+macro_rules! eights {
+    () => {
+        type Eight = __m256;
+
+        #[inline(always)]
+        fn zero_eight(self) -> __m256 {
+            unsafe { _mm256_setzero_ps() }
+        }
+
+        #[inline(always)]
+        fn fma_eight(self, a: __m256, b: __m256, c: __m256) -> __m256 {
+            unsafe { _mm256_fmadd_ps(a, b, c) }
+        }
+
+        #[inline(always)]
+        fn sums_of(self, x: [__m256; 4]) -> [f32; 4] {
+            unsafe { sums_of(x) }
+        }
+
+        #[inline(always)]
+        unsafe fn load_eight(self, from: *const f32) -> __m256 {
+            unsafe { _mm256_loadu_ps(from) }
+        }
+
+        #[inline(always)]
+        unsafe fn load_eight_f16(self, from: *const f16) -> __m256 {
+            unsafe { eight_f16(from) }
+        }
+
+        #[inline(always)]
+        unsafe fn load_eight_bf16(self, from: *const bf16) -> __m256 {
+            unsafe { eight_bf16(from) }
+        }
+    };
+}
+
 impl Simd for Avx512Vnni {
     type Vector = __m512;
-    type Eight = __m256;
     const SUMS: usize = 24;
 
     #[inline(always)]
@@ -80,35 +116,7 @@ impl Simd for Avx512Vnni {
         unsafe { sum_of(_mm256_add_ps(low(x), high(x))) }
     }
 
-    #[inline(always)]
-    fn zero_eight(self) -> __m256 {
-        unsafe { _mm256_setzero_ps() }
-    }
-
-    #[inline(always)]
-    fn fma_eight(self, a: __m256, b: __m256, c: __m256) -> __m256 {
-        unsafe { _mm256_fmadd_ps(a, b, c) }
-    }
-
-    #[inline(always)]
-    fn sums_of(self, x: [__m256; 4]) -> [f32; 4] {
-        unsafe { sums_of(x) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_eight(self, from: *const f32) -> __m256 {
-        unsafe { _mm256_loadu_ps(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_eight_f16(self, from: *const f16) -> __m256 {
-        unsafe { eight_f16(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_eight_bf16(self, from: *const bf16) -> __m256 {
-        unsafe { eight_bf16(from) }
-    }
+    eights!();
 
     #[inline(always)]
     unsafe fn load(self, from: *const f32) -> __m512 {
@@ -182,7 +190,6 @@ pub(super) struct Pair(__m256, __m256);
 
 impl Simd for Avx2 {
     type Vector = Pair;
-    type Eight = __m256;
     const SUMS: usize = 6;
 
     #[inline(always)]
@@ -241,35 +248,7 @@ impl Simd for Avx2 {
         unsafe { sum_of(_mm256_add_ps(x.0, x.1)) }
     }
 
-    #[inline(always)]
-    fn zero_eight(self) -> __m256 {
-        unsafe { _mm256_setzero_ps() }
-    }
-
-    #[inline(always)]
-    fn fma_eight(self, a: __m256, b: __m256, c: __m256) -> __m256 {
-        unsafe { _mm256_fmadd_ps(a, b, c) }
-    }
-
-    #[inline(always)]
-    fn sums_of(self, x: [__m256; 4]) -> [f32; 4] {
-        unsafe { sums_of(x) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_eight(self, from: *const f32) -> __m256 {
-        unsafe { _mm256_loadu_ps(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_eight_f16(self, from: *const f16) -> __m256 {
-        unsafe { eight_f16(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_eight_bf16(self, from: *const bf16) -> __m256 {
-        unsafe { eight_bf16(from) }
-    }
+    eights!();
 
     #[inline(always)]
     unsafe fn load(self, from: *const f32) -> Pair {
