@@ -50,6 +50,7 @@ mod lies_heads;
 mod logs;
 mod medusa;
 mod model;
+mod model_config;
 mod pair;
 mod parallel;
 mod parallel_head;

@@ -1,0 +1,393 @@
+//! What is read of `config.json`: the keys of published files, windows, and errors in one line.
+
+use crate::common::tiny::*;
+use candle_core::DType;
+use foretoken::model::RopeScaling;
+use serde_json::{Value as Json, json};
+use std::path::Path;
+
+/// transformers 5 writes the kind of RoPE under its new and its old name.
+#[test]
+fn rope_type_may_have_both_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let read = |new: &str, old: &str| {
+        let mut config = llama_config(16);
+        config["rope_scaling"]["rope_type"] = json!(new);
+        config["rope_scaling"]["type"] = json!(old);
+        write_config(folder.path(), &config);
+        foretoken::model::ModelConfig::from_json(folder.path())
+    };
+    let config = read("llama3", "llama3").unwrap();
+    let rope = config.plain_rope().unwrap();
+    let Some(RopeScaling::Llama3(scaling)) = &rope.scaling else {
+        panic!("{rope:?}");
+    };
+    assert_eq!(scaling.factor, 8.0);
+    let error = read("llama3", "linear").unwrap_err().to_string();
+    assert!(
+        error.contains("config.json: rope_type 'llama3' and type 'linear' must be the same"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_ready_shapes_are_those_of_llama_3_2() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs");
+    for (name, millions) in [("llama-3.2-1b", 1236), ("llama-3.2-3b", 3213)] {
+        let c = foretoken::model::ModelConfig::from_json(&root.join(name)).unwrap();
+        let attention = 2 * c.hidden_size * (c.num_heads + c.num_kv_heads) * c.head_dim;
+        let layer = attention + 3 * c.hidden_size * c.intermediate_size + 2 * c.hidden_size;
+        let all = c.num_layers() * layer + c.vocab_size * c.hidden_size + c.hidden_size;
+        assert_eq!(
+            all.div_ceil(1_000_000),
+            millions,
+            "{name}: {all} parameters"
+        );
+        assert_eq!(c.eos_token_ids, [128_001, 128_008, 128_009]);
+        assert!(c.tie_word_embeddings);
+        assert!(c.plain_rope().unwrap().scaling.is_some());
+    }
+}
+
+#[test]
+fn errors_in_a_config_are_named_in_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let cases = [
+        (
+            json!({ "architectures": ["MambaForCausalLM"] }),
+            "only LlamaForCausalLM, MistralForCausalLM",
+        ),
+        (
+            json!({ "num_key_value_heads": 3 }),
+            "16 attention heads are not divisible by 3",
+        ),
+        (
+            json!({ "num_attention_heads": 0 }),
+            "num_attention_heads is 0",
+        ),
+        (json!({ "hidden_act": "relu" }), "hidden_act \"relu\""),
+        (
+            json!({ "rope_scaling": { "type": "mrope", "factor": 2.0 } }),
+            "'mrope' is not supported",
+        ),
+        (
+            json!({ "rope_scaling": { "type": "yarn" } }),
+            "lacks factor",
+        ),
+        (
+            json!({ "rope_scaling": { "type": "linear", "factor": 0.0 } }),
+            "factor 0 must be",
+        ),
+        (
+            json!({ "rope_scaling": {
+                "type": "longrope", "short_factor": [1.0], "long_factor": [1.0]
+            } }),
+            "1 factors for 8 pairs",
+        ),
+        (
+            json!({ "rope_scaling": {
+                "type": "yarn", "factor": 2.0, "llama_4_scaling_beta": -1.0
+            } }),
+            "llama_4_scaling_beta -1",
+        ),
+        (
+            json!({
+                "architectures": ["Gemma2ForCausalLM"], "rope_scaling": null,
+                "hidden_act": null, "final_logit_softcapping": 0.0
+            }),
+            "final_logit_softcapping 0 must be",
+        ),
+        (
+            json!({
+                "architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1]
+            }),
+            "no_rope_layers has 1 entries for 2",
+        ),
+        (
+            json!({ "architectures": ["GraniteForCausalLM"], "logits_scaling": -1.0 }),
+            "the scale of the logits -1 must be",
+        ),
+        (
+            json!({ "rope_scaling": { "rope_type": "llama3" } }),
+            "lacks factor",
+        ),
+        (
+            json!({ "rope_scaling": { "factor": 2.0 } }),
+            "lacks rope_type",
+        ),
+        (
+            json!({ "rope_theta": 5.0, "rope_parameters": { "rope_theta": 6.0 } }),
+            "5 and 6",
+        ),
+        (json!({ "vocab_size": "many" }), "vocab_size \"many\""),
+        (json!({ "vocab_size": null }), "vocab_size is missing"),
+        (json!({ "eos_token_id": -1 }), "eos_token_id -1"),
+        (json!({ "never_heard_of": "it" }), "never_heard_of \"it\""),
+        (json!({ "scale_emb": 12 }), "scale_emb 12"),
+        (
+            json!({ "rope_parameters": { "rope_type": "default", "new_factor": 0.5 } }),
+            "new_factor 0.5",
+        ),
+        (
+            json!({ "layer_types": ["full_attention"] }),
+            "1 entries for 2",
+        ),
+        (
+            json!({ "quantization_config": { "quant_method": "fp8" } }),
+            "quantization_config",
+        ),
+        (
+            json!({ "partial_rotary_factor": 0.5 }),
+            "partial_rotary_factor 0.5",
+        ),
+        (
+            json!({ "rope_parameters": { "rope_type": "default", "partial_rotary_factor": 0.5 } }),
+            "partial_rotary_factor 0.5",
+        ),
+        (
+            json!({ "rope_parameters": { "full_attention": { "rope_type": "default" } } }),
+            "must have the same RoPE",
+        ),
+        (json!({ "sliding_window": 128 }), "sliding_window 128"),
+        (
+            json!({ "sliding_window": 128, "use_sliding_window": true }),
+            "sliding_window 128",
+        ),
+        (json!({ "use_sliding_window": true }), "sliding_window null"),
+        (
+            json!({ "layer_types": ["full_attention", "sliding_attention"] }),
+            "layer_types \"sliding_attention\"",
+        ),
+        (json!({ "no_rope_layers": [1, 0] }), "no_rope_layers [1,0]"),
+        (json!({ "num_local_experts": 8 }), "num_local_experts 8"),
+        (
+            json!({ "embedding_multiplier": 12.0 }),
+            "embedding_multiplier 12.0",
+        ),
+        (
+            json!({ "attention_multiplier": 0.015625 }),
+            "attention_multiplier 0.015625",
+        ),
+        (
+            json!({ "residual_multiplier": 0.22 }),
+            "residual_multiplier 0.22",
+        ),
+        (json!({ "logits_scaling": 8.0 }), "logits_scaling 8.0"),
+        (
+            json!({ "final_logit_softcapping": 30.0 }),
+            "final_logit_softcapping",
+        ),
+        (json!({ "rope_theta": 0.0 }), "rope_theta 0 must be"),
+        (json!({ "rope_theta": -1.0 }), "rope_theta -1 must be"),
+        (json!({ "rope_theta": 1e300 }), "rope_theta inf must be"),
+        (
+            json!({ "rope_theta": 1e-44 }),
+            "rope_theta 1e-44 makes angles infinite",
+        ),
+        (
+            json!({ "rope_scaling": {
+                "rope_type": "llama3", "factor": 1e-38, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 32
+            } }),
+            "makes angles infinite",
+        ),
+        (json!({ "rms_norm_eps": -1e-5 }), "rms_norm_eps -0.00001"),
+        (
+            json!({ "rope_scaling": {
+                "rope_type": "llama3", "factor": 0.0, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 32
+            } }),
+            "rope_scaling: factor 0",
+        ),
+        (
+            json!({ "rope_scaling": {
+                "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 32
+            } }),
+            "high_freq_factor 4 must be more",
+        ),
+        (json!({ "head_dim": 15 }), "head_dim 15 is odd"),
+        (
+            json!({ "head_dim": null, "hidden_size": 250 }),
+            "hidden_size 250 is not divisible",
+        ),
+        (
+            json!({ "intermediate_size": 1u64 << 40 }),
+            "intermediate_size 1099511627776 is over the limit",
+        ),
+    ];
+    for (change, want) in cases {
+        let mut config = llama_config(16);
+        for (key, value) in change.as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        write_config(folder.path(), &config);
+        let error = open(folder.path()).err().unwrap();
+        assert!(matches!(error, foretoken::error::Error::Setup(_)));
+        let text = error.to_string();
+        assert!(
+            text.contains(want) && text.contains("config.json"),
+            "{text}"
+        );
+        assert_eq!(text.lines().count(), 1, "{text}");
+    }
+}
+
+/// Keys whose values ask for nothing that the decoder does not do are accepted.
+#[test]
+fn harmless_properties_are_accepted() {
+    let folder = tempfile::tempdir().unwrap();
+    write_shards(folder.path(), &tensors(16, DType::F32));
+    let mut config = llama_config(16);
+    let harmless = json!({
+        "_name_or_path": "a/b", "transformers.js_config": { "dtype": "q4" },
+        "transformers_version": "4.51.0", "rope_interleaved": false, "is_llama_config": true,
+        "use_cache": true, "initializer_range": 0.02, "attention_dropout": 0.1,
+        "max_window_layers": 28, "task_specific_params": null, "rope_theta": 10000.0,
+        "rope_parameters": { "rope_type": "default", "rope_theta": 10000.0 }, "rope_scaling": null,
+        "pad_token_id": -1, "unsloth_version": "2024.9", "activation": "swiglu", "unknown": false,
+        "attention_bias": false, "mlp_bias": false, "quantization_config": null,
+        "partial_rotary_factor": 1.0, "sliding_window": null, "logits_scaling": 1,
+        "attention_multiplier": 0.25, "num_local_experts": 0, "pretraining_tp": 1,
+        "layer_types": ["full_attention", "full_attention"], "no_rope_layers": [1, 1]
+    });
+    for (key, value) in harmless.as_object().unwrap() {
+        config[key] = value.clone();
+    }
+    for window in [json!(null), json!(256), json!(4096)] {
+        config["sliding_window"] = window;
+        write_config(folder.path(), &config);
+        open(folder.path()).unwrap();
+    }
+    config["sliding_window"] = json!(128);
+    config["use_sliding_window"] = json!(false);
+    write_config(folder.path(), &config);
+    open(folder.path()).unwrap();
+}
+
+/// The keys of published files, besides sizes.
+#[test]
+fn published_configs_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let read = |change: Json| {
+        let mut config = json!({
+            "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 2, "use_cache": true,
+            "attention_dropout": 0.0, "initializer_range": 0.02, "torch_dtype": "bfloat16",
+            "transformers_version": "4.51.3", "pad_token_id": 0
+        });
+        for (key, value) in change.as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        write_config(folder.path(), &config);
+        foretoken::model::ModelConfig::from_json(folder.path()).unwrap()
+    };
+    let phi4_mini = read(json!({
+        "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "attention_bias": false, "embd_pdrop": 0.0,
+        "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": false, "mlp_bias": false, "resid_pdrop": 0.0,
+        "auto_map": { "AutoConfig": "configuration_phi3.Phi3Config" }, "hidden_act": "silu",
+        "max_position_embeddings": 131072, "original_max_position_embeddings": 4096, "partial_rotary_factor": 0.75,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "sliding_window": 262144, "tie_word_embeddings": true,
+        "rope_scaling": { "type": "longrope", "short_factor": vec![1.0; 24], "long_factor": vec![2.0; 24] }
+    }));
+    let rope = phi4_mini.spec.layers[0].rope.clone().unwrap();
+    let half = 1. / (2. * 10000f32.powf(2. / 48.));
+    assert!(
+        rope.width == 48 && rope.frequencies()[1] == half,
+        "{rope:?}"
+    );
+    assert_eq!(phi4_mini.spec.layers[0].window, None);
+    let gemma2 = read(json!({
+        "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "attention_bias": false,
+        "attn_logit_softcapping": 50.0, "cache_implementation": "hybrid", "eos_token_id": [1, 107],
+        "final_logit_softcapping": 30.0, "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 8192, "query_pre_attn_scalar": 144, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "sliding_window": 4096
+    }));
+    let [even, odd] = &gemma2.spec.layers[..2] else {
+        panic!()
+    };
+    assert_eq!((even.window, odd.window), (Some(4096), None));
+    assert_eq!((even.soft_cap, even.attention_scale), (Some(50.), 1. / 12.));
+    assert!(gemma2.tie_word_embeddings && gemma2.head_dim == 256);
+    assert_eq!(gemma2.spec.logit_soft_cap, Some(30.));
+    let gemma3 = read(json!({
+        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "attention_bias": false,
+        "attn_logit_softcapping": null, "cache_implementation": "hybrid", "eos_token_id": [1, 106],
+        "final_logit_softcapping": null, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 32768, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6,
+        "rope_local_base_freq": 10000, "rope_scaling": { "factor": 8.0, "rope_type": "linear" },
+        "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 2
+    }));
+    let thetas = gemma3
+        .ropes()
+        .map(|rope| (rope.theta, rope.scaling.is_some()));
+    let (local, global) = ((1e4, false), (1e6, true));
+    assert_eq!(thetas.collect::<Vec<_>>(), [local, global, local, global]);
+    let smollm3 = read(json!({
+        "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "attention_bias": false, "mlp_bias": false,
+        "hidden_act": "silu", "layer_types": vec!["full_attention"; 4], "max_position_embeddings": 65536,
+        "max_window_layers": 28, "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0], "pretraining_tp": 2,
+        "rms_norm_eps": 1e-6, "rope_scaling": null, "rope_theta": 5000000.0, "sliding_window": null,
+        "use_sliding_window": false
+    }));
+    assert!(smollm3.ropes().count() == 3 && smollm3.tie_word_embeddings);
+    let olmo3 = read(json!({
+        "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "attention_bias": false, "hidden_act": "silu",
+        "max_position_embeddings": 65536, "rms_norm_eps": 1e-6, "rope_theta": 500000, "sliding_window": 4096,
+        "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        "rope_scaling": {
+            "attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0, "factor": 8.0,
+            "original_max_position_embeddings": 8192, "rope_type": "yarn"
+        }
+    }));
+    let scaled = olmo3.ropes().map(|rope| rope.scaling.is_some());
+    assert_eq!(scaled.collect::<Vec<_>>(), [false, false, false, true]);
+    let command_r7b = read(json!({
+        "architectures": ["Cohere2ForCausalLM"], "model_type": "cohere2", "attention_bias": false, "head_dim": 64,
+        "cache_implementation": "hybrid", "hidden_act": "silu", "layer_norm_eps": 1e-5, "layer_switch": 4,
+        "logit_scale": 0.25, "max_position_embeddings": 132096, "order_of_interleaved_layers": "local_attn_first",
+        "position_embedding_type": "rope_gptj", "rope_scaling": null, "rope_theta": 50000, "rotary_pct": 1.0,
+        "sliding_window": 4096, "sliding_window_pattern": 4, "use_embedding_sharing": true,
+        "use_gated_activation": true, "use_parallel_block": true, "use_parallel_embedding": false, "use_qk_norm": false
+    }));
+    assert!(command_r7b.ropes().count() == 3 && command_r7b.rms_norm_eps == 1e-5);
+    let starcoder2 = read(json!({
+        "architectures": ["Starcoder2ForCausalLM"], "model_type": "starcoder2", "activation_function": "gelu",
+        "attention_softmax_in_fp32": true, "embedding_dropout": 0.1, "hidden_act": "gelu_pytorch_tanh",
+        "layer_norm_epsilon": 1e-5, "max_position_embeddings": 16384, "mlp_type": "default", "norm_epsilon": 1e-5,
+        "norm_type": "layer_norm", "residual_dropout": 0.1, "rope_theta": 999999.4420358813,
+        "scale_attention_softmax_in_fp32": true, "scale_attn_weights": true, "sliding_window": 4096, "use_bias": true
+    }));
+    assert!(starcoder2.tie_word_embeddings && starcoder2.spec.layers[0].window == Some(4096));
+}
+
+#[test]
+fn windows_are_of_the_layers_that_the_config_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let windows = |change: Json| -> Vec<Option<usize>> {
+        let mut config = llama_config(16);
+        config["architectures"] = json!(["Qwen2ForCausalLM"]);
+        config["sliding_window"] = json!(64);
+        config["max_window_layers"] = json!(1);
+        config["use_sliding_window"] = json!(true);
+        for (key, value) in change.as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        write_config(folder.path(), &config);
+        let config = foretoken::model::ModelConfig::from_json(folder.path()).unwrap();
+        config
+            .spec
+            .layers
+            .iter()
+            .map(|layer| layer.window)
+            .collect()
+    };
+    assert_eq!(windows(json!({})), [None, Some(64)]);
+    assert_eq!(windows(json!({ "max_window_layers": null })), [None, None]);
+    let kinds = json!(["sliding_attention", "full_attention"]);
+    assert_eq!(windows(json!({ "layer_types": kinds })), [Some(64), None]);
+    assert_eq!(windows(json!({ "use_sliding_window": false })), [None; 2]);
+    // It hides nothing.
+    assert_eq!(windows(json!({ "sliding_window": 256 })), [None; 2]);
+}
