@@ -1,8 +1,8 @@
 //! A model's configuration: shapes, layers, special ids.
 
-use super::arch::{ARCHITECTURES, Architecture, ModelSpec};
+use super::arch::{ARCHITECTURES, Architecture};
 use super::keys::{Keys, Shape};
-use super::layer_spec::{LayerSpec, NormSpec, QkNorm};
+use super::layer_spec::{LayerSpec, ModelSpec, QkNorm};
 use super::rope::{Rope, RopeScaling};
 use crate::error::{Error, Result};
 use crate::files;
@@ -22,20 +22,13 @@ pub struct ModelConfig {
     pub draft_vocab_size: Option<usize>,
     pub hidden_size: usize,
     pub intermediate_size: usize,
-    pub layers: Vec<LayerSpec>,
+    pub spec: ModelSpec,
     pub num_heads: usize,
     /// Key/value heads (grouped-query attention); divides `num_heads`.
     pub num_kv_heads: usize,
     /// Width of one head: as given, otherwise `hidden_size / num_heads`.
     pub head_dim: usize,
     pub rms_norm_eps: f64,
-    pub norm: NormSpec,
-    /// Factor of the embedding's rows.
-    pub embedding_scale: Option<f32>,
-    /// Factor of the logits.
-    pub logit_scale: Option<f32>,
-    /// Logits become `cap * tanh(logit / cap)`.
-    pub logit_soft_cap: Option<f32>,
     /// The longest sequence that the model was trained for, in tokens.
     pub max_position_embeddings: usize,
     /// Whether the output layer shares the embedding's weight.
@@ -46,8 +39,10 @@ pub struct ModelConfig {
 }
 
 /// Tokens that end a turn or a text if a GGUF's vocabulary has them.
-const END_TOKENS: [&str; 5] = [
+const END_TOKENS: [&str; 7] = [
+    "<end_of_turn>",
     "<|im_end|>",
+    "<|end|>",
     "<|eot_id|>",
     "<|eom_id|>",
     "<|end_of_text|>",
@@ -159,7 +154,14 @@ impl ModelConfig {
             "bos_token_id",
             gguf_id(content, "tokenizer.ggml.bos_token_id"),
         );
-        Self::read(keys, architecture, known.spec)
+        let mut config = Self::read(keys, architecture, known.spec)?;
+        if is_head {
+            // Their rows have Hugging Face's order, also where they are like a Llama's.
+            for layer in &mut config.spec.layers {
+                layer.interleaved = false;
+            }
+        }
+        Ok(config)
     }
 
     /// Takes all keys of a model of `architecture`, of which `spec` says what it computes.
@@ -200,15 +202,11 @@ impl ModelConfig {
             draft_vocab_size: keys.size("draft_vocab_size")?,
             hidden_size,
             intermediate_size: keys.needed_size("intermediate_size")?,
-            layers: Vec::new(),
+            spec: ModelSpec::default(),
             num_heads,
             num_kv_heads: keys.size("num_key_value_heads")?.unwrap_or(num_heads),
             head_dim,
             rms_norm_eps: eps.unwrap_or(1e-6),
-            norm: NormSpec::default(),
-            embedding_scale: None,
-            logit_scale: None,
-            logit_soft_cap: None,
             max_position_embeddings: shape.max_position_embeddings,
             tie_word_embeddings: keys.flag("tie_word_embeddings")?.unwrap_or(false),
             eos_token_ids: Vec::new(),
@@ -216,16 +214,10 @@ impl ModelConfig {
         };
         config.validate(shape.num_layers)?;
         config.eos_token_ids = end_ids(&mut keys, config.vocab_size)?;
-        let spec = spec(&mut keys, &shape)?;
-        spec.check()?;
-        config.layers = spec.layers;
-        config.norm = spec.norm;
-        config.embedding_scale = spec.embedding_scale;
-        config.logit_scale = spec.logit_scale;
-        config.logit_soft_cap = spec.logit_soft_cap;
-        for layer in &config.layers {
-            layer.check(head_dim, config.max_position_embeddings)?;
-        }
+        config.spec = spec(&mut keys, &shape)?;
+        config
+            .spec
+            .check(head_dim, config.max_position_embeddings)?;
         keys.finish(&shape)?;
         Ok(config)
     }
@@ -241,12 +233,13 @@ impl ModelConfig {
     }
 
     pub fn num_layers(&self) -> usize {
-        self.layers.len()
+        self.spec.layers.len()
     }
 
     /// The position embeddings of the layers that have one.
     pub fn ropes(&self) -> impl Iterator<Item = &Rope> {
-        self.layers.iter().filter_map(|layer| layer.rope.as_ref())
+        let layers = self.spec.layers.iter();
+        layers.filter_map(|layer| layer.rope.as_ref())
     }
 
     /// Number of rows of the output layer.
@@ -262,24 +255,21 @@ impl ModelConfig {
     pub fn plain_rope(&self) -> Result<&Rope, String> {
         let rope = self.ropes().next();
         let is_plain = |rope: &Rope| {
-            self.layers.iter().all(|layer| {
-                let plain = LayerSpec {
-                    qkv_bias: layer.qkv_bias,
-                    o_bias: layer.o_bias,
-                    mlp_bias: layer.mlp_bias,
-                    qk_norm: layer.qk_norm.filter(|norm| *norm == QkNorm::Head),
-                    ..LayerSpec::llama(rope.clone(), self.head_dim)
-                };
-                *layer == plain
-            })
+            let plain = self.spec.layers.iter().map(|layer| LayerSpec {
+                interleaved: layer.interleaved,
+                qkv_bias: layer.qkv_bias,
+                o_bias: layer.o_bias,
+                mlp_bias: layer.mlp_bias,
+                qk_norm: layer.qk_norm.filter(|norm| *norm == QkNorm::Head),
+                ..LayerSpec::llama(rope.clone(), self.head_dim)
+            });
+            self.spec == plain.collect::<Vec<_>>().into()
         };
         let is_known = |rope: &Rope| {
             rope.query_scaling.is_none()
                 && matches!(rope.scaling, None | Some(RopeScaling::Llama3(_)))
         };
-        let scales = [self.embedding_scale, self.logit_scale, self.logit_soft_cap];
-        let is_scaled = self.norm != NormSpec::default() || scales.iter().any(Option::is_some);
-        let rope = rope.filter(|rope| !is_scaled && is_known(rope) && is_plain(rope));
+        let rope = rope.filter(|rope| is_known(rope) && is_plain(rope));
         rope.ok_or_else(|| {
             "only models whose layers all are like Llama's are supported here".to_owned()
         })

@@ -6,6 +6,7 @@ mod tests;
 use super::config::ModelConfig;
 use super::inputs::Inputs;
 use super::layer::{Layer, Step};
+use super::layer_spec::ModelSpec;
 use super::linear::{Embedding, Linear};
 use super::norm::Norm;
 use super::output_layer::OutputLayer;
@@ -39,7 +40,7 @@ impl Decoder {
     pub fn load(config: ModelConfig, mut weights: Weights, done: impl Fn()) -> Result<Self> {
         let embedding =
             weights.embedding(names::EMBEDDING, (config.vocab_size, config.hidden_size))?;
-        let embedding = embedding.scaled(config.embedding_scale);
+        let embedding = embedding.scaled(config.spec.embedding_scale);
         let ropes = RopeTables::new(config.ropes(), weights.rope_factors()?.as_deref());
         let mut layers = Vec::with_capacity(config.num_layers());
         for i in 0..config.num_layers() {
@@ -47,7 +48,12 @@ impl Decoder {
             layers.push(Layer::load(&config, i, &ropes, &mut weights, at)?);
             done();
         }
-        let norm = Norm::load(&mut weights, names::NORM, config.hidden_size, config.norm)?;
+        let norm = Norm::load(
+            &mut weights,
+            names::NORM,
+            config.hidden_size,
+            config.spec.norm,
+        )?;
         let shape = (config.output_size(), config.hidden_size);
         let output = OutputLayer {
             linear: match config.tie_word_embeddings && config.draft_vocab_size.is_none() {
@@ -56,8 +62,8 @@ impl Decoder {
             },
             ids: weights.output_ids(&config)?,
             vocab_size: config.vocab_size,
-            scale: config.logit_scale,
-            soft_cap: config.logit_soft_cap,
+            scale: config.spec.logit_scale,
+            soft_cap: config.spec.logit_soft_cap,
         };
         weights.finish()?;
         // Each thread has its own GPU queue, and another thread may use the weights.
@@ -121,10 +127,13 @@ impl Decoder {
         }
         Ok(Self {
             config: ModelConfig {
-                layers: layers
-                    .iter()
-                    .map(|&i| self.config.layers[i].clone())
-                    .collect(),
+                spec: ModelSpec {
+                    layers: layers
+                        .iter()
+                        .map(|&i| self.config.spec.layers[i].clone())
+                        .collect(),
+                    ..self.config.spec.clone()
+                },
                 ..self.config.clone()
             },
             embedding: self.embedding.clone(),

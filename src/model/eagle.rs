@@ -9,13 +9,13 @@ use super::head::HeadConfig;
 use super::inputs::Inputs;
 use super::layer::{Block, Step};
 use super::linear::{Embedding, Linear};
-use super::norm::{Norm, norm};
+use super::norm::Norm;
 use super::output_layer::OutputLayer;
 use super::rope::RopeTables;
 use super::weights::{Dtypes, Weights};
 use super::{Batch, Ends, Head, HeadKind, Model, ModelConfig, Output};
 use crate::error::{Error, Result};
-use crate::kernels::{AttentionBatch, add_norm};
+use crate::kernels::AttentionBatch;
 use crate::kv::{KvShape, KvStore};
 use candle_core::{Device, Tensor};
 
@@ -27,7 +27,7 @@ pub struct EagleHead {
     input: Input,
     block: Block,
     /// Before the output layer; EAGLE-1 has none.
-    norm: Option<Tensor>,
+    norm: Option<Norm>,
     output: OutputLayer,
     ropes: RopeTables,
     dtypes: Dtypes,
@@ -47,8 +47,8 @@ enum Input {
     Eagle3 {
         /// From the hidden states of some of the target's layers to the features.
         fc: Linear,
-        embedding_norm: Tensor,
-        feature_norm: Tensor,
+        embedding_norm: Norm,
+        feature_norm: Norm,
         /// Whether the residual stream begins with the normed features.
         norm_before_residual: bool,
     },
@@ -89,16 +89,17 @@ impl EagleHead {
             true => {
                 let input = Input::Eagle3 {
                     fc: weights.linear("fc", (hidden, reads), false)?,
-                    embedding_norm: weights.norm(&at("input_layernorm"), hidden, 0.)?,
-                    feature_norm: weights.norm(&at("hidden_norm"), hidden, 0.)?,
+                    embedding_norm: Norm::rms(&mut weights, &at("input_layernorm"), hidden)?,
+                    feature_norm: Norm::rms(&mut weights, &at("hidden_norm"), hidden)?,
                     norm_before_residual: head.norm_before_residual,
                 };
-                (input, 2 * hidden, Some(weights.norm("norm", hidden, 0.)?))
+                let norm = Norm::rms(&mut weights, "norm", hidden)?;
+                (input, 2 * hidden, Some(norm))
             }
         };
         let ropes = RopeTables::new(config.ropes(), weights.rope_factors()?.as_deref());
-        let spec =
-            (config.layers.first()).ok_or_else(|| Error::internal("an EAGLE head has a layer"))?;
+        let spec = (config.spec.layers.first())
+            .ok_or_else(|| Error::internal("an EAGLE head has a layer"))?;
         let block = Block::load((&config, spec), &ropes, &mut weights, inputs, at)?;
         let output = match head.kind == HeadKind::Eagle3 {
             true => OutputLayer::of_head(&mut weights, &config, &ends.output)?,
@@ -136,8 +137,8 @@ impl EagleHead {
                 ..
             } => {
                 let eps = self.config.rms_norm_eps as f32;
-                let embedded = norm(&embedded, embedding_norm, eps)?;
-                let normed = norm(features, feature_norm, eps)?;
+                let embedded = embedding_norm.forward(&embedded, eps)?;
+                let normed = feature_norm.forward(features, eps)?;
                 let both = Tensor::cat(&[&embedded, &normed], 1)?;
                 Ok(match norm_before_residual {
                     true => (normed, both),
@@ -185,7 +186,7 @@ impl Model for EagleHead {
         let (x, delta) = self.block.forward(&x, &read, &self.config, &step, pool)?;
         let (x, delta) = (x.index_select(wanted, 0)?, delta.index_select(wanted, 0)?);
         let (hidden, normed) = match &self.norm {
-            Some(norm) => add_norm(&x, &delta, norm, self.config.rms_norm_eps as f32)?,
+            Some(norm) => norm.add(&x, &delta, self.config.rms_norm_eps as f32)?,
             None => {
                 let sum = (x + delta)?;
                 (sum.clone(), sum)

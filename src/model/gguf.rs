@@ -2,7 +2,7 @@
 
 use super::config::ModelConfig;
 use super::matrix::{Matrix, Packed, Quantized, unquantized};
-use super::rope::{Rope, halves_from_pairs};
+use super::rope::Rope;
 use super::{finite, names};
 use crate::error::{Error, Result, first_line};
 use crate::gguf::{GgufSource, Reader};
@@ -13,10 +13,6 @@ use candle_core::{DType, Device, Tensor};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
-
-/// Architectures of which llama.cpp stores rows of q and k that are rotated together as neighbours; of the others it
-/// keeps Hugging Face's order.
-const INTERLEAVED: [&str; 3] = ["llama", "granite", "smollm3"];
 
 /// An open GGUF file.
 pub struct GgufFile {
@@ -67,15 +63,16 @@ impl GgufFile {
     /// llama.cpp's name of a tensor. That of a norm depends on its place in the layer.
     fn gguf_name(&self, name: &str) -> Option<String> {
         let norm = names::layer_of(name).and_then(|(layer, part)| {
-            let norms = &self.config.layers.get(layer)?.norms;
+            let norms = &self.config.spec.layers.get(layer)?.norms;
             let norm = norms.gguf_name(part.strip_suffix(".weight")?)?;
             Some(format!("blk.{layer}.{norm}.weight"))
         });
         norm.or_else(|| names::gguf(name))
     }
 
-    /// The matrix `name` (its Hugging Face name without `.weight`), with its rows in this order. It keeps its blocks if a kernel takes
-    /// them; f32, f16 and bf16 tensors are converted to `dtype`, or kept if that is `None`.
+    /// The matrix `name` (its Hugging Face name without `.weight`), with its rows in this order. It keeps its
+    /// blocks if a kernel takes them; f32, f16 and bf16 tensors are converted to `dtype`, or kept if that is
+    /// `None`.
     ///
     /// # Errors
     /// A setup error that names a tensor that is missing or has another shape.
@@ -87,7 +84,13 @@ impl GgufFile {
         dtype: Option<DType>,
         device: &Device,
     ) -> Result<Arc<dyn Matrix>> {
-        let tensor = self.read(&format!("{name}.weight"), device)?;
+        // Rows are reordered in the memory of the host.
+        let read_to = if order.is_some() {
+            &Device::Cpu
+        } else {
+            device
+        };
+        let tensor = self.read(&format!("{name}.weight"), read_to)?;
         let found = tensor.shape().dims();
         if found != [shape.0, shape.1] {
             return Err(Error::wrong_shape(name, found, &[shape.0, shape.1]));
@@ -204,38 +207,7 @@ impl GgufFile {
         let gguf = self
             .gguf_name(name)
             .ok_or_else(|| Error::internal(format!("no GGUF name is known for tensor {name}")))?;
-        let heads = self.rotated_heads(&gguf);
-        match heads {
-            None => self.raw(&gguf, device),
-            Some(heads) => {
-                let tensor = self.raw(&gguf, &Device::Cpu)?;
-                let rows = tensor.shape().dims()[0];
-                match rows.is_multiple_of(2 * heads) {
-                    true => {
-                        let rows = rows / heads;
-                        in_order(&tensor, &halves_from_pairs(heads, rows, rows), device)
-                    }
-                    false => Err(Error::setup(format!(
-                        "{}: {rows} rows of {gguf} are not of {heads} heads",
-                        self.path
-                    ))),
-                }
-            }
-        }
-    }
-
-    /// The number of heads of a tensor whose rows GGUF stores in interleaved RoPE order: q and k of
-    /// [`INTERLEAVED`].
-    fn rotated_heads(&self, gguf: &str) -> Option<usize> {
-        if !INTERLEAVED.contains(&&*self.config.architecture) {
-            return None;
-        }
-        let part = gguf.split('.').nth(2)?;
-        match part {
-            "attn_q" => Some(self.config.num_heads),
-            "attn_k" => Some(self.config.num_kv_heads),
-            _ => None,
-        }
+        self.raw(&gguf, device)
     }
 }
 

@@ -103,9 +103,9 @@ impl Layer {
         weights: &mut Weights,
         at: impl Fn(&str) -> String,
     ) -> Result<Self> {
-        let (spec, hidden) = (&config.layers[index], config.hidden_size);
+        let (spec, hidden) = (&config.spec.layers[index], config.hidden_size);
         let norm = spec.norms.before_attention;
-        let norm = norm.map(|name| Norm::load(weights, &at(name), hidden, config.norm));
+        let norm = norm.map(|name| Norm::load(weights, &at(name), hidden, config.spec.norm));
         Ok(Self {
             norm: norm.transpose()?,
             block: Block::load((config, spec), ropes, weights, hidden, at)?,
@@ -199,8 +199,8 @@ impl Block {
                 QkNorm::Whole => (q, kv),
             };
             Ok(HeadNorms {
-                q: weights.norm(&at("self_attn.q_norm"), q, config.norm.offset)?,
-                k: weights.norm(&at("self_attn.k_norm"), k, config.norm.offset)?,
+                q: weights.norm(&at("self_attn.q_norm"), q, config.spec.norm.offset)?,
+                k: weights.norm(&at("self_attn.k_norm"), k, config.spec.norm.offset)?,
                 eps: config.rms_norm_eps as f32,
             })
         });
@@ -212,7 +212,7 @@ impl Block {
             None
         };
         let mut norm = |name: Option<&'static str>| {
-            name.map(|name| Norm::load(weights, &at(name), hidden, config.norm))
+            name.map(|name| Norm::load(weights, &at(name), hidden, config.spec.norm))
                 .transpose()
         };
         let norms = &spec.norms;

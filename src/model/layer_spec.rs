@@ -58,6 +58,51 @@ pub struct Norms {
     pub after_mlp: Option<&'static str>,
 }
 
+/// What a model computes, besides sizes.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct ModelSpec {
+    /// In order.
+    pub layers: Vec<LayerSpec>,
+    pub norm: NormSpec,
+    /// Factor of the embedding's rows.
+    pub embedding_scale: Option<f32>,
+    /// Factor of the logits.
+    pub logit_scale: Option<f32>,
+    /// Logits become `cap * tanh(logit / cap)`.
+    pub logit_soft_cap: Option<f32>,
+}
+
+impl From<Vec<LayerSpec>> for ModelSpec {
+    fn from(layers: Vec<LayerSpec>) -> Self {
+        Self {
+            layers,
+            ..Self::default()
+        }
+    }
+}
+
+impl ModelSpec {
+    /// Checks that it makes no logit NaN, with heads of `head_dim` values and so many positions.
+    ///
+    /// # Errors
+    /// A message that names what would.
+    pub fn check(&self, head_dim: usize, max_positions: usize) -> Result<(), String> {
+        for layer in &self.layers {
+            layer.check(head_dim, max_positions)?;
+        }
+        for (name, value) in [
+            ("the scale of the embedding", self.embedding_scale),
+            ("the scale of the logits", self.logit_scale),
+            ("final_logit_softcapping", self.logit_soft_cap),
+        ] {
+            if let Some(value) = value.filter(|value| !(value.is_finite() && *value > 0.)) {
+                return Err(format!("{name} {value} must be finite and more than 0"));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// How all norms of a model are computed, except those of queries and keys.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct NormSpec {

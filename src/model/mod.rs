@@ -42,7 +42,7 @@ pub use config::ModelConfig;
 pub use fingerprint::fingerprint;
 pub(crate) use head::HeadConfig;
 pub use head::HeadKind;
-pub use layer_spec::{LayerSpec, MlpSpec, NormSpec, Norms, QkNorm};
+pub use layer_spec::{LayerSpec, MlpSpec, ModelSpec, NormSpec, Norms, QkNorm};
 pub use layers::LayerList;
 pub use load::{LoadOptions, load, load_head};
 pub use rope::{Llama3Scaling, Rope, RopeScaling};

@@ -16,6 +16,14 @@ pub struct Norm {
 }
 
 impl Norm {
+    /// The RMSNorm `name`.
+    ///
+    /// # Errors
+    /// As [`Norm::load`].
+    pub fn rms(weights: &mut Weights, name: &str, width: usize) -> Result<Self> {
+        Self::load(weights, name, width, NormSpec::default())
+    }
+
     /// The norm `name` (without `.weight`) of rows of `width` values.
     ///
     /// # Errors
@@ -61,7 +69,8 @@ impl Norm {
                 let sum = (x + delta)?;
                 let centered = sum.broadcast_sub(&sum.mean_keepdim(1)?)?;
                 // Its mean square is the variance.
-                let normed = norm(&centered, &self.weight, eps)?;
+                let zeros = centered.zeros_like()?;
+                let (_, normed) = add_norm(&centered, &zeros, &self.weight, eps)?;
                 (sum, normed)
             }
         };
@@ -70,14 +79,6 @@ impl Norm {
             None => Ok((sum, normed)),
         }
     }
-}
-
-/// The RMSNorm of `x`, `[rows, width]`, with `weight`, `[width]`.
-///
-/// # Errors
-/// If the shapes or dtypes do not match.
-pub fn norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
-    Ok(add_norm(x, &x.zeros_like()?, weight, eps)?.1)
 }
 
 #[cfg(test)]

@@ -34,8 +34,8 @@ impl OutputLayer {
             linear: weights.linear(names::HEAD, shape, false)?,
             ids: weights.output_ids(config)?,
             vocab_size: config.vocab_size,
-            scale: config.logit_scale,
-            soft_cap: config.logit_soft_cap,
+            scale: config.spec.logit_scale,
+            soft_cap: config.spec.logit_soft_cap,
         })
     }
 

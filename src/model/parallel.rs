@@ -11,13 +11,13 @@ use super::inputs::Inputs;
 use super::layer::{Layer, Step};
 use super::layer_spec::QkNorm;
 use super::linear::{Embedding, Linear};
-use super::norm::norm;
+use super::norm::Norm;
 use super::output_layer::OutputLayer;
 use super::rope::RopeTables;
 use super::weights::{Dtypes, Weights};
 use super::{Batch, Ends, Head, MaskedBlock, Model, ModelConfig, Output, Span};
 use crate::error::{Error, Result};
-use crate::kernels::{AttentionBatch, add_norm};
+use crate::kernels::AttentionBatch;
 use crate::kv::{KvShape, KvStore};
 use candle_core::{Device, Tensor};
 
@@ -29,10 +29,10 @@ pub struct ParallelHead {
     embedding: Embedding,
     /// From the hidden states of some of the target's layers to the context, which is then normed.
     fc: Linear,
-    context_norm: Tensor,
+    context_norm: Norm,
     layers: Vec<Layer>,
     /// Before the output layer.
-    norm: Tensor,
+    norm: Norm,
     output: OutputLayer,
     ropes: RopeTables,
     dtypes: Dtypes,
@@ -56,7 +56,7 @@ impl ParallelHead {
         let hidden = config.hidden_size;
         let reads = taps.len() * target.hidden_size;
         let has_norms = weights.has("layers.0.self_attn.q_norm.weight");
-        for layer in &mut config.layers {
+        for layer in &mut config.spec.layers {
             layer.qk_norm = has_norms.then_some(QkNorm::Head);
         }
         let block = head
@@ -64,7 +64,7 @@ impl ParallelHead {
             .ok_or_else(|| Error::internal("a parallel head has a block"))?;
         let embedding = weights.embedding_of_head(&config, &ends.embedding)?;
         let fc = weights.linear("fc", (hidden, reads), false)?;
-        let context_norm = weights.norm("hidden_norm", hidden, 0.)?;
+        let context_norm = Norm::rms(&mut weights, "hidden_norm", hidden)?;
         let ropes = RopeTables::new(config.ropes(), weights.rope_factors()?.as_deref());
         let layers = (0..config.num_layers()).map(|layer| {
             Layer::load(&config, layer, &ropes, &mut weights, |part| {
@@ -72,7 +72,7 @@ impl ParallelHead {
             })
         });
         let layers = layers.collect::<Result<_>>()?;
-        let norm = weights.norm("norm", hidden, 0.)?;
+        let norm = Norm::rms(&mut weights, "norm", hidden)?;
         let output = OutputLayer::of_head(&mut weights, &config, &ends.output)?;
         weights.finish()?;
         weights.device().synchronize()?;
@@ -167,7 +167,7 @@ impl Model for ParallelHead {
         }
         let wanted = Tensor::new(wanted, &self.device)?;
         let (x, delta) = (x.index_select(&wanted, 0)?, delta.index_select(&wanted, 0)?);
-        let (_, normed) = add_norm(&x, &delta, &self.norm, self.eps())?;
+        let (_, normed) = self.norm.add(&x, &delta, self.eps())?;
         Ok(Output {
             logits: self.output.forward(&normed)?,
             hidden: None,
@@ -183,7 +183,8 @@ impl Head for ParallelHead {
     fn fuse(&self, hidden: &Tensor) -> Result<Tensor> {
         // Hidden states may be a view of the states of other sequences, too.
         let hidden = hidden.to_dtype(self.dtypes.activations)?.contiguous()?;
-        norm(&self.fc.forward(&hidden)?, &self.context_norm, self.eps())
+        let context = self.fc.forward(&hidden)?;
+        self.context_norm.forward(&context, self.eps())
     }
 
     fn masked_block(&self) -> Option<MaskedBlock> {

@@ -83,7 +83,7 @@ fn given(path: &Path, options: &Options, target: &Target) -> Result<(ModelConfig
         ));
     }
     let biased = |layer: &LayerSpec| layer.qkv_bias || layer.o_bias || layer.mlp_bias;
-    if draft.plain_rope().is_err() || draft.layers.iter().any(biased) {
+    if draft.plain_rope().is_err() || draft.spec.layers.iter().any(biased) {
         return Err(Error::in_file(
             &file,
             "a draft whose layers are not like Llama's, without biases, cannot be trained",
@@ -173,7 +173,7 @@ fn head(options: &Options, target: &Target) -> Result<Shape> {
     };
     config = ModelConfig {
         architecture: "llama".into(),
-        layers: vec![LayerSpec::llama(rope, config.head_dim); layers],
+        spec: vec![LayerSpec::llama(rope, config.head_dim); layers].into(),
         draft_vocab_size: Some(wanted.min(config.vocab_size)),
         tie_word_embeddings: false,
         max_position_embeddings: of_target.max_position_embeddings,

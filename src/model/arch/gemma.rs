@@ -1,9 +1,9 @@
 //! Gemma 1, 2 and 3: text.
 
 use super::super::keys::{Keys, Shape};
-use super::super::layer_spec::{LayerSpec, MlpSpec, NormSpec, Norms, QkNorm};
+use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, NormSpec, Norms, QkNorm};
 use super::super::rope::Rope;
-use super::parts::{ModelSpec, windows, with_attention_bias, with_window, with_windows};
+use super::parts::{windows, with_attention_bias, with_ropes, with_windows};
 use super::rope::{rope, ropes_by_kind};
 use crate::kernels::Activation;
 
@@ -72,15 +72,8 @@ pub fn gemma3(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
     };
     let pattern = keys.size("sliding_window_pattern")?.unwrap_or(6).max(1);
     let windows = windows(keys, shape, true, |i| !(i + 1).is_multiple_of(pattern))?;
-    let of_layer = |window: Option<usize>| {
-        let rope = if window.is_some() { &sliding } else { &full };
-        let layer = LayerSpec {
-            rope: Some(rope.clone()),
-            ..layer.clone()
-        };
-        with_window(layer, window, shape)
-    };
-    let layers = windows.into_iter().map(of_layer).collect();
+    let rope = |_, slides| Some(if slides { &sliding } else { &full });
+    let layers = with_ropes(&layer, windows, shape, rope);
     let cap = keys.number("final_logit_softcapping")?;
     Ok(ModelSpec {
         logit_soft_cap: cap.map(|cap| cap as f32),

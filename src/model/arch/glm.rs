@@ -1,8 +1,8 @@
 //! GLM-4 and its successor of 2025, without experts.
 
 use super::super::keys::{Keys, Shape};
-use super::super::layer_spec::{LayerSpec, Norms};
-use super::parts::{ModelSpec, plain};
+use super::super::layer_spec::{LayerSpec, ModelSpec, Norms};
+use super::parts::plain;
 use super::rope::partial_rope;
 
 /// Sets what the classes assume.

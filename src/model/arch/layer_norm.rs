@@ -1,10 +1,8 @@
 //! Architectures with LayerNorm: Cohere's, StableLM 2, StarCoder 2 and Nemotron.
 
 use super::super::keys::{Keys, Shape};
-use super::super::layer_spec::{LayerSpec, MlpSpec, NormSpec, Norms};
-use super::parts::{
-    ModelSpec, activation_or, plain, windows, with_attention_bias, with_window, with_windows,
-};
+use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, NormSpec, Norms};
+use super::parts::{activation_or, plain, windows, with_attention_bias, with_ropes, with_windows};
 use super::rope::{partial_rope, rope};
 use crate::kernels::Activation;
 
@@ -31,14 +29,8 @@ pub fn cohere2(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
     let pattern = keys.size("sliding_window_pattern")?.unwrap_or(4).max(1);
     keys.only("layer_switch", pattern)?;
     let windows = windows(keys, shape, true, |i| !(i + 1).is_multiple_of(pattern))?;
-    let of_layer = |window: Option<usize>| {
-        let layer = LayerSpec {
-            rope: layer.rope.clone().filter(|_| window.is_some()),
-            ..layer.clone()
-        };
-        with_window(layer, window, shape)
-    };
-    cohere_model(keys, windows.into_iter().map(of_layer).collect())
+    let rope = |_, slides| layer.rope.as_ref().filter(|_| slides);
+    cohere_model(keys, with_ropes(&layer, windows, shape, rope))
 }
 
 fn cohere_layer(keys: &mut Keys, shape: &Shape) -> Result<LayerSpec, String> {

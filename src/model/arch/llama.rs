@@ -1,8 +1,8 @@
 //! Llama, and what differs from it in little.
 
 use super::super::keys::{Keys, Shape};
-use super::super::layer_spec::{LayerSpec, Norms, QkNorm};
-use super::parts::{ModelSpec, plain, windows, with_attention_bias, with_window, with_windows};
+use super::super::layer_spec::{LayerSpec, ModelSpec, Norms, QkNorm};
+use super::parts::{plain, windows, with_attention_bias, with_ropes, with_windows};
 use super::rope::rope;
 use serde_json::Value;
 
@@ -52,15 +52,8 @@ pub fn smollm3(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
         None => !(i + 1).is_multiple_of(interval),
     };
     let windows = windows(keys, shape, false, |i| !has_rope(i))?;
-    let of_layer = |(i, window)| {
-        let layer = with_window(layer.clone(), window, shape);
-        LayerSpec {
-            rope: layer.rope.clone().filter(|_| has_rope(i)),
-            ..layer
-        }
-    };
-    let layers: Vec<LayerSpec> = windows.into_iter().enumerate().map(of_layer).collect();
-    Ok(layers.into())
+    let rope = |i, _| layer.rope.as_ref().filter(|_| has_rope(i));
+    Ok(with_ropes(&layer, windows, shape, rope).into())
 }
 
 /// A Llama with factors.
@@ -138,16 +131,8 @@ pub fn exaone4(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
         !(i + 1).is_multiple_of(pattern.max(1))
     })?;
     let is_hybrid = windows.iter().any(Option::is_some);
-    let of_layer = |window: Option<usize>| {
-        let rotates = window.is_some() || !is_hybrid;
-        let layer = LayerSpec {
-            rope: layer.rope.clone().filter(|_| rotates),
-            ..layer.clone()
-        };
-        with_window(layer, window, shape)
-    };
-    let layers: Vec<LayerSpec> = windows.into_iter().map(of_layer).collect();
-    Ok(layers.into())
+    let rope = |_, slides| layer.rope.as_ref().filter(|_| slides || !is_hybrid);
+    Ok(with_ropes(&layer, windows, shape, rope).into())
 }
 
 /// Sets what some classes assume: that the output layer shares the embedding's weight.
@@ -161,6 +146,8 @@ fn biased(keys: &mut Keys, shape: &Shape) -> Result<LayerSpec, String> {
     let layer = plain(keys, shape, rope)?;
     let mlp_bias = keys.flag("mlp_bias")?.unwrap_or(false);
     let layer = LayerSpec {
+        // llama.cpp rotates neighbours, and reorders the rows for it.
+        interleaved: keys.is_gguf(),
         mlp_bias: keys.has_tensor("ffn_gate.bias").unwrap_or(mlp_bias),
         ..layer
     };

@@ -11,8 +11,7 @@ mod qwen;
 mod rope;
 
 use super::keys::{Keys, Shape};
-
-pub use parts::ModelSpec;
+use super::layer_spec::ModelSpec;
 
 /// An architecture of decoders.
 pub struct Architecture {

@@ -1,9 +1,9 @@
 //! OLMo 2 and 3.
 
 use super::super::keys::{Keys, Shape};
-use super::super::layer_spec::{LayerSpec, Norms, QkNorm};
+use super::super::layer_spec::{LayerSpec, ModelSpec, Norms, QkNorm};
 use super::super::rope::Rope;
-use super::parts::{ModelSpec, plain, windows, with_attention_bias, with_window};
+use super::parts::{plain, windows, with_attention_bias, with_ropes};
 use super::rope::{rope, ropes_by_kind};
 
 /// With norms of the outputs of attention and MLP, and of all heads together. In a GGUF file it may be an OLMo 3.
@@ -21,16 +21,8 @@ pub fn olmo3(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
     let (full, sliding) = ropes_by_kind(keys, shape, 500_000., None)?;
     let layer = layer(keys, shape, full.clone())?;
     let windows = windows(keys, shape, true, |i| !(i + 1).is_multiple_of(4))?;
-    let of_layer = |window: Option<usize>| {
-        let rope = if window.is_some() { &sliding } else { &full };
-        let layer = LayerSpec {
-            rope: Some(rope.clone()),
-            ..layer.clone()
-        };
-        with_window(layer, window, shape)
-    };
-    let layers: Vec<LayerSpec> = windows.into_iter().map(of_layer).collect();
-    Ok(layers.into())
+    let rope = |_, slides| Some(if slides { &sliding } else { &full });
+    Ok(with_ropes(&layer, windows, shape, rope).into())
 }
 
 pub fn defaults3(keys: &mut Keys) {

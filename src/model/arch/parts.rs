@@ -1,51 +1,10 @@
 //! What architectures have in common.
 
 use super::super::keys::{Keys, Shape};
-use super::super::layer_spec::{LayerSpec, MlpSpec, NormSpec};
+use super::super::layer_spec::{LayerSpec, MlpSpec};
 use super::super::rope::Rope;
 use crate::kernels::Activation;
 use serde_json::Value;
-
-/// What a model computes, besides sizes.
-#[derive(Debug, Default)]
-pub struct ModelSpec {
-    pub layers: Vec<LayerSpec>,
-    pub norm: NormSpec,
-    /// Factor of the embedding's rows.
-    pub embedding_scale: Option<f32>,
-    /// Factor of the logits.
-    pub logit_scale: Option<f32>,
-    /// Logits become `cap * tanh(logit / cap)`.
-    pub logit_soft_cap: Option<f32>,
-}
-
-impl From<Vec<LayerSpec>> for ModelSpec {
-    fn from(layers: Vec<LayerSpec>) -> Self {
-        Self {
-            layers,
-            ..Self::default()
-        }
-    }
-}
-
-impl ModelSpec {
-    /// Checks that it makes no logit NaN.
-    ///
-    /// # Errors
-    /// A message that names what would.
-    pub fn check(&self) -> Result<(), String> {
-        for (name, value) in [
-            ("the scale of the embedding", self.embedding_scale),
-            ("the scale of the logits", self.logit_scale),
-            ("final_logit_softcapping", self.logit_soft_cap),
-        ] {
-            if let Some(value) = value.filter(|value| !(value.is_finite() && *value > 0.)) {
-                return Err(format!("{name} {value} must be finite and more than 0"));
-            }
-        }
-        Ok(())
-    }
-}
 
 /// What most architectures share: the layer of a Llama with this position embedding and the activation of `keys`.
 pub fn plain(keys: &mut Keys, shape: &Shape, rope: Rope) -> Result<LayerSpec, String> {
@@ -182,14 +141,21 @@ pub fn with_windows(
     windows: Vec<Option<usize>>,
     shape: &Shape,
 ) -> Vec<LayerSpec> {
-    let with = |window| with_window(layer.clone(), window, shape);
-    windows.into_iter().map(with).collect()
+    with_ropes(layer, windows, shape, |_, _| layer.rope.as_ref())
 }
 
-/// `layer` with this window, unless it covers all positions.
-pub fn with_window(layer: LayerSpec, window: Option<usize>, shape: &Shape) -> LayerSpec {
-    LayerSpec {
+/// The same with the position embeddings that `rope` gives for a layer's number and whether it has a window. A window
+/// that covers all positions is none in the end.
+pub fn with_ropes<'r>(
+    layer: &LayerSpec,
+    windows: Vec<Option<usize>>,
+    shape: &Shape,
+    rope: impl Fn(usize, bool) -> Option<&'r Rope>,
+) -> Vec<LayerSpec> {
+    let of_layer = |(i, window): (usize, Option<usize>)| LayerSpec {
+        rope: rope(i, window.is_some()).cloned(),
         window: window.filter(|&window| window < shape.max_position_embeddings),
-        ..layer
-    }
+        ..layer.clone()
+    };
+    windows.into_iter().enumerate().map(of_layer).collect()
 }

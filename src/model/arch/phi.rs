@@ -1,8 +1,8 @@
 //! Phi-3, Phi-3.5 and Phi-4, without experts.
 
 use super::super::keys::{Keys, Shape};
-use super::super::layer_spec::LayerSpec;
-use super::parts::{ModelSpec, plain, windows, with_windows};
+use super::super::layer_spec::{LayerSpec, ModelSpec};
+use super::parts::{plain, windows, with_windows};
 use super::rope::partial_rope;
 
 /// A Llama with fused tensors, windows, and a position embedding of a part of each head.

@@ -1,8 +1,8 @@
 //! Qwen 2, 2.5 and 3, without experts.
 
 use super::super::keys::{Keys, Shape};
-use super::super::layer_spec::{LayerSpec, QkNorm};
-use super::parts::{ModelSpec, plain, windows, with_attention_bias, with_windows};
+use super::super::layer_spec::{LayerSpec, ModelSpec, QkNorm};
+use super::parts::{plain, windows, with_attention_bias, with_windows};
 use super::rope::rope;
 
 pub fn qwen2(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {

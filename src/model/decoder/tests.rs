@@ -81,7 +81,7 @@ fn config(layers: Vec<LayerSpec>) -> ModelConfig {
         vocab_size: VOCAB,
         hidden_size: HIDDEN,
         intermediate_size: MLP,
-        layers,
+        spec: layers.into(),
         num_heads: HEADS,
         num_kv_heads: KV_HEADS,
         head_dim: D,
@@ -110,7 +110,7 @@ fn tensors(config: &ModelConfig) -> Tensors {
     add("model.embed_tokens.weight".into(), &[VOCAB, HIDDEN], 0., 1.);
     add("model.norm.weight".into(), &[HIDDEN], 1., 0.3);
     add("lm_head.weight".into(), &[VOCAB, HIDDEN], 0., 0.5);
-    for (i, layer) in config.layers.iter().enumerate() {
+    for (i, layer) in config.spec.layers.iter().enumerate() {
         let at = |part: &str| format!("model.layers.{i}.{part}");
         let mut linear = |name: &str, (outputs, inputs): (usize, usize), bias: bool| {
             add(at(&format!("{name}.weight")), &[outputs, inputs], 0., 0.5);
@@ -185,7 +185,7 @@ impl<'a> Plain<'a> {
                 .iter()
                 .map(|(name, t)| (name.as_str(), wide(t)))
                 .collect(),
-            kv: vec![[vec![], vec![]]; config.layers.len()],
+            kv: vec![[vec![], vec![]]; config.spec.layers.len()],
         }
     }
 
@@ -223,7 +223,7 @@ impl<'a> Plain<'a> {
         let embedding = &self.tensors["model.embed_tokens.weight"];
         let mut x = embedding[token as usize * HIDDEN..][..HIDDEN].to_vec();
         let config = self.config;
-        for (i, layer) in config.layers.iter().enumerate() {
+        for (i, layer) in config.spec.layers.iter().enumerate() {
             let norms = layer.norms;
             let add = |x: &mut [f64], more: &[f64]| {
                 for (x, more) in x.iter_mut().zip(more) {
@@ -254,7 +254,7 @@ impl<'a> Plain<'a> {
 
     fn attend(&mut self, i: usize, x: &[f64]) -> Vec<f64> {
         let config = self.config;
-        let layer = &config.layers[i];
+        let layer = &config.spec.layers[i];
         let at = |part: &str| format!("model.layers.{i}.self_attn.{part}");
         let mut q = self.linear(&at("q_proj"), x);
         let mut k = self.linear(&at("k_proj"), x);
@@ -369,7 +369,7 @@ fn every_kind_of_layer_agrees_with_f64() {
                 assert!(
                     off < 2e-4,
                     "logit {ours} at {position} should be {want}: {:?}",
-                    config.layers
+                    config.spec.layers
                 );
             }
         }

@@ -26,7 +26,7 @@ fn config() -> ModelConfig {
         draft_vocab_size: Some(IDS.len()),
         hidden_size: HIDDEN,
         intermediate_size: 10,
-        layers: vec![LayerSpec::llama(rope, HEAD_DIM)],
+        spec: vec![LayerSpec::llama(rope, HEAD_DIM)].into(),
         num_heads: 4,
         num_kv_heads: 2,
         head_dim: HEAD_DIM,

@@ -47,7 +47,7 @@ fn config() -> ModelConfig {
         draft_vocab_size: Some(IDS.len()),
         hidden_size: HIDDEN,
         intermediate_size: 12,
-        layers: layers(LAYERS),
+        spec: layers(LAYERS).into(),
         num_heads: 4,
         num_kv_heads: 2,
         head_dim: HEAD_DIM,
@@ -192,7 +192,7 @@ fn write(folder: &Path, config: &Value, tensors: &HashMap<String, Tensor>) {
 /// A target in `folder`, as it is served.
 fn target(folder: &Path) -> Box<dyn Model> {
     let of_target = ModelConfig {
-        layers: layers(3),
+        spec: layers(3).into(),
         draft_vocab_size: None,
         ..config()
     };
