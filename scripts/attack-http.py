@@ -98,6 +98,22 @@ def post_many(count, path, body):
     return lambda t: at_once(count, lambda _: t.ask(path, data)[0])
 
 
+def leave(path, body):
+    """Clients that send a request and close the connection."""
+    data = json.dumps(body).encode()
+
+    def attack(target):
+        def one(_):
+            with target.connect() as stream:
+                stream.sendall(target.head("POST", path, len(data)) + data)
+                time.sleep(0.2)
+            return "left"
+
+        return at_once(20, one)
+
+    return attack
+
+
 def hold(count, send):
     """Connections that send something and then wait for what the server does, up to PATIENCE."""
 
@@ -216,8 +232,10 @@ FIELDS = """model prompt messages max_tokens n temperature top_p top_k min_p see
 top_logprobs echo suffix best_of logit_bias stop_token_ids ignore_eos min_tokens tools tool_choice response_format
 prediction cache_salt spec_length acceptance guided_json guided_regex guided_choice structured_outputs tokens
 add_special_tokens chat_template_kwargs allowed_token_ids bad_words include_stop_str_in_output skip_special_tokens
-truncate_prompt_tokens return_token_ids unknown""".split()
-PATHS = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/reset_prefix_cache", "/x"]
+truncate_prompt_tokens return_token_ids input dimensions encoding_format unknown""".split()
+PATHS = [
+    "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/detokenize", "/reset_prefix_cache", "/x",
+]
 
 
 def random_value(rng, depth=0):
@@ -275,6 +293,7 @@ def attacks(options):
     nested = b'{"prompt":"a","max_tokens":1,"x":' + b"[0," * 60 + b"0" + b"]" * 60 + b"}"
     wide = b'{"prompt":"a","max_tokens":1,"x":[' + b"0," * (LARGE // 2 - 40) + b"0]}"
     tree = b'{"messages":[{"role":"user","content":"a","x":[' + b"0," * (LARGE // 2 - 60) + b"0]}]}"
+    inputs = b'{"input":[' + b"[0]," * (LARGE // 4 - 10) + b"[0]]}"
     text = lambda piece: json.dumps({"prompt": piece * (LARGE // len(piece) - 20)}).encode()
     logprobs = {"messages": [{"role": "user", "content": "a"}], "n": 64, "logprobs": True, "top_logprobs": 20,
                 "max_tokens": 64, "ignore_eos": True}
@@ -294,6 +313,9 @@ def attacks(options):
         ("80 x deep JSON", post_many(80, "/v1/completions", nested)),
         ("80 x wide JSON", post_many(80, "/v1/completions", wide)),
         ("20 x wide messages", post_many(20, "/v1/chat/completions", tree)),
+        ("20 x wide inputs", post_many(20, "/v1/embeddings", inputs)),
+        ("4 x 2,048 embeddings", post_many(4, "/v1/embeddings", {"input": [[1]] * 2048})),
+        ("embeddings, clients gone", leave("/v1/embeddings", {"input": [[1] * 100] * 2048})),
         ("n=64, 20 log-probs", post_many(1, "/v1/chat/completions", logprobs)),
         ("128 choices", hoards(["Once upon a time"], n=128)),
         ("a prompt of 6,000 tokens", hoards(["one two three four five six seven eight. " * 660])),

@@ -66,12 +66,15 @@ start "$@" --tool-call-parser hermes
 plain=$url
 start "$@" --reasoning-parser deepseek_r1
 reasoning=$url
+start --model tests/fixtures/embeddings
+embeddings=$url
 
 failed=0
 export PYTHONDONTWRITEBYTECODE=1
 clients=$installed/clients/bin/python
 "$clients" scripts/clients.py --url "$plain" --reasoning-url "$reasoning" "${short[@]}" || failed=1
 "$clients" scripts/clients_openai.py --url "$plain" "${short[@]}" || failed=1
+"$clients" scripts/clients_embeddings.py --url "$embeddings" "${short[@]}" || failed=1
 "$installed/evals${short[*]}/bin/python" scripts/clients_evals.py --url "$plain" "${short[@]}" || failed=1
 if has_node; then
     # Modules are looked for beside the script.

@@ -8,6 +8,7 @@ mod tests;
 use crate::engine::{EngineOptions, SpecLimits};
 use crate::error::{Error, Result};
 use crate::gguf::EMBEDDED;
+use crate::model::Pooling;
 use crate::{bench, convert, generate, train};
 use clap::error::ErrorKind;
 use clap::{Args, Parser};
@@ -37,6 +38,8 @@ pub struct Config {
     pub served_model_name: String,
     /// Other names that clients may send.
     pub served_model_aliases: Vec<String>,
+    /// How hidden states become an embedding; `None` = as the model says.
+    pub pooling: Option<Pooling>,
     pub load: LoadFlags,
     pub generation: GenerationFlags,
     /// The drafter; `None` = plain decoding.
@@ -167,6 +170,7 @@ impl Options {
             },
             served_model_name,
             served_model_aliases: names.collect(),
+            pooling: self.pooling,
             load: self.load,
             generation: self.generation,
             drafter,

@@ -5,15 +5,17 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Component, Path};
 
-/// Maximum bytes of `config.json`, `generation_config.json` or `chat_template.jinja`.
+/// Maximum bytes of `config.json`, `generation_config.json`, `modules.json` or `chat_template.jinja`.
 const MAX_CONFIG_BYTES: u64 = 4 << 20;
 /// Maximum bytes of a tokenizer, or of the index of a checkpoint's files.
 const MAX_TEXT_BYTES: u64 = 64 << 20;
 
 /// Maximum bytes of the text file `name` of a model's folder.
 pub fn max_bytes(name: &str) -> u64 {
-    match name {
-        "config.json" | "generation_config.json" | "chat_template.jinja" => MAX_CONFIG_BYTES,
+    match name.rsplit('/').next().unwrap_or(name) {
+        "config.json" | "generation_config.json" | "modules.json" | "chat_template.jinja" => {
+            MAX_CONFIG_BYTES
+        }
         _ => MAX_TEXT_BYTES,
     }
 }

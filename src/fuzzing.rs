@@ -19,7 +19,7 @@ use tokenizers::{AddedToken, Tokenizer};
 pub type Target = fn(&[u8]);
 
 /// The targets by name, which is also that of their corpus.
-pub const TARGETS: [(&str, Target); 11] = [
+pub const TARGETS: [(&str, Target); 12] = [
     ("chat", |bytes| check(read(&TEXT, bytes, Api::Chat))),
     ("completion", |bytes| {
         check(read(&TEXT, bytes, Api::Completion))
@@ -29,6 +29,9 @@ pub const TARGETS: [(&str, Target); 11] = [
     ("tokenize", |bytes| {
         check(read(&TEXT, bytes, Api::Tokenize));
         check(read(&TEXT, bytes, Api::Detokenize));
+    }),
+    ("embedding", |bytes| {
+        check(read(&TEXT, bytes, Api::Embedding))
     }),
     ("schema", |bytes| check(schema(bytes))),
     ("grammar", |bytes| check(grammar(bytes))),

@@ -82,6 +82,21 @@ impl GgufSource {
         Ok(recommended.collect())
     }
 
+    /// llama.cpp's number of how an embedding model pools, if the file says it.
+    ///
+    /// # Errors
+    /// As [`GgufSource::open`].
+    pub fn pooling_type(&self) -> Result<Option<u64>> {
+        let (content, _) = self.open()?;
+        let Some(Value::String(architecture)) = content.metadata.get("general.architecture") else {
+            return Ok(None);
+        };
+        let value = content
+            .metadata
+            .get(&format!("{architecture}.pooling_type"));
+        Ok(value.and_then(|value| value.to_u64().ok()))
+    }
+
     /// The file's path, or the embedded model's name, for messages.
     pub fn path(&self) -> &Path {
         match self {

@@ -167,6 +167,8 @@ fn models_come_from_the_hub_once() {
     let files = [
         ("config.json", "{}".to_owned()),
         ("tokenizer.json", "{ }".to_owned()),
+        ("modules.json", "[  ]".to_owned()),
+        ("1_Pooling/config.json", "{   }".to_owned()),
         (
             "model.safetensors.index.json",
             index("one.safetensors", "part/two.safetensors"),

@@ -55,6 +55,10 @@ impl Model for RowPenalty {
         self.model.device()
     }
 
+    fn generates(&self) -> bool {
+        self.model.generates()
+    }
+
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
         let started = Instant::now();
         let output = self.model.forward(batch, kv)?;

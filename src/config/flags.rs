@@ -3,7 +3,7 @@
 use super::speculation::SpeculationFlags;
 use crate::engine::EngineOptions;
 use crate::http::{HttpLimits, OriginOptions, SamplingDefaults};
-use crate::model::LoadFormat;
+use crate::model::{LoadFormat, Pooling};
 use crate::parse::{at_least_one, bytes, number, seconds, threads};
 use crate::text::{ReasoningFormat, ToolFormat};
 use crate::{bench, convert, generate, train};
@@ -80,6 +80,10 @@ pub struct Options {
     /// without .gguf].
     #[arg(long, value_name = "NAME", num_args = 1.., action = ArgAction::Set, help_heading = "Model")]
     pub served_model_name: Vec<String>,
+    /// Which hidden states make an embedding: that of the last token, or the mean of all [default: what the
+    /// model's modules.json or .gguf file says; without either there is no /v1/embeddings].
+    #[arg(long, value_enum, help_heading = "Model")]
+    pub pooling: Option<Pooling>,
     #[command(flatten)]
     pub load: LoadFlags,
     #[command(flatten)]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use tokio::sync::mpsc::UnboundedReceiver;
 
-/// The events of one request, in order. The last one has `finish` set or is `Failed`, even if the
+/// The events of one request, in order. The last one has `finish` set, or is `Embedding` or `Failed`, even if the
 /// engine thread has ended. Dropping this cancels the request.
 ///
 /// [`Stats::requests_finished`] counts the request when this is dropped, because the receiver may
@@ -94,6 +94,7 @@ impl Events {
                     FinishReason::Stop { .. } => "stop",
                 });
             }
+            Some(Event::Embedding { .. }) => self.reason = Some("stop"),
             Some(Event::Failed(error)) => {
                 let shutdown = matches!(error, Error::Request { kind, .. } if *kind == RequestErrorKind::ShuttingDown);
                 self.reason = Some(if shutdown { "abort" } else { "error" });
@@ -110,7 +111,9 @@ pub struct Completion {
     pub tokens: Vec<TokenOutput>,
     /// See [`Event::Prompt`].
     pub prompt: Vec<Option<TokenLogprobs>>,
-    /// `None` before the last event.
+    /// See [`Event::Embedding`].
+    pub embedding: Vec<f32>,
+    /// `None` before the last event, and of an embedding.
     pub finish: Option<FinishReason>,
     pub spec: SpecUsage,
     /// See [`Event::Tokens`].
@@ -134,6 +137,13 @@ impl Completion {
             } => {
                 self.tokens.extend(tokens);
                 (self.finish, self.spec) = (finish, spec);
+                self.cached_tokens = cached_tokens;
+            }
+            Event::Embedding {
+                values,
+                cached_tokens,
+            } => {
+                self.embedding = values;
                 self.cached_tokens = cached_tokens;
             }
             Event::Failed(error) => return Err(error),

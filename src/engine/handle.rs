@@ -162,6 +162,10 @@ pub struct Limits {
     pub max_prompt_tokens: usize,
     /// Maximum depth of drafts; 0 = the server does not speculate.
     pub spec_length: usize,
+    /// Whether the model has an output layer; without one it serves embeddings only.
+    pub generates: bool,
+    /// Number of values of an embedding.
+    pub embedding_size: usize,
 }
 
 /// A request on its way to the engine thread.
@@ -251,7 +255,9 @@ impl EngineHandle {
         };
         let places = shared.places.clone();
         let mut places = places.try_acquire_many_owned(count as u32).map_err(full)?;
-        shared.stats.requests.n.observe(count as f64);
+        if requests.iter().all(|request| request.pooling.is_none()) {
+            shared.stats.requests.n.observe(count as f64);
+        }
         let arrived = Instant::now();
         let group = shared.next_group.fetch_add(1, Ordering::Relaxed);
         let mut ahead = 0;
@@ -355,6 +361,16 @@ impl Limits {
     pub fn check(&self, request: &Request) -> Result<()> {
         let prompt = request.prompt.len();
         let max = self.max_model_len;
+        if request.pooling.is_none() && !self.generates {
+            let message = "this model has no output layer (lm_head), so it generates no text: use /v1/embeddings";
+            return Err(Error::request(RequestErrorKind::Invalid, None, message));
+        }
+        if request.pooling.is_some() && request.max_tokens != Some(0) {
+            return Err(Error::invalid(
+                "max_tokens",
+                "max_tokens of an embedding must be 0",
+            ));
+        }
         if prompt == 0 {
             return Err(Error::invalid(
                 "prompt",
@@ -371,6 +387,7 @@ impl Limits {
         let wanted = prompt.saturating_add(request.max_tokens.unwrap_or(1));
         if wanted > max {
             let (completion, reduce) = match request.max_tokens {
+                Some(0) => ("0".into(), "the prompt"),
                 Some(tokens) => (tokens.to_string(), "the prompt or completion"),
                 None => ("at least 1".into(), "the prompt"),
             };

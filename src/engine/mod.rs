@@ -1,6 +1,7 @@
 //! One engine thread owns the models; all other code holds a cloneable [`EngineHandle`].
 
 mod chunk;
+mod embedding;
 mod events;
 mod handle;
 mod queue;
@@ -135,6 +136,8 @@ fn build(
             .saturating_mul(PROMPT_POOLS)
             .max(MIN_PROMPT_TOKENS),
         spec_length: spec.length,
+        generates: target.generates(),
+        embedding_size: config.hidden_size,
     };
     let shared = Arc::new(Shared {
         limits,
@@ -290,7 +293,8 @@ impl Engine {
     }
 
     fn enqueue(&mut self, submission: Submission) {
-        if let Some(max_tokens) = submission.request.max_tokens {
+        let request = &submission.request;
+        if let Some(max_tokens) = request.max_tokens.filter(|_| request.pooling.is_none()) {
             let asked = &self.shared.stats.requests.max_tokens;
             asked.observe(max_tokens as f64);
         }

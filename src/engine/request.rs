@@ -2,6 +2,7 @@
 
 use super::stats::RequestTimes;
 use crate::error::Error;
+use crate::model::Pooling;
 use crate::sampling::{Acceptance, SamplingParams, TokenLogprobs};
 use crate::spec::{Draft, DraftContext, Source};
 use std::fmt::Debug;
@@ -28,6 +29,9 @@ pub struct Request {
     /// Maximum number of tokens to generate. 0 only computes the prompt (for its
     /// log-probabilities). `None` = up to the context limit.
     pub max_tokens: Option<usize>,
+    /// Asks for the embedding of the prompt, pooled like this, instead of tokens; see
+    /// [`Request::embedding`].
+    pub pooling: Option<Pooling>,
     /// Number of alternatives to return with the log-probability of each generated token.
     pub logprobs: Option<usize>,
     /// Number of alternatives to return with the log-probability of each prompt token.
@@ -49,6 +53,18 @@ pub struct Request {
     pub synthetic_acceptance: Option<f64>,
     /// Who wants to know what became of it, besides the receiver of its events, who may leave before.
     pub watch: Option<Arc<dyn Watch>>,
+}
+
+impl Request {
+    /// A request for the embedding of `prompt`.
+    pub fn embedding(prompt: Vec<u32>, pooling: Pooling) -> Self {
+        Self {
+            prompt,
+            max_tokens: Some(0),
+            pooling: Some(pooling),
+            ..Self::default()
+        }
+    }
 }
 
 /// Is told of the end of a sequence.
@@ -159,8 +175,8 @@ impl SpecUsage {
     }
 }
 
-/// An event that the engine sends to the request's receiver. The last one has `finish` set or is
-/// `Failed`.
+/// An event that the engine sends to the request's receiver. The last one has `finish` set, or is
+/// `Embedding` or `Failed`.
 #[derive(Debug, Clone)]
 pub enum Event {
     /// Log-probabilities of the prompt, one per token; the first token has none. Sent once, before
@@ -175,6 +191,13 @@ pub enum Event {
         /// Totals up to and including this round.
         spec: SpecUsage,
         /// Tokens of the prompt that were not computed because the prefix cache had them.
+        cached_tokens: usize,
+    },
+    /// The embedding of the prompt, not normalized, with as many values as the model's hidden states have:
+    /// the only event of a request that asked for it.
+    Embedding {
+        values: Vec<f32>,
+        /// As of tokens.
         cached_tokens: usize,
     },
     /// The request could not be finished.

@@ -1,5 +1,6 @@
 //! The state of one request: tokens, lengths, finish.
 
+use super::embedding::Pool;
 use super::handle::{SpecLimits, Submission};
 use super::request::{Event, FinishReason, Round, SpecUsage, TokenOutput, Watch, queue_cost};
 use crate::kv::BlockTable;
@@ -37,6 +38,8 @@ pub struct Sequence {
     pub spec: SpecLimits,
     /// Scores of the prompt so far.
     prompt_scores: Vec<Option<TokenLogprobs>>,
+    /// The embedding so far, if it asks for one.
+    pool: Option<Pool>,
     /// Whether its events carry their rounds.
     include_rounds: bool,
     pub usage: SpecUsage,
@@ -90,6 +93,7 @@ impl Sequence {
                 topk: request.spec_topk.unwrap_or(spec.topk).min(spec.topk),
             },
             prompt_scores: Vec::from_iter(request.prompt_logprobs.map(|_| None)),
+            pool: request.pooling.map(Pool::new),
             include_rounds: request.include_rounds,
             state: SequenceState {
                 id,
@@ -144,8 +148,22 @@ impl Sequence {
             may_draft: self.may_draft(),
             is_asked: false,
             prompt_scores: self.unscored(rows),
+            pooled: self.unpooled(rows),
             state: &mut self.state,
         }
+    }
+
+    /// Positions among the next `rows` rows whose hidden states its embedding needs.
+    fn unpooled(&self, rows: usize) -> Range<usize> {
+        let (start, len) = (self.state.kv_len, self.state.tokens.len());
+        let computed = start..start + rows;
+        let needed = |pool: &Pool| pool.needed(computed.clone(), len);
+        self.pool.as_ref().map_or(start..start, needed)
+    }
+
+    /// Whether it asks for an embedding.
+    pub fn is_embedding(&self) -> bool {
+        self.pool.is_some()
     }
 
     /// Tokens not yet in the pool.
@@ -234,6 +252,10 @@ impl Sequence {
     ) -> (usize, Option<FinishReason>) {
         self.prompt_scores
             .extend(output.prompt_scores.drain(..).map(Some));
+        let unpooled = self.unpooled(rows);
+        if let Some(pool) = &mut self.pool {
+            pool.add(unpooled, &output.states);
+        }
         let sampled = output.tokens.len();
         self.state.kv_len += rows + sampled.saturating_sub(1);
         self.tell_prompt_scores();
@@ -268,12 +290,16 @@ impl Sequence {
     }
 
     /// How many of its tokens need not be computed if they are in the prefix cache: not the last one, which
-    /// predicts the next, and none from where a row has yet to score a token of the prompt.
+    /// predicts the next, and none from where a row has yet to score a token of the prompt, or to be a part
+    /// of an embedding.
     pub fn max_cached(&self) -> usize {
         let state = &self.state;
         let scored = self.prompt_scores.len();
         let scores = state.prompt_logprobs.is_some() && scored < state.prompt_len;
         let last = state.tokens.len() - 1;
+        if let Some(pool) = &self.pool {
+            return last.min(pool.max_cached());
+        }
         if scores { last.min(scored - 1) } else { last }
     }
 
@@ -331,12 +357,19 @@ impl Sequence {
             return None;
         }
         let finish = Some(FinishReason::Length);
-        self.tell(Event::Tokens {
-            tokens: Vec::new(),
-            round: None,
-            finish,
-            spec: self.usage,
-            cached_tokens: self.cached_tokens,
+        let cached_tokens = self.cached_tokens;
+        self.tell(match &self.pool {
+            Some(pool) => Event::Embedding {
+                values: pool.embedding(self.state.prompt_len),
+                cached_tokens,
+            },
+            None => Event::Tokens {
+                tokens: Vec::new(),
+                round: None,
+                finish,
+                spec: self.usage,
+                cached_tokens,
+            },
         });
         finish
     }

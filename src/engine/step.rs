@@ -39,6 +39,12 @@ pub fn emit(
         sequence.first_token.get_or_insert(now);
         sequence.last_token = Some(now);
     }
+    if sequence.is_embedding() && finish.is_some() {
+        // So that the time of its prompt counts like that of a text.
+        sequence.first_token = Some(now);
+        sequence.last_token = Some(now);
+        return Some("stop");
+    }
     finish.map(|reason| match reason {
         FinishReason::Stop { .. } => "stop",
         FinishReason::Length => "length",

@@ -4,7 +4,7 @@
 use super::speculation::Round;
 use super::stop::{StopMatcher, Stops};
 use crate::engine::{Event, FinishReason, SpecUsage, TokenLogprobs, TokenOutput};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::text::{
     Detokenizer, MessageParser, Part, ReasoningParser, Text, ToolFormat, ToolParser,
 };
@@ -257,6 +257,7 @@ impl Choice {
                     (spec.predicted_accepted).min(before.predicted_accepted + kept);
                 Ok(piece)
             }
+            Event::Embedding { .. } => Err(Error::internal("an embedding is no text")),
             Event::Failed(error) => Err(error),
         }
     }

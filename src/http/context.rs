@@ -4,6 +4,7 @@ use super::defaults::SamplingDefaults;
 use crate::engine::Limits;
 use crate::error::{Error, RequestErrorKind, Result};
 use crate::grammar::Compiler;
+use crate::model::EmbeddingSpec;
 use crate::spec::CacheScope;
 use crate::text::{ReasoningFormat, Text, ToolFormat};
 use std::hash::{BuildHasher, RandomState};
@@ -28,6 +29,8 @@ pub(super) struct Context<'a> {
     pub scopes: &'a RandomState,
     /// Compiles grammars for the tokenizer.
     pub grammars: &'a Compiler,
+    /// How texts are embedded; `None` = they are not.
+    pub embeddings: Option<EmbeddingSpec>,
 }
 
 impl Context<'_> {

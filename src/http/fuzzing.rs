@@ -5,6 +5,7 @@ use super::defaults::SamplingDefaults;
 use crate::engine::Limits;
 use crate::error::Result;
 use crate::grammar::Compiler;
+use crate::model::{EmbeddingSpec, Pooling};
 use crate::text::{Text, ToolFormat};
 use std::hash::RandomState;
 use std::sync::{Arc, LazyLock};
@@ -18,6 +19,7 @@ pub(crate) enum Api {
     Message,
     Tokenize,
     Detokenize,
+    Embedding,
 }
 
 /// Reads `body` as one of `api`.
@@ -33,6 +35,8 @@ pub(crate) fn read(text: &Arc<Text>, body: &[u8], api: Api) -> Result<()> {
         max_waiting: 64,
         max_prompt_tokens: 1 << 17,
         spec_length: 4,
+        generates: true,
+        embedding_size: 8,
     };
     let context = Context {
         text,
@@ -45,6 +49,10 @@ pub(crate) fn read(text: &Arc<Text>, body: &[u8], api: Api) -> Result<()> {
         api_key: None,
         scopes: &SCOPES,
         grammars: &Compiler::new(text.clone()),
+        embeddings: Some(EmbeddingSpec {
+            pooling: Pooling::Last,
+            normalize: true,
+        }),
     };
     match api {
         Api::Chat => context.chat(body).map(drop),
@@ -53,5 +61,6 @@ pub(crate) fn read(text: &Arc<Text>, body: &[u8], api: Api) -> Result<()> {
         Api::Message => context.message(body).map(drop),
         Api::Tokenize => context.tokenize(body).map(drop),
         Api::Detokenize => context.detokenize(body).map(drop),
+        Api::Embedding => context.embedding(body).map(drop),
     }
 }

@@ -10,6 +10,8 @@ mod chunks;
 mod connection;
 mod context;
 mod defaults;
+mod embedding_turns;
+mod embeddings;
 mod encoding;
 mod error;
 pub(crate) mod fuzzing;
@@ -81,6 +83,7 @@ fn routes() -> Vec<(Method, &'static str, MethodRouter<AppState>)> {
     vec![
         (POST, "/v1/chat/completions", post(chat_completions)),
         (POST, "/v1/completions", post(completions)),
+        (POST, "/v1/embeddings", post(embeddings::embeddings)),
         (POST, "/v1/responses", post(responses)),
         (POST, "/v1/messages", post(messages)),
         (POST, "/v1/messages/count_tokens", post(count_tokens)),

@@ -86,12 +86,23 @@ impl<'a> Object<'a> {
     /// # Errors
     /// `Invalid`, naming the field and what it accepts.
     pub fn fields<T: DeserializeOwned>(&self) -> Result<T> {
+        self.fields_with_lists(&LISTS)
+    }
+
+    /// The same, where `lists` are the fields that become no tree.
+    ///
+    /// # Errors
+    /// As [`Object::fields`].
+    pub fn fields_with_lists<T: DeserializeOwned>(&self, lists: &[&str]) -> Result<T> {
         let names = wire::names::<T>();
         let of_t = self
             .known
             .iter()
             .filter(|(name, _)| names.contains(&name.as_ref()));
-        let fields = of_t.map(|(name, value)| (name.as_ref(), Field { name, value }));
+        let fields = of_t.map(|(name, value)| {
+            let may_be_tree = !lists.contains(&name.as_ref());
+            (name.as_ref(), Field { value, may_be_tree })
+        });
         let map = MapDeserializer::<_, JsonError>::new(fields);
         serde_path_to_error::deserialize(map).map_err(|e| {
             let param = e.path().to_string();
@@ -183,8 +194,8 @@ struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 
 /// The text of a field's value.
 struct Field<'a> {
-    name: &'a str,
     value: &'a RawValue,
+    may_be_tree: bool,
 }
 
 impl<'a> Field<'a> {
@@ -207,7 +218,7 @@ impl<'a> Field<'a> {
 
     /// Checks that the value does not take much more memory than its text.
     fn check_size(&self) -> Result<(), JsonError> {
-        if !LISTS.contains(&self.name) && count_values(self.value.get()) > MAX_VALUES {
+        if self.may_be_tree && count_values(self.value.get()) > MAX_VALUES {
             let message = format!("may have at most {MAX_VALUES} values");
             return Err(JsonError::custom(message));
         }

@@ -336,7 +336,7 @@ fn best_of(asked: Option<usize>, plan: &Plan) -> Result<usize> {
 }
 
 /// Checks the salt of a request's cache scope.
-fn salt(salt: Option<&str>) -> Result<Option<&str>> {
+pub(super) fn salt(salt: Option<&str>) -> Result<Option<&str>> {
     match salt {
         Some(salt) if !(1..=MAX_SALT_BYTES).contains(&salt.len()) => Err(Error::invalid(
             "cache_salt",

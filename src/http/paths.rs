@@ -4,7 +4,14 @@ use axum::http::Uri;
 use axum::http::uri::PathAndQuery;
 
 /// What may come first in a path without `/v1`.
-const SHORT: [&str; 5] = ["chat", "completions", "messages", "models", "responses"];
+const SHORT: [&str; 6] = [
+    "chat",
+    "completions",
+    "embeddings",
+    "messages",
+    "models",
+    "responses",
+];
 
 /// Brings the path into the form that the routes have: no slash at the end, and `/v1` where clients were told
 /// an address without it.

@@ -3,6 +3,7 @@
 use super::bodies::Bodies;
 use super::context::Context;
 use super::defaults::SamplingDefaults;
+use super::embedding_turns::Turns;
 use super::encoding::Sent;
 use super::limits::HttpLimits;
 use super::load::Load;
@@ -13,6 +14,7 @@ use super::trace::Observer;
 use crate::engine::EngineHandle;
 use crate::error::{Error, Result};
 use crate::grammar::Compiler;
+use crate::model::EmbeddingSpec;
 use crate::text::{ReasoningFormat, Text, ToolFormat};
 use serde_json::{Value, json};
 use std::hash::RandomState;
@@ -36,6 +38,9 @@ pub struct AppState {
     pub(super) ui: bool,
     defaults: Arc<SamplingDefaults>,
     grammars: Arc<Compiler>,
+    /// How texts are embedded; `None` = they are not.
+    embeddings: Option<EmbeddingSpec>,
+    pub(super) embedding_turns: Arc<Turns>,
     tool_format: Option<ToolFormat>,
     reasoning_format: Option<ReasoningFormat>,
     scopes: RandomState,
@@ -46,20 +51,23 @@ impl AppState {
     /// Serves `engine` under `model_names`, of which the first is used in answers.
     /// No API key is required unless one is set.
     pub fn new(engine: EngineHandle, text: Arc<Text>, model_names: Vec<String>) -> Self {
+        let limits = HttpLimits::default();
         Self {
+            embedding_turns: Arc::new(Turns::new(engine.limits(), &limits)),
             engine,
             grammars: Arc::new(Compiler::new(text.clone())),
             tool_format: text.tool_format(),
             reasoning_format: None,
             text,
+            embeddings: None,
             model_names: model_names.into(),
             info: Arc::default(),
             load: Load::default(),
             observer: None,
             api_key: None,
             defaults: Arc::default(),
-            bodies: Arc::new(Bodies::new(&HttpLimits::default())),
-            limits: HttpLimits::default(),
+            bodies: Arc::new(Bodies::new(&limits)),
+            limits,
             origins: Arc::default(),
             ui: true,
             scopes: RandomState::new(),
@@ -98,9 +106,16 @@ impl AppState {
         self
     }
 
+    /// Sets how texts are embedded; `None`, the default = they are not.
+    pub fn with_embeddings(mut self, spec: Option<EmbeddingSpec>) -> Self {
+        self.embeddings = spec;
+        self
+    }
+
     /// Sets the limits of connections and request bodies.
     pub fn with_limits(mut self, limits: HttpLimits) -> Self {
         self.bodies = Arc::new(Bodies::new(&limits));
+        self.embedding_turns = Arc::new(Turns::new(self.engine.limits(), &limits));
         self.limits = limits;
         self
     }
@@ -163,6 +178,7 @@ impl AppState {
             defaults: &self.defaults,
             fingerprint: self.info.fingerprint.as_ref(),
             grammars: &self.grammars,
+            embeddings: self.embeddings,
             tool_format: self.tool_format,
             reasoning_format: self.reasoning_format,
             api_key: self.api_key.as_deref(),

@@ -156,6 +156,28 @@ pub(super) enum Prompt {
     IdLists(#[serde(deserialize_with = "ids")] Vec<Vec<u32>>),
 }
 
+/// The body of `/v1/embeddings`.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(super) struct Embedding {
+    pub model: Option<String>,
+    pub input: Option<Prompt>,
+    pub dimensions: Option<usize>,
+    pub encoding_format: Option<EncodingFormat>,
+    pub add_special_tokens: Option<bool>,
+    pub cache_salt: Option<String>,
+}
+
+/// How an embedding is written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum EncodingFormat {
+    /// A list of numbers.
+    #[default]
+    Float,
+    /// The bytes of f32 in little-endian order.
+    Base64,
+}
+
 /// Fields that only `/v1/chat/completions` has.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(super) struct Chat {

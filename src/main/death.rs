@@ -88,6 +88,7 @@ fn serve_until_death() -> u8 {
         device: "cpu",
         info: ServerInfo::default(),
         source: ModelSource::Gguf(demo),
+        embeddings: None,
     };
     finish(serve::serve(&config, loaded, &log), &log)
 }

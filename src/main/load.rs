@@ -10,7 +10,9 @@ use foretoken::engine::{self, EngineHandle, EngineOptions};
 use foretoken::error::{Error, Result};
 use foretoken::http::ServerInfo;
 use foretoken::kernels;
-use foretoken::model::{self, HeadKind, LoadFormat, LoadOptions, Model, ModelSource};
+use foretoken::model::{
+    self, EmbeddingSpec, HeadKind, LoadFormat, LoadOptions, Model, ModelSource,
+};
 use foretoken::spec::{Cascade, Drafter, NgramDrafter, Tables};
 use foretoken::text::Text;
 use std::sync::Arc;
@@ -24,6 +26,8 @@ pub struct Loaded {
     pub info: ServerInfo,
     /// Where the target came from.
     pub source: ModelSource,
+    /// How texts are embedded; `None` = they are not.
+    pub embeddings: Option<EmbeddingSpec>,
 }
 
 /// Loads the models, sizes the KV pools and starts the engine. With `row_penalty` above 0, the
@@ -48,8 +52,23 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
     let keep_quantized = config.load.keep_quantized;
     memory::check_limits(config)?;
     let source = resolve(config, &config.model)?;
+    let embeddings = EmbeddingSpec::of(&source, config.pooling)?;
+    if let Some(spec) = &embeddings {
+        tracing::info!("embeddings: {spec}");
+    }
     let (target, text) = load_model(config, &config.model, &source, &device, keep_quantized)?;
     let text = text.map(Arc::new);
+    let mut config = config.clone();
+    if !target.generates() {
+        if embeddings.is_none() {
+            return Err(Error::setup(
+                "the model has no output layer (lm_head), so it generates no text: for embeddings, set --pooling last or --pooling mean",
+            ));
+        }
+        tracing::info!("the model has no output layer: it serves embeddings only, without drafts");
+        config.drafter = None;
+    }
+    let config = &config;
     Budget::note(&mut budget, "target weights", &device)?;
     let draft = load_draft(config, &device, &*target, text.as_ref())?;
     if draft.is_some() {
@@ -79,6 +98,7 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
         text,
         source,
         device,
+        embeddings,
     })
 }
 
@@ -194,6 +214,12 @@ fn load_draft(
                 None => {
                     let source = resolve(config, choice)?;
                     let draft = load_model(config, choice, &source, device, true)?;
+                    if !draft.0.generates() {
+                        let name = &choice.name;
+                        return Err(Error::setup(format!(
+                            "{name} has no output layer (lm_head), so it cannot draft"
+                        )));
+                    }
                     Draft::beside(target, text, draft, &choice.name)?
                 }
             }

@@ -22,6 +22,7 @@ pub fn serve(config: &Config, loaded: Loaded, log: &LineWriter) -> Result<()> {
         text,
         info,
         source,
+        embeddings,
         ..
     } = loaded;
     let text = text.ok_or_else(|| {
@@ -53,12 +54,15 @@ pub fn serve(config: &Config, loaded: Loaded, log: &LineWriter) -> Result<()> {
         if let Some(notice) = notice {
             stdout.line(&notice);
         }
-        stdout.line(&invitation(config, &text, &listener)?);
+        // What the operator did not ask for, the model is made for.
+        let embeds = embeddings.is_some() && config.pooling.is_none() || !engine.limits().generates;
+        stdout.line(&invitation(config, &text, embeds, &listener)?);
         stdout.flush();
         let first = std::iter::once(&config.served_model_name);
         let names = first.chain(&config.served_model_aliases).cloned().collect();
         let state = AppState::new(engine.clone(), text, names)
             .with_info(info)
+            .with_embeddings(embeddings)
             .with_sampling_defaults(sampling)
             .with_api_key(config.http.api_key.clone())
             .with_tool_call_parser(config.http.tool_call_parser)
@@ -102,7 +106,12 @@ async fn listen(http: &HttpOptions) -> Result<TcpListener> {
 }
 
 /// The last start-up line: the address and an example command.
-fn invitation(config: &Config, text: &Text, listener: &TcpListener) -> Result<String> {
+fn invitation(
+    config: &Config,
+    text: &Text,
+    embeds: bool,
+    listener: &TcpListener,
+) -> Result<String> {
     let mut address = listener
         .local_addr()
         .map_err(|e| Error::setup(format!("the listener has no address: {e}")))?;
@@ -110,12 +119,16 @@ fn invitation(config: &Config, text: &Text, listener: &TcpListener) -> Result<St
         let loopback: SocketAddr = ([127, 0, 0, 1], address.port()).into();
         address = loopback;
     }
-    let (path, prompt) = if text.has_chat_template() {
+    let generate = ",\"max_tokens\":100,\"temperature\":0";
+    let (path, prompt, more) = if embeds {
+        ("embeddings", ("input", "The sky is blue.".into()), "")
+    } else if text.has_chat_template() {
         let content = "Write a short story about a lonely owl in the snow who waits for the rain.";
         let messages = serde_json::json!([{"role": "user", "content": content}]);
-        ("chat/completions", ("messages", messages))
+        ("chat/completions", ("messages", messages), generate)
     } else {
-        ("completions", ("prompt", "The sky is blue because".into()))
+        let start = "The sky is blue because".into();
+        ("completions", ("prompt", start), generate)
     };
     let model = serde_json::Value::from(config.served_model_name.as_str());
     let key = match config.http.api_key {
@@ -123,7 +136,7 @@ fn invitation(config: &Config, text: &Text, listener: &TcpListener) -> Result<St
         None => "",
     };
     Ok(format!(
-        "foretoken serves http://{address} - try: curl http://{address}/v1/{path} -H 'Content-Type: application/json'{key} -d '{{\"model\":{model},\"{}\":{},\"max_tokens\":100,\"temperature\":0}}'",
+        "foretoken serves http://{address} - try: curl http://{address}/v1/{path} -H 'Content-Type: application/json'{key} -d '{{\"model\":{model},\"{}\":{}{more}}}'",
         prompt.0, prompt.1
     ))
 }

@@ -30,6 +30,8 @@ pub struct Batch {
     pub spans: Vec<Span>,
     /// Rows whose logits are requested, ascending.
     pub logits: Vec<u32>,
+    /// Rows whose last hidden states are requested, ascending: what the output layer would read.
+    pub last_hidden: Vec<u32>,
     /// Requested hidden states. Their layers are the same in all forwards of a model.
     pub taps: Option<Taps>,
 }

@@ -110,7 +110,7 @@ impl ModelConfig {
         let kind = keys.text("model_type")?;
         let name = classes.first().or(kind.as_ref());
         let found = ARCHITECTURES.iter().find(|arch| match classes.first() {
-            Some(class) => class == arch.class,
+            Some(class) => arch.has_class(class),
             None => kind.as_deref() == Some(arch.name),
         });
         let found = found.ok_or_else(|| unsupported(name.map(String::as_str)))?;

@@ -16,7 +16,7 @@ use super::{Batch, Ends, Model, Output, names};
 use crate::error::{Error, Result};
 use crate::kernels::AttentionBatch;
 use crate::kv::{KvShape, KvStore};
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 
 /// A loaded model. All activations are `[rows, width]`: rows of many sequences, side by side.
 pub struct Decoder {
@@ -24,7 +24,8 @@ pub struct Decoder {
     embedding: Embedding,
     layers: Vec<Layer>,
     norm: Norm,
-    output: OutputLayer,
+    /// `None` of a checkpoint that was saved without it, for embeddings.
+    output: Option<OutputLayer>,
     ropes: RopeTables,
     dtypes: Dtypes,
     device: Device,
@@ -55,16 +56,21 @@ impl Decoder {
             config.spec.norm,
         )?;
         let shape = (config.output_size(), config.hidden_size);
-        let output = OutputLayer {
-            linear: match config.tie_word_embeddings && config.draft_vocab_size.is_none() {
-                true => embedding.tied_head(),
-                false => weights.linear(names::HEAD, shape, false)?,
-            },
-            ids: weights.output_ids(&config)?,
-            vocab_size: config.vocab_size,
-            scale: config.spec.logit_scale,
-            soft_cap: config.spec.logit_soft_cap,
+        let linear = match config.tie_word_embeddings && config.draft_vocab_size.is_none() {
+            true => Some(embedding.tied_head()),
+            false if weights.are_without_head() => None,
+            false => Some(weights.linear(names::HEAD, shape, false)?),
         };
+        let layer = |linear| -> Result<OutputLayer> {
+            Ok(OutputLayer {
+                linear,
+                ids: weights.output_ids(&config)?,
+                vocab_size: config.vocab_size,
+                scale: config.spec.logit_scale,
+                soft_cap: config.spec.logit_soft_cap,
+            })
+        };
+        let output = linear.map(layer).transpose()?;
         weights.finish()?;
         // Each thread has its own GPU queue, and another thread may use the weights.
         weights.device().synchronize()?;
@@ -108,7 +114,7 @@ impl Decoder {
 
     fn linears(&mut self) -> impl Iterator<Item = &mut Linear> {
         let layers = self.layers.iter_mut().flat_map(Layer::linears);
-        layers.chain([&mut self.output.linear])
+        layers.chain(self.output.iter_mut().map(|output| &mut output.linear))
     }
 
     /// A model of these `layers` of this one (ascending indices), with the same embedding and output
@@ -152,7 +158,10 @@ impl Decoder {
     /// # Errors
     /// If the device fails.
     pub(super) fn prepare_recording(&self) -> Result<usize> {
-        let mut max_rows = self.output.linear.prepare_recording()?;
+        let mut max_rows = match &self.output {
+            Some(output) => output.linear.prepare_recording()?,
+            None => 0,
+        };
         for layer in &self.layers {
             max_rows = max_rows.min(layer.prepare_recording()?);
         }
@@ -224,14 +233,32 @@ impl Decoder {
             true => None,
             false => Some(Tensor::cat(&tapped, 1)?),
         };
-        Ok(Output { logits, hidden })
+        let last_hidden = match &inputs.last_hidden {
+            None => None,
+            Some(rows) => {
+                let (x, delta) = (x.index_select(rows, 0)?, delta.index_select(rows, 0)?);
+                Some(self.normed(&x, &delta)?.to_dtype(DType::F32)?)
+            }
+        };
+        Ok(Output {
+            logits,
+            hidden,
+            last_hidden,
+        })
     }
 
-    /// Logits of the rows whose residual stream is `x`, with `delta` still to be added to it.
-    fn logits(&self, x: &Tensor, delta: &Tensor) -> Result<Tensor> {
+    /// What the output layer reads of the rows whose residual stream is `x`, with `delta` still to be added
+    /// to it.
+    fn normed(&self, x: &Tensor, delta: &Tensor) -> Result<Tensor> {
         let eps = self.config.rms_norm_eps as f32;
-        let (_, x) = self.norm.add(x, delta, eps)?;
-        self.output.forward(&x)
+        Ok(self.norm.add(x, delta, eps)?.1)
+    }
+
+    /// Logits of such rows.
+    fn logits(&self, x: &Tensor, delta: &Tensor) -> Result<Tensor> {
+        let output = self.output.as_ref();
+        let output = output.ok_or_else(|| Error::internal("the model has no output layer"))?;
+        output.forward(&self.normed(x, delta)?)
     }
 }
 
@@ -248,11 +275,15 @@ impl Model for Decoder {
         &self.device
     }
 
+    fn generates(&self) -> bool {
+        self.output.is_some()
+    }
+
     fn ends(&self) -> Option<Ends> {
         Some(Ends {
             embedding: self.embedding.clone(),
             norm: self.norm.clone(),
-            output: self.output.clone(),
+            output: self.output.clone()?,
         })
     }
 

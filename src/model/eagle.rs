@@ -195,6 +195,7 @@ impl Model for EagleHead {
         Ok(Output {
             logits: self.output.forward(&normed)?,
             hidden: Some(hidden),
+            last_hidden: None,
         })
     }
 }

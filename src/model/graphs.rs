@@ -72,6 +72,7 @@ impl GraphedDecoder {
     fn may_be_recorded(&self, batch: &Batch) -> bool {
         batch.tokens.len() <= self.max_rows
             && !batch.logits.is_empty()
+            && batch.last_hidden.is_empty()
             && self.decoder.query_heads_a_key() <= MAX_ROWS
     }
 
@@ -162,6 +163,7 @@ impl Recorded {
         Ok(Output {
             logits: self.output.logits.clone(),
             hidden: self.output.hidden.as_ref().map(Tensor::copy).transpose()?,
+            last_hidden: None,
         })
     }
 
@@ -186,6 +188,10 @@ impl Model for GraphedDecoder {
 
     fn device(&self) -> &Device {
         self.decoder.device()
+    }
+
+    fn generates(&self) -> bool {
+        self.decoder.generates()
     }
 
     fn ends(&self) -> Option<Ends> {

@@ -12,8 +12,10 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// Files that a repository need not have.
-const OPTIONAL: [&str; 4] = [
+const OPTIONAL: [&str; 6] = [
+    "1_Pooling/config.json",
     "generation_config.json",
+    "modules.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",

@@ -16,6 +16,8 @@ pub(super) struct Inputs {
     pub angles: Vec<Angles>,
     /// Rows whose logits are requested, u32; `None` = no row.
     pub wanted: Option<Tensor>,
+    /// Rows whose last hidden states are requested, u32; `None` = no row.
+    pub last_hidden: Option<Tensor>,
     /// Layers and rows whose hidden states are requested; the rows are u32.
     taps: Option<(Vec<usize>, Tensor)>,
     vocab_size: usize,
@@ -57,6 +59,10 @@ impl Inputs {
                 query_scale: scales.transpose()?,
             })
         };
+        let rows_of = |rows: &[u32]| match rows {
+            [] => Ok(None),
+            rows => Tensor::new(rows, device).map(Some),
+        };
         Ok(Self {
             tokens: match &batch.drawn {
                 None => Tensor::new(batch.tokens.as_slice(), device)?,
@@ -65,10 +71,8 @@ impl Inputs {
             },
             slots: Slots::new(&batch.slots, num_slots, device)?,
             angles: ropes.iter().map(both).collect::<Result<_>>()?,
-            wanted: match batch.logits.as_slice() {
-                [] => None,
-                wanted => Some(Tensor::new(wanted, device)?),
-            },
+            wanted: rows_of(&batch.logits)?,
+            last_hidden: rows_of(&batch.last_hidden)?,
             taps: None,
             vocab_size,
         })
@@ -123,6 +127,9 @@ impl Inputs {
     /// As [`Inputs::new`], and if the batch has another size.
     pub fn replace(&self, batch: &Batch, ropes: &[RopeTable]) -> Result<()> {
         check(batch, self.vocab_size)?;
+        if self.last_hidden.is_some() || !batch.last_hidden.is_empty() {
+            return Err(Error::internal("last hidden states are not replaced"));
+        }
         let wanted = self.wanted.as_ref().map_or(0, Tensor::elem_count);
         if batch.tokens.len() != self.slots.len() || batch.logits.len() != wanted {
             return Err(Error::internal(format!(
@@ -189,8 +196,11 @@ fn check(batch: &Batch, vocab_size: usize) -> Result<()> {
             batch.slots.len()
         )));
     }
-    if let Some(row) = batch.logits.iter().find(|&&row| row as usize >= rows) {
-        return Err(Error::internal(format!("logits of row {row} of {rows}")));
+    let mut asked = batch.logits.iter().chain(&batch.last_hidden);
+    if let Some(row) = asked.find(|&&row| row as usize >= rows) {
+        return Err(Error::internal(format!(
+            "logits or hidden states of row {row} of {rows}"
+        )));
     }
     match &batch.drawn {
         Some(drawn) if drawn.dims() != [rows] || drawn.dtype() != DType::U32 => Err(

@@ -400,6 +400,8 @@ impl Keys {
                 let mut layers = value.as_array().into_iter().flatten();
                 says_no(value) || (value.is_array() && layers.all(|has_rope| has_rope == 1))
             }
+            // None, mean and last; see `EmbeddingSpec`.
+            "pooling_type" if self.is_gguf() => matches!(value.as_u64(), Some(0 | 1 | 3)),
             "rope.scaling.type" => value == "none",
             _ => says_no(value),
         }

@@ -177,6 +177,7 @@ impl Model for MedusaHeads {
                 .index_select(&order, 0)?
                 .to_dtype(DType::F32)?,
             hidden: None,
+            last_hidden: None,
         })
     }
 }

@@ -26,6 +26,7 @@ mod norm;
 mod output_layer;
 pub mod parallel;
 mod pickle;
+mod pooling;
 mod rope;
 mod shards;
 pub mod source;
@@ -45,6 +46,7 @@ pub use head::HeadKind;
 pub use layer_spec::{LayerSpec, MlpSpec, ModelSpec, NormSpec, Norms, QkNorm};
 pub use layers::LayerList;
 pub use load::{LoadOptions, load, load_head};
+pub use pooling::{EmbeddingSpec, Pooling};
 pub use rope::{Llama3Scaling, Rope, RopeScaling};
 pub(crate) use shards::safetensors_files;
 pub use source::{LoadFormat, ModelSource};
@@ -60,6 +62,9 @@ pub struct Output {
     /// no row was requested. Of an EAGLE head: `[batch.logits.len(), hidden_size]`, the features of the
     /// rows after those of the logits.
     pub hidden: Option<Tensor>,
+    /// `[batch.last_hidden.len(), hidden_size]`, f32, in the order of [`Batch::last_hidden`]: the residual
+    /// stream after the final norm, Hugging Face's `last_hidden_state`. `None` if no row was requested.
+    pub last_hidden: Option<Tensor>,
 }
 
 /// The first and the last layer of a model, which draft heads may share.
@@ -77,6 +82,7 @@ impl Output {
         Ok(Self {
             logits: Tensor::zeros((0, vocab_size), DType::F32, &Device::Cpu)?,
             hidden: None,
+            last_hidden: None,
         })
     }
 
@@ -122,6 +128,11 @@ pub trait Model: Send {
     /// If the device has no memory for it.
     fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
         KvStore::new(self.kv_shape(), num_blocks, block_size, self.device())
+    }
+
+    /// Whether it has an output layer. Without one it computes hidden states, and no logits.
+    fn generates(&self) -> bool {
+        true
     }
 
     /// Its first and last layer; `None` if it has none to share.

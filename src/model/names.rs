@@ -15,6 +15,12 @@ const HEAD_LAYER: &str = "midlayer.";
 const HEAD_LAYERS: &str = "layers.";
 const LAYERS: &str = "model.layers.";
 
+/// The name of a tensor in a checkpoint of a class like `Qwen3Model`, which is the model that others call
+/// `model`.
+pub fn bare(name: &str) -> &str {
+    name.strip_prefix("model.").unwrap_or(name)
+}
+
 /// `part` of layer `index`.
 pub fn layer(index: usize, part: &str) -> String {
     format!("{LAYERS}{index}.{part}")

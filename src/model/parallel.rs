@@ -171,6 +171,7 @@ impl Model for ParallelHead {
         Ok(Output {
             logits: self.output.forward(&normed)?,
             hidden: None,
+            last_hidden: None,
         })
     }
 }

@@ -148,6 +148,17 @@ impl Model for ToyModel {
                 Some(Tensor::from_vec(hidden, shape, &Device::Cpu)?)
             }
         };
-        Ok(Output { logits, hidden })
+        let states = batch.last_hidden.iter();
+        let states = states.map(|&row| context_of(row).map(|c| unit(mix(c ^ self.seed))));
+        let states: Vec<f32> = states.collect::<Result<_>>()?;
+        let last_hidden = match states.len() {
+            0 => None,
+            rows => Some(Tensor::from_vec(states, (rows, 1), &Device::Cpu)?),
+        };
+        Ok(Output {
+            logits,
+            hidden,
+            last_hidden,
+        })
     }
 }

@@ -17,9 +17,14 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
+const EMBEDDING_WEIGHT: &str = "model.embed_tokens.weight";
+
 /// An open checkpoint, and the dtypes and the device that its tensors are converted to.
 pub struct Weights {
     source: Source,
+    /// Whether names lack their first part, as classes like `Qwen3Model` save a model without its output
+    /// layer.
+    is_bare: bool,
     dtypes: Dtypes,
     device: Device,
 }
@@ -57,8 +62,13 @@ impl Weights {
         // get other weights or a fault, as with every mapped file.
         let mapped =
             unsafe { MmapedSafetensors::multi(&files) }.map_err(|e| Error::in_file(folder, e))?;
+        let has = |name: &str| mapped.get(name).is_ok();
+        let is_bare = has(names::bare(EMBEDDING_WEIGHT)) && !has(EMBEDDING_WEIGHT);
         let source = Source::Safetensors(mapped, HashSet::new());
-        Ok(Self::new(source, dtypes, device))
+        Ok(Self {
+            is_bare,
+            ..Self::new(source, dtypes, device)
+        })
     }
 
     /// The weights of a head's folder: safetensors, otherwise a [pickle](pickle::FILES).
@@ -106,6 +116,7 @@ impl Weights {
     fn new(source: Source, dtypes: Dtypes, device: &Device) -> Self {
         Self {
             source,
+            is_bare: false,
             dtypes,
             device: device.clone(),
         }
@@ -175,8 +186,14 @@ impl Weights {
         }
     }
 
+    /// Whether the checkpoint was saved without its output layer, for its hidden states.
+    pub fn are_without_head(&self) -> bool {
+        self.is_bare && !self.has("lm_head.weight")
+    }
+
     /// Whether the checkpoint has the tensor `name`. Random weights have every tensor.
     pub fn has(&self, name: &str) -> bool {
+        let name = self.name_in_file(name);
         match &self.source {
             Source::Gguf(file) => file.has(name),
             Source::Dummy(_) => true,
@@ -235,6 +252,7 @@ impl Weights {
     /// # Errors
     /// A setup error that names the tensor if it is missing, or the weights are random.
     pub fn dense(&mut self, name: &str) -> Result<Tensor> {
+        let name = self.name_in_file(name);
         let tensor = match &mut self.source {
             Source::Gguf(file) => file.tensor(name, &self.device)?,
             Source::Safetensors(files, _) => checked(files, name, &self.device)?,
@@ -294,6 +312,13 @@ impl Weights {
         }
     }
 
+    fn name_in_file<'n>(&self, name: &'n str) -> &'n str {
+        match self.is_bare {
+            true => names::bare(name),
+            false => name,
+        }
+    }
+
     fn matrix(
         &mut self,
         name: &str,
@@ -322,6 +347,7 @@ impl Weights {
 
     /// A tensor in the dtype in which the source stores it.
     fn stored(&mut self, name: &str, dims: &[usize]) -> Result<Tensor> {
+        let name = self.name_in_file(name);
         let tensor = match &mut self.source {
             Source::Gguf(file) => file.tensor(name, &self.device)?,
             Source::Dummy(seed) => dummy(*seed, name, dims)?,

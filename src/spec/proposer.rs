@@ -381,6 +381,7 @@ mod tests {
                 may_draft: true,
                 is_asked: false,
                 prompt_scores: 0..0,
+                pooled: 0..0,
                 state: &mut *state,
             }];
             let drafts = proposer.propose(&mut inputs, 10);
@@ -442,6 +443,7 @@ mod tests {
                 may_draft: true,
                 is_asked: false,
                 prompt_scores: 0..0,
+                pooled: 0..0,
                 state: &mut sequence,
             }];
             let draft = proposer.propose(&mut inputs, 10).remove(0);

@@ -13,6 +13,7 @@ use crate::error::Result;
 use crate::kernels::parallel;
 use crate::kv::{AcceptedPath, KvStore};
 use crate::model::{Batch, Model, Output, Taps};
+use crate::sampling::NoToken;
 use candle_core::Tensor;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -84,7 +85,7 @@ impl SpeculativeRunner {
         let (batch, rows) = self.batch(inputs, &drafts);
         let masks = masks::of_step(inputs, &drafts);
         let output = masks::beside(masks, || self.target.forward(&batch, &mut self.store))?;
-        if batch.logits.is_empty() {
+        if batch.logits.is_empty() && batch.last_hidden.is_empty() {
             // Nothing is read back. Without this, a GPU would queue one chunk of a prompt after the other,
             // and who arrives would wait for them all.
             self.target.device().synchronize()?;
@@ -95,6 +96,9 @@ impl SpeculativeRunner {
         self.commit(inputs, &outputs)?;
         if let Some(hidden) = &output.hidden {
             hand_out(hidden, inputs, &drafts, &mut outputs)?;
+        }
+        if let Some(states) = &output.last_hidden {
+            hand_out_last(states, inputs, &mut outputs)?;
         }
         let base = Base::of(inputs);
         if let Some(proposer) = &mut self.proposer {
@@ -237,6 +241,8 @@ impl SpeculativeRunner {
             // Row i of the span is at position kv_len + i and predicts the next position.
             let row_of = |position: usize| (base + position - 1 - state.kv_len) as u32;
             batch.logits.extend(input.prompt_scores.clone().map(row_of));
+            let pooled = input.pooled.clone().map(|position| row_of(position + 1));
+            batch.last_hidden.extend(pooled);
             if input.sample {
                 let decided = state.tokens.len()..=state.tokens.len() + draft.len();
                 batch.logits.extend(decided.map(row_of));
@@ -283,6 +289,27 @@ fn hand_out(
             });
         }
         start = first + draft.len();
+    }
+    Ok(())
+}
+
+/// Distributes the last hidden states, which are those of all inputs' `pooled`.
+fn hand_out_last(
+    states: &Tensor,
+    inputs: &[StepInput<'_>],
+    outputs: &mut [StepResult],
+) -> Result<()> {
+    let width = states.dim(1)?;
+    let states: Vec<f32> = states.flatten_all()?.to_vec1()?;
+    let mut rest = states.as_slice();
+    for (input, output) in inputs.iter().zip(outputs) {
+        let (own, others) = rest.split_at(input.pooled.len() * width);
+        rest = others;
+        match output {
+            Ok(_) if !own.iter().all(|x| x.is_finite()) => *output = Err(NoToken::NotFinite),
+            Ok(output) => output.states = own.to_vec(),
+            Err(_) => {}
+        }
     }
     Ok(())
 }

@@ -57,6 +57,8 @@ pub struct StepInput<'a> {
     /// Prompt positions whose log-probabilities this step's rows must yield; the first is at least
     /// `kv_len + 1`.
     pub prompt_scores: Range<usize>,
+    /// Positions of pending rows whose last hidden states this step must yield.
+    pub pooled: Range<usize>,
 }
 
 /// The result of a step for one sequence.
@@ -72,6 +74,8 @@ pub struct StepOutput {
     pub logprobs: Vec<TokenLogprobs>,
     /// One for each of the input's `prompt_scores`.
     pub prompt_scores: Vec<TokenLogprobs>,
+    /// Those of the input's `pooled`, one after the other.
+    pub states: Vec<f32>,
     /// See [`Committed::candidates`](super::Committed::candidates).
     pub candidates: Vec<(u32, Vec<u32>)>,
     /// The draft that was verified, without its distributions.

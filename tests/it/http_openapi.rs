@@ -2,7 +2,8 @@
 
 use crate::common::Toy;
 use crate::common::server::{LONG, Server, greedy};
-use foretoken::http::ServerInfo;
+use foretoken::http::{AppState, ServerInfo};
+use foretoken::model::{EmbeddingSpec, Pooling};
 use reqwest::{Method, Response};
 use serde_json::{Value, json};
 
@@ -83,7 +84,12 @@ async fn server() -> Server {
         drafter: Some(("tables".into(), 4)),
         ..ServerInfo::default()
     };
-    Server::over(Toy::default().start(), |s| s.with_info(info), LONG).await
+    let spec = EmbeddingSpec {
+        pooling: Pooling::Last,
+        normalize: true,
+    };
+    let configure = |s: AppState| s.with_info(info).with_embeddings(Some(spec));
+    Server::over(Toy::default().start(), configure, LONG).await
 }
 
 async fn document(server: &Server) -> Value {
@@ -195,6 +201,13 @@ async fn answers_and_refusals_have_the_shapes_of_the_document() {
         ),
         ("/v1/messages/count_tokens", json!({"messages": turns}), 200),
         ("/v1/messages/count_tokens", json!({}), 400),
+        ("/v1/embeddings", json!({"input": ["ab", "c"]}), 200),
+        (
+            "/v1/embeddings",
+            json!({"input": [[0]], "encoding_format": "base64", "dimensions": 1}),
+            200,
+        ),
+        ("/v1/embeddings", json!({"input": ""}), 400),
         ("/tokenize", json!({"prompt": "ab"}), 200),
         ("/tokenize", json!({"messages": with_call}), 200),
         ("/tokenize", json!({}), 400),

@@ -142,6 +142,7 @@ impl Model for ToyHead {
         Ok(Output {
             logits: Tensor::from_vec(logits, shape, &Device::Cpu)?.to_dtype(DType::F32)?,
             hidden: None,
+            last_hidden: None,
         })
     }
 }

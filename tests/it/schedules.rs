@@ -28,6 +28,7 @@ fn outcome(mut events: Events) -> Outcome {
                     return (ids, Ok(finish));
                 }
             }
+            Event::Embedding { .. } => panic!("an embedding is no text"),
             Event::Failed(error) => return (ids, Err(error.to_string())),
         }
     }

@@ -67,6 +67,8 @@ fn with_defaults<T>(defaults: &SamplingDefaults, f: impl FnOnce(Context<'_>) -> 
         max_waiting: 40,
         max_prompt_tokens: 64 * 40,
         spec_length: 4,
+        generates: true,
+        embedding_size: 8,
     };
     f(Context {
         text: text(),
@@ -79,6 +81,7 @@ fn with_defaults<T>(defaults: &SamplingDefaults, f: impl FnOnce(Context<'_>) -> 
         api_key: None,
         scopes: &SCOPES,
         grammars: &GRAMMARS,
+        embeddings: None,
     })
 }
 

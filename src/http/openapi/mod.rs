@@ -7,7 +7,7 @@ mod tests;
 
 use super::state::AppState;
 use super::structured::Structured;
-use super::{anthropic, responses, wire};
+use super::{anthropic, embeddings, responses, wire};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -238,6 +238,7 @@ fn generating(schemas: &mut Schemas) -> Vec<Operation> {
     let completion = schemas.body("CompletionRequest", COMPLETION, &["prompt"], completion);
     let input = vec![("input", schemas.of::<inputs::ResponseInput>())];
     let response = schemas.body("ResponseRequest", RESPONSE, &["input"], input);
+    let embedding = schemas.body("EmbeddingRequest", EMBEDDING, &["input"], Vec::new());
     let required = ["messages", "max_tokens"];
     let message = schemas.body("MessageRequest", MESSAGE, &required, Vec::new());
     let counted = schemas.body("CountTokensRequest", MESSAGE, &["messages"], Vec::new());
@@ -256,6 +257,15 @@ fn generating(schemas: &mut Schemas) -> Vec<Operation> {
             completion,
             schemas.of::<answers::Completion>(),
         ),
+        Operation {
+            refusals: &[400, 401, 403, 404, 408, 413, 415, 429, 500, 503],
+            ..Operation::post(
+                "/v1/embeddings",
+                "The embeddings of texts, or of lists of token ids.",
+                embedding,
+                schemas.of::<embeddings::EmbeddingList>(),
+            )
+        },
         Operation::generate(
             "/v1/responses",
             "A response, without state.",
@@ -383,6 +393,7 @@ const COMPLETION: &[Part] = &[
     part::<wire::Completion>,
     part::<Structured>,
 ];
+const EMBEDDING: &[Part] = &[part::<wire::Embedding>];
 const RESPONSE: &[Part] = &[
     part::<wire::Common>,
     part::<responses::Fields>,

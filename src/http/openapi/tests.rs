@@ -31,7 +31,7 @@ fn every_field_that_is_read_is_in_the_document() {
     let document = document(&["m".into()]);
     let common = wire::names::<wire::Common>();
     let structured = wire::names::<Structured>();
-    let own: [(&str, &[&[&str]]); 7] = [
+    let own: [(&str, &[&[&str]]); 8] = [
         (
             "ChatCompletionRequest",
             &[common, structured, wire::names::<wire::Chat>()],
@@ -52,6 +52,7 @@ fn every_field_that_is_read_is_in_the_document() {
             "CountTokensRequest",
             &[common, structured, wire::names::<anthropic::Fields>()],
         ),
+        ("EmbeddingRequest", &[wire::names::<wire::Embedding>()]),
         ("TokenizeRequest", &[wire::names::<wire::Tokenize>()]),
         ("DetokenizeRequest", &[wire::names::<wire::Detokenize>()]),
     ];

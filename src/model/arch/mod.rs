@@ -45,6 +45,12 @@ impl Architecture {
         }
     }
 
+    /// Whether `class` is its class, or the one without an output layer, as in `Qwen3Model`.
+    pub fn has_class(&self, class: &str) -> bool {
+        let base = self.class.strip_suffix("ForCausalLM");
+        class == self.class || base.is_some() && class.strip_suffix("Model") == base
+    }
+
     const fn in_gguf(self, gguf: Option<&'static str>) -> Self {
         Self { gguf, ..self }
     }

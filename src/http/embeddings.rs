@@ -1,0 +1,282 @@
+//! `/v1/embeddings`: texts or token ids become vectors.
+
+use super::caller::Caller;
+use super::context::Context;
+use super::encoding::Sent;
+use super::numbers::within;
+use super::object::Object;
+use super::openai::salt;
+use super::state::AppState;
+use super::wire::{self, EncodingFormat, Prompt};
+use crate::engine::Request;
+use crate::error::{Error, RequestErrorKind, Result};
+use crate::spec::DraftContext;
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::sync::Arc;
+
+/// OpenAI's limits of one request.
+const MAX_INPUTS: usize = 2048;
+const MAX_TOKENS: usize = 300_000;
+/// Bytes of a value in an answer, as a number or in base64, before and after it is written.
+const VALUE_BYTES: usize = 20;
+
+/// A checked request body.
+#[derive(Debug)]
+pub(super) struct EmbeddingJob {
+    model: String,
+    /// One per input.
+    requests: Vec<Request>,
+    vectors: Vectors,
+    /// Of all inputs.
+    tokens: usize,
+}
+
+/// What vectors become.
+#[derive(Debug, Clone, Copy)]
+struct Vectors {
+    dimensions: usize,
+    normalize: bool,
+    format: EncodingFormat,
+}
+
+/// The answer to an embedding request.
+#[derive(Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+pub(super) struct EmbeddingList {
+    object: List,
+    /// One per input, in their order.
+    data: Vec<Embedding>,
+    model: String,
+    usage: Usage,
+}
+
+#[derive(Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum List {
+    List,
+}
+
+#[derive(Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+struct Embedding {
+    object: EmbeddingObject,
+    index: usize,
+    embedding: Vector,
+}
+
+#[derive(Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum EmbeddingObject {
+    Embedding,
+}
+
+#[derive(Serialize, JsonSchema)]
+#[serde(untagged)]
+enum Vector {
+    Float(Vec<f32>),
+    /// The bytes of f32 in little-endian order.
+    Base64(String),
+}
+
+#[derive(Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+struct Usage {
+    prompt_tokens: usize,
+    total_tokens: usize,
+}
+
+/// `POST /v1/embeddings`.
+pub(super) async fn embeddings(
+    State(state): State<AppState>,
+    caller: Caller,
+    body: Sent,
+) -> Result<Response> {
+    let read = state.read(body, |context, body| context.embedding(body));
+    let job = read.await?;
+    let _in_flight = state.load.enter();
+    let turns = &state.embedding_turns;
+    let values = job.requests.len() * job.vectors.dimensions;
+    let room = turns.room(values * VALUE_BYTES).await?;
+    let mut data = Vec::with_capacity(job.requests.len());
+    let mut rest = job.requests;
+    while !rest.is_empty() {
+        let (count, _turn) = turns.next(&rest, state.engine.limits()).await?;
+        let others = rest.split_off(count);
+        let mut requests = std::mem::replace(&mut rest, others);
+        for request in &mut requests {
+            request.name = Some(caller.id.0.clone());
+        }
+        // Whoever leaves drops these, which cancels them.
+        for events in state.engine.submit_all(requests)? {
+            let computed = events.collect().await?.embedding;
+            data.push(Embedding {
+                object: EmbeddingObject::Embedding,
+                index: data.len(),
+                embedding: job.vectors.of(computed),
+            });
+        }
+    }
+    let list = EmbeddingList {
+        object: List::List,
+        data,
+        model: job.model,
+        usage: Usage {
+            prompt_tokens: job.tokens,
+            total_tokens: job.tokens,
+        },
+    };
+    // Writing millions of numbers takes a while.
+    let written = tokio::task::spawn_blocking(move || serde_json::to_vec(&list)).await;
+    let bytes = written
+        .map_err(|e| e.to_string())
+        .and_then(|bytes| bytes.map_err(|e| e.to_string()))
+        .map_err(|e| Error::internal(format!("writing the embeddings failed: {e}")))?;
+    let json = [(header::CONTENT_TYPE, "application/json")];
+    Ok((json, room.body(bytes)).into_response())
+}
+
+impl Vectors {
+    /// The first values of a hidden state (Matryoshka embeddings: Kusupati et al. 2022, arXiv 2205.13147),
+    /// then normalized.
+    fn of(self, mut values: Vec<f32>) -> Vector {
+        values.truncate(self.dimensions);
+        if self.normalize {
+            let sum: f64 = values.iter().map(|&x| f64::from(x).powi(2)).sum();
+            // As torch does it.
+            let length = sum.sqrt().max(1e-12);
+            for x in &mut values {
+                *x = (f64::from(*x) / length) as f32;
+            }
+        }
+        match self.format {
+            EncodingFormat::Float => Vector::Float(values),
+            EncodingFormat::Base64 => {
+                let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+                Vector::Base64(BASE64_STANDARD.encode(bytes))
+            }
+        }
+    }
+}
+
+impl Context<'_> {
+    /// Reads the body of `/v1/embeddings`.
+    ///
+    /// # Errors
+    /// `Invalid`, `NotFound` or `ContextLengthExceeded`, naming the field.
+    pub(super) fn embedding(&self, body: &[u8]) -> Result<EmbeddingJob> {
+        let read = [wire::names::<wire::Embedding>()];
+        let body = Object::parse(body, &read)?;
+        body.check_others(&read)?;
+        let fields: wire::Embedding = body.fields_with_lists(&["input"])?;
+        let model = self.model(fields.model.as_deref())?;
+        let Some(spec) = self.embeddings else {
+            let message = "this model does not say how its hidden states become embeddings: start the server with --pooling last or --pooling mean";
+            return Err(Error::request(RequestErrorKind::Invalid, None, message));
+        };
+        let size = self.limits.embedding_size;
+        let dimensions = within("dimensions", fields.dimensions, 1..=size)?.unwrap_or(size);
+        let draft_context = DraftContext {
+            scope: self.scope(salt(fields.cache_salt.as_deref())?),
+            prediction: Arc::default(),
+        };
+        let input = fields
+            .input
+            .ok_or_else(|| Error::invalid("input", "input is required"))?;
+        let special = fields.add_special_tokens.unwrap_or(true);
+        let mut requests = Vec::new();
+        let mut tokens = 0;
+        for ids in self.inputs(input, special)? {
+            let request = Request {
+                draft_context: draft_context.clone(),
+                ..Request::embedding(ids?, spec.pooling)
+            };
+            let checked = self.limits.check(&request);
+            checked.map_err(|e| at(e, requests.len()))?;
+            tokens += request.prompt.len();
+            if tokens > MAX_TOKENS {
+                let message =
+                    format!("input may have at most {MAX_TOKENS} tokens in all, and has more");
+                return Err(Error::invalid("input", message));
+            }
+            requests.push(request);
+        }
+        Ok(EmbeddingJob {
+            model,
+            requests,
+            vectors: Vectors {
+                dimensions,
+                normalize: spec.normalize,
+                format: fields.encoding_format.unwrap_or_default(),
+            },
+            tokens,
+        })
+    }
+
+    /// The token ids of each input, tokenized when it is asked for.
+    fn inputs(
+        &self,
+        input: Prompt,
+        special: bool,
+    ) -> Result<Box<dyn Iterator<Item = Result<Vec<u32>>> + '_>> {
+        let encode = move |(index, text): (usize, String)| match text.is_empty() {
+            true => Err(empty(index)),
+            false => self.encode(&text, special).map_err(|e| at(e, index)),
+        };
+        let check = |(index, ids): (usize, Vec<u32>)| match ids.is_empty() {
+            true => Err(empty(index)),
+            false => Ok(ids),
+        };
+        let count = match &input {
+            Prompt::Text(_) | Prompt::Ids(_) => 1,
+            Prompt::Texts(texts) => texts.len(),
+            Prompt::IdLists(lists) => lists.len(),
+        };
+        if !(1..=MAX_INPUTS).contains(&count) {
+            let message = format!(
+                "input must have 1 to {MAX_INPUTS} texts or lists of token ids, not {count}"
+            );
+            return Err(Error::invalid("input", message));
+        }
+        Ok(match input {
+            Prompt::Text(text) => Box::new([text].into_iter().enumerate().map(encode)),
+            Prompt::Texts(texts) => Box::new(texts.into_iter().enumerate().map(encode)),
+            Prompt::Ids(ids) => Box::new([ids].into_iter().enumerate().map(check)),
+            Prompt::IdLists(lists) => Box::new(lists.into_iter().enumerate().map(check)),
+        })
+    }
+}
+
+fn empty(index: usize) -> Error {
+    let message = format!("input {index} (from 0) must not be empty");
+    Error::invalid("input", message)
+}
+
+/// The error about the prompt that input `index` became.
+fn at(error: Error, index: usize) -> Error {
+    match error {
+        Error::Request {
+            kind,
+            message,
+            param: Some(param),
+        } if param == "prompt" => {
+            let mut message = message.replace("the prompt", "the input");
+            if message.starts_with("token id ") {
+                message.push_str(
+                    ". Token ids must be those of this model's tokenizer; LangChain's OpenAIEmbeddings sends texts with check_embedding_ctx_length=False",
+                );
+            }
+            Error::request(
+                kind,
+                Some("input"),
+                format!("input {index} (from 0): {message}"),
+            )
+        }
+        other => other,
+    }
+}

@@ -1,0 +1,285 @@
+//! `/v1/embeddings`: forms of input and output, refusals, and limits.
+
+use crate::common::server::{LONG, Server, slow};
+use crate::common::tiny::open;
+use crate::embeddings::folder;
+use foretoken::engine::{self, EngineOptions};
+use foretoken::model::{EmbeddingSpec, Pooling};
+use reqwest::StatusCode;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+const PATH: &str = "/v1/embeddings";
+/// Values of an embedding.
+const SIZE: usize = 48;
+
+/// A server over the model of the fixture, with the tokenizer of the tests' servers: letters from `a` are ids
+/// from 0.
+async fn server(options: EngineOptions, spec: Option<EmbeddingSpec>) -> Server {
+    let engine = engine::spawn(open(&folder()).expect("opens"), None, 64, 4, options);
+    Server::over(engine.expect("starts"), |s| s.with_embeddings(spec), LONG).await
+}
+
+async fn normalized() -> Server {
+    let spec = EmbeddingSpec {
+        pooling: Pooling::Last,
+        normalize: true,
+    };
+    server(EngineOptions::default(), Some(spec)).await
+}
+
+fn values(one: &Value) -> Vec<f32> {
+    serde_json::from_value(one["embedding"].clone()).expect("numbers")
+}
+
+fn length(values: &[f32]) -> f32 {
+    values.iter().map(|x| x * x).sum::<f32>().sqrt()
+}
+
+#[tokio::test]
+async fn all_forms_of_input_are_embedded_alike() {
+    let server = normalized().await;
+    let ask = async |input: Value| {
+        server
+            .json(PATH, &json!({"input": input, "model": "toy"}))
+            .await
+    };
+    let reply = ask(json!(["abc", "b"])).await;
+    assert_eq!(
+        (&reply["object"], &reply["model"]),
+        (&json!("list"), &json!("toy"))
+    );
+    assert_eq!(
+        reply["usage"],
+        json!({"prompt_tokens": 4, "total_tokens": 4})
+    );
+    let data = reply["data"].as_array().expect("a list");
+    for (index, one) in data.iter().enumerate() {
+        assert_eq!(
+            (&one["object"], &one["index"]),
+            (&json!("embedding"), &json!(index))
+        );
+        let values = values(one);
+        assert_eq!(values.len(), SIZE);
+        assert!((length(&values) - 1.0).abs() < 1e-5);
+    }
+    assert_ne!(data[0]["embedding"], data[1]["embedding"]);
+    assert_eq!(ask(json!([[0, 1, 2], [1]])).await["data"], reply["data"]);
+    for (one, input) in [
+        (0, json!("abc")),
+        (0, json!([0, 1.0, 2])),
+        (1, json!("b")),
+        (1, json!([1])),
+    ] {
+        let single = ask(input).await;
+        assert_eq!(single["data"][0]["embedding"], data[one]["embedding"]);
+    }
+    // Without the prefix, and beside others.
+    let short = server.json("/embeddings/", &json!({"input": "b"})).await;
+    assert_eq!(short["data"][0]["embedding"], data[1]["embedding"]);
+    server.idle().await;
+}
+
+#[tokio::test]
+async fn base64_has_the_bits_and_dimensions_are_cut_and_normalized() {
+    use base64::prelude::{BASE64_STANDARD, Engine as _};
+    let server = normalized().await;
+    let ask = async |more: Value| {
+        let mut body = json!({"input": "hello"});
+        body.as_object_mut()
+            .expect("one")
+            .extend(more.as_object().expect("one").clone());
+        server.json(PATH, &body).await["data"][0].clone()
+    };
+    let whole = values(&ask(json!({"encoding_format": "float", "user": "me"})).await);
+    let coded = ask(json!({"encoding_format": "base64"})).await;
+    let bytes = BASE64_STANDARD
+        .decode(coded["embedding"].as_str().expect("text"))
+        .expect("base64");
+    let coded: Vec<f32> = bytes
+        .chunks(4)
+        .map(|b| f32::from_le_bytes(b.try_into().expect("4")))
+        .collect();
+    assert_eq!(coded, whole);
+    let cut = values(&ask(json!({"dimensions": 7})).await);
+    assert_eq!(cut.len(), 7);
+    let scale = length(&whole[..7]);
+    assert!(
+        cut.iter()
+            .zip(&whole)
+            .all(|(cut, x)| (cut - x / scale).abs() < 1e-6)
+    );
+    assert_eq!(values(&ask(json!({"dimensions": SIZE})).await), whole);
+
+    let raw = EmbeddingSpec {
+        pooling: Pooling::Mean,
+        normalize: false,
+    };
+    let raw = self::server(EngineOptions::default(), Some(raw)).await;
+    let reply = raw.json(PATH, &json!({"input": "hello"})).await;
+    assert!((length(&values(&reply["data"][0])) - 1.0).abs() > 0.1);
+}
+
+#[tokio::test]
+async fn bad_input_is_refused_by_name() {
+    let server = normalized().await;
+    let long = "ab".repeat(200);
+    for (body, param, why) in [
+        (json!({}), "input", "input is required"),
+        (json!({"input": null}), "input", "input is required"),
+        (
+            json!({"input": 5}),
+            "input",
+            "expected a string, a list of strings",
+        ),
+        (
+            json!({"input": [[1], "a"]}),
+            "input",
+            "expected a string, a list of strings",
+        ),
+        (
+            json!({"input": ""}),
+            "input",
+            "input 0 (from 0) must not be empty",
+        ),
+        (
+            json!({"input": ["a", ""]}),
+            "input",
+            "input 1 (from 0) must not be empty",
+        ),
+        (json!({"input": []}), "input", "1 to 2048"),
+        (
+            json!({"input": [[]]}),
+            "input",
+            "input 0 (from 0) must not be empty",
+        ),
+        (
+            json!({"input": vec!["a"; 2049]}),
+            "input",
+            "1 to 2048 texts or lists of token ids, not 2049",
+        ),
+        (
+            json!({"input": [[1], [257]]}),
+            "input",
+            "input 1 (from 0): token id 257 is not in the vocabulary",
+        ),
+        (
+            json!({"input": [[100_000]]}),
+            "input",
+            "check_embedding_ctx_length=False",
+        ),
+        (
+            json!({"input": vec![vec![1; 200]; 2000]}),
+            "input",
+            "at most 300000 tokens in all",
+        ),
+        (
+            json!({"input": "a", "dimensions": 0}),
+            "dimensions",
+            "between 1 and 48",
+        ),
+        (
+            json!({"input": "a", "dimensions": 49}),
+            "dimensions",
+            "between 1 and 48",
+        ),
+        (
+            json!({"input": "a", "dimensions": "x"}),
+            "dimensions",
+            "expected",
+        ),
+        (
+            json!({"input": "a", "encoding_format": "int8"}),
+            "encoding_format",
+            "expected",
+        ),
+        (
+            json!({"input": "a", "truncate_prompt_tokens": 3}),
+            "truncate_prompt_tokens",
+            "not supported",
+        ),
+        (
+            json!({"input": "a", "cache_salt": ""}),
+            "cache_salt",
+            "1 to 1024 bytes",
+        ),
+    ] {
+        let reply = server.post(PATH, &body).await;
+        assert_eq!(reply.status(), StatusCode::BAD_REQUEST, "{why}");
+        let error = reply.json::<Value>().await.expect("JSON")["error"].clone();
+        let message = error["message"].as_str().expect("text");
+        assert!(
+            error["param"] == param && message.contains(why),
+            "{why}: {error}"
+        );
+        assert!(message.len() < 500, "{message}");
+    }
+    for input in [json!([["a"], [long]]), json!([long]), json!([0, 1])] {
+        // The last one fits.
+        let reply = server.post(PATH, &json!({"input": input})).await;
+        assert_eq!(reply.status().is_success(), input == json!([0, 1]));
+    }
+    let reply = server.post(PATH, &json!({"input": ["a", long]})).await;
+    let error = reply.json::<Value>().await.expect("JSON")["error"].clone();
+    assert_eq!(error["code"], "context_length_exceeded", "{error}");
+    assert_eq!(error["param"], "input");
+    let unknown = server
+        .post(PATH, &json!({"input": "a", "model": "x"}))
+        .await;
+    assert_eq!(unknown.status(), StatusCode::NOT_FOUND);
+    // All positions may be used: nothing is generated.
+    let whole = vec![3; 256];
+    let reply = server.json(PATH, &json!({"input": whole})).await;
+    assert_eq!(reply["usage"]["prompt_tokens"], 256);
+    let text = server
+        .post("/v1/completions", &json!({"prompt": "a"}))
+        .await;
+    assert_eq!(text.status(), StatusCode::BAD_REQUEST);
+    server.idle().await;
+
+    let plain = Server::start().await;
+    let reply = plain.post(PATH, &json!({"input": "a"})).await;
+    assert_eq!(reply.status(), StatusCode::BAD_REQUEST);
+    assert!(reply.text().await.expect("text").contains("--pooling last"));
+}
+
+/// More inputs than the queue holds are queued in turn.
+#[tokio::test]
+async fn many_inputs_fit_a_short_queue_and_leave_with_their_client() {
+    let options = EngineOptions {
+        max_waiting: 8,
+        ..EngineOptions::default()
+    };
+    let spec = EmbeddingSpec {
+        pooling: Pooling::Mean,
+        normalize: true,
+    };
+    let server = server(options, Some(spec)).await;
+    let inputs: Vec<Vec<u32>> = (0..300).map(|i| vec![i % 250, i / 250]).collect();
+    let reply = server.json(PATH, &json!({"input": inputs})).await;
+    let data = reply["data"].as_array().expect("a list");
+    assert_eq!(data.len(), 300);
+    for i in [0, 7, 8, 299] {
+        let alone = server.json(PATH, &json!({"input": inputs[i]})).await;
+        assert_eq!(alone["data"][0]["embedding"], data[i]["embedding"]);
+    }
+    server.idle().await;
+
+    // Whose client leaves is cancelled.
+    let options = EngineOptions {
+        max_waiting: 8,
+        ..EngineOptions::default()
+    };
+    let server = Server::over(slow(options, None), |s| s.with_embeddings(Some(spec)), LONG).await;
+    let body = json!({"input": vec![vec![5; 100]; 2000]});
+    let request = server.client.post(server.url.clone() + PATH).json(&body);
+    let gone = tokio::time::timeout(Duration::from_secs(1), request.send());
+    assert!(gone.await.is_err(), "it has not left");
+    server.idle().await;
+    let stats = server.engine.stats();
+    let ended = |reason| stats.requests_finished.with_label_values(&[reason]).get();
+    let (done, aborted) = (ended("stop"), ended("abort"));
+    assert!(done > 0 && (1..=4).contains(&aborted), "{done}, {aborted}");
+    let reply = server.get("/load").await.json::<Value>().await;
+    assert_eq!(reply.expect("JSON")["server_load"], 0);
+}
