@@ -1,15 +1,16 @@
-//! The parts of one decode step's time: forwards of 1 to 16 rows of one sequence (plain decoding and
-//! verification), and the choice of their tokens, on a real model.
+//! The parts of one step's time: forwards of 1 to 16 rows of one sequence (plain decoding and verification),
+//! and the choice of their tokens, on a real model.
 //!
 //! `FORETOKEN_BENCH_MODEL` is a GGUF file or a folder; `FORETOKEN_BENCH_CONTEXT` is the number of tokens in
-//! the pool before the step (256). Prints a table of medians, in milliseconds.
+//! the pool before the step (256); `FORETOKEN_BENCH_ROWS` are other numbers of rows, such as `8,64,512`: more
+//! than 64 are a prompt, of which only the last row has logits. Prints a table of medians, in milliseconds.
 
 mod clock;
 
 use clock::PARTS;
 use criterion::Criterion;
 use foretoken::kv::{BlockAllocator, BlockTable};
-use foretoken::model::{Batch, LoadOptions, Model, ModelSource, load};
+use foretoken::model::{Batch, LoadOptions, MAX_TREE_NODES, Model, ModelSource, load};
 use foretoken::sampling::{Sampler, SamplingParams, distribution};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-const ROWS: [usize; 6] = [1, 2, 4, 6, 8, 16];
+const ROWS: &str = "1,2,4,6,8,16";
 const BLOCK_SIZE: usize = 16;
 const DEFAULT_MODEL: &str = "models/SmolLM2-135M-Instruct.Q4_1.gguf";
 
@@ -34,17 +35,16 @@ fn main() {
         false => ModelSource::Gguf(path.into()),
     };
     let mut model = load(&source, &LoadOptions::default()).expect("the model loads");
-    let context = std::env::var("FORETOKEN_BENCH_CONTEXT").map_or(256, |text| {
-        text.parse()
-            .expect("FORETOKEN_BENCH_CONTEXT is a number of tokens")
-    });
+    let number = |text: &str| text.parse::<usize>().expect("a number of tokens or rows");
+    let context = std::env::var("FORETOKEN_BENCH_CONTEXT").map_or(256, |text| number(&text));
+    let all = std::env::var("FORETOKEN_BENCH_ROWS").unwrap_or(ROWS.into());
     let mut criterion = Criterion::default()
         .warm_up_time(Duration::from_millis(500))
         .measurement_time(Duration::from_secs(3))
         .sample_size(20)
         .configure_from_args();
     let mut table = Vec::new();
-    for rows in ROWS {
+    for rows in all.split(',').map(number) {
         let mut step = Step::new(&*model, context, rows);
         let mut samples: Vec<Vec<f64>> = Vec::new();
         criterion.bench_function(&format!("step/rows={rows}"), |b| {
@@ -79,10 +79,11 @@ impl Step {
         allocator
             .reserve(&mut table, context + rows)
             .expect("there are as many blocks");
-        let tokens: Vec<u32> = (0..rows as u32).map(|i| 100 + 37 * i).collect();
+        let tokens: Vec<u32> = (0..rows as u32).map(|i| 100 + 37 * i % 40_000).collect();
         let mut batch = Batch::default();
         batch.push_span(&tokens, &[], context, &table, BLOCK_SIZE);
-        batch.logits = (0..rows as u32).collect();
+        let first_with_logits = if rows > MAX_TREE_NODES { rows - 1 } else { 0 };
+        batch.logits = (first_with_logits as u32..rows as u32).collect();
         Self {
             batch,
             kv: model.new_kv(blocks, BLOCK_SIZE).expect("there is memory"),

@@ -4,7 +4,7 @@
 use super::cpu::{self, Avx2};
 use super::float;
 use super::parallel::{Shared, for_each};
-use super::storage::contiguous;
+use super::storage::{Place, contiguous, output, zeros};
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
 use std::f32::consts::FRAC_1_SQRT_2;
 use tracing::trace_span;
@@ -72,19 +72,19 @@ impl CustomOp1 for Glu {
         let gate_up = contiguous::<f32>(self.name(), gate_up, layout)?;
         let width = both / 2;
         let out = trace_span!("activation").in_scope(|| {
-            let mut out = vec![0f32; rows * width];
-            let shared = Shared::new(&mut out);
             let piece = CHUNK.div_ceil(width.max(1));
-            for_each(rows.div_ceil(piece), rows * width > 2 * CHUNK, |i| {
-                for row in i * piece..rows.min((i + 1) * piece) {
-                    let (gate, up) = gate_up[row * both..][..both].split_at(width);
-                    // SAFETY: rows do not overlap.
-                    run(self.0, gate, up, unsafe {
-                        shared.slice(row * width, width)
-                    });
-                }
-            });
-            out
+            let work = |out: &Shared<'_, Place>| {
+                for_each(rows.div_ceil(piece), rows * width > 2 * CHUNK, |i| {
+                    for row in i * piece..rows.min((i + 1) * piece) {
+                        let (gate, up) = gate_up[row * both..][..both].split_at(width);
+                        // SAFETY: rows do not overlap.
+                        let places = unsafe { out.slice(row * width, width) };
+                        run(self.0, gate, up, zeros(places));
+                    }
+                });
+            };
+            // SAFETY: each row is written.
+            unsafe { output(rows * width, work) }
         });
         Ok((CpuStorage::F32(out), (rows, width).into()))
     }

@@ -24,9 +24,8 @@ pub trait CpuMatrix: Send + Sync + Sized + 'static {
     /// If there is no such output, or `row` has another length.
     fn read_row(&self, output: usize, row: &mut [f32]);
 
-    /// Writes every element of `out`, `[rows, outputs]`. A row's bits depend only on that row and its
-    /// group's weights.
-    fn multiply(product: &Product<'_, Self>, isa: Isa, out: &mut [f32]);
+    /// The product, `[rows, outputs]`. A row's bits depend only on that row and its group's weights.
+    fn multiply(product: &Product<'_, Self>, isa: Isa) -> Vec<f32>;
 
     /// `x @ self^T` for `x` `[rows, inputs]` f32 on the CPU: `[rows, outputs]` f32.
     ///
@@ -106,11 +105,9 @@ impl<'a, M: CpuMatrix> Product<'a, M> {
         })
     }
 
-    pub(super) fn run(&self, isa: Isa) -> Vec<f32> {
-        let rows = self.groups.last().map_or(0, |group| group.rows.end);
-        let mut out = vec![0f32; rows * self.outputs];
-        M::multiply(self, isa, &mut out);
-        out
+    /// Rows of all groups.
+    pub(super) fn rows(&self) -> usize {
+        self.groups.last().map_or(0, |group| group.rows.end)
     }
 }
 
@@ -124,7 +121,7 @@ impl<M: CpuMatrix> CustomOp1 for MatMul<'_, M> {
     fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let dims = layout.shape().dims2()?;
         let product = Product::new(self.0, contiguous::<f32>(M::NAME, x, layout)?, dims)?;
-        let out = trace_span!("matmul").in_scope(|| product.run(cpu::isa()));
+        let out = trace_span!("matmul").in_scope(|| M::multiply(&product, cpu::isa()));
         Ok((CpuStorage::F32(out), (dims.0, product.outputs).into()))
     }
 }

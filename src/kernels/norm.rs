@@ -3,7 +3,7 @@
 #[cfg(target_arch = "x86_64")]
 use super::cpu::{self, Avx2};
 use super::parallel::{Shared, for_each};
-use super::storage::contiguous;
+use super::storage::{Place, contiguous, output, zeros};
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor};
 use tracing::trace_span;
 
@@ -58,17 +58,18 @@ impl CustomOp3 for AddNorm {
         let delta = contiguous::<f32>(self.name(), delta, delta_layout)?;
         let weight = contiguous::<f32>(self.name(), weight, weight_layout)?;
         let out = trace_span!("norm").in_scope(|| {
-            let mut out = vec![0f32; 2 * x.len()];
-            let (sums, normed) = out.split_at_mut(x.len());
-            let (sums, normed) = (Shared::new(sums), Shared::new(normed));
-            for_each(rows, rows >= MIN_PARALLEL_ROWS, |row| {
-                let at = row * width;
-                // SAFETY: rows do not overlap.
-                let (sum, normed) = unsafe { (sums.slice(at, width), normed.slice(at, width)) };
-                let (x, delta) = (&x[at..at + width], &delta[at..at + width]);
-                self.row(x, delta, weight, sum, normed);
-            });
-            out
+            let work = |out: &Shared<'_, Place>| {
+                for_each(rows, rows >= MIN_PARALLEL_ROWS, |row| {
+                    // SAFETY: rows do not overlap.
+                    let place = |at| zeros(unsafe { out.slice(at, width) });
+                    let at = row * width;
+                    let (sum, normed) = (place(at), place(x.len() + at));
+                    let (x, delta) = (&x[at..at + width], &delta[at..at + width]);
+                    self.row(x, delta, weight, sum, normed);
+                });
+            };
+            // SAFETY: each row of both is written.
+            unsafe { output(2 * x.len(), work) }
         });
         Ok((CpuStorage::F32(out), (2, rows, width).into()))
     }

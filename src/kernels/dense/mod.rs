@@ -22,6 +22,7 @@ mod tiles;
 use super::cpu::Isa;
 use super::matmul::{CpuMatrix, Product};
 use super::parallel::{Shared, for_each, threads};
+use super::storage::{Place, output, write, written};
 use candle_core::{Result, Tensor};
 use pack::Value;
 use std::ops::Range;
@@ -52,20 +53,23 @@ impl CpuMatrix for DenseMatrix {
         self.row(output, row);
     }
 
-    fn multiply(product: &Product<'_, Self>, isa: Isa, out: &mut [f32]) {
+    fn multiply(product: &Product<'_, Self>, isa: Isa) -> Vec<f32> {
         let (x, width) = (product.x, product.outputs);
         let pieces = cut(product);
         let parallelize = x.len() * width > MIN_PARALLEL_WORK;
-        let out = Shared::new(out);
-        for_each(pieces.len(), parallelize, |i| {
-            let Piece { matrix, tiles, .. } = &pieces[i];
-            let range = tiles.start * matrix.inputs..tiles.end * matrix.inputs;
-            match &matrix.tiles {
-                Tiles::F32(all) => pieces[i].run(isa, &all[range], x, &out, width),
-                Tiles::F16(all) => pieces[i].run(isa, &all[range], x, &out, width),
-                Tiles::BF16(all) => pieces[i].run(isa, &all[range], x, &out, width),
-            }
-        });
+        let work = |out: &Shared<'_, Place>| {
+            for_each(pieces.len(), parallelize, |i| {
+                let Piece { matrix, tiles, .. } = &pieces[i];
+                let range = tiles.start * matrix.inputs..tiles.end * matrix.inputs;
+                match &matrix.tiles {
+                    Tiles::F32(all) => pieces[i].run(isa, &all[range], x, out, width),
+                    Tiles::F16(all) => pieces[i].run(isa, &all[range], x, out, width),
+                    Tiles::BF16(all) => pieces[i].run(isa, &all[range], x, out, width),
+                }
+            });
+        };
+        // SAFETY: pieces cover all rows and all outputs.
+        unsafe { output(product.rows() * width, work) }
     }
 }
 
@@ -145,7 +149,7 @@ impl Piece<'_> {
         isa: Isa,
         all: &[TileRow<V>],
         x: &[f32],
-        out: &Shared<'_, f32>,
+        out: &Shared<'_, Place>,
         width: usize,
     ) {
         let inputs = self.matrix.inputs;
@@ -174,14 +178,16 @@ impl Piece<'_> {
                     let places = || self.places(&now, &rows, width);
                     if start > 0 {
                         for (t, r, at, len) in places() {
-                            // SAFETY: as below; no other slice of `out` is alive here.
-                            sums[t][r][..len].copy_from_slice(unsafe { out.slice(at, len) });
+                            // SAFETY: as below; no other slice of `out` is alive here, and the pass over
+                            // the block before has written this one.
+                            let so_far = unsafe { written(out.slice(at, len)) };
+                            sums[t][r][..len].copy_from_slice(so_far);
                         }
                     }
                     V::pass(isa, &weights[..count], x_rows, &mut sums);
                     for (t, r, at, len) in places() {
                         // SAFETY: no two (row, tile) pairs share an element, and a tile is in one piece.
-                        unsafe { out.slice(at, len) }.copy_from_slice(&sums[t][r][..len]);
+                        write(unsafe { out.slice(at, len) }, &sums[t][r][..len]);
                     }
                     tiles.start += count;
                 }

@@ -30,7 +30,7 @@ fn product(matrix: &DenseMatrix, x: &[f32]) -> Vec<f32> {
 }
 
 fn product_with(isa: Isa, matrix: &DenseMatrix, x: &[f32]) -> Vec<f32> {
-    let (outputs, inputs) = matrix.shape();
+    let inputs = matrix.shape().1;
     let rows = x.len() / inputs;
     let weights = vec![matrix];
     let groups = [Group {
@@ -38,9 +38,7 @@ fn product_with(isa: Isa, matrix: &DenseMatrix, x: &[f32]) -> Vec<f32> {
         weights,
     }];
     let product = Product::new(&groups, x, (rows, inputs)).unwrap();
-    let mut out = vec![f32::NAN; rows * outputs];
-    DenseMatrix::multiply(&product, isa, &mut out);
-    out
+    DenseMatrix::multiply(&product, isa)
 }
 
 /// The sum in f64, and the sum of magnitudes, to which rounding errors are relative.

@@ -32,7 +32,7 @@ mod x86;
 
 use super::cpu::{self, Isa};
 use super::parallel::{Shared, for_each, sharers};
-use super::storage::contiguous;
+use super::storage::{Place, contiguous, output, zeros};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor};
 use half::slice::HalfFloatSliceExt;
@@ -187,48 +187,49 @@ impl PagedAttention<'_> {
     fn run<E: Element>(&self, dims: Dims, q: &[f32], [k, v]: [&[E]; 2]) -> Vec<f32> {
         let window = self.params.window.unwrap_or(usize::MAX);
         let plan = Plan::new(self.batch.spans(), dims, window, self.threads);
-        let mut out = vec![0f32; q.len()];
-        let shared = Shared::new(&mut out);
         let floats = Partial::floats(dims.width());
         let parallelize = plan.pairs * dims.group() * dims.head_dim > MIN_PARALLEL_WORK;
-        PARTIALS.with_borrow_mut(|partials| {
-            if partials.len() < plan.partials * floats {
-                partials.resize(plan.partials * floats, 0.0);
-            }
-            let partials = Shared::new(partials);
-            for_each(plan.tasks.len(), parallelize, |i| {
-                let task = &plan.tasks[i];
-                let item = &plan.items[task.item];
-                let queries = QueryGroup {
-                    isa: self.isa,
-                    scale: self.params.scale,
-                    soft_cap: self.params.soft_cap,
-                    sinks: self.sinks.as_deref(),
-                    block_size: self.batch.block_size(),
-                    item,
-                    q,
-                    k,
-                    v,
-                    dims,
-                };
-                // SAFETY: items are disjoint in (row, K/V head), and so are these slices.
-                let place = |at| unsafe { shared.slice(at, dims.group() * dims.head_dim) };
-                let Some(first) = item.split else {
-                    return with_scratch(|scratch| queries.all(scratch, place));
-                };
-                let (start, len) = (first * floats, queries.count() * floats);
-                let number = task.chunks.start - item.chunks.start;
-                // SAFETY: each chunk of each item has its own slice.
-                let floats = unsafe { partials.slice(start + number * len, len) };
-                let mut partial = Partial::new(floats, dims.width());
-                with_scratch(|scratch| queries.one(task.chunks.start, scratch, &mut partial));
-                if item.finish() {
-                    // SAFETY: all other tasks of the item are done.
-                    let all = unsafe { partials.slice(start, item.chunks.len() * len) };
-                    queries.merge_all(all, place);
+        let work = |out: &Shared<'_, Place>| {
+            PARTIALS.with_borrow_mut(|partials| {
+                if partials.len() < plan.partials * floats {
+                    partials.resize(plan.partials * floats, 0.0);
                 }
-            });
-        });
-        out
+                let partials = Shared::new(partials);
+                for_each(plan.tasks.len(), parallelize, |i| {
+                    let task = &plan.tasks[i];
+                    let item = &plan.items[task.item];
+                    let queries = QueryGroup {
+                        isa: self.isa,
+                        scale: self.params.scale,
+                        soft_cap: self.params.soft_cap,
+                        sinks: self.sinks.as_deref(),
+                        block_size: self.batch.block_size(),
+                        item,
+                        q,
+                        k,
+                        v,
+                        dims,
+                    };
+                    // SAFETY: items are disjoint in (row, K/V head), and so are these slices.
+                    let place = |at| zeros(unsafe { out.slice(at, dims.group() * dims.head_dim) });
+                    let Some(first) = item.split else {
+                        return with_scratch(|scratch| queries.all(scratch, place));
+                    };
+                    let (start, len) = (first * floats, queries.count() * floats);
+                    let number = task.chunks.start - item.chunks.start;
+                    // SAFETY: each chunk of each item has its own slice.
+                    let floats = unsafe { partials.slice(start + number * len, len) };
+                    let mut partial = Partial::new(floats, dims.width());
+                    with_scratch(|scratch| queries.one(task.chunks.start, scratch, &mut partial));
+                    if item.finish() {
+                        // SAFETY: all other tasks of the item are done.
+                        let all = unsafe { partials.slice(start, item.chunks.len() * len) };
+                        queries.merge_all(all, place);
+                    }
+                });
+            })
+        };
+        // SAFETY: items cover all rows and all heads, and each is stored.
+        unsafe { output(q.len(), work) }
     }
 }

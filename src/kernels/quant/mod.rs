@@ -23,6 +23,7 @@ mod x86;
 use super::cpu::Isa;
 use super::matmul::{CpuMatrix, Group, Product};
 use super::parallel::{Shared, for_each};
+use super::storage::{Place, output, write};
 use activations::{Activations, ROWS, Turn, turns};
 use candle_core::quantized::GgmlDType;
 use formats::WIDTH;
@@ -124,7 +125,7 @@ impl CpuMatrix for QuantMatrix {
     }
 
     /// The rows of a group are quantized once.
-    fn multiply(product: &Product<'_, Self>, isa: Isa, out: &mut [f32]) {
+    fn multiply(product: &Product<'_, Self>, isa: Isa) -> Vec<f32> {
         let (inputs, width) = (product.inputs, product.outputs);
         let parallelize = product.x.len() * width > MIN_PARALLEL_WORK;
         let groups = product.groups.iter().map(|group| {
@@ -132,17 +133,20 @@ impl CpuMatrix for QuantMatrix {
             (group, Activations::quantize(isa, x, inputs))
         });
         let groups: Vec<_> = groups.collect();
-        let out = Shared::new(out);
-        for panel in 0.. {
-            let (parts, strips) = parts(isa, &groups, panel);
-            if parts.is_empty() {
-                break;
+        let work = |out: &Shared<'_, Place>| {
+            for panel in 0.. {
+                let (parts, strips) = parts(isa, &groups, panel);
+                if parts.is_empty() {
+                    break;
+                }
+                for_each(strips, parallelize, |strip| {
+                    let part = &parts[parts.partition_point(|part| part.first <= strip) - 1];
+                    part.run(isa, strip - part.first, out, width);
+                });
             }
-            for_each(strips, parallelize, |strip| {
-                let part = &parts[parts.partition_point(|part| part.first <= strip) - 1];
-                part.run(isa, strip - part.first, &out, width);
-            });
-        }
+        };
+        // SAFETY: groups cover all rows, panels the rows of a group, and strips its outputs.
+        unsafe { output(product.rows() * width, work) }
     }
 }
 
@@ -176,7 +180,7 @@ fn parts<'a>(
 
 impl Part<'_> {
     /// The results of a strip of the weight; rows of the result have `width` columns.
-    fn run(&self, isa: Isa, strip: usize, out: &Shared<'_, f32>, width: usize) {
+    fn run(&self, isa: Isa, strip: usize, out: &Shared<'_, Place>, width: usize) {
         let weight = self.weight;
         let column = strip * WIDTH;
         let len = WIDTH.min(weight.outputs - column);
@@ -184,8 +188,8 @@ impl Part<'_> {
             let at = (self.row + row) * width + self.column + column;
             // SAFETY: no two (row, weight, strip) share an element.
             let place = unsafe { out.slice(at, len) };
-            match <&mut [f32; WIDTH]>::try_from(&mut *place) {
-                Ok(place) => *place = *sums,
+            match <&mut [Place; WIDTH]>::try_from(&mut *place) {
+                Ok(place) => write(place, sums),
                 Err(_) => ragged(place, sums),
             }
         });
@@ -196,6 +200,6 @@ impl Part<'_> {
 /// the compiler keeps the other copies, whose length is constant, at two instructions.
 #[cold]
 #[inline(never)]
-fn ragged(place: &mut [f32], sums: &[f32; WIDTH]) {
-    place.copy_from_slice(&sums[..place.len()]);
+fn ragged(place: &mut [Place], sums: &[f32; WIDTH]) {
+    write(place, &sums[..place.len()]);
 }

@@ -34,7 +34,8 @@ fn products(isa: Isa, weights: &[&QuantMatrix], x: &[f32], inputs: usize) -> Vec
         rows: 0..rows,
         weights,
     }];
-    Product::new(&groups, x, (rows, inputs)).unwrap().run(isa)
+    let product = Product::new(&groups, x, (rows, inputs)).unwrap();
+    QuantMatrix::multiply(&product, isa)
 }
 
 /// A random weight as tiles, and its values as candle reads them from the same blocks.
