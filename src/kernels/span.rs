@@ -25,4 +25,73 @@ impl Span {
             Some(mask) => mask[row] >> other & 1 == 1,
         }
     }
+
+    /// The spans of `rows` alone, ascending rows of `spans`, in a forward in which these rows attend and the K
+    /// and V of all are in the pool. `None` if they are all rows, or some but not all of a tree.
+    pub fn of_rows(spans: &[Self], rows: &[u32]) -> Option<Vec<Self>> {
+        if spans.last().is_none_or(|last| last.rows.end == rows.len()) {
+            return None;
+        }
+        let (mut some, mut count) = (Vec::new(), 0);
+        for span in spans {
+            let inside = |row: &u32| span.rows.contains(&(*row as usize));
+            let first = rows.partition_point(|row| (*row as usize) < span.rows.start);
+            let own: Vec<usize> = (rows[first..].iter().take_while(|row| inside(row)))
+                .map(|&row| row as usize - span.rows.start)
+                .collect();
+            if span.tree.is_some() && !own.is_empty() && own.len() < span.rows.len() {
+                return None;
+            }
+            for run in own.chunk_by(|a, b| a + 1 == *b) {
+                some.push(Self {
+                    rows: count..count + run.len(),
+                    context: span.context + run[0],
+                    ..span.clone()
+                });
+                count += run.len();
+            }
+        }
+        Some(some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_that_attend_alone_keep_their_context() {
+        let span = |rows: Range<usize>, context, tree: Option<Vec<u64>>| Span {
+            rows,
+            context,
+            blocks: vec![0, 1, 2],
+            tree,
+        };
+        let tree = || Some(vec![0b01, 0b11]);
+        let spans = [
+            span(0..4, 3, None),
+            span(4..6, 5, tree()),
+            span(6..9, 0, None),
+        ];
+        let of = |rows: &[u32]| {
+            let some = Span::of_rows(&spans, rows)?;
+            let plain = |span: Span| (span.rows, span.context, span.tree);
+            Some(some.into_iter().map(plain).collect::<Vec<_>>())
+        };
+        assert_eq!(of(&[]), Some(vec![]));
+        assert_eq!(of(&[3, 8]), Some(vec![(0..1, 6, None), (1..2, 2, None)]));
+        assert_eq!(
+            of(&[0, 2, 3, 4, 5, 6]),
+            Some(vec![
+                (0..1, 3, None),
+                (1..3, 5, None),
+                (3..5, 5, tree()),
+                (5..6, 0, None)
+            ])
+        );
+        // A node of the tree alone, and all rows.
+        assert_eq!(of(&[3, 5]), None);
+        assert_eq!(of(&[0, 1, 2, 3, 4, 5, 6, 7, 8]), None);
+        assert!(Span::of_rows(&[], &[]).is_none());
+    }
 }

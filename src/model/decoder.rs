@@ -12,9 +12,9 @@ use super::norm::Norm;
 use super::output_layer::OutputLayer;
 use super::rope::RopeTables;
 use super::weights::{Dtypes, Weights};
-use super::{Batch, Ends, Model, Output, names};
+use super::{Batch, Ends, Model, Output, Taps, names};
 use crate::error::{Error, Result};
-use crate::kernels::AttentionBatch;
+use crate::kernels::{AttentionBatch, Span};
 use crate::kv::{KvShape, KvStore};
 use candle_core::{DType, Device, Tensor};
 
@@ -202,8 +202,20 @@ impl Decoder {
         inputs.replace(batch, self.ropes.tables())
     }
 
-    /// Logits, `[inputs.wanted, vocab_size]` f32, and tapped hidden states. Copies nothing between host
-    /// and device if the tables of `spans` were already sent.
+    /// The spans of the rows with logits, if the last layer need not compute the others: of a prompt these are
+    /// most. A GPU computes all, with the tables that it has.
+    fn spans_with_logits(&self, batch: &Batch) -> Option<Vec<Span>> {
+        let tapped = |taps: &Taps| taps.layers.contains(&self.layers.len());
+        let reads_last = !batch.last_hidden.is_empty() || batch.taps.as_ref().is_some_and(tapped);
+        if !self.device.is_cpu() || reads_last {
+            return None;
+        }
+        Span::of_rows(&batch.spans, &batch.logits)
+    }
+
+    /// Logits, `[inputs.wanted, vocab_size]` f32, and tapped hidden states. `few` are the spans of the wanted
+    /// rows, if the last layer computes no others. Copies nothing between host and device if the tables of
+    /// `spans` were already sent.
     ///
     /// # Errors
     /// If the shape of the pool is not the model's, or the device fails.
@@ -211,19 +223,30 @@ impl Decoder {
         &self,
         inputs: &Inputs,
         spans: &AttentionBatch<'_>,
+        few: Option<&AttentionBatch<'_>>,
         kv: &KvStore,
     ) -> Result<Output> {
         let step = Step::new(inputs, spans, self.dtypes.activations)?;
         let mut x = self.embedding.forward(&inputs.tokens)?;
         let mut delta = x.zeros_like()?;
         let mut tapped = Vec::new();
+        let config = &self.config;
         for (i, (layer, pool)) in self.layers.iter().zip(&kv.layers).enumerate() {
             inputs.tap(i, &x, &delta, &mut tapped)?;
-            (x, delta) = layer.forward(&x, &delta, &self.config, &step, pool)?;
+            let few = few.filter(|_| i + 1 == self.layers.len());
+            match (few, &inputs.wanted) {
+                (None, _) => (x, delta) = layer.forward(&x, &delta, config, &step, pool)?,
+                (Some(_), None) => layer.forward_none((&x, &delta), config, &step, pool)?,
+                (Some(few), Some(wanted)) => {
+                    let rows = (wanted, few);
+                    (x, delta) = layer.forward_rows(rows, (&x, &delta), config, &step, pool)?;
+                }
+            }
         }
         inputs.tap(self.layers.len(), &x, &delta, &mut tapped)?;
         let logits = match &inputs.wanted {
-            None => Output::none(self.config.vocab_size)?.logits,
+            None => Output::none(config.vocab_size)?.logits,
+            Some(_) if few.is_some() => self.logits(&x, &delta)?,
             Some(wanted) => {
                 let (x, delta) = (x.index_select(wanted, 0)?, delta.index_select(wanted, 0)?);
                 self.logits(&x, &delta)?
@@ -294,6 +317,10 @@ impl Model for Decoder {
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
         let inputs = self.inputs(batch, kv)?;
         let spans = self.spans(batch, kv)?;
-        self.run(&inputs, &spans, kv)
+        let few = self.spans_with_logits(batch);
+        let few = few
+            .as_deref()
+            .map(|few| AttentionBatch::new(few, kv.block_size, kv.num_slots()));
+        self.run(&inputs, &spans, few.transpose()?.as_ref(), kv)
     }
 }

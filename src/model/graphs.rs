@@ -120,9 +120,9 @@ impl GraphedDecoder {
         let (device, group) = (decoder.device(), decoder.query_heads_a_key());
         let inputs = decoder.inputs(batch, kv)?;
         spans.send(device, group, false, Some(key.capacity))?;
-        let output = decoder.run(&inputs, &spans, kv)?;
+        let output = decoder.run(&inputs, &spans, None, kv)?;
         let work = || -> Result<()> {
-            let again = decoder.run(&inputs, &spans, kv)?;
+            let again = decoder.run(&inputs, &spans, None, kv)?;
             output.logits.slice_set(&again.logits, 0, 0)?;
             if let (Some(hidden), Some(again)) = (&output.hidden, &again.hidden) {
                 hidden.slice_set(again, 0, 0)?;

@@ -24,6 +24,7 @@ pub(super) struct Inputs {
 }
 
 /// What a position embedding does with the rows, in f32.
+#[derive(Clone)]
 pub(super) struct Angles {
     /// `[rows, width / 2]` each.
     pub cos: Tensor,

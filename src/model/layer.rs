@@ -54,7 +54,10 @@ pub(super) struct Step<'a> {
     slots: &'a Slots,
     /// Of each of [`RopeTables`], in the compute dtype.
     angles: Vec<Angles>,
+    /// Of the rows that attend.
     spans: &'a AttentionBatch<'a>,
+    /// These rows, u32; `None` = the last ones, or all.
+    attending: Option<&'a Tensor>,
 }
 
 impl<'a> Step<'a> {
@@ -76,6 +79,25 @@ impl<'a> Step<'a> {
             slots: &inputs.slots,
             angles: angles.collect::<Result<_>>()?,
             spans,
+            attending: None,
+        })
+    }
+
+    /// The same for a layer after which only `rows`, u32, are needed, whose spans are `spans`.
+    pub fn of_rows(&self, rows: &'a Tensor, spans: &'a AttentionBatch<'a>) -> Self {
+        Self {
+            spans,
+            attending: Some(rows),
+            angles: self.angles.clone(),
+            ..*self
+        }
+    }
+
+    /// Those of `all` rows that attend, `count` of them.
+    fn pick(&self, all: &Tensor, count: usize) -> Result<Tensor> {
+        Ok(match self.attending {
+            Some(rows) => all.index_select(rows, 0)?,
+            None => all.narrow(0, all.dim(0)? - count, count)?,
         })
     }
 }
@@ -160,6 +182,33 @@ impl Layer {
             None => normed,
         };
         self.block.forward(&x, &read, config, step, pool)
+    }
+
+    /// Like [`Layer::forward`], but returns only `rows`, u32, whose spans are `spans`: of the others, only K and V
+    /// are computed.
+    pub fn forward_rows(
+        &self,
+        (rows, spans): (&Tensor, &AttentionBatch<'_>),
+        (x, delta): (&Tensor, &Tensor),
+        config: &ModelConfig,
+        step: &Step<'_>,
+        pool: &(Tensor, Tensor),
+    ) -> Result<(Tensor, Tensor)> {
+        let (x, normed) = add(x, delta, self.norm.as_ref(), config.rms_norm_eps as f32)?;
+        let (x, step) = (x.index_select(rows, 0)?, step.of_rows(rows, spans));
+        self.block.forward(&x, &normed, config, &step, pool)
+    }
+
+    /// The part of [`Layer::forward`] that writes K and V.
+    pub fn forward_none(
+        &self,
+        (x, delta): (&Tensor, &Tensor),
+        config: &ModelConfig,
+        step: &Step<'_>,
+        pool: &(Tensor, Tensor),
+    ) -> Result<()> {
+        let (_, normed) = add(x, delta, self.norm.as_ref(), config.rms_norm_eps as f32)?;
+        self.write(&normed, config, step, pool)
     }
 
     /// Writes K and V of rows whose inputs of the attention are `context`, `[rows, hidden]`.
@@ -252,7 +301,7 @@ impl Block {
 
     /// Takes the residual stream `x`, `[rows, hidden]`, and the attention's input `normed`,
     /// `[rows, inputs]`; returns the stream after the attention and the `delta` still to be added to it.
-    /// `normed` may have more rows: of those before the last `rows`, only K and V are computed.
+    /// `normed` may have more rows: of those that do not attend, only K and V are computed.
     pub fn forward(
         &self,
         x: &Tensor,
@@ -266,7 +315,7 @@ impl Block {
         let attended = self.attend(normed, rows, config, step, pool)?;
         let attended = self.delta(attended, self.after_attention.as_ref(), eps)?;
         if self.spec.parallel {
-            let own = normed.narrow(0, normed.dim(0)? - rows, rows)?;
+            let own = step.pick(normed, rows)?;
             let delta = self.mlp.forward(&own.contiguous()?)?;
             let delta = self.delta(delta, self.after_mlp.as_ref(), eps)?;
             return Ok((x.clone(), (attended + delta)?));
@@ -288,7 +337,7 @@ impl Block {
         }
     }
 
-    /// The attention of the last `rows` rows of `x`.
+    /// The attention of those rows of `x` that attend, `rows` of them.
     fn attend(
         &self,
         x: &Tensor,
@@ -299,7 +348,7 @@ impl Block {
     ) -> Result<Tensor> {
         let (heads, d) = (config.num_heads, config.head_dim);
         let q = self.write(x, config, step, pool)?;
-        let q = q.narrow(0, q.dim(0)? - rows, rows)?;
+        let q = step.pick(&q, rows)?;
         let params = AttentionParams {
             scale: self.spec.attention_scale,
             window: self.spec.window,

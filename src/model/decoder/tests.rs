@@ -337,12 +337,18 @@ impl<'a> Run<'a> {
 
     /// The logits of more tokens, of which the last are nodes of a tree.
     fn feed(&mut self, tokens: &[u32], parents: &[Option<u16>]) -> Vec<Vec<f32>> {
+        let all: Vec<u32> = (0..tokens.len() as u32).collect();
+        self.feed_for(&all, tokens, parents)
+    }
+
+    /// The logits of these rows of more tokens.
+    fn feed_for(&mut self, rows: &[u32], tokens: &[u32], parents: &[Option<u16>]) -> Vec<Vec<f32>> {
         let context = self.len;
         self.len += tokens.len();
         self.blocks.reserve(&mut self.table, self.len).unwrap();
         let mut batch = Batch::default();
         batch.push_span(tokens, parents, context, &self.table, BLOCK_SIZE);
-        batch.logits = (0..tokens.len() as u32).collect();
+        batch.logits = rows.to_vec();
         let out = self.decoder.forward(&batch, &mut self.kv).unwrap();
         out.logits.to_vec2().unwrap()
     }
@@ -376,7 +382,7 @@ fn every_kind_of_layer_agrees_with_f64() {
     }
 }
 
-/// In pieces of a prompt, token by token, and as nodes of a tree.
+/// In pieces of a prompt, token by token, as nodes of a tree, and with logits of few rows or of none.
 #[test]
 fn a_row_has_the_same_bits_in_every_forward() {
     let config = config(layers());
@@ -390,6 +396,17 @@ fn a_row_has_the_same_bits_in_every_forward() {
             let got = run.feed(&text[start..start + size], &[]);
             assert_eq!(got, whole[start..start + size], "{size} rows from {start}");
         }
+    }
+    for rows in [&[][..], &[6], &[0, 3, 4, 6]] {
+        let mut run = Run::new(&mut decoder);
+        for start in (0..56).step_by(7) {
+            let got = run.feed_for(rows, &text[start..start + 7], &[]);
+            for (row, got) in rows.iter().zip(got) {
+                assert_eq!(got, whole[start + *row as usize], "row {row} after {start}");
+            }
+        }
+        // What the rows without logits wrote to the pool.
+        assert_eq!(run.feed(&text[56..], &[]), whole[56..]);
     }
     // Two branches: one is the text, the other is not.
     let parents = [None, None, Some(0), Some(1), Some(2), Some(4), Some(3)];
