@@ -26,10 +26,11 @@ impl Span {
         }
     }
 
-    /// The spans of `rows` alone, ascending rows of `spans`, in a forward in which these rows attend and the K
-    /// and V of all are in the pool. `None` if they are all rows, or some but not all of a tree.
+    /// The spans of `rows` alone, in a forward in which these rows attend and the K and V of all are in the
+    /// pool. `None` if they are all rows, or not ascending, or some but not all of a tree.
     pub fn of_rows(spans: &[Self], rows: &[u32]) -> Option<Vec<Self>> {
-        if spans.last().is_none_or(|last| last.rows.end == rows.len()) {
+        let are_all = spans.last().is_none_or(|last| last.rows.end == rows.len());
+        if are_all || !rows.is_sorted_by(|a, b| a < b) {
             return None;
         }
         let (mut some, mut count) = (Vec::new(), 0);
@@ -89,8 +90,9 @@ mod tests {
                 (5..6, 0, None)
             ])
         );
-        // A node of the tree alone, and all rows.
+        // A node of the tree alone, wrong orders, and all rows.
         assert_eq!(of(&[3, 5]), None);
+        assert_eq!((of(&[8, 3]), of(&[3, 3])), (None, None));
         assert_eq!(of(&[0, 1, 2, 3, 4, 5, 6, 7, 8]), None);
         assert!(Span::of_rows(&[], &[]).is_none());
     }
