@@ -28,7 +28,7 @@ const MEMORY: usize = 200 << 20;
 fn products(c: &mut Criterion) {
     for (outputs, inputs) in SHAPES {
         for kind in TYPES {
-            if !QuantMatrix::keeps(kind, inputs) {
+            if !QuantMatrix::keeps(kind.into(), inputs) {
                 continue;
             }
             let floats = Tensor::randn(0f32, 1., (outputs, inputs), &Device::Cpu).unwrap();

@@ -16,7 +16,9 @@ use flags::{Cli, CliCommand, Options};
 use std::ffi::OsString;
 use std::path::Path;
 
-pub use flags::{Dtype, GenerationConfig, GenerationFlags, HttpOptions, LoadFlags, LogFormat};
+pub use flags::{
+    CheckOptions, Dtype, GenerationConfig, GenerationFlags, HttpOptions, LoadFlags, LogFormat,
+};
 pub use speculation::{DrafterChoice, ModelChoice, TablesOptions};
 
 /// A validated command.
@@ -25,6 +27,7 @@ pub enum Command {
     Serve(Config),
     Bench(Config, bench::Options),
     Generate(Config, generate::Options),
+    Check(Config, CheckOptions),
     Distill(train::Options),
     Convert(convert::Options),
     Tokenizer(train::tokenizer::Options),
@@ -98,9 +101,10 @@ impl Command {
     /// The form of the lines on stderr; text for commands without the flag.
     pub fn log_format(&self) -> LogFormat {
         match self {
-            Self::Serve(config) | Self::Bench(config, _) | Self::Generate(config, _) => {
-                config.log_format
-            }
+            Self::Serve(config)
+            | Self::Bench(config, _)
+            | Self::Generate(config, _)
+            | Self::Check(config, _) => config.log_format,
             Self::Distill(_) | Self::Convert(_) | Self::Tokenizer(_) => LogFormat::Text,
         }
     }
@@ -126,6 +130,14 @@ impl Command {
                 };
                 Self::Generate(config, generate)
             }
+            Some(CliCommand::Check {
+                name,
+                check,
+                mut options,
+            }) => {
+                options.model = name.or(options.model);
+                Self::Check(options.validate()?, check)
+            }
             Some(CliCommand::Convert(options)) => Self::Convert(options),
             Some(CliCommand::Distill(options)) => Self::Distill(*options),
             Some(CliCommand::Tokenizer(options)) => Self::Tokenizer(options),
@@ -138,9 +150,11 @@ impl Cli {
     fn options(&self) -> &Options {
         match &self.command {
             Some(CliCommand::Serve(options)) => options,
-            Some(CliCommand::Bench { options, .. } | CliCommand::Generate { options, .. }) => {
-                options
-            }
+            Some(
+                CliCommand::Bench { options, .. }
+                | CliCommand::Generate { options, .. }
+                | CliCommand::Check { options, .. },
+            ) => options,
             _ => &self.options,
         }
     }

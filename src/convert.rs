@@ -3,6 +3,7 @@
 
 use crate::console::say;
 use crate::error::{Error, Result};
+use crate::kernels::quant::BlockType;
 use crate::model::{
     HeadConfig, HeadKind, LoadFormat, ModelConfig, ModelSource, Rope, names, safetensors_files,
 };
@@ -50,6 +51,20 @@ const KINDS: [(&str, GgmlDType); 11] = [
     ("q5_k", GgmlDType::Q5K),
     ("q6_k", GgmlDType::Q6K),
 ];
+
+/// A parser of the types of blocks.
+pub fn block_kinds() -> impl TypedValueParser<Value = BlockType> {
+    let blocks = KINDS.map(|(name, kind)| (name, BlockType::from(kind)));
+    let blocks = blocks
+        .into_iter()
+        .filter(|(_, kind)| kind.float().is_none());
+    let blocks: Vec<_> = blocks.collect();
+    let names: Vec<_> = blocks.iter().map(|(name, _)| *name).collect();
+    PossibleValuesParser::new(names).try_map(move |name| {
+        let kind = blocks.iter().find(|(known, _)| *known == name);
+        kind.map(|(_, kind)| *kind).ok_or("no such type")
+    })
+}
 
 fn kinds() -> impl TypedValueParser<Value = GgmlDType> {
     PossibleValuesParser::new(KINDS.map(|(name, _)| name)).try_map(|name| {

@@ -161,9 +161,9 @@ fn tokenizer(bytes: &[u8]) -> Result<()> {
 
 /// A GGUF file, in which the data of the tensors need not be.
 fn gguf(bytes: &[u8]) -> Result<()> {
-    let mut content = gguf::header(&mut Cursor::new(bytes))?;
-    let config = ModelConfig::from_gguf(&content, Path::new("model.gguf"));
-    let text = Text::from_gguf_header(&mut content);
+    let header = gguf::header(&mut Cursor::new(bytes))?;
+    let config = ModelConfig::from_gguf(&header, Path::new("model.gguf"));
+    let text = Text::from_gguf_header(header);
     config.and(text.as_ref().map(drop).map_err(Clone::clone))?;
     text.and_then(|text| speak(&text))
 }

@@ -1,13 +1,19 @@
-//! The location of a GGUF file, and how to open it.
+//! The location of a model in GGUF files, and how to open it.
 
-use crate::error::{Error, Result, caught, clipped, first_line};
-use candle_core::quantized::gguf_file::{Content, TensorInfo, Value};
+mod header;
+mod split;
+
+use crate::error::{Error, Result, clipped};
+use candle_core::quantized::gguf_file::Value;
 use serde_json::{Map, Value as Json};
 use std::fs::File;
 use std::io::{BufReader, Cursor, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-/// A GGUF file: on disk, or embedded in this program.
+pub use header::{Header, TensorPlace};
+pub use split::PartName;
+
+/// A GGUF file: on disk, or embedded in this program. Of a model in several files, the first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GgufSource {
     File(PathBuf),
@@ -25,6 +31,26 @@ pub struct EmbeddedModel {
 /// A source of a GGUF file's bytes.
 pub trait Reader: Read + Seek + Send {}
 impl<T: Read + Seek + Send> Reader for T {}
+
+/// The open files of a model.
+pub struct Parts(Vec<Box<dyn Reader>>);
+
+impl Parts {
+    /// The bytes of a tensor of the model's header, which was checked: they are in its file.
+    ///
+    /// # Errors
+    /// If the file cannot be read any more.
+    pub fn read(&mut self, place: &TensorPlace) -> Result<Vec<u8>> {
+        let failed = |e: std::io::Error| Error::setup(e.to_string());
+        let Some(file) = self.0.get_mut(place.part) else {
+            return Err(Error::internal("a tensor is in no file of its model"));
+        };
+        file.seek(SeekFrom::Start(place.offset)).map_err(failed)?;
+        let mut bytes = vec![0; place.bytes()];
+        file.read_exact(&mut bytes).map_err(failed)?;
+        Ok(bytes)
+    }
+}
 
 /// The embedded models: a small target, and a draft for it. Empty without the feature
 /// `embedded-model`.
@@ -48,20 +74,70 @@ impl GgufSource {
         found.map(Self::Embedded)
     }
 
-    /// Opens the file and reads its header. The returned reader is for reading tensors.
+    /// Opens all files of the model and reads their headers.
     ///
     /// # Errors
-    /// `Setup`, naming the file, if it does not exist or is not GGUF.
-    pub fn open(&self) -> Result<(Content, Box<dyn Reader>)> {
-        let mut reader: Box<dyn Reader> = match self {
-            Self::File(path) => {
-                let file = File::open(path).map_err(|e| Error::in_file(path, e))?;
-                Box::new(BufReader::new(file))
+    /// `Setup`, naming the file, if it does not exist or is not GGUF, or parts are missing.
+    pub fn open(&self) -> Result<(Header, Parts)> {
+        let path = match self {
+            Self::File(path) => path,
+            Self::Embedded(model) => {
+                let mut reader = Cursor::new(model.bytes);
+                let header =
+                    header::read(&mut reader).map_err(|e| Error::in_file(self.path(), e))?;
+                return Ok((header, Parts(vec![Box::new(reader)])));
             }
-            Self::Embedded(model) => Box::new(Cursor::new(model.bytes)),
         };
-        let content = header(&mut reader).map_err(|e| Error::in_file(self.path(), e))?;
-        Ok((content, reader))
+        let files = split::files(path)?;
+        let mut whole = Header::default();
+        let mut parts: Vec<Box<dyn Reader>> = Vec::with_capacity(files.len());
+        for (number, file) in files.iter().enumerate() {
+            let wrong = |what: String| Error::in_file(file, what);
+            let opened = File::open(file).map_err(|e| wrong(e.to_string()))?;
+            let mut reader = BufReader::new(opened);
+            let header = header::read(&mut reader).map_err(|e| wrong(e.to_string()))?;
+            check_part(&header, number, files.len()).map_err(wrong)?;
+            for (name, mut place) in header.tensors {
+                place.part = number;
+                if whole.tensors.insert(name.clone(), place).is_some() {
+                    let name = clipped(&name);
+                    return Err(wrong(format!("another part has tensor {name}, too")));
+                }
+            }
+            if number == 0 {
+                whole.metadata = header.metadata;
+            }
+            parts.push(Box::new(reader));
+        }
+        let wanted = whole.metadata.get(SPLIT_TENSORS).and_then(natural);
+        let found = whole.tensors.len() as u64;
+        match wanted.filter(|&wanted| files.len() > 1 && wanted != found) {
+            None => Ok((whole, Parts(parts))),
+            Some(wanted) => {
+                let what =
+                    format!("its parts have {found} tensors, but {SPLIT_TENSORS} is {wanted}");
+                Err(Error::in_file(path, what))
+            }
+        }
+    }
+
+    /// The bytes of an embedded model.
+    pub fn embedded_bytes(&self) -> Option<&'static [u8]> {
+        match self {
+            Self::File(_) => None,
+            Self::Embedded(model) => Some(model.bytes),
+        }
+    }
+
+    /// The files of the model; none if it is embedded.
+    ///
+    /// # Errors
+    /// `Setup`, if parts are missing.
+    pub fn files(&self) -> Result<Vec<PathBuf>> {
+        match self {
+            Self::File(path) => split::files(path),
+            Self::Embedded(_) => Ok(Vec::new()),
+        }
     }
 
     /// The sampling parameters that the file recommends in `general.sampling.*`, under the names that they
@@ -117,47 +193,43 @@ fn json(value: &Value) -> Option<Json> {
     }
 }
 
+/// Keys of a model in several files: the number of a part from 0, how many there are, and the tensors of all.
+const SPLIT_NUMBER: &str = "split.no";
+const SPLIT_COUNT: &str = "split.count";
+const SPLIT_TENSORS: &str = "split.tensors.count";
+
+/// Checks that what a file says of its place agrees with its name.
+fn check_part(header: &Header, number: usize, count: usize) -> Result<(), String> {
+    let says = |key: &str| header.metadata.get(key).and_then(natural);
+    // 0 of 0 is a whole model.
+    let (of, at) = (
+        says(SPLIT_COUNT).unwrap_or(0),
+        says(SPLIT_NUMBER).unwrap_or(0),
+    );
+    match of.max(1) == count as u64 && at == number as u64 {
+        true => Ok(()),
+        false => Err(format!(
+            "it is part {} of {of}: the files of a model must be named NAME-00001-of-{of:05}.gguf and so on",
+            at.saturating_add(1)
+        )),
+    }
+}
+
+/// A number that is not negative, of any type.
+fn natural(value: &Value) -> Option<u64> {
+    match value {
+        Value::I32(n) => (*n).try_into().ok(),
+        Value::I64(n) => (*n).try_into().ok(),
+        other => other.to_u64().ok(),
+    }
+}
+
 /// Reads the header of a GGUF file and checks the places of its tensors.
 ///
 /// # Errors
 /// `Setup`, saying what is wrong.
-pub(crate) fn header(reader: &mut (impl Read + Seek)) -> Result<Content> {
-    let content = caught("the header", || {
-        Content::read(reader)
-            .map_err(|e| Error::setup(format!("not a readable GGUF file: {}", first_line(&e))))
-    })?;
-    let end = reader.seek(SeekFrom::End(0));
-    let end = end.map_err(|e| Error::setup(e.to_string()))?;
-    let available = end.saturating_sub(content.tensor_data_offset);
-    for (name, tensor) in &content.tensor_infos {
-        check(tensor, available)
-            .map_err(|what| Error::setup(format!("tensor {}: {what}", clipped(name))))?;
-    }
-    Ok(content)
-}
-
-/// Checks that `tensor` has elements, that their number is one, and that they are among the `available`
-/// bytes, before anything is computed with its shape.
-fn check(tensor: &TensorInfo, available: u64) -> Result<(), String> {
-    let (dims, kind) = (tensor.shape.dims(), tensor.ggml_dtype);
-    let elements = dims
-        .iter()
-        .try_fold(1usize, |product, &dim| product.checked_mul(dim));
-    let (Some(elements @ 1..), Some(row)) = (elements, dims.last()) else {
-        return Err(format!("its shape {dims:?} is not possible"));
-    };
-    if !row.is_multiple_of(kind.block_size()) {
-        return Err(format!(
-            "rows of {row} elements are no blocks of {}",
-            kind.block_size()
-        ));
-    }
-    let bytes = (elements / kind.block_size()).checked_mul(kind.type_size());
-    let end = bytes.and_then(|bytes| tensor.offset.checked_add(bytes as u64));
-    match end.is_some_and(|end| end <= available) {
-        true => Ok(()),
-        false => Err(format!("its shape {dims:?} is more than the file has")),
-    }
+pub(crate) fn header(reader: &mut (impl Read + Seek)) -> Result<Header> {
+    header::read(reader)
 }
 
 impl<P: AsRef<Path>> From<P> for GgufSource {

@@ -1,5 +1,9 @@
 //! CLI -> Command -> load -> serve.
 
+#[path = "main/candidates.rs"]
+mod candidates;
+#[path = "main/check.rs"]
+mod check;
 #[path = "main/corpus.rs"]
 mod corpus;
 #[cfg(all(test, feature = "embedded-model"))]
@@ -87,6 +91,7 @@ fn run(command: &Command, log: &LineWriter) -> Result<()> {
             })?;
             generate::run(&loaded.engine, text, options)
         }
+        Command::Check(config, options) => check::run(config, options),
         Command::Distill(options) => train::run(options).map(drop),
         Command::Convert(options) => convert::run(options),
         Command::Tokenizer(options) => train::tokenizer::run(options),

@@ -1,6 +1,7 @@
 //! Downloads from a Hub, which is a server of our own. A single test, because it sets the environment of
 //! the process.
 
+use foretoken::gguf::GgufSource;
 use foretoken::model::{LoadFormat, ModelSource};
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -9,7 +10,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// The parts of the Hub that a download touches: HEAD and GET of `/{id}/resolve/{revision}/{file}`.
+/// The parts of the Hub that a download touches: HEAD and GET of `/{id}/resolve/{revision}/{file}`, and lists of
+/// files.
 #[derive(Default)]
 struct Hub {
     /// The files, by id and name: `org/model/config.json`.
@@ -72,7 +74,30 @@ impl Hub {
         let _ = stream.write_all(answer.as_bytes());
     }
 
+    /// The answer to `/api/models/{id}/revision/{revision}`.
+    fn list(&self, id: &str, revision: &str) -> String {
+        let prefix = format!("{id}/");
+        let names = self
+            .files
+            .keys()
+            .filter_map(|name| name.strip_prefix(&prefix));
+        let names: Vec<_> = names
+            .map(|name| serde_json::json!({ "rfilename": name }))
+            .collect();
+        if names.is_empty() || !["main", COMMIT].contains(&revision) {
+            let head = "HTTP/1.1 404 Not Found\r\nconnection: close";
+            return format!("{head}\r\ncontent-length: 0\r\n\r\n");
+        }
+        let body = serde_json::json!({ "sha": COMMIT, "siblings": names }).to_string();
+        let head = "HTTP/1.1 200 OK\r\nconnection: close";
+        format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+    }
+
     fn answer(&self, method: &str, path: &str, range: Option<&String>) -> String {
+        if let Some(list) = path.strip_prefix("/api/models/") {
+            let (id, revision) = list.split_once("/revision/").unwrap();
+            return self.list(id, revision);
+        }
         let (id, rest) = path[1..].split_once("/resolve/").unwrap();
         let name = rest.split_once('/').unwrap().1.replace("%2F", "/");
         let (mut status, mut body) = match self.files.get(&format!("{id}/{name}")) {
@@ -141,6 +166,18 @@ fn resolve(id: &str, revision: Option<&str>) -> Result<PathBuf, String> {
     }
 }
 
+/// The file that `spec` names in the cache, below the snapshot.
+fn resolve_gguf(spec: &str) -> Result<PathBuf, String> {
+    match ModelSource::resolve(spec, None, LoadFormat::Auto) {
+        Ok(ModelSource::Gguf(GgufSource::File(path))) => Ok(path),
+        Ok(other) => panic!("{spec} became {other:?}"),
+        Err(error) => {
+            assert_eq!(error.to_string().lines().count(), 1, "{error}");
+            Err(error.to_string())
+        }
+    }
+}
+
 fn set(name: &str, value: &str) {
     // SAFETY: this file has only one test, and no other thread reads the environment meanwhile.
     unsafe { std::env::set_var(name, value) };
@@ -183,6 +220,17 @@ fn models_come_from_the_hub_once() {
     for id in ["org/evil", "org/evil-commit", "org/evil-etag", "org/stored"] {
         all.insert(format!("{id}/config.json"), "{}".to_owned());
         all.insert(format!("{id}/model.safetensors"), "tensors".to_owned());
+    }
+    let ggufs = [
+        ("m-Q8_0.gguf", "eight"),
+        ("mmproj-m-Q8_0.gguf", "images"),
+        ("Q4/m-Q4_K_M-00001-of-00002.gguf", "one of two"),
+        ("Q4/m-Q4_K_M-00002-of-00002.gguf", "two of two"),
+        ("m-BF16-00001-of-00002.gguf", "lonely"),
+        ("../../../../victim-Q2_K.gguf", "evil"),
+    ];
+    for (name, text) in ggufs {
+        all.insert(format!("org/gguf/{name}"), text.to_owned());
     }
     all.insert("org/huge/config.json".into(), " ".repeat((4 << 20) + 1));
     let store = HashMap::from([(
@@ -290,6 +338,44 @@ fn models_come_from_the_hub_once() {
     let shown = store.tokens.lock().unwrap().clone();
     assert!(!shown.is_empty() && shown.iter().all(Option::is_none));
 
+    // GGUF files are found by their names or quantizations, with all their parts.
+    let snapshot = home
+        .path()
+        .join("hub/models--org--gguf/snapshots")
+        .join(COMMIT);
+    let text = |path: PathBuf| std::fs::read_to_string(path).unwrap();
+    assert_eq!(text(resolve_gguf("org/gguf/m-Q8_0.gguf").unwrap()), "eight");
+    assert!(!snapshot.join("Q4").exists());
+    let parts = ggufs.map(|(name, _)| snapshot.join(name));
+    for spec in ["org/gguf:q4_k_m", "hf.co/org/gguf:Q4_K_M"] {
+        assert_eq!(resolve_gguf(spec).unwrap(), parts[2]);
+    }
+    assert_eq!(text(parts[3].clone()), "two of two");
+    let named = resolve_gguf("org/gguf/Q4/m-Q4_K_M-00001-of-00002.gguf");
+    assert_eq!(named.unwrap(), parts[2]);
+    for (spec, needle) in [
+        ("org/gguf:Q5_0", "no GGUF file of it ends with Q5_0: it has"),
+        ("org/gguf:Q2_K", "no GGUF file of it ends with Q2_K"),
+        (
+            "org/gguf:BF16",
+            "its part m-BF16-00002-of-00002.gguf is missing",
+        ),
+        (
+            "org/gguf/none.gguf",
+            "neither a local path nor a file that the Hub has",
+        ),
+        ("org/model:Q8_0", "it has no GGUF file"),
+        ("org/unknown:Q8_0", "neither a local path"),
+        (
+            "org/gguf/Q4/m-Q4_K_M-00002-of-00002.gguf",
+            "name the first, Q4/m-Q4_K_M-00001-of-00002.gguf",
+        ),
+    ] {
+        let error = resolve_gguf(spec).unwrap_err();
+        assert!(error.contains(needle), "{spec}: {error}");
+    }
+    victim.assert_untouched();
+
     // Names of a repository that lead out of the cache are refused, and so are files that are too large.
     for evil in evil_hubs {
         set("HF_ENDPOINT", &evil);
@@ -361,7 +447,13 @@ fn models_come_from_the_hub_once() {
     assert!(asked > files.len());
     hub.gone.store(true, Ordering::SeqCst);
     assert_eq!(resolve("org/model", None).unwrap(), folder);
+    for spec in ["org/gguf:Q8_0", "org/gguf/m-Q8_0.gguf"] {
+        assert_eq!(resolve_gguf(spec).unwrap(), parts[0]);
+    }
+    assert_eq!(resolve_gguf("org/gguf:Q4_K_M").unwrap(), parts[2]);
     set("HF_HUB_OFFLINE", "1");
+    let error = resolve_gguf("org/gguf:Q5_0").unwrap_err();
+    assert!(error.contains("HF_HUB_OFFLINE is set"), "{error}");
     assert_eq!(resolve("org/model", None).unwrap(), folder);
     assert_eq!(hub.asked.load(Ordering::SeqCst), asked);
     set("HF_HUB_OFFLINE", "0");

@@ -3,6 +3,7 @@
 use super::speculation::SpeculationFlags;
 use crate::engine::EngineOptions;
 use crate::http::{HttpLimits, OriginOptions, SamplingDefaults};
+use crate::kernels::quant::BlockType;
 use crate::model::{LoadFormat, Pooling};
 use crate::parse::{at_least_one, bytes, number, seconds, threads};
 use crate::text::{ReasoningFormat, ToolFormat};
@@ -51,6 +52,18 @@ pub enum CliCommand {
         #[command(flatten)]
         generate: generate::Options,
     },
+    /// Say what a model is, what it takes here and which drafts fit, or why it cannot be served; reads only
+    /// headers.
+    #[command(args_override_self = true)]
+    Check {
+        /// The model, as for --model. All flags of serving may follow.
+        #[arg(value_name = "MODEL")]
+        name: Option<String>,
+        #[command(flatten)]
+        check: CheckOptions,
+        #[command(flatten)]
+        options: Box<Options>,
+    },
     /// Convert a folder of safetensors to one quantized GGUF file.
     #[command(args_override_self = true)]
     Convert(#[command(flatten)] convert::Options),
@@ -62,7 +75,15 @@ pub enum CliCommand {
     Tokenizer(#[command(flatten)] train::tokenizer::Options),
 }
 
-/// The flags that `serve`, `bench` and `generate` share.
+/// The flags of `foretoken check`.
+#[derive(Debug, Clone, Args)]
+pub struct CheckOptions {
+    /// Print a JSON object instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The flags that `serve`, `bench`, `generate` and `check` share.
 #[derive(Debug, Clone, Args)]
 pub struct Options {
     /// TOML file whose keys are these flags' long names, with - or _.
@@ -156,6 +177,10 @@ pub struct LoadFlags {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
     pub keep_quantized: bool,
+    /// Convert the weights of safetensors, of the target and of a draft, to these blocks while they are
+    /// loaded. Where rows are not whole blocks, they become q8_0 or stay as they are.
+    #[arg(long, value_name = "TYPE", value_parser = convert::block_kinds())]
+    pub quantize: Option<BlockType>,
     /// CPU compute threads [default: the physical cores available to this process].
     #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,

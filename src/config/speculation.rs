@@ -98,6 +98,16 @@ pub enum DrafterChoice {
     Own(Option<LayerList>),
 }
 
+impl DrafterChoice {
+    /// The model of `--draft-model`, if it has one.
+    pub fn model(&self) -> Option<&ModelChoice> {
+        match self {
+            Self::Model(choice) | Self::Eagle3(choice) | Self::Parallel(choice) => Some(choice),
+            Self::Tables | Self::Ngram { .. } | Self::Own(_) => None,
+        }
+    }
+}
+
 impl fmt::Display for DrafterChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

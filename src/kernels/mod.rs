@@ -10,6 +10,7 @@
 //! calling thread waits for others. `benches/step` adds them up. A span that nobody records costs one
 //! comparison.
 
+mod bandwidth;
 pub mod cpu;
 pub mod dense;
 mod device;
@@ -35,6 +36,7 @@ mod storage;
 pub const HAS_CUDA: bool = cfg!(feature = "cuda");
 
 pub(crate) use crate::float;
+pub use bandwidth::read_bandwidth;
 pub use device::{device, device_memory};
 pub use glu::{Activation, glu};
 pub use kv_move::{KvMoves, kv_move};

@@ -52,6 +52,7 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
     let keep_quantized = config.load.keep_quantized;
     memory::check_limits(config)?;
     let source = resolve(config, &config.model)?;
+    check_quantize(config, &source)?;
     let embeddings = EmbeddingSpec::of(&source, config.pooling)?;
     if let Some(spec) = &embeddings {
         tracing::info!("embeddings: {spec}");
@@ -108,13 +109,14 @@ fn info(config: &Config, source: &ModelSource, device: &str, num_blocks: usize) 
     let acceptance = format!("{:?}", engine.acceptance).to_lowercase();
     // All on which a text depends besides its request.
     let how = format!(
-        "{} {device} {acceptance} {:?} {:?} {} {} {}",
+        "{} {device} {acceptance} {:?} {:?} {} {} {} {:?}",
         env!("CARGO_PKG_VERSION"),
         load.dtype,
         load.load_format,
         load.seed,
         load.batch_invariant,
         load.keep_quantized,
+        load.quantize,
     );
     let fingerprint = format!("fp_{:016x}", model::fingerprint(source, &how));
     let drafter = config.drafter.as_ref();
@@ -250,7 +252,8 @@ fn load_head(
     Ok(Some(Draft::of_head(model)))
 }
 
-fn load_options(flags: &LoadFlags, device: &Device, keep_quantized: bool) -> LoadOptions {
+/// The options with which the flags load a model; `keep_quantized` differs for target and draft.
+pub fn load_options(flags: &LoadFlags, device: &Device, keep_quantized: bool) -> LoadOptions {
     LoadOptions {
         dtype: match flags.dtype {
             Dtype::Auto => None,
@@ -264,12 +267,52 @@ fn load_options(flags: &LoadFlags, device: &Device, keep_quantized: bool) -> Loa
         enforce_eager: flags.enforce_eager,
         batch_invariant: flags.batch_invariant,
         keep_quantized,
+        quantize: flags.quantize,
     }
+}
+
+/// Checks that `--quantize`, if it is given, changes the target, which is in `source`, or a draft.
+///
+/// # Errors
+/// `Setup`: both are GGUF files.
+pub fn check_quantize(config: &Config, source: &ModelSource) -> Result<()> {
+    let (Some(kind), ModelSource::Gguf(_)) = (config.load.quantize, source) else {
+        return Ok(());
+    };
+    let draft = config.drafter.as_ref().and_then(DrafterChoice::model);
+    if let Some(draft) = draft {
+        let (name, revision) = (&draft.name, draft.revision.as_deref());
+        let format = config.load.load_format;
+        if let (ModelSource::Folder(_), _) = ModelSource::resolve_headers(name, revision, format)? {
+            return Ok(());
+        }
+    }
+    let name = &config.model.name;
+    Err(Error::setup(format!(
+        "--quantize {kind} has no effect on {name}: a GGUF file is quantized as it is; leave it out, or name a folder of safetensors"
+    )))
 }
 
 fn resolve(config: &Config, choice: &ModelChoice) -> Result<ModelSource> {
     let format = config.load.load_format;
     ModelSource::resolve(&choice.name, choice.revision.as_deref(), format)
+}
+
+/// The tokenizer of a model; `None` if dummy weights have none.
+///
+/// # Errors
+/// `Setup`, naming the file.
+pub fn read_text(source: &ModelSource, format: LoadFormat) -> Result<Option<Text>> {
+    Ok(match source {
+        ModelSource::Gguf(file) => Some(Text::from_gguf(file.clone())?),
+        ModelSource::Folder(path) => {
+            // `path` may be the config.json itself.
+            let folder = foretoken::files::folder_of(path);
+            let dummy = format == LoadFormat::Dummy;
+            let missing = dummy && !folder.join("tokenizer.json").exists();
+            (!missing).then(|| Text::from_folder(folder)).transpose()?
+        }
+    })
 }
 
 /// Loads one model and its tokenizer.
@@ -284,16 +327,7 @@ fn load_model(
     let options = load_options(flags, device, keep_quantized);
     let started = std::time::Instant::now();
     // The tokenizer loads first, so that a missing one fails before a long load.
-    let text = match source {
-        ModelSource::Gguf(file) => Some(Text::from_gguf(file.clone())?),
-        ModelSource::Folder(path) => {
-            // `path` may be the config.json itself.
-            let folder = foretoken::files::folder_of(path);
-            let dummy = flags.load_format == LoadFormat::Dummy;
-            let missing = dummy && !folder.join("tokenizer.json").exists();
-            (!missing).then(|| Text::from_folder(folder)).transpose()?
-        }
-    };
+    let text = read_text(source, flags.load_format)?;
     let model = model::load(source, &options)?;
     tracing::info!("{}: loaded in {:.1?}", choice.name, started.elapsed());
     Ok((model, text))

@@ -13,13 +13,29 @@ const MAX_CPU_KV_BYTES: u64 = 2 << 30;
 /// Bytes that libraries reserve on a GPU, and kernels for partial results.
 const LIBRARY_BYTES: u64 = 512 << 20;
 
-/// Blocks per pool, the same number for target and draft. `gpu` holds the memory that the models take.
-pub fn pool_blocks(
+/// The KV pools of target and draft.
+#[derive(Debug)]
+pub struct Cache {
+    /// Blocks per pool, the same number for target and draft.
+    pub blocks: usize,
+    /// Tokens per pool.
+    pub tokens: usize,
+    /// Bytes of a token in each pool.
+    pub per_token: Vec<usize>,
+    /// Tokens of the longest sequence that may be asked for.
+    pub longest: usize,
+}
+
+/// Sizes the pools. `gpu` holds the memory that the models take.
+///
+/// # Errors
+/// `Setup`, naming the flag, if there is no room for what is asked for.
+pub fn cache(
     config: &Config,
     target: &dyn Model,
     draft: Option<&dyn Model>,
-    mut gpu: Option<Budget>,
-) -> Result<usize> {
+    mut gpu: Option<&mut Budget>,
+) -> Result<Cache> {
     let context = target.config().max_position_embeddings;
     let longest = config
         .engine
@@ -44,7 +60,41 @@ pub fn pool_blocks(
         .kv
         .blocks(config.block_size, &per_token, wanted, room)?;
     let tokens = check_cache(blocks, config, &per_token, gpu.is_none())?;
-    for (&bytes, whose) in per_token.iter().zip(["target", "draft"]) {
+    if tokens < longest && config.engine.max_model_len.is_some() {
+        let remedy = remedy(config);
+        return Err(Error::setup(format!(
+            "the KV cache holds {tokens} tokens and --max-model-len is {longest}: {remedy} --kv-cache-memory"
+        )));
+    }
+    Ok(Cache {
+        blocks,
+        tokens,
+        per_token,
+        longest,
+    })
+}
+
+/// What to do with `--kv-cache-memory` for more.
+fn remedy(config: &Config) -> &'static str {
+    match config.kv {
+        KvBudget::Default => "set",
+        _ => "raise",
+    }
+}
+
+/// The blocks of [`cache`], with a log of what they take.
+///
+/// # Errors
+/// As [`cache`].
+pub fn pool_blocks(
+    config: &Config,
+    target: &dyn Model,
+    draft: Option<&dyn Model>,
+    mut gpu: Option<Budget>,
+) -> Result<usize> {
+    let cache = cache(config, target, draft, gpu.as_mut())?;
+    let (tokens, longest) = (cache.tokens, cache.longest);
+    for (&bytes, whose) in cache.per_token.iter().zip(["target", "draft"]) {
         let bytes = tokens * bytes;
         let mib = bytes as f64 / f64::from(1 << 20);
         tracing::info!("KV cache: {tokens} tokens, {mib:.0} MiB for the {whose}");
@@ -56,21 +106,12 @@ pub fn pool_blocks(
         tracing::info!("{budget}");
     }
     if tokens < longest {
-        let remedy = if config.kv == KvBudget::Default {
-            "set"
-        } else {
-            "raise"
-        };
-        if config.engine.max_model_len.is_some() {
-            return Err(Error::setup(format!(
-                "the KV cache holds {tokens} tokens and --max-model-len is {longest}: {remedy} --kv-cache-memory"
-            )));
-        }
+        let remedy = remedy(config);
         tracing::warn!(
             "the KV cache holds {tokens} tokens, the context {longest}: {remedy} --kv-cache-memory for longer texts"
         );
     }
-    Ok(blocks)
+    Ok(cache.blocks)
 }
 
 /// Checks that `blocks` can be addressed and, on a CPU, that the machine has the memory for them. Returns
@@ -130,7 +171,7 @@ pub fn check_limits(config: &Config) -> Result<()> {
 }
 
 /// Memory in bytes of this machine or its container.
-fn total_memory() -> u64 {
+pub fn total_memory() -> u64 {
     let memory = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
     let system = System::new_with_specifics(memory);
     let container = system
@@ -172,7 +213,8 @@ impl Budget {
         Ok(())
     }
 
-    fn add(&mut self, name: impl Into<String>, bytes: u64) {
+    /// Adds a part that takes `bytes`.
+    pub fn add(&mut self, name: impl Into<String>, bytes: u64) {
         self.parts.push((name.into(), bytes));
     }
 
@@ -221,7 +263,7 @@ fn workspace(model: &ModelConfig, config: &Config) -> u64 {
 }
 
 /// Free memory in bytes of this machine or its container.
-fn free_memory() -> u64 {
+pub fn free_memory() -> u64 {
     let memory = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
     let system = System::new_with_specifics(memory);
     let container = system

@@ -6,9 +6,10 @@ use super::layer_spec::{LayerSpec, ModelSpec, QkNorm};
 use super::rope::{Rope, RopeScaling};
 use crate::error::{Error, Result};
 use crate::files;
+use crate::gguf::Header;
 use crate::kv::KvShape;
 use candle_core::DType;
-use candle_core::quantized::gguf_file::{Content, Value};
+use candle_core::quantized::gguf_file::Value;
 use std::path::Path;
 
 /// The shapes and constants of a decoder, from `config.json` or GGUF metadata.
@@ -122,12 +123,12 @@ impl ModelConfig {
     ///
     /// # Errors
     /// A setup error that names the file and what is missing or unsupported.
-    pub fn from_gguf(content: &Content, file: &Path) -> Result<Self> {
-        Self::parse_gguf(content).map_err(|e| Error::in_file(file, e))
+    pub fn from_gguf(header: &Header, file: &Path) -> Result<Self> {
+        Self::parse_gguf(header).map_err(|e| Error::in_file(file, e))
     }
 
-    fn parse_gguf(content: &Content) -> Result<Self, String> {
-        let architecture = match content.metadata.get("general.architecture") {
+    fn parse_gguf(header: &Header) -> Result<Self, String> {
+        let architecture = match header.metadata.get("general.architecture") {
             Some(Value::String(name)) => name,
             _ => return Err("general.architecture is missing".into()),
         };
@@ -137,22 +138,22 @@ impl ModelConfig {
         let Some(known) = known else {
             return Err(unsupported(Some(architecture)));
         };
-        let mut keys = Keys::of_gguf(content, architecture);
+        let mut keys = Keys::of_gguf(header, architecture);
         (known.defaults)(&mut keys);
         if is_head {
             keys.ignore(&HEAD_KEYS);
         }
-        let vocab_size = gguf_vocab_size(content, &mut keys, is_head)?;
+        let vocab_size = gguf_vocab_size(header, &mut keys, is_head)?;
         keys.set("vocab_size", vocab_size);
-        if let Some(info) = content.tensor_infos.get("d2t") {
-            keys.set("draft_vocab_size", info.shape.dims().first().copied());
+        if let Some(info) = header.tensors.get("d2t") {
+            keys.set("draft_vocab_size", info.dims.first().copied());
         }
-        let is_tied = !content.tensor_infos.contains_key("output.weight");
+        let is_tied = !header.tensors.contains_key("output.weight");
         keys.set("tie_word_embeddings", is_tied);
-        keys.set("eos_token_id", gguf_end_ids(content, vocab_size)?);
+        keys.set("eos_token_id", gguf_end_ids(header, vocab_size)?);
         keys.set(
             "bos_token_id",
-            gguf_id(content, "tokenizer.ggml.bos_token_id"),
+            gguf_id(header, "tokenizer.ggml.bos_token_id"),
         );
         let mut config = Self::read(keys, architecture, known.spec)?;
         if is_head {
@@ -342,9 +343,9 @@ fn check_ids(key: &str, ids: &[u32], vocab_size: usize) -> Result<(), String> {
 }
 
 /// The number of rows of the embedding, which is also that of the logits. The tokenizer may have fewer ids.
-fn gguf_vocab_size(content: &Content, keys: &mut Keys, is_head: bool) -> Result<usize, String> {
-    let embedding = content.tensor_infos.get("token_embd.weight");
-    match embedding.map(|info| info.shape.dims()) {
+fn gguf_vocab_size(header: &Header, keys: &mut Keys, is_head: bool) -> Result<usize, String> {
+    let embedding = header.tensors.get("token_embd.weight");
+    match embedding.map(|info| info.dims.as_slice()) {
         Some([rows, _]) => Ok(*rows),
         // A head shares the target's embedding.
         None if is_head => keys.needed_size("vocab_size"),
@@ -352,20 +353,20 @@ fn gguf_vocab_size(content: &Content, keys: &mut Keys, is_head: bool) -> Result<
     }
 }
 
-fn gguf_id(content: &Content, key: &str) -> Option<u32> {
-    content.metadata.get(key)?.to_u32().ok()
+fn gguf_id(header: &Header, key: &str) -> Option<u32> {
+    header.metadata.get(key)?.to_u32().ok()
 }
 
 /// The declared end ids, and the ids of the tokens with which chat templates end turns.
-fn gguf_end_ids(content: &Content, vocab_size: usize) -> Result<Vec<u32>, String> {
+fn gguf_end_ids(header: &Header, vocab_size: usize) -> Result<Vec<u32>, String> {
     let mut ids = Vec::new();
     for key in ["eos_token_id", "eot_token_id", "eom_token_id"] {
         let key = format!("tokenizer.ggml.{key}");
-        let declared: Vec<u32> = gguf_id(content, &key).into_iter().collect();
+        let declared: Vec<u32> = gguf_id(header, &key).into_iter().collect();
         check_ids(&key, &declared, vocab_size)?;
         add_missing(&mut ids, declared);
     }
-    if let Some(Value::Array(tokens)) = content.metadata.get("tokenizer.ggml.tokens") {
+    if let Some(Value::Array(tokens)) = header.metadata.get("tokenizer.ggml.tokens") {
         let ends = tokens.iter().take(vocab_size).enumerate().filter(
             |(_, token)| matches!(token, Value::String(t) if END_TOKENS.contains(&t.as_str())),
         );

@@ -8,12 +8,15 @@ use std::time::Duration;
 use ureq::config::RedirectAuthHeaders;
 use ureq::http::{HeaderMap, Response};
 use ureq::tls::{RootCerts, TlsConfig};
-use ureq::{Agent, Body};
+use ureq::typestate::WithoutBody;
+use ureq::{Agent, Body, RequestBuilder};
 
 /// Maximum number of redirects when a file is described.
 const MAX_REDIRECTS: usize = 5;
 /// Attempts without new bytes before the Hub counts as unreachable.
 const MAX_TRIES: usize = 3;
+/// Bytes of a repository's list of files.
+const MAX_LIST_BYTES: u64 = 16 << 20;
 const PAUSE: Duration = Duration::from_millis(300);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time without a byte after which a connection counts as broken.
@@ -117,6 +120,39 @@ impl HubClient {
         Err(HubError::Other(format!("{path}: too many redirects")))
     }
 
+    /// The commit that `revision` of model `id` points to, and the names of its files. Neither is validated.
+    ///
+    /// # Errors
+    /// As [`HubError`] lists them.
+    pub fn list(
+        &self,
+        id: &str,
+        revision: &str,
+    ) -> Result<(Option<String>, Vec<String>), HubError> {
+        #[derive(serde::Deserialize)]
+        struct Listing {
+            sha: Option<String>,
+            #[serde(default)]
+            siblings: Vec<Sibling>,
+        }
+        #[derive(serde::Deserialize)]
+        struct Sibling {
+            rfilename: String,
+        }
+        let revision = escape(revision).replace('/', "%2F");
+        let url = format!("{}/api/models/{id}/revision/{revision}", self.endpoint);
+        let answer = self.retry(|| self.agent.get(&url))?;
+        let mut text = String::new();
+        let body = answer.into_body().into_reader();
+        body.take(MAX_LIST_BYTES)
+            .read_to_string(&mut text)
+            .map_err(|e| HubError::Unreachable(e.to_string()))?;
+        let listing: Listing = serde_json::from_str(&text)
+            .map_err(|e| HubError::Other(format!("the Hub's list of files: {e}")))?;
+        let names = listing.siblings.into_iter().map(|file| file.rfilename);
+        Ok((listing.sha, names.collect()))
+    }
+
     /// Downloads `file` to `part`, and resumes if `part` already has bytes. Calls
     /// `progress(done, total)`, in bytes, as they arrive. `limit` is the maximum size in bytes.
     ///
@@ -210,9 +246,17 @@ impl HubClient {
     }
 
     fn head(&self, url: &str) -> Result<Response<Body>, HubError> {
+        self.retry(|| self.agent.head(url).config().max_redirects(0).build())
+    }
+
+    /// Sends a request, with the token, until there is an answer.
+    fn retry(
+        &self,
+        request: impl Fn() -> RequestBuilder<WithoutBody>,
+    ) -> Result<Response<Body>, HubError> {
         let mut tries = 1;
         loop {
-            let mut request = self.agent.head(url).config().max_redirects(0).build();
+            let mut request = request();
             if let Some(token) = &self.token {
                 request = request.header("authorization", format!("Bearer {token}"));
             }

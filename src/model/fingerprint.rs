@@ -3,7 +3,7 @@
 use super::source::ModelSource;
 use crate::gguf::GgufSource;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{Cursor, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 /// Number of samples of a file, and bytes of each.
@@ -29,11 +29,15 @@ pub fn fingerprint(source: &ModelSource, how: &str) -> u64 {
     hash.add(how.as_bytes());
     match source {
         ModelSource::Gguf(source @ GgufSource::Embedded(_)) => {
-            if let Ok((_, mut reader)) = source.open() {
-                add(&mut reader, &mut hash);
+            if let Some(bytes) = source.embedded_bytes() {
+                add(&mut Cursor::new(bytes), &mut hash);
             }
         }
-        ModelSource::Gguf(GgufSource::File(file)) => add_file(file, &mut hash),
+        ModelSource::Gguf(source) => {
+            for file in source.files().unwrap_or_default() {
+                add_file(&file, &mut hash);
+            }
+        }
         ModelSource::Folder(path) => {
             for file in files(path) {
                 hash.add(file.file_name().unwrap_or_default().as_encoded_bytes());

@@ -1,7 +1,7 @@
 //! Searches the bytes of a tensor for NaN and infinity; loading has to read them anyway.
 
+use crate::kernels::quant::BlockType;
 use candle_core::DType;
-use candle_core::quantized::GgmlDType;
 use rayon::prelude::*;
 
 /// Bytes that a thread checks at a time; a multiple of every value's size.
@@ -20,23 +20,29 @@ pub fn floats(dtype: DType, bytes: &[u8]) -> bool {
 }
 
 /// Whether all block scales of a GGUF tensor are finite, or all its values if it is not quantized.
-pub fn blocks(kind: GgmlDType, bytes: &[u8]) -> bool {
+pub fn blocks(kind: BlockType, bytes: &[u8]) -> bool {
+    use BlockType::*;
     let scales: &[usize] = match kind {
-        GgmlDType::F32 => return floats(DType::F32, bytes),
-        GgmlDType::F16 => return floats(DType::F16, bytes),
-        GgmlDType::BF16 => return floats(DType::BF16, bytes),
-        GgmlDType::Q4_0 | GgmlDType::Q5_0 | GgmlDType::Q8_0 => &[0],
-        GgmlDType::Q4_1 | GgmlDType::Q5_1 | GgmlDType::Q8_1 => &[0, 2],
-        GgmlDType::Q2K => &[80, 82],
-        GgmlDType::Q3K => &[108],
-        GgmlDType::Q4K | GgmlDType::Q5K => &[0, 2],
-        GgmlDType::Q6K => &[208],
+        F32 => return floats(DType::F32, bytes),
+        F16 => return floats(DType::F16, bytes),
+        BF16 => return floats(DType::BF16, bytes),
+        Q4_0 | Q5_0 | Q8_0 | Iq4Nl | Iq4Xs => &[0],
+        Q4_1 | Q5_1 | Q8_1 => &[0, 2],
+        Q2K => &[80, 82],
+        Q3K => &[108],
+        Q4K | Q5K => &[0, 2],
+        Q6K => &[208],
         // Its only scale is f32.
-        GgmlDType::Q8K => {
+        Q8K => {
             let blocks = bytes.par_chunks_exact(kind.type_size());
             return blocks
                 .into_par_iter()
                 .all(|block| floats(DType::F32, &block[..4]));
+        }
+        // The scale is an exponent, of which the largest is NaN; a few below it make values that are infinite.
+        Mxfp4 => {
+            let blocks = bytes.par_chunks_exact(kind.type_size());
+            return blocks.into_par_iter().all(|block| block[0] <= MAX_EXPONENT);
         }
     };
     bytes.par_chunks(kind.type_size() * 1024).all(|piece| {
@@ -48,6 +54,9 @@ pub fn blocks(kind: GgmlDType, bytes: &[u8]) -> bool {
         })
     })
 }
+
+/// The largest exponent of `MXFP4` with which all values are finite: 6 times two to the power of it less 127.
+const MAX_EXPONENT: u8 = 252;
 
 fn is_finite_f16(bytes: [u8; 2]) -> bool {
     u16::from_le_bytes(bytes) << 1 >> 11 != 0x1f
@@ -62,7 +71,7 @@ fn each<const N: usize>(piece: &[u8], holds: impl Fn([u8; N]) -> bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use candle_core::quantized::QTensor;
+    use candle_core::quantized::{GgmlDType, QTensor};
     use candle_core::{Device, Tensor};
     use half::{bf16, f16};
 
@@ -89,7 +98,7 @@ mod tests {
         for kind in [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2K, Q3K, Q4K, Q5K, Q6K, Q8K] {
             let tensor = QTensor::quantize(&ones, kind).unwrap();
             let good = tensor.data().unwrap().into_owned();
-            assert!(blocks(kind, &good), "{kind:?}");
+            assert!(blocks(kind.into(), &good), "{kind:?}");
             let width = if kind == Q8K { 4 } else { 2 };
             let infinity: &[u8] = if kind == Q8K {
                 &[0, 0, 0x80, 0x7f]
@@ -100,7 +109,7 @@ mod tests {
             let found = (0..=size - width).step_by(width).filter(|&at| {
                 let mut bad = good.clone();
                 bad[size + at..size + at + width].copy_from_slice(infinity);
-                !blocks(kind, &bad)
+                !blocks(kind.into(), &bad)
             });
             let wanted = match kind {
                 Q4_1 | Q5_1 | Q2K | Q4K | Q5K => 2,
@@ -108,5 +117,22 @@ mod tests {
             };
             assert_eq!(found.count(), wanted, "{kind:?}");
         }
+    }
+
+    #[test]
+    fn blocks_that_candle_does_not_read_are_searched_too() {
+        for kind in [BlockType::Iq4Nl, BlockType::Iq4Xs, BlockType::Mxfp4] {
+            let mut data = vec![0u8; 3 * kind.type_size()];
+            assert!(blocks(kind, &data), "{kind}");
+            let (infinite, at): (&[u8], _) = match kind {
+                BlockType::Mxfp4 => (&[253], 0),
+                _ => (&[0, 0x7c], 0),
+            };
+            let at = at + 2 * kind.type_size();
+            data[at..at + infinite.len()].copy_from_slice(infinite);
+            assert!(!blocks(kind, &data), "{kind}");
+        }
+        let half = 0.5 * f32::from_bits(u32::from(MAX_EXPONENT) << 23);
+        assert!((half * 12.).is_finite() && (half * 2. * 12.).is_infinite());
     }
 }

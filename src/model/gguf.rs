@@ -1,27 +1,26 @@
 //! Reads the tensors of a GGUF file by their Hugging Face names, with rows in Hugging Face's order.
 
 use super::config::ModelConfig;
-use super::matrix::{Matrix, Packed, Quantized, unquantized};
+use super::matrix::{Form, Matrix, Packed, Quantized, unquantized};
 use super::rope::Rope;
 use super::{finite, names};
-use crate::error::{Error, Result, first_line};
-use crate::gguf::{GgufSource, Reader};
-use crate::kernels::quant::QuantMatrix;
-use candle_core::quantized::gguf_file::Content;
-use candle_core::quantized::{GgmlDType, QStorage, QTensor};
+use crate::error::{Error, Result};
+use crate::gguf::{GgufSource, Header, Parts, TensorPlace};
+use crate::kernels::quant::{BlockType, QuantMatrix};
+use candle_core::quantized::{QStorage, QTensor};
 use candle_core::{DType, Device, Tensor};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-/// An open GGUF file.
+/// The open GGUF files of a model.
 pub struct GgufFile {
-    content: Content,
-    reader: Box<dyn Reader>,
+    header: Header,
+    parts: Parts,
     path: String,
     config: ModelConfig,
     /// Number of converted matrices, by original type and result.
-    converted: BTreeMap<(String, &'static str), usize>,
+    converted: BTreeMap<(BlockType, &'static str), usize>,
     /// Names of the tensors that were read.
     read: HashSet<String>,
 }
@@ -32,21 +31,21 @@ impl GgufFile {
     /// # Errors
     /// A setup error that names the file: not there, not GGUF, or a model that is not supported.
     pub fn open(source: &GgufSource) -> Result<Self> {
-        let (content, reader) = source.open()?;
+        let (header, parts) = source.open()?;
         let path = source.path();
         Ok(Self {
-            config: ModelConfig::from_gguf(&content, path)?,
-            content,
-            reader,
+            config: ModelConfig::from_gguf(&header, path)?,
+            header,
+            parts,
             path: path.display().to_string(),
             converted: BTreeMap::new(),
             read: HashSet::new(),
         })
     }
 
-    /// The file's header.
-    pub fn content(&self) -> &Content {
-        &self.content
+    /// The header.
+    pub fn header(&self) -> &Header {
+        &self.header
     }
 
     /// The model's configuration.
@@ -54,10 +53,22 @@ impl GgufFile {
         &self.config
     }
 
+    /// The type and the shape of the tensor `name` (its full Hugging Face name), which counts as read.
+    ///
+    /// # Errors
+    /// A setup error if it is missing.
+    pub fn describe(&mut self, name: &str) -> Result<(BlockType, Vec<usize>)> {
+        let gguf = self.known_name(name)?;
+        let place = self.place(&gguf)?;
+        let found = (place.kind, place.dims.clone());
+        self.read.insert(gguf);
+        Ok(found)
+    }
+
     /// Whether the file has the tensor `name` (its full Hugging Face name).
     pub fn has(&self, name: &str) -> bool {
         self.gguf_name(name)
-            .is_some_and(|name| self.content.tensor_infos.contains_key(&name))
+            .is_some_and(|name| self.header.tensors.contains_key(&name))
     }
 
     /// llama.cpp's name of a tensor. That of a norm depends on its place in the layer.
@@ -84,37 +95,27 @@ impl GgufFile {
         dtype: Option<DType>,
         device: &Device,
     ) -> Result<Arc<dyn Matrix>> {
-        // Rows are reordered in the memory of the host.
-        let read_to = if order.is_some() {
-            &Device::Cpu
-        } else {
-            device
-        };
-        let tensor = self.read(&format!("{name}.weight"), read_to)?;
-        let found = tensor.shape().dims();
-        if found != [shape.0, shape.1] {
-            return Err(Error::wrong_shape(name, found, &[shape.0, shape.1]));
+        let mut tensor = self.read(&format!("{name}.weight"))?;
+        if tensor.dims != [shape.0, shape.1] {
+            return Err(Error::wrong_shape(name, &tensor.dims, &[shape.0, shape.1]));
         }
-        let tensor = match order {
-            Some(order) => in_order(&tensor, order, device)?,
-            None => tensor,
-        };
-        let kind = tensor.dtype();
-        if let Some(own) = float_dtype(kind) {
-            return unquantized(&tensor.dequantize(device)?, dtype.or(Some(own)));
-        }
-        // candle has NEON kernels; on aarch64, ours would be plain Rust.
-        if !device.is_cpu() || cfg!(target_arch = "aarch64") {
-            return Ok(Arc::new(Quantized::new(tensor)?));
+        if let Some(order) = order {
+            tensor.reorder(order);
         }
         let (outputs, inputs) = shape;
-        let matrix = if QuantMatrix::keeps(kind, inputs) {
-            self.count(kind, "tiles of the same blocks");
-            QuantMatrix::from_blocks(kind, &tensor.data()?, outputs, inputs)?
-        } else {
-            self.count(kind, "Q8_0");
-            let floats = tensor.dequantize(device)?.flatten_all()?.to_vec1::<f32>()?;
-            QuantMatrix::from_floats(&floats, outputs, inputs)?
+        let kind = tensor.kind;
+        let matrix = match Form::of_gguf(kind, inputs, dtype, device) {
+            Form::Dense(dtype) => return unquantized(&tensor.floats(device)?, Some(dtype)),
+            Form::Blocks(_) => return Ok(Arc::new(Quantized::new(tensor.blocks(device)?)?)),
+            Form::Tiles(same) if same == kind => {
+                self.count(kind, "tiles of the same blocks");
+                QuantMatrix::from_blocks(kind, &tensor.data, outputs, inputs)?
+            }
+            Form::Tiles(_) => {
+                self.count(kind, "Q8_0");
+                let floats = tensor.floats(&Device::Cpu)?.flatten_all()?;
+                QuantMatrix::from_floats(&floats.to_vec1::<f32>()?, outputs, inputs)?
+            }
         };
         Ok(Arc::new(Packed::new(matrix)))
     }
@@ -124,7 +125,7 @@ impl GgufFile {
     /// # Errors
     /// A setup error if it is missing.
     pub fn tensor(&mut self, name: &str, device: &Device) -> Result<Tensor> {
-        Ok(self.read(name, device)?.dequantize(device)?)
+        self.read(name)?.floats(device)
     }
 
     /// The divisors of the frequencies, one for each pair of a head: those of Llama 3's RoPE scaling, or of a
@@ -137,13 +138,13 @@ impl GgufFile {
         let name = of_rope.unwrap_or("rope_freqs.weight");
         if of_rope.is_some() {
             // Those of short or of long contexts, of which only one is used.
-            let all = self.content.tensor_infos.keys().cloned();
+            let all = self.header.tensors.keys().cloned();
             self.read
                 .extend(all.filter(|name| name.starts_with("rope_factors_")));
-        } else if !self.content.tensor_infos.contains_key(name) {
+        } else if !self.header.tensors.contains_key(name) {
             return Ok(None);
         }
-        let tensor = self.raw(name, &Device::Cpu)?.dequantize(&Device::Cpu)?;
+        let tensor = self.raw(name)?.floats(&Device::Cpu)?;
         let factors = tensor.flatten_all()?.to_vec1::<f32>()?;
         let pairs = self.config.ropes().next().map_or(0, |rope| rope.width / 2);
         if factors.len() != pairs {
@@ -172,63 +173,89 @@ impl GgufFile {
         }
     }
 
-    fn count(&mut self, from: GgmlDType, to: &'static str) {
-        *self.converted.entry((format!("{from:?}"), to)).or_default() += 1;
+    fn count(&mut self, from: BlockType, to: &'static str) {
+        *self.converted.entry((from, to)).or_default() += 1;
     }
 
     /// llama.cpp's names of the tensors of the file that were not read.
     pub fn unread(&self) -> Vec<String> {
-        let names = self.content.tensor_infos.keys();
+        let names = self.header.tensors.keys();
         names
             .filter(|name| !self.read.contains(*name))
             .cloned()
             .collect()
     }
 
+    fn place(&self, name: &str) -> Result<&TensorPlace> {
+        let place = self.header.tensors.get(name);
+        place.ok_or_else(|| {
+            let path = &self.path;
+            Error::setup(format!("{path}: cannot find tensor {name}"))
+        })
+    }
+
     /// A tensor as it is stored, checked to be finite.
-    fn raw(&mut self, name: &str, device: &Device) -> Result<QTensor> {
+    fn raw(&mut self, name: &str) -> Result<Stored> {
         let fail = |what: String| Error::setup(format!("{}: {what}", self.path));
-        let tensor = self.content.tensor(&mut self.reader, name, &Device::Cpu);
-        let tensor = tensor.map_err(|e| fail(first_line(&e)))?;
-        let data = tensor.data()?;
-        if !finite::blocks(tensor.dtype(), &data) {
+        let place = self.place(name)?.clone();
+        let data = self.parts.read(&place);
+        let data = data.map_err(|e| fail(format!("tensor {name}: {e}")))?;
+        if !finite::blocks(place.kind, &data) {
             return Err(fail(format!("tensor {name} contains NaN or infinity")));
         }
         self.read.insert(name.to_owned());
-        if device.is_cpu() {
-            drop(data);
-            return Ok(tensor);
+        Ok(Stored {
+            kind: place.kind,
+            dims: place.dims,
+            data,
+        })
+    }
+
+    fn read(&mut self, name: &str) -> Result<Stored> {
+        let gguf = self.known_name(name)?;
+        self.raw(&gguf)
+    }
+
+    fn known_name(&self, name: &str) -> Result<String> {
+        let known = self.gguf_name(name);
+        known.ok_or_else(|| Error::internal(format!("no GGUF name is known for tensor {name}")))
+    }
+}
+
+/// A tensor as it is stored.
+struct Stored {
+    kind: BlockType,
+    dims: Vec<usize>,
+    data: Vec<u8>,
+}
+
+impl Stored {
+    /// Makes row `order[i]` row `i`. Whole rows are moved, so no value changes.
+    fn reorder(&mut self, order: &[u32]) {
+        let row_bytes = self.data.len() / order.len().max(1);
+        let mut out = Vec::with_capacity(self.data.len());
+        for &row in order {
+            out.extend_from_slice(&self.data[row as usize * row_bytes..][..row_bytes]);
         }
-        let storage = QStorage::from_data(data, device, tensor.dtype())?;
-        Ok(QTensor::new(storage, tensor.shape().clone())?)
+        self.data = out;
     }
 
-    fn read(&mut self, name: &str, device: &Device) -> Result<QTensor> {
-        let gguf = self
-            .gguf_name(name)
-            .ok_or_else(|| Error::internal(format!("no GGUF name is known for tensor {name}")))?;
-        self.raw(&gguf, device)
+    /// Its blocks, for candle.
+    fn blocks(self, device: &Device) -> Result<QTensor> {
+        let kind = (self.kind.candles())
+            .ok_or_else(|| Error::internal(format!("candle has no blocks of {}", self.kind)))?;
+        let storage = QStorage::from_data(Cow::Owned(self.data), device, kind)?;
+        Ok(QTensor::new(storage, self.dims)?)
     }
-}
 
-/// A tensor of which row `i` is row `order[i]` of `tensor`. Whole rows are moved, so no value changes.
-fn in_order(tensor: &QTensor, order: &[u32], device: &Device) -> Result<QTensor> {
-    let data = tensor.data()?;
-    let row_bytes = data.len() / order.len().max(1);
-    let mut out = Vec::with_capacity(data.len());
-    for &row in order {
-        out.extend_from_slice(&data[row as usize * row_bytes..][..row_bytes]);
-    }
-    let storage = QStorage::from_data(Cow::Owned(out), device, tensor.dtype())?;
-    Ok(QTensor::new(storage, tensor.shape().clone())?)
-}
-
-/// The dtype of a tensor that is not quantized; `None` if it is quantized.
-fn float_dtype(kind: GgmlDType) -> Option<DType> {
-    match kind {
-        GgmlDType::F32 => Some(DType::F32),
-        GgmlDType::F16 => Some(DType::F16),
-        GgmlDType::BF16 => Some(DType::BF16),
-        _ => None,
+    /// Its values, in f32.
+    fn floats(self, device: &Device) -> Result<Tensor> {
+        if self.kind.candles().is_some() {
+            return Ok(self.blocks(device)?.dequantize(device)?);
+        }
+        let inputs = self.dims.last().copied().unwrap_or(1);
+        let outputs = self.dims.iter().product::<usize>() / inputs;
+        let tiles = QuantMatrix::from_blocks(self.kind, &self.data, outputs, inputs)?;
+        Ok(Tensor::from_vec(tiles.dequantize(), self.dims, device)?)
     }
 }

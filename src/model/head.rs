@@ -12,7 +12,8 @@ use super::source::ModelSource;
 use super::{MAX_TREE_NODES, MaskedBlock};
 use crate::error::{Error, Result};
 use crate::files;
-use candle_core::quantized::gguf_file::{Content, Value as GgufValue};
+use crate::gguf::Header;
+use candle_core::quantized::gguf_file::Value as GgufValue;
 use candle_core::safetensors::MmapedSafetensors;
 use serde_json::Value;
 use std::collections::HashSet;
@@ -69,8 +70,8 @@ impl HeadKind {
         }
     }
 
-    fn of_gguf(content: &Content) -> Option<Self> {
-        match content.metadata.get("general.architecture") {
+    fn of_gguf(header: &Header) -> Option<Self> {
+        match header.metadata.get("general.architecture") {
             Some(GgufValue::String(name)) => match name.as_str() {
                 GGUF_EAGLE3 => Some(Self::Eagle3),
                 GGUF_DFLASH => Some(Self::Parallel),
@@ -242,13 +243,9 @@ impl HeadConfig {
     ///
     /// # Errors
     /// What is missing or not supported.
-    pub fn from_gguf(
-        content: &Content,
-        kind: HeadKind,
-        shape: ModelConfig,
-    ) -> Result<Self, String> {
+    pub fn from_gguf(header: &Header, kind: HeadKind, shape: ModelConfig) -> Result<Self, String> {
         let name = shape.architecture.clone();
-        let get = |key: &str| content.metadata.get(&format!("{name}.{key}"));
+        let get = |key: &str| header.metadata.get(&format!("{name}.{key}"));
         let number = |value: &GgufValue| value.to_u64().ok().map(|n| n as usize);
         let numbers = |value: &GgufValue| match value {
             GgufValue::Array(list) => list.iter().map(number).collect::<Option<Vec<_>>>(),

@@ -33,14 +33,8 @@ const INDEX: &str = "model.safetensors.index.json";
 /// with a file name outside its folder.
 pub fn fetch(id: &str, revision: Option<&str>, weights: bool) -> Result<PathBuf> {
     let home = home()?;
-    let repo = Repo::new(id, revision.unwrap_or("main"), cache(&home));
+    let repo = repo(id, revision, &home)?;
     let explain = |error: &HubError| explain(id, revision, error);
-    if !is_inside(&repo.revision) {
-        return Err(Error::setup(format!(
-            "revision '{}' is not the name of a branch, tag or commit",
-            repo.revision
-        )));
-    }
     let cached = match repo.cached_commit() {
         Some(commit) => repo.snapshot(&commit, None, weights),
         None => Err(not_cached(&format!("revision '{}'", repo.revision))),
@@ -55,10 +49,9 @@ pub fn fetch(id: &str, revision: Option<&str>, weights: bool) -> Result<PathBuf>
         }
         _ => {}
     }
-    let endpoint = variable("HF_ENDPOINT").unwrap_or("https://huggingface.co".into());
-    let hub = HubClient::new(&endpoint, token(&home));
+    let hub = client(&home);
     let fetched = repo
-        .current_commit(&hub)
+        .current_commit(&hub, CONFIG)
         .and_then(|commit| repo.snapshot(&commit, Some(&hub), weights));
     match (fetched, cached) {
         (Ok((folder, _)), _) => Ok(folder),
@@ -66,6 +59,53 @@ pub fn fetch(id: &str, revision: Option<&str>, weights: bool) -> Result<PathBuf>
         (Err(HubError::Unreachable(_)), Ok((folder, _))) => Ok(folder),
         (Err(error), _) => Err(explain(&error)),
     }
+}
+
+/// The folder of model `id` at `revision` in the cache, if it has all that is needed to serve it.
+pub fn cached(id: &str, revision: Option<&str>) -> Option<PathBuf> {
+    let repo = repo(id, revision, &home().ok()?).ok()?;
+    let commit = repo.cached_commit()?;
+    let (folder, _) = repo.snapshot(&commit, None, true).ok()?;
+    Some(folder)
+}
+
+/// The ids of the models of which the cache has something, in alphabetical order.
+pub fn cached_ids() -> Vec<String> {
+    let entries = home().and_then(|home| {
+        let folder = cache(&home).path().clone();
+        std::fs::read_dir(&folder).map_err(|e| Error::in_file(&folder, e))
+    });
+    let names = entries.into_iter().flatten().flatten();
+    let mut ids: Vec<String> = names
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            // The owner's name has no `--`.
+            Some(name.strip_prefix("models--")?.replacen("--", "/", 1))
+        })
+        .collect();
+    ids.sort_unstable();
+    ids
+}
+
+/// Model `id` at `revision` (`main` if none).
+///
+/// # Errors
+/// `Setup`, if one of them cannot be the name of a file.
+pub(super) fn repo(id: &str, revision: Option<&str>, home: &Path) -> Result<Repo> {
+    let repo = Repo::new(id, revision.unwrap_or("main"), cache(home));
+    match is_inside(&repo.revision) && is_inside(id) {
+        true => Ok(repo),
+        false => Err(Error::setup(format!(
+            "revision '{}' is not the name of a branch, tag or commit",
+            repo.revision
+        ))),
+    }
+}
+
+/// A client of the Hub that the environment names.
+pub(super) fn client(home: &Path) -> HubClient {
+    let endpoint = variable("HF_ENDPOINT").unwrap_or("https://huggingface.co".into());
+    HubClient::new(&endpoint, token(home))
 }
 
 /// An environment variable that is set and not empty.
@@ -79,12 +119,12 @@ fn is_yes(name: &str) -> bool {
     matches!(value.as_str(), "1" | "ON" | "YES" | "TRUE")
 }
 
-fn offline() -> bool {
+pub(super) fn offline() -> bool {
     is_yes("HF_HUB_OFFLINE")
 }
 
 /// The folder in which the Hub's tools store the cache and the token.
-fn home() -> Result<PathBuf> {
+pub(super) fn home() -> Result<PathBuf> {
     if let Some(home) = variable("HF_HOME") {
         return Ok(home.into());
     }
@@ -119,15 +159,16 @@ fn token(home: &Path) -> Option<String> {
 
 /// One model at one revision. Its cache folder has `blobs` by content, `snapshots` by commit with links
 /// to blobs, `refs` from revisions to commits, and `.no_exist` for files that the Hub does not have.
-struct Repo {
+pub(super) struct Repo {
     id: String,
-    revision: String,
+    pub(super) revision: String,
     folder: PathBuf,
     cache: CacheRepo,
 }
 
+/// Where a file of a repository is.
 #[derive(PartialEq, Eq)]
-enum Found {
+pub(super) enum Found {
     At(PathBuf),
     /// The Hub has reported that there is none.
     Absent,
@@ -147,7 +188,7 @@ impl Repo {
     }
 
     /// The commit of the revision according to the cache.
-    fn cached_commit(&self) -> Option<String> {
+    pub(super) fn cached_commit(&self) -> Option<String> {
         let is_commit =
             self.revision.len() == 40 && self.revision.bytes().all(|byte| byte.is_ascii_hexdigit());
         if is_commit {
@@ -159,9 +200,14 @@ impl Repo {
     }
 
     /// The commit of the revision according to the Hub; all files are then requested at that commit.
-    fn current_commit(&self, hub: &HubClient) -> Result<String, HubError> {
-        let file = hub.describe(&self.id, &self.revision, CONFIG)?;
-        let commit = file.commit.ok_or(refused("no commit", ""))?;
+    /// `name` is a file that it must have.
+    pub(super) fn current_commit(&self, hub: &HubClient, name: &str) -> Result<String, HubError> {
+        self.accept(hub.describe(&self.id, &self.revision, name)?.commit)
+    }
+
+    /// Notes the commit that the Hub says the revision points to.
+    pub(super) fn accept(&self, commit: Option<String>) -> Result<String, HubError> {
+        let commit = commit.ok_or(refused("no commit", ""))?;
         if !is_name(&commit) {
             return Err(refused("the commit", &commit));
         }
@@ -219,8 +265,18 @@ impl Repo {
         )))
     }
 
+    /// Where the file `name` of a commit is in the cache, if it is there.
+    pub(super) fn path(&self, commit: &str, name: &str) -> PathBuf {
+        self.cache.pointer_path(commit).join(name)
+    }
+
     /// Finds the file `name` in the cache, or else at the `hub`.
-    fn file(&self, commit: &str, name: &str, hub: Option<&HubClient>) -> Result<Found, HubError> {
+    pub(super) fn file(
+        &self,
+        commit: &str,
+        name: &str,
+        hub: Option<&HubClient>,
+    ) -> Result<Found, HubError> {
         let pointer = self.cache.pointer_path(commit).join(name);
         let absent = self.folder.join(".no_exist").join(commit).join(name);
         if pointer.exists() {
@@ -260,7 +316,9 @@ impl Repo {
         let lock = File::create(self.folder.join("blobs").join(format!("{etag}.lock")))?;
         lock.lock()?;
         if !blob.exists() {
-            let is_weights = name.ends_with(".safetensors") || pickle::FILES.contains(&name);
+            let is_weights = name.ends_with(".safetensors")
+                || name.ends_with(".gguf")
+                || pickle::FILES.contains(&name);
             let limit = match is_weights {
                 true => u64::MAX / 2,
                 false => max_bytes(name),
@@ -347,7 +405,7 @@ fn refused(what: &str, name: &str) -> HubError {
 }
 
 /// The setup error for `error`, which says what the operator can do.
-fn explain(id: &str, revision: Option<&str>, error: &HubError) -> Error {
+pub(super) fn explain(id: &str, revision: Option<&str>, error: &HubError) -> Error {
     let at = revision.map_or(String::new(), |r| format!(" at revision '{r}'"));
     let message = match error {
         HubError::Denied => format!(

@@ -2,7 +2,8 @@
 //! unless it is known to change nothing: ignoring it could give wrong outputs.
 
 use crate::error::clipped;
-use candle_core::quantized::gguf_file::{Content, Value as GgufValue};
+use crate::gguf::Header;
+use candle_core::quantized::gguf_file::Value as GgufValue;
 use serde_json::{Map, Value};
 use std::collections::HashSet;
 
@@ -147,24 +148,22 @@ impl Keys {
     }
 
     /// Those of GGUF metadata under the name of `architecture`.
-    pub fn of_gguf(content: &Content, architecture: &str) -> Self {
+    pub fn of_gguf(header: &Header, architecture: &str) -> Self {
         let prefix = format!("{architecture}.");
-        let under = content.metadata.iter().filter_map(|(key, value)| {
+        let under = header.metadata.iter().filter_map(|(key, value)| {
             let key = key.strip_prefix(&prefix)?;
             let known = GGUF_KEYS.iter().find(|(gguf, _)| *gguf == key);
             let key = known.map_or(key, |(_, ours)| ours);
             Some((key.to_owned(), json_of(value)))
         });
-        let tensors = content.tensor_infos.keys();
+        let tensors = header.tensors.keys();
         let first_layer = tensors.filter_map(|name| name.strip_prefix("blk.0."));
         Self {
             left: under.collect(),
             gguf: Some(GgufFacts {
                 architecture: architecture.to_owned(),
                 first_layer: first_layer.map(str::to_owned).collect(),
-                rope_factors: content
-                    .tensor_infos
-                    .contains_key("rope_factors_long.weight"),
+                rope_factors: header.tensors.contains_key("rope_factors_long.weight"),
             }),
         }
     }

@@ -6,6 +6,7 @@ use super::eagle::EagleHead;
 use super::gguf::GgufFile;
 use super::graphs::GraphedDecoder;
 use super::head::{self, HeadConfig, HeadKind};
+use super::inventory::{self, Inventory, SharedInventory};
 use super::medusa::MedusaHeads;
 use super::parallel::ParallelHead;
 use super::source::{LoadFormat, ModelSource};
@@ -13,6 +14,7 @@ use super::weights::{Dtypes, Weights};
 use super::{Ends, Head, Model};
 use crate::error::{Error, Result, caught};
 use crate::gguf::GgufSource;
+use crate::kernels::quant::BlockType;
 use crate::{console, files};
 use candle_core::{DType, Device};
 use indicatif::ProgressBar;
@@ -41,6 +43,9 @@ pub struct LoadOptions {
     /// then depends on the number of rows, even of a few, so this suits drafts, whose last bits decide
     /// nothing. Without it they become dense.
     pub keep_quantized: bool,
+    /// The blocks that matrices of safetensors become, as if they were from a GGUF file; those whose rows are not
+    /// whole blocks become `Q8_0`, or stay as they are. GGUF files are not changed.
+    pub quantize: Option<BlockType>,
 }
 
 impl Default for LoadOptions {
@@ -53,6 +58,7 @@ impl Default for LoadOptions {
             enforce_eager: false,
             batch_invariant: false,
             keep_quantized: false,
+            quantize: None,
         }
     }
 }
@@ -62,10 +68,60 @@ impl Default for LoadOptions {
 /// # Errors
 /// A setup error, in one line, if files are missing or broken, or the model is not supported.
 pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model>> {
-    caught("the model", || load_checked(source, options))
+    caught("the model", || load_checked(source, options, None))
 }
 
-fn load_checked(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model>> {
+/// The model of `source` without its weights, and the list of its tensors: reads only headers. All checks of
+/// [`load`] are made, except those of the weights' values. A forward fails.
+///
+/// # Errors
+/// As [`load`].
+pub fn inspect(source: &ModelSource, options: &LoadOptions) -> Result<(Box<dyn Model>, Inventory)> {
+    let stays = options.device.is_cpu() || options.keep_quantized && !options.batch_invariant;
+    let dense = match stays {
+        true => None,
+        false => Some(options.dtype.unwrap_or(DType::F16)),
+    };
+    let shared = SharedInventory::default();
+    inventory::lock(&shared).dense = dense;
+    let options = eager(options);
+    let model = caught("the model", || {
+        load_checked(source, &options, Some(&shared))
+    })?;
+    Ok((model, inventory::take(&shared)))
+}
+
+/// As [`inspect`], of a head as [`load_head`] loads it.
+///
+/// # Errors
+/// As [`load_head`].
+pub fn inspect_head(
+    source: &ModelSource,
+    kind: HeadKind,
+    options: &LoadOptions,
+    target: &dyn Model,
+) -> Result<(Box<dyn Head>, Inventory)> {
+    let shared = SharedInventory::default();
+    let options = eager(options);
+    let head = caught("the head", || {
+        load_head_checked(source, kind, &options, target, Some(&shared))
+    })?;
+    Ok((head, inventory::take(&shared)))
+}
+
+/// Without weights there is nothing to record.
+fn eager(options: &LoadOptions) -> LoadOptions {
+    LoadOptions {
+        enforce_eager: true,
+        ..options.clone()
+    }
+}
+
+fn load_checked(
+    source: &ModelSource,
+    options: &LoadOptions,
+    inventory: Option<&SharedInventory>,
+) -> Result<Box<dyn Model>> {
     let device = &options.device;
     let (config, weights) = match (source, options.format) {
         (ModelSource::Gguf(source), LoadFormat::Auto) => {
@@ -99,6 +155,7 @@ fn load_checked(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn M
         ));
     }
     let progress = Progress::new(config.num_layers());
+    let weights = weights.headers_only(inventory);
     let mut decoder = Decoder::load(config, weights, || progress.tick())?;
     progress.finish();
     if device.is_cuda() {
@@ -126,7 +183,7 @@ pub fn load_head(
     target: &dyn Model,
 ) -> Result<Box<dyn Head>> {
     caught("the head", || {
-        load_head_checked(source, kind, options, target)
+        load_head_checked(source, kind, options, target, None)
     })
 }
 
@@ -135,6 +192,7 @@ fn load_head_checked(
     kind: HeadKind,
     options: &LoadOptions,
     target: &dyn Model,
+    inventory: Option<&SharedInventory>,
 ) -> Result<Box<dyn Head>> {
     let config = target.config();
     let ends = target.ends().ok_or_else(|| {
@@ -146,6 +204,7 @@ fn load_head_checked(
     let dtypes = dtypes_of_head(options, &ends)?;
     if let (HeadKind::Medusa, ModelSource::Folder(folder)) = (kind, source) {
         let weights = weights_of_head(folder, dtypes, options)?;
+        let weights = weights.headers_only(inventory);
         let heads = MedusaHeads::load(&head::read_json(folder)?.1, weights, config, &ends)?;
         return Ok(Box::new(heads));
     }
@@ -156,6 +215,7 @@ fn load_head_checked(
             (head, weights_of_head(folder, dtypes, options)?)
         }
     };
+    let weights = weights.headers_only(inventory);
     let taps = head.taps_of(config).map_err(Error::setup)?;
     // Rotary positions have no end, and a published limit is often that of the training texts.
     let context = &mut head.shape.max_position_embeddings;
@@ -181,7 +241,7 @@ fn open_gguf_head(
     options: &LoadOptions,
 ) -> Result<(HeadConfig, Weights)> {
     let file = GgufFile::open(source)?;
-    let head = HeadConfig::from_gguf(file.content(), kind, file.config().clone())
+    let head = HeadConfig::from_gguf(file.header(), kind, file.config().clone())
         .map_err(|e| Error::in_file(source.path(), e))?;
     Ok((head, Weights::gguf(file, dtypes, &options.device)))
 }
@@ -193,6 +253,7 @@ fn pick_dtypes(options: &LoadOptions, declared: impl Fn() -> Result<DType>) -> R
         Dtypes {
             activations: DType::F32,
             matrices: options.dtype,
+            blocks: options.quantize,
             kv: match options.dtype {
                 Some(dtype) => dtype,
                 None if declared()? == DType::F32 => DType::F32,
@@ -205,6 +266,7 @@ fn pick_dtypes(options: &LoadOptions, declared: impl Fn() -> Result<DType>) -> R
         Dtypes {
             activations: dtype,
             matrices: Some(dtype),
+            blocks: options.quantize,
             kv: dtype,
         }
     };

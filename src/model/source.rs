@@ -1,8 +1,9 @@
 //! Resolves the model that the operator names to files on disk.
 
 use super::hub;
+use super::hub_gguf::HubFile;
 use crate::error::{Error, Result};
-use crate::gguf::GgufSource;
+use crate::gguf::{GgufSource, PartName};
 use clap::ValueEnum;
 use std::path::{Path, PathBuf};
 
@@ -27,27 +28,66 @@ pub enum ModelSource {
 
 impl ModelSource {
     /// Resolves `spec`: a GGUF file, a folder, a `config.json`, the name of an embedded model, or else a
-    /// Hugging Face id, which is fetched into the usual cache (with `HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN`
+    /// Hugging Face id, or a [file](HubFile) of one, which is fetched into the usual cache (with `HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN`
     /// and `HF_HUB_OFFLINE`). `revision` is only used for the Hub. With [`LoadFormat::Dummy`] no weights
     /// are fetched.
     ///
     /// # Errors
     /// A setup error in one line that says what was searched for and what to do.
     pub fn resolve(spec: &str, revision: Option<&str>, format: LoadFormat) -> Result<Self> {
+        if let Some(found) = Self::local(spec, format)? {
+            return Ok(found);
+        }
+        match HubFile::of(spec) {
+            Some(file) => file.fetch(revision).map(|path| Self::Gguf(path.into())),
+            None => hub::fetch(spec, revision, format == LoadFormat::Auto).map(Self::Folder),
+        }
+    }
+
+    /// As [`ModelSource::resolve`], but fetches no weights. Where they are missing the format is `Dummy`: then
+    /// only `config.json` tells the shapes.
+    ///
+    /// # Errors
+    /// As [`ModelSource::resolve`].
+    pub fn resolve_headers(
+        spec: &str,
+        revision: Option<&str>,
+        format: LoadFormat,
+    ) -> Result<(Self, LoadFormat)> {
+        if let Some(found) = Self::local(spec, format)? {
+            return Ok((found, format));
+        }
+        if let Some(file) = HubFile::of(spec) {
+            let found = file.cached(revision).ok_or_else(|| {
+                Error::setup(format!(
+                    "{file} is not in the cache, and its weights are not downloaded here: serve it once, or download it"
+                ))
+            })?;
+            return Ok((Self::Gguf(found.into()), format));
+        }
+        if let Some(folder) = hub::cached(spec, revision) {
+            return Ok((Self::Folder(folder), format));
+        }
+        let folder = hub::fetch(spec, revision, false)?;
+        Ok((Self::Folder(folder), LoadFormat::Dummy))
+    }
+
+    /// What `spec` names on this machine or in this program; `None` if it can only be an id of the Hub.
+    fn local(spec: &str, format: LoadFormat) -> Result<Option<Self>> {
         let path = Path::new(spec);
         if path.is_dir() {
-            return folder(path, format);
+            return folder(path, format).map(Some);
         }
         if path.is_file() {
-            return file(path);
+            return file(path).map(Some);
         }
-        if looks_like_a_path(spec) {
+        // `models/m/x.gguf` is a path where there is a folder `models`.
+        let first = spec.split('/').next().unwrap_or(spec);
+        let is_file_of_hub = HubFile::of(spec).is_some() && !Path::new(first).is_dir();
+        if looks_like_a_path(spec) && !is_file_of_hub {
             return Err(Error::setup(format!("model '{spec}' does not exist")));
         }
-        if let Some(embedded) = GgufSource::embedded(spec) {
-            return Ok(Self::Gguf(embedded));
-        }
-        hub::fetch(spec, revision, format == LoadFormat::Auto).map(Self::Folder)
+        Ok(GgufSource::embedded(spec).map(Self::Gguf))
     }
 }
 
@@ -70,7 +110,10 @@ fn folder(path: &Path, format: LoadFormat) -> Result<ModelSource> {
     let mut ggufs = Vec::new();
     for entry in std::fs::read_dir(path).map_err(unreadable)? {
         let file = entry.map_err(unreadable)?.path();
-        if file.extension().is_some_and(|e| e == "gguf") {
+        let name = file.file_name().and_then(|name| name.to_str());
+        let part = name.and_then(PartName::of);
+        let is_first = part.is_none_or(|part| part.number == 1);
+        if is_first && file.extension().is_some_and(|e| e == "gguf") {
             ggufs.push(file);
         }
     }

@@ -2,13 +2,15 @@
 
 use super::config::ModelConfig;
 use super::gguf::GgufFile;
+use super::inventory::{self, SharedInventory};
 use super::linear::{Embedding, Linear};
-use super::matrix::{self, Matrix};
+use super::matrix::{self, Form, Matrix, Unread};
 use super::shards::safetensors_files;
 use super::source::ModelSource;
-use super::{finite, names, pickle};
+use super::{finite, names, pickle, requantize};
 use crate::error::{Error, Result, clipped, first_line};
 use crate::files;
+use crate::kernels::quant::BlockType;
 use crate::sampling::mix;
 use candle_core::safetensors::MmapedSafetensors;
 use candle_core::{DType, Device, Tensor};
@@ -27,6 +29,8 @@ pub struct Weights {
     is_bare: bool,
     dtypes: Dtypes,
     device: Device,
+    /// Filled if only headers are read.
+    inventory: Option<SharedInventory>,
 }
 
 /// The dtypes that tensors are converted to. Quantized weights keep their blocks.
@@ -36,8 +40,26 @@ pub struct Dtypes {
     pub activations: DType,
     /// Unquantized matrices; `None` = each keeps its own dtype.
     pub matrices: Option<DType>,
+    /// The blocks that unquantized matrices become, if they fit; not those of GGUF files.
+    pub blocks: Option<BlockType>,
     /// K and V.
     pub kv: DType,
+}
+
+impl Dtypes {
+    /// What a matrix that is not from a GGUF file becomes.
+    fn form(&self, own: DType, dims: &[usize], device: &Device) -> Form {
+        let inputs = dims.last().copied().unwrap_or_default();
+        let kinds = self
+            .blocks
+            .into_iter()
+            .flat_map(|kind| [kind, BlockType::Q8_0]);
+        let mut fitting = kinds.filter(|kind| inputs.is_multiple_of(kind.block_size()));
+        match fitting.next() {
+            Some(kind) => Form::of_gguf(kind, inputs, self.matrices, device),
+            None => Form::Dense(matrix::unquantized_dtype(own, self.matrices)),
+        }
+    }
 }
 
 enum Source {
@@ -93,6 +115,7 @@ impl Weights {
         let dtypes = Dtypes {
             activations: DType::F32,
             matrices: Some(DType::F32),
+            blocks: None,
             kv: DType::F32,
         };
         match source {
@@ -119,7 +142,15 @@ impl Weights {
             is_bare: false,
             dtypes,
             device: device.clone(),
+            inventory: None,
         }
+    }
+
+    /// Reads only headers, of which `inventory` gets the list: shapes and names are checked as ever, but
+    /// matrices have no values and other tensors are zero.
+    pub(super) fn headers_only(self, inventory: Option<&SharedInventory>) -> Self {
+        let inventory = inventory.cloned();
+        Self { inventory, ..self }
     }
 
     /// The dtypes of activations, matrices, and K and V.
@@ -325,13 +356,27 @@ impl Weights {
         shape: (usize, usize),
         order: Option<&[u32]>,
     ) -> Result<Arc<dyn Matrix>> {
+        if self.inventory.is_some() {
+            let form = self.note(&format!("{name}.weight"), &[shape.0, shape.1], true)?;
+            let format = form.name();
+            return Ok(Arc::new(Unread { shape, format }));
+        }
         match &mut self.source {
             Source::Gguf(file) => {
                 file.matrix(name, shape, order, self.dtypes.matrices, &self.device)
             }
             _ => {
-                let tensor = self.stored(&format!("{name}.weight"), &[shape.0, shape.1])?;
-                matrix::unquantized(&in_order(tensor, order)?, self.dtypes.matrices)
+                let name = format!("{name}.weight");
+                let tensor = in_order(self.stored(&name, &[shape.0, shape.1])?, order)?;
+                let form = self
+                    .dtypes
+                    .form(tensor.dtype(), tensor.dims(), &self.device);
+                let (Form::Tiles(kind) | Form::Blocks(kind)) = form else {
+                    return matrix::unquantized(&tensor, self.dtypes.matrices);
+                };
+                let named = |e| Error::setup(format!("tensor {name}: {e}"));
+                let blocks = requantize::blocks(&tensor, kind).map_err(named)?;
+                matrix::quantized(form, blocks, shape, &self.device)
             }
         }
     }
@@ -345,8 +390,56 @@ impl Weights {
         Ok(tensor.to_dtype(self.dtypes.activations)?)
     }
 
+    /// Adds the tensor `name` of the shape `dims` to the inventory, and returns what it is loaded as.
+    fn note(&mut self, name: &str, dims: &[usize], is_matrix: bool) -> Result<Form> {
+        let name = self.name_in_file(name);
+        let (device, matrices) = (&self.device, self.dtypes.matrices);
+        let mut dense = Form::Dense(self.dtypes.activations);
+        let (found, stored) = match &mut self.source {
+            Source::Gguf(file) => {
+                let (kind, found) = file.describe(name)?;
+                if let (true, Some(&inputs)) = (is_matrix, found.last()) {
+                    dense = Form::of_gguf(kind, inputs, matrices, device);
+                }
+                let bytes = Form::Blocks(kind).bytes(&found);
+                (found, (kind.to_string(), bytes))
+            }
+            other => {
+                let (found, dtype) = match other {
+                    Source::Safetensors(files, read) => {
+                        read.insert(name.to_owned());
+                        let (dtype, found, _) = described(files, name)?;
+                        (found, dtype)
+                    }
+                    Source::Pickled(tensors, read) => {
+                        read.insert(name.to_owned());
+                        let tensor = pickled(tensors, name)?;
+                        (tensor.dims().to_vec(), tensor.dtype())
+                    }
+                    _ => (dims.to_vec(), matrices.unwrap_or(DType::F32)),
+                };
+                if is_matrix {
+                    dense = self.dtypes.form(dtype, dims, device);
+                }
+                let bytes = Form::Dense(dtype).bytes(&found);
+                (found, (dtype.as_str().to_uppercase(), bytes))
+            }
+        };
+        if found != dims {
+            return Err(Error::wrong_shape(name, &found, dims));
+        }
+        if let Some(shared) = &self.inventory {
+            inventory::lock(shared).add(name.to_owned(), dims, stored, dense);
+        }
+        Ok(dense)
+    }
+
     /// A tensor in the dtype in which the source stores it.
     fn stored(&mut self, name: &str, dims: &[usize]) -> Result<Tensor> {
+        if self.inventory.is_some() {
+            self.note(name, dims, false)?;
+            return Ok(Tensor::zeros(dims, DType::F32, &self.device)?);
+        }
         let name = self.name_in_file(name);
         let tensor = match &mut self.source {
             Source::Gguf(file) => file.tensor(name, &self.device)?,
@@ -375,10 +468,12 @@ fn in_order(tensor: Tensor, order: Option<&[u32]>) -> Result<Tensor> {
     }
 }
 
-/// The tensor `name` of `files`; an error if its dtype needs scales, or it is not finite.
-fn checked(files: &MmapedSafetensors, name: &str, device: &Device) -> Result<Tensor> {
-    let broken = |e: candle_core::Error| Error::setup(format!("tensor {name}: {}", first_line(&e)));
-    let stored = files.get(name).map_err(broken)?;
+/// Dtype, shape and bytes of the tensor `name` of `files`; an error if its dtype needs scales.
+fn described<'a>(
+    files: &'a MmapedSafetensors,
+    name: &str,
+) -> Result<(DType, Vec<usize>, &'a [u8])> {
+    let stored = files.get(name).map_err(|e| broken(name, &e))?;
     let dtype = match format!("{:?}", stored.dtype()).as_str() {
         "F64" => DType::F64,
         "F32" => DType::F32,
@@ -391,12 +486,22 @@ fn checked(files: &MmapedSafetensors, name: &str, device: &Device) -> Result<Ten
             )));
         }
     };
-    if !finite::floats(dtype, stored.data()) {
+    Ok((dtype, stored.shape().to_vec(), stored.data()))
+}
+
+/// The tensor `name` of `files`; an error if its dtype needs scales, or it is not finite.
+fn checked(files: &MmapedSafetensors, name: &str, device: &Device) -> Result<Tensor> {
+    let (dtype, _, data) = described(files, name)?;
+    if !finite::floats(dtype, data) {
         return Err(Error::setup(format!(
             "tensor {name} contains NaN or infinity"
         )));
     }
-    files.load(name, device).map_err(broken)
+    files.load(name, device).map_err(|e| broken(name, &e))
+}
+
+fn broken(name: &str, e: &candle_core::Error) -> Error {
+    Error::setup(format!("tensor {name}: {}", first_line(e)))
 }
 
 /// The tensor `name` of `tensors`; an error if it is not finite.

@@ -3,9 +3,10 @@
 use super::sentencepiece::{self, Kind, Options, Token};
 use super::{SpecialIds, Text, pre_tokenizer};
 use crate::error::{Error, Result, caught, clipped};
-use crate::gguf::GgufSource;
-use candle_core::quantized::gguf_file::{Content, Value};
+use crate::gguf::{GgufSource, Header};
+use candle_core::quantized::gguf_file::{Content, Value, VersionedMagic};
 use candle_core::quantized::tokenizer::TokenizerFromGguf;
+use std::collections::HashMap;
 use tokenizers::{AddedToken, Tokenizer};
 
 const PRE: &str = "tokenizer.ggml.pre";
@@ -21,12 +22,19 @@ pub(super) fn load(source: &GgufSource) -> Result<Text> {
 }
 
 fn read(source: &GgufSource) -> Result<Text> {
-    let (mut content, _) = source.open()?;
-    of_content(&mut content, &source.path().display().to_string())
+    let (header, _) = source.open()?;
+    of_header(header, &source.path().display().to_string())
 }
 
 /// Reads the tokenizer and the chat template of the header of `file`, which only names it in errors.
-pub(super) fn of_content(content: &mut Content, file: &str) -> Result<Text> {
+pub(super) fn of_header(header: Header, file: &str) -> Result<Text> {
+    // candle reads some tokenizers of what it reads itself.
+    let content = &mut Content {
+        magic: VersionedMagic::GgufV3,
+        metadata: header.metadata,
+        tensor_infos: HashMap::new(),
+        tensor_data_offset: 0,
+    };
     let tokenizer = tokenizer(content).map_err(|e| {
         let what = clipped(&e.to_string());
         Error::setup(format!("cannot read the tokenizer of {file}: {what}"))
@@ -196,7 +204,6 @@ fn string<'a>(content: &'a Content, key: &str) -> Option<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use candle_core::quantized::gguf_file::VersionedMagic;
     use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
     /// A vocabulary of the 256 bytes, `12`, `ab`, a control, a user-defined and an unused token.

@@ -30,15 +30,14 @@ pub use tools::{Answer, Calls, ToolFormat, ToolParser, answer_grammar};
 
 use crate::error::{Error, Result, caught, caught_here, clipped};
 use crate::files;
-use crate::gguf::GgufSource;
+use crate::gguf::{GgufSource, Header};
 use bound::TokenBound;
-use candle_core::quantized::gguf_file::Content;
 use pieces::Pieces;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use std::path::Path;
 use std::sync::OnceLock;
-use tokenizers::Tokenizer;
+use tokenizers::{ModelWrapper, Tokenizer};
 
 /// A model's tokenizer, its special ids and its chat template.
 pub struct Text {
@@ -201,8 +200,8 @@ impl Text {
     }
 
     /// Reads the tokenizer and the chat template of a GGUF file's header.
-    pub(crate) fn from_gguf_header(content: &mut Content) -> Result<Self> {
-        caught("the tokenizer", || gguf::of_content(content, "the file"))
+    pub(crate) fn from_gguf_header(header: Header) -> Result<Self> {
+        caught("the tokenizer", || gguf::of_header(header, "the file"))
     }
 
     /// Reads the text of a `tokenizer.json`.
@@ -309,6 +308,35 @@ impl Text {
         self.tokenizer
             .to_string(false)
             .map_err(|e| Error::internal(format!("tokenizer: {e}")))
+    }
+
+    /// The kind of the tokenizer, for people.
+    pub fn kind(&self) -> &'static str {
+        match (self.tokenizer.get_model(), self.pieces.is_byte_level()) {
+            (ModelWrapper::Unigram(_), _) => "SentencePiece, Unigram",
+            (ModelWrapper::BPE(_), true) => "byte-level BPE",
+            (ModelWrapper::BPE(_), false) => "SentencePiece, BPE",
+            (_, true) => "byte-level",
+            (_, false) => "SentencePiece",
+        }
+    }
+
+    /// How the model marks what it thinks, as far as its chat template tells: `None` if that has no such
+    /// marks.
+    pub fn reasoning_format(&self) -> Option<ReasoningFormat> {
+        let source = self.template_source.as_deref()?;
+        let marks = ReasoningFormat::MARKERS;
+        if !marks.iter().any(|mark| source.contains(mark)) {
+            return None;
+        }
+        let messages = [json!({"role": "user", "content": "Hello"})];
+        let prompt = self.render_chat(&messages, true, &Map::new());
+        let begun =
+            prompt.is_ok_and(|prompt| ReasoningFormat::Qwen3.begins_with_reasoning(&prompt));
+        Some(match begun {
+            true => ReasoningFormat::DeepseekR1,
+            false => ReasoningFormat::Qwen3,
+        })
     }
 
     /// The chat template's Jinja source.

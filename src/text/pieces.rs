@@ -11,6 +11,7 @@ const MAX_VOCABULARY: usize = 1 << 24;
 pub(super) struct Pieces {
     pieces: Vec<Piece>,
     leading_space: bool,
+    byte_level: bool,
 }
 
 #[derive(Default, Clone)]
@@ -77,6 +78,7 @@ impl Pieces {
             };
         }
         Ok(Self {
+            byte_level: matches!(spelling, Spelling::ByteLevel),
             pieces,
             leading_space,
         })
@@ -101,6 +103,11 @@ impl Pieces {
         self.pieces
             .get(id as usize)
             .is_some_and(|piece| piece.special)
+    }
+
+    /// Whether names of tokens have one character per byte, as GPT-2's.
+    pub fn is_byte_level(&self) -> bool {
+        self.byte_level
     }
 
     /// Whether encoding puts a space in front of a text, so that decoding must remove it.

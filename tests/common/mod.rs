@@ -10,6 +10,7 @@ pub mod rig;
 pub mod scripted;
 pub mod server;
 pub mod tiny;
+pub mod tiny_folder;
 pub mod tiny_gguf;
 
 use foretoken::engine::{

@@ -4,8 +4,9 @@ use super::tiny::*;
 use candle_core::quantized::gguf_file::{self, Value};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Tensor};
+use foretoken::kernels::quant::{BlockType, QuantMatrix};
 use serde_json::Value as Json;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Reorders the rows of q or k to Llama's GGUF order, which interleaves the halves of each head.
 fn interleaved(tensor: &Tensor, heads: usize) -> Tensor {
@@ -110,4 +111,113 @@ pub fn llama3_factors(config: &Json) -> Vec<f32> {
         .zip(scaled)
         .map(|(p, s)| p / s)
         .collect()
+}
+
+/// Gives the matrices of `file`, which has them in `Q4_0`, random blocks of a type of no more bytes that candle
+/// cannot write. Returns `tensors` with the values of these blocks.
+pub fn with_blocks(file: &Path, kind: BlockType, tensors: &Tensors) -> Tensors {
+    let mut bytes = std::fs::read(file).unwrap();
+    let content = gguf_file::Content::read(&mut std::io::Cursor::new(&bytes)).unwrap();
+    let number = match kind {
+        BlockType::Iq4Nl => 20u32,
+        BlockType::Iq4Xs => 23,
+        BlockType::Mxfp4 => 39,
+        other => panic!("candle writes {other}"),
+    };
+    let replaced = tensors.iter().map(|(name, tensor)| {
+        let gguf = gguf_name(name);
+        let Ok((outputs, inputs)) = tensor.dims2() else {
+            return (name.clone(), tensor.clone());
+        };
+        let info = &content.tensor_infos[&gguf];
+        // After the name: the number of dimensions, two dimensions, the type.
+        let key = [&(gguf.len() as u64).to_le_bytes(), gguf.as_bytes()].concat();
+        let found = bytes.windows(key.len()).position(|at| at == key).unwrap();
+        let at = found + key.len() + 4 + 16;
+        bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
+        let blocks = blocks_of(kind, outputs * inputs / kind.block_size());
+        let start = (content.tensor_data_offset + info.offset) as usize;
+        bytes[start..start + blocks.len()].copy_from_slice(&blocks);
+        let matrix = QuantMatrix::from_blocks(kind, &blocks, outputs, inputs).unwrap();
+        let values = Tensor::from_vec(matrix.dequantize(), (outputs, inputs), &Device::Cpu);
+        let values = match values.unwrap() {
+            q if gguf.contains("attn_q.") => halves(&q, HEADS),
+            k if gguf.contains("attn_k.") => halves(&k, KV_HEADS),
+            other => other,
+        };
+        (name.clone(), values)
+    });
+    let replaced = replaced.collect();
+    std::fs::write(file, bytes).unwrap();
+    replaced
+}
+
+/// Undoes [`interleaved`].
+fn halves(tensor: &Tensor, heads: usize) -> Tensor {
+    let (rows, inputs) = tensor.dims2().unwrap();
+    let split = tensor
+        .reshape((heads, rows / heads / 2, 2, inputs))
+        .unwrap();
+    let swapped = split.transpose(1, 2).unwrap().contiguous().unwrap();
+    swapped.reshape((rows, inputs)).unwrap()
+}
+
+/// Random blocks whose values are up to about 0.5.
+fn blocks_of(kind: BlockType, count: usize) -> Vec<u8> {
+    let mut state = count as u32 | 1;
+    let mut next = move || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        (state >> 8) as u8
+    };
+    let blocks = (0..count).flat_map(|_| {
+        let mut block: Vec<u8> = (0..kind.type_size()).map(|_| next()).collect();
+        let scale: f32 = match kind {
+            BlockType::Iq4Xs => 1e-4,
+            _ => 0.004,
+        };
+        match kind {
+            // Up to 12 times a sixteenth of a half or of a quarter.
+            BlockType::Mxfp4 => block[0] = 123 + block[0] % 2,
+            _ => block[..2].copy_from_slice(&half::f16::from_f32(scale).to_le_bytes()),
+        }
+        block
+    });
+    blocks.collect()
+}
+
+/// Writes the model of `file` in `count` files beside it; returns their names.
+pub fn split(file: &Path, count: usize) -> Vec<PathBuf> {
+    let mut reader = std::fs::File::open(file).unwrap();
+    let content = gguf_file::Content::read(&mut reader).unwrap();
+    let mut names: Vec<&String> = content.tensor_infos.keys().collect();
+    names.sort();
+    let stem = file.file_stem().unwrap().to_string_lossy();
+    let parts = (0..count).map(|part| {
+        let of_part = names.iter().skip(part).step_by(count);
+        let tensors: Vec<(&str, QTensor)> = of_part
+            .map(|name| {
+                let tensor = content.tensor(&mut reader, name, &Device::Cpu).unwrap();
+                (name.as_str(), tensor)
+            })
+            .collect();
+        let tensors: Vec<_> = tensors.iter().map(|(name, t)| (*name, t)).collect();
+        let mut metadata = vec![
+            ("split.no", Value::U16(part as u16)),
+            ("split.count", Value::U16(count as u16)),
+            ("split.tensors.count", Value::I32(names.len() as i32)),
+        ];
+        if part == 0 {
+            let all = content.metadata.iter();
+            metadata.extend(all.map(|(key, value)| (key.as_str(), value.clone())));
+        }
+        let metadata: Vec<_> = metadata.iter().map(|(key, value)| (*key, value)).collect();
+        let name = format!("{stem}-{:05}-of-{count:05}.gguf", part + 1);
+        let path = file.with_file_name(name);
+        let mut out = std::fs::File::create(&path).unwrap();
+        gguf_file::write(&mut out, &metadata, &tensors).unwrap();
+        path
+    });
+    parts.collect()
 }

@@ -107,7 +107,8 @@ fn wrong_flags() {
 
 #[test]
 fn wrong_models() {
-    refused_with("--model no/such/model.gguf", "no/such/model.gguf");
+    refused_with("--model ./no/such/model.gguf", "no/such/model.gguf");
+    refused_with("--model tests/no/model.gguf", "does not exist");
     refused_with("--model ./no-such-folder", "no-such-folder");
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("broken.gguf");

@@ -3,9 +3,11 @@
 use crate::common::rig::distance;
 use crate::common::tiny::*;
 use crate::common::tiny_gguf::{llama3_factors, write_gguf, write_gguf_with};
+use crate::common::tiny_gguf::{split, with_blocks};
 use candle_core::quantized::gguf_file::Value;
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
+use foretoken::kernels::quant::BlockType;
 
 #[test]
 fn gguf_of_floats_equals_safetensors() {
@@ -58,6 +60,69 @@ fn gguf_of_every_block_type() {
             "{kind:?}: logits up to {size} differ by {far}"
         );
     }
+}
+
+/// The same for types that candle does not have.
+#[test]
+fn gguf_of_block_types_that_candle_lacks() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, tensors) = (llama_config(16), tensors(16, DType::F32));
+    let file = folder.path().join("model.gguf");
+    let tokens = short_prompt(12);
+    for kind in [BlockType::Iq4Nl, BlockType::Iq4Xs, BlockType::Mxfp4] {
+        write_gguf(&file, &tensors, GgmlDType::Q4_0, &llama3_factors(&config));
+        let stored = with_blocks(&file, kind, &tensors);
+        let got = logits(open(&file).unwrap(), &tokens);
+        let want = candles_logits(&config, &stored, &tokens);
+        let size = want.iter().fold(0f32, |m, x| m.max(x.abs()));
+        let far = distance(&got[11], &want);
+        assert!(
+            far < 0.06 * size,
+            "{kind}: logits up to {size} differ by {far}"
+        );
+    }
+}
+
+#[test]
+fn a_model_in_several_files_is_named_by_its_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, tensors) = (llama_config(16), tensors(16, DType::F32));
+    let whole = folder.path().join("whole.gguf");
+    write_gguf(&whole, &tensors, GgmlDType::Q8_0, &llama3_factors(&config));
+    let parts = split(&whole, 3);
+    std::fs::rename(&whole, folder.path().join("whole")).unwrap();
+    let tokens = short_prompt(12);
+    // The folder has one model.
+    let got = logits(open(folder.path()).unwrap(), &tokens);
+    assert_eq!(logits(open(&parts[0]).unwrap(), &tokens), got);
+    std::fs::rename(folder.path().join("whole"), &whole).unwrap();
+    assert_eq!(logits(open(&whole).unwrap(), &tokens), got);
+
+    let refused = |path: &std::path::Path, needles: &[&str]| {
+        let error = open(path).err().unwrap().to_string();
+        for needle in needles {
+            assert!(error.contains(needle), "{error}");
+        }
+        assert_eq!(error.lines().count(), 1, "{error}");
+    };
+    let names = ["whole-00001-of-00003.gguf", "whole-00002-of-00003.gguf"];
+    refused(&parts[1], &["part 2 of 3", "name the first", names[0]]);
+    let away = folder.path().join("away");
+    std::fs::rename(&parts[1], &away).unwrap();
+    refused(&parts[0], &[names[1], "missing"]);
+    // Another part under its name, and a part under the name of a model.
+    std::fs::copy(&parts[2], &parts[1]).unwrap();
+    refused(&parts[0], &[names[1], "it is part 3 of 3"]);
+    std::fs::rename(&away, &parts[1]).unwrap();
+    let alone = folder.path().join("alone.gguf");
+    std::fs::copy(&parts[0], &alone).unwrap();
+    refused(&alone, &["NAME-00001-of-00003.gguf"]);
+    // Tensors that are there twice, or in no part.
+    let bytes = std::fs::read(&parts[1]).unwrap();
+    std::fs::write(&parts[1], &bytes[..bytes.len() / 2]).unwrap();
+    refused(&parts[0], &[names[1], "more than the file has"]);
+    std::fs::write(&parts[1], "").unwrap();
+    refused(&parts[0], &[names[1], "not a readable GGUF file"]);
 }
 
 /// Metadata and tensors that ask for something the decoder does not do, or that are invalid.

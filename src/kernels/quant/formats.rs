@@ -1,7 +1,7 @@
 //! The layout of blocks of quantized weights for the kernels, and their meaning.
 //!
 //! All formats have blocks of 32 inputs. A value is `scale * factor * (quant - BIAS) + offset`, where the
-//! quant is unsigned. Scale and offset belong to the block, the factor (an integer) to half a block. A tile
+//! quant is unsigned; in some formats it is the number of a value in a table instead. Scale and offset belong to the block, the factor (an integer) to half a block. A tile
 //! holds one block of each of 16 outputs. One vector of 64 bytes holds four inputs of 16 outputs, to be
 //! multiplied with four activations that are broadcast to all outputs: vector `v` has inputs
 //! `4 v .. 4 v + 4`. Formats with fewer than 8 bits keep vector `v` in the low halves and vector `v + 4` in
@@ -22,6 +22,27 @@ pub(super) const VECTOR: usize = 4 * WIDTH;
 /// Inputs that share a scale record in the K formats.
 pub(super) const SUPER: usize = 256;
 
+/// Values of the quants of `IQ4_NL` and `IQ4_XS`.
+const IQ4: [i8; 16] = [
+    -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
+];
+/// Twice the values of the quants of `MXFP4`, which are floats with two bits of exponent and one of mantissa
+/// (OCP Microscaling Formats 1.0).
+const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// Values plus 128, unsigned, as instructions look them up.
+const fn biased(table: Option<&[i8; 16]>) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    if let Some(table) = table {
+        let mut i = 0;
+        while i < 16 {
+            bytes[i] = table[i].cast_unsigned() ^ 0x80;
+            i += 1;
+        }
+    }
+    bytes
+}
+
 /// The unsigned quants of one block.
 pub(super) type Block = [u8; BLOCK];
 
@@ -36,6 +57,12 @@ pub(super) trait Format: 'static {
     const SCALES: usize;
     /// The value that is subtracted from quants.
     const BIAS: i32 = 0;
+    /// The values that quants of 4 bits stand for; `None` = they are numbers.
+    const TABLE: Option<&'static [i8; 16]> = None;
+    /// The same plus 128.
+    const BIASED: [u8; 16] = biased(Self::TABLE);
+    /// Bits of what is multiplied: of the values that quants stand for, plus 128, or of the quants.
+    const VALUE_BITS: usize = if Self::TABLE.is_some() { 8 } else { Self::BITS };
     /// Whether [`Format::offset`] can differ from 0.
     const OFFSET: bool = false;
     /// Bytes of a tile.
@@ -113,6 +140,84 @@ impl Format for Q4_0 {
 
     fn scale(scales: &[u8], sub: usize, c: usize) -> f32 {
         half(scales, sub * HALVES, c)
+    }
+}
+
+/// `IQ4_NL`: like `Q4_0`, but quants stand for values that are not evenly spaced.
+pub(super) struct Iq4Nl;
+
+impl Format for Iq4Nl {
+    const BITS: usize = 4;
+    const SPAN: usize = 2;
+    const SCALES: usize = Self::SPAN * HALVES;
+    const TABLE: Option<&'static [i8; 16]> = Some(&IQ4);
+
+    fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]) -> Block {
+        Q4_0::read(data, sub, c, scales)
+    }
+
+    fn scale(scales: &[u8], sub: usize, c: usize) -> f32 {
+        Q4_0::scale(scales, sub, c)
+    }
+}
+
+/// `IQ4_XS`: eight blocks of `IQ4_NL` whose scales are a half times a whole number of 6 bits. Its scales are 16
+/// halves, 32 unused bytes, then for each block 16 signed bytes.
+pub(super) struct Iq4Xs;
+
+impl Iq4Xs {
+    /// The place of the whole numbers of a block among the scales.
+    pub const fn factors(sub: usize) -> usize {
+        2 * HALVES + sub * WIDTH
+    }
+}
+
+impl Format for Iq4Xs {
+    const BITS: usize = 4;
+    const SPAN: usize = SUPER / BLOCK;
+    const SCALES: usize = Self::factors(Self::SPAN);
+    const TABLE: Option<&'static [i8; 16]> = Some(&IQ4);
+
+    /// A half, 16 bits with the upper two of each factor, four bytes with the lower four, and the quants.
+    fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]) -> Block {
+        copy_half(data, scales, 0, c);
+        let high = u16::from_le_bytes([data[2], data[3]]) >> (2 * sub) & 3;
+        let low = data[4 + sub / 2] >> (sub % 2 * 4) & 15;
+        let factor = low | (high as u8) << 4;
+        scales[Self::factors(sub) + c] = factor.wrapping_sub(32);
+        split(&data[8 + sub * BLOCK / 2..])
+    }
+
+    fn scale(scales: &[u8], sub: usize, c: usize) -> f32 {
+        half(scales, 0, c) * f32::from(scales[Self::factors(sub) + c] as i8)
+    }
+}
+
+/// `MXFP4`: floats of 4 bits, with a power of two for each block. Its scales are 16 exponents for each of four
+/// blocks.
+pub(super) struct Mxfp4;
+
+impl Mxfp4 {
+    /// The smallest power of two that is half a scale, as bits: below it, exponents are those of subnormal
+    /// numbers.
+    pub const SMALLEST: u32 = 1 << 22;
+}
+
+impl Format for Mxfp4 {
+    const BITS: usize = 4;
+    const SPAN: usize = 4;
+    const SCALES: usize = Self::SPAN * WIDTH;
+    const TABLE: Option<&'static [i8; 16]> = Some(&E2M1);
+
+    fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]) -> Block {
+        scales[sub * WIDTH + c] = data[0];
+        split(&data[1..])
+    }
+
+    /// `2^(exponent - 128)`: the table has twice the values.
+    fn scale(scales: &[u8], sub: usize, c: usize) -> f32 {
+        let exponent = u32::from(scales[sub * WIDTH + c]);
+        0.5 * f32::from_bits((exponent << 23).max(Self::SMALLEST))
     }
 }
 
@@ -335,7 +440,7 @@ pub(super) fn set_block<F: Format>(tile: &mut [u8], c: usize, block: &Block) {
     }
 }
 
-/// The quant of a tile, without the bias.
+/// The quant of a tile, without the bias, or the value that it stands for.
 pub(super) fn quant<F: Format>(tile: &[u8], c: usize, k: usize) -> i32 {
     let [low, high] = place(F::BITS, c, k);
     let q = match F::BITS {
@@ -346,5 +451,8 @@ pub(super) fn quant<F: Format>(tile: &[u8], c: usize, k: usize) -> i32 {
             tile[low.0] >> low.1 & 15 | (tile[high.0] >> high.1 & mask) << 4
         }
     };
-    i32::from(q) - F::BIAS
+    match F::TABLE {
+        Some(values) => i32::from(values[usize::from(q)]),
+        None => i32::from(q) - F::BIAS,
+    }
 }

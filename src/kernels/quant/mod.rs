@@ -11,6 +11,7 @@
 //! as for one, and its `Q4_1` is many times slower still. Verifying drafts needs cheap extra rows.
 
 mod activations;
+mod block_type;
 mod formats;
 mod pack;
 mod portable;
@@ -25,10 +26,10 @@ use super::matmul::{CpuMatrix, Group, Product};
 use super::parallel::{Shared, for_each};
 use super::storage::{Place, output, write};
 use activations::{Activations, ROWS, Turn, turns};
-use candle_core::quantized::GgmlDType;
 use formats::WIDTH;
 use tiles::{Strip, with_format};
 
+pub use block_type::BlockType;
 pub use formats::BLOCK;
 pub use tiles::QuantMatrix;
 
@@ -72,7 +73,7 @@ fn product<F: x86::Vectors>(
 }
 
 /// Maximum number of rows of a turn.
-fn max_rows(isa: Isa, dtype: GgmlDType) -> usize {
+fn max_rows(isa: Isa, dtype: BlockType) -> usize {
     #[cfg(target_arch = "x86_64")]
     return with_format!(dtype, F => x86::max_rows::<F>(isa));
     #[cfg(not(target_arch = "x86_64"))]
@@ -117,7 +118,7 @@ impl CpuMatrix for QuantMatrix {
     }
 
     fn format(&self) -> String {
-        format!("{:?}", self.dtype())
+        self.dtype().to_string()
     }
 
     fn read_row(&self, output: usize, row: &mut [f32]) {

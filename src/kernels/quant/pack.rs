@@ -1,18 +1,18 @@
 //! Converts GGUF blocks, or floats, to tiles.
 
+use super::block_type::BlockType;
 use super::formats::{self, BLOCK, Format, SUPER, WIDTH};
 use super::tiles::{Line, QuantMatrix, strip_lines, with_format};
 use candle_core::Result;
-use candle_core::quantized::GgmlDType;
 use half::f16;
 
 impl QuantMatrix {
     /// Whether [`QuantMatrix::from_blocks`] takes blocks of this type with `inputs` values per row.
-    pub fn keeps(dtype: GgmlDType, inputs: usize) -> bool {
-        use GgmlDType::{Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+    pub fn keeps(dtype: BlockType, inputs: usize) -> bool {
+        use BlockType::{Iq4Nl, Iq4Xs, Mxfp4, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
         match dtype {
-            Q8_0 | Q4_0 | Q4_1 | Q5_0 | Q5_1 => inputs.is_multiple_of(BLOCK),
-            Q4K | Q5K | Q6K => inputs.is_multiple_of(SUPER),
+            Q8_0 | Q4_0 | Q4_1 | Q5_0 | Q5_1 | Iq4Nl | Mxfp4 => inputs.is_multiple_of(BLOCK),
+            Q4K | Q5K | Q6K | Iq4Xs => inputs.is_multiple_of(SUPER),
             _ => false,
         }
     }
@@ -22,25 +22,26 @@ impl QuantMatrix {
     /// # Errors
     /// If [`QuantMatrix::keeps`] does not accept the type, or `data` has another length.
     pub fn from_blocks(
-        dtype: GgmlDType,
+        dtype: impl Into<BlockType>,
         data: &[u8],
         outputs: usize,
         inputs: usize,
     ) -> Result<Self> {
+        let dtype = dtype.into();
         let bytes = outputs * inputs / dtype.block_size() * dtype.type_size();
         if !Self::keeps(dtype, inputs) || data.len() != bytes {
             let found = data.len();
-            candle_core::bail!(
-                "{found} bytes cannot be a [{outputs}, {inputs}] weight in {dtype:?}"
-            );
+            candle_core::bail!("{found} bytes cannot be a [{outputs}, {inputs}] weight in {dtype}");
         }
         let (size, converted);
-        let (dtype, size, data) = if dtype == GgmlDType::Q5_0 {
-            (converted, size) = affine(data, dtype.type_size());
-            (GgmlDType::Q5_1, size, converted.as_slice())
+        let held = Self::held_as(dtype);
+        let (size, data) = if held == dtype {
+            (dtype.type_size(), data)
         } else {
-            (dtype, dtype.type_size(), data)
+            (converted, size) = affine(data, dtype.type_size());
+            (size, converted.as_slice())
         };
+        let dtype = held;
         let together = dtype.block_size() / BLOCK;
         let lines = with_format!(dtype, F => pack::<F>(data, size, together, inputs / BLOCK));
         Ok(Self {
@@ -63,17 +64,26 @@ impl QuantMatrix {
             );
         }
         let blocks: Vec<u8> = data.chunks_exact(BLOCK).flat_map(q8_0).collect();
-        Self::from_blocks(GgmlDType::Q8_0, &blocks, outputs, inputs)
+        Self::from_blocks(BlockType::Q8_0, &blocks, outputs, inputs)
+    }
+
+    /// All values, `[outputs, inputs]` in the order of rows.
+    pub fn dequantize(&self) -> Vec<f32> {
+        let mut values = vec![0f32; self.outputs * self.inputs];
+        for (output, row) in values.chunks_exact_mut(self.inputs).enumerate() {
+            self.dequantize_row(output, row);
+        }
+        values
     }
 
     /// See [`CpuMatrix::read_row`](super::CpuMatrix::read_row).
     pub(super) fn dequantize_row(&self, output: usize, row: &mut [f32]) {
         assert!(output < self.outputs, "output {output} of {}", self.outputs);
         assert_eq!(row.len(), self.inputs, "inputs of a row");
-        with_format!(self.dtype, F => self.dequantize::<F>(output, row));
+        with_format!(self.dtype, F => self.dequantize_as::<F>(output, row));
     }
 
-    fn dequantize<F: Format>(&self, output: usize, row: &mut [f32]) {
+    fn dequantize_as<F: Format>(&self, output: usize, row: &mut [f32]) {
         let (strip, c) = (self.strip::<F>(output / WIDTH), output % WIDTH);
         for (b, row) in row.chunks_exact_mut(BLOCK).enumerate() {
             let (scales, sub, tile) = strip.block(b);

@@ -6,19 +6,22 @@ use crate::kernels::matmul::matmul;
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 
-const KINDS: [GgmlDType; 8] = [
-    GgmlDType::Q8_0,
-    GgmlDType::Q4_0,
-    GgmlDType::Q4_1,
-    GgmlDType::Q5_0,
-    GgmlDType::Q5_1,
-    GgmlDType::Q4K,
-    GgmlDType::Q5K,
-    GgmlDType::Q6K,
+const KINDS: [BlockType; 11] = [
+    BlockType::Q8_0,
+    BlockType::Q4_0,
+    BlockType::Q4_1,
+    BlockType::Q5_0,
+    BlockType::Q5_1,
+    BlockType::Q4K,
+    BlockType::Q5K,
+    BlockType::Q6K,
+    BlockType::Iq4Nl,
+    BlockType::Iq4Xs,
+    BlockType::Mxfp4,
 ];
 
 /// A number of inputs that the type allows: `blocks` of its blocks.
-fn inputs(kind: GgmlDType, blocks: usize) -> usize {
+fn inputs(kind: BlockType, blocks: usize) -> usize {
     blocks * kind.block_size().max(BLOCK)
 }
 
@@ -38,14 +41,72 @@ fn products(isa: Isa, weights: &[&QuantMatrix], x: &[f32], inputs: usize) -> Vec
     QuantMatrix::multiply(&product, isa)
 }
 
-/// A random weight as tiles, and its values as candle reads them from the same blocks.
-fn weight(kind: GgmlDType, outputs: usize, inputs: usize) -> (QuantMatrix, Vec<Vec<f32>>) {
+/// A random weight as tiles, and its values as candle reads them from the same blocks. Types that candle does
+/// not have are read by the tiles, which the test of reference values checks.
+fn weight(
+    kind: impl Into<BlockType>,
+    outputs: usize,
+    inputs: usize,
+) -> (QuantMatrix, Vec<Vec<f32>>) {
+    let kind = kind.into();
+    let Some(candles) = kind.candles() else {
+        let data = random_blocks(kind, outputs * inputs / kind.block_size());
+        let matrix = QuantMatrix::from_blocks(kind, &data, outputs, inputs).unwrap();
+        let values = matrix.dequantize();
+        let values = values.chunks_exact(inputs).map(<[f32]>::to_vec).collect();
+        return (matrix, values);
+    };
     let floats = Tensor::randn(0.3f32, 1., (outputs, inputs), &Device::Cpu).unwrap();
-    let blocks = QTensor::quantize(&floats, kind).unwrap();
+    let blocks = QTensor::quantize(&floats, candles).unwrap();
     let data = blocks.data().unwrap();
     let matrix = QuantMatrix::from_blocks(kind, &data, outputs, inputs).unwrap();
     let values = blocks.dequantize(&Device::Cpu).unwrap().to_vec2();
     (matrix, values.unwrap())
+}
+
+/// Blocks of random bytes with scales near 1/64.
+fn random_blocks(kind: BlockType, count: usize) -> Vec<u8> {
+    let mut state = 7u64;
+    let mut next = move || {
+        state = crate::sampling::mix(state);
+        (state >> 40) as u8
+    };
+    let blocks = (0..count).flat_map(|_| {
+        let mut block: Vec<u8> = (0..kind.type_size()).map(|_| next()).collect();
+        match kind {
+            BlockType::Mxfp4 => block[0] = 120 + block[0] % 4,
+            _ => {
+                let scale = half::f16::from_f32(f32::from(block[0]) / 256. / 64.);
+                block[..2].copy_from_slice(&scale.to_le_bytes());
+            }
+        }
+        block
+    });
+    blocks.collect()
+}
+
+/// Of random blocks that the package `gguf` read (`scripts/make-block-fixtures.py`), bit for bit.
+#[test]
+fn values_are_those_of_another_implementation() {
+    let file = include_str!("../../../tests/data/block-types.json");
+    let file: serde_json::Value = serde_json::from_str(file).unwrap();
+    for kind in [BlockType::Iq4Nl, BlockType::Iq4Xs, BlockType::Mxfp4] {
+        let found = &file[kind.name()];
+        let hex = found["blocks"].as_str().unwrap();
+        let byte = |at: usize| u8::from_str_radix(&hex[2 * at..][..2], 16).unwrap();
+        let data: Vec<u8> = (0..hex.len() / 2).map(byte).collect();
+        let wanted = found["values"].as_array().unwrap().iter();
+        let wanted: Vec<f32> = wanted
+            .map(|bits| f32::from_bits(bits.as_u64().unwrap() as u32))
+            .collect();
+        let outputs = data.len() / kind.type_size();
+        // Each block is a row, and all are one row.
+        for outputs in [outputs, 1] {
+            let inputs = wanted.len() / outputs;
+            let matrix = QuantMatrix::from_blocks(kind, &data, outputs, inputs).unwrap();
+            assert_eq!(matrix.dequantize(), wanted, "{kind}");
+        }
+    }
 }
 
 #[test]
@@ -183,28 +244,29 @@ fn several_weights_in_one_call_are_as_each_alone() {
 fn extreme_values_do_not_overflow() {
     let half = half::f16::ONE.to_le_bytes();
     let zero = [0u8; 2];
-    let kinds: [(GgmlDType, usize, Vec<u8>, f32); 5] = [
+    let kinds: [(BlockType, usize, Vec<u8>, f32); 6] = [
+        (BlockType::Iq4Nl, 32, [&half[..], &[0; 16]].concat(), -127.),
         (
-            GgmlDType::Q8_0,
+            BlockType::Q8_0,
             32,
             [&half[..], &[0x80; 32]].concat(),
             -128.,
         ),
-        (GgmlDType::Q4_0, 32, [&half[..], &[0xFF; 16]].concat(), 7.),
+        (BlockType::Q4_0, 32, [&half[..], &[0xFF; 16]].concat(), 7.),
         (
-            GgmlDType::Q4_1,
+            BlockType::Q4_1,
             32,
             [&half[..], &zero, &[0xFF; 16]].concat(),
             15.,
         ),
         (
-            GgmlDType::Q5_1,
+            BlockType::Q5_1,
             32,
             [&half[..], &zero, &[0xFF; 20]].concat(),
             31.,
         ),
         (
-            GgmlDType::Q6K,
+            BlockType::Q6K,
             256,
             [&[0xFF; 192][..], &[0x80; 16], &half].concat(),
             31. * -128.,

@@ -1,7 +1,7 @@
 //! The memory layout of quantized weights.
 
+use super::block_type::BlockType;
 use super::formats::{BLOCK, Format, VECTOR, WIDTH};
-use candle_core::quantized::GgmlDType;
 use std::marker::PhantomData;
 
 /// A vector's bytes, aligned.
@@ -20,13 +20,16 @@ macro_rules! with_format {
             }};
         }
         match $dtype {
-            GgmlDType::Q8_0 => with!(Q8_0),
-            GgmlDType::Q4_0 => with!(Q4_0),
-            GgmlDType::Q4_1 => with!(Q4_1),
-            GgmlDType::Q5_1 => with!(Q5_1),
-            GgmlDType::Q4K => with!(Q4K),
-            GgmlDType::Q5K => with!(Q5K),
-            GgmlDType::Q6K => with!(Q6K),
+            BlockType::Q8_0 => with!(Q8_0),
+            BlockType::Q4_0 => with!(Q4_0),
+            BlockType::Q4_1 => with!(Q4_1),
+            BlockType::Q5_1 => with!(Q5_1),
+            BlockType::Q4K => with!(Q4K),
+            BlockType::Q5K => with!(Q5K),
+            BlockType::Q6K => with!(Q6K),
+            BlockType::Iq4Nl => with!(Iq4Nl),
+            BlockType::Iq4Xs => with!(Iq4Xs),
+            BlockType::Mxfp4 => with!(Mxfp4),
             other => unreachable!("no tiles of {other:?}"),
         }
     }};
@@ -38,7 +41,7 @@ pub struct QuantMatrix {
     pub(super) outputs: usize,
     pub(super) inputs: usize,
     /// One that [`with_format`] has.
-    pub(super) dtype: GgmlDType,
+    pub(super) dtype: BlockType,
     /// Records `[outputs / 16 rounded up][inputs / 32 / SPAN rounded up]`. Outputs beyond the last are zero.
     pub(super) lines: Vec<Line>,
 }
@@ -70,8 +73,23 @@ impl QuantMatrix {
         self.outputs.div_ceil(WIDTH)
     }
 
+    /// Bytes of a weight of a block type that [`QuantMatrix::keeps`] accepts.
+    pub fn bytes(dtype: BlockType, outputs: usize, inputs: usize) -> usize {
+        let dtype = Self::held_as(dtype);
+        let lines = with_format!(dtype, F => strip_lines::<F>(inputs / BLOCK));
+        outputs.div_ceil(WIDTH) * lines * VECTOR
+    }
+
+    /// The block type whose tiles hold blocks of this type without loss.
+    pub(super) fn held_as(dtype: BlockType) -> BlockType {
+        match dtype {
+            BlockType::Q5_0 => BlockType::Q5_1,
+            same => same,
+        }
+    }
+
     /// The block type that the tiles hold.
-    pub fn dtype(&self) -> GgmlDType {
+    pub fn dtype(&self) -> BlockType {
         self.dtype
     }
 

@@ -157,6 +157,7 @@ fn decoder(config: &ModelConfig, tensors: &Tensors) -> Decoder {
     let file = folder.path().join("model.safetensors");
     candle_core::safetensors::save(tensors, file).unwrap();
     let dtypes = Dtypes {
+        blocks: None,
         activations: DType::F32,
         matrices: Some(DType::F32),
         kv: DType::F32,

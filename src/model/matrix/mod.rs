@@ -6,17 +6,74 @@ mod packed;
 mod quantized;
 #[cfg(test)]
 mod tests;
+mod unread;
 
 use crate::error::{Error, Result};
 use crate::kernels::dense::DenseMatrix;
+use crate::kernels::quant::{BlockType, QuantMatrix};
+use candle_core::quantized::{QStorage, QTensor};
 use candle_core::{DType, Device, Tensor};
 use std::any::Any;
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
 pub use dense::Dense;
 pub use packed::Packed;
 pub use quantized::Quantized;
+pub use unread::Unread;
+
+/// How a weight is stored in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// Unquantized.
+    Dense(DType),
+    /// Our tiles of such blocks, on the CPU.
+    Tiles(BlockType),
+    /// The blocks themselves, which candle multiplies.
+    Blocks(BlockType),
+}
+
+impl Form {
+    /// The form in which a GGUF weight of `kind` with `inputs` inputs is loaded: blocks stay if a kernel takes
+    /// them, and become `Q8_0` otherwise; f32, f16 and bf16 become `dtype`, or stay if that is `None`.
+    pub fn of_gguf(kind: BlockType, inputs: usize, dtype: Option<DType>, device: &Device) -> Self {
+        if let Some(own) = kind.float() {
+            return Self::Dense(dtype.unwrap_or(own));
+        }
+        // candle has NEON kernels; on aarch64, ours would be plain Rust.
+        if (!device.is_cpu() || cfg!(target_arch = "aarch64")) && kind.candles().is_some() {
+            return Self::Blocks(kind);
+        }
+        match (device.is_cpu(), QuantMatrix::keeps(kind, inputs)) {
+            // candle has no kernel on a GPU.
+            (false, _) => Self::Dense(dtype.unwrap_or(DType::F16)),
+            (true, true) => Self::Tiles(kind),
+            (true, false) => Self::Tiles(BlockType::Q8_0),
+        }
+    }
+
+    /// `bf16` or `Q4_1`.
+    pub fn name(self) -> String {
+        match self {
+            Self::Dense(dtype) => dtype.as_str().to_owned(),
+            Self::Tiles(kind) | Self::Blocks(kind) => kind.to_string(),
+        }
+    }
+
+    /// Bytes of a weight of the shape `dims`, with what its layout adds.
+    pub fn bytes(self, dims: &[usize]) -> u64 {
+        let elements: usize = dims.iter().product();
+        let bytes = match (self, dims) {
+            (Self::Dense(dtype), _) => elements * dtype.size_in_bytes(),
+            (Self::Tiles(kind), &[outputs, inputs]) => QuantMatrix::bytes(kind, outputs, inputs),
+            (Self::Tiles(kind) | Self::Blocks(kind), _) => {
+                elements / kind.block_size() * kind.type_size()
+            }
+        };
+        bytes as u64
+    }
+}
 
 /// A weight `[outputs, inputs]` in one format, on one device.
 ///
@@ -101,15 +158,41 @@ pub trait Matrix: Any + Send + Sync {
 /// # Errors
 /// If the tensor is not a matrix, or `dtype` is none of f32, f16 and bf16.
 pub fn unquantized(weight: &Tensor, dtype: Option<DType>) -> Result<Arc<dyn Matrix>> {
-    let dtype = dtype.unwrap_or(match weight.dtype() {
-        own @ (DType::F32 | DType::F16 | DType::BF16) => own,
-        _ => DType::F32,
-    });
-    let weight = weight.to_dtype(dtype)?;
+    let weight = weight.to_dtype(unquantized_dtype(weight.dtype(), dtype))?;
     Ok(match weight.device() {
         Device::Cpu => Arc::new(Packed::new(DenseMatrix::new(&weight)?)),
         _ => Arc::new(Dense::new(weight)?),
     })
+}
+
+/// The dtype of [`unquantized`] weights whose own dtype is `own`.
+pub fn unquantized_dtype(own: DType, dtype: Option<DType>) -> DType {
+    dtype.unwrap_or(match own {
+        DType::F32 | DType::F16 | DType::BF16 => own,
+        _ => DType::F32,
+    })
+}
+
+/// The weight of this `shape` whose blocks are `data`, in a form that is not dense.
+///
+/// # Errors
+/// If the blocks are not those of the shape, or the device fails.
+pub fn quantized(
+    form: Form,
+    data: Vec<u8>,
+    (outputs, inputs): (usize, usize),
+    device: &Device,
+) -> Result<Arc<dyn Matrix>> {
+    let (Form::Tiles(kind) | Form::Blocks(kind)) = form else {
+        return Err(Error::internal("a dense form has no blocks"));
+    };
+    if let (Form::Blocks(_), Some(candles)) = (form, kind.candles()) {
+        let storage = QStorage::from_data(Cow::Owned(data), device, candles)?;
+        let blocks = QTensor::new(storage, (outputs, inputs))?;
+        return Ok(Arc::new(Quantized::new(blocks)?));
+    }
+    let tiles = QuantMatrix::from_blocks(kind, &data, outputs, inputs)?;
+    Ok(Arc::new(Packed::new(tiles)))
 }
 
 /// The same outputs in the same order, with as few matrices as [`Matrix::join`] allows.

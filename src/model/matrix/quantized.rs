@@ -2,6 +2,7 @@
 
 use super::{Dense, Matrix, no_batch_invariant_kernel};
 use crate::error::Result;
+use crate::kernels::quant::BlockType;
 use candle_core::quantized::{QMatMul, QTensor};
 use candle_core::{DType, Module, Tensor};
 use std::sync::Arc;
@@ -42,7 +43,7 @@ impl Matrix for Quantized {
     }
 
     fn format(&self) -> String {
-        format!("{:?}", self.blocks.dtype())
+        BlockType::from(self.blocks.dtype()).to_string()
     }
 
     fn forward(&self, x: &Tensor) -> Result<Tensor> {

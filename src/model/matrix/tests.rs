@@ -110,7 +110,7 @@ fn every_format_multiplies_and_gives_its_values_back() {
 #[test]
 fn formats_are_named() {
     let formats = KINDS.map(|kind| kind.matrix(1, 2).0.format());
-    let quantized = ["Q8_0", "Q4_1", "Q6K", "Q4_0", "Q6K"];
+    let quantized = ["Q8_0", "Q4_1", "Q6_K", "Q4_0", "Q6_K"];
     assert_eq!(formats[..4], ["f32", "f32", "f16", "bf16"]);
     assert_eq!(formats[4..], quantized);
 }
@@ -157,7 +157,7 @@ fn only_neighbours_of_one_kind_are_joined() {
         .collect();
     let joined = join(apart.clone()).unwrap();
     let formats: Vec<String> = joined.iter().map(|matrix| matrix.format()).collect();
-    assert_eq!(formats, ["bf16", "Q4_1, Q6K", "Q8_0", "f32, f16", "Q8_0"]);
+    assert_eq!(formats, ["bf16", "Q4_1, Q6_K", "Q8_0", "f32, f16", "Q8_0"]);
     let x = numbers(5, 3, INPUTS);
     let products = |matrices: &[Arc<dyn Matrix>]| {
         let parts = matrices.iter().map(|matrix| matrix.forward(&x).unwrap());

@@ -31,6 +31,9 @@ pub(in super::super) trait Lanes: 'static {
     unsafe fn unsigned(at: *const u8) -> Self::I;
     unsafe fn signed(at: *const u8) -> Self::I;
 
+    /// Bytes of a table, each of which an index below 16 names.
+    unsafe fn look_up(table: &[u8; 16], index: Self::I) -> Self::I;
+
     unsafe fn float_zero() -> Self::F;
     unsafe fn floats(a: Self::I) -> Self::F;
     /// Widens halves.
@@ -40,6 +43,8 @@ pub(in super::super) trait Lanes: 'static {
     /// `a * b + c`, rounded once.
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     unsafe fn negate(a: Self::F) -> Self::F;
+    /// Floats with these exponents of 8 bits, but at least the float with the bits `min`.
+    unsafe fn powers(exponents: Self::I, min: u32) -> Self::F;
     unsafe fn store(at: *mut f32, a: Self::F);
 }
 
@@ -92,6 +97,14 @@ lanes!(Ymm, __m256i, __m256, 8;
     float_mul(a: __m256, b: __m256) -> __m256 => _mm256_mul_ps(a, b);
     fma(a: __m256, b: __m256, c: __m256) -> __m256 => _mm256_fmadd_ps(a, b, c);
     negate(a: __m256) -> __m256 => _mm256_xor_ps(a, _mm256_set1_ps(-0.0));
+    look_up(table: &[u8; 16], index: __m256i) -> __m256i => {
+        let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+        _mm256_shuffle_epi8(table, index)
+    };
+    powers(exponents: __m256i, min: u32) -> __m256 => {
+        let bits = _mm256_slli_epi32::<23>(exponents);
+        _mm256_castsi256_ps(_mm256_max_epu32(bits, _mm256_set1_epi32(min as i32)))
+    };
 );
 
 lanes!(Zmm, __m512i, __m512, 16;
@@ -113,6 +126,14 @@ lanes!(Zmm, __m512i, __m512, 16;
     float_broadcast(at: &f32) -> __m512 => _mm512_set1_ps(*at);
     float_mul(a: __m512, b: __m512) -> __m512 => _mm512_mul_ps(a, b);
     fma(a: __m512, b: __m512, c: __m512) -> __m512 => _mm512_fmadd_ps(a, b, c);
+    look_up(table: &[u8; 16], index: __m512i) -> __m512i => {
+        let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+        _mm512_shuffle_epi8(table, index)
+    };
+    powers(exponents: __m512i, min: u32) -> __m512 => {
+        let bits = _mm512_slli_epi32::<23>(exponents);
+        _mm512_castsi512_ps(_mm512_max_epu32(bits, _mm512_set1_epi32(min as i32)))
+    };
     negate(a: __m512) -> __m512 => {
         let sign = _mm512_set1_epi32(i32::MIN);
         _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(a), sign))

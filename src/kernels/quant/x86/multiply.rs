@@ -99,7 +99,7 @@ unsafe fn dots<M: ByteDots, F: Vectors, const R: usize>(w: &Weights, x: &Rows) -
         let two = F::BITS == 6 || R < 4;
         let (mut low, mut high) = ([M::Lanes::zero(); R], [M::Lanes::zero(); R]);
         for i in 0..R {
-            match F::BITS {
+            match F::VALUE_BITS {
                 8 => low[i] = M::Lanes::broadcast((&raw const x.sums(i).less_128).cast()),
                 6 => {
                     low[i] = M::Lanes::broadcast((&raw const x.sums(i).less_32[0]).cast());
@@ -112,7 +112,7 @@ unsafe fn dots<M: ByteDots, F: Vectors, const R: usize>(w: &Weights, x: &Rows) -
             }
         }
         each!(v in 0 4 1 5 2 6 3 7 => {
-            // In the order of memory.
+            // Quants of 8 bits in the order of memory.
             let v = if F::BITS == 8 { v % 4 * 2 + v / 4 } else { v };
             let w = quants::<F, M::Lanes>(w.tile, v);
             let sums = if two && v >= VECTORS / 2 { &mut high } else { &mut low };
@@ -217,7 +217,7 @@ impl Multiply for Avx2 {
                     }
                 };
             }
-            match F::BITS {
+            match F::VALUE_BITS {
                 8 => {
                     each!(v in 0 1 2 3 4 5 6 7 => {
                         // |w| * (x with the sign of w): pairs are at most 2 * 128 * 127, within i16.

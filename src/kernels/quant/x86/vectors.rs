@@ -1,7 +1,8 @@
 //! The formats as vectors.
 
 use super::super::formats::{
-    Format, NIBBLES, Q4_0, Q4_1, Q4K, Q5_1, Q5K, Q6K, Q8_0, VECTOR, WIDTH, scales_k,
+    Format, Iq4Nl, Iq4Xs, Mxfp4, NIBBLES, Q4_0, Q4_1, Q4K, Q5_1, Q5K, Q6K, Q8_0, VECTOR, WIDTH,
+    scales_k,
 };
 use super::lanes::Lanes;
 
@@ -39,7 +40,7 @@ pub(in super::super) trait Vectors: Format {
     }
 }
 
-/// Unsigned quants of inputs `4 v .. 4 v + 4`. `tile` is the tile's address plus four bytes for each output
+/// Unsigned quants of inputs `4 v .. 4 v + 4`, or the values plus 128 that they stand for. `tile` is the tile's address plus four bytes for each output
 /// before the vector's first.
 ///
 /// # Safety
@@ -58,6 +59,9 @@ pub(super) unsafe fn quants<F: Format, L: Lanes>(tile: *const u8, v: usize) -> L
             L::right::<4>(both)
         };
         let nibbles = L::and(nibbles, L::bytes(15));
+        if F::TABLE.is_some() {
+            return L::look_up(const { &F::BIASED }, nibbles);
+        }
         match F::BITS {
             5 => L::or(nibbles, fifth::<L>(tile, v)),
             6 => L::or(nibbles, upper_pair::<L>(tile, v)),
@@ -120,7 +124,7 @@ macro_rules! one_half_per_block {
         })*
     };
 }
-one_half_per_block!(Q8_0 Q4_0);
+one_half_per_block!(Q8_0 Q4_0 Iq4Nl);
 
 macro_rules! two_halves_per_block {
     ($($format:ty)*) => {
@@ -166,6 +170,31 @@ macro_rules! halves_times_bytes {
     };
 }
 halves_times_bytes!(Q4K Q5K);
+
+impl Vectors for Iq4Xs {
+    #[inline(always)]
+    unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize) -> L::F {
+        // SAFETY: in the record, by the caller's contract.
+        unsafe {
+            let factors = L::signed(scales.add(Iq4Xs::factors(sub) + first));
+            L::float_mul(L::halves(scales.add(2 * first)), L::floats(factors))
+        }
+    }
+}
+
+impl Vectors for Mxfp4 {
+    #[inline(always)]
+    unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize) -> L::F {
+        // SAFETY: as above.
+        unsafe {
+            let exponents = L::unsigned(scales.add(sub * WIDTH + first));
+            L::float_mul(
+                L::powers(exponents, Mxfp4::SMALLEST),
+                L::float_broadcast(&0.5),
+            )
+        }
+    }
+}
 
 impl Vectors for Q6K {
     #[inline(always)]

@@ -1,0 +1,170 @@
+//! Which models and heads on this machine can draft for a target, by their headers.
+
+use crate::drafts::Draft;
+use crate::load::{load_options, read_text};
+use candle_core::Device;
+use foretoken::config::{Config, DrafterChoice, LoadFlags};
+use foretoken::error::{Error, Result};
+use foretoken::gguf::{EMBEDDED, GgufSource};
+use foretoken::model::hub_gguf::{self, HubFile};
+use foretoken::model::{self, DraftNetwork, HeadKind, LoadFormat, Model, ModelSource, hub};
+use foretoken::text::{Text, check_same_tokens};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// Where the repository has heads.
+const HEADS: &str = "models/heads";
+/// A draft model has at most this share of the target's parameters: a larger one costs more than it wins.
+const MAX_SHARE: f64 = 0.5;
+
+/// A model or head that fits the target.
+#[derive(Debug, Serialize)]
+pub struct Candidate {
+    /// Its name for `--draft-model`.
+    pub name: String,
+    /// `model`, or the kind of head: `Eagle3`.
+    pub kind: String,
+    pub parameters: u64,
+    /// Of its weights in memory.
+    pub bytes: u64,
+}
+
+/// What drafts are for.
+pub struct Target<'a> {
+    pub config: &'a Config,
+    pub device: &'a Device,
+    pub model: &'a dyn Model,
+    pub text: &'a Text,
+    pub parameters: u64,
+    pub source: &'a ModelSource,
+}
+
+impl Target<'_> {
+    /// Those of the Hugging Face cache, of [`HEADS`] and of this program that fit. What cannot be read or does
+    /// not fit is left out.
+    pub fn fitting(&self) -> Vec<Candidate> {
+        let mut found: Vec<(String, ModelSource)> = Vec::new();
+        for embedded in EMBEDDED {
+            found.push((
+                embedded.name.into(),
+                ModelSource::Gguf(GgufSource::Embedded(embedded)),
+            ));
+        }
+        for path in entries(Path::new(HEADS)) {
+            let name = path.display().to_string();
+            if let Ok((source, _)) = ModelSource::resolve_headers(&name, None, LoadFormat::Auto) {
+                found.push((name, source));
+            }
+        }
+        for id in hub::cached_ids() {
+            for file in hub_gguf::cached_names(&id) {
+                let name = format!("{id}/{file}");
+                let path = HubFile::of(&name).and_then(|file| file.cached(None));
+                found.extend(path.map(|path| (name, ModelSource::Gguf(path.into()))));
+            }
+            if let Some(folder) = hub::cached(&id, None) {
+                found.push((id, ModelSource::Folder(folder)));
+            }
+        }
+        let others = found.iter().filter(|(_, source)| source != self.source);
+        let fitting = others.filter_map(|(name, source)| {
+            let fits = self.check(name, source);
+            // A cache has much that is no draft.
+            fits.map_err(|e| tracing::debug!("{name}: {e}")).ok()
+        });
+        fitting.collect()
+    }
+
+    /// The draft `name` in `source`, if it is one to recommend.
+    ///
+    /// # Errors
+    /// `Setup`: why it is none for this target.
+    fn check(&self, name: &str, source: &ModelSource) -> Result<Candidate> {
+        let (draft, candidate) = self.inspect(name, source, LoadFormat::Auto)?;
+        if draft.head().is_some() {
+            return Ok(candidate);
+        }
+        if candidate.parameters as f64 > MAX_SHARE * self.parameters as f64 {
+            return Err(Error::setup("it is too large for a draft"));
+        }
+        if draft.model().config().vocab_size > self.model.config().vocab_size {
+            return Err(Error::setup("it has more token ids than the target"));
+        }
+        let theirs = read_text(source, LoadFormat::Auto)?;
+        let theirs = theirs.ok_or_else(|| Error::setup("a tokenizer is missing"))?;
+        check_same_tokens(self.text, &theirs)?;
+        Ok(candidate)
+    }
+
+    /// The draft that `--draft-model` names, whose tokenizer may be another one; `None` if `drafter` has no model
+    /// of its own.
+    ///
+    /// # Errors
+    /// `Setup`: why it cannot draft for this target.
+    pub fn given(&self, drafter: &DrafterChoice) -> Result<Option<(DraftNetwork, Candidate)>> {
+        let (choice, takes): (_, fn(HeadKind) -> bool) = match drafter {
+            DrafterChoice::Model(choice) => (choice, |_| true),
+            DrafterChoice::Eagle3(choice) => (choice, |kind| !kind.is_parallel()),
+            DrafterChoice::Parallel(choice) => (choice, HeadKind::is_parallel),
+            DrafterChoice::Own(layers) => {
+                Draft::own(self.model, layers.as_ref())?;
+                return Ok(None);
+            }
+            _ => return Ok(None),
+        };
+        let (name, revision) = (&choice.name, choice.revision.as_deref());
+        let format = self.config.load.load_format;
+        let (source, format) = ModelSource::resolve_headers(name, revision, format)?;
+        let named = |e| Error::setup(format!("{name}: {e}"));
+        let any = matches!(drafter, DrafterChoice::Model(_));
+        if !any && !HeadKind::of(&source)?.is_some_and(takes) {
+            return Err(named(Error::setup(
+                "it is no such head: leave out --drafter",
+            )));
+        }
+        let (draft, candidate) = self.inspect(name, &source, format).map_err(named)?;
+        if draft.head().is_none() {
+            read_text(&source, format)?;
+        }
+        Ok(Some((draft, candidate)))
+    }
+
+    fn inspect(
+        &self,
+        name: &str,
+        source: &ModelSource,
+        format: LoadFormat,
+    ) -> Result<(DraftNetwork, Candidate)> {
+        let flags = LoadFlags {
+            load_format: format,
+            ..self.config.load.clone()
+        };
+        let options = load_options(&flags, self.device, true);
+        let (draft, kind, inventory) = match HeadKind::of(source)? {
+            Some(kind) => {
+                let (head, inventory) = model::inspect_head(source, kind, &options, self.model)?;
+                (DraftNetwork::Head(head), format!("{kind:?}"), inventory)
+            }
+            None => {
+                let (model, inventory) = model::inspect(source, &options)?;
+                (DraftNetwork::Model(model), "model".to_owned(), inventory)
+            }
+        };
+        let candidate = Candidate {
+            name: name.to_owned(),
+            kind,
+            parameters: inventory.sum(|entry| entry.elements),
+            bytes: inventory.sum(|entry| entry.loaded_bytes),
+        };
+        Ok((draft, candidate))
+    }
+}
+
+/// What is in a folder, in alphabetical order; nothing if there is no such folder.
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let is_model = |path: &PathBuf| path.is_dir() || path.extension().is_some_and(|e| e == "gguf");
+    let mut paths: Vec<PathBuf> = entries.map(|e| e.path()).filter(is_model).collect();
+    paths.sort();
+    paths
+}

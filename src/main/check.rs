@@ -1,0 +1,373 @@
+//! `foretoken check`: what a model is and takes on this machine, from headers alone.
+
+use crate::candidates::{Candidate, Target};
+use crate::defaults;
+use crate::load::{check_quantize, load_options, read_text};
+use crate::memory::{self, Budget, Cache};
+use clap::ValueEnum;
+use foretoken::config::{CheckOptions, Config, LoadFlags};
+use foretoken::error::{Error, Result};
+use foretoken::model::{
+    self, DraftNetwork, HeadKind, Inventory, LoadFormat, Model, ModelSource, TensorEntry,
+};
+use foretoken::text::Text;
+use foretoken::{console, kernels};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Answer {
+    Servable(Box<Report>),
+    Refused {
+        model: String,
+        servable: bool,
+        error: String,
+    },
+}
+
+/// A model that can be served. Sizes are in bytes, lengths in tokens.
+#[derive(Debug, Serialize)]
+struct Report {
+    model: String,
+    servable: bool,
+    architecture: String,
+    layers: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    vocabulary: usize,
+    context: usize,
+    parameters: u64,
+    /// `None`: the weights are not on this machine.
+    file_bytes: Option<u64>,
+    /// The types of the file's tensors, and how many of them have each.
+    file_types: BTreeMap<String, usize>,
+    tokenizer: &'static str,
+    tokens: usize,
+    chat_template: bool,
+    /// Whether the template tells the model of tools.
+    knows_tools: bool,
+    tool_call_format: Option<String>,
+    /// That of the template; `--reasoning-parser` turns it on.
+    reasoning_format: Option<String>,
+    device: &'static str,
+    weights_bytes: u64,
+    weights_types: BTreeMap<String, usize>,
+    kv_bytes_per_token: usize,
+    kv_bytes_of_context: u64,
+    /// What the cache holds with these flags.
+    kv_cache_tokens: usize,
+    kv_cache_bytes: u64,
+    memory_bytes: u64,
+    free_memory_bytes: u64,
+    decode: Option<Decode>,
+    /// That of `--draft-model`.
+    draft: Option<Candidate>,
+    /// Those on this machine that could be.
+    drafts: Vec<Candidate>,
+}
+
+/// An estimate of the speed of plain decoding: each token reads the weights once.
+#[derive(Debug, Serialize)]
+struct Decode {
+    /// Measured, in bytes a second.
+    memory_bandwidth: f64,
+    weights_bytes_per_token: u64,
+    tokens_per_second: f64,
+}
+
+/// Checks the model and prints what it is, or why it cannot be served.
+///
+/// # Errors
+/// `Setup`: why it cannot be served, or stdout cannot be written to.
+pub fn run(config: &Config, options: &CheckOptions) -> Result<()> {
+    let result = report(config);
+    if !options.json {
+        return console::print(result?);
+    }
+    let (answer, result) = match result {
+        Ok(report) => (Answer::Servable(Box::new(report)), Ok(())),
+        Err(e) => {
+            let refused = Answer::Refused {
+                model: config.model.name.clone(),
+                servable: false,
+                error: e.to_string(),
+            };
+            (refused, Err(e))
+        }
+    };
+    let json = serde_json::to_string_pretty(&answer)
+        .map_err(|e| Error::internal(format!("the report: {e}")))?;
+    console::print(format!("{json}\n"))?;
+    result
+}
+
+fn report(config: &Config) -> Result<Report> {
+    let device = kernels::device(&config.load.device)?;
+    kernels::cpu::check()?;
+    if let Some(threads) = config.load.threads {
+        kernels::set_threads(threads);
+    }
+    memory::check_limits(config)?;
+    let mut budget = Budget::new(&device)?;
+    let name = &config.model.name;
+    let (source, format) = ModelSource::resolve_headers(
+        name,
+        config.model.revision.as_deref(),
+        config.load.load_format,
+    )?;
+    check_quantize(config, &source)?;
+    // Before the model, whose error would be about a layer.
+    if HeadKind::of(&source)?.is_some() {
+        return Err(Error::setup(format!(
+            "{name} is a draft head, not a model: give it as --draft-model beside its target"
+        )));
+    }
+    let text = read_text(&source, format)?;
+    let text = text.ok_or_else(|| {
+        Error::setup(
+            "serving needs a tokenizer.json beside config.json; bench --random-prompts does not",
+        )
+    })?;
+    let flags = LoadFlags {
+        load_format: format,
+        ..config.load.clone()
+    };
+    let options = load_options(&flags, &device, config.load.keep_quantized);
+    let (model, inventory) = model::inspect(&source, &options)?;
+    defaults::of(&config.generation, &source)?;
+    let weights_bytes = inventory.sum(|entry| entry.loaded_bytes);
+    if let Some(budget) = &mut budget {
+        budget.add("target weights", weights_bytes);
+    }
+    let target = Target {
+        config,
+        device: &device,
+        model: &*model,
+        text: &text,
+        parameters: inventory.sum(|entry| entry.elements),
+        source: &source,
+    };
+    let (network, draft) = match &config.drafter {
+        Some(drafter) => target.given(drafter)?.unzip(),
+        None => (None, None),
+    };
+    if let (Some(budget), Some(draft)) = (&mut budget, &draft) {
+        budget.add("draft weights", draft.bytes);
+    }
+    let drafting = network.as_ref().map(DraftNetwork::model);
+    let cache = memory::cache(config, &*model, drafting, budget.as_mut())?;
+    let read = bytes_per_token(&*model, &inventory);
+    Ok(Report {
+        decode: device.is_cpu().then(|| Decode::estimate(read)),
+        draft,
+        drafts: target.fitting(),
+        device: if device.is_cpu() { "cpu" } else { "cuda" },
+        ..Report::new(config, &*model, &inventory, &text, &cache, format)
+    })
+}
+
+/// Bytes of the weights that a token is computed with: not those of an embedding that is not the output layer,
+/// too, of which it needs one row.
+fn bytes_per_token(model: &dyn Model, inventory: &Inventory) -> u64 {
+    let is_tied = model.config().tie_word_embeddings;
+    inventory.sum(
+        |entry| match entry.name.starts_with("model.embed_tokens.") {
+            true if !is_tied => 0,
+            _ => entry.loaded_bytes,
+        },
+    )
+}
+
+impl Decode {
+    /// The bandwidth is measured now.
+    fn estimate(weights_bytes_per_token: u64) -> Self {
+        let memory_bandwidth = kernels::read_bandwidth();
+        Self {
+            memory_bandwidth,
+            weights_bytes_per_token,
+            tokens_per_second: memory_bandwidth / weights_bytes_per_token.max(1) as f64,
+        }
+    }
+}
+
+impl Report {
+    fn new(
+        config: &Config,
+        model: &dyn Model,
+        inventory: &Inventory,
+        text: &Text,
+        cache: &Cache,
+        format: LoadFormat,
+    ) -> Self {
+        let shape = model.config();
+        let count = |of: fn(&TensorEntry) -> &str| {
+            let mut types = BTreeMap::new();
+            for entry in &inventory.entries {
+                *types.entry(of(entry).to_owned()).or_default() += 1;
+            }
+            types
+        };
+        let is_here = format == LoadFormat::Auto;
+        let per_token = model.kv_shape().bytes_per_token();
+        let value = |name: Option<clap::builder::PossibleValue>| Some(name?.get_name().to_owned());
+        let tools = config.http.tool_call_parser.or(text.tool_format());
+        let reasoning = config.http.reasoning_parser.or(text.reasoning_format());
+        Self {
+            model: config.model.name.clone(),
+            servable: true,
+            architecture: shape.architecture.clone(),
+            layers: shape.num_layers(),
+            hidden_size: shape.hidden_size,
+            intermediate_size: shape.intermediate_size,
+            heads: shape.num_heads,
+            kv_heads: shape.num_kv_heads,
+            head_dim: shape.head_dim,
+            vocabulary: shape.vocab_size,
+            context: shape.max_position_embeddings,
+            parameters: inventory.sum(|entry| entry.elements),
+            file_bytes: is_here.then(|| inventory.sum(|entry| entry.stored_bytes)),
+            file_types: match is_here {
+                true => count(|entry| &entry.stored),
+                false => BTreeMap::new(),
+            },
+            tokenizer: text.kind(),
+            tokens: text.vocab_size(),
+            chat_template: text.has_chat_template(),
+            knows_tools: text.knows_tools(),
+            tool_call_format: tools.and_then(|format| value(format.to_possible_value())),
+            reasoning_format: reasoning.and_then(|format| value(format.to_possible_value())),
+            device: "cpu",
+            weights_bytes: inventory.sum(|entry| entry.loaded_bytes),
+            weights_types: count(|entry| &entry.loaded),
+            kv_bytes_per_token: per_token,
+            kv_bytes_of_context: (per_token * cache.longest) as u64,
+            kv_cache_tokens: cache.tokens,
+            kv_cache_bytes: (per_token * cache.tokens) as u64,
+            memory_bytes: memory::total_memory(),
+            free_memory_bytes: memory::free_memory(),
+            decode: None,
+            draft: None,
+            drafts: Vec::new(),
+        }
+    }
+}
+
+/// A size for people: `98.1 MB`.
+fn size(bytes: u64) -> String {
+    match bytes {
+        0..1_000_000 => format!("{:.1} kB", bytes as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} MB", bytes as f64 / 1e6),
+        _ => format!("{:.2} GB", bytes as f64 / 1e9),
+    }
+}
+
+/// A number of parameters for people: `134.5 M`.
+fn count(parameters: u64) -> String {
+    match parameters {
+        0..1_000_000_000 => format!("{:.1} M", parameters as f64 / 1e6),
+        _ => format!("{:.2} B", parameters as f64 / 1e9),
+    }
+}
+
+/// `211 Q4_1, 61 F32`, most first.
+fn types(types: &BTreeMap<String, usize>) -> String {
+    let mut all: Vec<_> = types.iter().collect();
+    all.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+    let parts = all.iter().map(|(name, count)| format!("{count} {name}"));
+    parts.collect::<Vec<_>>().join(", ")
+}
+
+impl fmt::Display for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (parameters, bytes) = (count(self.parameters), size(self.bytes));
+        write!(f, "{} ({}, {parameters}, {bytes})", self.name, self.kind)
+    }
+}
+
+/// The table.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut row = |name: &str, value: String| writeln!(f, "{name:<18}{value}");
+        row("model", self.model.clone())?;
+        row("architecture", self.architecture.clone())?;
+        row(
+            "layers",
+            format!(
+                "{} of hidden size {}, MLP {}, {} heads of {} ({} of keys and values)",
+                self.layers,
+                self.hidden_size,
+                self.intermediate_size,
+                self.heads,
+                self.head_dim,
+                self.kv_heads
+            ),
+        )?;
+        row("vocabulary", format!("{} ids", self.vocabulary))?;
+        row("context", format!("{} tokens", self.context))?;
+        row("parameters", count(self.parameters))?;
+        let file = match self.file_bytes {
+            Some(bytes) => format!("{}: {}", size(bytes), types(&self.file_types)),
+            None => "weights are not on this machine; shapes are those of config.json".into(),
+        };
+        row("file", file)?;
+        let tokenizer = format!("{}, {} tokens", self.tokenizer, self.tokens);
+        row("tokenizer", tokenizer)?;
+        let template = match (self.chat_template, self.knows_tools) {
+            (false, _) => "none: only /v1/completions",
+            (true, false) => "yes; it knows no tools",
+            (true, true) => "yes, with tools",
+        };
+        row("chat template", template.into())?;
+        let none = |format: &Option<String>| format.clone().unwrap_or("none recognized".into());
+        row("tool calls", none(&self.tool_call_format))?;
+        let reasoning = match &self.reasoning_format {
+            Some(format) => format!("{format}, with --reasoning-parser {format}"),
+            None => "none recognized".into(),
+        };
+        row("reasoning", reasoning)?;
+        let weights = format!(
+            "{}: {}",
+            size(self.weights_bytes),
+            types(&self.weights_types)
+        );
+        row(&format!("weights ({})", self.device), weights)?;
+        let mut cache = format!("{} a token", size(self.kv_bytes_per_token as u64));
+        write!(
+            cache,
+            ", {} for a whole context; {} for {} tokens with these flags",
+            size(self.kv_bytes_of_context),
+            size(self.kv_cache_bytes),
+            self.kv_cache_tokens
+        )?;
+        row("KV cache", cache)?;
+        let (total, free) = (size(self.memory_bytes), size(self.free_memory_bytes));
+        row("memory here", format!("{total}, {free} free"))?;
+        let decode = match &self.decode {
+            Some(decode) => format!(
+                "about {:.0} tokens/s without drafts: an estimate, from {}/s of memory bandwidth and {} a token",
+                decode.tokens_per_second,
+                size(decode.memory_bandwidth as u64),
+                size(decode.weights_bytes_per_token)
+            ),
+            None => "not estimated for a GPU".into(),
+        };
+        row("decode", decode)?;
+        if let Some(draft) = &self.draft {
+            row("draft", draft.to_string())?;
+        }
+        if self.drafts.is_empty() {
+            return row("drafts that fit", "none in the cache".into());
+        }
+        for (i, draft) in self.drafts.iter().enumerate() {
+            let title = if i == 0 { "drafts that fit" } else { "" };
+            row(title, draft.to_string())?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,68 @@
+//! What a checkpoint stores and what it becomes when it is loaded, by its headers alone.
+
+use super::matrix::Form;
+use candle_core::DType;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A tensor that a model reads.
+#[derive(Debug, Clone)]
+pub struct TensorEntry {
+    /// Hugging Face's name.
+    pub name: String,
+    pub elements: u64,
+    /// The type in the file: `BF16` or `Q4_1`.
+    pub stored: String,
+    pub stored_bytes: u64,
+    /// The type in memory.
+    pub loaded: String,
+    pub loaded_bytes: u64,
+}
+
+/// The tensors that a model reads, in the order in which it reads them.
+#[derive(Debug, Default)]
+pub struct Inventory {
+    pub entries: Vec<TensorEntry>,
+    /// The dtype that quantized blocks become after loading, if they do not stay.
+    pub(super) dense: Option<DType>,
+}
+
+/// An inventory that is filled while a model is loaded.
+pub(super) type SharedInventory = Arc<Mutex<Inventory>>;
+
+impl Inventory {
+    /// Adds a tensor of the shape `dims` that takes `stored_bytes` of its file and becomes `form`.
+    pub(super) fn add(
+        &mut self,
+        name: String,
+        dims: &[usize],
+        (stored, stored_bytes): (String, u64),
+        form: Form,
+    ) {
+        let form = match (form, self.dense) {
+            (Form::Blocks(_), Some(dtype)) => Form::Dense(dtype),
+            (form, _) => form,
+        };
+        self.entries.push(TensorEntry {
+            name,
+            elements: dims.iter().map(|&dim| dim as u64).product(),
+            stored,
+            stored_bytes,
+            loaded: form.name(),
+            loaded_bytes: form.bytes(dims),
+        });
+    }
+
+    /// The sum of what `of` says about each tensor.
+    pub fn sum(&self, of: impl Fn(&TensorEntry) -> u64) -> u64 {
+        self.entries.iter().map(of).sum()
+    }
+}
+
+/// Takes the inventory out after loading.
+pub(super) fn take(shared: &SharedInventory) -> Inventory {
+    std::mem::take(&mut *lock(shared))
+}
+
+pub(super) fn lock(shared: &SharedInventory) -> std::sync::MutexGuard<'_, Inventory> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}

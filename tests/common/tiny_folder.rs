@@ -1,0 +1,48 @@
+//! Folders of tiny Llamas with a tokenizer.
+
+use super::tiny::*;
+use candle_core::DType;
+use serde_json::{Map, Value, json};
+use std::path::Path;
+use tempfile::TempDir;
+
+const TEMPLATE: &str = "{% for m in messages %}<|start|>{{ m.content }}<|end|>{% endfor %}";
+
+/// A tiny Llama with a byte-level tokenizer whose texts are split by `pre`.
+pub fn tiny_folder(pre: Value) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    write_config(folder.path(), &llama_config(16));
+    write_shards(folder.path(), &tensors(16, DType::F32));
+    write_tokenizer(folder.path(), pre);
+    folder
+}
+
+/// Writes a tokenizer of fewer than [`VOCAB`] tokens and its chat template.
+pub fn write_tokenizer(folder: &Path, pre: Value) {
+    let special = ["<|pad|>", "<|bos|>", "<|end|>", "<|start|>"];
+    let mut names: Vec<String> = special.map(String::from).to_vec();
+    names.extend(('a'..='z').chain('0'..='9').map(String::from));
+    names.extend(["Ġ", "Ċ", "H", "W", "L", "12", "he", "ll", "Ġhe"].map(String::from));
+    assert!(names.len() < VOCAB);
+    let vocab: Map<String, Value> = names.into_iter().zip((0..).map(Value::from)).collect();
+    let added = (0..).zip(special).map(|(id, content)| {
+        json!({"id": id, "content": content, "special": content != "<|start|>", "single_word": false,
+               "lstrip": false, "rstrip": false, "normalized": false})
+    });
+    let tokenizer = json!({
+        "version": "1.0", "added_tokens": added.collect::<Vec<_>>(), "pre_tokenizer": pre,
+        "decoder": byte_level(),
+        "model": {"type": "BPE", "vocab": vocab, "merges": ["1 2", "h e", "l l", "Ġ he"]}
+    });
+    let config = json!({"bos_token": "<|bos|>", "eos_token": "<|end|>", "chat_template": TEMPLATE});
+    for (name, json) in [
+        ("tokenizer.json", tokenizer),
+        ("tokenizer_config.json", config),
+    ] {
+        std::fs::write(folder.join(name), json.to_string()).unwrap();
+    }
+}
+
+pub fn byte_level() -> Value {
+    json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true})
+}

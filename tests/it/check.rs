@@ -1,0 +1,248 @@
+//! `check`: what it says of models, and of those that cannot be served.
+
+use crate::common::process::foretoken;
+use crate::common::tiny::*;
+use crate::common::tiny_folder::{byte_level, tiny_folder, write_tokenizer};
+use candle_core::{DType, Device, Tensor};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::process::Output;
+
+/// Runs `check` with an empty cache, or with the one in `home`.
+fn check(args: &[&str], home: Option<&Path>) -> Output {
+    let empty = tempfile::tempdir().unwrap();
+    let mut command = foretoken();
+    command.env("HF_HOME", home.unwrap_or(empty.path()));
+    command.env("HF_HUB_OFFLINE", "1");
+    for name in ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"] {
+        command.env_remove(name);
+    }
+    command.arg("check").args(args).output().unwrap()
+}
+
+#[track_caller]
+fn table(args: &[&str]) -> String {
+    let output = check(args, None);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {said}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[track_caller]
+fn report(args: &[&str], home: Option<&Path>) -> Value {
+    let output = check(&[args, &["--json"]].concat(), home);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {said}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// The value of a row of a table.
+#[track_caller]
+fn row<'t>(table: &'t str, name: &str) -> &'t str {
+    let row = table.lines().find_map(|line| line.strip_prefix(name));
+    row.unwrap_or_else(|| panic!("no {name} in {table}")).trim()
+}
+
+#[test]
+fn a_folder_is_described_without_reading_its_weights() {
+    let folder = tiny_folder(byte_level());
+    let path = folder.path().to_str().unwrap();
+    let stored = tensors(16, DType::F32);
+    let parameters: usize = stored.values().map(Tensor::elem_count).sum();
+    let found = report(&[path, "--num-blocks", "20"], None);
+    let wanted = json!({
+        "model": path, "servable": true, "architecture": "llama", "layers": 2,
+        "hidden_size": HIDDEN, "intermediate_size": MLP, "heads": HEADS, "kv_heads": KV_HEADS,
+        "head_dim": 16, "vocabulary": VOCAB, "context": 256, "parameters": parameters,
+        "file_bytes": 4 * parameters, "file_types": {"F32": stored.len()},
+        "tokenizer": "byte-level BPE", "tokens": 49, "chat_template": true,
+        "knows_tools": false, "tool_call_format": "hermes", "reasoning_format": null,
+        "weights_bytes": 4 * parameters, "weights_types": {"f32": stored.len()},
+        "kv_bytes_per_token": 2 * 2 * KV_HEADS * 16 * 2,
+        "kv_bytes_of_context": 256 * 2 * 2 * KV_HEADS * 16 * 2,
+        "kv_cache_tokens": 320, "draft": null, "drafts": [],
+    });
+    for (key, wanted) in wanted.as_object().unwrap() {
+        assert_eq!(&found[key], wanted, "{key}");
+    }
+    let speed = found["decode"]["tokens_per_second"].as_f64().unwrap();
+    let read = found["decode"]["weights_bytes_per_token"].as_u64();
+    assert!(speed > 1. && read == Some(4 * parameters as u64), "{found}");
+
+    // Values do not matter, because they are not read; flags do.
+    let broken = tensors(16, DType::F32).into_iter().map(|(name, tensor)| {
+        let nan = Tensor::full(f32::NAN, tensor.dims(), &Device::Cpu).unwrap();
+        (name, nan)
+    });
+    write_shards(folder.path(), &broken.collect());
+    let text = table(&[path, "--dtype", "bf16", "--reasoning-parser", "qwen3"]);
+    assert_eq!(row(&text, "context"), "256 tokens");
+    assert_eq!(row(&text, "parameters"), "1.1 M");
+    assert!(row(&text, "file").ends_with("20 F32"), "{text}");
+    assert!(row(&text, "weights (cpu)").contains("bf16"), "{text}");
+    assert!(row(&text, "reasoning").starts_with("qwen3"), "{text}");
+    assert!(row(&text, "decode").contains("an estimate"), "{text}");
+    assert_eq!(row(&text, "drafts that fit"), "none in the cache");
+}
+
+/// Names what is wrong in one line, with exit code 2.
+#[track_caller]
+fn refused(args: &[&str], needle: &str) {
+    let output = check(args, None);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{args:?}: {said}");
+    assert!(
+        said.starts_with("error: ") && said.contains(needle),
+        "{said}"
+    );
+    assert_eq!(
+        (said.lines().count(), output.stdout.len()),
+        (1, 0),
+        "{said}"
+    );
+
+    let output = check(&[args, &["--json"]].concat(), None);
+    assert_eq!(output.status.code(), Some(2));
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["servable"], false);
+    assert!(json["error"].as_str().unwrap().contains(needle), "{json}");
+}
+
+#[test]
+fn what_cannot_be_served_is_refused_in_one_line() {
+    let folder = tiny_folder(byte_level());
+    let path = folder.path().to_str().unwrap();
+    refused(
+        &[path, "--kv-cache-memory", "1KiB"],
+        "raise --kv-cache-memory",
+    );
+    refused(
+        &[path, "--draft-model", path, "--drafter", "eagle3"],
+        "no such head",
+    );
+    let other = tiny_folder(byte_level());
+    std::fs::remove_file(other.path().join("config.json")).unwrap();
+    refused(
+        &[path, "--draft-model", other.path().to_str().unwrap()],
+        "no config.json",
+    );
+
+    // Tensors that the config asks for, or does not know, and a dtype that needs scales.
+    let all = tensors(16, DType::F32);
+    let name = "model.layers.1.mlp.up_proj.weight";
+    let with = |change: fn(&mut Tensors, &str)| {
+        let mut tensors = all.clone();
+        change(&mut tensors, name);
+        write_shards(folder.path(), &tensors);
+        refused(&[path], "up_proj");
+    };
+    with(|tensors, name| drop(tensors.remove(name)));
+    with(|tensors, name| {
+        drop(tensors.insert(name.replace(".weight", ".scale"), noise(name, &[4])))
+    });
+    with(|tensors, name| drop(tensors.insert(name.into(), noise(name, &[MLP, 32]))));
+    with(|tensors, name| {
+        let bytes = tensors[name].to_dtype(DType::U8).unwrap();
+        tensors.insert(name.into(), bytes);
+    });
+    write_shards(folder.path(), &all);
+
+    std::fs::remove_file(folder.path().join("tokenizer.json")).unwrap();
+    refused(&[path], "tokenizer.json");
+    let mut config = llama_config(16);
+    config["architectures"] = json!(["MambaForCausalLM"]);
+    write_config(folder.path(), &config);
+    write_tokenizer(folder.path(), byte_level());
+    refused(&[path], "architecture 'MambaForCausalLM' is not supported");
+    refused(&["./none.gguf"], "does not exist");
+    refused(&["org/none"], "HF_HUB_OFFLINE");
+    refused(
+        &["models/heads/smollm2-135m-eagle3.Q8_0.gguf"],
+        "draft head",
+    );
+}
+
+/// A model in the place in which the Hub's tools store it.
+fn cached(home: &Path, id: &str) -> std::path::PathBuf {
+    let repo = home
+        .join("hub")
+        .join(format!("models--{}", id.replace('/', "--")));
+    let folder = repo.join("snapshots/0123abcd");
+    std::fs::create_dir_all(repo.join("refs")).unwrap();
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(repo.join("refs/main"), "0123abcd").unwrap();
+    folder
+}
+
+#[test]
+fn drafts_of_the_cache_are_listed_if_they_fit() {
+    let target = tiny_folder(byte_level());
+    let home = tempfile::tempdir().unwrap();
+    let mut config = llama_config(16);
+    config["num_hidden_layers"] = 1.into();
+    config["intermediate_size"] = 32.into();
+    let small: Tensors = tensors(16, DType::F32)
+        .into_iter()
+        .filter(|(name, _)| !name.contains("layers.1."))
+        .map(|(name, tensor)| match &name {
+            up if up.contains("gate_proj") || up.contains("up_proj") => {
+                (name, tensor.narrow(0, 0, 32).unwrap().contiguous().unwrap())
+            }
+            down if down.contains("down_proj") => {
+                (name, tensor.narrow(1, 0, 32).unwrap().contiguous().unwrap())
+            }
+            _ => (name, tensor),
+        })
+        .collect();
+    let draft = cached(home.path(), "org/draft");
+    let stranger = cached(home.path(), "org/stranger");
+    for folder in [&draft, &stranger] {
+        write_config(folder, &config);
+        write_shards(folder, &small);
+        write_tokenizer(folder, byte_level());
+    }
+    // Another tokenizer, an incomplete model, and one that is as large as the target.
+    let file = stranger.join("tokenizer.json");
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(file, text.replace("\"W\"", "\"X\"")).unwrap();
+    write_config(&cached(home.path(), "org/incomplete"), &config);
+    let twin = cached(home.path(), "org/twin");
+    write_config(&twin, &llama_config(16));
+    write_shards(&twin, &tensors(16, DType::F32));
+    write_tokenizer(&twin, byte_level());
+
+    let path = target.path().to_str().unwrap();
+    let found = report(&[path], Some(home.path()));
+    let parameters: usize = small.values().map(Tensor::elem_count).sum();
+    let wanted = json!([{
+        "name": "org/draft", "kind": "model", "parameters": parameters, "bytes": 4 * parameters
+    }]);
+    assert_eq!(found["drafts"], wanted);
+    // One that is named may also be another's.
+    let named = report(&[path, "--draft-model", "org/stranger"], Some(home.path()));
+    assert_eq!(named["draft"]["name"], "org/stranger");
+    // A model of the cache is found by its id.
+    let found = report(&["org/draft"], Some(home.path()));
+    assert_eq!(
+        (&found["layers"], &found["drafts"]),
+        (&json!(1), &json!([]))
+    );
+    assert_eq!(found["file_bytes"], 4 * parameters);
+}
+
+#[test]
+fn smollm2_and_its_head() {
+    let text = table(&["models/SmolLM2-135M-Instruct.Q4_1.gguf"]);
+    assert_eq!(row(&text, "architecture"), "llama");
+    assert_eq!(row(&text, "vocabulary"), "49152 ids");
+    assert_eq!(row(&text, "parameters"), "134.5 M");
+    assert!(row(&text, "file").contains("210 Q4_1"), "{text}");
+    assert_eq!(row(&text, "tokenizer"), "byte-level BPE, 49152 tokens");
+    assert_eq!(row(&text, "chat template"), "yes; it knows no tools");
+    assert!(
+        row(&text, "KV cache").starts_with("23.0 kB a token"),
+        "{text}"
+    );
+    let head = "models/heads/smollm2-135m-eagle3.Q8_0.gguf (Eagle3, 9.4 M, 10.1 MB)";
+    assert_eq!(row(&text, "drafts that fit"), head);
+}
