@@ -2,7 +2,7 @@
 
 use crate::candidates::{Candidate, Target};
 use crate::defaults;
-use crate::load::{check_quantize, load_options, read_text};
+use crate::load::{check_quantize, embeddings, load_options, read_text};
 use crate::memory::{self, Budget, Cache};
 use clap::ValueEnum;
 use foretoken::config::{CheckOptions, Config, LoadFlags};
@@ -55,6 +55,10 @@ struct Report {
     tool_call_format: Option<String>,
     /// That of the template; `--reasoning-parser` turns it on.
     reasoning_format: Option<String>,
+    /// Whether it has an output layer.
+    generates: bool,
+    /// How hidden states become an embedding.
+    embeddings: Option<String>,
     device: &'static str,
     weights_bytes: u64,
     weights_types: BTreeMap<String, usize>,
@@ -141,6 +145,7 @@ fn report(config: &Config) -> Result<Report> {
     let options = load_options(&flags, &device, config.load.keep_quantized);
     let (model, inventory) = model::inspect(&source, &options)?;
     defaults::of(&config.generation, &source)?;
+    let embeddings = embeddings(config, &source, &*model)?;
     let weights_bytes = inventory.sum(|entry| entry.loaded_bytes);
     if let Some(budget) = &mut budget {
         budget.add("target weights", weights_bytes);
@@ -153,7 +158,8 @@ fn report(config: &Config) -> Result<Report> {
         parameters: inventory.sum(|entry| entry.elements),
         source: &source,
     };
-    let (network, draft) = match &config.drafter {
+    let drafter = config.drafter.as_ref().filter(|_| model.generates());
+    let (network, draft) = match drafter {
         Some(drafter) => target.given(drafter)?.unzip(),
         None => (None, None),
     };
@@ -166,7 +172,11 @@ fn report(config: &Config) -> Result<Report> {
     Ok(Report {
         decode: device.is_cpu().then(|| Decode::estimate(read)),
         draft,
-        drafts: target.fitting(),
+        drafts: match model.generates() {
+            true => target.fitting(),
+            false => Vec::new(),
+        },
+        embeddings: embeddings.map(|spec| spec.to_string()),
         device: if device.is_cpu() { "cpu" } else { "cuda" },
         ..Report::new(config, &*model, &inventory, &text, &cache, format)
     })
@@ -176,12 +186,10 @@ fn report(config: &Config) -> Result<Report> {
 /// too, of which it needs one row.
 fn bytes_per_token(model: &dyn Model, inventory: &Inventory) -> u64 {
     let is_tied = model.config().tie_word_embeddings;
-    inventory.sum(
-        |entry| match entry.name.starts_with("model.embed_tokens.") {
-            true if !is_tied => 0,
-            _ => entry.loaded_bytes,
-        },
-    )
+    inventory.sum(|entry| match entry.name.contains("embed_tokens.") {
+        true if !is_tied => 0,
+        _ => entry.loaded_bytes,
+    })
 }
 
 impl Decode {
@@ -242,6 +250,8 @@ impl Report {
             knows_tools: text.knows_tools(),
             tool_call_format: tools.and_then(|format| value(format.to_possible_value())),
             reasoning_format: reasoning.and_then(|format| value(format.to_possible_value())),
+            generates: model.generates(),
+            embeddings: None,
             device: "cpu",
             weights_bytes: inventory.sum(|entry| entry.loaded_bytes),
             weights_types: count(|entry| &entry.loaded),
@@ -331,6 +341,12 @@ impl fmt::Display for Report {
             None => "none recognized".into(),
         };
         row("reasoning", reasoning)?;
+        if let Some(how) = &self.embeddings {
+            row("embeddings", how.clone())?;
+        }
+        if !self.generates {
+            row("texts", "none: it has no output layer".into())?;
+        }
         let weights = format!(
             "{}: {}",
             size(self.weights_bytes),
@@ -360,6 +376,9 @@ impl fmt::Display for Report {
         row("decode", decode)?;
         if let Some(draft) = &self.draft {
             row("draft", draft.to_string())?;
+        }
+        if !self.generates {
+            return Ok(());
         }
         if self.drafts.is_empty() {
             return row("drafts that fit", "none in the cache".into());

@@ -53,19 +53,14 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
     memory::check_limits(config)?;
     let source = resolve(config, &config.model)?;
     check_quantize(config, &source)?;
-    let embeddings = EmbeddingSpec::of(&source, config.pooling)?;
+    let (target, text) = load_model(config, &config.model, &source, &device, keep_quantized)?;
+    let text = text.map(Arc::new);
+    let embeddings = embeddings(config, &source, &*target)?;
     if let Some(spec) = &embeddings {
         tracing::info!("embeddings: {spec}");
     }
-    let (target, text) = load_model(config, &config.model, &source, &device, keep_quantized)?;
-    let text = text.map(Arc::new);
     let mut config = config.clone();
     if !target.generates() {
-        if embeddings.is_none() {
-            return Err(Error::setup(
-                "the model has no output layer (lm_head), so it generates no text: for embeddings, set --pooling last or --pooling mean",
-            ));
-        }
         tracing::info!("the model has no output layer: it serves embeddings only, without drafts");
         config.drafter = None;
     }
@@ -101,6 +96,21 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
         device,
         embeddings,
     })
+}
+
+/// How the `model` of `source` embeds texts; `None` = it does not, but generates them.
+pub fn embeddings(
+    config: &Config,
+    source: &ModelSource,
+    model: &dyn Model,
+) -> Result<Option<EmbeddingSpec>> {
+    let spec = EmbeddingSpec::of(source, config.pooling)?;
+    if !model.generates() && spec.is_none() {
+        return Err(Error::setup(
+            "the model has no output layer (lm_head), so it generates no text: for embeddings, set --pooling last or --pooling mean",
+        ));
+    }
+    Ok(spec)
 }
 
 /// What is served, and how.

@@ -4,6 +4,7 @@
 mod tests;
 
 use super::config::ModelConfig;
+use super::dtypes::Dtypes;
 use super::inputs::Inputs;
 use super::layer::{Layer, Step};
 use super::layer_spec::ModelSpec;
@@ -11,7 +12,7 @@ use super::linear::{Embedding, Linear};
 use super::norm::Norm;
 use super::output_layer::OutputLayer;
 use super::rope::RopeTables;
-use super::weights::{Dtypes, Weights};
+use super::weights::Weights;
 use super::{Batch, Ends, Model, Output, Taps, names};
 use crate::error::{Error, Result};
 use crate::kernels::{AttentionBatch, Span};

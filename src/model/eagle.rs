@@ -5,6 +5,7 @@
 //! head itself drafted are the head's own output for the row before (EAGLE, Li et al. 2024, section 3.1;
 //! EAGLE-3, Li et al. 2025, arXiv 2503.01840, sections 3.1 and 3.2).
 
+use super::dtypes::Dtypes;
 use super::head::HeadConfig;
 use super::inputs::Inputs;
 use super::layer::{Block, Step};
@@ -12,7 +13,7 @@ use super::linear::{Embedding, Linear};
 use super::norm::Norm;
 use super::output_layer::OutputLayer;
 use super::rope::RopeTables;
-use super::weights::{Dtypes, Weights};
+use super::weights::Weights;
 use super::{Batch, Ends, Head, HeadKind, Model, ModelConfig, Output};
 use crate::error::{Error, Result};
 use crate::kernels::AttentionBatch;

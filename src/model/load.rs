@@ -2,6 +2,7 @@
 
 use super::config::{GGUF_HEADS, ModelConfig};
 use super::decoder::Decoder;
+use super::dtypes::Dtypes;
 use super::eagle::EagleHead;
 use super::gguf::GgufFile;
 use super::graphs::GraphedDecoder;
@@ -10,7 +11,7 @@ use super::inventory::{self, Inventory, SharedInventory};
 use super::medusa::MedusaHeads;
 use super::parallel::ParallelHead;
 use super::source::{LoadFormat, ModelSource};
-use super::weights::{Dtypes, Weights};
+use super::weights::Weights;
 use super::{Ends, Head, Model};
 use crate::error::{Error, Result, caught};
 use crate::gguf::GgufSource;

@@ -4,9 +4,10 @@
 //! The target's output layer predicts the token after a position; head `k`, from 0, the token `k + 2` after
 //! it. A head is one or more residual blocks `x + silu(W x + b)` and an output layer.
 
+use super::dtypes::Dtypes;
 use super::linear::Linear;
 use super::norm::Norm;
-use super::weights::{Dtypes, Weights};
+use super::weights::Weights;
 use super::{Batch, Ends, Head, MAX_TREE_NODES, MaskedBlock, Model, ModelConfig, Output};
 use crate::error::{Error, Result, clipped};
 use crate::kernels::kv_write::kv_write;

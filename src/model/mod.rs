@@ -5,6 +5,7 @@ mod batch;
 pub mod config;
 pub mod decoder;
 mod download;
+mod dtypes;
 pub mod eagle;
 mod fingerprint;
 mod finite;

@@ -6,6 +6,7 @@
 //! each position after it. Its rows see the context and one another; row `i`, from 1 on, gives the
 //! distribution of the token at its own position.
 
+use super::dtypes::Dtypes;
 use super::head::HeadConfig;
 use super::inputs::Inputs;
 use super::layer::{Layer, Step};
@@ -14,7 +15,7 @@ use super::linear::{Embedding, Linear};
 use super::norm::Norm;
 use super::output_layer::OutputLayer;
 use super::rope::RopeTables;
-use super::weights::{Dtypes, Weights};
+use super::weights::Weights;
 use super::{Batch, Ends, Head, MaskedBlock, Model, ModelConfig, Output, Span};
 use crate::error::{Error, Result};
 use crate::kernels::AttentionBatch;

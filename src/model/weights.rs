@@ -1,6 +1,7 @@
 //! The sources of weights: safetensors, a GGUF file, or a seed. All use Hugging Face's names.
 
 use super::config::ModelConfig;
+use super::dtypes::Dtypes;
 use super::gguf::GgufFile;
 use super::inventory::{self, SharedInventory};
 use super::linear::{Embedding, Linear};
@@ -10,7 +11,6 @@ use super::source::ModelSource;
 use super::{finite, names, pickle, requantize};
 use crate::error::{Error, Result, clipped, first_line};
 use crate::files;
-use crate::kernels::quant::BlockType;
 use crate::sampling::mix;
 use candle_core::safetensors::MmapedSafetensors;
 use candle_core::{DType, Device, Tensor};
@@ -31,35 +31,6 @@ pub struct Weights {
     device: Device,
     /// Filled if only headers are read.
     inventory: Option<SharedInventory>,
-}
-
-/// The dtypes that tensors are converted to. Quantized weights keep their blocks.
-#[derive(Debug, Clone, Copy)]
-pub struct Dtypes {
-    /// Activations, norms and biases.
-    pub activations: DType,
-    /// Unquantized matrices; `None` = each keeps its own dtype.
-    pub matrices: Option<DType>,
-    /// The blocks that unquantized matrices become, if they fit; not those of GGUF files.
-    pub blocks: Option<BlockType>,
-    /// K and V.
-    pub kv: DType,
-}
-
-impl Dtypes {
-    /// What a matrix that is not from a GGUF file becomes.
-    fn form(&self, own: DType, dims: &[usize], device: &Device) -> Form {
-        let inputs = dims.last().copied().unwrap_or_default();
-        let kinds = self
-            .blocks
-            .into_iter()
-            .flat_map(|kind| [kind, BlockType::Q8_0]);
-        let mut fitting = kinds.filter(|kind| inputs.is_multiple_of(kind.block_size()));
-        match fitting.next() {
-            Some(kind) => Form::of_gguf(kind, inputs, self.matrices, device),
-            None => Form::Dense(matrix::unquantized_dtype(own, self.matrices)),
-        }
-    }
 }
 
 enum Source {

@@ -54,7 +54,7 @@ fn a_folder_is_described_without_reading_its_weights() {
         "model": path, "servable": true, "architecture": "llama", "layers": 2,
         "hidden_size": HIDDEN, "intermediate_size": MLP, "heads": HEADS, "kv_heads": KV_HEADS,
         "head_dim": 16, "vocabulary": VOCAB, "context": 256, "parameters": parameters,
-        "file_bytes": 4 * parameters, "file_types": {"F32": stored.len()},
+        "generates": true, "embeddings": null, "file_bytes": 4 * parameters, "file_types": {"F32": stored.len()},
         "tokenizer": "byte-level BPE", "tokens": 49, "chat_template": true,
         "knows_tools": false, "tool_call_format": "hermes", "reasoning_format": null,
         "weights_bytes": 4 * parameters, "weights_types": {"f32": stored.len()},
@@ -245,4 +245,29 @@ fn smollm2_and_its_head() {
     );
     let head = "models/heads/smollm2-135m-eagle3.Q8_0.gguf (Eagle3, 9.4 M, 10.1 MB)";
     assert_eq!(row(&text, "drafts that fit"), head);
+}
+
+/// A checkpoint without an output layer is served if it is known how it embeds texts.
+#[test]
+fn a_model_for_embeddings_generates_nothing() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/embeddings");
+    let path = folder.to_str().unwrap();
+    let found = table(&[path]);
+    let how = row(&found, "embeddings");
+    assert_eq!(how, "the last hidden state, normalized");
+    assert!(row(&found, "texts").starts_with("none"), "{found}");
+    let found = report(&[path], None);
+    assert_eq!(
+        (&found["generates"], &found["drafts"]),
+        (&json!(false), &json!([]))
+    );
+
+    let bare = tempfile::tempdir().unwrap();
+    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+        std::fs::copy(folder.join(name), bare.path().join(name)).unwrap();
+    }
+    let path = bare.path().to_str().unwrap();
+    refused(&[path], "no output layer");
+    let how = table(&[path, "--pooling", "mean"]);
+    assert!(row(&how, "embeddings").starts_with("the mean"), "{how}");
 }
