@@ -93,13 +93,17 @@ pub fn cached_ids() -> Vec<String> {
 /// `Setup`, if one of them cannot be the name of a file.
 pub(super) fn repo(id: &str, revision: Option<&str>, home: &Path) -> Result<Repo> {
     let repo = Repo::new(id, revision.unwrap_or("main"), cache(home));
-    match is_inside(&repo.revision) && is_inside(id) {
-        true => Ok(repo),
-        false => Err(Error::setup(format!(
+    if !is_inside(id) {
+        let id = clipped(id);
+        return Err(Error::setup(format!("'{id}' is no id of the Hub")));
+    }
+    if !is_inside(&repo.revision) {
+        return Err(Error::setup(format!(
             "revision '{}' is not the name of a branch, tag or commit",
             repo.revision
-        ))),
+        )));
     }
+    Ok(repo)
 }
 
 /// A client of the Hub that the environment names.
