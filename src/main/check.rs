@@ -170,7 +170,7 @@ fn report(config: &Config) -> Result<Report> {
     let cache = memory::cache(config, &*model, drafting, budget.as_mut())?;
     let read = bytes_per_token(&*model, &inventory);
     Ok(Report {
-        decode: device.is_cpu().then(|| Decode::estimate(read)),
+        decode: (device.is_cpu() && model.generates()).then(|| Decode::estimate(read)),
         draft,
         drafts: match model.generates() {
             true => target.fitting(),
@@ -344,9 +344,6 @@ impl fmt::Display for Report {
         if let Some(how) = &self.embeddings {
             row("embeddings", how.clone())?;
         }
-        if !self.generates {
-            row("texts", "none: it has no output layer".into())?;
-        }
         let weights = format!(
             "{}: {}",
             size(self.weights_bytes),
@@ -364,6 +361,9 @@ impl fmt::Display for Report {
         row("KV cache", cache)?;
         let (total, free) = (size(self.memory_bytes), size(self.free_memory_bytes));
         row("memory here", format!("{total}, {free} free"))?;
+        if !self.generates {
+            return row("texts", "none: it has no output layer".into());
+        }
         let decode = match &self.decode {
             Some(decode) => format!(
                 "about {:.0} tokens/s without drafts: an estimate, from {}/s of memory bandwidth and {} a token",
@@ -376,9 +376,6 @@ impl fmt::Display for Report {
         row("decode", decode)?;
         if let Some(draft) = &self.draft {
             row("draft", draft.to_string())?;
-        }
-        if !self.generates {
-            return Ok(());
         }
         if self.drafts.is_empty() {
             return row("drafts that fit", "none in the cache".into());
