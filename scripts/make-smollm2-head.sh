@@ -77,5 +77,5 @@ for file in "$work"/rough/{features,targets}*; do
     ln -sf "../rough/${file##*/}" "$work/head/"
 done
 learn "$work/head" "$steps" 1.2e-3 --warmup 20 --init-from "$work/rough" --overlap-share 0.9
-$foretoken convert --model "$work/head" --type q8_0 --out "$out/smollm2-135m-eagle3.Q8_0.gguf"
+$foretoken convert --model "$work/head" --type q4_1 --out "$out/smollm2-135m-eagle3.Q4_1.gguf"
 ls -l "$out"

@@ -157,7 +157,7 @@ fn what_cannot_be_served_is_refused_in_one_line() {
     refused(&["./none.gguf"], "does not exist");
     refused(&["org/none"], "HF_HUB_OFFLINE");
     refused(
-        &["models/heads/smollm2-135m-eagle3.Q8_0.gguf"],
+        &["models/heads/smollm2-135m-eagle3.Q4_1.gguf"],
         "draft head",
     );
 }
@@ -243,7 +243,7 @@ fn smollm2_and_its_head() {
         row(&text, "KV cache").starts_with("23.0 kB a token"),
         "{text}"
     );
-    let head = "models/heads/smollm2-135m-eagle3.Q8_0.gguf (Eagle3, 9.4 M, 10.1 MB)";
+    let head = "models/heads/smollm2-135m-eagle3.Q4_1.gguf (Eagle3, 9.4 M, 5.9 MB)";
     assert_eq!(row(&text, "drafts that fit"), head);
 }
 

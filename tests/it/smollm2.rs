@@ -16,7 +16,7 @@ const BLOCK_SIZE: usize = 16;
 fn head() -> Box<dyn Head> {
     let file = concat!(
         env!("CARGO_MANIFEST_DIR"),
-        "/models/heads/smollm2-135m-eagle3.Q8_0.gguf"
+        "/models/heads/smollm2-135m-eagle3.Q4_1.gguf"
     );
     let source = ModelSource::Gguf(file.into());
     assert_eq!(HeadKind::of(&source).unwrap(), Some(HeadKind::Eagle3));
