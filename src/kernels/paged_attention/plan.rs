@@ -8,9 +8,12 @@ use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Maximum number of queries, (row, head) pairs, that share one pass over the keys: so many that transposing
-/// keys costs little, and few enough to stay in the second-level cache.
-const MAX_QUERIES: usize = 192;
+/// Maximum number of queries, (row, head) pairs, that share one pass over the keys: so many that widening and
+/// transposing keys costs little. With heads wider than [`WIDTH`] there are fewer, as they shall stay in the
+/// second-level cache.
+const MAX_QUERIES: usize = 384;
+/// The widest heads of which there are [`MAX_QUERIES`].
+const WIDTH: usize = 64;
 /// The same where there would be too few items for the threads.
 const MIN_QUERIES: usize = 48;
 /// An item is split if it has more than `1 / FINE` of a thread's share of the work.
@@ -81,7 +84,8 @@ impl<'a> Plan<'a> {
         let all: usize = spans.iter().map(|span| span.rows.len()).sum();
         // Eight items or more for each thread, if there are enough queries.
         let share = all * dims.heads / (8 * threads);
-        let rows = (share.clamp(MIN_QUERIES, MAX_QUERIES) / dims.group()).max(1);
+        let most = MAX_QUERIES * WIDTH / dims.width().max(WIDTH);
+        let rows = (share.clamp(MIN_QUERIES, most) / dims.group()).max(1);
         let mut items = Vec::with_capacity(dims.kv_heads * spans.len());
         for span in spans {
             for start in (0..span.rows.len()).step_by(rows) {

@@ -1,14 +1,15 @@
 //! Computes one item on one thread: its queries, chunk by chunk over their keys.
 
 use super::dispatch::run;
+use super::partial::{Merge, Normalize, Partial, Scale};
 use super::plan::{Dims, Item};
 use super::scores::{Dots, Pack, Scores};
 use super::simd::{Element, LANES};
 use super::vectors::{CHUNK, STRIDE, TILE, Vectors, Widen, prefetch};
-use super::weights::{AddWeighted, Merge, Soften, Weigh};
+use super::weights::{AddWeighted, Soften, Weigh};
 use crate::kernels::cpu::Isa;
-use crate::kernels::float::exp;
 use std::cell::RefCell;
+use std::f32::consts::LOG2_E;
 use std::iter::repeat_n;
 use std::ops::Range;
 
@@ -32,14 +33,10 @@ pub(super) struct Scratch {
     values: Buffer,
     /// Scores of the chunk, later its weights: `[queries, STRIDE]`.
     scores: Buffer,
-    /// Which keys each query sees.
+    /// The keys of the chunk that each query sees.
     seen: Vec<Range<usize>>,
-    /// The maximum and the sum of the chunk, of each query.
-    softmax: Vec<(f32, f32)>,
-    /// Weighted sums of the chunk: `[queries, width]`.
-    sums: Buffer,
-    /// The softmax so far.
-    partial: Buffer,
+    /// The softmax so far, and that of the chunk.
+    partials: [Buffer; 2],
 }
 
 /// Floats from a multiple of 64 bytes on, so that no vector lies in two cache lines.
@@ -64,59 +61,6 @@ thread_local! {
 /// Runs `work` with this thread's buffers.
 pub(super) fn with_scratch<R>(work: impl FnOnce(&mut Scratch) -> R) -> R {
     SCRATCH.with_borrow_mut(work)
-}
-
-/// The softmax over some keys, for each query.
-pub(super) struct Partial<'a> {
-    /// Weighted sums of values, `[queries, width]`.
-    acc: &'a mut [f32],
-    max: &'a mut [f32],
-    sum: &'a mut [f32],
-}
-
-impl<'a> Partial<'a> {
-    /// Floats per query.
-    pub fn floats(width: usize) -> usize {
-        width + 2
-    }
-
-    pub fn new(floats: &'a mut [f32], width: usize) -> Self {
-        let queries = floats.len() / Self::floats(width);
-        let (acc, rest) = floats.split_at_mut(queries * width);
-        let (max, sum) = rest.split_at_mut(queries);
-        Self { acc, max, sum }
-    }
-
-    /// That of no keys.
-    fn clear(&mut self) {
-        self.max.fill(f32::NEG_INFINITY);
-        self.sum.fill(0.0);
-    }
-
-    /// Merges the softmax of a query's next chunk (Milakov and Gimelshein 2018, "Online normalizer
-    /// calculation for softmax").
-    fn merge(&mut self, isa: Isa, query: usize, (max, sum): (f32, f32), next: &[f32]) {
-        let width = next.len();
-        let sums = &mut self.acc[query * width..(query + 1) * width];
-        if self.sum[query] == 0.0 {
-            // Its first chunk: others of the item see earlier ones.
-            (self.max[query], self.sum[query]) = (max, sum);
-            return sums.copy_from_slice(next);
-        }
-        let larger = self.max[query].max(max);
-        // One of them is e^0 = 1.
-        let factor = |of: f32| if of == larger { 1.0 } else { exp(of - larger) };
-        let (ours, theirs) = (factor(self.max[query]), factor(max));
-        self.max[query] = larger;
-        self.sum[query] = self.sum[query] * ours + sum * theirs;
-        let merge = Merge {
-            sums,
-            factor: ours,
-            next,
-            next_factor: theirs,
-        };
-        run(isa, merge);
-    }
 }
 
 /// The queries of an item, with the data that they read. A query is a (row, head) pair.
@@ -148,40 +92,48 @@ impl<E: Element> QueryGroup<'_, E> {
     pub fn all<'o>(&self, scratch: &mut Scratch, out: impl Fn(usize) -> &'o mut [f32]) {
         let width = self.dims.width();
         // Taken out of `scratch`, because `chunk` borrows the rest.
-        let mut partial = std::mem::take(&mut scratch.partial);
-        let mut so_far = Partial::new(partial.room(self.count() * Partial::floats(width)), width);
-        so_far.clear();
-        self.load(scratch);
-        for chunk in self.item.chunks.clone() {
-            self.chunk(chunk, scratch, &mut so_far);
+        let mut partials = std::mem::take(&mut scratch.partials);
+        let floats = self.count() * Partial::floats(width);
+        let [mut so_far, mut next] =
+            (partials.each_mut()).map(|buffer| Partial::new(buffer.room(floats), width));
+        self.one(self.item.chunks.start, scratch, &mut so_far);
+        for chunk in self.item.chunks.clone().skip(1) {
+            self.chunk(chunk, scratch, &mut next);
+            self.merge(&mut so_far, &next);
         }
         self.store(&so_far, out);
-        scratch.partial = partial;
+        scratch.partials = partials;
     }
 
     /// Computes one chunk.
     pub fn one(&self, chunk: usize, scratch: &mut Scratch, into: &mut Partial<'_>) {
-        into.clear();
         self.load(scratch);
         self.chunk(chunk, scratch, into);
     }
 
     /// Merges, in the same order, the results of chunks that were separate tasks.
     pub fn merge_all<'o>(&self, partials: &mut [f32], out: impl Fn(usize) -> &'o mut [f32]) {
-        let (width, group) = (self.dims.width(), self.dims.group());
-        let mut partials = partials.chunks_exact_mut(self.count() * Partial::floats(width));
-        let Some(first) = partials.next() else { return };
-        let mut so_far = Partial::new(first, width);
-        for (chunk, next) in self.item.chunks.clone().skip(1).zip(partials) {
-            let next = Partial::new(next, width);
-            for (query, sums) in next.acc.chunks_exact(width).enumerate() {
-                if !self.seen(chunk, query / group).is_empty() {
-                    let softmax = (next.max[query], next.sum[query]);
-                    so_far.merge(self.isa, query, softmax, sums);
-                }
-            }
+        let width = self.dims.width();
+        let mut partials = partials
+            .chunks_exact_mut(self.count() * Partial::floats(width))
+            .map(|floats| Partial::new(floats, width));
+        let Some(mut so_far) = partials.next() else {
+            return;
+        };
+        for next in partials {
+            self.merge(&mut so_far, &next);
         }
         self.store(&so_far, out);
+    }
+
+    fn merge(&self, so_far: &mut Partial<'_>, next: &Partial<'_>) {
+        let width = self.dims.width();
+        let merge = Merge {
+            so_far,
+            next,
+            width,
+        };
+        run(self.isa, merge);
     }
 
     /// The keys of a chunk that a row sees.
@@ -189,10 +141,9 @@ impl<E: Element> QueryGroup<'_, E> {
         self.item.hidden_keys(chunk, row)..self.item.visible_keys(chunk, row)
     }
 
-    /// Merges the softmax of one chunk.
+    /// Computes the softmax of one chunk, of queries that are loaded.
     fn chunk(&self, chunk: usize, scratch: &mut Scratch, into: &mut Partial<'_>) {
-        let (group, width) = (self.dims.group(), self.dims.width());
-        let d = self.dims.head_dim;
+        let (group, d) = (self.dims.group(), self.dims.head_dim);
         let mut places = [0; CHUNK];
         // The last row sees every key that any row shares with the rows after it.
         let shared = self.item.shared_keys(chunk, self.item.rows.len() - 1);
@@ -211,35 +162,18 @@ impl<E: Element> QueryGroup<'_, E> {
         self.for_private_keys(chunk, |row, start, places| {
             self.score(places, row * group..(row + 1) * group, start, scratch);
         });
-        self.weigh(chunk, scratch);
-        scratch.sums.room(self.count() * width).fill(0.0);
+        self.weigh(chunk, scratch, into);
+        into.acc.fill(0.0);
         for start in (first..shared).step_by(TILE) {
             self.ahead(chunk, CHUNK + start);
             let places = &places[start..shared.min(start + TILE)];
-            let first = self.first_sharing_row(chunk, start);
-            scratch.seen.clear();
-            for row in first..self.item.rows.len() {
-                let end = self.item.shared_keys(chunk, row);
-                let inside = |key: usize| key.min(end).saturating_sub(start).min(places.len());
-                let seen = inside(self.item.hidden_keys(chunk, row))..inside(end);
-                scratch.seen.extend(repeat_n(seen, group));
-            }
-            self.add(places, first * group..self.count(), start, scratch);
+            let query = self.first_sharing_row(chunk, start) * group;
+            self.add(places, query..self.count(), start, scratch, into.acc);
         }
         self.for_private_keys(chunk, |row, start, places| {
-            let hidden = self.item.hidden_keys(chunk, row).saturating_sub(start);
-            let seen = hidden.min(places.len())..places.len();
-            scratch.seen.clear();
-            scratch.seen.extend(repeat_n(seen, group));
-            self.add(places, row * group..(row + 1) * group, start, scratch);
+            let queries = row * group..(row + 1) * group;
+            self.add(places, queries, start, scratch, into.acc);
         });
-        let sums = scratch.sums.room(self.count() * width);
-        let queries = sums.chunks_exact(width).zip(&scratch.softmax).enumerate();
-        for (query, (sums, &softmax)) in queries {
-            if !self.seen(chunk, query / group).is_empty() {
-                into.merge(self.isa, query, softmax, sums);
-            }
-        }
     }
 
     /// Computes the scores of the keys at `places`, at most [`MAX_KEYS`], for some queries; the first key is
@@ -285,21 +219,28 @@ impl<E: Element> QueryGroup<'_, E> {
         run(self.isa, scores);
     }
 
-    /// Adds the values at `places`, at most [`MAX_KEYS`], to the sums of some queries that see
-    /// `scratch.seen` of them, with the weights from key `start` of the chunk on.
-    fn add(&self, places: &[usize], queries: Range<usize>, start: usize, scratch: &mut Scratch) {
+    /// Adds the values at `places`, at most [`MAX_KEYS`], to the sums of some queries, with the weights from key
+    /// `first` of the chunk on.
+    fn add(
+        &self,
+        places: &[usize],
+        queries: Range<usize>,
+        first: usize,
+        scratch: &mut Scratch,
+        sums: &mut [f32],
+    ) {
         let width = self.dims.width();
-        let sums = scratch.sums.room(self.count() * width);
         let sums = &mut sums[queries.start * width..queries.end * width];
         let weights = scratch.scores.room(self.count() * STRIDE);
-        let weights = &weights[queries.start * STRIDE + start..];
-        let seen = &scratch.seen[..];
+        let weights = &weights[queries.start * STRIDE + first..];
+        let seen = &scratch.seen[queries.clone()];
         if self.is_direct(queries.len()) {
             let values = Vectors::new(self.v, places, width);
             let add = AddWeighted {
                 sums,
                 weights,
                 seen,
+                first,
                 values,
             };
             return run(self.isa, add);
@@ -310,6 +251,7 @@ impl<E: Element> QueryGroup<'_, E> {
             sums,
             weights,
             seen,
+            first,
             values: Vectors::new(values, &at[..places.len()], width),
         };
         run(self.isa, add);
@@ -337,8 +279,8 @@ impl<E: Element> QueryGroup<'_, E> {
         })
     }
 
-    /// Turns the scores of all queries into weights.
-    fn weigh(&self, chunk: usize, scratch: &mut Scratch) {
+    /// Turns the scores of all queries into weights, and notes which keys each query sees.
+    fn weigh(&self, chunk: usize, scratch: &mut Scratch, into: &mut Partial<'_>) {
         let group = self.dims.group();
         let scores = scratch.scores.room(self.count() * STRIDE);
         scratch.seen.clear();
@@ -353,11 +295,11 @@ impl<E: Element> QueryGroup<'_, E> {
                 }
             }
         }
-        scratch.softmax.resize(self.count(), (0.0, 0.0));
         let weigh = Weigh {
             scores,
             seen: &scratch.seen,
-            softmax: &mut scratch.softmax,
+            max: into.max,
+            sum: into.sum,
         };
         run(self.isa, weigh);
     }
@@ -428,40 +370,37 @@ impl<E: Element> QueryGroup<'_, E> {
         }
     }
 
-    /// Scales the queries.
+    /// Scales the queries, so that scores are multiples of log2(e), unless they are still to be capped.
     fn load(&self, scratch: &mut Scratch) {
         let (d, group) = (self.dims.head_dim, self.dims.group());
         let width = self.dims.width();
+        let factor = match self.soft_cap {
+            None => self.scale * LOG2_E,
+            Some(_) => self.scale,
+        };
         let queries = scratch.queries.room(self.count() * width);
         for (number, query) in queries.chunks_exact_mut(width).enumerate() {
             let from = &self.q[self.heads_of(number / group) + number % group * d..][..d];
-            for (to, from) in query.iter_mut().zip(from) {
-                *to = from * self.scale;
-            }
-            query[d..].fill(0.0);
+            let (to, rest) = query.split_at_mut(d);
+            run(self.isa, Scale { from, factor, to });
+            rest.fill(0.0);
         }
     }
 
     fn store<'o>(&self, so_far: &Partial<'_>, out: impl Fn(usize) -> &'o mut [f32]) {
         let (d, width, group) = (self.dims.head_dim, self.dims.width(), self.dims.group());
+        let sinks = self.sinks.map(|all| &all[self.item.kv_head * group..]);
         for row in 0..self.item.rows.len() {
-            for (i, head) in out(self.heads_of(row)).chunks_exact_mut(d).enumerate() {
+            for (i, to) in out(self.heads_of(row)).chunks_exact_mut(d).enumerate() {
                 let query = row * group + i;
-                let sum = self.with_sink(i, so_far.max[query], so_far.sum[query]);
-                for (to, from) in head.iter_mut().zip(&so_far.acc[query * width..]) {
-                    *to = from / sum;
-                }
-            }
-        }
-    }
-
-    /// The sum of a query's weights with that of its head's sink, of the item's head `head`.
-    fn with_sink(&self, head: usize, max: f32, sum: f32) -> f32 {
-        match self.sinks {
-            None => sum,
-            Some(sinks) => {
-                let sink = sinks[self.item.kv_head * self.dims.group() + head];
-                sum + exp(sink - max)
+                let normalize = Normalize {
+                    sums: &so_far.acc[query * width..],
+                    max: so_far.max[query],
+                    sum: so_far.sum[query],
+                    sink: sinks.map(|sinks| sinks[i]),
+                    to,
+                };
+                run(self.isa, normalize);
             }
         }
     }

@@ -8,12 +8,13 @@
     reason = "indices of registers: loops over R and C are unrolled"
 )]
 
-use super::simd::{Element, LANES, Loop, Simd, exp};
+use super::simd::{Element, LANES, Loop, Simd, exp2};
 use super::vectors::{STRIDE, Vectors};
 use crate::kernels::float::tanh;
+use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
-/// Replaces each score by `cap * tanh(score / cap)`.
+/// Replaces each score by `cap * tanh(score / cap)`, times log2(e).
 pub(super) struct Soften<'a> {
     pub scores: &'a mut [f32],
     pub cap: f32,
@@ -25,19 +26,22 @@ impl Loop for Soften<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         for score in self.scores {
-            *score = self.cap * tanh(*score / self.cap);
+            *score = self.cap * LOG2_E * tanh(*score / self.cap);
         }
     }
 }
 
-/// Replaces the scores of each query that it sees by `e^(score - max)`. Others in the same 16 become 0.
+/// Replaces the scores of each query that it sees by `2^(score - max)`: they are multiples of log2(e). Others in
+/// the same 16 become 0.
 pub(super) struct Weigh<'a> {
     /// `[queries, STRIDE]`, from the first of the chunk on.
     pub scores: &'a mut [f32],
     /// Of each query.
     pub seen: &'a [Range<usize>],
-    /// Becomes the maximum and the sum of the new values of each query that sees any.
-    pub softmax: &'a mut [(f32, f32)],
+    /// Become the maxima of the scores that queries see, and the sums of the new values: minus infinity and 0
+    /// for those that see none.
+    pub max: &'a mut [f32],
+    pub sum: &'a mut [f32],
 }
 
 impl Loop for Weigh<'_> {
@@ -47,28 +51,28 @@ impl Loop for Weigh<'_> {
     fn run<S: Simd>(self, s: S) {
         let queries = self.scores.chunks_exact_mut(STRIDE).zip(self.seen);
         // First all maxima, so that the CPU need not wait for each.
-        for ((scores, seen), softmax) in queries.zip(&mut *self.softmax) {
+        for ((scores, seen), max) in queries.zip(&mut *self.max) {
             let vectors = vectors(scores, seen);
             let mut maxima = s.splat(f32::NEG_INFINITY);
             for vector in vectors.iter() {
                 // SAFETY: 16 numbers.
                 maxima = s.max(maxima, unsafe { s.load(vector.as_ptr()) });
             }
-            softmax.0 = s.max_of(maxima);
+            *max = s.max_of(maxima);
         }
         let queries = self.scores.chunks_exact_mut(STRIDE).zip(self.seen);
-        for ((scores, seen), softmax) in queries.zip(self.softmax) {
-            let max = s.splat(softmax.0);
+        for ((scores, seen), (max, sum)) in queries.zip(self.max.iter().zip(self.sum)) {
+            let max = s.splat(*max);
             let mut sums = s.splat(0.0);
             for vector in scores[touched(seen)].as_chunks_mut::<LANES>().0 {
                 // SAFETY: 16 numbers.
                 unsafe {
-                    let weights = exp(s, s.sub(s.load(vector.as_ptr()), max));
+                    let weights = exp2(s, s.sub(s.load(vector.as_ptr()), max));
                     s.store(vector.as_mut_ptr(), weights);
                     sums = s.add(sums, weights);
                 }
             }
-            softmax.1 = s.sum_of(sums);
+            *sum = s.sum_of(sums);
         }
     }
 }
@@ -95,8 +99,10 @@ pub(super) struct AddWeighted<'a, E> {
     pub sums: &'a mut [f32],
     /// The weight of query `i` and value `j` is at `i * STRIDE + j`.
     pub weights: &'a [f32],
-    /// Which values each query sees.
+    /// The keys of the chunk that each query sees.
     pub seen: &'a [Range<usize>],
+    /// The number of the first value in the chunk.
+    pub first: usize,
     /// Of `width` numbers, whole vectors.
     pub values: Vectors<'a, E>,
 }
@@ -110,9 +116,6 @@ impl<E: Element> Loop for AddWeighted<'_, E> {
         assert!(width.is_multiple_of(LANES) && self.sums.len() >= all * width);
         let values = self.values.places().len();
         assert!(all == 0 || self.weights.len() >= (all - 1) * STRIDE + values);
-        for seen in self.seen {
-            assert!(seen.end <= values);
-        }
         let mut query = 0;
         while query < all {
             // SAFETY: so many queries are left, and the rest has just been checked.
@@ -134,21 +137,26 @@ impl<E: Element> AddWeighted<'_, E> {
     /// There are so many, whole vectors of sums, and weights of all values that they see.
     #[inline(always)]
     unsafe fn rows<S: Simd, const R: usize>(&mut self, s: S, query: usize) -> usize {
-        let seen = &self.seen[query..query + R];
-        let (mut start, mut end) = (0, usize::MAX);
-        for seen in seen {
-            (start, end) = (start.max(seen.start), end.min(seen.end));
+        let all = self.values.places().len();
+        let (mut seen, mut common) = ([const { 0..0 }; R], 0..all);
+        for r in 0..R {
+            seen[r] = inside(&self.seen[query + r], self.first, all);
+            common = common.start.max(seen[r].start)..common.end.min(seen[r].end);
         }
-        let common = start..end.max(start);
         // SAFETY: the caller's contract.
         unsafe {
-            for (r, seen) in seen.iter().enumerate() {
-                let before = seen.start..seen.end.min(common.start);
+            if common == (0..all) {
+                self.columns::<S, R>(s, query, common);
+                return R;
+            }
+            common.end = common.end.max(common.start);
+            for r in 0..R {
+                let before = seen[r].start..seen[r].end.min(common.start);
                 self.columns::<S, 1>(s, query + r, before);
             }
             self.columns::<S, R>(s, query, common.clone());
-            for (r, seen) in seen.iter().enumerate() {
-                let after = seen.start.max(common.end)..seen.end;
+            for r in 0..R {
+                let after = seen[r].start.max(common.end)..seen[r].end;
                 self.columns::<S, 1>(s, query + r, after);
             }
         }
@@ -192,6 +200,13 @@ impl<E: Element> AddWeighted<'_, E> {
             }
         }
     }
+}
+
+/// The keys `seen` of a chunk as places among `all` of them, which begin with `first`.
+#[inline(always)]
+fn inside(seen: &Range<usize>, first: usize, all: usize) -> Range<usize> {
+    let end = seen.end.saturating_sub(first).min(all);
+    seen.start.saturating_sub(first).min(end)..end
 }
 
 /// Adds `C` vectors of the values at `places` for `R` queries; returns `C`.
@@ -254,29 +269,4 @@ unsafe fn add<S: Simd, E: Element, const R: usize, const C: usize>(
         }
     }
     C
-}
-
-/// `sums = sums * factor + next * next_factor`.
-pub(super) struct Merge<'a> {
-    pub sums: &'a mut [f32],
-    pub factor: f32,
-    pub next: &'a [f32],
-    pub next_factor: f32,
-}
-
-impl Loop for Merge<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let sums = self.sums.as_chunks_mut::<LANES>().0;
-        for (sums, next) in sums.iter_mut().zip(self.next.as_chunks::<LANES>().0) {
-            // SAFETY: 16 numbers each.
-            unsafe {
-                let ours = s.mul(s.load(sums.as_ptr()), s.splat(self.factor));
-                let theirs = s.mul(s.load(next.as_ptr()), s.splat(self.next_factor));
-                s.store(sums.as_mut_ptr(), s.add(ours, theirs));
-            }
-        }
-    }
 }
