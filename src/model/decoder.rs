@@ -57,7 +57,10 @@ impl Decoder {
             config.spec.norm,
         )?;
         let shape = (config.output_size(), config.hidden_size);
-        let linear = match config.tie_word_embeddings && config.draft_vocab_size.is_none() {
+        // Of classes for images and texts, the outer and the inner configuration may disagree.
+        let has_own = !config.skipped_tensors.is_empty() && weights.have_head();
+        let is_tied = config.tie_word_embeddings && config.draft_vocab_size.is_none();
+        let linear = match is_tied && !has_own {
             true => Some(embedding.tied_head()),
             false if weights.are_without_head() => None,
             false => Some(weights.linear(names::HEAD, shape, false)?),
@@ -72,7 +75,7 @@ impl Decoder {
             })
         };
         let output = linear.map(layer).transpose()?;
-        weights.finish()?;
+        weights.finish(config.skipped_tensors)?;
         // Each thread has its own GPU queue, and another thread may use the weights.
         weights.device().synchronize()?;
         Ok(Self {
