@@ -49,10 +49,7 @@ pub(crate) fn read(text: &Arc<Text>, body: &[u8], api: Api) -> Result<()> {
         api_key: None,
         scopes: &SCOPES,
         grammars: &Compiler::new(text.clone()),
-        embeddings: Some(EmbeddingSpec {
-            pooling: Pooling::Last,
-            normalize: true,
-        }),
+        embeddings: Some(&EmbeddingSpec::new(Pooling::Last, true)),
     };
     match api {
         Api::Chat => context.chat(body).map(drop),
