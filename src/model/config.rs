@@ -250,6 +250,11 @@ impl ModelConfig {
         }
     }
 
+    /// Whether it is the decoder of a model for images and texts.
+    pub fn is_part(&self) -> bool {
+        !self.skipped_tensors.is_empty()
+    }
+
     pub fn num_layers(&self) -> usize {
         self.spec.layers.len()
     }

@@ -39,7 +39,11 @@ impl Decoder {
     ///
     /// # Errors
     /// A setup error that names a tensor that is missing or has a wrong shape.
-    pub fn load(config: ModelConfig, mut weights: Weights, done: impl Fn()) -> Result<Self> {
+    pub fn load(mut config: ModelConfig, mut weights: Weights, done: impl Fn()) -> Result<Self> {
+        // Of classes for images and texts, the outer and the inner configuration may disagree.
+        if let Some(has_head) = weights.have_head().filter(|_| config.is_part()) {
+            config.tie_word_embeddings = !has_head;
+        }
         let embedding =
             weights.embedding(names::EMBEDDING, (config.vocab_size, config.hidden_size))?;
         let embedding = embedding.scaled(config.spec.embedding_scale);
@@ -57,10 +61,7 @@ impl Decoder {
             config.spec.norm,
         )?;
         let shape = (config.output_size(), config.hidden_size);
-        // Of classes for images and texts, the outer and the inner configuration may disagree.
-        let has_own = !config.skipped_tensors.is_empty() && weights.have_head();
-        let is_tied = config.tie_word_embeddings && config.draft_vocab_size.is_none();
-        let linear = match is_tied && !has_own {
+        let linear = match config.tie_word_embeddings && config.draft_vocab_size.is_none() {
             true => Some(embedding.tied_head()),
             false if weights.are_without_head() => None,
             false => Some(weights.linear(names::HEAD, shape, false)?),

@@ -66,7 +66,7 @@ impl ModelSource {
         if let Some(found) = Self::local(spec, format)? {
             return Ok((found, format));
         }
-        let headers_of = |file: HubFile| {
+        let headers_of = |file: HubFile| -> Result<(Self, LoadFormat)> {
             let found = file.cached(revision).ok_or_else(|| {
                 Error::setup(format!(
                     "{file} is not in the cache, and its weights are not downloaded here: serve it once, or download it"

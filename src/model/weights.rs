@@ -189,9 +189,12 @@ impl Weights {
         self.layout == Layout::Bare && !self.has("lm_head.weight")
     }
 
-    /// Whether files have an output layer, of which the configuration may not know.
-    pub fn have_head(&self) -> bool {
-        !matches!(self.source, Source::Dummy(_)) && self.has("lm_head.weight")
+    /// Whether the checkpoint has an output layer of its own; `None` = it has no files that tell.
+    pub fn have_head(&self) -> Option<bool> {
+        match self.source {
+            Source::Dummy(_) => None,
+            _ => Some(self.has("lm_head.weight")),
+        }
     }
 
     /// Whether the checkpoint has the tensor `name`. Random weights have every tensor.

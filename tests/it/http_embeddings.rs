@@ -245,7 +245,7 @@ async fn many_inputs_fit_a_short_queue_and_leave_with_their_client() {
         ..EngineOptions::default()
     };
     let spec = EmbeddingSpec::new(Pooling::Mean, true);
-    let server = server(options, Some(spec)).await;
+    let server = server(options, Some(spec.clone())).await;
     let inputs: Vec<Vec<u32>> = (0..300).map(|i| vec![i % 250, i / 250]).collect();
     let reply = server.json(PATH, &json!({"input": inputs})).await;
     let data = reply["data"].as_array().expect("a list");

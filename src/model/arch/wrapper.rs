@@ -80,7 +80,7 @@ impl Wrapper {
             keys,
             &["bos_token_id", "eos_token_id", "tie_word_embeddings"],
         );
-        // If a file has an output layer all the same, that is taken.
+        // Files tell whether it is so.
         inner.default("tie_word_embeddings", true);
         let own = format!("{}_text", self.name);
         let kind = kind.filter(|kind| *kind != own);
