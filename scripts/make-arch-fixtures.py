@@ -115,8 +115,51 @@ FIXTURES = {
     ))),
     "starcoder2": ("Starcoder2", dict(sliding_window=WINDOW)),
     "nemotron": ("Nemotron", dict(mlp_bias=True)),
+    "hunyuan": ("HunYuanDenseV1", dict(head_dim=16, attention_bias=True, rope_parameters=dict(
+        rope_type="dynamic", rope_theta=1e4, alpha=50.0, factor=1.0, beta_fast=32, beta_slow=1, mscale=1.0,
+        mscale_all_dim=0.0,
+    ))),
+    "apertus": ("Apertus", dict(head_dim=16, rope_parameters=dict(
+        rope_type="llama3", rope_theta=1e4, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+        original_max_position_embeddings=16,
+    ))),
+    "granite4": ("GraniteMoeHybrid", dict(
+        embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=1.7,
+        layer_types=["attention", "attention"], num_local_experts=0, num_experts_per_tok=0,
+        shared_intermediate_size=48, position_embedding_type="rope", mamba_n_heads=2, tie_word_embeddings=True,
+    )),
     "glm": ("Glm", dict(head_dim=16, eos_token_id=[255])),
     "glm4": ("Glm4", dict(head_dim=16, eos_token_id=[255])),
+}
+
+# Classes for images and texts, of which only the decoder of texts is served: the class, what its `text_config` has
+# besides SIZES, its `vision_config`, and how the Hub's files name the tensors. Qwen 2.5's have no `text_config`.
+VISION = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
+QWEN_VISION = dict(
+    depth=1, hidden_size=8, intermediate_size=8, num_heads=2, patch_size=4, out_hidden_size=SIZES["hidden_size"],
+)
+OUTSIDE = [
+    ("model.language_model.", "language_model.model."), ("lm_head.", "language_model.lm_head."),
+    ("model.vision_tower.", "vision_tower."), ("model.multi_modal_projector.", "multi_modal_projector."),
+]
+MULTIMODAL = {
+    "gemma3_vision": ("Gemma3", FIXTURES["gemma3"][1] | dict(model_type="gemma3_text"), VISION | dict(
+        model_type="siglip_vision_model", vision_use_head=False,
+    ), OUTSIDE),
+    "mistral3_vision": (
+        "Mistral3", FIXTURES["ministral3"][1] | dict(model_type="ministral3"),
+        VISION | dict(model_type="pixtral", head_dim=4), OUTSIDE,
+    ),
+    "qwen2_5_vl": ("Qwen2_5_VL", dict(
+        rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[1, 1, 2]),
+    ), QWEN_VISION | dict(fullatt_block_indexes=[0]), [
+        ("model.language_model.", "model."), ("model.visual.", "visual."),
+    ]),
+    "qwen3_vl": ("Qwen3VL", dict(
+        head_dim=16, rope_parameters=dict(
+            rope_type="default", rope_theta=1e4, mrope_section=[4, 2, 2], mrope_interleaved=True,
+        ),
+    ), QWEN_VISION | dict(deepstack_visual_indexes=[0], num_position_embeddings=4), []),
 }
 
 
@@ -165,7 +208,8 @@ GGUF = {
     "llama": "llama", "mistral": "llama", "qwen3": "qwen3", "phi3": "phi3", "gemma": "gemma", "gemma2": "gemma2",
     "gemma3": "gemma3", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "olmo3": "olmo2", "glm4": "glm4",
     "ernie4_5": "ernie4_5", "exaone4": "exaone4", "cohere": "command-r", "cohere2": "cohere2", "stablelm": "stablelm",
-    "stablelm_parallel": "stablelm", "starcoder2": "starcoder2", "nemotron": "nemotron",
+    "stablelm_parallel": "stablelm", "starcoder2": "starcoder2", "nemotron": "nemotron", "hunyuan": "hunyuan-dense",
+    "apertus": "apertus",
 }
 
 
@@ -211,6 +255,11 @@ def gguf_of(arch, config, state):
         metadata["attention.sliding_window_pattern"] = pattern
     extra = {}
     kind = rope["rope_type"]
+    if "alpha" in rope:
+        metadata["rope.freq_base"] = rope["rope_theta"] * rope["alpha"] ** (head_dim / (head_dim - 2))
+    for name in ("alpha_p", "alpha_n", "beta", "eps") if arch == "apertus" else ():
+        values = [state[f"model.layers.{i}.mlp.act_fn.{name}"] for i in range(config.num_hidden_layers)]
+        metadata[f"xielu.{name}"] = [value.item() for value in values]
     original = rope.get("original_max_position_embeddings")
     if kind in ("linear", "yarn"):
         metadata |= {"rope.scaling.type": kind, "rope.scaling.factor": rope["factor"]}
@@ -238,6 +287,8 @@ def gguf_of(arch, config, state):
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     tensors = {}
     for name in sorted(state):
+        if ".act_fn." in name:
+            continue
         theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert theirs, name
         heads = 0
@@ -255,11 +306,30 @@ def gguf_of(arch, config, state):
     }
 
 
-def make(name):
-    kind, more = FIXTURES[name]
-    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **more})
+def new_model(name):
+    """The model, its `config.json`, and how its tensors are renamed."""
+    if name in FIXTURES:
+        kind, more = FIXTURES[name]
+        config = getattr(transformers, f"{kind}Config")(**{**SIZES, **more})
+        kind, renamed = f"{kind.removesuffix('Text')}ForCausalLM", []
+    else:
+        kind, more, vision, renamed = MULTIMODAL[name]
+        config = getattr(transformers, f"{kind}Config")(text_config={**SIZES, **more}, vision_config=vision)
+        kind = f"{kind}ForConditionalGeneration"
     # Eager attention: the others leave out soft caps.
-    model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")._from_config(config, attn_implementation="eager").eval()
+    model = getattr(transformers, kind)._from_config(config, attn_implementation="eager").eval().float()
+    config.architectures = [kind]
+    shown = config.to_diff_dict()
+    if name == "qwen2_5_vl":
+        text = shown.pop("text_config")
+        scaling = {"type": "mrope", "mrope_section": text.pop("rope_parameters")["mrope_section"]}
+        shown = text | shown | {"rope_scaling": scaling, "rope_theta": 1e4}
+    return model, shown, renamed
+
+
+def make(name):
+    model, shown, renamed = new_model(name)
+    config = model.config
     for seed in range(100):
         randomize(model, seed)
         found = expected(model, seed)
@@ -267,12 +337,14 @@ def make(name):
             break
     folder = FOLDER / name
     folder.mkdir(parents=True, exist_ok=True)
-    config.architectures = [type(model).__name__]
-    (folder / "config.json").write_text(json.dumps(config.to_diff_dict(), indent=1) + "\n")
+    (folder / "config.json").write_text(json.dumps(shown, indent=1) + "\n")
     state = {k: v.to(torch.bfloat16).contiguous() for k, v in model.state_dict().items()}
     if config.tie_word_embeddings:
         del state["lm_head.weight"]
-    save_file(state, folder / "model.safetensors")
+    stored = state
+    for ours, theirs in renamed:
+        stored = {k.replace(ours, theirs) if k.startswith(ours) else k: v for k, v in stored.items()}
+    save_file(stored, folder / "model.safetensors")
     save_file(found, folder / "expected.safetensors")
     if name in GGUF:
         text = json.dumps(gguf_of(GGUF[name], config, state), indent=1)
@@ -283,5 +355,5 @@ def make(name):
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    for name in sys.argv[1:] or FIXTURES:
+    for name in sys.argv[1:] or [*FIXTURES, *MULTIMODAL]:
         make(name)

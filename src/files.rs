@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Component, Path};
 
-/// Maximum bytes of `config.json`, `generation_config.json`, `modules.json` or `chat_template.jinja`.
+/// Maximum bytes of the files of settings, and of chat templates.
 const MAX_CONFIG_BYTES: u64 = 4 << 20;
 /// Maximum bytes of a tokenizer, or of the index of a checkpoint's files.
 const MAX_TEXT_BYTES: u64 = 64 << 20;
@@ -13,9 +13,13 @@ const MAX_TEXT_BYTES: u64 = 64 << 20;
 /// Maximum bytes of the text file `name` of a model's folder.
 pub fn max_bytes(name: &str) -> u64 {
     match name.rsplit('/').next().unwrap_or(name) {
-        "config.json" | "generation_config.json" | "modules.json" | "chat_template.jinja" => {
-            MAX_CONFIG_BYTES
-        }
+        "config.json"
+        | "generation_config.json"
+        | "modules.json"
+        | "sentence_bert_config.json"
+        | "config_sentence_transformers.json"
+        | "chat_template.json"
+        | "chat_template.jinja" => MAX_CONFIG_BYTES,
         _ => MAX_TEXT_BYTES,
     }
 }

@@ -8,6 +8,7 @@ use crate::gguf;
 use crate::http::fuzzing::{Api, read};
 use crate::model::ModelConfig;
 use crate::text::{Chat, ChatTemplate, SpecialIds, Text};
+use candle_core::quantized::gguf_file::Value as GgufValue;
 use serde_json::{Map, Value, json};
 use std::io::Cursor;
 use std::path::Path;
@@ -19,7 +20,7 @@ use tokenizers::{AddedToken, Tokenizer};
 pub type Target = fn(&[u8]);
 
 /// The targets by name, which is also that of their corpus.
-pub const TARGETS: [(&str, Target); 12] = [
+pub const TARGETS: [(&str, Target); 14] = [
     ("chat", |bytes| check(read(&TEXT, bytes, Api::Chat))),
     ("completion", |bytes| {
         check(read(&TEXT, bytes, Api::Completion))
@@ -39,6 +40,10 @@ pub const TARGETS: [(&str, Target); 12] = [
     ("config", |bytes| check(config(bytes))),
     ("tokenizer", |bytes| check(tokenizer(bytes))),
     ("gguf", |bytes| check(gguf(bytes))),
+    ("gguf_header", |bytes| {
+        check(gguf::header(&mut Cursor::new(bytes)).map(drop))
+    }),
+    ("gguf_tokenizer", |bytes| check(gguf_tokenizer(bytes))),
 ];
 
 /// Runs the target `name` on `bytes`.
@@ -166,6 +171,37 @@ fn gguf(bytes: &[u8]) -> Result<()> {
     let text = Text::from_gguf_header(header);
     config.and(text.as_ref().map(drop).map_err(Clone::clone))?;
     text.and_then(|text| speak(&text))
+}
+
+/// The tokenizer in the metadata of a GGUF file, which is an object of JSON here: keys after `tokenizer.ggml.`.
+fn gguf_tokenizer(bytes: &[u8]) -> Result<()> {
+    let keys: Map<String, Value> =
+        serde_json::from_slice(bytes).map_err(|e| Error::setup(e.to_string()))?;
+    let metadata = keys.into_iter().filter_map(|(key, value)| {
+        let value = gguf_value(value)?;
+        Some((format!("tokenizer.ggml.{key}"), value))
+    });
+    let header = gguf::Header {
+        metadata: metadata.collect(),
+        ..gguf::Header::default()
+    };
+    speak(&Text::from_gguf_header(header)?)
+}
+
+/// `None` of what no GGUF file can hold.
+fn gguf_value(json: Value) -> Option<GgufValue> {
+    Some(match json {
+        Value::Bool(flag) => GgufValue::Bool(flag),
+        Value::String(text) => GgufValue::String(text),
+        Value::Array(list) => {
+            GgufValue::Array(list.into_iter().map(gguf_value).collect::<Option<_>>()?)
+        }
+        Value::Number(number) => match number.as_i64() {
+            Some(whole) => GgufValue::I32(whole.try_into().ok()?),
+            None => GgufValue::F32(number.as_f64()? as f32),
+        },
+        Value::Null | Value::Object(_) => return None,
+    })
 }
 
 fn speak(text: &Text) -> Result<()> {

@@ -374,6 +374,11 @@ fn models_come_from_the_hub_once() {
         let error = resolve_gguf(spec).unwrap_err();
         assert!(error.contains(needle), "{spec}: {error}");
     }
+    // Without a name, it is the first by the convention; of other repositories there is no such file.
+    assert_eq!(resolve_gguf("org/gguf").unwrap(), parts[2]);
+    hub.gone.store(true, Ordering::SeqCst);
+    assert_eq!(resolve_gguf("org/gguf").unwrap(), parts[2]);
+    hub.gone.store(false, Ordering::SeqCst);
     victim.assert_untouched();
 
     // Names of a repository that lead out of the cache are refused, and so are files that are too large.

@@ -30,7 +30,7 @@ pub(super) struct Context<'a> {
     /// Compiles grammars for the tokenizer.
     pub grammars: &'a Compiler,
     /// How texts are embedded; `None` = they are not.
-    pub embeddings: Option<EmbeddingSpec>,
+    pub embeddings: Option<&'a EmbeddingSpec>,
 }
 
 impl Context<'_> {

@@ -6,6 +6,7 @@ use super::encoding::Sent;
 use super::numbers::within;
 use super::object::Object;
 use super::openai::salt;
+use super::prompt::keep_last;
 use super::state::AppState;
 use super::wire::{self, EncodingFormat, Prompt};
 use crate::engine::Request;
@@ -189,15 +190,26 @@ impl Context<'_> {
             .input
             .ok_or_else(|| Error::invalid("input", "input is required"))?;
         let special = fields.add_special_tokens.unwrap_or(true);
+        let max = self.limits.max_model_len;
+        let max = spec.max_tokens.unwrap_or(max).min(max);
+        let keep = self.kept(fields.truncate_prompt_tokens, Some(0))?;
+        let keep = keep.map(|keep| keep.min(max));
         let mut requests = Vec::new();
         let mut tokens = 0;
-        for ids in self.inputs(input, special)? {
+        for ids in self.inputs(input, special, keep)? {
             let request = Request {
                 draft_context: draft_context.clone(),
                 ..Request::embedding(ids?, spec.pooling)
             };
             let checked = self.limits.check(&request);
             checked.map_err(|e| at(e, requests.len()))?;
+            if request.prompt.len() > max {
+                let (index, len) = (requests.len(), request.prompt.len());
+                let message = format!(
+                    "input {index} (from 0) has {len} tokens, but max_seq_length of this model is {max}; truncate_prompt_tokens -1 keeps the last {max}"
+                );
+                return Err(Error::invalid("input", message));
+            }
             tokens += request.prompt.len();
             if tokens > MAX_TOKENS {
                 let message =
@@ -218,19 +230,32 @@ impl Context<'_> {
         })
     }
 
-    /// The token ids of each input, tokenized when it is asked for.
+    /// The token ids of each input, tokenized when it is asked for, or the last `keep` of them.
     fn inputs(
         &self,
         input: Prompt,
         special: bool,
+        keep: Option<usize>,
     ) -> Result<Box<dyn Iterator<Item = Result<Vec<u32>>> + '_>> {
-        let encode = move |(index, text): (usize, String)| match text.is_empty() {
-            true => Err(empty(index)),
-            false => self.encode(&text, special).map_err(|e| at(e, index)),
+        let prompt = self.embeddings.and_then(|spec| spec.prompt.as_deref());
+        let encode = move |(index, mut text): (usize, String)| {
+            if text.is_empty() {
+                return Err(empty(index));
+            }
+            if let Some(prompt) = prompt {
+                text.insert_str(0, prompt);
+            }
+            let ids = self.encode_last(&text, special, keep);
+            ids.map_err(|e| at(e, index))
         };
-        let check = |(index, ids): (usize, Vec<u32>)| match ids.is_empty() {
-            true => Err(empty(index)),
-            false => Ok(ids),
+        let check = move |(index, mut ids): (usize, Vec<u32>)| {
+            if let Some(keep) = keep {
+                keep_last(&mut ids, keep);
+            }
+            match ids.is_empty() {
+                true => Err(empty(index)),
+                false => Ok(ids),
+            }
         };
         let count = match &input {
             Prompt::Text(_) | Prompt::Ids(_) => 1,

@@ -38,6 +38,7 @@ pub(crate) fn read(text: &Arc<Text>, body: &[u8], api: Api) -> Result<()> {
         generates: true,
         embedding_size: 8,
     };
+    let embeddings = EmbeddingSpec::new(Pooling::Last, true);
     let context = Context {
         text,
         limits: &limits,
@@ -49,10 +50,7 @@ pub(crate) fn read(text: &Arc<Text>, body: &[u8], api: Api) -> Result<()> {
         api_key: None,
         scopes: &SCOPES,
         grammars: &Compiler::new(text.clone()),
-        embeddings: Some(EmbeddingSpec {
-            pooling: Pooling::Last,
-            normalize: true,
-        }),
+        embeddings: Some(&embeddings),
     };
     match api {
         Api::Chat => context.chat(body).map(drop),

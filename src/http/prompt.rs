@@ -244,6 +244,6 @@ impl Context<'_> {
     }
 }
 
-fn keep_last(ids: &mut Vec<u32>, keep: usize) {
+pub(super) fn keep_last(ids: &mut Vec<u32>, keep: usize) {
     ids.drain(..ids.len().saturating_sub(keep));
 }

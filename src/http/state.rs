@@ -178,7 +178,7 @@ impl AppState {
             defaults: &self.defaults,
             fingerprint: self.info.fingerprint.as_ref(),
             grammars: &self.grammars,
-            embeddings: self.embeddings,
+            embeddings: self.embeddings.as_ref(),
             tool_format: self.tool_format,
             reasoning_format: self.reasoning_format,
             api_key: self.api_key.as_deref(),

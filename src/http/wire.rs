@@ -164,6 +164,7 @@ pub(super) struct Embedding {
     pub dimensions: Option<usize>,
     pub encoding_format: Option<EncodingFormat>,
     pub add_special_tokens: Option<bool>,
+    pub truncate_prompt_tokens: Option<i64>,
     pub cache_salt: Option<String>,
 }
 

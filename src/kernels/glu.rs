@@ -10,7 +10,7 @@ use std::f32::consts::FRAC_1_SQRT_2;
 use tracing::trace_span;
 
 /// The function that is applied to the gate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Activation {
     /// `x * sigmoid(x)`, also called swish.
     Silu,
@@ -20,6 +20,44 @@ pub enum Activation {
     GeluTanh,
     /// The square of `max(x, 0)` (So et al. 2021, arXiv 2109.08668).
     Relu2,
+    Xielu(Xielu),
+}
+
+/// Huang and Schlag 2024, "Deriving Activation Functions Using Integration" (arXiv 2411.13010):
+/// `alpha_p * x^2 + beta * x` for `x` over 0, else `alpha_n * (exp(min(x, eps)) - 1 - x) + beta * x`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Xielu {
+    pub alpha_p: f32,
+    pub alpha_n: f32,
+    pub beta: f32,
+    pub eps: f32,
+}
+
+impl Xielu {
+    /// That of trained parameters: `alpha_p` is the softplus of what is stored, and `alpha_n` is `beta` more than that.
+    pub fn of_stored(alpha_p: f32, alpha_n: f32, beta: f32, eps: f32) -> Self {
+        let softplus = |x: f32| x.max(0.) + (-x.abs()).exp().ln_1p();
+        Self {
+            alpha_p: softplus(alpha_p),
+            alpha_n: beta + softplus(alpha_n),
+            beta,
+            eps,
+        }
+    }
+
+    fn apply(self, x: &Tensor) -> Result<Tensor> {
+        let high = (x.sqr()? * f64::from(self.alpha_p))?;
+        let low = ((x.minimum(self.eps)?.exp()? - 1.)? - x)?;
+        let low = (low * f64::from(self.alpha_n))?;
+        x.gt(0f32)?.where_cond(&high, &low)? + (x * f64::from(self.beta))?
+    }
+
+    #[inline(always)]
+    fn of(self, x: f32) -> f32 {
+        let low = self.alpha_n * (float::exp(x.min(self.eps)) - 1.0 - x);
+        let high = self.alpha_p * x * x;
+        self.beta * x + if x > 0.0 { high } else { low }
+    }
 }
 
 impl Activation {
@@ -33,6 +71,7 @@ impl Activation {
             Self::Gelu => x.gelu_erf(),
             Self::GeluTanh => x.gelu(),
             Self::Relu2 => x.relu()?.sqr(),
+            Self::Xielu(xielu) => xielu.apply(x),
         }
     }
 }
@@ -107,7 +146,9 @@ mod cuda {
             Activation::Silu => "silu",
             Activation::Gelu => "gelu",
             Activation::GeluTanh => "gelu_tanh",
-            Activation::Relu2 => candle_core::bail!("glu: no CUDA kernel for relu2"),
+            Activation::Relu2 | Activation::Xielu(_) => {
+                candle_core::bail!("glu: no CUDA kernel for {activation:?}")
+            }
         };
         let kernel = format!("glu_{name}_{}", gpu::suffix(dtype));
         let kernel = gpu::function(device, "glu", gpu::GLU, &kernel)?;
@@ -157,6 +198,7 @@ fn body(activation: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
         Activation::Gelu => apply(gate, up, out, gelu),
         Activation::GeluTanh => apply(gate, up, out, gelu_tanh),
         Activation::Relu2 => apply(gate, up, out, |x| x.max(0.) * x.max(0.)),
+        Activation::Xielu(xielu) => apply(gate, up, out, |x| xielu.of(x)),
     }
 }
 
@@ -193,6 +235,7 @@ mod tests {
     #[test]
     fn agrees_with_candle_and_does_not_know_its_neighbours() {
         let cpu = Device::Cpu;
+        let xielu = Xielu::of_stored(0.3, -0.4, 0.5, -1e-6);
         for (rows, width) in [(7, 3001), (1, 1536), (40, 33)] {
             let both = Tensor::randn(0f32, 3.0, (rows, 2 * width), &cpu).unwrap();
             let part = |i| both.narrow(1, i * width, width).unwrap();
@@ -201,6 +244,7 @@ mod tests {
                 (Activation::Gelu, part(0).gelu_erf()),
                 (Activation::GeluTanh, part(0).gelu()),
                 (Activation::Relu2, part(0).relu().unwrap().sqr()),
+                (Activation::Xielu(xielu), xielu.apply(&part(0))),
             ] {
                 let ours = glu(&both, activation).unwrap().to_vec2::<f32>().unwrap();
                 let theirs = (theirs.unwrap() * part(1)).unwrap();

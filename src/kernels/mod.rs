@@ -38,7 +38,7 @@ pub const HAS_CUDA: bool = cfg!(feature = "cuda");
 pub(crate) use crate::float;
 pub use bandwidth::read_bandwidth;
 pub use device::{device, device_memory};
-pub use glu::{Activation, glu};
+pub use glu::{Activation, Xielu, glu};
 pub use kv_move::{KvMoves, kv_move};
 pub use kv_write::kv_write;
 pub use norm::add_norm;

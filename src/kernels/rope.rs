@@ -9,7 +9,7 @@ use tracing::trace_span;
 /// Number of rows from which waking other threads pays.
 const MIN_PARALLEL_ROWS: usize = 16;
 
-/// Weights of the norms of q and k before the rotation, in the dtype of q: `[head_dim]` each, one for every
+/// Weights of the norms of q and k, in the dtype of q: `[head_dim]` each, one for every
 /// head, as in Qwen3; or `[num_heads * head_dim]` and `[num_kv_heads * head_dim]`, of all heads together, as
 /// in OLMo 2.
 #[derive(Debug, Clone)]
@@ -17,6 +17,8 @@ pub struct HeadNorms {
     pub q: Tensor,
     pub k: Tensor,
     pub eps: f32,
+    /// Whether they come after the rotation, as in Hunyuan; only on the CPU.
+    pub after_rotation: bool,
 }
 
 impl HeadNorms {
@@ -116,6 +118,7 @@ impl InplaceOp3 for Rope<'_> {
             Some(norms) => norms.are_whole((self.num_heads, kv_heads), d)?,
             None => false,
         };
+        let after_rotation = self.norms.is_some_and(|norms| norms.after_rotation);
         let (CpuStorage::F32(qkv), Some((start, end))) = (qkv, layout.contiguous_offsets()) else {
             candle_core::bail!("rope: q, k and v must be contiguous and f32");
         };
@@ -124,8 +127,11 @@ impl InplaceOp3 for Rope<'_> {
             for_each(rows, rows >= MIN_PARALLEL_ROWS, |row| {
                 // SAFETY: rows do not overlap.
                 let heads = unsafe { qkv.slice(row * all * d, (self.num_heads + kv_heads) * d) };
-                let (q, k) = heads.split_at_mut(self.num_heads * d);
-                if let Some((q_norm, k_norm, eps)) = &norms {
+                let norm_heads = |heads: &mut [f32]| {
+                    let (q, k) = heads.split_at_mut(self.num_heads * d);
+                    let Some((q_norm, k_norm, eps)) = &norms else {
+                        return;
+                    };
                     for (part, weight) in [(q, q_norm), (k, k_norm)] {
                         if whole {
                             norm_all(part, weight, *eps);
@@ -133,10 +139,16 @@ impl InplaceOp3 for Rope<'_> {
                             part.chunks_exact_mut(d).for_each(|x| norm(x, weight, *eps));
                         }
                     }
+                };
+                if !after_rotation {
+                    norm_heads(heads);
                 }
                 let angles = row * pairs..(row + 1) * pairs;
                 for head in heads.chunks_exact_mut(d) {
                     rotate(head, &cos[angles.clone()], &sin[angles.clone()]);
+                }
+                if after_rotation {
+                    norm_heads(heads);
                 }
             });
         });
@@ -192,6 +204,7 @@ mod tests {
             q: Tensor::randn(1f32, 1., q, &Device::Cpu).unwrap(),
             k: Tensor::randn(1f32, 1., k, &Device::Cpu).unwrap(),
             eps: 1e-5,
+            after_rotation: false,
         };
         let whole = norms(HEADS * D, KV_HEADS * D);
         [None, Some(norms(D, D)), Some(whole)]
@@ -270,6 +283,7 @@ mod tests {
                 q: ones(&[q]),
                 k: ones(&[D]),
                 eps: 1e-5,
+                after_rotation: false,
             };
             let angles = ones(angles);
             let qkv = ones(&[2, HEADS + 2 * KV_HEADS, D]);

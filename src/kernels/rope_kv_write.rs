@@ -77,6 +77,9 @@ mod cuda {
         let fits = |pool: &Tensor| pool.dims().get(1..) == Some(&[kv_heads, d][..]);
         let half = pairs(rows, d, angles.map(|(cos, sin)| (cos.dims(), sin.dims())))?;
         let whole = match norms {
+            Some(norms) if norms.after_rotation => {
+                candle_core::bail!("{NAME}: no CUDA kernel for norms after the rotation")
+            }
             Some(norms) => norms.are_whole((num_heads, kv_heads), d)?,
             None => false,
         };

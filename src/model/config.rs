@@ -1,6 +1,6 @@
 //! A model's configuration: shapes, layers, special ids.
 
-use super::arch::{ARCHITECTURES, Architecture};
+use super::arch::{ARCHITECTURES, Architecture, IMAGE_TENSORS, WRAPPERS};
 use super::keys::{Keys, Shape};
 use super::layer_spec::{LayerSpec, ModelSpec, QkNorm};
 use super::rope::{Rope, RopeScaling};
@@ -37,6 +37,8 @@ pub struct ModelConfig {
     /// Ids that end a text; zero or more.
     pub eos_token_ids: Vec<u32>,
     pub bos_token_id: Option<u32>,
+    /// How the names of the tensors begin that a checkpoint has for images, which are not read.
+    pub skipped_tensors: &'static [&'static str],
 }
 
 /// Tokens that end a turn or a text if a GGUF's vocabulary has them.
@@ -110,6 +112,20 @@ impl ModelConfig {
         let classes = keys.texts("architectures")?.unwrap_or_default();
         let kind = keys.text("model_type")?;
         let name = classes.first().or(kind.as_ref());
+        let wrapper = WRAPPERS.iter().find(|wrapper| match classes.first() {
+            Some(class) => class == wrapper.class,
+            None => kind.as_deref() == Some(wrapper.name),
+        });
+        if let Some(wrapper) = wrapper {
+            let (mut keys, kind) = wrapper.text(keys)?;
+            let found = ARCHITECTURES.iter().find(|arch| arch.name == kind);
+            let found = found.ok_or_else(|| unsupported(Some(&kind)))?;
+            (found.defaults)(&mut keys);
+            return Ok(Self {
+                skipped_tensors: &IMAGE_TENSORS,
+                ..Self::read(keys, found.name, found.spec)?
+            });
+        }
         let found = ARCHITECTURES.iter().find(|arch| match classes.first() {
             Some(class) => arch.has_class(class),
             None => kind.as_deref() == Some(arch.name),
@@ -212,6 +228,7 @@ impl ModelConfig {
             tie_word_embeddings: keys.flag("tie_word_embeddings")?.unwrap_or(false),
             eos_token_ids: Vec::new(),
             bos_token_id: keys.ids("bos_token_id")?.first().copied(),
+            skipped_tensors: &[],
         };
         config.validate(shape.num_layers)?;
         config.eos_token_ids = end_ids(&mut keys, config.vocab_size)?;
@@ -231,6 +248,11 @@ impl ModelConfig {
             head_dim: self.head_dim,
             dtype,
         }
+    }
+
+    /// Whether it is the decoder of a model for images and texts.
+    pub fn is_part(&self) -> bool {
+        !self.skipped_tensors.is_empty()
     }
 
     pub fn num_layers(&self) -> usize {
@@ -384,7 +406,9 @@ fn add_missing(ids: &mut Vec<u32>, more: impl IntoIterator<Item = u32>) {
 }
 
 fn unsupported(name: Option<&str>) -> String {
-    let supported: Vec<&str> = ARCHITECTURES.iter().map(|arch| arch.class).collect();
+    let wrappers = WRAPPERS.iter().map(|wrapper| wrapper.class);
+    let supported = ARCHITECTURES.iter().map(|arch| arch.class);
+    let supported: Vec<&str> = supported.chain(wrappers).collect();
     format!(
         "architecture '{}' is not supported: only {} are",
         name.unwrap_or("(none given)"),

@@ -39,7 +39,11 @@ impl Decoder {
     ///
     /// # Errors
     /// A setup error that names a tensor that is missing or has a wrong shape.
-    pub fn load(config: ModelConfig, mut weights: Weights, done: impl Fn()) -> Result<Self> {
+    pub fn load(mut config: ModelConfig, mut weights: Weights, done: impl Fn()) -> Result<Self> {
+        // Of classes for images and texts, the outer and the inner configuration may disagree.
+        if let Some(has_head) = weights.have_head().filter(|_| config.is_part()) {
+            config.tie_word_embeddings = !has_head;
+        }
         let embedding =
             weights.embedding(names::EMBEDDING, (config.vocab_size, config.hidden_size))?;
         let embedding = embedding.scaled(config.spec.embedding_scale);
@@ -72,7 +76,7 @@ impl Decoder {
             })
         };
         let output = linear.map(layer).transpose()?;
-        weights.finish()?;
+        weights.finish(config.skipped_tensors)?;
         // Each thread has its own GPU queue, and another thread may use the weights.
         weights.device().synchronize()?;
         Ok(Self {

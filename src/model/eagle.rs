@@ -106,7 +106,7 @@ impl EagleHead {
             true => OutputLayer::of_head(&mut weights, &config, &ends.output)?,
             false => ends.output.clone(),
         };
-        weights.finish()?;
+        weights.finish(&[])?;
         weights.device().synchronize()?;
         Ok(Self {
             dtypes: weights.dtypes(),

@@ -12,10 +12,13 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// Files that a repository need not have.
-const OPTIONAL: [&str; 6] = [
+const OPTIONAL: [&str; 9] = [
     "1_Pooling/config.json",
+    "chat_template.json",
     "generation_config.json",
     "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",

@@ -15,6 +15,9 @@ pub struct HubFile {
     pub which: Which,
 }
 
+/// Quantizations of which one is taken if none is named, best first.
+const DEFAULTS: [&str; 2] = ["Q4_K_M", "Q8_0"];
+
 /// Which file of a repository.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Which {
@@ -46,6 +49,25 @@ impl HubFile {
         };
         let id = format!("{owner}/{name}");
         (is_file && is_word(owner) && is_word(name)).then_some(Self { id, which })
+    }
+
+    /// The file that serves the repository `id`, if it has GGUF files and no safetensors, as llama.cpp chooses it: the
+    /// first of [`DEFAULTS`], or else the first by name. Of the cache, if the Hub cannot be asked.
+    pub fn default_of(id: &str, revision: Option<&str>) -> Option<Self> {
+        let home = hub::home().ok()?;
+        let repo = hub::repo(id, revision, &home).ok()?;
+        let listed = match hub::offline() {
+            true => None,
+            false => hub::client(&home).list(id, &repo.revision).ok(),
+        };
+        let names = match listed {
+            Some((_, names)) => names,
+            None => names_within(&repo.path(&repo.cached_commit()?, "")),
+        };
+        Some(Self {
+            id: id.to_owned(),
+            which: Which::Named(default(&names)?.to_owned()),
+        })
     }
 
     /// The file, or the first of its parts, with all parts beside it. What is in the cache is used without any
@@ -167,6 +189,16 @@ fn choose<'n>(names: impl Iterator<Item = &'n str>, tag: &str) -> Option<&'n str
     fitting.min_by_key(|name| (name.len(), *name))
 }
 
+/// The one of the files `names` of a repository that is taken if none is named.
+fn default(names: &[String]) -> Option<&str> {
+    let all = || names.iter().map(String::as_str);
+    if all().any(|name| name.ends_with(".safetensors")) {
+        return None;
+    }
+    let best = DEFAULTS.iter().find_map(|tag| choose(all(), tag));
+    best.or_else(|| all().filter(|name| is_inside(name) && is_model(name)).min())
+}
+
 /// The names of all parts of a model whose first, or only, file is `name`.
 fn parts(name: &str) -> Result<Vec<String>, HubError> {
     match PartName::of(name) {
@@ -275,5 +307,25 @@ mod tests {
         for none in ["K_M", "Q2_K", "Q4", "md"] {
             assert_eq!(found(none), None, "{none}");
         }
+    }
+
+    #[test]
+    fn a_repository_of_gguf_files_has_a_default() {
+        let found = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|&name| name.into()).collect();
+            default(&names).map(str::to_owned)
+        };
+        let [four, eight, other] = ["m-Q4_K_M.gguf", "m-Q8_0.gguf", "m-Q6_K.gguf"];
+        assert_eq!(found(&[other, eight, four]).as_deref(), Some(four));
+        assert_eq!(found(&[other, eight]).as_deref(), Some(eight));
+        assert_eq!(
+            found(&["m-a.gguf.txt", "n.gguf", other]).as_deref(),
+            Some(other)
+        );
+        assert_eq!(found(&["a-mmproj-f16.gguf", other]).as_deref(), Some(other));
+        for none in ["model.safetensors", "../m-Q4_K_M.gguf", "README.md"] {
+            assert_eq!(found(&["a.txt", none]), None, "{none}");
+        }
+        assert_eq!(found(&["model.safetensors", four]), None);
     }
 }

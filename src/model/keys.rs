@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use std::collections::HashSet;
 
 /// The keys that nobody has taken yet, by the names of `config.json`.
+#[derive(Default)]
 pub struct Keys {
     left: Map<String, Value>,
     /// Only of a GGUF file.
@@ -52,7 +53,7 @@ const GGUF_KEYS: [(&str, &str); 14] = [
 
 /// Keys that never change what the decoder computes, besides those of [`is_private`]: about training, the
 /// tokenizer, sampling, or other programs.
-const HARMLESS: [&str; 74] = [
+const HARMLESS: [&str; 75] = [
     "attention_softmax_in_fp32",
     "auto_map",
     "begin_suppress_tokens",
@@ -86,6 +87,7 @@ const HARMLESS: [&str; 74] = [
     "min_length",
     "model_max_length",
     // Of the three positions of a token in an image; those of a text are the same.
+    "mrope_interleaved",
     "mrope_section",
     "name_or_path",
     "no_repeat_ngram_size",
@@ -185,6 +187,21 @@ impl Keys {
     pub fn rename(&mut self, from: &str, to: &str) {
         if let Some(value) = self.left.remove(from) {
             self.left.entry(to.to_owned()).or_insert(value);
+        }
+    }
+
+    /// Leaves only the keys for which `keep` holds.
+    pub fn retain(&mut self, keep: impl Fn(&str) -> bool) {
+        self.left.retain(|key, _| keep(key));
+    }
+
+    /// Adds the keys of `others` that are missing here, and all that `others` has of `first`.
+    pub fn add(&mut self, others: Self, first: &[&str]) {
+        for (key, value) in others.left {
+            match first.contains(&key.as_str()) && !value.is_null() {
+                true => self.set(&key, value),
+                false => self.default(&key, value),
+            }
         }
     }
 

@@ -9,8 +9,8 @@ use super::rope::{RopeTables, halves_from_pairs};
 use super::weights::Weights;
 use crate::error::{Error, Result};
 use crate::kernels::{
-    Activation, AttentionBatch, AttentionParams, HeadNorms, Pools, Slots, glu, paged_attention,
-    rope_kv_write,
+    Activation, AttentionBatch, AttentionParams, HeadNorms, Pools, Slots, Xielu, glu,
+    paged_attention, rope_kv_write,
 };
 use candle_core::{DType, Tensor};
 
@@ -242,15 +242,25 @@ impl Block {
             let index = ropes.index_of(rope);
             index.ok_or_else(|| Error::internal("a layer has a RoPE without a table"))
         });
+        if spec.qk_norm == Some(QkNorm::RotatedHead) && !weights.device().is_cpu() {
+            return Err(Error::setup(
+                "norms after the position embedding have no CUDA kernel: this model runs only on the CPU",
+            ));
+        }
         let head_norms = spec.qk_norm.map(|norm| -> Result<HeadNorms> {
             let (q, k) = match norm {
-                QkNorm::Head => (d, d),
+                QkNorm::Head | QkNorm::RotatedHead => (d, d),
                 QkNorm::Whole => (q, kv),
             };
+            let (q_name, k_name) = match norm {
+                QkNorm::RotatedHead => ("self_attn.query_layernorm", "self_attn.key_layernorm"),
+                _ => ("self_attn.q_norm", "self_attn.k_norm"),
+            };
             Ok(HeadNorms {
-                q: weights.norm(&at("self_attn.q_norm"), q, config.spec.norm.offset)?,
-                k: weights.norm(&at("self_attn.k_norm"), k, config.spec.norm.offset)?,
+                q: weights.norm(&at(q_name), q, config.spec.norm.offset)?,
+                k: weights.norm(&at(k_name), k, config.spec.norm.offset)?,
                 eps: config.rms_norm_eps as f32,
+                after_rotation: norm == QkNorm::RotatedHead,
             })
         });
         let head_norms = head_norms.transpose()?;
@@ -409,15 +419,31 @@ impl Mlp {
             },
             MlpSpec::Gated(activation) => Self {
                 activation,
-                gate_up: match spec.fused_gate_up {
-                    true => linear("mlp.gate_up_proj", (2 * width, hidden))?,
-                    false => Linear::join(vec![
-                        linear("mlp.gate_proj", (width, hidden))?,
-                        linear("mlp.up_proj", (width, hidden))?,
-                    ])?,
-                },
+                gate_up: Linear::join(vec![
+                    linear("mlp.gate_proj", (width, hidden))?,
+                    linear("mlp.up_proj", (width, hidden))?,
+                ])?,
                 is_gated: true,
                 down: linear("mlp.down_proj", (hidden, width))?,
+            },
+            MlpSpec::Fused {
+                activation,
+                gate_up,
+                down,
+            } => Self {
+                activation,
+                gate_up: linear(gate_up, (2 * width, hidden))?,
+                is_gated: true,
+                down: linear(down, (hidden, width))?,
+            },
+            MlpSpec::Xielu(given) => Self {
+                gate_up: linear("mlp.up_proj", (width, hidden))?,
+                is_gated: false,
+                down: linear("mlp.down_proj", (hidden, width))?,
+                activation: Activation::Xielu(match given {
+                    Some(given) => given,
+                    None => xielu(weights, &at("mlp.act_fn"))?,
+                }),
             },
         })
     }
@@ -430,4 +456,15 @@ impl Mlp {
         };
         self.down.forward(&wide)
     }
+}
+
+/// The activation `name` of a checkpoint.
+fn xielu(weights: &mut Weights, name: &str) -> Result<Xielu> {
+    let mut number = |part: &str, dims: &[usize]| -> Result<f32> {
+        let tensor = weights.tensor(&format!("{name}.{part}"), dims)?;
+        Ok(tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?[0])
+    };
+    let (alpha_p, alpha_n) = (number("alpha_p", &[1])?, number("alpha_n", &[1])?);
+    let (beta, eps) = (number("beta", &[])?, number("eps", &[])?);
+    Ok(Xielu::of_stored(alpha_p, alpha_n, beta, eps))
 }

@@ -1,7 +1,7 @@
 //! What the layers of a model compute. Architectures differ by this, not by types of layers.
 
 use super::rope::Rope;
-use crate::kernels::Activation;
+use crate::kernels::{Activation, Xielu};
 
 /// A layer: attention, then an MLP, each added to the residual stream.
 #[derive(Debug, Clone, PartialEq)]
@@ -11,7 +11,7 @@ pub struct LayerSpec {
     /// Whether rows of q and k whose values are rotated together are neighbours in the checkpoint. Loading reorders
     /// them.
     pub interleaved: bool,
-    /// The norms of queries and keys before it.
+    /// The norms of queries and keys.
     pub qk_norm: Option<QkNorm>,
     /// Factor of the products of queries and keys.
     pub attention_scale: f32,
@@ -25,9 +25,8 @@ pub struct LayerSpec {
     /// Whether the MLP reads what attention reads, instead of the residual stream after attention.
     pub parallel: bool,
     pub mlp: MlpSpec,
-    /// Whether the checkpoint has q, k and v as one tensor, `qkv_proj`, and gate and up, `gate_up_proj`.
+    /// Whether the checkpoint has q, k and v as one tensor, `qkv_proj`.
     pub fused_qkv: bool,
-    pub fused_gate_up: bool,
     /// Whether q, k and v have a bias, the output of attention, and the products of the MLP.
     pub qkv_bias: bool,
     pub o_bias: bool,
@@ -43,6 +42,8 @@ pub enum QkNorm {
     Head,
     /// All heads of a token together.
     Whole,
+    /// Each head, after the position embedding.
+    RotatedHead,
 }
 
 /// The norms of a layer, by the names of their weights; `None` = there is no such norm.
@@ -128,7 +129,7 @@ impl NormSpec {
 }
 
 /// The second half of a layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum MlpSpec {
     /// `down(activation(up(x)))`, with these names of the weights.
     Plain {
@@ -138,6 +139,25 @@ pub enum MlpSpec {
     },
     /// `down(activation(gate(x)) * up(x))`.
     Gated(Activation),
+    /// The same with gate and up as one tensor.
+    Fused {
+        activation: Activation,
+        gate_up: &'static str,
+        down: &'static str,
+    },
+    /// As `Plain`, with these parameters of the activation, or those of the checkpoint.
+    Xielu(Option<Xielu>),
+}
+
+impl MlpSpec {
+    /// `Fused` with the names of Phi-3.
+    pub fn fused(activation: Activation) -> Self {
+        Self::Fused {
+            activation,
+            gate_up: "mlp.gate_up_proj",
+            down: "mlp.down_proj",
+        }
+    }
 }
 
 impl Norms {
@@ -193,7 +213,6 @@ impl LayerSpec {
             parallel: false,
             mlp: MlpSpec::Gated(Activation::Silu),
             fused_qkv: false,
-            fused_gate_up: false,
             qkv_bias: false,
             o_bias: false,
             mlp_bias: false,

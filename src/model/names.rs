@@ -1,5 +1,7 @@
 //! Names of tensors: Hugging Face's, which the code uses everywhere, and llama.cpp's.
 
+use std::borrow::Cow;
+
 /// The token embedding, without `.weight`.
 pub const EMBEDDING: &str = "model.embed_tokens";
 /// The norm before the output layer, without `.weight`.
@@ -15,10 +17,38 @@ const HEAD_LAYER: &str = "midlayer.";
 const HEAD_LAYERS: &str = "layers.";
 const LAYERS: &str = "model.layers.";
 
-/// The name of a tensor in a checkpoint of a class like `Qwen3Model`, which is the model that others call
-/// `model`.
-pub fn bare(name: &str) -> &str {
-    name.strip_prefix("model.").unwrap_or(name)
+/// How a checkpoint names the decoder, which the code calls `model`, and the output layer, `lm_head`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// As the code does.
+    Model,
+    /// Without `model.`, as classes like `Qwen3Model` save themselves.
+    Bare,
+    /// `model.language_model.` and `lm_head`, of classes for images and texts.
+    Inside,
+    /// `language_model.model.` and `language_model.lm_head`: the same before transformers 5.
+    Outside,
+}
+
+impl Layout {
+    /// That of a checkpoint of which `has` says whether it has a tensor.
+    pub fn of(has: impl Fn(&str) -> bool) -> Self {
+        let embedding = format!("{EMBEDDING}.weight");
+        let all = [Self::Model, Self::Inside, Self::Outside, Self::Bare];
+        let found = all.into_iter().find(|layout| has(&layout.name(&embedding)));
+        found.unwrap_or(Self::Model)
+    }
+
+    /// The name in the checkpoint of the tensor that the code calls `name`.
+    pub fn name<'n>(self, name: &'n str) -> Cow<'n, str> {
+        let part = name.strip_prefix("model.");
+        match (self, part) {
+            (Self::Bare, Some(part)) => part.into(),
+            (Self::Inside, Some(part)) => format!("model.language_model.{part}").into(),
+            (Self::Outside, _) => format!("language_model.{name}").into(),
+            _ => name.into(),
+        }
+    }
 }
 
 /// `part` of layer `index`.
@@ -79,8 +109,8 @@ pub fn gguf(name: &str) -> Option<String> {
         "self_attn.k_proj" => "attn_k",
         "self_attn.v_proj" => "attn_v",
         "self_attn.o_proj" => "attn_output",
-        "self_attn.q_norm" => "attn_q_norm",
-        "self_attn.k_norm" => "attn_k_norm",
+        "self_attn.q_norm" | "self_attn.query_layernorm" => "attn_q_norm",
+        "self_attn.k_norm" | "self_attn.key_layernorm" => "attn_k_norm",
         "post_attention_layernorm" => "ffn_norm",
         "mlp.gate_proj" => "ffn_gate",
         // llama.cpp has the gate in the first half of this one.

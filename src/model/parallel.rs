@@ -75,7 +75,7 @@ impl ParallelHead {
         let layers = layers.collect::<Result<_>>()?;
         let norm = Norm::rms(&mut weights, "norm", hidden)?;
         let output = OutputLayer::of_head(&mut weights, &config, &ends.output)?;
-        weights.finish()?;
+        weights.finish(&[])?;
         weights.device().synchronize()?;
         Ok(Self {
             dtypes: weights.dtypes(),

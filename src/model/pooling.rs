@@ -8,11 +8,16 @@ use clap::ValueEnum;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use std::collections::HashMap;
 use std::fmt;
 use std::path::Path;
 
 /// Lists the modules of an embedding model.
 pub const MODULES: &str = "modules.json";
+/// What a Transformer module is told besides `config.json`.
+pub const TRANSFORMER: &str = "sentence_bert_config.json";
+/// Prompts, of which one may come before all texts.
+pub const PROMPTS: &str = "config_sentence_transformers.json";
 /// What is in the folder of a pooling module; usually `1_Pooling`.
 const CONFIG: &str = "config.json";
 
@@ -25,12 +30,16 @@ pub enum Pooling {
     Mean,
 }
 
-/// What becomes of the hidden states of a text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How texts become embeddings.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EmbeddingSpec {
     pub pooling: Pooling,
     /// Whether embeddings are divided by their Euclidean length.
     pub normalize: bool,
+    /// The longest input in tokens, if it is shorter than the context.
+    pub max_tokens: Option<usize>,
+    /// What comes before each text.
+    pub prompt: Option<String>,
 }
 
 impl fmt::Display for EmbeddingSpec {
@@ -39,7 +48,14 @@ impl fmt::Display for EmbeddingSpec {
             Pooling::Last => "the last hidden state",
             Pooling::Mean => "the mean of the hidden states",
         })?;
-        f.write_str(if self.normalize { ", normalized" } else { "" })
+        f.write_str(if self.normalize { ", normalized" } else { "" })?;
+        if let Some(max) = self.max_tokens {
+            write!(f, ", of up to {max} tokens")?;
+        }
+        match &self.prompt {
+            Some(prompt) => write!(f, ", after the prompt {:?}", clipped(prompt)),
+            None => Ok(()),
+        }
     }
 }
 
@@ -52,18 +68,23 @@ struct Module {
 }
 
 impl EmbeddingSpec {
+    /// One without a prompt and a limit.
+    pub fn new(pooling: Pooling, normalize: bool) -> Self {
+        Self {
+            pooling,
+            normalize,
+            max_tokens: None,
+            prompt: None,
+        }
+    }
+
     /// What the model of `source` says; `pooling` is instead of its pooling. `None` = neither does. Embeddings
     /// are normalized unless there is a `modules.json` without such a module.
     ///
     /// # Errors
     /// A setup error that names the file, and the module or the kind of pooling that is not supported.
     pub fn of(source: &ModelSource, pooling: Option<Pooling>) -> Result<Option<Self>> {
-        let plain = |pooling: Option<Pooling>| {
-            pooling.map(|pooling| Self {
-                pooling,
-                normalize: true,
-            })
-        };
+        let plain = |pooling: Option<Pooling>| pooling.map(|pooling| Self::new(pooling, true));
         match source {
             ModelSource::Gguf(file) => match pooling {
                 Some(_) => Ok(plain(pooling)),
@@ -76,9 +97,9 @@ impl EmbeddingSpec {
                     None => Ok(plain(pooling)),
                     Some(text) => {
                         let modules = parse(&file, &text)?;
-                        Self::of_modules(folder, modules, pooling)
-                            .map(Some)
-                            .map_err(|e| Error::in_file(&file, e))
+                        let spec = Self::of_modules(folder, modules, pooling)
+                            .map_err(|e| Error::in_file(&file, e))?;
+                        spec.with_limits(folder).map(Some)
                     }
                 }
             }
@@ -123,7 +144,51 @@ impl EmbeddingSpec {
             }
             _ => return Err("the path of Pooling is not a folder beside it".into()),
         };
-        Ok(Self { pooling, normalize })
+        Ok(Self::new(pooling, normalize))
+    }
+
+    /// The same with what other files of `folder` say: the longest input, and the prompt that
+    /// sentence-transformers takes if none is named.
+    fn with_limits(self, folder: &Path) -> Result<Self> {
+        #[derive(Default, Deserialize)]
+        struct Transformer {
+            max_seq_length: Option<usize>,
+        }
+        #[derive(Default, Deserialize)]
+        struct Prompts {
+            prompts: Option<HashMap<String, String>>,
+            default_prompt_name: Option<String>,
+        }
+        let limits: Transformer = parse_if_any(&folder.join(TRANSFORMER))?;
+        let file = folder.join(PROMPTS);
+        let all: Prompts = parse_if_any(&file)?;
+        let prompt = match all.default_prompt_name {
+            None => None,
+            Some(name) => {
+                let prompt = all.prompts.unwrap_or_default().remove(&name);
+                let none = || {
+                    let name = clipped(&name);
+                    Error::in_file(
+                        &file,
+                        format!("it has no prompt of the default name {name:?}"),
+                    )
+                };
+                Some(prompt.ok_or_else(none)?)
+            }
+        };
+        Ok(Self {
+            max_tokens: limits.max_seq_length.filter(|&max| max > 0),
+            prompt: prompt.filter(|prompt| !prompt.is_empty()),
+            ..self
+        })
+    }
+}
+
+/// The content of a file, or what is so without it.
+fn parse_if_any<T: DeserializeOwned + Default>(file: &Path) -> Result<T> {
+    match files::read_text_if_any(file)? {
+        Some(text) => parse(file, &text),
+        None => Ok(T::default()),
     }
 }
 
@@ -192,7 +257,7 @@ mod tests {
         Value::from_iter(kinds.iter().map(module)).to_string()
     }
 
-    const TRANSFORMER: (&str, &str) = ("sentence_transformers.models.Transformer", "");
+    const FIRST: (&str, &str) = ("sentence_transformers.models.Transformer", "");
     const POOLING: (&str, &str) = ("sentence_transformers.models.Pooling", "1_Pooling");
     const NORMALIZE: (&str, &str) = ("sentence_transformers.models.Normalize", "2_Normalize");
     const LAST: &str = r#"{"word_embedding_dimension": 1024, "pooling_mode_cls_token": false,
@@ -202,10 +267,10 @@ mod tests {
 
     #[test]
     fn the_layout_of_sentence_transformers_is_read() {
-        let all = modules(&[TRANSFORMER, POOLING, NORMALIZE]);
-        let spec = |pooling, normalize| Some(EmbeddingSpec { pooling, normalize });
+        let all = modules(&[FIRST, POOLING, NORMALIZE]);
+        let spec = |pooling, normalize| Some(EmbeddingSpec::new(pooling, normalize));
         assert_eq!(read(&all, LAST, None).unwrap(), spec(Pooling::Last, true));
-        let raw = modules(&[TRANSFORMER, POOLING]);
+        let raw = modules(&[FIRST, POOLING]);
         let mean = r#"{"pooling_mode": "mean"}"#;
         assert_eq!(read(&raw, mean, None).unwrap(), spec(Pooling::Mean, false));
         let chosen = Some(Pooling::Mean);
@@ -220,11 +285,11 @@ mod tests {
 
     #[test]
     fn what_is_not_done_is_refused_by_name() {
-        let all = modules(&[TRANSFORMER, POOLING, NORMALIZE]);
+        let all = modules(&[FIRST, POOLING, NORMALIZE]);
         let dense = ("sentence_transformers.models.Dense", "2_Dense");
-        let dense = modules(&[TRANSFORMER, POOLING, dense, NORMALIZE]);
-        let outside = modules(&[TRANSFORMER, (POOLING.0, "../1_Pooling"), NORMALIZE]);
-        let elsewhere = modules(&[(TRANSFORMER.0, "0_Transformer"), POOLING, NORMALIZE]);
+        let dense = modules(&[FIRST, POOLING, dense, NORMALIZE]);
+        let outside = modules(&[FIRST, (POOLING.0, "../1_Pooling"), NORMALIZE]);
+        let elsewhere = modules(&[(FIRST.0, "0_Transformer"), POOLING, NORMALIZE]);
         let cls = r#"{"pooling_mode_cls_token": true, "pooling_mode_lasttoken": true}"#;
         let prompt = r#"{"pooling_mode_mean_tokens": true, "include_prompt": false}"#;
         for (modules, pooling, why) in [
@@ -245,5 +310,40 @@ mod tests {
             let error = read(modules, pooling, None).unwrap_err().to_string();
             assert!(error.contains(why), "{why}: {error}");
         }
+    }
+
+    #[test]
+    fn a_limit_and_a_default_prompt_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+        let of = || EmbeddingSpec::of(&ModelSource::Folder(folder.path().to_owned()), None);
+        write(MODULES, &modules(&[FIRST, POOLING]));
+        fs::create_dir(folder.path().join("1_Pooling")).unwrap();
+        write("1_Pooling/config.json", LAST);
+        write(
+            TRANSFORMER,
+            r#"{"max_seq_length": 512, "do_lower_case": false}"#,
+        );
+        let plain = r#"{"prompts": {"query": "Q: ", "document": ""}, "default_prompt_name": null}"#;
+        write(PROMPTS, plain);
+        let spec = of().unwrap().unwrap();
+        assert_eq!((spec.max_tokens, spec.prompt), (Some(512), None));
+        write(PROMPTS, &plain.replace("null", "\"query\""));
+        let spec = of().unwrap().unwrap();
+        assert_eq!(spec.prompt.as_deref(), Some("Q: "));
+        assert!(
+            spec.to_string()
+                .ends_with("up to 512 tokens, after the prompt \"Q: \"")
+        );
+        write(PROMPTS, &plain.replace("null", "\"document\""));
+        assert_eq!(of().unwrap().unwrap().prompt, None);
+        write(PROMPTS, &plain.replace("null", "\"other\""));
+        let error = of().unwrap_err().to_string();
+        assert!(
+            error.contains("no prompt of the default name \"other\""),
+            "{error}"
+        );
+        write(PROMPTS, "[]");
+        assert!(of().unwrap_err().to_string().contains(PROMPTS));
     }
 }

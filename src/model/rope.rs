@@ -18,6 +18,8 @@ pub struct Rope {
 pub enum RopeScaling {
     /// All frequencies are divided by this.
     Linear(f32),
+    /// NTK-aware: the base is multiplied by a power of this, such that the lowest frequency is divided by it.
+    Ntk(f32),
     Llama3(Llama3Scaling),
     Yarn(YarnScaling),
     Long(LongScaling),
@@ -86,11 +88,18 @@ impl Rope {
 
     /// The rotation per position, in radians, of each pair of a head: `[width / 2]`.
     pub fn frequencies(&self) -> Vec<f32> {
+        let theta = match self.scaling {
+            Some(RopeScaling::Ntk(alpha)) => {
+                let width = self.width as f32;
+                self.theta * alpha.powf(width / (width - 2.))
+            }
+            _ => self.theta,
+        };
         let plain = (0..self.width)
             .step_by(2)
-            .map(|i| 1. / self.theta.powf(i as f32 / self.width as f32));
+            .map(|i| 1. / theta.powf(i as f32 / self.width as f32));
         match &self.scaling {
-            None => plain.collect(),
+            None | Some(RopeScaling::Ntk(_)) => plain.collect(),
             Some(RopeScaling::Linear(factor)) => plain.map(|f| f / factor).collect(),
             Some(RopeScaling::Llama3(scaling)) => plain.map(|f| scaling.apply(f)).collect(),
             Some(RopeScaling::Yarn(scaling)) => scaling.apply(plain, self.width, self.theta),
@@ -138,6 +147,7 @@ impl Rope {
         match &self.scaling {
             None => {}
             Some(RopeScaling::Linear(factor)) => check_positive(&[("factor", *factor)])?,
+            Some(RopeScaling::Ntk(alpha)) => check_positive(&[("alpha", *alpha)])?,
             Some(RopeScaling::Llama3(scaling)) => scaling.check()?,
             Some(RopeScaling::Yarn(scaling)) => scaling.check()?,
             Some(RopeScaling::Long(scaling)) => scaling.check(self.width)?,

@@ -40,7 +40,16 @@ impl ModelSource {
         }
         match HubFile::of(spec) {
             Some(file) => file.fetch(revision).map(|path| Self::Gguf(path.into())),
-            None => hub::fetch(spec, revision, format == LoadFormat::Auto).map(Self::Folder),
+            None => match hub::fetch(spec, revision, format == LoadFormat::Auto) {
+                Ok(folder) => Ok(Self::Folder(folder)),
+                Err(error) => match HubFile::default_of(spec, revision) {
+                    Some(file) if format == LoadFormat::Auto => {
+                        tracing::info!("{spec} has only GGUF files, of which {file} is taken");
+                        file.fetch(revision).map(|path| Self::Gguf(path.into()))
+                    }
+                    _ => Err(error),
+                },
+            },
         }
     }
 
@@ -57,16 +66,22 @@ impl ModelSource {
         if let Some(found) = Self::local(spec, format)? {
             return Ok((found, format));
         }
-        if let Some(file) = HubFile::of(spec) {
+        let headers_of = |file: HubFile| -> Result<(Self, LoadFormat)> {
             let found = file.cached(revision).ok_or_else(|| {
                 Error::setup(format!(
                     "{file} is not in the cache, and its weights are not downloaded here: serve it once, or download it"
                 ))
             })?;
-            return Ok((Self::Gguf(found.into()), format));
+            Ok((Self::Gguf(found.into()), format))
+        };
+        if let Some(file) = HubFile::of(spec) {
+            return headers_of(file);
         }
         if let Some(folder) = hub::cached(spec, revision) {
             return Ok((Self::Folder(folder), format));
+        }
+        if let Some(file) = HubFile::default_of(spec, revision) {
+            return headers_of(file);
         }
         let folder = hub::fetch(spec, revision, false)?;
         Ok((Self::Folder(folder), LoadFormat::Dummy))

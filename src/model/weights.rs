@@ -6,9 +6,10 @@ use super::gguf::GgufFile;
 use super::inventory::{self, SharedInventory};
 use super::linear::{Embedding, Linear};
 use super::matrix::{self, Form, Matrix, Unread};
+use super::names::{self, Layout};
 use super::shards::safetensors_files;
 use super::source::ModelSource;
-use super::{finite, names, pickle, requantize};
+use super::{finite, pickle, requantize};
 use crate::error::{Error, Result, clipped, first_line};
 use crate::files;
 use crate::sampling::mix;
@@ -19,14 +20,10 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
-const EMBEDDING_WEIGHT: &str = "model.embed_tokens.weight";
-
 /// An open checkpoint, and the dtypes and the device that its tensors are converted to.
 pub struct Weights {
     source: Source,
-    /// Whether names lack their first part, as classes like `Qwen3Model` save a model without its output
-    /// layer.
-    is_bare: bool,
+    layout: Layout,
     dtypes: Dtypes,
     device: Device,
     /// Filled if only headers are read.
@@ -55,11 +52,10 @@ impl Weights {
         // get other weights or a fault, as with every mapped file.
         let mapped =
             unsafe { MmapedSafetensors::multi(&files) }.map_err(|e| Error::in_file(folder, e))?;
-        let has = |name: &str| mapped.get(name).is_ok();
-        let is_bare = has(names::bare(EMBEDDING_WEIGHT)) && !has(EMBEDDING_WEIGHT);
+        let layout = Layout::of(|name| mapped.get(name).is_ok());
         let source = Source::Safetensors(mapped, HashSet::new());
         Ok(Self {
-            is_bare,
+            layout,
             ..Self::new(source, dtypes, device)
         })
     }
@@ -110,7 +106,7 @@ impl Weights {
     fn new(source: Source, dtypes: Dtypes, device: &Device) -> Self {
         Self {
             source,
-            is_bare: false,
+            layout: Layout::Model,
             dtypes,
             device: device.clone(),
             inventory: None,
@@ -190,12 +186,20 @@ impl Weights {
 
     /// Whether the checkpoint was saved without its output layer, for its hidden states.
     pub fn are_without_head(&self) -> bool {
-        self.is_bare && !self.has("lm_head.weight")
+        self.layout == Layout::Bare && !self.has("lm_head.weight")
+    }
+
+    /// Whether the checkpoint has an output layer of its own; `None` = it has no files that tell.
+    pub fn have_head(&self) -> Option<bool> {
+        match self.source {
+            Source::Dummy(_) => None,
+            _ => Some(self.has("lm_head.weight")),
+        }
     }
 
     /// Whether the checkpoint has the tensor `name`. Random weights have every tensor.
     pub fn has(&self, name: &str) -> bool {
-        let name = self.name_in_file(name);
+        let name = &*self.layout.name(name);
         match &self.source {
             Source::Gguf(file) => file.has(name),
             Source::Dummy(_) => true,
@@ -254,7 +258,7 @@ impl Weights {
     /// # Errors
     /// A setup error that names the tensor if it is missing, or the weights are random.
     pub fn dense(&mut self, name: &str) -> Result<Tensor> {
-        let name = self.name_in_file(name);
+        let name = &*self.layout.name(name);
         let tensor = match &mut self.source {
             Source::Gguf(file) => file.tensor(name, &self.device)?,
             Source::Safetensors(files, _) => checked(files, name, &self.device)?,
@@ -282,9 +286,9 @@ impl Weights {
     /// Call it when everything is loaded: logs in one line what was converted.
     ///
     /// # Errors
-    /// If the checkpoint contains a tensor that was not read: then the model computes something that we
-    /// do not implement.
-    pub fn finish(&self) -> Result<()> {
+    /// If the checkpoint contains a tensor that was not read, and whose name does not begin with one of `skipped`:
+    /// then the model computes something that we do not implement.
+    pub fn finish(&self, skipped: &[&str]) -> Result<()> {
         let unread = match &self.source {
             Source::Dummy(_) => Vec::new(),
             Source::Gguf(file) => {
@@ -303,7 +307,10 @@ impl Weights {
                 names.filter(|name| !read.contains(name)).collect()
             }
         };
-        let mut odd = unread.into_iter().filter(|name| !names::is_redundant(name));
+        let is_known = |name: &String| {
+            names::is_redundant(name) || skipped.iter().any(|start| name.starts_with(start))
+        };
+        let mut odd = unread.into_iter().filter(|name| !is_known(name));
         match odd.next() {
             None => Ok(()),
             Some(name) => Err(Error::setup(format!(
@@ -311,13 +318,6 @@ impl Weights {
                 clipped(&name),
                 odd.count()
             ))),
-        }
-    }
-
-    fn name_in_file<'n>(&self, name: &'n str) -> &'n str {
-        match self.is_bare {
-            true => names::bare(name),
-            false => name,
         }
     }
 
@@ -363,7 +363,7 @@ impl Weights {
 
     /// Adds the tensor `name` of the shape `dims` to the inventory, and returns what it is loaded as.
     fn note(&mut self, name: &str, dims: &[usize], is_matrix: bool) -> Result<Form> {
-        let name = self.name_in_file(name);
+        let name = &*self.layout.name(name);
         let (device, matrices) = (&self.device, self.dtypes.matrices);
         let mut dense = Form::Dense(self.dtypes.activations);
         let (found, stored) = match &mut self.source {
@@ -411,7 +411,7 @@ impl Weights {
             self.note(name, dims, false)?;
             return Ok(Tensor::zeros(dims, DType::F32, &self.device)?);
         }
-        let name = self.name_in_file(name);
+        let name = &*self.layout.name(name);
         let tensor = match &mut self.source {
             Source::Gguf(file) => file.tensor(name, &self.device)?,
             Source::Dummy(seed) => dummy(*seed, name, dims)?,

@@ -161,7 +161,7 @@ impl Text {
     }
 
     /// Reads `tokenizer.json` and, if they exist, `tokenizer_config.json`,
-    /// `generation_config.json`, `config.json` and `chat_template.jinja` of a model folder.
+    /// `generation_config.json`, `config.json`, `chat_template.jinja` and `chat_template.json` of a model folder.
     ///
     /// # Errors
     /// `Setup`, naming the file.
@@ -184,7 +184,10 @@ impl Text {
         if let Some(source) = files::read_text_if_any(&folder.join("chat_template.jinja"))? {
             return Ok(Self::new(tokenizer, special, Some(&source))?.with_pad(pad));
         }
-        let text = Self::new(tokenizer, special, template_source(&config))?.with_pad(pad);
+        // Of a model for images and texts.
+        let other = read_json(&folder.join("chat_template.json"))?;
+        let source = template_source(&config).or(template_source(&other));
+        let text = Self::new(tokenizer, special, source)?.with_pad(pad);
         match named_template(&config, TOOL_USE) {
             Some(source) => text.with_tool_template(source),
             None => Ok(text),

@@ -203,6 +203,17 @@ fn a_folder_is_read_in_all_its_forms() {
         "<s>default</s>"
     );
 
+    // Of a processor for images and texts: only if there is none with the tokenizer.
+    let other = json!({"chat_template": "of a processor"}).to_string();
+    std::fs::write(folder.path().join("chat_template.json"), other).unwrap();
+    let text = Text::from_folder(folder.path()).unwrap();
+    let shown = text.render_chat(&[], true, &Map::new()).unwrap();
+    assert_eq!(shown, "<s>default</s>");
+    std::fs::remove_file(folder.path().join("tokenizer_config.json")).unwrap();
+    let text = Text::from_folder(folder.path()).unwrap();
+    let shown = text.render_chat(&[], true, &Map::new()).unwrap();
+    assert_eq!(shown, "of a processor");
+
     std::fs::write(folder.path().join("chat_template.jinja"), "from the file").unwrap();
     let text = Text::from_folder(folder.path()).unwrap();
     assert_eq!(

@@ -8,7 +8,7 @@ use candle_core::quantized::gguf_file::{self, Value};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 use foretoken::engine::{self, EngineOptions, Request, SpecLimits};
-use foretoken::model::Model;
+use foretoken::model::{LoadOptions, Model, ModelSource, inspect};
 use foretoken::spec::{BudgetMode, Drafter, Tables};
 use serde_json::Value as Json;
 use std::path::{Path, PathBuf};
@@ -230,6 +230,55 @@ fn the_engine_changes_no_text() {
             );
         }
     }
+}
+
+/// Of a class for images and texts only the decoder of texts is loaded and counted; what is neither is refused.
+#[test]
+fn tensors_of_images_are_skipped() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/architectures");
+    let all = fixtures().into_iter().filter(|fixture| {
+        let text = std::fs::read_to_string(fixture.folder.join("config.json")).unwrap();
+        text.contains("ForConditionalGeneration")
+    });
+    let mut count = 0;
+    for fixture in all {
+        let source = ModelSource::Folder(fixture.folder.clone());
+        let (_, inventory) = inspect(&source, &LoadOptions::default()).unwrap();
+        let stored = fixture.folder.join("model.safetensors");
+        let mut stored = candle_core::safetensors::load(stored, &Device::Cpu).unwrap();
+        let of_images = |name: &str| {
+            name.contains("vision") || name.contains("visual") || name.contains("projector")
+        };
+        let texts = stored.iter().filter(|(name, _)| !of_images(name));
+        let elements: usize = texts.map(|(_, tensor)| tensor.elem_count()).sum();
+        assert_eq!(inventory.sum(|entry| entry.elements), elements as u64);
+        assert!(!inventory.entries.iter().any(|entry| of_images(&entry.name)));
+
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::copy(
+            fixture.folder.join("config.json"),
+            folder.path().join("config.json"),
+        )
+        .unwrap();
+        let other = Tensor::zeros(3, DType::F32, &Device::Cpu).unwrap();
+        stored.insert("audio_tower.weight".into(), other);
+        candle_core::safetensors::save(&stored, folder.path().join("model.safetensors")).unwrap();
+        let error = open(folder.path()).map(drop).unwrap_err().to_string();
+        assert!(error.contains("tensor audio_tower.weight"), "{error}");
+        count += 1;
+    }
+    assert!(count >= 4);
+    // Elsewhere, the same names are not known.
+    let folder = tempfile::tempdir().unwrap();
+    let qwen = root.join("qwen3");
+    std::fs::copy(qwen.join("config.json"), folder.path().join("config.json")).unwrap();
+    let mut stored =
+        candle_core::safetensors::load(qwen.join("model.safetensors"), &Device::Cpu).unwrap();
+    let other = Tensor::zeros(3, DType::F32, &Device::Cpu).unwrap();
+    stored.insert("model.visual.weight".into(), other);
+    candle_core::safetensors::save(&stored, folder.path().join("model.safetensors")).unwrap();
+    let error = open(folder.path()).map(drop).unwrap_err().to_string();
+    assert!(error.contains("tensor model.visual.weight"), "{error}");
 }
 
 /// The README names the class of every fixture.

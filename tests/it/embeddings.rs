@@ -295,10 +295,7 @@ fn gguf_files_say_how_they_pool() {
     let file = folder.path().join("model.gguf");
     let tensors = tensors(HIDDEN / HEADS, DType::F32);
     let spec = |pooling| {
-        let spec = EmbeddingSpec {
-            pooling,
-            normalize: true,
-        };
+        let spec = EmbeddingSpec::new(pooling, true);
         Some(spec)
     };
     for (kind, want) in [

@@ -21,10 +21,7 @@ async fn server(options: EngineOptions, spec: Option<EmbeddingSpec>) -> Server {
 }
 
 async fn normalized() -> Server {
-    let spec = EmbeddingSpec {
-        pooling: Pooling::Last,
-        normalize: true,
-    };
+    let spec = EmbeddingSpec::new(Pooling::Last, true);
     server(EngineOptions::default(), Some(spec)).await
 }
 
@@ -111,10 +108,7 @@ async fn base64_has_the_bits_and_dimensions_are_cut_and_normalized() {
     );
     assert_eq!(values(&ask(json!({"dimensions": SIZE})).await), whole);
 
-    let raw = EmbeddingSpec {
-        pooling: Pooling::Mean,
-        normalize: false,
-    };
+    let raw = EmbeddingSpec::new(Pooling::Mean, false);
     let raw = self::server(EngineOptions::default(), Some(raw)).await;
     let reply = raw.json(PATH, &json!({"input": "hello"})).await;
     assert!((length(&values(&reply["data"][0])) - 1.0).abs() > 0.1);
@@ -194,9 +188,9 @@ async fn bad_input_is_refused_by_name() {
             "expected",
         ),
         (
-            json!({"input": "a", "truncate_prompt_tokens": 3}),
+            json!({"input": "a", "truncate_prompt_tokens": 300}),
             "truncate_prompt_tokens",
-            "not supported",
+            "between 1 and 256, or -1",
         ),
         (
             json!({"input": "a", "cache_salt": ""}),
@@ -250,11 +244,8 @@ async fn many_inputs_fit_a_short_queue_and_leave_with_their_client() {
         max_waiting: 8,
         ..EngineOptions::default()
     };
-    let spec = EmbeddingSpec {
-        pooling: Pooling::Mean,
-        normalize: true,
-    };
-    let server = server(options, Some(spec)).await;
+    let spec = EmbeddingSpec::new(Pooling::Mean, true);
+    let server = server(options, Some(spec.clone())).await;
     let inputs: Vec<Vec<u32>> = (0..300).map(|i| vec![i % 250, i / 250]).collect();
     let reply = server.json(PATH, &json!({"input": inputs})).await;
     let data = reply["data"].as_array().expect("a list");
@@ -282,4 +273,52 @@ async fn many_inputs_fit_a_short_queue_and_leave_with_their_client() {
     assert!(done > 0 && (1..=4).contains(&aborted), "{done}, {aborted}");
     let reply = server.get("/load").await.json::<Value>().await;
     assert_eq!(reply.expect("JSON")["server_load"], 0);
+}
+
+/// As vLLM has it, the last tokens are kept; of a model with `max_seq_length` never more than those.
+#[tokio::test]
+async fn inputs_are_bounded_cut_off_and_prompted() {
+    let long = "ab".repeat(200);
+    let input = json!([long, "abc"]);
+    let first = async |server: &Server, body: Value| {
+        let reply = server.json(PATH, &body).await;
+        let used = reply["usage"]["prompt_tokens"].as_u64().expect("a number");
+        (values(&reply["data"][0]), used)
+    };
+    let server = normalized().await;
+    let tail = first(&server, json!({"input": "bab"})).await.0;
+    let cut = json!({"input": input, "truncate_prompt_tokens": 3});
+    assert_eq!(first(&server, cut).await, (tail.clone(), 6));
+    let all = json!({"input": input, "truncate_prompt_tokens": -1});
+    assert_eq!(first(&server, all).await.1, 256 + 3);
+    let ids = json!({"input": [5, 1, 0, 1], "truncate_prompt_tokens": 3});
+    assert_eq!(first(&server, ids).await, (tail.clone(), 3));
+
+    let spec = EmbeddingSpec {
+        max_tokens: Some(4),
+        prompt: Some("b".into()),
+        ..EmbeddingSpec::new(Pooling::Last, true)
+    };
+    let server = self::server(EngineOptions::default(), Some(spec)).await;
+    // Texts get the prompt, and ids do not.
+    assert_eq!(
+        first(&server, json!({"input": "ab"})).await,
+        (tail.clone(), 3)
+    );
+    let ids = json!({"input": [1, 0, 1]});
+    assert_eq!(first(&server, ids).await, (tail.clone(), 3));
+    for cut in [-1, 9, 4] {
+        let body = json!({"input": "aaabab", "truncate_prompt_tokens": cut});
+        let ids = json!({"input": [0, 1, 0, 1]});
+        assert_eq!(first(&server, body).await, first(&server, ids).await);
+    }
+    let reply = server.post(PATH, &json!({"input": ["a", "abab"]})).await;
+    assert_eq!(reply.status(), StatusCode::BAD_REQUEST);
+    let error = reply.json::<Value>().await.expect("JSON")["error"].clone();
+    let message = error["message"].as_str().expect("text");
+    let why = "input 1 (from 0) has 5 tokens, but max_seq_length of this model is 4";
+    assert!(
+        error["param"] == "input" && message.contains(why),
+        "{error}"
+    );
 }

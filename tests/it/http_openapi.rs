@@ -84,10 +84,7 @@ async fn server() -> Server {
         drafter: Some(("tables".into(), 4)),
         ..ServerInfo::default()
     };
-    let spec = EmbeddingSpec {
-        pooling: Pooling::Last,
-        normalize: true,
-    };
+    let spec = EmbeddingSpec::new(Pooling::Last, true);
     let configure = |s: AppState| s.with_info(info).with_embeddings(Some(spec));
     Server::over(Toy::default().start(), configure, LONG).await
 }

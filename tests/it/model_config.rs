@@ -360,6 +360,127 @@ fn published_configs_are_read() {
         "scale_attention_softmax_in_fp32": true, "scale_attn_weights": true, "sliding_window": 4096, "use_bias": true
     }));
     assert!(starcoder2.tie_word_embeddings && starcoder2.spec.layers[0].window == Some(4096));
+    let granite4 = json!({
+        "architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid", "attention_bias": false,
+        "attention_multiplier": 0.015625, "embedding_multiplier": 12, "hidden_act": "silu", "init_method": "mup",
+        "layer_types": vec!["attention"; 4], "logits_scaling": 10, "mamba_chunk_size": 256, "mamba_conv_bias": true,
+        "mamba_d_conv": 4, "mamba_d_head": 32, "mamba_d_state": 256, "mamba_expand": 2, "mamba_n_groups": 1,
+        "mamba_n_heads": 128, "mamba_proj_bias": false, "max_position_embeddings": 131072,
+        "normalization_function": "rmsnorm", "num_experts_per_tok": 0, "num_local_experts": 0,
+        "output_router_logits": false, "position_embedding_type": "rope", "residual_multiplier": 0.22,
+        "rms_norm_eps": 1e-5, "rope_scaling": null, "rope_theta": 10000000, "router_aux_loss_coef": 0.01,
+        "shared_intermediate_size": 640, "tie_word_embeddings": true
+    });
+    let read4 = read(granite4.clone());
+    assert!(read4.intermediate_size == 640 && read4.ropes().count() == 4);
+    let mut plain = granite4.clone();
+    plain["position_embedding_type"] = json!("nope");
+    assert_eq!(read(plain).ropes().count(), 0);
+    let hunyuan = read(json!({
+        "architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense", "add_classification_head": false,
+        "attention_bias": false, "attention_head_dim": 64, "cla_share_factor": 2, "class_num": 0, "dense_list": [256, 0],
+        "eod_token_id": 3, "head_dim": 64, "hidden_act": "silu", "im_end_id": 5, "im_newline_id": 11, "im_start_id": 4,
+        "mask_init_id": 12, "max_position_embeddings": 32768, "mlp_bias": false, "norm_type": "rms",
+        "org_vocab_size": 512, "pool_type": "last", "pretraining_tp": 1, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "rope_scaling": {
+            "alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "type": "dynamic"
+        },
+        "tie_word_embeddings": true, "text_end_id": 7, "text_start_id": 6, "use_cla": false, "use_qk_norm": true,
+        "use_rotary_pos_emb": true, "xdrope_section": null
+    }));
+    let rope = hunyuan.ropes().next().unwrap();
+    let last = rope.frequencies()[31];
+    let plain = foretoken::model::Rope::plain(64, 1e4).frequencies()[31];
+    assert!((last * 1000. / plain - 1.).abs() < 1e-3, "{last} {plain}");
+    let apertus = read(json!({
+        "architectures": ["ApertusForCausalLM"], "model_type": "apertus", "attention_bias": false,
+        "hidden_act": "xielu", "max_position_embeddings": 65536, "mlp_bias": false, "post_norm": false, "qk_norm": true,
+        "rms_norm_eps": 1e-5, "rope_theta": 12000000, "tie_word_embeddings": false,
+        "rope_scaling": {
+            "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3", "type": "llama3"
+        }
+    }));
+    assert!(!apertus.tie_word_embeddings);
+}
+
+/// Classes for images and texts: the keys of published files, and what is refused of them.
+#[test]
+fn the_texts_of_multimodal_configs_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let read = |config: &Json| {
+        write_config(folder.path(), config);
+        foretoken::model::ModelConfig::from_json(folder.path())
+    };
+    let gemma3 = json!({
+        "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999, "eoi_token_index": 256000,
+        "eos_token_id": [1, 106], "image_token_index": 262144, "initializer_range": 0.02, "mm_tokens_per_image": 256,
+        "model_type": "gemma3", "torch_dtype": "bfloat16", "transformers_version": "4.50.0.dev0",
+        "text_config": {
+            "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+            "rope_scaling": { "factor": 8.0, "rope_type": "linear" }, "sliding_window": 1024
+        },
+        "vision_config": { "hidden_size": 1152, "model_type": "siglip_vision_model", "vision_use_head": false }
+    });
+    let config = read(&gemma3).unwrap();
+    let heads = (config.num_heads, config.num_kv_heads, config.head_dim);
+    assert_eq!((heads, config.vocab_size), ((8, 4, 256), 262_208));
+    assert_eq!(config.eos_token_ids, [1, 106]);
+    assert!(config.tie_word_embeddings && config.max_position_embeddings == 131_072);
+    let windows = config.spec.layers.iter().filter_map(|layer| layer.window);
+    assert_eq!(windows.collect::<Vec<_>>(), [1024; 29]);
+
+    let sizes = json!({
+        "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6
+    });
+    // Flat, with the window that is not used.
+    let mut qwen = json!({
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"], "attention_dropout": 0.0, "bos_token_id": 43,
+        "eos_token_id": 45, "vision_start_token_id": 52, "vision_end_token_id": 53, "vision_token_id": 54,
+        "image_token_id": 55, "video_token_id": 56, "hidden_act": "silu", "initializer_range": 0.02,
+        "max_window_layers": 70, "model_type": "qwen2_5_vl", "sliding_window": 32768, "tie_word_embeddings": true,
+        "rope_theta": 1000000.0, "use_cache": true, "use_sliding_window": false,
+        "vision_config": { "depth": 32, "model_type": "qwen2_5_vl" },
+        "rope_scaling": { "type": "mrope", "mrope_section": [16, 24, 24] }
+    });
+    for (key, value) in sizes.as_object().unwrap() {
+        qwen[key] = value.clone();
+    }
+    let config = read(&qwen).unwrap();
+    let layer = &config.spec.layers[0];
+    assert!(layer.qkv_bias && layer.window.is_none());
+    assert_eq!(layer.rope.as_ref().unwrap().scaling, None);
+
+    let mut mistral = json!({
+        "architectures": ["Mistral3ForConditionalGeneration"], "image_token_index": 10, "model_type": "mistral3",
+        "multimodal_projector_bias": false, "projector_hidden_act": "gelu", "spatial_merge_size": 2,
+        "vision_feature_layer": -1, "vision_config": { "model_type": "pixtral" }, "text_config": sizes
+    });
+    mistral["text_config"]["model_type"] = json!("mistral");
+    mistral["text_config"]["rope_theta"] = json!(1e9);
+    assert_eq!(read(&mistral).unwrap().architecture, "mistral");
+    for (key, value, why) in [
+        ("text_config", json!(4), "text_config 4"),
+        (
+            "quantization_config",
+            json!({ "quant_method": "fp8" }),
+            "quantization_config",
+        ),
+        ("audio_config", json!({ "depth": 2 }), "audio_config"),
+    ] {
+        let mut other = mistral.clone();
+        other[key] = value;
+        let error = read(&other).unwrap_err().to_string();
+        assert!(error.contains(why) && error.lines().count() == 1, "{error}");
+    }
+    mistral["text_config"]["model_type"] = json!("mistral4");
+    let error = read(&mistral).unwrap_err().to_string();
+    assert!(
+        error.contains("architecture 'mistral4' is not supported"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -31,6 +31,9 @@ pub fn defaults2(keys: &mut Keys) {
 }
 
 pub fn defaults3(keys: &mut Keys) {
+    keys.default("vocab_size", 262_208);
+    keys.default("num_attention_heads", 8);
+    keys.default("num_key_value_heads", 4);
     keys.default("max_position_embeddings", 131_072);
     keys.default("query_pre_attn_scalar", 256);
     keys.default("sliding_window", 4096);

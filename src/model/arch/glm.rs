@@ -1,9 +1,10 @@
 //! GLM-4 and its successor of 2025, without experts.
 
 use super::super::keys::{Keys, Shape};
-use super::super::layer_spec::{LayerSpec, ModelSpec, Norms};
-use super::parts::plain;
+use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, Norms};
+use super::parts::activation_or;
 use super::rope::partial_rope;
+use crate::kernels::Activation;
 
 /// Sets what the classes assume.
 pub fn defaults(keys: &mut Keys) {
@@ -34,8 +35,8 @@ fn layer(keys: &mut Keys, shape: &Shape) -> Result<LayerSpec, String> {
     let bias = keys.flag("attention_bias")?.unwrap_or(true);
     Ok(LayerSpec {
         interleaved: true,
-        fused_gate_up: true,
+        mlp: MlpSpec::fused(activation_or(keys, Activation::Silu)?),
         qkv_bias: keys.has_tensor("attn_q.bias").unwrap_or(bias),
-        ..plain(keys, shape, rope)?
+        ..LayerSpec::llama(rope, shape.head_dim)
     })
 }

@@ -1,9 +1,10 @@
 //! Llama, and what differs from it in little.
 
 use super::super::keys::{Keys, Shape};
-use super::super::layer_spec::{LayerSpec, ModelSpec, Norms, QkNorm};
-use super::parts::{plain, windows, with_attention_bias, with_ropes, with_windows};
+use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, Norms, QkNorm};
+use super::parts::{activation_or, plain, windows, with_attention_bias, with_ropes, with_windows};
 use super::rope::rope;
+use crate::kernels::Activation;
 use serde_json::Value;
 
 /// Llama, and the draft heads whose layers are like its layers.
@@ -82,6 +83,73 @@ pub fn granite(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
         logit_scale: logits.map(|by| 1. / by),
         ..ModelSpec::default()
     })
+}
+
+/// Sets what the class assumes.
+pub fn granite4_defaults(keys: &mut Keys) {
+    // That of the MLP beside the experts.
+    keys.ignore(&["intermediate_size"]);
+    keys.rename("shared_intermediate_size", "intermediate_size");
+    keys.default("num_local_experts", 8);
+    keys.retain(|key| !key.starts_with("mamba_"));
+    keys.ignore(&["init_method", "router_aux_loss_coef", "time_step_limit"]);
+}
+
+/// Granite 4 with neither experts nor state spaces: a Granite with other names, which may not rotate.
+pub fn granite4(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+    keys.only("num_local_experts", 0)?;
+    keys.only("num_experts_per_tok", 0)?;
+    keys.only("normalization_function", "rmsnorm")?;
+    let kinds = keys.texts("layer_types")?.unwrap_or_default();
+    let is_attention = |kind: &String| kind == "attention" || kind == "full_attention";
+    if kinds.len() < shape.num_layers || !kinds.iter().all(is_attention) {
+        let accepted = "all layers must be attention";
+        return Err(keys.refused("layer_types", &kinds.into(), accepted));
+    }
+    let rotates = match keys.text("position_embedding_type")?.as_deref() {
+        Some("rope") => true,
+        None | Some("nope") => false,
+        Some(other) => {
+            let accepted = "only rope and nope are";
+            return Err(keys.refused("position_embedding_type", &other.into(), accepted));
+        }
+    };
+    let activation = activation_or(keys, Activation::Silu)?;
+    let mut model = granite(keys, shape)?;
+    for layer in &mut model.layers {
+        layer.rope = layer.rope.take().filter(|_| rotates);
+        layer.mlp = MlpSpec::Fused {
+            activation,
+            gate_up: "shared_mlp.input_linear",
+            down: "shared_mlp.output_linear",
+        };
+    }
+    Ok(model)
+}
+
+/// Sets what the class assumes.
+pub fn hunyuan_defaults(keys: &mut Keys) {
+    keys.rename("attention_head_dim", "head_dim");
+    keys.default("rms_norm_eps", 1e-5);
+    // Of the classes with images and experts, and of the first code of this one.
+    keys.ignore(&["attention_head_dim", "cla_share_factor", "dense_list"]);
+    keys.ignore(&["eod_token_id", "im_end_id", "im_newline_id", "im_start_id"]);
+    keys.ignore(&["mask_init_id", "org_vocab_size", "pad_id", "pool_type"]);
+    keys.ignore(&["text_end_id", "text_start_id"]);
+}
+
+/// Hunyuan: a Llama with norms of heads after the rotation.
+pub fn hunyuan(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+    keys.only("norm_type", "rms")?;
+    keys.only("use_qk_norm", true)?;
+    keys.only("use_rotary_pos_emb", true)?;
+    let rope = rope(keys, shape)?;
+    let layer = LayerSpec {
+        qk_norm: Some(QkNorm::RotatedHead),
+        ..plain(keys, shape, rope)?
+    };
+    let layer = with_attention_bias(keys, layer, false)?;
+    Ok(vec![layer; shape.num_layers].into())
 }
 
 /// A Llama whose biases of attention have their own flags.

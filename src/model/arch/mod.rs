@@ -1,5 +1,6 @@
 //! The architectures: each is a function that takes the keys of a configuration and says what the layers are.
 
+mod apertus;
 mod gemma;
 mod glm;
 mod layer_norm;
@@ -9,9 +10,11 @@ mod parts;
 mod phi;
 mod qwen;
 mod rope;
+mod wrapper;
 
 use super::keys::{Keys, Shape};
 use super::layer_spec::ModelSpec;
+pub use wrapper::{IMAGE_TENSORS, WRAPPERS};
 
 /// An architecture of decoders.
 pub struct Architecture {
@@ -76,6 +79,14 @@ pub const ARCHITECTURES: &[Architecture] = &[
         .with(gemma::defaults3),
     Architecture::new("smollm3", "SmolLM3ForCausalLM", llama::smollm3).with(llama::tied),
     Architecture::new("granite", "GraniteForCausalLM", llama::granite),
+    // In GGUF files, those without experts and state spaces are a Granite.
+    Architecture::new(
+        "granitemoehybrid",
+        "GraniteMoeHybridForCausalLM",
+        llama::granite4,
+    )
+    .in_gguf(None)
+    .with(llama::granite4_defaults),
     Architecture::new("olmo2", "Olmo2ForCausalLM", olmo::olmo2),
     // In GGUF files it is an OLMo 2 with windows.
     Architecture::new("olmo3", "Olmo3ForCausalLM", olmo::olmo3)
@@ -103,4 +114,12 @@ pub const ARCHITECTURES: &[Architecture] = &[
     Architecture::new("nemotron", "NemotronForCausalLM", layer_norm::nemotron)
         .with(layer_norm::nemotron_defaults),
     Architecture::new("glm4", "Glm4ForCausalLM", glm::glm4).with(glm::defaults),
+    Architecture::new(
+        "hunyuan_v1_dense",
+        "HunYuanDenseV1ForCausalLM",
+        llama::hunyuan,
+    )
+    .in_gguf(Some("hunyuan-dense"))
+    .with(llama::hunyuan_defaults),
+    Architecture::new("apertus", "ApertusForCausalLM", apertus::apertus).with(apertus::defaults),
 ];

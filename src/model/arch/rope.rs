@@ -205,9 +205,17 @@ fn scaling(
     match kind.as_deref() {
         None if factor.is_some() => Err("rope_scaling lacks rope_type".into()),
         None | Some("default") => Ok(None),
+        // Three positions of a token, which are the same in texts.
+        Some("mrope") if factor.is_none() => Ok(None),
         Some("linear") => Ok(Some(RopeScaling::Linear(need(factor, "factor")?))),
-        // It changes only positions beyond max_position_embeddings, which no sequence reaches here.
-        Some("dynamic") => need(factor, "factor").map(|_| None),
+        Some("dynamic") => {
+            need(factor, "factor")?;
+            // Of Hunyuan, for all positions; it does not read these.
+            keys.ignore(&["beta_fast", "beta_slow", "mscale", "mscale_all_dim"]);
+            let alpha = keys.number("alpha")?.filter(|&alpha| alpha != 0.);
+            // Without it, only positions beyond max_position_embeddings change, which no sequence reaches here.
+            Ok(alpha.map(|alpha| RopeScaling::Ntk(alpha as f32)))
+        }
         Some("yarn") => {
             // Of the model; transformers does not read it.
             keys.ignore(&["max_position_embeddings"]);

@@ -140,6 +140,7 @@ fn tensors(config: &ModelConfig) -> Tensors {
             None => None,
             Some(QkNorm::Head) => Some((D, D)),
             Some(QkNorm::Whole) => Some((q, kv)),
+            Some(QkNorm::RotatedHead) => panic!("the names of its weights are others"),
         };
         if let Some((q, k)) = widths {
             add(at("self_attn.q_norm.weight"), &[q], 1., 0.3);
@@ -308,6 +309,7 @@ fn activate(activation: Activation, x: f64) -> f64 {
     match activation {
         Activation::Silu => x / (1. + (-x).exp()),
         Activation::Relu2 => x.max(0.).powi(2),
+        Activation::Xielu(_) => panic!("it has no gate"),
         Activation::Gelu => x / 2. * (1. + candle_core::cpu::erf::erf_f64(x / 2f64.sqrt())),
         Activation::GeluTanh => {
             let inner = (2. / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));

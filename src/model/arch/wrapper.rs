@@ -1,0 +1,89 @@
+//! Classes for images and texts: their decoder of texts is loaded, and nothing else.
+
+use super::super::keys::Keys;
+
+/// A class for images and texts.
+pub struct Wrapper {
+    /// Its `model_type`.
+    pub name: &'static str,
+    /// Its Hugging Face class.
+    pub class: &'static str,
+    /// The architecture of its decoder, unless the `model_type` of `text_config` is another one.
+    text: &'static str,
+}
+
+pub const WRAPPERS: [Wrapper; 5] = [
+    Wrapper {
+        name: "gemma3",
+        class: "Gemma3ForConditionalGeneration",
+        text: "gemma3_text",
+    },
+    Wrapper {
+        name: "mistral3",
+        class: "Mistral3ForConditionalGeneration",
+        text: "mistral",
+    },
+    // The three positions of a token, which they rotate by, are the same in texts.
+    Wrapper {
+        name: "qwen2_vl",
+        class: "Qwen2VLForConditionalGeneration",
+        text: "qwen2",
+    },
+    Wrapper {
+        name: "qwen2_5_vl",
+        class: "Qwen2_5_VLForConditionalGeneration",
+        text: "qwen2",
+    },
+    Wrapper {
+        name: "qwen3_vl",
+        class: "Qwen3VLForConditionalGeneration",
+        text: "qwen3",
+    },
+];
+
+/// How the names of the tensors begin that only images need.
+pub const IMAGE_TENSORS: [&str; 6] = [
+    "model.multi_modal_projector.",
+    "model.vision_tower.",
+    "model.visual.",
+    "multi_modal_projector.",
+    "vision_tower.",
+    "visual.",
+];
+
+/// How the keys begin that only images need.
+const IMAGE_KEYS: [&str; 9] = [
+    "boi_token",
+    "eoi_token",
+    "image_token",
+    "mm_tokens_per_image",
+    "multimodal_projector",
+    "projector_hidden_act",
+    "spatial_merge_size",
+    "video_token",
+    "vision_",
+];
+
+impl Wrapper {
+    /// The keys of the decoder of texts, and the name of its architecture.
+    ///
+    /// # Errors
+    /// If `text_config` is not an object, or its `model_type` not a string.
+    pub fn text(&self, mut keys: Keys) -> Result<(Keys, String), String> {
+        keys.retain(|key| !IMAGE_KEYS.iter().any(|start| key.starts_with(start)));
+        // Older files have all keys in one place.
+        let inner = keys.nested("text_config")?;
+        let mut inner = inner.unwrap_or_default();
+        let kind = inner.text("model_type")?;
+        inner.ignore(&["architectures"]);
+        inner.add(
+            keys,
+            &["bos_token_id", "eos_token_id", "tie_word_embeddings"],
+        );
+        // Files tell whether it is so.
+        inner.default("tie_word_embeddings", true);
+        let own = format!("{}_text", self.name);
+        let kind = kind.filter(|kind| *kind != own);
+        Ok((inner, kind.unwrap_or_else(|| self.text.to_owned())))
+    }
+}
