@@ -1,6 +1,8 @@
 //! Parses and validates flags and a TOML file into one [`Command`]. Only `main` imports this module.
 
+mod file;
 mod flags;
+mod hints;
 mod speculation;
 #[cfg(test)]
 mod tests;
@@ -10,8 +12,8 @@ use crate::error::{Error, Result};
 use crate::gguf::EMBEDDED;
 use crate::model::Pooling;
 use crate::{bench, convert, generate, train};
-use clap::error::ErrorKind;
-use clap::{Args, Parser};
+use clap::Parser;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use flags::{Cli, CliCommand, Options};
 use std::ffi::OsString;
 use std::path::Path;
@@ -79,7 +81,8 @@ impl Command {
     /// [`Exit`]: a one-line error that says what to change, or the text of `--help` or `--version`.
     pub fn from_args(args: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Self, Exit> {
         let mut args: Vec<OsString> = args.into_iter().map(Into::into).collect();
-        let cli = Cli::try_parse_from(&args)?;
+        check_foreign(&args)?;
+        let cli = Cli::try_parse_from(&args).map_err(|e| explain(&args, &e))?;
         let written = cli.options();
         written.check_conflicts()?;
         let Some(file) = written.config.clone() else {
@@ -87,7 +90,7 @@ impl Command {
         };
         // The file's keys become flags before those of the command line: one parser reads both,
         // and the command line overrides the file.
-        let from_file = file_args(&file, written)?;
+        let from_file = file::args(&file, written)?;
         let first = std::iter::once(OsString::from("foretoken")).chain(from_file.clone());
         Cli::try_parse_from(first)
             .map_err(Exit::from)
@@ -130,14 +133,7 @@ impl Command {
                 };
                 Self::Generate(config, generate)
             }
-            Some(CliCommand::Check {
-                name,
-                check,
-                mut options,
-            }) => {
-                options.model = name.or(options.model);
-                Self::Check(options.validate()?, check)
-            }
+            Some(CliCommand::Check { check, options }) => Self::Check(options.validate()?, check),
             Some(CliCommand::Convert(options)) => Self::Convert(options),
             Some(CliCommand::Distill(options)) => Self::Distill(*options),
             Some(CliCommand::Tokenizer(options)) => Self::Tokenizer(options),
@@ -162,6 +158,7 @@ impl Cli {
 
 impl Options {
     fn validate(mut self) -> Result<Config> {
+        self.model = self.name.take().or(self.model);
         if self.model.is_none() {
             self.embedded_pair()?;
         }
@@ -205,6 +202,11 @@ impl Options {
 
     /// Rejects conflicting flags that come from the same source, the command line or the file.
     fn check_conflicts(&self) -> Result<()> {
+        if let (Some(name), Some(model)) = (&self.name, &self.model) {
+            return Err(Error::setup(format!(
+                "the model is named twice, as {name} and as --model {model}: leave one out"
+            )));
+        }
         if self.kv_cache_memory.is_some() && self.num_blocks.is_some() {
             return Err(Error::setup(
                 "--kv-cache-memory and --num-blocks both set the size of the KV cache: leave one out",
@@ -272,61 +274,12 @@ fn default_served_name(model: &str) -> String {
     }
 }
 
-/// The file's keys as flags, without those that `written`, the command line, replaces.
-fn file_args(path: &Path, written: &Options) -> Result<Vec<OsString>> {
-    let fail = |what: String| Error::in_file(path, what);
-    let text = std::fs::read_to_string(path).map_err(|e| Error::in_file(path, e))?;
-    let table: toml::Table = text.parse().map_err(|e: toml::de::Error| {
-        let line = e
-            .span()
-            .map_or(1, |s| text[..s.start].lines().count().max(1));
-        fail(format!("line {line}: {}", e.message()))
-    })?;
-    let known = Options::augment_args(clap::Command::new("foretoken"));
-    let mut args = Vec::new();
-    for (key, value) in table {
-        let name = key.replace('_', "-");
-        let flag = known.get_arguments().find(|a| a.get_long() == Some(&name));
-        let Some(flag) = flag.filter(|_| name != "config") else {
-            return Err(fail(format!(
-                "unknown key `{key}`: keys are the long flags of `foretoken --help`"
-            )));
-        };
-        let takes_many = (flag.get_num_args()).is_some_and(|count| count.max_values() > 1);
-        let value = match value {
-            toml::Value::String(s) => s,
-            toml::Value::Integer(n) => n.to_string(),
-            toml::Value::Boolean(b) => b.to_string(),
-            toml::Value::Array(values) if takes_many => {
-                let values = values
-                    .iter()
-                    .map(toml::Value::as_str)
-                    .collect::<Option<Vec<_>>>();
-                let values = values.filter(|values| !values.is_empty());
-                let values = values.ok_or_else(|| {
-                    fail(format!("`{key}` must be a string or a list of strings"))
-                })?;
-                args.push(format!("--{name}").into());
-                args.extend(values.into_iter().map(OsString::from));
-                continue;
-            }
-            _ => {
-                return Err(fail(format!(
-                    "`{key}` must be a string, a whole number or a boolean"
-                )));
-            }
-        };
-        if !written.replaces(&name) {
-            args.push(format!("--{name}={value}").into());
-        }
-    }
-    Ok(args)
-}
-
 impl Options {
     /// Whether another flag of the command line replaces the file's key `name`.
     fn replaces(&self, name: &str) -> bool {
         match name {
+            "model" => self.name.is_some(),
+            "api-key" => !self.http.api_key.is_empty(),
             "num-blocks" => self.kv_cache_memory.is_some(),
             "kv-cache-memory" => self.num_blocks.is_some(),
             _ => self.speculation.replaces(name),
@@ -361,12 +314,49 @@ impl From<Error> for Exit {
 
 impl From<clap::Error> for Exit {
     fn from(e: clap::Error) -> Self {
-        match e.kind() {
-            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-                Self::Text(e.render().to_string())
-            }
-            _ => Self::Wrong(Error::setup(one_line(&e))),
-        }
+        explain(&[], &e)
+    }
+}
+
+/// Whether `args` are those of serving, with its model and its engine.
+fn has_options(args: &[OsString]) -> bool {
+    let others = ["convert", "distill", "tokenizer"];
+    !args
+        .get(1)
+        .is_some_and(|first| others.iter().any(|other| first == other))
+}
+
+/// Refuses other servers' commands and short flags of several letters, which the parser would take for
+/// something else.
+fn check_foreign(args: &[OsString]) -> Result<()> {
+    if let Some(word) = args.get(1).and_then(|word| word.to_str())
+        && let Some(hint) = hints::instead_of_command(word)
+        && !Path::new(word).exists()
+    {
+        return Err(Error::setup(format!("there is no command {word}: {hint}")));
+    }
+    let words = args.iter().skip(1).filter_map(|arg| arg.to_str());
+    match hints::long_short_flag(words).filter(|_| has_options(args)) {
+        Some((flag, hint)) => Err(Error::setup(format!("{flag} is no flag here: {hint}"))),
+        None => Ok(()),
+    }
+}
+
+/// clap's error for `args`; of a flag of other servers it says what there is instead.
+fn explain(args: &[OsString], e: &clap::Error) -> Exit {
+    let unknown = match (e.kind(), e.get(ContextKind::InvalidArg)) {
+        (ErrorKind::UnknownArgument, Some(ContextValue::String(flag))) => Some(flag.as_str()),
+        _ => None,
+    };
+    let is_flag = |flag: &&str| flag.starts_with('-') && has_options(args);
+    if let Some(flag) = unknown.filter(is_flag)
+        && let Some(hint) = hints::instead_of(flag)
+    {
+        return Error::setup(format!("{flag} is no flag here: {hint}")).into();
+    }
+    match e.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Exit::Text(e.render().to_string()),
+        _ => Error::setup(one_line(e)).into(),
     }
 }
 

@@ -5,7 +5,7 @@
 //! only on its prompt, the prompt's index in the file, the sample number and the seed. An interrupted
 //! run therefore resumes where it stopped and ends with the same texts, possibly in another order.
 
-use crate::console::say;
+use crate::console::{Progress, say};
 use crate::engine::{EngineHandle, FinishReason, Request};
 use crate::error::{Error, Result};
 use crate::parse::{at_least_one, number, temperature, up_to};
@@ -110,8 +110,7 @@ async fn generate_all(
     tasks: Vec<(usize, &Prompt, usize)>,
     corpus: &mut Corpus,
 ) -> Result<()> {
-    let template = "{wide_bar} {pos}/{len} texts, {msg}, {eta} left";
-    let bar = crate::console::bar(template, tasks.len() as u64);
+    let mut progress = Progress::new("generating", "texts", tasks.len() as u64);
     let started = Instant::now();
     let (mut texts, mut tokens, mut stopped) = (0, 0, 0);
     let width = options.concurrency.min(engine.limits().max_waiting);
@@ -125,10 +124,9 @@ async fn generate_all(
         tokens += line.ids.len();
         stopped += usize::from(line.finish_reason == "stop");
         let speed = tokens as f64 / started.elapsed().as_secs_f64();
-        bar.set_message(format!("{speed:.0} tokens/s"));
-        bar.inc(1);
+        progress.step(format!("{speed:.0} tokens/s"));
     }
-    bar.finish_and_clear();
+    progress.end();
     let seconds = started.elapsed().as_secs_f64();
     say(format_args!(
         "{texts} texts, {tokens} tokens, {:.0} tokens/s; {stopped} ended with EOS, {} were cut off",

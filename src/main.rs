@@ -74,7 +74,10 @@ fn finish(result: Result<()>, log: &LineWriter) -> u8 {
 
 fn run(command: &Command, log: &LineWriter) -> Result<()> {
     match command {
-        Command::Serve(config) => serve::serve(config, load::load(config, 0.0)?, log),
+        Command::Serve(config) => {
+            let socket = serve::bind(&config.http)?;
+            serve::serve(config, socket, load::load(config, 0.0)?, log)
+        }
         Command::Bench(config, options) => {
             let loaded = load::load(config, options.row_penalty)?;
             let names = bench::Names {

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// OpenAI-compatible inference server with lossless speculative decoding.
 ///
-/// Without a subcommand, it serves. A TOML file (--config) can set every flag by its long name. The
+/// Without a subcommand, it serves: `foretoken MODEL`. A TOML file (--config) can set every flag by its long name. The
 /// command line overrides the file, and the file overrides the defaults.
 #[derive(Debug, Parser)]
 #[command(
@@ -56,9 +56,6 @@ pub enum CliCommand {
     /// headers.
     #[command(args_override_self = true)]
     Check {
-        /// The model, as for --model. All flags of serving may follow.
-        #[arg(value_name = "MODEL")]
-        name: Option<String>,
         #[command(flatten)]
         check: CheckOptions,
         #[command(flatten)]
@@ -86,13 +83,16 @@ pub struct CheckOptions {
 /// The flags that `serve`, `bench`, `generate` and `check` share.
 #[derive(Debug, Clone, Args)]
 pub struct Options {
-    /// TOML file whose keys are these flags' long names, with - or _.
+    /// The model, as for --model.
+    #[arg(value_name = "MODEL")]
+    pub name: Option<String>,
+    /// TOML file whose keys are these flags' long names, with - or _. Paths in it are relative to its folder.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
     /// Model: a Hugging Face id, a folder with config.json and safetensors, or a .gguf file
     /// [default: foretoken-demo, a small model that is part of the program, with its draft].
-    #[arg(long, help_heading = "Model")]
+    #[arg(short, long, help_heading = "Model")]
     pub model: Option<String>,
     /// Branch, tag or commit of a Hugging Face model. A gated model needs HF_TOKEN.
     #[arg(long, help_heading = "Model")]
@@ -253,7 +253,9 @@ pub struct HttpOptions {
     /// Port; 0 = a free one, which the last line of the start-up names.
     #[arg(long, default_value_t = 8000)]
     pub port: u16,
-    /// Bearer token that clients must send. The environment variable keeps it out of the process list.
+    /// Bearer token that clients must send. May be given several times: clients with different keys share
+    /// neither drafts nor cached prefixes. The environment variable, or a list in the file of --config, keeps
+    /// keys out of the process list.
     #[arg(
         long,
         value_name = "KEY",
@@ -261,7 +263,7 @@ pub struct HttpOptions {
         hide_env_values = true,
         value_parser = api_key
     )]
-    pub api_key: Option<String>,
+    pub api_key: Vec<String>,
     /// How the model writes tool calls [default: as its chat template says; hermes if that knows no
     /// tools].
     #[arg(long, value_enum, value_name = "FORMAT")]

@@ -103,6 +103,103 @@ fn the_serve_subcommand_is_optional() {
 }
 
 #[test]
+fn the_model_needs_no_flag() {
+    for line in ["o/m", "serve o/m", "-m o/m", "serve -m o/m", "--port 7 o/m"] {
+        assert_eq!(accepted(line).model.name, "o/m", "{line}");
+    }
+    match command("bench o/m --random-prompts 1") {
+        Command::Bench(config, _) => assert_eq!(config.model.name, "o/m"),
+        other => panic!("{other:?}"),
+    }
+    refused_with("o/m --model o/n", "named twice, as o/m and as --model o/n");
+    let named = "model = 'a'\nserved-model-name = ['x', 'y']";
+    let config = with_file(named, "o/m").expect("the command line wins");
+    assert_eq!(
+        (
+            config.model.name.as_str(),
+            config.served_model_name.as_str()
+        ),
+        ("o/m", "x")
+    );
+    assert_eq!(config.served_model_aliases, ["y"]);
+    refused_with("run o/m", "`foretoken serve MODEL`");
+    refused_with("run", "there is no command run");
+    refused_with("pull o/m", "`foretoken check MODEL`");
+}
+
+#[test]
+fn flags_of_other_servers_have_a_hint() {
+    for (line, needle) in [
+        (
+            "o/m --ctx-size 4096",
+            "--ctx-size is no flag here: use --max-model-len",
+        ),
+        ("o/m -c 4096", "use --max-model-len"),
+        ("o/m --n-gpu-layers 99", "runs as a whole on --device"),
+        ("o/m -ngl 99", "-ngl is no flag here"),
+        (
+            "serve o/m --tensor-parallel-size 2",
+            "a process uses one GPU",
+        ),
+        ("serve o/m -tp=2", "a process uses one GPU"),
+        ("o/m -md d.gguf", "use --draft-model"),
+        ("o/m --enable-prefix-caching", "always on"),
+        ("o/m --temp 0.7", "--override-generation-config"),
+        (
+            "bench o/m --random-prompts 1 --trust-remote-code",
+            "never run",
+        ),
+    ] {
+        refused_with(line, needle);
+    }
+    // Where they mean something else they are read, and what is near one of ours is told as before.
+    refused_with("distill --ctx-size 3", "unexpected argument '--ctx-size'");
+    refused_with("o/m --max-model-length 3", "--max-model-len");
+}
+
+#[test]
+fn paths_are_those_beside_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("serve.toml");
+    std::fs::create_dir(folder.path().join("there")).unwrap();
+    let config = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        accepted(&format!("--config {}", file.display()))
+    };
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    for name in ["there", "./x", "../y", "m.gguf", "there/m.gguf"] {
+        assert_eq!(config(&format!("model = '{name}'")).model.name, at(name));
+    }
+    for name in ["/a/b", "org/name", "org/name/m.gguf", "org/name:Q4_K_M"] {
+        assert_eq!(config(&format!("model = '{name}'")).model.name, name);
+    }
+    let text = "model = 'o/m'\ntables-corpus = 'c.txt'\ngeneration-config = 'g.json'";
+    let read = config(text);
+    assert_eq!(read.tables.corpus, Some(at("c.txt").into()));
+    let expected = GenerationConfig::Path(at("g.json").into());
+    assert_eq!(read.generation.generation_config, expected);
+    let read = config("model = 'o/m'\ngeneration-config = 'vllm'");
+    assert_eq!(read.generation.generation_config, GenerationConfig::Ignored);
+}
+
+#[test]
+fn there_may_be_several_keys() {
+    let keys = |config: Config| config.http.api_key;
+    assert_eq!(
+        keys(accepted("o/m --api-key a --api-key b,c")),
+        ["a", "b,c"]
+    );
+    let file = "model = 'm'\napi-key = ['a', 'b']";
+    assert_eq!(keys(with_file(file, "").unwrap()), ["a", "b"]);
+    assert_eq!(keys(with_file(file, "--api-key c").unwrap()), ["c"]);
+    assert_eq!(
+        keys(with_file("model = 'm'\napi-key = 'a'", "").unwrap()),
+        ["a"]
+    );
+    file_refused_with("api-key = ['a', '']", "API key is empty");
+}
+
+#[test]
 fn a_model_can_have_several_names() {
     let names =
         |config: Config| [vec![config.served_model_name], config.served_model_aliases].concat();
@@ -229,7 +326,12 @@ fn a_flag_replaces_a_conflicting_key_of_the_file() {
 
 #[test]
 fn bad_files_are_refused() {
-    file_refused_with("modle = 'm'", "unknown key `modle`");
+    file_refused_with("modle = 'm'", "unknown key `modle` (did you mean `model`?)");
+    file_refused_with(
+        "modle = 'm'\nport = 1\nctx-size = 4\nxyz = 1\nkv_cache_memry = 1",
+        "unknown keys `ctx-size` (use --max-model-len), `kv_cache_memry` (did you mean \
+         `kv-cache-memory`?), `modle` (did you mean `model`?), `xyz`: keys are",
+    );
     file_refused_with("config = 'm'", "unknown key `config`");
     file_refused_with("model = 'm'\nport = = 3", "line 2");
     file_refused_with("model = 'm'\nport = 'x'", "--port");

@@ -6,7 +6,7 @@ use crate::error::{Error, RequestErrorKind, Result};
 use crate::sampling::TokenLogprobs;
 use futures_util::Stream;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use tokio::sync::mpsc::UnboundedReceiver;
 
@@ -21,14 +21,21 @@ pub struct Events {
     stats: Arc<Stats>,
     /// `finished_reason` of the metrics; `None` before the last event.
     reason: Option<&'static str>,
+    /// The tokens of a text that ended here.
+    text_tokens: Arc<OnceLock<usize>>,
 }
 
 impl Events {
-    pub(super) fn new(receiver: UnboundedReceiver<Event>, stats: Arc<Stats>) -> Self {
+    pub(super) fn new(
+        receiver: UnboundedReceiver<Event>,
+        stats: Arc<Stats>,
+        text_tokens: Arc<OnceLock<usize>>,
+    ) -> Self {
         Self {
             receiver,
             stats,
             reason: None,
+            text_tokens,
         }
     }
 
@@ -71,9 +78,11 @@ impl Events {
         Ok(all)
     }
 
-    /// Ends the request because its text is complete: it counts as `stop`, not `abort`.
-    pub fn stop(mut self) {
+    /// Ends the request because its text is complete with its first `tokens` tokens: it counts as `stop`, not
+    /// `abort`.
+    pub fn stop(mut self, tokens: usize) {
         self.reason = Some("stop");
+        let _ = self.text_tokens.set(tokens);
     }
 
     fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<Event>> {

@@ -10,9 +10,9 @@ use crate::parse::{at_least_one, number};
 use crate::sampling::{Acceptance, SamplingParams};
 use crate::spec::BudgetMode;
 use clap::{ArgAction, Args, FromArgMatches};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
@@ -172,6 +172,8 @@ pub struct Limits {
 pub(super) struct Submission {
     pub request: Request,
     pub events: UnboundedSender<Event>,
+    /// The tokens of a text that its receiver has ended.
+    pub text_tokens: Arc<OnceLock<usize>>,
     pub arrived: Instant,
     /// Its place in the queue.
     pub place: Option<OwnedSemaphorePermit>,
@@ -269,9 +271,11 @@ impl EngineHandle {
                     request.prompt.len(),
                     request.max_tokens.unwrap_or(usize::MAX),
                 ) as u64;
+                let text_tokens = Arc::<OnceLock<usize>>::default();
                 let submission = Submission {
                     request,
                     events,
+                    text_tokens: text_tokens.clone(),
                     arrived,
                     place: places.split(1),
                     group,
@@ -281,7 +285,7 @@ impl EngineHandle {
                 self.sender
                     .send(Message::Submit(Box::new(submission)))
                     .map_err(|_| self.gone())?;
-                Ok(Events::new(receiver, shared.stats.clone()))
+                Ok(Events::new(receiver, shared.stats.clone(), text_tokens))
             })
             .collect()
     }

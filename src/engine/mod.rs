@@ -321,7 +321,10 @@ impl Engine {
     fn cancel(&mut self) {
         for mut sequence in self.scheduler.remove(Sequence::is_cancelled) {
             // The receiver ended the text at a stop string, or was dropped by its owner.
-            sequence.ended = Some("released");
+            sequence.ended = Some(match sequence.text_tokens.get() {
+                Some(_) => "stop",
+                None => "released",
+            });
             self.end(sequence);
         }
     }
@@ -376,14 +379,21 @@ impl Engine {
         };
         (stats.requests).note_end(times, sequence.state.prompt_len, sequence.output_len());
         let usage = sequence.usage;
+        // What came after a stop string is no part of the text.
+        let output_tokens = sequence.text_tokens.get().copied();
+        let output_tokens = output_tokens.unwrap_or(sequence.output_len());
         tracing::info!(
             id,
             request_id = sequence.name.as_deref(),
             reason = sequence.ended,
             prompt_tokens = sequence.state.prompt_len,
             cached_tokens = sequence.cached_tokens,
-            output_tokens = sequence.output_len(),
+            output_tokens,
             seconds = thousandths(seconds),
+            ttft_seconds = times.first_token_seconds().map(thousandths),
+            tokens_per_second = times
+                .tokens_per_second(sequence.output_len())
+                .map(thousandths),
             rounds = usage.rounds,
             drafted = usage.drafted,
             synthetic_acceptance = sequence.state.synthetic_acceptance,

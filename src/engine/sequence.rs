@@ -7,7 +7,7 @@ use crate::kv::BlockTable;
 use crate::sampling::{Acceptance, Sampler, TokenLogprobs};
 use crate::spec::{SeqId, SequenceState, Source, StepInput, StepOutput};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedSender;
@@ -59,6 +59,8 @@ pub struct Sequence {
     /// What the next [`Sequence::flush`] sends.
     outbox: Vec<Event>,
     events: UnboundedSender<Event>,
+    /// The tokens of a text that its receiver has ended.
+    pub text_tokens: Arc<OnceLock<usize>>,
 }
 
 impl Sequence {
@@ -118,6 +120,7 @@ impl Sequence {
             ended: None,
             outbox: Vec::new(),
             events: submission.events,
+            text_tokens: submission.text_tokens,
         }
     }
 

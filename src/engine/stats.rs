@@ -98,6 +98,20 @@ pub struct RequestTimes {
     pub last_token: Option<Instant>,
 }
 
+impl RequestTimes {
+    /// The time from the arrival to the first token.
+    pub fn first_token_seconds(&self) -> Option<f64> {
+        Some((self.first_token? - self.arrived).as_secs_f64())
+    }
+
+    /// The rate of the tokens after the first, of `tokens` in all; `None` if there are none.
+    pub fn tokens_per_second(&self, tokens: usize) -> Option<f64> {
+        let seconds = (self.last_token? - self.first_token?).as_secs_f64();
+        let rate = tokens.saturating_sub(1) as f64 / seconds;
+        (rate > 0.0 && rate.is_finite()).then_some(rate)
+    }
+}
+
 const TOKEN_BUCKETS: &[f64] = &[
     1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5,
 ];

@@ -56,7 +56,7 @@ impl Bodies {
     /// # Errors
     /// `TooLarge`, `Timeout`, `Overloaded`, `UnsupportedEncoding`, or `Invalid` for one that breaks off.
     pub async fn receive(&self, sent: impl Into<Sent>) -> Result<Received> {
-        let Sent { body, encoding } = sent.into();
+        let Sent { body, encoding, .. } = sent.into();
         let encoding = encoding?;
         if body.size_hint().lower() > self.max_bytes as u64 {
             return Err(self.too_large());

@@ -10,6 +10,10 @@ use crate::text::{ReasoningFormat, Text, ToolFormat};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
+/// The API key that a request has, by its place among those that are accepted.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct KeyIndex(pub usize);
+
 /// The tokenizer and template, the engine's limits, the served model names and how the model writes.
 pub(super) struct Context<'a> {
     pub text: &'a Text,

@@ -1,5 +1,6 @@
 //! Request bodies that are sent compressed.
 
+use super::context::KeyIndex;
 use crate::error::{Error, RequestErrorKind, Result};
 use axum::body::Body;
 use axum::extract::{FromRequest, Request};
@@ -52,12 +53,18 @@ impl Encoding {
 pub(super) struct Sent {
     pub body: Body,
     pub encoding: Result<Encoding>,
+    /// `None` where no key is needed.
+    pub key: Option<KeyIndex>,
 }
 
 impl From<Body> for Sent {
     fn from(body: Body) -> Self {
         let encoding = Ok(Encoding::Identity);
-        Self { body, encoding }
+        Self {
+            body,
+            encoding,
+            key: None,
+        }
     }
 }
 
@@ -67,6 +74,7 @@ impl<S: Sync> FromRequest<S> for Sent {
     async fn from_request(request: Request, _: &S) -> Result<Self, Infallible> {
         Ok(Self {
             encoding: Encoding::of(request.headers()),
+            key: request.extensions().get().copied(),
             body: request.into_body(),
         })
     }

@@ -57,6 +57,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use caller::Caller;
 use chunks::Chunks;
+use context::KeyIndex;
 use encoding::Sent;
 use openai::Job;
 use serde_json::{Value, json};
@@ -176,7 +177,7 @@ const PAGE: &str = "/";
 
 /// Checks host, origin, authorization and shutdown before the route is matched and the body is read: without
 /// the key, no one learns which routes exist. Browsers ask without the key whether a page may send it.
-async fn guard(State(state): State<AppState>, request: Request, next: Next) -> Response {
+async fn guard(State(state): State<AppState>, mut request: Request, next: Next) -> Response {
     let sharing = match state.origins.check(&request) {
         Ok(sharing) => sharing,
         Err(error) => return refusal(request.uri().path(), error),
@@ -184,7 +185,12 @@ async fn guard(State(state): State<AppState>, request: Request, next: Next) -> R
     let mut response = match sharing.preflight(&request) {
         Some(response) => response,
         None => match admit(&state, &request) {
-            Ok(()) => next.run(request).await,
+            Ok(key) => {
+                if let Some(key) = key {
+                    request.extensions_mut().insert(key);
+                }
+                next.run(request).await
+            }
             Err(error) => refusal(request.uri().path(), error),
         },
     };
@@ -200,36 +206,38 @@ fn refusal(path: &str, error: Error) -> Response {
     }
 }
 
-fn admit(state: &AppState, request: &Request) -> Result<()> {
+/// The key of a request that may be served; `None` if it needs none.
+fn admit(state: &AppState, request: &Request) -> Result<Option<KeyIndex>> {
     let path = request.uri().path();
-    if !(OPEN.contains(&path) || state.ui && path == PAGE) {
-        authorize(state, request)?;
+    let is_open = OPEN.contains(&path) || state.ui && path == PAGE;
+    let key = if is_open || state.api_keys.is_empty() {
+        None
+    } else {
+        Some(authorize(&state.api_keys, request)?)
+    };
+    if path.starts_with("/v1/") {
+        state.ready()?;
     }
-    match path.starts_with("/v1/") {
-        true => state.ready(),
-        false => Ok(()),
-    }
+    Ok(key)
 }
 
-fn authorize(state: &AppState, request: &Request) -> Result<()> {
-    let Some(key) = &state.api_key else {
-        return Ok(());
-    };
+fn authorize(keys: &[String], request: &Request) -> Result<KeyIndex> {
     let text = |name: HeaderName| request.headers().get(name)?.to_str().ok();
     let bearer = text(header::AUTHORIZATION).and_then(|value| {
         let (scheme, token) = value.split_once(' ')?;
         scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
     });
-    let mut given = bearer.into_iter().chain(text(API_KEY));
-    // Compared in constant time, so that response times reveal no prefix of the key.
-    match given.any(|given| given.as_bytes().ct_eq(key.as_bytes()).into()) {
-        true => Ok(()),
-        false => Err(Error::request(
+    let given = bearer.into_iter().chain(text(API_KEY));
+    // Compared in constant time, so that response times reveal no prefix of a key.
+    let is = |given: &str, key: &String| bool::from(given.as_bytes().ct_eq(key.as_bytes()));
+    let mut found = given.filter_map(|given| keys.iter().position(|key| is(given, key)));
+    found.next().map(KeyIndex).ok_or_else(|| {
+        Error::request(
             RequestErrorKind::Unauthorized,
             None,
             "the API key is missing or wrong; send `Authorization: Bearer <key>` or `x-api-key: <key>`",
-        )),
-    }
+        )
+    })
 }
 
 async fn completions(
@@ -308,7 +316,7 @@ async fn model(
     let named =
         |e: PathRejection| Error::request(RequestErrorKind::NotFound, Some("model"), e.body_text());
     let Path(id) = id.map_err(named)?;
-    state.context().model(Some(&id))?;
+    state.context(None).model(Some(&id))?;
     Ok(Json(state.model_object(&id)))
 }
 

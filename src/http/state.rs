@@ -1,7 +1,7 @@
 //! The state that all handlers share.
 
 use super::bodies::Bodies;
-use super::context::Context;
+use super::context::{Context, KeyIndex};
 use super::defaults::SamplingDefaults;
 use super::embedding_turns::Turns;
 use super::encoding::Sent;
@@ -26,7 +26,8 @@ pub struct AppState {
     pub(super) engine: EngineHandle,
     pub(super) text: Arc<Text>,
     pub(super) model_names: Arc<[String]>,
-    pub(super) api_key: Option<Arc<str>>,
+    /// Any of which is accepted; empty = none is needed.
+    pub(super) api_keys: Arc<[String]>,
     pub(super) limits: HttpLimits,
     pub(super) origins: Arc<Origins>,
     pub(super) info: Arc<ServerInfo>,
@@ -64,7 +65,7 @@ impl AppState {
             info: Arc::default(),
             load: Load::default(),
             observer: None,
-            api_key: None,
+            api_keys: Arc::default(),
             defaults: Arc::default(),
             bodies: Arc::new(Bodies::new(&limits)),
             limits,
@@ -75,10 +76,10 @@ impl AppState {
         }
     }
 
-    /// Requires `Authorization: Bearer <key>` on all routes except `/health`, `/ping`, `/load`, `/version`,
+    /// Requires `Authorization: Bearer <key>` with one of `keys`, if there are any, on all routes except `/health`, `/ping`, `/load`, `/version`,
     /// `/metrics` and the page.
-    pub fn with_api_key(mut self, key: Option<String>) -> Self {
-        self.api_key = key.map(Into::into);
+    pub fn with_api_keys(mut self, keys: Vec<String>) -> Self {
+        self.api_keys = keys.into();
         self
     }
 
@@ -155,11 +156,12 @@ impl AppState {
         body: Sent,
         read: impl FnOnce(&Context<'_>, &[u8]) -> Result<T> + Send + 'static,
     ) -> Result<T> {
+        let key = body.key;
         let body = self.bodies.receive(body).await?;
         let turn = self.bodies.turn(body.bytes.len()).await?;
         let state = self.clone();
         let read = move || {
-            let result = read(&state.context(), &body.bytes);
+            let result = read(&state.context(key), &body.bytes);
             // Even if the client is gone, not earlier.
             drop((body, turn));
             result
@@ -169,8 +171,8 @@ impl AppState {
             .map_err(|e| Error::internal(format!("reading the request failed: {e}")))?
     }
 
-    /// The context in which requests are validated.
-    pub(super) fn context(&self) -> Context<'_> {
+    /// The context in which requests with this key are validated.
+    pub(super) fn context(&self, key: Option<KeyIndex>) -> Context<'_> {
         Context {
             text: &self.text,
             limits: self.engine.limits(),
@@ -181,7 +183,7 @@ impl AppState {
             embeddings: self.embeddings.as_ref(),
             tool_format: self.tool_format,
             reasoning_format: self.reasoning_format,
-            api_key: self.api_key.as_deref(),
+            api_key: key.and_then(|KeyIndex(at)| Some(self.api_keys.get(at)?.as_str())),
             scopes: &self.scopes,
         }
     }

@@ -13,6 +13,7 @@ use super::trace::Trace;
 use crate::engine::Events;
 use crate::error::{Error, Result};
 use crate::text::Text;
+use axum::http::HeaderName;
 use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
@@ -100,7 +101,7 @@ impl Running {
             if let Some(events) = self.events.remove(&index)
                 && finish.reason != "length"
             {
-                events.stop();
+                events.stop(self.choices[index].completion_tokens());
             }
         }
         Some(piece.map(|piece| (index, piece)))
@@ -134,7 +135,9 @@ impl Running {
             Some((Ok::<_, Infallible>(event), sender))
         });
         let keep_alive = S::keep_alive();
-        Sse::new(events).keep_alive(keep_alive).into_response()
+        // nginx would else keep events back until its buffer is full.
+        let headers = [(HeaderName::from_static("x-accel-buffering"), "no")];
+        (headers, Sse::new(events).keep_alive(keep_alive)).into_response()
     }
 }
 

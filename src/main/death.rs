@@ -90,7 +90,9 @@ fn serve_until_death() -> u8 {
         source: ModelSource::Gguf(demo),
         embeddings: None,
     };
-    finish(serve::serve(&config, loaded, &log), &log)
+    let served =
+        serve::bind(&config.http).and_then(|socket| serve::serve(&config, socket, loaded, &log));
+    finish(served, &log)
 }
 
 /// The process, killed if the test fails.

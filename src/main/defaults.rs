@@ -9,12 +9,8 @@ use serde_json::{Map, Value};
 
 const FILE: &str = "generation_config.json";
 
-/// The parameters for the model of `source`, and a line that names them and the flag that leaves them out;
-/// `None` if there are none.
-pub fn of(
-    flags: &GenerationFlags,
-    source: &ModelSource,
-) -> Result<(SamplingDefaults, Option<String>)> {
+/// The parameters for the model of `source`, and a line that names them and the flag that changes them.
+pub fn of(flags: &GenerationFlags, source: &ModelSource) -> Result<(SamplingDefaults, String)> {
     let (found, place) = match &flags.generation_config {
         GenerationConfig::Ignored => (None, String::new()),
         GenerationConfig::Path(path) => {
@@ -37,15 +33,21 @@ pub fn of(
         .unwrap_or_default();
     let overriding = flags.override_generation_config.clone();
     let overridden = overriding.is_some();
-    let from = match (found == SamplingDefaults::default(), overridden) {
-        (true, _) => "--override-generation-config".to_owned(),
-        (false, true) => format!("{place} and --override-generation-config"),
-        (false, false) => format!("{place}; --generation-config vllm leaves them out"),
-    };
+    let has_none = found == SamplingDefaults::default();
     let defaults = found.overridden_by(overriding.unwrap_or_default());
-    let shown = defaults.to_string();
-    let notice = (!shown.is_empty())
-        .then(|| format!("requests that do not say otherwise have {shown} (from {from})"));
+    let from = match (has_none, overridden) {
+        (true, true) => "from --override-generation-config".to_owned(),
+        (true, false) => "OpenAI's defaults; --override-generation-config sets others".to_owned(),
+        (false, true) => format!("from {place} and --override-generation-config"),
+        (false, false) => format!("from {place}; --generation-config vllm leaves them out"),
+    };
+    let openai = SamplingDefaults {
+        temperature: Some(1.0),
+        top_p: Some(1.0),
+        ..SamplingDefaults::default()
+    };
+    let all = openai.overridden_by(defaults.clone());
+    let notice = format!("requests that do not say otherwise have {all} ({from})");
     Ok((defaults, notice))
 }
 

@@ -1,7 +1,7 @@
 //! Draft models: one beside the target, or the target's own layers.
 
 use foretoken::error::{Error, Result};
-use foretoken::model::{DraftNetwork, Head, LayerList, Model};
+use foretoken::model::{DraftNetwork, Head, LayerList, Model, ModelConfig};
 use foretoken::spec::{
     DraftModel, Drafter, JointModel, ParallelDrafter, Tokenizer, Translator, Vocabulary,
 };
@@ -48,6 +48,9 @@ impl Draft {
             }
             _ => None,
         };
+        if let Some(warning) = too_large(target.config(), draft.config(), name) {
+            tracing::warn!("{warning}");
+        }
         let Some(vocabulary) = vocabulary else {
             return Ok(Self {
                 network: DraftNetwork::Model(draft),
@@ -59,6 +62,9 @@ impl Draft {
             "{name} has another tokenizer, so its drafts are translated: {shared} of its {all} tokens ({:.0}%) are tokens of the target, too",
             100.0 * shared as f64 / all.max(1) as f64
         );
+        if let Some(warning) = too_foreign((all, shared), name) {
+            tracing::warn!("{warning}");
+        }
         Ok(Self {
             network: DraftNetwork::Model(Box::new(JointModel::new(draft, &vocabulary))),
             vocabulary: Some(vocabulary),
@@ -124,6 +130,36 @@ impl Draft {
     }
 }
 
+/// Why a draft of this shape cannot pay, if it cannot: a step of it takes about as long as one of the target.
+fn too_large(target: &ModelConfig, draft: &ModelConfig, name: &str) -> Option<String> {
+    /// Of the target's multiplications; at a half, drafts pay only where nearly all are accepted.
+    const MAX_SHARE: f64 = 0.5;
+    let share = multiplications(draft) / multiplications(target);
+    (share > MAX_SHARE).then(|| {
+        format!(
+            "{name} cannot make anything faster: a step of it takes about {:.0}% of one of the target; take a smaller draft, or leave out --draft-model, and tables draft",
+            100.0 * share
+        )
+    })
+}
+
+/// Why a draft with another tokenizer cannot pay, if it cannot: `shared` of its `all` tokens are the target's.
+fn too_foreign((all, shared): (usize, usize), name: &str) -> Option<String> {
+    (2 * shared < all).then(|| {
+        format!(
+            "{name} will hardly make anything faster: fewer than half of its tokens are tokens of the target; take a draft of the target's family, or leave out --draft-model, and tables draft"
+        )
+    })
+}
+
+/// Multiplications of a token's forward, about.
+fn multiplications(config: &ModelConfig) -> f64 {
+    let heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim;
+    let layer = config.hidden_size * (heads + 3 * config.intermediate_size);
+    let vocabulary = config.draft_vocab_size.unwrap_or(config.vocab_size);
+    (config.num_layers() * layer + config.hidden_size * vocabulary) as f64
+}
+
 /// A model's [`Text`], as the translation of drafts sees it.
 struct Words(Arc<Text>);
 
@@ -150,5 +186,26 @@ impl Tokenizer for Words {
 
     fn encode(&self, text: &str, whole: bool) -> Vec<u32> {
         self.0.encode(text, whole).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn drafts_that_cannot_pay_are_told() {
+        let of = |name: &str| {
+            let file = format!("configs/{name}/config.json");
+            ModelConfig::from_json(Path::new(&file)).expect("a shipped file")
+        };
+        let (one, three) = (of("llama-3.2-1b"), of("llama-3.2-3b"));
+        assert_eq!(too_large(&three, &one, "d"), None);
+        let same = too_large(&three, &three, "d").expect("a warning");
+        assert!(same.contains("about 100% of one of the target"), "{same}");
+        assert!(too_large(&one, &three, "d").is_some());
+        assert_eq!(too_foreign((1000, 600), "d"), None);
+        assert!(too_foreign((1000, 400), "d").is_some());
     }
 }

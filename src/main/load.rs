@@ -11,7 +11,7 @@ use foretoken::error::{Error, Result};
 use foretoken::http::ServerInfo;
 use foretoken::kernels;
 use foretoken::model::{
-    self, EmbeddingSpec, HeadKind, LoadFormat, LoadOptions, Model, ModelSource,
+    self, EmbeddingSpec, HeadKind, LoadFormat, LoadOptions, Model, ModelConfig, ModelSource,
 };
 use foretoken::spec::{Cascade, Drafter, NgramDrafter, Tables};
 use foretoken::text::Text;
@@ -336,7 +336,10 @@ fn load_model(
     let flags = &config.load;
     let options = load_options(flags, device, keep_quantized);
     let started = std::time::Instant::now();
-    // The tokenizer loads first, so that a missing one fails before a long load.
+    // What is wrong with the model itself is said first, and a missing tokenizer before a long load.
+    if let ModelSource::Folder(path) = source {
+        ModelConfig::from_json(path)?;
+    }
     let text = read_text(source, flags.load_format)?;
     let model = model::load(source, &options)?;
     tracing::info!("{}: loaded in {:.1?}", choice.name, started.elapsed());

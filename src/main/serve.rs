@@ -10,13 +10,13 @@ use foretoken::gguf::EMBEDDED;
 use foretoken::http::{self, AppState};
 use foretoken::otel::Traces;
 use foretoken::text::Text;
-use std::net::SocketAddr;
-use tokio::net::TcpListener;
+use std::net::{SocketAddr, ToSocketAddrs};
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Serves until a signal arrives. Start-up lines go to stdout, all others to `log`, whose dropped
+/// Serves on `socket` until a signal arrives. Start-up lines go to stdout, all others to `log`, whose dropped
 /// lines the metrics count.
-pub fn serve(config: &Config, loaded: Loaded, log: &LineWriter) -> Result<()> {
+pub fn serve(config: &Config, socket: TcpSocket, loaded: Loaded, log: &LineWriter) -> Result<()> {
     let Loaded {
         engine,
         text,
@@ -43,7 +43,7 @@ pub fn serve(config: &Config, loaded: Loaded, log: &LineWriter) -> Result<()> {
     let thread = |e| Error::setup(format!("cannot start a thread for stdout: {e}"));
     let stdout = LineWriter::new(std::io::stdout()).map_err(thread)?;
     let served = runtime.block_on(async {
-        let listener = listen(&config.http).await?;
+        let listener = (socket.listen(BACKLOG)).map_err(|e| cannot_listen(&config.http, &e))?;
         let signals = StopSignals::new()?;
         if EMBEDDED.iter().any(|m| m.name == config.model.name) {
             stdout.line(&format!(
@@ -51,7 +51,7 @@ pub fn serve(config: &Config, loaded: Loaded, log: &LineWriter) -> Result<()> {
                 config.model.name
             ));
         }
-        if let Some(notice) = notice {
+        if engine.limits().generates {
             stdout.line(&notice);
         }
         // What the operator did not ask for, the model is made for.
@@ -64,7 +64,7 @@ pub fn serve(config: &Config, loaded: Loaded, log: &LineWriter) -> Result<()> {
             .with_info(info)
             .with_embeddings(embeddings)
             .with_sampling_defaults(sampling)
-            .with_api_key(config.http.api_key.clone())
+            .with_api_keys(config.http.api_key.clone())
             .with_tool_call_parser(config.http.tool_call_parser)
             .with_reasoning_parser(config.http.reasoning_parser)
             .with_limits(config.http.limits.clone())
@@ -84,7 +84,7 @@ pub fn serve(config: &Config, loaded: Loaded, log: &LineWriter) -> Result<()> {
 /// Warns of a server that everyone on the network can use.
 fn warn_if_open(http: &HttpOptions, listener: &TcpListener) {
     let address = listener.local_addr();
-    if http.api_key.is_none() && address.is_ok_and(|address| !address.ip().is_loopback()) {
+    if http.api_key.is_empty() && address.is_ok_and(|address| !address.ip().is_loopback()) {
         let host = &http.host;
         tracing::warn!(
             "every machine that reaches {host} can use this server: set --api-key, or --host 127.0.0.1"
@@ -92,17 +92,46 @@ fn warn_if_open(http: &HttpOptions, listener: &TcpListener) {
     }
 }
 
-async fn listen(http: &HttpOptions) -> Result<TcpListener> {
-    let (host, port) = (http.host.as_str(), http.port);
-    TcpListener::bind((host, port)).await.map_err(|e| {
-        let what = match e.kind() {
-            std::io::ErrorKind::AddrInUse => {
-                "another program uses this port; choose one with --port".into()
-            }
-            _ => e.to_string(),
+/// Connections that wait until they are accepted, at most.
+const BACKLOG: u32 = 1024;
+
+/// Takes the port before models are loaded, so that a wrong one is told at once. Clients are refused until
+/// [`serve`] listens.
+///
+/// # Errors
+/// `Setup`, if the address cannot be taken.
+pub fn bind(http: &HttpOptions) -> Result<TcpSocket> {
+    let bind = |address: SocketAddr| {
+        let socket = match address {
+            SocketAddr::V4(_) => TcpSocket::new_v4()?,
+            SocketAddr::V6(_) => TcpSocket::new_v6()?,
         };
-        Error::setup(format!("cannot listen on {host}, port {port}: {what}"))
-    })
+        // A port can be used again at once after a server has ended.
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        Ok(socket)
+    };
+    let addresses = (http.host.as_str(), http.port).to_socket_addrs();
+    let mut tried = addresses.map_err(|e| cannot_listen(http, &e))?.map(bind);
+    let none = || Err(std::io::ErrorKind::AddrNotAvailable.into());
+    let mut result = tried.next().unwrap_or_else(none);
+    while result.is_err()
+        && let Some(next) = tried.next()
+    {
+        result = next;
+    }
+    result.map_err(|e| cannot_listen(http, &e))
+}
+
+fn cannot_listen(http: &HttpOptions, e: &std::io::Error) -> Error {
+    let (host, port) = (&http.host, http.port);
+    let what = match e.kind() {
+        std::io::ErrorKind::AddrInUse => {
+            "another program uses this port; choose one with --port".into()
+        }
+        _ => e.to_string(),
+    };
+    Error::setup(format!("cannot listen on {host}, port {port}: {what}"))
 }
 
 /// The last start-up line: the address and an example command.
@@ -131,9 +160,10 @@ fn invitation(
         ("completions", ("prompt", start), generate)
     };
     let model = serde_json::Value::from(config.served_model_name.as_str());
-    let key = match config.http.api_key {
-        Some(_) => " -H \"Authorization: Bearer $FORETOKEN_API_KEY\"",
-        None => "",
+    let key = if config.http.api_key.is_empty() {
+        ""
+    } else {
+        " -H \"Authorization: Bearer $FORETOKEN_API_KEY\""
     };
     Ok(format!(
         "foretoken serves http://{address} - try: curl http://{address}/v1/{path} -H 'Content-Type: application/json'{key} -d '{{\"model\":{model},\"{}\":{}{more}}}'",

@@ -171,6 +171,20 @@ impl Text {
 
     fn read_folder(folder: &Path) -> Result<Self> {
         let file = folder.join("tokenizer.json");
+        if !file.exists() {
+            let has = ["tokenizer.model", "vocab.json", "spiece.model"];
+            let other = has.iter().find(|name| folder.join(name).exists());
+            let remedy = match other {
+                Some(name) => format!(
+                    "it has {name}, from which transformers writes one: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+                ),
+                None => "copy it from the repository of the model".to_owned(),
+            };
+            return Err(Error::in_file(
+                folder,
+                format!("there is no tokenizer.json: {remedy}"),
+            ));
+        }
         let tokenizer =
             read_tokenizer(&files::read_text(&file)?).map_err(|e| Error::in_file(&file, e))?;
         let config = read_json(&folder.join("tokenizer_config.json"))?;

@@ -1,25 +1,20 @@
 //! Chat templates: renders a model's Jinja template as Hugging Face does.
 //!
-//! A template is a program of a stranger, and its variables come from others. Its source is checked
-//! before it is parsed ([`source`]), its instructions are counted, and everything that can take more time
-//! or memory than an instruction pays for it ([`budget`]): operators ([`guard`], [`operators`]) as well as
-//! filters, tests, functions and methods ([`library`]). What exceeds its budget is refused.
+//! A template is a program that comes with a model, which the operator chose; what it reads comes from
+//! requests. The library bounds its instructions and its recursion, and we bound its source and its output.
+//! `SECURITY.md` says what it can still do.
 
-mod budget;
-mod guard;
-mod library;
-mod operators;
-mod source;
+mod functions;
+mod output;
 
 use crate::error::{Error, Result, clipped};
-use minijinja::machinery::{self, CompiledTemplate};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
-use minijinja::{AutoEscape, Environment, ErrorKind, Template, Value};
+use minijinja::{Environment, ErrorKind, Value};
+use output::Bounded;
 use serde::Serialize;
 use serde_json::{Map, json};
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 
 /// A compiled chat template.
 pub struct ChatTemplate {
@@ -56,21 +51,25 @@ struct Variables<'a> {
 }
 
 const NAME: &str = "chat_template";
+/// Bytes of a template. The largest of known models have 20,000.
+const MAX_SOURCE: usize = 128 << 10;
+/// Instructions of one rendering. A chat of 1,000 messages takes tens of thousands.
+const FUEL: u64 = 5_000_000;
 /// Loops, blocks and, four times, macros in each other.
 const RECURSION: usize = 200;
-/// Bytes of the stack that the library's recursive compiler gets.
-const COMPILER_STACK: usize = 64 << 20;
+/// Bytes of the stack of the library's compiler, which is recursive: enough for an expression that is as long
+/// as the source.
+const COMPILER_STACK: usize = 128 << 20;
 
 impl ChatTemplate {
     /// Compiles `source`. `bos` and `eos` are the names of the special tokens.
     ///
     /// # Errors
-    /// `Setup`, if the template does not parse or cannot be bounded.
+    /// `Setup`, if the template is too large or does not parse.
     pub fn new(source: &str, bos: Option<&str>, eos: Option<&str>) -> Result<Self> {
         let mut environment = environment()?;
         environment.add_global("bos_token", bos.unwrap_or_default());
         environment.add_global("eos_token", eos.unwrap_or_default());
-        source::check(source, environment.syntax())?;
         compile(&mut environment, source)?;
         let mut template = Self {
             environment,
@@ -125,6 +124,7 @@ impl ChatTemplate {
         self.run(Value::from(Serde(&variables))).map_err(|e| {
             let detail = match e.kind() {
                 ErrorKind::OutOfFuel => "it does not end".to_owned(),
+                ErrorKind::WriteFailure => output::too_long(),
                 _ => e.detail().map_or_else(|| e.to_string(), clipped),
             };
             Error::invalid(
@@ -135,21 +135,9 @@ impl ChatTemplate {
     }
 
     fn run(&self, variables: Value) -> Result<String, minijinja::Error> {
-        let template = self.environment.get_template(NAME)?;
-        let program = guard::guarded(&program(&template).instructions)
-            .map_err(|e| minijinja::Error::new(ErrorKind::InvalidOperation, e.to_string()))?;
-        let mut prompt = String::new();
-        let mut out = machinery::make_string_output(&mut prompt);
-        let (env, blocks) = (&self.environment, BTreeMap::new());
-        machinery::eval(
-            env,
-            &program,
-            variables,
-            &blocks,
-            &mut out,
-            AutoEscape::None,
-        )?;
-        Ok(prompt)
+        let mut prompt = Bounded::default();
+        (self.environment.get_template(NAME)?).render_captured_to(variables, &mut prompt)?;
+        Ok(prompt.into_string())
     }
 
     fn with_known_roles<'a>(
@@ -169,31 +157,34 @@ impl ChatTemplate {
 }
 
 fn environment() -> Result<Environment<'static>> {
-    let mut environment = Environment::empty();
+    let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder()
         .trim_blocks(true)
         .lstrip_blocks(true)
         .build()
         .map_err(|e| Error::internal(e.to_string()))?;
     environment.set_syntax(syntax);
-    environment.set_fuel(Some(budget::FUEL));
+    environment.set_fuel(Some(FUEL));
     environment.set_recursion_limit(RECURSION);
-    library::register(&mut environment);
-    operators::register(&mut environment);
+    functions::register(&mut environment);
     Ok(environment)
 }
 
-/// Parses and compiles `source` on a stack that is large enough for what [`source::check`] lets through.
+/// Parses and compiles `source`.
 fn compile(environment: &mut Environment<'static>, source: &str) -> Result<()> {
-    let compile = || -> Result<()> {
+    if source.len() > MAX_SOURCE {
+        let (bytes, kib) = (source.len(), MAX_SOURCE >> 10);
+        return Err(Error::setup(format!(
+            "the chat template has {bytes} bytes; {kib} KiB are accepted"
+        )));
+    }
+    let compile = || {
         environment
             .add_template_owned(NAME, source.to_owned())
-            .and_then(|()| environment.get_template(NAME))
             .map_err(|e| {
                 let what = clipped(&e.to_string());
                 Error::setup(format!("the chat template does not parse: {what}"))
             })
-            .and_then(|template| guard::guarded(&program(&template).instructions).map(drop))
     };
     std::thread::scope(|scope| {
         std::thread::Builder::new()
@@ -205,12 +196,8 @@ fn compile(environment: &mut Environment<'static>, source: &str) -> Result<()> {
     })
 }
 
-fn program<'a>(template: &'a Template<'a, 'a>) -> &'a CompiledTemplate<'a> {
-    machinery::get_compiled_template(template)
-}
-
 #[cfg(test)]
-mod attacks;
+mod limits;
 #[cfg(test)]
 mod models;
 #[cfg(test)]

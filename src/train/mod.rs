@@ -41,7 +41,7 @@ mod trainer;
 pub mod vocabulary;
 mod workers;
 
-use crate::console::{self, bar, say};
+use crate::console::{self, Progress, say};
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::model::{LoadOptions, MAX_TREE_NODES, ModelConfig, Weights, load};
@@ -80,6 +80,15 @@ pub enum Method {
     Parallel,
 }
 
+/// The shape of a draft model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DraftSize {
+    /// 2 layers of hidden size 256.
+    Tiny,
+    /// 4 layers of hidden size 512.
+    Small,
+}
+
 /// What a draft learns.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -111,7 +120,17 @@ pub struct Options {
     /// of the target's layers without it.
     #[arg(long, value_name = "CONFIG", help_heading = "Models")]
     pub draft_config: Option<PathBuf>,
-    /// Of a head: number of ids that it predicts, the most frequent ones of the corpus.
+    /// Instead of --draft-config, a shape that suits most targets: tiny = 2 layers of hidden size 256,
+    /// small = 4 of 512.
+    #[arg(
+        long,
+        value_enum,
+        value_name = "SIZE",
+        conflicts_with = "draft_config",
+        help_heading = "Models"
+    )]
+    pub draft_size: Option<DraftSize>,
+    /// Of a head, or with --draft-size: number of ids that it predicts, the most frequent ones of the corpus.
     #[arg(long, value_name = "N", default_value_t = 8000, value_parser = up_to::<{ 1 << 24 }>,
           help_heading = "Models")]
     pub draft_vocab_size: usize,
@@ -468,12 +487,10 @@ fn of_the_target(
             ..LoadOptions::default()
         };
         let mut model = load(&target.source, &loading)?;
-        let bar = bar(
-            "target {wide_bar} {pos}/{len} rows, {eta} left",
-            soft.missing(features.as_ref()) as u64,
-        );
-        soft.compute(&mut *model, rows, features.as_mut(), || bar.inc(1))?;
-        bar.finish_and_clear();
+        let missing = soft.missing(features.as_ref()) as u64;
+        let mut progress = Progress::new("target", "rows", missing);
+        soft.compute(&mut *model, rows, features.as_mut(), || progress.step(""))?;
+        progress.end();
     }
     Ok((soft, features))
 }

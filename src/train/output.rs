@@ -28,6 +28,8 @@ const TOKENIZER_FILES: [&str; 5] = [
 ];
 const CHECKPOINT: &str = "checkpoint.safetensors";
 const WEIGHTS: &str = "model.safetensors";
+/// What the target's pass writes, before there is a checkpoint.
+const TARGETS: &str = "targets.bin";
 /// The checkpoint's tensor that contains [`State`] as the bytes of its JSON.
 const STATE: &str = "state";
 
@@ -76,7 +78,7 @@ impl OutputFolder {
     /// `Setup`, naming the folder.
     pub fn open(path: &Path, resume: bool) -> Result<Self> {
         std::fs::create_dir_all(path).map_err(|e| Error::in_file(path, e))?;
-        let former = [CHECKPOINT, WEIGHTS]
+        let former = [CHECKPOINT, WEIGHTS, TARGETS]
             .into_iter()
             .find(|file| path.join(file).exists());
         match former {

@@ -3,7 +3,7 @@
 use super::corpus::Row;
 use super::parallel::ANCHOR_STRIDE;
 use super::target::Target;
-use super::{Method, Objective, Options};
+use super::{DraftSize, Method, Objective, Options};
 use crate::error::{Error, Result};
 use crate::files::config_of;
 use crate::model::{HeadConfig, HeadKind, LayerSpec, MaskedBlock, ModelConfig, Rope, RopeScaling};
@@ -39,6 +39,9 @@ pub fn of(options: &Options, target: &Target) -> Result<Shape> {
             return Err(Error::setup(format!("{flag} belongs to --method parallel")));
         }
     }
+    if options.method != Method::Draft && options.draft_size.is_some() {
+        return Err(Error::setup("--draft-size belongs to --method draft"));
+    }
     let shape = match options.method {
         Method::Draft => draft_model(options, target)?,
         Method::Eagle3 | Method::Parallel => head(options, target)?,
@@ -53,18 +56,60 @@ pub fn of(options: &Options, target: &Target) -> Result<Shape> {
 }
 
 fn draft_model(options: &Options, target: &Target) -> Result<Shape> {
-    let Some(path) = &options.draft_config else {
-        return Err(Error::setup(
-            "--method draft needs --draft-config, a config.json with the draft's shape",
-        ));
+    let (config, json) = match (&options.draft_config, options.draft_size) {
+        (Some(path), _) => given(path, options, target)?,
+        (None, Some(size)) => sized(size, options, target)?,
+        (None, None) => {
+            return Err(Error::setup(
+                "--method draft needs --draft-size tiny or small, or --draft-config, a config.json with the draft's shape",
+            ));
+        }
     };
-    let (config, json) = given(path, options, target)?;
     Ok(Shape {
         config,
         json,
         taps: Vec::new(),
         block: None,
     })
+}
+
+/// A Llama of this `size` for the target, and its `config.json`.
+fn sized(size: DraftSize, options: &Options, target: &Target) -> Result<(ModelConfig, Value)> {
+    const HEAD_DIM: usize = 64;
+    /// Ids from which the output layer covers only the most frequent ones: it would be most of the draft.
+    const LARGE_VOCABULARY: usize = 16_000;
+    let (hidden, layers) = match size {
+        DraftSize::Tiny => (256, 2),
+        DraftSize::Small => (512, 4),
+    };
+    let of_target = target.config.as_ref();
+    let vocab = of_target.map_or(target.text.vocab_size(), |config| config.vocab_size);
+    let context = of_target.map_or(options.seq_len, |config| config.max_position_embeddings);
+    let predicted = (vocab > LARGE_VOCABULARY).then(|| options.draft_vocab_size.min(vocab));
+    let special = target.text.special_ids();
+    let mut json = json!({
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "intermediate_size": 3 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": hidden / HEAD_DIM,
+        "num_key_value_heads": hidden / HEAD_DIM / 2,
+        "head_dim": HEAD_DIM,
+        "max_position_embeddings": context.max(options.seq_len),
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": predicted.is_none(),
+        "vocab_size": vocab,
+        "bos_token_id": special.bos,
+        "eos_token_id": special.eos,
+    });
+    if let Some(predicted) = predicted {
+        json["draft_vocab_size"] = predicted.into();
+    }
+    let config = ModelConfig::parse(&json.to_string()).map_err(Error::setup)?;
+    Ok((config, json))
 }
 
 /// The configuration in the file or folder `path`, and its JSON.

@@ -13,7 +13,7 @@ use super::targets::SoftTargets;
 use super::vocabulary::Vocabulary;
 use super::workers::Workers;
 use super::{Method, Objective, Options};
-use crate::console::{bar, say};
+use crate::console::{Progress, say};
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::sampling::mix;
@@ -121,10 +121,7 @@ impl<'a> Trainer<'a> {
         let first = self.state.steps;
         let session = self.options.stop_after.unwrap_or(usize::MAX);
         let end = self.options.steps.min(first.saturating_add(session));
-        let bar = bar(
-            "{wide_bar} step {pos}/{len}, {msg}, {eta} left",
-            end.saturating_sub(first) as u64,
-        );
+        let mut progress = Progress::new("training", "steps", end.saturating_sub(first) as u64);
         let started = Instant::now();
         let train = self.data.train.clone();
         let mut order = Order::new(&train, self.options.seed);
@@ -136,10 +133,9 @@ impl<'a> Trainer<'a> {
             let made = self.state.steps - first;
             let tokens = (made * batch * self.options.seq_len) as f64;
             let rate = tokens / started.elapsed().as_secs_f64();
-            bar.set_message(format!("loss {loss:.4}, {rate:.0} tokens/s"));
-            bar.inc(1);
+            progress.step(format!("loss {loss:.4}, {rate:.0} tokens/s"));
             if self.state.steps.is_multiple_of(self.options.eval_every) {
-                self.evaluate(Some((&bar, loss, rate)))?;
+                self.evaluate(Some((progress.bar(), loss, rate)))?;
             }
             if self
                 .state
@@ -149,7 +145,7 @@ impl<'a> Trainer<'a> {
                 self.save_checkpoint()?;
             }
         }
-        bar.finish_and_clear();
+        progress.end();
         if self.last.0 != self.state.steps {
             self.evaluate(None)?;
         }

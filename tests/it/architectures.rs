@@ -281,11 +281,11 @@ fn tensors_of_images_are_skipped() {
     assert!(error.contains("tensor model.visual.weight"), "{error}");
 }
 
-/// The README names the class of every fixture.
+/// The documentation names the class of every fixture.
 #[test]
-fn the_readme_has_a_row_for_each() {
+fn the_documentation_has_a_row_for_each() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
+    let readme = std::fs::read_to_string(root.join("docs/models.md")).unwrap();
     for fixture in fixtures() {
         let text = std::fs::read_to_string(fixture.folder.join("config.json")).unwrap();
         let config: Json = serde_json::from_str(&text).unwrap();

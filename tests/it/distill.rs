@@ -11,7 +11,7 @@ use foretoken::text::{Text, check_same_tokens};
 use foretoken::train::features::Precision;
 use foretoken::train::model::TrainModel;
 use foretoken::train::report::Report;
-use foretoken::train::{Method, Objective, Options, run};
+use foretoken::train::{DraftSize, Method, Objective, Options, run};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -119,6 +119,7 @@ impl Workshop {
             revision: None,
             method: Method::Draft,
             draft_config: Some(self.at("draft.json")),
+            draft_size: None,
             draft_vocab_size: 8000,
             taps: Vec::new(),
             layers: None,
@@ -429,6 +430,53 @@ fn a_run_in_three_sessions_equals_an_uninterrupted_run() {
     refused_with(&other, "seed was 3");
     refused_with(&whole, "add --resume");
     assert_same_weights(&whole.out, &parts.out);
+}
+
+/// The target's pass may have taken hours: a rerun must not begin it anew.
+#[test]
+fn an_unfinished_pass_of_the_target_is_not_overwritten() {
+    let shop = Workshop::new();
+    let mut options = shop.options("whole");
+    options.steps = 2;
+    run(&options).unwrap();
+    for file in ["checkpoint.safetensors", "model.safetensors"] {
+        fs::remove_file(options.out.join(file)).unwrap();
+    }
+    let targets = options.out.join("targets.bin");
+    let half = fs::read(&targets).unwrap().len() as u64 / 2;
+    (fs::File::options().write(true).open(&targets))
+        .and_then(|file| file.set_len(half))
+        .unwrap();
+    refused_with(&options, "targets.bin of an earlier run: add --resume");
+    assert_eq!(fs::metadata(&targets).unwrap().len(), half);
+    options.resume = true;
+    run(&options).unwrap();
+    assert!(fs::metadata(&targets).unwrap().len() > half);
+}
+
+#[test]
+fn a_size_is_a_shape() {
+    let shop = Workshop::new();
+    let options = Options {
+        draft_config: None,
+        draft_size: Some(DraftSize::Tiny),
+        steps: 2,
+        ..shop.options("sized")
+    };
+    run(&options).unwrap();
+    let json = fs::read_to_string(options.out.join("config.json")).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["hidden_size"], 256);
+    assert_eq!(json["num_hidden_layers"], 2);
+    let neither = Options {
+        draft_size: None,
+        out: shop.at("neither"),
+        ..options
+    };
+    refused_with(
+        &neither,
+        "needs --draft-size tiny or small, or --draft-config",
+    );
 }
 
 #[test]

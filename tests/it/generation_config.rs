@@ -58,7 +58,7 @@ fn a_models_defaults_hold_until_they_are_left_out() {
     assert_eq!(
         notice(&server),
         Some(
-            "requests that do not say otherwise have temperature 0, top_k 20, max_new_tokens 7 (from the \
+            "requests that do not say otherwise have temperature 0, top_p 1, top_k 20, max_new_tokens 7 (from the \
              model's generation_config.json; --generation-config vllm leaves them out)"
         )
     );
@@ -70,7 +70,13 @@ fn a_models_defaults_hold_until_they_are_left_out() {
     drop(server);
 
     let server = Server::start(&flags(folder.path(), "--generation-config vllm"));
-    assert_eq!(notice(&server), None);
+    assert_eq!(
+        notice(&server),
+        Some(
+            "requests that do not say otherwise have temperature 1, top_p 1 (OpenAI's defaults; \
+             --override-generation-config sets others)"
+        )
+    );
     assert_ne!(
         text(&server, &json!({"seed": 1})),
         text(&server, &json!({"seed": 2}))
@@ -85,7 +91,7 @@ fn a_models_defaults_hold_until_they_are_left_out() {
     let server = Server::start(&flags(folder.path(), &more));
     let line = notice(&server).unwrap();
     assert!(
-        line.contains("have temperature 1.5, top_k 1 (from"),
+        line.contains("have temperature 1.5, top_p 1, top_k 1 (from"),
         "{line}"
     );
     assert!(line.contains("and --override-generation-config"), "{line}");

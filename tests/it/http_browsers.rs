@@ -16,7 +16,7 @@ async fn server(hosts: &[&str], origins: &[&str]) -> Server {
     };
     let configure = |s: foretoken::http::AppState| {
         s.with_origins(options, "127.0.0.1")
-            .with_api_key(Some("secret".into()))
+            .with_api_keys(vec!["secret".into()])
     };
     Server::over(Toy::default().start(), configure, LONG).await
 }

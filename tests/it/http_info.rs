@@ -29,7 +29,7 @@ async fn json_of(server: &Server, path: &str) -> Value {
 
 #[tokio::test]
 async fn balancers_can_ask_without_a_key() {
-    let keyed = |s: AppState| s.with_api_key(Some("secret".into()));
+    let keyed = |s: AppState| s.with_api_keys(vec!["secret".into()]);
     let server = Server::over(Toy::default().start(), keyed, LONG).await;
     for method in [Method::GET, Method::POST] {
         let request = server.client.request(method, server.url.clone() + "/ping");

@@ -431,7 +431,7 @@ async fn errors_have_anthropics_shape() {
 
 #[tokio::test]
 async fn the_key_may_be_in_anthropics_header() {
-    let keyed = |state: AppState| state.with_api_key(Some("secret".into()));
+    let keyed = |state: AppState| state.with_api_keys(vec!["secret".into()]);
     let server = Server::over(Toy::default().start(), keyed, LONG).await;
     let body =
         json!({"model": "toy", "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]});

@@ -8,7 +8,7 @@ use serde_json::json;
 /// The page needs no key, because it asks for it, and allows itself nothing but its own script and this API.
 #[tokio::test]
 async fn the_page_is_there_unless_it_is_switched_off() {
-    let with_key = |state: AppState| state.with_api_key(Some("secret".into()));
+    let with_key = |state: AppState| state.with_api_keys(vec!["secret".into()]);
     let server = Server::over(Toy::default().start(), with_key, LONG).await;
     let page = server.get("/").await;
     assert_eq!(page.status(), 200);

@@ -125,7 +125,7 @@ async fn a_model_without_a_chat_template_refuses_chats_and_says_so() {
 #[tokio::test]
 async fn the_key_is_required_on_all_routes_but_the_open_ones() {
     let engine = Toy::default().start();
-    let server = Server::over(engine, |s| s.with_api_key(Some("secret".into())), LONG).await;
+    let server = Server::over(engine, |s| s.with_api_keys(vec!["secret".into()]), LONG).await;
     let request = |method: Method, path: &str| {
         let request = server.client.request(method, server.url.clone() + path);
         request.json(&json!({"prompt": "a", "tokens": [0], "max_tokens": 1}))
@@ -173,7 +173,7 @@ async fn the_key_is_required_on_all_routes_but_the_open_ones() {
 #[tokio::test]
 async fn the_key_is_checked_before_the_body_is_read() {
     let engine = Toy::default().start();
-    let server = Server::over(engine, |s| s.with_api_key(Some("secret".into())), LONG).await;
+    let server = Server::over(engine, |s| s.with_api_keys(vec!["secret".into()]), LONG).await;
     let address = server.url.strip_prefix("http://").unwrap();
     for path in [
         "/v1/completions",

@@ -59,7 +59,13 @@ fn a_server_logs_requests_as_objects() {
     assert_eq!(done["message"], "request done");
     assert_eq!(done["level"], "INFO");
     assert_eq!(done["output_tokens"], 5);
-    for name in ["seconds", "acceptance_rate", "mean_accepted_length"] {
+    for name in [
+        "seconds",
+        "ttft_seconds",
+        "tokens_per_second",
+        "acceptance_rate",
+        "mean_accepted_length",
+    ] {
         assert!(done[name].is_f64(), "{done}");
     }
     let refused = of(&refused);

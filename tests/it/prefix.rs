@@ -392,7 +392,7 @@ async fn clients_see_what_was_cached() {
 #[tokio::test]
 async fn a_reset_spares_the_running_requests() {
     let engine = server::slow(Toy::default().options, None);
-    let with_key = |state: foretoken::http::AppState| state.with_api_key(Some("k".into()));
+    let with_key = |state: foretoken::http::AppState| state.with_api_keys(vec!["k".into()]);
     let server = Server::over(engine.clone(), with_key, LONG).await;
     let url = format!("{}/reset_prefix_cache", server.url);
     let request = greedy(&text(60, 0), 40);

@@ -25,20 +25,13 @@ impl fmt::Display for Report {
             write!(f, "; each further row costs {penalty} one-row steps more")?;
         }
         writeln!(f)?;
+        let is_alone = self.loads.is_empty();
+        writeln!(f, "\n{}", if is_alone { LEGEND } else { LOADS_LEGEND })?;
         for lengths in self.by_length() {
             fmt_lengths(f, lengths, &ways)?;
         }
         self.fmt_modes(f, &ways)?;
         self.fmt_loads(f, &ways)?;
-        writeln!(
-            f,
-            "\n{}",
-            if self.loads.is_empty() {
-                FOOTER
-            } else {
-                LOADS_FOOTER
-            }
-        )?;
         if ways.iter().any(|way| way.synthetic_acceptance.is_some()) {
             writeln!(
                 f,
@@ -46,21 +39,63 @@ impl fmt::Display for Report {
                 computed. The texts are meaningless, so they were not compared."
             )?;
         }
-        Ok(())
+        self.fmt_verdicts(f)
     }
 }
 
-const FOOTER: &str = "\
+const LEGEND: &str = "\
 speed-up: decode tokens/s, speculative over plain. tok/step: tokens per target step. accepted,
 drafted: tokens per round with a draft. c, verify: time of a draft step and of a speculative target
 step, in plain target steps. expected: Theorem 3.8 of Leviathan et al. 2023, which assumes K drafted
 tokens in every round and verify = 1.";
 
-const LOADS_FOOTER: &str = "\
+const LOADS_LEGEND: &str = "\
 tok/s: tokens of all requests over the wall time, prompts included. speed-up: speculative over plain.
 accepted, drafted: tokens per round with a draft.";
 
 impl Report {
+    /// For each temperature, and number of streams, whether speculation helps.
+    fn fmt_verdicts(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let drafter = &self.subject.drafter;
+        let best = |group: &[AtTemperature]| {
+            let rates = group
+                .iter()
+                .map(|at| (at.overall.speed_up, at.way.spec_length));
+            let best = rates.filter(|(rate, _)| rate.is_finite());
+            let best = best.max_by(|a, b| a.0.total_cmp(&b.0))?;
+            Some((format!("temperature {}", group[0].temperature), best))
+        };
+        let groups = self
+            .temperatures
+            .chunk_by(|a, b| a.temperature == b.temperature);
+        let alone_best: Vec<_> =
+            match (self.temperatures.iter()).any(|at| at.way.synthetic_acceptance.is_some()) {
+                true => Vec::new(),
+                false => groups.filter_map(best).collect(),
+            };
+        let loads = self
+            .loads
+            .iter()
+            .filter(|load| load.speed_up.is_finite())
+            .map(|load| {
+                let place = format!("temperature {}, {} streams", load.temperature, load.streams);
+                (place, (load.speed_up, load.way.spec_length))
+            });
+        let verdicts: Vec<_> = alone_best.into_iter().chain(loads).collect();
+        if verdicts.is_empty() {
+            return Ok(());
+        }
+        writeln!(f)?;
+        for (place, (speed_up, k)) in verdicts {
+            let verdict = verdict(speed_up);
+            writeln!(
+                f,
+                "{place}: {verdict}: {speed_up:.2} x with {drafter}, K up to {k}"
+            )?;
+        }
+        Ok(())
+    }
+
     fn ways(&self) -> Vec<Way> {
         let alone = self.temperatures.iter().map(|at| at.way);
         distinct(alone.chain(self.loads.iter().map(|load| load.way)))
@@ -117,6 +152,15 @@ impl Report {
             at.iter().try_for_each(|load| load.fmt_row(f, ways))?;
         }
         Ok(())
+    }
+}
+
+/// What a speed-up means, on a machine whose runs differ by some percent.
+fn verdict(speed_up: f64) -> &'static str {
+    match speed_up {
+        1.03.. => "helps",
+        0.97.. => "neither helps nor costs",
+        _ => "costs",
     }
 }
 

@@ -87,6 +87,7 @@ impl Schedule {
                 ..Request::default()
             };
             let submission = Submission {
+                text_tokens: Default::default(),
                 request,
                 events: tokio::sync::mpsc::unbounded_channel().0,
                 arrived: Instant::now(),

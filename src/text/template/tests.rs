@@ -113,3 +113,19 @@ fn a_broken_template_is_the_operators() {
         Err(Error::Setup(_))
     ));
 }
+
+/// What legitimate templates use, and an earlier version refused.
+#[test]
+fn the_whole_language_works() {
+    let messages = json!([{"role": "user"}, {"role": "user"}, {"role": "tool"}]);
+    let changed = "{% for m in messages %}{{ 1 if loop.changed(m.role) else 0 }}{% endfor %}";
+    assert_eq!(render(changed, messages.clone()).unwrap(), "101");
+    let spread = "{% set a = [1, 4] %}{{ range(*a) | join(',') }} {{ dict(**messages[0]).role }}";
+    assert_eq!(render(spread, messages.clone()).unwrap(), "1,2,3 user");
+    let chained = "{{ 0 < messages | length <= 3 }} {{ 3 < messages | length < 9 }}";
+    assert_eq!(render(chained, messages.clone()).unwrap(), "True False");
+    let constants = "{{ '-' * 20 ~ '=' * 2000 }}";
+    assert_eq!(render(constants, json!([])).unwrap().len(), 2_020);
+    let blocks = "{% block a %}{{ messages | length }}{% endblock %} {{ [1, 2] | sum }}";
+    assert_eq!(render(blocks, messages).unwrap(), "3 3");
+}

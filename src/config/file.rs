@@ -1,0 +1,122 @@
+//! The TOML file of `--config`, whose keys become flags.
+
+use super::flags::Options;
+use super::hints;
+use crate::error::{Error, Result};
+use crate::model::hub_gguf::HubFile;
+use clap::{ArgAction, Args};
+use std::ffi::OsString;
+use std::path::Path;
+
+/// Keys whose values are paths, at least if there is such a file.
+const PATHS: [&str; 4] = ["model", "draft-model", "tables-corpus", "generation-config"];
+
+/// The file's keys as flags, without those that `written`, the command line, replaces.
+///
+/// # Errors
+/// `Setup`, naming the file and all keys that are unknown, or the first value of a wrong type.
+pub fn args(path: &Path, written: &Options) -> Result<Vec<OsString>> {
+    let fail = |what: String| Error::in_file(path, what);
+    let text = std::fs::read_to_string(path).map_err(|e| Error::in_file(path, e))?;
+    let table: toml::Table = text.parse().map_err(|e: toml::de::Error| {
+        let line = e
+            .span()
+            .map_or(1, |s| text[..s.start].lines().count().max(1));
+        fail(format!("line {line}: {}", e.message()))
+    })?;
+    let command = Options::augment_args(clap::Command::new("foretoken"));
+    let known = |name: &str| {
+        let mut flags = command.get_arguments();
+        flags.find(|flag| flag.get_long() == Some(name) && name != "config")
+    };
+    let is_unknown = |key: &&String| known(&key.replace('_', "-")).is_none();
+    let unknown: Vec<&String> = table.keys().filter(is_unknown).collect();
+    if !unknown.is_empty() {
+        let names = || command.get_arguments().filter_map(|flag| flag.get_long());
+        let told = unknown.iter().map(|key| match hints::instead_of(key) {
+            Some(hint) => format!("`{key}` ({hint})"),
+            None => match hints::near(&key.replace('_', "-"), names().filter(|n| *n != "config")) {
+                Some(near) => format!("`{key}` (did you mean `{near}`?)"),
+                None => format!("`{key}`"),
+            },
+        });
+        let keys = if unknown.len() == 1 { "key" } else { "keys" };
+        let told = told.collect::<Vec<_>>().join(", ");
+        return Err(fail(format!(
+            "unknown {keys} {told}: keys are the long flags of `foretoken --help`"
+        )));
+    }
+    let mut args = Vec::new();
+    for (key, value) in table {
+        let name = key.replace('_', "-");
+        if written.replaces(&name) {
+            continue;
+        }
+        let repeats =
+            known(&name).is_some_and(|flag| matches!(flag.get_action(), ArgAction::Append));
+        let takes_many = known(&name)
+            .and_then(|flag| flag.get_num_args())
+            .is_some_and(|count| count.max_values() > 1);
+        let value = match value {
+            toml::Value::String(s) if PATHS.contains(&name.as_str()) => beside(path, &name, s),
+            toml::Value::String(s) => s,
+            toml::Value::Integer(n) => n.to_string(),
+            toml::Value::Boolean(b) => b.to_string(),
+            toml::Value::Array(values) if takes_many || repeats => {
+                let values = values
+                    .iter()
+                    .map(toml::Value::as_str)
+                    .collect::<Option<Vec<_>>>();
+                let values = values.filter(|values| !values.is_empty());
+                let values = values.ok_or_else(|| {
+                    fail(format!("`{key}` must be a string or a list of strings"))
+                })?;
+                if repeats {
+                    let flag = |value| format!("--{name}={value}").into();
+                    args.extend(values.into_iter().map(flag));
+                } else {
+                    args.push(format!("--{name}").into());
+                    args.extend(values.into_iter().map(OsString::from));
+                }
+                continue;
+            }
+            _ => {
+                return Err(fail(format!(
+                    "`{key}` must be a string, a whole number or a boolean"
+                )));
+            }
+        };
+        args.push(format!("--{name}={value}").into());
+    }
+    // Ends a list of values, which would else go on with the model of the command line.
+    let mut end = OsString::from("--config=");
+    end.push(path);
+    args.push(end);
+    Ok(args)
+}
+
+/// `value` of the key `name`, in relation to the folder of the file if it is a relative path: a model is one
+/// if there is such a file or folder, or if it cannot be an id of the Hub.
+fn beside(file: &Path, name: &str, value: String) -> String {
+    let folder = file
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    let Some(folder) = folder else {
+        return value;
+    };
+    let path = folder.join(&value);
+    let is_path = match name {
+        "generation-config" => !["auto", "vllm"].contains(&value.as_str()),
+        "tables-corpus" => true,
+        _ => {
+            let first = folder.join(value.split('/').next().unwrap_or_default());
+            let names_a_file =
+                value.ends_with(".gguf") && (first.is_dir() || HubFile::of(&value).is_none());
+            path.exists() || names_a_file || value.starts_with('.')
+        }
+    };
+    match path.to_str() {
+        Some(path) if is_path => path.to_owned(),
+        _ => value,
+    }
+}
