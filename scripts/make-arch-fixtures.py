@@ -126,7 +126,7 @@ FIXTURES = {
     "granite4": ("GraniteMoeHybrid", dict(
         embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=1.7,
         layer_types=["attention", "attention"], num_local_experts=0, num_experts_per_tok=0,
-        shared_intermediate_size=48, position_embedding_type="rope", mamba_n_heads=2, tie_word_embeddings=True,
+        shared_intermediate_size=48, position_embedding_type="rope", mamba_n_heads=2, time_step_limit=(0.0, 1.0), tie_word_embeddings=True,
     )),
     "glm": ("Glm", dict(head_dim=16, eos_token_id=[255])),
     "glm4": ("Glm4", dict(head_dim=16, eos_token_id=[255])),
