@@ -1,9 +1,9 @@
-//! **foretoken** serves Llama-architecture models over OpenAI's HTTP API and makes every token by
+//! **foretoken** serves Llama and many other models over OpenAI's HTTP API and makes every token by
 //! speculative decoding, by default for every request and at every temperature: a draft proposes tokens,
 //! the target verifies all of them in one forward, and the text is exactly that of the target alone. This
 //! requires that a row has the same bits in any forward. On the CPU it always does; on a GPU in forwards
 //! of up to 16 rows with weights in bf16 or f16, and in all forwards with `--batch-invariant` (see the
-//! table in the README).
+//! table in docs/cuda.md).
 //!
 //! The modules, in the order in which a request passes them:
 //!

@@ -84,6 +84,10 @@ fn dummy_weights_are_measured() {
     // Target and draft model are the same, so every greedy draft is right.
     assert_eq!(greedy["alpha"], 1.0, "{report}");
     assert!(greedy["c"].as_f64().is_some_and(|c| c > 0.0), "{report}");
+    let verdict = |line: &&str| line.starts_with("temperature 0: ") && line.ends_with("K up to 3");
+    let verdict = table.lines().find(verdict).expect("a verdict in words");
+    let rate = format!(": {:.2} x with ", greedy["speed_up"].as_f64().unwrap());
+    assert!(verdict.contains(&rate), "{verdict}");
 
     let served = refused(&models.line("").replace("bench ", "serve "));
     assert!(served.contains("tokenizer.json"), "{served}");

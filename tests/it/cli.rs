@@ -117,6 +117,13 @@ fn wrong_models() {
     let empty = tempfile::tempdir().unwrap();
     let name = empty.path().display().to_string();
     refused_with(&format!("--model {name}"), &name);
+    // The architecture is told first, then the tokenizer.
+    let config = empty.path().join("config.json");
+    let unknown = r#"{"architectures": ["NoSuchForCausalLM"], "model_type": "no_such"}"#;
+    std::fs::write(&config, unknown).unwrap();
+    refused_with(&format!("--model {name}"), "NoSuchForCausalLM");
+    std::fs::copy("configs/llama-3.2-1b/config.json", &config).unwrap();
+    refused_with(&format!("--model {name}"), "there is no tokenizer.json");
 }
 
 /// The file is at fault for its logits.
@@ -158,6 +165,11 @@ fn too_little_memory_and_a_taken_port() {
     let port = taken.local_addr().unwrap().port();
     refused_with(
         &format!("--model {model} --port {port}"),
+        "choose one with --port",
+    );
+    // Before a model is loaded, or its file looked at.
+    refused_with(
+        &format!("--model no/such.gguf --port {port}"),
         "choose one with --port",
     );
 }

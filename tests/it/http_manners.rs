@@ -181,6 +181,7 @@ async fn paths_without_v1_and_with_a_slash_at_the_end_are_answered_as_the_usual_
     for path in ["/completions", "/v1/completions/"] {
         let response = server.post(path, &body).await;
         assert_eq!(response.headers()["content-type"], "text/event-stream");
+        assert_eq!(response.headers()["x-accel-buffering"], "no");
         let mut events = events(&response.text().await.unwrap());
         assert_eq!(events.pop().unwrap(), "[DONE]");
         let texts = events.iter().map(|event| {

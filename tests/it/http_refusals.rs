@@ -169,6 +169,29 @@ async fn the_key_is_required_on_all_routes_but_the_open_ones() {
     server.done().await;
 }
 
+/// Any of several keys is accepted, and none shares what another one's requests have cached.
+#[tokio::test]
+async fn each_of_several_keys_is_a_scope_of_its_own() {
+    let keys = vec!["first".into(), "second".into()];
+    let server = Server::over(Toy::default().start(), |s| s.with_api_keys(keys), LONG).await;
+    let body = json!({"prompt": "a".repeat(60), "max_tokens": 1});
+    let cached = async |key: &str| {
+        let request = server.client.post(format!("{}/v1/completions", server.url));
+        let reply = request.json(&body).bearer_auth(key).send().await.unwrap();
+        assert_eq!(reply.status(), 200, "{key}");
+        let answer: Value = reply.json().await.unwrap();
+        answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64()
+    };
+    assert_eq!(cached("first").await, Some(0));
+    assert_eq!(cached("second").await, Some(0));
+    assert_eq!(cached("first").await, Some(56));
+    assert_eq!(cached("second").await, Some(56));
+    let request = server.client.get(format!("{}/v1/models", server.url));
+    let reply = request.bearer_auth("firstsecond").send().await.unwrap();
+    error(reply, 401, "invalid_api_key").await;
+    server.done().await;
+}
+
 /// A client without the key cannot make the server wait for a body or store it.
 #[tokio::test]
 async fn the_key_is_checked_before_the_body_is_read() {
