@@ -1,10 +1,13 @@
 //! The products with AVX2, FMA and F16C.
 
 use super::pack::Value;
-use super::tiles::{ROWS, Sums, TILES, TileRow, WIDTH};
+use super::tiles::{Sums, TILES, TileRow, WIDTH};
 use crate::kernels::cpu::Avx2;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
+
+/// Maximum rows of a pass: with the two vectors of a tile, 12 of the 16 registers are sums.
+pub(super) const MAX_ROWS: usize = 6;
 
 /// Weights that are loaded as two vectors of f32.
 pub(super) trait Load: Value {
@@ -69,7 +72,7 @@ pub(super) fn pass<V: Load>(_: Avx2, tiles: &[&[TileRow<V>]], x: &[&[f32]], sums
         (3, 1) => rows::<V, 3, 1>(tiles, x, sums),
         (4, 1) => rows::<V, 4, 1>(tiles, x, sums),
         (5, 1) => rows::<V, 5, 1>(tiles, x, sums),
-        (ROWS, 1) => rows::<V, ROWS, 1>(tiles, x, sums),
+        (MAX_ROWS, 1) => rows::<V, MAX_ROWS, 1>(tiles, x, sums),
         (rows, tiles) => unreachable!("no pass of {rows} rows by {tiles} tiles"),
     }
 }

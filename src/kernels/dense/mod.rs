@@ -11,6 +11,8 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 #[cfg(feature = "cuda")]
 mod gemv;
 mod pack;
@@ -154,7 +156,7 @@ impl Piece<'_> {
     ) {
         let inputs = self.matrix.inputs;
         let (first, count) = (self.rows.start, self.rows.len());
-        let passes = count.div_ceil(ROWS);
+        let passes = count.div_ceil(V::max_rows(isa));
         let block = if passes > 1 { BLOCK } else { inputs.max(1) };
         // Without inputs, one pass writes zeros.
         for start in (0..inputs.max(1)).step_by(block) {
@@ -167,6 +169,7 @@ impl Piece<'_> {
                 }
                 let x_rows = &x_rows[..rows.len()];
                 let mut tiles = self.tiles.clone();
+                let mut sums = [[[0.; WIDTH]; ROWS]; TILES];
                 while !tiles.is_empty() {
                     let count = at_once(rows.len(), tiles.len());
                     let now = tiles.start..tiles.start + count;
@@ -174,7 +177,9 @@ impl Piece<'_> {
                     for (place, tile) in weights.iter_mut().zip(now.clone()) {
                         *place = &all[(tile - self.tiles.start) * inputs..][range.clone()];
                     }
-                    let mut sums = [[[0.; WIDTH]; ROWS]; TILES];
+                    for tile in &mut sums[..count] {
+                        tile[..rows.len()].fill([0.; WIDTH]);
+                    }
                     let places = || self.places(&now, &rows, width);
                     if start > 0 {
                         for (t, r, at, len) in places() {
@@ -227,24 +232,42 @@ fn at_once(rows: usize, left: usize) -> usize {
 
 /// A dtype with its kernel.
 trait Kernel: Value {
-    /// Adds the products of `tiles` (a count that [`at_once`] returns) with the rows `x` (1 to [`ROWS`])
-    /// to `sums`. All slices have the same length and cover the same inputs.
+    /// Maximum rows of a pass, at most [`ROWS`].
+    fn max_rows(isa: Isa) -> usize;
+
+    /// Adds the products of `tiles` (a count that [`at_once`] returns) with the rows `x` (1 to
+    /// [`Kernel::max_rows`]) to `sums`. All slices have the same length and cover the same inputs.
     fn pass(isa: Isa, tiles: &[&[TileRow<Self>]], x: &[&[f32]], sums: &mut Sums);
 }
 
 #[cfg(target_arch = "x86_64")]
-impl<V: avx2::Load> Kernel for V {
+impl<V: avx2::Load + avx512::LoadWide> Kernel for V {
+    fn max_rows(isa: Isa) -> usize {
+        match isa {
+            Isa::Avx512Vnni(_) => ROWS,
+            _ => avx2::MAX_ROWS,
+        }
+    }
+
     fn pass(isa: Isa, tiles: &[&[TileRow<Self>]], x: &[&[f32]], sums: &mut Sums) {
-        match isa.avx2() {
-            // SAFETY: `avx2` proves that the CPU has the instructions.
-            Some(avx2) => unsafe { avx2::pass(avx2, tiles, x, sums) },
-            None => portable::pass(tiles, x, sums),
+        match (isa, isa.avx2(), tiles) {
+            (Isa::Avx512Vnni(avx512), _, &[tile]) if x.len() >= avx512::MIN_ROWS => {
+                // SAFETY: `avx512` proves that the CPU has the instructions.
+                unsafe { avx512::pass(avx512, tile, x, sums) }
+            }
+            // SAFETY: as above.
+            (_, Some(avx2), _) => unsafe { avx2::pass(avx2, tiles, x, sums) },
+            (_, None, _) => portable::pass(tiles, x, sums),
         }
     }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 impl<V: Value> Kernel for V {
+    fn max_rows(_: Isa) -> usize {
+        ROWS
+    }
+
     fn pass(_: Isa, tiles: &[&[TileRow<Self>]], x: &[&[f32]], sums: &mut Sums) {
         portable::pass(tiles, x, sums);
     }

@@ -133,7 +133,7 @@ fn every_isa_has_the_bits_of_one_chain() {
     for dtype in DTYPES {
         let (outputs, inputs) = (81, 2 * BLOCK + 3);
         let (weight, matrix) = matrix(outputs, inputs, dtype);
-        for rows in 1..=14 {
+        for rows in 1..=2 * ROWS + 2 {
             let x = floats(&noise((rows, inputs)));
             let chain = |i: usize| {
                 let weight = &weight[i % outputs * inputs..][..inputs];
@@ -154,9 +154,9 @@ fn every_isa_has_the_bits_of_one_chain() {
 fn vector_code_has_the_bits_of_portable_code() {
     fn check<V: avx2::Load>(avx2: cpu::Avx2, weights: &[TileRow<V>], inputs: usize) {
         let tiles: Vec<&[TileRow<V>]> = weights.chunks_exact(inputs).collect();
-        let x = floats(&noise((ROWS, inputs)));
+        let x = floats(&noise((avx2::MAX_ROWS, inputs)));
         let x: Vec<&[f32]> = x.chunks_exact(inputs).collect();
-        for rows in 1..=ROWS {
+        for rows in 1..=avx2::MAX_ROWS {
             for left in [1, TILES] {
                 let count = at_once(rows, left);
                 let mut fast = [[[0.25; WIDTH]; ROWS]; TILES];

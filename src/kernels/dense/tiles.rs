@@ -5,8 +5,8 @@ use half::{bf16, f16};
 
 /// Outputs per tile: two vectors.
 pub(super) const WIDTH: usize = 16;
-/// Maximum rows of a pass: with the two vectors of a tile, 12 of the 16 registers are sums.
-pub(super) const ROWS: usize = 6;
+/// Maximum rows of a pass.
+pub(super) const ROWS: usize = 12;
 /// Maximum tiles of a pass, which has one row then: eight multiply-adds can be started in the time that
 /// one takes, and reading from four places at once keeps the memory busy.
 pub(super) const TILES: usize = 4;
