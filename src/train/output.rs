@@ -80,7 +80,7 @@ impl OutputFolder {
         std::fs::create_dir_all(path).map_err(|e| Error::in_file(path, e))?;
         let former = [CHECKPOINT, WEIGHTS, TARGETS]
             .into_iter()
-            .find(|file| path.join(file).exists());
+            .find(|file| path.join(file).is_file());
         match former {
             Some(file) if !resume => Err(Error::setup(format!(
                 "{} has a {file} of an earlier run: add --resume to continue that run, or give another --out",

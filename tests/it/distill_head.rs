@@ -318,6 +318,6 @@ fn what_a_head_cannot_be_is_refused_in_one_line() {
         &with(&|o| {
             o.method = Method::Draft;
         }),
-        "needs --draft-config",
+        "needs --draft-size tiny or small, or --draft-config",
     );
 }
