@@ -1,3 +1,7 @@
+mod file;
+mod speculation;
+mod training;
+
 use super::*;
 use crate::sampling::Acceptance;
 use crate::spec::BudgetMode;
@@ -158,31 +162,6 @@ fn flags_of_other_servers_have_a_hint() {
 }
 
 #[test]
-fn paths_are_those_beside_the_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("serve.toml");
-    std::fs::create_dir(folder.path().join("there")).unwrap();
-    let config = |text: &str| {
-        std::fs::write(&file, text).unwrap();
-        accepted(&format!("--config {}", file.display()))
-    };
-    let at = |name: &str| folder.path().join(name).display().to_string();
-    for name in ["there", "./x", "../y", "m.gguf", "there/m.gguf"] {
-        assert_eq!(config(&format!("model = '{name}'")).model.name, at(name));
-    }
-    for name in ["/a/b", "org/name", "org/name/m.gguf", "org/name:Q4_K_M"] {
-        assert_eq!(config(&format!("model = '{name}'")).model.name, name);
-    }
-    let text = "model = 'o/m'\ntables-corpus = 'c.txt'\ngeneration-config = 'g.json'";
-    let read = config(text);
-    assert_eq!(read.tables.corpus, Some(at("c.txt").into()));
-    let expected = GenerationConfig::Path(at("g.json").into());
-    assert_eq!(read.generation.generation_config, expected);
-    let read = config("model = 'o/m'\ngeneration-config = 'vllm'");
-    assert_eq!(read.generation.generation_config, GenerationConfig::Ignored);
-}
-
-#[test]
 fn there_may_be_several_keys() {
     let keys = |config: Config| config.http.api_key;
     assert_eq!(
@@ -236,33 +215,6 @@ fn a_gguf_file_is_served_by_its_stem() {
 }
 
 #[test]
-fn flags_win_over_the_file_and_the_file_over_the_defaults() {
-    let text = "model = 'm'\nport = 1\nmax_num_seqs = 3\nblock-size = 32";
-    let config = with_file(text, "--port 2").unwrap();
-    assert_eq!(config.http.port, 2);
-    assert_eq!(config.engine.max_num_seqs, 3);
-    assert_eq!(config.block_size, 32);
-    assert_eq!(config.engine.max_waiting, 512);
-}
-
-#[test]
-fn the_file_serves_subcommands_too() {
-    let file = file("model = 'm'\ndrafter = 'ngram'");
-    let line = format!(
-        "bench --config {} --random-prompts 2",
-        file.path().display()
-    );
-    let Command::Bench(_, bench) = command(&line) else {
-        panic!("expected `bench`");
-    };
-    assert_eq!((bench.prompts, bench.random_prompts), (None, Some(2)));
-    assert_eq!((bench.prompt_tokens, bench.seed), (64, 0));
-    assert_eq!(bench.temperatures, [0.0, 1.0]);
-    assert_eq!(bench.spec_lengths, [8]);
-    assert!(bench.synthetic_acceptance.is_empty());
-}
-
-#[test]
 fn bench_takes_several_lengths_and_acceptances() {
     let line = "bench --model m --random-prompts 1 --spec-length 6 --spec-lengths 1,6 --synthetic-acceptance 0,0.8,1";
     let Command::Bench(_, bench) = command(line) else {
@@ -292,54 +244,6 @@ fn bench_takes_several_lengths_and_acceptances() {
         "--model m --synthetic-acceptance 0.5",
         "--synthetic-acceptance",
     );
-}
-
-#[test]
-fn a_flag_replaces_a_conflicting_key_of_the_file() {
-    let text = "model = 'm'\ndraft-model = 'd'\ndraft-revision = 'r'\nnum-blocks = 9";
-    let config = with_file(text, "--drafter ngram --kv-cache-memory 1KiB").unwrap();
-    assert_eq!(
-        config.drafter,
-        Some(DrafterChoice::Ngram { min: 2, max: 4 })
-    );
-    assert_eq!(config.kv, KvBudget::Bytes(1024));
-
-    let text = "model = 'm'\ndrafter = 'ngram'\nprompt-lookup-max = 3";
-    let config = with_file(text, "--draft-model d --draft-revision r").unwrap();
-    let draft = ModelChoice {
-        name: "d".into(),
-        revision: Some("r".into()),
-    };
-    assert_eq!(config.drafter, Some(DrafterChoice::Model(draft)));
-    let config = with_file(text, "--prompt-lookup-min 3").unwrap();
-    assert_eq!(
-        config.drafter,
-        Some(DrafterChoice::Ngram { min: 3, max: 3 })
-    );
-    let config = with_file(text, OFF).unwrap();
-    assert_eq!((config.drafter, config.engine.spec.length), (None, 0));
-    let off = "model = 'm'\nspeculative-decoding = false";
-    assert_eq!(with_file(off, "").unwrap().drafter, None);
-    let config = with_file(off, "--drafter tables").unwrap();
-    assert_eq!(config.drafter, Some(DrafterChoice::Tables));
-}
-
-#[test]
-fn bad_files_are_refused() {
-    file_refused_with("modle = 'm'", "unknown key `modle` (did you mean `model`?)");
-    file_refused_with(
-        "modle = 'm'\nport = 1\nctx-size = 4\nxyz = 1\nkv_cache_memry = 1",
-        "unknown keys `ctx-size` (use --max-model-len), `kv_cache_memry` (did you mean \
-         `kv-cache-memory`?), `modle` (did you mean `model`?), `xyz`: keys are",
-    );
-    file_refused_with("config = 'm'", "unknown key `config`");
-    file_refused_with("model = 'm'\nport = = 3", "line 2");
-    file_refused_with("model = 'm'\nport = 'x'", "--port");
-    file_refused_with("model = 'm'\nport = [1]", "`port` must be");
-    file_refused_with("model = 'm'\nport = 1\nport = 2", "duplicate key");
-    file_refused_with("model = 'm'\ndtype = 'f8'", "f8");
-    file_refused_with("num-blocks = 1\nkv-cache-memory = 1", "--num-blocks");
-    refused_with("--config no/such.toml", "no/such.toml");
 }
 
 #[test]
@@ -373,139 +277,6 @@ fn sizes() {
     refused_with(
         "--model m --kv-cache-memory 1GiB --num-blocks 3",
         "leave one out",
-    );
-}
-
-#[test]
-fn speculation_is_on_unless_it_is_switched_off() {
-    for flags in ["", "--speculative-decoding", "--drafter tables"] {
-        let config = accepted(&format!("--model m {flags}"));
-        assert_eq!(config.drafter, Some(DrafterChoice::Tables), "{flags}");
-    }
-    // Flags that choose no drafter may stay where they are.
-    for flags in ["", "--spec-length 3 --spec-nodes 9 --tables-memory 1MiB"] {
-        let config = accepted(&format!("--model m {OFF} {flags}"));
-        assert_eq!((config.drafter, config.engine.spec.length), (None, 0));
-    }
-    let draft = ModelChoice {
-        name: "d".into(),
-        revision: None,
-    };
-    for flags in ["", "--speculative-decoding", "--drafter model"] {
-        let config = accepted(&format!(
-            "--model m --draft-model d --spec-length 3 {flags}"
-        ));
-        assert_eq!(
-            config.drafter,
-            Some(DrafterChoice::Model(draft.clone())),
-            "{flags}"
-        );
-        assert_eq!(config.engine.spec.length, 3);
-    }
-    let head = |name: &str| {
-        let flags = format!("--model m --draft-model d --drafter {name} --tables-memory 1MiB");
-        accepted(&flags).drafter
-    };
-    assert_eq!(head("eagle3"), Some(DrafterChoice::Eagle3(draft.clone())));
-    assert_eq!(head("parallel"), Some(DrafterChoice::Parallel(draft)));
-    let layers = |flags: &str| accepted(&format!("--model m --drafter self {flags}")).drafter;
-    assert_eq!(layers(""), Some(DrafterChoice::Own(None)));
-    let some = "0-11,24-29".parse().ok();
-    assert_eq!(
-        layers("--draft-layers 0-11,24-29"),
-        Some(DrafterChoice::Own(some))
-    );
-}
-
-#[test]
-fn bad_speculation_is_refused_with_a_remedy() {
-    for drafter in ["model", "eagle3", "parallel"] {
-        let flags = format!("--model m --drafter {drafter}");
-        refused_with(&flags, "add --draft-model MODEL");
-    }
-    for layers in ["", "9-3", "3,3", "x"] {
-        refused_with(
-            &format!("--model m --drafter self --draft-layers={layers}"),
-            "ascending order, as in 0-11,24-29",
-        );
-    }
-    for drafter in ["tables", "ngram", "self"] {
-        refused_with(
-            &format!("--model m --drafter {drafter} --draft-model d"),
-            &format!("leave out --draft-model or --drafter {drafter}"),
-        );
-    }
-    refused_with(
-        &format!("--model m {OFF} --draft-model d"),
-        "leave out --draft-model",
-    );
-    refused_with(
-        &format!("--model m {OFF} --drafter ngram"),
-        "leave out --drafter",
-    );
-    refused_with(
-        "--model m --spec-length 0",
-        "set --speculative-decoding=false",
-    );
-    for (flags, needle) in [
-        ("--draft-revision r", "--draft-revision needs --draft-model"),
-        ("--draft-layers 0-3", "choose --drafter self"),
-        ("--prompt-lookup-min 3", "choose --drafter ngram"),
-        (
-            "--drafter ngram --tables-memory 1MiB",
-            "choose --drafter tables",
-        ),
-        (
-            "--drafter ngram --tables-corpus f",
-            "no effect with --drafter ngram",
-        ),
-    ] {
-        refused_with(&format!("--model m {flags}"), needle);
-    }
-    refused_with("--model m --tables-memory 0", "at least 1 byte");
-}
-
-#[test]
-fn nodes_siblings_and_rules_are_bounded() {
-    let engine = accepted("--model m").engine;
-    let topk = if crate::kernels::HAS_CUDA { 4 } else { 1 };
-    assert_eq!((engine.spec.nodes, engine.spec.topk), (15, topk));
-    assert_eq!(engine.acceptance, Acceptance::Coupled);
-    assert_eq!(engine.spec_budget, BudgetMode::Adaptive);
-    let line = "--model m --spec-nodes 64 --spec-topk 1 --acceptance rejection --spec-budget fixed";
-    let engine = accepted(line).engine;
-    assert_eq!((engine.spec.nodes, engine.spec.topk), (64, 1));
-    assert_eq!(engine.acceptance, Acceptance::Rejection);
-    assert_eq!(engine.spec_budget, BudgetMode::Fixed);
-    for (flag, needle) in [
-        ("--spec-nodes 0", "between 1 and 64"),
-        ("--spec-nodes 65", "between 1 and 64"),
-        ("--spec-topk 0", "between 1 and 64"),
-        ("--acceptance typical", "coupled, rejection"),
-        ("--spec-budget none", "adaptive, fixed"),
-    ] {
-        refused_with(&format!("--model m {flag}"), needle);
-    }
-}
-
-#[test]
-fn lookup_bounds() {
-    for (flags, min, max) in [
-        ("--prompt-lookup-min 6", 6, 6),
-        ("--prompt-lookup-max 1", 1, 1),
-        ("--prompt-lookup-min 1 --prompt-lookup-max 3", 1, 3),
-    ] {
-        let config = accepted(&format!("--model m --drafter ngram {flags}"));
-        assert_eq!(config.drafter, Some(DrafterChoice::Ngram { min, max }));
-    }
-    let refused = |flags: &str, needle: &str| {
-        refused_with(&format!("--model m --drafter ngram {flags}"), needle);
-    };
-    refused("--prompt-lookup-min 0", "--prompt-lookup-min");
-    refused("--prompt-lookup-max 0", "--prompt-lookup-max");
-    refused(
-        "--prompt-lookup-min 3 --prompt-lookup-max 2",
-        "--prompt-lookup-min must be at most",
     );
 }
 
@@ -638,79 +409,6 @@ fn both_pools_share_the_memory() {
     assert_eq!(blocks(KvBudget::Default, u64::MAX).unwrap(), 63);
     assert_eq!(blocks(KvBudget::Default, 5 * 2048 + 1).unwrap(), 5);
     assert!(blocks(KvBudget::Default, 2047).is_err());
-}
-
-#[test]
-fn shipped_files_parse() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs");
-    let files = std::fs::read_dir(folder)
-        .unwrap()
-        .map(|e| e.unwrap().path());
-    let files: Vec<_> = files
-        .filter(|p| p.extension().is_some_and(|e| e == "toml"))
-        .collect();
-    assert!(files.len() >= 3, "{files:?}");
-    for file in files {
-        accepted(&format!("--config {}", file.display()));
-    }
-}
-
-const DISTILL: &str = "distill --model m --draft-config c.json --out o --corpus a.jsonl";
-
-#[test]
-fn distill_has_separate_flags() {
-    let line = format!("{DISTILL} --corpus b.txt --objective ce --steps 40 --device cpu");
-    let Command::Distill(options) = command(&line) else {
-        panic!("expected `distill`");
-    };
-    assert_eq!(options.corpus, [Path::new("a.jsonl"), Path::new("b.txt")]);
-    assert_eq!(options.objective, train::Objective::CrossEntropy);
-    assert_eq!((options.steps, options.warmup, options.seed), (40, None, 0));
-    let Command::Distill(options) = command(DISTILL) else {
-        panic!("expected `distill`");
-    };
-    assert_eq!(options.objective, train::Objective::Kl);
-    assert_eq!((options.top_k, options.seq_len), (32, 256));
-    refused_with("distill --model m", "--corpus");
-    refused_with(&format!("{DISTILL} --num-blocks 16"), "--num-blocks");
-    let Command::Distill(options) = command(&format!("{DISTILL} --method parallel")) else {
-        panic!("expected `distill`");
-    };
-    assert_eq!(options.method, train::Method::Parallel);
-    assert_eq!((options.block_size, options.layers), (5, None));
-    for flag in [
-        "--holdout 0",
-        "--clip -1",
-        "--learning-rate nan",
-        "--weight-decay 2",
-        "--block-size 1",
-        "--block-size 65",
-    ] {
-        let (name, value) = flag.split_once(' ').unwrap();
-        refused_with(&format!("{DISTILL} {name}={value}"), name);
-    }
-    for flag in [
-        "--top-k",
-        "--seq-len",
-        "--steps",
-        "--batch-size",
-        "--micro-batch",
-        "--stop-after",
-    ] {
-        refused_with(&format!("{DISTILL} {flag} 0"), flag);
-    }
-}
-
-#[test]
-fn tokenizer_has_separate_flags() {
-    let line = "tokenizer --corpus a.jsonl --corpus b.txt --out o";
-    let Command::Tokenizer(options) = command(line) else {
-        panic!("expected `tokenizer`");
-    };
-    assert_eq!(options.corpus, [Path::new("a.jsonl"), Path::new("b.txt")]);
-    assert_eq!((options.vocab_size, options.chat_template), (4096, None));
-    refused_with(&format!("{line} --vocab-size 258"), "from 259 to");
-    refused_with("tokenizer --out o", "--corpus");
 }
 
 #[test]

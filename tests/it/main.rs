@@ -18,6 +18,7 @@ mod corpus;
 mod demo;
 mod distill;
 mod distill_head;
+mod distill_workshop;
 mod drafter_panics;
 mod eagle;
 mod eagle_head;

@@ -69,9 +69,10 @@ impl Report {
             .temperatures
             .chunk_by(|a, b| a.temperature == b.temperature);
         let alone_best: Vec<_> =
-            match (self.temperatures.iter()).any(|at| at.way.synthetic_acceptance.is_some()) {
-                true => Vec::new(),
-                false => groups.filter_map(best).collect(),
+            if (self.temperatures.iter()).any(|at| at.way.synthetic_acceptance.is_some()) {
+                Vec::new()
+            } else {
+                groups.filter_map(best).collect()
             };
         let loads = self
             .loads

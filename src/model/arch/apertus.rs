@@ -35,9 +35,10 @@ pub fn apertus(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
         let mut of = |name: &str| -> Result<Vec<f64>, String> {
             let key = format!("xielu.{name}");
             let values = keys.numbers(&key)?.unwrap_or_default();
-            match values.len() < shape.num_layers {
-                true => Err(keys.missing(&key)),
-                false => Ok(values),
+            if values.len() < shape.num_layers {
+                Err(keys.missing(&key))
+            } else {
+                Ok(values)
             }
         };
         let (alpha_p, alpha_n) = (of("alpha_p")?, of("alpha_n")?);
