@@ -17,8 +17,8 @@ use std::path::Path;
 use std::time::Instant;
 
 /// The same as in the program.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+#[path = "../src/main/allocator.rs"]
+mod allocator;
 
 const ROWS: [usize; 6] = [1, 2, 4, 6, 8, 16];
 const BLOCK_SIZE: usize = 16;
@@ -28,6 +28,7 @@ const COPIED: usize = 1 << 30;
 const REPEAT: usize = 50;
 
 fn main() {
+    allocator::keep_freed_memory();
     let device = match kernels::device("cuda") {
         Ok(device) => device,
         Err(reason) => {

@@ -1,5 +1,7 @@
 //! CLI -> Command -> load -> serve.
 
+#[path = "main/allocator.rs"]
+mod allocator;
 #[path = "main/candidates.rs"]
 mod candidates;
 #[path = "main/check.rs"]
@@ -36,12 +38,8 @@ use std::process::ExitCode;
 use tracing::Level;
 use tracing_subscriber::EnvFilter;
 
-/// Every step allocates and frees the same few sizes, some of them large. With the system allocator
-/// that took 5% of a step.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 fn main() -> ExitCode {
+    allocator::keep_freed_memory();
     let command = match Command::from_args(std::env::args_os()) {
         Err(Exit::Text(text)) => console::print(format!("{}\n", text.trim_end())).map(|()| None),
         Err(Exit::Wrong(e)) => Err(e),

@@ -16,14 +16,15 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// The same as in the program.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+#[path = "../../src/main/allocator.rs"]
+mod allocator;
 
 const ROWS: &str = "1,2,4,6,8,16";
 const BLOCK_SIZE: usize = 16;
 const DEFAULT_MODEL: &str = "models/SmolLM2-135M-Instruct.Q4_1.gguf";
 
 fn main() {
+    allocator::keep_freed_memory();
     let path = std::env::var("FORETOKEN_BENCH_MODEL").unwrap_or(DEFAULT_MODEL.into());
     let path = Path::new(&path);
     if !path.exists() {
