@@ -13,7 +13,7 @@ use serde::Serialize;
 use std::path::Path;
 use sysinfo::{CpuRefreshKind, RefreshKind, System};
 
-pub use loads::{Load, LoadFigures};
+pub use loads::{Load, LoadFigures, Throughput};
 
 /// The runs of one prompt at one temperature: plain and in one speculative mode.
 #[derive(Debug, Clone)]

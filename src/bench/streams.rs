@@ -1,17 +1,20 @@
 //! Runs many requests at a time.
 
-use super::report::{Difference, Load};
+use super::report::{Difference, Load, Throughput};
 use super::{Bench, Scopes, WARM_UP_TOKENS};
 use crate::console::say;
 use crate::engine::{Completion, EngineHandle, Request};
 use crate::error::{Error, Result};
 use futures_util::stream::{self, StreamExt, TryStreamExt};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Instant;
 
 /// Requests of a group for each stream, so that streams are refilled as they end.
 const REQUESTS_PER_STREAM: usize = 2;
+/// Its multiples modulo 1 are evenly spread, however many there are.
+const GOLDEN_RATIO: f64 = 0.618_033_988_749_895;
 /// Minimum number of requests of a group.
 const MIN_GROUP: usize = 8;
 
@@ -83,17 +86,19 @@ impl Bench<'_> {
         let request = |number: usize| {
             let prompt = &self.prompts[number % self.prompts.len()];
             let (mode, scope) = (self.ways[way], scopes.of(way));
-            self.options
-                .request(number, prompt, temperature, mode, scope)
+            let mut request = self
+                .options
+                .request(number, prompt, temperature, mode, scope);
+            request.max_tokens = request.max_tokens.map(|most| unequal(most, number));
+            request
         };
         group.map(request).collect()
     }
 
     fn add(&self, load: &mut Load, group: &Range<usize>, plain: &Run, speculative: &Run) {
         load.requests += group.len();
-        load.plain.add(plain.tokens(), plain.seconds);
-        load.speculative
-            .add(speculative.tokens(), speculative.seconds);
+        load.plain += plain.busy;
+        load.speculative += speculative.busy;
         for completion in &speculative.completions {
             load.spec = load.spec + completion.spec;
         }
@@ -110,36 +115,83 @@ impl Bench<'_> {
     }
 }
 
+/// The length of the `number`-th text, half of `most` to `most`: texts of equal length keep the streams in step,
+/// so that their prompts come together, which no real load does.
+fn unequal(most: usize, number: usize) -> usize {
+    let shorter = (number as f64 * GOLDEN_RATIO).fract() * 0.5 * most as f64;
+    (most - shorter as usize).max(1)
+}
+
 /// One group in one mode.
 struct Run {
     /// In the order of the requests.
     completions: Vec<Completion>,
-    /// From the first submission to the last event.
-    seconds: f64,
+    /// What came while all streams were busy.
+    busy: Throughput,
 }
 
-impl Run {
-    fn tokens(&self) -> usize {
-        self.completions.iter().map(|c| c.tokens.len()).sum()
+/// Counts the tokens of all requests until a stream has nothing more to do: the end of a group, with fewer
+/// and fewer streams, says nothing about their number.
+struct Meter {
+    started: Instant,
+    /// Requests that were not submitted yet.
+    waiting: Cell<usize>,
+    tokens: Cell<usize>,
+    busy: Cell<Option<Throughput>>,
+}
+
+impl Meter {
+    fn new(requests: usize) -> Self {
+        Self {
+            started: Instant::now(),
+            waiting: Cell::new(requests),
+            tokens: Cell::new(0),
+            busy: Cell::new(None),
+        }
+    }
+
+    /// Submits a request and waits for its end.
+    async fn run(&self, engine: &EngineHandle, request: Request) -> Result<Completion> {
+        self.waiting.set(self.waiting.get() - 1);
+        let mut events = engine.submit(request)?;
+        let mut completion = Completion::default();
+        while completion.finish.is_none()
+            && let Some(event) = events.recv().await
+        {
+            let before = completion.tokens.len();
+            completion.add(event)?;
+            let new = completion.tokens.len() - before;
+            self.tokens.set(self.tokens.get() + new);
+        }
+        if self.waiting.get() == 0 && self.busy.get().is_none() {
+            self.busy.set(Some(self.so_far()));
+        }
+        Ok(completion)
+    }
+
+    fn so_far(&self) -> Throughput {
+        Throughput {
+            tokens: self.tokens.get(),
+            seconds: self.started.elapsed().as_secs_f64(),
+        }
     }
 }
 
 /// Runs `requests`, `streams` at a time.
 async fn run(engine: &EngineHandle, streams: usize, requests: Vec<Request>) -> Result<Run> {
     let context = engine.limits().max_model_len;
-    let started = Instant::now();
+    let meter = Meter::new(requests.len());
     let answers = stream::iter(requests.into_iter().enumerate());
     let answers = answers.map(async |(number, mut request)| {
         let room = context - request.prompt.len();
         request.max_tokens = request.max_tokens.map(|wanted| wanted.min(room));
-        let completion = engine.submit(request)?.collect().await?;
-        Ok::<_, Error>((number, completion))
+        Ok::<_, Error>((number, meter.run(engine, request).await?))
     });
     // In the order in which they end, so that a long text does not keep others from starting.
     let answers = answers.buffer_unordered(streams);
     let answers: BTreeMap<usize, Completion> = answers.try_collect().await?;
     Ok(Run {
         completions: answers.into_values().collect(),
-        seconds: started.elapsed().as_secs_f64(),
+        busy: meter.busy.get().unwrap_or_else(|| meter.so_far()),
     })
 }

@@ -165,11 +165,15 @@ fn many_requests_at_a_time_are_measured() {
     let expected = [(0.0, 1), (0.0, 3), (1.0, 1), (1.0, 3)].map(|(t, n)| (Some(t), Some(n)));
     assert!(ran.eq(expected), "{report}");
     for load in loads {
-        // A group has at least eight requests.
-        assert_eq!(
-            (&load["requests"], &load["tokens"]),
-            (&8.into(), &96.into())
-        );
+        // A group has at least eight requests, of 7 to 12 tokens.
+        assert_eq!(load["requests"], 8, "{load}");
+        let tokens = load["tokens"].as_u64().unwrap();
+        let counted = match load["streams"].as_u64() {
+            Some(1) => 80..=80,
+            // Without what comes when a stream has nothing more to do.
+            _ => 50..=79,
+        };
+        assert!(counted.contains(&tokens), "{load}");
         assert!(load["speed_up"].as_f64() > Some(0.0), "{load}");
     }
     let too_many = models.refused("--streams 1,5 --random-prompts 4 --max-num-seqs 4");

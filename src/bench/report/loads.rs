@@ -3,6 +3,7 @@
 use super::{Difference, Way};
 use crate::engine::SpecUsage;
 use serde::Serialize;
+use std::ops::AddAssign;
 
 /// The sums over the groups of requests at one number of streams: plain, and in one speculative mode.
 #[derive(Debug, Clone)]
@@ -17,21 +18,23 @@ pub struct Load {
     pub differing: Vec<Difference>,
 }
 
-/// Tokens, and the wall time of all requests together.
+/// Tokens of all requests together, and the wall time in which they came.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Throughput {
-    tokens: usize,
-    seconds: f64,
+    pub tokens: usize,
+    pub seconds: f64,
 }
 
 impl Throughput {
-    pub fn add(&mut self, tokens: usize, seconds: f64) {
-        self.tokens += tokens;
-        self.seconds += seconds;
-    }
-
     fn rate(&self) -> f64 {
         self.tokens as f64 / self.seconds
+    }
+}
+
+impl AddAssign for Throughput {
+    fn add_assign(&mut self, other: Self) {
+        self.tokens += other.tokens;
+        self.seconds += other.seconds;
     }
 }
 
@@ -58,9 +61,9 @@ pub struct LoadFigures {
     #[serde(flatten)]
     pub(in crate::bench) way: Way,
     pub requests: usize,
-    /// Tokens of the speculative runs.
+    /// Tokens of the speculative runs while all streams were busy.
     pub tokens: usize,
-    /// All tokens over the wall time, prompts included.
+    /// Tokens over the wall time while all streams were busy, prompts included.
     pub plain_tokens_per_second: f64,
     pub spec_tokens_per_second: f64,
     /// Speculative over plain rate.

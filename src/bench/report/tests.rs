@@ -250,9 +250,13 @@ fn loads_have_a_line_each() {
     let load = |streams, seconds| {
         let mut load = Load::new(streams, 0.0, WAY);
         load.requests = 2;
+        let run = |seconds| Throughput {
+            tokens: 50,
+            seconds,
+        };
         for _ in 0..2 {
-            load.plain.add(50, 2.0);
-            load.speculative.add(50, seconds);
+            load.plain += run(2.0);
+            load.speculative += run(seconds);
         }
         load
     };
