@@ -191,7 +191,7 @@ def check(folder, server, port):
 def main():
     binary = os.path.realpath(sys.argv[1])
     check_unit(binary)
-    environment = {"FORETOKEN_API_KEY": KEY, "PATH": os.environ["PATH"]}
+    environment = {"FORETOKEN_API_KEY": KEY, "PATH": os.environ["PATH"], "RUST_LOG": "warn"}
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         certificate = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={NAME}", "-days", "1"]
