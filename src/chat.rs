@@ -176,7 +176,7 @@ impl Chat {
     /// The first line: with whom one talks, and what the colours mean.
     fn greeting(&self) -> String {
         let client = &self.client;
-        let colours = match client.tells_rounds() && self.terminal {
+        let colours = match client.tells_rounds() && self.painter.has_colours() {
             true => format!(
                 " Accepted draft tokens: {} of a draft model or head, {} of tables.",
                 self.painter.styled(Style::Model, "those"),

@@ -61,6 +61,11 @@ impl Painter {
         }
     }
 
+    /// Whether accepted draft tokens can be told from others.
+    pub fn has_colours(&self) -> bool {
+        self.colours
+    }
+
     /// A new answer begins.
     pub fn begin(&mut self) {
         self.tokens.clear();
