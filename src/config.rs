@@ -1,5 +1,6 @@
 //! Parses and validates flags and a TOML file into one [`Command`]. Only `main` imports this module.
 
+mod chat;
 mod file;
 mod flags;
 mod hints;
@@ -18,6 +19,7 @@ use flags::{Cli, CliCommand, Options};
 use std::ffi::OsString;
 use std::path::Path;
 
+pub use chat::Partner;
 pub use flags::{
     CheckOptions, Dtype, GenerationConfig, GenerationFlags, HttpOptions, LoadFlags, LogFormat,
 };
@@ -30,6 +32,7 @@ pub enum Command {
     Bench(Config, bench::Options),
     Generate(Config, generate::Options),
     Check(Config, CheckOptions),
+    Chat(Partner, crate::chat::Options),
     Distill(train::Options),
     Convert(convert::Options),
     Tokenizer(train::tokenizer::Options),
@@ -80,13 +83,13 @@ impl Command {
     /// # Errors
     /// [`Exit`]: a one-line error that says what to change, or the text of `--help` or `--version`.
     pub fn from_args(args: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Self, Exit> {
-        let mut args: Vec<OsString> = args.into_iter().map(Into::into).collect();
+        let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
         check_foreign(&args)?;
         let cli = Cli::try_parse_from(&args).map_err(|e| explain(&args, &e))?;
         let written = cli.options();
         written.check_conflicts()?;
         let Some(file) = written.config.clone() else {
-            return Ok(Self::validate(cli)?);
+            return Ok(Self::validate(cli, &args)?);
         };
         // The file's keys become flags before those of the command line: one parser reads both,
         // and the command line overrides the file.
@@ -97,8 +100,9 @@ impl Command {
             .and_then(|alone| Ok(alone.options().check_conflicts()?))
             .map_err(|exit| exit.in_file(&file))?;
         let start = if cli.command.is_some() { 2 } else { 1 };
-        args.splice(start..start, from_file);
-        Ok(Self::validate(Cli::try_parse_from(args)?)?)
+        let mut all = args.clone();
+        all.splice(start..start, from_file);
+        Ok(Self::validate(Cli::try_parse_from(all)?, &args)?)
     }
 
     /// The form of the lines on stderr; text for commands without the flag.
@@ -108,11 +112,16 @@ impl Command {
             | Self::Bench(config, _)
             | Self::Generate(config, _)
             | Self::Check(config, _) => config.log_format,
-            Self::Distill(_) | Self::Convert(_) | Self::Tokenizer(_) => LogFormat::Text,
+            Self::Chat(Partner::Model(config), _) => config.log_format,
+            Self::Chat(Partner::Server(_), _)
+            | Self::Distill(_)
+            | Self::Convert(_)
+            | Self::Tokenizer(_) => LogFormat::Text,
         }
     }
 
-    fn validate(cli: Cli) -> Result<Self> {
+    /// `args` is the command line, without what a file adds.
+    fn validate(cli: Cli, args: &[OsString]) -> Result<Self> {
         Ok(match cli.command {
             None => Self::Serve(cli.options.validate()?),
             Some(CliCommand::Serve(options)) => Self::Serve(options.validate()?),
@@ -134,6 +143,9 @@ impl Command {
                 Self::Generate(config, generate)
             }
             Some(CliCommand::Check { check, options }) => Self::Check(options.validate()?, check),
+            Some(CliCommand::Chat { options, chat }) => {
+                Self::Chat(chat::partner(*options, args)?, chat)
+            }
             Some(CliCommand::Convert(options)) => Self::Convert(options),
             Some(CliCommand::Distill(options)) => Self::Distill(*options),
             Some(CliCommand::Tokenizer(options)) => Self::Tokenizer(options),
@@ -149,7 +161,8 @@ impl Cli {
             Some(
                 CliCommand::Bench { options, .. }
                 | CliCommand::Generate { options, .. }
-                | CliCommand::Check { options, .. },
+                | CliCommand::Check { options, .. }
+                | CliCommand::Chat { options, .. },
             ) => options,
             _ => &self.options,
         }
@@ -202,7 +215,9 @@ impl Options {
 
     /// Rejects conflicting flags that come from the same source, the command line or the file.
     fn check_conflicts(&self) -> Result<()> {
-        if let (Some(name), Some(model)) = (&self.name, &self.model) {
+        if let (Some(name), Some(model)) = (&self.name, &self.model)
+            && !chat::is_url(name)
+        {
             return Err(Error::setup(format!(
                 "the model is named twice, as {name} and as --model {model}: leave one out"
             )));

@@ -20,7 +20,8 @@
 //!   embedded ones.
 //! - [`kernels`]: one op per file, its CPU and CUDA sides together.
 //! - [`train`]: the subcommands `distill`, which trains a draft for a target, and `tokenizer`.
-//! - [`bench`], [`generate`] and [`convert`]: subcommands; [`prompts`]: what they read and write.
+//! - [`bench`], [`generate`] and [`convert`]: subcommands; [`prompts`]: what they read and write; [`chat`]: a
+//!   client in the terminal, of any server.
 //!   [`config`]: flags and TOML, used only by `main`.
 //! - `fuzzing`: what the fuzzers in `fuzz/` call, and a test with their corpus.
 //! - [`otel`]: traces of requests, if the program is built with them. Uses [`http`].
@@ -32,6 +33,7 @@
 //! other module, and `sampling` only [`grammar`] and the exponential that it shares with the kernels.
 
 pub mod bench;
+pub mod chat;
 pub mod config;
 pub mod console;
 pub mod convert;

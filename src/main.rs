@@ -4,6 +4,8 @@
 mod allocator;
 #[path = "main/candidates.rs"]
 mod candidates;
+#[path = "main/chat.rs"]
+mod chat;
 #[path = "main/check.rs"]
 mod check;
 #[path = "main/corpus.rs"]
@@ -25,7 +27,7 @@ mod memory;
 mod serve;
 
 use foretoken::bench;
-use foretoken::config::{Command, Exit, LogFormat};
+use foretoken::config::{Command, Exit, LogFormat, Partner};
 use foretoken::console;
 use foretoken::convert;
 use foretoken::error::{Error, Result, clipped};
@@ -93,6 +95,10 @@ fn run(command: &Command, log: &LineWriter) -> Result<()> {
             generate::run(&loaded.engine, text, options)
         }
         Command::Check(config, options) => check::run(config, options),
+        Command::Chat(Partner::Model(config), options) => chat::run(config, options),
+        Command::Chat(Partner::Server(endpoint), options) => {
+            foretoken::chat::run(endpoint, options)
+        }
         Command::Distill(options) => train::run(options).map(drop),
         Command::Convert(options) => convert::run(options),
         Command::Tokenizer(options) => train::tokenizer::run(options),

@@ -7,7 +7,7 @@ use crate::kernels::quant::BlockType;
 use crate::model::{LoadFormat, Pooling};
 use crate::parse::{at_least_one, bytes, number, seconds, threads};
 use crate::text::{ReasoningFormat, ToolFormat};
-use crate::{bench, convert, generate, train};
+use crate::{bench, chat, convert, generate, train};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -36,6 +36,16 @@ pub enum CliCommand {
     /// Serve (the default).
     #[command(args_override_self = true)]
     Serve(#[command(flatten)] Box<Options>),
+    /// Chat in the terminal: with MODEL, which this process serves for it, or, if MODEL is a URL (http://...),
+    /// with a server of OpenAI's API there. --model then names one of its models [default: the first], and the
+    /// API key is --api-key or OPENAI_API_KEY.
+    #[command(args_override_self = true)]
+    Chat {
+        #[command(flatten)]
+        options: Box<Options>,
+        #[command(flatten)]
+        chat: chat::Options,
+    },
     /// Compare speculative with plain decoding, one request at a time.
     #[command(args_override_self = true)]
     Bench {
@@ -80,7 +90,7 @@ pub struct CheckOptions {
     pub json: bool,
 }
 
-/// The flags that `serve`, `bench`, `generate` and `check` share.
+/// The flags that `serve`, `chat`, `bench`, `generate` and `check` share.
 #[derive(Debug, Clone, Args)]
 pub struct Options {
     /// The model, as for --model.

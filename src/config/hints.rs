@@ -212,7 +212,9 @@ pub fn long_short_flag<'a>(args: impl Iterator<Item = &'a str>) -> Option<(&'a s
 /// What somebody may have meant who names `word` as a model.
 pub fn instead_of_command(word: &str) -> Option<&'static str> {
     match word {
-        "run" | "start" | "chat" => Some("`foretoken serve MODEL` serves a model"),
+        "run" | "start" => {
+            Some("`foretoken serve MODEL` serves a model, and `foretoken chat MODEL` talks to it")
+        }
         "pull" | "download" => Some(
             "`foretoken check MODEL` looks at a model, and `foretoken serve MODEL` downloads it",
         ),

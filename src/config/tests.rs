@@ -132,6 +132,40 @@ fn the_model_needs_no_flag() {
 }
 
 #[test]
+fn a_chat_is_with_a_model_or_a_server() {
+    let server = |line: &str| match command(line) {
+        Command::Chat(Partner::Server(endpoint), _) => endpoint,
+        other => panic!("{other:?}"),
+    };
+    let endpoint = server("chat http://h:1 --model m --api-key k --system s --max-tokens 3");
+    assert_eq!(
+        (endpoint.url.as_str(), endpoint.model.as_deref()),
+        ("http://h:1", Some("m"))
+    );
+    assert_eq!(endpoint.api_key.as_deref(), Some("k"));
+    match command("chat o/m --draft-model o/d --temperature 0.5") {
+        Command::Chat(Partner::Model(config), options) => {
+            assert_eq!(config.model.name, "o/m");
+            assert_eq!(
+                (config.http.host.as_str(), config.http.port),
+                ("127.0.0.1", 0)
+            );
+            assert!(config.drafter.is_some());
+            assert_eq!(options.temperature, Some(0.5));
+        }
+        other => panic!("{other:?}"),
+    }
+    refused_with("chat o/m --host 0.0.0.0", "--host is not for chat");
+    refused_with("chat https://h --dtype f32", "--dtype is for a model");
+    // The port of a file is for serving.
+    let file = file("port = 8000");
+    match command(&format!("chat --config {} o/m", file.path().display())) {
+        Command::Chat(Partner::Model(config), _) => assert_eq!(config.http.port, 0),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
 fn flags_of_other_servers_have_a_hint() {
     for (line, needle) in [
         (

@@ -7,34 +7,26 @@ use foretoken::config::{Config, HttpOptions};
 use foretoken::engine::EngineHandle;
 use foretoken::error::{Error, Result};
 use foretoken::gguf::EMBEDDED;
-use foretoken::http::{self, AppState};
+use foretoken::http::{self, AppState, SamplingDefaults};
 use foretoken::otel::Traces;
 use foretoken::text::Text;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
 use tokio::net::{TcpListener, TcpSocket};
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Serves on `socket` until a signal arrives. Start-up lines go to stdout, all others to `log`, whose dropped
 /// lines the metrics count.
 pub fn serve(config: &Config, socket: TcpSocket, loaded: Loaded, log: &LineWriter) -> Result<()> {
-    let Loaded {
-        engine,
-        text,
-        info,
-        source,
-        embeddings,
-        ..
-    } = loaded;
-    let text = text.ok_or_else(|| {
+    let text = loaded.text.clone().ok_or_else(|| {
         Error::setup(
             "serving needs a tokenizer.json beside config.json; bench --random-prompts does not",
         )
     })?;
-    let (sampling, notice) = defaults::of(&config.generation, &source)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .map_err(|e| Error::setup(format!("cannot start the runtime: {e}")))?;
+    let (sampling, notice) = defaults::of(&config.generation, &loaded.source)?;
+    let engine = loaded.engine.clone();
+    let runtime = runtime()?;
     let metrics = &engine.stats().registry;
     metrics
         .register(Box::new(log.dropped().clone()))
@@ -43,7 +35,7 @@ pub fn serve(config: &Config, socket: TcpSocket, loaded: Loaded, log: &LineWrite
     let thread = |e| Error::setup(format!("cannot start a thread for stdout: {e}"));
     let stdout = LineWriter::new(std::io::stdout()).map_err(thread)?;
     let served = runtime.block_on(async {
-        let listener = (socket.listen(BACKLOG)).map_err(|e| cannot_listen(&config.http, &e))?;
+        let listener = listen(config, socket)?;
         let signals = StopSignals::new()?;
         if EMBEDDED.iter().any(|m| m.name == config.model.name) {
             stdout.line(&format!(
@@ -55,22 +47,11 @@ pub fn serve(config: &Config, socket: TcpSocket, loaded: Loaded, log: &LineWrite
             stdout.line(&notice);
         }
         // What the operator did not ask for, the model is made for.
-        let embeds = embeddings.is_some() && config.pooling.is_none() || !engine.limits().generates;
+        let embeds = loaded.embeddings.is_some() && config.pooling.is_none()
+            || !engine.limits().generates;
         stdout.line(&invitation(config, &text, embeds, &listener)?);
         stdout.flush();
-        let first = std::iter::once(&config.served_model_name);
-        let names = first.chain(&config.served_model_aliases).cloned().collect();
-        let state = AppState::new(engine.clone(), text, names)
-            .with_info(info)
-            .with_embeddings(embeddings)
-            .with_sampling_defaults(sampling)
-            .with_api_keys(config.http.api_key.clone())
-            .with_tool_call_parser(config.http.tool_call_parser)
-            .with_reasoning_parser(config.http.reasoning_parser)
-            .with_limits(config.http.limits.clone())
-            .with_origins(config.http.origins.clone(), &config.http.host)
-            .with_observer(traces.observer())
-            .with_ui(!config.http.no_ui);
+        let state = state(config, loaded, text, sampling).with_observer(traces.observer());
         let shutdown = signals.first_then_abort(engine);
         warn_if_open(&config.http, &listener);
         http::serve(listener, state, shutdown, config.http.shutdown_timeout).await
@@ -79,6 +60,40 @@ pub fn serve(config: &Config, socket: TcpSocket, loaded: Loaded, log: &LineWrite
     runtime.shutdown_background();
     traces.shut_down();
     served
+}
+
+/// What answers requests, and how.
+pub fn state(
+    config: &Config,
+    loaded: Loaded,
+    text: Arc<Text>,
+    sampling: SamplingDefaults,
+) -> AppState {
+    let first = std::iter::once(&config.served_model_name);
+    let names = first.chain(&config.served_model_aliases).cloned().collect();
+    AppState::new(loaded.engine, text, names)
+        .with_info(loaded.info)
+        .with_embeddings(loaded.embeddings)
+        .with_sampling_defaults(sampling)
+        .with_api_keys(config.http.api_key.clone())
+        .with_tool_call_parser(config.http.tool_call_parser)
+        .with_reasoning_parser(config.http.reasoning_parser)
+        .with_limits(config.http.limits.clone())
+        .with_origins(config.http.origins.clone(), &config.http.host)
+        .with_ui(!config.http.no_ui)
+}
+
+/// The threads of a server.
+pub fn runtime() -> Result<Runtime> {
+    let mut threads = tokio::runtime::Builder::new_multi_thread();
+    let built = threads.enable_all().build();
+    built.map_err(|e| Error::setup(format!("cannot start the runtime: {e}")))
+}
+
+/// Accepts clients on `socket` from now on.
+pub fn listen(config: &Config, socket: TcpSocket) -> Result<TcpListener> {
+    let listening = socket.listen(BACKLOG);
+    listening.map_err(|e| cannot_listen(&config.http, &e))
 }
 
 /// Warns of a server that everyone on the network can use.

@@ -9,6 +9,7 @@ mod absurd;
 mod architectures;
 mod attention;
 mod bench;
+mod chat;
 mod check;
 mod checkpoint;
 mod cli;

@@ -1,0 +1,348 @@
+//! `foretoken chat`: a conversation in the terminal, with a server of OpenAI's API.
+
+mod client;
+mod input;
+mod paint;
+
+use crate::error::{Error, Result};
+use crate::parse::{at_least_one, temperature};
+use clap::Args;
+use client::{Client, Message, Part, Round};
+use input::{Entry, Input};
+use paint::{Painter, Style};
+use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
+
+pub use client::Endpoint;
+
+const HELP: &str = "\
+/clear         forgets the conversation
+/exit, /bye    ends the chat, as Ctrl-D does
+/help          says this
+Ctrl-C         stops an answer; what came of it stays in the conversation
+";
+
+/// The flags of `foretoken chat`, without those of the engine.
+#[derive(Debug, Clone, Default, PartialEq, Args)]
+#[command(next_help_heading = "Chat")]
+#[group(skip)]
+pub struct Options {
+    /// The message of role system before the conversation.
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Temperature of the answers [default: the server's].
+    #[arg(long, value_name = "T", value_parser = temperature)]
+    pub temperature: Option<f32>,
+    /// Maximum tokens of an answer [default: the server's].
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub max_tokens: Option<usize>,
+}
+
+/// Talks to the server until the user, or the file that stdin is, ends. Only answers go to stdout, but on a
+/// terminal colours and figures, too.
+///
+/// # Errors
+/// `Setup`, if the server cannot be used, or if it fails where nobody types.
+pub fn run(endpoint: &Endpoint, options: &Options) -> Result<()> {
+    let client = Arc::new(Client::connect(endpoint)?);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .map_err(|e| Error::setup(format!("cannot start the runtime: {e}")))?;
+    let mut input = Input::new()?;
+    let result = Chat::new(client, options.clone()).run(&mut input, &runtime);
+    // A thread may still wait for a line.
+    runtime.shutdown_background();
+    result
+}
+
+/// What a line asks for.
+#[derive(Debug, PartialEq)]
+enum Action<'a> {
+    Ask(&'a str),
+    Clear,
+    Help,
+    Exit,
+    Unknown(&'a str),
+    Nothing,
+}
+
+impl<'a> Action<'a> {
+    fn of(line: &'a str) -> Self {
+        let line = line.trim();
+        match line {
+            "" => Self::Nothing,
+            "/clear" => Self::Clear,
+            "/help" | "/?" => Self::Help,
+            "/exit" | "/bye" | "/quit" => Self::Exit,
+            // A path, for example, is no command.
+            _ if is_command(line) => Self::Unknown(line),
+            _ => Self::Ask(line),
+        }
+    }
+}
+
+fn is_command(line: &str) -> bool {
+    let name = line.strip_prefix('/');
+    name.is_some_and(|name| name.chars().all(|c| c.is_ascii_lowercase()))
+}
+
+/// A conversation.
+struct Chat {
+    client: Arc<Client>,
+    options: Options,
+    messages: Vec<Message>,
+    painter: Painter,
+    /// Whether stdout is a terminal.
+    terminal: bool,
+}
+
+/// An answer so far.
+#[derive(Default)]
+struct Answer {
+    text: String,
+    finish: Option<String>,
+    /// Tokens by the server's count, or by that of the rounds.
+    tokens: usize,
+    drafted: usize,
+    accepted: usize,
+    /// When the first and the last part came, and the tokens of the first one.
+    first: Option<(Instant, usize)>,
+    last: Option<Instant>,
+}
+
+impl Chat {
+    fn new(client: Arc<Client>, options: Options) -> Self {
+        let terminal = io::stdout().is_terminal();
+        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        let colours = set("NO_COLOR").is_none() && set("TERM").is_none_or(|term| term != "dumb");
+        let mut chat = Self {
+            client,
+            options,
+            messages: Vec::new(),
+            painter: Painter::new(terminal, colours),
+            terminal,
+        };
+        chat.clear();
+        chat
+    }
+
+    /// Begins the conversation anew.
+    fn clear(&mut self) {
+        let system = self.options.system.iter().map(|text| Message {
+            role: "system",
+            content: text.clone(),
+        });
+        self.messages = system.collect();
+    }
+
+    fn run(&mut self, input: &mut Input, runtime: &Runtime) -> Result<()> {
+        if input.is_terminal() {
+            eprintln!("{}", self.greeting());
+        }
+        loop {
+            let line = match input.next(runtime)? {
+                Entry::Line(line) => line,
+                Entry::Interrupted => {
+                    eprintln!("Ctrl-D or /exit ends the chat.");
+                    continue;
+                }
+                Entry::End => return Ok(()),
+            };
+            match Action::of(&line) {
+                Action::Nothing => {}
+                Action::Exit => return Ok(()),
+                Action::Clear => self.clear(),
+                Action::Help => eprint!("{HELP}"),
+                Action::Unknown(name) => eprintln!("There is no command {name}: see /help."),
+                Action::Ask(question) => match runtime.block_on(self.ask(question)) {
+                    // Somebody who types can try again.
+                    Err(Stop::Failed(why)) if input.is_terminal() => eprintln!("error: {why}"),
+                    Err(Stop::Failed(why)) => return Err(Error::setup(why)),
+                    Err(Stop::Output(e)) if e.kind() == ErrorKind::BrokenPipe => return Ok(()),
+                    Err(Stop::Output(e)) => {
+                        return Err(Error::setup(format!("cannot write to stdout: {e}")));
+                    }
+                    Ok(()) => {}
+                },
+            }
+        }
+    }
+
+    /// The first line: with whom one talks, and what the colours mean.
+    fn greeting(&self) -> String {
+        let client = &self.client;
+        let colours = match client.tells_rounds() && self.painter.has_colours() {
+            true => format!(
+                " Accepted draft tokens: {} of a draft model or head, {} of tables.",
+                self.painter.styled(Style::Model, "those"),
+                self.painter.styled(Style::Tables, "those"),
+            ),
+            false => String::new(),
+        };
+        let model = self.painter.styled(Style::Plain, client.model());
+        format!(
+            "{model} at {}.{colours} /help lists commands.",
+            client.url()
+        )
+    }
+
+    /// Asks, shows the answer and adds both to the conversation. A question without an answer is forgotten.
+    async fn ask(&mut self, question: &str) -> Result<(), Stop> {
+        let asked = self.messages.len();
+        self.messages.push(Message {
+            role: "user",
+            content: question.to_owned(),
+        });
+        let mut answer = Answer::default();
+        let result = self.show(&mut answer).await;
+        if result.is_err() || answer.text.is_empty() && answer.finish.is_none() {
+            self.messages.truncate(asked);
+            return result;
+        }
+        self.messages.push(Message {
+            role: "assistant",
+            content: answer.text,
+        });
+        result
+    }
+
+    /// Shows an answer as it comes, until its end or Ctrl-C.
+    async fn show(&mut self, answer: &mut Answer) -> Result<(), Stop> {
+        let started = Instant::now();
+        let listening = signal(SignalKind::interrupt());
+        let mut interrupt = listening.map_err(|e| Stop::Failed(format!("no signals: {e}")))?;
+        let (temperature, max_tokens) = (self.options.temperature, self.options.max_tokens);
+        let mut parts = self.client.ask(&self.messages, temperature, max_tokens);
+        self.painter.begin();
+        let mut result = Ok(());
+        loop {
+            let part = tokio::select! {
+                _ = interrupt.recv() => break,
+                part = parts.recv() => part,
+            };
+            match part {
+                None => break,
+                Some(Ok(part)) => {
+                    answer.add(&part);
+                    self.painter.expect(&part.rounds);
+                    let mut shown = self.painter.reasoning(&part.reasoning);
+                    shown.push_str(&self.painter.content(&part.content));
+                    write(&shown)?;
+                }
+                Some(Err(why)) => {
+                    result = Err(Stop::Failed(why));
+                    break;
+                }
+            }
+        }
+        if result.is_ok() || answer.first.is_some() {
+            write("\n")?;
+        }
+        if self.terminal && result.is_ok() {
+            let figures = self.painter.styled(Style::Aside, &answer.figures(started));
+            write(&format!("{figures}\n"))?;
+        }
+        result
+    }
+}
+
+impl Answer {
+    fn add(&mut self, part: &Part) {
+        let now = Instant::now();
+        self.text.push_str(&part.content);
+        self.finish = part.finish.clone().or(self.finish.take());
+        let count = |tokens: fn(&Round) -> usize| part.rounds.iter().map(tokens).sum::<usize>();
+        let tokens = count(|round| round.tokens.len());
+        self.drafted += count(|round| round.draft.len());
+        self.accepted += count(|round| round.draft.iter().filter(|d| d.accepted).count());
+        self.tokens = part.completion_tokens.unwrap_or(self.tokens + tokens);
+        if !part.content.is_empty() || !part.reasoning.is_empty() || tokens > 0 {
+            // Servers that do not tell send a token at a time.
+            self.first.get_or_insert((now, tokens.max(1)));
+            self.last = Some(now);
+        }
+    }
+
+    /// A line of figures.
+    fn figures(&self, started: Instant) -> String {
+        let mut parts = Vec::new();
+        if self.tokens > 0 {
+            parts.push(format!("{} tokens", self.tokens));
+        }
+        if let (Some((first, tokens)), Some(last)) = (self.first, self.last) {
+            let wait = first.duration_since(started).as_secs_f64();
+            parts.push(format!("the first after {wait:.2} s"));
+            let (rest, time) = (self.tokens.saturating_sub(tokens), last - first);
+            if rest > 0 && time > Duration::ZERO {
+                let speed = rest as f64 / time.as_secs_f64();
+                parts.push(format!("then {speed:.1} a second"));
+            }
+        }
+        if self.drafted > 0 {
+            let (accepted, drafted) = (self.accepted, self.drafted);
+            parts.push(format!("{accepted} of {drafted} draft tokens accepted"));
+        }
+        match self.finish.as_deref() {
+            None => parts.push("stopped".into()),
+            Some("length") => parts.push("cut off at the maximum".into()),
+            Some(_) => {}
+        }
+        format!("[{}]", parts.join(", "))
+    }
+}
+
+/// Why there is no answer.
+#[derive(Debug)]
+enum Stop {
+    /// The server, in one line.
+    Failed(String),
+    /// stdout.
+    Output(io::Error),
+}
+
+fn write(text: &str) -> Result<(), Stop> {
+    let mut stdout = io::stdout().lock();
+    let written = stdout.write_all(text.as_bytes());
+    written.and_then(|()| stdout.flush()).map_err(Stop::Output)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slash_and_a_word_are_a_command() {
+        assert_eq!(Action::of(" /bye\n"), Action::Exit);
+        assert_eq!(Action::of("/clear"), Action::Clear);
+        assert_eq!(Action::of("/set"), Action::Unknown("/set"));
+        assert_eq!(Action::of("  \n"), Action::Nothing);
+        for question in ["hi", "/etc/hosts: what is it?", "/help me", "a /bye"] {
+            assert_eq!(Action::of(question), Action::Ask(question));
+        }
+    }
+
+    #[test]
+    fn figures_say_what_is_known() {
+        let started = Instant::now();
+        assert_eq!(Answer::default().figures(started), "[stopped]");
+        let first = started + Duration::from_millis(500);
+        let answer = Answer {
+            tokens: 12,
+            drafted: 8,
+            accepted: 5,
+            finish: Some("length".into()),
+            first: Some((first, 2)),
+            last: Some(first + Duration::from_secs(2)),
+            ..Answer::default()
+        };
+        assert_eq!(
+            answer.figures(started),
+            "[12 tokens, the first after 0.50 s, then 5.0 a second, 5 of 8 draft tokens accepted, cut off at the maximum]"
+        );
+    }
+}

@@ -1,0 +1,78 @@
+//! What the user types: an edited line of a terminal, or a line of anything else.
+
+use crate::error::{Error, Result};
+use rustyline::DefaultEditor;
+use rustyline::error::ReadlineError;
+use std::io::{self, IsTerminal};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
+
+const PROMPT: &str = ">>> ";
+
+/// Where lines come from.
+pub enum Input {
+    Terminal(Box<DefaultEditor>),
+    /// A file, a pipe or a program.
+    Lines,
+}
+
+/// What came.
+pub enum Entry {
+    Line(String),
+    /// Ctrl-C on an unfinished line.
+    Interrupted,
+    End,
+}
+
+impl Input {
+    pub fn new() -> Result<Self> {
+        if !io::stdin().is_terminal() {
+            return Ok(Self::Lines);
+        }
+        let config = rustyline::Config::builder().auto_add_history(true).build();
+        let editor = DefaultEditor::with_config(config).map_err(|e| failed(&e))?;
+        Ok(Self::Terminal(Box::new(editor)))
+    }
+
+    /// Whether somebody types.
+    pub fn is_terminal(&self) -> bool {
+        matches!(self, Self::Terminal(_))
+    }
+
+    /// Waits for the next line, on a thread of `runtime` if it needs one.
+    ///
+    /// # Errors
+    /// `Setup`, if there is no reading it.
+    pub fn next(&mut self, runtime: &Runtime) -> Result<Entry> {
+        match self {
+            // While a line is edited, Ctrl-C is a key and no signal.
+            Self::Terminal(editor) => match editor.readline(PROMPT) {
+                Ok(line) => Ok(Entry::Line(line)),
+                Err(ReadlineError::Interrupted) => Ok(Entry::Interrupted),
+                Err(ReadlineError::Eof) => Ok(Entry::End),
+                Err(e) => Err(failed(&e)),
+            },
+            Self::Lines => runtime.block_on(async {
+                let mut interrupt = signal(SignalKind::interrupt()).map_err(|e| failed(&e))?;
+                tokio::select! {
+                    _ = interrupt.recv() => Ok(Entry::End),
+                    line = tokio::task::spawn_blocking(read_line) => {
+                        line.map_err(|e| failed(&e))?.map_err(|e| failed(&e))
+                    }
+                }
+            }),
+        }
+    }
+}
+
+fn read_line() -> io::Result<Entry> {
+    let mut line = String::new();
+    Ok(match io::stdin().read_line(&mut line)? {
+        0 => Entry::End,
+        _ => Entry::Line(line),
+    })
+}
+
+fn failed(e: &impl std::fmt::Display) -> Error {
+    Error::setup(format!("cannot read stdin: {e}"))
+}

@@ -1,0 +1,54 @@
+//! `foretoken chat MODEL`: a server for one conversation, in the same process.
+
+use crate::defaults;
+use crate::load;
+use crate::serve;
+use foretoken::chat::{self, Endpoint};
+use foretoken::config::Config;
+use foretoken::error::{Error, Result};
+use foretoken::http;
+use std::io::IsTerminal;
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+/// Loads the model, serves it on a loopback port and talks to it.
+pub fn run(config: &Config, options: &chat::Options) -> Result<()> {
+    if std::io::stdin().is_terminal() {
+        eprintln!("loading {}", config.served_model_name);
+    }
+    let socket = serve::bind(&config.http)?;
+    let loaded = load::load(config, 0.0)?;
+    let text = loaded.text.clone();
+    let text = text.filter(|text| text.has_chat_template() && loaded.engine.limits().generates);
+    let text = text.ok_or_else(|| {
+        Error::setup(format!(
+            "{} is no model for a chat: it has no tokenizer, no chat template or no output layer",
+            config.served_model_name
+        ))
+    })?;
+    let (sampling, _) = defaults::of(&config.generation, &loaded.source)?;
+    let runtime = serve::runtime()?;
+    let (stop, stopped) = oneshot::channel::<()>();
+    let (address, server) = runtime.block_on(async {
+        let listener = serve::listen(config, socket)?;
+        let address = (listener.local_addr())
+            .map_err(|e| Error::setup(format!("the listener has no address: {e}")))?;
+        let state = serve::state(config, loaded, text, sampling);
+        let shutdown = async {
+            let _ = stopped.await;
+        };
+        // An answer that nobody waits for any more need not be finished.
+        let server = tokio::spawn(http::serve(listener, state, shutdown, Duration::ZERO));
+        Ok::<_, Error>((address, server))
+    })?;
+    let endpoint = Endpoint {
+        url: format!("http://{address}"),
+        api_key: config.http.api_key.first().cloned(),
+        model: Some(config.served_model_name.clone()),
+    };
+    let talked = chat::run(&endpoint, options);
+    drop(stop);
+    let served = runtime.block_on(server);
+    runtime.shutdown_background();
+    talked.and(served.map_err(|e| Error::internal(format!("the server: {e}")))?)
+}
