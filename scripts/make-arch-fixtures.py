@@ -44,6 +44,11 @@ SIZES = dict(
     pad_token_id=None,
 )
 
+GEMMA4_ROPES = dict(
+    full_attention=dict(rope_type="proportional", rope_theta=1e6, partial_rotary_factor=0.25),
+    sliding_attention=dict(rope_type="default", rope_theta=1e4),
+)
+
 # The class, and what its configuration has besides SIZES.
 FIXTURES = {
     "mistral": ("Mistral", dict(sliding_window=WINDOW)),
@@ -86,6 +91,22 @@ FIXTURES = {
             full_attention=dict(rope_type="linear", rope_theta=1e6, factor=8.0),
             sliding_attention=dict(rope_type="default", rope_theta=1e4),
         ),
+    )),
+    # Small: inputs of each layer, last layers that share K and V.
+    "gemma4": ("Gemma4Text", dict(
+        sliding_window=WINDOW, num_hidden_layers=6, num_kv_shared_layers=2, use_double_wide_mlp=True,
+        global_head_dim=16, hidden_size_per_layer_input=8, vocab_size_per_layer_input=VOCAB, final_logit_softcapping=6.0,
+        layer_types=["sliding_attention", "full_attention"] * 3, rope_parameters=GEMMA4_ROPES,
+    )),
+    # Large: full layers have fewer heads, whose values are their keys.
+    "gemma4_large": ("Gemma4Text", dict(
+        sliding_window=WINDOW, num_hidden_layers=3, global_head_dim=16, num_global_key_value_heads=1,
+        attention_k_eq_v=True, hidden_size_per_layer_input=0, final_logit_softcapping=6.0,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"], rope_parameters=GEMMA4_ROPES,
+    )),
+    "gemma4_unified": ("Gemma4UnifiedText", dict(
+        sliding_window=WINDOW, num_hidden_layers=2, global_head_dim=16, num_global_key_value_heads=1,
+        attention_k_eq_v=True, layer_types=["sliding_attention", "full_attention"], rope_parameters=GEMMA4_ROPES,
     )),
     "smollm3": ("SmolLM3", dict(num_hidden_layers=4)),
     "granite": ("Granite", dict(
@@ -146,6 +167,12 @@ MULTIMODAL = {
     "gemma3_vision": ("Gemma3", FIXTURES["gemma3"][1] | dict(model_type="gemma3_text"), VISION | dict(
         model_type="siglip_vision_model", vision_use_head=False,
     ), OUTSIDE),
+    "gemma4_vision": ("Gemma4", FIXTURES["gemma4"][1] | dict(
+        num_hidden_layers=3, num_kv_shared_layers=1, pad_token_id=0,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+    ), VISION | dict(
+        model_type="gemma4_vision", num_key_value_heads=2, head_dim=4, position_embedding_size=8,
+    ), []),
     "mistral3_vision": (
         "Mistral3", FIXTURES["ministral3"][1] | dict(model_type="ministral3"),
         VISION | dict(model_type="pixtral", head_dim=4), OUTSIDE,
@@ -176,6 +203,9 @@ def randomize(model, seed):
             else:
                 noise = 0.3 * noise + parameter
             parameter.copy_(noise.to(torch.bfloat16).float())
+        for name, buffer in sorted(model.named_buffers()):
+            if name.endswith("layer_scalar"):
+                buffer.copy_((0.3 * torch.randn(1, generator=generator) + 0.9).to(torch.bfloat16).float())
 
 
 def logits(model, ids):
@@ -206,7 +236,7 @@ def expected(model, seed):
 PERMUTED = {"llama", "granite", "smollm3"}
 GGUF = {
     "llama": "llama", "mistral": "llama", "qwen3": "qwen3", "phi3": "phi3", "gemma": "gemma", "gemma2": "gemma2",
-    "gemma3": "gemma3", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "olmo3": "olmo2", "glm4": "glm4",
+    "gemma3": "gemma3", "gemma4": "gemma4", "gemma4_large": "gemma4", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "olmo3": "olmo2", "glm4": "glm4",
     "ernie4_5": "ernie4_5", "exaone4": "exaone4", "cohere": "command-r", "cohere2": "cohere2", "stablelm": "stablelm",
     "stablelm_parallel": "stablelm", "starcoder2": "starcoder2", "nemotron": "nemotron", "hunyuan": "hunyuan-dense",
     "apertus": "apertus",
@@ -215,7 +245,8 @@ GGUF = {
 
 def gguf_of(arch, config, state):
     """What `gguf.json` has."""
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    sizes = config.to_dict()
+    head_dim = sizes.get("head_dim") or config.hidden_size // config.num_attention_heads
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     width = int(head_dim * rope.get("partial_rotary_factor", 1.0))
     metadata = {
@@ -224,7 +255,7 @@ def gguf_of(arch, config, state):
         "embedding_length": config.hidden_size,
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.head_count_kv": sizes["num_key_value_heads"],
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
         "rope.dimension_count": width,
@@ -254,6 +285,29 @@ def gguf_of(arch, config, state):
         pattern = [kind == "sliding_attention" for kind in config.layer_types]
         metadata["attention.sliding_window_pattern"] = pattern
     extra = {}
+    if arch == "gemma4":
+        kinds = [kind == "sliding_attention" for kind in config.layer_types]
+        layers = [config.per_layer_config[i] for i in range(config.num_hidden_layers)]
+        full = layers[kinds.index(False)].head_dim
+        metadata |= {
+            "attention.sliding_window_pattern": kinds,
+            "attention.head_count_kv": [layer.num_key_value_heads for layer in layers],
+            "attention.key_length": full,
+            "attention.value_length": full,
+            "attention.key_length_swa": head_dim,
+            "attention.value_length_swa": head_dim,
+            "attention.shared_kv_layers": config.num_kv_shared_layers,
+            "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+            "rope.dimension_count": full,
+            "rope.dimension_count_swa": head_dim,
+            "rope.freq_base_swa": config.rope_parameters["sliding_attention"]["rope_theta"],
+        }
+        if config.use_double_wide_mlp:
+            shared = config.num_hidden_layers - config.num_kv_shared_layers
+            widths = [config.intermediate_size * (1 if i < shared else 2) for i in range(config.num_hidden_layers)]
+            metadata["feed_forward_length"] = widths
+        rotated = int(rope["partial_rotary_factor"] * full / 2)
+        extra["rope_freqs.weight"] = [1.0] * rotated + [1e30] * (full // 2 - rotated)
     kind = rope["rope_type"]
     if "alpha" in rope:
         metadata["rope.freq_base"] = rope["rope_theta"] * rope["alpha"] ** (head_dim / (head_dim - 2))
@@ -291,12 +345,14 @@ def gguf_of(arch, config, state):
             continue
         theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert theirs, name
+        if name.endswith("layer_scalar"):
+            theirs += ".weight"
         heads = 0
         if arch in PERMUTED and ".q_proj." in name:
             heads = config.num_attention_heads
         if arch in PERMUTED and ".k_proj." in name:
             heads = config.num_key_value_heads
-        offset = int(("gemma" in arch or arch == "nemotron") and name.endswith("norm.weight"))
+        offset = int(arch in ("gemma", "gemma2", "gemma3", "nemotron") and name.endswith("norm.weight"))
         tensors[name] = {"name": theirs, "interleaved_heads": heads, "offset": offset}
     return {
         "architecture": arch,
@@ -341,6 +397,9 @@ def make(name):
     state = {k: v.to(torch.bfloat16).contiguous() for k, v in model.state_dict().items()}
     if config.tie_word_embeddings:
         del state["lm_head.weight"]
+    for i in range(config.num_hidden_layers - config.num_kv_shared_layers, config.num_hidden_layers) if name == "gemma4" else ():
+        # The published files have these, which no class reads.
+        state[f"model.layers.{i}.self_attn.k_proj.weight"] = torch.ones(1, 1, dtype=torch.bfloat16)
     stored = state
     for ours, theirs in renamed:
         stored = {k.replace(ours, theirs) if k.startswith(ours) else k: v for k, v in stored.items()}

@@ -16,7 +16,7 @@ pub use prefix::{BlockKey, PrefixRoot};
 /// The tensors of one pool. A slot holds one token and has the index `block * block_size + offset`.
 #[derive(Debug)]
 pub struct KvStore {
-    /// K and V of each layer, each `[num_slots, num_kv_heads, head_dim]`.
+    /// K and V of each layer of its [`KvShape`], each `[num_slots, heads, head_dim]`.
     pub layers: Vec<(Tensor, Tensor)>,
     /// Slots per block.
     pub block_size: usize,
@@ -32,18 +32,28 @@ pub struct AcceptedPath<'a> {
 }
 
 /// Shape of a [`KvStore`].
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct KvShape {
-    pub num_layers: usize,
-    pub num_kv_heads: usize,
-    pub head_dim: usize,
+    /// Of each layer.
+    pub layers: Vec<KvHeads>,
     pub dtype: DType,
+}
+
+/// The key/value heads of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvHeads {
+    pub count: usize,
+    /// Width of one head.
+    pub dim: usize,
 }
 
 impl KvShape {
     /// Bytes of K and V for one token over all layers.
     pub fn bytes_per_token(&self) -> usize {
-        2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.size_in_bytes()
+        let values: usize = (self.layers.iter())
+            .map(|heads| heads.count * heads.dim)
+            .sum();
+        2 * values * self.dtype.size_in_bytes()
     }
 }
 
@@ -59,9 +69,9 @@ impl KvStore {
         block_size: usize,
         device: &Device,
     ) -> Result<Self> {
-        let dims = (num_blocks * block_size, shape.num_kv_heads, shape.head_dim);
-        let layers = (0..shape.num_layers)
-            .map(|_| {
+        let layers = (shape.layers.iter())
+            .map(|heads| {
+                let dims = (num_blocks * block_size, heads.count, heads.dim);
                 Ok((
                     zeros(dims, shape.dtype, device)?,
                     zeros(dims, shape.dtype, device)?,

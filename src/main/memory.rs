@@ -278,7 +278,7 @@ mod tests {
     use candle_core::DType;
     use foretoken::config::Command;
     use foretoken::engine::StepLimits;
-    use foretoken::kv::{KvShape, KvStore};
+    use foretoken::kv::{KvHeads, KvShape, KvStore};
     use std::path::Path;
 
     /// Bytes of the weights in bf16, without norms.
@@ -362,9 +362,7 @@ mod tests {
         let mut pools = Vec::new();
         for dtype in [DType::F16, DType::BF16, DType::F32] {
             let shape = KvShape {
-                num_layers: 4,
-                num_kv_heads: 8,
-                head_dim: 128,
+                layers: vec![KvHeads { count: 8, dim: 128 }; 4],
                 dtype,
             };
             let blocks = (3 << 29) / 16 / shape.bytes_per_token();

@@ -7,7 +7,7 @@ use super::rope::{Rope, RopeScaling};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::gguf::Header;
-use crate::kv::KvShape;
+use crate::kv::{KvHeads, KvShape};
 use candle_core::DType;
 use candle_core::quantized::gguf_file::Value;
 use std::path::Path;
@@ -211,17 +211,20 @@ impl ModelConfig {
             head_dim,
             hidden_size,
             num_heads,
+            num_kv_heads: keys.size("num_key_value_heads")?.unwrap_or(num_heads),
+            intermediate_size: keys.needed_size("intermediate_size")?,
+            vocab_size: keys.needed_size("vocab_size")?,
             max_position_embeddings: keys.size("max_position_embeddings")?.unwrap_or(2048),
         };
         let mut config = Self {
             architecture: architecture.to_owned(),
-            vocab_size: keys.needed_size("vocab_size")?,
+            vocab_size: shape.vocab_size,
             draft_vocab_size: keys.size("draft_vocab_size")?,
             hidden_size,
-            intermediate_size: keys.needed_size("intermediate_size")?,
+            intermediate_size: shape.intermediate_size,
             spec: ModelSpec::default(),
             num_heads,
-            num_kv_heads: keys.size("num_key_value_heads")?.unwrap_or(num_heads),
+            num_kv_heads: shape.num_kv_heads,
             head_dim,
             rms_norm_eps: eps.unwrap_or(1e-6),
             max_position_embeddings: shape.max_position_embeddings,
@@ -233,6 +236,7 @@ impl ModelConfig {
         config.validate(shape.num_layers)?;
         config.eos_token_ids = end_ids(&mut keys, config.vocab_size)?;
         config.spec = spec(&mut keys, &shape)?;
+        config.validate_layers()?;
         config
             .spec
             .check(head_dim, config.max_position_embeddings)?;
@@ -243,10 +247,16 @@ impl ModelConfig {
     /// The shape of a pool with K and V in `dtype`.
     pub fn kv_shape(&self, dtype: DType) -> KvShape {
         KvShape {
-            num_layers: self.num_layers(),
-            num_kv_heads: self.num_kv_heads,
-            head_dim: self.head_dim,
+            layers: self.spec.pool_heads(self.kv_heads()),
             dtype,
+        }
+    }
+
+    /// The key/value heads of the layers that have no others.
+    pub(super) fn kv_heads(&self) -> KvHeads {
+        KvHeads {
+            count: self.num_kv_heads,
+            dim: self.head_dim,
         }
     }
 
@@ -314,39 +324,64 @@ impl ModelConfig {
             ("intermediate_size", self.intermediate_size, 1 << 22),
             ("num_hidden_layers", num_layers, 1 << 12),
             ("num_attention_heads", self.num_heads, 1 << 12),
-            ("num_key_value_heads", self.num_kv_heads, 1 << 12),
-            ("head_dim", self.head_dim, 1 << 12),
             (
                 "max_position_embeddings",
                 self.max_position_embeddings,
                 1 << 30,
             ),
         ];
-        for (name, size, max) in sizes {
-            if size == 0 {
-                return Err(format!("{name} is 0"));
-            }
-            if size > max {
-                return Err(format!("{name} {size} is over the limit of {max}"));
-            }
-        }
+        check_sizes(&sizes)?;
         if !(self.rms_norm_eps.is_finite() && (0. ..1.).contains(&self.rms_norm_eps)) {
             return Err(format!(
                 "rms_norm_eps {} must be from 0 to below 1",
                 self.rms_norm_eps
             ));
         }
-        if !self.num_heads.is_multiple_of(self.num_kv_heads) {
+        self.check_heads(self.kv_heads())
+    }
+
+    /// Checks the sizes that layers have of their own.
+    fn validate_layers(&self) -> Result<(), String> {
+        for layer in &self.spec.layers {
+            layer
+                .kv_heads
+                .map_or(Ok(()), |heads| self.check_heads(heads))?;
+            let width = layer.mlp_width.unwrap_or(self.intermediate_size);
+            check_sizes(&[("the width of an MLP", width, 1 << 23)])?;
+        }
+        let width = self.spec.layer_input_width.unwrap_or(1);
+        check_sizes(&[("hidden_size_per_layer_input", width, 1 << 16)])
+    }
+
+    fn check_heads(&self, KvHeads { count, dim }: KvHeads) -> Result<(), String> {
+        check_sizes(&[
+            ("num_key_value_heads", count, 1 << 12),
+            ("head_dim", dim, 1 << 12),
+        ])?;
+        if !self.num_heads.is_multiple_of(count) {
             return Err(format!(
-                "{} attention heads are not divisible by {} key/value heads",
-                self.num_heads, self.num_kv_heads
+                "{} attention heads are not divisible by {count} key/value heads",
+                self.num_heads
             ));
         }
-        if !self.head_dim.is_multiple_of(2) {
-            return Err(format!("head_dim {} is odd", self.head_dim));
+        if !dim.is_multiple_of(2) {
+            return Err(format!("head_dim {dim} is odd"));
         }
         Ok(())
     }
+}
+
+/// Checks that all of these are from 1 to their maximum.
+fn check_sizes(sizes: &[(&str, usize, usize)]) -> Result<(), String> {
+    for &(name, size, max) in sizes {
+        if size == 0 {
+            return Err(format!("{name} is 0"));
+        }
+        if size > max {
+            return Err(format!("{name} {size} is over the limit of {max}"));
+        }
+    }
+    Ok(())
 }
 
 /// Takes the ids that end a text, of a model with `vocab_size` ids.

@@ -7,7 +7,8 @@ use super::config::ModelConfig;
 use super::dtypes::Dtypes;
 use super::inputs::Inputs;
 use super::layer::{Layer, Step};
-use super::layer_spec::ModelSpec;
+use super::layer_input::LayerInputs;
+use super::layer_spec::KvSource;
 use super::linear::{Embedding, Linear};
 use super::norm::Norm;
 use super::output_layer::OutputLayer;
@@ -23,6 +24,7 @@ use candle_core::{DType, Device, Tensor};
 pub struct Decoder {
     config: ModelConfig,
     embedding: Embedding,
+    layer_inputs: Option<LayerInputs>,
     layers: Vec<Layer>,
     norm: Norm,
     /// `None` of a checkpoint that was saved without it, for embeddings.
@@ -47,6 +49,10 @@ impl Decoder {
         let embedding =
             weights.embedding(names::EMBEDDING, (config.vocab_size, config.hidden_size))?;
         let embedding = embedding.scaled(config.spec.embedding_scale);
+        let layer_inputs = config.spec.layer_input_width;
+        let layer_inputs =
+            layer_inputs.map(|width| LayerInputs::load(&config, width, &mut weights));
+        let layer_inputs = layer_inputs.transpose()?;
         let ropes = RopeTables::new(config.ropes(), weights.rope_factors()?.as_deref());
         let mut layers = Vec::with_capacity(config.num_layers());
         for i in 0..config.num_layers() {
@@ -84,6 +90,7 @@ impl Decoder {
             device: weights.device().clone(),
             config,
             embedding,
+            layer_inputs,
             layers,
             norm,
             output,
@@ -119,7 +126,9 @@ impl Decoder {
 
     fn linears(&mut self) -> impl Iterator<Item = &mut Linear> {
         let layers = self.layers.iter_mut().flat_map(Layer::linears);
-        layers.chain(self.output.iter_mut().map(|output| &mut output.linear))
+        let inputs = self.layer_inputs.iter_mut().map(LayerInputs::projection);
+        let output = self.output.iter_mut().map(|output| &mut output.linear);
+        inputs.chain(layers).chain(output)
     }
 
     /// A model of these `layers` of this one (ascending indices), with the same embedding and output
@@ -127,7 +136,8 @@ impl Decoder {
     /// KV pool. It is the draft of self-speculative decoding (Zhang et al. 2023, arXiv 2309.08168).
     ///
     /// # Errors
-    /// A setup error if `layers` is empty, not ascending, or names a layer that does not exist.
+    /// A setup error if `layers` is empty, not ascending, or names a layer that does not exist, or one reads K and V
+    /// of a layer that is not among them.
     pub fn subset(&self, layers: &[usize]) -> Result<Self> {
         let count = self.layers.len();
         let ascending = layers.is_sorted_by(|a, b| a < b);
@@ -138,16 +148,11 @@ impl Decoder {
         }
         Ok(Self {
             config: ModelConfig {
-                spec: ModelSpec {
-                    layers: layers
-                        .iter()
-                        .map(|&i| self.config.spec.layers[i].clone())
-                        .collect(),
-                    ..self.config.spec.clone()
-                },
+                spec: self.config.spec.subset(layers).map_err(Error::setup)?,
                 ..self.config.clone()
             },
             embedding: self.embedding.clone(),
+            layer_inputs: self.layer_inputs.clone(),
             layers: layers.iter().map(|&i| self.layers[i].clone()).collect(),
             norm: self.norm.clone(),
             output: self.output.clone(),
@@ -207,10 +212,18 @@ impl Decoder {
         inputs.replace(batch, self.ropes.tables())
     }
 
-    /// The spans of the rows with logits, if the last layer need not compute the others: of a prompt these are
+    /// The last layer that writes K and V. Of later ones only rows with logits are needed.
+    fn last_with_kv(&self) -> usize {
+        let mut layers = self.config.spec.layers.iter();
+        let last = layers.rposition(|layer| !matches!(layer.kv, KvSource::Layer(_)));
+        last.unwrap_or_default()
+    }
+
+    /// The spans of the rows with logits, if the last layers need not compute the others: of a prompt these are
     /// most. A GPU computes all, with the tables that it has.
     fn spans_with_logits(&self, batch: &Batch) -> Option<Vec<Span>> {
-        let tapped = |taps: &Taps| taps.layers.contains(&self.layers.len());
+        let last = self.last_with_kv();
+        let tapped = |taps: &Taps| taps.layers.iter().any(|&layer| layer > last);
         let reads_last = !batch.last_hidden.is_empty() || batch.taps.as_ref().is_some_and(tapped);
         if !self.device.is_cpu() || reads_last {
             return None;
@@ -219,7 +232,7 @@ impl Decoder {
     }
 
     /// Logits, `[inputs.wanted, vocab_size]` f32, and tapped hidden states. `few` are the spans of the wanted
-    /// rows, if the last layer computes no others. Copies nothing between host and device if the tables of
+    /// rows, if the last layers compute no others. Copies nothing between host and device if the tables of
     /// `spans` were already sent.
     ///
     /// # Errors
@@ -231,20 +244,34 @@ impl Decoder {
         few: Option<&AttentionBatch<'_>>,
         kv: &KvStore,
     ) -> Result<Output> {
-        let step = Step::new(inputs, spans, self.dtypes.activations)?;
+        let config = &self.config;
         let mut x = self.embedding.forward(&inputs.tokens)?;
+        let own = self.layer_inputs.as_ref().map(|own| {
+            let eps = config.rms_norm_eps as f32;
+            own.forward(&inputs.tokens, &x, eps)
+        });
+        let step = Step::new(inputs, spans, self.dtypes.activations)?;
+        let mut step = step.with_layer_inputs(own.transpose()?);
         let mut delta = x.zeros_like()?;
         let mut tapped = Vec::new();
-        let config = &self.config;
-        for (i, (layer, pool)) in self.layers.iter().zip(&kv.layers).enumerate() {
+        let last_with_kv = self.last_with_kv();
+        for (i, layer) in self.layers.iter().enumerate() {
             inputs.tap(i, &x, &delta, &mut tapped)?;
-            let few = few.filter(|_| i + 1 == self.layers.len());
+            let pool = kv.layers.get(config.spec.pool_layer(i));
+            let pool = pool.ok_or_else(|| Error::internal("the pool has too few layers"))?;
+            let few = few.filter(|_| i == last_with_kv);
             match (few, &inputs.wanted) {
                 (None, _) => (x, delta) = layer.forward(&x, &delta, config, &step, pool)?,
-                (Some(_), None) => layer.forward_none((&x, &delta), config, &step, pool)?,
+                (Some(_), None) => {
+                    layer.forward_none((&x, &delta), config, &step, pool)?;
+                    break;
+                }
                 (Some(few), Some(wanted)) => {
                     let rows = (wanted, few);
                     (x, delta) = layer.forward_rows(rows, (&x, &delta), config, &step, pool)?;
+                    if i + 1 < self.layers.len() {
+                        step = step.only(wanted, few)?;
+                    }
                 }
             }
         }

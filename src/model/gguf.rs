@@ -65,6 +65,11 @@ impl GgufFile {
         Ok(found)
     }
 
+    /// Counts the tensor `name` (its full Hugging Face name) as read.
+    pub fn skip(&mut self, name: &str) {
+        self.read.extend(self.gguf_name(name));
+    }
+
     /// Whether the file has the tensor `name` (its full Hugging Face name).
     pub fn has(&self, name: &str) -> bool {
         self.gguf_name(name)
@@ -134,7 +139,11 @@ impl GgufFile {
     /// # Errors
     /// If it exists but cannot be read.
     pub fn rope_factors(&mut self) -> Result<Option<Vec<f32>>> {
-        let of_rope = self.config.ropes().find_map(Rope::factor_tensor);
+        let takes = |rope: &&Rope| rope.factor_tensor().is_some();
+        let rope = self.config.ropes().find(takes);
+        let of_rope = rope.and_then(Rope::factor_tensor);
+        let rope = rope.or_else(|| self.config.ropes().next());
+        let pairs = rope.map_or(0, |rope| rope.width / 2);
         let name = of_rope.unwrap_or("rope_freqs.weight");
         if of_rope.is_some() {
             // Those of short or of long contexts, of which only one is used.
@@ -146,7 +155,6 @@ impl GgufFile {
         }
         let tensor = self.raw(name)?.floats(&Device::Cpu)?;
         let factors = tensor.flatten_all()?.to_vec1::<f32>()?;
-        let pairs = self.config.ropes().next().map_or(0, |rope| rope.width / 2);
         if factors.len() != pairs {
             return Err(Error::wrong_shape(name, &[factors.len()], &[pairs]));
         }

@@ -17,8 +17,8 @@ pub struct Keys {
 
 struct GgufFacts {
     architecture: String,
-    /// The names of the tensors of the first layer, without its prefix.
-    first_layer: HashSet<String>,
+    /// The names of all tensors.
+    tensors: HashSet<String>,
     /// Whether there are divisors of the frequencies of a LongRoPE.
     rope_factors: bool,
 }
@@ -30,6 +30,9 @@ pub struct Shape {
     pub head_dim: usize,
     pub hidden_size: usize,
     pub num_heads: usize,
+    pub num_kv_heads: usize,
+    pub intermediate_size: usize,
+    pub vocab_size: usize,
     pub max_position_embeddings: usize,
 }
 
@@ -158,13 +161,11 @@ impl Keys {
             let key = known.map_or(key, |(_, ours)| ours);
             Some((key.to_owned(), json_of(value)))
         });
-        let tensors = header.tensors.keys();
-        let first_layer = tensors.filter_map(|name| name.strip_prefix("blk.0."));
         Self {
             left: under.collect(),
             gguf: Some(GgufFacts {
                 architecture: architecture.to_owned(),
-                first_layer: first_layer.map(str::to_owned).collect(),
+                tensors: header.tensors.keys().cloned().collect(),
                 rope_factors: header.tensors.contains_key("rope_factors_long.weight"),
             }),
         }
@@ -227,7 +228,13 @@ impl Keys {
     /// Whether a GGUF file has the tensor `part`, llama.cpp's name, in its first layer; `None` = it is no GGUF
     /// file, and the configuration says it.
     pub fn has_tensor(&self, part: &str) -> Option<bool> {
-        (self.gguf.as_ref()).map(|facts| facts.first_layer.contains(part))
+        self.has_tensor_in(0, part)
+    }
+
+    /// The same of layer `index`.
+    pub fn has_tensor_in(&self, index: usize, part: &str) -> Option<bool> {
+        let name = format!("blk.{index}.{part}");
+        (self.gguf.as_ref()).map(|facts| facts.tensors.contains(&name))
     }
 
     /// Whether a GGUF file was read that has divisors of the frequencies of a LongRoPE.
@@ -254,6 +261,11 @@ impl Keys {
     /// Takes `key`; null if there is none.
     pub fn take(&mut self, key: &str) -> Value {
         self.left.remove(key).unwrap_or_default()
+    }
+
+    /// A copy of `key`; null if there is none.
+    pub fn peek(&self, key: &str) -> Value {
+        self.left.get(key).cloned().unwrap_or_default()
     }
 
     /// Takes `key`, which must be `what` if it is there.
@@ -332,6 +344,17 @@ impl Keys {
     pub fn numbers(&mut self, key: &str) -> Result<Option<Vec<f64>>, String> {
         self.typed(key, "a list of numbers", |value| {
             value.as_array()?.iter().map(Value::as_f64).collect()
+        })
+    }
+
+    /// Takes a list of sizes.
+    ///
+    /// # Errors
+    /// If it is something else.
+    pub fn sizes(&mut self, key: &str) -> Result<Option<Vec<usize>>, String> {
+        self.typed(key, "a list of whole numbers", |value| {
+            let sizes = value.as_array()?.iter().map(Value::as_u64);
+            sizes.map(|n| usize::try_from(n?).ok()).collect()
         })
     }
 

@@ -2,16 +2,19 @@
 
 use super::config::ModelConfig;
 use super::inputs::{Angles, Inputs};
-use super::layer_spec::{LayerSpec, MlpSpec, QkNorm};
+use super::layer_input::LayerInput;
+use super::layer_spec::{KvSource, LayerSpec, QkNorm};
 use super::linear::Linear;
+use super::mlp::Mlp;
 use super::norm::Norm;
 use super::rope::{RopeTables, halves_from_pairs};
 use super::weights::Weights;
 use crate::error::{Error, Result};
 use crate::kernels::{
-    Activation, AttentionBatch, AttentionParams, HeadNorms, Pools, Slots, Xielu, glu,
-    paged_attention, rope_kv_write,
+    AttentionBatch, AttentionParams, HeadNorms, Pools, Slots, add_norm, paged_attention, rope,
+    rope_kv_write,
 };
+use crate::kv::KvHeads;
 use candle_core::{DType, Tensor};
 
 /// A layer of a decoder.
@@ -28,25 +31,23 @@ pub(super) struct Block {
     spec: LayerSpec,
     /// The place of its position embedding in [`RopeTables`].
     rope: Option<usize>,
-    /// q, k and v.
+    /// Of K and V; `dim` is that of queries, too.
+    kv_heads: KvHeads,
+    /// q, k and v; not those that are of another layer, nor v that is k.
     qkv: Linear,
     o: Linear,
     head_norms: Option<HeadNorms>,
+    /// `[head_dim]`: ones, if heads of v have a norm.
+    v_norm: Option<Tensor>,
     /// `[num_heads]` f32.
     sinks: Option<Tensor>,
     after_attention: Option<Norm>,
     before_mlp: Option<Norm>,
     mlp: Mlp,
     after_mlp: Option<Norm>,
-}
-
-#[derive(Clone)]
-struct Mlp {
-    activation: Activation,
-    /// Gate, then up; without a gate only up.
-    gate_up: Linear,
-    is_gated: bool,
-    down: Linear,
+    input: Option<LayerInput>,
+    /// Factor of the residual stream after the layer.
+    scalar: Option<f64>,
 }
 
 /// The inputs that all layers of one forward share.
@@ -58,6 +59,8 @@ pub(super) struct Step<'a> {
     spans: &'a AttentionBatch<'a>,
     /// These rows, u32; `None` = the last ones, or all.
     attending: Option<&'a Tensor>,
+    /// Those of [`LayerInputs`](super::layer_input::LayerInputs).
+    layer_inputs: Option<Tensor>,
 }
 
 impl<'a> Step<'a> {
@@ -80,7 +83,16 @@ impl<'a> Step<'a> {
             angles: angles.collect::<Result<_>>()?,
             spans,
             attending: None,
+            layer_inputs: None,
         })
+    }
+
+    /// The same with the own inputs of all layers, if there are any.
+    pub fn with_layer_inputs(self, layer_inputs: Option<Tensor>) -> Self {
+        Self {
+            layer_inputs,
+            ..self
+        }
     }
 
     /// The same for a layer after which only `rows`, u32, are needed, whose spans are `spans`.
@@ -89,8 +101,31 @@ impl<'a> Step<'a> {
             spans,
             attending: Some(rows),
             angles: self.angles.clone(),
+            layer_inputs: self.layer_inputs.clone(),
             ..*self
         }
+    }
+
+    /// The same for layers that have no other rows than `rows`, u32, whose spans are `spans`, and write nothing.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn only(&self, rows: &Tensor, spans: &'a AttentionBatch<'a>) -> Result<Self> {
+        let pick = |all: &Tensor| all.index_select(rows, 0);
+        let angles = self.angles.iter().map(|angles| {
+            Ok(Angles {
+                cos: pick(&angles.cos)?,
+                sin: pick(&angles.sin)?,
+                query_scale: angles.query_scale.as_ref().map(pick).transpose()?,
+            })
+        });
+        Ok(Self {
+            slots: self.slots,
+            angles: angles.collect::<Result<_>>()?,
+            spans,
+            attending: None,
+            layer_inputs: self.layer_inputs.as_ref().map(pick).transpose()?,
+        })
     }
 
     /// Those of `all` rows that attend, `count` of them.
@@ -128,26 +163,33 @@ impl Layer {
         let (spec, hidden) = (&config.spec.layers[index], config.hidden_size);
         let norm = spec.norms.before_attention;
         let norm = norm.map(|name| Norm::load(weights, &at(name), hidden, config.spec.norm));
+        let mut block = Block::load((config, spec), ropes, weights, hidden, &at)?;
+        if let Some(width) = config.spec.layer_input_width {
+            block.input = Some(LayerInput::load(config, (index, width), weights, &at)?);
+        }
         Ok(Self {
             norm: norm.transpose()?,
-            block: Block::load((config, spec), ropes, weights, hidden, at)?,
+            block,
         })
     }
 
     /// All its products.
-    pub fn linears(&mut self) -> [&mut Linear; 4] {
-        let Block { qkv, o, mlp, .. } = &mut self.block;
-        [qkv, o, &mut mlp.gate_up, &mut mlp.down]
+    pub fn linears(&mut self) -> impl Iterator<Item = &mut Linear> {
+        let Block {
+            qkv, o, mlp, input, ..
+        } = &mut self.block;
+        let input = input.iter_mut().flat_map(LayerInput::linears);
+        [qkv, o].into_iter().chain(mlp.linears()).chain(input)
     }
 
     /// See [`Linear::prepare_recording`]; the minimum over its products.
     pub fn prepare_recording(&self) -> Result<usize> {
         let block = &self.block;
-        let mut max_rows = usize::MAX;
-        for linear in [&block.qkv, &block.o, &block.mlp.gate_up, &block.mlp.down] {
-            max_rows = max_rows.min(linear.prepare_recording()?);
-        }
-        Ok(max_rows)
+        let max_rows = block
+            .qkv
+            .prepare_recording()?
+            .min(block.o.prepare_recording()?);
+        Ok(max_rows.min(block.mlp.prepare_recording()?))
     }
 
     /// Takes the residual stream and the `delta` still to be added to it, `[rows, hidden]` each;
@@ -236,8 +278,9 @@ impl Block {
         inputs: usize,
         at: impl Fn(&str) -> String,
     ) -> Result<Self> {
-        let (hidden, d, heads) = (config.hidden_size, config.head_dim, config.num_heads);
-        let (q, kv, bias) = (heads * d, config.num_kv_heads * d, spec.qkv_bias);
+        let kv_heads = spec.kv_heads.unwrap_or(config.kv_heads());
+        let (hidden, d, heads) = (config.hidden_size, kv_heads.dim, config.num_heads);
+        let (q, kv, bias) = (heads * d, kv_heads.count * d, spec.qkv_bias);
         let rope = spec.rope.as_ref().map(|rope| {
             let index = ropes.index_of(rope);
             index.ok_or_else(|| Error::internal("a layer has a RoPE without a table"))
@@ -246,6 +289,18 @@ impl Block {
             return Err(Error::setup(
                 "norms after the position embedding have no CUDA kernel: this model runs only on the CPU",
             ));
+        }
+        if spec.v_norm && !weights.device().is_cpu() {
+            return Err(Error::setup(
+                "norms of values have no CUDA kernel: this model runs only on the CPU",
+            ));
+        }
+        let shares = matches!(spec.kv, KvSource::Layer(_));
+        if shares {
+            // Trained checkpoints have them nevertheless.
+            for part in ["k_proj", "v_proj", "k_norm"] {
+                weights.skip(&at(&format!("self_attn.{part}.weight")));
+            }
         }
         let head_norms = spec.qk_norm.map(|norm| -> Result<HeadNorms> {
             let (q, k) = match norm {
@@ -256,9 +311,13 @@ impl Block {
                 QkNorm::RotatedHead => ("self_attn.query_layernorm", "self_attn.key_layernorm"),
                 _ => ("self_attn.q_norm", "self_attn.k_norm"),
             };
+            let q = weights.norm(&at(q_name), q, config.spec.norm.offset)?;
             Ok(HeadNorms {
-                q: weights.norm(&at(q_name), q, config.spec.norm.offset)?,
-                k: weights.norm(&at(k_name), k, config.spec.norm.offset)?,
+                k: match shares {
+                    true => q.clone(),
+                    false => weights.norm(&at(k_name), k, config.spec.norm.offset)?,
+                },
+                q,
                 eps: config.rms_norm_eps as f32,
                 after_rotation: norm == QkNorm::RotatedHead,
             })
@@ -270,12 +329,22 @@ impl Block {
         } else {
             None
         };
+        let scalar = match spec.has_scalar {
+            true => Some(f64::from(weights.scalar(&at("layer_scalar"), &[1])?)),
+            false => None,
+        };
+        let ones = || Tensor::ones(d, weights.dtypes().activations, weights.device());
+        let v_norm = spec.v_norm.then(ones).transpose()?;
         let mut norm = |name: Option<&'static str>| {
             name.map(|name| Norm::load(weights, &at(name), hidden, config.spec.norm))
                 .transpose()
         };
         let norms = &spec.norms;
         Ok(Self {
+            v_norm,
+            kv_heads,
+            input: None,
+            scalar,
             spec: spec.clone(),
             rope: rope.transpose()?,
             head_norms,
@@ -297,11 +366,15 @@ impl Block {
                             order.as_deref(),
                         )
                     };
-                    Linear::join(vec![
-                        rotated("self_attn.q_proj", heads)?,
-                        rotated("self_attn.k_proj", config.num_kv_heads)?,
-                        weights.linear(&at("self_attn.v_proj"), (kv, inputs), bias)?,
-                    ])?
+                    let mut parts = vec![rotated("self_attn.q_proj", heads)?];
+                    if !shares {
+                        parts.push(rotated("self_attn.k_proj", kv_heads.count)?);
+                    }
+                    if spec.kv == KvSource::Own {
+                        let v = weights.linear(&at("self_attn.v_proj"), (kv, inputs), bias)?;
+                        parts.push(v);
+                    }
+                    Linear::join(parts)?
                 }
             },
             o: weights.linear(&at("self_attn.o_proj"), (hidden, q), spec.o_bias)?,
@@ -330,9 +403,17 @@ impl Block {
             let delta = self.delta(delta, self.after_mlp.as_ref(), eps)?;
             return Ok((x.clone(), (attended + delta)?));
         }
-        let (x, normed) = add(x, &attended, self.before_mlp.as_ref(), eps)?;
+        let (mut x, normed) = add(x, &attended, self.before_mlp.as_ref(), eps)?;
         let delta = self.mlp.forward(&normed)?;
-        Ok((x, self.delta(delta, self.after_mlp.as_ref(), eps)?))
+        let mut delta = self.delta(delta, self.after_mlp.as_ref(), eps)?;
+        if let (Some(input), Some(all)) = (&self.input, &step.layer_inputs) {
+            x = (x + delta)?;
+            delta = input.forward(&x, &step.pick(&input.of(all)?, rows)?, eps)?;
+        }
+        match self.scalar {
+            None => Ok((x, delta)),
+            Some(scalar) => Ok(((x * scalar)?, (delta * scalar)?)),
+        }
     }
 
     /// What is added to the residual stream for the output `y` of attention or MLP, which may have a norm.
@@ -356,7 +437,7 @@ impl Block {
         step: &Step<'_>,
         pool: &(Tensor, Tensor),
     ) -> Result<Tensor> {
-        let (heads, d) = (config.num_heads, config.head_dim);
+        let (heads, d) = (config.num_heads, self.kv_heads.dim);
         let q = self.write(x, config, step, pool)?;
         let q = step.pick(&q, rows)?;
         let params = AttentionParams {
@@ -377,94 +458,39 @@ impl Block {
         step: &Step<'_>,
         (k_pool, v_pool): &(Tensor, Tensor),
     ) -> Result<Tensor> {
-        let (rows, d) = (x.dim(0)?, config.head_dim);
-        let (heads, kv_heads) = (config.num_heads, config.num_kv_heads);
-        let qkv = self.qkv.forward(x)?;
-        let qkv = qkv.reshape((rows, heads + 2 * kv_heads, d))?;
+        let (rows, heads) = (x.dim(0)?, config.num_heads);
+        let KvHeads { count, dim } = self.kv_heads;
+        let qkv = self.qkv.forward(x)?.reshape((rows, (), dim))?;
         let pools = Pools {
             k: k_pool,
             v: v_pool,
             slots: step.slots,
         };
-        let rope = self.rope.map(|rope| &step.angles[rope]);
-        let angles = rope.map(|rope| (&rope.cos, &rope.sin));
+        let own_angles = self.rope.map(|rope| &step.angles[rope]);
+        let angles = own_angles.map(|angles| (&angles.cos, &angles.sin));
         let norms = self.head_norms.as_ref();
-        let q = rope_kv_write(&qkv, heads, angles, norms, pools)?;
-        match rope.and_then(|rope| rope.query_scale.as_ref()) {
+        let q = match (self.spec.kv, &self.v_norm) {
+            (KvSource::Layer(_), _) => {
+                rope(&qkv, heads, angles, norms)?;
+                qkv
+            }
+            (KvSource::Own, None) => rope_kv_write(&qkv, heads, angles, norms, pools)?,
+            (_, v_norm) => {
+                let mut v = qkv.narrow(1, qkv.dim(1)? - count, count)?.contiguous()?;
+                if let Some(ones) = v_norm {
+                    let heads = v.reshape(((), dim))?;
+                    let eps = config.rms_norm_eps as f32;
+                    v = add_norm(&heads, &heads.zeros_like()?, ones, eps)?
+                        .1
+                        .reshape(v.dims())?;
+                }
+                let qkv = Tensor::cat(&[&qkv.narrow(1, 0, heads + count)?, &v], 1)?;
+                rope_kv_write(&qkv, heads, angles, norms, pools)?
+            }
+        };
+        match own_angles.and_then(|rope| rope.query_scale.as_ref()) {
             Some(scale) => Ok(q.broadcast_mul(scale)?),
             None => Ok(q),
         }
     }
-}
-
-impl Mlp {
-    fn load(
-        config: &ModelConfig,
-        spec: &LayerSpec,
-        weights: &mut Weights,
-        at: impl Fn(&str) -> String,
-    ) -> Result<Self> {
-        let (hidden, width) = (config.hidden_size, config.intermediate_size);
-        let mut linear = |part: &str, shape| weights.linear(&at(part), shape, spec.mlp_bias);
-        Ok(match spec.mlp {
-            MlpSpec::Plain {
-                activation,
-                up,
-                down,
-            } => Self {
-                activation,
-                gate_up: linear(up, (width, hidden))?,
-                is_gated: false,
-                down: linear(down, (hidden, width))?,
-            },
-            MlpSpec::Gated(activation) => Self {
-                activation,
-                gate_up: Linear::join(vec![
-                    linear("mlp.gate_proj", (width, hidden))?,
-                    linear("mlp.up_proj", (width, hidden))?,
-                ])?,
-                is_gated: true,
-                down: linear("mlp.down_proj", (hidden, width))?,
-            },
-            MlpSpec::Fused {
-                activation,
-                gate_up,
-                down,
-            } => Self {
-                activation,
-                gate_up: linear(gate_up, (2 * width, hidden))?,
-                is_gated: true,
-                down: linear(down, (hidden, width))?,
-            },
-            MlpSpec::Xielu(given) => Self {
-                gate_up: linear("mlp.up_proj", (width, hidden))?,
-                is_gated: false,
-                down: linear("mlp.down_proj", (hidden, width))?,
-                activation: Activation::Xielu(match given {
-                    Some(given) => given,
-                    None => xielu(weights, &at("mlp.act_fn"))?,
-                }),
-            },
-        })
-    }
-
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let wide = self.gate_up.forward(x)?;
-        let wide = match self.is_gated {
-            true => glu(&wide, self.activation)?,
-            false => self.activation.apply(&wide)?,
-        };
-        self.down.forward(&wide)
-    }
-}
-
-/// The activation `name` of a checkpoint.
-fn xielu(weights: &mut Weights, name: &str) -> Result<Xielu> {
-    let mut number = |part: &str, dims: &[usize]| -> Result<f32> {
-        let tensor = weights.tensor(&format!("{name}.{part}"), dims)?;
-        Ok(tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?[0])
-    };
-    let (alpha_p, alpha_n) = (number("alpha_p", &[1])?, number("alpha_n", &[1])?);
-    let (beta, eps) = (number("beta", &[])?, number("eps", &[])?);
-    Ok(Xielu::of_stored(alpha_p, alpha_n, beta, eps))
 }

@@ -2,10 +2,17 @@
 
 use super::rope::Rope;
 use crate::kernels::{Activation, Xielu};
+use crate::kv::KvHeads;
 
 /// A layer: attention, then an MLP, each added to the residual stream.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerSpec {
+    /// Its key/value heads, if they are not the model's; their width is that of queries, too.
+    pub kv_heads: Option<KvHeads>,
+    /// Where K and V come from.
+    pub kv: KvSource,
+    /// Whether each head of v has an RMSNorm without weights.
+    pub v_norm: bool,
     /// The position embedding of queries and keys; `None` = positions are not encoded.
     pub rope: Option<Rope>,
     /// Whether rows of q and k whose values are rotated together are neighbours in the checkpoint. Loading reorders
@@ -25,6 +32,8 @@ pub struct LayerSpec {
     /// Whether the MLP reads what attention reads, instead of the residual stream after attention.
     pub parallel: bool,
     pub mlp: MlpSpec,
+    /// Width of the MLP, if it is not the model's.
+    pub mlp_width: Option<usize>,
     /// Whether the checkpoint has q, k and v as one tensor, `qkv_proj`.
     pub fused_qkv: bool,
     /// Whether q, k and v have a bias, the output of attention, and the products of the MLP.
@@ -33,6 +42,19 @@ pub struct LayerSpec {
     pub mlp_bias: bool,
     /// Factor of what attention and MLP add to the residual stream.
     pub residual_scale: f32,
+    /// Whether the checkpoint has a factor of the residual stream after the layer, `layer_scalar`.
+    pub has_scalar: bool,
+}
+
+/// Where K and V of a layer come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvSource {
+    /// It computes both.
+    Own,
+    /// It computes K. V is the same before norm and position embedding.
+    Keys,
+    /// It reads those of this earlier layer, which has its own.
+    Layer(usize),
 }
 
 /// What a norm of queries and keys spans.
@@ -71,6 +93,8 @@ pub struct ModelSpec {
     pub logit_scale: Option<f32>,
     /// Logits become `cap * tanh(logit / cap)`.
     pub logit_soft_cap: Option<f32>,
+    /// Width of each layer's own input, if layers have one besides the residual stream.
+    pub layer_input_width: Option<usize>,
 }
 
 impl From<Vec<LayerSpec>> for ModelSpec {
@@ -88,8 +112,18 @@ impl ModelSpec {
     /// # Errors
     /// A message that names what would.
     pub fn check(&self, head_dim: usize, max_positions: usize) -> Result<(), String> {
-        for layer in &self.layers {
-            layer.check(head_dim, max_positions)?;
+        for (i, layer) in self.layers.iter().enumerate() {
+            let dim = layer.kv_heads.map_or(head_dim, |heads| heads.dim);
+            layer.check(dim, max_positions)?;
+            if let KvSource::Layer(of) = layer.kv
+                && !(self.layers[..i].get(of)).is_some_and(|other| {
+                    other.kv_heads == layer.kv_heads && !matches!(other.kv, KvSource::Layer(_))
+                })
+            {
+                return Err(format!(
+                    "layer {i} cannot read K and V of layer {of}: it must be an earlier one with heads of the same shape that has its own"
+                ));
+            }
         }
         for (name, value) in [
             ("the scale of the embedding", self.embedding_scale),
@@ -101,6 +135,50 @@ impl ModelSpec {
             }
         }
         Ok(())
+    }
+
+    /// The place in the pool of the K and V that layer `index` reads.
+    pub(super) fn pool_layer(&self, index: usize) -> usize {
+        let owner = match self.layers[index].kv {
+            KvSource::Layer(owner) => owner,
+            _ => index,
+        };
+        self.with_kv(owner).count()
+    }
+
+    /// The layers before `end` that have their own K and V.
+    fn with_kv(&self, end: usize) -> impl Iterator<Item = &LayerSpec> {
+        let layers = self.layers[..end].iter();
+        layers.filter(|layer| !matches!(layer.kv, KvSource::Layer(_)))
+    }
+
+    /// The key/value heads of the layers that have their own K and V; `heads` are those of the model.
+    pub(super) fn pool_heads(&self, heads: KvHeads) -> Vec<KvHeads> {
+        let layers = self.with_kv(self.layers.len());
+        layers
+            .map(|layer| layer.kv_heads.unwrap_or(heads))
+            .collect()
+    }
+
+    /// The model of these layers of this one, ascending.
+    ///
+    /// # Errors
+    /// If one reads K and V of a layer that is not among them.
+    pub(super) fn subset(&self, layers: &[usize]) -> Result<Self, String> {
+        let chosen = layers.iter().map(|&i| {
+            let mut layer = self.layers[i].clone();
+            if let KvSource::Layer(of) = &mut layer.kv {
+                let place = layers.iter().position(|layer| layer == of);
+                *of = place.ok_or_else(|| {
+                    format!("layer {i} reads K and V of layer {of}, which must be among them, too")
+                })?;
+            }
+            Ok(layer)
+        });
+        Ok(Self {
+            layers: chosen.collect::<Result<_, String>>()?,
+            ..self.clone()
+        })
     }
 }
 
@@ -202,6 +280,9 @@ impl LayerSpec {
     /// A layer of Llama with heads of `head_dim` values: what an architecture does not say otherwise.
     pub fn llama(rope: Rope, head_dim: usize) -> Self {
         Self {
+            kv_heads: None,
+            kv: KvSource::Own,
+            v_norm: false,
             rope: Some(rope),
             interleaved: false,
             qk_norm: None,
@@ -212,11 +293,13 @@ impl LayerSpec {
             norms: Norms::BEFORE,
             parallel: false,
             mlp: MlpSpec::Gated(Activation::Silu),
+            mlp_width: None,
             fused_qkv: false,
             qkv_bias: false,
             o_bias: false,
             mlp_bias: false,
             residual_scale: 1.,
+            has_scalar: false,
         }
     }
 

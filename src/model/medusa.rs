@@ -11,7 +11,7 @@ use super::weights::Weights;
 use super::{Batch, Ends, Head, MAX_TREE_NODES, MaskedBlock, Model, ModelConfig, Output};
 use crate::error::{Error, Result, clipped};
 use crate::kernels::kv_write::kv_write;
-use crate::kv::{KvShape, KvStore};
+use crate::kv::{KvHeads, KvShape, KvStore};
 use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 
@@ -129,9 +129,10 @@ impl Model for MedusaHeads {
     fn kv_shape(&self) -> KvShape {
         // A position's normed hidden state is its K and V: a half each.
         KvShape {
-            num_layers: 1,
-            num_kv_heads: 1,
-            head_dim: self.config.hidden_size / 2,
+            layers: vec![KvHeads {
+                count: 1,
+                dim: self.config.hidden_size / 2,
+            }],
             dtype: self.dtypes.kv,
         }
     }

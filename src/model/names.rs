@@ -8,6 +8,10 @@ pub const EMBEDDING: &str = "model.embed_tokens";
 pub const NORM: &str = "model.norm";
 /// The output layer, without `.weight`.
 pub const HEAD: &str = "lm_head";
+/// The embedding, projection and norm of layers' own inputs, without `.weight`.
+pub const LAYER_EMBEDDING: &str = "model.embed_tokens_per_layer";
+pub const LAYER_PROJECTION: &str = "model.per_layer_model_projection";
+pub const LAYER_NORM: &str = "model.per_layer_projection_norm";
 /// As in EAGLE-3: the id of a row of the output layer, minus the row's number.
 pub const OUTPUT_IDS: &str = "d2t";
 
@@ -89,6 +93,9 @@ pub fn gguf(name: &str) -> Option<String> {
         "model.norm.weight" => Some("output_norm.weight"),
         "model.norm.bias" => Some("output_norm.bias"),
         "lm_head.weight" => Some("output.weight"),
+        "model.embed_tokens_per_layer.weight" => Some("per_layer_token_embd.weight"),
+        "model.per_layer_model_projection.weight" => Some("per_layer_model_proj.weight"),
+        "model.per_layer_projection_norm.weight" => Some("per_layer_proj_norm.weight"),
         // Of a draft head.
         "norm.weight" => Some("output_norm.weight"),
         "fc.weight" => Some("fc.weight"),
@@ -100,7 +107,7 @@ pub fn gguf(name: &str) -> Option<String> {
         return Some(name.to_owned());
     }
     let (layer, rest) = layer_of(name).or_else(|| layer_of_head(name))?;
-    let (part, kind) = rest.rsplit_once('.')?;
+    let (part, kind) = rest.rsplit_once('.').unwrap_or((rest, "weight"));
     let part = match part {
         "input_layernorm" => "attn_norm",
         "hidden_norm" => "hidden_norm",
@@ -116,6 +123,10 @@ pub fn gguf(name: &str) -> Option<String> {
         // llama.cpp has the gate in the first half of this one.
         "mlp.up_proj" | "mlp.gate_up_proj" | "mlp.c_fc" => "ffn_up",
         "mlp.down_proj" | "mlp.c_proj" => "ffn_down",
+        "per_layer_input_gate" => "inp_gate",
+        "per_layer_projection" => "proj",
+        "post_per_layer_input_norm" => "post_norm",
+        "layer_scalar" => "layer_output_scale",
         _ => return None,
     };
     Some(format!("blk.{layer}.{part}.{kind}"))

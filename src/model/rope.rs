@@ -23,6 +23,16 @@ pub enum RopeScaling {
     Llama3(Llama3Scaling),
     Yarn(YarnScaling),
     Long(LongScaling),
+    Proportional(ProportionalScaling),
+}
+
+/// The frequencies of whole heads, of which only the first pairs are rotated (Gemma 4).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ProportionalScaling {
+    /// The part of the pairs that is rotated.
+    pub part: f32,
+    /// Divides all frequencies.
+    pub factor: f32,
 }
 
 /// Peng et al. 2023, "YaRN" (arXiv 2309.00071): high frequencies are kept, low ones are divided by `factor`.
@@ -107,6 +117,12 @@ impl Rope {
                 LongFactors::Values(by) => plain.zip(by).map(|(f, by)| f / by).collect(),
                 LongFactors::Tensor(_) => plain.collect(),
             },
+            Some(RopeScaling::Proportional(scaling)) => {
+                let rotated = (scaling.part * self.width as f32 / 2.) as usize;
+                let rotated = plain.take(rotated).map(|f| f / scaling.factor);
+                let all = rotated.chain(std::iter::repeat(0.));
+                all.take(self.width / 2).collect()
+            }
         }
     }
 
@@ -151,6 +167,10 @@ impl Rope {
             Some(RopeScaling::Llama3(scaling)) => scaling.check()?,
             Some(RopeScaling::Yarn(scaling)) => scaling.check()?,
             Some(RopeScaling::Long(scaling)) => scaling.check(self.width)?,
+            Some(RopeScaling::Proportional(scaling)) => check_positive(&[
+                ("partial_rotary_factor", scaling.part),
+                ("factor", scaling.factor),
+            ])?,
         }
         if let Some(QueryScaling {
             beta,
@@ -326,7 +346,8 @@ pub(super) struct RopeTables {
 }
 
 impl RopeTables {
-    /// Those of the layers of a model. `factors` divide the frequencies of all, if the checkpoint contains them.
+    /// Those of the layers of a model. `factors` divide the frequencies of all, if the checkpoint contains them, or
+    /// of those that name their tensor.
     pub fn new<'a>(of_layers: impl Iterator<Item = &'a Rope>, factors: Option<&[f32]>) -> Self {
         let mut ropes: Vec<Rope> = Vec::new();
         for rope in of_layers {
@@ -334,14 +355,18 @@ impl RopeTables {
                 ropes.push(rope.clone());
             }
         }
-        let factors = factors.unwrap_or_default().iter().copied();
-        let factors = factors.chain(std::iter::repeat(1.));
-        let table = |rope: &Rope| RopeTable {
-            frequencies: (rope.frequencies().into_iter().zip(factors.clone()))
-                .map(|(frequency, by)| frequency / by)
-                .collect(),
-            attention_factor: rope.attention_factor(),
-            query_scaling: rope.query_scaling,
+        let named = ropes.iter().any(|rope| rope.factor_tensor().is_some());
+        let table = |rope: &Rope| {
+            let factors = factors.filter(|_| rope.factor_tensor().is_some() == named);
+            let factors = factors.unwrap_or_default().iter();
+            let factors = factors.copied().chain(std::iter::repeat(1.));
+            RopeTable {
+                frequencies: (rope.frequencies().into_iter().zip(factors))
+                    .map(|(frequency, by)| frequency / by)
+                    .collect(),
+                attention_factor: rope.attention_factor(),
+                query_scaling: rope.query_scaling,
+            }
         };
         Self {
             tables: ropes.iter().map(table).collect(),

@@ -5,7 +5,7 @@
 use super::{Batch, Model, ModelConfig, Output, Span};
 use crate::error::{Error, Result};
 use crate::kernels::kv_write;
-use crate::kv::{KvShape, KvStore};
+use crate::kv::{KvHeads, KvShape, KvStore};
 use crate::sampling::mix;
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,13 +23,6 @@ pub struct ToyModel {
     /// Every forward takes this lock: holding it stops the model.
     pub gate: Arc<Mutex<()>>,
 }
-
-const KV: KvShape = KvShape {
-    num_layers: 1,
-    num_kv_heads: 1,
-    head_dim: 1,
-    dtype: DType::F32,
-};
 
 impl ToyModel {
     /// `noise` 0 = the target itself, 1 = nothing in common with it.
@@ -98,7 +91,10 @@ impl Model for ToyModel {
     }
 
     fn kv_shape(&self) -> KvShape {
-        KV
+        KvShape {
+            layers: vec![KvHeads { count: 1, dim: 1 }],
+            dtype: DType::F32,
+        }
     }
 
     fn device(&self) -> &Device {

@@ -283,6 +283,18 @@ impl Weights {
         }
     }
 
+    /// Leaves the tensor `name` (its full Hugging Face name) unread, if there is one.
+    pub fn skip(&mut self, name: &str) {
+        let name = &*self.layout.name(name);
+        match &mut self.source {
+            Source::Gguf(file) => file.skip(name),
+            Source::Safetensors(_, read) | Source::Pickled(_, read) => {
+                read.insert(name.to_owned());
+            }
+            Source::Dummy(_) => (),
+        }
+    }
+
     /// Call it when everything is loaded: logs in one line what was converted.
     ///
     /// # Errors
@@ -359,6 +371,15 @@ impl Weights {
     pub fn tensor(&mut self, name: &str, dims: &[usize]) -> Result<Tensor> {
         let tensor = self.stored(name, dims)?;
         Ok(tensor.to_dtype(self.dtypes.activations)?)
+    }
+
+    /// The only value of the tensor `name` (its full Hugging Face name) of shape `dims`.
+    ///
+    /// # Errors
+    /// As [`Weights::linear`].
+    pub fn scalar(&mut self, name: &str, dims: &[usize]) -> Result<f32> {
+        let tensor = self.tensor(name, dims)?.to_dtype(DType::F32)?;
+        Ok(tensor.flatten_all()?.to_vec1()?[0])
     }
 
     /// Adds the tensor `name` of the shape `dims` to the inventory, and returns what it is loaded as.

@@ -62,15 +62,37 @@ pub(super) fn of_header(header: Header, file: &str) -> Result<Text> {
 fn tokenizer(content: &mut Content) -> Result<Tokenizer> {
     match string(content, "tokenizer.ggml.model").unwrap_or("none") {
         "gpt2" => byte_level_bpe(content),
-        "llama" => sentencepiece_bpe(content),
+        "llama" => sentencepiece_bpe(content, None),
+        "gemma4" => {
+            let merges = merges(content)?;
+            sentencepiece_bpe(content, Some(merges))
+        }
         other => Err(Error::setup(format!(
-            "tokenizer model `{other}` is not supported in a GGUF file: only byte-level BPE (`gpt2`) and SentencePiece's BPE (`llama`) are; use the model's folder with tokenizer.json"
+            "tokenizer model `{other}` is not supported in a GGUF file: only byte-level BPE (`gpt2`) and SentencePiece's BPE (`llama`, `gemma4`) are; use the model's folder with tokenizer.json"
         ))),
     }
 }
 
-/// What a file leaves out is what llama.cpp takes it for: BOS and a space come first.
-fn sentencepiece_bpe(content: &Content) -> Result<Tokenizer> {
+/// The merges, first ones first. No token of these has a space.
+fn merges(content: &Content) -> Result<Vec<(String, String)>> {
+    let key = "tokenizer.ggml.merges";
+    let Some(Value::Array(list)) = content.metadata.get(key) else {
+        return Err(Error::setup(format!("{key} is no list")));
+    };
+    let pair = |merge: &Value| {
+        let (left, right) = merge.to_string().ok()?.split_once(' ')?;
+        Some((left.to_owned(), right.to_owned()))
+    };
+    let pairs: Option<Vec<_>> = list.iter().map(pair).collect();
+    pairs.ok_or_else(|| Error::setup(format!("{key} has an entry that is not two tokens")))
+}
+
+/// What a file leaves out is what llama.cpp takes it for: BOS and a space come first. Without `merges`, scores say
+/// them.
+fn sentencepiece_bpe(
+    content: &Content,
+    merges: Option<Vec<(String, String)>>,
+) -> Result<Tokenizer> {
     let get = |key: &str| content.metadata.get(&format!("tokenizer.ggml.{key}"));
     let list = |key: &str| match get(key) {
         Some(Value::Array(list)) => Ok(list.as_slice()),
@@ -129,7 +151,7 @@ fn sentencepiece_bpe(content: &Content) -> Result<Tokenizer> {
         last: id("eos_token_id").filter(|_| add_eos),
         space_prefix: flag("add_space_prefix", true)?,
     };
-    sentencepiece::tokenizer(&tokens, options)
+    sentencepiece::tokenizer(&tokens, merges, options)
 }
 
 /// candle builds vocabulary, merges and post-processor. It knows few names of pre-tokenizers, and falls back
@@ -298,6 +320,7 @@ mod tests {
         for (pre, model, named) in [
             (None, "t5", "`t5`"),
             (None, "llama", "tokenizer.ggml.scores"),
+            (None, "gemma4", "tokenizer.ggml.scores"),
             (Some("superbpe"), "gpt2", "`superbpe`"),
         ] {
             let error = tokenizer(&mut content(pre, model))

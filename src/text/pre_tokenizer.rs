@@ -66,19 +66,18 @@ pub(super) fn named(name: &str) -> Result<Named> {
         // `default` is that of files without a name.
         "default" | "gpt-2" | "gpt2" | "phi-2" | "gigachat" | "a.x-4.0" | "mellum" | "mpt"
         | "olmo" | "jais" | "trillion" | "granite-docling" | "exaone4" => vec![words()],
-        "smollm" | "starcoder" | "refact" | "command-r" | "codeshell" | "exaone" | "minerva-7b" => {
-            vec![digits(), words()]
-        }
+        "smollm" | "starcoder" | "refact" | "command-r" | "codeshell" | "exaone" | "minerva-7b"
+        | "mellum2" => vec![digits(), words()],
         "llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "falcon-h1" | "pixtral" | "midm-2.0"
         | "lfm2" | "dbrx" | "smaug-bpe" | "glm4" | "chatglm-bpe" => split(&[WORDS_DIGITS_3])?,
-        "qwen2" | "deepseek-r1-qwen" | "kormo" | "megrez" | "stablelm2" | "hunyuan" | "grok-2" => {
-            split(&[WORDS_DIGITS_1])?
-        }
+        "qwen2" | "deepseek-r1-qwen" | "f2llmv2" | "kormo" | "megrez" | "stablelm2" | "hunyuan"
+        | "grok-2" => split(&[WORDS_DIGITS_1])?,
+        "minicpm5" => split(&[r"\p{N}{1,3}", WORDS_DIGITS_3])?,
         "qwen35" => split(&[WORDS_MARKS])?,
         "seed-coder" => split(&[WORDS_LINES])?,
         "bailingmoe" | "bailingmoe2" | "llada-moe" => split(&[WORDS_POSSESSIVE])?,
         "tekken" => split(&[CAPITALS_DIGITS_1])?,
-        "gpt-4o" | "llama4" | "kanana2" | "minimax-m2" => split(&[CAPITALS_DIGITS_3])?,
+        "gpt-4o" | "llama4" | "kanana2" | "minimax-m2" | "talkie" => split(&[CAPITALS_DIGITS_3])?,
         "deepseek-v3" | "hunyuan-dense" | "joyai-llm" => split(&DEEPSEEK_V3)?,
         "deepseek-coder" => [split(&DEEPSEEK_CODER)?, vec![digits()]].concat(),
         "deepseek-llm" => [split(&DEEPSEEK_LLM)?, vec![digits()]].concat(),
@@ -99,7 +98,14 @@ pub(super) fn named(name: &str) -> Result<Named> {
     let bytes = (!has_words).then(|| byte_level(false));
     let composed = matches!(
         name,
-        "qwen2" | "qwen35" | "deepseek-r1-qwen" | "stablelm2" | "mpt" | "olmo" | "command-r"
+        "qwen2"
+            | "qwen35"
+            | "deepseek-r1-qwen"
+            | "f2llmv2"
+            | "stablelm2"
+            | "mpt"
+            | "olmo"
+            | "command-r"
     );
     let as_llama3 = matches!(
         name,
@@ -116,7 +122,7 @@ pub(super) fn named(name: &str) -> Result<Named> {
     Ok(Named {
         normalizer: composed.then(|| NFC.into()),
         splitter: Sequence::new(steps.into_iter().chain(bytes).collect()).into(),
-        ignore_merges: as_llama3,
+        ignore_merges: as_llama3 || name == "minicpm5",
         add_bos: as_llama3,
     })
 }
@@ -182,6 +188,11 @@ mod tests {
                 "qwen2",
                 "It|'S| HelloWorld| |1|2|3|4|5|,| x|_|1|!\n\n|  |\tन|ी| é| 你好|。",
             ),
+            // Its digits are cut out first, so all spaces before a number are one piece.
+            (
+                "minicpm5",
+                "It|'S| HelloWorld| |123|45|,| x|_|1|!\n\n|  |\tन|ी| é| 你好|。",
+            ),
             (
                 "qwen35",
                 "It|'S| HelloWorld| |1|2|3|4|5|,| x|_|1|!\n\n|  |\tनी| é| 你好|。",
@@ -236,6 +247,8 @@ mod tests {
             ("glm4", "llama-bpe"),
             ("stablelm2", "qwen2"),
             ("llama4", "gpt-4o"),
+            ("mellum2", "smollm"),
+            ("f2llmv2", "qwen2"),
             ("hunyuan-dense", "deepseek-v3"),
         ] {
             assert_eq!(words_of(name, SAMPLE), words_of(same, SAMPLE), "{name}");

@@ -69,13 +69,21 @@ pub(super) struct Options {
     pub space_prefix: bool,
 }
 
-/// The tokenizer with these tokens.
+/// The tokenizer with these tokens, and these merges, if scores do not say them.
 ///
 /// # Errors
 /// `Setup`, if two tokens have one name, an id is none of a token, a token is too long, there are too many
 /// merges, or text could get lost.
-pub(super) fn tokenizer(tokens: &[Token], options: Options) -> Result<Tokenizer> {
+pub(super) fn tokenizer(
+    tokens: &[Token],
+    given: Option<Vec<(String, String)>>,
+    options: Options,
+) -> Result<Tokenizer> {
     let ids = by_name(tokens)?;
+    let merges = match given {
+        Some(given) => given,
+        None => merges(tokens, &ids)?,
+    };
     let name = |what: &str, id: Option<u32>| -> Result<Option<&str>> {
         let Some(id) = id else { return Ok(None) };
         match tokens.get(id as usize) {
@@ -96,7 +104,7 @@ pub(super) fn tokenizer(tokens: &[Token], options: Options) -> Result<Tokenizer>
     let names = tokens.iter().map(|token| token.name.clone());
     let vocabulary: Vocab = names.zip(0..).collect();
     let mut model = BPE::builder()
-        .vocab_and_merges(vocabulary, merges(tokens, &ids)?)
+        .vocab_and_merges(vocabulary, merges)
         .byte_fallback(byte_fallback)
         .fuse_unk(true);
     if let Some(unknown) = unknown {

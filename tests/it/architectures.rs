@@ -232,6 +232,32 @@ fn the_engine_changes_no_text() {
     }
 }
 
+/// A draft of some layers needs those whose K and V they read.
+#[test]
+fn a_draft_has_the_layers_that_it_reads() {
+    let all = fixtures();
+    let fixture = all.iter().find(|fixture| fixture.name() == "gemma4");
+    let fixture = fixture.unwrap();
+    let model = fixture.open();
+    let error = model.subset(&[0, 2, 5]).map(drop).unwrap_err().to_string();
+    assert!(
+        error.contains("layer 5 reads K and V of layer 3"),
+        "{error}"
+    );
+    let part = model.subset(&[0, 3, 5]).unwrap();
+    let bytes = part.kv_shape().bytes_per_token();
+    assert_eq!(bytes, 2 * 4 * (2 * 8 + 2 * 16));
+    // Chunks give what one forward gives.
+    let feed = |parts: &[&[u32]]| {
+        let mut rig = Rig::new(model.subset(&[0, 3, 5]).unwrap(), 32, 4);
+        let mut seq = Seq::default();
+        let rows = parts.iter().map(|part| rig.feed(&mut seq, part));
+        rows.collect::<Vec<_>>().concat()
+    };
+    let (start, end) = fixture.prompt.split_at(17);
+    assert_eq!(feed(&[start, end]), feed(&[&fixture.prompt]));
+}
+
 /// Of a class for images and texts only the decoder of texts is loaded and counted; what is neither is refused.
 #[test]
 fn tensors_of_images_are_skipped() {

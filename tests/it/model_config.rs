@@ -2,7 +2,7 @@
 
 use crate::common::tiny::*;
 use candle_core::DType;
-use foretoken::model::RopeScaling;
+use foretoken::model::{KvSource, RopeScaling};
 use serde_json::{Value as Json, json};
 use std::path::Path;
 
@@ -468,7 +468,7 @@ fn the_texts_of_multimodal_configs_are_read() {
             json!({ "quant_method": "fp8" }),
             "quantization_config",
         ),
-        ("audio_config", json!({ "depth": 2 }), "audio_config"),
+        ("speech_config", json!({ "depth": 2 }), "speech_config"),
     ] {
         let mut other = mistral.clone();
         other[key] = value;
@@ -511,4 +511,103 @@ fn windows_are_of_the_layers_that_the_config_names() {
     assert_eq!(windows(json!({ "use_sliding_window": false })), [None; 2]);
     // It hides nothing.
     assert_eq!(windows(json!({ "sliding_window": 256 })), [None; 2]);
+}
+
+/// Gemma 4: the keys of published files, and what is refused of them.
+#[test]
+fn layers_of_gemma_4_have_heads_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let kinds = |sliding: usize, times: usize| -> Vec<&str> {
+        let kinds = [vec!["sliding_attention"; sliding], vec!["full_attention"]].concat();
+        kinds.repeat(times)
+    };
+    let mut keys: Json = serde_json::from_str(
+        r#"{
+        "architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "tie_word_embeddings": true,
+        "audio_config": { "model_type": "gemma4_audio" }, "audio_token_id": 258881, "boa_token_id": 256000,
+        "boi_token_id": 255999, "eoa_token_index": 258883, "eoi_token_id": 258882, "eos_token_id": [1, 106],
+        "image_token_id": 258880, "video_token_id": 258884, "vision_config": { "model_type": "gemma4_vision" },
+        "vision_soft_tokens_per_image": 280, "text_config": {
+            "attention_bias": false, "attention_k_eq_v": false, "enable_moe_block": false,
+            "final_logit_softcapping": 30.0, "global_head_dim": 512, "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1536, "hidden_size_per_layer_input": 256,
+            "intermediate_size": 6144, "max_position_embeddings": 131072,
+            "model_type": "gemma4_text", "num_attention_heads": 8, "num_experts": null,
+            "num_global_key_value_heads": null, "num_hidden_layers": 35, "num_key_value_heads": 1,
+            "num_kv_shared_layers": 20, "rms_norm_eps": 1e-6, "rope_parameters": {
+                "full_attention": {
+                    "partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"
+                },
+                "sliding_attention": { "rope_theta": 10000.0, "rope_type": "default" }
+            }, "sliding_window": 512, "top_k_experts": null, "use_bidirectional_attention": null,
+            "use_double_wide_mlp": true, "vocab_size": 262144, "vocab_size_per_layer_input": 262144
+        }
+    }"#,
+    )
+    .unwrap();
+    keys["text_config"]["layer_types"] = json!(kinds(4, 7));
+    let read = |keys: &Json| {
+        write_config(folder.path(), keys);
+        foretoken::model::ModelConfig::from_json(folder.path())
+    };
+    let small = read(&keys).unwrap();
+    let layers = &small.spec.layers;
+    let shared = |i: usize| (layers[i].kv, layers[i].mlp_width);
+    assert_eq!(shared(14), (KvSource::Own, None));
+    assert_eq!(shared(33), (KvSource::Layer(13), Some(12288)));
+    assert_eq!(shared(34), (KvSource::Layer(14), Some(12288)));
+    assert_eq!(small.spec.layer_input_width, Some(256));
+    // 12 layers with heads of 256 values, and 3 of 512.
+    let bytes = small.kv_shape(DType::BF16).bytes_per_token();
+    assert_eq!(bytes, 2 * 2 * (12 * 256 + 3 * 512));
+    let rope = layers[4].rope.as_ref().unwrap();
+    let rotated = rope.frequencies().iter().filter(|&&f| f > 0.).count();
+    assert_eq!((rope.width, rotated), (512, 64));
+
+    for (key, value, why) in [
+        ("enable_moe_block", json!(true), "enable_moe_block true"),
+        (
+            "use_bidirectional_attention",
+            json!("all"),
+            "use_bidirectional_attention \"all\"",
+        ),
+        ("num_kv_shared_layers", json!(31), "num_kv_shared_layers 31"),
+        (
+            "vocab_size_per_layer_input",
+            json!(1000),
+            "vocab_size_per_layer_input 1000",
+        ),
+        ("global_head_dim", json!(511), "head_dim 511 is odd"),
+        (
+            "per_layer_config",
+            json!({ "4": { "head_dim": 512, "window": 3 } }),
+            "window 3",
+        ),
+    ] {
+        let mut wrong = keys.clone();
+        wrong["text_config"][key] = value;
+        let error = read(&wrong).unwrap_err().to_string();
+        assert!(error.contains(why) && !error.contains('\n'), "{error}");
+    }
+
+    for (key, value) in [
+        ("attention_k_eq_v", json!(true)),
+        ("hidden_size_per_layer_input", json!(0)),
+        ("layer_types", json!(kinds(5, 10))),
+        ("num_attention_heads", json!(32)),
+        ("num_global_key_value_heads", json!(4)),
+        ("num_hidden_layers", json!(60)),
+        ("num_key_value_heads", json!(16)),
+        ("num_kv_shared_layers", json!(0)),
+        ("use_bidirectional_attention", json!("vision")),
+        ("use_double_wide_mlp", json!(false)),
+    ] {
+        keys["text_config"][key] = value;
+    }
+    let large = read(&keys).unwrap();
+    assert_eq!(large.spec.layers[4].kv, KvSource::Own);
+    assert_eq!(large.spec.layers[5].kv, KvSource::Keys);
+    assert_eq!(large.spec.layer_input_width, None);
+    let bytes = large.kv_shape(DType::BF16).bytes_per_token();
+    assert_eq!(bytes, 2 * 2 * (50 * 16 * 256 + 10 * 4 * 512));
 }

@@ -8,7 +8,7 @@ use super::rope::{rope, ropes_by_kind};
 use crate::kernels::Activation;
 
 /// Of the inputs and of the outputs of attention and MLP.
-const AROUND: Norms = Norms {
+pub const AROUND: Norms = Norms {
     before_attention: Some("input_layernorm"),
     after_attention: Some("post_attention_layernorm"),
     before_mlp: Some("pre_feedforward_layernorm"),
@@ -85,7 +85,7 @@ pub fn gemma3(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
 }
 
 /// The layer of a Gemma 1.
-fn layer(keys: &mut Keys, shape: &Shape, rope: Rope) -> Result<LayerSpec, String> {
+pub fn layer(keys: &mut Keys, shape: &Shape, rope: Rope) -> Result<LayerSpec, String> {
     for key in ["hidden_act", "hidden_activation"] {
         let name = keys.text(key)?;
         // transformers takes the first of them, which old files have, for the second.

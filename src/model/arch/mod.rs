@@ -2,6 +2,7 @@
 
 mod apertus;
 mod gemma;
+mod gemma4;
 mod glm;
 mod layer_norm;
 mod llama;
@@ -77,6 +78,16 @@ pub const ARCHITECTURES: &[Architecture] = &[
     Architecture::new("gemma3_text", "Gemma3ForCausalLM", gemma::gemma3)
         .in_gguf(Some("gemma3"))
         .with(gemma::defaults3),
+    Architecture::new("gemma4_text", "Gemma4ForCausalLM", gemma4::gemma4)
+        .in_gguf(Some("gemma4"))
+        .with(gemma4::defaults),
+    Architecture::new(
+        "gemma4_unified_text",
+        "Gemma4UnifiedForCausalLM",
+        gemma4::gemma4,
+    )
+    .in_gguf(None)
+    .with(gemma4::unified_defaults),
     Architecture::new("smollm3", "SmolLM3ForCausalLM", llama::smollm3).with(llama::tied),
     Architecture::new("granite", "GraniteForCausalLM", llama::granite),
     // In GGUF files, those without experts and state spaces are a Granite.

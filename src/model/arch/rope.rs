@@ -3,7 +3,8 @@
 
 use super::super::keys::{Keys, Shape};
 use super::super::rope::{
-    Llama3Scaling, LongFactors, LongScaling, QueryScaling, Rope, RopeScaling, YarnScaling,
+    Llama3Scaling, LongFactors, LongScaling, ProportionalScaling, QueryScaling, Rope, RopeScaling,
+    YarnScaling,
 };
 
 /// What one place says of a position embedding.
@@ -147,6 +148,9 @@ fn entry(
         }
     }
     let scaling = scaling(&mut keys, shape, original)?;
+    if partial && matches!(scaling, Some(RopeScaling::Proportional(_))) {
+        return Err("rope_type proportional is not supported for this architecture".into());
+    }
     let beta = keys.number("llama_4_scaling_beta")?;
     let query_scaling = match (beta, &scaling) {
         (None, _) => None,
@@ -241,6 +245,13 @@ fn scaling(
                 attention_factor: attention_factor as f32,
             })))
         }
+        Some("proportional") => {
+            let part = keys.number("partial_rotary_factor")?;
+            Ok(Some(RopeScaling::Proportional(ProportionalScaling {
+                part: part.unwrap_or(1.) as f32,
+                factor: factor.unwrap_or(1.) as f32,
+            })))
+        }
         Some("llama3") => Ok(Some(RopeScaling::Llama3(Llama3Scaling {
             factor: need(factor, "factor")?,
             low_freq_factor: need(low, "low_freq_factor")?,
@@ -249,7 +260,7 @@ fn scaling(
                 .ok_or("rope_scaling lacks original_max_position_embeddings")?,
         }))),
         Some(other) => Err(format!(
-            "rope scaling '{other}' is not supported: only default, linear, dynamic, llama3, longrope and yarn are"
+            "rope scaling '{other}' is not supported: only default, linear, dynamic, llama3, longrope, proportional and yarn are"
         )),
     }
 }

@@ -1,4 +1,4 @@
-//! Classes for images and texts: their decoder of texts is loaded, and nothing else.
+//! Classes for images, sound and texts: their decoder of texts is loaded, and nothing else.
 
 use super::super::keys::Keys;
 
@@ -12,11 +12,21 @@ pub struct Wrapper {
     text: &'static str,
 }
 
-pub const WRAPPERS: [Wrapper; 5] = [
+pub const WRAPPERS: [Wrapper; 7] = [
     Wrapper {
         name: "gemma3",
         class: "Gemma3ForConditionalGeneration",
         text: "gemma3_text",
+    },
+    Wrapper {
+        name: "gemma4",
+        class: "Gemma4ForConditionalGeneration",
+        text: "gemma4_text",
+    },
+    Wrapper {
+        name: "gemma4_unified",
+        class: "Gemma4UnifiedForConditionalGeneration",
+        text: "gemma4_unified_text",
     },
     Wrapper {
         name: "mistral3",
@@ -41,8 +51,11 @@ pub const WRAPPERS: [Wrapper; 5] = [
     },
 ];
 
-/// How the names of the tensors begin that only images need.
-pub const IMAGE_TENSORS: [&str; 6] = [
+/// How the names of the tensors begin that only images and sound need.
+pub const IMAGE_TENSORS: [&str; 9] = [
+    "model.audio_tower.",
+    "model.embed_audio.",
+    "model.embed_vision.",
     "model.multi_modal_projector.",
     "model.vision_tower.",
     "model.visual.",
@@ -51,9 +64,12 @@ pub const IMAGE_TENSORS: [&str; 6] = [
     "visual.",
 ];
 
-/// How the keys begin that only images need.
-const IMAGE_KEYS: [&str; 9] = [
+/// How the keys begin that only images and sound need.
+const IMAGE_KEYS: [&str; 12] = [
+    "audio_",
+    "boa_token",
     "boi_token",
+    "eoa_token",
     "eoi_token",
     "image_token",
     "mm_tokens_per_image",

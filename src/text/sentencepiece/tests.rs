@@ -128,7 +128,7 @@ fn with(more: &[(&str, f32, Kind)]) -> Vec<Token> {
 #[test]
 fn what_is_no_tokenizer_is_refused() {
     let refused = |tokens: &[Token], options: Options, why: &str| {
-        let error = tokenizer(tokens, options).expect_err(why).to_string();
+        let error = tokenizer(tokens, None, options).expect_err(why).to_string();
         assert!(error.contains(why) && !error.contains('\n'), "{error}");
     };
     let none = Options::default();
@@ -156,7 +156,7 @@ fn what_is_no_tokenizer_is_refused() {
         at += 1;
     }
     let many: Vec<_> = names[1..].iter().map(|name| normal(name)).collect();
-    assert!(tokenizer(&with(&many), none).is_ok());
+    assert!(tokenizer(&with(&many), None, none).is_ok());
     let runs: Vec<String> = (1..=MAX_BYTES).map(|len| "a".repeat(len)).collect();
     let runs: Vec<_> = runs.iter().map(|name| normal(name)).collect();
     refused(&with(&runs), none, "16 for each token");
@@ -172,7 +172,7 @@ fn unused_tokens_are_never_made_and_scores_decide() {
         ("bc", -1., Kind::Normal),
         ("aa", -3., Kind::Unused),
     ]);
-    let tokenizer = tokenizer(&tokens, Options::default()).expect("is one");
+    let tokenizer = tokenizer(&tokens, None, Options::default()).expect("is one");
     let names = |text: &str| {
         let encoding = tokenizer.encode(text, false).expect("encodes");
         encoding.get_tokens().to_vec()
@@ -180,4 +180,22 @@ fn unused_tokens_are_never_made_and_scores_decide() {
     assert_eq!(names("abc"), ["a", "bc"]);
     assert_eq!(names("abab"), ["ab", "ab"]);
     assert_eq!(names("aa"), ["a", "a"]);
+}
+
+/// As in GGUF files of Gemma 4, whose scores say nothing.
+#[test]
+fn merges_that_are_given_decide() {
+    let names = ["▁", "a", "b", "▁a", "ab"];
+    let tokens = with(&names.map(|name| (name, 0., Kind::Normal)));
+    let merges = [("a", "b"), ("▁", "a")].map(|(a, b)| (a.to_owned(), b.to_owned()));
+    for (merges, want) in [
+        (merges.to_vec(), ["▁", "ab"]),
+        (merges.iter().rev().cloned().collect(), ["▁a", "b"]),
+    ] {
+        let tokenizer = tokenizer(&tokens, Some(merges), Options::default()).expect("is one");
+        let encoding = tokenizer.encode(" ab", false).expect("encodes");
+        assert_eq!(encoding.get_tokens(), want);
+    }
+    let foreign = vec![("a".to_owned(), "z".to_owned())];
+    tokenizer(&tokens, Some(foreign), Options::default()).expect_err("z is no token");
 }

@@ -1,0 +1,111 @@
+//! The MLP of a layer, as its [`MlpSpec`] says.
+
+use super::config::ModelConfig;
+use super::layer_spec::{LayerSpec, MlpSpec};
+use super::linear::Linear;
+use super::weights::Weights;
+use crate::error::Result;
+use crate::kernels::{Activation, Xielu, glu};
+use candle_core::Tensor;
+
+/// An MLP.
+#[derive(Clone)]
+pub(super) struct Mlp {
+    activation: Activation,
+    /// Gate, then up; without a gate only up.
+    gate_up: Linear,
+    is_gated: bool,
+    down: Linear,
+}
+
+impl Mlp {
+    /// Reads that of a layer like `spec`; `at` names its parts.
+    ///
+    /// # Errors
+    /// A setup error that names a tensor that is missing or has a wrong shape.
+    pub fn load(
+        config: &ModelConfig,
+        spec: &LayerSpec,
+        weights: &mut Weights,
+        at: impl Fn(&str) -> String,
+    ) -> Result<Self> {
+        let hidden = config.hidden_size;
+        let width = spec.mlp_width.unwrap_or(config.intermediate_size);
+        let mut linear = |part: &str, shape| weights.linear(&at(part), shape, spec.mlp_bias);
+        Ok(match spec.mlp {
+            MlpSpec::Plain {
+                activation,
+                up,
+                down,
+            } => Self {
+                activation,
+                gate_up: linear(up, (width, hidden))?,
+                is_gated: false,
+                down: linear(down, (hidden, width))?,
+            },
+            MlpSpec::Gated(activation) => Self {
+                activation,
+                gate_up: Linear::join(vec![
+                    linear("mlp.gate_proj", (width, hidden))?,
+                    linear("mlp.up_proj", (width, hidden))?,
+                ])?,
+                is_gated: true,
+                down: linear("mlp.down_proj", (hidden, width))?,
+            },
+            MlpSpec::Fused {
+                activation,
+                gate_up,
+                down,
+            } => Self {
+                activation,
+                gate_up: linear(gate_up, (2 * width, hidden))?,
+                is_gated: true,
+                down: linear(down, (hidden, width))?,
+            },
+            MlpSpec::Xielu(given) => Self {
+                gate_up: linear("mlp.up_proj", (width, hidden))?,
+                is_gated: false,
+                down: linear("mlp.down_proj", (hidden, width))?,
+                activation: Activation::Xielu(match given {
+                    Some(given) => given,
+                    None => xielu(weights, &at("mlp.act_fn"))?,
+                }),
+            },
+        })
+    }
+
+    /// All its products.
+    pub fn linears(&mut self) -> [&mut Linear; 2] {
+        [&mut self.gate_up, &mut self.down]
+    }
+
+    /// See [`Linear::prepare_recording`]; the minimum over its products.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn prepare_recording(&self) -> Result<usize> {
+        let max_rows = self.gate_up.prepare_recording()?;
+        Ok(max_rows.min(self.down.prepare_recording()?))
+    }
+
+    /// Its output, `[rows, hidden]`, for `x` of the same shape.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let wide = self.gate_up.forward(x)?;
+        let wide = match self.is_gated {
+            true => glu(&wide, self.activation)?,
+            false => self.activation.apply(&wide)?,
+        };
+        self.down.forward(&wide)
+    }
+}
+
+/// The activation `name` of a checkpoint.
+fn xielu(weights: &mut Weights, name: &str) -> Result<Xielu> {
+    let mut number = |part: &str, dims: &[usize]| weights.scalar(&format!("{name}.{part}"), dims);
+    let (alpha_p, alpha_n) = (number("alpha_p", &[1])?, number("alpha_n", &[1])?);
+    let (beta, eps) = (number("beta", &[])?, number("eps", &[])?);
+    Ok(Xielu::of_stored(alpha_p, alpha_n, beta, eps))
+}
