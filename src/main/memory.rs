@@ -4,7 +4,7 @@ use candle_core::Device;
 use foretoken::config::{Config, KvBudget};
 use foretoken::error::{Error, Result};
 use foretoken::kernels;
-use foretoken::model::{Model, ModelConfig};
+use foretoken::model::{LayerSpec, Model, ModelConfig};
 use std::fmt;
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
@@ -254,8 +254,21 @@ impl fmt::Display for Budget {
 /// activations of one layer, the logits (in f32 and before conversion), the probabilities made from
 /// them, and the draft distributions.
 fn workspace(model: &ModelConfig, config: &Config) -> u64 {
-    let heads = model.num_heads + 2 * model.num_kv_heads;
-    let row = 4 * model.hidden_size + 2 * heads * model.head_dim + 3 * model.intermediate_size;
+    // Layers may differ: of each size the largest counts.
+    let heads_of = |layer: &LayerSpec| {
+        let (kv_heads, dim) = layer
+            .kv_heads
+            .map_or((model.num_kv_heads, model.head_dim), |heads| {
+                (heads.count, heads.dim)
+            });
+        (model.num_heads + 2 * kv_heads) * dim
+    };
+    let layers = &model.spec.layers;
+    let heads = layers.iter().map(heads_of).max().unwrap_or(0);
+    let mlp = layers.iter().filter_map(|layer| layer.mlp_width).max();
+    let mlp = mlp.unwrap_or(0).max(model.intermediate_size);
+    let inputs = model.spec.layer_input_width.unwrap_or(0) * layers.len();
+    let row = 4 * model.hidden_size + 2 * heads + 3 * mlp + 2 * inputs;
     let engine = &config.engine;
     let rows = engine.max_num_batched_tokens;
     let sampled = rows.min(engine.max_num_seqs + engine.step_limits.draft_rows);

@@ -468,7 +468,7 @@ fn the_texts_of_multimodal_configs_are_read() {
             json!({ "quant_method": "fp8" }),
             "quantization_config",
         ),
-        ("speech_config", json!({ "depth": 2 }), "speech_config"),
+        ("audio_config", json!({ "depth": 2 }), "audio_config"),
     ] {
         let mut other = mistral.clone();
         other[key] = value;

@@ -10,6 +10,8 @@ pub struct Wrapper {
     pub class: &'static str,
     /// The architecture of its decoder, unless the `model_type` of `text_config` is another one.
     text: &'static str,
+    /// How the keys begin that only sound needs, if the class takes sound.
+    sound: &'static [&'static str],
 }
 
 pub const WRAPPERS: [Wrapper; 7] = [
@@ -17,37 +19,44 @@ pub const WRAPPERS: [Wrapper; 7] = [
         name: "gemma3",
         class: "Gemma3ForConditionalGeneration",
         text: "gemma3_text",
+        sound: &[],
     },
     Wrapper {
         name: "gemma4",
         class: "Gemma4ForConditionalGeneration",
         text: "gemma4_text",
+        sound: &SOUND_KEYS,
     },
     Wrapper {
         name: "gemma4_unified",
         class: "Gemma4UnifiedForConditionalGeneration",
         text: "gemma4_unified_text",
+        sound: &SOUND_KEYS,
     },
     Wrapper {
         name: "mistral3",
         class: "Mistral3ForConditionalGeneration",
         text: "mistral",
+        sound: &[],
     },
     // The three positions of a token, which they rotate by, are the same in texts.
     Wrapper {
         name: "qwen2_vl",
         class: "Qwen2VLForConditionalGeneration",
         text: "qwen2",
+        sound: &[],
     },
     Wrapper {
         name: "qwen2_5_vl",
         class: "Qwen2_5_VLForConditionalGeneration",
         text: "qwen2",
+        sound: &[],
     },
     Wrapper {
         name: "qwen3_vl",
         class: "Qwen3VLForConditionalGeneration",
         text: "qwen3",
+        sound: &[],
     },
 ];
 
@@ -64,12 +73,12 @@ pub const IMAGE_TENSORS: [&str; 9] = [
     "visual.",
 ];
 
-/// How the keys begin that only images and sound need.
-const IMAGE_KEYS: [&str; 12] = [
-    "audio_",
-    "boa_token",
+/// How the keys begin that only sound needs.
+const SOUND_KEYS: [&str; 3] = ["audio_", "boa_token", "eoa_token"];
+
+/// How the keys begin that only images need.
+const IMAGE_KEYS: [&str; 9] = [
     "boi_token",
-    "eoa_token",
     "eoi_token",
     "image_token",
     "mm_tokens_per_image",
@@ -86,7 +95,8 @@ impl Wrapper {
     /// # Errors
     /// If `text_config` is not an object, or its `model_type` not a string.
     pub fn text(&self, mut keys: Keys) -> Result<(Keys, String), String> {
-        keys.retain(|key| !IMAGE_KEYS.iter().any(|start| key.starts_with(start)));
+        let others = || IMAGE_KEYS.iter().chain(self.sound);
+        keys.retain(|key| !others().any(|start| key.starts_with(start)));
         // Older files have all keys in one place.
         let inner = keys.nested("text_config")?;
         let mut inner = inner.unwrap_or_default();
