@@ -114,14 +114,31 @@ pub fn router(state: AppState) -> Router {
     for (_, path, handler) in routes() {
         router = router.route(path, handler);
     }
-    let identify = middleware::from_fn_with_state(state.clone(), caller::identify);
     let router = router
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn_with_state(state.clone(), guard))
-        .with_state(state);
-    // In another router, because a router's own layers come after the path was matched.
+        .with_state(state.clone());
+    identified(router, state)
+}
+
+/// `router` with an id for each request. In another router, because a router's own layers come after the
+/// path was matched.
+fn identified(router: Router, state: AppState) -> Router {
+    let identify = middleware::from_fn_with_state(state, caller::identify);
     Router::new().fallback_service(router).layer(identify)
+}
+
+/// The answer on connections over the limit, which closes them.
+fn full(state: AppState) -> Router {
+    let refuse = async |request: Request| {
+        let message =
+            "the server has as many connections as --max-connections allows; try again later";
+        let error = Error::request(RequestErrorKind::Overloaded, None, message);
+        let close = [(header::CONNECTION, "close")];
+        (close, refusal(request.uri().path(), error))
+    };
+    identified(Router::new().fallback(refuse), state)
 }
 
 /// Serves until `shutdown` completes. Then it refuses new requests with 503, lets the running ones
@@ -140,7 +157,8 @@ pub async fn serve(
     let limits = state.limits.clone();
     let address = listener.local_addr();
     let state = state.on_loopback(address.is_ok_and(|address| address.ip().is_loopback()));
-    let connections = listener::run(listener, router(state), limits, closing);
+    let full = full(state.clone());
+    let connections = listener::run(listener, router(state), full, limits, closing);
     let mut connections = tokio::spawn(connections);
     let end = tokio::select! {
         Err(e) = &mut connections => {
