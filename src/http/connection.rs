@@ -7,6 +7,7 @@
 
 use super::error;
 use super::limits::HttpLimits;
+use super::reply::json_text;
 use super::request_id::RequestId;
 use crate::error::{Error, RequestErrorKind};
 use axum::Router;
@@ -101,7 +102,7 @@ pub(super) async fn serve(
 fn timed_out() -> Vec<u8> {
     let message = "the headers of the request did not arrive in time";
     let error = Error::request(RequestErrorKind::Timeout, None, message);
-    let (body, id) = (error::body(&error).to_string(), RequestId::random());
+    let (body, id) = (json_text(&error::body(&error)), RequestId::random());
     let len = body.len();
     format!(
         "HTTP/1.1 408 Request Timeout\r\nContent-Type: application/json\r\nContent-Length: {len}\r\nX-Request-Id: {id}\r\nConnection: close\r\n\r\n{body}"

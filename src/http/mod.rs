@@ -31,6 +31,7 @@ mod params;
 mod paths;
 mod prompt;
 mod reply;
+mod reply_objects;
 mod request_id;
 mod responses;
 mod server_info;
@@ -60,7 +61,9 @@ use chunks::Chunks;
 use context::KeyIndex;
 use encoding::Sent;
 use openai::Job;
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
+use state::Model;
 use std::time::Duration;
 use stream::{Running, Shape};
 use subtle::ConstantTimeEq;
@@ -296,9 +299,18 @@ async fn messages(
     Ok(answer(&state, job, reply, caller).await?)
 }
 
-async fn count_tokens(State(state): State<AppState>, body: Sent) -> Result<Json<Value>, Failure> {
+#[derive(Serialize, JsonSchema)]
+struct TokenCount {
+    input_tokens: usize,
+}
+
+async fn count_tokens(
+    State(state): State<AppState>,
+    body: Sent,
+) -> Result<Json<TokenCount>, Failure> {
     let read = state.read(body, |context, body| context.message_tokens(body));
-    Ok(Json(json!({"input_tokens": read.await?})))
+    let input_tokens = read.await?;
+    Ok(Json(TokenCount { input_tokens }))
 }
 
 async fn answer(
@@ -318,43 +330,69 @@ async fn answer(
     }
 }
 
-async fn models(State(state): State<AppState>) -> Json<Value> {
-    let data: Vec<Value> = state
-        .model_names
-        .iter()
-        .map(|name| state.model_object(name))
-        .collect();
-    Json(json!({"object": "list", "data": data}))
+#[derive(Serialize, JsonSchema)]
+struct ModelList {
+    #[schemars(extend("const" = "list"))]
+    object: &'static str,
+    data: Vec<Model>,
+}
+
+async fn models(State(state): State<AppState>) -> Json<ModelList> {
+    let names = state.model_names.iter();
+    Json(ModelList {
+        object: "list",
+        data: names.map(|name| state.model(name)).collect(),
+    })
 }
 
 async fn model(
     State(state): State<AppState>,
     id: Result<Path<String>, PathRejection>,
-) -> Result<Json<Value>> {
+) -> Result<Json<Model>> {
     let named =
         |e: PathRejection| Error::request(RequestErrorKind::NotFound, Some("model"), e.body_text());
     let Path(id) = id.map_err(named)?;
     state.context(None).model(Some(&id))?;
-    Ok(Json(state.model_object(&id)))
+    Ok(Json(state.model(&id)))
 }
 
-async fn health(State(state): State<AppState>) -> Result<Json<Value>> {
+#[derive(Serialize, JsonSchema)]
+struct Health {
+    #[schemars(extend("const" = "ok"))]
+    status: &'static str,
+}
+
+async fn health(State(state): State<AppState>) -> Result<Json<Health>> {
     state.ready()?;
-    Ok(Json(json!({"status": "ok"})))
+    Ok(Json(Health { status: "ok" }))
 }
 
-async fn tokenize(State(state): State<AppState>, body: Sent) -> Result<Json<Value>> {
+#[derive(Serialize, JsonSchema)]
+struct Tokens {
+    count: usize,
+    max_model_len: usize,
+    tokens: Vec<u32>,
+}
+
+async fn tokenize(State(state): State<AppState>, body: Sent) -> Result<Json<Tokens>> {
     let read = state.read(body, |context, body| context.tokenize(body));
     let tokens = read.await?;
-    let max_model_len = state.engine.limits().max_model_len;
-    Ok(Json(
-        json!({"count": tokens.len(), "max_model_len": max_model_len, "tokens": tokens}),
-    ))
+    Ok(Json(Tokens {
+        count: tokens.len(),
+        max_model_len: state.engine.limits().max_model_len,
+        tokens,
+    }))
 }
 
-async fn detokenize(State(state): State<AppState>, body: Sent) -> Result<Json<Value>> {
+#[derive(Serialize, JsonSchema)]
+struct DetokenizedText {
+    prompt: String,
+}
+
+async fn detokenize(State(state): State<AppState>, body: Sent) -> Result<Json<DetokenizedText>> {
     let read = state.read(body, |context, body| context.detokenize(body));
-    Ok(Json(json!({"prompt": read.await?})))
+    let prompt = read.await?;
+    Ok(Json(DetokenizedText { prompt }))
 }
 
 async fn reset_prefix_cache(State(state): State<AppState>) -> Result<StatusCode> {

@@ -66,7 +66,7 @@ impl Context<'_> {
             Prompt::IdLists(list) => list.len(),
         };
         if count == 0 {
-            return Err(Error::invalid("prompt", "prompt must not be empty"));
+            return wrong("prompt", "must not be empty");
         }
         // Checked before any prompt is tokenized or copied n times.
         let max = self.limits.max_waiting;

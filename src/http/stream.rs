@@ -2,7 +2,7 @@
 //! SSE.
 
 use super::caller::Caller;
-use super::choice::{Choice, Piece};
+use super::choice::{Choice, FinishKind, Piece};
 use super::error::Refusal;
 use super::load::InFlight;
 use super::openai::Job;
@@ -95,10 +95,10 @@ impl Running {
         {
             if let Some(trace) = &self.trace {
                 let tokens = self.choices[index].completion_tokens();
-                trace.finished(index, finish.reason, tokens);
+                trace.finished(index, finish.reason.name(), tokens);
             }
             if let Some(events) = self.events.remove(&index)
-                && finish.reason != "length"
+                && finish.reason != FinishKind::Length
             {
                 events.stop(self.choices[index].completion_tokens());
             }

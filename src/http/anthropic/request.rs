@@ -8,7 +8,7 @@ use crate::http::object::Object;
 use crate::http::openai::{ChatFields, Job};
 use crate::http::structured::Structured;
 use crate::http::tools::Tools;
-use crate::http::wire::{self, Common, OneOrMany};
+use crate::http::wire::{self, Common, OneOrMany, wrong};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -65,7 +65,7 @@ impl Context<'_> {
     pub fn message(&self, body: &[u8]) -> Result<(Job, Reply)> {
         let chat = self.message_chat(body)?;
         if chat.common.max_tokens.is_none() {
-            return Err(Error::invalid("max_tokens", "max_tokens is required"));
+            return wrong("max_tokens", "is required");
         }
         chat.common.refuse_chunk_options()?;
         let job = self.chat_job(chat).map_err(|e| e.renamed(&NAMES))?;
@@ -103,13 +103,17 @@ impl Context<'_> {
         let structured: Structured = body.fields()?;
         body.check_others(&read)?;
         if common.n.is_some_and(|n| n != 1) {
-            let message = "n is not supported here: a message has one answer; leave it out";
-            return Err(Error::invalid("n", message));
+            return wrong(
+                "n",
+                "is not supported here: a message has one answer; leave it out",
+            );
         }
         if let Some(sequences) = fields.stop_sequences {
             if common.stop.is_some() {
-                let message = "stop and stop_sequences exclude each other: leave one out";
-                return Err(Error::invalid("stop", message));
+                return wrong(
+                    "stop",
+                    "and stop_sequences exclude each other: leave one out",
+                );
             }
             common.stop = Some(OneOrMany::Many(sequences));
         }
@@ -151,8 +155,7 @@ impl Context<'_> {
                 return Err(Error::invalid(FIELD, message));
             }
             Some(_) => {
-                let message = "thinking.type must be enabled, adaptive or disabled";
-                return Err(Error::invalid("thinking.type", message));
+                return wrong("thinking.type", "must be enabled, adaptive or disabled");
             }
         };
         let mut kwargs = kwargs.unwrap_or_default();
@@ -208,13 +211,10 @@ fn tool_choice(choice: Choice) -> Result<Value> {
         ("any", _) => Ok("required".into()),
         ("none", _) => Ok("none".into()),
         ("tool", Some(name)) => Ok(json!({"type": "function", "function": {"name": name}})),
-        ("tool", None) => Err(Error::invalid(
+        ("tool", None) => wrong(
             "tool_choice.name",
-            "tool_choice.name is required where tool_choice.type is tool",
-        )),
-        _ => Err(Error::invalid(
-            "tool_choice.type",
-            "tool_choice.type must be auto, any, tool or none",
-        )),
+            "is required where tool_choice.type is tool",
+        ),
+        _ => wrong("tool_choice.type", "must be auto, any, tool or none"),
     }
 }
