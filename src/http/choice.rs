@@ -203,9 +203,10 @@ impl Choice {
             .as_ref()
             .map(|tools| ToolParser::new(tools.format, tools.names.clone(), tools.max_calls));
         Self {
-            detokenizer: match rules.show_special {
-                true => Detokenizer::with_special(),
-                false => Detokenizer::showing(message.markers.clone()),
+            detokenizer: if rules.show_special {
+                Detokenizer::with_special()
+            } else {
+                Detokenizer::showing(message.markers.clone())
             },
             message: MessageParser {
                 reasoning: message.reasoning.map(ReasoningParser::new),
@@ -339,9 +340,10 @@ impl Choice {
             }
             let ends = stop_token == Some(i);
             let shown = !ends || self.rules.stops.are_shown();
-            let new = match shown {
-                true => self.detokenizer.push(text, token.id),
-                false => String::new(),
+            let new = if shown {
+                self.detokenizer.push(text, token.id)
+            } else {
+                String::new()
             };
             if let Some(round) = piece.rounds.last_mut() {
                 round.push(token.id, &new);

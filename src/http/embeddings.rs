@@ -240,9 +240,10 @@ impl Context<'_> {
             if let Some(keep) = keep {
                 keep_last(&mut ids, keep);
             }
-            match ids.is_empty() {
-                true => Err(empty(index)),
-                false => Ok(ids),
+            if ids.is_empty() {
+                Err(empty(index))
+            } else {
+                Ok(ids)
             }
         };
         let count = match &input {

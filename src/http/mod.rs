@@ -117,9 +117,15 @@ pub fn router(state: AppState) -> Router {
     for (_, path, handler) in routes() {
         router = router.route(path, handler);
     }
-    let router = router
+    let mut router = router
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
+        .layer(middleware::from_fn_with_state(state.clone(), authorized));
+    if let Some(cors) = state.origins.cors() {
+        // Browsers ask without the key whether a page may send it.
+        router = router.layer(cors);
+    }
+    let router = router
         .layer(middleware::from_fn_with_state(state.clone(), guard))
         .with_state(state.clone());
     identified(router, state)
@@ -196,34 +202,34 @@ const OPEN: [&str; 5] = ["/health", "/ping", "/load", "/version", "/metrics"];
 /// The page's route. It needs no key either: it asks for the key, and sends it with what it requests.
 const PAGE: &str = "/";
 
-/// Checks host, origin, authorization and shutdown before the route is matched and the body is read: without
-/// the key, no one learns which routes exist. Browsers ask without the key whether a page may send it.
-async fn guard(State(state): State<AppState>, mut request: Request, next: Next) -> Response {
-    let sharing = match state.origins.check(&request) {
-        Ok(sharing) => sharing,
-        Err(error) => return refusal(request.uri().path(), error),
-    };
-    let mut response = match sharing.preflight(&request) {
-        Some(response) => response,
-        None => match admit(&state, &request) {
-            Ok(key) => {
-                if let Some(key) = key {
-                    request.extensions_mut().insert(key);
-                }
-                next.run(request).await
+/// Checks host and origin, before anything else is said.
+async fn guard(State(state): State<AppState>, request: Request, next: Next) -> Response {
+    match state.origins.check(&request) {
+        Ok(()) => next.run(request).await,
+        Err(error) => refusal(request.uri().path(), error),
+    }
+}
+
+/// Checks authorization and shutdown before the route is matched and the body is read: without the key, no
+/// one learns which routes exist.
+async fn authorized(State(state): State<AppState>, mut request: Request, next: Next) -> Response {
+    match admit(&state, &request) {
+        Ok(key) => {
+            if let Some(key) = key {
+                request.extensions_mut().insert(key);
             }
-            Err(error) => refusal(request.uri().path(), error),
-        },
-    };
-    sharing.mark(&mut response);
-    response
+            next.run(request).await
+        }
+        Err(error) => refusal(request.uri().path(), error),
+    }
 }
 
 /// An error in the form of the API that `path` belongs to.
 fn refusal(path: &str, error: Error) -> Response {
-    match anthropic::has_route(path) {
-        true => Failure(error).into_response(),
-        false => error.into_response(),
+    if anthropic::has_route(path) {
+        Failure(error).into_response()
+    } else {
+        error.into_response()
     }
 }
 
@@ -324,9 +330,10 @@ async fn answer(
         trace.accepted(&mut job, shape.id());
     }
     let running = Running::start(state, job, &caller)?;
-    match stream {
-        true => Ok(running.sse(shape, caller)),
-        false => running.collect(shape).await,
+    if stream {
+        Ok(running.sse(shape, caller))
+    } else {
+        running.collect(shape).await
     }
 }
 

@@ -15,6 +15,7 @@ use crate::engine::Request;
 use crate::error::{Error, Result};
 use crate::sampling::mix;
 use crate::spec::DraftContext;
+use serde::de::DeserializeOwned;
 use std::sync::Arc;
 
 /// OpenAI's default for a completion's `max_tokens`.
@@ -43,22 +44,30 @@ pub(super) struct ChatFields {
     pub structured: Structured,
 }
 
+/// Reads a body that asks for text: the fields that all APIs have, those of one, and those that ask for
+/// structured output.
+///
+/// # Errors
+/// `Invalid`, naming the field.
+pub(super) fn text_fields<F: DeserializeOwned>(body: &[u8]) -> Result<(Common, F, Structured)> {
+    let read = [
+        wire::names::<Common>(),
+        wire::names::<F>(),
+        wire::names::<Structured>(),
+    ];
+    let body = Object::parse(body, &read)?;
+    let fields = (body.fields()?, body.fields()?, body.fields()?);
+    body.check_others(&read)?;
+    Ok(fields)
+}
+
 impl Context<'_> {
     /// Reads the body of `/v1/completions`.
     ///
     /// # Errors
     /// `Invalid` or `NotFound`, naming the field.
     pub fn completion(&self, body: &[u8]) -> Result<Job> {
-        let read = [
-            wire::names::<Common>(),
-            wire::names::<wire::Completion>(),
-            wire::names::<Structured>(),
-        ];
-        let body = Object::parse(body, &read)?;
-        let mut common: Common = body.fields()?;
-        let fields: wire::Completion = body.fields()?;
-        let structured: Structured = body.fields()?;
-        body.check_others(&read)?;
+        let (mut common, fields, structured) = text_fields::<wire::Completion>(body)?;
         let model = self.model(common.model.as_deref())?;
         let echo = fields.echo.unwrap_or(false);
         self.defaults.fill(&mut common);
@@ -111,16 +120,7 @@ impl Context<'_> {
     /// # Errors
     /// `Invalid` or `NotFound`, naming the field.
     pub fn chat(&self, body: &[u8]) -> Result<Job> {
-        let read = [
-            wire::names::<Common>(),
-            wire::names::<wire::Chat>(),
-            wire::names::<Structured>(),
-        ];
-        let body = Object::parse(body, &read)?;
-        let common: Common = body.fields()?;
-        let fields: wire::Chat = body.fields()?;
-        let structured: Structured = body.fields()?;
-        body.check_others(&read)?;
+        let (common, fields, structured) = text_fields::<wire::Chat>(body)?;
         self.chat_job(ChatFields {
             common,
             fields,

@@ -237,12 +237,13 @@ fn response_format(value: Option<&Value>) -> Result<Option<Asked>> {
 fn checked_name(field: &str, value: &Value) -> Result<String> {
     let name = string(field, value)?;
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
-    match (1..=MAX_NAME).contains(&name.len()) && name.chars().all(allowed) {
-        true => Ok(name),
-        false => wrong(
+    if (1..=MAX_NAME).contains(&name.len()) && name.chars().all(allowed) {
+        Ok(name)
+    } else {
+        wrong(
             field,
             format!("must have 1 to {MAX_NAME} letters, digits, underscores or dashes"),
-        ),
+        )
     }
 }
 

@@ -49,9 +49,10 @@ impl Tools {
             Some("required") => ToolChoice::Required,
             _ => ToolChoice::Named(named(&list, &choice)?),
         };
-        let choice = match list.is_empty() {
-            true => ToolChoice::None,
-            false => choice,
+        let choice = if list.is_empty() {
+            ToolChoice::None
+        } else {
+            choice
         };
         Ok(Self { list, choice })
     }

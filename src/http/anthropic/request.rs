@@ -4,11 +4,9 @@ use super::events::Reply;
 use super::input::{self, Turn};
 use crate::error::{Error, Result};
 use crate::http::context::Context;
-use crate::http::object::Object;
-use crate::http::openai::{ChatFields, Job};
-use crate::http::structured::Structured;
+use crate::http::openai::{ChatFields, Job, text_fields};
 use crate::http::tools::Tools;
-use crate::http::wire::{self, Common, OneOrMany, wrong};
+use crate::http::wire::{self, OneOrMany, wrong};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -92,16 +90,7 @@ impl Context<'_> {
     }
 
     fn message_chat(&self, body: &[u8]) -> Result<ChatFields> {
-        let read = [
-            wire::names::<Common>(),
-            wire::names::<Fields>(),
-            wire::names::<Structured>(),
-        ];
-        let body = Object::parse(body, &read)?;
-        let mut common: Common = body.fields()?;
-        let fields: Fields = body.fields()?;
-        let structured: Structured = body.fields()?;
-        body.check_others(&read)?;
+        let (mut common, fields, structured) = text_fields::<Fields>(body)?;
         if common.n.is_some_and(|n| n != 1) {
             return wrong(
                 "n",
@@ -168,12 +157,11 @@ impl Context<'_> {
 
 /// The `response_format` of a chat, whose schema has a name.
 fn response_format(format: Value) -> Value {
-    match format["type"] == "json_schema" {
-        true => {
-            let schema = json!({"name": "answer", "schema": format["schema"]});
-            json!({"type": "json_schema", "json_schema": schema})
-        }
-        false => format,
+    if format["type"] == "json_schema" {
+        let schema = json!({"name": "answer", "schema": format["schema"]});
+        json!({"type": "json_schema", "json_schema": schema})
+    } else {
+        format
     }
 }
 

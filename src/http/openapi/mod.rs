@@ -95,9 +95,10 @@ impl Schemas {
         }
         fields.insert("model".into(), self.model.clone());
         for (name, schema) in exact {
-            let schema = match required.contains(&name) {
-                true => schema,
-                false => json!({"anyOf": [schema, {"type": "null"}]}),
+            let schema = if required.contains(&name) {
+                schema
+            } else {
+                json!({"anyOf": [schema, {"type": "null"}]})
             };
             fields.insert(name.into(), schema);
         }
@@ -214,9 +215,10 @@ fn paths(schemas: &mut Schemas) -> Map<String, Value> {
     let mut paths = Map::new();
     let operations = [generating(schemas), reading(schemas), telling(schemas)];
     for operation in operations.into_iter().flatten() {
-        let error = match anthropic::has_route(operation.path) {
-            true => &message_error,
-            false => &error,
+        let error = if anthropic::has_route(operation.path) {
+            &message_error
+        } else {
+            &error
         };
         let method = operation.method;
         let path = paths.entry(operation.path).or_insert_with(|| json!({}));

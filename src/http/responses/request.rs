@@ -4,9 +4,7 @@ use super::events::Reply;
 use super::input::messages;
 use crate::error::{Error, Result};
 use crate::http::context::Context;
-use crate::http::object::Object;
-use crate::http::openai::{ChatFields, Job};
-use crate::http::structured::Structured;
+use crate::http::openai::{ChatFields, Job, text_fields};
 use crate::http::wire::{self, Common, required, wrong};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -65,16 +63,7 @@ impl Context<'_> {
     /// # Errors
     /// `Invalid` or `NotFound`, naming the field.
     pub fn response(&self, body: &[u8]) -> Result<(Job, Reply)> {
-        let read = [
-            wire::names::<Common>(),
-            wire::names::<Fields>(),
-            wire::names::<Structured>(),
-        ];
-        let body = Object::parse(body, &read)?;
-        let mut common: Common = body.fields()?;
-        let fields: Fields = body.fields()?;
-        let structured: Structured = body.fields()?;
-        body.check_others(&read)?;
+        let (mut common, fields, structured) = text_fields::<Fields>(body)?;
         check_absent(&common, &fields)?;
         self.defaults.fill(&mut common);
         let shown = shown(&common, &fields);
