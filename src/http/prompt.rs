@@ -108,7 +108,7 @@ impl Context<'_> {
                 Ok(count) if (1..=max).contains(&count) => Ok(Some(count)),
                 _ => wrong(
                     FIELD,
-                    &format!("must be between 1 and {max}, or -1 for what fits, not {count}"),
+                    format!("must be between 1 and {max}, or -1 for what fits, not {count}"),
                 ),
             },
         }

@@ -106,11 +106,14 @@ enum Data<'a> {
 }
 
 #[derive(Serialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[serde(tag = "type")]
 enum Delta<'a> {
-    ThinkingDelta { thinking: &'a str },
-    TextDelta { text: &'a str },
-    InputJsonDelta { partial_json: &'a str },
+    #[serde(rename = "thinking_delta")]
+    Thinking { thinking: &'a str },
+    #[serde(rename = "text_delta")]
+    Text { text: &'a str },
+    #[serde(rename = "input_json_delta")]
+    InputJson { partial_json: &'a str },
 }
 
 /// The state of a reply.
@@ -190,9 +193,9 @@ impl Reply {
             },
             Change::Extend(text) => {
                 let delta = match block {
-                    Block::Reasoning(_) => Delta::ThinkingDelta { thinking: text },
-                    Block::Text(_) => Delta::TextDelta { text },
-                    Block::Call { .. } => Delta::InputJsonDelta { partial_json: text },
+                    Block::Reasoning(_) => Delta::Thinking { thinking: text },
+                    Block::Text(_) => Delta::Text { text },
+                    Block::Call { .. } => Delta::InputJson { partial_json: text },
                 };
                 Data::ContentBlockDelta { index, delta }
             }
