@@ -129,9 +129,10 @@ fn with_path(url: &str) -> String {
     let has_path = bare
         .split_once("://")
         .is_some_and(|(_, rest)| rest.contains('/'));
-    match has_path {
-        true => url.to_owned(),
-        false => format!("{bare}{PATH}"),
+    if has_path {
+        url.to_owned()
+    } else {
+        format!("{bare}{PATH}")
     }
 }
 
@@ -142,9 +143,10 @@ fn resource() -> Resource {
     let unnamed = name.is_none_or(|name| name.as_str().starts_with("unknown_service"));
     let resource = Resource::builder()
         .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));
-    match unnamed {
-        true => resource.with_service_name("foretoken").build(),
-        false => resource.build(),
+    if unnamed {
+        resource.with_service_name("foretoken").build()
+    } else {
+        resource.build()
     }
 }
 

@@ -100,6 +100,14 @@ impl Blocks {
 }
 
 impl Block {
+    /// Its text, or its arguments.
+    pub fn written(&self) -> &str {
+        match self {
+            Self::Reasoning(text) | Self::Text(text) => text,
+            Self::Call { arguments, .. } => arguments,
+        }
+    }
+
     fn text(&mut self) -> &mut String {
         match self {
             Self::Reasoning(text) | Self::Text(text) => text,
@@ -110,7 +118,7 @@ impl Block {
 
 #[cfg(test)]
 mod tests {
-    use super::super::choice::{CallPiece, Finish};
+    use super::super::choice::{CallPiece, Finish, FinishKind};
     use super::*;
 
     fn call(index: usize, name: Option<&str>, arguments: &str) -> CallPiece {
@@ -127,7 +135,7 @@ mod tests {
     #[test]
     fn pieces_become_the_same_blocks_however_they_are_cut() {
         let finish = Finish {
-            reason: "stop",
+            reason: FinishKind::Stop,
             stop: None,
         };
         let pieces = || {

@@ -1,6 +1,5 @@
 //! Who asks, and what every response says about the request.
 
-use super::connection::Client;
 use super::error::Refusal;
 use super::request_id::{RequestId, X_REQUEST_ID};
 use super::state::AppState;
@@ -17,10 +16,8 @@ use std::convert::Infallible;
 /// Where Anthropic's clients look for the id.
 const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
-/// Who asks: the client at the other end of the connection, and the id of the request.
+/// Who asks: the id of the request, and its record.
 pub(super) struct Caller {
-    /// `None` where there is no connection.
-    pub client: Option<Client>,
     pub id: RequestId,
     /// `None` if nobody wants to know.
     pub trace: Option<Trace>,
@@ -32,7 +29,6 @@ impl<S: Sync> FromRequestParts<S> for Caller {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
         let id = parts.extensions.get().cloned();
         Ok(Self {
-            client: parts.extensions.get().cloned(),
             id: id.unwrap_or_else(RequestId::random),
             trace: parts.extensions.get().cloned(),
         })

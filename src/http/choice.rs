@@ -10,6 +10,7 @@ use crate::text::{
 };
 use rand::RngExt;
 use rand::distr::Alphanumeric;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -129,16 +130,36 @@ pub(super) struct Scored {
     pub logprobs: Option<TokenLogprobs>,
 }
 
+/// Why a text ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(rename = "FinishReason")]
+pub(super) enum FinishKind {
+    Stop,
+    Length,
+    ToolCalls,
+}
+
+impl FinishKind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::ToolCalls => "tool_calls",
+        }
+    }
+}
+
 /// How a choice ended.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Finish {
-    /// `stop`, `tool_calls` or `length`.
-    pub reason: &'static str,
+    pub reason: FinishKind,
     /// The stop string or stop id that ended the text; `None` for EOS.
     pub stop: Option<StopReason>,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize)]
+/// The stop string, or the id of the stop token, that ended the text.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub(super) enum StopReason {
     Text(String),
@@ -182,9 +203,10 @@ impl Choice {
             .as_ref()
             .map(|tools| ToolParser::new(tools.format, tools.names.clone(), tools.max_calls));
         Self {
-            detokenizer: match rules.show_special {
-                true => Detokenizer::with_special(),
-                false => Detokenizer::showing(message.markers.clone()),
+            detokenizer: if rules.show_special {
+                Detokenizer::with_special()
+            } else {
+                Detokenizer::showing(message.markers.clone())
             },
             message: MessageParser {
                 reasoning: message.reasoning.map(ReasoningParser::new),
@@ -318,9 +340,10 @@ impl Choice {
             }
             let ends = stop_token == Some(i);
             let shown = !ends || self.rules.stops.are_shown();
-            let new = match shown {
-                true => self.detokenizer.push(text, token.id),
-                false => String::new(),
+            let new = if shown {
+                self.detokenizer.push(text, token.id)
+            } else {
+                String::new()
             };
             if let Some(round) = piece.rounds.last_mut() {
                 round.push(token.id, &new);
@@ -357,7 +380,7 @@ impl Choice {
         self.add(parts, piece);
         let ends = stop.is_some() || self.message.is_complete();
         if ends {
-            let reason = "stop";
+            let reason = FinishKind::Stop;
             self.end(Finish { reason, stop }, piece);
         }
         ends
@@ -414,8 +437,8 @@ impl Choice {
             .tools
             .as_ref()
             .is_some_and(|rules| rules.named);
-        if finish.reason == "stop" && self.calls > 0 && !named {
-            finish.reason = "tool_calls";
+        if finish.reason == FinishKind::Stop && self.calls > 0 && !named {
+            finish.reason = FinishKind::ToolCalls;
         }
         piece.finish = Some(finish);
     }
@@ -423,11 +446,11 @@ impl Choice {
     fn ending(&self, finish: FinishReason) -> Finish {
         match finish {
             FinishReason::Length => Finish {
-                reason: "length",
+                reason: FinishKind::Length,
                 stop: None,
             },
             FinishReason::Stop { token } => Finish {
-                reason: "stop",
+                reason: FinishKind::Stop,
                 stop: Some(token)
                     .filter(|token| self.rules.stop_token_ids.contains(token))
                     .map(StopReason::Token),

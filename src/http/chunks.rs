@@ -3,7 +3,8 @@
 use super::choice::{Choice, Piece};
 use super::error;
 use super::openai::Job;
-use super::reply::Header;
+use super::reply::{Header, event};
+use super::reply_objects::ChunkUsage;
 use super::stream::Shape;
 use crate::error::Error;
 use crate::text::Text;
@@ -12,7 +13,6 @@ use axum::http::header;
 use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use serde_json::Value;
 use std::convert::Infallible;
 use std::sync::Arc;
 
@@ -46,13 +46,10 @@ impl Chunks {
         }
     }
 
-    fn event(&self, mut chunk: Value, choices: &[Choice]) -> Event {
-        if self.continuous_usage {
-            chunk["usage"] = self.header.usage(choices);
-        } else if self.include_usage {
-            chunk["usage"] = Value::Null;
-        }
-        data(&chunk)
+    /// What a chunk says of the reply's cost.
+    fn usage(&self, choices: &[Choice]) -> ChunkUsage {
+        let so_far = self.continuous_usage.then(|| self.header.usage(choices));
+        (self.include_usage || self.continuous_usage).then_some(so_far)
     }
 }
 
@@ -65,7 +62,7 @@ impl Shape for Chunks {
         let streams = self.header.logprobs.is_some();
         let usage = self.header.usage(choices);
         let pieces = self.header.best(pieces, choices);
-        let mut parts = self.header.reply(text, pieces, &usage);
+        let mut parts = self.header.whole(text, pieces, usage);
         let body = match streams {
             // The text of log-probabilities takes many times their memory.
             true => Body::from_stream(stream::iter(parts.map(Ok::<_, Infallible>))),
@@ -80,32 +77,28 @@ impl Shape for Chunks {
 
     fn piece(&mut self, text: &Text, index: usize, piece: Piece, choices: &[Choice]) -> Vec<Event> {
         let mut chunks = Vec::new();
+        let usage = self.usage(choices);
         let pending = &mut self.pending[index];
         if !pending.begun {
-            chunks.extend(self.header.opening(index));
+            chunks.extend(self.header.opening(index, usage));
         }
         pending.begun = true;
         pending.piece.append(piece);
         if pending.piece.is_visible() {
             let piece = std::mem::take(&mut pending.piece);
             let first = !std::mem::replace(&mut pending.shown, true);
-            chunks.extend(self.header.chunks(text, index, piece, first));
+            chunks.extend(self.header.chunks(text, index, &piece, first, usage));
         }
-        let chunks = chunks.into_iter();
-        chunks.map(|chunk| self.event(chunk, choices)).collect()
+        chunks
     }
 
     fn end(&mut self, choices: &[Choice]) -> Vec<Event> {
-        let usage = (self.include_usage).then(|| data(&self.header.usage_chunk(choices)));
+        let usage = (self.include_usage).then(|| self.header.usage_chunk(choices));
         let done = Event::default().data("[DONE]");
         usage.into_iter().chain([done]).collect()
     }
 
     fn failed(&mut self, error: &Error) -> Vec<Event> {
-        vec![data(&error::body(error))]
+        vec![event(&error::body(error))]
     }
-}
-
-fn data(json: &Value) -> Event {
-    Event::default().data(json.to_string())
 }

@@ -8,7 +8,7 @@ use super::object::Object;
 use super::openai::salt;
 use super::prompt::keep_last;
 use super::state::AppState;
-use super::wire::{self, EncodingFormat, Prompt};
+use super::wire::{self, EncodingFormat, Prompt, required, wrong};
 use crate::engine::Request;
 use crate::error::{Error, RequestErrorKind, Result};
 use crate::spec::DraftContext;
@@ -48,9 +48,9 @@ struct Vectors {
 
 /// The answer to an embedding request.
 #[derive(Serialize, JsonSchema)]
-#[schemars(deny_unknown_fields)]
 pub(super) struct EmbeddingList {
-    object: List,
+    #[schemars(extend("const" = "list"))]
+    object: &'static str,
     /// One per input, in their order.
     data: Vec<Embedding>,
     model: String,
@@ -58,23 +58,11 @@ pub(super) struct EmbeddingList {
 }
 
 #[derive(Serialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-enum List {
-    List,
-}
-
-#[derive(Serialize, JsonSchema)]
-#[schemars(deny_unknown_fields)]
 struct Embedding {
-    object: EmbeddingObject,
+    #[schemars(extend("const" = "embedding"))]
+    object: &'static str,
     index: usize,
     embedding: Vector,
-}
-
-#[derive(Serialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-enum EmbeddingObject {
-    Embedding,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -86,7 +74,6 @@ enum Vector {
 }
 
 #[derive(Serialize, JsonSchema)]
-#[schemars(deny_unknown_fields)]
 struct Usage {
     prompt_tokens: usize,
     total_tokens: usize,
@@ -117,14 +104,14 @@ pub(super) async fn embeddings(
         for events in state.engine.submit_all(requests)? {
             let computed = events.collect().await?.embedding;
             data.push(Embedding {
-                object: EmbeddingObject::Embedding,
+                object: "embedding",
                 index: data.len(),
                 embedding: job.vectors.of(computed),
             });
         }
     }
     let list = EmbeddingList {
-        object: List::List,
+        object: "list",
         data,
         model: job.model,
         usage: Usage {
@@ -186,9 +173,7 @@ impl Context<'_> {
             scope: self.scope(salt(fields.cache_salt.as_deref())?),
             prediction: Arc::default(),
         };
-        let input = fields
-            .input
-            .ok_or_else(|| Error::invalid("input", "input is required"))?;
+        let input = required("input", fields.input)?;
         let special = fields.add_special_tokens.unwrap_or(true);
         let max = self.limits.max_model_len;
         let max = spec.max_tokens.unwrap_or(max).min(max);
@@ -205,16 +190,19 @@ impl Context<'_> {
             checked.map_err(|e| at(e, requests.len()))?;
             if request.prompt.len() > max {
                 let (index, len) = (requests.len(), request.prompt.len());
-                let message = format!(
-                    "input {index} (from 0) has {len} tokens, but max_seq_length of this model is {max}; truncate_prompt_tokens -1 keeps the last {max}"
+                return wrong(
+                    "input",
+                    format!(
+                        "{index} (from 0) has {len} tokens, but max_seq_length of this model is {max}; truncate_prompt_tokens -1 keeps the last {max}"
+                    ),
                 );
-                return Err(Error::invalid("input", message));
             }
             tokens += request.prompt.len();
             if tokens > MAX_TOKENS {
-                let message =
-                    format!("input may have at most {MAX_TOKENS} tokens in all, and has more");
-                return Err(Error::invalid("input", message));
+                return wrong(
+                    "input",
+                    format!("may have at most {MAX_TOKENS} tokens in all, and has more"),
+                );
             }
             requests.push(request);
         }
@@ -252,9 +240,10 @@ impl Context<'_> {
             if let Some(keep) = keep {
                 keep_last(&mut ids, keep);
             }
-            match ids.is_empty() {
-                true => Err(empty(index)),
-                false => Ok(ids),
+            if ids.is_empty() {
+                Err(empty(index))
+            } else {
+                Ok(ids)
             }
         };
         let count = match &input {
@@ -263,10 +252,10 @@ impl Context<'_> {
             Prompt::IdLists(lists) => lists.len(),
         };
         if !(1..=MAX_INPUTS).contains(&count) {
-            let message = format!(
-                "input must have 1 to {MAX_INPUTS} texts or lists of token ids, not {count}"
+            return wrong(
+                "input",
+                format!("must have 1 to {MAX_INPUTS} texts or lists of token ids, not {count}"),
             );
-            return Err(Error::invalid("input", message));
         }
         Ok(match input {
             Prompt::Text(text) => Box::new([text].into_iter().enumerate().map(encode)),

@@ -5,7 +5,8 @@ use crate::error::{Error, RequestErrorKind as Kind};
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
 
 /// Seconds after which a client should retry when the queue or the memory for bodies is full.
 const RETRY_AFTER_SECONDS: u16 = 1;
@@ -40,14 +41,30 @@ impl Refusal {
 const INTERNAL: &str = "internal_error";
 const CONTEXT: &str = "context_length_exceeded";
 
-/// `{"error": {"message", "type", "param", "code"}}`.
-pub(super) fn body(error: &Error) -> Value {
+/// An error in OpenAI's form.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct ErrorBody<'a> {
+    error: ErrorDetails<'a>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct ErrorDetails<'a> {
+    message: String,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    /// The field at fault.
+    param: Option<&'a str>,
+    code: &'static str,
+}
+
+/// The body that tells of `error`.
+pub(super) fn body(error: &Error) -> ErrorBody<'_> {
     let (kind, param, code) = match error {
         Error::Request { kind, param, .. } => {
             let (kind, code) = names(*kind, param.as_deref());
-            (kind, param.as_deref(), Some(code))
+            (kind, param.as_deref(), code)
         }
-        Error::Setup(_) | Error::Internal(_) => ("server_error", None, Some(INTERNAL)),
+        Error::Setup(_) | Error::Internal(_) => ("server_error", None, INTERNAL),
     };
     let message = match error {
         // LangChain looks for the code in the message alone, and only then falls back to less.
@@ -57,7 +74,14 @@ pub(super) fn body(error: &Error) -> Value {
         } => format!("{error} ({CONTEXT})"),
         _ => error.to_string(),
     };
-    json!({"error": {"message": message, "type": kind, "param": param, "code": code}})
+    ErrorBody {
+        error: ErrorDetails {
+            message,
+            kind,
+            param,
+            code,
+        },
+    }
 }
 
 fn names(kind: Kind, param: Option<&str>) -> (&'static str, &'static str) {
@@ -131,6 +155,7 @@ impl IntoResponse for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn every_kind_has_its_status_and_shape() {
@@ -149,7 +174,7 @@ mod tests {
             (Kind::ShuttingDown, "shutting_down", 503),
         ] {
             let error = Error::request(kind, Some("field"), "why");
-            let body = body(&error);
+            let body = json!(body(&error));
             assert_eq!(body["error"]["code"], code);
             let message = match kind {
                 Kind::ContextLengthExceeded => "why (context_length_exceeded)",
@@ -165,7 +190,7 @@ mod tests {
             assert_eq!(retry.is_some(), later);
         }
         let unknown = Error::request(Kind::NotFound, Some("model"), "no such model");
-        assert_eq!(body(&unknown)["error"]["code"], "model_not_found");
+        assert_eq!(json!(body(&unknown))["error"]["code"], "model_not_found");
         assert_eq!(Error::internal("bug").into_response().status(), 500);
     }
 }

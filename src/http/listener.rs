@@ -1,12 +1,12 @@
 //! Accepts connections: not more than may be open, and whatever accepting them meets.
 
-use super::connection::{self, linger, plain_response};
+use super::connection;
 use super::limits::HttpLimits;
 use axum::Router;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
@@ -22,16 +22,19 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The minimum time between two log lines about such errors.
 const BETWEEN_WARNINGS: Duration = Duration::from_secs(60);
 
-const FULL: &str = r#"{"error":{"message":"the server has as many connections as --max-connections allows; try again later","type":"service_unavailable_error","param":null,"code":"overloaded"}}"#;
-
-/// Serves all connections until `closing` becomes true, and then those that have a request. Dropping the
-/// future closes them all.
+/// Serves all connections until `closing` becomes true, and then those that have a request. Those over the
+/// limit are answered by `full`. Dropping the future closes them all.
 pub(super) async fn run(
     listener: TcpListener,
     router: Router,
+    full: Router,
     limits: HttpLimits,
     mut closing: watch::Receiver<bool>,
 ) {
+    let refusal_limits = Arc::new(HttpLimits {
+        timeout_headers: PATIENCE,
+        ..limits.clone()
+    });
     let limits = Arc::new(limits);
     let places = Arc::new(Semaphore::new(
         limits.max_connections.min(Semaphore::MAX_PERMITS),
@@ -58,38 +61,27 @@ pub(super) async fn run(
         if let Err(e) = stream.set_nodelay(true) {
             tracing::debug!("TCP_NODELAY: {e}");
         }
-        if let Ok(place) = places.clone().try_acquire_owned() {
-            let (router, limits) = (router.clone(), limits.clone());
-            let closing = closing.clone();
-            connections.spawn(async move {
-                connection::serve(stream, router, &limits, closing).await;
-                drop(place);
-            });
+        let (router, limits, place) = if let Ok(place) = places.clone().try_acquire_owned() {
+            (&router, &limits, place)
         } else {
             let max = limits.max_connections;
             refused.warn(&format!(
                 "refusing connections: {max} are open (--max-connections)"
             ));
-            if let Ok(place) = refusals.clone().try_acquire_owned() {
-                connections.spawn(async move {
-                    refuse(stream).await;
-                    drop(place);
-                });
+            match refusals.clone().try_acquire_owned() {
+                Ok(place) => (&full, &refusal_limits, place),
+                Err(_) => continue,
             }
-        }
+        };
+        let (router, limits) = (router.clone(), limits.clone());
+        let closing = closing.clone();
+        connections.spawn(async move {
+            connection::serve(stream, router, &limits, closing).await;
+            drop(place);
+        });
     }
     drop(listener);
     while connections.join_next().await.is_some() {}
-}
-
-async fn refuse(stream: TcpStream) {
-    let response = plain_response("503 Service Unavailable", "Retry-After: 1\r\n", FULL);
-    // Some clients take no response before they have sent a request.
-    let _ = tokio::time::timeout(PATIENCE, stream.peek(&mut [0])).await;
-    // It fits the buffer of a new socket.
-    if stream.writable().await.is_ok() && stream.try_write(&response).is_ok() {
-        linger(&stream).await;
-    }
 }
 
 fn concerns_one_connection(error: &io::Error) -> bool {

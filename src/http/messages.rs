@@ -1,6 +1,7 @@
 //! Checks the messages of a chat, and brings them into the form that templates expect.
 
-use crate::error::{Error, Result};
+use super::wire::wrong;
+use crate::error::Result;
 use serde_json::{Map, Value};
 
 type Message = Map<String, Value>;
@@ -11,8 +12,7 @@ struct At(usize);
 impl At {
     fn wrong<T>(&self, key: &str, what: &str) -> Result<T> {
         let field = format!("messages[{}]{key}", self.0);
-        let message = format!("{field} {what}");
-        Err(Error::invalid(&field, message))
+        wrong(&field, what)
     }
 }
 
@@ -25,7 +25,7 @@ impl At {
 /// `Invalid`, naming the message and its key.
 pub(super) fn checked(mut messages: Vec<Value>) -> Result<Vec<Value>> {
     if messages.is_empty() {
-        return Err(Error::invalid("messages", "messages must not be empty"));
+        return wrong("messages", "must not be empty");
     }
     for (i, message) in messages.iter_mut().enumerate() {
         let at = At(i);

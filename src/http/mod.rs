@@ -31,6 +31,7 @@ mod params;
 mod paths;
 mod prompt;
 mod reply;
+mod reply_objects;
 mod request_id;
 mod responses;
 mod server_info;
@@ -60,7 +61,9 @@ use chunks::Chunks;
 use context::KeyIndex;
 use encoding::Sent;
 use openai::Job;
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
+use state::Model;
 use std::time::Duration;
 use stream::{Running, Shape};
 use subtle::ConstantTimeEq;
@@ -114,14 +117,37 @@ pub fn router(state: AppState) -> Router {
     for (_, path, handler) in routes() {
         router = router.route(path, handler);
     }
-    let identify = middleware::from_fn_with_state(state.clone(), caller::identify);
-    let router = router
+    let mut router = router
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
+        .layer(middleware::from_fn_with_state(state.clone(), authorized));
+    if let Some(cors) = state.origins.cors() {
+        // Browsers ask without the key whether a page may send it.
+        router = router.layer(cors);
+    }
+    let router = router
         .layer(middleware::from_fn_with_state(state.clone(), guard))
-        .with_state(state);
-    // In another router, because a router's own layers come after the path was matched.
+        .with_state(state.clone());
+    identified(router, state)
+}
+
+/// `router` with an id for each request. In another router, because a router's own layers come after the
+/// path was matched.
+fn identified(router: Router, state: AppState) -> Router {
+    let identify = middleware::from_fn_with_state(state, caller::identify);
     Router::new().fallback_service(router).layer(identify)
+}
+
+/// The answer on connections over the limit, which closes them.
+fn full(state: AppState) -> Router {
+    let refuse = async |request: Request| {
+        let message =
+            "the server has as many connections as --max-connections allows; try again later";
+        let error = Error::request(RequestErrorKind::Overloaded, None, message);
+        let close = [(header::CONNECTION, "close")];
+        (close, refusal(request.uri().path(), error))
+    };
+    identified(Router::new().fallback(refuse), state)
 }
 
 /// Serves until `shutdown` completes. Then it refuses new requests with 503, lets the running ones
@@ -140,7 +166,8 @@ pub async fn serve(
     let limits = state.limits.clone();
     let address = listener.local_addr();
     let state = state.on_loopback(address.is_ok_and(|address| address.ip().is_loopback()));
-    let connections = listener::run(listener, router(state), limits, closing);
+    let full = full(state.clone());
+    let connections = listener::run(listener, router(state), full, limits, closing);
     let mut connections = tokio::spawn(connections);
     let end = tokio::select! {
         Err(e) = &mut connections => {
@@ -175,34 +202,34 @@ const OPEN: [&str; 5] = ["/health", "/ping", "/load", "/version", "/metrics"];
 /// The page's route. It needs no key either: it asks for the key, and sends it with what it requests.
 const PAGE: &str = "/";
 
-/// Checks host, origin, authorization and shutdown before the route is matched and the body is read: without
-/// the key, no one learns which routes exist. Browsers ask without the key whether a page may send it.
-async fn guard(State(state): State<AppState>, mut request: Request, next: Next) -> Response {
-    let sharing = match state.origins.check(&request) {
-        Ok(sharing) => sharing,
-        Err(error) => return refusal(request.uri().path(), error),
-    };
-    let mut response = match sharing.preflight(&request) {
-        Some(response) => response,
-        None => match admit(&state, &request) {
-            Ok(key) => {
-                if let Some(key) = key {
-                    request.extensions_mut().insert(key);
-                }
-                next.run(request).await
+/// Checks host and origin, before anything else is said.
+async fn guard(State(state): State<AppState>, request: Request, next: Next) -> Response {
+    match state.origins.check(&request) {
+        Ok(()) => next.run(request).await,
+        Err(error) => refusal(request.uri().path(), error),
+    }
+}
+
+/// Checks authorization and shutdown before the route is matched and the body is read: without the key, no
+/// one learns which routes exist.
+async fn authorized(State(state): State<AppState>, mut request: Request, next: Next) -> Response {
+    match admit(&state, &request) {
+        Ok(key) => {
+            if let Some(key) = key {
+                request.extensions_mut().insert(key);
             }
-            Err(error) => refusal(request.uri().path(), error),
-        },
-    };
-    sharing.mark(&mut response);
-    response
+            next.run(request).await
+        }
+        Err(error) => refusal(request.uri().path(), error),
+    }
 }
 
 /// An error in the form of the API that `path` belongs to.
 fn refusal(path: &str, error: Error) -> Response {
-    match anthropic::has_route(path) {
-        true => Failure(error).into_response(),
-        false => error.into_response(),
+    if anthropic::has_route(path) {
+        Failure(error).into_response()
+    } else {
+        error.into_response()
     }
 }
 
@@ -278,9 +305,18 @@ async fn messages(
     Ok(answer(&state, job, reply, caller).await?)
 }
 
-async fn count_tokens(State(state): State<AppState>, body: Sent) -> Result<Json<Value>, Failure> {
+#[derive(Serialize, JsonSchema)]
+struct TokenCount {
+    input_tokens: usize,
+}
+
+async fn count_tokens(
+    State(state): State<AppState>,
+    body: Sent,
+) -> Result<Json<TokenCount>, Failure> {
     let read = state.read(body, |context, body| context.message_tokens(body));
-    Ok(Json(json!({"input_tokens": read.await?})))
+    let input_tokens = read.await?;
+    Ok(Json(TokenCount { input_tokens }))
 }
 
 async fn answer(
@@ -294,49 +330,76 @@ async fn answer(
         trace.accepted(&mut job, shape.id());
     }
     let running = Running::start(state, job, &caller)?;
-    match stream {
-        true => Ok(running.sse(shape, caller)),
-        false => running.collect(shape).await,
+    if stream {
+        Ok(running.sse(shape, caller))
+    } else {
+        running.collect(shape).await
     }
 }
 
-async fn models(State(state): State<AppState>) -> Json<Value> {
-    let data: Vec<Value> = state
-        .model_names
-        .iter()
-        .map(|name| state.model_object(name))
-        .collect();
-    Json(json!({"object": "list", "data": data}))
+#[derive(Serialize, JsonSchema)]
+struct ModelList {
+    #[schemars(extend("const" = "list"))]
+    object: &'static str,
+    data: Vec<Model>,
+}
+
+async fn models(State(state): State<AppState>) -> Json<ModelList> {
+    let names = state.model_names.iter();
+    Json(ModelList {
+        object: "list",
+        data: names.map(|name| state.model(name)).collect(),
+    })
 }
 
 async fn model(
     State(state): State<AppState>,
     id: Result<Path<String>, PathRejection>,
-) -> Result<Json<Value>> {
+) -> Result<Json<Model>> {
     let named =
         |e: PathRejection| Error::request(RequestErrorKind::NotFound, Some("model"), e.body_text());
     let Path(id) = id.map_err(named)?;
     state.context(None).model(Some(&id))?;
-    Ok(Json(state.model_object(&id)))
+    Ok(Json(state.model(&id)))
 }
 
-async fn health(State(state): State<AppState>) -> Result<Json<Value>> {
+#[derive(Serialize, JsonSchema)]
+struct Health {
+    #[schemars(extend("const" = "ok"))]
+    status: &'static str,
+}
+
+async fn health(State(state): State<AppState>) -> Result<Json<Health>> {
     state.ready()?;
-    Ok(Json(json!({"status": "ok"})))
+    Ok(Json(Health { status: "ok" }))
 }
 
-async fn tokenize(State(state): State<AppState>, body: Sent) -> Result<Json<Value>> {
+#[derive(Serialize, JsonSchema)]
+struct Tokens {
+    count: usize,
+    max_model_len: usize,
+    tokens: Vec<u32>,
+}
+
+async fn tokenize(State(state): State<AppState>, body: Sent) -> Result<Json<Tokens>> {
     let read = state.read(body, |context, body| context.tokenize(body));
     let tokens = read.await?;
-    let max_model_len = state.engine.limits().max_model_len;
-    Ok(Json(
-        json!({"count": tokens.len(), "max_model_len": max_model_len, "tokens": tokens}),
-    ))
+    Ok(Json(Tokens {
+        count: tokens.len(),
+        max_model_len: state.engine.limits().max_model_len,
+        tokens,
+    }))
 }
 
-async fn detokenize(State(state): State<AppState>, body: Sent) -> Result<Json<Value>> {
+#[derive(Serialize, JsonSchema)]
+struct DetokenizedText {
+    prompt: String,
+}
+
+async fn detokenize(State(state): State<AppState>, body: Sent) -> Result<Json<DetokenizedText>> {
     let read = state.read(body, |context, body| context.detokenize(body));
-    Ok(Json(json!({"prompt": read.await?})))
+    let prompt = read.await?;
+    Ok(Json(DetokenizedText { prompt }))
 }
 
 async fn reset_prefix_cache(State(state): State<AppState>) -> Result<StatusCode> {

@@ -1,7 +1,7 @@
 //! The ranges of numbers.
 
-use super::wire::Common;
-use crate::error::{Error, Result};
+use super::wire::{Common, wrong};
+use crate::error::Result;
 use crate::sampling::SamplingParams;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -20,19 +20,16 @@ pub(super) fn numbers(common: &Common) -> Result<SamplingParams> {
     let top_p = top_p.map_or(1.0, |p| (p as f32).max(f32::MIN_POSITIVE));
     let top_k = match common.top_k {
         Some(k) if k < -1 => {
-            return Err(Error::invalid(
-                "top_k",
-                format!("top_k must be -1 or 0 (off) or more, not {k}"),
-            ));
+            return wrong("top_k", format!("must be -1 or 0 (off) or more, not {k}"));
         }
         k => k.unwrap_or(0).max(0) as usize,
     };
     let repetition_penalty = match common.repetition_penalty {
         Some(x) if !(x > 0.0 && x <= 2.0) => {
-            return Err(Error::invalid(
+            return wrong(
                 "repetition_penalty",
-                format!("repetition_penalty must be greater than 0 and at most 2, not {x}"),
-            ));
+                format!("must be greater than 0 and at most 2, not {x}"),
+            );
         }
         penalty => penalty.map_or(1.0, |x| (x as f32).max(f32::MIN_POSITIVE)),
     };
@@ -58,14 +55,14 @@ pub(super) fn within<T: PartialOrd + Display>(
     range: RangeInclusive<T>,
 ) -> Result<Option<T>> {
     match value {
-        Some(x) if !range.contains(&x) => Err(Error::invalid(
+        Some(x) if !range.contains(&x) => wrong(
             field,
             format!(
-                "{field} must be between {} and {}, not {x}",
+                "must be between {} and {}, not {x}",
                 range.start(),
                 range.end()
             ),
-        )),
+        ),
         other => Ok(other),
     }
 }

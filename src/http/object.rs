@@ -131,9 +131,10 @@ impl<'de> Visitor<'de> for Fields<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut object = Object::default();
         while let Some(Name(name)) = map.next_key()? {
-            let treatment = match is_in(self.read, &name) {
-                true => Treatment::Checked,
-                false => unsupported::treatment(&name),
+            let treatment = if is_in(self.read, &name) {
+                Treatment::Checked
+            } else {
+                unsupported::treatment(&name)
             };
             match treatment {
                 Treatment::Checked => {

@@ -10,11 +10,12 @@ use super::prompt::{PromptOptions, PromptTokens};
 use super::reply::{Api, Header};
 use super::structured::Structured;
 use super::tools::Tools;
-use super::wire::{self, Common, Prediction};
+use super::wire::{self, Common, Prediction, required, wrong};
 use crate::engine::Request;
 use crate::error::{Error, Result};
 use crate::sampling::mix;
 use crate::spec::DraftContext;
+use serde::de::DeserializeOwned;
 use std::sync::Arc;
 
 /// OpenAI's default for a completion's `max_tokens`.
@@ -43,32 +44,37 @@ pub(super) struct ChatFields {
     pub structured: Structured,
 }
 
+/// Reads a body that asks for text: the fields that all APIs have, those of one, and those that ask for
+/// structured output.
+///
+/// # Errors
+/// `Invalid`, naming the field.
+pub(super) fn text_fields<F: DeserializeOwned>(body: &[u8]) -> Result<(Common, F, Structured)> {
+    let read = [
+        wire::names::<Common>(),
+        wire::names::<F>(),
+        wire::names::<Structured>(),
+    ];
+    let body = Object::parse(body, &read)?;
+    let fields = (body.fields()?, body.fields()?, body.fields()?);
+    body.check_others(&read)?;
+    Ok(fields)
+}
+
 impl Context<'_> {
     /// Reads the body of `/v1/completions`.
     ///
     /// # Errors
     /// `Invalid` or `NotFound`, naming the field.
     pub fn completion(&self, body: &[u8]) -> Result<Job> {
-        let read = [
-            wire::names::<Common>(),
-            wire::names::<wire::Completion>(),
-            wire::names::<Structured>(),
-        ];
-        let body = Object::parse(body, &read)?;
-        let mut common: Common = body.fields()?;
-        let fields: wire::Completion = body.fields()?;
-        let structured: Structured = body.fields()?;
-        body.check_others(&read)?;
+        let (mut common, fields, structured) = text_fields::<wire::Completion>(body)?;
         let model = self.model(common.model.as_deref())?;
         let echo = fields.echo.unwrap_or(false);
         self.defaults.fill(&mut common);
         let mut plan = self.plan(&common)?;
         plan.best_of = best_of(fields.best_of, &plan)?;
         if common.max_tokens == Some(0) && !echo {
-            return Err(Error::invalid(
-                "max_tokens",
-                "max_tokens must be at least 1, or echo must be true",
-            ));
+            return wrong("max_tokens", "must be at least 1, or echo must be true");
         }
         let max_logprobs = self.limits.max_logprobs;
         let logprobs = within("logprobs", fields.logprobs, 0..=max_logprobs)?;
@@ -79,9 +85,7 @@ impl Context<'_> {
         plan.rules.logprobs = logprobs.is_some();
         plan.template.params.grammar = self.grammar(&structured)?;
 
-        let prompt = fields
-            .prompt
-            .ok_or_else(|| Error::invalid("prompt", "prompt is required"))?;
+        let prompt = required("prompt", fields.prompt)?;
         let suffix = fields.suffix.filter(|suffix| !suffix.is_empty());
         if suffix.is_some() && !plan.template.params.ignore_eos {
             let ends = self.text.infill_ends();
@@ -116,16 +120,7 @@ impl Context<'_> {
     /// # Errors
     /// `Invalid` or `NotFound`, naming the field.
     pub fn chat(&self, body: &[u8]) -> Result<Job> {
-        let read = [
-            wire::names::<Common>(),
-            wire::names::<wire::Chat>(),
-            wire::names::<Structured>(),
-        ];
-        let body = Object::parse(body, &read)?;
-        let common: Common = body.fields()?;
-        let fields: wire::Chat = body.fields()?;
-        let structured: Structured = body.fields()?;
-        body.check_others(&read)?;
+        let (common, fields, structured) = text_fields::<wire::Chat>(body)?;
         self.chat_job(ChatFields {
             common,
             fields,
@@ -152,26 +147,18 @@ impl Context<'_> {
         };
         let max_tokens = fields.max_completion_tokens.or(common.max_tokens);
         if max_tokens == Some(0) {
-            return Err(Error::invalid(
-                max_field,
-                format!("{max_field} must be at least 1"),
-            ));
+            return wrong(max_field, "must be at least 1");
         }
         let max_top = MAX_TOP_LOGPROBS.min(self.limits.max_logprobs);
         let top = within("top_logprobs", fields.top_logprobs, 0..=max_top)?;
         let wanted = fields.logprobs.unwrap_or(false);
         if !wanted && top.is_some_and(|top| top > 0) {
-            return Err(Error::invalid(
-                "top_logprobs",
-                "top_logprobs requires logprobs to be true",
-            ));
+            return wrong("top_logprobs", "requires logprobs to be true");
         }
         plan.template.logprobs = wanted.then(|| top.unwrap_or(0));
         plan.rules.logprobs = wanted;
 
-        let messages = fields
-            .messages
-            .ok_or_else(|| Error::invalid("messages", "messages is required"))?;
+        let messages = required("messages", fields.messages)?;
         let tools = Tools::read(fields.tools, fields.tool_choice)?;
         let prompt = self.chat_prompt(
             messages,
@@ -250,15 +237,11 @@ impl Context<'_> {
         let stream = common.stream.unwrap_or(false);
         let options = common.stream_options.as_ref();
         if options.is_some() && !stream {
-            return Err(Error::invalid(
-                "stream_options",
-                "stream_options requires stream to be true",
-            ));
+            return wrong("stream_options", "requires stream to be true");
         }
         if options.is_some_and(|options| options.include_obfuscation == Some(true)) {
             const FIELD: &str = "stream_options.include_obfuscation";
-            let message = format!("{FIELD} is not supported: leave it out or set it to false");
-            return Err(Error::invalid(FIELD, message));
+            return wrong(FIELD, "is not supported: leave it out or set it to false");
         }
         // Checked before the prompts are processed.
         let params = self.sampling(common)?;
@@ -338,10 +321,10 @@ fn best_of(asked: Option<usize>, plan: &Plan) -> Result<usize> {
 /// Checks the salt of a request's cache scope.
 pub(super) fn salt(salt: Option<&str>) -> Result<Option<&str>> {
     match salt {
-        Some(salt) if !(1..=MAX_SALT_BYTES).contains(&salt.len()) => Err(Error::invalid(
+        Some(salt) if !(1..=MAX_SALT_BYTES).contains(&salt.len()) => wrong(
             "cache_salt",
-            format!("cache_salt must be a string of 1 to {MAX_SALT_BYTES} bytes"),
-        )),
+            format!("must be a string of 1 to {MAX_SALT_BYTES} bytes"),
+        ),
         salt => Ok(salt),
     }
 }
@@ -349,10 +332,10 @@ pub(super) fn salt(salt: Option<&str>) -> Result<Option<&str>> {
 fn check_min_tokens(request: &Request) -> Result<()> {
     let min = request.params.min_tokens;
     match request.max_tokens {
-        Some(max) if min > max => Err(Error::invalid(
+        Some(max) if min > max => wrong(
             "min_tokens",
-            format!("min_tokens must be between 0 and max_tokens ({max}), not {min}"),
-        )),
+            format!("must be between 0 and max_tokens ({max}), not {min}"),
+        ),
         _ => Ok(()),
     }
 }

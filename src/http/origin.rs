@@ -4,23 +4,20 @@
 //! host must be one of ours, because a page can let its own name point to this machine (DNS rebinding), and
 //! a request that changes or costs something must not come from a page of another origin.
 
+use super::request_id::X_REQUEST_ID;
 use crate::error::{Error, RequestErrorKind, Result};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, header};
 use clap::Args;
 use std::net::IpAddr;
+use std::time::Duration;
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 const ANY: &str = "*";
 
-/// What pages may read of a response besides what every page may.
-const EXPOSED: &str = "retry-after, x-request-id";
-
-/// Seconds for which a browser may remember that a page is allowed.
-const MAX_AGE: &str = "600";
+/// How long a browser may remember that a page is allowed.
+const MAX_AGE: Duration = Duration::from_secs(600);
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
-const ASKS_PRIVATE: HeaderName = HeaderName::from_static("access-control-request-private-network");
-const ALLOWS_PRIVATE: HeaderName = HeaderName::from_static("access-control-allow-private-network");
 
 /// Allowed hosts and origins.
 #[derive(Debug, Clone, Default, Args)]
@@ -46,15 +43,6 @@ pub(super) struct Origins {
     loopback: bool,
 }
 
-/// What a browser is told of a response.
-#[derive(Debug, PartialEq)]
-pub(super) enum Sharing {
-    /// Nothing: only pages of the same origin can read it.
-    SameOrigin,
-    /// This origin, or any, may read it.
-    With(HeaderValue),
-}
-
 impl Origins {
     pub fn new(options: OriginOptions, bound: &str) -> Self {
         Self {
@@ -70,39 +58,59 @@ impl Origins {
         self
     }
 
+    /// Tells browsers which pages may use the server; `None` = those of its own origin.
+    pub fn cors(&self) -> Option<CorsLayer> {
+        let allowed = self.options.allowed_origins.clone();
+        let origins = if allowed.is_empty() {
+            return None;
+        } else if allowed.iter().any(|allowed| allowed == ANY) {
+            AllowOrigin::any()
+        } else {
+            AllowOrigin::predicate(move |origin, _| {
+                let is = |a: &String| a.as_bytes().eq_ignore_ascii_case(origin.as_bytes());
+                allowed.iter().any(is)
+            })
+        };
+        let cors = CorsLayer::new()
+            .allow_origin(origins)
+            .allow_methods([Method::GET, Method::POST])
+            .allow_headers(AllowHeaders::mirror_request())
+            .allow_private_network(true)
+            .expose_headers([header::RETRY_AFTER, X_REQUEST_ID])
+            .max_age(MAX_AGE);
+        Some(cors)
+    }
+
     /// Checks the host and the origin of a request.
     ///
     /// # Errors
     /// `Forbidden`, naming the flag that would allow it.
-    pub fn check<B>(&self, request: &Request<B>) -> Result<Sharing> {
-        let host = requested_host(request.uri(), request.headers());
-        self.check_host(host.as_deref())?;
+    pub fn check<B>(&self, request: &Request<B>) -> Result<()> {
         let headers = request.headers();
+        let host = requested_host(request.uri(), headers);
+        self.check_host(host.as_deref())?;
+        let site = headers.get(SEC_FETCH_SITE).map(HeaderValue::as_bytes);
         let Some(origin) = headers.get(header::ORIGIN) else {
-            let site = headers.get(SEC_FETCH_SITE).map(HeaderValue::as_bytes);
             let foreign = matches!(site, Some(b"cross-site" | b"same-site"));
-            return match foreign && !request.method().is_safe() {
-                true => Err(forbidden_origin("another site")),
-                false => Ok(Sharing::SameOrigin),
+            return if foreign && !request.method().is_safe() {
+                Err(forbidden_origin("another site"))
+            } else {
+                Ok(())
             };
         };
-        let allowed = &self.options.allowed_origins;
-        if allowed.iter().any(|allowed| allowed == ANY) {
-            return Ok(Sharing::With(HeaderValue::from_static(ANY)));
-        }
         let name = String::from_utf8_lossy(origin.as_bytes());
-        if allowed.iter().any(|a| a.eq_ignore_ascii_case(&name)) {
-            return Ok(Sharing::With(origin.clone()));
-        }
-        let same = headers
-            .get(SEC_FETCH_SITE)
-            .is_some_and(|site| site == "same-origin")
+        let allowed = &self.options.allowed_origins;
+        let allowed = allowed
+            .iter()
+            .any(|a| a == ANY || a.eq_ignore_ascii_case(&name));
+        let same = site == Some(b"same-origin")
             || (name.split_once("://").zip(host))
                 .is_some_and(|((_, authority), host)| authority.eq_ignore_ascii_case(&host));
         let harmless = matches!(*request.method(), Method::GET | Method::HEAD);
-        match same || harmless {
-            true => Ok(Sharing::SameOrigin),
-            false => Err(forbidden_origin(&name)),
+        if allowed || same || harmless {
+            Ok(())
+        } else {
+            Err(forbidden_origin(&name))
         }
     }
 
@@ -130,41 +138,6 @@ impl Origins {
             clipped(name)
         );
         Err(Error::request(RequestErrorKind::Forbidden, None, message))
-    }
-}
-
-impl Sharing {
-    /// Tells the browser of the client who may read `response`.
-    pub fn mark(&self, response: &mut Response) {
-        let Self::With(origin) = self else { return };
-        let headers = response.headers_mut();
-        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
-        let exposed = HeaderValue::from_static(EXPOSED);
-        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
-        headers.append(header::VARY, HeaderValue::from_static("origin"));
-    }
-
-    /// The answer to a browser that asks whether it may send a request for a page.
-    pub fn preflight<B>(&self, request: &Request<B>) -> Option<Response> {
-        let asked = request.headers();
-        if request.method() != Method::OPTIONS
-            || !asked.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
-            || *self == Self::SameOrigin
-        {
-            return None;
-        }
-        let mut response = StatusCode::NO_CONTENT.into_response();
-        let headers = response.headers_mut();
-        let value = HeaderValue::from_static;
-        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, value("GET, POST"));
-        headers.insert(header::ACCESS_CONTROL_MAX_AGE, value(MAX_AGE));
-        if let Some(wanted) = asked.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
-            headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted.clone());
-        }
-        if asked.contains_key(ASKS_PRIVATE) {
-            headers.insert(ALLOWS_PRIVATE, value("true"));
-        }
-        Some(response)
     }
 }
 
@@ -218,9 +191,10 @@ fn origin(text: &str) -> Result<String, String> {
     let is_origin = text.split_once("://").is_some_and(|(scheme, host)| {
         !scheme.is_empty() && !host.is_empty() && !host.contains('/')
     });
-    match text == ANY || text == "null" || is_origin {
-        true => Ok(text.to_owned()),
-        false => Err("must be an origin such as https://chat.example.com, or *".into()),
+    if text == ANY || text == "null" || is_origin {
+        Ok(text.to_owned())
+    } else {
+        Err("must be an origin such as https://chat.example.com, or *".into())
     }
 }
 
@@ -228,7 +202,7 @@ fn origin(text: &str) -> Result<String, String> {
 mod tests {
     use super::*;
 
-    fn checked(origins: &Origins, method: &str, headers: &[(&str, &str)]) -> Result<Sharing> {
+    fn checked(origins: &Origins, method: &str, headers: &[(&str, &str)]) -> Result<()> {
         let mut request = Request::builder().method(method).uri("/v1/completions");
         for (name, value) in headers {
             request = request.header(*name, *value);
@@ -298,35 +272,21 @@ mod tests {
         ] {
             assert_eq!(checked(&none, "POST", headers).is_ok(), fine, "{headers:?}");
             let got = checked(&none, "GET", headers);
-            assert_eq!(
-                got.expect("reading is the browser's to forbid"),
-                Sharing::SameOrigin
-            );
+            assert!(got.is_ok(), "reading is the browser's to forbid");
         }
         let some = OriginOptions {
             allowed_origins: vec!["https://a.com".into()],
             ..OriginOptions::default()
         };
         let some = Origins::new(some, "127.0.0.1");
-        let shared = checked(&some, "POST", &[("origin", "https://a.com")]).expect("allowed");
-        assert_eq!(
-            shared,
-            Sharing::With(HeaderValue::from_static("https://a.com"))
-        );
+        assert!(checked(&some, "POST", &[("origin", "https://a.com")]).is_ok());
         assert!(checked(&some, "POST", &[("origin", "https://a.com.evil.com")]).is_err());
         let any = OriginOptions {
             allowed_origins: vec![ANY.into()],
             ..OriginOptions::default()
         };
-        let shared = checked(
-            &Origins::new(any, ""),
-            "POST",
-            &[("origin", "https://b.com")],
-        );
-        assert_eq!(
-            shared.expect("allowed"),
-            Sharing::With(HeaderValue::from_static(ANY))
-        );
+        let any = Origins::new(any, "");
+        assert!(checked(&any, "POST", &[("origin", "https://b.com")]).is_ok());
     }
 
     #[test]

@@ -18,9 +18,10 @@ static PAGE: LazyLock<String> = LazyLock::new(|| {
 /// no cache may keep it.
 pub(super) async fn page(State(state): State<AppState>) -> impl IntoResponse {
     let nonce = format!("{:032x}", rand::random::<u128>());
-    let api = match state.text.has_chat_template() {
-        true => "chat/completions",
-        false => "completions",
+    let api = if state.text.has_chat_template() {
+        "chat/completions"
+    } else {
+        "completions"
     };
     let policy = format!(
         "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; \

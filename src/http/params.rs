@@ -3,7 +3,7 @@
 use super::context::Context;
 use super::numbers::numbers;
 use super::stop::Stops;
-use super::wire::{Common, OneOrMany};
+use super::wire::{Common, OneOrMany, wrong};
 use crate::error::{Error, Result};
 use crate::grammar::Mask;
 use crate::sampling::SamplingParams;
@@ -39,8 +39,10 @@ impl Context<'_> {
         const FIELD: &str = "allowed_token_ids";
         let Some(ids) = ids else { return Ok(None) };
         if ids.is_empty() {
-            let message = format!("{FIELD} must have at least one id: leave it out to allow all");
-            return Err(Error::invalid(FIELD, message));
+            return wrong(
+                FIELD,
+                "must have at least one id: leave it out to allow all",
+            );
         }
         let size = self.limits.vocab_size;
         match ids.iter().find(|&&id| id as usize >= size) {
@@ -57,12 +59,12 @@ impl Context<'_> {
             !is_blank && word.len() <= MAX_BAD_WORD_BYTES
         };
         if words.len() > MAX_BAD_WORDS || !words.iter().all(fits) {
-            return Err(Error::invalid(
+            return wrong(
                 "bad_words",
                 format!(
-                    "bad_words must be a list of at most {MAX_BAD_WORDS} words, each of 1 to {MAX_BAD_WORD_BYTES} bytes and not only spaces"
+                    "must be a list of at most {MAX_BAD_WORDS} words, each of 1 to {MAX_BAD_WORD_BYTES} bytes and not only spaces"
                 ),
-            ));
+            );
         }
         let mut all = Vec::with_capacity(2 * words.len());
         for word in words {
@@ -101,12 +103,12 @@ pub(super) fn stops(common: &Common) -> Result<Stops> {
     let stops = common.stop.as_ref().map_or(&[][..], OneOrMany::list);
     let fits = |stop: &String| (1..=MAX_STOP_BYTES).contains(&stop.len());
     if stops.len() > MAX_STOPS || !stops.iter().all(fits) {
-        return Err(Error::invalid(
+        return wrong(
             "stop",
             format!(
-                "stop must be a string or a list of at most {MAX_STOPS} strings, each of 1 to {MAX_STOP_BYTES} bytes"
+                "must be a string or a list of at most {MAX_STOPS} strings, each of 1 to {MAX_STOP_BYTES} bytes"
             ),
-        ));
+        );
     }
     let shown = common.include_stop_str_in_output.unwrap_or(false);
     Ok(Stops::new(stops.iter().cloned()).shown(shown))

@@ -66,7 +66,7 @@ impl Context<'_> {
             Prompt::IdLists(list) => list.len(),
         };
         if count == 0 {
-            return Err(Error::invalid("prompt", "prompt must not be empty"));
+            return wrong("prompt", "must not be empty");
         }
         // Checked before any prompt is tokenized or copied n times.
         let max = self.limits.max_waiting;
@@ -108,7 +108,7 @@ impl Context<'_> {
                 Ok(count) if (1..=max).contains(&count) => Ok(Some(count)),
                 _ => wrong(
                     FIELD,
-                    &format!("must be between 1 and {max}, or -1 for what fits, not {count}"),
+                    format!("must be between 1 and {max}, or -1 for what fits, not {count}"),
                 ),
             },
         }
@@ -169,9 +169,10 @@ impl Context<'_> {
             // A text that begins.
             let bos = self.text.special_ids().bos.filter(|_| special);
             let bos = bos.ok_or_else(|| {
-                let why = match special {
-                    true => "the model has no BOS token with which it could begin a text",
-                    false => "add_special_tokens is false",
+                let why = if special {
+                    "the model has no BOS token with which it could begin a text"
+                } else {
+                    "add_special_tokens is false"
                 };
                 Error::invalid(
                     "prompt",
@@ -183,9 +184,10 @@ impl Context<'_> {
         let echo = options.echo.then(|| {
             let is_cut = options.keep.is_some_and(|keep| keep == ids.len());
             let added_bos = self.adds_bos(text, &ids);
-            let text = match is_cut {
-                true => self.text.decode(&ids[usize::from(added_bos)..], false),
-                false => text.to_owned(),
+            let text = if is_cut {
+                self.text.decode(&ids[usize::from(added_bos)..], false)
+            } else {
+                text.to_owned()
             };
             Arc::new(Echo {
                 text,

@@ -1,10 +1,16 @@
 //! Builds OpenAI's reply objects from pieces of choices.
 
-use super::choice::{Choice, Finish, Piece, Scored};
+use super::choice::{CallHead, Choice, Piece, Scored};
+use super::reply_objects::{
+    CachedTokens, CallDelta, ChatChoice, ChatLogprobs, ChunkChoice, ChunkUsage, CompletionChoice,
+    CompletionLogprobs, Delta, FunctionCall, FunctionDelta, Message, Object, PredictedTokens,
+    Reply, Speculation, ToolCall, Usage,
+};
+use super::speculation::RoundText;
 use crate::engine::SpecUsage;
 use crate::text::Text;
-use serde::ser::{Serialize, SerializeMap, Serializer};
-use serde_json::{Map, Value, json};
+use axum::response::sse::Event;
+use serde::Serialize;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -37,9 +43,6 @@ pub(super) struct Header {
     pub logprobs: Option<usize>,
 }
 
-/// The smallest log-probability that clients get, as with vLLM, because JSON has no infinity.
-const MIN_LOGPROB: f32 = -9999.0;
-
 /// Seconds since 1970.
 pub(super) fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -67,141 +70,180 @@ impl Header {
         }
     }
 
-    fn object(&self, object: &str, choices: Vec<Value>) -> Value {
-        json!({
-            "id": self.id,
-            "object": object,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.fingerprint.as_deref(),
-            "choices": choices,
-        })
+    fn reply<C>(&self, object: Object, choices: Vec<C>) -> Reply<'_, C> {
+        Reply {
+            id: &self.id,
+            object,
+            created: self.created,
+            model: &self.model,
+            system_fingerprint: self.fingerprint.as_deref(),
+            choices,
+            usage: None,
+            prompt_token_ids: None,
+        }
+    }
+
+    /// The ids of a chat's prompt, if requested.
+    fn chat_ids(&self) -> Option<&[u32]> {
+        let ids = self.prompt_ids.as_ref().and_then(|ids| ids.first())?;
+        (self.api == Api::Chat).then_some(ids)
     }
 
     /// The JSON text of the reply, not streamed: its beginning, each choice, and its end, made one after the
     /// other.
-    pub fn reply(
+    pub fn whole(
         self,
         text: Arc<Text>,
         pieces: Vec<Piece>,
-        usage: &Value,
+        usage: Usage,
     ) -> impl Iterator<Item = Vec<u8>> + use<> {
+        const CHOICES: &str = "\"choices\":[";
         let object = match self.api {
-            Api::Completion => "text_completion",
-            Api::Chat => "chat.completion",
+            Api::Completion => Object::Completion,
+            Api::Chat => Object::Chat,
         };
-        let mut start = self.object(object, Vec::new()).to_string();
-        let end = start.split_off(start.len() - "]}".len());
-        let ids = (self.prompt_ids.as_ref()).filter(|_| self.api == Api::Chat);
-        let ids = ids.map_or_else(String::new, |ids| {
-            format!(",\"prompt_token_ids\":{}", json!(ids.first()))
+        let mut start = json_text(&Reply {
+            usage: Some(Some(usage)),
+            prompt_token_ids: self.chat_ids(),
+            ..self.reply::<()>(object, Vec::new())
         });
-        let end = end.replace('}', &format!(",\"usage\":{usage}{ids}}}"));
-        let choices = pieces
-            .into_iter()
-            .enumerate()
-            .map(move |(index, mut piece)| {
-                let (key, value) = match self.api {
-                    Api::Completion => ("text", std::mem::take(&mut piece.text).into()),
-                    Api::Chat => ("message", message(&mut piece)),
-                };
-                let finish = piece.finish.take();
-                let mut choice = self.choice(&text, index, key, value, &piece.logprobs, finish);
-                choice.token_ids = self.prompt_ids.is_some().then_some(&piece.token_ids);
-                choice.prompt_ids = self.prompt_ids_of(index);
-                let mut json = if index > 0 { vec![b','] } else { Vec::new() };
-                // Strings and numbers can always be written.
-                let _ = serde_json::to_writer(&mut json, &choice);
-                json
-            });
-        let start = std::iter::once(start.into_bytes());
-        start
-            .chain(choices)
-            .chain(std::iter::once(end.into_bytes()))
+        // In a string the quotes would be escaped.
+        let at = start.find(CHOICES).map_or(0, |at| at + CHOICES.len());
+        let end = start.split_off(at);
+        let pieces = pieces.into_iter().enumerate();
+        let choices = pieces.map(move |(index, piece)| {
+            let choice = match self.api {
+                Api::Completion => {
+                    json_text(&self.completion_choice(&text, index, &piece, true, None))
+                }
+                Api::Chat => json_text(&self.chat_choice(&text, index, &piece)),
+            };
+            match index {
+                0 => choice,
+                _ => format!(",{choice}"),
+            }
+        });
+        let start = std::iter::once(start);
+        let parts = start.chain(choices).chain(std::iter::once(end));
+        parts.map(String::into_bytes)
     }
 
     /// The first chunk of a choice in a streamed chat; `None` for completions.
-    pub fn opening(&self, index: usize) -> Option<Value> {
-        let with_ids = |mut chunk: Value| {
-            if let Some(ids) = &self.prompt_ids {
-                chunk["prompt_token_ids"] = json!(ids.first());
-            }
-            chunk
+    pub fn opening(&self, index: usize, usage: ChunkUsage) -> Option<Event> {
+        let delta = Delta {
+            role: Some("assistant"),
+            content: Some(""),
+            ..Delta::default()
         };
-        let delta = json!({"role": "assistant", "content": ""});
+        let choice = ChunkChoice {
+            index,
+            delta,
+            ..ChunkChoice::default()
+        };
         (self.api == Api::Chat).then(|| {
-            let choice =
-                json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null});
-            with_ids(self.object("chat.completion.chunk", vec![choice]))
+            event(&Reply {
+                usage,
+                prompt_token_ids: self.chat_ids(),
+                ..self.reply(Object::Chunk, vec![choice])
+            })
         })
     }
 
     /// The chunks of a stream that show a piece, the first one of its choice or not. A chat's chunk has one
     /// kind of delta; the last one says how the choice ended.
-    pub fn chunks(&self, text: &Text, index: usize, mut piece: Piece, first: bool) -> Vec<Value> {
-        let (object, key, values) = match self.api {
-            Api::Completion => {
-                let text = std::mem::take(&mut piece.text);
-                ("text_completion", "text", vec![text.into()])
-            }
-            Api::Chat => ("chat.completion.chunk", "delta", deltas(&mut piece)),
+    pub fn chunks(
+        &self,
+        text: &Text,
+        index: usize,
+        piece: &Piece,
+        first: bool,
+        usage: ChunkUsage,
+    ) -> Vec<Event> {
+        let rounds: Vec<_> = piece.rounds.iter().map(|round| round.shown(text)).collect();
+        let mut rounds = Some(rounds).filter(|rounds| !rounds.is_empty());
+        if self.api == Api::Completion {
+            let choice = self.completion_choice(text, index, piece, first, rounds);
+            return vec![event(&Reply {
+                usage,
+                ..self.reply(Object::Completion, vec![choice])
+            })];
+        }
+        let deltas = deltas(piece);
+        let last = deltas.len() - 1;
+        let chunk = |(i, delta)| {
+            let finish = piece.finish.as_ref().filter(|_| i == last);
+            let (tokens, ids) = if i == 0 {
+                (&piece.logprobs[..], &piece.token_ids[..])
+            } else {
+                Default::default()
+            };
+            let choice = ChunkChoice {
+                index,
+                delta,
+                logprobs: self.chat_logprobs(text, tokens),
+                finish_reason: finish.map(|finish| finish.reason),
+                stop_reason: finish.and_then(|finish| finish.stop.as_ref()),
+                token_ids: self.prompt_ids.is_some().then_some(ids),
+                speculation: rounds.take(),
+            };
+            event(&Reply {
+                usage,
+                ..self.reply(Object::Chunk, vec![choice])
+            })
         };
-        let mut logprobs = piece.logprobs.as_slice();
-        let mut token_ids = piece.token_ids.as_slice();
-        let mut rounds = piece.rounds.as_slice();
-        let last = values.len() - 1;
-        let chunk = |(i, value)| {
-            let logprobs = std::mem::take(&mut logprobs);
-            let finish = piece.finish.take_if(|_| i == last);
-            let mut choice = self.choice(text, index, key, value, logprobs, finish);
-            let token_ids = std::mem::take(&mut token_ids);
-            choice.token_ids = self.prompt_ids.is_some().then_some(token_ids);
-            choice.prompt_ids = self.prompt_ids_of(index).filter(|_| first && i == 0);
-            let mut choice = json!(choice);
-            let rounds = std::mem::take(&mut rounds);
-            if !rounds.is_empty() {
-                choice["speculation"] = rounds.iter().map(|round| round.json(text)).collect();
-            }
-            self.object(object, vec![choice])
-        };
-        values.into_iter().enumerate().map(chunk).collect()
+        deltas.into_iter().enumerate().map(chunk).collect()
     }
 
     /// The last chunk of a stream with `include_usage`.
-    pub fn usage_chunk(&self, choices: &[Choice]) -> Value {
+    pub fn usage_chunk(&self, choices: &[Choice]) -> Event {
         let object = match self.api {
-            Api::Completion => "text_completion",
-            Api::Chat => "chat.completion.chunk",
+            Api::Completion => Object::Completion,
+            Api::Chat => Object::Chunk,
         };
-        let mut chunk = self.object(object, Vec::new());
-        chunk["usage"] = self.usage(choices);
-        chunk
+        event(&Reply {
+            usage: Some(Some(self.usage(choices))),
+            ..self.reply::<()>(object, Vec::new())
+        })
     }
 
-    fn choice<'a>(
-        &self,
+    fn completion_choice<'a>(
+        &'a self,
         text: &'a Text,
         index: usize,
-        key: &'static str,
-        value: Value,
-        tokens: &'a [Scored],
-        finish: Option<Finish>,
-    ) -> ChoiceJson<'a> {
-        let logprobs = self.logprobs.filter(|_| !tokens.is_empty());
-        let logprobs = logprobs.map(|top| Logprobs {
-            api: self.api,
-            top,
-            text,
-            tokens,
-        });
-        ChoiceJson {
+        piece: &'a Piece,
+        first: bool,
+        speculation: Option<Vec<RoundText<'a>>>,
+    ) -> CompletionChoice<'a> {
+        let finish = piece.finish.as_ref();
+        let tokens = self.logprobs.and(Some(&piece.logprobs[..]));
+        let tokens = tokens.filter(|tokens| !tokens.is_empty());
+        CompletionChoice {
             index,
-            content: (key, value),
-            logprobs,
-            finish,
-            token_ids: None,
-            prompt_ids: None,
+            text: &piece.text,
+            logprobs: tokens.map(|tokens| CompletionLogprobs::new(text, tokens)),
+            finish_reason: finish.map(|finish| finish.reason),
+            stop_reason: finish.and_then(|finish| finish.stop.as_ref()),
+            prompt_token_ids: self.prompt_ids_of(index).filter(|_| first),
+            token_ids: self.prompt_ids.is_some().then_some(&piece.token_ids),
+            speculation,
         }
+    }
+
+    fn chat_choice<'a>(&self, text: &'a Text, index: usize, piece: &'a Piece) -> ChatChoice<'a> {
+        let finish = piece.finish.as_ref();
+        ChatChoice {
+            index,
+            message: message(piece),
+            logprobs: self.chat_logprobs(text, &piece.logprobs),
+            finish_reason: finish.map(|finish| finish.reason),
+            stop_reason: finish.and_then(|finish| finish.stop.as_ref()),
+            token_ids: self.prompt_ids.is_some().then_some(&piece.token_ids),
+        }
+    }
+
+    fn chat_logprobs<'a>(&self, text: &'a Text, tokens: &'a [Scored]) -> Option<ChatLogprobs<'a>> {
+        let top = self.logprobs.filter(|_| !tokens.is_empty())?;
+        Some(ChatLogprobs::new(text, tokens, top))
     }
 
     /// The ids of the prompt of a completion's choice, if requested. A chat has them outside its choices.
@@ -237,204 +279,105 @@ impl Header {
     }
 
     /// What the reply cost.
-    pub fn usage(&self, choices: &[Choice]) -> Value {
+    pub fn usage(&self, choices: &[Choice]) -> Usage {
         let completion_tokens: usize = choices.iter().map(Choice::completion_tokens).sum();
-        let mut usage = json!({
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": self.prompt_tokens + completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens(choices)},
-        });
-        if self.speculates {
-            let spec = choices
-                .iter()
-                .map(Choice::spec)
-                .fold(SpecUsage::default(), |sum, of_choice| sum + of_choice);
-            usage["completion_tokens_details"] = json!({
-                "accepted_prediction_tokens": spec.predicted_accepted,
-                "rejected_prediction_tokens": spec.predicted - spec.predicted_accepted,
-            });
-            usage["speculative_decoding"] = json!({
-                "num_drafts": spec.rounds,
-                "num_draft_tokens": spec.drafted,
-                "num_accepted_tokens": spec.accepted,
-                "acceptance_rate": spec.acceptance_rate(),
-                "mean_acceptance_length": spec.mean_accepted_length(),
-            });
+        let spec = choices
+            .iter()
+            .map(Choice::spec)
+            .fold(SpecUsage::default(), |sum, of_choice| sum + of_choice);
+        Usage {
+            prompt_tokens: self.prompt_tokens,
+            completion_tokens,
+            total_tokens: self.prompt_tokens + completion_tokens,
+            prompt_tokens_details: CachedTokens {
+                cached_tokens: self.cached_tokens(choices),
+            },
+            completion_tokens_details: self.speculates.then_some(PredictedTokens {
+                accepted_prediction_tokens: spec.predicted_accepted,
+                rejected_prediction_tokens: spec.predicted - spec.predicted_accepted,
+            }),
+            speculative_decoding: self.speculates.then(|| Speculation {
+                num_drafts: spec.rounds,
+                num_draft_tokens: spec.drafted,
+                num_accepted_tokens: spec.accepted,
+                acceptance_rate: spec.acceptance_rate(),
+                mean_acceptance_length: spec.mean_accepted_length(),
+            }),
         }
-        usage
     }
 }
 
 /// The message of a whole reply. There is no content where there are only calls or reasoning.
-fn message(piece: &mut Piece) -> Value {
-    let content = match std::mem::take(&mut piece.text) + &piece.late {
-        text if text.is_empty() && !(piece.calls.is_empty() && piece.reasoning.is_empty()) => {
-            Value::Null
+fn message(piece: &Piece) -> Message<'_> {
+    let content = piece.text.clone() + &piece.late;
+    let others = !piece.calls.is_empty() || !piece.reasoning.is_empty();
+    let calls = piece.calls.iter().map(|call| {
+        let head = call.head.as_ref();
+        ToolCall {
+            id: head.map_or("", |head| &head.id),
+            kind: "function",
+            function: FunctionCall {
+                name: head.map_or("", |head| &head.name),
+                arguments: &call.arguments,
+            },
         }
-        text => text.into(),
-    };
-    let mut message = json!({"role": "assistant", "content": content, "refusal": null});
-    if !piece.reasoning.is_empty() {
-        message["reasoning_content"] = std::mem::take(&mut piece.reasoning).into();
+    });
+    let calls: Vec<_> = calls.collect();
+    Message {
+        role: "assistant",
+        content: Some(content).filter(|content| !(content.is_empty() && others)),
+        refusal: None,
+        reasoning_content: some(&piece.reasoning),
+        tool_calls: Some(calls).filter(|calls| !calls.is_empty()),
     }
-    if !piece.calls.is_empty() {
-        message["tool_calls"] = piece
-            .calls
-            .drain(..)
-            .map(|call| {
-                let head = call.head.unwrap_or_default();
-                json!({
-                    "id": head.id,
-                    "type": "function",
-                    "function": {"name": head.name, "arguments": call.arguments},
-                })
-            })
-            .collect();
-    }
-    message
 }
 
 /// The deltas of a piece of a chat: at least one, and an empty one if it has nothing to add or ends after
 /// a call.
-fn deltas(piece: &mut Piece) -> Vec<Value> {
-    let mut deltas = Vec::new();
-    if !piece.reasoning.is_empty() {
-        deltas.push(json!({"reasoning_content": std::mem::take(&mut piece.reasoning)}));
-    }
-    if !piece.text.is_empty() {
-        deltas.push(json!({"content": std::mem::take(&mut piece.text)}));
-    }
-    let ends_in_call = !piece.calls.is_empty() && piece.finish.is_some();
-    for call in piece.calls.drain(..) {
-        let delta = |call: Value| json!({"tool_calls": [call]});
-        if let Some(head) = call.head {
-            deltas.push(delta(json!({
-                "index": call.index,
-                "id": head.id,
-                "type": "function",
-                "function": {"name": head.name, "arguments": ""},
-            })));
+fn deltas(piece: &Piece) -> Vec<Delta<'_>> {
+    let content = |text| Delta {
+        content: Some(text),
+        ..Delta::default()
+    };
+    let reasoning = some(&piece.reasoning).map(|text| Delta {
+        reasoning_content: Some(text),
+        ..Delta::default()
+    });
+    let mut deltas: Vec<_> = reasoning.into_iter().collect();
+    deltas.extend(some(&piece.text).map(content));
+    for call in &piece.calls {
+        let delta = |id, kind, name, arguments| Delta {
+            tool_calls: Some([CallDelta {
+                index: call.index,
+                id,
+                kind,
+                function: FunctionDelta { name, arguments },
+            }]),
+            ..Delta::default()
+        };
+        if let Some(CallHead { id, name }) = &call.head {
+            deltas.push(delta(Some(id), Some("function"), Some(name), ""));
         }
-        if !call.arguments.is_empty() {
-            let function = json!({"arguments": call.arguments});
-            deltas.push(delta(json!({"index": call.index, "function": function})));
-        }
+        deltas.extend(some(&call.arguments).map(|text| delta(None, None, None, text)));
     }
-    if !piece.late.is_empty() {
-        deltas.push(json!({"content": std::mem::take(&mut piece.late)}));
-    }
-    if deltas.is_empty() || ends_in_call {
-        deltas.push(json!({}));
+    deltas.extend(some(&piece.late).map(content));
+    if deltas.is_empty() || !piece.calls.is_empty() && piece.finish.is_some() {
+        deltas.push(Delta::default());
     }
     deltas
 }
 
-/// A choice as JSON.
-struct ChoiceJson<'a> {
-    index: usize,
-    /// The key and the value of what was generated.
-    content: (&'static str, Value),
-    logprobs: Option<Logprobs<'a>>,
-    finish: Option<Finish>,
-    /// Present if requested.
-    token_ids: Option<&'a [u32]>,
-    prompt_ids: Option<&'a [u32]>,
+/// A text, if there is any.
+fn some(text: &str) -> Option<&str> {
+    Some(text).filter(|text| !text.is_empty())
 }
 
-impl Serialize for ChoiceJson<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let finish = self.finish.as_ref();
-        let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("index", &self.index)?;
-        map.serialize_entry(self.content.0, &self.content.1)?;
-        map.serialize_entry("logprobs", &self.logprobs)?;
-        map.serialize_entry("finish_reason", &finish.map(|f| f.reason))?;
-        map.serialize_entry("stop_reason", &finish.map(|f| &f.stop))?;
-        if let Some(ids) = self.prompt_ids {
-            map.serialize_entry("prompt_token_ids", ids)?;
-        }
-        if let Some(ids) = self.token_ids {
-            map.serialize_entry("token_ids", ids)?;
-        }
-        map.end()
-    }
+/// JSON of an answer: strings and numbers can always be written.
+pub(super) fn json_text(value: &impl Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_default()
 }
 
-/// The log-probabilities of tokens as JSON. Written token by token: a tree of all takes much more memory.
-struct Logprobs<'a> {
-    api: Api,
-    /// Number of alternatives in a chat's reply.
-    top: usize,
-    text: &'a Text,
-    tokens: &'a [Scored],
-}
-
-impl Serialize for Logprobs<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(None)?;
-        match self.api {
-            Api::Chat => {
-                map.serialize_entry("content", &List(|t: &Scored| self.chat_entry(t), self))?;
-                map.serialize_entry("refusal", &())?;
-            }
-            // Parallel lists.
-            Api::Completion => {
-                let name = |token: &Scored| Some(self.text.token_text(token.id).into());
-                let logprob = |token: &Scored| {
-                    let logprobs = token.logprobs.as_ref();
-                    Some(logprobs.map_or(Value::Null, |l| finite(l.logprob)))
-                };
-                let offset = |token: &Scored| Some(token.offset.into());
-                map.serialize_entry("tokens", &List(name, self))?;
-                map.serialize_entry("token_logprobs", &List(logprob, self))?;
-                map.serialize_entry(
-                    "top_logprobs",
-                    &List(|t: &Scored| Some(self.alternatives(t)), self),
-                )?;
-                map.serialize_entry("text_offset", &List(offset, self))?;
-            }
-        }
-        map.end()
-    }
-}
-
-impl Logprobs<'_> {
-    /// A completion's alternatives of a token. The token itself is always among them, so that clients can
-    /// see whether it was the most probable one.
-    fn alternatives(&self, token: &Scored) -> Value {
-        let Some(logprobs) = &token.logprobs else {
-            return Value::Null;
-        };
-        let mut top = Map::new();
-        for &(id, logprob) in logprobs.top.iter().chain([&(token.id, logprobs.logprob)]) {
-            // Best first: of two ids with the same text, the more probable one stays.
-            top.entry(self.text.token_text(id))
-                .or_insert(finite(logprob));
-        }
-        top.into()
-    }
-
-    fn chat_entry(&self, token: &Scored) -> Option<Value> {
-        let text = self.text;
-        let entry = |id: u32, logprob: f32| json!({"token": text.token_text(id), "logprob": finite(logprob), "bytes": text.token_bytes(id)});
-        let logprobs = token.logprobs.as_ref()?;
-        let alternatives = logprobs.top.iter().take(self.top);
-        let mut content = entry(token.id, logprobs.logprob);
-        content["top_logprobs"] = alternatives.map(|&(id, l)| entry(id, l)).collect();
-        Some(content)
-    }
-}
-
-/// What a function makes of each token that it makes something of, as a list.
-struct List<'a, F>(F, &'a Logprobs<'a>);
-
-impl<F: Fn(&Scored) -> Option<Value>> Serialize for List<'_, F> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.1.tokens.iter().filter_map(&self.0))
-    }
-}
-
-fn finite(logprob: f32) -> Value {
-    logprob.max(MIN_LOGPROB).into()
+/// An event without a name.
+pub(super) fn event(value: &impl Serialize) -> Event {
+    Event::default().data(json_text(value))
 }

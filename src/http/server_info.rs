@@ -1,5 +1,7 @@
 //! What the operator chose, for those who ask the server what it is.
 
+use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -24,10 +26,31 @@ pub struct ServerInfo {
     pub max_num_batched_tokens: usize,
 }
 
+/// What is served, and how: what routers read has SGLang's names.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "ServerInfo")]
+pub(super) struct ServerDescription {
+    version: &'static str,
+    system_fingerprint: Option<String>,
+    model_path: String,
+    tokenizer_path: String,
+    served_model_name: Option<String>,
+    device: String,
+    tp_size: usize,
+    dp_size: usize,
+    max_model_len: usize,
+    max_running_requests: usize,
+    max_total_num_tokens: usize,
+    /// Sections as in vLLM's configuration.
+    vllm_config: Value,
+}
+
 impl ServerInfo {
-    /// vLLM's sections at `vllm_config`, and beside it what routers read, which have SGLang's names.
-    pub(super) fn json(&self, model_names: &[String], max_model_len: usize) -> Value {
-        let name = model_names.first();
+    pub(super) fn describe(
+        &self,
+        model_names: &[String],
+        max_model_len: usize,
+    ) -> ServerDescription {
         let speculative = self.drafter.as_ref().map(|(method, length)| {
             json!({
                 "method": method,
@@ -35,19 +58,19 @@ impl ServerInfo {
                 "acceptance": self.acceptance,
             })
         });
-        json!({
-            "version": env!("CARGO_PKG_VERSION"),
-            "system_fingerprint": self.fingerprint.as_deref(),
-            "model_path": self.model,
-            "tokenizer_path": self.model,
-            "served_model_name": name,
-            "device": self.device,
-            "tp_size": 1,
-            "dp_size": 1,
-            "max_model_len": max_model_len,
-            "max_running_requests": self.max_num_seqs,
-            "max_total_num_tokens": self.num_blocks.saturating_mul(self.block_size),
-            "vllm_config": {
+        ServerDescription {
+            version: env!("CARGO_PKG_VERSION"),
+            system_fingerprint: self.fingerprint.as_deref().map(str::to_owned),
+            model_path: self.model.clone(),
+            tokenizer_path: self.model.clone(),
+            served_model_name: model_names.first().cloned(),
+            device: self.device.clone(),
+            tp_size: 1,
+            dp_size: 1,
+            max_model_len,
+            max_running_requests: self.max_num_seqs,
+            max_total_num_tokens: self.num_blocks.saturating_mul(self.block_size),
+            vllm_config: json!({
                 "model_config": {
                     "model": self.model,
                     "served_model_name": model_names,
@@ -64,7 +87,7 @@ impl ServerInfo {
                 },
                 "parallel_config": {"tensor_parallel_size": 1, "data_parallel_size": 1},
                 "speculative_config": speculative,
-            },
-        })
+            }),
+        }
     }
 }

@@ -2,7 +2,9 @@
 
 use crate::engine;
 use crate::text::Text;
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::borrow::Cow;
 
 /// A round of a choice.
 #[derive(Debug, PartialEq)]
@@ -10,6 +12,30 @@ pub(super) struct Round {
     round: Box<engine::Round>,
     /// The tokens that count, each with what it adds to the text.
     tokens: Vec<(u32, String)>,
+}
+
+/// What a round drafted, and the tokens that it added.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Round")]
+pub(super) struct RoundText<'a> {
+    draft: Vec<DraftToken<'a>>,
+    tokens: Vec<RoundToken<'a>>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct DraftToken<'a> {
+    token: Cow<'a, str>,
+    /// The place in the draft of the token before.
+    parent: Option<u16>,
+    source: &'static str,
+    accepted: bool,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct RoundToken<'a> {
+    token: Cow<'a, str>,
+    text: &'a str,
+    source: &'static str,
 }
 
 impl Round {
@@ -23,29 +49,28 @@ impl Round {
         self.tokens.push((id, new.to_owned()));
     }
 
-    /// `{"draft": [{"token", "parent", "source", "accepted"}], "tokens": [{"token", "text", "source"}]}`.
-    pub fn json(&self, text: &Text) -> Value {
+    pub fn shown<'a>(&'a self, text: &'a Text) -> RoundText<'a> {
         let draft = &self.round.draft;
         let accepted = &self.round.path[..self.round.path.len().min(self.tokens.len())];
-        let node = |node: usize| {
-            json!({
-                "token": text.token_text(draft.tokens[node]),
-                "parent": draft.parents[node],
-                "source": draft.sources[node].name(),
-                "accepted": accepted.contains(&node),
-            })
+        let node = |node: usize| DraftToken {
+            token: text.token_text(draft.tokens[node]),
+            parent: draft.parents[node],
+            source: draft.sources[node].name(),
+            accepted: accepted.contains(&node),
         };
-        let token = |(i, (id, new)): (usize, &(u32, String))| {
-            let own = || match self.round.is_corrected() {
-                true => "correction",
-                false => "target",
-            };
-            let source = (self.round.source(i)).map_or_else(own, |source| source.name());
-            json!({"token": text.token_text(*id), "text": new, "source": source})
+        let own = if self.round.is_corrected() {
+            "correction"
+        } else {
+            "target"
         };
-        json!({
-            "draft": (0..draft.len()).map(node).collect::<Vec<_>>(),
-            "tokens": self.tokens.iter().enumerate().map(token).collect::<Vec<_>>(),
-        })
+        let token = |(i, (id, new)): (usize, &'a (u32, String))| RoundToken {
+            token: text.token_text(*id),
+            text: new,
+            source: (self.round.source(i)).map_or(own, |source| source.name()),
+        };
+        RoundText {
+            draft: (0..draft.len()).map(node).collect(),
+            tokens: self.tokens.iter().enumerate().map(token).collect(),
+        }
     }
 }

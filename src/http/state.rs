@@ -16,7 +16,8 @@ use crate::error::{Error, Result};
 use crate::grammar::Compiler;
 use crate::model::EmbeddingSpec;
 use crate::text::{ReasoningFormat, Text, ToolFormat};
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::hash::RandomState;
 use std::sync::Arc;
 
@@ -200,15 +201,29 @@ impl AppState {
     }
 
     /// A model as `/v1/models` describes it.
-    pub(super) fn model_object(&self, name: &str) -> Value {
-        json!({
-            "id": name,
-            "object": "model",
-            "created": self.created,
-            "owned_by": "foretoken",
-            "root": name,
-            "parent": null,
-            "max_model_len": self.engine.limits().max_model_len,
-        })
+    pub(super) fn model(&self, name: &str) -> Model {
+        Model {
+            id: name.to_owned(),
+            object: "model",
+            created: self.created,
+            owned_by: "foretoken",
+            root: name.to_owned(),
+            parent: None,
+            max_model_len: self.engine.limits().max_model_len,
+        }
     }
+}
+
+/// A name of the model.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Model {
+    id: String,
+    #[schemars(extend("const" = "model"))]
+    object: &'static str,
+    created: u64,
+    owned_by: &'static str,
+    root: String,
+    parent: Option<String>,
+    /// Tokens of a prompt and its answer together.
+    max_model_len: usize,
 }

@@ -2,8 +2,7 @@
 //! SSE.
 
 use super::caller::Caller;
-use super::choice::{Choice, Piece};
-use super::connection::Client;
+use super::choice::{Choice, FinishKind, Piece};
 use super::error::Refusal;
 use super::load::InFlight;
 use super::openai::Job;
@@ -96,10 +95,10 @@ impl Running {
         {
             if let Some(trace) = &self.trace {
                 let tokens = self.choices[index].completion_tokens();
-                trace.finished(index, finish.reason, tokens);
+                trace.finished(index, finish.reason.name(), tokens);
             }
             if let Some(events) = self.events.remove(&index)
-                && finish.reason != "length"
+                && finish.reason != FinishKind::Length
             {
                 events.stop(self.choices[index].completion_tokens());
             }
@@ -126,7 +125,6 @@ impl Running {
             ready: shape.begin().into(),
             running: self,
             shape,
-            client: caller.client,
             id: caller.id,
             ended: false,
         };
@@ -145,8 +143,6 @@ impl Running {
 struct Sender<S> {
     running: Running,
     shape: S,
-    /// The client, until it has ended its side.
-    client: Option<Client>,
     id: RequestId,
     ready: VecDeque<sse::Event>,
     ended: bool,
@@ -155,15 +151,7 @@ struct Sender<S> {
 impl<S: Shape> Sender<S> {
     async fn next(&mut self) -> Option<sse::Event> {
         while self.ready.is_empty() && !self.ended {
-            let next = tokio::select! {
-                biased;
-                next = self.running.next() => next,
-                () = half_closed(&mut self.client) => {
-                    self.client = None;
-                    // Shows whether it still reads.
-                    return Some(sse::Event::default().comment(""));
-                }
-            };
+            let next = self.running.next().await;
             let choices = &self.running.choices;
             let events = match next {
                 Some(Ok((index, piece))) => {
@@ -185,12 +173,5 @@ impl<S: Shape> Sender<S> {
             self.ready.extend(events);
         }
         self.ready.pop_front()
-    }
-}
-
-async fn half_closed(client: &mut Option<Client>) {
-    match client {
-        Some(client) => client.half_closed().await,
-        None => std::future::pending().await,
     }
 }

@@ -2,6 +2,7 @@
 //! `guided_*`.
 
 use super::context::Context;
+use super::wire::wrong;
 use crate::error::{Error, Result};
 use crate::grammar::{Grammar, GrammarSource};
 use schemars::JsonSchema;
@@ -60,8 +61,7 @@ impl Structured {
     pub fn with_format(mut self, format: Option<Value>, instead: &str) -> Result<Self> {
         if self.response_format.is_some() {
             const FIELD: &str = "response_format";
-            let message = format!("{FIELD} is not supported here: use {instead}");
-            return Err(Error::invalid(FIELD, message));
+            return wrong(FIELD, format!("is not supported here: use {instead}"));
         }
         self.response_format = format;
         Ok(self)
@@ -91,8 +91,10 @@ impl Structured {
         match &asked[..] {
             [_, (second, _), ..] => {
                 let first = &asked[0].0;
-                let message = format!("{second} and {first} exclude each other: leave one out");
-                Err(Error::invalid(second, message))
+                wrong(
+                    second,
+                    format!("and {first} exclude each other: leave one out"),
+                )
             }
             _ => Ok(asked.pop()),
         }
@@ -158,10 +160,7 @@ impl<'a> Options<'a> {
             match &mut asked[..] {
                 [(_, source)] => spaced(&field, source, pattern)?,
                 _ => {
-                    return Err(Error::invalid(
-                        &field,
-                        format!("{field} requires a JSON schema"),
-                    ));
+                    return wrong(&field, "requires a JSON schema");
                 }
             }
         }
@@ -184,10 +183,7 @@ fn spaced(field: &str, source: &mut GrammarSource, pattern: String) -> Result<()
             schema.insert("x-guidance".into(), options);
             Ok(())
         }
-        _ => Err(Error::invalid(
-            field,
-            format!("{field} requires a JSON schema"),
-        )),
+        _ => wrong(field, "requires a JSON schema"),
     }
 }
 
@@ -202,15 +198,13 @@ fn response_format(value: Option<&Value>) -> Result<Option<Asked>> {
         Some("json_schema") => (),
         Some("text" | "json_object") if schema.is_some() => {
             let field = format!("{FIELD}.json_schema");
-            let message = format!("{field} requires {FIELD}.type to be json_schema");
-            return Err(Error::invalid(&field, message));
+            return wrong(&field, format!("requires {FIELD}.type to be json_schema"));
         }
         Some("text") => return Ok(None),
         Some("json_object") => return Ok(Some((FIELD.into(), GrammarSource::JsonObject))),
         _ => {
             let field = format!("{FIELD}.type");
-            let message = format!("{field} must be text, json_object or json_schema");
-            return Err(Error::invalid(&field, message));
+            return wrong(&field, "must be text, json_object or json_schema");
         }
     }
     let field = format!("{FIELD}.json_schema");
@@ -243,12 +237,13 @@ fn response_format(value: Option<&Value>) -> Result<Option<Asked>> {
 fn checked_name(field: &str, value: &Value) -> Result<String> {
     let name = string(field, value)?;
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
-    match (1..=MAX_NAME).contains(&name.len()) && name.chars().all(allowed) {
-        true => Ok(name),
-        false => Err(Error::invalid(
+    if (1..=MAX_NAME).contains(&name.len()) && name.chars().all(allowed) {
+        Ok(name)
+    } else {
+        wrong(
             field,
-            format!("{field} must have 1 to {MAX_NAME} letters, digits, underscores or dashes"),
-        )),
+            format!("must have 1 to {MAX_NAME} letters, digits, underscores or dashes"),
+        )
     }
 }
 

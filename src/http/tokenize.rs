@@ -4,7 +4,7 @@ use super::context::Context;
 use super::object::Object;
 use super::openai::rename;
 use super::tools::Tools;
-use super::wire::{self, Detokenize, Tokenize};
+use super::wire::{self, Detokenize, Tokenize, required};
 use crate::error::{Error, Result};
 
 impl Context<'_> {
@@ -46,9 +46,7 @@ impl Context<'_> {
         let read = [wire::names::<Detokenize>()];
         let body: Detokenize = Object::parse(body, &read)?.fields()?;
         self.model(body.model.as_deref())?;
-        let tokens = body
-            .tokens
-            .ok_or_else(|| Error::invalid("tokens", "tokens is required"))?;
+        let tokens = required("tokens", body.tokens)?;
         let size = self.text.vocab_size();
         match tokens.iter().find(|&&id| id as usize >= size) {
             Some(&id) => Err(Error::unknown_token("tokens", id, size)),

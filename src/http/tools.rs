@@ -1,5 +1,6 @@
 //! Checks the tools of a chat, and which of them the model may or must call.
 
+use super::wire::wrong;
 use crate::error::{Error, Result};
 use serde_json::Value;
 
@@ -48,9 +49,10 @@ impl Tools {
             Some("required") => ToolChoice::Required,
             _ => ToolChoice::Named(named(&list, &choice)?),
         };
-        let choice = match list.is_empty() {
-            true => ToolChoice::None,
-            false => choice,
+        let choice = if list.is_empty() {
+            ToolChoice::None
+        } else {
+            choice
         };
         Ok(Self { list, choice })
     }
@@ -87,10 +89,9 @@ fn without_tools() -> Error {
 
 /// The index of the tool that `choice` names.
 fn named(list: &[Value], choice: &Value) -> Result<usize> {
-    let wrong = |field: &str, what: String| Err(Error::invalid(field, format!("{field} {what}")));
     if choice["type"] != "function" || !choice["function"]["name"].is_string() {
         let what = r#"must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}"#;
-        return wrong("tool_choice", what.into());
+        return wrong("tool_choice", what);
     }
     if list.is_empty() {
         return Err(without_tools());
@@ -116,8 +117,10 @@ fn checked(list: Vec<Value>) -> Result<Vec<Value>> {
     }
     let bytes: usize = list.iter().map(|tool| tool.to_string().len()).sum();
     if bytes > MAX_TOOLS_BYTES {
-        let message = format!("tools may have at most {MAX_TOOLS_BYTES} bytes, not {bytes}");
-        return Err(Error::invalid("tools", message));
+        return wrong(
+            "tools",
+            format!("may have at most {MAX_TOOLS_BYTES} bytes, not {bytes}"),
+        );
     }
     for (i, tool) in list.iter().enumerate() {
         let earlier = &list[..i];

@@ -2,7 +2,8 @@
 //! not read. Values that ask for nothing are accepted; others are refused by name, because ignoring them
 //! would silently do something else than requested.
 
-use crate::error::{Error, Result};
+use super::wire::wrong;
+use crate::error::Result;
 use serde_json::Value;
 
 /// A field's name, whether a value asks for nothing, and the value to set if it cannot be left out.
@@ -174,14 +175,14 @@ pub(super) fn check(name: &str, json: &str) -> Result<()> {
         return Ok(());
     }
     let instead = instead.map_or_else(String::new, |value| format!(" or set it to {value}"));
-    let message = format!("{name} is not supported: leave it out{instead}");
-    Err(Error::invalid(name, message))
+    wrong(name, format!("is not supported: leave it out{instead}"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::object::Object;
     use super::*;
+    use crate::error::Error;
     use serde_json::json;
 
     fn checked(name: &str, value: Value) -> Result<()> {

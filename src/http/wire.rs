@@ -329,8 +329,16 @@ pub(super) fn names<T: DeserializeOwned>() -> &'static [&'static str] {
 }
 
 /// The error about `field`, with what it must be.
-pub(super) fn wrong<T>(field: &str, what: &str) -> Result<T> {
+pub(super) fn wrong<T>(field: &str, what: impl fmt::Display) -> Result<T> {
     Err(Error::invalid(field, format!("{field} {what}")))
+}
+
+/// The value of a field that cannot be left out.
+///
+/// # Errors
+/// `Invalid`, naming it.
+pub(super) fn required<T>(field: &str, value: Option<T>) -> Result<T> {
+    value.map_or_else(|| wrong(field, "is required"), Ok)
 }
 
 /// The text at `key` of the object at `at`.

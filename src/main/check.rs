@@ -172,9 +172,10 @@ fn report(config: &Config) -> Result<Report> {
     Ok(Report {
         decode: (device.is_cpu() && model.generates()).then(|| Decode::estimate(read)),
         draft,
-        drafts: match model.generates() {
-            true => target.fitting(),
-            false => Vec::new(),
+        drafts: if model.generates() {
+            target.fitting()
+        } else {
+            Vec::new()
         },
         embeddings: embeddings.map(|spec| spec.to_string()),
         device: if device.is_cpu() { "cpu" } else { "cuda" },
@@ -240,9 +241,10 @@ impl Report {
             context: shape.max_position_embeddings,
             parameters: inventory.sum(|entry| entry.elements),
             file_bytes: is_here.then(|| inventory.sum(|entry| entry.stored_bytes)),
-            file_types: match is_here {
-                true => count(|entry| &entry.stored),
-                false => BTreeMap::new(),
+            file_types: if is_here {
+                count(|entry| &entry.stored)
+            } else {
+                BTreeMap::new()
             },
             tokenizer: text.kind(),
             tokens: text.vocab_size(),

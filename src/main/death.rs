@@ -47,9 +47,10 @@ impl Drafter for Dying {
     }
 
     fn check_invariants(&mut self) -> Result<(), String> {
-        match self.is_in_disorder.load(Ordering::SeqCst) {
-            true => Err("block 0 is lost".into()),
-            false => Ok(()),
+        if self.is_in_disorder.load(Ordering::SeqCst) {
+            Err("block 0 is lost".into())
+        } else {
+            Ok(())
         }
     }
 }

@@ -14,9 +14,10 @@ pub fn of(flags: &GenerationFlags, source: &ModelSource) -> Result<(SamplingDefa
     let (found, place) = match &flags.generation_config {
         GenerationConfig::Ignored => (None, String::new()),
         GenerationConfig::Path(path) => {
-            let file = match path.is_dir() {
-                true => path.join(FILE),
-                false => path.clone(),
+            let file = if path.is_dir() {
+                path.join(FILE)
+            } else {
+                path.clone()
             };
             (Some(files::read_text(&file)?), file.display().to_string())
         }

@@ -73,9 +73,10 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
     let draft_model = draft.as_ref().map(Draft::model);
     let blocks = memory::pool_blocks(config, &*target, draft_model, budget)?;
     let drafter = drafter(config, draft, blocks, text.as_deref())?;
-    let target = match row_penalty > 0.0 {
-        true => Box::new(RowPenalty::new(target, row_penalty)),
-        false => target,
+    let target = if row_penalty > 0.0 {
+        Box::new(RowPenalty::new(target, row_penalty))
+    } else {
+        target
     };
     let engine = engine::spawn(
         target,

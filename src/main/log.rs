@@ -71,9 +71,10 @@ impl LineWriter {
     /// Queues a log line of the program itself, not of a library: `prefix` and `message` as text, or an
     /// object with the message and the level.
     pub fn note(&self, level: Level, prefix: &str, message: &str) {
-        match self.json.load(Ordering::SeqCst) {
-            true => self.line(&json_line(level, message)),
-            false => self.line(&format!("{prefix}{message}")),
+        if self.json.load(Ordering::SeqCst) {
+            self.line(&json_line(level, message))
+        } else {
+            self.line(&format!("{prefix}{message}"))
         }
     }
 
@@ -169,9 +170,10 @@ fn write_lines(
                     0 => String::new(),
                     _ => {
                         let said = format!("{missing} log lines dropped");
-                        let said = match json.load(Ordering::SeqCst) {
-                            true => json_line(Level::WARN, &said),
-                            false => said,
+                        let said = if json.load(Ordering::SeqCst) {
+                            json_line(Level::WARN, &said)
+                        } else {
+                            said
                         };
                         said + "\n"
                     }

@@ -129,11 +129,12 @@ fn check_cache(blocks: usize, config: &Config, per_token: &[usize], on_cpu: bool
         })?;
     let bytes = (tokens as u64).saturating_mul(per_token.iter().sum::<usize>() as u64);
     let memory = total_memory();
-    match on_cpu && bytes > memory {
-        false => Ok(tokens),
-        true => Err(Error::setup(format!(
+    if on_cpu && bytes > memory {
+        Err(Error::setup(format!(
             "the KV cache takes {bytes} bytes and this machine has {memory}: {remedy}"
-        ))),
+        )))
+    } else {
+        Ok(tokens)
     }
 }
 

@@ -28,11 +28,12 @@ pub(super) fn check(json: &str) -> Result<()> {
     };
     let mut growth = 1;
     grow(&normalizer, &mut growth);
-    match growth <= MAX_GROWTH {
-        true => Ok(()),
-        false => Err(Error::setup(format!(
+    if growth <= MAX_GROWTH {
+        Ok(())
+    } else {
+        Err(Error::setup(format!(
             "the tokenizer's normalizer can make a text {growth} times as long; {MAX_GROWTH} is supported"
-        ))),
+        )))
     }
 }
 

@@ -79,9 +79,10 @@ impl Text {
         let Some(format) = self.infill_format() else {
             return Ok(None);
         };
-        let mut ids = match add_special_tokens {
-            true => self.encode("", true)?,
-            false => Vec::new(),
+        let mut ids = if add_special_tokens {
+            self.encode("", true)?
+        } else {
+            Vec::new()
         };
         ids.retain(|&id| Some(id) == self.special.bos);
         let marker = |name: &str| self.added_id(name);

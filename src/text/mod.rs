@@ -350,9 +350,10 @@ impl Text {
         let prompt = self.render_chat(&messages, true, &Map::new());
         let begun =
             prompt.is_ok_and(|prompt| ReasoningFormat::Qwen3.begins_with_reasoning(&prompt));
-        Some(match begun {
-            true => ReasoningFormat::DeepseekR1,
-            false => ReasoningFormat::Qwen3,
+        Some(if begun {
+            ReasoningFormat::DeepseekR1
+        } else {
+            ReasoningFormat::Qwen3
         })
     }
 
@@ -390,9 +391,10 @@ impl Text {
     /// no tools is told to write Hermes' format.
     pub fn tool_format(&self) -> Option<ToolFormat> {
         let (template, source) = self.template_with_tools()?;
-        match template.knows_tools() {
-            true => ToolFormat::of_template(source),
-            false => Some(ToolFormat::Hermes),
+        if template.knows_tools() {
+            ToolFormat::of_template(source)
+        } else {
+            Some(ToolFormat::Hermes)
         }
     }
 

@@ -303,9 +303,12 @@ fn precompiled() -> Value {
         let bits = (0..3).fold(0, |bits, i| {
             bits << 8 | usize::from(three.get(i).copied().unwrap_or(0))
         });
-        let digit = |i: usize| match i <= three.len() {
-            true => char::from(alphabet[bits >> (18 - 6 * i) & 63]),
-            false => '=',
+        let digit = |i: usize| {
+            if i <= three.len() {
+                char::from(alphabet[bits >> (18 - 6 * i) & 63])
+            } else {
+                '='
+            }
         };
         (0..4).map(digit).collect::<String>()
     };

@@ -3,7 +3,8 @@
 use crate::error::{Error, RequestErrorKind as Kind};
 use axum::Json;
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
 
 /// Whether `path` is this API's.
 pub(in crate::http) fn has_route(path: &str) -> bool {
@@ -36,8 +37,26 @@ impl IntoResponse for Failure {
     }
 }
 
-/// `{"type": "error", "error": {"type", "message"}}`.
-pub(super) fn body(error: &Error) -> Value {
+/// An error in Anthropic's form.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "MessageError")]
+pub(in crate::http) struct ErrorBody {
+    #[serde(rename = "type")]
+    #[schemars(extend("const" = "error"))]
+    kind: &'static str,
+    error: ErrorDetails,
+}
+
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "MessageErrorDetails")]
+struct ErrorDetails {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    message: String,
+}
+
+/// The body that tells of `error`.
+pub(super) fn body(error: &Error) -> ErrorBody {
     let kind = match error {
         Error::Request { kind, .. } => name(*kind),
         Error::Setup(_) | Error::Internal(_) => "api_error",
@@ -56,7 +75,10 @@ pub(super) fn body(error: &Error) -> Value {
         },
         _ => error.to_string(),
     };
-    json!({"type": "error", "error": {"type": kind, "message": message}})
+    ErrorBody {
+        kind: "error",
+        error: ErrorDetails { kind, message },
+    }
 }
 
 fn name(kind: Kind) -> &'static str {
@@ -78,6 +100,7 @@ fn name(kind: Kind) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn every_kind_has_a_type_and_keeps_its_status() {
@@ -96,7 +119,7 @@ mod tests {
         ] {
             let error = Error::request(kind, Some("field"), "why");
             let expected = json!({"type": "error", "error": {"type": expected, "message": "why"}});
-            assert_eq!(body(&error), expected);
+            assert_eq!(json!(body(&error)), expected);
             let response = Failure(error).into_response();
             assert_eq!(response.status(), status);
             assert_eq!(response.headers()["content-type"], "application/json");
@@ -104,12 +127,18 @@ mod tests {
             let later = matches!(kind, Kind::QueueFull | Kind::Overloaded);
             assert_eq!(retry, later);
         }
-        assert_eq!(body(&Error::internal("bug"))["error"]["type"], "api_error");
+        assert_eq!(
+            json!(body(&Error::internal("bug")))["error"]["type"],
+            "api_error"
+        );
         let long = Error::request(Kind::ContextLengthExceeded, Some("messages"), "why");
-        assert_eq!(body(&long)["error"]["message"], "prompt is too long: why");
+        assert_eq!(
+            json!(body(&long))["error"]["message"],
+            "prompt is too long: why"
+        );
         let both = Error::request(Kind::ContextLengthExceeded, Some("max_tokens"), "why");
         let message = "input length and `max_tokens` exceed context limit: why";
-        assert_eq!(body(&both)["error"]["message"], message);
+        assert_eq!(json!(body(&both))["error"]["message"], message);
         assert!(has_route("/v1/messages") && has_route("/v1/messages/count_tokens"));
         assert!(!has_route("/v1/messages_") && !has_route("/v1/models"));
     }

@@ -3,15 +3,118 @@
 use super::error;
 use crate::error::Error;
 use crate::http::blocks::{Block, Blocks, Change};
-use crate::http::choice::{self, Finish, Piece, StopReason};
-use crate::http::reply::Header;
+use crate::http::choice::{self, Finish, FinishKind, Piece, StopReason};
+use crate::http::reply::{Header, json_text};
+use crate::http::reply_objects::Speculation;
 use crate::http::stream::Shape;
 use crate::text::Text;
 use axum::Json;
 use axum::response::sse::{Event, KeepAlive};
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
+
+/// A message in Anthropic's form.
+#[derive(Serialize, JsonSchema)]
+pub(in crate::http) struct Message<'a> {
+    id: &'a str,
+    #[serde(rename = "type")]
+    #[schemars(extend("const" = "message"))]
+    kind: &'static str,
+    #[schemars(extend("const" = "assistant"))]
+    role: &'static str,
+    model: &'a str,
+    content: Vec<Content<'a>>,
+    #[serde(flatten)]
+    end: End<'a>,
+    usage: Usage,
+}
+
+#[derive(Serialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[schemars(rename = "ContentBlock")]
+enum Content<'a> {
+    Text {
+        text: &'a str,
+    },
+    Thinking {
+        thinking: &'a str,
+        signature: &'a str,
+    },
+    ToolUse {
+        id: &'a str,
+        name: &'a str,
+        input: Map<String, Value>,
+    },
+}
+
+/// How a message ended; null while it is generated.
+#[derive(Serialize, JsonSchema)]
+struct End<'a> {
+    stop_reason: Option<EndKind>,
+    stop_sequence: Option<&'a str>,
+}
+
+#[derive(Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(rename = "MessageStop")]
+enum EndKind {
+    EndTurn,
+    MaxTokens,
+    StopSequence,
+    ToolUse,
+}
+
+/// Cached tokens are not among `input_tokens` here.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "MessageUsage")]
+struct Usage {
+    input_tokens: usize,
+    cache_creation_input_tokens: usize,
+    cache_read_input_tokens: usize,
+    output_tokens: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    speculative_decoding: Option<Speculation>,
+}
+
+/// What an event says; its name is its type.
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Data<'a> {
+    MessageStart {
+        message: Message<'a>,
+    },
+    Ping {},
+    ContentBlockStart {
+        index: usize,
+        content_block: Content<'a>,
+    },
+    ContentBlockDelta {
+        index: usize,
+        delta: Delta<'a>,
+    },
+    ContentBlockStop {
+        index: usize,
+    },
+    MessageDelta {
+        delta: End<'a>,
+        usage: Usage,
+    },
+    MessageStop {},
+}
+
+#[derive(Serialize)]
+#[serde(tag = "type")]
+enum Delta<'a> {
+    #[serde(rename = "thinking_delta")]
+    Thinking { thinking: &'a str },
+    #[serde(rename = "text_delta")]
+    Text { text: &'a str },
+    #[serde(rename = "input_json_delta")]
+    InputJson { partial_json: &'a str },
+}
 
 /// The state of a reply.
 pub(in crate::http) struct Reply {
@@ -39,104 +142,90 @@ impl Reply {
         self.blocks.push(piece)
     }
 
-    fn message(&self, content: Vec<Value>, choices: &[choice::Choice]) -> Value {
-        json!({
-            "id": self.id,
-            "type": "message",
-            "role": "assistant",
-            "model": self.header.model,
-            "content": content,
-            "stop_reason": self.stop_reason(),
-            "stop_sequence": self.stop_sequence(),
-            "usage": self.usage(choices),
-        })
-    }
-
-    /// `None` while it is generated.
-    fn stop_reason(&self) -> Option<&'static str> {
-        let finish = self.finish.as_ref()?;
-        Some(match (finish.reason, self.stop_sequence()) {
-            ("length", _) => "max_tokens",
-            (_, Some(_)) => "stop_sequence",
-            _ if self.blocks.calls() => "tool_use",
-            _ => "end_turn",
-        })
-    }
-
-    fn stop_sequence(&self) -> Option<&str> {
-        match self.finish.as_ref()?.stop.as_ref()? {
-            StopReason::Text(text) => Some(text),
-            StopReason::Token(_) => None,
+    fn message<'a>(&'a self, content: Vec<Content<'a>>, choices: &[choice::Choice]) -> Message<'a> {
+        Message {
+            id: &self.id,
+            kind: "message",
+            role: "assistant",
+            model: &self.header.model,
+            content,
+            end: self.ending(),
+            usage: self.usage(choices),
         }
     }
 
-    /// Cached tokens are not among `input_tokens` here.
-    fn usage(&self, choices: &[choice::Choice]) -> Value {
+    fn ending(&self) -> End<'_> {
+        let finish = self.finish.as_ref();
+        let stop_sequence = match finish.and_then(|finish| finish.stop.as_ref()) {
+            Some(StopReason::Text(text)) => Some(text.as_str()),
+            Some(StopReason::Token(_)) | None => None,
+        };
+        let kind = |finish: &Finish| match finish.reason {
+            FinishKind::Length => EndKind::MaxTokens,
+            _ if stop_sequence.is_some() => EndKind::StopSequence,
+            _ if self.blocks.calls() => EndKind::ToolUse,
+            _ => EndKind::EndTurn,
+        };
+        End {
+            stop_reason: finish.map(kind),
+            stop_sequence,
+        }
+    }
+
+    fn usage(&self, choices: &[choice::Choice]) -> Usage {
         let of_chat = self.header.usage(choices);
-        let cached = self.header.cached_tokens(choices);
-        let mut usage = json!({
-            "input_tokens": self.header.prompt_tokens.saturating_sub(cached),
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": cached,
-            "output_tokens": of_chat["completion_tokens"],
-        });
-        if let Some(speculation) = of_chat.get("speculative_decoding") {
-            usage["speculative_decoding"] = speculation.clone();
+        let cached = of_chat.prompt_tokens_details.cached_tokens;
+        Usage {
+            input_tokens: of_chat.prompt_tokens.saturating_sub(cached),
+            cache_creation_input_tokens: 0,
+            cache_read_input_tokens: cached,
+            output_tokens: of_chat.completion_tokens,
+            speculative_decoding: of_chat.speculative_decoding,
         }
-        usage
     }
 
     fn show(&self, index: usize, change: Change) -> Event {
         let block = &self.blocks.list()[index];
-        match change {
-            Change::Begin => {
-                let fields = json!({"index": index, "content_block": new_content(block)});
-                event("content_block_start", fields)
-            }
+        let data = match &change {
+            Change::Begin => Data::ContentBlockStart {
+                index,
+                content_block: content(block, ""),
+            },
             Change::Extend(text) => {
                 let delta = match block {
-                    Block::Reasoning(_) => json!({"type": "thinking_delta", "thinking": text}),
-                    Block::Text(_) => json!({"type": "text_delta", "text": text}),
-                    Block::Call { .. } => json!({"type": "input_json_delta", "partial_json": text}),
+                    Block::Reasoning(_) => Delta::Thinking { thinking: text },
+                    Block::Text(_) => Delta::Text { text },
+                    Block::Call { .. } => Delta::InputJson { partial_json: text },
                 };
-                event(
-                    "content_block_delta",
-                    json!({"index": index, "delta": delta}),
-                )
+                Data::ContentBlockDelta { index, delta }
             }
-            Change::End => event("content_block_stop", json!({"index": index})),
-        }
+            Change::End => Data::ContentBlockStop { index },
+        };
+        event(&data)
     }
 }
 
-fn event(name: &str, mut fields: Value) -> Event {
-    fields["type"] = name.into();
-    Event::default().event(name).data(fields.to_string())
+fn event(data: &Data<'_>) -> Event {
+    let data = json!(data);
+    let name = data["type"].as_str().unwrap_or_default();
+    Event::default().event(name).data(data.to_string())
 }
 
-fn content(block: &Block) -> Value {
+/// A block of which `text` is written.
+fn content<'a>(block: &'a Block, text: &'a str) -> Content<'a> {
     match block {
-        Block::Reasoning(text) => json!({"type": "thinking", "thinking": text, "signature": ""}),
-        Block::Text(text) => json!({"type": "text", "text": text}),
-        Block::Call { head, arguments } => {
-            // Those of a call that was cut off may be no JSON.
-            let input: Option<Value> = serde_json::from_str(arguments).ok();
-            let input = input.filter(Value::is_object).unwrap_or_else(|| json!({}));
-            json!({"type": "tool_use", "id": head.id, "name": head.name, "input": input})
-        }
-    }
-}
-
-/// A block that has just begun.
-fn new_content(block: &Block) -> Value {
-    content(&match block {
-        Block::Reasoning(_) => Block::Reasoning(String::new()),
-        Block::Text(_) => Block::Text(String::new()),
-        Block::Call { head, .. } => Block::Call {
-            head: head.clone(),
-            arguments: String::new(),
+        Block::Reasoning(_) => Content::Thinking {
+            thinking: text,
+            signature: "",
         },
-    })
+        Block::Text(_) => Content::Text { text },
+        Block::Call { head, .. } => Content::ToolUse {
+            id: &head.id,
+            name: &head.name,
+            // Those of a call that was cut off may be no JSON.
+            input: serde_json::from_str(text).unwrap_or_default(),
+        },
+    }
 }
 
 impl Shape for Reply {
@@ -148,7 +237,10 @@ impl Shape for Reply {
         for piece in pieces {
             self.add(piece);
         }
-        let content = self.blocks.list().iter().map(content).collect();
+        let blocks = self.blocks.list().iter();
+        let content = blocks
+            .map(|block| content(block, block.written()))
+            .collect();
         Json(self.message(content, choices)).into_response()
     }
 
@@ -163,9 +255,9 @@ impl Shape for Reply {
         if !self.begun {
             self.begun = true;
             // Not earlier: how much of the prompt was cached is known only now.
-            let message = json!({"message": self.message(Vec::new(), choices)});
-            events.push(event("message_start", message));
-            events.push(event("ping", json!({})));
+            let message = self.message(Vec::new(), choices);
+            events.push(event(&Data::MessageStart { message }));
+            events.push(event(&Data::Ping {}));
         }
         let changes = self.add(piece).into_iter();
         events.extend(changes.map(|(index, change)| self.show(index, change)));
@@ -173,23 +265,19 @@ impl Shape for Reply {
     }
 
     fn end(&mut self, choices: &[choice::Choice]) -> Vec<Event> {
-        let delta = json!({
-            "stop_reason": self.stop_reason(),
-            "stop_sequence": self.stop_sequence(),
-        });
-        let fields = json!({"delta": delta, "usage": self.usage(choices)});
+        let (delta, usage) = (self.ending(), self.usage(choices));
         vec![
-            event("message_delta", fields),
-            event("message_stop", json!({})),
+            event(&Data::MessageDelta { delta, usage }),
+            event(&Data::MessageStop {}),
         ]
     }
 
     fn failed(&mut self, error: &Error) -> Vec<Event> {
-        let body = error::body(error).to_string();
+        let body = json_text(&error::body(error));
         vec![Event::default().event("error").data(body)]
     }
 
     fn keep_alive() -> KeepAlive {
-        KeepAlive::new().event(event("ping", json!({})))
+        KeepAlive::new().event(event(&Data::Ping {}))
     }
 }

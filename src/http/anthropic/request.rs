@@ -4,11 +4,9 @@ use super::events::Reply;
 use super::input::{self, Turn};
 use crate::error::{Error, Result};
 use crate::http::context::Context;
-use crate::http::object::Object;
-use crate::http::openai::{ChatFields, Job};
-use crate::http::structured::Structured;
+use crate::http::openai::{ChatFields, Job, text_fields};
 use crate::http::tools::Tools;
-use crate::http::wire::{self, Common, OneOrMany};
+use crate::http::wire::{self, OneOrMany, wrong};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -65,7 +63,7 @@ impl Context<'_> {
     pub fn message(&self, body: &[u8]) -> Result<(Job, Reply)> {
         let chat = self.message_chat(body)?;
         if chat.common.max_tokens.is_none() {
-            return Err(Error::invalid("max_tokens", "max_tokens is required"));
+            return wrong("max_tokens", "is required");
         }
         chat.common.refuse_chunk_options()?;
         let job = self.chat_job(chat).map_err(|e| e.renamed(&NAMES))?;
@@ -92,24 +90,19 @@ impl Context<'_> {
     }
 
     fn message_chat(&self, body: &[u8]) -> Result<ChatFields> {
-        let read = [
-            wire::names::<Common>(),
-            wire::names::<Fields>(),
-            wire::names::<Structured>(),
-        ];
-        let body = Object::parse(body, &read)?;
-        let mut common: Common = body.fields()?;
-        let fields: Fields = body.fields()?;
-        let structured: Structured = body.fields()?;
-        body.check_others(&read)?;
+        let (mut common, fields, structured) = text_fields::<Fields>(body)?;
         if common.n.is_some_and(|n| n != 1) {
-            let message = "n is not supported here: a message has one answer; leave it out";
-            return Err(Error::invalid("n", message));
+            return wrong(
+                "n",
+                "is not supported here: a message has one answer; leave it out",
+            );
         }
         if let Some(sequences) = fields.stop_sequences {
             if common.stop.is_some() {
-                let message = "stop and stop_sequences exclude each other: leave one out";
-                return Err(Error::invalid("stop", message));
+                return wrong(
+                    "stop",
+                    "and stop_sequences exclude each other: leave one out",
+                );
             }
             common.stop = Some(OneOrMany::Many(sequences));
         }
@@ -151,8 +144,7 @@ impl Context<'_> {
                 return Err(Error::invalid(FIELD, message));
             }
             Some(_) => {
-                let message = "thinking.type must be enabled, adaptive or disabled";
-                return Err(Error::invalid("thinking.type", message));
+                return wrong("thinking.type", "must be enabled, adaptive or disabled");
             }
         };
         let mut kwargs = kwargs.unwrap_or_default();
@@ -165,12 +157,11 @@ impl Context<'_> {
 
 /// The `response_format` of a chat, whose schema has a name.
 fn response_format(format: Value) -> Value {
-    match format["type"] == "json_schema" {
-        true => {
-            let schema = json!({"name": "answer", "schema": format["schema"]});
-            json!({"type": "json_schema", "json_schema": schema})
-        }
-        false => format,
+    if format["type"] == "json_schema" {
+        let schema = json!({"name": "answer", "schema": format["schema"]});
+        json!({"type": "json_schema", "json_schema": schema})
+    } else {
+        format
     }
 }
 
@@ -208,13 +199,10 @@ fn tool_choice(choice: Choice) -> Result<Value> {
         ("any", _) => Ok("required".into()),
         ("none", _) => Ok("none".into()),
         ("tool", Some(name)) => Ok(json!({"type": "function", "function": {"name": name}})),
-        ("tool", None) => Err(Error::invalid(
+        ("tool", None) => wrong(
             "tool_choice.name",
-            "tool_choice.name is required where tool_choice.type is tool",
-        )),
-        _ => Err(Error::invalid(
-            "tool_choice.type",
-            "tool_choice.type must be auto, any, tool or none",
-        )),
+            "is required where tool_choice.type is tool",
+        ),
+        _ => wrong("tool_choice.type", "must be auto, any, tool or none"),
     }
 }

@@ -99,7 +99,7 @@ fn a_stop_string_may_span_tokens_and_begin_inside_one() {
         assert_eq!(
             piece.finish,
             Some(Finish {
-                reason: "stop",
+                reason: FinishKind::Stop,
                 stop: Some(StopReason::Text("bEN".into()))
             })
         );
@@ -134,7 +134,7 @@ fn held_back_text_is_shown_at_the_end() {
     );
     let piece = joined(pieces);
     assert_eq!(
-        (piece.text.as_str(), piece.finish.unwrap().reason),
+        (piece.text.as_str(), piece.finish.unwrap().reason.name()),
         ("ab", "length")
     );
 }
@@ -186,7 +186,7 @@ fn the_last_token_counts_but_has_no_text() {
         assert_eq!(
             piece.finish,
             Some(Finish {
-                reason: "stop",
+                reason: FinishKind::Stop,
                 stop: reason
             })
         );
@@ -299,7 +299,7 @@ proptest! {
         let first = stops.iter().filter_map(|s| full.find(s).map(|at| (at + s.len(), at))).min();
         let expected = first.map_or(full.as_str(), |(_, at)| &full[..at]);
         prop_assert_eq!(&shown.text, expected);
-        prop_assert_eq!(shown.finish.unwrap().reason, if first.is_some() { "stop" } else { "length" });
+        prop_assert_eq!(shown.finish.unwrap().reason.name(), if first.is_some() { "stop" } else { "length" });
         prop_assert!(stops.iter().all(|stop| !shown.text.contains(stop)));
     }
 }

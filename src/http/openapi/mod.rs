@@ -1,13 +1,14 @@
 //! The OpenAPI document of all routes. What requests may have comes from the types that read them.
 
-mod answers;
 mod inputs;
 #[cfg(test)]
 mod tests;
 
-use super::state::AppState;
+use super::reply_objects::{ChatChoice, ChunkChoice, CompletionChoice, Reply};
+use super::server_info::ServerDescription;
+use super::state::{AppState, Model};
 use super::structured::Structured;
-use super::{anthropic, embeddings, responses, wire};
+use super::{anthropic, embeddings, info, responses, wire};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -94,9 +95,10 @@ impl Schemas {
         }
         fields.insert("model".into(), self.model.clone());
         for (name, schema) in exact {
-            let schema = match required.contains(&name) {
-                true => schema,
-                false => json!({"anyOf": [schema, {"type": "null"}]}),
+            let schema = if required.contains(&name) {
+                schema
+            } else {
+                json!({"anyOf": [schema, {"type": "null"}]})
             };
             fields.insert(name.into(), schema);
         }
@@ -208,14 +210,15 @@ impl Operation {
 }
 
 fn paths(schemas: &mut Schemas) -> Map<String, Value> {
-    let error = schemas.of::<answers::ErrorBody>();
-    let message_error = schemas.of::<answers::MessageError>();
+    let error = schemas.of::<super::error::ErrorBody>();
+    let message_error = schemas.of::<anthropic::ErrorBody>();
     let mut paths = Map::new();
     let operations = [generating(schemas), reading(schemas), telling(schemas)];
     for operation in operations.into_iter().flatten() {
-        let error = match anthropic::has_route(operation.path) {
-            true => &message_error,
-            false => &error,
+        let error = if anthropic::has_route(operation.path) {
+            &message_error
+        } else {
+            &error
         };
         let method = operation.method;
         let path = paths.entry(operation.path).or_insert_with(|| json!({}));
@@ -243,19 +246,19 @@ fn generating(schemas: &mut Schemas) -> Vec<Operation> {
     let message = schemas.body("MessageRequest", MESSAGE, &required, Vec::new());
     let counted = schemas.body("CountTokensRequest", MESSAGE, &["messages"], Vec::new());
     // Chunks are not answers of their own, but clients want to know them.
-    schemas.of::<answers::ChatCompletionChunk>();
+    schemas.of::<Reply<ChunkChoice>>();
     vec![
         Operation::generate(
             "/v1/chat/completions",
             "The answer to a chat; streamed, its events are ChatCompletionChunk.",
             chat,
-            schemas.of::<answers::ChatCompletion>(),
+            schemas.of::<Reply<ChatChoice>>(),
         ),
         Operation::generate(
             "/v1/completions",
             "A prompt's continuation; streamed, its events are Completion, too.",
             completion,
-            schemas.of::<answers::Completion>(),
+            schemas.of::<Reply<CompletionChoice>>(),
         ),
         Operation {
             refusals: &[400, 401, 403, 404, 408, 413, 415, 429, 500, 503],
@@ -270,19 +273,19 @@ fn generating(schemas: &mut Schemas) -> Vec<Operation> {
             "/v1/responses",
             "A response, without state.",
             response,
-            schemas.of::<answers::Response>(),
+            schemas.of::<responses::ResponseObject>(),
         ),
         Operation::generate(
             "/v1/messages",
             "A message, in Anthropic's form.",
             message,
-            schemas.of::<answers::Message>(),
+            schemas.of::<anthropic::Message>(),
         ),
         Operation::post(
             "/v1/messages/count_tokens",
             "The number of tokens that a message's prompt has.",
             counted,
-            schemas.of::<answers::TokenCount>(),
+            schemas.of::<super::TokenCount>(),
         ),
     ]
 }
@@ -300,13 +303,13 @@ fn reading(schemas: &mut Schemas) -> Vec<Operation> {
             "/tokenize",
             "The tokens of a prompt, or of messages.",
             tokenize,
-            schemas.of::<answers::Tokens>(),
+            schemas.of::<super::Tokens>(),
         ),
         Operation::post(
             "/detokenize",
             "The text of tokens.",
             detokenize,
-            schemas.of::<answers::DetokenizedText>(),
+            schemas.of::<super::DetokenizedText>(),
         ),
         Operation {
             method: "post",
@@ -324,7 +327,7 @@ fn reading(schemas: &mut Schemas) -> Vec<Operation> {
 /// The routes that say what the server is and how it is.
 fn telling(schemas: &mut Schemas) -> Vec<Operation> {
     let text = json!({"type": "string"});
-    let health = schemas.of::<answers::Health>();
+    let health = schemas.of::<super::Health>();
     let ping = |method| Operation {
         method,
         ..Operation::get("/ping", "As /health.", health.clone()).open(&[403, 503])
@@ -335,7 +338,7 @@ fn telling(schemas: &mut Schemas) -> Vec<Operation> {
             ..Operation::get(
                 "/v1/models",
                 "The names of the model.",
-                schemas.of::<answers::ModelList>(),
+                schemas.of::<super::ModelList>(),
             )
         },
         Operation {
@@ -343,7 +346,7 @@ fn telling(schemas: &mut Schemas) -> Vec<Operation> {
             ..Operation::get(
                 "/v1/models/{id}",
                 "One of the names.",
-                schemas.of::<answers::Model>(),
+                schemas.of::<Model>(),
             )
         },
         ping("get"),
@@ -352,13 +355,13 @@ fn telling(schemas: &mut Schemas) -> Vec<Operation> {
         Operation::get(
             "/load",
             "How many requests are being answered.",
-            schemas.of::<answers::ServerLoad>(),
+            schemas.of::<info::ServerLoad>(),
         )
         .open(&[403]),
         Operation::get(
             "/version",
             "The program's version.",
-            schemas.of::<answers::Version>(),
+            schemas.of::<info::Version>(),
         )
         .open(&[403]),
         Operation {
@@ -368,12 +371,12 @@ fn telling(schemas: &mut Schemas) -> Vec<Operation> {
         Operation::get(
             "/server_info",
             "What is served, and how.",
-            schemas.of::<answers::ServerInfo>(),
+            schemas.of::<ServerDescription>(),
         ),
         Operation::get(
             "/tokenizer_info",
             "What a client that renders chats itself needs.",
-            schemas.of::<answers::TokenizerInfo>(),
+            schemas.of::<info::TokenizerInfo>(),
         ),
         Operation::get("/openapi.json", "This document.", json!({"type": "object"})),
         Operation {

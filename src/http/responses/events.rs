@@ -2,21 +2,129 @@
 
 use crate::error::Error;
 use crate::http::blocks::{Block, Blocks, Change};
-use crate::http::choice::{Choice, Finish, Piece};
-use crate::http::reply::Header;
+use crate::http::choice::{Choice, Finish, FinishKind, Piece};
+use crate::http::reply::{Header, now};
+use crate::http::reply_objects::{CachedTokens, Speculation};
 use crate::http::stream::Shape;
 use crate::text::Text;
 use axum::Json;
 use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
+
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Response")]
+pub(in crate::http) struct ResponseObject<'a> {
+    id: &'a str,
+    #[schemars(extend("const" = "response"))]
+    object: &'static str,
+    created_at: u64,
+    model: &'a str,
+    status: Status,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completed_at: Option<u64>,
+    error: Option<Failure>,
+    incomplete_details: Option<Incomplete>,
+    /// Reasoning, messages and calls, one after the other.
+    output: Vec<Item<'a>>,
+    usage: Option<Usage>,
+    /// What it repeats of its request.
+    #[serde(flatten)]
+    shown: &'a Map<String, Value>,
+}
+
+#[derive(Clone, Copy, PartialEq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(rename = "ResponseStatus")]
+enum Status {
+    InProgress,
+    Completed,
+    Incomplete,
+    Failed,
+}
+
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "ResponseFailure")]
+struct Failure {
+    code: &'static str,
+    message: String,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Incomplete {
+    reason: &'static str,
+}
+
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "OutputItem")]
+struct Item<'a> {
+    id: &'a str,
+    status: Status,
+    #[serde(flatten)]
+    kind: ItemKind<'a>,
+}
+
+#[derive(Serialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum ItemKind<'a> {
+    Reasoning {
+        summary: [(); 0],
+        content: Vec<Part<'a>>,
+    },
+    Message {
+        #[schemars(extend("const" = "assistant"))]
+        role: &'static str,
+        content: Vec<Part<'a>>,
+    },
+    FunctionCall {
+        call_id: &'a str,
+        name: &'a str,
+        /// JSON text, as the model wrote it.
+        arguments: &'a str,
+    },
+}
+
+/// The part with an item's text.
+#[derive(Serialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[schemars(rename = "OutputPart")]
+enum Part<'a> {
+    ReasoningText {
+        text: &'a str,
+    },
+    OutputText {
+        text: &'a str,
+        annotations: [(); 0],
+        logprobs: [(); 0],
+    },
+}
+
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "ResponseUsage")]
+struct Usage {
+    input_tokens: usize,
+    input_tokens_details: CachedTokens,
+    output_tokens: usize,
+    output_tokens_details: ReasoningTokens,
+    total_tokens: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    speculative_decoding: Option<Speculation>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct ReasoningTokens {
+    reasoning_tokens: usize,
+}
 
 /// The state of a reply.
 pub(in crate::http) struct Reply {
     header: Header,
-    /// The response object, with what it repeats of its request.
-    response: Value,
+    id: String,
+    /// What the response repeats of its request.
+    shown: Map<String, Value>,
     blocks: Blocks,
     /// The ids of the items.
     ids: Vec<String>,
@@ -26,16 +134,12 @@ pub(in crate::http) struct Reply {
 }
 
 impl Reply {
-    /// `shown` is an object: what the response repeats of its request.
-    pub(super) fn new(header: &Header, shown: Value) -> Self {
-        let mut response = shown;
-        response["id"] = new_id("resp").into();
-        response["object"] = "response".into();
-        response["created_at"] = header.created.into();
-        response["model"] = header.model.as_str().into();
+    /// `shown` is what the response repeats of its request.
+    pub(super) fn new(header: &Header, shown: Map<String, Value>) -> Self {
         Self {
             header: header.clone(),
-            response,
+            id: new_id("resp"),
+            shown,
             blocks: Blocks::default(),
             ids: Vec::new(),
             finish: None,
@@ -55,68 +159,70 @@ impl Reply {
     }
 
     /// The response while it is generated.
-    fn unfinished(&self, status: &str) -> Value {
-        let mut response = self.response.clone();
-        response["status"] = status.into();
-        response["error"] = Value::Null;
-        response["incomplete_details"] = Value::Null;
-        response["output"] = json!([]);
-        response["usage"] = Value::Null;
-        response
+    fn unfinished(&self, status: Status) -> ResponseObject<'_> {
+        ResponseObject {
+            id: &self.id,
+            object: "response",
+            created_at: self.header.created,
+            model: &self.header.model,
+            status,
+            completed_at: None,
+            error: None,
+            incomplete_details: None,
+            output: Vec::new(),
+            usage: None,
+            shown: &self.shown,
+        }
     }
 
-    fn finished(&self, choices: &[Choice]) -> Value {
+    fn finished(&self, choices: &[Choice]) -> ResponseObject<'_> {
         let status = self.status();
-        let mut response = self.unfinished(status);
-        if status == INCOMPLETE {
-            response["incomplete_details"] = json!({"reason": "max_output_tokens"});
-        } else {
-            response["completed_at"] = crate::http::reply::now().into();
+        let is_whole = status == Status::Completed;
+        let reason = "max_output_tokens";
+        ResponseObject {
+            completed_at: is_whole.then(now),
+            incomplete_details: (!is_whole).then_some(Incomplete { reason }),
+            output: self.items(),
+            usage: Some(self.usage(choices)),
+            ..self.unfinished(status)
         }
-        response["output"] = self.items();
-        response["usage"] = self.usage(choices);
-        response
     }
 
     /// How the response ended.
-    fn status(&self) -> &'static str {
+    fn status(&self) -> Status {
         match &self.finish {
-            Some(finish) if finish.reason == "length" => INCOMPLETE,
-            _ => COMPLETED,
+            Some(finish) if finish.reason == FinishKind::Length => Status::Incomplete,
+            _ => Status::Completed,
         }
     }
 
-    /// The items; only the last one may be incomplete.
-    fn items(&self) -> Value {
+    fn items(&self) -> Vec<Item<'_>> {
         (0..self.ids.len()).map(|i| self.item(i)).collect()
     }
 
-    fn item_status(&self, index: usize) -> &'static str {
-        match index + 1 == self.ids.len() {
-            true => self.status(),
-            false => COMPLETED,
-        }
-    }
-
-    fn item(&self, index: usize) -> Value {
+    /// An item that has ended; only the last one may be incomplete.
+    fn item(&self, index: usize) -> Item<'_> {
         let block = &self.blocks.list()[index];
-        item(&self.ids[index], block, self.item_status(index))
+        let status = if index + 1 == self.ids.len() {
+            self.status()
+        } else {
+            Status::Completed
+        };
+        item(&self.ids[index], block, block.written(), status)
     }
 
-    fn usage(&self, choices: &[Choice]) -> Value {
+    fn usage(&self, choices: &[Choice]) -> Usage {
         let of_chat = self.header.usage(choices);
-        let reasoning_tokens: usize = choices.iter().map(Choice::reasoning_tokens).sum();
-        let mut usage = json!({
-            "input_tokens": of_chat["prompt_tokens"],
-            "input_tokens_details": of_chat["prompt_tokens_details"],
-            "output_tokens": of_chat["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
-            "total_tokens": of_chat["total_tokens"],
-        });
-        if let Some(speculation) = of_chat.get("speculative_decoding") {
-            usage["speculative_decoding"] = speculation.clone();
+        Usage {
+            input_tokens: of_chat.prompt_tokens,
+            input_tokens_details: of_chat.prompt_tokens_details,
+            output_tokens: of_chat.completion_tokens,
+            output_tokens_details: ReasoningTokens {
+                reasoning_tokens: choices.iter().map(Choice::reasoning_tokens).sum(),
+            },
+            total_tokens: of_chat.total_tokens,
+            speculative_decoding: of_chat.speculative_decoding,
         }
-        usage
     }
 
     fn event(&mut self, name: &str, mut fields: Value) -> Event {
@@ -129,16 +235,17 @@ impl Reply {
     /// The events of a change of an item.
     fn show(&mut self, index: usize, change: Change) -> Vec<Event> {
         let block = &self.blocks.list()[index];
-        let (field, text) = match block {
-            Block::Text(text) => ("output_text", text),
-            Block::Reasoning(text) => ("reasoning_text", text),
-            Block::Call { arguments, .. } => ("function_call_arguments", arguments),
+        let text = block.written();
+        let field = match block {
+            Block::Text(_) => "output_text",
+            Block::Reasoning(_) => "reasoning_text",
+            Block::Call { .. } => "function_call_arguments",
         };
         let (delta, done) = (
             format!("response.{field}.delta"),
             format!("response.{field}.done"),
         );
-        let item = |item: Value| json!({"output_index": index, "item": item});
+        let item = |item: Item<'_>| json!({"output_index": index, "item": item});
         let events = match change {
             Change::Extend(text) => vec![(delta, self.within(index, json!({"delta": text})))],
             Change::Begin => {
@@ -185,9 +292,6 @@ impl Reply {
     }
 }
 
-const COMPLETED: &str = "completed";
-const INCOMPLETE: &str = "incomplete";
-
 /// The beginning of an item's id.
 fn kind(block: &Block) -> &'static str {
     match block {
@@ -202,49 +306,51 @@ fn new_id(kind: &str) -> String {
 }
 
 /// An item that has just begun.
-fn new_item(id: &str, block: &Block) -> Value {
-    let mut item = item(id, block, "in_progress");
-    match block {
-        Block::Call { .. } => item["arguments"] = "".into(),
-        _ => item["content"] = json!([]),
+fn new_item<'a>(id: &'a str, block: &'a Block) -> Item<'a> {
+    let mut item = item(id, block, "", Status::InProgress);
+    match &mut item.kind {
+        ItemKind::Reasoning { content, .. } | ItemKind::Message { content, .. } => content.clear(),
+        ItemKind::FunctionCall { .. } => {}
     }
     item
 }
 
-fn item(id: &str, block: &Block, status: &str) -> Value {
-    let mut item = match block {
-        Block::Reasoning(text) => {
-            json!({"type": "reasoning", "summary": [], "content": [part(block, text)]})
-        }
-        Block::Text(text) => {
-            json!({"type": "message", "role": "assistant", "content": [part(block, text)]})
-        }
-        Block::Call { head, arguments } => json!({
-            "type": "function_call",
-            "call_id": head.id,
-            "name": head.name,
-            "arguments": arguments,
-        }),
+fn item<'a>(id: &'a str, block: &'a Block, text: &'a str, status: Status) -> Item<'a> {
+    let content = part(block, text).into_iter().collect();
+    let kind = match block {
+        Block::Reasoning(_) => ItemKind::Reasoning {
+            summary: [],
+            content,
+        },
+        Block::Text(_) => ItemKind::Message {
+            role: "assistant",
+            content,
+        },
+        Block::Call { head, .. } => ItemKind::FunctionCall {
+            call_id: &head.id,
+            name: &head.name,
+            arguments: text,
+        },
     };
-    item["id"] = id.into();
-    item["status"] = status.into();
-    item
+    Item { id, status, kind }
 }
 
 /// The part with an item's text; calls have none.
-fn part(block: &Block, text: &str) -> Option<Value> {
+fn part<'a>(block: &Block, text: &'a str) -> Option<Part<'a>> {
     match block {
-        Block::Reasoning(_) => Some(json!({"type": "reasoning_text", "text": text})),
-        Block::Text(_) => {
-            Some(json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []}))
-        }
+        Block::Reasoning(_) => Some(Part::ReasoningText { text }),
+        Block::Text(_) => Some(Part::OutputText {
+            text,
+            annotations: [],
+            logprobs: [],
+        }),
         Block::Call { .. } => None,
     }
 }
 
 impl Shape for Reply {
     fn id(&self) -> &str {
-        self.response["id"].as_str().unwrap_or_default()
+        &self.id
     }
 
     fn whole(mut self, _: Arc<Text>, pieces: Vec<Piece>, choices: &[Choice]) -> Response {
@@ -255,11 +361,9 @@ impl Shape for Reply {
     }
 
     fn begin(&mut self) -> Vec<Event> {
-        let response = self.unfinished("in_progress");
+        let response = json!({"response": self.unfinished(Status::InProgress)});
         let names = ["response.created", "response.in_progress"];
-        names
-            .map(|name| self.event(name, json!({"response": response})))
-            .into()
+        names.map(|name| self.event(name, response.clone())).into()
     }
 
     fn piece(&mut self, _: &Text, _: usize, piece: Piece, _: &[Choice]) -> Vec<Event> {
@@ -270,15 +374,23 @@ impl Shape for Reply {
     }
 
     fn end(&mut self, choices: &[Choice]) -> Vec<Event> {
-        let name = format!("response.{}", self.status());
-        let response = self.finished(choices);
-        vec![self.event(&name, json!({"response": response}))]
+        let name = match self.status() {
+            Status::Completed => "response.completed",
+            _ => "response.incomplete",
+        };
+        let response = json!({"response": self.finished(choices)});
+        vec![self.event(name, response)]
     }
 
     fn failed(&mut self, error: &Error) -> Vec<Event> {
-        let mut response = self.unfinished("failed");
-        response["error"] = json!({"code": "server_error", "message": error.to_string()});
-        response["output"] = self.items();
-        vec![self.event("response.failed", json!({"response": response}))]
+        let response = json!({"response": ResponseObject {
+            error: Some(Failure {
+                code: "server_error",
+                message: error.to_string(),
+            }),
+            output: self.items(),
+            ..self.unfinished(Status::Failed)
+        }});
+        vec![self.event("response.failed", response)]
     }
 }

@@ -4,4 +4,5 @@ mod events;
 mod input;
 mod request;
 
+pub(super) use events::ResponseObject;
 pub(super) use request::Fields;

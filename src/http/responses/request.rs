@@ -4,10 +4,8 @@ use super::events::Reply;
 use super::input::messages;
 use crate::error::{Error, Result};
 use crate::http::context::Context;
-use crate::http::object::Object;
-use crate::http::openai::{ChatFields, Job};
-use crate::http::structured::Structured;
-use crate::http::wire::{self, Common};
+use crate::http::openai::{ChatFields, Job, text_fields};
+use crate::http::wire::{self, Common, required, wrong};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -65,22 +63,13 @@ impl Context<'_> {
     /// # Errors
     /// `Invalid` or `NotFound`, naming the field.
     pub fn response(&self, body: &[u8]) -> Result<(Job, Reply)> {
-        let read = [
-            wire::names::<Common>(),
-            wire::names::<Fields>(),
-            wire::names::<Structured>(),
-        ];
-        let body = Object::parse(body, &read)?;
-        let mut common: Common = body.fields()?;
-        let fields: Fields = body.fields()?;
-        let structured: Structured = body.fields()?;
-        body.check_others(&read)?;
+        let (mut common, fields, structured) = text_fields::<Fields>(body)?;
         check_absent(&common, &fields)?;
         self.defaults.fill(&mut common);
         let shown = shown(&common, &fields);
         let format = fields.text.and_then(|text| text.format);
         let structured = structured.with_format(format.map(response_format), "text.format")?;
-        let input = (fields.input).ok_or_else(|| Error::invalid("input", "input is required"))?;
+        let input = required("input", fields.input)?;
         let tools = fields.tools.map(|list| each(list, "tools", tool));
         let chat = ChatFields {
             common: Common {
@@ -108,10 +97,8 @@ impl Context<'_> {
 
 /// Checks fields of other APIs, and those that ask for what is not done here.
 fn check_absent(common: &Common, fields: &Fields) -> Result<()> {
-    let refused = |field: &str, advice: &str| {
-        let message = format!("{field} is not supported here: {advice}");
-        Err(Error::invalid(field, message))
-    };
+    let refused =
+        |field: &str, advice: &str| wrong(field, format!("is not supported here: {advice}"));
     if common.max_tokens.is_some() {
         return refused("max_tokens", "use max_output_tokens");
     }
@@ -148,7 +135,7 @@ fn check_absent(common: &Common, fields: &Fields) -> Result<()> {
 }
 
 /// What a response repeats of its request.
-fn shown(common: &Common, fields: &Fields) -> Value {
+fn shown(common: &Common, fields: &Fields) -> Map<String, Value> {
     let text = fields.text.as_ref();
     let format = text.and_then(|text| text.format.clone());
     let mut shown_text = json!({"format": format.unwrap_or_else(|| json!({"type": "text"}))});
@@ -156,7 +143,7 @@ fn shown(common: &Common, fields: &Fields) -> Value {
         shown_text["verbosity"] = verbosity.into();
     }
     let reasoning = fields.reasoning.as_ref();
-    json!({
+    let shown = json!({
         "background": false,
         "instructions": fields.instructions,
         "max_output_tokens": fields.max_output_tokens,
@@ -175,7 +162,8 @@ fn shown(common: &Common, fields: &Fields) -> Value {
         "tools": fields.tools.clone().unwrap_or_default(),
         "top_p": common.top_p.unwrap_or(1.0),
         "truncation": "disabled",
-    })
+    });
+    shown.as_object().cloned().unwrap_or_default()
 }
 
 /// The `response_format` of a chat for a `text.format`, whose schema is not in an object of its own.
@@ -206,16 +194,17 @@ fn each(
 /// A chat's tool, whose function is an object of its own.
 fn tool(field: &str, mut tool: Value) -> Result<Value> {
     let Some(function) = tool.as_object_mut() else {
-        let message = format!("{field} must be an object with type and name");
-        return Err(Error::invalid(field, message));
+        return wrong(field, "must be an object with type and name");
     };
     if function
         .remove("type")
         .is_none_or(|kind| kind != "function")
     {
         let field = format!("{field}.type");
-        let message = format!("{field} must be function: the server has no tools of its own");
-        return Err(Error::invalid(&field, message));
+        return wrong(
+            &field,
+            "must be function: the server has no tools of its own",
+        );
     }
     Ok(json!({"type": "function", "function": std::mem::take(function)}))
 }

@@ -58,9 +58,12 @@ pub fn answer_grammar(answer: Answer<'_>, special: impl Fn(&str) -> Option<u32>)
 /// The rule `calls`, and those that it needs.
 fn rules(calls: Calls<'_>, marker: impl Fn(&str) -> String) -> String {
     let format = calls.format;
-    let more = |separator: &str, rule: &str| match calls.parallel {
-        true => format!(" ({} {rule}){{0,{}}}", literal(separator), MAX_PARALLEL - 1),
-        false => String::new(),
+    let more = |separator: &str, rule: &str| {
+        if calls.parallel {
+            format!(" ({} {rule}){{0,{}}}", literal(separator), MAX_PARALLEL - 1)
+        } else {
+            String::new()
+        }
     };
     let start = marker(format.start());
     let list = match format {
@@ -93,9 +96,10 @@ fn thought(unmarked: bool, marker: impl Fn(&str) -> String) -> String {
     let [begin, end] = ReasoningFormat::MARKERS else {
         return String::new();
     };
-    let begin = match unmarked {
-        true => String::new(),
-        false => marker(begin) + " ",
+    let begin = if unmarked {
+        String::new()
+    } else {
+        marker(begin) + " "
     };
     let space = "\"\\n\\n\"";
     if marker(end).starts_with('"') {

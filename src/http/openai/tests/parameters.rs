@@ -170,9 +170,10 @@ fn the_servers_defaults_hold_where_a_request_names_none() {
     let ask = |body: Value| {
         with_defaults(&defaults, |context| {
             let body = body.to_string();
-            let job = match body.contains("messages") {
-                true => context.chat(body.as_bytes()),
-                false => context.completion(body.as_bytes()),
+            let job = if body.contains("messages") {
+                context.chat(body.as_bytes())
+            } else {
+                context.completion(body.as_bytes())
             };
             job.expect("accepted").requests.remove(0)
         })
