@@ -4,7 +4,7 @@ mod client;
 mod input;
 mod paint;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, clipped};
 use crate::parse::{at_least_one, temperature};
 use clap::Args;
 use client::{Client, Message, Part, Round};
@@ -184,7 +184,8 @@ impl Chat {
             ),
             false => String::new(),
         };
-        let model = self.painter.styled(Style::Plain, client.model());
+        let model = clipped(client.model());
+        let model = self.painter.styled(Style::Plain, &model);
         format!(
             "{model} at {}.{colours} /help lists commands.",
             client.url()
@@ -260,7 +261,7 @@ impl Answer {
         let tokens = count(|round| round.tokens.len());
         self.drafted += count(|round| round.draft.len());
         self.accepted += count(|round| round.draft.iter().filter(|d| d.accepted).count());
-        self.tokens = part.completion_tokens.unwrap_or(self.tokens + tokens);
+        self.tokens = (part.completion_tokens).unwrap_or(self.tokens.saturating_add(tokens));
         if !part.content.is_empty() || !part.reasoning.is_empty() || tokens > 0 {
             // Servers that do not tell send a token at a time.
             self.first.get_or_insert((now, tokens.max(1)));

@@ -19,7 +19,6 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -73,14 +72,14 @@ pub(super) async fn serve(
         .max_buf_size(MAX_HEADER_BYTES)
         .serve_connection(TokioIo::new(io), service);
     let end = tokio::select! {
-        end = poll_fn(|cx| connection.poll_without_shutdown(cx)) => Some(end),
+        end = &mut connection => Some(end),
         _ = closing.wait_for(|&closing| closing) => None,
     };
     let end = match end {
         Some(end) => end,
         None => {
             Pin::new(&mut connection).graceful_shutdown();
-            poll_fn(|cx| connection.poll_without_shutdown(cx)).await
+            (&mut connection).await
         }
     };
     let mut io = connection.into_parts().io.into_inner();

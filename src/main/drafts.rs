@@ -1,7 +1,7 @@
 //! Draft models: one beside the target, or the target's own layers.
 
 use foretoken::error::{Error, Result};
-use foretoken::model::{DraftNetwork, Head, LayerList, Model, ModelConfig};
+use foretoken::model::{DraftNetwork, Head, KvSource, LayerList, Model, ModelConfig};
 use foretoken::spec::{
     DraftModel, Drafter, JointModel, ParallelDrafter, Tokenizer, Translator, Vocabulary,
 };
@@ -85,8 +85,10 @@ impl Draft {
     /// `Setup`, if the target does not have them.
     pub fn own(target: &dyn Model, layers: Option<&LayerList>) -> Result<Self> {
         let count = target.config().num_layers();
-        let default = LayerList::of_a_draft(count);
-        let layers = layers.unwrap_or(&default);
+        let layers = match layers {
+            Some(layers) => layers.clone(),
+            None => default_layers(target.config())?,
+        };
         let model = target.subset(&layers.indices(count)?)?;
         tracing::info!("the layers {layers} of the target's {count} draft");
         Ok(Self {
@@ -128,6 +130,21 @@ impl Draft {
             Some(vocabulary) => Box::new(Translator::new(drafter, vocabulary)),
         })
     }
+}
+
+/// The layers that draft by default, and those whose K and V they read.
+fn default_layers(target: &ModelConfig) -> Result<LayerList> {
+    let count = target.num_layers();
+    let mut layers = LayerList::of_a_draft(count).indices(count)?;
+    let owner = |&layer: &usize| match target.spec.layers[layer].kv {
+        KvSource::Layer(owner) => Some(owner),
+        _ => None,
+    };
+    let owners: Vec<usize> = layers.iter().filter_map(owner).collect();
+    layers.extend(owners);
+    layers.sort_unstable();
+    layers.dedup();
+    Ok(LayerList::of(layers))
 }
 
 /// Why a draft of this shape cannot pay, if it cannot: a step of it takes about as long as one of the target.
@@ -193,6 +210,14 @@ impl Tokenizer for Words {
 mod tests {
     use super::*;
     use std::path::Path;
+
+    /// Of six layers the last two read the K and V of others.
+    #[test]
+    fn layers_that_draft_come_with_those_whose_keys_they_read() {
+        let fixture = Path::new("tests/fixtures/architectures/gemma4/config.json");
+        let config = ModelConfig::from_json(fixture).unwrap();
+        assert_eq!(default_layers(&config).unwrap().to_string(), "0-1,3,5");
+    }
 
     #[test]
     fn drafts_that_cannot_pay_are_told() {

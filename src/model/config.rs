@@ -42,8 +42,10 @@ pub struct ModelConfig {
 }
 
 /// Tokens that end a turn or a text if a GGUF's vocabulary has them.
-const END_TOKENS: [&str; 7] = [
+const END_TOKENS: [&str; 9] = [
     "<end_of_turn>",
+    "<turn|>",
+    "<|tool_response>",
     "<|im_end|>",
     "<|end|>",
     "<|eot_id|>",

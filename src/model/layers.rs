@@ -26,6 +26,18 @@ impl LayerList {
         }
     }
 
+    /// Those of `layers`, which ascend.
+    pub fn of(layers: impl IntoIterator<Item = usize>) -> Self {
+        let mut ranges: Vec<RangeInclusive<usize>> = Vec::new();
+        for layer in layers {
+            match ranges.last_mut() {
+                Some(last) if *last.end() + 1 == layer => *last = *last.start()..=layer,
+                _ => ranges.push(layer..=layer),
+            }
+        }
+        Self(ranges)
+    }
+
     /// The layers, of a model that has `num_layers`.
     ///
     /// # Errors
@@ -101,7 +113,10 @@ mod tests {
         for layers in 1..200 {
             let list = LayerList::of_a_draft(layers);
             assert_eq!(list.to_string().parse(), Ok(list.clone()));
-            assert!(!list.indices(layers).unwrap().is_empty(), "{layers}");
+            let indices = list.indices(layers).unwrap();
+            assert!(!indices.is_empty(), "{layers}");
+            let again = LayerList::of(indices.clone());
+            assert_eq!(again.indices(layers).unwrap(), indices);
         }
     }
 }

@@ -201,10 +201,13 @@ impl Start<'_> {
         self.weights.dense(name)
     }
 
-    /// A tensor of the layer of the target that is as far from its last layer as `layer` from the head's.
-    fn of_layer(&mut self, layer: usize, part: &str) -> Result<Tensor> {
+    /// A tensor of the layer of the target that is as far from its last layer as `layer` from the head's, if
+    /// that layer has it: some read keys and values of others.
+    fn of_layer(&mut self, layer: usize, part: &str) -> Result<Option<Tensor>> {
         let layer = (self.target.num_layers() + layer).saturating_sub(self.layers);
-        self.tensor(&names::layer(layer, part))
+        let name = names::layer(layer, part);
+        let has = self.weights.has(&name);
+        has.then(|| self.tensor(&name)).transpose()
     }
 
     /// The first value of the weight `name`. A matrix of the target that does not have the head's shape
@@ -224,34 +227,33 @@ impl Start<'_> {
             // An EAGLE-3 head's norm of the embedding.
             "input_layernorm.weight" if name.starts_with(EAGLE_LAYER) => return Ok(noise),
             "hidden_norm.weight" => self.of_layer(last, "input_layernorm.weight")?,
-            "norm.weight" => self.tensor(&format!("{}.weight", names::NORM))?,
+            "norm.weight" => Some(self.tensor(&format!("{}.weight", names::NORM))?),
             "lm_head.weight" => {
                 let output = match self.target.tie_word_embeddings {
                     true => names::EMBEDDING,
                     false => names::HEAD,
                 };
                 let ids = Tensor::new(self.ids, &Device::Cpu)?;
-                self.tensor(&format!("{output}.weight"))?
-                    .index_select(&ids, 0)?
+                let output = self.tensor(&format!("{output}.weight"))?;
+                Some(output.index_select(&ids, 0)?)
             }
             "self_attn.q_proj.weight" | "self_attn.k_proj.weight" | "self_attn.v_proj.weight" => {
-                let own = self.of_layer(layer, part)?;
+                let Some(own) = self.of_layer(layer, part)? else {
+                    return Ok(noise);
+                };
                 let own = repeated(own, dims[0], self.head_dim)?;
                 // An EAGLE-3 head reads the embedding and then the hidden state.
-                match own.dims() == [dims[0], dims[1] / 2] {
-                    false => own,
-                    true => {
-                        let of_embedding = quiet(EMBEDDING_NOISE)?.narrow(1, 0, dims[1] / 2)?;
-                        Tensor::cat(&[of_embedding, own], 1)?
-                    }
-                }
+                Some(if own.dims() == [dims[0], dims[1] / 2] {
+                    let of_embedding = quiet(EMBEDDING_NOISE)?.narrow(1, 0, dims[1] / 2)?;
+                    Tensor::cat(&[of_embedding, own], 1)?
+                } else {
+                    own
+                })
             }
             _ => self.of_layer(layer, part)?,
         };
-        Ok(match taken.dims() == dims {
-            true => taken,
-            false => noise,
-        })
+        let fits = |taken: &Tensor| taken.dims() == dims;
+        Ok(taken.filter(fits).unwrap_or(noise))
     }
 }
 

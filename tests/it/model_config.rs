@@ -86,6 +86,12 @@ fn errors_in_a_config_are_named_in_one_line() {
         ),
         (
             json!({ "rope_scaling": {
+                "type": "longrope", "short_factor": vec![1.0; 2049], "long_factor": vec![1.0; 2049]
+            } }),
+            "_factor has 2049 values",
+        ),
+        (
+            json!({ "rope_scaling": {
                 "type": "yarn", "factor": 2.0, "llama_4_scaling_beta": -1.0
             } }),
             "llama_4_scaling_beta -1",
@@ -560,9 +566,16 @@ fn layers_of_gemma_4_have_heads_of_their_own() {
     // 12 layers with heads of 256 values, and 3 of 512.
     let bytes = small.kv_shape(DType::BF16).bytes_per_token();
     assert_eq!(bytes, 2 * 2 * (12 * 256 + 3 * 512));
-    let rope = layers[4].rope.as_ref().unwrap();
-    let rotated = rope.frequencies().iter().filter(|&&f| f > 0.).count();
-    assert_eq!((rope.width, rotated), (512, 64));
+    let rotated = |config: &foretoken::model::ModelConfig| {
+        let rope = config.spec.layers[4].rope.as_ref().unwrap();
+        let rotated = rope.frequencies().iter().filter(|&&f| f > 0.).count();
+        (rope.width, rotated)
+    };
+    assert_eq!(rotated(&small), (512, 64));
+    // As the class has it.
+    let mut without = keys.clone();
+    without["text_config"]["rope_parameters"] = Json::Null;
+    assert_eq!(rotated(&read(&without).unwrap()), (512, 64));
 
     for (key, value, why) in [
         ("enable_moe_block", json!(true), "enable_moe_block true"),

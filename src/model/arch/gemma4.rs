@@ -26,13 +26,15 @@ pub fn unified_defaults(keys: &mut Keys) {
     keys.default("max_position_embeddings", 262_144);
     keys.default("sliding_window", 1024);
     keys.default("tie_word_embeddings", true);
-    keys.default(
-        "rope_parameters",
-        json!({
-            "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-        }),
-    );
+    if keys.peek("rope_parameters").is_null() && !keys.is_gguf() {
+        keys.set(
+            "rope_parameters",
+            json!({
+                "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            }),
+        );
+    }
     if keys.is_gguf() {
         keys.rename("head_dim", "global_head_dim");
         for (from, to) in [
@@ -73,6 +75,11 @@ pub fn gemma4(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
     }
     let (mut full, sliding) = ropes_by_kind(keys, shape, 1e6, Some(1e4))?;
     if keys.is_gguf() {
+        if full.scaling.is_some() {
+            return Err(
+                "a rope scaling of Gemma 4 other than rope_freqs.weight is not supported".into(),
+            );
+        }
         full.scaling = Some(RopeScaling::Long(LongScaling {
             factors: LongFactors::Tensor("rope_freqs.weight"),
             attention_factor: 1.,

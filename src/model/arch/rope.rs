@@ -7,6 +7,9 @@ use super::super::rope::{
     YarnScaling,
 };
 
+/// Maximum number of factors of a rotation: half the widest head.
+const MAX_FACTORS: usize = 2048;
+
 /// What one place says of a position embedding.
 #[derive(Default)]
 struct Entry {
@@ -234,6 +237,13 @@ fn scaling(
                 false => (short, "short_factor"),
             };
             let factors = factors.ok_or_else(|| format!("rope_scaling lacks {name}"))?;
+            // Each layer has a copy before they are compared with its heads.
+            if factors.len() > MAX_FACTORS {
+                let count = factors.len();
+                return Err(format!(
+                    "{name} has {count} values, and only up to {MAX_FACTORS} are supported"
+                ));
+            }
             let stretch = factor.unwrap_or(longest as f64 / original as f64);
             let given = keys.number("attention_factor")?;
             let attention_factor = given.unwrap_or_else(|| match stretch > 1. {
