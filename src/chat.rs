@@ -14,7 +14,7 @@ use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 pub use client::Endpoint;
 
@@ -141,11 +141,15 @@ impl Chat {
     }
 
     fn run(&mut self, input: &mut Input, runtime: &Runtime) -> Result<()> {
+        // One listener for all, so that no signal is lost between a line and its answer.
+        let listening = runtime.block_on(async { signal(SignalKind::interrupt()) });
+        let mut interrupt =
+            listening.map_err(|e| Error::setup(format!("cannot listen for signals: {e}")))?;
         if input.is_terminal() {
             eprintln!("{}", self.greeting());
         }
         loop {
-            let line = match input.next(runtime)? {
+            let line = match input.next(runtime, &mut interrupt)? {
                 Entry::Line(line) => line,
                 Entry::Interrupted => {
                     eprintln!("Ctrl-D or /exit ends the chat.");
@@ -159,7 +163,8 @@ impl Chat {
                 Action::Clear => self.clear(),
                 Action::Help => eprint!("{HELP}"),
                 Action::Unknown(name) => eprintln!("There is no command {name}: see /help."),
-                Action::Ask(question) => match runtime.block_on(self.ask(question)) {
+                Action::Ask(question) => match runtime.block_on(self.ask(question, &mut interrupt))
+                {
                     // Somebody who types can try again.
                     Err(Stop::Failed(why)) if input.is_terminal() => eprintln!("error: {why}"),
                     Err(Stop::Failed(why)) => return Err(Error::setup(why)),
@@ -193,14 +198,14 @@ impl Chat {
     }
 
     /// Asks, shows the answer and adds both to the conversation. A question without an answer is forgotten.
-    async fn ask(&mut self, question: &str) -> Result<(), Stop> {
+    async fn ask(&mut self, question: &str, interrupt: &mut Signal) -> Result<(), Stop> {
         let asked = self.messages.len();
         self.messages.push(Message {
             role: "user",
             content: question.to_owned(),
         });
         let mut answer = Answer::default();
-        let result = self.show(&mut answer).await;
+        let result = self.show(&mut answer, interrupt).await;
         if result.is_err() || answer.text.is_empty() && answer.finish.is_none() {
             self.messages.truncate(asked);
             return result;
@@ -213,10 +218,8 @@ impl Chat {
     }
 
     /// Shows an answer as it comes, until its end or Ctrl-C.
-    async fn show(&mut self, answer: &mut Answer) -> Result<(), Stop> {
+    async fn show(&mut self, answer: &mut Answer, interrupt: &mut Signal) -> Result<(), Stop> {
         let started = Instant::now();
-        let listening = signal(SignalKind::interrupt());
-        let mut interrupt = listening.map_err(|e| Stop::Failed(format!("no signals: {e}")))?;
         let (temperature, max_tokens) = (self.options.temperature, self.options.max_tokens);
         let mut parts = self.client.ask(&self.messages, temperature, max_tokens);
         self.painter.begin();

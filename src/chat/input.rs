@@ -1,11 +1,12 @@
 //! What the user types: an edited line of a terminal, or a line of anything else.
 
 use crate::error::{Error, Result};
+use futures_util::FutureExt;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use std::io::{self, IsTerminal};
 use tokio::runtime::Runtime;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::Signal;
 
 const PROMPT: &str = ">>> ";
 
@@ -39,21 +40,24 @@ impl Input {
         matches!(self, Self::Terminal(_))
     }
 
-    /// Waits for the next line, on a thread of `runtime` if it needs one.
+    /// Waits for the next line, on a thread of `runtime` if it needs one, or for an `interrupt`.
     ///
     /// # Errors
     /// `Setup`, if there is no reading it.
-    pub fn next(&mut self, runtime: &Runtime) -> Result<Entry> {
+    pub fn next(&mut self, runtime: &Runtime, interrupt: &mut Signal) -> Result<Entry> {
         match self {
             // While a line is edited, Ctrl-C is a key and no signal.
             Self::Terminal(editor) => match editor.readline(PROMPT) {
-                Ok(line) => Ok(Entry::Line(line)),
+                Ok(line) => {
+                    // One that came before the line is not meant for its answer.
+                    while let Some(Some(())) = interrupt.recv().now_or_never() {}
+                    Ok(Entry::Line(line))
+                }
                 Err(ReadlineError::Interrupted) => Ok(Entry::Interrupted),
                 Err(ReadlineError::Eof) => Ok(Entry::End),
                 Err(e) => Err(failed(&e)),
             },
             Self::Lines => runtime.block_on(async {
-                let mut interrupt = signal(SignalKind::interrupt()).map_err(|e| failed(&e))?;
                 tokio::select! {
                     _ = interrupt.recv() => Ok(Entry::End),
                     line = tokio::task::spawn_blocking(read_line) => {

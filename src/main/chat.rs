@@ -11,6 +11,9 @@ use std::io::IsTerminal;
 use std::time::Duration;
 use tokio::sync::oneshot;
 
+/// How long the server may take to notice that nobody waits for its last answer any more.
+const GRACE: Duration = Duration::from_secs(1);
+
 /// Loads the model, serves it on a loopback port and talks to it.
 pub fn run(config: &Config, options: &chat::Options) -> Result<()> {
     if std::io::stdin().is_terminal() {
@@ -37,8 +40,7 @@ pub fn run(config: &Config, options: &chat::Options) -> Result<()> {
         let shutdown = async {
             let _ = stopped.await;
         };
-        // An answer that nobody waits for any more need not be finished.
-        let server = tokio::spawn(http::serve(listener, state, shutdown, Duration::ZERO));
+        let server = tokio::spawn(http::serve(listener, state, shutdown, GRACE));
         Ok::<_, Error>((address, server))
     })?;
     let endpoint = Endpoint {

@@ -4,6 +4,7 @@ use candle_core::Device;
 use foretoken::config::{Config, KvBudget};
 use foretoken::error::{Error, Result};
 use foretoken::kernels;
+use foretoken::kv::KvHeads;
 use foretoken::model::{LayerSpec, Model, ModelConfig};
 use std::fmt;
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
@@ -257,12 +258,8 @@ impl fmt::Display for Budget {
 fn workspace(model: &ModelConfig, config: &Config) -> u64 {
     // Layers may differ: of each size the largest counts.
     let heads_of = |layer: &LayerSpec| {
-        let (kv_heads, dim) = layer
-            .kv_heads
-            .map_or((model.num_kv_heads, model.head_dim), |heads| {
-                (heads.count, heads.dim)
-            });
-        (model.num_heads + 2 * kv_heads) * dim
+        let KvHeads { count, dim } = layer.kv_heads.unwrap_or(model.kv_heads());
+        (model.num_heads + 2 * count) * dim
     };
     let layers = &model.spec.layers;
     let heads = layers.iter().map(heads_of).max().unwrap_or(0);
@@ -292,7 +289,7 @@ mod tests {
     use candle_core::DType;
     use foretoken::config::Command;
     use foretoken::engine::StepLimits;
-    use foretoken::kv::{KvHeads, KvShape, KvStore};
+    use foretoken::kv::{KvShape, KvStore};
     use std::path::Path;
 
     /// Bytes of the weights in bf16, without norms.

@@ -255,7 +255,7 @@ impl ModelConfig {
     }
 
     /// The key/value heads of the layers that have no others.
-    pub(super) fn kv_heads(&self) -> KvHeads {
+    pub fn kv_heads(&self) -> KvHeads {
         KvHeads {
             count: self.num_kv_heads,
             dim: self.head_dim,

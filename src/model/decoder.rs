@@ -255,9 +255,10 @@ impl Decoder {
         let mut delta = x.zeros_like()?;
         let mut tapped = Vec::new();
         let last_with_kv = self.last_with_kv();
-        for (i, layer) in self.layers.iter().enumerate() {
+        let layers = self.layers.iter().zip(config.spec.pool_places());
+        for (i, (layer, place)) in layers.enumerate() {
             inputs.tap(i, &x, &delta, &mut tapped)?;
-            let pool = kv.layers.get(config.spec.pool_layer(i));
+            let pool = kv.layers.get(place);
             let pool = pool.ok_or_else(|| Error::internal("the pool has too few layers"))?;
             let few = few.filter(|_| i == last_with_kv);
             match (few, &inputs.wanted) {

@@ -137,13 +137,14 @@ impl ModelSpec {
         Ok(())
     }
 
-    /// The place in the pool of the K and V that layer `index` reads.
-    pub(super) fn pool_layer(&self, index: usize) -> usize {
-        let owner = match self.layers[index].kv {
-            KvSource::Layer(owner) => owner,
-            _ => index,
+    /// The places in the pool of the K and V that the layers read.
+    pub(super) fn pool_places(&self) -> impl Iterator<Item = usize> {
+        let mut own = 0..;
+        let place = move |layer: &LayerSpec| match layer.kv {
+            KvSource::Layer(owner) => Some(self.with_kv(owner).count()),
+            KvSource::Own | KvSource::Keys => own.next(),
         };
-        self.with_kv(owner).count()
+        self.layers.iter().map_while(place)
     }
 
     /// The layers before `end` that have their own K and V.
