@@ -32,7 +32,7 @@ fn kernels() {
             "src/kernels/cuda/common.cuh",
             "src/kernels/cuda/tensor.cuh",
             "src/kernels/paged_attention/paged_attention.cuh",
-            "src/kernels/sample/race.cuh",
+            "src/kernels/sample/gumbel_max.cuh",
             "src/kernels/sample/vocab.cuh",
         ])
         .include_path("src/kernels")

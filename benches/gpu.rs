@@ -202,7 +202,7 @@ impl Loaded {
             .forward(&batch, &mut self.kv)
             .expect("the forward works");
         let params = (0..rows as u32)
-            .map(|row| logits_params(row, &greedy, TokenChoice::Race(0)))
+            .map(|row| logits_params(row, &greedy, TokenChoice::GumbelMax(0)))
             .collect();
         let processed = sample::process_logits(&output.logits, params, Vec::new(), 0);
         let processed = processed.expect("sampling works");

@@ -182,7 +182,7 @@ def chat(browser, server, _):
 
 
 def tooltip(browser, server, _):
-    """hover shows a round: what was drafted, accepted and refused"""
+    """hover shows a round: what was drafted, accepted and rejected"""
     page = Page(browser, server)
     page.ask(OWL)
     page.answered()
@@ -197,7 +197,7 @@ def tooltip(browser, server, _):
     assert f"Round {number + 1}: {accepted} of {len(draft)} draft tokens accepted" in text, text
     assert page.tab.locator("#round .chip").count() == len(draft) + len(tokens)
     assert page.tab.locator("#round .chip.accepted").count() == accepted
-    assert page.tab.locator("#round .chip.refused").count() > 0
+    assert page.tab.locator("#round .chip.rejected").count() > 0
     page.check_round_is_in_view()
     same = page.tab.locator(".t.same").count()
     assert same == sum(bool(t["text"]) for t in tokens)
@@ -488,8 +488,8 @@ def picture(page, path):
     def worth(place):
         number, first = place
         left = page.tab.locator(".tokens .t").nth(first).bounding_box()["x"] < 350
-        refused = any(not node["accepted"] for node in rounds[number]["draft"])
-        return left, refused and texts[number] > 1, texts[number]
+        rejected = any(not node["accepted"] for node in rounds[number]["draft"])
+        return left, rejected and texts[number] > 1, texts[number]
 
     texts = [sum(bool(t["text"]) for t in r["tokens"]) for r in rounds]
     places = [(number, sum(texts[:number])) for number, count in enumerate(texts) if count]

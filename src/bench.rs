@@ -17,7 +17,7 @@ use crate::spec::{CacheScope, DraftContext};
 use crate::text::Text;
 use clap::{ArgGroup, Args};
 use measure::{Sample, generate};
-use report::{Pair, Report, Subject};
+use report::{BenchReport, MeasuredPair, Subject};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -32,7 +32,7 @@ const MAX_RANDOM_TOKENS: usize = 1 << 28;
 #[command(next_help_heading = "Bench")]
 #[group(skip)]
 #[command(group(ArgGroup::new("source of prompts").required(true)))]
-pub struct Options {
+pub struct BenchOptions {
     /// JSON lines with "category" and "turns" (Spec-Bench's format); the first turn is the prompt.
     #[arg(long, value_name = "FILE", group = "source of prompts")]
     pub prompts: Option<PathBuf>,
@@ -96,7 +96,7 @@ pub struct Options {
 
 /// Names for the report.
 #[derive(Debug, Clone)]
-pub struct Names {
+pub struct ReportNames {
     pub model: String,
     /// The drafter.
     pub drafter: String,
@@ -106,7 +106,7 @@ pub struct Names {
 
 /// One decoding mode.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-struct Way {
+struct BenchMode {
     /// Maximum depth of a draft (K); 0 = plain decoding.
     spec_length: usize,
     /// Maximum number of siblings in a draft; 1 = chains.
@@ -117,7 +117,7 @@ struct Way {
     synthetic_acceptance: Option<f64>,
 }
 
-impl Way {
+impl BenchMode {
     const PLAIN: Self = Self {
         spec_length: 0,
         spec_topk: 1,
@@ -149,7 +149,7 @@ fn complete(list: &mut Vec<usize>, limit: usize, names: [&str; 2]) -> Result<()>
     }
 }
 
-impl Options {
+impl BenchOptions {
     /// Completes and checks the options for an engine with this `seed`.
     ///
     /// # Errors
@@ -187,17 +187,17 @@ impl Options {
 
     /// Plain decoding, then each speculative mode that is compared with it, ordered by synthetic
     /// acceptance, rule, siblings and length.
-    fn ways(&self) -> Vec<Way> {
+    fn ways(&self) -> Vec<BenchMode> {
         let rates = self.synthetic_acceptance.iter();
         let mut rates: Vec<Option<f64>> = rates.copied().map(Some).collect();
         if rates.is_empty() {
             rates.push(None);
         }
-        let mut ways = vec![Way::PLAIN];
+        let mut ways = vec![BenchMode::PLAIN];
         for synthetic_acceptance in rates {
             for &acceptance in &self.acceptances {
                 for &spec_topk in &self.spec_topks {
-                    ways.extend(self.spec_lengths.iter().map(|&spec_length| Way {
+                    ways.extend(self.spec_lengths.iter().map(|&spec_length| BenchMode {
                         spec_length,
                         spec_topk,
                         acceptance,
@@ -219,7 +219,7 @@ impl Options {
         number: usize,
         prompt: &Prompt,
         temperature: f32,
-        way: Way,
+        way: BenchMode,
         scope: CacheScope,
     ) -> Request {
         let params = SamplingParams {
@@ -274,8 +274,8 @@ const WARM_UP_TOKENS: usize = 16;
 pub fn run(
     engine: &EngineHandle,
     text: Option<&Text>,
-    names: &Names,
-    options: &Options,
+    names: &ReportNames,
+    options: &BenchOptions,
 ) -> Result<()> {
     let bench = Bench {
         engine,
@@ -290,9 +290,9 @@ pub fn run(
     bench.warm_up()?;
     let subject = Subject::new(names, options);
     let report = if options.streams.is_empty() {
-        Report::new(subject, &bench.measure()?)
+        BenchReport::new(subject, &bench.measure()?)
     } else {
-        Report::of_loads(subject, bench.measure_streams()?)
+        BenchReport::of_loads(subject, bench.measure_streams()?)
     };
     if let Some(path) = &options.json {
         report.write(path)?;
@@ -303,7 +303,7 @@ pub fn run(
 
 /// The prompts of `file`, or random ones, without those that do not fit the context.
 fn load(
-    options: &Options,
+    options: &BenchOptions,
     file: Option<&Path>,
     text: Option<&Text>,
     engine: &EngineHandle,
@@ -340,18 +340,19 @@ fn load(
             "{skipped} of {before} prompts do not fit in {context} tokens and are skipped"
         ));
     }
-    match prompts.is_empty() {
-        true => Err(Error::setup("there are no prompts to measure")),
-        false => Ok(prompts),
+    if prompts.is_empty() {
+        Err(Error::setup("there are no prompts to measure"))
+    } else {
+        Ok(prompts)
     }
 }
 
 /// What is measured.
 struct Bench<'a> {
     engine: &'a EngineHandle,
-    options: &'a Options,
+    options: &'a BenchOptions,
     /// The modes; the first is plain decoding.
-    ways: Vec<Way>,
+    ways: Vec<BenchMode>,
     prompts: Vec<Prompt>,
     /// Prompts that are answered before, so that the tables know the answers.
     warm: Vec<Prompt>,
@@ -393,7 +394,7 @@ impl Bench<'_> {
     }
 
     /// Runs each prompt at each temperature in every mode; the order of the modes reverses each time.
-    fn measure(&self) -> Result<Vec<Pair>> {
+    fn measure(&self) -> Result<Vec<MeasuredPair>> {
         let (options, ways) = (self.options, &self.ways);
         let runs = ways.len() * self.prompts.len() * options.temperatures.len() * options.repeat;
         say(format_args!("{} prompts, {runs} runs", self.prompts.len()));
@@ -418,7 +419,7 @@ impl Bench<'_> {
                 }
                 let speculative = ways.iter().zip(&samples).skip(1);
                 pairs.extend(speculative.map(|(&way, speculative)| {
-                    Pair::new(prompt, temperature, way, &samples[0], speculative)
+                    MeasuredPair::new(prompt, temperature, way, &samples[0], speculative)
                 }));
             }
         }

@@ -15,7 +15,7 @@ use crate::model::Pooling;
 use crate::{bench, convert, generate, train};
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use flags::{Cli, CliCommand, Options};
+use flags::{Cli, CliCommand, CommonOptions};
 use std::ffi::OsString;
 use std::path::Path;
 
@@ -29,13 +29,13 @@ pub use speculation::{DrafterChoice, ModelChoice, TablesOptions};
 #[derive(Debug, Clone)]
 pub enum Command {
     Serve(Config),
-    Bench(Config, bench::Options),
-    Generate(Config, generate::Options),
+    Bench(Config, bench::BenchOptions),
+    Generate(Config, generate::GenerateOptions),
     Check(Config, CheckOptions),
     Chat(Partner, crate::chat::Options),
-    Distill(train::Options),
-    Convert(convert::Options),
-    Tokenizer(train::tokenizer::Options),
+    Distill(train::DistillOptions),
+    Convert(convert::ConvertOptions),
+    Tokenizer(train::tokenizer::TokenizerOptions),
 }
 
 /// The configuration of an engine and its server.
@@ -134,7 +134,7 @@ impl Command {
             }
             Some(CliCommand::Generate { options, generate }) => {
                 let config = options.validate()?;
-                let generate = generate::Options {
+                let generate = generate::GenerateOptions {
                     seed: config.load.seed,
                     // A second batch waits in the queue, so that a free slot is filled at once.
                     concurrency: config.engine.max_num_seqs.saturating_mul(2),
@@ -155,7 +155,7 @@ impl Command {
 
 impl Cli {
     /// The engine flags of the subcommand, or the top-level ones if it has none.
-    fn options(&self) -> &Options {
+    fn options(&self) -> &CommonOptions {
         match &self.command {
             Some(CliCommand::Serve(options)) => options,
             Some(
@@ -169,7 +169,7 @@ impl Cli {
     }
 }
 
-impl Options {
+impl CommonOptions {
     fn validate(mut self) -> Result<Config> {
         self.model = self.name.take().or(self.model);
         if self.model.is_none() {
@@ -289,7 +289,7 @@ fn default_served_name(model: &str) -> String {
     }
 }
 
-impl Options {
+impl CommonOptions {
     /// Whether another flag of the command line replaces the file's key `name`.
     fn replaces(&self, name: &str) -> bool {
         match name {

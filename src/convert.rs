@@ -5,7 +5,7 @@ use crate::console::say;
 use crate::error::{Error, Result};
 use crate::kernels::quant::BlockType;
 use crate::model::{
-    HeadConfig, HeadKind, LoadFormat, ModelConfig, ModelSource, Rope, names, safetensors_files,
+    HeadConfig, HeadKind, LoadFormat, ModelConfig, ModelSource, RopeSpec, names, safetensors_files,
 };
 use crate::text::Text;
 use candle_core::quantized::gguf_file::{self, Value};
@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 
 /// The flags of `foretoken convert`.
 #[derive(Debug, Clone, PartialEq, Args)]
-pub struct Options {
+pub struct ConvertOptions {
     /// Model: a Hugging Face id, or a folder with config.json, safetensors and tokenizer.json.
     #[arg(long)]
     pub model: String,
@@ -78,7 +78,7 @@ fn kinds() -> impl TypedValueParser<Value = GgmlDType> {
 /// # Errors
 /// `Setup`: the model is missing or not supported, or the file cannot be written. Then no new file
 /// remains and an existing one is unchanged.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &ConvertOptions) -> Result<()> {
     let (model, revision) = (&options.model, options.revision.as_deref());
     let ModelSource::Folder(folder) = ModelSource::resolve(model, revision, LoadFormat::Auto)?
     else {
@@ -159,7 +159,7 @@ fn write(file: &Path, metadata: &Metadata, tensors: &[(String, QTensor)]) -> Res
 }
 
 /// The metadata of a model's shape, as llama.cpp's `convert_hf_to_gguf.py` writes it.
-fn model_metadata(config: &ModelConfig, rope: &Rope, name: &str) -> Metadata {
+fn model_metadata(config: &ModelConfig, rope: &RopeSpec, name: &str) -> Metadata {
     let architecture = &config.architecture;
     let size = |key: &str, size: usize| (format!("{architecture}.{key}"), Value::U32(size as u32));
     let float = |key: &str, x: f32| (format!("{architecture}.{key}"), Value::F32(x));
@@ -189,7 +189,7 @@ fn model_metadata(config: &ModelConfig, rope: &Rope, name: &str) -> Metadata {
 fn tensors(
     folder: &Path,
     config: &ModelConfig,
-    rope: &Rope,
+    rope: &RopeSpec,
     kind: GgmlDType,
 ) -> Result<Vec<(String, QTensor)>> {
     let files = safetensors_files(folder)?;
@@ -220,7 +220,7 @@ fn tensors(
         tensors.push((gguf, QTensor::quantize(&tensor, kind)?));
     }
     if rope.scaling.is_some() {
-        let plain = Rope {
+        let plain = RopeSpec {
             scaling: None,
             ..rope.clone()
         };

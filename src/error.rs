@@ -244,9 +244,10 @@ pub fn json_words(message: &str) -> String {
         None => expected,
     };
     // A list with too few fields of a struct.
-    let found = match kind.is_some() && found.starts_with("invalid length") {
-        true => "invalid type: sequence",
-        false => found,
+    let found = if kind.is_some() && found.starts_with("invalid length") {
+        "invalid type: sequence"
+    } else {
+        found
     };
     let found = match found.split_once(": ") {
         Some((what, value)) => {

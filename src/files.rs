@@ -34,12 +34,11 @@ pub fn read_text(file: &Path) -> Result<String> {
     File::open(file)
         .and_then(|opened| opened.take(limit + 1).read_to_string(&mut text))
         .map_err(|e| Error::in_file(file, e))?;
-    match text.len() as u64 > limit {
-        true => {
-            let what = format!("it is over the limit of {limit} bytes");
-            Err(Error::in_file(file, what))
-        }
-        false => Ok(text),
+    if text.len() as u64 > limit {
+        let what = format!("it is over the limit of {limit} bytes");
+        Err(Error::in_file(file, what))
+    } else {
+        Ok(text)
     }
 }
 
@@ -48,9 +47,10 @@ pub fn read_text(file: &Path) -> Result<String> {
 /// # Errors
 /// As [`read_text`].
 pub fn read_text_if_any(file: &Path) -> Result<Option<String>> {
-    match file.exists() {
-        true => read_text(file).map(Some),
-        false => Ok(None),
+    if file.exists() {
+        read_text(file).map(Some)
+    } else {
+        Ok(None)
     }
 }
 
@@ -75,9 +75,10 @@ pub fn folder_of(path: &Path) -> &Path {
 
 /// The `config.json` in the folder `path`, or `path` itself if it is not a folder.
 pub fn config_of(path: &Path) -> std::path::PathBuf {
-    match path.is_dir() {
-        true => path.join("config.json"),
-        false => path.to_owned(),
+    if path.is_dir() {
+        path.join("config.json")
+    } else {
+        path.to_owned()
     }
 }
 

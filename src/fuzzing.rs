@@ -17,10 +17,10 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Tokenizer};
 
 /// What a fuzzer calls.
-pub type Target = fn(&[u8]);
+pub type FuzzTarget = fn(&[u8]);
 
 /// The targets by name, which is also that of their corpus.
-pub const TARGETS: [(&str, Target); 14] = [
+pub const TARGETS: [(&str, FuzzTarget); 14] = [
     ("chat", |bytes| check(read(&TEXT, bytes, Api::Chat))),
     ("completion", |bytes| {
         check(read(&TEXT, bytes, Api::Completion))

@@ -9,7 +9,7 @@ use crate::console::{Progress, say};
 use crate::engine::{EngineHandle, FinishReason, Request};
 use crate::error::{Error, Result};
 use crate::parse::{at_least_one, number, temperature, up_to};
-use crate::prompts::{self, Answer, Prompt};
+use crate::prompts::{self, CorpusAnswer, Prompt};
 use crate::sampling::{SamplingParams, mix};
 use crate::text::Text;
 use clap::Args;
@@ -24,7 +24,7 @@ use std::time::Instant;
 #[derive(Debug, Clone, PartialEq, Args)]
 #[command(next_help_heading = "Generate")]
 #[group(skip)]
-pub struct Options {
+pub struct GenerateOptions {
     /// JSON lines with "prompt", or "turns", whose first is the prompt.
     #[arg(long, value_name = "FILE")]
     pub prompts: PathBuf,
@@ -61,7 +61,7 @@ pub struct Options {
 /// # Errors
 /// `Setup`: the prompts, or a corpus that is invalid or cannot be read or written. `Internal`: the
 /// engine failed. Lines written before the error stay.
-pub fn run(engine: &EngineHandle, text: &Text, options: &Options) -> Result<()> {
+pub fn run(engine: &EngineHandle, text: &Text, options: &GenerateOptions) -> Result<()> {
     let mut prompts = prompts::from_file(&options.prompts, text)?;
     if let Some(limit) = options.limit_per_category {
         prompts::limit_categories(&mut prompts, limit);
@@ -106,7 +106,7 @@ pub fn run(engine: &EngineHandle, text: &Text, options: &Options) -> Result<()> 
 async fn generate_all(
     engine: &EngineHandle,
     text: &Text,
-    options: &Options,
+    options: &GenerateOptions,
     tasks: Vec<(usize, &Prompt, usize)>,
     corpus: &mut Corpus,
 ) -> Result<()> {
@@ -140,11 +140,11 @@ async fn generate_all(
 async fn answer(
     engine: &EngineHandle,
     text: &Text,
-    options: &Options,
+    options: &GenerateOptions,
     place: usize,
     prompt: &Prompt,
     sample: usize,
-) -> Result<Answer> {
+) -> Result<CorpusAnswer> {
     let room = engine.limits().max_model_len - prompt.tokens.len();
     let seed = mix(mix(mix(options.seed) ^ place as u64) ^ sample as u64);
     let events = engine.submit(Request {
@@ -164,7 +164,7 @@ async fn answer(
         Some(FinishReason::Stop { .. }) => (&ids[..ids.len() - 1], "stop"),
         _ => (&ids[..], "length"),
     };
-    Ok(Answer {
+    Ok(CorpusAnswer {
         id: prompt.id.clone(),
         category: prompt.category.clone(),
         sample,
@@ -202,7 +202,7 @@ impl Corpus {
         let complete_len = contents.rfind('\n').map_or(0, |end| end + 1);
         let mut done = HashSet::new();
         for (number, line) in (1..).zip(contents[..complete_len].lines()) {
-            let line: Answer = serde_json::from_str(line).map_err(|e| {
+            let line: CorpusAnswer = serde_json::from_str(line).map_err(|e| {
                 let what = "is no text of a corpus, choose another --out";
                 Error::in_file(path, format!("line {number} {what}: {e}"))
             })?;
@@ -223,7 +223,7 @@ impl Corpus {
     }
 
     /// Appends one line with a single write.
-    fn add(&mut self, line: &Answer) -> Result<()> {
+    fn add(&mut self, line: &CorpusAnswer) -> Result<()> {
         let mut json = serde_json::to_string(line)
             .map_err(|e| Error::internal(format!("a corpus line: {e}")))?;
         json.push('\n');

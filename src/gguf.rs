@@ -33,9 +33,9 @@ pub trait Reader: Read + Seek + Send {}
 impl<T: Read + Seek + Send> Reader for T {}
 
 /// The open files of a model.
-pub struct Parts(Vec<Box<dyn Reader>>);
+pub struct GgufParts(Vec<Box<dyn Reader>>);
 
-impl Parts {
+impl GgufParts {
     /// The bytes of a tensor of the model's header, which was checked: they are in its file.
     ///
     /// # Errors
@@ -78,14 +78,14 @@ impl GgufSource {
     ///
     /// # Errors
     /// `Setup`, naming the file, if it does not exist or is not GGUF, or parts are missing.
-    pub fn open(&self) -> Result<(Header, Parts)> {
+    pub fn open(&self) -> Result<(Header, GgufParts)> {
         let path = match self {
             Self::File(path) => path,
             Self::Embedded(model) => {
                 let mut reader = Cursor::new(model.bytes);
                 let header =
                     header::read(&mut reader).map_err(|e| Error::in_file(self.path(), e))?;
-                return Ok((header, Parts(vec![Box::new(reader)])));
+                return Ok((header, GgufParts(vec![Box::new(reader)])));
             }
         };
         let files = split::files(path)?;
@@ -112,7 +112,7 @@ impl GgufSource {
         let wanted = whole.metadata.get(SPLIT_TENSORS).and_then(natural);
         let found = whole.tensors.len() as u64;
         match wanted.filter(|&wanted| files.len() > 1 && wanted != found) {
-            None => Ok((whole, Parts(parts))),
+            None => Ok((whole, GgufParts(parts))),
             Some(wanted) => {
                 let what =
                     format!("its parts have {found} tensors, but {SPLIT_TENSORS} is {wanted}");
@@ -206,12 +206,13 @@ fn check_part(header: &Header, number: usize, count: usize) -> Result<(), String
         says(SPLIT_COUNT).unwrap_or(0),
         says(SPLIT_NUMBER).unwrap_or(0),
     );
-    match of.max(1) == count as u64 && at == number as u64 {
-        true => Ok(()),
-        false => Err(format!(
+    if of.max(1) == count as u64 && at == number as u64 {
+        Ok(())
+    } else {
+        Err(format!(
             "it is part {} of {of}: the files of a model must be named NAME-00001-of-{of:05}.gguf and so on",
             at.saturating_add(1)
-        )),
+        ))
     }
 }
 

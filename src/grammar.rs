@@ -18,7 +18,7 @@ pub use compiler::Compiler;
 pub use mask::Mask;
 pub use source::{GrammarSource, MAX_SOURCE_BYTES};
 pub use state::GrammarState;
-pub use vocabulary::Tokens;
+pub use vocabulary::GrammarTokens;
 
 #[cfg(test)]
 mod tests;

@@ -10,13 +10,13 @@ mod chat;
 mod check;
 #[path = "main/corpus.rs"]
 mod corpus;
-#[cfg(all(test, feature = "embedded-model"))]
-#[path = "main/death.rs"]
-mod death;
 #[path = "main/defaults.rs"]
 mod defaults;
 #[path = "main/drafts.rs"]
 mod drafts;
+#[cfg(all(test, feature = "embedded-model"))]
+#[path = "main/engine_crash.rs"]
+mod engine_crash;
 #[path = "main/load.rs"]
 mod load;
 #[path = "main/log.rs"]
@@ -80,7 +80,7 @@ fn run(command: &Command, log: &LineWriter) -> Result<()> {
         }
         Command::Bench(config, options) => {
             let loaded = load::load(config, options.row_penalty)?;
-            let names = bench::Names {
+            let names = bench::ReportNames {
                 model: config.served_model_name.clone(),
                 drafter: (config.drafter.as_ref()).map_or("nothing".into(), ToString::to_string),
                 device: loaded.device.into(),

@@ -20,7 +20,7 @@ pub struct Prompt {
 
 /// One line of a corpus, which `generate` writes and `distill` reads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Answer {
+pub struct CorpusAnswer {
     /// The prompt's id.
     #[serde(default)]
     pub id: String,

@@ -354,7 +354,7 @@ pub enum Purpose {
     /// Sampling a token that is not from the draft: from p, or from the residual of p.
     Sample = 3,
     /// The coupled draw of target and draft.
-    Race = 4,
+    GumbelMax = 4,
 }
 
 /// Random numbers that are addressed, not consumed: each is a pure function of the seed, the position of
@@ -377,7 +377,7 @@ impl Rng {
     /// The key of the random numbers with which [`choose`] and [`guess`] draw the token at
     /// [`Rng::position`]` + offset`.
     pub fn key(&self, offset: usize) -> u64 {
-        self.bits(offset, Purpose::Race, 0)
+        self.bits(offset, Purpose::GumbelMax, 0)
     }
 
     fn bits(&self, offset: usize, purpose: Purpose, sibling: usize) -> u64 {

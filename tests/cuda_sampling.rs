@@ -101,7 +101,7 @@ impl Row {
     fn draw(&self) -> u32 {
         match self.choice {
             TokenChoice::Quantile(uniform) => self.dist().sample(uniform),
-            TokenChoice::Race(_) => panic!("a race has no quantile"),
+            TokenChoice::GumbelMax(_) => panic!("a race has no quantile"),
         }
     }
 }
@@ -165,12 +165,12 @@ fn tokens_are_those_of_the_cpu() {
 fn races_are_those_of_the_cpu() {
     let gpu = gpu();
     for (count, siblings) in [(200, 0), (60, 1), (60, 3), (60, MAX_BEST)] {
-        let rows = rows(count, |rng| TokenChoice::Race(rng.key(siblings)));
+        let rows = rows(count, |rng| TokenChoice::GumbelMax(rng.key(siblings)));
         let processed = process_on(&gpu, &rows, siblings);
         let best = processed.read().unwrap();
         let ids: Vec<u32> = processed.ids().unwrap().to_vec1().unwrap();
         for (i, row) in rows.iter().enumerate() {
-            let TokenChoice::Race(key) = row.choice else {
+            let TokenChoice::GumbelMax(key) = row.choice else {
                 panic!("all rows are races");
             };
             let what = format!("row {i} of {siblings}: {:?}", row.sampler.params());
@@ -211,13 +211,13 @@ fn top_p_ends_at_the_same_token_on_host_and_gpu() {
         Row {
             logits,
             sampler: Sampler::new(params, &PROMPT),
-            choice: TokenChoice::Race(rng.key(0)),
+            choice: TokenChoice::GumbelMax(rng.key(0)),
         }
     };
     let rows: Vec<Row> = (0..40).map(row).collect();
     let best = process_on(&gpu, &rows, 0).read().unwrap();
     for (i, row) in rows.iter().enumerate() {
-        let TokenChoice::Race(key) = row.choice else {
+        let TokenChoice::GumbelMax(key) = row.choice else {
             panic!("all rows are races");
         };
         let drawn = choose(&row.logits, &row.sampler, key).unwrap();
@@ -229,7 +229,7 @@ fn top_p_ends_at_the_same_token_on_host_and_gpu() {
 #[test]
 fn races_and_quantiles_share_a_launch() {
     let gpu = gpu();
-    let mut rows = rows(6, |rng| TokenChoice::Race(rng.key(0)));
+    let mut rows = rows(6, |rng| TokenChoice::GumbelMax(rng.key(0)));
     for row in rows.iter_mut().step_by(2) {
         row.choice = TokenChoice::Quantile(0.3);
     }
@@ -237,7 +237,7 @@ fn races_and_quantiles_share_a_launch() {
     let best = processed.read().unwrap();
     for (i, row) in rows.iter().enumerate() {
         let want = match row.choice {
-            TokenChoice::Race(key) => choose(&row.logits, &row.sampler, key).unwrap(),
+            TokenChoice::GumbelMax(key) => choose(&row.logits, &row.sampler, key).unwrap(),
             TokenChoice::Quantile(_) => row.draw(),
         };
         assert_eq!(best.token(i), want, "row {i}");
@@ -263,7 +263,7 @@ fn races_and_quantiles_share_a_launch() {
 #[test]
 fn rows_that_are_not_finite_have_no_token() {
     let gpu = gpu();
-    let mut rows = rows(30, |rng| TokenChoice::Race(rng.key(0)));
+    let mut rows = rows(30, |rng| TokenChoice::GumbelMax(rng.key(0)));
     for (i, row) in rows.iter_mut().enumerate().step_by(3) {
         row.logits[i * 90] = [f32::NAN, f32::INFINITY][i % 2];
     }
@@ -272,7 +272,7 @@ fn rows_that_are_not_finite_have_no_token() {
         let best = processed.read().unwrap();
         let ids: Vec<u32> = processed.ids().unwrap().to_vec1().unwrap();
         for (i, row) in rows.iter().enumerate() {
-            let TokenChoice::Race(key) = row.choice else {
+            let TokenChoice::GumbelMax(key) = row.choice else {
                 panic!("all rows are races");
             };
             match choose(&row.logits, &row.sampler, key) {

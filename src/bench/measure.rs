@@ -1,6 +1,6 @@
 //! Runs one prompt once.
 
-use crate::engine::{Completion, EngineHandle, Request, SpecUsage, Stats};
+use crate::engine::{CollectedEvents, EngineHandle, Request, SpecUsage, Stats};
 use crate::error::{Error, Result};
 use std::ops::{AddAssign, Sub};
 use std::time::Instant;
@@ -83,7 +83,7 @@ pub fn generate(engine: &EngineHandle, mut request: Request) -> Result<Sample> {
     // token on; a step of prompt rows does not count anyway.
     let (started, cost) = (Instant::now(), Cost::so_far(engine.stats()));
     let mut events = engine.submit(request)?;
-    let mut completion = Completion::default();
+    let mut completion = CollectedEvents::default();
     let mut first = None;
     while completion.finish.is_none()
         && let Some(event) = events.blocking_recv()

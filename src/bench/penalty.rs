@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::kv::{KvShape, KvStore};
-use crate::model::{Batch, Model, ModelConfig, Output};
+use crate::model::{Batch, ForwardOutput, Model, ModelConfig};
 use candle_core::Device;
 use std::time::{Duration, Instant};
 
@@ -59,7 +59,7 @@ impl Model for RowPenalty {
         self.model.generates()
     }
 
-    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
+    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput> {
         let started = Instant::now();
         let output = self.model.forward(batch, kv)?;
         let wait = self.wait(batch.tokens.len(), started.elapsed());

@@ -4,7 +4,7 @@ mod loads;
 mod table;
 
 use super::measure::{Cost, Sample};
-use super::{Names, Options, Way};
+use super::{BenchMode, BenchOptions, ReportNames};
 use crate::engine::SpecUsage;
 use crate::error::{Error, Result};
 use crate::prompts::Prompt;
@@ -13,18 +13,18 @@ use serde::Serialize;
 use std::path::Path;
 use sysinfo::{CpuRefreshKind, RefreshKind, System};
 
-pub use loads::{Load, LoadFigures, Throughput};
+pub use loads::{LoadFigures, StreamLoad, Throughput};
 
 /// The runs of one prompt at one temperature: plain and in one speculative mode.
 #[derive(Debug, Clone)]
-pub struct Pair {
+pub struct MeasuredPair {
     category: String,
     temperature: f32,
-    way: Way,
+    way: BenchMode,
     plain: Timed,
     speculative: Timed,
     /// The text that speculation changed. `None` where texts may differ, too: see
-    /// [`Way::is_comparable`].
+    /// [`BenchMode::is_comparable`].
     differs: Option<Difference>,
 }
 
@@ -39,13 +39,13 @@ struct Timed {
     cost: Cost,
 }
 
-impl Pair {
+impl MeasuredPair {
     /// Summarizes the repeats, at least one per mode. Every repeat has the same tokens, since random
     /// numbers are addressed.
     pub fn new(
         prompt: &Prompt,
         temperature: f32,
-        way: Way,
+        way: BenchMode,
         plain: &[Sample],
         speculative: &[Sample],
     ) -> Self {
@@ -115,7 +115,7 @@ pub fn expected_speed_up(alpha: f64, k: usize, c: f64) -> f64 {
 
 /// Figures of a group of prompts at one temperature. A ratio without measurements is NaN, in JSON null.
 #[derive(Debug, Clone, Serialize)]
-pub struct Figures {
+pub struct GroupFigures {
     pub category: String,
     pub prompts: usize,
     /// Tokens decoded in the speculative runs after the first round.
@@ -146,12 +146,12 @@ pub struct Figures {
     pub measured_over_expected: f64,
 }
 
-impl Figures {
+impl GroupFigures {
     /// `spec_length` is the K of all `pairs`.
     fn of<'a>(
         category: &str,
         spec_length: usize,
-        pairs: impl IntoIterator<Item = &'a Pair>,
+        pairs: impl IntoIterator<Item = &'a MeasuredPair>,
     ) -> Self {
         let (mut plain, mut spec, mut prompts) = (Timed::default(), Timed::default(), 0);
         for pair in pairs {
@@ -211,7 +211,7 @@ pub struct Subject {
 
 impl Subject {
     /// Describes the run and this machine.
-    pub fn new(names: &Names, options: &Options) -> Self {
+    pub fn new(names: &ReportNames, options: &BenchOptions) -> Self {
         let cpus = RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing());
         let system = System::new_with_specifics(cpus);
         Self {
@@ -234,7 +234,7 @@ impl Subject {
 
 /// All results of `bench`.
 #[derive(Debug, Clone, Serialize)]
-pub struct Report {
+pub struct BenchReport {
     pub subject: Subject,
     pub temperatures: Vec<AtTemperature>,
     /// If several K were measured, the best one for each temperature and otherwise equal mode.
@@ -242,7 +242,7 @@ pub struct Report {
     pub best: Vec<Best>,
     /// If both acceptance rules were measured, their acceptance rates.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub rules: Vec<Rules>,
+    pub rules: Vec<RuleComparison>,
     /// Many requests at a time.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub loads: Vec<LoadFigures>,
@@ -253,17 +253,17 @@ pub struct Report {
 pub struct AtTemperature {
     pub temperature: f32,
     #[serde(flatten)]
-    pub(super) way: Way,
+    pub(super) way: BenchMode,
     /// In the order of the prompts file.
-    pub categories: Vec<Figures>,
-    pub overall: Figures,
+    pub categories: Vec<GroupFigures>,
+    pub overall: GroupFigures,
     /// Texts that speculation changed; must be empty. Not checked where texts may differ.
     pub differing: Vec<Difference>,
 }
 
 /// The acceptance rates of both rules in otherwise equal modes.
 #[derive(Debug, Clone, Serialize)]
-pub struct Rules {
+pub struct RuleComparison {
     pub temperature: f32,
     pub spec_length: usize,
     pub spec_topk: usize,
@@ -277,7 +277,7 @@ pub struct Rules {
 pub struct Best {
     pub temperature: f32,
     #[serde(flatten)]
-    pub(super) way: Way,
+    pub(super) way: BenchMode,
     pub speed_up: f64,
 }
 
@@ -303,18 +303,18 @@ fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
 
 impl AtTemperature {
     /// Groups `pairs`, all of one temperature and way, by category.
-    fn of(temperature: f32, way: Way, pairs: &[&Pair]) -> Self {
+    fn of(temperature: f32, way: BenchMode, pairs: &[&MeasuredPair]) -> Self {
         let k = way.spec_length;
         let figures = |name: &str| {
             let named = pairs.iter().filter(|pair| pair.category == name);
-            Figures::of(name, k, named.copied())
+            GroupFigures::of(name, k, named.copied())
         };
         let names = distinct(pairs.iter().map(|pair| pair.category.as_str()));
         Self {
             temperature,
             way,
             categories: names.into_iter().map(figures).collect(),
-            overall: Figures::of("overall", k, pairs.iter().copied()),
+            overall: GroupFigures::of("overall", k, pairs.iter().copied()),
             differing: pairs
                 .iter()
                 .filter_map(|pair| pair.differs.clone())
@@ -336,12 +336,13 @@ impl Best {
     }
 }
 
-impl Report {
+impl BenchReport {
     /// Groups `pairs` by temperature, way and category.
-    pub fn new(subject: Subject, pairs: &[Pair]) -> Self {
+    pub fn new(subject: Subject, pairs: &[MeasuredPair]) -> Self {
         let groups = distinct(pairs.iter().map(|pair| (pair.temperature, pair.way)));
         let temperatures = groups.into_iter().map(|(temperature, way)| {
-            let in_group = |pair: &&Pair| (pair.temperature, pair.way) == (temperature, way);
+            let in_group =
+                |pair: &&MeasuredPair| (pair.temperature, pair.way) == (temperature, way);
             let pairs: Vec<_> = pairs.iter().filter(in_group).collect();
             AtTemperature::of(temperature, way, &pairs)
         });
@@ -355,7 +356,7 @@ impl Report {
     }
 
     /// The report of runs with many requests at a time.
-    pub fn of_loads(subject: Subject, loads: Vec<Load>) -> Self {
+    pub fn of_loads(subject: Subject, loads: Vec<StreamLoad>) -> Self {
         Self {
             subject,
             temperatures: Vec::new(),
@@ -371,7 +372,7 @@ impl Report {
             let spec_length = 0;
             (
                 at.temperature,
-                Way {
+                BenchMode {
                     spec_length,
                     ..at.way
                 },
@@ -381,18 +382,18 @@ impl Report {
     }
 
     /// Compares the acceptance rules.
-    fn rules(&self) -> Vec<Rules> {
+    fn rules(&self) -> Vec<RuleComparison> {
         let coupled = self.temperatures.iter();
         let coupled = coupled.filter(|at| at.way.acceptance == Acceptance::Coupled);
         let rules = coupled.filter_map(|coupled| {
-            let way = Way {
+            let way = BenchMode {
                 acceptance: Acceptance::Rejection,
                 ..coupled.way
             };
             let same = |at: &&AtTemperature| (at.temperature, at.way) == (coupled.temperature, way);
             let rejection = self.temperatures.iter().find(same)?;
             let alphas = (coupled.overall.alpha, rejection.overall.alpha);
-            Some(Rules {
+            Some(RuleComparison {
                 temperature: coupled.temperature,
                 spec_length: way.spec_length,
                 spec_topk: way.spec_topk,

@@ -1,9 +1,9 @@
 //! Runs many requests at a time.
 
-use super::report::{Difference, Load, Throughput};
+use super::report::{Difference, StreamLoad, Throughput};
 use super::{Bench, Scopes, WARM_UP_TOKENS};
 use crate::console::say;
-use crate::engine::{Completion, EngineHandle, Request};
+use crate::engine::{CollectedEvents, EngineHandle, Request};
 use crate::error::{Error, Result};
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use std::cell::Cell;
@@ -21,7 +21,7 @@ const MIN_GROUP: usize = 8;
 impl Bench<'_> {
     /// Runs the prompts at each number of streams, at each temperature and in every mode. The prompts
     /// are divided into groups, and the modes take turns on each group.
-    pub(super) fn measure_streams(&self) -> Result<Vec<Load>> {
+    pub(super) fn measure_streams(&self) -> Result<Vec<StreamLoad>> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .build()
             .map_err(|e| Error::setup(format!("cannot start the runtime: {e}")))?;
@@ -42,14 +42,14 @@ impl Bench<'_> {
         streams: usize,
         temperature: f32,
         scopes: &mut Scopes,
-    ) -> Result<Vec<Load>> {
+    ) -> Result<Vec<StreamLoad>> {
         let size = (streams * REQUESTS_PER_STREAM).max(MIN_GROUP);
         let groups = self.prompts.len().div_ceil(size);
         // Every group has the full load, if need be with prompts that come again.
         let groups = (0..groups).map(|group| group * size..(group + 1) * size);
         let speculative = self.ways.iter().skip(1);
-        let mut loads: Vec<Load> = speculative
-            .map(|&way| Load::new(streams, temperature, way))
+        let mut loads: Vec<StreamLoad> = speculative
+            .map(|&way| StreamLoad::new(streams, temperature, way))
             .collect();
         let mut order: Vec<usize> = (0..self.ways.len()).rev().collect();
         for &way in &order {
@@ -59,7 +59,7 @@ impl Bench<'_> {
         }
         for group in groups {
             for _ in 0..self.options.repeat {
-                let mut runs: Vec<Option<Run>> = self.ways.iter().map(|_| None).collect();
+                let mut runs: Vec<Option<GroupRun>> = self.ways.iter().map(|_| None).collect();
                 for &way in &order {
                     let requests = self.group(group.clone(), temperature, way, scopes);
                     runs[way] = Some(run(self.engine, streams, requests).await?);
@@ -95,7 +95,13 @@ impl Bench<'_> {
         group.map(request).collect()
     }
 
-    fn add(&self, load: &mut Load, group: &Range<usize>, plain: &Run, speculative: &Run) {
+    fn add(
+        &self,
+        load: &mut StreamLoad,
+        group: &Range<usize>,
+        plain: &GroupRun,
+        speculative: &GroupRun,
+    ) {
         load.requests += group.len();
         load.plain += plain.busy;
         load.speculative += speculative.busy;
@@ -123,9 +129,9 @@ fn unequal(most: usize, number: usize) -> usize {
 }
 
 /// One group in one mode.
-struct Run {
+struct GroupRun {
     /// In the order of the requests.
-    completions: Vec<Completion>,
+    completions: Vec<CollectedEvents>,
     /// What came while all streams were busy.
     busy: Throughput,
 }
@@ -151,10 +157,10 @@ impl Meter {
     }
 
     /// Submits a request and waits for its end.
-    async fn run(&self, engine: &EngineHandle, request: Request) -> Result<Completion> {
+    async fn run(&self, engine: &EngineHandle, request: Request) -> Result<CollectedEvents> {
         self.waiting.set(self.waiting.get() - 1);
         let mut events = engine.submit(request)?;
-        let mut completion = Completion::default();
+        let mut completion = CollectedEvents::default();
         while completion.finish.is_none()
             && let Some(event) = events.recv().await
         {
@@ -178,7 +184,7 @@ impl Meter {
 }
 
 /// Runs `requests`, `streams` at a time.
-async fn run(engine: &EngineHandle, streams: usize, requests: Vec<Request>) -> Result<Run> {
+async fn run(engine: &EngineHandle, streams: usize, requests: Vec<Request>) -> Result<GroupRun> {
     let context = engine.limits().max_model_len;
     let meter = Meter::new(requests.len());
     let answers = stream::iter(requests.into_iter().enumerate());
@@ -189,8 +195,8 @@ async fn run(engine: &EngineHandle, streams: usize, requests: Vec<Request>) -> R
     });
     // In the order in which they end, so that a long text does not keep others from starting.
     let answers = answers.buffer_unordered(streams);
-    let answers: BTreeMap<usize, Completion> = answers.try_collect().await?;
-    Ok(Run {
+    let answers: BTreeMap<usize, CollectedEvents> = answers.try_collect().await?;
+    Ok(GroupRun {
         completions: answers.into_values().collect(),
         busy: meter.busy.get().unwrap_or_else(|| meter.so_far()),
     })

@@ -1,7 +1,7 @@
 //! The flags of `foretoken chat`: with a URL, only those of a client.
 
 use super::Config;
-use super::flags::{Cli, Options};
+use super::flags::{Cli, CommonOptions};
 use crate::chat::Endpoint;
 use crate::error::{Error, Result};
 use clap::CommandFactory;
@@ -38,7 +38,7 @@ pub fn is_url(name: &str) -> bool {
 ///
 /// # Errors
 /// `Setup`, naming a flag that would have no effect.
-pub fn partner(options: Options, args: &[OsString]) -> Result<Partner> {
+pub fn partner(options: CommonOptions, args: &[OsString]) -> Result<Partner> {
     let url = options.name.clone().filter(|name| is_url(name));
     for (id, flag) in given(args) {
         if url.is_some() && !OF_A_CLIENT.contains(&id.as_str()) {

@@ -1,6 +1,6 @@
 //! The TOML file of `--config`, whose keys become flags.
 
-use super::flags::Options;
+use super::flags::CommonOptions;
 use super::hints;
 use crate::error::{Error, Result};
 use crate::model::hub_gguf::HubFile;
@@ -15,7 +15,7 @@ const PATHS: [&str; 4] = ["model", "draft-model", "tables-corpus", "generation-c
 ///
 /// # Errors
 /// `Setup`, naming the file and all keys that are unknown, or the first value of a wrong type.
-pub fn args(path: &Path, written: &Options) -> Result<Vec<OsString>> {
+pub fn args(path: &Path, written: &CommonOptions) -> Result<Vec<OsString>> {
     let fail = |what: String| Error::in_file(path, what);
     let text = std::fs::read_to_string(path).map_err(|e| Error::in_file(path, e))?;
     let table: toml::Table = text.parse().map_err(|e: toml::de::Error| {
@@ -24,7 +24,7 @@ pub fn args(path: &Path, written: &Options) -> Result<Vec<OsString>> {
             .map_or(1, |s| text[..s.start].lines().count().max(1));
         fail(format!("line {line}: {}", e.message()))
     })?;
-    let command = Options::augment_args(clap::Command::new("foretoken"));
+    let command = CommonOptions::augment_args(clap::Command::new("foretoken"));
     let known = |name: &str| {
         let mut flags = command.get_arguments();
         flags.find(|flag| flag.get_long() == Some(name) && name != "config")
@@ -58,7 +58,7 @@ pub fn args(path: &Path, written: &Options) -> Result<Vec<OsString>> {
             .and_then(|flag| flag.get_num_args())
             .is_some_and(|count| count.max_values() > 1);
         let value = match value {
-            toml::Value::String(s) if PATHS.contains(&name.as_str()) => beside(path, &name, s),
+            toml::Value::String(s) if PATHS.contains(&name.as_str()) => relative_to(path, &name, s),
             toml::Value::String(s) => s,
             toml::Value::Integer(n) => n.to_string(),
             toml::Value::Boolean(b) => b.to_string(),
@@ -97,7 +97,7 @@ pub fn args(path: &Path, written: &Options) -> Result<Vec<OsString>> {
 
 /// `value` of the key `name`, in relation to the folder of the file if it is a relative path: a model is one
 /// if there is such a file or folder, or if it cannot be an id of the Hub.
-fn beside(file: &Path, name: &str, value: String) -> String {
+fn relative_to(file: &Path, name: &str, value: String) -> String {
     let folder = file
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty());

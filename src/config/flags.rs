@@ -27,7 +27,7 @@ pub struct Cli {
     #[command(subcommand)]
     pub command: Option<CliCommand>,
     #[command(flatten)]
-    pub options: Options,
+    pub options: CommonOptions,
 }
 
 /// The subcommands; serving is the default.
@@ -35,14 +35,14 @@ pub struct Cli {
 pub enum CliCommand {
     /// Serve (the default).
     #[command(args_override_self = true)]
-    Serve(#[command(flatten)] Box<Options>),
+    Serve(#[command(flatten)] Box<CommonOptions>),
     /// Chat in the terminal: with MODEL, which this process serves for it, or, if MODEL is a URL (http://...),
     /// with a server of OpenAI's API there. --model then names one of its models [default: the first], and the
     /// API key is --api-key or OPENAI_API_KEY.
     #[command(args_override_self = true)]
     Chat {
         #[command(flatten)]
-        options: Box<Options>,
+        options: Box<CommonOptions>,
         #[command(flatten)]
         chat: chat::Options,
     },
@@ -50,17 +50,17 @@ pub enum CliCommand {
     #[command(args_override_self = true)]
     Bench {
         #[command(flatten)]
-        options: Box<Options>,
+        options: Box<CommonOptions>,
         #[command(flatten)]
-        bench: bench::Options,
+        bench: bench::BenchOptions,
     },
     /// Generate the model's answers to prompts, many at once, and write them to a corpus.
     #[command(args_override_self = true)]
     Generate {
         #[command(flatten)]
-        options: Box<Options>,
+        options: Box<CommonOptions>,
         #[command(flatten)]
-        generate: generate::Options,
+        generate: generate::GenerateOptions,
     },
     /// Say what a model is, what it takes here and which drafts fit, or why it cannot be served; reads only
     /// headers.
@@ -69,17 +69,17 @@ pub enum CliCommand {
         #[command(flatten)]
         check: CheckOptions,
         #[command(flatten)]
-        options: Box<Options>,
+        options: Box<CommonOptions>,
     },
     /// Convert a folder of safetensors to one quantized GGUF file.
     #[command(args_override_self = true)]
-    Convert(#[command(flatten)] convert::Options),
+    Convert(#[command(flatten)] convert::ConvertOptions),
     /// Train a draft model for a target.
     #[command(args_override_self = true)]
-    Distill(#[command(flatten)] Box<train::Options>),
+    Distill(#[command(flatten)] Box<train::DistillOptions>),
     /// Train a tokenizer for a model that is trained from scratch.
     #[command(args_override_self = true)]
-    Tokenizer(#[command(flatten)] train::tokenizer::Options),
+    Tokenizer(#[command(flatten)] train::tokenizer::TokenizerOptions),
 }
 
 /// The flags of `foretoken check`.
@@ -92,7 +92,7 @@ pub struct CheckOptions {
 
 /// The flags that `serve`, `chat`, `bench`, `generate` and `check` share.
 #[derive(Debug, Clone, Args)]
-pub struct Options {
+pub struct CommonOptions {
     /// The model, as for --model.
     #[arg(value_name = "MODEL")]
     pub name: Option<String>,

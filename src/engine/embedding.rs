@@ -6,7 +6,7 @@ use std::ops::Range;
 /// Adds up hidden states as steps compute them. However a text is divided into steps, the sum has the same
 /// bits, also after a preemption: what is in it is not needed again.
 #[derive(Debug)]
-pub struct Pool {
+pub struct PooledStates {
     pooling: Pooling,
     /// Tokens whose hidden states are in the sum, from the first on.
     pooled: usize,
@@ -14,7 +14,7 @@ pub struct Pool {
     sum: Vec<f64>,
 }
 
-impl Pool {
+impl PooledStates {
     /// An empty one.
     pub fn new(pooling: Pooling) -> Self {
         Self {
@@ -74,7 +74,7 @@ mod tests {
     /// its predecessor's end is what a preemption computes again.
     fn embed(pooling: Pooling, ends: &[(usize, usize)]) -> Vec<f32> {
         let len = ends.last().expect("not empty").1;
-        let mut pool = Pool::new(pooling);
+        let mut pool = PooledStates::new(pooling);
         for &(start, end) in ends {
             assert!(start <= pool.max_cached());
             let needed = pool.needed(start..end, len);

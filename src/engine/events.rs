@@ -54,8 +54,8 @@ impl Events {
     ///
     /// # Errors
     /// The error with which the request failed.
-    pub async fn collect(mut self) -> Result<Completion> {
-        let mut all = Completion::default();
+    pub async fn collect(mut self) -> Result<CollectedEvents> {
+        let mut all = CollectedEvents::default();
         while all.finish.is_none()
             && let Some(event) = self.recv().await
         {
@@ -68,8 +68,8 @@ impl Events {
     ///
     /// # Errors
     /// See [`Events::collect`].
-    pub fn blocking_collect(mut self) -> Result<Completion> {
-        let mut all = Completion::default();
+    pub fn blocking_collect(mut self) -> Result<CollectedEvents> {
+        let mut all = CollectedEvents::default();
         while all.finish.is_none()
             && let Some(event) = self.blocking_recv()
         {
@@ -116,7 +116,7 @@ impl Events {
 
 /// The collected events of a request.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Completion {
+pub struct CollectedEvents {
     pub tokens: Vec<TokenOutput>,
     /// See [`Event::Prompt`].
     pub prompt: Vec<Option<TokenLogprobs>>,
@@ -129,7 +129,7 @@ pub struct Completion {
     pub cached_tokens: usize,
 }
 
-impl Completion {
+impl CollectedEvents {
     /// Adds the next event.
     ///
     /// # Errors

@@ -153,7 +153,7 @@ impl Default for EngineOptions {
 
 /// The limits that a request is checked against. All lengths are in tokens.
 #[derive(Debug, Clone)]
-pub struct Limits {
+pub struct RequestLimits {
     pub max_model_len: usize,
     pub vocab_size: usize,
     pub max_logprobs: usize,
@@ -175,30 +175,30 @@ pub(super) struct Submission {
     /// The tokens of a text that its receiver has ended.
     pub text_tokens: Arc<OnceLock<usize>>,
     pub arrived: Instant,
-    /// Its place in the queue.
-    pub place: Option<OwnedSemaphorePermit>,
+    /// The right to wait in the queue.
+    pub permit: Option<OwnedSemaphorePermit>,
     /// The request that it belongs to.
     pub group: u64,
     /// The cost of what its request has before it, in tokens.
-    pub ahead: u64,
+    pub tokens_before: u64,
 }
 
 /// A message to the engine thread.
-pub(super) enum Message {
+pub(super) enum EngineMessage {
     Submit(Box<Submission>),
-    /// A flag in [`Shared`] has changed: look.
+    /// A flag in [`EngineShared`] has changed: look.
     Wake,
     /// Forget the cached prefixes, then say so.
     ResetPrefixCache(oneshot::Sender<()>),
 }
 
-pub(super) struct Shared {
-    pub limits: Limits,
+pub(super) struct EngineShared {
+    pub limits: RequestLimits,
     pub stats: Arc<Stats>,
     /// The number of the next request.
     pub next_group: AtomicU64,
-    /// Places in the queue. A request holds one until it is first admitted, or ends.
-    pub places: Arc<Semaphore>,
+    /// The rights to wait in the queue. A request holds one until it is first admitted, or ends.
+    pub permits: Arc<Semaphore>,
     /// Refuses new requests; the thread ends when the accepted ones are done.
     pub draining: AtomicBool,
     /// The thread ends now and drops running requests.
@@ -211,8 +211,8 @@ pub(super) struct Shared {
 /// engine finishes its requests and ends.
 #[derive(Clone)]
 pub struct EngineHandle {
-    pub(super) sender: Sender<Message>,
-    pub(super) shared: Arc<Shared>,
+    pub(super) sender: Sender<EngineMessage>,
+    pub(super) shared: Arc<EngineShared>,
 }
 
 impl EngineHandle {
@@ -249,20 +249,20 @@ impl EngineHandle {
             ));
         }
         let full = |_| {
-            let waiting = max - shared.places.available_permits();
+            let waiting = max - shared.permits.available_permits();
             let message = format!(
                 "the queue is full: {waiting} requests are waiting, at most {max} may; try again later"
             );
             Error::request(RequestErrorKind::QueueFull, None, message)
         };
-        let places = shared.places.clone();
-        let mut places = places.try_acquire_many_owned(count as u32).map_err(full)?;
+        let permits = shared.permits.clone();
+        let mut permits = permits.try_acquire_many_owned(count as u32).map_err(full)?;
         if requests.iter().all(|request| request.pooling.is_none()) {
             shared.stats.requests.n.observe(count as f64);
         }
         let arrived = Instant::now();
         let group = shared.next_group.fetch_add(1, Ordering::Relaxed);
-        let mut ahead = 0;
+        let mut tokens_before = 0;
         requests
             .into_iter()
             .map(|request| {
@@ -277,13 +277,13 @@ impl EngineHandle {
                     events,
                     text_tokens: text_tokens.clone(),
                     arrived,
-                    place: places.split(1),
+                    permit: permits.split(1),
                     group,
-                    ahead,
+                    tokens_before,
                 };
-                ahead += cost;
+                tokens_before += cost;
                 self.sender
-                    .send(Message::Submit(Box::new(submission)))
+                    .send(EngineMessage::Submit(Box::new(submission)))
                     .map_err(|_| self.gone())?;
                 Ok(Events::new(receiver, shared.stats.clone(), text_tokens))
             })
@@ -297,12 +297,12 @@ impl EngineHandle {
     /// `ShuttingDown`, or the reason why the thread has ended.
     pub async fn reset_prefix_cache(&self) -> Result<()> {
         let (done, is_done) = oneshot::channel();
-        (self.sender.send(Message::ResetPrefixCache(done))).map_err(|_| self.gone())?;
+        (self.sender.send(EngineMessage::ResetPrefixCache(done))).map_err(|_| self.gone())?;
         is_done.await.map_err(|_| self.gone())
     }
 
     /// The limits that requests are checked against.
-    pub fn limits(&self) -> &Limits {
+    pub fn limits(&self) -> &RequestLimits {
         &self.shared.limits
     }
 
@@ -320,7 +320,7 @@ impl EngineHandle {
     pub fn drain(&self) {
         self.shared.draining.store(true, Ordering::SeqCst);
         // The thread may be idle and asleep. If it has ended, the send fails harmlessly.
-        let _ = self.sender.send(Message::Wake);
+        let _ = self.sender.send(EngineMessage::Wake);
     }
 
     /// Ends the thread after the step in flight; running requests receive `Failed`.
@@ -356,7 +356,7 @@ impl EngineHandle {
     }
 }
 
-impl Limits {
+impl RequestLimits {
     /// Checks a request against the engine's limits; the caller checks the ranges of sampling
     /// fields.
     ///

@@ -17,7 +17,7 @@ use crate::model::Model;
 use crate::sampling::Acceptance;
 use crate::spec::{BudgetMode, Drafter, SeqId, SpeculativeRunner, StepResult};
 use chunk::PromptChunk;
-use handle::{Message, Shared, Submission};
+use handle::{EngineMessage, EngineShared, Submission};
 use scheduler::{ScheduledSequence, Scheduler};
 use sequence::Sequence;
 use std::any::Any;
@@ -30,13 +30,13 @@ use step::{Stepped, committed, emit, no_token, step_inputs};
 use tokio::sync::{Semaphore, watch};
 
 pub use crate::sampling::TokenLogprobs;
-pub use events::{Completion, Events};
+pub use events::{CollectedEvents, Events};
 pub use handle::{
-    EngineHandle, EngineOptions, Limits, MAX_LOGIT_BIASES, MAX_STOP_TOKEN_IDS, SpecLimits,
+    EngineHandle, EngineOptions, MAX_LOGIT_BIASES, MAX_STOP_TOKEN_IDS, RequestLimits, SpecLimits,
     StepLimits,
 };
 pub use request::{
-    Event, FinishReason, Request, Round, SequenceEnd, SpecUsage, TokenOutput, Watch,
+    EndObserver, Event, FinishReason, Request, SequenceEnd, SpecUsage, TokenOutput, VerifiedDraft,
 };
 pub use stats::{RequestTimes, Stats};
 
@@ -47,8 +47,8 @@ const MIN_PROMPT_TOKENS: usize = 1 << 17;
 
 /// The thread's state: waiting and running sequences, and the models.
 struct Engine {
-    inbox: Receiver<Message>,
-    shared: Arc<Shared>,
+    inbox: Receiver<EngineMessage>,
+    shared: Arc<EngineShared>,
     scheduler: Scheduler,
     runner: SpeculativeRunner,
     spec: SpecLimits,
@@ -127,7 +127,7 @@ fn build(
     }
     // The semaphore's permits are acquired as 32-bit counts.
     let max_waiting = options.max_waiting.min(u32::MAX as usize);
-    let limits = Limits {
+    let limits = RequestLimits {
         max_model_len,
         vocab_size: config.vocab_size,
         max_logprobs: options.max_logprobs,
@@ -139,11 +139,11 @@ fn build(
         generates: target.generates(),
         embedding_size: config.hidden_size,
     };
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(EngineShared {
         limits,
         stats: Arc::new(Stats::new(&options.model_name)),
         next_group: AtomicU64::new(0),
-        places: Arc::new(Semaphore::new(max_waiting)),
+        permits: Arc::new(Semaphore::new(max_waiting)),
         draining: AtomicBool::new(false),
         aborting: AtomicBool::new(false),
         ended: watch::Sender::new(None),
@@ -279,9 +279,9 @@ impl Engine {
                 Ok(message) => Some(message),
             };
             match message {
-                Some(Message::Submit(submission)) => self.enqueue(*submission),
-                Some(Message::Wake) => {}
-                Some(Message::ResetPrefixCache(done)) => {
+                Some(EngineMessage::Submit(submission)) => self.enqueue(*submission),
+                Some(EngineMessage::Wake) => {}
+                Some(EngineMessage::ResetPrefixCache(done)) => {
                     self.reset_prefix_cache();
                     // Whoever asked may be gone.
                     let _ = done.send(());
@@ -348,7 +348,7 @@ impl Engine {
                 }
                 Err(reason) => {
                     self.shared.stats.note_no_token(reason);
-                    sequence.tell(Event::Failed(no_token(reason)));
+                    sequence.queue_event(Event::Failed(no_token(reason)));
                     Some("error")
                 }
             };
@@ -367,7 +367,7 @@ impl Engine {
     fn end(&mut self, mut sequence: Sequence) {
         let id = sequence.state.id;
         self.guard("the end of a sequence", |engine| engine.runner.end(id));
-        sequence.place = None;
+        sequence.permit = None;
         let stats = &self.shared.stats;
         let seconds = sequence.arrived.elapsed().as_secs_f64();
         stats.e2e_request_latency.observe(seconds);
@@ -457,7 +457,7 @@ impl Engine {
     fn fail(&mut self, which: impl FnMut(&Sequence) -> bool, error: &Error, reason: &'static str) {
         for mut sequence in self.scheduler.remove(which) {
             if sequence.ended.is_none() {
-                sequence.tell(Event::Failed(error.clone()));
+                sequence.queue_event(Event::Failed(error.clone()));
                 sequence.ended = Some(reason);
             }
             self.end(sequence);
@@ -519,7 +519,7 @@ impl Engine {
         let has_prefix_cache = self.scheduler.has_prefix_cache();
         for planned in plan {
             let sequence = &mut self.scheduler.running[planned.index];
-            if sequence.place.take().is_some() {
+            if sequence.permit.take().is_some() {
                 let tokens = sequence.state.prompt_len as u64;
                 stats.prompt_tokens.inc_by(tokens);
                 if has_prefix_cache {
@@ -563,7 +563,7 @@ impl Engine {
         if let Some(speculation) = self.runner.speculation() {
             self.shared.stats.note_draft_cost(speculation.cost());
             self.shared.stats.spec_speed_up.set(speculation.speed_up());
-            self.shared.stats.note_refused(speculation.refused());
+            self.shared.stats.note_pruned(speculation.pruned());
         }
     }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 /// A place in the queue, lower first: the start tag in tokens, then the order of arrival.
-pub type Place = (u64, SeqId);
+pub type QueueKey = (u64, SeqId);
 
 /// The waiting sequences in the order of start-time fair queueing (Goyal, Vin, Cheng 1996, section 2), whose
 /// flows are the requests.
@@ -16,7 +16,7 @@ pub type Place = (u64, SeqId);
 /// sequence come in the order of their arrival, and those of many let others go between.
 #[derive(Debug, Default)]
 pub struct Queue {
-    sequences: BTreeMap<Place, Sequence>,
+    sequences: BTreeMap<QueueKey, Sequence>,
     /// The virtual time, in tokens.
     now: u64,
 }
@@ -24,7 +24,7 @@ pub struct Queue {
 impl Queue {
     /// Adds a sequence that has arrived.
     pub fn push(&mut self, mut sequence: Sequence) {
-        sequence.start = self.now + sequence.ahead;
+        sequence.start = self.now + sequence.tokens_before;
         self.put_back(sequence);
     }
 
@@ -35,19 +35,19 @@ impl Queue {
     }
 
     /// The first place after `place`; `None` = the first of all.
-    pub fn after(&self, place: Option<Place>) -> Option<Place> {
+    pub fn after(&self, place: Option<QueueKey>) -> Option<QueueKey> {
         let from = place.map_or(Bound::Unbounded, Bound::Excluded);
         let mut rest = self.sequences.range((from, Bound::Unbounded));
         rest.next().map(|(&place, _)| place)
     }
 
     /// The sequence at `place`.
-    pub fn get(&self, place: Place) -> Option<&Sequence> {
+    pub fn get(&self, place: QueueKey) -> Option<&Sequence> {
         self.sequences.get(&place)
     }
 
     /// The sequence at `place`.
-    pub fn get_mut(&mut self, place: Place) -> Option<&mut Sequence> {
+    pub fn get_mut(&mut self, place: QueueKey) -> Option<&mut Sequence> {
         self.sequences.get_mut(&place)
     }
 
@@ -57,7 +57,7 @@ impl Queue {
     }
 
     /// Takes out the sequence at `place`, which is admitted.
-    pub fn take(&mut self, place: Place) -> Option<Sequence> {
+    pub fn take(&mut self, place: QueueKey) -> Option<Sequence> {
         self.now = self.now.max(place.0);
         self.sequences.remove(&place)
     }
@@ -77,7 +77,7 @@ impl Queue {
         // The queue may be long, and nearly always nobody in it is gone.
         let waiting = self.sequences.iter();
         let left = waiting.filter(|(_, sequence)| gone(sequence));
-        let left: Vec<Place> = left.map(|(&place, _)| place).collect();
+        let left: Vec<QueueKey> = left.map(|(&place, _)| place).collect();
         let take = |place| self.sequences.remove(place);
         left.iter().filter_map(take).collect()
     }

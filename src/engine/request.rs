@@ -52,7 +52,7 @@ pub struct Request {
     /// right for all callers but `bench`.
     pub synthetic_acceptance: Option<f64>,
     /// Who wants to know what became of it, besides the receiver of its events, who may leave before.
-    pub watch: Option<Arc<dyn Watch>>,
+    pub watch: Option<Arc<dyn EndObserver>>,
 }
 
 impl Request {
@@ -68,7 +68,7 @@ impl Request {
 }
 
 /// Is told of the end of a sequence.
-pub trait Watch: Debug + Send + Sync {
+pub trait EndObserver: Debug + Send + Sync {
     /// Called once, by the engine's thread, which waits for it.
     fn ended(&self, end: SequenceEnd);
 }
@@ -94,20 +94,20 @@ pub struct TokenOutput {
 
 /// What was drafted in a round, and how much of it was accepted.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Round {
+pub struct VerifiedDraft {
     pub draft: Draft,
     /// The accepted nodes, from the root down. The tokens of the round are those of the path and one of the
     /// target, unless the text ends before.
     pub path: Vec<usize>,
 }
 
-impl Round {
+impl VerifiedDraft {
     /// Where token `i` of the round came from; `None` = it is the target's own.
     pub fn source(&self, i: usize) -> Option<Source> {
         self.path.get(i).map(|&node| self.draft.sources[node])
     }
 
-    /// Whether the target's own token replaces a draft token that was refused at its place.
+    /// Whether the target's own token replaces a draft token that the target rejected there.
     pub fn is_corrected(&self) -> bool {
         self.draft
             .children(self.path.last().copied())
@@ -186,7 +186,7 @@ pub enum Event {
     Tokens {
         tokens: Vec<TokenOutput>,
         /// The round's draft, if the request has [`Request::include_rounds`].
-        round: Option<Box<Round>>,
+        round: Option<Box<VerifiedDraft>>,
         finish: Option<FinishReason>,
         /// Totals up to and including this round.
         spec: SpecUsage,

@@ -147,13 +147,15 @@ impl Scheduler {
             decoding.split_at(decoding.partition_point(|&i| running[i].state.id < self.next));
         let chunk = self.prompt_chunk.rows();
         let is_short = |&index: &usize| running[index].pending() <= chunk;
-        let chunk = match decoding.is_empty() {
-            false => chunk,
+        let chunk = if !decoding.is_empty() {
+            chunk
+        } else if prompts.iter().all(is_short) {
             // None of them waits for more than others like it, and together they make a full batch.
-            true if prompts.iter().all(is_short) => self.max_num_batched_tokens,
-            true => self.prompt_chunk.rows_alone(),
+            self.max_num_batched_tokens
+        } else {
+            self.prompt_chunk.rows_alone()
         };
-        let mut share = Share {
+        let mut share = StepRows {
             running,
             rows: self.max_num_batched_tokens,
             scored: self.limits.scored_rows,
@@ -192,7 +194,7 @@ impl Scheduler {
 }
 
 /// The remaining rows of a step, and the rows already assigned.
-struct Share<'a> {
+struct StepRows<'a> {
     running: &'a [Sequence],
     rows: usize,
     /// Remaining rows of prompt log-probabilities.
@@ -200,7 +202,7 @@ struct Share<'a> {
     plan: Vec<ScheduledSequence>,
 }
 
-impl Share<'_> {
+impl StepRows<'_> {
     /// Assigns rows to decoding sequences in this order; returns the first one that does not fit.
     fn decoding(&mut self, indices: &[usize]) -> Option<SeqId> {
         let full = indices.iter().find(|&&index| self.give(index, 1) == 0);

@@ -1,8 +1,10 @@
 //! The state of one request: tokens, lengths, finish.
 
-use super::embedding::Pool;
+use super::embedding::PooledStates;
 use super::handle::{SpecLimits, Submission};
-use super::request::{Event, FinishReason, Round, SpecUsage, TokenOutput, Watch, queue_cost};
+use super::request::{
+    EndObserver, Event, FinishReason, SpecUsage, TokenOutput, VerifiedDraft, queue_cost,
+};
 use crate::kv::BlockTable;
 use crate::sampling::{Acceptance, Sampler, TokenLogprobs};
 use crate::spec::{SeqId, SequenceState, Source, StepInput, StepOutput};
@@ -21,13 +23,13 @@ pub struct Sequence {
     /// What log lines call its request.
     pub name: Option<Arc<str>>,
     /// Is told of its end.
-    pub watch: Option<Arc<dyn Watch>>,
+    pub watch: Option<Arc<dyn EndObserver>>,
     /// Maximum number of output tokens; fits the context.
     pub max_tokens: usize,
     /// The request that it belongs to; a request may make several sequences.
     pub group: u64,
     /// What its request has before it in the queue, in tokens.
-    pub ahead: u64,
+    pub tokens_before: u64,
     /// Its start tag in the queue, in tokens.
     pub start: u64,
     /// The cost of those who were admitted before it although they came later, in tokens.
@@ -39,7 +41,7 @@ pub struct Sequence {
     /// Scores of the prompt so far.
     prompt_scores: Vec<Option<TokenLogprobs>>,
     /// The embedding so far, if it asks for one.
-    pool: Option<Pool>,
+    pool: Option<PooledStates>,
     /// Whether its events carry their rounds.
     include_rounds: bool,
     pub usage: SpecUsage,
@@ -52,8 +54,8 @@ pub struct Sequence {
     pub first_token: Option<Instant>,
     /// When the last token was sent.
     pub last_token: Option<Instant>,
-    /// Its place in the queue; released when the request is first admitted to the batch.
-    pub place: Option<OwnedSemaphorePermit>,
+    /// The right to wait in the queue; released when the request is first admitted to the batch.
+    pub permit: Option<OwnedSemaphorePermit>,
     /// Why it ends, as log lines call it; `None` while it goes on.
     pub ended: Option<&'static str>,
     /// What the next [`Sequence::flush`] sends.
@@ -85,7 +87,7 @@ impl Sequence {
             watch: request.watch,
             max_tokens: request.max_tokens.unwrap_or(max_model_len - prompt_len),
             group: submission.group,
-            ahead: submission.ahead,
+            tokens_before: submission.tokens_before,
             start: 0,
             overtaken: 0,
             is_guest: false,
@@ -95,7 +97,7 @@ impl Sequence {
                 topk: request.spec_topk.unwrap_or(spec.topk).min(spec.topk),
             },
             prompt_scores: Vec::from_iter(request.prompt_logprobs.map(|_| None)),
-            pool: request.pooling.map(Pool::new),
+            pool: request.pooling.map(PooledStates::new),
             include_rounds: request.include_rounds,
             state: SequenceState {
                 id,
@@ -116,7 +118,7 @@ impl Sequence {
             admitted: None,
             first_token: None,
             last_token: None,
-            place: submission.place,
+            permit: submission.permit,
             ended: None,
             outbox: Vec::new(),
             events: submission.events,
@@ -160,7 +162,7 @@ impl Sequence {
     fn unpooled(&self, rows: usize) -> Range<usize> {
         let (start, len) = (self.state.kv_len, self.state.tokens.len());
         let computed = start..start + rows;
-        let needed = |pool: &Pool| pool.needed(computed.clone(), len);
+        let needed = |pool: &PooledStates| pool.needed(computed.clone(), len);
         self.pool.as_ref().map_or(start..start, needed)
     }
 
@@ -231,7 +233,7 @@ impl Sequence {
     }
 
     /// Queues an event for the next [`Sequence::flush`].
-    pub fn tell(&mut self, event: Event) {
+    pub fn queue_event(&mut self, event: Event) {
         self.outbox.push(event);
     }
 
@@ -261,7 +263,7 @@ impl Sequence {
         }
         let sampled = output.tokens.len();
         self.state.kv_len += rows + sampled.saturating_sub(1);
-        self.tell_prompt_scores();
+        self.queue_prompt_scores();
         if sampled == 0 {
             return (0, self.finish_without_tokens());
         }
@@ -278,11 +280,11 @@ impl Sequence {
         let state = &mut self.state;
         output.tokens[..kept].iter().for_each(|&id| state.push(id));
         state.kv_len = state.kv_len.min(state.tokens.len() - 1);
-        let round = self.include_rounds.then(|| Round {
+        let round = self.include_rounds.then(|| VerifiedDraft {
             draft: output.draft,
             path: output.path,
         });
-        self.tell(Event::Tokens {
+        self.queue_event(Event::Tokens {
             tokens: outputs,
             round: round.map(Box::new),
             finish,
@@ -345,13 +347,13 @@ impl Sequence {
         (new.len().min(room), finish)
     }
 
-    fn tell_prompt_scores(&mut self) {
+    fn queue_prompt_scores(&mut self) {
         // True exactly once: the step that completes the prompt also samples the first token, or
         // ends.
         let state = &self.state;
         let complete = state.kv_len >= state.prompt_len && state.output_len() == 0;
         if complete && state.prompt_logprobs.is_some() {
-            self.tell(Event::Prompt(self.prompt_scores.clone()));
+            self.queue_event(Event::Prompt(self.prompt_scores.clone()));
         }
     }
 
@@ -361,7 +363,7 @@ impl Sequence {
         }
         let finish = Some(FinishReason::Length);
         let cached_tokens = self.cached_tokens;
-        self.tell(match &self.pool {
+        self.queue_event(match &self.pool {
             Some(pool) => Event::Embedding {
                 values: pool.embedding(self.state.prompt_len),
                 cached_tokens,

@@ -51,7 +51,7 @@ pub struct Stats {
     pub spec_draft_by_source: IntCounterVec,
     pub spec_accepted_by_source: IntCounterVec,
     /// Proposed draft tokens that the budget did not verify.
-    pub spec_refused_tokens: IntCounter,
+    pub spec_pruned_tokens: IntCounter,
     /// Current estimate of tokens per second over those of plain decoding.
     pub spec_speed_up: Gauge,
     /// 1 once the drafter has panicked: then there are no more drafts.
@@ -133,7 +133,7 @@ impl Stats {
         registry
             .register(Box::new(ProcessCollector::for_self()))
             .expect("names are distinct");
-        let make = Maker(&registry);
+        let make = MetricFactory(&registry);
         Self {
             requests_running: make.int_gauge("num_requests_running", "Requests in the batch"),
             requests_waiting: make.int_gauge("num_requests_waiting", "Requests in the queue"),
@@ -199,7 +199,7 @@ impl Stats {
                 "Draft tokens accepted, by where they come from",
                 "source",
             ),
-            spec_refused_tokens: make.counter(
+            spec_pruned_tokens: make.counter(
                 "spec_decode_num_refused_tokens_total",
                 "Draft tokens that the budget did not verify",
             ),
@@ -224,7 +224,7 @@ impl Stats {
 }
 
 impl RequestStats {
-    fn new(make: &Maker<'_>) -> Self {
+    fn new(make: &MetricFactory<'_>) -> Self {
         let seconds = |name: &str, help: &str| make.histogram(name, help);
         let tokens = |name: &str, help: &str| make.histogram_of(name, help, TOKEN_BUCKETS);
         Self {
@@ -301,7 +301,7 @@ impl Stats {
             .const_label("num_gpu_blocks", num_blocks)
             .const_label("block_size", block_size)
             .const_label("enable_prefix_caching", caching);
-        Maker(&self.registry)
+        MetricFactory(&self.registry)
             .register(Gauge::with_opts(options))
             .set(1.0);
     }
@@ -358,9 +358,9 @@ impl Stats {
         }
     }
 
-    /// Sets the number of refused draft tokens to `total`.
-    pub(super) fn note_refused(&self, total: u64) {
-        let counter = &self.spec_refused_tokens;
+    /// Sets the number of pruned draft tokens to `total`.
+    pub(super) fn note_pruned(&self, total: u64) {
+        let counter = &self.spec_pruned_tokens;
         counter.inc_by(total.saturating_sub(counter.get()));
     }
 
@@ -376,9 +376,9 @@ impl Stats {
 }
 
 /// Creates and registers metrics with the prefix `foretoken:`.
-struct Maker<'a>(&'a Registry);
+struct MetricFactory<'a>(&'a Registry);
 
-impl Maker<'_> {
+impl MetricFactory<'_> {
     fn register<M: prometheus::core::Collector + Clone + 'static>(
         &self,
         metric: prometheus::Result<M>,

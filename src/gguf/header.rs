@@ -87,9 +87,10 @@ impl<R: Read> Bytes<'_, R> {
     }
 
     fn length(&mut self) -> Read1<u64> {
-        match self.short {
-            true => Ok(self.u32()?.into()),
-            false => self.u64(),
+        if self.short {
+            Ok(self.u32()?.into())
+        } else {
+            self.u64()
         }
     }
 
@@ -99,9 +100,10 @@ impl<R: Read> Bytes<'_, R> {
         if count > max {
             return Err(format!("it has {count} {what}; up to {max} are supported"));
         }
-        match count.saturating_mul(bytes) > self.left {
-            true => Err(format!("it has no room for {count} {what}")),
-            false => Ok(count),
+        if count.saturating_mul(bytes) > self.left {
+            Err(format!("it has no room for {count} {what}"))
+        } else {
+            Ok(count)
         }
     }
 
@@ -283,9 +285,10 @@ fn check(place: &TensorPlace, available: u64) -> Read1<()> {
     }
     let bytes = (elements / kind.block_size()).checked_mul(kind.type_size());
     let end = bytes.and_then(|bytes| place.offset.checked_add(bytes as u64));
-    match end.is_some_and(|end| end <= available) {
-        true => Ok(()),
-        false => Err(format!("its shape {dims:?} is more than the file has")),
+    if end.is_some_and(|end| end <= available) {
+        Ok(())
+    } else {
+        Err(format!("its shape {dims:?} is more than the file has"))
     }
 }
 

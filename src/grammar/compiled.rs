@@ -61,10 +61,11 @@ impl Grammar {
 
     /// Bytes of its lexer, approximately.
     pub(super) fn bytes(&self) -> usize {
-        match self.has_failed() {
+        if self.has_failed() {
             // A panic may have left the lexer locked for ever.
-            true => 0,
-            false => lock(&self.0.parser).parser.lexer_stats().num_bytes,
+            0
+        } else {
+            lock(&self.0.parser).parser.lexer_stats().num_bytes
         }
     }
 }

@@ -4,7 +4,7 @@ use super::compiled::{Grammar, lock};
 use super::place;
 use super::source::GrammarSource;
 use super::state::GrammarState;
-use super::vocabulary::{Tokens, vocabulary};
+use super::vocabulary::{GrammarTokens, vocabulary};
 use crate::error::{Error, Result, caught_here};
 use llguidance::ParserFactory;
 use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
@@ -21,14 +21,14 @@ const STACK_BYTES: usize = 64 << 20;
 
 /// Compiles grammars for one tokenizer. What it needs of the vocabulary is built with the first grammar.
 pub struct Compiler {
-    tokens: Arc<dyn Tokens>,
+    tokens: Arc<dyn GrammarTokens>,
     factory: OnceLock<Option<ParserFactory>>,
     /// Those used last at the end.
-    kept: Mutex<VecDeque<Kept>>,
+    kept: Mutex<VecDeque<CachedOutcome>>,
 }
 
 /// A source that was asked for.
-struct Kept {
+struct CachedOutcome {
     /// The source as llguidance reads it.
     key: String,
     /// Set by the first request that asks for it. Equal ones wait, others do not.
@@ -39,7 +39,7 @@ struct Kept {
 /// fault is ours.
 type Outcome = Result<Result<Grammar, String>>;
 
-impl Kept {
+impl CachedOutcome {
     fn grammar(&self) -> Option<&Grammar> {
         self.outcome.get()?.as_ref().ok()?.as_ref().ok()
     }
@@ -56,7 +56,7 @@ impl Kept {
 
 impl Compiler {
     /// A compiler for the vocabulary of `tokens`.
-    pub fn new(tokens: Arc<dyn Tokens>) -> Self {
+    pub fn new(tokens: Arc<dyn GrammarTokens>) -> Self {
         Self {
             tokens,
             factory: OnceLock::new(),
@@ -133,21 +133,21 @@ impl Compiler {
     /// Where the outcome of a source is, or will be.
     fn outcome(&self, key: String) -> Arc<OnceLock<Outcome>> {
         let mut kept = lock(&self.kept);
-        kept.retain(Kept::is_good);
+        kept.retain(CachedOutcome::is_good);
         let known = kept.iter().position(|entry| entry.key == key);
         if let Some(entry) = known.and_then(|place| kept.remove(place)) {
             let outcome = entry.outcome.clone();
             kept.push_back(entry);
             return outcome;
         }
-        let bytes = |entry: &Kept| entry.grammar().map_or(0, Grammar::bytes);
+        let bytes = |entry: &CachedOutcome| entry.grammar().map_or(0, Grammar::bytes);
         let mut total: usize = kept.iter().map(bytes).sum();
         while kept.len() >= MAX_KEPT || total > MAX_KEPT_BYTES {
             let oldest = kept.pop_front();
             total -= oldest.map_or(0, |entry| bytes(&entry)).min(total);
         }
         let outcome: Arc<OnceLock<Outcome>> = Arc::default();
-        kept.push_back(Kept {
+        kept.push_back(CachedOutcome {
             key,
             outcome: outcome.clone(),
         });

@@ -17,14 +17,14 @@ pub struct GrammarState {
     /// The committed tokens.
     committed: Vec<u32>,
     /// The tree of what was pushed after them; the first node is the end of the committed tokens.
-    nodes: Vec<Node>,
+    nodes: Vec<MaskNode>,
     /// The current node.
     at: usize,
     parser: Mutex<Parser>,
 }
 
 #[derive(Default)]
-struct Node {
+struct MaskNode {
     token: u32,
     /// Not of the first node.
     parent: usize,
@@ -59,7 +59,7 @@ impl GrammarState {
     pub fn new(grammar: Grammar) -> Self {
         Self {
             committed: Vec::new(),
-            nodes: vec![Node::default()],
+            nodes: vec![MaskNode::default()],
             at: 0,
             parser: Mutex::new(Parser::new(&grammar)),
             grammar,
@@ -79,7 +79,7 @@ impl GrammarState {
         self.at = match known {
             Some((place, _)) => place,
             None => {
-                self.nodes.push(Node {
+                self.nodes.push(MaskNode {
                     token,
                     parent: at,
                     mask: OnceLock::new(),

@@ -1,6 +1,6 @@
 //! A vocabulary for tests, as small as they need it.
 
-use super::Tokens;
+use super::GrammarTokens;
 
 /// Tokens by their bytes. A part of a text is encoded by its longest tokens.
 pub struct ToyTokens {
@@ -18,7 +18,7 @@ impl ToyTokens {
     }
 }
 
-impl Tokens for ToyTokens {
+impl GrammarTokens for ToyTokens {
     fn count(&self) -> usize {
         self.bytes.len()
     }

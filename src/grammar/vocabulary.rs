@@ -4,7 +4,7 @@ use llguidance::toktrie::{TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 use std::sync::Arc;
 
 /// A tokenizer, as far as grammars need it.
-pub trait Tokens: Send + Sync {
+pub trait GrammarTokens: Send + Sync {
     /// Number of ids: the largest plus one. A model may have more; no grammar allows those.
     fn count(&self) -> usize;
 
@@ -24,12 +24,12 @@ pub trait Tokens: Send + Sync {
 /// Tokens whose bytes fill a name longer than this are left out: the trie's nodes count their depth in 10 bits.
 const MAX_TOKEN_BYTES: usize = 1000;
 
-struct Vocabulary {
-    tokens: Arc<dyn Tokens>,
+struct GrammarVocabulary {
+    tokens: Arc<dyn GrammarTokens>,
     trie: TokTrie,
 }
 
-impl TokenizerEnv for Vocabulary {
+impl TokenizerEnv for GrammarVocabulary {
     fn tok_trie(&self) -> &TokTrie {
         &self.trie
     }
@@ -41,7 +41,7 @@ impl TokenizerEnv for Vocabulary {
 }
 
 /// The vocabulary of `tokens`; `None` if no token ends a text.
-pub(super) fn vocabulary(tokens: Arc<dyn Tokens>) -> Option<TokEnv> {
+pub(super) fn vocabulary(tokens: Arc<dyn GrammarTokens>) -> Option<TokEnv> {
     let count = tokens.count();
     let mut eos = tokens.eos().to_vec();
     eos.retain(|&id| (id as usize) < count);
@@ -50,17 +50,18 @@ pub(super) fn vocabulary(tokens: Arc<dyn Tokens>) -> Option<TokEnv> {
         .collect();
     let info = TokRxInfo::new(count as u32, *eos.first()?);
     let trie = TokTrie::from(&info, &words).with_eos_tokens(&eos);
-    Some(Arc::new(Vocabulary { tokens, trie }))
+    Some(Arc::new(GrammarVocabulary { tokens, trie }))
 }
 
 /// The bytes of `id` in the trie; empty = never allowed. Special tokens begin with a byte that no text has.
-fn word(tokens: &dyn Tokens, eos: &[u32], id: u32) -> Vec<u8> {
+fn word(tokens: &dyn GrammarTokens, eos: &[u32], id: u32) -> Vec<u8> {
     let bytes = tokens.bytes(id);
     if bytes.len() > MAX_TOKEN_BYTES {
         return Vec::new();
     }
-    match tokens.is_special(id) || eos.contains(&id) {
-        true => [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes].concat(),
-        false => bytes.to_vec(),
+    if tokens.is_special(id) || eos.contains(&id) {
+        [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes].concat()
+    } else {
+        bytes.to_vec()
     }
 }

@@ -1,7 +1,7 @@
 //! The context in which requests are validated.
 
 use super::defaults::SamplingDefaults;
-use crate::engine::Limits;
+use crate::engine::RequestLimits;
 use crate::error::{Error, RequestErrorKind, Result};
 use crate::grammar::Compiler;
 use crate::model::EmbeddingSpec;
@@ -17,7 +17,7 @@ pub(super) struct KeyIndex(pub usize);
 /// The tokenizer and template, the engine's limits, the served model names and how the model writes.
 pub(super) struct Context<'a> {
     pub text: &'a Text,
-    pub limits: &'a Limits,
+    pub limits: &'a RequestLimits,
     pub model_names: &'a [String],
     /// What requests that do not say otherwise are sampled with.
     pub defaults: &'a SamplingDefaults,

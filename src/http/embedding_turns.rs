@@ -2,7 +2,7 @@
 //! so that it neither fills the queue nor fails half-way.
 
 use super::limits::HttpLimits;
-use crate::engine::{Limits, Request};
+use crate::engine::{Request, RequestLimits};
 use crate::error::{Error, RequestErrorKind, Result};
 use axum::body::{Body, Bytes};
 use futures_util::stream;
@@ -37,7 +37,7 @@ pub(super) struct Room {
 }
 
 impl Turns {
-    pub fn new(engine: &Limits, limits: &HttpLimits) -> Self {
+    pub fn new(engine: &RequestLimits, limits: &HttpLimits) -> Self {
         let units =
             (limits.body_memory() / UNIT).clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize));
         let num_places = engine.max_waiting.div_ceil(2);
@@ -73,7 +73,7 @@ impl Turns {
     pub async fn next(
         &self,
         requests: &[Request],
-        limits: &Limits,
+        limits: &RequestLimits,
     ) -> Result<(usize, OwnedSemaphorePermit)> {
         let mut tokens = 0;
         let fits = |request: &&Request| {
@@ -114,8 +114,8 @@ mod tests {
     use std::time::Duration;
     use tokio::time::timeout;
 
-    fn turns(max_waiting: usize) -> (Turns, Limits) {
-        let limits = Limits {
+    fn turns(max_waiting: usize) -> (Turns, RequestLimits) {
+        let limits = RequestLimits {
             max_model_len: 100,
             vocab_size: 10,
             max_logprobs: 0,

@@ -2,7 +2,7 @@
 
 use super::context::Context;
 use super::defaults::SamplingDefaults;
-use crate::engine::Limits;
+use crate::engine::RequestLimits;
 use crate::error::Result;
 use crate::grammar::Compiler;
 use crate::model::{EmbeddingSpec, Pooling};
@@ -28,7 +28,7 @@ pub(crate) enum Api {
 /// The caller's, or an internal one, which would be ours.
 pub(crate) fn read(text: &Arc<Text>, body: &[u8], api: Api) -> Result<()> {
     static SCOPES: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-    let limits = Limits {
+    let limits = RequestLimits {
         max_model_len: 4096,
         vocab_size: text.vocab_size(),
         max_logprobs: 20,

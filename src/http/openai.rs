@@ -1,5 +1,5 @@
 //! Converts a request body to engine requests. Every check that is possible before the first byte of a
-//! reply is made here or by [`Limits::check`](crate::engine::Limits::check).
+//! reply is made here or by [`RequestLimits::check`](crate::engine::RequestLimits::check).
 
 use super::choice::{Choice, MessageRules, Rules};
 use super::context::Context;

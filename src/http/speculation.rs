@@ -9,7 +9,7 @@ use std::borrow::Cow;
 /// A round of a choice.
 #[derive(Debug, PartialEq)]
 pub(super) struct Round {
-    round: Box<engine::Round>,
+    round: Box<engine::VerifiedDraft>,
     /// The tokens that count, each with what it adds to the text.
     tokens: Vec<(u32, String)>,
 }
@@ -39,7 +39,7 @@ struct RoundToken<'a> {
 }
 
 impl Round {
-    pub fn new(round: Box<engine::Round>) -> Self {
+    pub fn new(round: Box<engine::VerifiedDraft>) -> Self {
         let tokens = Vec::new();
         Self { round, tokens }
     }

@@ -3,7 +3,7 @@
 
 use super::error::Refusal;
 use super::openai::Job;
-use crate::engine::{SequenceEnd, Watch};
+use crate::engine::{EndObserver, SequenceEnd};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -187,7 +187,7 @@ impl fmt::Debug for Open {
     }
 }
 
-impl Watch for Watched {
+impl EndObserver for Watched {
     fn ended(&self, end: SequenceEnd) {
         if let Some(record) = self.open.record().choices.get_mut(self.choice) {
             record.sequence = Some(end);

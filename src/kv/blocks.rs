@@ -173,9 +173,10 @@ impl BlockAllocator {
     /// reference. Returns the length of which the blocks are left, at most `len`.
     pub fn truncate_to(&mut self, table: &mut BlockTable, len: usize) -> usize {
         let full = len / self.block_size;
-        let keep = match full < table.known {
-            true => full,
-            false => self.blocks_for(len).min(table.blocks.len()),
+        let keep = if full < table.known {
+            full
+        } else {
+            self.blocks_for(len).min(table.blocks.len())
         };
         table.known = table.known.min(keep);
         for block in table.blocks.drain(keep..).rev() {

@@ -47,7 +47,7 @@ impl<'t> BlockKey<'t> {
 
 /// A known block.
 #[derive(Debug)]
-struct Entry {
+struct CachedBlock {
     parent: Parent,
     tokens: Box<[u32]>,
     digest: u64,
@@ -65,7 +65,7 @@ pub struct PrefixCache {
     /// By digest. An entry is compared as a whole: equal digests alone mean nothing.
     known: HashMap<u64, u32>,
     /// By block.
-    entries: Vec<Option<Entry>>,
+    entries: Vec<Option<CachedBlock>>,
     /// The known blocks that no table holds, by the time of their release.
     idle: BTreeMap<u64, u32>,
     /// Number of releases so far.
@@ -98,7 +98,7 @@ impl PrefixCache {
             return false;
         }
         self.known.insert(digest, block);
-        self.entries[block as usize] = Some(Entry {
+        self.entries[block as usize] = Some(CachedBlock {
             parent: key.parent,
             tokens: key.tokens.into(),
             digest,

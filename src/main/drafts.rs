@@ -3,7 +3,7 @@
 use foretoken::error::{Error, Result};
 use foretoken::model::{DraftNetwork, Head, KvSource, LayerList, Model, ModelConfig};
 use foretoken::spec::{
-    DraftModel, Drafter, JointModel, ParallelDrafter, Tokenizer, Translator, Vocabulary,
+    DraftModel, Drafter, JointModel, JointVocabulary, ParallelDrafter, Tokenizer, Translator,
 };
 use foretoken::text::{Text, check_same_tokens};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ const DRAFT_CHUNK: usize = 256;
 pub struct Draft {
     network: DraftNetwork,
     /// If its tokenizer is not the target's.
-    vocabulary: Option<Vocabulary>,
+    vocabulary: Option<JointVocabulary>,
 }
 
 impl Draft {
@@ -38,7 +38,7 @@ impl Draft {
                 (same.is_err() || drafted > known).then(|| {
                     let words = |text| Box::new(Words(text));
                     let (ours, theirs) = (text.clone(), Arc::new(draft_text));
-                    Vocabulary::new(words(ours), words(theirs), known, drafted)
+                    JointVocabulary::new(words(ours), words(theirs), known, drafted)
                 })
             }
             _ if drafted > known => {

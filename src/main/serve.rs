@@ -49,7 +49,7 @@ pub fn serve(config: &Config, socket: TcpSocket, loaded: Loaded, log: &LineWrite
         // What the operator did not ask for, the model is made for.
         let embeds = loaded.embeddings.is_some() && config.pooling.is_none()
             || !engine.limits().generates;
-        stdout.line(&invitation(config, &text, embeds, &listener)?);
+        stdout.line(&startup_line(config, &text, embeds, &listener)?);
         stdout.flush();
         let state = state(config, loaded, text, sampling).with_observer(traces.observer());
         let shutdown = signals.first_then_abort(engine);
@@ -150,7 +150,7 @@ fn cannot_listen(http: &HttpOptions, e: &std::io::Error) -> Error {
 }
 
 /// The last start-up line: the address and an example command.
-fn invitation(
+fn startup_line(
     config: &Config,
     text: &Text,
     embeds: bool,

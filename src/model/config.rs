@@ -1,9 +1,9 @@
 //! A model's configuration: shapes, layers, special ids.
 
 use super::arch::{ARCHITECTURES, Architecture, IMAGE_TENSORS, WRAPPERS};
-use super::keys::{Keys, Shape};
+use super::keys::{Keys, ModelShape};
 use super::layer_spec::{LayerSpec, ModelSpec, QkNorm};
-use super::rope::{Rope, RopeScaling};
+use super::rope::{RopeScaling, RopeSpec};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::gguf::Header;
@@ -187,7 +187,7 @@ impl ModelConfig {
     fn read(
         mut keys: Keys,
         architecture: &str,
-        spec: fn(&mut Keys, &Shape) -> Result<ModelSpec, String>,
+        spec: fn(&mut Keys, &ModelShape) -> Result<ModelSpec, String>,
     ) -> Result<Self, String> {
         let (hidden_size, num_heads) = (
             keys.needed_size("hidden_size")?,
@@ -208,7 +208,7 @@ impl ModelConfig {
         if eps.is_none() && keys.is_gguf() {
             return Err(keys.missing("rms_norm_eps"));
         }
-        let shape = Shape {
+        let shape = ModelShape {
             num_layers: keys.needed_size("num_hidden_layers")?,
             head_dim,
             hidden_size,
@@ -272,7 +272,7 @@ impl ModelConfig {
     }
 
     /// The position embeddings of the layers that have one.
-    pub fn ropes(&self) -> impl Iterator<Item = &Rope> {
+    pub fn ropes(&self) -> impl Iterator<Item = &RopeSpec> {
         let layers = self.spec.layers.iter();
         layers.filter_map(|layer| layer.rope.as_ref())
     }
@@ -287,9 +287,9 @@ impl ModelConfig {
     ///
     /// # Errors
     /// If a layer is another one, or there is none.
-    pub fn plain_rope(&self) -> Result<&Rope, String> {
+    pub fn plain_rope(&self) -> Result<&RopeSpec, String> {
         let rope = self.ropes().next();
-        let is_plain = |rope: &Rope| {
+        let is_plain = |rope: &RopeSpec| {
             let plain = self.spec.layers.iter().map(|layer| LayerSpec {
                 interleaved: layer.interleaved,
                 qkv_bias: layer.qkv_bias,
@@ -300,7 +300,7 @@ impl ModelConfig {
             });
             self.spec == plain.collect::<Vec<_>>().into()
         };
-        let is_known = |rope: &Rope| {
+        let is_known = |rope: &RopeSpec| {
             rope.query_scaling.is_none()
                 && matches!(rope.scaling, None | Some(RopeScaling::Llama3(_)))
         };

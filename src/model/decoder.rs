@@ -14,7 +14,7 @@ use super::norm::Norm;
 use super::output_layer::OutputLayer;
 use super::rope::RopeTables;
 use super::weights::Weights;
-use super::{Batch, Ends, Model, Output, Taps, names};
+use super::{Batch, Ends, ForwardOutput, Model, Taps, names};
 use crate::error::{Error, Result};
 use crate::kernels::{AttentionBatch, Span};
 use crate::kv::{KvShape, KvStore};
@@ -67,10 +67,12 @@ impl Decoder {
             config.spec.norm,
         )?;
         let shape = (config.output_size(), config.hidden_size);
-        let linear = match config.tie_word_embeddings && config.draft_vocab_size.is_none() {
-            true => Some(embedding.tied_head()),
-            false if weights.are_without_head() => None,
-            false => Some(weights.linear(names::HEAD, shape, false)?),
+        let linear = if config.tie_word_embeddings && config.draft_vocab_size.is_none() {
+            Some(embedding.tied_head())
+        } else if weights.are_without_head() {
+            None
+        } else {
+            Some(weights.linear(names::HEAD, shape, false)?)
         };
         let layer = |linear| -> Result<OutputLayer> {
             Ok(OutputLayer {
@@ -243,7 +245,7 @@ impl Decoder {
         spans: &AttentionBatch<'_>,
         few: Option<&AttentionBatch<'_>>,
         kv: &KvStore,
-    ) -> Result<Output> {
+    ) -> Result<ForwardOutput> {
         let config = &self.config;
         let mut x = self.embedding.forward(&inputs.tokens)?;
         let own = self.layer_inputs.as_ref().map(|own| {
@@ -278,16 +280,17 @@ impl Decoder {
         }
         inputs.tap(self.layers.len(), &x, &delta, &mut tapped)?;
         let logits = match &inputs.wanted {
-            None => Output::none(config.vocab_size)?.logits,
+            None => ForwardOutput::none(config.vocab_size)?.logits,
             Some(_) if few.is_some() => self.logits(&x, &delta)?,
             Some(wanted) => {
                 let (x, delta) = (x.index_select(wanted, 0)?, delta.index_select(wanted, 0)?);
                 self.logits(&x, &delta)?
             }
         };
-        let hidden = match tapped.is_empty() {
-            true => None,
-            false => Some(Tensor::cat(&tapped, 1)?),
+        let hidden = if tapped.is_empty() {
+            None
+        } else {
+            Some(Tensor::cat(&tapped, 1)?)
         };
         let last_hidden = match &inputs.last_hidden {
             None => None,
@@ -296,7 +299,7 @@ impl Decoder {
                 Some(self.normed(&x, &delta)?.to_dtype(DType::F32)?)
             }
         };
-        Ok(Output {
+        Ok(ForwardOutput {
             logits,
             hidden,
             last_hidden,
@@ -347,7 +350,7 @@ impl Model for Decoder {
         Ok(Box::new(self.subset(layers)?))
     }
 
-    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
+    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput> {
         let inputs = self.inputs(batch, kv)?;
         let spans = self.spans(batch, kv)?;
         let few = self.spans_with_logits(batch);

@@ -1,6 +1,6 @@
 //! What the tensors of a checkpoint become when they are loaded.
 
-use super::matrix::{self, Form};
+use super::matrix::{self, WeightForm};
 use crate::kernels::quant::BlockType;
 use candle_core::{DType, Device};
 
@@ -19,7 +19,7 @@ pub struct Dtypes {
 
 impl Dtypes {
     /// What a matrix that is not from a GGUF file becomes.
-    pub(super) fn form(&self, own: DType, dims: &[usize], device: &Device) -> Form {
+    pub(super) fn form(&self, own: DType, dims: &[usize], device: &Device) -> WeightForm {
         let inputs = dims.last().copied().unwrap_or_default();
         let kinds = self
             .blocks
@@ -27,8 +27,8 @@ impl Dtypes {
             .flat_map(|kind| [kind, BlockType::Q8_0]);
         let mut fitting = kinds.filter(|kind| inputs.is_multiple_of(kind.block_size()));
         match fitting.next() {
-            Some(kind) => Form::of_gguf(kind, inputs, self.matrices, device),
-            None => Form::Dense(matrix::unquantized_dtype(own, self.matrices)),
+            Some(kind) => WeightForm::of_gguf(kind, inputs, self.matrices, device),
+            None => WeightForm::Dense(matrix::unquantized_dtype(own, self.matrices)),
         }
     }
 }

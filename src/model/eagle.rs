@@ -8,13 +8,13 @@
 use super::dtypes::Dtypes;
 use super::head::HeadConfig;
 use super::inputs::Inputs;
-use super::layer::{Block, Step};
+use super::layer::{LayerBody, Step};
 use super::linear::{Embedding, Linear};
 use super::norm::Norm;
 use super::output_layer::OutputLayer;
 use super::rope::RopeTables;
 use super::weights::Weights;
-use super::{Batch, Ends, Head, HeadKind, Model, ModelConfig, Output};
+use super::{Batch, Ends, ForwardOutput, Head, HeadKind, Model, ModelConfig};
 use crate::error::{Error, Result};
 use crate::kernels::AttentionBatch;
 use crate::kv::{KvShape, KvStore};
@@ -25,8 +25,8 @@ pub struct EagleHead {
     config: ModelConfig,
     reads: Vec<usize>,
     embedding: Embedding,
-    input: Input,
-    block: Block,
+    input: EagleInput,
+    block: LayerBody,
     /// Before the output layer; EAGLE-1 has none.
     norm: Option<Norm>,
     output: OutputLayer,
@@ -36,7 +36,7 @@ pub struct EagleHead {
 }
 
 /// How a row is made of a token's embedding and features.
-enum Input {
+enum EagleInput {
     /// EAGLE-1 and 2: the features are the target's normed last hidden states.
     Eagle {
         target_norm: Norm,
@@ -71,40 +71,39 @@ impl EagleHead {
         let config = head.shape;
         let hidden = config.hidden_size;
         let reads = taps.len() * target.hidden_size;
-        let layer = match weights.has("midlayer.self_attn.q_proj.weight") {
-            true => "midlayer",
-            false => "layers.0",
+        let layer = if weights.has("midlayer.self_attn.q_proj.weight") {
+            "midlayer"
+        } else {
+            "layers.0"
         };
         let at = |part: &str| format!("{layer}.{part}");
         let embedding = weights.embedding_of_head(&config, &ends.embedding)?;
-        let (input, inputs, norm) = match head.kind == HeadKind::Eagle3 {
-            false => {
-                let has_bias = weights.has("fc.bias");
-                let input = Input::Eagle {
-                    target_norm: ends.norm.clone(),
-                    target_eps: target.rms_norm_eps as f32,
-                    fc: weights.linear("fc", (hidden, hidden + reads), has_bias)?,
-                };
-                (input, hidden, None)
-            }
-            true => {
-                let input = Input::Eagle3 {
-                    fc: weights.linear("fc", (hidden, reads), false)?,
-                    embedding_norm: Norm::rms(&mut weights, &at("input_layernorm"), hidden)?,
-                    feature_norm: Norm::rms(&mut weights, &at("hidden_norm"), hidden)?,
-                    norm_before_residual: head.norm_before_residual,
-                };
-                let norm = Norm::rms(&mut weights, "norm", hidden)?;
-                (input, 2 * hidden, Some(norm))
-            }
+        let (input, inputs, norm) = if head.kind == HeadKind::Eagle3 {
+            let input = EagleInput::Eagle3 {
+                fc: weights.linear("fc", (hidden, reads), false)?,
+                embedding_norm: Norm::rms(&mut weights, &at("input_layernorm"), hidden)?,
+                feature_norm: Norm::rms(&mut weights, &at("hidden_norm"), hidden)?,
+                norm_before_residual: head.norm_before_residual,
+            };
+            let norm = Norm::rms(&mut weights, "norm", hidden)?;
+            (input, 2 * hidden, Some(norm))
+        } else {
+            let has_bias = weights.has("fc.bias");
+            let input = EagleInput::Eagle {
+                target_norm: ends.norm.clone(),
+                target_eps: target.rms_norm_eps as f32,
+                fc: weights.linear("fc", (hidden, hidden + reads), has_bias)?,
+            };
+            (input, hidden, None)
         };
         let ropes = RopeTables::new(config.ropes(), weights.rope_factors()?.as_deref());
         let spec = (config.spec.layers.first())
             .ok_or_else(|| Error::internal("an EAGLE head has a layer"))?;
-        let block = Block::load((&config, spec), &ropes, &mut weights, inputs, at)?;
-        let output = match head.kind == HeadKind::Eagle3 {
-            true => OutputLayer::of_head(&mut weights, &config, &ends.output)?,
-            false => ends.output.clone(),
+        let block = LayerBody::load((&config, spec), &ropes, &mut weights, inputs, at)?;
+        let output = if head.kind == HeadKind::Eagle3 {
+            OutputLayer::of_head(&mut weights, &config, &ends.output)?
+        } else {
+            ends.output.clone()
         };
         weights.finish(&[])?;
         weights.device().synchronize()?;
@@ -127,11 +126,11 @@ impl EagleHead {
     fn rows(&self, tokens: &Tensor, features: &Tensor) -> Result<(Tensor, Tensor)> {
         let embedded = self.embedding.forward(tokens)?;
         match &self.input {
-            Input::Eagle { fc, .. } => {
+            EagleInput::Eagle { fc, .. } => {
                 let x = fc.forward(&Tensor::cat(&[&embedded, features], 1)?)?;
                 Ok((x.clone(), x))
             }
-            Input::Eagle3 {
+            EagleInput::Eagle3 {
                 embedding_norm,
                 feature_norm,
                 norm_before_residual,
@@ -141,9 +140,10 @@ impl EagleHead {
                 let embedded = embedding_norm.forward(&embedded, eps)?;
                 let normed = feature_norm.forward(features, eps)?;
                 let both = Tensor::cat(&[&embedded, &normed], 1)?;
-                Ok(match norm_before_residual {
-                    true => (normed, both),
-                    false => (features.clone(), both),
+                Ok(if *norm_before_residual {
+                    (normed, both)
+                } else {
+                    (features.clone(), both)
                 })
             }
         }
@@ -163,7 +163,7 @@ impl Model for EagleHead {
         &self.device
     }
 
-    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
+    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput> {
         let (vocab_size, slots) = (self.config.vocab_size, kv.num_slots());
         let ropes = self.ropes.tables();
         let inputs = Inputs::new(batch, ropes, vocab_size, slots, &self.device)?;
@@ -182,7 +182,7 @@ impl Model for EagleHead {
         let (x, read) = self.rows(&inputs.tokens, &features)?;
         let Some(wanted) = &inputs.wanted else {
             self.block.write(&read, &self.config, &step, pool)?;
-            return Output::none(vocab_size);
+            return ForwardOutput::none(vocab_size);
         };
         let (x, delta) = self.block.forward(&x, &read, &self.config, &step, pool)?;
         let (x, delta) = (x.index_select(wanted, 0)?, delta.index_select(wanted, 0)?);
@@ -193,7 +193,7 @@ impl Model for EagleHead {
                 (sum.clone(), sum)
             }
         };
-        Ok(Output {
+        Ok(ForwardOutput {
             logits: self.output.forward(&normed)?,
             hidden: Some(hidden),
             last_hidden: None,
@@ -210,8 +210,8 @@ impl Head for EagleHead {
         // Hidden states may be a view of the states of other sequences, too.
         let hidden = hidden.to_dtype(self.dtypes.activations)?.contiguous()?;
         match &self.input {
-            Input::Eagle3 { fc, .. } => fc.forward(&hidden),
-            Input::Eagle {
+            EagleInput::Eagle3 { fc, .. } => fc.forward(&hidden),
+            EagleInput::Eagle {
                 target_norm,
                 target_eps,
                 ..

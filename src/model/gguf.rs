@@ -1,11 +1,11 @@
 //! Reads the tensors of a GGUF file by their Hugging Face names, with rows in Hugging Face's order.
 
 use super::config::ModelConfig;
-use super::matrix::{Form, Matrix, Packed, Quantized, unquantized};
-use super::rope::Rope;
+use super::matrix::{Matrix, Packed, Quantized, WeightForm, unquantized};
+use super::rope::RopeSpec;
 use super::{finite, names};
 use crate::error::{Error, Result};
-use crate::gguf::{GgufSource, Header, Parts, TensorPlace};
+use crate::gguf::{GgufParts, GgufSource, Header, TensorPlace};
 use crate::kernels::quant::{BlockType, QuantMatrix};
 use candle_core::quantized::{QStorage, QTensor};
 use candle_core::{DType, Device, Tensor};
@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// The open GGUF files of a model.
 pub struct GgufFile {
     header: Header,
-    parts: Parts,
+    parts: GgufParts,
     path: String,
     config: ModelConfig,
     /// Number of converted matrices, by original type and result.
@@ -109,14 +109,14 @@ impl GgufFile {
         }
         let (outputs, inputs) = shape;
         let kind = tensor.kind;
-        let matrix = match Form::of_gguf(kind, inputs, dtype, device) {
-            Form::Dense(dtype) => return unquantized(&tensor.floats(device)?, Some(dtype)),
-            Form::Blocks(_) => return Ok(Arc::new(Quantized::new(tensor.blocks(device)?)?)),
-            Form::Tiles(same) if same == kind => {
+        let matrix = match WeightForm::of_gguf(kind, inputs, dtype, device) {
+            WeightForm::Dense(dtype) => return unquantized(&tensor.floats(device)?, Some(dtype)),
+            WeightForm::Blocks(_) => return Ok(Arc::new(Quantized::new(tensor.blocks(device)?)?)),
+            WeightForm::Tiles(same) if same == kind => {
                 self.count(kind, "tiles of the same blocks");
                 QuantMatrix::from_blocks(kind, &tensor.data, outputs, inputs)?
             }
-            Form::Tiles(_) => {
+            WeightForm::Tiles(_) => {
                 self.count(kind, "Q8_0");
                 let floats = tensor.floats(&Device::Cpu)?.flatten_all()?;
                 QuantMatrix::from_floats(&floats.to_vec1::<f32>()?, outputs, inputs)?
@@ -139,9 +139,9 @@ impl GgufFile {
     /// # Errors
     /// If it exists but cannot be read.
     pub fn rope_factors(&mut self) -> Result<Option<Vec<f32>>> {
-        let takes = |rope: &&Rope| rope.factor_tensor().is_some();
+        let takes = |rope: &&RopeSpec| rope.factor_tensor().is_some();
         let rope = self.config.ropes().find(takes);
-        let of_rope = rope.and_then(Rope::factor_tensor);
+        let of_rope = rope.and_then(RopeSpec::factor_tensor);
         let rope = rope.or_else(|| self.config.ropes().next());
         let pairs = rope.map_or(0, |rope| rope.width / 2);
         let name = of_rope.unwrap_or("rope_freqs.weight");
@@ -159,7 +159,7 @@ impl GgufFile {
             return Err(Error::wrong_shape(name, &[factors.len()], &[pairs]));
         }
         let max_positions = self.config.max_position_embeddings;
-        let is_finite = |rope: &Rope| rope.has_finite_angles(max_positions, Some(&factors));
+        let is_finite = |rope: &RopeSpec| rope.has_finite_angles(max_positions, Some(&factors));
         if !self.config.ropes().all(is_finite) {
             return Err(Error::setup(format!(
                 "{}: {name} makes angles infinite: a factor is too small",

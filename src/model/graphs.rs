@@ -3,7 +3,7 @@
 
 use super::decoder::Decoder;
 use super::inputs::Inputs;
-use super::{Batch, Ends, Model, ModelConfig, Output};
+use super::{Batch, Ends, ForwardOutput, Model, ModelConfig};
 use crate::error::Result;
 use crate::kernels::graph::{Graph, Recorder};
 use crate::kernels::{AttentionBatch, TableCapacity, Tables};
@@ -35,7 +35,7 @@ struct Recorded {
     graph: Graph,
     inputs: Inputs,
     tables: Tables,
-    output: Output,
+    output: ForwardOutput,
     _pools: Vec<(Tensor, Tensor)>,
 }
 
@@ -78,7 +78,7 @@ impl GraphedDecoder {
 
     /// The output of a graph, if one exists for such batches or should be recorded now; `None` if it has
     /// to be computed kernel by kernel. The logits are valid until the next forward.
-    fn forward_by_graph(&mut self, batch: &Batch, kv: &KvStore) -> Result<Option<Output>> {
+    fn forward_by_graph(&mut self, batch: &Batch, kv: &KvStore) -> Result<Option<ForwardOutput>> {
         let Some((pool, _)) = kv.layers.first() else {
             return Ok(None);
         };
@@ -115,7 +115,7 @@ impl GraphedDecoder {
         batch: &Batch,
         spans: AttentionBatch<'_>,
         kv: &KvStore,
-    ) -> Result<Output> {
+    ) -> Result<ForwardOutput> {
         let decoder = &self.decoder;
         let (device, group) = (decoder.device(), decoder.query_heads_a_key());
         let inputs = decoder.inputs(batch, kv)?;
@@ -159,8 +159,8 @@ impl GraphedDecoder {
 impl Recorded {
     /// What the graph computed last. The hidden states are a copy: a drafter keeps them for longer than
     /// until the next forward.
-    fn output(&self) -> Result<Output> {
-        Ok(Output {
+    fn output(&self) -> Result<ForwardOutput> {
+        Ok(ForwardOutput {
             logits: self.output.logits.clone(),
             hidden: self.output.hidden.as_ref().map(Tensor::copy).transpose()?,
             last_hidden: None,
@@ -202,7 +202,7 @@ impl Model for GraphedDecoder {
         Ok(Box::new(Self::new(self.decoder.subset(layers)?)?))
     }
 
-    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
+    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput> {
         match self.forward_by_graph(batch, kv)? {
             Some(output) => Ok(output),
             None => self.decoder.forward(batch, kv),

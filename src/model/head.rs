@@ -129,14 +129,16 @@ impl HeadKind {
             (Err(_), None) => return Ok(class.starts_with("Eagle").then_some(Self::Eagle)),
         };
         let has = |name: &str| names.contains(name);
-        Ok(match has("fc.weight") {
-            false => None,
-            true if has("hidden_norm.weight") => Some(Self::Parallel),
-            true if has("midlayer.hidden_norm.weight") || has("layers.0.hidden_norm.weight") => {
-                Some(Self::Eagle3)
-            }
-            true if has("layers.0.self_attn.q_proj.weight") => Some(Self::Eagle),
-            true => None,
+        Ok(if !has("fc.weight") {
+            None
+        } else if has("hidden_norm.weight") {
+            Some(Self::Parallel)
+        } else if has("midlayer.hidden_norm.weight") || has("layers.0.hidden_norm.weight") {
+            Some(Self::Eagle3)
+        } else if has("layers.0.self_attn.q_proj.weight") {
+            Some(Self::Eagle)
+        } else {
+            None
         })
     }
 }
@@ -146,9 +148,10 @@ pub(super) fn read_json(path: &Path) -> Result<(std::path::PathBuf, Value)> {
     let file = files::config_of(path);
     let text = files::read_text(&file)?;
     let json: Value = serde_json::from_str(&text).map_err(|e| Error::in_file(&file, e))?;
-    match json.is_object() {
-        true => Ok((file, json)),
-        false => Err(Error::in_file(&file, "it must be a JSON object")),
+    if json.is_object() {
+        Ok((file, json))
+    } else {
+        Err(Error::in_file(&file, "it must be a JSON object"))
     }
 }
 
@@ -163,9 +166,10 @@ impl HeadConfig {
     }
 
     fn parse(json: &Value, kind: HeadKind) -> Result<Self, String> {
-        let mut shape = match json["transformer_layer_config"].is_object() {
-            true => json["transformer_layer_config"].clone(),
-            false => json.clone(),
+        let mut shape = if json["transformer_layer_config"].is_object() {
+            json["transformer_layer_config"].clone()
+        } else {
+            json.clone()
         };
         if let Some(keys) = shape.as_object_mut() {
             keys.retain(|key, _| !HEAD_KEYS.contains(&key.as_str()));
@@ -228,9 +232,10 @@ impl HeadConfig {
             taps: Some(outputs.into_iter().map(|layer| layer + 1).collect()),
             target_hidden_size: None,
             norm_before_residual: false,
-            target_layers: match get("num_target_layers").is_null() {
-                true => None,
-                false => Some(number("num_target_layers")?),
+            target_layers: if get("num_target_layers").is_null() {
+                None
+            } else {
+                Some(number("num_target_layers")?)
             },
             block: Some(MaskedBlock {
                 size: number(BLOCK_SIZE)?,
@@ -259,12 +264,13 @@ impl HeadConfig {
             let value = get(key).and_then(number);
             value.ok_or(format!("{name}.{key} is missing or no number"))
         };
-        let block = match kind == HeadKind::Parallel {
-            false => None,
-            true => Some(MaskedBlock {
+        let block = if kind == HeadKind::Parallel {
+            Some(MaskedBlock {
                 size: needed(BLOCK_SIZE)?,
                 mask: needed(MASK_TOKEN_ID)? as u32,
-            }),
+            })
+        } else {
+            None
         };
         if block.is_some() && taps.is_none() {
             return Err(format!("{name}.{EXTRACT_LAYERS} is missing"));

@@ -326,11 +326,12 @@ impl Repo {
             let is_weights = name.ends_with(".safetensors")
                 || name.ends_with(".gguf")
                 || pickle::FILES.contains(&name);
-            let limit = match is_weights {
-                true => u64::MAX / 2,
-                false => max_bytes(name),
+            let limit = if is_weights {
+                u64::MAX / 2
+            } else {
+                max_bytes(name)
             };
-            let bar = Bar::new(name, file.size);
+            let bar = DownloadProgress::new(name, file.size);
             hub.download(file, &part, limit, &mut |done, total| bar.show(done, total))?;
             std::fs::rename(&part, &blob)?;
         }
@@ -373,12 +374,12 @@ fn link(blob: &Path, pointer: &Path, name: &str) -> std::io::Result<()> {
 }
 
 /// The progress of a download: a bar on a terminal, otherwise a log line if the file is large.
-struct Bar(ProgressBar);
+struct DownloadProgress(ProgressBar);
 
 /// Size in bytes from which a download gets a log line.
 const LARGE: u64 = 16 << 20;
 
-impl Bar {
+impl DownloadProgress {
     fn new(name: &str, size: Option<u64>) -> Self {
         let template = "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
         let bar = console::bar(template, size.unwrap_or(0)).with_message(name.to_owned());
@@ -394,7 +395,7 @@ impl Bar {
     }
 }
 
-impl Drop for Bar {
+impl Drop for DownloadProgress {
     fn drop(&mut self) {
         self.0.finish_and_clear();
     }

@@ -56,9 +56,10 @@ impl HubFile {
     pub fn default_of(id: &str, revision: Option<&str>) -> Option<Self> {
         let home = hub::home().ok()?;
         let repo = hub::repo(id, revision, &home).ok()?;
-        let listed = match hub::offline() {
-            true => None,
-            false => hub::client(&home).list(id, &repo.revision).ok(),
+        let listed = if hub::offline() {
+            None
+        } else {
+            hub::client(&home).list(id, &repo.revision).ok()
         };
         let names = match listed {
             Some((_, names)) => names,

@@ -1,6 +1,6 @@
 //! What a checkpoint stores and what it becomes when it is loaded, by its headers alone.
 
-use super::matrix::Form;
+use super::matrix::WeightForm;
 use candle_core::DType;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -36,10 +36,10 @@ impl Inventory {
         name: String,
         dims: &[usize],
         (stored, stored_bytes): (String, u64),
-        form: Form,
+        form: WeightForm,
     ) {
         let form = match (form, self.dense) {
-            (Form::Blocks(_), Some(dtype)) => Form::Dense(dtype),
+            (WeightForm::Blocks(_), Some(dtype)) => WeightForm::Dense(dtype),
             (form, _) => form,
         };
         self.entries.push(TensorEntry {

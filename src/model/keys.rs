@@ -25,7 +25,7 @@ struct GgufFacts {
 
 /// The parts of a model's shape on which the meaning of other keys depends.
 #[derive(Debug, Clone, Copy)]
-pub struct Shape {
+pub struct ModelShape {
     pub num_layers: usize,
     pub head_dim: usize,
     pub hidden_size: usize,
@@ -199,9 +199,10 @@ impl Keys {
     /// Adds the keys of `others` that are missing here, and all that `others` has of `first`.
     pub fn add(&mut self, others: Self, first: &[&str]) {
         for (key, value) in others.left {
-            match first.contains(&key.as_str()) && !value.is_null() {
-                true => self.set(&key, value),
-                false => self.default(&key, value),
+            if first.contains(&key.as_str()) && !value.is_null() {
+                self.set(&key, value)
+            } else {
+                self.default(&key, value)
             }
         }
     }
@@ -212,9 +213,10 @@ impl Keys {
     /// If it is something else.
     pub fn only(&mut self, key: &str, only: impl Into<Value>) -> Result<(), String> {
         let (value, only) = (self.take(key), only.into());
-        match value.is_null() || value == only {
-            true => Ok(()),
-            false => Err(self.refused(key, &value, &format!("only {only} is"))),
+        if value.is_null() || value == only {
+            Ok(())
+        } else {
+            Err(self.refused(key, &value, &format!("only {only} is")))
         }
     }
 
@@ -386,7 +388,7 @@ impl Keys {
     ///
     /// # Errors
     /// A message that names a key that may change what the decoder computes, and its value.
-    pub fn finish(self, shape: &Shape) -> Result<(), String> {
+    pub fn finish(self, shape: &ModelShape) -> Result<(), String> {
         let mut odd = self.left.iter().filter(|(key, value)| {
             let harmless = HARMLESS.contains(&key.as_str()) || is_private(key);
             !harmless && !self.is_neutral(key, value, shape)
@@ -398,7 +400,7 @@ impl Keys {
     }
 
     /// Whether the key asks with this value for nothing that a plain layer does not do.
-    fn is_neutral(&self, key: &str, value: &Value, shape: &Shape) -> bool {
+    fn is_neutral(&self, key: &str, value: &Value, shape: &ModelShape) -> bool {
         let d = shape.head_dim as f64;
         let number = |wanted: f64| {
             let fits = |x: f64| (x - wanted).abs() <= 1e-6 * wanted;
@@ -430,19 +432,19 @@ impl Keys {
             "attention.causal" | "is_causal" => value.is_null() || value == true,
             "sliding_window" if self.is_gguf() => {
                 let longest = shape.max_position_embeddings as f64;
-                says_no(value) || value.as_f64() >= Some(longest)
+                is_off(value) || value.as_f64() >= Some(longest)
             }
             "activation" | "activation_function" | "hidden_activation" => {
                 value.is_null() || ["silu", "swish", "swiglu"].iter().any(|name| value == name)
             }
             "no_rope_layers" => {
                 let mut layers = value.as_array().into_iter().flatten();
-                says_no(value) || (value.is_array() && layers.all(|has_rope| has_rope == 1))
+                is_off(value) || (value.is_array() && layers.all(|has_rope| has_rope == 1))
             }
             // None, mean and last; see `EmbeddingSpec`.
             "pooling_type" if self.is_gguf() => matches!(value.as_u64(), Some(0 | 1 | 3)),
             "rope.scaling.type" => value == "none",
-            _ => says_no(value),
+            _ => is_off(value),
         }
     }
 
@@ -463,7 +465,7 @@ impl Keys {
 }
 
 /// Whether a value means "none" or "no" for a key that is not known.
-fn says_no(value: &Value) -> bool {
+fn is_off(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
         Value::Bool(true) => false,

@@ -22,12 +22,12 @@ use candle_core::{DType, Tensor};
 pub(super) struct Layer {
     /// Of the input of attention.
     norm: Option<Norm>,
-    block: Block,
+    block: LayerBody,
 }
 
 /// A layer without the norm of its input. Its attention may read wider rows than it writes.
 #[derive(Clone)]
-pub(super) struct Block {
+pub(super) struct LayerBody {
     spec: LayerSpec,
     /// The place of its position embedding in [`RopeTables`].
     rope: Option<usize>,
@@ -163,7 +163,7 @@ impl Layer {
         let (spec, hidden) = (&config.spec.layers[index], config.hidden_size);
         let norm = spec.norms.before_attention;
         let norm = norm.map(|name| Norm::load(weights, &at(name), hidden, config.spec.norm));
-        let mut block = Block::load((config, spec), ropes, weights, hidden, &at)?;
+        let mut block = LayerBody::load((config, spec), ropes, weights, hidden, &at)?;
         if let Some(width) = config.spec.layer_input_width {
             block.input = Some(LayerInput::load(config, (index, width), weights, &at)?);
         }
@@ -175,7 +175,7 @@ impl Layer {
 
     /// All its products.
     pub fn linears(&mut self) -> impl Iterator<Item = &mut Linear> {
-        let Block {
+        let LayerBody {
             qkv, o, mlp, input, ..
         } = &mut self.block;
         let input = input.iter_mut().flat_map(LayerInput::linears);
@@ -265,7 +265,7 @@ impl Layer {
     }
 }
 
-impl Block {
+impl LayerBody {
     /// Reads a block of the model `config` that is like `spec`, with one of `ropes`, whose attention has `inputs`
     /// inputs; `at` names its parts.
     ///
@@ -313,9 +313,10 @@ impl Block {
             };
             let q = weights.norm(&at(q_name), q, config.spec.norm.offset)?;
             Ok(HeadNorms {
-                k: match shares {
-                    true => q.clone(),
-                    false => weights.norm(&at(k_name), k, config.spec.norm.offset)?,
+                k: if shares {
+                    q.clone()
+                } else {
+                    weights.norm(&at(k_name), k, config.spec.norm.offset)?
                 },
                 q,
                 eps: config.rms_norm_eps as f32,
@@ -329,9 +330,10 @@ impl Block {
         } else {
             None
         };
-        let scalar = match spec.has_scalar {
-            true => Some(f64::from(weights.scalar(&at("layer_scalar"), &[1])?)),
-            false => None,
+        let scalar = if spec.has_scalar {
+            Some(f64::from(weights.scalar(&at("layer_scalar"), &[1])?))
+        } else {
+            None
         };
         let ones = || Tensor::ones(d, weights.dtypes().activations, weights.device());
         let v_norm = spec.v_norm.then(ones).transpose()?;
@@ -352,30 +354,24 @@ impl Block {
             after_attention: norm(norms.after_attention)?,
             before_mlp: norm(norms.before_mlp)?,
             after_mlp: norm(norms.after_mlp)?,
-            qkv: match spec.fused_qkv {
-                true => weights.linear(&at("self_attn.qkv_proj"), (q + 2 * kv, inputs), bias)?,
-                false => {
-                    let mut rotated = |part: &str, heads: usize| {
-                        let width = spec.rope.as_ref().map(|rope| rope.width);
-                        let width = width.filter(|_| spec.interleaved);
-                        let order = width.map(|width| halves_from_pairs(heads, d, width));
-                        weights.linear_in_order(
-                            &at(part),
-                            (heads * d, inputs),
-                            bias,
-                            order.as_deref(),
-                        )
-                    };
-                    let mut parts = vec![rotated("self_attn.q_proj", heads)?];
-                    if !shares {
-                        parts.push(rotated("self_attn.k_proj", kv_heads.count)?);
-                    }
-                    if spec.kv == KvSource::Own {
-                        let v = weights.linear(&at("self_attn.v_proj"), (kv, inputs), bias)?;
-                        parts.push(v);
-                    }
-                    Linear::join(parts)?
+            qkv: if spec.fused_qkv {
+                weights.linear(&at("self_attn.qkv_proj"), (q + 2 * kv, inputs), bias)?
+            } else {
+                let mut rotated = |part: &str, heads: usize| {
+                    let width = spec.rope.as_ref().map(|rope| rope.width);
+                    let width = width.filter(|_| spec.interleaved);
+                    let order = width.map(|width| halves_from_pairs(heads, d, width));
+                    weights.linear_in_order(&at(part), (heads * d, inputs), bias, order.as_deref())
+                };
+                let mut parts = vec![rotated("self_attn.q_proj", heads)?];
+                if !shares {
+                    parts.push(rotated("self_attn.k_proj", kv_heads.count)?);
                 }
+                if spec.kv == KvSource::Own {
+                    let v = weights.linear(&at("self_attn.v_proj"), (kv, inputs), bias)?;
+                    parts.push(v);
+                }
+                Linear::join(parts)?
             },
             o: weights.linear(&at("self_attn.o_proj"), (hidden, q), spec.o_bias)?,
             mlp: Mlp::load(config, spec, weights, at)?,

@@ -1,6 +1,6 @@
 //! What the layers of a model compute. Architectures differ by this, not by types of layers.
 
-use super::rope::Rope;
+use super::rope::RopeSpec;
 use crate::kernels::{Activation, Xielu};
 use crate::kv::KvHeads;
 
@@ -14,7 +14,7 @@ pub struct LayerSpec {
     /// Whether each head of v has an RMSNorm without weights.
     pub v_norm: bool,
     /// The position embedding of queries and keys; `None` = positions are not encoded.
-    pub rope: Option<Rope>,
+    pub rope: Option<RopeSpec>,
     /// Whether rows of q and k whose values are rotated together are neighbours in the checkpoint. Loading reorders
     /// them.
     pub interleaved: bool,
@@ -279,7 +279,7 @@ impl Norms {
 
 impl LayerSpec {
     /// A layer of Llama with heads of `head_dim` values: what an architecture does not say otherwise.
-    pub fn llama(rope: Rope, head_dim: usize) -> Self {
+    pub fn llama(rope: RopeSpec, head_dim: usize) -> Self {
         Self {
             kv_heads: None,
             kv: KvSource::Own,

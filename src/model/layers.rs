@@ -20,9 +20,10 @@ impl LayerList {
         let (first, last) = (num_layers * 2 / 5, num_layers / 4);
         let end = num_layers.max(1);
         let (first, last) = (first.max(1), end - last.clamp(1, end));
-        match last >= first {
-            true => Self(vec![0..=first - 1, last..=end - 1]),
-            false => Self(vec![0..=end - 1]),
+        if last >= first {
+            Self(vec![0..=first - 1, last..=end - 1])
+        } else {
+            Self(vec![0..=end - 1])
         }
     }
 
@@ -74,9 +75,10 @@ impl fmt::Display for LayerList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, range) in self.0.iter().enumerate() {
             let comma = if i > 0 { "," } else { "" };
-            match range.start() == range.end() {
-                true => write!(f, "{comma}{}", range.start())?,
-                false => write!(f, "{comma}{}-{}", range.start(), range.end())?,
+            if range.start() == range.end() {
+                write!(f, "{comma}{}", range.start())?
+            } else {
+                write!(f, "{comma}{}-{}", range.start(), range.end())?
             }
         }
         Ok(())

@@ -79,9 +79,10 @@ pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model
 /// As [`load`].
 pub fn inspect(source: &ModelSource, options: &LoadOptions) -> Result<(Box<dyn Model>, Inventory)> {
     let stays = options.device.is_cpu() || options.keep_quantized && !options.batch_invariant;
-    let dense = match stays {
-        true => None,
-        false => Some(options.dtype.unwrap_or(DType::F16)),
+    let dense = if stays {
+        None
+    } else {
+        Some(options.dtype.unwrap_or(DType::F16))
     };
     let shared = SharedInventory::default();
     inventory::lock(&shared).dense = dense;
@@ -155,7 +156,7 @@ fn load_checked(
             "this is a draft head, not a model: give it as --draft-model beside its target",
         ));
     }
-    let progress = Progress::new(config.num_layers());
+    let progress = LoadProgress::new(config.num_layers());
     let weights = weights.headers_only(inventory);
     let mut decoder = Decoder::load(config, weights, || progress.tick())?;
     progress.finish();
@@ -282,9 +283,10 @@ fn pick_dtypes(options: &LoadOptions, declared: impl Fn() -> Result<DType>) -> R
 
 /// The dtypes of a draft head beside a target with these `ends`: they share layers and activations.
 fn dtypes_of_head(options: &LoadOptions, ends: &Ends) -> Result<Dtypes> {
-    match options.device.is_cpu() {
-        true => pick_dtypes(options, || Ok(DType::F16)),
-        false => pick_dtypes(options, || Ok(ends.norm.dtype())),
+    if options.device.is_cpu() {
+        pick_dtypes(options, || Ok(DType::F16))
+    } else {
+        pick_dtypes(options, || Ok(ends.norm.dtype()))
     }
 }
 
@@ -303,7 +305,7 @@ fn declared_dtype(path: &Path) -> Result<DType> {
 }
 
 /// The progress of loading layers: a bar on a terminal, otherwise log lines; nothing in the first second.
-struct Progress {
+struct LoadProgress {
     bar: Option<ProgressBar>,
     layers: usize,
     loaded: Cell<usize>,
@@ -313,7 +315,7 @@ struct Progress {
 /// Time before any progress is shown.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-impl Progress {
+impl LoadProgress {
     fn new(layers: usize) -> Self {
         let template = "loading {wide_bar} {pos}/{len} layers";
         let bar = (std::io::stderr().is_terminal()).then(|| console::bar(template, layers as u64));

@@ -8,7 +8,7 @@ use super::dtypes::Dtypes;
 use super::linear::Linear;
 use super::norm::Norm;
 use super::weights::Weights;
-use super::{Batch, Ends, Head, MAX_TREE_NODES, MaskedBlock, Model, ModelConfig, Output};
+use super::{Batch, Ends, ForwardOutput, Head, MAX_TREE_NODES, MaskedBlock, Model, ModelConfig};
 use crate::error::{Error, Result, clipped};
 use crate::kernels::kv_write::kv_write;
 use crate::kv::{KvHeads, KvShape, KvStore};
@@ -141,7 +141,7 @@ impl Model for MedusaHeads {
         &self.device
     }
 
-    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
+    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput> {
         if let Some(states) = &batch.features {
             self.write(states, &batch.slots[..states.dim(0)?], kv)?;
         }
@@ -167,14 +167,14 @@ impl Model for MedusaHeads {
             }
         }
         if logits.is_empty() {
-            return Output::none(self.config.vocab_size);
+            return ForwardOutput::none(self.config.vocab_size);
         }
         let mut order = vec![0u32; places.len()];
         (0..)
             .zip(places)
             .for_each(|(row, place): (u32, usize)| order[place] = row);
         let order = Tensor::new(order, &self.device)?;
-        Ok(Output {
+        Ok(ForwardOutput {
             logits: Tensor::cat(&logits, 0)?
                 .index_select(&order, 0)?
                 .to_dtype(DType::F32)?,

@@ -94,9 +94,10 @@ impl Mlp {
     /// If the device fails.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let wide = self.gate_up.forward(x)?;
-        let wide = match self.is_gated {
-            true => glu(&wide, self.activation)?,
-            false => self.activation.apply(&wide)?,
+        let wide = if self.is_gated {
+            glu(&wide, self.activation)?
+        } else {
+            self.activation.apply(&wide)?
         };
         self.down.forward(&wide)
     }

@@ -54,14 +54,14 @@ pub use layer_spec::{KvSource, LayerSpec, MlpSpec, ModelSpec, NormSpec, Norms, Q
 pub use layers::LayerList;
 pub use load::{LoadOptions, inspect, inspect_head, load, load_head};
 pub use pooling::{EmbeddingSpec, Pooling};
-pub use rope::{Llama3Scaling, Rope, RopeScaling};
+pub use rope::{Llama3Scaling, RopeScaling, RopeSpec};
 pub(crate) use shards::safetensors_files;
 pub use source::{LoadFormat, ModelSource};
 pub(crate) use weights::Weights;
 
 /// The result of a forward.
 #[derive(Debug)]
-pub struct Output {
+pub struct ForwardOutput {
     /// `[batch.logits.len(), vocab_size]`, f32, in the order of [`Batch::logits`].
     pub logits: Tensor,
     /// `[taps.rows, taps.layers * hidden_size]` of [`Batch::taps`]: for each row its hidden states, layer
@@ -82,7 +82,7 @@ pub struct Ends {
     pub(crate) output: output_layer::OutputLayer,
 }
 
-impl Output {
+impl ForwardOutput {
     /// Of a forward without requested logits, over `vocab_size` ids. On the host: GPUs have no empty
     /// allocations.
     pub(crate) fn none(vocab_size: usize) -> Result<Self> {
@@ -159,7 +159,7 @@ pub trait Model: Send {
     }
 
     /// One ragged forward. The trait's documentation says what it may read and write.
-    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output>;
+    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput>;
 }
 
 /// A draft head: a model that reads, besides tokens, hidden states of its target.

@@ -34,9 +34,10 @@ impl Norm {
                 "LayerNorm has no CUDA kernel: this model runs only on the CPU",
             ));
         }
-        let bias = match spec.has_bias {
-            true => Some(weights.tensor(&format!("{name}.bias"), &[width])?),
-            false => None,
+        let bias = if spec.has_bias {
+            Some(weights.tensor(&format!("{name}.bias"), &[width])?)
+        } else {
+            None
         };
         Ok(Self {
             weight: weights.norm(name, width, spec.offset)?,
@@ -63,16 +64,15 @@ impl Norm {
     /// # Errors
     /// As [`Norm::forward`].
     pub fn add(&self, x: &Tensor, delta: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
-        let (sum, normed) = match self.is_centered {
-            false => add_norm(x, delta, &self.weight, eps)?,
-            true => {
-                let sum = (x + delta)?;
-                let centered = sum.broadcast_sub(&sum.mean_keepdim(1)?)?;
-                // Its mean square is the variance.
-                let zeros = centered.zeros_like()?;
-                let (_, normed) = add_norm(&centered, &zeros, &self.weight, eps)?;
-                (sum, normed)
-            }
+        let (sum, normed) = if self.is_centered {
+            let sum = (x + delta)?;
+            let centered = sum.broadcast_sub(&sum.mean_keepdim(1)?)?;
+            // Its mean square is the variance.
+            let zeros = centered.zeros_like()?;
+            let (_, normed) = add_norm(&centered, &zeros, &self.weight, eps)?;
+            (sum, normed)
+        } else {
+            add_norm(x, delta, &self.weight, eps)?
         };
         match &self.bias {
             Some(bias) => Ok((sum, normed.broadcast_add(bias)?)),

@@ -16,7 +16,7 @@ use super::norm::Norm;
 use super::output_layer::OutputLayer;
 use super::rope::RopeTables;
 use super::weights::Weights;
-use super::{Batch, Ends, Head, MaskedBlock, Model, ModelConfig, Output, Span};
+use super::{Batch, Ends, ForwardOutput, Head, MaskedBlock, Model, ModelConfig, Span};
 use crate::error::{Error, Result};
 use crate::kernels::AttentionBatch;
 use crate::kv::{KvShape, KvStore};
@@ -138,7 +138,7 @@ impl Model for ParallelHead {
         &self.device
     }
 
-    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
+    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput> {
         let (vocab_size, slots) = (self.config.vocab_size, kv.num_slots());
         let ropes = self.ropes.tables();
         let inputs = Inputs::new(batch, ropes, vocab_size, slots, &self.device)?;
@@ -157,19 +157,19 @@ impl Model for ParallelHead {
                 let context = context.as_ref().ok_or_else(wrong)?;
                 layer.write(context, &self.config, &step, pool)?;
             }
-            return Output::none(vocab_size);
+            return ForwardOutput::none(vocab_size);
         }
         let tokens = inputs.tokens.narrow(0, read, rows)?;
         let (x, delta) = self.run(&tokens, context.as_ref(), &step, kv)?;
         let wanted = (batch.logits.iter()).map(|&row| row.checked_sub(read as u32));
         let wanted: Vec<u32> = wanted.collect::<Option<_>>().ok_or_else(wrong)?;
         if wanted.is_empty() {
-            return Output::none(vocab_size);
+            return ForwardOutput::none(vocab_size);
         }
         let wanted = Tensor::new(wanted, &self.device)?;
         let (x, delta) = (x.index_select(&wanted, 0)?, delta.index_select(&wanted, 0)?);
         let (_, normed) = self.norm.add(&x, &delta, self.eps())?;
-        Ok(Output {
+        Ok(ForwardOutput {
             logits: self.output.forward(&normed)?,
             hidden: None,
             last_hidden: None,

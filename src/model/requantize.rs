@@ -29,8 +29,9 @@ pub fn blocks(weight: &Tensor, kind: BlockType) -> Result<Vec<u8>> {
         Ok(quantized.data()?.into_owned())
     });
     let blocks = parts.collect::<Result<Vec<_>>>()?.concat();
-    match finite::blocks(kind, &blocks) {
-        true => Ok(blocks),
-        false => Err(Error::setup(format!("its values are too large for {kind}"))),
+    if finite::blocks(kind, &blocks) {
+        Ok(blocks)
+    } else {
+        Err(Error::setup(format!("its values are too large for {kind}")))
     }
 }

@@ -2,7 +2,7 @@
 
 /// A rotary position embedding.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Rope {
+pub struct RopeSpec {
     /// Values of a head that are rotated, from the first on: an even number, at most `head_dim`.
     pub width: usize,
     /// The base of the frequencies.
@@ -85,7 +85,7 @@ pub struct Llama3Scaling {
     pub original_max_position_embeddings: usize,
 }
 
-impl Rope {
+impl RopeSpec {
     /// One without scaling.
     pub fn plain(width: usize, theta: f32) -> Self {
         Self {
@@ -341,22 +341,22 @@ impl QueryScaling {
 /// The different rotary embeddings of a model's layers.
 #[derive(Clone)]
 pub(super) struct RopeTables {
-    ropes: Vec<Rope>,
+    ropes: Vec<RopeSpec>,
     tables: Vec<RopeTable>,
 }
 
 impl RopeTables {
     /// Those of the layers of a model. `factors` divide the frequencies of all, if the checkpoint contains them, or
     /// of those that name their tensor.
-    pub fn new<'a>(of_layers: impl Iterator<Item = &'a Rope>, factors: Option<&[f32]>) -> Self {
-        let mut ropes: Vec<Rope> = Vec::new();
+    pub fn new<'a>(of_layers: impl Iterator<Item = &'a RopeSpec>, factors: Option<&[f32]>) -> Self {
+        let mut ropes: Vec<RopeSpec> = Vec::new();
         for rope in of_layers {
             if !ropes.contains(rope) {
                 ropes.push(rope.clone());
             }
         }
         let named = ropes.iter().any(|rope| rope.factor_tensor().is_some());
-        let table = |rope: &Rope| {
+        let table = |rope: &RopeSpec| {
             let factors = factors.filter(|_| rope.factor_tensor().is_some() == named);
             let factors = factors.unwrap_or_default().iter();
             let factors = factors.copied().chain(std::iter::repeat(1.));
@@ -375,7 +375,7 @@ impl RopeTables {
     }
 
     /// The place of `rope` in [`RopeTables::tables`].
-    pub fn index_of(&self, rope: &Rope) -> Option<usize> {
+    pub fn index_of(&self, rope: &RopeSpec) -> Option<usize> {
         self.ropes.iter().position(|other| other == rope)
     }
 

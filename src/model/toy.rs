@@ -2,7 +2,7 @@
 //! reads back through block table and mask into logits, so that a wrong slot, mask, position or
 //! rollback changes its output. Its hidden states are hashes of the same kind.
 
-use super::{Batch, Model, ModelConfig, Output, Span};
+use super::{Batch, ForwardOutput, Model, ModelConfig, Span};
 use crate::error::{Error, Result};
 use crate::kernels::kv_write;
 use crate::kv::{KvHeads, KvShape, KvStore};
@@ -101,7 +101,7 @@ impl Model for ToyModel {
         &Device::Cpu
     }
 
-    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
+    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput> {
         let rows = batch.tokens.len();
         drop(self.gate.lock());
         self.largest_forward.fetch_max(rows, Ordering::Relaxed);
@@ -137,12 +137,11 @@ impl Model for ToyModel {
         }
         let shape = (batch.logits.len(), self.config.vocab_size);
         let logits = Tensor::from_vec(logits, shape, &Device::Cpu)?;
-        let hidden = match hidden.is_empty() {
-            true => None,
-            false => {
-                let shape = (taps.rows.len(), taps.layers.len());
-                Some(Tensor::from_vec(hidden, shape, &Device::Cpu)?)
-            }
+        let hidden = if hidden.is_empty() {
+            None
+        } else {
+            let shape = (taps.rows.len(), taps.layers.len());
+            Some(Tensor::from_vec(hidden, shape, &Device::Cpu)?)
         };
         let states = batch.last_hidden.iter();
         let states = states.map(|&row| context_of(row).map(|c| unit(mix(c ^ self.seed))));
@@ -151,7 +150,7 @@ impl Model for ToyModel {
             0 => None,
             rows => Some(Tensor::from_vec(states, (rows, 1), &Device::Cpu)?),
         };
-        Ok(Output {
+        Ok(ForwardOutput {
             logits,
             hidden,
             last_hidden,

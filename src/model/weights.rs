@@ -5,7 +5,7 @@ use super::dtypes::Dtypes;
 use super::gguf::GgufFile;
 use super::inventory::{self, SharedInventory};
 use super::linear::{Embedding, Linear};
-use super::matrix::{self, Form, Matrix, Unread};
+use super::matrix::{self, Matrix, Unread, WeightForm};
 use super::names::{self, Layout};
 use super::shards::safetensors_files;
 use super::source::ModelSource;
@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 /// An open checkpoint, and the dtypes and the device that its tensors are converted to.
 pub struct Weights {
-    source: Source,
+    source: TensorSource,
     layout: Layout,
     dtypes: Dtypes,
     device: Device,
@@ -30,7 +30,7 @@ pub struct Weights {
     inventory: Option<SharedInventory>,
 }
 
-enum Source {
+enum TensorSource {
     /// The mapped files, and the names of the tensors that were read.
     Safetensors(MmapedSafetensors, HashSet<String>),
     /// The tensors of a `pytorch_model.bin`, and the names of those that were read.
@@ -53,7 +53,7 @@ impl Weights {
         let mapped =
             unsafe { MmapedSafetensors::multi(&files) }.map_err(|e| Error::in_file(folder, e))?;
         let layout = Layout::of(|name| mapped.get(name).is_ok());
-        let source = Source::Safetensors(mapped, HashSet::new());
+        let source = TensorSource::Safetensors(mapped, HashSet::new());
         Ok(Self {
             layout,
             ..Self::new(source, dtypes, device)
@@ -67,7 +67,7 @@ impl Weights {
     pub fn of_head(folder: &Path, dtypes: Dtypes, device: &Device) -> Result<Self> {
         match (safetensors_files(folder), pickle::file_in(folder)) {
             (Err(_), Some(pickled)) => {
-                let source = Source::Pickled(pickle::read(&pickled)?, HashSet::new());
+                let source = TensorSource::Pickled(pickle::read(&pickled)?, HashSet::new());
                 Ok(Self::new(source, dtypes, device))
             }
             _ => Self::safetensors(folder, dtypes, device),
@@ -95,15 +95,15 @@ impl Weights {
 
     /// The tensors of an open GGUF file.
     pub fn gguf(file: GgufFile, dtypes: Dtypes, device: &Device) -> Self {
-        Self::new(Source::Gguf(Box::new(file)), dtypes, device)
+        Self::new(TensorSource::Gguf(Box::new(file)), dtypes, device)
     }
 
     /// Random weights from `seed`, scaled so that activations keep their magnitude from layer to layer.
     pub fn dummy(seed: u64, dtypes: Dtypes, device: &Device) -> Self {
-        Self::new(Source::Dummy(seed), dtypes, device)
+        Self::new(TensorSource::Dummy(seed), dtypes, device)
     }
 
-    fn new(source: Source, dtypes: Dtypes, device: &Device) -> Self {
+    fn new(source: TensorSource, dtypes: Dtypes, device: &Device) -> Self {
         Self {
             source,
             layout: Layout::Model,
@@ -150,12 +150,11 @@ impl Weights {
         order: Option<&[u32]>,
     ) -> Result<Linear> {
         let matrix = self.matrix(name, shape, order)?;
-        let bias = match bias {
-            true => {
-                let bias = self.tensor(&format!("{name}.bias"), &[shape.0])?;
-                Some(in_order(bias, order)?)
-            }
-            false => None,
+        let bias = if bias {
+            let bias = self.tensor(&format!("{name}.bias"), &[shape.0])?;
+            Some(in_order(bias, order)?)
+        } else {
+            None
         };
         Ok(Linear::new(matrix, bias))
     }
@@ -178,9 +177,10 @@ impl Weights {
         head: &ModelConfig,
         target: &Embedding,
     ) -> Result<Embedding> {
-        match self.has("embed_tokens.weight") {
-            true => self.embedding("embed_tokens", (head.vocab_size, head.hidden_size)),
-            false => Ok(target.clone()),
+        if self.has("embed_tokens.weight") {
+            self.embedding("embed_tokens", (head.vocab_size, head.hidden_size))
+        } else {
+            Ok(target.clone())
         }
     }
 
@@ -192,7 +192,7 @@ impl Weights {
     /// Whether the checkpoint has an output layer of its own; `None` = it has no files that tell.
     pub fn have_head(&self) -> Option<bool> {
         match self.source {
-            Source::Dummy(_) => None,
+            TensorSource::Dummy(_) => None,
             _ => Some(self.has("lm_head.weight")),
         }
     }
@@ -201,10 +201,10 @@ impl Weights {
     pub fn has(&self, name: &str) -> bool {
         let name = &*self.layout.name(name);
         match &self.source {
-            Source::Gguf(file) => file.has(name),
-            Source::Dummy(_) => true,
-            Source::Safetensors(files, _) => files.get(name).is_ok(),
-            Source::Pickled(tensors, _) => tensors.contains_key(name),
+            TensorSource::Gguf(file) => file.has(name),
+            TensorSource::Dummy(_) => true,
+            TensorSource::Safetensors(files, _) => files.get(name).is_ok(),
+            TensorSource::Pickled(tensors, _) => tensors.contains_key(name),
         }
     }
 
@@ -231,7 +231,7 @@ impl Weights {
         let Some(size) = config.draft_vocab_size else {
             return Ok(None);
         };
-        if let Source::Dummy(_) = self.source {
+        if let TensorSource::Dummy(_) = self.source {
             return Ok(Some(Tensor::arange(0, size as u32, &self.device)?));
         }
         let offsets = self
@@ -260,10 +260,10 @@ impl Weights {
     pub fn dense(&mut self, name: &str) -> Result<Tensor> {
         let name = &*self.layout.name(name);
         let tensor = match &mut self.source {
-            Source::Gguf(file) => file.tensor(name, &self.device)?,
-            Source::Safetensors(files, _) => checked(files, name, &self.device)?,
-            Source::Pickled(tensors, _) => pickled(tensors, name)?,
-            Source::Dummy(_) => {
+            TensorSource::Gguf(file) => file.tensor(name, &self.device)?,
+            TensorSource::Safetensors(files, _) => checked(files, name, &self.device)?,
+            TensorSource::Pickled(tensors, _) => pickled(tensors, name)?,
+            TensorSource::Dummy(_) => {
                 return Err(Error::internal(
                     "random weights have no shapes of their own",
                 ));
@@ -278,7 +278,7 @@ impl Weights {
     /// If the tensor exists but cannot be read.
     pub fn rope_factors(&mut self) -> Result<Option<Vec<f32>>> {
         match &mut self.source {
-            Source::Gguf(file) => file.rope_factors(),
+            TensorSource::Gguf(file) => file.rope_factors(),
             _ => Ok(None),
         }
     }
@@ -287,11 +287,11 @@ impl Weights {
     pub fn skip(&mut self, name: &str) {
         let name = &*self.layout.name(name);
         match &mut self.source {
-            Source::Gguf(file) => file.skip(name),
-            Source::Safetensors(_, read) | Source::Pickled(_, read) => {
+            TensorSource::Gguf(file) => file.skip(name),
+            TensorSource::Safetensors(_, read) | TensorSource::Pickled(_, read) => {
                 read.insert(name.to_owned());
             }
-            Source::Dummy(_) => (),
+            TensorSource::Dummy(_) => (),
         }
     }
 
@@ -302,19 +302,19 @@ impl Weights {
     /// then the model computes something that we do not implement.
     pub fn finish(&self, skipped: &[&str]) -> Result<()> {
         let unread = match &self.source {
-            Source::Dummy(_) => Vec::new(),
-            Source::Gguf(file) => {
+            TensorSource::Dummy(_) => Vec::new(),
+            TensorSource::Gguf(file) => {
                 file.log_conversions();
                 file.unread()
             }
-            Source::Pickled(tensors, read) => {
+            TensorSource::Pickled(tensors, read) => {
                 let names = tensors.keys();
                 names
                     .filter(|name| !read.contains(*name))
                     .cloned()
                     .collect()
             }
-            Source::Safetensors(files, read) => {
+            TensorSource::Safetensors(files, read) => {
                 let names = files.tensors().into_iter().map(|(name, _)| name);
                 names.filter(|name| !read.contains(name)).collect()
             }
@@ -345,7 +345,7 @@ impl Weights {
             return Ok(Arc::new(Unread { shape, format }));
         }
         match &mut self.source {
-            Source::Gguf(file) => {
+            TensorSource::Gguf(file) => {
                 file.matrix(name, shape, order, self.dtypes.matrices, &self.device)
             }
             _ => {
@@ -354,7 +354,7 @@ impl Weights {
                 let form = self
                     .dtypes
                     .form(tensor.dtype(), tensor.dims(), &self.device);
-                let (Form::Tiles(kind) | Form::Blocks(kind)) = form else {
+                let (WeightForm::Tiles(kind) | WeightForm::Blocks(kind)) = form else {
                     return matrix::unquantized(&tensor, self.dtypes.matrices);
                 };
                 let named = |e| Error::setup(format!("tensor {name}: {e}"));
@@ -383,27 +383,27 @@ impl Weights {
     }
 
     /// Adds the tensor `name` of the shape `dims` to the inventory, and returns what it is loaded as.
-    fn note(&mut self, name: &str, dims: &[usize], is_matrix: bool) -> Result<Form> {
+    fn note(&mut self, name: &str, dims: &[usize], is_matrix: bool) -> Result<WeightForm> {
         let name = &*self.layout.name(name);
         let (device, matrices) = (&self.device, self.dtypes.matrices);
-        let mut dense = Form::Dense(self.dtypes.activations);
+        let mut dense = WeightForm::Dense(self.dtypes.activations);
         let (found, stored) = match &mut self.source {
-            Source::Gguf(file) => {
+            TensorSource::Gguf(file) => {
                 let (kind, found) = file.describe(name)?;
                 if let (true, Some(&inputs)) = (is_matrix, found.last()) {
-                    dense = Form::of_gguf(kind, inputs, matrices, device);
+                    dense = WeightForm::of_gguf(kind, inputs, matrices, device);
                 }
-                let bytes = Form::Blocks(kind).bytes(&found);
+                let bytes = WeightForm::Blocks(kind).bytes(&found);
                 (found, (kind.to_string(), bytes))
             }
             other => {
                 let (found, dtype) = match other {
-                    Source::Safetensors(files, read) => {
+                    TensorSource::Safetensors(files, read) => {
                         read.insert(name.to_owned());
                         let (dtype, found, _) = described(files, name)?;
                         (found, dtype)
                     }
-                    Source::Pickled(tensors, read) => {
+                    TensorSource::Pickled(tensors, read) => {
                         read.insert(name.to_owned());
                         let tensor = pickled(tensors, name)?;
                         (tensor.dims().to_vec(), tensor.dtype())
@@ -413,7 +413,7 @@ impl Weights {
                 if is_matrix {
                     dense = self.dtypes.form(dtype, dims, device);
                 }
-                let bytes = Form::Dense(dtype).bytes(&found);
+                let bytes = WeightForm::Dense(dtype).bytes(&found);
                 (found, (dtype.as_str().to_uppercase(), bytes))
             }
         };
@@ -434,13 +434,13 @@ impl Weights {
         }
         let name = &*self.layout.name(name);
         let tensor = match &mut self.source {
-            Source::Gguf(file) => file.tensor(name, &self.device)?,
-            Source::Dummy(seed) => dummy(*seed, name, dims)?,
-            Source::Pickled(tensors, read) => {
+            TensorSource::Gguf(file) => file.tensor(name, &self.device)?,
+            TensorSource::Dummy(seed) => dummy(*seed, name, dims)?,
+            TensorSource::Pickled(tensors, read) => {
                 read.insert(name.to_owned());
                 pickled(tensors, name)?
             }
-            Source::Safetensors(files, read) => {
+            TensorSource::Safetensors(files, read) => {
                 read.insert(name.to_owned());
                 checked(files, name, &self.device)?
             }
@@ -505,11 +505,12 @@ fn pickled(tensors: &HashMap<String, Tensor>, name: &str) -> Result<Tensor> {
         .to_dtype(DType::F32)?
         .flatten_all()?
         .to_vec1::<f32>()?;
-    match wide.iter().all(|value| value.is_finite()) {
-        true => Ok(tensor.clone()),
-        false => Err(Error::setup(format!(
+    if wide.iter().all(|value| value.is_finite()) {
+        Ok(tensor.clone())
+    } else {
+        Err(Error::setup(format!(
             "tensor {name} contains NaN or infinity"
-        ))),
+        )))
     }
 }
 

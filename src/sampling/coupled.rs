@@ -3,10 +3,10 @@
 //! The token at a position is the argmax over x of log p(x) + g(x), where g are Gumbel numbers that are
 //! addressed by (seed, position, x). So it is distributed as p (the Gumbel-max trick), and a draft that
 //! draws from its own q with the same g tends to draw the same token (Daliri, Musco and Suresh 2024,
-//! arXiv 2408.07978, section 3). [`race`] computes it.
+//! arXiv 2408.07978, section 3). [`gumbel_max`] computes it.
 
 use super::{Dist, NoToken, Sampler, vocab, weights};
-use crate::kernels::sample::race;
+use crate::kernels::sample::gumbel_max;
 
 /// A token that a draft model proposes.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -26,7 +26,7 @@ pub fn choose(logits: &[f32], sampler: &Sampler, key: u64) -> Result<u32, NoToke
     match weights(logits, sampler)? {
         Dist::Point(token) => Ok(token),
         Dist::Dense(mut weights) => {
-            race(&mut weights, key);
+            gumbel_max(&mut weights, key);
             let winner = vocab::max(&weights).and_then(|best| vocab::place(&weights, best));
             winner.ok_or(NoToken::NotFinite)
         }
@@ -57,7 +57,7 @@ pub fn guess(
         }
         Dist::Dense(weights) => {
             let mut scores = weights.clone();
-            race(&mut scores, key);
+            gumbel_max(&mut scores, key);
             let mut tokens = vocab::largest(&scores, count);
             tokens.retain(|&id| weights[id as usize] > 0.0);
             (tokens, weights)

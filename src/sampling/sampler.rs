@@ -223,9 +223,10 @@ impl Sampler {
         let Some(grammar) = &self.grammar else {
             return [stops, &[]];
         };
-        let eos = match is_early || params.ignore_eos {
-            true => grammar.eos(),
-            false => &[],
+        let eos = if is_early || params.ignore_eos {
+            grammar.eos()
+        } else {
+            &[]
         };
         let allows_more = || {
             let ends = [stops, eos].concat();

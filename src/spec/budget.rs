@@ -52,7 +52,7 @@ pub struct Budget {
     /// Averages over steps, relative to plain decoding's: tokens, and seconds.
     gained: f64,
     spent: f64,
-    refused: u64,
+    pruned: u64,
     /// Steps that have run.
     steps: u64,
 }
@@ -67,7 +67,7 @@ pub struct Candidates<'a> {
 
 /// What a drafter with a model expects for a sequence before it drafts.
 #[derive(Debug)]
-pub struct Forecast<'a> {
+pub struct DraftForecast<'a> {
     /// Probability that the first 1, 2, ... tokens of the draft stand. No deeper draft than this.
     pub path: &'a [f32],
     pub max_depth: usize,
@@ -99,7 +99,7 @@ pub struct StepCost {
 }
 
 /// A node that competes for a row.
-struct Node {
+struct BudgetNode {
     /// Not above its parent's.
     score: f64,
     depth: usize,
@@ -109,7 +109,7 @@ struct Node {
 
 /// The first nodes of a ranking, in tokens.
 #[derive(Debug, Clone, Copy, Default)]
-struct Offer {
+struct RankedPrefix {
     /// Expected tokens.
     gain: f64,
     /// What they must gain.
@@ -125,7 +125,7 @@ impl Budget {
             draft: CostCurve::default(),
             gained: 1.0,
             spent: 1.0,
-            refused: 0,
+            pruned: 0,
             steps: 0,
         }
     }
@@ -151,8 +151,8 @@ impl Budget {
     }
 
     /// Draft nodes that were proposed and not verified, since the start.
-    pub fn refused(&self) -> u64 {
-        self.refused
+    pub fn pruned(&self) -> u64 {
+        self.pruned
     }
 
     /// Learns from a step. Those with prompt rows teach nothing: rows without logits cost less.
@@ -195,9 +195,9 @@ impl Budget {
         let nodes = ranked(nodes);
         let price = self.price(sequences);
         let rows = self.verify_seconds(base_rows, nodes.len());
-        let mut offers = vec![Offer::default()];
+        let mut offers = vec![RankedPrefix::default()];
         for (node, seconds) in nodes.iter().zip(&rows[1..]) {
-            offers.push(Offer {
+            offers.push(RankedPrefix {
                 gain: offers[offers.len() - 1].gain + node.score,
                 cost: price * seconds,
             });
@@ -210,20 +210,20 @@ impl Budget {
             keep[node.sequence][node.index] = true;
         }
         let proposed: usize = drafts.iter().map(|draft| draft.scores.len()).sum();
-        self.refused += (proposed - best) as u64;
+        self.pruned += (proposed - best) as u64;
         keep
     }
 
     /// How deep to draft for each sequence, before a model drafts: a level is one forward of the
     /// draft model over all sequences that are drafted for that deep, or a row of its only forward for
-    /// each of them ([`Forecast::at_once`]). 0 where drafting does not pay, except for a probe of depth 1
-    /// now and then: its outcome is known even if [`Budget::select`] refuses the node.
+    /// each of them ([`DraftForecast::at_once`]). 0 where drafting does not pay, except for a probe of depth 1
+    /// now and then: its outcome is known even if [`Budget::select`] prunes the node.
     ///
     /// Call it once per step, with all sequences that may draft: those that do not, save for their
     /// next probe.
     pub fn depths(
         &self,
-        forecasts: &mut [Forecast<'_>],
+        forecasts: &mut [DraftForecast<'_>],
         base_rows: usize,
         sequences: usize,
     ) -> Vec<usize> {
@@ -235,13 +235,13 @@ impl Budget {
         let price = self.price(sequences);
         let verify = self.verify_seconds(base_rows, nodes.len());
         let deepest = nodes.iter().map(|node| node.depth).max().unwrap_or(0);
-        let (mut chosen, mut depth) = (vec![Offer::default()], 1);
+        let (mut chosen, mut depth) = (vec![RankedPrefix::default()], 1);
         // A deep node that comes before shallow ones may open a level that does not pay.
         for limit in 1..=deepest {
             // Rows and seconds of each forward of the draft model.
             let mut forwards = vec![(0, 0.0); limit];
             let mut drafting = 0.0;
-            let mut offers = vec![Offer::default()];
+            let mut offers = vec![RankedPrefix::default()];
             let allowed = nodes.iter().filter(|node| node.depth <= limit);
             for (node, seconds) in allowed.zip(&verify[1..]) {
                 let (forward, added) = forecasts[node.sequence].rows_of(node.depth);
@@ -249,7 +249,7 @@ impl Budget {
                 *rows += added;
                 let after = self.draft_seconds(*rows);
                 drafting += after - std::mem::replace(before, after);
-                offers.push(Offer {
+                offers.push(RankedPrefix {
                     gain: offers[offers.len() - 1].gain + node.score,
                     cost: price * (seconds + drafting),
                 });
@@ -270,7 +270,7 @@ impl Budget {
     }
 
     /// Lets sequences with depth 0 save, and raises the depth to 1 for those that can pay for it.
-    fn probe(&self, depths: &mut [usize], forecasts: &mut [Forecast<'_>], sequences: usize) {
+    fn probe(&self, depths: &mut [usize], forecasts: &mut [DraftForecast<'_>], sequences: usize) {
         let share = self.target.seconds(sequences) / sequences.max(1) as f64;
         let busy = depths.iter().zip(&*forecasts);
         let rows = busy.map(|(&depth, one)| (1..=depth).map(move |depth| one.rows_of(depth)));
@@ -312,7 +312,7 @@ impl Budget {
     /// `best` that few steps had and that would pay at half the difference in cost, or twice the
     /// saving. Without this an estimate that is too high would stay, since what seems dear is not
     /// run.
-    fn explore(&self, best: usize, offers: &[Offer], base_rows: usize) -> usize {
+    fn explore(&self, best: usize, offers: &[RankedPrefix], base_rows: usize) -> usize {
         if self.is_control() {
             return 0;
         }
@@ -342,9 +342,10 @@ impl Budget {
     /// Seconds of a forward of the draft model. Free while either curve is unknown: only a step
     /// with a draft teaches both.
     fn draft_seconds(&self, rows: usize) -> f64 {
-        match self.target.is_known() && self.draft.is_known() {
-            true => self.draft.seconds(rows),
-            false => 0.0,
+        if self.target.is_known() && self.draft.is_known() {
+            self.draft.seconds(rows)
+        } else {
+            0.0
         }
     }
 
@@ -357,15 +358,15 @@ impl Budget {
 }
 
 /// The nodes of a draft.
-fn tree(sequence: usize, draft: &Candidates<'_>) -> Vec<Node> {
-    let mut nodes: Vec<Node> = Vec::with_capacity(draft.scores.len());
+fn tree(sequence: usize, draft: &Candidates<'_>) -> Vec<BudgetNode> {
+    let mut nodes: Vec<BudgetNode> = Vec::with_capacity(draft.scores.len());
     for (index, (&score, parent)) in draft.scores.iter().zip(draft.parents).enumerate() {
         let (limit, depth) = match parent.map(|parent| nodes.get(usize::from(parent))) {
             None => (1.0, 1),
             Some(Some(parent)) => (parent.score, parent.depth + 1),
             Some(None) => (0.0, 1),
         };
-        nodes.push(Node {
+        nodes.push(BudgetNode {
             score: probability(score).min(limit),
             depth,
             sequence,
@@ -376,11 +377,14 @@ fn tree(sequence: usize, draft: &Candidates<'_>) -> Vec<Node> {
 }
 
 /// The nodes that a forecast stands for.
-fn chain<'a>(sequence: usize, forecast: &'a Forecast<'_>) -> impl Iterator<Item = Node> + 'a {
+fn chain<'a>(
+    sequence: usize,
+    forecast: &'a DraftForecast<'_>,
+) -> impl Iterator<Item = BudgetNode> + 'a {
     let path = forecast.path.iter().take(forecast.max_depth);
     path.enumerate().scan(1f64, move |above, (index, &score)| {
         *above = above.min(probability(score));
-        Some(Node {
+        Some(BudgetNode {
             score: *above,
             depth: index + 1,
             sequence,
@@ -390,9 +394,9 @@ fn chain<'a>(sequence: usize, forecast: &'a Forecast<'_>) -> impl Iterator<Item 
 }
 
 /// The nodes worth a thought, best first; parents come before their children.
-fn ranked(mut nodes: Vec<Node>) -> Vec<Node> {
+fn ranked(mut nodes: Vec<BudgetNode>) -> Vec<BudgetNode> {
     nodes.retain(|node| node.score >= f64::from(MIN_SCORE));
-    let place = |node: &Node| (node.depth, node.sequence, node.index);
+    let place = |node: &BudgetNode| (node.depth, node.sequence, node.index);
     nodes.sort_unstable_by(|a, b| {
         let by_score = b.score.total_cmp(&a.score);
         by_score.then_with(|| place(a).cmp(&place(b)))
@@ -401,13 +405,14 @@ fn ranked(mut nodes: Vec<Node>) -> Vec<Node> {
 }
 
 fn probability(score: f32) -> f64 {
-    match (0.0..=1.0).contains(&score) {
-        true => f64::from(score),
-        false => 0.0,
+    if (0.0..=1.0).contains(&score) {
+        f64::from(score)
+    } else {
+        0.0
     }
 }
 
-impl Forecast<'_> {
+impl DraftForecast<'_> {
     /// The forward of the draft model that gives the token at `depth`, from 1, and the rows that it adds
     /// there. Where each level is a forward, what the model has not seen is left out: a sequence that drafts
     /// in every step has seen nearly all. A probe, of one that does not, counts it.
@@ -420,7 +425,7 @@ impl Forecast<'_> {
     }
 }
 
-impl Offer {
+impl RankedPrefix {
     fn value(&self) -> f64 {
         self.gain - self.cost
     }
@@ -428,7 +433,7 @@ impl Offer {
 
 /// The first number of nodes that has the highest value. All are compared: the costs need not be
 /// convex.
-fn best(offers: &[Offer]) -> usize {
+fn best(offers: &[RankedPrefix]) -> usize {
     let mut best = 0;
     for (nodes, offer) in offers.iter().enumerate() {
         if offer.value() > offers[best].value() {

@@ -26,9 +26,10 @@ const MAX_TIME: Duration = Duration::from_secs(1);
 pub fn measure(model: &mut dyn Model, store: &mut KvStore, num_blocks: usize) -> Result<Measured> {
     let mut blocks = BlockAllocator::new(num_blocks, store.block_size);
     let first_pool = store.layers.first();
-    let rows: Vec<usize> = match first_pool.is_some_and(|(k, _)| k.device().is_cuda()) {
-        true => RECORDED_ROWS.collect(),
-        false => ROWS.to_vec(),
+    let rows: Vec<usize> = if first_pool.is_some_and(|(k, _)| k.device().is_cuda()) {
+        RECORDED_ROWS.collect()
+    } else {
+        ROWS.to_vec()
     };
     let (started, mut measured) = (Instant::now(), Vec::new());
     for rows in rows {

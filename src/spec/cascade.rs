@@ -106,11 +106,11 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     /// A model whose first token it expects to be right in every other draft, and whose later ones never.
-    struct Model {
+    struct OneTokenModel {
         forwards: Arc<AtomicUsize>,
     }
 
-    impl Drafter for Model {
+    impl Drafter for OneTokenModel {
         fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
             let draft = |request: &DraftRequest<'_>| {
                 let mut draft = Draft::default();
@@ -135,7 +135,7 @@ mod tests {
     /// Drafts after each token of `text`; returns how often the model ran in the last quarter.
     fn forwards(text: &[u32]) -> usize {
         let forwards = Arc::new(AtomicUsize::new(0));
-        let model = Model {
+        let model = OneTokenModel {
             forwards: forwards.clone(),
         };
         let mut cascade = Cascade::new(Box::new(model), Tables::new(1 << 20));

@@ -166,9 +166,10 @@ impl CostCurve {
         let mut lower = self.knots.iter().rev();
         let half = lower.find(|knot| knot.rows <= last.rows / 2.0);
         let half = half.unwrap_or(first);
-        let slope = match last.rows > half.rows {
-            true => (cost(last) - cost(half)) / (last.rows - half.rows),
-            false => cost(last) * UNKNOWN_ROW / prior(last.rows),
+        let slope = if last.rows > half.rows {
+            (cost(last) - cost(half)) / (last.rows - half.rows)
+        } else {
+            cost(last) * UNKNOWN_ROW / prior(last.rows)
         };
         cost(last) + slope.max(0.0) * (rows - last.rows)
     }

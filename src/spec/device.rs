@@ -8,7 +8,7 @@ use crate::kernels::sample::{
     self, Chain, LogitsParams, MAX_BEST, NO_TOKEN, Node, ProcessedLogits, RowAdjustment,
     TokenChoice,
 };
-use crate::model::Output;
+use crate::model::ForwardOutput;
 use crate::sampling::{Acceptance, Purpose, Sampler, SamplingParams};
 use std::ops::Range;
 
@@ -48,7 +48,7 @@ pub fn row_adjustments(row: u32, sampler: &Sampler) -> impl Iterator<Item = RowA
 /// # Errors
 /// If the device fails.
 pub(super) fn decide_all(
-    output: &Output,
+    output: &ForwardOutput,
     inputs: &mut [StepInput<'_>],
     drafts: &[Draft],
     rows: Vec<Range<usize>>,
@@ -65,7 +65,7 @@ pub(super) fn decide_all(
             Ok(decide(input, &draft, &logits, vocab_size, wanted))
         };
     let mut outputs: Vec<_> = inputs.iter().map(|_| Ok(StepOutput::default())).collect();
-    let (mut races, mut verification) = (Races::default(), Verification::default());
+    let (mut coupled_rows, mut rejection_rows) = (CoupledRows::default(), RejectionRows::default());
     for (place, rows) in rows.iter().enumerate() {
         let (input, draft) = (&mut inputs[place], &drafts[place]);
         if rows.is_empty() {
@@ -78,21 +78,21 @@ pub(super) fn decide_all(
         let coupled =
             input.state.synthetic_acceptance.is_none() && input.state.rule() == Acceptance::Coupled;
         if !on_host_only && coupled {
-            races.push(place, input, draft, rows.start as u32);
+            coupled_rows.push(place, input, draft, rows.start as u32);
         } else if !on_host_only && draft.is_chain() && !draft.needs_host() {
-            verification.push(place, input, draft, rows.start as u32);
+            rejection_rows.push(place, input, draft, rows.start as u32);
         } else {
             outputs[place] = on_host(input, draft, rows)?;
         }
     }
     // All work is launched before the first copy to the host waits for it.
-    let on_device = || races.places.iter().chain(&verification.places);
+    let on_device = || coupled_rows.places.iter().chain(&rejection_rows.places);
     let best = match on_device().map(|&place| wanted(&inputs[place])).max() {
         None | Some(0) => None,
         Some(count) => Some(sample::best_logits(&output.logits, count)?),
     };
-    let drawn = races.launch(output)?;
-    let mut decided = verification.run(output, drafts)?;
+    let drawn = coupled_rows.launch(output)?;
+    let mut decided = rejection_rows.run(output, drafts)?;
     decided.extend(drawn.map_or(Ok(Vec::new()), |drawn| drawn.read(drafts))?);
     let best: Vec<Vec<u32>> = best.map_or(Ok(Vec::new()), |best| best.to_vec2())?;
     for (place, decided) in decided {
@@ -144,7 +144,7 @@ fn step_output(draft: &Draft, path: Vec<usize>, next: u32, tested: usize) -> Ste
 /// The inputs under the coupled rule: their tokens are drawn on the GPU and compared with the drafts on
 /// the host.
 #[derive(Default)]
-struct Races {
+struct CoupledRows {
     places: Vec<usize>,
     /// The first row of each input.
     firsts: Vec<usize>,
@@ -152,7 +152,7 @@ struct Races {
     adjustments: Vec<RowAdjustment>,
 }
 
-impl Races {
+impl CoupledRows {
     /// Adds an input whose logits rows start at row `first`. The row of a node is processed as that of
     /// a sequence with the tokens on the path to the node.
     fn push(&mut self, place: usize, input: &mut StepInput<'_>, draft: &Draft, first: u32) {
@@ -165,7 +165,7 @@ impl Races {
             let sampler = &mut input.state.sampler;
             path.iter()
                 .for_each(|&node| sampler.push(draft.tokens[node]));
-            let choice = TokenChoice::Race(rng.key(path.len()));
+            let choice = TokenChoice::GumbelMax(rng.key(path.len()));
             self.params
                 .push(logits_params(row, sampler.params(), choice));
             self.adjustments.extend(row_adjustments(row, sampler));
@@ -174,12 +174,12 @@ impl Races {
     }
 
     /// Draws the tokens of all rows; `None` if there are no inputs.
-    fn launch(self, output: &Output) -> Result<Option<Drawn>> {
+    fn launch(self, output: &ForwardOutput) -> Result<Option<PendingDraw>> {
         if self.places.is_empty() {
             return Ok(None);
         }
         let processed = sample::process_logits(&output.logits, self.params, self.adjustments, 0)?;
-        Ok(Some(Drawn {
+        Ok(Some(PendingDraw {
             places: self.places,
             firsts: self.firsts,
             processed,
@@ -188,13 +188,13 @@ impl Races {
 }
 
 /// Tokens that are being drawn.
-struct Drawn {
+struct PendingDraw {
     places: Vec<usize>,
     firsts: Vec<usize>,
     processed: ProcessedLogits,
 }
 
-impl Drawn {
+impl PendingDraw {
     /// Waits for the tokens and applies the coupled rule.
     fn read(self, drafts: &[Draft]) -> Result<Vec<Decided>> {
         let tokens = self.processed.read()?;
@@ -216,14 +216,14 @@ impl Drawn {
 
 /// The inputs under the rejection rule.
 #[derive(Default)]
-struct Verification<'a> {
+struct RejectionRows<'a> {
     places: Vec<usize>,
     params: Vec<LogitsParams>,
     adjustments: Vec<RowAdjustment>,
     chains: Vec<Chain<'a>>,
 }
 
-impl<'a> Verification<'a> {
+impl<'a> RejectionRows<'a> {
     /// Adds an input whose logits rows start at row `first`.
     fn push(&mut self, place: usize, input: &mut StepInput<'_>, draft: &'a Draft, first: u32) {
         let rng = input.state.rng();
@@ -259,7 +259,7 @@ impl<'a> Verification<'a> {
 
     /// Verifies all inputs; returns each input's place and output, `None` if no token can be
     /// chosen.
-    fn run(self, output: &Output, drafts: &[Draft]) -> Result<Vec<Decided>> {
+    fn run(self, output: &ForwardOutput, drafts: &[Draft]) -> Result<Vec<Decided>> {
         if self.chains.is_empty() {
             return Ok(Vec::new());
         }

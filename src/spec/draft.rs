@@ -326,7 +326,7 @@ pub struct Committed<'a> {
     /// accepted ones. The token that the step added itself is not included: it is pending.
     pub new: Range<usize>,
     /// The target's hidden states there, `[new.len(), taps * hidden_size]`; see
-    /// [`Output::hidden`](crate::model::Output::hidden). `None` if
+    /// [`Output::hidden`](crate::model::ForwardOutput::hidden). `None` if
     /// [`Drafter::taps`](super::Drafter::taps) is empty. It may be a view of a larger tensor: copy what
     /// is kept for long.
     pub hidden: Option<Tensor>,

@@ -7,14 +7,14 @@ mod growth;
 use super::draft::{Draft, DraftRequest, Forecast, SeqId};
 use super::drafter::Drafter;
 use super::features::{MAX_NEW_STATES, joined};
-use super::pool::{DraftPool, PagedNetwork, Sequence};
+use super::pool::{DraftPool, DraftSequence, PagedNetwork};
 use crate::error::Result;
 use crate::kernels::parallel;
 use crate::kv::BlockKey;
 use crate::model::{Batch, DraftNetwork, Head, Model};
 use candle_core::Tensor;
-use drafting::{Drafting, Read};
-use drawn::Drawn;
+use drafting::{Drafting, HeadInput};
+use drawn::DrawnTokens;
 use std::collections::HashMap;
 use std::time::Instant;
 
@@ -79,7 +79,7 @@ impl PagedNetwork {
     /// shared; `reading` has those blocks.
     fn begin<'t>(
         &mut self,
-        fed: &mut Sequence,
+        fed: &mut DraftSequence,
         request: &DraftRequest<'t>,
         reading: &mut Vec<BlockKey<'t>>,
     ) -> bool {
@@ -114,17 +114,17 @@ impl PagedNetwork {
     }
 
     /// The features of a forward's rows: the target's are fused, all at once if there are only those.
-    fn features(&self, read: Vec<Read>) -> Result<Tensor> {
+    fn features(&self, read: Vec<HeadInput>) -> Result<Tensor> {
         let all_target = read.iter().map(|read| match read {
-            Read::Target(states) => Some(states.clone()),
-            Read::Own(_) => None,
+            HeadInput::Target(states) => Some(states.clone()),
+            HeadInput::Own(_) => None,
         });
         if let Some(states) = all_target.collect::<Option<Vec<_>>>() {
             return self.fuse(&joined(states)?);
         }
         let features = read.into_iter().map(|read| match read {
-            Read::Target(states) => self.fuse(&states),
-            Read::Own(features) => Ok(features),
+            HeadInput::Target(states) => self.fuse(&states),
+            HeadInput::Own(features) => Ok(features),
         });
         joined(features.collect::<Result<_>>()?)
     }
@@ -136,7 +136,7 @@ impl PagedNetwork {
         &mut self,
         drafting: &mut [Drafting<'_, '_>],
         open: &[usize],
-        drawn: &mut Vec<Drawn>,
+        drawn: &mut Vec<DrawnTokens>,
     ) -> Result<usize> {
         let started = Instant::now();
         let mut batch = Batch::default();
@@ -172,7 +172,7 @@ impl PagedNetwork {
         }
         if output.is_on_gpu() && !complete.iter().any(|&i| drafting[i].has_masks()) {
             if !complete.is_empty() {
-                drawn.push(Drawn::new(&output, drafting, complete)?);
+                drawn.push(DrawnTokens::new(&output, drafting, complete)?);
             }
         } else {
             // On a GPU too, if masks are needed: they are in the memory of the host.
@@ -197,7 +197,7 @@ impl PagedNetwork {
     fn draft_all(&mut self, drafting: &mut [Drafting<'_, '_>]) -> Result<()> {
         let started = Instant::now();
         let (mut longest, mut is_on_gpu) = (0, false);
-        let mut drawn: Vec<Drawn> = Vec::new();
+        let mut drawn: Vec<DrawnTokens> = Vec::new();
         loop {
             let all = 0..drafting.len();
             let open: Vec<usize> = all.filter(|&i| drafting[i].is_open()).collect();
@@ -226,10 +226,7 @@ impl PagedNetwork {
         }
         // A prompt's rows would distort the cost of a draft step; two rows are the catch-up after a
         // round in which every draft token was accepted. A head reads all accepted tokens again.
-        let few = match self.is_head() {
-            true => MAX_NEW_STATES,
-            false => 2,
-        };
+        let few = if self.is_head() { MAX_NEW_STATES } else { 2 };
         if longest <= few {
             self.cost.steps += steps as u64;
             self.cost.step_seconds += seconds;
@@ -244,13 +241,13 @@ impl Drafter for DraftModel {
         let DraftPool {
             network,
             sequences,
-            lessons,
+            acceptance,
         } = &mut self.pool;
         for request in requests.iter() {
             sequences.entry(request.id).or_default();
         }
         let states = sequences.iter_mut().map(|(&id, fed)| (id, fed));
-        let mut states: HashMap<SeqId, &mut Sequence> = states.collect();
+        let mut states: HashMap<SeqId, &mut DraftSequence> = states.collect();
         let (mut drafting, mut reading) = (Vec::with_capacity(requests.len()), Vec::new());
         network.forwards.clear();
         for (place, request) in requests.iter_mut().enumerate() {
@@ -259,7 +256,7 @@ impl Drafter for DraftModel {
                 && network.begin(fed, request, &mut reading)
             {
                 let tokens = network.tokens_of(fed, request.tokens);
-                let one = Drafting::new(place, request, tokens, fed, lessons, network.chunk);
+                let one = Drafting::new(place, request, tokens, fed, acceptance, network.chunk);
                 drafting.push(one.of_a_head(network.is_head()));
             }
         }
@@ -275,7 +272,7 @@ impl Drafter for DraftModel {
         let DraftPool {
             network, sequences, ..
         } = &self.pool;
-        let unknown = Sequence::default();
+        let unknown = DraftSequence::default();
         let fed = sequences.get(&request.id).unwrap_or(&unknown);
         let tokens = network.tokens_of(fed, request.tokens);
         let pending = tokens.len().saturating_sub(fed.tokens.len());

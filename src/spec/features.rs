@@ -59,9 +59,11 @@ impl Features {
         self.start == Some(0)
     }
 
-    /// The tokens of a head's rows, which are `ahead` of their states, of all `tokens` of the sequence.
-    pub fn tokens_of<'a>(&self, tokens: &'a [u32], ahead: usize) -> &'a [u32] {
-        let first = self.start.map_or(tokens.len(), |start| start + ahead);
+    /// The tokens of a head's rows, which are `token_offset` of their states, of all `tokens` of the sequence.
+    pub fn tokens_of<'a>(&self, tokens: &'a [u32], token_offset: usize) -> &'a [u32] {
+        let first = self
+            .start
+            .map_or(tokens.len(), |start| start + token_offset);
         tokens.get(first..).unwrap_or_default()
     }
 

@@ -9,7 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Runs `forward`, and on another thread `masks`, if there are any to compute. `masks` gets a flag that is
 /// set when the forward is done; what it leaves is computed when it is needed.
-pub fn beside<T>(masks: Option<impl FnOnce(&AtomicBool) + Send>, forward: impl FnOnce() -> T) -> T {
+pub fn overlap_with_forward<T>(
+    masks: Option<impl FnOnce(&AtomicBool) + Send>,
+    forward: impl FnOnce() -> T,
+) -> T {
     let Some((masks, worker)) = masks.zip(worker()) else {
         return forward();
     };
@@ -70,12 +73,13 @@ impl Forced {
             Some(grammar) if max > 0 => grammar.forced(max),
             _ => return Self::default(),
         };
-        match tokens.is_empty() {
-            true => Self::default(),
-            false => Self {
+        if tokens.is_empty() {
+            Self::default()
+        } else {
+            Self {
                 all: [&state.tokens[..], &tokens].concat(),
                 tokens,
-            },
+            }
         }
     }
 
@@ -136,10 +140,10 @@ mod tests {
                 threads.insert(has_started.recv().unwrap());
                 step
             };
-            assert_eq!(beside(Some(masks), forward), step);
+            assert_eq!(overlap_with_forward(Some(masks), forward), step);
         }
         assert_eq!(threads.len(), 1);
         assert!(!threads.contains(&thread::current().id()));
-        assert_eq!(beside(None::<fn(&AtomicBool)>, || 7), 7);
+        assert_eq!(overlap_with_forward(None::<fn(&AtomicBool)>, || 7), 7);
     }
 }

@@ -1,5 +1,6 @@
 //! Speculative decoding: drafters, the acceptance rule, and the runner that combines them.
 
+mod acceptance_model;
 mod budget;
 mod calibration;
 mod cascade;
@@ -11,7 +12,6 @@ mod drafter;
 mod estimate;
 mod features;
 mod guard;
-mod lessons;
 mod masks;
 mod ngram;
 mod parallel;
@@ -40,5 +40,5 @@ pub use proposer::Proposer;
 pub use runner::SpeculativeRunner;
 pub use step::{SequenceState, StepInput, StepOutput, StepResult};
 pub use tables::Tables;
-pub use translate::{JointModel, Tokenizer, Translator, Vocabulary};
+pub use translate::{JointModel, JointVocabulary, Tokenizer, Translator};
 pub use verify::{Verdict, coupled, rejection, synthetic_acceptance};

@@ -2,17 +2,17 @@
 
 mod product;
 
+use super::acceptance_model::{AcceptanceView, Estimate, Level};
 use super::draft::{Draft, DraftDist, DraftRequest, Forecast};
 use super::drafter::Drafter;
 use super::features::{MAX_NEW_STATES, joined};
-use super::lessons::{Estimate, Level, View};
 use super::pool::DraftPool;
 use crate::error::{Error, Result};
 use crate::kernels::parallel;
-use crate::model::{Batch, DraftNetwork, Head, MaskedBlock, Output};
+use crate::model::{Batch, DraftNetwork, ForwardOutput, Head, MaskedBlock};
 use crate::sampling::{Acceptance, Guess, Purpose, distribution, guess};
 use candle_core::Tensor;
-use product::{Candidate, Limits};
+use product::{LevelCandidate, ProductLimits};
 use std::time::Instant;
 
 /// Drafts with a parallel head (DFlash, arXiv 2602.06036), whose guesses become a tree: the most
@@ -29,7 +29,7 @@ pub struct ParallelDrafter {
 
 /// A request that takes part in a round.
 #[derive(Debug, Clone, Copy)]
-struct Round {
+struct ParallelRequest {
     /// Index of the request.
     place: usize,
     /// Number of masks.
@@ -85,18 +85,23 @@ impl ParallelDrafter {
         let vocab_size = network.draft.model().config().vocab_size;
         let is_known = (tokens.last()).is_some_and(|&last| (last as usize) < vocab_size);
         let rows = known + 1 + depth;
-        match has_states && is_known && network.blocks.reserve(&mut sequence.table, rows).is_ok() {
-            true => depth,
-            false => 0,
+        if has_states && is_known && network.blocks.reserve(&mut sequence.table, rows).is_ok() {
+            depth
+        } else {
+            0
         }
     }
 
     /// The logits of all masks, one round after the other. First come the rows of all states, since the head
     /// computes less for them.
-    fn forward(&mut self, requests: &[DraftRequest<'_>], rounds: &[Round]) -> Result<Output> {
+    fn forward(
+        &mut self,
+        requests: &[DraftRequest<'_>],
+        rounds: &[ParallelRequest],
+    ) -> Result<ForwardOutput> {
         let (network, sequences) = (&mut self.pool.network, &self.pool.sequences);
         let (mut batch, block_size) = (Batch::default(), network.blocks.block_size());
-        let of = |round: &Round| {
+        let of = |round: &ParallelRequest| {
             let request = &requests[round.place];
             sequences.get(&request.id).map(|of| (request, of))
         };
@@ -135,7 +140,7 @@ impl ParallelDrafter {
 /// the most probable guesses before it; those of a chain are its path. It is only a draft.
 fn guess_all<'a>(
     request: &mut DraftRequest<'_>,
-    view: &View<'_>,
+    view: &AcceptanceView<'_>,
     rows: impl Iterator<Item = &'a [f32]>,
 ) -> Guessed {
     let (rng, width) = (request.rng(), request.max_siblings());
@@ -165,15 +170,15 @@ fn guess_all<'a>(
     }
     request.sampler.truncate(output_len);
     let candidates = levels.iter().map(|level| {
-        let candidate = |&(token, estimate): &(u32, Estimate)| Candidate {
+        let candidate = |&(token, estimate): &(u32, Estimate)| LevelCandidate {
             token,
             prob: estimate.adjusted,
         };
-        let mut level: Vec<Candidate> = level.iter().map(candidate).collect();
+        let mut level: Vec<LevelCandidate> = level.iter().map(candidate).collect();
         level.sort_by(|a, b| b.prob.total_cmp(&a.prob));
         level
     });
-    let limits = Limits {
+    let limits = ProductLimits {
         nodes: request.nodes,
         width,
         min_score: request.min_score,
@@ -189,7 +194,7 @@ impl ParallelDrafter {
     fn guess(
         &self,
         requests: &mut [DraftRequest<'_>],
-        rounds: &[Round],
+        rounds: &[ParallelRequest],
         mut logits: &[f32],
     ) -> Vec<Guessed> {
         let vocab_size = self.pool.network.draft.model().config().vocab_size;
@@ -200,8 +205,8 @@ impl ParallelDrafter {
             {
                 let (rows, rest) = logits.split_at(round.depth * vocab_size);
                 logits = rest;
-                let lessons = &self.pool.lessons;
-                let view = lessons.view(&sequence.history, request.is_sampled());
+                let acceptance = &self.pool.acceptance;
+                let view = acceptance.view(&sequence.history, request.is_sampled());
                 parts.push((request, view, rows));
             }
         }
@@ -211,7 +216,7 @@ impl ParallelDrafter {
     }
 
     /// Learns what a forward cost, if it read few states.
-    fn note_forward(&mut self, rounds: &[Round], most_states: usize, seconds: f64) {
+    fn note_forward(&mut self, rounds: &[ParallelRequest], most_states: usize, seconds: f64) {
         if most_states <= MAX_NEW_STATES {
             // The rows of states cost little: of each layer only K and V, and no logits.
             let rows = rounds.iter().map(|round| 1 + round.depth).sum();
@@ -232,7 +237,7 @@ impl Drafter for ParallelDrafter {
         for (place, request) in requests.iter().enumerate() {
             if request.model_depth > 0 {
                 let depth = self.begin(request);
-                rounds.extend((depth > 0).then_some(Round { place, depth }));
+                rounds.extend((depth > 0).then_some(ParallelRequest { place, depth }));
             }
         }
         if rounds.is_empty() {

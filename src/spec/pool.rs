@@ -1,9 +1,9 @@
 //! What a draft model or a head keeps of each sequence, in a paged pool of its own.
 
+use super::acceptance_model::{AcceptanceModel, History};
 use super::calibration::{self, Measured};
 use super::draft::{CacheScope, Committed, DraftCost, DraftRequest, SeqId};
 use super::features::{Features, MAX_UNREAD};
-use super::lessons::{History, Lessons};
 use crate::error::{Error, Result};
 use crate::kv::{BlockAllocator, BlockTable, KvStore, PrefixRoot};
 use crate::model::{Batch, DraftNetwork};
@@ -19,8 +19,8 @@ use std::ops::Range;
 /// the token after it, otherwise that of the position.
 pub struct DraftPool {
     pub network: PagedNetwork,
-    pub sequences: HashMap<SeqId, Sequence>,
-    pub lessons: Lessons,
+    pub sequences: HashMap<SeqId, DraftSequence>,
+    pub acceptance: AcceptanceModel,
 }
 
 /// The network and its pool.
@@ -35,12 +35,12 @@ pub struct PagedNetwork {
     /// Those that would mislead about the cost of others may be missing.
     pub forwards: Vec<(usize, f64)>,
     /// Positions from a head's states to the token of their row.
-    ahead: usize,
+    token_offset: usize,
 }
 
 /// What is kept of one sequence.
 #[derive(Default)]
-pub struct Sequence {
+pub struct DraftSequence {
     /// The tokens of the rows in the pool.
     pub tokens: Vec<u32>,
     pub table: BlockTable,
@@ -50,7 +50,7 @@ pub struct Sequence {
     pub features: Features,
 }
 
-impl Sequence {
+impl DraftSequence {
     /// A head's rows whose states came and were not read.
     pub fn unread(&self) -> Range<usize> {
         self.tokens.len()..self.features.kept().end
@@ -98,9 +98,9 @@ impl PagedNetwork {
     }
 
     /// The tokens of a sequence's rows, of all its `tokens`.
-    pub fn tokens_of<'t>(&self, sequence: &Sequence, tokens: &'t [u32]) -> &'t [u32] {
+    pub fn tokens_of<'t>(&self, sequence: &DraftSequence, tokens: &'t [u32]) -> &'t [u32] {
         if self.is_head() {
-            sequence.features.tokens_of(tokens, self.ahead)
+            sequence.features.tokens_of(tokens, self.token_offset)
         } else {
             tokens
         }
@@ -108,12 +108,12 @@ impl PagedNetwork {
 
     /// What decides K and V in the pool besides the tokens of the rows, of all `tokens` of a sequence.
     pub fn root(&self, scope: CacheScope, tokens: &[u32]) -> PrefixRoot {
-        scope.root(tokens.first().copied().filter(|_| self.ahead > 0))
+        scope.root(tokens.first().copied().filter(|_| self.token_offset > 0))
     }
 
     /// Lets a sequence that has nothing else in the pool begin with what the pool has cached of the rows with
     /// `tokens`, but not of the last one, which is fed for its logits.
-    pub fn find(&mut self, sequence: &mut Sequence, root: PrefixRoot, tokens: &[u32]) {
+    pub fn find(&mut self, sequence: &mut DraftSequence, root: PrefixRoot, tokens: &[u32]) {
         let known = &tokens[..tokens.len().saturating_sub(1)];
         let prefix = self.blocks.find(root, known);
         let len = self.blocks.adopt(&mut sequence.table, &prefix);
@@ -129,7 +129,7 @@ impl PagedNetwork {
     /// If there is no room, or the device failed.
     fn read_ahead(
         &mut self,
-        sequence: &mut Sequence,
+        sequence: &mut DraftSequence,
         tokens: &[u32],
         is_prompt: bool,
     ) -> Result<()> {
@@ -183,10 +183,10 @@ impl DraftPool {
                 chunk: chunk.max(2),
                 cost: DraftCost::default(),
                 forwards: Vec::new(),
-                ahead: usize::from(is_eagle),
+                token_offset: usize::from(is_eagle),
             },
             sequences: HashMap::new(),
-            lessons: Lessons::default(),
+            acceptance: AcceptanceModel::default(),
         })
     }
 
@@ -212,7 +212,8 @@ impl DraftPool {
         let unknown = History::default();
         let sequence = self.sequences.get(&request.id);
         let history = sequence.map_or(&unknown, |sequence| &sequence.history);
-        self.lessons.forecast(history, request.is_sampled(), length)
+        self.acceptance
+            .forecast(history, request.is_sampled(), length)
     }
 
     /// See [`Drafter::resume`](super::Drafter::resume).
@@ -220,7 +221,7 @@ impl DraftPool {
         let network = &mut self.network;
         let sequence = self.sequences.entry(id).or_default();
         let root = network.root(scope, tokens);
-        network.find(sequence, root, &tokens[network.ahead..]);
+        network.find(sequence, root, &tokens[network.token_offset..]);
         if !network.is_head() {
             return len;
         }
@@ -244,7 +245,7 @@ impl DraftPool {
                 continue;
             };
             let tokens = network.tokens_of(sequence, committed.tokens);
-            self.lessons.learn(&mut sequence.history, tokens);
+            self.acceptance.learn(&mut sequence.history, tokens);
             sequence.roll_back(&mut network.blocks, tokens);
             let is_prompt = committed.new.end <= committed.prompt_len;
             if let Err(error) = network.read_ahead(sequence, tokens, is_prompt) {

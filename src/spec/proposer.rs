@@ -12,7 +12,7 @@ use std::collections::HashMap;
 pub struct Proposer {
     drafter: Guard,
     budget: Budget,
-    sequences: HashMap<SeqId, Interest>,
+    sequences: HashMap<SeqId, DraftStats>,
     /// Average share of a sequence's part of a step's time that asking for its draft takes, apart from a
     /// model's forwards.
     overhead: f64,
@@ -26,7 +26,7 @@ pub struct Proposer {
 
 /// How much use drafts are to one sequence.
 #[derive(Debug, Clone, Copy)]
-struct Interest {
+struct DraftStats {
     /// Average share of its drafts that were worth verifying.
     useful: f64,
     /// Steps since the last request for a draft.
@@ -35,7 +35,7 @@ struct Interest {
     probe: Probe,
 }
 
-impl Interest {
+impl DraftStats {
     /// That in a new sequence, where `useful` is the share of all drafts that were worth verifying.
     fn new(useful: f64) -> Self {
         Self {
@@ -176,9 +176,9 @@ impl Proposer {
         asks
     }
 
-    fn sequence(&mut self, id: SeqId) -> &mut Interest {
+    fn sequence(&mut self, id: SeqId) -> &mut DraftStats {
         let useful = self.useful;
-        let new = || Interest::new(useful);
+        let new = || DraftStats::new(useful);
         self.sequences.entry(id).or_insert_with(new)
     }
 
@@ -197,8 +197,8 @@ impl Proposer {
         if expected.is_empty() {
             return;
         }
-        let mut asked: Vec<budget::Forecast<'_>> = (expected.iter_mut())
-            .map(|(place, forecast, probe)| budget::Forecast {
+        let mut asked: Vec<budget::DraftForecast<'_>> = (expected.iter_mut())
+            .map(|(place, forecast, probe)| budget::DraftForecast {
                 path: &forecast.path,
                 max_depth: requests[*place].length,
                 pending: forecast.pending,
@@ -215,9 +215,12 @@ impl Proposer {
 
     /// Removes the nodes that are not worth their row.
     fn cut(&mut self, inputs: &[StepInput<'_>], drafts: &mut [Draft], base: Base) {
-        let fixed = |(input, draft): (&StepInput<'_>, &Draft)| match input.has_fixed_draft() {
-            true => draft.len(),
-            false => 0,
+        let fixed = |(input, draft): (&StepInput<'_>, &Draft)| {
+            if input.has_fixed_draft() {
+                draft.len()
+            } else {
+                0
+            }
         };
         let fixed_rows: usize = inputs.iter().zip(&*drafts).map(fixed).sum();
         let both = inputs.iter().zip(drafts);
@@ -292,8 +295,8 @@ impl Proposer {
     }
 
     /// Draft nodes that were proposed and not verified, since the start.
-    pub fn refused(&self) -> u64 {
-        self.budget.refused()
+    pub fn pruned(&self) -> u64 {
+        self.budget.pruned()
     }
 
     /// Cost of drafting with a model since the start; nothing once the drafter is off.

@@ -12,7 +12,7 @@ use super::step::{SequenceState, StepInput, StepResult, decide};
 use crate::error::Result;
 use crate::kernels::parallel;
 use crate::kv::{AcceptedPath, KvStore};
-use crate::model::{Batch, Model, Output, Taps};
+use crate::model::{Batch, ForwardOutput, Model, Taps};
 use crate::sampling::NoToken;
 use candle_core::Tensor;
 use std::ops::Range;
@@ -84,7 +84,8 @@ impl SpeculativeRunner {
         let drafted = Instant::now();
         let (batch, rows) = self.batch(inputs, &drafts);
         let masks = masks::of_step(inputs, &drafts);
-        let output = masks::beside(masks, || self.target.forward(&batch, &mut self.store))?;
+        let output =
+            masks::overlap_with_forward(masks, || self.target.forward(&batch, &mut self.store))?;
         if batch.logits.is_empty() && batch.last_hidden.is_empty() {
             // Nothing is read back. Without this, a GPU would queue one chunk of a prompt after the other,
             // and who arrives would wait for them all.
@@ -193,7 +194,7 @@ impl SpeculativeRunner {
     /// Computes each input's result from its logits; `rows` has each input's range of logits rows.
     fn decide(
         &self,
-        output: &Output,
+        output: &ForwardOutput,
         inputs: &mut [StepInput<'_>],
         drafts: &[Draft],
         rows: Vec<Range<usize>>,
@@ -279,13 +280,12 @@ fn hand_out(
         if let Ok(output) = output {
             let kept = hidden.narrow(0, start, input.rows + output.path.len())?;
             let nodes = output.path.iter().map(|node| first + node);
-            output.hidden = Some(match nodes.clone().eq(first..first + output.path.len()) {
-                true => kept,
-                false => {
-                    let rows = (start..first).chain(nodes).map(|row| row as u32);
-                    let rows = Tensor::from_iter(rows, hidden.device())?;
-                    hidden.index_select(&rows, 0)?
-                }
+            output.hidden = Some(if nodes.clone().eq(first..first + output.path.len()) {
+                kept
+            } else {
+                let rows = (start..first).chain(nodes).map(|row| row as u32);
+                let rows = Tensor::from_iter(rows, hidden.device())?;
+                hidden.index_select(&rows, 0)?
             });
         }
         start = first + draft.len();

@@ -2,12 +2,12 @@
 
 /// How much work may be done in a step. Each request in turn may do an equal part of what those before it
 /// left: so nobody waits for one who needs much, and little is left undone.
-pub struct Share {
+pub struct WorkShare {
     room: usize,
     requests: usize,
 }
 
-impl Share {
+impl WorkShare {
     /// `room` for the work of so many `requests`.
     pub fn new(room: usize, requests: usize) -> Self {
         Self { room, requests }
@@ -35,7 +35,7 @@ mod tests {
 
     #[test]
     fn what_one_leaves_is_for_those_after_it() {
-        let mut share = Share::new(100, 4);
+        let mut share = WorkShare::new(100, 4);
         let mut give = |wanted: usize| {
             share.give(|part| {
                 let done = wanted.min(*part);
@@ -46,6 +46,6 @@ mod tests {
         let done = [give(1000), give(5), give(1000), give(2)];
         assert_eq!(done, [25, 5, 35, 2]);
         assert_eq!(share.left(), 33);
-        assert_eq!(Share::new(7, 0).left(), 7);
+        assert_eq!(WorkShare::new(7, 0).left(), 7);
     }
 }

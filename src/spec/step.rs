@@ -115,9 +115,10 @@ impl SequenceState {
 
     /// The rule that verifies this request's drafts. For greedy requests both rules are the same.
     pub(super) fn rule(&self) -> Acceptance {
-        match self.sampler.params().is_greedy() {
-            true => Acceptance::Coupled,
-            false => self.acceptance,
+        if self.sampler.params().is_greedy() {
+            Acceptance::Coupled
+        } else {
+            self.acceptance
         }
     }
 

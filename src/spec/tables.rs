@@ -6,10 +6,10 @@
 //! paths are the most probable.
 
 mod answers;
+mod context_table;
 mod guess;
 mod lru;
 mod own;
-mod pool;
 mod positions;
 mod texts;
 mod tree;
@@ -17,14 +17,14 @@ mod tree;
 use super::draft::{Committed, Draft, DraftContext, DraftRequest, SeqId};
 use super::drafter::Drafter;
 use super::estimate::{Estimator, RequestBias};
-use super::share::Share;
+use super::share::WorkShare;
 use crate::error::Result;
 use answers::Answers;
+use context_table::{ContextTable, Owner};
 use guess::Sources;
-use pool::{Owner, Pool};
 use std::collections::HashMap;
 use texts::{Texts, TextsOf};
-use tree::{Candidate, Growth, Limits};
+use tree::{TableCandidate, TableGrowth, TableLimits};
 
 /// Probability that a guess of unknown kind stands.
 const PRIOR: f32 = 0.15;
@@ -46,10 +46,10 @@ const MAX_INDEXED: usize = 1024;
 #[derive(Debug)]
 pub struct Tables {
     texts: Texts,
-    pool: Pool,
+    pool: ContextTable,
     answers: Answers,
     estimator: Estimator,
-    requests: HashMap<SeqId, Request>,
+    requests: HashMap<SeqId, RequestTables>,
     /// Tokens that may still be indexed in this step.
     room: usize,
     memory: usize,
@@ -57,10 +57,10 @@ pub struct Tables {
 
 /// What is known of a request while it runs.
 #[derive(Debug)]
-struct Request {
+struct RequestTables {
     texts: TextsOf,
     bias: RequestBias,
-    proposal: Option<Proposal>,
+    proposal: Option<TableDraft>,
     scope: u64,
     /// Its answer so far.
     answer: Vec<u32>,
@@ -68,12 +68,12 @@ struct Request {
 
 /// The last draft of a request and all guesses that were considered for it.
 #[derive(Debug)]
-struct Proposal {
+struct TableDraft {
     /// Tokens of the sequence then.
     len: usize,
     tokens: Vec<u32>,
     parents: Vec<Option<u16>>,
-    candidates: Vec<Candidate>,
+    candidates: Vec<TableCandidate>,
 }
 
 impl Tables {
@@ -82,7 +82,7 @@ impl Tables {
         let for_answers = memory / 32;
         Self {
             texts: Texts::new(memory / 2 - for_answers),
-            pool: Pool::new(memory / 2),
+            pool: ContextTable::new(memory / 2),
             answers: Answers::new(for_answers),
             estimator: Estimator::new(PRIOR),
             requests: HashMap::new(),
@@ -102,7 +102,7 @@ impl Tables {
     /// the tables proposed for its first token, if they were asked before the model, teaches them as well.
     pub fn extend(&mut self, request: &DraftRequest<'_>, draft: &mut Draft) {
         let prediction = &request.context.prediction;
-        let state = Request::of(
+        let state = RequestTables::of(
             &mut self.requests,
             &mut self.texts,
             // One that was not observed shares nothing.
@@ -111,7 +111,7 @@ impl Tables {
             request.context,
         );
         (self.texts).extend(&mut state.texts, request.tokens, prediction, &mut self.room);
-        let growth = Growth {
+        let growth = TableGrowth {
             sources: Sources {
                 index: self.texts.index(),
                 tokens: request.tokens,
@@ -123,7 +123,7 @@ impl Tables {
             },
             estimator: &self.estimator,
             bias: state.bias,
-            limits: Limits {
+            limits: TableLimits {
                 depth: request.length,
                 nodes: request.nodes,
                 children: request.width,
@@ -139,7 +139,7 @@ impl Tables {
             let first = before.candidates.into_iter();
             candidates.extend(first.filter(|candidate| candidate.parent.is_none()));
         }
-        state.proposal = Some(Proposal {
+        state.proposal = Some(TableDraft {
             len: request.tokens.len(),
             tokens: draft.tokens.clone(),
             parents: draft.parents.clone(),
@@ -148,7 +148,7 @@ impl Tables {
     }
 }
 
-impl Request {
+impl RequestTables {
     /// The state of the request with this id and prompt.
     fn of<'a>(
         requests: &'a mut HashMap<SeqId, Self>,
@@ -179,7 +179,7 @@ impl Request {
         };
         let mut parent = None;
         for &token in &tokens[proposal.len..] {
-            let of_parent = |candidate: &&Candidate| candidate.parent == parent;
+            let of_parent = |candidate: &&TableCandidate| candidate.parent == parent;
             let candidates = proposal.candidates.iter().filter(of_parent);
             for candidate in candidates {
                 let stood = candidate.token == token;
@@ -210,11 +210,11 @@ impl Drafter for Tables {
 
     fn observe(&mut self, committed: &[Committed<'_>]) {
         self.answers.step(&mut self.pool);
-        let mut share = Share::new(MAX_INDEXED, committed.len());
+        let mut share = WorkShare::new(MAX_INDEXED, committed.len());
         for committed in committed {
             let (tokens, prediction) = (committed.tokens, &committed.context.prediction);
             let (prompt, answer) = tokens.split_at(committed.prompt_len.min(tokens.len()));
-            let state = Request::of(
+            let state = RequestTables::of(
                 &mut self.requests,
                 &mut self.texts,
                 committed.id,

@@ -376,9 +376,12 @@ mod tests {
             (2, Some((vec![0], 9, 2))),
             (3, Some((vec![0, 1], 5, 2))),
         ] {
-            let token = |path: &[usize]| match path.len() < tokens {
-                true => Ok(drawn[path.len()]),
-                false => Err(NoToken::AllForbidden),
+            let token = |path: &[usize]| {
+                if path.len() < tokens {
+                    Ok(drawn[path.len()])
+                } else {
+                    Err(NoToken::AllForbidden)
+                }
             };
             let dist = |path: &[usize]| token(path).map(Dist::Point);
             for verdict in [coupled(&draft, token), rejection(&draft, dist, &rng)] {

@@ -1,13 +1,13 @@
 //! The tokens of parts of texts, as grammars need them.
 
 use super::Text;
-use crate::grammar::Tokens;
+use crate::grammar::GrammarTokens;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokenizers::{NormalizerWrapper, PreTokenizerWrapper, Tokenizer};
 
-impl Tokens for Text {
+impl GrammarTokens for Text {
     fn count(&self) -> usize {
         self.vocab_size()
     }

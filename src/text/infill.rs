@@ -2,7 +2,7 @@
 
 use super::Text;
 use crate::error::Result;
-use crate::grammar::Tokens;
+use crate::grammar::GrammarTokens;
 
 /// The names of a family's tokens for infilling.
 struct Format {

@@ -45,21 +45,21 @@ impl Heads {
 /// The attention of the last pass, `[rows * len, queries * head_dim]`, for Q, K and V of all passes before
 /// RoPE, `[passes, rows * len, heads.width()]`.
 pub fn attend(qkv: &Tensor, heads: &Heads, len: usize) -> Result<Tensor> {
-    qkv.apply_op1(Attention {
+    qkv.apply_op1(CausalAttention {
         heads: heads.clone(),
         len,
     })
 }
 
-struct Attention {
+struct CausalAttention {
     heads: Heads,
     /// Positions a row.
     len: usize,
 }
 
 /// The rows, passes, and elements of one call.
-struct Call<'a> {
-    op: &'a Attention,
+struct CausalCall<'a> {
+    op: &'a CausalAttention,
     passes: usize,
     rows: usize,
     qkv: &'a [f32],
@@ -67,14 +67,14 @@ struct Call<'a> {
 
 /// Which part of Q, K and V, rotated or not.
 #[derive(Clone, Copy, PartialEq)]
-enum Part {
+enum CausalPart {
     Query,
     Key,
     Value,
 }
 
 /// What both directions need.
-struct Weights {
+struct CausalWeights {
     /// `[rows * queries, len, head_dim]`, rotated and scaled.
     q: Vec<f32>,
     /// Of each pass `[rows * keys, len, head_dim]`; K is rotated.
@@ -86,9 +86,9 @@ struct Weights {
     draft: Vec<f32>,
 }
 
-impl Attention {
-    fn call<'a>(&'a self, qkv: &'a [f32], dims: (usize, usize, usize)) -> Call<'a> {
-        Call {
+impl CausalAttention {
+    fn call<'a>(&'a self, qkv: &'a [f32], dims: (usize, usize, usize)) -> CausalCall<'a> {
+        CausalCall {
             op: self,
             passes: dims.0,
             rows: dims.1 / self.len,
@@ -97,14 +97,14 @@ impl Attention {
     }
 }
 
-impl Call<'_> {
+impl CausalCall<'_> {
     /// Queries of one head of K.
     fn group(&self) -> usize {
         self.op.heads.queries / self.op.heads.keys
     }
 
     /// Number of heads of `part`, and the column at which it begins.
-    fn columns(&self, part: Part) -> (usize, usize) {
+    fn columns(&self, part: CausalPart) -> (usize, usize) {
         let Heads {
             queries,
             keys,
@@ -112,15 +112,15 @@ impl Call<'_> {
             ..
         } = self.op.heads;
         match part {
-            Part::Query => (queries, 0),
-            Part::Key => (keys, queries * head_dim),
-            Part::Value => (keys, (queries + keys) * head_dim),
+            CausalPart::Query => (queries, 0),
+            CausalPart::Key => (keys, queries * head_dim),
+            CausalPart::Value => (keys, (queries + keys) * head_dim),
         }
     }
 
     /// Calls `each` with every place of `part` in a row of width `width`: its number in the order of
     /// `[rows, heads, len]`, its offset in `[rows * len, width]`, and its position.
-    fn places(&self, part: Part, width: usize, mut each: impl FnMut(usize, usize, usize)) {
+    fn places(&self, part: CausalPart, width: usize, mut each: impl FnMut(usize, usize, usize)) {
         let (heads, start) = self.columns(part);
         let (len, d) = (self.op.len, self.op.heads.head_dim);
         for row in 0..self.rows {
@@ -134,20 +134,20 @@ impl Call<'_> {
     }
 
     /// `part` of pass `pass`, `[rows, heads, len, head_dim]`.
-    fn gather(&self, part: Part, pass: usize) -> Vec<f32> {
+    fn gather(&self, part: CausalPart, pass: usize) -> Vec<f32> {
         let d = self.op.heads.head_dim;
         let width = self.op.heads.width();
         let size = self.rows * self.op.len;
         let qkv = &self.qkv[pass * size * width..][..size * width];
         let mut out = vec![0f32; size * self.columns(part).0 * d];
         let scale = match part {
-            Part::Query => self.op.heads.scale(),
+            CausalPart::Query => self.op.heads.scale(),
             _ => 1.0,
         };
         self.places(part, width, |to, from, i| {
             let (x, y) = (&qkv[from..from + d], &mut out[to * d..(to + 1) * d]);
             match part {
-                Part::Value => y.copy_from_slice(x),
+                CausalPart::Value => y.copy_from_slice(x),
                 _ => rotate(x, y, self.op.heads.rotation(i + pass), scale, 1.0),
             }
         });
@@ -156,19 +156,19 @@ impl Call<'_> {
 
     /// Writes the gradient by `part` of pass `pass`, `[rows, heads, len, head_dim]`, to `out`, which is
     /// that by all of `qkv`.
-    fn scatter(&self, part: Part, pass: usize, slope: &[f32], out: &mut [f32]) {
+    fn scatter(&self, part: CausalPart, pass: usize, slope: &[f32], out: &mut [f32]) {
         let d = self.op.heads.head_dim;
         let width = self.op.heads.width();
         let size = self.rows * self.op.len;
         let out = &mut out[pass * size * width..][..size * width];
         let scale = match part {
-            Part::Query => self.op.heads.scale(),
+            CausalPart::Query => self.op.heads.scale(),
             _ => 1.0,
         };
         self.places(part, width, |from, to, i| {
             let (x, y) = (&slope[from * d..(from + 1) * d], &mut out[to..to + d]);
             match part {
-                Part::Value => y.copy_from_slice(x),
+                CausalPart::Value => y.copy_from_slice(x),
                 _ => rotate(x, y, self.op.heads.rotation(i + pass), scale, -1.0),
             }
         });
@@ -185,11 +185,14 @@ impl Call<'_> {
     }
 
     /// The attention's weights; each row is a softmax over what its position sees.
-    fn weights(&self) -> Result<Weights> {
+    fn weights(&self) -> Result<CausalWeights> {
         let (len, d) = (self.op.len, self.op.heads.head_dim);
-        let q = self.gather(Part::Query, self.passes - 1);
+        let q = self.gather(CausalPart::Query, self.passes - 1);
         let all = |part| (0..self.passes).map(move |pass| self.gather(part, pass));
-        let (k, v): (Vec<_>, Vec<_>) = (all(Part::Key).collect(), all(Part::Value).collect());
+        let (k, v): (Vec<_>, Vec<_>) = (
+            all(CausalPart::Key).collect(),
+            all(CausalPart::Value).collect(),
+        );
         let keys = CpuStorage::F32(k[0].clone());
         let sizes = (self.group() * len, len, d);
         let mut text = self.product((q.clone(), false), (&keys, true), sizes)?;
@@ -209,7 +212,7 @@ impl Call<'_> {
             unseen.fill(0.0);
             softmax(seen, own);
         }
-        Ok(Weights {
+        Ok(CausalWeights {
             q,
             k,
             v,
@@ -240,7 +243,7 @@ impl Call<'_> {
         }
         let width = self.op.heads.queries * d;
         let mut out = vec![0f32; y.len()];
-        self.places(Part::Query, width, |from, to, _| {
+        self.places(CausalPart::Query, width, |from, to, _| {
             out[to..to + d].copy_from_slice(&y[from * d..(from + 1) * d]);
         });
         Ok(out)
@@ -251,7 +254,7 @@ impl Call<'_> {
         let (len, d) = (self.op.len, self.op.heads.head_dim);
         let later = self.passes - 1;
         let (group, width) = (self.group(), self.op.heads.queries * d);
-        let Weights {
+        let CausalWeights {
             q,
             k,
             v,
@@ -259,7 +262,7 @@ impl Call<'_> {
             draft,
         } = self.weights()?;
         let mut of_y = vec![0f32; slope.len()];
-        self.places(Part::Query, width, |to, from, _| {
+        self.places(CausalPart::Query, width, |to, from, _| {
             of_y[to * d..(to + 1) * d].copy_from_slice(&slope[from..from + d]);
         });
         let values = CpuStorage::F32(v[0].clone());
@@ -302,10 +305,10 @@ impl Call<'_> {
         let mut of_q = self.product((of_text, false), (&keys, false), (group * len, d, len))?;
         add_scaled(&mut of_q, 1.0, &of_q_later);
         let mut out = vec![0f32; self.qkv.len()];
-        self.scatter(Part::Query, later, &of_q, &mut out);
+        self.scatter(CausalPart::Query, later, &of_q, &mut out);
         for pass in 0..self.passes {
-            self.scatter(Part::Key, pass, &of_k[pass], &mut out);
-            self.scatter(Part::Value, pass, &of_v[pass], &mut out);
+            self.scatter(CausalPart::Key, pass, &of_k[pass], &mut out);
+            self.scatter(CausalPart::Value, pass, &of_v[pass], &mut out);
         }
         Ok(out)
     }
@@ -334,9 +337,12 @@ pub fn product(
     (b, b_turned): (&CpuStorage, bool),
     (m, n, k): (usize, usize, usize),
 ) -> Result<Vec<f32>> {
-    let layout = |rows, columns, turned| match turned {
-        false => Ok(Layout::contiguous((batch, rows, columns))),
-        true => Layout::contiguous((batch, columns, rows)).transpose(1, 2),
+    let layout = |rows, columns, turned| {
+        if turned {
+            Layout::contiguous((batch, columns, rows)).transpose(1, 2)
+        } else {
+            Ok(Layout::contiguous((batch, rows, columns)))
+        }
     };
     let (a_layout, b_layout) = (layout(m, k, a_turned)?, layout(k, n, b_turned)?);
     let a = CpuStorage::F32(a);
@@ -357,7 +363,7 @@ pub fn rotate(x: &[f32], y: &mut [f32], (cos, sin): (&[f32], &[f32]), scale: f32
     }
 }
 
-impl CustomOp1 for Attention {
+impl CustomOp1 for CausalAttention {
     fn name(&self) -> &'static str {
         "train-attention"
     }

@@ -9,7 +9,7 @@ use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
 
 /// The blocks of a few rows.
 #[derive(Debug, Clone)]
-pub struct Blocks {
+pub struct BlockLayout {
     /// Positions of a row in the context.
     pub len: usize,
     /// Rows of a block.
@@ -21,22 +21,27 @@ pub struct Blocks {
 /// The attention of all blocks, `[blocks * size, queries * head_dim]`, for K and V of the context,
 /// `[rows * len, 2 * keys * head_dim]`, and Q, K and V of the blocks, `[blocks * size, heads.width()]`, all
 /// before RoPE.
-pub fn attend(context: &Tensor, blocks: &Tensor, heads: &Heads, shape: &Blocks) -> Result<Tensor> {
-    let op = Attention {
+pub fn attend(
+    context: &Tensor,
+    blocks: &Tensor,
+    heads: &Heads,
+    shape: &BlockLayout,
+) -> Result<Tensor> {
+    let op = BlockAttention {
         heads: heads.clone(),
         blocks: shape.clone(),
     };
     context.apply_op2(blocks, op)
 }
 
-struct Attention {
+struct BlockAttention {
     heads: Heads,
-    blocks: Blocks,
+    blocks: BlockLayout,
 }
 
 /// Which heads of the context or of the blocks.
 #[derive(Clone, Copy)]
-enum Part {
+enum BlockPart {
     ContextKey,
     ContextValue,
     Query,
@@ -44,7 +49,7 @@ enum Part {
     Value,
 }
 
-/// Where a [`Part`] is.
+/// Where a [`BlockPart`] is.
 struct Columns {
     heads: usize,
     /// Column of the first head, and number of all columns.
@@ -55,7 +60,7 @@ struct Columns {
 }
 
 /// What both directions need.
-struct Weights {
+struct BlockWeights {
     /// `[rows * queries, rows of its blocks, head_dim]`, rotated and scaled.
     q: Vec<f32>,
     /// `[rows * keys, rows of its blocks, head_dim]`; K is rotated.
@@ -71,17 +76,17 @@ struct Weights {
 }
 
 /// The elements of one call.
-struct Call<'a> {
-    op: &'a Attention,
+struct BlockCall<'a> {
+    op: &'a BlockAttention,
     rows: usize,
     context: &'a [f32],
     blocks: &'a [f32],
 }
 
-impl Attention {
-    fn call<'a>(&'a self, context: &'a [f32], blocks: &'a [f32]) -> Call<'a> {
+impl BlockAttention {
+    fn call<'a>(&'a self, context: &'a [f32], blocks: &'a [f32]) -> BlockCall<'a> {
         let width = 2 * self.heads.keys * self.heads.head_dim;
-        Call {
+        BlockCall {
             op: self,
             rows: context.len() / width / self.blocks.len,
             context,
@@ -90,7 +95,7 @@ impl Attention {
     }
 }
 
-impl Call<'_> {
+impl BlockCall<'_> {
     /// Queries of one head of K.
     fn group(&self) -> usize {
         self.op.heads.queries / self.op.heads.keys
@@ -101,18 +106,18 @@ impl Call<'_> {
         self.op.blocks.anchors.len() / self.rows * self.op.blocks.size
     }
 
-    fn columns(&self, part: Part) -> Columns {
+    fn columns(&self, part: BlockPart) -> Columns {
         let (queries, keys) = (self.op.heads.queries, self.op.heads.keys);
         let (heads, before) = match part {
-            Part::ContextKey => (keys, 0),
-            Part::ContextValue => (keys, keys),
-            Part::Query => (queries, 0),
-            Part::Key => (keys, queries),
-            Part::Value => (keys, queries + keys),
+            BlockPart::ContextKey => (keys, 0),
+            BlockPart::ContextValue => (keys, keys),
+            BlockPart::Query => (queries, 0),
+            BlockPart::Key => (keys, queries),
+            BlockPart::Value => (keys, queries + keys),
         };
         let d = self.op.heads.head_dim;
         let (width, len) = match part {
-            Part::ContextKey | Part::ContextValue => (2 * keys * d, self.op.blocks.len),
+            BlockPart::ContextKey | BlockPart::ContextValue => (2 * keys * d, self.op.blocks.len),
             _ => (self.op.heads.width(), self.len()),
         };
         Columns {
@@ -125,19 +130,24 @@ impl Call<'_> {
 
     /// Calls `each` with every place of `part`: its number in the order of `[rows, heads, len]`, its offset
     /// in the tensor it comes from, and its position.
-    fn places(&self, part: Part, columns: &Columns, mut each: impl FnMut(usize, usize, usize)) {
+    fn places(
+        &self,
+        part: BlockPart,
+        columns: &Columns,
+        mut each: impl FnMut(usize, usize, usize),
+    ) {
         let Columns {
             heads,
             first,
             width,
             len,
         } = *columns;
-        let Blocks { size, anchors, .. } = &self.op.blocks;
+        let BlockLayout { size, anchors, .. } = &self.op.blocks;
         for row in 0..self.rows {
             for head in 0..heads {
                 for i in 0..len {
                     let position = match part {
-                        Part::ContextKey | Part::ContextValue => i,
+                        BlockPart::ContextKey | BlockPart::ContextValue => i,
                         _ => anchors[(row * len + i) / size] + i % size,
                     };
                     let from = (row * len + i) * width + first + head * self.op.heads.head_dim;
@@ -148,20 +158,20 @@ impl Call<'_> {
     }
 
     /// Moves one head of `part` from `x` to `y`, to its position or (if `direction` is -1) back.
-    fn turn(&self, part: Part, x: &[f32], y: &mut [f32], position: usize, direction: f32) {
+    fn turn(&self, part: BlockPart, x: &[f32], y: &mut [f32], position: usize, direction: f32) {
         let rotation = self.op.heads.rotation(position);
         match part {
-            Part::Value | Part::ContextValue => y.copy_from_slice(x),
-            Part::Key | Part::ContextKey => rotate(x, y, rotation, 1.0, direction),
-            Part::Query => rotate(x, y, rotation, self.op.heads.scale(), direction),
+            BlockPart::Value | BlockPart::ContextValue => y.copy_from_slice(x),
+            BlockPart::Key | BlockPart::ContextKey => rotate(x, y, rotation, 1.0, direction),
+            BlockPart::Query => rotate(x, y, rotation, self.op.heads.scale(), direction),
         }
     }
 
     /// `part` as `[rows, heads, len, head_dim]`.
-    fn gather(&self, part: Part) -> Vec<f32> {
+    fn gather(&self, part: BlockPart) -> Vec<f32> {
         let (d, columns) = (self.op.heads.head_dim, self.columns(part));
         let all = match part {
-            Part::ContextKey | Part::ContextValue => self.context,
+            BlockPart::ContextKey | BlockPart::ContextValue => self.context,
             _ => self.blocks,
         };
         let mut out = vec![0f32; self.rows * columns.heads * columns.len * d];
@@ -174,7 +184,7 @@ impl Call<'_> {
 
     /// Writes the gradient by `part`, `[rows, heads, len, head_dim]`, to `out`, which is that by the
     /// tensor it comes from.
-    fn scatter(&self, part: Part, slope: &[f32], out: &mut [f32]) {
+    fn scatter(&self, part: BlockPart, slope: &[f32], out: &mut [f32]) {
         let d = self.op.heads.head_dim;
         self.places(part, &self.columns(part), |from, to, position| {
             let (x, y) = (&slope[from * d..(from + 1) * d], &mut out[to..to + d]);
@@ -193,11 +203,11 @@ impl Call<'_> {
     }
 
     /// The attention's weights; each row is a softmax over what it sees.
-    fn weights(&self) -> Result<Weights> {
+    fn weights(&self) -> Result<BlockWeights> {
         let (len, d) = (self.op.blocks.len, self.op.heads.head_dim);
         let size = self.op.blocks.size;
-        let (q, k) = (self.gather(Part::Query), self.gather(Part::Key));
-        let context_k = CpuStorage::F32(self.gather(Part::ContextKey));
+        let (q, k) = (self.gather(BlockPart::Query), self.gather(BlockPart::Key));
+        let context_k = CpuStorage::F32(self.gather(BlockPart::ContextKey));
         let sizes = (self.group() * self.len(), len, d);
         let batch = self.rows * self.op.heads.keys;
         let mut text = product(batch, (q.clone(), false), (&context_k, true), sizes)?;
@@ -213,12 +223,12 @@ impl Call<'_> {
             unseen.fill(0.0);
             softmax(seen, own);
         }
-        Ok(Weights {
+        Ok(BlockWeights {
             q,
             k,
-            v: self.gather(Part::Value),
+            v: self.gather(BlockPart::Value),
             context_k,
-            context_v: CpuStorage::F32(self.gather(Part::ContextValue)),
+            context_v: CpuStorage::F32(self.gather(BlockPart::ContextValue)),
             text,
             own,
         })
@@ -226,7 +236,7 @@ impl Call<'_> {
 
     /// The output's columns are those of the queries alone.
     fn outputs(&self) -> Columns {
-        let columns = self.columns(Part::Query);
+        let columns = self.columns(BlockPart::Query);
         Columns {
             width: columns.heads * self.op.heads.head_dim,
             ..columns
@@ -249,7 +259,7 @@ impl Call<'_> {
             }
         }
         let mut out = vec![0f32; y.len()];
-        self.places(Part::Query, &self.outputs(), |from, to, _| {
+        self.places(BlockPart::Query, &self.outputs(), |from, to, _| {
             out[to..to + d].copy_from_slice(&y[from * d..(from + 1) * d]);
         });
         Ok(out)
@@ -260,11 +270,11 @@ impl Call<'_> {
         let (len, d) = (self.op.blocks.len, self.op.heads.head_dim);
         let size = self.op.blocks.size;
         let weights = self.weights()?;
-        let Weights {
+        let BlockWeights {
             q, k, v, text, own, ..
         } = weights;
         let mut of_y = vec![0f32; slope.len()];
-        self.places(Part::Query, &self.outputs(), |to, from, _| {
+        self.places(BlockPart::Query, &self.outputs(), |to, from, _| {
             of_y[to * d..(to + 1) * d].copy_from_slice(&slope[from..from + d]);
         });
         let (batch, queries) = (self.rows * self.op.heads.keys, self.group() * self.len());
@@ -302,17 +312,17 @@ impl Call<'_> {
         let mut of_q = product(batch, (of_text, false), keys, (queries, d, len))?;
         add_scaled(&mut of_q, 1.0, &of_q_own);
         let mut context = vec![0f32; self.context.len()];
-        self.scatter(Part::ContextKey, &of_context_k, &mut context);
-        self.scatter(Part::ContextValue, &of_context_v, &mut context);
+        self.scatter(BlockPart::ContextKey, &of_context_k, &mut context);
+        self.scatter(BlockPart::ContextValue, &of_context_v, &mut context);
         let mut blocks = vec![0f32; self.blocks.len()];
-        self.scatter(Part::Query, &of_q, &mut blocks);
-        self.scatter(Part::Key, &of_k, &mut blocks);
-        self.scatter(Part::Value, &of_v, &mut blocks);
+        self.scatter(BlockPart::Query, &of_q, &mut blocks);
+        self.scatter(BlockPart::Key, &of_k, &mut blocks);
+        self.scatter(BlockPart::Value, &of_v, &mut blocks);
         Ok((context, blocks))
     }
 }
 
-impl CustomOp2 for Attention {
+impl CustomOp2 for BlockAttention {
     fn name(&self) -> &'static str {
         "train-block-attention"
     }

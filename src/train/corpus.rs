@@ -1,7 +1,7 @@
 //! Reads corpus files, and packs their documents into rows of token ids.
 
 use crate::error::{Error, Result};
-use crate::prompts::{self, Answer};
+use crate::prompts::{self, CorpusAnswer};
 use crate::sampling::mix;
 use crate::text::Text;
 use std::path::Path;
@@ -32,9 +32,9 @@ pub struct Row {
 /// `Setup`, naming the file and the line.
 pub fn read(file: &Path, text: &Text, retokenize: bool) -> Result<Vec<Document>> {
     let document = |content| match content {
-        Content::Answer(answer) if retokenize => encode(&answer, text),
-        Content::Answer(answer) => Ok(document(*answer)),
-        Content::Plain(plain) => Ok(Document {
+        DocumentText::Answer(answer) if retokenize => encode(&answer, text),
+        DocumentText::Answer(answer) => Ok(document(*answer)),
+        DocumentText::Plain(plain) => Ok(Document {
             tokens: text.encode(&plain, true)?,
             prompt: 0,
         }),
@@ -48,19 +48,19 @@ pub fn read(file: &Path, text: &Text, retokenize: bool) -> Result<Vec<Document>>
 /// `Setup`, naming the file and the line.
 pub fn texts(file: &Path) -> Result<Vec<String>> {
     let texts = |content| match content {
-        Content::Answer(answer) => vec![answer.prompt, answer.text],
-        Content::Plain(plain) => vec![plain],
+        DocumentText::Answer(answer) => vec![answer.prompt, answer.text],
+        DocumentText::Plain(plain) => vec![plain],
     };
     Ok(contents(file)?.into_iter().flat_map(texts).collect())
 }
 
 /// One document as it is in its file.
-enum Content {
-    Answer(Box<Answer>),
+enum DocumentText {
+    Answer(Box<CorpusAnswer>),
     Plain(String),
 }
 
-fn contents(file: &Path) -> Result<Vec<Content>> {
+fn contents(file: &Path) -> Result<Vec<DocumentText>> {
     let content = std::fs::read_to_string(file).map_err(|e| Error::in_file(file, e))?;
     let extension = file.extension().and_then(|e| e.to_str());
     if !matches!(extension, Some("jsonl" | "ndjson" | "json")) {
@@ -68,7 +68,7 @@ fn contents(file: &Path) -> Result<Vec<Content>> {
         let documents = lines.split(|line| line.trim().is_empty());
         return Ok(documents
             .filter(|lines| !lines.is_empty())
-            .map(|lines| Content::Plain(lines.join("\n")))
+            .map(|lines| DocumentText::Plain(lines.join("\n")))
             .collect());
     }
     (1..)
@@ -76,21 +76,21 @@ fn contents(file: &Path) -> Result<Vec<Content>> {
         .filter(|(_, line)| !line.trim().is_empty())
         .map(|(number, line)| {
             serde_json::from_str(line)
-                .map(Content::Answer)
+                .map(DocumentText::Answer)
                 .map_err(|e| Error::in_file(file, format!("line {number}: {e}")))
         })
         .collect()
 }
 
 /// A document of the ids that `answer` contains.
-fn document(answer: Answer) -> Document {
+fn document(answer: CorpusAnswer) -> Document {
     let prompt = answer.prompt_ids.len();
     let tokens = [answer.prompt_ids, answer.ids].concat();
     Document { tokens, prompt }
 }
 
 /// Encodes the prompt as in a client's chat request, then the text, then EOS if the text ended with it.
-fn encode(answer: &Answer, text: &Text) -> Result<Document> {
+fn encode(answer: &CorpusAnswer, text: &Text) -> Result<Document> {
     let mut tokens = prompts::encode(text, &answer.prompt)?;
     let prompt = tokens.len();
     tokens.extend(text.encode(&answer.text, false)?);

@@ -33,7 +33,7 @@ pub enum Precision {
 
 /// What the hidden states belong to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shape {
+pub struct FeatureShape {
     pub rows: Identity,
     /// The tapped layers, and the width of one.
     pub taps: Vec<usize>,
@@ -41,7 +41,7 @@ pub struct Shape {
     pub precision: Precision,
 }
 
-impl Shape {
+impl FeatureShape {
     fn tap_bytes(&self) -> usize {
         match self.precision {
             Precision::F16 => 2 * self.hidden_size,
@@ -61,7 +61,7 @@ impl Shape {
 
 /// Hidden states on disk.
 pub struct FeatureStore {
-    shape: Shape,
+    shape: FeatureShape,
     folder: PathBuf,
     files: Vec<File>,
     rows_a_file: usize,
@@ -75,14 +75,19 @@ impl FeatureStore {
     ///
     /// # Errors
     /// `Setup`, naming the file.
-    pub fn open(folder: &Path, shape: Shape, reuse: bool) -> Result<Self> {
+    pub fn open(folder: &Path, shape: FeatureShape, reuse: bool) -> Result<Self> {
         Self::with_files_of(folder, shape, reuse, MAX_FILE_BYTES)
     }
 
-    fn with_files_of(folder: &Path, shape: Shape, reuse: bool, bytes: usize) -> Result<Self> {
+    fn with_files_of(
+        folder: &Path,
+        shape: FeatureShape,
+        reuse: bool,
+        bytes: usize,
+    ) -> Result<Self> {
         let note = folder.join("features.json");
         let known = std::fs::read(&note).ok();
-        let known = known.and_then(|json| serde_json::from_slice::<Shape>(&json).ok());
+        let known = known.and_then(|json| serde_json::from_slice::<FeatureShape>(&json).ok());
         let fits = reuse && known.as_ref() == Some(&shape);
         let mut store = Self {
             rows_a_file: (bytes / shape.row_bytes()).max(1),
@@ -170,7 +175,7 @@ impl FeatureStore {
     /// # Errors
     /// `Setup`, if a file cannot be read.
     pub fn read(&self, rows: &[usize], positions: usize) -> Result<Tensor> {
-        let Shape {
+        let FeatureShape {
             taps, hidden_size, ..
         } = &self.shape;
         let width = taps.len() * hidden_size;
@@ -235,8 +240,8 @@ mod tests {
     const HIDDEN: usize = 6;
     const LEN: usize = 3;
 
-    fn shape(precision: Precision) -> Shape {
-        Shape {
+    fn shape(precision: Precision) -> FeatureShape {
+        FeatureShape {
             rows: Identity {
                 model: "m".into(),
                 revision: None,
@@ -263,7 +268,7 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let shape = shape(precision);
             let two_rows = 2 * shape.row_bytes() + 1;
-            let open = |shape: &Shape, reuse| {
+            let open = |shape: &FeatureShape, reuse| {
                 FeatureStore::with_files_of(folder.path(), shape.clone(), reuse, two_rows).unwrap()
             };
             let mut store = open(&shape, true);

@@ -9,8 +9,8 @@
 use super::attention::attend;
 use super::head_weights::{EAGLE_LAYER, HeadWeights, layer_shapes};
 use super::ops::linear;
-use super::optimizer::Named;
-use super::student::{Batch, Student};
+use super::optimizer::ByName;
+use super::student::{Student, TrainBatch};
 use crate::error::{Error, Result};
 use crate::model::{ModelConfig, Weights};
 use candle_core::{Device, Tensor, Var};
@@ -20,12 +20,12 @@ use std::collections::HashMap;
 const DECAY: f64 = 0.8;
 
 /// A trainable head in f32, on the CPU.
-pub struct Head {
+pub struct TrainHead {
     weights: HeadWeights,
     passes: usize,
 }
 
-impl Head {
+impl TrainHead {
     /// A head of shape `config` that predicts `ids` and is unrolled over `passes` steps, for rows of
     /// `seq_len` tokens; see [`HeadWeights::new`].
     ///
@@ -58,8 +58,8 @@ impl Head {
     }
 }
 
-impl Student for Head {
-    fn vars(&self) -> &Named<Var> {
+impl Student for TrainHead {
+    fn vars(&self) -> &ByName<Var> {
         &self.weights.vars
     }
 
@@ -78,11 +78,11 @@ impl Student for Head {
         (self.passes, DECAY)
     }
 
-    fn ahead(&self) -> usize {
+    fn target_offset(&self) -> usize {
         1
     }
 
-    fn logits(&self, batch: &Batch<'_>) -> Result<Tensor> {
+    fn logits(&self, batch: &TrainBatch<'_>) -> Result<Tensor> {
         let features = (batch.features.as_ref())
             .ok_or_else(|| Error::internal("a head reads the target's hidden states"))?;
         let positions = features.dim(0)? / batch.tokens.len().max(1);

@@ -4,7 +4,7 @@
 use super::attention::Heads;
 use super::model::{INITIAL_DEVIATION, fresh};
 use super::ops::{linear, rms_norm, swiglu};
-use super::optimizer::Named;
+use super::optimizer::ByName;
 use crate::error::{Error, Result};
 use crate::model::{ModelConfig, Weights, names};
 use candle_core::{DType, Device, Tensor, Var};
@@ -22,7 +22,7 @@ pub const EAGLE_LAYER: &str = "midlayer";
 /// The weights of a head in f32, on the CPU.
 pub struct HeadWeights {
     pub config: ModelConfig,
-    pub vars: Named<Var>,
+    pub vars: ByName<Var>,
     /// `[vocab_size, hidden]`: the target's; it is not trained.
     pub embedding: Tensor,
     /// The target's ids of the head's output rows.
@@ -69,7 +69,7 @@ impl HeadWeights {
     /// If the layers are not like Llama's.
     pub fn of(
         config: ModelConfig,
-        vars: Named<Var>,
+        vars: ByName<Var>,
         embedding: Tensor,
         ids: Vec<u32>,
         positions: usize,
@@ -229,9 +229,10 @@ impl Start<'_> {
             "hidden_norm.weight" => self.of_layer(last, "input_layernorm.weight")?,
             "norm.weight" => Some(self.tensor(&format!("{}.weight", names::NORM))?),
             "lm_head.weight" => {
-                let output = match self.target.tie_word_embeddings {
-                    true => names::EMBEDDING,
-                    false => names::HEAD,
+                let output = if self.target.tie_word_embeddings {
+                    names::EMBEDDING
+                } else {
+                    names::HEAD
                 };
                 let ids = Tensor::new(self.ids, &Device::Cpu)?;
                 let output = self.tensor(&format!("{output}.weight"))?;

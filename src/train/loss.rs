@@ -43,7 +43,7 @@ impl Soft {
 
 /// What a draft's distribution at one position is worth; see [`Comparison`].
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Figures {
+pub struct DraftMetrics {
     /// Nats.
     pub loss: f32,
     /// The lower and the upper bound.
@@ -57,7 +57,7 @@ pub struct Figures {
 
 /// What is learned at the positions of a batch.
 #[derive(Debug, Clone, Copy)]
-pub struct Weights<'a> {
+pub struct LossWeights<'a> {
     /// Of each position.
     pub positions: &'a [f32],
     /// From 0 to 1: the share of the rejected mass, `1 - sum min(p, q)`, in the loss; the rest is the
@@ -74,8 +74,8 @@ pub struct Weights<'a> {
 pub fn measure(
     logits: &Tensor,
     soft: &Soft,
-    weights: Option<Weights<'_>>,
-) -> Result<(Vec<Figures>, Option<Tensor>)> {
+    weights: Option<LossWeights<'_>>,
+) -> Result<(Vec<DraftMetrics>, Option<Tensor>)> {
     if !logits.device().is_cpu() {
         return measure_on_device(logits, soft, weights);
     }
@@ -122,8 +122,8 @@ pub fn measure(
 fn measure_on_device(
     logits: &Tensor,
     soft: &Soft,
-    weights: Option<Weights<'_>>,
-) -> Result<(Vec<Figures>, Option<Tensor>)> {
+    weights: Option<LossWeights<'_>>,
+) -> Result<(Vec<DraftMetrics>, Option<Tensor>)> {
     let compared = Comparison::new(logits, soft)?;
     let list = |figure: Tensor| figure.to_vec1::<f32>();
     let [lower, upper] = compared.overlap()?;
@@ -131,7 +131,7 @@ fn measure_on_device(
     let overlaps = list(lower)?.into_iter().zip(list(upper)?);
     let figures = (loss.into_iter().zip(agrees).zip(overlaps))
         .zip(list(compared.rank()?)?)
-        .map(|(((loss, agrees), (lower, upper)), rank)| Figures {
+        .map(|(((loss, agrees), (lower, upper)), rank)| DraftMetrics {
             loss,
             overlap: [lower, upper],
             agrees,
@@ -140,7 +140,7 @@ fn measure_on_device(
         .collect();
     let slope = match weights {
         None => None,
-        Some(Weights { positions, overlap }) => {
+        Some(LossWeights { positions, overlap }) => {
             let weights = Tensor::from_slice(positions, (positions.len(), 1), logits.device())?;
             let (kl, tv) = (compared.gradient()?, compared.overlap_gradient()?);
             let share = f64::from(overlap);
@@ -161,13 +161,18 @@ struct Wanted<'a> {
 impl Wanted<'_> {
     /// The figures of `logits`; with the position's weight and the share of the rejected mass, `slope`
     /// becomes the weighted gradient, otherwise scratch.
-    fn compare(&self, logits: &[f32], weight: Option<(f32, f32)>, slope: &mut [f32]) -> Figures {
+    fn compare(
+        &self,
+        logits: &[f32],
+        weight: Option<(f32, f32)>,
+        slope: &mut [f32],
+    ) -> DraftMetrics {
         let mass = self.probs.iter().sum::<f32>() + self.tail;
         if mass == 0.0 {
             slope.fill(0.0);
-            return Figures {
+            return DraftMetrics {
                 rank: usize::MAX,
-                ..Figures::default()
+                ..DraftMetrics::default()
             };
         }
         let highest = largest(logits);
@@ -181,7 +186,7 @@ impl Wanted<'_> {
         top().for_each(|(&id, _)| slope[id as usize] = 0.0);
         let q_tail = total(slope) / sum;
         let ln_sum = sum.ln();
-        let mut figures = Figures::default();
+        let mut figures = DraftMetrics::default();
         let scale = mass - self.tail / q_tail.max(TINY);
         let ln_q = |id: u32| logits[id as usize] - highest - ln_sum;
         let misses_tail = f32::from(q_tail < self.tail);

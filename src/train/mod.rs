@@ -51,21 +51,21 @@ use candle_core::Device;
 use clap::{Args, ValueEnum};
 use corpus::{Row, Split};
 use features::{FeatureStore, Precision};
-use head::Head;
+use head::TrainHead;
 use identity::Identity;
 use model::TrainModel;
 use output::OutputFolder;
-use parallel::ParallelHead;
-use report::Report;
+use parallel::TrainParallelHead;
+use report::DistillReport;
 use serde::Serialize;
 use serde_json::{Value, json};
-use shape::Shape;
+use shape::StudentSpec;
 use std::path::PathBuf;
 use student::Student;
-use target::Target;
+use target::DistillTarget;
 use targets::SoftTargets;
-use trainer::{Data, Trainer};
-use vocabulary::Vocabulary;
+use trainer::{TrainData, Trainer};
+use vocabulary::DraftVocabulary;
 
 /// What is trained.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
@@ -104,7 +104,7 @@ pub enum Objective {
 /// What to train, on what, and how: the flags of `foretoken distill`.
 #[derive(Debug, Clone, PartialEq, Args)]
 #[command(next_help_heading = "Training")]
-pub struct Options {
+pub struct DistillOptions {
     /// The target: a Hugging Face id, a folder with config.json and safetensors, or a .gguf file.
     /// With --objective ce only its tokenizer is read.
     #[arg(long, help_heading = "Models")]
@@ -246,7 +246,7 @@ fn above_zero(text: &str) -> Result<f64, String> {
     number("a number above 0", |&x: &f64| x > 0.0 && x.is_finite())(text)
 }
 
-impl Options {
+impl DistillOptions {
     /// Steps in which the learning rate rises.
     fn warmup(&self) -> usize {
         self.warmup.unwrap_or(self.steps / 20)
@@ -289,12 +289,12 @@ impl Options {
 /// # Errors
 /// `Setup`, for a wrong file or flag, a draft that does not match the target, a full disk, or a loss
 /// that is not finite. The last checkpoint is kept.
-pub fn run(options: &Options) -> Result<Report> {
+pub fn run(options: &DistillOptions) -> Result<DistillReport> {
     let device = kernels::device(&options.device)?;
     if let Some(threads) = options.threads {
         kernels::set_threads(threads);
     }
-    let target = Target::open(options)?;
+    let target = DistillTarget::open(options)?;
     let mut shape = shape::of(options, &target)?;
     let rows = rows(options, &target.text, shape.config.vocab_size)?;
     shape.choose_mask(options, &rows, &target.text)?;
@@ -322,7 +322,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let vocabulary = vocabulary(options, &shape.config, seen, &target, &device)?;
     let student = student(options, &shape, &target, vocabulary.as_ref(), &device)?;
     folder.write_model_files(shape.json, &target.source, &target.text)?;
-    let data = Data {
+    let data = TrainData {
         vocabulary,
         rows,
         train,
@@ -343,12 +343,12 @@ pub fn run(options: &Options) -> Result<Report> {
 
 /// The ids that the draft predicts; `None` = all.
 fn vocabulary<'a>(
-    options: &Options,
+    options: &DistillOptions,
     draft: &ModelConfig,
     rows: impl Iterator<Item = &'a Row>,
-    target: &Target,
+    target: &DistillTarget,
     device: &Device,
-) -> Result<Option<Vocabulary>> {
+) -> Result<Option<DraftVocabulary>> {
     let Some(size) = draft.draft_vocab_size else {
         return Ok(None);
     };
@@ -367,25 +367,25 @@ fn vocabulary<'a>(
                     ),
                 ));
             }
-            Vocabulary::of(ids, all, device)?
+            DraftVocabulary::of(ids, all, device)?
         }
         _ => {
             let always = &target.text.special_ids().eos;
-            Vocabulary::most_frequent(rows, always, size, all, device)?
+            DraftVocabulary::most_frequent(rows, always, size, all, device)?
         }
     }))
 }
 
 /// What is trained, with its first weights.
 fn student(
-    options: &Options,
-    shape: &Shape,
-    target: &Target,
-    vocabulary: Option<&Vocabulary>,
+    options: &DistillOptions,
+    shape: &StudentSpec,
+    target: &DistillTarget,
+    vocabulary: Option<&DraftVocabulary>,
     device: &Device,
 ) -> Result<Box<dyn Student>> {
     let (config, seed, seq_len) = (shape.config.clone(), options.seed, options.seq_len);
-    let ids = vocabulary.map(Vocabulary::ids);
+    let ids = vocabulary.map(DraftVocabulary::ids);
     let student: Box<dyn Student> = match (options.method, &target.config) {
         (Method::Draft, _) | (_, None) => {
             Box::new(TrainModel::new(config, ids, seed, seq_len, device)?)
@@ -401,10 +401,10 @@ fn student(
             let (taps, ids) = (shape.taps.len(), ids.unwrap_or_default().to_vec());
             let (passes, rows) = (options.ttt_steps, (seed, seq_len));
             match shape.block {
-                Some(block) => Box::new(ParallelHead::new(
+                Some(block) => Box::new(TrainParallelHead::new(
                     config, of_target, taps, ids, block, rows,
                 )?),
-                None => Box::new(Head::new(config, of_target, taps, ids, passes, rows)?),
+                None => Box::new(TrainHead::new(config, of_target, taps, ids, passes, rows)?),
             }
         }
     };
@@ -415,7 +415,7 @@ fn student(
 }
 
 /// All rows of the corpus.
-fn rows(options: &Options, text: &Text, vocab_size: usize) -> Result<Vec<Row>> {
+fn rows(options: &DistillOptions, text: &Text, vocab_size: usize) -> Result<Vec<Row>> {
     let mut documents = Vec::new();
     for file in &options.corpus {
         let read = corpus::read(file, text, options.retokenize)?;
@@ -437,8 +437,8 @@ fn rows(options: &Options, text: &Text, vocab_size: usize) -> Result<Vec<Row>> {
 /// The target's distributions, and its hidden states at `taps` if there are any; computes those that do
 /// not exist yet.
 fn of_the_target(
-    options: &Options,
-    target: &Target,
+    options: &DistillOptions,
+    target: &DistillTarget,
     rows: &[Row],
     taps: &[usize],
     folder: &OutputFolder,
@@ -465,7 +465,7 @@ fn of_the_target(
     let mut features = match (taps, config) {
         ([], _) | (_, None) => None,
         (taps, Some(config)) => {
-            let shape = features::Shape {
+            let shape = features::FeatureShape {
                 rows: identity.clone(),
                 taps: taps.to_vec(),
                 hidden_size: config.hidden_size,

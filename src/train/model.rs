@@ -1,8 +1,8 @@
 //! The draft during training: a Llama over whole rows, made of ops that candle can differentiate. The
 //! kernels of the serving decoder write in place and have no backward pass.
 
-use super::optimizer::Named;
-use super::student::{self, Batch, Student};
+use super::optimizer::ByName;
+use super::student::{self, Student, TrainBatch};
 use super::vocabulary::NEVER;
 use crate::error::{Error, Result};
 use crate::model::{ModelConfig, names};
@@ -21,7 +21,7 @@ pub const INITIAL_DEVIATION: f64 = 0.02;
 pub struct TrainModel {
     config: ModelConfig,
     /// The weights, by Hugging Face's names.
-    vars: Named<Var>,
+    vars: ByName<Var>,
     /// `[seq_len, head_dim / 2]`.
     cos: Tensor,
     sin: Tensor,
@@ -76,7 +76,7 @@ impl TrainModel {
     }
 
     /// The variables, by Hugging Face's names.
-    pub fn vars(&self) -> &Named<Var> {
+    pub fn vars(&self) -> &ByName<Var> {
         &self.vars
     }
 
@@ -161,7 +161,7 @@ impl TrainModel {
 }
 
 impl Student for TrainModel {
-    fn vars(&self) -> &Named<Var> {
+    fn vars(&self) -> &ByName<Var> {
         &self.vars
     }
 
@@ -181,7 +181,7 @@ impl Student for TrainModel {
         Ok(weights)
     }
 
-    fn logits(&self, batch: &Batch<'_>) -> Result<Tensor> {
+    fn logits(&self, batch: &TrainBatch<'_>) -> Result<Tensor> {
         let seen = batch.tokens.iter().map(|row| &row[..row.len() - 1]);
         let tokens: Vec<u32> = seen.clone().flatten().copied().collect();
         let dims = (

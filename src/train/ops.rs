@@ -12,7 +12,7 @@ const LANES: usize = 16;
 
 /// `x @ weight^T`: `[rows, outputs]` for `x` `[rows, inputs]` and `weight` `[outputs, inputs]`.
 pub fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
-    x.apply_op2(weight, Linear)
+    x.apply_op2(weight, LinearOp)
 }
 
 /// `x / rms(x) * weight` over the rows of `x` `[rows, width]`.
@@ -69,9 +69,9 @@ pub fn with_slice<R>(tensor: &Tensor, work: impl FnOnce(&[f32]) -> R) -> Result<
     }
 }
 
-struct Linear;
+struct LinearOp;
 
-impl CustomOp2 for Linear {
+impl CustomOp2 for LinearOp {
     fn name(&self) -> &'static str {
         "train-linear"
     }
@@ -97,9 +97,10 @@ impl CustomOp2 for Linear {
         _: &Tensor,
         slope: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let of_x = match x.track_op() {
-            true => Some(slope.matmul(&weight.detach())?),
-            false => None,
+        let of_x = if x.track_op() {
+            Some(slope.matmul(&weight.detach())?)
+        } else {
+            None
         };
         Ok((of_x, Some(slope.t()?.matmul(&x.detach())?)))
     }

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use std::collections::BTreeMap;
 
 /// Tensors by Hugging Face's names, in a fixed order, so that sums over them are the same in every run.
-pub type Named<T> = BTreeMap<String, T>;
+pub type ByName<T> = BTreeMap<String, T>;
 
 const BETA1: f64 = 0.9;
 const BETA2: f64 = 0.95;
@@ -21,14 +21,14 @@ pub struct AdamW {
     /// Number of steps made.
     pub steps: usize,
     /// The first and second moment of each variable, in its shape.
-    pub moments: Named<(Tensor, Tensor)>,
+    pub moments: ByName<(Tensor, Tensor)>,
     /// Applied to matrices only, as is usual, not to norms.
     weight_decay: f64,
 }
 
 impl AdamW {
     /// An optimizer of `vars`, with moments of zero.
-    pub fn new(vars: &Named<Var>, weight_decay: f64) -> Result<Self> {
+    pub fn new(vars: &ByName<Var>, weight_decay: f64) -> Result<Self> {
         let zeros = |var: &Var| -> Result<_> {
             let zero = var.as_detached_tensor().zeros_like()?;
             Ok((zero.clone(), zero))
@@ -46,7 +46,12 @@ impl AdamW {
 
     /// Makes one step along `gradients`, with learning rate `rate`. Variables without a gradient do not
     /// change.
-    pub fn step(&mut self, vars: &Named<Var>, gradients: &Named<Tensor>, rate: f64) -> Result<()> {
+    pub fn step(
+        &mut self,
+        vars: &ByName<Var>,
+        gradients: &ByName<Tensor>,
+        rate: f64,
+    ) -> Result<()> {
         self.steps += 1;
         let unbias = |beta: f64| 1.0 / (1.0 - beta.powi(self.steps as i32));
         let weight_decay = self.weight_decay;
@@ -72,8 +77,8 @@ impl AdamW {
 
 /// Adds the gradients of one backward pass to `sum`.
 pub fn accumulate(
-    sum: &mut Named<Tensor>,
-    vars: &Named<Var>,
+    sum: &mut ByName<Tensor>,
+    vars: &ByName<Var>,
     mut gradients: GradStore,
 ) -> Result<()> {
     // Detached, because a gradient keeps its graph alive, and with it all activations.
@@ -94,7 +99,7 @@ pub fn accumulate(
 }
 
 /// The Euclidean norm over all gradients together.
-pub fn global_norm(gradients: &Named<Tensor>) -> Result<f64> {
+pub fn global_norm(gradients: &ByName<Tensor>) -> Result<f64> {
     let square = |gradient: &&Tensor| -> Result<f64> {
         Ok(f64::from(gradient.sqr()?.sum_all()?.to_scalar::<f32>()?))
     };
@@ -104,7 +109,7 @@ pub fn global_norm(gradients: &Named<Tensor>) -> Result<f64> {
 }
 
 /// Scales gradients of norm `norm` down to `limit` (Pascanu et al. 2013, Algorithm 1).
-pub fn clip(gradients: &mut Named<Tensor>, norm: f64, limit: f64) -> Result<()> {
+pub fn clip(gradients: &mut ByName<Tensor>, norm: f64, limit: f64) -> Result<()> {
     if norm > limit {
         for gradient in gradients.values_mut() {
             *gradient = (&*gradient * (limit / norm))?;
@@ -145,7 +150,7 @@ mod tests {
         let start = Tensor::new(&[[1f32, -2.0, 3.0]], &Device::Cpu).unwrap();
         let ours = Var::from_tensor(&start).unwrap();
         let theirs = Var::from_tensor(&start.copy().unwrap()).unwrap();
-        let vars = Named::from([("w".to_owned(), ours.clone())]);
+        let vars = ByName::from([("w".to_owned(), ours.clone())]);
         let mut adam = AdamW::new(&vars, 0.1).unwrap();
         let rules = ParamsAdamW {
             lr: 0.0,
@@ -158,7 +163,7 @@ mod tests {
         for step in 0..5 {
             let rate = 0.1 / (step + 1) as f64;
             let loss = |var: &Var| var.powf(4.0).unwrap().sum_all().unwrap();
-            let mut gradients = Named::new();
+            let mut gradients = ByName::new();
             accumulate(&mut gradients, &vars, loss(&ours).backward().unwrap()).unwrap();
             adam.step(&vars, &gradients, rate).unwrap();
             candles.set_learning_rate(rate);
@@ -174,7 +179,7 @@ mod tests {
     #[test]
     fn clipping_keeps_the_direction() {
         let tensor = |v: f32| Tensor::new(&[v], &Device::Cpu).unwrap();
-        let mut gradients = Named::from([("a".into(), tensor(3.0)), ("b".into(), tensor(-4.0))]);
+        let mut gradients = ByName::from([("a".into(), tensor(3.0)), ("b".into(), tensor(-4.0))]);
         let norm = global_norm(&gradients).unwrap();
         assert_eq!(norm, 5.0);
         clip(&mut gradients, norm, 10.0).unwrap();

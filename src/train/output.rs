@@ -3,7 +3,7 @@
 //! Every file is written under another name and then renamed, so that a full disk or a kill never
 //! destroys the previous file.
 
-use super::optimizer::{AdamW, Named};
+use super::optimizer::{AdamW, ByName};
 use super::report::Evaluation;
 use super::student::{self, Student};
 use crate::error::{Error, Result, first_line};
@@ -30,12 +30,12 @@ const CHECKPOINT: &str = "checkpoint.safetensors";
 const WEIGHTS: &str = "model.safetensors";
 /// What the target's pass writes, before there is a checkpoint.
 const TARGETS: &str = "targets.bin";
-/// The checkpoint's tensor that contains [`State`] as the bytes of its JSON.
+/// The checkpoint's tensor that contains [`TrainState`] as the bytes of its JSON.
 const STATE: &str = "state";
 
 /// What a checkpoint contains in addition to weights and moments.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct State {
+pub struct TrainState {
     /// Number of steps made.
     pub steps: usize,
     /// Everything that determines the weights after a step, including the seed.
@@ -44,7 +44,7 @@ pub struct State {
     pub untrained: Vec<Evaluation>,
 }
 
-impl State {
+impl TrainState {
     /// Checks that `settings` are those of the run that is resumed.
     ///
     /// # Errors
@@ -110,7 +110,7 @@ impl OutputFolder {
         &self,
         model: &dyn Student,
         optimizer: &AdamW,
-        state: &State,
+        state: &TrainState,
     ) -> Result<()> {
         let mut tensors = HashMap::new();
         for (name, var) in model.vars() {
@@ -135,15 +135,15 @@ impl OutputFolder {
         model: &dyn Student,
         optimizer: &mut AdamW,
         device: &Device,
-        check: impl FnOnce(&State) -> Result<()>,
-    ) -> Result<State> {
+        check: impl FnOnce(&TrainState) -> Result<()>,
+    ) -> Result<TrainState> {
         let file = self.path.join(CHECKPOINT);
         let broken = |e: &dyn std::fmt::Display| Error::in_file(&file, e);
         // SAFETY: the file is only read. If someone changes it meanwhile, they get other weights or a
         // fault.
         let tensors = unsafe { MmapedSafetensors::new(&file) }.map_err(|e| broken(&e))?;
         let state = tensors.load(STATE, &Device::Cpu).map_err(|e| broken(&e))?;
-        let state: State =
+        let state: TrainState =
             serde_json::from_slice(&state.to_vec1::<u8>()?).map_err(|e| broken(&e))?;
         check(&state)?;
         student::set(model.vars(), |name| {
@@ -210,7 +210,7 @@ impl OutputFolder {
 ///
 /// # Errors
 /// `Setup`, naming the folder, if the weights cannot be read or have another shape.
-pub fn load_weights(folder: &Path, vars: &Named<Var>, device: &Device) -> Result<()> {
+pub fn load_weights(folder: &Path, vars: &ByName<Var>, device: &Device) -> Result<()> {
     let files = safetensors_files(folder)?;
     // SAFETY: the files are only read. If someone changes them meanwhile, they get other weights or a
     // fault.

@@ -5,11 +5,11 @@
 //! at its own position. In training many blocks of a row are computed at once: they share the context, and
 //! do not see one another.
 
-use super::block_attention::{Blocks, attend};
+use super::block_attention::{BlockLayout, attend};
 use super::head_weights::{HeadWeights, layer_shapes};
 use super::ops::linear;
-use super::optimizer::Named;
-use super::student::{Batch, Student};
+use super::optimizer::ByName;
+use super::student::{Student, TrainBatch};
 use crate::error::{Error, Result};
 use crate::model::{MaskedBlock, ModelConfig, Weights};
 use candle_core::{Device, Tensor, Var};
@@ -23,12 +23,12 @@ pub const ANCHOR_STRIDE: usize = 4;
 const QKV: [&str; 3] = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
 
 /// A trainable head in f32, on the CPU.
-pub struct ParallelHead {
+pub struct TrainParallelHead {
     weights: HeadWeights,
     block: MaskedBlock,
 }
 
-impl ParallelHead {
+impl TrainParallelHead {
     /// A head of shape `config` that reads `taps` layers and predicts a `block` of `ids`, for rows of
     /// `seq_len` tokens; see [`HeadWeights::new`].
     ///
@@ -51,7 +51,7 @@ impl ParallelHead {
     }
 
     /// The tokens of all blocks.
-    fn tokens(&self, batch: &Batch<'_>) -> Vec<u32> {
+    fn tokens(&self, batch: &TrainBatch<'_>) -> Vec<u32> {
         let rows = batch.tokens.iter().zip(&batch.positions);
         let lasts = rows.flat_map(|(row, anchors)| anchors.iter().map(|&anchor| row[anchor]));
         let masks = self.block.size - 1;
@@ -63,8 +63,8 @@ impl ParallelHead {
     }
 }
 
-impl Student for ParallelHead {
-    fn vars(&self) -> &Named<Var> {
+impl Student for TrainParallelHead {
+    fn vars(&self) -> &ByName<Var> {
         &self.weights.vars
     }
 
@@ -83,11 +83,11 @@ impl Student for ParallelHead {
         (0..count).map(|n| first + n * ANCHOR_STRIDE).collect()
     }
 
-    fn logits(&self, batch: &Batch<'_>) -> Result<Tensor> {
+    fn logits(&self, batch: &TrainBatch<'_>) -> Result<Tensor> {
         let features = (batch.features.as_ref())
             .ok_or_else(|| Error::internal("a head reads the target's hidden states"))?;
         let (weights, size) = (&self.weights, self.block.size);
-        let blocks = Blocks {
+        let blocks = BlockLayout {
             len: features.dim(0)? / batch.tokens.len().max(1),
             size,
             anchors: batch.positions.concat(),

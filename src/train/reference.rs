@@ -3,7 +3,7 @@
 
 use super::head_weights::HeadWeights;
 use super::ops::with_slope;
-use super::optimizer::{Named, accumulate};
+use super::optimizer::{ByName, accumulate};
 use super::plain::{Weights, matrix};
 use candle_core::{Device, Tensor};
 
@@ -59,7 +59,7 @@ pub fn assert_gradients(
         parts.map(|(z, s)| z * f64::from(*s)).sum()
     };
     let graph = with_slope(logits, slope).unwrap();
-    let mut gradients = Named::new();
+    let mut gradients = ByName::new();
     accumulate(&mut gradients, &weights.vars, graph.backward().unwrap()).unwrap();
     assert_eq!(gradients.len(), weights.vars.len());
     let mut w = plain(weights);

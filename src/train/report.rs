@@ -1,7 +1,7 @@
 //! The figures of a run, and how they are printed.
 
 use super::cost::Costs;
-use super::loss::Figures;
+use super::loss::DraftMetrics;
 use super::{Method, Objective};
 use crate::bench::expected_speed_up;
 use serde::{Deserialize, Serialize};
@@ -34,15 +34,15 @@ pub struct Evaluation {
 
 /// Sums over positions, from which an [`Evaluation`] is computed.
 #[derive(Default)]
-pub struct Sums {
+pub struct LossSums {
     sums: [f64; 4],
     ranks: [f64; RANKS],
     positions: f64,
 }
 
-impl Sums {
+impl LossSums {
     /// Adds the figures of the `counted` positions.
-    pub fn add(&mut self, figures: &[Figures], counted: &[bool]) {
+    pub fn add(&mut self, figures: &[DraftMetrics], counted: &[bool]) {
         for (figures, _) in figures.iter().zip(counted).filter(|(_, c)| **c) {
             let [lower, upper] = figures.overlap;
             let values = [figures.loss, lower, upper, figures.agrees];
@@ -107,7 +107,7 @@ impl Evaluation {
 
 /// The result of a run.
 #[derive(Debug, Clone, Serialize)]
-pub struct Report {
+pub struct DistillReport {
     pub method: Method,
     pub objective: Objective,
     /// Steps made, including those of earlier sessions, and steps of the whole run.
@@ -174,7 +174,7 @@ pub fn best_tree(ranks: &[[f64; RANKS]], nodes: usize, max_depth: usize) -> (f64
     (tokens, deepest)
 }
 
-impl Report {
+impl DistillReport {
     /// The table of a head. Without a measured cost of its steps there are no speed-ups.
     fn fmt_depths(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
@@ -204,9 +204,10 @@ impl Report {
         let at: [Vec<f64>; 2] = [alphas(|d| d.agreement), alphas(|d| d.overlap[0])];
         let mut best = [(0, 0.0); 2];
         let at_once = self.method == Method::Parallel;
-        let max_depth = match at_once {
-            true => self.depths.len(),
-            false => usize::MAX,
+        let max_depth = if at_once {
+            self.depths.len()
+        } else {
+            usize::MAX
         };
         for k in 1..=MAX_DRAFT_TOKENS.min(max_depth) {
             write!(f, "{k:<12}")?;
@@ -243,9 +244,10 @@ impl Report {
                 .map(|(rows, cost)| format!("{rows}: {cost:.2}"));
             let rows = rows.collect::<Vec<_>>().join(", ");
             let [(k0, x0), (k1, x1)] = best;
-            let step = match at_once {
-                true => "the head's one forward a round",
-                false => "a draft step",
+            let step = if at_once {
+                "the head's one forward a round"
+            } else {
+                "a draft step"
             };
             writeln!(
                 f,
@@ -254,9 +256,10 @@ impl Report {
                 costs.draft
             )?;
         }
-        let (given, counted) = match at_once {
-            true => ("", ",\nas if the guesses of a block were independent"),
-            false => (", after accepted ones", ""),
+        let (given, counted) = if at_once {
+            ("", ",\nas if the guesses of a block were independent")
+        } else {
+            (", after accepted ones", "")
         };
         writeln!(
             f,
@@ -318,7 +321,7 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for DistillReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
@@ -379,7 +382,7 @@ mod tests {
 
     #[test]
     fn only_counted_positions_count() {
-        let figures = |loss, lower, upper, agrees, rank| Figures {
+        let figures = |loss, lower, upper, agrees, rank| DraftMetrics {
             loss,
             overlap: [lower, upper],
             agrees,
@@ -390,7 +393,7 @@ mod tests {
             figures(9.0, 9.0, 9.0, 9.0, 1),
             figures(3.0, 0.6, 0.7, 0.0, 2),
         ];
-        let mut sums = Sums::default();
+        let mut sums = LossSums::default();
         sums.add(&figures, &[true, false, true]);
         let mean = sums.mean();
         assert_eq!((mean.loss, mean.agreement), (2.0, 0.5));

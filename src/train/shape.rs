@@ -2,23 +2,25 @@
 
 use super::corpus::Row;
 use super::parallel::ANCHOR_STRIDE;
-use super::target::Target;
-use super::{DraftSize, Method, Objective, Options};
+use super::target::DistillTarget;
+use super::{DistillOptions, DraftSize, Method, Objective};
 use crate::error::{Error, Result};
 use crate::files::config_of;
-use crate::model::{HeadConfig, HeadKind, LayerSpec, MaskedBlock, ModelConfig, Rope, RopeScaling};
+use crate::model::{
+    HeadConfig, HeadKind, LayerSpec, MaskedBlock, ModelConfig, RopeScaling, RopeSpec,
+};
 use crate::text::Text;
 use serde_json::{Value, json};
 use std::path::Path;
 
 /// What to train.
-pub struct Shape {
+pub struct StudentSpec {
     pub config: ModelConfig,
     /// Its `config.json`.
     pub json: Value,
     /// The layers of the target whose hidden states it reads.
     pub taps: Vec<usize>,
-    /// Of a parallel head; see [`Shape::choose_mask`].
+    /// Of a parallel head; see [`StudentSpec::choose_mask`].
     pub block: Option<MaskedBlock>,
 }
 
@@ -29,7 +31,7 @@ const LAYERS: usize = 2;
 ///
 /// # Errors
 /// `Setup`, if it does not fit the target or the other options.
-pub fn of(options: &Options, target: &Target) -> Result<Shape> {
+pub fn of(options: &DistillOptions, target: &DistillTarget) -> Result<StudentSpec> {
     if options.method != Method::Parallel {
         let flags = [
             ("--layers", options.layers.is_some()),
@@ -55,7 +57,7 @@ pub fn of(options: &Options, target: &Target) -> Result<Shape> {
     Ok(shape)
 }
 
-fn draft_model(options: &Options, target: &Target) -> Result<Shape> {
+fn draft_model(options: &DistillOptions, target: &DistillTarget) -> Result<StudentSpec> {
     let (config, json) = match (&options.draft_config, options.draft_size) {
         (Some(path), _) => given(path, options, target)?,
         (None, Some(size)) => sized(size, options, target)?,
@@ -65,7 +67,7 @@ fn draft_model(options: &Options, target: &Target) -> Result<Shape> {
             ));
         }
     };
-    Ok(Shape {
+    Ok(StudentSpec {
         config,
         json,
         taps: Vec::new(),
@@ -74,7 +76,11 @@ fn draft_model(options: &Options, target: &Target) -> Result<Shape> {
 }
 
 /// A Llama of this `size` for the target, and its `config.json`.
-fn sized(size: DraftSize, options: &Options, target: &Target) -> Result<(ModelConfig, Value)> {
+fn sized(
+    size: DraftSize,
+    options: &DistillOptions,
+    target: &DistillTarget,
+) -> Result<(ModelConfig, Value)> {
     const HEAD_DIM: usize = 64;
     /// Ids from which the output layer covers only the most frequent ones: it would be most of the draft.
     const LARGE_VOCABULARY: usize = 16_000;
@@ -113,7 +119,11 @@ fn sized(size: DraftSize, options: &Options, target: &Target) -> Result<(ModelCo
 }
 
 /// The configuration in the file or folder `path`, and its JSON.
-fn given(path: &Path, options: &Options, target: &Target) -> Result<(ModelConfig, Value)> {
+fn given(
+    path: &Path,
+    options: &DistillOptions,
+    target: &DistillTarget,
+) -> Result<(ModelConfig, Value)> {
     let file = config_of(path);
     let draft = ModelConfig::from_json(&file)?;
     let text = std::fs::read_to_string(&file).map_err(|e| Error::in_file(&file, e))?;
@@ -160,17 +170,14 @@ fn given(path: &Path, options: &Options, target: &Target) -> Result<(ModelConfig
 }
 
 /// A head of the shape of the target's layers, or of those in --draft-config.
-fn head(options: &Options, target: &Target) -> Result<Shape> {
+fn head(options: &DistillOptions, target: &DistillTarget) -> Result<StudentSpec> {
     let parallel = options.method == Method::Parallel;
-    let (name, least, flag, of_flag) = match parallel {
-        true => {
-            let least = options.block_size.max(ANCHOR_STRIDE) + 1;
-            ("parallel", least, "--block-size", options.block_size)
-        }
-        false => {
-            let steps = options.ttt_steps;
-            ("eagle3", steps + 2, "--ttt-steps", steps)
-        }
+    let (name, least, flag, of_flag) = if parallel {
+        let least = options.block_size.max(ANCHOR_STRIDE) + 1;
+        ("parallel", least, "--block-size", options.block_size)
+    } else {
+        let steps = options.ttt_steps;
+        ("eagle3", steps + 2, "--ttt-steps", steps)
     };
     if options.objective != Objective::Kl {
         return Err(Error::setup(format!(
@@ -207,12 +214,13 @@ fn head(options: &Options, target: &Target) -> Result<Shape> {
         )));
     }
     let wanted = config.draft_vocab_size.unwrap_or(options.draft_vocab_size);
-    let layers = match parallel {
-        true => options.layers.unwrap_or(layers),
-        false => 1,
+    let layers = if parallel {
+        options.layers.unwrap_or(layers)
+    } else {
+        1
     };
     // A head's positions are the target's.
-    let rope = Rope {
+    let rope = RopeSpec {
         width: config.head_dim,
         ..of_target.plain_rope().map_err(Error::setup)?.clone()
     };
@@ -226,17 +234,18 @@ fn head(options: &Options, target: &Target) -> Result<Shape> {
     };
     let taps = taps(options, of_target.num_layers())?;
     let mut json = head_json(&config)?;
-    let fields = match parallel {
-        true => parallel_json(options, of_target, &taps)?,
-        false => json!({
+    let fields = if parallel {
+        parallel_json(options, of_target, &taps)?
+    } else {
+        json!({
             "architectures": ["LlamaForCausalLMEagle3"],
             "eagle_aux_hidden_state_layer_ids": taps,
-        }),
+        })
     };
     if let (Some(json), Value::Object(fields)) = (json.as_object_mut(), fields) {
         json.extend(fields);
     }
-    Ok(Shape {
+    Ok(StudentSpec {
         json,
         config,
         taps,
@@ -246,7 +255,7 @@ fn head(options: &Options, target: &Target) -> Result<Shape> {
 
 /// What the `config.json` of a parallel head has besides; without the mask token. The published layout
 /// numbers the outputs of the target's layers.
-fn parallel_json(options: &Options, target: &ModelConfig, taps: &[usize]) -> Result<Value> {
+fn parallel_json(options: &DistillOptions, target: &ModelConfig, taps: &[usize]) -> Result<Value> {
     let outputs: Option<Vec<usize>> = taps.iter().map(|tap| tap.checked_sub(1)).collect();
     let outputs = outputs.ok_or_else(|| {
         Error::setup("--taps must be from 1 with --method parallel: its layout cannot express 0, the embedding")
@@ -259,12 +268,17 @@ fn parallel_json(options: &Options, target: &ModelConfig, taps: &[usize]) -> Res
     }))
 }
 
-impl Shape {
+impl StudentSpec {
     /// Chooses the mask token of a parallel head: its embedding is the target's, and is not trained.
     ///
     /// # Errors
     /// `Setup`, if the corpus contains all ids and no flag names one, or one that does not exist.
-    pub fn choose_mask(&mut self, options: &Options, rows: &[Row], text: &Text) -> Result<()> {
+    pub fn choose_mask(
+        &mut self,
+        options: &DistillOptions,
+        rows: &[Row],
+        text: &Text,
+    ) -> Result<()> {
         if options.method == Method::Parallel {
             let mask = mask(options, self.config.vocab_size, rows, text)?;
             self.json["dflash_config"]["mask_token_id"] = mask.into();
@@ -278,13 +292,14 @@ impl Shape {
 }
 
 /// A token that means nothing else: a special one, or an id that is reserved, which no text contains.
-fn mask(options: &Options, vocab_size: usize, rows: &[Row], text: &Text) -> Result<u32> {
+fn mask(options: &DistillOptions, vocab_size: usize, rows: &[Row], text: &Text) -> Result<u32> {
     if let Some(id) = options.mask_token_id {
-        return match (id as usize) < vocab_size {
-            true => Ok(id),
-            false => Err(Error::setup(format!(
+        return if (id as usize) < vocab_size {
+            Ok(id)
+        } else {
+            Err(Error::setup(format!(
                 "--mask-token-id must be below {vocab_size}, the number of token ids, not {id}"
-            ))),
+            )))
         };
     }
     if let Some(folder) = &options.init_from {
@@ -313,7 +328,7 @@ fn mask(options: &Options, vocab_size: usize, rows: &[Row], text: &Text) -> Resu
 }
 
 /// The layers whose inputs the head reads.
-fn taps(options: &Options, layers: usize) -> Result<Vec<usize>> {
+fn taps(options: &DistillOptions, layers: usize) -> Result<Vec<usize>> {
     if options.taps.is_empty() {
         return Ok(HeadKind::Eagle3.default_taps(layers));
     }

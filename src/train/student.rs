@@ -1,12 +1,12 @@
 //! What is trained: a draft model, or a head that reads the target's hidden states.
 
-use super::optimizer::Named;
+use super::optimizer::ByName;
 use crate::error::{Error, Result};
 use candle_core::{Tensor, Var};
 use std::collections::HashMap;
 
 /// Some rows of the corpus, as a student reads them.
-pub struct Batch<'a> {
+pub struct TrainBatch<'a> {
     /// The `seq_len + 1` ids of each row.
     pub tokens: Vec<&'a [u32]>,
     /// The target's hidden states, `[rows * positions, taps * hidden_size]`, f32; `None` for students
@@ -20,7 +20,7 @@ pub struct Batch<'a> {
 /// other.
 pub trait Student: Send + Sync {
     /// The variables, by the names of the checkpoint.
-    fn vars(&self) -> &Named<Var>;
+    fn vars(&self) -> &ByName<Var>;
 
     /// The weights in the format for serving.
     ///
@@ -36,15 +36,15 @@ pub trait Student: Send + Sync {
 
     /// The position of a row, from 0, whose next-token distribution the first position predicts. The rows
     /// have that many positions less, and the prediction at depth `s` of position `i` is about the
-    /// distribution at `i + ahead + s`.
-    fn ahead(&self) -> usize {
+    /// distribution at `i + target_offset + s`.
+    fn target_offset(&self) -> usize {
         0
     }
 
     /// The positions, ascending, at which it predicts something in a row of `len` tokens. Their number
     /// depends on `len` alone; if there is a choice, the random number makes it.
     fn positions(&self, len: usize, _random: u64) -> Vec<usize> {
-        (0..len.saturating_sub(self.ahead())).collect()
+        (0..len.saturating_sub(self.target_offset())).collect()
     }
 
     /// The logits, `[depths * rows * positions, outputs]`: depth after depth. A column that `outputs` does
@@ -52,14 +52,14 @@ pub trait Student: Send + Sync {
     ///
     /// # Errors
     /// If the device fails.
-    fn logits(&self, batch: &Batch<'_>) -> Result<Tensor>;
+    fn logits(&self, batch: &TrainBatch<'_>) -> Result<Tensor>;
 }
 
 /// Replaces all weights by those that `weight` returns.
 ///
 /// # Errors
 /// `Setup`, if a weight is missing or has another shape.
-pub fn set(vars: &Named<Var>, mut weight: impl FnMut(&str) -> Option<Tensor>) -> Result<()> {
+pub fn set(vars: &ByName<Var>, mut weight: impl FnMut(&str) -> Option<Tensor>) -> Result<()> {
     for (name, var) in vars {
         match weight(name) {
             Some(saved) if saved.dims() == var.dims() => var.set(&saved)?,

@@ -1,6 +1,6 @@
 //! The target, as far as it is read before its weights.
 
-use super::{Objective, Options};
+use super::{DistillOptions, Objective};
 use crate::error::Result;
 use crate::files::folder_of;
 use crate::model::{LoadFormat, ModelConfig, ModelSource};
@@ -8,19 +8,19 @@ use crate::text::Text;
 use std::path::Path;
 
 /// What is read of a target before its weights are loaded.
-pub struct Target {
+pub struct DistillTarget {
     pub source: ModelSource,
     pub text: Text,
     /// `None` if there is only a tokenizer.
     pub config: Option<ModelConfig>,
 }
 
-impl Target {
+impl DistillTarget {
     /// Opens the target that `options` name.
     ///
     /// # Errors
     /// `Setup`, if a file is missing or broken.
-    pub fn open(options: &Options) -> Result<Self> {
+    pub fn open(options: &DistillOptions) -> Result<Self> {
         let path = Path::new(&options.model);
         let weights = options.objective == Objective::Kl;
         let tokenizer_alone =
@@ -28,9 +28,10 @@ impl Target {
         let source = if tokenizer_alone && !weights {
             ModelSource::Folder(path.to_owned())
         } else {
-            let format = match weights || path.exists() {
-                true => LoadFormat::Auto,
-                false => LoadFormat::Dummy,
+            let format = if weights || path.exists() {
+                LoadFormat::Auto
+            } else {
+                LoadFormat::Dummy
             };
             ModelSource::resolve(&options.model, options.revision.as_deref(), format)?
         };
@@ -41,9 +42,10 @@ impl Target {
             }
             ModelSource::Folder(path) => {
                 let folder = folder_of(path);
-                let config = match tokenizer_alone {
-                    true => None,
-                    false => Some(ModelConfig::from_json(path)?),
+                let config = if tokenizer_alone {
+                    None
+                } else {
+                    Some(ModelConfig::from_json(path)?)
                 };
                 (Text::from_folder(folder)?, config)
             }

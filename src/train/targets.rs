@@ -85,7 +85,7 @@ impl SoftTargets {
         let (len, k) = (self.identity.seq_len, self.identity.top_k);
         let taps = features.as_ref().map_or(&[][..], |f| f.taps()).to_vec();
         let blocks = len.div_ceil(BLOCK_SIZE);
-        let mut pass = Pass {
+        let mut pass = TargetPass {
             kv: target.new_kv(blocks, BLOCK_SIZE)?,
             table: BlockTable::default(),
             taps,
@@ -137,14 +137,14 @@ impl SoftTargets {
 }
 
 /// The target's KV pool, for one row at a time.
-struct Pass {
+struct TargetPass {
     kv: KvStore,
     table: BlockTable,
     /// The layers whose hidden states are wanted.
     taps: Vec<usize>,
 }
 
-impl Pass {
+impl TargetPass {
     /// The packed distributions of all positions of one row, and their hidden states.
     fn row(
         &mut self,

@@ -24,7 +24,7 @@ const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message['
 
 /// What to learn from, and how much: the flags of `foretoken tokenizer`.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
-pub struct Options {
+pub struct TokenizerOptions {
     /// What to learn from; may be given several times. JSON lines (.jsonl) as `foretoken generate`
     /// writes them, else plain text.
     #[arg(long, value_name = "FILE", required = true)]
@@ -49,7 +49,7 @@ pub struct Options {
 /// # Errors
 /// `Setup`, if a file cannot be read, the corpus is empty, the template does not parse, or the folder
 /// cannot be written.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &TokenizerOptions) -> Result<()> {
     let mut texts = Vec::new();
     for file in &options.corpus {
         texts.extend(corpus::texts(file)?);

@@ -3,16 +3,16 @@
 use super::corpus::{Order, Row};
 use super::cost::Costs;
 use super::features::FeatureStore;
-use super::loss::{Soft, Weights, measure};
+use super::loss::{LossWeights, Soft, measure};
 use super::ops::with_slope;
-use super::optimizer::{AdamW, Named, accumulate, clip, global_norm, learning_rate};
-use super::output::{self, OutputFolder, State};
-use super::report::{self, Evaluation, Report, Sums};
-use super::student::{Batch, Student};
+use super::optimizer::{AdamW, ByName, accumulate, clip, global_norm, learning_rate};
+use super::output::{self, OutputFolder, TrainState};
+use super::report::{self, DistillReport, Evaluation, LossSums};
+use super::student::{Student, TrainBatch};
 use super::targets::SoftTargets;
-use super::vocabulary::Vocabulary;
+use super::vocabulary::DraftVocabulary;
 use super::workers::Workers;
-use super::{Method, Objective, Options};
+use super::{DistillOptions, Method, Objective};
 use crate::console::{Progress, say};
 use crate::error::{Error, Result};
 use crate::kernels;
@@ -23,13 +23,13 @@ use serde_json::Value;
 use std::time::Instant;
 
 /// The data for training and evaluation.
-pub struct Data {
+pub struct TrainData {
     pub rows: Vec<Row>,
     /// Indices of rows.
     pub train: Vec<usize>,
     pub held_out: Vec<usize>,
     /// The draft's vocabulary; `None` = all ids.
-    pub vocabulary: Option<Vocabulary>,
+    pub vocabulary: Option<DraftVocabulary>,
     /// `None` with cross-entropy.
     pub soft: Option<SoftTargets>,
     /// The target's hidden states, for a head.
@@ -37,7 +37,7 @@ pub struct Data {
 }
 
 /// What a student is to learn of some rows. The positions are `[depths, rows, positions of a row]`.
-struct Lesson {
+struct TrainTargets {
     soft: Soft,
     /// How much the loss of each position counts.
     weights: Vec<f32>,
@@ -50,14 +50,14 @@ const POSITIONS: u64 = u64::from_le_bytes(*b"position");
 
 /// The state of a run between two steps.
 pub struct Trainer<'a> {
-    options: &'a Options,
-    data: Data,
+    options: &'a DistillOptions,
+    data: TrainData,
     folder: &'a OutputFolder,
     device: Device,
     workers: Workers,
     model: Box<dyn Student>,
     optimizer: AdamW,
-    state: State,
+    state: TrainState,
     /// The last evaluation, by depth, and the number of steps before it.
     last: (usize, Vec<Evaluation>),
 }
@@ -68,18 +68,19 @@ impl<'a> Trainer<'a> {
     /// # Errors
     /// `Setup`, if the checkpoint is broken or its run had other `settings`.
     pub fn new(
-        options: &'a Options,
+        options: &'a DistillOptions,
         model: Box<dyn Student>,
         settings: Value,
-        data: Data,
+        data: TrainData,
         folder: &'a OutputFolder,
         device: Device,
     ) -> Result<Self> {
         let optimizer = AdamW::new(model.vars(), options.weight_decay)?;
         // A GPU is one queue, and one micro-batch keeps it busy.
-        let workers = match device.is_cpu() {
-            true => kernels::threads(),
-            false => 1,
+        let workers = if device.is_cpu() {
+            kernels::threads()
+        } else {
+            1
         };
         let mut trainer = Self {
             options,
@@ -89,7 +90,7 @@ impl<'a> Trainer<'a> {
             workers: Workers::new(workers)?,
             model,
             optimizer,
-            state: State {
+            state: TrainState {
                 steps: 0,
                 settings,
                 untrained: Vec::new(),
@@ -157,8 +158,8 @@ impl<'a> Trainer<'a> {
     ///
     /// # Errors
     /// `Setup`, if the file cannot be written.
-    pub fn report(&self, costs: Option<Costs>) -> Result<Report> {
-        let report = Report {
+    pub fn report(&self, costs: Option<Costs>) -> Result<DistillReport> {
+        let report = DistillReport {
             method: self.options.method,
             objective: self.options.objective,
             steps: self.state.steps,
@@ -178,21 +179,21 @@ impl<'a> Trainer<'a> {
 
     /// Makes one step over `rows`. Returns the mean loss before it, in nats per position.
     fn step(&mut self, rows: &[usize]) -> Result<f64> {
-        let (mut gradients, mut loss) = (Named::new(), 0.0);
+        let (mut gradients, mut loss) = (ByName::new(), 0.0);
         let overlap = self.options.overlap_share as f32;
         for rows in rows.chunks(self.options.micro_batch * self.workers.len()) {
             let batches: Vec<&[usize]> = rows.chunks(self.options.micro_batch).collect();
             let this = &*self;
             let passes = this.workers.map(&batches, |rows| {
                 let batch = this.batch(rows, Some(this.state.steps))?;
-                let lesson = this.lesson(rows, &batch.positions)?;
+                let targets_of = this.targets_of(rows, &batch.positions)?;
                 let logits = this.model.logits(&batch)?;
-                let weights = Weights {
-                    positions: &lesson.weights,
+                let weights = LossWeights {
+                    positions: &targets_of.weights,
                     overlap,
                 };
-                let (figures, slope) = measure(&logits, &lesson.soft, Some(weights))?;
-                let losses = figures.iter().zip(&lesson.weights);
+                let (figures, slope) = measure(&logits, &targets_of.soft, Some(weights))?;
+                let losses = figures.iter().zip(&targets_of.weights);
                 let loss: f64 = losses.map(|(f, w)| f64::from(f.loss) * f64::from(*w)).sum();
                 let slope = slope.ok_or_else(|| Error::internal("a gradient was wanted"))?;
                 Ok((loss, learn(&logits, slope)?.backward()?))
@@ -217,9 +218,10 @@ impl<'a> Trainer<'a> {
     }
 
     fn not_finite(&self, step: usize) -> Error {
-        let kept = match self.folder.has_checkpoint() {
-            true => "the last checkpoint is kept",
-            false => "there is no checkpoint yet",
+        let kept = if self.folder.has_checkpoint() {
+            "the last checkpoint is kept"
+        } else {
+            "there is no checkpoint yet"
         };
         Error::setup(format!(
             "the loss is not finite at step {step}: lower --learning-rate or --clip, or raise --warmup; {kept}"
@@ -229,16 +231,19 @@ impl<'a> Trainer<'a> {
     /// Evaluates the held-out rows and prints the figures.
     fn evaluate(&mut self, training: Option<(&ProgressBar, f64, f64)>) -> Result<()> {
         let (depths, _) = self.model.depths();
-        let mut sums: Vec<Sums> = (0..depths).map(|_| Sums::default()).collect();
+        let mut sums: Vec<LossSums> = (0..depths).map(|_| LossSums::default()).collect();
         let at_once = self.options.micro_batch * self.workers.len();
         for rows in self.data.held_out.clone().chunks(at_once) {
             let batches: Vec<&[usize]> = rows.chunks(self.options.micro_batch).collect();
             let this = &*self;
             let passes = this.workers.map(&batches, |rows| {
                 let batch = this.batch(rows, None)?;
-                let lesson = this.lesson(rows, &batch.positions)?;
+                let targets_of = this.targets_of(rows, &batch.positions)?;
                 let logits = this.model.logits(&batch)?;
-                Ok((measure(&logits, &lesson.soft, None)?.0, lesson.counted))
+                Ok((
+                    measure(&logits, &targets_of.soft, None)?.0,
+                    targets_of.counted,
+                ))
             });
             for pass in passes {
                 let (figures, counted) = pass?;
@@ -250,7 +255,7 @@ impl<'a> Trainer<'a> {
             }
         }
         let step = self.state.steps;
-        self.last = (step, sums.iter().map(Sums::mean).collect());
+        self.last = (step, sums.iter().map(LossSums::mean).collect());
         let line = report::line(&self.last.1, step, self.options.objective);
         match training {
             None => say(line),
@@ -274,10 +279,12 @@ impl<'a> Trainer<'a> {
     }
 
     /// What the student reads of `rows` in step `step`; `None` = in an evaluation.
-    fn batch(&self, rows: &[usize], step: Option<usize>) -> Result<Batch<'_>> {
+    fn batch(&self, rows: &[usize], step: Option<usize>) -> Result<TrainBatch<'_>> {
         let len = self.options.seq_len;
         let features = match &self.data.features {
-            Some(features) => Some(features.read(rows, len.saturating_sub(self.model.ahead()))?),
+            Some(features) => {
+                Some(features.read(rows, len.saturating_sub(self.model.target_offset()))?)
+            }
             None => None,
         };
         let tokens = rows.iter().map(|&row| &self.data.rows[row].tokens[..]);
@@ -286,7 +293,7 @@ impl<'a> Trainer<'a> {
             let random = mix(mix(draw) ^ row as u64);
             self.model.positions(len, random)
         });
-        Ok(Batch {
+        Ok(TrainBatch {
             tokens: tokens.collect(),
             features,
             positions: positions.collect(),
@@ -295,9 +302,9 @@ impl<'a> Trainer<'a> {
 
     /// What the student is to learn at `positions` of `rows`. Where the distribution would be after the end
     /// of the row there is no mass, and so no loss.
-    fn lesson(&self, rows: &[usize], positions: &[Vec<usize>]) -> Result<Lesson> {
+    fn targets_of(&self, rows: &[usize], positions: &[Vec<usize>]) -> Result<TrainTargets> {
         let len = self.options.seq_len;
-        let ((depths, decay), ahead) = (self.model.depths(), self.model.ahead());
+        let ((depths, decay), target_offset) = (self.model.depths(), self.model.target_offset());
         let in_row = positions.first().map_or(0, Vec::len);
         let all: f64 = (0..depths).map(|depth| decay.powi(depth as i32)).sum();
         let scale = 1.0 / (all * (self.options.batch_size * in_row) as f64);
@@ -305,10 +312,11 @@ impl<'a> Trainer<'a> {
         for depth in 0..depths {
             for (number, (&row, positions)) in rows.iter().zip(positions).enumerate() {
                 for position in positions {
-                    let at = position + ahead + depth;
-                    let place = match at < len {
-                        true => number * len + at,
-                        false => rows.len() * len,
+                    let at = position + target_offset + depth;
+                    let place = if at < len {
+                        number * len + at
+                    } else {
+                        rows.len() * len
                     };
                     places.push(place as u32);
                     counted.push(at < len && self.data.rows[row].counted[at]);
@@ -319,7 +327,7 @@ impl<'a> Trainer<'a> {
         let places = Tensor::new(places, &self.device)?;
         let soft = self.soft(rows)?;
         let taken = |values: &Tensor| values.pad_with_zeros(0, 0, 1)?.index_select(&places, 0);
-        Ok(Lesson {
+        Ok(TrainTargets {
             soft: Soft {
                 ids: taken(&soft.ids)?,
                 probs: taken(&soft.probs)?,
@@ -350,9 +358,10 @@ impl<'a> Trainer<'a> {
 /// A scalar whose gradient by `logits` is `slope`: that of the loss in closed form, so that the graph of
 /// softmax and logarithms is not needed.
 fn learn(logits: &Tensor, slope: Tensor) -> Result<Tensor> {
-    match logits.device().is_cpu() {
-        true => Ok(with_slope(logits, slope)?),
-        false => Ok((logits * slope)?.sum_all()?),
+    if logits.device().is_cpu() {
+        Ok(with_slope(logits, slope)?)
+    } else {
+        Ok((logits * slope)?.sum_all()?)
     }
 }
 

@@ -14,13 +14,13 @@ use candle_core::{Device, Tensor};
 pub const NEVER: f64 = -1e4;
 
 /// The draft's vocabulary: some ids of the target's, ascending. A draft with all ids has none.
-pub struct Vocabulary {
+pub struct DraftVocabulary {
     ids: Vec<u32>,
     /// `[vocab_size]`, u32: the index of each id in `ids`, or `ids.len()` if it is not there.
     places: Tensor,
 }
 
-impl Vocabulary {
+impl DraftVocabulary {
     /// The `size` ids that `rows` have most often at counted positions; always includes `always`.
     pub fn most_frequent<'a>(
         rows: impl Iterator<Item = &'a Row>,
@@ -96,7 +96,7 @@ mod tests {
             counted: vec![true, true, true, true, false, false],
         };
         let rows = std::iter::once(&row);
-        let kept = Vocabulary::most_frequent(rows, &[7], 4, 8, cpu).unwrap();
+        let kept = DraftVocabulary::most_frequent(rows, &[7], 4, 8, cpu).unwrap();
         assert_eq!(kept.ids(), [0, 2, 4, 7]);
 
         let soft = Soft {

@@ -2,7 +2,7 @@
 
 use super::VOCAB;
 use foretoken::grammar::toy::ToyTokens;
-use foretoken::grammar::{Compiler, Grammar, GrammarSource, Tokens};
+use foretoken::grammar::{Compiler, Grammar, GrammarSource, GrammarTokens};
 use std::sync::{Arc, LazyLock};
 
 const EOS: [u32; 1] = [5];

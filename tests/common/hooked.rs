@@ -4,7 +4,7 @@ use candle_core::{Device, Tensor};
 use foretoken::error::Result;
 use foretoken::kv::{KvShape, KvStore};
 use foretoken::model::toy::ToyModel;
-use foretoken::model::{Batch, Model, ModelConfig, Output};
+use foretoken::model::{Batch, ForwardOutput, Model, ModelConfig};
 
 struct Hooked<F> {
     toy: ToyModel,
@@ -13,7 +13,7 @@ struct Hooked<F> {
 
 impl<F> Model for Hooked<F>
 where
-    F: FnMut(&mut ToyModel, &Batch, &mut KvStore) -> Result<Output> + Send,
+    F: FnMut(&mut ToyModel, &Batch, &mut KvStore) -> Result<ForwardOutput> + Send,
 {
     fn config(&self) -> &ModelConfig {
         self.toy.config()
@@ -27,7 +27,7 @@ where
         self.toy.device()
     }
 
-    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
+    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput> {
         (self.forward)(&mut self.toy, batch, kv)
     }
 }
@@ -35,7 +35,7 @@ where
 /// `toy` with `forward` in the place of its own.
 pub fn hooked(
     toy: ToyModel,
-    forward: impl FnMut(&mut ToyModel, &Batch, &mut KvStore) -> Result<Output> + Send + 'static,
+    forward: impl FnMut(&mut ToyModel, &Batch, &mut KvStore) -> Result<ForwardOutput> + Send + 'static,
 ) -> Box<dyn Model> {
     Box::new(Hooked { toy, forward })
 }
@@ -67,6 +67,6 @@ pub fn edited(
             edit(batch, at as usize, row);
         }
         let logits = Tensor::new(rows, toy.device())?;
-        Ok(Output { logits, ..output })
+        Ok(ForwardOutput { logits, ..output })
     })
 }

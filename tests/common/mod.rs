@@ -14,7 +14,7 @@ pub mod tiny_folder;
 pub mod tiny_gguf;
 
 use foretoken::engine::{
-    self, Completion, EngineHandle, EngineOptions, Events, Request, SpecLimits,
+    self, CollectedEvents, EngineHandle, EngineOptions, Events, Request, SpecLimits,
 };
 use foretoken::kv::{BlockAllocator, BlockTable};
 use foretoken::model::toy::ToyModel;
@@ -124,11 +124,11 @@ pub fn sampled(prompt: &[u32], max_tokens: usize, seed: u64) -> Request {
 }
 
 /// Waits for the end of a request.
-pub fn collect(events: Events) -> Completion {
+pub fn collect(events: Events) -> CollectedEvents {
     events.blocking_collect().unwrap_or_else(|e| panic!("{e}"))
 }
 
-pub fn run(engine: &EngineHandle, request: Request) -> Completion {
+pub fn run(engine: &EngineHandle, request: Request) -> CollectedEvents {
     collect(engine.submit(request).unwrap())
 }
 

@@ -72,7 +72,7 @@ impl Server {
     }
 
     /// The command to paste.
-    pub fn invitation(&self) -> &str {
+    pub fn startup_line(&self) -> &str {
         self.said.last().unwrap()
     }
 

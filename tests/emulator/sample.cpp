@@ -139,7 +139,7 @@ void test_process() {
     }
 }
 
-// The exponential numbers of a race: all bits of many (the test of `race.rs` has the same hash of them),
+// The exponential numbers of a race: all bits of many (the test of `gumbel_max.rs` has the same hash of them),
 // their moments, and their distribution.
 void test_exponential() {
     uint64_t hash = 0;

@@ -262,13 +262,13 @@ fn serve(flags: &str) -> Server {
 fn serves_speculatively_until_a_signal() {
     // The adaptive budget may find on a busy machine that no draft pays.
     let mut server = serve("--shutdown-timeout 20 --spec-budget fixed");
-    let (_, body) = server.invitation().split_once(" -d '").unwrap();
+    let (_, body) = server.startup_line().split_once(" -d '").unwrap();
     let body = body.trim_end().trim_end_matches('\'');
     let path = "/v1/chat/completions";
     assert!(
-        server.invitation().contains(path),
+        server.startup_line().contains(path),
         "{}",
-        server.invitation()
+        server.startup_line()
     );
 
     // The request that the start-up message suggests.
@@ -309,14 +309,14 @@ fn serves_speculatively_until_a_signal() {
 fn ctrl_c_ends_an_idle_server_at_once() {
     let mut server = serve("--api-key secret");
     assert!(
-        server.invitation().contains("Authorization"),
+        server.startup_line().contains("Authorization"),
         "{}",
-        server.invitation()
+        server.startup_line()
     );
     assert!(
-        !server.invitation().contains("secret"),
+        !server.startup_line().contains("secret"),
         "{}",
-        server.invitation()
+        server.startup_line()
     );
     let answer = server.post("/v1/completions", r#"{"prompt": "a", "max_tokens": 1}"#);
     assert!(answer.starts_with("HTTP/1.1 401"), "{answer}");

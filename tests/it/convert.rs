@@ -3,7 +3,7 @@
 use crate::common::tiny::{logits, open, short_prompt};
 use crate::common::tiny_folder::{byte_level, tiny_folder as folder};
 use candle_core::quantized::GgmlDType;
-use foretoken::convert::{Options, run};
+use foretoken::convert::{ConvertOptions, run};
 use foretoken::text::Text;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ fn digits() -> Value {
 
 fn convert(folder: &Path, kind: GgmlDType) -> Result<PathBuf, foretoken::error::Error> {
     let out = folder.join(format!("{kind:?}.gguf"));
-    run(&Options {
+    run(&ConvertOptions {
         model: folder.display().to_string(),
         revision: None,
         out: out.clone(),
@@ -97,7 +97,7 @@ fn what_would_change_is_refused_and_nothing_is_left() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), before);
 
     let missing = folder.path().join("none.gguf");
-    let options = Options {
+    let options = ConvertOptions {
         model: missing.display().to_string(),
         revision: None,
         out: missing.clone(),

@@ -12,8 +12,8 @@ use foretoken::model::ModelConfig;
 use foretoken::spec::{BudgetMode, DraftModel, Drafter};
 use foretoken::text::{Text, check_same_tokens};
 use foretoken::train::model::TrainModel;
-use foretoken::train::report::Report;
-use foretoken::train::{DraftSize, Objective, Options, run};
+use foretoken::train::report::DistillReport;
+use foretoken::train::{DistillOptions, DraftSize, Objective, run};
 use serde_json::json;
 use std::fs;
 use std::path::Path;
@@ -24,7 +24,7 @@ fn the_target_is_learnt_and_the_draft_serves() {
     let shop = Workshop::new();
     let options = shop.options("out");
     let report = run(&options).unwrap();
-    let Report {
+    let DistillReport {
         untrained, trained, ..
     } = &report;
     println!("{report}");
@@ -127,7 +127,7 @@ fn a_draft_of_few_ids_is_learnt_and_serves() {
         }
     }
     let file = shop.at("draft.gguf");
-    foretoken::convert::run(&foretoken::convert::Options {
+    foretoken::convert::run(&foretoken::convert::ConvertOptions {
         model: options.out.display().to_string(),
         revision: None,
         out: file.clone(),
@@ -224,7 +224,7 @@ fn a_run_in_three_sessions_equals_an_uninterrupted_run() {
     run(&parts).unwrap();
     parts.resume = true;
     run(&parts).unwrap();
-    let report = run(&Options {
+    let report = run(&DistillOptions {
         stop_after: None,
         ..parts.clone()
     })
@@ -237,7 +237,7 @@ fn a_run_in_three_sessions_equals_an_uninterrupted_run() {
     assert_same_weights(&whole.out, &parts.out);
 
     // Other settings cannot continue the run, and an earlier run is not overwritten.
-    let other = Options {
+    let other = DistillOptions {
         seed: 4,
         ..parts.clone()
     };
@@ -271,7 +271,7 @@ fn an_unfinished_pass_of_the_target_is_not_overwritten() {
 #[test]
 fn a_size_is_a_shape() {
     let shop = Workshop::new();
-    let options = Options {
+    let options = DistillOptions {
         draft_config: None,
         draft_size: Some(DraftSize::Tiny),
         steps: 2,
@@ -282,7 +282,7 @@ fn a_size_is_a_shape() {
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["hidden_size"], 256);
     assert_eq!(json["num_hidden_layers"], 2);
-    let neither = Options {
+    let neither = DistillOptions {
         draft_size: None,
         out: shop.at("neither"),
         ..options
@@ -361,7 +361,7 @@ fn plain_text_is_learnt_with_a_tokenizer_alone() {
 fn invalid_options_are_refused_in_one_line() {
     let shop = Workshop::new();
     let options = shop.options("out");
-    let with = |change: &dyn Fn(&mut Options)| {
+    let with = |change: &dyn Fn(&mut DistillOptions)| {
         let mut options = options.clone();
         change(&mut options);
         options

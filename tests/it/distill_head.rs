@@ -9,14 +9,14 @@ use foretoken::engine::{self, EngineOptions};
 use foretoken::model::{Head, HeadKind, LoadOptions, MaskedBlock, ModelSource, load_head};
 use foretoken::spec::{BudgetMode, Drafter, ParallelDrafter};
 use foretoken::train::features::Precision;
-use foretoken::train::{Method, Objective, Options, run};
+use foretoken::train::{DistillOptions, Method, Objective, run};
 use serde_json::{Value, json};
 use std::fs;
 
 const OUTPUTS: usize = 20;
 
-fn options(shop: &Workshop, out: &str) -> Options {
-    Options {
+fn options(shop: &Workshop, out: &str) -> DistillOptions {
+    DistillOptions {
         method: Method::Eagle3,
         draft_config: None,
         draft_vocab_size: OUTPUTS,
@@ -74,8 +74,8 @@ fn a_head_is_learnt_and_written_in_the_published_layout() {
     assert_eq!(ids, known);
 }
 
-fn parallel(shop: &Workshop, out: &str) -> Options {
-    Options {
+fn parallel(shop: &Workshop, out: &str) -> DistillOptions {
+    DistillOptions {
         method: Method::Parallel,
         taps: vec![1, 2],
         block_size: 4,
@@ -167,8 +167,8 @@ fn a_parallel_head_is_learnt_and_serves() {
 #[test]
 fn the_mask_token_is_an_id_that_means_nothing_else() {
     let shop = Workshop::new();
-    let mask = |options: &Options| {
-        let options = Options {
+    let mask = |options: &DistillOptions| {
+        let options = DistillOptions {
             steps: 1,
             ..options.clone()
         };
@@ -206,7 +206,7 @@ fn a_parallel_head_trained_in_sessions_equals_one_trained_at_once() {
     let report = run(&parts).unwrap();
     assert_eq!(report.depths, at_once.depths);
     assert_same_weights(&whole.out, &parts.out);
-    let with = |change: &dyn Fn(&mut Options)| {
+    let with = |change: &dyn Fn(&mut DistillOptions)| {
         let mut options = parts.clone();
         change(&mut options);
         options
@@ -243,7 +243,7 @@ fn a_head_trained_in_sessions_equals_one_trained_at_once() {
         assert_eq!(report.depths, at_once.depths);
         assert_same_weights(&whole.out, &parts.out);
 
-        let other = Options {
+        let other = DistillOptions {
             ttt_steps: 2,
             ..parts
         };
@@ -268,7 +268,7 @@ fn a_head_can_begin_with_another() {
 #[test]
 fn what_a_head_cannot_be_is_refused_in_one_line() {
     let shop = Workshop::new();
-    let with = |change: &dyn Fn(&mut Options)| {
+    let with = |change: &dyn Fn(&mut DistillOptions)| {
         let mut options = options(&shop, "out");
         change(&mut options);
         options
@@ -286,7 +286,7 @@ fn what_a_head_cannot_be_is_refused_in_one_line() {
     refused_with(&with(&|o| o.device = "cuda".into()), "cuda");
     refused_with(&with(&|o| o.layers = Some(2)), "--layers belongs to");
     refused_with(&with(&|o| o.mask_token_id = Some(2)), "--mask-token-id");
-    let of_blocks = |change: &dyn Fn(&mut Options)| {
+    let of_blocks = |change: &dyn Fn(&mut DistillOptions)| {
         let mut options = parallel(&shop, "out");
         change(&mut options);
         options

@@ -6,7 +6,7 @@ use foretoken::error::Error;
 use foretoken::model::{LoadFormat, LoadOptions, Model, ModelConfig, ModelSource, load};
 use foretoken::train::features::Precision;
 use foretoken::train::model::TrainModel;
-use foretoken::train::{Method, Objective, Options, run};
+use foretoken::train::{DistillOptions, Method, Objective, run};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -107,8 +107,8 @@ impl Workshop {
         self.folder.path().join(name)
     }
 
-    pub fn options(&self, out: &str) -> Options {
-        Options {
+    pub fn options(&self, out: &str) -> DistillOptions {
+        DistillOptions {
             model: self.at("target").display().to_string(),
             revision: None,
             method: Method::Draft,
@@ -150,7 +150,7 @@ impl Workshop {
 
 /// The one-line error for `options`.
 #[track_caller]
-pub fn refused(options: &Options) -> String {
+pub fn refused(options: &DistillOptions) -> String {
     match run(options) {
         Err(Error::Setup(line)) => {
             assert_eq!(line.lines().count(), 1, "{line}");
@@ -161,7 +161,7 @@ pub fn refused(options: &Options) -> String {
 }
 
 #[track_caller]
-pub fn refused_with(options: &Options, needle: &str) {
+pub fn refused_with(options: &DistillOptions, needle: &str) {
     let line = refused(options);
     assert!(line.contains(needle), "{line}");
 }

@@ -9,7 +9,7 @@ use crate::common::{assert_idle, chains, collect, greedy, reference, run, sample
 use candle_core::quantized::{GgmlDType, gguf_file};
 use candle_core::{DType, Device, Tensor};
 use foretoken::engine::{self, EngineHandle, EngineOptions, Events, Request};
-use foretoken::model::{EmbeddingSpec, Model, ModelSource, Output, Pooling};
+use foretoken::model::{EmbeddingSpec, ForwardOutput, Model, ModelSource, Pooling};
 use foretoken::spec::{BudgetMode, Drafter, Tables};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -219,7 +219,7 @@ fn who_leaves_is_cancelled_and_what_is_not_finite_fails_alone() {
             }
         }
         let states = Tensor::from_vec(values, states.dims(), &Device::Cpu)?;
-        Ok(Output {
+        Ok(ForwardOutput {
             last_hidden: Some(states),
             ..output
         })
@@ -238,7 +238,7 @@ fn who_leaves_is_cancelled_and_what_is_not_finite_fails_alone() {
 #[test]
 fn texts_become_what_sentence_transformers_encodes() {
     let mut server = process::Server::start(&format!("--model {}", folder().display()));
-    assert!(server.invitation().contains("/v1/embeddings"));
+    assert!(server.startup_line().contains("/v1/embeddings"));
     let (texts, wanted): (Vec<_>, Vec<_>) = (expected().into_iter())
         .filter_map(|one| Some((one.text?, one.embedding?)))
         .unzip();

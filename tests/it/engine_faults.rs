@@ -6,7 +6,7 @@ use crate::common::server::doomed;
 use crate::common::*;
 use crate::engine::{Dice, is_lossless, submit_in_groups};
 use foretoken::engine::{
-    self, Completion, EngineHandle, EngineOptions, Events, Request, SequenceEnd, Watch,
+    self, CollectedEvents, EndObserver, EngineHandle, EngineOptions, Events, Request, SequenceEnd,
 };
 use foretoken::error::{Error, RequestErrorKind, Result};
 use foretoken::model::Model;
@@ -56,7 +56,7 @@ fn start(
 
 /// The generated ids and, if the request failed, the error.
 fn outcome(mut events: Events) -> (Vec<u32>, Option<Error>) {
-    let mut completion = Completion::default();
+    let mut completion = CollectedEvents::default();
     while completion.finish.is_none() {
         let event = events.blocking_recv().expect("a last event");
         if let Err(error) = completion.add(event) {
@@ -467,7 +467,7 @@ fn a_step_that_panics_fails_those_who_were_in_it() {
 #[derive(Debug)]
 struct Shocked;
 
-impl Watch for Shocked {
+impl EndObserver for Shocked {
     fn ended(&self, _: SequenceEnd) {
         panic!("as the test wants");
     }

@@ -35,9 +35,11 @@ fn a_server_logs_requests_as_objects() {
     let mut server = Server::start_logging("--log-format json --host 0.0.0.0", "info", log);
     // The line that scripts read stays as it is.
     assert!(
-        server.invitation().starts_with("foretoken serves http://"),
+        server
+            .startup_line()
+            .starts_with("foretoken serves http://"),
         "{}",
-        server.invitation()
+        server.startup_line()
     );
     let path = "/v1/completions";
     let answered = server.post(path, r#"{"prompt": "Once", "max_tokens": 5}"#);

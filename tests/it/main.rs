@@ -5,7 +5,6 @@
 #[path = "../common/mod.rs"]
 mod common;
 
-mod absurd;
 mod architectures;
 mod attention;
 mod bench;
@@ -15,6 +14,8 @@ mod checkpoint;
 mod cli;
 mod convert;
 mod corpus;
+mod corrupt_files;
+mod corrupt_heads;
 #[cfg(feature = "embedded-model")]
 mod demo;
 mod distill;
@@ -27,6 +28,7 @@ mod embeddings;
 mod engine;
 mod engine_faults;
 mod engine_limits;
+mod flag_limits;
 mod generation_config;
 mod gguf;
 mod http;
@@ -49,8 +51,6 @@ mod http_responses;
 mod http_speculation;
 mod http_tools;
 mod kv;
-mod lies;
-mod lies_heads;
 #[cfg(feature = "embedded-model")]
 mod logs;
 mod medusa;

@@ -397,7 +397,7 @@ fn published_configs_are_read() {
     }));
     let rope = hunyuan.ropes().next().unwrap();
     let last = rope.frequencies()[31];
-    let plain = foretoken::model::Rope::plain(64, 1e4).frequencies()[31];
+    let plain = foretoken::model::RopeSpec::plain(64, 1e4).frequencies()[31];
     assert!((last * 1000. / plain - 1.).abs() < 1e-3, "{last} {plain}");
     let apertus = read(json!({
         "architectures": ["ApertusForCausalLM"], "model_type": "apertus", "attention_bias": false,

@@ -9,7 +9,7 @@ use foretoken::engine::{self, EngineHandle, Request};
 use foretoken::error::Result;
 use foretoken::kv::{KvShape, KvStore};
 use foretoken::model::toy::ToyModel;
-use foretoken::model::{Batch, Head, MaskedBlock, Model, ModelConfig, Output, Span};
+use foretoken::model::{Batch, ForwardOutput, Head, MaskedBlock, Model, ModelConfig, Span};
 use foretoken::sampling::{Acceptance, mix};
 use foretoken::spec::{Drafter, ParallelDrafter};
 use std::sync::Arc;
@@ -115,7 +115,7 @@ impl Model for ToyHead {
         self.toy.device()
     }
 
-    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
+    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput> {
         let features = batch.features.as_ref().map(|f| f.to_vec2::<f32>().unwrap());
         let features = features.unwrap_or_default();
         for (pool, layer) in [(&kv.layers[0].0, 0), (&kv.layers[0].1, 1)] {
@@ -139,7 +139,7 @@ impl Model for ToyHead {
             .together
             .fetch_max(blocks.len(), Ordering::Relaxed);
         let shape = (asked.len(), self.config().vocab_size);
-        Ok(Output {
+        Ok(ForwardOutput {
             logits: Tensor::from_vec(logits, shape, &Device::Cpu)?.to_dtype(DType::F32)?,
             hidden: None,
             last_hidden: None,

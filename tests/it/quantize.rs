@@ -24,7 +24,7 @@ const KINDS: [GgmlDType; 8] = [
 /// The model of `folder` as a GGUF file with blocks of `kind`.
 fn converted(folder: &Path, kind: GgmlDType) -> PathBuf {
     let out = folder.join(format!("{kind:?}.gguf"));
-    convert::run(&convert::Options {
+    convert::run(&convert::ConvertOptions {
         model: folder.display().to_string(),
         revision: None,
         out: out.clone(),

@@ -9,8 +9,8 @@ use crate::prefix::reset;
 use foretoken::engine::{self, Event, Events, FinishReason, Request};
 use foretoken::model::Model;
 use foretoken::spec::{
-    CacheScope, Cascade, DraftContext, DraftModel, Drafter, JointModel, Tables, Tokenizer,
-    Translator, Vocabulary,
+    CacheScope, Cascade, DraftContext, DraftModel, Drafter, JointModel, JointVocabulary, Tables,
+    Tokenizer, Translator,
 };
 use std::collections::HashMap;
 
@@ -281,7 +281,7 @@ fn a_draft_model_with_another_tokenizer_and_tables_are_lossless() {
     let seen = schedules(8_300_000, 100, |dice, toy| {
         let last = dice.of(&["ab", "xq"]);
         let (target, draft) = (Letters::new("F"), Letters::new(last));
-        let vocabulary = Vocabulary::new(Box::new(target), Box::new(draft), VOCAB, VOCAB);
+        let vocabulary = JointVocabulary::new(Box::new(target), Box::new(draft), VOCAB, VOCAB);
         let model = Box::new(toy_model(dice.of(&[0.0, 0.4])));
         let model = Box::new(JointModel::new(model, &vocabulary));
         let inner = draft_model(model, toy, 2 + dice.roll(30));

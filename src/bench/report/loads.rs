@@ -1,16 +1,16 @@
 //! Figures of many requests at a time.
 
-use super::{Difference, Way};
+use super::{BenchMode, Difference};
 use crate::engine::SpecUsage;
 use serde::Serialize;
 use std::ops::AddAssign;
 
 /// The sums over the groups of requests at one number of streams: plain, and in one speculative mode.
 #[derive(Debug, Clone)]
-pub struct Load {
+pub struct StreamLoad {
     pub streams: usize,
     pub temperature: f32,
-    pub(in crate::bench) way: Way,
+    pub(in crate::bench) way: BenchMode,
     pub requests: usize,
     pub plain: Throughput,
     pub speculative: Throughput,
@@ -38,8 +38,8 @@ impl AddAssign for Throughput {
     }
 }
 
-impl Load {
-    pub(in crate::bench) fn new(streams: usize, temperature: f32, way: Way) -> Self {
+impl StreamLoad {
+    pub(in crate::bench) fn new(streams: usize, temperature: f32, way: BenchMode) -> Self {
         Self {
             streams,
             temperature,
@@ -59,7 +59,7 @@ pub struct LoadFigures {
     pub streams: usize,
     pub temperature: f32,
     #[serde(flatten)]
-    pub(in crate::bench) way: Way,
+    pub(in crate::bench) way: BenchMode,
     pub requests: usize,
     /// Tokens of the speculative runs while all streams were busy.
     pub tokens: usize,
@@ -77,7 +77,7 @@ pub struct LoadFigures {
 }
 
 impl LoadFigures {
-    pub fn of(load: Load) -> Self {
+    pub fn of(load: StreamLoad) -> Self {
         let (plain, speculative) = (load.plain.rate(), load.speculative.rate());
         Self {
             streams: load.streams,

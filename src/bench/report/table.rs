@@ -1,10 +1,10 @@
 //! The report as a text table.
 
-use super::{AtTemperature, Best, Figures, LoadFigures, Report, Way, distinct};
+use super::{AtTemperature, BenchMode, BenchReport, Best, GroupFigures, LoadFigures, distinct};
 use crate::sampling::Acceptance;
 use std::fmt;
 
-impl fmt::Display for Report {
+impl fmt::Display for BenchReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let s = &self.subject;
         let ways = self.ways();
@@ -53,7 +53,7 @@ const LOADS_LEGEND: &str = "\
 tok/s: tokens of all requests over the wall time, prompts included. speed-up: speculative over plain.
 accepted, drafted: tokens per round with a draft.";
 
-impl Report {
+impl BenchReport {
     /// For each temperature, and number of streams, whether speculation helps.
     fn fmt_verdicts(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let drafter = &self.subject.drafter;
@@ -97,13 +97,13 @@ impl Report {
         Ok(())
     }
 
-    fn ways(&self) -> Vec<Way> {
+    fn ways(&self) -> Vec<BenchMode> {
         let alone = self.temperatures.iter().map(|at| at.way);
         distinct(alone.chain(self.loads.iter().map(|load| load.way)))
     }
 
     /// If rules or numbers of siblings are compared: each mode on one line, and the acceptance rates.
-    fn fmt_modes(&self, f: &mut fmt::Formatter<'_>, ways: &[Way]) -> fmt::Result {
+    fn fmt_modes(&self, f: &mut fmt::Formatter<'_>, ways: &[BenchMode]) -> fmt::Result {
         let kinds = distinct(ways.iter().map(|way| (way.acceptance, way.spec_topk)));
         if kinds.len() < 2 || self.temperatures.is_empty() {
             return Ok(());
@@ -133,7 +133,7 @@ impl Report {
         Ok(())
     }
 
-    fn fmt_loads(&self, f: &mut fmt::Formatter<'_>, ways: &[Way]) -> fmt::Result {
+    fn fmt_loads(&self, f: &mut fmt::Formatter<'_>, ways: &[BenchMode]) -> fmt::Result {
         for at in self.loads.chunk_by(|a, b| a.temperature == b.temperature) {
             writeln!(f, "\ntemperature {}", at[0].temperature)?;
             writeln!(
@@ -166,7 +166,7 @@ fn verdict(speed_up: f64) -> &'static str {
 }
 
 impl LoadFigures {
-    fn fmt_row(&self, f: &mut fmt::Formatter<'_>, ways: &[Way]) -> fmt::Result {
+    fn fmt_row(&self, f: &mut fmt::Formatter<'_>, ways: &[BenchMode]) -> fmt::Result {
         writeln!(
             f,
             "{:>7} {:<16} {:>8} {:>7} {:>11.2} {:>11.2} {:>8.2} {:>6.3} {:>8.2} {:>7.2}",
@@ -184,9 +184,9 @@ impl LoadFigures {
     }
 }
 
-impl Way {
+impl BenchMode {
     /// What distinguishes it among `ways`, except synthetic acceptance.
-    fn label(&self, ways: &[Way]) -> String {
+    fn label(&self, ways: &[BenchMode]) -> String {
         let mut parts = Vec::new();
         if ways.iter().any(|way| way.acceptance != self.acceptance) {
             parts.push(match self.acceptance {
@@ -209,7 +209,11 @@ impl Way {
 
 /// Writes figures that differ only in K. Synthetic acceptance is the same in all categories, so each
 /// K has one line.
-fn fmt_lengths(f: &mut fmt::Formatter<'_>, lengths: &[AtTemperature], ways: &[Way]) -> fmt::Result {
+fn fmt_lengths(
+    f: &mut fmt::Formatter<'_>,
+    lengths: &[AtTemperature],
+    ways: &[BenchMode],
+) -> fmt::Result {
     if let Some(rate) = lengths[0].way.synthetic_acceptance {
         let temperature = lengths[0].temperature;
         writeln!(
@@ -238,7 +242,7 @@ fn fmt_lengths(f: &mut fmt::Formatter<'_>, lengths: &[AtTemperature], ways: &[Wa
     Best::of(lengths).map_or(Ok(()), |best| best.fmt_line(f))
 }
 
-/// Writes the column names of [`Figures::fmt_row`].
+/// Writes the column names of [`GroupFigures::fmt_row`].
 fn fmt_head(f: &mut fmt::Formatter<'_>, label: &str) -> fmt::Result {
     writeln!(
         f,
@@ -259,7 +263,7 @@ fn fmt_head(f: &mut fmt::Formatter<'_>, label: &str) -> fmt::Result {
     )
 }
 
-impl Figures {
+impl GroupFigures {
     fn fmt_row(&self, f: &mut fmt::Formatter<'_>, label: &str) -> fmt::Result {
         writeln!(
             f,

@@ -13,28 +13,33 @@ fn sample(tokens: &[u32], seconds: f64, spec: SpecUsage, cost: Cost) -> Sample {
 }
 
 /// K = 2, verified.
-const WAY: Way = Way {
+const MODE: BenchMode = BenchMode {
     spec_length: 2,
-    ..Way::PLAIN
+    ..BenchMode::PLAIN
 };
 
-const REJECTION: Way = Way {
+const REJECTION: BenchMode = BenchMode {
     acceptance: Acceptance::Rejection,
-    ..WAY
+    ..MODE
 };
 
-fn pair(category: &str, temperature: f32, plain: Vec<Sample>, speculative: Vec<Sample>) -> Pair {
-    pair_of(WAY, category, temperature, plain, speculative)
-}
-
-fn pair_of(
-    way: Way,
+fn pair(
     category: &str,
     temperature: f32,
     plain: Vec<Sample>,
     speculative: Vec<Sample>,
-) -> Pair {
-    Pair::new(&prompt(category), temperature, way, &plain, &speculative)
+) -> MeasuredPair {
+    pair_of(MODE, category, temperature, plain, speculative)
+}
+
+fn pair_of(
+    way: BenchMode,
+    category: &str,
+    temperature: f32,
+    plain: Vec<Sample>,
+    speculative: Vec<Sample>,
+) -> MeasuredPair {
+    MeasuredPair::new(&prompt(category), temperature, way, &plain, &speculative)
 }
 
 fn prompt(category: &str) -> Prompt {
@@ -47,7 +52,7 @@ fn prompt(category: &str) -> Prompt {
 }
 
 /// Four decoded tokens, 2 s plain and 1 s speculative; c = 0.25 / 2 / 0.5 = 0.25.
-fn twice_as_fast(category: &str, temperature: f32) -> Pair {
+fn twice_as_fast(category: &str, temperature: f32) -> MeasuredPair {
     let tokens = [1, 2, 3, 4, 5];
     let plain = Cost {
         target_seconds: 2.0,
@@ -131,7 +136,7 @@ fn the_first_difference_is_found() {
 #[test]
 fn figures_of_two_prompts() {
     let pairs = [twice_as_fast("qa", 0.0), twice_as_fast("qa", 0.0)];
-    let figures = Figures::of("qa", 2, &pairs);
+    let figures = GroupFigures::of("qa", 2, &pairs);
     assert_eq!((figures.prompts, figures.tokens), (2, 8));
     close(figures.plain_tokens_per_second, 2.0);
     close(figures.spec_tokens_per_second, 4.0);
@@ -152,7 +157,7 @@ fn figures_of_two_prompts() {
 fn without_a_draft_model_each_draft_token_is_a_step() {
     let mut pair = twice_as_fast("qa", 0.0);
     pair.speculative.cost.draft_steps = 0.0;
-    close(Figures::of("qa", 2, [&pair]).c, 0.25 / 4.0 / 0.5);
+    close(GroupFigures::of("qa", 2, [&pair]).c, 0.25 / 4.0 / 0.5);
 }
 
 #[test]
@@ -168,7 +173,7 @@ fn the_median_of_repeats_is_used() {
     for run in &mut speculative {
         run.cost.target_steps = 1.0;
     }
-    let figures = Figures::of("qa", 2, [&pair("qa", 0.0, plain, speculative)]);
+    let figures = GroupFigures::of("qa", 2, [&pair("qa", 0.0, plain, speculative)]);
     close(figures.speed_up, 2.0);
     // Counts are those of one run.
     close(figures.tokens_per_step, 2.0);
@@ -182,7 +187,7 @@ fn a_report_groups_in_order_and_adds_up() {
         twice_as_fast("qa", 0.0),
         twice_as_fast("qa", 1.0),
     ];
-    let report = Report::new(subject(), &pairs);
+    let report = BenchReport::new(subject(), &pairs);
     assert_eq!(report.temperatures.len(), 2);
     let at = &report.temperatures[0];
     let names: Vec<_> = at
@@ -204,9 +209,9 @@ fn a_changed_text_is_an_error_unless_it_is_sampled_under_the_rejection_rule() {
     let changed = |way, temperature| {
         let (plain, speculative) = (run(&[1, 2, 3]), run(&[1, 2, 4]));
         let pair = pair_of(way, "qa", temperature, plain, speculative);
-        Report::new(subject(), &[pair, twice_as_fast("qa", 0.0)]).check_equal()
+        BenchReport::new(subject(), &[pair, twice_as_fast("qa", 0.0)]).check_equal()
     };
-    for (way, temperature) in [(WAY, 0.0), (WAY, 1.0), (REJECTION, 0.0)] {
+    for (way, temperature) in [(MODE, 0.0), (MODE, 1.0), (REJECTION, 0.0)] {
         let error = changed(way, temperature).unwrap_err();
         assert!(
             error.to_string().contains("prompt 1 (qa) at token 2"),
@@ -223,12 +228,12 @@ fn both_rules_and_tree_shapes_are_compared() {
         (pair.way, pair.speculative.spec.accepted) = (way, accepted);
         pair
     };
-    let tree = Way {
+    let tree = BenchMode {
         spec_topk: 4,
-        ..WAY
+        ..MODE
     };
-    let pairs = [pair(WAY, 1), pair(tree, 3), pair(REJECTION, 2)];
-    let report = Report::new(subject(), &pairs);
+    let pairs = [pair(MODE, 1), pair(tree, 3), pair(REJECTION, 2)];
+    let report = BenchReport::new(subject(), &pairs);
     assert_eq!(report.rules.len(), 1, "the tree has no counterpart");
     close(report.rules[0].coupled_over_rejection, 0.5);
     let table = report.to_string();
@@ -248,7 +253,7 @@ fn both_rules_and_tree_shapes_are_compared() {
 #[test]
 fn loads_have_a_line_each() {
     let load = |streams, seconds| {
-        let mut load = Load::new(streams, 0.0, WAY);
+        let mut load = StreamLoad::new(streams, 0.0, MODE);
         load.requests = 2;
         let run = |seconds| Throughput {
             tokens: 50,
@@ -260,7 +265,7 @@ fn loads_have_a_line_each() {
         }
         load
     };
-    let mut report = Report::of_loads(subject(), vec![load(1, 1.0), load(16, 2.0)]);
+    let mut report = BenchReport::of_loads(subject(), vec![load(1, 1.0), load(16, 2.0)]);
     report.check_equal().unwrap();
     close(report.loads[0].plain_tokens_per_second, 25.0);
     close(report.loads[0].speed_up, 2.0);
@@ -282,7 +287,7 @@ fn loads_have_a_line_each() {
 #[test]
 fn ratios_without_measurements_are_null() {
     let run = || vec![sample(&[1], 0.0, SpecUsage::default(), Cost::default())];
-    let report = Report::new(subject(), &[pair("qa", 0.0, run(), run())]);
+    let report = BenchReport::new(subject(), &[pair("qa", 0.0, run(), run())]);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("out.json");
     report.write(&path).unwrap();
@@ -294,12 +299,17 @@ fn ratios_without_measurements_are_null() {
 }
 
 /// [`twice_as_fast`] with another K, and faster by `factor`.
-fn faster(temperature: f32, synthetic_acceptance: Option<f64>, k: usize, factor: f64) -> Pair {
+fn faster(
+    temperature: f32,
+    synthetic_acceptance: Option<f64>,
+    k: usize,
+    factor: f64,
+) -> MeasuredPair {
     let mut pair = twice_as_fast("qa", temperature);
-    pair.way = Way {
+    pair.way = BenchMode {
         spec_length: k,
         synthetic_acceptance,
-        ..WAY
+        ..MODE
     };
     pair.speculative.decode_seconds /= factor;
     pair
@@ -313,7 +323,7 @@ fn each_acceptance_and_length_has_its_figures() {
             .map(|(rate, k, f)| faster(0.0, Some(rate), k, f * factor))
     };
     let pairs = [of_prompt(1.0), of_prompt(1.0)].concat();
-    let report = Report::new(subject(), &pairs);
+    let report = BenchReport::new(subject(), &pairs);
     let ways: Vec<_> = report
         .temperatures
         .iter()
@@ -350,7 +360,7 @@ fn each_acceptance_and_length_has_its_figures() {
 #[test]
 fn several_lengths_have_a_table_each() {
     let pairs = [0.0, 1.0].map(|t| [faster(t, None, 1, 1.0), faster(t, None, 2, 1.5)]);
-    let table = Report::new(subject(), &pairs.concat()).to_string();
+    let table = BenchReport::new(subject(), &pairs.concat()).to_string();
     for needle in [
         "temperature 0, K = 1\ncategory",
         "temperature 1, K = 2\ncategory",
@@ -363,7 +373,7 @@ fn several_lengths_have_a_table_each() {
 
 #[test]
 fn one_verified_length_has_neither_best_nor_synthetic_lines() {
-    let report = Report::new(subject(), &[twice_as_fast("qa", 0.0)]);
+    let report = BenchReport::new(subject(), &[twice_as_fast("qa", 0.0)]);
     let table = report.to_string();
     assert!(table.contains("temperature 0\ncategory"), "{table}");
     assert!(
@@ -379,10 +389,12 @@ fn one_verified_length_has_neither_best_nor_synthetic_lines() {
 #[test]
 fn synthetic_texts_are_not_compared() {
     let run = |tokens: &[u32]| vec![sample(tokens, 1.0, SpecUsage::default(), Cost::default())];
-    let way = Way {
+    let way = BenchMode {
         synthetic_acceptance: Some(0.5),
-        ..WAY
+        ..MODE
     };
     let changed = pair_of(way, "qa", 0.0, run(&[1, 2, 3]), run(&[1, 2, 4]));
-    Report::new(subject(), &[changed]).check_equal().unwrap();
+    BenchReport::new(subject(), &[changed])
+        .check_equal()
+        .unwrap();
 }

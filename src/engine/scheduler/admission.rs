@@ -3,24 +3,24 @@
 //! What every request can rely on:
 //! - It waits for those before it in the [`Queue`](super::Queue), and for others that came later only as far
 //!   as their cost together is no more than its own ([`Sequence::can_be_overtaken_by`]).
-//! - If none of its sequences runs, it does not wait for a request that holds [`SHARE`] times what it needs,
+//! - If none of its sequences runs, it does not wait for a request that holds [`PREEMPT_RATIO`] times what it needs,
 //!   be it places in the batch or blocks: that one gives some of it up. What it gave up it has in the prefix
 //!   cache when it comes back. A request's last sequence makes way only as it can be overtaken.
-//! - If it is small ([`GUEST`]), it need not wait for a large one to end either: it gets in as a guest, who
+//! - If it is small ([`BACKFILL_RATIO`]), it need not wait for a large one to end either: it gets in as a guest, who
 //!   makes way as soon as one of those that it passed has room without it.
 
 use super::Scheduler;
-use crate::engine::queue::Place;
+use crate::engine::queue::QueueKey;
 use crate::engine::sequence::Sequence;
 use crate::kv::{BlockAllocator, CachedPrefix};
 use crate::spec::SeqId;
 
 /// How many times what another one needs a request must hold to make way for it.
-const SHARE: usize = 4;
+const PREEMPT_RATIO: usize = 4;
 
 /// How many times smaller a guest must be than each of those that it passes, and than one that runs. So what
 /// they compute in vain is little.
-const GUEST: usize = 16;
+const BACKFILL_RATIO: usize = 16;
 
 /// Why a sequence cannot be admitted now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +41,7 @@ enum Obstacle {
 #[derive(Default)]
 struct Look {
     /// Those for whom there is no room, and of whose request nothing runs.
-    passed: Vec<Place>,
+    passed: Vec<QueueKey>,
     /// Requests of which no other sequence can be admitted now.
     done: Vec<u64>,
     preempted: Vec<SeqId>,
@@ -110,7 +110,7 @@ impl Scheduler {
 
     fn admit_or_make_way(
         &mut self,
-        place: Place,
+        place: QueueKey,
         cost: usize,
         look: &mut Look,
         resume: &mut impl FnMut(&Sequence, usize) -> usize,
@@ -143,7 +143,7 @@ impl Scheduler {
     /// request share its prompt.
     fn try_admit(
         &mut self,
-        place: Place,
+        place: QueueKey,
         as_guest: bool,
         resume: &mut impl FnMut(&Sequence, usize) -> usize,
     ) -> Result<(), Obstacle> {
@@ -200,26 +200,26 @@ impl Scheduler {
     }
 
     /// Whether a sequence of this cost may go before all of `passed`.
-    fn can_overtake(&self, passed: &[Place], cost: usize) -> bool {
+    fn can_overtake(&self, passed: &[QueueKey], cost: usize) -> bool {
         let mut waiting = passed.iter().filter_map(|&place| self.waiting.get(place));
         waiting.all(|sequence| sequence.can_be_overtaken_by(cost))
     }
 
     /// Whether a sequence of this cost is small enough to be a guest before all of `passed`.
-    fn may_be_guest(&self, passed: &[Place], cost: usize) -> bool {
-        let is_large = |sequence: &Sequence| sequence.queue_cost() >= GUEST * cost;
+    fn may_be_guest(&self, passed: &[QueueKey], cost: usize) -> bool {
+        let is_large = |sequence: &Sequence| sequence.queue_cost() >= BACKFILL_RATIO * cost;
         let mut waiting = passed.iter().filter_map(|&place| self.waiting.get(place));
         waiting.all(is_large) && self.running.iter().any(is_large)
     }
 
     /// The indices of the guests who have passed the sequence at `place`, oldest first.
-    fn guests_of(&self, place: Place) -> impl DoubleEndedIterator<Item = usize> {
+    fn guests_of(&self, place: QueueKey) -> impl DoubleEndedIterator<Item = usize> {
         let running = self.running.iter().enumerate();
         let is_guest = move |s: &Sequence| s.is_guest && (s.start, s.state.id) > place;
         running.filter_map(move |(index, sequence)| is_guest(sequence).then_some(index))
     }
 
-    fn note_overtaken(&mut self, passed: &[Place], cost: usize) {
+    fn note_overtaken(&mut self, passed: &[QueueKey], cost: usize) {
         for &place in passed {
             if let Some(sequence) = self.waiting.get_mut(place) {
                 sequence.overtaken += cost;
@@ -236,7 +236,7 @@ impl Scheduler {
     /// if nobody has to make way.
     fn make_way(
         &mut self,
-        place: Place,
+        place: QueueKey,
         cost: usize,
         obstacle: Obstacle,
         look: &mut Look,
@@ -257,7 +257,7 @@ impl Scheduler {
                 (need, largest)
             }
         };
-        if held < SHARE * need {
+        if held < PREEMPT_RATIO * need {
             return None;
         }
         let victim = self.youngest_of(group)?;
@@ -302,7 +302,7 @@ impl Scheduler {
         let youngest = &self.running[last];
         let own = self.blocks.num_own(&youngest.state.table).max(1);
         self.holder_of_most_blocks()
-            .filter(|&(group, held)| held >= SHARE * own && !self.is_alone(group))
+            .filter(|&(group, held)| held >= PREEMPT_RATIO * own && !self.is_alone(group))
             .and_then(|(group, _)| self.youngest_of(group))
             .unwrap_or(last)
     }

@@ -91,9 +91,9 @@ impl Schedule {
                 request,
                 events: tokio::sync::mpsc::unbounded_channel().0,
                 arrived: Instant::now(),
-                place: None,
+                permit: None,
                 group: u64::from(self.requests),
-                ahead: (i * queue_cost(prompt_len, max_tokens)) as u64,
+                tokens_before: (i * queue_cost(prompt_len, max_tokens)) as u64,
             };
             let spec = SpecLimits {
                 length: DRAFT,
@@ -127,9 +127,10 @@ impl Schedule {
             assert!(!preempted.contains(&sequence.state.id));
             self.turns[id] += 1;
             self.rows += turn.rows;
-            let tokens = match turn.rows == sequence.pending() && sequence.wants_tokens() {
-                true => vec![1_000_000 + id as u32],
-                false => Vec::new(),
+            let tokens = if turn.rows == sequence.pending() && sequence.wants_tokens() {
+                vec![1_000_000 + id as u32]
+            } else {
+                Vec::new()
             };
             let is_first = !tokens.is_empty() && sequence.output_len() == 0;
             self.first[id] = self.first[id].or(is_first.then_some(self.steps));
@@ -254,9 +255,10 @@ fn short_prompts_alone_are_read_together() {
         (0..10).for_each(|_| schedule.add(30));
         schedule.add(longest);
         let rows: usize = schedule.step().iter().map(|turn| turn.rows).sum();
-        let want = match together {
-            true => 11 * 30,
-            false => schedule.scheduler.prompt_chunk.rows_alone(),
+        let want = if together {
+            11 * 30
+        } else {
+            schedule.scheduler.prompt_chunk.rows_alone()
         };
         assert_eq!(rows, want);
     }

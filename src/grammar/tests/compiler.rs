@@ -33,7 +33,7 @@ struct Gated {
     may_go_on: Mutex<mpsc::Receiver<()>>,
 }
 
-impl Tokens for Gated {
+impl GrammarTokens for Gated {
     fn count(&self) -> usize {
         self.tokens.count()
     }

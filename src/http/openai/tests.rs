@@ -1,5 +1,5 @@
 use super::*;
-use crate::engine::Limits;
+use crate::engine::RequestLimits;
 use crate::error::RequestErrorKind;
 use crate::grammar::Compiler;
 use crate::http::SamplingDefaults;
@@ -60,7 +60,7 @@ fn with_key<T>(api_key: Option<&str>, f: impl FnOnce(&Context<'_>) -> T) -> T {
 fn with_defaults<T>(defaults: &SamplingDefaults, f: impl FnOnce(Context<'_>) -> T) -> T {
     static SCOPES: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     static GRAMMARS: LazyLock<Compiler> = LazyLock::new(|| Compiler::new(text().clone()));
-    let limits = Limits {
+    let limits = RequestLimits {
         max_model_len: 64,
         vocab_size: 28,
         max_logprobs: 5,

@@ -7,7 +7,7 @@ const EXAMPLES = ["Write a short story about a lonely owl in the snow who waits 
 // Where a token can come from, with a name and an explanation.
 const SOURCES = {
   target: ["the model itself", "The model’s own token; nothing was drafted at its place"],
-  correction: ["a correction", "The model’s own token, in place of a draft token that it refused"],
+  correction: ["a correction", "The model’s own token, in place of a draft token that it rejected"],
   model: ["a draft model", "Drafted by a small model or a head, and accepted"],
   own: ["this text", "Drafted from what this conversation contained before, and accepted"],
   pool: ["earlier answers", "Drafted from answers to other requests, and accepted"],
@@ -262,7 +262,7 @@ $("chart").replaceChildren(chart([]));
 
 const visible = (token) => token.replace(/^ /, "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥");
 
-/** What became of draft token `i`. A token behind a refused one is not looked at. */
+/** What became of draft token `i`. A token behind a rejected one is not looked at. */
 function fate({ draft, tokens }, i) {
   const { parent, accepted } = draft[i];
   if (accepted) return "accepted";
@@ -270,10 +270,10 @@ function fate({ draft, tokens }, i) {
   const path = draft.filter((node) => node.accepted).length;
   const depth = (node) => (node === null ? 0 : depth(draft[node].parent) + 1);
   // Where the text ends within a draft, nothing is decided about what comes after.
-  return reached && (depth(parent) < path || tokens.length > path) ? "refused" : "unseen";
+  return reached && (depth(parent) < path || tokens.length > path) ? "rejected" : "unseen";
 }
 
-const SIGNS = { accepted: ["✓", "accepted"], refused: ["✗", "refused"], unseen: ["·", "not looked at"] };
+const SIGNS = { accepted: ["✓", "accepted"], rejected: ["✗", "rejected"], unseen: ["·", "not looked at"] };
 
 /** The draft after `parent`: what has one child stays on its line. */
 function draftTree(round, parent) {

@@ -38,7 +38,7 @@ unsafe impl DeviceRepr for RowParams {}
 impl From<&LogitsParams> for RowParams {
     fn from(params: &LogitsParams) -> Self {
         let (by_race, key, uniform) = match params.choice {
-            TokenChoice::Race(key) => (1, key, 0.),
+            TokenChoice::GumbelMax(key) => (1, key, 0.),
             TokenChoice::Quantile(uniform) => (0, 0, uniform),
         };
         Self {

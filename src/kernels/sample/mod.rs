@@ -6,11 +6,11 @@
 
 #[cfg(feature = "cuda")]
 mod cuda;
-mod race;
+mod gumbel_max;
 
 use candle_core::{Result, Tensor};
 
-pub use race::{exponential, race, weights};
+pub use gumbel_max::{exponential, gumbel_max, weights};
 
 /// Stands for a token if none can be chosen: the logits contain NaN or infinity, or all are minus
 /// infinity.
@@ -36,7 +36,7 @@ pub const MAX_BEST: usize = 8;
 pub enum TokenChoice {
     /// By a race: the token x with the largest w(x) / E(x), where E(x) are the exponential numbers of
     /// this key (see `sampling::choose`). Such a row has no distribution.
-    Race(u64),
+    GumbelMax(u64),
     /// The quantile of the distribution at this number in [0, 1).
     Quantile(f64),
 }
@@ -325,8 +325,8 @@ mod tests {
         run(0., 1, u32::MAX, None).unwrap();
         run(1., 1, 8, None).unwrap_err();
         run(1., 1, u32::MAX, None).unwrap_err();
-        run_by(TokenChoice::Race(5), 1., 1, 7, None).unwrap_err();
-        run_by(TokenChoice::Race(5), 0., 1, 7, None).unwrap();
+        run_by(TokenChoice::GumbelMax(5), 1., 1, 7, None).unwrap_err();
+        run_by(TokenChoice::GumbelMax(5), 0., 1, 7, None).unwrap();
         for temperature in [0., 1.] {
             run(temperature, 1, 6, Some(&q)).unwrap_err();
             run(temperature, 2, 5, Some(&q)).unwrap_err();

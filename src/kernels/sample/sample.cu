@@ -4,7 +4,7 @@
 // The results are those of `sampling.rs` and `spec/verify.rs` on the CPU. Weights, what the filters keep
 // of them, and their races have the same bits. For quantiles, weights are summed in another order, in
 // f64, which changes a token only if a random number hits the last bits of a sum.
-#include "sample/race.cuh"
+#include "sample/gumbel_max.cuh"
 #include "sample/vocab.cuh"
 
 namespace {

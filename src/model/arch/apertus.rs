@@ -1,6 +1,6 @@
 //! Apertus.
 
-use super::super::keys::{Keys, Shape};
+use super::super::keys::{Keys, ModelShape};
 use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, Norms, QkNorm};
 use super::parts::with_attention_bias;
 use super::rope::rope;
@@ -12,7 +12,7 @@ pub fn defaults(keys: &mut Keys) {
 }
 
 /// With norms of heads, and an MLP without a gate, whose activation has trained parameters in each layer.
-pub fn apertus(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+pub fn apertus(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     keys.only("hidden_act", "xielu")?;
     keys.only("post_norm", false)?;
     keys.only("qk_norm", true)?;

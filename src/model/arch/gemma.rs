@@ -1,8 +1,8 @@
 //! Gemma 1, 2 and 3: text.
 
-use super::super::keys::{Keys, Shape};
+use super::super::keys::{Keys, ModelShape};
 use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, NormSpec, Norms, QkNorm};
-use super::super::rope::Rope;
+use super::super::rope::RopeSpec;
 use super::parts::{windows, with_attention_bias, with_ropes, with_windows};
 use super::rope::{rope, ropes_by_kind};
 use crate::kernels::Activation;
@@ -40,14 +40,14 @@ pub fn defaults3(keys: &mut Keys) {
     defaults(keys);
 }
 
-pub fn gemma(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+pub fn gemma(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let rope = rope(keys, shape)?;
     let layer = layer(keys, shape, rope)?;
     Ok(model(keys, shape, vec![layer; shape.num_layers]))
 }
 
 /// With windows on every second layer, norms around, and soft caps.
-pub fn gemma2(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+pub fn gemma2(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let rope = rope(keys, shape)?;
     let layer = LayerSpec {
         norms: AROUND,
@@ -65,7 +65,7 @@ pub fn gemma2(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
 }
 
 /// With windows on five of six layers, which have their own position embedding, norms around, and norms of heads.
-pub fn gemma3(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+pub fn gemma3(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let (full, sliding) = ropes_by_kind(keys, shape, 1e6, Some(1e4))?;
     let layer = LayerSpec {
         norms: AROUND,
@@ -85,7 +85,7 @@ pub fn gemma3(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
 }
 
 /// The layer of a Gemma 1.
-pub fn layer(keys: &mut Keys, shape: &Shape, rope: Rope) -> Result<LayerSpec, String> {
+pub fn layer(keys: &mut Keys, shape: &ModelShape, rope: RopeSpec) -> Result<LayerSpec, String> {
     for key in ["hidden_act", "hidden_activation"] {
         let name = keys.text(key)?;
         // transformers takes the first of them, which old files have, for the second.
@@ -102,7 +102,7 @@ pub fn layer(keys: &mut Keys, shape: &Shape, rope: Rope) -> Result<LayerSpec, St
 }
 
 /// GGUF files do not say it; in them, only models with so many layers do not scale by the width of a head.
-fn attention_scale(keys: &mut Keys, shape: &Shape, layers: usize) -> Result<f32, String> {
+fn attention_scale(keys: &mut Keys, shape: &ModelShape, layers: usize) -> Result<f32, String> {
     let width = match keys.number("query_pre_attn_scalar")? {
         Some(width) => width as f32,
         None if keys.is_gguf() && shape.num_layers == layers => {
@@ -114,7 +114,7 @@ fn attention_scale(keys: &mut Keys, shape: &Shape, layers: usize) -> Result<f32,
 }
 
 /// What all have: a scaled embedding, and norms whose weights are stored less 1, except in GGUF files.
-fn model(keys: &Keys, shape: &Shape, layers: Vec<LayerSpec>) -> ModelSpec {
+fn model(keys: &Keys, shape: &ModelShape, layers: Vec<LayerSpec>) -> ModelSpec {
     ModelSpec {
         layers,
         norm: NormSpec {

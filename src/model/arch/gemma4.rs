@@ -1,8 +1,8 @@
 //! Gemma 4, without experts: text.
 
-use super::super::keys::{Keys, Shape};
+use super::super::keys::{Keys, ModelShape};
 use super::super::layer_spec::{KvSource, LayerSpec, ModelSpec, QkNorm};
-use super::super::rope::{LongFactors, LongScaling, Rope, RopeScaling};
+use super::super::rope::{LongFactors, LongScaling, RopeScaling, RopeSpec};
 use super::gemma::{AROUND, layer};
 use super::parts::{windows, with_ropes};
 use super::rope::ropes_by_kind;
@@ -64,7 +64,7 @@ fn of_each_layer(key: &str) -> String {
 /// As Gemma 3, with wider heads in layers without a window, which rotate only a part of them. Norms of values, a factor
 /// after each layer, in small models inputs of each layer and last layers that share the K and V of others, in large
 /// ones layers whose values are their keys.
-pub fn gemma4(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+pub fn gemma4(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     keys.only("enable_moe_block", false)?;
     keys.ignore(&["num_experts", "top_k_experts", "moe_intermediate_size"]);
     // Only of images.
@@ -107,7 +107,7 @@ pub fn gemma4(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
     let widths = keys.sizes(&of_each_layer("intermediate_size"))?;
     for (i, layer) in layers.iter_mut().enumerate() {
         layer.kv_heads = Some(heads[i]);
-        layer.rope = layer.rope.take().map(|rope| Rope {
+        layer.rope = layer.rope.take().map(|rope| RopeSpec {
             width: heads[i].dim,
             ..rope
         });
@@ -142,7 +142,7 @@ pub fn gemma4(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
 /// The key/value heads of each layer: those of `per_layer_config`, or else of the two kinds of layers.
 fn kv_heads(
     keys: &mut Keys,
-    shape: &Shape,
+    shape: &ModelShape,
     keys_are_values: bool,
     slides: &[bool],
 ) -> Result<Vec<KvHeads>, String> {

@@ -1,6 +1,6 @@
 //! GLM-4 and its successor of 2025, without experts.
 
-use super::super::keys::{Keys, Shape};
+use super::super::keys::{Keys, ModelShape};
 use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, Norms};
 use super::parts::activation_or;
 use super::rope::partial_rope;
@@ -12,13 +12,13 @@ pub fn defaults(keys: &mut Keys) {
 }
 
 /// With a fused gate, and a position embedding of half of each head, whose pairs are neighbours.
-pub fn glm(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+pub fn glm(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let layer = layer(keys, shape)?;
     Ok(vec![layer; shape.num_layers].into())
 }
 
 /// With norms of the outputs, too.
-pub fn glm4(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+pub fn glm4(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let layer = LayerSpec {
         norms: Norms {
             after_attention: Some("post_self_attn_layernorm"),
@@ -30,7 +30,7 @@ pub fn glm4(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
     Ok(vec![layer; shape.num_layers].into())
 }
 
-fn layer(keys: &mut Keys, shape: &Shape) -> Result<LayerSpec, String> {
+fn layer(keys: &mut Keys, shape: &ModelShape) -> Result<LayerSpec, String> {
     let rope = partial_rope(keys, shape, 0.5)?;
     let bias = keys.flag("attention_bias")?.unwrap_or(true);
     Ok(LayerSpec {

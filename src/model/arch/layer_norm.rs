@@ -1,6 +1,6 @@
 //! Architectures with LayerNorm: Cohere's, StableLM 2, StarCoder 2 and Nemotron.
 
-use super::super::keys::{Keys, Shape};
+use super::super::keys::{Keys, ModelShape};
 use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, NormSpec, Norms};
 use super::parts::{activation_or, plain, windows, with_attention_bias, with_ropes, with_windows};
 use super::rope::{partial_rope, rope};
@@ -16,7 +16,7 @@ pub fn cohere_defaults(keys: &mut Keys) {
 }
 
 /// With attention and MLP side by side, after one norm, and scaled logits.
-pub fn cohere(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+pub fn cohere(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     // Of Cohere 2.
     keys.ignore(&["sliding_window"]);
     let layer = cohere_layer(keys, shape)?;
@@ -24,7 +24,7 @@ pub fn cohere(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
 }
 
 /// With windows on three of four layers; the others do not rotate.
-pub fn cohere2(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+pub fn cohere2(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let layer = cohere_layer(keys, shape)?;
     let pattern = keys.size("sliding_window_pattern")?.unwrap_or(4).max(1);
     keys.only("layer_switch", pattern)?;
@@ -33,7 +33,7 @@ pub fn cohere2(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
     cohere_model(keys, with_ropes(&layer, windows, shape, rope))
 }
 
-fn cohere_layer(keys: &mut Keys, shape: &Shape) -> Result<LayerSpec, String> {
+fn cohere_layer(keys: &mut Keys, shape: &ModelShape) -> Result<LayerSpec, String> {
     // transformers does not read them.
     keys.only("position_embedding_type", "rope_gptj")?;
     keys.only("order_of_interleaved_layers", "local_attn_first")?;
@@ -70,16 +70,17 @@ pub fn stablelm_defaults(keys: &mut Keys) {
 }
 
 /// With norms that have biases, and a position embedding of a quarter of each head.
-pub fn stablelm(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+pub fn stablelm(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let rope = partial_rope(keys, shape, 0.25)?;
     let parallel = keys.flag("use_parallel_residual")?.unwrap_or(false);
     let bias = keys.flag("use_qkv_bias")?.unwrap_or(false);
     let layer = LayerSpec {
         qkv_bias: keys.has_tensor("attn_q.bias").unwrap_or(bias),
         parallel,
-        norms: match parallel {
-            true => Norms::FIRST,
-            false => Norms::BEFORE,
+        norms: if parallel {
+            Norms::FIRST
+        } else {
+            Norms::BEFORE
         },
         ..plain(keys, shape, rope)?
     };
@@ -99,7 +100,7 @@ pub fn starcoder2_defaults(keys: &mut Keys) {
 }
 
 /// With biases everywhere, windows, and an MLP without a gate.
-pub fn starcoder2(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+pub fn starcoder2(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let rope = rope(keys, shape)?;
     let bias = keys.flag("use_bias")?.unwrap_or(true);
     keys.only("mlp_type", "default")?;
@@ -133,7 +134,7 @@ pub fn nemotron_defaults(keys: &mut Keys) {
 }
 
 /// With norms stored less 1, an MLP without a gate, and a position embedding of half of each head.
-pub fn nemotron(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+pub fn nemotron(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let rope = partial_rope(keys, shape, 0.5)?;
     let mlp_bias = keys.flag("mlp_bias")?.unwrap_or(false);
     let layer = LayerSpec {

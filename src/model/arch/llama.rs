@@ -1,6 +1,6 @@
 //! Llama, and what differs from it in little.
 
-use super::super::keys::{Keys, Shape};
+use super::super::keys::{Keys, ModelShape};
 use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, Norms, QkNorm};
 use super::parts::{activation_or, plain, windows, with_attention_bias, with_ropes, with_windows};
 use super::rope::rope;
@@ -8,7 +8,7 @@ use crate::kernels::Activation;
 use serde_json::Value;
 
 /// Llama, and the draft heads whose layers are like its layers.
-pub fn llama(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+pub fn llama(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let layer = biased(keys, shape)?;
     let has_norms = keys.has_tensor("attn_q_norm.weight").unwrap_or(false);
     let layer = LayerSpec {
@@ -29,7 +29,7 @@ pub fn llama(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
 }
 
 /// A Llama with windows, whose queries may be scaled.
-pub fn mistral(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+pub fn mistral(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let rope = rope(keys, shape)?;
     let layer = plain(keys, shape, rope)?;
     let windows = windows(keys, shape, true, |_| true)?;
@@ -37,7 +37,7 @@ pub fn mistral(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
 }
 
 /// A Llama of which some layers do not rotate.
-pub fn smollm3(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+pub fn smollm3(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let layer = biased(keys, shape)?;
     let interval = keys.size("no_rope_layer_interval")?.unwrap_or(4).max(1);
     let listed = keys.numbers("no_rope_layers")?;
@@ -58,7 +58,7 @@ pub fn smollm3(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
 }
 
 /// A Llama with factors.
-pub fn granite(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+pub fn granite(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let layer = biased(keys, shape)?;
     let number = |keys: &mut Keys, key| keys.number(key).map(|n| n.map(|n| n as f32));
     let attention = number(keys, "attention_multiplier")?;
@@ -68,9 +68,10 @@ pub fn granite(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
     let logits = logits.or(number(keys, "logit_scale")?);
     let logits = logits.filter(|&by| by != 0.);
     // transformers multiplies by 1 if nothing is specified.
-    let by_default = match keys.is_gguf() {
-        true => layer.attention_scale,
-        false => 1.,
+    let by_default = if keys.is_gguf() {
+        layer.attention_scale
+    } else {
+        1.
     };
     let layer = LayerSpec {
         attention_scale: attention.unwrap_or(by_default),
@@ -96,7 +97,7 @@ pub fn granite4_defaults(keys: &mut Keys) {
 }
 
 /// Granite 4 with neither experts nor state spaces: a Granite with other names, which may not rotate.
-pub fn granite4(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+pub fn granite4(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     keys.only("num_local_experts", 0)?;
     keys.only("num_experts_per_tok", 0)?;
     keys.only("normalization_function", "rmsnorm")?;
@@ -139,7 +140,7 @@ pub fn hunyuan_defaults(keys: &mut Keys) {
 }
 
 /// Hunyuan: a Llama with norms of heads after the rotation.
-pub fn hunyuan(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+pub fn hunyuan(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     keys.only("norm_type", "rms")?;
     keys.only("use_qk_norm", true)?;
     keys.only("use_rotary_pos_emb", true)?;
@@ -153,7 +154,7 @@ pub fn hunyuan(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
 }
 
 /// A Llama whose biases of attention have their own flags.
-pub fn seed_oss(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+pub fn seed_oss(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let rope = rope(keys, shape)?;
     let layer = LayerSpec {
         qkv_bias: keys.flag("attention_bias")?.unwrap_or(true),
@@ -165,7 +166,7 @@ pub fn seed_oss(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
 }
 
 /// ERNIE 4.5: a Llama with one flag for all biases, whose rotated pairs are neighbours.
-pub fn ernie(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+pub fn ernie(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let bias = keys.flag("use_bias")?.unwrap_or(false);
     for key in ["attention_bias", "mlp_bias"] {
         keys.default(key, bias);
@@ -178,7 +179,7 @@ pub fn ernie(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
 }
 
 /// EXAONE 4: norms of outputs and of heads, and layers without a window, which do not rotate if others have one.
-pub fn exaone4(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+pub fn exaone4(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let rope = rope(keys, shape)?;
     let layer = LayerSpec {
         norms: Norms::AFTER,
@@ -209,7 +210,7 @@ pub fn tied(keys: &mut Keys) {
 }
 
 /// The layer of a Llama that may have biases.
-fn biased(keys: &mut Keys, shape: &Shape) -> Result<LayerSpec, String> {
+fn biased(keys: &mut Keys, shape: &ModelShape) -> Result<LayerSpec, String> {
     let rope = rope(keys, shape)?;
     let layer = plain(keys, shape, rope)?;
     let mlp_bias = keys.flag("mlp_bias")?.unwrap_or(false);

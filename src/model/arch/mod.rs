@@ -13,7 +13,7 @@ mod qwen;
 mod rope;
 mod wrapper;
 
-use super::keys::{Keys, Shape};
+use super::keys::{Keys, ModelShape};
 use super::layer_spec::ModelSpec;
 pub use wrapper::{IMAGE_TENSORS, WRAPPERS};
 
@@ -26,7 +26,7 @@ pub struct Architecture {
     /// Its name in GGUF files, if it has one of its own.
     pub gguf: Option<&'static str>,
     /// What a model with these keys computes.
-    pub spec: fn(&mut Keys, &Shape) -> Result<ModelSpec, String>,
+    pub spec: fn(&mut Keys, &ModelShape) -> Result<ModelSpec, String>,
     /// Renames keys, and sets those that a `config.json` need not have, because the class has defaults for them.
     pub defaults: fn(&mut Keys),
 }
@@ -38,7 +38,7 @@ impl Architecture {
     const fn new(
         name: &'static str,
         class: &'static str,
-        spec: fn(&mut Keys, &Shape) -> Result<ModelSpec, String>,
+        spec: fn(&mut Keys, &ModelShape) -> Result<ModelSpec, String>,
     ) -> Self {
         Self {
             name,

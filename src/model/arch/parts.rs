@@ -1,13 +1,13 @@
 //! What architectures have in common.
 
-use super::super::keys::{Keys, Shape};
+use super::super::keys::{Keys, ModelShape};
 use super::super::layer_spec::{LayerSpec, MlpSpec};
-use super::super::rope::Rope;
+use super::super::rope::RopeSpec;
 use crate::kernels::Activation;
 use serde_json::Value;
 
 /// What most architectures share: the layer of a Llama with this position embedding and the activation of `keys`.
-pub fn plain(keys: &mut Keys, shape: &Shape, rope: Rope) -> Result<LayerSpec, String> {
+pub fn plain(keys: &mut Keys, shape: &ModelShape, rope: RopeSpec) -> Result<LayerSpec, String> {
     Ok(LayerSpec {
         mlp: MlpSpec::Gated(activation(keys)?),
         ..LayerSpec::llama(rope, shape.head_dim)
@@ -55,7 +55,7 @@ pub fn activation_or(keys: &mut Keys, by_default: Activation) -> Result<Activati
 /// `layer_types` says which layers have it, or else `slides`. One that covers all positions is none.
 pub fn windows(
     keys: &mut Keys,
-    shape: &Shape,
+    shape: &ModelShape,
     by_default: bool,
     slides: impl Fn(usize) -> bool,
 ) -> Result<Vec<Option<usize>>, String> {
@@ -101,13 +101,13 @@ pub fn windows(
 }
 
 /// Which layers of a GGUF file have the window.
-enum Pattern {
+enum WindowPattern {
     /// All but every so many.
     Period(usize),
     Listed(Vec<bool>),
 }
 
-impl Pattern {
+impl WindowPattern {
     fn slides(&self, layer: usize) -> bool {
         match self {
             Self::Period(period) => *period == 0 || !(layer + 1).is_multiple_of(*period),
@@ -116,19 +116,19 @@ impl Pattern {
     }
 }
 
-fn gguf_pattern(keys: &mut Keys) -> Result<Option<Pattern>, String> {
+fn gguf_pattern(keys: &mut Keys) -> Result<Option<WindowPattern>, String> {
     let key = "attention.sliding_window_pattern";
     let value = keys.take(key);
     let read = match &value {
         Value::Null => return Ok(None),
         Value::Array(list) => {
             let listed: Option<Vec<bool>> = list.iter().map(Value::as_bool).collect();
-            listed.map(Pattern::Listed)
+            listed.map(WindowPattern::Listed)
         }
         one => one
             .as_u64()
             .and_then(|period| usize::try_from(period).ok())
-            .map(Pattern::Period),
+            .map(WindowPattern::Period),
     };
     let accepted = "only a period and a list of true and false are";
     read.map(Some)
@@ -139,7 +139,7 @@ fn gguf_pattern(keys: &mut Keys) -> Result<Option<Pattern>, String> {
 pub fn with_windows(
     layer: &LayerSpec,
     windows: Vec<Option<usize>>,
-    shape: &Shape,
+    shape: &ModelShape,
 ) -> Vec<LayerSpec> {
     with_ropes(layer, windows, shape, |_, _| layer.rope.as_ref())
 }
@@ -149,8 +149,8 @@ pub fn with_windows(
 pub fn with_ropes<'r>(
     layer: &LayerSpec,
     windows: Vec<Option<usize>>,
-    shape: &Shape,
-    rope: impl Fn(usize, bool) -> Option<&'r Rope>,
+    shape: &ModelShape,
+    rope: impl Fn(usize, bool) -> Option<&'r RopeSpec>,
 ) -> Vec<LayerSpec> {
     let of_layer = |(i, window): (usize, Option<usize>)| LayerSpec {
         rope: rope(i, window.is_some()).cloned(),

@@ -1,13 +1,13 @@
 //! Phi-3, Phi-3.5 and Phi-4, without experts.
 
-use super::super::keys::{Keys, Shape};
+use super::super::keys::{Keys, ModelShape};
 use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec};
 use super::parts::{activation_or, windows, with_windows};
 use super::rope::partial_rope;
 use crate::kernels::Activation;
 
 /// A Llama with fused tensors, windows, and a position embedding of a part of each head.
-pub fn phi3(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+pub fn phi3(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let rope = partial_rope(keys, shape, 1.)?;
     let layer = LayerSpec {
         fused_qkv: true,

@@ -1,11 +1,11 @@
 //! Qwen 2, 2.5 and 3, without experts.
 
-use super::super::keys::{Keys, Shape};
+use super::super::keys::{Keys, ModelShape};
 use super::super::layer_spec::{LayerSpec, ModelSpec, QkNorm};
 use super::parts::{plain, windows, with_attention_bias, with_windows};
 use super::rope::rope;
 
-pub fn qwen2(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+pub fn qwen2(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let rope = rope(keys, shape)?;
     let layer = LayerSpec {
         qkv_bias: keys.has_tensor("attn_q.bias").unwrap_or(true),
@@ -14,7 +14,7 @@ pub fn qwen2(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
     layers(keys, shape, &layer)
 }
 
-pub fn qwen3(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
+pub fn qwen3(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let rope = rope(keys, shape)?;
     let layer = LayerSpec {
         qk_norm: Some(QkNorm::Head),
@@ -25,7 +25,7 @@ pub fn qwen3(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
 }
 
 /// Layers like `layer`, of which those from `max_window_layers` on may have a window.
-fn layers(keys: &mut Keys, shape: &Shape, layer: &LayerSpec) -> Result<ModelSpec, String> {
+fn layers(keys: &mut Keys, shape: &ModelShape, layer: &LayerSpec) -> Result<ModelSpec, String> {
     // Of transformers' `Qwen2Config`.
     let full = keys.size("max_window_layers")?.unwrap_or(28);
     let windows = windows(keys, shape, false, |layer| layer >= full)?;

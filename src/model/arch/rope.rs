@@ -1,10 +1,10 @@
 //! Reads position embeddings. transformers 5 stores them in `rope_parameters`, older versions in `rope_theta` and
 //! `rope_scaling`; a file may have both.
 
-use super::super::keys::{Keys, Shape};
+use super::super::keys::{Keys, ModelShape};
 use super::super::rope::{
-    Llama3Scaling, LongFactors, LongScaling, ProportionalScaling, QueryScaling, Rope, RopeScaling,
-    YarnScaling,
+    Llama3Scaling, LongFactors, LongScaling, ProportionalScaling, QueryScaling, RopeScaling,
+    RopeSpec, YarnScaling,
 };
 
 /// Maximum number of factors of a rotation: half the widest head.
@@ -12,7 +12,7 @@ const MAX_FACTORS: usize = 2048;
 
 /// What one place says of a position embedding.
 #[derive(Default)]
-struct Entry {
+struct RopeEntry {
     theta: Option<f64>,
     partial: Option<f64>,
     scaling: Option<RopeScaling>,
@@ -20,12 +20,16 @@ struct Entry {
 }
 
 /// The position embedding that all layers share, of whole heads.
-pub fn rope(keys: &mut Keys, shape: &Shape) -> Result<Rope, String> {
+pub fn rope(keys: &mut Keys, shape: &ModelShape) -> Result<RopeSpec, String> {
     shared(keys, shape, None)
 }
 
 /// The same, of the part of a head that `partial_rotary_factor` says, or else `by_default`.
-pub fn partial_rope(keys: &mut Keys, shape: &Shape, by_default: f64) -> Result<Rope, String> {
+pub fn partial_rope(
+    keys: &mut Keys,
+    shape: &ModelShape,
+    by_default: f64,
+) -> Result<RopeSpec, String> {
     shared(keys, shape, Some(by_default))
 }
 
@@ -34,20 +38,20 @@ pub fn partial_rope(keys: &mut Keys, shape: &Shape, by_default: f64) -> Result<R
 /// others.
 pub fn ropes_by_kind(
     keys: &mut Keys,
-    shape: &Shape,
+    shape: &ModelShape,
     theta: f64,
     local_theta: Option<f64>,
-) -> Result<(Rope, Rope), String> {
-    let mut full = Entry {
+) -> Result<(RopeSpec, RopeSpec), String> {
+    let mut full = RopeEntry {
         theta: keys.number("rope_theta")?,
         scaling: gguf_scaling(keys, shape)?,
-        ..Entry::default()
+        ..RopeEntry::default()
     };
     let local = keys.number("rope_local_base_freq")?;
-    let mut sliding = Entry {
+    let mut sliding = RopeEntry {
         // llama.cpp's name.
         theta: local.or(keys.number("rope.freq_base_swa")?),
-        ..Entry::default()
+        ..RopeEntry::default()
     };
     if let Some(mut both) = keys.nested("rope_parameters")? {
         for (kind, to) in [
@@ -70,23 +74,23 @@ pub fn ropes_by_kind(
     ))
 }
 
-fn of_entry(entry: &Entry, width: usize, theta: f64) -> Rope {
-    Rope {
+fn of_entry(entry: &RopeEntry, width: usize, theta: f64) -> RopeSpec {
+    RopeSpec {
         scaling: entry.scaling.clone(),
         query_scaling: entry.query_scaling,
-        ..Rope::plain(width, entry.theta.unwrap_or(theta) as f32)
+        ..RopeSpec::plain(width, entry.theta.unwrap_or(theta) as f32)
     }
 }
 
-fn shared(keys: &mut Keys, shape: &Shape, partial: Option<f64>) -> Result<Rope, String> {
+fn shared(keys: &mut Keys, shape: &ModelShape, partial: Option<f64>) -> Result<RopeSpec, String> {
     let original = keys.size("original_max_position_embeddings")?;
-    let mut entries = vec![Entry {
+    let mut entries = vec![RopeEntry {
         theta: keys.number("rope_theta")?,
         partial: match partial {
             Some(_) => keys.number("partial_rotary_factor")?,
             None => None,
         },
-        ..Entry::default()
+        ..RopeEntry::default()
     }];
     for place in ["rope_parameters", "rope_scaling"] {
         if let Some(inner) = keys.nested(place)? {
@@ -115,7 +119,7 @@ fn shared(keys: &mut Keys, shape: &Shape, partial: Option<f64>) -> Result<Rope, 
         Some(_) if keys.is_gguf() => keys.size("rope.dimension_count")?.unwrap_or(shape.head_dim),
         Some(by_default) => (shape.head_dim as f64 * factor.unwrap_or(by_default)) as usize,
     };
-    let entry = Entry {
+    let entry = RopeEntry {
         theta,
         partial,
         scaling,
@@ -140,10 +144,10 @@ fn same(key: &str, values: impl Iterator<Item = Option<f64>>) -> Result<Option<f
 /// elsewhere.
 fn entry(
     mut keys: Keys,
-    shape: &Shape,
+    shape: &ModelShape,
     partial: bool,
     original: Option<usize>,
-) -> Result<Entry, String> {
+) -> Result<RopeEntry, String> {
     for kind in ["full_attention", "sliding_attention", "chunked_attention"] {
         let own = keys.take(kind);
         if !own.is_null() {
@@ -166,11 +170,12 @@ fn entry(
             return Err(keys.refused("llama_4_scaling_beta", &beta.into(), accepted));
         }
     };
-    let entry = Entry {
+    let entry = RopeEntry {
         theta: keys.number("rope_theta")?,
-        partial: match partial {
-            true => keys.number("partial_rotary_factor")?,
-            false => None,
+        partial: if partial {
+            keys.number("partial_rotary_factor")?
+        } else {
+            None
         },
         scaling,
         query_scaling,
@@ -182,7 +187,7 @@ fn entry(
 /// The frequency scaling in `rope_scaling` or `rope_parameters`.
 fn scaling(
     keys: &mut Keys,
-    shape: &Shape,
+    shape: &ModelShape,
     original: Option<usize>,
 ) -> Result<Option<RopeScaling>, String> {
     // transformers 5 may write both names.
@@ -232,9 +237,10 @@ fn scaling(
             let original = original.unwrap_or(longest);
             let (short, long) = (keys.numbers("short_factor")?, keys.numbers("long_factor")?);
             // Which of them does not depend on the sequence: a prefix must have the same K under all.
-            let (factors, name) = match longest > original {
-                true => (long, "long_factor"),
-                false => (short, "short_factor"),
+            let (factors, name) = if longest > original {
+                (long, "long_factor")
+            } else {
+                (short, "short_factor")
             };
             let factors = factors.ok_or_else(|| format!("rope_scaling lacks {name}"))?;
             // Each layer has a copy before they are compared with its heads.
@@ -246,9 +252,12 @@ fn scaling(
             }
             let stretch = factor.unwrap_or(longest as f64 / original as f64);
             let given = keys.number("attention_factor")?;
-            let attention_factor = given.unwrap_or_else(|| match stretch > 1. {
-                true => (1. + stretch.ln() / (original as f64).ln()).sqrt(),
-                false => 1.,
+            let attention_factor = given.unwrap_or_else(|| {
+                if stretch > 1. {
+                    (1. + stretch.ln() / (original as f64).ln()).sqrt()
+                } else {
+                    1.
+                }
             });
             Ok(Some(RopeScaling::Long(LongScaling {
                 factors: LongFactors::Values(factors.into_iter().map(|f| f as f32).collect()),
@@ -294,7 +303,7 @@ fn yarn(keys: &mut Keys, factor: f32, original: usize) -> Result<RopeScaling, St
 }
 
 /// The frequency scaling in GGUF metadata.
-fn gguf_scaling(keys: &mut Keys, shape: &Shape) -> Result<Option<RopeScaling>, String> {
+fn gguf_scaling(keys: &mut Keys, shape: &ModelShape) -> Result<Option<RopeScaling>, String> {
     if !keys.is_gguf() {
         return Ok(None);
     }
@@ -306,9 +315,10 @@ fn gguf_scaling(keys: &mut Keys, shape: &Shape) -> Result<Option<RopeScaling>, S
         let is_long = original.is_some_and(|original| longest > original);
         let attention_factor = keys.number("rope.scaling.attn_factor")?;
         return Ok(Some(RopeScaling::Long(LongScaling {
-            factors: LongFactors::Tensor(match is_long {
-                true => "rope_factors_long.weight",
-                false => "rope_factors_short.weight",
+            factors: LongFactors::Tensor(if is_long {
+                "rope_factors_long.weight"
+            } else {
+                "rope_factors_short.weight"
             }),
             attention_factor: attention_factor.unwrap_or(1.) as f32,
         })));

@@ -3,7 +3,7 @@
 use super::*;
 use crate::kernels::Activation;
 use crate::kv::{BlockAllocator, BlockTable};
-use crate::model::rope::Rope;
+use crate::model::rope::RopeSpec;
 use crate::model::{LayerSpec, MlpSpec, Norms, QkNorm};
 use crate::sampling::mix;
 use candle_core::DType;
@@ -18,8 +18,8 @@ const D: usize = 16;
 const EPS: f64 = 1e-5;
 const BLOCK_SIZE: usize = 4;
 
-fn rope(width: usize, theta: f32) -> Option<Rope> {
-    Some(Rope::plain(width, theta))
+fn rope(width: usize, theta: f32) -> Option<RopeSpec> {
+    Some(RopeSpec::plain(width, theta))
 }
 
 /// A layer of Llama, and some that differ from it in everything that a layer can say.
@@ -319,7 +319,7 @@ fn activate(activation: Activation, x: f64) -> f64 {
 }
 
 /// A sequence over a pool of its own.
-struct Run<'a> {
+struct SequenceRun<'a> {
     decoder: &'a mut Decoder,
     kv: KvStore,
     blocks: BlockAllocator,
@@ -327,7 +327,7 @@ struct Run<'a> {
     len: usize,
 }
 
-impl<'a> Run<'a> {
+impl<'a> SequenceRun<'a> {
     fn new(decoder: &'a mut Decoder) -> Self {
         Self {
             kv: decoder.new_kv(64, BLOCK_SIZE).unwrap(),
@@ -370,7 +370,7 @@ fn every_kind_of_layer_agrees_with_f64() {
         let config = config(layers);
         let tensors = tensors(&config);
         let mut decoder = decoder(&config, &tensors);
-        let ours = Run::new(&mut decoder).feed(&text(40), &[]);
+        let ours = SequenceRun::new(&mut decoder).feed(&text(40), &[]);
         let mut plain = Plain::new(&config, &tensors);
         for (position, (&token, ours)) in text(40).iter().zip(&ours).enumerate() {
             for (&ours, want) in ours.iter().zip(plain.step(token)) {
@@ -391,9 +391,9 @@ fn a_row_has_the_same_bits_in_every_forward() {
     let config = config(layers());
     let mut decoder = decoder(&config, &tensors(&config));
     let text = text(60);
-    let whole = Run::new(&mut decoder).feed(&text, &[]);
+    let whole = SequenceRun::new(&mut decoder).feed(&text, &[]);
     for sizes in [[1; 60].as_slice(), &[7, 30, 23], &[2, 1, 57]] {
-        let mut run = Run::new(&mut decoder);
+        let mut run = SequenceRun::new(&mut decoder);
         for &size in sizes {
             let start = run.len;
             let got = run.feed(&text[start..start + size], &[]);
@@ -401,7 +401,7 @@ fn a_row_has_the_same_bits_in_every_forward() {
         }
     }
     for rows in [&[][..], &[6], &[0, 3, 4, 6]] {
-        let mut run = Run::new(&mut decoder);
+        let mut run = SequenceRun::new(&mut decoder);
         for start in (0..56).step_by(7) {
             let got = run.feed_for(rows, &text[start..start + 7], &[]);
             for (row, got) in rows.iter().zip(got) {
@@ -414,7 +414,7 @@ fn a_row_has_the_same_bits_in_every_forward() {
     // Two branches: one is the text, the other is not.
     let parents = [None, None, Some(0), Some(1), Some(2), Some(4), Some(3)];
     for context in [1, 4, 30, 40] {
-        let mut run = Run::new(&mut decoder);
+        let mut run = SequenceRun::new(&mut decoder);
         run.feed(&text[..context], &[]);
         let t = &text[context..];
         let rows = [t[0], t[1], 5, t[2], 6, t[3], t[4], 7];
@@ -423,7 +423,7 @@ fn a_row_has_the_same_bits_in_every_forward() {
             assert_eq!(got[row], whole[context + at], "node {row} after {context}");
         }
         let other = [&text[..=context], &[5, 6, 7]].concat();
-        let other = Run::new(&mut decoder).feed(&other, &[]);
+        let other = SequenceRun::new(&mut decoder).feed(&other, &[]);
         for (row, at) in [(2, 1), (4, 2), (7, 3)] {
             assert_eq!(got[row], other[context + at], "node {row} after {context}");
         }

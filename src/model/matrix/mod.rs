@@ -25,7 +25,7 @@ pub use unread::Unread;
 
 /// How a weight is stored in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
+pub enum WeightForm {
     /// Unquantized.
     Dense(DType),
     /// Our tiles of such blocks, on the CPU.
@@ -34,7 +34,7 @@ pub enum Form {
     Blocks(BlockType),
 }
 
-impl Form {
+impl WeightForm {
     /// The form in which a GGUF weight of `kind` with `inputs` inputs is loaded: blocks stay if a kernel takes
     /// them, and become `Q8_0` otherwise; f32, f16 and bf16 become `dtype`, or stay if that is `None`.
     pub fn of_gguf(kind: BlockType, inputs: usize, dtype: Option<DType>, device: &Device) -> Self {
@@ -178,15 +178,15 @@ pub fn unquantized_dtype(own: DType, dtype: Option<DType>) -> DType {
 /// # Errors
 /// If the blocks are not those of the shape, or the device fails.
 pub fn quantized(
-    form: Form,
+    form: WeightForm,
     data: Vec<u8>,
     (outputs, inputs): (usize, usize),
     device: &Device,
 ) -> Result<Arc<dyn Matrix>> {
-    let (Form::Tiles(kind) | Form::Blocks(kind)) = form else {
+    let (WeightForm::Tiles(kind) | WeightForm::Blocks(kind)) = form else {
         return Err(Error::internal("a dense form has no blocks"));
     };
-    if let (Form::Blocks(_), Some(candles)) = (form, kind.candles()) {
+    if let (WeightForm::Blocks(_), Some(candles)) = (form, kind.candles()) {
         let storage = QStorage::from_data(Cow::Owned(data), device, candles)?;
         let blocks = QTensor::new(storage, (outputs, inputs))?;
         return Ok(Arc::new(Quantized::new(blocks)?));

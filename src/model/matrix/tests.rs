@@ -21,26 +21,26 @@ fn bits(t: &Tensor) -> Vec<Vec<f32>> {
 
 /// A way to store a weight.
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+enum WeightKind {
     Dense,
     Packed(DType),
     Tiled(GgmlDType),
     Quantized(GgmlDType),
 }
 
-const KINDS: [Kind; 9] = [
-    Kind::Dense,
-    Kind::Packed(DType::F32),
-    Kind::Packed(DType::F16),
-    Kind::Packed(DType::BF16),
-    Kind::Tiled(GgmlDType::Q8_0),
-    Kind::Tiled(GgmlDType::Q4_1),
-    Kind::Tiled(GgmlDType::Q6K),
-    Kind::Quantized(GgmlDType::Q4_0),
-    Kind::Quantized(GgmlDType::Q6K),
+const KINDS: [WeightKind; 9] = [
+    WeightKind::Dense,
+    WeightKind::Packed(DType::F32),
+    WeightKind::Packed(DType::F16),
+    WeightKind::Packed(DType::BF16),
+    WeightKind::Tiled(GgmlDType::Q8_0),
+    WeightKind::Tiled(GgmlDType::Q4_1),
+    WeightKind::Tiled(GgmlDType::Q6K),
+    WeightKind::Quantized(GgmlDType::Q4_0),
+    WeightKind::Quantized(GgmlDType::Q6K),
 ];
 
-impl Kind {
+impl WeightKind {
     /// A weight of this kind with `outputs` outputs, and its values.
     fn matrix(self, seed: u64, outputs: usize) -> (Arc<dyn Matrix>, Tensor) {
         let floats = numbers(seed, outputs, INPUTS);
@@ -122,7 +122,7 @@ fn joined_matrices_are_as_each_alone() {
     for kind in KINDS {
         let apart = [(1, 13), (2, 16), (3, 5)].map(|(seed, outputs)| kind.matrix(seed, outputs).0);
         let joined = join(apart.to_vec()).unwrap();
-        if let Kind::Quantized(_) = kind {
+        if let WeightKind::Quantized(_) = kind {
             assert_eq!(joined.len(), 3, "candle has no call for several");
             continue;
         }
@@ -143,13 +143,13 @@ fn joined_matrices_are_as_each_alone() {
 fn only_neighbours_of_one_kind_are_joined() {
     use GgmlDType::{Q4_1, Q6K, Q8_0};
     let kinds = [
-        Kind::Packed(DType::BF16),
-        Kind::Tiled(Q4_1),
-        Kind::Tiled(Q6K),
-        Kind::Quantized(Q8_0),
-        Kind::Packed(DType::F32),
-        Kind::Packed(DType::F16),
-        Kind::Tiled(Q8_0),
+        WeightKind::Packed(DType::BF16),
+        WeightKind::Tiled(Q4_1),
+        WeightKind::Tiled(Q6K),
+        WeightKind::Quantized(Q8_0),
+        WeightKind::Packed(DType::F32),
+        WeightKind::Packed(DType::F16),
+        WeightKind::Tiled(Q8_0),
     ];
     let apart: Vec<_> = (10..)
         .zip(kinds)
@@ -170,8 +170,8 @@ fn only_neighbours_of_one_kind_are_joined() {
 /// a kernel takes at a time, experts that nobody chose, and ones that are chosen again later.
 #[test]
 fn chosen_experts_give_a_row_the_bits_of_a_product_of_its_own() {
-    let expert = |(seed, &kind): (u64, &Kind)| match kind {
-        Kind::Quantized(_) => kind.matrix(seed, 39).0,
+    let expert = |(seed, &kind): (u64, &WeightKind)| match kind {
+        WeightKind::Quantized(_) => kind.matrix(seed, 39).0,
         _ => {
             let (gate, up) = (kind.matrix(seed, 20).0, kind.matrix(seed + 50, 19).0);
             join(vec![gate, up]).unwrap().remove(0)
@@ -180,10 +180,13 @@ fn chosen_experts_give_a_row_the_bits_of_a_product_of_its_own() {
     let mut lists = KINDS.map(|kind| vec![kind]).to_vec();
     lists.push(KINDS.to_vec());
     lists.push(vec![
-        Kind::Tiled(GgmlDType::Q6K),
-        Kind::Tiled(GgmlDType::Q4_1),
+        WeightKind::Tiled(GgmlDType::Q6K),
+        WeightKind::Tiled(GgmlDType::Q4_1),
     ]);
-    lists.push(vec![Kind::Packed(DType::F16), Kind::Packed(DType::F32)]);
+    lists.push(vec![
+        WeightKind::Packed(DType::F16),
+        WeightKind::Packed(DType::F32),
+    ]);
     for kinds in lists {
         let experts: Vec<_> = (0..6).zip(kinds.iter().cycle()).map(expert).collect();
         let runs = [(0, 1), (2, 70), (3, 13), (0, 2), (5, 9)];
@@ -222,7 +225,7 @@ fn what_is_batch_invariant_stays_and_what_cannot_be_is_refused() {
         let matrix = kind.matrix(1, 5).0;
         assert!(matrix.make_dense(DType::F16).unwrap().is_none(), "{kind:?}");
         match (kind, matrix.make_batch_invariant()) {
-            (Kind::Dense, Err(error)) => {
+            (WeightKind::Dense, Err(error)) => {
                 let error = error.to_string();
                 assert!(error.ends_with("one is [5, 256] in f32"), "{error}");
             }

@@ -132,9 +132,10 @@ fn no_choice_of_depths_is_worth_more() {
             let rows = |level| depths.iter().filter(|&&depth| depth >= level).count();
             // A block has one row more than it guesses.
             let block: usize = (0..=4).map(|level| rows(level.max(1))).sum();
-            let drafting = match at_once {
-                true => draft(block),
-                false => (1..=4).map(|level| draft(rows(level))).sum(),
+            let drafting = if at_once {
+                draft(block)
+            } else {
+                (1..=4).map(|level| draft(rows(level))).sum()
             };
             let verifying =
                 cost[sequences + depths.iter().sum::<usize>() - 1] - cost[sequences - 1];
@@ -157,9 +158,9 @@ pub(super) fn forecasts<'a>(
     paths: &'a [Vec<f32>],
     max_depth: usize,
     probes: &'a mut [Probe],
-) -> Vec<Forecast<'a>> {
+) -> Vec<DraftForecast<'a>> {
     let both = paths.iter().zip(probes);
-    both.map(|(path, probe)| Forecast {
+    both.map(|(path, probe)| DraftForecast {
         path,
         max_depth,
         pending: 1,
@@ -174,11 +175,11 @@ fn free_rows_are_all_used_and_dear_rows_are_not() {
     let scores = [0.9, 0.5, 0.1, 0.02, 0.019];
     let mut free = budget(&[1.0; 16]);
     assert_eq!(kept(&mut free, &scores, 1), 4);
-    assert_eq!(free.refused(), 1);
+    assert_eq!(free.pruned(), 1);
     let dear: Vec<f64> = (1..=16).map(f64::from).collect();
     let mut dear = budget(&dear);
     assert_eq!(kept(&mut dear, &scores, 1), 0);
-    assert_eq!(dear.refused(), 5);
+    assert_eq!(dear.pruned(), 5);
     let mut fixed = Budget::new(BudgetMode::Fixed);
     assert_eq!(kept(&mut fixed, &scores, 1), 5);
 }

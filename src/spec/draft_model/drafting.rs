@@ -1,13 +1,13 @@
 //! One sequence for which a draft is being made.
 
-use super::growth::{Growth, Limits};
+use super::growth::{Growth, GrowthLimits};
 use crate::error::{Error, Result};
 use crate::kernels::sample::TokenChoice;
 use crate::model::Batch;
 use crate::sampling::{Acceptance, Guess, Purpose, distribution, guess};
+use crate::spec::acceptance_model::{AcceptanceModel, AcceptanceView};
 use crate::spec::draft::{Draft, DraftDist, DraftRequest};
-use crate::spec::lessons::{Lessons, View};
-use crate::spec::pool::Sequence;
+use crate::spec::pool::DraftSequence;
 use candle_core::Tensor;
 use std::collections::HashMap;
 
@@ -18,10 +18,10 @@ pub struct Drafting<'a, 'b> {
     pub request: &'a mut DraftRequest<'b>,
     /// The tokens that the model continues.
     tokens: &'b [u32],
-    pub fed: &'a mut Sequence,
-    lessons: &'a Lessons,
+    pub fed: &'a mut DraftSequence,
+    acceptance: &'a AcceptanceModel,
     growth: Growth,
-    limits: Limits,
+    limits: GrowthLimits,
     /// Number of levels of the draft.
     depth: usize,
     /// Number of levels that a GPU has drawn after the draft and the host has not read.
@@ -33,11 +33,11 @@ pub struct Drafting<'a, 'b> {
     /// Whether the draft has ended because the model's logits are not finite.
     pub ended: bool,
     /// Only of a head.
-    outputs: Option<Outputs>,
+    outputs: Option<HeadOutputs>,
 }
 
 /// The features of a head's rows in a forward.
-pub enum Read {
+pub enum HeadInput {
     /// The target's hidden states, which are not fused yet.
     Target(Tensor),
     /// Outputs of the head.
@@ -46,7 +46,7 @@ pub enum Read {
 
 /// What a head returned for the rows that it fed, `[1, hidden_size]` each.
 #[derive(Default)]
-struct Outputs {
+struct HeadOutputs {
     last: Option<Tensor>,
     /// By node; `None` = the sequence's last token.
     of: HashMap<Option<u16>, Tensor>,
@@ -72,14 +72,14 @@ impl<'a, 'b> Drafting<'a, 'b> {
         place: usize,
         request: &'a mut DraftRequest<'b>,
         tokens: &'b [u32],
-        fed: &'a mut Sequence,
-        lessons: &'a Lessons,
+        fed: &'a mut DraftSequence,
+        acceptance: &'a AcceptanceModel,
         chunk: usize,
     ) -> Self {
         Self {
             place,
             may_draft: tokens.len() - fed.tokens.len() <= chunk,
-            limits: Limits {
+            limits: GrowthLimits {
                 nodes: max_nodes(request),
                 width: request.max_siblings(),
                 min_score: request.min_score,
@@ -87,7 +87,7 @@ impl<'a, 'b> Drafting<'a, 'b> {
             request,
             tokens,
             fed,
-            lessons,
+            acceptance,
             growth: Growth::default(),
             depth: 0,
             unread: 0,
@@ -99,7 +99,7 @@ impl<'a, 'b> Drafting<'a, 'b> {
 
     /// The same, of a head or not.
     pub fn of_a_head(mut self, is_head: bool) -> Self {
-        self.outputs = is_head.then(Outputs::default);
+        self.outputs = is_head.then(HeadOutputs::default);
         self
     }
 
@@ -139,20 +139,20 @@ impl<'a, 'b> Drafting<'a, 'b> {
     ///
     /// # Errors
     /// If the device fails.
-    pub fn read(&self, chunk: usize) -> Result<Read> {
+    pub fn read(&self, chunk: usize) -> Result<HeadInput> {
         let (base, seen) = (self.tokens.len(), self.fed.tokens.len());
         if seen < base {
             let rows = seen..base.min(seen + chunk);
-            return Ok(Read::Target(self.fed.features.of_rows(rows)?));
+            return Ok(HeadInput::Target(self.fed.features.of_rows(rows)?));
         }
         let missing = || Error::internal("a head's draft goes on without its features");
         let outputs = self.outputs.as_ref().ok_or_else(missing)?;
         if self.is_chain() {
-            return Ok(Read::Own(outputs.last.clone().ok_or_else(missing)?));
+            return Ok(HeadInput::Own(outputs.last.clone().ok_or_else(missing)?));
         }
         let parents = self.growth.fed_parents();
         let features = parents.map(|parent| outputs.of.get(&parent).ok_or_else(missing));
-        Ok(Read::Own(Tensor::cat(
+        Ok(HeadInput::Own(Tensor::cat(
             &features.collect::<Result<Vec<_>>>()?,
             0,
         )?))
@@ -230,7 +230,7 @@ impl<'a, 'b> Drafting<'a, 'b> {
     /// How a GPU draws the next level's tokens.
     pub fn choice(&self) -> TokenChoice {
         match self.request.acceptance {
-            Acceptance::Coupled => TokenChoice::Race(self.key()),
+            Acceptance::Coupled => TokenChoice::GumbelMax(self.key()),
             Acceptance::Rejection => TokenChoice::Quantile(self.uniform()),
         }
     }
@@ -247,8 +247,8 @@ impl<'a, 'b> Drafting<'a, 'b> {
             .uniform(self.depth + self.unread, Purpose::Draft, 0)
     }
 
-    fn view(&self) -> View<'a> {
-        self.lessons
+    fn view(&self) -> AcceptanceView<'a> {
+        self.acceptance
             .view(&self.fed.history, self.request.is_sampled())
     }
 

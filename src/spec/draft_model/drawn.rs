@@ -3,22 +3,26 @@
 use super::drafting::Drafting;
 use crate::error::Result;
 use crate::kernels::sample::{self, BestTokens, MAX_BEST, ProcessedLogits};
-use crate::model::Output;
+use crate::model::ForwardOutput;
 use crate::sampling::Guess;
 use crate::spec::device::{logits_params, row_adjustments};
 use crate::spec::draft::DraftDist;
 use candle_core::Tensor;
 
 /// The tokens that one step drew on a GPU and the host has not read.
-pub struct Drawn {
+pub struct DrawnTokens {
     processed: ProcessedLogits,
     /// The sequences they belong to, ascending, and the first row of each.
     of: Vec<(usize, usize)>,
 }
 
-impl Drawn {
+impl DrawnTokens {
     /// Draws the next level of each sequence of `of` from its rows of logits, which follow one another.
-    pub fn new(output: &Output, drafting: &mut [Drafting<'_, '_>], of: Vec<usize>) -> Result<Self> {
+    pub fn new(
+        output: &ForwardOutput,
+        drafting: &mut [Drafting<'_, '_>],
+        of: Vec<usize>,
+    ) -> Result<Self> {
         let (mut params, mut adjustments) = (Vec::with_capacity(of.len()), Vec::new());
         let (mut firsts, mut width) = (Vec::with_capacity(of.len()), 1);
         for i in of {

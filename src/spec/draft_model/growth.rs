@@ -1,8 +1,8 @@
 //! One sequence's draft while it grows, level by level.
 
 use crate::sampling::Guess;
+use crate::spec::acceptance_model::{AcceptanceView, Estimate};
 use crate::spec::draft::{Draft, Source};
-use crate::spec::lessons::{Estimate, View};
 
 /// Nodes with less than this share of the score of their level's best node are not expanded: such a
 /// wrong turn is not worth a row of the draft model.
@@ -26,7 +26,7 @@ pub struct Growth {
 
 /// The limits of a tree.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct GrowthLimits {
     /// Maximum number of nodes.
     pub nodes: usize,
     /// Maximum number of nodes expanded per level.
@@ -38,7 +38,7 @@ pub struct Limits {
 /// The rows with which open nodes are fed; parents as in
 /// [`Batch::push_span`](crate::model::Batch::push_span).
 #[derive(Debug, Default, PartialEq)]
-pub struct Rows {
+pub struct TreeRows {
     pub tokens: Vec<u32>,
     pub parents: Vec<Option<u16>>,
 }
@@ -72,7 +72,7 @@ impl Growth {
     }
 
     /// Adds the guesses after `parent`, the likeliest first.
-    pub fn add(&mut self, parent: Option<u16>, guesses: &[Guess], view: &View<'_>) {
+    pub fn add(&mut self, parent: Option<u16>, guesses: &[Guess], view: &AcceptanceView<'_>) {
         let above = parent.map_or(1.0, |parent| self.score(parent));
         for (rank, guess) in guesses.iter().enumerate() {
             let estimate = view.estimate(rank, guess.prob);
@@ -84,7 +84,7 @@ impl Growth {
 
     /// Adds a guess at the end of a chain whose other nodes are its trunk. It belongs to the trunk if it
     /// `is_fed`, otherwise it is open.
-    pub fn push(&mut self, guess: Guess, view: &View<'_>, is_fed: bool) {
+    pub fn push(&mut self, guess: Guess, view: &AcceptanceView<'_>, is_fed: bool) {
         let node = self.draft.len() as u16;
         self.add(node.checked_sub(1), &[guess], view);
         self.fed.push(node);
@@ -99,7 +99,7 @@ impl Growth {
 
     /// Opens the best nodes of the level that begins with node `first`; none if there are none worth
     /// it, or no room.
-    pub fn open_level(&mut self, first: usize, limits: &Limits) {
+    pub fn open_level(&mut self, first: usize, limits: &GrowthLimits) {
         let mut level: Vec<u16> = (first..self.draft.len()).map(|node| node as u16).collect();
         level.sort_by(|&a, &b| self.score(b).total_cmp(&self.score(a)).then(a.cmp(&b)));
         let best = level.first().map_or(0.0, |&node| self.score(node));
@@ -118,14 +118,14 @@ impl Growth {
 
     /// The rows that give the logits of the open nodes, which are the last rows. A chain is fed node
     /// by node; a tree is fed whole below its trunk, since rows cannot mask what is in the pool.
-    pub fn rows(&self) -> Rows {
+    pub fn rows(&self) -> TreeRows {
         let nodes = &self.fed[self.trunk..];
         let row_of = |node: u16| nodes.iter().position(|&fed| fed == node);
         let parent_row = |&node: &u16| {
             let parent = self.draft.parents[usize::from(node)];
             parent.and_then(row_of).map(|row| row as u16)
         };
-        Rows {
+        TreeRows {
             tokens: nodes.iter().map(|&node| self.token(node)).collect(),
             parents: nodes.iter().map(parent_row).collect(),
         }
@@ -138,7 +138,7 @@ impl Growth {
     }
 
     /// The best nodes within the limits.
-    pub fn best(&self, limits: &Limits) -> Draft {
+    pub fn best(&self, limits: &GrowthLimits) -> Draft {
         let mut draft = self.draft.clone();
         let mut order: Vec<usize> = (0..draft.len()).collect();
         // Parents come first: a child's score is no higher and its index is.
@@ -155,7 +155,7 @@ impl Growth {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::lessons::{History, Lessons};
+    use crate::spec::acceptance_model::{AcceptanceModel, History};
 
     fn guesses(tokens: &[u32]) -> Vec<Guess> {
         let prob = |i: usize| 0.6 / (1 << i) as f32;
@@ -167,7 +167,7 @@ mod tests {
         .collect()
     }
 
-    const WIDE: Limits = Limits {
+    const WIDE: GrowthLimits = GrowthLimits {
         nodes: 64,
         width: 2,
         min_score: 0.0,
@@ -176,8 +176,8 @@ mod tests {
     /// A chain is fed one row at a time; from the first branch on, all rows below the trunk.
     #[test]
     fn a_tree_is_fed_below_its_trunk() {
-        let (lessons, history) = (Lessons::default(), History::default());
-        let view = lessons.view(&history, false);
+        let (acceptance, history) = (AcceptanceModel::default(), History::default());
+        let view = acceptance.view(&history, false);
         let mut growth = Growth::default();
         growth.add(None, &guesses(&[10]), &view);
         growth.open_level(0, &WIDE);
@@ -206,8 +206,8 @@ mod tests {
 
     #[test]
     fn limits_keep_the_best_nodes_and_their_ancestors() {
-        let (lessons, history) = (Lessons::default(), History::default());
-        let view = lessons.view(&history, true);
+        let (acceptance, history) = (AcceptanceModel::default(), History::default());
+        let view = acceptance.view(&history, true);
         let mut growth = Growth::default();
         growth.add(None, &guesses(&[1, 2, 3]), &view);
         growth.open_level(0, &WIDE);
@@ -216,7 +216,7 @@ mod tests {
             growth.add(Some(parent), &guesses(&[4, 5]), &view);
         }
         for nodes in 0..8 {
-            let best = growth.best(&Limits { nodes, ..WIDE });
+            let best = growth.best(&GrowthLimits { nodes, ..WIDE });
             assert_eq!(best.len(), nodes.min(7));
             let mut scores = growth.draft.scores.clone();
             scores.sort_by(|a, b| b.total_cmp(a));
@@ -224,9 +224,9 @@ mod tests {
             assert!((sum - scores[..best.len()].iter().sum::<f32>()).abs() < 1e-5);
         }
         let min_score = growth.draft.scores[1];
-        let best = growth.best(&Limits { min_score, ..WIDE });
+        let best = growth.best(&GrowthLimits { min_score, ..WIDE });
         assert!(best.scores.iter().all(|&score| score >= min_score));
-        growth.open_level(3, &Limits { nodes: 3, ..WIDE });
+        growth.open_level(3, &GrowthLimits { nodes: 3, ..WIDE });
         assert_eq!(growth.open().len(), 1, "room for one more");
         growth.open_level(7, &WIDE);
         assert!(growth.open().is_empty());

@@ -6,7 +6,7 @@ use std::collections::BinaryHeap;
 
 /// A token that is guessed for one depth.
 #[derive(Debug, Clone, Copy)]
-pub struct Candidate {
+pub struct LevelCandidate {
     pub token: u32,
     /// Probability that it stands if the path before it does, 0 to 1.
     pub prob: f32,
@@ -14,7 +14,7 @@ pub struct Candidate {
 
 /// Limits of a tree.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct ProductLimits {
     pub nodes: usize,
     /// Of a node's children.
     pub width: usize,
@@ -23,7 +23,7 @@ pub struct Limits {
 }
 
 /// A node that may be added.
-struct Open {
+struct OpenNode {
     parent: Option<u16>,
     /// Score of the parent.
     above: f32,
@@ -40,21 +40,21 @@ struct Open {
 /// The probability of a path is a product with one factor per depth, so a path is less probable than those
 /// from which it follows: its parent, and its sibling before it. A heap therefore finds the best tree
 /// without looking at others (DDTree, arXiv 2604.12989, section 3).
-pub fn tree(levels: &[Vec<Candidate>], limits: &Limits) -> Draft {
+pub fn tree(levels: &[Vec<LevelCandidate>], limits: &ProductLimits) -> Draft {
     let mut draft = Draft::default();
     let (mut considered, mut heap) = (Vec::new(), BinaryHeap::new());
-    let consider = |heap: &mut BinaryHeap<_>, considered: &mut Vec<Open>, open: Open| {
+    let consider = |heap: &mut BinaryHeap<_>, considered: &mut Vec<OpenNode>, open: OpenNode| {
         let level = levels.get(open.depth).into_iter().flatten();
         if let Some(candidate) = level.take(limits.width).nth(open.rank) {
             let score = open.above * candidate.prob;
             if score >= limits.min_score {
                 // The bits of numbers that are not negative have their order.
                 heap.push((score.max(0.0).to_bits(), Reverse(considered.len())));
-                considered.push(Open { score, ..open });
+                considered.push(OpenNode { score, ..open });
             }
         }
     };
-    let first = |parent: Option<u16>, above: f32, depth: usize| Open {
+    let first = |parent: Option<u16>, above: f32, depth: usize| OpenNode {
         parent,
         above,
         score: 0.0,
@@ -65,7 +65,7 @@ pub fn tree(levels: &[Vec<Candidate>], limits: &Limits) -> Draft {
     while draft.len() < limits.nodes
         && let Some((_, Reverse(at))) = heap.pop()
     {
-        let Open {
+        let OpenNode {
             parent,
             above,
             score,
@@ -76,7 +76,7 @@ pub fn tree(levels: &[Vec<Candidate>], limits: &Limits) -> Draft {
         let node = draft.add(token, parent, score, Source::Model);
         let child = first(Some(node), score, depth + 1);
         consider(&mut heap, &mut considered, child);
-        let sibling = Open {
+        let sibling = OpenNode {
             rank: rank + 1,
             ..first(parent, above, depth)
         };
@@ -92,12 +92,12 @@ mod tests {
     use std::collections::HashSet;
 
     /// Random levels, the most probable first.
-    fn levels(seed: u64, depth: usize, width: usize) -> Vec<Vec<Candidate>> {
+    fn levels(seed: u64, depth: usize, width: usize) -> Vec<Vec<LevelCandidate>> {
         let unit = |at: usize| (mix(seed ^ mix(at as u64)) >> 40) as f32 / (1 << 24) as f32;
         let level = |depth: usize| {
             let mut probs: Vec<f32> = (0..width).map(|rank| unit(16 * depth + rank)).collect();
             probs.sort_by(|a, b| b.total_cmp(a));
-            let of = |(rank, prob)| Candidate {
+            let of = |(rank, prob)| LevelCandidate {
                 token: (10 * depth + rank) as u32,
                 prob,
             };
@@ -107,7 +107,7 @@ mod tests {
     }
 
     /// The probabilities of all paths, the highest first.
-    fn all_paths(levels: &[Vec<Candidate>], width: usize) -> Vec<f32> {
+    fn all_paths(levels: &[Vec<LevelCandidate>], width: usize) -> Vec<f32> {
         let (mut all, mut last) = (Vec::<f32>::new(), vec![1.0f32]);
         for level in levels {
             let next = last.iter();
@@ -127,7 +127,7 @@ mod tests {
             let levels = levels(seed, depth, 3);
             let all = all_paths(&levels, width);
             for nodes in [0, 1, 2, 5, 9, 200] {
-                let limits = Limits {
+                let limits = ProductLimits {
                     nodes,
                     width,
                     min_score: 0.0,
@@ -148,7 +148,7 @@ mod tests {
                 }
             }
             let min_score = all[all.len() / 2];
-            let limits = Limits {
+            let limits = ProductLimits {
                 nodes: 1000,
                 width,
                 min_score,

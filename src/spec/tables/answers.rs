@@ -1,6 +1,6 @@
 //! Answers on their way into the pool.
 
-use super::pool::{Owner, Pool};
+use super::context_table::{ContextTable, Owner};
 use std::collections::VecDeque;
 
 /// Tokens that are added to the pool in one step.
@@ -52,18 +52,18 @@ impl Answers {
     }
 
     /// A request of `scope` has ended with this answer. As much as this step may add goes into the pool now.
-    pub fn end(&mut self, scope: u64, answer: Vec<u32>, pool: &mut Pool) {
+    pub fn end(&mut self, scope: u64, answer: Vec<u32>, pool: &mut ContextTable) {
         self.ended.push_back((scope, answer, 0));
         self.add(pool);
     }
 
     /// A step has been made: adds more to the pool.
-    pub fn step(&mut self, pool: &mut Pool) {
+    pub fn step(&mut self, pool: &mut ContextTable) {
         self.room = MAX_ADDED;
         self.add(pool);
     }
 
-    fn add(&mut self, pool: &mut Pool) {
+    fn add(&mut self, pool: &mut ContextTable) {
         while let Some((scope, answer, added)) = self.ended.front_mut() {
             let end = answer.len().min(*added + self.room);
             pool.extend(Owner::Scope(*scope), answer, *added..end);

@@ -1,21 +1,21 @@
 //! The sources' guesses at the token after one context, merged.
 
+use super::context_table::ContextTable;
 use super::own::{MAX_MATCH, Match, SuffixIndex, TextKey};
-use super::pool::Pool;
 use crate::spec::draft::Source;
 use std::cmp::Reverse;
 
-/// Features of a guess, for the estimate of its probability; see [`Guess::features`].
-pub type Features = [u8; 3];
+/// Features of a guess, for the estimate of its probability; see [`TableGuess::features`].
+pub type GuessFeatures = [u8; 3];
 
 /// A token that may come next, with all that is known for it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Guess {
+pub struct TableGuess {
     pub token: u32,
     pub source: Source,
     /// Buckets of: the length of the match in the own text or the prediction; the order of the
     /// pool's context and the token's share there; its ranks and its count.
-    pub features: Features,
+    pub features: GuessFeatures,
 }
 
 /// What guesses are made from for one sequence.
@@ -26,14 +26,14 @@ pub struct Sources<'a> {
     pub of_tokens: [TextKey; 2],
     pub prediction: &'a [u32],
     pub of_prediction: [TextKey; 1],
-    pub pool: &'a mut Pool,
+    pub pool: &'a mut ContextTable,
     pub scope: u64,
 }
 
 impl Sources<'_> {
     /// The guesses at the token after the sequence's tokens and then those of `drafted`, whose last
     /// token comes first; each token once.
-    pub fn guesses(&mut self, drafted: impl Iterator<Item = u32>) -> Vec<Guess> {
+    pub fn guesses(&mut self, drafted: impl Iterator<Item = u32>) -> Vec<TableGuess> {
         let context = drafted.chain(self.tokens.iter().rev().copied());
         let context: Vec<u32> = context.take(MAX_MATCH).collect();
         let mut found: Vec<Evidence> = Vec::new();
@@ -112,7 +112,7 @@ impl Evidence {
         &mut found[at]
     }
 
-    fn guess(&self) -> Guess {
+    fn guess(&self) -> TableGuess {
         let matched = match self.matched {
             length @ 0..=4 => length as u8,
             5..=6 => 5,
@@ -132,7 +132,7 @@ impl Evidence {
             order => 4 * order as u8 + share,
         };
         let ranks = self.own_rank.min(3) * 25 + (self.count.min(4) * 5) as usize;
-        Guess {
+        TableGuess {
             token: self.token,
             source: self.source,
             features: [

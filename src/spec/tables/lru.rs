@@ -12,7 +12,7 @@ const NONE: u32 = u32::MAX;
 pub struct Lru<K, V> {
     /// First entry of each bucket; as many as a power of two.
     buckets: Vec<u32>,
-    entries: Vec<Entry<K, V>>,
+    entries: Vec<LruEntry<K, V>>,
     newest: u32,
     oldest: u32,
     capacity: usize,
@@ -20,7 +20,7 @@ pub struct Lru<K, V> {
 }
 
 #[derive(Debug)]
-struct Entry<K, V> {
+struct LruEntry<K, V> {
     key: K,
     value: V,
     /// Next in the same bucket.
@@ -33,7 +33,7 @@ impl<K: Hash + Eq + Copy, V: Default> Lru<K, V> {
     /// A map that takes at most `bytes`; possibly too few for any entry.
     pub fn new(bytes: usize) -> Self {
         // At most two buckets an entry, after rounding up to a power of two.
-        let entry_bytes = size_of::<Entry<K, V>>() + 2 * size_of::<u32>();
+        let entry_bytes = size_of::<LruEntry<K, V>>() + 2 * size_of::<u32>();
         let capacity = (bytes / entry_bytes).min(NONE as usize);
         Self {
             buckets: vec![NONE; capacity.next_power_of_two()],
@@ -47,7 +47,7 @@ impl<K: Hash + Eq + Copy, V: Default> Lru<K, V> {
 
     /// Memory of the entries it holds, with their share of the buckets, in bytes.
     pub fn bytes(&self) -> usize {
-        self.entries.len() * size_of::<Entry<K, V>>() + self.buckets.len() * size_of::<u32>()
+        self.entries.len() * size_of::<LruEntry<K, V>>() + self.buckets.len() * size_of::<u32>()
     }
 
     /// The value of `key`, which becomes the latest used.
@@ -90,7 +90,7 @@ impl<K: Hash + Eq + Copy, V: Default> Lru<K, V> {
 
     /// Adds `key`, which is not there, in place of the oldest entry if all places are taken.
     fn insert(&mut self, key: K) -> u32 {
-        let mut entry = Entry {
+        let mut entry = LruEntry {
             key,
             value: V::default(),
             next: NONE,
@@ -115,7 +115,7 @@ impl<K: Hash + Eq + Copy, V: Default> Lru<K, V> {
     }
 
     fn leave_bucket(&mut self, index: u32) {
-        let Entry { key, next, .. } = self.entries[index as usize];
+        let LruEntry { key, next, .. } = self.entries[index as usize];
         let bucket = self.bucket(&key);
         if self.buckets[bucket] == index {
             self.buckets[bucket] = next;
@@ -136,7 +136,7 @@ impl<K: Hash + Eq + Copy, V: Default> Lru<K, V> {
     }
 
     fn leave_order(&mut self, index: u32) {
-        let Entry { newer, older, .. } = self.entries[index as usize];
+        let LruEntry { newer, older, .. } = self.entries[index as usize];
         match newer {
             NONE => self.newest = older,
             newer => self.entries[newer as usize].older = older,
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn drops_what_was_not_used_for_the_longest_time() {
-        let bytes = 3 * (size_of::<Entry<u32, u32>>() + 8);
+        let bytes = 3 * (size_of::<LruEntry<u32, u32>>() + 8);
         let mut map: Lru<u32, u32> = Lru::new(bytes);
         for key in [1, 2, 3] {
             map.update(key, |value| *value = 10 * key);
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn agrees_with_a_list_on_random_operations() {
-        let entry = size_of::<Entry<u32, u32>>() + 8;
+        let entry = size_of::<LruEntry<u32, u32>>() + 8;
         for capacity in [1, 2, 5, 64] {
             let mut map: Lru<u32, u32> = Lru::new(capacity * entry);
             let mut list: Vec<(u32, u32)> = Vec::new();

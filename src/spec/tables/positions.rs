@@ -51,9 +51,10 @@ impl PositionTable {
             used => now.wrapping_sub(used),
         };
         let place = place.or_else(|| (0..WAYS).max_by_key(unused)).unwrap_or(0);
-        let mut positions = match is_of(&bucket[place], hash) {
-            true => [bucket[place][2], bucket[place][3]],
-            false => [NOWHERE; 2],
+        let mut positions = if is_of(&bucket[place], hash) {
+            [bucket[place][2], bucket[place][3]]
+        } else {
+            [NOWHERE; 2]
         };
         change(&mut positions);
         bucket[place] = [hash as u32, now, positions[0], positions[1]];

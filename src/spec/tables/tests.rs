@@ -45,7 +45,7 @@ fn propose(
 }
 
 /// A running request that the target answers with a given text.
-struct Run<'a> {
+struct TableRun<'a> {
     id: SeqId,
     tokens: Vec<u32>,
     prompt_len: usize,
@@ -57,7 +57,7 @@ struct Run<'a> {
     best: fn(u32) -> Vec<u32>,
 }
 
-impl<'a> Run<'a> {
+impl<'a> TableRun<'a> {
     fn new(id: SeqId, prompt: &[u32], answer: &'a [u32], context: DraftContext) -> Self {
         Self {
             id,
@@ -134,7 +134,7 @@ impl<'a> Run<'a> {
 fn learn_repeats(tables: &mut Tables) {
     for id in 1000..1040 {
         let text: Vec<u32> = [7, 8, 9].repeat(10);
-        Run::new(id, &text[..3], &text[3..], scope(id)).finish(tables);
+        TableRun::new(id, &text[..3], &text[3..], scope(id)).finish(tables);
     }
 }
 
@@ -189,7 +189,7 @@ fn the_pool_drafts_what_others_were_answered() {
     let mut tables = tables();
     let answer: Vec<u32> = (100..120).collect();
     assert_eq!(
-        Run::new(1, &[1, 2], &answer, scope(0))
+        TableRun::new(1, &[1, 2], &answer, scope(0))
             .finish(&mut tables)
             .0,
         0
@@ -199,7 +199,7 @@ fn the_pool_drafts_what_others_were_answered() {
     assert_eq!(draft.sources[0], Source::Pool);
     let prompt = propose(&mut tables, 3, &[1], (4, 4, 8), &scope(0));
     assert!(prompt.is_empty(), "prompts are not answers");
-    let (stood, steps) = Run::new(4, &[1, 3], &answer, scope(0)).finish(&mut tables);
+    let (stood, steps) = TableRun::new(4, &[1, 3], &answer, scope(0)).finish(&mut tables);
     assert!(stood >= 8 && steps < 12, "{stood} in {steps}");
 }
 
@@ -207,7 +207,7 @@ fn the_pool_drafts_what_others_were_answered() {
 fn candidates_of_earlier_rows_are_drafted() {
     let mut tables = tables();
     let best = |fed| vec![fed + 1, fed + 50];
-    let mut run = Run::new(1, &[1, 2, 3], &[4, 9, 4, 5], scope(0));
+    let mut run = TableRun::new(1, &[1, 2, 3], &[4, 9, 4, 5], scope(0));
     run.best = best;
     run.prefill(&mut tables);
     let draft = propose(&mut tables, 2, &[77, 2], (3, 9, 8), &scope(0));
@@ -239,7 +239,7 @@ fn a_prediction_is_drafted_for_its_request() {
     };
     let mut answer: Vec<u32> = (200..260).collect();
     answer[30] = 7;
-    let mut run = Run::new(1, &[1, 2, 3], &answer, context);
+    let mut run = TableRun::new(1, &[1, 2, 3], &answer, context);
     run.prefill(&mut tables);
     let mut stood = 0;
     while !run.is_done() {
@@ -265,7 +265,7 @@ fn a_prediction_is_drafted_for_its_request() {
 fn scopes_share_no_token() {
     let mut tables = tables();
     let secret: Vec<u32> = (500..540).collect();
-    let mut run = Run::new(1, &[500, 501, 502], &secret, scope(1));
+    let mut run = TableRun::new(1, &[500, 501, 502], &secret, scope(1));
     run.best = |fed| vec![fed + 1, fed + 100];
     run.context.prediction = secret.clone().into();
     run.finish(&mut tables);
@@ -296,7 +296,7 @@ fn trees_keep_their_limits_and_the_best_comes_first() {
         let mut tables = Tables::new(MEMORY);
         for id in 0..40 {
             let answer = text(&mut random, 20, 3, 60);
-            let mut run = Run::new(id, &[1, 2, 3], &answer, scope(u64::from(random.below(3))));
+            let mut run = TableRun::new(id, &[1, 2, 3], &answer, scope(u64::from(random.below(3))));
             run.best = |fed| (0..8).map(|rank| (fed * 7 + 3 + rank) % 20).collect();
             run.prefill(&mut tables);
             while !run.is_done() {
@@ -366,14 +366,14 @@ fn a_models_draft_goes_on_at_its_leaves() {
     draft.retain(&[true, true, true, false, false]);
     request.min_score = 0.95;
     tables.extend(&request, &mut draft);
-    assert_eq!(draft.len(), 3, "not what the budget would refuse");
+    assert_eq!(draft.len(), 3, "not what the budget would prune");
 }
 
 #[test]
 fn a_preempted_request_is_counted_once() {
     let mut tables = tables();
     let answer = [30, 31, 32, 33, 34, 35];
-    let mut run = Run::new(1, &[1, 2, 3], &answer, scope(0));
+    let mut run = TableRun::new(1, &[1, 2, 3], &answer, scope(0));
     run.prefill(&mut tables);
     run.step(&mut tables);
     tables.forget(1);
@@ -396,7 +396,7 @@ fn a_preempted_request_is_counted_once() {
 #[test]
 fn strange_observations_are_survived() {
     let mut tables = tables();
-    let mut run = Run::new(1, &[1, 2, 3], &[4, 5, 6], scope(0));
+    let mut run = TableRun::new(1, &[1, 2, 3], &[4, 5, 6], scope(0));
     run.prompt_len = 100;
     for (start, end) in [(0, 0), (5, 2), (0, 1000), (7, 7), (usize::MAX, usize::MAX)] {
         let new = start..end;
@@ -417,7 +417,7 @@ fn a_flood_of_requests_stays_within_the_memory() {
     let mut random = Random(11);
     for id in 0..3000 {
         let answer: Vec<u32> = (0..20).map(|_| random.below(100_000)).collect();
-        let mut run = Run::new(id, &[1, 2, 3], &answer, scope(u64::from(random.below(500))));
+        let mut run = TableRun::new(id, &[1, 2, 3], &answer, scope(u64::from(random.below(500))));
         run.best = |fed| (fed..fed + 8).collect();
         run.finish(&mut tables);
         tables.check_invariants().expect("within the memory");

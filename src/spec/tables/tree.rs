@@ -1,6 +1,6 @@
 //! The tree of the most probable guesses.
 
-use super::guess::{Features, Sources};
+use super::guess::{GuessFeatures, Sources};
 use crate::spec::draft::{Draft, Source};
 use crate::spec::estimate::{Estimator, RequestBias};
 use std::cmp::{Ordering, Reverse};
@@ -11,19 +11,19 @@ const MIN_SCORE: f32 = 0.02;
 
 /// A guess that was considered: a node of the draft or not.
 #[derive(Debug, Clone, Copy)]
-pub struct Candidate {
+pub struct TableCandidate {
     /// The node of the draft that it follows; `None` = the sequence's last token.
     pub parent: Option<u16>,
     pub token: u32,
     pub source: Source,
-    pub features: Features,
+    pub features: GuessFeatures,
     /// Estimated probability that it stands if its parent does, by its features alone.
     pub p: f32,
 }
 
 /// Limits of a tree.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct TableLimits {
     /// Of a node, 1 or more; at 1, each node has one child.
     pub depth: usize,
     pub nodes: usize,
@@ -34,21 +34,21 @@ pub struct Limits {
 }
 
 /// What a tree is grown from.
-pub struct Growth<'a> {
+pub struct TableGrowth<'a> {
     pub sources: Sources<'a>,
     pub estimator: &'a Estimator,
     pub bias: RequestBias,
-    pub limits: Limits,
+    pub limits: TableLimits,
 }
 
-impl Growth<'_> {
+impl TableGrowth<'_> {
     /// Adds nodes to `draft` at its leaves, the one whose path is the most probable first, as long as
     /// the limits allow. Returns everything that was considered.
     ///
     /// The nodes of the highest path probability are the tree that is expected to win the most tokens
     /// of all trees of its size (Sequoia, Chen et al. 2024, section 3.1; EAGLE-2, Li et al. 2024,
     /// section 4). A child's path is never more probable than its parent's, so a heap finds them.
-    pub fn grow(mut self, draft: &mut Draft) -> Vec<Candidate> {
+    pub fn grow(mut self, draft: &mut Draft) -> Vec<TableCandidate> {
         let mut candidates = Vec::new();
         let mut open = BinaryHeap::new();
         let mut depths = depths(draft);
@@ -67,9 +67,9 @@ impl Growth<'_> {
             }
         }
         while draft.len() < self.limits.nodes
-            && let Some(Open { score, candidate }) = open.pop()
+            && let Some(OpenCandidate { score, candidate }) = open.pop()
         {
-            let Candidate {
+            let TableCandidate {
                 parent,
                 token,
                 source,
@@ -88,8 +88,8 @@ impl Growth<'_> {
         draft: &Draft,
         depths: &[usize],
         parent: Option<u16>,
-        candidates: &mut Vec<Candidate>,
-        open: &mut BinaryHeap<Open>,
+        candidates: &mut Vec<TableCandidate>,
+        open: &mut BinaryHeap<OpenCandidate>,
     ) {
         let at = parent.map(usize::from);
         let (depth, score) = at.map_or((0, 1.0), |at| (depths[at], draft.scores[at]));
@@ -98,7 +98,7 @@ impl Growth<'_> {
         }
         let first = candidates.len();
         for guess in self.sources.guesses(path(draft, parent)) {
-            candidates.push(Candidate {
+            candidates.push(TableCandidate {
                 parent,
                 token: guess.token,
                 source: guess.source,
@@ -115,7 +115,7 @@ impl Growth<'_> {
             let score = score * p / total;
             if score >= MIN_SCORE.max(self.limits.min_score) {
                 let candidate = Reverse(first + child);
-                open.push(Open { score, candidate });
+                open.push(OpenCandidate { score, candidate });
             }
         }
     }
@@ -137,28 +137,28 @@ fn path(draft: &Draft, node: Option<u16>) -> impl Iterator<Item = u32> {
 }
 
 /// A candidate that may become a node: the highest score first, then the first considered.
-struct Open {
+struct OpenCandidate {
     score: f32,
     candidate: Reverse<usize>,
 }
 
-impl Ord for Open {
+impl Ord for OpenCandidate {
     fn cmp(&self, other: &Self) -> Ordering {
         let by_score = self.score.total_cmp(&other.score);
         by_score.then(self.candidate.cmp(&other.candidate))
     }
 }
 
-impl PartialOrd for Open {
+impl PartialOrd for OpenCandidate {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Open {
+impl PartialEq for OpenCandidate {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
 
-impl Eq for Open {}
+impl Eq for OpenCandidate {}

@@ -1,6 +1,6 @@
 //! A target's sequence as its draft reads it.
 
-use super::vocabulary::Vocabulary;
+use super::vocabulary::JointVocabulary;
 
 /// The end of a sequence, whose last words may be encoded in another way if the text goes on.
 #[derive(Clone, Copy)]
@@ -22,7 +22,7 @@ const MAX_AGAIN: usize = 256;
 /// The text of a sequence, encoded by the draft's tokenizer as it grows: each time from the last word
 /// on, because a text's last tokens may change when it goes on.
 #[derive(Debug, Default)]
-pub struct Encoding {
+pub struct DraftEncoding {
     /// Joint ids.
     tokens: Vec<u32>,
     /// Number of target tokens that are in `tokens`.
@@ -31,7 +31,7 @@ pub struct Encoding {
     settled: (usize, usize),
 }
 
-impl Encoding {
+impl DraftEncoding {
     /// The joint ids of all that was read.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
@@ -46,7 +46,7 @@ impl Encoding {
     }
 
     /// The end of the target's `tokens`, all of which were read.
-    pub fn ending<'a>(&self, vocabulary: &Vocabulary, tokens: &'a [u32]) -> Ending<'a> {
+    pub fn ending<'a>(&self, vocabulary: &JointVocabulary, tokens: &'a [u32]) -> Ending<'a> {
         Ending {
             words: &tokens[self.settled.0..],
             begins: self.settled_begins(vocabulary, tokens),
@@ -54,7 +54,7 @@ impl Encoding {
     }
 
     /// Whether a text begins after the settled part of `tokens`.
-    fn settled_begins(&self, vocabulary: &Vocabulary, tokens: &[u32]) -> bool {
+    fn settled_begins(&self, vocabulary: &JointVocabulary, tokens: &[u32]) -> bool {
         let before = self.settled.0.checked_sub(1).map(|last| tokens[last]);
         before.is_none_or(|id| vocabulary.target.is_special(id))
     }
@@ -72,7 +72,7 @@ impl Encoding {
 
     /// Reads more of the target's `tokens`, which begin with those that were read before, but no more than
     /// there is `room` for, which is lessened by their number. Returns whether all have been read.
-    pub fn read(&mut self, vocabulary: &Vocabulary, tokens: &[u32], room: &mut usize) -> bool {
+    pub fn read(&mut self, vocabulary: &JointVocabulary, tokens: &[u32], room: &mut usize) -> bool {
         let end = tokens.len().min(self.read + *room);
         if end > self.read {
             *room -= end - self.read;
@@ -84,7 +84,7 @@ impl Encoding {
     }
 
     /// Adds the target's tokens after the settled ones.
-    fn encode(&mut self, vocabulary: &Vocabulary, tokens: &[u32]) {
+    fn encode(&mut self, vocabulary: &JointVocabulary, tokens: &[u32]) {
         let target = &vocabulary.target;
         let mut begins = self.settled_begins(vocabulary, tokens);
         if self.settled.0 == 0 {
@@ -117,7 +117,7 @@ impl Encoding {
 
     /// Adds a run of tokens that are not special, and settles what it can; all, unless the sequence ends
     /// with it.
-    fn run(&mut self, vocabulary: &Vocabulary, run: &[u32], begins: bool, ends: bool) {
+    fn run(&mut self, vocabulary: &JointVocabulary, run: &[u32], begins: bool, ends: bool) {
         let bytes_of = |&id: &u32| vocabulary.target.bytes(id);
         let text: Vec<u8> = run.iter().flat_map(bytes_of).copied().collect();
         let before = self.settled.0;
@@ -153,7 +153,7 @@ impl Encoding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::vocabulary::tests::Words;
+    use super::super::vocabulary::tests::WordTokenizer;
     use super::*;
 
     const TARGET: [&str; 13] = [
@@ -163,10 +163,10 @@ mod tests {
         " a", "<s>", "b", "ab", "a", " ", " b", "\n", "?c3", "?a9", " é", "<end>",
     ];
 
-    fn vocabulary(space: bool) -> Vocabulary {
-        let target = Box::new(Words::new(&TARGET, false));
-        let draft = Box::new(Words::new(&DRAFT, space));
-        Vocabulary::new(target, draft, TARGET.len(), DRAFT.len())
+    fn vocabulary(space: bool) -> JointVocabulary {
+        let target = Box::new(WordTokenizer::new(&TARGET, false));
+        let draft = Box::new(WordTokenizer::new(&DRAFT, space));
+        JointVocabulary::new(target, draft, TARGET.len(), DRAFT.len())
     }
 
     fn ids(names: &[&str]) -> Vec<u32> {
@@ -174,7 +174,7 @@ mod tests {
         names.iter().map(id).collect()
     }
 
-    fn names(vocabulary: &Vocabulary, encoding: &Encoding) -> Vec<&'static str> {
+    fn names(vocabulary: &JointVocabulary, encoding: &DraftEncoding) -> Vec<&'static str> {
         let name = |&joint: &u32| DRAFT[vocabulary.of_draft(joint).unwrap() as usize];
         encoding.tokens().iter().map(name).collect()
     }
@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn the_draft_reads_its_own_tokens() {
         let vocabulary = vocabulary(false);
-        let mut encoding = Encoding::default();
+        let mut encoding = DraftEncoding::default();
         let tokens = [
             "<s>", "<user>", "a", "b", " ab", "b", "</s>", " ", "é", "?c3",
         ];
@@ -200,7 +200,7 @@ mod tests {
     fn a_long_prompt_is_read_in_parts() {
         let vocabulary = vocabulary(false);
         let tokens = ids(&[" a"; MAX_READ + 1]);
-        let mut encoding = Encoding::default();
+        let mut encoding = DraftEncoding::default();
         assert!(
             !encoding.read(&vocabulary, &tokens, &mut MAX_READ.clone())
                 && !encoding.has_read(&tokens)
@@ -231,7 +231,7 @@ mod tests {
                 let length = 1 + roll(60);
                 let words: Vec<_> = (0..length).map(|_| pieces[roll(pieces.len())]).collect();
                 let tokens = ids(&words);
-                let (mut grown, mut at) = (Encoding::default(), 0);
+                let (mut grown, mut at) = (DraftEncoding::default(), 0);
                 while at < length {
                     at = (at + 1 + roll(4)).min(length);
                     let settled = grown.tokens()[..grown.settled.1].to_vec();
@@ -239,7 +239,7 @@ mod tests {
                     assert!(grown.read(&vocabulary, goal, &mut 4));
                     assert_eq!(grown.tokens()[..settled.len()], settled);
                 }
-                let mut once = Encoding::default();
+                let mut once = DraftEncoding::default();
                 assert!(once.read(&vocabulary, &tokens, &mut 60));
                 assert_eq!(
                     names(&vocabulary, &grown),

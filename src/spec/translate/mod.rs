@@ -6,38 +6,38 @@
 
 mod encoding;
 mod model;
-mod proposal;
+mod translated_draft;
 mod vocabulary;
 
 pub use model::JointModel;
-pub use vocabulary::{Tokenizer, Vocabulary};
+pub use vocabulary::{JointVocabulary, Tokenizer};
 
 use super::draft::{CacheScope, Committed, Draft, DraftRequest, Forecast, SeqId};
 use super::draft_model::DraftModel;
 use super::drafter::Drafter;
 use super::pool::DraftPool;
-use super::share::Share;
+use super::share::WorkShare;
 use crate::error::Result;
 use crate::grammar::GrammarState;
 use crate::sampling::{Sampler, SamplingParams};
-use encoding::{Encoding, MAX_READ};
-use proposal::{Proposal, Rates};
+use encoding::{DraftEncoding, MAX_READ};
 use std::collections::HashMap;
+use translated_draft::{Rates, TranslatedDraft};
 
 /// The state of one sequence.
 #[derive(Default)]
-struct Sequence {
-    encoding: Encoding,
+struct TranslatedSequence {
+    encoding: DraftEncoding,
     /// The last one, until it is compared with the text.
-    proposal: Option<Proposal>,
+    proposal: Option<TranslatedDraft>,
 }
 
 /// A drafter for a target, over a draft model with another tokenizer.
 pub struct Translator {
     /// Its ids are those of the vocabulary. The last tokens of its sequences may change.
     inner: DraftModel,
-    vocabulary: Vocabulary,
-    sequences: HashMap<SeqId, Sequence>,
+    vocabulary: JointVocabulary,
+    sequences: HashMap<SeqId, TranslatedSequence>,
     rates: Rates,
 }
 
@@ -74,7 +74,7 @@ fn scaled(count: usize, each: f64) -> usize {
 
 impl Translator {
     /// A drafter with `inner`, whose model is a [`JointModel`] over the same `vocabulary`.
-    pub fn new(inner: DraftModel, vocabulary: Vocabulary) -> Self {
+    pub fn new(inner: DraftModel, vocabulary: JointVocabulary) -> Self {
         Self {
             inner,
             vocabulary,
@@ -86,7 +86,7 @@ impl Translator {
 
 impl Drafter for Translator {
     fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
-        let mut share = Share::new(MAX_READ, requests.len());
+        let mut share = WorkShare::new(MAX_READ, requests.len());
         for request in requests.iter() {
             let state = self.sequences.entry(request.id).or_default();
             share.give(|part| (state.encoding).read(&self.vocabulary, request.tokens, part));
@@ -143,7 +143,7 @@ impl Drafter for Translator {
                 let ending = state.encoding.ending(&self.vocabulary, request.tokens);
                 let base = request.tokens.len();
                 let mut proposal =
-                    Proposal::new(&self.vocabulary, &self.rates, &draft, base, ending);
+                    TranslatedDraft::new(&self.vocabulary, &self.rates, &draft, base, ending);
                 proposal.limit(request.model_depth, request.nodes);
                 drafts[place] = proposal.draft.clone();
                 state.proposal = Some(proposal);
@@ -198,7 +198,7 @@ impl Drafter for Translator {
     }
 
     fn observe(&mut self, committed: &[Committed<'_>]) {
-        let mut share = Share::new(MAX_READ, committed.len());
+        let mut share = WorkShare::new(MAX_READ, committed.len());
         for committed in committed {
             let Some(state) = self.sequences.get_mut(&committed.id) else {
                 continue;
@@ -232,7 +232,7 @@ impl Drafter for Translator {
 
 #[cfg(test)]
 mod tests {
-    use super::vocabulary::tests::Words;
+    use super::vocabulary::tests::WordTokenizer;
     use super::*;
     use crate::grammar::{Compiler, GrammarSource, toy::ToyTokens};
     use crate::model::toy::ToyModel;
@@ -283,8 +283,8 @@ mod tests {
     #[test]
     fn a_step_reads_a_bounded_number_of_tokens() {
         const TOKENS: [&str; 4] = ["</s>", "a", "b", " a"];
-        let words = || Box::new(Words::new(&TOKENS, false));
-        let vocabulary = Vocabulary::new(words(), words(), TOKENS.len(), TOKENS.len());
+        let words = || Box::new(WordTokenizer::new(&TOKENS, false));
+        let vocabulary = JointVocabulary::new(words(), words(), TOKENS.len(), TOKENS.len());
         let toy = Box::new(ToyModel::new(TOKENS.len(), 1 << 10, 1, 0.0));
         let model = Box::new(JointModel::new(toy, &vocabulary));
         let inner = DraftModel::new(model, 8, 16, 64).expect("memory");

@@ -1,9 +1,9 @@
 //! A draft model whose ids are those of a joint vocabulary.
 
-use super::vocabulary::Vocabulary;
+use super::vocabulary::JointVocabulary;
 use crate::error::{Error, Result};
 use crate::kv::{KvShape, KvStore};
-use crate::model::{Batch, Model, ModelConfig, Output};
+use crate::model::{Batch, ForwardOutput, Model, ModelConfig};
 use candle_core::{Device, Tensor};
 
 /// Takes joint ids and gives logits over the joint vocabulary, minus infinity for the tokens that only
@@ -19,7 +19,7 @@ pub struct JointModel {
 
 impl JointModel {
     /// `model`, whose ids are the draft's in `vocabulary`.
-    pub fn new(model: Box<dyn Model>, vocabulary: &Vocabulary) -> Self {
+    pub fn new(model: Box<dyn Model>, vocabulary: &JointVocabulary) -> Self {
         let mut config = model.config().clone();
         let none = config.vocab_size as u32;
         config.vocab_size = vocabulary.size();
@@ -80,7 +80,7 @@ impl Model for JointModel {
         self.model.device()
     }
 
-    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<Output> {
+    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput> {
         let batch = self.translated(batch)?;
         let mut output = self.model.forward(&batch, kv)?;
         let logits = &output.logits;

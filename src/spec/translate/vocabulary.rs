@@ -30,13 +30,13 @@ const MAX_PIECE: usize = 32;
 const NONE: u32 = u32::MAX;
 
 /// A tokenizer with its tokens by their bytes.
-pub struct Side {
+pub struct TokenizerSide {
     tokenizer: Box<dyn Tokenizer>,
     /// Without special tokens.
     ids: HashMap<Box<[u8]>, u32>,
 }
 
-impl Side {
+impl TokenizerSide {
     /// `tokenizer`, of which a model uses the ids below `vocab_size`.
     fn new(tokenizer: Box<dyn Tokenizer>, vocab_size: usize) -> Self {
         let len = tokenizer.vocab_size().min(vocab_size) as u32;
@@ -141,9 +141,9 @@ impl Side {
 /// A draft over the joint vocabulary draws with the random numbers of the target's ids, and the
 /// request's biases and penalties apply to it (the intersection of Timor et al. 2025, arXiv 2502.05202,
 /// section 4, but nothing is lost of the draft's distribution outside of it).
-pub struct Vocabulary {
-    pub target: Side,
-    pub draft: Side,
+pub struct JointVocabulary {
+    pub target: TokenizerSide,
+    pub draft: TokenizerSide,
     target_size: usize,
     /// By the draft's id; [`NONE`] = an id without a token.
     joint: Vec<u32>,
@@ -152,7 +152,7 @@ pub struct Vocabulary {
     shared: usize,
 }
 
-impl Vocabulary {
+impl JointVocabulary {
     /// The joint vocabulary of models with `target_size` and `draft_size` ids.
     pub fn new(
         target: Box<dyn Tokenizer>,
@@ -160,8 +160,8 @@ impl Vocabulary {
         target_size: usize,
         draft_size: usize,
     ) -> Self {
-        let target = Side::new(target, target_size);
-        let draft = Side::new(draft, draft_size);
+        let target = TokenizerSide::new(target, target_size);
+        let draft = TokenizerSide::new(draft, draft_size);
         let mut joint = vec![NONE; draft_size];
         let mut drafts = vec![NONE; target_size];
         let mut same = |ours: Option<u32>, theirs: Option<u32>| {
@@ -234,7 +234,7 @@ impl Vocabulary {
     }
 }
 
-impl Side {
+impl TokenizerSide {
     /// The special tokens.
     fn special(&self) -> impl Iterator<Item = u32> + '_ {
         let ids = 0..self.tokenizer.vocab_size() as u32;
@@ -246,16 +246,16 @@ impl Side {
 pub(super) mod tests {
     use super::*;
 
-    /// A tokenizer that takes the longest token, as greedy as [`Side::by_bytes`]. Special tokens are
+    /// A tokenizer that takes the longest token, as greedy as [`TokenizerSide::by_bytes`]. Special tokens are
     /// written `<name>`; a token `?xx` is the byte with that hexadecimal value.
-    pub struct Words {
+    pub struct WordTokenizer {
         pieces: Vec<Vec<u8>>,
         special: Vec<bool>,
         /// Whether it puts a space in front of a text, unless it begins with one.
         space: bool,
     }
 
-    impl Words {
+    impl WordTokenizer {
         pub fn new(tokens: &[&str], space: bool) -> Self {
             let byte = |token: &str| u8::from_str_radix(token.strip_prefix('?')?, 16).ok();
             let pieces = tokens.iter().map(|token| match byte(token) {
@@ -275,7 +275,7 @@ pub(super) mod tests {
         }
     }
 
-    impl Tokenizer for Words {
+    impl Tokenizer for WordTokenizer {
         fn vocab_size(&self) -> usize {
             self.pieces.len()
         }
@@ -319,11 +319,11 @@ pub(super) mod tests {
         }
     }
 
-    fn side(tokens: &[&str], space: bool) -> Side {
-        Side::new(Box::new(Words::new(tokens, space)), tokens.len())
+    fn side(tokens: &[&str], space: bool) -> TokenizerSide {
+        TokenizerSide::new(Box::new(WordTokenizer::new(tokens, space)), tokens.len())
     }
 
-    fn spelled(side: &Side, text: &[u8], begins: bool) -> Vec<(String, usize)> {
+    fn spelled(side: &TokenizerSide, text: &[u8], begins: bool) -> Vec<(String, usize)> {
         let name = |id| String::from_utf8_lossy(side.bytes(id)).into_owned();
         let tokens = side.encode(text, begins).into_iter();
         tokens.map(|(id, end)| (name(id), end)).collect()
@@ -366,8 +366,8 @@ pub(super) mod tests {
         let target = ["<s>", "</s>", "<user>", "a", "b", "?61"];
         let draft = ["b", "<end>", "", "a", "<tool>", "<user>", "c"];
         let new = |target_size, draft_size| {
-            let words = |tokens: &[&str]| Box::new(Words::new(tokens, false));
-            Vocabulary::new(words(&target), words(&draft), target_size, draft_size)
+            let words = |tokens: &[&str]| Box::new(WordTokenizer::new(tokens, false));
+            JointVocabulary::new(words(&target), words(&draft), target_size, draft_size)
         };
         // Both models have padding after their last token.
         let both = new(8, 9);

@@ -62,7 +62,7 @@ fn ids_are_those_of_sentencepiece_with_a_space_in_front() {
     let text = own("sentencepiece-prefix.gguf");
     check(&text, &cases("sentencepiece-prefix.jsonl"), &[1], &[2]);
     // A part of a text has none.
-    let part = crate::grammar::Tokens::encode_part(&text, "the");
+    let part = crate::grammar::GrammarTokens::encode_part(&text, "the");
     assert_eq!(text.decode(&part, true), "the");
     assert_eq!(text.token_bytes(part[0])[0], b't');
     // After a special token, one begins again.

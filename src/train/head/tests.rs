@@ -1,7 +1,7 @@
 //! The head against an implementation in plain f64 that computes one position at a time.
 
 use super::*;
-use crate::model::{LayerSpec, Rope};
+use crate::model::{LayerSpec, RopeSpec};
 use crate::train::plain::{Matrix, Weights as Plain, add, attend, linear as times};
 use crate::train::plain::{matrix, mlp, rms_norm, rope};
 use crate::train::reference::{assert_close, assert_gradients, plain, tensor};
@@ -19,7 +19,7 @@ const LEN: usize = 6;
 const POSITIONS: usize = LEN - 1;
 
 fn config() -> ModelConfig {
-    let rope = Rope::plain(HEAD_DIM, THETA as f32);
+    let rope = RopeSpec::plain(HEAD_DIM, THETA as f32);
     ModelConfig {
         architecture: "llama".into(),
         vocab_size: VOCAB,
@@ -36,7 +36,7 @@ fn config() -> ModelConfig {
     }
 }
 
-fn head() -> Head {
+fn head() -> TrainHead {
     let config = config();
     let vars = shapes(&config, TAPS, IDS.len());
     let vars = vars.into_iter().enumerate().map(|(seed, (name, dims))| {
@@ -45,7 +45,7 @@ fn head() -> Head {
         (name, Var::from_tensor(&var).unwrap())
     });
     let (vars, embedding) = (vars.collect(), tensor(99, &[VOCAB, HIDDEN]));
-    Head {
+    TrainHead {
         weights: HeadWeights::of(config, vars, embedding, IDS.to_vec(), LEN + PASSES).unwrap(),
         passes: PASSES,
     }
@@ -118,7 +118,7 @@ fn all_logits(w: &Plain, tokens: &[Vec<u32>; 2], features: &Tensor) -> Vec<f64> 
 fn the_head_and_its_gradients_are_those_of_an_f64_reference() {
     let head = head();
     let (tokens, features) = rows();
-    let batch = Batch {
+    let batch = TrainBatch {
         tokens: tokens.iter().map(Vec::as_slice).collect(),
         features: Some(features.clone()),
         positions: Vec::new(),
@@ -139,7 +139,7 @@ fn no_position_sees_the_future() {
     let head = head();
     let (tokens, features) = rows();
     let logits = |tokens: &[Vec<u32>; 2], features: &Tensor| {
-        let batch = Batch {
+        let batch = TrainBatch {
             tokens: tokens.iter().map(Vec::as_slice).collect(),
             features: Some(features.clone()),
             positions: Vec::new(),

@@ -127,7 +127,7 @@ fn one_pass_measures_what_the_ops_measure() {
         for shift in [0.0, 80.0] {
             let z = tensor(&logits(shift));
             let compared = Comparison::new(&z, &soft).unwrap();
-            let weights = Weights {
+            let weights = LossWeights {
                 positions: &[0.5, 2.0],
                 overlap: 0.3,
             };
@@ -156,7 +156,7 @@ fn one_pass_measures_what_the_ops_measure() {
         tail: Tensor::new(&[[0.1f32]], &Device::Cpu).unwrap(),
     };
     let z = tensor(&logits(0.0)[..VOCAB]);
-    let weights = Weights {
+    let weights = LossWeights {
         positions: &[1.0],
         overlap: 0.5,
     };

@@ -4,7 +4,7 @@
 use super::*;
 use crate::kv::{BlockAllocator, BlockTable};
 use crate::model::{
-    Batch as Rows, HeadKind, LayerSpec, LoadOptions, Model, ModelSource, Rope, load, load_head,
+    Batch as Rows, HeadKind, LayerSpec, LoadOptions, Model, ModelSource, RopeSpec, load, load_head,
 };
 use crate::train::model::TrainModel;
 use crate::train::plain::{self, Matrix};
@@ -36,7 +36,7 @@ fn config_json(layers: usize) -> Value {
 }
 
 fn layers(count: usize) -> Vec<LayerSpec> {
-    let rope = Rope::plain(HEAD_DIM, 100.0);
+    let rope = RopeSpec::plain(HEAD_DIM, 100.0);
     vec![LayerSpec::llama(rope, HEAD_DIM); count]
 }
 
@@ -62,7 +62,7 @@ fn large(seed: usize, dims: &[usize]) -> Tensor {
     (tensor(seed, dims) * 0.7).unwrap()
 }
 
-fn head() -> ParallelHead {
+fn head() -> TrainParallelHead {
     let shapes = shapes(&config(), 2, IDS.len());
     let vars = shapes.into_iter().enumerate().map(|(seed, (name, dims))| {
         let var = Var::from_tensor(&large(seed, &dims)).unwrap();
@@ -70,7 +70,7 @@ fn head() -> ParallelHead {
     });
     let (vars, embedding) = (vars.collect(), tensor(99, &[VOCAB, HIDDEN]));
     let positions = LEN + BLOCK.size;
-    ParallelHead {
+    TrainParallelHead {
         weights: HeadWeights::of(config(), vars, embedding, IDS.to_vec(), positions).unwrap(),
         block: BLOCK,
     }
@@ -101,8 +101,8 @@ fn rows() -> ([Vec<u32>; 2], Tensor) {
     ([tokens(1), tokens(2)], features)
 }
 
-fn logits(head: &ParallelHead, tokens: &[Vec<u32>; 2], features: &Tensor) -> Tensor {
-    let batch = Batch {
+fn logits(head: &TrainParallelHead, tokens: &[Vec<u32>; 2], features: &Tensor) -> Tensor {
+    let batch = TrainBatch {
         tokens: tokens.iter().map(Vec::as_slice).collect(),
         features: Some(features.clone()),
         positions: ANCHORS.map(|anchors| anchors.to_vec()).to_vec(),
@@ -215,7 +215,7 @@ fn the_served_head_computes_what_the_trained_one_computes() {
     let (of_target, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let target = target(of_target.path());
     let mut weights = Weights::open(&ModelSource::Folder(of_target.path().to_owned())).unwrap();
-    let head = ParallelHead::new(
+    let head = TrainParallelHead::new(
         config(),
         (target.config(), &mut weights),
         2,

@@ -268,7 +268,7 @@ fn the_gap_before_a_suffix_is_asked_for() {
 /// Calls `f` with the context of a server of another tokenizer.
 fn with_text<T>(text: &Arc<Text>, f: impl FnOnce(&Context<'_>) -> T) -> T {
     with_defaults(&SamplingDefaults::default(), |context| {
-        let limits = Limits {
+        let limits = RequestLimits {
             vocab_size: text.vocab_size(),
             ..context.limits.clone()
         };

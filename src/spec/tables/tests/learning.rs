@@ -12,7 +12,7 @@ fn scores_are_calibrated() {
         let rare = [2, 5, 30][id as usize % 3];
         let answer = text(&mut random, 60, rare, 120);
         let prompt = text(&mut random, 60, 5, 40);
-        let mut run = Run::new(id, &prompt, &answer, scope(0));
+        let mut run = TableRun::new(id, &prompt, &answer, scope(0));
         run.prefill(&mut tables);
         while !run.is_done() {
             let at = run.tokens.len() - prompt.len();
@@ -48,11 +48,11 @@ fn a_request_that_ignores_the_tables_ends_at_low_scores_and_one_that_repeats_ris
     let mut tables = tables();
     for id in 0..30 {
         let answer = text(&mut random, 50, 4, 200);
-        Run::new(id, &[1, 2], &answer, scope(0)).finish(&mut tables);
+        TableRun::new(id, &[1, 2], &answer, scope(0)).finish(&mut tables);
     }
     let best_score = |tables: &mut Tables, rare: u32, random: &mut Random| {
         let answer = text(random, 50, rare, 400);
-        let mut run = Run::new(100, &[1, 2], &answer, scope(0));
+        let mut run = TableRun::new(100, &[1, 2], &answer, scope(0));
         run.prefill(tables);
         let (mut first, mut last) = (0.0, 0.0);
         while !run.is_done() {
@@ -76,12 +76,12 @@ fn a_request_that_ignores_the_tables_ends_at_low_scores_and_one_that_repeats_ris
 
 /// Candidates beyond what was verified teach: nothing needs to be verified to be learned.
 #[test]
-fn learns_from_what_the_budget_refused() {
+fn learns_from_what_the_budget_pruned() {
     let mut tables = tables();
     let repeated: Vec<u32> = [7, 8, 9].repeat(60);
-    let mut run = Run::new(1, &repeated[..6], &repeated[6..], scope(0));
+    let mut run = TableRun::new(1, &repeated[..6], &repeated[6..], scope(0));
     run.prefill(&mut tables);
-    let score = |tables: &mut Tables, run: &Run<'_>| {
+    let score = |tables: &mut Tables, run: &TableRun<'_>| {
         propose(tables, 1, &run.tokens, (1, 1, 8), &run.context).scores[0]
     };
     let before = score(&mut tables, &run);
@@ -101,7 +101,7 @@ fn a_draft_teaches_once() {
     let text: Vec<u32> = [7, 8, 9].repeat(20);
     let scores = |times: usize| {
         let mut tables = tables();
-        let mut run = Run::new(1, &text[..6], &text[6..], scope(0));
+        let mut run = TableRun::new(1, &text[..6], &text[6..], scope(0));
         run.prefill(&mut tables);
         run.step(&mut tables);
         let end = run.tokens.len();
@@ -118,7 +118,7 @@ fn a_prediction_and_the_own_text_have_estimates_of_their_own() {
     let mut tables = tables();
     for id in 0..20 {
         let text: Vec<u32> = (100..130).collect();
-        let mut run = Run::new(id, &[1, 2], &text, scope(id));
+        let mut run = TableRun::new(id, &[1, 2], &text, scope(id));
         run.context.prediction = text.clone().into();
         run.finish(&mut tables);
     }
@@ -137,7 +137,7 @@ fn a_chain_takes_the_most_probable_guess() {
     let prompt: Vec<u32> = (100..120).flat_map(|token| [token, 900]).collect();
     let answer: Vec<u32> = (100..120).collect();
     for id in 0..20 {
-        let mut run = Run::new(id, &prompt, &answer, scope(id));
+        let mut run = TableRun::new(id, &prompt, &answer, scope(id));
         run.best = |fed| vec![fed + 1];
         run.finish(&mut tables);
     }

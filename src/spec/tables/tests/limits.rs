@@ -5,7 +5,7 @@ use super::*;
 use std::collections::HashSet;
 
 /// A step that computes the positions `new` of all `runs`.
-fn step(tables: &mut Tables, runs: &[Run<'_>], new: Range<usize>) {
+fn step(tables: &mut Tables, runs: &[TableRun<'_>], new: Range<usize>) {
     let committed = runs.iter().map(|run| Committed {
         id: run.id,
         tokens: &run.tokens,
@@ -19,12 +19,12 @@ fn step(tables: &mut Tables, runs: &[Run<'_>], new: Range<usize>) {
     tables.check_invariants().expect("within the memory");
 }
 
-fn runs(ids: Range<u64>, prompt: &[u32], prediction: &[u32]) -> Vec<Run<'static>> {
+fn runs(ids: Range<u64>, prompt: &[u32], prediction: &[u32]) -> Vec<TableRun<'static>> {
     let context = DraftContext {
         prediction: prediction.into(),
         ..scope(0)
     };
-    let run = |id| Run::new(id, prompt, &[], context.clone());
+    let run = |id| TableRun::new(id, prompt, &[], context.clone());
     ids.map(run).collect()
 }
 
@@ -88,7 +88,7 @@ fn choices_share_an_index() {
             assert_eq!(draft.tokens[0], 7);
         }
         assert_eq!(tables.texts.num_shared(), 2);
-        let other = Run::new(100, &prompt, &[], scope(1));
+        let other = TableRun::new(100, &prompt, &[], scope(1));
         step(&mut tables, &[other], 0..1);
         assert_eq!(tables.texts.num_shared(), 4, "another scope");
         let (contexts, _) = tables.texts.index().counts();

@@ -1,9 +1,9 @@
-// The random numbers of the coupled acceptance rule; see `race.rs`.
+// The random numbers of the coupled acceptance rule; see `gumbel_max.rs`.
 
 #pragma once
 #include "cuda/common.cuh"
 
-// The exponentially distributed number of token `id`, above 0, with the bits of `race.rs`: -ln(1 - v),
+// The exponentially distributed number of token `id`, above 0, with the bits of `gumbel_max.rs`: -ln(1 - v),
 // where v is a hash of key and id. No step is fused, so that a CPU gets the same.
 __device__ __forceinline__ float exponential(uint64_t key, uint32_t id) {
     uint32_t h = id ^ (uint32_t)key;

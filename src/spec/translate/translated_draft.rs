@@ -2,28 +2,28 @@
 
 use super::super::draft::{Draft, Source};
 use super::encoding::Ending;
-use super::vocabulary::Vocabulary;
+use super::vocabulary::JointVocabulary;
 
 /// A draft of the target's tokens, and what is remembered of it until the text shows which of them stand.
-pub struct Proposal {
+pub struct TranslatedDraft {
     /// Length of the sequence before it.
     pub base: usize,
     pub draft: Draft,
-    kinds: Vec<Kind>,
+    kinds: Vec<TokenKind>,
     /// The draft model's probability of each token after those before it.
     probs: Vec<f32>,
 }
 
 /// How a target token came out of a draft.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Kind {
+struct TokenKind {
     /// It is a draft token, and not made of several, or of parts.
     same: bool,
     /// The draft ends with it, so that its word may go on.
     last: bool,
 }
 
-impl Kind {
+impl TokenKind {
     fn place(self) -> usize {
         usize::from(self.same) + 2 * usize::from(self.last)
     }
@@ -45,12 +45,12 @@ const PRIOR: f64 = 16.0;
 const DECAY: f64 = 0.999;
 
 impl Rates {
-    fn of(&self, kind: Kind) -> f64 {
+    fn of(&self, kind: TokenKind) -> f64 {
         let Rate { stood, expected } = self.0[kind.place()];
         (stood + PRIOR) / (expected + PRIOR)
     }
 
-    fn add(&mut self, kind: Kind, stood: bool, expected: f32) {
+    fn add(&mut self, kind: TokenKind, stood: bool, expected: f32) {
         let rate = &mut self.0[kind.place()];
         rate.stood = rate.stood * DECAY + f64::from(u8::from(stood));
         rate.expected = rate.expected * DECAY + f64::from(expected);
@@ -63,7 +63,7 @@ impl Rates {
     }
 
     /// Compares a proposal with the sequence's `tokens` that came instead.
-    pub fn learn(&mut self, proposal: &Proposal, tokens: &[u32]) {
+    pub fn learn(&mut self, proposal: &TranslatedDraft, tokens: &[u32]) {
         let draft = &proposal.draft;
         let mut node = None;
         for &token in tokens.iter().skip(proposal.base) {
@@ -81,11 +81,11 @@ impl Rates {
     }
 }
 
-impl Proposal {
+impl TranslatedDraft {
     /// Translates `draft`, in the joint ids of `vocabulary`, for a sequence of `base` tokens that ends
     /// with `ending`.
     pub fn new(
-        vocabulary: &Vocabulary,
+        vocabulary: &JointVocabulary,
         rates: &Rates,
         draft: &Draft,
         base: usize,
@@ -112,14 +112,15 @@ impl Proposal {
 
     /// Adds the tokens of one path, each with its kind and the draft's node in which it ends, below those
     /// that other paths begin with.
-    fn add(&mut self, rates: &Rates, scores: &[f32], tokens: &[(u32, Kind, usize)]) {
+    fn add(&mut self, rates: &Rates, scores: &[f32], tokens: &[(u32, TokenKind, usize)]) {
         let mut parent: Option<usize> = None;
         let mut before = 1.0;
         for &(token, kind, node) in tokens {
             // The token stands if all draft tokens do that it has a part of.
-            let prob = match before > 0.0 {
-                true => (scores[node] / before).min(1.0),
-                false => 0.0,
+            let prob = if before > 0.0 {
+                (scores[node] / before).min(1.0)
+            } else {
+                0.0
             };
             before = scores[node];
             let same = |&child: &usize| self.draft.tokens[child] == token;
@@ -161,11 +162,11 @@ impl Proposal {
 
 /// The target's tokens of a path of `draft`, each with its kind and the node in which it ends.
 fn tokens_of(
-    vocabulary: &Vocabulary,
+    vocabulary: &JointVocabulary,
     draft: &Draft,
     path: &[usize],
     ending: Ending<'_>,
-) -> Vec<(u32, Kind, usize)> {
+) -> Vec<(u32, TokenKind, usize)> {
     let mut text = Vec::new();
     // Where each of the path's tokens ends in the text.
     let mut ends = Vec::with_capacity(path.len());
@@ -186,7 +187,7 @@ fn tokens_of(
     for (token, end) in encode_after(vocabulary, ending, &text) {
         let place = ends.partition_point(|&e| e < end);
         let whole = start == 0 || ends.binary_search(&start).is_ok();
-        let kind = Kind {
+        let kind = TokenKind {
             same: whole && draft.tokens[path[place]] == token,
             last: end == text.len() && special.is_none(),
         };
@@ -198,13 +199,17 @@ fn tokens_of(
         && let Some(token) = vocabulary.of_target(draft.tokens[node])
     {
         let (same, last) = (true, false);
-        tokens.push((token, Kind { same, last }, node));
+        tokens.push((token, TokenKind { same, last }, node));
     }
     tokens
 }
 
 /// The target's tokens of `text` after `ending`, each with the offset at which it ends.
-fn encode_after(vocabulary: &Vocabulary, ending: Ending<'_>, text: &[u8]) -> Vec<(u32, usize)> {
+fn encode_after(
+    vocabulary: &JointVocabulary,
+    ending: Ending<'_>,
+    text: &[u8],
+) -> Vec<(u32, usize)> {
     let target = &vocabulary.target;
     let Ending { words, begins } = ending;
     let mut all: Vec<u8> = Vec::new();
@@ -224,7 +229,7 @@ fn encode_after(vocabulary: &Vocabulary, ending: Ending<'_>, text: &[u8]) -> Vec
 
 #[cfg(test)]
 mod tests {
-    use super::super::vocabulary::tests::Words;
+    use super::super::vocabulary::tests::WordTokenizer;
     use super::*;
 
     const TARGET: [&str; 12] = [
@@ -234,9 +239,9 @@ mod tests {
         " a", "b", "</s>", "c", " c", "<tool>", "?c3", "?a9", " é", " ",
     ];
 
-    fn vocabulary() -> Vocabulary {
-        let words = |tokens: &[&str]| Box::new(Words::new(tokens, false));
-        Vocabulary::new(words(&TARGET), words(&DRAFT), TARGET.len(), DRAFT.len())
+    fn vocabulary() -> JointVocabulary {
+        let words = |tokens: &[&str]| Box::new(WordTokenizer::new(tokens, false));
+        JointVocabulary::new(words(&TARGET), words(&DRAFT), TARGET.len(), DRAFT.len())
     }
 
     /// A draft of the draft's tokens, each with the node before it; every one is as probable as the other.
@@ -262,17 +267,17 @@ mod tests {
         draft(&nodes)
     }
 
-    fn after(words: &[&str], draft: &Draft) -> Proposal {
+    fn after(words: &[&str], draft: &Draft) -> TranslatedDraft {
         let id = |word: &&str| TARGET.iter().position(|token| token == word).unwrap() as u32;
         let words: Vec<u32> = words.iter().map(id).collect();
         let ending = Ending {
             words: &words,
             begins: false,
         };
-        Proposal::new(&vocabulary(), &Rates::default(), draft, 3, ending)
+        TranslatedDraft::new(&vocabulary(), &Rates::default(), draft, 3, ending)
     }
 
-    fn names(proposal: &Proposal) -> Vec<(&str, Option<u16>)> {
+    fn names(proposal: &TranslatedDraft) -> Vec<(&str, Option<u16>)> {
         let draft = &proposal.draft;
         let nodes = draft.tokens.iter().zip(&draft.parents);
         nodes
@@ -380,7 +385,7 @@ mod tests {
             begins: false,
         };
         let draft = chain(&[" a", "b", " c"]);
-        let learned = Proposal::new(&vocabulary(), &rates, &draft, 3, ending)
+        let learned = TranslatedDraft::new(&vocabulary(), &rates, &draft, 3, ending)
             .draft
             .scores;
         assert!((0.09..0.13).contains(&learned[0]), "{learned:?}");

@@ -55,8 +55,8 @@ fn ln_1m(v: f32) -> f32 {
 
 /// Replaces each weight w(x) (at least 0) by w(x) / E(x). The largest result is that of the token drawn
 /// with probability w(x) over the sum of all weights. At most `u32::MAX` weights.
-pub fn race(weights: &mut [f32], key: u64) {
-    widest(weights, Race(key));
+pub fn gumbel_max(weights: &mut [f32], key: u64) {
+    widest(weights, GumbelMax(key));
 }
 
 /// Replaces each `x` by `exp((x - max) / temperature)`. `max` is the largest entry, which becomes 1.
@@ -69,9 +69,9 @@ trait Loop {
     fn run(self, values: &mut [f32]);
 }
 
-struct Race(u64);
+struct GumbelMax(u64);
 
-impl Loop for Race {
+impl Loop for GumbelMax {
     #[inline(always)]
     fn run(self, values: &mut [f32]) {
         for (id, weight) in values.iter_mut().enumerate() {
@@ -222,7 +222,7 @@ mod tests {
         for len in [0, 1, 7, 8, 33, 5000] {
             let weights: Vec<f32> = (0..len).map(|i| mix(i) as f32 / u64::MAX as f32).collect();
             let (mut fast, mut plain) = (weights.clone(), weights);
-            race(&mut fast, mix(len));
+            gumbel_max(&mut fast, mix(len));
             for (id, weight) in plain.iter_mut().enumerate() {
                 *weight /= exponential(mix(len), std::hint::black_box(id as u32));
             }

@@ -1,7 +1,7 @@
-//! A test of the process: when the engine dies, so does the process, in good order.
+//! A test of the process: when the engine crashes, the process ends too, in good order.
 //!
-//! The test runs itself again with [`DEATH`] set. That process is the server: flags, log, listener, signals
-//! and exit code are those of the program, and only its engine is one that dies. So the program itself
+//! The test runs itself again with [`CRASH`] set. That process is the server: flags, log, listener, signals
+//! and exit code are those of the program, and only its engine is one that crashes. So the program itself
 //! needs no way to make it fail.
 
 use crate::load::Loaded;
@@ -27,17 +27,17 @@ use std::time::{Duration, Instant};
 #[allow(dead_code, reason = "each test file uses its part")]
 mod hooked;
 
-/// Set where the engine of the process dies.
-const DEATH: &str = "FORETOKEN_TEST_DEATH";
+/// Set where the engine of the process crashes.
+const CRASH: &str = "FORETOKEN_TEST_CRASH";
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A drafter that drafts nothing. When a request ends, its pool is in disorder and the next step fails, after
 /// which the engine looks at the pool.
-struct Dying {
+struct CrashingDrafter {
     is_in_disorder: Arc<AtomicBool>,
 }
 
-impl Drafter for Dying {
+impl Drafter for CrashingDrafter {
     fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
         Ok(requests.iter().map(|_| Draft::default()).collect())
     }
@@ -56,7 +56,7 @@ impl Drafter for Dying {
 }
 
 /// The server, in its own process.
-fn serve_until_death() -> u8 {
+fn serve_until_crash() -> u8 {
     let log = LineWriter::new(std::io::stderr()).unwrap();
     log.take_panics();
     let Ok(command) = Command::from_args(["foretoken", "--port", "0"]) else {
@@ -77,7 +77,7 @@ fn serve_until_death() -> u8 {
         std::thread::sleep(Duration::from_millis(10));
         Ok(())
     });
-    let drafter = Dying { is_in_disorder };
+    let drafter = CrashingDrafter { is_in_disorder };
     let options = EngineOptions {
         max_num_seqs: 3,
         ..EngineOptions::default()
@@ -108,7 +108,7 @@ impl Server {
         let this = std::thread::current().name().unwrap().to_owned();
         let mut child = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", &this, "--nocapture"])
-            .env(DEATH, "1")
+            .env(CRASH, "1")
             .env_remove("RUST_LOG")
             .env_remove("RUST_BACKTRACE")
             .stdin(Stdio::null())
@@ -183,7 +183,7 @@ impl Server {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        panic!("still running {PATIENCE:?} after the engine's death");
+        panic!("still running {PATIENCE:?} after the engine's crash");
     }
 }
 
@@ -204,8 +204,8 @@ fn rest(mut stream: TcpStream) -> String {
 /// process ends without a signal.
 #[test]
 fn the_process_ends_with_its_engine() {
-    if std::env::var(DEATH).is_ok() {
-        std::process::exit(serve_until_death().into());
+    if std::env::var(CRASH).is_ok() {
+        std::process::exit(serve_until_crash().into());
     }
     let server = Server::start();
     let idle = TcpStream::connect(&server.address).unwrap();

@@ -1,4 +1,4 @@
-//! Model files that lie: flipped bytes, absurd numbers, ends that are missing. Each is refused in one line
+//! Corrupt model files: flipped bytes, numbers out of any range, ends that are missing. Each is refused in one line
 //! or serves a small request; none panics, hangs or takes the process with it.
 //!
 //! `FORETOKEN_LIES` sets the number of cases of each test; the seeds of the cases are their numbers.
@@ -51,7 +51,7 @@ impl Dice {
 }
 
 /// Changes `bytes` in one place of the first `header` bytes, or cuts them.
-pub fn lie(bytes: &mut Vec<u8>, header: usize, dice: &mut Dice) {
+pub fn corrupt(bytes: &mut Vec<u8>, header: usize, dice: &mut Dice) {
     let at = dice.roll(header);
     match dice.roll(8) {
         0 => bytes.truncate(at),
@@ -133,7 +133,7 @@ fn gguf_files() {
     let mut served = 0;
     for case in cases(400) {
         let mut bytes = whole.clone();
-        lie(&mut bytes, header, &mut Dice(case));
+        corrupt(&mut bytes, header, &mut Dice(case));
         std::fs::write(&file, bytes).unwrap();
         served += u64::from(serve(case, &file));
     }
@@ -151,9 +151,9 @@ fn tokenizers_of_gguf_files() {
     for case in cases(60) {
         let mut bytes = whole.clone();
         let mut dice = Dice(case);
-        // Half of the lies are in the first keys, half in the vocabulary.
+        // Half of the corruption is in the first keys, half in the vocabulary.
         let header = dice.pick(&[1_000, 200_000]);
-        lie(&mut bytes, header, &mut dice);
+        corrupt(&mut bytes, header, &mut dice);
         std::fs::write(&file, bytes).unwrap();
         speak(case, &file);
     }
@@ -174,11 +174,11 @@ fn places(value: &Value, at: String, all: &mut Vec<String>) {
 }
 
 /// Puts another value into one place of `text`, or changes a byte.
-pub fn lie_in_json(text: &str, dice: &mut Dice) -> Vec<u8> {
+pub fn corrupt_json(text: &str, dice: &mut Dice) -> Vec<u8> {
     let mut bytes = text.as_bytes().to_vec();
     if dice.roll(3) == 0 {
         let header = bytes.len();
-        lie(&mut bytes, header, dice);
+        corrupt(&mut bytes, header, dice);
         return bytes;
     }
     let mut value: Value = serde_json::from_str(text).unwrap();
@@ -216,21 +216,21 @@ fn folders() {
         let mut dice = Dice(case);
         let file = path.join(dice.pick(&names));
         let whole = std::fs::read(&file).unwrap();
-        let lied = match std::str::from_utf8(&whole) {
-            Ok(text) => lie_in_json(text, &mut dice),
+        let changed = match std::str::from_utf8(&whole) {
+            Ok(text) => corrupt_json(text, &mut dice),
             Err(_) => {
                 let mut bytes = whole.clone();
-                lie(&mut bytes, 1_500, &mut dice);
+                corrupt(&mut bytes, 1_500, &mut dice);
                 bytes
             }
         };
-        std::fs::write(&file, lied).unwrap();
+        std::fs::write(&file, changed).unwrap();
         serve(case, path);
         std::fs::write(&file, whole).unwrap();
     }
     assert!(
         VOCAB > 5 && serve(u64::MAX, path),
-        "the last one is the truth"
+        "the files as they were"
     );
 }
 
@@ -247,11 +247,11 @@ fn configurations() {
         let whole = std::fs::read_to_string(fixture.join("config.json")).unwrap();
         for case in cases(40) {
             let case = 1000 * number as u64 + case;
-            std::fs::write(&file, lie_in_json(&whole, &mut Dice(case))).unwrap();
+            std::fs::write(&file, corrupt_json(&whole, &mut Dice(case))).unwrap();
             serve(case, folder.path());
         }
         std::fs::write(&file, whole).unwrap();
-        assert!(serve(u64::MAX, folder.path()), "the last one is the truth");
+        assert!(serve(u64::MAX, folder.path()), "the files as they were");
     }
 }
 
@@ -268,7 +268,7 @@ fn tokenizers_of_folders() {
         r#"{"eos_token_id": [1, 2]}"#,
     )
     .unwrap();
-    // The vocabulary is long and of one kind: most lies are in what is around it.
+    // The vocabulary is long and of one kind: most corruption is in what is around it.
     let mut tokenizer: Value =
         serde_json::from_slice(&std::fs::read(path.join("tokenizer.json")).unwrap()).unwrap();
     let vocabulary = tokenizer["model"]["vocab"].as_object().unwrap().clone();
@@ -289,11 +289,11 @@ fn tokenizers_of_folders() {
         let mut dice = Dice(case);
         let file = path.join(dice.pick(&names));
         let whole = std::fs::read_to_string(&file).unwrap();
-        std::fs::write(&file, lie_in_json(&whole, &mut dice)).unwrap();
+        std::fs::write(&file, corrupt_json(&whole, &mut dice)).unwrap();
         speak(case, path);
         std::fs::write(&file, whole).unwrap();
     }
-    assert!(speak(u64::MAX, path), "the last one is the truth");
+    assert!(speak(u64::MAX, path), "the files as they were");
 }
 
 /// What was found by hand.
@@ -310,17 +310,17 @@ fn tokenizers_that_grow() {
     let doubling = json!({"type": "Replace", "pattern": {"String": "a"}, "content": "aa"});
     let regex = json!({"type": "Replace", "pattern": {"Regex": ""}, "content": "a".repeat(9999)});
     let normalizers = json!({"type": "Sequence", "normalizers": vec![doubling; 60]});
-    let mut lies = Vec::new();
+    let mut cases = Vec::new();
     for normalizer in [normalizers, regex] {
-        let mut lie = honest.clone();
-        lie["normalizer"] = normalizer;
-        lies.push(("times as long", lie));
+        let mut corrupted = honest.clone();
+        corrupted["normalizer"] = normalizer;
+        cases.push(("times as long", corrupted));
     }
-    let mut lie = honest.clone();
-    lie["model"]["vocab"]["new"] = json!(u32::MAX);
-    lies.push(("ids below 16777216", lie));
-    for (needle, lie) in lies {
-        std::fs::write(&file, lie.to_string()).unwrap();
+    let mut corrupted = honest.clone();
+    corrupted["model"]["vocab"]["new"] = json!(u32::MAX);
+    cases.push(("ids below 16777216", corrupted));
+    for (needle, corrupted) in cases {
+        std::fs::write(&file, corrupted.to_string()).unwrap();
         let Err(e) = Text::from_folder(path) else {
             panic!("{needle}");
         };

@@ -1,8 +1,8 @@
-//! Draft heads whose files lie: as in [`crate::lies`], for the published layouts of EAGLE, DFlash and Medusa.
+//! Draft heads whose files are corrupt: as in [`crate::corrupt_files`], for the published layouts of EAGLE, DFlash and Medusa.
 
 use crate::common::tiny::{HIDDEN, noise};
+use crate::corrupt_files::{Dice, cases, corrupt, corrupt_json, survives};
 use crate::eagle_head::{Head, LAYOUTS};
-use crate::lies::{Dice, cases, lie, lie_in_json, survives};
 use crate::{medusa, parallel_head};
 use foretoken::error::Error;
 use foretoken::kv::{BlockAllocator, BlockTable};
@@ -51,7 +51,7 @@ fn run(head: &mut dyn foretoken::model::Head) -> Result<(), Error> {
 }
 
 /// Changes one file of `folder` after the other, each in a place of its first `header` bytes.
-fn lies(folder: &TempDir, salt: u64, header: usize) {
+fn corrupt_each(folder: &TempDir, salt: u64, header: usize) {
     let (path, (target, _)) = (folder.path(), parallel_head::target());
     let files: Vec<_> = std::fs::read_dir(path).unwrap().collect();
     let mut files: Vec<_> = files.into_iter().map(|file| file.unwrap().path()).collect();
@@ -61,26 +61,26 @@ fn lies(folder: &TempDir, salt: u64, header: usize) {
         let mut dice = Dice(salt << 32 | case);
         let file = &files[dice.roll(files.len())];
         let whole = std::fs::read(file).unwrap();
-        let lied = match std::str::from_utf8(&whole) {
-            Ok(text) => lie_in_json(text, &mut dice),
+        let changed = match std::str::from_utf8(&whole) {
+            Ok(text) => corrupt_json(text, &mut dice),
             Err(_) => {
                 let mut bytes = whole.clone();
-                lie(&mut bytes, header.min(whole.len()), &mut dice);
+                corrupt(&mut bytes, header.min(whole.len()), &mut dice);
                 bytes
             }
         };
-        std::fs::write(file, lied).unwrap();
+        std::fs::write(file, changed).unwrap();
         loaded += u64::from(draft(case, path, &*target));
         std::fs::write(file, whole).unwrap();
     }
-    assert!(draft(u64::MAX, path, &*target), "the last one is the truth");
+    assert!(draft(u64::MAX, path, &*target), "the files as they were");
     println!("{loaded} of {:?} were loaded", cases(100));
 }
 
 #[test]
 fn eagle_heads() {
     for (salt, layout) in (1..).zip(LAYOUTS) {
-        lies(&Head::new(layout).write(), salt, 1_500);
+        corrupt_each(&Head::new(layout).write(), salt, 1_500);
     }
 }
 
@@ -89,11 +89,11 @@ fn parallel_heads() {
     let folder = tempfile::tempdir().unwrap();
     let tensors = parallel_head::head_tensors(true);
     parallel_head::write(folder.path(), &parallel_head::head_config(), &tensors);
-    lies(&folder, 4, 2_000);
+    corrupt_each(&folder, 4, 2_000);
 }
 
 #[test]
 fn medusa_heads() {
     let folder = medusa::folder(&medusa::config(), &medusa::tensors());
-    lies(&folder, 5, usize::MAX);
+    corrupt_each(&folder, 5, usize::MAX);
 }

@@ -1,4 +1,4 @@
-//! Flags and environment variables with absurd numbers: one line and exit code 2, or the number is used;
+//! Flags and environment variables with numbers out of any range: one line and exit code 2, or the number is used;
 //! never a panic, an abort or a hang.
 
 use crate::common::process::foretoken;

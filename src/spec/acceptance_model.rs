@@ -18,7 +18,7 @@ const CONTEXT: usize = 8;
 
 /// Estimates for all requests of one draft model.
 #[derive(Debug)]
-pub struct Lessons {
+pub struct AcceptanceModel {
     /// By sampled or greedy and rank, then by probability.
     nodes: Estimator,
     /// Whether a level has the right token: by sampled or greedy, then by depth.
@@ -31,11 +31,11 @@ pub struct History {
     nodes: RequestBias,
     levels: RequestBias,
     /// The last draft.
-    proposal: Option<Proposal>,
+    record: Option<DraftRecord>,
 }
 
 #[derive(Debug)]
-struct Proposal {
+struct DraftRecord {
     guesses: Guesses,
     is_sampled: bool,
     /// Number of tokens before the draft, and the last of them.
@@ -64,15 +64,15 @@ pub struct Estimate {
     pub adjusted: f32,
 }
 
-/// The lessons as they apply to one request.
+/// The estimates as they apply to one request.
 #[derive(Debug, Clone, Copy)]
-pub struct View<'a> {
-    lessons: &'a Lessons,
+pub struct AcceptanceView<'a> {
+    acceptance: &'a AcceptanceModel,
     bias: RequestBias,
     is_sampled: bool,
 }
 
-impl Default for Lessons {
+impl Default for AcceptanceModel {
     /// A guess is believed to be as probable as the draft model says.
     fn default() -> Self {
         let mut nodes = Estimator::new(PRIOR);
@@ -95,13 +95,13 @@ fn class(is_sampled: bool, rank: usize) -> u8 {
     (rank.min(RANKS - 1) + if is_sampled { RANKS } else { 0 }) as u8
 }
 
-impl View<'_> {
+impl AcceptanceView<'_> {
     /// The estimate for the guess with this rank among its siblings and this probability under the
     /// draft model.
     pub fn estimate(&self, rank: usize, prob: f32) -> Estimate {
         let bucket = PROBS.partition_point(|&bound| bound <= prob) as u8;
         let features = [class(self.is_sampled, rank), bucket];
-        let prob = self.lessons.nodes.probability(&features);
+        let prob = self.acceptance.nodes.probability(&features);
         Estimate {
             features,
             prob,
@@ -110,11 +110,11 @@ impl View<'_> {
     }
 }
 
-impl Lessons {
-    /// The lessons for a request with this history.
-    pub fn view(&self, history: &History, is_sampled: bool) -> View<'_> {
-        View {
-            lessons: self,
+impl AcceptanceModel {
+    /// The estimates for a request with this history.
+    pub fn view(&self, history: &History, is_sampled: bool) -> AcceptanceView<'_> {
+        AcceptanceView {
+            acceptance: self,
             bias: history.nodes,
             is_sampled,
         }
@@ -133,18 +133,18 @@ impl Lessons {
         path.collect()
     }
 
-    /// Learns from the tokens that came after the last proposal; all `tokens` of the request.
+    /// Learns from the tokens that came after the last draft; all `tokens` of the request.
     pub fn learn(&mut self, history: &mut History, tokens: &[u32]) {
-        let Some(proposal) = history.proposal.take() else {
+        let Some(record) = history.record.take() else {
             return;
         };
-        let Proposal {
+        let DraftRecord {
             guesses,
             base,
             is_sampled,
             ..
-        } = proposal;
-        if tokens.len() <= base || !tokens[..base].ends_with(&proposal.context) {
+        } = record;
+        if tokens.len() <= base || !tokens[..base].ends_with(&record.context) {
             return;
         }
         let mut at = None;
@@ -207,7 +207,7 @@ impl History {
     }
 
     fn remember(&mut self, tokens: &[u32], is_sampled: bool, guesses: Guesses) {
-        self.proposal = Some(Proposal {
+        self.record = Some(DraftRecord {
             guesses,
             is_sampled,
             base: tokens.len(),
@@ -223,7 +223,7 @@ mod tests {
     use crate::spec::draft::Source;
 
     /// Siblings with these tokens and probabilities, and their estimates.
-    fn siblings(guesses: &[(u32, f32)], view: &View<'_>) -> (Draft, Vec<Estimate>) {
+    fn siblings(guesses: &[(u32, f32)], view: &AcceptanceView<'_>) -> (Draft, Vec<Estimate>) {
         let (mut draft, mut estimates) = (Draft::default(), Vec::new());
         for (rank, &(token, prob)) in guesses.iter().enumerate() {
             let estimate = view.estimate(rank, prob);
@@ -234,51 +234,56 @@ mod tests {
     }
 
     /// Proposes two guesses of which the first is right with probability `rate`; returns their scores.
-    fn round(lessons: &mut Lessons, history: &mut History, rate: f64, number: u64) -> [f32; 2] {
+    fn round(
+        acceptance: &mut AcceptanceModel,
+        history: &mut History,
+        rate: f64,
+        number: u64,
+    ) -> [f32; 2] {
         let guesses = [(1, 0.75), (2, 0.2)];
-        let (draft, estimates) = siblings(&guesses, &lessons.view(history, true));
+        let (draft, estimates) = siblings(&guesses, &acceptance.view(history, true));
         let scores = [draft.scores[0], draft.scores[1]];
         let is_right = (mix(number) >> 11) as f64 / (1u64 << 53) as f64 <= rate;
         let mut tokens = vec![7, 8, 9];
         history.propose(&tokens, true, draft, estimates);
         tokens.push(if is_right { 1 } else { 5 });
-        lessons.learn(history, &tokens);
+        acceptance.learn(history, &tokens);
         scores
     }
 
     #[test]
     fn estimates_come_true() {
-        let mut lessons = Lessons::default();
+        let mut acceptance = AcceptanceModel::default();
         let mut history = History::default();
-        let first = round(&mut lessons, &mut history, 0.3, 0)[0];
+        let first = round(&mut acceptance, &mut history, 0.3, 0)[0];
         assert!(
             (first - 0.8).abs() < 0.1,
             "the model's own probability: {first}"
         );
         let mut last = [0.0; 2];
         for number in 1..3000 {
-            last = round(&mut lessons, &mut history, 0.3, number);
+            last = round(&mut acceptance, &mut history, 0.3, number);
         }
         assert!((last[0] - 0.3).abs() < 0.08, "{last:?}");
         assert!(last[1] < 0.02, "the second guess was never right: {last:?}");
-        let path = lessons.forecast(&history, true, 2);
+        let path = acceptance.forecast(&history, true, 2);
         assert!((path[0] - 0.3).abs() < 0.08, "{path:?}");
         // A request that is not like the others.
         let mut other = History::default();
         for number in 0..200 {
-            last = round(&mut lessons, &mut other, 1.0, number);
+            last = round(&mut acceptance, &mut other, 1.0, number);
         }
         assert!(last[0] > 0.8, "{last:?}");
-        assert!(lessons.forecast(&other, true, 1)[0] > 0.8);
+        assert!(acceptance.forecast(&other, true, 1)[0] > 0.8);
     }
 
     /// Each depth teaches as long as all depths before it had the right token, whichever guess it was.
     #[test]
     fn levels_teach_down_to_the_first_wrong_one() {
-        let (mut lessons, mut history) = (Lessons::default(), History::default());
-        let before = lessons.forecast(&history, false, 4);
+        let (mut acceptance, mut history) = (AcceptanceModel::default(), History::default());
+        let before = acceptance.forecast(&history, false, 4);
         for _ in 0..300 {
-            let view = lessons.view(&history, false);
+            let view = acceptance.view(&history, false);
             let level = |token| {
                 vec![
                     (token, view.estimate(0, 0.75)),
@@ -287,30 +292,30 @@ mod tests {
             };
             let levels = [10, 20, 30, 40].map(level).to_vec();
             history.propose_levels(&[7, 8, 9], false, levels);
-            lessons.learn(&mut history, &[7, 8, 9, 10, 21, 5, 40]);
+            acceptance.learn(&mut history, &[7, 8, 9, 10, 21, 5, 40]);
         }
-        let after = lessons.forecast(&history, false, 4);
+        let after = acceptance.forecast(&history, false, 4);
         assert!(after[1] > 0.9 && after[2] < 0.1, "{after:?}");
         let fourth = |path: &[f32]| path[3] / path[2];
         assert!(fourth(&after) > 0.5 * fourth(&before), "{after:?}");
-        let view = lessons.view(&history, false);
+        let view = acceptance.view(&history, false);
         let half = view.estimate(0, 0.75).prob;
         assert!((half - 1.0 / 3.0).abs() < 0.1, "{half}");
     }
 
-    /// Tokens that are not the continuation of the proposal's text teach nothing, and neither does a
-    /// proposal twice.
+    /// Tokens that are not the continuation of the draft's text teach nothing, and neither does a
+    /// draft twice.
     #[test]
     fn only_its_own_continuation_teaches() {
-        let mut lessons = Lessons::default();
+        let mut acceptance = AcceptanceModel::default();
         let mut history = History::default();
-        let before = lessons.forecast(&history, true, 1);
+        let before = acceptance.forecast(&history, true, 1);
         for tokens in [&[7, 8][..], &[7, 8, 9], &[7, 8, 3, 1]] {
-            let (draft, estimates) = siblings(&[(1, 0.5)], &lessons.view(&history, true));
+            let (draft, estimates) = siblings(&[(1, 0.5)], &acceptance.view(&history, true));
             history.propose(&[7, 8, 9], true, draft, estimates);
-            lessons.learn(&mut history, tokens);
-            lessons.learn(&mut history, &[7, 8, 9, 5]);
+            acceptance.learn(&mut history, tokens);
+            acceptance.learn(&mut history, &[7, 8, 9, 5]);
         }
-        assert_eq!(lessons.forecast(&history, true, 1), before);
+        assert_eq!(acceptance.forecast(&history, true, 1), before);
     }
 }

@@ -23,7 +23,7 @@ pub enum Owner {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Context {
+enum ContextKey {
     Pair(u32, u32),
     Single(u32),
     /// The token that was fed to the target.
@@ -46,11 +46,11 @@ pub struct Pooled {
 /// time make room for others, whoever they belong to. What one caller's tokens left is found by that
 /// caller alone.
 #[derive(Debug)]
-pub struct Pool {
-    contexts: Lru<(Owner, Context), Successors>,
+pub struct ContextTable {
+    contexts: Lru<(Owner, ContextKey), Successors>,
 }
 
-impl Pool {
+impl ContextTable {
     /// Tables of at most `bytes`.
     pub fn new(bytes: usize) -> Self {
         Self {
@@ -72,12 +72,12 @@ impl Pool {
     pub fn extend(&mut self, owner: Owner, text: &[u32], new: Range<usize>) {
         for at in new {
             if let [.., last] = text[..at] {
-                let context = Context::Single(last);
+                let context = ContextKey::Single(last);
                 self.contexts
                     .update((owner, context), |kept| kept.count(text[at]));
             }
             if let [.., first, second] = text[..at] {
-                let context = Context::Pair(first, second);
+                let context = ContextKey::Pair(first, second);
                 self.contexts
                     .update((owner, context), |kept| kept.count(text[at]));
             }
@@ -88,8 +88,8 @@ impl Pool {
     /// first: those of two tokens before those of one, the more frequent and then the later first.
     pub fn guesses(&mut self, scope: u64, context: &[u32]) -> Vec<Pooled> {
         let mut guesses: Vec<Pooled> = Vec::new();
-        let pair = (context.len() > 1).then(|| (2, Context::Pair(context[1], context[0])));
-        let single = context.first().map(|&last| (1, Context::Single(last)));
+        let pair = (context.len() > 1).then(|| (2, ContextKey::Pair(context[1], context[0])));
+        let single = context.first().map(|&last| (1, ContextKey::Single(last)));
         for (order, context) in pair.into_iter().chain(single) {
             let counts = self.counts(scope, context);
             let total: u32 = counts.iter().map(|entry| entry.1).sum();
@@ -109,7 +109,7 @@ impl Pool {
     }
 
     /// Successors of a context, the most frequent first, of the caller and the corpus together.
-    fn counts(&mut self, scope: u64, context: Context) -> Vec<(u32, u32)> {
+    fn counts(&mut self, scope: u64, context: ContextKey) -> Vec<(u32, u32)> {
         let mut counts: Vec<(u32, u32)> = Vec::new();
         for owner in [Owner::Scope(scope), Owner::Corpus] {
             let Some(kept) = self.contexts.get(&(owner, context)) else {
@@ -128,14 +128,16 @@ impl Pool {
 
     /// Notes the target's best candidates, the best first, after a token that was fed to it.
     pub fn recycle(&mut self, scope: u64, fed: u32, best: &[u32]) {
-        let key = (Owner::Scope(scope), Context::Fed(fed));
+        let key = (Owner::Scope(scope), ContextKey::Fed(fed));
         self.contexts.update(key, |kept| kept.replace(best));
     }
 
     /// The target's candidates when it was last fed this token, the best first (token recycling, Luo
     /// et al. 2024, arXiv 2408.08696, section 3).
     pub fn recycled(&mut self, scope: u64, fed: u32) -> Vec<u32> {
-        let kept = self.contexts.get(&(Owner::Scope(scope), Context::Fed(fed)));
+        let kept = self
+            .contexts
+            .get(&(Owner::Scope(scope), ContextKey::Fed(fed)));
         let tokens = kept.into_iter().flat_map(Successors::iter);
         tokens.take(MAX_RECYCLED).map(|entry| entry.0).collect()
     }
@@ -204,7 +206,7 @@ mod tests {
 
     #[test]
     fn longer_contexts_come_before_shorter_and_frequent_before_rare() {
-        let mut pool = Pool::new(1 << 20);
+        let mut pool = ContextTable::new(1 << 20);
         pool.add(
             Owner::Scope(1),
             &[1, 2, 3, 1, 2, 4, 1, 2, 4, 9, 2, 5, 9, 2, 5, 9, 2, 5],
@@ -250,7 +252,7 @@ mod tests {
 
     #[test]
     fn a_later_row_replaces_the_candidates_of_its_token() {
-        let mut pool = Pool::new(1 << 20);
+        let mut pool = ContextTable::new(1 << 20);
         pool.recycle(1, 7, &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
         assert_eq!(pool.recycled(1, 7), [1, 2, 3, 4]);
         pool.recycle(1, 7, &[6, 5]);
@@ -260,7 +262,7 @@ mod tests {
 
     #[test]
     fn all_scopes_share_the_corpus_and_nothing_else() {
-        let mut pool = Pool::new(1 << 20);
+        let mut pool = ContextTable::new(1 << 20);
         pool.add(Owner::Corpus, &[1, 2, 3]);
         pool.add(Owner::Scope(1), &[1, 2, 4, 1, 2, 4]);
         pool.recycle(1, 2, &[6]);
@@ -272,7 +274,7 @@ mod tests {
     #[test]
     fn a_flood_of_scopes_and_contexts_stays_within_the_memory() {
         let bytes = 100_000;
-        let mut pool = Pool::new(bytes);
+        let mut pool = ContextTable::new(bytes);
         for i in 0..20_000u32 {
             pool.add(Owner::Scope(u64::from(i % 777)), &[i, i + 1, i + 2, 5]);
             pool.recycle(u64::from(i), i, &[1, 2]);
