@@ -440,7 +440,7 @@ impl Engine {
             "error",
         );
         // A plan that failed does not tell whom it has preempted.
-        for sequence in self.scheduler.waiting.iter() {
+        for sequence in self.scheduler.waiting.sequences.values() {
             self.runner.forget(sequence.state.id);
         }
     }
@@ -547,7 +547,7 @@ impl Engine {
             .set(self.scheduler.running.len() as i64);
         stats
             .requests_waiting
-            .set(self.scheduler.waiting.len() as i64);
+            .set(self.scheduler.waiting.sequences.len() as i64);
         stats.kv_cache_usage.set(self.scheduler.kv_usage());
         stats.draft_kv_cache_usage.set(draft_kv_usage);
     }

@@ -1,12 +1,8 @@
 //! The order in which sequences get into the batch. No tensors.
 
-use super::sequence::Sequence;
-use crate::spec::SeqId;
+use super::sequence::{QueueKey, Sequence};
 use std::collections::BTreeMap;
 use std::ops::Bound;
-
-/// A place in the queue, lower first: the start tag in tokens, then the order of arrival.
-pub type QueueKey = (u64, SeqId);
 
 /// The waiting sequences in the order of start-time fair queueing (Goyal, Vin, Cheng 1996, section 2), whose
 /// flows are the requests.
@@ -16,7 +12,7 @@ pub type QueueKey = (u64, SeqId);
 /// sequence come in the order of their arrival, and those of many let others go between.
 #[derive(Debug, Default)]
 pub struct Queue {
-    sequences: BTreeMap<QueueKey, Sequence>,
+    pub sequences: BTreeMap<QueueKey, Sequence>,
     /// The virtual time, in tokens.
     now: u64,
 }
@@ -28,48 +24,22 @@ impl Queue {
         self.put_back(sequence);
     }
 
-    /// Adds a sequence that was in the batch, at its old place.
+    /// Adds a sequence that was in the batch, where it was before.
     pub fn put_back(&mut self, sequence: Sequence) {
-        let place = (sequence.start, sequence.state.id);
-        self.sequences.insert(place, sequence);
+        self.sequences.insert(sequence.queue_key(), sequence);
     }
 
-    /// The first place after `place`; `None` = the first of all.
-    pub fn after(&self, place: Option<QueueKey>) -> Option<QueueKey> {
-        let from = place.map_or(Bound::Unbounded, Bound::Excluded);
+    /// The first key after `key`; `None` = the first of all.
+    pub fn after(&self, key: Option<QueueKey>) -> Option<QueueKey> {
+        let from = key.map_or(Bound::Unbounded, Bound::Excluded);
         let mut rest = self.sequences.range((from, Bound::Unbounded));
-        rest.next().map(|(&place, _)| place)
+        rest.next().map(|(&key, _)| key)
     }
 
-    /// The sequence at `place`.
-    pub fn get(&self, place: QueueKey) -> Option<&Sequence> {
-        self.sequences.get(&place)
-    }
-
-    /// The sequence at `place`.
-    pub fn get_mut(&mut self, place: QueueKey) -> Option<&mut Sequence> {
-        self.sequences.get_mut(&place)
-    }
-
-    /// All sequences, in order.
-    pub fn iter(&self) -> impl Iterator<Item = &Sequence> {
-        self.sequences.values()
-    }
-
-    /// Takes out the sequence at `place`, which is admitted.
-    pub fn take(&mut self, place: QueueKey) -> Option<Sequence> {
-        self.now = self.now.max(place.0);
-        self.sequences.remove(&place)
-    }
-
-    /// Number of waiting sequences.
-    pub fn len(&self) -> usize {
-        self.sequences.len()
-    }
-
-    /// Whether nobody waits.
-    pub fn is_empty(&self) -> bool {
-        self.sequences.is_empty()
+    /// Takes out the sequence with this key, which is admitted.
+    pub fn take(&mut self, key: QueueKey) -> Option<Sequence> {
+        self.now = self.now.max(key.0);
+        self.sequences.remove(&key)
     }
 
     /// Removes every sequence for which `gone` is true.
@@ -77,8 +47,8 @@ impl Queue {
         // The queue may be long, and nearly always nobody in it is gone.
         let waiting = self.sequences.iter();
         let left = waiting.filter(|(_, sequence)| gone(sequence));
-        let left: Vec<QueueKey> = left.map(|(&place, _)| place).collect();
-        let take = |place| self.sequences.remove(place);
+        let left: Vec<QueueKey> = left.map(|(&key, _)| key).collect();
+        let take = |key| self.sequences.remove(key);
         left.iter().filter_map(take).collect()
     }
 }

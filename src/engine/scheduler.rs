@@ -20,8 +20,8 @@ pub struct ScheduledSequence {
     pub nodes: usize,
 }
 
-/// Requests come in turn, over one pool of blocks (see [`Queue`] and `admission.rs`). A draft pool with as many blocks needs no
-/// scheduling of its own: a sequence never drafts more than it has blocks for here.
+/// Requests come in turn, over one pool of blocks (see [`Queue`] and `admission.rs`). A draft pool with as many
+/// blocks needs no scheduling of its own: a sequence never drafts more than it has blocks for here.
 #[derive(Debug)]
 pub struct Scheduler {
     pub waiting: Queue,
@@ -66,7 +66,7 @@ impl Scheduler {
 
     /// Whether there is nothing to do.
     pub fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.running.is_empty()
+        self.waiting.sequences.is_empty() && self.running.is_empty()
     }
 
     /// Removes every sequence for which `gone` is true and frees its blocks.
@@ -136,6 +136,31 @@ impl Scheduler {
             .check_invariants(self.running.iter().map(|sequence| &sequence.state.table))
     }
 
+    /// Reserves blocks for every running sequence's tokens, oldest first. When the pool runs out, the
+    /// youngest is preempted.
+    fn make_room(&mut self) -> Vec<SeqId> {
+        let mut preempted = Vec::new();
+        let mut index = 0;
+        while let Some(sequence) = self.running.get_mut(index) {
+            let state = &mut sequence.state;
+            if (self.blocks.reserve(&mut state.table, state.tokens.len())).is_ok() {
+                index += 1;
+            } else {
+                preempted.push(self.preempt(self.running.len() - 1));
+            }
+        }
+        preempted
+    }
+
+    /// Puts the running sequence at `index` back into the queue.
+    fn preempt(&mut self, index: usize) -> SeqId {
+        let mut sequence = self.running.remove(index);
+        self.blocks.release(&mut sequence.state.table);
+        sequence.restart();
+        let id = sequence.state.id;
+        self.waiting.put_back(sequence);
+        id
+    }
     /// Divides the rows of a step: first among decoding sequences, then among prompts, in chunks that
     /// nobody waits for long. When the rows run out, the first sequence without any comes first in the
     /// next step, so every sequence gets its turn, prompts included.

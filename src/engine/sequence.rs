@@ -14,6 +14,9 @@ use std::time::Instant;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedSender;
 
+/// What orders the queue, lower first: the start tag in tokens, then the order of arrival.
+pub type QueueKey = (u64, SeqId);
+
 /// A request from arrival to end. Its pending tokens are always `tokens[kv_len..]`: a prompt, what
 /// a preemption discarded, or the one token of plain decoding.
 #[derive(Debug)]
@@ -32,10 +35,10 @@ pub struct Sequence {
     pub tokens_before: u64,
     /// Its start tag in the queue, in tokens.
     pub start: u64,
-    /// The cost of those who were admitted before it although they came later, in tokens.
+    /// What others cost it that were admitted before it or made it give way, in tokens.
     pub overtaken: usize,
-    /// Whether it makes way as soon as those that came before it have room without it.
-    pub is_guest: bool,
+    /// The head of the queue that it passed as a backfill, and for which it makes way.
+    pub passed: Option<QueueKey>,
     /// Limits of its drafts.
     pub spec: SpecLimits,
     /// Scores of the prompt so far.
@@ -90,7 +93,7 @@ impl Sequence {
             tokens_before: submission.tokens_before,
             start: 0,
             overtaken: 0,
-            is_guest: false,
+            passed: None,
             spec: SpecLimits {
                 length: request.spec_length.unwrap_or(spec.length).min(spec.length),
                 nodes: request.spec_nodes.unwrap_or(spec.nodes).min(spec.nodes),
@@ -136,9 +139,13 @@ impl Sequence {
         queue_cost(self.state.prompt_len, self.max_tokens)
     }
 
-    /// Whether `cost` tokens of others may go before it, who came later: in all no more than its own cost and
-    /// what it has received.
-    pub fn can_be_overtaken_by(&self, cost: usize) -> bool {
+    /// What orders it in the queue.
+    pub fn queue_key(&self) -> QueueKey {
+        (self.start, self.state.id)
+    }
+
+    /// Whether others may cost it `cost` tokens more: in all as many as it costs itself.
+    pub fn can_be_overtaken(&self, cost: usize) -> bool {
         self.overtaken + cost <= queue_cost(self.state.tokens.len(), self.max_tokens)
     }
 
