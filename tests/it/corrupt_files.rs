@@ -228,10 +228,7 @@ fn folders() {
         serve(case, path);
         std::fs::write(&file, whole).unwrap();
     }
-    assert!(
-        VOCAB > 5 && serve(u64::MAX, path),
-        "the files as they were"
-    );
+    assert!(VOCAB > 5 && serve(u64::MAX, path), "the files as they were");
 }
 
 /// The configuration of every architecture.
