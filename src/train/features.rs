@@ -6,14 +6,14 @@
 //! run continues where it was.
 
 use super::identity::Identity;
-use super::output::write_json;
+use super::output::{open_kept, write_json};
 use crate::error::{Error, Result};
 use candle_core::{Device, Tensor};
 use clap::ValueEnum;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use serde::{Deserialize, Serialize};
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -99,13 +99,7 @@ impl FeatureStore {
         for number in 0..store.shape.rows.rows.div_ceil(store.rows_a_file) {
             let path = store.path(number);
             let wrong = |e| Error::in_file(&path, e);
-            let file = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(!fits)
-                .open(&path)
-                .map_err(wrong)?;
+            let file = open_kept(&path, fits)?;
             let bytes = file.metadata().map_err(wrong)?.len() as usize;
             let rows = (bytes / store.shape.row_bytes()).min(store.rows_a_file);
             // Rows after a gap do not count.
@@ -236,6 +230,7 @@ fn unpack(bytes: &[u8], precision: Precision, values: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::OpenOptions;
 
     const HIDDEN: usize = 6;
     const LEN: usize = 3;

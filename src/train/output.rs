@@ -15,7 +15,7 @@ use candle_core::{DType, Device, Tensor, Var};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::HashMap;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 
 /// Files that belong to a tokenizer; a model need not have all of them.
@@ -286,6 +286,16 @@ fn json_bytes(value: &impl Serialize) -> Result<Vec<u8>> {
 pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
     let bytes = json_bytes(value)?;
     replace(path, |part| std::fs::write(part, &bytes))
+}
+
+/// Opens a file that a later run may go on with, empty unless `keep`.
+///
+/// # Errors
+/// `Setup`, naming the file.
+pub fn open_kept(path: &Path, keep: bool) -> Result<File> {
+    let mut options = OpenOptions::new();
+    let options = options.read(true).write(true).create(true).truncate(!keep);
+    options.open(path).map_err(|e| Error::in_file(path, e))
 }
 
 /// Lets `write` create a file beside `path`, and renames it to `path` once it is on the disk.

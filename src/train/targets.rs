@@ -9,14 +9,14 @@ use super::corpus::Row;
 use super::features::FeatureStore;
 use super::identity::Identity;
 use super::loss::Soft;
-use super::output::write_json;
+use super::output::{open_kept, write_json};
 use crate::error::{Error, Result};
 use crate::kernels::parallel;
 use crate::kv::{BlockAllocator, BlockTable, KvStore};
 use crate::model::{Batch, Model, Taps};
 use candle_core::{DType, Device, Tensor};
 use half::f16;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -44,13 +44,7 @@ impl SoftTargets {
         let known = std::fs::read(&note).ok();
         let known = known.and_then(|json| serde_json::from_slice::<Identity>(&json).ok());
         let fits = reuse && known.as_ref() == Some(&identity);
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(!fits)
-            .open(&path)
-            .map_err(|e| Error::in_file(&path, e))?;
+        let file = open_kept(&path, fits)?;
         if !fits {
             write_json(&note, &identity)?;
         }
