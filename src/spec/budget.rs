@@ -24,6 +24,9 @@ const MIN_SCORE: f32 = 0.02;
 const DECAY: f64 = 0.995;
 /// The share of its time that a sequence without drafts may spend on probes.
 const PROBE_SHARE: f64 = 0.005;
+/// Steps over which the price of feeding a backlog to the draft model is spread: texts are hundreds of
+/// tokens long, but nobody knows how long this one will be.
+const BACKLOG_STEPS: usize = 32;
 /// The share of time that may be lost by steps without drafts that are run to compare with.
 const CONTROL_SHARE: f64 = 0.0025;
 /// One of this many steps may have another number of rows than seems best, to learn its cost: one
@@ -414,14 +417,22 @@ fn probability(score: f32) -> f64 {
 
 impl DraftForecast<'_> {
     /// The forward of the draft model that gives the token at `depth`, from 1, and the rows that it adds
-    /// there. Where each level is a forward, what the model has not seen is left out: a sequence that drafts
-    /// in every step has seen nearly all. A probe, of one that does not, counts it.
+    /// there.
     fn rows_of(&self, depth: usize) -> (usize, usize) {
         match (self.at_once, depth) {
+            (false, 1) => (0, self.first_rows()),
             (false, _) => (depth - 1, 1),
             (true, 1) => (0, self.pending + 1),
             (true, _) => (0, 1),
         }
+    }
+
+    /// The rows that the first token of a draft costs. A sequence that drafts in each step feeds what the
+    /// step before gained. What is beyond that, such as a prompt, is fed once and serves all later drafts.
+    fn first_rows(&self) -> usize {
+        let expected: f64 = self.path.iter().copied().map(probability).sum();
+        let each = (1 + expected.round() as usize).min(self.pending.max(1));
+        each + self.pending.saturating_sub(each).div_ceil(BACKLOG_STEPS)
     }
 }
 

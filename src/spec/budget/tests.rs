@@ -280,3 +280,25 @@ fn unknown_costs_of_drafting_are_found_out() {
     budget.draft_cost().calibrate(&[(1, 0.3)]);
     assert_eq!(budget.depths(&mut one, 1, 1), [1]);
 }
+
+/// A model that has not seen a prompt is fed it only where its drafts will pay for that.
+#[test]
+fn a_backlog_is_fed_where_it_pays() {
+    let cost: Vec<f64> = (0..64).map(|row| 1.0 + 0.1 * f64::from(row)).collect();
+    let mut budget = budget(&cost);
+    let draft: Vec<f64> = (0..400).map(|row| 0.01 * f64::from(1 + row)).collect();
+    budget.draft_cost().calibrate(&numbered(&draft));
+    let depth = |score: f32, pending: usize| {
+        let (paths, mut probes) = ([vec![score]], [Probe::default()]);
+        let mut one = forecasts(&paths, 1, &mut probes);
+        one[0].pending = pending;
+        budget.depths(&mut one, 1, 1)[0]
+    };
+    // A row more and one of the draft model's cost 0.11 steps.
+    assert_eq!(depth(0.15, 1), 1);
+    assert_eq!(depth(0.15, 300), 0);
+    assert_eq!(depth(0.6, 300), 1);
+    // What the step before gained is fed in each step.
+    assert_eq!(depth(0.13, 1), 1);
+    assert_eq!(depth(0.13, 3), 0);
+}
