@@ -108,8 +108,18 @@ fn write_gguf(fixture: &Fixture, how: &Json, file: &Path) {
     let stored = candle_core::safetensors::load(stored, &Device::Cpu).unwrap();
     let quantized = |t: &Tensor| QTensor::quantize(t, GgmlDType::F32).unwrap();
     let mut tensors: Vec<(String, QTensor)> = Vec::new();
-    for (name, how) in how["tensors"].as_object().unwrap() {
+    let parts = how["tensors"].as_object().unwrap().iter();
+    // One tensor may become several.
+    let parts = parts.flat_map(|(name, how)| match how {
+        Json::Array(parts) => parts.iter().map(|how| (name, how)).collect(),
+        how => vec![(name, how)],
+    });
+    for (name, how) in parts {
         let mut tensor = stored[name].to_dtype(DType::F32).unwrap();
+        if let Some(rows) = how["rows"].as_array() {
+            let [start, count] = [0, 1].map(|i| rows[i].as_u64().unwrap() as usize);
+            tensor = tensor.narrow(0, start, count).unwrap();
+        }
         let heads = how["interleaved_heads"].as_u64().unwrap() as usize;
         if heads > 0 {
             let dims = tensor.dims().to_vec();

@@ -9,6 +9,7 @@ use crate::kernels::Activation;
 /// Sets what the classes assume.
 pub fn defaults(keys: &mut Keys) {
     keys.default("head_dim", 128);
+    keys.default("rms_norm_eps", 1.5625e-7);
 }
 
 /// With a fused gate, and a position embedding of half of each head, whose pairs are neighbours.
