@@ -285,16 +285,6 @@ impl Block {
             let index = ropes.index_of(rope);
             index.ok_or_else(|| Error::internal("a layer has a RoPE without a table"))
         });
-        if spec.qk_norm == Some(QkNorm::RotatedHead) && !weights.device().is_cpu() {
-            return Err(Error::setup(
-                "norms after the position embedding have no CUDA kernel: this model runs only on the CPU",
-            ));
-        }
-        if spec.v_norm && !weights.device().is_cpu() {
-            return Err(Error::setup(
-                "norms of values have no CUDA kernel: this model runs only on the CPU",
-            ));
-        }
         let shares = matches!(spec.kv, KvSource::Layer(_));
         if shares {
             // Trained checkpoints have them nevertheless.

@@ -5,6 +5,7 @@ use super::decoder::Decoder;
 use super::dtypes::Dtypes;
 use super::eagle::EagleHead;
 use super::gguf::GgufFile;
+use super::gpu;
 use super::graphs::GraphedDecoder;
 use super::head::{self, HeadConfig, HeadKind};
 use super::inventory::{self, Inventory, SharedInventory};
@@ -164,6 +165,9 @@ fn load_checked(
             "this is a draft head, not a model: give it as --draft-model beside its target",
         ));
     }
+    if !device.is_cpu() {
+        gpu::check(&config)?;
+    }
     let progress = Progress::new(config.num_layers());
     let weights = weights.headers_only(inventory);
     let mut decoder = Decoder::load(config, weights, || progress.tick())?;
@@ -225,6 +229,9 @@ fn load_head_checked(
             (head, weights_of_head(folder, dtypes, options)?)
         }
     };
+    if !options.device.is_cpu() {
+        gpu::check(&head.shape)?;
+    }
     let weights = weights.headers_only(inventory);
     let taps = head.taps_of(config).map_err(Error::setup)?;
     // Rotary positions have no end, and a published limit is often that of the training texts.

@@ -11,6 +11,7 @@ pub mod eagle;
 mod fingerprint;
 mod finite;
 mod gguf;
+mod gpu;
 mod graphs;
 pub mod head;
 pub mod hub;
