@@ -34,10 +34,18 @@ pub fn glm4(keys: &mut Keys, shape: &Shape) -> Result<ModelSpec, String> {
 fn layer(keys: &mut Keys, shape: &Shape) -> Result<LayerSpec, String> {
     let rope = partial_rope(keys, shape, 0.5)?;
     let bias = keys.flag("attention_bias")?.unwrap_or(true);
+    // As the first code of GLM-4 had them.
+    let fused_qkv = keys.has_tensor("attn_qkv.weight").unwrap_or(false);
+    let name = if fused_qkv {
+        "attn_qkv.bias"
+    } else {
+        "attn_q.bias"
+    };
     Ok(LayerSpec {
         interleaved: true,
+        fused_qkv,
         mlp: MlpSpec::fused(activation_or(keys, Activation::Silu)?),
-        qkv_bias: keys.has_tensor("attn_q.bias").unwrap_or(bias),
+        qkv_bias: keys.has_tensor(name).unwrap_or(bias),
         ..LayerSpec::llama(rope, shape.head_dim)
     })
 }
