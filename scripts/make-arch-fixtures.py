@@ -154,7 +154,7 @@ FIXTURES = {
 }
 
 # Classes for images and texts, of which only the decoder of texts is served: the class, what its `text_config` has
-# besides SIZES, its `vision_config`, and how the Hub's files name the tensors. Qwen 2.5's have no `text_config`.
+# besides SIZES, its `vision_config`, and how the Hub's files name the tensors. Those of Qwen 2 have no `text_config`.
 VISION = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
 QWEN_VISION = dict(
     depth=1, hidden_size=8, intermediate_size=8, num_heads=2, patch_size=4, out_hidden_size=SIZES["hidden_size"],
@@ -163,6 +163,7 @@ OUTSIDE = [
     ("model.language_model.", "language_model.model."), ("lm_head.", "language_model.lm_head."),
     ("model.vision_tower.", "vision_tower."), ("model.multi_modal_projector.", "multi_modal_projector."),
 ]
+INSIDE_QWEN2 = [("model.language_model.", "model."), ("model.visual.", "visual.")]
 MULTIMODAL = {
     "gemma3_vision": ("Gemma3", FIXTURES["gemma3"][1] | dict(model_type="gemma3_text"), VISION | dict(
         model_type="siglip_vision_model", vision_use_head=False,
@@ -177,11 +178,14 @@ MULTIMODAL = {
         "Mistral3", FIXTURES["ministral3"][1] | dict(model_type="ministral3"),
         VISION | dict(model_type="pixtral", head_dim=4), OUTSIDE,
     ),
+    "qwen2_vl": ("Qwen2VL", dict(
+        rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[2, 1, 1]),
+    ), dict(
+        depth=1, embed_dim=8, hidden_size=SIZES["hidden_size"], mlp_ratio=1, num_heads=2, patch_size=4,
+    ), INSIDE_QWEN2),
     "qwen2_5_vl": ("Qwen2_5_VL", dict(
         rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[1, 1, 2]),
-    ), QWEN_VISION | dict(fullatt_block_indexes=[0]), [
-        ("model.language_model.", "model."), ("model.visual.", "visual."),
-    ]),
+    ), QWEN_VISION | dict(fullatt_block_indexes=[0]), INSIDE_QWEN2),
     "qwen3_vl": ("Qwen3VL", dict(
         head_dim=16, rope_parameters=dict(
             rope_type="default", rope_theta=1e4, mrope_section=[4, 2, 2], mrope_interleaved=True,
@@ -233,18 +237,20 @@ def expected(model, seed):
 
 
 # Architectures whose rows of q and k llama.cpp reorders.
-PERMUTED = {"llama", "granite", "smollm3"}
+PERMUTED = {"llama", "granite", "smollm3", "mistral3"}
 GGUF = {
     "llama": "llama", "mistral": "llama", "qwen3": "qwen3", "phi3": "phi3", "gemma": "gemma", "gemma2": "gemma2",
     "gemma3": "gemma3", "gemma4": "gemma4", "gemma4_large": "gemma4", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "olmo3": "olmo2", "glm4": "glm4",
     "ernie4_5": "ernie4_5", "exaone4": "exaone4", "cohere": "command-r", "cohere2": "cohere2", "stablelm": "stablelm",
     "stablelm_parallel": "stablelm", "starcoder2": "starcoder2", "nemotron": "nemotron", "hunyuan": "hunyuan-dense",
-    "apertus": "apertus",
+    "apertus": "apertus", "granite4": "granite", "seed_oss": "seed_oss", "ministral3": "mistral3", "glm": "chatglm",
+    "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl",
 }
 
 
 def gguf_of(arch, config, state):
     """What `gguf.json` has."""
+    config = config.get_text_config()
     sizes = config.to_dict()
     head_dim = sizes.get("head_dim") or config.hidden_size // config.num_attention_heads
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
@@ -261,6 +267,19 @@ def gguf_of(arch, config, state):
         "rope.dimension_count": width,
         "rope.freq_base": rope["rope_theta"],
     }
+    if arch == "granite" and "shared_intermediate_size" in sizes:
+        # What the conversion of hybrid models writes for those without state spaces, too.
+        metadata |= {
+            "attention.head_count_kv": [config.num_key_value_heads] * config.num_hidden_layers,
+            "expert_shared_feed_forward_length": config.shared_intermediate_size,
+            "rope.scaling.finetuned": True,
+            "ssm.conv_kernel": config.mamba_d_conv,
+            "ssm.state_size": config.mamba_d_state,
+            "ssm.group_count": config.mamba_n_groups,
+            "ssm.inner_size": config.mamba_expand * config.hidden_size,
+            "ssm.time_step_rank": config.mamba_n_heads,
+        }
+        del metadata["attention.key_length"], metadata["attention.value_length"]
     more = {
         "rms_norm_eps": "attention.layer_norm_rms_epsilon",
         "layer_norm_eps": "attention.layer_norm_epsilon",
@@ -279,6 +298,10 @@ def gguf_of(arch, config, state):
     for ours, theirs in more.items():
         if getattr(config, ours, None) is not None:
             metadata[theirs] = getattr(config, ours)
+    if "mrope_section" in rope:
+        metadata["rope.dimension_sections"] = [*rope["mrope_section"], 0]
+    if arch == "qwen3vl":
+        metadata["n_deepstack_layers"] = 1
     if arch == "gemma3":
         metadata["attention.sliding_window_pattern"] = 2
     if arch == "olmo2" and hasattr(config, "layer_types"):
@@ -317,6 +340,11 @@ def gguf_of(arch, config, state):
     original = rope.get("original_max_position_embeddings")
     if kind in ("linear", "yarn"):
         metadata |= {"rope.scaling.type": kind, "rope.scaling.factor": rope["factor"]}
+    if arch == "mistral3":
+        metadata |= {
+            "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
+            "attention.temperature_scale": rope["llama_4_scaling_beta"],
+        }
     if kind == "yarn":
         metadata["rope.scaling.original_context_length"] = original
         for ours in ("beta_fast", "beta_slow"):
@@ -341,9 +369,19 @@ def gguf_of(arch, config, state):
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     tensors = {}
     for name in sorted(state):
-        if ".act_fn." in name:
+        if ".act_fn." in name or "visual." in name:
             continue
-        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if name.endswith("shared_mlp.input_linear.weight"):
+            # The gate, then what it multiplies.
+            half = state[name].shape[0] // 2
+            layer = f"blk.{name.split('.')[2]}"
+            tensors[name] = [
+                {"name": f"{layer}.ffn_{part}.weight", "interleaved_heads": 0, "offset": 0, "rows": [start, half]}
+                for part, start in (("gate", 0), ("up", half))
+            ]
+            continue
+        ours = name.replace("shared_mlp.output_linear", "mlp.down_proj").replace(".language_model.", ".")
+        theirs = names.get_name(ours, try_suffixes=(".weight", ".bias"))
         assert theirs, name
         if name.endswith("layer_scalar"):
             theirs += ".weight"
@@ -376,7 +414,7 @@ def new_model(name):
     model = getattr(transformers, kind)._from_config(config, attn_implementation="eager").eval().float()
     config.architectures = [kind]
     shown = config.to_diff_dict()
-    if name == "qwen2_5_vl":
+    if name in ("qwen2_vl", "qwen2_5_vl"):
         text = shown.pop("text_config")
         scaling = {"type": "mrope", "mrope_section": text.pop("rope_parameters")["mrope_section"]}
         shown = text | shown | {"rope_scaling": scaling, "rope_theta": 1e4}
@@ -406,7 +444,7 @@ def make(name):
     save_file(stored, folder / "model.safetensors")
     save_file(found, folder / "expected.safetensors")
     if name in GGUF:
-        text = json.dumps(gguf_of(GGUF[name], config, state), indent=1)
+        text = json.dumps(gguf_of(GGUF[name], config, stored), indent=1)
         (folder / "gguf.json").write_text(text + "\n")
     size = sum(file.stat().st_size for file in folder.iterdir())
     print(f"{name}: seed {seed}, {size / 1024:.0f} KiB, logits up to {found['logprobs'].abs().max():.1f}")

@@ -8,6 +8,9 @@ The folder is as sentence-transformers saves one: a `Qwen3Model`, whose tensors 
 no output layer (weights in f32, of values that bf16 holds, stored as bf16), a tokenizer that ends each text with
 `<|endoftext|>`, as that of Qwen3-Embedding does, `modules.json`, and `1_Pooling/config.json`.
 
+`prompted.json` has what sentence-transformers writes to `config_sentence_transformers.json` of the same model with
+prompts, and what it encodes with the default one and either pooling.
+
 `expected.json` is a list of texts or token ids with the `last` hidden state after the final norm and their `mean`, computed
 in f32, and of texts the `embedding` that sentence-transformers encodes (the last hidden state, normalized).
 """
@@ -47,6 +50,7 @@ TEXTS = [
     "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: What is gravity?",
     "Über die Würde: 你好, 世界! 🙂",
 ]
+PROMPTS = {"query": "Instruct: Find passages that answer the query\nQuery: ", "document": ""}
 # Token ids alone, longer than a chunk of a prompt.
 LENGTHS = [1, 2, 40, 200]
 
@@ -82,6 +86,21 @@ def states(model, ids):
         return model(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state[0].double()
 
 
+def with_prompts(plain):
+    """What `prompted.json` has, of the model in the folder `plain`."""
+    found = {"texts": TEXTS}
+    for mode in ["lasttoken", "mean"]:
+        parts = [Transformer(plain), Pooling(CONFIG.hidden_size, pooling_mode=mode), Normalize()]
+        model = SentenceTransformer(modules=parts, device="cpu", prompts=PROMPTS, default_prompt_name="query")
+        found[mode] = [[round(x, 7) for x in model.encode([text])[0].tolist()] for text in TEXTS]
+        with tempfile.TemporaryDirectory() as saved:
+            model.save(saved)
+            config = json.loads((Path(saved) / "config_sentence_transformers.json").read_text())
+        del config["__version__"]
+        found["config"] = config
+    return found
+
+
 def main():
     model = transformers.Qwen3Model(CONFIG).eval()
     generator = randomize(model)
@@ -93,6 +112,7 @@ def main():
         parts = [Transformer(plain), Pooling(CONFIG.hidden_size, pooling_mode="lasttoken"), Normalize()]
         whole = SentenceTransformer(modules=parts, device="cpu")
         whole.save(saved)
+        prompted = with_prompts(plain)
         encoded = {text: whole.encode([text])[0].tolist() for text in TEXTS}
         ids_of = {text: whole.tokenizer(text)["input_ids"] for text in TEXTS}
         for name in ["config.json", "modules.json", "1_Pooling/config.json", "tokenizer.json", "tokenizer_config.json"]:
@@ -113,6 +133,8 @@ def main():
             assert torch.allclose(embedding.double(), last / last.norm(), atol=1e-5), text
             one |= {"text": text, "embedding": [round(x, 7) for x in encoded[text]]}
         expected.append(one)
+    text = json.dumps(prompted, ensure_ascii=False, indent=1)
+    (FOLDER / "prompted.json").write_text(text + "\n")
     lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in expected)
     (FOLDER / "expected.json").write_text(f"[\n{lines}\n]\n")
     size = sum(file.stat().st_size for file in FOLDER.rglob("*") if file.is_file())

@@ -4,13 +4,13 @@
 //! `fuzz/` has a program for each target, and a corpus that `cargo test` replays.
 
 use crate::error::{Error, Result, catching};
-use crate::gguf;
+use crate::gguf::{self, Excerpt, ExcerptReader};
 use crate::http::fuzzing::{Api, read};
-use crate::model::ModelConfig;
+use crate::model::{ModelConfig, TensorHeaders, safetensors_header};
 use crate::text::{Chat, ChatTemplate, SpecialIds, Text};
 use candle_core::quantized::gguf_file::Value as GgufValue;
 use serde_json::{Map, Value, json};
-use std::io::Cursor;
+use std::io::{Cursor, Read, Seek};
 use std::path::Path;
 use std::sync::{Arc, LazyLock, Once};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -20,7 +20,7 @@ use tokenizers::{AddedToken, Tokenizer};
 pub type FuzzTarget = fn(&[u8]);
 
 /// The targets by name, which is also that of their corpus.
-pub const TARGETS: [(&str, FuzzTarget); 14] = [
+pub const TARGETS: [(&str, FuzzTarget); 15] = [
     ("chat", |bytes| check(read(&TEXT, bytes, Api::Chat))),
     ("completion", |bytes| {
         check(read(&TEXT, bytes, Api::Completion))
@@ -40,10 +40,11 @@ pub const TARGETS: [(&str, FuzzTarget); 14] = [
     ("config", |bytes| check(config(bytes))),
     ("tokenizer", |bytes| check(tokenizer(bytes))),
     ("gguf", |bytes| check(gguf(bytes))),
-    ("gguf_header", |bytes| {
-        check(gguf::header(&mut Cursor::new(bytes)).map(drop))
-    }),
+    ("gguf_header", |bytes| check(gguf_header(bytes))),
     ("gguf_tokenizer", |bytes| check(gguf_tokenizer(bytes))),
+    ("safetensors_header", |bytes| {
+        check(safetensors_header(bytes))
+    }),
 ];
 
 /// Runs the target `name` on `bytes`.
@@ -162,6 +163,26 @@ fn config(bytes: &[u8]) -> Result<()> {
 /// A `tokenizer.json`.
 fn tokenizer(bytes: &[u8]) -> Result<()> {
     speak(&Text::from_json(utf8(bytes)?)?)
+}
+
+/// The header of a GGUF file, which is the same if it is fetched in steps.
+fn gguf_header(bytes: &[u8]) -> Result<()> {
+    let whole = gguf::header(&mut Cursor::new(bytes)).map(drop);
+    let stepwise = gguf::read_inspected(&mut fetched(bytes));
+    assert_eq!(whole.is_ok(), stepwise.is_ok(), "{whole:?}, {stepwise:?}");
+    whole
+}
+
+/// The header of a safetensors file, as it is fetched from the Hub.
+fn safetensors_header(bytes: &[u8]) -> Result<()> {
+    safetensors_header::read(&mut fetched(bytes), &mut TensorHeaders::new())
+}
+
+/// A reader of `bytes` that fetches them in steps.
+fn fetched(bytes: &[u8]) -> impl Read + Seek {
+    let fetch = |from: u64, len: u64| Ok(bytes[from as usize..][..len as usize].to_vec());
+    let nothing = Excerpt::new("model", bytes.len() as u64);
+    ExcerptReader::new(nothing, u64::MAX, fetch)
 }
 
 /// A GGUF file, in which the data of the tensors need not be.

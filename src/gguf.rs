@@ -1,5 +1,6 @@
 //! The location of a model in GGUF files, and how to open it.
 
+mod excerpt;
 mod header;
 mod split;
 
@@ -9,15 +10,19 @@ use serde_json::{Map, Value as Json};
 use std::fs::File;
 use std::io::{BufReader, Cursor, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+pub use excerpt::{Excerpt, ExcerptReader};
 pub use header::{Header, TensorPlace};
 pub use split::PartName;
 
-/// A GGUF file: on disk, or embedded in this program. Of a model in several files, the first.
+/// A GGUF file: on disk, embedded in this program, or elsewhere. Of a model in several files, the first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GgufSource {
     File(PathBuf),
     Embedded(&'static EmbeddedModel),
+    /// The headers of all its files: it can be inspected, but not loaded.
+    Headers(Arc<Vec<Excerpt>>),
 }
 
 /// A GGUF file that is embedded in this program.
@@ -79,24 +84,14 @@ impl GgufSource {
     /// # Errors
     /// `Setup`, naming the file, if it does not exist or is not GGUF, or parts are missing.
     pub fn open(&self) -> Result<(Header, GgufParts)> {
-        let path = match self {
-            Self::File(path) => path,
-            Self::Embedded(model) => {
-                let mut reader = Cursor::new(model.bytes);
-                let header =
-                    header::read(&mut reader).map_err(|e| Error::in_file(self.path(), e))?;
-                return Ok((header, GgufParts(vec![Box::new(reader)])));
-            }
-        };
-        let files = split::files(path)?;
+        let files = self.readers()?;
+        let count = files.len();
         let mut whole = Header::default();
-        let mut parts: Vec<Box<dyn Reader>> = Vec::with_capacity(files.len());
-        for (number, file) in files.iter().enumerate() {
-            let wrong = |what: String| Error::in_file(file, what);
-            let opened = File::open(file).map_err(|e| wrong(e.to_string()))?;
-            let mut reader = BufReader::new(opened);
+        let mut parts: Vec<Box<dyn Reader>> = Vec::with_capacity(count);
+        for (number, (file, mut reader)) in files.into_iter().enumerate() {
+            let wrong = |what: String| Error::in_file(&file, what);
             let header = header::read(&mut reader).map_err(|e| wrong(e.to_string()))?;
-            check_part(&header, number, files.len()).map_err(wrong)?;
+            check_part(&header, number, count).map_err(wrong)?;
             for (name, mut place) in header.tensors {
                 place.part = number;
                 if whole.tensors.insert(name.clone(), place).is_some() {
@@ -107,16 +102,40 @@ impl GgufSource {
             if number == 0 {
                 whole.metadata = header.metadata;
             }
-            parts.push(Box::new(reader));
+            parts.push(reader);
         }
         let wanted = whole.metadata.get(SPLIT_TENSORS).and_then(natural);
         let found = whole.tensors.len() as u64;
-        match wanted.filter(|&wanted| files.len() > 1 && wanted != found) {
+        match wanted.filter(|&wanted| count > 1 && wanted != found) {
             None => Ok((whole, GgufParts(parts))),
             Some(wanted) => {
                 let what =
                     format!("its parts have {found} tensors, but {SPLIT_TENSORS} is {wanted}");
-                Err(Error::in_file(path, what))
+                Err(Error::in_file(self.path(), what))
+            }
+        }
+    }
+
+    /// All files of the model, with the names that they have in messages.
+    fn readers(&self) -> Result<Vec<(PathBuf, Box<dyn Reader>)>> {
+        let named = |name: &Path, reader: Box<dyn Reader>| (name.to_owned(), reader);
+        match self {
+            Self::Embedded(model) => {
+                let reader = Box::new(Cursor::new(model.bytes));
+                Ok(vec![named(self.path(), reader)])
+            }
+            Self::Headers(files) => {
+                let files = files.iter();
+                Ok(files
+                    .map(|file| named(&file.name, Box::new(file.reader())))
+                    .collect())
+            }
+            Self::File(path) => {
+                let files = split::files(path)?.into_iter().map(|file| {
+                    let opened = File::open(&file).map_err(|e| Error::in_file(&file, e))?;
+                    Ok(named(&file, Box::new(BufReader::new(opened))))
+                });
+                files.collect()
             }
         }
     }
@@ -124,19 +143,19 @@ impl GgufSource {
     /// The bytes of an embedded model.
     pub fn embedded_bytes(&self) -> Option<&'static [u8]> {
         match self {
-            Self::File(_) => None,
+            Self::File(_) | Self::Headers(_) => None,
             Self::Embedded(model) => Some(model.bytes),
         }
     }
 
-    /// The files of the model; none if it is embedded.
+    /// The files of the model on this machine; none if it is embedded.
     ///
     /// # Errors
     /// `Setup`, if parts are missing.
     pub fn files(&self) -> Result<Vec<PathBuf>> {
         match self {
             Self::File(path) => split::files(path),
-            Self::Embedded(_) => Ok(Vec::new()),
+            Self::Embedded(_) | Self::Headers(_) => Ok(Vec::new()),
         }
     }
 
@@ -178,6 +197,7 @@ impl GgufSource {
         match self {
             Self::File(path) => path,
             Self::Embedded(model) => Path::new(model.name),
+            Self::Headers(files) => files.first().map_or(Path::new(""), |file| &file.name),
         }
     }
 }
@@ -231,6 +251,26 @@ fn natural(value: &Value) -> Option<u64> {
 /// `Setup`, saying what is wrong.
 pub(crate) fn header(reader: &mut (impl Read + Seek)) -> Result<Header> {
     header::read(reader)
+}
+
+/// Maximum bytes of the factors of a rope.
+const MAX_FACTOR_BYTES: usize = 64 << 10;
+
+/// Reads what a model is inspected with: the header of a file, and the factors of ropes, which are checked.
+///
+/// # Errors
+/// As [`header`].
+pub(crate) fn read_inspected(reader: &mut (impl Read + Seek)) -> Result<()> {
+    let failed = |e: std::io::Error| Error::setup(e.to_string());
+    let header = header(reader)?;
+    for (name, place) in &header.tensors {
+        if name.starts_with("rope_f") && place.bytes() <= MAX_FACTOR_BYTES {
+            reader.seek(SeekFrom::Start(place.offset)).map_err(failed)?;
+            let mut bytes = vec![0; place.bytes()];
+            reader.read_exact(&mut bytes).map_err(failed)?;
+        }
+    }
+    Ok(())
 }
 
 impl<P: AsRef<Path>> From<P> for GgufSource {

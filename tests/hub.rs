@@ -1,153 +1,15 @@
 //! Downloads from a Hub, which is a server of our own. A single test, because it sets the environment of
 //! the process.
 
+#[path = "common/hub.rs"]
+mod stub;
+
 use foretoken::gguf::GgufSource;
 use foretoken::model::{LoadFormat, ModelSource};
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
-
-/// The parts of the Hub that a download touches: HEAD and GET of `/{id}/resolve/{revision}/{file}`, and lists of
-/// files.
-#[derive(Default)]
-struct Hub {
-    /// The files, by id and name: `org/model/config.json`.
-    files: HashMap<String, String>,
-    /// What is sent instead of the commit and of every etag, by id.
-    names: HashMap<&'static str, &'static str>,
-    /// The other server that has the safetensors of `org/stored`.
-    store: Option<String>,
-    asked: AtomicUsize,
-    /// Number of bodies that are still to be cut off after two bytes.
-    cuts: AtomicUsize,
-    /// The token of each request.
-    tokens: Mutex<Vec<Option<String>>>,
-    /// The ranges of requests that had one.
-    ranges: Mutex<Vec<String>>,
-    gone: AtomicBool,
-}
-
-const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
-
-impl Hub {
-    fn start(self) -> (Arc<Self>, String) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = format!("http://{}", listener.local_addr().unwrap());
-        let hub = Arc::new(self);
-        let served = hub.clone();
-        std::thread::spawn(move || {
-            for stream in listener.incoming() {
-                let served = served.clone();
-                std::thread::spawn(move || served.serve(stream.unwrap()));
-            }
-        });
-        (hub, address)
-    }
-
-    /// Serves one request per connection.
-    fn serve(&self, mut stream: TcpStream) {
-        let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
-        let Some(Ok(request)) = lines.next() else {
-            return;
-        };
-        let headers: HashMap<String, String> = lines
-            .map_while(Result::ok)
-            .take_while(|line| !line.is_empty())
-            .filter_map(|line| {
-                let (name, value) = line.split_once(": ")?;
-                Some((name.to_lowercase(), value.to_owned()))
-            })
-            .collect();
-        if self.gone.load(Ordering::SeqCst) {
-            return; // Closed without an answer.
-        }
-        self.asked.fetch_add(1, Ordering::SeqCst);
-        let token = headers.get("authorization").cloned();
-        self.tokens.lock().unwrap().push(token);
-        let mut words = request.split(' ');
-        let (method, path) = (words.next().unwrap(), words.next().unwrap());
-        let answer = self.answer(method, path, headers.get("range"));
-        // A client may close the connection early.
-        let _ = stream.write_all(answer.as_bytes());
-    }
-
-    /// The answer to `/api/models/{id}/revision/{revision}`.
-    fn list(&self, id: &str, revision: &str) -> String {
-        let prefix = format!("{id}/");
-        let names = self
-            .files
-            .keys()
-            .filter_map(|name| name.strip_prefix(&prefix));
-        let names: Vec<_> = names
-            .map(|name| serde_json::json!({ "rfilename": name }))
-            .collect();
-        if names.is_empty() || !["main", COMMIT].contains(&revision) {
-            let head = "HTTP/1.1 404 Not Found\r\nconnection: close";
-            return format!("{head}\r\ncontent-length: 0\r\n\r\n");
-        }
-        let body = serde_json::json!({ "sha": COMMIT, "siblings": names }).to_string();
-        let head = "HTTP/1.1 200 OK\r\nconnection: close";
-        format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
-    }
-
-    fn answer(&self, method: &str, path: &str, range: Option<&String>) -> String {
-        if let Some(list) = path.strip_prefix("/api/models/") {
-            let (id, revision) = list.split_once("/revision/").unwrap();
-            return self.list(id, revision);
-        }
-        let (id, rest) = path[1..].split_once("/resolve/").unwrap();
-        let name = rest.split_once('/').unwrap().1.replace("%2F", "/");
-        let (mut status, mut body) = match self.files.get(&format!("{id}/{name}")) {
-            _ if id == "org/gated" => ("401 Unauthorized", "Access to this model is restricted"),
-            // An evil repository has every file that is requested.
-            None if id == "org/evil" => ("200 OK", "stolen"),
-            Some(text) if ["main", COMMIT].contains(&rest.split_once('/').unwrap().0) => {
-                ("200 OK", text.as_str())
-            }
-            _ => ("404 Not Found", ""),
-        };
-        let evil = self.names.get(id).copied();
-        let etag = format!("{}-{}", body.len(), name.replace('/', "-"));
-        let mut head = format!(
-            "x-repo-commit: {}\r\netag: \"{}\"\r\nconnection: close\r\n",
-            evil.filter(|_| id.ends_with("commit")).unwrap_or(COMMIT),
-            evil.filter(|_| id.ends_with("etag")).unwrap_or(&etag),
-        );
-        if let Some(store) = self.store.as_ref().filter(|_| id == "org/stored")
-            && name.ends_with(".safetensors")
-        {
-            status = "302 Found";
-            head += &format!(
-                "x-linked-size: {}\r\nlocation: {store}{path}\r\n",
-                body.len()
-            );
-            body = "";
-        }
-        if let Some(range) = range {
-            self.ranges.lock().unwrap().push(range.clone());
-            let from: usize = range[6..range.len() - 1].parse().unwrap();
-            (status, body) = match body.get(from..) {
-                Some(rest) if !rest.is_empty() => ("206 Partial Content", rest),
-                _ => ("416 Range Not Satisfiable", ""),
-            };
-        }
-        let mut answer = format!(
-            "HTTP/1.1 {status}\r\n{head}content-length: {}\r\n\r\n",
-            body.len()
-        );
-        if method == "GET" {
-            let cut = self.cuts.load(Ordering::SeqCst) > 0 && body.len() > 2;
-            if cut {
-                self.cuts.fetch_sub(1, Ordering::SeqCst);
-            }
-            answer += if cut { &body[..2] } else { body };
-        }
-        answer
-    }
-}
+use std::sync::atomic::Ordering;
+use stub::{COMMIT, Hub};
 
 fn resolve(id: &str, revision: Option<&str>) -> Result<PathBuf, String> {
     match ModelSource::resolve(id, revision, LoadFormat::Auto) {
@@ -213,13 +75,13 @@ fn models_come_from_the_hub_once() {
         ("one.safetensors", "first".to_owned()),
         ("part/two.safetensors", "second".to_owned()),
     ];
-    let mut all: HashMap<String, String> = HashMap::new();
+    let mut all: HashMap<String, Vec<u8>> = HashMap::new();
     for (name, text) in &files {
-        all.insert(format!("org/model/{name}"), text.clone());
+        all.insert(format!("org/model/{name}"), text.clone().into());
     }
     for id in ["org/evil", "org/evil-commit", "org/evil-etag", "org/stored"] {
-        all.insert(format!("{id}/config.json"), "{}".to_owned());
-        all.insert(format!("{id}/model.safetensors"), "tensors".to_owned());
+        all.insert(format!("{id}/config.json"), "{}".into());
+        all.insert(format!("{id}/model.safetensors"), "tensors".into());
     }
     let ggufs = [
         ("m-Q8_0.gguf", "eight"),
@@ -230,13 +92,13 @@ fn models_come_from_the_hub_once() {
         ("../../../../victim-Q2_K.gguf", "evil"),
     ];
     for (name, text) in ggufs {
-        all.insert(format!("org/gguf/{name}"), text.to_owned());
+        all.insert(format!("org/gguf/{name}"), text.into());
     }
-    all.insert("org/huge/config.json".into(), " ".repeat((4 << 20) + 1));
-    let store = HashMap::from([(
-        "org/stored/model.safetensors".to_owned(),
-        "tensors".to_owned(),
-    )]);
+    all.insert(
+        "org/huge/config.json".into(),
+        " ".repeat((4 << 20) + 1).into(),
+    );
+    let store = HashMap::from([("org/stored/model.safetensors".to_owned(), "tensors".into())]);
     let (store, elsewhere) = Hub {
         files: store,
         ..Hub::default()
@@ -255,7 +117,7 @@ fn models_come_from_the_hub_once() {
     let evil_hubs = evil_names.map(|name| {
         let mut files = all.clone();
         let index = index(&name, "model.safetensors");
-        files.insert("org/evil/model.safetensors.index.json".into(), index);
+        files.insert("org/evil/model.safetensors.index.json".into(), index.into());
         let hub = Hub {
             files,
             ..Hub::default()
@@ -406,7 +268,7 @@ fn models_come_from_the_hub_once() {
             ("config.json", "{}".to_owned()),
             ("model.safetensors.index.json", list),
         ];
-        let files = files.map(|(name, text)| (format!("org/evil/{name}"), text));
+        let files = files.map(|(name, text)| (format!("org/evil/{name}"), text.into()));
         let hub = Hub {
             files: files.into(),
             ..Hub::default()

@@ -47,6 +47,8 @@ const MAX_VALUES: u64 = 1 << 23;
 const MAX_DIMS: u32 = 4;
 /// Arrays within arrays.
 const MAX_DEPTH: usize = 4;
+/// Bytes of a string that are read at once.
+const STRING_STEP: usize = 1 << 20;
 const ALIGNMENT: &str = "general.alignment";
 
 /// Bytes that are left of a file.
@@ -111,10 +113,15 @@ impl<R: Read> Bytes<'_, R> {
     fn string(&mut self) -> Read1<String> {
         let len = self.number_of("bytes in a string", 1 << 30, 1)?;
         self.count(len)?;
-        let mut bytes = vec![0; len as usize];
-        self.reader
-            .read_exact(&mut bytes)
-            .map_err(|e| e.to_string())?;
+        let mut bytes = Vec::new();
+        // A file that is elsewhere only claims to be long: memory is taken as its bytes arrive.
+        while bytes.len() < len as usize {
+            let start = bytes.len();
+            bytes.resize((start + STRING_STEP).min(len as usize), 0);
+            self.reader
+                .read_exact(&mut bytes[start..])
+                .map_err(|e| e.to_string())?;
+        }
         let end = bytes.iter().rposition(|&byte| byte != 0);
         bytes.truncate(end.map_or(0, |last| last + 1));
         Ok(String::from_utf8_lossy(&bytes).into_owned())

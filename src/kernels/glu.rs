@@ -61,6 +61,11 @@ impl Xielu {
 }
 
 impl Activation {
+    /// Whether a GPU has a kernel for a gate of it.
+    pub fn has_gated_gpu_kernel(self) -> bool {
+        matches!(self, Self::Silu | Self::Gelu | Self::GeluTanh)
+    }
+
     /// The function of each value of `x`, by candle's own ops.
     ///
     /// # Errors

@@ -1,16 +1,19 @@
 //! Which models and heads on this machine can draft for a target, by their headers.
 
 use crate::drafts::Draft;
-use crate::load::{load_options, read_text};
+use crate::load::{load_options, read_text, tensors_elsewhere};
 use candle_core::Device;
 use foretoken::config::{Config, DrafterChoice, LoadFlags};
 use foretoken::error::{Error, Result};
 use foretoken::gguf::{EMBEDDED, GgufSource};
 use foretoken::model::hub_gguf::{self, HubFile};
-use foretoken::model::{self, DraftNetwork, HeadKind, LoadFormat, Model, ModelSource, hub};
+use foretoken::model::{
+    self, DraftNetwork, HeadKind, LoadFormat, LoadOptions, Model, ModelSource, TensorHeaders, hub,
+};
 use foretoken::text::{Text, check_same_tokens};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Where the repository has heads.
 const HEADS: &str = "models/heads";
@@ -80,7 +83,7 @@ impl Target<'_> {
     /// # Errors
     /// `Setup`: why it is none for this target.
     fn check(&self, name: &str, source: &ModelSource) -> Result<Candidate> {
-        let (draft, candidate) = self.inspect(name, source, LoadFormat::Auto)?;
+        let (draft, candidate) = self.inspect(name, source, LoadFormat::Auto, None)?;
         if draft.head().is_some() {
             return Ok(candidate);
         }
@@ -122,7 +125,10 @@ impl Target<'_> {
                 "it is no such head: leave out --drafter",
             )));
         }
-        let (draft, candidate) = self.inspect(name, &source, format).map_err(named)?;
+        let flags = &self.config.load;
+        let tensors = tensors_elsewhere(flags, name, revision, format)?;
+        let inspected = self.inspect(name, &source, format, tensors);
+        let (draft, candidate) = inspected.map_err(named)?;
         if draft.head().is_none() {
             read_text(&source, format)?;
         }
@@ -134,12 +140,16 @@ impl Target<'_> {
         name: &str,
         source: &ModelSource,
         format: LoadFormat,
+        tensors: Option<Arc<TensorHeaders>>,
     ) -> Result<(DraftNetwork, Candidate)> {
         let flags = LoadFlags {
             load_format: format,
             ..self.config.load.clone()
         };
-        let options = load_options(&flags, self.device, true);
+        let options = LoadOptions {
+            tensors,
+            ..load_options(&flags, self.device, true)
+        };
         let (draft, kind, inventory) = match HeadKind::of(source)? {
             Some(kind) => {
                 let (head, inventory) = model::inspect_head(source, kind, &options, self.model)?;

@@ -2,13 +2,15 @@
 
 use crate::candidates::{Candidate, Target};
 use crate::defaults;
-use crate::load::{check_quantize, embeddings, load_options, read_text};
+use crate::load::{check_quantize, embeddings, load_options, read_text, tensors_elsewhere};
 use crate::memory::{self, Budget, Cache};
 use clap::ValueEnum;
 use foretoken::config::{CheckOptions, Config, LoadFlags};
 use foretoken::error::{Error, Result};
+use foretoken::gguf::GgufSource;
 use foretoken::model::{
-    self, DraftNetwork, HeadKind, Inventory, LoadFormat, Model, ModelSource, TensorEntry,
+    self, DraftNetwork, HeadKind, Inventory, LoadFormat, LoadOptions, Model, ModelConfig,
+    ModelSource, TensorEntry,
 };
 use foretoken::text::Text;
 use foretoken::{console, kernels};
@@ -40,10 +42,14 @@ struct Report {
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
+    /// Those of all layers, which may differ.
+    attention: Vec<Heads>,
     vocabulary: usize,
     context: usize,
     parameters: u64,
-    /// `None`: the weights are not on this machine.
+    /// Whether the weights are on this machine.
+    downloaded: bool,
+    /// `None`: there is no file, because random weights are asked for.
     file_bytes: Option<u64>,
     /// The types of the file's tensors, and how many of them have each.
     file_types: BTreeMap<String, usize>,
@@ -74,6 +80,44 @@ struct Report {
     draft: Option<Candidate>,
     /// Those on this machine that could be.
     drafts: Vec<Candidate>,
+}
+
+/// How many layers have these heads.
+#[derive(Debug, Serialize)]
+struct Heads {
+    layers: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+}
+
+impl Heads {
+    /// In the order of the first layers that have them.
+    fn of_layers(shape: &ModelConfig) -> Vec<Self> {
+        let mut all: Vec<Self> = Vec::new();
+        for layer in &shape.spec.layers {
+            let kv = layer.kv_heads.unwrap_or(shape.kv_heads());
+            let is_same =
+                |found: &&mut Self| found.kv_heads == kv.count && found.head_dim == kv.dim;
+            match all.iter_mut().find(is_same) {
+                Some(found) => found.layers += 1,
+                None => all.push(Self {
+                    layers: 1,
+                    heads: shape.num_heads,
+                    kv_heads: kv.count,
+                    head_dim: kv.dim,
+                }),
+            }
+        }
+        all
+    }
+}
+
+impl fmt::Display for Heads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (heads, dim, kv) = (self.heads, self.head_dim, self.kv_heads);
+        write!(f, "{heads} heads of {dim} ({kv} of keys and values)")
+    }
 }
 
 /// An estimate of the speed of plain decoding: each token reads the weights once.
@@ -142,7 +186,13 @@ fn report(config: &Config) -> Result<Report> {
         load_format: format,
         ..config.load.clone()
     };
-    let options = load_options(&flags, &device, config.load.keep_quantized);
+    let revision = config.model.revision.as_deref();
+    let tensors = tensors_elsewhere(&config.load, name, revision, format)?;
+    let options = LoadOptions {
+        tensors,
+        ..load_options(&flags, &device, config.load.keep_quantized)
+    };
+    let stored = Stored::of(&source, &options);
     let (model, inventory) = model::inspect(&source, &options)?;
     defaults::of(&config.generation, &source)?;
     let embeddings = embeddings(config, &source, &*model)?;
@@ -179,7 +229,7 @@ fn report(config: &Config) -> Result<Report> {
         },
         embeddings: embeddings.map(|spec| spec.to_string()),
         device: if device.is_cpu() { "cpu" } else { "cuda" },
-        ..Report::new(config, &*model, &inventory, &text, &cache, format)
+        ..Report::new(config, &*model, &inventory, &text, &cache, stored)
     })
 }
 
@@ -205,6 +255,27 @@ impl Decode {
     }
 }
 
+/// Where the weights are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stored {
+    Here,
+    /// At the Hub, of which headers were read.
+    Elsewhere,
+    /// The shapes are those of `config.json`.
+    Nowhere,
+}
+
+impl Stored {
+    fn of(source: &ModelSource, options: &LoadOptions) -> Self {
+        match source {
+            ModelSource::Gguf(GgufSource::Headers(_)) => Self::Elsewhere,
+            _ if options.tensors.is_some() => Self::Elsewhere,
+            _ if options.format == LoadFormat::Dummy => Self::Nowhere,
+            _ => Self::Here,
+        }
+    }
+}
+
 impl Report {
     fn new(
         config: &Config,
@@ -212,7 +283,7 @@ impl Report {
         inventory: &Inventory,
         text: &Text,
         cache: &Cache,
-        format: LoadFormat,
+        stored: Stored,
     ) -> Self {
         let shape = model.config();
         let count = |of: fn(&TensorEntry) -> &str| {
@@ -222,7 +293,7 @@ impl Report {
             }
             types
         };
-        let is_here = format == LoadFormat::Auto;
+        let is_known = stored != Stored::Nowhere;
         let per_token = model.kv_shape().bytes_per_token();
         let value = |name: Option<clap::builder::PossibleValue>| Some(name?.get_name().to_owned());
         let tools = config.http.tool_call_parser.or(text.tool_format());
@@ -237,11 +308,13 @@ impl Report {
             heads: shape.num_heads,
             kv_heads: shape.num_kv_heads,
             head_dim: shape.head_dim,
+            attention: Heads::of_layers(shape),
             vocabulary: shape.vocab_size,
             context: shape.max_position_embeddings,
             parameters: inventory.sum(|entry| entry.elements),
-            file_bytes: is_here.then(|| inventory.sum(|entry| entry.stored_bytes)),
-            file_types: if is_here {
+            downloaded: stored == Stored::Here,
+            file_bytes: is_known.then(|| inventory.sum(|entry| entry.stored_bytes)),
+            file_types: if is_known {
                 count(|entry| &entry.stored)
             } else {
                 BTreeMap::new()
@@ -308,23 +381,32 @@ impl fmt::Display for Report {
         let mut row = |name: &str, value: String| writeln!(f, "{name:<18}{value}");
         row("model", self.model.clone())?;
         row("architecture", self.architecture.clone())?;
+        let heads = match self.attention.as_slice() {
+            [all] => all.to_string(),
+            groups => {
+                let groups = groups.iter().map(|of| format!("{} with {of}", of.layers));
+                groups.collect::<Vec<_>>().join(", ")
+            }
+        };
         row(
             "layers",
             format!(
-                "{} of hidden size {}, MLP {}, {} heads of {} ({} of keys and values)",
-                self.layers,
-                self.hidden_size,
-                self.intermediate_size,
-                self.heads,
-                self.head_dim,
-                self.kv_heads
+                "{} of hidden size {}, MLP {}, {heads}",
+                self.layers, self.hidden_size, self.intermediate_size
             ),
         )?;
         row("vocabulary", format!("{} ids", self.vocabulary))?;
         row("context", format!("{} tokens", self.context))?;
         row("parameters", count(self.parameters))?;
         let file = match self.file_bytes {
-            Some(bytes) => format!("{}: {}", size(bytes), types(&self.file_types)),
+            Some(bytes) => {
+                let there = if self.downloaded {
+                    ""
+                } else {
+                    " (not downloaded)"
+                };
+                format!("{}: {}{there}", size(bytes), types(&self.file_types))
+            }
             None => "weights are not on this machine; shapes are those of config.json".into(),
         };
         row("file", file)?;

@@ -12,6 +12,7 @@ use foretoken::http::ServerInfo;
 use foretoken::kernels;
 use foretoken::model::{
     self, EmbeddingSpec, HeadKind, LoadFormat, LoadOptions, Model, ModelConfig, ModelSource,
+    TensorHeaders, hub_headers,
 };
 use foretoken::spec::{Cascade, Drafter, NgramDrafter, Tables};
 use foretoken::text::Text;
@@ -279,6 +280,7 @@ pub fn load_options(flags: &LoadFlags, device: &Device, keep_quantized: bool) ->
         batch_invariant: flags.batch_invariant,
         keep_quantized,
         quantize: flags.quantize,
+        tensors: None,
     }
 }
 
@@ -307,6 +309,23 @@ pub fn check_quantize(config: &Config, source: &ModelSource) -> Result<()> {
 fn resolve(config: &Config, choice: &ModelChoice) -> Result<ModelSource> {
     let format = config.load.load_format;
     ModelSource::resolve(&choice.name, choice.revision.as_deref(), format)
+}
+
+/// The tensors of the model `name` of the Hub, if `resolve_headers` found no weights of it on this machine but some
+/// were asked for: then `found` is `Dummy`.
+///
+/// # Errors
+/// As [`hub_headers::tensors`].
+pub fn tensors_elsewhere(
+    flags: &LoadFlags,
+    name: &str,
+    revision: Option<&str>,
+    found: LoadFormat,
+) -> Result<Option<Arc<TensorHeaders>>> {
+    if found == flags.load_format {
+        return Ok(None);
+    }
+    hub_headers::tensors(name, revision)
 }
 
 /// The tokenizer of a model; `None` if dummy weights have none.

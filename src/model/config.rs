@@ -1,6 +1,6 @@
 //! A model's configuration: shapes, layers, special ids.
 
-use super::arch::{ARCHITECTURES, Architecture, IMAGE_TENSORS, WRAPPERS};
+use super::arch::{self, ARCHITECTURES, Architecture, IMAGE_TENSORS, WRAPPERS};
 use super::keys::{Keys, ModelShape};
 use super::layer_spec::{LayerSpec, ModelSpec, QkNorm};
 use super::rope::{RopeScaling, RopeSpec};
@@ -151,8 +151,7 @@ impl ModelConfig {
             _ => return Err("general.architecture is missing".into()),
         };
         let is_head = GGUF_HEADS.contains(&architecture.as_str());
-        let known = (ARCHITECTURES.iter()).find(|arch| arch.gguf == Some(architecture));
-        let known = known.or(is_head.then_some(&Architecture::LLAMA));
+        let known = arch::of_gguf(architecture).or(is_head.then_some(&Architecture::LLAMA));
         let Some(known) = known else {
             return Err(unsupported(Some(architecture)));
         };
@@ -189,6 +188,15 @@ impl ModelConfig {
         architecture: &str,
         spec: fn(&mut Keys, &ModelShape) -> Result<ModelSpec, String>,
     ) -> Result<Self, String> {
+        if keys.is_gguf() {
+            for key in [
+                "num_attention_heads",
+                "num_key_value_heads",
+                "intermediate_size",
+            ] {
+                same_of_all_layers(&mut keys, key);
+            }
+        }
         let (hidden_size, num_heads) = (
             keys.needed_size("hidden_size")?,
             keys.needed_size("num_attention_heads")?,
@@ -370,6 +378,15 @@ impl ModelConfig {
             return Err(format!("head_dim {dim} is odd"));
         }
         Ok(())
+    }
+}
+
+/// Makes the values that a GGUF file has for the layers one value, if they are the same.
+fn same_of_all_layers(keys: &mut Keys, key: &str) {
+    if let Some((first, others)) = keys.peek(key).as_array().and_then(|all| all.split_first())
+        && others.iter().all(|other| other == first)
+    {
+        keys.set(key, first.clone());
     }
 }
 

@@ -1,5 +1,6 @@
 //! The HTTP client of the Hugging Face Hub: describes and downloads files of a repository.
 
+use crate::error::clipped;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -178,6 +179,51 @@ impl HubClient {
         }
     }
 
+    /// The `len` bytes of `file` from byte `from` on.
+    ///
+    /// # Errors
+    /// As [`HubError`] lists them, and if the server sends whole files only.
+    pub fn range(&self, file: &RemoteFile, from: u64, len: u64) -> Result<Vec<u8>, HubError> {
+        let mut tries = 1;
+        loop {
+            match self.range_once(file, from, len) {
+                Err(HubError::Unreachable(_)) if tries < MAX_TRIES => tries += 1,
+                result => return result,
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    fn range_once(&self, file: &RemoteFile, from: u64, len: u64) -> Result<Vec<u8>, HubError> {
+        let place = format!("{from}-{}", from.saturating_add(len) - 1);
+        let request = self.agent.get(&file.url);
+        let answer = self.send(request.header("range", format!("bytes={place}")))?;
+        if answer.status() != 206 {
+            return Err(HubError::Other(
+                "the server sends whole files only (it ignores HTTP ranges), so the header cannot be read without the weights: download the model to check it".into(),
+            ));
+        }
+        let sent = header(answer.headers(), "content-range").unwrap_or_default();
+        if !sent.starts_with(&format!("bytes {place}/")) {
+            let sent = clipped(&sent);
+            return Err(HubError::Other(format!(
+                "the server was asked for the bytes {place} of a file, but sent {sent:?}"
+            )));
+        }
+        let mut bytes = Vec::new();
+        let body = answer.into_body().into_reader();
+        body.take(len)
+            .read_to_end(&mut bytes)
+            .map_err(|e| HubError::Unreachable(e.to_string()))?;
+        if (bytes.len() as u64) < len {
+            let sent = bytes.len();
+            return Err(HubError::Unreachable(format!(
+                "the connection ended after {sent} of {len} bytes"
+            )));
+        }
+        Ok(bytes)
+    }
+
     /// Sends one request for the bytes that `out` does not have yet.
     fn resume(
         &self,
@@ -256,16 +302,20 @@ impl HubClient {
     ) -> Result<Response<Body>, HubError> {
         let mut tries = 1;
         loop {
-            let mut request = request();
-            if let Some(token) = &self.token {
-                request = request.header("authorization", format!("Bearer {token}"));
-            }
-            match request.call().map_err(unreachable).and_then(accept) {
+            match self.send(request()) {
                 Err(HubError::Unreachable(_)) if tries < MAX_TRIES => tries += 1,
                 result => return result,
             }
             std::thread::sleep(PAUSE);
         }
+    }
+
+    /// Sends a request, with the token.
+    fn send(&self, mut request: RequestBuilder<WithoutBody>) -> Result<Response<Body>, HubError> {
+        if let Some(token) = &self.token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        request.call().map_err(unreachable).and_then(accept)
     }
 
     /// The URL that `location` names, if it is at this Hub.

@@ -81,7 +81,15 @@ impl GgufFile {
         let norm = names::layer_of(name).and_then(|(layer, part)| {
             let norms = &self.config.spec.layers.get(layer)?.norms;
             let norm = norms.gguf_name(part.strip_suffix(".weight")?)?;
-            Some(format!("blk.{layer}.{norm}.weight"))
+            let full = |norm: &str| format!("blk.{layer}.{norm}.weight");
+            // Seed-OSS has the norm before the MLP under this name.
+            let other = full("post_attention_norm");
+            let tensors = &self.header.tensors;
+            let is_other = norms.after_attention.is_none()
+                && norm == "ffn_norm"
+                && !tensors.contains_key(&full(norm))
+                && tensors.contains_key(&other);
+            Some(if is_other { other } else { full(norm) })
         });
         norm.or_else(|| names::gguf(name))
     }

@@ -23,8 +23,8 @@ const OPTIONAL: [&str; 9] = [
     "tokenizer_config.json",
     "chat_template.jinja",
 ];
-const CONFIG: &str = "config.json";
-const INDEX: &str = "model.safetensors.index.json";
+pub(super) const CONFIG: &str = "config.json";
+pub(super) const INDEX: &str = "model.safetensors.index.json";
 
 /// The folder of model `id` at `revision` (`main` if none), with everything needed to serve it.
 ///
@@ -167,7 +167,7 @@ fn token(home: &Path) -> Option<String> {
 /// One model at one revision. Its cache folder has `blobs` by content, `snapshots` by commit with links
 /// to blobs, `refs` from revisions to commits, and `.no_exist` for files that the Hub does not have.
 pub(super) struct Repo {
-    id: String,
+    pub(super) id: String,
     pub(super) revision: String,
     folder: PathBuf,
     cache: CacheRepo,
@@ -220,6 +220,16 @@ impl Repo {
         }
         self.cache.create_ref(&commit)?;
         Ok(commit)
+    }
+
+    /// What the Hub says about the file `name` of a commit.
+    pub(super) fn describe(
+        &self,
+        commit: &str,
+        name: &str,
+        hub: &HubClient,
+    ) -> Result<RemoteFile, HubError> {
+        hub.describe(&self.id, commit, name)
     }
 
     /// The snapshot's folder, and whether all its files, also the optional ones, are known. Without a
@@ -340,7 +350,7 @@ impl Repo {
 }
 
 /// Whether `config` may be that of a head: it has one layer, or says so.
-fn is_head(config: &Path) -> bool {
+pub(super) fn is_head(config: &Path) -> bool {
     let text = read_text(config).unwrap_or_default();
     let json: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
     json["num_hidden_layers"] == 1 || !json["medusa_num_heads"].is_null()

@@ -1,11 +1,13 @@
 //! GGUF files of the Hub, by the name of a file or of its quantization.
 
-use super::download::HubError;
-use super::hub::{self, Found};
+use super::download::{HubClient, HubError};
+use super::hub::{self, Found, Repo};
+use super::hub_headers;
 use crate::error::{Error, Result, clipped};
 use crate::files::is_inside;
-use crate::gguf::PartName;
+use crate::gguf::{GgufSource, PartName};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A file of a repository.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,6 +83,36 @@ impl HubFile {
         if let Some(found) = self.cached(revision) {
             return Ok(found);
         }
+        self.ask(revision, |repo, client, commit, name| {
+            for part in parts(name)? {
+                if repo.file(commit, &part, Some(client))? == Found::Absent {
+                    return Err(hub_headers::missing(&part));
+                }
+            }
+            Ok(repo.path(commit, name))
+        })
+    }
+
+    /// The headers of the file and of its parts; not its weights, unless it is in the cache.
+    ///
+    /// # Errors
+    /// As [`HubFile::fetch`], and if the server sends only whole files, or it is no GGUF file.
+    pub fn headers(&self, revision: Option<&str>) -> Result<GgufSource> {
+        if let Some(found) = self.cached(revision) {
+            return Ok(found.into());
+        }
+        self.ask(revision, |repo, client, commit, name| {
+            let files = hub_headers::gguf(repo, client, commit, &parts(name)?)?;
+            Ok(GgufSource::Headers(Arc::new(files)))
+        })
+    }
+
+    /// What `take` makes of the file's commit and name, which the Hub is asked for.
+    fn ask<T>(
+        &self,
+        revision: Option<&str>,
+        take: impl FnOnce(&Repo, &HubClient, &str, &str) -> Result<T, HubError>,
+    ) -> Result<T> {
         let home = hub::home()?;
         let repo = hub::repo(&self.id, revision, &home)?;
         if hub::offline() {
@@ -89,7 +121,7 @@ impl HubFile {
             )));
         }
         let client = hub::client(&home);
-        let fetched = (|| {
+        let taken = (|| {
             let (commit, name) = match &self.which {
                 Which::Named(name) => (repo.current_commit(&client, name)?, name.clone()),
                 Which::Quantized(tag) => {
@@ -99,15 +131,9 @@ impl HubFile {
                     (commit, name.ok_or_else(|| none_of(tag, &names))?.to_owned())
                 }
             };
-            for part in parts(&name)? {
-                if repo.file(&commit, &part, Some(&client))? == Found::Absent {
-                    let part = clipped(&part);
-                    return Err(HubError::Other(format!("its part {part} is missing")));
-                }
-            }
-            Ok(repo.path(&commit, &name))
+            take(&repo, &client, &commit, &name)
         })();
-        fetched.map_err(|e| self.explain(revision, &e))
+        taken.map_err(|e| self.explain(revision, &e))
     }
 
     /// The file, if it is in the cache with all its parts.

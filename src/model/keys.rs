@@ -56,7 +56,7 @@ const GGUF_KEYS: [(&str, &str); 14] = [
 
 /// Keys that never change what the decoder computes, besides those of [`is_private`]: about training, the
 /// tokenizer, sampling, or other programs.
-const HARMLESS: [&str; 75] = [
+const HARMLESS: [&str; 77] = [
     "attention_softmax_in_fp32",
     "auto_map",
     "begin_suppress_tokens",
@@ -92,6 +92,8 @@ const HARMLESS: [&str; 75] = [
     // Of the three positions of a token in an image; those of a text are the same.
     "mrope_interleaved",
     "mrope_section",
+    // Layers to which images add values.
+    "n_deepstack_layers",
     "name_or_path",
     "no_repeat_ngram_size",
     "num_beam_groups",
@@ -111,6 +113,8 @@ const HARMLESS: [&str; 75] = [
     "return_dict_in_generate",
     "scale_attention_softmax_in_fp32",
     "scale_attn_weights",
+    // As `mrope_section`.
+    "rope.dimension_sections",
     "rope.scaling.finetuned",
     "rope.scaling.original_context_length",
     "rope.scaling.yarn_ext_factor",

@@ -281,20 +281,13 @@ impl LayerBody {
         let kv_heads = spec.kv_heads.unwrap_or(config.kv_heads());
         let (hidden, d, heads) = (config.hidden_size, kv_heads.dim, config.num_heads);
         let (q, kv, bias) = (heads * d, kv_heads.count * d, spec.qkv_bias);
+        // The width of a rope whose pairs are neighbours.
+        let interleaved = spec.rope.as_ref().map(|rope| rope.width);
+        let interleaved = interleaved.filter(|_| spec.interleaved);
         let rope = spec.rope.as_ref().map(|rope| {
             let index = ropes.index_of(rope);
             index.ok_or_else(|| Error::internal("a layer has a RoPE without a table"))
         });
-        if spec.qk_norm == Some(QkNorm::RotatedHead) && !weights.device().is_cpu() {
-            return Err(Error::setup(
-                "norms after the position embedding have no CUDA kernel: this model runs only on the CPU",
-            ));
-        }
-        if spec.v_norm && !weights.device().is_cpu() {
-            return Err(Error::setup(
-                "norms of values have no CUDA kernel: this model runs only on the CPU",
-            ));
-        }
         let shares = matches!(spec.kv, KvSource::Layer(_));
         if shares {
             // Trained checkpoints have them nevertheless.
@@ -355,12 +348,20 @@ impl LayerBody {
             before_mlp: norm(norms.before_mlp)?,
             after_mlp: norm(norms.after_mlp)?,
             qkv: if spec.fused_qkv {
-                weights.linear(&at("self_attn.qkv_proj"), (q + 2 * kv, inputs), bias)?
+                let order = interleaved.map(|width| {
+                    let (q, kv) = (q as u32, kv as u32);
+                    let mut order = halves_from_pairs(heads, d, width);
+                    let of_k = halves_from_pairs(kv_heads.count, d, width);
+                    order.extend(of_k.into_iter().map(|row| q + row));
+                    order.extend(q + kv..q + 2 * kv);
+                    order
+                });
+                let shape = (q + 2 * kv, inputs);
+                let name = at("self_attn.qkv_proj");
+                weights.linear_in_order(&name, shape, bias, order.as_deref())?
             } else {
                 let mut rotated = |part: &str, heads: usize| {
-                    let width = spec.rope.as_ref().map(|rope| rope.width);
-                    let width = width.filter(|_| spec.interleaved);
-                    let order = width.map(|width| halves_from_pairs(heads, d, width));
+                    let order = interleaved.map(|width| halves_from_pairs(heads, d, width));
                     weights.linear_in_order(&at(part), (heads * d, inputs), bias, order.as_deref())
                 };
                 let mut parts = vec![rotated("self_attn.q_proj", heads)?];

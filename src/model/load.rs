@@ -5,11 +5,13 @@ use super::decoder::Decoder;
 use super::dtypes::Dtypes;
 use super::eagle::EagleHead;
 use super::gguf::GgufFile;
+use super::gpu;
 use super::graphs::GraphedDecoder;
 use super::head::{self, HeadConfig, HeadKind};
 use super::inventory::{self, Inventory, SharedInventory};
 use super::medusa::MedusaHeads;
 use super::parallel::ParallelHead;
+use super::safetensors_header::TensorHeaders;
 use super::source::{LoadFormat, ModelSource};
 use super::weights::Weights;
 use super::{Ends, Head, Model};
@@ -22,6 +24,7 @@ use indicatif::ProgressBar;
 use std::cell::Cell;
 use std::io::IsTerminal;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How a model is loaded.
@@ -47,6 +50,9 @@ pub struct LoadOptions {
     /// The blocks that matrices of safetensors become, as if they were from a GGUF file; those whose rows are not
     /// whole blocks become `Q8_0`, or stay as they are. GGUF files are not changed.
     pub quantize: Option<BlockType>,
+    /// With [`LoadFormat::Dummy`], the tensors that the checkpoint has elsewhere, for [`inspect`] and
+    /// [`inspect_head`].
+    pub tensors: Option<Arc<TensorHeaders>>,
 }
 
 impl Default for LoadOptions {
@@ -60,6 +66,7 @@ impl Default for LoadOptions {
             batch_invariant: false,
             keep_quantized: false,
             quantize: None,
+            tensors: None,
         }
     }
 }
@@ -139,9 +146,12 @@ fn load_checked(
         (ModelSource::Folder(folder), format) => {
             let config = ModelConfig::from_json(folder)?;
             let mut dtypes = pick_dtypes(options, || declared_dtype(folder))?;
-            let weights = match format {
-                LoadFormat::Auto => Weights::safetensors(folder, dtypes, device)?,
-                LoadFormat::Dummy => {
+            let weights = match (format, &options.tensors) {
+                (LoadFormat::Auto, _) => Weights::safetensors(folder, dtypes, device)?,
+                (LoadFormat::Dummy, Some(tensors)) => {
+                    Weights::headers(tensors.clone(), dtypes, device)
+                }
+                (LoadFormat::Dummy, None) => {
                     // There are no files, so the config decides the dtype of matrices.
                     let declared = || declared_dtype(folder);
                     dtypes.matrices = Some(dtypes.matrices.map_or_else(declared, Ok)?);
@@ -155,6 +165,9 @@ fn load_checked(
         return Err(Error::setup(
             "this is a draft head, not a model: give it as --draft-model beside its target",
         ));
+    }
+    if !device.is_cpu() {
+        gpu::check(&config)?;
     }
     let progress = LoadProgress::new(config.num_layers());
     let weights = weights.headers_only(inventory);
@@ -217,6 +230,9 @@ fn load_head_checked(
             (head, weights_of_head(folder, dtypes, options)?)
         }
     };
+    if !options.device.is_cpu() {
+        gpu::check(&head.shape)?;
+    }
     let weights = weights.headers_only(inventory);
     let taps = head.taps_of(config).map_err(Error::setup)?;
     // Rotary positions have no end, and a published limit is often that of the training texts.
@@ -230,9 +246,10 @@ fn load_head_checked(
 
 fn weights_of_head(folder: &Path, dtypes: Dtypes, options: &LoadOptions) -> Result<Weights> {
     let device = &options.device;
-    match options.format {
-        LoadFormat::Auto => Weights::of_head(files::folder_of(folder), dtypes, device),
-        LoadFormat::Dummy => Ok(Weights::dummy(options.seed, dtypes, device)),
+    match (options.format, &options.tensors) {
+        (LoadFormat::Auto, _) => Weights::of_head(files::folder_of(folder), dtypes, device),
+        (LoadFormat::Dummy, Some(tensors)) => Ok(Weights::headers(tensors.clone(), dtypes, device)),
+        (LoadFormat::Dummy, None) => Ok(Weights::dummy(options.seed, dtypes, device)),
     }
 }
 

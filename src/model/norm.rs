@@ -2,7 +2,7 @@
 
 use super::layer_spec::NormSpec;
 use super::weights::Weights;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::kernels::add_norm;
 use candle_core::{DType, Tensor};
 
@@ -27,17 +27,11 @@ impl Norm {
     /// The norm `name` (without `.weight`) of rows of `width` values.
     ///
     /// # Errors
-    /// A setup error that names a tensor that is missing or has a wrong shape, or if the device has no such norm.
+    /// A setup error that names a tensor that is missing or has a wrong shape.
     pub fn load(weights: &mut Weights, name: &str, width: usize, spec: NormSpec) -> Result<Self> {
-        if spec.is_centered && !weights.device().is_cpu() {
-            return Err(Error::setup(
-                "LayerNorm has no CUDA kernel: this model runs only on the CPU",
-            ));
-        }
-        let bias = if spec.has_bias {
-            Some(weights.tensor(&format!("{name}.bias"), &[width])?)
-        } else {
-            None
+        let bias = match spec.has_bias {
+            true => Some(weights.tensor(&format!("{name}.bias"), &[width])?),
+            false => None,
         };
         Ok(Self {
             weight: weights.norm(name, width, spec.offset)?,

@@ -53,8 +53,9 @@ impl ModelSource {
         }
     }
 
-    /// As [`ModelSource::resolve`], but fetches no weights. Where they are missing the format is `Dummy`: then
-    /// only `config.json` tells the shapes.
+    /// As [`ModelSource::resolve`], but fetches no weights: of a GGUF file of the Hub that is not in the cache, only its
+    /// header. Where safetensors are missing the format is `Dummy`: then [`tensors`](super::hub_headers::tensors) has
+    /// their headers.
     ///
     /// # Errors
     /// As [`ModelSource::resolve`].
@@ -67,12 +68,7 @@ impl ModelSource {
             return Ok((found, format));
         }
         let headers_of = |file: HubFile| -> Result<(Self, LoadFormat)> {
-            let found = file.cached(revision).ok_or_else(|| {
-                Error::setup(format!(
-                    "{file} is not in the cache, and its weights are not downloaded here: serve it once, or download it"
-                ))
-            })?;
-            Ok((Self::Gguf(found.into()), format))
+            Ok((Self::Gguf(file.headers(revision)?), format))
         };
         if let Some(file) = HubFile::of(spec) {
             return headers_of(file);

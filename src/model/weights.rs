@@ -7,15 +7,14 @@ use super::inventory::{self, SharedInventory};
 use super::linear::{Embedding, Linear};
 use super::matrix::{self, Matrix, Unread, WeightForm};
 use super::names::{self, Layout};
+use super::safetensors_header::TensorHeaders;
 use super::shards::safetensors_files;
 use super::source::ModelSource;
-use super::{finite, pickle, requantize};
+use super::{dummy, finite, pickle, requantize};
 use crate::error::{Error, Result, clipped, first_line};
 use crate::files;
-use crate::sampling::mix;
 use candle_core::safetensors::MmapedSafetensors;
 use candle_core::{DType, Device, Tensor};
-use rayon::prelude::*;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -36,6 +35,8 @@ enum TensorSource {
     /// The tensors of a `pytorch_model.bin`, and the names of those that were read.
     Pickled(HashMap<String, Tensor>, HashSet<String>),
     Gguf(Box<GgufFile>),
+    /// The headers of safetensors that are elsewhere, and the names of those that were read.
+    Headers(Arc<TensorHeaders>, HashSet<String>),
     /// Random weights with this seed.
     Dummy(u64),
 }
@@ -96,6 +97,16 @@ impl Weights {
     /// The tensors of an open GGUF file.
     pub fn gguf(file: GgufFile, dtypes: Dtypes, device: &Device) -> Self {
         Self::new(TensorSource::Gguf(Box::new(file)), dtypes, device)
+    }
+
+    /// The tensors of safetensors that are not on this machine, for [`Weights::headers_only`].
+    pub fn headers(tensors: Arc<TensorHeaders>, dtypes: Dtypes, device: &Device) -> Self {
+        let layout = Layout::of(|name| tensors.contains_key(name));
+        let source = TensorSource::Headers(tensors, HashSet::new());
+        Self {
+            layout,
+            ..Self::new(source, dtypes, device)
+        }
     }
 
     /// Random weights from `seed`, scaled so that activations keep their magnitude from layer to layer.
@@ -203,6 +214,7 @@ impl Weights {
         match &self.source {
             TensorSource::Gguf(file) => file.has(name),
             TensorSource::Dummy(_) => true,
+            TensorSource::Headers(tensors, _) => tensors.contains_key(name),
             TensorSource::Safetensors(files, _) => files.get(name).is_ok(),
             TensorSource::Pickled(tensors, _) => tensors.contains_key(name),
         }
@@ -263,10 +275,8 @@ impl Weights {
             TensorSource::Gguf(file) => file.tensor(name, &self.device)?,
             TensorSource::Safetensors(files, _) => checked(files, name, &self.device)?,
             TensorSource::Pickled(tensors, _) => pickled(tensors, name)?,
-            TensorSource::Dummy(_) => {
-                return Err(Error::internal(
-                    "random weights have no shapes of their own",
-                ));
+            TensorSource::Dummy(_) | TensorSource::Headers(..) => {
+                return Err(Error::internal("there are no weights that have values"));
             }
         };
         Ok(tensor.to_dtype(DType::F32)?)
@@ -288,7 +298,9 @@ impl Weights {
         let name = &*self.layout.name(name);
         match &mut self.source {
             TensorSource::Gguf(file) => file.skip(name),
-            TensorSource::Safetensors(_, read) | TensorSource::Pickled(_, read) => {
+            TensorSource::Safetensors(_, read)
+            | TensorSource::Pickled(_, read)
+            | TensorSource::Headers(_, read) => {
                 read.insert(name.to_owned());
             }
             TensorSource::Dummy(_) => (),
@@ -308,6 +320,13 @@ impl Weights {
                 file.unread()
             }
             TensorSource::Pickled(tensors, read) => {
+                let names = tensors.keys();
+                names
+                    .filter(|name| !read.contains(*name))
+                    .cloned()
+                    .collect()
+            }
+            TensorSource::Headers(tensors, read) => {
                 let names = tensors.keys();
                 names
                     .filter(|name| !read.contains(*name))
@@ -403,6 +422,11 @@ impl Weights {
                         let (dtype, found, _) = described(files, name)?;
                         (found, dtype)
                     }
+                    TensorSource::Headers(tensors, read) => {
+                        read.insert(name.to_owned());
+                        let tensor = tensors.get(name).ok_or_else(|| missing(name))?;
+                        (tensor.dims.clone(), dtype_of(name, &tensor.dtype)?)
+                    }
                     TensorSource::Pickled(tensors, read) => {
                         read.insert(name.to_owned());
                         let tensor = pickled(tensors, name)?;
@@ -435,7 +459,8 @@ impl Weights {
         let name = &*self.layout.name(name);
         let tensor = match &mut self.source {
             TensorSource::Gguf(file) => file.tensor(name, &self.device)?,
-            TensorSource::Dummy(seed) => dummy(*seed, name, dims)?,
+            TensorSource::Headers(..) => return Err(Error::internal("only headers are here")),
+            TensorSource::Dummy(seed) => dummy::tensor(*seed, name, dims)?,
             TensorSource::Pickled(tensors, read) => {
                 read.insert(name.to_owned());
                 pickled(tensors, name)?
@@ -466,19 +491,24 @@ fn described<'a>(
     name: &str,
 ) -> Result<(DType, Vec<usize>, &'a [u8])> {
     let stored = files.get(name).map_err(|e| broken(name, &e))?;
-    let dtype = match format!("{:?}", stored.dtype()).as_str() {
-        "F64" => DType::F64,
-        "F32" => DType::F32,
-        "F16" => DType::F16,
-        "BF16" => DType::BF16,
-        _ if name == names::OUTPUT_IDS => DType::I64,
-        other => {
-            return Err(Error::setup(format!(
-                "tensor {name} has dtype {other}, which is not supported: only f64, f32, f16 and bf16 are"
-            )));
-        }
-    };
+    let dtype = dtype_of(name, &format!("{:?}", stored.dtype()))?;
     Ok((dtype, stored.shape().to_vec(), stored.data()))
+}
+
+/// The dtype of the tensor `name` that safetensors call `dtype`; an error if it needs scales.
+fn dtype_of(name: &str, dtype: &str) -> Result<DType> {
+    match dtype {
+        "F64" => Ok(DType::F64),
+        "F32" => Ok(DType::F32),
+        "F16" => Ok(DType::F16),
+        "BF16" => Ok(DType::BF16),
+        _ if name == names::OUTPUT_IDS => Ok(DType::I64),
+        other => Err(Error::setup(format!(
+            "tensor {} has dtype {}, which is not supported: only f64, f32, f16 and bf16 are",
+            clipped(name),
+            clipped(other)
+        ))),
+    }
 }
 
 /// The tensor `name` of `files`; an error if its dtype needs scales, or it is not finite.
@@ -492,14 +522,17 @@ fn checked(files: &MmapedSafetensors, name: &str, device: &Device) -> Result<Ten
     files.load(name, device).map_err(|e| broken(name, &e))
 }
 
+fn missing(name: &str) -> Error {
+    Error::setup(format!("tensor {name} is missing"))
+}
+
 fn broken(name: &str, e: &candle_core::Error) -> Error {
     Error::setup(format!("tensor {name}: {}", first_line(e)))
 }
 
 /// The tensor `name` of `tensors`; an error if it is not finite.
 fn pickled(tensors: &HashMap<String, Tensor>, name: &str) -> Result<Tensor> {
-    let tensor =
-        (tensors.get(name)).ok_or_else(|| Error::setup(format!("tensor {name} is missing")))?;
+    let tensor = tensors.get(name).ok_or_else(|| missing(name))?;
     // Also of whole numbers, which have no NaN.
     let wide = tensor
         .to_dtype(DType::F32)?
@@ -511,35 +544,5 @@ fn pickled(tensors: &HashMap<String, Tensor>, name: &str) -> Result<Tensor> {
         Err(Error::setup(format!(
             "tensor {name} contains NaN or infinity"
         )))
-    }
-}
-
-/// Ones for a norm, zeros for a bias, and uniform noise of variance `1 / inputs` for a matrix. The noise
-/// depends only on the seed and the name, so the order of loading does not matter.
-fn dummy(seed: u64, name: &str, dims: &[usize]) -> Result<Tensor> {
-    let cpu = Device::Cpu;
-    match dims {
-        &[outputs, inputs] => {
-            let width = (3. / inputs as f32).sqrt();
-            let start = name
-                .bytes()
-                .fold(mix(seed), |hash, byte| mix(hash ^ u64::from(byte)));
-            // In parallel: a GPU would wait for billions of values.
-            let noise = (1..=(outputs * inputs) as u64).into_par_iter().map(|i| {
-                let state = start.wrapping_add(i.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-                (mix(state) >> 40) as f32 / (1u32 << 23) as f32 - 1.
-            });
-            let mut values = Vec::new();
-            // The config may ask for more than the machine has.
-            values.try_reserve_exact(outputs * inputs).map_err(|_| {
-                Error::setup(format!(
-                    "tensor {name} of shape {dims:?} does not fit in memory"
-                ))
-            })?;
-            values.par_extend(noise.map(|x| x * width));
-            Ok(Tensor::from_vec(values, dims, &cpu)?)
-        }
-        _ if name.ends_with(".bias") => Ok(Tensor::zeros(dims, DType::F32, &cpu)?),
-        _ => Ok(Tensor::ones(dims, DType::F32, &cpu)?),
     }
 }

@@ -3,6 +3,7 @@
 
 pub mod grammar;
 pub mod hooked;
+pub mod hub;
 pub mod plain;
 pub mod plain_parallel;
 pub mod process;

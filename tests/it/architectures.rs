@@ -102,14 +102,26 @@ fn log_probabilities_and_greedy_texts_are_those_of_transformers() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// Writes the checkpoint of a fixture as llama.cpp's conversion would, in f32.
-fn write_gguf(fixture: &Fixture, how: &Json, file: &Path) {
+/// Tensors and their names.
+type Named = Vec<(String, Tensor)>;
+
+/// Writes the checkpoint of a fixture as llama.cpp's conversion would, in f32. `change` has the last word on its tensors.
+fn write_gguf(fixture: &Fixture, how: &Json, file: &Path, change: fn(Named) -> Named) {
     let stored = fixture.folder.join("model.safetensors");
     let stored = candle_core::safetensors::load(stored, &Device::Cpu).unwrap();
-    let quantized = |t: &Tensor| QTensor::quantize(t, GgmlDType::F32).unwrap();
-    let mut tensors: Vec<(String, QTensor)> = Vec::new();
-    for (name, how) in how["tensors"].as_object().unwrap() {
+    let mut tensors = Named::new();
+    let parts = how["tensors"].as_object().unwrap().iter();
+    // One tensor may become several.
+    let parts = parts.flat_map(|(name, how)| match how {
+        Json::Array(parts) => parts.iter().map(|how| (name, how)).collect(),
+        how => vec![(name, how)],
+    });
+    for (name, how) in parts {
         let mut tensor = stored[name].to_dtype(DType::F32).unwrap();
+        if let Some(rows) = how["rows"].as_array() {
+            let [start, count] = [0, 1].map(|i| rows[i].as_u64().unwrap() as usize);
+            tensor = tensor.narrow(0, start, count).unwrap();
+        }
         let heads = how["interleaved_heads"].as_u64().unwrap() as usize;
         if heads > 0 {
             let dims = tensor.dims().to_vec();
@@ -119,13 +131,17 @@ fn write_gguf(fixture: &Fixture, how: &Json, file: &Path) {
         }
         tensor = (tensor + how["offset"].as_f64().unwrap()).unwrap();
         let name = how["name"].as_str().unwrap().to_owned();
-        tensors.push((name, quantized(&tensor)));
+        tensors.push((name, tensor));
     }
     for (name, values) in how["extra"].as_object().unwrap() {
         let values: Vec<f32> = serde_json::from_value(values.clone()).unwrap();
         let values = Tensor::new(values, &Device::Cpu).unwrap();
-        tensors.push((name.clone(), quantized(&values)));
+        tensors.push((name.clone(), values));
     }
+    let quantized = |t: &Tensor| QTensor::quantize(t, GgmlDType::F32).unwrap();
+    let tensors: Vec<(String, QTensor)> = (change(tensors).iter())
+        .map(|(name, tensor)| (name.clone(), quantized(tensor)))
+        .collect();
     fn value(json: &Json) -> Value {
         match json {
             Json::Bool(flag) => Value::Bool(*flag),
@@ -158,7 +174,12 @@ fn gguf_files_compute_the_same() {
         let Ok(how) = std::fs::read_to_string(fixture.folder.join("gguf.json")) else {
             continue;
         };
-        write_gguf(&fixture, &serde_json::from_str(&how).unwrap(), &file);
+        write_gguf(
+            &fixture,
+            &serde_json::from_str(&how).unwrap(),
+            &file,
+            |all| all,
+        );
         let model = open(&file).map_err(|e| e.to_string());
         if let Err(what) = model.and_then(|model| fixture.compare(model, TOLERANCE)) {
             wrong.push(format!("{}: {what}", fixture.name()));
@@ -166,6 +187,36 @@ fn gguf_files_compute_the_same() {
         count += 1;
     }
     assert!(wrong.is_empty() && count > 10, "{wrong:#?}");
+}
+
+/// Most files of the GLM-4 of 2024 were converted from its first code, which has q, k and v in one tensor.
+#[test]
+fn older_files_of_glm_4_compute_the_same() {
+    let is_glm = |fixture: &Fixture| fixture.name() == "glm";
+    let fixture = fixtures().into_iter().find(is_glm).unwrap();
+    let how = std::fs::read_to_string(fixture.folder.join("gguf.json")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.gguf");
+    write_gguf(
+        &fixture,
+        &serde_json::from_str(&how).unwrap(),
+        &file,
+        |all| {
+            let (parts, mut others): (Vec<_>, Vec<_>) = all.into_iter().partition(|(name, _)| {
+                ["attn_q.", "attn_k.", "attn_v."]
+                    .iter()
+                    .any(|part| name.contains(part))
+            });
+            let find = |name: String| &parts.iter().find(|(found, _)| *found == name).unwrap().1;
+            for (name, q) in parts.iter().filter(|(name, _)| name.contains("attn_q.")) {
+                let [k, v] = ["attn_k", "attn_v"].map(|part| find(name.replace("attn_q", part)));
+                let joined = Tensor::cat(&[q, k, v], 0).unwrap();
+                others.push((name.replace("attn_q", "attn_qkv"), joined));
+            }
+            others
+        },
+    );
+    fixture.compare(open(&file).unwrap(), TOLERANCE).unwrap();
 }
 
 /// Requests of which most begin alike, for a pool that does not hold all.

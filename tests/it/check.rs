@@ -271,3 +271,25 @@ fn a_model_for_embeddings_generates_nothing() {
     let how = table(&[path, "--pooling", "mean"]);
     assert!(row(&how, "embeddings").starts_with("the mean"), "{how}");
 }
+
+/// Gemma 4's layers with a window have narrower heads than those without.
+#[test]
+fn heads_of_layers_that_differ_are_all_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/architectures/gemma4");
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(fixture.join(name), folder.path().join(name)).unwrap();
+    }
+    write_tokenizer(folder.path(), byte_level());
+    let path = folder.path().to_str().unwrap();
+    let found = report(&[path], None);
+    let wanted = json!([
+        {"layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 8},
+        {"layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 16},
+    ]);
+    assert_eq!(found["attention"], wanted);
+    let text = table(&[path]);
+    let heads =
+        "3 with 4 heads of 8 (2 of keys and values), 3 with 4 heads of 16 (2 of keys and values)";
+    assert!(row(&text, "layers").ends_with(heads), "{text}");
+}

@@ -267,6 +267,55 @@ fn texts_become_what_sentence_transformers_encodes() {
     );
 }
 
+/// The default prompt of the repository comes before each text, whatever is pooled; other prompts do not.
+#[test]
+fn prompts_are_those_of_sentence_transformers() {
+    let text = std::fs::read_to_string(folder().join("prompted.json")).unwrap();
+    let wanted: Value = serde_json::from_str(&text).unwrap();
+    let model = tempfile::tempdir().unwrap();
+    std::fs::create_dir(model.path().join("1_Pooling")).unwrap();
+    for name in [
+        "config.json",
+        "model.safetensors",
+        "modules.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "1_Pooling/config.json",
+    ] {
+        std::fs::copy(folder().join(name), model.path().join(name)).unwrap();
+    }
+    let prompts = model.path().join("config_sentence_transformers.json");
+    let plain = expected().into_iter().filter_map(|one| one.embedding);
+    let plain: Vec<Vec<f32>> = plain.collect();
+    let vectors = |value: &Value| serde_json::from_value::<Vec<Vec<f32>>>(value.clone()).unwrap();
+    let mut unset = wanted["config"].clone();
+    unset["default_prompt_name"] = Value::Null;
+    for (config, flags, want) in [
+        (&wanted["config"], "", vectors(&wanted["lasttoken"])),
+        (
+            &wanted["config"],
+            "--pooling mean",
+            vectors(&wanted["mean"]),
+        ),
+        (&unset, "", plain),
+    ] {
+        std::fs::write(&prompts, config.to_string()).unwrap();
+        let flags = format!("--model {} {flags}", model.path().display());
+        let server = process::Server::start(&flags);
+        let body = json!({"input": wanted["texts"]}).to_string();
+        let reply = server.post("/v1/embeddings", &body);
+        let (_, body) = reply.split_once("\r\n\r\n").unwrap();
+        let reply: Value = serde_json::from_str(body).unwrap();
+        let data = reply["data"].as_array().unwrap();
+        assert_eq!(data.len(), want.len());
+        for (one, want) in data.iter().zip(&want) {
+            let values: Vec<f32> = serde_json::from_value(one["embedding"].clone()).unwrap();
+            let far = distance(&values, want);
+            assert!(far <= TOLERANCE, "{flags}: {far}");
+        }
+    }
+}
+
 /// What serves nothing is refused at start.
 #[test]
 fn without_an_output_layer_the_pooling_must_be_known() {

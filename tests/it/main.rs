@@ -10,6 +10,7 @@ mod attention;
 mod bench;
 mod chat;
 mod check;
+mod check_hub;
 mod checkpoint;
 mod cli;
 mod convert;

@@ -382,12 +382,17 @@ fn published_configs_are_read() {
     let mut plain = granite4.clone();
     plain["position_embedding_type"] = json!("nope");
     assert_eq!(read(plain).ropes().count(), 0);
+    // The name of older files.
+    let mut older = granite4.clone();
+    older["layers_block_type"] = older["layer_types"].take();
+    older.as_object_mut().unwrap().remove("layer_types");
+    assert_eq!(read(older).ropes().count(), 4);
     let hunyuan = read(json!({
         "architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense", "add_classification_head": false,
         "attention_bias": false, "attention_head_dim": 64, "cla_share_factor": 2, "class_num": 0, "dense_list": [256, 0],
         "eod_token_id": 3, "head_dim": 64, "hidden_act": "silu", "im_end_id": 5, "im_newline_id": 11, "im_start_id": 4,
         "mask_init_id": 12, "max_position_embeddings": 32768, "mlp_bias": false, "norm_type": "rms",
-        "org_vocab_size": 512, "pool_type": "last", "pretraining_tp": 1, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "num_experts": 1, "num_shared_expert": 1, "org_vocab_size": 512, "pool_type": "last", "pretraining_tp": 1, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
         "rope_scaling": {
             "alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
             "type": "dynamic"
@@ -409,6 +414,52 @@ fn published_configs_are_read() {
         }
     }));
     assert!(!apertus.tie_word_embeddings);
+    let frequencies = |config: &foretoken::model::ModelConfig| {
+        let rope = config.ropes().next().unwrap();
+        rope.frequencies()
+    };
+    let scaled = frequencies(&apertus);
+
+    // What a class assumes if the file does not say it: of Apertus the whole scaling, also beside a base.
+    for theta in [Json::Null, json!(5.0)] {
+        let bare = read(json!({
+            "architectures": ["ApertusForCausalLM"], "model_type": "apertus", "max_position_embeddings": 65536,
+            "rope_theta": theta
+        }));
+        assert_eq!(frequencies(&bare), scaled);
+        assert_eq!(bare.rms_norm_eps, 1e-5);
+    }
+    let cases = [
+        ("CohereForCausalLM", 5e5, 1e-5),
+        ("Cohere2ForCausalLM", 1e4, 1e-5),
+        ("Ernie4_5ForCausalLM", 5e5, 1e-5),
+        ("Olmo2ForCausalLM", 1e4, 1e-5),
+        ("Exaone4ForCausalLM", 1e4, 1e-5),
+        ("Phi3ForCausalLM", 1e4, 1e-5),
+        ("MistralForCausalLM", 1e4, 1e-6),
+        ("SmolLM3ForCausalLM", 2e6, 1e-6),
+        ("SeedOssForCausalLM", 1e4, 1e-6),
+    ];
+    for (class, theta, eps) in cases {
+        let bare = read(json!({ "architectures": [class], "head_dim": 64 }));
+        let plain = foretoken::model::RopeSpec::plain(64, theta);
+        assert_eq!(frequencies(&bare), plain.frequencies(), "{class}");
+        assert_eq!(bare.rms_norm_eps, eps, "{class}");
+    }
+    let ministral3 = read(json!({ "architectures": ["Ministral3ForCausalLM"], "head_dim": 64 }));
+    let rope = ministral3.ropes().next().unwrap();
+    assert_eq!(rope.query_scaling.map(|scaling| scaling.beta), Some(0.1));
+    assert_ne!(
+        rope.frequencies(),
+        foretoken::model::RopeSpec::plain(64, 1e6).frequencies()
+    );
+    // A base in the place of newer files is that of the model.
+    let cohere = read(json!({
+        "architectures": ["CohereForCausalLM"], "head_dim": 64,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 7e5}
+    }));
+    let plain = foretoken::model::RopeSpec::plain(64, 7e5);
+    assert_eq!(frequencies(&cohere), plain.frequencies());
 }
 
 /// Classes for images and texts: the keys of published files, and what is refused of them.

@@ -1,4 +1,5 @@
 use super::*;
+use crate::gguf::{Excerpt, ExcerptReader};
 use candle_core::quantized::{GgmlDType, QTensor, gguf_file};
 use candle_core::{Device, Tensor};
 use std::io::Cursor;
@@ -138,4 +139,24 @@ fn arrays_are_limited_together() {
         error.contains("b: its arrays have over 8388608 values"),
         "{error}"
     );
+}
+
+/// A file that is elsewhere may claim any length: what is fetched has a limit, and no memory is taken before.
+#[test]
+fn a_claim_is_not_believed_before_its_bytes_arrive() {
+    let mut start = [&b"GGUF"[..], &3u32.to_le_bytes(), &0u64.to_le_bytes()].concat();
+    start.extend(1u64.to_le_bytes());
+    // The length of the first key.
+    start.extend((1u64 << 30).to_le_bytes());
+    let mut sent = 0;
+    let fetch = |from: u64, len: u64| {
+        sent += len;
+        let byte = |place: u64| start.get(place as usize).copied().unwrap_or(b'x');
+        Ok((from..from + len).map(byte).collect())
+    };
+    let limit = 1 << 20;
+    let mut reader = ExcerptReader::new(Excerpt::new("m.gguf", 1 << 40), limit, fetch);
+    let error = read(&mut reader).unwrap_err().to_string();
+    assert!(error.contains("its header is over the limit"), "{error}");
+    assert_eq!(sent, limit);
 }

@@ -5,7 +5,7 @@ use super::batch::AttentionBatch;
 use super::params::AttentionParams;
 use super::plan::Dims;
 use super::tables::{
-    CHUNK, MAX_LONG_QUERIES, MAX_QUERIES, TILE, TableCapacity, Tables, max_tile_rows,
+    CHUNK, GPU_HEAD_DIMS, MAX_LONG_QUERIES, MAX_QUERIES, TILE, TableCapacity, Tables, max_tile_rows,
 };
 use candle_core::cuda_backend::cudarc::driver::sys;
 use candle_core::{DType, Result, Tensor};
@@ -84,7 +84,7 @@ pub(super) fn launch(
 ) -> Result<Tensor> {
     let name = "paged-attention";
     let (dtype, d) = (q.dtype(), dims.head_dim);
-    if k.dtype() != dtype || ![64, 128].contains(&d) || dims.group() > MAX_QUERIES {
+    if k.dtype() != dtype || !GPU_HEAD_DIMS.contains(&d) || dims.group() > MAX_QUERIES {
         candle_core::bail!(
             "{name}: no CUDA kernel for heads of {d} values in {dtype:?} with {} query heads per K/V head and pools in {:?}",
             dims.group(),

@@ -4,10 +4,14 @@ use crate::kernels::graph::{Values, overwrite};
 use crate::kernels::span::Span;
 use candle_core::{Device, Result, Tensor};
 
+/// Values of a head that the kernels of a GPU are built for.
+pub const GPU_HEAD_DIMS: [usize; 2] = [64, 128];
+/// Maximum number of query heads for each K/V head on a GPU: one row of them is a tile.
+pub const MAX_GPU_HEADS_PER_KV_HEAD: usize = 32;
 /// Keys per chunk, as in the kernels.
 pub(super) const CHUNK: usize = 64;
 /// Maximum number of (row, head) pairs in a tile, as in the kernels: of a short span, and of a long one.
-pub(super) const MAX_QUERIES: usize = 32;
+pub(super) const MAX_QUERIES: usize = MAX_GPU_HEADS_PER_KV_HEAD;
 pub(super) const MAX_LONG_QUERIES: usize = 64;
 /// A span with more rows is long. Decoding and verification have fewer, so they always use the same
 /// kernel.

@@ -3,13 +3,25 @@
 use super::super::keys::{Keys, ModelShape};
 use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, Norms, QkNorm};
 use super::parts::with_attention_bias;
-use super::rope::rope;
+use super::rope::{default_rope, default_theta, rope};
 use crate::kernels::Xielu;
+use serde_json::json;
 
 /// Sets what the class assumes.
 pub fn defaults(keys: &mut Keys) {
     keys.default("rms_norm_eps", 1e-5);
+    default_rope(
+        keys,
+        json!({
+            "rope_type": "llama3", "rope_theta": THETA, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+        }),
+    );
+    default_theta(keys, THETA);
 }
+
+/// The base that the class assumes.
+const THETA: f64 = 12e6;
 
 /// With norms of heads, and an MLP without a gate, whose activation has trained parameters in each layer.
 pub fn apertus(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {

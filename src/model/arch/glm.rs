@@ -9,6 +9,7 @@ use crate::kernels::Activation;
 /// Sets what the classes assume.
 pub fn defaults(keys: &mut Keys) {
     keys.default("head_dim", 128);
+    keys.default("rms_norm_eps", 1.5625e-7);
 }
 
 /// With a fused gate, and a position embedding of half of each head, whose pairs are neighbours.
@@ -33,10 +34,18 @@ pub fn glm4(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
 fn layer(keys: &mut Keys, shape: &ModelShape) -> Result<LayerSpec, String> {
     let rope = partial_rope(keys, shape, 0.5)?;
     let bias = keys.flag("attention_bias")?.unwrap_or(true);
+    // As the first code of GLM-4 had them.
+    let fused_qkv = keys.has_tensor("attn_qkv.weight").unwrap_or(false);
+    let name = if fused_qkv {
+        "attn_qkv.bias"
+    } else {
+        "attn_q.bias"
+    };
     Ok(LayerSpec {
         interleaved: true,
+        fused_qkv,
         mlp: MlpSpec::fused(activation_or(keys, Activation::Silu)?),
-        qkv_bias: keys.has_tensor("attn_q.bias").unwrap_or(bias),
+        qkv_bias: keys.has_tensor(name).unwrap_or(bias),
         ..LayerSpec::llama(rope, shape.head_dim)
     })
 }

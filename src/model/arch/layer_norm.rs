@@ -3,11 +3,17 @@
 use super::super::keys::{Keys, ModelShape};
 use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, NormSpec, Norms};
 use super::parts::{activation_or, plain, windows, with_attention_bias, with_ropes, with_windows};
-use super::rope::{partial_rope, rope};
+use super::rope::{default_theta, partial_rope, rope};
 use crate::kernels::Activation;
 
-/// Sets what Cohere's classes assume.
+/// Sets what the class assumes.
 pub fn cohere_defaults(keys: &mut Keys) {
+    default_theta(keys, 5e5);
+    cohere2_defaults(keys);
+}
+
+/// Sets what both of Cohere's classes assume.
+pub fn cohere2_defaults(keys: &mut Keys) {
     keys.rename("layer_norm_eps", "rms_norm_eps");
     keys.default("rms_norm_eps", 1e-5);
     keys.default("tie_word_embeddings", true);

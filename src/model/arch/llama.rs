@@ -2,10 +2,12 @@
 
 use super::super::keys::{Keys, ModelShape};
 use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, Norms, QkNorm};
-use super::parts::{activation_or, plain, windows, with_attention_bias, with_ropes, with_windows};
-use super::rope::rope;
+use super::parts::{
+    activation_or, eps_5, plain, windows, with_attention_bias, with_ropes, with_windows,
+};
+use super::rope::{default_rope, default_theta, rope};
 use crate::kernels::Activation;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Llama, and the draft heads whose layers are like its layers.
 pub fn llama(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
@@ -28,12 +30,33 @@ pub fn llama(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     }
 }
 
+/// Sets what the class assumes.
+pub fn ministral3_defaults(keys: &mut Keys) {
+    eps_5(keys);
+    default_rope(
+        keys,
+        json!({
+            "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
+            "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+        }),
+    );
+}
+
 /// A Llama with windows, whose queries may be scaled.
 pub fn mistral(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let rope = rope(keys, shape)?;
-    let layer = plain(keys, shape, rope)?;
+    let layer = LayerSpec {
+        interleaved: keys.is_gguf(),
+        ..plain(keys, shape, rope)?
+    };
     let windows = windows(keys, shape, true, |_| true)?;
     Ok(with_windows(&layer, windows, shape).into())
+}
+
+/// Sets what the class assumes.
+pub fn smollm3_defaults(keys: &mut Keys) {
+    keys.default("tie_word_embeddings", true);
+    default_theta(keys, 2e6);
 }
 
 /// A Llama of which some layers do not rotate.
@@ -86,8 +109,19 @@ pub fn granite(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String>
     })
 }
 
+/// Sets what a GGUF file of a Granite 4 has otherwise, of which llama.cpp's conversion makes a Granite.
+pub fn granite_defaults(keys: &mut Keys) {
+    if keys.is_gguf() {
+        // Of the experts and the state spaces, which would have tensors.
+        keys.ignore(&["expert_shared_feed_forward_length"]);
+        keys.retain(|key| !key.starts_with("ssm."));
+    }
+}
+
 /// Sets what the class assumes.
 pub fn granite4_defaults(keys: &mut Keys) {
+    // The name of older files.
+    keys.rename("layers_block_type", "layer_types");
     // That of the MLP beside the experts.
     keys.ignore(&["intermediate_size"]);
     keys.rename("shared_intermediate_size", "intermediate_size");
@@ -142,6 +176,10 @@ pub fn hunyuan_defaults(keys: &mut Keys) {
 /// Hunyuan: a Llama with norms of heads after the rotation.
 pub fn hunyuan(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     keys.only("norm_type", "rms")?;
+    // One expert is none.
+    for key in ["num_experts", "num_shared_expert", "moe_topk"] {
+        keys.only(key, 1)?;
+    }
     keys.only("use_qk_norm", true)?;
     keys.only("use_rotary_pos_emb", true)?;
     let rope = rope(keys, shape)?;
@@ -156,9 +194,11 @@ pub fn hunyuan(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String>
 /// A Llama whose biases of attention have their own flags.
 pub fn seed_oss(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let rope = rope(keys, shape)?;
+    let qkv_bias = keys.flag("attention_bias")?.unwrap_or(true);
+    let o_bias = keys.flag("attention_out_bias")?.unwrap_or(false);
     let layer = LayerSpec {
-        qkv_bias: keys.flag("attention_bias")?.unwrap_or(true),
-        o_bias: keys.flag("attention_out_bias")?.unwrap_or(false),
+        qkv_bias: keys.has_tensor("attn_q.bias").unwrap_or(qkv_bias),
+        o_bias: keys.has_tensor("attn_output.bias").unwrap_or(o_bias),
         mlp_bias: keys.flag("mlp_bias")?.unwrap_or(false),
         ..plain(keys, shape, rope)?
     };
@@ -204,9 +244,11 @@ pub fn exaone4(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String>
     Ok(with_ropes(&layer, windows, shape, rope).into())
 }
 
-/// Sets what some classes assume: that the output layer shares the embedding's weight.
-pub fn tied(keys: &mut Keys) {
+/// Sets what the class assumes.
+pub fn ernie_defaults(keys: &mut Keys) {
     keys.default("tie_word_embeddings", true);
+    keys.default("rms_norm_eps", 1e-5);
+    default_theta(keys, 5e5);
 }
 
 /// The layer of a Llama that may have biases.

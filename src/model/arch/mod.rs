@@ -64,15 +64,27 @@ impl Architecture {
     }
 }
 
+/// How GGUF files call the decoders of classes for images and texts, and what they are without images.
+const GGUF_DECODERS: [(&str, &str); 2] = [("qwen2vl", "qwen2"), ("qwen3vl", "qwen3")];
+
+/// The architecture that GGUF files call `name`.
+pub fn of_gguf(name: &str) -> Option<&'static Architecture> {
+    let decoder = GGUF_DECODERS.iter().find(|(theirs, _)| *theirs == name);
+    let name = decoder.map_or(name, |(_, ours)| ours);
+    ARCHITECTURES.iter().find(|arch| arch.gguf == Some(name))
+}
+
 pub const ARCHITECTURES: &[Architecture] = &[
     Architecture::LLAMA,
     // In GGUF files it is a Llama.
     Architecture::new("mistral", "MistralForCausalLM", llama::mistral).in_gguf(None),
     Architecture::new("ministral", "MinistralForCausalLM", llama::mistral).in_gguf(None),
-    Architecture::new("ministral3", "Ministral3ForCausalLM", llama::mistral).in_gguf(None),
+    Architecture::new("ministral3", "Ministral3ForCausalLM", llama::mistral)
+        .in_gguf(Some("mistral3"))
+        .with(llama::ministral3_defaults),
     Architecture::new("qwen2", "Qwen2ForCausalLM", qwen::qwen2),
     Architecture::new("qwen3", "Qwen3ForCausalLM", qwen::qwen3),
-    Architecture::new("phi3", "Phi3ForCausalLM", phi::phi3),
+    Architecture::new("phi3", "Phi3ForCausalLM", phi::phi3).with(parts::eps_5),
     Architecture::new("gemma", "GemmaForCausalLM", gemma::gemma).with(gemma::defaults),
     Architecture::new("gemma2", "Gemma2ForCausalLM", gemma::gemma2).with(gemma::defaults2),
     Architecture::new("gemma3_text", "Gemma3ForCausalLM", gemma::gemma3)
@@ -88,8 +100,10 @@ pub const ARCHITECTURES: &[Architecture] = &[
     )
     .in_gguf(None)
     .with(gemma4::unified_defaults),
-    Architecture::new("smollm3", "SmolLM3ForCausalLM", llama::smollm3).with(llama::tied),
-    Architecture::new("granite", "GraniteForCausalLM", llama::granite),
+    Architecture::new("smollm3", "SmolLM3ForCausalLM", llama::smollm3)
+        .with(llama::smollm3_defaults),
+    Architecture::new("granite", "GraniteForCausalLM", llama::granite)
+        .with(llama::granite_defaults),
     // In GGUF files, those without experts and state spaces are a Granite.
     Architecture::new(
         "granitemoehybrid",
@@ -98,22 +112,22 @@ pub const ARCHITECTURES: &[Architecture] = &[
     )
     .in_gguf(None)
     .with(llama::granite4_defaults),
-    Architecture::new("olmo2", "Olmo2ForCausalLM", olmo::olmo2),
+    Architecture::new("olmo2", "Olmo2ForCausalLM", olmo::olmo2).with(parts::eps_5),
     // In GGUF files it is an OLMo 2 with windows.
     Architecture::new("olmo3", "Olmo3ForCausalLM", olmo::olmo3)
         .in_gguf(None)
         .with(olmo::defaults3),
     Architecture::new("glm", "GlmForCausalLM", glm::glm)
-        .in_gguf(None)
+        .in_gguf(Some("chatglm"))
         .with(glm::defaults),
-    Architecture::new("seed_oss", "SeedOssForCausalLM", llama::seed_oss).in_gguf(None),
-    Architecture::new("ernie4_5", "Ernie4_5ForCausalLM", llama::ernie).with(llama::tied),
-    Architecture::new("exaone4", "Exaone4ForCausalLM", llama::exaone4),
+    Architecture::new("seed_oss", "SeedOssForCausalLM", llama::seed_oss),
+    Architecture::new("ernie4_5", "Ernie4_5ForCausalLM", llama::ernie).with(llama::ernie_defaults),
+    Architecture::new("exaone4", "Exaone4ForCausalLM", llama::exaone4).with(parts::eps_5),
     Architecture::new("cohere", "CohereForCausalLM", layer_norm::cohere)
         .in_gguf(Some("command-r"))
         .with(layer_norm::cohere_defaults),
     Architecture::new("cohere2", "Cohere2ForCausalLM", layer_norm::cohere2)
-        .with(layer_norm::cohere_defaults),
+        .with(layer_norm::cohere2_defaults),
     Architecture::new("stablelm", "StableLmForCausalLM", layer_norm::stablelm)
         .with(layer_norm::stablelm_defaults),
     Architecture::new(

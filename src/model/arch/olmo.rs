@@ -3,7 +3,7 @@
 use super::super::keys::{Keys, ModelShape};
 use super::super::layer_spec::{LayerSpec, ModelSpec, Norms, QkNorm};
 use super::super::rope::RopeSpec;
-use super::parts::{plain, windows, with_attention_bias, with_ropes};
+use super::parts::{eps_5, plain, windows, with_attention_bias, with_ropes};
 use super::rope::{rope, ropes_by_kind};
 
 /// With norms of the outputs of attention and MLP, and of all heads together. In a GGUF file it may be an OLMo 3.
@@ -27,6 +27,7 @@ pub fn olmo3(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
 
 pub fn defaults3(keys: &mut Keys) {
     keys.default("sliding_window", 4096);
+    eps_5(keys);
 }
 
 fn layer(keys: &mut Keys, shape: &ModelShape, rope: RopeSpec) -> Result<LayerSpec, String> {

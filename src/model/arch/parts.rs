@@ -6,6 +6,11 @@ use super::super::rope::RopeSpec;
 use crate::kernels::Activation;
 use serde_json::Value;
 
+/// Sets what many classes assume.
+pub fn eps_5(keys: &mut Keys) {
+    keys.default("rms_norm_eps", 1e-5);
+}
+
 /// What most architectures share: the layer of a Llama with this position embedding and the activation of `keys`.
 pub fn plain(keys: &mut Keys, shape: &ModelShape, rope: RopeSpec) -> Result<LayerSpec, String> {
     Ok(LayerSpec {

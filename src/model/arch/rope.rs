@@ -6,6 +6,7 @@ use super::super::rope::{
     Llama3Scaling, LongFactors, LongScaling, ProportionalScaling, QueryScaling, RopeScaling,
     RopeSpec, YarnScaling,
 };
+use serde_json::Value;
 
 /// Maximum number of factors of a rotation: half the widest head.
 const MAX_FACTORS: usize = 2048;
@@ -31,6 +32,24 @@ pub fn partial_rope(
     by_default: f64,
 ) -> Result<RopeSpec, String> {
     shared(keys, shape, Some(by_default))
+}
+
+/// Sets the base that a class assumes if no place says it.
+pub fn default_theta(keys: &mut Keys, theta: f64) {
+    let says = |place: &str| !keys.peek(place)["rope_theta"].is_null();
+    let is_said = !keys.peek("rope_theta").is_null() || says("rope_parameters");
+    if !is_said && !says("rope_scaling") && !keys.is_gguf() {
+        keys.set("rope_theta", theta);
+    }
+}
+
+/// Sets the position embedding that a class assumes if no place has one. The class does not read a base alone then.
+pub fn default_rope(keys: &mut Keys, rope: Value) {
+    let is_missing = |place| keys.peek(place).is_null();
+    if is_missing("rope_parameters") && is_missing("rope_scaling") && !keys.is_gguf() {
+        keys.ignore(&["rope_theta"]);
+        keys.set("rope_parameters", rope);
+    }
 }
 
 /// Position embeddings of layers without a window and of those with one. Only the first may be scaled, unless
@@ -112,7 +131,11 @@ fn shared(keys: &mut Keys, shape: &ModelShape, partial: Option<f64>) -> Result<R
     }
     let (scaling, query_scaling) = match entries.pop() {
         Some(entry) if !entries.is_empty() => (entry.scaling, entry.query_scaling),
-        _ => (gguf_scaling(keys, shape)?, None),
+        _ => {
+            let scaling = gguf_scaling(keys, shape)?;
+            let queries = gguf_query_scaling(keys, scaling.as_ref())?;
+            (scaling, queries)
+        }
     };
     let width = match partial {
         None => shape.head_dim,
@@ -302,6 +325,23 @@ fn yarn(keys: &mut Keys, factor: f32, original: usize) -> Result<RopeScaling, St
     }))
 }
 
+/// The scaling of queries in GGUF metadata, with the context before `scaling`.
+fn gguf_query_scaling(
+    keys: &mut Keys,
+    scaling: Option<&RopeScaling>,
+) -> Result<Option<QueryScaling>, String> {
+    let key = "attention.temperature_scale";
+    let beta = keys.number(key)?.filter(|&beta| beta != 0.);
+    match (beta, scaling) {
+        (None, _) => Ok(None),
+        (Some(beta), Some(RopeScaling::Yarn(yarn))) => Ok(Some(QueryScaling {
+            beta: beta as f32,
+            original_max_position_embeddings: yarn.original_max_position_embeddings,
+        })),
+        (Some(beta), _) => Err(keys.refused(key, &beta.into(), "it needs a rope scaling of yarn")),
+    }
+}
+
 /// The frequency scaling in GGUF metadata.
 fn gguf_scaling(keys: &mut Keys, shape: &ModelShape) -> Result<Option<RopeScaling>, String> {
     if !keys.is_gguf() {
@@ -338,8 +378,10 @@ fn gguf_scaling(keys: &mut Keys, shape: &ModelShape) -> Result<Option<RopeScalin
                 let given = keys.number(&format!("rope.scaling.yarn_{name}"))?;
                 Ok(given.unwrap_or(by_default) as f32)
             };
-            let attention_factor =
-                number("attn_factor", 1. + 0.1 * f64::from(factor.max(1.)).ln())?;
+            let mscale = |by: f64| 1. + 0.1 * by * f64::from(factor.max(1.)).ln();
+            // That of `mscale_all_dim`, beside an `mscale` of 1.
+            let all = f64::from(number("log_multiplier", 0.)?);
+            let attention_factor = number("attn_factor", mscale(1.) / mscale(all))?;
             Ok(Some(RopeScaling::Yarn(YarnScaling {
                 factor,
                 original_max_position_embeddings: original.unwrap_or(longest),
