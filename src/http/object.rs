@@ -5,7 +5,7 @@
 
 use super::unsupported::{self, Treatment};
 use super::wire::{self, whole};
-use crate::error::{Error, RequestErrorKind, Result, json_words};
+use crate::error::{Error, FieldPath, RequestErrorKind, Result, json_words};
 use serde::Deserialize;
 use serde::de::value::MapDeserializer;
 use serde::de::{
@@ -45,15 +45,18 @@ impl<'a> Object<'a> {
     /// `Invalid`, if the body is not JSON or not an object.
     pub fn parse(body: &'a [u8], read: &[&[&str]]) -> Result<Self> {
         let malformed = |message: String| Error::request(RequestErrorKind::Invalid, None, message);
-        let text = std::str::from_utf8(body)
-            .map_err(|e| malformed(format!("the body is not valid JSON: {e}")))?;
+        let invalid = |e: &dyn fmt::Display| malformed(format!("the body is not valid JSON: {e}"));
+        let text = std::str::from_utf8(body).map_err(|e| invalid(&e))?;
         let mut json = serde_json::Deserializer::from_str(text);
-        let object = json.deserialize_any(Fields { read });
-        match object.and_then(|object| json.end().map(|()| object)) {
-            Ok(Some(object)) => Ok(object),
-            Ok(None) => Err(malformed("the body must be a JSON object".into())),
-            Err(e) => Err(malformed(format!("the body is not valid JSON: {e}"))),
+        if !text.trim_start().starts_with('{') {
+            IgnoredAny::deserialize(&mut json).map_err(|e| invalid(&e))?;
+            return Err(malformed("the body must be a JSON object".into()));
         }
+        let object = json
+            .deserialize_map(Fields { read })
+            .map_err(|e| invalid(&e))?;
+        json.end().map_err(|e| invalid(&e))?;
+        Ok(object)
     }
 
     /// Checks the fields that are not in `read`. Unknown names are ignored, with one debug line.
@@ -105,9 +108,13 @@ impl<'a> Object<'a> {
         });
         let map = MapDeserializer::<_, JsonError>::new(fields);
         serde_path_to_error::deserialize(map).map_err(|e| {
-            let param = e.path().to_string();
-            let message = json_words(&without_place(e.inner()));
-            Error::invalid(&param, format!("{param}: {message}"))
+            let param = FieldPath::from(e.path());
+            let message = without_place(e.inner());
+            let missing = message.strip_prefix("missing field `");
+            match missing.and_then(|name| name.strip_suffix('`')) {
+                Some(name) => Error::field(param.key(name), " is required"),
+                None => Error::field(param, format!(": {}", json_words(&message))),
+            }
         })
     }
 }
@@ -116,13 +123,13 @@ fn is_in(lists: &[&[&str]], name: &str) -> bool {
     lists.iter().any(|names| names.contains(&name))
 }
 
-/// Visits a body; `None` if it is not an object.
+/// Visits a body.
 struct Fields<'r> {
     read: &'r [&'r [&'r str]],
 }
 
 impl<'de> Visitor<'de> for Fields<'_> {
-    type Value = Option<Object<'de>>;
+    type Value = Object<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object")
@@ -156,36 +163,7 @@ impl<'de> Visitor<'de> for Fields<'_> {
                 }
             }
         }
-        Ok(Some(object))
-    }
-
-    fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        while seq.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(None)
-    }
-
-    fn visit_unit<E>(self) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_i64<E>(self, _: i64) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_str<E>(self, _: &str) -> Result<Self::Value, E> {
-        Ok(None)
+        Ok(object)
     }
 }
 
@@ -367,7 +345,11 @@ mod tests {
             ),
             (
                 r#"{"stop": [1]}"#,
-                "stop: expected a string or a list of strings",
+                "stop[0]: invalid type: integer `1`, expected a string",
+            ),
+            (
+                r#"{"prediction": {"type": "content"}}"#,
+                "prediction.content is required",
             ),
             (
                 r#"{"stream_options": {"include_usage": 1}}"#,

@@ -62,7 +62,7 @@ fn a_template_can_refuse() {
             .ends_with("cannot be applied: roles must alternate"),
         "{error}"
     );
-    assert!(matches!(error, Error::Request { param: Some(p), .. } if p == "messages"));
+    assert!(matches!(error, Error::Request { param: Some(p), .. } if p.is("messages")));
 }
 
 #[test]
