@@ -42,17 +42,17 @@ pub(super) struct Function {
     pub others: Map<String, Value>,
 }
 
-/// A tool of the other APIs, whose function is no object of its own.
+/// A tool of the other APIs, whose function is no object of its own. `K` is what its type may be.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
-pub(super) struct FlatTool {
-    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
-    pub kind: Option<String>,
+pub(super) struct FlatTool<K> {
+    #[serde(rename = "type")]
+    pub kind: K,
     #[serde(flatten)]
     pub function: Function,
 }
 
-impl From<FlatTool> for Tool {
-    fn from(tool: FlatTool) -> Self {
+impl<K> From<FlatTool<K>> for Tool {
+    fn from(tool: FlatTool<K>) -> Self {
         Self {
             kind: FunctionKind::Function,
             function: tool.function,

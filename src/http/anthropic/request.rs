@@ -31,13 +31,20 @@ pub(in crate::http) struct Fields {
     #[schemars(required)]
     messages: Option<Vec<Turn>>,
     stop_sequences: Option<Vec<String>>,
-    tools: Option<Vec<FlatTool>>,
+    tools: Option<Vec<FlatTool<Option<ToolKind>>>>,
     tool_choice: Option<Choice>,
     thinking: Option<Thinking>,
     output_config: Option<OutputConfig>,
     output_format: Option<FlatFormat>,
     chat_template_kwargs: Option<Map<String, Value>>,
     include_reasoning: Option<bool>,
+}
+
+/// The server has no tools of its own.
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum ToolKind {
+    Custom,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -183,13 +190,9 @@ impl Context<'_> {
 }
 
 /// A chat's tools. What tells how they are cached is left out: everything is.
-fn tools(list: Vec<FlatTool>) -> Result<Vec<Tool>> {
-    let tool = |(i, mut tool): (usize, FlatTool)| {
+fn tools(list: Vec<FlatTool<Option<ToolKind>>>) -> Result<Vec<Tool>> {
+    let tool = |(i, mut tool): (usize, FlatTool<_>)| {
         let at = FieldPath::from("tools").index(i);
-        if tool.kind.as_deref().is_some_and(|kind| kind != "custom") {
-            let what = "must be custom: the server has no tools of its own";
-            return wrong(at.key("type"), what);
-        }
         required(at.key("input_schema"), tool.function.parameters.as_ref())?;
         tool.function.others.remove("cache_control");
         Ok(tool.into())

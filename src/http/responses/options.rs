@@ -64,7 +64,7 @@ pub(super) struct RequestEcho {
     pub temperature: f64,
     pub text: TextOptions,
     pub tool_choice: FlatChoice,
-    pub tools: Vec<FlatTool>,
+    pub tools: Vec<FlatTool<FunctionKind>>,
     pub top_p: f64,
     #[schemars(extend("const" = "disabled"))]
     pub truncation: &'static str,

@@ -6,6 +6,7 @@ use super::options::{FlatChoice, ReasoningOptions, RequestEcho, TextOptions};
 use crate::error::{FieldPath, Result};
 use crate::http::content::TextOr;
 use crate::http::context::Context;
+use crate::http::conversation::FunctionKind;
 use crate::http::openai::{Body, Job};
 use crate::http::tools::{FlatTool, Tool, ToolChoice, ToolMode};
 use crate::http::wire::{self, Common, required, wrong};
@@ -34,7 +35,7 @@ pub(in crate::http) struct Fields {
     input: Option<TextOr<Item>>,
     instructions: Option<String>,
     max_output_tokens: Option<usize>,
-    tools: Option<Vec<FlatTool>>,
+    tools: Option<Vec<FlatTool<FunctionKind>>>,
     tool_choice: Option<FlatChoice>,
     parallel_tool_calls: Option<bool>,
     text: Option<TextOptions>,
@@ -65,6 +66,9 @@ impl Context<'_> {
         let format = fields.text.and_then(|text| text.format);
         let structured = structured.with_format(format, "text.format")?;
         let input = required("input", fields.input)?;
+        let tools = fields
+            .tools
+            .map(|list| list.into_iter().map(Tool::from).collect());
         let chat = Body {
             common: Common {
                 max_tokens: fields.max_output_tokens,
@@ -72,7 +76,7 @@ impl Context<'_> {
             },
             fields: wire::Chat {
                 messages: Some(messages(fields.instructions, input)?),
-                tools: fields.tools.map(tools).transpose()?,
+                tools,
                 tool_choice: fields.tool_choice.map(ToolChoice::from),
                 parallel_tool_calls: fields.parallel_tool_calls,
                 add_special_tokens: fields.add_special_tokens,
@@ -149,19 +153,4 @@ fn echo(common: &Common, fields: &Fields) -> RequestEcho {
         top_p: common.top_p.unwrap_or(1.0),
         truncation: "disabled",
     }
-}
-
-/// A chat's tools.
-fn tools(list: Vec<FlatTool>) -> Result<Vec<Tool>> {
-    let tool = |(i, tool): (usize, FlatTool)| {
-        if tool.kind.as_deref() == Some("function") {
-            return Ok(tool.into());
-        }
-        let field = FieldPath::from("tools").index(i).key("type");
-        wrong(
-            field,
-            "must be function: the server has no tools of its own",
-        )
-    };
-    list.into_iter().enumerate().map(tool).collect()
 }
