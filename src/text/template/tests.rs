@@ -1,5 +1,8 @@
 //! What templates need, and what no template may do.
 
+mod limits;
+mod models;
+
 use super::*;
 
 fn render(source: &str, messages: serde_json::Value) -> Result<String> {
