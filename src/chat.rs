@@ -181,13 +181,14 @@ impl Chat {
     /// The first line: with whom one talks, and what the colours mean.
     fn greeting(&self) -> String {
         let client = &self.client;
-        let colours = match client.tells_rounds() && self.painter.has_colours() {
-            true => format!(
+        let colours = if client.tells_rounds() && self.painter.has_colours() {
+            format!(
                 " Accepted draft tokens: {} of a draft model or head, {} of tables.",
                 self.painter.styled(Style::Model, "those"),
                 self.painter.styled(Style::Tables, "those"),
-            ),
-            false => String::new(),
+            )
+        } else {
+            String::new()
         };
         let model = clipped(client.model());
         let model = self.painter.styled(Style::Plain, &model);

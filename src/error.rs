@@ -1,5 +1,9 @@
 //! One error type, whose variants tell who must act: the caller, the operator, or us.
 
+mod field_path;
+
+pub use field_path::FieldPath;
+
 use std::any::Any;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -39,12 +43,14 @@ pub enum RequestErrorKind {
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
     /// The caller must change the request, or try again later.
-    #[error("{message}")]
+    #[error("{}{message}", prefix(param.as_ref(), *names_param))]
     Request {
         kind: RequestErrorKind,
         message: String,
         /// The request field at fault, if there is one.
-        param: Option<String>,
+        param: Option<FieldPath>,
+        /// Whether the path of the field comes before the message.
+        names_param: bool,
     },
     /// The operator must change a flag, a file or the machine. One readable line; exit code 2.
     #[error("{0}")]
@@ -58,9 +64,24 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// A 400 that names `param` and says in `message` what would be accepted.
-    pub fn invalid(param: &str, message: impl Into<String>) -> Self {
-        Self::request(RequestErrorKind::Invalid, Some(param), message)
+    /// A 400 about `param` that says in `message` what would be accepted.
+    pub fn invalid(param: impl Into<FieldPath>, message: impl Into<String>) -> Self {
+        Self::Request {
+            kind: RequestErrorKind::Invalid,
+            message: message.into(),
+            param: Some(param.into()),
+            names_param: false,
+        }
+    }
+
+    /// A 400 whose message is the path of `param` and `what`, which begins with a space or a colon.
+    pub fn field(param: impl Into<FieldPath>, what: impl Into<String>) -> Self {
+        Self::Request {
+            kind: RequestErrorKind::Invalid,
+            message: what.into(),
+            param: Some(param.into()),
+            names_param: true,
+        }
     }
 
     /// A caller's error of any kind.
@@ -72,33 +93,32 @@ impl Error {
         Self::Request {
             kind,
             message: message.into(),
-            param: param.map(str::to_owned),
+            param: param.map(FieldPath::from),
+            names_param: false,
         }
     }
 
-    /// The same error for an API that has other names for fields. Each old name, or the end of a path like
-    /// `.function`, becomes the new one wherever it is in the path of the field.
-    pub fn renamed(self, names: &[(&str, &str)]) -> Self {
+    /// The same error for an API that has other names for fields; see [`FieldPath::renamed`].
+    pub fn renamed(mut self, names: &[(&str, &str)]) -> Self {
+        if let Self::Request {
+            param: Some(path), ..
+        } = &mut self
+        {
+            *path = path.renamed(names);
+        }
+        self
+    }
+
+    /// The path of the request field at fault, as text.
+    pub fn param(&self) -> Option<String> {
         match self {
-            Self::Request {
-                kind,
-                message,
-                param: Some(old),
-            } => {
-                let rename = |path: String, (old, new): &(&str, &str)| renamed(&path, old, new);
-                let new = names.iter().fold(old.clone(), rename);
-                Self::Request {
-                    kind,
-                    message: message.replacen(&old, &new, 1),
-                    param: Some(new),
-                }
-            }
-            other => other,
+            Self::Request { param, .. } => param.as_ref().map(FieldPath::to_string),
+            Self::Setup(_) | Self::Internal(_) => None,
         }
     }
 
     /// A 400 about an id in `param` that is not below `vocab_size`.
-    pub fn unknown_token(param: &str, id: u32, vocab_size: usize) -> Self {
+    pub fn unknown_token(param: impl Into<FieldPath>, id: u32, vocab_size: usize) -> Self {
         let largest = vocab_size.saturating_sub(1);
         Self::invalid(
             param,
@@ -159,19 +179,9 @@ impl Error {
     }
 }
 
-/// `path` with `new` for `old`, which must end where a part of the path does, and begin at the beginning or
-/// with a dot.
-fn renamed(path: &str, old: &str, new: &str) -> String {
-    let ends = |rest: &str| rest.is_empty() || rest.starts_with(['.', '[']);
-    let mut places = path.match_indices(old).map(|(at, _)| at);
-    let place = places.find(|&at| {
-        let begins = at == 0 || old.starts_with('.');
-        begins && ends(&path[at + old.len()..])
-    });
-    match place {
-        Some(at) => format!("{}{new}{}", &path[..at], &path[at + old.len()..]),
-        None => path.to_owned(),
-    }
+fn prefix(param: Option<&FieldPath>, is_named: bool) -> String {
+    let named = param.filter(|_| is_named);
+    named.map_or_else(String::new, FieldPath::to_string)
 }
 
 /// The beginning of `text` on one line, for messages: names and texts from files and requests can be
@@ -244,7 +254,8 @@ pub fn json_words(message: &str) -> String {
         None => expected,
     };
     // A list with too few fields of a struct.
-    let found = if kind.is_some() && found.starts_with("invalid length") {
+    let is_short_list = kind.is_some() && found.starts_with("invalid length");
+    let found = if is_short_list {
         "invalid type: sequence"
     } else {
         found
@@ -328,111 +339,4 @@ impl From<candle_core::Error> for Error {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::json_words;
-    use serde::Deserialize;
-    use serde::de::DeserializeOwned;
-    use std::collections::BTreeMap;
-
-    #[derive(Debug, Deserialize)]
-    struct Options {
-        #[serde(rename = "on")]
-        _on: Option<bool>,
-        #[serde(rename = "size")]
-        _size: Option<u16>,
-    }
-
-    #[derive(Debug, Deserialize)]
-    #[serde(rename_all = "lowercase")]
-    enum Mode {
-        Fast,
-    }
-
-    #[derive(Debug, Deserialize)]
-    #[serde(tag = "type", rename_all = "lowercase")]
-    enum Part {
-        Text {
-            #[serde(rename = "text")]
-            _text: String,
-        },
-    }
-
-    #[derive(Debug, Deserialize)]
-    struct Pair(#[allow(dead_code)] f32, #[allow(dead_code)] i64);
-
-    fn told<T: DeserializeOwned + std::fmt::Debug>(json: &str) -> String {
-        let value: serde_json::Value = serde_json::from_str(json).unwrap();
-        json_words(&serde_json::from_value::<T>(value).unwrap_err().to_string())
-    }
-
-    /// serde's own messages, as the version in use writes them.
-    #[test]
-    fn no_type_of_rust_is_named() {
-        for (told, plain) in [
-            (
-                told::<Options>("5"),
-                "invalid type: integer `5`, expected an object",
-            ),
-            (
-                told::<Options>("[]"),
-                "invalid type: list, expected an object",
-            ),
-            (
-                told::<Options>(r#"{"on": {}}"#),
-                "invalid type: object, expected a boolean",
-            ),
-            (
-                told::<Options>(r#"{"size": 70000}"#),
-                "invalid value: integer `70000`, expected a non-negative integer",
-            ),
-            (
-                told::<Options>(r#"{"size": 0.5}"#),
-                "invalid type: number `0.5`, expected a non-negative integer",
-            ),
-            (
-                told::<Mode>("5"),
-                "invalid type: integer `5`, expected a string",
-            ),
-            (
-                told::<Mode>(r#"{"fast": 1}"#),
-                "invalid type: integer `1`, expected null",
-            ),
-            (
-                told::<Mode>(r#""slow""#),
-                "unknown variant `slow`, expected `fast`",
-            ),
-            (
-                told::<Part>("5"),
-                "invalid type: integer `5`, expected an object",
-            ),
-            (
-                told::<Pair>("true"),
-                "invalid type: boolean `true`, expected a list",
-            ),
-            (
-                told::<Pair>(r#"[1, "x"]"#),
-                "invalid type: string \"x\", expected an integer",
-            ),
-            (
-                told::<Pair>(r#"["struct", 1]"#),
-                "invalid type: string \"struct\", expected a number",
-            ),
-            (
-                told::<Vec<Pair>>(r#""a, expected struct X""#),
-                "invalid type: string \"a, expected struct X\", expected a list",
-            ),
-            (
-                told::<BTreeMap<String, f32>>("[1]"),
-                "invalid type: list, expected an object",
-            ),
-        ] {
-            assert_eq!(told, plain);
-        }
-        let in_file = "invalid type: map, expected struct X with 2 elements at line 3 column 4";
-        assert_eq!(
-            json_words(in_file),
-            "invalid type: object, expected an object at line 3 column 4"
-        );
-        assert_eq!(json_words("missing field `a`"), "missing field `a`");
-    }
-}
+mod tests;

@@ -303,9 +303,10 @@ fn base(url: &str) -> String {
     let url = url.trim_end_matches('/');
     let url = url.strip_suffix("/chat/completions").unwrap_or(url);
     let host = url.split_once("://").map_or(url, |(_, host)| host);
-    match host.contains('/') {
-        true => url.to_owned(),
-        false => format!("{url}/v1"),
+    if host.contains('/') {
+        url.to_owned()
+    } else {
+        format!("{url}/v1")
     }
 }
 

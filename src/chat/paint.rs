@@ -134,14 +134,16 @@ impl Painter {
     /// `text` in `style`, without what would command a terminal.
     pub fn styled(&self, style: Style, text: &str) -> String {
         let commands = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
-        let text = match self.terminal {
-            true => text.replace(commands, "\u{fffd}"),
-            false => text.to_owned(),
+        let text = if self.terminal {
+            text.replace(commands, "\u{fffd}")
+        } else {
+            text.to_owned()
         };
         let start = if self.colours { style.start() } else { "" };
-        match start.is_empty() || text.is_empty() {
-            true => text,
-            false => format!("{start}{text}{RESET}"),
+        if start.is_empty() || text.is_empty() {
+            text
+        } else {
+            format!("{start}{text}{RESET}")
         }
     }
 }

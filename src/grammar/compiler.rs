@@ -5,7 +5,7 @@ use super::place;
 use super::source::GrammarSource;
 use super::state::GrammarState;
 use super::vocabulary::{GrammarTokens, vocabulary};
-use crate::error::{Error, Result, caught_here};
+use crate::error::{Error, FieldPath, Result, caught_here};
 use llguidance::ParserFactory;
 use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
 use llguidance::toktrie::InferenceCapabilities;
@@ -70,7 +70,8 @@ impl Compiler {
     /// # Errors
     /// `Invalid`, naming the field, and the place in it if the source is wrong, not supported, too large, or
     /// matches no text.
-    pub fn compile(&self, field: &str, source: &GrammarSource) -> Result<Grammar> {
+    pub fn compile(&self, field: impl Into<FieldPath>, source: &GrammarSource) -> Result<Grammar> {
+        let field = &field.into();
         let top = source.top_level(field)?;
         let key = serde_json::to_string(&top)
             .map_err(|e| Error::internal(format!("a grammar cannot be written: {e}")))?;
@@ -81,7 +82,7 @@ impl Compiler {
                 built.unwrap_or_else(|why| Ok(Err(format!("is not supported: {why}"))))
             })?
         });
-        let refused = |what| Error::invalid(field, format!("{field} {what}"));
+        let refused = |what| Error::field(field, format!(" {what}"));
         outcome.clone()?.map_err(refused)
     }
 

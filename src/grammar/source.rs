@@ -1,6 +1,6 @@
 //! What a text can be asked to follow, and the checks that bound it.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, FieldPath, Result};
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::{Map, Value, json};
 
@@ -79,8 +79,8 @@ impl GrammarSource {
     ///
     /// # Errors
     /// `Invalid`, naming `field`.
-    pub(super) fn top_level(&self, field: &str) -> Result<TopLevelGrammar> {
-        let refuse = |what: String| Err(Error::invalid(field, format!("{field} {what}")));
+    pub(super) fn top_level(&self, field: &FieldPath) -> Result<TopLevelGrammar> {
+        let refuse = |what: String| Err(Error::field(field, format!(" {what}")));
         let size = match self {
             Self::JsonObject => 0,
             Self::JsonSchema(schema) => schema.to_string().len(),

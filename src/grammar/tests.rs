@@ -30,9 +30,9 @@ fn compiled(source: &GrammarSource) -> Grammar {
 
 fn refusal(source: &GrammarSource) -> String {
     match compiler().compile("field", source) {
-        Err(Error::Request { param, message, .. }) => {
-            assert_eq!(param.as_deref(), Some("field"));
-            message
+        Err(error @ Error::Request { .. }) => {
+            assert_eq!(error.param().as_deref(), Some("field"));
+            error.to_string()
         }
         other => panic!("{source:?}: {other:?}"),
     }

@@ -3,8 +3,8 @@
 use super::choice::{MessageRules, ToolRules};
 use super::context::Context;
 use super::structured::Structured;
-use super::tools::{self, ToolChoice, Tools};
-use crate::error::{Error, Result};
+use super::tools::{self, CallMode, Tools};
+use crate::error::{Error, FieldPath, Result};
 use crate::grammar::{Grammar, GrammarSource};
 use crate::text::{Answer, Calls, ReasoningFormat, ToolFormat, answer_grammar};
 use serde_json::Value;
@@ -20,8 +20,8 @@ impl Context<'_> {
         tools: &Tools,
         parallel: bool,
     ) -> Result<MessageRules> {
-        let tools = match tools.choice {
-            ToolChoice::None => None,
+        let tools = match tools.calls {
+            CallMode::None => None,
             _ => Some(self.tool_rules(tools, parallel)?),
         };
         let format = self.reasoning_format;
@@ -43,23 +43,23 @@ impl Context<'_> {
     fn tool_rules(&self, tools: &Tools, parallel: bool) -> Result<ToolRules> {
         let format = self.tool_format.ok_or_else(|| {
             let known = ToolFormat::names().join(", ");
-            let message = format!(
-                "tools: the chat template does not show how this model writes calls; start the server with --tool-call-parser ({known})"
+            let what = format!(
+                ": the chat template does not show how this model writes calls; start the server with --tool-call-parser ({known})"
             );
-            Error::invalid("tools", message)
+            Error::field("tools", what)
         })?;
         let names = tools
             .callable()
             .iter()
             .map(|tool| tools::name(tool).to_owned());
-        let named = matches!(tools.choice, ToolChoice::Named(_));
+        let named = matches!(tools.calls, CallMode::Named(_));
         // A model that has not learned to call tools does not know when to stop, either.
         let parallel = parallel && !named && self.text.knows_tools();
         Ok(ToolRules {
             format,
             names: names.collect(),
             max_calls: if parallel { usize::MAX } else { 1 },
-            forced: named || tools.choice == ToolChoice::Required,
+            forced: named || tools.calls == CallMode::Required,
             named,
         })
     }
@@ -101,31 +101,30 @@ impl Context<'_> {
             content: content.as_deref(),
         };
         let source = answer_grammar(answer, |marker| self.text.special_id(marker));
-        let field = asked
-            .as_ref()
-            .filter(|_| !forced)
-            .map_or("tools", |(field, _)| field);
+        let field = asked.as_ref().filter(|_| !forced);
+        let field = field.map_or("tools".into(), |(field, _)| field.clone());
         let compiled = self.grammars.compile(field, &GrammarSource::Lark(source));
         compiled.map(Some).map_err(|error| {
             // Each part alone tells where the error is.
             let schema = |(i, tool): (usize, &Value)| {
                 let schema = tool["function"]["parameters"].as_object()?;
                 let schema = GrammarSource::JsonSchema(schema.clone().into());
-                Some((format!("tools[{i}].function.parameters"), schema))
+                let field = FieldPath::from("tools").index(i).key("function");
+                Some((field.key("parameters"), schema))
             };
             let schemas = tools.list.iter().enumerate().filter_map(schema);
             let mut parts = schemas.chain(asked.filter(|_| !forced));
             parts
-                .find_map(|(field, source)| self.grammars.compile(&field, &source).err())
+                .find_map(|(field, source)| self.grammars.compile(field, &source).err())
                 .unwrap_or(error)
         })
     }
 }
 
 /// The error for a grammar in text form where the answer may be something else, too.
-fn stands_alone(field: &str) -> Error {
-    let message = format!(
-        "{field} is not possible together with tools or --reasoning-parser: leave it out, or set tool_choice to none"
-    );
-    Error::invalid(field, message)
+fn stands_alone(field: &FieldPath) -> Error {
+    Error::field(
+        field,
+        " is not possible together with tools or --reasoning-parser: leave it out, or set tool_choice to none",
+    )
 }

@@ -63,14 +63,13 @@ impl Shape for Chunks {
         let usage = self.header.usage(choices);
         let pieces = self.header.best(pieces, choices);
         let mut parts = self.header.whole(text, pieces, usage);
-        let body = match streams {
+        let body = if streams {
             // The text of log-probabilities takes many times their memory.
-            true => Body::from_stream(stream::iter(parts.map(Ok::<_, Infallible>))),
-            false => {
-                let mut whole = parts.next().unwrap_or_default();
-                parts.for_each(|part| whole.extend(part));
-                Body::from(whole)
-            }
+            Body::from_stream(stream::iter(parts.map(Ok::<_, Infallible>)))
+        } else {
+            let mut whole = parts.next().unwrap_or_default();
+            parts.for_each(|part| whole.extend(part));
+            Body::from(whole)
         };
         ([(header::CONTENT_TYPE, "application/json")], body).into_response()
     }

@@ -278,7 +278,8 @@ fn at(error: Error, index: usize) -> Error {
             kind,
             message,
             param: Some(param),
-        } if param == "prompt" => {
+            ..
+        } if param.is("prompt") => {
             let mut message = message.replace("the prompt", "the input");
             if message.starts_with("token id ") {
                 message.push_str(

@@ -23,49 +23,88 @@ pub(super) struct Refusal {
 
 impl Refusal {
     pub fn of(error: &Error) -> Self {
-        match error {
-            Error::Request { kind, param, .. } => Self {
-                code: names(*kind, param.as_deref()).1,
-                param: param.clone(),
-                cause: None,
-            },
-            Error::Setup(_) | Error::Internal(_) => Self {
-                code: INTERNAL,
-                param: None,
-                cause: Some(error.to_string()),
+        Self {
+            code: Names::of(error).code,
+            param: error.param(),
+            cause: match error {
+                Error::Request { .. } => None,
+                Error::Setup(_) | Error::Internal(_) => Some(error.to_string()),
             },
         }
     }
 }
 
-const INTERNAL: &str = "internal_error";
 const CONTEXT: &str = "context_length_exceeded";
+
+/// What the APIs call an error.
+pub(super) struct Names {
+    status: u16,
+    /// OpenAI's type and code.
+    kind: &'static str,
+    code: &'static str,
+    /// Anthropic's type.
+    pub anthropic: &'static str,
+}
+
+impl Names {
+    pub fn of(error: &Error) -> Self {
+        const INVALID: &str = "invalid_request_error";
+        const UNAVAILABLE: &str = "service_unavailable_error";
+        const OVERLOADED: &str = "overloaded_error";
+        let Error::Request { kind, param, .. } = error else {
+            return Self {
+                status: 500,
+                kind: "server_error",
+                code: "internal_error",
+                anthropic: "api_error",
+            };
+        };
+        let is_model = param.as_ref().is_some_and(|param| param.is("model"));
+        let (status, kind, code, anthropic) = match kind {
+            Kind::Invalid => (400, INVALID, "invalid_value", INVALID),
+            Kind::ContextLengthExceeded => (400, INVALID, CONTEXT, INVALID),
+            Kind::Unauthorized => {
+                let kind = "authentication_error";
+                (401, kind, "invalid_api_key", kind)
+            }
+            Kind::Forbidden => (403, INVALID, "forbidden", "permission_error"),
+            Kind::NotFound if is_model => (404, INVALID, "model_not_found", "not_found_error"),
+            Kind::NotFound => (404, INVALID, "not_found", "not_found_error"),
+            Kind::MethodNotAllowed => (405, INVALID, "method_not_allowed", INVALID),
+            Kind::Timeout => (408, INVALID, "request_timeout", "timeout_error"),
+            Kind::TooLarge => (413, INVALID, "request_too_large", "request_too_large"),
+            Kind::UnsupportedEncoding => (415, INVALID, "unsupported_encoding", INVALID),
+            Kind::QueueFull => (429, "rate_limit_error", "queue_full", "rate_limit_error"),
+            Kind::Overloaded => (503, UNAVAILABLE, "overloaded", OVERLOADED),
+            Kind::ShuttingDown => (503, UNAVAILABLE, "shutting_down", OVERLOADED),
+        };
+        Self {
+            status,
+            kind,
+            code,
+            anthropic,
+        }
+    }
+}
 
 /// An error in OpenAI's form.
 #[derive(Serialize, JsonSchema)]
-pub(super) struct ErrorBody<'a> {
-    error: ErrorDetails<'a>,
+pub(super) struct ErrorBody {
+    error: ErrorDetails,
 }
 
 #[derive(Serialize, JsonSchema)]
-struct ErrorDetails<'a> {
+struct ErrorDetails {
     message: String,
     #[serde(rename = "type")]
     kind: &'static str,
     /// The field at fault.
-    param: Option<&'a str>,
+    param: Option<String>,
     code: &'static str,
 }
 
 /// The body that tells of `error`.
-pub(super) fn body(error: &Error) -> ErrorBody<'_> {
-    let (kind, param, code) = match error {
-        Error::Request { kind, param, .. } => {
-            let (kind, code) = names(*kind, param.as_deref());
-            (kind, param.as_deref(), code)
-        }
-        Error::Setup(_) | Error::Internal(_) => ("server_error", None, INTERNAL),
-    };
+pub(super) fn body(error: &Error) -> ErrorBody {
     let message = match error {
         // LangChain looks for the code in the message alone, and only then falls back to less.
         Error::Request {
@@ -74,55 +113,21 @@ pub(super) fn body(error: &Error) -> ErrorBody<'_> {
         } => format!("{error} ({CONTEXT})"),
         _ => error.to_string(),
     };
+    let Names { kind, code, .. } = Names::of(error);
     ErrorBody {
         error: ErrorDetails {
             message,
             kind,
-            param,
+            param: error.param(),
             code,
         },
     }
 }
 
-fn names(kind: Kind, param: Option<&str>) -> (&'static str, &'static str) {
-    match kind {
-        Kind::Invalid => ("invalid_request_error", "invalid_value"),
-        Kind::ContextLengthExceeded => ("invalid_request_error", CONTEXT),
-        Kind::Unauthorized => ("authentication_error", "invalid_api_key"),
-        Kind::NotFound if param == Some("model") => ("invalid_request_error", "model_not_found"),
-        Kind::NotFound => ("invalid_request_error", "not_found"),
-        Kind::MethodNotAllowed => ("invalid_request_error", "method_not_allowed"),
-        Kind::Forbidden => ("invalid_request_error", "forbidden"),
-        Kind::Timeout => ("invalid_request_error", "request_timeout"),
-        Kind::TooLarge => ("invalid_request_error", "request_too_large"),
-        Kind::UnsupportedEncoding => ("invalid_request_error", "unsupported_encoding"),
-        Kind::QueueFull => ("rate_limit_error", "queue_full"),
-        Kind::Overloaded => ("service_unavailable_error", "overloaded"),
-        Kind::ShuttingDown => ("service_unavailable_error", "shutting_down"),
-    }
-}
-
-fn status(error: &Error) -> StatusCode {
-    match error {
-        Error::Request { kind, .. } => match kind {
-            Kind::Invalid | Kind::ContextLengthExceeded => StatusCode::BAD_REQUEST,
-            Kind::Unauthorized => StatusCode::UNAUTHORIZED,
-            Kind::NotFound => StatusCode::NOT_FOUND,
-            Kind::Forbidden => StatusCode::FORBIDDEN,
-            Kind::Timeout => StatusCode::REQUEST_TIMEOUT,
-            Kind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
-            Kind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Kind::UnsupportedEncoding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Kind::QueueFull => StatusCode::TOO_MANY_REQUESTS,
-            Kind::Overloaded | Kind::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
-        },
-        Error::Setup(_) | Error::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
-    }
-}
-
 impl IntoResponse for Error {
     fn into_response(self) -> Response {
-        let status = status(&self);
+        let status = StatusCode::from_u16(Names::of(&self).status);
+        let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = (status, Json(body(&self))).into_response();
         response.extensions_mut().insert(Refusal::of(&self));
         let headers = response.headers_mut();

@@ -5,7 +5,7 @@
 
 use super::unsupported::{self, Treatment};
 use super::wire::{self, whole};
-use crate::error::{Error, RequestErrorKind, Result, json_words};
+use crate::error::{Error, FieldPath, RequestErrorKind, Result, json_words};
 use serde::Deserialize;
 use serde::de::value::MapDeserializer;
 use serde::de::{
@@ -45,15 +45,18 @@ impl<'a> Object<'a> {
     /// `Invalid`, if the body is not JSON or not an object.
     pub fn parse(body: &'a [u8], read: &[&[&str]]) -> Result<Self> {
         let malformed = |message: String| Error::request(RequestErrorKind::Invalid, None, message);
-        let text = std::str::from_utf8(body)
-            .map_err(|e| malformed(format!("the body is not valid JSON: {e}")))?;
+        let invalid = |e: &dyn fmt::Display| malformed(format!("the body is not valid JSON: {e}"));
+        let text = std::str::from_utf8(body).map_err(|e| invalid(&e))?;
         let mut json = serde_json::Deserializer::from_str(text);
-        let object = json.deserialize_any(Fields { read });
-        match object.and_then(|object| json.end().map(|()| object)) {
-            Ok(Some(object)) => Ok(object),
-            Ok(None) => Err(malformed("the body must be a JSON object".into())),
-            Err(e) => Err(malformed(format!("the body is not valid JSON: {e}"))),
+        if !text.trim_start().starts_with('{') {
+            IgnoredAny::deserialize(&mut json).map_err(|e| invalid(&e))?;
+            return Err(malformed("the body must be a JSON object".into()));
         }
+        let object = json
+            .deserialize_map(Fields { read })
+            .map_err(|e| invalid(&e))?;
+        json.end().map_err(|e| invalid(&e))?;
+        Ok(object)
     }
 
     /// Checks the fields that are not in `read`. Unknown names are ignored, with one debug line.
@@ -105,9 +108,13 @@ impl<'a> Object<'a> {
         });
         let map = MapDeserializer::<_, JsonError>::new(fields);
         serde_path_to_error::deserialize(map).map_err(|e| {
-            let param = e.path().to_string();
-            let message = json_words(&without_place(e.inner()));
-            Error::invalid(&param, format!("{param}: {message}"))
+            let param = FieldPath::from(e.path());
+            let message = without_place(e.inner());
+            let missing = message.strip_prefix("missing field `");
+            match missing.and_then(|name| name.strip_suffix('`')) {
+                Some(name) => Error::field(param.key(name), " is required"),
+                None => Error::field(param, format!(": {}", json_words(&message))),
+            }
         })
     }
 }
@@ -116,13 +123,13 @@ fn is_in(lists: &[&[&str]], name: &str) -> bool {
     lists.iter().any(|names| names.contains(&name))
 }
 
-/// Visits a body; `None` if it is not an object.
+/// Visits a body.
 struct Fields<'r> {
     read: &'r [&'r [&'r str]],
 }
 
 impl<'de> Visitor<'de> for Fields<'_> {
-    type Value = Option<Object<'de>>;
+    type Value = Object<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object")
@@ -156,36 +163,7 @@ impl<'de> Visitor<'de> for Fields<'_> {
                 }
             }
         }
-        Ok(Some(object))
-    }
-
-    fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        while seq.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(None)
-    }
-
-    fn visit_unit<E>(self) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_i64<E>(self, _: i64) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_str<E>(self, _: &str) -> Result<Self::Value, E> {
-        Ok(None)
+        Ok(object)
     }
 }
 
@@ -303,161 +281,4 @@ fn without_place(error: &JsonError) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use wire::{Common, Completion, Detokenize, Prompt, Tokenize};
-
-    const READ: fn() -> [&'static [&'static str]; 3] = || {
-        [
-            wire::names::<Common>(),
-            wire::names::<Completion>(),
-            wire::names::<Detokenize>(),
-        ]
-    };
-
-    fn fields<T: DeserializeOwned>(body: &str) -> Result<T> {
-        Object::parse(body.as_bytes(), &READ())?.fields()
-    }
-
-    #[test]
-    fn the_last_of_two_fields_counts_and_null_is_absent() {
-        let body: Common = fields(r#"{"n": 2, "seed": 1, "n": 3, "seed": null}"#).expect("fine");
-        assert_eq!((body.n, body.seed), (Some(3), None));
-    }
-
-    #[test]
-    fn whole_numbers_are_integers_alone_and_in_lists() {
-        let body: Common = fields(r#"{"n": 4.0, "top_k": -1.0, "stop_token_ids": [1.0, 2]}"#)
-            .expect("whole numbers");
-        assert_eq!((body.n, body.top_k), (Some(4), Some(-1)));
-        assert_eq!(body.stop_token_ids, Some(vec![1, 2]));
-        let prompt = |json: &str| {
-            let body: Result<Completion> = fields(&format!(r#"{{"prompt": {json}}}"#));
-            body.map(|body| body.prompt)
-        };
-        assert!(matches!(prompt("[1.0, 2]"), Ok(Some(Prompt::Ids(ids))) if ids == [1, 2]));
-        assert!(matches!(prompt("[[1], [2.0]]"), Ok(Some(Prompt::IdLists(l))) if l == [[1], [2]]));
-        assert!(matches!(prompt(r#"["a"]"#), Ok(Some(Prompt::Texts(texts))) if texts == ["a"]));
-        assert!(matches!(prompt(r#""a""#), Ok(Some(Prompt::Text(text))) if text == "a"));
-        assert!(prompt("[1.5]").is_err() && prompt("[-1]").is_err() && prompt("{}").is_err());
-    }
-
-    #[test]
-    fn errors_name_the_place_and_what_is_accepted() {
-        for (body, message) in [
-            (
-                r#"{"n": "two"}"#,
-                "n: invalid type: string \"two\", expected a non-negative integer",
-            ),
-            (
-                r#"{"n": 1.5}"#,
-                "n: invalid type: number `1.5`, expected a non-negative integer",
-            ),
-            (
-                r#"{"seed": []}"#,
-                "seed: invalid type: list, expected an integer",
-            ),
-            (
-                r#"{"stop_token_ids": [1, -1]}"#,
-                "stop_token_ids[1]: invalid value: integer `-1`, expected a non-negative integer",
-            ),
-            (
-                r#"{"stop_token_ids": [null]}"#,
-                "stop_token_ids[0]: invalid type: null, expected a non-negative integer",
-            ),
-            (
-                r#"{"stop": [1]}"#,
-                "stop: expected a string or a list of strings",
-            ),
-            (
-                r#"{"stream_options": {"include_usage": 1}}"#,
-                "stream_options.include_usage: invalid type: integer `1`, expected a boolean",
-            ),
-            (
-                r#"{"stream_options": []}"#,
-                "stream_options: invalid type: list, expected an object",
-            ),
-            (
-                r#"{"acceptance": 1}"#,
-                "acceptance: invalid type: integer `1`, expected a string",
-            ),
-        ] {
-            let error = fields::<Common>(body).unwrap_err();
-            assert_eq!(error.to_string(), message);
-        }
-        for (body, start) in [
-            ("", "the body is not valid JSON: EOF"),
-            ("{\"n\": 1", "the body is not valid JSON: EOF"),
-            (
-                "{\"n\": 1} x",
-                "the body is not valid JSON: trailing characters",
-            ),
-            ("{\"x\": [1,]}", "the body is not valid JSON: "),
-            (
-                "{\"x\": \"\u{1}\"}",
-                "the body is not valid JSON: control character",
-            ),
-            ("[1]", "the body must be a JSON object"),
-            ("\"a\"", "the body must be a JSON object"),
-            ("1.5", "the body must be a JSON object"),
-            ("null", "the body must be a JSON object"),
-        ] {
-            let error = fields::<Common>(body).unwrap_err().to_string();
-            assert!(error.starts_with(start), "{body}: {error}");
-        }
-        let bytes = Object::parse(b"{\"x\": \"\xff\"}", &READ());
-        assert!(bytes.is_err());
-    }
-
-    #[test]
-    fn trees_are_bounded_and_lists_are_not() {
-        let list = format!("[{}0]", "0,".repeat(MAX_VALUES));
-        let body: Detokenize = fields(&format!(r#"{{"tokens": {list}}}"#)).expect("ids");
-        assert_eq!(body.tokens.map(|ids| ids.len()), Some(MAX_VALUES + 1));
-        let unread = format!(r#"{{"unknown": {list}, "n": 1}}"#);
-        assert!(fields::<Common>(&unread).is_ok());
-        let read = [wire::names::<Tokenize>()];
-        let tree = format!(r#"{{"messages": {list}}}"#);
-        let tree = Object::parse(tree.as_bytes(), &read).expect("JSON");
-        let error = tree.fields::<Tokenize>().unwrap_err().to_string();
-        assert_eq!(
-            error,
-            format!("messages: may have at most {MAX_VALUES} values")
-        );
-    }
-
-    #[test]
-    fn the_line_about_unknown_names_is_bounded() {
-        let line = |names: &[String]| {
-            let fields: Vec<String> = names.iter().map(|name| format!("{name}: 0")).collect();
-            let body = format!("{{{}}}", fields.join(","));
-            let body = Object::parse(body.as_bytes(), &[]);
-            body.expect("an object").ignored()
-        };
-        assert_eq!(
-            line(&[r#""a""#.into(), r#""b\n""#.into(), r#""user""#.into()]),
-            r#"unknown fields are ignored: ["a", "b\n"]"#
-        );
-        let long = format!("\"{}\"", "é".repeat(10_000));
-        let line = line(&vec![long; 1000]);
-        assert!(line.ends_with("] and 984 more"), "{line}");
-        assert!(line.chars().count() < 1200, "{line}");
-    }
-
-    /// As a JSON text is read, no matter how long.
-    #[test]
-    fn many_names_take_linear_time() {
-        let names = |name: &str| -> String {
-            let field = |i| format!(r#""{name}{i}":null,"model":"m","#);
-            (0..100_000).map(field).collect()
-        };
-        for name in ["guided_", "unknown"] {
-            let body = format!(r#"{{{}"model":"m"}}"#, names(name));
-            let started = std::time::Instant::now();
-            let read: &[&[&str]] = &[&["model"]];
-            let body = Object::parse(body.as_bytes(), read).expect("an object");
-            assert!(body.check_others(read).is_ok());
-            assert!(started.elapsed() < std::time::Duration::from_secs(2));
-        }
-    }
-}
+mod tests;

@@ -15,6 +15,7 @@ use crate::engine::Request;
 use crate::error::{Error, Result};
 use crate::sampling::mix;
 use crate::spec::DraftContext;
+use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
 
@@ -36,29 +37,40 @@ pub(super) struct Job {
     pub continuous_usage: bool,
 }
 
-/// The fields of a chat, typed but not yet validated.
-#[derive(Debug, Default)]
-pub(super) struct ChatFields {
+/// A body that asks for text, typed but not yet validated.
+#[derive(Debug, Default, JsonSchema)]
+#[schemars(rename = "{F}Request")]
+pub(super) struct Body<F> {
+    /// The fields that all APIs have.
+    #[schemars(flatten)]
     pub common: Common,
-    pub fields: wire::Chat,
+    /// Those of one API.
+    #[schemars(flatten)]
+    pub fields: F,
+    #[schemars(flatten)]
     pub structured: Structured,
 }
 
-/// Reads a body that asks for text: the fields that all APIs have, those of one, and those that ask for
-/// structured output.
-///
-/// # Errors
-/// `Invalid`, naming the field.
-pub(super) fn text_fields<F: DeserializeOwned>(body: &[u8]) -> Result<(Common, F, Structured)> {
-    let read = [
-        wire::names::<Common>(),
-        wire::names::<F>(),
-        wire::names::<Structured>(),
-    ];
-    let body = Object::parse(body, &read)?;
-    let fields = (body.fields()?, body.fields()?, body.fields()?);
-    body.check_others(&read)?;
-    Ok(fields)
+impl<F: DeserializeOwned> Body<F> {
+    /// Reads a body.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the field.
+    pub fn read(body: &[u8]) -> Result<Self> {
+        let read = [
+            wire::names::<Common>(),
+            wire::names::<F>(),
+            wire::names::<Structured>(),
+        ];
+        let body = Object::parse(body, &read)?;
+        let read_body = Self {
+            common: body.fields()?,
+            fields: body.fields()?,
+            structured: body.fields()?,
+        };
+        body.check_others(&read)?;
+        Ok(read_body)
+    }
 }
 
 impl Context<'_> {
@@ -67,7 +79,11 @@ impl Context<'_> {
     /// # Errors
     /// `Invalid` or `NotFound`, naming the field.
     pub fn completion(&self, body: &[u8]) -> Result<Job> {
-        let (mut common, fields, structured) = text_fields::<wire::Completion>(body)?;
+        let Body {
+            mut common,
+            fields,
+            structured,
+        } = Body::<wire::Completion>::read(body)?;
         let model = self.model(common.model.as_deref())?;
         let echo = fields.echo.unwrap_or(false);
         self.defaults.fill(&mut common);
@@ -120,24 +136,19 @@ impl Context<'_> {
     /// # Errors
     /// `Invalid` or `NotFound`, naming the field.
     pub fn chat(&self, body: &[u8]) -> Result<Job> {
-        let (common, fields, structured) = text_fields::<wire::Chat>(body)?;
-        self.chat_job(ChatFields {
-            common,
-            fields,
-            structured,
-        })
+        self.chat_job(Body::read(body)?)
     }
 
     /// Checks the fields of a chat, whichever API they came from.
     ///
     /// # Errors
     /// As [`Context::chat`].
-    pub fn chat_job(&self, chat: ChatFields) -> Result<Job> {
-        let ChatFields {
+    pub fn chat_job(&self, body: Body<wire::Chat>) -> Result<Job> {
+        let Body {
             mut common,
             fields,
             structured,
-        } = chat;
+        } = body;
         let model = self.model(common.model.as_deref())?;
         self.defaults.fill(&mut common);
         let mut plan = self.plan(&common)?;
@@ -177,7 +188,7 @@ impl Context<'_> {
         let keep = self.kept(fields.truncate_prompt_tokens, max_tokens)?;
         let ids = self
             .encode_last(&prompt, special, keep)
-            .map_err(|e| rename(e, max_field))?;
+            .map_err(|e| of_chat(e, max_field))?;
         plan.rules.token_ids = fields.return_token_ids.unwrap_or(false);
         let mut header = Header::new(Api::Chat, model, self.fingerprint);
         header.logprobs = plan.template.logprobs;
@@ -188,7 +199,7 @@ impl Context<'_> {
             max_tokens.or(recommended.map(|max| max.min(available).max(1)))
         };
         self.job(header, plan, prompts, max_tokens)
-            .map_err(|e| rename(e, max_field))
+            .map_err(|e| of_chat(e, max_field))
     }
 
     fn job(
@@ -309,11 +320,11 @@ fn best_of(asked: Option<usize>, plan: &Plan) -> Result<usize> {
     const FIELD: &str = "best_of";
     let best_of = within(FIELD, asked, plan.n..=MAX_N)?.unwrap_or(plan.n);
     if plan.stream && best_of > plan.n {
-        let message = format!(
-            "{FIELD} must equal n ({}) if stream is true: which choices are the best is known at their end",
+        let what = format!(
+            "must equal n ({}) if stream is true: which choices are the best is known at their end",
             plan.n
         );
-        return Err(Error::invalid(FIELD, message));
+        return wrong(FIELD, what);
     }
     Ok(best_of)
 }
@@ -340,24 +351,12 @@ fn check_min_tokens(request: &Request) -> Result<()> {
     }
 }
 
-/// Renames the engine's fields in an error to those of a chat request.
-pub(super) fn rename(error: Error, max_field: &str) -> Error {
-    match error {
-        Error::Request {
-            kind,
-            message,
-            param,
-        } => Error::Request {
-            kind,
-            message: message.replace("the prompt", "the messages"),
-            param: param.map(|param| match param.as_str() {
-                "prompt" => "messages".into(),
-                "max_tokens" => max_field.into(),
-                _ => param,
-            }),
-        },
-        other => other,
+/// An error of the engine in the words of a chat request.
+pub(super) fn of_chat(mut error: Error, max_field: &str) -> Error {
+    if let Error::Request { message, .. } = &mut error {
+        *message = message.replace("the prompt", "the messages");
     }
+    error.renamed(&[("prompt", "messages"), ("max_tokens", max_field)])
 }
 
 /// The seed of a choice, by its index in the reply, so that no two choices share one, whatever their

@@ -1,4 +1,4 @@
-//! The page at `/`, which shows speculation at work. It is one file that loads nothing but this API.
+//! The page at `/`, which shows speculation at work. It is one document that loads nothing but this API.
 
 use super::state::AppState;
 use axum::extract::State;
@@ -11,7 +11,14 @@ use std::sync::LazyLock;
 static PAGE: LazyLock<String> = LazyLock::new(|| {
     include_str!("page/index.html")
         .replace("{{style}}", include_str!("page/style.css"))
-        .replace("{{script}}", include_str!("page/script.js"))
+        .replace(
+            "{{script}}",
+            concat!(
+                include_str!("page/answer.js"),
+                "\n",
+                include_str!("page/chat.js")
+            ),
+        )
 });
 
 /// The page. Its nonce is new each time, so that nothing but its own script and style ever runs, and

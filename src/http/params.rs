@@ -1,9 +1,10 @@
 //! Checks the fields that say how tokens are chosen and where a text ends.
 
+use super::content::TextOr;
 use super::context::Context;
 use super::numbers::numbers;
 use super::stop::Stops;
-use super::wire::{Common, OneOrMany, wrong};
+use super::wire::{Common, wrong};
 use crate::error::{Error, Result};
 use crate::grammar::Mask;
 use crate::sampling::SamplingParams;
@@ -52,8 +53,8 @@ impl Context<'_> {
     }
 
     /// The tokens of each word, as it is at the beginning of a text and after a space.
-    fn bad_words(&self, words: Option<&OneOrMany>) -> Result<Arc<[Vec<u32>]>> {
-        let words = words.map_or(&[][..], OneOrMany::list);
+    fn bad_words(&self, words: Option<&TextOr<String>>) -> Result<Arc<[Vec<u32>]>> {
+        let words = words.map_or(&[][..], TextOr::list);
         let fits = |word: &String| {
             let is_blank = word.trim().is_empty();
             !is_blank && word.len() <= MAX_BAD_WORD_BYTES
@@ -100,7 +101,7 @@ fn logit_bias(map: Option<&Map<String, Value>>) -> Result<Vec<(u32, f32)>> {
 /// # Errors
 /// `Invalid`, naming the field.
 pub(super) fn stops(common: &Common) -> Result<Stops> {
-    let stops = common.stop.as_ref().map_or(&[][..], OneOrMany::list);
+    let stops = common.stop.as_ref().map_or(&[][..], TextOr::list);
     let fits = |stop: &String| (1..=MAX_STOP_BYTES).contains(&stop.len());
     if stops.len() > MAX_STOPS || !stops.iter().all(fits) {
         return wrong(

@@ -33,11 +33,10 @@ pub(super) fn normalize(uri: &mut Uri) {
 fn normalized(path: &str) -> Option<String> {
     let trimmed = path.trim_end_matches('/');
     let first = trimmed.strip_prefix('/')?.split('/').next()?;
-    match SHORT.contains(&first) {
-        true => Some(format!("/v1{trimmed}")),
-        false if trimmed.len() < path.len() => Some(trimmed.to_owned()),
-        false => None,
+    if SHORT.contains(&first) {
+        return Some(format!("/v1{trimmed}"));
     }
+    (trimmed.len() < path.len()).then(|| trimmed.to_owned())
 }
 
 #[cfg(test)]

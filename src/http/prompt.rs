@@ -2,11 +2,11 @@
 
 use super::choice::Echo;
 use super::context::Context;
-use super::messages;
+use super::conversation::{ChatMessage, checked};
 use super::wire::{Prompt, wrong};
 use crate::error::{Error, RequestErrorKind, Result};
 use crate::text::Chat;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, to_value};
 use std::sync::Arc;
 
 /// One prompt of a request.
@@ -35,13 +35,16 @@ impl Context<'_> {
     /// `Invalid`, naming the message.
     pub(super) fn chat_prompt(
         &self,
-        messages: Vec<Value>,
+        messages: Vec<ChatMessage>,
         tools: &[Value],
         add_generation_prompt: Option<bool>,
         extra: Option<Map<String, Value>>,
     ) -> Result<String> {
+        let messages: serde_json::Result<Vec<Value>> =
+            checked(messages)?.iter().map(to_value).collect();
+        let messages = messages.map_err(|e| Error::internal(format!("messages: {e}")))?;
         let chat = Chat {
-            messages: &messages::checked(messages)?,
+            messages: &messages,
             tools,
             add_generation_prompt: add_generation_prompt.unwrap_or(true),
             extra: &extra.unwrap_or_default(),

@@ -10,7 +10,8 @@ use super::speculation::RoundText;
 use crate::engine::SpecUsage;
 use crate::text::Text;
 use axum::response::sse::Event;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -380,4 +381,18 @@ pub(super) fn json_text(value: &impl Serialize) -> String {
 /// An event without a name.
 pub(super) fn event(value: &impl Serialize) -> Event {
     Event::default().data(json_text(value))
+}
+
+/// An event whose name is the `type` of its data.
+pub(super) fn typed_event(data: &impl Serialize) -> Event {
+    #[derive(Deserialize)]
+    struct Typed<'a> {
+        #[serde(rename = "type", borrow)]
+        name: Cow<'a, str>,
+    }
+
+    let text = json_text(data);
+    let typed = serde_json::from_str::<Typed<'_>>(&text);
+    let name = typed.map_or_else(|_| String::new(), |typed| typed.name.into_owned());
+    Event::default().event(name).data(text)
 }

@@ -2,7 +2,6 @@
 
 use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// What is served, and how.
@@ -41,8 +40,50 @@ pub(super) struct ServerDescription {
     max_model_len: usize,
     max_running_requests: usize,
     max_total_num_tokens: usize,
-    /// Sections as in vLLM's configuration.
-    vllm_config: Value,
+    vllm_config: VllmConfig,
+}
+
+/// Sections as in vLLM's configuration.
+#[derive(Serialize, JsonSchema)]
+struct VllmConfig {
+    model_config: ModelConfig,
+    cache_config: CacheConfig,
+    scheduler_config: SchedulerConfig,
+    parallel_config: ParallelConfig,
+    speculative_config: Option<SpeculativeConfig>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct ModelConfig {
+    model: String,
+    served_model_name: Vec<String>,
+    max_model_len: usize,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct CacheConfig {
+    block_size: usize,
+    num_gpu_blocks: usize,
+    enable_prefix_caching: bool,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct SchedulerConfig {
+    max_num_seqs: usize,
+    max_num_batched_tokens: usize,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct ParallelConfig {
+    tensor_parallel_size: usize,
+    data_parallel_size: usize,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct SpeculativeConfig {
+    method: String,
+    num_speculative_tokens: usize,
+    acceptance: String,
 }
 
 impl ServerInfo {
@@ -51,13 +92,11 @@ impl ServerInfo {
         model_names: &[String],
         max_model_len: usize,
     ) -> ServerDescription {
-        let speculative = self.drafter.as_ref().map(|(method, length)| {
-            json!({
-                "method": method,
-                "num_speculative_tokens": length,
-                "acceptance": self.acceptance,
-            })
-        });
+        let speculative = |(method, length): &(String, usize)| SpeculativeConfig {
+            method: method.clone(),
+            num_speculative_tokens: *length,
+            acceptance: self.acceptance.clone(),
+        };
         ServerDescription {
             version: env!("CARGO_PKG_VERSION"),
             system_fingerprint: self.fingerprint.as_deref().map(str::to_owned),
@@ -70,24 +109,27 @@ impl ServerInfo {
             max_model_len,
             max_running_requests: self.max_num_seqs,
             max_total_num_tokens: self.num_blocks.saturating_mul(self.block_size),
-            vllm_config: json!({
-                "model_config": {
-                    "model": self.model,
-                    "served_model_name": model_names,
-                    "max_model_len": max_model_len,
+            vllm_config: VllmConfig {
+                model_config: ModelConfig {
+                    model: self.model.clone(),
+                    served_model_name: model_names.to_vec(),
+                    max_model_len,
                 },
-                "cache_config": {
-                    "block_size": self.block_size,
-                    "num_gpu_blocks": self.num_blocks,
-                    "enable_prefix_caching": self.prefix_caching,
+                cache_config: CacheConfig {
+                    block_size: self.block_size,
+                    num_gpu_blocks: self.num_blocks,
+                    enable_prefix_caching: self.prefix_caching,
                 },
-                "scheduler_config": {
-                    "max_num_seqs": self.max_num_seqs,
-                    "max_num_batched_tokens": self.max_num_batched_tokens,
+                scheduler_config: SchedulerConfig {
+                    max_num_seqs: self.max_num_seqs,
+                    max_num_batched_tokens: self.max_num_batched_tokens,
                 },
-                "parallel_config": {"tensor_parallel_size": 1, "data_parallel_size": 1},
-                "speculative_config": speculative,
-            }),
+                parallel_config: ParallelConfig {
+                    tensor_parallel_size: 1,
+                    data_parallel_size: 1,
+                },
+                speculative_config: self.drafter.as_ref().map(speculative),
+            },
         }
     }
 }

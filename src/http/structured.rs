@@ -2,21 +2,23 @@
 //! `guided_*`.
 
 use super::context::Context;
-use super::wire::wrong;
-use crate::error::{Error, Result};
+use super::wire::{required, wrong};
+use crate::error::{Error, FieldPath, Result};
 use crate::grammar::{Grammar, GrammarSource};
 use schemars::JsonSchema;
-use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 /// Maximum characters of a schema's name.
 const MAX_NAME: usize = 64;
 
+const RESPONSE_FORMAT: &str = "response_format";
+
 /// The fields, of which one may ask for something.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(super) struct Structured {
-    response_format: Option<Value>,
-    structured_outputs: Option<Value>,
+    response_format: Option<ResponseFormat>,
+    structured_outputs: Option<Options>,
     guided_json: Option<Value>,
     guided_json_object: Option<bool>,
     guided_regex: Option<String>,
@@ -25,18 +27,74 @@ pub(super) struct Structured {
     guided_whitespace_pattern: Option<String>,
 }
 
+/// What the answer must be.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(super) struct ResponseFormat {
+    #[serde(rename = "type")]
+    kind: FormatKind,
+    /// Required where the type is `json_schema`.
+    json_schema: Option<NamedSchema>,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum FormatKind {
+    #[default]
+    Text,
+    JsonObject,
+    JsonSchema,
+}
+
+#[derive(Debug, Default, Clone, Serialize, Deserialize, JsonSchema)]
+pub(super) struct NamedSchema {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    description: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    schema: Option<Value>,
+    /// A schema is always enforced.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    strict: Option<bool>,
+    #[serde(flatten)]
+    others: Map<String, Value>,
+}
+
+/// A format of the other APIs, whose schema is no object of its own.
+#[derive(Debug, Default, Clone, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "TextFormat")]
+pub(super) struct FlatFormat {
+    #[serde(rename = "type")]
+    kind: FormatKind,
+    #[serde(flatten)]
+    pub schema: NamedSchema,
+}
+
+impl From<FlatFormat> for ResponseFormat {
+    fn from(format: FlatFormat) -> Self {
+        let is_schema = format.kind == FormatKind::JsonSchema;
+        Self {
+            kind: format.kind,
+            json_schema: is_schema.then_some(format.schema),
+        }
+    }
+}
+
 /// A grammar's source, and the field that has it.
-pub(super) type Asked = (String, GrammarSource);
+pub(super) type Asked = (FieldPath, GrammarSource);
 
 /// vLLM's object `structured_outputs`; its other spelling has the same fields with the prefix `guided_`.
-#[derive(Debug, Default)]
-struct Options<'a> {
-    json: Option<&'a Value>,
-    json_object: bool,
+#[derive(Debug, Default, Clone, Deserialize, JsonSchema)]
+#[schemars(rename = "StructuredOutputs")]
+struct Options {
+    json: Option<Value>,
+    json_object: Option<bool>,
     regex: Option<String>,
     choice: Option<Vec<String>>,
     grammar: Option<String>,
     whitespace_pattern: Option<String>,
+    #[serde(flatten)]
+    others: Map<String, Value>,
 }
 
 impl Context<'_> {
@@ -49,7 +107,7 @@ impl Context<'_> {
         let Some((field, source)) = fields.asked()? else {
             return Ok(None);
         };
-        self.grammars.compile(&field, &source).map(Some)
+        self.grammars.compile(field, &source).map(Some)
     }
 }
 
@@ -58,12 +116,12 @@ impl Structured {
     ///
     /// # Errors
     /// `Invalid`, if `response_format` is set: the API has the field `instead`.
-    pub fn with_format(mut self, format: Option<Value>, instead: &str) -> Result<Self> {
+    pub fn with_format(mut self, format: Option<FlatFormat>, instead: &str) -> Result<Self> {
         if self.response_format.is_some() {
-            const FIELD: &str = "response_format";
-            return wrong(FIELD, format!("is not supported here: use {instead}"));
+            let what = format!("is not supported here: use {instead}");
+            return wrong(RESPONSE_FORMAT, what);
         }
-        self.response_format = format;
+        self.response_format = format.map(ResponseFormat::from);
         Ok(self)
     }
 
@@ -73,94 +131,73 @@ impl Structured {
     /// `Invalid`, naming the field, if fields contradict each other.
     pub fn asked(&self) -> Result<Option<Asked>> {
         let guided = Options {
-            json: self.guided_json.as_ref().filter(|json| !is_nothing(json)),
-            json_object: self.guided_json_object.unwrap_or(false),
+            json: self.guided_json.clone().filter(|json| json != ""),
+            json_object: self.guided_json_object,
             regex: self.guided_regex.clone().filter(|text| !text.is_empty()),
             choice: self.guided_choice.clone().filter(|list| !list.is_empty()),
             grammar: self.guided_grammar.clone().filter(|text| !text.is_empty()),
             whitespace_pattern: self.guided_whitespace_pattern.clone(),
+            ..Options::default()
         };
-        let mut asked = guided.asked("guided_")?;
-        asked.extend(match &self.structured_outputs {
-            Some(value) if !is_nothing(value) => {
-                Options::of(value)?.asked("structured_outputs.")?
-            }
-            _ => Vec::new(),
-        });
-        asked.extend(response_format(self.response_format.as_ref())?);
+        let mut asked = guided.asked(|name| FieldPath::from(&*format!("guided_{name}")))?;
+        if let Some(options) = &self.structured_outputs {
+            let at = FieldPath::from("structured_outputs");
+            options.check(&at)?;
+            asked.extend(options.clone().asked(|name| at.key(name))?);
+        }
+        if let Some(format) = &self.response_format {
+            asked.extend(format.asked()?);
+        }
         match &asked[..] {
-            [_, (second, _), ..] => {
-                let first = &asked[0].0;
-                wrong(
-                    second,
-                    format!("and {first} exclude each other: leave one out"),
-                )
-            }
+            [(first, _), (second, _), ..] => wrong(
+                second,
+                format!("and {first} exclude each other: leave one out"),
+            ),
             _ => Ok(asked.pop()),
         }
     }
 }
 
-impl<'a> Options<'a> {
-    /// Reads the object, all of whose fields must be known.
-    fn of(value: &'a Value) -> Result<Self> {
-        const FIELD: &str = "structured_outputs";
-        let object = object(FIELD, value)?;
-        let mut options = Self::default();
-        for (name, value) in object {
-            let field = format!("{FIELD}.{name}");
-            match name.as_str() {
-                _ if value.is_null() => (),
-                "json" => options.json = Some(value),
-                "json_object" => options.json_object = flag(&field, value)?,
-                "regex" => options.regex = Some(string(&field, value)?),
-                "choice" => options.choice = Some(strings(&field, value)?),
-                "grammar" => options.grammar = Some(string(&field, value)?),
-                "whitespace_pattern" => options.whitespace_pattern = Some(string(&field, value)?),
-                // JSON is on one line anyway, and there is nothing to fall back to.
-                "disable_any_whitespace" | "disable_fallback" => drop(flag(&field, value)?),
-                "disable_additional_properties" if !flag(&field, value)? => (),
-                _ => return Err(not_supported(&field)),
-            }
-        }
-        Ok(options)
+impl Options {
+    fn check(&self, at: &FieldPath) -> Result<()> {
+        let is_harmless = |(name, value): (&String, &Value)| match name.as_str() {
+            _ if value.is_null() => true,
+            // JSON is on one line anyway, and there is nothing to fall back to.
+            "disable_any_whitespace" | "disable_fallback" => value.is_boolean(),
+            "disable_additional_properties" => *value == false,
+            _ => false,
+        };
+        refuse_others(at, self.others.iter().find(|&other| !is_harmless(other)))
     }
 
-    /// What is asked for, by the names of the fields with their `prefix`.
-    fn asked(self, prefix: &str) -> Result<Vec<Asked>> {
-        let field = |name: &str| format!("{prefix}{name}");
-        let mut asked: Vec<Asked> = Vec::new();
-        if let Some(value) = self.json {
-            let schema = match value {
-                Value::String(text) => serde_json::from_str(text).map_err(|e| {
-                    let field = field("json");
-                    Error::invalid(&field, format!("{field} is not valid JSON: {e}"))
-                })?,
-                value => value.clone(),
-            };
-            asked.push((field("json"), GrammarSource::JsonSchema(schema)));
-        }
-        if self.json_object {
-            asked.push((field("json_object"), GrammarSource::JsonObject));
-        }
-        asked.extend(
-            self.regex
-                .map(|text| (field("regex"), GrammarSource::Regex(text))),
-        );
-        asked.extend(
-            self.choice
-                .map(|list| (field("choice"), GrammarSource::Choice(list))),
-        );
-        asked.extend(
-            self.grammar
-                .map(|text| (field("grammar"), GrammarSource::Lark(text))),
-        );
+    /// What is asked for, by the paths of the fields.
+    fn asked(self, field: impl Fn(&str) -> FieldPath) -> Result<Vec<Asked>> {
+        let json = match self.json {
+            Some(Value::String(text)) => {
+                let schema = serde_json::from_str(&text);
+                let invalid = |e| Error::field(field("json"), format!(" is not valid JSON: {e}"));
+                Some(schema.map_err(invalid)?)
+            }
+            json => json,
+        };
+        let object = self.json_object.filter(|&wanted| wanted);
+        let sources = [
+            ("json", json.map(GrammarSource::JsonSchema)),
+            ("json_object", object.map(|_| GrammarSource::JsonObject)),
+            ("regex", self.regex.map(GrammarSource::Regex)),
+            ("choice", self.choice.map(GrammarSource::Choice)),
+            ("grammar", self.grammar.map(GrammarSource::Lark)),
+        ];
+        let sources = sources.into_iter();
+        let mut asked: Vec<Asked> = sources
+            .filter_map(|(name, source)| Some((field(name), source?)))
+            .collect();
         if let Some(pattern) = self.whitespace_pattern {
             let field = field("whitespace_pattern");
             match &mut asked[..] {
                 [(_, source)] => spaced(&field, source, pattern)?,
                 _ => {
-                    return wrong(&field, "requires a JSON schema");
+                    return wrong(field, "requires a JSON schema");
                 }
             }
         }
@@ -168,116 +205,70 @@ impl<'a> Options<'a> {
     }
 }
 
+/// How llguidance is told of the white space in JSON.
+#[derive(Serialize)]
+struct Spacing {
+    whitespace_pattern: String,
+    item_separator: &'static str,
+    key_separator: &'static str,
+}
+
 /// Lets JSON have white space that matches `pattern` between its tokens.
-fn spaced(field: &str, source: &mut GrammarSource, pattern: String) -> Result<()> {
+fn spaced(field: &FieldPath, source: &mut GrammarSource, pattern: String) -> Result<()> {
     if matches!(source, GrammarSource::JsonObject) {
-        *source = GrammarSource::JsonSchema(json!({"type": "object"}));
+        let any_object = Map::from_iter([("type".to_owned(), "object".into())]);
+        *source = GrammarSource::JsonSchema(any_object.into());
     }
-    let options = json!({
-        "whitespace_pattern": pattern,
-        "item_separator": ",",
-        "key_separator": ":",
-    });
-    match source {
-        GrammarSource::JsonSchema(Value::Object(schema)) => {
-            schema.insert("x-guidance".into(), options);
-            Ok(())
-        }
-        _ => wrong(field, "requires a JSON schema"),
-    }
-}
-
-fn response_format(value: Option<&Value>) -> Result<Option<Asked>> {
-    const FIELD: &str = "response_format";
-    let Some(value) = value.filter(|value| !is_nothing(value)) else {
-        return Ok(None);
+    let GrammarSource::JsonSchema(Value::Object(schema)) = source else {
+        return wrong(field, "requires a JSON schema");
     };
-    let object = object(FIELD, value)?;
-    let schema = object.get("json_schema").filter(|value| !value.is_null());
-    match object.get("type").and_then(Value::as_str) {
-        Some("json_schema") => (),
-        Some("text" | "json_object") if schema.is_some() => {
-            let field = format!("{FIELD}.json_schema");
-            return wrong(&field, format!("requires {FIELD}.type to be json_schema"));
-        }
-        Some("text") => return Ok(None),
-        Some("json_object") => return Ok(Some((FIELD.into(), GrammarSource::JsonObject))),
-        _ => {
-            let field = format!("{FIELD}.type");
-            return wrong(&field, "must be text, json_object or json_schema");
-        }
-    }
-    let field = format!("{FIELD}.json_schema");
-    let required = |field: &str| Error::invalid(field, format!("{field} is required"));
-    let format = self::object(&field, schema.ok_or_else(|| required(&field))?)?;
-    let mut found = None;
-    for (name, value) in format {
-        let field = format!("{field}.{name}");
-        match name.as_str() {
-            "name" => drop(checked_name(&field, value)?),
-            // A schema is always enforced; `strict` may ask for it.
-            "strict" if value.is_null() => (),
-            "strict" => drop(flag(&field, value)?),
-            "description" if value.is_null() => (),
-            "description" => drop(string(&field, value)?),
-            "schema" if !value.is_null() => {
-                found = Some((field, GrammarSource::JsonSchema(value.clone())));
+    let spacing = serde_json::to_value(Spacing {
+        whitespace_pattern: pattern,
+        item_separator: ",",
+        key_separator: ":",
+    });
+    schema.insert("x-guidance".into(), spacing.unwrap_or_default());
+    Ok(())
+}
+
+impl ResponseFormat {
+    fn asked(&self) -> Result<Option<Asked>> {
+        let field = FieldPath::from(RESPONSE_FORMAT);
+        let at = field.key("json_schema");
+        match (self.kind, &self.json_schema) {
+            (FormatKind::Text, None) => Ok(None),
+            (FormatKind::JsonObject, None) => Ok(Some((field, GrammarSource::JsonObject))),
+            (FormatKind::Text | FormatKind::JsonObject, Some(_)) => {
+                wrong(at, format!("requires {field}.type to be json_schema"))
             }
-            "schema" => (),
-            _ => return Err(not_supported(&field)),
+            (FormatKind::JsonSchema, schema) => {
+                let schema = required(&at, schema.as_ref())?;
+                schema.check(&at)?;
+                let at = at.key("schema");
+                let schema = required(&at, schema.schema.clone())?;
+                Ok(Some((at, GrammarSource::JsonSchema(schema))))
+            }
         }
     }
-    if !format.contains_key("name") {
-        return Err(required(&format!("{field}.name")));
-    }
-    let found = found.ok_or_else(|| required(&format!("{field}.schema")))?;
-    Ok(Some(found))
 }
 
-fn checked_name(field: &str, value: &Value) -> Result<String> {
-    let name = string(field, value)?;
-    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
-    if (1..=MAX_NAME).contains(&name.len()) && name.chars().all(allowed) {
-        Ok(name)
-    } else {
-        wrong(
-            field,
-            format!("must have 1 to {MAX_NAME} letters, digits, underscores or dashes"),
-        )
+impl NamedSchema {
+    fn check(&self, at: &FieldPath) -> Result<()> {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+        let field = at.key("name");
+        let name = required(&field, self.name.as_ref())?;
+        if !(1..=MAX_NAME).contains(&name.len()) || !name.chars().all(allowed) {
+            let what = format!("must have 1 to {MAX_NAME} letters, digits, underscores or dashes");
+            return wrong(field, what);
+        }
+        refuse_others(at, self.others.iter().next())
     }
 }
 
-/// Whether a value asks for nothing.
-fn is_nothing(value: &Value) -> bool {
-    match value {
-        Value::Null => true,
-        Value::String(text) => text.is_empty(),
-        _ => false,
+/// Refuses a field of the object `at` that is not known.
+fn refuse_others(at: &FieldPath, other: Option<(&String, &Value)>) -> Result<()> {
+    match other {
+        Some((name, _)) => wrong(at.key(name), "is not supported: leave it out"),
+        None => Ok(()),
     }
-}
-
-fn object<'a>(field: &str, value: &'a Value) -> Result<&'a Map<String, Value>> {
-    let object = value.as_object();
-    object.ok_or_else(|| Error::invalid(field, format!("{field} must be an object")))
-}
-
-fn string(field: &str, value: &Value) -> Result<String> {
-    let text = value.as_str().map(str::to_owned);
-    text.ok_or_else(|| Error::invalid(field, format!("{field} must be a string")))
-}
-
-fn strings(field: &str, value: &Value) -> Result<Vec<String>> {
-    let list = value.as_array().into_iter().flatten().map(Value::as_str);
-    let list: Option<Vec<String>> = list.map(|text| text.map(str::to_owned)).collect();
-    let list = list.filter(|_| value.is_array());
-    list.ok_or_else(|| Error::invalid(field, format!("{field} must be a list of strings")))
-}
-
-fn flag(field: &str, value: &Value) -> Result<bool> {
-    let flag = value.as_bool();
-    flag.ok_or_else(|| Error::invalid(field, format!("{field} must be true or false")))
-}
-
-fn not_supported(field: &str) -> Error {
-    Error::invalid(field, format!("{field} is not supported: leave it out"))
 }

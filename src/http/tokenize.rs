@@ -2,7 +2,7 @@
 
 use super::context::Context;
 use super::object::Object;
-use super::openai::rename;
+use super::openai::of_chat;
 use super::tools::Tools;
 use super::wire::{self, Detokenize, Tokenize, required};
 use crate::error::{Error, Result};
@@ -29,7 +29,7 @@ impl Context<'_> {
                 )?;
                 let special = body.add_special_tokens.unwrap_or(false);
                 let ids = self.encode(&prompt, special);
-                ids.map_err(|e| rename(e, "max_tokens"))
+                ids.map_err(|e| of_chat(e, "max_tokens"))
             }
             _ => Err(Error::invalid(
                 "prompt",

@@ -1,8 +1,11 @@
-//! Checks the tools of a chat, and which of them the model may or must call.
+//! The tools of a chat, and which of them the model may or must call.
 
-use super::wire::wrong;
-use crate::error::{Error, Result};
-use serde_json::Value;
+use super::checks::wrong;
+use super::conversation::FunctionKind;
+use crate::error::{Error, FieldPath, Result};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, to_value};
 
 /// OpenAI's limits.
 const MAX_TOOLS: usize = 128;
@@ -11,17 +14,105 @@ const MAX_NAME_BYTES: usize = 64;
 /// Maximum bytes of the JSON of all tools.
 const MAX_TOOLS_BYTES: usize = 256 * 1024;
 
+/// A tool of a chat.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+pub(super) struct Tool {
+    #[serde(rename = "type")]
+    kind: FunctionKind,
+    function: Function,
+    #[serde(flatten)]
+    others: Map<String, Value>,
+}
+
+/// What a model is told of a function.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "FunctionDefinition")]
+pub(super) struct Function {
+    #[schemars(regex(pattern = r"^[A-Za-z0-9_-]{1,64}$"))]
+    name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    description: Option<String>,
+    /// The JSON schema of an object.
+    #[serde(alias = "input_schema", skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Map<String, Value>>")]
+    pub parameters: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    strict: Option<bool>,
+    #[serde(flatten)]
+    pub others: Map<String, Value>,
+}
+
+/// A tool of the other APIs, whose function is no object of its own. `K` is what its type may be.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub(super) struct FlatTool<K> {
+    #[serde(rename = "type")]
+    pub kind: K,
+    #[serde(flatten)]
+    pub function: Function,
+}
+
+impl<K> From<FlatTool<K>> for Tool {
+    fn from(tool: FlatTool<K>) -> Self {
+        Self {
+            kind: FunctionKind::Function,
+            function: tool.function,
+            others: Map::new(),
+        }
+    }
+}
+
+/// `tool_choice` of a chat.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(
+    untagged,
+    expecting = r#"expected "none", "auto", "required" or {"type": "function", "function": {"name": ...}}"#
+)]
+pub(super) enum ToolChoice {
+    Mode(ToolMode),
+    Named(NamedTool),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum ToolMode {
+    None,
+    Auto,
+    Required,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(super) struct NamedTool {
+    #[serde(rename = "type")]
+    _kind: FunctionKind,
+    function: ToolName,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+struct ToolName {
+    name: String,
+}
+
+impl ToolChoice {
+    /// The choice of one tool.
+    pub fn named(name: String) -> Self {
+        Self::Named(NamedTool {
+            _kind: FunctionKind::Function,
+            function: ToolName { name },
+        })
+    }
+}
+
 /// The tools of a request.
 #[derive(Debug, Default)]
 pub(super) struct Tools {
-    /// As the client sent them.
+    /// As templates read them.
     pub list: Vec<Value>,
-    pub choice: ToolChoice,
+    pub calls: CallMode,
 }
 
 /// What the model has to do.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(super) enum ToolChoice {
+pub(super) enum CallMode {
     /// Answer with a text.
     #[default]
     None,
@@ -38,39 +129,55 @@ impl Tools {
     ///
     /// # Errors
     /// `Invalid`, naming the field.
-    pub fn read(tools: Option<Vec<Value>>, choice: Option<Value>) -> Result<Self> {
-        let list = checked(tools.unwrap_or_default())?;
-        let choice = choice.unwrap_or(Value::Null);
-        let choice = match choice.as_str() {
-            None if choice.is_null() => ToolChoice::Auto,
-            Some("none") => ToolChoice::None,
-            Some("auto") => ToolChoice::Auto,
-            Some("required") if list.is_empty() => return Err(without_tools()),
-            Some("required") => ToolChoice::Required,
-            _ => ToolChoice::Named(named(&list, &choice)?),
+    pub fn read(tools: Option<Vec<Tool>>, choice: Option<ToolChoice>) -> Result<Self> {
+        let list = Self::only(tools)?;
+        let calls = match choice.unwrap_or(ToolChoice::Mode(ToolMode::Auto)) {
+            ToolChoice::Mode(ToolMode::Required) | ToolChoice::Named(_) if list.is_empty() => {
+                return wrong("tool_choice", "needs tools: give them, or leave it out");
+            }
+            ToolChoice::Mode(_) if list.is_empty() => CallMode::None,
+            ToolChoice::Mode(ToolMode::None) => CallMode::None,
+            ToolChoice::Mode(ToolMode::Auto) => CallMode::Auto,
+            ToolChoice::Mode(ToolMode::Required) => CallMode::Required,
+            ToolChoice::Named(tool) => CallMode::Named(index(&list, &tool.function.name)?),
         };
-        let choice = if list.is_empty() {
-            ToolChoice::None
-        } else {
-            choice
-        };
-        Ok(Self { list, choice })
+        Ok(Self { list, calls })
     }
 
     /// Checks only `tools`.
     ///
     /// # Errors
     /// As [`Tools::read`].
-    pub fn only(tools: Option<Vec<Value>>) -> Result<Vec<Value>> {
-        checked(tools.unwrap_or_default())
+    pub fn only(tools: Option<Vec<Tool>>) -> Result<Vec<Value>> {
+        let tools = tools.unwrap_or_default();
+        if tools.len() > MAX_TOOLS {
+            let what = format!("may have at most {MAX_TOOLS} entries, not {}", tools.len());
+            return wrong("tools", what);
+        }
+        for (i, tool) in tools.iter().enumerate() {
+            let at = FieldPath::from("tools").index(i).key("function");
+            tool.function.check(&at)?;
+            let is_same = |other: &Tool| other.function.name == tool.function.name;
+            if tools[..i].iter().any(is_same) {
+                return wrong(at.key("name"), "must not be that of another tool");
+            }
+        }
+        let list: serde_json::Result<Vec<Value>> = tools.iter().map(to_value).collect();
+        let list = list.map_err(|e| Error::internal(format!("tools: {e}")))?;
+        let bytes: usize = list.iter().map(|tool| tool.to_string().len()).sum();
+        if bytes > MAX_TOOLS_BYTES {
+            let what = format!("may have at most {MAX_TOOLS_BYTES} bytes, not {bytes}");
+            return wrong("tools", what);
+        }
+        Ok(list)
     }
 
     /// The tools that the model may call.
     pub fn callable(&self) -> &[Value] {
-        match self.choice {
-            ToolChoice::None => &[],
-            ToolChoice::Auto | ToolChoice::Required => &self.list,
-            ToolChoice::Named(index) => &self.list[index..=index],
+        match self.calls {
+            CallMode::None => &[],
+            CallMode::Auto | CallMode::Required => &self.list,
+            CallMode::Named(index) => &self.list[index..=index],
         }
     }
 }
@@ -80,99 +187,30 @@ pub(super) fn name(tool: &Value) -> &str {
     tool["function"]["name"].as_str().unwrap_or_default()
 }
 
-fn without_tools() -> Error {
-    Error::invalid(
-        "tool_choice",
-        "tool_choice needs tools: give them, or leave it out",
-    )
+/// The index of the tool `wanted`.
+fn index(list: &[Value], wanted: &str) -> Result<usize> {
+    let found = list.iter().position(|tool| name(tool) == wanted);
+    found.ok_or_else(|| {
+        let names: Vec<&str> = list.iter().map(name).collect();
+        let what = format!(" must be one of the tools: {}", names.join(", "));
+        Error::field("tool_choice.function.name", what)
+    })
 }
 
-/// The index of the tool that `choice` names.
-fn named(list: &[Value], choice: &Value) -> Result<usize> {
-    if choice["type"] != "function" || !choice["function"]["name"].is_string() {
-        let what = r#"must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}"#;
-        return wrong("tool_choice", what);
-    }
-    if list.is_empty() {
-        return Err(without_tools());
-    }
-    let wanted = name(choice);
-    match list.iter().position(|tool| name(tool) == wanted) {
-        Some(index) => Ok(index),
-        None => {
-            let names: Vec<&str> = list.iter().map(name).collect();
-            let what = format!("must be one of the tools: {}", names.join(", "));
-            wrong("tool_choice.function.name", what)
+impl Function {
+    fn check(&self, at: &FieldPath) -> Result<()> {
+        let is_plain = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
+        let fits = (1..=MAX_NAME_BYTES).contains(&self.name.len());
+        if !fits || !self.name.bytes().all(is_plain) {
+            let what = format!("must have 1 to {MAX_NAME_BYTES} letters, digits, _ and -");
+            return wrong(at.key("name"), what);
         }
+        let is_object = |schema: &Value| {
+            schema.is_object() && schema.get("type").is_none_or(|kind| kind == "object")
+        };
+        if !self.parameters.as_ref().is_none_or(is_object) {
+            return wrong(at.key("parameters"), "must be the JSON schema of an object");
+        }
+        Ok(())
     }
-}
-
-fn checked(list: Vec<Value>) -> Result<Vec<Value>> {
-    if list.len() > MAX_TOOLS {
-        let message = format!(
-            "tools may have at most {MAX_TOOLS} entries, not {}",
-            list.len()
-        );
-        return Err(Error::invalid("tools", message));
-    }
-    let bytes: usize = list.iter().map(|tool| tool.to_string().len()).sum();
-    if bytes > MAX_TOOLS_BYTES {
-        return wrong(
-            "tools",
-            format!("may have at most {MAX_TOOLS_BYTES} bytes, not {bytes}"),
-        );
-    }
-    for (i, tool) in list.iter().enumerate() {
-        let earlier = &list[..i];
-        check(tool, earlier).map_err(|(key, what)| {
-            let field = format!("tools[{i}]{key}");
-            let message = format!("{field} {what}");
-            Error::invalid(&field, message)
-        })?;
-    }
-    Ok(list)
-}
-
-/// Checks a tool, whose name none of `earlier` may have.
-fn check(tool: &Value, earlier: &[Value]) -> Result<(), (&'static str, String)> {
-    if tool["type"] != "function" {
-        return Err((".type", "must be function".into()));
-    }
-    let Some(function) = tool["function"].as_object() else {
-        return Err((".function", "must be an object with a name".into()));
-    };
-    let absent_or = |key: &str, is: fn(&Value) -> bool| {
-        function
-            .get(key)
-            .is_none_or(|value| value.is_null() || is(value))
-    };
-    let is_plain = |name: &str| {
-        let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
-        (1..=MAX_NAME_BYTES).contains(&name.len()) && name.bytes().all(plain)
-    };
-    if !function
-        .get("name")
-        .and_then(Value::as_str)
-        .is_some_and(is_plain)
-    {
-        let what = format!("must have 1 to {MAX_NAME_BYTES} letters, digits, _ and -");
-        return Err((".function.name", what));
-    }
-    if earlier.iter().any(|other| name(other) == name(tool)) {
-        return Err((".function.name", "must not be that of another tool".into()));
-    }
-    if !absent_or("description", Value::is_string) {
-        return Err((".function.description", "must be a string".into()));
-    }
-    if !absent_or("strict", Value::is_boolean) {
-        return Err((".function.strict", "must be a boolean".into()));
-    }
-    let is_object = |schema: &Value| {
-        schema.is_object() && schema.get("type").is_none_or(|kind| kind == "object")
-    };
-    if !absent_or("parameters", is_object) {
-        let what = "must be the JSON schema of an object";
-        return Err((".function.parameters", what.into()));
-    }
-    Ok(())
 }

@@ -1,7 +1,12 @@
 //! The fields of request bodies, typed but not yet validated. Absent and null are the same. Other fields
 //! are checked by [`unsupported`](super::unsupported).
 
-use crate::error::{Error, Result};
+pub(super) use super::checks::{required, wrong};
+
+use super::content::{Part, TextOr};
+use super::conversation::ChatMessage;
+use super::tools::{Tool, ToolChoice};
+use crate::error::{FieldPath, Result};
 use crate::sampling::Acceptance;
 use schemars::JsonSchema;
 use serde::de::value::Error as Never;
@@ -26,14 +31,14 @@ pub(super) struct Common {
     pub frequency_penalty: Option<f64>,
     pub logit_bias: Option<Map<String, Value>>,
     pub seed: Option<i64>,
-    pub stop: Option<OneOrMany>,
+    pub stop: Option<TextOr<String>>,
     #[serde(default, deserialize_with = "ids")]
     pub stop_token_ids: Option<Vec<u32>>,
     pub ignore_eos: Option<bool>,
     pub min_tokens: Option<usize>,
     #[serde(default, deserialize_with = "ids")]
     pub allowed_token_ids: Option<Vec<u32>>,
-    pub bad_words: Option<OneOrMany>,
+    pub bad_words: Option<TextOr<String>>,
     pub include_stop_str_in_output: Option<bool>,
     pub skip_special_tokens: Option<bool>,
     pub stream: Option<bool>,
@@ -59,7 +64,7 @@ impl Common {
         ];
         match asked.iter().find(|(_, wanted)| *wanted == Some(true)) {
             Some((name, _)) => wrong(
-                &format!("stream_options.{name}"),
+                FieldPath::from("stream_options").key(*name),
                 "is possible for completions and chats only: leave it out",
             ),
             None => Ok(()),
@@ -80,7 +85,7 @@ pub(super) struct StreamOptions {
 pub(super) struct Prediction {
     #[serde(rename = "type")]
     pub _kind: PredictionKind,
-    pub content: PredictionContent,
+    pub content: TextOr<Part>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -89,44 +94,15 @@ pub(super) enum PredictionKind {
     Content,
 }
 
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(untagged, expecting = "expected a string or a list of text parts")]
-pub(super) enum PredictionContent {
-    Text(String),
-    Parts(Vec<TextPart>),
-}
-
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(tag = "type", rename_all = "lowercase")]
-pub(super) enum TextPart {
-    Text { text: String },
-}
-
 impl Prediction {
     /// The text, its parts one after the other.
     pub fn text(&self) -> Cow<'_, str> {
         match &self.content {
-            PredictionContent::Text(text) => text.into(),
-            PredictionContent::Parts(parts) => {
-                let texts = parts.iter().map(|TextPart::Text { text }| text.as_str());
+            TextOr::Text(text) => text.into(),
+            TextOr::List(parts) => {
+                let texts = parts.iter().map(|part| part.text.as_str());
                 texts.collect::<String>().into()
             }
-        }
-    }
-}
-
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(untagged, expecting = "expected a string or a list of strings")]
-pub(super) enum OneOrMany {
-    One(String),
-    Many(Vec<String>),
-}
-
-impl OneOrMany {
-    pub fn list(&self) -> &[String] {
-        match self {
-            Self::One(text) => std::slice::from_ref(text),
-            Self::Many(list) => list,
         }
     }
 }
@@ -134,6 +110,7 @@ impl OneOrMany {
 /// Fields that only `/v1/completions` has.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(super) struct Completion {
+    #[schemars(required)]
     pub prompt: Option<Prompt>,
     pub echo: Option<bool>,
     pub best_of: Option<usize>,
@@ -158,8 +135,10 @@ pub(super) enum Prompt {
 
 /// The body of `/v1/embeddings`.
 #[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "EmbeddingRequest")]
 pub(super) struct Embedding {
     pub model: Option<String>,
+    #[schemars(required)]
     pub input: Option<Prompt>,
     pub dimensions: Option<usize>,
     pub encoding_format: Option<EncodingFormat>,
@@ -181,16 +160,18 @@ pub(super) enum EncodingFormat {
 
 /// Fields that only `/v1/chat/completions` has.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
+#[schemars(rename = "ChatCompletion")]
 pub(super) struct Chat {
-    pub messages: Option<Vec<Value>>,
+    #[schemars(required)]
+    pub messages: Option<Vec<ChatMessage>>,
     pub logprobs: Option<bool>,
     pub top_logprobs: Option<usize>,
     pub max_completion_tokens: Option<usize>,
     pub add_generation_prompt: Option<bool>,
     pub add_special_tokens: Option<bool>,
     pub chat_template_kwargs: Option<Map<String, Value>>,
-    pub tools: Option<Vec<Value>>,
-    pub tool_choice: Option<Value>,
+    pub tools: Option<Vec<Tool>>,
+    pub tool_choice: Option<ToolChoice>,
     pub parallel_tool_calls: Option<bool>,
     pub include_reasoning: Option<bool>,
     pub truncate_prompt_tokens: Option<i64>,
@@ -199,11 +180,12 @@ pub(super) struct Chat {
 
 /// The body of `/tokenize`: either a prompt or messages.
 #[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "TokenizeRequest")]
 pub(super) struct Tokenize {
     pub model: Option<String>,
     pub prompt: Option<String>,
-    pub messages: Option<Vec<Value>>,
-    pub tools: Option<Vec<Value>>,
+    pub messages: Option<Vec<ChatMessage>>,
+    pub tools: Option<Vec<Tool>>,
     pub add_special_tokens: Option<bool>,
     pub add_generation_prompt: Option<bool>,
     pub chat_template_kwargs: Option<Map<String, Value>>,
@@ -211,8 +193,10 @@ pub(super) struct Tokenize {
 
 /// The body of `/detokenize`.
 #[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "DetokenizeRequest")]
 pub(super) struct Detokenize {
     pub model: Option<String>,
+    #[schemars(required)]
     #[serde(default, deserialize_with = "ids")]
     pub tokens: Option<Vec<u32>>,
 }
@@ -326,28 +310,4 @@ pub(super) fn names<T: DeserializeOwned>() -> &'static [&'static str] {
     // Always returns an error, but after the names were recorded.
     let _ = T::deserialize(Names(&mut names));
     names
-}
-
-/// The error about `field`, with what it must be.
-pub(super) fn wrong<T>(field: &str, what: impl fmt::Display) -> Result<T> {
-    Err(Error::invalid(field, format!("{field} {what}")))
-}
-
-/// The value of a field that cannot be left out.
-///
-/// # Errors
-/// `Invalid`, naming it.
-pub(super) fn required<T>(field: &str, value: Option<T>) -> Result<T> {
-    value.map_or_else(|| wrong(field, "is required"), Ok)
-}
-
-/// The text at `key` of the object at `at`.
-///
-/// # Errors
-/// `Invalid`, naming it.
-pub(super) fn string<'a>(at: &str, object: &'a Value, key: &str) -> Result<&'a str> {
-    match object[key].as_str() {
-        Some(text) => Ok(text),
-        None => wrong(&format!("{at}.{key}"), "must be a string"),
-    }
 }

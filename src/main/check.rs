@@ -237,9 +237,9 @@ fn report(config: &Config) -> Result<Report> {
 /// too, of which it needs one row.
 fn bytes_per_token(model: &dyn Model, inventory: &Inventory) -> u64 {
     let is_tied = model.config().tie_word_embeddings;
-    inventory.sum(|entry| match entry.name.contains("embed_tokens.") {
-        true if !is_tied => 0,
-        _ => entry.loaded_bytes,
+    inventory.sum(|entry| {
+        let is_looked_up = !is_tied && entry.name.contains("embed_tokens.");
+        if is_looked_up { 0 } else { entry.loaded_bytes }
     })
 }
 

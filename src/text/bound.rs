@@ -125,16 +125,16 @@ impl TokenBound {
 
     /// Adds a token whose spaces may be `▁` in a text, too.
     fn add_marked(&mut self, piece: &str) {
-        let is_space = |c: char| c == ' ' || c == '▁';
         let longest = piece.replace(' ', "▁").len();
         // The table is by the first two bytes.
         for marked in 0..4 {
             let mut form = String::new();
             for (i, c) in piece.chars().enumerate() {
-                form.push(match is_space(c) {
-                    true if i < 2 && marked & (1 << i) == 0 => ' ',
-                    true => '▁',
-                    false => c,
+                let is_plain = i < 2 && marked & (1 << i) == 0;
+                form.push(match c {
+                    ' ' | '▁' if is_plain => ' ',
+                    ' ' | '▁' => '▁',
+                    c => c,
                 });
             }
             self.add(form.as_bytes(), longest);

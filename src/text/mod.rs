@@ -6,7 +6,9 @@
 mod backtrack;
 mod bound;
 mod canonical;
+mod chats;
 mod detokenizer;
+mod folder;
 mod gguf;
 mod growth;
 mod infill;
@@ -29,13 +31,10 @@ pub use template::{Chat, ChatTemplate};
 pub use tools::{Answer, Calls, ToolFormat, ToolParser, answer_grammar};
 
 use crate::error::{Error, Result, caught, caught_here, clipped};
-use crate::files;
 use crate::gguf::{GgufSource, Header};
 use bound::TokenBound;
 use pieces::Pieces;
-use serde_json::{Map, Value, json};
 use std::borrow::Cow;
-use std::path::Path;
 use std::sync::OnceLock;
 use tokenizers::{ModelWrapper, Tokenizer};
 
@@ -114,98 +113,6 @@ impl Text {
     fn with_pad(mut self, pad: Option<u32>) -> Self {
         self.pad = pad;
         self
-    }
-
-    /// Renders chats with tools with another template.
-    ///
-    /// # Errors
-    /// `Setup`, if it does not parse.
-    fn with_tool_template(mut self, source: &str) -> Result<Self> {
-        let name = |id: Option<u32>| id.and_then(|id| self.tokenizer.id_to_token(id));
-        let (bos, eos) = (name(self.special.bos), name(self.eos));
-        let template = ChatTemplate::new(source, bos.as_deref(), eos.as_deref())?;
-        self.tool_template = Some((template, source.to_owned()));
-        Ok(self)
-    }
-
-    /// Writes `tokenizer.json` and `tokenizer_config.json` into `folder`, for [`Text::from_folder`]. They
-    /// contain only the first EOS id; the others belong in the `config.json` beside them.
-    ///
-    /// # Errors
-    /// `Setup`, naming the folder, if the files cannot be written.
-    pub fn save(&self, folder: &Path) -> Result<()> {
-        let name = |id: Option<u32>| id.and_then(|id| self.tokenizer.id_to_token(id));
-        let template = match &self.tool_template {
-            None => json!(self.template_source),
-            Some((_, with_tools)) => json!([
-                {"name": DEFAULT, "template": self.template_source},
-                {"name": TOOL_USE, "template": with_tools},
-            ]),
-        };
-        let config = json!({
-            "bos_token": name(self.special.bos),
-            "eos_token": name(self.eos),
-            "pad_token": name(self.pad),
-            "chat_template": template,
-        });
-        self.tokenizer
-            .save(folder.join("tokenizer.json"), false)
-            .and_then(|()| {
-                let file = folder.join("tokenizer_config.json");
-                Ok(std::fs::write(file, format!("{config:#}\n"))?)
-            })
-            .map_err(|e| {
-                let folder = folder.display();
-                Error::setup(format!("cannot write the tokenizer into {folder}: {e}"))
-            })
-    }
-
-    /// Reads `tokenizer.json` and, if they exist, `tokenizer_config.json`,
-    /// `generation_config.json`, `config.json`, `chat_template.jinja` and `chat_template.json` of a model folder.
-    ///
-    /// # Errors
-    /// `Setup`, naming the file.
-    pub fn from_folder(folder: &Path) -> Result<Self> {
-        caught("the tokenizer", || Self::read_folder(folder))
-    }
-
-    fn read_folder(folder: &Path) -> Result<Self> {
-        let file = folder.join("tokenizer.json");
-        if !file.exists() {
-            let has = ["tokenizer.model", "vocab.json", "spiece.model"];
-            let other = has.iter().find(|name| folder.join(name).exists());
-            let remedy = match other {
-                Some(name) => format!(
-                    "it has {name}, from which transformers writes one: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
-                ),
-                None => "copy it from the repository of the model".to_owned(),
-            };
-            return Err(Error::in_file(
-                folder,
-                format!("there is no tokenizer.json: {remedy}"),
-            ));
-        }
-        let tokenizer =
-            read_tokenizer(&files::read_text(&file)?).map_err(|e| Error::in_file(&file, e))?;
-        let config = read_json(&folder.join("tokenizer_config.json"))?;
-        let id = |key: &str| token_name(&config, key).and_then(|name| tokenizer.token_to_id(name));
-        let mut eos: Vec<u32> = id("eos_token").into_iter().collect();
-        for file in ["generation_config.json", "config.json"] {
-            eos.extend(ids_under(&read_json(&folder.join(file))?, "eos_token_id"));
-        }
-        let (bos, pad) = (id("bos_token"), id("pad_token"));
-        let special = SpecialIds { bos, eos };
-        if let Some(source) = files::read_text_if_any(&folder.join("chat_template.jinja"))? {
-            return Ok(Self::new(tokenizer, special, Some(&source))?.with_pad(pad));
-        }
-        // Of a model for images and texts.
-        let other = read_json(&folder.join("chat_template.json"))?;
-        let source = template_source(&config).or(template_source(&other));
-        let text = Self::new(tokenizer, special, source)?.with_pad(pad);
-        match named_template(&config, TOOL_USE) {
-            Some(source) => text.with_tool_template(source),
-            None => Ok(text),
-        }
     }
 
     /// Reads the tokenizer and the chat template from the metadata of a GGUF file.
@@ -338,120 +245,10 @@ impl Text {
         }
     }
 
-    /// How the model marks what it thinks, as far as its chat template tells: `None` if that has no such
-    /// marks.
-    pub fn reasoning_format(&self) -> Option<ReasoningFormat> {
-        let source = self.template_source.as_deref()?;
-        let marks = ReasoningFormat::MARKERS;
-        if !marks.iter().any(|mark| source.contains(mark)) {
-            return None;
-        }
-        let messages = [json!({"role": "user", "content": "Hello"})];
-        let prompt = self.render_chat(&messages, true, &Map::new());
-        let begun =
-            prompt.is_ok_and(|prompt| ReasoningFormat::Qwen3.begins_with_reasoning(&prompt));
-        Some(if begun {
-            ReasoningFormat::DeepseekR1
-        } else {
-            ReasoningFormat::Qwen3
-        })
-    }
-
-    /// The chat template's Jinja source.
-    pub fn chat_template(&self) -> Option<&str> {
-        self.template_source.as_deref()
-    }
-
-    /// The Jinja source of the template for chats with tools, if that is another one.
-    pub fn tool_template(&self) -> Option<&str> {
-        let (_, source) = self.tool_template.as_ref()?;
-        Some(source)
-    }
-
-    /// Whether the model has a chat template.
-    pub fn has_chat_template(&self) -> bool {
-        self.template.is_some()
-    }
-
-    /// The template for chats with tools, and its source.
-    fn template_with_tools(&self) -> Option<(&ChatTemplate, &str)> {
-        match &self.tool_template {
-            Some((template, source)) => Some((template, source)),
-            None => Some((self.template.as_ref()?, self.template_source.as_ref()?)),
-        }
-    }
-
-    /// Whether the model's chat template tells it of tools.
-    pub fn knows_tools(&self) -> bool {
-        let template = self.template_with_tools();
-        template.is_some_and(|(template, _)| template.knows_tools())
-    }
-
-    /// How the model writes tool calls, as far as its chat template tells. A model whose template knows
-    /// no tools is told to write Hermes' format.
-    pub fn tool_format(&self) -> Option<ToolFormat> {
-        let (template, source) = self.template_with_tools()?;
-        if template.knows_tools() {
-            ToolFormat::of_template(source)
-        } else {
-            Some(ToolFormat::Hermes)
-        }
-    }
-
     /// The id of `name`, if it is a special token.
     pub fn special_id(&self, name: &str) -> Option<u32> {
         let id = self.tokenizer.token_to_id(name)?;
         self.is_special(id).then_some(id)
-    }
-
-    /// As [`Text::render`], for a chat without tools.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn render_chat(
-        &self,
-        messages: &[Value],
-        add_generation_prompt: bool,
-        extra: &Map<String, Value>,
-    ) -> Result<String> {
-        let chat = Chat {
-            messages,
-            tools: &[],
-            add_generation_prompt,
-            extra,
-        };
-        self.render(chat, None)
-    }
-
-    /// Renders a chat with the model's template to a prompt. If the template knows no tools, they, their
-    /// calls and their results are written into the messages, calls in `format` (by default Hermes').
-    /// Encode the prompt without special tokens: the template writes them itself.
-    ///
-    /// # Errors
-    /// `Invalid`, if the model has no template or the template refuses the messages.
-    pub fn render(&self, chat: Chat<'_>, format: Option<ToolFormat>) -> Result<String> {
-        let Some(template) = &self.template else {
-            return Err(Error::invalid(
-                "messages",
-                "this model has no chat template; use /v1/completions",
-            ));
-        };
-        let about_tools =
-            |message: &Value| message["role"] == "tool" || message.get("tool_calls").is_some();
-        if chat.tools.is_empty() && !chat.messages.iter().any(about_tools) {
-            return template.render(&chat);
-        }
-        let template = (self.template_with_tools()).map_or(template, |(template, _)| template);
-        if template.knows_tools() {
-            return template.render(&chat);
-        }
-        let format = format.unwrap_or(ToolFormat::Hermes);
-        let messages = tools::without_tools(chat.messages, chat.tools, format);
-        template.render(&Chat {
-            messages: &messages,
-            tools: &[],
-            ..chat
-        })
     }
 }
 
@@ -507,49 +304,6 @@ pub fn check_same_tokens(target: &Text, draft: &Text) -> Result<()> {
 fn read_tokenizer(json: &str) -> Result<Tokenizer> {
     growth::check(json)?;
     Tokenizer::from_bytes(json).map_err(|e| Error::setup(clipped(&e.to_string())))
-}
-
-/// Reads a JSON file; `Null` if it does not exist.
-fn read_json(file: &Path) -> Result<Value> {
-    let Some(text) = files::read_text_if_any(file)? else {
-        return Ok(Value::Null);
-    };
-    serde_json::from_str(&text).map_err(|e| Error::in_file(file, e))
-}
-
-/// `"eos_token": "</s>"` or `"eos_token": {"content": "</s>", ...}`.
-fn token_name<'a>(config: &'a Value, key: &str) -> Option<&'a str> {
-    let value = &config[key];
-    value.as_str().or_else(|| value["content"].as_str())
-}
-
-/// `"eos_token_id": 2` or `"eos_token_id": [2, 3]`.
-fn ids_under(config: &Value, key: &str) -> Vec<u32> {
-    let value = &config[key];
-    let ids = value
-        .as_array()
-        .map_or(std::slice::from_ref(value), Vec::as_slice);
-    ids.iter()
-        .filter_map(|id| id.as_u64()?.try_into().ok())
-        .collect()
-}
-
-/// The names of templates in a list: for all chats, and for those with tools.
-const DEFAULT: &str = "default";
-const TOOL_USE: &str = "tool_use";
-
-/// `chat_template` is one template, or a list of named ones, of which `default` or the first is used.
-fn template_source(config: &Value) -> Option<&str> {
-    let value = &config["chat_template"];
-    let first = || value.as_array()?.first()?["template"].as_str();
-    let source = value.as_str().or_else(|| named_template(config, DEFAULT));
-    source.or_else(first)
-}
-
-/// The template `name`, if `chat_template` is a list that has it.
-fn named_template<'a>(config: &'a Value, name: &str) -> Option<&'a str> {
-    let list = config["chat_template"].as_array()?;
-    list.iter().find(|t| t["name"] == name)?["template"].as_str()
 }
 
 #[cfg(test)]

@@ -197,8 +197,4 @@ fn compile(environment: &mut Environment<'static>, source: &str) -> Result<()> {
 }
 
 #[cfg(test)]
-mod limits;
-#[cfg(test)]
-mod models;
-#[cfg(test)]
 mod tests;

@@ -1,6 +1,7 @@
 use super::*;
 use proptest::prelude::*;
-use serde_json::json;
+use serde_json::{Map, Value, json};
+use std::path::Path;
 use std::sync::LazyLock;
 
 fn smollm2() -> &'static Text {
@@ -521,7 +522,7 @@ fn expressions_that_backtrack_are_refused() {
     let error = text.encode(&format!("SECRET{}!", "a".repeat(99)), false);
     match error {
         Err(Error::Request { param, message, .. }) => {
-            assert_eq!(param.as_deref(), Some("prompt"));
+            assert!(param.is_some_and(|param| param.is("prompt")));
             assert!(message.contains("limit"), "{message}");
         }
         other => panic!("{other:?}"),

@@ -442,7 +442,8 @@ fn the_context_limit_ends_the_text_and_is_checked() {
             kind: RequestErrorKind::Invalid | RequestErrorKind::ContextLengthExceeded,
             param,
             message,
-        }) => (param.unwrap(), message),
+            ..
+        }) => (param.unwrap().to_string(), message),
         other => panic!("{other:?}"),
     };
     assert_eq!(refused(greedy(&prompt, 8)).0, "max_tokens");

@@ -196,7 +196,7 @@ async fn refusals_name_the_field() {
         (
             json!({"response_format": format(json!({"name": "n", "schema": {}, "strict": 1}))}),
             "response_format.json_schema.strict",
-            "true or false",
+            "a boolean",
         ),
         (
             json!({"response_format": format(json!({"name": "n", "scheme": {}}))}),

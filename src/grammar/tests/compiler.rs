@@ -107,7 +107,7 @@ fn what_is_wrong_is_kept() {
     let refused = |field: &str, text: &str| {
         let source = GrammarSource::Choice(vec![text.into()]);
         match compiler.compile(field, &source) {
-            Err(Error::Request { param, message, .. }) => (param.unwrap(), message),
+            Err(error @ Error::Request { .. }) => (error.param().unwrap(), error.to_string()),
             other => panic!("{other:?}"),
         }
     };

@@ -1,6 +1,7 @@
 //! Errors as Anthropic's clients expect them.
 
 use crate::error::{Error, RequestErrorKind as Kind};
+use crate::http::error::Names;
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use schemars::JsonSchema;
@@ -57,43 +58,27 @@ struct ErrorDetails {
 
 /// The body that tells of `error`.
 pub(super) fn body(error: &Error) -> ErrorBody {
-    let kind = match error {
-        Error::Request { kind, .. } => name(*kind),
-        Error::Setup(_) | Error::Internal(_) => "api_error",
-    };
     let message = match error {
         // Clients recognize by these words that less may succeed.
         Error::Request {
             kind: Kind::ContextLengthExceeded,
-            param,
+            param: Some(param),
             ..
-        } => match param.as_deref() {
-            Some("max_tokens") => {
-                format!("input length and `max_tokens` exceed context limit: {error}")
-            }
-            _ => format!("prompt is too long: {error}"),
-        },
+        } if param.is("max_tokens") => {
+            format!("input length and `max_tokens` exceed context limit: {error}")
+        }
+        Error::Request {
+            kind: Kind::ContextLengthExceeded,
+            ..
+        } => format!("prompt is too long: {error}"),
         _ => error.to_string(),
     };
     ErrorBody {
         kind: "error",
-        error: ErrorDetails { kind, message },
-    }
-}
-
-fn name(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Invalid
-        | Kind::ContextLengthExceeded
-        | Kind::MethodNotAllowed
-        | Kind::UnsupportedEncoding => "invalid_request_error",
-        Kind::Unauthorized => "authentication_error",
-        Kind::NotFound => "not_found_error",
-        Kind::TooLarge => "request_too_large",
-        Kind::QueueFull => "rate_limit_error",
-        Kind::Forbidden => "permission_error",
-        Kind::Timeout => "timeout_error",
-        Kind::Overloaded | Kind::ShuttingDown => "overloaded_error",
+        error: ErrorDetails {
+            kind: Names::of(error).anthropic,
+            message,
+        },
     }
 }
 

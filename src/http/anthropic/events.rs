@@ -4,7 +4,7 @@ use super::error;
 use crate::error::Error;
 use crate::http::blocks::{Block, Blocks, Change};
 use crate::http::choice::{self, Finish, FinishKind, Piece, StopReason};
-use crate::http::reply::{Header, json_text};
+use crate::http::reply::{Header, typed_event as event};
 use crate::http::reply_objects::Speculation;
 use crate::http::stream::Shape;
 use crate::text::Text;
@@ -13,7 +13,7 @@ use axum::response::sse::{Event, KeepAlive};
 use axum::response::{IntoResponse, Response};
 use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use std::sync::Arc;
 
 /// A message in Anthropic's form.
@@ -117,7 +117,7 @@ enum Delta<'a> {
 }
 
 /// The state of a reply.
-pub(in crate::http) struct Reply {
+pub(in crate::http) struct MessageReply {
     header: Header,
     id: String,
     blocks: Blocks,
@@ -126,7 +126,7 @@ pub(in crate::http) struct Reply {
     begun: bool,
 }
 
-impl Reply {
+impl MessageReply {
     pub(super) fn new(header: &Header) -> Self {
         Self {
             header: header.clone(),
@@ -205,12 +205,6 @@ impl Reply {
     }
 }
 
-fn event(data: &Data<'_>) -> Event {
-    let data = json!(data);
-    let name = data["type"].as_str().unwrap_or_default();
-    Event::default().event(name).data(data.to_string())
-}
-
 /// A block of which `text` is written.
 fn content<'a>(block: &'a Block, text: &'a str) -> Content<'a> {
     match block {
@@ -228,7 +222,7 @@ fn content<'a>(block: &'a Block, text: &'a str) -> Content<'a> {
     }
 }
 
-impl Shape for Reply {
+impl Shape for MessageReply {
     fn id(&self) -> &str {
         &self.id
     }
@@ -273,8 +267,7 @@ impl Shape for Reply {
     }
 
     fn failed(&mut self, error: &Error) -> Vec<Event> {
-        let body = json_text(&error::body(error));
-        vec![Event::default().event("error").data(body)]
+        vec![event(&error::body(error))]
     }
 
     fn keep_alive() -> KeepAlive {

@@ -1,16 +1,18 @@
 //! Converts the turns of a request to the messages of a chat.
 
-use crate::error::Result;
-use crate::http::wire::{string, wrong};
+use crate::error::{FieldPath, Result};
+use crate::http::content::{Part, TextOr, lines};
+use crate::http::conversation::{Call, ChatMessage};
+use crate::http::wire::{required, wrong};
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value};
 
 /// A message of a request.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(super) struct Turn {
     role: Role,
-    content: Value,
+    content: TextOr<Block>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -20,153 +22,151 @@ enum Role {
     Assistant,
 }
 
+/// A part of a message.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "InputBlock")]
+struct Block {
+    #[serde(rename = "type")]
+    kind: Kind,
+    text: Option<String>,
+    thinking: Option<String>,
+    id: Option<String>,
+    name: Option<String>,
+    input: Option<Map<String, Value>>,
+    tool_use_id: Option<String>,
+    #[serde(default, deserialize_with = "lines")]
+    #[schemars(with = "Option<TextOr<Part>>")]
+    content: String,
+    is_error: Option<bool>,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(rename = "InputBlockType")]
+enum Kind {
+    Text,
+    Thinking,
+    RedactedThinking,
+    ToolUse,
+    ToolResult,
+}
+
 /// The messages for `system` and `turns`.
 ///
 /// # Errors
 /// `Invalid`, naming the block.
-pub(super) fn messages(system: Option<Value>, turns: Vec<Turn>) -> Result<Vec<Value>> {
+pub(super) fn messages(system: Option<TextOr<Part>>, turns: Vec<Turn>) -> Result<Vec<ChatMessage>> {
+    const FIELD: &str = "messages";
     match turns.last() {
-        None => return wrong("messages", "must not be empty"),
+        None => return wrong(FIELD, "must not be empty"),
         Some(last) if last.role == Role::Assistant => {
             let what =
                 "must end with a message of the user: to continue an answer is not supported";
-            return wrong("messages", what);
+            return wrong(FIELD, what);
         }
         Some(_) => {}
     }
-    let mut messages = Vec::new();
-    if let Some(system) = system.filter(|system| !system.is_null()) {
-        let content = text("system", &system)?;
-        messages.push(json!({"role": "system", "content": content}));
-    }
+    let system = system.map(|system| ChatMessage::new("system", system.lines()));
+    let mut messages = Vec::from_iter(system);
     for (i, turn) in turns.into_iter().enumerate() {
-        let at = format!("messages[{i}].content");
+        let at = FieldPath::from(FIELD).index(i).key("content");
         match turn.role {
-            Role::User => user(&at, &turn.content, &mut messages)?,
-            Role::Assistant => messages.push(assistant(&at, &turn.content)?),
+            Role::User => user(&at, turn.content, &mut messages)?,
+            Role::Assistant => messages.push(assistant(&at, turn.content)?),
         }
     }
     Ok(messages)
 }
 
 /// Adds what a user says, and the results of calls, in their order.
-fn user(at: &str, content: &Value, messages: &mut Vec<Value>) -> Result<()> {
+fn user(at: &FieldPath, content: TextOr<Block>, messages: &mut Vec<ChatMessage>) -> Result<()> {
     let blocks = match content {
-        Value::String(said) => {
-            says(said, messages);
+        TextOr::Text(text) => {
+            says(text, messages);
             return Ok(());
         }
-        Value::Array(blocks) => blocks,
-        _ => return wrong(at, "must be a string or a list of blocks"),
+        TextOr::List(blocks) => blocks,
     };
-    for (i, block) in blocks.iter().enumerate() {
-        let at = format!("{at}[{i}]");
-        match block["type"].as_str() {
-            Some("text") => says(string(&at, block, "text")?, messages),
-            Some("tool_result") => {
-                let id = string(&at, block, "tool_use_id")?;
-                let content = match &block["content"] {
-                    Value::Null => String::new(),
-                    content => text(&format!("{at}.content"), content)?,
-                };
-                let mut result = json!({"role": "tool", "tool_call_id": id, "content": content});
+    for (i, block) in blocks.into_iter().enumerate() {
+        let at = at.index(i);
+        match block.kind {
+            Kind::Text => says(required(at.key("text"), block.text)?, messages),
+            Kind::ToolResult => {
+                let id = required(at.key("tool_use_id"), block.tool_use_id)?;
+                let mut result = ChatMessage::of_tool(id, block.content);
                 // Templates may show it.
-                if block["is_error"] == true {
-                    result["is_error"] = true.into();
+                if block.is_error == Some(true) {
+                    result.others.insert("is_error".into(), true.into());
                 }
                 messages.push(result);
             }
-            _ => {
-                let what = "must be text or tool_result: the model reads only text";
-                return wrong(&format!("{at}.type"), what);
-            }
+            _ => return wrong(at.key("type"), "must be text or tool_result"),
         }
     }
     Ok(())
 }
 
 /// Adds to what the user said last, if nobody spoke since: turns of the same role are one.
-fn says(text: &str, messages: &mut Vec<Value>) {
-    let last = messages.last_mut().filter(|last| last["role"] == "user");
-    match last.map(|last| &mut last["content"]) {
-        Some(Value::String(said)) => {
-            said.push('\n');
-            said.push_str(text);
+fn says(text: String, messages: &mut Vec<ChatMessage>) {
+    match messages.last_mut().filter(|last| last.role == "user") {
+        Some(last) => {
+            last.content.push('\n');
+            last.content.push_str(&text);
         }
-        _ => messages.push(json!({"role": "user", "content": text})),
+        None => messages.push(ChatMessage::new("user", text)),
     }
 }
 
-fn assistant(at: &str, content: &Value) -> Result<Value> {
+fn assistant(at: &FieldPath, content: TextOr<Block>) -> Result<ChatMessage> {
+    const ROLE: &str = "assistant";
     let blocks = match content {
-        Value::String(said) => return Ok(json!({"role": "assistant", "content": said})),
-        Value::Array(blocks) => blocks,
-        _ => return wrong(at, "must be a string or a list of blocks"),
+        TextOr::Text(text) => return Ok(ChatMessage::new(ROLE, text)),
+        TextOr::List(blocks) => blocks,
     };
     let (mut texts, mut thoughts, mut calls) = (Vec::new(), Vec::new(), Vec::new());
-    for (i, block) in blocks.iter().enumerate() {
-        let at = format!("{at}[{i}]");
-        match block["type"].as_str() {
-            Some("text") => texts.push(string(&at, block, "text")?),
-            Some("thinking") => thoughts.push(string(&at, block, "thinking")?),
+    for (i, block) in blocks.into_iter().enumerate() {
+        let at = at.index(i);
+        match block.kind {
+            Kind::Text => texts.push(required(at.key("text"), block.text)?),
+            Kind::Thinking => thoughts.push(required(at.key("thinking"), block.thinking)?),
             // Only the server that wrote it can read it.
-            Some("redacted_thinking") => {}
-            Some("tool_use") => {
-                if !block["input"].is_object() {
-                    return wrong(&format!("{at}.input"), "must be an object");
-                }
-                let name = string(&at, block, "name")?;
-                calls.push(json!({
-                    "id": string(&at, block, "id")?,
-                    "type": "function",
-                    "function": {"name": name, "arguments": block["input"]},
-                }));
+            Kind::RedactedThinking => {}
+            Kind::ToolUse => {
+                let input = required(at.key("input"), block.input)?;
+                let name = required(at.key("name"), block.name)?;
+                let id = required(at.key("id"), block.id)?;
+                calls.push(Call::new(id, name, input.into()));
             }
-            _ => {
-                let what = "must be text, tool_use or thinking";
-                return wrong(&format!("{at}.type"), what);
+            Kind::ToolResult => {
+                return wrong(at.key("type"), "must be text, tool_use or thinking");
             }
         }
     }
-    let mut message = json!({"role": "assistant", "content": texts.join("\n")});
-    if !thoughts.is_empty() {
-        message["reasoning_content"] = thoughts.join("\n").into();
-    }
-    if !calls.is_empty() {
-        message["tool_calls"] = calls.into();
-    }
-    Ok(message)
-}
-
-/// A string, or a list of text blocks.
-fn text(at: &str, content: &Value) -> Result<String> {
-    match content {
-        Value::String(text) => Ok(text.clone()),
-        Value::Array(blocks) => {
-            let texts = blocks.iter().enumerate().map(|(i, block)| {
-                let at = format!("{at}[{i}]");
-                match block["type"].as_str() {
-                    Some("text") => string(&at, block, "text"),
-                    _ => {
-                        let what = "must be text: the model reads nothing else";
-                        wrong(&format!("{at}.type"), what)
-                    }
-                }
-            });
-            Ok(texts.collect::<Result<Vec<_>>>()?.join("\n"))
-        }
-        _ => wrong(at, "must be a string or a list of text blocks"),
-    }
+    Ok(ChatMessage {
+        reasoning_content: (!thoughts.is_empty()).then(|| thoughts.join("\n")),
+        tool_calls: (!calls.is_empty()).then_some(calls),
+        ..ChatMessage::new(ROLE, texts.join("\n"))
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Error;
+    use crate::http::object::Object;
+    use crate::http::wire;
+    use serde_json::json;
 
-    fn read(system: Value, turns: Value) -> Result<Vec<Value>> {
-        let turns = serde_json::from_value(turns).expect("turns");
-        messages(Some(system), turns)
+    #[derive(Debug, Deserialize)]
+    struct Asked {
+        system: Option<TextOr<Part>>,
+        messages: Vec<Turn>,
+    }
+
+    fn read(system: &Value, turns: &Value) -> Result<Value> {
+        let body = json!({"system": system, "messages": turns}).to_string();
+        let body = Object::parse(body.as_bytes(), &[wire::names::<Asked>()])?;
+        let asked: Asked = body.fields()?;
+        Ok(json!(messages(asked.system, asked.messages)?))
     }
 
     #[test]
@@ -196,7 +196,7 @@ mod tests {
             {"role": "assistant", "content": "Yes."},
             {"role": "tool", "tool_call_id": "2", "content": ""},
         ]);
-        assert_eq!(Value::from(read(system, turns).expect("fine")), expected);
+        assert_eq!(read(&system, &turns).expect("fine"), expected);
     }
 
     #[test]
@@ -234,14 +234,10 @@ mod tests {
                 "messages[0].content[0].type",
             ),
         ] {
-            match read(Value::Null, turns.clone()) {
-                Err(Error::Request { param, message, .. }) => {
-                    assert_eq!(param.as_deref(), Some(field), "{turns}");
-                    assert!(message.starts_with(field), "{message}");
-                }
-                other => panic!("{turns}: {other:?}"),
-            }
+            let error = read(&Value::Null, &turns).expect_err("refused");
+            assert_eq!(error.param().as_deref(), Some(field), "{turns}");
+            assert!(error.to_string().starts_with(field), "{error}");
         }
-        assert!(read(json!(1), user("x".into())).is_err());
+        assert!(read(&json!(1), &user("x".into())).is_err());
     }
 }

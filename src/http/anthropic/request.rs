@@ -1,20 +1,23 @@
 //! Converts the body of `/v1/messages` to a chat.
 
-use super::events::Reply;
+use super::events::MessageReply;
 use super::input::{self, Turn};
-use crate::error::{Error, Result};
+use crate::error::{FieldPath, Result};
+use crate::http::content::{Part, TextOr};
 use crate::http::context::Context;
-use crate::http::openai::{ChatFields, Job, text_fields};
-use crate::http::tools::Tools;
-use crate::http::wire::{self, OneOrMany, wrong};
+use crate::http::openai::{Body, Job};
+use crate::http::structured::FlatFormat;
+use crate::http::tools::{FlatTool, Tool, ToolChoice, ToolMode, Tools};
+use crate::http::wire::{self, required, wrong};
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 /// What chats call the fields, and what this API does.
-const NAMES: [(&str, &str); 5] = [
-    (".function.parameters", ".input_schema"),
-    (".function", ""),
+const NAMES: [(&str, &str); 6] = [
+    ("tools.*.function.parameters", "tools.*.input_schema"),
+    ("tools.*.function", "tools.*"),
+    ("tool_choice.function", "tool_choice"),
     ("response_format.json_schema", "output_config.format"),
     ("response_format", "output_config.format"),
     ("stop", "stop_sequences"),
@@ -22,37 +25,64 @@ const NAMES: [(&str, &str); 5] = [
 
 /// The fields that only this API has.
 #[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "Message")]
 pub(in crate::http) struct Fields {
-    system: Option<Value>,
+    system: Option<TextOr<Part>>,
+    #[schemars(required)]
     messages: Option<Vec<Turn>>,
     stop_sequences: Option<Vec<String>>,
-    tools: Option<Vec<Value>>,
+    tools: Option<Vec<FlatTool<Option<ToolKind>>>>,
     tool_choice: Option<Choice>,
     thinking: Option<Thinking>,
     output_config: Option<OutputConfig>,
-    output_format: Option<Value>,
+    output_format: Option<FlatFormat>,
     chat_template_kwargs: Option<Map<String, Value>>,
     include_reasoning: Option<bool>,
+}
+
+/// The server has no tools of its own.
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum ToolKind {
+    Custom,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
 struct Choice {
     #[serde(rename = "type")]
-    kind: String,
+    kind: ChoiceKind,
+    /// Required where the type is `tool`.
     name: Option<String>,
     disable_parallel_tool_use: Option<bool>,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum ChoiceKind {
+    Auto,
+    Any,
+    None,
+    Tool,
 }
 
 /// Whether the model thinks. How many tokens it may think is a hint.
 #[derive(Debug, Deserialize, JsonSchema)]
 struct Thinking {
     #[serde(rename = "type")]
-    kind: String,
+    kind: ThinkingKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum ThinkingKind {
+    Enabled,
+    Adaptive,
+    Disabled,
 }
 
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 struct OutputConfig {
-    format: Option<Value>,
+    format: Option<FlatFormat>,
 }
 
 impl Context<'_> {
@@ -60,14 +90,14 @@ impl Context<'_> {
     ///
     /// # Errors
     /// `Invalid` or `NotFound`, naming the field.
-    pub fn message(&self, body: &[u8]) -> Result<(Job, Reply)> {
+    pub fn message(&self, body: &[u8]) -> Result<(Job, MessageReply)> {
         let chat = self.message_chat(body)?;
         if chat.common.max_tokens.is_none() {
             return wrong("max_tokens", "is required");
         }
         chat.common.refuse_chunk_options()?;
         let job = self.chat_job(chat).map_err(|e| e.renamed(&NAMES))?;
-        let reply = Reply::new(&job.header);
+        let reply = MessageReply::new(&job.header);
         Ok((job, reply))
     }
 
@@ -89,8 +119,12 @@ impl Context<'_> {
         Ok(ids.len())
     }
 
-    fn message_chat(&self, body: &[u8]) -> Result<ChatFields> {
-        let (mut common, fields, structured) = text_fields::<Fields>(body)?;
+    fn message_chat(&self, body: &[u8]) -> Result<Body<wire::Chat>> {
+        let Body {
+            mut common,
+            fields,
+            structured,
+        } = Body::<Fields>::read(body)?;
         if common.n.is_some_and(|n| n != 1) {
             return wrong(
                 "n",
@@ -104,15 +138,18 @@ impl Context<'_> {
                     "and stop_sequences exclude each other: leave one out",
                 );
             }
-            common.stop = Some(OneOrMany::Many(sequences));
+            common.stop = Some(TextOr::List(sequences));
         }
         let turns = fields.messages.unwrap_or_default();
         let config = fields.output_config.unwrap_or_default();
-        let format = config.format.or(fields.output_format);
-        let structured = structured.with_format(format.map(response_format), "output_config")?;
+        let mut format = config.format.or(fields.output_format);
+        if let Some(format) = &mut format {
+            format.schema.name.get_or_insert("answer".into());
+        }
+        let structured = structured.with_format(format, "output_config")?;
         let parallel = fields.tool_choice.as_ref();
         let parallel = parallel.and_then(|choice| choice.disable_parallel_tool_use);
-        Ok(ChatFields {
+        Ok(Body {
             common,
             fields: wire::Chat {
                 messages: Some(input::messages(fields.system, turns)?),
@@ -134,19 +171,16 @@ impl Context<'_> {
         thinking: Option<&Thinking>,
         kwargs: Option<Map<String, Value>>,
     ) -> Result<Option<Map<String, Value>>> {
-        const FIELD: &str = "thinking";
-        let enabled = match thinking.map(|thinking| thinking.kind.as_str()) {
-            None => return Ok(kwargs),
-            Some("disabled") => false,
-            Some("enabled" | "adaptive") if self.reasoning_format.is_some() => true,
-            Some("enabled" | "adaptive") => {
-                let message = "thinking is not supported by this model: leave it out, or start the server with --reasoning-parser";
-                return Err(Error::invalid(FIELD, message));
-            }
-            Some(_) => {
-                return wrong("thinking.type", "must be enabled, adaptive or disabled");
-            }
+        let Some(thinking) = thinking else {
+            return Ok(kwargs);
         };
+        let enabled = thinking.kind != ThinkingKind::Disabled;
+        if enabled && self.reasoning_format.is_none() {
+            return wrong(
+                "thinking",
+                "is not supported by this model: leave it out, or start the server with --reasoning-parser",
+            );
+        }
         let mut kwargs = kwargs.unwrap_or_default();
         kwargs
             .entry("enable_thinking")
@@ -155,54 +189,22 @@ impl Context<'_> {
     }
 }
 
-/// The `response_format` of a chat, whose schema has a name.
-fn response_format(format: Value) -> Value {
-    if format["type"] == "json_schema" {
-        let schema = json!({"name": "answer", "schema": format["schema"]});
-        json!({"type": "json_schema", "json_schema": schema})
-    } else {
-        format
-    }
-}
-
 /// A chat's tools. What tells how they are cached is left out: everything is.
-fn tools(list: Vec<Value>) -> Result<Vec<Value>> {
-    let tool = |(i, mut tool): (usize, Value)| {
-        let wrong = |key: &str, what: &str| {
-            let field = format!("tools[{i}]{key}");
-            let message = format!("{field} {what}");
-            Error::invalid(&field, message)
-        };
-        let Some(fields) = tool.as_object_mut() else {
-            return Err(wrong("", "must be an object with name and input_schema"));
-        };
-        match fields.remove("type") {
-            None | Some(Value::Null) => {}
-            Some(kind) if kind == "custom" => {}
-            Some(_) => {
-                let what = "must be custom: the server has no tools of its own";
-                return Err(wrong(".type", what));
-            }
-        }
-        fields.remove("cache_control");
-        let schema = fields.remove("input_schema");
-        let schema = schema.ok_or_else(|| wrong(".input_schema", "is required"))?;
-        fields.insert("parameters".into(), schema);
-        Ok(json!({"type": "function", "function": std::mem::take(fields)}))
+fn tools(list: Vec<FlatTool<Option<ToolKind>>>) -> Result<Vec<Tool>> {
+    let tool = |(i, mut tool): (usize, FlatTool<_>)| {
+        let at = FieldPath::from("tools").index(i);
+        required(at.key("input_schema"), tool.function.parameters.as_ref())?;
+        tool.function.others.remove("cache_control");
+        Ok(tool.into())
     };
     list.into_iter().enumerate().map(tool).collect()
 }
 
-fn tool_choice(choice: Choice) -> Result<Value> {
-    match (choice.kind.as_str(), choice.name) {
-        ("auto", _) => Ok("auto".into()),
-        ("any", _) => Ok("required".into()),
-        ("none", _) => Ok("none".into()),
-        ("tool", Some(name)) => Ok(json!({"type": "function", "function": {"name": name}})),
-        ("tool", None) => wrong(
-            "tool_choice.name",
-            "is required where tool_choice.type is tool",
-        ),
-        _ => wrong("tool_choice.type", "must be auto, any, tool or none"),
+fn tool_choice(choice: Choice) -> Result<ToolChoice> {
+    match choice.kind {
+        ChoiceKind::Auto => Ok(ToolChoice::Mode(ToolMode::Auto)),
+        ChoiceKind::Any => Ok(ToolChoice::Mode(ToolMode::Required)),
+        ChoiceKind::None => Ok(ToolChoice::Mode(ToolMode::None)),
+        ChoiceKind::Tool => required("tool_choice.name", choice.name).map(ToolChoice::named),
     }
 }

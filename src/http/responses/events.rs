@@ -1,9 +1,10 @@
 //! Builds the response object, and its events.
 
+use super::options::RequestEcho;
 use crate::error::Error;
 use crate::http::blocks::{Block, Blocks, Change};
 use crate::http::choice::{Choice, Finish, FinishKind, Piece};
-use crate::http::reply::{Header, now};
+use crate::http::reply::{Header, now, typed_event};
 use crate::http::reply_objects::{CachedTokens, Speculation};
 use crate::http::stream::Shape;
 use crate::text::Text;
@@ -12,7 +13,7 @@ use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use std::cell::Cell;
 use std::sync::Arc;
 
 #[derive(Serialize, JsonSchema)]
@@ -31,9 +32,8 @@ pub(in crate::http) struct ResponseObject<'a> {
     /// Reasoning, messages and calls, one after the other.
     output: Vec<Item<'a>>,
     usage: Option<Usage>,
-    /// What it repeats of its request.
     #[serde(flatten)]
-    shown: &'a Map<String, Value>,
+    echo: &'a RequestEcho,
 }
 
 #[derive(Clone, Copy, PartialEq, Serialize, JsonSchema)]
@@ -119,31 +119,110 @@ struct ReasoningTokens {
     reasoning_tokens: usize,
 }
 
+/// What happens, with the number of the event.
+#[derive(Serialize)]
+struct StreamEvent<'a> {
+    #[serde(flatten)]
+    event: EventData<'a>,
+    sequence_number: u64,
+}
+
+/// What an event says; its name is its type.
+#[derive(Serialize)]
+#[serde(tag = "type")]
+enum EventData<'a> {
+    #[serde(rename = "response.created")]
+    Created { response: ResponseObject<'a> },
+    #[serde(rename = "response.in_progress")]
+    InProgress { response: ResponseObject<'a> },
+    #[serde(rename = "response.completed")]
+    Completed { response: ResponseObject<'a> },
+    #[serde(rename = "response.incomplete")]
+    Incomplete { response: ResponseObject<'a> },
+    #[serde(rename = "response.failed")]
+    Failed { response: ResponseObject<'a> },
+    #[serde(rename = "response.output_item.added")]
+    ItemAdded { output_index: usize, item: Item<'a> },
+    #[serde(rename = "response.output_item.done")]
+    ItemDone { output_index: usize, item: Item<'a> },
+    #[serde(rename = "response.content_part.added")]
+    PartAdded(ItemChange<'a, Whole<'a>>),
+    #[serde(rename = "response.content_part.done")]
+    PartDone(ItemChange<'a, Whole<'a>>),
+    #[serde(rename = "response.output_text.delta")]
+    TextDelta(ItemChange<'a, Delta<'a>>),
+    #[serde(rename = "response.output_text.done")]
+    TextDone(ItemChange<'a, Done<'a>>),
+    #[serde(rename = "response.reasoning_text.delta")]
+    ReasoningDelta(ItemChange<'a, Delta<'a>>),
+    #[serde(rename = "response.reasoning_text.done")]
+    ReasoningDone(ItemChange<'a, Done<'a>>),
+    #[serde(rename = "response.function_call_arguments.delta")]
+    ArgumentsDelta(ItemChange<'a, Delta<'a>>),
+    #[serde(rename = "response.function_call_arguments.done")]
+    ArgumentsDone(ItemChange<'a, DoneCall<'a>>),
+}
+
+/// What happens in an item, or in its only part.
+#[derive(Serialize)]
+struct ItemChange<'a, T> {
+    item_id: &'a str,
+    output_index: usize,
+    /// Calls have no parts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content_index: Option<usize>,
+    #[serde(flatten)]
+    change: T,
+}
+
+#[derive(Serialize)]
+struct Whole<'a> {
+    part: Part<'a>,
+}
+
+#[derive(Serialize)]
+struct Delta<'a> {
+    delta: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<[(); 0]>,
+}
+
+#[derive(Serialize)]
+struct Done<'a> {
+    text: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<[(); 0]>,
+}
+
+#[derive(Serialize)]
+struct DoneCall<'a> {
+    name: &'a str,
+    arguments: &'a str,
+}
+
 /// The state of a reply.
-pub(in crate::http) struct Reply {
+pub(in crate::http) struct ResponseReply {
     header: Header,
     id: String,
-    /// What the response repeats of its request.
-    shown: Map<String, Value>,
+    echo: RequestEcho,
     blocks: Blocks,
     /// The ids of the items.
     ids: Vec<String>,
     finish: Option<Finish>,
     /// The number of the next event.
-    sequence_number: u64,
+    sequence_number: Cell<u64>,
 }
 
-impl Reply {
-    /// `shown` is what the response repeats of its request.
-    pub(super) fn new(header: &Header, shown: Map<String, Value>) -> Self {
+impl ResponseReply {
+    pub(super) fn new(header: &Header, echo: RequestEcho) -> Self {
         Self {
             header: header.clone(),
             id: new_id("resp"),
-            shown,
+            echo,
             blocks: Blocks::default(),
             ids: Vec::new(),
             finish: None,
-            sequence_number: 0,
+            sequence_number: Cell::default(),
         }
     }
 
@@ -171,7 +250,7 @@ impl Reply {
             incomplete_details: None,
             output: Vec::new(),
             usage: None,
-            shown: &self.shown,
+            echo: &self.echo,
         }
     }
 
@@ -225,70 +304,66 @@ impl Reply {
         }
     }
 
-    fn event(&mut self, name: &str, mut fields: Value) -> Event {
-        fields["type"] = name.into();
-        fields["sequence_number"] = self.sequence_number.into();
-        self.sequence_number += 1;
-        Event::default().event(name).data(fields.to_string())
+    fn event(&self, event: EventData<'_>) -> Event {
+        let sequence_number = self.sequence_number.get();
+        self.sequence_number.set(sequence_number + 1);
+        typed_event(&StreamEvent {
+            event,
+            sequence_number,
+        })
     }
 
     /// The events of a change of an item.
-    fn show(&mut self, index: usize, change: Change) -> Vec<Event> {
-        let block = &self.blocks.list()[index];
+    fn show(&self, output_index: usize, change: &Change) -> Vec<Event> {
+        let block = &self.blocks.list()[output_index];
         let text = block.written();
-        let field = match block {
-            Block::Text(_) => "output_text",
-            Block::Reasoning(_) => "reasoning_text",
-            Block::Call { .. } => "function_call_arguments",
+        let logprobs = matches!(block, Block::Text(_)).then_some([]);
+        let part = |text| {
+            let part = part(block, text)?;
+            Some(self.within(output_index, Whole { part }))
         };
-        let (delta, done) = (
-            format!("response.{field}.delta"),
-            format!("response.{field}.done"),
-        );
-        let item = |item: Item<'_>| json!({"output_index": index, "item": item});
         let events = match change {
-            Change::Extend(text) => vec![(delta, self.within(index, json!({"delta": text})))],
             Change::Begin => {
-                let new = item(new_item(&self.ids[index], block));
-                let mut events = vec![("response.output_item.added".into(), new)];
-                if let Some(part) = part(block, "") {
-                    let part = self.within(index, json!({"part": part}));
-                    events.push(("response.content_part.added".into(), part));
-                }
-                events
+                let item = new_item(&self.ids[output_index], block);
+                let added = EventData::ItemAdded { output_index, item };
+                vec![Some(added), part("").map(EventData::PartAdded)]
+            }
+            Change::Extend(delta) => {
+                let delta = self.within(output_index, Delta { delta, logprobs });
+                vec![Some(match block {
+                    Block::Text(_) => EventData::TextDelta(delta),
+                    Block::Reasoning(_) => EventData::ReasoningDelta(delta),
+                    Block::Call { .. } => EventData::ArgumentsDelta(delta),
+                })]
             }
             Change::End => {
-                let whole = match block {
-                    Block::Call { head, .. } => json!({"name": head.name, "arguments": text}),
-                    _ => json!({"text": text}),
+                let done = self.within(output_index, Done { text, logprobs });
+                let done = match block {
+                    Block::Text(_) => EventData::TextDone(done),
+                    Block::Reasoning(_) => EventData::ReasoningDone(done),
+                    Block::Call { head, arguments } => {
+                        let name = &head.name;
+                        let called = DoneCall { name, arguments };
+                        EventData::ArgumentsDone(self.within(output_index, called))
+                    }
                 };
-                let mut events = vec![(done, self.within(index, whole))];
-                if let Some(part) = part(block, text) {
-                    let part = self.within(index, json!({"part": part}));
-                    events.push(("response.content_part.done".into(), part));
-                }
-                events.push(("response.output_item.done".into(), item(self.item(index))));
-                events
+                let item = self.item(output_index);
+                let ended = EventData::ItemDone { output_index, item };
+                vec![Some(done), part(text).map(EventData::PartDone), Some(ended)]
             }
         };
-        let events = events.into_iter();
-        events
-            .map(|(name, fields)| self.event(&name, fields))
-            .collect()
+        let events = events.into_iter().flatten();
+        events.map(|event| self.event(event)).collect()
     }
 
-    /// Fields of an event, with those that say where it happened: in an item, or in its only part.
-    fn within(&self, index: usize, mut fields: Value) -> Value {
-        let block = &self.blocks.list()[index];
-        fields["item_id"] = self.ids[index].as_str().into();
-        fields["output_index"] = index.into();
-        if !matches!(block, Block::Call { .. }) {
-            fields["content_index"] = 0.into();
+    fn within<T>(&self, output_index: usize, change: T) -> ItemChange<'_, T> {
+        let is_call = matches!(self.blocks.list()[output_index], Block::Call { .. });
+        ItemChange {
+            item_id: &self.ids[output_index],
+            output_index,
+            content_index: (!is_call).then_some(0),
+            change,
         }
-        if matches!(block, Block::Text(_)) && fields.get("part").is_none() {
-            fields["logprobs"] = json!([]);
-        }
-        fields
     }
 }
 
@@ -348,7 +423,7 @@ fn part<'a>(block: &Block, text: &'a str) -> Option<Part<'a>> {
     }
 }
 
-impl Shape for Reply {
+impl Shape for ResponseReply {
     fn id(&self) -> &str {
         &self.id
     }
@@ -361,36 +436,43 @@ impl Shape for Reply {
     }
 
     fn begin(&mut self) -> Vec<Event> {
-        let response = json!({"response": self.unfinished(Status::InProgress)});
-        let names = ["response.created", "response.in_progress"];
-        names.map(|name| self.event(name, response.clone())).into()
+        let response = || self.unfinished(Status::InProgress);
+        let created = EventData::Created {
+            response: response(),
+        };
+        let in_progress = EventData::InProgress {
+            response: response(),
+        };
+        vec![self.event(created), self.event(in_progress)]
     }
 
     fn piece(&mut self, _: &Text, _: usize, piece: Piece, _: &[Choice]) -> Vec<Event> {
-        let changes = self.add(piece).into_iter();
+        let changes = self.add(piece);
+        let changes = changes.iter();
         changes
-            .flat_map(|(index, change)| self.show(index, change))
+            .flat_map(|(index, change)| self.show(*index, change))
             .collect()
     }
 
     fn end(&mut self, choices: &[Choice]) -> Vec<Event> {
-        let name = match self.status() {
-            Status::Completed => "response.completed",
-            _ => "response.incomplete",
-        };
-        let response = json!({"response": self.finished(choices)});
-        vec![self.event(name, response)]
+        let response = self.finished(choices);
+        let is_whole = response.status == Status::Completed;
+        vec![self.event(if is_whole {
+            EventData::Completed { response }
+        } else {
+            EventData::Incomplete { response }
+        })]
     }
 
     fn failed(&mut self, error: &Error) -> Vec<Event> {
-        let response = json!({"response": ResponseObject {
+        let response = ResponseObject {
             error: Some(Failure {
                 code: "server_error",
                 message: error.to_string(),
             }),
             output: self.items(),
             ..self.unfinished(Status::Failed)
-        }});
-        vec![self.event("response.failed", response)]
+        };
+        vec![self.event(EventData::Failed { response })]
     }
 }

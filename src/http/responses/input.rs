@@ -1,29 +1,84 @@
 //! Converts the items of a request to the messages of a chat.
 
-use crate::error::Result;
-use crate::http::wire::{string, wrong};
-use serde_json::{Value, json};
+use crate::error::{FieldPath, Result};
+use crate::http::content::{Part, TextOr, some_lines};
+use crate::http::conversation::{Call, ChatMessage};
+use crate::http::wire::{required, wrong};
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+/// An item: a message, a call, its result, or reasoning.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "InputItem")]
+pub(in crate::http) struct Item {
+    #[serde(rename = "type")]
+    kind: Option<Kind>,
+    role: Option<Role>,
+    /// That of reasoning may be missing, because other servers encrypt it.
+    #[serde(default, deserialize_with = "some_lines")]
+    #[schemars(with = "Option<TextOr<Part>>")]
+    content: Option<String>,
+    call_id: Option<String>,
+    name: Option<String>,
+    /// JSON text.
+    arguments: Option<String>,
+    #[serde(default, deserialize_with = "some_lines")]
+    #[schemars(with = "Option<TextOr<Part>>")]
+    output: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(rename = "InputItemType")]
+enum Kind {
+    Message,
+    FunctionCall,
+    FunctionCallOutput,
+    Reasoning,
+    ItemReference,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(rename = "InputRole")]
+enum Role {
+    User,
+    Assistant,
+    System,
+    Developer,
+}
+
+impl Role {
+    fn name(self) -> &'static str {
+        match self {
+            Self::User => "user",
+            Self::Assistant => "assistant",
+            Self::System => "system",
+            Self::Developer => "developer",
+        }
+    }
+}
 
 /// The messages for `instructions` and `input`, a text or a list of items.
 ///
 /// # Errors
 /// `Invalid`, naming the item.
-pub(super) fn messages(instructions: Option<String>, input: Value) -> Result<Vec<Value>> {
+pub(super) fn messages(
+    instructions: Option<String>,
+    input: TextOr<Item>,
+) -> Result<Vec<ChatMessage>> {
+    const FIELD: &str = "input";
     let mut chat = Chat::default();
-    if let Some(instructions) = instructions {
-        chat.add("system", instructions);
-    }
+    chat.messages
+        .extend(instructions.map(|text| ChatMessage::new("system", text)));
     match input {
-        Value::String(text) => chat.add("user", text),
-        Value::Array(items) => {
-            if items.is_empty() {
-                return wrong("input", "must not be empty");
-            }
+        TextOr::Text(text) => chat.messages.push(ChatMessage::new("user", text)),
+        TextOr::List(items) if items.is_empty() => return wrong(FIELD, "must not be empty"),
+        TextOr::List(items) => {
             for (i, item) in items.into_iter().enumerate() {
-                chat.item(&format!("input[{i}]"), item)?;
+                chat.add(&FieldPath::from(FIELD).index(i), item)?;
             }
         }
-        _ => return wrong("input", "must be a string or a list of items"),
     }
     Ok(chat.messages)
 }
@@ -31,124 +86,83 @@ pub(super) fn messages(instructions: Option<String>, input: Value) -> Result<Vec
 /// The messages so far.
 #[derive(Default)]
 struct Chat {
-    messages: Vec<Value>,
+    messages: Vec<ChatMessage>,
     /// What the assistant thought before what comes next.
     reasoning: String,
 }
 
 impl Chat {
-    fn add(&mut self, role: &str, content: String) {
-        let mut message = json!({"role": role, "content": content});
-        if role == "assistant" && !self.reasoning.is_empty() {
-            message["reasoning_content"] = std::mem::take(&mut self.reasoning).into();
-        }
-        self.messages.push(message);
-    }
-
-    fn item(&mut self, at: &str, item: Value) -> Result<()> {
-        if !item.is_object() {
-            return wrong(at, "must be an object");
-        }
-        match item["type"].as_str() {
-            Some("message") => self.message(at, &item),
-            None if item["type"].is_null() => self.message(at, &item),
-            Some("function_call") => self.call(at, &item),
-            Some("function_call_output") => {
-                let id = string(at, &item, "call_id")?;
-                let content = content(&format!("{at}.output"), &item["output"])?;
-                let message = json!({"role": "tool", "tool_call_id": id, "content": content});
-                self.messages.push(message);
-                Ok(())
+    fn add(&mut self, at: &FieldPath, item: Item) -> Result<()> {
+        match item.kind.unwrap_or(Kind::Message) {
+            Kind::Message => {
+                let role = required(at.key("role"), item.role)?;
+                let content = required(at.key("content"), item.content)?;
+                if role == Role::Assistant {
+                    self.assistant(content);
+                } else {
+                    self.messages.push(ChatMessage::new(role.name(), content));
+                }
             }
-            Some("reasoning") => {
-                self.reasoning.push_str(&reasoning(&item));
-                Ok(())
+            Kind::FunctionCall => {
+                let id = required(at.key("call_id"), item.call_id)?;
+                let name = required(at.key("name"), item.name)?;
+                let arguments = required(at.key("arguments"), item.arguments)?;
+                self.call(Call::new(id, name, arguments.into()));
             }
-            Some("item_reference") => wrong(
-                &format!("{at}.type"),
-                "must not be item_reference, because no items are stored: send the item",
-            ),
-            _ => wrong(
-                &format!("{at}.type"),
-                "must be message, function_call, function_call_output or reasoning",
-            ),
+            Kind::FunctionCallOutput => {
+                let id = required(at.key("call_id"), item.call_id)?;
+                let output = required(at.key("output"), item.output)?;
+                self.messages.push(ChatMessage::of_tool(id, output));
+            }
+            Kind::Reasoning => self.reasoning.push_str(&item.content.unwrap_or_default()),
+            Kind::ItemReference => {
+                return wrong(
+                    at.key("type"),
+                    "must not be item_reference, because no items are stored: send the item",
+                );
+            }
         }
-    }
-
-    fn message(&mut self, at: &str, message: &Value) -> Result<()> {
-        let role = match message["role"].as_str() {
-            Some(role @ ("user" | "assistant" | "system" | "developer")) => role,
-            _ => {
-                let field = format!("{at}.role");
-                return wrong(&field, "must be user, assistant, system or developer");
-            }
-        };
-        let content = content(&format!("{at}.content"), &message["content"])?;
-        self.add(role, content);
         Ok(())
+    }
+
+    fn assistant(&mut self, content: String) {
+        let reasoning = std::mem::take(&mut self.reasoning);
+        self.messages.push(ChatMessage {
+            reasoning_content: Some(reasoning).filter(|text| !text.is_empty()),
+            ..ChatMessage::new(Role::Assistant.name(), content)
+        });
     }
 
     /// Adds a call to the assistant's last message, or to a new one.
-    fn call(&mut self, at: &str, call: &Value) -> Result<()> {
-        let call = json!({
-            "id": string(at, call, "call_id")?,
-            "type": "function",
-            "function": {
-                "name": string(at, call, "name")?,
-                "arguments": string(at, call, "arguments")?,
-            },
-        });
-        let is_assistant = |message: &Value| message["role"] == "assistant";
+    fn call(&mut self, call: Call) {
+        let is_assistant = |message: &ChatMessage| message.role == Role::Assistant.name();
         if !self.messages.last().is_some_and(is_assistant) {
-            self.add("assistant", String::new());
+            self.assistant(String::new());
         }
         if let Some(message) = self.messages.last_mut() {
-            match message["tool_calls"].as_array_mut() {
-                Some(calls) => calls.push(call),
-                None => message["tool_calls"] = json!([call]),
-            }
+            message.tool_calls.get_or_insert_default().push(call);
         }
-        Ok(())
     }
-}
-
-/// The text of a message or an output: a string, or parts with text.
-fn content(at: &str, content: &Value) -> Result<String> {
-    match content {
-        Value::String(text) => Ok(text.clone()),
-        Value::Array(parts) => {
-            let texts = parts.iter().enumerate().map(|(i, part)| {
-                let text = match part["type"].as_str() {
-                    Some("input_text" | "output_text") => &part["text"],
-                    Some("refusal") => &part["refusal"],
-                    _ => {
-                        let what =
-                            "must be input_text, output_text or refusal: the model reads only text";
-                        return wrong(&format!("{at}[{i}].type"), what);
-                    }
-                };
-                match text.as_str() {
-                    Some(text) => Ok(text),
-                    None => wrong(&format!("{at}[{i}].text"), "must be a string"),
-                }
-            });
-            Ok(texts.collect::<Result<Vec<_>>>()?.join("\n"))
-        }
-        _ => wrong(at, "must be a string or a list of parts"),
-    }
-}
-
-/// The text of an earlier turn's reasoning. That of other servers may be encrypted, and is left out.
-fn reasoning(item: &Value) -> String {
-    let parts = item["content"].as_array().into_iter().flatten();
-    let texts = parts.filter_map(|part| part["text"].as_str());
-    texts.collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Error;
+    use crate::http::object::Object;
+    use crate::http::wire;
+    use serde_json::{Value, json};
+
+    #[derive(Debug, Deserialize)]
+    struct Asked {
+        input: Option<TextOr<Item>>,
+    }
+
+    fn read(instructions: Option<String>, input: &Value) -> Result<Value> {
+        let body = json!({"input": input}).to_string();
+        let body = Object::parse(body.as_bytes(), &[wire::names::<Asked>()])?;
+        let input = required("input", body.fields::<Asked>()?.input)?;
+        Ok(json!(messages(instructions, input)?))
+    }
 
     #[test]
     fn items_become_messages_and_calls_join_their_turn() {
@@ -181,10 +195,10 @@ mod tests {
             {"role": "tool", "tool_call_id": "2", "content": "two"},
             {"role": "assistant", "content": "", "tool_calls": [call("3", "f", "{}")]},
         ]);
-        let read = messages(Some("Be brief.".into()), input).expect("items");
-        assert_eq!(Value::from(read), expected);
-        let text = messages(None, "Hi".into()).expect("a text");
-        assert_eq!(text, [json!({"role": "user", "content": "Hi"})]);
+        let items = read(Some("Be brief.".into()), &input).expect("items");
+        assert_eq!(items, expected);
+        let text = read(None, &"Hi".into()).expect("a text");
+        assert_eq!(text, json!([{"role": "user", "content": "Hi"}]));
     }
 
     #[test]
@@ -217,13 +231,9 @@ mod tests {
                 "input[0].output",
             ),
         ] {
-            match messages(None, input.clone()) {
-                Err(Error::Request { param, message, .. }) => {
-                    assert_eq!(param.as_deref(), Some(field), "{input}");
-                    assert!(message.starts_with(field), "{message}");
-                }
-                other => panic!("{input}: {other:?}"),
-            }
+            let error = read(None, &input).expect_err("refused");
+            assert_eq!(error.param().as_deref(), Some(field), "{input}");
+            assert!(error.to_string().starts_with(field), "{error}");
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod events;
 mod input;
+mod options;
 mod request;
 
 pub(super) use events::ResponseObject;

@@ -1,5 +1,8 @@
 //! What templates need, and what no template may do.
 
+mod limits;
+mod models;
+
 use super::*;
 
 fn render(source: &str, messages: serde_json::Value) -> Result<String> {
@@ -62,7 +65,7 @@ fn a_template_can_refuse() {
             .ends_with("cannot be applied: roles must alternate"),
         "{error}"
     );
-    assert!(matches!(error, Error::Request { param: Some(p), .. } if p == "messages"));
+    assert!(matches!(error, Error::Request { param: Some(p), .. } if p.is("messages")));
 }
 
 #[test]

@@ -6,8 +6,6 @@ mod grammar;
 mod object;
 mod parser;
 #[cfg(test)]
-mod templates;
-#[cfg(test)]
 mod tests;
 
 pub use fallback::without_tools;

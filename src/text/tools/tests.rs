@@ -1,3 +1,5 @@
+mod templates;
+
 use super::*;
 use crate::text::part::Part;
 use proptest::prelude::*;

@@ -1,6 +1,6 @@
 //! What bounds a template: its source, its instructions, its recursion and its output.
 
-use super::{Chat, ChatTemplate, MAX_SOURCE};
+use super::super::{Chat, ChatTemplate, MAX_SOURCE};
 use crate::error::{Error, Result};
 use serde_json::{Map, Value, json};
 

@@ -1,7 +1,7 @@
 //! Templates with the constructs of models that people run: each must still work within the bounds. Those
-//! of Qwen 2.5, Llama 3.1 and Mistral are in `tools/templates.rs`.
+//! of Qwen 2.5, Llama 3.1 and Mistral are in `tools/tests/templates.rs`.
 
-use super::{Chat, ChatTemplate};
+use super::super::{Chat, ChatTemplate};
 use serde_json::{Map, Value, json};
 
 const SMOLLM2: &str = "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";

@@ -1,0 +1,97 @@
+use super::super::object::Object;
+use super::*;
+
+/// Checks a body with this field.
+fn checked(field: &str) -> Result<()> {
+    let body = format!(r#"{{{field}, "model": "m"}}"#);
+    let read: &[&[&str]] = &[&["model"]];
+    Object::parse(body.as_bytes(), read)?.check_others(read)
+}
+
+#[test]
+fn fields_that_ask_for_something_are_refused_by_name() {
+    for field in [
+        r#""tools": [{"type": "function"}]"#,
+        r#""tool_choice": "required""#,
+        r#""tool_choice": {"type": "function"}"#,
+        r#""functions": [{"name": "f"}]"#,
+        r#""function_call": {"name": "f"}"#,
+        r#""web_search_options": {}"#,
+        r#""documents": [{"text": "t"}]"#,
+        r#""guided_decoding_backend": "xgrammar""#,
+        r#""grammar": "root ::= a""#,
+        r#""json_schema": {"type": "object"}"#,
+        r#""audio": {"voice": "alloy"}"#,
+        r#""modalities": ["text", "audio"]"#,
+        r#""modalities": ["audio"]"#,
+        r#""mm_processor_kwargs": {"num_crops": 4}"#,
+        r#""prompt_embeds": "AAAA""#,
+        r#""chat_template": "{{ x }}""#,
+        r#""continue_final_message": true"#,
+        r#""truncate_prompt_tokens": -1"#,
+        r#""echo": true"#,
+        r#""suffix": "x""#,
+        r#""logits_processors": ["x"]"#,
+        r#""use_beam_search": true"#,
+        r#""best_of": 2"#,
+        r#""typical_p": 0.5"#,
+        r#""thinking_token_budget": 0"#,
+        r#""max_completion_tokens": 7"#,
+        r#""prompt_logprobs": 0"#,
+        r#""top_logprobs": 1"#,
+        r#""return_tokens_as_token_ids": true"#,
+        r#""return_token_ids": true"#,
+        r#""store": true"#,
+        r#""truncation": "auto""#,
+        r#""priority": -1"#,
+        r#""kv_transfer_params": {"do_remote_decode": true}"#,
+        r#""vllm_xargs": {"a": 1}"#,
+    ] {
+        let error = checked(field).expect_err(field);
+        let name = field.split('"').nth(1).expect("a name");
+        assert_eq!(error.param().as_deref(), Some(name));
+        let what = format!("{name} is not supported: leave it out");
+        assert!(error.to_string().starts_with(&what), "{error}");
+    }
+    let error = checked(r#""modalities": ["audio"]"#).unwrap_err();
+    let instead = r#" or set it to ["text"]"#;
+    assert!(error.to_string().ends_with(instead), "{error}");
+}
+
+#[test]
+fn fields_that_ask_for_nothing_are_accepted() {
+    for field in [
+        r#""tools": []"#,
+        r#""tool_choice": "none""#,
+        r#""tool_choice": "auto""#,
+        r#""function_call": "auto""#,
+        r#""modalities": ["text"]"#,
+        r#""truncation": "disabled""#,
+        r#""echo": false"#,
+        r#""best_of": 1"#,
+        r#""typical_p": 1.0"#,
+        r#""top_logprobs": 0"#,
+        r#""store": false"#,
+        r#""priority": 0"#,
+        r#""logits_processors": []"#,
+        r#""kv_transfer_params": {}"#,
+        r#""metadata": {"a": "b"}"#,
+        r#""parallel_tool_calls": true"#,
+        r#""user": "me""#,
+        r#""an_unknown_name": {"a": [1]}"#,
+        r#""model": "read elsewhere""#,
+    ] {
+        assert!(checked(field).is_ok(), "{field}");
+    }
+    for (name, _) in UNSUPPORTED {
+        assert!(checked(&format!(r#""{name}": null"#)).is_ok(), "{name}");
+    }
+}
+
+#[test]
+fn fields_that_an_api_reads_itself_are_not_looked_up() {
+    let body = br#"{"echo": true}"#;
+    let checked = |read: &[&[&str]]| Object::parse(body, read)?.check_others(read);
+    assert!(checked(&[&["model"], &["echo"]]).is_ok());
+    assert!(checked(&[&["model"]]).is_err());
+}
