@@ -1,10 +1,10 @@
 //! `activation(gate) * up`, the gated activation of an MLP.
 
 #[cfg(target_arch = "x86_64")]
-use super::cpu::{self, Avx2};
+use super::cpu::{self, Avx2, Avx512Vnni, Isa};
 use super::float;
 use super::parallel::{Shared, for_each};
-use super::storage::{Place, contiguous, output, zeros};
+use super::storage::{Place, contiguous, output};
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
 use std::f32::consts::FRAC_1_SQRT_2;
 use tracing::trace_span;
@@ -102,7 +102,9 @@ pub fn glu(gate_up: &Tensor, activation: Activation) -> Result<Tensor> {
 }
 
 /// Minimum number of elements that a thread takes at a time.
-const CHUNK: usize = 4096;
+const CHUNK: usize = 1024;
+/// Number of elements from which waking other threads pays.
+const MIN_PARALLEL: usize = 8192;
 
 struct Glu(Activation);
 
@@ -118,12 +120,12 @@ impl CustomOp1 for Glu {
         let out = trace_span!("activation").in_scope(|| {
             let piece = CHUNK.div_ceil(width.max(1));
             let work = |out: &Shared<'_, Place>| {
-                for_each(rows.div_ceil(piece), rows * width > 2 * CHUNK, |i| {
+                for_each(rows.div_ceil(piece), rows * width > MIN_PARALLEL, |i| {
                     for row in i * piece..rows.min((i + 1) * piece) {
                         let (gate, up) = gate_up[row * both..][..both].split_at(width);
                         // SAFETY: rows do not overlap.
                         let places = unsafe { out.slice(row * width, width) };
-                        run(self.0, gate, up, zeros(places));
+                        run(self.0, gate, up, places);
                     }
                 });
             };
@@ -180,23 +182,37 @@ fn dims(gate_up: &Layout) -> Result<(usize, usize)> {
     Ok((rows, both))
 }
 
-fn run(activation: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
+/// Writes every place, as there are as many as numbers of `gate` and of `up`.
+fn run(activation: Activation, gate: &[f32], up: &[f32], out: &mut [Place]) {
     #[cfg(target_arch = "x86_64")]
-    if let Some(avx2) = cpu::isa().avx2() {
-        // SAFETY: `avx2` proves that the CPU has the instructions.
-        return unsafe { run_avx2(avx2, activation, gate, up, out) };
+    {
+        let isa = cpu::isa();
+        if let Isa::Avx512Vnni(proof) = isa {
+            // SAFETY: `proof` proves that the CPU has the instructions.
+            return unsafe { run_avx512(proof, activation, gate, up, out) };
+        }
+        if let Some(proof) = isa.avx2() {
+            // SAFETY: as above.
+            return unsafe { run_avx2(proof, activation, gate, up, out) };
+        }
     }
     body(activation, gate, up, out);
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn run_avx2(_: Avx2, activation: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
+fn run_avx2(_: Avx2, activation: Activation, gate: &[f32], up: &[f32], out: &mut [Place]) {
+    body(activation, gate, up, out);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,avx512f,avx512bw,avx512vl")]
+fn run_avx512(_: Avx512Vnni, activation: Activation, gate: &[f32], up: &[f32], out: &mut [Place]) {
     body(activation, gate, up, out);
 }
 
 #[inline(always)]
-fn body(activation: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
+fn body(activation: Activation, gate: &[f32], up: &[f32], out: &mut [Place]) {
     // One loop for each, so that the compiler vectorizes all.
     match activation {
         Activation::Silu => apply(gate, up, out, silu),
@@ -208,9 +224,10 @@ fn body(activation: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
 }
 
 #[inline(always)]
-fn apply(gate: &[f32], up: &[f32], out: &mut [f32], activation: impl Fn(f32) -> f32) {
+fn apply(gate: &[f32], up: &[f32], out: &mut [Place], activation: impl Fn(f32) -> f32) {
+    assert!(gate.len() == out.len() && up.len() == out.len());
     for ((out, &g), &u) in out.iter_mut().zip(gate).zip(up) {
-        *out = activation(g) * u;
+        out.write(activation(g) * u);
     }
 }
 

@@ -1,9 +1,9 @@
 //! The residual sum and the RMSNorm after it.
 
 #[cfg(target_arch = "x86_64")]
-use super::cpu::{self, Avx2};
+use super::cpu::{self, Avx2, Avx512Vnni, Isa};
 use super::parallel::{Shared, for_each};
-use super::storage::{Place, contiguous, output, zeros};
+use super::storage::{Place, contiguous, output, written};
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor};
 use tracing::trace_span;
 
@@ -61,7 +61,7 @@ impl CustomOp3 for AddNorm {
             let work = |out: &Shared<'_, Place>| {
                 for_each(rows, rows >= MIN_PARALLEL_ROWS, |row| {
                     // SAFETY: rows do not overlap.
-                    let place = |at| zeros(unsafe { out.slice(at, width) });
+                    let place = |at| unsafe { out.slice(at, width) };
                     let at = row * width;
                     let (sum, normed) = (place(at), place(x.len() + at));
                     let (x, delta) = (&x[at..at + width], &delta[at..at + width]);
@@ -125,40 +125,66 @@ fn dims(x: &Layout, delta: &Layout, weight: &Layout) -> Result<(usize, usize)> {
 }
 
 impl AddNorm {
-    fn row(&self, x: &[f32], delta: &[f32], weight: &[f32], sum: &mut [f32], normed: &mut [f32]) {
+    /// Writes every place of both outputs.
+    fn row(
+        &self,
+        x: &[f32],
+        delta: &[f32],
+        weight: &[f32],
+        sum: &mut [Place],
+        normed: &mut [Place],
+    ) {
         #[cfg(target_arch = "x86_64")]
-        if let Some(avx2) = cpu::isa().avx2() {
-            // SAFETY: `avx2` proves that the CPU has the instructions.
-            return unsafe { row_avx2(avx2, self.eps, x, delta, weight, sum, normed) };
+        {
+            let isa = cpu::isa();
+            if let Isa::Avx512Vnni(proof) = isa {
+                // SAFETY: `proof` proves that the CPU has the instructions.
+                return unsafe { row_avx512(proof, self.eps, x, delta, weight, sum, normed) };
+            }
+            if let Some(proof) = isa.avx2() {
+                // SAFETY: as above.
+                return unsafe { row_avx2(proof, self.eps, x, delta, weight, sum, normed) };
+            }
         }
         row(self.eps, x, delta, weight, sum, normed);
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn row_avx2(
-    _: Avx2,
-    eps: f32,
-    x: &[f32],
-    delta: &[f32],
-    weight: &[f32],
-    sum: &mut [f32],
-    out: &mut [f32],
-) {
-    row(eps, x, delta, weight, sum, out);
+/// The same with other instructions.
+macro_rules! row {
+    ($name:ident, $proof:ty, $features:literal) => {
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = $features)]
+        fn $name(
+            _: $proof,
+            eps: f32,
+            x: &[f32],
+            delta: &[f32],
+            weight: &[f32],
+            sum: &mut [Place],
+            out: &mut [Place],
+        ) {
+            row(eps, x, delta, weight, sum, out);
+        }
+    };
 }
+row!(row_avx2, Avx2, "avx2");
+row!(row_avx512, Avx512Vnni, "avx2,avx512f,avx512bw,avx512vl");
 
 /// Simple enough for the compiler to vectorize, and without fused multiply-adds, so that every
 /// instruction set gives the same bits.
 #[inline(always)]
-fn row(eps: f32, x: &[f32], delta: &[f32], weight: &[f32], sum: &mut [f32], out: &mut [f32]) {
+fn row(eps: f32, x: &[f32], delta: &[f32], weight: &[f32], sum: &mut [Place], out: &mut [Place]) {
+    assert!(x.len() == sum.len() && delta.len() == sum.len());
+    assert!(weight.len() == out.len() && sum.len() == out.len());
     for ((sum, x), delta) in sum.iter_mut().zip(x).zip(delta) {
-        *sum = x + delta;
+        sum.write(x + delta);
     }
+    // SAFETY: all are written, as there are as many values of `x` and `delta`.
+    let sum = unsafe { written(sum) };
     let scale = 1. / (mean_square(sum) + eps).sqrt();
     for ((out, sum), weight) in out.iter_mut().zip(sum).zip(weight) {
-        *out = *sum * scale * weight;
+        out.write(*sum * scale * weight);
     }
 }
 

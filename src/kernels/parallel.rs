@@ -76,41 +76,48 @@ pub(super) fn for_each(items: usize, parallelize: bool, work: impl Fn(usize) + S
     }
 }
 
-/// Maximum number of ranges that a loop is divided into.
-const MAX_RANGES: usize = 64;
-
-/// A loop divided into one range per thread. Each thread first works on a range of its own, then helps
+/// The ranges of the current loop, one per thread. Each thread first works on a range of its own, then helps
 /// with what is left of the others. Each thread reads memory in long runs that way, which is faster
 /// than two threads reading alternate items (measured with weights: a third more bytes per second).
 struct Ranges {
-    items: usize,
-    count: usize,
     /// The first item of each range that no thread has taken.
-    next: [AtomicUsize; MAX_RANGES],
+    next: Box<[Counter]>,
     /// Threads that have started on the loop.
-    entered: AtomicUsize,
+    entered: Counter,
 }
 
+/// A counter whose cache lines nothing else shares: CPUs fetch lines in pairs.
+#[derive(Default)]
+#[repr(align(128))]
+struct Counter(AtomicUsize);
+
 impl Ranges {
-    fn new(items: usize, threads: usize) -> Self {
-        let count = threads.min(MAX_RANGES);
+    fn new(threads: usize) -> Self {
         Self {
-            items,
-            count,
-            next: std::array::from_fn(|i| AtomicUsize::new(items * i.min(count) / count)),
-            entered: AtomicUsize::new(0),
+            next: (0..threads).map(|_| Counter::default()).collect(),
+            entered: Counter::default(),
         }
     }
 
-    /// Works until no item is left. Each time, it takes half of what remains of a range: so there are
-    /// few pieces, and all threads end at about the same time.
-    fn work_off(&self, work: &impl Fn(usize)) {
-        let first = self.entered.fetch_add(1, Ordering::Relaxed);
-        for range in (first..first + self.count).map(|i| i % self.count) {
-            let end = self.items * (range + 1) / self.count;
+    /// Divides `items` items, while no thread is at work.
+    fn divide(&self, items: usize) {
+        for (i, next) in self.next.iter().enumerate() {
+            let first = items * i / self.next.len();
+            next.0.store(first, Ordering::Relaxed);
+        }
+        self.entered.0.store(0, Ordering::Relaxed);
+    }
+
+    /// Works until none of the `items` is left. Each time, it takes half of what remains of a range: so there
+    /// are few pieces, and all threads end at about the same time.
+    fn work_off(&self, items: usize, work: &impl Fn(usize)) {
+        let count = self.next.len();
+        let first = self.entered.0.fetch_add(1, Ordering::Relaxed);
+        for range in (first..first + count).map(|i| i % count) {
+            let end = items * (range + 1) / count;
             let after = |start: usize| start + (end - start).div_ceil(2);
             let take = |start: usize| (start < end).then(|| after(start));
-            let next = &self.next[range];
+            let next = &self.next[range].0;
             while let Ok(start) = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
                 (start..after(start)).for_each(work);
             }
@@ -137,6 +144,8 @@ struct Pool {
     /// Written by the caller while the gate is closed and no worker is inside.
     job: UnsafeCell<Option<Job>>,
     callers: Mutex<()>,
+    /// Divided by the caller while the gate is closed and no worker is inside.
+    ranges: Ranges,
     /// Whether a worker has panicked in the current loop.
     panicked: AtomicBool,
 }
@@ -166,6 +175,7 @@ impl Pool {
             gate: AtomicU64::new(0),
             job: UnsafeCell::new(None),
             callers: Mutex::new(()),
+            ranges: Ranges::new(workers + 1),
             panicked: AtomicBool::new(false),
         }));
         for (i, worker) in pool.workers.iter().enumerate() {
@@ -187,8 +197,8 @@ impl Pool {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return (0..items).for_each(work),
         };
-        let ranges = Ranges::new(items, self.workers.len() + 1);
-        self.run(&|| ranges.work_off(&work));
+        self.ranges.divide(items);
+        self.run(&|| self.ranges.work_off(items, &work));
     }
 
     /// Runs `job` here and on every worker that enters in time. The caller holds `callers`.

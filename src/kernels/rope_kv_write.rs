@@ -16,8 +16,8 @@ pub struct Pools<'a> {
 }
 
 /// Rotates queries and keys as [`rope`] does, writes keys and values to the pools as [`kv_write`] does,
-/// and returns the queries, `[rows, num_heads, head_dim]`. The contents of `qkv` afterwards are not
-/// specified.
+/// and returns the queries, `[rows, num_heads, head_dim]`, on the CPU as a part of `qkv`. The contents of `qkv`
+/// afterwards are not specified.
 ///
 /// `qkv` is `[rows, num_heads + 2 * num_kv_heads, head_dim]`, and `angles` are as in [`rope`]; all are
 /// contiguous. On CUDA the pools have the dtype of `qkv`, and a single
@@ -51,7 +51,7 @@ pub fn rope_kv_write(
     kv_write(pools.k, &keys, pools.slots.tensor())?;
     let values = qkv.narrow(1, num_heads + kv_heads, kv_heads)?;
     kv_write(pools.v, &values, pools.slots.tensor())?;
-    qkv.narrow(1, 0, num_heads)?.contiguous()
+    qkv.narrow(1, 0, num_heads)
 }
 
 #[cfg(feature = "cuda")]

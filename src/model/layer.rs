@@ -131,7 +131,7 @@ impl<'a> Step<'a> {
     /// Those of `all` rows that attend, `count` of them.
     fn pick(&self, all: &Tensor, count: usize) -> Result<Tensor> {
         Ok(match self.attending {
-            Some(rows) => all.index_select(rows, 0)?,
+            Some(rows) => all.contiguous()?.index_select(rows, 0)?,
             None => all.narrow(0, all.dim(0)? - count, count)?,
         })
     }

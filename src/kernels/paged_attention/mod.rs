@@ -40,7 +40,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use partial::Partial;
 use plan::{Dims, Plan};
-use queries::{QueryGroup, with_scratch};
+use queries::{Queries, QueryGroup, with_scratch};
 use simd::Element;
 use std::cell::RefCell;
 use tracing::trace_span;
@@ -61,7 +61,7 @@ thread_local! {
 /// Softmax attention of `q` over the pools: `[rows, heads, head_dim]`, in the dtype of `q`.
 ///
 /// `q` is `[rows, heads, head_dim]`; `k` and `v` are `[num_slots, kv_heads, head_dim]`, where `kv_heads`
-/// divides `heads`; all are contiguous. The pools have one dtype: f32, f16 or bf16. `q` has the same
+/// divides `heads`; all are contiguous, except that f32 rows of `q` may be parts of longer ones on the CPU. The pools have one dtype: f32, f16 or bf16. `q` has the same
 /// dtype or, on the CPU, f32. Sums are in f32. On CUDA a head has 64 or 128 values.
 ///
 /// # Errors
@@ -172,7 +172,10 @@ impl PagedAttention<'_> {
             contiguous::<E>(name, k, k_layout)?,
             contiguous::<E>(name, v, v_layout)?,
         ];
-        let run = |q: &[f32]| self.run(dims, q, pools);
+        let run = |q: &[f32]| {
+            let stride = dims.heads * dims.head_dim;
+            self.run(dims, Queries { q, stride }, pools)
+        };
         Ok(match q {
             CpuStorage::F16(_) => {
                 let out = run(&contiguous::<f16>(name, q, q_layout)?.to_f32_vec());
@@ -182,11 +185,19 @@ impl PagedAttention<'_> {
                 let out = run(&contiguous::<bf16>(name, q, q_layout)?.to_f32_vec());
                 CpuStorage::BF16(out.into_iter().map(bf16::from_f32).collect())
             }
-            q => CpuStorage::F32(run(contiguous::<f32>(name, q, q_layout)?)),
+            q => {
+                // A copy of the rows alone would be one more pass over memory.
+                let (stride, rest) = (q_layout.stride()[0], &q_layout.stride()[1..]);
+                if rest != [dims.head_dim, 1] {
+                    candle_core::bail!("{name}: rows of q must be contiguous, got {q_layout:?}");
+                }
+                let q = &q.as_slice::<f32>()?[q_layout.start_offset()..];
+                CpuStorage::F32(self.run(dims, Queries { q, stride }, pools))
+            }
         })
     }
 
-    fn run<E: Element>(&self, dims: Dims, q: &[f32], [k, v]: [&[E]; 2]) -> Vec<f32> {
+    fn run<E: Element>(&self, dims: Dims, q: Queries<'_>, [k, v]: [&[E]; 2]) -> Vec<f32> {
         let window = self.params.window.unwrap_or(usize::MAX);
         let plan = Plan::new(self.batch.spans(), dims, window, self.threads);
         let floats = Partial::floats(dims.width());
@@ -232,6 +243,6 @@ impl PagedAttention<'_> {
             })
         };
         // SAFETY: items cover all rows and all heads, and each is stored.
-        unsafe { output(q.len(), work) }
+        unsafe { output(self.batch.rows() * dims.heads * dims.head_dim, work) }
     }
 }

@@ -63,6 +63,13 @@ pub(super) fn with_scratch<R>(work: impl FnOnce(&mut Scratch) -> R) -> R {
     SCRATCH.with_borrow_mut(work)
 }
 
+/// `[rows, heads, head_dim]`, with `stride` floats from a row to the next.
+#[derive(Clone, Copy)]
+pub(super) struct Queries<'a> {
+    pub q: &'a [f32],
+    pub stride: usize,
+}
+
 /// The queries of an item, with the data that they read. A query is a (row, head) pair.
 pub(super) struct QueryGroup<'a, E> {
     pub isa: Isa,
@@ -73,8 +80,7 @@ pub(super) struct QueryGroup<'a, E> {
     /// Slots per block.
     pub block_size: usize,
     pub item: &'a Item<'a>,
-    /// `[rows, heads, head_dim]`.
-    pub q: &'a [f32],
+    pub q: Queries<'a>,
     /// The pools, `[num_slots, kv_heads, head_dim]`.
     pub k: &'a [E],
     pub v: &'a [E],
@@ -380,7 +386,9 @@ impl<E: Element> QueryGroup<'_, E> {
         };
         let queries = scratch.queries.room(self.count() * width);
         for (number, query) in queries.chunks_exact_mut(width).enumerate() {
-            let from = &self.q[self.heads_of(number / group) + number % group * d..][..d];
+            let (row, head) = (number / group, number % group);
+            let row = self.row_of(row) * self.q.stride;
+            let from = &self.q.q[row + (self.item.kv_head * group + head) * d..][..d];
             let (to, rest) = query.split_at_mut(d);
             run(self.isa, Scale { from, factor, to });
             rest.fill(0.0);
@@ -405,9 +413,14 @@ impl<E: Element> QueryGroup<'_, E> {
         }
     }
 
-    /// The index of a row's heads in q and in the output.
+    /// The number of a row of the item among all.
+    fn row_of(&self, row: usize) -> usize {
+        self.item.span.rows.start + self.item.rows.start + row
+    }
+
+    /// The index of a row's heads in the output.
     fn heads_of(&self, row: usize) -> usize {
-        let row = self.item.span.rows.start + self.item.rows.start + row;
-        (row * self.dims.heads + self.item.kv_head * self.dims.group()) * self.dims.head_dim
+        let heads = self.row_of(row) * self.dims.heads + self.item.kv_head * self.dims.group();
+        heads * self.dims.head_dim
     }
 }

@@ -132,8 +132,9 @@ impl<E: Element> Case<E> {
             isa,
             threads,
         };
-        let q = &self.q[rows.start * self.row_floats()..rows.end * self.row_floats()];
-        op.run(self.dims, q, [&self.k, &self.v])
+        let stride = self.row_floats();
+        let q = &self.q[rows.start * stride..rows.end * stride];
+        op.run(self.dims, Queries { q, stride }, [&self.k, &self.v])
     }
 
     /// A key or a value as f64.
@@ -401,4 +402,30 @@ fn large_scores_stay_finite() {
             );
         }
     }
+}
+
+/// As they are where queries, keys and values have one product.
+#[test]
+fn rows_of_queries_may_be_parts_of_longer_ones() {
+    let cpu = candle_core::Device::Cpu;
+    let tensor = |dims: (usize, usize, usize)| Tensor::randn(0f32, 1., dims, &cpu).unwrap();
+    let (all, k, v) = (tensor((6, 7, 16)), tensor((8, 2, 16)), tensor((8, 2, 16)));
+    let spans = [Span {
+        rows: 0..6,
+        context: 2,
+        blocks: vec![0],
+        tree: None,
+    }];
+    let run = |q: &Tensor| {
+        let batch = AttentionBatch::new(&spans, 8, 8).unwrap();
+        let out = paged_attention(q, &k, &v, &batch, AttentionParams::scaled(0.3))?;
+        out.flatten_all()?.to_vec1::<f32>()
+    };
+    let part = all.narrow(1, 1, 4).unwrap();
+    let alone = run(&part.contiguous().unwrap()).unwrap();
+    assert_eq!(run(&part).unwrap(), alone);
+    // Not the rows themselves.
+    run(&all.narrow(2, 0, 8).unwrap()).unwrap_err();
+    let turned = tensor((4, 6, 16)).transpose(0, 1).unwrap();
+    run(&turned).unwrap_err();
 }

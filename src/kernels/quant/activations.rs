@@ -10,8 +10,8 @@ use std::mem::take;
 /// enough registers: two vectors of 16 outputs for each row.
 pub(super) const ROWS: usize = 12;
 
-/// Number of rows from which quantizing them with other threads pays.
-const MIN_PARALLEL_ROWS: usize = 8;
+/// Number of blocks from which quantizing them with other threads pays.
+const MIN_PARALLEL_BLOCKS: usize = 1024;
 /// Blocks that one thread quantizes at a time.
 const CHUNK: usize = 16;
 
@@ -134,7 +134,7 @@ impl Activations {
         let chunks = blocks.div_ceil(CHUNK);
         for_each(
             this.passes.len() * chunks,
-            rows >= MIN_PARALLEL_ROWS,
+            rows * blocks >= MIN_PARALLEL_BLOCKS,
             |at| {
                 let Pass { first, rows } = this.passes[at / chunks];
                 let start = at % chunks * CHUNK;
@@ -188,15 +188,21 @@ fn quantize_row(
     sums: &mut [BlockSums],
 ) {
     let (x, q) = (x.as_chunks().0, q.as_chunks_mut().0);
-    match isa.avx2() {
-        // SAFETY: `proof` proves that the CPU has the instructions.
-        #[cfg(target_arch = "x86_64")]
-        Some(proof) => unsafe { avx2::quantize_row(proof, x, row, rows, q, sums) },
-        _ => {
-            for (i, x) in x.iter().enumerate() {
-                sums[i * rows + row] = quantize_block(x, &mut q[i * rows + row]);
-            }
+    #[cfg(target_arch = "x86_64")]
+    {
+        if let Isa::Avx512Vnni(proof) = isa {
+            // SAFETY: `proof` proves that the CPU has the instructions.
+            return unsafe { x86::quantize_row_avx512(proof, x, row, rows, q, sums) };
         }
+        if let Some(proof) = isa.avx2() {
+            // SAFETY: as above.
+            return unsafe { x86::quantize_row_avx2(proof, x, row, rows, q, sums) };
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = isa;
+    for (i, x) in x.iter().enumerate() {
+        sums[i * rows + row] = quantize_block(x, &mut q[i * rows + row]);
     }
 }
 
@@ -212,33 +218,44 @@ fn quantize_block(x: &[f32; BLOCK], q: &mut [i8; BLOCK]) -> BlockSums {
     BlockSums::new(max / 127., halves)
 }
 
+/// The same as the portable functions, bit for bit.
 #[cfg(target_arch = "x86_64")]
-mod avx2 {
+mod x86 {
     use super::{BLOCK, BlockSums};
-    use crate::kernels::cpu::Avx2;
+    use crate::kernels::cpu::{Avx2, Avx512Vnni};
     use std::arch::x86_64::*;
 
-    /// As the function above, for blocks `x`.
-    #[target_feature(enable = "avx2")]
-    pub(super) fn quantize_row(
-        _: Avx2,
-        x: &[[f32; BLOCK]],
-        row: usize,
-        rows: usize,
-        q: &mut [[i8; BLOCK]],
-        sums: &mut [BlockSums],
-    ) {
-        let mut place = row;
-        for x in x {
-            sums[place] = quantize_block(x, &mut q[place]);
-            place += rows;
-        }
+    macro_rules! quantize_row {
+        ($name:ident, $proof:ty, $features:literal, $block:ident) => {
+            /// As the function above, for blocks `x`.
+            #[target_feature(enable = $features)]
+            pub(super) fn $name(
+                _: $proof,
+                x: &[[f32; BLOCK]],
+                row: usize,
+                rows: usize,
+                q: &mut [[i8; BLOCK]],
+                sums: &mut [BlockSums],
+            ) {
+                let mut place = row;
+                for x in x {
+                    sums[place] = $block(x, &mut q[place]);
+                    place += rows;
+                }
+            }
+        };
     }
+    quantize_row!(quantize_row_avx2, Avx2, "avx2", block_avx2);
+    quantize_row!(
+        quantize_row_avx512,
+        Avx512Vnni,
+        "avx2,avx512f,avx512bw,avx512vl,avx512vnni",
+        block_avx512
+    );
 
-    /// The same as the portable function, bit for bit.
     #[target_feature(enable = "avx2")]
     #[inline]
-    fn quantize_block(x: &[f32; BLOCK], q: &mut [i8; BLOCK]) -> BlockSums {
+    fn block_avx2(x: &[f32; BLOCK], q: &mut [i8; BLOCK]) -> BlockSums {
         let load = |at: usize| {
             // SAFETY: there are 32 floats, and `at` is at most 24.
             unsafe { _mm256_loadu_ps(x.as_ptr().add(at)) }
@@ -258,9 +275,42 @@ mod avx2 {
         let bytes = _mm256_permutevar8x32_epi32(words, order);
         // SAFETY: there are 32 bytes.
         unsafe { _mm256_storeu_si256(q.as_mut_ptr().cast(), bytes) };
-        // Each half of the vector has the sums of half a block.
         let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
-        let sums = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+        sums(max, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+    }
+
+    #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vl,avx512vnni")]
+    #[inline]
+    fn block_avx512(x: &[f32; BLOCK], q: &mut [i8; BLOCK]) -> BlockSums {
+        // SAFETY: there are 32 floats.
+        let (a, b) = unsafe {
+            (
+                _mm512_loadu_ps(x.as_ptr()),
+                _mm512_loadu_ps(x.as_ptr().add(16)),
+            )
+        };
+        let both = _mm512_castps_si512(_mm512_max_ps(_mm512_abs_ps(a), _mm512_abs_ps(b)));
+        let (low, high) = (
+            _mm512_castsi512_si256(both),
+            _mm512_extracti64x4_epi64::<1>(both),
+        );
+        let max = largest(_mm256_max_ps(
+            _mm256_castsi256_ps(low),
+            _mm256_castsi256_ps(high),
+        ));
+        let inverse = _mm512_set1_ps(if max > 0. { 127. / max } else { 0. });
+        let narrow = |v| _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(v, inverse)));
+        let bytes = _mm256_set_m128i(narrow(b), narrow(a));
+        // SAFETY: there are 32 bytes.
+        unsafe { _mm256_storeu_si256(q.as_mut_ptr().cast(), bytes) };
+        let zero = _mm256_setzero_si256();
+        sums(max, _mm256_dpbusd_epi32(zero, _mm256_set1_epi8(1), bytes))
+    }
+
+    /// Those of a block whose largest value is `max`; each half of `sums` has the sums of half a block.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn sums(max: f32, sums: __m256i) -> BlockSums {
         let sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32::<0b1110>(sums));
         let sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32::<1>(sums));
         let low = _mm_cvtsi128_si32(_mm256_castsi256_si128(sums)) as i16;

@@ -21,7 +21,8 @@ const AHEAD: usize = 16;
 #[derive(Clone, Copy)]
 struct Ahead {
     at: *const u8,
-    lines: usize,
+    /// Bytes from what is prefetched with a block to what is prefetched with the next.
+    stride: usize,
 }
 
 impl Ahead {
@@ -30,31 +31,37 @@ impl Ahead {
     /// for most of them, and they share the next strip.
     #[inline(always)]
     fn new<F: Vectors>(strip: Strip<'_, F>, pass: usize, passes: usize) -> Self {
-        let per_block = F::RECORD.div_ceil(F::SPAN * VECTOR);
         let start = strip.bytes().as_ptr();
         if passes == 1 {
             return Self {
                 at: start.wrapping_add(AHEAD * F::RECORD / F::SPAN),
-                lines: per_block,
+                stride: F::RECORD / F::SPAN,
             };
         }
-        let lines = per_block.div_ceil(passes);
-        let share = lines * VECTOR * strip.blocks();
+        let stride = Self::lines::<F>().div_ceil(passes) * VECTOR;
+        let share = stride * strip.blocks();
         let (len, from) = (strip.bytes().len(), pass * share);
         Self {
             at: start.wrapping_add(len + from),
-            lines: if from < len { lines } else { 0 },
+            stride: if from < len { stride } else { 0 },
         }
     }
 
-    /// Prefetches the lines for a block.
+    /// Lines of a block and its share of the scales.
+    const fn lines<F: Vectors>() -> usize {
+        F::RECORD.div_ceil(F::SPAN * VECTOR)
+    }
+
+    /// Prefetches the lines for a block: always as many, also where a pass needs fewer, because a loop of a
+    /// number that only the pass knows costs more than lines that are in the cache already.
     #[inline(always)]
-    fn step(&mut self) {
-        for _ in 0..self.lines {
+    fn step<F: Vectors>(&mut self) {
+        for line in 0..Self::lines::<F>() {
+            let at = self.at.wrapping_add(line * VECTOR);
             // SAFETY: a prefetch has no visible effect, whatever the address.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.at.cast()) };
-            self.at = self.at.wrapping_add(VECTOR);
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
         }
+        self.at = self.at.wrapping_add(self.stride);
     }
 }
 
@@ -90,7 +97,7 @@ unsafe fn rows<M: Multiply, F: Vectors, const R: usize, const V: usize>(
             let blocks = left.min(F::SPAN);
             let mut tile = record.add(F::SCALES + 4 * from);
             for sub in 0..blocks {
-                ahead.step();
+                ahead.step::<F>();
                 for (v, sums) in sums.iter_mut().enumerate() {
                     let w = Weights {
                         scales: record,
