@@ -1,6 +1,7 @@
 //! Block allocator and block tables. Has no tensors, so it is tested on its own.
 
 use super::prefix::{BlockKey, PrefixCache, PrefixRoot};
+use std::collections::HashMap;
 
 /// The pool has too few free blocks for the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,6 +117,16 @@ impl BlockAllocator {
     pub fn num_own(&self, table: &BlockTable) -> usize {
         let is_own = |block: &&u32| self.refs[**block as usize] == 1;
         table.blocks().iter().filter(is_own).count()
+    }
+
+    /// Number of blocks that only `tables` hold: as many are free after all of them are released.
+    pub fn num_own_of<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) -> usize {
+        let mut held: HashMap<u32, u32> = HashMap::new();
+        for &block in tables.flat_map(BlockTable::blocks) {
+            *held.entry(block).or_default() += 1;
+        }
+        let is_own = |(block, count): &(&u32, &u32)| self.refs[**block as usize] == **count;
+        held.iter().filter(is_own).count()
     }
 
     /// Number of free blocks, those included whose content is known.

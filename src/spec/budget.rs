@@ -233,9 +233,13 @@ impl Budget {
         if self.is_fixed() {
             return forecasts.iter().map(|one| one.max_depth).collect();
         }
-        let nodes = forecasts.iter().enumerate();
-        let nodes = ranked(nodes.flat_map(|(at, one)| chain(at, one)).collect());
         let price = self.price(sequences);
+        let deepest = forecasts.iter().map(|one| one.path.len()).max();
+        let verify = self.verify_seconds(base_rows, deepest.unwrap_or(0));
+        let nodes = forecasts.iter().enumerate();
+        // Nodes are ranked by what they gain: one with a long backlog would stand before cheaper ones.
+        let nodes = nodes.filter(|(_, one)| self.backlog_pays(one, price, &verify));
+        let nodes = ranked(nodes.flat_map(|(at, one)| chain(at, one)).collect());
         let verify = self.verify_seconds(base_rows, nodes.len());
         let deepest = nodes.iter().map(|node| node.depth).max().unwrap_or(0);
         let (mut chosen, mut depth) = (vec![RankedPrefix::default()], 1);
@@ -270,6 +274,21 @@ impl Budget {
         nodes.take(best).for_each(|node| depths[node.sequence] += 1);
         self.probe(&mut depths, forecasts, sequences);
         depths
+    }
+
+    /// Whether a sequence's draft can gain what its rows and its backlog cost, where others pay for the rest
+    /// of the draft model's forwards. `verify` has the seconds of 0, 1, ... nodes.
+    fn backlog_pays(&self, forecast: &DraftForecast<'_>, price: f64, verify: &[f64]) -> bool {
+        let (_, first) = forecast.rows_of(1);
+        if forecast.at_once || first <= 1 {
+            return true;
+        }
+        let backlog = self.draft_seconds(first) - self.draft_seconds(1);
+        let mut gain = 0.0;
+        chain(0, forecast).any(|node| {
+            gain += node.score;
+            gain > price * (backlog + verify[node.depth])
+        })
     }
 
     /// Lets sequences with depth 0 save, and raises the depth to 1 for those that can pay for it.

@@ -49,7 +49,12 @@ impl Scheduler {
             next = self.waiting.after(Some(key));
             let sequence = &self.waiting.sequences[&key];
             let (id, group, cost) = (sequence.state.id, sequence.group, sequence.queue_cost());
-            if preempted.contains(&id) || blocked.contains(&group) {
+            if preempted.contains(&id) {
+                // What it left is for the one that it made way for.
+                head = head.or(Some(key));
+                continue;
+            }
+            if blocked.contains(&group) {
                 continue;
             }
             let is_beside = |head| SMALL_RATIO * cost <= self.waiting.sequences[&head].queue_cost();
@@ -58,7 +63,14 @@ impl Scheduler {
             } else {
                 Err(Obstacle::Blocks)
             };
-            let Err(obstacle) = result else { continue };
+            let Err(obstacle) = result else {
+                if head.is_none() && !preempted.is_empty() {
+                    let ahead = self.waiting.sequences.range(..key);
+                    let mut ahead = ahead.map(|(&key, _)| key);
+                    head = ahead.find(|(_, id)| preempted.contains(id));
+                }
+                continue;
+            };
             looks += 1;
             blocked.push(group);
             if obstacle != Obstacle::Prefix && !self.runs(group) {
@@ -99,10 +111,12 @@ impl Scheduler {
         head: Option<QueueKey>,
         resume: &mut impl FnMut(&Sequence, usize) -> usize,
     ) -> Result<(), Obstacle> {
-        // The blocks of each backfill that would make way.
-        let lent = self.backfills_behind(key);
-        let lent = lent.map(|index| self.blocks.num_own(&self.running[index].state.table));
-        let (backfills, lent) = lent.fold((0, 0), |(count, sum), own| (count + 1, sum + own));
+        // What is free once the backfills have made way that would.
+        let tables = |index: usize| &self.running[index].state.table;
+        let backfills = self.backfills_behind(key).count();
+        let lent = self
+            .blocks
+            .num_own_of(self.backfills_behind(key).map(tables));
         let (all, blocks) = (self.running.len(), &mut self.blocks);
         let (others, free) = (all - backfills, blocks.num_free() + lent);
         if others >= self.max_num_seqs {

@@ -302,3 +302,18 @@ fn a_backlog_is_fed_where_it_pays() {
     assert_eq!(depth(0.13, 1), 1);
     assert_eq!(depth(0.13, 3), 0);
 }
+
+/// A sequence whose backlog does not pay takes no draft from another one.
+#[test]
+fn a_backlog_holds_up_nobody() {
+    let cost: Vec<f64> = (0..64).map(|row| 1.0 + 0.1 * f64::from(row)).collect();
+    let mut budget = budget(&cost);
+    let draft: Vec<f64> = (0..600).map(|row| 0.06 * f64::from(1 + row)).collect();
+    budget.draft_cost().calibrate(&numbered(&draft));
+    let (paths, mut probes) = ([vec![0.95], vec![0.9]], [Probe::default(); 2]);
+    for (pending, want) in [(1, [1, 1]), (512, [0, 1]), (4096, [0, 1])] {
+        let mut both = forecasts(&paths, 1, &mut probes);
+        both[0].pending = pending;
+        assert_eq!(budget.depths(&mut both, 2, 2), want, "{pending} rows");
+    }
+}

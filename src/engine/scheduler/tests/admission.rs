@@ -100,7 +100,7 @@ fn small_requests_do_not_starve_a_large_one() {
 /// as it has room without them.
 #[test]
 fn backfills_do_not_delay_the_head_of_the_queue() {
-    let run = |smalls: bool| {
+    let run = |smalls: Option<(usize, usize, usize)>| {
         let mut schedule = Schedule::caching(100, 128);
         // The large one has room when the first of these has ended.
         schedule.request(1, 200, 60);
@@ -110,8 +110,9 @@ fn backfills_do_not_delay_the_head_of_the_queue() {
         let mut waits = Vec::new();
         while schedule.first[large].is_none() {
             assert!(schedule.steps < 1_000, "it starves");
-            if smalls {
-                waits.push((schedule.request(1, 10, 5), schedule.steps));
+            if let Some((n, prompt_len, max_tokens)) = smalls {
+                let small = schedule.request(n, prompt_len, max_tokens);
+                waits.extend((n == 1).then_some((small, schedule.steps)));
             }
             schedule.step();
         }
@@ -124,12 +125,16 @@ fn backfills_do_not_delay_the_head_of_the_queue() {
         }
         schedule.first[large].unwrap()
     };
-    let (alone, together) = (run(false), run(true));
-    // They have a share of the rows in which its prompt is read.
-    assert!(
-        together <= alone + 20,
-        "{together} steps, {alone} without small requests"
-    );
+    let alone = run(None);
+    // The choices of a request share the blocks of its prompt.
+    for smalls in [(1, 10, 5), (2, 68, 4)] {
+        let together = run(Some(smalls));
+        // They have a share of the rows in which its prompt is read.
+        assert!(
+            together <= alone + 20,
+            "{together} steps with {smalls:?}, {alone} without"
+        );
+    }
 }
 
 /// A small request waits neither for a large one that has the whole pool nor for another one that waits for it,
@@ -205,4 +210,20 @@ fn the_wait_depends_on_the_place_in_the_queue() {
             );
         }
     }
+}
+
+/// The room of one that has made way is for the small one that it made way for, not for another.
+#[test]
+fn nobody_else_takes_the_room_of_one_that_made_way() {
+    let mut schedule = Schedule::caching(100, 128);
+    let large = schedule.request(1, 372, 26);
+    schedule.steps(40);
+    assert!(schedule.first[large].is_some());
+    let small = schedule.request(1, 10, 4);
+    let other = schedule.request(1, 330, 10);
+    schedule.steps(2);
+    assert!(schedule.first[small].is_some());
+    assert!(schedule.ended[large].is_none() && schedule.first[other].is_none());
+    schedule.finish();
+    assert!(schedule.ended[large] < schedule.first[other]);
 }
