@@ -253,6 +253,12 @@ pub(crate) fn header(reader: &mut (impl Read + Seek)) -> Result<Header> {
     header::read(reader)
 }
 
+/// The tensors with factors of ropes. A header may list many others, and each that is read may be a request.
+const FACTOR_TENSORS: [&str; 3] = [
+    "rope_freqs.weight",
+    "rope_factors_long.weight",
+    "rope_factors_short.weight",
+];
 /// Maximum bytes of the factors of a rope.
 const MAX_FACTOR_BYTES: usize = 64 << 10;
 
@@ -263,8 +269,12 @@ const MAX_FACTOR_BYTES: usize = 64 << 10;
 pub(crate) fn read_inspected(reader: &mut (impl Read + Seek)) -> Result<()> {
     let failed = |e: std::io::Error| Error::setup(e.to_string());
     let header = header(reader)?;
-    for (name, place) in &header.tensors {
-        if name.starts_with("rope_f") && place.bytes() <= MAX_FACTOR_BYTES {
+    for place in FACTOR_TENSORS
+        .map(|name| header.tensors.get(name))
+        .into_iter()
+        .flatten()
+    {
+        if place.bytes() <= MAX_FACTOR_BYTES {
             reader.seek(SeekFrom::Start(place.offset)).map_err(failed)?;
             let mut bytes = vec![0; place.bytes()];
             reader.read_exact(&mut bytes).map_err(failed)?;

@@ -26,6 +26,11 @@ impl FieldPath {
         self.with(Segment::Index(index))
     }
 
+    /// The path `rest` in the value at this path.
+    pub fn join(&self, rest: Self) -> Self {
+        Self(self.0.iter().cloned().chain(rest.0).collect())
+    }
+
     /// Whether it is the path of this field, whose names have dots between them.
     pub fn is(&self, names: &str) -> bool {
         *self == Self::from(names)

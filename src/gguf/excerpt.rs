@@ -80,9 +80,10 @@ impl<F: FnMut(u64, u64) -> Result<Vec<u8>>> ExcerptReader<F> {
     /// Fetches the bytes at the place of the reader, of which `wanted` are to be read.
     fn fetch(&mut self, wanted: u64) -> Result<()> {
         let is_next = self.at == self.prefix;
-        let step = match is_next {
-            true => self.prefix.clamp(MIN_STEP, MAX_STEP),
-            false => wanted,
+        let step = if is_next {
+            self.prefix.clamp(MIN_STEP, MAX_STEP)
+        } else {
+            wanted
         };
         let len = step.min(self.excerpt.size - self.at).min(self.left);
         if len == 0 {

@@ -2,7 +2,8 @@
 
 use schemars::JsonSchema;
 use serde::de::value::SeqAccessDeserializer;
-use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::forward_to_deserialize_any;
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -35,12 +36,72 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for TextOr<T> {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<TextOr<T>, A::Error> {
-                Vec::deserialize(SeqAccessDeserializer::new(list)).map(TextOr::List)
+                let list = Vec::<Entry<T>>::deserialize(SeqAccessDeserializer::new(list))?;
+                Ok(TextOr::List(Entry::values(list)))
             }
         }
 
         deserializer.deserialize_any(Either(PhantomData))
     }
+}
+
+/// An entry of a list: a text or an object. serde would read the fields of a structure from a list, too.
+struct Entry<T>(T);
+
+impl<T> Entry<T> {
+    fn values(list: Vec<Self>) -> Vec<T> {
+        list.into_iter().map(|Self(value)| value).collect()
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Entry<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        T::deserialize(TextOrObject(deserializer)).map(Self)
+    }
+}
+
+/// A deserializer or a visitor that takes a text or an object. Everything else is a visitor's usual error.
+struct TextOrObject<I>(I);
+
+impl<'de, D: Deserializer<'de>> Deserializer<'de> for TextOrObject<D> {
+    type Error = D::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+        self.0.deserialize_any(TextOrObject(visitor))
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit
+        unit_struct seq tuple tuple_struct map struct identifier ignored_any option newtype_struct enum
+    }
+}
+
+impl<'de, V: Visitor<'de>> Visitor<'de> for TextOrObject<V> {
+    type Value = V::Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.expecting(f)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<V::Value, E> {
+        self.0.visit_str(text)
+    }
+
+    fn visit_string<E: Error>(self, text: String) -> Result<V::Value, E> {
+        self.0.visit_string(text)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<V::Value, A::Error> {
+        self.0.visit_map(map)
+    }
+}
+
+/// Reads a list of objects; null is none.
+pub(super) fn objects<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Vec<T>>, D::Error> {
+    let list = Option::<Vec<Entry<T>>>::deserialize(deserializer)?;
+    Ok(list.map(Entry::values))
 }
 
 impl TextOr<String> {
@@ -54,12 +115,35 @@ impl TextOr<String> {
 }
 
 /// A part of a content.
-#[derive(Debug, serde::Deserialize, JsonSchema)]
+#[derive(Debug, JsonSchema)]
 pub(super) struct Part {
-    #[serde(rename = "type")]
-    pub _kind: PartKind,
-    #[serde(alias = "refusal")]
+    #[schemars(rename = "type")]
+    _kind: PartKind,
     pub text: String,
+}
+
+/// A refusal may have its text under either name; clients send the other one as null.
+impl<'de> Deserialize<'de> for Part {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(serde::Deserialize)]
+        struct Fields {
+            #[serde(rename = "type")]
+            kind: PartKind,
+            text: Option<String>,
+            refusal: Option<String>,
+        }
+
+        let Fields {
+            kind,
+            text,
+            refusal,
+        } = Fields::deserialize(deserializer)?;
+        let text = text.or(refusal);
+        Ok(Self {
+            _kind: kind,
+            text: text.ok_or_else(|| D::Error::missing_field("text"))?,
+        })
+    }
 }
 
 /// The kinds of parts that models can read, of all APIs.
@@ -97,4 +181,37 @@ pub(super) fn some_lines<'de, D: Deserializer<'de>>(
 /// Reads a content as its text; null is an empty one.
 pub(super) fn lines<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     some_lines(deserializer).map(Option::unwrap_or_default)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn read(content: Value) -> Result<String, serde_json::Error> {
+        serde_json::from_value::<TextOr<Part>>(content).map(TextOr::lines)
+    }
+
+    #[test]
+    fn a_part_has_its_text_under_one_of_two_names() {
+        for part in [
+            json!({"type": "text", "text": "a", "refusal": null}),
+            json!({"type": "refusal", "text": null, "refusal": "a"}),
+            json!({"type": "refusal", "refusal": "a"}),
+        ] {
+            assert_eq!(read(json!([part])).unwrap(), "a", "{part}");
+        }
+        let error = read(json!([{"type": "text", "refusal": null}])).unwrap_err();
+        assert_eq!(error.to_string(), "missing field `text`");
+    }
+
+    #[test]
+    fn an_entry_is_no_list() {
+        for content in [json!([["text", "hi"]]), json!([7]), json!([null])] {
+            assert!(read(content.clone()).is_err(), "{content}");
+        }
+        let texts = |json: Value| serde_json::from_value::<TextOr<String>>(json);
+        assert_eq!(texts(json!(["a", "b"])).unwrap().list(), ["a", "b"]);
+        assert!(texts(json!([["a"]])).is_err());
+    }
 }

@@ -107,15 +107,27 @@ impl<'a> Object<'a> {
             (name.as_ref(), Field { value, may_be_tree })
         });
         let map = MapDeserializer::<_, JsonError>::new(fields);
-        serde_path_to_error::deserialize(map).map_err(|e| {
-            let param = FieldPath::from(e.path());
-            let message = without_place(e.inner());
-            let missing = message.strip_prefix("missing field `");
-            match missing.and_then(|name| name.strip_suffix('`')) {
-                Some(name) => Error::field(param.key(name), " is required"),
-                None => Error::field(param, format!(": {}", json_words(&message))),
-            }
-        })
+        serde_path_to_error::deserialize(map)
+            .map_err(|e| wrong_value(FieldPath::from(e.path()), e.inner()))
+    }
+}
+
+/// Reads the value of the field `at`.
+///
+/// # Errors
+/// As [`Object::fields`].
+pub(super) fn read<T: DeserializeOwned>(at: &FieldPath, value: Value) -> Result<T> {
+    serde_path_to_error::deserialize(value)
+        .map_err(|e| wrong_value(at.join(FieldPath::from(e.path())), e.inner()))
+}
+
+/// A 400 about `param`, or about the field that is missing in it.
+fn wrong_value(param: FieldPath, e: &JsonError) -> Error {
+    let message = without_place(e);
+    let missing = message.strip_prefix("missing field `");
+    match missing.and_then(|name| name.strip_suffix('`')) {
+        Some(name) => Error::field(param.key(name), " is required"),
+        None => Error::field(param, format!(": {}", json_words(&message))),
     }
 }
 

@@ -119,14 +119,15 @@ impl Target<'_> {
         let format = self.config.load.load_format;
         let (source, format) = ModelSource::resolve_headers(name, revision, format)?;
         let named = |e| Error::setup(format!("{name}: {e}"));
+        // Before the kind of head, which the tensors tell.
+        let flags = &self.config.load;
+        let tensors = tensors_elsewhere(flags, name, revision, format)?;
         let any = matches!(drafter, DrafterChoice::Model(_));
-        if !any && !HeadKind::of(&source)?.is_some_and(takes) {
+        if !any && !HeadKind::of_headers(&source, tensors.as_deref())?.is_some_and(takes) {
             return Err(named(Error::setup(
                 "it is no such head: leave out --drafter",
             )));
         }
-        let flags = &self.config.load;
-        let tensors = tensors_elsewhere(flags, name, revision, format)?;
         let inspected = self.inspect(name, &source, format, tensors);
         let (draft, candidate) = inspected.map_err(named)?;
         if draft.head().is_none() {
@@ -150,7 +151,8 @@ impl Target<'_> {
             tensors,
             ..load_options(&flags, self.device, true)
         };
-        let (draft, kind, inventory) = match HeadKind::of(source)? {
+        let kind = HeadKind::of_headers(source, options.tensors.as_deref())?;
+        let (draft, kind, inventory) = match kind {
             Some(kind) => {
                 let (head, inventory) = model::inspect_head(source, kind, &options, self.model)?;
                 (DraftNetwork::Head(head), format!("{kind:?}"), inventory)

@@ -164,14 +164,12 @@ fn report(config: &Config) -> Result<Report> {
     memory::check_limits(config)?;
     let mut budget = Budget::new(&device)?;
     let name = &config.model.name;
-    let (source, format) = ModelSource::resolve_headers(
-        name,
-        config.model.revision.as_deref(),
-        config.load.load_format,
-    )?;
+    let revision = config.model.revision.as_deref();
+    let (source, format) = ModelSource::resolve_headers(name, revision, config.load.load_format)?;
     check_quantize(config, &source)?;
+    let tensors = tensors_elsewhere(&config.load, name, revision, format)?;
     // Before the model, whose error would be about a layer.
-    if HeadKind::of(&source)?.is_some() {
+    if HeadKind::of_headers(&source, tensors.as_deref())?.is_some() {
         return Err(Error::setup(format!(
             "{name} is a draft head, not a model: give it as --draft-model beside its target"
         )));
@@ -186,8 +184,6 @@ fn report(config: &Config) -> Result<Report> {
         load_format: format,
         ..config.load.clone()
     };
-    let revision = config.model.revision.as_deref();
-    let tensors = tensors_elsewhere(&config.load, name, revision, format)?;
     let options = LoadOptions {
         tensors,
         ..load_options(&flags, &device, config.load.keep_quantized)

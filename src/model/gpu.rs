@@ -11,9 +11,10 @@ use crate::kernels::{GPU_HEAD_DIMS, MAX_GPU_HEADS_PER_KV_HEAD};
 /// `Setup`, in one line: what it has none for, and what it takes instead.
 pub fn check(config: &ModelConfig) -> Result<()> {
     let layers = config.spec.layers.iter();
-    let norm = match config.spec.norm.is_centered {
-        true => Err("LayerNorm is not supported on a GPU: only RMSNorm is".to_owned()),
-        false => Ok(()),
+    let norm = if config.spec.norm.is_centered {
+        Err("LayerNorm is not supported on a GPU: only RMSNorm is".to_owned())
+    } else {
+        Ok(())
     };
     let checked = norm.and_then(|()| {
         let mut results = layers.map(|layer| check_layer(config, layer));

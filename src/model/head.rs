@@ -7,6 +7,7 @@
 
 use super::config::{GGUF_DFLASH, GGUF_EAGLE3, HEAD_KEYS, ModelConfig};
 use super::pickle;
+use super::safetensors_header::TensorHeaders;
 use super::shards::safetensors_files;
 use super::source::ModelSource;
 use super::{MAX_TREE_NODES, MaskedBlock};
@@ -64,9 +65,20 @@ impl HeadKind {
     /// # Errors
     /// `Setup`, if a file is missing or broken, or contains a head of a kind that is not supported.
     pub fn of(source: &ModelSource) -> Result<Option<Self>> {
+        Self::of_headers(source, None)
+    }
+
+    /// The same of a source whose folder may have no weights, because `tensors` are elsewhere.
+    ///
+    /// # Errors
+    /// As [`HeadKind::of`].
+    pub fn of_headers(
+        source: &ModelSource,
+        tensors: Option<&TensorHeaders>,
+    ) -> Result<Option<Self>> {
         match source {
             ModelSource::Gguf(file) => Ok(Self::of_gguf(&file.open()?.0)),
-            ModelSource::Folder(path) => Self::of_folder(path),
+            ModelSource::Folder(path) => Self::of_folder(path, tensors),
         }
     }
 
@@ -95,7 +107,7 @@ impl HeadKind {
         }
     }
 
-    fn of_folder(path: &Path) -> Result<Option<Self>> {
+    fn of_folder(path: &Path, tensors: Option<&TensorHeaders>) -> Result<Option<Self>> {
         let (file, json) = read_json(path)?;
         if let Some(kind) = json["speculators_model_type"].as_str() {
             return match kind {
@@ -117,19 +129,18 @@ impl HeadKind {
             return Ok(Some(Self::Parallel));
         }
         // Published EAGLE heads call themselves ordinary models: their tensors tell.
-        let folder = files::folder_of(path);
-        let names: HashSet<String> = match (safetensors_files(folder), pickle::file_in(folder)) {
-            (Ok(files), _) => {
-                // SAFETY: the files are only read. If someone changes them meanwhile, loading fails.
-                let stored = unsafe { MmapedSafetensors::multi(&files) };
-                let stored = stored.map_err(|e| Error::in_file(folder, e))?;
-                stored.tensors().into_iter().map(|(name, _)| name).collect()
-            }
-            (Err(_), Some(pickled)) => pickle::names(&pickled)?,
-            (Err(_), None) => return Ok(class.starts_with("Eagle").then_some(Self::Eagle)),
-        };
-        let has = |name: &str| names.contains(name);
-        Ok(if !has("fc.weight") {
+        if let Some(tensors) = tensors {
+            return Ok(Self::of_tensors(|name| tensors.contains_key(name)));
+        }
+        match stored_names(files::folder_of(path))? {
+            Some(names) => Ok(Self::of_tensors(|name| names.contains(name))),
+            None => Ok(class.starts_with("Eagle").then_some(Self::Eagle)),
+        }
+    }
+
+    /// The kind of head that has such tensors.
+    fn of_tensors(has: impl Fn(&str) -> bool) -> Option<Self> {
+        if !has("fc.weight") {
             None
         } else if has("hidden_norm.weight") {
             Some(Self::Parallel)
@@ -139,8 +150,22 @@ impl HeadKind {
             Some(Self::Eagle)
         } else {
             None
-        })
+        }
     }
+}
+
+/// The names of the tensors in a folder; `None` if it has no weights.
+fn stored_names(folder: &Path) -> Result<Option<HashSet<String>>> {
+    Ok(match (safetensors_files(folder), pickle::file_in(folder)) {
+        (Ok(files), _) => {
+            // SAFETY: the files are only read. If someone changes them meanwhile, loading fails.
+            let stored = unsafe { MmapedSafetensors::multi(&files) };
+            let stored = stored.map_err(|e| Error::in_file(folder, e))?;
+            Some(stored.tensors().into_iter().map(|(name, _)| name).collect())
+        }
+        (Err(_), Some(pickled)) => Some(pickle::names(&pickled)?),
+        (Err(_), None) => None,
+    })
 }
 
 /// `config.json` of a folder: its path and its content.
@@ -372,5 +397,33 @@ impl HeadKind {
         taps.sort_unstable();
         taps.dedup();
         taps
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::safetensors_header;
+    use super::*;
+    use std::io::Cursor;
+
+    #[test]
+    fn a_head_is_told_by_tensors_that_are_elsewhere() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = r#"{"architectures": ["LlamaForCausalLM"]}"#;
+        std::fs::write(folder.path().join("config.json"), config).unwrap();
+        let source = ModelSource::Folder(folder.path().to_owned());
+        assert_eq!(HeadKind::of(&source).unwrap(), None);
+        let kind_of = |names: &[&str]| {
+            let tensor = r#"{"dtype":"F32","shape":[0],"data_offsets":[0,0]}"#;
+            let entries: Vec<String> = names.iter().map(|n| format!("\"{n}\":{tensor}")).collect();
+            let header = format!("{{{}}}", entries.join(","));
+            let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+            let mut tensors = TensorHeaders::new();
+            safetensors_header::read(&mut Cursor::new(bytes), &mut tensors).unwrap();
+            HeadKind::of_headers(&source, Some(&tensors)).unwrap()
+        };
+        let query = "layers.0.self_attn.q_proj.weight";
+        assert_eq!(kind_of(&["fc.weight", query]), Some(HeadKind::Eagle));
+        assert_eq!(kind_of(&["model.embed_tokens.weight", query]), None);
     }
 }

@@ -29,9 +29,10 @@ impl Norm {
     /// # Errors
     /// A setup error that names a tensor that is missing or has a wrong shape.
     pub fn load(weights: &mut Weights, name: &str, width: usize, spec: NormSpec) -> Result<Self> {
-        let bias = match spec.has_bias {
-            true => Some(weights.tensor(&format!("{name}.bias"), &[width])?),
-            false => None,
+        let bias = if spec.has_bias {
+            Some(weights.tensor(&format!("{name}.bias"), &[width])?)
+        } else {
+            None
         };
         Ok(Self {
             weight: weights.norm(name, width, spec.offset)?,

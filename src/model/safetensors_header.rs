@@ -13,6 +13,8 @@ use std::io::{Read, Seek, SeekFrom};
 const MAX_BYTES: u64 = 64 << 20;
 /// Bytes of the length before it.
 const LENGTH_BYTES: u64 = 8;
+/// Maximum number of dimensions of a tensor. A matrix of experts has 3, a convolution up to 5.
+const MAX_DIMS: usize = 8;
 /// What is no tensor in a header.
 const METADATA: &str = "__metadata__";
 
@@ -85,29 +87,37 @@ impl TensorHeader {
                 "it is at bytes {start} to {end} of {data} that the file has"
             ));
         }
+        if dims.len() > MAX_DIMS {
+            return Err(format!(
+                "it has {} dimensions; up to {MAX_DIMS} are supported",
+                dims.len()
+            ));
+        }
         let mut product = dims.iter().map(|&dim| dim as u64);
         let elements = product.try_fold(1u64, u64::checked_mul);
-        let bytes = elements.and_then(|elements| match self.element_bytes() {
-            Some(bytes) => elements.checked_mul(bytes),
-            None => Some(end - start),
+        let stored_bits = u128::from(end - start) * 8;
+        let fits = elements.is_some_and(|elements| match self.element_bits() {
+            Some(bits) => u128::from(elements) * bits == stored_bits,
+            None => u128::from(elements) <= stored_bits,
         });
-        match bytes == Some(end - start) {
-            true => Ok(()),
-            false => Err(format!(
+        if fits {
+            Ok(())
+        } else {
+            Err(format!(
                 "{} of shape {dims:?} has not {} bytes",
                 clipped(&self.dtype),
                 end - start
-            )),
+            ))
         }
     }
 
-    /// Bytes of a value; `None` of a type that is not loaded anyway.
-    fn element_bytes(&self) -> Option<u64> {
+    /// Bits of a value; `None` of an unknown type, whose values have at least one.
+    fn element_bits(&self) -> Option<u128> {
         match self.dtype.as_str() {
-            "F64" | "I64" | "U64" => Some(8),
-            "F32" | "I32" | "U32" => Some(4),
-            "F16" | "BF16" | "I16" | "U16" => Some(2),
-            "I8" | "U8" | "BOOL" => Some(1),
+            "F64" | "I64" | "U64" | "C64" => Some(64),
+            "F32" | "I32" | "U32" => Some(32),
+            "F16" | "BF16" | "I16" | "U16" => Some(16),
+            "I8" | "U8" | "BOOL" | "F8_E4M3" | "F8_E5M2" | "F8_E8M0" => Some(8),
             _ => None,
         }
     }
@@ -159,6 +169,18 @@ mod tests {
                 "has not 12 bytes",
             ),
             (tensor("F32", "[-1]", "[0,12]"), "tensor a"),
+            (
+                tensor("F32", "[3,1,1,1,1,1,1,1,1]", "[0,12]"),
+                "9 dimensions; up to 8 are supported",
+            ),
+            (
+                tensor("F8_E4M3", "[4611686018427387904]", "[0,0]"),
+                "has not 0 bytes",
+            ),
+            (
+                tensor("?", "[4611686018427387904]", "[0,0]"),
+                "has not 0 bytes",
+            ),
         ];
         for (bytes, needle) in cases {
             let error = read(&mut Cursor::new(bytes), &mut TensorHeaders::new());

@@ -406,14 +406,13 @@ impl Weights {
         let name = &*self.layout.name(name);
         let (device, matrices) = (&self.device, self.dtypes.matrices);
         let mut dense = WeightForm::Dense(self.dtypes.activations);
-        let (found, stored) = match &mut self.source {
+        let (found, (format, form)) = match &mut self.source {
             TensorSource::Gguf(file) => {
                 let (kind, found) = file.describe(name)?;
                 if let (true, Some(&inputs)) = (is_matrix, found.last()) {
                     dense = WeightForm::of_gguf(kind, inputs, matrices, device);
                 }
-                let bytes = WeightForm::Blocks(kind).bytes(&found);
-                (found, (kind.to_string(), bytes))
+                (found, (kind.to_string(), WeightForm::Blocks(kind)))
             }
             other => {
                 let (found, dtype) = match other {
@@ -437,14 +436,16 @@ impl Weights {
                 if is_matrix {
                     dense = self.dtypes.form(dtype, dims, device);
                 }
-                let bytes = WeightForm::Dense(dtype).bytes(&found);
-                (found, (dtype.as_str().to_uppercase(), bytes))
+                let stored = (dtype.as_str().to_uppercase(), WeightForm::Dense(dtype));
+                (found, stored)
             }
         };
         if found != dims {
             return Err(Error::wrong_shape(name, &found, dims));
         }
         if let Some(shared) = &self.inventory {
+            // Not before the shape is the config's: a header may name one whose bytes no number counts.
+            let stored = (format, form.bytes(dims));
             inventory::lock(shared).add(name.to_owned(), dims, stored, dense);
         }
         Ok(dense)

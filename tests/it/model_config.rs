@@ -420,15 +420,23 @@ fn published_configs_are_read() {
     };
     let scaled = frequencies(&apertus);
 
-    // What a class assumes if the file does not say it: of Apertus the whole scaling, also beside a base.
-    for theta in [Json::Null, json!(5.0)] {
-        let bare = read(json!({
+    // What a class assumes if the file does not say it: of Apertus the whole scaling.
+    let apertus_of = |theta: Json| {
+        read(json!({
             "architectures": ["ApertusForCausalLM"], "model_type": "apertus", "max_position_embeddings": 65536,
             "rope_theta": theta
-        }));
-        assert_eq!(frequencies(&bare), scaled);
-        assert_eq!(bare.rms_norm_eps, 1e-5);
-    }
+        }))
+    };
+    let bare = apertus_of(Json::Null);
+    assert_eq!(frequencies(&bare), scaled);
+    assert_eq!(bare.rms_norm_eps, 1e-5);
+    // The base of the file comes before that of the class. The second frequency is too high for the scaling.
+    let (own, plain) = (
+        frequencies(&apertus_of(json!(5e5))),
+        foretoken::model::RopeSpec::plain(64, 5e5).frequencies(),
+    );
+    assert_eq!(own[1], plain[1]);
+    assert_ne!(own.last(), plain.last());
     let cases = [
         ("CohereForCausalLM", 5e5, 1e-5),
         ("Cohere2ForCausalLM", 1e4, 1e-5),

@@ -160,3 +160,28 @@ fn a_claim_is_not_believed_before_its_bytes_arrive() {
     assert!(error.contains("its header is over the limit"), "{error}");
     assert_eq!(sent, limit);
 }
+
+/// A header may list any number of tensors, and each that is read may be a request.
+#[test]
+fn only_the_factors_of_ropes_are_read_beside_a_header() {
+    let quantized = |rows: usize| {
+        let values = Tensor::ones((rows, 64), candle_core::DType::F32, &Device::Cpu).unwrap();
+        QTensor::quantize(&values, GgmlDType::Q8_0).unwrap()
+    };
+    let (large, small) = (quantized(1 << 14), quantized(1));
+    let mut tensors = vec![("large".to_owned(), &large)];
+    tensors.extend((0..100).map(|i| (format!("rope_factors_{i}"), &small)));
+    tensors.push(("rope_freqs.weight".to_owned(), &small));
+    let tensors: Vec<_> = tensors.iter().map(|(name, t)| (&**name, *t)).collect();
+    let mut out = Cursor::new(Vec::new());
+    gguf_file::write(&mut out, &[], &tensors).unwrap();
+    let bytes = out.into_inner();
+    let mut requests = 0;
+    let fetch = |from: u64, len: u64| {
+        requests += 1;
+        Ok(bytes[from as usize..][..len as usize].to_vec())
+    };
+    let excerpt = Excerpt::new("m.gguf", bytes.len() as u64);
+    crate::gguf::read_inspected(&mut ExcerptReader::new(excerpt, 1 << 20, fetch)).unwrap();
+    assert_eq!(requests, 2);
+}

@@ -152,6 +152,7 @@ fn assistant(at: &FieldPath, content: TextOr<Block>) -> Result<ChatMessage> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::content::objects;
     use crate::http::object::Object;
     use crate::http::wire;
     use serde_json::json;
@@ -159,14 +160,18 @@ mod tests {
     #[derive(Debug, Deserialize)]
     struct Asked {
         system: Option<TextOr<Part>>,
-        messages: Vec<Turn>,
+        #[serde(deserialize_with = "objects")]
+        messages: Option<Vec<Turn>>,
     }
 
     fn read(system: &Value, turns: &Value) -> Result<Value> {
         let body = json!({"system": system, "messages": turns}).to_string();
         let body = Object::parse(body.as_bytes(), &[wire::names::<Asked>()])?;
         let asked: Asked = body.fields()?;
-        Ok(json!(messages(asked.system, asked.messages)?))
+        Ok(json!(messages(
+            asked.system,
+            asked.messages.unwrap_or_default()
+        )?))
     }
 
     #[test]
@@ -207,6 +212,9 @@ mod tests {
             (json!([]), "messages"),
             (json!([{"role": "assistant", "content": "x"}]), "messages"),
             (user(json!(1)), "messages[0].content"),
+            (json!([["user", "x"]]), "messages[0]"),
+            (user(json!([["text", "x"]])), "messages[0].content[0]"),
+            (user(json!([7])), "messages[0].content[0]"),
             (
                 user(json!([{"type": "image", "source": {}}])),
                 "messages[0].content[0].type",

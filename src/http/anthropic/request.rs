@@ -3,7 +3,7 @@
 use super::events::MessageReply;
 use super::input::{self, Turn};
 use crate::error::{FieldPath, Result};
-use crate::http::content::{Part, TextOr};
+use crate::http::content::{Part, TextOr, objects};
 use crate::http::context::Context;
 use crate::http::openai::{Body, Job};
 use crate::http::structured::FlatFormat;
@@ -28,6 +28,7 @@ const NAMES: [(&str, &str); 6] = [
 #[schemars(rename = "Message")]
 pub(in crate::http) struct Fields {
     system: Option<TextOr<Part>>,
+    #[serde(deserialize_with = "objects")]
     #[schemars(required)]
     messages: Option<Vec<Turn>>,
     stop_sequences: Option<Vec<String>>,

@@ -3,9 +3,11 @@
 use crate::error::{FieldPath, Result};
 use crate::http::content::{Part, TextOr, some_lines};
 use crate::http::conversation::{Call, ChatMessage};
+use crate::http::object;
 use crate::http::wire::{required, wrong};
 use schemars::JsonSchema;
 use serde::Deserialize;
+use serde_json::Value;
 
 /// An item: a message, a call, its result, or reasoning.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -14,10 +16,9 @@ pub(in crate::http) struct Item {
     #[serde(rename = "type")]
     kind: Option<Kind>,
     role: Option<Role>,
-    /// That of reasoning may be missing, because other servers encrypt it.
-    #[serde(default, deserialize_with = "some_lines")]
+    /// What it may be depends on the type.
     #[schemars(with = "Option<TextOr<Part>>")]
-    content: Option<String>,
+    content: Option<Value>,
     call_id: Option<String>,
     name: Option<String>,
     /// JSON text.
@@ -96,7 +97,9 @@ impl Chat {
         match item.kind.unwrap_or(Kind::Message) {
             Kind::Message => {
                 let role = required(at.key("role"), item.role)?;
-                let content = required(at.key("content"), item.content)?;
+                let at = at.key("content");
+                let content = required(at.clone(), item.content)?;
+                let content = object::read::<TextOr<Part>>(&at, content)?.lines();
                 if role == Role::Assistant {
                     self.assistant(content);
                 } else {
@@ -114,7 +117,7 @@ impl Chat {
                 let output = required(at.key("output"), item.output)?;
                 self.messages.push(ChatMessage::of_tool(id, output));
             }
-            Kind::Reasoning => self.reasoning.push_str(&item.content.unwrap_or_default()),
+            Kind::Reasoning => self.reasoning.push_str(&reasoning(item.content)),
             Kind::ItemReference => {
                 return wrong(
                     at.key("type"),
@@ -145,12 +148,24 @@ impl Chat {
     }
 }
 
+/// The text of an earlier turn's reasoning. That of other servers may be encrypted or of other types: what is no text
+/// is left out.
+fn reasoning(content: Option<Value>) -> String {
+    let content = content.unwrap_or_default();
+    if let Value::String(text) = content {
+        return text;
+    }
+    let parts = content.as_array().into_iter().flatten();
+    let texts = parts.filter_map(|part| part["text"].as_str());
+    texts.collect::<Vec<_>>().join("\n")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::http::object::Object;
     use crate::http::wire;
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     #[derive(Debug, Deserialize)]
     struct Asked {
@@ -171,9 +186,10 @@ mod tests {
             {"type": "message", "role": "developer", "content": [
                 {"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
             {"type": "reasoning", "id": "rs_1", "summary": [], "content": [
-                {"type": "reasoning_text", "text": "Hm."}]},
+                {"type": "reasoning_text", "text": "Hm."}, {"type": "encrypted", "data": 1}, 7,
+                {"type": "thought", "text": "So."}]},
             {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [
-                {"type": "output_text", "text": "Let me look.", "annotations": []}]},
+                {"type": "output_text", "text": "Let me look.", "refusal": null, "annotations": []}]},
             {"type": "function_call", "id": "fc_1", "call_id": "1", "name": "f", "arguments": "{}"},
             {"type": "function_call", "call_id": "2", "name": "g", "arguments": "{\"a\": 1}"},
             {"type": "function_call_output", "call_id": "1", "output": "one"},
@@ -189,7 +205,7 @@ mod tests {
             {"role": "system", "content": "Be brief."},
             {"role": "user", "content": "Hi"},
             {"role": "developer", "content": "a\nb"},
-            {"role": "assistant", "content": "Let me look.", "reasoning_content": "Hm.",
+            {"role": "assistant", "content": "Let me look.", "reasoning_content": "Hm.\nSo.",
              "tool_calls": [call("1", "f", "{}"), call("2", "g", "{\"a\": 1}")]},
             {"role": "tool", "tool_call_id": "1", "content": "one"},
             {"role": "tool", "tool_call_id": "2", "content": "two"},
@@ -207,6 +223,12 @@ mod tests {
             (json!(7), "input"),
             (json!([]), "input"),
             (json!(["Hi"]), "input[0]"),
+            (json!([["message", "user", "Hi"]]), "input[0]"),
+            (
+                json!([{"role": "user", "content": [["input_text", "Hi"]]}]),
+                "input[0].content[0]",
+            ),
+            (json!([{"role": "user", "content": 7}]), "input[0].content"),
             (json!([{"role": "tool", "content": "x"}]), "input[0].role"),
             (json!([{"role": "user"}]), "input[0].content"),
             (

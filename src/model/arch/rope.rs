@@ -43,11 +43,14 @@ pub fn default_theta(keys: &mut Keys, theta: f64) {
     }
 }
 
-/// Sets the position embedding that a class assumes if no place has one. The class does not read a base alone then.
-pub fn default_rope(keys: &mut Keys, rope: Value) {
+/// Sets the position embedding that a class assumes if no place has one. A base that stands alone is of it.
+pub fn default_rope(keys: &mut Keys, mut rope: Value) {
     let is_missing = |place| keys.peek(place).is_null();
     if is_missing("rope_parameters") && is_missing("rope_scaling") && !keys.is_gguf() {
-        keys.ignore(&["rope_theta"]);
+        let theta = keys.take("rope_theta");
+        if !theta.is_null() {
+            rope["rope_theta"] = theta;
+        }
         keys.set("rope_parameters", rope);
     }
 }
