@@ -56,6 +56,10 @@ impl Ahead {
     /// number that only the pass knows costs more than lines that are in the cache already.
     #[inline(always)]
     fn step<F: Vectors>(&mut self) {
+        // This branch also keeps the compiler from spilling vectors of 10 rows and more.
+        if self.stride == 0 {
+            return;
+        }
         for line in 0..Self::lines::<F>() {
             let at = self.at.wrapping_add(line * VECTOR);
             // SAFETY: a prefetch has no visible effect, whatever the address.
