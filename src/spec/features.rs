@@ -13,10 +13,6 @@ pub const MAX_NEW_STATES: usize = 16;
 /// with that text gets so much less of it from the prefix cache.
 pub const MAX_UNREAD: usize = 64;
 
-/// While nobody can share it, a text is read when a draft is requested: under load that may be never. But no
-/// more states of a sequence are kept than these, in bytes, or a chunk of them.
-pub const MAX_UNREAD_BYTES: usize = 8 << 20;
-
 /// The hidden states of one sequence's committed tokens that the head may still have to read: row `i` has
 /// those of position `start + i`, where the first ones came. In an EAGLE head that row has the token of the
 /// position after it.
@@ -74,12 +70,6 @@ impl Features {
     /// The rows whose states are kept.
     pub fn kept(&self) -> Range<usize> {
         self.kept.clone()
-    }
-
-    /// The size of a row's states, in bytes; 0 if none are kept.
-    pub fn row_bytes(&self) -> usize {
-        let part = self.parts.front();
-        part.map_or(0, |part| part.dims()[1] * part.dtype().size_in_bytes())
     }
 
     /// The states of some of the [kept](Self::kept) rows.

@@ -3,7 +3,7 @@
 use super::acceptance_model::{AcceptanceModel, History};
 use super::calibration::{self, Measured};
 use super::draft::{CacheScope, Committed, DraftCost, DraftRequest, SeqId};
-use super::features::{Features, MAX_UNREAD, MAX_UNREAD_BYTES};
+use super::features::{Features, MAX_UNREAD};
 use crate::error::{Error, Result};
 use crate::kv::{BlockAllocator, BlockTable, KvStore, PrefixRoot};
 use crate::model::{Batch, DraftNetwork};
@@ -137,15 +137,7 @@ impl PagedNetwork {
         // The last token is fed when a draft is requested, for its logits.
         let last = known.min(tokens.len().saturating_sub(1));
         let (block_size, caches) = (self.blocks.block_size(), self.blocks.has_prefix_cache());
-        let max_unread = match (caches, self.token_offset > 0) {
-            (true, _) => self.chunk.min(MAX_UNREAD),
-            // A parallel head reads all in the forward that drafts.
-            (false, false) => self.chunk,
-            (false, true) => {
-                let rows = MAX_UNREAD_BYTES / sequence.features.row_bytes().max(1);
-                self.chunk.max(rows)
-            }
-        };
+        let max_unread = self.chunk.min(if caches { MAX_UNREAD } else { self.chunk });
         loop {
             let start = sequence.tokens.len();
             let end = match known.saturating_sub(start) {

@@ -105,6 +105,8 @@ async fn a_request_has_one_log_line_with_its_id_whether_it_is_answered_or_refuse
     };
     let plain = json!({"prompt": "The", "max_tokens": 2});
     let wrong = json!({"prompt": "The", "n": 0});
+    let turns = json!([{"role": "user", "content": "The"}]);
+    let wrong_turns = json!({"messages": turns, "max_tokens": 2, "n": 0});
     for (id, path, key, body, status, words) in [
         (
             "id-fine",
@@ -126,7 +128,7 @@ async fn a_request_has_one_log_line_with_its_id_whether_it_is_answered_or_refuse
             "id-turn",
             "/v1/messages",
             "secret",
-            &wrong,
+            &wrong_turns,
             400,
             vec!["code=\"invalid_value\"", "param=\"n\""],
         ),
