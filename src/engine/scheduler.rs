@@ -161,6 +161,7 @@ impl Scheduler {
         self.waiting.put_back(sequence);
         id
     }
+
     /// Divides the rows of a step: first among decoding sequences, then among prompts, in chunks that
     /// nobody waits for long. When the rows run out, the first sequence without any comes first in the
     /// next step, so every sequence gets its turn, prompts included.

@@ -7,7 +7,7 @@
 //!    makes way as soon as the head fits without it.
 //! 4. A request of which nothing runs does not wait for one that holds [`SMALL_RATIO`] times what it needs, be
 //!    it blocks or places in the batch: the youngest sequence of that one makes way. Neither that sequence nor
-//!    the head is overtaken in this way by more than it costs itself.
+//!    the head is overtaken in this way by more than it costs itself; the head's backfills count, too.
 //! 5. Who makes way goes back to its place in the queue, and finds in the prefix cache what it has computed. When
 //!    those that run outgrow the pool, the youngest does.
 
