@@ -159,6 +159,7 @@ impl Sequence {
             width: self.spec.topk,
             may_draft: self.may_draft(),
             is_asked: false,
+            is_read: false,
             prompt_scores: self.unscored(rows),
             pooled: self.unpooled(rows),
             state: &mut self.state,

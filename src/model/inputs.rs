@@ -116,8 +116,11 @@ impl Inputs {
         if let Some((layers, rows)) = &self.taps
             && layers.contains(&layer)
         {
-            let (x, delta) = (x.index_select(rows, 0)?, delta.index_select(rows, 0)?);
-            tapped.push((x + delta)?);
+            tapped.push(if rows.elem_count() == self.slots.len() {
+                (x + delta)?
+            } else {
+                (x.index_select(rows, 0)? + delta.index_select(rows, 0)?)?
+            });
         }
         Ok(())
     }

@@ -10,16 +10,17 @@
 //!
 //! Costs are known only of what runs. So a few steps have fewer or more nodes than seems best.
 
+mod nodes;
+
 use super::cost::{CostCurve, MAX_RATIO};
 use clap::ValueEnum;
+use nodes::{BudgetNode, MIN_SCORE, chain, probability, ranked, tree};
 
 /// Draft rows whose average price [`Budget::min_score`] compares.
 const MIN_SCORE_ROWS: usize = 16;
 /// What a node must gain over its cost, as a factor: of many estimates, the ones that seem to pay are
 /// rather too high.
 const MARGIN: f64 = 1.1;
-/// Nodes with less probability are never verified.
-const MIN_SCORE: f32 = 0.02;
 /// The weight of the steps before, at each step, in the estimate of the speed-up.
 const DECAY: f64 = 0.995;
 /// The share of its time that a sequence without drafts may spend on probes.
@@ -99,15 +100,6 @@ pub struct StepCost {
     pub target_seconds: f64,
     /// Drafting, whether with a model or not.
     pub draft_seconds: f64,
-}
-
-/// A node that competes for a row.
-struct BudgetNode {
-    /// Not above its parent's.
-    score: f64,
-    depth: usize,
-    sequence: usize,
-    index: usize,
 }
 
 /// The first nodes of a ranking, in tokens.
@@ -233,13 +225,49 @@ impl Budget {
         if self.is_fixed() {
             return forecasts.iter().map(|one| one.max_depth).collect();
         }
+        let (nodes, offers) = self.plan(forecasts, base_rows, sequences);
+        let mut best = best(&offers);
+        if base_rows == sequences {
+            best = self.explore(best, &offers, base_rows);
+        }
+        let mut depths = vec![0; forecasts.len()];
+        let nodes = nodes.iter().take(best);
+        nodes.for_each(|node| depths[node.sequence] += 1);
+        self.probe(&mut depths, forecasts, sequences);
+        depths
+    }
+
+    /// Seconds that drafts of a model are expected to save each of `sequences` sequences in a step, at the
+    /// depth that pays best; 0 if none pays. `path` and `at_once` are as in [`DraftForecast`].
+    pub fn saved_seconds(&self, path: &[f32], at_once: bool, sequences: usize) -> f64 {
+        let mut probes = vec![Probe::default(); sequences];
+        let forecast = |probe| DraftForecast {
+            path,
+            max_depth: path.len(),
+            pending: 1,
+            at_once,
+            probe,
+        };
+        let forecasts: Vec<_> = probes.iter_mut().map(forecast).collect();
+        let (_, offers) = self.plan(&forecasts, sequences, sequences);
+        offers[best(&offers)].value() / self.price(sequences) / sequences.max(1) as f64
+    }
+
+    /// The nodes that a draft model may draft, best first, down to the depth that is worth most, and what
+    /// the first 0, 1, ... of them are worth.
+    fn plan(
+        &self,
+        forecasts: &[DraftForecast<'_>],
+        base_rows: usize,
+        sequences: usize,
+    ) -> (Vec<BudgetNode>, Vec<RankedPrefix>) {
         let price = self.price(sequences);
         let deepest = forecasts.iter().map(|one| one.path.len()).max();
         let verify = self.verify_seconds(base_rows, deepest.unwrap_or(0));
         let nodes = forecasts.iter().enumerate();
         // Nodes are ranked by what they gain: one with a long backlog would stand before cheaper ones.
         let nodes = nodes.filter(|(_, one)| self.backlog_pays(one, price, &verify));
-        let nodes = ranked(nodes.flat_map(|(at, one)| chain(at, one)).collect());
+        let mut nodes = ranked(nodes.flat_map(|(at, one)| chain(at, one)).collect());
         let verify = self.verify_seconds(base_rows, nodes.len());
         let deepest = nodes.iter().map(|node| node.depth).max().unwrap_or(0);
         let (mut chosen, mut depth) = (vec![RankedPrefix::default()], 1);
@@ -265,15 +293,8 @@ impl Budget {
                 (chosen, depth) = (offers, limit);
             }
         }
-        let mut best = best(&chosen);
-        if base_rows == sequences {
-            best = self.explore(best, &chosen, base_rows);
-        }
-        let mut depths = vec![0; forecasts.len()];
-        let nodes = nodes.iter().filter(|node| node.depth <= depth);
-        nodes.take(best).for_each(|node| depths[node.sequence] += 1);
-        self.probe(&mut depths, forecasts, sequences);
-        depths
+        nodes.retain(|node| node.depth <= depth);
+        (nodes, chosen)
     }
 
     /// Whether a sequence's draft can gain what its rows and its backlog cost, where others pay for the rest
@@ -376,61 +397,6 @@ impl Budget {
         let sequences = sequences.max(1);
         let plain = sequences as f64 / self.target.seconds(sequences);
         MARGIN * self.speed_up().max(1.0) * plain
-    }
-}
-
-/// The nodes of a draft.
-fn tree(sequence: usize, draft: &Candidates<'_>) -> Vec<BudgetNode> {
-    let mut nodes: Vec<BudgetNode> = Vec::with_capacity(draft.scores.len());
-    for (index, (&score, parent)) in draft.scores.iter().zip(draft.parents).enumerate() {
-        let (limit, depth) = match parent.map(|parent| nodes.get(usize::from(parent))) {
-            None => (1.0, 1),
-            Some(Some(parent)) => (parent.score, parent.depth + 1),
-            Some(None) => (0.0, 1),
-        };
-        nodes.push(BudgetNode {
-            score: probability(score).min(limit),
-            depth,
-            sequence,
-            index,
-        });
-    }
-    nodes
-}
-
-/// The nodes that a forecast stands for.
-fn chain<'a>(
-    sequence: usize,
-    forecast: &'a DraftForecast<'_>,
-) -> impl Iterator<Item = BudgetNode> + 'a {
-    let path = forecast.path.iter().take(forecast.max_depth);
-    path.enumerate().scan(1f64, move |above, (index, &score)| {
-        *above = above.min(probability(score));
-        Some(BudgetNode {
-            score: *above,
-            depth: index + 1,
-            sequence,
-            index,
-        })
-    })
-}
-
-/// The nodes worth a thought, best first; parents come before their children.
-fn ranked(mut nodes: Vec<BudgetNode>) -> Vec<BudgetNode> {
-    nodes.retain(|node| node.score >= f64::from(MIN_SCORE));
-    let place = |node: &BudgetNode| (node.depth, node.sequence, node.index);
-    nodes.sort_unstable_by(|a, b| {
-        let by_score = b.score.total_cmp(&a.score);
-        by_score.then_with(|| place(a).cmp(&place(b)))
-    });
-    nodes
-}
-
-fn probability(score: f32) -> f64 {
-    if (0.0..=1.0).contains(&score) {
-        f64::from(score)
-    } else {
-        0.0
     }
 }
 

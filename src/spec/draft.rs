@@ -327,7 +327,7 @@ pub struct Committed<'a> {
     pub new: Range<usize>,
     /// The target's hidden states there, `[new.len(), taps * hidden_size]`; see
     /// [`Output::hidden`](crate::model::ForwardOutput::hidden). `None` if
-    /// [`Drafter::taps`](super::Drafter::taps) is empty. It may be a view of a larger tensor: copy what
+    /// [`Drafter::taps`](super::Drafter::taps) is empty or reading does not pay. It may be a view of a larger tensor: copy what
     /// is kept for long.
     pub hidden: Option<Tensor>,
     /// Each token after which the target predicted the next one in this step, rejected draft tokens

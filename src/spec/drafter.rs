@@ -58,7 +58,8 @@ pub trait Drafter: Send {
     /// Called once per step, after verification, for every sequence of the step that may ever
     /// request a draft: first with its prompt, chunk by chunk, then with accepted tokens. Until an
     /// id is forgotten, each of its positions comes once and in order; the first one is at most what
-    /// [`Drafter::resume`] returned. When a draft is requested, all tokens but the last have come, or
+    /// [`Drafter::resume`] returned, or any if the text is not read from its start: then hidden states come
+    /// from some later position on. When a draft is requested, all tokens but the last have come, or
     /// fewer if the step computes the end of a preempted sequence again. Roll back what was computed for
     /// rejected tokens.
     fn observe(&mut self, committed: &[Committed<'_>]) {

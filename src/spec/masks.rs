@@ -106,7 +106,7 @@ impl Forced {
 /// Ends a draft where the request's grammar cannot follow. Not a draft of fixed size: that must not depend
 /// on its tokens.
 pub fn follow_grammar(input: &mut StepInput<'_>, draft: &mut Draft) {
-    if input.has_fixed_draft() {
+    if input.state.has_fixed_draft() {
         return;
     }
     if let Some(grammar) = input.state.sampler.grammar() {

@@ -17,6 +17,7 @@ mod ngram;
 mod parallel;
 mod pool;
 mod proposer;
+mod reading;
 mod runner;
 mod share;
 mod step;

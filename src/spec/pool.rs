@@ -10,6 +10,7 @@ use crate::model::{Batch, DraftNetwork};
 use candle_core::Tensor;
 use std::collections::HashMap;
 use std::ops::Range;
+use std::time::Instant;
 
 /// A draft model or a head with a paged pool and a prefix cache, and the sequences in it.
 ///
@@ -34,6 +35,8 @@ pub struct PagedNetwork {
     /// Rows, as a [`Forecast`](super::Forecast) counts them, and seconds of the last proposal's forwards.
     /// Those that would mislead about the cost of others may be missing.
     pub forwards: Vec<(usize, f64)>,
+    /// Rows that were read ahead since the caller took this, and their seconds.
+    pub read: (usize, f64),
     /// Positions from a head's states to the token of their row.
     token_offset: usize,
 }
@@ -155,8 +158,11 @@ impl PagedNetwork {
             let mut batch = Batch::default();
             let (new, table) = (&tokens[rows.clone()], &sequence.table);
             batch.push_span(new, &[], rows.start, table, block_size);
+            let started = Instant::now();
             batch.features = Some(self.fuse(&states)?);
             self.draft.model_mut().forward(&batch, &mut self.store)?;
+            self.read.0 += new.len();
+            self.read.1 += started.elapsed().as_secs_f64();
             sequence.has_read(&tokens[..rows.end]);
         }
     }
@@ -183,6 +189,7 @@ impl DraftPool {
                 chunk: chunk.max(2),
                 cost: DraftCost::default(),
                 forwards: Vec::new(),
+                read: (0, 0.0),
                 token_offset: usize::from(is_eagle),
             },
             sequences: HashMap::new(),
@@ -216,6 +223,18 @@ impl DraftPool {
             .forecast(history, request.is_sampled(), length)
     }
 
+    /// The same for a request of which nothing is known: if it is greedy, and if it is sampled. And whether
+    /// one forward drafts all tokens.
+    pub fn typical(&self, length: usize) -> (Vec<f32>, Vec<f32>, bool) {
+        let block = self.network.draft.masked_block();
+        let length = block.map_or(length, |block| length.min(block.size - 1));
+        let path = |sampled| {
+            let unknown = History::default();
+            self.acceptance.forecast(&unknown, sampled, length)
+        };
+        (path(false), path(true), block.is_some())
+    }
+
     /// See [`Drafter::resume`](super::Drafter::resume).
     pub fn resume(&mut self, id: SeqId, tokens: &[u32], scope: CacheScope, len: usize) -> usize {
         let network = &mut self.network;
@@ -236,9 +255,12 @@ impl DraftPool {
         for committed in committed {
             if let Some(hidden) = &committed.hidden {
                 let sequence = self.sequences.entry(committed.id).or_default();
-                let added = sequence.features.add(committed.new.start, hidden.clone());
+                let start = committed.new.start;
+                let added = sequence.features.add(start, hidden.clone());
                 if !matches!(added, Ok(true)) {
                     sequence.reset(&mut network.blocks);
+                    // Nothing precedes them now; if the device fails, none is there.
+                    let _ = sequence.features.add(start, hidden.clone());
                 }
             }
             let Some(sequence) = self.sequences.get_mut(&committed.id) else {

@@ -5,6 +5,7 @@ use super::draft::{Committed, Draft, DraftCost, DraftRequest, Forecast, SeqId};
 use super::drafter::Drafter;
 use super::guard::Guard;
 use super::masks::{Forced, follow_grammar};
+use super::reading::Reading;
 use super::step::{SequenceState, StepInput};
 use std::collections::HashMap;
 
@@ -12,6 +13,7 @@ use std::collections::HashMap;
 pub struct Proposer {
     drafter: Guard,
     budget: Budget,
+    reading: Reading,
     sequences: HashMap<SeqId, DraftStats>,
     /// Average share of a sequence's part of a step's time that asking for its draft takes, apart from a
     /// model's forwards.
@@ -33,6 +35,8 @@ struct DraftStats {
     waited: u32,
     /// What it has saved, while it has no drafts, for its next one by a model.
     probe: Probe,
+    /// Whether the drafter reads the target's hidden states, from some token on.
+    is_read: bool,
 }
 
 impl DraftStats {
@@ -42,6 +46,7 @@ impl DraftStats {
             useful: useful.max(MIN_FIRST_USEFUL),
             waited: 0,
             probe: Probe::default(),
+            is_read: false,
         }
     }
 }
@@ -72,6 +77,7 @@ impl Proposer {
         Self {
             drafter: Guard::new(drafter),
             budget: Budget::new(mode),
+            reading: Reading::default(),
             sequences: HashMap::new(),
             overhead: 0.0,
             useful: 1.0,
@@ -108,6 +114,7 @@ impl Proposer {
     /// the drafter fails or panics, the drafts are empty and the step continues.
     pub fn propose(&mut self, inputs: &mut [StepInput<'_>], vocab_size: usize) -> Vec<Draft> {
         let base = Base::of(inputs);
+        self.begin_reading(inputs);
         let min_score = self.budget.min_score(base.rows, base.sequences);
         let forced: Vec<Forced> = inputs.iter_mut().map(Forced::of).collect();
         let mut drafts: Vec<Draft> = (forced.iter())
@@ -116,9 +123,13 @@ impl Proposer {
         let (mut places, mut requests) = (Vec::new(), Vec::new());
         for (place, (input, forced)) in inputs.iter_mut().zip(&forced).enumerate() {
             input.is_asked = self.asks(input);
+            let is_read = input.is_read;
             if input.is_asked
-                && let Some(request) = forced.request(input, min_score)
+                && let Some(mut request) = forced.request(input, min_score)
             {
+                if !is_read {
+                    request.model_depth = 0;
+                }
                 places.push(place);
                 requests.push(request);
             }
@@ -167,7 +178,7 @@ impl Proposer {
         let sequence = self.sequence(input.state.id);
         let (is_useful, waited) = (sequence.useful >= MIN_USEFUL, sequence.waited + 1);
         sequence.waited = waited;
-        let is_fixed = self.budget.is_fixed() || input.has_fixed_draft();
+        let is_fixed = self.budget.is_fixed() || input.state.has_fixed_draft();
         let look_every = (self.overhead / LOOK_SHARE).min(MAX_LOOK_EVERY);
         let asks = is_fixed || is_useful || f64::from(waited) >= look_every;
         if asks {
@@ -187,6 +198,7 @@ impl Proposer {
         let mut expected: Vec<(usize, Forecast, Probe)> = Vec::new();
         for (place, request) in requests.iter().enumerate() {
             if !request.is_fixed
+                && request.model_depth > 0
                 && let Some(Some(forecast)) =
                     (self.drafter).call("forecast", |drafter| drafter.forecast(request))
             {
@@ -216,7 +228,7 @@ impl Proposer {
     /// Removes the nodes that are not worth their row.
     fn cut(&mut self, inputs: &[StepInput<'_>], drafts: &mut [Draft], base: Base) {
         let fixed = |(input, draft): (&StepInput<'_>, &Draft)| {
-            if input.has_fixed_draft() {
+            if input.state.has_fixed_draft() {
                 draft.len()
             } else {
                 0
@@ -225,7 +237,7 @@ impl Proposer {
         let fixed_rows: usize = inputs.iter().zip(&*drafts).map(fixed).sum();
         let both = inputs.iter().zip(drafts);
         let mut open: Vec<&mut Draft> = both
-            .filter(|(input, draft)| !input.has_fixed_draft() && !draft.is_empty())
+            .filter(|(input, draft)| !input.state.has_fixed_draft() && !draft.is_empty())
             .map(|(_, draft)| draft)
             .collect();
         let candidates: Vec<Candidates<'_>> = (open.iter())
@@ -246,6 +258,10 @@ impl Proposer {
     /// Learns what a step cost.
     pub fn note_step(&mut self, step: &StepCost) {
         let asked = std::mem::take(&mut self.asked);
+        let read = self
+            .drafter
+            .pool(|pool| std::mem::take(&mut pool.network.read));
+        self.reading.note_step(step, read.unwrap_or_default());
         if asked == 0 {
             return self.budget.observe(step);
         }
@@ -269,8 +285,42 @@ impl Proposer {
         (self.drafter).call("observe", |drafter| drafter.observe(committed));
     }
 
+    /// Decides which sequences of a step are read. One that was read is read on: what follows costs little.
+    fn begin_reading(&mut self, inputs: &mut [StepInput<'_>]) {
+        if self.reads_states() && self.reading.begin_step(inputs.len()) {
+            let depth = inputs.iter().map(|input| input.depth).max().unwrap_or(0);
+            let paths = self.drafter.pool(|pool| pool.typical(depth));
+            if let Some((greedy, sampled, at_once)) = paths {
+                self.reading
+                    .look(&self.budget, [&greedy, &sampled], at_once);
+            }
+        }
+        for input in inputs.iter_mut().filter(|input| input.may_draft) {
+            input.is_read = self.is_read(input.state);
+        }
+    }
+
+    /// Whether the drafter is a head with a pool, which need not read every text.
+    fn reads_states(&self) -> bool {
+        !self.budget.is_fixed() && !self.drafter.taps().is_empty()
+    }
+
+    /// Whether the drafter reads this sequence from here on.
+    fn is_read(&mut self, state: &SequenceState) -> bool {
+        let is_sampled = !state.sampler.params().is_greedy();
+        let pays = !self.reads_states()
+            || state.has_fixed_draft()
+            || self.reading.pays(state.id, is_sampled);
+        let sequence = self.sequence(state.id);
+        sequence.is_read |= pays;
+        sequence.is_read
+    }
+
     /// See [`Drafter::resume`].
     pub fn resume(&mut self, state: &SequenceState, len: usize) -> usize {
+        if !self.is_read(state) {
+            return len;
+        }
         let scope = state.draft_context.scope;
         let resumed = self.drafter.call("resume", |drafter| {
             drafter.resume(state.id, &state.tokens, scope, len)
@@ -286,6 +336,9 @@ impl Proposer {
     /// See [`Drafter::forget`].
     pub fn forget(&mut self, id: SeqId) {
         self.drafter.call("forget", |drafter| drafter.forget(id));
+        if let Some(sequence) = self.sequences.get_mut(&id) {
+            sequence.is_read = false;
+        }
     }
 
     /// See [`Drafter::end`].
@@ -317,180 +370,4 @@ impl Base {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::error::Result;
-    use crate::kv::BlockTable;
-    use crate::model::toy::ToyModel;
-    use crate::sampling::{Acceptance, Sampler, SamplingParams};
-    use crate::spec::DraftModel;
-    use crate::spec::draft::{DraftContext, Source};
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    /// Drafts two tokens with this score each; counts the requests.
-    struct Counting {
-        score: f32,
-        asked: Arc<AtomicUsize>,
-    }
-
-    impl Drafter for Counting {
-        fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
-            self.asked.fetch_add(requests.len(), Ordering::Relaxed);
-            let mut draft = Draft::default();
-            draft.push(1, self.score, Source::Own);
-            draft.push(2, self.score, Source::Own);
-            Ok(vec![draft; requests.len()])
-        }
-    }
-
-    fn state(temperature: f32, acceptance: Acceptance) -> SequenceState {
-        let params = SamplingParams {
-            temperature,
-            ..SamplingParams::default()
-        };
-        SequenceState {
-            id: 1,
-            tokens: vec![1, 2, 3],
-            prompt_len: 2,
-            kv_len: 2,
-            table: BlockTable::default(),
-            sampler: Sampler::new(params, &[1, 2]),
-            logprobs: None,
-            prompt_logprobs: None,
-            acceptance,
-            draft_context: DraftContext::default(),
-            synthetic_acceptance: None,
-        }
-    }
-
-    /// Runs 200 steps of one sequence; returns how often the drafter was asked, and how many of its
-    /// tokens were verified.
-    fn run(score: f32, state: &mut SequenceState, draft_seconds: f64) -> (usize, usize) {
-        let asked = Arc::new(AtomicUsize::new(0));
-        let drafter = Counting {
-            score,
-            asked: asked.clone(),
-        };
-        let mut proposer = Proposer::new(Box::new(drafter), BudgetMode::Adaptive);
-        let mut verified = 0;
-        for _ in 0..200 {
-            let mut inputs = [StepInput {
-                rows: 1,
-                sample: true,
-                nodes: 4,
-                depth: 4,
-                width: 1,
-                may_draft: true,
-                is_asked: false,
-                prompt_scores: 0..0,
-                pooled: 0..0,
-                state: &mut *state,
-            }];
-            let drafts = proposer.propose(&mut inputs, 10);
-            verified += drafts[0].len();
-            let rows = drafts[0].len() as f64;
-            proposer.note_step(&StepCost {
-                sequences: 1,
-                base_rows: 1,
-                draft_nodes: drafts[0].len(),
-                tokens: 1,
-                target_seconds: 1e-3 * (1.0 + 0.2 * rows),
-                draft_seconds,
-            });
-        }
-        (asked.load(Ordering::Relaxed), verified)
-    }
-
-    /// A drafter whose guesses are not worth their rows is asked rarely where asking takes long, and
-    /// always where it takes next to nothing.
-    #[test]
-    fn looking_in_vain_is_limited() {
-        let coupled = || state(0.0, Acceptance::Coupled);
-        let (asked, verified) = run(0.01, &mut coupled(), 1e-4);
-        assert_eq!(verified, 0);
-        assert!((29..40).contains(&asked), "{asked}");
-        assert_eq!(run(0.01, &mut coupled(), 1e-7), (200, 0));
-        let (asked, verified) = run(0.9, &mut coupled(), 1e-7);
-        assert!(asked > 100 && verified > 100, "{asked}, {verified}");
-    }
-
-    /// What a grammar forces is drafted first and without the drafter, which continues it.
-    #[test]
-    fn forced_tokens_come_first() {
-        let mut sequence = state(0.0, Acceptance::Coupled);
-        let params = SamplingParams {
-            grammar: Some(pattern("efgh[a-d]{5}")),
-            ..sequence.sampler.params().clone()
-        };
-        sequence.sampler = Sampler::new(params, &[1, 2]);
-        sequence.tokens = vec![1, 2];
-        for (nodes, want) in [
-            (2, vec![4, 5]),
-            (4, vec![4, 5, 6, 7]),
-            (5, vec![4, 5, 6, 7, 1]),
-            (9, vec![4, 5, 6, 7, 1, 2]),
-        ] {
-            let asked = Arc::new(AtomicUsize::new(0));
-            let drafter = Counting {
-                score: 0.5,
-                asked: asked.clone(),
-            };
-            let mut proposer = Proposer::new(Box::new(drafter), BudgetMode::Fixed);
-            let mut inputs = [StepInput {
-                rows: 1,
-                sample: true,
-                nodes,
-                depth: nodes,
-                width: 1,
-                may_draft: true,
-                is_asked: false,
-                prompt_scores: 0..0,
-                pooled: 0..0,
-                state: &mut sequence,
-            }];
-            let draft = proposer.propose(&mut inputs, 10).remove(0);
-            assert_eq!(draft.tokens, want);
-            assert!(draft.is_chain());
-            assert_eq!(
-                draft.scores[..nodes.min(4)],
-                [1.0, 1.0, 1.0, 1.0][..nodes.min(4)]
-            );
-            assert_eq!(asked.load(Ordering::Relaxed), usize::from(nodes > 4));
-            assert_eq!(sequence.sampler.output_len(), 0);
-        }
-    }
-
-    /// The grammar of a regular expression over ids that are letters from `a`; the last ends a text.
-    fn pattern(regex: &str) -> crate::grammar::Grammar {
-        use crate::grammar::{Compiler, GrammarSource, toy::ToyTokens};
-        let letters = ToyTokens::new((b'a'..=b'j').map(|letter| [letter]), &[9]);
-        let source = GrammarSource::Regex(regex.into());
-        let grammar = Compiler::new(Arc::new(letters)).compile("regex", &source);
-        grammar.expect("a good pattern")
-    }
-
-    /// The first forward of a draft model reads a prompt in memory that nobody has touched. If it were all
-    /// that is known, one row would look so dear that nothing were drafted that could correct it.
-    #[test]
-    fn a_slow_first_forward_does_not_make_drafts_dear() {
-        let model = Box::new(ToyModel::new(32, 256, 5, 0.0));
-        let drafter = DraftModel::new(model, 64, 4, 64).unwrap();
-        let mut proposer = Proposer::new(Box::new(drafter), BudgetMode::Adaptive);
-        assert!(!proposer.budget().draft_cost().is_known());
-        proposer.calibrate();
-        let cost = proposer.budget().draft_cost();
-        let one = cost.seconds(1);
-        cost.note(27, 100.0 * one);
-        assert!(cost.seconds(1) < 1.5 * one, "{one} {}", cost.seconds(1));
-    }
-
-    /// Under the rejection rule the size of a sampled request's draft must not depend on its tokens.
-    #[test]
-    fn a_fixed_draft_is_never_cut() {
-        let mut sampled = state(1.0, Acceptance::Rejection);
-        assert_eq!(run(0.01, &mut sampled, 1e-4), (200, 400));
-        let mut greedy = state(0.0, Acceptance::Rejection);
-        assert_eq!(run(0.01, &mut greedy, 1e-4).1, 0);
-    }
-}
+mod tests;

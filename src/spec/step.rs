@@ -54,6 +54,8 @@ pub struct StepInput<'a> {
     pub may_draft: bool,
     /// Whether the drafter was asked in this step, which the proposer says.
     pub is_asked: bool,
+    /// Whether the drafter reads the target's hidden states of this step, which the proposer says.
+    pub is_read: bool,
     /// Prompt positions whose log-probabilities this step's rows must yield; the first is at least
     /// `kv_len + 1`.
     pub prompt_scores: Range<usize>,
@@ -122,6 +124,12 @@ impl SequenceState {
         }
     }
 
+    /// Whether the budget must not change the size of the draft: under the rejection rule it must not
+    /// depend on the draft's tokens, and with synthetic acceptance its cost is what is measured.
+    pub(super) fn has_fixed_draft(&self) -> bool {
+        self.synthetic_acceptance.is_some() || self.rule() == Acceptance::Rejection
+    }
+
     /// Removes the tokens that a step pushed to the sampler.
     pub(super) fn restore_sampler(&mut self) {
         self.sampler.truncate(self.output_len());
@@ -129,16 +137,9 @@ impl SequenceState {
 }
 
 impl StepInput<'_> {
-    /// Whether the budget must not change the size of the draft: under the rejection rule it must not
-    /// depend on the draft's tokens, and with synthetic acceptance its cost is what is measured.
-    pub(super) fn has_fixed_draft(&self) -> bool {
-        let is_synthetic = self.state.synthetic_acceptance.is_some();
-        is_synthetic || self.state.rule() == Acceptance::Rejection
-    }
-
     /// The request to the drafter for this sequence; `min_score` is for drafts of no fixed size.
     pub(super) fn draft_request(&mut self, min_score: f32) -> DraftRequest<'_> {
-        let is_fixed = self.has_fixed_draft();
+        let is_fixed = self.state.has_fixed_draft();
         DraftRequest {
             id: self.state.id,
             tokens: &self.state.tokens,

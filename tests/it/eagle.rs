@@ -135,6 +135,41 @@ fn a_draft_depends_on_the_committed_text_alone() {
     }
 }
 
+/// A text that is not read for a while is read again from the states that come next.
+#[test]
+fn a_head_goes_on_with_the_states_that_come() {
+    let head = Head::new(Layout::Eagle3);
+    let tokens = short_prompt(24);
+    for read_first in [false, true] {
+        let mut used = drafter(&head, 64);
+        if read_first {
+            observe(&mut used, &head, &tokens, 0..9);
+        }
+        used.observe(&[Committed {
+            id: 1,
+            tokens: &tokens,
+            prompt_len: 3,
+            new: 9..15,
+            hidden: None,
+            candidates: &[],
+            context: &DraftContext::default(),
+        }]);
+        assert!(propose(&mut used, &tokens[..16], 1, 0.0).is_empty());
+        let mut fresh = drafter(&head, 64);
+        for drafter in [&mut used, &mut fresh] {
+            observe(drafter, &head, &tokens, 15..20);
+            observe(drafter, &head, &tokens, 20..23);
+        }
+        let draft = propose(&mut used, &tokens, 1, 0.0);
+        assert_same_guesses(&draft, &propose(&mut fresh, &tokens, 1, 0.0), "from 15 on");
+        used.end(1);
+        assert_eq!(
+            (used.check_invariants(), used.pool().unwrap().usage()),
+            (Ok(()), 0.0)
+        );
+    }
+}
+
 /// After a hit a head drafts what it would draft if it had seen the whole text, also where the target has more
 /// of it than the head, or the head more than the target.
 #[test]

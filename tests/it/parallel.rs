@@ -11,7 +11,7 @@ use foretoken::kv::{KvShape, KvStore};
 use foretoken::model::toy::ToyModel;
 use foretoken::model::{Batch, ForwardOutput, Head, MaskedBlock, Model, ModelConfig, Span};
 use foretoken::sampling::{Acceptance, mix};
-use foretoken::spec::{Drafter, ParallelDrafter};
+use foretoken::spec::{BudgetMode, Drafter, ParallelDrafter};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -186,7 +186,7 @@ pub fn start(toy: &Toy, noise: f32, size: usize, num_blocks: usize) -> (EngineHa
 
 /// Promises 1 and 6 over random schedules: whatever is admitted, chunked, drafted, rejected, preempted and
 /// cancelled, a text is that of the reference, and both pools are empty in the end. A head with as many
-/// blocks as the target always knows its whole context.
+/// blocks as the target always knows its whole context, unless it may skip what does not pay.
 #[test]
 fn random_schedules_are_lossless_and_leak_nothing() {
     let (mut preemptions, mut accepted, mut blocks, mut together) = (0, 0, 0, 0);
@@ -219,7 +219,11 @@ fn random_schedules_are_lossless_and_leak_nothing() {
         }
         assert_idle(&engine);
         let unknown = seen.unknown.load(Ordering::Relaxed);
-        assert!(is_small || unknown == 0, "case {case}: {unknown} contexts");
+        let reads_all = !is_small && toy.options.spec_budget == BudgetMode::Fixed;
+        assert!(
+            !reads_all || unknown == 0,
+            "case {case}: {unknown} contexts"
+        );
         let stats = engine.stats();
         preemptions += stats.preemptions.get();
         accepted += stats.spec_accepted_tokens.get();

@@ -7,7 +7,7 @@ use crate::engine::{Dice, is_lossless};
 use foretoken::engine::{self, EngineHandle, Request};
 use foretoken::model::Model;
 use foretoken::model::toy::ToyModel;
-use foretoken::spec::{CacheScope, DraftContext, DraftModel};
+use foretoken::spec::{BudgetMode, CacheScope, DraftContext, DraftModel};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -142,7 +142,10 @@ fn a_head_is_never_blind_after_a_hit() {
     for case in 0..100 {
         let seen = std::cell::OnceCell::new();
         let found = converse(7_000_000 + case, |toy| {
-            let (engine, of_head) = crate::parallel::start(toy, 0.3, 5, 512);
+            // Otherwise it skips what does not pay.
+            let mut toy = toy.clone();
+            toy.options.spec_budget = BudgetMode::Fixed;
+            let (engine, of_head) = crate::parallel::start(&toy, 0.3, 5, 512);
             seen.set(of_head).ok();
             engine
         });

@@ -1,0 +1,176 @@
+//! Whether a head reads a text: it pays only while its drafts are expected to save more time than reading
+//! takes. Pure: no tensors, no clock.
+//!
+//! A head that may draft needs the target's hidden states of all tokens and reads the whole prompt, though
+//! with many sequences in a step a draft seldom pays for its rows. So a text begins with the head, or goes on
+//! without it until fewer sequences run; the head then starts with the states that come next.
+
+use super::budget::{Budget, StepCost};
+
+/// The share that each step has in the averages.
+const WEIGHT: f64 = 0.02;
+/// The weight of the past in the work of steps, which changes with the requests, and in what reading costs.
+const DECAY: f64 = 0.995;
+/// Steps between two looks at whether reading pays.
+const LOOK_EVERY: u32 = 32;
+/// Looked at again at once when the load has changed by this factor.
+const LOAD_CHANGE: f64 = 1.25;
+/// Sequences whose drafts are weighed together at most.
+const MAX_SEQUENCES: usize = 32;
+/// One of this many sequences is read in any case: without drafts nobody knows what they would be worth.
+const READ_EVERY: u64 = 32;
+/// Tokens that are taken to have come without a prompt, before anything has run.
+const FIRST_TOKENS: f64 = 64.0;
+
+/// What is known of the load, of the work of recent steps and of what a head takes to read.
+#[derive(Debug)]
+pub struct Reading {
+    /// Sequences of a step: rises at once, falls slowly.
+    load: f64,
+    /// Prompt rows and new tokens of recent steps.
+    prompt_rows: f64,
+    tokens: f64,
+    /// Rows that the head has read ahead of a request, and their seconds.
+    rows: f64,
+    seconds: f64,
+    /// Whether it pays for greedy and for sampled texts, as of `looked_load`, and steps since then.
+    pays: [bool; 2],
+    looked_load: f64,
+    steps: u32,
+}
+
+impl Default for Reading {
+    /// Reading pays until something else is known.
+    fn default() -> Self {
+        Self {
+            load: 0.0,
+            prompt_rows: 0.0,
+            tokens: FIRST_TOKENS,
+            rows: 0.0,
+            seconds: 0.0,
+            pays: [true; 2],
+            looked_load: 0.0,
+            steps: 0,
+        }
+    }
+}
+
+impl Reading {
+    /// Whether the head shall read the text of the sequence `id` from here on.
+    pub fn pays(&self, id: u64, is_sampled: bool) -> bool {
+        id.is_multiple_of(READ_EVERY) || self.pays[usize::from(is_sampled)]
+    }
+
+    /// Notes that a step with so many sequences, those with prompt rows included, is about to run. Returns
+    /// whether it is time for [`Reading::look`].
+    pub fn begin_step(&mut self, sequences: usize) -> bool {
+        let sequences = sequences as f64;
+        self.load = sequences.max(self.load + WEIGHT * (sequences - self.load));
+        self.steps += 1;
+        let change = self.load / self.looked_load;
+        self.steps >= LOOK_EVERY || !(1.0 / LOAD_CHANGE..LOAD_CHANGE).contains(&change)
+    }
+
+    /// Decides for each kind of text. `path` has, for greedy and for sampled texts, the probability that the
+    /// first 1, 2, ... tokens of a draft stand; `at_once` is whether one forward gives them all.
+    pub fn look(&mut self, budget: &Budget, path: [&[f32]; 2], at_once: bool) {
+        (self.steps, self.looked_load) = (0, self.load);
+        let sequences = (self.load.round() as usize).clamp(1, MAX_SEQUENCES);
+        let per_row = self.seconds / self.rows.max(1.0);
+        let per_token = per_row * self.prompt_rows / self.tokens;
+        for (pays, path) in self.pays.iter_mut().zip(path) {
+            // A step gives a sequence at least one token, for which the head has read its share.
+            *pays = budget.saved_seconds(path, at_once, sequences) > per_token;
+        }
+    }
+
+    /// Learns from a step, and from the rows that the head has read ahead since the last one, and their
+    /// seconds.
+    pub fn note_step(&mut self, step: &StepCost, read: (usize, f64)) {
+        let prompt_rows = step.base_rows.saturating_sub(step.sequences);
+        self.prompt_rows = DECAY * self.prompt_rows + prompt_rows as f64;
+        self.tokens = DECAY * self.tokens + step.tokens as f64;
+        if read.0 > 0 {
+            self.rows = DECAY * self.rows + read.0 as f64;
+            self.seconds = DECAY * self.seconds + read.1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::budget::BudgetMode;
+
+    /// A machine on which up to four rows cost little more than one, and a draft model's a tenth.
+    fn budget() -> Budget {
+        let mut budget = Budget::new(BudgetMode::Adaptive);
+        let target = [(1, 1.0), (4, 1.2), (8, 2.4), (16, 4.8)];
+        budget.target_cost().calibrate(&target);
+        budget
+            .draft_cost()
+            .calibrate(&target.map(|(rows, seconds)| (rows, 0.1 * seconds)));
+        budget
+    }
+
+    const GOOD: &[f32] = &[0.7, 0.5, 0.3];
+    const BAD: &[f32] = &[0.05, 0.02];
+
+    /// Decides in each step.
+    fn step(reading: &mut Reading, sequences: usize, path: [&[f32]; 2]) {
+        reading.begin_step(sequences);
+        reading.look(&budget(), path, false);
+    }
+
+    #[test]
+    fn a_text_is_read_while_few_sequences_run() {
+        let mut reading = Reading::default();
+        assert!(reading.pays(1, false) && reading.pays(1, true));
+        step(&mut reading, 1, [GOOD, BAD]);
+        assert!(reading.pays(1, false) && !reading.pays(1, true));
+        step(&mut reading, 16, [GOOD, BAD]);
+        assert!(!reading.pays(1, false));
+        let read = (0..1000).filter(|&id| reading.pays(id, false)).count();
+        assert_eq!(read, 32, "of 1,000, to learn what drafts are worth");
+        let steps = (1..).find(|_| {
+            step(&mut reading, 1, [GOOD, BAD]);
+            reading.pays(1, false)
+        });
+        assert!((50..300).contains(&steps.unwrap()), "{steps:?}");
+    }
+
+    #[test]
+    fn it_is_time_to_look_when_the_load_rises_and_now_and_then() {
+        let (mut reading, budget) = (Reading::default(), budget());
+        let mut due = |sequences| {
+            let due = reading.begin_step(sequences);
+            if due {
+                reading.look(&budget, [GOOD; 2], false);
+            }
+            due
+        };
+        assert!(due(2));
+        assert_eq!((0..64).filter(|_| due(2)).count(), 2);
+        assert!(due(3));
+    }
+
+    #[test]
+    fn long_prompts_of_short_texts_are_not_read() {
+        for (prompt_rows, pays) in [(200, true), (20_000, false)] {
+            let mut reading = Reading::default();
+            for _ in 0..400 {
+                let step = StepCost {
+                    sequences: 1,
+                    base_rows: 1 + prompt_rows,
+                    draft_nodes: 0,
+                    tokens: 10,
+                    target_seconds: 1.0,
+                    draft_seconds: 0.0,
+                };
+                reading.note_step(&step, (prompt_rows, 0.001 * prompt_rows as f64));
+            }
+            step(&mut reading, 1, [GOOD; 2]);
+            assert_eq!(reading.pays(1, false), pays, "{prompt_rows}");
+        }
+    }
+}
