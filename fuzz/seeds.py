@@ -161,7 +161,7 @@ def folders():
         head[f"midlayer.self_attn.{part}_proj.weight"] = [HIDDEN, 2 * HIDDEN]
     head |= {"midlayer.hidden_norm.weight": [HIDDEN], "norm.weight": [HIDDEN], "fc.weight": [HIDDEN, 2 * HIDDEN]}
     head |= {"lm_head.weight": [VOCAB, HIDDEN]}
-    eagle = config | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": VOCAB}
+    eagle = config | {"architectures": ["LlamaForCausalLMEagle3"]}
     yield "eagle3", {"config.json": eagle, "model.safetensors": safetensors(head)}
     medusa = {"medusa_num_heads": 1, "medusa_num_layers": 1}
     linear = {"0.0.linear.weight": [HIDDEN, HIDDEN], "0.0.linear.bias": [HIDDEN], "0.1.weight": [VOCAB, HIDDEN]}
@@ -174,7 +174,7 @@ def main():
     for name, content in gguf_files():
         (CORPUS / "gguf_files" / f"{name}.gguf").write_bytes(content)
     for name, files in folders():
-        (CORPUS / "folder" / name).write_bytes(folder(files))
+        (CORPUS / "folder" / f"{name}.folder").write_bytes(folder(files))
     for file in sorted(FIXTURES.glob("*/config.json")):
         config = json.dumps(json.loads(file.read_text()), separators=(",", ":"))
         (CORPUS / "config" / f"architecture-{file.parent.name}.json").write_text(config)
