@@ -19,7 +19,7 @@ const REFUSED: [(&str, &str); 11] = [
     ("gemma4", "norms of values"),
     ("gemma4_large", "norms of values"),
     ("gemma4_unified", "norms of values"),
-    ("gemma4_vision", "norms of values"),
+    ("gemma4_vision", "heads of"),
     ("hunyuan", "norms of heads after"),
     ("nemotron", "LayerNorm"),
     ("stablelm", "LayerNorm"),
