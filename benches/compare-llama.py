@@ -35,10 +35,10 @@ def llama_server(options):
     return LLAMA, command, {"cache_prompt": False}
 
 
-def measure(server, ids, options):
-    """All figures of one server in one round; each prompt is a different part of `ids`."""
+def measure(server, begin, ids, options):
+    """All figures of one server in one round; each prompt is `begin` and a different part of `ids`."""
     rest = iter(ids)
-    take = lambda count: list(itertools.islice(rest, count))
+    take = lambda count: begin + list(itertools.islice(rest, count - len(begin)))
     server.ask(take(options.prefill_tokens), 8)
     found = {"decode": [], "prefill": [], "streams": [], "texts": []}
     for _ in range(options.repeats):
@@ -65,15 +65,16 @@ def rows_cost(options):
 
 
 def one_round(number, options):
-    found, ids = {}, None
+    found, ids, begin = {}, None, None
     short, long = options.repeats + options.streams, options.repeats + 1  # the warm-up is a long one
     needed = options.prompt_tokens * short + options.prefill_tokens * long
     for name, command, extra in (llama_server(options), foretoken(options)):
         print(f"round {number} of {options.rounds}: {name}", file=sys.stderr)
         with running(name, command, extra, options.threads) as server:
             # Both get the ids into which the first server encoded the text, so lengths are exact.
-            ids = ids or server.tokenize(sentences(needed, seed=number))
-            found[name] = measure(server, ids, options)
+            if ids is None:
+                ids, begin = server.tokenize(sentences(needed, seed=number)), server.first_ids()
+            found[name] = measure(server, begin, ids, options)
     if options.llama_bench:
         found["rows_ms"] = rows_cost(options)
     return found

@@ -36,10 +36,16 @@ class Server:
             connection.request(method, path, body and json.dumps(body), {"Content-Type": "application/json"})
             yield connection.getresponse()
 
-    def tokenize(self, text):
-        # One server calls the field content, the other prompt.
-        with self.call("POST", "/tokenize", {"content": text, "prompt": text, "add_special_tokens": False}) as response:
+    def tokenize(self, text, special=False):
+        # One server calls the fields content and add_special, the other prompt and add_special_tokens.
+        body = {"content": text, "prompt": text, "add_special": special, "add_special_tokens": special}
+        with self.call("POST", "/tokenize", body) as response:
             return json.loads(response.read())["tokens"]
+
+    def first_ids(self):
+        """The ids with which every text begins: Gemma without its first id writes nonsense."""
+        whole, plain = self.tokenize("The", special=True), self.tokenize("The")
+        return whole[: whole.index(plain[0])]
 
     def ask(self, prompt, max_tokens):
         """Streams a greedy completion of token ids. Returns the times of the request, the first and the last

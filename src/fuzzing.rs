@@ -3,14 +3,17 @@
 //!
 //! `fuzz/` has a program for each target, and a corpus that `cargo test` replays.
 
+mod checkpoint;
+
 use crate::error::{Error, Result, catching};
-use crate::gguf::{self, Excerpt, ExcerptReader};
+use crate::gguf;
 use crate::http::fuzzing::{Api, read};
 use crate::model::{ModelConfig, TensorHeaders, safetensors_header};
 use crate::text::{Chat, ChatTemplate, SpecialIds, Text};
 use candle_core::quantized::gguf_file::Value as GgufValue;
+use checkpoint::fetched;
 use serde_json::{Map, Value, json};
-use std::io::{Cursor, Read, Seek};
+use std::io::Cursor;
 use std::path::Path;
 use std::sync::{Arc, LazyLock, Once};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -20,7 +23,7 @@ use tokenizers::{AddedToken, Tokenizer};
 pub type FuzzTarget = fn(&[u8]);
 
 /// The targets by name, which is also that of their corpus.
-pub const TARGETS: [(&str, FuzzTarget); 15] = [
+pub const TARGETS: [(&str, FuzzTarget); 17] = [
     ("chat", |bytes| check(read(&TEXT, bytes, Api::Chat))),
     ("completion", |bytes| {
         check(read(&TEXT, bytes, Api::Completion))
@@ -45,6 +48,8 @@ pub const TARGETS: [(&str, FuzzTarget); 15] = [
     ("safetensors_header", |bytes| {
         check(safetensors_header(bytes))
     }),
+    ("gguf_files", |bytes| check(checkpoint::gguf_files(bytes))),
+    ("folder", |bytes| check(checkpoint::folder(bytes))),
 ];
 
 /// Runs the target `name` on `bytes`.
@@ -176,13 +181,6 @@ fn gguf_header(bytes: &[u8]) -> Result<()> {
 /// The header of a safetensors file, as it is fetched from the Hub.
 fn safetensors_header(bytes: &[u8]) -> Result<()> {
     safetensors_header::read(&mut fetched(bytes), &mut TensorHeaders::new())
-}
-
-/// A reader of `bytes` that fetches them in steps.
-fn fetched(bytes: &[u8]) -> impl Read + Seek {
-    let fetch = |from: u64, len: u64| Ok(bytes[from as usize..][..len as usize].to_vec());
-    let nothing = Excerpt::new("model", bytes.len() as u64);
-    ExcerptReader::new(nothing, u64::MAX, fetch)
 }
 
 /// A GGUF file, in which the data of the tensors need not be.

@@ -1,6 +1,7 @@
 //! On a GPU: logits are those of the CPU, a row has the same bits alone and in a batch, and texts are the
 //! same with and without speculation. `scripts/emulated-gpu.sh` runs the tests on an emulated GPU.
 
+mod architectures;
 #[path = "../common/mod.rs"]
 mod common;
 // Without it, the test is not there: `scripts/emulated-gpu.sh` says so.

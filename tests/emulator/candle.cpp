@@ -2,6 +2,7 @@
 // contiguous is described by `info`: its dimensions, then its strides.
 #include "cuda/common.cuh"
 #include "gpu.h"
+#include <cmath>
 #include <type_traits>
 
 namespace {
@@ -66,12 +67,40 @@ void affine(size_t count, size_t dims, const size_t *info, const T *from, T *to,
     });
 }
 
-template <typename T, typename Op>
-void binary(size_t count, size_t dims, const size_t *info, const T *a, const T *b, T *to) {
+template <typename T, typename Op, typename To = T>
+void binary(size_t count, size_t dims, const size_t *info, const T *a, const T *b, To *to) {
     for_each(count, [&](size_t i) {
         size_t at_a = info ? place(i, dims, info, info + dims) : i;
         size_t at_b = info ? place(i, dims, info, info + 2 * dims) : i;
-        to[i] = value<T>(Op()(number(a[at_a]), number(b[at_b])));
+        to[i] = value<To>(Op()(number(a[at_a]), number(b[at_b])));
+    });
+}
+
+struct Minimum {
+    template <typename N> N operator()(N a, N b) { return a < b ? a : b; }
+};
+
+template <typename T, typename Op> void unary(size_t count, size_t dims, const size_t *info, const T *from, T *to) {
+    for_each(count, [&](size_t i) { to[i] = value<T>(Op()(number(from[place(i, dims, info)]))); });
+}
+
+// What activations and soft caps consist of.
+struct Tanh {
+    float operator()(float x) { return std::tanh(x); }
+};
+struct Exp {
+    float operator()(float x) { return std::exp(x); }
+};
+struct Sqr {
+    float operator()(float x) { return x * x; }
+};
+
+template <typename T>
+void where(size_t count, size_t dims, const size_t *info, const uint8_t *condition, const T *yes, const T *no,
+           T *to) {
+    for_each(count, [&](size_t i) {
+        const bool is = condition[place(i, dims, info, info + dims)];
+        to[i] = is ? yes[place(i, dims, info, info + 2 * dims)] : no[place(i, dims, info, info + 3 * dims)];
     });
 }
 
@@ -121,7 +150,19 @@ template <typename T> void add_for(const std::string &type) {
     gpu::add("s_u32_" + type, scatter<T>);
 }
 
+template <typename T> void add_floats(const std::string &type) {
+    gpu::add("utanh_" + type, unary<T, Tanh>);
+    gpu::add("uexp_" + type, unary<T, Exp>);
+    gpu::add("usqr_" + type, unary<T, Sqr>);
+    gpu::add("bminimum_" + type, binary<T, Minimum>);
+    gpu::add("gt_" + type, binary<T, std::greater<>, uint8_t>);
+    gpu::add("where_u8_" + type, where<T>);
+}
+
 [[maybe_unused]] const bool added = [] {
+    add_floats<float>("f32");
+    add_floats<f16>("f16");
+    add_floats<bf16>("bf16");
     add_for<float>("f32");
     add_for<f16>("f16");
     add_for<bf16>("bf16");

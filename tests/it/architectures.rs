@@ -189,6 +189,25 @@ fn gguf_files_compute_the_same() {
     assert!(wrong.is_empty() && count > 10, "{wrong:#?}");
 }
 
+/// The texts of a Qwen2-VL are those of a Qwen2 with the same weights. (llama.cpp's Qwen2 has neither windows nor dynamic
+/// ropes, which the fixture of Qwen2 has.)
+#[test]
+fn files_of_qwen_2_compute_the_same() {
+    let is_vl = |fixture: &Fixture| fixture.name() == "qwen2_vl";
+    let fixture = fixtures().into_iter().find(is_vl).unwrap();
+    let how = std::fs::read_to_string(fixture.folder.join("gguf.json")).unwrap();
+    let mut how: Json = serde_json::from_str(&how.replace("qwen2vl", "qwen2")).unwrap();
+    let metadata = how["metadata"].as_object_mut().unwrap();
+    // Positions are one number in a text.
+    metadata.retain(|key, _| key != "qwen2.rope.dimension_sections");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.gguf");
+    write_gguf(&fixture, &how, &file, |all| all);
+    let model = open(&file).unwrap();
+    assert_eq!(model.config().architecture, "qwen2");
+    fixture.compare(model, TOLERANCE).unwrap();
+}
+
 /// Most files of the GLM-4 of 2024 were converted from its first code, which has q, k and v in one tensor.
 #[test]
 fn older_files_of_glm_4_compute_the_same() {

@@ -30,6 +30,7 @@ mod engine;
 mod engine_faults;
 mod engine_limits;
 mod flag_limits;
+mod gemma3;
 mod generation_config;
 mod gguf;
 mod http;

@@ -1,0 +1,138 @@
+//! Every architecture: its fixture's config with heads that a GPU has kernels for, and random weights.
+
+use super::{difference, gpu, logits, model, model_by};
+use candle_core::{DType, Device};
+use foretoken::model::{LoadOptions, ModelSource};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+const HEAD_DIM: usize = 64;
+/// More than the windows of the fixtures (9) and than the context before their ropes were scaled (16).
+const TOKENS: usize = 60;
+/// A prompt of more rows than decoding has, one that continues it, decoding and verification.
+const CUTS: [usize; 6] = [34, 17, 1, 5, 1, 2];
+
+/// What a GPU has no kernels for, and the word of the refusal.
+const REFUSED: [(&str, &str); 11] = [
+    ("cohere", "LayerNorm"),
+    ("cohere2", "LayerNorm"),
+    ("gemma4", "norms of values"),
+    ("gemma4_large", "norms of values"),
+    ("gemma4_unified", "norms of values"),
+    ("gemma4_vision", "heads of"),
+    ("hunyuan", "norms of heads after"),
+    ("nemotron", "LayerNorm"),
+    ("stablelm", "LayerNorm"),
+    ("stablelm_parallel", "LayerNorm"),
+    ("starcoder2", "LayerNorm"),
+];
+
+/// The names of the fixtures and the folders of their widened configs, in `folder`.
+fn widened(folder: &Path) -> Vec<(String, ModelSource)> {
+    let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/architectures");
+    let entries = std::fs::read_dir(all).unwrap();
+    let mut fixtures: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    fixtures.sort();
+    assert!(!fixtures.is_empty());
+    let widen = |fixture: PathBuf| {
+        let name = fixture.file_name().unwrap().to_str().unwrap().to_owned();
+        let text = std::fs::read_to_string(fixture.join("config.json")).unwrap();
+        let mut config: Value = serde_json::from_str(&text).unwrap();
+        widen(match config.get_mut("text_config") {
+            Some(inner) => inner,
+            None => &mut config,
+        });
+        let folder = folder.join(&name);
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+        (name, ModelSource::Folder(folder))
+    };
+    fixtures.into_iter().map(widen).collect()
+}
+
+/// Gives `config` heads of [`HEAD_DIM`] values.
+fn widen(config: &mut Value) {
+    let heads = config["num_attention_heads"].as_u64().unwrap() as usize;
+    config["hidden_size"] = (heads * HEAD_DIM).into();
+    config["head_dim"] = HEAD_DIM.into();
+    config["intermediate_size"] = 192.into();
+    // One factor for each pair of values that is rotated.
+    let rope = &mut config["rope_parameters"];
+    let share = rope["partial_rotary_factor"].as_f64().unwrap_or(1.);
+    let pairs = (HEAD_DIM as f64 * share) as usize / 2;
+    for key in ["short_factor", "long_factor"] {
+        if let Some(factors) = rope.get(key).and_then(Value::as_array) {
+            let factors: Vec<Value> = (0..pairs)
+                .map(|i| factors[i % factors.len()].clone())
+                .collect();
+            rope[key] = json!(factors);
+        }
+    }
+}
+
+fn tokens() -> Vec<u32> {
+    (0..TOKENS as u32).map(|i| i * 37 % 251).collect()
+}
+
+#[test]
+fn every_architecture_has_the_logits_of_the_cpu_or_is_refused() {
+    let gpu = gpu();
+    let folder = tempfile::tempdir().unwrap();
+    let tokens = tokens();
+    let (mut wrong, mut refused) = (Vec::new(), Vec::new());
+    for (name, source) in widened(folder.path()) {
+        let there = |dtype| {
+            let options = LoadOptions {
+                dtype: Some(dtype),
+                device: gpu.clone(),
+                seed: 1,
+                ..LoadOptions::default()
+            };
+            model_by(&source, &options)
+        };
+        for (dtype, within) in [(DType::F32, 1e-4), (DType::F16, 5e-2)] {
+            let mut there = match there(dtype) {
+                Ok(model) => model,
+                Err(e) => {
+                    let (name, e) = (name.clone(), e.to_string());
+                    assert!(e.ends_with("--device cpu serves this model"), "{name}: {e}");
+                    refused.push((name, e));
+                    break;
+                }
+            };
+            let mut here = model(&source, &Device::Cpu, Some(dtype), 1);
+            let here = logits(&mut *here, &tokens, &CUTS);
+            let off = difference(&here, &logits(&mut *there, &tokens, &CUTS));
+            println!("{name}, {dtype:?}: off by {off:.1e}");
+            if !(off < within) {
+                wrong.push(format!("{name}, {dtype:?}: off by {off}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    let names: Vec<&str> = refused.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, REFUSED.map(|(name, _)| name), "{refused:#?}");
+    for ((name, error), (_, word)) in refused.iter().zip(REFUSED) {
+        assert!(error.contains(word), "{name}: {error}");
+    }
+}
+
+/// With windows, soft caps, partial ropes and norms around layers, too.
+#[test]
+fn every_architecture_verifies_with_the_bits_of_plain_decoding() {
+    let gpu = gpu();
+    let folder = tempfile::tempdir().unwrap();
+    let tokens = tokens();
+    for (name, source) in widened(folder.path()) {
+        if REFUSED.iter().any(|(refused, _)| *refused == name) {
+            continue;
+        }
+        let mut model = model(&source, &gpu, Some(DType::BF16), 2);
+        let plain = logits(&mut *model, &tokens, &[vec![30], vec![1; 20]].concat());
+        for rows in [2, 5, 10] {
+            let cuts = [vec![30], vec![rows; 20 / rows]].concat();
+            let verified = logits(&mut *model, &tokens, &cuts);
+            assert!(verified == plain, "{name}: {rows} rows at a time");
+        }
+    }
+}
