@@ -64,7 +64,7 @@ impl Shape for Chunks {
         let pieces = self.header.best(pieces, choices);
         let mut parts = self.header.whole(text, pieces, usage);
         let body = if streams {
-            // The text of log-probabilities takes many times their memory.
+            // So that only one choice's text is in memory.
             Body::from_stream(stream::iter(parts.map(Ok::<_, Infallible>)))
         } else {
             let mut whole = parts.next().unwrap_or_default();

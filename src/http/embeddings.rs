@@ -21,6 +21,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::sync::Arc;
 
+/// The field with what is embedded.
+const FIELD: &str = "input";
 /// OpenAI's limits of one request.
 const MAX_INPUTS: usize = 2048;
 const MAX_TOKENS: usize = 300_000;
@@ -161,7 +163,7 @@ impl Context<'_> {
         let read = [wire::names::<wire::Embedding>()];
         let body = Object::parse(body, &read)?;
         body.check_others(&read)?;
-        let fields: wire::Embedding = body.fields_with_lists(&["input"])?;
+        let fields: wire::Embedding = body.fields_with_lists(&[FIELD])?;
         let model = self.model(fields.model.as_deref())?;
         let Some(spec) = self.embeddings else {
             let message = "this model does not say how its hidden states become embeddings: start the server with --pooling last or --pooling mean";
@@ -173,7 +175,7 @@ impl Context<'_> {
             scope: self.scope(salt(fields.cache_salt.as_deref())?),
             prediction: Arc::default(),
         };
-        let input = required("input", fields.input)?;
+        let input = required(FIELD, fields.input)?;
         let special = fields.add_special_tokens.unwrap_or(true);
         let max = self.limits.max_model_len;
         let max = spec.max_tokens.unwrap_or(max).min(max);
@@ -186,12 +188,12 @@ impl Context<'_> {
                 draft_context: draft_context.clone(),
                 ..Request::embedding(ids?, spec.pooling)
             };
-            let checked = self.limits.check(&request);
+            let checked = self.limits.check(&request, FIELD);
             checked.map_err(|e| at(e, requests.len()))?;
             if request.prompt.len() > max {
                 let (index, len) = (requests.len(), request.prompt.len());
                 return wrong(
-                    "input",
+                    FIELD,
                     format!(
                         "{index} (from 0) has {len} tokens, but max_seq_length of this model is {max}; truncate_prompt_tokens -1 keeps the last {max}"
                     ),
@@ -200,7 +202,7 @@ impl Context<'_> {
             tokens += request.prompt.len();
             if tokens > MAX_TOKENS {
                 return wrong(
-                    "input",
+                    FIELD,
                     format!("may have at most {MAX_TOKENS} tokens in all, and has more"),
                 );
             }
@@ -233,7 +235,7 @@ impl Context<'_> {
             if let Some(prompt) = prompt {
                 text.insert_str(0, prompt);
             }
-            let ids = self.encode_last(&text, special, keep);
+            let ids = self.encode_last(FIELD, &text, special, keep);
             ids.map_err(|e| at(e, index))
         };
         let check = move |(index, mut ids): (usize, Vec<u32>)| {
@@ -241,9 +243,14 @@ impl Context<'_> {
                 keep_last(&mut ids, keep);
             }
             if ids.is_empty() {
-                Err(empty(index))
-            } else {
-                Ok(ids)
+                return Err(empty(index));
+            }
+            match ids
+                .iter()
+                .find(|&&id| id as usize >= self.limits.vocab_size)
+            {
+                Some(&id) => Err(at(unknown_token(id, self.limits.vocab_size), index)),
+                None => Ok(ids),
             }
         };
         let count = match &input {
@@ -253,7 +260,7 @@ impl Context<'_> {
         };
         if !(1..=MAX_INPUTS).contains(&count) {
             return wrong(
-                "input",
+                FIELD,
                 format!("must have 1 to {MAX_INPUTS} texts or lists of token ids, not {count}"),
             );
         }
@@ -268,10 +275,20 @@ impl Context<'_> {
 
 fn empty(index: usize) -> Error {
     let message = format!("input {index} (from 0) must not be empty");
-    Error::invalid("input", message)
+    Error::invalid(FIELD, message)
 }
 
-/// The error about the prompt that input `index` became.
+fn unknown_token(id: u32, vocab_size: usize) -> Error {
+    let error = Error::unknown_token(FIELD, id, vocab_size);
+    Error::invalid(
+        FIELD,
+        format!(
+            "{error}. Token ids must be those of this model's tokenizer; LangChain's OpenAIEmbeddings sends texts with check_embedding_ctx_length=False"
+        ),
+    )
+}
+
+/// The error, if it is about the inputs, as one about input `index`.
 fn at(error: Error, index: usize) -> Error {
     match error {
         Error::Request {
@@ -279,18 +296,9 @@ fn at(error: Error, index: usize) -> Error {
             message,
             param: Some(param),
             ..
-        } if param.is("prompt") => {
-            let mut message = message.replace("the prompt", "the input");
-            if message.starts_with("token id ") {
-                message.push_str(
-                    ". Token ids must be those of this model's tokenizer; LangChain's OpenAIEmbeddings sends texts with check_embedding_ctx_length=False",
-                );
-            }
-            Error::request(
-                kind,
-                Some("input"),
-                format!("input {index} (from 0): {message}"),
-            )
+        } if param.is(FIELD) => {
+            let message = format!("input {index} (from 0): {message}");
+            Error::request(kind, Some(FIELD), message)
         }
         other => other,
     }

@@ -12,7 +12,7 @@ use super::structured::Structured;
 use super::tools::Tools;
 use super::wire::{self, Common, Prediction, required, wrong};
 use crate::engine::Request;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::sampling::mix;
 use crate::spec::DraftContext;
 use schemars::JsonSchema;
@@ -186,9 +186,7 @@ impl Context<'_> {
             self.answer_grammar(&structured, &tools, &plan.rules.message)?;
         let special = fields.add_special_tokens.unwrap_or(false);
         let keep = self.kept(fields.truncate_prompt_tokens, max_tokens)?;
-        let ids = self
-            .encode_last(&prompt, special, keep)
-            .map_err(|e| of_chat(e, max_field))?;
+        let ids = self.encode_last("messages", &prompt, special, keep)?;
         plan.rules.token_ids = fields.return_token_ids.unwrap_or(false);
         let mut header = Header::new(Api::Chat, model, self.fingerprint);
         header.logprobs = plan.template.logprobs;
@@ -199,7 +197,7 @@ impl Context<'_> {
             max_tokens.or(recommended.map(|max| max.min(available).max(1)))
         };
         self.job(header, plan, prompts, max_tokens)
-            .map_err(|e| of_chat(e, max_field))
+            .map_err(|e| e.renamed(&[("max_tokens", max_field)]))
     }
 
     fn job(
@@ -215,6 +213,10 @@ impl Context<'_> {
         let ids = prompts.iter().map(|prompt| prompt.ids.clone());
         header.prompt_ids = plan.rules.token_ids.then(|| ids.collect());
         header.speculates = self.limits.spec_length > 0 && plan.template.spec_length != Some(0);
+        let field = match header.api {
+            Api::Completion => "prompt",
+            Api::Chat => "messages",
+        };
         let rules = Arc::new(plan.rules);
         let (mut requests, mut choices) = (Vec::new(), Vec::new());
         for prompt in prompts {
@@ -225,7 +227,7 @@ impl Context<'_> {
             };
             check_min_tokens(&request)?;
             // The engine checks this as well; here it avoids copying a too long prompt n times.
-            self.limits.check(&request)?;
+            self.limits.check(&request, field)?;
             for _ in 0..plan.best_of {
                 request.params.seed = choice_seed(plan.seed, choices.len() as u64);
                 choices.push(Choice::new(rules.clone(), prompt.echo.clone()));
@@ -349,14 +351,6 @@ fn check_min_tokens(request: &Request) -> Result<()> {
         ),
         _ => Ok(()),
     }
-}
-
-/// An error of the engine in the words of a chat request.
-pub(super) fn of_chat(mut error: Error, max_field: &str) -> Error {
-    if let Error::Request { message, .. } = &mut error {
-        *message = message.replace("the prompt", "the messages");
-    }
-    error.renamed(&[("prompt", "messages"), ("max_tokens", max_field)])
 }
 
 /// The seed of a choice, by its index in the reply, so that no two choices share one, whatever their

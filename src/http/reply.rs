@@ -91,7 +91,8 @@ impl Header {
     }
 
     /// The JSON text of the reply, not streamed: its beginning, each choice, and its end, made one after the
-    /// other.
+    /// other. serde writes a value at once, and the text of log-probabilities takes six times their memory: 16
+    /// choices of 2,000 tokens with 20 alternatives are 6.7 MB, their text 39 MB, and one choice of it 2.5 MB.
     pub fn whole(
         self,
         text: Arc<Text>,

@@ -2,7 +2,6 @@
 
 use super::context::Context;
 use super::object::Object;
-use super::openai::of_chat;
 use super::tools::Tools;
 use super::wire::{self, Detokenize, Tokenize, required};
 use crate::error::{Error, Result};
@@ -19,7 +18,9 @@ impl Context<'_> {
         let body: Tokenize = body.fields()?;
         self.model(body.model.as_deref())?;
         match (body.prompt, body.messages) {
-            (Some(prompt), None) => self.encode(&prompt, body.add_special_tokens.unwrap_or(true)),
+            (Some(prompt), None) => {
+                self.encode("prompt", &prompt, body.add_special_tokens.unwrap_or(true))
+            }
             (None, Some(messages)) => {
                 let prompt = self.chat_prompt(
                     messages,
@@ -28,8 +29,7 @@ impl Context<'_> {
                     body.chat_template_kwargs,
                 )?;
                 let special = body.add_special_tokens.unwrap_or(false);
-                let ids = self.encode(&prompt, special);
-                ids.map_err(|e| of_chat(e, "max_tokens"))
+                self.encode("messages", &prompt, special)
             }
             _ => Err(Error::invalid(
                 "prompt",

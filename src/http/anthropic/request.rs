@@ -115,9 +115,7 @@ impl Context<'_> {
             self.chat_prompt(messages, &tools.list, None, fields.chat_template_kwargs)
         });
         let prompt = prompt.map_err(|e| e.renamed(&NAMES))?;
-        let ids = self.encode(&prompt, false);
-        let ids = ids.map_err(|e| e.renamed(&[("prompt", "messages")]))?;
-        Ok(ids.len())
+        Ok(self.encode("messages", &prompt, false)?.len())
     }
 
     fn message_chat(&self, body: &[u8]) -> Result<Body<wire::Chat>> {

@@ -1,6 +1,6 @@
 use super::*;
 use crate::engine::RequestLimits;
-use crate::error::RequestErrorKind;
+use crate::error::{Error, RequestErrorKind};
 use crate::grammar::Compiler;
 use crate::http::SamplingDefaults;
 use crate::sampling::{Acceptance, SamplingParams};
