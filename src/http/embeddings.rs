@@ -2,13 +2,13 @@
 
 use super::caller::Caller;
 use super::context::Context;
-use super::encoding::Sent;
+use super::encoding::SentBody;
 use super::numbers::within;
-use super::object::Object;
+use super::object::JsonObject;
 use super::openai::salt;
 use super::prompt::keep_last;
 use super::state::AppState;
-use super::wire::{self, EncodingFormat, Prompt, required, wrong};
+use super::wire::{self, EncodingFormat, PromptInput, required, wrong};
 use crate::engine::Request;
 use crate::error::{Error, RequestErrorKind, Result};
 use crate::spec::DraftContext;
@@ -35,14 +35,14 @@ pub(super) struct EmbeddingJob {
     model: String,
     /// One per input.
     requests: Vec<Request>,
-    vectors: Vectors,
+    vectors: VectorOptions,
     /// Of all inputs.
     tokens: usize,
 }
 
 /// What vectors become.
 #[derive(Debug, Clone, Copy)]
-struct Vectors {
+struct VectorOptions {
     dimensions: usize,
     normalize: bool,
     format: EncodingFormat,
@@ -54,13 +54,13 @@ pub(super) struct EmbeddingList {
     #[schemars(extend("const" = "list"))]
     object: &'static str,
     /// One per input, in their order.
-    data: Vec<Embedding>,
+    data: Vec<EmbeddingObject>,
     model: String,
-    usage: Usage,
+    usage: EmbeddingUsage,
 }
 
 #[derive(Serialize, JsonSchema)]
-struct Embedding {
+struct EmbeddingObject {
     #[schemars(extend("const" = "embedding"))]
     object: &'static str,
     index: usize,
@@ -76,7 +76,7 @@ enum Vector {
 }
 
 #[derive(Serialize, JsonSchema)]
-struct Usage {
+struct EmbeddingUsage {
     prompt_tokens: usize,
     total_tokens: usize,
 }
@@ -85,7 +85,7 @@ struct Usage {
 pub(super) async fn embeddings(
     State(state): State<AppState>,
     caller: Caller,
-    body: Sent,
+    body: SentBody,
 ) -> Result<Response> {
     let read = state.read(body, |context, body| context.embedding(body));
     let job = read.await?;
@@ -105,7 +105,7 @@ pub(super) async fn embeddings(
         // Whoever leaves drops these, which cancels them.
         for events in state.engine.submit_all(requests)? {
             let computed = events.collect().await?.embedding;
-            data.push(Embedding {
+            data.push(EmbeddingObject {
                 object: "embedding",
                 index: data.len(),
                 embedding: job.vectors.of(computed),
@@ -116,7 +116,7 @@ pub(super) async fn embeddings(
         object: "list",
         data,
         model: job.model,
-        usage: Usage {
+        usage: EmbeddingUsage {
             prompt_tokens: job.tokens,
             total_tokens: job.tokens,
         },
@@ -131,7 +131,7 @@ pub(super) async fn embeddings(
     Ok((json, room.body(bytes)).into_response())
 }
 
-impl Vectors {
+impl VectorOptions {
     /// The first values of a hidden state (Matryoshka embeddings: Kusupati et al. 2022, arXiv 2205.13147),
     /// then normalized.
     fn of(self, mut values: Vec<f32>) -> Vector {
@@ -160,10 +160,10 @@ impl Context<'_> {
     /// # Errors
     /// `Invalid`, `NotFound` or `ContextLengthExceeded`, naming the field.
     pub(super) fn embedding(&self, body: &[u8]) -> Result<EmbeddingJob> {
-        let read = [wire::names::<wire::Embedding>()];
-        let body = Object::parse(body, &read)?;
+        let read = [wire::names::<wire::EmbeddingFields>()];
+        let body = JsonObject::parse(body, &read)?;
         body.check_others(&read)?;
-        let fields: wire::Embedding = body.fields_with_lists(&[FIELD])?;
+        let fields: wire::EmbeddingFields = body.fields_with_lists(&[FIELD])?;
         let model = self.model(fields.model.as_deref())?;
         let Some(spec) = self.embeddings else {
             let message = "this model does not say how its hidden states become embeddings: start the server with --pooling last or --pooling mean";
@@ -211,7 +211,7 @@ impl Context<'_> {
         Ok(EmbeddingJob {
             model,
             requests,
-            vectors: Vectors {
+            vectors: VectorOptions {
                 dimensions,
                 normalize: spec.normalize,
                 format: fields.encoding_format.unwrap_or_default(),
@@ -223,7 +223,7 @@ impl Context<'_> {
     /// The token ids of each input, tokenized when it is asked for, or the last `keep` of them.
     fn inputs(
         &self,
-        input: Prompt,
+        input: PromptInput,
         special: bool,
         keep: Option<usize>,
     ) -> Result<Box<dyn Iterator<Item = Result<Vec<u32>>> + '_>> {
@@ -254,9 +254,9 @@ impl Context<'_> {
             }
         };
         let count = match &input {
-            Prompt::Text(_) | Prompt::Ids(_) => 1,
-            Prompt::Texts(texts) => texts.len(),
-            Prompt::IdLists(lists) => lists.len(),
+            PromptInput::Text(_) | PromptInput::Ids(_) => 1,
+            PromptInput::Texts(texts) => texts.len(),
+            PromptInput::IdLists(lists) => lists.len(),
         };
         if !(1..=MAX_INPUTS).contains(&count) {
             return wrong(
@@ -265,10 +265,10 @@ impl Context<'_> {
             );
         }
         Ok(match input {
-            Prompt::Text(text) => Box::new([text].into_iter().enumerate().map(encode)),
-            Prompt::Texts(texts) => Box::new(texts.into_iter().enumerate().map(encode)),
-            Prompt::Ids(ids) => Box::new([ids].into_iter().enumerate().map(check)),
-            Prompt::IdLists(lists) => Box::new(lists.into_iter().enumerate().map(check)),
+            PromptInput::Text(text) => Box::new([text].into_iter().enumerate().map(encode)),
+            PromptInput::Texts(texts) => Box::new(texts.into_iter().enumerate().map(encode)),
+            PromptInput::Ids(ids) => Box::new([ids].into_iter().enumerate().map(check)),
+            PromptInput::IdLists(lists) => Box::new(lists.into_iter().enumerate().map(check)),
         })
     }
 }

@@ -3,7 +3,7 @@
 use super::choice::Echo;
 use super::context::Context;
 use super::conversation::{ChatMessage, checked};
-use super::wire::{Prompt, wrong};
+use super::wire::{PromptInput, wrong};
 use crate::error::{Error, RequestErrorKind, Result};
 use crate::text::Chat;
 use serde_json::{Map, Value, to_value};
@@ -59,14 +59,14 @@ impl Context<'_> {
     /// `Invalid`, naming the field.
     pub(super) fn prompts(
         &self,
-        prompt: Prompt,
+        prompt: PromptInput,
         options: &PromptOptions<'_>,
         n: usize,
     ) -> Result<Vec<PromptTokens>> {
         let count = match &prompt {
-            Prompt::Text(_) | Prompt::Ids(_) => 1,
-            Prompt::Texts(list) => list.len(),
-            Prompt::IdLists(list) => list.len(),
+            PromptInput::Text(_) | PromptInput::Ids(_) => 1,
+            PromptInput::Texts(list) => list.len(),
+            PromptInput::IdLists(list) => list.len(),
         };
         if count == 0 {
             return wrong("prompt", "must not be empty");
@@ -85,10 +85,10 @@ impl Context<'_> {
             Some(_) => wrong("suffix", "is possible only if prompt is text: leave it out"),
         };
         match prompt {
-            Prompt::Text(text) => Ok(vec![from_text(text)?]),
-            Prompt::Texts(texts) => texts.into_iter().map(from_text).collect(),
-            Prompt::Ids(ids) => Ok(vec![from_ids(ids)?]),
-            Prompt::IdLists(lists) => lists.into_iter().map(from_ids).collect(),
+            PromptInput::Text(text) => Ok(vec![from_text(text)?]),
+            PromptInput::Texts(texts) => texts.into_iter().map(from_text).collect(),
+            PromptInput::Ids(ids) => Ok(vec![from_ids(ids)?]),
+            PromptInput::IdLists(lists) => lists.into_iter().map(from_ids).collect(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Reads the bodies of `/tokenize` and `/detokenize`.
 
 use super::context::Context;
-use super::object::Object;
+use super::object::JsonObject;
 use super::tools::Tools;
 use super::wire::{self, Detokenize, Tokenize, required};
 use crate::error::{Error, Result};
@@ -13,7 +13,7 @@ impl Context<'_> {
     /// `Invalid`, naming the field.
     pub(super) fn tokenize(&self, body: &[u8]) -> Result<Vec<u32>> {
         let read = [wire::names::<Tokenize>()];
-        let body = Object::parse(body, &read)?;
+        let body = JsonObject::parse(body, &read)?;
         body.check_others(&read)?;
         let body: Tokenize = body.fields()?;
         self.model(body.model.as_deref())?;
@@ -44,7 +44,7 @@ impl Context<'_> {
     /// `Invalid`, naming the field.
     pub(super) fn detokenize(&self, body: &[u8]) -> Result<String> {
         let read = [wire::names::<Detokenize>()];
-        let body: Detokenize = Object::parse(body, &read)?.fields()?;
+        let body: Detokenize = JsonObject::parse(body, &read)?.fields()?;
         self.model(body.model.as_deref())?;
         let tokens = required("tokens", body.tokens)?;
         let size = self.text.vocab_size();
