@@ -83,7 +83,6 @@ pub(super) struct ChunkChoice<'a> {
 }
 
 #[derive(Serialize, JsonSchema)]
-#[schemars(rename = "AssistantMessage")]
 pub(super) struct AssistantMessage<'a> {
     #[schemars(extend("const" = "assistant"))]
     pub role: &'static str,

@@ -40,7 +40,6 @@ impl IntoResponse for Failure {
 
 /// An error in Anthropic's form.
 #[derive(Serialize, JsonSchema)]
-#[schemars(rename = "MessageError")]
 pub(in crate::http) struct MessageError {
     #[serde(rename = "type")]
     #[schemars(extend("const" = "error"))]
@@ -49,7 +48,6 @@ pub(in crate::http) struct MessageError {
 }
 
 #[derive(Serialize, JsonSchema)]
-#[schemars(rename = "MessageErrorDetails")]
 struct MessageErrorDetails {
     #[serde(rename = "type")]
     kind: &'static str,

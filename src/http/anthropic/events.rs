@@ -69,7 +69,6 @@ enum EndKind {
 
 /// Cached tokens are not among `input_tokens` here.
 #[derive(Serialize, JsonSchema)]
-#[schemars(rename = "MessageUsage")]
 struct MessageUsage {
     input_tokens: usize,
     cache_creation_input_tokens: usize,

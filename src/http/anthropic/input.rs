@@ -24,7 +24,6 @@ enum TurnRole {
 
 /// A part of a message.
 #[derive(Debug, Deserialize, JsonSchema)]
-#[schemars(rename = "InputBlock")]
 struct InputBlock {
     #[serde(rename = "type")]
     kind: InputBlockKind,

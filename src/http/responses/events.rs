@@ -47,7 +47,6 @@ enum Status {
 }
 
 #[derive(Serialize, JsonSchema)]
-#[schemars(rename = "ResponseFailure")]
 struct ResponseFailure {
     code: &'static str,
     message: String,
@@ -59,7 +58,6 @@ struct Incomplete {
 }
 
 #[derive(Serialize, JsonSchema)]
-#[schemars(rename = "OutputItem")]
 struct OutputItem<'a> {
     id: &'a str,
     status: Status,
@@ -90,7 +88,6 @@ enum ItemKind<'a> {
 /// The part with an item's text.
 #[derive(Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
-#[schemars(rename = "OutputPart")]
 enum OutputPart<'a> {
     ReasoningText {
         text: &'a str,
@@ -103,7 +100,6 @@ enum OutputPart<'a> {
 }
 
 #[derive(Serialize, JsonSchema)]
-#[schemars(rename = "ResponseUsage")]
 struct ResponseUsage {
     input_tokens: usize,
     input_tokens_details: CachedTokens,

@@ -11,7 +11,6 @@ use serde_json::Value;
 
 /// An item: a message, a call, its result, or reasoning.
 #[derive(Debug, Deserialize, JsonSchema)]
-#[schemars(rename = "InputItem")]
 pub(in crate::http) struct InputItem {
     #[serde(rename = "type")]
     kind: Option<InputItemKind>,
@@ -41,7 +40,6 @@ enum InputItemKind {
 
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-#[schemars(rename = "InputRole")]
 enum InputRole {
     User,
     Assistant,
