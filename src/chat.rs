@@ -7,8 +7,8 @@ mod paint;
 use crate::error::{Error, Result, clipped};
 use crate::parse::{at_least_one, temperature};
 use clap::Args;
-use client::{Client, Message, Part, Round};
-use input::{Entry, Input};
+use client::{AnswerPart, ChatClient, ChatTurn, SpeculationRound};
+use input::{Input, TypedLine};
 use paint::{Painter, Style};
 use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ Ctrl-C         stops an answer; what came of it stays in the conversation
 #[derive(Debug, Clone, Default, PartialEq, Args)]
 #[command(next_help_heading = "Chat")]
 #[group(skip)]
-pub struct Options {
+pub struct ChatOptions {
     /// The message of role system before the conversation.
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
@@ -46,15 +46,15 @@ pub struct Options {
 ///
 /// # Errors
 /// `Setup`, if the server cannot be used, or if it fails where nobody types.
-pub fn run(endpoint: &Endpoint, options: &Options) -> Result<()> {
-    let client = Arc::new(Client::connect(endpoint)?);
+pub fn run(endpoint: &Endpoint, options: &ChatOptions) -> Result<()> {
+    let client = Arc::new(ChatClient::connect(endpoint)?);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
         .build()
         .map_err(|e| Error::setup(format!("cannot start the runtime: {e}")))?;
     let mut input = Input::new()?;
-    let result = Chat::new(client, options.clone()).run(&mut input, &runtime);
+    let result = TerminalChat::new(client, options.clone()).run(&mut input, &runtime);
     // A thread may still wait for a line.
     runtime.shutdown_background();
     result
@@ -92,10 +92,10 @@ fn is_command(line: &str) -> bool {
 }
 
 /// A conversation.
-struct Chat {
-    client: Arc<Client>,
-    options: Options,
-    messages: Vec<Message>,
+struct TerminalChat {
+    client: Arc<ChatClient>,
+    options: ChatOptions,
+    messages: Vec<ChatTurn>,
     painter: Painter,
     /// Whether stdout is a terminal.
     terminal: bool,
@@ -103,7 +103,7 @@ struct Chat {
 
 /// An answer so far.
 #[derive(Default)]
-struct Answer {
+struct StreamedAnswer {
     text: String,
     finish: Option<String>,
     /// Tokens by the server's count, or by that of the rounds.
@@ -115,8 +115,8 @@ struct Answer {
     last: Option<Instant>,
 }
 
-impl Chat {
-    fn new(client: Arc<Client>, options: Options) -> Self {
+impl TerminalChat {
+    fn new(client: Arc<ChatClient>, options: ChatOptions) -> Self {
         let terminal = io::stdout().is_terminal();
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         let colours = set("NO_COLOR").is_none() && set("TERM").is_none_or(|term| term != "dumb");
@@ -133,7 +133,7 @@ impl Chat {
 
     /// Begins the conversation anew.
     fn clear(&mut self) {
-        let system = self.options.system.iter().map(|text| Message {
+        let system = self.options.system.iter().map(|text| ChatTurn {
             role: "system",
             content: text.clone(),
         });
@@ -150,12 +150,12 @@ impl Chat {
         }
         loop {
             let line = match input.next(runtime, &mut interrupt)? {
-                Entry::Line(line) => line,
-                Entry::Interrupted => {
+                TypedLine::Line(line) => line,
+                TypedLine::Interrupted => {
                     eprintln!("Ctrl-D or /exit ends the chat.");
                     continue;
                 }
-                Entry::End => return Ok(()),
+                TypedLine::End => return Ok(()),
             };
             match Action::of(&line) {
                 Action::Nothing => {}
@@ -201,17 +201,17 @@ impl Chat {
     /// Asks, shows the answer and adds both to the conversation. A question without an answer is forgotten.
     async fn ask(&mut self, question: &str, interrupt: &mut Signal) -> Result<(), Stop> {
         let asked = self.messages.len();
-        self.messages.push(Message {
+        self.messages.push(ChatTurn {
             role: "user",
             content: question.to_owned(),
         });
-        let mut answer = Answer::default();
+        let mut answer = StreamedAnswer::default();
         let result = self.show(&mut answer, interrupt).await;
         if result.is_err() || answer.text.is_empty() && answer.finish.is_none() {
             self.messages.truncate(asked);
             return result;
         }
-        self.messages.push(Message {
+        self.messages.push(ChatTurn {
             role: "assistant",
             content: answer.text,
         });
@@ -219,7 +219,11 @@ impl Chat {
     }
 
     /// Shows an answer as it comes, until its end or Ctrl-C.
-    async fn show(&mut self, answer: &mut Answer, interrupt: &mut Signal) -> Result<(), Stop> {
+    async fn show(
+        &mut self,
+        answer: &mut StreamedAnswer,
+        interrupt: &mut Signal,
+    ) -> Result<(), Stop> {
         let started = Instant::now();
         let (temperature, max_tokens) = (self.options.temperature, self.options.max_tokens);
         let mut parts = self.client.ask(&self.messages, temperature, max_tokens);
@@ -256,12 +260,13 @@ impl Chat {
     }
 }
 
-impl Answer {
-    fn add(&mut self, part: &Part) {
+impl StreamedAnswer {
+    fn add(&mut self, part: &AnswerPart) {
         let now = Instant::now();
         self.text.push_str(&part.content);
         self.finish = part.finish.clone().or(self.finish.take());
-        let count = |tokens: fn(&Round) -> usize| part.rounds.iter().map(tokens).sum::<usize>();
+        let count =
+            |tokens: fn(&SpeculationRound) -> usize| part.rounds.iter().map(tokens).sum::<usize>();
         let tokens = count(|round| round.tokens.len());
         self.drafted += count(|round| round.draft.len());
         self.accepted += count(|round| round.draft.iter().filter(|d| d.accepted).count());
@@ -334,16 +339,16 @@ mod tests {
     #[test]
     fn figures_say_what_is_known() {
         let started = Instant::now();
-        assert_eq!(Answer::default().figures(started), "[stopped]");
+        assert_eq!(StreamedAnswer::default().figures(started), "[stopped]");
         let first = started + Duration::from_millis(500);
-        let answer = Answer {
+        let answer = StreamedAnswer {
             tokens: 12,
             drafted: 8,
             accepted: 5,
             finish: Some("length".into()),
             first: Some((first, 2)),
             last: Some(first + Duration::from_secs(2)),
-            ..Answer::default()
+            ..StreamedAnswer::default()
         };
         assert_eq!(
             answer.figures(started),

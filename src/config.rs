@@ -32,7 +32,7 @@ pub enum Command {
     Bench(Config, bench::BenchOptions),
     Generate(Config, generate::GenerateOptions),
     Check(Config, CheckOptions),
-    Chat(Partner, crate::chat::Options),
+    Chat(Partner, crate::chat::ChatOptions),
     Distill(train::DistillOptions),
     Convert(convert::ConvertOptions),
     Tokenizer(train::tokenizer::TokenizerOptions),

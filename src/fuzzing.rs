@@ -7,7 +7,7 @@ mod checkpoint;
 
 use crate::error::{Error, Result, catching};
 use crate::gguf;
-use crate::http::fuzzing::{Api, read};
+use crate::http::fuzzing::{FuzzedApi, read};
 use crate::model::{ModelConfig, TensorHeaders, safetensors_header};
 use crate::text::{Chat, ChatTemplate, SpecialIds, Text};
 use candle_core::quantized::gguf_file::Value as GgufValue;
@@ -24,18 +24,22 @@ pub type FuzzTarget = fn(&[u8]);
 
 /// The targets by name, which is also that of their corpus.
 pub const TARGETS: [(&str, FuzzTarget); 17] = [
-    ("chat", |bytes| check(read(&TEXT, bytes, Api::Chat))),
+    ("chat", |bytes| check(read(&TEXT, bytes, FuzzedApi::Chat))),
     ("completion", |bytes| {
-        check(read(&TEXT, bytes, Api::Completion))
+        check(read(&TEXT, bytes, FuzzedApi::Completion))
     }),
-    ("response", |bytes| check(read(&TEXT, bytes, Api::Response))),
-    ("message", |bytes| check(read(&TEXT, bytes, Api::Message))),
+    ("response", |bytes| {
+        check(read(&TEXT, bytes, FuzzedApi::Response))
+    }),
+    ("message", |bytes| {
+        check(read(&TEXT, bytes, FuzzedApi::Message))
+    }),
     ("tokenize", |bytes| {
-        check(read(&TEXT, bytes, Api::Tokenize));
-        check(read(&TEXT, bytes, Api::Detokenize));
+        check(read(&TEXT, bytes, FuzzedApi::Tokenize));
+        check(read(&TEXT, bytes, FuzzedApi::Detokenize));
     }),
     ("embedding", |bytes| {
-        check(read(&TEXT, bytes, Api::Embedding))
+        check(read(&TEXT, bytes, FuzzedApi::Embedding))
     }),
     ("schema", |bytes| check(schema(bytes))),
     ("grammar", |bytes| check(grammar(bytes))),
@@ -120,7 +124,7 @@ fn chat_with(fields: Value) -> Result<()> {
     body.as_object_mut()
         .into_iter()
         .for_each(|body| body.extend(pairs.clone()));
-    read(&TEXT, body.to_string().as_bytes(), Api::Chat)
+    read(&TEXT, body.to_string().as_bytes(), FuzzedApi::Chat)
 }
 
 /// A JSON schema.

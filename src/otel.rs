@@ -14,7 +14,7 @@ mod parent;
 use crate::engine::{RequestTimes, SequenceEnd};
 use crate::error::{Error, Result};
 use crate::http::{ChoiceRecord, JobRecord, Observer, RequestRecord};
-use export::{Bounded, Client, Counted, Queue};
+use export::{BoundedProcessor, Counted, ExportClient, SpanQueue};
 use opentelemetry::trace::{Span, SpanBuilder, SpanKind, Status, TraceContextExt, TracerProvider};
 use opentelemetry::{Array, Context, Key, KeyValue, StringValue, Value};
 use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithHttpConfig};
@@ -75,7 +75,7 @@ impl Traces {
         let timeout = timeout.unwrap_or(TIMEOUT);
         let mut exporter = SpanExporter::builder()
             .with_http()
-            .with_http_client(Client::new(timeout))
+            .with_http_client(ExportClient::new(timeout))
             .with_timeout(timeout);
         if let Some(endpoint) = endpoint {
             exporter = exporter.with_endpoint(with_path(endpoint));
@@ -86,14 +86,14 @@ impl Traces {
         let max = env::var(OTEL_BSP_MAX_QUEUE_SIZE).ok();
         let max = max.and_then(|max| max.parse().ok()).filter(|&max| max > 0);
         let max = max.unwrap_or(OTEL_BSP_MAX_QUEUE_SIZE_DEFAULT);
-        let queue = Arc::new(Queue::new(max, dropped));
+        let queue = Arc::new(SpanQueue::new(max, dropped));
         let config = BatchConfigBuilder::default().with_max_queue_size(max);
         let batches = BatchSpanProcessor::builder(Counted::new(exporter, queue.clone()))
             .with_batch_config(config.build())
             .build();
         let provider = SdkTracerProvider::builder()
             .with_resource(resource())
-            .with_span_processor(Bounded::new(batches, queue))
+            .with_span_processor(BoundedProcessor::new(batches, queue))
             .build();
         Ok(Self(Some(provider)))
     }

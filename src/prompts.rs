@@ -43,7 +43,7 @@ pub struct CorpusAnswer {
 
 /// One line of a prompts file; Spec-Bench calls the id `question_id`.
 #[derive(Debug, Deserialize)]
-struct Line {
+struct PromptLine {
     #[serde(alias = "question_id", default)]
     id: serde_json::Value,
     #[serde(default = "no_category")]
@@ -96,8 +96,8 @@ pub fn from_file(path: &Path, text: &Text) -> Result<Vec<Prompt>> {
 }
 
 /// A line and its prompt.
-fn parse(line: &str) -> Result<(Line, String), String> {
-    let mut line: Line = serde_json::from_str(line).map_err(|e| e.to_string())?;
+fn parse(line: &str) -> Result<(PromptLine, String), String> {
+    let mut line: PromptLine = serde_json::from_str(line).map_err(|e| e.to_string())?;
     let prompt = line.prompt.take().or_else(|| line.turns.first().cloned());
     match prompt.filter(|prompt| !prompt.is_empty()) {
         Some(prompt) => Ok((line, prompt)),

@@ -32,7 +32,7 @@ pub struct Endpoint {
 
 /// A message of a conversation.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Message {
+pub struct ChatTurn {
     pub role: &'static str,
     pub content: String,
 }
@@ -41,17 +41,17 @@ pub struct Message {
 #[derive(Debug, Serialize)]
 struct Question<'a> {
     model: &'a str,
-    messages: &'a [Message],
+    messages: &'a [ChatTurn],
     #[serde(skip_serializing_if = "Option::is_none")]
     temperature: Option<f32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     max_tokens: Option<usize>,
     stream: bool,
-    stream_options: StreamOptions,
+    stream_options: AskedOptions,
 }
 
 #[derive(Debug, Serialize)]
-struct StreamOptions {
+struct AskedOptions {
     include_usage: bool,
     /// Only foretoken knows it, and others may refuse it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -60,11 +60,11 @@ struct StreamOptions {
 
 #[derive(Debug, Deserialize)]
 struct Models {
-    data: Vec<ModelObject>,
+    data: Vec<ListedModel>,
 }
 
 #[derive(Debug, Deserialize)]
-struct ModelObject {
+struct ListedModel {
     id: String,
     owned_by: Option<String>,
 }
@@ -73,22 +73,22 @@ struct ModelObject {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Chunk {
-    choices: Vec<Choice>,
-    usage: Option<Usage>,
+    choices: Vec<AnswerChoice>,
+    usage: Option<AnswerUsage>,
     error: Option<serde_json::Value>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Choice {
-    delta: Delta,
+struct AnswerChoice {
+    delta: AnswerDelta,
     finish_reason: Option<String>,
-    speculation: Option<Vec<Round>>,
+    speculation: Option<Vec<SpeculationRound>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Delta {
+struct AnswerDelta {
     content: Option<String>,
     reasoning_content: Option<String>,
     /// Newer versions of vLLM call it so.
@@ -96,25 +96,25 @@ struct Delta {
 }
 
 #[derive(Debug, Deserialize)]
-struct Usage {
+struct AnswerUsage {
     completion_tokens: usize,
 }
 
 /// A round of speculation: what was drafted, and what it added.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct Round {
-    pub draft: Vec<DraftToken>,
-    pub tokens: Vec<Token>,
+pub struct SpeculationRound {
+    pub draft: Vec<DraftedToken>,
+    pub tokens: Vec<AnswerToken>,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct DraftToken {
+pub struct DraftedToken {
     pub accepted: bool,
 }
 
 /// A token of an answer.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct Token {
+pub struct AnswerToken {
     /// What it adds to the text.
     pub text: String,
     /// Where it came from, as docs/api.md lists it.
@@ -123,10 +123,10 @@ pub struct Token {
 
 /// What a part of a stream adds to an answer.
 #[derive(Debug, Default, Clone, PartialEq)]
-pub struct Part {
+pub struct AnswerPart {
     pub reasoning: String,
     pub content: String,
-    pub rounds: Vec<Round>,
+    pub rounds: Vec<SpeculationRound>,
     /// Why the answer ends here.
     pub finish: Option<String>,
     /// Tokens of the whole answer.
@@ -135,7 +135,7 @@ pub struct Part {
 
 /// A connection to a server.
 #[derive(Debug)]
-pub struct Client {
+pub struct ChatClient {
     agent: Agent,
     base: String,
     api_key: Option<String>,
@@ -144,7 +144,7 @@ pub struct Client {
     tells_rounds: bool,
 }
 
-impl Client {
+impl ChatClient {
     /// Asks the server for its models.
     ///
     /// # Errors
@@ -169,7 +169,7 @@ impl Client {
             tells_rounds: false,
         };
         let models = client.models(endpoint.model.is_some())?;
-        let ours = |model: &ModelObject| model.owned_by.as_deref() == Some("foretoken");
+        let ours = |model: &ListedModel| model.owned_by.as_deref() == Some("foretoken");
         client.tells_rounds = models.iter().any(ours);
         if endpoint.model.is_none() {
             let first = models.into_iter().next();
@@ -195,7 +195,7 @@ impl Client {
     }
 
     /// The server's models. Not every server lists them, which does not matter if the model is `known`.
-    fn models(&self, known: bool) -> Result<Vec<ModelObject>> {
+    fn models(&self, known: bool) -> Result<Vec<ListedModel>> {
         let url = format!("{}/models", self.base);
         let unreachable = |e| Error::setup(format!("cannot reach {}: {}", self.base, line(&e)));
         let request = self.signed(self.agent.get(&url));
@@ -235,17 +235,17 @@ impl Client {
     /// ends the request with the next part.
     pub fn ask(
         self: &Arc<Self>,
-        messages: &[Message],
+        messages: &[ChatTurn],
         temperature: Option<f32>,
         max_tokens: Option<usize>,
-    ) -> Receiver<Result<Part, String>> {
+    ) -> Receiver<Result<AnswerPart, String>> {
         let question = Question {
             model: &self.model,
             messages,
             temperature,
             max_tokens,
             stream: true,
-            stream_options: StreamOptions {
+            stream_options: AskedOptions {
                 include_usage: true,
                 include_speculation: self.tells_rounds,
             },
@@ -262,7 +262,11 @@ impl Client {
         parts
     }
 
-    fn stream(&self, question: &[u8], parts: &Sender<Result<Part, String>>) -> Result<(), String> {
+    fn stream(
+        &self,
+        question: &[u8],
+        parts: &Sender<Result<AnswerPart, String>>,
+    ) -> Result<(), String> {
         let url = format!("{}/chat/completions", self.base);
         let request = self.signed(self.agent.post(&url));
         let request = request.header("content-type", "application/json");
@@ -339,18 +343,18 @@ fn next_data(lines: &mut impl BufRead) -> Result<Option<String>, String> {
 }
 
 /// The part of an answer that an event's `data` is.
-fn part(data: &str) -> Result<Part, String> {
+fn part(data: &str) -> Result<AnswerPart, String> {
     let chunk: Chunk = serde_json::from_str(data)
         .map_err(|e| format!("the server sent something else than chunks: {e}"))?;
     if let Some(error) = chunk.error {
         return Err(message(&error).unwrap_or_else(|| clipped(data)));
     }
-    let mut part = Part {
+    let mut part = AnswerPart {
         completion_tokens: chunk.usage.map(|usage| usage.completion_tokens),
-        ..Part::default()
+        ..AnswerPart::default()
     };
     for choice in chunk.choices {
-        let Delta {
+        let AnswerDelta {
             content,
             reasoning_content,
             reasoning,

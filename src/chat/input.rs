@@ -18,7 +18,7 @@ pub enum Input {
 }
 
 /// What came.
-pub enum Entry {
+pub enum TypedLine {
     Line(String),
     /// Ctrl-C on an unfinished line.
     Interrupted,
@@ -44,22 +44,22 @@ impl Input {
     ///
     /// # Errors
     /// `Setup`, if there is no reading it.
-    pub fn next(&mut self, runtime: &Runtime, interrupt: &mut Signal) -> Result<Entry> {
+    pub fn next(&mut self, runtime: &Runtime, interrupt: &mut Signal) -> Result<TypedLine> {
         match self {
             // While a line is edited, Ctrl-C is a key and no signal.
             Self::Terminal(editor) => match editor.readline(PROMPT) {
                 Ok(line) => {
                     // One that came before the line is not meant for its answer.
                     while let Some(Some(())) = interrupt.recv().now_or_never() {}
-                    Ok(Entry::Line(line))
+                    Ok(TypedLine::Line(line))
                 }
-                Err(ReadlineError::Interrupted) => Ok(Entry::Interrupted),
-                Err(ReadlineError::Eof) => Ok(Entry::End),
+                Err(ReadlineError::Interrupted) => Ok(TypedLine::Interrupted),
+                Err(ReadlineError::Eof) => Ok(TypedLine::End),
                 Err(e) => Err(failed(&e)),
             },
             Self::Lines => runtime.block_on(async {
                 tokio::select! {
-                    _ = interrupt.recv() => Ok(Entry::End),
+                    _ = interrupt.recv() => Ok(TypedLine::End),
                     line = tokio::task::spawn_blocking(read_line) => {
                         line.map_err(|e| failed(&e))?.map_err(|e| failed(&e))
                     }
@@ -69,11 +69,11 @@ impl Input {
     }
 }
 
-fn read_line() -> io::Result<Entry> {
+fn read_line() -> io::Result<TypedLine> {
     let mut line = String::new();
     Ok(match io::stdin().read_line(&mut line)? {
-        0 => Entry::End,
-        _ => Entry::Line(line),
+        0 => TypedLine::End,
+        _ => TypedLine::Line(line),
     })
 }
 

@@ -1,6 +1,6 @@
 //! How an answer looks: colours for accepted draft tokens, where the server tells them.
 
-use super::client::{Round, Token};
+use super::client::{AnswerToken, SpeculationRound};
 use std::collections::VecDeque;
 
 const RESET: &str = "\x1b[0m";
@@ -19,7 +19,7 @@ pub enum Style {
 }
 
 impl Style {
-    fn of(token: &Token) -> Self {
+    fn of(token: &AnswerToken) -> Self {
         match token.source.as_str() {
             "target" | "correction" => Self::Plain,
             "model" => Self::Model,
@@ -73,7 +73,7 @@ impl Painter {
     }
 
     /// The next tokens, whose text comes now or later.
-    pub fn expect(&mut self, rounds: &[Round]) {
+    pub fn expect(&mut self, rounds: &[SpeculationRound]) {
         if self.colours {
             let tokens = rounds.iter().flat_map(|round| &round.tokens);
             let shown = tokens.filter(|token| !token.text.is_empty());
@@ -152,12 +152,12 @@ impl Painter {
 mod tests {
     use super::*;
 
-    fn round(tokens: &[(&str, &str)]) -> Vec<Round> {
-        let token = |&(text, source): &(&str, &str)| Token {
+    fn round(tokens: &[(&str, &str)]) -> Vec<SpeculationRound> {
+        let token = |&(text, source): &(&str, &str)| AnswerToken {
             text: text.into(),
             source: source.into(),
         };
-        vec![Round {
+        vec![SpeculationRound {
             draft: Vec::new(),
             tokens: tokens.iter().map(token).collect(),
         }]

@@ -44,7 +44,7 @@ pub enum CliCommand {
         #[command(flatten)]
         options: Box<CommonOptions>,
         #[command(flatten)]
-        chat: chat::Options,
+        chat: chat::ChatOptions,
     },
     /// Compare speculative with plain decoding, one request at a time.
     #[command(args_override_self = true)]

@@ -232,7 +232,7 @@ impl EngineHandle {
     pub fn submit_all(&self, requests: Vec<Request>) -> Result<Vec<Events>> {
         let shared = &*self.shared;
         for request in &requests {
-            shared.limits.check(request)?;
+            shared.limits.check(request, "prompt")?;
         }
         if shared.draining.load(Ordering::SeqCst) {
             return Err(self.gone());
@@ -358,11 +358,11 @@ impl EngineHandle {
 
 impl RequestLimits {
     /// Checks a request against the engine's limits; the caller checks the ranges of sampling
-    /// fields.
+    /// fields. `field` is what the caller calls the prompt.
     ///
     /// # Errors
     /// `Invalid`, naming the field.
-    pub fn check(&self, request: &Request) -> Result<()> {
+    pub fn check(&self, request: &Request, field: &str) -> Result<()> {
         let prompt = request.prompt.len();
         let max = self.max_model_len;
         if request.pooling.is_none() && !self.generates {
@@ -376,33 +376,31 @@ impl RequestLimits {
             ));
         }
         if prompt == 0 {
-            return Err(Error::invalid(
-                "prompt",
-                "the prompt must have at least one token",
-            ));
+            let message = format!("the {field} must have at least one token");
+            return Err(Error::invalid(field, message));
         }
         if let Some(&id) = request
             .prompt
             .iter()
             .find(|&&id| id as usize >= self.vocab_size)
         {
-            return Err(Error::unknown_token("prompt", id, self.vocab_size));
+            return Err(Error::unknown_token(field, id, self.vocab_size));
         }
         let wanted = prompt.saturating_add(request.max_tokens.unwrap_or(1));
         if wanted > max {
-            let (completion, reduce) = match request.max_tokens {
-                Some(0) => ("0".into(), "the prompt"),
-                Some(tokens) => (tokens.to_string(), "the prompt or completion"),
-                None => ("at least 1".into(), "the prompt"),
+            let (completion, or_completion) = match request.max_tokens {
+                Some(0) => ("0".into(), ""),
+                Some(tokens) => (tokens.to_string(), " or completion"),
+                None => ("at least 1".into(), ""),
             };
             return Err(Error::request(
                 RequestErrorKind::ContextLengthExceeded,
-                Some(if prompt < max { "max_tokens" } else { "prompt" }),
+                Some(if prompt < max { "max_tokens" } else { field }),
                 // OpenAI's wording: clients recognize by it that a shorter prompt may succeed.
                 format!(
                     "This model's maximum context length is {max} tokens. However, you requested \
-                     {wanted} tokens ({prompt} in the prompt, {completion} in the completion). \
-                     Please reduce the length of {reduce}."
+                     {wanted} tokens ({prompt} in the {field}, {completion} in the completion). \
+                     Please reduce the length of the {field}{or_completion}."
                 ),
             ));
         }

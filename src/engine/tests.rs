@@ -1,3 +1,4 @@
+use super::start::{build, start};
 use super::*;
 use crate::model::toy::ToyModel;
 use crate::sampling::SamplingParams;

@@ -4,7 +4,7 @@
 use super::choice::{CallHead, Piece};
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Block {
+pub(super) enum OutputBlock {
     Reasoning(String),
     Text(String),
     Call {
@@ -26,7 +26,7 @@ pub(super) enum Change {
 /// The blocks of an answer so far.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    list: Vec<Block>,
+    list: Vec<OutputBlock>,
     /// Content that came after a call: it is the last block, because how the text is cut into pieces must not
     /// change the list.
     late: String,
@@ -36,47 +36,47 @@ impl Blocks {
     /// Adds a piece; an answer that ends without any block gets an empty text. Returns the changes, each with the index of its block.
     pub fn push(&mut self, piece: Piece) -> Vec<(usize, Change)> {
         let mut changes = Vec::new();
-        self.extend(Block::Reasoning(piece.reasoning), &mut changes);
-        self.extend(Block::Text(piece.text), &mut changes);
+        self.extend(OutputBlock::Reasoning(piece.reasoning), &mut changes);
+        self.extend(OutputBlock::Text(piece.text), &mut changes);
         for call in piece.calls {
             if let Some(head) = call.head {
                 let arguments = String::new();
-                self.begin(Block::Call { head, arguments }, &mut changes);
+                self.begin(OutputBlock::Call { head, arguments }, &mut changes);
             }
             let head = CallHead::default();
             let arguments = call.arguments;
-            self.extend(Block::Call { head, arguments }, &mut changes);
+            self.extend(OutputBlock::Call { head, arguments }, &mut changes);
         }
         self.late.push_str(&piece.late);
         if piece.finish.is_some() {
             let late = std::mem::take(&mut self.late);
-            self.extend(Block::Text(late), &mut changes);
+            self.extend(OutputBlock::Text(late), &mut changes);
             if self.list.is_empty() {
-                self.begin(Block::Text(String::new()), &mut changes);
+                self.begin(OutputBlock::Text(String::new()), &mut changes);
             }
             self.end(&mut changes);
         }
         changes
     }
 
-    pub fn list(&self) -> &[Block] {
+    pub fn list(&self) -> &[OutputBlock] {
         &self.list
     }
 
     /// Whether it has calls.
     pub fn calls(&self) -> bool {
-        let is_call = |block: &Block| matches!(block, Block::Call { .. });
+        let is_call = |block: &OutputBlock| matches!(block, OutputBlock::Call { .. });
         self.list.iter().any(is_call)
     }
 
     /// Adds the text of `more` to the last block, if it is of the same kind, or begins a block of its kind.
-    fn extend(&mut self, mut more: Block, changes: &mut Vec<(usize, Change)>) {
+    fn extend(&mut self, mut more: OutputBlock, changes: &mut Vec<(usize, Change)>) {
         let text = std::mem::take(more.text());
         if text.is_empty() {
             return;
         }
         let kind = std::mem::discriminant(&more);
-        let same = |last: &Block| std::mem::discriminant(last) == kind;
+        let same = |last: &OutputBlock| std::mem::discriminant(last) == kind;
         if !self.list.last().is_some_and(same) {
             self.begin(more, changes);
         }
@@ -86,7 +86,7 @@ impl Blocks {
         }
     }
 
-    fn begin(&mut self, block: Block, changes: &mut Vec<(usize, Change)>) {
+    fn begin(&mut self, block: OutputBlock, changes: &mut Vec<(usize, Change)>) {
         self.end(changes);
         self.list.push(block);
         changes.push((self.list.len() - 1, Change::Begin));
@@ -99,7 +99,7 @@ impl Blocks {
     }
 }
 
-impl Block {
+impl OutputBlock {
     /// Its text, or its arguments.
     pub fn written(&self) -> &str {
         match self {
@@ -175,7 +175,7 @@ mod tests {
         let mut blocks = Blocks::default();
         let changes: Vec<_> = pieces().into_iter().flat_map(|p| blocks.push(p)).collect();
         assert_eq!(blocks.list.len(), 5);
-        assert_eq!(blocks.list[4], Block::Text("later".into()));
+        assert_eq!(blocks.list[4], OutputBlock::Text("later".into()));
         let extend = |text: &str| Change::Extend(text.into());
         let expected = vec![
             (0, Change::Begin),

@@ -1,6 +1,6 @@
 //! Request bodies: received within limits of size, time and memory, and read a few at a time.
 
-use super::encoding::{Decoder, Encoding, Sent};
+use super::encoding::{BodyDecoder, Encoding, SentBody};
 use super::limits::HttpLimits;
 use crate::error::{Error, RequestErrorKind, Result};
 use axum::body::{Body, HttpBody};
@@ -55,8 +55,8 @@ impl Bodies {
     ///
     /// # Errors
     /// `TooLarge`, `Timeout`, `Overloaded`, `UnsupportedEncoding`, or `Invalid` for one that breaks off.
-    pub async fn receive(&self, sent: impl Into<Sent>) -> Result<Received> {
-        let Sent { body, encoding, .. } = sent.into();
+    pub async fn receive(&self, sent: impl Into<SentBody>) -> Result<Received> {
+        let SentBody { body, encoding, .. } = sent.into();
         let encoding = encoding?;
         if body.size_hint().lower() > self.max_bytes as u64 {
             return Err(self.too_large());
@@ -76,7 +76,7 @@ impl Bodies {
                 memory: None,
             },
         };
-        let mut decoder = Decoder::new(encoding, received);
+        let mut decoder = BodyDecoder::new(encoding, received);
         let undecodable = |e: io::Error| {
             e.downcast().unwrap_or_else(|e| {
                 let message = format!("the body is not what its Content-Encoding says: {e}");

@@ -3,7 +3,7 @@
 use super::choice::{Choice, Piece};
 use super::error;
 use super::openai::Job;
-use super::reply::{Header, event};
+use super::reply::{ReplyHeader, event};
 use super::reply_objects::ChunkUsage;
 use super::stream::Shape;
 use crate::error::Error;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 /// The state of a reply.
 pub(super) struct Chunks {
-    header: Header,
+    header: ReplyHeader,
     include_usage: bool,
     /// Whether each chunk says what the reply has cost so far.
     continuous_usage: bool,
@@ -64,7 +64,7 @@ impl Shape for Chunks {
         let pieces = self.header.best(pieces, choices);
         let mut parts = self.header.whole(text, pieces, usage);
         let body = if streams {
-            // The text of log-probabilities takes many times their memory.
+            // So that only one choice's text is in memory.
             Body::from_stream(stream::iter(parts.map(Ok::<_, Infallible>)))
         } else {
             let mut whole = parts.next().unwrap_or_default();

@@ -36,8 +36,8 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for TextOr<T> {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<TextOr<T>, A::Error> {
-                let list = Vec::<Entry<T>>::deserialize(SeqAccessDeserializer::new(list))?;
-                Ok(TextOr::List(Entry::values(list)))
+                let list = Vec::<ListEntry<T>>::deserialize(SeqAccessDeserializer::new(list))?;
+                Ok(TextOr::List(ListEntry::values(list)))
             }
         }
 
@@ -46,15 +46,15 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for TextOr<T> {
 }
 
 /// An entry of a list: a text or an object. serde would read the fields of a structure from a list, too.
-struct Entry<T>(T);
+struct ListEntry<T>(T);
 
-impl<T> Entry<T> {
+impl<T> ListEntry<T> {
     fn values(list: Vec<Self>) -> Vec<T> {
         list.into_iter().map(|Self(value)| value).collect()
     }
 }
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Entry<T> {
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for ListEntry<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         T::deserialize(TextOrObject(deserializer)).map(Self)
     }
@@ -100,8 +100,8 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for TextOrObject<V> {
 pub(super) fn objects<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<Vec<T>>, D::Error> {
-    let list = Option::<Vec<Entry<T>>>::deserialize(deserializer)?;
-    Ok(list.map(Entry::values))
+    let list = Option::<Vec<ListEntry<T>>>::deserialize(deserializer)?;
+    Ok(list.map(ListEntry::values))
 }
 
 impl TextOr<String> {
@@ -116,14 +116,14 @@ impl TextOr<String> {
 
 /// A part of a content.
 #[derive(Debug, JsonSchema)]
-pub(super) struct Part {
+pub(super) struct ContentPart {
     #[schemars(rename = "type")]
     _kind: PartKind,
     pub text: String,
 }
 
 /// A refusal may have its text under either name; clients send the other one as null.
-impl<'de> Deserialize<'de> for Part {
+impl<'de> Deserialize<'de> for ContentPart {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(serde::Deserialize)]
         struct Fields {
@@ -157,7 +157,7 @@ pub(super) enum PartKind {
     Refusal,
 }
 
-impl TextOr<Part> {
+impl TextOr<ContentPart> {
     /// The texts of the parts, each on lines of its own.
     pub fn lines(self) -> String {
         match self {
@@ -174,7 +174,7 @@ impl TextOr<Part> {
 pub(super) fn some_lines<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<String>, D::Error> {
-    let content = Option::<TextOr<Part>>::deserialize(deserializer)?;
+    let content = Option::<TextOr<ContentPart>>::deserialize(deserializer)?;
     Ok(content.map(TextOr::lines))
 }
 
@@ -189,7 +189,7 @@ mod tests {
     use serde_json::{Value, json};
 
     fn read(content: Value) -> Result<String, serde_json::Error> {
-        serde_json::from_value::<TextOr<Part>>(content).map(TextOr::lines)
+        serde_json::from_value::<TextOr<ContentPart>>(content).map(TextOr::lines)
     }
 
     #[test]

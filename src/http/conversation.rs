@@ -1,7 +1,7 @@
 //! The messages of a chat. All APIs bring theirs into this form, in which templates read them.
 
 use super::checks::wrong;
-use super::content::{Part, TextOr, lines};
+use super::content::{ContentPart, TextOr, lines};
 use crate::error::{FieldPath, Result};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -14,13 +14,13 @@ pub(super) struct ChatMessage {
     pub role: String,
     /// Missing content, as in a message that only calls tools, is an empty text.
     #[serde(default, deserialize_with = "lines")]
-    #[schemars(with = "Option<TextOr<Part>>")]
+    #[schemars(with = "Option<TextOr<ContentPart>>")]
     pub content: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
     /// The calls of an earlier turn of the assistant.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub tool_calls: Option<Vec<Call>>,
+    pub tool_calls: Option<Vec<MessageCall>>,
     /// The call that a message of `tool` answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
@@ -31,7 +31,7 @@ pub(super) struct ChatMessage {
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "CallOfTurn")]
-pub(super) struct Call {
+pub(super) struct MessageCall {
     id: String,
     #[serde(rename = "type", default)]
     kind: FunctionKind,
@@ -109,7 +109,7 @@ impl ChatMessage {
     }
 }
 
-impl Call {
+impl MessageCall {
     /// `arguments` are JSON text, or an object.
     pub fn new(id: String, name: String, arguments: Value) -> Self {
         Self {

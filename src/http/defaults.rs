@@ -1,7 +1,7 @@
 //! The sampling parameters of requests that do not name them, as a model's publisher recommends them.
 
 use super::numbers::{numbers, within};
-use super::object::Object;
+use super::object::JsonObject;
 use super::wire::{self, Common};
 use crate::error::{Error, Result};
 use serde::Deserialize;
@@ -45,7 +45,7 @@ impl SamplingDefaults {
     /// `Setup`, naming the field, if a value is not what requests may ask for.
     pub fn from_json(json: &str) -> Result<Self> {
         let read = || {
-            let defaults: Self = Object::parse(json.as_bytes(), &[Self::names()])?.fields()?;
+            let defaults: Self = JsonObject::parse(json.as_bytes(), &[Self::names()])?.fields()?;
             let mut common = Common::default();
             defaults.fill(&mut common);
             numbers(&common)?;

@@ -2,13 +2,13 @@
 
 use super::caller::Caller;
 use super::context::Context;
-use super::encoding::Sent;
+use super::encoding::SentBody;
 use super::numbers::within;
-use super::object::Object;
+use super::object::JsonObject;
 use super::openai::salt;
 use super::prompt::keep_last;
 use super::state::AppState;
-use super::wire::{self, EncodingFormat, Prompt, required, wrong};
+use super::wire::{self, EncodingFormat, PromptInput, required, wrong};
 use crate::engine::Request;
 use crate::error::{Error, RequestErrorKind, Result};
 use crate::spec::DraftContext;
@@ -21,6 +21,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::sync::Arc;
 
+/// The field with what is embedded.
+const FIELD: &str = "input";
 /// OpenAI's limits of one request.
 const MAX_INPUTS: usize = 2048;
 const MAX_TOKENS: usize = 300_000;
@@ -33,14 +35,14 @@ pub(super) struct EmbeddingJob {
     model: String,
     /// One per input.
     requests: Vec<Request>,
-    vectors: Vectors,
+    vectors: VectorOptions,
     /// Of all inputs.
     tokens: usize,
 }
 
 /// What vectors become.
 #[derive(Debug, Clone, Copy)]
-struct Vectors {
+struct VectorOptions {
     dimensions: usize,
     normalize: bool,
     format: EncodingFormat,
@@ -52,13 +54,13 @@ pub(super) struct EmbeddingList {
     #[schemars(extend("const" = "list"))]
     object: &'static str,
     /// One per input, in their order.
-    data: Vec<Embedding>,
+    data: Vec<EmbeddingObject>,
     model: String,
-    usage: Usage,
+    usage: EmbeddingUsage,
 }
 
 #[derive(Serialize, JsonSchema)]
-struct Embedding {
+struct EmbeddingObject {
     #[schemars(extend("const" = "embedding"))]
     object: &'static str,
     index: usize,
@@ -74,7 +76,7 @@ enum Vector {
 }
 
 #[derive(Serialize, JsonSchema)]
-struct Usage {
+struct EmbeddingUsage {
     prompt_tokens: usize,
     total_tokens: usize,
 }
@@ -83,7 +85,7 @@ struct Usage {
 pub(super) async fn embeddings(
     State(state): State<AppState>,
     caller: Caller,
-    body: Sent,
+    body: SentBody,
 ) -> Result<Response> {
     let read = state.read(body, |context, body| context.embedding(body));
     let job = read.await?;
@@ -103,7 +105,7 @@ pub(super) async fn embeddings(
         // Whoever leaves drops these, which cancels them.
         for events in state.engine.submit_all(requests)? {
             let computed = events.collect().await?.embedding;
-            data.push(Embedding {
+            data.push(EmbeddingObject {
                 object: "embedding",
                 index: data.len(),
                 embedding: job.vectors.of(computed),
@@ -114,7 +116,7 @@ pub(super) async fn embeddings(
         object: "list",
         data,
         model: job.model,
-        usage: Usage {
+        usage: EmbeddingUsage {
             prompt_tokens: job.tokens,
             total_tokens: job.tokens,
         },
@@ -129,7 +131,7 @@ pub(super) async fn embeddings(
     Ok((json, room.body(bytes)).into_response())
 }
 
-impl Vectors {
+impl VectorOptions {
     /// The first values of a hidden state (Matryoshka embeddings: Kusupati et al. 2022, arXiv 2205.13147),
     /// then normalized.
     fn of(self, mut values: Vec<f32>) -> Vector {
@@ -158,10 +160,10 @@ impl Context<'_> {
     /// # Errors
     /// `Invalid`, `NotFound` or `ContextLengthExceeded`, naming the field.
     pub(super) fn embedding(&self, body: &[u8]) -> Result<EmbeddingJob> {
-        let read = [wire::names::<wire::Embedding>()];
-        let body = Object::parse(body, &read)?;
+        let read = [wire::names::<wire::EmbeddingFields>()];
+        let body = JsonObject::parse(body, &read)?;
         body.check_others(&read)?;
-        let fields: wire::Embedding = body.fields_with_lists(&["input"])?;
+        let fields: wire::EmbeddingFields = body.fields_with_lists(&[FIELD])?;
         let model = self.model(fields.model.as_deref())?;
         let Some(spec) = self.embeddings else {
             let message = "this model does not say how its hidden states become embeddings: start the server with --pooling last or --pooling mean";
@@ -173,7 +175,7 @@ impl Context<'_> {
             scope: self.scope(salt(fields.cache_salt.as_deref())?),
             prediction: Arc::default(),
         };
-        let input = required("input", fields.input)?;
+        let input = required(FIELD, fields.input)?;
         let special = fields.add_special_tokens.unwrap_or(true);
         let max = self.limits.max_model_len;
         let max = spec.max_tokens.unwrap_or(max).min(max);
@@ -186,12 +188,12 @@ impl Context<'_> {
                 draft_context: draft_context.clone(),
                 ..Request::embedding(ids?, spec.pooling)
             };
-            let checked = self.limits.check(&request);
+            let checked = self.limits.check(&request, FIELD);
             checked.map_err(|e| at(e, requests.len()))?;
             if request.prompt.len() > max {
                 let (index, len) = (requests.len(), request.prompt.len());
                 return wrong(
-                    "input",
+                    FIELD,
                     format!(
                         "{index} (from 0) has {len} tokens, but max_seq_length of this model is {max}; truncate_prompt_tokens -1 keeps the last {max}"
                     ),
@@ -200,7 +202,7 @@ impl Context<'_> {
             tokens += request.prompt.len();
             if tokens > MAX_TOKENS {
                 return wrong(
-                    "input",
+                    FIELD,
                     format!("may have at most {MAX_TOKENS} tokens in all, and has more"),
                 );
             }
@@ -209,7 +211,7 @@ impl Context<'_> {
         Ok(EmbeddingJob {
             model,
             requests,
-            vectors: Vectors {
+            vectors: VectorOptions {
                 dimensions,
                 normalize: spec.normalize,
                 format: fields.encoding_format.unwrap_or_default(),
@@ -221,7 +223,7 @@ impl Context<'_> {
     /// The token ids of each input, tokenized when it is asked for, or the last `keep` of them.
     fn inputs(
         &self,
-        input: Prompt,
+        input: PromptInput,
         special: bool,
         keep: Option<usize>,
     ) -> Result<Box<dyn Iterator<Item = Result<Vec<u32>>> + '_>> {
@@ -233,7 +235,7 @@ impl Context<'_> {
             if let Some(prompt) = prompt {
                 text.insert_str(0, prompt);
             }
-            let ids = self.encode_last(&text, special, keep);
+            let ids = self.encode_last(FIELD, &text, special, keep);
             ids.map_err(|e| at(e, index))
         };
         let check = move |(index, mut ids): (usize, Vec<u32>)| {
@@ -241,37 +243,52 @@ impl Context<'_> {
                 keep_last(&mut ids, keep);
             }
             if ids.is_empty() {
-                Err(empty(index))
-            } else {
-                Ok(ids)
+                return Err(empty(index));
+            }
+            match ids
+                .iter()
+                .find(|&&id| id as usize >= self.limits.vocab_size)
+            {
+                Some(&id) => Err(at(unknown_token(id, self.limits.vocab_size), index)),
+                None => Ok(ids),
             }
         };
         let count = match &input {
-            Prompt::Text(_) | Prompt::Ids(_) => 1,
-            Prompt::Texts(texts) => texts.len(),
-            Prompt::IdLists(lists) => lists.len(),
+            PromptInput::Text(_) | PromptInput::Ids(_) => 1,
+            PromptInput::Texts(texts) => texts.len(),
+            PromptInput::IdLists(lists) => lists.len(),
         };
         if !(1..=MAX_INPUTS).contains(&count) {
             return wrong(
-                "input",
+                FIELD,
                 format!("must have 1 to {MAX_INPUTS} texts or lists of token ids, not {count}"),
             );
         }
         Ok(match input {
-            Prompt::Text(text) => Box::new([text].into_iter().enumerate().map(encode)),
-            Prompt::Texts(texts) => Box::new(texts.into_iter().enumerate().map(encode)),
-            Prompt::Ids(ids) => Box::new([ids].into_iter().enumerate().map(check)),
-            Prompt::IdLists(lists) => Box::new(lists.into_iter().enumerate().map(check)),
+            PromptInput::Text(text) => Box::new([text].into_iter().enumerate().map(encode)),
+            PromptInput::Texts(texts) => Box::new(texts.into_iter().enumerate().map(encode)),
+            PromptInput::Ids(ids) => Box::new([ids].into_iter().enumerate().map(check)),
+            PromptInput::IdLists(lists) => Box::new(lists.into_iter().enumerate().map(check)),
         })
     }
 }
 
 fn empty(index: usize) -> Error {
     let message = format!("input {index} (from 0) must not be empty");
-    Error::invalid("input", message)
+    Error::invalid(FIELD, message)
 }
 
-/// The error about the prompt that input `index` became.
+fn unknown_token(id: u32, vocab_size: usize) -> Error {
+    let error = Error::unknown_token(FIELD, id, vocab_size);
+    Error::invalid(
+        FIELD,
+        format!(
+            "{error}. Token ids must be those of this model's tokenizer; LangChain's OpenAIEmbeddings sends texts with check_embedding_ctx_length=False"
+        ),
+    )
+}
+
+/// The error, if it is about the inputs, as one about input `index`.
 fn at(error: Error, index: usize) -> Error {
     match error {
         Error::Request {
@@ -279,18 +296,9 @@ fn at(error: Error, index: usize) -> Error {
             message,
             param: Some(param),
             ..
-        } if param.is("prompt") => {
-            let mut message = message.replace("the prompt", "the input");
-            if message.starts_with("token id ") {
-                message.push_str(
-                    ". Token ids must be those of this model's tokenizer; LangChain's OpenAIEmbeddings sends texts with check_embedding_ctx_length=False",
-                );
-            }
-            Error::request(
-                kind,
-                Some("input"),
-                format!("input {index} (from 0): {message}"),
-            )
+        } if param.is(FIELD) => {
+            let message = format!("input {index} (from 0): {message}");
+            Error::request(kind, Some(FIELD), message)
         }
         other => other,
     }

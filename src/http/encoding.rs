@@ -50,14 +50,14 @@ impl Encoding {
 }
 
 /// The body of a request as it is sent.
-pub(super) struct Sent {
+pub(super) struct SentBody {
     pub body: Body,
     pub encoding: Result<Encoding>,
     /// `None` where no key is needed.
     pub key: Option<KeyIndex>,
 }
 
-impl From<Body> for Sent {
+impl From<Body> for SentBody {
     fn from(body: Body) -> Self {
         let encoding = Ok(Encoding::Identity);
         Self {
@@ -68,7 +68,7 @@ impl From<Body> for Sent {
     }
 }
 
-impl<S: Sync> FromRequest<S> for Sent {
+impl<S: Sync> FromRequest<S> for SentBody {
     type Rejection = Infallible;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Infallible> {
@@ -81,13 +81,13 @@ impl<S: Sync> FromRequest<S> for Sent {
 }
 
 /// Decodes what is written to it, and writes the result to another writer, which may refuse it.
-pub(super) enum Decoder<W: Write> {
+pub(super) enum BodyDecoder<W: Write> {
     Identity(W),
     Gzip(MultiGzDecoder<W>),
     Deflate(ZlibDecoder<W>),
 }
 
-impl<W: Write> Decoder<W> {
+impl<W: Write> BodyDecoder<W> {
     pub fn new(encoding: Encoding, out: W) -> Self {
         match encoding {
             Encoding::Identity => Self::Identity(out),
@@ -111,7 +111,7 @@ impl<W: Write> Decoder<W> {
     /// The other writer, which has all bytes.
     ///
     /// # Errors
-    /// As [`Decoder::write`], or bytes are missing at the end.
+    /// As [`BodyDecoder::write`], or bytes are missing at the end.
     pub fn finish(self) -> io::Result<W> {
         match self {
             Self::Identity(out) => Ok(out),

@@ -12,7 +12,7 @@ use std::sync::{Arc, LazyLock};
 
 /// The APIs that read bodies.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Api {
+pub(crate) enum FuzzedApi {
     Chat,
     Completion,
     Response,
@@ -26,7 +26,7 @@ pub(crate) enum Api {
 ///
 /// # Errors
 /// The caller's, or an internal one, which would be ours.
-pub(crate) fn read(text: &Arc<Text>, body: &[u8], api: Api) -> Result<()> {
+pub(crate) fn read(text: &Arc<Text>, body: &[u8], api: FuzzedApi) -> Result<()> {
     static SCOPES: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     let limits = RequestLimits {
         max_model_len: 4096,
@@ -53,12 +53,12 @@ pub(crate) fn read(text: &Arc<Text>, body: &[u8], api: Api) -> Result<()> {
         embeddings: Some(&embeddings),
     };
     match api {
-        Api::Chat => context.chat(body).map(drop),
-        Api::Completion => context.completion(body).map(drop),
-        Api::Response => context.response(body).map(drop),
-        Api::Message => context.message(body).map(drop),
-        Api::Tokenize => context.tokenize(body).map(drop),
-        Api::Detokenize => context.detokenize(body).map(drop),
-        Api::Embedding => context.embedding(body).map(drop),
+        FuzzedApi::Chat => context.chat(body).map(drop),
+        FuzzedApi::Completion => context.completion(body).map(drop),
+        FuzzedApi::Response => context.response(body).map(drop),
+        FuzzedApi::Message => context.message(body).map(drop),
+        FuzzedApi::Tokenize => context.tokenize(body).map(drop),
+        FuzzedApi::Detokenize => context.detokenize(body).map(drop),
+        FuzzedApi::Embedding => context.embedding(body).map(drop),
     }
 }

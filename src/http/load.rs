@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Counts the requests that generate. Clones count the same ones.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Load(Arc<AtomicUsize>);
+pub(super) struct RequestsInFlight(Arc<AtomicUsize>);
 
-impl Load {
+impl RequestsInFlight {
     /// Counts one more, until the value is dropped.
     pub fn enter(&self) -> InFlight {
         self.0.fetch_add(1, Ordering::Relaxed);
@@ -21,7 +21,7 @@ impl Load {
 
 /// One of the requests.
 #[derive(Debug)]
-pub(super) struct InFlight(Load);
+pub(super) struct InFlight(RequestsInFlight);
 
 impl Drop for InFlight {
     fn drop(&mut self) {

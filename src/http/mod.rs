@@ -61,11 +61,11 @@ use axum::{Json, Router};
 use caller::Caller;
 use chunks::Chunks;
 use context::KeyIndex;
-use encoding::Sent;
+use encoding::SentBody;
 use openai::Job;
 use schemars::JsonSchema;
 use serde::Serialize;
-use state::Model;
+use state::ModelObject;
 use std::time::Duration;
 use stream::{Running, Shape};
 use subtle::ConstantTimeEq;
@@ -272,7 +272,7 @@ fn authorize(keys: &[String], request: &Request) -> Result<KeyIndex> {
 async fn completions(
     State(state): State<AppState>,
     caller: Caller,
-    body: Sent,
+    body: SentBody,
 ) -> Result<Response> {
     let job = state
         .read(body, |context, body| context.completion(body))
@@ -284,14 +284,18 @@ async fn completions(
 async fn chat_completions(
     State(state): State<AppState>,
     caller: Caller,
-    body: Sent,
+    body: SentBody,
 ) -> Result<Response> {
     let job = state.read(body, |context, body| context.chat(body)).await?;
     let chunks = Chunks::new(&job);
     answer(&state, job, chunks, caller).await
 }
 
-async fn responses(State(state): State<AppState>, caller: Caller, body: Sent) -> Result<Response> {
+async fn responses(
+    State(state): State<AppState>,
+    caller: Caller,
+    body: SentBody,
+) -> Result<Response> {
     let read = state.read(body, |context, body| context.response(body));
     let (job, reply) = read.await?;
     answer(&state, job, reply, caller).await
@@ -300,7 +304,7 @@ async fn responses(State(state): State<AppState>, caller: Caller, body: Sent) ->
 async fn messages(
     State(state): State<AppState>,
     caller: Caller,
-    body: Sent,
+    body: SentBody,
 ) -> Result<Response, Failure> {
     let read = state.read(body, |context, body| context.message(body));
     let (job, reply) = read.await?;
@@ -314,7 +318,7 @@ struct TokenCount {
 
 async fn count_tokens(
     State(state): State<AppState>,
-    body: Sent,
+    body: SentBody,
 ) -> Result<Json<TokenCount>, Failure> {
     let read = state.read(body, |context, body| context.message_tokens(body));
     let input_tokens = read.await?;
@@ -343,7 +347,7 @@ async fn answer(
 struct ModelList {
     #[schemars(extend("const" = "list"))]
     object: &'static str,
-    data: Vec<Model>,
+    data: Vec<ModelObject>,
 }
 
 async fn models(State(state): State<AppState>) -> Json<ModelList> {
@@ -357,7 +361,7 @@ async fn models(State(state): State<AppState>) -> Json<ModelList> {
 async fn model(
     State(state): State<AppState>,
     id: Result<Path<String>, PathRejection>,
-) -> Result<Json<Model>> {
+) -> Result<Json<ModelObject>> {
     let named =
         |e: PathRejection| Error::request(RequestErrorKind::NotFound, Some("model"), e.body_text());
     let Path(id) = id.map_err(named)?;
@@ -383,7 +387,7 @@ struct Tokens {
     tokens: Vec<u32>,
 }
 
-async fn tokenize(State(state): State<AppState>, body: Sent) -> Result<Json<Tokens>> {
+async fn tokenize(State(state): State<AppState>, body: SentBody) -> Result<Json<Tokens>> {
     let read = state.read(body, |context, body| context.tokenize(body));
     let tokens = read.await?;
     Ok(Json(Tokens {
@@ -398,7 +402,10 @@ struct DetokenizedText {
     prompt: String,
 }
 
-async fn detokenize(State(state): State<AppState>, body: Sent) -> Result<Json<DetokenizedText>> {
+async fn detokenize(
+    State(state): State<AppState>,
+    body: SentBody,
+) -> Result<Json<DetokenizedText>> {
     let read = state.read(body, |context, body| context.detokenize(body));
     let prompt = read.await?;
     Ok(Json(DetokenizedText { prompt }))

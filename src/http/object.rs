@@ -29,7 +29,7 @@ const MAX_UNKNOWN_CHARS: usize = 64;
 
 /// The fields of a JSON object.
 #[derive(Debug, Default)]
-pub(super) struct Object<'a> {
+pub(super) struct JsonObject<'a> {
     known: Vec<(Cow<'a, str>, &'a RawValue)>,
     /// Fields with a known prefix, of which there may be many; every occurrence counts.
     prefixed: Vec<(Cow<'a, str>, &'a RawValue)>,
@@ -38,7 +38,7 @@ pub(super) struct Object<'a> {
     unknown_count: usize,
 }
 
-impl<'a> Object<'a> {
+impl<'a> JsonObject<'a> {
     /// Parses a body, of which the names in `read` are read. Of a name that comes twice, the last counts.
     ///
     /// # Errors
@@ -95,7 +95,7 @@ impl<'a> Object<'a> {
     /// The same, where `lists` are the fields that become no tree.
     ///
     /// # Errors
-    /// As [`Object::fields`].
+    /// As [`JsonObject::fields`].
     pub fn fields_with_lists<T: DeserializeOwned>(&self, lists: &[&str]) -> Result<T> {
         let names = wire::names::<T>();
         let of_t = self
@@ -115,7 +115,7 @@ impl<'a> Object<'a> {
 /// Reads the value of the field `at`.
 ///
 /// # Errors
-/// As [`Object::fields`].
+/// As [`JsonObject::fields`].
 pub(super) fn read<T: DeserializeOwned>(at: &FieldPath, value: Value) -> Result<T> {
     serde_path_to_error::deserialize(value)
         .map_err(|e| wrong_value(at.join(FieldPath::from(e.path())), e.inner()))
@@ -141,14 +141,14 @@ struct Fields<'r> {
 }
 
 impl<'de> Visitor<'de> for Fields<'_> {
-    type Value = Object<'de>;
+    type Value = JsonObject<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut object = Object::default();
+        let mut object = JsonObject::default();
         while let Some(Name(name)) = map.next_key()? {
             let treatment = if is_in(self.read, &name) {
                 Treatment::Checked

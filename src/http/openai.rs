@@ -4,15 +4,15 @@
 use super::choice::{Choice, MessageRules, Rules};
 use super::context::Context;
 use super::numbers::within;
-use super::object::Object;
+use super::object::JsonObject;
 use super::params::stops;
 use super::prompt::{PromptOptions, PromptTokens};
-use super::reply::{Api, Header};
+use super::reply::{Api, ReplyHeader};
 use super::structured::Structured;
 use super::tools::Tools;
 use super::wire::{self, Common, Prediction, required, wrong};
 use crate::engine::Request;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::sampling::mix;
 use crate::spec::DraftContext;
 use schemars::JsonSchema;
@@ -27,7 +27,7 @@ const MAX_SALT_BYTES: usize = 1024;
 
 /// A checked request body: the engine requests, and what is needed to build the reply.
 pub(super) struct Job {
-    pub header: Header,
+    pub header: ReplyHeader,
     /// One per choice: n for each prompt, with the choices of a prompt next to each other.
     pub requests: Vec<Request>,
     pub choices: Vec<Choice>,
@@ -62,7 +62,7 @@ impl<F: DeserializeOwned> Body<F> {
             wire::names::<F>(),
             wire::names::<Structured>(),
         ];
-        let body = Object::parse(body, &read)?;
+        let body = JsonObject::parse(body, &read)?;
         let read_body = Self {
             common: body.fields()?,
             fields: body.fields()?,
@@ -115,7 +115,7 @@ impl Context<'_> {
         };
         let prompts = self.prompts(prompt, &options, plan.best_of)?;
         plan.rules.token_ids = fields.return_token_ids.unwrap_or(false);
-        let mut header = Header::new(Api::Completion, model, self.fingerprint);
+        let mut header = ReplyHeader::new(Api::Completion, model, self.fingerprint);
         header.logprobs = logprobs;
         let max_tokens = |prompt: &[u32]| {
             // Only the default is reduced to what fits the context; a requested value is not.
@@ -143,7 +143,7 @@ impl Context<'_> {
     ///
     /// # Errors
     /// As [`Context::chat`].
-    pub fn chat_job(&self, body: Body<wire::Chat>) -> Result<Job> {
+    pub fn chat_job(&self, body: Body<wire::ChatFields>) -> Result<Job> {
         let Body {
             mut common,
             fields,
@@ -186,11 +186,9 @@ impl Context<'_> {
             self.answer_grammar(&structured, &tools, &plan.rules.message)?;
         let special = fields.add_special_tokens.unwrap_or(false);
         let keep = self.kept(fields.truncate_prompt_tokens, max_tokens)?;
-        let ids = self
-            .encode_last(&prompt, special, keep)
-            .map_err(|e| of_chat(e, max_field))?;
+        let ids = self.encode_last("messages", &prompt, special, keep)?;
         plan.rules.token_ids = fields.return_token_ids.unwrap_or(false);
-        let mut header = Header::new(Api::Chat, model, self.fingerprint);
+        let mut header = ReplyHeader::new(Api::Chat, model, self.fingerprint);
         header.logprobs = plan.template.logprobs;
         let prompts = vec![PromptTokens { ids, echo: None }];
         let max_tokens = |prompt: &[u32]| {
@@ -199,13 +197,13 @@ impl Context<'_> {
             max_tokens.or(recommended.map(|max| max.min(available).max(1)))
         };
         self.job(header, plan, prompts, max_tokens)
-            .map_err(|e| of_chat(e, max_field))
+            .map_err(|e| e.renamed(&[("max_tokens", max_field)]))
     }
 
     fn job(
         &self,
-        mut header: Header,
-        plan: Plan,
+        mut header: ReplyHeader,
+        plan: RequestPlan,
         prompts: Vec<PromptTokens>,
         max_tokens: impl Fn(&[u32]) -> Option<usize>,
     ) -> Result<Job> {
@@ -215,6 +213,10 @@ impl Context<'_> {
         let ids = prompts.iter().map(|prompt| prompt.ids.clone());
         header.prompt_ids = plan.rules.token_ids.then(|| ids.collect());
         header.speculates = self.limits.spec_length > 0 && plan.template.spec_length != Some(0);
+        let field = match header.api {
+            Api::Completion => "prompt",
+            Api::Chat => "messages",
+        };
         let rules = Arc::new(plan.rules);
         let (mut requests, mut choices) = (Vec::new(), Vec::new());
         for prompt in prompts {
@@ -225,7 +227,7 @@ impl Context<'_> {
             };
             check_min_tokens(&request)?;
             // The engine checks this as well; here it avoids copying a too long prompt n times.
-            self.limits.check(&request)?;
+            self.limits.check(&request, field)?;
             for _ in 0..plan.best_of {
                 request.params.seed = choice_seed(plan.seed, choices.len() as u64);
                 choices.push(Choice::new(rules.clone(), prompt.echo.clone()));
@@ -243,7 +245,7 @@ impl Context<'_> {
     }
 
     /// Checks the fields that both APIs share.
-    fn plan(&self, common: &Common) -> Result<Plan> {
+    fn plan(&self, common: &Common) -> Result<RequestPlan> {
         let n = within("n", common.n, 1..=MAX_N)?.unwrap_or(1);
         let stream = common.stream.unwrap_or(false);
         let options = common.stream_options.as_ref();
@@ -268,7 +270,7 @@ impl Context<'_> {
             0 => [].into(),
             _ => self.prediction(common.prediction.as_ref())?.into(),
         };
-        Ok(Plan {
+        Ok(RequestPlan {
             n,
             best_of: n,
             stream,
@@ -301,7 +303,7 @@ impl Context<'_> {
 }
 
 /// The checked fields that both APIs share.
-struct Plan {
+struct RequestPlan {
     /// Number of choices of each prompt that are shown.
     n: usize,
     /// Number of choices of each prompt.
@@ -316,7 +318,7 @@ struct Plan {
 }
 
 /// The number of choices among which the best `n` are found.
-fn best_of(asked: Option<usize>, plan: &Plan) -> Result<usize> {
+fn best_of(asked: Option<usize>, plan: &RequestPlan) -> Result<usize> {
     const FIELD: &str = "best_of";
     let best_of = within(FIELD, asked, plan.n..=MAX_N)?.unwrap_or(plan.n);
     if plan.stream && best_of > plan.n {
@@ -349,14 +351,6 @@ fn check_min_tokens(request: &Request) -> Result<()> {
         ),
         _ => Ok(()),
     }
-}
-
-/// An error of the engine in the words of a chat request.
-pub(super) fn of_chat(mut error: Error, max_field: &str) -> Error {
-    if let Error::Request { message, .. } = &mut error {
-        *message = message.replace("the prompt", "the messages");
-    }
-    error.renamed(&[("prompt", "messages"), ("max_tokens", max_field)])
 }
 
 /// The seed of a choice, by its index in the reply, so that no two choices share one, whatever their

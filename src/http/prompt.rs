@@ -3,7 +3,7 @@
 use super::choice::Echo;
 use super::context::Context;
 use super::conversation::{ChatMessage, checked};
-use super::wire::{Prompt, wrong};
+use super::wire::{PromptInput, wrong};
 use crate::error::{Error, RequestErrorKind, Result};
 use crate::text::Chat;
 use serde_json::{Map, Value, to_value};
@@ -59,14 +59,14 @@ impl Context<'_> {
     /// `Invalid`, naming the field.
     pub(super) fn prompts(
         &self,
-        prompt: Prompt,
+        prompt: PromptInput,
         options: &PromptOptions<'_>,
         n: usize,
     ) -> Result<Vec<PromptTokens>> {
         let count = match &prompt {
-            Prompt::Text(_) | Prompt::Ids(_) => 1,
-            Prompt::Texts(list) => list.len(),
-            Prompt::IdLists(list) => list.len(),
+            PromptInput::Text(_) | PromptInput::Ids(_) => 1,
+            PromptInput::Texts(list) => list.len(),
+            PromptInput::IdLists(list) => list.len(),
         };
         if count == 0 {
             return wrong("prompt", "must not be empty");
@@ -85,10 +85,10 @@ impl Context<'_> {
             Some(_) => wrong("suffix", "is possible only if prompt is text: leave it out"),
         };
         match prompt {
-            Prompt::Text(text) => Ok(vec![from_text(text)?]),
-            Prompt::Texts(texts) => texts.into_iter().map(from_text).collect(),
-            Prompt::Ids(ids) => Ok(vec![from_ids(ids)?]),
-            Prompt::IdLists(lists) => lists.into_iter().map(from_ids).collect(),
+            PromptInput::Text(text) => Ok(vec![from_text(text)?]),
+            PromptInput::Texts(texts) => texts.into_iter().map(from_text).collect(),
+            PromptInput::Ids(ids) => Ok(vec![from_ids(ids)?]),
+            PromptInput::IdLists(lists) => lists.into_iter().map(from_ids).collect(),
         }
     }
 
@@ -117,23 +117,34 @@ impl Context<'_> {
         }
     }
 
-    /// The token ids of a prompt. One that must have more tokens than twice the context is refused in a
-    /// fraction of the time that they would take; of others, the error can tell how many they are.
+    /// The token ids of a prompt, which came in `field`. One that must have more tokens than twice the context
+    /// is refused in a fraction of the time that they would take; of others, the error can tell how many they
+    /// are.
     ///
     /// # Errors
     /// `ContextLengthExceeded`.
-    pub(super) fn encode(&self, prompt: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
+    pub(super) fn encode(
+        &self,
+        field: &str,
+        prompt: &str,
+        add_special_tokens: bool,
+    ) -> Result<Vec<u32>> {
         let max = self.limits.max_model_len;
         let most = max.saturating_mul(2);
         if self.text.prefix_within(prompt, most).len() < prompt.len() {
             // OpenAI's wording, as the engine has it.
             let message = format!(
-                "This model's maximum context length is {max} tokens. However, the prompt has more than {most}. Please reduce the length of the prompt."
+                "This model's maximum context length is {max} tokens. However, the {field} has more than {most}. Please reduce the length of the {field}."
             );
             let kind = RequestErrorKind::ContextLengthExceeded;
-            return Err(Error::request(kind, Some("prompt"), message));
+            return Err(Error::request(kind, Some(field), message));
         }
-        self.text.encode(prompt, add_special_tokens)
+        self.encode_all(field, prompt, add_special_tokens)
+    }
+
+    fn encode_all(&self, field: &str, prompt: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
+        let ids = self.text.encode(prompt, add_special_tokens);
+        ids.map_err(|e| e.renamed(&[("prompt", field)]))
     }
 
     /// The same, or the last `keep` of them, of which the first is the BOS that the tokenizer adds.
@@ -142,14 +153,15 @@ impl Context<'_> {
     /// `ContextLengthExceeded`, if all are kept.
     pub(super) fn encode_last(
         &self,
+        field: &str,
         prompt: &str,
         add_special_tokens: bool,
         keep: Option<usize>,
     ) -> Result<Vec<u32>> {
         let Some(keep) = keep else {
-            return self.encode(prompt, add_special_tokens);
+            return self.encode(field, prompt, add_special_tokens);
         };
-        let mut ids = self.text.encode(prompt, add_special_tokens)?;
+        let mut ids = self.encode_all(field, prompt, add_special_tokens)?;
         let bos = ids.first().copied().filter(|_| self.adds_bos(prompt, &ids));
         keep_last(&mut ids, keep);
         if let (Some(first), Some(bos)) = (ids.first_mut(), bos) {
@@ -167,7 +179,7 @@ impl Context<'_> {
 
     fn text_prompt(&self, text: &str, options: &PromptOptions<'_>) -> Result<PromptTokens> {
         let special = options.add_special_tokens;
-        let mut ids = self.encode_last(text, special, options.keep)?;
+        let mut ids = self.encode_last("prompt", text, special, options.keep)?;
         if ids.is_empty() {
             // A text that begins.
             let bos = self.text.special_ids().bos.filter(|_| special);
@@ -220,7 +232,7 @@ impl Context<'_> {
         for text in [before, after] {
             let most = self.limits.max_model_len.saturating_mul(2);
             if self.text.prefix_within(text, most).len() < text.len() {
-                self.encode(text, false)?;
+                self.encode("prompt", text, false)?;
             }
         }
         let ids = self

@@ -16,7 +16,7 @@ const MIN_LOGPROB: f32 = -9999.0;
 #[schemars(rename = "{C}")]
 pub(super) struct Reply<'a, C> {
     pub id: &'a str,
-    pub object: Object,
+    pub object: ObjectName,
     pub created: u64,
     pub model: &'a str,
     pub system_fingerprint: Option<&'a str>,
@@ -31,7 +31,7 @@ pub(super) struct Reply<'a, C> {
 pub(super) type ChunkUsage = Option<Option<Usage>>;
 
 #[derive(Clone, Copy, Serialize, JsonSchema)]
-pub(super) enum Object {
+pub(super) enum ObjectName {
     #[serde(rename = "text_completion")]
     Completion,
     #[serde(rename = "chat.completion")]
@@ -60,7 +60,7 @@ pub(super) struct CompletionChoice<'a> {
 #[schemars(rename = "ChatCompletion", inline)]
 pub(super) struct ChatChoice<'a> {
     pub index: usize,
-    pub message: Message<'a>,
+    pub message: AssistantMessage<'a>,
     pub logprobs: Option<ChatLogprobs<'a>>,
     pub finish_reason: Option<FinishKind>,
     pub stop_reason: Option<&'a StopReason>,
@@ -83,8 +83,7 @@ pub(super) struct ChunkChoice<'a> {
 }
 
 #[derive(Serialize, JsonSchema)]
-#[schemars(rename = "AssistantMessage")]
-pub(super) struct Message<'a> {
+pub(super) struct AssistantMessage<'a> {
     #[schemars(extend("const" = "assistant"))]
     pub role: &'static str,
     pub content: Option<String>,

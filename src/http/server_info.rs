@@ -46,7 +46,7 @@ pub(super) struct ServerDescription {
 /// Sections as in vLLM's configuration.
 #[derive(Serialize, JsonSchema)]
 struct VllmConfig {
-    model_config: ModelConfig,
+    model_config: ServedModel,
     cache_config: CacheConfig,
     scheduler_config: SchedulerConfig,
     parallel_config: ParallelConfig,
@@ -54,7 +54,7 @@ struct VllmConfig {
 }
 
 #[derive(Serialize, JsonSchema)]
-struct ModelConfig {
+struct ServedModel {
     model: String,
     served_model_name: Vec<String>,
     max_model_len: usize,
@@ -110,7 +110,7 @@ impl ServerInfo {
             max_running_requests: self.max_num_seqs,
             max_total_num_tokens: self.num_blocks.saturating_mul(self.block_size),
             vllm_config: VllmConfig {
-                model_config: ModelConfig {
+                model_config: ServedModel {
                     model: self.model.clone(),
                     served_model_name: model_names.to_vec(),
                     max_model_len,

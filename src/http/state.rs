@@ -4,9 +4,9 @@ use super::bodies::Bodies;
 use super::context::{Context, KeyIndex};
 use super::defaults::SamplingDefaults;
 use super::embedding_turns::Turns;
-use super::encoding::Sent;
+use super::encoding::SentBody;
 use super::limits::HttpLimits;
-use super::load::Load;
+use super::load::RequestsInFlight;
 use super::origin::{OriginOptions, Origins};
 use super::reply;
 use super::server_info::ServerInfo;
@@ -32,7 +32,7 @@ pub struct AppState {
     pub(super) limits: HttpLimits,
     pub(super) origins: Arc<Origins>,
     pub(super) info: Arc<ServerInfo>,
-    pub(super) load: Load,
+    pub(super) load: RequestsInFlight,
     /// Who is told of requests that have ended.
     pub(super) observer: Option<Arc<dyn Observer>>,
     bodies: Arc<Bodies>,
@@ -64,7 +64,7 @@ impl AppState {
             embeddings: None,
             model_names: model_names.into(),
             info: Arc::default(),
-            load: Load::default(),
+            load: RequestsInFlight::default(),
             observer: None,
             api_keys: Arc::default(),
             defaults: Arc::default(),
@@ -154,7 +154,7 @@ impl AppState {
     /// The errors of `read`, or that the body could not be received.
     pub(super) async fn read<T: Send + 'static>(
         &self,
-        body: Sent,
+        body: SentBody,
         read: impl FnOnce(&Context<'_>, &[u8]) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let key = body.key;
@@ -201,8 +201,8 @@ impl AppState {
     }
 
     /// A model as `/v1/models` describes it.
-    pub(super) fn model(&self, name: &str) -> Model {
-        Model {
+    pub(super) fn model(&self, name: &str) -> ModelObject {
+        ModelObject {
             id: name.to_owned(),
             object: "model",
             created: self.created,
@@ -216,7 +216,7 @@ impl AppState {
 
 /// A name of the model.
 #[derive(Serialize, JsonSchema)]
-pub(super) struct Model {
+pub(super) struct ModelObject {
     id: String,
     #[schemars(extend("const" = "model"))]
     object: &'static str,

@@ -18,7 +18,7 @@ const RESPONSE_FORMAT: &str = "response_format";
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(super) struct Structured {
     response_format: Option<ResponseFormat>,
-    structured_outputs: Option<Options>,
+    structured_outputs: Option<StructuredOptions>,
     guided_json: Option<Value>,
     guided_json_object: Option<bool>,
     guided_regex: Option<String>,
@@ -86,7 +86,7 @@ pub(super) type Asked = (FieldPath, GrammarSource);
 /// vLLM's object `structured_outputs`; its other spelling has the same fields with the prefix `guided_`.
 #[derive(Debug, Default, Clone, Deserialize, JsonSchema)]
 #[schemars(rename = "StructuredOutputs")]
-struct Options {
+struct StructuredOptions {
     json: Option<Value>,
     json_object: Option<bool>,
     regex: Option<String>,
@@ -130,14 +130,14 @@ impl Structured {
     /// # Errors
     /// `Invalid`, naming the field, if fields contradict each other.
     pub fn asked(&self) -> Result<Option<Asked>> {
-        let guided = Options {
+        let guided = StructuredOptions {
             json: self.guided_json.clone().filter(|json| json != ""),
             json_object: self.guided_json_object,
             regex: self.guided_regex.clone().filter(|text| !text.is_empty()),
             choice: self.guided_choice.clone().filter(|list| !list.is_empty()),
             grammar: self.guided_grammar.clone().filter(|text| !text.is_empty()),
             whitespace_pattern: self.guided_whitespace_pattern.clone(),
-            ..Options::default()
+            ..StructuredOptions::default()
         };
         let mut asked = guided.asked(|name| FieldPath::from(&*format!("guided_{name}")))?;
         if let Some(options) = &self.structured_outputs {
@@ -158,7 +158,7 @@ impl Structured {
     }
 }
 
-impl Options {
+impl StructuredOptions {
     fn check(&self, at: &FieldPath) -> Result<()> {
         let is_harmless = |(name, value): (&String, &Value)| match name.as_str() {
             _ if value.is_null() => true,

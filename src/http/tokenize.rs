@@ -1,8 +1,7 @@
 //! Reads the bodies of `/tokenize` and `/detokenize`.
 
 use super::context::Context;
-use super::object::Object;
-use super::openai::of_chat;
+use super::object::JsonObject;
 use super::tools::Tools;
 use super::wire::{self, Detokenize, Tokenize, required};
 use crate::error::{Error, Result};
@@ -14,12 +13,14 @@ impl Context<'_> {
     /// `Invalid`, naming the field.
     pub(super) fn tokenize(&self, body: &[u8]) -> Result<Vec<u32>> {
         let read = [wire::names::<Tokenize>()];
-        let body = Object::parse(body, &read)?;
+        let body = JsonObject::parse(body, &read)?;
         body.check_others(&read)?;
         let body: Tokenize = body.fields()?;
         self.model(body.model.as_deref())?;
         match (body.prompt, body.messages) {
-            (Some(prompt), None) => self.encode(&prompt, body.add_special_tokens.unwrap_or(true)),
+            (Some(prompt), None) => {
+                self.encode("prompt", &prompt, body.add_special_tokens.unwrap_or(true))
+            }
             (None, Some(messages)) => {
                 let prompt = self.chat_prompt(
                     messages,
@@ -28,8 +29,7 @@ impl Context<'_> {
                     body.chat_template_kwargs,
                 )?;
                 let special = body.add_special_tokens.unwrap_or(false);
-                let ids = self.encode(&prompt, special);
-                ids.map_err(|e| of_chat(e, "max_tokens"))
+                self.encode("messages", &prompt, special)
             }
             _ => Err(Error::invalid(
                 "prompt",
@@ -44,7 +44,7 @@ impl Context<'_> {
     /// `Invalid`, naming the field.
     pub(super) fn detokenize(&self, body: &[u8]) -> Result<String> {
         let read = [wire::names::<Detokenize>()];
-        let body: Detokenize = Object::parse(body, &read)?.fields()?;
+        let body: Detokenize = JsonObject::parse(body, &read)?.fields()?;
         self.model(body.model.as_deref())?;
         let tokens = required("tokens", body.tokens)?;
         let size = self.text.vocab_size();

@@ -3,7 +3,7 @@
 
 pub(super) use super::checks::{required, wrong};
 
-use super::content::{Part, TextOr};
+use super::content::{ContentPart, TextOr};
 use super::conversation::ChatMessage;
 use super::tools::{Tool, ToolChoice};
 use crate::error::{FieldPath, Result};
@@ -85,7 +85,7 @@ pub(super) struct StreamOptions {
 pub(super) struct Prediction {
     #[serde(rename = "type")]
     pub _kind: PredictionKind,
-    pub content: TextOr<Part>,
+    pub content: TextOr<ContentPart>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -111,7 +111,7 @@ impl Prediction {
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(super) struct Completion {
     #[schemars(required)]
-    pub prompt: Option<Prompt>,
+    pub prompt: Option<PromptInput>,
     pub echo: Option<bool>,
     pub best_of: Option<usize>,
     pub suffix: Option<String>,
@@ -126,7 +126,7 @@ pub(super) struct Completion {
     untagged,
     expecting = "expected a string, a list of strings, a list of token ids or a list of such lists"
 )]
-pub(super) enum Prompt {
+pub(super) enum PromptInput {
     Text(String),
     Texts(Vec<String>),
     Ids(#[serde(deserialize_with = "ids")] Vec<u32>),
@@ -136,10 +136,10 @@ pub(super) enum Prompt {
 /// The body of `/v1/embeddings`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "EmbeddingRequest")]
-pub(super) struct Embedding {
+pub(super) struct EmbeddingFields {
     pub model: Option<String>,
     #[schemars(required)]
-    pub input: Option<Prompt>,
+    pub input: Option<PromptInput>,
     pub dimensions: Option<usize>,
     pub encoding_format: Option<EncodingFormat>,
     pub add_special_tokens: Option<bool>,
@@ -161,7 +161,7 @@ pub(super) enum EncodingFormat {
 /// Fields that only `/v1/chat/completions` has.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[schemars(rename = "ChatCompletion")]
-pub(super) struct Chat {
+pub(super) struct ChatFields {
     #[schemars(required)]
     pub messages: Option<Vec<ChatMessage>>,
     pub logprobs: Option<bool>,

@@ -43,8 +43,8 @@ pub use kv_move::{KvMoves, kv_move};
 pub use kv_write::kv_write;
 pub use norm::add_norm;
 pub use paged_attention::{
-    AttentionBatch, AttentionParams, GPU_HEAD_DIMS, MAX_GPU_HEADS_PER_KV_HEAD, TableCapacity,
-    Tables, paged_attention,
+    AttentionBatch, AttentionParams, AttentionTables, GPU_HEAD_DIMS, MAX_GPU_HEADS_PER_KV_HEAD,
+    TableCapacity, paged_attention,
 };
 pub use parallel::{default_threads, max_threads, set_threads, threads};
 pub use rope::{HeadNorms, rope};

@@ -131,7 +131,7 @@ thread_local! {
 }
 
 /// What the workers run while the gate is open.
-type Job = *const (dyn Fn() + Sync);
+type JobPointer = *const (dyn Fn() + Sync);
 
 /// Flag of [`Pool::gate`]: workers may enter. The bits above it are the loop's number, the bits below
 /// it the number of workers inside.
@@ -142,7 +142,7 @@ struct Pool {
     workers: Vec<Worker>,
     gate: AtomicU64,
     /// Written by the caller while the gate is closed and no worker is inside.
-    job: UnsafeCell<Option<Job>>,
+    job: UnsafeCell<Option<JobPointer>>,
     callers: Mutex<()>,
     /// Divided by the caller while the gate is closed and no worker is inside.
     ranges: Ranges,

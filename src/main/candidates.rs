@@ -1,6 +1,6 @@
 //! Which models and heads on this machine can draft for a target, by their headers.
 
-use crate::drafts::Draft;
+use crate::drafts::LoadedDraft;
 use crate::load::{load_options, read_text, tensors_elsewhere};
 use candle_core::Device;
 use foretoken::config::{Config, DrafterChoice, LoadFlags};
@@ -110,7 +110,7 @@ impl Target<'_> {
             DrafterChoice::Eagle3(choice) => (choice, |kind| !kind.is_parallel()),
             DrafterChoice::Parallel(choice) => (choice, HeadKind::is_parallel),
             DrafterChoice::Own(layers) => {
-                Draft::own(self.model, layers.as_ref())?;
+                LoadedDraft::own(self.model, layers.as_ref())?;
                 return Ok(None);
             }
             _ => return Ok(None),

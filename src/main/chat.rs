@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Loads the model, serves it on a loopback port and talks to it.
-pub fn run(config: &Config, options: &chat::Options) -> Result<()> {
+pub fn run(config: &Config, options: &chat::ChatOptions) -> Result<()> {
     if std::io::stdin().is_terminal() {
         eprintln!("loading {}", config.served_model_name);
     }

@@ -3,7 +3,7 @@
 use crate::candidates::{Candidate, Target};
 use crate::defaults;
 use crate::load::{check_quantize, embeddings, load_options, read_text, tensors_elsewhere};
-use crate::memory::{self, Budget, Cache};
+use crate::memory::{self, Cache, DeviceMemory};
 use clap::ValueEnum;
 use foretoken::config::{CheckOptions, Config, LoadFlags};
 use foretoken::error::{Error, Result};
@@ -21,7 +21,7 @@ use std::fmt::{self, Write};
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
-enum Answer {
+enum CheckResult {
     Servable(Box<Report>),
     Refused {
         model: String,
@@ -43,7 +43,7 @@ struct Report {
     kv_heads: usize,
     head_dim: usize,
     /// Those of all layers, which may differ.
-    attention: Vec<Heads>,
+    attention: Vec<HeadCounts>,
     vocabulary: usize,
     context: usize,
     parameters: u64,
@@ -84,14 +84,14 @@ struct Report {
 
 /// How many layers have these heads.
 #[derive(Debug, Serialize)]
-struct Heads {
+struct HeadCounts {
     layers: usize,
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
 }
 
-impl Heads {
+impl HeadCounts {
     /// In the order of the first layers that have them.
     fn of_layers(shape: &ModelConfig) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
@@ -113,7 +113,7 @@ impl Heads {
     }
 }
 
-impl fmt::Display for Heads {
+impl fmt::Display for HeadCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (heads, dim, kv) = (self.heads, self.head_dim, self.kv_heads);
         write!(f, "{heads} heads of {dim} ({kv} of keys and values)")
@@ -139,9 +139,9 @@ pub fn run(config: &Config, options: &CheckOptions) -> Result<()> {
         return console::print(result?);
     }
     let (answer, result) = match result {
-        Ok(report) => (Answer::Servable(Box::new(report)), Ok(())),
+        Ok(report) => (CheckResult::Servable(Box::new(report)), Ok(())),
         Err(e) => {
-            let refused = Answer::Refused {
+            let refused = CheckResult::Refused {
                 model: config.model.name.clone(),
                 servable: false,
                 error: e.to_string(),
@@ -162,7 +162,7 @@ fn report(config: &Config) -> Result<Report> {
         kernels::set_threads(threads);
     }
     memory::check_limits(config)?;
-    let mut budget = Budget::new(&device)?;
+    let mut budget = DeviceMemory::new(&device)?;
     let name = &config.model.name;
     let revision = config.model.revision.as_deref();
     let (source, format) = ModelSource::resolve_headers(name, revision, config.load.load_format)?;
@@ -188,7 +188,7 @@ fn report(config: &Config) -> Result<Report> {
         tensors,
         ..load_options(&flags, &device, config.load.keep_quantized)
     };
-    let stored = Stored::of(&source, &options);
+    let stored = WeightSource::of(&source, &options);
     let (model, inventory) = model::inspect(&source, &options)?;
     defaults::of(&config.generation, &source)?;
     let embeddings = embeddings(config, &source, &*model)?;
@@ -253,7 +253,7 @@ impl Decode {
 
 /// Where the weights are.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stored {
+enum WeightSource {
     Here,
     /// At the Hub, of which headers were read.
     Elsewhere,
@@ -261,7 +261,7 @@ enum Stored {
     Nowhere,
 }
 
-impl Stored {
+impl WeightSource {
     fn of(source: &ModelSource, options: &LoadOptions) -> Self {
         match source {
             ModelSource::Gguf(GgufSource::Headers(_)) => Self::Elsewhere,
@@ -279,7 +279,7 @@ impl Report {
         inventory: &Inventory,
         text: &Text,
         cache: &Cache,
-        stored: Stored,
+        stored: WeightSource,
     ) -> Self {
         let shape = model.config();
         let count = |of: fn(&TensorEntry) -> &str| {
@@ -289,7 +289,7 @@ impl Report {
             }
             types
         };
-        let is_known = stored != Stored::Nowhere;
+        let is_known = stored != WeightSource::Nowhere;
         let per_token = model.kv_shape().bytes_per_token();
         let value = |name: Option<clap::builder::PossibleValue>| Some(name?.get_name().to_owned());
         let tools = config.http.tool_call_parser.or(text.tool_format());
@@ -304,11 +304,11 @@ impl Report {
             heads: shape.num_heads,
             kv_heads: shape.num_kv_heads,
             head_dim: shape.head_dim,
-            attention: Heads::of_layers(shape),
+            attention: HeadCounts::of_layers(shape),
             vocabulary: shape.vocab_size,
             context: shape.max_position_embeddings,
             parameters: inventory.sum(|entry| entry.elements),
-            downloaded: stored == Stored::Here,
+            downloaded: stored == WeightSource::Here,
             file_bytes: is_known.then(|| inventory.sum(|entry| entry.stored_bytes)),
             file_types: if is_known {
                 count(|entry| &entry.stored)

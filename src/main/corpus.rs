@@ -9,7 +9,7 @@ use std::path::Path;
 
 /// A line of a .jsonl file; other fields are ignored.
 #[derive(Deserialize)]
-struct Line {
+struct CorpusLine {
     text: String,
 }
 
@@ -47,7 +47,7 @@ pub fn read(
             return Ok((documents, true));
         }
         if is_json && !line.trim().is_empty() {
-            let line: Line = serde_json::from_str(&line)
+            let line: CorpusLine = serde_json::from_str(&line)
                 .map_err(|e| Error::in_file(file, format!("line {number}: {e}")))?;
             add(&line.text)?;
         } else if read == 0 || line.trim().is_empty() {

@@ -12,13 +12,13 @@ use std::sync::Arc;
 const DRAFT_CHUNK: usize = 256;
 
 /// A draft model, and what is needed to draft with it.
-pub struct Draft {
+pub struct LoadedDraft {
     network: DraftNetwork,
     /// If its tokenizer is not the target's.
     vocabulary: Option<JointVocabulary>,
 }
 
-impl Draft {
+impl LoadedDraft {
     /// `draft` beside `target`, each with its tokenizer. If the tokenizers differ, the drafts will be
     /// translated, and the log says how much they share.
     ///

@@ -1,8 +1,8 @@
 //! Loads the models of a [`Config`] and starts the engine.
 
 use crate::corpus;
-use crate::drafts::Draft;
-use crate::memory::{self, Budget};
+use crate::drafts::LoadedDraft;
+use crate::memory::{self, DeviceMemory};
 use candle_core::{DType, Device};
 use foretoken::bench::RowPenalty;
 use foretoken::config::{Config, DrafterChoice, Dtype, LoadFlags, ModelChoice, TablesOptions};
@@ -49,7 +49,7 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
         }
         tracing::info!("{}", determinism_notice(&config.load));
     }
-    let mut budget = Budget::new(&device)?;
+    let mut budget = DeviceMemory::new(&device)?;
     let keep_quantized = config.load.keep_quantized;
     memory::check_limits(config)?;
     let source = resolve(config, &config.model)?;
@@ -66,12 +66,12 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
         config.drafter = None;
     }
     let config = &config;
-    Budget::note(&mut budget, "target weights", &device)?;
+    DeviceMemory::note(&mut budget, "target weights", &device)?;
     let draft = load_draft(config, &device, &*target, text.as_ref())?;
     if draft.is_some() {
-        Budget::note(&mut budget, "draft weights", &device)?;
+        DeviceMemory::note(&mut budget, "draft weights", &device)?;
     }
-    let draft_model = draft.as_ref().map(Draft::model);
+    let draft_model = draft.as_ref().map(LoadedDraft::model);
     let blocks = memory::pool_blocks(config, &*target, draft_model, budget)?;
     let drafter = drafter(config, draft, blocks, text.as_deref())?;
     let target = if row_penalty > 0.0 {
@@ -149,7 +149,7 @@ fn info(config: &Config, source: &ModelSource, device: &str, num_blocks: usize) 
 /// The drafter; `draft` is its model, if it has one.
 fn drafter(
     config: &Config,
-    draft: Option<Draft>,
+    draft: Option<LoadedDraft>,
     blocks: usize,
     text: Option<&Text>,
 ) -> Result<Option<Box<dyn Drafter>>> {
@@ -211,7 +211,7 @@ fn load_draft(
     device: &Device,
     target: &dyn Model,
     text: Option<&Arc<Text>>,
-) -> Result<Option<Draft>> {
+) -> Result<Option<LoadedDraft>> {
     let head = |choice: &ModelChoice, drafter: &str, takes: fn(HeadKind) -> bool| {
         let head = load_head(config, choice, device, target, takes)?;
         head.ok_or_else(|| {
@@ -234,13 +234,13 @@ fn load_draft(
                             "{name} has no output layer (lm_head), so it cannot draft"
                         )));
                     }
-                    Draft::beside(target, text, draft, &choice.name)?
+                    LoadedDraft::beside(target, text, draft, &choice.name)?
                 }
             }
         }
         Some(DrafterChoice::Eagle3(choice)) => head(choice, "eagle3", |kind| !kind.is_parallel())?,
         Some(DrafterChoice::Parallel(choice)) => head(choice, "parallel", HeadKind::is_parallel)?,
-        Some(DrafterChoice::Own(layers)) => Draft::own(target, layers.as_ref())?,
+        Some(DrafterChoice::Own(layers)) => LoadedDraft::own(target, layers.as_ref())?,
         _ => return Ok(None),
     }))
 }
@@ -252,7 +252,7 @@ fn load_head(
     device: &Device,
     target: &dyn Model,
     takes: fn(HeadKind) -> bool,
-) -> Result<Option<Draft>> {
+) -> Result<Option<LoadedDraft>> {
     let options = load_options(&config.load, device, true);
     let source = resolve(config, choice)?;
     let Some(kind) = HeadKind::of(&source)?.filter(|&kind| takes(kind)) else {
@@ -261,7 +261,7 @@ fn load_head(
     let named = |e| Error::setup(format!("{}: {e}", choice.name));
     let model = model::load_head(&source, kind, &options, target).map_err(named)?;
     tracing::info!("{}: a head of kind {kind:?} drafts", choice.name);
-    Ok(Some(Draft::of_head(model)))
+    Ok(Some(LoadedDraft::of_head(model)))
 }
 
 /// The options with which the flags load a model; `keep_quantized` differs for target and draft.

@@ -24,14 +24,14 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 /// Writes lines without waiting for the reader. Clones share one queue.
 #[derive(Clone)]
 pub struct LineWriter {
-    queue: Sender<Message>,
+    queue: Sender<LogMessage>,
     queued_bytes: Arc<AtomicUsize>,
     dropped: IntCounter,
     /// Whether log lines are JSON objects.
     json: Arc<AtomicBool>,
 }
 
-enum Message {
+enum LogMessage {
     /// A line with its line break.
     Line(Vec<u8>),
     /// Signals that all earlier lines have been written or dropped.
@@ -88,7 +88,7 @@ impl LineWriter {
         let fits = |queued: usize| (queued + bytes <= MAX_QUEUED_BYTES).then_some(queued + bytes);
         let (set, fetch) = (Ordering::SeqCst, Ordering::SeqCst);
         let queued = self.queued_bytes.fetch_update(set, fetch, fits);
-        if queued.is_err() || self.queue.send(Message::Line(line)).is_err() {
+        if queued.is_err() || self.queue.send(LogMessage::Line(line)).is_err() {
             self.dropped.inc();
         }
     }
@@ -96,7 +96,7 @@ impl LineWriter {
     /// Waits until all lines so far are written, at most [`FLUSH_TIMEOUT`].
     pub fn flush(&self) {
         let (done, written) = sync_channel(1);
-        if self.queue.send(Message::Flush(done)).is_ok() {
+        if self.queue.send(LogMessage::Flush(done)).is_ok() {
             // On a timeout nobody reads: the lines are lost.
             let _ = written.recv_timeout(FLUSH_TIMEOUT);
         }
@@ -163,7 +163,7 @@ fn json_line(level: Level, message: &str) -> String {
 /// The body of the thread: writes until all [`LineWriter`]s are dropped.
 fn write_lines(
     mut out: impl Write,
-    messages: &Receiver<Message>,
+    messages: &Receiver<LogMessage>,
     queued_bytes: &AtomicUsize,
     dropped: &IntCounter,
     json: &AtomicBool,
@@ -172,7 +172,7 @@ fn write_lines(
     let mut reported = 0;
     for message in messages {
         match message {
-            Message::Line(line) => {
+            LogMessage::Line(line) => {
                 let missing = dropped.get() - reported;
                 let notice = match missing {
                     0 => String::new(),
@@ -197,7 +197,7 @@ fn write_lines(
                 queued_bytes.fetch_sub(line.len(), Ordering::SeqCst);
             }
             // The caller of `flush` may have timed out.
-            Message::Flush(done) => drop(done.send(())),
+            LogMessage::Flush(done) => drop(done.send(())),
         }
     }
 }

@@ -35,7 +35,7 @@ pub fn cache(
     config: &Config,
     target: &dyn Model,
     draft: Option<&dyn Model>,
-    mut gpu: Option<&mut Budget>,
+    mut gpu: Option<&mut DeviceMemory>,
 ) -> Result<Cache> {
     let context = target.config().max_position_embeddings;
     let longest = config
@@ -91,7 +91,7 @@ pub fn pool_blocks(
     config: &Config,
     target: &dyn Model,
     draft: Option<&dyn Model>,
-    mut gpu: Option<Budget>,
+    mut gpu: Option<DeviceMemory>,
 ) -> Result<usize> {
     let cache = cache(config, target, draft, gpu.as_mut())?;
     let (tokens, longest) = (cache.tokens, cache.longest);
@@ -184,13 +184,13 @@ pub fn total_memory() -> u64 {
 
 /// What a GPU's memory is used for.
 #[derive(Debug)]
-pub struct Budget {
+pub struct DeviceMemory {
     total: u64,
     /// Names and bytes.
     parts: Vec<(String, u64)>,
 }
 
-impl Budget {
+impl DeviceMemory {
     /// Starts with the memory in use before a model is loaded; `None` on a CPU.
     ///
     /// # Errors
@@ -239,7 +239,7 @@ impl Budget {
     }
 }
 
-impl fmt::Display for Budget {
+impl fmt::Display for DeviceMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let unused = ("unused".to_owned(), self.total.saturating_sub(self.sum()));
         let total = ("total".to_owned(), self.total);
@@ -335,7 +335,7 @@ mod tests {
     #[test]
     fn the_pair_fits_in_16_gigabytes() {
         let config = config("--max-num-seqs 8 --spec-length 5");
-        let mut budget = Budget {
+        let mut budget = DeviceMemory {
             total: 16_000_000_000,
             parts: Vec::new(),
         };

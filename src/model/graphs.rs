@@ -6,7 +6,7 @@ use super::inputs::Inputs;
 use super::{Batch, Ends, ForwardOutput, Model, ModelConfig};
 use crate::error::Result;
 use crate::kernels::graph::{Graph, Recorder};
-use crate::kernels::{AttentionBatch, TableCapacity, Tables};
+use crate::kernels::{AttentionBatch, AttentionTables, TableCapacity};
 use crate::kv::{KvShape, KvStore};
 use candle_core::{Device, Tensor, TensorId};
 use std::collections::HashMap;
@@ -34,7 +34,7 @@ struct Recorded {
     /// Dropped first.
     graph: Graph,
     inputs: Inputs,
-    tables: Tables,
+    tables: AttentionTables,
     output: ForwardOutput,
     _pools: Vec<(Tensor, Tensor)>,
 }

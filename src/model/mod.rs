@@ -40,6 +40,7 @@ mod rope;
 pub(crate) mod safetensors_header;
 mod shards;
 pub mod source;
+mod tensor_source;
 pub mod toy;
 mod weights;
 

@@ -10,12 +10,12 @@ use super::names::{self, Layout};
 use super::safetensors_header::TensorHeaders;
 use super::shards::safetensors_files;
 use super::source::ModelSource;
-use super::{dummy, finite, pickle, requantize};
-use crate::error::{Error, Result, clipped, first_line};
+use super::tensor_source::TensorSource;
+use super::{dummy, pickle, requantize};
+use crate::error::{Error, Result, clipped};
 use crate::files;
-use candle_core::safetensors::MmapedSafetensors;
 use candle_core::{DType, Device, Tensor};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -25,20 +25,10 @@ pub struct Weights {
     layout: Layout,
     dtypes: Dtypes,
     device: Device,
+    /// The names of the tensors that were read. A GGUF file counts them itself.
+    read: HashSet<String>,
     /// Filled if only headers are read.
     inventory: Option<SharedInventory>,
-}
-
-enum TensorSource {
-    /// The mapped files, and the names of the tensors that were read.
-    Safetensors(MmapedSafetensors, HashSet<String>),
-    /// The tensors of a `pytorch_model.bin`, and the names of those that were read.
-    Pickled(HashMap<String, Tensor>, HashSet<String>),
-    Gguf(Box<GgufFile>),
-    /// The headers of safetensors that are elsewhere, and the names of those that were read.
-    Headers(Arc<TensorHeaders>, HashSet<String>),
-    /// Random weights with this seed.
-    Dummy(u64),
 }
 
 impl Weights {
@@ -48,15 +38,9 @@ impl Weights {
     /// # Errors
     /// A setup error that names the missing or broken file.
     pub fn safetensors(folder: &Path, dtypes: Dtypes, device: &Device) -> Result<Self> {
-        let files = safetensors_files(folder)?;
-        // SAFETY: the files are only read. If someone changes a checkpoint while the server runs, they
-        // get other weights or a fault, as with every mapped file.
-        let mapped =
-            unsafe { MmapedSafetensors::multi(&files) }.map_err(|e| Error::in_file(folder, e))?;
-        let layout = Layout::of(|name| mapped.get(name).is_ok());
-        let source = TensorSource::Safetensors(mapped, HashSet::new());
+        let source = TensorSource::safetensors(folder)?;
         Ok(Self {
-            layout,
+            layout: Layout::of(|name| source.has(name)),
             ..Self::new(source, dtypes, device)
         })
     }
@@ -68,7 +52,7 @@ impl Weights {
     pub fn of_head(folder: &Path, dtypes: Dtypes, device: &Device) -> Result<Self> {
         match (safetensors_files(folder), pickle::file_in(folder)) {
             (Err(_), Some(pickled)) => {
-                let source = TensorSource::Pickled(pickle::read(&pickled)?, HashSet::new());
+                let source = TensorSource::Pickled(pickle::read(&pickled)?);
                 Ok(Self::new(source, dtypes, device))
             }
             _ => Self::safetensors(folder, dtypes, device),
@@ -101,10 +85,9 @@ impl Weights {
 
     /// The tensors of safetensors that are not on this machine, for [`Weights::headers_only`].
     pub fn headers(tensors: Arc<TensorHeaders>, dtypes: Dtypes, device: &Device) -> Self {
-        let layout = Layout::of(|name| tensors.contains_key(name));
-        let source = TensorSource::Headers(tensors, HashSet::new());
+        let source = TensorSource::Headers(tensors);
         Self {
-            layout,
+            layout: Layout::of(|name| source.has(name)),
             ..Self::new(source, dtypes, device)
         }
     }
@@ -120,6 +103,7 @@ impl Weights {
             layout: Layout::Model,
             dtypes,
             device: device.clone(),
+            read: HashSet::new(),
             inventory: None,
         }
     }
@@ -210,14 +194,7 @@ impl Weights {
 
     /// Whether the checkpoint has the tensor `name`. Random weights have every tensor.
     pub fn has(&self, name: &str) -> bool {
-        let name = &*self.layout.name(name);
-        match &self.source {
-            TensorSource::Gguf(file) => file.has(name),
-            TensorSource::Dummy(_) => true,
-            TensorSource::Headers(tensors, _) => tensors.contains_key(name),
-            TensorSource::Safetensors(files, _) => files.get(name).is_ok(),
-            TensorSource::Pickled(tensors, _) => tensors.contains_key(name),
-        }
+        self.source.has(&self.layout.name(name))
     }
 
     /// The weight of a norm, `[len]` in the compute dtype: `offset` more than what is stored.
@@ -271,15 +248,10 @@ impl Weights {
     /// A setup error that names the tensor if it is missing, or the weights are random.
     pub fn dense(&mut self, name: &str) -> Result<Tensor> {
         let name = &*self.layout.name(name);
-        let tensor = match &mut self.source {
-            TensorSource::Gguf(file) => file.tensor(name, &self.device)?,
-            TensorSource::Safetensors(files, _) => checked(files, name, &self.device)?,
-            TensorSource::Pickled(tensors, _) => pickled(tensors, name)?,
-            TensorSource::Dummy(_) | TensorSource::Headers(..) => {
-                return Err(Error::internal("there are no weights that have values"));
-            }
-        };
-        Ok(tensor.to_dtype(DType::F32)?)
+        Ok(self
+            .source
+            .tensor(name, &self.device)?
+            .to_dtype(DType::F32)?)
     }
 
     /// The divisors of the RoPE frequencies, if the checkpoint contains them.
@@ -295,15 +267,10 @@ impl Weights {
 
     /// Leaves the tensor `name` (its full Hugging Face name) unread, if there is one.
     pub fn skip(&mut self, name: &str) {
-        let name = &*self.layout.name(name);
+        let name = self.layout.name(name).into_owned();
         match &mut self.source {
-            TensorSource::Gguf(file) => file.skip(name),
-            TensorSource::Safetensors(_, read)
-            | TensorSource::Pickled(_, read)
-            | TensorSource::Headers(_, read) => {
-                read.insert(name.to_owned());
-            }
-            TensorSource::Dummy(_) => (),
+            TensorSource::Gguf(file) => file.skip(&name),
+            _ => drop(self.read.insert(name)),
         }
     }
 
@@ -313,31 +280,10 @@ impl Weights {
     /// If the checkpoint contains a tensor that was not read, and whose name does not begin with one of `skipped`:
     /// then the model computes something that we do not implement.
     pub fn finish(&self, skipped: &[&str]) -> Result<()> {
-        let unread = match &self.source {
-            TensorSource::Dummy(_) => Vec::new(),
-            TensorSource::Gguf(file) => {
-                file.log_conversions();
-                file.unread()
-            }
-            TensorSource::Pickled(tensors, read) => {
-                let names = tensors.keys();
-                names
-                    .filter(|name| !read.contains(*name))
-                    .cloned()
-                    .collect()
-            }
-            TensorSource::Headers(tensors, read) => {
-                let names = tensors.keys();
-                names
-                    .filter(|name| !read.contains(*name))
-                    .cloned()
-                    .collect()
-            }
-            TensorSource::Safetensors(files, read) => {
-                let names = files.tensors().into_iter().map(|(name, _)| name);
-                names.filter(|name| !read.contains(name)).collect()
-            }
-        };
+        if let TensorSource::Gguf(file) = &self.source {
+            file.log_conversions();
+        }
+        let unread = self.source.unread(&self.read);
         let is_known = |name: &String| {
             names::is_redundant(name) || skipped.iter().any(|start| name.starts_with(start))
         };
@@ -415,24 +361,9 @@ impl Weights {
                 (found, (kind.to_string(), WeightForm::Blocks(kind)))
             }
             other => {
-                let (found, dtype) = match other {
-                    TensorSource::Safetensors(files, read) => {
-                        read.insert(name.to_owned());
-                        let (dtype, found, _) = described(files, name)?;
-                        (found, dtype)
-                    }
-                    TensorSource::Headers(tensors, read) => {
-                        read.insert(name.to_owned());
-                        let tensor = tensors.get(name).ok_or_else(|| missing(name))?;
-                        (tensor.dims.clone(), dtype_of(name, &tensor.dtype)?)
-                    }
-                    TensorSource::Pickled(tensors, read) => {
-                        read.insert(name.to_owned());
-                        let tensor = pickled(tensors, name)?;
-                        (tensor.dims().to_vec(), tensor.dtype())
-                    }
-                    _ => (dims.to_vec(), matrices.unwrap_or(DType::F32)),
-                };
+                self.read.insert(name.to_owned());
+                let random = (dims.to_vec(), matrices.unwrap_or(DType::F32));
+                let (found, dtype) = other.describe(name)?.unwrap_or(random);
                 if is_matrix {
                     dense = self.dtypes.form(dtype, dims, device);
                 }
@@ -458,18 +389,11 @@ impl Weights {
             return Ok(Tensor::zeros(dims, DType::F32, &self.device)?);
         }
         let name = &*self.layout.name(name);
-        let tensor = match &mut self.source {
-            TensorSource::Gguf(file) => file.tensor(name, &self.device)?,
-            TensorSource::Headers(..) => return Err(Error::internal("only headers are here")),
-            TensorSource::Dummy(seed) => dummy::tensor(*seed, name, dims)?,
-            TensorSource::Pickled(tensors, read) => {
-                read.insert(name.to_owned());
-                pickled(tensors, name)?
-            }
-            TensorSource::Safetensors(files, read) => {
-                read.insert(name.to_owned());
-                checked(files, name, &self.device)?
-            }
+        let tensor = if let TensorSource::Dummy(seed) = self.source {
+            dummy::tensor(seed, name, dims)?
+        } else {
+            self.read.insert(name.to_owned());
+            self.source.tensor(name, &self.device)?
         };
         if tensor.dims() != dims {
             return Err(Error::wrong_shape(name, tensor.dims(), dims));
@@ -483,67 +407,5 @@ fn in_order(tensor: Tensor, order: Option<&[u32]>) -> Result<Tensor> {
     match order {
         None => Ok(tensor),
         Some(order) => Ok(tensor.index_select(&Tensor::new(order, tensor.device())?, 0)?),
-    }
-}
-
-/// Dtype, shape and bytes of the tensor `name` of `files`; an error if its dtype needs scales.
-fn described<'a>(
-    files: &'a MmapedSafetensors,
-    name: &str,
-) -> Result<(DType, Vec<usize>, &'a [u8])> {
-    let stored = files.get(name).map_err(|e| broken(name, &e))?;
-    let dtype = dtype_of(name, &format!("{:?}", stored.dtype()))?;
-    Ok((dtype, stored.shape().to_vec(), stored.data()))
-}
-
-/// The dtype of the tensor `name` that safetensors call `dtype`; an error if it needs scales.
-fn dtype_of(name: &str, dtype: &str) -> Result<DType> {
-    match dtype {
-        "F64" => Ok(DType::F64),
-        "F32" => Ok(DType::F32),
-        "F16" => Ok(DType::F16),
-        "BF16" => Ok(DType::BF16),
-        _ if name == names::OUTPUT_IDS => Ok(DType::I64),
-        other => Err(Error::setup(format!(
-            "tensor {} has dtype {}, which is not supported: only f64, f32, f16 and bf16 are",
-            clipped(name),
-            clipped(other)
-        ))),
-    }
-}
-
-/// The tensor `name` of `files`; an error if its dtype needs scales, or it is not finite.
-fn checked(files: &MmapedSafetensors, name: &str, device: &Device) -> Result<Tensor> {
-    let (dtype, _, data) = described(files, name)?;
-    if !finite::floats(dtype, data) {
-        return Err(Error::setup(format!(
-            "tensor {name} contains NaN or infinity"
-        )));
-    }
-    files.load(name, device).map_err(|e| broken(name, &e))
-}
-
-fn missing(name: &str) -> Error {
-    Error::setup(format!("tensor {name} is missing"))
-}
-
-fn broken(name: &str, e: &candle_core::Error) -> Error {
-    Error::setup(format!("tensor {name}: {}", first_line(e)))
-}
-
-/// The tensor `name` of `tensors`; an error if it is not finite.
-fn pickled(tensors: &HashMap<String, Tensor>, name: &str) -> Result<Tensor> {
-    let tensor = tensors.get(name).ok_or_else(|| missing(name))?;
-    // Also of whole numbers, which have no NaN.
-    let wide = tensor
-        .to_dtype(DType::F32)?
-        .flatten_all()?
-        .to_vec1::<f32>()?;
-    if wide.iter().all(|value| value.is_finite()) {
-        Ok(tensor.clone())
-    } else {
-        Err(Error::setup(format!(
-            "tensor {name} contains NaN or infinity"
-        )))
     }
 }

@@ -19,7 +19,7 @@ const MAX_ANSWER: u64 = 1 << 20;
 
 /// Counts the spans that wait or are being sent, and those that were dropped.
 #[derive(Debug)]
-pub struct Queue {
+pub struct SpanQueue {
     spans: AtomicUsize,
     max: usize,
     dropped: IntCounter,
@@ -29,7 +29,7 @@ pub struct Queue {
     said_failed: AtomicBool,
 }
 
-impl Queue {
+impl SpanQueue {
     /// A queue of at most `max` spans.
     pub fn new(max: usize, dropped: IntCounter) -> Self {
         Self {
@@ -76,19 +76,19 @@ impl Queue {
 
 /// Lets as many spans in as the queue holds.
 #[derive(Debug)]
-pub struct Bounded {
+pub struct BoundedProcessor {
     batches: BatchSpanProcessor,
-    queue: Arc<Queue>,
+    queue: Arc<SpanQueue>,
 }
 
-impl Bounded {
+impl BoundedProcessor {
     /// `batches` must have room for as many spans as `queue`.
-    pub fn new(batches: BatchSpanProcessor, queue: Arc<Queue>) -> Self {
+    pub fn new(batches: BatchSpanProcessor, queue: Arc<SpanQueue>) -> Self {
         Self { batches, queue }
     }
 }
 
-impl SpanProcessor for Bounded {
+impl SpanProcessor for BoundedProcessor {
     fn on_start(&self, _: &mut Span, _: &Context) {}
 
     fn on_end(&self, span: SpanData) {
@@ -114,11 +114,11 @@ impl SpanProcessor for Bounded {
 #[derive(Debug)]
 pub struct Counted {
     exporter: OtlpExporter,
-    queue: Arc<Queue>,
+    queue: Arc<SpanQueue>,
 }
 
 impl Counted {
-    pub fn new(exporter: OtlpExporter, queue: Arc<Queue>) -> Self {
+    pub fn new(exporter: OtlpExporter, queue: Arc<SpanQueue>) -> Self {
         Self { exporter, queue }
     }
 }
@@ -138,9 +138,9 @@ impl SpanExporter for Counted {
 
 /// The HTTP client of downloads, which blocks: only the SDK's thread uses it here.
 #[derive(Debug)]
-pub struct Client(Agent);
+pub struct ExportClient(Agent);
 
-impl Client {
+impl ExportClient {
     /// A client whose requests take at most `timeout`.
     pub fn new(timeout: Duration) -> Self {
         let tls = TlsConfig::builder().root_certs(RootCerts::PlatformVerifier);
@@ -162,7 +162,7 @@ impl Client {
     }
 }
 
-impl HttpClient for Client {
+impl HttpClient for ExportClient {
     fn send_bytes<'a, 'b>(
         &'a self,
         request: Request<Bytes>,

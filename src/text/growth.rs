@@ -12,7 +12,7 @@ const UNICODE_GROWTH: usize = 18;
 
 /// The part of `tokenizer.json` that is read here.
 #[derive(Deserialize)]
-struct Parts {
+struct TokenizerParts {
     normalizer: Option<Value>,
 }
 
@@ -20,7 +20,7 @@ struct Parts {
 /// `Setup`, if the normalizer of this `tokenizer.json` can make a text too much longer.
 pub(super) fn check(json: &str) -> Result<()> {
     // What else is wrong with the file, its reader tells.
-    let Ok(Parts {
+    let Ok(TokenizerParts {
         normalizer: Some(normalizer),
     }) = serde_json::from_str(json)
     else {

@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::grammar::GrammarTokens;
 
 /// The names of a family's tokens for infilling.
-struct Format {
+struct InfillFormat {
     before: &'static str,
     after: &'static str,
     /// What comes last; without it, the text after the gap comes first.
@@ -14,9 +14,9 @@ struct Format {
     ends: &'static [&'static str],
 }
 
-const FORMATS: &[Format] = &[
+const FORMATS: &[InfillFormat] = &[
     // Qwen2.5-Coder, CodeGemma.
-    Format {
+    InfillFormat {
         before: "<|fim_prefix|>",
         after: "<|fim_suffix|>",
         middle: Some("<|fim_middle|>"),
@@ -28,35 +28,35 @@ const FORMATS: &[Format] = &[
         ],
     },
     // StarCoder, Granite, Stable Code.
-    Format {
+    InfillFormat {
         before: "<fim_prefix>",
         after: "<fim_suffix>",
         middle: Some("<fim_middle>"),
         ends: &["<fim_pad>", "<file_sep>"],
     },
     // SantaCoder.
-    Format {
+    InfillFormat {
         before: "<fim-prefix>",
         after: "<fim-suffix>",
         middle: Some("<fim-middle>"),
         ends: &["<fim-pad>"],
     },
     // CodeLlama.
-    Format {
+    InfillFormat {
         before: "▁<PRE>",
         after: "▁<SUF>",
         middle: Some("▁<MID>"),
         ends: &["▁<EOT>"],
     },
     // DeepSeek-Coder.
-    Format {
+    InfillFormat {
         before: "<｜fim▁begin｜>",
         after: "<｜fim▁hole｜>",
         middle: Some("<｜fim▁end｜>"),
         ends: &[],
     },
     // Codestral.
-    Format {
+    InfillFormat {
         before: "[PREFIX]",
         after: "[SUFFIX]",
         middle: None,
@@ -116,9 +116,9 @@ impl Text {
         ends.iter().filter_map(|name| self.added_id(name)).collect()
     }
 
-    fn infill_format(&self) -> Option<&'static Format> {
+    fn infill_format(&self) -> Option<&'static InfillFormat> {
         let has = |name: &str| self.added_id(name).is_some();
-        let has_all = |format: &&Format| {
+        let has_all = |format: &&InfillFormat| {
             has(format.before) && has(format.after) && format.middle.is_none_or(has)
         };
         FORMATS.iter().find(has_all)

@@ -9,13 +9,13 @@ const MAX_VOCABULARY: usize = 1 << 24;
 
 /// The bytes of every token, by id.
 pub(super) struct Pieces {
-    pieces: Vec<Piece>,
+    pieces: Vec<TokenBytes>,
     leading_space: bool,
     byte_level: bool,
 }
 
 #[derive(Default, Clone)]
-struct Piece {
+struct TokenBytes {
     bytes: Box<[u8]>,
     special: bool,
 }
@@ -63,10 +63,10 @@ impl Pieces {
                 len - 1
             )));
         }
-        let mut pieces = vec![Piece::default(); len];
+        let mut pieces = vec![TokenBytes::default(); len];
         for (name, id) in vocab {
             let added = added.get(&id);
-            pieces[id as usize] = Piece {
+            pieces[id as usize] = TokenBytes {
                 bytes: match (&spelling, added) {
                     (Spelling::ByteLevel, _) => byte_level(&name),
                     // A role's name is shown as it is written.

@@ -36,13 +36,13 @@ impl ReasoningFormat {
 /// reasoning is dropped.
 #[derive(Debug)]
 pub struct ReasoningParser {
-    state: State,
+    state: ReasoningState,
     /// Text that is not certain yet: part of a marker, or space.
     held: String,
 }
 
 #[derive(Debug)]
-enum State {
+enum ReasoningState {
     /// Before anything but space. `reasons`: what is not marked is reasoning.
     Start {
         reasons: bool,
@@ -60,40 +60,40 @@ impl ReasoningParser {
     /// `reasons`: see [`ReasoningFormat::begins_with_reasoning`].
     pub fn new(reasons: bool) -> Self {
         Self {
-            state: State::Start { reasons },
+            state: ReasoningState::Start { reasons },
             held: String::new(),
         }
     }
 
     /// Adds text. Appends reasoning that is certain to `parts`, and returns the content that is.
     pub fn push(&mut self, text: &str, parts: &mut Vec<Part>) -> String {
-        if matches!(self.state, State::Content) {
+        if matches!(self.state, ReasoningState::Content) {
             return text.to_owned();
         }
         self.held.push_str(text);
-        if let State::Start { reasons } = self.state {
+        if let ReasoningState::Start { reasons } = self.state {
             let text = self.held.trim_start();
             if let Some(rest) = text.strip_prefix(BEGIN) {
                 self.held = rest.to_owned();
-                self.state = State::Reasoning { blank: true };
+                self.state = ReasoningState::Reasoning { blank: true };
             } else if BEGIN.starts_with(text) {
                 return String::new();
             } else if reasons {
                 self.held = text.to_owned();
-                self.state = State::Reasoning { blank: true };
+                self.state = ReasoningState::Reasoning { blank: true };
             } else {
-                self.state = State::Content;
+                self.state = ReasoningState::Content;
                 return std::mem::take(&mut self.held);
             }
         }
-        if let State::Reasoning { blank } = self.state {
+        if let ReasoningState::Reasoning { blank } = self.state {
             self.reasoning(blank, parts);
         }
-        if matches!(self.state, State::Answer) {
+        if matches!(self.state, ReasoningState::Answer) {
             let text = self.held.trim_start().to_owned();
             self.held.clear();
             if !text.is_empty() {
-                self.state = State::Content;
+                self.state = ReasoningState::Content;
             }
             return text;
         }
@@ -104,7 +104,7 @@ impl ReasoningParser {
     pub fn is_reasoning(&self) -> bool {
         matches!(
             self.state,
-            State::Start { reasons: true } | State::Reasoning { .. }
+            ReasoningState::Start { reasons: true } | ReasoningState::Reasoning { .. }
         )
     }
 
@@ -112,16 +112,16 @@ impl ReasoningParser {
     pub fn finish(&mut self, parts: &mut Vec<Part>) -> String {
         let rest = std::mem::take(&mut self.held);
         match self.state {
-            State::Start { reasons: false } => rest,
-            State::Start { reasons: true } | State::Reasoning { blank: true } => {
+            ReasoningState::Start { reasons: false } => rest,
+            ReasoningState::Start { reasons: true } | ReasoningState::Reasoning { blank: true } => {
                 show(rest.trim(), parts);
                 String::new()
             }
-            State::Reasoning { blank: false } => {
+            ReasoningState::Reasoning { blank: false } => {
                 show(rest.trim_end(), parts);
                 String::new()
             }
-            State::Answer | State::Content => String::new(),
+            ReasoningState::Answer | ReasoningState::Content => String::new(),
         }
     }
 
@@ -132,7 +132,7 @@ impl ReasoningParser {
         if let Some(at) = self.held.find(END) {
             show(self.held[..at].trim_end(), parts);
             self.held.drain(..at + END.len());
-            self.state = State::Answer;
+            self.state = ReasoningState::Answer;
             return;
         }
         let certain = self.held.len() - partial_marker(&self.held, END);
@@ -140,7 +140,7 @@ impl ReasoningParser {
         show(&self.held[..shown], parts);
         self.held.drain(..shown);
         let blank = blank && shown == 0;
-        self.state = State::Reasoning { blank };
+        self.state = ReasoningState::Reasoning { blank };
     }
 }
 

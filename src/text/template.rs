@@ -11,7 +11,7 @@ use crate::error::{Error, Result, clipped};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{Environment, ErrorKind, Value};
-use output::Bounded;
+use output::BoundedOutput;
 use serde::Serialize;
 use serde_json::{Map, json};
 use std::borrow::Cow;
@@ -135,7 +135,7 @@ impl ChatTemplate {
     }
 
     fn run(&self, variables: Value) -> Result<String, minijinja::Error> {
-        let mut prompt = Bounded::default();
+        let mut prompt = BoundedOutput::default();
         (self.environment.get_template(NAME)?).render_captured_to(variables, &mut prompt)?;
         Ok(prompt.into_string())
     }

@@ -40,24 +40,22 @@ impl IntoResponse for Failure {
 
 /// An error in Anthropic's form.
 #[derive(Serialize, JsonSchema)]
-#[schemars(rename = "MessageError")]
-pub(in crate::http) struct ErrorBody {
+pub(in crate::http) struct MessageError {
     #[serde(rename = "type")]
     #[schemars(extend("const" = "error"))]
     kind: &'static str,
-    error: ErrorDetails,
+    error: MessageErrorDetails,
 }
 
 #[derive(Serialize, JsonSchema)]
-#[schemars(rename = "MessageErrorDetails")]
-struct ErrorDetails {
+struct MessageErrorDetails {
     #[serde(rename = "type")]
     kind: &'static str,
     message: String,
 }
 
 /// The body that tells of `error`.
-pub(super) fn body(error: &Error) -> ErrorBody {
+pub(super) fn body(error: &Error) -> MessageError {
     let message = match error {
         // Clients recognize by these words that less may succeed.
         Error::Request {
@@ -73,9 +71,9 @@ pub(super) fn body(error: &Error) -> ErrorBody {
         } => format!("prompt is too long: {error}"),
         _ => error.to_string(),
     };
-    ErrorBody {
+    MessageError {
         kind: "error",
-        error: ErrorDetails {
+        error: MessageErrorDetails {
             kind: Names::of(error).anthropic,
             message,
         },

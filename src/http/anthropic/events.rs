@@ -2,9 +2,9 @@
 
 use super::error;
 use crate::error::Error;
-use crate::http::blocks::{Block, Blocks, Change};
+use crate::http::blocks::{Blocks, Change, OutputBlock};
 use crate::http::choice::{self, Finish, FinishKind, Piece, StopReason};
-use crate::http::reply::{Header, typed_event as event};
+use crate::http::reply::{ReplyHeader, typed_event as event};
 use crate::http::reply_objects::Speculation;
 use crate::http::stream::Shape;
 use crate::text::Text;
@@ -29,7 +29,7 @@ pub(in crate::http) struct Message<'a> {
     content: Vec<Content<'a>>,
     #[serde(flatten)]
     end: End<'a>,
-    usage: Usage,
+    usage: MessageUsage,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -69,8 +69,7 @@ enum EndKind {
 
 /// Cached tokens are not among `input_tokens` here.
 #[derive(Serialize, JsonSchema)]
-#[schemars(rename = "MessageUsage")]
-struct Usage {
+struct MessageUsage {
     input_tokens: usize,
     cache_creation_input_tokens: usize,
     cache_read_input_tokens: usize,
@@ -93,21 +92,21 @@ enum Data<'a> {
     },
     ContentBlockDelta {
         index: usize,
-        delta: Delta<'a>,
+        delta: BlockDelta<'a>,
     },
     ContentBlockStop {
         index: usize,
     },
     MessageDelta {
         delta: End<'a>,
-        usage: Usage,
+        usage: MessageUsage,
     },
     MessageStop {},
 }
 
 #[derive(Serialize)]
 #[serde(tag = "type")]
-enum Delta<'a> {
+enum BlockDelta<'a> {
     #[serde(rename = "thinking_delta")]
     Thinking { thinking: &'a str },
     #[serde(rename = "text_delta")]
@@ -118,7 +117,7 @@ enum Delta<'a> {
 
 /// The state of a reply.
 pub(in crate::http) struct MessageReply {
-    header: Header,
+    header: ReplyHeader,
     id: String,
     blocks: Blocks,
     finish: Option<Finish>,
@@ -127,7 +126,7 @@ pub(in crate::http) struct MessageReply {
 }
 
 impl MessageReply {
-    pub(super) fn new(header: &Header) -> Self {
+    pub(super) fn new(header: &ReplyHeader) -> Self {
         Self {
             header: header.clone(),
             id: format!("msg_{:032x}", rand::random::<u128>()),
@@ -172,10 +171,10 @@ impl MessageReply {
         }
     }
 
-    fn usage(&self, choices: &[choice::Choice]) -> Usage {
+    fn usage(&self, choices: &[choice::Choice]) -> MessageUsage {
         let of_chat = self.header.usage(choices);
         let cached = of_chat.prompt_tokens_details.cached_tokens;
-        Usage {
+        MessageUsage {
             input_tokens: of_chat.prompt_tokens.saturating_sub(cached),
             cache_creation_input_tokens: 0,
             cache_read_input_tokens: cached,
@@ -193,9 +192,9 @@ impl MessageReply {
             },
             Change::Extend(text) => {
                 let delta = match block {
-                    Block::Reasoning(_) => Delta::Thinking { thinking: text },
-                    Block::Text(_) => Delta::Text { text },
-                    Block::Call { .. } => Delta::InputJson { partial_json: text },
+                    OutputBlock::Reasoning(_) => BlockDelta::Thinking { thinking: text },
+                    OutputBlock::Text(_) => BlockDelta::Text { text },
+                    OutputBlock::Call { .. } => BlockDelta::InputJson { partial_json: text },
                 };
                 Data::ContentBlockDelta { index, delta }
             }
@@ -206,14 +205,14 @@ impl MessageReply {
 }
 
 /// A block of which `text` is written.
-fn content<'a>(block: &'a Block, text: &'a str) -> Content<'a> {
+fn content<'a>(block: &'a OutputBlock, text: &'a str) -> Content<'a> {
     match block {
-        Block::Reasoning(_) => Content::Thinking {
+        OutputBlock::Reasoning(_) => Content::Thinking {
             thinking: text,
             signature: "",
         },
-        Block::Text(_) => Content::Text { text },
-        Block::Call { head, .. } => Content::ToolUse {
+        OutputBlock::Text(_) => Content::Text { text },
+        OutputBlock::Call { head, .. } => Content::ToolUse {
             id: &head.id,
             name: &head.name,
             // Those of a call that was cut off may be no JSON.

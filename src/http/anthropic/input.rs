@@ -1,8 +1,8 @@
 //! Converts the turns of a request to the messages of a chat.
 
 use crate::error::{FieldPath, Result};
-use crate::http::content::{Part, TextOr, lines};
-use crate::http::conversation::{Call, ChatMessage};
+use crate::http::content::{ContentPart, TextOr, lines};
+use crate::http::conversation::{ChatMessage, MessageCall};
 use crate::http::wire::{required, wrong};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -10,24 +10,23 @@ use serde_json::{Map, Value};
 
 /// A message of a request.
 #[derive(Debug, Deserialize, JsonSchema)]
-pub(super) struct Turn {
-    role: Role,
-    content: TextOr<Block>,
+pub(super) struct MessageTurn {
+    role: TurnRole,
+    content: TextOr<InputBlock>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-enum Role {
+enum TurnRole {
     User,
     Assistant,
 }
 
 /// A part of a message.
 #[derive(Debug, Deserialize, JsonSchema)]
-#[schemars(rename = "InputBlock")]
-struct Block {
+struct InputBlock {
     #[serde(rename = "type")]
-    kind: Kind,
+    kind: InputBlockKind,
     text: Option<String>,
     thinking: Option<String>,
     id: Option<String>,
@@ -35,7 +34,7 @@ struct Block {
     input: Option<Map<String, Value>>,
     tool_use_id: Option<String>,
     #[serde(default, deserialize_with = "lines")]
-    #[schemars(with = "Option<TextOr<Part>>")]
+    #[schemars(with = "Option<TextOr<ContentPart>>")]
     content: String,
     is_error: Option<bool>,
 }
@@ -43,7 +42,7 @@ struct Block {
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(rename = "InputBlockType")]
-enum Kind {
+enum InputBlockKind {
     Text,
     Thinking,
     RedactedThinking,
@@ -55,11 +54,14 @@ enum Kind {
 ///
 /// # Errors
 /// `Invalid`, naming the block.
-pub(super) fn messages(system: Option<TextOr<Part>>, turns: Vec<Turn>) -> Result<Vec<ChatMessage>> {
+pub(super) fn messages(
+    system: Option<TextOr<ContentPart>>,
+    turns: Vec<MessageTurn>,
+) -> Result<Vec<ChatMessage>> {
     const FIELD: &str = "messages";
     match turns.last() {
         None => return wrong(FIELD, "must not be empty"),
-        Some(last) if last.role == Role::Assistant => {
+        Some(last) if last.role == TurnRole::Assistant => {
             let what =
                 "must end with a message of the user: to continue an answer is not supported";
             return wrong(FIELD, what);
@@ -71,15 +73,19 @@ pub(super) fn messages(system: Option<TextOr<Part>>, turns: Vec<Turn>) -> Result
     for (i, turn) in turns.into_iter().enumerate() {
         let at = FieldPath::from(FIELD).index(i).key("content");
         match turn.role {
-            Role::User => user(&at, turn.content, &mut messages)?,
-            Role::Assistant => messages.push(assistant(&at, turn.content)?),
+            TurnRole::User => user(&at, turn.content, &mut messages)?,
+            TurnRole::Assistant => messages.push(assistant(&at, turn.content)?),
         }
     }
     Ok(messages)
 }
 
 /// Adds what a user says, and the results of calls, in their order.
-fn user(at: &FieldPath, content: TextOr<Block>, messages: &mut Vec<ChatMessage>) -> Result<()> {
+fn user(
+    at: &FieldPath,
+    content: TextOr<InputBlock>,
+    messages: &mut Vec<ChatMessage>,
+) -> Result<()> {
     let blocks = match content {
         TextOr::Text(text) => {
             says(text, messages);
@@ -90,8 +96,8 @@ fn user(at: &FieldPath, content: TextOr<Block>, messages: &mut Vec<ChatMessage>)
     for (i, block) in blocks.into_iter().enumerate() {
         let at = at.index(i);
         match block.kind {
-            Kind::Text => says(required(at.key("text"), block.text)?, messages),
-            Kind::ToolResult => {
+            InputBlockKind::Text => says(required(at.key("text"), block.text)?, messages),
+            InputBlockKind::ToolResult => {
                 let id = required(at.key("tool_use_id"), block.tool_use_id)?;
                 let mut result = ChatMessage::of_tool(id, block.content);
                 // Templates may show it.
@@ -117,7 +123,7 @@ fn says(text: String, messages: &mut Vec<ChatMessage>) {
     }
 }
 
-fn assistant(at: &FieldPath, content: TextOr<Block>) -> Result<ChatMessage> {
+fn assistant(at: &FieldPath, content: TextOr<InputBlock>) -> Result<ChatMessage> {
     const ROLE: &str = "assistant";
     let blocks = match content {
         TextOr::Text(text) => return Ok(ChatMessage::new(ROLE, text)),
@@ -127,17 +133,19 @@ fn assistant(at: &FieldPath, content: TextOr<Block>) -> Result<ChatMessage> {
     for (i, block) in blocks.into_iter().enumerate() {
         let at = at.index(i);
         match block.kind {
-            Kind::Text => texts.push(required(at.key("text"), block.text)?),
-            Kind::Thinking => thoughts.push(required(at.key("thinking"), block.thinking)?),
+            InputBlockKind::Text => texts.push(required(at.key("text"), block.text)?),
+            InputBlockKind::Thinking => {
+                thoughts.push(required(at.key("thinking"), block.thinking)?)
+            }
             // Only the server that wrote it can read it.
-            Kind::RedactedThinking => {}
-            Kind::ToolUse => {
+            InputBlockKind::RedactedThinking => {}
+            InputBlockKind::ToolUse => {
                 let input = required(at.key("input"), block.input)?;
                 let name = required(at.key("name"), block.name)?;
                 let id = required(at.key("id"), block.id)?;
-                calls.push(Call::new(id, name, input.into()));
+                calls.push(MessageCall::new(id, name, input.into()));
             }
-            Kind::ToolResult => {
+            InputBlockKind::ToolResult => {
                 return wrong(at.key("type"), "must be text, tool_use or thinking");
             }
         }
@@ -153,20 +161,20 @@ fn assistant(at: &FieldPath, content: TextOr<Block>) -> Result<ChatMessage> {
 mod tests {
     use super::*;
     use crate::http::content::objects;
-    use crate::http::object::Object;
+    use crate::http::object::JsonObject;
     use crate::http::wire;
     use serde_json::json;
 
     #[derive(Debug, Deserialize)]
     struct Asked {
-        system: Option<TextOr<Part>>,
+        system: Option<TextOr<ContentPart>>,
         #[serde(deserialize_with = "objects")]
-        messages: Option<Vec<Turn>>,
+        messages: Option<Vec<MessageTurn>>,
     }
 
     fn read(system: &Value, turns: &Value) -> Result<Value> {
         let body = json!({"system": system, "messages": turns}).to_string();
-        let body = Object::parse(body.as_bytes(), &[wire::names::<Asked>()])?;
+        let body = JsonObject::parse(body.as_bytes(), &[wire::names::<Asked>()])?;
         let asked: Asked = body.fields()?;
         Ok(json!(messages(
             asked.system,

@@ -5,7 +5,7 @@ mod events;
 mod input;
 mod request;
 
-pub(super) use error::ErrorBody;
+pub(super) use error::MessageError;
 pub(super) use error::{Failure, has_route};
 pub(super) use events::Message;
-pub(super) use request::Fields;
+pub(super) use request::MessageFields;

@@ -1,9 +1,9 @@
 //! Converts the body of `/v1/messages` to a chat.
 
 use super::events::MessageReply;
-use super::input::{self, Turn};
+use super::input::{self, MessageTurn};
 use crate::error::{FieldPath, Result};
-use crate::http::content::{Part, TextOr, objects};
+use crate::http::content::{ContentPart, TextOr, objects};
 use crate::http::context::Context;
 use crate::http::openai::{Body, Job};
 use crate::http::structured::FlatFormat;
@@ -26,14 +26,14 @@ const NAMES: [(&str, &str); 6] = [
 /// The fields that only this API has.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "Message")]
-pub(in crate::http) struct Fields {
-    system: Option<TextOr<Part>>,
+pub(in crate::http) struct MessageFields {
+    system: Option<TextOr<ContentPart>>,
     #[serde(deserialize_with = "objects")]
     #[schemars(required)]
-    messages: Option<Vec<Turn>>,
+    messages: Option<Vec<MessageTurn>>,
     stop_sequences: Option<Vec<String>>,
     tools: Option<Vec<FlatTool<Option<ToolKind>>>>,
-    tool_choice: Option<Choice>,
+    tool_choice: Option<MessageToolChoice>,
     thinking: Option<Thinking>,
     output_config: Option<OutputConfig>,
     output_format: Option<FlatFormat>,
@@ -49,7 +49,7 @@ enum ToolKind {
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
-struct Choice {
+struct MessageToolChoice {
     #[serde(rename = "type")]
     kind: ChoiceKind,
     /// Required where the type is `tool`.
@@ -115,17 +115,15 @@ impl Context<'_> {
             self.chat_prompt(messages, &tools.list, None, fields.chat_template_kwargs)
         });
         let prompt = prompt.map_err(|e| e.renamed(&NAMES))?;
-        let ids = self.encode(&prompt, false);
-        let ids = ids.map_err(|e| e.renamed(&[("prompt", "messages")]))?;
-        Ok(ids.len())
+        Ok(self.encode("messages", &prompt, false)?.len())
     }
 
-    fn message_chat(&self, body: &[u8]) -> Result<Body<wire::Chat>> {
+    fn message_chat(&self, body: &[u8]) -> Result<Body<wire::ChatFields>> {
         let Body {
             mut common,
             fields,
             structured,
-        } = Body::<Fields>::read(body)?;
+        } = Body::<MessageFields>::read(body)?;
         if common.n.is_some_and(|n| n != 1) {
             return wrong(
                 "n",
@@ -152,7 +150,7 @@ impl Context<'_> {
         let parallel = parallel.and_then(|choice| choice.disable_parallel_tool_use);
         Ok(Body {
             common,
-            fields: wire::Chat {
+            fields: wire::ChatFields {
                 messages: Some(input::messages(fields.system, turns)?),
                 tools: fields.tools.map(tools).transpose()?,
                 tool_choice: fields.tool_choice.map(tool_choice).transpose()?,
@@ -160,7 +158,7 @@ impl Context<'_> {
                 chat_template_kwargs: self
                     .thinking(fields.thinking.as_ref(), fields.chat_template_kwargs)?,
                 include_reasoning: fields.include_reasoning,
-                ..wire::Chat::default()
+                ..wire::ChatFields::default()
             },
             structured,
         })
@@ -201,7 +199,7 @@ fn tools(list: Vec<FlatTool<Option<ToolKind>>>) -> Result<Vec<Tool>> {
     list.into_iter().enumerate().map(tool).collect()
 }
 
-fn tool_choice(choice: Choice) -> Result<ToolChoice> {
+fn tool_choice(choice: MessageToolChoice) -> Result<ToolChoice> {
     match choice.kind {
         ChoiceKind::Auto => Ok(ToolChoice::Mode(ToolMode::Auto)),
         ChoiceKind::Any => Ok(ToolChoice::Mode(ToolMode::Required)),

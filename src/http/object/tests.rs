@@ -1,5 +1,5 @@
 use super::*;
-use wire::{Common, Completion, Detokenize, Prompt, Tokenize};
+use wire::{Common, Completion, Detokenize, PromptInput, Tokenize};
 
 const READ: fn() -> [&'static [&'static str]; 3] = || {
     [
@@ -10,7 +10,7 @@ const READ: fn() -> [&'static [&'static str]; 3] = || {
 };
 
 fn fields<T: DeserializeOwned>(body: &str) -> Result<T> {
-    Object::parse(body.as_bytes(), &READ())?.fields()
+    JsonObject::parse(body.as_bytes(), &READ())?.fields()
 }
 
 #[test]
@@ -29,10 +29,10 @@ fn whole_numbers_are_integers_alone_and_in_lists() {
         let body: Result<Completion> = fields(&format!(r#"{{"prompt": {json}}}"#));
         body.map(|body| body.prompt)
     };
-    assert!(matches!(prompt("[1.0, 2]"), Ok(Some(Prompt::Ids(ids))) if ids == [1, 2]));
-    assert!(matches!(prompt("[[1], [2.0]]"), Ok(Some(Prompt::IdLists(l))) if l == [[1], [2]]));
-    assert!(matches!(prompt(r#"["a"]"#), Ok(Some(Prompt::Texts(texts))) if texts == ["a"]));
-    assert!(matches!(prompt(r#""a""#), Ok(Some(Prompt::Text(text))) if text == "a"));
+    assert!(matches!(prompt("[1.0, 2]"), Ok(Some(PromptInput::Ids(ids))) if ids == [1, 2]));
+    assert!(matches!(prompt("[[1], [2.0]]"), Ok(Some(PromptInput::IdLists(l))) if l == [[1], [2]]));
+    assert!(matches!(prompt(r#"["a"]"#), Ok(Some(PromptInput::Texts(texts))) if texts == ["a"]));
+    assert!(matches!(prompt(r#""a""#), Ok(Some(PromptInput::Text(text))) if text == "a"));
     assert!(prompt("[1.5]").is_err() && prompt("[-1]").is_err() && prompt("{}").is_err());
 }
 
@@ -103,7 +103,7 @@ fn errors_name_the_place_and_what_is_accepted() {
         let error = fields::<Common>(body).unwrap_err().to_string();
         assert!(error.starts_with(start), "{body}: {error}");
     }
-    let bytes = Object::parse(b"{\"x\": \"\xff\"}", &READ());
+    let bytes = JsonObject::parse(b"{\"x\": \"\xff\"}", &READ());
     assert!(bytes.is_err());
 }
 
@@ -116,7 +116,7 @@ fn trees_are_bounded_and_lists_are_not() {
     assert!(fields::<Common>(&unread).is_ok());
     let read = [wire::names::<Tokenize>()];
     let tree = format!(r#"{{"messages": {list}}}"#);
-    let tree = Object::parse(tree.as_bytes(), &read).expect("JSON");
+    let tree = JsonObject::parse(tree.as_bytes(), &read).expect("JSON");
     let error = tree.fields::<Tokenize>().unwrap_err().to_string();
     assert_eq!(
         error,
@@ -129,7 +129,7 @@ fn the_line_about_unknown_names_is_bounded() {
     let line = |names: &[String]| {
         let fields: Vec<String> = names.iter().map(|name| format!("{name}: 0")).collect();
         let body = format!("{{{}}}", fields.join(","));
-        let body = Object::parse(body.as_bytes(), &[]);
+        let body = JsonObject::parse(body.as_bytes(), &[]);
         body.expect("an object").ignored()
     };
     assert_eq!(
@@ -153,7 +153,7 @@ fn many_names_take_linear_time() {
         let body = format!(r#"{{{}"model":"m"}}"#, names(name));
         let started = std::time::Instant::now();
         let read: &[&[&str]] = &[&["model"]];
-        let body = Object::parse(body.as_bytes(), read).expect("an object");
+        let body = JsonObject::parse(body.as_bytes(), read).expect("an object");
         assert!(body.check_others(read).is_ok());
         assert!(started.elapsed() < std::time::Duration::from_secs(2));
     }

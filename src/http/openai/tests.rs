@@ -1,6 +1,6 @@
 use super::*;
 use crate::engine::RequestLimits;
-use crate::error::RequestErrorKind;
+use crate::error::{Error, RequestErrorKind};
 use crate::grammar::Compiler;
 use crate::http::SamplingDefaults;
 use crate::sampling::{Acceptance, SamplingParams};
@@ -10,7 +10,9 @@ use std::hash::RandomState;
 use std::sync::LazyLock;
 use tokenizers::Tokenizer;
 
+mod drafts;
 mod parameters;
+mod prompts;
 
 /// A vocabulary of letters, a space and a BOS that the tokenizer puts in front.
 fn text() -> &'static Arc<Text> {
@@ -385,61 +387,6 @@ fn null_is_absent() {
 }
 
 #[test]
-fn every_form_of_prompt_is_read() {
-    for (prompt, expected) in [
-        (json!("ab"), vec![vec![27, 0, 1]]),
-        (json!(["a", "b"]), vec![vec![27, 0], vec![27, 1]]),
-        (json!([1, 2]), vec![vec![1, 2]]),
-        (json!([[1], [2, 3]]), vec![vec![1], vec![2, 3]]),
-    ] {
-        let job = completion(json!({"prompt": prompt})).expect("accepted");
-        let prompts: Vec<_> = job.requests.iter().map(|r| r.prompt.clone()).collect();
-        assert_eq!(prompts, expected);
-        assert_eq!(job.header.prompt_tokens, expected.concat().len());
-    }
-}
-
-#[test]
-fn the_default_length_is_limited_by_the_context() {
-    let job = completion(json!({"prompt": vec![1; 60]})).expect("accepted");
-    assert_eq!(job.requests[0].max_tokens, Some(4));
-    assert_eq!(
-        chat(json!({})).expect("accepted").requests[0].max_tokens,
-        None
-    );
-    let both = json!({"max_tokens": 7, "max_completion_tokens": 5});
-    assert_eq!(
-        chat(both).expect("accepted").requests[0].max_tokens,
-        Some(5)
-    );
-}
-
-#[test]
-fn echo_asks_for_the_prompts_logprobs_and_allows_no_tokens() {
-    let job = completion(json!({"echo": true, "max_tokens": 0, "logprobs": 1})).expect("accepted");
-    let request = &job.requests[0];
-    assert_eq!(
-        (request.max_tokens, request.prompt_logprobs),
-        (Some(0), Some(1))
-    );
-    let without = completion(json!({"logprobs": 1})).expect("accepted");
-    assert_eq!(without.requests[0].prompt_logprobs, None);
-}
-
-#[test]
-fn a_templates_bos_is_not_doubled() {
-    let job = chat(json!({"logprobs": true, "top_logprobs": 3})).expect("accepted");
-    let request = &job.requests[0];
-    assert_eq!(request.prompt.iter().filter(|&&id| id == 27).count(), 1);
-    assert_eq!(text().decode(&request.prompt, false), "<s>user hi");
-    assert_eq!((request.logprobs, job.header.logprobs), (Some(3), Some(3)));
-    let parts = json!([{"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}]);
-    let job = chat(json!({"messages": parts})).expect("accepted");
-    // The line break between the parts has no token.
-    assert_eq!(text().decode(&job.requests[0].prompt, true), "user hi");
-}
-
-#[test]
 fn every_choice_of_every_prompt_has_its_own_seed() {
     let seeds = |body: Value| -> Vec<u64> {
         let job = completion(body).expect("accepted");
@@ -459,85 +406,6 @@ fn every_choice_of_every_prompt_has_its_own_seed() {
         seeds.dedup();
         assert_eq!(seeds.len(), 6);
     }
-}
-
-/// The tokens that a request with this `prediction` expects.
-fn predicted(prediction: Value) -> Vec<u32> {
-    let job = completion(json!({"prediction": prediction})).expect("accepted");
-    job.requests[0].draft_context.prediction.to_vec()
-}
-
-#[test]
-fn predictions_are_read_as_text() {
-    let content = |content: Value| json!({"type": "content", "content": content});
-    assert_eq!(predicted(content(json!("ab c"))), [0, 1, 26, 2]);
-    let parts = json!([{"type": "text", "text": "ab"}, {"type": "text", "text": " c"}]);
-    assert_eq!(predicted(content(parts)), [0, 1, 26, 2]);
-    assert!(predicted(content(json!(""))).is_empty());
-    assert!(predicted(Value::Null).is_empty());
-    // No answer is longer than the context.
-    assert_eq!(predicted(content(json!("z".repeat(1000)))).len(), 64);
-    let job = chat(json!({"prediction": content(json!("b"))})).expect("accepted");
-    assert_eq!(*job.requests[0].draft_context.prediction, [1]);
-    let plain = json!({"prediction": content(json!("b")), "spec_length": 0});
-    let job = completion(plain).expect("accepted");
-    assert!(job.requests[0].draft_context.prediction.is_empty());
-    for (bad, field) in [
-        (json!({"type": "text", "content": "x"}), "prediction.type"),
-        (json!({"type": "content"}), "prediction.content"),
-        (content(json!(7)), "prediction.content"),
-        (
-            content(json!([{"type": "image_url"}])),
-            "prediction.content[0].type",
-        ),
-    ] {
-        refused(completion(json!({"prediction": bad})), field);
-    }
-}
-
-#[test]
-fn a_deeper_draft_than_the_servers_is_cut_to_it() {
-    for (asked, length) in [(0, 0), (3, 3), (4, 4), (5, 4), (1_000_000, 4)] {
-        let job = completion(json!({"spec_length": asked})).expect("accepted");
-        assert_eq!(job.requests[0].spec_length, Some(length));
-        assert_eq!(job.header.speculates, asked > 0);
-    }
-    for (name, rule) in [
-        ("coupled", Acceptance::Coupled),
-        ("rejection", Acceptance::Rejection),
-    ] {
-        let job = chat(json!({"acceptance": name})).expect("accepted");
-        assert_eq!(job.requests[0].acceptance, Some(rule));
-    }
-    let job = completion(json!({})).expect("accepted");
-    assert_eq!(job.requests[0].acceptance, None);
-}
-
-#[test]
-fn only_the_same_key_and_salt_have_the_same_scope() {
-    let scope = |key: Option<&str>, body: Value| {
-        let mut body = body;
-        body["prompt"] = "ab".into();
-        let body = body.to_string();
-        let job = with_key(key, |context| context.completion(body.as_bytes()));
-        job.expect("accepted").requests[0].draft_context.scope
-    };
-    let salted = |salt: &str| json!({"cache_salt": salt});
-    let all = [
-        scope(None, json!({})),
-        scope(None, salted("a")),
-        scope(None, salted("b")),
-        scope(Some("k"), json!({})),
-        scope(Some("k"), salted("a")),
-        // Key and salt are not just joined.
-        scope(Some("ka"), json!({})),
-        scope(Some("a"), json!({})),
-    ];
-    for (i, a) in all.iter().enumerate() {
-        assert!(!all[..i].contains(a), "{all:?}");
-    }
-    assert_eq!(scope(None, json!({"user": "me"})), all[0]);
-    assert_eq!(scope(Some("k"), salted("a")), all[4]);
 }
 
 #[test]
@@ -581,54 +449,6 @@ fn integers_may_have_a_point_but_no_fraction() {
 }
 
 #[test]
-fn a_message_without_content_is_an_empty_text() {
-    let rendered = |message: Value| {
-        let job = chat(json!({"messages": [message]})).expect("accepted");
-        text().decode(&job.requests[0].prompt, true)
-    };
-    assert_eq!(rendered(json!({"role": "a", "content": null})), "a ");
-    assert_eq!(rendered(json!({"role": "a"})), "a ");
-}
-
-#[test]
-fn a_request_over_the_context_gets_openais_message() {
-    let error_of = |result: Result<Job>| match result.err().expect("refused") {
-        Error::Request {
-            kind: RequestErrorKind::ContextLengthExceeded,
-            message,
-            param,
-            ..
-        } => (param.expect("a field").to_string(), message),
-        other => panic!("{other:?}"),
-    };
-    let begins = "This model's maximum context length is 64 tokens. However, you requested";
-    let (param, message) = error_of(completion(json!({"prompt": vec![1; 70], "max_tokens": 5})));
-    let rest = "75 tokens (70 in the prompt, 5 in the completion). Please reduce the length of the prompt or completion.";
-    assert_eq!(
-        (param.as_str(), message),
-        ("prompt", format!("{begins} {rest}"))
-    );
-    let long = json!([{"role": "user", "content": "a".repeat(64)}]);
-    let (param, message) = error_of(chat(json!({"messages": long, "max_tokens": 5})));
-    let rest = "75 tokens (70 in the messages, 5 in the completion). Please reduce the length of the messages or completion.";
-    assert_eq!(
-        (param.as_str(), message),
-        ("messages", format!("{begins} {rest}"))
-    );
-    let (param, message) = error_of(chat(json!({"messages": long})));
-    let rest = "71 tokens (70 in the messages, at least 1 in the completion). Please reduce the length of the messages.";
-    assert_eq!(
-        (param.as_str(), message),
-        ("messages", format!("{begins} {rest}"))
-    );
-    let (param, _) = error_of(chat(json!({"max_completion_tokens": 64})));
-    assert_eq!(
-        param, "max_completion_tokens",
-        "the messages alone would fit"
-    );
-}
-
-#[test]
 fn a_field_is_refused_only_by_the_api_that_does_not_support_it() {
     for field in ["functions", "structural_tag", "documents"] {
         let asks = || json!({field: ["x"]});
@@ -645,21 +465,6 @@ fn a_field_is_refused_only_by_the_api_that_does_not_support_it() {
     let asks = |value| json!({"stream": true, "stream_options": {"include_obfuscation": value}});
     assert!(chat(asks(false)).is_ok());
     refused(chat(asks(true)), "stream_options.include_obfuscation");
-}
-
-#[test]
-fn special_tokens_are_added_on_request() {
-    let boses = |job: Result<Job>| {
-        let job = job.expect("accepted");
-        job.requests[0]
-            .prompt
-            .iter()
-            .filter(|&&id| id == 27)
-            .count()
-    };
-    assert_eq!(boses(completion(json!({}))), 1);
-    assert_eq!(boses(completion(json!({"add_special_tokens": false}))), 0);
-    assert_eq!(boses(chat(json!({"add_special_tokens": true}))), 2);
 }
 
 #[test]

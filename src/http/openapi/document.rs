@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
 #[derive(Serialize)]
-pub(in crate::http) struct Document {
+pub(in crate::http) struct OpenApi {
     pub openapi: &'static str,
     pub info: Info,
     /// Any of them is enough.

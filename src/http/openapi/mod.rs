@@ -7,13 +7,13 @@ mod tests;
 use super::openai::Body;
 use super::reply_objects::{ChatChoice, ChunkChoice, CompletionChoice, Reply};
 use super::server_info::ServerDescription;
-use super::state::{AppState, Model};
+use super::state::{AppState, ModelObject};
 use super::{anthropic, embeddings, error, info, responses, wire};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use document::{
-    Components, Content, Described, Document, Info, License, Media, Operation, Parameter,
+    Components, Content, Described, Info, License, Media, OpenApi, Operation, Parameter,
     RequestBody, Response, SecurityScheme,
 };
 use schemars::generate::SchemaSettings;
@@ -21,7 +21,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use std::collections::BTreeMap;
 
 /// `GET /openapi.json`.
-pub(super) async fn openapi(State(state): State<AppState>) -> Json<Document> {
+pub(super) async fn openapi(State(state): State<AppState>) -> Json<OpenApi> {
     Json(document(&state.model_names))
 }
 
@@ -33,7 +33,7 @@ const BEARER: &str = "bearer";
 const API_KEY: &str = "x-api-key";
 
 /// The document of a server whose model has these names.
-fn document(model_names: &[String]) -> Document {
+fn document(model_names: &[String]) -> OpenApi {
     let mut settings = SchemaSettings::draft2020_12();
     settings.definitions_path = "/components/schemas".into();
     let mut schemas = Schemas(settings.into_generator());
@@ -49,7 +49,7 @@ fn document(model_names: &[String]) -> Document {
             schema["properties"]["model"] = model.clone().into();
         }
     }
-    Document {
+    OpenApi {
         openapi: "3.1.0",
         info: Info {
             title: "foretoken",
@@ -196,7 +196,7 @@ fn text() -> Schema {
 
 fn paths(schemas: &mut Schemas) -> BTreeMap<&'static str, BTreeMap<&'static str, Operation>> {
     let error = schemas.of::<error::ErrorBody>();
-    let message_error = schemas.of::<anthropic::ErrorBody>();
+    let message_error = schemas.of::<anthropic::MessageError>();
     let mut paths = BTreeMap::<_, BTreeMap<_, _>>::new();
     let routes = [generating(schemas), reading(schemas), telling(schemas)];
     for route in routes.into_iter().flatten() {
@@ -213,11 +213,11 @@ fn paths(schemas: &mut Schemas) -> BTreeMap<&'static str, BTreeMap<&'static str,
 
 /// The routes that generate, and the one that counts what they would read.
 fn generating(schemas: &mut Schemas) -> Vec<Route> {
-    let chat = schemas.of::<Body<wire::Chat>>();
+    let chat = schemas.of::<Body<wire::ChatFields>>();
     let completion = schemas.of::<Body<wire::Completion>>();
-    let response = schemas.of::<Body<responses::Fields>>();
-    let embedding = schemas.of::<wire::Embedding>();
-    let message = schemas.of::<Body<anthropic::Fields>>();
+    let response = schemas.of::<Body<responses::ResponseFields>>();
+    let embedding = schemas.of::<wire::EmbeddingFields>();
+    let message = schemas.of::<Body<anthropic::MessageFields>>();
     // Chunks are not answers of their own, but clients want to know them.
     schemas.of::<Reply<ChunkChoice>>();
     vec![
@@ -314,7 +314,7 @@ fn telling(schemas: &mut Schemas) -> Vec<Route> {
             ..Route::get(
                 "/v1/models/{id}",
                 "One of the names.",
-                schemas.of::<Model>(),
+                schemas.of::<ModelObject>(),
             )
         },
         ping("get"),

@@ -2,9 +2,9 @@
 
 use super::options::RequestEcho;
 use crate::error::Error;
-use crate::http::blocks::{Block, Blocks, Change};
+use crate::http::blocks::{Blocks, Change, OutputBlock};
 use crate::http::choice::{Choice, Finish, FinishKind, Piece};
-use crate::http::reply::{Header, now, typed_event};
+use crate::http::reply::{ReplyHeader, now, typed_event};
 use crate::http::reply_objects::{CachedTokens, Speculation};
 use crate::http::stream::Shape;
 use crate::text::Text;
@@ -27,11 +27,11 @@ pub(in crate::http) struct ResponseObject<'a> {
     status: Status,
     #[serde(skip_serializing_if = "Option::is_none")]
     completed_at: Option<u64>,
-    error: Option<Failure>,
+    error: Option<ResponseFailure>,
     incomplete_details: Option<Incomplete>,
     /// Reasoning, messages and calls, one after the other.
-    output: Vec<Item<'a>>,
-    usage: Option<Usage>,
+    output: Vec<OutputItem<'a>>,
+    usage: Option<ResponseUsage>,
     #[serde(flatten)]
     echo: &'a RequestEcho,
 }
@@ -47,8 +47,7 @@ enum Status {
 }
 
 #[derive(Serialize, JsonSchema)]
-#[schemars(rename = "ResponseFailure")]
-struct Failure {
+struct ResponseFailure {
     code: &'static str,
     message: String,
 }
@@ -59,8 +58,7 @@ struct Incomplete {
 }
 
 #[derive(Serialize, JsonSchema)]
-#[schemars(rename = "OutputItem")]
-struct Item<'a> {
+struct OutputItem<'a> {
     id: &'a str,
     status: Status,
     #[serde(flatten)]
@@ -72,12 +70,12 @@ struct Item<'a> {
 enum ItemKind<'a> {
     Reasoning {
         summary: [(); 0],
-        content: Vec<Part<'a>>,
+        content: Vec<OutputPart<'a>>,
     },
     Message {
         #[schemars(extend("const" = "assistant"))]
         role: &'static str,
-        content: Vec<Part<'a>>,
+        content: Vec<OutputPart<'a>>,
     },
     FunctionCall {
         call_id: &'a str,
@@ -90,8 +88,7 @@ enum ItemKind<'a> {
 /// The part with an item's text.
 #[derive(Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
-#[schemars(rename = "OutputPart")]
-enum Part<'a> {
+enum OutputPart<'a> {
     ReasoningText {
         text: &'a str,
     },
@@ -103,8 +100,7 @@ enum Part<'a> {
 }
 
 #[derive(Serialize, JsonSchema)]
-#[schemars(rename = "ResponseUsage")]
-struct Usage {
+struct ResponseUsage {
     input_tokens: usize,
     input_tokens_details: CachedTokens,
     output_tokens: usize,
@@ -142,23 +138,29 @@ enum EventData<'a> {
     #[serde(rename = "response.failed")]
     Failed { response: ResponseObject<'a> },
     #[serde(rename = "response.output_item.added")]
-    ItemAdded { output_index: usize, item: Item<'a> },
+    ItemAdded {
+        output_index: usize,
+        item: OutputItem<'a>,
+    },
     #[serde(rename = "response.output_item.done")]
-    ItemDone { output_index: usize, item: Item<'a> },
+    ItemDone {
+        output_index: usize,
+        item: OutputItem<'a>,
+    },
     #[serde(rename = "response.content_part.added")]
     PartAdded(ItemChange<'a, Whole<'a>>),
     #[serde(rename = "response.content_part.done")]
     PartDone(ItemChange<'a, Whole<'a>>),
     #[serde(rename = "response.output_text.delta")]
-    TextDelta(ItemChange<'a, Delta<'a>>),
+    TextDelta(ItemChange<'a, ItemDelta<'a>>),
     #[serde(rename = "response.output_text.done")]
     TextDone(ItemChange<'a, Done<'a>>),
     #[serde(rename = "response.reasoning_text.delta")]
-    ReasoningDelta(ItemChange<'a, Delta<'a>>),
+    ReasoningDelta(ItemChange<'a, ItemDelta<'a>>),
     #[serde(rename = "response.reasoning_text.done")]
     ReasoningDone(ItemChange<'a, Done<'a>>),
     #[serde(rename = "response.function_call_arguments.delta")]
-    ArgumentsDelta(ItemChange<'a, Delta<'a>>),
+    ArgumentsDelta(ItemChange<'a, ItemDelta<'a>>),
     #[serde(rename = "response.function_call_arguments.done")]
     ArgumentsDone(ItemChange<'a, DoneCall<'a>>),
 }
@@ -177,11 +179,11 @@ struct ItemChange<'a, T> {
 
 #[derive(Serialize)]
 struct Whole<'a> {
-    part: Part<'a>,
+    part: OutputPart<'a>,
 }
 
 #[derive(Serialize)]
-struct Delta<'a> {
+struct ItemDelta<'a> {
     delta: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     logprobs: Option<[(); 0]>,
@@ -202,7 +204,7 @@ struct DoneCall<'a> {
 
 /// The state of a reply.
 pub(in crate::http) struct ResponseReply {
-    header: Header,
+    header: ReplyHeader,
     id: String,
     echo: RequestEcho,
     blocks: Blocks,
@@ -214,7 +216,7 @@ pub(in crate::http) struct ResponseReply {
 }
 
 impl ResponseReply {
-    pub(super) fn new(header: &Header, echo: RequestEcho) -> Self {
+    pub(super) fn new(header: &ReplyHeader, echo: RequestEcho) -> Self {
         Self {
             header: header.clone(),
             id: new_id("resp"),
@@ -275,12 +277,12 @@ impl ResponseReply {
         }
     }
 
-    fn items(&self) -> Vec<Item<'_>> {
+    fn items(&self) -> Vec<OutputItem<'_>> {
         (0..self.ids.len()).map(|i| self.item(i)).collect()
     }
 
     /// An item that has ended; only the last one may be incomplete.
-    fn item(&self, index: usize) -> Item<'_> {
+    fn item(&self, index: usize) -> OutputItem<'_> {
         let block = &self.blocks.list()[index];
         let status = if index + 1 == self.ids.len() {
             self.status()
@@ -290,9 +292,9 @@ impl ResponseReply {
         item(&self.ids[index], block, block.written(), status)
     }
 
-    fn usage(&self, choices: &[Choice]) -> Usage {
+    fn usage(&self, choices: &[Choice]) -> ResponseUsage {
         let of_chat = self.header.usage(choices);
-        Usage {
+        ResponseUsage {
             input_tokens: of_chat.prompt_tokens,
             input_tokens_details: of_chat.prompt_tokens_details,
             output_tokens: of_chat.completion_tokens,
@@ -317,7 +319,7 @@ impl ResponseReply {
     fn show(&self, output_index: usize, change: &Change) -> Vec<Event> {
         let block = &self.blocks.list()[output_index];
         let text = block.written();
-        let logprobs = matches!(block, Block::Text(_)).then_some([]);
+        let logprobs = matches!(block, OutputBlock::Text(_)).then_some([]);
         let part = |text| {
             let part = part(block, text)?;
             Some(self.within(output_index, Whole { part }))
@@ -329,19 +331,19 @@ impl ResponseReply {
                 vec![Some(added), part("").map(EventData::PartAdded)]
             }
             Change::Extend(delta) => {
-                let delta = self.within(output_index, Delta { delta, logprobs });
+                let delta = self.within(output_index, ItemDelta { delta, logprobs });
                 vec![Some(match block {
-                    Block::Text(_) => EventData::TextDelta(delta),
-                    Block::Reasoning(_) => EventData::ReasoningDelta(delta),
-                    Block::Call { .. } => EventData::ArgumentsDelta(delta),
+                    OutputBlock::Text(_) => EventData::TextDelta(delta),
+                    OutputBlock::Reasoning(_) => EventData::ReasoningDelta(delta),
+                    OutputBlock::Call { .. } => EventData::ArgumentsDelta(delta),
                 })]
             }
             Change::End => {
                 let done = self.within(output_index, Done { text, logprobs });
                 let done = match block {
-                    Block::Text(_) => EventData::TextDone(done),
-                    Block::Reasoning(_) => EventData::ReasoningDone(done),
-                    Block::Call { head, arguments } => {
+                    OutputBlock::Text(_) => EventData::TextDone(done),
+                    OutputBlock::Reasoning(_) => EventData::ReasoningDone(done),
+                    OutputBlock::Call { head, arguments } => {
                         let name = &head.name;
                         let called = DoneCall { name, arguments };
                         EventData::ArgumentsDone(self.within(output_index, called))
@@ -357,7 +359,7 @@ impl ResponseReply {
     }
 
     fn within<T>(&self, output_index: usize, change: T) -> ItemChange<'_, T> {
-        let is_call = matches!(self.blocks.list()[output_index], Block::Call { .. });
+        let is_call = matches!(self.blocks.list()[output_index], OutputBlock::Call { .. });
         ItemChange {
             item_id: &self.ids[output_index],
             output_index,
@@ -368,11 +370,11 @@ impl ResponseReply {
 }
 
 /// The beginning of an item's id.
-fn kind(block: &Block) -> &'static str {
+fn kind(block: &OutputBlock) -> &'static str {
     match block {
-        Block::Reasoning(_) => "rs",
-        Block::Text(_) => "msg",
-        Block::Call { .. } => "fc",
+        OutputBlock::Reasoning(_) => "rs",
+        OutputBlock::Text(_) => "msg",
+        OutputBlock::Call { .. } => "fc",
     }
 }
 
@@ -381,7 +383,7 @@ fn new_id(kind: &str) -> String {
 }
 
 /// An item that has just begun.
-fn new_item<'a>(id: &'a str, block: &'a Block) -> Item<'a> {
+fn new_item<'a>(id: &'a str, block: &'a OutputBlock) -> OutputItem<'a> {
     let mut item = item(id, block, "", Status::InProgress);
     match &mut item.kind {
         ItemKind::Reasoning { content, .. } | ItemKind::Message { content, .. } => content.clear(),
@@ -390,36 +392,36 @@ fn new_item<'a>(id: &'a str, block: &'a Block) -> Item<'a> {
     item
 }
 
-fn item<'a>(id: &'a str, block: &'a Block, text: &'a str, status: Status) -> Item<'a> {
+fn item<'a>(id: &'a str, block: &'a OutputBlock, text: &'a str, status: Status) -> OutputItem<'a> {
     let content = part(block, text).into_iter().collect();
     let kind = match block {
-        Block::Reasoning(_) => ItemKind::Reasoning {
+        OutputBlock::Reasoning(_) => ItemKind::Reasoning {
             summary: [],
             content,
         },
-        Block::Text(_) => ItemKind::Message {
+        OutputBlock::Text(_) => ItemKind::Message {
             role: "assistant",
             content,
         },
-        Block::Call { head, .. } => ItemKind::FunctionCall {
+        OutputBlock::Call { head, .. } => ItemKind::FunctionCall {
             call_id: &head.id,
             name: &head.name,
             arguments: text,
         },
     };
-    Item { id, status, kind }
+    OutputItem { id, status, kind }
 }
 
 /// The part with an item's text; calls have none.
-fn part<'a>(block: &Block, text: &'a str) -> Option<Part<'a>> {
+fn part<'a>(block: &OutputBlock, text: &'a str) -> Option<OutputPart<'a>> {
     match block {
-        Block::Reasoning(_) => Some(Part::ReasoningText { text }),
-        Block::Text(_) => Some(Part::OutputText {
+        OutputBlock::Reasoning(_) => Some(OutputPart::ReasoningText { text }),
+        OutputBlock::Text(_) => Some(OutputPart::OutputText {
             text,
             annotations: [],
             logprobs: [],
         }),
-        Block::Call { .. } => None,
+        OutputBlock::Call { .. } => None,
     }
 }
 
@@ -466,7 +468,7 @@ impl Shape for ResponseReply {
 
     fn failed(&mut self, error: &Error) -> Vec<Event> {
         let response = ResponseObject {
-            error: Some(Failure {
+            error: Some(ResponseFailure {
                 code: "server_error",
                 message: error.to_string(),
             }),

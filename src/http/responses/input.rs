@@ -1,8 +1,8 @@
 //! Converts the items of a request to the messages of a chat.
 
 use crate::error::{FieldPath, Result};
-use crate::http::content::{Part, TextOr, some_lines};
-use crate::http::conversation::{Call, ChatMessage};
+use crate::http::content::{ContentPart, TextOr, some_lines};
+use crate::http::conversation::{ChatMessage, MessageCall};
 use crate::http::object;
 use crate::http::wire::{required, wrong};
 use schemars::JsonSchema;
@@ -11,27 +11,26 @@ use serde_json::Value;
 
 /// An item: a message, a call, its result, or reasoning.
 #[derive(Debug, Deserialize, JsonSchema)]
-#[schemars(rename = "InputItem")]
-pub(in crate::http) struct Item {
+pub(in crate::http) struct InputItem {
     #[serde(rename = "type")]
-    kind: Option<Kind>,
-    role: Option<Role>,
+    kind: Option<InputItemKind>,
+    role: Option<InputRole>,
     /// What it may be depends on the type.
-    #[schemars(with = "Option<TextOr<Part>>")]
+    #[schemars(with = "Option<TextOr<ContentPart>>")]
     content: Option<Value>,
     call_id: Option<String>,
     name: Option<String>,
     /// JSON text.
     arguments: Option<String>,
     #[serde(default, deserialize_with = "some_lines")]
-    #[schemars(with = "Option<TextOr<Part>>")]
+    #[schemars(with = "Option<TextOr<ContentPart>>")]
     output: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(rename = "InputItemType")]
-enum Kind {
+enum InputItemKind {
     Message,
     FunctionCall,
     FunctionCallOutput,
@@ -41,15 +40,14 @@ enum Kind {
 
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-#[schemars(rename = "InputRole")]
-enum Role {
+enum InputRole {
     User,
     Assistant,
     System,
     Developer,
 }
 
-impl Role {
+impl InputRole {
     fn name(self) -> &'static str {
         match self {
             Self::User => "user",
@@ -66,10 +64,10 @@ impl Role {
 /// `Invalid`, naming the item.
 pub(super) fn messages(
     instructions: Option<String>,
-    input: TextOr<Item>,
+    input: TextOr<InputItem>,
 ) -> Result<Vec<ChatMessage>> {
     const FIELD: &str = "input";
-    let mut chat = Chat::default();
+    let mut chat = Conversation::default();
     chat.messages
         .extend(instructions.map(|text| ChatMessage::new("system", text)));
     match input {
@@ -86,39 +84,39 @@ pub(super) fn messages(
 
 /// The messages so far.
 #[derive(Default)]
-struct Chat {
+struct Conversation {
     messages: Vec<ChatMessage>,
     /// What the assistant thought before what comes next.
     reasoning: String,
 }
 
-impl Chat {
-    fn add(&mut self, at: &FieldPath, item: Item) -> Result<()> {
-        match item.kind.unwrap_or(Kind::Message) {
-            Kind::Message => {
+impl Conversation {
+    fn add(&mut self, at: &FieldPath, item: InputItem) -> Result<()> {
+        match item.kind.unwrap_or(InputItemKind::Message) {
+            InputItemKind::Message => {
                 let role = required(at.key("role"), item.role)?;
                 let at = at.key("content");
                 let content = required(at.clone(), item.content)?;
-                let content = object::read::<TextOr<Part>>(&at, content)?.lines();
-                if role == Role::Assistant {
+                let content = object::read::<TextOr<ContentPart>>(&at, content)?.lines();
+                if role == InputRole::Assistant {
                     self.assistant(content);
                 } else {
                     self.messages.push(ChatMessage::new(role.name(), content));
                 }
             }
-            Kind::FunctionCall => {
+            InputItemKind::FunctionCall => {
                 let id = required(at.key("call_id"), item.call_id)?;
                 let name = required(at.key("name"), item.name)?;
                 let arguments = required(at.key("arguments"), item.arguments)?;
-                self.call(Call::new(id, name, arguments.into()));
+                self.call(MessageCall::new(id, name, arguments.into()));
             }
-            Kind::FunctionCallOutput => {
+            InputItemKind::FunctionCallOutput => {
                 let id = required(at.key("call_id"), item.call_id)?;
                 let output = required(at.key("output"), item.output)?;
                 self.messages.push(ChatMessage::of_tool(id, output));
             }
-            Kind::Reasoning => self.reasoning.push_str(&reasoning(item.content)),
-            Kind::ItemReference => {
+            InputItemKind::Reasoning => self.reasoning.push_str(&reasoning(item.content)),
+            InputItemKind::ItemReference => {
                 return wrong(
                     at.key("type"),
                     "must not be item_reference, because no items are stored: send the item",
@@ -132,13 +130,13 @@ impl Chat {
         let reasoning = std::mem::take(&mut self.reasoning);
         self.messages.push(ChatMessage {
             reasoning_content: Some(reasoning).filter(|text| !text.is_empty()),
-            ..ChatMessage::new(Role::Assistant.name(), content)
+            ..ChatMessage::new(InputRole::Assistant.name(), content)
         });
     }
 
     /// Adds a call to the assistant's last message, or to a new one.
-    fn call(&mut self, call: Call) {
-        let is_assistant = |message: &ChatMessage| message.role == Role::Assistant.name();
+    fn call(&mut self, call: MessageCall) {
+        let is_assistant = |message: &ChatMessage| message.role == InputRole::Assistant.name();
         if !self.messages.last().is_some_and(is_assistant) {
             self.assistant(String::new());
         }
@@ -163,18 +161,18 @@ fn reasoning(content: Option<Value>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::object::Object;
+    use crate::http::object::JsonObject;
     use crate::http::wire;
     use serde_json::json;
 
     #[derive(Debug, Deserialize)]
     struct Asked {
-        input: Option<TextOr<Item>>,
+        input: Option<TextOr<InputItem>>,
     }
 
     fn read(instructions: Option<String>, input: &Value) -> Result<Value> {
         let body = json!({"input": input}).to_string();
-        let body = Object::parse(body.as_bytes(), &[wire::names::<Asked>()])?;
+        let body = JsonObject::parse(body.as_bytes(), &[wire::names::<Asked>()])?;
         let input = required("input", body.fields::<Asked>()?.input)?;
         Ok(json!(messages(instructions, input)?))
     }

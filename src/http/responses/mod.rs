@@ -6,4 +6,4 @@ mod options;
 mod request;
 
 pub(super) use events::ResponseObject;
-pub(super) use request::Fields;
+pub(super) use request::ResponseFields;

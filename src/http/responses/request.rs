@@ -1,7 +1,7 @@
 //! Converts the body of `/v1/responses` to a chat.
 
 use super::events::ResponseReply;
-use super::input::{Item, messages};
+use super::input::{InputItem, messages};
 use super::options::{FlatChoice, ReasoningOptions, RequestEcho, TextOptions};
 use crate::error::{FieldPath, Result};
 use crate::http::content::TextOr;
@@ -30,9 +30,9 @@ const INCLUDABLE: &str = "reasoning.encrypted_content";
 /// The fields that only this API has.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "Response")]
-pub(in crate::http) struct Fields {
+pub(in crate::http) struct ResponseFields {
     #[schemars(required)]
-    input: Option<TextOr<Item>>,
+    input: Option<TextOr<InputItem>>,
     instructions: Option<String>,
     max_output_tokens: Option<usize>,
     tools: Option<Vec<FlatTool<FunctionKind>>>,
@@ -59,7 +59,7 @@ impl Context<'_> {
             mut common,
             fields,
             structured,
-        } = Body::<Fields>::read(body)?;
+        } = Body::<ResponseFields>::read(body)?;
         check_absent(&common, &fields)?;
         self.defaults.fill(&mut common);
         let echo = echo(&common, &fields);
@@ -74,7 +74,7 @@ impl Context<'_> {
                 max_tokens: fields.max_output_tokens,
                 ..common
             },
-            fields: wire::Chat {
+            fields: wire::ChatFields {
                 messages: Some(messages(fields.instructions, input)?),
                 tools,
                 tool_choice: fields.tool_choice.map(ToolChoice::from),
@@ -82,7 +82,7 @@ impl Context<'_> {
                 add_special_tokens: fields.add_special_tokens,
                 chat_template_kwargs: fields.chat_template_kwargs,
                 include_reasoning: fields.include_reasoning,
-                ..wire::Chat::default()
+                ..wire::ChatFields::default()
             },
             structured,
         };
@@ -94,7 +94,7 @@ impl Context<'_> {
 }
 
 /// Checks fields of other APIs, and those that ask for what is not done here.
-fn check_absent(common: &Common, fields: &Fields) -> Result<()> {
+fn check_absent(common: &Common, fields: &ResponseFields) -> Result<()> {
     let refused =
         |field: &str, advice: &str| wrong(field, format!("is not supported here: {advice}"));
     if common.max_tokens.is_some() {
@@ -133,7 +133,7 @@ fn check_absent(common: &Common, fields: &Fields) -> Result<()> {
     Ok(())
 }
 
-fn echo(common: &Common, fields: &Fields) -> RequestEcho {
+fn echo(common: &Common, fields: &ResponseFields) -> RequestEcho {
     let mut text = fields.text.clone().unwrap_or_default();
     text.format.get_or_insert_default();
     RequestEcho {

@@ -1,11 +1,11 @@
-use super::super::object::Object;
+use super::super::object::JsonObject;
 use super::*;
 
 /// Checks a body with this field.
 fn checked(field: &str) -> Result<()> {
     let body = format!(r#"{{{field}, "model": "m"}}"#);
     let read: &[&[&str]] = &[&["model"]];
-    Object::parse(body.as_bytes(), read)?.check_others(read)
+    JsonObject::parse(body.as_bytes(), read)?.check_others(read)
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn fields_that_ask_for_nothing_are_accepted() {
 #[test]
 fn fields_that_an_api_reads_itself_are_not_looked_up() {
     let body = br#"{"echo": true}"#;
-    let checked = |read: &[&[&str]]| Object::parse(body, read)?.check_others(read);
+    let checked = |read: &[&[&str]]| JsonObject::parse(body, read)?.check_others(read);
     assert!(checked(&[&["model"], &["echo"]]).is_ok());
     assert!(checked(&[&["model"]]).is_err());
 }

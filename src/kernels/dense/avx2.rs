@@ -61,7 +61,7 @@ impl Load for bf16 {
 /// the page, and with several rows its out-of-order window is too short to reach the next loads.
 const AHEAD: usize = 64;
 
-/// See `Kernel::pass`.
+/// See `DenseKernel::pass`.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn pass<V: Load>(_: Avx2, tiles: &[&[TileRow<V>]], x: &[&[f32]], sums: &mut Sums) {
     match (x.len(), tiles.len()) {

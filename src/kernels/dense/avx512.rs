@@ -53,7 +53,7 @@ impl LoadWide for bf16 {
 /// out-of-order window is too short to reach the next loads.
 const AHEAD: usize = 64;
 
-/// See `Kernel::pass`; of one tile, with at least [`MIN_ROWS`] rows.
+/// See `DenseKernel::pass`; of one tile, with at least [`MIN_ROWS`] rows.
 #[target_feature(enable = "avx512f")]
 pub(super) fn pass<V: LoadWide>(_: Avx512Vnni, tile: &[TileRow<V>], x: &[&[f32]], sums: &mut Sums) {
     match x.len() {

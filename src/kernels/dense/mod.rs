@@ -61,7 +61,7 @@ impl CpuMatrix for DenseMatrix {
         let parallelize = x.len() * width > MIN_PARALLEL_WORK;
         let work = |out: &Shared<'_, Place>| {
             for_each(pieces.len(), parallelize, |i| {
-                let Piece { matrix, tiles, .. } = &pieces[i];
+                let DenseTask { matrix, tiles, .. } = &pieces[i];
                 let range = tiles.start * matrix.inputs..tiles.end * matrix.inputs;
                 match &matrix.tiles {
                     Tiles::F32(all) => pieces[i].run(isa, &all[range], x, out, width),
@@ -114,7 +114,7 @@ pub fn has_kernel_on_device(weight: &Tensor) -> Result<bool> {
 }
 
 /// Some tiles of one matrix, and the rows that they are multiplied with: what a thread computes at a time.
-struct Piece<'a> {
+struct DenseTask<'a> {
     matrix: &'a DenseMatrix,
     tiles: Range<usize>,
     rows: Range<usize>,
@@ -123,7 +123,7 @@ struct Piece<'a> {
 }
 
 /// Pieces of [`TILES`] tiles, or of fewer if threads would be left without work.
-fn cut<'a>(product: &Product<'a, DenseMatrix>) -> Vec<Piece<'a>> {
+fn cut<'a>(product: &Product<'a, DenseMatrix>) -> Vec<DenseTask<'a>> {
     let matrices = product.groups.iter().flat_map(|group| &group.weights);
     let tiles: usize = matrices.map(|w| w.outputs.div_ceil(WIDTH)).sum();
     let size = (tiles / (threads() * PIECES)).clamp(1, TILES);
@@ -132,7 +132,7 @@ fn cut<'a>(product: &Product<'a, DenseMatrix>) -> Vec<Piece<'a>> {
         let mut column = 0;
         for &matrix in &group.weights {
             let tiles = matrix.outputs.div_ceil(WIDTH);
-            pieces.extend((0..tiles).step_by(size).map(|start| Piece {
+            pieces.extend((0..tiles).step_by(size).map(|start| DenseTask {
                 matrix,
                 tiles: start..tiles.min(start + size),
                 rows: group.rows.clone(),
@@ -144,9 +144,9 @@ fn cut<'a>(product: &Product<'a, DenseMatrix>) -> Vec<Piece<'a>> {
     pieces
 }
 
-impl Piece<'_> {
+impl DenseTask<'_> {
     /// The results of the rows for these tiles, whose weights are `all`.
-    fn run<V: Kernel>(
+    fn run<V: DenseKernel>(
         &self,
         isa: Isa,
         all: &[TileRow<V>],
@@ -231,17 +231,17 @@ fn at_once(rows: usize, left: usize) -> usize {
 }
 
 /// A dtype with its kernel.
-trait Kernel: Value {
+trait DenseKernel: Value {
     /// Maximum rows of a pass, at most [`ROWS`].
     fn max_rows(isa: Isa) -> usize;
 
     /// Adds the products of `tiles` (a count that [`at_once`] returns) with the rows `x` (1 to
-    /// [`Kernel::max_rows`]) to `sums`. All slices have the same length and cover the same inputs.
+    /// [`DenseKernel::max_rows`]) to `sums`. All slices have the same length and cover the same inputs.
     fn pass(isa: Isa, tiles: &[&[TileRow<Self>]], x: &[&[f32]], sums: &mut Sums);
 }
 
 #[cfg(target_arch = "x86_64")]
-impl<V: avx2::Load + avx512::LoadWide> Kernel for V {
+impl<V: avx2::Load + avx512::LoadWide> DenseKernel for V {
     fn max_rows(isa: Isa) -> usize {
         match isa {
             Isa::Avx512Vnni(_) => ROWS,
@@ -263,7 +263,7 @@ impl<V: avx2::Load + avx512::LoadWide> Kernel for V {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-impl<V: Value> Kernel for V {
+impl<V: Value> DenseKernel for V {
     fn max_rows(_: Isa) -> usize {
         ROWS
     }

@@ -1,6 +1,6 @@
 //! All rows of a call, grouped by sequence.
 
-use super::tables::{TableCapacity, Tables};
+use super::tables::{AttentionTables, TableCapacity};
 use crate::kernels::span::Span;
 use candle_core::{Device, Result};
 use std::sync::OnceLock;
@@ -18,7 +18,7 @@ pub struct AttentionBatch<'a> {
     num_slots: usize,
     batch_invariant: bool,
     /// What a GPU needs of the spans, sent there once.
-    tables: OnceLock<Tables>,
+    tables: OnceLock<AttentionTables>,
 }
 
 impl<'a> AttentionBatch<'a> {
@@ -95,17 +95,17 @@ impl<'a> AttentionBatch<'a> {
         group: usize,
         prefill: bool,
         capacity: Option<TableCapacity>,
-    ) -> Result<&Tables> {
+    ) -> Result<&AttentionTables> {
         if let Some(tables) = self.tables.get() {
             return Ok(tables);
         }
         let pool = (self.block_size, self.num_slots);
-        let tables = Tables::send(self.spans, pool, device, group, prefill, capacity)?;
+        let tables = AttentionTables::send(self.spans, pool, device, group, prefill, capacity)?;
         Ok(self.tables.get_or_init(|| tables))
     }
 
     /// The tables that were sent.
-    pub fn into_tables(self) -> Option<Tables> {
+    pub fn into_tables(self) -> Option<AttentionTables> {
         self.tables.into_inner()
     }
 
@@ -114,7 +114,7 @@ impl<'a> AttentionBatch<'a> {
     /// # Errors
     /// If these rows were checked for other pools or exceed the capacity, in which case nothing changes;
     /// or if the device fails.
-    pub fn overwrite(&self, tables: &Tables) -> Result<()> {
+    pub fn overwrite(&self, tables: &AttentionTables) -> Result<()> {
         tables.replace(self.spans, (self.block_size, self.num_slots))
     }
 }

@@ -5,7 +5,8 @@ use super::batch::AttentionBatch;
 use super::params::AttentionParams;
 use super::plan::Dims;
 use super::tables::{
-    CHUNK, GPU_HEAD_DIMS, MAX_LONG_QUERIES, MAX_QUERIES, TILE, TableCapacity, Tables, max_tile_rows,
+    AttentionTables, CHUNK, GPU_HEAD_DIMS, MAX_LONG_QUERIES, MAX_QUERIES, TILE, TableCapacity,
+    max_tile_rows,
 };
 use candle_core::cuda_backend::cudarc::driver::sys;
 use candle_core::{DType, Result, Tensor};
@@ -35,7 +36,7 @@ fn shared(head_dim: usize, dtype: DType) -> usize {
 
 /// What the kernels for short spans take after q, pools and output.
 struct Args<'a> {
-    tables: &'a Tables,
+    tables: &'a AttentionTables,
     partials: Tensor,
     dims: Dims,
     block_size: usize,
@@ -44,7 +45,7 @@ struct Args<'a> {
 
 impl Args<'_> {
     fn add_to<'l>(&self, launch: Launch<'l>) -> Result<Launch<'l>> {
-        let Tables {
+        let AttentionTables {
             tiles,
             blocks,
             trees,

@@ -47,7 +47,7 @@ use tracing::trace_span;
 
 pub use batch::AttentionBatch;
 pub use params::AttentionParams;
-pub use tables::{GPU_HEAD_DIMS, MAX_GPU_HEADS_PER_KV_HEAD, TableCapacity, Tables};
+pub use tables::{AttentionTables, GPU_HEAD_DIMS, MAX_GPU_HEADS_PER_KV_HEAD, TableCapacity};
 
 /// Number of multiply-adds from which waking other threads pays.
 const MIN_PARALLEL_WORK: usize = 1 << 16;

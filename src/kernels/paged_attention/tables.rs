@@ -22,7 +22,7 @@ const MIN_CHUNKS: usize = 16;
 /// start of the block table, start of the tree masks (-1 = causal), rows of short spans before it.
 pub(super) const TILE: usize = 7;
 
-/// The size of [`Tables`]: how many tiles and chunks of short spans they have room for. Calls with equal
+/// The size of [`AttentionTables`]: how many tiles and chunks of short spans they have room for. Calls with equal
 /// capacity launch the same grids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TableCapacity {
@@ -59,7 +59,7 @@ impl TableCapacity {
 /// pairs of one K/V head, or [`MAX_LONG_QUERIES`] in a long span.
 ///
 /// The contents come only from an [`AttentionBatch`](super::AttentionBatch), which has checked them.
-pub struct Tables {
+pub struct AttentionTables {
     /// `[(capacity.tiles + long) * TILE]` u32; tiles without rows pad them to the capacity.
     pub(super) tiles: Tensor,
     /// Number of tiles of long spans, which come after those of short ones.
@@ -130,7 +130,7 @@ impl Parts {
     }
 }
 
-impl Tables {
+impl AttentionTables {
     /// See `AttentionBatch::send`. `pool` is the slots per block and the slots of the pools that `spans`
     /// were checked for.
     pub(super) fn send(
@@ -248,7 +248,8 @@ mod tests {
         let needs = TableCapacity::of(&spans, 3, false);
         assert_eq!(needs, capacity(3, 10));
         assert_eq!(needs.rounded_up(), capacity(4, 16));
-        let send = |capacity| Tables::send(&spans, POOL, &Device::Cpu, 3, false, Some(capacity));
+        let send =
+            |capacity| AttentionTables::send(&spans, POOL, &Device::Cpu, 3, false, Some(capacity));
         assert!(send(capacity(2, 16)).is_err());
         assert!(send(capacity(4, 8)).is_err());
         let tables = send(needs.rounded_up()).unwrap();
@@ -294,7 +295,7 @@ mod tests {
             [58, 4, 300, 42, 2, CAUSAL],
         ];
         assert!(tiles.eq(long));
-        let tables = Tables::send(&spans, POOL, &Device::Cpu, 3, true, None).unwrap();
+        let tables = AttentionTables::send(&spans, POOL, &Device::Cpu, 3, true, None).unwrap();
         // The prompt's chunks do not count.
         assert_eq!((tables.capacity, tables.long), (capacity(5, 2), 3));
         assert_eq!(tables.short_rows, 37);

@@ -54,7 +54,7 @@ impl QuantMatrix {
 
 /// Multiplies the rows of `turns` with a strip.
 #[cfg(target_arch = "x86_64")]
-fn product<F: x86::Vectors>(
+fn product<F: x86::VectorFormat>(
     isa: Isa,
     strip: Strip<'_, F>,
     x: &Activations,
@@ -98,7 +98,7 @@ fn product_portable<F: formats::Format>(
 }
 
 /// The rows of a group, and one of the weights that they are multiplied with.
-struct Part<'a> {
+struct ProductPart<'a> {
     weight: &'a QuantMatrix,
     x: &'a Activations,
     /// Consecutive rows of `x`.
@@ -156,7 +156,7 @@ fn parts<'a>(
     isa: Isa,
     groups: &'a [(&Group<'a, QuantMatrix>, Activations)],
     panel: usize,
-) -> (Vec<Part<'a>>, usize) {
+) -> (Vec<ProductPart<'a>>, usize) {
     let (mut parts, mut strips) = (Vec::new(), 0);
     for (group, x) in groups {
         let Some(passes) = x.passes().chunks(PANEL / ROWS).nth(panel) else {
@@ -164,7 +164,7 @@ fn parts<'a>(
         };
         let (row, mut column) = (group.rows.start, 0);
         for &weight in &group.weights {
-            parts.push(Part {
+            parts.push(ProductPart {
                 weight,
                 x,
                 turns: turns(passes, max_rows(isa, weight.dtype)),
@@ -179,7 +179,7 @@ fn parts<'a>(
     (parts, strips)
 }
 
-impl Part<'_> {
+impl ProductPart<'_> {
     /// The results of a strip of the weight; rows of the result have `width` columns.
     fn run(&self, isa: Isa, strip: usize, out: &Shared<'_, Place>, width: usize) {
         let weight = self.weight;

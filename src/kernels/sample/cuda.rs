@@ -65,7 +65,7 @@ impl RowParams {
 /// A node in the kernels' layout; `q` is an address, 0 = none.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-struct Node {
+struct NodeLayout {
     q: u64,
     uniform: f64,
     token: u32,
@@ -83,7 +83,7 @@ struct Range {
 }
 
 // SAFETY: as above.
-unsafe impl DeviceRepr for Node {}
+unsafe impl DeviceRepr for NodeLayout {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for Range {}
 
@@ -216,7 +216,7 @@ pub(super) fn verify(processed: &ProcessedLogits, chains: &[Chain<'_>]) -> Resul
         });
         for node in &chain.nodes {
             let (q, q_vocab) = node.q.map_or(Ok((0, 0)), address)?;
-            nodes.push(Node {
+            nodes.push(NodeLayout {
                 q,
                 uniform: node.uniform,
                 token: node.token,
@@ -225,7 +225,7 @@ pub(super) fn verify(processed: &ProcessedLogits, chains: &[Chain<'_>]) -> Resul
         }
     }
     // GPUs have no empty allocations.
-    nodes.push(Node {
+    nodes.push(NodeLayout {
         q: 0,
         uniform: 0.,
         token: 0,

@@ -61,17 +61,17 @@ pub fn gumbel_max(weights: &mut [f32], key: u64) {
 
 /// Replaces each `x` by `exp((x - max) / temperature)`. `max` is the largest entry, which becomes 1.
 pub fn weights(logits: &mut [f32], max: f32, temperature: f32) {
-    widest(logits, Weights { max, temperature });
+    widest(logits, SoftmaxWeights { max, temperature });
 }
 
 /// A loop over a whole vocabulary.
-trait Loop {
+trait VocabularyLoop {
     fn run(self, values: &mut [f32]);
 }
 
 struct GumbelMax(u64);
 
-impl Loop for GumbelMax {
+impl VocabularyLoop for GumbelMax {
     #[inline(always)]
     fn run(self, values: &mut [f32]) {
         for (id, weight) in values.iter_mut().enumerate() {
@@ -80,12 +80,12 @@ impl Loop for GumbelMax {
     }
 }
 
-struct Weights {
+struct SoftmaxWeights {
     max: f32,
     temperature: f32,
 }
 
-impl Loop for Weights {
+impl VocabularyLoop for SoftmaxWeights {
     #[inline(always)]
     fn run(self, values: &mut [f32]) {
         for value in values {
@@ -95,7 +95,7 @@ impl Loop for Weights {
 }
 
 /// Runs a loop with the widest vectors of this CPU. The results have the same bits with all of them.
-fn widest(values: &mut [f32], body: impl Loop) {
+fn widest(values: &mut [f32], body: impl VocabularyLoop) {
     #[cfg(target_arch = "x86_64")]
     match cpu::isa() {
         // SAFETY: `proof` proves that the CPU has the instructions.
@@ -112,13 +112,13 @@ fn widest(values: &mut [f32], body: impl Loop) {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn run_avx2(_: Avx2, values: &mut [f32], body: impl Loop) {
+fn run_avx2(_: Avx2, values: &mut [f32], body: impl VocabularyLoop) {
     body.run(values);
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn run_avx512(_: Avx512Vnni, values: &mut [f32], body: impl Loop) {
+fn run_avx512(_: Avx512Vnni, values: &mut [f32], body: impl VocabularyLoop) {
     body.run(values);
 }
 

@@ -1,6 +1,6 @@
 //! What chat templates call beyond the library's own filters, tests and functions.
 
-use super::output::{Bounded, too_long};
+use super::output::{BoundedOutput, too_long};
 use crate::text::json::write_python_json;
 use minijinja::value::Kwargs;
 use minijinja::{Environment, Error, ErrorKind, Value};
@@ -43,7 +43,7 @@ fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
     // Accepted because templates pass it, but without effect: we never escape.
     let _: Option<bool> = options.get("ensure_ascii")?;
     options.assert_all_used()?;
-    let mut out = Bounded::default();
+    let mut out = BoundedOutput::default();
     let written = match indent {
         Some(width) if width > MAX_INDENT => {
             return Err(refused(format!("indents have at most {MAX_INDENT} spaces")));

@@ -12,15 +12,15 @@ pub(super) fn too_long() -> String {
 
 /// At most [`MAX_OUTPUT`] bytes that were written; further ones are an error.
 #[derive(Default)]
-pub(super) struct Bounded(Vec<u8>);
+pub(super) struct BoundedOutput(Vec<u8>);
 
-impl Bounded {
+impl BoundedOutput {
     pub(super) fn into_string(self) -> String {
         String::from_utf8_lossy(&self.0).into_owned()
     }
 }
 
-impl io::Write for Bounded {
+impl io::Write for BoundedOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.0.len() + bytes.len() > MAX_OUTPUT {
             return Err(io::Error::other(too_long()));

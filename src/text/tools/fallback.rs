@@ -1,7 +1,7 @@
 //! Tools for models whose chat template knows none: they are described in the system message, and calls
 //! and results become ordinary messages.
 
-use super::{Call, ToolFormat};
+use super::{ToolFormat, WrittenCall};
 use crate::text::json::python_json;
 use serde_json::{Value, json};
 use std::borrow::Cow;
@@ -57,10 +57,13 @@ fn with_written_calls(message: &Value, format: ToolFormat) -> Value {
         return message;
     };
     let arguments: Vec<Cow<'_, str>> = list.iter().map(arguments).collect();
-    let calls = list.iter().zip(&arguments).map(|(call, arguments)| Call {
-        name: call["function"]["name"].as_str().unwrap_or_default(),
-        arguments,
-    });
+    let calls = list
+        .iter()
+        .zip(&arguments)
+        .map(|(call, arguments)| WrittenCall {
+            name: call["function"]["name"].as_str().unwrap_or_default(),
+            arguments,
+        });
     let written = format.write(&calls.collect::<Vec<_>>());
     let content = match text(&message) {
         "" => written,
@@ -83,7 +86,7 @@ fn arguments(call: &Value) -> Cow<'_, str> {
 fn instructions(tools: &[Value], format: ToolFormat) -> String {
     let tools: Vec<String> = tools.iter().flat_map(python_json).collect();
     let tools = tools.join("\n");
-    let example = format.write(&[Call {
+    let example = format.write(&[WrittenCall {
         name: "<name of the function>",
         arguments: r#"{"<name of an argument>": <its value>}"#,
     }]);

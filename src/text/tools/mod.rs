@@ -30,7 +30,7 @@ pub enum ToolFormat {
 }
 
 /// A tool call of an earlier turn, or an example.
-struct Call<'a> {
+struct WrittenCall<'a> {
     name: &'a str,
     /// JSON text.
     arguments: &'a str,
@@ -90,9 +90,9 @@ impl ToolFormat {
     }
 
     /// What a model writes to make `calls`, which must not be empty.
-    fn write(self, calls: &[Call<'_>]) -> String {
+    fn write(self, calls: &[WrittenCall<'_>]) -> String {
         let key = self.arguments_key();
-        let object = |call: &Call<'_>| {
+        let object = |call: &WrittenCall<'_>| {
             let (name, arguments) = (json!(call.name), call.arguments);
             format!(r#"{{"name": {name}, "{key}": {arguments}}}"#)
         };

@@ -24,7 +24,7 @@ pub struct ToolParser {
     max_calls: usize,
     /// Calls that have begun.
     calls: usize,
-    state: State,
+    state: CallState,
     /// The beginning of a marker, perhaps.
     unread: String,
     /// What becomes content if no call begins: a marker and the text after it.
@@ -38,7 +38,7 @@ pub struct ToolParser {
 }
 
 #[derive(Debug)]
-enum State {
+enum CallState {
     Content,
     /// After a marker (`Between(false)`), or after a call that followed one.
     Between(bool),
@@ -58,7 +58,7 @@ impl ToolParser {
             names,
             max_calls,
             calls: 0,
-            state: State::Content,
+            state: CallState::Content,
             unread: String::new(),
             held: String::new(),
             space: String::new(),
@@ -69,7 +69,7 @@ impl ToolParser {
 
     /// Whether all calls that may be made are complete. What follows is not read.
     pub fn is_full(&self) -> bool {
-        let between = matches!(self.state, State::Content | State::Between(_));
+        let between = matches!(self.state, CallState::Content | CallState::Between(_));
         self.calls >= self.max_calls && between
     }
 
@@ -90,7 +90,7 @@ impl ToolParser {
     pub fn finish(&mut self, parts: &mut Vec<Part>) {
         let rest = std::mem::take(&mut self.held) + &std::mem::take(&mut self.unread);
         // After a call there are at most brackets, space and part of a marker.
-        if !self.is_full() && !matches!(self.state, State::Between(true)) {
+        if !self.is_full() && !matches!(self.state, CallState::Between(true)) {
             self.content(&rest, parts);
         }
         if !self.after_call && !self.space.is_empty() {
@@ -103,12 +103,12 @@ impl ToolParser {
     fn step(&mut self, rest: &str, parts: &mut Vec<Part>) -> Option<usize> {
         let c = rest.chars().next()?;
         match &mut self.state {
-            State::Content => return self.in_content(rest, parts),
-            State::Between(any) => {
+            CallState::Content => return self.in_content(rest, parts),
+            CallState::Between(any) => {
                 let any = *any;
                 return self.between(any, rest, c, parts);
             }
-            State::Object(object) => match object.push(c) {
+            CallState::Object(object) => match object.push(c) {
                 // What follows the arguments is of no interest.
                 Effect::Held if object.has_begun() => {}
                 Effect::Held => self.held.push(c),
@@ -120,14 +120,14 @@ impl ToolParser {
                     }
                     argument(c, parts);
                 }
-                Effect::End if object.has_begun() => self.state = State::Between(true),
+                Effect::End if object.has_begun() => self.state = CallState::Between(true),
                 Effect::End => {
                     let call = object.name().map(str::to_owned).zip(object.arguments());
                     self.held.push(c);
                     match call {
                         Some((name, arguments)) if self.begin_call(&name, parts) => {
                             parts.push(Part::Arguments(arguments));
-                            self.state = State::Between(true);
+                            self.state = CallState::Between(true);
                         }
                         _ => {
                             self.give_back(parts);
@@ -137,7 +137,7 @@ impl ToolParser {
                 // The call stands, whatever follows its arguments.
                 Effect::Reject => return self.give_back(parts),
             },
-            State::Head if c == '{' => {
+            CallState::Head if c == '{' => {
                 let head = self.held.trim_start_matches(self.format.start());
                 let name = head.split('[').next().unwrap_or_default().trim().to_owned();
                 if !self.begin_call(&name, parts) {
@@ -146,14 +146,14 @@ impl ToolParser {
                 argument(c, parts);
                 let mut extent = Extent::default();
                 extent.push(c);
-                self.state = State::Arguments(extent);
+                self.state = CallState::Arguments(extent);
             }
-            State::Head if self.held.len() >= MAX_HEAD_BYTES => return self.give_back(parts),
-            State::Head => self.held.push(c),
-            State::Arguments(extent) => {
+            CallState::Head if self.held.len() >= MAX_HEAD_BYTES => return self.give_back(parts),
+            CallState::Head => self.held.push(c),
+            CallState::Arguments(extent) => {
                 argument(c, parts);
                 if extent.push(c) {
-                    self.state = State::Between(true);
+                    self.state = CallState::Between(true);
                 }
             }
         }
@@ -170,7 +170,7 @@ impl ToolParser {
             if self.format == ToolFormat::Llama3Json && text.starts_with('{') {
                 let space = rest.len() - text.len();
                 self.held.push_str(&rest[..space]);
-                self.state = State::Between(false);
+                self.state = CallState::Between(false);
                 return Some(space);
             }
         }
@@ -178,7 +178,7 @@ impl ToolParser {
         if let Some(at) = rest.find(marker) {
             self.content(&rest[..at], parts);
             self.held.push_str(marker);
-            self.state = State::Between(false);
+            self.state = CallState::Between(false);
             return Some(at + marker.len());
         }
         let certain = rest.len() - partial_marker(rest, marker);
@@ -199,19 +199,19 @@ impl ToolParser {
                 self.give_back(parts);
             }
             self.held = start.to_owned();
-            self.state = State::Between(false);
+            self.state = CallState::Between(false);
             return Some(start.len());
         }
         match end {
             Some(end) if any && rest.starts_with(end) => {
                 self.held.clear();
-                self.state = State::Content;
+                self.state = CallState::Content;
                 return Some(end.len());
             }
             _ => {}
         }
         if c == '{' {
-            self.state = State::Object(Box::new(CallObject::new()));
+            self.state = CallState::Object(Box::new(CallObject::new()));
             return Some(0);
         }
         if c.is_ascii_whitespace() || self.separates(c) {
@@ -219,7 +219,7 @@ impl ToolParser {
             return Some(c.len_utf8());
         }
         if self.format == ToolFormat::Mistral && !any {
-            self.state = State::Head;
+            self.state = CallState::Head;
             return Some(0);
         }
         if any {
@@ -254,7 +254,7 @@ impl ToolParser {
     fn give_back(&mut self, parts: &mut Vec<Part>) -> Option<usize> {
         let held = std::mem::take(&mut self.held);
         self.content(&held, parts);
-        self.state = State::Content;
+        self.state = CallState::Content;
         Some(0)
     }
 

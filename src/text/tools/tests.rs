@@ -241,11 +241,11 @@ fn formats_are_known_by_what_templates_teach() {
 #[test]
 fn written_calls_are_read_back() {
     let written = [
-        Call {
+        WrittenCall {
             name: "f",
             arguments: r#"{"a": "}"}"#,
         },
-        Call {
+        WrittenCall {
             name: "get_weather",
             arguments: "{}",
         },

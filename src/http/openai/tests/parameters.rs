@@ -35,7 +35,7 @@ fn every_integer_may_have_a_point() {
     let known = |names: &[&str], of: &[&str]| of.iter().all(|name| names.contains(name));
     assert!(known(wire::names::<Common>(), &common));
     assert!(known(wire::names::<wire::Completion>(), &completions));
-    assert!(known(wire::names::<wire::Chat>(), &chats));
+    assert!(known(wire::names::<wire::ChatFields>(), &chats));
     for field in common.iter().chain(&completions) {
         completion(json!({*field: 1.0, "max_tokens": 2.0, "echo": true})).expect("accepted");
     }

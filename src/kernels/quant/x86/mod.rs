@@ -9,9 +9,9 @@ use super::formats::{BLOCK, VECTOR, WIDTH};
 use super::tiles::Strip;
 use crate::kernels::cpu::{self, Isa};
 use lanes::Lanes;
-use multiply::{Avx2, Avx512, Avx512Ymm, AvxVnni, Multiply, Rows, Weights};
+use multiply::{Avx2Ymm, Avx512, Avx512Ymm, AvxVnni, Multiply, RecordWeights, Rows};
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-pub(super) use vectors::Vectors;
+pub(super) use vectors::VectorFormat;
 
 /// Prefetch distance in tiles if a strip is read once. Without it, one row reads a third fewer bytes per second
 /// from memory (measured); a distance of 8 is about as good.
@@ -30,7 +30,7 @@ impl Ahead {
     /// tiles later, beyond the end of the strip too. If there are several, the strip comes from the cache
     /// for most of them, and they share the next strip.
     #[inline(always)]
-    fn new<F: Vectors>(strip: Strip<'_, F>, pass: usize, passes: usize) -> Self {
+    fn new<F: VectorFormat>(strip: Strip<'_, F>, pass: usize, passes: usize) -> Self {
         let start = strip.bytes().as_ptr();
         if passes == 1 {
             return Self {
@@ -48,14 +48,14 @@ impl Ahead {
     }
 
     /// Lines of a block and its share of the scales.
-    const fn lines<F: Vectors>() -> usize {
+    const fn lines<F: VectorFormat>() -> usize {
         F::RECORD.div_ceil(F::SPAN * VECTOR)
     }
 
     /// Prefetches the lines for a block: always as many, also where a pass needs fewer, because a loop of a
     /// number that only the pass knows costs more than lines that are in the cache already.
     #[inline(always)]
-    fn step<F: Vectors>(&mut self) {
+    fn step<F: VectorFormat>(&mut self) {
         // This branch also keeps the compiler from spilling vectors of 10 rows and more.
         if self.stride == 0 {
             return;
@@ -74,7 +74,7 @@ impl Ahead {
 /// # Safety
 /// The CPU has what `M` needs.
 #[inline(always)]
-unsafe fn rows<M: Multiply, F: Vectors, const R: usize, const V: usize>(
+unsafe fn rows<M: Multiply, F: VectorFormat, const R: usize, const V: usize>(
     strip: Strip<'_, F>,
     from: usize,
     x: &Activations,
@@ -103,7 +103,7 @@ unsafe fn rows<M: Multiply, F: Vectors, const R: usize, const V: usize>(
             for sub in 0..blocks {
                 ahead.step::<F>();
                 for (v, sums) in sums.iter_mut().enumerate() {
-                    let w = Weights {
+                    let w = RecordWeights {
                         scales: record,
                         sub,
                         first: from + v * count,
@@ -140,17 +140,17 @@ unsafe fn rows<M: Multiply, F: Vectors, const R: usize, const V: usize>(
 }
 
 /// Maximum number of rows of a turn.
-pub(super) fn max_rows<F: Vectors>(isa: Isa) -> usize {
+pub(super) fn max_rows<F: VectorFormat>(isa: Isa) -> usize {
     match isa {
         Isa::Avx512Vnni(_) => Avx512::max_rows(F::BITS),
         Isa::AvxVnni(_) => AvxVnni::max_rows(F::BITS),
-        Isa::Avx2(_) => Avx2::max_rows(F::BITS),
+        Isa::Avx2(_) => Avx2Ymm::max_rows(F::BITS),
         Isa::Portable => ROWS,
     }
 }
 
 #[cfg(test)]
-pub(super) fn max_rows_avx_vnni<F: Vectors>() -> usize {
+pub(super) fn max_rows_avx_vnni<F: VectorFormat>() -> usize {
     AvxVnni::max_rows(F::BITS)
 }
 
@@ -188,7 +188,7 @@ macro_rules! product {
 
 /// Multiplies the rows of `turns` with a strip. `store` is called with the row and its 16 outputs.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn product_avx2<F: Vectors>(
+pub(super) fn product_avx2<F: VectorFormat>(
     _: cpu::Avx2,
     strip: Strip<'_, F>,
     x: &Activations,
@@ -197,14 +197,14 @@ pub(super) fn product_avx2<F: Vectors>(
 ) {
     // SAFETY: the CPU has the instructions: a caller needs them, or has to show the proof.
     unsafe {
-        product!(Avx2, F, strip, x, turns, store;
+        product!(Avx2Ymm, F, strip, x, turns, store;
             [1 x 2] [2 x 2] [3 x 2] [4 x 2] [5 x 2] [6 x 2] [7 x 2] [8 x 2])
     };
 }
 
 /// As [`product_avx2`].
 #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-pub(super) fn product_avx_vnni<F: Vectors>(
+pub(super) fn product_avx_vnni<F: VectorFormat>(
     _: cpu::AvxVnni,
     strip: Strip<'_, F>,
     x: &Activations,
@@ -221,7 +221,7 @@ pub(super) fn product_avx_vnni<F: Vectors>(
 /// The same code as [`product_avx_vnni`], for CPUs that have AVX-512 instead.
 #[cfg(test)]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-pub(super) fn product_avx512_ymm<F: Vectors>(
+pub(super) fn product_avx512_ymm<F: VectorFormat>(
     _: cpu::Avx512Vnni,
     strip: Strip<'_, F>,
     x: &Activations,
@@ -237,7 +237,7 @@ pub(super) fn product_avx512_ymm<F: Vectors>(
 
 /// As [`product_avx2`].
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-pub(super) fn product_avx512<F: Vectors>(
+pub(super) fn product_avx512<F: VectorFormat>(
     _: cpu::Avx512Vnni,
     strip: Strip<'_, F>,
     x: &Activations,

@@ -6,7 +6,7 @@
 use super::super::activations::BlockSums;
 use super::super::formats::BLOCK;
 use super::lanes::{Lanes, Ymm, Zmm};
-use super::vectors::{VECTORS, Vectors, quants};
+use super::vectors::{VECTORS, VectorFormat, quants};
 use std::arch::x86_64::*;
 
 /// A way to multiply bytes.
@@ -21,15 +21,15 @@ pub(super) trait Multiply {
     ///
     /// # Safety
     /// The CPU has the instructions; the tile, its scales and the rows are in range.
-    unsafe fn dots<F: Vectors, const R: usize>(
-        w: &Weights,
+    unsafe fn dots<F: VectorFormat, const R: usize>(
+        w: &RecordWeights,
         x: &Rows,
     ) -> [<Self::Lanes as Lanes>::I; R];
 }
 
 /// Where a block of weights is.
 #[derive(Clone, Copy)]
-pub(super) struct Weights {
+pub(super) struct RecordWeights {
     /// The record, the number of the block in it, and the first output of the vector.
     pub scales: *const u8,
     pub sub: usize,
@@ -91,7 +91,10 @@ type Int<M> = <<M as Multiply>::Lanes as Lanes>::I;
 /// # Safety
 /// As there.
 #[inline(always)]
-unsafe fn dots<M: ByteDots, F: Vectors, const R: usize>(w: &Weights, x: &Rows) -> [Int<M>; R] {
+unsafe fn dots<M: ByteDots, F: VectorFormat, const R: usize>(
+    w: &RecordWeights,
+    x: &Rows,
+) -> [Int<M>; R] {
     // SAFETY: in range and available, by the caller's contract.
     unsafe {
         // Two sums per row if the halves have factors; or if there are few rows, so that instructions wait
@@ -149,7 +152,7 @@ macro_rules! byte_dots {
             }
 
             #[inline(always)]
-            unsafe fn dots<F: Vectors, const R: usize>(w: &Weights, x: &Rows) -> [Int<Self>; R] {
+            unsafe fn dots<F: VectorFormat, const R: usize>(w: &RecordWeights, x: &Rows) -> [Int<Self>; R] {
                 // SAFETY: by the caller's contract.
                 unsafe { dots::<Self, F, R>(w, x) }
             }
@@ -183,9 +186,9 @@ byte_dots!(
 );
 
 /// AVX2: 16 registers.
-pub(super) struct Avx2;
+pub(super) struct Avx2Ymm;
 
-impl Multiply for Avx2 {
+impl Multiply for Avx2Ymm {
     type Lanes = Ymm;
 
     fn max_rows(_: usize) -> usize {
@@ -194,7 +197,7 @@ impl Multiply for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn dots<F: Vectors, const R: usize>(w: &Weights, x: &Rows) -> [__m256i; R] {
+    unsafe fn dots<F: VectorFormat, const R: usize>(w: &RecordWeights, x: &Rows) -> [__m256i; R] {
         // SAFETY: in range and available, by the caller's contract.
         unsafe {
             let ones = _mm256_set1_epi16(1);

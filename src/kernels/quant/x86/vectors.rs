@@ -11,7 +11,7 @@ pub(super) const VECTORS: usize = 8;
 
 /// A format as vectors. The functions are inlined into functions that have the instructions. `first` is the
 /// first of the outputs that a vector has.
-pub(in super::super) trait Vectors: Format {
+pub(in super::super) trait VectorFormat: Format {
     /// The scales of block `sub` of a record.
     ///
     /// # Safety
@@ -21,7 +21,7 @@ pub(in super::super) trait Vectors: Format {
     /// The offsets; only called with [`Format::OFFSET`].
     ///
     /// # Safety
-    /// As [`Vectors::scales`].
+    /// As [`VectorFormat::scales`].
     unsafe fn offsets<L: Lanes>(_scales: *const u8, _sub: usize, _first: usize) -> L::F {
         unreachable!("the format has no offsets")
     }
@@ -29,7 +29,7 @@ pub(in super::super) trait Vectors: Format {
     /// The factors of half a block; only called with 6 bits.
     ///
     /// # Safety
-    /// As [`Vectors::scales`].
+    /// As [`VectorFormat::scales`].
     unsafe fn factors<L: Lanes>(
         _scales: *const u8,
         _sub: usize,
@@ -115,7 +115,7 @@ unsafe fn upper_pair<L: Lanes>(tile: *const u8, v: usize) -> L::I {
 /// Halves of a record's block, of which each block has 16.
 macro_rules! one_half_per_block {
     ($($format:ty)*) => {
-        $(impl Vectors for $format {
+        $(impl VectorFormat for $format {
             #[inline(always)]
             unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize) -> L::F {
                 // SAFETY: in the record, by the caller's contract.
@@ -128,7 +128,7 @@ one_half_per_block!(Q8_0 Q4_0 Iq4Nl);
 
 macro_rules! two_halves_per_block {
     ($($format:ty)*) => {
-        $(impl Vectors for $format {
+        $(impl VectorFormat for $format {
             #[inline(always)]
             unsafe fn scales<L: Lanes>(scales: *const u8, _: usize, first: usize) -> L::F {
                 // SAFETY: in the record, by the caller's contract.
@@ -147,7 +147,7 @@ two_halves_per_block!(Q4_1 Q5_1);
 
 macro_rules! halves_times_bytes {
     ($($format:ty)*) => {
-        $(impl Vectors for $format {
+        $(impl VectorFormat for $format {
             #[inline(always)]
             unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize) -> L::F {
                 // SAFETY: in the record, by the caller's contract.
@@ -171,7 +171,7 @@ macro_rules! halves_times_bytes {
 }
 halves_times_bytes!(Q4K Q5K);
 
-impl Vectors for Iq4Xs {
+impl VectorFormat for Iq4Xs {
     #[inline(always)]
     unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize) -> L::F {
         // SAFETY: in the record, by the caller's contract.
@@ -182,7 +182,7 @@ impl Vectors for Iq4Xs {
     }
 }
 
-impl Vectors for Mxfp4 {
+impl VectorFormat for Mxfp4 {
     #[inline(always)]
     unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize) -> L::F {
         // SAFETY: as above.
@@ -196,7 +196,7 @@ impl Vectors for Mxfp4 {
     }
 }
 
-impl Vectors for Q6K {
+impl VectorFormat for Q6K {
     #[inline(always)]
     unsafe fn scales<L: Lanes>(scales: *const u8, _: usize, first: usize) -> L::F {
         // SAFETY: in the record, by the caller's contract.

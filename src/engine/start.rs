@@ -1,0 +1,145 @@
+//! Starts the engine's thread.
+
+use super::chunk::PromptChunk;
+use super::handle::{EngineHandle, EngineOptions, EngineShared, RequestLimits};
+use super::scheduler::Scheduler;
+use super::stats::Stats;
+use super::{Engine, panicked};
+use crate::error::{Error, Result};
+use crate::kv::BlockAllocator;
+use crate::model::Model;
+use crate::spec::{BudgetMode, Drafter, SpeculativeRunner};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::channel;
+use tokio::sync::{Semaphore, watch};
+
+/// How many times the pool the prompts of one request's sequences may fill together.
+const PROMPT_POOLS: usize = 8;
+/// They may have as many tokens as this in any case.
+const MIN_PROMPT_TOKENS: usize = 1 << 17;
+
+/// Starts the engine thread over `target` and `drafter`, with a target pool of `num_blocks` blocks
+/// of `block_size` tokens. A draft model's own pool must have at least as many tokens.
+///
+/// # Errors
+/// `Setup` if the options are incompatible or there is no memory for the pool.
+pub fn spawn(
+    target: Box<dyn Model>,
+    drafter: Option<Box<dyn Drafter>>,
+    num_blocks: usize,
+    block_size: usize,
+    options: EngineOptions,
+) -> Result<EngineHandle> {
+    let (engine, handle) = build(target, drafter, num_blocks, block_size, options)?;
+    start(engine)?;
+    Ok(handle)
+}
+
+/// Starts the thread, which tells how it ends.
+pub(super) fn start(engine: Engine) -> Result<()> {
+    let ending = engine.shared.clone();
+    std::thread::Builder::new()
+        .name("engine".into())
+        .spawn(move || {
+            let end = catch_unwind(AssertUnwindSafe(|| engine.run()))
+                .unwrap_or_else(|panic| Err(panicked("the engine thread", &*panic)));
+            if let Err(error) = &end {
+                tracing::error!("the engine has ended: {error}");
+            }
+            ending.draining.store(true, Ordering::SeqCst);
+            ending.ended.send_replace(Some(end));
+        })
+        .map_err(|e| Error::setup(format!("cannot start the engine thread: {e}")))?;
+    Ok(())
+}
+
+/// The thread's state before it runs, and a handle; see [`spawn`].
+pub(super) fn build(
+    target: Box<dyn Model>,
+    drafter: Option<Box<dyn Drafter>>,
+    num_blocks: usize,
+    block_size: usize,
+    options: EngineOptions,
+) -> Result<(Engine, EngineHandle)> {
+    let mut spec = options.spec;
+    if drafter.is_none() {
+        spec.length = 0;
+    }
+    if options.max_num_batched_tokens == 0 {
+        return Err(Error::setup("max-num-batched-tokens must be at least 1"));
+    }
+    let config = target.config();
+    let eos_token_ids = config.eos_token_ids.clone();
+    let longest = config.max_position_embeddings.min(num_blocks * block_size);
+    let max_model_len = options
+        .max_model_len
+        .map_or(longest, |len| len.min(longest));
+    if max_model_len < 2 {
+        return Err(Error::setup(format!(
+            "the KV pool holds {} tokens, too few for any request: raise --kv-cache-memory or --num-blocks",
+            num_blocks * block_size
+        )));
+    }
+    // The semaphore's permits are acquired as 32-bit counts.
+    let max_waiting = options.max_waiting.min(u32::MAX as usize);
+    let limits = RequestLimits {
+        max_model_len,
+        vocab_size: config.vocab_size,
+        max_logprobs: options.max_logprobs,
+        max_waiting,
+        max_prompt_tokens: (num_blocks * block_size)
+            .saturating_mul(PROMPT_POOLS)
+            .max(MIN_PROMPT_TOKENS),
+        spec_length: spec.length,
+        generates: target.generates(),
+        embedding_size: config.hidden_size,
+    };
+    let shared = Arc::new(EngineShared {
+        limits,
+        stats: Arc::new(Stats::new(&options.model_name)),
+        next_group: AtomicU64::new(0),
+        permits: Arc::new(Semaphore::new(max_waiting)),
+        draining: AtomicBool::new(false),
+        aborting: AtomicBool::new(false),
+        ended: watch::Sender::new(None),
+    });
+    let caches = !options.no_prefix_caching;
+    (shared.stats).set_cache_config(num_blocks, block_size, caches);
+    let (sender, inbox) = channel();
+    let mut runner =
+        SpeculativeRunner::new(target, drafter, options.spec_budget, num_blocks, block_size)?;
+    if options.calibrate && options.spec_budget == BudgetMode::Adaptive {
+        log_costs(&runner.calibrate()?);
+    }
+    let engine = Engine {
+        inbox,
+        shared: shared.clone(),
+        scheduler: Scheduler::new(
+            BlockAllocator::new(num_blocks, block_size).with_prefix_cache(caches),
+            options.max_num_seqs,
+            options.max_num_batched_tokens,
+            PromptChunk::new(options.max_prompt_wait),
+            options.step_limits,
+        ),
+        runner,
+        spec,
+        acceptance: options.acceptance,
+        eos_token_ids,
+        next_id: 0,
+        concerned: Vec::new(),
+        has_failed: false,
+        checked: true,
+    };
+    Ok((engine, EngineHandle { sender, shared }))
+}
+
+fn log_costs(measured: &[(usize, f64)]) {
+    if !measured.is_empty() {
+        let costs = measured.iter();
+        let costs = costs.map(|(rows, seconds)| format!("{rows}: {:.2} ms", 1e3 * seconds));
+        let costs: Vec<String> = costs.collect();
+        tracing::info!("a step by its number of rows: {}", costs.join(", "));
+    }
+}
