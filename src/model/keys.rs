@@ -24,7 +24,7 @@ struct GgufFacts {
 }
 
 /// The parts of a model's shape on which the meaning of other keys depends.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct ModelShape {
     pub num_layers: usize,
     pub head_dim: usize,

@@ -32,6 +32,7 @@ mod engine_limits;
 mod flag_limits;
 mod generation_config;
 mod gguf;
+mod head_fixtures;
 mod http;
 mod http_browsers;
 mod http_connections;
