@@ -114,7 +114,9 @@ pub fn run(options: &ConvertOptions) -> Result<()> {
                 ..head.shape.clone()
             };
             // A head has no tokenizer of its own.
-            (config, head.gguf_metadata(), None)
+            let metadata = head.gguf_metadata();
+            let metadata = metadata.map_err(|e| Error::in_file(&folder, e))?;
+            (config, metadata, None)
         }
     };
     let rope = config

@@ -260,7 +260,7 @@ fn load_head(
     };
     let named = |e| Error::setup(format!("{}: {e}", choice.name));
     let model = model::load_head(&source, kind, &options, target).map_err(named)?;
-    tracing::info!("{}: a head of kind {kind:?} drafts", choice.name);
+    tracing::info!("{}: a head drafts: {}", choice.name, model.layout());
     Ok(Some(LoadedDraft::of_head(model)))
 }
 

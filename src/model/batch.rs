@@ -44,6 +44,21 @@ pub struct MaskedBlock {
     pub size: usize,
     /// The id of the mask token.
     pub mask: u32,
+    /// Whether each row predicts the token after its position, the first one included (DSpark); otherwise the
+    /// rows with masks predict their own (DFlash).
+    pub from_anchor: bool,
+}
+
+impl MaskedBlock {
+    /// Number of tokens that the largest block predicts.
+    pub fn max_depth(&self) -> usize {
+        self.size - usize::from(!self.from_anchor)
+    }
+
+    /// Number of rows of a block that predicts `depth` tokens.
+    pub fn rows(&self, depth: usize) -> usize {
+        depth + usize::from(!self.from_anchor)
+    }
 }
 
 /// The hidden states that a forward returns: those of all these layers for all these rows.

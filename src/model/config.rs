@@ -62,19 +62,34 @@ pub const GGUF_DFLASH: &str = "dflash";
 pub const GGUF_HEADS: [&str; 2] = [GGUF_EAGLE3, GGUF_DFLASH];
 
 /// Keys of draft heads that say nothing about their layers: [`HeadConfig`](super::HeadConfig) reads them.
-pub(crate) const HEAD_KEYS: [&str; 18] = [
+pub(crate) const HEAD_KEYS: [&str; 33] = [
     // Of the linear layer before those of EAGLE-1; its tensors tell.
     "bias",
+    "aux_hidden_state_layer_ids",
     "block_size",
+    "confidence_head_with_markov",
+    "conv_group_size",
+    "conv_kernel_size",
     "dflash_config",
     "eagle_aux_hidden_state_layer_ids",
     "eagle_config",
+    "embed_requires_grad",
+    "enable_confidence_head",
     "extract_layers",
+    "fc_norm",
     "has_no_defaults_at_init",
+    "markov_head_type",
+    "markov_rank",
     "mask_token_id",
     "norm_before_fc",
     "norm_before_residual",
+    "norm_output",
+    "num_anchors",
     "num_target_layers",
+    "sample_from_anchor",
+    "selector_rank",
+    "selector_top_k",
+    "sliding_window_non_causal",
     "speculators_config",
     "speculators_model_type",
     "speculators_version",

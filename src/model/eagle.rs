@@ -1,20 +1,22 @@
-//! EAGLE heads: one decoder layer that predicts from the target's hidden states.
+//! EAGLE heads: decoder layers, mostly one, that predict from the target's hidden states.
 //!
 //! Row `i` has the token at position `i + 1` and the features of position `i`, and predicts the token at
 //! position `i + 2`. The features of a committed token come from the target; those of a token that the
 //! head itself drafted are the head's own output for the row before (EAGLE, Li et al. 2024, section 3.1;
-//! EAGLE-3, Li et al. 2025, arXiv 2503.01840, sections 3.1 and 3.2).
+//! EAGLE-3, Li et al. 2025, arXiv 2503.01840, sections 3.1 and 3.2). In a P-EAGLE head, rows after the last
+//! token have a mask token and learned features instead, so that one forward predicts all depths.
 
 use super::dtypes::Dtypes;
-use super::head::HeadConfig;
+use super::head_config::{FcNorm, HeadConfig};
 use super::inputs::Inputs;
-use super::layer::{LayerBody, Step};
+use super::layer::{Layer, LayerBody, Step};
+use super::layer_spec::QkNorm;
 use super::linear::{Embedding, Linear};
 use super::norm::Norm;
 use super::output_layer::OutputLayer;
 use super::rope::RopeTables;
 use super::weights::Weights;
-use super::{Batch, Ends, ForwardOutput, Head, HeadKind, Model, ModelConfig};
+use super::{Batch, Ends, ForwardOutput, Head, HeadKind, MaskedBlock, Model, ModelConfig};
 use crate::error::{Error, Result};
 use crate::kernels::AttentionBatch;
 use crate::kv::{KvShape, KvStore};
@@ -26,10 +28,17 @@ pub struct EagleHead {
     reads: Vec<usize>,
     embedding: Embedding,
     input: EagleInput,
-    block: LayerBody,
+    /// The first layer, whose attention reads what [`EagleInput`] says.
+    first: LayerBody,
+    /// The layers after it.
+    others: Vec<Layer>,
     /// Before the output layer; EAGLE-1 has none.
     norm: Option<Norm>,
+    /// Whether the features of the rows after are the outputs after the norm.
+    norm_output: bool,
     output: OutputLayer,
+    /// Only of a P-EAGLE head: its block, and the hidden states of masks, `[1, reads * target's hidden]`.
+    masked: Option<(MaskedBlock, Tensor)>,
     ropes: RopeTables,
     dtypes: Dtypes,
     device: Device,
@@ -46,6 +55,8 @@ enum EagleInput {
     },
     /// EAGLE-3: the attention reads both, normed, side by side.
     Eagle3 {
+        /// Of the hidden states of all layers side by side, or of each layer; none in the first code.
+        before_fc: Vec<Norm>,
         /// From the hidden states of some of the target's layers to the features.
         fc: Linear,
         embedding_norm: Norm,
@@ -53,6 +64,33 @@ enum EagleInput {
         /// Whether the residual stream begins with the normed features.
         norm_before_residual: bool,
     },
+}
+
+impl EagleInput {
+    /// That of an EAGLE-3 head, whose first layer has its parts `at` these names.
+    fn of_eagle3(
+        head: &HeadConfig,
+        weights: &mut Weights,
+        (layers, width): (usize, usize),
+        at: impl Fn(&str) -> String,
+    ) -> Result<Self> {
+        let hidden = head.shape.hidden_size;
+        let reads = layers * width;
+        let before_fc = match head.fc_norm {
+            FcNorm::None => Vec::new(),
+            FcNorm::Whole => vec![Norm::rms(weights, "input_norm", reads)?],
+            FcNorm::EachLayer => (0..layers)
+                .map(|layer| Norm::rms(weights, &format!("fc_norm.{layer}"), width))
+                .collect::<Result<_>>()?,
+        };
+        Ok(Self::Eagle3 {
+            before_fc,
+            fc: weights.linear("fc", (hidden, reads), false)?,
+            embedding_norm: Norm::rms(weights, &at("input_layernorm"), hidden)?,
+            feature_norm: Norm::rms(weights, &at("hidden_norm"), hidden)?,
+            norm_before_residual: head.norm_before_residual,
+        })
+    }
 }
 
 impl EagleHead {
@@ -68,8 +106,8 @@ impl EagleHead {
         target: &ModelConfig,
         ends: &Ends,
     ) -> Result<Self> {
-        let config = head.shape;
-        let hidden = config.hidden_size;
+        let is_eagle3 = head.kind != HeadKind::Eagle;
+        let hidden = head.shape.hidden_size;
         let reads = taps.len() * target.hidden_size;
         let layer = if weights.has("midlayer.self_attn.q_proj.weight") {
             "midlayer"
@@ -77,14 +115,10 @@ impl EagleHead {
             "layers.0"
         };
         let at = |part: &str| format!("{layer}.{part}");
-        let embedding = weights.embedding_of_head(&config, &ends.embedding)?;
-        let (input, inputs, norm) = if head.kind == HeadKind::Eagle3 {
-            let input = EagleInput::Eagle3 {
-                fc: weights.linear("fc", (hidden, reads), false)?,
-                embedding_norm: Norm::rms(&mut weights, &at("input_layernorm"), hidden)?,
-                feature_norm: Norm::rms(&mut weights, &at("hidden_norm"), hidden)?,
-                norm_before_residual: head.norm_before_residual,
-            };
+        let embedding = weights.embedding_of_head(&head.shape, &ends.embedding)?;
+        let (input, inputs, norm) = if is_eagle3 {
+            let taps = (taps.len(), target.hidden_size);
+            let input = EagleInput::of_eagle3(&head, &mut weights, taps, at)?;
             let norm = Norm::rms(&mut weights, "norm", hidden)?;
             (input, 2 * hidden, Some(norm))
         } else {
@@ -96,14 +130,31 @@ impl EagleHead {
             };
             (input, hidden, None)
         };
+        let mut config = head.shape;
+        let has_norms = is_eagle3 && weights.has(&at("self_attn.q_norm.weight"));
+        for layer in &mut config.spec.layers {
+            layer.qk_norm = has_norms.then_some(QkNorm::Head);
+        }
         let ropes = RopeTables::new(config.ropes(), weights.rope_factors()?.as_deref());
         let spec = (config.spec.layers.first())
             .ok_or_else(|| Error::internal("an EAGLE head has a layer"))?;
-        let block = LayerBody::load((&config, spec), &ropes, &mut weights, inputs, at)?;
-        let output = if head.kind == HeadKind::Eagle3 {
+        let first = LayerBody::load((&config, spec), &ropes, &mut weights, inputs, at)?;
+        let others = (1..config.num_layers()).map(|layer| {
+            let at = |part: &str| format!("layers.{layer}.{part}");
+            Layer::load(&config, layer, &ropes, &mut weights, at)
+        });
+        let others = others.collect::<Result<_>>()?;
+        let output = if is_eagle3 {
             OutputLayer::of_head(&mut weights, &config, &ends.output)?
         } else {
             ends.output.clone()
+        };
+        let masked = match head.block {
+            Some(block) => {
+                let hidden = weights.tensor("mask_hidden", &[1, 1, reads])?;
+                Some((block, hidden.reshape((1, reads))?))
+            }
+            None => None,
         };
         weights.finish(&[])?;
         weights.device().synchronize()?;
@@ -113,9 +164,12 @@ impl EagleHead {
             reads: taps,
             embedding,
             input,
-            block,
+            first,
+            others,
             norm,
+            norm_output: head.norm_output,
             output,
+            masked,
             ropes,
             config,
         })
@@ -150,6 +204,37 @@ impl EagleHead {
     }
 }
 
+impl EagleHead {
+    /// The residual stream after all layers and what is still to be added to it, of the rows with the stream
+    /// and the first attention's input `(x, read)`; `None` if no row is wanted: of the last layer, only K and
+    /// V are then computed.
+    fn run(
+        &self,
+        (x, read): (&Tensor, &Tensor),
+        is_wanted: bool,
+        step: &Step<'_>,
+        kv: &KvStore,
+    ) -> Result<Option<(Tensor, Tensor)>> {
+        let Some((pool, pools)) = kv.layers.split_first() else {
+            return Err(Error::internal("the pool of a head has a layer"));
+        };
+        if !is_wanted && self.others.is_empty() {
+            self.first.write(read, &self.config, step, pool)?;
+            return Ok(None);
+        }
+        let (mut x, mut delta) = self.first.forward(x, read, &self.config, step, pool)?;
+        let last = self.others.len();
+        for ((i, layer), pool) in (1..).zip(&self.others).zip(pools) {
+            if !is_wanted && i == last {
+                layer.forward_none((&x, &delta), &self.config, step, pool)?;
+                return Ok(None);
+            }
+            (x, delta) = layer.forward(&x, &delta, &self.config, step, pool)?;
+        }
+        Ok(Some((x, delta)))
+    }
+}
+
 impl Model for EagleHead {
     fn config(&self) -> &ModelConfig {
         &self.config
@@ -176,15 +261,14 @@ impl Model for EagleHead {
             }
             None => Tensor::zeros(dims, self.dtypes.activations, &self.device)?,
         };
-        let pool = (kv.layers.first())
-            .ok_or_else(|| Error::internal("the pool of a head has one layer"))?;
         let step = Step::new(&inputs, &spans, self.dtypes.activations)?;
         let (x, read) = self.rows(&inputs.tokens, &features)?;
-        let Some(wanted) = &inputs.wanted else {
-            self.block.write(&read, &self.config, &step, pool)?;
+        let is_wanted = inputs.wanted.is_some();
+        let (Some((x, delta)), Some(wanted)) =
+            (self.run((&x, &read), is_wanted, &step, kv)?, &inputs.wanted)
+        else {
             return ForwardOutput::none(vocab_size);
         };
-        let (x, delta) = self.block.forward(&x, &read, &self.config, &step, pool)?;
         let (x, delta) = (x.index_select(wanted, 0)?, delta.index_select(wanted, 0)?);
         let (hidden, normed) = match &self.norm {
             Some(norm) => norm.add(&x, &delta, self.config.rms_norm_eps as f32)?,
@@ -195,7 +279,7 @@ impl Model for EagleHead {
         };
         Ok(ForwardOutput {
             logits: self.output.forward(&normed)?,
-            hidden: Some(hidden),
+            hidden: Some(if self.norm_output { normed } else { hidden }),
             last_hidden: None,
         })
     }
@@ -210,12 +294,63 @@ impl Head for EagleHead {
         // Hidden states may be a view of the states of other sequences, too.
         let hidden = hidden.to_dtype(self.dtypes.activations)?.contiguous()?;
         match &self.input {
-            EagleInput::Eagle3 { fc, .. } => fc.forward(&hidden),
+            EagleInput::Eagle3 { before_fc, fc, .. } => {
+                let eps = self.config.rms_norm_eps as f32;
+                let hidden = match before_fc.as_slice() {
+                    [] => hidden,
+                    [whole] => whole.forward(&hidden, eps)?,
+                    each => {
+                        let parts = hidden.chunk(each.len(), 1)?;
+                        let normed = each.iter().zip(&parts);
+                        let normed =
+                            normed.map(|(norm, part)| norm.forward(&part.contiguous()?, eps));
+                        Tensor::cat(&normed.collect::<Result<Vec<_>>>()?, 1)?
+                    }
+                };
+                fc.forward(&hidden)
+            }
             EagleInput::Eagle {
                 target_norm,
                 target_eps,
                 ..
             } => target_norm.forward(&hidden, *target_eps),
         }
+    }
+
+    fn masked_block(&self) -> Option<MaskedBlock> {
+        self.masked.as_ref().map(|(block, _)| *block)
+    }
+
+    fn mask_hidden(&self) -> Option<&Tensor> {
+        self.masked.as_ref().map(|(_, hidden)| hidden)
+    }
+
+    fn layout(&self) -> String {
+        let EagleInput::Eagle3 {
+            before_fc,
+            norm_before_residual,
+            ..
+        } = &self.input
+        else {
+            return "EAGLE-1".into();
+        };
+        let mut name = match &self.masked {
+            Some((block, _)) => format!("P-EAGLE of {} depths", block.size),
+            None if self.norm_output => "EAGLE-3.1".into(),
+            None => "EAGLE-3".to_owned(),
+        };
+        let (layers, norms) = (self.config.num_layers(), before_fc.len());
+        let notes = [
+            (layers > 1).then(|| format!("{layers} layers")),
+            (norms == 1).then(|| "a norm before fc".into()),
+            (norms > 1).then(|| format!("{norms} norms before fc")),
+            norm_before_residual.then(|| "the norm before the residual".into()),
+            (self.output.ids.is_some())
+                .then(|| format!("{} output ids", self.config.output_size())),
+        ];
+        for note in notes.into_iter().flatten() {
+            name = format!("{name}, {note}");
+        }
+        name
     }
 }

@@ -1,17 +1,17 @@
-//! Draft heads: how their checkpoints are recognized, and what their configurations say.
+//! Draft heads: how their checkpoints are recognized.
 //!
 //! Layouts, by their names of tensors: SafeAI Lab's EAGLE-3 (`fc`, `midlayer.*`, `norm`, `lm_head`,
 //! `d2t`, `t2d`), the speculators library's (the same with `layers.0.*`, and a nested `config.json`),
-//! EAGLE-1 and 2 (`fc`, `layers.0.*`), DFlash (`fc`, `hidden_norm`, `layers.*`, `norm`), and Medusa
+//! P-EAGLE (the same with `mask_hidden`), EAGLE-1 and 2 (`fc`, `layers.0.*`), DFlash (`fc`, `hidden_norm`,
+//! `layers.*`, `norm`), DSpark (the same with `markov_head.*` and `confidence_head.*`), and Medusa
 //! (`HEAD.BLOCK.linear`). A GGUF file says `eagle3` or `dflash` as its architecture.
 
-use super::config::{GGUF_DFLASH, GGUF_EAGLE3, HEAD_KEYS, ModelConfig};
+use super::config::{GGUF_DFLASH, GGUF_EAGLE3};
 use super::pickle;
 use super::safetensors_header::TensorHeaders;
 use super::shards::safetensors_files;
 use super::source::ModelSource;
-use super::{MAX_TREE_NODES, MaskedBlock};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, clipped};
 use crate::files;
 use crate::gguf::Header;
 use candle_core::quantized::gguf_file::Value as GgufValue;
@@ -20,14 +20,6 @@ use serde_json::Value;
 use std::collections::HashSet;
 use std::path::Path;
 
-/// Keys of a GGUF file, after the architecture; llama.cpp's.
-const EXTRACT_LAYERS: &str = "extract_layers";
-const TARGET_HIDDEN_SIZE: &str = "target_hidden_size";
-const NORM_BEFORE_RESIDUAL: &str = "norm_before_residual";
-/// Ours, of parallel heads.
-const BLOCK_SIZE: &str = "block_size";
-const MASK_TOKEN_ID: &str = "mask_token_id";
-
 /// The kind of a head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadKind {
@@ -35,28 +27,12 @@ pub enum HeadKind {
     Eagle,
     /// EAGLE-3 (Li et al. 2025).
     Eagle3,
-    /// A parallel head: DFlash (arXiv 2602.06036).
+    /// P-EAGLE: an EAGLE-3 head that predicts all depths in one forward.
+    PEagle,
+    /// A parallel head: DFlash (arXiv 2602.06036), DFlash 2, DSpark (arXiv 2607.05147).
     Parallel,
     /// Medusa (Cai et al. 2024), a parallel head, too.
     Medusa,
-}
-
-/// A head's configuration.
-#[derive(Debug, Clone)]
-pub(crate) struct HeadConfig {
-    pub kind: HeadKind,
-    /// Of its layer; the vocabulary is the target's.
-    pub shape: ModelConfig,
-    /// The target's layers whose hidden states it reads, ascending; see [`super::Taps`]. `None` = those
-    /// that are usual.
-    pub taps: Option<Vec<usize>>,
-    /// If it is not that of the head's own layer.
-    pub target_hidden_size: Option<usize>,
-    pub norm_before_residual: bool,
-    /// Number of the target's layers, if it is known.
-    pub target_layers: Option<usize>,
-    /// Only of a parallel head.
-    pub block: Option<MaskedBlock>,
 }
 
 impl HeadKind {
@@ -95,13 +71,13 @@ impl HeadKind {
 
     /// Whether one forward of such a head guesses several tokens.
     pub fn is_parallel(self) -> bool {
-        matches!(self, Self::Parallel | Self::Medusa)
+        matches!(self, Self::Parallel | Self::PEagle | Self::Medusa)
     }
 
     /// The architecture of such a head in a GGUF file; `None` if there is none.
     pub fn gguf_architecture(self) -> Option<&'static str> {
         match self {
-            Self::Eagle | Self::Medusa => None,
+            Self::Eagle | Self::PEagle | Self::Medusa => None,
             Self::Eagle3 => Some(GGUF_EAGLE3),
             Self::Parallel => Some(GGUF_DFLASH),
         }
@@ -112,9 +88,14 @@ impl HeadKind {
         if let Some(kind) = json["speculators_model_type"].as_str() {
             return match kind {
                 "eagle3" => Ok(Some(Self::Eagle3)),
+                "peagle" => Ok(Some(Self::PEagle)),
+                "dflash" | "dflash2" | "dspark" => Ok(Some(Self::Parallel)),
                 other => Err(Error::in_file(
                     &file,
-                    format!("speculators_model_type {other} is not supported: only eagle3 is"),
+                    format!(
+                        "speculators_model_type {} is not supported: only eagle3, peagle, dflash, dflash2 and dspark are",
+                        clipped(other)
+                    ),
                 )),
             };
         }
@@ -125,7 +106,10 @@ impl HeadKind {
         if class.contains("Eagle3") {
             return Ok(Some(Self::Eagle3));
         }
-        if class == "DFlashDraftModel" {
+        if matches!(
+            class,
+            "DFlashDraftModel" | "DFlash2DraftModel" | "Qwen3DSparkModel"
+        ) {
             return Ok(Some(Self::Parallel));
         }
         // Published EAGLE heads call themselves ordinary models: their tensors tell.
@@ -177,208 +161,6 @@ pub(super) fn read_json(path: &Path) -> Result<(std::path::PathBuf, Value)> {
         Ok((file, json))
     } else {
         Err(Error::in_file(&file, "it must be a JSON object"))
-    }
-}
-
-impl HeadConfig {
-    /// Reads the `config.json` of a head of kind `kind`.
-    ///
-    /// # Errors
-    /// `Setup`, naming the file and what is not supported.
-    pub fn from_json(path: &Path, kind: HeadKind) -> Result<Self> {
-        let (file, json) = read_json(path)?;
-        Self::parse(&json, kind).map_err(|e| Error::in_file(&file, e))
-    }
-
-    fn parse(json: &Value, kind: HeadKind) -> Result<Self, String> {
-        let mut shape = if json["transformer_layer_config"].is_object() {
-            json["transformer_layer_config"].clone()
-        } else {
-            json.clone()
-        };
-        if let Some(keys) = shape.as_object_mut() {
-            keys.retain(|key, _| !HEAD_KEYS.contains(&key.as_str()));
-        }
-        shape["draft_vocab_size"] = json["draft_vocab_size"].clone();
-        shape["model_type"] = "llama".into();
-        shape["architectures"] = Value::Null;
-        if kind == HeadKind::Parallel {
-            return Self::parse_parallel(json, &shape);
-        }
-        if let Some(layers) = shape["num_hidden_layers"].as_u64().filter(|&n| n != 1) {
-            return Err(format!(
-                "num_hidden_layers {layers} is not supported: an EAGLE head has 1"
-            ));
-        }
-        let within = [json, &json["eagle_config"]];
-        for (key, wanted) in [("norm_before_fc", false), ("use_aux_hidden_state", true)] {
-            let mut found = within.iter().filter_map(|from| from[key].as_bool());
-            if let Some(found) = found.find(|&found| found != wanted) {
-                return Err(format!("{key} {found} is not supported: only {wanted} is"));
-            }
-        }
-        let taps = within.map(|from| &from["eagle_aux_hidden_state_layer_ids"]);
-        let taps = taps.into_iter().find(|ids| !ids.is_null());
-        let list = |ids: &Value| {
-            serde_json::from_value(ids.clone()).map_err(|_| {
-                format!("eagle_aux_hidden_state_layer_ids {ids} must be a list of layers")
-            })
-        };
-        let target_hidden = json["target_hidden_size"].as_u64();
-        Ok(Self {
-            kind,
-            shape: ModelConfig::parse(&shape.to_string())?,
-            taps: taps.map(list).transpose()?,
-            target_hidden_size: target_hidden.map(|size| size as usize),
-            norm_before_residual: json["norm_before_residual"].as_bool().unwrap_or(false),
-            target_layers: None,
-            block: None,
-        })
-    }
-
-    /// DFlash's fields, which may be nested. It numbers the outputs of the target's layers.
-    fn parse_parallel(json: &Value, shape: &Value) -> Result<Self, String> {
-        let get = |key: &str| match &json["dflash_config"][key] {
-            Value::Null => &json[key],
-            nested => nested,
-        };
-        let number = |key: &str| {
-            let value = get(key).as_u64().map(|n| n as usize);
-            value.ok_or_else(|| format!("{key} {} must be a number", get(key)))
-        };
-        let outputs: Vec<usize> =
-            serde_json::from_value(get("target_layer_ids").clone()).map_err(|_| {
-                let found = get("target_layer_ids");
-                format!("target_layer_ids {found} must be a list of layers")
-            })?;
-        Ok(Self {
-            kind: HeadKind::Parallel,
-            shape: ModelConfig::parse(&shape.to_string())?,
-            taps: Some(outputs.into_iter().map(|layer| layer + 1).collect()),
-            target_hidden_size: None,
-            norm_before_residual: false,
-            target_layers: if get("num_target_layers").is_null() {
-                None
-            } else {
-                Some(number("num_target_layers")?)
-            },
-            block: Some(MaskedBlock {
-                size: number(BLOCK_SIZE)?,
-                mask: number(MASK_TOKEN_ID)? as u32,
-            }),
-        })
-    }
-
-    /// Reads the metadata of a GGUF file with a head of kind `kind` and its `shape`.
-    ///
-    /// # Errors
-    /// What is missing or not supported.
-    pub fn from_gguf(header: &Header, kind: HeadKind, shape: ModelConfig) -> Result<Self, String> {
-        let name = shape.architecture.clone();
-        let get = |key: &str| header.metadata.get(&format!("{name}.{key}"));
-        let number = |value: &GgufValue| value.to_u64().ok().map(|n| n as usize);
-        let numbers = |value: &GgufValue| match value {
-            GgufValue::Array(list) => list.iter().map(number).collect::<Option<Vec<_>>>(),
-            _ => None,
-        };
-        let taps = get(EXTRACT_LAYERS).map(|value| {
-            numbers(value).ok_or(format!("{name}.{EXTRACT_LAYERS} must be a list of layers"))
-        });
-        let taps = taps.transpose()?;
-        let needed = |key: &str| {
-            let value = get(key).and_then(number);
-            value.ok_or(format!("{name}.{key} is missing or no number"))
-        };
-        let block = if kind == HeadKind::Parallel {
-            Some(MaskedBlock {
-                size: needed(BLOCK_SIZE)?,
-                mask: needed(MASK_TOKEN_ID)? as u32,
-            })
-        } else {
-            None
-        };
-        if block.is_some() && taps.is_none() {
-            return Err(format!("{name}.{EXTRACT_LAYERS} is missing"));
-        }
-        let before = get(NORM_BEFORE_RESIDUAL).and_then(|value| value.to_bool().ok());
-        Ok(Self {
-            kind,
-            shape,
-            taps,
-            target_hidden_size: get(TARGET_HIDDEN_SIZE).and_then(number),
-            norm_before_residual: before.unwrap_or(false),
-            target_layers: None,
-            block,
-        })
-    }
-
-    /// What a GGUF file says about it besides its shape.
-    pub fn gguf_metadata(&self) -> Vec<(String, GgufValue)> {
-        let number = |&n: &usize| GgufValue::U32(n as u32);
-        let architecture = self.kind.gguf_architecture().unwrap_or_default();
-        let key = |name: &str| format!("{architecture}.{name}");
-        let hidden = self.target_hidden_size.unwrap_or(self.shape.hidden_size);
-        let mut metadata = vec![
-            (key(TARGET_HIDDEN_SIZE), number(&hidden)),
-            (
-                key(NORM_BEFORE_RESIDUAL),
-                GgufValue::Bool(self.norm_before_residual),
-            ),
-        ];
-        if let Some(taps) = &self.taps {
-            let taps = GgufValue::Array(taps.iter().map(number).collect());
-            metadata.push((key(EXTRACT_LAYERS), taps));
-        }
-        if let Some(block) = &self.block {
-            metadata.push((key(BLOCK_SIZE), number(&block.size)));
-            metadata.push((key(MASK_TOKEN_ID), GgufValue::U32(block.mask)));
-        }
-        metadata
-    }
-
-    /// The layers of `target` that it reads.
-    ///
-    /// # Errors
-    /// What differs, if it does not belong to a model like `target`.
-    pub fn taps_of(&self, target: &ModelConfig) -> Result<Vec<usize>, String> {
-        let shape = &self.shape;
-        let hidden = self.target_hidden_size.unwrap_or(shape.hidden_size);
-        let target_layers = self.target_layers.unwrap_or(target.num_layers());
-        for (what, ours, theirs) in [
-            ("vocab_size", shape.vocab_size, target.vocab_size),
-            ("hidden_size", hidden, target.hidden_size),
-            ("num_target_layers", target_layers, target.num_layers()),
-        ] {
-            if ours != theirs {
-                return Err(format!(
-                    "the head does not fit the target: {what} is {ours}, but {theirs} in the target"
-                ));
-            }
-        }
-        if let Some(MaskedBlock { size, mask }) = self.block {
-            if !(2..=MAX_TREE_NODES).contains(&size) {
-                return Err(format!(
-                    "block_size {size} is not supported: only 2 to {MAX_TREE_NODES} are"
-                ));
-            }
-            if mask as usize >= target.vocab_size {
-                let vocab_size = target.vocab_size;
-                return Err(format!(
-                    "mask_token_id {mask} must be below vocab_size {vocab_size}"
-                ));
-            }
-        }
-        let layers = target.num_layers();
-        let taps = match &self.taps {
-            Some(taps) => taps.clone(),
-            None => self.kind.default_taps(layers),
-        };
-        match taps.last() {
-            Some(&last) if last <= layers && taps.is_sorted_by(|a, b| a < b) => Ok(taps),
-            _ => Err(format!(
-                "the head does not fit the target: it reads the hidden states of the layers {taps:?}, but the target has {layers}"
-            )),
-        }
     }
 }
 

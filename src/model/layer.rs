@@ -1,9 +1,10 @@
 //! One layer of a decoder: attention over a paged pool, and an MLP, as a [`LayerSpec`] says.
 
+use super::block_conv::{BlockConv, BlockPlaces, ConvShape};
 use super::config::ModelConfig;
-use super::inputs::{Angles, Inputs};
 use super::layer_input::LayerInput;
 use super::layer_spec::{KvSource, LayerSpec, QkNorm};
+pub(super) use super::layer_step::Step;
 use super::linear::Linear;
 use super::mlp::Mlp;
 use super::norm::Norm;
@@ -11,7 +12,7 @@ use super::rope::{RopeTables, halves_from_pairs};
 use super::weights::Weights;
 use crate::error::{Error, Result};
 use crate::kernels::{
-    AttentionBatch, AttentionParams, HeadNorms, Pools, Slots, add_norm, paged_attention, rope,
+    AttentionBatch, AttentionParams, HeadNorms, Pools, add_norm, paged_attention, rope,
     rope_kv_write,
 };
 use crate::kv::KvHeads;
@@ -48,93 +49,8 @@ pub(super) struct LayerBody {
     input: Option<LayerInput>,
     /// Factor of the residual stream after the layer.
     scalar: Option<f64>,
-}
-
-/// The inputs that all layers of one forward share.
-pub(super) struct Step<'a> {
-    slots: &'a Slots,
-    /// Of each of [`RopeTables`], in the compute dtype.
-    angles: Vec<Angles>,
-    /// Of the rows that attend.
-    spans: &'a AttentionBatch<'a>,
-    /// These rows, u32; `None` = the last ones, or all.
-    attending: Option<&'a Tensor>,
-    /// Those of [`LayerInputs`](super::layer_input::LayerInputs).
-    layer_inputs: Option<Tensor>,
-}
-
-impl<'a> Step<'a> {
-    /// The inputs of a forward over `spans`, with angles in `dtype`, that of the activations.
-    ///
-    /// # Errors
-    /// If the device fails.
-    pub fn new(inputs: &'a Inputs, spans: &'a AttentionBatch<'a>, dtype: DType) -> Result<Self> {
-        let angles = inputs.angles.iter();
-        let angles = angles.map(|angles| {
-            let scale = angles.query_scale.as_ref();
-            Ok(Angles {
-                cos: angles.cos.to_dtype(dtype)?,
-                sin: angles.sin.to_dtype(dtype)?,
-                query_scale: scale.map(|scale| scale.to_dtype(dtype)).transpose()?,
-            })
-        });
-        Ok(Self {
-            slots: &inputs.slots,
-            angles: angles.collect::<Result<_>>()?,
-            spans,
-            attending: None,
-            layer_inputs: None,
-        })
-    }
-
-    /// The same with the own inputs of all layers, if there are any.
-    pub fn with_layer_inputs(self, layer_inputs: Option<Tensor>) -> Self {
-        Self {
-            layer_inputs,
-            ..self
-        }
-    }
-
-    /// The same for a layer after which only `rows`, u32, are needed, whose spans are `spans`.
-    pub fn of_rows(&self, rows: &'a Tensor, spans: &'a AttentionBatch<'a>) -> Self {
-        Self {
-            spans,
-            attending: Some(rows),
-            angles: self.angles.clone(),
-            layer_inputs: self.layer_inputs.clone(),
-            ..*self
-        }
-    }
-
-    /// The same for layers that have no other rows than `rows`, u32, whose spans are `spans`, and write nothing.
-    ///
-    /// # Errors
-    /// If the device fails.
-    pub fn only(&self, rows: &Tensor, spans: &'a AttentionBatch<'a>) -> Result<Self> {
-        let pick = |all: &Tensor| all.index_select(rows, 0);
-        let angles = self.angles.iter().map(|angles| {
-            Ok(Angles {
-                cos: pick(&angles.cos)?,
-                sin: pick(&angles.sin)?,
-                query_scale: angles.query_scale.as_ref().map(pick).transpose()?,
-            })
-        });
-        Ok(Self {
-            slots: self.slots,
-            angles: angles.collect::<Result<_>>()?,
-            spans,
-            attending: None,
-            layer_inputs: self.layer_inputs.as_ref().map(pick).transpose()?,
-        })
-    }
-
-    /// Those of `all` rows that attend, `count` of them.
-    fn pick(&self, all: &Tensor, count: usize) -> Result<Tensor> {
-        Ok(match self.attending {
-            Some(rows) => all.contiguous()?.index_select(rows, 0)?,
-            None => all.narrow(0, all.dim(0)? - count, count)?,
-        })
-    }
+    /// Around attention and around the MLP.
+    convs: Option<(BlockConv, BlockConv)>,
 }
 
 /// The sum of `x` and `delta`, and its norm, if there is one.
@@ -171,6 +87,23 @@ impl Layer {
             norm: norm.transpose()?,
             block,
         })
+    }
+
+    /// Reads the convolutions around its attention and its MLP, whose names begin with `name`.
+    ///
+    /// # Errors
+    /// As [`Layer::load`].
+    pub fn load_convs(
+        &mut self,
+        weights: &mut Weights,
+        name: &str,
+        hidden: usize,
+        shape: ConvShape,
+    ) -> Result<()> {
+        let mut of =
+            |part: &str| BlockConv::load(weights, &format!("{name}.{part}_conv"), hidden, shape);
+        self.block.convs = Some((of("attention")?, of("mlp")?));
+        Ok(())
     }
 
     /// All its products.
@@ -339,6 +272,7 @@ impl LayerBody {
             v_norm,
             kv_heads,
             input: None,
+            convs: None,
             scalar,
             spec: spec.clone(),
             rope: rope.transpose()?,
@@ -390,6 +324,9 @@ impl LayerBody {
         step: &Step<'_>,
         pool: &(Tensor, Tensor),
     ) -> Result<(Tensor, Tensor)> {
+        if let (Some(convs), Some(places)) = (&self.convs, step.places) {
+            return self.forward_convs(convs, places, (x, normed), config, step, pool);
+        }
         let eps = config.rms_norm_eps as f32;
         let rows = x.dim(0)?;
         let attended = self.attend(normed, rows, config, step, pool)?;
@@ -411,6 +348,29 @@ impl LayerBody {
             None => Ok((x, delta)),
             Some(scalar) => Ok(((x * scalar)?, (delta * scalar)?)),
         }
+    }
+
+    /// The same with convolutions of the inputs and outputs of attention and MLP; of a block's rows only.
+    fn forward_convs(
+        &self,
+        (of_attention, of_mlp): &(BlockConv, BlockConv),
+        places: &BlockPlaces,
+        (x, normed): (&Tensor, &Tensor),
+        config: &ModelConfig,
+        step: &Step<'_>,
+        pool: &(Tensor, Tensor),
+    ) -> Result<(Tensor, Tensor)> {
+        let (rows, all) = (x.dim(0)?, normed.dim(0)?);
+        let own = normed.narrow(0, all - rows, rows)?.contiguous()?;
+        let (own, factors) = of_attention.prepare(&own, places)?;
+        let read = Tensor::cat(&[&normed.narrow(0, 0, all - rows)?, &own], 0)?;
+        let attended = self.attend(&read, rows, config, step, pool)?;
+        let attended = of_attention.finish(&attended, &factors, places)?;
+        let eps = config.rms_norm_eps as f32;
+        let (x, normed) = add(x, &attended, self.before_mlp.as_ref(), eps)?;
+        let (read, factors) = of_mlp.prepare(&normed, places)?;
+        let delta = self.mlp.forward(&read)?;
+        Ok((x, of_mlp.finish(&delta, &factors, places)?))
     }
 
     /// What is added to the residual stream for the output `y` of attention or MLP, which may have a norm.

@@ -199,6 +199,11 @@ impl Head for MedusaHeads {
         Some(MaskedBlock {
             size: self.heads.len() + 1,
             mask: 0,
+            from_anchor: false,
         })
+    }
+
+    fn layout(&self) -> String {
+        format!("Medusa of {} heads", self.heads.len())
     }
 }

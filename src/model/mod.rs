@@ -2,6 +2,7 @@
 
 mod arch;
 mod batch;
+mod block_conv;
 pub mod config;
 pub mod decoder;
 mod download;
@@ -14,6 +15,9 @@ mod gguf;
 mod gpu;
 mod graphs;
 pub mod head;
+mod head_config;
+mod head_gguf;
+mod head_keys;
 pub mod hub;
 pub mod hub_gguf;
 pub mod hub_headers;
@@ -23,6 +27,7 @@ mod keys;
 mod layer;
 mod layer_input;
 mod layer_spec;
+mod layer_step;
 mod layers;
 pub mod linear;
 pub mod load;
@@ -33,6 +38,7 @@ pub(crate) mod names;
 mod norm;
 mod output_layer;
 pub mod parallel;
+mod path;
 mod pickle;
 mod pooling;
 mod requantize;
@@ -52,12 +58,13 @@ pub use crate::kernels::Span;
 pub use batch::{Batch, MAX_TREE_NODES, MaskedBlock, Taps, is_chain};
 pub use config::ModelConfig;
 pub use fingerprint::fingerprint;
-pub(crate) use head::HeadConfig;
 pub use head::HeadKind;
+pub(crate) use head_config::HeadConfig;
 pub use inventory::{Inventory, TensorEntry};
 pub use layer_spec::{KvSource, LayerSpec, MlpSpec, ModelSpec, NormSpec, Norms, QkNorm};
 pub use layers::LayerList;
 pub use load::{LoadOptions, inspect, inspect_head, load, load_head};
+pub use path::{PathOutput, PathRows};
 pub use pooling::{EmbeddingSpec, Pooling};
 pub use rope::{Llama3Scaling, RopeScaling, RopeSpec};
 pub use safetensors_header::TensorHeaders;
@@ -73,7 +80,8 @@ pub struct ForwardOutput {
     /// `[taps.rows, taps.layers * hidden_size]` of [`Batch::taps`]: for each row its hidden states, layer
     /// after layer, in the dtype of the activations and on the model's device. `None` if no layer or
     /// no row was requested. Of an EAGLE head: `[batch.logits.len(), hidden_size]`, the features of the
-    /// rows after those of the logits.
+    /// rows after those of the logits. Of a parallel head that [follows paths](Head::follows_paths): the
+    /// hidden states of the logits.
     pub hidden: Option<Tensor>,
     /// `[batch.last_hidden.len(), hidden_size]`, f32, in the order of [`Batch::last_hidden`]: the residual
     /// stream after the final norm, Hugging Face's `last_hidden_state`. `None` if no row was requested.
@@ -183,6 +191,31 @@ pub trait Head: Model {
     /// The largest block that a parallel head predicts; `None` = it predicts one token, as EAGLE's do.
     fn masked_block(&self) -> Option<MaskedBlock> {
         None
+    }
+
+    /// Whether the tokens of its blocks depend on those before them, by [`Head::follow`]. Its forwards then
+    /// return the hidden states of the rows with logits, too.
+    fn follows_paths(&self) -> bool {
+        false
+    }
+
+    /// What the tokens before some rows of blocks make of their logits.
+    ///
+    /// # Errors
+    /// If it follows no paths, or the device fails.
+    fn follow(&self, _rows: &PathRows<'_>) -> Result<PathOutput> {
+        Err(Error::internal("this head follows no paths"))
+    }
+
+    /// What stands for the target's hidden states in rows with masks, `[1, as for fuse]`, of a head that predicts
+    /// a block and whose rows are otherwise those of EAGLE (P-EAGLE).
+    fn mask_hidden(&self) -> Option<&Tensor> {
+        None
+    }
+
+    /// The name of its layout and what distinguishes it, for the log.
+    fn layout(&self) -> String {
+        "a draft head".into()
     }
 }
 

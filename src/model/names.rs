@@ -82,7 +82,13 @@ fn numbered<'a>(name: &'a str, prefix: &str) -> Option<(usize, &'a str)> {
 /// follows from the config or from other tensors.
 pub fn is_redundant(name: &str) -> bool {
     let ends = ["rotary_emb.inv_freq", "attn_rot_embd.weight"];
-    let names = ["lm_head.weight", "t2d"];
+    let names = [
+        "lm_head.weight",
+        "t2d",
+        // Of the target, as the speculators library trains with them.
+        "verifier_lm_head.weight",
+        "verifier_norm.weight",
+    ];
     names.contains(&name) || ends.iter().any(|end| name.ends_with(end))
 }
 

@@ -39,6 +39,13 @@ impl OutputLayer {
         })
     }
 
+    /// Number of outputs.
+    pub fn size(&self) -> usize {
+        self.ids
+            .as_ref()
+            .map_or(self.vocab_size, |ids| ids.elem_count())
+    }
+
     /// Logits `[rows, vocab_size]`, f32, for `x` `[rows, hidden]`; minus infinity for ids without an
     /// output.
     ///
@@ -59,5 +66,18 @@ impl OutputLayer {
         let never = Tensor::full(f32::NEG_INFINITY, dims, logits.device())?;
         let ids = ids.broadcast_as(logits.dims())?.contiguous()?;
         Ok(never.scatter(&ids, &logits, 1)?)
+    }
+
+    /// `logits` of this layer with `bias`, `[rows, outputs]`, added.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn add_bias(&self, logits: &Tensor, bias: &Tensor) -> Result<Tensor> {
+        let bias = bias.to_dtype(DType::F32)?;
+        let Some(ids) = &self.ids else {
+            return Ok((logits + bias)?);
+        };
+        let ids = ids.broadcast_as(bias.dims())?.contiguous()?;
+        Ok(logits.scatter_add(&ids, &bias.contiguous()?, 1)?)
     }
 }

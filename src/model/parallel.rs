@@ -4,16 +4,19 @@
 //! one vector per committed position, the fused hidden states of some of the target's layers there. The
 //! block is the embedding of the last token, whose hidden states do not exist yet, and of a mask token for
 //! each position after it. Its rows see the context and one another; row `i`, from 1 on, gives the
-//! distribution of the token at its own position.
+//! distribution of the token at its own position. In the layout of DSpark (arXiv 2607.05147) row `i`, from 0
+//! on, gives that of the token after its position, and a [`PathHead`] goes along the path of the drawn tokens.
 
+use super::block_conv::{BlockPlaces, ConvShape};
 use super::dtypes::Dtypes;
-use super::head::HeadConfig;
+use super::head_config::HeadConfig;
 use super::inputs::Inputs;
 use super::layer::{Layer, Step};
 use super::layer_spec::QkNorm;
 use super::linear::{Embedding, Linear};
 use super::norm::Norm;
 use super::output_layer::OutputLayer;
+use super::path::{self, PathHead, PathOutput, PathRows};
 use super::rope::RopeTables;
 use super::weights::Weights;
 use super::{Batch, Ends, ForwardOutput, Head, MaskedBlock, Model, ModelConfig, Span};
@@ -27,6 +30,10 @@ pub struct ParallelHead {
     config: ModelConfig,
     reads: Vec<usize>,
     block: MaskedBlock,
+    /// Whether rows of a block see only those before them in layers with a window.
+    causal_windows: bool,
+    convs: Option<ConvShape>,
+    path: Option<PathHead>,
     embedding: Embedding,
     /// From the hidden states of some of the target's layers to the context, which is then normed.
     fc: Linear,
@@ -53,6 +60,7 @@ impl ParallelHead {
         target: &ModelConfig,
         ends: &Ends,
     ) -> Result<Self> {
+        path::check(&head).map_err(Error::setup)?;
         let mut config = head.shape;
         let hidden = config.hidden_size;
         let reads = taps.len() * target.hidden_size;
@@ -68,13 +76,18 @@ impl ParallelHead {
         let context_norm = Norm::rms(&mut weights, "hidden_norm", hidden)?;
         let ropes = RopeTables::new(config.ropes(), weights.rope_factors()?.as_deref());
         let layers = (0..config.num_layers()).map(|layer| {
-            Layer::load(&config, layer, &ropes, &mut weights, |part| {
-                format!("layers.{layer}.{part}")
-            })
+            let name = format!("layers.{layer}");
+            let at = |part: &str| format!("{name}.{part}");
+            let mut layer = Layer::load(&config, layer, &ropes, &mut weights, at)?;
+            if let Some(shape) = head.convs {
+                layer.load_convs(&mut weights, &name, hidden, shape)?;
+            }
+            Ok(layer)
         });
         let layers = layers.collect::<Result<_>>()?;
         let norm = Norm::rms(&mut weights, "norm", hidden)?;
         let output = OutputLayer::of_head(&mut weights, &config, &ends.output)?;
+        let path = PathHead::load(head.path, &config, &mut weights, output.size())?;
         weights.finish(&[])?;
         weights.device().synchronize()?;
         Ok(Self {
@@ -82,6 +95,9 @@ impl ParallelHead {
             device: weights.device().clone(),
             reads: taps,
             block,
+            causal_windows: head.causal_windows,
+            convs: head.convs,
+            path,
             embedding,
             fc,
             context_norm,
@@ -98,17 +114,21 @@ impl ParallelHead {
     }
 
     /// The residual stream after all layers and what is still to be added to it, of the rows with
-    /// `tokens`, which follow those of `context`.
+    /// `tokens`, which follow those of `context`. `windowed` is the step of layers with a window, if it is
+    /// another one.
     fn run(
         &self,
         tokens: &Tensor,
         context: Option<&Tensor>,
-        step: &Step<'_>,
+        (step, windowed): (&Step<'_>, Option<&Step<'_>>),
         kv: &KvStore,
     ) -> Result<(Tensor, Tensor)> {
         let mut x = self.embedding.forward(tokens)?;
         let mut delta = x.zeros_like()?;
-        for (layer, pool) in self.layers.iter().zip(&kv.layers) {
+        let specs = &self.config.spec.layers;
+        for ((layer, spec), pool) in self.layers.iter().zip(specs).zip(&kv.layers) {
+            let windowed = windowed.filter(|_| spec.window.is_some());
+            let step = windowed.unwrap_or(step);
             (x, delta) = layer.forward_after(context, &x, &delta, &self.config, step, pool)?;
         }
         Ok((x, delta))
@@ -123,6 +143,15 @@ fn spans_after(others: usize, spans: &[Span]) -> Vec<Span> {
         ..span.clone()
     });
     moved.collect()
+}
+
+/// The same spans, whose rows see only those before them.
+fn causal(spans: &[Span]) -> Vec<Span> {
+    let causal = spans.iter().map(|span| Span {
+        tree: None,
+        ..span.clone()
+    });
+    causal.collect()
 }
 
 impl Model for ParallelHead {
@@ -150,8 +179,8 @@ impl Model for ParallelHead {
         let wrong = || Error::internal(format!("a batch of {} context rows", read));
         let rows = inputs.slots.len().checked_sub(read).ok_or_else(wrong)?;
         let spans = spans_after(read, &batch.spans);
-        let spans = AttentionBatch::new(&spans, kv.block_size, slots)?;
-        let step = Step::new(&inputs, &spans, self.dtypes.activations)?;
+        let attention = AttentionBatch::new(&spans, kv.block_size, slots)?;
+        let step = Step::new(&inputs, &attention, self.dtypes.activations)?;
         if rows == 0 {
             for (layer, pool) in self.layers.iter().zip(&kv.layers) {
                 let context = context.as_ref().ok_or_else(wrong)?;
@@ -160,7 +189,17 @@ impl Model for ParallelHead {
             return ForwardOutput::none(vocab_size);
         }
         let tokens = inputs.tokens.narrow(0, read, rows)?;
-        let (x, delta) = self.run(&tokens, context.as_ref(), &step, kv)?;
+        let dtype = self.dtypes.activations;
+        let places = self
+            .convs
+            .map(|convs| BlockPlaces::new(&spans, convs.taps, dtype, &self.device));
+        let places = places.transpose()?;
+        let step = step.with_places(places.as_ref());
+        let spans = causal(&spans);
+        let spans = AttentionBatch::new(&spans, kv.block_size, slots)?;
+        let windowed = Step::new(&inputs, &spans, dtype)?.with_places(places.as_ref());
+        let windowed = self.causal_windows.then_some(&windowed);
+        let (x, delta) = self.run(&tokens, context.as_ref(), (&step, windowed), kv)?;
         let wanted = (batch.logits.iter()).map(|&row| row.checked_sub(read as u32));
         let wanted: Vec<u32> = wanted.collect::<Option<_>>().ok_or_else(wrong)?;
         if wanted.is_empty() {
@@ -171,7 +210,7 @@ impl Model for ParallelHead {
         let (_, normed) = self.norm.add(&x, &delta, self.eps())?;
         Ok(ForwardOutput {
             logits: self.output.forward(&normed)?,
-            hidden: None,
+            hidden: self.path.is_some().then_some(normed),
             last_hidden: None,
         })
     }
@@ -191,5 +230,31 @@ impl Head for ParallelHead {
 
     fn masked_block(&self) -> Option<MaskedBlock> {
         Some(self.block)
+    }
+
+    fn follows_paths(&self) -> bool {
+        self.path.is_some()
+    }
+
+    fn follow(&self, rows: &PathRows<'_>) -> Result<PathOutput> {
+        let path = self.path.as_ref();
+        let path = path.ok_or_else(|| Error::internal("this head follows no paths"))?;
+        path.step(rows, &self.output)
+    }
+
+    fn layout(&self) -> String {
+        let (size, windows) = (self.block.size, self.config.spec.layers.iter());
+        let windows = windows.filter(|layer| layer.window.is_some()).count();
+        let mut name = match &self.path {
+            Some(path) if self.convs.is_some() => {
+                format!("DFlash 2, {}, blocks of {size}", path.describe())
+            }
+            Some(path) => format!("DSpark, {}, blocks of {size}", path.describe()),
+            None => format!("DFlash, blocks of {size}"),
+        };
+        if windows > 0 {
+            name = format!("{name}, {windows} layers with windows");
+        }
+        name
     }
 }

@@ -220,6 +220,10 @@ impl Weights {
         let Some(size) = config.draft_vocab_size else {
             return Ok(None);
         };
+        if size == config.vocab_size && !self.has(names::OUTPUT_IDS) {
+            // The speculators library says so of a head with all ids.
+            return Ok(None);
+        }
         if let TensorSource::Dummy(_) = self.source {
             return Ok(Some(Tensor::arange(0, size as u32, &self.device)?));
         }

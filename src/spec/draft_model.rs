@@ -2,7 +2,6 @@
 
 mod drafting;
 mod drawn;
-mod growth;
 
 use super::draft::{Draft, DraftRequest, Forecast, SeqId};
 use super::drafter::Drafter;

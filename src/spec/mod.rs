@@ -11,6 +11,7 @@ mod draft_model;
 mod drafter;
 mod estimate;
 mod features;
+mod growth;
 mod guard;
 mod masks;
 mod ngram;

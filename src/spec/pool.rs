@@ -109,6 +109,13 @@ impl PagedNetwork {
         }
     }
 
+    /// Whether a head can read all rows of a sequence with `tokens`, up to that whose states are the last to
+    /// come before the last token is verified.
+    pub fn has_states(&self, sequence: &DraftSequence, tokens: &[u32]) -> bool {
+        let kept = sequence.features.kept();
+        kept.end + 1 == tokens.len() + self.token_offset && kept.start <= sequence.tokens.len()
+    }
+
     /// What decides K and V in the pool besides the tokens of the rows, of all `tokens` of a sequence.
     pub fn root(&self, scope: CacheScope, tokens: &[u32]) -> PrefixRoot {
         scope.root(tokens.first().copied().filter(|_| self.token_offset > 0))
@@ -180,7 +187,9 @@ impl DraftPool {
         block_size: usize,
         chunk: usize,
     ) -> Result<Self> {
-        let is_eagle = draft.head().is_some() && draft.masked_block().is_none();
+        // The rows of P-EAGLE, which predicts blocks, are EAGLE's, too.
+        let is_eagle = (draft.head())
+            .is_some_and(|head| head.masked_block().is_none() || head.mask_hidden().is_some());
         Ok(Self {
             network: PagedNetwork {
                 store: draft.model().new_kv(num_blocks, block_size)?,
@@ -227,7 +236,7 @@ impl DraftPool {
     /// one forward drafts all tokens.
     pub fn typical(&self, length: usize) -> (Vec<f32>, Vec<f32>, bool) {
         let block = self.network.draft.masked_block();
-        let length = block.map_or(length, |block| length.min(block.size - 1));
+        let length = block.map_or(length, |block| length.min(block.max_depth()));
         let path = |sampled| {
             let unknown = History::default();
             self.acceptance.forecast(&unknown, sampled, length)

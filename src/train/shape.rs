@@ -285,6 +285,7 @@ impl StudentSpec {
             self.block = Some(MaskedBlock {
                 size: options.block_size,
                 mask,
+                from_anchor: false,
             });
         }
         Ok(())

@@ -84,7 +84,7 @@ fn fixtures() -> Vec<Fixture> {
     folders.iter().map(|folder| Fixture::read(folder)).collect()
 }
 
-fn log_softmax(logits: &[f32]) -> Vec<f32> {
+pub fn log_softmax(logits: &[f32]) -> Vec<f32> {
     let sum: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
     let log_sum = sum.ln();
     (logits.iter().map(|&x| (f64::from(x) - log_sum) as f32)).collect()

@@ -1,12 +1,15 @@
 //! Draft heads whose files are corrupt: as in [`crate::corrupt_files`], for the published layouts of EAGLE, DFlash and Medusa.
 
-use crate::common::tiny::{HIDDEN, noise};
+use crate::common::tiny::noise;
 use crate::corrupt_files::{Dice, cases, corrupt, corrupt_json, survives};
 use crate::eagle_head::{Head, LAYOUTS};
-use crate::{medusa, parallel_head};
+use crate::{head_fixtures, medusa, parallel_head};
 use foretoken::error::Error;
 use foretoken::kv::{BlockAllocator, BlockTable};
-use foretoken::model::{Batch, HeadKind, LoadFormat, LoadOptions, Model, ModelSource, load_head};
+use foretoken::model::{
+    Batch, Head as DraftHead, HeadKind, LoadFormat, LoadOptions, Model, ModelSource, PathRows,
+    load_head,
+};
 use std::path::Path;
 use tempfile::TempDir;
 
@@ -24,21 +27,21 @@ fn draft(case: u64, path: &Path, target: &dyn Model) -> bool {
     };
     survives(case, || {
         // Forwards may err, if what they are asked does not suit the head.
-        let _ = run(&mut *head);
+        let _ = run(&mut *head, target.config().hidden_size);
         Ok(())
     });
     true
 }
 
-fn run(head: &mut dyn foretoken::model::Head) -> Result<(), Error> {
+fn run(head: &mut dyn DraftHead, hidden: usize) -> Result<(), Error> {
     let mut store = head.new_kv(8, 4)?;
     let (mut blocks, mut table) = (BlockAllocator::new(8, 4), BlockTable::default());
     assert!(blocks.reserve(&mut table, 8).is_ok());
-    let states = noise("states", &[3, HIDDEN * head.reads().len()]);
+    let states = noise("states", &[3, hidden * head.reads().len()]);
     let mut batch = Batch::default();
     batch.push_span(&[1, 2, 3], &[], 0, &table, 4);
     batch.features = Some(head.fuse(&states)?);
-    if let Some(block) = head.masked_block() {
+    if let Some(block) = head.masked_block().filter(|_| head.mask_hidden().is_none()) {
         let size = block.size.min(4);
         let mut tokens = vec![block.mask; size];
         tokens[0] = 5;
@@ -47,12 +50,27 @@ fn run(head: &mut dyn foretoken::model::Head) -> Result<(), Error> {
     } else {
         batch.logits = vec![2];
     }
-    head.forward(&batch, &mut store).map(drop)
+    let output = head.forward(&batch, &mut store)?;
+    if let (true, Some(hidden)) = (head.follows_paths(), &output.hidden) {
+        let tokens = vec![2; hidden.dim(0)?];
+        head.follow(&PathRows {
+            logits: &output.logits,
+            hidden,
+            tokens: &tokens,
+            states: None,
+        })?;
+    }
+    Ok(())
 }
 
 /// Changes one file of `folder` after the other, each in a place of its first `header` bytes.
 fn corrupt_each(folder: &TempDir, salt: u64, header: usize) {
-    let (path, (target, _)) = (folder.path(), parallel_head::target());
+    corrupt_each_beside(&*parallel_head::target().0, folder, salt, header);
+}
+
+/// The same of a head of `target`.
+fn corrupt_each_beside(target: &dyn Model, folder: &TempDir, salt: u64, header: usize) {
+    let path = folder.path();
     let files: Vec<_> = std::fs::read_dir(path).unwrap().collect();
     let mut files: Vec<_> = files.into_iter().map(|file| file.unwrap().path()).collect();
     files.sort();
@@ -70,10 +88,10 @@ fn corrupt_each(folder: &TempDir, salt: u64, header: usize) {
             }
         };
         std::fs::write(file, changed).unwrap();
-        loaded += u64::from(draft(case, path, &*target));
+        loaded += u64::from(draft(case, path, target));
         std::fs::write(file, whole).unwrap();
     }
-    assert!(draft(u64::MAX, path, &*target), "the files as they were");
+    assert!(draft(u64::MAX, path, target), "the files as they were");
     println!("{loaded} of {:?} were loaded", cases(100));
 }
 
@@ -96,4 +114,28 @@ fn parallel_heads() {
 fn medusa_heads() {
     let folder = medusa::folder(&medusa::config(), &medusa::tensors());
     corrupt_each(&folder, 5, usize::MAX);
+}
+
+#[test]
+fn heads_of_the_speculators_library() {
+    let target = head_fixtures::target();
+    let names = [
+        "eagle31",
+        "eagle3_windows",
+        "peagle_norms",
+        "dflash2",
+        "dspark_gated",
+        "dspark_rnn",
+    ];
+    for (salt, name) in (6..).zip(names) {
+        let (from, to) = (
+            head_fixtures::fixtures().join("heads").join(name),
+            tempfile::tempdir(),
+        );
+        let to = to.unwrap();
+        for file in ["config.json", "model.safetensors"] {
+            std::fs::copy(from.join(file), to.path().join(file)).unwrap();
+        }
+        corrupt_each_beside(&*target, &to, salt, 2_000);
+    }
 }

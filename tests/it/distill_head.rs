@@ -134,7 +134,11 @@ fn a_parallel_head_is_learnt_and_serves() {
 
     let head = served(&shop, "head");
     assert_eq!(head.reads(), [1, 2]);
-    let block = MaskedBlock { size: 4, mask: 31 };
+    let block = MaskedBlock {
+        size: 4,
+        mask: 31,
+        from_anchor: false,
+    };
     assert_eq!(head.masked_block(), Some(block));
     let start = |drafter: Option<Box<dyn Drafter>>| {
         let options = EngineOptions {

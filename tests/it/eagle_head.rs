@@ -481,13 +481,10 @@ fn a_head_that_does_not_fit_is_refused() {
             &|h| h.config["hidden_size"] = 512.into(),
             "hidden_size is 512, but 256",
         ),
-        (
-            &|h| h.config["num_hidden_layers"] = 2.into(),
-            "num_hidden_layers 2",
-        ),
+        (&|h| h.config["num_hidden_layers"] = 2.into(), "layers.1."),
         (
             &|h| h.config["norm_before_fc"] = true.into(),
-            "norm_before_fc",
+            "input_norm.weight",
         ),
         (
             &|h| h.config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = json!([1, 2, 9]),

@@ -33,6 +33,7 @@ mod flag_limits;
 mod gemma3;
 mod generation_config;
 mod gguf;
+mod head_fixtures;
 mod http;
 mod http_browsers;
 mod http_connections;

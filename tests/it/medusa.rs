@@ -73,6 +73,7 @@ fn logits_are_those_of_the_paper() {
         let block = MaskedBlock {
             size: HEADS + 1,
             mask: 0,
+            from_anchor: false,
         };
         assert_eq!(opened.masked_block(), Some(block));
         for cuts in [&[7][..], &[3, 7], &[1, 2, 6, 7]] {

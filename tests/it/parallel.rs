@@ -5,15 +5,17 @@ use crate::engine::{
     Dice, assert_always_accepted, assert_distributed_as_the_target, few_ids, is_lossless,
 };
 use candle_core::{DType, Device, Tensor};
-use foretoken::engine::{self, EngineHandle, Request};
+use foretoken::engine::{self, EngineHandle, Request, SpecLimits};
 use foretoken::error::Result;
 use foretoken::kv::{KvShape, KvStore};
 use foretoken::model::toy::ToyModel;
-use foretoken::model::{Batch, ForwardOutput, Head, MaskedBlock, Model, ModelConfig, Span};
+use foretoken::model::{
+    Batch, ForwardOutput, Head, MaskedBlock, Model, ModelConfig, PathOutput, PathRows, Span,
+};
 use foretoken::sampling::{Acceptance, mix};
 use foretoken::spec::{BudgetMode, Drafter, ParallelDrafter};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// A parallel head for toys. It keeps the toy's hidden states in its pool. They are hashes of all tokens so
 /// far, so that at a block it can tell all tokens of the context from them, if each is in its place. It then
@@ -22,6 +24,10 @@ struct ToyHead {
     toy: ToyModel,
     block: MaskedBlock,
     seen: Arc<Seen>,
+    /// Whether its guesses depend on the tokens before them in the block. Its hidden states and the states of
+    /// paths are then numbers of texts.
+    follows: bool,
+    texts: Mutex<Vec<Vec<u32>>>,
 }
 
 #[derive(Default)]
@@ -38,8 +44,14 @@ fn toy_head(toy: ToyModel, size: usize) -> (ToyHead, Arc<Seen>) {
     let mask = toy.config().vocab_size as u32 - 1;
     let head = ToyHead {
         toy,
-        block: MaskedBlock { size, mask },
+        block: MaskedBlock {
+            size,
+            mask,
+            from_anchor: false,
+        },
         seen: seen.clone(),
+        follows: false,
+        texts: Mutex::default(),
     };
     (head, seen)
 }
@@ -75,6 +87,13 @@ impl ToyHead {
         Some(tokens)
     }
 
+    /// The number of a text.
+    fn note(&self, text: &[u32]) -> usize {
+        let mut texts = self.texts.lock().unwrap();
+        texts.push(text.to_vec());
+        texts.len() - 1
+    }
+
     /// The logits of the masks of a block: the toy's, if each token is the most probable one.
     fn logits(&self, span: &Span, batch: &Batch, kv: &KvStore) -> Vec<f32> {
         let (rows, vocab) = (&batch.tokens[span.rows.clone()], self.config().vocab_size);
@@ -91,6 +110,7 @@ impl ToyHead {
             self.seen.unknown.fetch_add(1, Ordering::Relaxed);
             return vec![0.0; (rows.len() - 1) * vocab];
         };
+        self.note(&tokens);
         tokens.push(rows[0]);
         let mut all = Vec::new();
         for _ in 1..rows.len() {
@@ -130,8 +150,11 @@ impl Model for ToyHead {
         let blocks: Vec<&Span> = batch.spans.iter().filter(after).collect();
         let mut logits = Vec::new();
         let mut asked = Vec::new();
+        let mut numbers = Vec::new();
         for span in &blocks {
             logits.extend(self.logits(span, batch, kv));
+            let number = self.texts.lock().unwrap().len() as f32 - 1.0;
+            numbers.extend(vec![number; span.rows.len() - 1]);
             asked.extend(span.rows.start as u32 + 1..span.rows.end as u32);
         }
         assert_eq!(batch.logits, asked);
@@ -141,7 +164,7 @@ impl Model for ToyHead {
         let shape = (asked.len(), self.config().vocab_size);
         Ok(ForwardOutput {
             logits: Tensor::from_vec(logits, shape, &Device::Cpu)?.to_dtype(DType::F32)?,
-            hidden: None,
+            hidden: Some(Tensor::from_vec(numbers, (asked.len(), 1), &Device::Cpu)?),
             last_hidden: None,
         })
     }
@@ -158,6 +181,29 @@ impl Head for ToyHead {
 
     fn fuse(&self, hidden: &Tensor) -> Result<Tensor> {
         Ok(hidden.clone())
+    }
+
+    fn follows_paths(&self) -> bool {
+        self.follows
+    }
+
+    fn follow(&self, rows: &PathRows<'_>) -> Result<PathOutput> {
+        let before = rows.states.unwrap_or(rows.hidden).flatten_all()?;
+        let before = before.to_vec1::<f32>()?;
+        let (mut logits, mut numbers) = (Vec::new(), Vec::new());
+        for (&number, &token) in before.iter().zip(rows.tokens) {
+            let mut text = self.texts.lock().unwrap()[number as usize].clone();
+            text.push(token);
+            logits.extend(last_logits(&mut self.toy.clone(), &text));
+            numbers.push(self.note(&text) as f32);
+        }
+        let shape = (numbers.len(), self.config().vocab_size);
+        let states = Tensor::from_vec(numbers, (shape.0, 1), &Device::Cpu)?;
+        Ok(PathOutput {
+            logits: Tensor::from_vec(logits, shape, &Device::Cpu)?,
+            states: Some(states),
+            confidence: None,
+        })
     }
 }
 
@@ -266,6 +312,66 @@ fn the_first_guess_goes_through_the_sampler() {
     toy.options.spec = chains(1);
     let (engine, _) = start(&toy, 0.0, 4, 256);
     assert_always_accepted(&engine);
+}
+
+/// An engine whose head is a perfect toy, which follows paths or guesses each depth for itself.
+fn start_with_paths(toy: &Toy, follows: bool) -> (EngineHandle, Arc<Seen>) {
+    let (mut head, seen) = toy_head(toy_model(0.0), 5);
+    head.follows = follows;
+    let drafter = ParallelDrafter::new(Box::new(head), 256, toy.block_size, 7).unwrap();
+    let (target, options) = (Box::new(toy_model(0.0)), toy.options.clone());
+    let drafter = Some(Box::new(drafter) as Box<dyn Drafter>);
+    let engine = engine::spawn(target, drafter, toy.num_blocks, toy.block_size, options);
+    (engine.unwrap(), seen)
+}
+
+/// At a temperature, guesses that do not know each other's draws do not form a text; along a path a perfect
+/// head is always right, at every temperature, with penalties, in chains and in trees.
+#[test]
+fn along_a_path_a_perfect_head_is_always_right() {
+    for topk in [1, 2] {
+        let mut toy = Toy::default();
+        toy.options.spec = SpecLimits {
+            length: 4,
+            nodes: 4 * topk,
+            topk,
+        };
+        let accepted = [false, true].map(|follows| {
+            let (engine, seen) = start_with_paths(&toy, follows);
+            let rates: Vec<u64> = (0..20)
+                .map(|seed| {
+                    let mut request = sampled(&[1, 2, 3], 41, seed);
+                    request.params.frequency_penalty = 0.5;
+                    let answer = run(&engine, request);
+                    answer.spec.rounds as u64
+                })
+                .collect();
+            assert_eq!(seen.unknown.load(Ordering::Relaxed), 0);
+            assert_idle(&engine);
+            rates.iter().sum::<u64>()
+        });
+        // 41 tokens: one from the prompt, then five a round.
+        let [apart, along] = accepted;
+        // A tree may spend its nodes beside the path.
+        let beside = if topk == 1 { 0 } else { 3 };
+        assert!(
+            (160..=160 + beside).contains(&along),
+            "topk {topk}: {along}"
+        );
+        println!("topk {topk}: {apart} rounds apart, {along} along a path");
+        assert!(apart > 3 * along / 2, "topk {topk}: {apart}");
+    }
+}
+
+/// Under the rejection rule along paths, too.
+#[test]
+fn tokens_along_paths_are_distributed_as_the_target() {
+    for acceptance in [Acceptance::Rejection, Acceptance::Coupled] {
+        let mut head = toy_head(few_ids(0.6), 5).0;
+        head.follows = true;
+        let drafter = ParallelDrafter::new(Box::new(head), 256, 4, 64).unwrap();
+        assert_distributed_as_the_target(Box::new(drafter), 4, acceptance);
+    }
 }
 
 /// Under the rejection rule, too, sampled tokens have the target's distribution: a guess stands with a

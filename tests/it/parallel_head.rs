@@ -183,6 +183,7 @@ fn logits_are_those_of_the_paper() {
         let block = MaskedBlock {
             size: 4,
             mask: MASK,
+            from_anchor: false,
         };
         assert_eq!(opened.masked_block(), Some(block));
         let states = states(7);

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 /// The parts of a model's shape on which the meaning of other keys depends.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct ModelShape {
     pub num_layers: usize,
     pub head_dim: usize,

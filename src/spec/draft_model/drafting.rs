@@ -1,12 +1,12 @@
 //! One sequence for which a draft is being made.
 
-use super::growth::{Growth, GrowthLimits};
 use crate::error::{Error, Result};
 use crate::kernels::sample::TokenChoice;
 use crate::model::Batch;
 use crate::sampling::{Acceptance, Guess, Purpose, distribution, guess};
 use crate::spec::acceptance_model::{AcceptanceModel, AcceptanceView};
 use crate::spec::draft::{Draft, DraftDist, DraftRequest};
+use crate::spec::growth::{Growth, GrowthLimits};
 use crate::spec::pool::DraftSequence;
 use candle_core::Tensor;
 use std::collections::HashMap;

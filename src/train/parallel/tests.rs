@@ -19,7 +19,11 @@ const HIDDEN: usize = 16;
 const HEAD_DIM: usize = 8;
 const LAYERS: usize = 2;
 const IDS: [u32; 4] = [1, 4, 7, 10];
-const BLOCK: MaskedBlock = MaskedBlock { size: 3, mask: 9 };
+const BLOCK: MaskedBlock = MaskedBlock {
+    size: 3,
+    mask: 9,
+    from_anchor: false,
+};
 /// Tokens of a row.
 const LEN: usize = 9;
 /// Of each row; the last block of the first row ends after the row.

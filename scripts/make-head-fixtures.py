@@ -1,0 +1,309 @@
+#!/usr/bin/env python3
+"""Makes tests/fixtures/heads: tiny random draft heads of the classes of the speculators library, and what they draft.
+
+    pip install speculators torch transformers safetensors
+    scripts/make-head-fixtures.py [NAME...]
+
+The target is tests/fixtures/architectures/qwen3. A folder has the `config.json` and `model.safetensors` that the library
+writes (values that bf16 holds, stored as bf16), and `expected.safetensors`, computed in f32: a `prompt`, of whose tokens
+but the last the target's hidden states are known; the `drafted` tokens of a greedy draft after it; `logprobs`, the head's
+log-probabilities over the target's vocabulary before each of them (-inf = no output); and `confidence`, the probability
+that each stands, of a head that says so.
+
+Parallel heads are run by the library's own forward, of which one block is kept. EAGLE's is run row by row as it is served,
+with the library's layers: for its first rows this script checks that the library's forward agrees.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from speculators.config import SpeculatorsConfig, VerifierConfig
+from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
+from speculators.models.dflash2 import DFlash2DraftModel, DFlash2SpeculatorConfig
+from speculators.models.dspark import DSparkDraftModel, DSparkSpeculatorConfig
+from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
+from speculators.models.peagle import PEagleDraftModel, PEagleSpeculatorConfig
+from speculators.models.peagle.attention import create_peagle_mask_mod
+from speculators.models.attention import create_float_mask
+from speculators.proposals.greedy import GreedyTokenProposalConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+
+FIXTURES = Path(__file__).resolve().parent.parent / "tests/fixtures"
+TARGET = FIXTURES / "architectures/qwen3"
+FOLDER = FIXTURES / "heads"
+VOCAB = 256
+HIDDEN = 32
+DRAFTED = 6
+MASK = 255
+SIZES = dict(
+    vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+    max_position_embeddings=128, rms_norm_eps=1e-5, bos_token_id=1, eos_token_id=None, pad_token_id=None,
+    rope_parameters=dict(rope_type="default", rope_theta=1e4),
+)
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def llama(**more):
+    return LlamaConfig(**SIZES | dict(num_hidden_layers=1) | more)
+
+
+def qwen3(**more):
+    return Qwen3Config(**SIZES | dict(num_hidden_layers=2) | more)
+
+
+EAGLE3 = (Eagle3DraftModel, Eagle3SpeculatorConfig)
+PEAGLE = (PEagleDraftModel, PEagleSpeculatorConfig)
+DFLASH = (DFlashDraftModel, DFlashSpeculatorConfig)
+DFLASH2 = (DFlash2DraftModel, DFlash2SpeculatorConfig)
+DSPARK = (DSparkDraftModel, DSparkSpeculatorConfig)
+EAGLE_TAPS = dict(eagle_aux_hidden_state_layer_ids=[0, 1, 2])
+TAPS = dict(aux_hidden_state_layer_ids=[1, 2], mask_token_id=MASK)
+# The classes, the shape of the layers, what the configuration has besides; the prompt's length, and the draft's.
+HEADS = {
+    # As published for gpt-oss.
+    "eagle3_norm_before_fc": (EAGLE3, llama(), dict(norm_before_fc=True, norm_before_residual=True, draft_vocab_size=96, **EAGLE_TAPS), 20, DRAFTED),
+    "eagle31": (EAGLE3, llama(), dict(fc_norm=True, norm_output=True, draft_vocab_size=96, **EAGLE_TAPS), 20, DRAFTED),
+    "eagle3_layers": (EAGLE3, qwen3(num_hidden_layers=3), dict(draft_vocab_size=VOCAB, **EAGLE_TAPS), 20, DRAFTED),
+    "eagle3_windows": (EAGLE3, qwen3(
+        layer_types=[FULL, SLIDING], sliding_window=9, use_sliding_window=True,
+    ), dict(draft_vocab_size=96, norm_output=True, **EAGLE_TAPS), 20, DRAFTED),
+    "peagle": (PEAGLE, llama(num_hidden_layers=2), dict(mask_token_id=MASK, norm_before_residual=True, draft_vocab_size=96, **EAGLE_TAPS), 20, 5),
+    "peagle_norms": (PEAGLE, qwen3(), dict(mask_token_id=MASK, norm_before_fc=True, draft_vocab_size=VOCAB, **EAGLE_TAPS), 20, 5),
+    "dspark": (DSPARK, qwen3(), dict(markov_rank=8, block_size=5, draft_vocab_size=VOCAB, **TAPS), 20, 5),
+    "dspark_gated": (DSPARK, qwen3(), dict(
+        markov_rank=8, markov_head_type="gated", confidence_head_with_markov=False, block_size=5, draft_vocab_size=96, **TAPS,
+    ), 20, 5),
+    "dspark_rnn": (DSPARK, qwen3(), dict(markov_rank=8, markov_head_type="rnn", block_size=5, draft_vocab_size=96, **TAPS), 20, 5),
+    "dspark_filled": (DSPARK, qwen3(), dict(
+        markov_rank=8, sample_from_anchor=False, enable_confidence_head=False, block_size=5, draft_vocab_size=96, **TAPS,
+    ), 20, 4),
+    "dflash": (DFLASH, qwen3(
+        num_hidden_layers=3, layer_types=[SLIDING, FULL, SLIDING], sliding_window=64, use_sliding_window=True,
+    ), dict(block_size=16, draft_vocab_size=VOCAB, **TAPS), 20, 15),
+    "dflash2": (DFLASH2, qwen3(), dict(
+        block_size=8, conv_kernel_size=3, conv_group_size=8, selector_rank=8, selector_top_k=6, draft_vocab_size=VOCAB, **TAPS,
+    ), 20, 7),
+    "dflash_windows": (DFLASH, qwen3(
+        num_hidden_layers=3, layer_types=[SLIDING, FULL, SLIDING], sliding_window=20, use_sliding_window=True,
+    ), dict(block_size=16, draft_vocab_size=VOCAB, sliding_window_non_causal=True, **TAPS), 30, 15),
+}
+
+
+def randomize(model, seed, target):
+    """Values that bf16 holds: of norms near 1, of matrices such that activations keep their size."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            noise = torch.randn(parameter.shape, generator=generator)
+            if name == "embed_tokens.weight":
+                noise = target.model.embed_tokens.weight
+            elif name == "lm_head.weight" and parameter.shape[0] == VOCAB:
+                noise = target.lm_head.weight
+            elif "markov_w1" in name or name == "mask_hidden" or "codebook" in name:
+                pass
+            elif "base_kernel" in name:
+                noise = 0.5 * noise + parameter
+            elif parameter.dim() >= 2:
+                noise *= 1.3 / parameter.shape[-1] ** 0.5
+            elif "norm" in name:
+                noise = 1 + 0.3 * noise
+            else:
+                noise *= 0.3
+            parameter.copy_(noise.to(torch.bfloat16).float())
+        if model.d2t is not None:
+            ids = torch.randperm(VOCAB, generator=generator)[: model.draft_vocab_size].sort().values
+            known = torch.zeros(VOCAB, dtype=torch.bool)
+            known[ids] = True
+            model.load_vocab_mappings(known, ids - torch.arange(len(ids)))
+
+
+def hidden_states(target, ids, layers):
+    """Of all layers side by side; the last one before the final norm."""
+    found = []
+    hook = target.model.norm.register_forward_pre_hook(lambda _, args: found.append(args[0]))
+    states = target(input_ids=torch.tensor([ids]), use_cache=False, output_hidden_states=True).hidden_states
+    hook.remove()
+    states = [*states[:-1], found[0]]
+    return torch.cat([states[layer] for layer in layers], dim=-1)
+
+
+def over_all(model, logits):
+    """Log-probabilities over the target's vocabulary."""
+    if model.d2t is None:
+        return torch.log_softmax(logits, -1)
+    every = torch.full((*logits.shape[:-1], VOCAB), float("-inf"))
+    every[..., torch.arange(len(model.d2t)) + model.d2t] = torch.log_softmax(logits, -1)
+    return every
+
+
+def fused(model, states):
+    """The features that an EAGLE head makes of hidden states."""
+    if model.input_norm is not None:
+        states = model.input_norm(states)
+    if model.fc_norm is not None:
+        parts = states.chunk(len(model.fc_norm), dim=-1)
+        states = torch.cat([norm(part) for norm, part in zip(model.fc_norm, parts)], dim=-1)
+    return model.fc(states)
+
+
+def rows_of(model, tokens, features, mask_of):
+    """The outputs of an EAGLE head's rows with these tokens and features; `mask_of` makes a mask for a window."""
+    embedded = model.embed_tokens(torch.tensor([tokens]))
+    x = torch.cat([embedded, features], dim=-1)
+    positions = torch.arange(len(tokens)).unsqueeze(0)
+    rope = model.rotary_emb(x, positions)
+    for i, layer in enumerate(model.layers):
+        window = model.sliding_window if i in model.sliding_window_indices else None
+        x = layer(x, attention_mask=mask_of(window), position_ids=positions, position_embeddings=rope)
+    return x
+
+
+def causal(rows):
+    def mask_of(window):
+        at = torch.arange(rows)
+        seen = at[:, None] >= at
+        if window is not None:
+            seen &= at > at[:, None] - window
+        return torch.zeros(1, 1, rows, rows).masked_fill(~seen, float("-inf"))
+    return mask_of
+
+
+def draft_eagle(model, prompt, states, depth):
+    """Token by token: a row has the token after the position of its features."""
+    tokens, features = list(prompt[1:]), fused(model, states)
+    logprobs = []
+    for step in range(depth):
+        x = rows_of(model, tokens, features, causal(len(tokens)))
+        normed = model.norm(x)
+        logits = model.lm_head(normed)
+        if step == 0:
+            library = model(states, torch.tensor([tokens]), torch.zeros(1, len(tokens), dtype=torch.long), ttt_steps=1)
+            assert torch.equal(library[0], logits.argmax(-1)), "the library's forward differs"
+        logprobs.append(over_all(model, logits)[0, -1])
+        output = normed if model.config.norm_output else x
+        tokens.append(logprobs[-1].argmax().item())
+        features = torch.cat([features, output[:, -1:]], dim=1)
+    return tokens[-depth:], logprobs, None
+
+
+def draft_peagle(model, prompt, states, depth):
+    """All at once: after the last token, rows with masks, which belong to the last anchor."""
+    known = len(prompt) - 1
+    tokens = [*prompt[1:], *[MASK] * (depth - 1)]
+    features = fused(model, torch.cat([states, model.mask_hidden.expand(1, depth - 1, -1)], dim=1))
+    anchors = torch.tensor([*range(known), *[known - 1] * (depth - 1)])
+    depths = torch.tensor([*[0] * known, *range(1, depth)])
+
+    def mask_of(window):
+        mask = create_peagle_mask_mod(anchors, depths, torch.zeros(known, dtype=torch.long), window)
+        return create_float_mask(mask, Q_LEN=len(tokens), KV_LEN=len(tokens), device="cpu", dtype=torch.float32)
+
+    logits = model.lm_head(model.norm(rows_of(model, tokens, features, mask_of)))
+    logprobs = over_all(model, logits)[0, known - 1:]
+    return logprobs.argmax(-1).tolist(), list(logprobs), None
+
+
+def draft_block(model, prompt, states, depth):
+    """A block after an anchor, the last token; a Markov head is walked along the most probable tokens."""
+    anchor, size = len(prompt) - 1, model.block_size
+    length = anchor + size + 1
+    # Whatever comes after the anchor is hidden from it.
+    ids = torch.tensor([[*prompt, *[0] * size]])
+    states = torch.cat([states, torch.full((1, length - anchor, states.shape[-1]), 9.0)], dim=1)
+    loss_mask = torch.zeros(1, length)
+    loss_mask[0, anchor] = 1
+    if model.sliding_window_non_causal and model.uses_sliding_window_attn:
+        # The library's window ends at the anchor, that of the authors and of servers at each row.
+        library = model._build_attention_mask
+
+        def build(loss_mask, *args):
+            full, _, *rest = library(loss_mask, *args)
+            at = anchor + torch.arange(size)[:, None]
+            seen = torch.cat([torch.arange(length) > at - model.sliding_window, torch.ones(size, size) > 0], dim=1)
+            return full, full.masked_fill(~seen, float("-inf")), *rest
+
+        model._build_attention_mask = build
+    hidden, logits, *_ = model._backbone_forward(
+        states, ids, loss_mask, torch.zeros(1, length, HIDDEN), torch.zeros(1, length, dtype=torch.long), max_anchors=1,
+    )
+    from_anchor = model.config.sample_from_anchor
+    first = 0 if from_anchor else 1
+    before = [prompt[-1]] * size
+    drafted, logprobs, confidence = [], [], []
+    for row in range(first, first + depth):
+        before[row] = drafted[-1] if drafted else prompt[-1]
+        row_logits = logits[:, row]
+        previous = torch.tensor([before])
+        if getattr(model, "markov_head", None) is not None:
+            row_logits = row_logits + model.markov_head.block_bias(prev_token_ids=previous, hidden_states=hidden)[:, row]
+        if getattr(model, "candidate_selector", None) is not None:
+            best, scores = model.candidate_selector.select(row_logits, hidden[:, row], previous[:, row])
+            row_logits = torch.full_like(row_logits, float("-inf")).scatter(-1, best, scores)
+        if getattr(model, "confidence_head", None) is not None:
+            features = hidden
+            if model.config.confidence_head_with_markov:
+                features = torch.cat([hidden, model.markov_head.prev_embeddings(previous)], dim=-1)
+            confidence.append(model.confidence_head(features)[0, row].sigmoid())
+        logprobs.append(over_all(model, row_logits)[0])
+        drafted.append(logprobs[-1].argmax().item())
+    return drafted, logprobs, torch.stack(confidence) if confidence else None
+
+
+def is_clear(logprobs):
+    """Whether no two best tokens are almost equally likely."""
+    return all(row.topk(2).values.diff().abs() > 1e-2 for row in logprobs)
+
+
+def make(name, target, seed):
+    (kind, config_kind), layers, more, length, depth = HEADS[name]
+    layers._attn_implementation = "eager"
+    config = config_kind(
+        transformer_layer_config=layers,
+        speculators_config=SpeculatorsConfig(
+            algorithm=config_kind.model_fields["speculators_model_type"].default,
+            proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=depth)],
+            default_proposal_method="greedy",
+            verifier=VerifierConfig.from_config(target.config, name_or_path=None),
+        ),
+        **more,
+    )
+    model = kind(config).eval()
+    randomize(model, seed, target)
+    prompt = load_file(TARGET / "expected.safetensors")["prompt"][:length].tolist()
+    draft = draft_peagle if kind is PEagleDraftModel else draft_eagle if kind is Eagle3DraftModel else draft_block
+    with torch.no_grad():
+        states = hidden_states(target, prompt[:-1], model.target_layer_ids)
+        drafted, logprobs, confidence = draft(model, prompt, states, depth)
+    if not is_clear(logprobs):
+        return False
+    folder = FOLDER / name
+    model.save_pretrained(folder)
+    for file in folder.iterdir():
+        if file.name not in ("config.json", "model.safetensors"):
+            file.unlink()
+    weights = folder / "model.safetensors"
+    stored = load_file(weights)
+    # What is the target's is left out, as the library does where it can.
+    for shared in ("embed_tokens.weight", "lm_head.weight"):
+        if shared in stored and stored[shared].shape[0] == VOCAB:
+            del stored[shared]
+    kept = {key: value.to(torch.bfloat16) if value.is_floating_point() else value for key, value in stored.items()}
+    save_file(kept, weights, metadata={"format": "pt"})
+    expected = {"prompt": torch.tensor(prompt), "drafted": torch.tensor(drafted), "logprobs": torch.stack(logprobs)}
+    if confidence is not None:
+        expected["confidence"] = confidence
+    save_file({key: value.contiguous() for key, value in expected.items()}, folder / "expected.safetensors")
+    return True
+
+
+def main():
+    target = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32, attn_implementation="eager").eval()
+    for name in sys.argv[1:] or HEADS:
+        seed = next(seed for seed in range(100) if make(name, target, seed))
+        size = sum(file.stat().st_size for file in (FOLDER / name).iterdir())
+        print(f"{name}: {size / 1000:.0f} kB, seed {seed}")
+
+
+main()

@@ -1,0 +1,371 @@
+//! What the `config.json` of a draft head says: SafeAI Lab's, DFlash's and DeepSpec's, which are flat, and that of
+//! the speculators library, which nests the shape of the layers.
+
+use super::block_conv::ConvShape;
+use super::config::{HEAD_KEYS, ModelConfig};
+use super::head::{HeadKind, read_json};
+use super::head_keys::{
+    Flags, layer_outputs, layers_of, needed, refuse_present, shown, size, take_windows,
+};
+use super::{MAX_TREE_NODES, MaskedBlock};
+use crate::error::{Error, Result, clipped};
+use serde_json::Value;
+use std::path::Path;
+
+const TARGET_HIDDEN_SIZE: &str = "target_hidden_size";
+const NORM_BEFORE_RESIDUAL: &str = "norm_before_residual";
+const BLOCK_SIZE: &str = "block_size";
+const MASK_TOKEN_ID: &str = "mask_token_id";
+
+/// Depths that a P-EAGLE head predicts if its configuration does not say.
+const PEAGLE_DEPTHS: usize = 8;
+/// Keys of DFlash 2: rows of a convolution, channels of a group, rank and width of the selector.
+const DFLASH2_KEYS: [&str; 4] = [
+    "conv_kernel_size",
+    "conv_group_size",
+    "selector_rank",
+    "selector_top_k",
+];
+/// Maximum rank of a Markov head or selector, checked before anything of that size is allocated.
+const MAX_MARKOV_RANK: usize = 1 << 14;
+
+/// A head's configuration.
+#[derive(Debug, Clone)]
+pub(crate) struct HeadConfig {
+    pub kind: HeadKind,
+    /// Of its layers; the vocabulary is the target's.
+    pub shape: ModelConfig,
+    /// The target's layers whose hidden states it reads, ascending; see [`super::Taps`]. `None` = those
+    /// that are usual.
+    pub taps: Option<Vec<usize>>,
+    /// If it is not that of the head's own layers.
+    pub target_hidden_size: Option<usize>,
+    pub norm_before_residual: bool,
+    pub fc_norm: FcNorm,
+    /// Whether an EAGLE head reads its own outputs after their norm (EAGLE-3.1).
+    pub norm_output: bool,
+    /// Number of the target's layers, if it is known.
+    pub target_layers: Option<usize>,
+    /// Only of a head that predicts a block.
+    pub block: Option<MaskedBlock>,
+    /// Whether rows of a block see only those before them in layers with a window.
+    pub causal_windows: bool,
+    /// Around attention and MLP; DFlash 2's.
+    pub convs: Option<ConvShape>,
+    /// What a parallel head has besides its layers.
+    pub path: PathConfig,
+}
+
+/// What a parallel head computes along paths: DSpark's and DFlash 2's.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct PathConfig {
+    pub markov: Option<MarkovConfig>,
+    pub confidence: Option<ConfidenceInput>,
+    pub selector: Option<SelectorConfig>,
+}
+
+/// A selector of a token among the most probable ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SelectorConfig {
+    pub rank: usize,
+    pub top_k: usize,
+}
+
+/// The norms of the target's hidden states before the layer `fc` of an EAGLE-3 head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FcNorm {
+    None,
+    /// One of all layers side by side.
+    Whole,
+    /// One for each layer (EAGLE-3.1).
+    EachLayer,
+}
+
+/// A head that adds to the logits of a token what the token before it makes of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MarkovConfig {
+    pub rank: usize,
+    pub kind: MarkovKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MarkovKind {
+    /// It depends on the token alone.
+    Vanilla,
+    /// A gate of the hidden state weighs it.
+    Gated,
+    /// It has a state, which goes on from token to token.
+    Recurrent,
+}
+
+/// What a confidence head reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ConfidenceInput {
+    Hidden,
+    /// The Markov head's embedding of the token before, too.
+    HiddenAndToken,
+}
+
+impl HeadConfig {
+    /// Reads the `config.json` of a head of kind `kind`.
+    ///
+    /// # Errors
+    /// `Setup`, naming the file and what is not supported.
+    pub fn from_json(path: &Path, kind: HeadKind) -> Result<Self> {
+        let (file, json) = read_json(path)?;
+        Self::parse(&json, kind).map_err(|e| Error::in_file(&file, e))
+    }
+
+    fn parse(json: &Value, kind: HeadKind) -> Result<Self, String> {
+        let mut shape = layers_of(json)?;
+        if let Some(keys) = shape.as_object_mut() {
+            keys.retain(|key, _| !HEAD_KEYS.contains(&key.as_str()));
+        }
+        shape["draft_vocab_size"] = json["draft_vocab_size"].clone();
+        shape["model_type"] = "llama".into();
+        shape["architectures"] = Value::Null;
+        let windows = take_windows(&mut shape)?;
+        let mut shape = ModelConfig::parse(&shape.to_string())?;
+        for (layer, window) in shape.spec.layers.iter_mut().zip(windows) {
+            layer.window = window;
+        }
+        let head = Self {
+            kind,
+            taps: None,
+            target_hidden_size: None,
+            norm_before_residual: false,
+            fc_norm: FcNorm::None,
+            norm_output: false,
+            target_layers: None,
+            block: None,
+            causal_windows: false,
+            convs: None,
+            path: PathConfig::default(),
+            shape,
+        };
+        if kind == HeadKind::Parallel {
+            head.parse_parallel(json)
+        } else {
+            head.parse_eagle(json)
+        }
+    }
+
+    fn parse_eagle(mut self, json: &Value) -> Result<Self, String> {
+        let layers = self.shape.num_layers();
+        if self.kind == HeadKind::Eagle && layers != 1 {
+            return Err(format!(
+                "num_hidden_layers {layers} is not supported: an EAGLE-1 head has 1"
+            ));
+        }
+        let flags = Flags::of(json);
+        flags.refuse(&[
+            "enable_confidence_head",
+            "sample_from_anchor",
+            "sliding_window_non_causal",
+        ])?;
+        refuse_present(&|_| json, &["markov_rank", "markov_head_type"])?;
+        refuse_present(&|_| json, &DFLASH2_KEYS)?;
+        if flags.get("use_aux_hidden_state")? == Some(false) {
+            return Err("use_aux_hidden_state false is not supported: only true is".into());
+        }
+        if self.kind == HeadKind::Eagle {
+            flags.refuse(&["norm_before_fc", "fc_norm", "norm_output"])?;
+        }
+        self.fc_norm = match (flags.is_set("norm_before_fc")?, flags.is_set("fc_norm")?) {
+            (true, true) => return Err("norm_before_fc and fc_norm exclude each other".into()),
+            (true, false) => FcNorm::Whole,
+            (false, true) => FcNorm::EachLayer,
+            (false, false) => FcNorm::None,
+        };
+        self.norm_output = flags.is_set("norm_output")?;
+        self.norm_before_residual = flags.is_set(NORM_BEFORE_RESIDUAL)?;
+        let taps = flags
+            .0
+            .map(|from| &from["eagle_aux_hidden_state_layer_ids"]);
+        let taps = taps.into_iter().find(|ids| !ids.is_null());
+        let list = |ids: &Value| {
+            serde_json::from_value(ids.clone()).map_err(|_| {
+                format!(
+                    "eagle_aux_hidden_state_layer_ids {} must be a list of layers",
+                    shown(ids)
+                )
+            })
+        };
+        self.taps = taps.map(list).transpose()?;
+        self.target_hidden_size = size(json, TARGET_HIDDEN_SIZE)?;
+        if self.kind == HeadKind::PEagle {
+            let methods = &json["speculators_config"]["proposal_methods"];
+            self.block = Some(MaskedBlock {
+                size: size(&methods[0], "speculative_tokens")?.unwrap_or(PEAGLE_DEPTHS),
+                mask: needed(json, MASK_TOKEN_ID)?,
+                from_anchor: true,
+            });
+        }
+        Ok(self)
+    }
+
+    /// DFlash's fields, which may be nested, and DSpark's.
+    fn parse_parallel(mut self, json: &Value) -> Result<Self, String> {
+        let nested = &json["dflash_config"];
+        if let Some(odd) = nested.as_object().and_then(|keys| {
+            let known = [
+                BLOCK_SIZE,
+                MASK_TOKEN_ID,
+                "num_target_layers",
+                "target_layer_ids",
+            ];
+            let known = known.into_iter().chain(DFLASH2_KEYS);
+            let known: Vec<&str> = known.collect();
+            keys.keys().find(|key| !known.contains(&key.as_str()))
+        }) {
+            return Err(format!("dflash_config: {} is not supported", clipped(odd)));
+        }
+        let of = |key: &str| if nested[key].is_null() { json } else { nested };
+        let flags = Flags::of(json);
+        flags.refuse(&[
+            "norm_before_fc",
+            "fc_norm",
+            "norm_output",
+            NORM_BEFORE_RESIDUAL,
+        ])?;
+        let class = json["architectures"][0].as_str();
+        let library = json["speculators_model_type"].as_str();
+        let is_dspark = class == Some("Qwen3DSparkModel") || library == Some("dspark");
+        self.taps = Some(match &json["aux_hidden_state_layer_ids"] {
+            // The speculators library numbers the inputs of layers, the others their outputs.
+            Value::Null => layer_outputs(&of("target_layer_ids")["target_layer_ids"])?,
+            ids => serde_json::from_value(ids.clone()).map_err(|_| {
+                format!(
+                    "aux_hidden_state_layer_ids {} must be a list of layers",
+                    shown(ids)
+                )
+            })?,
+        });
+        self.target_layers = size(of("num_target_layers"), "num_target_layers")?;
+        self.target_hidden_size = size(json, TARGET_HIDDEN_SIZE)?;
+        self.block = Some(MaskedBlock {
+            size: needed(of(BLOCK_SIZE), BLOCK_SIZE)? as usize,
+            mask: needed(of(MASK_TOKEN_ID), MASK_TOKEN_ID)?,
+            from_anchor: flags.get("sample_from_anchor")?.unwrap_or(is_dspark),
+        });
+        // The first code of DFlash has no such flag, and masks nothing.
+        let non_causal = flags.get("sliding_window_non_causal")?;
+        let is_dflash2 = class == Some("DFlash2DraftModel") || library == Some("dflash2");
+        self.causal_windows = library.is_some() && !non_causal.unwrap_or(is_dflash2);
+        if is_dflash2 {
+            self.parse_dflash2(&of)?;
+        } else {
+            refuse_present(&of, &DFLASH2_KEYS)?;
+        }
+        let default_rank = if is_dspark { 256 } else { 0 };
+        let rank = size(json, "markov_rank")?.unwrap_or(default_rank);
+        if rank > MAX_MARKOV_RANK {
+            return Err(format!(
+                "markov_rank {rank} is over the limit of {MAX_MARKOV_RANK}"
+            ));
+        }
+        let kind = match json["markov_head_type"].as_str() {
+            Some("vanilla") => MarkovKind::Vanilla,
+            None if json["markov_head_type"].is_null() => MarkovKind::Vanilla,
+            Some("gated") => MarkovKind::Gated,
+            Some("rnn") => MarkovKind::Recurrent,
+            _ => {
+                return Err(format!(
+                    "markov_head_type {} is not supported: only vanilla, gated and rnn are",
+                    shown(&json["markov_head_type"])
+                ));
+            }
+        };
+        self.path.markov = (rank > 0).then_some(MarkovConfig { rank, kind });
+        let enabled = flags.get("enable_confidence_head")?.unwrap_or(is_dspark);
+        let with_token = flags.get("confidence_head_with_markov")?.unwrap_or(true);
+        if enabled && with_token && rank == 0 {
+            return Err("confidence_head_with_markov true needs a markov_rank".into());
+        }
+        let input = if with_token {
+            ConfidenceInput::HiddenAndToken
+        } else {
+            ConfidenceInput::Hidden
+        };
+        self.path.confidence = enabled.then_some(input);
+        Ok(self)
+    }
+
+    /// DFlash 2's fields, where `of` finds them.
+    fn parse_dflash2<'a>(&mut self, of: &dyn Fn(&str) -> &'a Value) -> Result<(), String> {
+        let [taps, group, rank, top_k] = DFLASH2_KEYS;
+        let number = |key: &str, default: usize, max: usize| {
+            let number = size(of(key), key)?.unwrap_or(default);
+            if (1..=max).contains(&number) {
+                Ok(number)
+            } else {
+                Err(format!(
+                    "{key} {number} is not supported: only 1 to {max} are"
+                ))
+            }
+        };
+        let hidden = self.shape.hidden_size;
+        let block = self.block.map_or(1, |block| block.size);
+        let shape = ConvShape {
+            taps: number(taps, 2, block.min(MAX_TREE_NODES))?,
+            group: number(group, 16, hidden)?,
+        };
+        if !hidden.is_multiple_of(shape.group) {
+            return Err(format!(
+                "{group} {} does not divide hidden_size {hidden}",
+                shape.group
+            ));
+        }
+        self.convs = Some(shape);
+        self.path.selector = Some(SelectorConfig {
+            rank: number(rank, 256, MAX_MARKOV_RANK)?,
+            top_k: number(top_k, 16, self.shape.vocab_size.min(1 << 10))?,
+        });
+        Ok(())
+    }
+
+    /// The layers of `target` that it reads.
+    ///
+    /// # Errors
+    /// What differs, if it does not belong to a model like `target`.
+    pub fn taps_of(&self, target: &ModelConfig) -> Result<Vec<usize>, String> {
+        let shape = &self.shape;
+        let hidden = self.target_hidden_size.unwrap_or(shape.hidden_size);
+        let target_layers = self.target_layers.unwrap_or(target.num_layers());
+        for (what, ours, theirs) in [
+            ("vocab_size", shape.vocab_size, target.vocab_size),
+            ("hidden_size", hidden, target.hidden_size),
+            ("num_target_layers", target_layers, target.num_layers()),
+        ] {
+            if ours != theirs {
+                return Err(format!(
+                    "the head does not fit the target: {what} is {ours}, but {theirs} in the target"
+                ));
+            }
+        }
+        if let Some(MaskedBlock { size, mask, .. }) = self.block {
+            if !(2..=MAX_TREE_NODES).contains(&size) {
+                return Err(format!(
+                    "block_size {size} is not supported: only 2 to {MAX_TREE_NODES} are"
+                ));
+            }
+            if mask as usize >= target.vocab_size {
+                let vocab_size = target.vocab_size;
+                return Err(format!(
+                    "mask_token_id {mask} must be below vocab_size {vocab_size}"
+                ));
+            }
+        }
+        let layers = target.num_layers();
+        let taps = match &self.taps {
+            Some(taps) => taps.clone(),
+            None => self.kind.default_taps(layers),
+        };
+        match taps.last() {
+            Some(&last) if last <= layers && taps.is_sorted_by(|a, b| a < b) => Ok(taps),
+            _ => Err(format!(
+                "the head does not fit the target: it reads the hidden states of the layers {taps:?}, but the target has {layers}"
+            )),
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! What the metadata of a GGUF file says about a draft head.
+
+use super::head::HeadKind;
+use super::head_config::{FcNorm, HeadConfig, PathConfig};
+use super::{MaskedBlock, ModelConfig};
+use crate::gguf::Header;
+use candle_core::quantized::gguf_file::Value as GgufValue;
+
+/// Keys after the architecture; llama.cpp's.
+const EXTRACT_LAYERS: &str = "extract_layers";
+const TARGET_HIDDEN_SIZE: &str = "target_hidden_size";
+const NORM_BEFORE_RESIDUAL: &str = "norm_before_residual";
+/// Ours, of parallel heads.
+const BLOCK_SIZE: &str = "block_size";
+const MASK_TOKEN_ID: &str = "mask_token_id";
+
+impl HeadConfig {
+    /// Reads the metadata of a GGUF file with a head of kind `kind` and its `shape`.
+    ///
+    /// # Errors
+    /// What is missing or not supported.
+    pub fn from_gguf(header: &Header, kind: HeadKind, shape: ModelConfig) -> Result<Self, String> {
+        let name = shape.architecture.clone();
+        let get = |key: &str| header.metadata.get(&format!("{name}.{key}"));
+        let number = |value: &GgufValue| value.to_u64().ok().map(|n| n as usize);
+        let numbers = |value: &GgufValue| match value {
+            GgufValue::Array(list) => list.iter().map(number).collect::<Option<Vec<_>>>(),
+            _ => None,
+        };
+        let taps = get(EXTRACT_LAYERS).map(|value| {
+            numbers(value).ok_or(format!("{name}.{EXTRACT_LAYERS} must be a list of layers"))
+        });
+        let taps = taps.transpose()?;
+        let needed = |key: &str| {
+            let value = get(key).and_then(number);
+            value.ok_or(format!("{name}.{key} is missing or no number"))
+        };
+        let block = if kind == HeadKind::Parallel {
+            Some(MaskedBlock {
+                size: needed(BLOCK_SIZE)?,
+                mask: needed(MASK_TOKEN_ID)? as u32,
+                from_anchor: false,
+            })
+        } else {
+            None
+        };
+        if block.is_some() && taps.is_none() {
+            return Err(format!("{name}.{EXTRACT_LAYERS} is missing"));
+        }
+        let before = get(NORM_BEFORE_RESIDUAL).and_then(|value| value.to_bool().ok());
+        Ok(Self {
+            kind,
+            shape,
+            taps,
+            target_hidden_size: get(TARGET_HIDDEN_SIZE).and_then(number),
+            norm_before_residual: before.unwrap_or(false),
+            fc_norm: FcNorm::None,
+            norm_output: false,
+            target_layers: None,
+            block,
+            causal_windows: false,
+            convs: None,
+            path: PathConfig::default(),
+        })
+    }
+
+    /// What a GGUF file says about it besides its shape.
+    ///
+    /// # Errors
+    /// What such a file cannot say.
+    pub fn gguf_metadata(&self) -> Result<Vec<(String, GgufValue)>, String> {
+        let layers = self.shape.num_layers();
+        let from_anchor = self.block.is_some_and(|block| block.from_anchor);
+        for (what, is_there) in [
+            ("norm_before_fc", self.fc_norm == FcNorm::Whole),
+            ("fc_norm", self.fc_norm == FcNorm::EachLayer),
+            ("norm_output", self.norm_output),
+            ("sample_from_anchor", from_anchor),
+            ("markov_rank", self.path.markov.is_some()),
+            ("enable_confidence_head", self.path.confidence.is_some()),
+            ("conv_kernel_size", self.convs.is_some()),
+            (
+                "num_hidden_layers above 1",
+                self.kind == HeadKind::Eagle3 && layers > 1,
+            ),
+        ] {
+            if is_there {
+                return Err(format!("a GGUF file of a head cannot say {what}"));
+            }
+        }
+        let number = |&n: &usize| GgufValue::U32(n as u32);
+        let architecture = self.kind.gguf_architecture().unwrap_or_default();
+        let key = |name: &str| format!("{architecture}.{name}");
+        let hidden = self.target_hidden_size.unwrap_or(self.shape.hidden_size);
+        let mut metadata = vec![
+            (key(TARGET_HIDDEN_SIZE), number(&hidden)),
+            (
+                key(NORM_BEFORE_RESIDUAL),
+                GgufValue::Bool(self.norm_before_residual),
+            ),
+        ];
+        if let Some(taps) = &self.taps {
+            let taps = GgufValue::Array(taps.iter().map(number).collect());
+            metadata.push((key(EXTRACT_LAYERS), taps));
+        }
+        if let Some(block) = &self.block {
+            metadata.push((key(BLOCK_SIZE), number(&block.size)));
+            metadata.push((key(MASK_TOKEN_ID), GgufValue::U32(block.mask)));
+        }
+        Ok(metadata)
+    }
+}

@@ -1,0 +1,262 @@
+//! Drafting along paths with a head whose guesses depend on the tokens before them in its block.
+
+use super::ParallelRequest;
+use crate::error::Result;
+use crate::kernels::parallel;
+use crate::model::{ForwardOutput, Head, PathRows};
+use crate::sampling::{Acceptance, Guess, Purpose, distribution, guess};
+use crate::spec::acceptance_model::{AcceptanceView, Estimate};
+use crate::spec::draft::{Draft, DraftRequest};
+use crate::spec::growth::{Growth, GrowthLimits};
+use candle_core::Tensor;
+
+/// What becomes of one request's block.
+pub struct Walked {
+    /// The best nodes.
+    pub draft: Draft,
+    /// All nodes, with their estimates.
+    pub all: Draft,
+    pub estimates: Vec<Estimate>,
+}
+
+/// One request's draft, which grows level by level.
+struct Walk<'a, 'b> {
+    request: &'a mut DraftRequest<'b>,
+    view: AcceptanceView<'a>,
+    growth: Growth,
+    limits: GrowthLimits,
+    /// Number of levels that the block has.
+    depth: usize,
+    /// The block's first row among those of all blocks.
+    first_row: usize,
+    /// For each path to go on with, its row in the step before.
+    rows_before: Vec<u32>,
+    has_ended: bool,
+}
+
+impl Walk<'_, '_> {
+    fn is_open(&self, level: usize) -> bool {
+        !self.has_ended && level < self.depth
+    }
+
+    /// The nodes whose children are guessed next; `None` = the last token of the sequence.
+    fn parents(&self) -> Vec<Option<u16>> {
+        match self.growth.open() {
+            [] => vec![None],
+            open => open.iter().copied().map(Some).collect(),
+        }
+    }
+
+    fn token(&self, parent: Option<u16>) -> u32 {
+        let last = self.request.tokens[self.request.tokens.len() - 1];
+        parent.map_or(last, |node| self.growth.token(node))
+    }
+
+    /// Adds the guesses of a level, whose rows have these logits and confidences; `first_step_row` is the row
+    /// of its first path in the step.
+    fn expand(
+        &mut self,
+        level: usize,
+        (logits, confidence): (&[f32], Option<&[f32]>),
+        vocab_size: usize,
+        first_step_row: u32,
+    ) {
+        let first = self.growth.draft.len();
+        let mut step_row_of = Vec::new();
+        let parents = self.parents().into_iter().zip(logits.chunks(vocab_size));
+        for (row, (parent, logits)) in parents.enumerate() {
+            let guesses = self.guess(level, parent, logits);
+            let sure = confidence.and_then(|all| all.get(row).copied());
+            let guesses = match sure {
+                Some(sure) => confident(&guesses, sure),
+                None => guesses,
+            };
+            self.growth.add(parent, &guesses, &self.view);
+            let step_row = first_step_row + row as u32;
+            step_row_of.extend(std::iter::repeat_n(step_row, guesses.len()));
+        }
+        let last = self.growth.draft.len();
+        let deeper = level + 1 < self.depth;
+        self.growth
+            .open_level(if deeper { first } else { last }, &self.limits);
+        let open = self.growth.open().iter();
+        self.rows_before = open
+            .map(|&node| step_row_of[usize::from(node) - first])
+            .collect();
+        self.has_ended = self.growth.open().is_empty();
+    }
+
+    /// The guesses after `parent`, the likeliest first.
+    fn guess(&mut self, level: usize, parent: Option<u16>, logits: &[f32]) -> Vec<Guess> {
+        let (rng, sampler) = (self.request.rng(), &mut *self.request.sampler);
+        let output_len = sampler.output_len();
+        let path = self.growth.path(parent);
+        path.iter().for_each(|&token| sampler.push(token));
+        let guesses = match self.request.acceptance {
+            Acceptance::Coupled => {
+                guess(logits, sampler, rng.key(level), self.limits.width).unwrap_or_default()
+            }
+            Acceptance::Rejection => match distribution(logits, sampler) {
+                Err(_) => Vec::new(),
+                Ok(dist) => {
+                    let token = dist.sample(rng.uniform(level, Purpose::Draft, 0));
+                    let prob = dist.prob(token) as f32;
+                    self.growth.draft.dists.push(dist.into());
+                    vec![Guess { token, prob }]
+                }
+            },
+        };
+        self.request.sampler.truncate(output_len);
+        guesses
+    }
+
+    fn finish(self) -> Walked {
+        let draft = self.growth.best(&self.limits);
+        let Growth {
+            draft: mut all,
+            estimates,
+            ..
+        } = self.growth;
+        all.dists.clear();
+        Walked {
+            draft,
+            all,
+            estimates,
+        }
+    }
+}
+
+/// The guesses with the head's own opinion of the first: that it stands with probability `sure`. The others
+/// share the rest.
+fn confident(guesses: &[Guess], sure: f32) -> Vec<Guess> {
+    let Some((first, others)) = guesses.split_first() else {
+        return Vec::new();
+    };
+    let rest = (1.0 - sure) / (1.0 - first.prob).max(f32::MIN_POSITIVE);
+    let others = others.iter().map(|guess| Guess {
+        prob: (guess.prob * rest).min(1.0 - sure),
+        ..*guess
+    });
+    let first = Guess {
+        prob: sure,
+        ..*first
+    };
+    std::iter::once(first).chain(others).collect()
+}
+
+/// A request with its round, and the estimates for it.
+pub type Part<'a, 'b> = (
+    &'a mut DraftRequest<'b>,
+    ParallelRequest,
+    AcceptanceView<'a>,
+);
+
+/// The drafts of `parts`, whose blocks have the rows of `output`, one after the other. All paths of all
+/// requests take a level together.
+///
+/// # Errors
+/// If the device fails.
+pub fn walk(
+    head: &dyn Head,
+    output: &ForwardOutput,
+    parts: Vec<Part<'_, '_>>,
+) -> Result<Vec<Walked>> {
+    let Some(hidden) = &output.hidden else {
+        return Ok(Vec::new());
+    };
+    let mut first_row = 0;
+    let walks = parts.into_iter().map(|(request, round, view)| {
+        let (width, depth) = (request.max_siblings(), round.depth);
+        let nodes = if width == 1 {
+            request.nodes.min(depth)
+        } else {
+            request.nodes
+        };
+        let limits = GrowthLimits {
+            nodes,
+            width,
+            min_score: request.min_score,
+        };
+        let first = first_row;
+        first_row += depth;
+        Walk {
+            request,
+            view,
+            growth: Growth::default(),
+            limits,
+            depth,
+            first_row: first,
+            rows_before: Vec::new(),
+            has_ended: nodes == 0,
+        }
+    });
+    let mut walks: Vec<Walk<'_, '_>> = walks.collect();
+    let levels = walks.iter().map(|walk| walk.depth).max().unwrap_or(0);
+    let vocab_size = head.config().vocab_size;
+    let mut states: Option<Tensor> = None;
+    for level in 0..levels {
+        let (mut rows, mut before, mut tokens) = (Vec::new(), Vec::new(), Vec::new());
+        for walk in walks.iter().filter(|walk| walk.is_open(level)) {
+            for parent in walk.parents() {
+                rows.push((walk.first_row + level) as u32);
+                tokens.push(walk.token(parent));
+            }
+            before.extend(&walk.rows_before);
+        }
+        if rows.is_empty() {
+            break;
+        }
+        let pick = |all: &Tensor, rows: &[u32]| -> Result<Tensor> {
+            let rows = Tensor::new(rows, all.device())?;
+            Ok(all.index_select(&rows, 0)?)
+        };
+        let of_paths = match states {
+            Some(states) if level > 0 => Some(pick(&states, &before)?),
+            _ => None,
+        };
+        let next = head.follow(&PathRows {
+            logits: &pick(&output.logits, &rows)?,
+            hidden: &pick(hidden, &rows)?,
+            tokens: &tokens,
+            states: of_paths.as_ref(),
+        })?;
+        states = next.states;
+        let logits = ForwardOutput {
+            logits: next.logits,
+            hidden: None,
+            last_hidden: None,
+        };
+        logits.read(|logits| {
+            let (mut work, mut row) = (Vec::new(), 0);
+            for walk in walks.iter_mut().filter(|walk| walk.is_open(level)) {
+                let end = row + walk.parents().len();
+                let logits = &logits[row * vocab_size..end * vocab_size];
+                let confidence = next.confidence.as_ref().map(|all| &all[row..end]);
+                work.push((walk, (logits, confidence), row as u32));
+                row = end;
+            }
+            parallel::map(&mut work, |(walk, rows, first)| {
+                walk.expand(level, *rows, vocab_size, *first);
+            });
+        })?;
+    }
+    Ok(walks.into_iter().map(Walk::finish).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_confident_head_decides_what_its_guesses_are_worth() {
+        let guess = |token, prob| Guess { token, prob };
+        let guesses = [guess(1, 0.6), guess(2, 0.3), guess(3, 0.1)];
+        let found: Vec<f32> = confident(&guesses, 0.2).iter().map(|g| g.prob).collect();
+        for (found, wanted) in found.iter().zip([0.2, 0.6, 0.2]) {
+            assert!((found - wanted).abs() < 1e-6, "{found} {wanted}");
+        }
+        let sure = confident(&[guess(1, 1.0), guess(2, 0.0)], 0.5);
+        assert!(sure.iter().all(|g| (0.0..=0.5).contains(&g.prob)));
+        assert!(confident(&[], 0.5).is_empty());
+    }
+}

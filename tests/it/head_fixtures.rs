@@ -1,0 +1,579 @@
+//! Draft heads of the speculators library: tiny random ones of its classes, made by scripts/make-head-fixtures.py, draft
+//! what its code drafts.
+
+use crate::architectures::log_softmax;
+use crate::common::rig::distance;
+use crate::common::tiny::{open, short_prompt};
+use crate::common::*;
+use crate::taps::plain;
+use candle_core::{DType, Device, Tensor};
+use foretoken::engine::{self, EngineOptions, Request, SpecLimits};
+use foretoken::kv::{BlockAllocator, BlockTable};
+use foretoken::model::{
+    Batch, Head, HeadKind, LoadOptions, Model, ModelSource, PathRows, inspect_head, load_head,
+};
+use foretoken::sampling::{Acceptance, Sampler, SamplingParams};
+use foretoken::spec::{
+    BudgetMode, Committed, DraftContext, DraftModel, DraftRequest, Drafter, ParallelDrafter,
+};
+use serde_json::{Value as Json, json};
+use std::path::{Path, PathBuf};
+
+/// Maximum difference of a log-probability and of a confidence.
+const TOLERANCE: f32 = 1e-4;
+
+pub fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
+}
+
+pub fn target() -> Box<dyn Model> {
+    open(&fixtures().join("architectures/qwen3")).unwrap()
+}
+
+/// A head, and what the library computes with it.
+struct Fixture {
+    name: String,
+    folder: PathBuf,
+    prompt: Vec<u32>,
+    drafted: Vec<u32>,
+    logprobs: Vec<Vec<f32>>,
+    confidence: Option<Vec<f32>>,
+}
+
+impl Fixture {
+    fn read(folder: PathBuf) -> Self {
+        let file = folder.join("expected.safetensors");
+        let all = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
+        let ids = |name: &str| {
+            let ids: &Tensor = &all[name];
+            ids.to_dtype(DType::U32).unwrap().to_vec1::<u32>().unwrap()
+        };
+        Self {
+            name: folder.file_name().unwrap().to_string_lossy().into_owned(),
+            prompt: ids("prompt"),
+            drafted: ids("drafted"),
+            logprobs: all["logprobs"].to_vec2().unwrap(),
+            confidence: (all.get("confidence")).map(|values| values.to_vec1().unwrap()),
+            folder,
+        }
+    }
+
+    fn load(&self) -> Box<dyn Head> {
+        load(&self.folder).unwrap_or_else(|e| panic!("{}: {e}", self.name))
+    }
+
+    /// The target's states of all tokens but the last.
+    fn states(&self, head: &dyn Head) -> Tensor {
+        let (states, _) = plain(target(), &self.prompt, head.reads());
+        let known = self.prompt.len() - 1;
+        Tensor::new(states[..known].to_vec(), &Device::Cpu).unwrap()
+    }
+
+    /// Compares the log-probabilities before the `step`-th token.
+    fn compare(&self, step: usize, logits: &[f32]) {
+        let found = log_softmax(logits);
+        let wanted = &self.logprobs[step];
+        let finite = |row: &[f32]| row.iter().map(|x| x.is_finite()).collect::<Vec<bool>>();
+        assert_eq!(finite(&found), finite(wanted), "{}", self.name);
+        let of = |row: &[f32]| row.iter().map(|x| x.max(-1e3)).collect::<Vec<f32>>();
+        let far = distance(&of(&found), &of(wanted));
+        assert!(far < TOLERANCE, "{}, token {step}: {far}", self.name);
+    }
+}
+
+fn load(folder: &Path) -> Result<Box<dyn Head>, String> {
+    let source = ModelSource::Folder(folder.to_owned());
+    let kind = HeadKind::of(&source).map_err(|e| e.to_string())?;
+    let kind = kind.expect("a head is recognized");
+    let options = LoadOptions {
+        dtype: Some(DType::F32),
+        ..LoadOptions::default()
+    };
+    load_head(&source, kind, &options, &*target()).map_err(|e| e.to_string())
+}
+
+fn all() -> Vec<Fixture> {
+    let entries = std::fs::read_dir(fixtures().join("heads")).unwrap();
+    let mut folders: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    folders.sort();
+    assert!(folders.len() >= 12);
+    folders.into_iter().map(Fixture::read).collect()
+}
+
+fn drafter(head: Box<dyn Head>, blocks: usize, chunk: usize) -> Box<dyn Drafter> {
+    if head.masked_block().is_some() {
+        Box::new(ParallelDrafter::new(head, blocks, 4, chunk).unwrap())
+    } else {
+        Box::new(DraftModel::of_head(head, blocks, 4, chunk).unwrap())
+    }
+}
+
+/// A pool for a head, and a table for one sequence in it.
+fn pool(head: &dyn Head) -> (foretoken::kv::KvStore, BlockTable) {
+    let mut table = BlockTable::default();
+    BlockAllocator::new(16, 4).reserve(&mut table, 64).unwrap();
+    (head.new_kv(16, 4).unwrap(), table)
+}
+
+/// Token by token; a row has its own outputs of the row before.
+fn compare_chain(fixture: &Fixture, head: &mut dyn Head) {
+    let (mut kv, table) = pool(head);
+    let mut features = head.fuse(&fixture.states(head)).unwrap();
+    let (mut context, mut new) = (0, fixture.prompt[1..].to_vec());
+    for (step, &next) in fixture.drafted.iter().enumerate() {
+        let mut batch = Batch::default();
+        batch.push_span(&new, &[], context, &table, 4);
+        batch.features = Some(features);
+        batch.logits = vec![new.len() as u32 - 1];
+        let output = head.forward(&batch, &mut kv).unwrap();
+        fixture.compare(step, &output.logits.to_vec2::<f32>().unwrap()[0]);
+        features = output.hidden.unwrap();
+        context += new.len();
+        new = vec![next];
+    }
+}
+
+/// All at once: the rows of the prompt, and then masks.
+fn compare_masked_chain(fixture: &Fixture, head: &mut dyn Head, mask: &Tensor) {
+    let (mut kv, table) = pool(head);
+    let (depth, block) = (fixture.drafted.len(), head.masked_block().unwrap());
+    let known = head.fuse(&fixture.states(head)).unwrap();
+    let mut rows = fixture.prompt[1..].to_vec();
+    rows.resize(rows.len() + depth - 1, block.mask);
+    let mut batch = Batch::default();
+    batch.push_span(&rows, &[], 0, &table, 4);
+    let masks = mask.repeat((depth - 1, 1)).unwrap();
+    batch.features = Some(Tensor::cat(&[known, masks], 0).unwrap());
+    batch.logits = ((rows.len() - depth) as u32..rows.len() as u32).collect();
+    let output = head.forward(&batch, &mut kv).unwrap();
+    for (step, row) in (output.logits.to_vec2().unwrap()).iter().enumerate() {
+        fixture.compare(step, row);
+    }
+}
+
+/// A block after the context, and along the most probable path if the head follows paths.
+fn compare_block(fixture: &Fixture, head: &mut dyn Head) {
+    let (mut kv, table) = pool(head);
+    let (depth, block) = (fixture.drafted.len(), head.masked_block().unwrap());
+    assert_eq!(depth, block.max_depth());
+    let states = fixture.states(head);
+    let (known, rows) = (states.dim(0).unwrap(), block.rows(depth));
+    let mut batch = Batch::default();
+    batch.push_span(&fixture.prompt[..known], &[], 0, &table, 4);
+    batch.features = Some(head.fuse(&states).unwrap());
+    let mut tokens = vec![block.mask; rows];
+    tokens[0] = fixture.prompt[known];
+    batch.push_block(&tokens, known, &table, 4);
+    let end = (known + rows) as u32;
+    batch.logits = (end - depth as u32..end).collect();
+    let output = head.forward(&batch, &mut kv).unwrap();
+    let (mut before, mut states) = (tokens[0], None);
+    for (step, &next) in fixture.drafted.iter().enumerate() {
+        let logits = output.logits.narrow(0, step, 1).unwrap();
+        if !head.follows_paths() {
+            fixture.compare(step, &logits.to_vec2::<f32>().unwrap()[0]);
+            continue;
+        }
+        let hidden = output.hidden.as_ref().unwrap().narrow(0, step, 1).unwrap();
+        let rows = PathRows {
+            logits: &logits,
+            hidden: &hidden,
+            tokens: &[before],
+            states: states.as_ref(),
+        };
+        let found = head.follow(&rows).unwrap();
+        fixture.compare(step, &found.logits.to_vec2::<f32>().unwrap()[0]);
+        let both = (found.confidence, &fixture.confidence);
+        match both {
+            (Some(found), Some(wanted)) => {
+                let far = (found[0] - wanted[step]).abs();
+                assert!(far < TOLERANCE, "{}: confidence {far}", fixture.name);
+            }
+            (found, wanted) => assert_eq!(found.is_some(), wanted.is_some(), "{}", fixture.name),
+        }
+        (before, states) = (next, found.states);
+    }
+}
+
+#[test]
+fn probabilities_are_those_of_the_library() {
+    for fixture in all() {
+        let mut head = fixture.load();
+        let mask = head.mask_hidden().map(|hidden| head.fuse(hidden).unwrap());
+        match mask {
+            Some(mask) => compare_masked_chain(&fixture, &mut *head, &mask),
+            None if head.masked_block().is_some() => compare_block(&fixture, &mut *head),
+            None => compare_chain(&fixture, &mut *head),
+        }
+    }
+}
+
+/// The same heads with the flat configurations of DFlash's authors and of DeepSpec, which number the outputs of
+/// the target's layers.
+#[test]
+fn flat_configurations_describe_the_same_heads() {
+    let dflash = |c: &mut Json| {
+        c["dflash_config"] = json!({"mask_token_id": 255, "target_layer_ids": [0, 1]});
+        c["num_target_layers"] = 2.into();
+        "DFlashDraftModel"
+    };
+    let dspark = |c: &mut Json| {
+        c["target_layer_ids"] = json!([0, 1]);
+        c["mask_token_id"] = 255.into();
+        c["num_anchors"] = 512.into();
+        "Qwen3DSparkModel"
+    };
+    let dflash2 = |c: &mut Json| {
+        c["dflash_config"] = json!({
+            "mask_token_id": 255, "target_layer_ids": [0, 1], "conv_kernel_size": 3,
+            "conv_group_size": 8, "selector_rank": 8, "selector_top_k": 6
+        });
+        "DFlash2DraftModel"
+    };
+    type Change<'a> = &'a dyn Fn(&mut Json) -> &'static str;
+    let cases: [(&str, Change<'_>); 5] = [
+        ("dflash_windows", &dflash),
+        ("dflash2", &dflash2),
+        ("dspark", &dspark),
+        ("dspark_gated", &dspark),
+        ("dspark_rnn", &dspark),
+    ];
+    for (name, change) in cases {
+        let to = changed(name, &|c| {
+            let mut flat = c["transformer_layer_config"].clone();
+            for key in [
+                "block_size",
+                "confidence_head_with_markov",
+                "draft_vocab_size",
+                "enable_confidence_head",
+                "markov_head_type",
+                "markov_rank",
+            ] {
+                flat[key] = c[key].clone();
+            }
+            let class = change(&mut flat);
+            flat["architectures"] = json!([class]);
+            *c = flat;
+        });
+        let fixture = Fixture::read(fixtures().join("heads").join(name));
+        let mut head = load(to.path()).unwrap_or_else(|e| panic!("{name}: {e}"));
+        compare_block(&fixture, &mut *head);
+    }
+}
+
+/// Whatever the prompt's chunks were, and whatever was drafted before.
+#[test]
+fn drafts_are_those_of_the_library() {
+    for fixture in all() {
+        for (chunk, cut) in [(64, 0), (4, 7)] {
+            let head = fixture.load();
+            let states = fixture.states(&*head);
+            let mut drafter = drafter(head, 64, chunk);
+            let known = fixture.prompt.len() - 1;
+            for new in [0..cut, cut..known] {
+                if new.is_empty() {
+                    continue;
+                }
+                let hidden = states.narrow(0, new.start, new.len()).unwrap();
+                drafter.observe(&[Committed {
+                    id: 1,
+                    tokens: &fixture.prompt,
+                    prompt_len: fixture.prompt.len(),
+                    new,
+                    hidden: Some(hidden),
+                    candidates: &[],
+                    context: &DraftContext::default(),
+                }]);
+            }
+            for round in 0..2 {
+                let found = propose(&mut *drafter, &fixture);
+                assert_eq!(found, fixture.drafted, "{}, round {round}", fixture.name);
+                assert_eq!(drafter.check_invariants(), Ok(()));
+            }
+        }
+    }
+}
+
+/// A greedy chain.
+fn propose(drafter: &mut dyn Drafter, fixture: &Fixture) -> Vec<u32> {
+    let params = SamplingParams {
+        temperature: 0.0,
+        ..SamplingParams::default()
+    };
+    let mut sampler = Sampler::new(params, &fixture.prompt);
+    let depth = fixture.drafted.len();
+    let request = DraftRequest {
+        id: 1,
+        tokens: &fixture.prompt,
+        length: depth,
+        model_depth: depth,
+        nodes: depth,
+        width: 1,
+        min_score: 0.0,
+        is_fixed: false,
+        position: fixture.prompt.len(),
+        sampler: &mut sampler,
+        acceptance: Acceptance::Coupled,
+        context: &DraftContext::default(),
+    };
+    drafter.propose(&mut [request]).unwrap().remove(0).tokens
+}
+
+/// With chunked prompts, batches, chains and trees, and preemption, greedy and sampled.
+#[test]
+fn texts_do_not_change() {
+    let requests: Vec<Request> = [3usize, 30, 50, 11, 20, 40]
+        .into_iter()
+        .flat_map(|len| {
+            let prompt = short_prompt(len);
+            let mut rejected = greedy(&prompt, 20);
+            rejected.acceptance = Some(Acceptance::Rejection);
+            [
+                greedy(&prompt, 20),
+                sampled(&prompt, 20, len as u64),
+                rejected,
+            ]
+        })
+        .collect();
+    let texts = |head: Option<&Fixture>, blocks: usize, spec: SpecLimits| {
+        let drafter = head.map(|fixture| drafter(fixture.load(), blocks, 7));
+        let options = EngineOptions {
+            max_num_batched_tokens: 24,
+            max_num_seqs: 4,
+            spec,
+            spec_budget: BudgetMode::Fixed,
+            ..EngineOptions::default()
+        };
+        let engine = engine::spawn(target(), drafter, blocks, 4, options).unwrap();
+        let events = engine.submit_all(requests.clone()).unwrap();
+        let texts: Vec<Vec<u32>> = events.into_iter().map(|e| collect(e).ids()).collect();
+        assert_idle(&engine);
+        let stats = engine.stats();
+        let drafted = stats.spec_draft_tokens.get();
+        (texts, drafted, stats.preemptions.get())
+    };
+    let tree = SpecLimits {
+        length: 3,
+        nodes: 9,
+        topk: 3,
+    };
+    let (wanted, ..) = texts(None, 256, chains(4));
+    for fixture in all() {
+        for (blocks, spec) in [(256, chains(4)), (26, chains(4)), (256, tree)] {
+            let (found, drafted, preempted) = texts(Some(&fixture), blocks, spec);
+            let name = &fixture.name;
+            assert_eq!(found, wanted, "{name} {blocks}");
+            assert!(drafted > 100, "{name}: {drafted}");
+            assert_eq!(preempted > 0, blocks == 26, "{name}: {preempted}");
+        }
+    }
+}
+
+/// One line says what a head is, also before its weights are there.
+#[test]
+fn a_head_says_its_layout() {
+    for fixture in all() {
+        let source = ModelSource::Folder(fixture.folder.clone());
+        let kind = HeadKind::of(&source).unwrap().unwrap();
+        let inspected = inspect_head(&source, kind, &LoadOptions::default(), &*target());
+        let (inspected, inventory) = inspected.unwrap();
+        assert_eq!(inspected.layout(), fixture.load().layout());
+        assert!(inventory.entries.len() > 8);
+    }
+    let wanted = [
+        ("dflash", "DFlash, blocks of 16, 2 layers with windows"),
+        (
+            "dspark",
+            "DSpark, a Markov head of rank 8, a confidence head, blocks of 5",
+        ),
+        (
+            "dspark_gated",
+            "DSpark, a gated Markov head of rank 8, a confidence head, blocks of 5",
+        ),
+        (
+            "dspark_rnn",
+            "DSpark, a recurrent Markov head of rank 8, a confidence head, blocks of 5",
+        ),
+        (
+            "dflash2",
+            "DFlash 2, a selector among 6 tokens, blocks of 8",
+        ),
+        ("eagle31", "EAGLE-3.1, 3 norms before fc, 96 output ids"),
+        ("eagle3_layers", "EAGLE-3, 3 layers"),
+        (
+            "eagle3_norm_before_fc",
+            "EAGLE-3, a norm before fc, the norm before the residual, 96 output ids",
+        ),
+        (
+            "peagle",
+            "P-EAGLE of 5 depths, 2 layers, the norm before the residual, 96 output ids",
+        ),
+    ];
+    for (name, wanted) in wanted {
+        let fixture = Fixture::read(fixtures().join("heads").join(name));
+        assert_eq!(fixture.load().layout(), wanted);
+    }
+}
+
+/// The head of the fixture `name` with a changed configuration.
+fn changed(name: &str, change: &dyn Fn(&mut Json)) -> tempfile::TempDir {
+    let (from, to) = (
+        fixtures().join("heads").join(name),
+        tempfile::tempdir().unwrap(),
+    );
+    let file = "model.safetensors";
+    std::fs::copy(from.join(file), to.path().join(file)).unwrap();
+    let text = std::fs::read_to_string(from.join("config.json")).unwrap();
+    let mut config: Json = serde_json::from_str(&text).unwrap();
+    change(&mut config);
+    std::fs::write(to.path().join("config.json"), config.to_string()).unwrap();
+    to
+}
+
+/// Why such a head is refused.
+fn refusal(name: &str, change: &dyn Fn(&mut Json)) -> String {
+    let error = load(changed(name, change).path())
+        .err()
+        .expect("it is refused");
+    assert_eq!(error.lines().count(), 1, "{error}");
+    error
+}
+
+#[test]
+fn what_no_head_does_is_refused_by_name() {
+    type Change<'a> = (&'a str, &'a dyn Fn(&mut Json), &'a str);
+    let changes: [Change<'_>; 24] = [
+        ("eagle31", &|c| c["new_norm"] = true.into(), "new_norm"),
+        (
+            "dspark",
+            &|c| c["selector_rank"] = 4.into(),
+            "selector_rank",
+        ),
+        ("eagle31", &|c| c["markov_rank"] = 4.into(), "markov_rank"),
+        ("dflash2", &|c| c["markov_rank"] = 4.into(), "markov_rank"),
+        (
+            "dflash2",
+            &|c| c["conv_kernel_size"] = 9.into(),
+            "conv_kernel_size 9",
+        ),
+        (
+            "dflash2",
+            &|c| c["conv_group_size"] = 7.into(),
+            "conv_group_size 7",
+        ),
+        (
+            "dflash2",
+            &|c| c["selector_top_k"] = 257.into(),
+            "selector_top_k 257",
+        ),
+        (
+            "dflash2",
+            &|c| c["selector_rank"] = 0.into(),
+            "selector_rank 0",
+        ),
+        (
+            "eagle31",
+            &|c| c["norm_before_fc"] = true.into(),
+            "exclude each other",
+        ),
+        (
+            "eagle31",
+            &|c| c["norm_output"] = "yes".into(),
+            "norm_output \"yes\"",
+        ),
+        (
+            "eagle31",
+            &|c| c["sample_from_anchor"] = true.into(),
+            "sample_from_anchor",
+        ),
+        ("dflash", &|c| c["norm_output"] = true.into(), "norm_output"),
+        (
+            "eagle31",
+            &|c| c["transformer_layer_config"]["model_type"] = "gemma3_text".into(),
+            "model_type gemma3_text",
+        ),
+        (
+            "eagle31",
+            &|c| c["transformer_layer_config"]["logit_scale"] = 3.into(),
+            "logit_scale",
+        ),
+        (
+            "peagle",
+            &|c| c["transformer_layer_config"]["num_hidden_layers"] = 3.into(),
+            "layers.2",
+        ),
+        (
+            "peagle",
+            &|c| c["mask_token_id"] = Json::Null,
+            "mask_token_id null",
+        ),
+        (
+            "peagle",
+            &|c| c["mask_token_id"] = 256.into(),
+            "mask_token_id 256 must be below",
+        ),
+        (
+            "peagle",
+            &|c| c["speculators_config"]["proposal_methods"][0]["speculative_tokens"] = 1000.into(),
+            "block_size 1000",
+        ),
+        (
+            "dspark",
+            &|c| c["markov_rank"] = (1u64 << 40).into(),
+            "markov_rank",
+        ),
+        (
+            "dspark",
+            &|c| c["markov_rank"] = 9.into(),
+            "markov_head.markov_w1",
+        ),
+        (
+            "dspark",
+            &|c| c["markov_rank"] = 0.into(),
+            "confidence_head_with_markov",
+        ),
+        (
+            "dspark",
+            &|c| c["markov_head_type"] = "lstm".into(),
+            "markov_head_type \"lstm\"",
+        ),
+        (
+            "dspark_rnn",
+            &|c| c["sample_from_anchor"] = false.into(),
+            "sample_from_anchor false",
+        ),
+        (
+            "dflash",
+            &|c| c["transformer_layer_config"]["sliding_window"] = 0.into(),
+            "sliding_window",
+        ),
+    ];
+    for (name, change, needle) in changes {
+        let error = refusal(name, change);
+        assert!(error.contains(needle), "{name}: {error}");
+    }
+    let kinds = refusal("dspark", &|c| c["speculators_model_type"] = json!("xpress"));
+    assert!(kinds.contains("speculators_model_type xpress"), "{kinds}");
+}
+
+/// What the keys of a GGUF file cannot say is not left out of one.
+#[test]
+fn a_layout_without_a_gguf_file_is_not_converted() {
+    let out = tempfile::tempdir().unwrap();
+    for (name, needle) in [
+        ("eagle31", "cannot say fc_norm"),
+        ("eagle3_layers", "cannot say num_hidden_layers"),
+        ("peagle", "kind PEagle"),
+        ("dspark", "cannot say sample_from_anchor"),
+        ("dflash2", "cannot say conv_kernel_size"),
+        ("dflash", "only models whose layers all are like"),
+    ] {
+        let folder = fixtures().join("heads").join(name);
+        let out = out.path().join("head.gguf").display().to_string();
+        let folder = folder.display().to_string();
+        let arguments = ["convert", "--model", &folder, "--out", &out];
+        let done = process::foretoken().args(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(!done.status.success() && said.contains(needle), "{said}");
+    }
+}
