@@ -170,8 +170,8 @@ fn many_requests_at_a_time_are_measured() {
         let tokens = load["tokens"].as_u64().unwrap();
         let counted = match load["streams"].as_u64() {
             Some(1) => 80..=80,
-            // Without what comes when a stream has nothing more to do.
-            _ => 50..=79,
+            // Without what comes when a stream has nothing more to do, unless all end together.
+            _ => 50..=80,
         };
         assert!(counted.contains(&tokens), "{load}");
         assert!(load["speed_up"].as_f64() > Some(0.0), "{load}");

@@ -14,7 +14,7 @@ use foretoken::model::{
 };
 use foretoken::sampling::{Acceptance, Sampler, SamplingParams};
 use foretoken::spec::{
-    BudgetMode, Committed, DraftContext, DraftModel, DraftRequest, Drafter, ParallelDrafter,
+    BudgetMode, Committed, Draft, DraftContext, DraftModel, DraftRequest, Drafter, ParallelDrafter,
 };
 use serde_json::{Value as Json, json};
 use std::path::{Path, PathBuf};
@@ -286,7 +286,7 @@ fn drafts_are_those_of_the_library() {
                 }]);
             }
             for round in 0..2 {
-                let found = propose(&mut *drafter, &fixture);
+                let found = propose(&mut *drafter, &fixture).tokens;
                 assert_eq!(found, fixture.drafted, "{}, round {round}", fixture.name);
                 assert_eq!(drafter.check_invariants(), Ok(()));
             }
@@ -294,8 +294,37 @@ fn drafts_are_those_of_the_library() {
     }
 }
 
+/// What the budget is told of a token is what a confidence head says, not how probable the token is.
+#[test]
+fn a_confidence_head_scores_its_drafts() {
+    for name in ["dspark", "dspark_gated", "dspark_rnn"] {
+        let fixture = Fixture::read(fixtures().join("heads").join(name));
+        let head = fixture.load();
+        let states = fixture.states(&*head);
+        let mut drafter = drafter(head, 64, 64);
+        drafter.observe(&[Committed {
+            id: 1,
+            tokens: &fixture.prompt,
+            prompt_len: fixture.prompt.len(),
+            new: 0..fixture.prompt.len() - 1,
+            hidden: Some(states),
+            candidates: &[],
+            context: &DraftContext::default(),
+        }]);
+        let scores = propose(&mut *drafter, &fixture).scores;
+        let (mut above, confidence) = (1.0, fixture.confidence.unwrap());
+        assert_eq!(scores.len(), confidence.len());
+        for (score, sure) in scores.into_iter().zip(confidence) {
+            // Estimates have buckets, and begin with what they are told; no token here is more probable than 0.3.
+            let found = score / above;
+            assert!((found - sure).abs() < 0.2, "{name}: {found} {sure}");
+            above = score;
+        }
+    }
+}
+
 /// A greedy chain.
-fn propose(drafter: &mut dyn Drafter, fixture: &Fixture) -> Vec<u32> {
+fn propose(drafter: &mut dyn Drafter, fixture: &Fixture) -> Draft {
     let params = SamplingParams {
         temperature: 0.0,
         ..SamplingParams::default()
@@ -316,7 +345,7 @@ fn propose(drafter: &mut dyn Drafter, fixture: &Fixture) -> Vec<u32> {
         acceptance: Acceptance::Coupled,
         context: &DraftContext::default(),
     };
-    drafter.propose(&mut [request]).unwrap().remove(0).tokens
+    drafter.propose(&mut [request]).unwrap().remove(0)
 }
 
 /// With chunked prompts, batches, chains and trees, and preemption, greedy and sampled.
