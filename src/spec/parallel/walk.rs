@@ -34,7 +34,32 @@ struct Walk<'a, 'b> {
     has_ended: bool,
 }
 
-impl Walk<'_, '_> {
+impl<'a, 'b> Walk<'a, 'b> {
+    /// A draft of nothing, whose block begins with `first_row`.
+    fn new((request, round, view): Part<'a, 'b>, first_row: usize) -> Self {
+        let (width, depth) = (request.max_siblings(), round.depth);
+        let nodes = if width == 1 {
+            request.nodes.min(depth)
+        } else {
+            request.nodes
+        };
+        let limits = GrowthLimits {
+            nodes,
+            width,
+            min_score: request.min_score,
+        };
+        Self {
+            request,
+            view,
+            growth: Growth::default(),
+            limits,
+            depth,
+            first_row,
+            rows_before: Vec::new(),
+            has_ended: nodes == 0,
+        }
+    }
+
     fn is_open(&self, level: usize) -> bool {
         !self.has_ended && level < self.depth
     }
@@ -165,30 +190,10 @@ pub fn walk(
         return Ok(Vec::new());
     };
     let mut first_row = 0;
-    let walks = parts.into_iter().map(|(request, round, view)| {
-        let (width, depth) = (request.max_siblings(), round.depth);
-        let nodes = if width == 1 {
-            request.nodes.min(depth)
-        } else {
-            request.nodes
-        };
-        let limits = GrowthLimits {
-            nodes,
-            width,
-            min_score: request.min_score,
-        };
-        let first = first_row;
-        first_row += depth;
-        Walk {
-            request,
-            view,
-            growth: Growth::default(),
-            limits,
-            depth,
-            first_row: first,
-            rows_before: Vec::new(),
-            has_ended: nodes == 0,
-        }
+    let walks = parts.into_iter().map(|part| {
+        let walk = Walk::new(part, first_row);
+        first_row += walk.depth;
+        walk
     });
     let mut walks: Vec<Walk<'_, '_>> = walks.collect();
     let levels = walks.iter().map(|walk| walk.depth).max().unwrap_or(0);
