@@ -15,13 +15,15 @@ of llama.cpp's gguf package), and what is done with their values.
 
 import json
 import math
+import re
 import sys
+import tempfile
 from pathlib import Path
 
 import gguf
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests/fixtures/architectures"
 VOCAB = 256
@@ -72,6 +74,14 @@ FIXTURES = {
     "qwen3": ("Qwen3", dict(head_dim=16, rope_parameters=dict(
         rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16,
     ))),
+    "qwen3_moe": ("Qwen3Moe", dict(
+        num_experts=8, num_experts_per_tok=3, moe_intermediate_size=16, norm_topk_prob=True,
+    )),
+    # One layer of four has experts, whose weights are not divided by their sum.
+    "qwen3_moe_mixed": ("Qwen3Moe", dict(
+        num_hidden_layers=4, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, decoder_sparse_step=2,
+        mlp_only_layers=[1],
+    )),
     "phi3": ("Phi3", dict(
         sliding_window=WINDOW, original_max_position_embeddings=16, num_attention_heads=2, num_key_value_heads=2,
         head_dim=16, rope_parameters=dict(
@@ -202,8 +212,8 @@ def randomize(model, seed):
             noise = torch.randn(parameter.shape, generator=generator)
             if "embed_tokens" in name:
                 noise *= 0.7
-            elif parameter.dim() == 2:
-                noise *= 1.3 / parameter.shape[1] ** 0.5
+            elif parameter.dim() == 2 or ".experts." in name:
+                noise *= 1.3 / parameter.shape[-1] ** 0.5
             else:
                 noise = 0.3 * noise + parameter
             parameter.copy_(noise.to(torch.bfloat16).float())
@@ -245,6 +255,7 @@ GGUF = {
     "stablelm_parallel": "stablelm", "starcoder2": "starcoder2", "nemotron": "nemotron", "hunyuan": "hunyuan-dense",
     "apertus": "apertus", "granite4": "granite", "seed_oss": "seed_oss", "ministral3": "mistral3", "glm": "chatglm",
     "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl",
+    "qwen3_moe": "qwen3moe",
 }
 
 
@@ -294,6 +305,9 @@ def gguf_of(arch, config, state):
         "embedding_multiplier": "embedding_scale",
         "residual_multiplier": "residual_scale",
         "logits_scaling": "logit_scale",
+        "num_experts": "expert_count",
+        "num_experts_per_tok": "expert_used_count",
+        "moe_intermediate_size": "expert_feed_forward_length",
     }
     for ours, theirs in more.items():
         if getattr(config, ours, None) is not None:
@@ -367,8 +381,13 @@ def gguf_of(arch, config, state):
         extra["rope_freqs.weight"] = (plain / scaled).tolist()
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
-    tensors = {}
+    tensors, stacked = {}, {}
     for name in sorted(state):
+        if expert := re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+)\.weight", name):
+            theirs = names.get_name(f"{expert[1]}.{expert[3]}.weight", try_suffixes=(".weight",))
+            assert theirs, name
+            stacked.setdefault(theirs, {})[int(expert[2])] = name
+            continue
         if ".act_fn." in name or "visual." in name:
             continue
         if name.endswith("shared_mlp.input_linear.weight"):
@@ -396,6 +415,7 @@ def gguf_of(arch, config, state):
         "architecture": arch,
         "metadata": {f"{arch}.{key}": value for key, value in metadata.items()},
         "tensors": tensors,
+        "stacked": {theirs: [parts[i] for i in range(len(parts))] for theirs, parts in stacked.items()},
         "extra": extra,
     }
 
@@ -421,6 +441,16 @@ def new_model(name):
     return model, shown, renamed
 
 
+def saved(model):
+    """The tensors as `save_pretrained` writes them, which has other names for experts."""
+    state = model.state_dict()
+    if not any(".experts." in name for name in state):
+        return state
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return load_file(Path(folder) / "model.safetensors")
+
+
 def make(name):
     model, shown, renamed = new_model(name)
     config = model.config
@@ -432,7 +462,7 @@ def make(name):
     folder = FOLDER / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(shown, indent=1) + "\n")
-    state = {k: v.to(torch.bfloat16).contiguous() for k, v in model.state_dict().items()}
+    state = {k: v.to(torch.bfloat16).contiguous() for k, v in saved(model).items()}
     if config.tie_word_embeddings:
         del state["lm_head.weight"]
     for i in range(config.num_hidden_layers - config.num_kv_shared_layers, config.num_hidden_layers) if name == "gemma4" else ():

@@ -129,6 +129,10 @@ pub fn gguf(name: &str) -> Option<String> {
         // llama.cpp has the gate in the first half of this one.
         "mlp.up_proj" | "mlp.gate_up_proj" | "mlp.c_fc" => "ffn_up",
         "mlp.down_proj" | "mlp.c_proj" => "ffn_down",
+        "mlp.gate" => "ffn_gate_inp",
+        "mlp.experts.gate_proj" => "ffn_gate_exps",
+        "mlp.experts.up_proj" => "ffn_up_exps",
+        "mlp.experts.down_proj" => "ffn_down_exps",
         "per_layer_input_gate" => "inp_gate",
         "per_layer_projection" => "proj",
         "post_per_layer_input_norm" => "post_norm",

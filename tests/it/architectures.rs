@@ -14,11 +14,11 @@ use serde_json::Value as Json;
 use std::path::{Path, PathBuf};
 
 /// Maximum difference of a log-probability.
-const TOLERANCE: f32 = 1e-4;
+pub const TOLERANCE: f32 = 1e-4;
 
 /// A checkpoint, and what transformers computes with it.
-struct Fixture {
-    folder: PathBuf,
+pub struct Fixture {
+    pub folder: PathBuf,
     prompt: Vec<u32>,
     greedy: Vec<u32>,
     /// Log-probabilities after some tokens of the prompt.
@@ -42,7 +42,7 @@ impl Fixture {
         }
     }
 
-    fn name(&self) -> String {
+    pub fn name(&self) -> String {
         let name = self.folder.file_name().unwrap();
         name.to_string_lossy().into_owned()
     }
@@ -52,7 +52,7 @@ impl Fixture {
     }
 
     /// What differs from the log-probabilities of the prompt and the greedy text after it.
-    fn compare(&self, model: Box<dyn Model>, tolerance: f32) -> Result<(), String> {
+    pub fn compare(&self, model: Box<dyn Model>, tolerance: f32) -> Result<(), String> {
         let mut rig = Rig::new(model, 32, 4);
         let mut seq = Seq::default();
         let mut logits = rig.feed(&mut seq, &self.prompt);
@@ -75,7 +75,7 @@ impl Fixture {
     }
 }
 
-fn fixtures() -> Vec<Fixture> {
+pub fn fixtures() -> Vec<Fixture> {
     let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/architectures");
     let entries = std::fs::read_dir(all).unwrap();
     let mut folders: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
@@ -132,6 +132,13 @@ fn write_gguf(fixture: &Fixture, how: &Json, file: &Path, change: fn(Named) -> N
         tensor = (tensor + how["offset"].as_f64().unwrap()).unwrap();
         let name = how["name"].as_str().unwrap().to_owned();
         tensors.push((name, tensor));
+    }
+    // The matrices of all experts are one tensor.
+    for (name, parts) in how["stacked"].as_object().into_iter().flatten() {
+        let parts = parts.as_array().unwrap().iter();
+        let parts: Vec<&Tensor> = parts.map(|part| &stored[part.as_str().unwrap()]).collect();
+        let stacked = Tensor::stack(&parts, 0).unwrap();
+        tensors.push((name.clone(), stacked.to_dtype(DType::F32).unwrap()));
     }
     for (name, values) in how["extra"].as_object().unwrap() {
         let values: Vec<f32> = serde_json::from_value(values.clone()).unwrap();

@@ -1,6 +1,7 @@
 //! The architectures: each is a function that takes the keys of a configuration and says what the layers are.
 
 mod apertus;
+mod experts;
 mod gemma;
 mod gemma4;
 mod glm;
@@ -84,6 +85,9 @@ pub const ARCHITECTURES: &[Architecture] = &[
         .with(llama::ministral3_defaults),
     Architecture::new("qwen2", "Qwen2ForCausalLM", qwen::qwen2),
     Architecture::new("qwen3", "Qwen3ForCausalLM", qwen::qwen3),
+    Architecture::new("qwen3_moe", "Qwen3MoeForCausalLM", qwen::qwen3_moe)
+        .in_gguf(Some("qwen3moe"))
+        .with(qwen::qwen3_moe_defaults),
     Architecture::new("phi3", "Phi3ForCausalLM", phi::phi3).with(parts::eps_5),
     Architecture::new("gemma", "GemmaForCausalLM", gemma::gemma).with(gemma::defaults),
     Architecture::new("gemma2", "Gemma2ForCausalLM", gemma::gemma2).with(gemma::defaults2),
