@@ -74,6 +74,7 @@ FIXTURES = {
     "qwen3": ("Qwen3", dict(head_dim=16, rope_parameters=dict(
         rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16,
     ))),
+    "mixtral": ("Mixtral", dict(num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW)),
     "qwen3_moe": ("Qwen3Moe", dict(
         num_experts=8, num_experts_per_tok=3, moe_intermediate_size=16, norm_topk_prob=True,
     )),
@@ -255,7 +256,7 @@ GGUF = {
     "stablelm_parallel": "stablelm", "starcoder2": "starcoder2", "nemotron": "nemotron", "hunyuan": "hunyuan-dense",
     "apertus": "apertus", "granite4": "granite", "seed_oss": "seed_oss", "ministral3": "mistral3", "glm": "chatglm",
     "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl",
-    "qwen3_moe": "qwen3moe",
+    "mixtral": "llama", "qwen3_moe": "qwen3moe",
 }
 
 

@@ -45,11 +45,20 @@ const GGUF: Layout = Layout {
 };
 
 /// Those of safetensors. The first is that of Qwen and of OLMoE.
-const LAYOUTS: [Layout; 2] = [
+const LAYOUTS: [Layout; 3] = [
     Layout {
         router: "mlp.gate",
         gate_up: &["mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"],
         down: "mlp.experts.{}.down_proj",
+    },
+    // Of Mixtral.
+    Layout {
+        router: "block_sparse_moe.gate",
+        gate_up: &[
+            "block_sparse_moe.experts.{}.w1",
+            "block_sparse_moe.experts.{}.w3",
+        ],
+        down: "block_sparse_moe.experts.{}.w2",
     },
     // Of the classes of transformers 5.
     Layout {

@@ -23,7 +23,7 @@ fn with_experts() -> Vec<Fixture> {
 }
 
 /// Moves a tensor of one expert to the name without its number; returns whether it is one.
-fn stack(name: &str, names: [(&str, &str); 3]) -> Option<(String, usize)> {
+fn stack(name: &str, names: [(&str, &str); 6]) -> Option<(String, usize)> {
     let (layer, rest) = name.split_once(".experts.")?;
     let (number, part) = rest.split_once('.')?;
     let (_, part) = names.iter().find(|(theirs, _)| *theirs == part)?;
@@ -63,6 +63,11 @@ fn experts_as_one_tensor_compute_the_same() {
                 others.insert(name.clone(), gate.clone());
             }
         }
+        // The class has this name for Mixtral's, too.
+        let others = others.into_iter();
+        let others: HashMap<String, Tensor> = others
+            .map(|(name, tensor)| (name.replace("block_sparse_moe", "mlp"), tensor))
+            .collect();
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         std::fs::copy(fixture.folder.join("config.json"), at("config.json")).unwrap();
@@ -75,10 +80,13 @@ fn experts_as_one_tensor_compute_the_same() {
 }
 
 /// The names of the products of an expert: as they are stored, and of the class.
-const PARTS: [(&str, &str); 3] = [
+const PARTS: [(&str, &str); 6] = [
     ("gate_proj.weight", "gate_proj"),
     ("up_proj.weight", "up_proj"),
     ("down_proj.weight", "down_proj"),
+    ("w1.weight", "gate_proj"),
+    ("w3.weight", "up_proj"),
+    ("w2.weight", "down_proj"),
 ];
 
 fn read(folder: &Path, change: Json) -> Result<ModelConfig, Error> {
@@ -125,6 +133,16 @@ fn published_configs_with_experts_are_read() {
         ..of_all
     };
     assert_eq!(bare, not_normalized);
+    // Mixtral 8x7B.
+    let mixtral = json!({
+        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_act": "silu",
+        "num_experts_per_tok": 2, "num_local_experts": 8, "output_router_logits": false, "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6, "router_aux_loss_coef": 0.02, "sliding_window": null
+    });
+    let found = experts(&read(folder.path(), mixtral).unwrap())[0].unwrap();
+    let sizes = (found.count, found.per_token, found.width);
+    assert_eq!(sizes, (8, 2, 512));
+    assert!(found.is_normalized);
     let some = json!({
         "architectures": ["Qwen3MoeForCausalLM"], "decoder_sparse_step": 2, "mlp_only_layers": [3],
     });

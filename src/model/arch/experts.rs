@@ -18,6 +18,25 @@ pub fn defaults(keys: &mut Keys, count: usize, per_token: usize) {
     keys.ignore(&OF_TRAINING);
 }
 
+/// Gives all `layers` the experts that `keys` describe. Their width is `width`, if a GGUF file does not say otherwise.
+pub fn with_experts(
+    keys: &mut Keys,
+    mut layers: Vec<LayerSpec>,
+    width: usize,
+    is_normalized: bool,
+) -> Result<Vec<LayerSpec>, String> {
+    let given = if keys.is_gguf() {
+        keys.size("moe_intermediate_size")?
+    } else {
+        None
+    };
+    if let Some(layer) = layers.first() {
+        let mlp = experts(keys, layer, given.unwrap_or(width), is_normalized)?;
+        layers.iter_mut().for_each(|layer| layer.mlp = mlp);
+    }
+    Ok(layers)
+}
+
 /// The experts that `keys` describe, of this width, with the activation of `layer`.
 pub fn experts(
     keys: &mut Keys,

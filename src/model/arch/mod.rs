@@ -83,6 +83,10 @@ pub const ARCHITECTURES: &[Architecture] = &[
     Architecture::new("ministral3", "Ministral3ForCausalLM", llama::mistral)
         .in_gguf(Some("mistral3"))
         .with(llama::ministral3_defaults),
+    // In GGUF files it is a Llama.
+    Architecture::new("mixtral", "MixtralForCausalLM", llama::mixtral)
+        .in_gguf(None)
+        .with(llama::mixtral_defaults),
     Architecture::new("qwen2", "Qwen2ForCausalLM", qwen::qwen2),
     Architecture::new("qwen3", "Qwen3ForCausalLM", qwen::qwen3),
     Architecture::new("qwen3_moe", "Qwen3MoeForCausalLM", qwen::qwen3_moe)
