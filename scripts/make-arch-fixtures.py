@@ -134,6 +134,7 @@ FIXTURES = {
             sliding_attention=dict(rope_type="default", rope_theta=5e5),
         ),
     )),
+    "olmoe": ("Olmoe", dict(num_experts=8, num_experts_per_tok=2, attention_bias=True)),
     "seed_oss": ("SeedOss", dict(attention_out_bias=True)),
     "ernie4_5": ("Ernie4_5", dict(use_bias=True)),
     "exaone4": ("Exaone4", dict(sliding_window=WINDOW, num_hidden_layers=4)),
@@ -256,7 +257,7 @@ GGUF = {
     "stablelm_parallel": "stablelm", "starcoder2": "starcoder2", "nemotron": "nemotron", "hunyuan": "hunyuan-dense",
     "apertus": "apertus", "granite4": "granite", "seed_oss": "seed_oss", "ministral3": "mistral3", "glm": "chatglm",
     "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl",
-    "mixtral": "llama", "qwen3_moe": "qwen3moe",
+    "mixtral": "llama", "olmoe": "olmoe", "qwen3_moe": "qwen3moe",
 }
 
 

@@ -143,6 +143,21 @@ fn published_configs_with_experts_are_read() {
     let sizes = (found.count, found.per_token, found.width);
     assert_eq!(sizes, (8, 2, 512));
     assert!(found.is_normalized);
+    // OLMoE-1B-7B.
+    let olmoe = json!({
+        "architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "attention_bias": false, "clip_qkv": null,
+        "hidden_act": "silu", "norm_topk_prob": false, "num_experts": 64, "num_experts_per_tok": 8,
+        "output_router_logits": false, "rms_norm_eps": 1e-5, "rope_scaling": null, "rope_theta": 10000.0,
+        "router_aux_loss_coef": 0.01
+    });
+    let found = experts(&read(folder.path(), olmoe.clone()).unwrap())[0].unwrap();
+    let sizes = (found.count, found.per_token, found.width);
+    assert_eq!(sizes, (64, 8, 512));
+    assert!(!found.is_normalized);
+    let mut clipped = olmoe;
+    clipped["clip_qkv"] = json!(8.0);
+    let error = read(folder.path(), clipped).unwrap_err().to_string();
+    assert!(error.contains("clip_qkv 8.0 is not supported"), "{error}");
     let some = json!({
         "architectures": ["Qwen3MoeForCausalLM"], "decoder_sparse_step": 2, "mlp_only_layers": [3],
     });

@@ -125,6 +125,7 @@ pub const ARCHITECTURES: &[Architecture] = &[
     Architecture::new("olmo3", "Olmo3ForCausalLM", olmo::olmo3)
         .in_gguf(None)
         .with(olmo::defaults3),
+    Architecture::new("olmoe", "OlmoeForCausalLM", olmo::olmoe).with(olmo::olmoe_defaults),
     Architecture::new("glm", "GlmForCausalLM", glm::glm)
         .in_gguf(Some("chatglm"))
         .with(glm::defaults),
