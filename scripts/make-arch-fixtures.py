@@ -75,6 +75,14 @@ FIXTURES = {
         rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16,
     ))),
     "mixtral": ("Mixtral", dict(num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW)),
+    "qwen2_moe": ("Qwen2Moe", dict(
+        num_experts=6, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=24,
+    )),
+    # Windows on every second layer, which is the one without experts.
+    "qwen2_moe_mixed": ("Qwen2Moe", dict(
+        num_experts=6, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=24,
+        qkv_bias=False, norm_topk_prob=True, mlp_only_layers=[0], use_sliding_window=True, sliding_window=WINDOW,
+    )),
     "qwen3_moe": ("Qwen3Moe", dict(
         num_experts=8, num_experts_per_tok=3, moe_intermediate_size=16, norm_topk_prob=True,
     )),
@@ -257,7 +265,7 @@ GGUF = {
     "stablelm_parallel": "stablelm", "starcoder2": "starcoder2", "nemotron": "nemotron", "hunyuan": "hunyuan-dense",
     "apertus": "apertus", "granite4": "granite", "seed_oss": "seed_oss", "ministral3": "mistral3", "glm": "chatglm",
     "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl",
-    "mixtral": "llama", "olmoe": "olmoe", "qwen3_moe": "qwen3moe",
+    "mixtral": "llama", "olmoe": "olmoe", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe",
 }
 
 
@@ -310,6 +318,7 @@ def gguf_of(arch, config, state):
         "num_experts": "expert_count",
         "num_experts_per_tok": "expert_used_count",
         "moe_intermediate_size": "expert_feed_forward_length",
+        "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     }
     for ours, theirs in more.items():
         if getattr(config, ours, None) is not None:

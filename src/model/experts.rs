@@ -2,12 +2,13 @@
 //!
 //! What a row gets depends on the row alone: the host chooses its experts from its own router logits, rows are grouped
 //! by expert only to share a pass over the weights, and the outputs of a row's experts are added in the order of the
-//! experts. Experts that no row chose are not read.
+//! experts, that of all rows last. Experts that no row chose are not read.
 
 use super::config::ModelConfig;
-use super::layer_spec::ExpertsSpec;
+use super::layer_spec::{ExpertsSpec, LayerSpec, MlpSpec};
 use super::linear::Linear;
 use super::matrix::{Matrix, forward_chosen, join, unquantized};
+use super::mlp::Mlp;
 use super::weights::Weights;
 use crate::error::Result;
 use crate::kernels::glu;
@@ -25,6 +26,8 @@ pub(super) struct Experts {
     /// Gate and up of each expert as one matrix; or gates, then ups, if their formats cannot be joined.
     gate_up: Vec<Matrices>,
     down: Matrices,
+    /// The expert of all rows, and what its factor is the sigmoid of.
+    shared: Option<(Mlp, Linear)>,
 }
 
 /// How a checkpoint names the router, and the products of the experts.
@@ -90,7 +93,7 @@ impl Experts {
     /// A setup error that names a tensor that is missing or has a wrong shape.
     pub fn load(
         config: &ModelConfig,
-        spec: ExpertsSpec,
+        (layer, spec): (&LayerSpec, ExpertsSpec),
         weights: &mut Weights,
         at: impl Fn(&str) -> String,
     ) -> Result<Self> {
@@ -116,17 +119,32 @@ impl Experts {
                 all.collect::<Result<_>>()?
             }
         };
+        let down = read(layout.down, (hidden, width))?;
+        let shared = spec.shared_width.map(|width| -> Result<_> {
+            let like = LayerSpec {
+                mlp: MlpSpec::Gated(spec.activation),
+                mlp_width: Some(width),
+                ..layer.clone()
+            };
+            let part = |part: &str| at(&part.replacen("mlp.", "mlp.shared_expert.", 1));
+            let mlp = Mlp::load(config, &like, weights, part)?;
+            let gate = exact(weights, &at("mlp.shared_expert_gate"), (1, hidden))?;
+            Ok((mlp, gate))
+        });
         Ok(Self {
             router,
             gate_up,
-            down: read(layout.down, (hidden, width))?,
+            down,
+            shared: shared.transpose()?,
             spec,
         })
     }
 
     /// Its products that all rows use.
     pub fn linears(&mut self) -> Vec<&mut Linear> {
-        vec![&mut self.router]
+        let shared = self.shared.iter_mut();
+        let shared = shared.flat_map(|(mlp, gate)| mlp.linears().into_iter().chain([gate]));
+        [&mut self.router].into_iter().chain(shared).collect()
     }
 
     /// Their output, `[rows, hidden]`, for `x` of the same shape.
@@ -156,6 +174,17 @@ impl Experts {
                 *sum += used.weight * y;
             }
         }
+        if let Some((mlp, gate)) = &self.shared {
+            let y = mlp.forward(x)?.flatten_all()?.to_vec1::<f32>()?;
+            let gates = gate.forward(x)?.flatten_all()?.to_vec1::<f32>()?;
+            let rows = sums.chunks_exact_mut(hidden).zip(y.chunks_exact(hidden));
+            for ((sums, y), gate) in rows.zip(gates) {
+                let factor = 1. / (1. + (-gate).exp());
+                for (sum, y) in sums.iter_mut().zip(y) {
+                    *sum += factor * y;
+                }
+            }
+        }
         Ok(Tensor::from_vec(sums, (rows, hidden), x.device())?)
     }
 
@@ -176,8 +205,15 @@ impl Experts {
 /// The product `name` (without `.weight`) in f32, whatever the other weights become: an error of a router would give
 /// rows other experts.
 fn exact(weights: &mut Weights, name: &str, shape: (usize, usize)) -> Result<Linear> {
-    let weight = weights.tensor(&format!("{name}.weight"), &[shape.0, shape.1])?;
-    Ok(Linear::new(unquantized(&weight, None)?, None))
+    let dims = [shape.0, shape.1];
+    // llama.cpp's conversion makes a vector of a matrix of one row.
+    let is_vector = shape.0 == 1 && weights.are_gguf();
+    let stored = if is_vector { &dims[1..] } else { &dims };
+    let weight = weights.tensor(&format!("{name}.weight"), stored)?;
+    Ok(Linear::new(
+        unquantized(&weight.reshape(shape)?, None)?,
+        None,
+    ))
 }
 
 /// An expert of a row.
@@ -230,6 +266,7 @@ mod tests {
         per_token: 2,
         width: 1,
         is_normalized: false,
+        shared_width: None,
     };
 
     #[test]
@@ -279,6 +316,7 @@ mod tests {
             router: Linear::new(matrix("router", (spec.count, 32)), None),
             gate_up: vec![each("gate and up", (48, 32))],
             down: each("down", (32, 24)),
+            shared: None,
             spec,
         }
     }

@@ -29,7 +29,7 @@ impl FeedForward {
     ) -> Result<Self> {
         match spec.mlp {
             MlpSpec::Experts(experts) => {
-                Experts::load(config, experts, weights, at).map(Self::Experts)
+                Experts::load(config, (spec, experts), weights, at).map(Self::Experts)
             }
             _ => Mlp::load(config, spec, weights, at).map(Self::Mlp),
         }

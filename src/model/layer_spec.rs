@@ -243,10 +243,15 @@ pub struct ExpertsSpec {
     pub width: usize,
     /// Whether the weights of a row's experts are divided by their sum.
     pub is_normalized: bool,
+    /// Width of a further expert, that of all rows, if there is one: its output has a factor of each row, the sigmoid
+    /// of a product.
+    pub shared_width: Option<usize>,
 }
 
 /// Maximum number of experts of a layer.
 const MAX_EXPERTS: usize = 1 << 12;
+/// Maximum width of an expert.
+const MAX_EXPERT_WIDTH: usize = 1 << 22;
 
 impl ExpertsSpec {
     fn check(&self) -> Result<(), String> {
@@ -254,6 +259,7 @@ impl ExpertsSpec {
             count,
             per_token,
             width,
+            shared_width,
             ..
         } = *self;
         if !(1..=MAX_EXPERTS).contains(&count) {
@@ -266,13 +272,13 @@ impl ExpertsSpec {
                 "{per_token} experts of {count} for each token are not supported: from 1 to {count} are"
             ));
         }
-        if !(1..=1 << 22).contains(&width) {
-            return Err(format!(
-                "experts of width {width} are not supported: from 1 to {} are",
-                1 << 22
-            ));
+        let mut widths = [Some(width), shared_width].into_iter().flatten();
+        match widths.find(|width| !(1..=MAX_EXPERT_WIDTH).contains(width)) {
+            None => Ok(()),
+            Some(width) => Err(format!(
+                "experts of width {width} are not supported: from 1 to {MAX_EXPERT_WIDTH} are"
+            )),
         }
-        Ok(())
     }
 }
 
@@ -364,7 +370,7 @@ impl LayerSpec {
     /// not say otherwise.
     pub fn active_width(&self, width: usize) -> usize {
         match self.experts() {
-            Some(experts) => experts.per_token * experts.width,
+            Some(experts) => experts.per_token * experts.width + experts.shared_width.unwrap_or(0),
             None => self.mlp_width.unwrap_or(width),
         }
     }

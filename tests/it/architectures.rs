@@ -129,6 +129,10 @@ fn write_gguf(fixture: &Fixture, how: &Json, file: &Path, change: fn(Named) -> N
             let pairs = halves.transpose(1, 2).unwrap().contiguous().unwrap();
             tensor = pairs.reshape(dims).unwrap();
         }
+        // The conversion makes a vector of a matrix of one row.
+        if tensor.dims()[0] == 1 {
+            tensor = tensor.flatten_all().unwrap();
+        }
         tensor = (tensor + how["offset"].as_f64().unwrap()).unwrap();
         let name = how["name"].as_str().unwrap().to_owned();
         tensors.push((name, tensor));

@@ -158,6 +158,23 @@ fn published_configs_with_experts_are_read() {
     clipped["clip_qkv"] = json!(8.0);
     let error = read(folder.path(), clipped).unwrap_err().to_string();
     assert!(error.contains("clip_qkv 8.0 is not supported"), "{error}");
+    // Qwen2-57B-A14B.
+    let qwen2 = json!({
+        "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "decoder_sparse_step": 1,
+        "hidden_act": "silu", "max_window_layers": 28, "moe_intermediate_size": 2560, "norm_topk_prob": false,
+        "num_experts": 64, "num_experts_per_tok": 8, "output_router_logits": false, "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6, "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 20480,
+        "sliding_window": 65536, "use_sliding_window": false
+    });
+    let found = read(folder.path(), qwen2).unwrap();
+    assert!(found.spec.layers[0].qkv_bias && found.spec.layers[0].window.is_none());
+    let found = experts(&found)[0].unwrap();
+    let sizes = (found.count, found.per_token, found.width);
+    assert_eq!(sizes, (64, 8, 2560));
+    assert_eq!(
+        (found.shared_width, found.is_normalized),
+        (Some(20480), false)
+    );
     let some = json!({
         "architectures": ["Qwen3MoeForCausalLM"], "decoder_sparse_step": 2, "mlp_only_layers": [3],
     });

@@ -59,5 +59,6 @@ pub fn experts(
         per_token: keys.needed_size("num_experts_per_tok")?,
         width,
         is_normalized,
+        shared_width: None,
     }))
 }

@@ -132,7 +132,7 @@ pub fn granite(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String>
 pub fn granite_defaults(keys: &mut Keys) {
     if keys.is_gguf() {
         // Of the experts and the state spaces, which would have tensors.
-        keys.ignore(&["expert_shared_feed_forward_length"]);
+        keys.ignore(&["shared_expert_intermediate_size"]);
         keys.retain(|key| !key.starts_with("ssm."));
     }
 }

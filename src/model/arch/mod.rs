@@ -89,6 +89,9 @@ pub const ARCHITECTURES: &[Architecture] = &[
         .with(llama::mixtral_defaults),
     Architecture::new("qwen2", "Qwen2ForCausalLM", qwen::qwen2),
     Architecture::new("qwen3", "Qwen3ForCausalLM", qwen::qwen3),
+    Architecture::new("qwen2_moe", "Qwen2MoeForCausalLM", qwen::qwen2_moe)
+        .in_gguf(Some("qwen2moe"))
+        .with(qwen::qwen2_moe_defaults),
     Architecture::new("qwen3_moe", "Qwen3MoeForCausalLM", qwen::qwen3_moe)
         .in_gguf(Some("qwen3moe"))
         .with(qwen::qwen3_moe_defaults),

@@ -1,7 +1,7 @@
 //! Qwen 2, 2.5 and 3.
 
 use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{LayerSpec, ModelSpec, QkNorm};
+use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, QkNorm};
 use super::experts::{self, experts};
 use super::parts::{plain, windows, with_attention_bias, with_windows};
 use super::rope::rope;
@@ -44,6 +44,37 @@ pub fn qwen3_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, Strin
     let windows = windows(keys, shape, false, |_| true)?;
     let mut layers = with_windows(&layer, windows, shape);
     add_experts(keys, &mut layers, is_normalized)?;
+    Ok(layers.into())
+}
+
+/// Sets what the class assumes.
+pub fn qwen2_moe_defaults(keys: &mut Keys) {
+    experts::defaults(keys, 60, 4);
+    keys.default("moe_intermediate_size", 1408);
+    keys.default("shared_expert_intermediate_size", 5632);
+}
+
+/// Qwen 2 with experts, of which one is that of all tokens. Every second layer may have a window.
+pub fn qwen2_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
+    let rope = rope(keys, shape)?;
+    let bias = keys.flag("qkv_bias")?.unwrap_or(true);
+    let layer = LayerSpec {
+        qkv_bias: keys.has_tensor("attn_q.bias").unwrap_or(bias),
+        ..plain(keys, shape, rope)?
+    };
+    let is_normalized = keys.flag("norm_topk_prob")?.unwrap_or(false);
+    let full = keys.size("max_window_layers")?.unwrap_or(28);
+    let windows = windows(keys, shape, false, |i| i.is_multiple_of(2) && i < full)?;
+    let mut layers = with_windows(&layer, windows, shape);
+    add_experts(keys, &mut layers, is_normalized)?;
+    let shared = keys.size("shared_expert_intermediate_size")?;
+    // As in llama.cpp.
+    let shared = shared.unwrap_or(shape.intermediate_size);
+    for layer in &mut layers {
+        if let MlpSpec::Experts(experts) = &mut layer.mlp {
+            experts.shared_width = Some(shared);
+        }
+    }
     Ok(layers.into())
 }
 
