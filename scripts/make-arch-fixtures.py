@@ -132,6 +132,10 @@ FIXTURES = {
         embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=1.7,
         rope_parameters=dict(rope_type="linear", rope_theta=1e4, factor=2.0),
     )),
+    "granite_moe": ("GraniteMoe", dict(
+        embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=1.7,
+        num_local_experts=6, num_experts_per_tok=2,
+    )),
     "olmo2": ("Olmo2", dict(attention_bias=True)),
     "olmo3": ("Olmo3", dict(
         sliding_window=WINDOW, num_hidden_layers=4, rope_parameters=dict(
@@ -257,7 +261,7 @@ def expected(model, seed):
 
 
 # Architectures whose rows of q and k llama.cpp reorders.
-PERMUTED = {"llama", "granite", "smollm3", "mistral3"}
+PERMUTED = {"llama", "granite", "granitemoe", "smollm3", "mistral3"}
 GGUF = {
     "llama": "llama", "mistral": "llama", "qwen3": "qwen3", "phi3": "phi3", "gemma": "gemma", "gemma2": "gemma2",
     "gemma3": "gemma3", "gemma4": "gemma4", "gemma4_large": "gemma4", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "olmo3": "olmo2", "glm4": "glm4",
@@ -265,7 +269,7 @@ GGUF = {
     "stablelm_parallel": "stablelm", "starcoder2": "starcoder2", "nemotron": "nemotron", "hunyuan": "hunyuan-dense",
     "apertus": "apertus", "granite4": "granite", "seed_oss": "seed_oss", "ministral3": "mistral3", "glm": "chatglm",
     "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl",
-    "mixtral": "llama", "olmoe": "olmoe", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe",
+    "mixtral": "llama", "olmoe": "olmoe", "qwen2_moe": "qwen2moe", "granite_moe": "granitemoe", "qwen3_moe": "qwen3moe",
 }
 
 
@@ -316,6 +320,7 @@ def gguf_of(arch, config, state):
         "residual_multiplier": "residual_scale",
         "logits_scaling": "logit_scale",
         "num_experts": "expert_count",
+        "num_local_experts": "expert_count",
         "num_experts_per_tok": "expert_used_count",
         "moe_intermediate_size": "expert_feed_forward_length",
         "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
@@ -401,12 +406,13 @@ def gguf_of(arch, config, state):
             continue
         if ".act_fn." in name or "visual." in name:
             continue
-        if name.endswith("shared_mlp.input_linear.weight"):
+        if name.endswith(".input_linear.weight"):
             # The gate, then what it multiplies.
-            half = state[name].shape[0] // 2
+            half = state[name].shape[-2] // 2
+            kind = "_exps" if "block_sparse_moe" in name else ""
             layer = f"blk.{name.split('.')[2]}"
             tensors[name] = [
-                {"name": f"{layer}.ffn_{part}.weight", "interleaved_heads": 0, "offset": 0, "rows": [start, half]}
+                {"name": f"{layer}.ffn_{part}{kind}.weight", "interleaved_heads": 0, "offset": 0, "rows": [start, half]}
                 for part, start in (("gate", 0), ("up", half))
             ]
             continue

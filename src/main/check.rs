@@ -240,7 +240,7 @@ fn bytes_per_token(model: &dyn Model, inventory: &Inventory) -> u64 {
         let is_looked_up = !is_tied && entry.name.contains("embed_tokens.");
         match experts {
             _ if is_looked_up => 0,
-            Some(experts) if entry.name.contains(".experts.") => {
+            Some(experts) if entry.is_of_experts() => {
                 entry.loaded_bytes * experts.per_token as u64 / experts.count as u64
             }
             _ => entry.loaded_bytes,

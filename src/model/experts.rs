@@ -48,7 +48,7 @@ const GGUF: Layout = Layout {
 };
 
 /// Those of safetensors. The first is that of Qwen and of OLMoE.
-const LAYOUTS: [Layout; 3] = [
+const LAYOUTS: [Layout; 5] = [
     Layout {
         router: "mlp.gate",
         gate_up: &["mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"],
@@ -63,7 +63,18 @@ const LAYOUTS: [Layout; 3] = [
         ],
         down: "block_sparse_moe.experts.{}.w2",
     },
-    // Of the classes of transformers 5.
+    // Of Granite, then that of its class in transformers 5.
+    Layout {
+        router: "block_sparse_moe.router.layer",
+        gate_up: &["block_sparse_moe.input_linear.weight"],
+        down: "block_sparse_moe.output_linear.weight",
+    },
+    Layout {
+        router: "block_sparse_moe.router",
+        gate_up: &["block_sparse_moe.experts.gate_up_proj"],
+        down: "block_sparse_moe.experts.down_proj",
+    },
+    // Of the other classes of transformers 5.
     Layout {
         router: "mlp.gate",
         gate_up: &["mlp.experts.gate_up_proj"],

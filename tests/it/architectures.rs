@@ -120,7 +120,7 @@ fn write_gguf(fixture: &Fixture, how: &Json, file: &Path, change: fn(Named) -> N
         let mut tensor = stored[name].to_dtype(DType::F32).unwrap();
         if let Some(rows) = how["rows"].as_array() {
             let [start, count] = [0, 1].map(|i| rows[i].as_u64().unwrap() as usize);
-            tensor = tensor.narrow(0, start, count).unwrap();
+            tensor = tensor.narrow(tensor.rank() - 2, start, count).unwrap();
         }
         let heads = how["interleaved_heads"].as_u64().unwrap() as usize;
         if heads > 0 {

@@ -175,6 +175,17 @@ fn published_configs_with_experts_are_read() {
         (found.shared_width, found.is_normalized),
         (Some(20480), false)
     );
+    // Granite 3.1 3B-A800M.
+    let granite = json!({
+        "architectures": ["GraniteMoeForCausalLM"], "model_type": "granitemoe", "attention_bias": false,
+        "attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "hidden_act": "silu", "logits_scaling": 6.0,
+        "num_experts_per_tok": 8, "num_local_experts": 40, "output_router_logits": false,
+        "residual_multiplier": 0.22, "rms_norm_eps": 1e-6, "rope_scaling": null, "rope_theta": 1e7,
+        "router_aux_loss_coef": 0.0, "tie_word_embeddings": true
+    });
+    let found = experts(&read(folder.path(), granite).unwrap())[0].unwrap();
+    let sizes = (found.count, found.per_token, found.width);
+    assert_eq!(sizes, (40, 8, 512));
     let some = json!({
         "architectures": ["Qwen3MoeForCausalLM"], "decoder_sparse_step": 2, "mlp_only_layers": [3],
     });
@@ -227,6 +238,34 @@ fn impossible_numbers_of_experts_are_refused_in_one_line() {
         assert!(text.contains(want), "{text}");
         assert_eq!(text.lines().count(), 1, "{text}");
     }
+}
+
+/// The class of Granite in transformers 5 has other names.
+#[test]
+fn granites_of_transformers_5_compute_the_same() {
+    let fixture = with_experts().into_iter();
+    let mut fixture = fixture.filter(|fixture| fixture.name() == "granite_moe");
+    let fixture = fixture.next().unwrap();
+    let file = fixture.folder.join("model.safetensors");
+    let stored = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
+    let names = [
+        ("input_linear.weight", "experts.gate_up_proj"),
+        ("output_linear.weight", "experts.down_proj"),
+        ("router.layer.weight", "router.weight"),
+    ];
+    let renamed = stored.into_iter().map(|(name, tensor)| {
+        let of = |name: String, (old, new): &(&str, &str)| name.replace(old, new);
+        (names.iter().fold(name, of), tensor)
+    });
+    let renamed: HashMap<String, Tensor> = renamed.collect();
+    assert!(renamed.contains_key("model.layers.0.block_sparse_moe.experts.down_proj"));
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    std::fs::copy(fixture.folder.join("config.json"), at("config.json")).unwrap();
+    candle_core::safetensors::save(&renamed, at("model.safetensors")).unwrap();
+    fixture
+        .compare(open(folder.path()).unwrap(), TOLERANCE)
+        .unwrap();
 }
 
 /// What is missing, or has another shape, is named.

@@ -128,6 +128,20 @@ pub fn granite(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String>
     })
 }
 
+/// Sets what the class assumes.
+pub fn granite_moe_defaults(keys: &mut Keys) {
+    experts::defaults(keys, 8, 2);
+}
+
+/// A Granite with experts.
+pub fn granite_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
+    let model = granite(keys, shape)?;
+    Ok(ModelSpec {
+        layers: with_experts(keys, model.layers, shape.intermediate_size, true)?,
+        ..model
+    })
+}
+
 /// Sets what a GGUF file of a Granite 4 has otherwise, of which llama.cpp's conversion makes a Granite.
 pub fn granite_defaults(keys: &mut Keys) {
     if keys.is_gguf() {

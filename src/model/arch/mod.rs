@@ -115,6 +115,8 @@ pub const ARCHITECTURES: &[Architecture] = &[
         .with(llama::smollm3_defaults),
     Architecture::new("granite", "GraniteForCausalLM", llama::granite)
         .with(llama::granite_defaults),
+    Architecture::new("granitemoe", "GraniteMoeForCausalLM", llama::granite_moe)
+        .with(llama::granite_moe_defaults),
     // In GGUF files, those without experts and state spaces are a Granite.
     Architecture::new(
         "granitemoehybrid",
