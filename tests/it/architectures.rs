@@ -19,7 +19,7 @@ pub const TOLERANCE: f32 = 1e-4;
 /// A checkpoint, and what transformers computes with it.
 pub struct Fixture {
     pub folder: PathBuf,
-    prompt: Vec<u32>,
+    pub prompt: Vec<u32>,
     greedy: Vec<u32>,
     /// Log-probabilities after some tokens of the prompt.
     logprobs: Vec<(usize, Vec<f32>)>,
@@ -103,10 +103,10 @@ fn log_probabilities_and_greedy_texts_are_those_of_transformers() {
 }
 
 /// Tensors and their names.
-type Named = Vec<(String, Tensor)>;
+pub type Named = Vec<(String, Tensor)>;
 
 /// Writes the checkpoint of a fixture as llama.cpp's conversion would, in f32. `change` has the last word on its tensors.
-fn write_gguf(fixture: &Fixture, how: &Json, file: &Path, change: fn(Named) -> Named) {
+pub fn write_gguf(fixture: &Fixture, how: &Json, file: &Path, change: fn(Named) -> Named) {
     let stored = fixture.folder.join("model.safetensors");
     let stored = candle_core::safetensors::load(stored, &Device::Cpu).unwrap();
     let mut tensors = Named::new();

@@ -1,12 +1,16 @@
 //! Checkpoints with experts: how their tensors may be stored, and what is refused. That they compute what transformers
 //! computes is tested with all [architectures](crate::architectures).
 
-use crate::architectures::{Fixture, TOLERANCE, fixtures};
+use crate::architectures::{Fixture, TOLERANCE, fixtures, write_gguf};
+use crate::common::rig::{Rig, Seq, distance};
 use crate::common::tiny::{open, write_config};
-use candle_core::quantized::GgmlDType;
+use candle_core::quantized::gguf_file::{self, Content};
+use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Tensor};
 use foretoken::error::Error;
-use foretoken::model::{ExpertsSpec, LoadOptions, ModelConfig, ModelSource, inspect, load};
+use foretoken::model::{
+    ExpertsSpec, LoadFormat, LoadOptions, ModelConfig, ModelSource, inspect, load,
+};
 use serde_json::{Value as Json, json};
 use std::collections::HashMap;
 use std::path::Path;
@@ -324,4 +328,75 @@ fn routers_are_never_quantized() {
     assert_eq!(kinds(".mlp.gate."), ["f32"; 2]);
     assert_eq!(kinds(".up_proj."), ["Q4_0"; 16]);
     load(&source, &options).unwrap();
+}
+
+/// The experts of a GGUF file keep their blocks, each its own; those of gates and ups may differ.
+#[test]
+fn quantized_experts_of_a_gguf_are_those_of_their_values() {
+    let fixture = with_experts().into_iter();
+    let mut fixture = fixture.filter(|fixture| fixture.name() == "qwen3_moe");
+    let fixture = fixture.next().unwrap();
+    let how = std::fs::read_to_string(fixture.folder.join("gguf.json")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.gguf");
+    write_gguf(
+        &fixture,
+        &serde_json::from_str(&how).unwrap(),
+        &file,
+        |all| all,
+    );
+    let mut reader = std::fs::File::open(&file).unwrap();
+    let content = Content::read(&mut reader).unwrap();
+    let names = content.tensor_infos.keys();
+    let stored: Vec<(&String, QTensor)> = names
+        .map(|name| {
+            (
+                name,
+                content.tensor(&mut reader, name, &Device::Cpu).unwrap(),
+            )
+        })
+        .collect();
+    let metadata: Vec<_> = content.metadata.iter().map(|(k, v)| (&**k, v)).collect();
+    // As blocks, or in f32 with the values of these blocks.
+    let logits = |dense: bool| {
+        let tensors = stored.iter().map(|(name, tensor)| {
+            let values = tensor.dequantize(&Device::Cpu).unwrap();
+            let blocks = match name.split('.').nth(2) {
+                Some("ffn_gate_exps") => GgmlDType::Q8_0,
+                Some("ffn_up_exps") => GgmlDType::Q4_0,
+                _ => GgmlDType::F32,
+            };
+            let blocks = QTensor::quantize(&values, blocks).unwrap();
+            let values = blocks.dequantize(&Device::Cpu).unwrap();
+            let values = QTensor::quantize(&values, GgmlDType::F32).unwrap();
+            (name.as_str(), if dense { values } else { blocks })
+        });
+        let tensors: Vec<(&str, QTensor)> = tensors.collect();
+        let tensors: Vec<(&str, &QTensor)> = tensors.iter().map(|(k, v)| (*k, v)).collect();
+        let file = folder.path().join(format!("{dense}.gguf"));
+        let mut out = std::fs::File::create(&file).unwrap();
+        gguf_file::write(&mut out, &metadata, &tensors).unwrap();
+        drop(out);
+        let mut rig = Rig::new(open(&file).unwrap(), 32, 4);
+        rig.feed(&mut Seq::default(), &fixture.prompt).concat()
+    };
+    let (blocks, values) = (logits(false), logits(true));
+    // Kernels for blocks round the activations, too.
+    let far = distance(&blocks, &values);
+    assert!(far > 0. && far < 0.3, "{far}");
+}
+
+/// Random weights need no files.
+#[test]
+fn dummy_experts_are_made_for_all_architectures() {
+    for fixture in with_experts() {
+        let source = ModelSource::Folder(fixture.folder.clone());
+        let options = LoadOptions {
+            format: LoadFormat::Dummy,
+            ..LoadOptions::default()
+        };
+        let mut rig = Rig::new(load(&source, &options).unwrap(), 32, 4);
+        let logits = rig.feed(&mut Seq::default(), &fixture.prompt).concat();
+        assert!(logits.iter().all(|logit| logit.is_finite()));
+    }
 }
