@@ -15,13 +15,15 @@ of llama.cpp's gguf package), and what is done with their values.
 
 import json
 import math
+import re
 import sys
+import tempfile
 from pathlib import Path
 
 import gguf
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests/fixtures/architectures"
 VOCAB = 256
@@ -72,6 +74,23 @@ FIXTURES = {
     "qwen3": ("Qwen3", dict(head_dim=16, rope_parameters=dict(
         rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16,
     ))),
+    "mixtral": ("Mixtral", dict(num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW)),
+    "qwen2_moe": ("Qwen2Moe", dict(
+        num_experts=6, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=24,
+    )),
+    # Windows on every second layer, which is the one without experts.
+    "qwen2_moe_mixed": ("Qwen2Moe", dict(
+        num_experts=6, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=24,
+        qkv_bias=False, norm_topk_prob=True, mlp_only_layers=[0], use_sliding_window=True, sliding_window=WINDOW,
+    )),
+    "qwen3_moe": ("Qwen3Moe", dict(
+        num_experts=8, num_experts_per_tok=3, moe_intermediate_size=16, norm_topk_prob=True,
+    )),
+    # One layer of four has experts, whose weights are not divided by their sum.
+    "qwen3_moe_mixed": ("Qwen3Moe", dict(
+        num_hidden_layers=4, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, decoder_sparse_step=2,
+        mlp_only_layers=[1],
+    )),
     "phi3": ("Phi3", dict(
         sliding_window=WINDOW, original_max_position_embeddings=16, num_attention_heads=2, num_key_value_heads=2,
         head_dim=16, rope_parameters=dict(
@@ -113,6 +132,10 @@ FIXTURES = {
         embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=1.7,
         rope_parameters=dict(rope_type="linear", rope_theta=1e4, factor=2.0),
     )),
+    "granite_moe": ("GraniteMoe", dict(
+        embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=1.7,
+        num_local_experts=6, num_experts_per_tok=2,
+    )),
     "olmo2": ("Olmo2", dict(attention_bias=True)),
     "olmo3": ("Olmo3", dict(
         sliding_window=WINDOW, num_hidden_layers=4, rope_parameters=dict(
@@ -123,6 +146,7 @@ FIXTURES = {
             sliding_attention=dict(rope_type="default", rope_theta=5e5),
         ),
     )),
+    "olmoe": ("Olmoe", dict(num_experts=8, num_experts_per_tok=2, attention_bias=True)),
     "seed_oss": ("SeedOss", dict(attention_out_bias=True)),
     "ernie4_5": ("Ernie4_5", dict(use_bias=True)),
     "exaone4": ("Exaone4", dict(sliding_window=WINDOW, num_hidden_layers=4)),
@@ -202,8 +226,8 @@ def randomize(model, seed):
             noise = torch.randn(parameter.shape, generator=generator)
             if "embed_tokens" in name:
                 noise *= 0.7
-            elif parameter.dim() == 2:
-                noise *= 1.3 / parameter.shape[1] ** 0.5
+            elif parameter.dim() == 2 or ".experts." in name:
+                noise *= 1.3 / parameter.shape[-1] ** 0.5
             else:
                 noise = 0.3 * noise + parameter
             parameter.copy_(noise.to(torch.bfloat16).float())
@@ -237,7 +261,7 @@ def expected(model, seed):
 
 
 # Architectures whose rows of q and k llama.cpp reorders.
-PERMUTED = {"llama", "granite", "smollm3", "mistral3"}
+PERMUTED = {"llama", "granite", "granitemoe", "smollm3", "mistral3"}
 GGUF = {
     "llama": "llama", "mistral": "llama", "qwen3": "qwen3", "phi3": "phi3", "gemma": "gemma", "gemma2": "gemma2",
     "gemma3": "gemma3", "gemma4": "gemma4", "gemma4_large": "gemma4", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "olmo3": "olmo2", "glm4": "glm4",
@@ -245,6 +269,7 @@ GGUF = {
     "stablelm_parallel": "stablelm", "starcoder2": "starcoder2", "nemotron": "nemotron", "hunyuan": "hunyuan-dense",
     "apertus": "apertus", "granite4": "granite", "seed_oss": "seed_oss", "ministral3": "mistral3", "glm": "chatglm",
     "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl",
+    "mixtral": "llama", "olmoe": "olmoe", "qwen2_moe": "qwen2moe", "granite_moe": "granitemoe", "qwen3_moe": "qwen3moe",
 }
 
 
@@ -294,6 +319,11 @@ def gguf_of(arch, config, state):
         "embedding_multiplier": "embedding_scale",
         "residual_multiplier": "residual_scale",
         "logits_scaling": "logit_scale",
+        "num_experts": "expert_count",
+        "num_local_experts": "expert_count",
+        "num_experts_per_tok": "expert_used_count",
+        "moe_intermediate_size": "expert_feed_forward_length",
+        "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     }
     for ours, theirs in more.items():
         if getattr(config, ours, None) is not None:
@@ -367,16 +397,22 @@ def gguf_of(arch, config, state):
         extra["rope_freqs.weight"] = (plain / scaled).tolist()
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
-    tensors = {}
+    tensors, stacked = {}, {}
     for name in sorted(state):
+        if expert := re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+)\.weight", name):
+            theirs = names.get_name(f"{expert[1]}.{expert[3]}.weight", try_suffixes=(".weight",))
+            assert theirs, name
+            stacked.setdefault(theirs, {})[int(expert[2])] = name
+            continue
         if ".act_fn." in name or "visual." in name:
             continue
-        if name.endswith("shared_mlp.input_linear.weight"):
+        if name.endswith(".input_linear.weight"):
             # The gate, then what it multiplies.
-            half = state[name].shape[0] // 2
+            half = state[name].shape[-2] // 2
+            kind = "_exps" if "block_sparse_moe" in name else ""
             layer = f"blk.{name.split('.')[2]}"
             tensors[name] = [
-                {"name": f"{layer}.ffn_{part}.weight", "interleaved_heads": 0, "offset": 0, "rows": [start, half]}
+                {"name": f"{layer}.ffn_{part}{kind}.weight", "interleaved_heads": 0, "offset": 0, "rows": [start, half]}
                 for part, start in (("gate", 0), ("up", half))
             ]
             continue
@@ -396,6 +432,7 @@ def gguf_of(arch, config, state):
         "architecture": arch,
         "metadata": {f"{arch}.{key}": value for key, value in metadata.items()},
         "tensors": tensors,
+        "stacked": {theirs: [parts[i] for i in range(len(parts))] for theirs, parts in stacked.items()},
         "extra": extra,
     }
 
@@ -421,6 +458,16 @@ def new_model(name):
     return model, shown, renamed
 
 
+def saved(model):
+    """The tensors as `save_pretrained` writes them, which has other names for experts."""
+    state = model.state_dict()
+    if not any(".experts." in name for name in state):
+        return state
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return load_file(Path(folder) / "model.safetensors")
+
+
 def make(name):
     model, shown, renamed = new_model(name)
     config = model.config
@@ -432,7 +479,7 @@ def make(name):
     folder = FOLDER / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(shown, indent=1) + "\n")
-    state = {k: v.to(torch.bfloat16).contiguous() for k, v in model.state_dict().items()}
+    state = {k: v.to(torch.bfloat16).contiguous() for k, v in saved(model).items()}
     if config.tie_word_embeddings:
         del state["lm_head.weight"]
     for i in range(config.num_hidden_layers - config.num_kv_shared_layers, config.num_hidden_layers) if name == "gemma4" else ():

@@ -9,8 +9,8 @@ use foretoken::config::{CheckOptions, Config, LoadFlags};
 use foretoken::error::{Error, Result};
 use foretoken::gguf::GgufSource;
 use foretoken::model::{
-    self, DraftNetwork, HeadKind, Inventory, LoadFormat, LoadOptions, Model, ModelConfig,
-    ModelSource, TensorEntry,
+    self, DraftNetwork, HeadKind, Inventory, LayerSpec, LoadFormat, LoadOptions, Model,
+    ModelConfig, ModelSource, TensorEntry,
 };
 use foretoken::text::Text;
 use foretoken::{console, kernels};
@@ -230,12 +230,21 @@ fn report(config: &Config) -> Result<Report> {
 }
 
 /// Bytes of the weights that a token is computed with: not those of an embedding that is not the output layer,
-/// too, of which it needs one row.
+/// too, of which it needs one row, nor those of other experts than its own.
 fn bytes_per_token(model: &dyn Model, inventory: &Inventory) -> u64 {
     let is_tied = model.config().tie_word_embeddings;
+    // All layers that have experts have the same number.
+    let mut layers = model.config().spec.layers.iter();
+    let experts = layers.find_map(LayerSpec::experts);
     inventory.sum(|entry| {
         let is_looked_up = !is_tied && entry.name.contains("embed_tokens.");
-        if is_looked_up { 0 } else { entry.loaded_bytes }
+        match experts {
+            _ if is_looked_up => 0,
+            Some(experts) if entry.is_of_experts() => {
+                entry.loaded_bytes * experts.per_token as u64 / experts.count as u64
+            }
+            _ => entry.loaded_bytes,
+        }
     })
 }
 

@@ -1,7 +1,7 @@
 //! Draft models: one beside the target, or the target's own layers.
 
 use foretoken::error::{Error, Result};
-use foretoken::model::{DraftNetwork, Head, KvSource, LayerList, Model, ModelConfig};
+use foretoken::model::{DraftNetwork, Head, KvSource, LayerList, LayerSpec, Model, ModelConfig};
 use foretoken::spec::{
     DraftModel, Drafter, JointModel, JointVocabulary, ParallelDrafter, Tokenizer, Translator,
 };
@@ -172,9 +172,10 @@ fn too_foreign((all, shared): (usize, usize), name: &str) -> Option<String> {
 /// Multiplications of a token's forward, about.
 fn multiplications(config: &ModelConfig) -> f64 {
     let heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim;
-    let layer = config.hidden_size * (heads + 3 * config.intermediate_size);
+    let width = |layer: &LayerSpec| heads + 3 * layer.active_width(config.intermediate_size);
+    let layers: usize = config.spec.layers.iter().map(width).sum();
     let vocabulary = config.draft_vocab_size.unwrap_or(config.vocab_size);
-    (config.num_layers() * layer + config.hidden_size * vocabulary) as f64
+    (config.hidden_size * (layers + vocabulary)) as f64
 }
 
 /// A model's [`Text`], as the translation of drafts sees it.

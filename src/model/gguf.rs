@@ -115,6 +115,45 @@ impl GgufFile {
         if let Some(order) = order {
             tensor.reorder(order);
         }
+        self.matrix_of(tensor, shape, dtype, device)
+    }
+
+    /// The `count` matrices of the tensor `name` (its Hugging Face name without `.weight`), one after another.
+    ///
+    /// # Errors
+    /// As [`GgufFile::matrix`].
+    pub fn matrices(
+        &mut self,
+        name: &str,
+        count: usize,
+        shape: (usize, usize),
+        dtype: Option<DType>,
+        device: &Device,
+    ) -> Result<Vec<Arc<dyn Matrix>>> {
+        let stored = self.read(&format!("{name}.weight"))?;
+        let dims = [count, shape.0, shape.1];
+        if stored.dims != dims {
+            return Err(Error::wrong_shape(name, &stored.dims, &dims));
+        }
+        // Rows are whole blocks, so each matrix has as many bytes.
+        let parts = stored.data.chunks_exact(stored.data.len() / count);
+        let parts = parts.map(|data| Stored {
+            kind: stored.kind,
+            dims: vec![shape.0, shape.1],
+            data: data.to_vec(),
+        });
+        parts
+            .map(|part| self.matrix_of(part, shape, dtype, device))
+            .collect()
+    }
+
+    fn matrix_of(
+        &mut self,
+        tensor: Stored,
+        shape: (usize, usize),
+        dtype: Option<DType>,
+        device: &Device,
+    ) -> Result<Arc<dyn Matrix>> {
         let (outputs, inputs) = shape;
         let kind = tensor.kind;
         let matrix = match WeightForm::of_gguf(kind, inputs, dtype, device) {

@@ -50,6 +50,9 @@ fn check_layer(config: &ModelConfig, layer: &LayerSpec) -> std::result::Result<(
         );
     }
     match layer.mlp {
+        MlpSpec::Experts(_) => {
+            Err("experts are not supported on a GPU: only layers with one MLP are".into())
+        }
         MlpSpec::Gated(activation) | MlpSpec::Fused { activation, .. }
             if !activation.has_gated_gpu_kernel() =>
         {
@@ -111,6 +114,7 @@ mod tests {
                 "not supported on a GPU",
                 "only those of",
             ),
+            (class("Qwen3MoeForCausalLM"), "experts", "one MLP"),
             (
                 json!({"hidden_act": "relu2"}),
                 "a gate of Relu2",

@@ -18,6 +18,15 @@ pub struct TensorEntry {
     pub loaded_bytes: u64,
 }
 
+impl TensorEntry {
+    /// Whether it has weights of experts of which a token uses some.
+    pub fn is_of_experts(&self) -> bool {
+        let fused = ["input_linear", "output_linear"];
+        let fused = fused.map(|part| format!(".block_sparse_moe.{part}."));
+        self.name.contains(".experts.") || fused.iter().any(|part| self.name.contains(part))
+    }
+}
+
 /// The tensors that a model reads, in the order in which it reads them.
 #[derive(Debug, Default)]
 pub struct Inventory {

@@ -29,7 +29,7 @@ struct GgufFacts {
 }
 
 /// Keys of GGUF metadata, after the architecture's name, and of `config.json`.
-const GGUF_KEYS: [(&str, &str); 14] = [
+const GGUF_KEYS: [(&str, &str); 18] = [
     ("attention.head_count", "num_attention_heads"),
     ("attention.head_count_kv", "num_key_value_heads"),
     ("attention.key_length", "head_dim"),
@@ -41,6 +41,13 @@ const GGUF_KEYS: [(&str, &str); 14] = [
     ("context_length", "max_position_embeddings"),
     ("embedding_scale", "embedding_multiplier"),
     ("embedding_length", "hidden_size"),
+    ("expert_count", "num_experts"),
+    ("expert_feed_forward_length", "moe_intermediate_size"),
+    (
+        "expert_shared_feed_forward_length",
+        "shared_expert_intermediate_size",
+    ),
+    ("expert_used_count", "num_experts_per_tok"),
     ("feed_forward_length", "intermediate_size"),
     ("residual_scale", "residual_multiplier"),
     ("rope.freq_base", "rope_theta"),

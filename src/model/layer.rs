@@ -2,11 +2,11 @@
 
 use super::block_conv::{BlockConv, BlockPlaces, ConvShape};
 use super::config::ModelConfig;
+use super::feed_forward::FeedForward;
 use super::layer_input::LayerInput;
 use super::layer_spec::{KvSource, LayerSpec, QkNorm};
 pub(super) use super::layer_step::Step;
 use super::linear::Linear;
-use super::mlp::Mlp;
 use super::norm::Norm;
 use super::rope::{RopeTables, halves_from_pairs};
 use super::weights::Weights;
@@ -44,7 +44,7 @@ pub(super) struct LayerBody {
     sinks: Option<Tensor>,
     after_attention: Option<Norm>,
     before_mlp: Option<Norm>,
-    mlp: Mlp,
+    mlp: FeedForward,
     after_mlp: Option<Norm>,
     input: Option<LayerInput>,
     /// Factor of the residual stream after the layer.
@@ -309,7 +309,7 @@ impl LayerBody {
                 Linear::join(parts)?
             },
             o: weights.linear(&at("self_attn.o_proj"), (hidden, q), spec.o_bias)?,
-            mlp: Mlp::load(config, spec, weights, at)?,
+            mlp: FeedForward::load(config, spec, weights, at)?,
         })
     }
 

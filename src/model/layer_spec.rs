@@ -226,6 +226,60 @@ pub enum MlpSpec {
     },
     /// As `Plain`, with these parameters of the activation, or those of the checkpoint.
     Xielu(Option<Xielu>),
+    /// Many MLPs like `Gated`, of which each row uses a few.
+    Experts(ExpertsSpec),
+}
+
+/// The experts of a layer. A router gives each row the `per_token` experts of the highest probability, of equal ones
+/// the first; their outputs are added with these probabilities as weights.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ExpertsSpec {
+    pub activation: Activation,
+    /// Number of experts.
+    pub count: usize,
+    /// Number of experts of a row.
+    pub per_token: usize,
+    /// Width of one.
+    pub width: usize,
+    /// Whether the weights of a row's experts are divided by their sum.
+    pub is_normalized: bool,
+    /// Width of a further expert, that of all rows, if there is one: its output has a factor of each row, the sigmoid
+    /// of a product.
+    pub shared_width: Option<usize>,
+}
+
+/// Maximum number of experts of a layer.
+const MAX_EXPERTS: usize = 1 << 12;
+/// Maximum width of an expert.
+const MAX_EXPERT_WIDTH: usize = 1 << 22;
+
+impl ExpertsSpec {
+    fn check(&self) -> Result<(), String> {
+        let Self {
+            count,
+            per_token,
+            width,
+            shared_width,
+            ..
+        } = *self;
+        if !(1..=MAX_EXPERTS).contains(&count) {
+            return Err(format!(
+                "{count} experts are not supported: from 1 to {MAX_EXPERTS} are"
+            ));
+        }
+        if !(1..=count).contains(&per_token) {
+            return Err(format!(
+                "{per_token} experts of {count} for each token are not supported: from 1 to {count} are"
+            ));
+        }
+        let mut widths = [Some(width), shared_width].into_iter().flatten();
+        match widths.find(|width| !(1..=MAX_EXPERT_WIDTH).contains(width)) {
+            None => Ok(()),
+            Some(width) => Err(format!(
+                "experts of width {width} are not supported: from 1 to {MAX_EXPERT_WIDTH} are"
+            )),
+        }
+    }
 }
 
 impl MlpSpec {
@@ -304,6 +358,23 @@ impl LayerSpec {
         }
     }
 
+    /// Its experts, if it has any.
+    pub fn experts(&self) -> Option<&ExpertsSpec> {
+        match &self.mlp {
+            MlpSpec::Experts(experts) => Some(experts),
+            _ => None,
+        }
+    }
+
+    /// Number of values between the products of the MLP of a row, in a model whose MLPs have `width` if a layer does
+    /// not say otherwise.
+    pub fn active_width(&self, width: usize) -> usize {
+        match self.experts() {
+            Some(experts) => experts.per_token * experts.width + experts.shared_width.unwrap_or(0),
+            None => self.mlp_width.unwrap_or(width),
+        }
+    }
+
     /// Checks it for heads of `head_dim` values.
     pub(super) fn check(&self, head_dim: usize, max_positions: usize) -> Result<(), String> {
         if self.window == Some(0) {
@@ -314,6 +385,7 @@ impl LayerSpec {
         {
             return Err(format!("attn_logit_softcapping {cap} must be more than 0"));
         }
+        self.experts().map_or(Ok(()), ExpertsSpec::check)?;
         for (name, value) in [
             ("the scale of attention", self.attention_scale),
             ("residual_multiplier", self.residual_scale),

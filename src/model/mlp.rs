@@ -4,7 +4,7 @@ use super::config::ModelConfig;
 use super::layer_spec::{LayerSpec, MlpSpec};
 use super::linear::Linear;
 use super::weights::Weights;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kernels::{Activation, Xielu, glu};
 use candle_core::Tensor;
 
@@ -33,6 +33,7 @@ impl Mlp {
         let width = spec.mlp_width.unwrap_or(config.intermediate_size);
         let mut linear = |part: &str, shape| weights.linear(&at(part), shape, spec.mlp_bias);
         Ok(match spec.mlp {
+            MlpSpec::Experts(_) => return Err(Error::internal("experts are not one MLP")),
             MlpSpec::Plain {
                 activation,
                 up,

@@ -9,6 +9,8 @@ mod download;
 mod dtypes;
 mod dummy;
 pub mod eagle;
+mod experts;
+mod feed_forward;
 mod fingerprint;
 mod finite;
 mod gguf;
@@ -61,7 +63,9 @@ pub use fingerprint::fingerprint;
 pub use head::HeadKind;
 pub(crate) use head_config::HeadConfig;
 pub use inventory::{Inventory, TensorEntry};
-pub use layer_spec::{KvSource, LayerSpec, MlpSpec, ModelSpec, NormSpec, Norms, QkNorm};
+pub use layer_spec::{
+    ExpertsSpec, KvSource, LayerSpec, MlpSpec, ModelSpec, NormSpec, Norms, QkNorm,
+};
 pub use layers::LayerList;
 pub use load::{LoadOptions, inspect, inspect_head, load, load_head};
 pub use path::{PathOutput, PathRows};

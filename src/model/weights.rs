@@ -302,7 +302,46 @@ impl Weights {
         }
     }
 
-    fn matrix(
+    /// Whether they are those of a GGUF file.
+    pub fn are_gguf(&self) -> bool {
+        matches!(self.source, TensorSource::Gguf(_))
+    }
+
+    /// The `count` matrices of the tensor `name` (its full Hugging Face name), `[count, outputs, inputs]`.
+    ///
+    /// # Errors
+    /// As [`Weights::linear`].
+    pub fn matrices(
+        &mut self,
+        name: &str,
+        count: usize,
+        shape: (usize, usize),
+    ) -> Result<Vec<Arc<dyn Matrix>>> {
+        let dims = [count, shape.0, shape.1];
+        if self.inventory.is_some() {
+            let format = self.note(name, &dims, true)?.name();
+            let one = || {
+                Arc::new(Unread {
+                    shape,
+                    format: format.clone(),
+                }) as Arc<dyn Matrix>
+            };
+            return Ok((0..count).map(|_| one()).collect());
+        }
+        if let TensorSource::Gguf(file) = &mut self.source {
+            let name = name.strip_suffix(".weight").unwrap_or(name);
+            return file.matrices(name, count, shape, self.dtypes.matrices, &self.device);
+        }
+        let all = self.stored(name, &dims)?;
+        let each = (0..count).map(|i| self.matrix_of(&all.get(i)?.contiguous()?, name));
+        each.collect()
+    }
+
+    /// The matrix `name` (without `.weight`) of `shape`, with its outputs in this order.
+    ///
+    /// # Errors
+    /// As [`Weights::linear`].
+    pub fn matrix(
         &mut self,
         name: &str,
         shape: (usize, usize),
@@ -320,17 +359,22 @@ impl Weights {
             _ => {
                 let name = format!("{name}.weight");
                 let tensor = in_order(self.stored(&name, &[shape.0, shape.1])?, order)?;
-                let form = self
-                    .dtypes
-                    .form(tensor.dtype(), tensor.dims(), &self.device);
-                let (WeightForm::Tiles(kind) | WeightForm::Blocks(kind)) = form else {
-                    return matrix::unquantized(&tensor, self.dtypes.matrices);
-                };
-                let named = |e| Error::setup(format!("tensor {name}: {e}"));
-                let blocks = requantize::blocks(&tensor, kind).map_err(named)?;
-                matrix::quantized(form, blocks, shape, &self.device)
+                self.matrix_of(&tensor, &name)
             }
         }
+    }
+
+    /// The matrix of an unquantized tensor, which is called `name`.
+    fn matrix_of(&self, tensor: &Tensor, name: &str) -> Result<Arc<dyn Matrix>> {
+        let form = self
+            .dtypes
+            .form(tensor.dtype(), tensor.dims(), &self.device);
+        let (WeightForm::Tiles(kind) | WeightForm::Blocks(kind)) = form else {
+            return matrix::unquantized(tensor, self.dtypes.matrices);
+        };
+        let named = |e| Error::setup(format!("tensor {name}: {e}"));
+        let blocks = requantize::blocks(tensor, kind).map_err(named)?;
+        matrix::quantized(form, blocks, tensor.dims2()?, &self.device)
     }
 
     /// The tensor `name` (its full Hugging Face name) of shape `dims`, in the compute dtype.

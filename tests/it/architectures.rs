@@ -14,12 +14,12 @@ use serde_json::Value as Json;
 use std::path::{Path, PathBuf};
 
 /// Maximum difference of a log-probability.
-const TOLERANCE: f32 = 1e-4;
+pub const TOLERANCE: f32 = 1e-4;
 
 /// A checkpoint, and what transformers computes with it.
-struct Fixture {
-    folder: PathBuf,
-    prompt: Vec<u32>,
+pub struct Fixture {
+    pub folder: PathBuf,
+    pub prompt: Vec<u32>,
     greedy: Vec<u32>,
     /// Log-probabilities after some tokens of the prompt.
     logprobs: Vec<(usize, Vec<f32>)>,
@@ -42,7 +42,7 @@ impl Fixture {
         }
     }
 
-    fn name(&self) -> String {
+    pub fn name(&self) -> String {
         let name = self.folder.file_name().unwrap();
         name.to_string_lossy().into_owned()
     }
@@ -52,7 +52,7 @@ impl Fixture {
     }
 
     /// What differs from the log-probabilities of the prompt and the greedy text after it.
-    fn compare(&self, model: Box<dyn Model>, tolerance: f32) -> Result<(), String> {
+    pub fn compare(&self, model: Box<dyn Model>, tolerance: f32) -> Result<(), String> {
         let mut rig = Rig::new(model, 32, 4);
         let mut seq = Seq::default();
         let mut logits = rig.feed(&mut seq, &self.prompt);
@@ -75,7 +75,7 @@ impl Fixture {
     }
 }
 
-fn fixtures() -> Vec<Fixture> {
+pub fn fixtures() -> Vec<Fixture> {
     let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/architectures");
     let entries = std::fs::read_dir(all).unwrap();
     let mut folders: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
@@ -103,10 +103,10 @@ fn log_probabilities_and_greedy_texts_are_those_of_transformers() {
 }
 
 /// Tensors and their names.
-type Named = Vec<(String, Tensor)>;
+pub type Named = Vec<(String, Tensor)>;
 
 /// Writes the checkpoint of a fixture as llama.cpp's conversion would, in f32. `change` has the last word on its tensors.
-fn write_gguf(fixture: &Fixture, how: &Json, file: &Path, change: fn(Named) -> Named) {
+pub fn write_gguf(fixture: &Fixture, how: &Json, file: &Path, change: fn(Named) -> Named) {
     let stored = fixture.folder.join("model.safetensors");
     let stored = candle_core::safetensors::load(stored, &Device::Cpu).unwrap();
     let mut tensors = Named::new();
@@ -120,7 +120,7 @@ fn write_gguf(fixture: &Fixture, how: &Json, file: &Path, change: fn(Named) -> N
         let mut tensor = stored[name].to_dtype(DType::F32).unwrap();
         if let Some(rows) = how["rows"].as_array() {
             let [start, count] = [0, 1].map(|i| rows[i].as_u64().unwrap() as usize);
-            tensor = tensor.narrow(0, start, count).unwrap();
+            tensor = tensor.narrow(tensor.rank() - 2, start, count).unwrap();
         }
         let heads = how["interleaved_heads"].as_u64().unwrap() as usize;
         if heads > 0 {
@@ -129,9 +129,20 @@ fn write_gguf(fixture: &Fixture, how: &Json, file: &Path, change: fn(Named) -> N
             let pairs = halves.transpose(1, 2).unwrap().contiguous().unwrap();
             tensor = pairs.reshape(dims).unwrap();
         }
+        // The conversion makes a vector of a matrix of one row.
+        if tensor.dims()[0] == 1 {
+            tensor = tensor.flatten_all().unwrap();
+        }
         tensor = (tensor + how["offset"].as_f64().unwrap()).unwrap();
         let name = how["name"].as_str().unwrap().to_owned();
         tensors.push((name, tensor));
+    }
+    // The matrices of all experts are one tensor.
+    for (name, parts) in how["stacked"].as_object().into_iter().flatten() {
+        let parts = parts.as_array().unwrap().iter();
+        let parts: Vec<&Tensor> = parts.map(|part| &stored[part.as_str().unwrap()]).collect();
+        let stacked = Tensor::stack(&parts, 0).unwrap();
+        tensors.push((name.clone(), stacked.to_dtype(DType::F32).unwrap()));
     }
     for (name, values) in how["extra"].as_object().unwrap() {
         let values: Vec<f32> = serde_json::from_value(values.clone()).unwrap();

@@ -293,3 +293,24 @@ fn heads_of_layers_that_differ_are_all_told() {
         "3 with 4 heads of 8 (2 of keys and values), 3 with 4 heads of 16 (2 of keys and values)";
     assert!(row(&text, "layers").ends_with(heads), "{text}");
 }
+
+/// A token reads 3 of 8 or 2 of 6 experts of each layer, and one row of the embedding.
+#[test]
+fn decoding_reads_the_experts_in_use() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/architectures");
+    for (model, unused, width) in [("qwen3_moe", 5, 16), ("granite_moe", 4, 48)] {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["config.json", "model.safetensors"] {
+            let fixture = fixtures.join(model).join(name);
+            std::fs::copy(fixture, folder.path().join(name)).unwrap();
+        }
+        write_tokenizer(folder.path(), byte_level());
+        let found = report(&[folder.path().to_str().unwrap()], None);
+        let read = found["decode"]["weights_bytes_per_token"].as_u64().unwrap();
+        let all = found["weights_bytes"].as_u64().unwrap();
+        let (hidden, bf16) = (32, 2);
+        let expert = 3 * hidden * width * bf16;
+        let wanted = 2 * unused * expert + 256 * hidden * bf16;
+        assert_eq!(all - read, wanted, "{model}");
+    }
+}

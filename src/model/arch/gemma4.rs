@@ -66,7 +66,9 @@ fn of_each_layer(key: &str) -> String {
 /// ones layers whose values are their keys.
 pub fn gemma4(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     keys.only("enable_moe_block", false)?;
-    keys.ignore(&["num_experts", "top_k_experts", "moe_intermediate_size"]);
+    if !keys.is_gguf() {
+        keys.ignore(&["num_experts", "top_k_experts", "moe_intermediate_size"]);
+    }
     // Only of images.
     let bidirectional = keys.text("use_bidirectional_attention")?;
     if let Some(other) = bidirectional.filter(|of| of != "vision") {

@@ -2,6 +2,7 @@
 
 use super::super::keys::{Keys, ModelShape};
 use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, Norms, QkNorm};
+use super::experts::{self, with_experts};
 use super::parts::{
     activation_or, eps_5, plain, windows, with_attention_bias, with_ropes, with_windows,
 };
@@ -18,7 +19,12 @@ pub fn llama(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
         ..layer
     };
     let windows = windows(keys, shape, true, |_| true)?;
-    let layers = with_windows(&layer, windows, shape);
+    let mut layers = with_windows(&layer, windows, shape);
+    // So is Mixtral.
+    let count = keys.peek("num_experts");
+    if keys.is_gguf() && count.as_u64().is_some_and(|count| count > 0) {
+        layers = with_experts(keys, layers, shape.intermediate_size, true)?;
+    }
     match layers.iter().find_map(|layer| layer.window) {
         // Mistral is a Llama in GGUF files.
         Some(window) if !keys.is_gguf() => Err(keys.refused(
@@ -51,6 +57,19 @@ pub fn mistral(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String>
     };
     let windows = windows(keys, shape, true, |_| true)?;
     Ok(with_windows(&layer, windows, shape).into())
+}
+
+/// Sets what the class assumes.
+pub fn mixtral_defaults(keys: &mut Keys) {
+    eps_5(keys);
+    default_theta(keys, 1e6);
+    experts::defaults(keys, 8, 2);
+}
+
+/// A Mistral with experts.
+pub fn mixtral(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
+    let layers = mistral(keys, shape)?.layers;
+    Ok(with_experts(keys, layers, shape.intermediate_size, true)?.into())
 }
 
 /// Sets what the class assumes.
@@ -109,11 +128,25 @@ pub fn granite(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String>
     })
 }
 
+/// Sets what the class assumes.
+pub fn granite_moe_defaults(keys: &mut Keys) {
+    experts::defaults(keys, 8, 2);
+}
+
+/// A Granite with experts.
+pub fn granite_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
+    let model = granite(keys, shape)?;
+    Ok(ModelSpec {
+        layers: with_experts(keys, model.layers, shape.intermediate_size, true)?,
+        ..model
+    })
+}
+
 /// Sets what a GGUF file of a Granite 4 has otherwise, of which llama.cpp's conversion makes a Granite.
 pub fn granite_defaults(keys: &mut Keys) {
     if keys.is_gguf() {
         // Of the experts and the state spaces, which would have tensors.
-        keys.ignore(&["expert_shared_feed_forward_length"]);
+        keys.ignore(&["shared_expert_intermediate_size"]);
         keys.retain(|key| !key.starts_with("ssm."));
     }
 }

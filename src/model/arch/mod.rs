@@ -1,6 +1,7 @@
 //! The architectures: each is a function that takes the keys of a configuration and says what the layers are.
 
 mod apertus;
+mod experts;
 mod gemma;
 mod gemma4;
 mod glm;
@@ -82,8 +83,18 @@ pub const ARCHITECTURES: &[Architecture] = &[
     Architecture::new("ministral3", "Ministral3ForCausalLM", llama::mistral)
         .in_gguf(Some("mistral3"))
         .with(llama::ministral3_defaults),
+    // In GGUF files it is a Llama.
+    Architecture::new("mixtral", "MixtralForCausalLM", llama::mixtral)
+        .in_gguf(None)
+        .with(llama::mixtral_defaults),
     Architecture::new("qwen2", "Qwen2ForCausalLM", qwen::qwen2),
     Architecture::new("qwen3", "Qwen3ForCausalLM", qwen::qwen3),
+    Architecture::new("qwen2_moe", "Qwen2MoeForCausalLM", qwen::qwen2_moe)
+        .in_gguf(Some("qwen2moe"))
+        .with(qwen::qwen2_moe_defaults),
+    Architecture::new("qwen3_moe", "Qwen3MoeForCausalLM", qwen::qwen3_moe)
+        .in_gguf(Some("qwen3moe"))
+        .with(qwen::qwen3_moe_defaults),
     Architecture::new("phi3", "Phi3ForCausalLM", phi::phi3).with(parts::eps_5),
     Architecture::new("gemma", "GemmaForCausalLM", gemma::gemma).with(gemma::defaults),
     Architecture::new("gemma2", "Gemma2ForCausalLM", gemma::gemma2).with(gemma::defaults2),
@@ -104,6 +115,8 @@ pub const ARCHITECTURES: &[Architecture] = &[
         .with(llama::smollm3_defaults),
     Architecture::new("granite", "GraniteForCausalLM", llama::granite)
         .with(llama::granite_defaults),
+    Architecture::new("granitemoe", "GraniteMoeForCausalLM", llama::granite_moe)
+        .with(llama::granite_moe_defaults),
     // In GGUF files, those without experts and state spaces are a Granite.
     Architecture::new(
         "granitemoehybrid",
@@ -117,6 +130,7 @@ pub const ARCHITECTURES: &[Architecture] = &[
     Architecture::new("olmo3", "Olmo3ForCausalLM", olmo::olmo3)
         .in_gguf(None)
         .with(olmo::defaults3),
+    Architecture::new("olmoe", "OlmoeForCausalLM", olmo::olmoe).with(olmo::olmoe_defaults),
     Architecture::new("glm", "GlmForCausalLM", glm::glm)
         .in_gguf(Some("chatglm"))
         .with(glm::defaults),

@@ -1,8 +1,9 @@
-//! OLMo 2 and 3.
+//! OLMo 2 and 3, and OLMoE.
 
 use super::super::keys::{Keys, ModelShape};
 use super::super::layer_spec::{LayerSpec, ModelSpec, Norms, QkNorm};
 use super::super::rope::RopeSpec;
+use super::experts::{self, with_experts};
 use super::parts::{eps_5, plain, windows, with_attention_bias, with_ropes};
 use super::rope::{rope, ropes_by_kind};
 
@@ -37,4 +38,23 @@ fn layer(keys: &mut Keys, shape: &ModelShape, rope: RopeSpec) -> Result<LayerSpe
         ..plain(keys, shape, rope)?
     };
     with_attention_bias(keys, layer, false)
+}
+
+/// Sets what the class assumes.
+pub fn olmoe_defaults(keys: &mut Keys) {
+    eps_5(keys);
+    experts::defaults(keys, 64, 8);
+}
+
+/// A Llama with norms of all heads together, and experts.
+pub fn olmoe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
+    let rope = rope(keys, shape)?;
+    let layer = LayerSpec {
+        qk_norm: Some(QkNorm::Whole),
+        ..plain(keys, shape, rope)?
+    };
+    let layer = with_attention_bias(keys, layer, false)?;
+    let is_normalized = keys.flag("norm_topk_prob")?.unwrap_or(false);
+    let layers = vec![layer; shape.num_layers];
+    Ok(with_experts(keys, layers, shape.intermediate_size, is_normalized)?.into())
 }

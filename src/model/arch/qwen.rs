@@ -1,9 +1,11 @@
-//! Qwen 2, 2.5 and 3, without experts.
+//! Qwen 2, 2.5 and 3.
 
 use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{LayerSpec, ModelSpec, QkNorm};
+use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, QkNorm};
+use super::experts::{self, experts};
 use super::parts::{plain, windows, with_attention_bias, with_windows};
 use super::rope::rope;
+use std::collections::HashSet;
 
 pub fn qwen2(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let rope = rope(keys, shape)?;
@@ -15,13 +17,91 @@ pub fn qwen2(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
 }
 
 pub fn qwen3(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
+    let layer = layer_of_qwen3(keys, shape)?;
+    layers(keys, shape, &layer)
+}
+
+fn layer_of_qwen3(keys: &mut Keys, shape: &ModelShape) -> Result<LayerSpec, String> {
     let rope = rope(keys, shape)?;
     let layer = LayerSpec {
         qk_norm: Some(QkNorm::Head),
         ..plain(keys, shape, rope)?
     };
-    let layer = with_attention_bias(keys, layer, false)?;
-    layers(keys, shape, &layer)
+    with_attention_bias(keys, layer, false)
+}
+
+/// Sets what the class assumes.
+pub fn qwen3_moe_defaults(keys: &mut Keys) {
+    experts::defaults(keys, 128, 8);
+    keys.default("moe_intermediate_size", 768);
+}
+
+/// Qwen 3 with experts: a window is one of all layers.
+pub fn qwen3_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
+    let layer = layer_of_qwen3(keys, shape)?;
+    // llama.cpp always divides by the sum.
+    let is_normalized = keys.flag("norm_topk_prob")?.unwrap_or(keys.is_gguf());
+    let windows = windows(keys, shape, false, |_| true)?;
+    let mut layers = with_windows(&layer, windows, shape);
+    add_experts(keys, &mut layers, is_normalized)?;
+    Ok(layers.into())
+}
+
+/// Sets what the class assumes.
+pub fn qwen2_moe_defaults(keys: &mut Keys) {
+    experts::defaults(keys, 60, 4);
+    keys.default("moe_intermediate_size", 1408);
+    keys.default("shared_expert_intermediate_size", 5632);
+}
+
+/// Qwen 2 with experts, of which one is that of all tokens. Every second layer may have a window.
+pub fn qwen2_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
+    let rope = rope(keys, shape)?;
+    let bias = keys.flag("qkv_bias")?.unwrap_or(true);
+    let layer = LayerSpec {
+        qkv_bias: keys.has_tensor("attn_q.bias").unwrap_or(bias),
+        ..plain(keys, shape, rope)?
+    };
+    let is_normalized = keys.flag("norm_topk_prob")?.unwrap_or(false);
+    let full = keys.size("max_window_layers")?.unwrap_or(28);
+    let windows = windows(keys, shape, false, |i| i.is_multiple_of(2) && i < full)?;
+    let mut layers = with_windows(&layer, windows, shape);
+    add_experts(keys, &mut layers, is_normalized)?;
+    let shared = keys.size("shared_expert_intermediate_size")?;
+    // As in llama.cpp.
+    let shared = shared.unwrap_or(shape.intermediate_size);
+    for layer in &mut layers {
+        if let MlpSpec::Experts(experts) = &mut layer.mlp {
+            experts.shared_width = Some(shared);
+        }
+    }
+    Ok(layers.into())
+}
+
+/// Gives the layers that have experts theirs; the others keep their MLP.
+fn add_experts(
+    keys: &mut Keys,
+    layers: &mut [LayerSpec],
+    is_normalized: bool,
+) -> Result<(), String> {
+    let width = keys.needed_size("moe_intermediate_size")?;
+    let step = keys.size("decoder_sparse_step")?.unwrap_or(1);
+    if step == 0 {
+        let accepted = "it must be 1 or more";
+        return Err(keys.refused("decoder_sparse_step", &0.into(), accepted));
+    }
+    let without = keys.sizes("mlp_only_layers")?.unwrap_or_default();
+    let without: HashSet<usize> = without.into_iter().collect();
+    let Some(layer) = layers.first() else {
+        return Ok(());
+    };
+    let experts = experts(keys, layer, width, is_normalized)?;
+    for (i, layer) in layers.iter_mut().enumerate() {
+        if (i + 1).is_multiple_of(step) && !without.contains(&i) {
+            layer.mlp = experts;
+        }
+    }
+    Ok(())
 }
 
 /// Layers like `layer`, of which those from `max_window_layers` on may have a window.

@@ -67,6 +67,10 @@ impl WeightForm {
         let bytes = match (self, dims) {
             (Self::Dense(dtype), _) => elements * dtype.size_in_bytes(),
             (Self::Tiles(kind), &[outputs, inputs]) => QuantMatrix::bytes(kind, outputs, inputs),
+            // A matrix for each expert.
+            (Self::Tiles(kind), &[experts, outputs, inputs]) => {
+                experts * QuantMatrix::bytes(kind, outputs, inputs)
+            }
             (Self::Tiles(kind) | Self::Blocks(kind), _) => {
                 elements / kind.block_size() * kind.type_size()
             }

@@ -1,0 +1,64 @@
+//! What architectures with experts have in common.
+
+use super::super::keys::Keys;
+use super::super::layer_spec::{ExpertsSpec, LayerSpec, MlpSpec};
+
+/// Keys of the training of routers.
+const OF_TRAINING: [&str; 3] = [
+    "output_router_logits",
+    "router_aux_loss_coef",
+    "router_jitter_noise",
+];
+
+/// Gives the number of experts one name, and sets what a class assumes.
+pub fn defaults(keys: &mut Keys, count: usize, per_token: usize) {
+    keys.rename("num_local_experts", "num_experts");
+    keys.default("num_experts", count);
+    keys.default("num_experts_per_tok", per_token);
+    keys.ignore(&OF_TRAINING);
+}
+
+/// Gives all `layers` the experts that `keys` describe. Their width is `width`, if a GGUF file does not say otherwise.
+pub fn with_experts(
+    keys: &mut Keys,
+    mut layers: Vec<LayerSpec>,
+    width: usize,
+    is_normalized: bool,
+) -> Result<Vec<LayerSpec>, String> {
+    let given = if keys.is_gguf() {
+        keys.size("moe_intermediate_size")?
+    } else {
+        None
+    };
+    if let Some(layer) = layers.first() {
+        let mlp = experts(keys, layer, given.unwrap_or(width), is_normalized)?;
+        layers.iter_mut().for_each(|layer| layer.mlp = mlp);
+    }
+    Ok(layers)
+}
+
+/// The experts that `keys` describe, of this width, with the activation of `layer`.
+pub fn experts(
+    keys: &mut Keys,
+    layer: &LayerSpec,
+    width: usize,
+    is_normalized: bool,
+) -> Result<MlpSpec, String> {
+    let MlpSpec::Gated(activation) = layer.mlp else {
+        return Err("experts without a gate are not supported".into());
+    };
+    if keys.is_gguf() {
+        // Of these architectures, llama.cpp knows no other.
+        keys.only("expert_weights_norm", is_normalized)?;
+        // A softmax.
+        keys.only("expert_gating_func", 1)?;
+    }
+    Ok(MlpSpec::Experts(ExpertsSpec {
+        activation,
+        count: keys.needed_size("num_experts")?,
+        per_token: keys.needed_size("num_experts_per_tok")?,
+        width,
+        is_normalized,
+        shared_width: None,
+    }))
+}

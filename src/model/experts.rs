@@ -1,0 +1,372 @@
+//! The experts of a layer, as an [`ExpertsSpec`] says.
+//!
+//! What a row gets depends on the row alone: the host chooses its experts from its own router logits, rows are grouped
+//! by expert only to share a pass over the weights, and the outputs of a row's experts are added in the order of the
+//! experts, that of all rows last. Experts that no row chose are not read.
+
+use super::config::ModelConfig;
+use super::layer_spec::{ExpertsSpec, LayerSpec, MlpSpec};
+use super::linear::Linear;
+use super::matrix::{Matrix, forward_chosen, join, unquantized};
+use super::mlp::Mlp;
+use super::weights::Weights;
+use crate::error::Result;
+use crate::kernels::glu;
+use candle_core::Tensor;
+use std::sync::Arc;
+
+/// A matrix of each expert.
+type Matrices = Vec<Arc<dyn Matrix>>;
+
+/// The experts of a layer and their router.
+#[derive(Clone)]
+pub(super) struct Experts {
+    spec: ExpertsSpec,
+    router: Linear,
+    /// Gate and up of each expert as one matrix; or gates, then ups, if their formats cannot be joined.
+    gate_up: Vec<Matrices>,
+    down: Matrices,
+    /// The expert of all rows, and what its factor is the sigmoid of.
+    shared: Option<(Mlp, Linear)>,
+}
+
+/// How a checkpoint names the router, and the products of the experts.
+struct Layout {
+    /// Without `.weight`.
+    router: &'static str,
+    /// Gate and up, or both in one; `{}` is the number of the expert, without `.weight`. A name without `{}` is a
+    /// tensor with the matrices of all.
+    gate_up: &'static [&'static str],
+    down: &'static str,
+}
+
+/// llama.cpp's, by the names that [`names::gguf`](super::names::gguf) translates.
+const GGUF: Layout = Layout {
+    router: "mlp.gate",
+    gate_up: &["mlp.experts.gate_proj.weight", "mlp.experts.up_proj.weight"],
+    down: "mlp.experts.down_proj.weight",
+};
+
+/// Those of safetensors. The first is that of Qwen and of OLMoE.
+const LAYOUTS: [Layout; 5] = [
+    Layout {
+        router: "mlp.gate",
+        gate_up: &["mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"],
+        down: "mlp.experts.{}.down_proj",
+    },
+    // Of Mixtral.
+    Layout {
+        router: "block_sparse_moe.gate",
+        gate_up: &[
+            "block_sparse_moe.experts.{}.w1",
+            "block_sparse_moe.experts.{}.w3",
+        ],
+        down: "block_sparse_moe.experts.{}.w2",
+    },
+    // Of Granite, then that of its class in transformers 5.
+    Layout {
+        router: "block_sparse_moe.router.layer",
+        gate_up: &["block_sparse_moe.input_linear.weight"],
+        down: "block_sparse_moe.output_linear.weight",
+    },
+    Layout {
+        router: "block_sparse_moe.router",
+        gate_up: &["block_sparse_moe.experts.gate_up_proj"],
+        down: "block_sparse_moe.experts.down_proj",
+    },
+    // Of the other classes of transformers 5.
+    Layout {
+        router: "mlp.gate",
+        gate_up: &["mlp.experts.gate_up_proj"],
+        down: "mlp.experts.down_proj",
+    },
+];
+
+impl Layout {
+    /// That of `weights`; `at` names the parts of a layer.
+    fn of(weights: &Weights, at: impl Fn(&str) -> String) -> &'static Self {
+        if weights.are_gguf() {
+            return &GGUF;
+        }
+        let has = |layout: &&Self| {
+            let name = layout.down.replace("{}", "0");
+            let suffix = if name == layout.down { "" } else { ".weight" };
+            weights.has(&at(&format!("{name}{suffix}")))
+        };
+        LAYOUTS.iter().find(has).unwrap_or(&LAYOUTS[0])
+    }
+}
+
+impl Experts {
+    /// Reads those of a layer; `at` names its parts.
+    ///
+    /// # Errors
+    /// A setup error that names a tensor that is missing or has a wrong shape.
+    pub fn load(
+        config: &ModelConfig,
+        (layer, spec): (&LayerSpec, ExpertsSpec),
+        weights: &mut Weights,
+        at: impl Fn(&str) -> String,
+    ) -> Result<Self> {
+        let layout = Layout::of(weights, &at);
+        let (hidden, width) = (config.hidden_size, spec.width);
+        let router = exact(weights, &at(layout.router), (spec.count, hidden))?;
+        let mut read = |name: &str, shape| {
+            if !name.contains("{}") {
+                return weights.matrices(&at(name), spec.count, shape);
+            }
+            let one = |i: usize| at(&name.replace("{}", &i.to_string()));
+            (0..spec.count)
+                .map(|i| weights.matrix(&one(i), shape, None))
+                .collect()
+        };
+        let gate_up = match layout.gate_up {
+            [gate, up] => {
+                let gates = read(gate, (width, hidden))?;
+                joined(gates, read(up, (width, hidden))?)?
+            }
+            all => {
+                let all = all.iter().map(|name| read(name, (2 * width, hidden)));
+                all.collect::<Result<_>>()?
+            }
+        };
+        let down = read(layout.down, (hidden, width))?;
+        let shared = spec.shared_width.map(|width| -> Result<_> {
+            let like = LayerSpec {
+                mlp: MlpSpec::Gated(spec.activation),
+                mlp_width: Some(width),
+                ..layer.clone()
+            };
+            let part = |part: &str| at(&part.replacen("mlp.", "mlp.shared_expert.", 1));
+            let mlp = Mlp::load(config, &like, weights, part)?;
+            let gate = exact(weights, &at("mlp.shared_expert_gate"), (1, hidden))?;
+            Ok((mlp, gate))
+        });
+        Ok(Self {
+            router,
+            gate_up,
+            down,
+            shared: shared.transpose()?,
+            spec,
+        })
+    }
+
+    /// Its products that all rows use.
+    pub fn linears(&mut self) -> Vec<&mut Linear> {
+        let shared = self.shared.iter_mut();
+        let shared = shared.flat_map(|(mlp, gate)| mlp.linears().into_iter().chain([gate]));
+        [&mut self.router].into_iter().chain(shared).collect()
+    }
+
+    /// Their output, `[rows, hidden]`, for `x` of the same shape.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let (rows, hidden) = x.dims2()?;
+        if rows == 0 {
+            return Ok(x.clone());
+        }
+        let mut uses = Vec::with_capacity(rows * self.spec.per_token);
+        for (row, logits) in (0..).zip(self.router.forward(x)?.to_vec2::<f32>()?) {
+            let of_row = choose(&logits, &self.spec);
+            uses.extend(of_row.into_iter().map(|(expert, weight)| Use {
+                expert,
+                row,
+                weight,
+            }));
+        }
+        uses.sort_by_key(|used| (used.expert, used.row));
+        let y = self.outputs(x, &uses)?;
+        let mut sums = vec![0f32; rows * hidden];
+        for (used, y) in uses.iter().zip(y.chunks_exact(hidden)) {
+            let sum = &mut sums[used.row as usize * hidden..][..hidden];
+            for (sum, y) in sum.iter_mut().zip(y) {
+                *sum += used.weight * y;
+            }
+        }
+        if let Some((mlp, gate)) = &self.shared {
+            let y = mlp.forward(x)?.flatten_all()?.to_vec1::<f32>()?;
+            let gates = gate.forward(x)?.flatten_all()?.to_vec1::<f32>()?;
+            let rows = sums.chunks_exact_mut(hidden).zip(y.chunks_exact(hidden));
+            for ((sums, y), gate) in rows.zip(gates) {
+                let factor = 1. / (1. + (-gate).exp());
+                for (sum, y) in sums.iter_mut().zip(y) {
+                    *sum += factor * y;
+                }
+            }
+        }
+        Ok(Tensor::from_vec(sums, (rows, hidden), x.device())?)
+    }
+
+    /// The output of the expert of each of `uses`, one after another.
+    fn outputs(&self, x: &Tensor, uses: &[Use]) -> Result<Vec<f32>> {
+        let rows: Vec<u32> = uses.iter().map(|used| used.row).collect();
+        let chosen: Vec<u32> = uses.iter().map(|used| used.expert).collect();
+        let x = x.index_select(&Tensor::new(rows, x.device())?, 0)?;
+        let parts = self.gate_up.iter();
+        let parts = parts.map(|experts| forward_chosen(experts, &x, &chosen));
+        let wide = Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, 1)?;
+        let wide = glu(&wide, self.spec.activation)?;
+        let y = forward_chosen(&self.down, &wide, &chosen)?;
+        Ok(y.flatten_all()?.to_vec1()?)
+    }
+}
+
+/// The product `name` (without `.weight`) in f32, whatever the other weights become: an error of a router would give
+/// rows other experts.
+fn exact(weights: &mut Weights, name: &str, shape: (usize, usize)) -> Result<Linear> {
+    let dims = [shape.0, shape.1];
+    // llama.cpp's conversion makes a vector of a matrix of one row.
+    let is_vector = shape.0 == 1 && weights.are_gguf();
+    let stored = if is_vector { &dims[1..] } else { &dims };
+    let weight = weights.tensor(&format!("{name}.weight"), stored)?;
+    Ok(Linear::new(
+        unquantized(&weight.reshape(shape)?, None)?,
+        None,
+    ))
+}
+
+/// An expert of a row.
+struct Use {
+    expert: u32,
+    row: u32,
+    weight: f32,
+}
+
+/// Gate and up of each expert as one matrix, if all can be joined.
+fn joined(gates: Matrices, ups: Matrices) -> Result<Vec<Matrices>> {
+    let pairs = gates.iter().zip(&ups);
+    let pairs = pairs.map(|(gate, up)| join(vec![gate.clone(), up.clone()]));
+    let pairs = pairs.collect::<Result<Vec<_>>>()?;
+    if pairs.iter().all(|pair| pair.len() == 1) {
+        Ok(vec![pairs.concat()])
+    } else {
+        Ok(vec![gates, ups])
+    }
+}
+
+/// The experts of a row with these logits of the router, and their weights: those of the highest probability, of equal
+/// ones the first. Their sum is taken in this order.
+fn choose(logits: &[f32], spec: &ExpertsSpec) -> Vec<(u32, f32)> {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut probs: Vec<f32> = logits.iter().map(|logit| (logit - max).exp()).collect();
+    let sum: f32 = probs.iter().sum();
+    probs.iter_mut().for_each(|prob| *prob /= sum);
+    let mut chosen: Vec<(u32, f32)> = (0..).zip(probs).collect();
+    // Stable: equal ones stay in order.
+    chosen.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+    chosen.truncate(spec.per_token);
+    if spec.is_normalized {
+        let sum: f32 = chosen.iter().map(|(_, weight)| weight).sum();
+        chosen.iter_mut().for_each(|(_, weight)| *weight /= sum);
+    }
+    chosen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::dummy;
+    use super::super::matrix::Unread;
+    use super::*;
+    use crate::kernels::Activation;
+
+    const SPEC: ExpertsSpec = ExpertsSpec {
+        activation: Activation::Silu,
+        count: 4,
+        per_token: 2,
+        width: 1,
+        is_normalized: false,
+        shared_width: None,
+    };
+
+    #[test]
+    fn the_most_probable_experts_are_chosen_and_of_equal_ones_the_first() {
+        let chosen = |logits: &[f32], spec: &ExpertsSpec| choose(logits, spec);
+        let quarter = chosen(&[1., 1., 1., 1.], &SPEC);
+        assert_eq!(quarter, [(0, 0.25), (1, 0.25)]);
+        let ln = |p: f32| p.ln();
+        let found = chosen(&[ln(0.1), ln(0.5), ln(0.1), ln(0.3)], &SPEC);
+        let experts: Vec<u32> = found.iter().map(|(expert, _)| *expert).collect();
+        assert_eq!(experts, [1, 3]);
+        assert!((found[0].1 - 0.5).abs() < 1e-6 && (found[1].1 - 0.3).abs() < 1e-6);
+        let normalized = ExpertsSpec {
+            is_normalized: true,
+            ..SPEC
+        };
+        let found = chosen(&[ln(0.1), ln(0.5), ln(0.1), ln(0.3)], &normalized);
+        assert!((found[0].1 - 0.625).abs() < 1e-6 && (found[1].1 - 0.375).abs() < 1e-6);
+        // Far below the highest, probabilities are equal: 0.
+        let found = chosen(&[-900., -800., -700., 0.], &normalized);
+        assert_eq!(found, [(3, 1.), (0, 0.)]);
+    }
+
+    /// Noise of variance `1 / inputs`.
+    fn noise(name: &str, shape: (usize, usize)) -> Tensor {
+        dummy::tensor(7, name, &[shape.0, shape.1]).unwrap()
+    }
+
+    fn matrix(name: &str, shape: (usize, usize)) -> Arc<dyn Matrix> {
+        unquantized(&noise(name, shape), None).unwrap()
+    }
+
+    /// Of width 24 and 32 inputs, of which those that are not in `read` have no values.
+    fn random(spec: ExpertsSpec, read: &[usize]) -> Experts {
+        let each = |part: &str, shape| -> Matrices {
+            let one = |i: usize| -> Arc<dyn Matrix> {
+                if read.contains(&i) {
+                    matrix(&format!("{part} {i}"), shape)
+                } else {
+                    let format = "f32".into();
+                    Arc::new(Unread { shape, format })
+                }
+            };
+            (0..spec.count).map(one).collect()
+        };
+        Experts {
+            router: Linear::new(matrix("router", (spec.count, 32)), None),
+            gate_up: vec![each("gate and up", (48, 32))],
+            down: each("down", (32, 24)),
+            shared: None,
+            spec,
+        }
+    }
+
+    const MANY: ExpertsSpec = ExpertsSpec {
+        count: 16,
+        per_token: 4,
+        width: 24,
+        is_normalized: true,
+        ..SPEC
+    };
+
+    /// Whatever the other rows chose.
+    #[test]
+    fn a_row_has_the_bits_that_it_has_alone() {
+        let all: Vec<usize> = (0..MANY.count).collect();
+        let experts = random(MANY, &all);
+        for rows in [2, 5, 17, 40] {
+            let x = noise("x", (rows, 32));
+            let together = experts.forward(&x).unwrap().to_vec2::<f32>().unwrap();
+            for (i, row) in together.iter().enumerate() {
+                let own = x.narrow(0, i, 1).unwrap().contiguous().unwrap();
+                let alone = experts.forward(&own).unwrap().to_vec2::<f32>().unwrap();
+                assert_eq!(*row, alone[0], "row {i} of {rows}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_experts_in_use_are_read() {
+        let all: Vec<usize> = (0..MANY.count).collect();
+        let full = random(MANY, &all);
+        let x = noise("x", (1, 32));
+        let logits = full.router.forward(&x).unwrap().to_vec2::<f32>().unwrap();
+        let used = choose(&logits[0], &MANY).into_iter();
+        let mut used: Vec<usize> = used.map(|(expert, _)| expert as usize).collect();
+        let bits = |experts: &Experts| experts.forward(&x).unwrap().to_vec2::<f32>().unwrap();
+        assert_eq!(bits(&random(MANY, &used)), bits(&full));
+        used.pop();
+        assert!(random(MANY, &used).forward(&x).is_err());
+    }
+}

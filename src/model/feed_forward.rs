@@ -1,0 +1,68 @@
+//! The second half of a layer: one MLP, or experts.
+
+use super::config::ModelConfig;
+use super::experts::Experts;
+use super::layer_spec::{LayerSpec, MlpSpec};
+use super::linear::Linear;
+use super::mlp::Mlp;
+use super::weights::Weights;
+use crate::error::Result;
+use candle_core::Tensor;
+
+/// An MLP, or experts.
+#[derive(Clone)]
+pub(super) enum FeedForward {
+    Mlp(Mlp),
+    Experts(Experts),
+}
+
+impl FeedForward {
+    /// Reads that of a layer like `spec`; `at` names its parts.
+    ///
+    /// # Errors
+    /// A setup error that names a tensor that is missing or has a wrong shape.
+    pub fn load(
+        config: &ModelConfig,
+        spec: &LayerSpec,
+        weights: &mut Weights,
+        at: impl Fn(&str) -> String,
+    ) -> Result<Self> {
+        match spec.mlp {
+            MlpSpec::Experts(experts) => {
+                Experts::load(config, (spec, experts), weights, at).map(Self::Experts)
+            }
+            _ => Mlp::load(config, spec, weights, at).map(Self::Mlp),
+        }
+    }
+
+    /// Its products that all rows use.
+    pub fn linears(&mut self) -> Vec<&mut Linear> {
+        match self {
+            Self::Mlp(mlp) => mlp.linears().into(),
+            Self::Experts(experts) => experts.linears(),
+        }
+    }
+
+    /// See [`Linear::prepare_recording`]; the minimum over its products.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn prepare_recording(&self) -> Result<usize> {
+        match self {
+            Self::Mlp(mlp) => mlp.prepare_recording(),
+            // The host chooses them.
+            Self::Experts(_) => Ok(0),
+        }
+    }
+
+    /// Its output, `[rows, hidden]`, for `x` of the same shape.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Mlp(mlp) => mlp.forward(x),
+            Self::Experts(experts) => experts.forward(x),
+        }
+    }
+}

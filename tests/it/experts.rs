@@ -1,0 +1,402 @@
+//! Checkpoints with experts: how their tensors may be stored, and what is refused. That they compute what transformers
+//! computes is tested with all [architectures](crate::architectures).
+
+use crate::architectures::{Fixture, TOLERANCE, fixtures, write_gguf};
+use crate::common::rig::{Rig, Seq, distance};
+use crate::common::tiny::{open, write_config};
+use candle_core::quantized::gguf_file::{self, Content};
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{Device, Tensor};
+use foretoken::error::Error;
+use foretoken::model::{
+    ExpertsSpec, LoadFormat, LoadOptions, ModelConfig, ModelSource, inspect, load,
+};
+use serde_json::{Value as Json, json};
+use std::collections::HashMap;
+use std::path::Path;
+
+/// The fixtures with experts.
+fn with_experts() -> Vec<Fixture> {
+    let has = |fixture: &Fixture| {
+        let config = ModelConfig::from_json(&fixture.folder).unwrap();
+        config.spec.layers.iter().any(|l| l.experts().is_some())
+    };
+    let found: Vec<Fixture> = fixtures().into_iter().filter(has).collect();
+    assert!(found.len() > 1);
+    found
+}
+
+/// Moves a tensor of one expert to the name without its number; returns whether it is one.
+fn stack(name: &str, names: [(&str, &str); 6]) -> Option<(String, usize)> {
+    let (layer, rest) = name.split_once(".experts.")?;
+    let (number, part) = rest.split_once('.')?;
+    let (_, part) = names.iter().find(|(theirs, _)| *theirs == part)?;
+    Some((format!("{layer}.experts.{part}"), number.parse().ok()?))
+}
+
+/// The classes of transformers 5 have the matrices of all experts as one tensor, gates before ups.
+#[test]
+fn experts_as_one_tensor_compute_the_same() {
+    let mut count = 0;
+    for fixture in with_experts() {
+        let file = fixture.folder.join("model.safetensors");
+        let stored = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
+        let (parts, mut others): (HashMap<_, _>, HashMap<_, _>) = stored
+            .into_iter()
+            .partition(|(name, _)| stack(name, PARTS).is_some());
+        if parts.is_empty() {
+            continue;
+        }
+        let mut stacks: HashMap<String, Vec<(usize, Tensor)>> = HashMap::new();
+        for (name, tensor) in parts {
+            let (name, number) = stack(&name, PARTS).unwrap();
+            stacks.entry(name).or_default().push((number, tensor));
+        }
+        let joined = stacks.into_iter().map(|(name, mut parts)| {
+            parts.sort_by_key(|(number, _)| *number);
+            let parts: Vec<&Tensor> = parts.iter().map(|(_, tensor)| tensor).collect();
+            (name, Tensor::stack(&parts, 0).unwrap())
+        });
+        let joined: HashMap<String, Tensor> = joined.collect();
+        for (name, gate) in &joined {
+            if let Some(layer) = name.strip_suffix("gate_proj") {
+                let up = &joined[&format!("{layer}up_proj")];
+                let both = Tensor::cat(&[gate, up], 1).unwrap();
+                others.insert(format!("{layer}gate_up_proj"), both);
+            } else if name.ends_with("down_proj") {
+                others.insert(name.clone(), gate.clone());
+            }
+        }
+        // The class has this name for Mixtral's, too.
+        let others = others.into_iter();
+        let others: HashMap<String, Tensor> = others
+            .map(|(name, tensor)| (name.replace("block_sparse_moe", "mlp"), tensor))
+            .collect();
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        std::fs::copy(fixture.folder.join("config.json"), at("config.json")).unwrap();
+        candle_core::safetensors::save(&others, at("model.safetensors")).unwrap();
+        let model = open(folder.path()).unwrap();
+        fixture.compare(model, TOLERANCE).unwrap();
+        count += 1;
+    }
+    assert!(count > 1);
+}
+
+/// The names of the products of an expert: as they are stored, and of the class.
+const PARTS: [(&str, &str); 6] = [
+    ("gate_proj.weight", "gate_proj"),
+    ("up_proj.weight", "up_proj"),
+    ("down_proj.weight", "down_proj"),
+    ("w1.weight", "gate_proj"),
+    ("w3.weight", "up_proj"),
+    ("w2.weight", "down_proj"),
+];
+
+fn read(folder: &Path, change: Json) -> Result<ModelConfig, Error> {
+    let mut config = json!({
+        "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2
+    });
+    for (key, value) in change.as_object().unwrap() {
+        config[key] = value.clone();
+    }
+    write_config(folder, &config);
+    ModelConfig::from_json(folder)
+}
+
+/// The experts of each layer.
+fn experts(config: &ModelConfig) -> Vec<Option<ExpertsSpec>> {
+    let layers = config.spec.layers.iter();
+    layers.map(|layer| layer.experts().copied()).collect()
+}
+
+/// The keys of published files, besides sizes.
+#[test]
+fn published_configs_with_experts_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    // Qwen3-30B-A3B.
+    let qwen3 = json!({
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "attention_bias": false,
+        "decoder_sparse_step": 1, "head_dim": 64, "hidden_act": "silu", "max_window_layers": 48, "mlp_only_layers": [],
+        "moe_intermediate_size": 768, "norm_topk_prob": true, "num_experts": 128, "num_experts_per_tok": 8,
+        "output_router_logits": false, "rms_norm_eps": 1e-6, "rope_scaling": null, "rope_theta": 1e6,
+        "router_aux_loss_coef": 0.001, "sliding_window": null, "use_sliding_window": false
+    });
+    let found = experts(&read(folder.path(), qwen3).unwrap());
+    let of_all = found[0].unwrap();
+    assert_eq!(found, [Some(of_all); 4]);
+    let sizes = (of_all.count, of_all.per_token, of_all.width);
+    assert_eq!(sizes, (128, 8, 768));
+    assert!(of_all.is_normalized);
+    // What the class assumes.
+    let bare = json!({ "architectures": ["Qwen3MoeForCausalLM"] });
+    let bare = experts(&read(folder.path(), bare).unwrap())[0].unwrap();
+    let not_normalized = ExpertsSpec {
+        is_normalized: false,
+        ..of_all
+    };
+    assert_eq!(bare, not_normalized);
+    // Mixtral 8x7B.
+    let mixtral = json!({
+        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_act": "silu",
+        "num_experts_per_tok": 2, "num_local_experts": 8, "output_router_logits": false, "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6, "router_aux_loss_coef": 0.02, "sliding_window": null
+    });
+    let found = experts(&read(folder.path(), mixtral).unwrap())[0].unwrap();
+    let sizes = (found.count, found.per_token, found.width);
+    assert_eq!(sizes, (8, 2, 512));
+    assert!(found.is_normalized);
+    // OLMoE-1B-7B.
+    let olmoe = json!({
+        "architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "attention_bias": false, "clip_qkv": null,
+        "hidden_act": "silu", "norm_topk_prob": false, "num_experts": 64, "num_experts_per_tok": 8,
+        "output_router_logits": false, "rms_norm_eps": 1e-5, "rope_scaling": null, "rope_theta": 10000.0,
+        "router_aux_loss_coef": 0.01
+    });
+    let found = experts(&read(folder.path(), olmoe.clone()).unwrap())[0].unwrap();
+    let sizes = (found.count, found.per_token, found.width);
+    assert_eq!(sizes, (64, 8, 512));
+    assert!(!found.is_normalized);
+    let mut clipped = olmoe;
+    clipped["clip_qkv"] = json!(8.0);
+    let error = read(folder.path(), clipped).unwrap_err().to_string();
+    assert!(error.contains("clip_qkv 8.0 is not supported"), "{error}");
+    // Qwen2-57B-A14B.
+    let qwen2 = json!({
+        "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "decoder_sparse_step": 1,
+        "hidden_act": "silu", "max_window_layers": 28, "moe_intermediate_size": 2560, "norm_topk_prob": false,
+        "num_experts": 64, "num_experts_per_tok": 8, "output_router_logits": false, "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6, "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 20480,
+        "sliding_window": 65536, "use_sliding_window": false
+    });
+    let found = read(folder.path(), qwen2).unwrap();
+    assert!(found.spec.layers[0].qkv_bias && found.spec.layers[0].window.is_none());
+    let found = experts(&found)[0].unwrap();
+    let sizes = (found.count, found.per_token, found.width);
+    assert_eq!(sizes, (64, 8, 2560));
+    assert_eq!(
+        (found.shared_width, found.is_normalized),
+        (Some(20480), false)
+    );
+    // Granite 3.1 3B-A800M.
+    let granite = json!({
+        "architectures": ["GraniteMoeForCausalLM"], "model_type": "granitemoe", "attention_bias": false,
+        "attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "hidden_act": "silu", "logits_scaling": 6.0,
+        "num_experts_per_tok": 8, "num_local_experts": 40, "output_router_logits": false,
+        "residual_multiplier": 0.22, "rms_norm_eps": 1e-6, "rope_scaling": null, "rope_theta": 1e7,
+        "router_aux_loss_coef": 0.0, "tie_word_embeddings": true
+    });
+    let found = experts(&read(folder.path(), granite).unwrap())[0].unwrap();
+    let sizes = (found.count, found.per_token, found.width);
+    assert_eq!(sizes, (40, 8, 512));
+    let some = json!({
+        "architectures": ["Qwen3MoeForCausalLM"], "decoder_sparse_step": 2, "mlp_only_layers": [3],
+    });
+    let some = experts(&read(folder.path(), some).unwrap());
+    let has: Vec<bool> = some.iter().map(Option::is_some).collect();
+    assert_eq!(has, [false, true, false, false]);
+}
+
+#[test]
+fn impossible_numbers_of_experts_are_refused_in_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let cases = [
+        (json!({ "num_experts": 0 }), "0 experts are not"),
+        (
+            json!({ "num_experts": 1u64 << 40 }),
+            "1099511627776 experts are not supported: from 1 to 4096",
+        ),
+        (json!({ "num_experts": -1 }), "num_experts -1"),
+        (
+            json!({ "num_experts_per_tok": 0 }),
+            "0 experts of 128 for each",
+        ),
+        (
+            json!({ "num_experts_per_tok": 129 }),
+            "129 experts of 128 for each token are not supported: from 1 to 128",
+        ),
+        (json!({ "moe_intermediate_size": 0 }), "experts of width 0"),
+        (
+            json!({ "moe_intermediate_size": 1u64 << 40 }),
+            "experts of width 1099511627776",
+        ),
+        (
+            json!({ "decoder_sparse_step": 0 }),
+            "decoder_sparse_step 0 is not supported",
+        ),
+        (
+            json!({ "mlp_only_layers": ["a"] }),
+            "mlp_only_layers [\"a\"]",
+        ),
+        (
+            json!({ "n_shared_experts": 1 }),
+            "n_shared_experts 1 is not supported",
+        ),
+    ];
+    for (mut change, want) in cases {
+        change["architectures"] = json!(["Qwen3MoeForCausalLM"]);
+        let error = read(folder.path(), change).unwrap_err();
+        assert!(matches!(error, Error::Setup(_)));
+        let text = error.to_string();
+        assert!(text.contains(want), "{text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+    }
+}
+
+/// The class of Granite in transformers 5 has other names.
+#[test]
+fn granites_of_transformers_5_compute_the_same() {
+    let fixture = with_experts().into_iter();
+    let mut fixture = fixture.filter(|fixture| fixture.name() == "granite_moe");
+    let fixture = fixture.next().unwrap();
+    let file = fixture.folder.join("model.safetensors");
+    let stored = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
+    let names = [
+        ("input_linear.weight", "experts.gate_up_proj"),
+        ("output_linear.weight", "experts.down_proj"),
+        ("router.layer.weight", "router.weight"),
+    ];
+    let renamed = stored.into_iter().map(|(name, tensor)| {
+        let of = |name: String, (old, new): &(&str, &str)| name.replace(old, new);
+        (names.iter().fold(name, of), tensor)
+    });
+    let renamed: HashMap<String, Tensor> = renamed.collect();
+    assert!(renamed.contains_key("model.layers.0.block_sparse_moe.experts.down_proj"));
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    std::fs::copy(fixture.folder.join("config.json"), at("config.json")).unwrap();
+    candle_core::safetensors::save(&renamed, at("model.safetensors")).unwrap();
+    fixture
+        .compare(open(folder.path()).unwrap(), TOLERANCE)
+        .unwrap();
+}
+
+/// What is missing, or has another shape, is named.
+#[test]
+fn tensors_of_experts_are_checked() {
+    let fixture = with_experts().into_iter();
+    let mut fixture = fixture.filter(|fixture| fixture.name() == "qwen3_moe");
+    let fixture = fixture.next().unwrap();
+    let file = fixture.folder.join("model.safetensors");
+    let stored = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    std::fs::copy(fixture.folder.join("config.json"), at("config.json")).unwrap();
+    let attempt = |stored: &HashMap<String, Tensor>| {
+        candle_core::safetensors::save(stored, at("model.safetensors")).unwrap();
+        let error = open(folder.path()).map(drop).unwrap_err().to_string();
+        assert_eq!(error.lines().count(), 1, "{error}");
+        error
+    };
+    let name = "model.layers.1.mlp.experts.7.up_proj.weight";
+    let mut fewer = stored.clone();
+    fewer.remove(name);
+    let error = attempt(&fewer);
+    assert!(
+        error.contains(&format!("cannot find tensor {name}")),
+        "{error}"
+    );
+    let mut other = stored.clone();
+    other.insert(name.into(), stored[name].narrow(0, 0, 8).unwrap());
+    let error = attempt(&other);
+    assert!(error.contains(name) && error.contains("[8, 32]"), "{error}");
+    let mut more = stored.clone();
+    let ninth = name.replace(".7.", ".8.");
+    more.insert(ninth.clone(), stored[name].clone());
+    let error = attempt(&more);
+    assert!(error.contains(&format!("tensor {ninth}")), "{error}");
+}
+
+/// `--quantize` makes blocks of experts, but not of their router.
+#[test]
+fn routers_are_never_quantized() {
+    let fixture = with_experts().into_iter();
+    let mut fixture = fixture.filter(|fixture| fixture.name() == "qwen3_moe");
+    let source = ModelSource::Folder(fixture.next().unwrap().folder);
+    let options = LoadOptions {
+        quantize: Some(GgmlDType::Q4_0.into()),
+        ..LoadOptions::default()
+    };
+    let (_, inventory) = inspect(&source, &options).unwrap();
+    let kinds = |part: &str| {
+        let entries = inventory.entries.iter();
+        let found = entries.filter(|entry| entry.name.contains(part));
+        let kinds: Vec<&str> = found.map(|entry| entry.loaded.as_str()).collect();
+        kinds
+    };
+    assert_eq!(kinds(".mlp.gate."), ["f32"; 2]);
+    assert_eq!(kinds(".up_proj."), ["Q4_0"; 16]);
+    load(&source, &options).unwrap();
+}
+
+/// The experts of a GGUF file keep their blocks, each its own; those of gates and ups may differ.
+#[test]
+fn quantized_experts_of_a_gguf_are_those_of_their_values() {
+    let fixture = with_experts().into_iter();
+    let mut fixture = fixture.filter(|fixture| fixture.name() == "qwen3_moe");
+    let fixture = fixture.next().unwrap();
+    let how = std::fs::read_to_string(fixture.folder.join("gguf.json")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.gguf");
+    write_gguf(
+        &fixture,
+        &serde_json::from_str(&how).unwrap(),
+        &file,
+        |all| all,
+    );
+    let mut reader = std::fs::File::open(&file).unwrap();
+    let content = Content::read(&mut reader).unwrap();
+    let names = content.tensor_infos.keys();
+    let stored: Vec<(&String, QTensor)> = names
+        .map(|name| {
+            (
+                name,
+                content.tensor(&mut reader, name, &Device::Cpu).unwrap(),
+            )
+        })
+        .collect();
+    let metadata: Vec<_> = content.metadata.iter().map(|(k, v)| (&**k, v)).collect();
+    // As blocks, or in f32 with the values of these blocks.
+    let logits = |dense: bool| {
+        let tensors = stored.iter().map(|(name, tensor)| {
+            let values = tensor.dequantize(&Device::Cpu).unwrap();
+            let blocks = match name.split('.').nth(2) {
+                Some("ffn_gate_exps") => GgmlDType::Q8_0,
+                Some("ffn_up_exps") => GgmlDType::Q4_0,
+                _ => GgmlDType::F32,
+            };
+            let blocks = QTensor::quantize(&values, blocks).unwrap();
+            let values = blocks.dequantize(&Device::Cpu).unwrap();
+            let values = QTensor::quantize(&values, GgmlDType::F32).unwrap();
+            (name.as_str(), if dense { values } else { blocks })
+        });
+        let tensors: Vec<(&str, QTensor)> = tensors.collect();
+        let tensors: Vec<(&str, &QTensor)> = tensors.iter().map(|(k, v)| (*k, v)).collect();
+        let file = folder.path().join(format!("{dense}.gguf"));
+        let mut out = std::fs::File::create(&file).unwrap();
+        gguf_file::write(&mut out, &metadata, &tensors).unwrap();
+        drop(out);
+        let mut rig = Rig::new(open(&file).unwrap(), 32, 4);
+        rig.feed(&mut Seq::default(), &fixture.prompt).concat()
+    };
+    let (blocks, values) = (logits(false), logits(true));
+    // Kernels for blocks round the activations, too.
+    let far = distance(&blocks, &values);
+    assert!(far > 0. && far < 0.3, "{far}");
+}
+
+/// Random weights need no files.
+#[test]
+fn dummy_experts_are_made_for_all_architectures() {
+    for fixture in with_experts() {
+        let source = ModelSource::Folder(fixture.folder.clone());
+        let options = LoadOptions {
+            format: LoadFormat::Dummy,
+            ..LoadOptions::default()
+        };
+        let mut rig = Rig::new(load(&source, &options).unwrap(), 32, 4);
+        let logits = rig.feed(&mut Seq::default(), &fixture.prompt).concat();
+        assert!(logits.iter().all(|logit| logit.is_finite()));
+    }
+}
