@@ -13,15 +13,22 @@ const TOKENS: usize = 60;
 const CUTS: [usize; 6] = [34, 17, 1, 5, 1, 2];
 
 /// What a GPU has no kernels for, and the word of the refusal.
-const REFUSED: [(&str, &str); 11] = [
+const REFUSED: [(&str, &str); 18] = [
     ("cohere", "LayerNorm"),
     ("cohere2", "LayerNorm"),
     ("gemma4", "norms of values"),
     ("gemma4_large", "norms of values"),
     ("gemma4_unified", "norms of values"),
     ("gemma4_vision", "heads of"),
+    ("granite_moe", "experts"),
     ("hunyuan", "norms of heads after"),
+    ("mixtral", "experts"),
     ("nemotron", "LayerNorm"),
+    ("olmoe", "experts"),
+    ("qwen2_moe", "experts"),
+    ("qwen2_moe_mixed", "experts"),
+    ("qwen3_moe", "experts"),
+    ("qwen3_moe_mixed", "experts"),
     ("stablelm", "LayerNorm"),
     ("stablelm_parallel", "LayerNorm"),
     ("starcoder2", "LayerNorm"),
