@@ -1,10 +1,10 @@
 //! Drafts, and what drafters are asked and told.
 
 use crate::error::Result;
-use crate::kernels::sample::DeviceRow;
+use crate::kernels::sample::{DeviceRow, TokenChoice};
 use crate::kv::PrefixRoot;
 use crate::model::{MAX_TREE_NODES, is_chain};
-use crate::sampling::{Acceptance, Dist, Rng, Sampler};
+use crate::sampling::{Acceptance, Dist, Purpose, Rng, Sampler};
 use candle_core::Tensor;
 use std::ops::Range;
 use std::sync::Arc;
@@ -306,6 +306,16 @@ impl DraftRequest<'_> {
         !self.sampler.params().is_greedy()
     }
 
+    /// How the tokens of level `level` of the draft, from 0, are drawn.
+    pub(super) fn choice(&self, level: usize) -> TokenChoice {
+        match self.acceptance {
+            Acceptance::Coupled => TokenChoice::GumbelMax(self.rng().key(level)),
+            Acceptance::Rejection => {
+                TokenChoice::Quantile(self.rng().uniform(level, Purpose::Draft, 0))
+            }
+        }
+    }
+
     /// The random numbers for the tokens of the draft.
     pub fn rng(&self) -> Rng {
         Rng {
@@ -327,8 +337,8 @@ pub struct Committed<'a> {
     pub new: Range<usize>,
     /// The target's hidden states there, `[new.len(), taps * hidden_size]`; see
     /// [`Output::hidden`](crate::model::ForwardOutput::hidden). `None` if
-    /// [`Drafter::taps`](super::Drafter::taps) is empty or reading does not pay. It may be a view of a larger tensor: copy what
-    /// is kept for long.
+    /// [`Drafter::taps`](super::Drafter::taps) is empty, or reading does not pay. It may be a view of a
+    /// larger tensor: copy what is kept for long.
     pub hidden: Option<Tensor>,
     /// Each token after which the target predicted the next one in this step, rejected draft tokens
     /// included, with the target's best next tokens, the best first. Empty if

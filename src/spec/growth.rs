@@ -1,6 +1,7 @@
 //! One sequence's draft while it grows, level by level.
 
-use crate::sampling::Guess;
+use crate::kernels::sample::TokenChoice;
+use crate::sampling::{Guess, Sampler, distribution, guess};
 use crate::spec::acceptance_model::{AcceptanceView, Estimate};
 use crate::spec::draft::{Draft, Source};
 
@@ -43,10 +44,63 @@ pub struct TreeRows {
     pub parents: Vec<Option<u16>>,
 }
 
+/// A tree that has grown.
+pub struct Grown {
+    /// The best nodes.
+    pub draft: Draft,
+    /// All nodes, with their estimates.
+    pub all: Draft,
+    pub estimates: Vec<Estimate>,
+}
+
 impl Growth {
     /// The nodes to expand next; none if the tree is complete, or has not begun.
     pub fn open(&self) -> &[u16] {
         &self.fed[self.fed.len() - self.open..]
+    }
+
+    /// The nodes whose children are guessed next; `None` = the last token of the sequence.
+    pub fn parents(&self) -> Vec<Option<u16>> {
+        match self.open() {
+            [] => vec![None],
+            open => open.iter().copied().map(Some).collect(),
+        }
+    }
+
+    /// The guesses after a row of `logits`, at most `width`, the likeliest first, for the position that
+    /// `sampler` has reached. Keeps the distribution from which a token was drawn, which the rejection rule
+    /// needs.
+    pub fn guess(
+        &mut self,
+        logits: &[f32],
+        sampler: &Sampler,
+        choice: TokenChoice,
+        width: usize,
+    ) -> Vec<Guess> {
+        let quantile = match choice {
+            TokenChoice::GumbelMax(key) => {
+                return guess(logits, sampler, key, width).unwrap_or_default();
+            }
+            TokenChoice::Quantile(quantile) => quantile,
+        };
+        let Ok(dist) = distribution(logits, sampler) else {
+            return Vec::new();
+        };
+        let token = dist.sample(quantile);
+        let prob = dist.prob(token) as f32;
+        self.draft.dists.push(dist.into());
+        vec![Guess { token, prob }]
+    }
+
+    /// The best nodes within the limits, and what all of them teach.
+    pub fn finish(mut self, limits: &GrowthLimits) -> Grown {
+        let draft = self.best(limits);
+        self.draft.dists.clear();
+        Grown {
+            draft,
+            all: self.draft,
+            estimates: self.estimates,
+        }
     }
 
     /// The nodes of the trunk.
@@ -138,7 +192,7 @@ impl Growth {
     }
 
     /// The best nodes within the limits.
-    pub fn best(&self, limits: &GrowthLimits) -> Draft {
+    fn best(&self, limits: &GrowthLimits) -> Draft {
         let mut draft = self.draft.clone();
         let mut order: Vec<usize> = (0..draft.len()).collect();
         // Parents come first: a child's score is no higher and its index is.

@@ -258,10 +258,10 @@ impl Proposer {
     /// Learns what a step cost.
     pub fn note_step(&mut self, step: &StepCost) {
         let asked = std::mem::take(&mut self.asked);
-        let read = self
-            .drafter
-            .pool(|pool| std::mem::take(&mut pool.network.read));
-        self.reading.note_step(step, read.unwrap_or_default());
+        if self.reads_states() {
+            let read = (self.drafter).pool(|pool| std::mem::take(&mut pool.network.read));
+            self.reading.note_step(step, read.unwrap_or_default());
+        }
         if asked == 0 {
             return self.budget.observe(step);
         }

@@ -6,6 +6,7 @@
 //! without it until fewer sequences run; the head then starts with the states that come next.
 
 use super::budget::{Budget, StepCost};
+use super::draft::SeqId;
 
 /// The share that each step has in the averages.
 const WEIGHT: f64 = 0.02;
@@ -18,7 +19,7 @@ const LOAD_CHANGE: f64 = 1.25;
 /// Sequences whose drafts are weighed together at most.
 const MAX_SEQUENCES: usize = 32;
 /// One of this many sequences is read in any case: without drafts nobody knows what they would be worth.
-const READ_EVERY: u64 = 32;
+const READ_EVERY: SeqId = 32;
 /// Tokens that are taken to have come without a prompt, before anything has run.
 const FIRST_TOKENS: f64 = 64.0;
 
@@ -57,7 +58,7 @@ impl Default for Reading {
 
 impl Reading {
     /// Whether the head shall read the text of the sequence `id` from here on.
-    pub fn pays(&self, id: u64, is_sampled: bool) -> bool {
+    pub fn pays(&self, id: SeqId, is_sampled: bool) -> bool {
         id.is_multiple_of(READ_EVERY) || self.pays[usize::from(is_sampled)]
     }
 

@@ -76,12 +76,20 @@ impl Fixture {
 }
 
 pub fn fixtures() -> Vec<Fixture> {
-    let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/architectures");
-    let entries = std::fs::read_dir(all).unwrap();
+    let entries = std::fs::read_dir(folder_of_fixtures()).unwrap();
     let mut folders: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
     folders.sort();
     assert!(!folders.is_empty());
     folders.iter().map(|folder| Fixture::read(folder)).collect()
+}
+
+/// The fixture with this name.
+pub fn fixture(name: &str) -> Fixture {
+    Fixture::read(&folder_of_fixtures().join(name))
+}
+
+fn folder_of_fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/architectures")
 }
 
 pub fn log_softmax(logits: &[f32]) -> Vec<f32> {
@@ -204,8 +212,7 @@ fn gguf_files_compute_the_same() {
 /// ropes, which the fixture of Qwen2 has.)
 #[test]
 fn files_of_qwen_2_compute_the_same() {
-    let is_vl = |fixture: &Fixture| fixture.name() == "qwen2_vl";
-    let fixture = fixtures().into_iter().find(is_vl).unwrap();
+    let fixture = fixture("qwen2_vl");
     let how = std::fs::read_to_string(fixture.folder.join("gguf.json")).unwrap();
     let mut how: Json = serde_json::from_str(&how.replace("qwen2vl", "qwen2")).unwrap();
     let metadata = how["metadata"].as_object_mut().unwrap();
@@ -222,8 +229,7 @@ fn files_of_qwen_2_compute_the_same() {
 /// Most files of the GLM-4 of 2024 were converted from its first code, which has q, k and v in one tensor.
 #[test]
 fn older_files_of_glm_4_compute_the_same() {
-    let is_glm = |fixture: &Fixture| fixture.name() == "glm";
-    let fixture = fixtures().into_iter().find(is_glm).unwrap();
+    let fixture = fixture("glm");
     let how = std::fs::read_to_string(fixture.folder.join("gguf.json")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("model.gguf");
@@ -316,9 +322,7 @@ fn the_engine_changes_no_text() {
 /// A draft of some layers needs those whose K and V they read.
 #[test]
 fn a_draft_has_the_layers_that_it_reads() {
-    let all = fixtures();
-    let fixture = all.iter().find(|fixture| fixture.name() == "gemma4");
-    let fixture = fixture.unwrap();
+    let fixture = fixture("gemma4");
     let model = fixture.open();
     let error = model.subset(&[0, 2, 5]).map(drop).unwrap_err().to_string();
     assert!(

@@ -1,7 +1,7 @@
 //! Checkpoints with experts: how their tensors may be stored, and what is refused. That they compute what transformers
 //! computes is tested with all [architectures](crate::architectures).
 
-use crate::architectures::{Fixture, TOLERANCE, fixtures, write_gguf};
+use crate::architectures::{Fixture, TOLERANCE, fixture, fixtures, write_gguf};
 use crate::common::rig::{Rig, Seq, distance};
 use crate::common::tiny::{open, write_config};
 use candle_core::quantized::gguf_file::{self, Content};
@@ -247,9 +247,7 @@ fn impossible_numbers_of_experts_are_refused_in_one_line() {
 /// The class of Granite in transformers 5 has other names.
 #[test]
 fn granites_of_transformers_5_compute_the_same() {
-    let fixture = with_experts().into_iter();
-    let mut fixture = fixture.filter(|fixture| fixture.name() == "granite_moe");
-    let fixture = fixture.next().unwrap();
+    let fixture = fixture("granite_moe");
     let file = fixture.folder.join("model.safetensors");
     let stored = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
     let names = [
@@ -275,9 +273,7 @@ fn granites_of_transformers_5_compute_the_same() {
 /// What is missing, or has another shape, is named.
 #[test]
 fn tensors_of_experts_are_checked() {
-    let fixture = with_experts().into_iter();
-    let mut fixture = fixture.filter(|fixture| fixture.name() == "qwen3_moe");
-    let fixture = fixture.next().unwrap();
+    let fixture = fixture("qwen3_moe");
     let file = fixture.folder.join("model.safetensors");
     let stored = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -311,9 +307,7 @@ fn tensors_of_experts_are_checked() {
 /// `--quantize` makes blocks of experts, but not of their router.
 #[test]
 fn routers_are_never_quantized() {
-    let fixture = with_experts().into_iter();
-    let mut fixture = fixture.filter(|fixture| fixture.name() == "qwen3_moe");
-    let source = ModelSource::Folder(fixture.next().unwrap().folder);
+    let source = ModelSource::Folder(fixture("qwen3_moe").folder);
     let options = LoadOptions {
         quantize: Some(GgmlDType::Q4_0.into()),
         ..LoadOptions::default()
@@ -333,9 +327,7 @@ fn routers_are_never_quantized() {
 /// The experts of a GGUF file keep their blocks, each its own; those of gates and ups may differ.
 #[test]
 fn quantized_experts_of_a_gguf_are_those_of_their_values() {
-    let fixture = with_experts().into_iter();
-    let mut fixture = fixture.filter(|fixture| fixture.name() == "qwen3_moe");
-    let fixture = fixture.next().unwrap();
+    let fixture = fixture("qwen3_moe");
     let how = std::fs::read_to_string(fixture.folder.join("gguf.json")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("model.gguf");

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::kernels::sample::TokenChoice;
 use crate::model::Batch;
-use crate::sampling::{Acceptance, Guess, Purpose, distribution, guess};
+use crate::sampling::{Acceptance, Guess};
 use crate::spec::acceptance_model::{AcceptanceModel, AcceptanceView};
 use crate::spec::draft::{Draft, DraftDist, DraftRequest};
 use crate::spec::growth::{Growth, GrowthLimits};
@@ -222,29 +222,14 @@ impl<'a, 'b> Drafting<'a, 'b> {
         self.fed.tokens.extend(trunk);
     }
 
-    /// The key of the random numbers for the next level's tokens.
-    fn key(&self) -> u64 {
-        self.request.rng().key(self.depth + self.unread)
-    }
-
-    /// How a GPU draws the next level's tokens.
+    /// How the next level's tokens are drawn.
     pub fn choice(&self) -> TokenChoice {
-        match self.request.acceptance {
-            Acceptance::Coupled => TokenChoice::GumbelMax(self.key()),
-            Acceptance::Rejection => TokenChoice::Quantile(self.uniform()),
-        }
+        self.request.choice(self.depth + self.unread)
     }
 
     /// Maximum number of tokens after one row of logits.
     pub fn width(&self) -> usize {
         self.limits.width
-    }
-
-    /// The random number for drawing the next token under the rejection rule.
-    fn uniform(&self) -> f64 {
-        self.request
-            .rng()
-            .uniform(self.depth + self.unread, Purpose::Draft, 0)
     }
 
     fn view(&self) -> AcceptanceView<'a> {
@@ -283,10 +268,7 @@ impl<'a, 'b> Drafting<'a, 'b> {
 
     /// The nodes that the last fed rows ask for, in their order.
     pub fn parents(&self) -> Vec<Option<u16>> {
-        match self.growth.open() {
-            [] => vec![None],
-            open => open.iter().copied().map(Some).collect(),
-        }
+        self.growth.parents()
     }
 
     fn end_level(&mut self, first: usize) {
@@ -315,30 +297,15 @@ impl<'a, 'b> Drafting<'a, 'b> {
 
     /// The likeliest tokens after one row of logits.
     fn guess(&mut self, logits: &[f32]) -> Vec<Guess> {
+        let (choice, width) = (self.choice(), self.limits.width);
         let sampler = &*self.request.sampler;
-        if self.request.acceptance == Acceptance::Coupled {
-            let (key, width) = (self.key(), self.limits.width);
-            return guess(logits, sampler, key, width).unwrap_or_default();
-        }
-        let Ok(dist) = distribution(logits, sampler) else {
-            return Vec::new();
-        };
-        let token = dist.sample(self.uniform());
-        let prob = dist.prob(token) as f32;
-        self.growth.draft.dists.push(dist.into());
-        vec![Guess { token, prob }]
+        self.growth.guess(logits, sampler, choice, width)
     }
 
     /// The draft, which the sequence's history remembers.
     pub fn finish(mut self) -> Draft {
         self.keep_trunk();
-        let draft = self.growth.best(&self.limits);
-        let Growth {
-            draft: mut all,
-            estimates,
-            ..
-        } = self.growth;
-        all.dists.clear();
+        let grown = self.growth.finish(&self.limits);
         let is_sampled = self.request.is_sampled();
         if self.outputs.is_some() {
             // A head's rows are right only for what it read of the target.
@@ -347,7 +314,7 @@ impl<'a, 'b> Drafting<'a, 'b> {
             self.fed.features.drop_before(base.saturating_sub(1));
         }
         let history = &mut self.fed.history;
-        history.propose(self.tokens, is_sampled, all, estimates);
-        draft
+        history.propose(self.tokens, is_sampled, grown.all, grown.estimates);
+        grown.draft
     }
 }

@@ -4,20 +4,11 @@ use super::ParallelRequest;
 use crate::error::Result;
 use crate::kernels::parallel;
 use crate::model::{ForwardOutput, Head, PathRows};
-use crate::sampling::{Acceptance, Guess, Purpose, distribution, guess};
-use crate::spec::acceptance_model::{AcceptanceView, Estimate};
-use crate::spec::draft::{Draft, DraftRequest};
-use crate::spec::growth::{Growth, GrowthLimits};
+use crate::sampling::Guess;
+use crate::spec::acceptance_model::AcceptanceView;
+use crate::spec::draft::DraftRequest;
+use crate::spec::growth::{Grown, Growth, GrowthLimits};
 use candle_core::Tensor;
-
-/// What becomes of one request's block.
-pub struct Walked {
-    /// The best nodes.
-    pub draft: Draft,
-    /// All nodes, with their estimates.
-    pub all: Draft,
-    pub estimates: Vec<Estimate>,
-}
 
 /// One request's draft, which grows level by level.
 struct Walk<'a, 'b> {
@@ -64,14 +55,6 @@ impl<'a, 'b> Walk<'a, 'b> {
         !self.has_ended && level < self.depth
     }
 
-    /// The nodes whose children are guessed next; `None` = the last token of the sequence.
-    fn parents(&self) -> Vec<Option<u16>> {
-        match self.growth.open() {
-            [] => vec![None],
-            open => open.iter().copied().map(Some).collect(),
-        }
-    }
-
     fn token(&self, parent: Option<u16>) -> u32 {
         let last = self.request.tokens[self.request.tokens.len() - 1];
         parent.map_or(last, |node| self.growth.token(node))
@@ -88,7 +71,11 @@ impl<'a, 'b> Walk<'a, 'b> {
     ) {
         let first = self.growth.draft.len();
         let mut step_row_of = Vec::new();
-        let parents = self.parents().into_iter().zip(logits.chunks(vocab_size));
+        let parents = self
+            .growth
+            .parents()
+            .into_iter()
+            .zip(logits.chunks(vocab_size));
         for (row, (parent, logits)) in parents.enumerate() {
             let guesses = self.guess(level, parent, logits);
             let sure = confidence.and_then(|all| all.get(row).copied());
@@ -113,41 +100,16 @@ impl<'a, 'b> Walk<'a, 'b> {
 
     /// The guesses after `parent`, the likeliest first.
     fn guess(&mut self, level: usize, parent: Option<u16>, logits: &[f32]) -> Vec<Guess> {
-        let (rng, sampler) = (self.request.rng(), &mut *self.request.sampler);
+        let choice = self.request.choice(level);
+        let sampler = &mut *self.request.sampler;
         let output_len = sampler.output_len();
         let path = self.growth.path(parent);
         path.iter().for_each(|&token| sampler.push(token));
-        let guesses = match self.request.acceptance {
-            Acceptance::Coupled => {
-                guess(logits, sampler, rng.key(level), self.limits.width).unwrap_or_default()
-            }
-            Acceptance::Rejection => match distribution(logits, sampler) {
-                Err(_) => Vec::new(),
-                Ok(dist) => {
-                    let token = dist.sample(rng.uniform(level, Purpose::Draft, 0));
-                    let prob = dist.prob(token) as f32;
-                    self.growth.draft.dists.push(dist.into());
-                    vec![Guess { token, prob }]
-                }
-            },
-        };
-        self.request.sampler.truncate(output_len);
+        let guesses = self
+            .growth
+            .guess(logits, sampler, choice, self.limits.width);
+        sampler.truncate(output_len);
         guesses
-    }
-
-    fn finish(self) -> Walked {
-        let draft = self.growth.best(&self.limits);
-        let Growth {
-            draft: mut all,
-            estimates,
-            ..
-        } = self.growth;
-        all.dists.clear();
-        Walked {
-            draft,
-            all,
-            estimates,
-        }
     }
 }
 
@@ -185,7 +147,7 @@ pub fn walk(
     head: &dyn Head,
     output: &ForwardOutput,
     parts: Vec<Part<'_, '_>>,
-) -> Result<Vec<Walked>> {
+) -> Result<Vec<Grown>> {
     let Some(hidden) = &output.hidden else {
         return Ok(Vec::new());
     };
@@ -202,7 +164,7 @@ pub fn walk(
     for level in 0..levels {
         let (mut rows, mut before, mut tokens) = (Vec::new(), Vec::new(), Vec::new());
         for walk in walks.iter().filter(|walk| walk.is_open(level)) {
-            for parent in walk.parents() {
+            for parent in walk.growth.parents() {
                 rows.push((walk.first_row + level) as u32);
                 tokens.push(walk.token(parent));
             }
@@ -234,7 +196,7 @@ pub fn walk(
         logits.read(|logits| {
             let (mut work, mut row) = (Vec::new(), 0);
             for walk in walks.iter_mut().filter(|walk| walk.is_open(level)) {
-                let end = row + walk.parents().len();
+                let end = row + walk.growth.parents().len();
                 let logits = &logits[row * vocab_size..end * vocab_size];
                 let confidence = next.confidence.as_ref().map(|all| &all[row..end]);
                 work.push((walk, (logits, confidence), row as u32));
@@ -245,7 +207,8 @@ pub fn walk(
             });
         })?;
     }
-    Ok(walks.into_iter().map(Walk::finish).collect())
+    let grown = walks.into_iter();
+    Ok(grown.map(|walk| walk.growth.finish(&walk.limits)).collect())
 }
 
 #[cfg(test)]

@@ -44,6 +44,23 @@ fn state(temperature: f32, acceptance: Acceptance) -> SequenceState {
     }
 }
 
+/// A step of one row with a draft of at most `nodes` tokens.
+fn input(state: &mut SequenceState, nodes: usize) -> StepInput<'_> {
+    StepInput {
+        rows: 1,
+        sample: true,
+        nodes,
+        depth: nodes,
+        width: 1,
+        may_draft: true,
+        is_asked: false,
+        is_read: false,
+        prompt_scores: 0..0,
+        pooled: 0..0,
+        state,
+    }
+}
+
 /// Runs 200 steps of one sequence; returns how often the drafter was asked, and how many of its
 /// tokens were verified.
 fn run(score: f32, state: &mut SequenceState, draft_seconds: f64) -> (usize, usize) {
@@ -55,19 +72,7 @@ fn run(score: f32, state: &mut SequenceState, draft_seconds: f64) -> (usize, usi
     let mut proposer = Proposer::new(Box::new(drafter), BudgetMode::Adaptive);
     let mut verified = 0;
     for _ in 0..200 {
-        let mut inputs = [StepInput {
-            rows: 1,
-            sample: true,
-            nodes: 4,
-            depth: 4,
-            width: 1,
-            may_draft: true,
-            is_asked: false,
-            is_read: false,
-            prompt_scores: 0..0,
-            pooled: 0..0,
-            state: &mut *state,
-        }];
+        let mut inputs = [input(&mut *state, 4)];
         let drafts = proposer.propose(&mut inputs, 10);
         verified += drafts[0].len();
         let rows = drafts[0].len() as f64;
@@ -118,19 +123,7 @@ fn forced_tokens_come_first() {
             asked: asked.clone(),
         };
         let mut proposer = Proposer::new(Box::new(drafter), BudgetMode::Fixed);
-        let mut inputs = [StepInput {
-            rows: 1,
-            sample: true,
-            nodes,
-            depth: nodes,
-            width: 1,
-            may_draft: true,
-            is_asked: false,
-            is_read: false,
-            prompt_scores: 0..0,
-            pooled: 0..0,
-            state: &mut sequence,
-        }];
+        let mut inputs = [input(&mut sequence, nodes)];
         let draft = proposer.propose(&mut inputs, 10).remove(0);
         assert_eq!(draft.tokens, want);
         assert!(draft.is_chain());
