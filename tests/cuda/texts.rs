@@ -14,6 +14,10 @@ use std::time::Duration;
 /// Maximum rows per step of the engine, fewer than the longest prompt has.
 const STEP: usize = 64;
 
+/// So long that chunks of prompts do not depend on how fast the machine is at the moment: at a near tie a
+/// text may depend on them unless a model is batch-invariant.
+const PROMPT_WAIT: Duration = Duration::from_secs(3600);
+
 pub(super) fn start(
     target: Box<dyn Model>,
     draft: Option<Box<dyn Model>>,
@@ -37,6 +41,7 @@ fn start_with(
         max_num_batched_tokens: STEP,
         spec,
         spec_budget,
+        max_prompt_wait: PROMPT_WAIT,
         ..EngineOptions::default()
     };
     engine::spawn(target, drafter, BLOCKS, BLOCK_SIZE, options).unwrap()
@@ -376,7 +381,7 @@ fn batch_invariant_texts_depend_on_nothing_but_the_request() {
             spec: chains(if drafted { 5 } else { 0 }),
             spec_budget: BudgetMode::Fixed,
             // Prompts are read at once on an emulated GPU, too, so that all texts grow together.
-            max_prompt_wait: Duration::from_secs(600),
+            max_prompt_wait: PROMPT_WAIT,
             ..EngineOptions::default()
         };
         engine::spawn(target(), drafter, FEW_BLOCKS, BLOCK_SIZE, options).unwrap()
