@@ -121,7 +121,10 @@ fn company_and_chunks_change_no_bit() {
     for rows in [5, 20, 2048] {
         let (_folder, model) = with_head();
         let engine = start(model, rows, 51);
-        for _ in 0..3 {
+        // Whether requests meet in the pool depends on how fast they come.
+        let mut rounds = 0;
+        while rounds < 3 || rounds < 100 && preempted + engine.stats().preemptions.get() == 0 {
+            rounds += 1;
             let embeddings = requests();
             let mut all: Vec<Request> = texts.to_vec();
             all.extend(embeddings.into_iter().map(|(request, _)| request));
@@ -142,11 +145,11 @@ fn company_and_chunks_change_no_bit() {
         let stats = engine.stats();
         preempted += stats.preemptions.get();
         // What texts got; embeddings count as ended, and as prompts.
-        assert_eq!(stats.generation_tokens.get(), 3 * (40 + 40 + 60));
+        assert_eq!(stats.generation_tokens.get(), rounds * (40 + 40 + 60));
         let ended = |reason| stats.requests_finished.with_label_values(&[reason]).get();
-        assert_eq!((ended("stop"), ended("length")), (3 * 16, 3 * 3));
-        assert_eq!(stats.requests.prefill_time.get_sample_count(), 3 * 19);
-        assert_eq!(stats.requests.max_tokens.get_sample_count(), 3 * 3);
+        assert_eq!((ended("stop"), ended("length")), (rounds * 16, rounds * 3));
+        assert_eq!(stats.requests.prefill_time.get_sample_count(), rounds * 19);
+        assert_eq!(stats.requests.max_tokens.get_sample_count(), rounds * 3);
     }
     assert!(accepted > 0 && preempted > 0, "{accepted}, {preempted}");
 }
