@@ -3,7 +3,7 @@
 //!
 //! `FORETOKEN_BENCH_MODEL` is a GGUF file or a folder; `FORETOKEN_BENCH_CONTEXT` is the number of tokens in
 //! the pool before the step (256); `FORETOKEN_BENCH_ROWS` are other numbers of rows, such as `8,64,512`: more
-//! than 64 are a prompt, of which only the last row has logits. Prints a table of medians, in milliseconds.
+//! than 64 are a prompt, of which only the last row has logits; `FORETOKEN_BENCH_DTYPE` is that of `--dtype`. Prints a table of medians, in milliseconds.
 
 mod clock;
 
@@ -35,7 +35,12 @@ fn main() {
         true => ModelSource::Folder(path.into()),
         false => ModelSource::Gguf(path.into()),
     };
-    let mut model = load(&source, &LoadOptions::default()).expect("the model loads");
+    let dtype = std::env::var("FORETOKEN_BENCH_DTYPE").ok();
+    let options = LoadOptions {
+        dtype: dtype.map(|name| name.parse().expect("f32, f16 or bf16")),
+        ..LoadOptions::default()
+    };
+    let mut model = load(&source, &options).expect("the model loads");
     let number = |text: &str| text.parse::<usize>().expect("a number of tokens or rows");
     let context = std::env::var("FORETOKEN_BENCH_CONTEXT").map_or(256, |text| number(&text));
     let all = std::env::var("FORETOKEN_BENCH_ROWS").unwrap_or(ROWS.into());

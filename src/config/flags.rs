@@ -167,7 +167,8 @@ pub struct CommonOptions {
 #[command(next_help_heading = "Model")]
 pub struct LoadFlags {
     /// Data type of weights and KV cache; auto = that of the checkpoint, but an f16 cache on the CPU.
-    /// GGUF files keep their quantized weights on the CPU; on a GPU see --keep-quantized.
+    /// GGUF files keep their quantized weights on the CPU; on a GPU see --keep-quantized. With bf16 the CPU reads
+    /// long prompts faster if it has AVX512-BF16, since attention then multiplies in bf16.
     #[arg(long, value_enum, default_value_t)]
     pub dtype: Dtype,
     /// Device: auto, cpu, cuda or cuda:N.

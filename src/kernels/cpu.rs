@@ -12,6 +12,10 @@ pub struct Avx2(());
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Avx512Vnni(Avx2);
 
+/// Proof that this CPU has AVX512-BF16, and everything that [`Avx512Vnni`] proves.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Avx512Bf16(Avx512Vnni);
+
 /// Proof that this CPU has AVX-VNNI (on vectors of 256 bits), and everything that [`Avx2`] proves.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AvxVnni(Avx2);
@@ -53,6 +57,16 @@ impl Avx512Vnni {
     }
 }
 
+impl Avx512Bf16 {
+    fn detect() -> Option<Self> {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx512bf16") {
+            return Avx512Vnni::detect().map(Self);
+        }
+        None
+    }
+}
+
 /// An instruction set that this CPU has; variants are ordered from slowest to fastest. Products and
 /// attention have the same bits with all of them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -65,6 +79,8 @@ pub enum Isa {
     AvxVnni(AvxVnni),
     /// AVX-512 VNNI, in addition to AVX2.
     Avx512Vnni(Avx512Vnni),
+    /// AVX512-BF16, in addition to the above.
+    Avx512Bf16(Avx512Bf16),
 }
 
 /// The environment variable that overrides the choice, for tests and comparisons. Its value is one of
@@ -73,7 +89,8 @@ pub const VARIABLE: &str = "FORETOKEN_CPU_KERNELS";
 
 impl Isa {
     /// The names that [`VARIABLE`] accepts, from slowest to fastest.
-    pub const NAMES: [&'static str; 4] = ["portable", "avx2", "avxvnni", "avx512vnni"];
+    pub const NAMES: [&'static str; 5] =
+        ["portable", "avx2", "avxvnni", "avx512vnni", "avx512bf16"];
 
     /// The instruction set called `name`, if it exists and this CPU has it.
     pub fn detect(name: &str) -> Option<Self> {
@@ -82,6 +99,7 @@ impl Isa {
             "avx2" => Avx2::detect().map(Self::Avx2),
             "avxvnni" => AvxVnni::detect().map(Self::AvxVnni),
             "avx512vnni" => Avx512Vnni::detect().map(Self::Avx512Vnni),
+            "avx512bf16" => Avx512Bf16::detect().map(Self::Avx512Bf16),
             _ => None,
         }
     }
@@ -98,6 +116,7 @@ impl Isa {
             Self::Avx2(_) => Self::NAMES[1],
             Self::AvxVnni(_) => Self::NAMES[2],
             Self::Avx512Vnni(_) => Self::NAMES[3],
+            Self::Avx512Bf16(_) => Self::NAMES[4],
         }
     }
 
@@ -107,7 +126,16 @@ impl Isa {
             Self::Portable => None,
             Self::Avx2(proof)
             | Self::AvxVnni(AvxVnni(proof))
-            | Self::Avx512Vnni(Avx512Vnni(proof)) => Some(proof),
+            | Self::Avx512Vnni(Avx512Vnni(proof))
+            | Self::Avx512Bf16(Avx512Bf16(Avx512Vnni(proof))) => Some(proof),
+        }
+    }
+
+    /// The proof that this CPU has AVX512-VNNI, if this instruction set includes it.
+    pub fn avx512(self) -> Option<Avx512Vnni> {
+        match self {
+            Self::Avx512Vnni(proof) | Self::Avx512Bf16(Avx512Bf16(proof)) => Some(proof),
+            _ => None,
         }
     }
 
@@ -124,7 +152,8 @@ impl Isa {
                 "{VARIABLE}={wanted}: this CPU does not have these instructions"
             )),
             false => Error::setup(format!(
-                "{VARIABLE}={wanted}: expected portable, avx2, avxvnni or avx512vnni"
+                "{VARIABLE}={wanted}: expected one of {}",
+                Self::NAMES.join(", ")
             )),
         })
     }
@@ -174,7 +203,7 @@ mod tests {
         assert_eq!(Isa::choose(Some("portable")).unwrap(), Isa::Portable);
         assert_eq!(Isa::choose(None).unwrap(), Isa::best());
         let error = Isa::choose(Some("sse9")).unwrap_err().to_string();
-        assert!(error.contains("expected portable, avx2"), "{error}");
+        assert!(error.contains("expected one of portable, avx2"), "{error}");
         for name in Isa::NAMES {
             let chosen = Isa::choose(Some(name));
             match Isa::detect(name) {

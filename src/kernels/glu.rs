@@ -1,7 +1,7 @@
 //! `activation(gate) * up`, the gated activation of an MLP.
 
 #[cfg(target_arch = "x86_64")]
-use super::cpu::{self, Avx2, Avx512Vnni, Isa};
+use super::cpu::{self, Avx2, Avx512Vnni};
 use super::float;
 use super::parallel::{Shared, for_each};
 use super::storage::{Place, contiguous, output};
@@ -187,7 +187,7 @@ fn run(activation: Activation, gate: &[f32], up: &[f32], out: &mut [Place]) {
     #[cfg(target_arch = "x86_64")]
     {
         let isa = cpu::isa();
-        if let Isa::Avx512Vnni(proof) = isa {
+        if let Some(proof) = isa.avx512() {
             // SAFETY: `proof` proves that the CPU has the instructions.
             return unsafe { run_avx512(proof, activation, gate, up, out) };
         }

@@ -1,7 +1,7 @@
 //! The residual sum and the RMSNorm after it.
 
 #[cfg(target_arch = "x86_64")]
-use super::cpu::{self, Avx2, Avx512Vnni, Isa};
+use super::cpu::{self, Avx2, Avx512Vnni};
 use super::parallel::{Shared, for_each};
 use super::storage::{Place, contiguous, output, written};
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor};
@@ -137,7 +137,7 @@ impl AddNorm {
         #[cfg(target_arch = "x86_64")]
         {
             let isa = cpu::isa();
-            if let Isa::Avx512Vnni(proof) = isa {
+            if let Some(proof) = isa.avx512() {
                 // SAFETY: `proof` proves that the CPU has the instructions.
                 return unsafe { row_avx512(proof, self.eps, x, delta, weight, sum, normed) };
             }

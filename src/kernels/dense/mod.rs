@@ -244,14 +244,14 @@ trait DenseKernel: Value {
 impl<V: avx2::Load + avx512::LoadWide> DenseKernel for V {
     fn max_rows(isa: Isa) -> usize {
         match isa {
-            Isa::Avx512Vnni(_) => ROWS,
+            Isa::Avx512Vnni(_) | Isa::Avx512Bf16(_) => ROWS,
             _ => avx2::MAX_ROWS,
         }
     }
 
     fn pass(isa: Isa, tiles: &[&[TileRow<Self>]], x: &[&[f32]], sums: &mut Sums) {
-        match (isa, isa.avx2(), tiles) {
-            (Isa::Avx512Vnni(avx512), _, &[tile]) if x.len() >= avx512::MIN_ROWS => {
+        match (isa.avx512(), isa.avx2(), tiles) {
+            (Some(avx512), _, &[tile]) if x.len() >= avx512::MIN_ROWS => {
                 // SAFETY: `avx512` proves that the CPU has the instructions.
                 unsafe { avx512::pass(avx512, tile, x, sums) }
             }

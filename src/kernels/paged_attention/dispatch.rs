@@ -9,7 +9,11 @@ use crate::kernels::cpu::Isa;
 pub(super) fn run<L: Loop>(isa: Isa, work: L) -> L::Output {
     #[cfg(target_arch = "x86_64")]
     {
-        if let Isa::Avx512Vnni(avx512) = isa {
+        if let Isa::Avx512Bf16(bf16) = isa {
+            // SAFETY: `bf16` proves that the CPU has the instructions.
+            return unsafe { x86::run_avx512_bf16(bf16, work) };
+        }
+        if let Some(avx512) = isa.avx512() {
             // SAFETY: `avx512` proves that the CPU has the instructions.
             return unsafe { x86::run_avx512(avx512, work) };
         }

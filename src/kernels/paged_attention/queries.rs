@@ -1,6 +1,7 @@
 //! Computes one item on one thread: its queries, chunk by chunk over their keys.
 
 use super::dispatch::run;
+use super::pairs::{AddPairs, LoadQuery, PackKeys, PackValues, PairScores, pairs_of};
 use super::partial::{Merge, Normalize, Partial, Scale};
 use super::plan::{Dims, Item};
 use super::scores::{Dots, Pack, Scores};
@@ -8,13 +9,14 @@ use super::simd::{Element, LANES};
 use super::vectors::{CHUNK, STRIDE, TILE, Vectors, Widen, prefetch};
 use super::weights::{AddWeighted, Soften, Weigh};
 use crate::kernels::cpu::Isa;
+use half::bf16;
 use std::cell::RefCell;
 use std::f32::consts::LOG2_E;
 use std::iter::repeat_n;
 use std::ops::Range;
 
-/// Maximum number of keys of a tile or of a row's tree.
-const MAX_KEYS: usize = 64;
+/// Maximum number of keys of a tile, or of a row's tree and the key before it, in whole vectors.
+const MAX_KEYS: usize = 64 + LANES;
 
 /// Up to this many queries read K and V as they are; for more, a tile is first widened to f32.
 const MAX_DIRECT: usize = 3;
@@ -25,13 +27,13 @@ const MAX_DOTS: usize = 6;
 /// Buffers for one item, kept between calls.
 #[derive(Default)]
 pub(super) struct Scratch {
-    /// Scaled queries: `[queries, width]`, ordered by row, then by head.
+    /// Scaled queries: `[queries, width]` or pairs of bf16, ordered by row, then by head.
     queries: Buffer,
-    /// A tile of keys, see [`Pack`].
+    /// A tile of keys, see [`Pack`] and [`PackKeys`].
     keys: Buffer,
-    /// A tile of values as f32.
+    /// A tile of values as f32, or see [`PackValues`].
     values: Buffer,
-    /// Scores of the chunk, later its weights: `[queries, STRIDE]`.
+    /// Scores of the chunk, later its weights: `[queries, STRIDE]`, see [`Weigh`].
     scores: Buffer,
     /// The keys of the chunk that each query sees.
     seen: Vec<Range<usize>>,
@@ -152,7 +154,7 @@ impl<E: Element> QueryGroup<'_, E> {
         let (group, d) = (self.dims.group(), self.dims.head_dim);
         let mut places = [0; CHUNK];
         // The last row sees every key that any row shares with the rows after it.
-        let shared = self.item.shared_keys(chunk, self.item.rows.len() - 1);
+        let shared = self.shared_keys(chunk, self.item.rows.len() - 1);
         // Tiles begin at multiples of their length, whatever the window.
         let first = (self.item.hidden_from_all(chunk) / TILE * TILE).min(shared);
         self.places(chunk * CHUNK + first, &mut places[first..shared]);
@@ -189,6 +191,20 @@ impl<E: Element> QueryGroup<'_, E> {
         let scores = scratch.scores.room(self.count() * STRIDE);
         let scores = &mut scores[queries.start * STRIDE + start..];
         let all = scratch.queries.room(self.count() * width);
+        if let Some([k, _]) = self.pools() {
+            let pairs = pairs_of(d);
+            let packed = scratch.keys.room(MAX_KEYS * pairs);
+            let keys = Vectors::new(k, places, d);
+            run(self.isa, PackKeys { keys, to: packed });
+            let scores = PairScores {
+                queries: &all[queries.start * pairs..queries.end * pairs],
+                pairs,
+                keys: packed,
+                count: places.len(),
+                scores,
+            };
+            return run(self.isa, scores);
+        }
         let own = &all[queries.start * width..queries.end * width];
         if self.is_direct(queries.len()) {
             let dots = Dots {
@@ -238,8 +254,28 @@ impl<E: Element> QueryGroup<'_, E> {
         let width = self.dims.width();
         let sums = &mut sums[queries.start * width..queries.end * width];
         let weights = scratch.scores.room(self.count() * STRIDE);
-        let weights = &weights[queries.start * STRIDE + first..];
+        let weights = &weights[queries.start * STRIDE..];
         let seen = &scratch.seen[queries.clone()];
+        if let Some([_, v]) = self.pools() {
+            let packed = scratch.values.room(MAX_KEYS * width);
+            let pack = PackValues {
+                values: Vectors::new(v, places, self.dims.head_dim),
+                width,
+                to: packed,
+            };
+            run(self.isa, pack);
+            let add = AddPairs {
+                sums,
+                weights: &weights[first / 2..],
+                seen,
+                first,
+                values: packed,
+                count: places.len(),
+                width,
+            };
+            return run(self.isa, add);
+        }
+        let weights = &weights[first..];
         if self.is_direct(queries.len()) {
             let values = Vectors::new(self.v, places, width);
             let add = AddWeighted {
@@ -306,6 +342,7 @@ impl<E: Element> QueryGroup<'_, E> {
             seen: &scratch.seen,
             max: into.max,
             sum: into.sum,
+            halve: self.pools().is_some(),
         };
         run(self.isa, weigh);
     }
@@ -334,10 +371,27 @@ impl<E: Element> QueryGroup<'_, E> {
         prefetch(self.v, places, width);
     }
 
+    /// As [`Item::shared_keys`]. Those of a tree that come in pairs end with a whole one: the key after it belongs
+    /// with a row's first private key.
+    fn shared_keys(&self, chunk: usize, row: usize) -> usize {
+        let shared = self.item.shared_keys(chunk, row);
+        match self.item.span.tree {
+            Some(_) if self.pools().is_some() => shared / 2 * 2,
+            _ => shared,
+        }
+    }
+
+    /// K and V, if products are those of bf16.
+    fn pools(&self) -> Option<[&[bf16]; 2]> {
+        E::as_bf16(self.k)
+            .zip(E::as_bf16(self.v))
+            .map(<[_; 2]>::from)
+    }
+
     /// The first row that shares the chunk's key `start` with the rows after it.
     fn first_sharing_row(&self, chunk: usize, start: usize) -> usize {
         let mut rows = 0..self.item.rows.len();
-        rows.find(|&row| self.item.shared_keys(chunk, row) > start)
+        rows.find(|&row| self.shared_keys(chunk, row) > start)
             .unwrap_or(rows.end)
     }
 
@@ -349,12 +403,17 @@ impl<E: Element> QueryGroup<'_, E> {
         }
         for row in 0..self.item.rows.len() {
             let (mut places, mut count) = ([0; MAX_KEYS], 0);
+            let first = self.shared_keys(chunk, row);
+            for number in first..self.item.shared_keys(chunk, row) {
+                self.places(chunk * CHUNK + number, &mut places[count..=count]);
+                count += 1;
+            }
             for position in self.item.private_keys(chunk, row) {
                 self.places(position, &mut places[count..=count]);
                 count += 1;
             }
             if count > 0 {
-                work(row, self.item.shared_keys(chunk, row), &places[..count]);
+                work(row, first, &places[..count]);
             }
         }
     }
@@ -384,11 +443,18 @@ impl<E: Element> QueryGroup<'_, E> {
             None => self.scale * LOG2_E,
             Some(_) => self.scale,
         };
+        let halve = self.pools().is_some();
+        let width = if halve { pairs_of(d) } else { width };
         let queries = scratch.queries.room(self.count() * width);
         for (number, query) in queries.chunks_exact_mut(width).enumerate() {
             let (row, head) = (number / group, number % group);
             let row = self.row_of(row) * self.q.stride;
             let from = &self.q.q[row + (self.item.kv_head * group + head) * d..][..d];
+            if halve {
+                let to = query;
+                run(self.isa, LoadQuery { from, factor, to });
+                continue;
+            }
             let (to, rest) = query.split_at_mut(d);
             run(self.isa, Scale { from, factor, to });
             rest.fill(0.0);

@@ -7,6 +7,11 @@ use half::{bf16, f16};
 /// Floats per vector.
 pub(super) const LANES: usize = 16;
 
+/// The half of an f32 that is a bf16.
+pub(super) const UPPER: u32 = 0xFFFF_0000;
+/// Just below half a unit of it: adding this, and 1 if the unit is odd, rounds to it.
+pub(super) const BELOW_HALF: u32 = 0x7FFF;
+
 /// An instruction set. Its value proves that the CPU has the instructions.
 pub(super) trait Simd: Copy {
     type Vector: Copy;
@@ -39,7 +44,7 @@ pub(super) trait Simd: Copy {
     fn sums_of(self, x: [Self::Eight; 4]) -> [f32; 4];
 
     /// # Safety
-    /// 16 numbers can be read at `from`.
+    /// 16 numbers can be read at `from`, which need not be aligned.
     unsafe fn load(self, from: *const f32) -> Self::Vector;
     /// # Safety
     /// 16 numbers can be read at `from`.
@@ -56,6 +61,24 @@ pub(super) trait Simd: Copy {
     /// # Safety
     /// Eight numbers can be read at `from`.
     unsafe fn load_eight_bf16(self, from: *const bf16) -> Self::Eight;
+    /// Pairs of bf16, one in 32 bits each: the upper halves of the lanes of both, the first in the lower half.
+    fn pair(self, first: Self::Vector, second: Self::Vector) -> Self::Vector;
+    /// The first of each pair.
+    fn first(self, pairs: Self::Vector) -> Self::Vector;
+    /// The second of each pair.
+    fn second(self, pairs: Self::Vector) -> Self::Vector;
+    /// `a.first * b.first + (a.second * b.second + c)`, each product and its addition rounded once.
+    #[inline(always)]
+    fn dot_pairs(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector {
+        let second = self.fma(self.second(a), self.second(b), c);
+        self.fma(self.first(a), self.first(b), second)
+    }
+
+    /// Writes `x` rounded to the nearest bf16, ties to even. NaNs stay so if the CPU made them.
+    ///
+    /// # Safety
+    /// 16 numbers can be written at `to`.
+    unsafe fn store_bf16(self, to: *mut bf16, x: Self::Vector);
     /// # Safety
     /// 16 numbers can be written at `to`.
     unsafe fn store(self, to: *mut f32, x: Self::Vector);
@@ -77,6 +100,11 @@ pub(super) trait Loop {
 
 /// An element type of a pool.
 pub(super) trait Element: WithDType {
+    /// The numbers, if products are those of bf16.
+    fn as_bf16(_: &[Self]) -> Option<&[bf16]> {
+        None
+    }
+
     fn to_f32(self) -> f32;
 
     /// Loads [`LANES`] numbers.
@@ -93,8 +121,10 @@ pub(super) trait Element: WithDType {
 }
 
 macro_rules! element {
-    ($type:ty, $to_f32:expr, $load:ident, $load_eight:ident) => {
+    ($type:ty, $to_f32:expr, $load:ident, $load_eight:ident $(, $as_bf16:item)?) => {
         impl Element for $type {
+            $($as_bf16)?
+
             #[inline(always)]
             fn to_f32(self) -> f32 {
                 $to_f32(self)
@@ -116,7 +146,15 @@ macro_rules! element {
 }
 element!(f32, std::convert::identity, load, load_eight);
 element!(f16, f16::to_f32, load_f16, load_eight_f16);
-element!(bf16, bf16::to_f32, load_bf16, load_eight_bf16);
+element!(
+    bf16,
+    bf16::to_f32,
+    load_bf16,
+    load_eight_bf16,
+    fn as_bf16(numbers: &[Self]) -> Option<&[bf16]> {
+        Some(numbers)
+    }
+);
 
 /// `2^x` within 1.2 units in the last place, for numbers up to 127; 0 for those below -125. NaN stays NaN.
 ///
@@ -124,19 +162,34 @@ element!(bf16, bf16::to_f32, load_bf16, load_eight_bf16);
 /// `|r| <= 1/2`.
 #[inline(always)]
 pub(super) fn exp2<S: Simd>(s: S, x: S::Vector) -> S::Vector {
-    /// Adding it rounds to an integer and leaves that in the low bits.
-    const ROUND: f32 = 12_582_912.0;
-    let shifted = s.add(x, s.splat(ROUND));
-    let r = s.sub(x, s.sub(shifted, s.splat(ROUND)));
-    let mut p = s.splat(1.545_316_3e-4);
-    for factor in [
+    let factors = [
+        1.545_316_3e-4,
         1.339_086_3e-3,
         9.618_083e-3,
         5.550_357e-2,
         2.402_265e-1,
         std::f32::consts::LN_2,
         1.0,
-    ] {
+    ];
+    exp2_by(s, x, &factors)
+}
+
+/// As [`exp2`], within 1.0e-4 of the value: enough for a bf16, which is within 2.0e-3.
+#[inline(always)]
+pub(super) fn exp2_for_bf16<S: Simd>(s: S, x: S::Vector) -> S::Vector {
+    let factors = [5.583_828_3e-2, 2.426_395e-1, 6.931_367e-1, 9.999_245_6e-1];
+    exp2_by(s, x, &factors)
+}
+
+/// `factors` are those of the polynomial, from that of the highest power on.
+#[inline(always)]
+fn exp2_by<S: Simd>(s: S, x: S::Vector, factors: &[f32]) -> S::Vector {
+    /// Adding it rounds to an integer and leaves that in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    let shifted = s.add(x, s.splat(ROUND));
+    let r = s.sub(x, s.sub(shifted, s.splat(ROUND)));
+    let mut p = s.splat(factors[0]);
+    for &factor in &factors[1..] {
         p = s.fma(p, r, s.splat(factor));
     }
     s.zero_below(-125.0, x, s.scale(p, shifted))
@@ -242,7 +295,7 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn load(self, from: *const f32) -> [f32; LANES] {
         // SAFETY: the caller's contract.
-        unsafe { from.cast::<[f32; LANES]>().read() }
+        unsafe { from.cast::<[f32; LANES]>().read_unaligned() }
     }
 
     #[inline(always)]
@@ -277,6 +330,31 @@ impl Simd for Portable {
         // SAFETY: the caller's contract.
         let x = unsafe { from.cast::<[bf16; 8]>().read() };
         lanes!(8, i => x[i].to_f32())
+    }
+
+    #[inline(always)]
+    fn pair(self, first: [f32; LANES], second: [f32; LANES]) -> [f32; LANES] {
+        lanes!(i => f32::from_bits(first[i].to_bits() >> 16 | second[i].to_bits() & UPPER))
+    }
+
+    #[inline(always)]
+    fn first(self, pairs: [f32; LANES]) -> [f32; LANES] {
+        lanes!(i => f32::from_bits(pairs[i].to_bits() << 16))
+    }
+
+    #[inline(always)]
+    fn second(self, pairs: [f32; LANES]) -> [f32; LANES] {
+        lanes!(i => f32::from_bits(pairs[i].to_bits() & UPPER))
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut bf16, x: [f32; LANES]) {
+        for (i, x) in x.into_iter().enumerate() {
+            let odd = x.to_bits() >> 16 & 1;
+            let rounded = x.to_bits().wrapping_add(BELOW_HALF + odd) >> 16;
+            // SAFETY: the caller's contract.
+            unsafe { to.add(i).write(bf16::from_bits(rounded as u16)) };
+        }
     }
 
     #[inline(always)]

@@ -8,9 +8,10 @@
     reason = "indices of registers: loops over R and C are unrolled"
 )]
 
-use super::simd::{Element, LANES, Loop, Simd, exp2};
+use super::simd::{Element, LANES, Loop, Simd, exp2, exp2_for_bf16};
 use super::vectors::{STRIDE, Vectors};
 use crate::kernels::float::tanh;
+use half::bf16;
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
@@ -42,6 +43,9 @@ pub(super) struct Weigh<'a> {
     /// for those that see none.
     pub max: &'a mut [f32],
     pub sum: &'a mut [f32],
+    /// Whether the new values become bf16, of which two have the place of a score: those of a query move to the
+    /// front of its `STRIDE`. The sums are of the values before that.
+    pub halve: bool,
 }
 
 impl Loop for Weigh<'_> {
@@ -64,11 +68,21 @@ impl Loop for Weigh<'_> {
         for ((scores, seen), (max, sum)) in queries.zip(self.max.iter().zip(self.sum)) {
             let max = s.splat(*max);
             let mut sums = s.splat(0.0);
-            for vector in scores[touched(seen)].as_chunks_mut::<LANES>().0 {
-                // SAFETY: 16 numbers.
+            let touched = touched(seen);
+            let scores = scores[..touched.end].as_mut_ptr();
+            for at in touched.step_by(LANES) {
+                // SAFETY: 16 numbers from `at` on. Halves of them end before the next.
                 unsafe {
-                    let weights = exp2(s, s.sub(s.load(vector.as_ptr()), max));
-                    s.store(vector.as_mut_ptr(), weights);
+                    let below = s.sub(s.load(scores.add(at)), max);
+                    let weights = if self.halve {
+                        let weights = exp2_for_bf16(s, below);
+                        s.store_bf16(scores.cast::<bf16>().add(at), weights);
+                        weights
+                    } else {
+                        let weights = exp2(s, below);
+                        s.store(scores.add(at), weights);
+                        weights
+                    };
                     sums = s.add(sums, weights);
                 }
             }

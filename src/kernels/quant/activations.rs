@@ -190,7 +190,7 @@ fn quantize_row(
     let (x, q) = (x.as_chunks().0, q.as_chunks_mut().0);
     #[cfg(target_arch = "x86_64")]
     {
-        if let Isa::Avx512Vnni(proof) = isa {
+        if let Some(proof) = isa.avx512() {
             // SAFETY: `proof` proves that the CPU has the instructions.
             return unsafe { x86::quantize_row_avx512(proof, x, row, rows, q, sums) };
         }

@@ -61,14 +61,14 @@ fn product<F: x86::VectorFormat>(
     turns: &[Turn],
     store: impl FnMut(usize, &[f32; WIDTH]),
 ) {
-    match isa {
+    match (isa.avx512(), isa) {
         // SAFETY: the CPU has the instructions, which `proof` is the proof of.
-        Isa::Avx512Vnni(proof) => unsafe { x86::product_avx512(proof, strip, x, turns, store) },
+        (Some(proof), _) => unsafe { x86::product_avx512(proof, strip, x, turns, store) },
         // SAFETY: as above.
-        Isa::AvxVnni(proof) => unsafe { x86::product_avx_vnni(proof, strip, x, turns, store) },
+        (_, Isa::AvxVnni(proof)) => unsafe { x86::product_avx_vnni(proof, strip, x, turns, store) },
         // SAFETY: as above.
-        Isa::Avx2(proof) => unsafe { x86::product_avx2(proof, strip, x, turns, store) },
-        Isa::Portable => product_portable(strip, x, turns, store),
+        (_, Isa::Avx2(proof)) => unsafe { x86::product_avx2(proof, strip, x, turns, store) },
+        _ => product_portable(strip, x, turns, store),
     }
 }
 

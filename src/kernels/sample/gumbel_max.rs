@@ -6,7 +6,7 @@
 //! is fused, so all CPUs and the CUDA kernel compute the same bits.
 
 use crate::float;
-use crate::kernels::cpu::{self, Avx2, Avx512Vnni, Isa};
+use crate::kernels::cpu::{self, Avx2, Avx512Vnni};
 
 /// The exponentially distributed number (mean 1) of token `id` under `key`.
 ///
@@ -97,14 +97,15 @@ impl VocabularyLoop for SoftmaxWeights {
 /// Runs a loop with the widest vectors of this CPU. The results have the same bits with all of them.
 fn widest(values: &mut [f32], body: impl VocabularyLoop) {
     #[cfg(target_arch = "x86_64")]
-    match cpu::isa() {
-        // SAFETY: `proof` proves that the CPU has the instructions.
-        Isa::Avx512Vnni(proof) => return unsafe { run_avx512(proof, values, body) },
-        isa => {
-            if let Some(proof) = isa.avx2() {
-                // SAFETY: as above.
-                return unsafe { run_avx2(proof, values, body) };
-            }
+    {
+        let isa = cpu::isa();
+        if let Some(proof) = isa.avx512() {
+            // SAFETY: `proof` proves that the CPU has the instructions.
+            return unsafe { run_avx512(proof, values, body) };
+        }
+        if let Some(proof) = isa.avx2() {
+            // SAFETY: as above.
+            return unsafe { run_avx2(proof, values, body) };
         }
     }
     body.run(values);

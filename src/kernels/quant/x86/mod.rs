@@ -142,7 +142,7 @@ unsafe fn rows<M: Multiply, F: VectorFormat, const R: usize, const V: usize>(
 /// Maximum number of rows of a turn.
 pub(super) fn max_rows<F: VectorFormat>(isa: Isa) -> usize {
     match isa {
-        Isa::Avx512Vnni(_) => Avx512::max_rows(F::BITS),
+        Isa::Avx512Vnni(_) | Isa::Avx512Bf16(_) => Avx512::max_rows(F::BITS),
         Isa::AvxVnni(_) => AvxVnni::max_rows(F::BITS),
         Isa::Avx2(_) => Avx2Ymm::max_rows(F::BITS),
         Isa::Portable => ROWS,
