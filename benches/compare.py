@@ -24,13 +24,6 @@ import sys
 from serving import FORETOKEN, Failed, at_once, cell, flags, foretoken, running, sentences
 
 ADAPTER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "openvino_server.py")
-# Properties of OpenVINO's pipeline. Its defaults compute in bf16 where the CPU can, with activations of 8 bits in groups of
-# 32 and a cache of 8 bits; those of "f16 cache" are the closest to foretoken's.
-SETTINGS = {
-    "OpenVINO": {},
-    "OpenVINO, f32, f16 cache": {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f16"},
-    "OpenVINO, f32, f32 cache": {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"},
-}
 COLOURS = ["#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b"]
 
 
@@ -45,12 +38,9 @@ class Program:
 
 def llama(name, program, options):
     threads, known, most = str(options.threads), flags(program), max(options.streams)
-    context = max(1024, max(options.prefill) + 16, options.prompt_tokens + options.tokens + 16)
+    context = max(1024, max(options.prefill) + 16, 4 * options.prompt_tokens + options.tokens + 16)
     command = [program, "--model", options.model, "--threads", threads, "--threads-batch", threads]
-    # One pool for all, because a long prompt and many streams never come together.
-    unified = "--kv-unified" in known
-    size = max(context, (options.prompt_tokens + options.tokens + 16) * most) if unified else context * most
-    command += ["--parallel", str(most), "--ctx-size", str(size)] + (["--kv-unified"] if unified else [])
+    command += ["--parallel", str(most), "--ctx-size", str(context * most)]
     # Otherwise it saves the caches of idle slots for prompts that might come again.
     command += ["--cache-ram", "0"] if "--cache-ram" in known else []
     command += ["--no-webui"] if "--no-webui" in known else []
@@ -58,23 +48,22 @@ def llama(name, program, options):
     return Program(name, command, {"cache_prompt": False}, drafts)
 
 
-def openvino(setting, options):
+def openvino(options):
     command = [options.openvino, ADAPTER, "--model", options.model, "--threads", str(options.threads)]
     command += ["--max-num-seqs", str(max(options.streams)), "--max-num-batched-tokens", str(max(options.prefill))]
-    return Program(setting, [*command, "--properties", json.dumps(SETTINGS[setting])], {}, ["--prompt-lookup"])
+    return Program("OpenVINO", [*command, "--properties", options.openvino_properties], {}, ["--prompt-lookup"])
 
 
 def programs(options):
     """foretoken, and the peers that are there; says which are not."""
-    ours = argparse.Namespace(**{**vars(options), "streams": max(options.streams)})
-    yield Program(*foretoken(ours), draft_flags=[], draft_fields={})
+    yield Program(*foretoken(options), draft_flags=[], draft_fields={})
     for name, program in [("llama.cpp", options.llama_server), ("ik_llama.cpp", options.ik_llama_server)]:
         if program and shutil.which(program):
             yield llama(name, program, options)
         else:
             print(f"not here: {name}", file=sys.stderr)
     if subprocess.run([options.openvino, "-c", "import openvino_genai"], capture_output=True).returncode == 0:
-        yield from (openvino(setting, options) for setting in options.openvino_settings)
+        yield openvino(options)
     else:
         print("not here: OpenVINO GenAI", file=sys.stderr)
     for name, command in (peer.split("=", 1) for peer in options.peer):
@@ -187,7 +176,7 @@ def parse_arguments():
     parser.add_argument("--llama-server", default="llama-server", help="llama.cpp's (default: that of the PATH)")
     parser.add_argument("--ik-llama-server", help="ik_llama.cpp's")
     parser.add_argument("--openvino", default=sys.executable, help="a Python with openvino-genai (default: this one)")
-    parser.add_argument("--openvino-settings", nargs="+", choices=SETTINGS, default=["OpenVINO"], help="default: its own")
+    parser.add_argument("--openvino-properties", default="{}", metavar="JSON", help="of its pipeline")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND", help="takes --host and --port, too")
     parser.add_argument("--json", metavar="FILE", help="also write all figures to FILE")
     parser.add_argument("--svg", metavar="FILE", help="also draw the ratios in FILE")

@@ -126,7 +126,7 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--max-num-seqs", type=int, default=64)
     parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
-    parser.add_argument("--cache-gb", type=int, default=4)
+    parser.add_argument("--cache-gb", type=int, default=2)
     parser.add_argument("--properties", type=json.loads, default={}, metavar="JSON", help="of the pipeline")
     parser.add_argument("--prefix-caching", action="store_true")
     parser.add_argument("--prompt-lookup", action="store_true", help="drafts from n-grams of the prompt")

@@ -34,12 +34,13 @@ def statistic(counts, weights):
 
 
 def categories(logprobs, count):
-    """The likeliest tokens and their probabilities, and last None for all others; each is expected five times or more.
+    """The two likeliest tokens and their probabilities, and last None for all others; each is expected five times or more.
+    With more of them, the test would need more samples to see that the likeliest is too frequent.
 
     >>> categories({"a": math.log(0.5), "b": math.log(0.3), "c": math.log(0.001)}, 100)
     (['a', 'b', None], [0.5, 0.3, 0.2])
     """
-    found = sorted(((math.exp(value), token) for token, value in logprobs.items()), reverse=True)[:3]
+    found = sorted(((math.exp(value), token) for token, value in logprobs.items()), reverse=True)[:2]
     found = [(p, token) for p, token in found if p * count >= 5]
     rest = 1 - sum(p for p, _ in found)
     if rest * count < 5 and found:

@@ -105,10 +105,11 @@ def positions(logprobs):
 class Budget:
     def __init__(self, options):
         self.started, self.seconds, self.tokens = time.monotonic(), options.minutes * 60, options.tokens
-        self.spent, self.requests, self.lock = 0, 0, threading.Lock()
+        self.spent, self.requests, self.lock, self.share = 0, 0, threading.Lock(), 1.0
 
-    def left(self, share=1.0):
-        return time.monotonic() - self.started < share * self.seconds and self.spent < share * self.tokens
+    def left(self):
+        """Whether anything is left of the share that may be used by now."""
+        return time.monotonic() - self.started < self.share * self.seconds and self.spent < self.share * self.tokens
 
     def spend(self, tokens):
         with self.lock:
@@ -340,7 +341,7 @@ class Samples:
         by_first = collections.defaultdict(list)
         for one, two in pairs:
             by_first[one].append(two)
-        common = sorted(by_first, key=lambda token: -len(by_first[token]))[:4]
+        common = sorted(by_first, key=lambda token: -len(by_first[token]))[:3]
         groups = [(second[one], by_first[one]) for one in common if one in second and len(by_first[one]) >= 100]
         self.judge("second token, by the first", groups)
 
@@ -410,19 +411,24 @@ def report(texts, samples, cut, budget, options):
 
 
 def run(servers, options, budget):
-    """All checks, in rounds while there is time, half of it for texts. What is cut short is said."""
+    """All checks: rounds of texts for half of the time, then samples. What is cut short is said, but for further rounds."""
     texts, samples, cut = Texts(servers, options), Samples(servers[0], options), []
     servers[0].ask({"prompt": HESITATIONS[0], "max_tokens": 1, "temperature": 0})
+    budget.share, number = 0.5, 0
     try:
-        for number in itertools.count(1):
+        while budget.left():
+            number += 1
             for kind in ("greedy", "seeded"):
                 texts.round(number, kind)
             print(f"round {number}: {budget.spent} tokens", file=sys.stderr)
-            if not budget.left(0.5):
-                break
+    except Spent:
+        if number == 1:
+            cut.append("Not all texts: half of --minutes or --tokens was used up.")
+    budget.share = 1.0
+    try:
         samples.run()
     except Spent:
-        cut.append("Not finished: --minutes or --tokens were used up.")
+        cut.append("No samples: --minutes or --tokens were used up.")
     return report(texts, samples, cut, budget, options)
 
 
@@ -441,7 +447,7 @@ def parse_arguments():
     parser.add_argument("--max-tokens", type=int, default=96, help="of a text (default %(default)s)")
     parser.add_argument("--long-words", type=int, default=600, help="words of the long prompts (default %(default)s)")
     parser.add_argument("--streams", type=int, default=12, help="requests at a time, in company (default %(default)s)")
-    parser.add_argument("--samples", type=int, default=12_000, help="seeds whose tokens are counted (default %(default)s)")
+    parser.add_argument("--samples", type=int, default=16_000, help="seeds whose tokens are counted (default %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write the figures there, too")
     options = parser.parse_args()
     numbers = [options.tokens, options.long_words, options.streams, options.samples]
