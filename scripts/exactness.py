@@ -9,9 +9,8 @@ greedy, and sampled with a seed. Then it compares the first and the second token
 log-probabilities (chi-square). A wrong rule, which writes the likeliest token 63 times where 60 is right, is simulated
 with as many samples and must be rejected: otherwise there were too few of them, which is a failure.
 
-    scripts/exactness.py http://127.0.0.1:8000 --plain '{"spec_length": 0}'            # foretoken
-    scripts/exactness.py http://127.0.0.1:8080 --plain '{"speculative.n_max": 0}'      # llama.cpp with a draft model
-    scripts/exactness.py http://127.0.0.1:8000 http://127.0.0.1:8001                   # with drafts, and without
+    scripts/exactness.py http://127.0.0.1:8000 --plain '{"spec_length": 0}'    # foretoken
+    scripts/exactness.py http://127.0.0.1:8000 http://127.0.0.1:8001           # one server with drafts, one without
 
 Prints tables in Markdown. Exits with 0 if nothing differs and no sample is rejected, with 1 if something is or could not be
 finished, and with 2 if the server cannot be asked. What the server does not offer is listed, and is no failure.
@@ -283,8 +282,10 @@ class Texts:
 class Samples:
     """First and second tokens of many seeds against the server's log-probabilities."""
 
-    def __init__(self, server, options):
-        self.server, self.options, self.rows, self.not_offered = server, options, [], {}
+    def __init__(self, servers, options):
+        self.server, self.options, self.rows, self.not_offered = servers[0], options, [], {}
+        # Log-probabilities are those without drafts if possible: some servers have none for tokens that were drafts.
+        self.plain = servers[0] if options.plain else servers[-1]
         self.sampling = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0}
 
     def probe(self):
@@ -293,7 +294,7 @@ class Samples:
         for sampling, count in itertools.product((self.sampling, small), (20, 5)):
             body = {"prompt": HESITATIONS[0], "max_tokens": 2, "seed": 1, **sampling, "logprobs": count}
             try:
-                answer = self.server.ask({**body, **self.options.plain})
+                answer = self.plain.ask({**body, **self.options.plain})
             except Refused as e:
                 why = str(e)
                 continue
@@ -304,21 +305,19 @@ class Samples:
         self.not_offered["log-probabilities"] = why
         return False
 
-    def ask(self, prompt, count, fields):
-        first = 10**6 if "logprobs" in fields else 0
+    def ask(self, server, prompt, count, fields):
         for start in range(0, count, 256):
-            seeds = range(first + start, first + min(count, start + 256))
+            seeds = range(start, min(count, start + 256))
             body = {"prompt": prompt, "max_tokens": SAMPLE_TOKENS, **self.sampling, **fields}
             try:
-                yield from self.server.together([{**body, "seed": seed} for seed in seeds])
+                yield from server.together([{**body, "seed": seed} for seed in seeds])
             except Spent:
                 return
 
     def tables(self, prompt):
-        """The log-probabilities of the first token, and those of the second by the first. Without drafts if possible: some
-        servers have none for tokens that were drafts."""
+        """The log-probabilities of the first token, and those of the second by the first."""
         first, second = {}, {}
-        for answer in self.ask(prompt, 64, {**self.logprobs, **self.options.plain}):
+        for answer in self.ask(self.plain, prompt, 64, {**self.logprobs, **self.options.plain}):
             if len(answer.positions) > 1:
                 (token, first), (_, tops) = answer.positions[:2]
                 if len(tops) > 1:
@@ -332,7 +331,7 @@ class Samples:
         hesitation = lambda tops: (lambda p: p * (1 - p))(math.exp(max(tops.values(), default=0)))
         later = lambda first, second: sum(math.exp(first.get(t, -99)) * hesitation(tops) for t, tops in second.items())
         prompt, first, second = max(choices, key=lambda c: min(hesitation(c[1]), later(c[1], c[2])))
-        answers = list(self.ask(prompt, self.options.samples, {"logprobs": 1}))
+        answers = list(self.ask(self.server, prompt, self.options.samples, {"logprobs": 1}))
         pairs = [tuple(token for token, _ in a.positions[:2]) for a in answers if len(a.positions) > 1]
         told = [a.accepted for a in answers if a.accepted is not None]
         self.accepted = sum(told) if told else None
@@ -412,7 +411,7 @@ def report(texts, samples, cut, budget, options):
 
 def run(servers, options, budget):
     """All checks: rounds of texts for half of the time, then samples. What is cut short is said, but for further rounds."""
-    texts, samples, cut = Texts(servers, options), Samples(servers[0], options), []
+    texts, samples, cut = Texts(servers, options), Samples(servers, options), []
     servers[0].ask({"prompt": HESITATIONS[0], "max_tokens": 1, "temperature": 0})
     budget.share, number = 0.5, 0
     try:
