@@ -177,7 +177,7 @@ def parse_arguments():
     parser.add_argument("--ik-llama-server", help="ik_llama.cpp's")
     parser.add_argument("--openvino", default=sys.executable, help="a Python with openvino-genai (default: this one)")
     parser.add_argument("--openvino-properties", default="{}", metavar="JSON", help="of its pipeline")
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND", help="takes --host and --port, too")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND", help="as it is; gets --host and --port")
     parser.add_argument("--json", metavar="FILE", help="also write all figures to FILE")
     parser.add_argument("--svg", metavar="FILE", help="also draw the ratios in FILE")
     count = lambda flag, default, text, **more: parser.add_argument(
