@@ -51,6 +51,7 @@ SAMPLE_TOKENS = 3  # one more than is looked at, so that the second can be a dra
 LEVEL = 1e-3  # p below which samples are rejected
 CONTROLS = 40  # samples of the wrong rule
 BUSY = (429, 503)
+PARTLY_CACHED, CHUNKED = "after a part was cached, and all", "chunked beside long prompts"
 
 
 class Unaskable(Exception):
@@ -212,6 +213,12 @@ class Texts:
         if not self.ways:
             self.not_offered["with and without drafts"] = "neither --plain nor a second URL"
 
+    def not_reached(self):
+        kinds = ["greedy"] + ["seeded"] * ("seeds" not in self.not_offered)
+        names = ["again", "in company", *(name + also for name, *_ in self.ways for also in ("", ", in company"))]
+        names += [PARTLY_CACHED, CHUNKED]
+        return [f"{kind}, {name}" for kind in kinds for name in names if f"{kind}, {name}" not in self.checks]
+
     def prompts(self, number, kind):
         """No two are equal, nor begin in the same way for long, so the first time none is cached."""
         for i in range(self.options.texts):
@@ -251,7 +258,7 @@ class Texts:
     def prefixes(self, number, bodies, check):
         """Another question after the same beginning hits a part of a prompt; asked again, all of it."""
         bodies = [{**body, "prompt": body["prompt"] + f" And then, {number}:"} for body in bodies]
-        check("after a part was cached, and all", bodies, self.server.alone(bodies), self.server.alone(bodies))
+        check(PARTLY_CACHED, bodies, self.server.alone(bodies), self.server.alone(bodies))
 
     def chunked(self, number, kind, sampled, check):
         """New prompts of some length, together and beside longer ones, which cut them in other places than alone."""
@@ -276,7 +283,7 @@ class Texts:
             finally:
                 done.set()
             [other.result() for other in others]
-        check("chunked beside long prompts", bodies, self.server.alone(bodies), together)
+        check(CHUNKED, bodies, self.server.alone(bodies), together)
 
 
 class Samples:
@@ -421,8 +428,7 @@ def run(servers, options, budget):
                 texts.round(number, kind)
             print(f"round {number}: {budget.spent} tokens", file=sys.stderr)
     except Spent:
-        if number == 1:
-            cut.append("Not all texts: half of --minutes or --tokens was used up.")
+        cut += [f"Not reached within half of --minutes or --tokens: {name}." for name in texts.not_reached()]
     budget.share = 1.0
     try:
         samples.run()
