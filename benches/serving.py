@@ -125,7 +125,7 @@ def flags(program):
 
 
 def foretoken(options):
-    seqs = str(max(64, options.streams))  # 64 is its default
+    seqs = str(max(64, *options.streams))  # 64 is its default
     command = [options.foretoken, "--model", options.model, "--max-num-seqs", seqs]
     command += ["--threads", str(options.threads)] if "--threads" in flags(options.foretoken) else []
     command += ["--no-prefix-caching"] if "--no-prefix-caching" in flags(options.foretoken) else []
