@@ -51,6 +51,15 @@ GEMMA4_ROPES = dict(
     sliding_attention=dict(rope_type="default", rope_theta=1e4),
 )
 
+# A rope whose pairs between fast and slow ones would be others if they were whole.
+GPT_OSS = dict(
+    head_dim=16, intermediate_size=32, num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW,
+    rope_parameters=dict(
+        rope_type="yarn", rope_theta=100.0, factor=4.0, original_max_position_embeddings=16, beta_fast=32.0,
+        beta_slow=1.0, truncate=False,
+    ),
+)
+
 # The class, and what its configuration has besides SIZES.
 FIXTURES = {
     "mistral": ("Mistral", dict(sliding_window=WINDOW)),
@@ -91,6 +100,8 @@ FIXTURES = {
         num_hidden_layers=4, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, decoder_sparse_step=2,
         mlp_only_layers=[1],
     )),
+    "gpt_oss": ("GptOss", GPT_OSS),
+    "gpt_oss_mxfp4": ("GptOss", GPT_OSS),
     "phi3": ("Phi3", dict(
         sliding_window=WINDOW, original_max_position_embeddings=16, num_attention_heads=2, num_key_value_heads=2,
         head_dim=16, rope_parameters=dict(
@@ -230,9 +241,12 @@ def randomize(model, seed):
                 noise *= 1.3 / parameter.shape[-1] ** 0.5
             else:
                 noise = 0.3 * noise + parameter
+            if model.config.model_type == "gpt_oss" and name.endswith("experts.gate_up_proj"):
+                # Some are over the limit of the gate.
+                noise *= 4
             parameter.copy_(noise.to(torch.bfloat16).float())
         for name, buffer in sorted(model.named_buffers()):
-            if name.endswith("layer_scalar"):
+            if name.endswith(("layer_scalar", "sinks")):
                 buffer.copy_((0.3 * torch.randn(1, generator=generator) + 0.9).to(torch.bfloat16).float())
 
 
@@ -270,6 +284,7 @@ GGUF = {
     "apertus": "apertus", "granite4": "granite", "seed_oss": "seed_oss", "ministral3": "mistral3", "glm": "chatglm",
     "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl",
     "mixtral": "llama", "olmoe": "olmoe", "qwen2_moe": "qwen2moe", "granite_moe": "granitemoe", "qwen3_moe": "qwen3moe",
+    "gpt_oss": "gpt-oss",
 }
 
 
@@ -361,6 +376,8 @@ def gguf_of(arch, config, state):
             metadata["feed_forward_length"] = widths
         rotated = int(rope["partial_rotary_factor"] * full / 2)
         extra["rope_freqs.weight"] = [1.0] * rotated + [1e30] * (full // 2 - rotated)
+    if arch == "gpt-oss":
+        metadata["expert_feed_forward_length"] = config.intermediate_size
     kind = rope["rope_type"]
     if "alpha" in rope:
         metadata["rope.freq_base"] = rope["rope_theta"] * rope["alpha"] ** (head_dim / (head_dim - 2))
@@ -416,10 +433,22 @@ def gguf_of(arch, config, state):
                 for part, start in (("gate", 0), ("up", half))
             ]
             continue
+        if arch == "gpt-oss" and ".experts." in name:
+            # Columns of gate and up take turns.
+            layer, kind = f"blk.{name.split('.')[2]}", "bias" if name.endswith("bias") else "weight"
+            parts = {"gate": [0, 2], "up": [1, 2]} if "gate_up" in name else {"down": [0, 1]}
+            tensors[name] = [
+                {
+                    "name": f"{layer}.ffn_{part}_exps.{kind}", "interleaved_heads": 0, "offset": 0,
+                    "columns": columns, "transposed": kind == "weight",
+                }
+                for part, columns in parts.items()
+            ]
+            continue
         ours = name.replace("shared_mlp.output_linear", "mlp.down_proj").replace(".language_model.", ".")
         theirs = names.get_name(ours, try_suffixes=(".weight", ".bias"))
         assert theirs, name
-        if name.endswith("layer_scalar"):
+        if name.endswith(("layer_scalar", "sinks")):
             theirs += ".weight"
         heads = 0
         if arch in PERMUTED and ".q_proj." in name:
@@ -468,18 +497,51 @@ def saved(model):
         return load_file(Path(folder) / "model.safetensors")
 
 
+def packed(weights):
+    """Blocks and scales of MXFP4 for `[experts, inputs, outputs]`, of each the nearest value."""
+    blocks = weights.float().transpose(1, 2).unflatten(-1, (-1, 32))
+    exponents = (blocks.abs().amax(-1) / 6).log2().ceil()
+    scaled = blocks / exponents.exp2().unsqueeze(-1)
+    half = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    nearest = (scaled.unsqueeze(-1) - torch.cat([half, -half])).abs().argmin(-1).to(torch.uint8)
+    return nearest[..., 0::2] | nearest[..., 1::2] << 4, (exponents + 127).to(torch.uint8)
+
+
+def published(model, shown):
+    """The tensors with experts in MXFP4, and the model that transformers makes of them."""
+    state = {}
+    for name, tensor in saved(model).items():
+        if name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+            state[f"{name}_blocks"], state[f"{name}_scales"] = packed(tensor)
+        else:
+            state[name] = tensor.to(torch.bfloat16)
+    state = {name: tensor.contiguous() for name, tensor in state.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(shown))
+        save_file(state, Path(folder) / "model.safetensors", {"format": "pt"})
+        dense = transformers.Mxfp4Config(dequantize=True)
+        loaded = type(model).from_pretrained(folder, quantization_config=dense, attn_implementation="eager")
+    return state, loaded.eval().float()
+
+
 def make(name):
     model, shown, renamed = new_model(name)
     config = model.config
+    state = None
+    if name.endswith("_mxfp4"):
+        shown["quantization_config"] = {"quant_method": "mxfp4"}
     for seed in range(100):
         randomize(model, seed)
-        found = expected(model, seed)
+        computed = model
+        if name.endswith("_mxfp4"):
+            state, computed = published(model, shown)
+        found = expected(computed, seed)
         if found:
             break
     folder = FOLDER / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(shown, indent=1) + "\n")
-    state = {k: v.to(torch.bfloat16).contiguous() for k, v in saved(model).items()}
+    state = state or {k: v.to(torch.bfloat16).contiguous() for k, v in saved(model).items()}
     if config.tie_word_embeddings:
         del state["lm_head.weight"]
     for i in range(config.num_hidden_layers - config.num_kv_shared_layers, config.num_hidden_layers) if name == "gemma4" else ():

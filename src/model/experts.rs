@@ -4,15 +4,19 @@
 //! by expert only to share a pass over the weights, and the outputs of a row's experts are added in the order of the
 //! experts, that of all rows last. Experts that no row chose are not read.
 
+mod layout;
+
 use super::config::ModelConfig;
 use super::layer_spec::{ExpertsSpec, LayerSpec, MlpSpec};
 use super::linear::Linear;
 use super::matrix::{Matrix, forward_chosen, join, unquantized};
 use super::mlp::Mlp;
-use super::weights::Weights;
+use super::rope::halves_from_pairs;
+use super::weights::{Stack, Weights};
 use crate::error::Result;
 use crate::kernels::glu;
 use candle_core::Tensor;
+use layout::Layout;
 use std::sync::Arc;
 
 /// A matrix of each expert.
@@ -26,75 +30,9 @@ pub(super) struct Experts {
     /// Gate and up of each expert as one matrix; or gates, then ups, if their formats cannot be joined.
     gate_up: Vec<Matrices>,
     down: Matrices,
+    biases: Option<Biases>,
     /// The expert of all rows, and what its factor is the sigmoid of.
     shared: Option<(Mlp, Linear)>,
-}
-
-/// How a checkpoint names the router, and the products of the experts.
-struct Layout {
-    /// Without `.weight`.
-    router: &'static str,
-    /// Gate and up, or both in one; `{}` is the number of the expert, without `.weight`. A name without `{}` is a
-    /// tensor with the matrices of all.
-    gate_up: &'static [&'static str],
-    down: &'static str,
-}
-
-/// llama.cpp's, by the names that [`names::gguf`](super::names::gguf) translates.
-const GGUF: Layout = Layout {
-    router: "mlp.gate",
-    gate_up: &["mlp.experts.gate_proj.weight", "mlp.experts.up_proj.weight"],
-    down: "mlp.experts.down_proj.weight",
-};
-
-/// Those of safetensors. The first is that of Qwen and of OLMoE.
-const LAYOUTS: [Layout; 5] = [
-    Layout {
-        router: "mlp.gate",
-        gate_up: &["mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"],
-        down: "mlp.experts.{}.down_proj",
-    },
-    // Of Mixtral.
-    Layout {
-        router: "block_sparse_moe.gate",
-        gate_up: &[
-            "block_sparse_moe.experts.{}.w1",
-            "block_sparse_moe.experts.{}.w3",
-        ],
-        down: "block_sparse_moe.experts.{}.w2",
-    },
-    // Of Granite, then that of its class in transformers 5.
-    Layout {
-        router: "block_sparse_moe.router.layer",
-        gate_up: &["block_sparse_moe.input_linear.weight"],
-        down: "block_sparse_moe.output_linear.weight",
-    },
-    Layout {
-        router: "block_sparse_moe.router",
-        gate_up: &["block_sparse_moe.experts.gate_up_proj"],
-        down: "block_sparse_moe.experts.down_proj",
-    },
-    // Of the other classes of transformers 5.
-    Layout {
-        router: "mlp.gate",
-        gate_up: &["mlp.experts.gate_up_proj"],
-        down: "mlp.experts.down_proj",
-    },
-];
-
-impl Layout {
-    /// That of `weights`; `at` names the parts of a layer.
-    fn of(weights: &Weights, at: impl Fn(&str) -> String) -> &'static Self {
-        if weights.are_gguf() {
-            return &GGUF;
-        }
-        let has = |layout: &&Self| {
-            let name = layout.down.replace("{}", "0");
-            let suffix = if name == layout.down { "" } else { ".weight" };
-            weights.has(&at(&format!("{name}{suffix}")))
-        };
-        LAYOUTS.iter().find(has).unwrap_or(&LAYOUTS[0])
-    }
 }
 
 impl Experts {
@@ -108,29 +46,34 @@ impl Experts {
         weights: &mut Weights,
         at: impl Fn(&str) -> String,
     ) -> Result<Self> {
-        let layout = Layout::of(weights, &at);
+        let layout = Layout::of(weights, &spec, &at);
         let (hidden, width) = (config.hidden_size, spec.width);
-        let router = exact(weights, &at(layout.router), (spec.count, hidden))?;
-        let mut read = |name: &str, shape| {
-            if !name.contains("{}") {
-                return weights.matrices(&at(name), spec.count, shape);
-            }
-            let one = |i: usize| at(&name.replace("{}", &i.to_string()));
-            (0..spec.count)
-                .map(|i| weights.matrix(&one(i), shape, None))
-                .collect()
-        };
+        let router = exact(
+            weights,
+            &at(layout.router),
+            (spec.count, hidden),
+            spec.has_bias,
+        )?;
+        // Of gate and up in one.
+        let order = (layout.alternates).then(|| halves_from_pairs(1, 2 * width, 2 * width));
+        let order = order.as_deref();
+        let mut read =
+            |name: &str, shape, order| read(weights, (layout, &spec), &at, name, shape, order);
         let gate_up = match layout.gate_up {
             [gate, up] => {
-                let gates = read(gate, (width, hidden))?;
-                joined(gates, read(up, (width, hidden))?)?
+                let gates = read(gate, (width, hidden), None)?;
+                joined(gates, read(up, (width, hidden), None)?)?
             }
             all => {
-                let all = all.iter().map(|name| read(name, (2 * width, hidden)));
+                let all = all
+                    .iter()
+                    .map(|name| read(name, (2 * width, hidden), order));
                 all.collect::<Result<_>>()?
             }
         };
-        let down = read(layout.down, (hidden, width))?;
+        let down = read(layout.down, (hidden, width), None)?;
+        let biases =
+            (spec.has_bias).then(|| Biases::load(weights, (layout, &spec), hidden, order, &at));
         let shared = spec.shared_width.map(|width| -> Result<_> {
             let like = LayerSpec {
                 mlp: MlpSpec::Gated(spec.activation),
@@ -139,13 +82,14 @@ impl Experts {
             };
             let part = |part: &str| at(&part.replacen("mlp.", "mlp.shared_expert.", 1));
             let mlp = Mlp::load(config, &like, weights, part)?;
-            let gate = exact(weights, &at("mlp.shared_expert_gate"), (1, hidden))?;
+            let gate = exact(weights, &at("mlp.shared_expert_gate"), (1, hidden), false)?;
             Ok((mlp, gate))
         });
         Ok(Self {
             router,
             gate_up,
             down,
+            biases: biases.transpose()?,
             shared: shared.transpose()?,
             spec,
         })
@@ -207,23 +151,100 @@ impl Experts {
         let parts = self.gate_up.iter();
         let parts = parts.map(|experts| forward_chosen(experts, &x, &chosen));
         let wide = Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, 1)?;
+        let biases = |of: fn(&Biases) -> &Tensor| {
+            let ids = Tensor::new(&*chosen, x.device())?;
+            (self.biases.as_ref())
+                .map(|biases| of(biases).index_select(&ids, 0))
+                .transpose()
+        };
+        let wide = plus(wide, biases(|biases| &biases.gate_up)?)?;
         let wide = glu(&wide, self.spec.activation)?;
         let y = forward_chosen(&self.down, &wide, &chosen)?;
+        let y = plus(y, biases(|biases| &biases.down)?)?;
         Ok(y.flatten_all()?.to_vec1()?)
     }
 }
 
+/// The biases of the products of experts, a row for each expert.
+#[derive(Clone)]
+struct Biases {
+    gate_up: Tensor,
+    down: Tensor,
+}
+
+impl Biases {
+    /// Reads those of a layer, with the columns of gate and up in one in this order.
+    fn load(
+        weights: &mut Weights,
+        (layout, spec): (&Layout, &ExpertsSpec),
+        hidden: usize,
+        order: Option<&[u32]>,
+        at: impl Fn(&str) -> String,
+    ) -> Result<Self> {
+        let mut read =
+            |name: &str, len| weights.tensor(&at(&Layout::bias(name)), &[spec.count, len]);
+        let len = 2 * spec.width / layout.gate_up.len();
+        let gate_up = layout.gate_up.iter().map(|name| read(name, len));
+        let gate_up = Tensor::cat(&gate_up.collect::<Result<Vec<_>>>()?, 1)?;
+        Ok(Self {
+            gate_up: match order {
+                Some(order) => gate_up.index_select(&Tensor::new(order, gate_up.device())?, 1)?,
+                None => gate_up,
+            },
+            down: read(layout.down, hidden)?,
+        })
+    }
+}
+
+/// `y` and its biases, if there are any.
+fn plus(y: Tensor, biases: Option<Tensor>) -> Result<Tensor> {
+    match biases {
+        Some(biases) => Ok((y + biases)?),
+        None => Ok(y),
+    }
+}
+
+/// The matrices `name` of a layer's experts, each of `shape`, with their outputs in this order.
+fn read(
+    weights: &mut Weights,
+    (layout, spec): (&Layout, &ExpertsSpec),
+    at: impl Fn(&str) -> String,
+    name: &str,
+    shape: (usize, usize),
+    order: Option<&[u32]>,
+) -> Result<Matrices> {
+    if !name.contains("{}") {
+        return weights.matrices(&Stack {
+            name: &at(name),
+            count: spec.count,
+            shape,
+            form: layout.form,
+            order,
+        });
+    }
+    let one = |i: usize| at(&name.replace("{}", &i.to_string()));
+    (0..spec.count)
+        .map(|i| weights.matrix(&one(i), shape, order))
+        .collect()
+}
+
 /// The product `name` (without `.weight`) in f32, whatever the other weights become: an error of a router would give
 /// rows other experts.
-fn exact(weights: &mut Weights, name: &str, shape: (usize, usize)) -> Result<Linear> {
+fn exact(
+    weights: &mut Weights,
+    name: &str,
+    shape: (usize, usize),
+    has_bias: bool,
+) -> Result<Linear> {
     let dims = [shape.0, shape.1];
     // llama.cpp's conversion makes a vector of a matrix of one row.
     let is_vector = shape.0 == 1 && weights.are_gguf();
     let stored = if is_vector { &dims[1..] } else { &dims };
     let weight = weights.tensor(&format!("{name}.weight"), stored)?;
+    let bias = has_bias.then(|| weights.tensor(&format!("{name}.bias"), &dims[..1]));
     Ok(Linear::new(
         unquantized(&weight.reshape(shape)?, None)?,
-        None,
+        bias.transpose()?,
     ))
 }
 
@@ -277,6 +298,7 @@ mod tests {
         per_token: 2,
         width: 1,
         is_normalized: false,
+        has_bias: false,
         shared_width: None,
     };
 
@@ -327,6 +349,7 @@ mod tests {
             router: Linear::new(matrix("router", (spec.count, 32)), None),
             gate_up: vec![each("gate and up", (48, 32))],
             down: each("down", (32, 24)),
+            biases: None,
             shared: None,
             spec,
         }

@@ -243,6 +243,8 @@ pub struct ExpertsSpec {
     pub width: usize,
     /// Whether the weights of a row's experts are divided by their sum.
     pub is_normalized: bool,
+    /// Whether the router has a bias, and the products of the experts.
+    pub has_bias: bool,
     /// Width of a further expert, that of all rows, if there is one: its output has a factor of each row, the sigmoid
     /// of a product.
     pub shared_width: Option<usize>,

@@ -36,6 +36,7 @@ pub mod load;
 pub mod matrix;
 mod medusa;
 mod mlp;
+mod mxfp4;
 pub(crate) mod names;
 mod norm;
 mod output_layer;

@@ -113,6 +113,9 @@ pub fn gguf(name: &str) -> Option<String> {
         return Some(name.to_owned());
     }
     let (layer, rest) = layer_of(name).or_else(|| layer_of_head(name))?;
+    if rest == "self_attn.sinks" {
+        return Some(format!("blk.{layer}.attn_sinks.weight"));
+    }
     let (part, kind) = rest.rsplit_once('.').unwrap_or((rest, "weight"));
     let part = match part {
         "input_layernorm" => "attn_norm",

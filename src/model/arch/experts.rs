@@ -59,6 +59,7 @@ pub fn experts(
         per_token: keys.needed_size("num_experts_per_tok")?,
         width,
         is_normalized,
+        has_bias: false,
         shared_width: None,
     }))
 }

@@ -5,6 +5,7 @@ mod experts;
 mod gemma;
 mod gemma4;
 mod glm;
+mod gpt_oss;
 mod layer_norm;
 mod llama;
 mod olmo;
@@ -160,5 +161,8 @@ pub const ARCHITECTURES: &[Architecture] = &[
     )
     .in_gguf(Some("hunyuan-dense"))
     .with(llama::hunyuan_defaults),
+    Architecture::new("gpt_oss", "GptOssForCausalLM", gpt_oss::gpt_oss)
+        .in_gguf(Some("gpt-oss"))
+        .with(gpt_oss::defaults),
     Architecture::new("apertus", "ApertusForCausalLM", apertus::apertus).with(apertus::defaults),
 ];
