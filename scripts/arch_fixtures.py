@@ -156,6 +156,16 @@ FIXTURES = {
     )),
     "glm": ("Glm", dict(head_dim=16, eos_token_id=[255])),
     "glm4": ("Glm4", dict(head_dim=16, eos_token_id=[255])),
+    "glm4_moe": ("Glm4Moe", dict(
+        num_hidden_layers=3, head_dim=16, attention_bias=True, use_qk_norm=True, n_routed_experts=8,
+        num_experts_per_tok=3, moe_intermediate_size=16, n_shared_experts=2, n_group=4, topk_group=2,
+        routed_scaling_factor=1.7,
+    )),
+    # All layers have experts, whose weights are not divided by their sum, in one group.
+    "glm4_moe_plain": ("Glm4Moe", dict(
+        n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=16, first_k_dense_replace=0,
+        norm_topk_prob=False, num_mtp_layers=0,
+    )),
 }
 
 # Classes for images and texts, of which only the decoder of texts is served: the class, what its `text_config` has

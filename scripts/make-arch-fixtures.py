@@ -88,7 +88,7 @@ GGUF = {
     "apertus": "apertus", "granite4": "granite", "seed_oss": "seed_oss", "ministral3": "mistral3", "glm": "chatglm",
     "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl",
     "mixtral": "llama", "olmoe": "olmoe", "qwen2_moe": "qwen2moe", "granite_moe": "granitemoe", "qwen3_moe": "qwen3moe",
-    "gpt_oss": "gpt-oss",
+    "gpt_oss": "gpt-oss", "glm4_moe": "glm4moe", "glm4_moe_plain": "glm4moe",
 }
 
 
@@ -143,6 +143,11 @@ def gguf_of(arch, config, state):
         "num_experts_per_tok": "expert_used_count",
         "moe_intermediate_size": "expert_feed_forward_length",
         "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+        "first_k_dense_replace": "leading_dense_block_count",
+        "n_shared_experts": "expert_shared_count",
+        "n_group": "expert_group_count",
+        "topk_group": "expert_group_used_count",
+        "routed_scaling_factor": "expert_weights_scale",
     }
     for ours, theirs in more.items():
         if getattr(config, ours, None) is not None:
@@ -182,6 +187,13 @@ def gguf_of(arch, config, state):
         extra["rope_freqs.weight"] = [1.0] * rotated + [1e30] * (full // 2 - rotated)
     if arch == "gpt-oss":
         metadata["expert_feed_forward_length"] = config.intermediate_size
+    if arch == "glm4moe":
+        metadata |= {
+            "block_count": config.num_hidden_layers + config.num_nextn_predict_layers,
+            "expert_gating_func": 2,
+            "expert_weights_norm": config.norm_topk_prob,
+            "nextn_predict_layers": config.num_nextn_predict_layers,
+        }
     kind = rope["rope_type"]
     if "alpha" in rope:
         metadata["rope.freq_base"] = rope["rope_theta"] * rope["alpha"] ** (head_dim / (head_dim - 2))
@@ -220,6 +232,11 @@ def gguf_of(arch, config, state):
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     tensors, stacked = {}, {}
     for name in sorted(state):
+        if name.startswith(f"model.layers.{config.num_hidden_layers}."):
+            layer = f"blk.{config.num_hidden_layers}"
+            part = "nextn.eh_proj" if "eh_proj" in name else "ffn_up_exps"
+            tensors[name] = {"name": f"{layer}.{part}.weight", "interleaved_heads": 0, "offset": 0}
+            continue
         if expert := re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+)\.weight", name):
             theirs = names.get_name(f"{expert[1]}.{expert[3]}.weight", try_suffixes=(".weight",))
             assert theirs, name
@@ -250,6 +267,7 @@ def gguf_of(arch, config, state):
             ]
             continue
         ours = name.replace("shared_mlp.output_linear", "mlp.down_proj").replace(".language_model.", ".")
+        ours = ours.replace("e_score_correction_bias", "e_score_correction.bias")
         theirs = names.get_name(ours, try_suffixes=(".weight", ".bias"))
         assert theirs, name
         if name.endswith(("layer_scalar", "sinks")):
@@ -347,10 +365,15 @@ def make(name):
     (folder / "config.json").write_text(json.dumps(shown, indent=1) + "\n")
     state = state or {k: v.to(torch.bfloat16).contiguous() for k, v in saved(model).items()}
     if config.tie_word_embeddings:
-        del state["lm_head.weight"]
+        state.pop("lm_head.weight", None)
     for i in range(config.num_hidden_layers - config.num_kv_shared_layers, config.num_hidden_layers) if name == "gemma4" else ():
         # The published files have these, which no class reads.
         state[f"model.layers.{i}.self_attn.k_proj.weight"] = torch.ones(1, 1, dtype=torch.bfloat16)
+    for i in range(config.num_nextn_predict_layers if name.startswith("glm4_moe") else 0):
+        # As in the published files, of a layer that predicts further tokens.
+        at = f"model.layers.{config.num_hidden_layers + i}"
+        state[f"{at}.eh_proj.weight"] = torch.ones(1, 1, dtype=torch.bfloat16)
+        state[f"{at}.mlp.experts.0.up_proj.weight"] = torch.ones(1, 1, dtype=torch.bfloat16)
     stored = state
     for ours, theirs in renamed:
         stored = {k.replace(ours, theirs) if k.startswith(ours) else k: v for k, v in stored.items()}

@@ -282,6 +282,14 @@ impl Weights {
         }
     }
 
+    /// How the names in the checkpoint begin of those that begin with `start` at Hugging Face.
+    pub fn stored_start(&self, start: &str) -> String {
+        match (names::layer_of(start), self.are_gguf()) {
+            (Some((layer, _)), true) => names::gguf_layer(layer),
+            _ => self.layout.name(start).into_owned(),
+        }
+    }
+
     /// Call it when everything is loaded: logs in one line what was converted.
     ///
     /// # Errors

@@ -13,13 +13,15 @@ const TOKENS: usize = 60;
 const CUTS: [usize; 6] = [34, 17, 1, 5, 1, 2];
 
 /// What a GPU has no kernels for, and the word of the refusal.
-const REFUSED: [(&str, &str); 20] = [
+const REFUSED: [(&str, &str); 22] = [
     ("cohere", "LayerNorm"),
     ("cohere2", "LayerNorm"),
     ("gemma4", "norms of values"),
     ("gemma4_large", "norms of values"),
     ("gemma4_unified", "norms of values"),
     ("gemma4_vision", "heads of"),
+    ("glm4_moe", "experts"),
+    ("glm4_moe_plain", "experts"),
     ("gpt_oss", "experts"),
     ("gpt_oss_mxfp4", "experts"),
     ("granite_moe", "experts"),

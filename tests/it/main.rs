@@ -34,6 +34,7 @@ mod flag_limits;
 mod gemma3;
 mod generation_config;
 mod gguf;
+mod glm_moe;
 mod gpt_oss;
 mod head_fixtures;
 mod http;

@@ -154,6 +154,9 @@ pub const ARCHITECTURES: &[Architecture] = &[
     Architecture::new("nemotron", "NemotronForCausalLM", layer_norm::nemotron)
         .with(layer_norm::nemotron_defaults),
     Architecture::new("glm4", "Glm4ForCausalLM", glm::glm4).with(glm::defaults),
+    Architecture::new("glm4_moe", "Glm4MoeForCausalLM", glm::glm4_moe)
+        .in_gguf(Some("glm4moe"))
+        .with(glm::moe_defaults),
     Architecture::new(
         "hunyuan_v1_dense",
         "HunYuanDenseV1ForCausalLM",
