@@ -166,6 +166,14 @@ FIXTURES = {
         n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=16, first_k_dense_replace=0,
         norm_topk_prob=False, num_mtp_layers=0,
     )),
+    "ernie4_5_moe": ("Ernie4_5_Moe", dict(
+        num_hidden_layers=3, moe_num_experts=6, moe_k=2, moe_intermediate_size=16, tie_word_embeddings=True,
+    )),
+    # Of the layers from 2 to 4, the one at 3 has experts, and none of all tokens.
+    "ernie4_5_moe_mixed": ("Ernie4_5_Moe", dict(
+        num_hidden_layers=6, intermediate_size=32, moe_num_experts=4, moe_k=2, moe_intermediate_size=16,
+        moe_num_shared_experts=0, moe_layer_start_index=2, moe_layer_end_index=4, moe_layer_interval=2,
+    )),
 }
 
 # Classes for images and texts, of which only the decoder of texts is served: the class, what its `text_config` has

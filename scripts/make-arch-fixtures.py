@@ -41,6 +41,8 @@ def randomize(model, seed):
             noise = torch.randn(parameter.shape, generator=generator)
             if "embed_tokens" in name:
                 noise *= 0.7
+            elif name.endswith("e_score_correction_bias"):
+                noise *= 0.1
             elif parameter.dim() == 2 or ".experts." in name:
                 noise *= 1.3 / parameter.shape[-1] ** 0.5
             else:
@@ -88,7 +90,7 @@ GGUF = {
     "apertus": "apertus", "granite4": "granite", "seed_oss": "seed_oss", "ministral3": "mistral3", "glm": "chatglm",
     "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl",
     "mixtral": "llama", "olmoe": "olmoe", "qwen2_moe": "qwen2moe", "granite_moe": "granitemoe", "qwen3_moe": "qwen3moe",
-    "gpt_oss": "gpt-oss", "glm4_moe": "glm4moe", "glm4_moe_plain": "glm4moe",
+    "gpt_oss": "gpt-oss", "glm4_moe": "glm4moe", "glm4_moe_plain": "glm4moe", "ernie4_5_moe": "ernie4_5-moe",
 }
 
 
@@ -194,6 +196,13 @@ def gguf_of(arch, config, state):
             "expert_weights_norm": config.norm_topk_prob,
             "nextn_predict_layers": config.num_nextn_predict_layers,
         }
+    if arch == "ernie4_5-moe":
+        metadata |= {
+            "expert_shared_count": config.moe_num_shared_experts,
+            "expert_shared_feed_forward_length": config.moe_intermediate_size * config.moe_num_shared_experts,
+            "interleave_moe_layer_step": config.moe_layer_interval,
+            "leading_dense_block_count": config.moe_layer_start_index,
+        }
     kind = rope["rope_type"]
     if "alpha" in rope:
         metadata["rope.freq_base"] = rope["rope_theta"] * rope["alpha"] ** (head_dim / (head_dim - 2))
@@ -242,7 +251,7 @@ def gguf_of(arch, config, state):
             assert theirs, name
             stacked.setdefault(theirs, {})[int(expert[2])] = name
             continue
-        if ".act_fn." in name or "visual." in name:
+        if ".act_fn." in name or "visual." in name or ".mtp_" in name:
             continue
         if name.endswith(".input_linear.weight"):
             # The gate, then what it multiplies.
@@ -374,6 +383,8 @@ def make(name):
         at = f"model.layers.{config.num_hidden_layers + i}"
         state[f"{at}.eh_proj.weight"] = torch.ones(1, 1, dtype=torch.bfloat16)
         state[f"{at}.mlp.experts.0.up_proj.weight"] = torch.ones(1, 1, dtype=torch.bfloat16)
+    if name == "ernie4_5_moe":
+        state["model.mtp_emb_norm.0.weight"] = torch.ones(1, dtype=torch.bfloat16)
     stored = state
     for ours, theirs in renamed:
         stored = {k.replace(ours, theirs) if k.startswith(ours) else k: v for k, v in stored.items()}

@@ -13,9 +13,11 @@ const TOKENS: usize = 60;
 const CUTS: [usize; 6] = [34, 17, 1, 5, 1, 2];
 
 /// What a GPU has no kernels for, and the word of the refusal.
-const REFUSED: [(&str, &str); 22] = [
+const REFUSED: [(&str, &str); 24] = [
     ("cohere", "LayerNorm"),
     ("cohere2", "LayerNorm"),
+    ("ernie4_5_moe", "experts"),
+    ("ernie4_5_moe_mixed", "experts"),
     ("gemma4", "norms of values"),
     ("gemma4_large", "norms of values"),
     ("gemma4_unified", "norms of values"),

@@ -29,6 +29,7 @@ mod embeddings;
 mod engine;
 mod engine_faults;
 mod engine_limits;
+mod ernie_moe;
 mod experts;
 mod flag_limits;
 mod gemma3;

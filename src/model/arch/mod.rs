@@ -1,6 +1,7 @@
 //! The architectures: each is a function that takes the keys of a configuration and says what the layers are.
 
 mod apertus;
+mod ernie;
 mod experts;
 mod gemma;
 mod gemma4;
@@ -136,7 +137,10 @@ pub const ARCHITECTURES: &[Architecture] = &[
         .in_gguf(Some("chatglm"))
         .with(glm::defaults),
     Architecture::new("seed_oss", "SeedOssForCausalLM", llama::seed_oss),
-    Architecture::new("ernie4_5", "Ernie4_5ForCausalLM", llama::ernie).with(llama::ernie_defaults),
+    Architecture::new("ernie4_5", "Ernie4_5ForCausalLM", ernie::ernie).with(ernie::defaults),
+    Architecture::new("ernie4_5_moe", "Ernie4_5_MoeForCausalLM", ernie::ernie_moe)
+        .in_gguf(Some("ernie4_5-moe"))
+        .with(ernie::moe_defaults),
     Architecture::new("exaone4", "Exaone4ForCausalLM", llama::exaone4).with(parts::eps_5),
     Architecture::new("cohere", "CohereForCausalLM", layer_norm::cohere)
         .in_gguf(Some("command-r"))
