@@ -23,199 +23,14 @@ from pathlib import Path
 import gguf
 import torch
 import transformers
+from arch_fixtures import FIXTURES, MULTIMODAL, SIZES, VOCAB
 from safetensors.torch import load_file, save_file
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests/fixtures/architectures"
-VOCAB = 256
 PROMPT = 48
 GREEDY = 24
-WINDOW = 9
 # Before and after the ends of windows and of the original context of a scaled rope.
 ROWS = [0, 1, 3, 8, 9, 10, 15, 16, 17, 32, 46, 47]
-SIZES = dict(
-    vocab_size=VOCAB,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    max_position_embeddings=128,
-    bos_token_id=1,
-    eos_token_id=None,
-    pad_token_id=None,
-)
-
-GEMMA4_ROPES = dict(
-    full_attention=dict(rope_type="proportional", rope_theta=1e6, partial_rotary_factor=0.25),
-    sliding_attention=dict(rope_type="default", rope_theta=1e4),
-)
-
-# The class, and what its configuration has besides SIZES.
-FIXTURES = {
-    "mistral": ("Mistral", dict(sliding_window=WINDOW)),
-    "ministral": ("Ministral", dict(
-        sliding_window=WINDOW, num_hidden_layers=3, head_dim=16,
-        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-        tie_word_embeddings=True,
-    )),
-    "ministral3": ("Ministral3", dict(rope_parameters=dict(
-        rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16, beta_fast=4.0,
-        beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.3,
-    ))),
-    "llama": ("Llama", dict(attention_bias=True, mlp_bias=True, rope_parameters=dict(
-        rope_type="llama3", rope_theta=1e4, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-        original_max_position_embeddings=16,
-    ))),
-    "qwen2": ("Qwen2", dict(
-        sliding_window=WINDOW, use_sliding_window=True, max_window_layers=1,
-        rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, factor=2.0),
-    )),
-    "qwen3": ("Qwen3", dict(head_dim=16, rope_parameters=dict(
-        rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16,
-    ))),
-    "mixtral": ("Mixtral", dict(num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW)),
-    "qwen2_moe": ("Qwen2Moe", dict(
-        num_experts=6, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=24,
-    )),
-    # Windows on every second layer, which is the one without experts.
-    "qwen2_moe_mixed": ("Qwen2Moe", dict(
-        num_experts=6, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=24,
-        qkv_bias=False, norm_topk_prob=True, mlp_only_layers=[0], use_sliding_window=True, sliding_window=WINDOW,
-    )),
-    "qwen3_moe": ("Qwen3Moe", dict(
-        num_experts=8, num_experts_per_tok=3, moe_intermediate_size=16, norm_topk_prob=True,
-    )),
-    # One layer of four has experts, whose weights are not divided by their sum.
-    "qwen3_moe_mixed": ("Qwen3Moe", dict(
-        num_hidden_layers=4, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, decoder_sparse_step=2,
-        mlp_only_layers=[1],
-    )),
-    "phi3": ("Phi3", dict(
-        sliding_window=WINDOW, original_max_position_embeddings=16, num_attention_heads=2, num_key_value_heads=2,
-        head_dim=16, rope_parameters=dict(
-            rope_type="longrope", rope_theta=1e4, partial_rotary_factor=0.75,
-            short_factor=[1.0, 1.1, 1.2, 1.3, 1.4, 1.5], long_factor=[1.0, 1.5, 2.0, 3.0, 5.0, 8.0],
-        ),
-    )),
-    "gemma": ("Gemma", dict(head_dim=16)),
-    "gemma2": ("Gemma2", dict(
-        sliding_window=WINDOW, num_hidden_layers=3, query_pre_attn_scalar=8, attn_logit_softcapping=2.0,
-        final_logit_softcapping=6.0,
-    )),
-    "gemma3": ("Gemma3Text", dict(
-        sliding_window=WINDOW, num_hidden_layers=3, query_pre_attn_scalar=8,
-        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-        rope_parameters=dict(
-            full_attention=dict(rope_type="linear", rope_theta=1e6, factor=8.0),
-            sliding_attention=dict(rope_type="default", rope_theta=1e4),
-        ),
-    )),
-    # Small: inputs of each layer, last layers that share K and V.
-    "gemma4": ("Gemma4Text", dict(
-        sliding_window=WINDOW, num_hidden_layers=6, num_kv_shared_layers=2, use_double_wide_mlp=True,
-        global_head_dim=16, hidden_size_per_layer_input=8, vocab_size_per_layer_input=VOCAB, final_logit_softcapping=6.0,
-        layer_types=["sliding_attention", "full_attention"] * 3, rope_parameters=GEMMA4_ROPES,
-    )),
-    # Large: full layers have fewer heads, whose values are their keys.
-    "gemma4_large": ("Gemma4Text", dict(
-        sliding_window=WINDOW, num_hidden_layers=3, global_head_dim=16, num_global_key_value_heads=1,
-        attention_k_eq_v=True, hidden_size_per_layer_input=0, final_logit_softcapping=6.0,
-        layer_types=["sliding_attention", "sliding_attention", "full_attention"], rope_parameters=GEMMA4_ROPES,
-    )),
-    "gemma4_unified": ("Gemma4UnifiedText", dict(
-        sliding_window=WINDOW, num_hidden_layers=2, global_head_dim=16, num_global_key_value_heads=1,
-        attention_k_eq_v=True, layer_types=["sliding_attention", "full_attention"], rope_parameters=GEMMA4_ROPES,
-    )),
-    "smollm3": ("SmolLM3", dict(num_hidden_layers=4)),
-    "granite": ("Granite", dict(
-        embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=1.7,
-        rope_parameters=dict(rope_type="linear", rope_theta=1e4, factor=2.0),
-    )),
-    "granite_moe": ("GraniteMoe", dict(
-        embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=1.7,
-        num_local_experts=6, num_experts_per_tok=2,
-    )),
-    "olmo2": ("Olmo2", dict(attention_bias=True)),
-    "olmo3": ("Olmo3", dict(
-        sliding_window=WINDOW, num_hidden_layers=4, rope_parameters=dict(
-            full_attention=dict(
-                rope_type="yarn", rope_theta=5e5, factor=8.0, original_max_position_embeddings=16, beta_fast=32.0,
-                beta_slow=1.0, attention_factor=1.2,
-            ),
-            sliding_attention=dict(rope_type="default", rope_theta=5e5),
-        ),
-    )),
-    "olmoe": ("Olmoe", dict(num_experts=8, num_experts_per_tok=2, attention_bias=True)),
-    "seed_oss": ("SeedOss", dict(attention_out_bias=True)),
-    "ernie4_5": ("Ernie4_5", dict(use_bias=True)),
-    "exaone4": ("Exaone4", dict(sliding_window=WINDOW, num_hidden_layers=4)),
-    "cohere": ("Cohere", dict(logit_scale=0.6, attention_bias=True)),
-    "cohere2": ("Cohere2", dict(logit_scale=0.6, sliding_window=WINDOW, num_hidden_layers=4)),
-    "stablelm": ("StableLm", dict(use_qkv_bias=True, rope_parameters=dict(
-        rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5,
-    ))),
-    "stablelm_parallel": ("StableLm", dict(use_parallel_residual=True, rope_parameters=dict(
-        rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5,
-    ))),
-    "starcoder2": ("Starcoder2", dict(sliding_window=WINDOW)),
-    "nemotron": ("Nemotron", dict(mlp_bias=True)),
-    "hunyuan": ("HunYuanDenseV1", dict(head_dim=16, attention_bias=True, rope_parameters=dict(
-        rope_type="dynamic", rope_theta=1e4, alpha=50.0, factor=1.0, beta_fast=32, beta_slow=1, mscale=1.0,
-        mscale_all_dim=0.0,
-    ))),
-    "apertus": ("Apertus", dict(head_dim=16, rope_parameters=dict(
-        rope_type="llama3", rope_theta=1e4, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-        original_max_position_embeddings=16,
-    ))),
-    "granite4": ("GraniteMoeHybrid", dict(
-        embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=1.7,
-        layer_types=["attention", "attention"], num_local_experts=0, num_experts_per_tok=0,
-        shared_intermediate_size=48, position_embedding_type="rope", mamba_n_heads=2, time_step_limit=(0.0, 1.0), tie_word_embeddings=True,
-    )),
-    "glm": ("Glm", dict(head_dim=16, eos_token_id=[255])),
-    "glm4": ("Glm4", dict(head_dim=16, eos_token_id=[255])),
-}
-
-# Classes for images and texts, of which only the decoder of texts is served: the class, what its `text_config` has
-# besides SIZES, its `vision_config`, and how the Hub's files name the tensors. Those of Qwen 2 have no `text_config`.
-VISION = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
-QWEN_VISION = dict(
-    depth=1, hidden_size=8, intermediate_size=8, num_heads=2, patch_size=4, out_hidden_size=SIZES["hidden_size"],
-)
-OUTSIDE = [
-    ("model.language_model.", "language_model.model."), ("lm_head.", "language_model.lm_head."),
-    ("model.vision_tower.", "vision_tower."), ("model.multi_modal_projector.", "multi_modal_projector."),
-]
-INSIDE_QWEN2 = [("model.language_model.", "model."), ("model.visual.", "visual.")]
-MULTIMODAL = {
-    "gemma3_vision": ("Gemma3", FIXTURES["gemma3"][1] | dict(model_type="gemma3_text"), VISION | dict(
-        model_type="siglip_vision_model", vision_use_head=False,
-    ), OUTSIDE),
-    "gemma4_vision": ("Gemma4", FIXTURES["gemma4"][1] | dict(
-        num_hidden_layers=3, num_kv_shared_layers=1, pad_token_id=0,
-        layer_types=["full_attention", "sliding_attention", "full_attention"],
-    ), VISION | dict(
-        model_type="gemma4_vision", num_key_value_heads=2, head_dim=4, position_embedding_size=8,
-    ), []),
-    "mistral3_vision": (
-        "Mistral3", FIXTURES["ministral3"][1] | dict(model_type="ministral3"),
-        VISION | dict(model_type="pixtral", head_dim=4), OUTSIDE,
-    ),
-    "qwen2_vl": ("Qwen2VL", dict(
-        rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[2, 1, 1]),
-    ), dict(
-        depth=1, embed_dim=8, hidden_size=SIZES["hidden_size"], mlp_ratio=1, num_heads=2, patch_size=4,
-    ), INSIDE_QWEN2),
-    "qwen2_5_vl": ("Qwen2_5_VL", dict(
-        rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[1, 1, 2]),
-    ), QWEN_VISION | dict(fullatt_block_indexes=[0]), INSIDE_QWEN2),
-    "qwen3_vl": ("Qwen3VL", dict(
-        head_dim=16, rope_parameters=dict(
-            rope_type="default", rope_theta=1e4, mrope_section=[4, 2, 2], mrope_interleaved=True,
-        ),
-    ), QWEN_VISION | dict(deepstack_visual_indexes=[0], num_position_embeddings=4), []),
-}
 
 
 def randomize(model, seed):
@@ -226,13 +41,18 @@ def randomize(model, seed):
             noise = torch.randn(parameter.shape, generator=generator)
             if "embed_tokens" in name:
                 noise *= 0.7
+            elif name.endswith("e_score_correction_bias"):
+                noise *= 0.1
             elif parameter.dim() == 2 or ".experts." in name:
                 noise *= 1.3 / parameter.shape[-1] ** 0.5
             else:
                 noise = 0.3 * noise + parameter
+            if model.config.model_type == "gpt_oss" and name.endswith("experts.gate_up_proj"):
+                # Some are over the limit of the gate.
+                noise *= 4
             parameter.copy_(noise.to(torch.bfloat16).float())
         for name, buffer in sorted(model.named_buffers()):
-            if name.endswith("layer_scalar"):
+            if name.endswith(("layer_scalar", "sinks")):
                 buffer.copy_((0.3 * torch.randn(1, generator=generator) + 0.9).to(torch.bfloat16).float())
 
 
@@ -270,6 +90,7 @@ GGUF = {
     "apertus": "apertus", "granite4": "granite", "seed_oss": "seed_oss", "ministral3": "mistral3", "glm": "chatglm",
     "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl",
     "mixtral": "llama", "olmoe": "olmoe", "qwen2_moe": "qwen2moe", "granite_moe": "granitemoe", "qwen3_moe": "qwen3moe",
+    "gpt_oss": "gpt-oss", "glm4_moe": "glm4moe", "glm4_moe_plain": "glm4moe", "ernie4_5_moe": "ernie4_5-moe",
 }
 
 
@@ -324,6 +145,11 @@ def gguf_of(arch, config, state):
         "num_experts_per_tok": "expert_used_count",
         "moe_intermediate_size": "expert_feed_forward_length",
         "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+        "first_k_dense_replace": "leading_dense_block_count",
+        "n_shared_experts": "expert_shared_count",
+        "n_group": "expert_group_count",
+        "topk_group": "expert_group_used_count",
+        "routed_scaling_factor": "expert_weights_scale",
     }
     for ours, theirs in more.items():
         if getattr(config, ours, None) is not None:
@@ -361,6 +187,22 @@ def gguf_of(arch, config, state):
             metadata["feed_forward_length"] = widths
         rotated = int(rope["partial_rotary_factor"] * full / 2)
         extra["rope_freqs.weight"] = [1.0] * rotated + [1e30] * (full // 2 - rotated)
+    if arch == "gpt-oss":
+        metadata["expert_feed_forward_length"] = config.intermediate_size
+    if arch == "glm4moe":
+        metadata |= {
+            "block_count": config.num_hidden_layers + config.num_nextn_predict_layers,
+            "expert_gating_func": 2,
+            "expert_weights_norm": config.norm_topk_prob,
+            "nextn_predict_layers": config.num_nextn_predict_layers,
+        }
+    if arch == "ernie4_5-moe":
+        metadata |= {
+            "expert_shared_count": config.moe_num_shared_experts,
+            "expert_shared_feed_forward_length": config.moe_intermediate_size * config.moe_num_shared_experts,
+            "interleave_moe_layer_step": config.moe_layer_interval,
+            "leading_dense_block_count": config.moe_layer_start_index,
+        }
     kind = rope["rope_type"]
     if "alpha" in rope:
         metadata["rope.freq_base"] = rope["rope_theta"] * rope["alpha"] ** (head_dim / (head_dim - 2))
@@ -399,12 +241,17 @@ def gguf_of(arch, config, state):
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     tensors, stacked = {}, {}
     for name in sorted(state):
+        if name.startswith(f"model.layers.{config.num_hidden_layers}."):
+            layer = f"blk.{config.num_hidden_layers}"
+            part = "nextn.eh_proj" if "eh_proj" in name else "ffn_up_exps"
+            tensors[name] = {"name": f"{layer}.{part}.weight", "interleaved_heads": 0, "offset": 0}
+            continue
         if expert := re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+)\.weight", name):
             theirs = names.get_name(f"{expert[1]}.{expert[3]}.weight", try_suffixes=(".weight",))
             assert theirs, name
             stacked.setdefault(theirs, {})[int(expert[2])] = name
             continue
-        if ".act_fn." in name or "visual." in name:
+        if ".act_fn." in name or "visual." in name or ".mtp_" in name:
             continue
         if name.endswith(".input_linear.weight"):
             # The gate, then what it multiplies.
@@ -416,10 +263,23 @@ def gguf_of(arch, config, state):
                 for part, start in (("gate", 0), ("up", half))
             ]
             continue
+        if arch == "gpt-oss" and ".experts." in name:
+            # Columns of gate and up take turns.
+            layer, kind = f"blk.{name.split('.')[2]}", "bias" if name.endswith("bias") else "weight"
+            parts = {"gate": [0, 2], "up": [1, 2]} if "gate_up" in name else {"down": [0, 1]}
+            tensors[name] = [
+                {
+                    "name": f"{layer}.ffn_{part}_exps.{kind}", "interleaved_heads": 0, "offset": 0,
+                    "columns": columns, "transposed": kind == "weight",
+                }
+                for part, columns in parts.items()
+            ]
+            continue
         ours = name.replace("shared_mlp.output_linear", "mlp.down_proj").replace(".language_model.", ".")
+        ours = ours.replace("e_score_correction_bias", "e_score_correction.bias")
         theirs = names.get_name(ours, try_suffixes=(".weight", ".bias"))
         assert theirs, name
-        if name.endswith("layer_scalar"):
+        if name.endswith(("layer_scalar", "sinks")):
             theirs += ".weight"
         heads = 0
         if arch in PERMUTED and ".q_proj." in name:
@@ -468,23 +328,63 @@ def saved(model):
         return load_file(Path(folder) / "model.safetensors")
 
 
+def packed(weights):
+    """Blocks and scales of MXFP4 for `[experts, inputs, outputs]`, of each the nearest value."""
+    blocks = weights.float().transpose(1, 2).unflatten(-1, (-1, 32))
+    exponents = (blocks.abs().amax(-1) / 6).log2().ceil()
+    scaled = blocks / exponents.exp2().unsqueeze(-1)
+    half = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    nearest = (scaled.unsqueeze(-1) - torch.cat([half, -half])).abs().argmin(-1).to(torch.uint8)
+    return nearest[..., 0::2] | nearest[..., 1::2] << 4, (exponents + 127).to(torch.uint8)
+
+
+def published(model, shown):
+    """The tensors with experts in MXFP4, and the model that transformers makes of them."""
+    state = {}
+    for name, tensor in saved(model).items():
+        if name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+            state[f"{name}_blocks"], state[f"{name}_scales"] = packed(tensor)
+        else:
+            state[name] = tensor.to(torch.bfloat16)
+    state = {name: tensor.contiguous() for name, tensor in state.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(shown))
+        save_file(state, Path(folder) / "model.safetensors", {"format": "pt"})
+        dense = transformers.Mxfp4Config(dequantize=True)
+        loaded = type(model).from_pretrained(folder, quantization_config=dense, attn_implementation="eager")
+    return state, loaded.eval().float()
+
+
 def make(name):
     model, shown, renamed = new_model(name)
     config = model.config
+    state = None
+    if name.endswith("_mxfp4"):
+        shown["quantization_config"] = {"quant_method": "mxfp4"}
     for seed in range(100):
         randomize(model, seed)
-        found = expected(model, seed)
+        computed = model
+        if name.endswith("_mxfp4"):
+            state, computed = published(model, shown)
+        found = expected(computed, seed)
         if found:
             break
     folder = FOLDER / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(shown, indent=1) + "\n")
-    state = {k: v.to(torch.bfloat16).contiguous() for k, v in saved(model).items()}
+    state = state or {k: v.to(torch.bfloat16).contiguous() for k, v in saved(model).items()}
     if config.tie_word_embeddings:
-        del state["lm_head.weight"]
+        state.pop("lm_head.weight", None)
     for i in range(config.num_hidden_layers - config.num_kv_shared_layers, config.num_hidden_layers) if name == "gemma4" else ():
         # The published files have these, which no class reads.
         state[f"model.layers.{i}.self_attn.k_proj.weight"] = torch.ones(1, 1, dtype=torch.bfloat16)
+    for i in range(config.num_nextn_predict_layers if name.startswith("glm4_moe") else 0):
+        # As in the published files, of a layer that predicts further tokens.
+        at = f"model.layers.{config.num_hidden_layers + i}"
+        state[f"{at}.eh_proj.weight"] = torch.ones(1, 1, dtype=torch.bfloat16)
+        state[f"{at}.mlp.experts.0.up_proj.weight"] = torch.ones(1, 1, dtype=torch.bfloat16)
+    if name == "ernie4_5_moe":
+        state["model.mtp_emb_norm.0.weight"] = torch.ones(1, dtype=torch.bfloat16)
     stored = state
     for ours, theirs in renamed:
         stored = {k.replace(ours, theirs) if k.startswith(ours) else k: v for k, v in stored.items()}

@@ -21,7 +21,14 @@ pub enum Activation {
     /// The square of `max(x, 0)` (So et al. 2021, arXiv 2109.08668).
     Relu2,
     Xielu(Xielu),
+    /// `x * sigmoid(1.702 * x)` of `min(x, 7)`, the gate of gpt-oss: there it multiplies 1 more than the other half,
+    /// which is kept from -7 to 7.
+    ClampedSwish,
 }
+
+/// The factor in the sigmoid of [`Activation::ClampedSwish`], and the limit of its inputs.
+const CLAMPED_ALPHA: f32 = 1.702;
+const CLAMPED_LIMIT: f32 = 7.0;
 
 /// Huang and Schlag 2024, "Deriving Activation Functions Using Integration" (arXiv 2411.13010):
 /// `alpha_p * x^2 + beta * x` for `x` over 0, else `alpha_n * (exp(min(x, eps)) - 1 - x) + beta * x`.
@@ -77,11 +84,24 @@ impl Activation {
             Self::GeluTanh => x.gelu(),
             Self::Relu2 => x.relu()?.sqr(),
             Self::Xielu(xielu) => xielu.apply(x),
+            Self::ClampedSwish => {
+                let x = x.minimum(CLAMPED_LIMIT)?;
+                let by = candle_nn::ops::sigmoid(&(&x * f64::from(CLAMPED_ALPHA))?)?;
+                x * by
+            }
+        }
+    }
+
+    /// What the activated gate multiplies, for the other half of its input.
+    fn gated(self, up: Tensor) -> Result<Tensor> {
+        match self {
+            Self::ClampedSwish => up.clamp(-CLAMPED_LIMIT, CLAMPED_LIMIT)? + 1.,
+            _ => Ok(up),
         }
     }
 }
 
-/// `activation(gate) * up`, `[rows, width]`, for contiguous `gate_up` `[rows, 2 * width]`, whose rows hold
+/// `activation(gate) * up`, `[rows, width]` ([`Activation::ClampedSwish`] changes `up`, too), for contiguous `gate_up` `[rows, 2 * width]`, whose rows hold
 /// first `gate` and then `up` (Shazeer 2020, "GLU Variants Improve Transformer").
 ///
 /// f32 on the CPU and f32, f16 and bf16 on CUDA take one pass; other cases use candle's own ops.
@@ -98,7 +118,7 @@ pub fn glu(gate_up: &Tensor, activation: Activation) -> Result<Tensor> {
     }
     let width = gate_up.dim(1)? / 2;
     let gate = gate_up.narrow(1, 0, width)?;
-    activation.apply(&gate)? * gate_up.narrow(1, width, width)?
+    activation.apply(&gate)? * activation.gated(gate_up.narrow(1, width, width)?)?
 }
 
 /// Minimum number of elements that a thread takes at a time.
@@ -153,7 +173,7 @@ mod cuda {
             Activation::Silu => "silu",
             Activation::Gelu => "gelu",
             Activation::GeluTanh => "gelu_tanh",
-            Activation::Relu2 | Activation::Xielu(_) => {
+            Activation::Relu2 | Activation::Xielu(_) | Activation::ClampedSwish => {
                 candle_core::bail!("glu: no CUDA kernel for {activation:?}")
             }
         };
@@ -215,25 +235,33 @@ fn run_avx512(_: Avx512Vnni, activation: Activation, gate: &[f32], up: &[f32], o
 fn body(activation: Activation, gate: &[f32], up: &[f32], out: &mut [Place]) {
     // One loop for each, so that the compiler vectorizes all.
     match activation {
-        Activation::Silu => apply(gate, up, out, silu),
-        Activation::Gelu => apply(gate, up, out, gelu),
-        Activation::GeluTanh => apply(gate, up, out, gelu_tanh),
-        Activation::Relu2 => apply(gate, up, out, |x| x.max(0.) * x.max(0.)),
-        Activation::Xielu(xielu) => apply(gate, up, out, |x| xielu.of(x)),
+        Activation::Silu => apply(gate, up, out, |x, up| silu(x) * up),
+        Activation::Gelu => apply(gate, up, out, |x, up| gelu(x) * up),
+        Activation::GeluTanh => apply(gate, up, out, |x, up| gelu_tanh(x) * up),
+        Activation::Relu2 => apply(gate, up, out, |x, up| x.max(0.) * x.max(0.) * up),
+        Activation::Xielu(xielu) => apply(gate, up, out, |x, up| xielu.of(x) * up),
+        Activation::ClampedSwish => apply(gate, up, out, clamped_swish),
     }
 }
 
 #[inline(always)]
-fn apply(gate: &[f32], up: &[f32], out: &mut [Place], activation: impl Fn(f32) -> f32) {
+fn apply(gate: &[f32], up: &[f32], out: &mut [Place], of: impl Fn(f32, f32) -> f32) {
     assert!(gate.len() == out.len() && up.len() == out.len());
     for ((out, &g), &u) in out.iter_mut().zip(gate).zip(up) {
-        out.write(activation(g) * u);
+        out.write(of(g, u));
     }
 }
 
 #[inline(always)]
 fn silu(x: f32) -> f32 {
     x / (1.0 + float::exp(-x))
+}
+
+#[inline(always)]
+fn clamped_swish(x: f32, up: f32) -> f32 {
+    let x = x.min(CLAMPED_LIMIT);
+    let up = up.clamp(-CLAMPED_LIMIT, CLAMPED_LIMIT);
+    x / (1.0 + float::exp(-CLAMPED_ALPHA * x)) * (up + 1.0)
 }
 
 #[inline(always)]
@@ -261,15 +289,17 @@ mod tests {
         for (rows, width) in [(7, 3001), (1, 1536), (40, 33)] {
             let both = Tensor::randn(0f32, 3.0, (rows, 2 * width), &cpu).unwrap();
             let part = |i| both.narrow(1, i * width, width).unwrap();
+            let clamped = Activation::ClampedSwish;
             for (activation, theirs) in [
                 (Activation::Silu, part(0).silu()),
                 (Activation::Gelu, part(0).gelu_erf()),
                 (Activation::GeluTanh, part(0).gelu()),
                 (Activation::Relu2, part(0).relu().unwrap().sqr()),
                 (Activation::Xielu(xielu), xielu.apply(&part(0))),
+                (clamped, clamped.apply(&part(0))),
             ] {
                 let ours = glu(&both, activation).unwrap().to_vec2::<f32>().unwrap();
-                let theirs = (theirs.unwrap() * part(1)).unwrap();
+                let theirs = (theirs.unwrap() * activation.gated(part(1)).unwrap()).unwrap();
                 let theirs = theirs.to_vec2::<f32>().unwrap();
                 for (ours, theirs) in ours.iter().flatten().zip(theirs.iter().flatten()) {
                     let off = (ours - theirs).abs();

@@ -84,7 +84,13 @@ impl Decoder {
             })
         };
         let output = linear.map(layer).transpose()?;
-        weights.finish(config.skipped_tensors)?;
+        let unread = config.spec.unread.iter();
+        let unread: Vec<String> = unread.map(|start| weights.stored_start(start)).collect();
+        let unread = unread.iter().map(String::as_str);
+        let skipped: Vec<&str> = unread
+            .chain(config.skipped_tensors.iter().copied())
+            .collect();
+        weights.finish(&skipped)?;
         // Each thread has its own GPU queue, and another thread may use the weights.
         weights.device().synchronize()?;
         Ok(Self {

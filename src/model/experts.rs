@@ -4,15 +4,21 @@
 //! by expert only to share a pass over the weights, and the outputs of a row's experts are added in the order of the
 //! experts, that of all rows last. Experts that no row chose are not read.
 
+mod layout;
+mod routing;
+
 use super::config::ModelConfig;
-use super::layer_spec::{ExpertsSpec, LayerSpec, MlpSpec};
+use super::layer_spec::{ExpertsSpec, LayerSpec, MlpSpec, SharedExpert};
 use super::linear::Linear;
 use super::matrix::{Matrix, forward_chosen, join, unquantized};
 use super::mlp::Mlp;
-use super::weights::Weights;
+use super::rope::halves_from_pairs;
+use super::weights::{Stack, Weights};
 use crate::error::Result;
 use crate::kernels::glu;
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
+use layout::Layout;
+use routing::choose;
 use std::sync::Arc;
 
 /// A matrix of each expert.
@@ -26,75 +32,11 @@ pub(super) struct Experts {
     /// Gate and up of each expert as one matrix; or gates, then ups, if their formats cannot be joined.
     gate_up: Vec<Matrices>,
     down: Matrices,
-    /// The expert of all rows, and what its factor is the sigmoid of.
-    shared: Option<(Mlp, Linear)>,
-}
-
-/// How a checkpoint names the router, and the products of the experts.
-struct Layout {
-    /// Without `.weight`.
-    router: &'static str,
-    /// Gate and up, or both in one; `{}` is the number of the expert, without `.weight`. A name without `{}` is a
-    /// tensor with the matrices of all.
-    gate_up: &'static [&'static str],
-    down: &'static str,
-}
-
-/// llama.cpp's, by the names that [`names::gguf`](super::names::gguf) translates.
-const GGUF: Layout = Layout {
-    router: "mlp.gate",
-    gate_up: &["mlp.experts.gate_proj.weight", "mlp.experts.up_proj.weight"],
-    down: "mlp.experts.down_proj.weight",
-};
-
-/// Those of safetensors. The first is that of Qwen and of OLMoE.
-const LAYOUTS: [Layout; 5] = [
-    Layout {
-        router: "mlp.gate",
-        gate_up: &["mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"],
-        down: "mlp.experts.{}.down_proj",
-    },
-    // Of Mixtral.
-    Layout {
-        router: "block_sparse_moe.gate",
-        gate_up: &[
-            "block_sparse_moe.experts.{}.w1",
-            "block_sparse_moe.experts.{}.w3",
-        ],
-        down: "block_sparse_moe.experts.{}.w2",
-    },
-    // Of Granite, then that of its class in transformers 5.
-    Layout {
-        router: "block_sparse_moe.router.layer",
-        gate_up: &["block_sparse_moe.input_linear.weight"],
-        down: "block_sparse_moe.output_linear.weight",
-    },
-    Layout {
-        router: "block_sparse_moe.router",
-        gate_up: &["block_sparse_moe.experts.gate_up_proj"],
-        down: "block_sparse_moe.experts.down_proj",
-    },
-    // Of the other classes of transformers 5.
-    Layout {
-        router: "mlp.gate",
-        gate_up: &["mlp.experts.gate_up_proj"],
-        down: "mlp.experts.down_proj",
-    },
-];
-
-impl Layout {
-    /// That of `weights`; `at` names the parts of a layer.
-    fn of(weights: &Weights, at: impl Fn(&str) -> String) -> &'static Self {
-        if weights.are_gguf() {
-            return &GGUF;
-        }
-        let has = |layout: &&Self| {
-            let name = layout.down.replace("{}", "0");
-            let suffix = if name == layout.down { "" } else { ".weight" };
-            weights.has(&at(&format!("{name}{suffix}")))
-        };
-        LAYOUTS.iter().find(has).unwrap_or(&LAYOUTS[0])
-    }
+    biases: Option<Biases>,
+    /// What is added to the scores of the router where they are compared.
+    correction: Option<Vec<f32>>,
+    /// The expert of all rows, and what its factor is the sigmoid of, if it has one.
+    shared: Option<(Mlp, Option<Linear>)>,
 }
 
 impl Experts {
@@ -108,44 +50,45 @@ impl Experts {
         weights: &mut Weights,
         at: impl Fn(&str) -> String,
     ) -> Result<Self> {
-        let layout = Layout::of(weights, &at);
+        let layout = Layout::of(weights, &spec, &at);
         let (hidden, width) = (config.hidden_size, spec.width);
-        let router = exact(weights, &at(layout.router), (spec.count, hidden))?;
-        let mut read = |name: &str, shape| {
-            if !name.contains("{}") {
-                return weights.matrices(&at(name), spec.count, shape);
-            }
-            let one = |i: usize| at(&name.replace("{}", &i.to_string()));
-            (0..spec.count)
-                .map(|i| weights.matrix(&one(i), shape, None))
-                .collect()
-        };
+        let router = exact(
+            weights,
+            &at(layout.router),
+            (spec.count, hidden),
+            spec.has_bias,
+        )?;
+        // Of gate and up in one.
+        let order = (layout.alternates).then(|| halves_from_pairs(1, 2 * width, 2 * width));
+        let order = order.as_deref();
+        let mut read =
+            |name: &str, shape, order| read(weights, (layout, &spec), &at, name, shape, order);
         let gate_up = match layout.gate_up {
             [gate, up] => {
-                let gates = read(gate, (width, hidden))?;
-                joined(gates, read(up, (width, hidden))?)?
+                let gates = read(gate, (width, hidden), None)?;
+                joined(gates, read(up, (width, hidden), None)?)?
             }
             all => {
-                let all = all.iter().map(|name| read(name, (2 * width, hidden)));
+                let all = all
+                    .iter()
+                    .map(|name| read(name, (2 * width, hidden), order));
                 all.collect::<Result<_>>()?
             }
         };
-        let down = read(layout.down, (hidden, width))?;
-        let shared = spec.shared_width.map(|width| -> Result<_> {
-            let like = LayerSpec {
-                mlp: MlpSpec::Gated(spec.activation),
-                mlp_width: Some(width),
-                ..layer.clone()
-            };
-            let part = |part: &str| at(&part.replacen("mlp.", "mlp.shared_expert.", 1));
-            let mlp = Mlp::load(config, &like, weights, part)?;
-            let gate = exact(weights, &at("mlp.shared_expert_gate"), (1, hidden))?;
-            Ok((mlp, gate))
-        });
+        let down = read(layout.down, (hidden, width), None)?;
+        let biases =
+            (spec.has_bias).then(|| Biases::load(weights, (layout, &spec), hidden, order, &at));
+        let correction = spec
+            .correction
+            .map(|name| correction(weights, &at(name), spec.count));
+        let shared =
+            (spec.shared).map(|shared| load_shared(config, (layer, &spec, shared), weights, &at));
         Ok(Self {
             router,
             gate_up,
             down,
+            biases: biases.transpose()?,
+            correction: correction.transpose()?,
             shared: shared.transpose()?,
             spec,
         })
@@ -154,7 +97,7 @@ impl Experts {
     /// Its products that all rows use.
     pub fn linears(&mut self) -> Vec<&mut Linear> {
         let shared = self.shared.iter_mut();
-        let shared = shared.flat_map(|(mlp, gate)| mlp.linears().into_iter().chain([gate]));
+        let shared = shared.flat_map(|(mlp, gate)| mlp.linears().into_iter().chain(gate));
         [&mut self.router].into_iter().chain(shared).collect()
     }
 
@@ -169,7 +112,7 @@ impl Experts {
         }
         let mut uses = Vec::with_capacity(rows * self.spec.per_token);
         for (row, logits) in (0..).zip(self.router.forward(x)?.to_vec2::<f32>()?) {
-            let of_row = choose(&logits, &self.spec);
+            let of_row = choose(&logits, self.correction.as_deref(), &self.spec);
             uses.extend(of_row.into_iter().map(|(expert, weight)| Use {
                 expert,
                 row,
@@ -187,10 +130,15 @@ impl Experts {
         }
         if let Some((mlp, gate)) = &self.shared {
             let y = mlp.forward(x)?.flatten_all()?.to_vec1::<f32>()?;
-            let gates = gate.forward(x)?.flatten_all()?.to_vec1::<f32>()?;
+            let factors = match gate {
+                Some(gate) => {
+                    let gates = gate.forward(x)?.flatten_all()?.to_vec1::<f32>()?;
+                    gates.iter().map(|gate| 1. / (1. + (-gate).exp())).collect()
+                }
+                None => vec![1.; rows],
+            };
             let rows = sums.chunks_exact_mut(hidden).zip(y.chunks_exact(hidden));
-            for ((sums, y), gate) in rows.zip(gates) {
-                let factor = 1. / (1. + (-gate).exp());
+            for ((sums, y), factor) in rows.zip(factors) {
                 for (sum, y) in sums.iter_mut().zip(y) {
                     *sum += factor * y;
                 }
@@ -207,23 +155,128 @@ impl Experts {
         let parts = self.gate_up.iter();
         let parts = parts.map(|experts| forward_chosen(experts, &x, &chosen));
         let wide = Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, 1)?;
+        let biases = |of: fn(&Biases) -> &Tensor| {
+            let ids = Tensor::new(&*chosen, x.device())?;
+            (self.biases.as_ref())
+                .map(|biases| of(biases).index_select(&ids, 0))
+                .transpose()
+        };
+        let wide = plus(wide, biases(|biases| &biases.gate_up)?)?;
         let wide = glu(&wide, self.spec.activation)?;
         let y = forward_chosen(&self.down, &wide, &chosen)?;
+        let y = plus(y, biases(|biases| &biases.down)?)?;
         Ok(y.flatten_all()?.to_vec1()?)
     }
 }
 
+/// The biases of the products of experts, a row for each expert.
+#[derive(Clone)]
+struct Biases {
+    gate_up: Tensor,
+    down: Tensor,
+}
+
+impl Biases {
+    /// Reads those of a layer, with the columns of gate and up in one in this order.
+    fn load(
+        weights: &mut Weights,
+        (layout, spec): (&Layout, &ExpertsSpec),
+        hidden: usize,
+        order: Option<&[u32]>,
+        at: impl Fn(&str) -> String,
+    ) -> Result<Self> {
+        let mut read =
+            |name: &str, len| weights.tensor(&at(&Layout::bias(name)), &[spec.count, len]);
+        let len = 2 * spec.width / layout.gate_up.len();
+        let gate_up = layout.gate_up.iter().map(|name| read(name, len));
+        let gate_up = Tensor::cat(&gate_up.collect::<Result<Vec<_>>>()?, 1)?;
+        Ok(Self {
+            gate_up: match order {
+                Some(order) => gate_up.index_select(&Tensor::new(order, gate_up.device())?, 1)?,
+                None => gate_up,
+            },
+            down: read(layout.down, hidden)?,
+        })
+    }
+}
+
+/// `y` and its biases, if there are any.
+fn plus(y: Tensor, biases: Option<Tensor>) -> Result<Tensor> {
+    match biases {
+        Some(biases) => Ok((y + biases)?),
+        None => Ok(y),
+    }
+}
+
+/// The tensor `name` of a value for each expert, which may be a matrix of one row, in f32.
+fn correction(weights: &mut Weights, name: &str, count: usize) -> Result<Vec<f32>> {
+    let is_matrix = name.contains("moe_statics") && !weights.are_gguf();
+    let dims = [1, count];
+    let stored = if is_matrix { &dims[..] } else { &dims[1..] };
+    let values = weights.tensor(name, stored)?.to_dtype(DType::F32)?;
+    Ok(values.flatten_all()?.to_vec1()?)
+}
+
+/// Reads the expert of all rows of a layer, and what its factor is the sigmoid of.
+fn load_shared(
+    config: &ModelConfig,
+    (layer, spec, shared): (&LayerSpec, &ExpertsSpec, SharedExpert),
+    weights: &mut Weights,
+    at: impl Fn(&str) -> String,
+) -> Result<(Mlp, Option<Linear>)> {
+    let like = LayerSpec {
+        mlp: MlpSpec::Gated(spec.activation),
+        mlp_width: Some(shared.width),
+        ..layer.clone()
+    };
+    let part = |part: &str| at(&part.replacen("mlp", shared.name, 1));
+    let mlp = Mlp::load(config, &like, weights, part)?;
+    let name = at(&format!("{}_gate", shared.name));
+    let gate = (shared.has_gate).then(|| exact(weights, &name, (1, config.hidden_size), false));
+    Ok((mlp, gate.transpose()?))
+}
+
+/// The matrices `name` of a layer's experts, each of `shape`, with their outputs in this order.
+fn read(
+    weights: &mut Weights,
+    (layout, spec): (&Layout, &ExpertsSpec),
+    at: impl Fn(&str) -> String,
+    name: &str,
+    shape: (usize, usize),
+    order: Option<&[u32]>,
+) -> Result<Matrices> {
+    if !name.contains("{}") {
+        return weights.matrices(&Stack {
+            name: &at(name),
+            count: spec.count,
+            shape,
+            form: layout.form,
+            order,
+        });
+    }
+    let one = |i: usize| at(&name.replace("{}", &i.to_string()));
+    (0..spec.count)
+        .map(|i| weights.matrix(&one(i), shape, order))
+        .collect()
+}
+
 /// The product `name` (without `.weight`) in f32, whatever the other weights become: an error of a router would give
 /// rows other experts.
-fn exact(weights: &mut Weights, name: &str, shape: (usize, usize)) -> Result<Linear> {
+fn exact(
+    weights: &mut Weights,
+    name: &str,
+    shape: (usize, usize),
+    has_bias: bool,
+) -> Result<Linear> {
     let dims = [shape.0, shape.1];
     // llama.cpp's conversion makes a vector of a matrix of one row.
     let is_vector = shape.0 == 1 && weights.are_gguf();
     let stored = if is_vector { &dims[1..] } else { &dims };
     let weight = weights.tensor(&format!("{name}.weight"), stored)?;
+    let bias = has_bias.then(|| weights.tensor(&format!("{name}.bias"), &dims[..1]));
     Ok(Linear::new(
         unquantized(&weight.reshape(shape)?, None)?,
-        None,
+        bias.transpose()?,
     ))
 }
 
@@ -246,60 +299,28 @@ fn joined(gates: Matrices, ups: Matrices) -> Result<Vec<Matrices>> {
     }
 }
 
-/// The experts of a row with these logits of the router, and their weights: those of the highest probability, of equal
-/// ones the first. Their sum is taken in this order.
-fn choose(logits: &[f32], spec: &ExpertsSpec) -> Vec<(u32, f32)> {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut probs: Vec<f32> = logits.iter().map(|logit| (logit - max).exp()).collect();
-    let sum: f32 = probs.iter().sum();
-    probs.iter_mut().for_each(|prob| *prob /= sum);
-    let mut chosen: Vec<(u32, f32)> = (0..).zip(probs).collect();
-    // Stable: equal ones stay in order.
-    chosen.sort_by(|(_, a), (_, b)| b.total_cmp(a));
-    chosen.truncate(spec.per_token);
-    if spec.is_normalized {
-        let sum: f32 = chosen.iter().map(|(_, weight)| weight).sum();
-        chosen.iter_mut().for_each(|(_, weight)| *weight /= sum);
-    }
-    chosen
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::dummy;
+    use super::super::layer_spec::RouterScores;
     use super::super::matrix::Unread;
     use super::*;
     use crate::kernels::Activation;
 
-    const SPEC: ExpertsSpec = ExpertsSpec {
+    pub(super) const SPEC: ExpertsSpec = ExpertsSpec {
         activation: Activation::Silu,
         count: 4,
         per_token: 2,
         width: 1,
+        scores: RouterScores::Softmax,
+        correction: None,
+        groups: None,
         is_normalized: false,
-        shared_width: None,
+        min_sum: 0.,
+        scale: 1.,
+        has_bias: false,
+        shared: None,
     };
-
-    #[test]
-    fn the_most_probable_experts_are_chosen_and_of_equal_ones_the_first() {
-        let chosen = |logits: &[f32], spec: &ExpertsSpec| choose(logits, spec);
-        let quarter = chosen(&[1., 1., 1., 1.], &SPEC);
-        assert_eq!(quarter, [(0, 0.25), (1, 0.25)]);
-        let ln = |p: f32| p.ln();
-        let found = chosen(&[ln(0.1), ln(0.5), ln(0.1), ln(0.3)], &SPEC);
-        let experts: Vec<u32> = found.iter().map(|(expert, _)| *expert).collect();
-        assert_eq!(experts, [1, 3]);
-        assert!((found[0].1 - 0.5).abs() < 1e-6 && (found[1].1 - 0.3).abs() < 1e-6);
-        let normalized = ExpertsSpec {
-            is_normalized: true,
-            ..SPEC
-        };
-        let found = chosen(&[ln(0.1), ln(0.5), ln(0.1), ln(0.3)], &normalized);
-        assert!((found[0].1 - 0.625).abs() < 1e-6 && (found[1].1 - 0.375).abs() < 1e-6);
-        // Far below the highest, probabilities are equal: 0.
-        let found = chosen(&[-900., -800., -700., 0.], &normalized);
-        assert_eq!(found, [(3, 1.), (0, 0.)]);
-    }
 
     /// Noise of variance `1 / inputs`.
     fn noise(name: &str, shape: (usize, usize)) -> Tensor {
@@ -327,6 +348,8 @@ mod tests {
             router: Linear::new(matrix("router", (spec.count, 32)), None),
             gate_up: vec![each("gate and up", (48, 32))],
             down: each("down", (32, 24)),
+            biases: None,
+            correction: None,
             shared: None,
             spec,
         }
@@ -362,7 +385,7 @@ mod tests {
         let full = random(MANY, &all);
         let x = noise("x", (1, 32));
         let logits = full.router.forward(&x).unwrap().to_vec2::<f32>().unwrap();
-        let used = choose(&logits[0], &MANY).into_iter();
+        let used = choose(&logits[0], None, &MANY).into_iter();
         let mut used: Vec<usize> = used.map(|(expert, _)| expert as usize).collect();
         let bits = |experts: &Experts| experts.forward(&x).unwrap().to_vec2::<f32>().unwrap();
         assert_eq!(bits(&random(MANY, &used)), bits(&full));

@@ -13,7 +13,7 @@ use candle_core::Tensor;
 #[derive(Clone)]
 pub(super) enum FeedForward {
     Mlp(Mlp),
-    Experts(Experts),
+    Experts(Box<Experts>),
 }
 
 impl FeedForward {
@@ -29,7 +29,8 @@ impl FeedForward {
     ) -> Result<Self> {
         match spec.mlp {
             MlpSpec::Experts(experts) => {
-                Experts::load(config, (spec, experts), weights, at).map(Self::Experts)
+                let experts = Experts::load(config, (spec, experts), weights, at)?;
+                Ok(Self::Experts(Box::new(experts)))
             }
             _ => Mlp::load(config, spec, weights, at).map(Self::Mlp),
         }

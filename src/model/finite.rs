@@ -42,7 +42,9 @@ pub fn blocks(kind: BlockType, bytes: &[u8]) -> bool {
         // The scale is an exponent, of which the largest is NaN; a few below it make values that are infinite.
         Mxfp4 => {
             let blocks = bytes.par_chunks_exact(kind.type_size());
-            return blocks.into_par_iter().all(|block| block[0] <= MAX_EXPONENT);
+            return blocks
+                .into_par_iter()
+                .all(|block| block[0] <= MAX_MXFP4_EXPONENT);
         }
     };
     bytes.par_chunks(kind.type_size() * 1024).all(|piece| {
@@ -56,7 +58,7 @@ pub fn blocks(kind: BlockType, bytes: &[u8]) -> bool {
 }
 
 /// The largest exponent of `MXFP4` with which all values are finite: 6 times two to the power of it less 127.
-const MAX_EXPONENT: u8 = 252;
+pub const MAX_MXFP4_EXPONENT: u8 = 252;
 
 fn is_finite_f16(bytes: [u8; 2]) -> bool {
     u16::from_le_bytes(bytes) << 1 >> 11 != 0x1f
@@ -132,7 +134,7 @@ mod tests {
             data[at..at + infinite.len()].copy_from_slice(infinite);
             assert!(!blocks(kind, &data), "{kind}");
         }
-        let half = 0.5 * f32::from_bits(u32::from(MAX_EXPONENT) << 23);
+        let half = 0.5 * f32::from_bits(u32::from(MAX_MXFP4_EXPONENT) << 23);
         assert!((half * 12.).is_finite() && (half * 2. * 12.).is_infinite());
     }
 }

@@ -29,7 +29,7 @@ struct GgufFacts {
 }
 
 /// Keys of GGUF metadata, after the architecture's name, and of `config.json`.
-const GGUF_KEYS: [(&str, &str); 18] = [
+const GGUF_KEYS: [(&str, &str); 25] = [
     ("attention.head_count", "num_attention_heads"),
     ("attention.head_count_kv", "num_key_value_heads"),
     ("attention.key_length", "head_dim"),
@@ -43,12 +43,19 @@ const GGUF_KEYS: [(&str, &str); 18] = [
     ("embedding_length", "hidden_size"),
     ("expert_count", "num_experts"),
     ("expert_feed_forward_length", "moe_intermediate_size"),
+    ("expert_group_count", "n_group"),
+    ("expert_group_used_count", "topk_group"),
+    ("expert_shared_count", "n_shared_experts"),
     (
         "expert_shared_feed_forward_length",
         "shared_expert_intermediate_size",
     ),
     ("expert_used_count", "num_experts_per_tok"),
+    ("expert_weights_scale", "routed_scaling_factor"),
     ("feed_forward_length", "intermediate_size"),
+    ("interleave_moe_layer_step", "moe_layer_interval"),
+    ("leading_dense_block_count", "first_k_dense_replace"),
+    ("nextn_predict_layers", "num_nextn_predict_layers"),
     ("residual_scale", "residual_multiplier"),
     ("rope.freq_base", "rope_theta"),
 ];

@@ -95,6 +95,8 @@ pub struct ModelSpec {
     pub logit_soft_cap: Option<f32>,
     /// Width of each layer's own input, if layers have one besides the residual stream.
     pub layer_input_width: Option<usize>,
+    /// How the names of the tensors begin that predict further tokens, and are not read.
+    pub unread: Vec<String>,
 }
 
 impl From<Vec<LayerSpec>> for ModelSpec {
@@ -230,8 +232,8 @@ pub enum MlpSpec {
     Experts(ExpertsSpec),
 }
 
-/// The experts of a layer. A router gives each row the `per_token` experts of the highest probability, of equal ones
-/// the first; their outputs are added with these probabilities as weights.
+/// The experts of a layer. A router gives each row the `per_token` experts of the highest score, of equal ones the
+/// first; their outputs are added with these scores as weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ExpertsSpec {
     pub activation: Activation,
@@ -241,11 +243,46 @@ pub struct ExpertsSpec {
     pub per_token: usize,
     /// Width of one.
     pub width: usize,
-    /// Whether the weights of a row's experts are divided by their sum.
+    pub scores: RouterScores,
+    /// The tensor that is added to scores where they are compared, but not in weights.
+    pub correction: Option<&'static str>,
+    /// The groups that are chosen before experts.
+    pub groups: Option<ExpertGroups>,
+    /// Whether the weights of a row's experts are divided by their sum, or by `min_sum`, if that is more.
     pub is_normalized: bool,
-    /// Width of a further expert, that of all rows, if there is one: its output has a factor of each row, the sigmoid
-    /// of a product.
-    pub shared_width: Option<usize>,
+    pub min_sum: f32,
+    /// Factor of the weights.
+    pub scale: f32,
+    /// Whether the router has a bias, and the products of the experts.
+    pub has_bias: bool,
+    /// A further expert, that of all rows.
+    pub shared: Option<SharedExpert>,
+}
+
+/// How the logits of a router become scores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RouterScores {
+    Softmax,
+    Sigmoid,
+}
+
+/// Groups of as many experts one after another. A row has experts of those whose best two have the highest sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// Number of groups.
+    pub count: usize,
+    /// Number of groups of a row.
+    pub per_token: usize,
+}
+
+/// An expert of all rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SharedExpert {
+    /// What its tensors are called in place of `mlp`.
+    pub name: &'static str,
+    pub width: usize,
+    /// Whether its output has a factor of each row, the sigmoid of a product.
+    pub has_gate: bool,
 }
 
 /// Maximum number of experts of a layer.
@@ -259,7 +296,8 @@ impl ExpertsSpec {
             count,
             per_token,
             width,
-            shared_width,
+            shared,
+            groups,
             ..
         } = *self;
         if !(1..=MAX_EXPERTS).contains(&count) {
@@ -272,13 +310,45 @@ impl ExpertsSpec {
                 "{per_token} experts of {count} for each token are not supported: from 1 to {count} are"
             ));
         }
-        let mut widths = [Some(width), shared_width].into_iter().flatten();
+        if let Some(groups) = groups {
+            groups.check(count, per_token)?;
+        }
+        if !(self.scale.is_finite() && self.min_sum.is_finite() && self.min_sum >= 0.) {
+            return Err(format!(
+                "experts with weights times {} and divided by at least {} are not supported: both must be finite",
+                self.scale, self.min_sum
+            ));
+        }
+        let shared = shared.map(|shared| shared.width);
+        let mut widths = [Some(width), shared].into_iter().flatten();
         match widths.find(|width| !(1..=MAX_EXPERT_WIDTH).contains(width)) {
             None => Ok(()),
             Some(width) => Err(format!(
                 "experts of width {width} are not supported: from 1 to {MAX_EXPERT_WIDTH} are"
             )),
         }
+    }
+}
+
+impl ExpertGroups {
+    /// Checks them for a router that gives a row `per_token` of `experts`.
+    fn check(self, experts: usize, per_token: usize) -> Result<(), String> {
+        let size = experts / self.count.max(1);
+        let is_even = self.count > 0 && experts.is_multiple_of(self.count) && size > 1;
+        if !is_even {
+            return Err(format!(
+                "{} groups of {experts} experts are not supported: each must have as many, and 2 or more",
+                self.count
+            ));
+        }
+        let fits = (1..=self.count).contains(&self.per_token) && per_token <= size * self.per_token;
+        if fits {
+            return Ok(());
+        }
+        Err(format!(
+            "{} of {} groups for each token are not supported: they must have its {per_token} experts",
+            self.per_token, self.count
+        ))
     }
 }
 
@@ -370,7 +440,10 @@ impl LayerSpec {
     /// not say otherwise.
     pub fn active_width(&self, width: usize) -> usize {
         match self.experts() {
-            Some(experts) => experts.per_token * experts.width + experts.shared_width.unwrap_or(0),
+            Some(experts) => {
+                let shared = experts.shared.map_or(0, |shared| shared.width);
+                experts.per_token * experts.width + shared
+            }
             None => self.mlp_width.unwrap_or(width),
         }
     }

@@ -36,6 +36,7 @@ pub mod load;
 pub mod matrix;
 mod medusa;
 mod mlp;
+mod mxfp4;
 pub(crate) mod names;
 mod norm;
 mod output_layer;
@@ -64,7 +65,8 @@ pub use head::HeadKind;
 pub(crate) use head_config::HeadConfig;
 pub use inventory::{Inventory, TensorEntry};
 pub use layer_spec::{
-    ExpertsSpec, KvSource, LayerSpec, MlpSpec, ModelSpec, NormSpec, Norms, QkNorm,
+    ExpertGroups, ExpertsSpec, KvSource, LayerSpec, MlpSpec, ModelSpec, NormSpec, Norms, QkNorm,
+    RouterScores, SharedExpert,
 };
 pub use layers::LayerList;
 pub use load::{LoadOptions, inspect, inspect_head, load, load_head};

@@ -60,6 +60,11 @@ pub fn layer(index: usize, part: &str) -> String {
     format!("{LAYERS}{index}.{part}")
 }
 
+/// How the names of the tensors of layer `index` begin in a GGUF file.
+pub fn gguf_layer(index: usize) -> String {
+    format!("blk.{index}.")
+}
+
 /// A tensor's layer, and its name within the layer.
 pub fn layer_of(name: &str) -> Option<(usize, &str)> {
     numbered(name, LAYERS)
@@ -113,6 +118,14 @@ pub fn gguf(name: &str) -> Option<String> {
         return Some(name.to_owned());
     }
     let (layer, rest) = layer_of(name).or_else(|| layer_of_head(name))?;
+    let unlike = match rest {
+        "self_attn.sinks" => Some("attn_sinks.weight"),
+        _ if rest.ends_with(".e_score_correction_bias") => Some("exp_probs_b.bias"),
+        _ => None,
+    };
+    if let Some(part) = unlike {
+        return Some(format!("blk.{layer}.{part}"));
+    }
     let (part, kind) = rest.rsplit_once('.').unwrap_or((rest, "weight"));
     let part = match part {
         "input_layernorm" => "attn_norm",
@@ -131,9 +144,9 @@ pub fn gguf(name: &str) -> Option<String> {
         "mlp.down_proj" | "mlp.c_proj" => "ffn_down",
         "mlp.gate" => "ffn_gate_inp",
         "mlp.shared_expert_gate" => "ffn_gate_inp_shexp",
-        "mlp.shared_expert.gate_proj" => "ffn_gate_shexp",
-        "mlp.shared_expert.up_proj" => "ffn_up_shexp",
-        "mlp.shared_expert.down_proj" => "ffn_down_shexp",
+        "mlp.shared_expert.gate_proj" | "mlp.shared_experts.gate_proj" => "ffn_gate_shexp",
+        "mlp.shared_expert.up_proj" | "mlp.shared_experts.up_proj" => "ffn_up_shexp",
+        "mlp.shared_expert.down_proj" | "mlp.shared_experts.down_proj" => "ffn_down_shexp",
         "mlp.experts.gate_proj" => "ffn_gate_exps",
         "mlp.experts.up_proj" => "ffn_up_exps",
         "mlp.experts.down_proj" => "ffn_down_exps",

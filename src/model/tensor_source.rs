@@ -79,6 +79,38 @@ impl TensorSource {
         }
     }
 
+    /// The tensor `name` of bytes, which must have the shape `dims`, if its file is here.
+    ///
+    /// # Errors
+    /// A setup error that names the tensor if it is missing, or has another dtype or shape.
+    pub fn bytes(&self, name: &str, dims: &[usize]) -> Result<Option<&[u8]>> {
+        let (dtype, found, data) = match self {
+            Self::Safetensors(files) => {
+                let stored = files.get(name).map_err(|e| broken(name, &e))?;
+                let dtype = format!("{:?}", stored.dtype());
+                (dtype, stored.shape().to_vec(), Some(stored.data()))
+            }
+            Self::Headers(tensors) => {
+                let tensor = tensors.get(name).ok_or_else(|| missing(name))?;
+                (tensor.dtype.clone(), tensor.dims.clone(), None)
+            }
+            Self::Pickled(_) | Self::Gguf(_) | Self::Dummy(_) => {
+                return Err(Error::internal("only safetensors have bytes"));
+            }
+        };
+        if dtype != "U8" {
+            return Err(Error::setup(format!(
+                "tensor {} has dtype {}, which is not supported: only u8 is",
+                clipped(name),
+                clipped(&dtype)
+            )));
+        }
+        if found != dims {
+            return Err(Error::wrong_shape(name, &found, dims));
+        }
+        Ok(data)
+    }
+
     /// Shape and dtype of the tensor `name`; `None` for random weights, which have any, and for GGUF files,
     /// which tell more.
     ///

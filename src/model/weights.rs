@@ -1,5 +1,7 @@
 //! The sources of weights: safetensors, a GGUF file, or a seed. All use Hugging Face's names.
 
+mod stack;
+
 use super::config::ModelConfig;
 use super::dtypes::Dtypes;
 use super::gguf::GgufFile;
@@ -18,6 +20,8 @@ use candle_core::{DType, Device, Tensor};
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
+
+pub use stack::{Stack, StackForm};
 
 /// An open checkpoint, and the dtypes and the device that its tensors are converted to.
 pub struct Weights {
@@ -278,6 +282,14 @@ impl Weights {
         }
     }
 
+    /// How the names in the checkpoint begin of those that begin with `start` at Hugging Face.
+    pub fn stored_start(&self, start: &str) -> String {
+        match (names::layer_of(start), self.are_gguf()) {
+            (Some((layer, _)), true) => names::gguf_layer(layer),
+            _ => self.layout.name(start).into_owned(),
+        }
+    }
+
     /// Call it when everything is loaded: logs in one line what was converted.
     ///
     /// # Errors
@@ -307,36 +319,6 @@ impl Weights {
         matches!(self.source, TensorSource::Gguf(_))
     }
 
-    /// The `count` matrices of the tensor `name` (its full Hugging Face name), `[count, outputs, inputs]`.
-    ///
-    /// # Errors
-    /// As [`Weights::linear`].
-    pub fn matrices(
-        &mut self,
-        name: &str,
-        count: usize,
-        shape: (usize, usize),
-    ) -> Result<Vec<Arc<dyn Matrix>>> {
-        let dims = [count, shape.0, shape.1];
-        if self.inventory.is_some() {
-            let format = self.note(name, &dims, true)?.name();
-            let one = || {
-                Arc::new(Unread {
-                    shape,
-                    format: format.clone(),
-                }) as Arc<dyn Matrix>
-            };
-            return Ok((0..count).map(|_| one()).collect());
-        }
-        if let TensorSource::Gguf(file) = &mut self.source {
-            let name = name.strip_suffix(".weight").unwrap_or(name);
-            return file.matrices(name, count, shape, self.dtypes.matrices, &self.device);
-        }
-        let all = self.stored(name, &dims)?;
-        let each = (0..count).map(|i| self.matrix_of(&all.get(i)?.contiguous()?, name));
-        each.collect()
-    }
-
     /// The matrix `name` (without `.weight`) of `shape`, with its outputs in this order.
     ///
     /// # Errors
@@ -348,8 +330,10 @@ impl Weights {
         order: Option<&[u32]>,
     ) -> Result<Arc<dyn Matrix>> {
         if self.inventory.is_some() {
-            let form = self.note(&format!("{name}.weight"), &[shape.0, shape.1], true)?;
-            let format = form.name();
+            let dims = [shape.0, shape.1];
+            let format = self
+                .note(&format!("{name}.weight"), &dims, Some(&dims))?
+                .name();
             return Ok(Arc::new(Unread { shape, format }));
         }
         match &mut self.source {
@@ -395,15 +379,16 @@ impl Weights {
         Ok(tensor.flatten_all()?.to_vec1()?[0])
     }
 
-    /// Adds the tensor `name` of the shape `dims` to the inventory, and returns what it is loaded as.
-    fn note(&mut self, name: &str, dims: &[usize], is_matrix: bool) -> Result<WeightForm> {
+    /// Adds the tensor `name` of the shape `dims` to the inventory, and returns what it is loaded as: matrices of the
+    /// shape `matrix`, or a tensor of activations.
+    fn note(&mut self, name: &str, dims: &[usize], matrix: Option<&[usize]>) -> Result<WeightForm> {
         let name = &*self.layout.name(name);
         let (device, matrices) = (&self.device, self.dtypes.matrices);
         let mut dense = WeightForm::Dense(self.dtypes.activations);
         let (found, (format, form)) = match &mut self.source {
             TensorSource::Gguf(file) => {
                 let (kind, found) = file.describe(name)?;
-                if let (true, Some(&inputs)) = (is_matrix, found.last()) {
+                if let (Some(_), Some(&inputs)) = (matrix, found.last()) {
                     dense = WeightForm::of_gguf(kind, inputs, matrices, device);
                 }
                 (found, (kind.to_string(), WeightForm::Blocks(kind)))
@@ -412,8 +397,8 @@ impl Weights {
                 self.read.insert(name.to_owned());
                 let random = (dims.to_vec(), matrices.unwrap_or(DType::F32));
                 let (found, dtype) = other.describe(name)?.unwrap_or(random);
-                if is_matrix {
-                    dense = self.dtypes.form(dtype, dims, device);
+                if let Some(matrix) = matrix {
+                    dense = self.dtypes.form(dtype, matrix, device);
                 }
                 let stored = (dtype.as_str().to_uppercase(), WeightForm::Dense(dtype));
                 (found, stored)
@@ -422,18 +407,23 @@ impl Weights {
         if found != dims {
             return Err(Error::wrong_shape(name, &found, dims));
         }
-        if let Some(shared) = &self.inventory {
-            // Not before the shape is the config's: a header may name one whose bytes no number counts.
-            let stored = (format, form.bytes(dims));
-            inventory::lock(shared).add(name.to_owned(), dims, stored, dense);
-        }
+        // Not before the shape is the config's: a header may name one whose bytes no number counts.
+        let stored = (format, form.bytes(dims));
+        self.list(name.to_owned(), matrix.unwrap_or(dims), stored, dense);
         Ok(dense)
+    }
+
+    /// Adds to the inventory, if there is one.
+    fn list(&self, name: String, dims: &[usize], stored: (String, u64), form: WeightForm) {
+        if let Some(shared) = &self.inventory {
+            inventory::lock(shared).add(name, dims, stored, form);
+        }
     }
 
     /// A tensor in the dtype in which the source stores it.
     fn stored(&mut self, name: &str, dims: &[usize]) -> Result<Tensor> {
         if self.inventory.is_some() {
-            self.note(name, dims, false)?;
+            self.note(name, dims, None)?;
             return Ok(Tensor::zeros(dims, DType::F32, &self.device)?);
         }
         let name = &*self.layout.name(name);

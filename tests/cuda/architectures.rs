@@ -13,13 +13,19 @@ const TOKENS: usize = 60;
 const CUTS: [usize; 6] = [34, 17, 1, 5, 1, 2];
 
 /// What a GPU has no kernels for, and the word of the refusal.
-const REFUSED: [(&str, &str); 18] = [
+const REFUSED: [(&str, &str); 24] = [
     ("cohere", "LayerNorm"),
     ("cohere2", "LayerNorm"),
+    ("ernie4_5_moe", "experts"),
+    ("ernie4_5_moe_mixed", "experts"),
     ("gemma4", "norms of values"),
     ("gemma4_large", "norms of values"),
     ("gemma4_unified", "norms of values"),
     ("gemma4_vision", "heads of"),
+    ("glm4_moe", "experts"),
+    ("glm4_moe_plain", "experts"),
+    ("gpt_oss", "experts"),
+    ("gpt_oss_mxfp4", "experts"),
     ("granite_moe", "experts"),
     ("hunyuan", "norms of heads after"),
     ("mixtral", "experts"),

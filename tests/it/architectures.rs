@@ -130,6 +130,16 @@ pub fn write_gguf(fixture: &Fixture, how: &Json, file: &Path, change: fn(Named) 
             let [start, count] = [0, 1].map(|i| rows[i].as_u64().unwrap() as usize);
             tensor = tensor.narrow(tensor.rank() - 2, start, count).unwrap();
         }
+        if let Some(columns) = how["columns"].as_array() {
+            let [start, step] = [0, 1].map(|i| columns[i].as_u64().unwrap() as u32);
+            let count = tensor.dims()[tensor.rank() - 1] as u32;
+            let columns: Vec<u32> = (start..count).step_by(step as usize).collect();
+            let columns = Tensor::new(columns, &Device::Cpu).unwrap();
+            tensor = tensor.index_select(&columns, tensor.rank() - 1).unwrap();
+        }
+        if how["transposed"] == true {
+            tensor = tensor.transpose(1, 2).unwrap().contiguous().unwrap();
+        }
         let heads = how["interleaved_heads"].as_u64().unwrap() as usize;
         if heads > 0 {
             let dims = tensor.dims().to_vec();

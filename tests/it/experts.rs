@@ -175,10 +175,9 @@ fn published_configs_with_experts_are_read() {
     let found = experts(&found)[0].unwrap();
     let sizes = (found.count, found.per_token, found.width);
     assert_eq!(sizes, (64, 8, 2560));
-    assert_eq!(
-        (found.shared_width, found.is_normalized),
-        (Some(20480), false)
-    );
+    let shared = found.shared.unwrap();
+    assert_eq!((shared.width, shared.has_gate), (20480, true));
+    assert!(!found.is_normalized);
     // Granite 3.1 3B-A800M.
     let granite = json!({
         "architectures": ["GraniteMoeForCausalLM"], "model_type": "granitemoe", "attention_bias": false,

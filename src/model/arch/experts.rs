@@ -1,7 +1,7 @@
 //! What architectures with experts have in common.
 
 use super::super::keys::Keys;
-use super::super::layer_spec::{ExpertsSpec, LayerSpec, MlpSpec};
+use super::super::layer_spec::{ExpertsSpec, LayerSpec, MlpSpec, RouterScores, SharedExpert};
 
 /// Keys of the training of routers.
 const OF_TRAINING: [&str; 3] = [
@@ -31,34 +31,65 @@ pub fn with_experts(
         None
     };
     if let Some(layer) = layers.first() {
-        let mlp = experts(keys, layer, given.unwrap_or(width), is_normalized)?;
+        let experts = experts(keys, layer, given.unwrap_or(width), is_normalized)?;
+        let mlp = MlpSpec::Experts(experts);
         layers.iter_mut().for_each(|layer| layer.mlp = mlp);
     }
     Ok(layers)
 }
 
-/// The experts that `keys` describe, of this width, with the activation of `layer`.
+/// The experts that `keys` describe, of this width, with the activation of `layer`. What else they have, their class says.
 pub fn experts(
     keys: &mut Keys,
     layer: &LayerSpec,
     width: usize,
     is_normalized: bool,
-) -> Result<MlpSpec, String> {
+) -> Result<ExpertsSpec, String> {
+    experts_by(keys, layer, width, (RouterScores::Softmax, is_normalized))
+}
+
+/// The same with these scores of the router, and whether the weights of a row's experts are divided by their sum.
+pub fn experts_by(
+    keys: &mut Keys,
+    layer: &LayerSpec,
+    width: usize,
+    (scores, is_normalized): (RouterScores, bool),
+) -> Result<ExpertsSpec, String> {
     let MlpSpec::Gated(activation) = layer.mlp else {
         return Err("experts without a gate are not supported".into());
     };
     if keys.is_gguf() {
         // Of these architectures, llama.cpp knows no other.
         keys.only("expert_weights_norm", is_normalized)?;
-        // A softmax.
-        keys.only("expert_gating_func", 1)?;
+        let number = match scores {
+            RouterScores::Softmax => 1,
+            RouterScores::Sigmoid => 2,
+        };
+        keys.only("expert_gating_func", number)?;
     }
-    Ok(MlpSpec::Experts(ExpertsSpec {
+    Ok(ExpertsSpec {
         activation,
         count: keys.needed_size("num_experts")?,
         per_token: keys.needed_size("num_experts_per_tok")?,
         width,
+        scores,
+        correction: None,
+        groups: None,
         is_normalized,
-        shared_width: None,
+        min_sum: 0.,
+        scale: 1.,
+        has_bias: false,
+        shared: None,
+    })
+}
+
+/// The expert of all rows of classes that have `count` of `width` in one; `None` = there is none.
+pub fn shared(count: usize, width: usize) -> Result<Option<SharedExpert>, String> {
+    let product = count.checked_mul(width);
+    let width = product.ok_or_else(|| format!("{count} shared experts are not supported"))?;
+    Ok((count > 0).then_some(SharedExpert {
+        name: "mlp.shared_experts",
+        width,
+        has_gate: false,
     }))
 }

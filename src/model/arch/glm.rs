@@ -1,8 +1,12 @@
-//! GLM-4 and its successor of 2025, without experts.
+//! GLM-4 and its successors of 2025.
 
 use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, Norms};
-use super::parts::activation_or;
+use super::super::layer_spec::{
+    ExpertGroups, ExpertsSpec, LayerSpec, MlpSpec, ModelSpec, Norms, QkNorm, RouterScores,
+};
+use super::super::names;
+use super::experts::{self, experts_by};
+use super::parts::{activation_or, eps_5, plain};
 use super::rope::partial_rope;
 use crate::kernels::Activation;
 
@@ -47,5 +51,83 @@ fn layer(keys: &mut Keys, shape: &ModelShape) -> Result<LayerSpec, String> {
         mlp: MlpSpec::fused(activation_or(keys, Activation::Silu)?),
         qkv_bias: keys.has_tensor(name).unwrap_or(bias),
         ..LayerSpec::llama(rope, shape.head_dim)
+    })
+}
+
+/// Maximum number of layers that predict further tokens.
+const MAX_FURTHER_LAYERS: usize = 16;
+
+/// Sets what the class assumes.
+pub fn moe_defaults(keys: &mut Keys) {
+    keys.rename("n_routed_experts", "num_experts");
+    experts::defaults(keys, 128, 8);
+    eps_5(keys);
+    keys.default("max_position_embeddings", 131_072);
+    keys.default("moe_intermediate_size", 1408);
+    keys.default("n_shared_experts", 1);
+    keys.default("first_k_dense_replace", 1);
+    keys.rename("num_mtp_layers", "num_nextn_predict_layers");
+    keys.default("num_nextn_predict_layers", 1);
+    if keys.is_gguf() {
+        // There, it counts them among the layers.
+        let of = |key| keys.peek(key).as_u64().unwrap_or(0);
+        let layers = of("num_hidden_layers").saturating_sub(of("num_nextn_predict_layers"));
+        keys.set("num_hidden_layers", layers);
+    }
+}
+
+/// GLM-4.5 to 4.7: experts in all but the first layers, by the sigmoids of their logits, and one of all tokens.
+pub fn glm4_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
+    let rope = partial_rope(keys, shape, 0.5)?;
+    let bias = keys.flag("attention_bias")?.unwrap_or(false);
+    let has_norms = keys.flag("use_qk_norm")?.unwrap_or(false);
+    let has_norms = keys.has_tensor("attn_q_norm.weight").unwrap_or(has_norms);
+    let layer = LayerSpec {
+        qkv_bias: keys.has_tensor("attn_q.bias").unwrap_or(bias),
+        qk_norm: has_norms.then_some(QkNorm::Head),
+        ..plain(keys, shape, rope)?
+    };
+    let experts = glm_experts(keys, &layer)?;
+    let dense = keys.size("first_k_dense_replace")?.unwrap_or(0);
+    let mut layers = vec![layer; shape.num_layers];
+    for layer in layers.iter_mut().skip(dense) {
+        layer.mlp = MlpSpec::Experts(experts);
+    }
+    let key = "num_nextn_predict_layers";
+    let further = keys.size(key)?.unwrap_or(0);
+    if further > MAX_FURTHER_LAYERS {
+        let accepted = format!("only up to {MAX_FURTHER_LAYERS} are");
+        return Err(keys.refused(key, &further.into(), &accepted));
+    }
+    let after = shape.num_layers..shape.num_layers + further;
+    Ok(ModelSpec {
+        layers,
+        unread: after.map(|i| names::layer(i, "")).collect(),
+        ..ModelSpec::default()
+    })
+}
+
+fn glm_experts(keys: &mut Keys, layer: &LayerSpec) -> Result<ExpertsSpec, String> {
+    let is_normalized = match keys.flag("norm_topk_prob")? {
+        Some(given) => given,
+        None => keys.flag("expert_weights_norm")?.unwrap_or(true),
+    };
+    let width = keys.needed_size("moe_intermediate_size")?;
+    let kind = (RouterScores::Sigmoid, is_normalized);
+    let experts = experts_by(keys, layer, width, kind)?;
+    let (count, per_token) = (keys.size("n_group")?, keys.size("topk_group")?);
+    let groups = ExpertGroups {
+        count: count.unwrap_or(1),
+        per_token: per_token.unwrap_or(1),
+    };
+    let scale = keys.number("routed_scaling_factor")?;
+    let shared = keys.size("n_shared_experts")?.unwrap_or(0);
+    Ok(ExpertsSpec {
+        correction: Some("mlp.gate.e_score_correction_bias"),
+        groups: Some(groups).filter(|groups| groups.count != 1 || groups.per_token != 1),
+        min_sum: 1e-20,
+        scale: scale.unwrap_or(1.) as f32,
+        shared: experts::shared(shared, width)?,
+        ..experts
     })
 }

@@ -238,19 +238,6 @@ pub fn seed_oss(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String
     Ok(vec![layer; shape.num_layers].into())
 }
 
-/// ERNIE 4.5: a Llama with one flag for all biases, whose rotated pairs are neighbours.
-pub fn ernie(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
-    let bias = keys.flag("use_bias")?.unwrap_or(false);
-    for key in ["attention_bias", "mlp_bias"] {
-        keys.default(key, bias);
-    }
-    let layer = LayerSpec {
-        interleaved: true,
-        ..biased(keys, shape)?
-    };
-    Ok(vec![layer; shape.num_layers].into())
-}
-
 /// EXAONE 4: norms of outputs and of heads, and layers without a window, which do not rotate if others have one.
 pub fn exaone4(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let rope = rope(keys, shape)?;
@@ -277,15 +264,8 @@ pub fn exaone4(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String>
     Ok(with_ropes(&layer, windows, shape, rope).into())
 }
 
-/// Sets what the class assumes.
-pub fn ernie_defaults(keys: &mut Keys) {
-    keys.default("tie_word_embeddings", true);
-    keys.default("rms_norm_eps", 1e-5);
-    default_theta(keys, 5e5);
-}
-
 /// The layer of a Llama that may have biases.
-fn biased(keys: &mut Keys, shape: &ModelShape) -> Result<LayerSpec, String> {
+pub fn biased(keys: &mut Keys, shape: &ModelShape) -> Result<LayerSpec, String> {
     let rope = rope(keys, shape)?;
     let layer = plain(keys, shape, rope)?;
     let mlp_bias = keys.flag("mlp_bias")?.unwrap_or(false);

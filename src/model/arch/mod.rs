@@ -1,10 +1,12 @@
 //! The architectures: each is a function that takes the keys of a configuration and says what the layers are.
 
 mod apertus;
+mod ernie;
 mod experts;
 mod gemma;
 mod gemma4;
 mod glm;
+mod gpt_oss;
 mod layer_norm;
 mod llama;
 mod olmo;
@@ -135,7 +137,10 @@ pub const ARCHITECTURES: &[Architecture] = &[
         .in_gguf(Some("chatglm"))
         .with(glm::defaults),
     Architecture::new("seed_oss", "SeedOssForCausalLM", llama::seed_oss),
-    Architecture::new("ernie4_5", "Ernie4_5ForCausalLM", llama::ernie).with(llama::ernie_defaults),
+    Architecture::new("ernie4_5", "Ernie4_5ForCausalLM", ernie::ernie).with(ernie::defaults),
+    Architecture::new("ernie4_5_moe", "Ernie4_5_MoeForCausalLM", ernie::ernie_moe)
+        .in_gguf(Some("ernie4_5-moe"))
+        .with(ernie::moe_defaults),
     Architecture::new("exaone4", "Exaone4ForCausalLM", llama::exaone4).with(parts::eps_5),
     Architecture::new("cohere", "CohereForCausalLM", layer_norm::cohere)
         .in_gguf(Some("command-r"))
@@ -153,6 +158,9 @@ pub const ARCHITECTURES: &[Architecture] = &[
     Architecture::new("nemotron", "NemotronForCausalLM", layer_norm::nemotron)
         .with(layer_norm::nemotron_defaults),
     Architecture::new("glm4", "Glm4ForCausalLM", glm::glm4).with(glm::defaults),
+    Architecture::new("glm4_moe", "Glm4MoeForCausalLM", glm::glm4_moe)
+        .in_gguf(Some("glm4moe"))
+        .with(glm::moe_defaults),
     Architecture::new(
         "hunyuan_v1_dense",
         "HunYuanDenseV1ForCausalLM",
@@ -160,5 +168,8 @@ pub const ARCHITECTURES: &[Architecture] = &[
     )
     .in_gguf(Some("hunyuan-dense"))
     .with(llama::hunyuan_defaults),
+    Architecture::new("gpt_oss", "GptOssForCausalLM", gpt_oss::gpt_oss)
+        .in_gguf(Some("gpt-oss"))
+        .with(gpt_oss::defaults),
     Architecture::new("apertus", "ApertusForCausalLM", apertus::apertus).with(apertus::defaults),
 ];

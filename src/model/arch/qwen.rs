@@ -1,7 +1,7 @@
 //! Qwen 2, 2.5 and 3.
 
 use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, QkNorm};
+use super::super::layer_spec::{ExpertsSpec, LayerSpec, MlpSpec, ModelSpec, QkNorm, SharedExpert};
 use super::experts::{self, experts};
 use super::parts::{plain, windows, with_attention_bias, with_windows};
 use super::rope::rope;
@@ -43,7 +43,7 @@ pub fn qwen3_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, Strin
     let is_normalized = keys.flag("norm_topk_prob")?.unwrap_or(keys.is_gguf());
     let windows = windows(keys, shape, false, |_| true)?;
     let mut layers = with_windows(&layer, windows, shape);
-    add_experts(keys, &mut layers, is_normalized)?;
+    add_experts(keys, &mut layers, is_normalized, None)?;
     Ok(layers.into())
 }
 
@@ -66,15 +66,14 @@ pub fn qwen2_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, Strin
     let full = keys.size("max_window_layers")?.unwrap_or(28);
     let windows = windows(keys, shape, false, |i| i.is_multiple_of(2) && i < full)?;
     let mut layers = with_windows(&layer, windows, shape);
-    add_experts(keys, &mut layers, is_normalized)?;
-    let shared = keys.size("shared_expert_intermediate_size")?;
-    // As in llama.cpp.
-    let shared = shared.unwrap_or(shape.intermediate_size);
-    for layer in &mut layers {
-        if let MlpSpec::Experts(experts) = &mut layer.mlp {
-            experts.shared_width = Some(shared);
-        }
-    }
+    let width = keys.size("shared_expert_intermediate_size")?;
+    let shared = SharedExpert {
+        name: "mlp.shared_expert",
+        // As in llama.cpp.
+        width: width.unwrap_or(shape.intermediate_size),
+        has_gate: true,
+    };
+    add_experts(keys, &mut layers, is_normalized, Some(shared))?;
     Ok(layers.into())
 }
 
@@ -83,6 +82,7 @@ fn add_experts(
     keys: &mut Keys,
     layers: &mut [LayerSpec],
     is_normalized: bool,
+    shared: Option<SharedExpert>,
 ) -> Result<(), String> {
     let width = keys.needed_size("moe_intermediate_size")?;
     let step = keys.size("decoder_sparse_step")?.unwrap_or(1);
@@ -95,10 +95,13 @@ fn add_experts(
     let Some(layer) = layers.first() else {
         return Ok(());
     };
-    let experts = experts(keys, layer, width, is_normalized)?;
+    let experts = ExpertsSpec {
+        shared,
+        ..experts(keys, layer, width, is_normalized)?
+    };
     for (i, layer) in layers.iter_mut().enumerate() {
         if (i + 1).is_multiple_of(step) && !without.contains(&i) {
-            layer.mlp = experts;
+            layer.mlp = MlpSpec::Experts(experts);
         }
     }
     Ok(())

@@ -310,6 +310,7 @@ fn activate(activation: Activation, x: f64) -> f64 {
         Activation::Silu => x / (1. + (-x).exp()),
         Activation::Relu2 => x.max(0.).powi(2),
         Activation::Xielu(_) => panic!("it has no gate"),
+        Activation::ClampedSwish => panic!("it changes what the gate multiplies"),
         Activation::Gelu => x / 2. * (1. + candle_core::cpu::erf::erf_f64(x / 2f64.sqrt())),
         Activation::GeluTanh => {
             let inner = (2. / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));

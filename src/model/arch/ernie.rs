@@ -1,0 +1,94 @@
+//! ERNIE 4.5.
+
+use super::super::keys::{Keys, ModelShape};
+use super::super::layer_spec::{ExpertsSpec, LayerSpec, MlpSpec, ModelSpec, SharedExpert};
+use super::experts::{self, experts};
+use super::llama::biased;
+use super::rope::default_theta;
+
+/// Sets what the class assumes.
+pub fn defaults(keys: &mut Keys) {
+    keys.default("tie_word_embeddings", true);
+    keys.default("rms_norm_eps", 1e-5);
+    default_theta(keys, 5e5);
+}
+
+/// A Llama with one flag for all biases, whose rotated pairs are neighbours.
+pub fn ernie(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
+    let layer = layer(keys, shape)?;
+    Ok(vec![layer; shape.num_layers].into())
+}
+
+fn layer(keys: &mut Keys, shape: &ModelShape) -> Result<LayerSpec, String> {
+    let bias = keys.flag("use_bias")?.unwrap_or(false);
+    for key in ["attention_bias", "mlp_bias"] {
+        keys.default(key, bias);
+    }
+    Ok(LayerSpec {
+        interleaved: true,
+        ..biased(keys, shape)?
+    })
+}
+
+/// Sets what the class assumes.
+pub fn moe_defaults(keys: &mut Keys) {
+    defaults(keys);
+    keys.rename("moe_num_experts", "num_experts");
+    keys.rename("moe_k", "num_experts_per_tok");
+    keys.rename("moe_layer_start_index", "first_k_dense_replace");
+    keys.rename("moe_num_shared_experts", "n_shared_experts");
+    experts::defaults(keys, 64, 6);
+    keys.default("first_k_dense_replace", 1);
+    keys.default("max_position_embeddings", 131_072);
+    keys.default("moe_intermediate_size", 1536);
+    keys.default("n_shared_experts", 2);
+    // Of its training, and whether there was a correction then: all published files have one.
+    keys.ignore(&[
+        "moe_capacity",
+        "moe_use_aux_free",
+        "num_nextn_predict_layers",
+    ]);
+}
+
+/// With experts in some layers, and one of all tokens.
+pub fn ernie_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
+    keys.only("moe_gate", "topk")?;
+    // The output layer would have one, too.
+    keys.only("use_bias", false)?;
+    let layer = layer(keys, shape)?;
+    let width = keys.needed_size("moe_intermediate_size")?;
+    let count = keys.size("n_shared_experts")?.unwrap_or(0);
+    let shared = experts::shared(count, width)?;
+    // llama.cpp's conversion computes another width from other sizes, which is the same in the published files.
+    let given = keys.size("shared_expert_intermediate_size")?;
+    let shared = shared.map(|shared| SharedExpert {
+        width: given.unwrap_or(shared.width),
+        ..shared
+    });
+    let experts = ExpertsSpec {
+        correction: Some("mlp.moe_statics.e_score_correction_bias"),
+        min_sum: keys.number("moe_norm_min")?.unwrap_or(1e-12) as f32,
+        shared,
+        ..experts(keys, &layer, width, true)?
+    };
+    let first = keys.size("first_k_dense_replace")?.unwrap_or(0);
+    let last = match keys.number("moe_layer_end_index")? {
+        Some(last) if last >= 0. => last as usize,
+        _ => shape.num_layers,
+    };
+    let step = keys.size("moe_layer_interval")?.unwrap_or(1);
+    if step == 0 {
+        return Err(keys.refused("moe_layer_interval", &0.into(), "it must be 1 or more"));
+    }
+    let mut layers = vec![layer; shape.num_layers];
+    for (i, layer) in layers.iter_mut().enumerate() {
+        if (i + 1).is_multiple_of(step) && (first..=last).contains(&i) {
+            layer.mlp = MlpSpec::Experts(experts);
+        }
+    }
+    Ok(ModelSpec {
+        layers,
+        unread: vec!["model.mtp_".into()],
+        ..ModelSpec::default()
+    })
+}

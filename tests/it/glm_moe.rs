@@ -1,0 +1,148 @@
+//! GLM-4 MoE: its configurations, and what is refused. What it computes is compared with transformers among all
+//! [architectures](crate::architectures).
+
+use crate::architectures::fixture;
+use crate::common::tiny::{open, write_config};
+use candle_core::Device;
+use foretoken::error::Error;
+use foretoken::model::{
+    ExpertGroups, ExpertsSpec, ModelConfig, QkNorm, RouterScores, SharedExpert,
+};
+use serde_json::{Value as Json, json};
+use std::path::Path;
+
+pub fn read(folder: &Path, mut config: Json, change: Json) -> Result<ModelConfig, Error> {
+    for (key, value) in change.as_object().unwrap() {
+        config[key] = value.clone();
+    }
+    write_config(folder, &config);
+    ModelConfig::from_json(folder)
+}
+
+/// GLM-4.5's.
+fn glm() -> Json {
+    json!({
+        "architectures": ["Glm4MoeForCausalLM"], "attention_bias": true, "attention_dropout": 0.0,
+        "eos_token_id": [151329, 151336, 151338], "first_k_dense_replace": 3, "head_dim": 128, "hidden_act": "silu",
+        "hidden_size": 5120, "intermediate_size": 12288, "max_position_embeddings": 131072, "model_type": "glm4_moe",
+        "moe_intermediate_size": 1536, "n_group": 1, "n_routed_experts": 160, "n_shared_experts": 1,
+        "norm_topk_prob": true, "num_attention_heads": 96, "num_experts_per_tok": 8, "num_hidden_layers": 92,
+        "num_key_value_heads": 8, "num_nextn_predict_layers": 1, "pad_token_id": 151329,
+        "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "rope_scaling": null, "rope_theta": 1000000,
+        "routed_scaling_factor": 2.5, "tie_word_embeddings": false, "topk_group": 1, "use_cache": true,
+        "use_qk_norm": true, "vocab_size": 151552
+    })
+}
+
+/// The experts of the last layer, and the number of layers without any before it.
+pub fn experts(config: &ModelConfig) -> (ExpertsSpec, usize) {
+    let layers = &config.spec.layers;
+    let dense = layers.iter().filter(|l| l.experts().is_none()).count();
+    assert!(layers[dense..].iter().all(|l| l.experts().is_some()));
+    (*layers[layers.len() - 1].experts().unwrap(), dense)
+}
+
+#[test]
+fn the_published_config_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = read(folder.path(), glm(), json!({})).unwrap();
+    let (found, dense) = experts(&config);
+    assert_eq!((found.count, found.per_token, found.width), (160, 8, 1536));
+    assert_eq!((dense, found.groups, found.scale), (3, None, 2.5));
+    assert_eq!(found.scores, RouterScores::Sigmoid);
+    let shared = SharedExpert {
+        name: "mlp.shared_experts",
+        width: 1536,
+        has_gate: false,
+    };
+    assert!(found.is_normalized && found.shared == Some(shared));
+    let layer = &config.spec.layers[0];
+    assert!(layer.qkv_bias && !layer.o_bias && layer.qk_norm == Some(QkNorm::Head));
+    assert_eq!(layer.rope.as_ref().unwrap().width, 64);
+    assert_eq!(config.spec.unread, ["model.layers.92."]);
+    let grouped = json!({ "n_group": 8, "topk_group": 4 });
+    let (found, _) = experts(&read(folder.path(), glm(), grouped).unwrap());
+    let groups = ExpertGroups {
+        count: 8,
+        per_token: 4,
+    };
+    assert_eq!(found.groups, Some(groups));
+}
+
+#[test]
+fn what_its_router_cannot_do_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let cases = [
+        (
+            glm(),
+            json!({ "n_group": 7 }),
+            "7 groups of 160 experts are not",
+        ),
+        (
+            glm(),
+            json!({ "n_group": 160 }),
+            "160 groups of 160 experts are not",
+        ),
+        (
+            glm(),
+            json!({ "n_group": 0 }),
+            "0 groups of 160 experts are not",
+        ),
+        (
+            glm(),
+            json!({ "n_group": 8, "topk_group": 9 }),
+            "9 of 8 groups",
+        ),
+        (
+            glm(),
+            json!({ "n_group": 40, "topk_group": 1 }),
+            "1 of 40 groups for each token are not supported: they must have its 8 experts",
+        ),
+        (
+            glm(),
+            json!({ "routed_scaling_factor": 1e300 }),
+            "weights times inf",
+        ),
+        (
+            glm(),
+            json!({ "num_nextn_predict_layers": 1u64 << 60 }),
+            "num_nextn_predict_layers 1152921504606846976 is not supported: only up to 16 are",
+        ),
+        (
+            glm(),
+            json!({ "n_shared_experts": 1u64 << 62 }),
+            "shared experts are not",
+        ),
+        (
+            glm(),
+            json!({ "topk_method": "greedy" }),
+            "topk_method \"greedy\"",
+        ),
+    ];
+    for (config, change, want) in cases {
+        let error = read(folder.path(), config, change).unwrap_err().to_string();
+        assert!(
+            error.contains(want) && error.lines().count() == 1,
+            "{error}"
+        );
+    }
+}
+
+/// Layers that predict further tokens are left unread; those after them are not known.
+#[test]
+fn only_known_layers_are_left_unread() {
+    let fixture = fixture("glm4_moe");
+    let file = fixture.folder.join("model.safetensors");
+    let mut stored = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
+    let further = stored["model.layers.3.eh_proj.weight"].clone();
+    stored.insert("model.layers.4.eh_proj.weight".into(), further);
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    std::fs::copy(fixture.folder.join("config.json"), at("config.json")).unwrap();
+    candle_core::safetensors::save(&stored, at("model.safetensors")).unwrap();
+    let error = open(folder.path()).map(drop).unwrap_err().to_string();
+    assert!(
+        error.contains("tensor model.layers.4.eh_proj.weight"),
+        "{error}"
+    );
+}
