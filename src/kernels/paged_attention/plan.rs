@@ -82,12 +82,16 @@ impl<'a> Plan<'a> {
     /// `window` is the maximum number of keys up to its own that a row sees.
     pub fn new(spans: &'a [Span], dims: Dims, window: usize, threads: usize) -> Self {
         let all: usize = spans.iter().map(|span| span.rows.len()).sum();
-        // Eight items or more for each thread, if there are enough queries.
+        // Eight tasks or more for each thread, if there are enough queries.
         let share = all * dims.heads / (8 * threads);
         let most = MAX_QUERIES * WIDTH / dims.width().max(WIDTH);
-        let rows = (share.clamp(MIN_QUERIES, most) / dims.group()).max(1);
         let mut items = Vec::with_capacity(dims.kv_heads * spans.len());
         for span in spans {
+            // Few items of a long context suffice, as their chunks are tasks: the more queries share a pass over
+            // the keys, the less it costs to widen and transpose these.
+            let keys = (span.context + span.rows.len() / 2).min(window);
+            let share = share * keys.div_ceil(CHUNK).max(1);
+            let rows = (share.clamp(MIN_QUERIES, most) / dims.group()).max(1);
             for start in (0..span.rows.len()).step_by(rows) {
                 let rows = start..span.rows.len().min(start + rows);
                 items.extend(
