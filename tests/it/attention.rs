@@ -199,7 +199,8 @@ proptest! {
         soft_cap in proptest::option::of(0.2f32..9.),
     ) {
         let noise = &mut Noise(seed);
-        let (dtype, tolerance) = [(DType::F32, 1e-5), (DType::F16, 2e-3), (DType::BF16, 2e-2)][kind];
+        // Scores over bf16 are of rounded queries: up to 70 products are off by up to 2^-9 of each.
+        let (dtype, tolerance) = [(DType::F32, 1e-5), (DType::F16, 2e-3), (DType::BF16, 6e-2)][kind];
         let case = Case::new(noise, len, (kv_heads, group, d), block_size, dtype);
         let case = case.with(Form { window, soft_cap });
         let blocks = case.blocks(noise);
@@ -336,7 +337,8 @@ fn several_spans_equal_each_alone() {
     }
 }
 
-/// Pools may have fewer bits than queries: the result equals f32 attention over the pools' values.
+/// Pools may have fewer bits than queries: the result equals f32 attention over the pools' values, or is near it
+/// where bf16 is multiplied by bf16.
 #[test]
 fn queries_may_be_wider_than_pools() {
     let noise = &mut Noise(7);
@@ -357,8 +359,16 @@ fn queries_may_be_wider_than_pools() {
             ..narrow
         };
         for (start, end) in [(299, 300), (290, 300), (0, 300)] {
-            let want = all.rows(&blocks, start, end);
-            assert_eq!(both.rows(&blocks, start, end), want, "{dtype:?}");
+            let (got, want) = (
+                both.rows(&blocks, start, end),
+                all.rows(&blocks, start, end),
+            );
+            if dtype == DType::F16 {
+                assert_eq!(got, want);
+            }
+            for (got, want) in got.iter().flatten().zip(want.iter().flatten()) {
+                assert!((got - want).abs() < 6e-2, "{got} {want}");
+            }
         }
         let (k, v) = both.pools(&blocks);
         let spans = [Span {

@@ -2,9 +2,9 @@
 //! product.
 //!
 //! Queries and softmax weights are rounded to bf16 as well. Numbers come in pairs, and a sum takes the second
-//! product of a pair, then the first, each by a fused multiply-add, as `vdpbf16ps` does
-//! ([`Simd::dot_pairs`]). So instruction sets without it give the same bits (but for numbers below 1.2e-38, which
-//! it takes as zeros). A score adds the pairs of a head in one order, a weighted sum those of keys `2i` and
+//! product of a pair, then the first, each by a fused multiply-add, as `vdpbf16ps` does by Intel's manual and on
+//! Zen 4 ([`Simd::dot_pairs`]). So instruction sets without it give the same bits (but for numbers below 1.2e-38,
+//! which it takes as zeros). A score adds the pairs of a head in one order, a weighted sum those of keys `2i` and
 //! `2i + 1` of a chunk: by number, so that nothing but the numbers matters.
 
 #![allow(
