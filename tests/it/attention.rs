@@ -199,8 +199,7 @@ proptest! {
         soft_cap in proptest::option::of(0.2f32..9.),
     ) {
         let noise = &mut Noise(seed);
-        // Scores over bf16 are of rounded queries: up to 70 products are off by up to 2^-9 of each.
-        let (dtype, tolerance) = [(DType::F32, 1e-5), (DType::F16, 2e-3), (DType::BF16, 6e-2)][kind];
+        let (dtype, tolerance) = [(DType::F32, 1e-5), (DType::F16, 2e-3), (DType::BF16, 2e-2)][kind];
         let case = Case::new(noise, len, (kv_heads, group, d), block_size, dtype);
         let case = case.with(Form { window, soft_cap });
         let blocks = case.blocks(noise);
@@ -367,7 +366,7 @@ fn queries_may_be_wider_than_pools() {
                 assert_eq!(got, want);
             }
             for (got, want) in got.iter().flatten().zip(want.iter().flatten()) {
-                assert!((got - want).abs() < 6e-2, "{got} {want}");
+                assert!((got - want).abs() < 2e-2, "{got} {want}");
             }
         }
         let (k, v) = both.pools(&blocks);

@@ -46,7 +46,7 @@ pub(super) struct Scratch {
 struct Buffer(Vec<f32>);
 
 impl Buffer {
-    /// So many floats, with unspecified contents.
+    /// So many floats: those of the last call if it asked for as many or more, otherwise with unspecified contents.
     fn room(&mut self, len: usize) -> &mut [f32] {
         if self.0.len() < len + LANES {
             self.0.resize(len + LANES, 0.0);
@@ -444,9 +444,11 @@ impl<E: Element> QueryGroup<'_, E> {
             Some(_) => self.scale,
         };
         let halve = self.pools().is_some();
-        let width = if halve { pairs_of(d) } else { width };
+        // As much room as `score` asks for: a buffer that grows moves what is in it.
         let queries = scratch.queries.room(self.count() * width);
-        for (number, query) in queries.chunks_exact_mut(width).enumerate() {
+        let width = if halve { pairs_of(d) } else { width };
+        let queries = queries.chunks_exact_mut(width).take(self.count());
+        for (number, query) in queries.enumerate() {
             let (row, head) = (number / group, number % group);
             let row = self.row_of(row) * self.q.stride;
             let from = &self.q.q[row + (self.item.kv_head * group + head) * d..][..d];
