@@ -1,20 +1,13 @@
-//! Compiles the CUDA kernels to PTX, with the feature `cuda`; then `cfg(nvcc)` says whether candle's were
-//! compiled, too: a stand-in for `nvcc` compiles nothing (`scripts/emulated-gpu.sh`).
+//! Compiles the CUDA kernels to PTX, with the feature `cuda`.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    println!("cargo:rustc-check-cfg=cfg(nvcc)");
     #[cfg(feature = "cuda")]
     kernels();
 }
 
 #[cfg(feature = "cuda")]
 fn kernels() {
-    let without_nvcc = "FORETOKEN_BUILT_WITHOUT_NVCC";
-    println!("cargo:rerun-if-env-changed={without_nvcc}");
-    if std::env::var_os(without_nvcc).is_none() {
-        println!("cargo:rustc-cfg=nvcc");
-    }
     let out = std::path::PathBuf::from(std::env::var("OUT_DIR").expect("cargo names a folder"));
     let sources = [
         "src/kernels/dense/gemv.cu",
@@ -22,6 +15,13 @@ fn kernels() {
         "src/kernels/norm.cu",
         "src/kernels/paged_attention/paged_attention.cu",
         "src/kernels/paged_attention/prefill.cu",
+        "src/kernels/quant/cuda/q4_0.cu",
+        "src/kernels/quant/cuda/q4_1.cu",
+        "src/kernels/quant/cuda/q4_k.cu",
+        "src/kernels/quant/cuda/q5_1.cu",
+        "src/kernels/quant/cuda/q5_k.cu",
+        "src/kernels/quant/cuda/q6_k.cu",
+        "src/kernels/quant/cuda/q8_0.cu",
         "src/kernels/rope_kv_write.cu",
         "src/kernels/sample/sample.cu",
         "src/kernels/glu.cu",
@@ -32,6 +32,8 @@ fn kernels() {
             "src/kernels/cuda/common.cuh",
             "src/kernels/cuda/tensor.cuh",
             "src/kernels/paged_attention/paged_attention.cuh",
+            "src/kernels/quant/cuda/product.cuh",
+            "src/kernels/quant/cuda/unpack.cuh",
             "src/kernels/sample/gumbel_max.cuh",
             "src/kernels/sample/vocab.cuh",
         ])

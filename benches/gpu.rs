@@ -2,15 +2,17 @@
 //! decoding, verification, draft steps and a whole speculative step, with and without CUDA graphs.
 //!
 //! `FORETOKEN_BENCH_TARGET` and `FORETOKEN_BENCH_DRAFT` are folders with a `config.json` (for random
-//! weights of that shape) or GGUF files, `FORETOKEN_BENCH_CONTEXT` is the number of tokens before a step
+//! weights of that shape, in the blocks that `FORETOKEN_BENCH_TARGET_QUANTIZE` and
+//! `FORETOKEN_BENCH_DRAFT_QUANTIZE` name, such as `q4_k`) or GGUF files, `FORETOKEN_BENCH_CONTEXT` is the number of tokens before a step
 //! (1024), `FORETOKEN_BENCH_SPEC_LENGTH` is K (5). Times are medians of alternating steps, in
 //! milliseconds.
 
 use candle_core::{DType, Device};
 use foretoken::kernels;
+use foretoken::kernels::quant::BlockType;
 use foretoken::kernels::sample::{self, NO_TOKEN, TokenChoice};
 use foretoken::kv::{BlockAllocator, BlockTable, KvStore};
-use foretoken::model::{Batch, LoadFormat, LoadOptions, Model, ModelConfig, ModelSource, load};
+use foretoken::model::{Batch, LoadFormat, LoadOptions, Model, ModelSource, inspect, load};
 use foretoken::sampling::SamplingParams;
 use foretoken::spec::logits_params;
 use std::path::Path;
@@ -117,17 +119,12 @@ fn bandwidth(device: &Device) -> f64 {
     2. * bytes as f64 / median(times.collect())
 }
 
-/// Bytes of the dense matrices that a step of one row reads: all but the embedding, unless it is the output
-/// layer, too.
-fn dense_bytes(config: &ModelConfig) -> u64 {
-    let (hidden, mlp) = (config.hidden_size, config.intermediate_size);
-    let (q, kv) = (
-        config.num_heads * config.head_dim,
-        config.num_kv_heads * config.head_dim,
-    );
-    let layer = (q + 2 * kv) * hidden + q * hidden + 3 * hidden * mlp;
-    let values = config.num_layers() * layer + config.output_size() * hidden;
-    (values * DType::BF16.size_in_bytes()) as u64
+/// The type of quantized weights that `name` names.
+fn kind_of(name: &str) -> BlockType {
+    use BlockType::{Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+    let mut known = [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4K, Q5K, Q6K].into_iter();
+    let found = known.find(|kind| kind.name().eq_ignore_ascii_case(name));
+    found.unwrap_or_else(|| panic!("{name} is no type of quantized weights"))
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -159,15 +156,18 @@ impl Loaded {
             device: device.clone(),
             format,
             enforce_eager: eager,
-            // As in the program.
-            keep_quantized: role == "DRAFT",
+            quantize: std::env::var(format!("FORETOKEN_BENCH_{role}_QUANTIZE"))
+                .ok()
+                .map(|name| kind_of(&name)),
             ..LoadOptions::default()
         };
         let model = load(&source, &options).expect("the model loads");
-        let weights = match (options.keep_quantized, std::fs::metadata(path)) {
-            (true, Ok(file)) if file.is_file() => file.len(),
-            _ => dense_bytes(model.config()),
-        };
+        let (_, inventory) = inspect(&source, &options).expect("the model can be inspected");
+        let read = inventory.entries.iter();
+        // An embedding that is not the output layer, too, is only looked up.
+        let is_tied = model.config().tie_word_embeddings;
+        let read = read.filter(|entry| is_tied || !entry.name.contains("embed_tokens."));
+        let weights: u64 = read.map(|entry| entry.loaded_bytes).sum();
         let max_rows = ROWS[ROWS.len() - 1];
         let blocks = (context + max_rows).div_ceil(BLOCK_SIZE);
         let mut allocator = BlockAllocator::new(blocks, BLOCK_SIZE);

@@ -11,6 +11,7 @@ mod tests;
 use crate::engine::{EngineOptions, SpecLimits};
 use crate::error::{Error, Result};
 use crate::gguf::EMBEDDED;
+use crate::kernels::quant::BlockType;
 use crate::model::Pooling;
 use crate::{bench, convert, generate, train};
 use clap::Parser;
@@ -52,6 +53,8 @@ pub struct Config {
     pub generation: GenerationFlags,
     /// The drafter; `None` = plain decoding.
     pub drafter: Option<DrafterChoice>,
+    /// The blocks that a draft's safetensors become; `None` = those of `load`.
+    pub draft_quantize: Option<BlockType>,
     /// What the tables hold, if the drafter uses them.
     pub tables: TablesOptions,
     pub kv: KvBudget,
@@ -198,6 +201,7 @@ impl CommonOptions {
             load: self.load,
             generation: self.generation,
             drafter,
+            draft_quantize: self.speculation.draft_quantize,
             tables: self.speculation.tables(),
             kv: match (self.num_blocks, self.kv_cache_memory) {
                 (Some(blocks), _) => KvBudget::Blocks(blocks),

@@ -167,8 +167,8 @@ pub struct CommonOptions {
 #[command(next_help_heading = "Model")]
 pub struct LoadFlags {
     /// Data type of weights and KV cache; auto = that of the checkpoint, but an f16 cache on the CPU.
-    /// GGUF files keep their quantized weights on the CPU; on a GPU see --keep-quantized. With bf16 the CPU reads
-    /// long prompts faster if it has AVX512-BF16, since attention then multiplies in bf16.
+    /// Quantized weights stay as they are. With bf16 the CPU reads long prompts faster if it has AVX512-BF16,
+    /// since attention then multiplies in bf16.
     #[arg(long, value_enum, default_value_t)]
     pub dtype: Dtype,
     /// Device: auto, cpu, cuda or cuda:N.
@@ -183,13 +183,8 @@ pub struct LoadFlags {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
     pub batch_invariant: bool,
-    /// On a GPU, leave a GGUF target's weights quantized, which takes less memory; at a near tie a text
-    /// may then depend on its drafts. Drafts always stay quantized, as does everything on the CPU.
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
-          default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
-    pub keep_quantized: bool,
     /// Convert the weights of safetensors, of the target and of a draft, to these blocks while they are
-    /// loaded. Where rows are not whole blocks, they become q8_0 or stay as they are.
+    /// loaded. Where rows are not whole blocks, they become q8_0 or stay as they are. See --draft-quantize.
     #[arg(long, value_name = "TYPE", value_parser = convert::block_kinds())]
     pub quantize: Option<BlockType>,
     /// CPU compute threads [default: the physical cores available to this process].

@@ -1,6 +1,8 @@
 //! The flags that choose a drafter, and what they mean together.
 
+use crate::convert;
 use crate::error::{Error, Result};
+use crate::kernels::quant::BlockType;
 use crate::model::LayerList;
 use crate::parse::{at_least_one, bytes};
 use clap::{Args, ValueEnum};
@@ -31,6 +33,10 @@ pub struct SpeculationFlags {
     /// Branch, tag or commit of the draft model.
     #[arg(long, value_name = "REVISION")]
     pub draft_revision: Option<String>,
+    /// Convert the weights of a draft in safetensors to these blocks while they are loaded [default: those of
+    /// --quantize].
+    #[arg(long, value_name = "TYPE", value_parser = convert::block_kinds())]
+    pub draft_quantize: Option<BlockType>,
     /// Maximum depth of a draft in tokens (K) [default: 8].
     #[arg(long, value_name = "K")]
     pub spec_length: Option<usize>,
@@ -237,7 +243,7 @@ impl SpeculationFlags {
     }
 
     /// The flags that only some drafters read: name, whether it is given, and those drafters.
-    fn particular(&self) -> [(&'static str, bool, &'static [DrafterName]); 7] {
+    fn particular(&self) -> [(&'static str, bool, &'static [DrafterName]); 8] {
         use DrafterName::{Eagle3, Model, Ngram, Own, Parallel, Tables};
         // The tables also continue the draft of a model.
         let tables: &[DrafterName] = &[Tables, Model, Eagle3, Parallel, Own];
@@ -245,6 +251,7 @@ impl SpeculationFlags {
         [
             ("draft-model", self.draft_model.is_some(), models),
             ("draft-revision", self.draft_revision.is_some(), models),
+            ("draft-quantize", self.draft_quantize.is_some(), models),
             ("draft-layers", self.draft_layers.is_some(), &[Own]),
             (
                 "prompt-lookup-min",
@@ -271,7 +278,7 @@ impl SpeculationFlags {
         };
         let (name, reader) = (name.value(), readers[0].value());
         Err(Error::setup(match flag {
-            "draft-revision" => format!("--{flag} needs --draft-model"),
+            "draft-revision" | "draft-quantize" => format!("--{flag} needs --draft-model"),
             _ => format!(
                 "--{flag} has no effect with --drafter {name}: leave it out, or choose --drafter {reader}"
             ),

@@ -189,6 +189,7 @@ fn address(tensor: &Tensor, stream: &CudaStream) -> Result<u64> {
     }
     let dtype = storage.dtype();
     let base = match dtype {
+        DType::U8 => of::<u8>(storage, stream)?,
         DType::U32 => of::<u32>(storage, stream)?,
         DType::I64 => of::<i64>(storage, stream)?,
         _ => with_float!("launch", dtype, T => { of::<T>(storage, stream)? }),

@@ -1,9 +1,9 @@
 //! Which models and heads on this machine can draft for a target, by their headers.
 
 use crate::drafts::LoadedDraft;
-use crate::load::{load_options, read_text, tensors_elsewhere};
+use crate::load::{draft_options, read_text, tensors_elsewhere};
 use candle_core::Device;
-use foretoken::config::{Config, DrafterChoice, LoadFlags};
+use foretoken::config::{Config, DrafterChoice};
 use foretoken::error::{Error, Result};
 use foretoken::gguf::{EMBEDDED, GgufSource};
 use foretoken::model::hub_gguf::{self, HubFile};
@@ -143,13 +143,10 @@ impl Target<'_> {
         format: LoadFormat,
         tensors: Option<Arc<TensorHeaders>>,
     ) -> Result<(DraftNetwork, Candidate)> {
-        let flags = LoadFlags {
-            load_format: format,
-            ..self.config.load.clone()
-        };
         let options = LoadOptions {
+            format,
             tensors,
-            ..load_options(&flags, self.device, true)
+            ..draft_options(self.config, self.device)
         };
         let kind = HeadKind::of_headers(source, options.tensors.as_deref())?;
         let (draft, kind, inventory) = match kind {

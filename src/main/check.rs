@@ -186,7 +186,7 @@ fn report(config: &Config) -> Result<Report> {
     };
     let options = LoadOptions {
         tensors,
-        ..load_options(&flags, &device, config.load.keep_quantized)
+        ..load_options(&flags, &device)
     };
     let stored = WeightSource::of(&source, &options);
     let (model, inventory) = model::inspect(&source, &options)?;

@@ -42,19 +42,14 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
     if device.is_cpu() {
         tracing::info!("CPU kernels: {isa:?}, {} threads", kernels::threads());
     } else {
-        if config.load.batch_invariant && config.load.keep_quantized {
-            return Err(Error::setup(
-                "--batch-invariant makes quantized weights dense: leave out --keep-quantized",
-            ));
-        }
         tracing::info!("{}", determinism_notice(&config.load));
     }
     let mut budget = DeviceMemory::new(&device)?;
-    let keep_quantized = config.load.keep_quantized;
     memory::check_limits(config)?;
     let source = resolve(config, &config.model)?;
     check_quantize(config, &source)?;
-    let (target, text) = load_model(config, &config.model, &source, &device, keep_quantized)?;
+    let options = load_options(&config.load, &device);
+    let (target, text) = load_model(&config.model, &source, &options)?;
     let text = text.map(Arc::new);
     let embeddings = embeddings(config, &source, &*target)?;
     if let Some(spec) = &embeddings {
@@ -121,13 +116,12 @@ fn info(config: &Config, source: &ModelSource, device: &str, num_blocks: usize) 
     let acceptance = format!("{:?}", engine.acceptance).to_lowercase();
     // All on which a text depends besides its request.
     let how = format!(
-        "{} {device} {acceptance} {:?} {:?} {} {} {} {:?}",
+        "{} {device} {acceptance} {:?} {:?} {} {} {:?}",
         env!("CARGO_PKG_VERSION"),
         load.dtype,
         load.load_format,
         load.seed,
         load.batch_invariant,
-        load.keep_quantized,
         load.quantize,
     );
     let fingerprint = format!("fp_{:016x}", model::fingerprint(source, &how));
@@ -192,16 +186,10 @@ fn tables(options: &TablesOptions, text: Option<&Text>) -> Result<Tables> {
 
 /// Which bit equality a GPU guarantees; the CPU always guarantees all of it.
 fn determinism_notice(flags: &LoadFlags) -> &'static str {
-    match (flags.batch_invariant, flags.keep_quantized) {
-        (true, _) => {
-            "batch-invariant: a text does not depend on drafts, other requests or prompt chunks"
-        }
-        (false, false) => {
-            "at a near tie a text may depend on whether a step has more than 16 rows and on prompt chunks: --batch-invariant prevents this and is slower"
-        }
-        (false, true) => {
-            "at a near tie a text may depend on the rows of its steps, so on drafts, too, and on prompt chunks: --batch-invariant prevents this and takes more memory"
-        }
+    if flags.batch_invariant {
+        "batch-invariant: a text does not depend on drafts, other requests or prompt chunks"
+    } else {
+        "at a near tie a text may depend on whether a step has more than 16 rows (64 if weights are quantized) and on prompt chunks: --batch-invariant prevents this and is slower"
     }
 }
 
@@ -227,7 +215,8 @@ fn load_draft(
                 Some(head) => head,
                 None => {
                     let source = resolve(config, choice)?;
-                    let draft = load_model(config, choice, &source, device, true)?;
+                    let options = draft_options(config, device);
+                    let draft = load_model(choice, &source, &options)?;
                     if !draft.0.generates() {
                         let name = &choice.name;
                         return Err(Error::setup(format!(
@@ -253,7 +242,7 @@ fn load_head(
     target: &dyn Model,
     takes: fn(HeadKind) -> bool,
 ) -> Result<Option<LoadedDraft>> {
-    let options = load_options(&config.load, device, true);
+    let options = draft_options(config, device);
     let source = resolve(config, choice)?;
     let Some(kind) = HeadKind::of(&source)?.filter(|&kind| takes(kind)) else {
         return Ok(None);
@@ -264,8 +253,17 @@ fn load_head(
     Ok(Some(LoadedDraft::of_head(model)))
 }
 
-/// The options with which the flags load a model; `keep_quantized` differs for target and draft.
-pub fn load_options(flags: &LoadFlags, device: &Device, keep_quantized: bool) -> LoadOptions {
+/// The options with which the flags load a draft.
+pub fn draft_options(config: &Config, device: &Device) -> LoadOptions {
+    let options = load_options(&config.load, device);
+    LoadOptions {
+        quantize: config.draft_quantize.or(options.quantize),
+        ..options
+    }
+}
+
+/// The options with which the flags load a target.
+pub fn load_options(flags: &LoadFlags, device: &Device) -> LoadOptions {
     LoadOptions {
         dtype: match flags.dtype {
             Dtype::Auto => None,
@@ -278,32 +276,43 @@ pub fn load_options(flags: &LoadFlags, device: &Device, keep_quantized: bool) ->
         seed: flags.seed,
         enforce_eager: flags.enforce_eager,
         batch_invariant: flags.batch_invariant,
-        keep_quantized,
         quantize: flags.quantize,
         tensors: None,
     }
 }
 
-/// Checks that `--quantize`, if it is given, changes the target, which is in `source`, or a draft.
+/// Checks that `--quantize` and `--draft-quantize`, if they are given, change the target, which is in `source`,
+/// or a draft.
 ///
 /// # Errors
-/// `Setup`: both are GGUF files.
+/// `Setup`: what they would change is a GGUF file.
 pub fn check_quantize(config: &Config, source: &ModelSource) -> Result<()> {
-    let (Some(kind), ModelSource::Gguf(_)) = (config.load.quantize, source) else {
+    let (all, of_draft) = (config.load.quantize, config.draft_quantize);
+    if all.or(of_draft).is_none() {
         return Ok(());
+    }
+    let no_effect = |flag: &str, name: &str| {
+        Error::setup(format!(
+            "{flag} has no effect on {name}: a GGUF file is quantized as it is; leave it out, or name a folder of safetensors"
+        ))
     };
     let draft = config.drafter.as_ref().and_then(DrafterChoice::model);
+    let mut changes_draft = false;
     if let Some(draft) = draft {
         let (name, revision) = (&draft.name, draft.revision.as_deref());
         let format = config.load.load_format;
-        if let (ModelSource::Folder(_), _) = ModelSource::resolve_headers(name, revision, format)? {
-            return Ok(());
+        let (draft, _) = ModelSource::resolve_headers(name, revision, format)?;
+        changes_draft = matches!(draft, ModelSource::Folder(_));
+        if let (Some(kind), false) = (of_draft, changes_draft) {
+            return Err(no_effect(&format!("--draft-quantize {kind}"), name));
         }
     }
-    let name = &config.model.name;
-    Err(Error::setup(format!(
-        "--quantize {kind} has no effect on {name}: a GGUF file is quantized as it is; leave it out, or name a folder of safetensors"
-    )))
+    match (all, source) {
+        (Some(kind), ModelSource::Gguf(_)) if !changes_draft || of_draft.is_some() => {
+            Err(no_effect(&format!("--quantize {kind}"), &config.model.name))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn resolve(config: &Config, choice: &ModelChoice) -> Result<ModelSource> {
@@ -347,21 +356,17 @@ pub fn read_text(source: &ModelSource, format: LoadFormat) -> Result<Option<Text
 
 /// Loads one model and its tokenizer.
 fn load_model(
-    config: &Config,
     choice: &ModelChoice,
     source: &ModelSource,
-    device: &Device,
-    keep_quantized: bool,
+    options: &LoadOptions,
 ) -> Result<(Box<dyn Model>, Option<Text>)> {
-    let flags = &config.load;
-    let options = load_options(flags, device, keep_quantized);
     let started = std::time::Instant::now();
     // What is wrong with the model itself is said first, and a missing tokenizer before a long load.
     if let ModelSource::Folder(path) = source {
         ModelConfig::from_json(path)?;
     }
-    let text = read_text(source, flags.load_format)?;
-    let model = model::load(source, &options)?;
+    let text = read_text(source, options.format)?;
+    let model = model::load(source, options)?;
     tracing::info!("{}: loaded in {:.1?}", choice.name, started.elapsed());
     Ok((model, text))
 }

@@ -108,27 +108,13 @@ impl Decoder {
     }
 
     /// Makes a GPU add in the same order for any number of rows and any chunks of a prompt, which is
-    /// slower. Quantized weights become dense ones.
+    /// slower.
     ///
     /// # Errors
     /// A setup error if a weight has no kernel for that, or the device fails.
-    pub fn with_batch_invariance(self) -> Result<Self> {
-        let mut dense = self.with_dense_weights()?;
-        dense.linears().try_for_each(Linear::set_batch_invariant)?;
-        dense.batch_invariant = true;
-        Ok(dense)
-    }
-
-    /// Makes quantized weights on a GPU dense. Then a row has the same bits in all forwards of up to 16
-    /// rows.
-    ///
-    /// # Errors
-    /// If the device fails, for example because it does not have the memory.
-    pub fn with_dense_weights(mut self) -> Result<Self> {
-        let dtype = self.dtypes.activations;
-        self.linears()
-            .try_for_each(|linear| linear.make_dense(dtype))?;
-        self.device.synchronize()?;
+    pub fn with_batch_invariance(mut self) -> Result<Self> {
+        self.linears().try_for_each(Linear::set_batch_invariant)?;
+        self.batch_invariant = true;
         Ok(self)
     }
 
@@ -169,21 +155,6 @@ impl Decoder {
             device: self.device.clone(),
             batch_invariant: self.batch_invariant,
         })
-    }
-
-    /// Prepares for forwards that are recorded as CUDA graphs; returns the maximum number of their rows.
-    ///
-    /// # Errors
-    /// If the device fails.
-    pub(super) fn prepare_recording(&self) -> Result<usize> {
-        let mut max_rows = match &self.output {
-            Some(output) => output.linear.prepare_recording()?,
-            None => 0,
-        };
-        for layer in &self.layers {
-            max_rows = max_rows.min(layer.prepare_recording()?);
-        }
-        Ok(max_rows)
     }
 
     /// Query heads per key head.

@@ -44,18 +44,6 @@ impl FeedForward {
         }
     }
 
-    /// See [`Linear::prepare_recording`]; the minimum over its products.
-    ///
-    /// # Errors
-    /// If the device fails.
-    pub fn prepare_recording(&self) -> Result<usize> {
-        match self {
-            Self::Mlp(mlp) => mlp.prepare_recording(),
-            // The host chooses them.
-            Self::Experts(_) => Ok(0),
-        }
-    }
-
     /// Its output, `[rows, hidden]`, for `x` of the same shape.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! Reads the tensors of a GGUF file by their Hugging Face names, with rows in Hugging Face's order.
 
 use super::config::ModelConfig;
-use super::matrix::{Matrix, Packed, Quantized, WeightForm, unquantized};
+use super::matrix::{Matrix, Packed, WeightForm, quantized, unquantized};
 use super::rope::RopeSpec;
 use super::{finite, names};
 use crate::error::{Error, Result};
@@ -156,20 +156,22 @@ impl GgufFile {
     ) -> Result<Arc<dyn Matrix>> {
         let (outputs, inputs) = shape;
         let kind = tensor.kind;
-        let matrix = match WeightForm::of_gguf(kind, inputs, dtype, device) {
-            WeightForm::Dense(dtype) => return unquantized(&tensor.floats(device)?, Some(dtype)),
-            WeightForm::Blocks(_) => return Ok(Arc::new(Quantized::new(tensor.blocks(device)?)?)),
-            WeightForm::Tiles(same) if same == kind => {
-                self.count(kind, "tiles of the same blocks");
-                QuantMatrix::from_blocks(kind, &tensor.data, outputs, inputs)?
-            }
-            WeightForm::Tiles(_) => {
+        match WeightForm::of_gguf(kind, inputs, dtype, device) {
+            WeightForm::Dense(dtype) => unquantized(&tensor.floats(device)?, Some(dtype)),
+            WeightForm::Tiles(other) if other != kind => {
                 self.count(kind, "Q8_0");
                 let floats = tensor.floats(&Device::Cpu)?.flatten_all()?;
-                QuantMatrix::from_floats(&floats.to_vec1::<f32>()?, outputs, inputs)?
+                let floats = floats.to_vec1::<f32>()?;
+                let matrix = QuantMatrix::from_floats(&floats, outputs, inputs)?;
+                Ok(Arc::new(Packed::new(matrix)))
             }
-        };
-        Ok(Arc::new(Packed::new(matrix)))
+            form => {
+                if form != WeightForm::Blocks(kind) {
+                    self.count(kind, "tiles of the same blocks");
+                }
+                quantized(form, tensor.data, shape, device)
+            }
+        }
     }
 
     /// The tensor `name` (its full Hugging Face name), in f32.
@@ -224,7 +226,7 @@ impl GgufFile {
             .map(|((from, to), count)| format!("{count} {from} to {to}"));
         let parts: Vec<String> = parts.collect();
         if !parts.is_empty() {
-            tracing::info!("weights converted for this CPU: {}", parts.join(", "));
+            tracing::info!("weights converted for this device: {}", parts.join(", "));
         }
     }
 
@@ -295,18 +297,13 @@ impl Stored {
         self.data = out;
     }
 
-    /// Its blocks, for candle.
-    fn blocks(self, device: &Device) -> Result<QTensor> {
-        let kind = (self.kind.candles())
-            .ok_or_else(|| Error::internal(format!("candle has no blocks of {}", self.kind)))?;
-        let storage = QStorage::from_data(Cow::Owned(self.data), device, kind)?;
-        Ok(QTensor::new(storage, self.dims)?)
-    }
-
     /// Its values, in f32.
     fn floats(self, device: &Device) -> Result<Tensor> {
-        if self.kind.candles().is_some() {
-            return Ok(self.blocks(device)?.dequantize(device)?);
+        if let Some(kind) = self.kind.candles() {
+            // On the CPU, so that no build needs candle's kernels for blocks on a GPU.
+            let storage = QStorage::from_data(Cow::Owned(self.data), &Device::Cpu, kind)?;
+            let values = QTensor::new(storage, self.dims)?.dequantize(&Device::Cpu)?;
+            return Ok(values.to_device(device)?);
         }
         let inputs = self.dims.last().copied().unwrap_or(1);
         let outputs = self.dims.iter().product::<usize>() / inputs;

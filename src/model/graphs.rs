@@ -45,8 +45,6 @@ pub struct GraphedDecoder {
     /// weights.
     seen: HashMap<Key, Option<Recorded>>,
     recorder: Recorder,
-    /// Maximum number of rows of a recorded forward.
-    max_rows: usize,
     /// Recording failed once and is not tried again.
     off: bool,
     /// Holds the weights, which never change; a subset of it may hold them, too.
@@ -62,7 +60,6 @@ impl GraphedDecoder {
         Ok(Self {
             seen: HashMap::new(),
             recorder: Recorder::default(),
-            max_rows: decoder.prepare_recording()?.min(MAX_ROWS),
             off: false,
             decoder,
         })
@@ -70,7 +67,7 @@ impl GraphedDecoder {
 
     /// Whether a forward of `batch` can be recorded and is worth it.
     fn may_be_recorded(&self, batch: &Batch) -> bool {
-        batch.tokens.len() <= self.max_rows
+        batch.tokens.len() <= MAX_ROWS
             && !batch.logits.is_empty()
             && batch.last_hidden.is_empty()
             && self.decoder.query_heads_a_key() <= MAX_ROWS

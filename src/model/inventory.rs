@@ -1,7 +1,6 @@
 //! What a checkpoint stores and what it becomes when it is loaded, by its headers alone.
 
 use super::matrix::WeightForm;
-use candle_core::DType;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A tensor that a model reads.
@@ -31,8 +30,6 @@ impl TensorEntry {
 #[derive(Debug, Default)]
 pub struct Inventory {
     pub entries: Vec<TensorEntry>,
-    /// The dtype that quantized blocks become after loading, if they do not stay.
-    pub(super) dense: Option<DType>,
 }
 
 /// An inventory that is filled while a model is loaded.
@@ -47,10 +44,6 @@ impl Inventory {
         (stored, stored_bytes): (String, u64),
         form: WeightForm,
     ) {
-        let form = match (form, self.dense) {
-            (WeightForm::Blocks(_), Some(dtype)) => WeightForm::Dense(dtype),
-            (form, _) => form,
-        };
         self.entries.push(TensorEntry {
             name,
             elements: dims.iter().map(|&dim| dim as u64).product(),

@@ -115,16 +115,6 @@ impl Layer {
         [qkv, o].into_iter().chain(mlp.linears()).chain(input)
     }
 
-    /// See [`Linear::prepare_recording`]; the minimum over its products.
-    pub fn prepare_recording(&self) -> Result<usize> {
-        let block = &self.block;
-        let max_rows = block
-            .qkv
-            .prepare_recording()?
-            .min(block.o.prepare_recording()?);
-        Ok(max_rows.min(block.mlp.prepare_recording()?))
-    }
-
     /// Takes the residual stream and the `delta` still to be added to it, `[rows, hidden]` each;
     /// returns both as they are after the layer.
     pub fn forward(

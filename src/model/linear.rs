@@ -43,47 +43,17 @@ impl Linear {
         })
     }
 
-    /// Makes quantized weights on a GPU dense, in `dtype`: candle's kernels for them have an order of
-    /// additions that depends on the number of rows. On the CPU nothing changes.
-    ///
-    /// # Errors
-    /// If the device fails.
-    pub fn make_dense(&mut self, dtype: DType) -> Result<()> {
-        self.replace(|matrix| matrix.make_dense(dtype))?;
-        self.matrices = join(std::mem::take(&mut self.matrices))?;
-        Ok(())
-    }
-
     /// Uses one order of additions on a GPU for any number of rows. On the CPU nothing changes.
     ///
     /// # Errors
     /// A setup error if there is no such kernel for a weight.
     pub fn set_batch_invariant(&mut self) -> Result<()> {
-        self.replace(|matrix| matrix.make_batch_invariant())
-    }
-
-    fn replace(
-        &mut self,
-        by: impl Fn(&dyn Matrix) -> Result<Option<Arc<dyn Matrix>>>,
-    ) -> Result<()> {
         for matrix in &mut self.matrices {
-            if let Some(other) = by(&**matrix)? {
+            if let Some(other) = matrix.make_batch_invariant()? {
                 *matrix = other;
             }
         }
         Ok(())
-    }
-
-    /// See [`Matrix::prepare_recording`]; the minimum over its weights.
-    ///
-    /// # Errors
-    /// If the device fails.
-    pub fn prepare_recording(&self) -> Result<usize> {
-        let mut max_rows = usize::MAX;
-        for matrix in &self.matrices {
-            max_rows = max_rows.min(matrix.prepare_recording()?);
-        }
-        Ok(max_rows)
     }
 
     fn bias_or_zeros(&self, like: &Tensor) -> Result<Tensor> {

@@ -41,13 +41,9 @@ pub struct LoadOptions {
     /// On a GPU, launch every kernel separately instead of recording forwards as CUDA graphs.
     pub enforce_eager: bool,
     /// On a GPU, use one order of additions for any number of rows and any division of a prompt into
-    /// chunks, which is slower; the CPU always does. Without it, a GPU uses one order for 1 to 16 rows with
-    /// weights in bf16 or f16.
+    /// chunks, which is slower; the CPU always does. Without it, a GPU uses one order for 1 to 16 rows (64 if
+    /// weights are quantized), unless it computes in f32.
     pub batch_invariant: bool,
-    /// On a GPU, leave the weights of GGUF files quantized, which takes less memory. The order of additions
-    /// then depends on the number of rows, even of a few, so this suits drafts, whose last bits decide
-    /// nothing. Without it they become dense.
-    pub keep_quantized: bool,
     /// The blocks that matrices of safetensors become, as if they were from a GGUF file; those whose rows are not
     /// whole blocks become `Q8_0`, or stay as they are. GGUF files are not changed.
     pub quantize: Option<BlockType>,
@@ -65,7 +61,6 @@ impl Default for LoadOptions {
             seed: 0,
             enforce_eager: false,
             batch_invariant: false,
-            keep_quantized: false,
             quantize: None,
             tensors: None,
         }
@@ -86,14 +81,7 @@ pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model
 /// # Errors
 /// As [`load`].
 pub fn inspect(source: &ModelSource, options: &LoadOptions) -> Result<(Box<dyn Model>, Inventory)> {
-    let stays = options.device.is_cpu() || options.keep_quantized && !options.batch_invariant;
-    let dense = if stays {
-        None
-    } else {
-        Some(options.dtype.unwrap_or(DType::F16))
-    };
     let shared = SharedInventory::default();
-    inventory::lock(&shared).dense = dense;
     let options = eager(options);
     let model = caught("the model", || {
         load_checked(source, &options, Some(&shared))
@@ -174,12 +162,8 @@ fn load_checked(
     let weights = weights.headers_only(inventory);
     let mut decoder = Decoder::load(config, weights, || progress.tick())?;
     progress.finish();
-    if device.is_cuda() {
-        decoder = match (options.batch_invariant, options.keep_quantized) {
-            (true, _) => decoder.with_batch_invariance()?,
-            (false, true) => decoder,
-            (false, false) => decoder.with_dense_weights()?,
-        };
+    if device.is_cuda() && options.batch_invariant {
+        decoder = decoder.with_batch_invariance()?;
     }
     if device.is_cuda() && !options.enforce_eager {
         return Ok(Box::new(GraphedDecoder::new(decoder)?));

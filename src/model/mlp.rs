@@ -80,15 +80,6 @@ impl Mlp {
         [&mut self.gate_up, &mut self.down]
     }
 
-    /// See [`Linear::prepare_recording`]; the minimum over its products.
-    ///
-    /// # Errors
-    /// If the device fails.
-    pub fn prepare_recording(&self) -> Result<usize> {
-        let max_rows = self.gate_up.prepare_recording()?;
-        Ok(max_rows.min(self.down.prepare_recording()?))
-    }
-
     /// Its output, `[rows, hidden]`, for `x` of the same shape.
     ///
     /// # Errors

@@ -18,6 +18,8 @@ const ROWS: usize = 64;
 pub fn blocks(weight: &Tensor, kind: BlockType) -> Result<Vec<u8>> {
     let candles = kind.candles();
     let candles = candles.ok_or_else(|| Error::setup(format!("weights cannot become {kind}")))?;
+    // By this thread: others have no order with its work on a GPU.
+    let weight = weight.to_device(&Device::Cpu)?;
     let outputs = weight.dim(0)?;
     let groups: Vec<usize> = (0..outputs).step_by(ROWS).collect();
     let parts = groups.into_par_iter().map(|start| {

@@ -353,7 +353,7 @@ impl Weights {
         let form = self
             .dtypes
             .form(tensor.dtype(), tensor.dims(), &self.device);
-        let (WeightForm::Tiles(kind) | WeightForm::Blocks(kind)) = form else {
+        let Some(kind) = form.blocks() else {
             return matrix::unquantized(tensor, self.dtypes.matrices);
         };
         let named = |e| Error::setup(format!("tensor {name}: {e}"));

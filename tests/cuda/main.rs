@@ -4,8 +4,6 @@
 mod architectures;
 #[path = "../common/mod.rs"]
 mod common;
-// Without it, the test is not there: `scripts/emulated-gpu.sh` says so.
-#[cfg(nvcc)]
 mod quantized;
 mod texts;
 
@@ -341,7 +339,7 @@ fn a_batch_invariant_row_does_not_depend_on_prompt_chunks() {
     }
 }
 
-/// Quantized weights become dense ones, which have fixed orders of additions.
+/// Quantized weights, prompts included.
 #[test]
 fn batch_invariant_quantized_weights_give_a_row_the_same_bits_in_any_batch() {
     let gpu = gpu();

@@ -1,52 +1,230 @@
-//! Products with quantized weights: they are candle's, and need what `nvcc` compiles.
+//! Quantized weights on a GPU: products by our own kernels, and texts.
 
 use super::texts::start;
-use super::{gpu, logits, model, model_by, tokens};
-use crate::common::rig::smollm2_path;
+use super::{difference, gpu, logits, model_by, shape, tokens};
 use crate::common::{greedy, run};
-use candle_core::{DType, Device};
-use foretoken::model::{LoadFormat, LoadOptions, ModelSource};
+use candle_core::quantized::QTensor;
+use candle_core::{DType, Device, Tensor};
+use foretoken::kernels::quant::{BlockType, DeviceQuantMatrix, QuantMatrix, matmul_quantized};
+use foretoken::model::{LoadOptions, Model, ModelSource};
+use std::path::Path;
 
-/// The root mean square of the differences, relative to that of the logits.
-fn mean_difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
-    let pairs = || a.iter().flatten().zip(b.iter().flatten());
-    let differences: f32 = pairs().map(|(a, b)| (a - b) * (a - b)).sum();
-    let squares: f32 = pairs().map(|(a, _)| a * a).sum();
-    (differences / squares).sqrt()
+const KINDS: [BlockType; 8] = [
+    BlockType::Q4_0,
+    BlockType::Q4_1,
+    BlockType::Q5_0,
+    BlockType::Q5_1,
+    BlockType::Q8_0,
+    BlockType::Q4K,
+    BlockType::Q5K,
+    BlockType::Q6K,
+];
+
+/// Outputs that are no whole strip, inputs that are no whole unit, and as many as all warps have work for.
+fn shapes(kind: BlockType) -> &'static [(usize, usize)] {
+    match kind.block_size() {
+        32 => &[(48, 64), (37, 288), (16, 1024), (3, 32)],
+        _ => &[(48, 256), (37, 768), (16, 2048)],
+    }
 }
 
-/// Real quantized weights. A draft keeps them and uses candle's own kernels, whose bits depend on the number
-/// of rows; the target's become dense.
-#[test]
-fn smollm2_has_the_same_text_with_and_without_a_draft() {
-    let gpu = gpu();
-    let file = smollm2_path();
-    let source = ModelSource::resolve(&file.display().to_string(), None, LoadFormat::Auto).unwrap();
-    let model_of = |keep_quantized| {
-        let options = LoadOptions {
-            dtype: Some(DType::BF16),
-            device: gpu.clone(),
-            keep_quantized,
-            ..LoadOptions::default()
-        };
-        model_by(&source, &options).unwrap()
+/// A random weight on the GPU, and its values.
+fn weight(
+    kind: BlockType,
+    (outputs, inputs): (usize, usize),
+    gpu: &Device,
+) -> (DeviceQuantMatrix, Tensor) {
+    let floats = Tensor::randn(0.2f32, 1., (outputs, inputs), &Device::Cpu).unwrap();
+    let blocks = QTensor::quantize(&floats, kind.candles().unwrap()).unwrap();
+    let data = blocks.data().unwrap();
+    let tiles = QuantMatrix::from_blocks(kind, &data, outputs, inputs).unwrap();
+    let values = Tensor::from_vec(tiles.dequantize(), (outputs, inputs), &Device::Cpu).unwrap();
+    let weight = DeviceQuantMatrix::from_blocks(kind, &data, (outputs, inputs), gpu).unwrap();
+    (weight, values)
+}
+
+fn noise(rows: usize, inputs: usize, dtype: DType, gpu: &Device) -> Tensor {
+    let x = Tensor::randn(0f32, 1., (rows, inputs), &Device::Cpu).unwrap();
+    x.to_dtype(dtype).unwrap().to_device(gpu).unwrap()
+}
+
+fn values(tensor: &Tensor) -> Vec<Vec<f32>> {
+    let tensor = tensor.to_device(&Device::Cpu).unwrap();
+    tensor.to_dtype(DType::F32).unwrap().to_vec2().unwrap()
+}
+
+/// The largest difference of `y` from `x @ weight^T`, relative to the size of a product's terms.
+fn error(y: &Tensor, x: &Tensor, weight: &Tensor) -> f64 {
+    let f64s = |t: &Tensor| {
+        let t = t.to_device(&Device::Cpu).unwrap();
+        t.to_dtype(DType::F64).unwrap()
     };
-    let prompt = tokens(40);
-    // The CPU quantizes activations, and candle in another way, which depends on the number of rows. Random
-    // tokens make the difference large, so single logits cannot be compared.
-    let mut cpu = model(&source, &Device::Cpu, None, 0);
-    let here = logits(&mut *cpu, &prompt, &[40]);
-    for keep_quantized in [false, true] {
-        for cuts in [&[40][..], &[8, 1, 8, 5, 8, 10]] {
-            let there = logits(&mut *model_of(keep_quantized), &prompt, cuts);
-            let off = mean_difference(&here, &there);
-            println!("SmolLM2 by {cuts:?}, quantized: {keep_quantized}: off by {off:.1e}");
-            assert!(off < 0.15, "by {cuts:?}: off by {off}");
+    let (x, weight) = (f64s(x), f64s(weight));
+    let want = x.matmul(&weight.t().unwrap()).unwrap();
+    let size = x.sqr().unwrap().matmul(&weight.sqr().unwrap().t().unwrap());
+    let size = size.unwrap().sqrt().unwrap();
+    let off = (f64s(y) - want).unwrap().abs().unwrap();
+    let off = off.broadcast_div(&(size + 1e-9).unwrap()).unwrap();
+    off.max_all().unwrap().to_scalar().unwrap()
+}
+
+/// Half a unit in the last place of a result, which is a few times larger than a term.
+fn precision(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 3e-3,
+        _ => 2e-2,
+    }
+}
+
+#[test]
+fn weights_are_kept_without_loss() {
+    let gpu = gpu();
+    for kind in KINDS {
+        for &shape in shapes(kind) {
+            let (weight, want) = weight(kind, shape, &gpu);
+            let got = weight.dequantize(DType::F32).unwrap();
+            assert_eq!(values(&got), values(&want), "{kind} {shape:?}");
+            let ids = [0, shape.0 as u32 - 1, 1, 1, shape.0 as u32 / 2];
+            let rows = weight.rows(&Tensor::new(&ids, &gpu).unwrap()).unwrap();
+            let want = want.index_select(&Tensor::new(&ids, &Device::Cpu).unwrap(), 0);
+            assert_eq!(values(&rows), values(&want.unwrap()), "{kind} {shape:?}");
         }
     }
-    let plain = run(&start(model_of(false), None, 0), greedy(&prompt, 48));
-    let drafted = start(model_of(false), Some(model_of(true)), 5);
-    let drafted = run(&drafted, greedy(&prompt, 48));
-    assert_eq!(drafted.ids(), plain.ids());
-    assert!(drafted.spec.accepted > 0);
+}
+
+/// A row of a product has the same bits alone and in any batch of up to 64 rows, and of more with
+/// `batch_invariant`; all are right.
+#[test]
+fn a_row_has_the_same_bits_in_any_number_of_rows() {
+    let gpu = gpu();
+    for kind in KINDS {
+        for (i, &shape) in shapes(kind).iter().enumerate() {
+            let (weight, dense) = weight(kind, shape, &gpu);
+            for dtype in [DType::F16, DType::BF16] {
+                let all = noise(64, shape.1, dtype, &gpu);
+                let product = |x: &Tensor, invariant| {
+                    matmul_quantized(&[&weight], &x.contiguous().unwrap(), invariant).unwrap()
+                };
+                let whole = product(&all, false);
+                let off = error(&whole, &all, &dense);
+                assert!(off < precision(dtype), "{kind} {shape:?} {dtype:?}: {off}");
+                let whole = values(&whole);
+                // The first shape in all numbers of rows that differ in their kernels or tiles.
+                let parts: &[(usize, usize)] = match i {
+                    0 => &[
+                        (0, 1),
+                        (7, 1),
+                        (50, 1),
+                        (3, 8),
+                        (8, 9),
+                        (5, 16),
+                        (40, 17),
+                        (9, 40),
+                    ],
+                    _ => &[(1, 1), (30, 11), (20, 30)],
+                };
+                for &(first, rows) in parts {
+                    let part = product(&all.narrow(0, first, rows).unwrap(), false);
+                    let same = values(&part) == whole[first..first + rows];
+                    assert!(same, "{kind} {shape:?} {dtype:?}: {rows} rows from {first}");
+                }
+                if i > 0 {
+                    continue;
+                }
+                // More rows than share a pass, with and without the promise.
+                let more = Tensor::cat(&[&noise(9, shape.1, dtype, &gpu), &all], 0).unwrap();
+                let invariant = values(&product(&more, true));
+                assert!(invariant[9..] == whole, "{kind} {dtype:?}: 73 rows");
+                let off = error(&product(&more, false), &more, &dense);
+                assert!(off < precision(dtype), "{kind} {dtype:?} dense: {off}");
+            }
+        }
+    }
+}
+
+/// Weights of different formats, as those of q, k and v in `Q4_K_M` files.
+#[test]
+fn outputs_of_several_weights_are_side_by_side() {
+    let gpu = gpu();
+    let parts = [
+        weight(BlockType::Q4K, (40, 256), &gpu),
+        weight(BlockType::Q6K, (16, 256), &gpu),
+        weight(BlockType::Q8_0, (7, 256), &gpu),
+    ];
+    let weights: Vec<_> = parts.iter().map(|(weight, _)| weight).collect();
+    for rows in [3, 70] {
+        let x = noise(rows, 256, DType::BF16, &gpu);
+        let joined = values(&matmul_quantized(&weights, &x, false).unwrap());
+        let mut first = 0;
+        for weight in &weights {
+            let alone = values(&matmul_quantized(&[weight], &x, false).unwrap());
+            let outputs = first..first + weight.shape().0;
+            first = outputs.end;
+            for (joined, alone) in joined.iter().zip(&alone) {
+                assert_eq!(joined[outputs.clone()], alone[..], "{rows} rows");
+            }
+        }
+        assert_eq!(joined[0].len(), first);
+    }
+    let wrong = noise(2, 128, DType::BF16, &gpu);
+    assert!(matmul_quantized(&weights, &wrong, false).is_err());
+}
+
+fn quantized(source: &ModelSource, device: &Device, kind: Option<BlockType>) -> Box<dyn Model> {
+    let options = LoadOptions {
+        dtype: device.is_cuda().then_some(DType::BF16),
+        device: device.clone(),
+        quantize: kind,
+        ..LoadOptions::default()
+    };
+    model_by(source, &options).unwrap()
+}
+
+/// A checkpoint that is quantized while it is loaded. Rows of its MLP are not whole blocks of 256, so they
+/// become `Q8_0`.
+#[test]
+fn quantized_models_compute_what_the_cpu_does_and_texts_do_not_depend_on_drafts() {
+    let gpu = gpu();
+    let folder = tempfile::tempdir().unwrap();
+    let source = shape(folder.path(), "llama", 64, &[]);
+    let prompt = tokens(40);
+    for kind in [BlockType::Q4K, BlockType::Q4_1, BlockType::Q6K] {
+        let mut cpu = quantized(&source, &Device::Cpu, Some(kind));
+        let here = logits(&mut *cpu, &prompt, &[40]);
+        let mut target = quantized(&source, &gpu, Some(kind));
+        let there = logits(&mut *target, &prompt, &[40]);
+        // The CPU quantizes activations.
+        let off = difference(&here, &there);
+        assert!(off < 0.1, "{kind}: off by {off}");
+        let cut = logits(&mut *target, &prompt, &[8, 1, 8, 5, 8, 10]);
+        assert!(difference(&there, &cut) < 0.03, "{kind}");
+
+        let plain = start(quantized(&source, &gpu, Some(kind)), None, 0);
+        let want = run(&plain, greedy(&prompt, 40));
+        // A draft that is often right and one that hardly ever is.
+        for draft in [Some(kind), Some(BlockType::Q4_0)] {
+            let draft = quantized(&source, &gpu, draft);
+            let drafted = start(quantized(&source, &gpu, Some(kind)), Some(draft), 5);
+            let got = run(&drafted, greedy(&prompt, 40));
+            assert_eq!(got.ids(), want.ids(), "{kind}");
+            assert!(got.spec.accepted > 0);
+        }
+    }
+}
+
+/// A GGUF file takes the memory of its blocks.
+#[test]
+fn a_quantized_file_stays_quantized() {
+    let gpu = gpu();
+    let file = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let file = file.join("models/default/foretoken-demo.Q5_1.gguf");
+    let source = ModelSource::Gguf(file.into());
+    let options = LoadOptions {
+        device: gpu.clone(),
+        ..LoadOptions::default()
+    };
+    let (_, inventory) = foretoken::model::inspect(&source, &options).unwrap();
+    let loaded = inventory.sum(|entry| entry.loaded_bytes);
+    let stored = inventory.sum(|entry| entry.stored_bytes);
+    assert!(loaded <= stored + stored / 20, "{loaded} of {stored} bytes");
 }

@@ -14,6 +14,7 @@
 #define __launch_bounds__(...)
 // Blocks run one after the other, so shared memory is static.
 #define __shared__ static
+#define __align__(bytes) __attribute__((aligned(bytes)))
 #define DYNAMIC_SHARED(name) unsigned char *name = emulator::dynamic_shared
 
 using std::max;
@@ -53,6 +54,10 @@ template <typename To, typename From> To cast(From from) {
 struct alignas(16) uint4 {
     uint32_t x, y, z, w;
 };
+struct alignas(8) uint2 {
+    uint32_t x, y;
+};
+inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 struct alignas(8) float2 {
     float x, y;
 };
@@ -106,6 +111,7 @@ inline float __expf(float x) { return expf(x); }
 inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
 
 inline void __syncthreads() { emulator::wait_for_block(); }
+inline void __syncwarp() { emulator::wait_for_warp(); }
 template <typename T> T __shfl_xor_sync(unsigned, T x, int mask) {
     auto &warp = emulator::exchange[emulator::warp()];
     static_assert(sizeof x <= sizeof warp[0]);

@@ -15,7 +15,9 @@ using std::vector;
 
 namespace {
 
-template <typename T, typename Few, typename Many> void test_gemv(int warps, Few few, Many many) {
+// Kernels for 8, 16 and 64 rows.
+template <typename T, typename Few, typename Some, typename Many>
+void test_gemv(int warps, Few few, Some some, Many many) {
     const std::pair<int, int> shapes[] = {{48, 64}, {37, 576}, {16, 4096}, {33, 288}};
     for (auto shape : shapes) {
         const int outputs = shape.first, inputs = shape.second;
@@ -27,7 +29,7 @@ template <typename T, typename Few, typename Many> void test_gemv(int warps, Few
                 kernel(w.data(), x.data() + first * inputs, y.data(), outputs, inputs, rows);
             });
         };
-        run(many, 0, rows, y);
+        run(some, 0, rows, y);
         double worst = 0;
         for (int row = 0; row < rows; row++) {
             for (int o = 0; o < outputs; o++) {
@@ -40,20 +42,24 @@ template <typename T, typename Few, typename Many> void test_gemv(int warps, Few
             }
         }
         CHECK(worst < precision<T>(), "gemv %d x %d is off by %g", outputs, inputs, worst);
-        for (auto some : {std::pair{0, 1}, {7, 1}, {11, 1}, {0, 5}, {3, 8}}) {
-            const int first = some.first, rows = some.second;
+        for (auto part_of : {std::pair{0, 1}, {7, 1}, {11, 1}, {0, 5}, {3, 8}}) {
+            const int first = part_of.first, rows = part_of.second;
             run(few, first, rows, part);
             CHECK(same(part.data(), y.data() + first * outputs, rows * outputs),
                   "gemv of %d rows from %d", rows, first);
         }
         // More rows than one block takes.
-        const int many_rows = 37;
-        auto more = noise<T>(many_rows * inputs);
-        std::copy(x.begin(), x.end(), more.begin() + 20 * inputs);
-        vector<T> out(many_rows * outputs);
-        launch({(outputs + 15) / 16, (many_rows + 15) / 16, 1}, warps * 32,
-               [&] { many(w.data(), more.data(), out.data(), outputs, inputs, many_rows); });
-        CHECK(same(out.data() + 20 * outputs, y.data(), rows * outputs), "gemv of %d rows", many_rows);
+        auto test_many = [&](auto kernel, int rows_of_block, int many_rows) {
+            auto more = noise<T>(many_rows * inputs);
+            std::copy(x.begin(), x.end(), more.begin() + 20 * inputs);
+            vector<T> out(many_rows * outputs);
+            launch({(outputs + 15) / 16, (many_rows + rows_of_block - 1) / rows_of_block, 1}, warps * 32,
+                   [&] { kernel(w.data(), more.data(), out.data(), outputs, inputs, many_rows); });
+            CHECK(same(out.data() + 20 * outputs, y.data(), rows * outputs), "gemv of %d rows", many_rows);
+        };
+        test_many(some, 16, 37);
+        test_many(many, 64, 37);
+        test_many(many, 64, 77);
     }
 }
 
@@ -347,10 +353,10 @@ void test_halves() {
 
 int main() {
     test_halves();
-    test_gemv<f16>(8, gemv1_8_f16, gemv2_8_f16);
-    test_gemv<bf16>(8, gemv1_8_bf16, gemv2_8_bf16);
-    test_gemv<f16>(16, gemv1_16_f16, gemv2_16_f16);
-    test_gemv<bf16>(16, gemv1_16_bf16, gemv2_16_bf16);
+    test_gemv<f16>(8, gemv1_8_f16, gemv2_8_f16, gemv8_8_f16);
+    test_gemv<bf16>(8, gemv1_8_bf16, gemv2_8_bf16, gemv8_8_bf16);
+    test_gemv<f16>(16, gemv1_16_f16, gemv2_16_f16, gemv8_16_f16);
+    test_gemv<bf16>(16, gemv1_16_bf16, gemv2_16_bf16, gemv8_16_bf16);
     for (const Variant &variant : VARIANTS) {
         test_attention<float, 64>(attend_whole_f32_64, attend_split_f32_64, merge_f32_64, variant);
         test_attention<f16, 64>(attend_whole_f16_64, attend_split_f16_64, merge_f16_64, variant);

@@ -75,6 +75,10 @@ fn bad_speculation_is_refused_with_a_remedy() {
     );
     for (flags, needle) in [
         ("--draft-revision r", "--draft-revision needs --draft-model"),
+        (
+            "--draft-quantize q4_k",
+            "--draft-quantize needs --draft-model",
+        ),
         ("--draft-layers 0-3", "choose --drafter self"),
         ("--prompt-lookup-min 3", "choose --drafter ngram"),
         (

@@ -15,8 +15,10 @@ const FULL: usize = 264;
 /// Maximum number of groups of rows in a grid.
 const MAX_GROUPS: usize = 65_535;
 
+/// Maximum number of rows that take about the time of one.
+pub(super) const FEW_ROWS: usize = 2 * TILE;
 /// Maximum number of rows that share one pass over the weights; more rows take several passes.
-pub(super) const MAX_ROWS: usize = 2 * TILE;
+const MAX_ROWS: usize = 8 * TILE;
 
 /// Whether there is a kernel for `inputs` inputs in `dtype`.
 pub(super) fn takes(inputs: usize, dtype: DType) -> bool {
@@ -27,13 +29,17 @@ pub(super) fn takes(inputs: usize, dtype: DType) -> bool {
 /// of rows.
 pub(super) fn gemv(w: &Tensor, x: &Tensor) -> Result<Tensor> {
     let ((outputs, inputs), (rows, width)) = (w.dims2()?, x.dims2()?);
-    let groups = rows.div_ceil(MAX_ROWS);
+    let tiles = match rows.div_ceil(TILE) {
+        0 | 1 => 1,
+        2 => 2,
+        _ => MAX_ROWS / TILE,
+    };
+    let groups = rows.div_ceil(tiles * TILE);
     if width != inputs || groups > MAX_GROUPS || !takes(inputs, w.dtype()) {
         candle_core::bail!("gemv: {x:?} does not match {w:?}");
     }
     let (device, dtype) = (w.device().as_cuda_device()?, w.dtype());
     gpu::expect_dtype("gemv", dtype, [x])?;
-    let tiles = rows.div_ceil(TILE).clamp(1, 2);
     let blocks = outputs.div_ceil(OUTPUTS);
     // The order of additions depends on the number of warps, so it must not depend on the rows.
     let warps = if blocks < FULL { 16 } else { 8 };

@@ -78,7 +78,7 @@ impl CpuMatrix for DenseMatrix {
 /// `x @ weight^T` on a GPU, `[rows, outputs]`, for `x` `[rows, inputs]` and a weight `[outputs, inputs]`
 /// in candle's layout. Up to 16 rows of f16 or bf16 take the time of reading the weight, and a row has
 /// the same bits for any number of them. More rows go to the device's library or, with
-/// `batch_invariant`, to the same kernel in groups of 16.
+/// `batch_invariant`, to the same kernel in groups of 64.
 ///
 /// # Errors
 /// If the shapes, dtypes or devices do not match, or if `batch_invariant` is set and we have no kernel
@@ -86,7 +86,7 @@ impl CpuMatrix for DenseMatrix {
 pub fn matmul_on_device(weight: &Tensor, x: &Tensor, batch_invariant: bool) -> Result<Tensor> {
     #[cfg(feature = "cuda")]
     if x.device().is_cuda()
-        && (x.dim(0)? <= gemv::MAX_ROWS || batch_invariant)
+        && (x.dim(0)? <= gemv::FEW_ROWS || batch_invariant)
         && has_kernel_on_device(weight)?
     {
         return gemv::gemv(weight, x);

@@ -12,6 +12,10 @@
 
 mod activations;
 mod block_type;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod device;
+mod device_tiles;
 mod formats;
 mod pack;
 mod portable;
@@ -30,6 +34,7 @@ use formats::WIDTH;
 use tiles::{Strip, with_format};
 
 pub use block_type::BlockType;
+pub use device::{DeviceQuantMatrix, matmul_quantized};
 pub use formats::BLOCK;
 pub use tiles::QuantMatrix;
 

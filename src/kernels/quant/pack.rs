@@ -123,7 +123,7 @@ fn pack<F: Format>(data: &[u8], size: usize, together: usize, blocks: usize) -> 
 
 /// Converts `Q5_0` blocks (`d * (q - 16)`) to `Q5_1` (`d * q + m`), and returns the new block size. The
 /// conversion is exact: `m = -16 d`, which f16 can represent.
-fn affine(data: &[u8], size: usize) -> (Vec<u8>, usize) {
+pub(super) fn affine(data: &[u8], size: usize) -> (Vec<u8>, usize) {
     let blocks = data.chunks_exact(size).flat_map(|block| {
         let (d, quants) = block.split_at(2);
         let m = f16::from_f32(f16::from_le_bytes([d[0], d[1]]).to_f32() * -16.);

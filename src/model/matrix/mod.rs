@@ -2,6 +2,7 @@
 //! of checkpoints that choose it.
 
 mod dense;
+mod on_device;
 mod packed;
 mod quantized;
 #[cfg(test)]
@@ -10,7 +11,7 @@ mod unread;
 
 use crate::error::{Error, Result};
 use crate::kernels::dense::DenseMatrix;
-use crate::kernels::quant::{BlockType, QuantMatrix};
+use crate::kernels::quant::{BlockType, DeviceQuantMatrix, QuantMatrix};
 use candle_core::quantized::{QStorage, QTensor};
 use candle_core::{DType, Device, Tensor};
 use std::any::Any;
@@ -19,6 +20,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub use dense::Dense;
+pub use on_device::OnDevice;
 pub use packed::Packed;
 pub use quantized::Quantized;
 pub use unread::Unread;
@@ -30,6 +32,8 @@ pub enum WeightForm {
     Dense(DType),
     /// Our tiles of such blocks, on the CPU.
     Tiles(BlockType),
+    /// Our tiles of such blocks, on a GPU.
+    DeviceTiles(BlockType),
     /// The blocks themselves, which candle multiplies.
     Blocks(BlockType),
 }
@@ -41,15 +45,30 @@ impl WeightForm {
         if let Some(own) = kind.float() {
             return Self::Dense(dtype.unwrap_or(own));
         }
+        if !device.is_cpu() {
+            let dtype = dtype.unwrap_or(DType::F16);
+            return if DeviceQuantMatrix::keeps(kind, dtype) {
+                Self::DeviceTiles(kind)
+            } else {
+                Self::Dense(dtype)
+            };
+        }
         // candle has NEON kernels; on aarch64, ours would be plain Rust.
-        if (!device.is_cpu() || cfg!(target_arch = "aarch64")) && kind.candles().is_some() {
+        if cfg!(target_arch = "aarch64") && kind.candles().is_some() {
             return Self::Blocks(kind);
         }
-        match (device.is_cpu(), QuantMatrix::keeps(kind, inputs)) {
-            // candle has no kernel on a GPU.
-            (false, _) => Self::Dense(dtype.unwrap_or(DType::F16)),
-            (true, true) => Self::Tiles(kind),
-            (true, false) => Self::Tiles(BlockType::Q8_0),
+        if QuantMatrix::keeps(kind, inputs) {
+            Self::Tiles(kind)
+        } else {
+            Self::Tiles(BlockType::Q8_0)
+        }
+    }
+
+    /// The type of its blocks; `None` = it is dense.
+    pub fn blocks(self) -> Option<BlockType> {
+        match self {
+            Self::Dense(_) => None,
+            Self::Tiles(kind) | Self::DeviceTiles(kind) | Self::Blocks(kind) => Some(kind),
         }
     }
 
@@ -57,7 +76,7 @@ impl WeightForm {
     pub fn name(self) -> String {
         match self {
             Self::Dense(dtype) => dtype.as_str().to_owned(),
-            Self::Tiles(kind) | Self::Blocks(kind) => kind.to_string(),
+            Self::Tiles(kind) | Self::DeviceTiles(kind) | Self::Blocks(kind) => kind.to_string(),
         }
     }
 
@@ -67,11 +86,14 @@ impl WeightForm {
         let bytes = match (self, dims) {
             (Self::Dense(dtype), _) => elements * dtype.size_in_bytes(),
             (Self::Tiles(kind), &[outputs, inputs]) => QuantMatrix::bytes(kind, outputs, inputs),
+            (Self::DeviceTiles(kind), &[outputs, inputs]) => {
+                DeviceQuantMatrix::bytes(kind, outputs, inputs)
+            }
             // A matrix for each expert.
             (Self::Tiles(kind), &[experts, outputs, inputs]) => {
                 experts * QuantMatrix::bytes(kind, outputs, inputs)
             }
-            (Self::Tiles(kind) | Self::Blocks(kind), _) => {
+            (Self::Tiles(kind) | Self::DeviceTiles(kind) | Self::Blocks(kind), _) => {
                 elements / kind.block_size() * kind.type_size()
             }
         };
@@ -81,8 +103,8 @@ impl WeightForm {
 
 /// A weight `[outputs, inputs]` in one format, on one device.
 ///
-/// A row's bits depend only on that row. On a GPU that may hold for few rows only, or not at all; then
-/// [`Matrix::make_dense`] and [`Matrix::make_batch_invariant`] return a matrix for which it holds.
+/// A row's bits depend only on that row. On a GPU that may hold for few rows only; then
+/// [`Matrix::make_batch_invariant`] returns a matrix for which it holds.
 pub trait Matrix: Any + Send + Sync {
     /// Outputs and inputs.
     fn shape(&self) -> (usize, usize);
@@ -131,29 +153,11 @@ pub trait Matrix: Any + Send + Sync {
         Ok(None)
     }
 
-    /// A dense matrix in `dtype` instead of one on a GPU whose order of additions depends on the number of
-    /// rows, even of a few; otherwise `None`.
-    ///
-    /// # Errors
-    /// If the device fails, for example because it does not have the memory.
-    fn make_dense(&self, _dtype: DType) -> Result<Option<Arc<dyn Matrix>>> {
-        Ok(None)
-    }
-
     /// A matrix with one order of additions for any number of rows; `None` if this one has it.
     ///
     /// # Errors
     /// A setup error if there is no such kernel for the weight.
     fn make_batch_invariant(&self) -> Result<Option<Arc<dyn Matrix>>>;
-
-    /// Prepares for recording products in CUDA graphs; returns the maximum number of rows that they may
-    /// have.
-    ///
-    /// # Errors
-    /// If the device fails.
-    fn prepare_recording(&self) -> Result<usize> {
-        Ok(usize::MAX)
-    }
 }
 
 /// An unquantized weight `[outputs, inputs]`: in `dtype` if given, otherwise in its own dtype, or in f32 if
@@ -187,16 +191,25 @@ pub fn quantized(
     (outputs, inputs): (usize, usize),
     device: &Device,
 ) -> Result<Arc<dyn Matrix>> {
-    let (WeightForm::Tiles(kind) | WeightForm::Blocks(kind)) = form else {
-        return Err(Error::internal("a dense form has no blocks"));
-    };
-    if let (WeightForm::Blocks(_), Some(candles)) = (form, kind.candles()) {
-        let storage = QStorage::from_data(Cow::Owned(data), device, candles)?;
-        let blocks = QTensor::new(storage, (outputs, inputs))?;
-        return Ok(Arc::new(Quantized::new(blocks)?));
-    }
-    let tiles = QuantMatrix::from_blocks(kind, &data, outputs, inputs)?;
-    Ok(Arc::new(Packed::new(tiles)))
+    Ok(match form {
+        WeightForm::Dense(_) => return Err(Error::internal("a dense form has no blocks")),
+        WeightForm::Tiles(kind) => {
+            let tiles = QuantMatrix::from_blocks(kind, &data, outputs, inputs)?;
+            Arc::new(Packed::new(tiles))
+        }
+        WeightForm::DeviceTiles(kind) => {
+            let shape = (outputs, inputs);
+            let tiles = DeviceQuantMatrix::from_blocks(kind, &data, shape, device)?;
+            Arc::new(OnDevice::new(tiles))
+        }
+        WeightForm::Blocks(kind) => {
+            let candles = kind.candles();
+            let candles = candles
+                .ok_or_else(|| Error::internal(format!("candle has no blocks of {kind}")))?;
+            let storage = QStorage::from_data(Cow::Owned(data), device, candles)?;
+            Arc::new(Quantized::new(QTensor::new(storage, (outputs, inputs))?)?)
+        }
+    })
 }
 
 /// The same outputs in the same order, with as few matrices as [`Matrix::join`] allows.

@@ -1,13 +1,13 @@
-//! GGUF blocks that candle multiplies: on a GPU, and on CPUs for which we have no kernel.
+//! GGUF blocks that candle multiplies, on CPUs for which we have no kernel.
 
-use super::{Dense, Matrix, no_batch_invariant_kernel};
+use super::Matrix;
 use crate::error::Result;
 use crate::kernels::quant::BlockType;
 use candle_core::quantized::{QMatMul, QTensor};
-use candle_core::{DType, Module, Tensor};
+use candle_core::{Module, Tensor};
 use std::sync::Arc;
 
-/// A weight in GGUF blocks. On a GPU, candle's orders of additions depend on the number of rows.
+/// A weight in GGUF blocks.
 pub struct Quantized {
     blocks: Arc<QTensor>,
     product: QMatMul,
@@ -19,8 +19,6 @@ pub struct Quantized {
 const MAX_ROWS: usize = 31;
 /// Minimum rows per call of candle's CPU products: for a single row candle uses another kernel.
 const MIN_ROWS: usize = 2;
-/// Maximum rows of candle's GPU kernels for few rows.
-const MAX_FEW_ROWS_ON_GPU: usize = 8;
 
 impl Quantized {
     /// The weight `[outputs, inputs]`.
@@ -58,43 +56,19 @@ impl Matrix for Quantized {
         Ok(self.blocks.dequantize(&self.blocks.device())?)
     }
 
-    fn make_dense(&self, dtype: DType) -> Result<Option<Arc<dyn Matrix>>> {
-        if self.blocks.device().is_cpu() {
-            return Ok(None);
-        }
-        let dense = Dense::new(self.dequantize()?.to_dtype(dtype)?)?;
-        Ok(Some(Arc::new(dense)))
-    }
-
     fn make_batch_invariant(&self) -> Result<Option<Arc<dyn Matrix>>> {
-        if self.blocks.device().is_cpu() {
-            return Ok(None);
-        }
-        Err(no_batch_invariant_kernel(self))
-    }
-
-    /// On a GPU, candle quantizes activations to a buffer of its own, which it frees when it needs a larger
-    /// one; a graph would go on using the old one. So this makes candle allocate the largest buffer that
-    /// products of few rows need. Products of many rows do not use it.
-    fn prepare_recording(&self) -> Result<usize> {
-        if let QMatMul::QTensor(_) = self.product {
-            let dims = (MAX_FEW_ROWS_ON_GPU, self.shape.1);
-            let zeros = Tensor::zeros(dims, DType::F32, &self.blocks.device())?;
-            self.product.forward(&zeros)?;
-            return Ok(MAX_FEW_ROWS_ON_GPU);
-        }
-        Ok(usize::MAX)
+        Ok(None)
     }
 }
 
 /// Applies `product` to groups of [`MIN_ROWS`] to [`MAX_ROWS`] rows; a single row is padded with a row of
-/// zeros. A GPU takes all rows at once.
+/// zeros.
 fn by_rows(
     x: &Tensor,
     product: impl Fn(&Tensor) -> candle_core::Result<Tensor>,
 ) -> candle_core::Result<Tensor> {
     let rows = x.dim(0)?;
-    if !x.device().is_cpu() || (MIN_ROWS..=MAX_ROWS).contains(&rows) {
+    if (MIN_ROWS..=MAX_ROWS).contains(&rows) {
         return product(x);
     }
     let mut parts = Vec::with_capacity(rows.div_ceil(MAX_ROWS));

@@ -223,7 +223,6 @@ fn choices_that_do_not_fit_are_refused() {
 fn what_is_batch_invariant_stays_and_what_cannot_be_is_refused() {
     for kind in KINDS {
         let matrix = kind.matrix(1, 5).0;
-        assert!(matrix.make_dense(DType::F16).unwrap().is_none(), "{kind:?}");
         match (kind, matrix.make_batch_invariant()) {
             (WeightKind::Dense, Err(error)) => {
                 let error = error.to_string();

@@ -1,0 +1,255 @@
+// Products of a few rows with a quantized weight, limited by the memory's bandwidth, and dequantization.
+//
+// Tensor cores multiply activations with quants, which are exact integers in f16 and in bf16. The sum over a
+// block of 32 inputs (16 if each 16 have a scale of their own) is then multiplied with the block's scale, in
+// f32, and added to the sum of the row; an offset is multiplied with the sum of the block's activations, which
+// tensor cores also compute. So no weight is rounded, and a row has the same additions in the same order in any
+// number of rows: missing rows are padded with zeros.
+//
+// A block of the grid computes 16 outputs. Each of its WARPS warps takes every WARPS-th unit of 64 inputs, and
+// their sums are added in the order of the warps. So WARPS must depend on the weight alone.
+#pragma once
+#include "unpack.cuh"
+
+// Bytes of shared memory that a block has without asking for more.
+constexpr int MAX_STATIC_SHARED = 48 << 10;
+// Units that are on their way or in use per warp, at most.
+constexpr int MAX_STAGES = 4;
+constexpr int SUM_BYTES = OUTPUTS * 8 * sizeof(float);
+
+// Activations of a unit, of one row: for each fragment the inputs 4 p .. 4 p + 4.
+struct Activations {
+    uint2 x[FRAGMENTS];
+
+    template <typename T>
+    __device__ __forceinline__ void load(const T *row, bool exists, int first, int inputs) {
+#pragma unroll
+        for (int m = 0; m < FRAGMENTS; m++) {
+            // Not __ldg: x may be written while this block already runs.
+            x[m] = exists && first + 16 * m < inputs ? *reinterpret_cast<const uint2 *>(row + first + 16 * m)
+                                                     : make_uint2(0, 0);
+        }
+    }
+};
+
+template <typename T> struct Ones;
+template <> struct Ones<f16> {
+    static constexpr uint32_t PAIR = 0x3c003c00;
+};
+template <> struct Ones<bf16> {
+    static constexpr uint32_t PAIR = 0x3f803f80;
+};
+
+// sums += the products of a unit's fragments and of 8 rows.
+template <typename F, typename T>
+__device__ __forceinline__ void add(float (&sums)[4], const uint32_t (&a)[FRAGMENTS][4], const Scales &scales,
+                                    const Activations &rows) {
+    if constexpr (F::Kind::HALF_BLOCKS) {
+#pragma unroll
+        for (int m = 0; m < FRAGMENTS; m++) {
+            float part[4] = {0.f, 0.f, 0.f, 0.f};
+            multiply<T>(part, a[m], rows.x[m].x, rows.x[m].y);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                sums[i] = fmaf(scales.scale[i / 2][m], part[i], sums[i]);
+            }
+        }
+    } else {
+#pragma unroll
+        for (int block = 0; block < 2; block++) {
+            const uint2 &x = rows.x[2 * block], &after = rows.x[2 * block + 1];
+            float part[4] = {0.f, 0.f, 0.f, 0.f};
+            multiply<T>(part, a[2 * block], x.x, x.y);
+            multiply<T>(part, a[2 * block + 1], after.x, after.y);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                sums[i] = fmaf(scales.scale[i / 2][2 * block], part[i], sums[i]);
+            }
+            if constexpr (F::Kind::OFFSET) {
+                constexpr uint32_t ONE = Ones<T>::PAIR;
+                const uint32_t ones[4] = {ONE, ONE, ONE, ONE};
+                float all[4] = {0.f, 0.f, 0.f, 0.f};
+                multiply<T>(all, ones, x.x, x.y);
+                multiply<T>(all, ones, after.x, after.y);
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    sums[i] = fmaf(scales.offset[i / 2][block], all[i], sums[i]);
+                }
+            }
+        }
+    }
+}
+
+// w: the units of [outputs, inputs]; x: [rows, inputs]; y: [rows, width], of which this weight's outputs begin
+// at `column`. blockIdx.y selects 8 * TILES rows.
+template <typename F, typename T, int TILES, int WARPS>
+__device__ void product(const unsigned char *w, const T *x, T *y, int outputs, int inputs, int rows, int width,
+                        int column) {
+    constexpr int STAGE = F::UNIT + F::SUPER;
+    constexpr int FITTING = MAX_STATIC_SHARED / (WARPS * STAGE);
+    constexpr int STAGES = FITTING < MAX_STAGES ? FITTING : MAX_STAGES;
+    static_assert(STAGES >= 2 && STAGES * STAGE >= SUM_BYTES && STAGE % 16 == 0, "no room");
+    __shared__ __align__(16) unsigned char ring[WARPS][STAGES * STAGE];
+
+    const int before = blockIdx.y * 8 * TILES;
+    x += (size_t)before * inputs;
+    y += (size_t)before * width;
+    rows = min(rows - before, 8 * TILES);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, p = lane % 4;
+    const Units<F> units(w, outputs, inputs, blockIdx.x);
+    unsigned char *stages = ring[warp];
+
+    // Copies a unit, if there is one. Counts as a group of copies in any case.
+    auto copy = [&](int unit, int stage) {
+        if (unit < units.count) {
+#pragma unroll
+            for (int i = 0; i < (STAGE / 16 + 31) / 32; i++) {
+                const int at = 16 * (32 * i + lane);
+                if (at < F::UNIT) {
+                    copy_async(stages + stage * STAGE + at, units.unit(unit) + at, true);
+                } else if (at < STAGE) {
+                    copy_async(stages + stage * STAGE + at, units.super(unit) + at - F::UNIT, true);
+                }
+            }
+        }
+        end_of_copies();
+    };
+    // No kernel writes weights.
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; i++) {
+        copy(warp + i * WARPS, i);
+    }
+    wait_for_previous();
+
+    const int tiles = TILES == 1 ? 1 : (rows + 7) / 8;
+    auto load = [&](Activations &to, int unit, int tile) {
+        const int row = 8 * tile + g;
+        to.load(x + (size_t)row * inputs, row < rows, UNIT_INPUTS * unit + 4 * p, inputs);
+    };
+    float sums[TILES][4];
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+        sums[t][0] = sums[t][1] = sums[t][2] = sums[t][3] = 0.f;
+    }
+    Activations next;
+    load(next, warp, 0);
+    int stage = 0;
+    for (int unit = warp; unit < units.count; unit += WARPS) {
+        wait_for_copies<STAGES - 2>();
+        // Everybody's copies have arrived, and everybody has read what the next copies overwrite.
+        __syncwarp();
+        copy(unit + (STAGES - 1) * WARPS, (stage + STAGES - 1) % STAGES);
+        const unsigned char *at = stages + stage * STAGE;
+        stage = (stage + 1) % STAGES;
+        uint32_t a[FRAGMENTS][4];
+        unpack<F, T>(a, at, lane);
+        const Scales scales = read_scales<F>(at, at + F::UNIT, g);
+#pragma unroll
+        for (int t = 0; t < TILES; t++) {
+            if (t < tiles) {
+                const Activations now = next;
+                if (t + 1 < tiles) {
+                    load(next, unit, t + 1);
+                } else {
+                    load(next, unit + WARPS, 0);
+                }
+                add<F, T>(sums[t], a, scales, now);
+            }
+        }
+    }
+    wait_for_copies<0>();
+    float(*part)[8] = reinterpret_cast<float(*)[8]>(stages);
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+        if (t >= tiles) {
+            break;
+        }
+        // A warp overwrites its own part of the ring, or what everybody has added.
+        __syncthreads();
+        part[g][2 * p] = sums[t][0];
+        part[g][2 * p + 1] = sums[t][1];
+        part[g + 8][2 * p] = sums[t][2];
+        part[g + 8][2 * p + 1] = sums[t][3];
+        __syncthreads();
+        for (int i = threadIdx.x; i < OUTPUTS * 8; i += WARPS * 32) {
+            const int output = i % OUTPUTS, row = i / OUTPUTS;
+            float sum = 0.f;
+#pragma unroll
+            for (int j = 0; j < WARPS; j++) {
+                sum = __fadd_rn(sum, reinterpret_cast<const float(*)[8]>(ring[j])[output][row]);
+            }
+            const int place = blockIdx.x * OUTPUTS + output;
+            if (8 * t + row < rows && place < outputs) {
+                y[(size_t)(8 * t + row) * width + column + place] = narrow<T>(sum);
+            }
+        }
+    }
+}
+
+// Warps of a block that dequantizes.
+constexpr int DEQUANTIZING_WARPS = 8;
+
+// Weights [outputs, inputs] as values of T: row n of y is output ids[n], or without ids output first + n, for
+// `count` rows. blockIdx.y selects an id, or 16 outputs; `first` is a multiple of 16.
+template <typename F, typename T>
+__device__ void dequantize(const unsigned char *w, const uint32_t *ids, T *y, int outputs, int inputs, int first,
+                           int count) {
+    wait_for_previous();
+    const int unit = blockIdx.x * DEQUANTIZING_WARPS + threadIdx.x / 32;
+    const int lane = threadIdx.x % 32, g = lane / 4, p = lane % 4;
+    const int n = blockIdx.y;
+    const uint32_t id = ids ? ids[n] : 0;
+    const int strip = ids ? id / OUTPUTS : first / OUTPUTS + n;
+    const Units<F> units(w, outputs, inputs, strip);
+    if (unit >= units.count || id >= (uint32_t)outputs) {
+        return;
+    }
+    const unsigned char *at = units.unit(unit);
+    uint32_t a[FRAGMENTS][4];
+    // All quants are exact in f16.
+    unpack<F, f16>(a, at, lane);
+    const Scales scales = read_scales<F>(at, units.super(unit), g);
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; m++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int half = j % 2, output = g + 8 * half;
+            const int input = UNIT_INPUTS * unit + 16 * m + 4 * p + j / 2 * 2;
+            const int row = ids ? n : OUTPUTS * n + output;
+            const bool wanted = ids ? output == (int)(id % OUTPUTS) : row < count;
+            if (wanted && input < inputs) {
+                T *to = y + (size_t)row * inputs + input;
+                const float offset = F::Kind::OFFSET ? scales.offset[half][m / 2] : 0.f;
+                to[0] = narrow<T>(fmaf(scales.scale[half][m], low_half(a[m][j]), offset));
+                to[1] = narrow<T>(fmaf(scales.scale[half][m], high_half(a[m][j]), offset));
+            }
+        }
+    }
+}
+
+#define PRODUCT(F, NAME, T, SUFFIX, TILES, WARPS)                                                             \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32)                                                  \
+        product_##NAME##_##TILES##_##WARPS##_##SUFFIX(const unsigned char *w, const T *x, T *y, int outputs,  \
+                                                      int inputs, int rows, int width, int column) {          \
+        product<F, T, TILES, WARPS>(w, x, y, outputs, inputs, rows, width, column);                           \
+    }
+#define PRODUCTS(F, NAME, T, SUFFIX)                                                                          \
+    PRODUCT(F, NAME, T, SUFFIX, 1, 8)                                                                         \
+    PRODUCT(F, NAME, T, SUFFIX, 2, 8)                                                                         \
+    PRODUCT(F, NAME, T, SUFFIX, 8, 8)                                                                         \
+    PRODUCT(F, NAME, T, SUFFIX, 1, 16)                                                                        \
+    PRODUCT(F, NAME, T, SUFFIX, 2, 16)                                                                        \
+    PRODUCT(F, NAME, T, SUFFIX, 8, 16)
+#define DEQUANTIZE(F, NAME, T, SUFFIX)                                                                        \
+    extern "C" __global__ void __launch_bounds__(DEQUANTIZING_WARPS * 32)                                     \
+        dequantize_##NAME##_##SUFFIX(const unsigned char *w, const uint32_t *ids, T *y, int outputs,          \
+                                     int inputs, int first, int count) {                                      \
+        dequantize<F, T>(w, ids, y, outputs, inputs, first, count);                                           \
+    }
+// All kernels of a format.
+#define KERNELS_OF(F, NAME)                                                                                   \
+    PRODUCTS(F, NAME, f16, f16)                                                                               \
+    PRODUCTS(F, NAME, bf16, bf16)                                                                             \
+    DEQUANTIZE(F, NAME, float, f32)                                                                           \
+    DEQUANTIZE(F, NAME, f16, f16)                                                                             \
+    DEQUANTIZE(F, NAME, bf16, bf16)

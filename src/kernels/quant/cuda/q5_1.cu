@@ -1,0 +1,4 @@
+// Products with weights in Q5_1.
+#include "product.cuh"
+
+KERNELS_OF(Q5_1, q5_1)

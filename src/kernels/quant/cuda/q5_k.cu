@@ -1,0 +1,4 @@
+// Products with weights in Q5_K.
+#include "product.cuh"
+
+KERNELS_OF(Q5_K, q5_k)

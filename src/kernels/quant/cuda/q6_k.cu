@@ -1,0 +1,4 @@
+// Products with weights in Q6_K.
+#include "product.cuh"
+
+KERNELS_OF(Q6_K, q6_k)

@@ -1,0 +1,4 @@
+// Products with weights in Q8_0.
+#include "product.cuh"
+
+KERNELS_OF(Q8_0, q8_0)

@@ -1,0 +1,243 @@
+// The layout of quantized weights on a GPU, and how tensor cores get them. device_tiles.rs writes it.
+//
+// A unit has 16 outputs by 64 inputs. Its quants lie in the order in which the threads of a warp hold the
+// four fragments of mma.m16n8k16 (16 outputs by 16 inputs each): thread 4 g + p has outputs g and g + 8 and,
+// of each 16 inputs, 4 p .. 4 p + 4. So every thread reads its part of a unit with one or two loads of 16
+// bytes. A fragment's register j has two inputs, 4 p + j / 2 * 2 and the next one, of output g + j % 2 * 8.
+//
+// Units hold, in this order:
+// - the low 4 bits of quants: 16 bytes per thread, 4 per fragment. Bits 4 j of the lower and of the upper
+//   half word belong to register j. Or, with 8 bits, 16 bytes per thread and two fragments.
+// - the fifth bit: 4 bytes per thread, bit 4 m + j of each half word for register j of fragment m; or bits 5
+//   and 6: 8 bytes per thread, 4 per two fragments.
+// - scales, 8 or 16 bytes per g: see the kinds of scales below.
+// Units of one strip of 16 outputs follow each other, then the next strip. After all of them come the
+// parts that four units of 256 inputs share.
+#pragma once
+#include "../../cuda/tensor.cuh"
+
+constexpr int OUTPUTS = 16;
+constexpr int UNIT_INPUTS = 64;
+constexpr int FRAGMENTS = 4;
+
+// What the two outputs of a thread have in a unit. `scale` is for 16 inputs, `offset` for 32.
+struct Scales {
+    float scale[2][FRAGMENTS], offset[2][2];
+};
+
+__device__ __forceinline__ float low_half(uint32_t halves) {
+    f16 half;
+    memcpy(&half, &halves, sizeof half);
+    return widen(half);
+}
+__device__ __forceinline__ float high_half(uint32_t halves) { return low_half(halves >> 16); }
+__device__ __forceinline__ float byte_of(uint32_t bytes, int i) { return (float)(bytes >> 8 * i & 255); }
+
+// Halves for blocks of 32: those of output g, then of output g + 8.
+struct BlockScales {
+    static constexpr int BYTES = 8, SUPER = 0;
+    static constexpr bool OFFSET = false, HALF_BLOCKS = false;
+
+    __device__ static __forceinline__ void read(Scales &to, const unsigned char *unit, const unsigned char *, int g) {
+        const uint32_t *at = reinterpret_cast<const uint32_t *>(unit + BYTES * g);
+#pragma unroll
+        for (int o = 0; o < 2; o++) {
+            to.scale[o][0] = to.scale[o][1] = low_half(at[o]);
+            to.scale[o][2] = to.scale[o][3] = high_half(at[o]);
+        }
+    }
+};
+
+// The same, then offsets.
+struct BlockOffsets {
+    static constexpr int BYTES = 16, SUPER = 0;
+    static constexpr bool OFFSET = true, HALF_BLOCKS = false;
+
+    __device__ static __forceinline__ void read(Scales &to, const unsigned char *unit, const unsigned char *, int g) {
+        const uint32_t *at = reinterpret_cast<const uint32_t *>(unit + BYTES * g);
+#pragma unroll
+        for (int o = 0; o < 2; o++) {
+            to.scale[o][0] = to.scale[o][1] = low_half(at[o]);
+            to.scale[o][2] = to.scale[o][3] = high_half(at[o]);
+            to.offset[o][0] = low_half(at[2 + o]);
+            to.offset[o][1] = high_half(at[2 + o]);
+        }
+    }
+};
+
+// Two factors for the scale, two for the offset, a byte each, for output g, then g + 8; 256 inputs share
+// the halves that they are multiplied with, which lie in the same order.
+struct SuperOffsets {
+    static constexpr int BYTES = 8, SUPER = 8;
+    static constexpr bool OFFSET = true, HALF_BLOCKS = false;
+
+    __device__ static __forceinline__ void read(Scales &to, const unsigned char *unit, const unsigned char *super,
+                                                int g) {
+        const uint32_t *at = reinterpret_cast<const uint32_t *>(unit + BYTES * g);
+        const uint32_t *shared = reinterpret_cast<const uint32_t *>(super + SUPER * g);
+#pragma unroll
+        for (int o = 0; o < 2; o++) {
+            // Products of 11 and 6 bits are exact.
+            const float d = low_half(shared[o]), m = -high_half(shared[o]);
+            to.scale[o][0] = to.scale[o][1] = __fmul_rn(d, byte_of(at[o], 0));
+            to.scale[o][2] = to.scale[o][3] = __fmul_rn(d, byte_of(at[o], 1));
+            to.offset[o][0] = __fmul_rn(m, byte_of(at[o], 2));
+            to.offset[o][1] = __fmul_rn(m, byte_of(at[o], 3));
+        }
+    }
+};
+
+// A signed byte for each 16 inputs of output g, then of g + 8; 256 inputs share the half that it is
+// multiplied with.
+struct HalfBlockScales {
+    static constexpr int BYTES = 8, SUPER = 4;
+    static constexpr bool OFFSET = false, HALF_BLOCKS = true;
+
+    __device__ static __forceinline__ void read(Scales &to, const unsigned char *unit, const unsigned char *super,
+                                                int g) {
+        const uint32_t *at = reinterpret_cast<const uint32_t *>(unit + BYTES * g);
+        const uint32_t shared = *reinterpret_cast<const uint32_t *>(super + SUPER * g);
+#pragma unroll
+        for (int o = 0; o < 2; o++) {
+            const float d = o ? high_half(shared) : low_half(shared);
+#pragma unroll
+            for (int m = 0; m < FRAGMENTS; m++) {
+                to.scale[o][m] = __fmul_rn(d, (float)(signed char)(at[o] >> 8 * m & 255));
+            }
+        }
+    }
+};
+
+// A format: quants of BITS bits, from which BIAS is subtracted.
+template <int BITS_, int BIAS_, typename Kind_> struct Format {
+    using Kind = Kind_;
+    static constexpr int BITS = BITS_, BIAS = BIAS_;
+    static constexpr int HIGH = BITS == 8 ? 1024 : 512;
+    static constexpr int SCALES = HIGH + (BITS == 5 ? 128 : BITS == 6 ? 256 : 0);
+    // Bytes of a unit, and of what four units share.
+    static constexpr int UNIT = SCALES + 8 * Kind::BYTES;
+    static constexpr int SUPER = 8 * Kind::SUPER;
+};
+using Q4_0 = Format<4, 8, BlockScales>;
+using Q4_1 = Format<4, 0, BlockOffsets>;
+using Q5_1 = Format<5, 0, BlockOffsets>;
+using Q8_0 = Format<8, 128, BlockScales>;
+using Q4_K = Format<4, 0, SuperOffsets>;
+using Q5_K = Format<5, 0, SuperOffsets>;
+using Q6_K = Format<6, 32, HalfBlockScales>;
+
+// Where the parts of a weight are.
+template <typename F> struct Units {
+    const unsigned char *units, *supers;
+    int count;
+
+    __device__ __forceinline__ Units(const unsigned char *w, int outputs, int inputs, int strip) {
+        count = (inputs + UNIT_INPUTS - 1) / UNIT_INPUTS;
+        const size_t strips = (outputs + OUTPUTS - 1) / OUTPUTS;
+        units = w + (size_t)strip * count * F::UNIT;
+        supers = w + strips * count * F::UNIT + (size_t)strip * (count / 4) * F::SUPER;
+    }
+    __device__ __forceinline__ const unsigned char *unit(int i) const { return units + (size_t)i * F::UNIT; }
+    __device__ __forceinline__ const unsigned char *super(int i) const { return supers + (size_t)(i / 4) * F::SUPER; }
+};
+
+// Two numbers below 128, minus BIAS, as values of T, exactly.
+template <typename T, int BIAS> __device__ __forceinline__ uint32_t integers(uint32_t numbers);
+// The same for two bytes of a word, the lower or the upper ones.
+template <typename T, int BIAS> __device__ __forceinline__ uint32_t integers_of_bytes(uint32_t word, bool upper);
+
+#ifdef __CUDACC__
+// In f16, 1024 + n for n < 1024 has the bits of 1024 and n; in bf16, 128 + n for n < 128.
+template <typename T> struct Base;
+template <> struct Base<f16> {
+    static constexpr uint32_t BITS = 0x64006400;
+    static __device__ __forceinline__ uint32_t minus(uint32_t numbers, uint32_t base) {
+        uint32_t difference;
+        asm("sub.f16x2 %0, %1, %2;" : "=r"(difference) : "r"(numbers), "r"(base));
+        return difference;
+    }
+};
+template <> struct Base<bf16> {
+    static constexpr uint32_t BITS = 0x43004300;
+    // 1 * n - base: before compute capability 9.0 there is no subtraction.
+    static __device__ __forceinline__ uint32_t minus(uint32_t numbers, uint32_t base) {
+        uint32_t difference;
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;"
+            : "=r"(difference)
+            : "r"(numbers), "r"(0x3f803f80u), "r"(base ^ 0x80008000u));
+        return difference;
+    }
+};
+template <typename T, int BIAS> __device__ __forceinline__ uint32_t integers(uint32_t numbers) {
+    return Base<T>::minus(numbers | Base<T>::BITS, Base<T>::BITS | BIAS | BIAS << 16);
+}
+template <typename T, int BIAS> __device__ __forceinline__ uint32_t integers_of_bytes(uint32_t word, bool upper) {
+    if constexpr (std::is_same_v<T, f16>) {
+        const uint32_t numbers = __byte_perm(word, 0x64, upper ? 0x4342 : 0x4140);
+        return Base<f16>::minus(numbers, Base<f16>::BITS | BIAS | BIAS << 16);
+    } else {
+        // As the last bits of floats from 2^23 on, because bf16 has no room for them.
+        const uint32_t first = __byte_perm(word, 0x4b000000, upper ? 0x7552 : 0x7550);
+        const uint32_t second = __byte_perm(word, 0x4b000000, upper ? 0x7553 : 0x7551);
+        constexpr float BASE = 8388608.f + BIAS;
+        return narrow_pair<T>(__fsub_rn(__uint_as_float(first), BASE), __fsub_rn(__uint_as_float(second), BASE));
+    }
+}
+#else
+template <typename T, int BIAS> uint32_t integers(uint32_t numbers) {
+    return narrow_pair<T>(float(int(numbers & 0xffff) - BIAS), float(int(numbers >> 16) - BIAS));
+}
+template <typename T, int BIAS> uint32_t integers_of_bytes(uint32_t word, bool upper) {
+    word >>= upper ? 16 : 0;
+    return narrow_pair<T>(float(int(word & 255) - BIAS), float(int(word >> 8 & 255) - BIAS));
+}
+#endif
+
+// x shifted to the right, or to the left by -places.
+__device__ __forceinline__ constexpr uint32_t shifted(uint32_t x, int places) {
+    return places >= 0 ? x >> places : x << -places;
+}
+
+// The quants of a unit as a thread's fragments.
+template <typename F, typename T>
+__device__ __forceinline__ void unpack(uint32_t (&a)[FRAGMENTS][4], const unsigned char *unit, int lane) {
+    if constexpr (F::BITS == 8) {
+#pragma unroll
+        for (int two = 0; two < FRAGMENTS / 2; two++) {
+            const uint4 bytes = *reinterpret_cast<const uint4 *>(unit + 512 * two + 16 * lane);
+            const uint32_t words[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                a[2 * two + i / 4][i % 4] = integers_of_bytes<T, F::BIAS>(words[i / 2], i % 2);
+            }
+        }
+    } else {
+        const uint4 low = *reinterpret_cast<const uint4 *>(unit + 16 * lane);
+        const uint32_t words[FRAGMENTS] = {low.x, low.y, low.z, low.w};
+        uint2 high = make_uint2(0, 0);
+        if constexpr (F::BITS == 5) {
+            high.x = *reinterpret_cast<const uint32_t *>(unit + F::HIGH + 4 * lane);
+        } else if constexpr (F::BITS == 6) {
+            high = *reinterpret_cast<const uint2 *>(unit + F::HIGH + 8 * lane);
+        }
+#pragma unroll
+        for (int m = 0; m < FRAGMENTS; m++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                uint32_t numbers = words[m] >> 4 * j & 0x000f000f;
+                if constexpr (F::BITS == 5) {
+                    numbers |= shifted(high.x, 4 * m + j - 4) & 0x00100010;
+                } else if constexpr (F::BITS == 6) {
+                    numbers |= shifted(m < 2 ? high.x : high.y, 2 * (m % 2 * 4 + j) - 4) & 0x00300030;
+                }
+                a[m][j] = integers<T, F::BIAS>(numbers);
+            }
+        }
+    }
+}
+
+template <typename F> __device__ __forceinline__ Scales read_scales(const unsigned char *unit, const unsigned char *super, int g) {
+    Scales scales;
+    F::Kind::read(scales, unit + F::SCALES, super, g);
+    return scales;
+}

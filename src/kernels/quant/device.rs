@@ -1,0 +1,152 @@
+//! Quantized weights on a GPU.
+
+use super::block_type::BlockType;
+use super::device_tiles::{bytes, held_as, pack};
+use candle_core::{DType, Device, Result, Tensor};
+use std::ops::Range;
+
+/// Maximum bytes of weights that are dequantized at a time for a product of many rows.
+const MAX_DEQUANTIZED: usize = 128 << 20;
+/// Dequantized outputs are whole strips.
+const STRIP: usize = 16;
+
+/// A quantized weight `[outputs, inputs]` on a GPU, in a layout of our own.
+pub struct DeviceQuantMatrix {
+    pub(super) outputs: usize,
+    pub(super) inputs: usize,
+    pub(super) kind: BlockType,
+    /// U8, as [`pack`] lays it out.
+    pub(super) tiles: Tensor,
+}
+
+impl DeviceQuantMatrix {
+    /// Whether there is a kernel for GGUF blocks of this type, with activations in `dtype`.
+    pub fn keeps(kind: BlockType, dtype: DType) -> bool {
+        held_as(kind).is_some() && matches!(dtype, DType::F16 | DType::BF16)
+    }
+
+    /// Bytes of a weight of a type that [`keeps`](Self::keeps) accepts.
+    pub fn bytes(kind: BlockType, outputs: usize, inputs: usize) -> usize {
+        held_as(kind).map_or(0, |held| bytes(held, outputs, inputs))
+    }
+
+    /// Copies the blocks of a GGUF tensor `[outputs, inputs]` to a GPU, without loss.
+    ///
+    /// # Errors
+    /// If there is no kernel for the type, `data` has another length, or the device has no memory.
+    pub fn from_blocks(
+        kind: BlockType,
+        data: &[u8],
+        (outputs, inputs): (usize, usize),
+        device: &Device,
+    ) -> Result<Self> {
+        let expected = outputs * inputs / kind.block_size() * kind.type_size();
+        let (Some(held), true) = (
+            held_as(kind),
+            data.len() == expected && inputs.is_multiple_of(kind.block_size()),
+        ) else {
+            let found = data.len();
+            candle_core::bail!("{found} bytes cannot be a [{outputs}, {inputs}] weight in {kind}");
+        };
+        let packed = pack(kind, data, outputs, inputs);
+        let len = packed.len();
+        Ok(Self {
+            outputs,
+            inputs,
+            kind: held,
+            tiles: Tensor::from_vec(packed, len, &Device::Cpu)?.to_device(device)?,
+        })
+    }
+
+    /// Outputs and inputs.
+    pub fn shape(&self) -> (usize, usize) {
+        (self.outputs, self.inputs)
+    }
+
+    /// The type of its blocks.
+    pub fn kind(&self) -> BlockType {
+        self.kind
+    }
+
+    /// The rows `ids`, `[n]` u32, of the weight in f32: `[n, inputs]`.
+    ///
+    /// # Errors
+    /// If the device fails. Ids are not checked: those beyond the outputs give unspecified values.
+    pub fn rows(&self, ids: &Tensor) -> Result<Tensor> {
+        dequantize(self, Some(ids), 0..0, DType::F32)
+    }
+
+    /// All weights in `dtype`, `[outputs, inputs]`.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn dequantize(&self, dtype: DType) -> Result<Tensor> {
+        dequantize(self, None, 0..self.outputs, dtype)
+    }
+
+    /// The product by the device's library, with weights rounded to the dtype of `x`.
+    fn matmul_dequantized(&self, x: &Tensor) -> Result<Tensor> {
+        let row = self.inputs * x.dtype().size_in_bytes();
+        let at_once = (MAX_DEQUANTIZED / row.max(1)).next_multiple_of(STRIP);
+        let mut parts = Vec::new();
+        for first in (0..self.outputs).step_by(at_once) {
+            let outputs = first..self.outputs.min(first + at_once);
+            let weights = dequantize(self, None, outputs, x.dtype())?;
+            parts.push(x.matmul(&weights.t()?)?);
+        }
+        side_by_side(parts)
+    }
+}
+
+fn side_by_side(mut parts: Vec<Tensor>) -> Result<Tensor> {
+    if parts.len() == 1 {
+        return Ok(parts.remove(0));
+    }
+    Tensor::cat(&parts, 1)
+}
+
+/// `x @ weight^T` for several weights with the same inputs, `[rows, outputs]` with the outputs side by side, for
+/// `x` `[rows, inputs]` f16 or bf16 on their GPU. Up to 64 rows read the quantized weights once, and a row has
+/// the same bits for any number of them. With more rows, weights are rounded to the dtype of `x` and multiplied
+/// by the device's library or, with `batch_invariant`, multiplied by the same kernel in groups of 64 rows.
+///
+/// # Errors
+/// If there is no weight, or shapes, dtypes or devices do not match.
+pub fn matmul_quantized(
+    weights: &[&DeviceQuantMatrix],
+    x: &Tensor,
+    batch_invariant: bool,
+) -> Result<Tensor> {
+    let (rows, inputs) = x.dims2()?;
+    if weights.is_empty() || weights.iter().any(|weight| weight.inputs != inputs) {
+        candle_core::bail!("quant-matmul: {inputs} values per row are not those of the weights");
+    }
+    if rows > MAX_ROWS && !batch_invariant {
+        let parts = weights.iter().map(|weight| weight.matmul_dequantized(x));
+        return side_by_side(parts.collect::<Result<_>>()?);
+    }
+    product(weights, x)
+}
+
+/// Maximum number of rows that share one pass over the weights.
+pub(super) const MAX_ROWS: usize = 64;
+
+#[cfg(feature = "cuda")]
+use super::cuda::{dequantize, product};
+
+#[cfg(not(feature = "cuda"))]
+fn product(weights: &[&DeviceQuantMatrix], _: &Tensor) -> Result<Tensor> {
+    let device = weights[0].tiles.device();
+    candle_core::bail!("this build has no kernels for {device:?}")
+}
+
+#[cfg(not(feature = "cuda"))]
+fn dequantize(
+    weight: &DeviceQuantMatrix,
+    _: Option<&Tensor>,
+    _: Range<usize>,
+    _: DType,
+) -> Result<Tensor> {
+    let device = weight.tiles.device();
+    candle_core::bail!("this build has no kernels for {device:?}")
+}
