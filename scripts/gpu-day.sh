@@ -9,7 +9,8 @@
 # the runs are made that are missing. rm DIR/PART.* makes all of a part anew. Parts that the budget cut off,
 # and those that were skipped, are tried again every time.
 #
-#   --dry      tiny sizes on the CPU, to see that all of this works; in a minute, and without downloads
+#   --dry      tiny sizes on the CPU, to see that all of this works; in a minute, and without downloads. After
+#              scripts/emulated-gpu.sh, with a program built there, on the emulated GPU, which takes long
 #   --out      DIR, by default target/gpu-day (target/gpu-day-dry in a dry run)
 #   --list     the parts, with their limits in seconds
 #   --budget   seconds for all of this call: a part gets no more than is left, and none starts that could not do much
@@ -489,7 +490,10 @@ run_part() {
         *) [ -n "$again" ] || is_named "$name" || [ "$name" = pack ] || return 0 ;;
     esac
     if [ -n "$dry" ]; then
-        limit=$((limit < 60 ? limit : 60)) least=$((least < 2 ? least : 2))
+        least=$((least < 2 ? least : 2))
+        limit=60
+        # The emulator is slow.
+        [ "$device" = cpu ] || limit=1800
     fi
     room=$limit
     if [ -n "$budget" ]; then
@@ -617,6 +621,8 @@ out=${out:-target/gpu-day${dry:+-dry}}
 work=$out/work
 if [ -n "$dry" ]; then
     device=cpu target=$work/tiny-target draft=$work/tiny-draft
+    # scripts/emulated-gpu.sh sets that.
+    [ -z "${FORETOKEN_EMULATED_GPU:-}" ] || device=cuda
     if [ -z "${FORETOKEN:-}" ] && [ -x "$built/debug/foretoken" ]; then
         binary=$built/debug/foretoken
     fi
