@@ -6,8 +6,8 @@
 # Each part has a time limit, and leaves DIR/PART.txt (what it printed) and, when it has ended, DIR/PART.done
 # (exit code and seconds). Run again, the script goes on where it was: it leaves out what is done, and repeats a
 # part that failed or reached its limit only if the part is named or --again is given. Within a part, too, only
-# the runs are made that are missing. rm DIR/PART.* makes all of a part anew. Parts that the budget cut off,
-# and those that were skipped, are tried again every time.
+# the runs are made that are missing. To make a part anew, delete DIR/PART.* (for corpus and train DIR/work, too). Parts
+# that the budget cut off, and those that were skipped, are tried again every time.
 #
 #   --dry      tiny sizes on the CPU, to see that all of this works; in a minute, and without downloads. After
 #              scripts/emulated-gpu.sh, with a program built there, on the emulated GPU, which takes long
@@ -192,13 +192,18 @@ steps() {
     local name=$1
     shift
     if [ -n "${FORETOKEN_BENCH_GPU:-}" ]; then
-        once "$name" env "$@" "$FORETOKEN_BENCH_GPU" --bench
+        once "$name" measured env "$@" "$FORETOKEN_BENCH_GPU" --bench
     elif [ -n "${FORETOKEN:-}" ]; then
         skip "the program was built elsewhere, and FORETOKEN_BENCH_GPU names no bench"
     else
         find_toolkit || true
-        once "$name" env "$@" cargo bench --locked --features cuda --bench gpu
+        once "$name" measured env "$@" cargo bench --locked --features cuda --bench gpu
     fi
+}
+
+# measured COMMAND...: the bench does not fail where it finds no GPU, but this does.
+measured() {
+    "$@" | tee "$work/steps.txt" && ! grep -q 'nothing is measured' "$work/steps.txt"
 }
 
 part_steps_bf16() {
@@ -217,9 +222,9 @@ part_steps_4bit() {
 
 part_grid() {
     need_binary
-    local pair sizes=(--random-prompts 3 --max-tokens 200 --spec-lengths 1,2,3,4,5,6,7,8
+    local pair sizes=(--random-prompts 3 --max-tokens 200 --spec-lengths "1,2,3,4,5,6,7,8"
         --synthetic-acceptance "0.6,0.7,0.8,0.9")
-    [ -z "$dry" ] || sizes=(--random-prompts 1 --prompt-tokens 8 --max-tokens 8 --spec-lengths 1,3
+    [ -z "$dry" ] || sizes=(--random-prompts 1 --prompt-tokens 8 --max-tokens 8 --spec-lengths "1,3"
         --synthetic-acceptance "0.6,0.9")
     for pair in "bf16 bf16" "bf16 q4_k" "q8_0 q4_k" "q4_k q4_k"; do
         # shellcheck disable=SC2086
@@ -232,8 +237,8 @@ part_grid() {
 # Each run measures plain decoding, too.
 part_streams() {
     need_binary
-    local sizes=(--random-prompts 128 --prompt-tokens 64 --max-tokens 48 --streams 1,4,16,64,128 --max-num-seqs 128)
-    [ -z "$dry" ] || sizes=(--random-prompts 4 --prompt-tokens 8 --max-tokens 4 --streams 1,4 --max-num-seqs 4)
+    local sizes=(--random-prompts 128 --prompt-tokens 64 --max-tokens 48 --streams "1,4,16,64,128" --max-num-seqs 128)
+    [ -z "$dry" ] || sizes=(--random-prompts 4 --prompt-tokens 8 --max-tokens 4 --streams "1,4" --max-num-seqs 4)
     once tables bench --model "$target" --load-format dummy --temperatures 0 "${sizes[@]}" \
         --json "$out/streams-tables.json"
     once batch-invariant bench --model "$target" --load-format dummy --temperatures 0 "${sizes[@]}" --batch-invariant \
@@ -272,8 +277,9 @@ answer() {
     seconds=$(($(left) - 5))
     [ "$seconds" -ge 5 ] || later "not all prompts are answered"
     # In the part's group of processes, which ends as a whole.
-    timeout --foreground "$seconds" "$binary" generate --model "$answering" --device "$device" --speculative-decoding=false \
-        --max-num-seqs 256 --prompts "$1" --out "$answers" --temperature "$2" --max-tokens "$3" || rc=$?
+    timeout --foreground "$seconds" "$binary" generate --model "$answering" --device "$device" \
+        --speculative-decoding=false --max-num-seqs 256 --prompts "$1" --out "$answers" --temperature "$2" \
+        --max-tokens "$3" || rc=$?
     [ "$rc" != 124 ] || later "not all prompts are answered"
     [ "$rc" = 0 ] || exit "$rc"
 }
@@ -323,7 +329,8 @@ timed() {
 
 # made FOLDER: the steps that the head there has made.
 made() {
-    python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["steps"])' "$work/$1/report.json" 2>/dev/null || echo 0
+    local file=$work/$1/report.json
+    python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["steps"])' "$file" 2>/dev/null || echo 0
 }
 
 # What the target computed for the trial serves FOLDER, too.
@@ -371,7 +378,7 @@ try_sample() {
 
 # Makes the target's pass and measures what a step costs: `pace`, and `fixed` for a start and an end.
 measure_pace() {
-    local few=5 more=20 first
+    local few=3 more=10 first
     [ -z "$dry" ] || { few=1 && more=1; }
     echo "the target's pass"
     learn trial 100 --device "$train_on" --stop-after 1
@@ -553,8 +560,7 @@ run_part() {
 
 # end_group GROUP: ends what a part has left running, which would take the next one's GPU.
 end_group() {
-    local tries
-    for tries in 1 2 3 4 5; do
+    for _ in 1 2 3 4 5; do
         kill -0 -- "-$1" 2>/dev/null || return 0
         sleep 1
     done
@@ -573,7 +579,7 @@ summary() {
         recorded "$name"
         case $code in
             "") said=${result[$name]:-not run} seconds=${said##*, } said=${said%%, *} ;;
-            0) said=done ;;
+            0) said="done" ;;
             "$skip_code") said=skipped ;;
             124) said="reached limit" failures=$((failures + 1)) ;;
             *) said="failed ($code)" failures=$((failures + 1)) ;;
