@@ -55,17 +55,10 @@ answer follow-sampled 1 160
 
 step "head"
 # The target's layers, but with a head of K and V for each of Q: through these the head sees its token.
-cat > "$work/head.json" <<JSON
-{
-  "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "vocab_size": 49152,
-  "hidden_size": 576, "num_hidden_layers": 1, "num_attention_heads": 9, "num_key_value_heads": 9, "head_dim": 64,
-  "intermediate_size": 1536, "max_position_embeddings": 8192, "rope_theta": 100000.0, "rms_norm_eps": 1e-05,
-  "tie_word_embeddings": false, "draft_vocab_size": 6000
-}
-JSON
+shape=configs/smollm2-eagle3.json
 # learn OUT STEPS RATE ARGS
 learn() {
-    $foretoken distill --method eagle3 --model "$model" --draft-config "$work/head.json" \
+    $foretoken distill --method eagle3 --model "$model" --draft-config "$shape" \
         --corpus "$work/texts.jsonl" --corpus "$work/follow-greedy-answers.jsonl" \
         --corpus "$work/follow-sampled-answers.jsonl" --ttt-steps 3 --holdout 0.02 --batch-size 8 \
         --eval-every 50 --checkpoint-every 50 --resume --out "$1" --steps "$2" --learning-rate "$3" "${@:4}"
