@@ -8,12 +8,33 @@
 template <typename T>
 __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 
+// d = a * b.
+template <typename T>
+__device__ __forceinline__ void multiply_only(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+
 // Two values packed in 32 bits; the first is in the lower half.
 template <typename T> __device__ __forceinline__ uint32_t narrow_pair(float first, float second);
 
 // Loads four 8 x 8 matrices of 16-bit values, whose rows become columns of b: thread t gives the
 // address of row t % 8 of matrix t / 8 in shared memory, aligned to 16 bytes.
 __device__ __forceinline__ void load_transposed(uint32_t (&b)[4], const void *row);
+
+// An address in shared memory, as a number: the compiler keeps it in a register instead of computing it again
+// from the thread's index wherever it is used. It must be the same for all threads of a warp.
+#ifdef __CUDACC__
+using SharedAddress = uint32_t;
+#else
+using SharedAddress = unsigned char *;
+#endif
+__device__ __forceinline__ SharedAddress shared_address(void *at);
+// `lane`, in a register.
+__device__ __forceinline__ int kept_lane(int lane);
+// Loads 16, 8 or 4 bytes; they are not moved across copies and waits for them.
+__device__ __forceinline__ uint4 load_shared_16(SharedAddress at);
+__device__ __forceinline__ uint2 load_shared_8(SharedAddress at);
+__device__ __forceinline__ uint32_t load_shared_4(SharedAddress at);
+// As copy_async, of bytes that exist.
+__device__ __forceinline__ void copy_async_to(SharedAddress to, const void *global);
 
 // Copies 16 bytes from global to shared memory, or writes zeros there if `exists` is false, while the
 // thread goes on. Copies belong to the next end_of_copies.
@@ -32,6 +53,14 @@ template <int PENDING> __device__ __forceinline__ void wait_for_copies();
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                       \
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                       \
     }                                                                                              \
+    template <>                                                                                    \
+    __device__ __forceinline__ void multiply_only<T>(float (&d)[4], const uint32_t (&a)[4],        \
+                                                     uint32_t b0, uint32_t b1) {                   \
+        asm("mma.sync.aligned.m16n8k16.row.col.f32." NAME "." NAME ".f32 {%0,%1,%2,%3}, "          \
+            "{%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"                                           \
+            : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])                                       \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.f));             \
+    }                                                                                              \
     template <> __device__ __forceinline__ uint32_t narrow_pair<T>(float first, float second) {    \
         uint32_t pair;                                                                             \
         asm("cvt.rn." NAME "x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));           \
@@ -49,6 +78,31 @@ __device__ __forceinline__ void load_transposed(uint32_t (&b)[4], const void *ro
                  : "memory");
 }
 
+__device__ __forceinline__ SharedAddress shared_address(void *at) {
+    return __shfl_sync(0xffffffffu, (uint32_t)__cvta_generic_to_shared(at), 0);
+}
+__device__ __forceinline__ int kept_lane(int lane) { return __shfl_sync(0xffffffffu, lane, lane); }
+__device__ __forceinline__ uint4 load_shared_16(SharedAddress at) {
+    uint4 x;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(at)
+                 : "memory");
+    return x;
+}
+__device__ __forceinline__ uint2 load_shared_8(SharedAddress at) {
+    uint2 x;
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(at) : "memory");
+    return x;
+}
+__device__ __forceinline__ uint32_t load_shared_4(SharedAddress at) {
+    uint32_t x;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
+    return x;
+}
+__device__ __forceinline__ void copy_async_to(SharedAddress to, const void *global) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(to), "l"(global) : "memory");
+}
 __device__ __forceinline__ void copy_async(void *shared, const void *global, bool exists) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :
@@ -64,10 +118,21 @@ template <typename T>
 void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     emulate_mma<T>(d, a, b0, b1);
 }
+template <typename T>
+void multiply_only(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    d[0] = d[1] = d[2] = d[3] = 0.f;
+    emulate_mma<T>(d, a, b0, b1);
+}
 template <typename T> uint32_t narrow_pair(float first, float second) {
     return narrow<T>(first).bits | uint32_t(narrow<T>(second).bits) << 16;
 }
 inline void load_transposed(uint32_t (&b)[4], const void *row) { emulate_ldmatrix_trans(b, row); }
+inline SharedAddress shared_address(void *at) { return static_cast<SharedAddress>(at); }
+inline int kept_lane(int lane) { return lane; }
+inline uint4 load_shared_16(SharedAddress at) { return *reinterpret_cast<const uint4 *>(at); }
+inline uint2 load_shared_8(SharedAddress at) { return *reinterpret_cast<const uint2 *>(at); }
+inline uint32_t load_shared_4(SharedAddress at) { return *reinterpret_cast<const uint32_t *>(at); }
+inline void copy_async_to(SharedAddress to, const void *global) { emulate_copy_async(to, global, true); }
 inline void copy_async(void *shared, const void *global, bool exists) {
     emulate_copy_async(shared, global, exists);
 }

@@ -4,7 +4,8 @@
 // block of 32 inputs (16 if each 16 have a scale of their own) is then multiplied with the block's scale, in
 // f32, and added to the sum of the row; an offset is multiplied with the sum of the block's activations, which
 // tensor cores also compute. So no weight is rounded, and a row has the same additions in the same order in any
-// number of rows: missing rows are padded with zeros.
+// number of rows. In the place of missing rows is the last one again, and in that of a missing block of inputs the
+// one before, which is multiplied with scales of zero.
 //
 // A block of the grid computes 16 outputs. Each of its WARPS warps takes every WARPS-th unit of 64 inputs, and
 // their sums are added in the order of the warps. So WARPS must depend on the weight alone.
@@ -21,14 +22,13 @@ constexpr int SUM_BYTES = OUTPUTS * 8 * sizeof(float);
 struct Activations {
     uint2 x[FRAGMENTS];
 
-    template <typename T>
-    __device__ __forceinline__ void load(const T *row, bool exists, int first, int inputs) {
-#pragma unroll
-        for (int m = 0; m < FRAGMENTS; m++) {
-            // Not __ldg: x may be written while this block already runs.
-            x[m] = exists && first + 16 * m < inputs ? *reinterpret_cast<const uint2 *>(row + first + 16 * m)
-                                                     : make_uint2(0, 0);
-        }
+    // `second` is where its second block of 32 is. Not __ldg: they may be written while this block already
+    // runs.
+    template <typename T> __device__ __forceinline__ void load(const T *first, int second) {
+        x[0] = *reinterpret_cast<const uint2 *>(first);
+        x[1] = *reinterpret_cast<const uint2 *>(first + 16);
+        x[2] = *reinterpret_cast<const uint2 *>(first + second);
+        x[3] = *reinterpret_cast<const uint2 *>(first + second + 16);
     }
 };
 
@@ -47,8 +47,8 @@ __device__ __forceinline__ void add(float (&sums)[4], const uint32_t (&a)[FRAGME
     if constexpr (F::Kind::HALF_BLOCKS) {
 #pragma unroll
         for (int m = 0; m < FRAGMENTS; m++) {
-            float part[4] = {0.f, 0.f, 0.f, 0.f};
-            multiply<T>(part, a[m], rows.x[m].x, rows.x[m].y);
+            float part[4];
+            multiply_only<T>(part, a[m], rows.x[m].x, rows.x[m].y);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 sums[i] = fmaf(scales.scale[i / 2][m], part[i], sums[i]);
@@ -58,8 +58,8 @@ __device__ __forceinline__ void add(float (&sums)[4], const uint32_t (&a)[FRAGME
 #pragma unroll
         for (int block = 0; block < 2; block++) {
             const uint2 &x = rows.x[2 * block], &after = rows.x[2 * block + 1];
-            float part[4] = {0.f, 0.f, 0.f, 0.f};
-            multiply<T>(part, a[2 * block], x.x, x.y);
+            float part[4];
+            multiply_only<T>(part, a[2 * block], x.x, x.y);
             multiply<T>(part, a[2 * block + 1], after.x, after.y);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
@@ -68,8 +68,8 @@ __device__ __forceinline__ void add(float (&sums)[4], const uint32_t (&a)[FRAGME
             if constexpr (F::Kind::OFFSET) {
                 constexpr uint32_t ONE = Ones<T>::PAIR;
                 const uint32_t ones[4] = {ONE, ONE, ONE, ONE};
-                float all[4] = {0.f, 0.f, 0.f, 0.f};
-                multiply<T>(all, ones, x.x, x.y);
+                float all[4];
+                multiply_only<T>(all, ones, x.x, x.y);
                 multiply<T>(all, ones, after.x, after.y);
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
@@ -95,21 +95,23 @@ __device__ void product(const unsigned char *w, const T *x, T *y, int outputs, i
     x += (size_t)before * inputs;
     y += (size_t)before * width;
     rows = min(rows - before, 8 * TILES);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, p = lane % 4;
+    const int warp = threadIdx.x / 32, lane = kept_lane(threadIdx.x % 32), g = lane / 4, p = lane % 4;
     const Units<F> units(w, outputs, inputs, blockIdx.x);
-    unsigned char *stages = ring[warp];
+    const SharedAddress stages = shared_address(ring[warp]);
 
-    // Copies a unit, if there is one. Counts as a group of copies in any case.
-    auto copy = [&](int unit, int stage) {
+    // Copies a unit to a place in the ring, if there is one. Counts as a group of copies in any case.
+    auto copy = [&](int unit, int place) {
         if (unit < units.count) {
+            const SharedAddress to = stages + place + 16 * lane;
+            const unsigned char *from = units.unit(unit) + 16 * lane;
 #pragma unroll
-            for (int i = 0; i < (STAGE / 16 + 31) / 32; i++) {
-                const int at = 16 * (32 * i + lane);
-                if (at < F::UNIT) {
-                    copy_async(stages + stage * STAGE + at, units.unit(unit) + at, true);
-                } else if (at < STAGE) {
-                    copy_async(stages + stage * STAGE + at, units.super(unit) + at - F::UNIT, true);
+            for (int at = 0; at < F::UNIT; at += 512) {
+                if (at + 512 <= F::UNIT || lane < (F::UNIT - at) / 16) {
+                    copy_async_to(to + at, from + at);
                 }
+            }
+            if (F::SUPER > 0 && lane < F::SUPER / 16) {
+                copy_async_to(to + F::UNIT, units.super(unit) + 16 * lane);
             }
         }
         end_of_copies();
@@ -117,48 +119,55 @@ __device__ void product(const unsigned char *w, const T *x, T *y, int outputs, i
     // No kernel writes weights.
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) {
-        copy(warp + i * WARPS, i);
+        copy(warp + i * WARPS, i * STAGE);
     }
     wait_for_previous();
 
-    const int tiles = TILES == 1 ? 1 : (rows + 7) / 8;
+    // Up to two tiles are full, or their kernel would not have been chosen.
+    const int tiles = TILES <= 2 ? TILES : (rows + 7) / 8;
+    // Where the unit is in row 0.
+    x += UNIT_INPUTS * warp + 4 * p;
     auto load = [&](Activations &to, int unit, int tile) {
-        const int row = 8 * tile + g;
-        to.load(x + (size_t)row * inputs, row < rows, UNIT_INPUTS * unit + 4 * p, inputs);
+        // Units of 256 inputs are whole.
+        const bool is_whole = F::SUPER > 0 || UNIT_INPUTS * unit + 32 < inputs;
+        to.load(x + min(8 * tile + g, rows - 1) * inputs, is_whole ? 32 : 0);
     };
     float sums[TILES][4];
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
         sums[t][0] = sums[t][1] = sums[t][2] = sums[t][3] = 0.f;
     }
-    Activations next;
-    load(next, warp, 0);
-    int stage = 0;
-    for (int unit = warp; unit < units.count; unit += WARPS) {
+    // Places in the ring: of this unit, and of the one before, whose place the next copies take.
+    int place = 0, before_place = (STAGES - 1) * STAGE;
+    for (int unit = warp; unit < units.count; unit += WARPS, x += UNIT_INPUTS * WARPS) {
+        // Of the next two tiles.
+        Activations activations[2];
+#pragma unroll
+        for (int t = 0; t < min(TILES, 2); t++) {
+            load(activations[t], unit, t);
+        }
         wait_for_copies<STAGES - 2>();
         // Everybody's copies have arrived, and everybody has read what the next copies overwrite.
         __syncwarp();
-        copy(unit + (STAGES - 1) * WARPS, (stage + STAGES - 1) % STAGES);
-        const unsigned char *at = stages + stage * STAGE;
-        stage = (stage + 1) % STAGES;
+        copy(unit + (STAGES - 1) * WARPS, before_place);
+        const SharedUnit now{stages + place, stages + place + F::UNIT};
+        before_place = place;
+        place = place + STAGE == STAGES * STAGE ? 0 : place + STAGE;
         uint32_t a[FRAGMENTS][4];
-        unpack<F, T>(a, at, lane);
-        const Scales scales = read_scales<F>(at, at + F::UNIT, g);
+        unpack<F, T>(a, now, lane);
+        const Scales scales = read_scales<F>(now, g);
 #pragma unroll
         for (int t = 0; t < TILES; t++) {
             if (t < tiles) {
-                const Activations now = next;
-                if (t + 1 < tiles) {
-                    load(next, unit, t + 1);
-                } else {
-                    load(next, unit + WARPS, 0);
+                add<F, T>(sums[t], a, scales, activations[t % 2]);
+                if (t + 2 < TILES) {
+                    load(activations[t % 2], unit, t + 2);
                 }
-                add<F, T>(sums[t], a, scales, now);
             }
         }
     }
     wait_for_copies<0>();
-    float(*part)[8] = reinterpret_cast<float(*)[8]>(stages);
+    float(*part)[8] = reinterpret_cast<float(*)[8]>(ring[warp]);
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
         if (t >= tiles) {
@@ -204,11 +213,11 @@ __device__ void dequantize(const unsigned char *w, const uint32_t *ids, T *y, in
     if (unit >= units.count || id >= (uint32_t)outputs) {
         return;
     }
-    const unsigned char *at = units.unit(unit);
+    const GlobalUnit stored{units.unit(unit), units.super(unit)};
     uint32_t a[FRAGMENTS][4];
     // All quants are exact in f16.
-    unpack<F, f16>(a, at, lane);
-    const Scales scales = read_scales<F>(at, units.super(unit), g);
+    unpack<F, f16>(a, stored, lane);
+    const Scales scales = read_scales<F>(stored, g);
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; m++) {
 #pragma unroll
@@ -227,8 +236,13 @@ __device__ void dequantize(const unsigned char *w, const uint32_t *ids, T *y, in
     }
 }
 
+// Blocks that a multiprocessor has room for, so many that enough copies are on their way.
+constexpr int min_blocks(int tiles, int warps) {
+    return tiles == 1 ? 32 / warps : tiles == 2 ? (warps == 8 ? 3 : 2) : 16 / warps;
+}
+
 #define PRODUCT(F, NAME, T, SUFFIX, TILES, WARPS)                                                             \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32)                                                  \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, min_blocks(TILES, WARPS))                       \
         product_##NAME##_##TILES##_##WARPS##_##SUFFIX(const unsigned char *w, const T *x, T *y, int outputs,  \
                                                       int inputs, int rows, int width, int column) {          \
         product<F, T, TILES, WARPS>(w, x, y, outputs, inputs, rows, width, column);                           \

@@ -20,9 +20,40 @@ constexpr int OUTPUTS = 16;
 constexpr int UNIT_INPUTS = 64;
 constexpr int FRAGMENTS = 4;
 
+// A unit and what it shares with others, in shared and in global memory.
+struct SharedUnit {
+    SharedAddress at, super;
+
+    __device__ __forceinline__ uint4 load_16(int i) const { return load_shared_16(at + i); }
+    __device__ __forceinline__ uint2 load_8(int i) const { return load_shared_8(at + i); }
+    __device__ __forceinline__ uint32_t load_4(int i) const { return load_shared_4(at + i); }
+    __device__ __forceinline__ uint2 load_super_8(int i) const { return load_shared_8(super + i); }
+    __device__ __forceinline__ uint32_t load_super_4(int i) const { return load_shared_4(super + i); }
+};
+struct GlobalUnit {
+    const unsigned char *at, *super;
+
+    __device__ __forceinline__ uint4 load_16(int i) const { return *reinterpret_cast<const uint4 *>(at + i); }
+    __device__ __forceinline__ uint2 load_8(int i) const { return *reinterpret_cast<const uint2 *>(at + i); }
+    __device__ __forceinline__ uint32_t load_4(int i) const { return *reinterpret_cast<const uint32_t *>(at + i); }
+    __device__ __forceinline__ uint2 load_super_8(int i) const { return *reinterpret_cast<const uint2 *>(super + i); }
+    __device__ __forceinline__ uint32_t load_super_4(int i) const {
+        return *reinterpret_cast<const uint32_t *>(super + i);
+    }
+};
+
 // What the two outputs of a thread have in a unit. `scale` is for 16 inputs, `offset` for 32.
 struct Scales {
     float scale[2][FRAGMENTS], offset[2][2];
+
+    __device__ __forceinline__ void set_blocks(int output, float first, float second) {
+        scale[output][0] = scale[output][1] = first;
+        scale[output][2] = scale[output][3] = second;
+    }
+    __device__ __forceinline__ void set_offsets(int output, float first, float second) {
+        offset[output][0] = first;
+        offset[output][1] = second;
+    }
 };
 
 __device__ __forceinline__ float low_half(uint32_t halves) {
@@ -38,13 +69,12 @@ struct BlockScales {
     static constexpr int BYTES = 8, SUPER = 0;
     static constexpr bool OFFSET = false, HALF_BLOCKS = false;
 
-    __device__ static __forceinline__ void read(Scales &to, const unsigned char *unit, const unsigned char *, int g) {
-        const uint32_t *at = reinterpret_cast<const uint32_t *>(unit + BYTES * g);
-#pragma unroll
-        for (int o = 0; o < 2; o++) {
-            to.scale[o][0] = to.scale[o][1] = low_half(at[o]);
-            to.scale[o][2] = to.scale[o][3] = high_half(at[o]);
-        }
+    template <typename Unit> __device__ static __forceinline__ Scales read(const Unit &unit, int at, int g) {
+        const uint2 halves = unit.load_8(at + BYTES * g);
+        Scales scales;
+        scales.set_blocks(0, low_half(halves.x), high_half(halves.x));
+        scales.set_blocks(1, low_half(halves.y), high_half(halves.y));
+        return scales;
     }
 };
 
@@ -53,15 +83,14 @@ struct BlockOffsets {
     static constexpr int BYTES = 16, SUPER = 0;
     static constexpr bool OFFSET = true, HALF_BLOCKS = false;
 
-    __device__ static __forceinline__ void read(Scales &to, const unsigned char *unit, const unsigned char *, int g) {
-        const uint32_t *at = reinterpret_cast<const uint32_t *>(unit + BYTES * g);
-#pragma unroll
-        for (int o = 0; o < 2; o++) {
-            to.scale[o][0] = to.scale[o][1] = low_half(at[o]);
-            to.scale[o][2] = to.scale[o][3] = high_half(at[o]);
-            to.offset[o][0] = low_half(at[2 + o]);
-            to.offset[o][1] = high_half(at[2 + o]);
-        }
+    template <typename Unit> __device__ static __forceinline__ Scales read(const Unit &unit, int at, int g) {
+        const uint4 halves = unit.load_16(at + BYTES * g);
+        Scales scales;
+        scales.set_blocks(0, low_half(halves.x), high_half(halves.x));
+        scales.set_blocks(1, low_half(halves.y), high_half(halves.y));
+        scales.set_offsets(0, low_half(halves.z), high_half(halves.z));
+        scales.set_offsets(1, low_half(halves.w), high_half(halves.w));
+        return scales;
     }
 };
 
@@ -71,19 +100,19 @@ struct SuperOffsets {
     static constexpr int BYTES = 8, SUPER = 8;
     static constexpr bool OFFSET = true, HALF_BLOCKS = false;
 
-    __device__ static __forceinline__ void read(Scales &to, const unsigned char *unit, const unsigned char *super,
-                                                int g) {
-        const uint32_t *at = reinterpret_cast<const uint32_t *>(unit + BYTES * g);
-        const uint32_t *shared = reinterpret_cast<const uint32_t *>(super + SUPER * g);
-#pragma unroll
-        for (int o = 0; o < 2; o++) {
-            // Products of 11 and 6 bits are exact.
-            const float d = low_half(shared[o]), m = -high_half(shared[o]);
-            to.scale[o][0] = to.scale[o][1] = __fmul_rn(d, byte_of(at[o], 0));
-            to.scale[o][2] = to.scale[o][3] = __fmul_rn(d, byte_of(at[o], 1));
-            to.offset[o][0] = __fmul_rn(m, byte_of(at[o], 2));
-            to.offset[o][1] = __fmul_rn(m, byte_of(at[o], 3));
-        }
+    template <typename Unit> __device__ static __forceinline__ Scales read(const Unit &unit, int at, int g) {
+        const uint2 factors = unit.load_8(at + BYTES * g);
+        const uint2 shared = unit.load_super_8(SUPER * g);
+        Scales scales;
+        set(scales, 0, factors.x, shared.x);
+        set(scales, 1, factors.y, shared.y);
+        return scales;
+    }
+    // Products of 11 and 6 bits are exact.
+    __device__ static __forceinline__ void set(Scales &scales, int o, uint32_t factors, uint32_t shared) {
+        const float d = low_half(shared), m = -high_half(shared);
+        scales.set_blocks(o, __fmul_rn(d, byte_of(factors, 0)), __fmul_rn(d, byte_of(factors, 1)));
+        scales.set_offsets(o, __fmul_rn(m, byte_of(factors, 2)), __fmul_rn(m, byte_of(factors, 3)));
     }
 };
 
@@ -93,18 +122,16 @@ struct HalfBlockScales {
     static constexpr int BYTES = 8, SUPER = 4;
     static constexpr bool OFFSET = false, HALF_BLOCKS = true;
 
-    __device__ static __forceinline__ void read(Scales &to, const unsigned char *unit, const unsigned char *super,
-                                                int g) {
-        const uint32_t *at = reinterpret_cast<const uint32_t *>(unit + BYTES * g);
-        const uint32_t shared = *reinterpret_cast<const uint32_t *>(super + SUPER * g);
+    template <typename Unit> __device__ static __forceinline__ Scales read(const Unit &unit, int at, int g) {
+        const uint2 factors = unit.load_8(at + BYTES * g);
+        const uint32_t shared = unit.load_super_4(SUPER * g);
+        Scales scales;
 #pragma unroll
-        for (int o = 0; o < 2; o++) {
-            const float d = o ? high_half(shared) : low_half(shared);
-#pragma unroll
-            for (int m = 0; m < FRAGMENTS; m++) {
-                to.scale[o][m] = __fmul_rn(d, (float)(signed char)(at[o] >> 8 * m & 255));
-            }
+        for (int m = 0; m < FRAGMENTS; m++) {
+            scales.scale[0][m] = __fmul_rn(low_half(shared), (float)(signed char)(factors.x >> 8 * m & 255));
+            scales.scale[1][m] = __fmul_rn(high_half(shared), (float)(signed char)(factors.y >> 8 * m & 255));
         }
+        return scales;
     }
 };
 
@@ -141,14 +168,29 @@ template <typename F> struct Units {
     __device__ __forceinline__ const unsigned char *super(int i) const { return supers + (size_t)(i / 4) * F::SUPER; }
 };
 
-// Two numbers below 128, minus BIAS, as values of T, exactly.
-template <typename T, int BIAS> __device__ __forceinline__ uint32_t integers(uint32_t numbers);
-// The same for two bytes of a word, the lower or the upper ones.
+// Numbers are unpacked as values of T, exactly, in pairs: a word has one in each half word.
+
+// (a & b) | c
+__device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
+#ifdef __CUDACC__
+    uint32_t d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+#else
+    return (a & b) | c;
+#endif
+}
+// Numbers become values when they are put into the lowest bits of these words: in f16, 1024 + n for n < 1024
+// has the bits of 1024 and n; in bf16, 128 + n for n < 128.
+template <typename T> struct Base;
+// The values of numbers in a base, minus BIAS.
+template <typename T, int BIAS> __device__ __forceinline__ uint32_t integers(uint32_t in_base);
+// The same for numbers that are four bits higher, which bf16 has no room for.
+template <typename T, int BIAS> __device__ __forceinline__ uint32_t integers_of_16ths(uint32_t in_base);
+// The values of the two lower or of the two upper bytes of a word, minus BIAS.
 template <typename T, int BIAS> __device__ __forceinline__ uint32_t integers_of_bytes(uint32_t word, bool upper);
 
 #ifdef __CUDACC__
-// In f16, 1024 + n for n < 1024 has the bits of 1024 and n; in bf16, 128 + n for n < 128.
-template <typename T> struct Base;
 template <> struct Base<f16> {
     static constexpr uint32_t BITS = 0x64006400;
     static __device__ __forceinline__ uint32_t minus(uint32_t numbers, uint32_t base) {
@@ -168,8 +210,18 @@ template <> struct Base<bf16> {
         return difference;
     }
 };
-template <typename T, int BIAS> __device__ __forceinline__ uint32_t integers(uint32_t numbers) {
-    return Base<T>::minus(numbers | Base<T>::BITS, Base<T>::BITS | BIAS | BIAS << 16);
+template <typename T, int BIAS> __device__ __forceinline__ uint32_t integers(uint32_t in_base) {
+    return Base<T>::minus(in_base, Base<T>::BITS | BIAS | BIAS << 16);
+}
+template <typename T, int BIAS> __device__ __forceinline__ uint32_t integers_of_16ths(uint32_t in_base) {
+    static_assert(std::is_same_v<T, f16>, "no room");
+    // (1024 + 16 n) / 16 - (64 + BIAS): 0x2c00 is 1/16, and 0xd400 is -64, whose last bit is worth 1/16.
+    constexpr uint32_t MINUS = 0xd400 + 16 * BIAS;
+    uint32_t difference;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;"
+        : "=r"(difference)
+        : "r"(in_base), "r"(0x2c002c00u), "r"(MINUS | MINUS << 16));
+    return difference;
 }
 template <typename T, int BIAS> __device__ __forceinline__ uint32_t integers_of_bytes(uint32_t word, bool upper) {
     if constexpr (std::is_same_v<T, f16>) {
@@ -184,9 +236,13 @@ template <typename T, int BIAS> __device__ __forceinline__ uint32_t integers_of_
     }
 }
 #else
-template <typename T, int BIAS> uint32_t integers(uint32_t numbers) {
-    return narrow_pair<T>(float(int(numbers & 0xffff) - BIAS), float(int(numbers >> 16) - BIAS));
+template <typename T> struct Base {
+    static constexpr uint32_t BITS = 0;
+};
+template <typename T, int BIAS> uint32_t integers(uint32_t in_base) {
+    return narrow_pair<T>(float(int(in_base & 0xffff) - BIAS), float(int(in_base >> 16) - BIAS));
 }
+template <typename T, int BIAS> uint32_t integers_of_16ths(uint32_t in_base) { return integers<T, BIAS>(in_base >> 4); }
 template <typename T, int BIAS> uint32_t integers_of_bytes(uint32_t word, bool upper) {
     word >>= upper ? 16 : 0;
     return narrow_pair<T>(float(int(word & 255) - BIAS), float(int(word >> 8 & 255) - BIAS));
@@ -199,12 +255,12 @@ __device__ __forceinline__ constexpr uint32_t shifted(uint32_t x, int places) {
 }
 
 // The quants of a unit as a thread's fragments.
-template <typename F, typename T>
-__device__ __forceinline__ void unpack(uint32_t (&a)[FRAGMENTS][4], const unsigned char *unit, int lane) {
+template <typename F, typename T, typename Unit>
+__device__ __forceinline__ void unpack(uint32_t (&a)[FRAGMENTS][4], const Unit &unit, int lane) {
     if constexpr (F::BITS == 8) {
 #pragma unroll
         for (int two = 0; two < FRAGMENTS / 2; two++) {
-            const uint4 bytes = *reinterpret_cast<const uint4 *>(unit + 512 * two + 16 * lane);
+            const uint4 bytes = unit.load_16(512 * two + 16 * lane);
             const uint32_t words[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
 #pragma unroll
             for (int i = 0; i < 8; i++) {
@@ -212,32 +268,37 @@ __device__ __forceinline__ void unpack(uint32_t (&a)[FRAGMENTS][4], const unsign
             }
         }
     } else {
-        const uint4 low = *reinterpret_cast<const uint4 *>(unit + 16 * lane);
+        const uint4 low = unit.load_16(16 * lane);
         const uint32_t words[FRAGMENTS] = {low.x, low.y, low.z, low.w};
         uint2 high = make_uint2(0, 0);
         if constexpr (F::BITS == 5) {
-            high.x = *reinterpret_cast<const uint32_t *>(unit + F::HIGH + 4 * lane);
+            high.x = unit.load_4(F::HIGH + 4 * lane);
         } else if constexpr (F::BITS == 6) {
-            high = *reinterpret_cast<const uint2 *>(unit + F::HIGH + 8 * lane);
+            high = unit.load_8(F::HIGH + 8 * lane);
         }
 #pragma unroll
         for (int m = 0; m < FRAGMENTS; m++) {
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                uint32_t numbers = words[m] >> 4 * j & 0x000f000f;
-                if constexpr (F::BITS == 5) {
-                    numbers |= shifted(high.x, 4 * m + j - 4) & 0x00100010;
-                } else if constexpr (F::BITS == 6) {
-                    numbers |= shifted(m < 2 ? high.x : high.y, 2 * (m % 2 * 4 + j) - 4) & 0x00300030;
+                constexpr uint32_t BASE = Base<T>::BITS;
+                const uint32_t numbers = words[m] >> 8 * (j / 2);
+                if (F::BITS == 4 && std::is_same_v<T, f16> && j % 2 == 1) {
+                    a[m][j] = integers_of_16ths<f16, F::BIAS>(and_or(numbers, 0x00f000f0, BASE));
+                    continue;
                 }
-                a[m][j] = integers<T, F::BIAS>(numbers);
+                uint32_t in_base = and_or(j % 2 ? numbers >> 4 : numbers, 0x000f000f, BASE);
+                if constexpr (F::BITS == 5) {
+                    in_base = and_or(shifted(high.x, 4 * m + j - 4), 0x00100010, in_base);
+                } else if constexpr (F::BITS == 6) {
+                    const int places = 2 * (m % 2 * 4 + j) - 4;
+                    in_base = and_or(shifted(m < 2 ? high.x : high.y, places), 0x00300030, in_base);
+                }
+                a[m][j] = integers<T, F::BIAS>(in_base);
             }
         }
     }
 }
 
-template <typename F> __device__ __forceinline__ Scales read_scales(const unsigned char *unit, const unsigned char *super, int g) {
-    Scales scales;
-    F::Kind::read(scales, unit + F::SCALES, super, g);
-    return scales;
+template <typename F, typename Unit> __device__ __forceinline__ Scales read_scales(const Unit &unit, int g) {
+    return F::Kind::read(unit, F::SCALES, g);
 }
