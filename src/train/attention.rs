@@ -5,46 +5,19 @@
 //! is rotated as `i + s`, and sees K and V of pass 0 at positions up to `i` (the committed text) and of
 //! passes 1 to `s` at `i` alone (the draft that began there).
 
+use super::heads::Heads;
+use super::on_device;
 use super::ops::{add_scaled, dot, slice, with_slice};
 use crate::float::exp;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
-use std::sync::Arc;
-
-/// The shapes of the attention.
-#[derive(Debug, Clone)]
-pub struct Heads {
-    /// Query heads, and heads of K and V.
-    pub queries: usize,
-    pub keys: usize,
-    pub head_dim: usize,
-    /// `[positions, head_dim / 2]`, for all positions that a pass may rotate to.
-    pub cos: Arc<Vec<f32>>,
-    pub sin: Arc<Vec<f32>>,
-}
-
-impl Heads {
-    /// Width of Q, K and V of one position side by side.
-    pub fn width(&self) -> usize {
-        (self.queries + 2 * self.keys) * self.head_dim
-    }
-
-    /// Cosines and sines of the angles at `position`.
-    pub fn rotation(&self, position: usize) -> (&[f32], &[f32]) {
-        let half = self.head_dim / 2;
-        let at = position * half..(position + 1) * half;
-        (&self.cos[at.clone()], &self.sin[at])
-    }
-
-    /// What a product of query and key is multiplied by.
-    pub fn scale(&self) -> f32 {
-        1.0 / (self.head_dim as f32).sqrt()
-    }
-}
 
 /// The attention of the last pass, `[rows * len, queries * head_dim]`, for Q, K and V of all passes before
 /// RoPE, `[passes, rows * len, heads.width()]`.
 pub fn attend(qkv: &Tensor, heads: &Heads, len: usize) -> Result<Tensor> {
+    if !qkv.device().is_cpu() {
+        return on_device::attend_causally(qkv, heads, len);
+    }
     qkv.apply_op1(CausalAttention {
         heads: heads.clone(),
         len,

@@ -3,20 +3,11 @@
 //! Several blocks of one row are computed at once. Each begins at its anchor, a position of the row: its
 //! rows see K and V of the context before the anchor, and one another, but no other block.
 
-use super::attention::{Heads, product, rotate, softmax};
+use super::attention::{product, rotate, softmax};
+use super::heads::{BlockLayout, Heads};
+use super::on_device;
 use super::ops::{add_scaled, dot, slice, with_slice};
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
-
-/// The blocks of a few rows.
-#[derive(Debug, Clone)]
-pub struct BlockLayout {
-    /// Positions of a row in the context.
-    pub len: usize,
-    /// Rows of a block.
-    pub size: usize,
-    /// Position of the first row of each block, row after row; all rows have as many blocks.
-    pub anchors: Vec<usize>,
-}
 
 /// The attention of all blocks, `[blocks * size, queries * head_dim]`, for K and V of the context,
 /// `[rows * len, 2 * keys * head_dim]`, and Q, K and V of the blocks, `[blocks * size, heads.width()]`, all
@@ -27,6 +18,9 @@ pub fn attend(
     heads: &Heads,
     shape: &BlockLayout,
 ) -> Result<Tensor> {
+    if !context.device().is_cpu() {
+        return on_device::attend_in_blocks(context, blocks, heads, shape);
+    }
     let op = BlockAttention {
         heads: heads.clone(),
         blocks: shape.clone(),

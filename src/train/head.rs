@@ -19,7 +19,7 @@ use std::collections::HashMap;
 /// How much less the loss of a pass counts than that of the one before it.
 const DECAY: f64 = 0.8;
 
-/// A trainable head in f32, on the CPU.
+/// A trainable head in f32.
 pub struct TrainHead {
     weights: HeadWeights,
     passes: usize,
@@ -38,11 +38,12 @@ impl TrainHead {
         ids: Vec<u32>,
         passes: usize,
         (seed, seq_len): (u64, usize),
+        device: &Device,
     ) -> Result<Self> {
         let shapes = shapes(&config, taps, ids.len());
         let random = (seed, seq_len + passes);
         Ok(Self {
-            weights: HeadWeights::new(config, shapes, target, ids, random)?,
+            weights: HeadWeights::new(config, shapes, target, ids, random, device)?,
             passes,
         })
     }

@@ -1,7 +1,7 @@
 //! What the heads in training have in common: their variables and what they begin with, the target's
 //! embedding, the ids that they predict, and the angles of RoPE.
 
-use super::attention::Heads;
+use super::heads::Heads;
 use super::model::{INITIAL_DEVIATION, fresh};
 use super::ops::{linear, rms_norm, swiglu};
 use super::optimizer::ByName;
@@ -19,7 +19,7 @@ const EMBEDDING_NOISE: f64 = 0.01;
 /// The layer of an EAGLE-3 head.
 pub const EAGLE_LAYER: &str = "midlayer";
 
-/// The weights of a head in f32, on the CPU.
+/// The weights of a head in f32.
 pub struct HeadWeights {
     pub config: ModelConfig,
     pub vars: ByName<Var>,
@@ -32,7 +32,7 @@ pub struct HeadWeights {
 
 impl HeadWeights {
     /// The weights of the names and shapes `shapes`, for a head of shape `config` that predicts `ids` and
-    /// rotates to positions below `positions`. They begin with what they can take of the target: layers,
+    /// rotates to positions below `positions`, on `device`. They begin with what they can take of the target: layers,
     /// the last ones first, its final norm, and its output layer; the rest is noise from `seed`.
     ///
     /// # Errors
@@ -43,6 +43,7 @@ impl HeadWeights {
         (target, weights): (&ModelConfig, &mut Weights),
         ids: Vec<u32>,
         (seed, positions): (u64, usize),
+        device: &Device,
     ) -> Result<Self> {
         let mut start = Start {
             target,
@@ -55,11 +56,13 @@ impl HeadWeights {
         let vars = shapes
             .into_iter()
             .map(|(name, dims)| {
-                let var = Var::from_tensor(&start.weight(&name, &dims)?)?;
+                let weight = start.weight(&name, &dims)?.to_device(device)?;
+                let var = Var::from_tensor(&weight)?;
                 Ok((name, var))
             })
             .collect::<Result<_>>()?;
         let embedding = start.tensor(&format!("{}.weight", names::EMBEDDING))?;
+        let embedding = embedding.to_device(device)?;
         Self::of(config, vars, embedding, ids, positions)
     }
 
@@ -133,7 +136,7 @@ impl HeadWeights {
     /// # Errors
     /// If the device fails.
     pub fn embed(&self, ids: Vec<u32>) -> Result<Tensor> {
-        let ids = Tensor::new(ids, &Device::Cpu)?;
+        let ids = Tensor::new(ids, self.embedding.device())?;
         Ok(self.embedding.index_select(&ids, 0)?)
     }
 

@@ -14,6 +14,10 @@ use crate::error::Result;
 use crate::float::exp;
 use candle_core::{D, Device, Tensor};
 
+/// The logit of the column for all ids outside the draft's vocabulary: q is 0 there, but its logarithm
+/// is finite.
+pub const NEVER: f64 = -1e4;
+
 /// Keeps logarithms and divisions finite if a mass is 0; far below the precision of f32 sums.
 const TINY: f32 = 1e-30;
 
@@ -124,7 +128,10 @@ fn measure_on_device(
     soft: &Soft,
     weights: Option<LossWeights<'_>>,
 ) -> Result<(Vec<DraftMetrics>, Option<Tensor>)> {
-    let compared = Comparison::new(logits, soft)?;
+    let (count, outputs) = logits.dims2()?;
+    // Where the ids are that `logits` have no column for.
+    let never = Tensor::full(NEVER as f32, (count, 1), logits.device())?;
+    let compared = Comparison::new(&Tensor::cat(&[&logits.detach(), &never], 1)?, soft)?;
     let list = |figure: Tensor| figure.to_vec1::<f32>();
     let [lower, upper] = compared.overlap()?;
     let (loss, agrees) = (list(compared.loss()?)?, list(compared.agrees()?)?);
@@ -145,7 +152,8 @@ fn measure_on_device(
             let (kl, tv) = (compared.gradient()?, compared.overlap_gradient()?);
             let share = f64::from(overlap);
             let both = ((kl * (1.0 - share))? + (tv * share)?)?;
-            Some(both.broadcast_mul(&weights)?)
+            let slope = both.broadcast_mul(&weights)?;
+            Some(slope.narrow(1, 0, outputs)?.contiguous()?)
         }
     };
     Ok((figures, slope))

@@ -16,9 +16,11 @@ mod cost;
 pub mod features;
 pub mod head;
 mod head_weights;
+mod heads;
 mod identity;
 pub mod loss;
 pub mod model;
+mod on_device;
 mod ops;
 pub mod optimizer;
 pub mod output;
@@ -233,7 +235,7 @@ pub struct DistillOptions {
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
 
-    /// Where the draft is trained: auto, cpu, cuda or cuda:N. The target runs on the CPU.
+    /// Where the target runs and the draft is trained: auto, cpu, cuda or cuda:N.
     #[arg(long, default_value = "cpu", help_heading = "Machine")]
     pub device: String,
     /// CPU threads, each with a micro-batch of its own [default: the physical cores that this
@@ -312,7 +314,7 @@ pub fn run(options: &DistillOptions) -> Result<DistillReport> {
         Objective::Kl => {
             let taps = &shape.taps;
             let (soft, features) =
-                of_the_target(options, &target, &rows, taps, &folder, fingerprint)?;
+                of_the_target(options, &target, &rows, taps, &folder, fingerprint, &device)?;
             (Some(soft), features)
         }
     };
@@ -402,9 +404,11 @@ fn student(
             let (passes, rows) = (options.ttt_steps, (seed, seq_len));
             match shape.block {
                 Some(block) => Box::new(TrainParallelHead::new(
-                    config, of_target, taps, ids, block, rows,
+                    config, of_target, taps, ids, block, rows, device,
                 )?),
-                None => Box::new(TrainHead::new(config, of_target, taps, ids, passes, rows)?),
+                None => Box::new(TrainHead::new(
+                    config, of_target, taps, ids, passes, rows, device,
+                )?),
             }
         }
     };
@@ -443,6 +447,7 @@ fn of_the_target(
     taps: &[usize],
     folder: &OutputFolder,
     fingerprint: u64,
+    device: &Device,
 ) -> Result<(SoftTargets, Option<FeatureStore>)> {
     let config = target.config.as_ref();
     let (vocab_size, context) =
@@ -483,7 +488,7 @@ fn of_the_target(
     let mut soft = SoftTargets::open(folder.path(), identity, options.resume)?;
     if soft.missing(features.as_ref()) > 0 {
         let loading = LoadOptions {
-            device: Device::Cpu,
+            device: device.clone(),
             ..LoadOptions::default()
         };
         let mut model = load(&target.source, &loading)?;

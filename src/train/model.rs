@@ -1,9 +1,9 @@
 //! The draft during training: a Llama over whole rows, made of ops that candle can differentiate. The
 //! kernels of the serving decoder write in place and have no backward pass.
 
+use super::loss::NEVER;
 use super::optimizer::ByName;
 use super::student::{self, Student, TrainBatch};
-use super::vocabulary::NEVER;
 use crate::error::{Error, Result};
 use crate::model::{ModelConfig, names};
 use crate::sampling::mix;

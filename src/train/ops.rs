@@ -1,8 +1,10 @@
 //! Ops with a backward pass of their own, for training on the CPU: candle's chains of elementary ops
-//! would write every intermediate value, transpose gradients element by element and add to zeros.
+//! would write every intermediate value, transpose gradients element by element and add to zeros. A GPU
+//! uses these chains.
 //!
 //! All take contiguous f32.
 
+use super::on_device;
 use crate::float::exp;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor};
@@ -12,16 +14,25 @@ const LANES: usize = 16;
 
 /// `x @ weight^T`: `[rows, outputs]` for `x` `[rows, inputs]` and `weight` `[outputs, inputs]`.
 pub fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    if !x.device().is_cpu() {
+        return x.matmul(&weight.t()?);
+    }
     x.apply_op2(weight, LinearOp)
 }
 
 /// `x / rms(x) * weight` over the rows of `x` `[rows, width]`.
 pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
+    if !x.device().is_cpu() {
+        return candle_nn::ops::rms_norm_slow(x, weight, eps as f32);
+    }
     x.apply_op2(weight, RmsNorm { eps: eps as f32 })
 }
 
 /// `silu(gate) * up`, `[rows, width]`, for gate and up side by side, `[rows, 2 * width]`.
 pub fn swiglu(gate_up: &Tensor) -> Result<Tensor> {
+    if !gate_up.device().is_cpu() {
+        return on_device::swiglu(gate_up);
+    }
     gate_up.apply_op1(SwiGlu)
 }
 

@@ -56,22 +56,45 @@ impl AdamW {
         let unbias = |beta: f64| 1.0 / (1.0 - beta.powi(self.steps as i32));
         let weight_decay = self.weight_decay;
         let (unbias1, unbias2) = (unbias(BETA1), unbias(BETA2));
-        let moments = self.moments.par_iter_mut();
-        moments.try_for_each(|(name, (first, second))| {
-            let (Some(var), Some(gradient)) = (vars.get(name), gradients.get(name)) else {
-                return Ok(());
-            };
-            *first = ((&*first * BETA1)? + (gradient * (1.0 - BETA1))?)?;
-            *second = ((&*second * BETA2)? + (gradient.sqr()? * (1.0 - BETA2))?)?;
-            let scale = ((&*second * unbias2)?.sqrt()? + EPSILON)?;
-            let update = ((&*first * (unbias1 * rate))? / scale)?;
-            let decay = match var.rank() {
-                0 | 1 => 0.0,
-                _ => rate * weight_decay,
-            };
-            let value = var.as_detached_tensor();
-            Ok(var.set(&((value * (1.0 - decay))? - update)?)?)
-        })
+        let moments: Vec<_> = self.moments.iter_mut().collect();
+        each(
+            on_cpu(gradients.values()),
+            moments,
+            |(name, (first, second))| {
+                let (Some(var), Some(gradient)) = (vars.get(name), gradients.get(name)) else {
+                    return Ok(());
+                };
+                *first = ((&*first * BETA1)? + (gradient * (1.0 - BETA1))?)?;
+                *second = ((&*second * BETA2)? + (gradient.sqr()? * (1.0 - BETA2))?)?;
+                let scale = ((&*second * unbias2)?.sqrt()? + EPSILON)?;
+                let update = ((&*first * (unbias1 * rate))? / scale)?;
+                let decay = match var.rank() {
+                    0 | 1 => 0.0,
+                    _ => rate * weight_decay,
+                };
+                let value = var.as_detached_tensor();
+                Ok(var.set(&((value * (1.0 - decay))? - update)?)?)
+            },
+        )?;
+        Ok(())
+    }
+}
+
+fn on_cpu<'a>(mut tensors: impl Iterator<Item = &'a Tensor>) -> bool {
+    tensors.all(|tensor| tensor.device().is_cpu())
+}
+
+/// What `work` returns for each of `items`, in order: by all threads, or by this one, because others would have
+/// streams of their own on a GPU.
+fn each<T: Send, R: Send>(
+    by_all_threads: bool,
+    items: Vec<T>,
+    work: impl Fn(T) -> Result<R> + Sync + Send,
+) -> Result<Vec<R>> {
+    if by_all_threads {
+        items.into_par_iter().map(work).collect()
+    } else {
+        items.into_iter().map(work).collect()
     }
 }
 
@@ -93,18 +116,18 @@ pub fn accumulate(
             None => (name, gradient),
         })
     };
-    let totals: Vec<_> = found.into_par_iter().map(total).collect::<Result<_>>()?;
-    sum.extend(totals);
+    let cpu = on_cpu(found.iter().map(|(_, gradient)| gradient));
+    sum.extend(each(cpu, found, total)?);
     Ok(())
 }
 
 /// The Euclidean norm over all gradients together.
 pub fn global_norm(gradients: &ByName<Tensor>) -> Result<f64> {
-    let square = |gradient: &&Tensor| -> Result<f64> {
+    let square = |gradient: &Tensor| -> Result<f64> {
         Ok(f64::from(gradient.sqr()?.sum_all()?.to_scalar::<f32>()?))
     };
     let all: Vec<&Tensor> = gradients.values().collect();
-    let squares: Vec<f64> = all.par_iter().map(square).collect::<Result<_>>()?;
+    let squares = each(on_cpu(gradients.values()), all, square)?;
     Ok(squares.iter().sum::<f64>().sqrt())
 }
 

@@ -5,8 +5,9 @@
 //! at its own position. In training many blocks of a row are computed at once: they share the context, and
 //! do not see one another.
 
-use super::block_attention::{BlockLayout, attend};
+use super::block_attention::attend;
 use super::head_weights::{HeadWeights, layer_shapes};
+use super::heads::BlockLayout;
 use super::ops::linear;
 use super::optimizer::ByName;
 use super::student::{Student, TrainBatch};
@@ -22,7 +23,7 @@ pub const ANCHOR_STRIDE: usize = 4;
 
 const QKV: [&str; 3] = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
 
-/// A trainable head in f32, on the CPU.
+/// A trainable head in f32.
 pub struct TrainParallelHead {
     weights: HeadWeights,
     block: MaskedBlock,
@@ -41,11 +42,12 @@ impl TrainParallelHead {
         ids: Vec<u32>,
         block: MaskedBlock,
         (seed, seq_len): (u64, usize),
+        device: &Device,
     ) -> Result<Self> {
         let shapes = shapes(&config, taps, ids.len());
         let random = (seed, seq_len + block.size);
         Ok(Self {
-            weights: HeadWeights::new(config, shapes, target, ids, random)?,
+            weights: HeadWeights::new(config, shapes, target, ids, random, device)?,
             block,
         })
     }
@@ -107,7 +109,7 @@ impl Student for TrainParallelHead {
         }
         let blocks = blocks.anchors.len();
         let masks = (1..size).flat_map(|mask| (0..blocks).map(move |at| (at * size + mask) as u32));
-        let masks = Tensor::new(masks.collect::<Vec<_>>(), &Device::Cpu)?;
+        let masks = Tensor::new(masks.collect::<Vec<_>>(), x.device())?;
         let normed = weights.norm(&x.index_select(&masks, 0)?, "norm")?;
         Ok(linear(&normed, weights.var("lm_head"))?)
     }

@@ -184,12 +184,6 @@ fn head(options: &DistillOptions, target: &DistillTarget) -> Result<StudentSpec>
             "--method {name} learns the target's distributions: --objective must be kl"
         )));
     }
-    if !matches!(options.device.as_str(), "auto" | "cpu") {
-        return Err(Error::setup(format!(
-            "--method {name} trains on the CPU: --device must be cpu, not {}",
-            options.device
-        )));
-    }
     if options.seq_len < least {
         return Err(Error::setup(format!(
             "--seq-len must be at least {least} for {flag} {of_flag}, not {}",

@@ -78,16 +78,16 @@ impl<'a> Trainer<'a> {
         let optimizer = AdamW::new(model.vars(), options.weight_decay)?;
         // A GPU is one queue, and one micro-batch keeps it busy.
         let workers = if device.is_cpu() {
-            kernels::threads()
+            Workers::new(kernels::threads())?
         } else {
-            1
+            Workers::none()
         };
         let mut trainer = Self {
             options,
             data,
             folder,
             device,
-            workers: Workers::new(workers)?,
+            workers,
             model,
             optimizer,
             state: TrainState {
@@ -283,7 +283,8 @@ impl<'a> Trainer<'a> {
         let len = self.options.seq_len;
         let features = match &self.data.features {
             Some(features) => {
-                Some(features.read(rows, len.saturating_sub(self.model.target_offset()))?)
+                let positions = len.saturating_sub(self.model.target_offset());
+                Some(features.read(rows, positions)?.to_device(&self.device)?)
             }
             None => None,
         };

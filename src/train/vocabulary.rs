@@ -9,10 +9,6 @@ use super::loss::Soft;
 use crate::error::Result;
 use candle_core::{Device, Tensor};
 
-/// The logit of the column for all ids outside the draft's vocabulary: q is 0 there, but its logarithm
-/// is finite.
-pub const NEVER: f64 = -1e4;
-
 /// The draft's vocabulary: some ids of the target's, ascending. A draft with all ids has none.
 pub struct DraftVocabulary {
     ids: Vec<u32>,
@@ -85,7 +81,7 @@ impl DraftVocabulary {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::train::loss::Comparison;
+    use crate::train::loss::{Comparison, NEVER};
 
     #[test]
     fn frequent_ids_are_kept_and_the_others_have_no_mass() {

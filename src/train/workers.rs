@@ -28,9 +28,14 @@ impl Workers {
             .map(Self)
     }
 
-    /// Number of threads.
+    /// No threads: the one that asks for the work does it. Others would have streams of their own on a GPU.
+    pub fn none() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Micro-batches that are computed at once.
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.0.len().max(1)
     }
 
     /// The results of `work` for each of `items`, in order.
@@ -39,6 +44,9 @@ impl Workers {
         items: &[T],
         work: impl Fn(&T) -> Result<R> + Sync,
     ) -> Vec<Result<R>> {
+        if self.0.is_empty() {
+            return items.iter().map(work).collect();
+        }
         let mut results = Vec::new();
         for items in items.chunks(self.len()) {
             let mut places: Vec<Option<Result<R>>> = items.iter().map(|_| None).collect();

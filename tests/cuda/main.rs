@@ -6,6 +6,7 @@ mod architectures;
 mod common;
 mod quantized;
 mod texts;
+mod training;
 
 use candle_core::{DType, Device, Tensor};
 use foretoken::error::Error;

@@ -95,6 +95,70 @@ struct Sqr {
     float operator()(float x) { return x * x; }
 };
 
+// What training needs besides.
+struct Neg {
+    float operator()(float x) { return -x; }
+};
+struct Recip {
+    float operator()(float x) { return 1.f / x; }
+};
+struct Log {
+    float operator()(float x) { return std::log(x); }
+};
+struct Sqrt {
+    float operator()(float x) { return std::sqrt(x); }
+};
+struct Silu {
+    float operator()(float x) { return x / (1.f + std::exp(-x)); }
+};
+struct Relu {
+    float operator()(float x) { return std::max(x, 0.f); }
+};
+struct Abs {
+    float operator()(float x) { return std::fabs(x); }
+};
+struct Maximum {
+    template <typename N> N operator()(N a, N b) { return a > b ? a : b; }
+};
+
+// Reduces `span` elements each, of `count` in all, to one. The last dimensions are reduced. The first thread of
+// a block does its work.
+template <typename T, typename Op>
+void reduce(size_t count, size_t span, size_t dims, const size_t *info, const T *from, T *to) {
+    if (threadIdx.x == 0 && (blockIdx.x + 1) * span <= count) {
+        const size_t first = blockIdx.x * span;
+        float all = number(from[place(first, dims, info)]);
+        for (size_t i = first + 1; i < first + span; i++) {
+            all = Op()(all, float(number(from[place(i, dims, info)])));
+        }
+        to[blockIdx.x] = value<T>(all);
+    }
+}
+
+// The place of the largest element among those that are reduced.
+template <typename T>
+void argmax(size_t count, size_t span, size_t dims, const size_t *info, const T *from, uint32_t *to) {
+    if (threadIdx.x == 0 && (blockIdx.x + 1) * span <= count) {
+        size_t best = blockIdx.x * span;
+        for (size_t i = best + 1; i < (blockIdx.x + 1) * span; i++) {
+            best = number(from[place(i, dims, info)]) > number(from[place(best, dims, info)]) ? i : best;
+        }
+        to[blockIdx.x] = best - blockIdx.x * span;
+    }
+}
+
+// The same sums of a few elements, one of `sums` a thread.
+template <typename T>
+void reduce_few(size_t sums, size_t span, size_t dims, const size_t *info, const T *from, T *to) {
+    for_each(sums, [&](size_t sum) {
+        float all = 0;
+        for (size_t i = 0; i < span; i++) {
+            all += number(from[place(sum * span + i, dims, info)]);
+        }
+        to[sum] = value<T>(all);
+    });
+}
+
 template <typename T>
 void where(size_t count, size_t dims, const size_t *info, const uint8_t *condition, const T *yes, const T *no,
            T *to) {
@@ -132,6 +196,65 @@ void scatter(const uint32_t *ids, const T *from, T *to, size_t left, size_t chos
     });
 }
 
+// From the middle one of three dimensions, another element for each place; and the opposite, which adds. An id
+// beyond all others stands for nothing.
+template <typename T>
+void gather(size_t count, const uint32_t *ids, const T *from, T *to, size_t, size_t size, size_t chosen, size_t right) {
+    for_each(count, [&](size_t i) {
+        const size_t left = i / (right * chosen);
+        to[i] = ids[i] == UINT32_MAX ? value<T>(0)
+                                     : from[(left * size + checked(ids[i], size, "gather")) * right + i % right];
+    });
+}
+template <typename T>
+void scatter_add(const uint32_t *ids, const T *from, T *to, size_t left, size_t chosen, size_t size, size_t right) {
+    for_each(left * right, [&](size_t i) {
+        for (size_t j = 0; j < chosen; j++) {
+            const size_t at = (i / right * chosen + j) * right + i % right;
+            if (ids[at] != UINT32_MAX) {
+                T &sum = to[(i / right * size + checked(ids[at], size, "scatter_add")) * right + i % right];
+                sum = value<T>(number(sum) + number(from[at]));
+            }
+        }
+    });
+}
+// Adds whole rows.
+template <typename T>
+void index_add(const uint32_t *ids, size_t chosen, const T *from, T *to, size_t left, size_t, size_t size, size_t right) {
+    for_each(left * right, [&](size_t i) {
+        for (size_t j = 0; j < chosen; j++) {
+            T &sum = to[(i / right * size + checked(ids[j], size, "index_add")) * right + i % right];
+            sum = value<T>(number(sum) + number(from[(i / right * chosen + j) * right + i % right]));
+        }
+    });
+}
+
+template <typename T> void add_for_training(const std::string &type) {
+    gpu::add("uneg_" + type, unary<T, Neg>);
+    gpu::add("urecip_" + type, unary<T, Recip>);
+    gpu::add("ulog_" + type, unary<T, Log>);
+    gpu::add("usqrt_" + type, unary<T, Sqrt>);
+    gpu::add("usilu_" + type, unary<T, Silu>);
+    gpu::add("urelu_" + type, unary<T, Relu>);
+    gpu::add("uabs_" + type, unary<T, Abs>);
+    gpu::add("bmaximum_" + type, binary<T, Maximum>);
+    gpu::add("fast_sum_" + type, reduce<T, std::plus<>>);
+    gpu::add("fast_max_" + type, reduce<T, Maximum>);
+    gpu::add("fast_argmax_" + type, argmax<T>);
+    gpu::add("fast_sum_small_" + type, reduce_few<T>);
+    gpu::add("gather_u32_" + type, gather<T>);
+    gpu::add("sa_u32_" + type, scatter_add<T>);
+    gpu::add("ia_u32_" + type, index_add<T>);
+}
+
+template <typename T> void add_comparisons(const std::string &type) {
+    gpu::add("eq_" + type, binary<T, std::equal_to<>, uint8_t>);
+    gpu::add("ne_" + type, binary<T, std::not_equal_to<>, uint8_t>);
+    gpu::add("lt_" + type, binary<T, std::less<>, uint8_t>);
+    gpu::add("le_" + type, binary<T, std::less_equal<>, uint8_t>);
+    gpu::add("ge_" + type, binary<T, std::greater_equal<>, uint8_t>);
+}
+
 template <typename T> void add_for(const std::string &type) {
     gpu::add("ucopy_" + type, cast<T, T>);
     gpu::add("cast_" + type + "_f32", cast<T, float>);
@@ -167,6 +290,10 @@ template <typename T> void add_floats(const std::string &type) {
     add_for<f16>("f16");
     add_for<bf16>("bf16");
     add_for<uint32_t>("u32");
+    add_for_training<float>("f32");
+    add_comparisons<float>("f32");
+    add_comparisons<uint32_t>("u32");
+    gpu::add("cast_u8_f32", cast<uint8_t, float>);
     return true;
 }();
 

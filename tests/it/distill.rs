@@ -1,11 +1,11 @@
 //! `foretoken distill`: tiny pairs that train in seconds, through the library and through the binary.
 
-use crate::common::process::full_disk;
-use crate::common::rig::distance;
-use crate::distill_workshop::{
+use crate::common::distill_workshop::{
     EOS, VOCAB, Workshop, assert_same_weights, config, load_f32, refused, refused_with,
     served_logits, weights,
 };
+use crate::common::process::full_disk;
+use crate::common::rig::distance;
 use candle_core::{Device, Tensor};
 use foretoken::engine::{self, EngineOptions};
 use foretoken::model::ModelConfig;

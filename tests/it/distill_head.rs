@@ -1,9 +1,9 @@
 //! `foretoken distill --method eagle3` and `parallel`: heads on a tiny target, through the library.
 
-use crate::common::{assert_idle, chains, greedy, sampled};
-use crate::distill_workshop::{
+use crate::common::distill_workshop::{
     VOCAB, Workshop, assert_same_weights, load_f32, refused_with, weights,
 };
+use crate::common::{assert_idle, chains, greedy, sampled};
 use candle_core::DType;
 use foretoken::engine::{self, EngineOptions};
 use foretoken::model::{Head, HeadKind, LoadOptions, MaskedBlock, ModelSource, load_head};

@@ -21,7 +21,6 @@ mod corrupt_heads;
 mod demo;
 mod distill;
 mod distill_head;
-mod distill_workshop;
 mod drafter_panics;
 mod eagle;
 mod eagle_head;

@@ -2,7 +2,7 @@
 
 use super::super::gpu;
 use super::block_type::BlockType;
-use super::device::{DeviceQuantMatrix, MAX_ROWS};
+use super::device_tiles::{DeviceQuantMatrix, MAX_ROWS};
 use candle_core::{CudaDevice, DType, Result, Tensor};
 use std::ops::Range;
 

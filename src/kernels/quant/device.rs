@@ -1,8 +1,9 @@
 //! Quantized weights on a GPU.
 
-use super::block_type::BlockType;
-use super::device_tiles::{bytes, held_as, pack};
-use candle_core::{DType, Device, Result, Tensor};
+#[cfg(feature = "cuda")]
+use super::cuda::{dequantize, product};
+use super::device_tiles::{DeviceQuantMatrix, MAX_ROWS};
+use candle_core::{DType, Result, Tensor};
 use std::ops::Range;
 
 /// Maximum bytes of weights that are dequantized at a time for a product of many rows.
@@ -10,64 +11,7 @@ const MAX_DEQUANTIZED: usize = 128 << 20;
 /// Dequantized outputs are whole strips.
 const STRIP: usize = 16;
 
-/// A quantized weight `[outputs, inputs]` on a GPU, in a layout of our own.
-pub struct DeviceQuantMatrix {
-    pub(super) outputs: usize,
-    pub(super) inputs: usize,
-    pub(super) kind: BlockType,
-    /// U8, as [`pack`] lays it out.
-    pub(super) tiles: Tensor,
-}
-
 impl DeviceQuantMatrix {
-    /// Whether there is a kernel for GGUF blocks of this type, with activations in `dtype`.
-    pub fn keeps(kind: BlockType, dtype: DType) -> bool {
-        held_as(kind).is_some() && matches!(dtype, DType::F16 | DType::BF16)
-    }
-
-    /// Bytes of a weight of a type that [`keeps`](Self::keeps) accepts.
-    pub fn bytes(kind: BlockType, outputs: usize, inputs: usize) -> usize {
-        held_as(kind).map_or(0, |held| bytes(held, outputs, inputs))
-    }
-
-    /// Copies the blocks of a GGUF tensor `[outputs, inputs]` to a GPU, without loss.
-    ///
-    /// # Errors
-    /// If there is no kernel for the type, `data` has another length, or the device has no memory.
-    pub fn from_blocks(
-        kind: BlockType,
-        data: &[u8],
-        (outputs, inputs): (usize, usize),
-        device: &Device,
-    ) -> Result<Self> {
-        let expected = outputs * inputs / kind.block_size() * kind.type_size();
-        let (Some(held), true) = (
-            held_as(kind),
-            data.len() == expected && inputs.is_multiple_of(kind.block_size()),
-        ) else {
-            let found = data.len();
-            candle_core::bail!("{found} bytes cannot be a [{outputs}, {inputs}] weight in {kind}");
-        };
-        let packed = pack(kind, data, outputs, inputs);
-        let len = packed.len();
-        Ok(Self {
-            outputs,
-            inputs,
-            kind: held,
-            tiles: Tensor::from_vec(packed, len, &Device::Cpu)?.to_device(device)?,
-        })
-    }
-
-    /// Outputs and inputs.
-    pub fn shape(&self) -> (usize, usize) {
-        (self.outputs, self.inputs)
-    }
-
-    /// The type of its blocks.
-    pub fn kind(&self) -> BlockType {
-        self.kind
-    }
-
     /// The rows `ids`, `[n]` u32, of the weight in f32: `[n, inputs]`.
     ///
     /// # Errors
@@ -127,12 +71,6 @@ pub fn matmul_quantized(
     }
     product(weights, x)
 }
-
-/// Maximum number of rows that share one pass over the weights.
-pub(super) const MAX_ROWS: usize = 64;
-
-#[cfg(feature = "cuda")]
-use super::cuda::{dequantize, product};
 
 #[cfg(not(feature = "cuda"))]
 fn product(weights: &[&DeviceQuantMatrix], _: &Tensor) -> Result<Tensor> {

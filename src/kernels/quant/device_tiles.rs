@@ -5,6 +5,7 @@ use super::formats::{self, BLOCK, Format, WIDTH};
 use super::pack::affine;
 use super::tiles::with_format;
 use super::{QuantMatrix, formats::scales_k};
+use candle_core::{DType, Device, Result, Tensor};
 use rayon::prelude::*;
 
 /// Inputs of a unit.
@@ -13,6 +14,68 @@ const UNIT_INPUTS: usize = 64;
 const SHARING: usize = formats::SUPER / UNIT_INPUTS;
 /// Outputs `g` and `g + 8` belong to one thread.
 const GROUPS: usize = WIDTH / 2;
+
+/// Maximum number of rows that share one pass over the weights.
+pub(super) const MAX_ROWS: usize = 64;
+
+/// A quantized weight `[outputs, inputs]` on a GPU, in a layout of our own.
+pub struct DeviceQuantMatrix {
+    pub(super) outputs: usize,
+    pub(super) inputs: usize,
+    pub(super) kind: BlockType,
+    /// U8, as [`pack`] lays it out.
+    pub(super) tiles: Tensor,
+}
+
+impl DeviceQuantMatrix {
+    /// Whether there is a kernel for GGUF blocks of this type, with activations in `dtype`.
+    pub fn keeps(kind: BlockType, dtype: DType) -> bool {
+        held_as(kind).is_some() && matches!(dtype, DType::F16 | DType::BF16)
+    }
+
+    /// Bytes of a weight of a type that [`keeps`](Self::keeps) accepts.
+    pub fn bytes(kind: BlockType, outputs: usize, inputs: usize) -> usize {
+        held_as(kind).map_or(0, |held| bytes(held, outputs, inputs))
+    }
+
+    /// Copies the blocks of a GGUF tensor `[outputs, inputs]` to a GPU, without loss.
+    ///
+    /// # Errors
+    /// If there is no kernel for the type, `data` has another length, or the device has no memory.
+    pub fn from_blocks(
+        kind: BlockType,
+        data: &[u8],
+        (outputs, inputs): (usize, usize),
+        device: &Device,
+    ) -> Result<Self> {
+        let expected = outputs * inputs / kind.block_size() * kind.type_size();
+        let (Some(held), true) = (
+            held_as(kind),
+            data.len() == expected && inputs.is_multiple_of(kind.block_size()),
+        ) else {
+            let found = data.len();
+            candle_core::bail!("{found} bytes cannot be a [{outputs}, {inputs}] weight in {kind}");
+        };
+        let packed = pack(kind, data, outputs, inputs);
+        let len = packed.len();
+        Ok(Self {
+            outputs,
+            inputs,
+            kind: held,
+            tiles: Tensor::from_vec(packed, len, &Device::Cpu)?.to_device(device)?,
+        })
+    }
+
+    /// Outputs and inputs.
+    pub fn shape(&self) -> (usize, usize) {
+        (self.outputs, self.inputs)
+    }
+
+    /// The type of its blocks.
+    pub fn kind(&self) -> BlockType {
+        self.kind
+    }
+}
 
 /// What a format stores besides quants; see `unpack.cuh`.
 #[derive(Clone, Copy, PartialEq)]
@@ -41,7 +104,7 @@ struct Sizes {
 }
 
 /// The type whose units hold blocks of this type without loss; `None` if there is no kernel.
-pub(super) fn held_as(kind: BlockType) -> Option<BlockType> {
+fn held_as(kind: BlockType) -> Option<BlockType> {
     use BlockType::{Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
     match kind {
         Q4_0 | Q4_1 | Q5_1 | Q8_0 | Q4K | Q5K | Q6K => Some(kind),
@@ -80,14 +143,14 @@ fn sizes(held: BlockType) -> Sizes {
 }
 
 /// Bytes of a weight `[outputs, inputs]`, of a type that [`held_as`] returned.
-pub(super) fn bytes(held: BlockType, outputs: usize, inputs: usize) -> usize {
+fn bytes(held: BlockType, outputs: usize, inputs: usize) -> usize {
     let (sizes, units) = (sizes(held), inputs.div_ceil(UNIT_INPUTS));
     outputs.div_ceil(WIDTH) * (units * sizes.unit + units / SHARING * sizes.shared)
 }
 
 /// Lays out GGUF blocks of `kind`, whose length is that of `[outputs, inputs]`. Missing outputs of the last
 /// strip and missing inputs of the last unit are zero.
-pub(super) fn pack(kind: BlockType, data: &[u8], outputs: usize, inputs: usize) -> Vec<u8> {
+fn pack(kind: BlockType, data: &[u8], outputs: usize, inputs: usize) -> Vec<u8> {
     let held = QuantMatrix::held_as(kind);
     let (size, converted);
     let data = if held == kind {

@@ -34,7 +34,8 @@ use formats::WIDTH;
 use tiles::{Strip, with_format};
 
 pub use block_type::BlockType;
-pub use device::{DeviceQuantMatrix, matmul_quantized};
+pub use device::matmul_quantized;
+pub use device_tiles::DeviceQuantMatrix;
 pub use formats::BLOCK;
 pub use tiles::QuantMatrix;
 

@@ -226,6 +226,7 @@ fn the_served_head_computes_what_the_trained_one_computes() {
         IDS.to_vec(),
         BLOCK,
         (1, LEN),
+        &Device::Cpu,
     );
     let head = head.unwrap();
     let values = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();

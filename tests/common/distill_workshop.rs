@@ -1,6 +1,6 @@
 //! A tiny target, prompts and options: what the tests of `distill` share.
 
-use crate::common::rig::{Rig, Seq};
+use super::rig::{Rig, Seq};
 use candle_core::{DType, Device, Tensor};
 use foretoken::error::Error;
 use foretoken::model::{LoadFormat, LoadOptions, Model, ModelConfig, ModelSource, load};
@@ -51,13 +51,14 @@ pub fn config(vocab: usize, layers: usize, tied: bool) -> Value {
 
 /// Writes a target with random weights. Its deeper matrices are large enough for peaked distributions.
 pub fn write_target(folder: &Path) {
+    write_target_of(folder, &config(VOCAB, 2, false));
+}
+
+/// The same, of another shape.
+pub fn write_target_of(folder: &Path, config: &Value) {
     fs::create_dir_all(folder).unwrap();
     write_tokenizer(folder);
-    fs::write(
-        folder.join("config.json"),
-        config(VOCAB, 2, false).to_string(),
-    )
-    .unwrap();
+    fs::write(folder.join("config.json"), config.to_string()).unwrap();
     let config = ModelConfig::from_json(folder).unwrap();
     let model = TrainModel::new(config, None, 5, 4, &Device::Cpu).unwrap();
     let tensors = model.vars().iter().map(|(name, var)| {
