@@ -42,8 +42,8 @@ emulator_switch:
 namespace emulator {
 
 alignas(16) unsigned char dynamic_shared[MAX_SHARED + GUARD];
-uint64_t exchange[32][32];
-Fragments fragments[32];
+uint64_t exchange[32][2][32];
+Fragments fragments[32][2];
 
 namespace {
 
@@ -79,12 +79,6 @@ struct Context {
 };
 #endif
 
-struct Thread {
-    Context context;
-    bool ended;
-    alignas(16) char stack[STACK];
-};
-
 // A barrier: threads wait until all threads of the group that have not ended arrive.
 struct Barrier {
     int alive = 0, waiting = 0;
@@ -98,32 +92,73 @@ struct Barrier {
     }
 };
 
+struct Thread {
+    Context context;
+    bool ended;
+    // Where it waits, and how often threads had passed there.
+    const Barrier *at;
+    long before;
+    // Exchanges with the threads of its warp so far.
+    int exchanges;
+    alignas(16) char stack[STACK];
+
+    bool can_run() const { return !ended && (!at || at->passed != before); }
+};
+
 std::vector<Thread *> threads;
 const std::function<void()> *body;
 Context scheduler;
-int current;
+// The thread that runs, the number of threads of the block, and 1 or -1: the direction to the next thread.
+int current, count, direction;
 Barrier block, warps[32];
 
+// Goes on with the next thread that can run; when all have ended, with the scheduler.
+void go_to_next(Context &from) {
+    bool all_ended = true;
+    int next = current;
+    for (int i = 0; i < count; i++) {
+        next += direction;
+        next = next < 0 ? count - 1 : next == count ? 0 : next;
+        all_ended &= threads[next]->ended;
+        if (!threads[next]->can_run()) {
+            continue;
+        }
+        current = next;
+        threadIdx = {next, 0, 0};
+        from.go_to(threads[next]->context);
+        return;
+    }
+    if (!all_ended) {
+        fprintf(stderr, "threads wait for one another for ever\n");
+        exit(2);
+    }
+    from.go_to(scheduler);
+}
+
 void wait(Barrier &barrier) {
-    long before = barrier.passed;
+    Thread &thread = *threads[current];
+    thread.at = &barrier;
+    thread.before = barrier.passed;
     barrier.waiting++;
     barrier.pass();
-    while (barrier.passed == before) {
-        threads[current]->context.go_to(scheduler);
+    if (!thread.can_run()) {
+        go_to_next(thread.context);
     }
+    thread.at = nullptr;
 }
 
 void run() {
+    Thread &thread = *threads[current];
     (*body)();
-    threads[current]->ended = true;
+    thread.ended = true;
     for (Barrier *barrier : {&block, &warps[current / 32]}) {
         barrier->alive--;
         barrier->pass();
     }
-    threads[current]->context.go_to(scheduler);
+    go_to_next(thread.context);
 }
 
-void run_block(int count, size_t shared) {
+void run_block(size_t shared) {
     // CUDA does not define an order of threads: a kernel that relies on one fails in every second block.
     static bool backwards = false;
     backwards = !backwards;
@@ -134,22 +169,15 @@ void run_block(int count, size_t shared) {
     for (int i = 0; i < count; i++) {
         Thread &thread = *threads[i];
         thread.ended = false;
+        thread.at = nullptr;
+        thread.exchanges = 0;
         warps[i / 32].alive++;
         thread.context.start_with(run, thread.stack);
     }
-    for (long rounds = 0; block.alive > 0; rounds++) {
-        if (rounds > 10'000'000) {
-            fprintf(stderr, "threads wait for one another for ever\n");
-            exit(2);
-        }
-        for (int i = 0; i < count; i++) {
-            current = backwards ? count - 1 - i : i;
-            if (!threads[current]->ended) {
-                threadIdx = {current, 0, 0};
-                scheduler.go_to(threads[current]->context);
-            }
-        }
-    }
+    direction = backwards ? -1 : 1;
+    current = backwards ? count - 1 : 0;
+    threadIdx = {current, 0, 0};
+    scheduler.go_to(threads[current]->context);
     for (size_t i = shared; i < shared + GUARD; i++) {
         if (dynamic_shared[i] != 0xff) {
             fprintf(stderr, "a block writes beyond its %zu bytes of shared memory\n", shared);
@@ -162,10 +190,19 @@ void run_block(int count, size_t shared) {
 
 void wait_for_block() { wait(block); }
 void wait_for_warp() { wait(warps[current / 32]); }
+void wait_for_warp(void (*last)(void *), void *argument) {
+    Barrier &warp = warps[current / 32];
+    if (warp.waiting + 1 >= warp.alive) {
+        last(argument);
+    }
+    wait(warp);
+}
+int turn() { return threads[current]->exchanges++ % 2; }
 
-void launch(Dim grid, int count, const std::function<void()> &kernel, size_t shared) {
+void launch(Dim grid, int threads_a_block, const std::function<void()> &kernel, size_t shared) {
     body = &kernel;
     gridDim = grid;
+    count = threads_a_block;
     blockDim = {count, 1, 1};
     while ((int)threads.size() < count) {
         threads.push_back(new Thread);
@@ -174,7 +211,7 @@ void launch(Dim grid, int count, const std::function<void()> &kernel, size_t sha
         for (int y = 0; y < grid.y; y++) {
             for (int x = 0; x < grid.x; x++) {
                 blockIdx = {x, y, z};
-                run_block(count, shared);
+                run_block(shared);
             }
         }
     }

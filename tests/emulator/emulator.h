@@ -29,14 +29,18 @@ namespace emulator {
 // Maximum shared memory of a block on a large GPU, and the guard bytes after it.
 constexpr size_t MAX_SHARED = 227 << 10, GUARD = 256;
 extern unsigned char dynamic_shared[];
-// Values that the threads of a warp exchange.
-extern uint64_t exchange[32][32];
-// The matrices that a warp multiplies: rows of the left one, columns of the right one.
+// Values that the threads of a warp exchange. There are two places for them, which threads use in turns: when
+// one of them comes to the same place again, all others have read what it wrote there.
+extern uint64_t exchange[32][2][32];
+// The matrices that a warp multiplies: rows of the left one, rows of the right one, and of the sum.
 struct Fragments {
-    float left[16][16], right[8][16];
+    float left[16][16], right[16][8], sum[16][8];
 };
-extern Fragments fragments[32];
+extern Fragments fragments[32][2];
+int turn();
 void wait_for_warp();
+// The last thread to arrive calls `last` before they go on.
+void wait_for_warp(void (*last)(void *), void *argument);
 void wait_for_block();
 // Runs `kernel` for each thread of each block, with `shared` bytes of dynamic shared memory.
 void launch(Dim grid, int threads, const std::function<void()> &kernel, size_t shared = MAX_SHARED);
@@ -113,13 +117,12 @@ inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
 inline void __syncthreads() { emulator::wait_for_block(); }
 inline void __syncwarp() { emulator::wait_for_warp(); }
 template <typename T> T __shfl_xor_sync(unsigned, T x, int mask) {
-    auto &warp = emulator::exchange[emulator::warp()];
+    auto &warp = emulator::exchange[emulator::warp()][emulator::turn()];
     static_assert(sizeof x <= sizeof warp[0]);
     memcpy(&warp[emulator::lane()], &x, sizeof x);
     emulator::wait_for_warp();
     T other;
     memcpy(&other, &warp[emulator::lane() ^ mask], sizeof other);
-    emulator::wait_for_warp();
     return other;
 }
 // Atomic, because threads switch only where they wait.
@@ -138,31 +141,40 @@ inline float __int_as_float(int x) { return emulator::cast<float>(x); }
 // mma.m16n8k16.row.col with f32 sums, after the fragment tables in the PTX manual.
 template <typename T>
 void emulate_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    auto &[left, right] = emulator::fragments[emulator::warp()];
+    auto &all = emulator::fragments[emulator::warp()][emulator::turn()];
+    auto &[left, right, sum] = all;
     const int group = emulator::lane() / 4, pair = emulator::lane() % 4 * 2;
     for (int half = 0; half < 2; half++) {
         auto value = [&](uint32_t two) { return widen(emulator::cast<T>(uint16_t(two >> (16 * half)))); };
         for (int i = 0; i < 4; i++) {
             left[group + i % 2 * 8][pair + i / 2 * 8 + half] = value(a[i]);
         }
-        right[group][pair + half] = value(b0);
-        right[group][pair + 8 + half] = value(b1);
+        right[pair + half][group] = value(b0);
+        right[pair + 8 + half][group] = value(b1);
     }
-    emulator::wait_for_warp();
     for (int i = 0; i < 4; i++) {
-        const float *row = left[group + i / 2 * 8], *column = right[pair + i % 2];
-        float sum = d[i];
-        for (int k = 0; k < 16; k++) {
-            sum += row[k] * column[k];
-        }
-        d[i] = sum;
+        sum[group + i / 2 * 8][pair + i % 2] = d[i];
     }
-    emulator::wait_for_warp();
+    emulator::wait_for_warp(
+        [](void *argument) {
+            auto &[left, right, sum] = *static_cast<emulator::Fragments *>(argument);
+            for (int row = 0; row < 16; row++) {
+                for (int k = 0; k < 16; k++) {
+                    for (int column = 0; column < 8; column++) {
+                        sum[row][column] += left[row][k] * right[k][column];
+                    }
+                }
+            }
+        },
+        &all);
+    for (int i = 0; i < 4; i++) {
+        d[i] = sum[group + i / 2 * 8][pair + i % 2];
+    }
 }
 
 // ldmatrix.x4.trans: a thread gets, from each matrix, the values of two rows in one column.
 inline void emulate_ldmatrix_trans(uint32_t (&b)[4], const void *row) {
-    auto &rows = emulator::exchange[emulator::warp()];
+    auto &rows = emulator::exchange[emulator::warp()][emulator::turn()];
     rows[emulator::lane()] = reinterpret_cast<uintptr_t>(row);
     emulator::wait_for_warp();
     const int column = emulator::lane() / 4, first = emulator::lane() % 4 * 2;
@@ -172,6 +184,7 @@ inline void emulate_ldmatrix_trans(uint32_t (&b)[4], const void *row) {
         };
         b[matrix] = value(first) | value(first + 1) << 16;
     }
+    // All have read before one goes on to write there.
     emulator::wait_for_warp();
 }
 
