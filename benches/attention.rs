@@ -1,4 +1,4 @@
-//! Paged attention of one sequence: decoding and verification (1 to 16 rows) after 256 and 1024 tokens,
+//! Paged attention of one sequence or eight: decoding and verification (1 to 16 rows) after 256 and 1024 tokens,
 //! and prompts. Reads from the cache (always the same pool), and from memory (so many pools
 //! in turn that no cache holds them, like the layers of a model with weights in between).
 //!
@@ -12,19 +12,20 @@ use std::hint::black_box;
 /// Name, heads, K/V heads, and width of a head.
 const SHAPES: [(&str, usize, usize, usize); 2] =
     [("SmolLM2-135M", 9, 3, 64), ("Llama-3.2-1B", 32, 8, 64)];
-/// Rows, and tokens before them.
-const CALLS: [(usize, usize); 11] = [
-    (1, 256),
-    (4, 256),
-    (8, 256),
-    (16, 256),
-    (1, 1024),
-    (4, 1024),
-    (8, 1024),
-    (16, 1024),
-    (256, 0),
-    (512, 0),
-    (2048, 0),
+/// Sequences, rows of each, and tokens before them.
+const CALLS: [(usize, usize, usize); 12] = [
+    (1, 1, 256),
+    (1, 4, 256),
+    (1, 8, 256),
+    (1, 16, 256),
+    (1, 1, 1024),
+    (1, 4, 1024),
+    (1, 8, 1024),
+    (1, 16, 1024),
+    (8, 1, 1024),
+    (1, 256, 0),
+    (1, 512, 0),
+    (1, 2048, 0),
 ];
 const BLOCK_SIZE: usize = 16;
 /// Bytes of keys and values, more than any cache holds.
@@ -38,8 +39,9 @@ fn attention(c: &mut Criterion) {
     };
     for (name, heads, kv_heads, d) in SHAPES {
         let mut group = c.benchmark_group(format!("attention/{name}/{dtype:?}"));
-        for (rows, context) in CALLS {
-            let keys = (context + rows).next_multiple_of(BLOCK_SIZE);
+        for (sequences, rows, context) in CALLS {
+            let blocks = (context + rows).div_ceil(BLOCK_SIZE);
+            let keys = sequences * blocks * BLOCK_SIZE;
             let dims = (keys, kv_heads, d);
             let bytes = 2 * keys * kv_heads * d * dtype.size_in_bytes();
             let tensor = |dims| Tensor::randn(0f32, 1., dims, &Device::Cpu).unwrap();
@@ -47,15 +49,18 @@ fn attention(c: &mut Criterion) {
             let pools: Vec<Tensor> = (0..2 * MEMORY.div_ceil(bytes))
                 .map(|_| pool.copy().unwrap())
                 .collect();
-            let q = tensor((rows, heads, d));
+            let q = tensor((sequences * rows, heads, d));
             // Blocks out of order, as in a pool that has been in use.
-            let blocks: Vec<u32> = (0..(keys / BLOCK_SIZE) as u32).rev().collect();
-            let spans = [Span {
-                rows: 0..rows,
-                context,
-                blocks,
-                tree: None,
-            }];
+            let blocks: Vec<u32> = (0..(sequences * blocks) as u32).rev().collect();
+            let blocks = blocks.chunks(blocks.len() / sequences).enumerate();
+            let spans: Vec<Span> = blocks
+                .map(|(i, blocks)| Span {
+                    rows: i * rows..(i + 1) * rows,
+                    context,
+                    blocks: blocks.to_vec(),
+                    tree: None,
+                })
+                .collect();
             let call = |pools: &[Tensor]| {
                 let batch = AttentionBatch::new(&spans, BLOCK_SIZE, keys).unwrap();
                 let out = paged_attention(
@@ -67,7 +72,8 @@ fn attention(c: &mut Criterion) {
                 );
                 black_box(out.unwrap());
             };
-            let id = |place| BenchmarkId::new(place, format!("{rows}-rows-after-{context}"));
+            let id =
+                |place| BenchmarkId::new(place, format!("{sequences}x{rows}-rows-after-{context}"));
             group.bench_function(id("cache"), |b| b.iter(|| call(&pools[..2])));
             let mut next = pools.chunks(2).cycle();
             group.bench_function(id("memory"), |b| {

@@ -21,6 +21,8 @@ mod allocator;
 
 const ROWS: &str = "1,2,4,6,8,16";
 const BLOCK_SIZE: usize = 16;
+/// Of the forwards that fill the pool.
+const PROMPT_ROWS: usize = 512;
 const DEFAULT_MODEL: &str = "models/SmolLM2-135M-Instruct.Q4_1.gguf";
 
 fn main() {
@@ -51,7 +53,7 @@ fn main() {
         .configure_from_args();
     let mut table = Vec::new();
     for rows in all.split(',').map(number) {
-        let mut step = Step::new(&*model, context, rows);
+        let mut step = Step::new(&mut *model, context, rows);
         let mut samples: Vec<Vec<f64>> = Vec::new();
         criterion.bench_function(&format!("step/rows={rows}"), |b| {
             b.iter_custom(|iterations| {
@@ -78,7 +80,8 @@ struct Step {
 }
 
 impl Step {
-    fn new(model: &dyn Model, context: usize, rows: usize) -> Self {
+    /// Fills the pool with `context` tokens.
+    fn new(model: &mut dyn Model, context: usize, rows: usize) -> Self {
         let blocks = (context + rows).div_ceil(BLOCK_SIZE);
         let mut allocator = BlockAllocator::new(blocks, BLOCK_SIZE);
         let mut table = BlockTable::default();
@@ -88,12 +91,21 @@ impl Step {
         let tokens: Vec<u32> = (0..rows as u32).map(|i| 100 + 37 * i % 40_000).collect();
         let mut batch = Batch::default();
         batch.push_span(&tokens, &[], context, &table, BLOCK_SIZE);
+        // Pages that nothing wrote are one page of zeros, which the caches hold.
+        let mut kv = model.new_kv(blocks, BLOCK_SIZE).expect("there is memory");
+        for start in (0..context).step_by(PROMPT_ROWS) {
+            let rows = PROMPT_ROWS.min(context - start) as u32;
+            let prompt: Vec<u32> = (0..rows)
+                .map(|i| 100 + 31 * (start as u32 + i) % 40_000)
+                .collect();
+            let mut batch = Batch::default();
+            batch.push_span(&prompt, &[], start, &table, BLOCK_SIZE);
+            batch.logits = vec![rows - 1];
+            model.forward(&batch, &mut kv).expect("the forward works");
+        }
         let first_with_logits = if rows > MAX_TREE_NODES { rows - 1 } else { 0 };
         batch.logits = (first_with_logits as u32..rows as u32).collect();
-        Self {
-            batch,
-            kv: model.new_kv(blocks, BLOCK_SIZE).expect("there is memory"),
-        }
+        Self { batch, kv }
     }
 
     /// Runs the step. Returns the wall time of the step, of its greedy sampling, and of each part of the

@@ -25,6 +25,7 @@ mod partial;
 mod plan;
 mod queries;
 mod scores;
+mod scratch;
 mod simd;
 mod tables;
 #[cfg(test)]
@@ -43,7 +44,8 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use partial::Partial;
 use plan::{Dims, Plan};
-use queries::{Queries, QueryGroup, with_scratch};
+use queries::{Queries, QueryGroup};
+use scratch::with_scratch;
 use simd::Element;
 use std::cell::RefCell;
 use tracing::trace_span;

@@ -72,7 +72,10 @@ impl Loop for PackKeys<'_> {
         let strips = self.to.chunks_exact_mut(LANES * pairs_of(length));
         assert!(self.keys.places().len() <= strips.len() * LANES);
         let whole = length / (2 * LANES) * (2 * LANES);
-        for (places, strip) in self.keys.places().chunks(LANES).zip(strips) {
+        for (i, (places, strip)) in self.keys.places().chunks(LANES).zip(strips).enumerate() {
+            for j in 0..LANES {
+                self.keys.prefetch(LANES * i + j, 0..length);
+            }
             let rows = self.keys.rows::<LANES>(places);
             let mut from = [std::ptr::null::<f32>(); LANES];
             for (from, row) in from.iter_mut().zip(rows) {
@@ -237,7 +240,9 @@ impl Loop for PackValues<'_> {
         assert!(self.width.is_multiple_of(LANES) && length <= self.width);
         assert!(self.values.places().len() <= 2 * pairs.len());
         let zeros = [bf16::ZERO; LANES];
-        for (places, to) in self.values.places().chunks(2).zip(pairs) {
+        for (i, (places, to)) in self.values.places().chunks(2).zip(pairs).enumerate() {
+            self.values.prefetch(2 * i, 0..length);
+            self.values.prefetch(2 * i + 1, 0..length);
             let first = &data[places[0]..places[0] + length];
             let (second, step) = match places {
                 [_, place] => (&data[*place..place + length], LANES),

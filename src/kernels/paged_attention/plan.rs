@@ -18,6 +18,9 @@ const WIDTH: usize = 64;
 const MIN_QUERIES: usize = 48;
 /// An item is split if it has more than `1 / FINE` of a thread's share of the work.
 const FINE: usize = 4;
+/// Items of up to this many queries, which wait for memory, are always split: so the chunks of all K/V heads, which
+/// are adjacent in memory, are read one after the other.
+const FEW_QUERIES: usize = 16;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Dims {
@@ -69,8 +72,8 @@ pub(super) struct Task {
 
 pub(super) struct Plan<'a> {
     pub items: Vec<Item<'a>>,
-    /// The longest first, so that threads end at about the same time. Equally long ones are ordered by
-    /// chunk, since the K/V heads of a chunk are adjacent in memory.
+    /// The longest first, so that threads end at about the same time. Equally long ones of the same rows are ordered
+    /// by chunk, since the K/V heads of a chunk are adjacent in memory.
     pub tasks: Vec<Task>,
     /// Number of partial results of all items that are split.
     pub partials: usize,
@@ -108,7 +111,9 @@ impl<'a> Plan<'a> {
         };
         for (i, item) in plan.items.iter_mut().enumerate() {
             let cost = item.cost();
-            if threads > 1 && item.chunks.len() > 1 && cost * threads * FINE > pairs {
+            let long = threads > 1 && cost * threads * FINE > pairs;
+            let few = item.rows.len() * dims.group() <= FEW_QUERIES;
+            if item.chunks.len() > 1 && (long || few) {
                 item.split = Some(plan.partials);
                 plan.partials += item.chunks.len() * item.rows.len() * dims.group();
                 plan.tasks.extend(item.chunks.clone().map(|chunk| Task {
@@ -124,8 +129,10 @@ impl<'a> Plan<'a> {
                 });
             }
         }
-        plan.tasks
-            .sort_unstable_by_key(|task| (Reverse(task.cost), task.chunks.start, task.item));
+        plan.tasks.sort_unstable_by_key(|task| {
+            let rows = task.item / dims.kv_heads;
+            (Reverse(task.cost), rows, task.chunks.start, task.item)
+        });
         plan
     }
 }
@@ -193,6 +200,11 @@ impl<'a> Item<'a> {
     /// Number of keys of a chunk up to the last that a row sees.
     pub fn visible_keys(&self, chunk: usize, row: usize) -> usize {
         self.keys_of(row).saturating_sub(chunk * CHUNK).min(CHUNK)
+    }
+
+    /// As [`visible_keys`](Self::visible_keys), of the row that sees the most.
+    pub fn visible_keys_of_all(&self, chunk: usize) -> usize {
+        self.keys().saturating_sub(chunk * CHUNK).min(CHUNK)
     }
 
     /// How many of the [visible keys](Self::visible_keys) all later rows of the item see as well, if windows

@@ -5,12 +5,12 @@ use super::pairs::{AddPairs, LoadQuery, PackKeys, PackValues, PairScores, pairs_
 use super::partial::{Merge, Normalize, Partial, Scale};
 use super::plan::{Dims, Item};
 use super::scores::{Dots, Pack, Scores};
+use super::scratch::Scratch;
 use super::simd::{Element, LANES};
-use super::vectors::{CHUNK, STRIDE, TILE, Vectors, Widen, prefetch};
+use super::vectors::{CHUNK, Places, STRIDE, TILE, Vectors, Widen, prefetch};
 use super::weights::{AddWeighted, Soften, Weigh};
 use crate::kernels::cpu::Isa;
 use half::bf16;
-use std::cell::RefCell;
 use std::f32::consts::LOG2_E;
 use std::iter::repeat_n;
 use std::ops::Range;
@@ -23,47 +23,6 @@ const MAX_DIRECT: usize = 3;
 
 /// Up to this many queries read keys side by side; for more, they are first transposed.
 const MAX_DOTS: usize = 6;
-
-/// Buffers for one item, kept between calls.
-#[derive(Default)]
-pub(super) struct Scratch {
-    /// Scaled queries: `[queries, width]` or pairs of bf16, ordered by row, then by head.
-    queries: Buffer,
-    /// A tile of keys, see [`Pack`] and [`PackKeys`].
-    keys: Buffer,
-    /// A tile of values as f32, or see [`PackValues`].
-    values: Buffer,
-    /// Scores of the chunk, later its weights: `[queries, STRIDE]`, see [`Weigh`].
-    scores: Buffer,
-    /// The keys of the chunk that each query sees.
-    seen: Vec<Range<usize>>,
-    /// The softmax so far, and that of the chunk.
-    partials: [Buffer; 2],
-}
-
-/// Floats from a multiple of 64 bytes on, so that no vector lies in two cache lines.
-#[derive(Default)]
-struct Buffer(Vec<f32>);
-
-impl Buffer {
-    /// So many floats: those of the last call if it asked for as many or more, otherwise with unspecified contents.
-    fn room(&mut self, len: usize) -> &mut [f32] {
-        if self.0.len() < len + LANES {
-            self.0.resize(len + LANES, 0.0);
-        }
-        let skip = self.0.as_ptr().align_offset(64).min(LANES);
-        &mut self.0[skip..skip + len]
-    }
-}
-
-thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
-}
-
-/// Runs `work` with this thread's buffers.
-pub(super) fn with_scratch<R>(work: impl FnOnce(&mut Scratch) -> R) -> R {
-    SCRATCH.with_borrow_mut(work)
-}
 
 /// `[rows, heads, head_dim]`, with `stride` floats from a row to the next.
 #[derive(Clone, Copy)]
@@ -151,30 +110,30 @@ impl<E: Element> QueryGroup<'_, E> {
 
     /// Computes the softmax of one chunk, of queries that are loaded.
     fn chunk(&self, chunk: usize, scratch: &mut Scratch, into: &mut Partial<'_>) {
-        let (group, d) = (self.dims.group(), self.dims.head_dim);
-        let mut places = [0; CHUNK];
+        let group = self.dims.group();
+        let mut places = [[0; CHUNK]; 2];
         // The last row sees every key that any row shares with the rows after it.
         let shared = self.shared_keys(chunk, self.item.rows.len() - 1);
         // Tiles begin at multiples of their length, whatever the window.
         let first = (self.item.hidden_from_all(chunk) / TILE * TILE).min(shared);
-        self.places(chunk * CHUNK + first, &mut places[first..shared]);
-        prefetch(self.k, &places[first..shared.min(first + TILE)], d);
-        for start in (first..shared).step_by(TILE) {
-            let (end, next) = (shared.min(start + TILE), shared.min(start + 2 * TILE));
-            prefetch(self.k, &places[end..next], d);
-            prefetch(self.v, &places[start..end], d);
-            self.ahead(chunk, start);
+        let next = self.item.visible_keys_of_all(chunk + 1);
+        self.places(chunk * CHUNK + first, &mut places[0][first..shared]);
+        self.places((chunk + 1) * CHUNK, &mut places[1][..next]);
+        self.warm_up(&places[0][first..shared], places[1][0], scratch);
+        let places = Places::in_memory(&places[0], &places[1][..next]);
+        let tile = self.tile();
+        for start in (first..shared).step_by(tile) {
+            let places = places.slice(start..shared.min(start + tile));
             let query = self.first_sharing_row(chunk, start) * group;
-            self.score(&places[start..end], query..self.count(), start, scratch);
+            self.score(places, query..self.count(), start, scratch);
         }
         self.for_private_keys(chunk, |row, start, places| {
             self.score(places, row * group..(row + 1) * group, start, scratch);
         });
         self.weigh(chunk, scratch, into);
         into.acc.fill(0.0);
-        for start in (first..shared).step_by(TILE) {
-            self.ahead(chunk, CHUNK + start);
-            let places = &places[start..shared.min(start + TILE)];
+        for start in (first..shared).step_by(tile) {
+            let places = places.slice(start..shared.min(start + tile));
             let query = self.first_sharing_row(chunk, start) * group;
             self.add(places, query..self.count(), start, scratch, into.acc);
         }
@@ -184,9 +143,43 @@ impl<E: Element> QueryGroup<'_, E> {
         });
     }
 
-    /// Computes the scores of the keys at `places`, at most [`MAX_KEYS`], for some queries; the first key is
-    /// key `start` of the chunk.
-    fn score(&self, places: &[usize], queries: Range<usize>, start: usize, scratch: &mut Scratch) {
+    /// Prefetches a chunk, unless that was done during the last one: if chunks are separate tasks also that of the K/V
+    /// heads after this one, which this thread is likely to process next. `places` are those of its keys, `next` is
+    /// that of the next chunk's first.
+    fn warm_up(&self, places: &[usize], next: usize, scratch: &mut Scratch) {
+        let Some(&first) = places.first() else {
+            return;
+        };
+        let (d, head) = (self.dims.head_dim, self.item.kv_head);
+        let slot = |place: usize| self.k.as_ptr().wrapping_add(place).wrapping_sub(head * d);
+        let slots = [slot(first).addr(), slot(next).addr()];
+        if !scratch.warm.contains(&slots[0]) {
+            let heads = self.item.split.map_or(1, |_| self.dims.kv_heads - head);
+            let width = heads * d;
+            prefetch(self.k, places, width);
+            prefetch(self.v, places, width);
+        }
+        scratch.warm = slots;
+    }
+
+    /// Number of keys that are processed together: all of a chunk if they need no room of their own.
+    fn tile(&self) -> usize {
+        if self.pools().is_none() && self.is_direct(self.count()) {
+            CHUNK
+        } else {
+            TILE
+        }
+    }
+
+    /// Computes the scores of the keys at `places`, at most [`MAX_KEYS`] or a [tile](Self::tile), for some queries; the
+    /// first key is key `start` of the chunk.
+    fn score(
+        &self,
+        places: Places<'_>,
+        queries: Range<usize>,
+        start: usize,
+        scratch: &mut Scratch,
+    ) {
         let (d, width) = (self.dims.head_dim, self.dims.width());
         let scores = scratch.scores.room(self.count() * STRIDE);
         let scores = &mut scores[queries.start * STRIDE + start..];
@@ -200,7 +193,7 @@ impl<E: Element> QueryGroup<'_, E> {
                 queries: &all[queries.start * pairs..queries.end * pairs],
                 pairs,
                 keys: packed,
-                count: places.len(),
+                count: places.at.len(),
                 scores,
             };
             return run(self.isa, scores);
@@ -219,7 +212,7 @@ impl<E: Element> QueryGroup<'_, E> {
             let at = self.widen(self.k, places, values);
             let dots = Dots {
                 queries: own,
-                keys: Vectors::new(values, &at[..places.len()], width),
+                keys: Vectors::new(values, Places::cached(&at[..places.at.len()]), width),
                 scores,
             };
             return run(self.isa, dots);
@@ -235,17 +228,17 @@ impl<E: Element> QueryGroup<'_, E> {
             queries: own,
             width,
             keys,
-            count: places.len(),
+            count: places.at.len(),
             scores,
         };
         run(self.isa, scores);
     }
 
-    /// Adds the values at `places`, at most [`MAX_KEYS`], to the sums of some queries, with the weights from key
-    /// `first` of the chunk on.
+    /// Adds the values at `places`, as many as for [`score`](Self::score), to the sums of some queries, with the
+    /// weights from key `first` of the chunk on.
     fn add(
         &self,
-        places: &[usize],
+        places: Places<'_>,
         queries: Range<usize>,
         first: usize,
         scratch: &mut Scratch,
@@ -270,7 +263,7 @@ impl<E: Element> QueryGroup<'_, E> {
                 seen,
                 first,
                 values: packed,
-                count: places.len(),
+                count: places.at.len(),
                 width,
             };
             return run(self.isa, add);
@@ -294,7 +287,7 @@ impl<E: Element> QueryGroup<'_, E> {
             weights,
             seen,
             first,
-            values: Vectors::new(values, &at[..places.len()], width),
+            values: Vectors::new(values, Places::cached(&at[..places.at.len()]), width),
         };
         run(self.isa, add);
     }
@@ -305,7 +298,7 @@ impl<E: Element> QueryGroup<'_, E> {
     }
 
     /// Copies vectors at `places` as f32, padded with zeros, and returns where each begins.
-    fn widen(&self, pool: &[E], places: &[usize], to: &mut [f32]) -> [usize; MAX_KEYS] {
+    fn widen(&self, pool: &[E], places: Places<'_>, to: &mut [f32]) -> [usize; MAX_KEYS] {
         let width = self.dims.width();
         let widen = Widen {
             vectors: Vectors::new(pool, places, self.dims.head_dim),
@@ -347,30 +340,6 @@ impl<E: Element> QueryGroup<'_, E> {
         run(self.isa, weigh);
     }
 
-    /// If chunks are separate tasks, prefetches a part of the next chunk, for all K/V heads. The same
-    /// thread is likely to process that chunk after the other heads of this one, each of which prefetches
-    /// other parts. `done` counts the keys of this chunk that have been processed, of `2 * CHUNK`: once
-    /// for scores, then for values. Long runs of memory are several times as fast as scattered heads.
-    fn ahead(&self, chunk: usize, done: usize) {
-        if self.item.split.is_none() {
-            return;
-        }
-        let kv_heads = self.dims.kv_heads;
-        let pieces = 2 * CHUNK / TILE * kv_heads;
-        let piece = done / TILE * kv_heads + self.item.kv_head;
-        let start = (chunk + 1) * CHUNK;
-        let keys = self.item.keys().saturating_sub(start).min(CHUNK);
-        let mut places = [0; CHUNK];
-        let places = &mut places[..keys * (piece + 1) / pieces - keys * piece / pieces];
-        self.places(start + keys * piece / pieces, places);
-        let width = kv_heads * self.dims.head_dim;
-        for place in &mut *places {
-            *place -= self.item.kv_head * self.dims.head_dim;
-        }
-        prefetch(self.k, places, width);
-        prefetch(self.v, places, width);
-    }
-
     /// As [`Item::shared_keys`]. Those of a tree that come in pairs end with a whole one: the key after it belongs
     /// with a row's first private key.
     fn shared_keys(&self, chunk: usize, row: usize) -> usize {
@@ -397,7 +366,7 @@ impl<E: Element> QueryGroup<'_, E> {
 
     /// Calls `work` for each row that has private keys in the chunk, with the row, the first of these
     /// keys' number in the chunk, and the places of all of them.
-    fn for_private_keys(&self, chunk: usize, mut work: impl FnMut(usize, usize, &[usize])) {
+    fn for_private_keys(&self, chunk: usize, mut work: impl FnMut(usize, usize, Places<'_>)) {
         if self.item.span.tree.is_none() {
             return;
         }
@@ -413,7 +382,7 @@ impl<E: Element> QueryGroup<'_, E> {
                 count += 1;
             }
             if count > 0 {
-                work(row, first, &places[..count]);
+                work(row, first, Places::cached(&places[..count]));
             }
         }
     }
@@ -427,8 +396,10 @@ impl<E: Element> QueryGroup<'_, E> {
             let slot = self.item.span.blocks[block] as usize * size + offset;
             let start = slot * stride + self.item.kv_head * self.dims.head_dim;
             let (inside, rest) = places.split_at_mut(places.len().min(size - offset));
-            for (i, place) in inside.iter_mut().enumerate() {
-                *place = start + i * stride;
+            let mut next = start;
+            for place in inside.iter_mut() {
+                *place = next;
+                next = next.wrapping_add(stride);
             }
             position += inside.len();
             places = rest;

@@ -36,12 +36,19 @@ impl<E: Element> Loop for Dots<'_, E> {
         let (keys, width) = (self.keys, self.keys.width());
         let all = self.queries.len() / width;
         if all == 1 {
-            for (places, scores) in keys.places().chunks(8).zip(self.scores.chunks_mut(8)) {
+            let scores = self.scores.chunks_mut(8);
+            for (i, (places, scores)) in keys.places().chunks(8).zip(scores).enumerate() {
+                for j in 0..8 {
+                    keys.prefetch(8 * i + j, 0..width);
+                }
                 dots::<S, E, 1, 8>(s, self.queries, keys.rows(places), width, scores);
             }
             return;
         }
         for (i, places) in keys.places().chunks(4).enumerate() {
+            for j in 0..4 {
+                keys.prefetch(4 * i + j, 0..width);
+            }
             let rows = keys.rows::<4>(places);
             let mut query = 0;
             while query < all {
@@ -122,7 +129,10 @@ impl<E: Element> Loop for Pack<'_, E> {
         assert!(self.keys.places().len() <= strips.len() * LANES);
         let whole = length / LANES * LANES;
         let step = width / PARTS * LANES;
-        for (places, strip) in self.keys.places().chunks(LANES).zip(strips) {
+        for (i, (places, strip)) in self.keys.places().chunks(LANES).zip(strips).enumerate() {
+            for j in 0..LANES {
+                self.keys.prefetch(LANES * i + j, 0..length);
+            }
             let rows = self.keys.rows::<LANES>(places);
             let mut from = [std::ptr::null(); LANES];
             for (from, row) in from.iter_mut().zip(rows) {

@@ -121,9 +121,25 @@ impl<E: Element> Case<E> {
             blocks: self.blocks.clone(),
             tree: tree.map(<[u64]>::to_vec),
         }];
+        self.run_spans(isa, threads, &spans, rows)
+    }
+
+    /// Runs some rows of the sequence, each as a sequence of its own, in one call.
+    fn run_apart(&self, isa: Isa, threads: usize, rows: Range<usize>) -> Vec<f32> {
+        let span = |i| Span {
+            rows: i..i + 1,
+            context: self.len - self.rows() + rows.start + i,
+            blocks: self.blocks.clone(),
+            tree: None,
+        };
+        let spans: Vec<Span> = (0..rows.len()).map(span).collect();
+        self.run_spans(isa, threads, &spans, rows)
+    }
+
+    fn run_spans(&self, isa: Isa, threads: usize, spans: &[Span], rows: Range<usize>) -> Vec<f32> {
         let slots = self.k.len() / (self.dims.kv_heads * self.dims.head_dim);
         let op = PagedAttention {
-            batch: &AttentionBatch::new(&spans, BLOCK_SIZE, slots).unwrap(),
+            batch: &AttentionBatch::new(spans, BLOCK_SIZE, slots).unwrap(),
             params: AttentionParams {
                 window: self.form.window,
                 soft_cap: self.form.soft_cap,
@@ -258,7 +274,8 @@ fn each_isa_agrees_with_f64_in_every_form() {
 fn same_bits_for_any_division<E: Element>(narrow: fn(f32) -> E) {
     let shapes = [(1, 64), (3, 64), (4, 40), (8, 13), (2, 128), (1, 256)];
     let plain = shapes.map(|shape| (shape, Form::default()));
-    let others = forms().map(|form| ((3, 40), form));
+    let others = forms().into_iter().zip([40, 64].into_iter().cycle());
+    let others = others.map(|(form, head_dim)| ((3, head_dim), form));
     for ((group, head_dim), form) in plain.into_iter().chain(others) {
         for keys in [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 17] {
             let case = Case::new(keys, 19, group, head_dim, narrow).with(form.clone());
@@ -268,6 +285,9 @@ fn same_bits_for_any_division<E: Element>(narrow: fn(f32) -> E) {
                 assert_eq!(bits(case.run(isa, 1, 0..19, None)), all_rows, "{isa:?}");
                 for threads in [2, 16] {
                     assert_eq!(bits(case.run(isa, threads, 0..19, None)), all_rows);
+                }
+                for threads in [1, 2] {
+                    assert_eq!(bits(case.run_apart(isa, threads, 0..19)), all_rows);
                 }
                 let chain: Vec<u64> = (0..19).map(|row| (2 << row) - 1).collect();
                 for threads in [1, 16] {
@@ -364,6 +384,11 @@ fn same_bits_of_a_path<E: Element>(narrow: fn(f32) -> E) {
             let want = bits(case.run(portable, 1, 0..rows, Some(&masks)));
             for (isa, threads) in Isa::available().flat_map(|isa| [(isa, 1), (isa, 16)]) {
                 assert!(bits(case.run(isa, threads, 0..rows, Some(&masks))) == want);
+                // The first rows alone, few of which read keys and values without a copy.
+                for rows in 1..4 {
+                    let few = bits(case.run(isa, threads, 0..rows, Some(&masks[..rows])));
+                    assert!(few == want[..rows * case.row_floats()], "{rows} rows");
+                }
                 // Rows of the first path alone: 0, 1, 3, 7, 15. Row 1 is the second of a chain of two.
                 let chain = bits(case.run(isa, threads, 0..2, None));
                 assert!(

@@ -1,6 +1,7 @@
 //! Keys and values as the loops over a tile read them.
 
 use super::simd::{Element, LANES, Loop, Simd};
+use std::ops::Range;
 
 /// Keys per softmax chunk. Longer chunks need fewer merges, shorter ones give threads more pieces.
 pub(super) const CHUNK: usize = 128;
@@ -9,18 +10,52 @@ pub(super) const TILE: usize = 32;
 /// Distance between the scores of two queries, whole vectors.
 pub(super) const STRIDE: usize = CHUNK + LANES;
 
+/// How many keys or values before its use a vector is prefetched into the first-level cache.
+const NEAR: usize = 8;
+
+/// Where keys or values begin in a pool.
+#[derive(Clone, Copy)]
+pub(super) struct Places<'a> {
+    pub at: &'a [usize],
+    /// If the pool is to be prefetched: where those begin that are read one chunk later. There may be fewer.
+    next: Option<&'a [usize]>,
+}
+
+impl<'a> Places<'a> {
+    /// Of what is in the caches.
+    pub fn cached(at: &'a [usize]) -> Self {
+        Self { at, next: None }
+    }
+
+    /// Of what is in memory; `next` are the places of the vectors one chunk later.
+    pub fn in_memory(at: &'a [usize], next: &'a [usize]) -> Self {
+        let next = Some(next);
+        Self { at, next }
+    }
+
+    #[inline(always)]
+    pub fn slice(self, range: Range<usize>) -> Self {
+        let next =
+            |next: &'a [usize]| &next[range.start.min(next.len())..range.end.min(next.len())];
+        Self {
+            next: self.next.map(next),
+            at: &self.at[range],
+        }
+    }
+}
+
 /// Keys or values: one at each of `places` in `data`, all of them within its bounds.
 #[derive(Clone, Copy)]
 pub(super) struct Vectors<'a, E> {
     data: &'a [E],
-    places: &'a [usize],
+    places: Places<'a>,
     /// Length of each.
     width: usize,
 }
 
 impl<'a, E> Vectors<'a, E> {
-    pub fn new(data: &'a [E], places: &'a [usize], width: usize) -> Self {
-        let last = places.iter().copied().max();
+    pub fn new(data: &'a [E], places: Places<'a>, width: usize) -> Self {
+        let last = places.at.iter().copied().max();
         assert!(last.is_none_or(|place| place <= data.len() && width <= data.len() - place));
         Self {
             data,
@@ -35,7 +70,7 @@ impl<'a, E> Vectors<'a, E> {
 
     /// `place + width <= data.len()` holds for each.
     pub fn places(&self) -> &'a [usize] {
-        self.places
+        self.places.at
     }
 
     /// Length of each.
@@ -43,10 +78,34 @@ impl<'a, E> Vectors<'a, E> {
         self.width
     }
 
+    #[inline(always)]
+    pub fn slice(self, range: Range<usize>) -> Self {
+        let places = self.places.slice(range);
+        Self { places, ..self }
+    }
+
     /// The first `N` of those at `places`; missing ones are replaced by the first.
     pub fn rows<const N: usize>(&self, places: &[usize]) -> [&'a [E]; N] {
         let row = |place: usize| &self.data[place..place + self.width];
         std::array::from_fn(|i| row(places[if i < places.len() { i } else { 0 }]))
+    }
+
+    /// Prefetches `columns` of what is read some vectors and one chunk after vector `number`. Loops call it as they
+    /// go: the second-level cache takes more requests at a time than the first, but a run of them would fill its
+    /// queue and stop the loop.
+    #[inline(always)]
+    pub fn prefetch(&self, number: usize, columns: Range<usize>) {
+        let Some(next) = self.places.next else {
+            return;
+        };
+        for at in columns.step_by(64 / size_of::<E>()) {
+            if let Some(&place) = next.get(number) {
+                prefetch_line::<E, false>(self.data, place.wrapping_add(at));
+            }
+            if let Some(&place) = self.places.at.get(number.wrapping_add(NEAR)) {
+                prefetch_line::<E, true>(self.data, place.wrapping_add(at));
+            }
+        }
     }
 }
 
@@ -66,7 +125,8 @@ impl<E: Element> Loop for Widen<'_, E> {
         let (data, length) = (self.vectors.data(), self.vectors.width());
         let rows = self.to.chunks_exact_mut(self.width);
         assert!(self.vectors.places().len() <= rows.len());
-        for (&place, to) in self.vectors.places().iter().zip(rows) {
+        for (number, (&place, to)) in self.vectors.places().iter().zip(rows).enumerate() {
+            self.vectors.prefetch(number, 0..length);
             let (whole, rest) = data[place..place + length].as_chunks::<LANES>();
             let (to, last) = to.as_chunks_mut::<LANES>();
             let (to, padded) = to.split_at_mut(whole.len());
@@ -85,18 +145,31 @@ impl<E: Element> Loop for Widen<'_, E> {
     }
 }
 
-/// Prefetches `width` numbers at each of `places`. The keys of a head are scattered in memory, which the
-/// CPU does not predict: without this it would wait for memory at each key.
+/// Prefetches `width` numbers at each of `places` into the second-level cache.
 pub(super) fn prefetch<E>(data: &[E], places: &[usize], width: usize) {
-    #[cfg(target_arch = "x86_64")]
     for &place in places {
         for at in (0..width).step_by(64 / size_of::<E>()) {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let from = data.as_ptr().wrapping_add(place).wrapping_add(at);
-            // SAFETY: a hint, which reads nothing.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) };
+            prefetch_line::<E, false>(data, place.wrapping_add(at));
+        }
+    }
+}
+
+/// Prefetches the cache line of a number into the first-level cache if `NEAR`, otherwise into the second-level one.
+#[inline(always)]
+fn prefetch_line<E, const NEAR: bool>(data: &[E], place: usize) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
+        let from = data.as_ptr().wrapping_add(place).cast();
+        // SAFETY: a hint, which reads nothing.
+        unsafe {
+            if NEAR {
+                _mm_prefetch::<_MM_HINT_T0>(from);
+            } else {
+                _mm_prefetch::<_MM_HINT_T1>(from);
+            }
         }
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = (data, places, width);
+    let _ = (data, place);
 }

@@ -192,24 +192,19 @@ impl<E: Element> AddWeighted<'_, E> {
             return;
         }
         let width = self.values.width();
-        let places = &self.values.places()[values.clone()];
+        let some = self.values.slice(values.clone());
         let mut at = 0;
         while at < width {
             // SAFETY: the caller's contract; `Vectors` are within the data.
             unsafe {
                 let sums = self.sums.as_mut_ptr().add(query * width + at);
                 let weights = self.weights.as_ptr().add(query * STRIDE + values.start);
-                let data = self.values.data().as_ptr().add(at);
                 let vectors = (width - at) / LANES;
                 at += LANES
                     * match vectors {
-                        4.. if S::SUMS >= 4 * R => {
-                            add::<S, E, R, 4>(s, sums, width, weights, places, data)
-                        }
-                        2.. if S::SUMS >= 2 * R => {
-                            add::<S, E, R, 2>(s, sums, width, weights, places, data)
-                        }
-                        _ => add::<S, E, R, 1>(s, sums, width, weights, places, data),
+                        4.. if S::SUMS >= 4 * R => add::<S, E, R, 4>(s, sums, weights, some, at),
+                        2.. if S::SUMS >= 2 * R => add::<S, E, R, 2>(s, sums, weights, some, at),
+                        _ => add::<S, E, R, 1>(s, sums, weights, some, at),
                     };
             }
         }
@@ -223,7 +218,7 @@ fn inside(seen: &Range<usize>, first: usize, all: usize) -> Range<usize> {
     seen.start.saturating_sub(first).min(end)..end
 }
 
-/// Adds `C` vectors of the values at `places` for `R` queries; returns `C`.
+/// Adds `C` vectors of the values, from number `at` of each on, for `R` queries; returns `C`.
 ///
 /// # Safety
 /// The values and a weight for each can be read, and the sums be written.
@@ -231,11 +226,11 @@ fn inside(seen: &Range<usize>, first: usize, all: usize) -> Range<usize> {
 unsafe fn add<S: Simd, E: Element, const R: usize, const C: usize>(
     s: S,
     sums: *mut f32,
-    width: usize,
     mut weights: *const f32,
-    places: &[usize],
-    data: *const E,
+    values: Vectors<'_, E>,
+    at: usize,
 ) -> usize {
+    let (width, data) = (values.width(), values.data().as_ptr().wrapping_add(at));
     let mut to = [sums; R];
     let mut all = [[s.splat(0.0); C]; R];
     // SAFETY: the caller's contract.
@@ -248,7 +243,7 @@ unsafe fn add<S: Simd, E: Element, const R: usize, const C: usize>(
                 all[r][c] = s.load(to[r].add(c * LANES));
             }
         }
-        for &place in places {
+        for (number, &place) in values.places().iter().enumerate() {
             let value = data.add(place);
             if R > 3 {
                 let mut vectors = [s.splat(0.0); C];
@@ -262,6 +257,8 @@ unsafe fn add<S: Simd, E: Element, const R: usize, const C: usize>(
                     }
                 }
             } else {
+                // More queries have copies, which are in the caches.
+                values.prefetch(number, at..at + C * LANES);
                 // Fewer registers: of up to three weights, where vectors may be two registers each.
                 let mut splat = [s.splat(0.0); R];
                 for r in 0..R {
