@@ -126,11 +126,11 @@ fn a_table_that_cannot_be_written() {
 fn rules_trees_and_dear_rows_are_compared() {
     let (table, report) = Models::one().bench(
         "--draft-model @target --spec-length 4 --spec-nodes 4 --spec-topk 2 --spec-budget fixed \
-         --acceptances coupled,rejection --spec-topks 1,2 --row-penalty 0.5 \
+         --acceptances coupled,rejection --spec-topks 1,2 --row-penalty 8 \
          --random-prompts 2 --prompt-tokens 20 --max-tokens 24",
     );
     for needle in [
-        "each further row costs 0.5 one-row steps more",
+        "each further row costs 8 one-row steps more",
         "temperature 1, rejection, tree 2",
         "temperature 0, all modes",
         "coupled, chain",
@@ -143,9 +143,9 @@ fn rules_trees_and_dear_rows_are_compared() {
     for rules in chains {
         assert_eq!(rules["coupled_over_rejection"], 1.0, "{rules}");
     }
-    // A step of five rows costs at least two more one-row steps.
+    // A step of five rows costs 32 one-row steps more, however busy the machine is.
     let chain = &report["temperatures"][0]["overall"];
-    assert!(chain["verify_cost"].as_f64() > Some(2.5), "{chain}");
+    assert!(chain["verify_cost"].as_f64() > Some(8.0), "{chain}");
 }
 
 #[test]
