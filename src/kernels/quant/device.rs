@@ -4,7 +4,6 @@
 use super::cuda::{dequantize, product};
 use super::device_tiles::{DeviceQuantMatrix, MAX_ROWS};
 use candle_core::{DType, Result, Tensor};
-use std::ops::Range;
 
 /// Maximum bytes of weights that are dequantized at a time for a product of many rows.
 const MAX_DEQUANTIZED: usize = 128 << 20;
@@ -82,7 +81,7 @@ fn product(weights: &[&DeviceQuantMatrix], _: &Tensor) -> Result<Tensor> {
 fn dequantize(
     weight: &DeviceQuantMatrix,
     _: Option<&Tensor>,
-    _: Range<usize>,
+    _: std::ops::Range<usize>,
     _: DType,
 ) -> Result<Tensor> {
     let device = weight.tiles.device();
