@@ -18,7 +18,7 @@ template <typename T, int TILES, int WARPS>
 __device__ void gemv(const T *w, const T *x, T *y, int outputs, int inputs, int rows) {
     // Steps that a warp loads before it uses the first.
     constexpr int AHEAD = TILES > 2 ? 1 : 2;
-    __shared__ float sums[WARPS][OUTPUTS][8];
+    __shared__ float sums[WARPS][OUTPUTS * 8];
     const int before = blockIdx.y * 8 * TILES;
     x += (size_t)before * inputs;
     y += (size_t)before * outputs;
@@ -83,28 +83,12 @@ __device__ void gemv(const T *w, const T *x, T *y, int outputs, int inputs, int 
         if (t >= tiles) {
             break;
         }
-        const int column = lane % 4 * 2;
         if (t > 0) {
             // All sums of the tile before have been read.
             __syncthreads();
         }
-        sums[warp][lane / 4][column] = d[t][0];
-        sums[warp][lane / 4][column + 1] = d[t][1];
-        sums[warp][lane / 4 + 8][column] = d[t][2];
-        sums[warp][lane / 4 + 8][column + 1] = d[t][3];
-        __syncthreads();
-        for (int i = threadIdx.x; i < OUTPUTS * 8; i += WARPS * 32) {
-            const int output = i % OUTPUTS, row = i / OUTPUTS;
-            float sum = 0.f;
-#pragma unroll
-            for (int j = 0; j < WARPS; j++) {
-                sum = __fadd_rn(sum, sums[j][output][row]);
-            }
-            const int place = blockIdx.x * OUTPUTS + output;
-            if (8 * t + row < rows && place < outputs) {
-                y[(size_t)(8 * t + row) * outputs + place] = narrow<T>(sum);
-            }
-        }
+        store_tile<T, WARPS>(d[t], sums[warp], sums[0], OUTPUTS * 8, y + (size_t)8 * t * outputs + blockIdx.x * OUTPUTS,
+                             outputs, rows - 8 * t, outputs - blockIdx.x * OUTPUTS);
     }
 }
 

@@ -167,7 +167,7 @@ __device__ void product(const unsigned char *w, const T *x, T *y, int outputs, i
         }
     }
     wait_for_copies<0>();
-    float(*part)[8] = reinterpret_cast<float(*)[8]>(ring[warp]);
+    const auto sums_of = [&](int warp) { return reinterpret_cast<float *>(ring[warp]); };
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
         if (t >= tiles) {
@@ -175,23 +175,9 @@ __device__ void product(const unsigned char *w, const T *x, T *y, int outputs, i
         }
         // A warp overwrites its own part of the ring, or what everybody has added.
         __syncthreads();
-        part[g][2 * p] = sums[t][0];
-        part[g][2 * p + 1] = sums[t][1];
-        part[g + 8][2 * p] = sums[t][2];
-        part[g + 8][2 * p + 1] = sums[t][3];
-        __syncthreads();
-        for (int i = threadIdx.x; i < OUTPUTS * 8; i += WARPS * 32) {
-            const int output = i % OUTPUTS, row = i / OUTPUTS;
-            float sum = 0.f;
-#pragma unroll
-            for (int j = 0; j < WARPS; j++) {
-                sum = __fadd_rn(sum, reinterpret_cast<const float(*)[8]>(ring[j])[output][row]);
-            }
-            const int place = blockIdx.x * OUTPUTS + output;
-            if (8 * t + row < rows && place < outputs) {
-                y[(size_t)(8 * t + row) * width + column + place] = narrow<T>(sum);
-            }
-        }
+        const int first = blockIdx.x * OUTPUTS;
+        store_tile<T, WARPS>(sums[t], sums_of(warp), sums_of(0), STAGES * STAGE / sizeof(float),
+                             y + (size_t)8 * t * width + column + first, width, rows - 8 * t, outputs - first);
     }
 }
 
