@@ -151,6 +151,10 @@ pub fn assert_idle(engine: &EngineHandle) {
     assert!(!busy(), "blocks are held though no request is alive");
 }
 
+/// For tests of preemption and of near ties: so long that chunks of prompts, and with them what meets in the pool,
+/// do not depend on how fast the machine is at the moment.
+pub const PROMPT_WAIT: std::time::Duration = std::time::Duration::from_secs(3600);
+
 /// Drafts of at most `length` tokens without branches.
 pub fn chains(length: usize) -> SpecLimits {
     SpecLimits {

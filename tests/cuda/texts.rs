@@ -1,7 +1,7 @@
 //! Through the engine: texts do not depend on drafts, nor on where their tokens are drawn.
 
 use super::{BLOCK_SIZE, BLOCKS, batch_invariant, gpu, model, shape, tokens};
-use crate::common::{assert_idle, chains, collect, greedy, run};
+use crate::common::{PROMPT_WAIT, assert_idle, chains, collect, greedy, run};
 use candle_core::DType;
 use foretoken::engine::{self, EngineHandle, EngineOptions, Request, SpecLimits};
 use foretoken::error::Result;
@@ -9,14 +9,9 @@ use foretoken::model::{HeadKind, LoadFormat, LoadOptions, Model, ModelSource, lo
 use foretoken::sampling::{Acceptance, SamplingParams};
 use foretoken::spec::{BudgetMode, Committed, Draft, DraftModel, DraftRequest, Drafter, Source};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 /// Maximum rows per step of the engine, fewer than the longest prompt has.
 const STEP: usize = 64;
-
-/// So long that chunks of prompts do not depend on how fast the machine is at the moment: at a near tie a
-/// text may depend on them unless a model is batch-invariant.
-const PROMPT_WAIT: Duration = Duration::from_secs(3600);
 
 pub(super) fn start(
     target: Box<dyn Model>,

@@ -2,7 +2,7 @@
 
 use crate::common::rig::{Rig, Seq, argmax, distance};
 use crate::common::tiny::open;
-use crate::common::{assert_idle, chains, collect, greedy, reference, sampled};
+use crate::common::{PROMPT_WAIT, assert_idle, chains, collect, greedy, reference, sampled};
 use crate::trees::RandomTrees;
 use candle_core::quantized::gguf_file::{self, Value};
 use candle_core::quantized::{GgmlDType, QTensor};
@@ -306,6 +306,7 @@ fn the_engine_changes_no_text() {
                 max_num_batched_tokens: 20,
                 spec,
                 spec_budget: BudgetMode::Fixed,
+                max_prompt_wait: PROMPT_WAIT,
                 ..EngineOptions::default()
             };
             let engine = engine::spawn(fixture.open(), Some(drafter), 24, 4, options).unwrap();

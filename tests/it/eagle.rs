@@ -252,6 +252,7 @@ fn start(head: Option<&Head>, num_blocks: usize, spec: SpecLimits) -> EngineHand
         max_num_seqs: 4,
         spec,
         spec_budget: BudgetMode::Fixed,
+        max_prompt_wait: PROMPT_WAIT,
         ..EngineOptions::default()
     };
     engine::spawn(target(), drafter, num_blocks, 4, options).unwrap()

@@ -371,6 +371,7 @@ fn texts_do_not_change() {
             max_num_seqs: 4,
             spec,
             spec_budget: BudgetMode::Fixed,
+            max_prompt_wait: PROMPT_WAIT,
             ..EngineOptions::default()
         };
         let engine = engine::spawn(target(), drafter, blocks, 4, options).unwrap();

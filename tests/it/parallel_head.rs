@@ -414,6 +414,7 @@ pub fn assert_lossless(folder: &Path) {
                 topk: 3,
             },
             spec_budget: foretoken::spec::BudgetMode::Fixed,
+            max_prompt_wait: PROMPT_WAIT,
             ..EngineOptions::default()
         };
         let engine = engine::spawn(target, drafter, 30, 4, options).unwrap();

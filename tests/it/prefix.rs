@@ -272,6 +272,7 @@ fn a_preempted_request_comes_back_through_the_cache() {
         ..Toy::default()
     };
     toy.options.max_num_seqs = 3;
+    toy.options.max_prompt_wait = PROMPT_WAIT;
     let work = |toy: &Toy| {
         let rows = Arc::<AtomicUsize>::default();
         let model = toy_model(0.0);

@@ -1,13 +1,12 @@
 //! The engine on a real model: SmolLM2-135M, drafted by itself, by n-grams and by nonsense.
 
 use crate::common::rig::{prompt as noise, smollm2, smollm2_path};
-use crate::common::{assert_idle, collect, greedy, run, sampled};
+use crate::common::{PROMPT_WAIT, assert_idle, collect, greedy, run, sampled};
 use foretoken::engine::{self, EngineHandle, EngineOptions, Request, SpecLimits};
 use foretoken::model::toy::ToyModel;
 use foretoken::model::{Head, HeadKind, LoadOptions, ModelSource, load_head};
 use foretoken::spec::{BudgetMode, Cascade, DraftModel, Drafter, NgramDrafter, Tables};
 use foretoken::text::Text;
-use std::time::Duration;
 
 const BLOCKS: usize = 512;
 const BLOCK_SIZE: usize = 16;
@@ -217,7 +216,7 @@ fn sixty_four_streams_say_what_each_says_alone() {
         spec: crate::common::chains(3),
         spec_budget: BudgetMode::Fixed,
         // Prompts are read at once on a slow machine, too, so that all texts grow together.
-        max_prompt_wait: Duration::from_secs(60),
+        max_prompt_wait: PROMPT_WAIT,
         ..EngineOptions::default()
     };
     // Small blocks, so that texts grow by many and the pool runs out in mid-text: the 16 different texts do

@@ -181,6 +181,7 @@ fn a_decoders_hidden_states_are_observed_bit_for_bit() {
             max_num_batched_tokens: 24,
             max_num_seqs: 4,
             spec: chains(6),
+            max_prompt_wait: PROMPT_WAIT,
             ..EngineOptions::default()
         },
         ..Toy::default()
