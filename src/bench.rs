@@ -53,6 +53,11 @@ pub struct BenchOptions {
     #[arg(long, value_name = "T,T", value_delimiter = ',', default_value = "0,1",
           value_parser = temperature)]
     pub temperatures: Vec<f32>,
+    /// Drafters to compare, separated by commas: tables, ngram, self, head or model (that of --draft-model), or
+    /// the name of a draft model or head; +tables after a model's lets tables continue its drafts, as serve
+    /// does, for example tables,head,head+tables [default: the drafter that serve would take].
+    #[arg(long, value_name = "NAME,NAME", value_delimiter = ',')]
+    pub drafters: Vec<String>,
     /// Draft lengths (K) to measure, each at most --spec-length, separated by commas
     /// [default: --spec-length].
     #[arg(long, value_name = "K,K", value_delimiter = ',')]
@@ -98,8 +103,8 @@ pub struct BenchOptions {
 #[derive(Debug, Clone)]
 pub struct ReportNames {
     pub model: String,
-    /// The drafter.
-    pub drafter: String,
+    /// The drafters, by their index in the engine.
+    pub drafters: Vec<String>,
     /// The device that both run on.
     pub device: String,
 }
@@ -107,6 +112,8 @@ pub struct ReportNames {
 /// One decoding mode.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 struct BenchMode {
+    /// Index of the drafter.
+    drafter: usize,
     /// Maximum depth of a draft (K); 0 = plain decoding.
     spec_length: usize,
     /// Maximum number of siblings in a draft; 1 = chains.
@@ -119,6 +126,7 @@ struct BenchMode {
 
 impl BenchMode {
     const PLAIN: Self = Self {
+        drafter: 0,
         spec_length: 0,
         spec_topk: 1,
         acceptance: Acceptance::Coupled,
@@ -186,8 +194,16 @@ impl BenchOptions {
     }
 
     /// Plain decoding, then each speculative mode that is compared with it, ordered by synthetic
-    /// acceptance, rule, siblings and length.
+    /// acceptance, drafter, rule, siblings and length.
     fn ways(&self) -> Vec<BenchMode> {
+        let drafters = 0..self.drafters.len().max(1);
+        let mut kinds = Vec::new();
+        for drafter in drafters {
+            for &acceptance in &self.acceptances {
+                let topks = self.spec_topks.iter();
+                kinds.extend(topks.map(|&spec_topk| (drafter, acceptance, spec_topk)));
+            }
+        }
         let rates = self.synthetic_acceptance.iter();
         let mut rates: Vec<Option<f64>> = rates.copied().map(Some).collect();
         if rates.is_empty() {
@@ -195,15 +211,14 @@ impl BenchOptions {
         }
         let mut ways = vec![BenchMode::PLAIN];
         for synthetic_acceptance in rates {
-            for &acceptance in &self.acceptances {
-                for &spec_topk in &self.spec_topks {
-                    ways.extend(self.spec_lengths.iter().map(|&spec_length| BenchMode {
-                        spec_length,
-                        spec_topk,
-                        acceptance,
-                        synthetic_acceptance,
-                    }));
-                }
+            for &(drafter, acceptance, spec_topk) in &kinds {
+                ways.extend(self.spec_lengths.iter().map(|&spec_length| BenchMode {
+                    drafter,
+                    spec_length,
+                    spec_topk,
+                    acceptance,
+                    synthetic_acceptance,
+                }));
             }
         }
         ways
@@ -376,9 +391,15 @@ impl Bench<'_> {
             let (prompt, scope) = (&self.prompts[0], scopes.of(number));
             let mut request = self.options.request(0, prompt, 0.0, way, scope);
             request.max_tokens = Some(WARM_UP_TOKENS);
-            generate(self.engine, request)?;
+            self.generate(way, request)?;
         }
         Ok(())
+    }
+
+    /// Generates one text in mode `way`.
+    fn generate(&self, way: BenchMode, request: Request) -> Result<Sample> {
+        self.engine.use_drafter(way.drafter)?;
+        generate(self.engine, request)
     }
 
     /// Answers the prompts of `--warm` in each speculative mode.
@@ -387,7 +408,7 @@ impl Bench<'_> {
             for (index, &way) in self.ways.iter().enumerate().skip(1) {
                 let (seed, scope) = (self.prompts.len() + number, scopes.of(index));
                 let request = self.options.request(seed, prompt, temperature, way, scope);
-                generate(self.engine, request)?;
+                self.generate(way, request)?;
             }
         }
         Ok(())
@@ -412,7 +433,7 @@ impl Bench<'_> {
                         let scope = scopes.of(way);
                         let request =
                             options.request(number, prompt, temperature, ways[way], scope);
-                        samples[way].push(generate(self.engine, request)?);
+                        samples[way].push(self.generate(ways[way], request)?);
                         bar.inc(1);
                     }
                     order.reverse();

@@ -1,6 +1,7 @@
 //! Parses and validates flags and a TOML file into one [`Command`]. Only `main` imports this module.
 
 mod chat;
+mod compared;
 mod file;
 mod flags;
 mod hints;
@@ -21,6 +22,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 pub use chat::Partner;
+pub use compared::ComparedDrafter;
 pub use flags::{
     CheckOptions, Dtype, GenerationConfig, GenerationFlags, HttpOptions, LoadFlags, LogFormat,
 };
@@ -53,6 +55,8 @@ pub struct Config {
     pub generation: GenerationFlags,
     /// The drafter; `None` = plain decoding.
     pub drafter: Option<DrafterChoice>,
+    /// Drafters to take in place of it, one after the other.
+    pub compared: Vec<ComparedDrafter>,
     /// The blocks that a draft's safetensors become; `None` = those of `load`.
     pub draft_quantize: Option<BlockType>,
     /// What the tables hold, if the drafter uses them.
@@ -133,6 +137,7 @@ impl Command {
                 // It runs the same prompts again and again, and each run must cost the same.
                 config.engine.no_prefix_caching = true;
                 let bench = bench.validate(&config.engine, config.load.seed)?;
+                config.compared = ComparedDrafter::all(&bench.drafters, &config)?;
                 Self::Bench(config, bench)
             }
             Some(CliCommand::Generate { options, generate }) => {
@@ -201,6 +206,7 @@ impl CommonOptions {
             load: self.load,
             generation: self.generation,
             drafter,
+            compared: Vec::new(),
             draft_quantize: self.speculation.draft_quantize,
             tables: self.speculation.tables(),
             kv: match (self.num_blocks, self.kv_cache_memory) {

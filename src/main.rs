@@ -82,7 +82,10 @@ fn run(command: &Command, log: &LineWriter) -> Result<()> {
             let loaded = load::load(config, options.row_penalty)?;
             let names = bench::ReportNames {
                 model: config.served_model_name.clone(),
-                drafter: (config.drafter.as_ref()).map_or("nothing".into(), ToString::to_string),
+                drafters: match &*config.compared {
+                    [] => config.drafter.iter().map(ToString::to_string).collect(),
+                    compared => compared.iter().map(|one| one.name.clone()).collect(),
+                },
                 device: loaded.device.into(),
             };
             bench::run(&loaded.engine, loaded.text.as_deref(), &names, options)

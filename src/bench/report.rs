@@ -1,5 +1,6 @@
 //! Computes and displays figures from runs. No clock and no engine here.
 
+mod drafters;
 mod loads;
 mod table;
 
@@ -13,6 +14,7 @@ use serde::Serialize;
 use std::path::Path;
 use sysinfo::{CpuRefreshKind, RefreshKind, System};
 
+pub use drafters::DrafterFigures;
 pub use loads::{LoadFigures, StreamLoad, Throughput};
 
 /// The runs of one prompt at one temperature: plain and in one speculative mode.
@@ -195,7 +197,8 @@ impl GroupFigures {
 #[derive(Debug, Clone, Serialize)]
 pub struct Subject {
     pub model: String,
-    pub drafter: String,
+    /// By their index in the modes.
+    pub drafters: Vec<String>,
     /// The largest measured K.
     pub spec_length: usize,
     /// Added cost of a row in one-row steps; see [`RowPenalty`](super::RowPenalty).
@@ -216,7 +219,7 @@ impl Subject {
         let system = System::new_with_specifics(cpus);
         Self {
             model: names.model.clone(),
-            drafter: names.drafter.clone(),
+            drafters: names.drafters.clone(),
             spec_length: options.spec_lengths.iter().copied().max().unwrap_or(0),
             row_penalty: options.row_penalty,
             warm: options.warm.is_some(),
@@ -237,6 +240,9 @@ impl Subject {
 pub struct BenchReport {
     pub subject: Subject,
     pub temperatures: Vec<AtTemperature>,
+    /// If several drafters were measured, each at each temperature.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub drafters: Vec<DrafterFigures>,
     /// If several K were measured, the best one for each temperature and otherwise equal mode.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub best: Vec<Best>,
@@ -350,6 +356,7 @@ impl BenchReport {
             temperatures: temperatures.collect(),
             ..Self::of_loads(subject, Vec::new())
         };
+        report.drafters = DrafterFigures::compare(&report);
         report.best = report.by_length().filter_map(Best::of).collect();
         report.rules = report.rules();
         report
@@ -360,6 +367,7 @@ impl BenchReport {
         Self {
             subject,
             temperatures: Vec::new(),
+            drafters: Vec::new(),
             best: Vec::new(),
             rules: Vec::new(),
             loads: loads.into_iter().map(LoadFigures::of).collect(),

@@ -55,14 +55,14 @@ impl Bench<'_> {
         for &way in &order {
             let mut requests = self.group(0..streams, temperature, way, scopes);
             (requests.iter_mut()).for_each(|request| request.max_tokens = Some(WARM_UP_TOKENS));
-            run(self.engine, streams, requests).await?;
+            self.run(way, streams, requests).await?;
         }
         for group in groups {
             for _ in 0..self.options.repeat {
                 let mut runs: Vec<Option<GroupRun>> = self.ways.iter().map(|_| None).collect();
                 for &way in &order {
                     let requests = self.group(group.clone(), temperature, way, scopes);
-                    runs[way] = Some(run(self.engine, streams, requests).await?);
+                    runs[way] = Some(self.run(way, streams, requests).await?);
                 }
                 order.reverse();
                 let mut runs = runs.into_iter().flatten();
@@ -73,6 +73,12 @@ impl Bench<'_> {
             }
         }
         Ok(loads)
+    }
+
+    /// Runs `requests` in the `way`-th mode.
+    async fn run(&self, way: usize, streams: usize, requests: Vec<Request>) -> Result<GroupRun> {
+        self.engine.use_drafter(self.ways[way].drafter)?;
+        run(self.engine, streams, requests).await
     }
 
     /// The requests of a group in the `way`-th mode.

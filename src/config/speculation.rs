@@ -105,6 +105,12 @@ pub enum DrafterChoice {
 }
 
 impl DrafterChoice {
+    /// N-grams of the default lengths.
+    pub(super) fn default_ngram() -> Self {
+        let (min, max) = DEFAULT_PROMPT_LOOKUP;
+        Self::Ngram { min, max }
+    }
+
     /// The model of `--draft-model`, if it has one.
     pub fn model(&self) -> Option<&ModelChoice> {
         match self {

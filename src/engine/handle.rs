@@ -190,6 +190,8 @@ pub(super) enum EngineMessage {
     Wake,
     /// Forget the cached prefixes, then say so.
     ResetPrefixCache(oneshot::Sender<()>),
+    /// From the next step on, the drafter of this index drafts.
+    UseDrafter(usize),
 }
 
 pub(super) struct EngineShared {
@@ -299,6 +301,14 @@ impl EngineHandle {
         let (done, is_done) = oneshot::channel();
         (self.sender.send(EngineMessage::ResetPrefixCache(done))).map_err(|_| self.gone())?;
         is_done.await.map_err(|_| self.gone())
+    }
+
+    /// Lets the drafter of this index draft from the engine's next step on; without it, nothing changes.
+    ///
+    /// # Errors
+    /// `ShuttingDown`, or the reason why the thread has ended.
+    pub fn use_drafter(&self, index: usize) -> Result<()> {
+        (self.sender.send(EngineMessage::UseDrafter(index))).map_err(|_| self.gone())
     }
 
     /// The limits that requests are checked against.

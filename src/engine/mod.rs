@@ -36,7 +36,7 @@ pub use handle::{
 pub use request::{
     EndObserver, Event, FinishReason, Request, SequenceEnd, SpecUsage, TokenOutput, VerifiedDraft,
 };
-pub use start::spawn;
+pub use start::{spawn, spawn_with};
 pub use stats::{RequestTimes, Stats};
 
 /// The thread's state: waiting and running sequences, and the models.
@@ -156,6 +156,7 @@ impl Engine {
                     // Whoever asked may be gone.
                     let _ = done.send(());
                 }
+                Some(EngineMessage::UseDrafter(index)) => self.runner.use_drafter(index),
                 // No sender is left; finish the running sequences.
                 None => return Ok(!idle),
             }

@@ -108,10 +108,10 @@ impl Engine {
             stats.target_steps.inc();
             stats.target_seconds.inc_by(target_time.as_secs_f64());
         }
-        if let Some(speculation) = self.runner.speculation() {
-            self.shared.stats.note_draft_cost(speculation.cost());
-            self.shared.stats.spec_speed_up.set(speculation.speed_up());
-            self.shared.stats.note_pruned(speculation.pruned());
+        if let Some(speed_up) = self.runner.speed_up() {
+            self.shared.stats.note_draft_cost(self.runner.draft_cost());
+            self.shared.stats.spec_speed_up.set(speed_up);
+            self.shared.stats.note_pruned(self.runner.pruned());
         }
     }
 

@@ -32,7 +32,22 @@ pub fn spawn(
     block_size: usize,
     options: EngineOptions,
 ) -> Result<EngineHandle> {
-    let (engine, handle) = build(target, drafter, num_blocks, block_size, options)?;
+    let drafters = drafter.into_iter().collect();
+    spawn_with(target, drafters, num_blocks, block_size, options)
+}
+
+/// The same over several drafters, of which the first drafts until [`EngineHandle::use_drafter`].
+///
+/// # Errors
+/// As [`spawn`].
+pub fn spawn_with(
+    target: Box<dyn Model>,
+    drafters: Vec<Box<dyn Drafter>>,
+    num_blocks: usize,
+    block_size: usize,
+    options: EngineOptions,
+) -> Result<EngineHandle> {
+    let (engine, handle) = build(target, drafters, num_blocks, block_size, options)?;
     start(engine)?;
     Ok(handle)
 }
@@ -58,13 +73,13 @@ pub(super) fn start(engine: Engine) -> Result<()> {
 /// The thread's state before it runs, and a handle; see [`spawn`].
 pub(super) fn build(
     target: Box<dyn Model>,
-    drafter: Option<Box<dyn Drafter>>,
+    drafters: Vec<Box<dyn Drafter>>,
     num_blocks: usize,
     block_size: usize,
     options: EngineOptions,
 ) -> Result<(Engine, EngineHandle)> {
     let mut spec = options.spec;
-    if drafter.is_none() {
+    if drafters.is_empty() {
         spec.length = 0;
     }
     if options.max_num_batched_tokens == 0 {
@@ -108,8 +123,13 @@ pub(super) fn build(
     let caches = !options.no_prefix_caching;
     (shared.stats).set_cache_config(num_blocks, block_size, caches);
     let (sender, inbox) = channel();
-    let mut runner =
-        SpeculativeRunner::new(target, drafter, options.spec_budget, num_blocks, block_size)?;
+    let mut runner = SpeculativeRunner::new(
+        target,
+        drafters,
+        options.spec_budget,
+        num_blocks,
+        block_size,
+    )?;
     if options.calibrate && options.spec_budget == BudgetMode::Adaptive {
         log_costs(&runner.calibrate()?);
     }

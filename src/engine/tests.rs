@@ -9,7 +9,7 @@ fn engine(max_num_seqs: usize) -> (Engine, EngineHandle) {
         ..EngineOptions::default()
     };
     let model = Box::new(ToyModel::new(32, 256, 11, 0.0));
-    build(model, None, 64, 4, options).unwrap()
+    build(model, Vec::new(), 64, 4, options).unwrap()
 }
 
 fn requests() -> Vec<Request> {

@@ -212,8 +212,8 @@ fn report(config: &Config) -> Result<Report> {
     if let (Some(budget), Some(draft)) = (&mut budget, &draft) {
         budget.add("draft weights", draft.bytes);
     }
-    let drafting = network.as_ref().map(DraftNetwork::model);
-    let cache = memory::cache(config, &*model, drafting, budget.as_mut())?;
+    let drafting: Vec<&dyn Model> = network.iter().map(DraftNetwork::model).collect();
+    let cache = memory::cache(config, &*model, &drafting, budget.as_mut())?;
     let read = bytes_per_token(&*model, &inventory);
     Ok(Report {
         decode: (device.is_cpu() && model.generates()).then(|| Decode::estimate(read)),

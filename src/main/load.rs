@@ -31,6 +31,33 @@ pub struct Loaded {
     pub embeddings: Option<EmbeddingSpec>,
 }
 
+/// A drafter that is to be loaded.
+#[derive(Clone, Copy)]
+struct Wanted<'a> {
+    choice: &'a DrafterChoice,
+    /// Whether tables continue the drafts of a model.
+    with_tables: bool,
+}
+
+impl<'a> Wanted<'a> {
+    /// The drafters that are compared, or the drafter.
+    fn all(config: &'a Config) -> Vec<Self> {
+        let compared = config.compared.iter().map(|one| Self {
+            choice: &one.choice,
+            with_tables: one.with_tables,
+        });
+        let drafter = config.drafter.iter().map(|choice| Self {
+            choice,
+            with_tables: true,
+        });
+        if config.compared.is_empty() {
+            drafter.collect()
+        } else {
+            compared.collect()
+        }
+    }
+}
+
 /// Loads the models, sizes the KV pools and starts the engine. With `row_penalty` above 0, the
 /// target's rows are made dearer; see [`RowPenalty`].
 pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
@@ -59,24 +86,33 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
     if !target.generates() {
         tracing::info!("the model has no output layer: it serves embeddings only, without drafts");
         config.drafter = None;
+        config.compared.clear();
     }
     let config = &config;
     DeviceMemory::note(&mut budget, "target weights", &device)?;
-    let draft = load_draft(config, &device, &*target, text.as_ref())?;
-    if draft.is_some() {
-        DeviceMemory::note(&mut budget, "draft weights", &device)?;
+    let mut drafts = Vec::new();
+    for wanted in Wanted::all(config) {
+        let draft = load_draft(config, wanted.choice, &device, &*target, text.as_ref())?;
+        if draft.is_some() {
+            DeviceMemory::note(&mut budget, "draft weights", &device)?;
+        }
+        drafts.push((wanted, draft));
     }
-    let draft_model = draft.as_ref().map(LoadedDraft::model);
-    let blocks = memory::pool_blocks(config, &*target, draft_model, budget)?;
-    let drafter = drafter(config, draft, blocks, text.as_deref())?;
+    let with_pools = drafts.iter().filter_map(|(_, draft)| draft.as_ref());
+    let with_pools: Vec<&dyn Model> = with_pools.map(LoadedDraft::model).collect();
+    let blocks = memory::pool_blocks(config, &*target, &with_pools, budget)?;
+    let drafters = drafts
+        .into_iter()
+        .map(|(wanted, draft)| drafter(config, wanted, draft, blocks, text.as_deref()))
+        .collect::<Result<_>>()?;
     let target = if row_penalty > 0.0 {
         Box::new(RowPenalty::new(target, row_penalty))
     } else {
         target
     };
-    let engine = engine::spawn(
+    let engine = engine::spawn_with(
         target,
-        drafter,
+        drafters,
         blocks,
         config.block_size,
         EngineOptions {
@@ -140,25 +176,27 @@ fn info(config: &Config, source: &ModelSource, device: &str, num_blocks: usize) 
     }
 }
 
-/// The drafter; `draft` is its model, if it has one.
+/// A drafter; `draft` is its model, if it has one.
 fn drafter(
     config: &Config,
+    wanted: Wanted<'_>,
     draft: Option<LoadedDraft>,
     blocks: usize,
     text: Option<&Text>,
-) -> Result<Option<Box<dyn Drafter>>> {
+) -> Result<Box<dyn Drafter>> {
     let tables = || tables(&config.tables, text);
-    Ok(match (draft, &config.drafter) {
-        (Some(draft), _) => {
-            let prefix_caching = !config.engine.no_prefix_caching;
-            let model = draft.drafter(blocks, config.block_size, prefix_caching)?;
-            Some(Box::new(Cascade::new(model, tables()?)))
-        }
-        (None, Some(DrafterChoice::Tables)) => Some(Box::new(tables()?)),
-        (None, Some(DrafterChoice::Ngram { min, max })) => {
-            Some(Box::new(NgramDrafter::new(*min, *max)))
-        }
-        (None, _) => None,
+    let Some(draft) = draft else {
+        return Ok(match wanted.choice {
+            DrafterChoice::Ngram { min, max } => Box::new(NgramDrafter::new(*min, *max)),
+            _ => Box::new(tables()?),
+        });
+    };
+    let prefix_caching = !config.engine.no_prefix_caching;
+    let model = draft.drafter(blocks, config.block_size, prefix_caching)?;
+    Ok(if wanted.with_tables {
+        Box::new(Cascade::new(model, tables()?))
+    } else {
+        model
     })
 }
 
@@ -196,6 +234,7 @@ fn determinism_notice(flags: &LoadFlags) -> &'static str {
 /// The draft model, the head or the target's own layers that draft; `None` if no model does.
 fn load_draft(
     config: &Config,
+    choice: &DrafterChoice,
     device: &Device,
     target: &dyn Model,
     text: Option<&Arc<Text>>,
@@ -209,8 +248,8 @@ fn load_draft(
             ))
         })
     };
-    Ok(Some(match &config.drafter {
-        Some(DrafterChoice::Model(choice)) => {
+    Ok(Some(match choice {
+        DrafterChoice::Model(choice) => {
             match load_head(config, choice, device, target, |_| true)? {
                 Some(head) => head,
                 None => {
@@ -227,10 +266,10 @@ fn load_draft(
                 }
             }
         }
-        Some(DrafterChoice::Eagle3(choice)) => head(choice, "eagle3", |kind| !kind.is_parallel())?,
-        Some(DrafterChoice::Parallel(choice)) => head(choice, "parallel", HeadKind::is_parallel)?,
-        Some(DrafterChoice::Own(layers)) => LoadedDraft::own(target, layers.as_ref())?,
-        _ => return Ok(None),
+        DrafterChoice::Eagle3(choice) => head(choice, "eagle3", |kind| !kind.is_parallel())?,
+        DrafterChoice::Parallel(choice) => head(choice, "parallel", HeadKind::is_parallel)?,
+        DrafterChoice::Own(layers) => LoadedDraft::own(target, layers.as_ref())?,
+        DrafterChoice::Tables | DrafterChoice::Ngram { .. } => return Ok(None),
     }))
 }
 

@@ -17,7 +17,7 @@ const LIBRARY_BYTES: u64 = 512 << 20;
 /// The KV pools of target and draft.
 #[derive(Debug)]
 pub struct Cache {
-    /// Blocks per pool, the same number for target and draft.
+    /// Blocks per pool, the same number for target and drafts.
     pub blocks: usize,
     /// Tokens per pool.
     pub tokens: usize,
@@ -27,14 +27,14 @@ pub struct Cache {
     pub longest: usize,
 }
 
-/// Sizes the pools. `gpu` holds the memory that the models take.
+/// Sizes the pools of the target and of each of `drafts`. `gpu` holds the memory that the models take.
 ///
 /// # Errors
 /// `Setup`, naming the flag, if there is no room for what is asked for.
 pub fn cache(
     config: &Config,
     target: &dyn Model,
-    draft: Option<&dyn Model>,
+    drafts: &[&dyn Model],
     mut gpu: Option<&mut DeviceMemory>,
 ) -> Result<Cache> {
     let context = target.config().max_position_embeddings;
@@ -42,17 +42,15 @@ pub fn cache(
         .engine
         .max_model_len
         .map_or(context, |len| len.min(context));
-    let per_token: Vec<usize> = [Some(target), draft]
-        .into_iter()
-        .flatten()
+    let models = || std::iter::once(target).chain(drafts.iter().copied());
+    let per_token: Vec<usize> = models()
         .map(|model| model.kv_shape().bytes_per_token())
         .collect();
     let wanted = longest.saturating_mul(config.engine.max_num_seqs);
     let room = match &mut gpu {
         None => MAX_CPU_KV_BYTES.min(free_memory() / 4),
         Some(budget) => {
-            let models = [Some(target), draft].into_iter().flatten();
-            let needs = models.map(|model| workspace(model.config(), config));
+            let needs = models().map(|model| workspace(model.config(), config));
             budget.add("workspace", LIBRARY_BYTES + needs.max().unwrap_or(0));
             budget.left(config)?
         }
@@ -90,12 +88,13 @@ fn remedy(config: &Config) -> &'static str {
 pub fn pool_blocks(
     config: &Config,
     target: &dyn Model,
-    draft: Option<&dyn Model>,
+    drafts: &[&dyn Model],
     mut gpu: Option<DeviceMemory>,
 ) -> Result<usize> {
-    let cache = cache(config, target, draft, gpu.as_mut())?;
+    let cache = cache(config, target, drafts, gpu.as_mut())?;
     let (tokens, longest) = (cache.tokens, cache.longest);
-    for (&bytes, whose) in cache.per_token.iter().zip(["target", "draft"]) {
+    for (i, &bytes) in cache.per_token.iter().enumerate() {
+        let whose = if i == 0 { "target" } else { "draft" };
         let bytes = tokens * bytes;
         let mib = bytes as f64 / f64::from(1 << 20);
         tracing::info!("KV cache: {tokens} tokens, {mib:.0} MiB for the {whose}");

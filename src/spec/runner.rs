@@ -3,7 +3,7 @@
 use super::budget::{BudgetMode, StepCost};
 use super::calibration::{self, Measured};
 use super::device;
-use super::draft::{Committed, Draft, SeqId};
+use super::draft::{Committed, Draft, DraftCost, SeqId};
 use super::drafter::Drafter;
 use super::guard::Guard;
 use super::masks;
@@ -18,33 +18,38 @@ use candle_core::Tensor;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// The target, the tensors of its KV pool, and the drafter. Plain decoding is speculation with
-/// empty drafts.
+/// The target, the tensors of its KV pool, and the drafters, of which one is in use. Plain decoding is
+/// speculation with empty drafts.
 pub struct SpeculativeRunner {
     target: Box<dyn Model>,
     store: KvStore,
     num_blocks: usize,
-    proposer: Option<Proposer>,
+    /// Each drafter with what its budget has learned.
+    proposers: Vec<Proposer>,
+    /// Index of the one in use.
+    used: usize,
 }
 
 impl SpeculativeRunner {
-    /// A runner with an empty target pool.
+    /// A runner with an empty target pool. Of several drafters the first one is in use.
     ///
     /// # Errors
     /// If the device has no memory for the pool.
     pub fn new(
         target: Box<dyn Model>,
-        drafter: Option<Box<dyn Drafter>>,
+        drafters: Vec<Box<dyn Drafter>>,
         budget: BudgetMode,
         num_blocks: usize,
         block_size: usize,
     ) -> Result<Self> {
         let store = target.new_kv(num_blocks, block_size)?;
+        let proposer = |drafter| Proposer::new(drafter, budget);
         Ok(Self {
             target,
             store,
             num_blocks,
-            proposer: drafter.map(|drafter| Proposer::new(drafter, budget)),
+            proposers: drafters.into_iter().map(proposer).collect(),
+            used: 0,
         })
     }
 
@@ -55,13 +60,27 @@ impl SpeculativeRunner {
     /// # Errors
     /// If the device failed.
     pub fn calibrate(&mut self) -> Result<Measured> {
-        let Some(proposer) = &mut self.proposer else {
+        if self.proposers.is_empty() {
             return Ok(Vec::new());
-        };
+        }
         let measured = calibration::measure(&mut *self.target, &mut self.store, self.num_blocks)?;
-        proposer.budget().target_cost().calibrate(&measured);
-        proposer.calibrate();
+        for proposer in &mut self.proposers {
+            proposer.budget().target_cost().calibrate(&measured);
+            proposer.calibrate();
+        }
         Ok(measured)
+    }
+
+    /// Lets the drafter of this index draft from the next step on; without it, nothing changes. A drafter
+    /// knows of a running text what it observes from then on.
+    pub fn use_drafter(&mut self, index: usize) {
+        if index < self.proposers.len() {
+            self.used = index;
+        }
+    }
+
+    fn proposer(&mut self) -> Option<&mut Proposer> {
+        self.proposers.get_mut(self.used)
     }
 
     /// Runs one step: requests drafts, computes all rows in one target forward, verifies the
@@ -77,7 +96,7 @@ impl SpeculativeRunner {
     pub fn step(&mut self, inputs: &mut [StepInput<'_>]) -> Result<(Vec<StepResult>, Duration)> {
         let started = Instant::now();
         let vocab_size = self.target.config().vocab_size;
-        let drafts = match &mut self.proposer {
+        let drafts = match self.proposer() {
             Some(proposer) => proposer.propose(inputs, vocab_size),
             None => vec![Draft::default(); inputs.len()],
         };
@@ -102,7 +121,7 @@ impl SpeculativeRunner {
             hand_out_last(states, inputs, &mut outputs)?;
         }
         let base = Base::of(inputs);
-        if let Some(proposer) = &mut self.proposer {
+        if let Some(proposer) = self.proposer() {
             proposer.note_step(&StepCost {
                 sequences: base.sequences,
                 base_rows: base.rows,
@@ -126,7 +145,7 @@ impl SpeculativeRunner {
 
     /// Passes the committed tokens to the drafter; see [`Drafter::observe`].
     pub fn observe(&mut self, committed: &[Committed<'_>]) {
-        if let Some(proposer) = &mut self.proposer {
+        if let Some(proposer) = self.proposer() {
             proposer.observe(committed);
         }
     }
@@ -134,34 +153,43 @@ impl SpeculativeRunner {
     /// How many of the first `len` tokens of a sequence, which are in the target's prefix cache, the target
     /// need not compute for the drafter; see [`Drafter::resume`].
     pub fn resume(&mut self, state: &SequenceState, len: usize) -> usize {
-        let proposer = self.proposer.as_mut();
-        proposer.map_or(len, |proposer| proposer.resume(state, len))
+        self.proposer()
+            .map_or(len, |proposer| proposer.resume(state, len))
     }
 
     /// Forgets the prefixes that the drafter's pool has cached.
     pub fn reset_prefix_cache(&mut self) {
-        if let Some(proposer) = &mut self.proposer {
-            proposer.reset_prefix_cache();
-        }
+        (self.proposers.iter_mut()).for_each(Proposer::reset_prefix_cache);
     }
 
-    /// Frees the drafter's state for a sequence that was preempted.
+    /// Frees the drafters' state for a sequence that was preempted.
     pub fn forget(&mut self, id: SeqId) {
-        if let Some(proposer) = &mut self.proposer {
-            proposer.forget(id);
-        }
+        (self.proposers.iter_mut()).for_each(|proposer| proposer.forget(id));
     }
 
-    /// Frees the drafter's state for a request that ended.
+    /// Frees the drafters' state for a request that ended.
     pub fn end(&mut self, id: SeqId) {
-        if let Some(proposer) = &mut self.proposer {
-            proposer.end(id);
-        }
+        (self.proposers.iter_mut()).for_each(|proposer| proposer.end(id));
     }
 
-    /// What speculation does, for the metrics; `None` without a drafter.
-    pub fn speculation(&self) -> Option<&Proposer> {
-        self.proposer.as_ref()
+    /// The rate of the last steps over that of plain decoding, as the budget expects it; `None` without a
+    /// drafter.
+    pub fn speed_up(&self) -> Option<f64> {
+        self.proposers.get(self.used).map(Proposer::speed_up)
+    }
+
+    /// Draft nodes that were proposed and not verified, since the start.
+    pub fn pruned(&self) -> u64 {
+        self.proposers.iter().map(Proposer::pruned).sum()
+    }
+
+    /// Cost of drafting with models since the start.
+    pub fn draft_cost(&self) -> DraftCost {
+        let costs = self.proposers.iter().map(Proposer::cost);
+        costs.fold(DraftCost::default(), |sum, cost| DraftCost {
+            steps: sum.steps + cost.steps,
+            step_seconds: sum.step_seconds + cost.step_seconds,
+        })
     }
 
     /// Used fraction of the drafter's pool, 0 to 1.
@@ -171,15 +199,16 @@ impl SpeculativeRunner {
         usage.unwrap_or(0.0)
     }
 
-    /// Checks the drafter's pool.
+    /// Checks the drafters' pools.
     ///
     /// # Errors
     /// The inconsistency found.
     pub fn check_invariants(&self) -> Result<(), String> {
-        let drafter = self.drafter();
-        drafter
-            .and_then(|drafter| drafter.call("check_invariants", |d| d.check_invariants()))
-            .unwrap_or(Ok(()))
+        let mut drafters = self.proposers.iter().map(Proposer::drafter);
+        drafters.try_for_each(|drafter| {
+            let checked = drafter.call("check_invariants", |d| d.check_invariants());
+            checked.unwrap_or(Ok(()))
+        })
     }
 
     /// Whether the drafter has panicked: then there are no more drafts.
@@ -188,7 +217,7 @@ impl SpeculativeRunner {
     }
 
     fn drafter(&self) -> Option<&Guard> {
-        self.proposer.as_ref().map(Proposer::drafter)
+        self.proposers.get(self.used).map(Proposer::drafter)
     }
 
     /// Computes each input's result from its logits; `rows` has each input's range of logits rows.

@@ -148,6 +148,56 @@ fn rules_trees_and_dear_rows_are_compared() {
     assert!(chain["verify_cost"].as_f64() > Some(8.0), "{chain}");
 }
 
+/// The target itself as a draft model is always right, and tables are not: each is measured with its own
+/// estimates.
+#[test]
+fn drafters_are_compared_in_one_run() {
+    let models = Models::one();
+    let names = "tables,ngram,model,model+tables,self,@target+tables";
+    let flags = "--draft-model @target --spec-length 3 --spec-budget fixed --temperatures 0 \
+                 --random-prompts 2 --prompt-tokens 20 --max-tokens 60";
+    let (table, report) = models.bench(&format!("{flags} --drafters {names}"));
+    let modes = report["temperatures"].as_array().unwrap();
+    let alpha = |index: usize| modes[index]["overall"]["alpha"].as_f64().unwrap_or(0.0);
+    assert_eq!(modes.len(), 6, "{report}");
+    for (index, mode) in modes.iter().enumerate() {
+        assert_eq!(mode["drafter"], index);
+        assert_eq!(mode["differing"].as_array().unwrap().len(), 0);
+    }
+    assert_eq!(alpha(2), 1.0, "{report}");
+    assert!(alpha(3) > 0.9 && alpha(5) > 0.9, "{report}");
+    assert!(alpha(0) < 0.9 && alpha(1) < 0.9, "{report}");
+    let drafters = report["drafters"].as_array().unwrap();
+    let found = drafters.iter().map(|one| one["drafter"].as_str().unwrap());
+    let found: Vec<&str> = found.collect();
+    assert_eq!(
+        found[..5],
+        ["tables", "ngram", "model", "model+tables", "self"]
+    );
+    assert!(
+        table.contains("temperature 0, speed-up by drafter") && table.contains("\ntake "),
+        "{table}"
+    );
+    // With many requests at a time, too.
+    let (table, report) = models.bench(&format!("{flags} --drafters tables,model --streams 2"));
+    let loads = report["loads"].as_array().unwrap();
+    assert_eq!(loads.len(), 2, "{report}");
+    assert_eq!(loads[1]["alpha"], 1.0, "{report}");
+    assert!(table.contains("with model, K up to 3"), "{table}");
+    for (names, what) in [
+        ("tables,tables", "tables twice"),
+        ("ngram+tables", "only the drafts of a model"),
+        ("head", "add --draft-model"),
+        ("tables,", "an empty name"),
+    ] {
+        let error = models.refused(&format!("--random-prompts 1 --drafters {names}"));
+        assert!(
+            error.contains("--drafters") && error.contains(what),
+            "{error}"
+        );
+    }
+}
+
 #[test]
 fn many_requests_at_a_time_are_measured() {
     let models = Models::one();

@@ -7,14 +7,15 @@ use std::fmt;
 impl fmt::Display for BenchReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let s = &self.subject;
-        let ways = self.ways();
+        let labels = Labels::of(self);
+        let ways = &labels.ways;
         let lengths = distinct(ways.iter().map(|way| way.spec_length));
         let lengths: Vec<_> = lengths.iter().map(usize::to_string).collect();
         writeln!(
             f,
             "{}, drafted by {}, K = {}",
             s.model,
-            s.drafter,
+            labels.drafters(),
             lengths.join(", ")
         )?;
         writeln!(f, "{} with {} threads, {}", s.cpu, s.threads, s.device)?;
@@ -28,10 +29,11 @@ impl fmt::Display for BenchReport {
         let is_alone = self.loads.is_empty();
         writeln!(f, "\n{}", if is_alone { LEGEND } else { LOADS_LEGEND })?;
         for lengths in self.by_length() {
-            fmt_lengths(f, lengths, &ways)?;
+            fmt_lengths(f, lengths, &labels)?;
         }
-        self.fmt_modes(f, &ways)?;
-        self.fmt_loads(f, &ways)?;
+        self.fmt_modes(f, &labels)?;
+        self.fmt_loads(f, &labels)?;
+        self.fmt_drafters(f)?;
         if ways.iter().any(|way| way.synthetic_acceptance.is_some()) {
             writeln!(
                 f,
@@ -39,7 +41,7 @@ impl fmt::Display for BenchReport {
                 computed. The texts are meaningless, so they were not compared."
             )?;
         }
-        self.fmt_verdicts(f)
+        self.fmt_verdicts(f, &labels)
     }
 }
 
@@ -55,12 +57,9 @@ accepted, drafted: tokens per round with a draft.";
 
 impl BenchReport {
     /// For each temperature, and number of streams, whether speculation helps.
-    fn fmt_verdicts(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let drafter = &self.subject.drafter;
+    fn fmt_verdicts(&self, f: &mut fmt::Formatter<'_>, labels: &Labels) -> fmt::Result {
         let best = |group: &[AtTemperature]| {
-            let rates = group
-                .iter()
-                .map(|at| (at.overall.speed_up, at.way.spec_length));
+            let rates = group.iter().map(|at| (at.overall.speed_up, at.way));
             let best = rates.filter(|(rate, _)| rate.is_finite());
             let best = best.max_by(|a, b| a.0.total_cmp(&b.0))?;
             Some((format!("temperature {}", group[0].temperature), best))
@@ -80,15 +79,16 @@ impl BenchReport {
             .filter(|load| load.speed_up.is_finite())
             .map(|load| {
                 let place = format!("temperature {}, {} streams", load.temperature, load.streams);
-                (place, (load.speed_up, load.way.spec_length))
+                (place, (load.speed_up, load.way))
             });
         let verdicts: Vec<_> = alone_best.into_iter().chain(loads).collect();
         if verdicts.is_empty() {
             return Ok(());
         }
         writeln!(f)?;
-        for (place, (speed_up, k)) in verdicts {
-            let verdict = verdict(speed_up);
+        for (place, (speed_up, way)) in verdicts {
+            let (verdict, k) = (verdict(speed_up), way.spec_length);
+            let drafter = labels.drafter(&way);
             writeln!(
                 f,
                 "{place}: {verdict}: {speed_up:.2} x with {drafter}, K up to {k}"
@@ -97,14 +97,10 @@ impl BenchReport {
         Ok(())
     }
 
-    fn ways(&self) -> Vec<BenchMode> {
-        let alone = self.temperatures.iter().map(|at| at.way);
-        distinct(alone.chain(self.loads.iter().map(|load| load.way)))
-    }
-
-    /// If rules or numbers of siblings are compared: each mode on one line, and the acceptance rates.
-    fn fmt_modes(&self, f: &mut fmt::Formatter<'_>, ways: &[BenchMode]) -> fmt::Result {
-        let kinds = distinct(ways.iter().map(|way| (way.acceptance, way.spec_topk)));
+    /// If drafters, rules or numbers of siblings are compared: each mode on one line, and the acceptance rates.
+    fn fmt_modes(&self, f: &mut fmt::Formatter<'_>, labels: &Labels) -> fmt::Result {
+        let ways = labels.ways.iter();
+        let kinds = distinct(ways.map(|way| (way.drafter, way.acceptance, way.spec_topk)));
         if kinds.len() < 2 || self.temperatures.is_empty() {
             return Ok(());
         }
@@ -115,7 +111,7 @@ impl BenchReport {
             writeln!(f, "\ntemperature {}, all modes", modes[0].temperature)?;
             fmt_head(f, "mode")?;
             for at in modes {
-                at.overall.fmt_row(f, &at.way.label(ways))?;
+                at.overall.fmt_row(f, &at.way.label(labels))?;
             }
         }
         for rules in &self.rules {
@@ -133,7 +129,7 @@ impl BenchReport {
         Ok(())
     }
 
-    fn fmt_loads(&self, f: &mut fmt::Formatter<'_>, ways: &[BenchMode]) -> fmt::Result {
+    fn fmt_loads(&self, f: &mut fmt::Formatter<'_>, labels: &Labels) -> fmt::Result {
         for at in self.loads.chunk_by(|a, b| a.temperature == b.temperature) {
             writeln!(f, "\ntemperature {}", at[0].temperature)?;
             writeln!(
@@ -150,9 +146,34 @@ impl BenchReport {
                 "accepted",
                 "drafted"
             )?;
-            at.iter().try_for_each(|load| load.fmt_row(f, ways))?;
+            at.iter().try_for_each(|load| load.fmt_row(f, labels))?;
         }
         Ok(())
+    }
+}
+
+/// What modes are called.
+struct Labels {
+    /// All modes of the report.
+    ways: Vec<BenchMode>,
+    drafters: Vec<String>,
+}
+
+impl Labels {
+    fn of(report: &BenchReport) -> Self {
+        let alone = report.temperatures.iter().map(|at| at.way);
+        let ways = distinct(alone.chain(report.loads.iter().map(|load| load.way)));
+        let drafters = report.subject.drafters.clone();
+        Self { ways, drafters }
+    }
+
+    fn drafter(&self, way: &BenchMode) -> String {
+        let name = self.drafters.get(way.drafter);
+        name.map_or_else(|| "nothing".into(), Clone::clone)
+    }
+
+    fn drafters(&self) -> String {
+        self.drafters.join(", ")
     }
 }
 
@@ -166,12 +187,12 @@ fn verdict(speed_up: f64) -> &'static str {
 }
 
 impl LoadFigures {
-    fn fmt_row(&self, f: &mut fmt::Formatter<'_>, ways: &[BenchMode]) -> fmt::Result {
+    fn fmt_row(&self, f: &mut fmt::Formatter<'_>, labels: &Labels) -> fmt::Result {
         writeln!(
             f,
             "{:>7} {:<16} {:>8} {:>7} {:>11.2} {:>11.2} {:>8.2} {:>6.3} {:>8.2} {:>7.2}",
             self.streams,
-            self.way.label(ways),
+            self.way.label(labels),
             self.requests,
             self.tokens,
             self.plain_tokens_per_second,
@@ -185,9 +206,12 @@ impl LoadFigures {
 }
 
 impl BenchMode {
-    /// What distinguishes it among `ways`, except synthetic acceptance.
-    fn label(&self, ways: &[BenchMode]) -> String {
-        let mut parts = Vec::new();
+    /// What distinguishes it among all modes, except synthetic acceptance.
+    fn label(&self, labels: &Labels) -> String {
+        let (ways, mut parts) = (&labels.ways, Vec::new());
+        if ways.iter().any(|way| way.drafter != self.drafter) {
+            parts.push(labels.drafter(self));
+        }
         if ways.iter().any(|way| way.acceptance != self.acceptance) {
             parts.push(match self.acceptance {
                 Acceptance::Coupled => "coupled".to_owned(),
@@ -212,7 +236,7 @@ impl BenchMode {
 fn fmt_lengths(
     f: &mut fmt::Formatter<'_>,
     lengths: &[AtTemperature],
-    ways: &[BenchMode],
+    labels: &Labels,
 ) -> fmt::Result {
     if let Some(rate) = lengths[0].way.synthetic_acceptance {
         let temperature = lengths[0].temperature;
@@ -228,7 +252,7 @@ fn fmt_lengths(
     } else {
         for at in lengths {
             write!(f, "\ntemperature {}", at.temperature)?;
-            let label = at.way.label(ways);
+            let label = at.way.label(labels);
             if !label.is_empty() {
                 write!(f, ", {label}")?;
             }

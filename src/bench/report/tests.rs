@@ -83,7 +83,7 @@ fn twice_as_fast(category: &str, temperature: f32) -> MeasuredPair {
 fn subject() -> Subject {
     Subject {
         model: "m".into(),
-        drafter: "d".into(),
+        drafters: vec!["d".into()],
         spec_length: 2,
         row_penalty: 0.0,
         warm: false,
@@ -115,6 +115,52 @@ fn the_theorem_at_its_edges() {
     close(expected_speed_up(1.0, 5, 0.1), 6.0 / 1.5);
     close(expected_speed_up(0.0, 5, 0.1), 1.0 / 1.5);
     close(expected_speed_up(0.5, 0, 0.1), 1.0);
+}
+
+/// The fastest is not recommended if it slows a category down.
+#[test]
+fn a_drafter_that_harms_nothing_is_recommended() {
+    let of = |drafter: usize, category: &str, seconds: f64| {
+        let tokens = [1, 2, 3, 4, 5];
+        let run = |seconds| {
+            vec![sample(
+                &tokens,
+                seconds,
+                SpecUsage::default(),
+                Cost::default(),
+            )]
+        };
+        let way = BenchMode { drafter, ..MODE };
+        pair_of(way, category, 0.0, run(2.0), run(seconds))
+    };
+    let subject = Subject {
+        drafters: ["bold", "careful", "slow"].map(String::from).to_vec(),
+        ..subject()
+    };
+    let pairs = [
+        (0, "a", 0.5),
+        (0, "b", 2.5),
+        (1, "a", 1.0),
+        (1, "b", 2.0),
+        (2, "a", 3.0),
+        (2, "b", 3.0),
+    ];
+    let pairs = pairs.map(|(drafter, category, seconds)| of(drafter, category, seconds));
+    let report = BenchReport::new(subject.clone(), &pairs);
+    let [bold, careful, slow] = &report.drafters[..] else {
+        panic!("{:?}", report.drafters);
+    };
+    close(bold.overall, 4.0 / 3.0);
+    close(bold.worst, 0.8);
+    close(careful.worst, 1.0);
+    assert!(careful.is_recommended && !bold.is_recommended && !slow.is_recommended);
+    let table = report.to_string();
+    assert!(
+        table.contains("take careful: 1.33 x, and 1.00 x where it gains least"),
+        "{table}"
+    );
+    let report = BenchReport::new(subject, &pairs[4..]);
+    assert!(report.to_string().contains("take none"), "{report}");
 }
 
 proptest! {
@@ -351,7 +397,7 @@ fn each_acceptance_and_length_has_its_figures() {
     assert_eq!(json["temperatures"][1]["synthetic_acceptance"], 0.5);
     assert_eq!(json["temperatures"][1]["spec_length"], 3);
     let best = serde_json::json!({
-        "temperature": 0.0, "synthetic_acceptance": 0.9, "spec_length": 1, "spec_topk": 1,
+        "temperature": 0.0, "drafter": 0, "synthetic_acceptance": 0.9, "spec_length": 1, "spec_topk": 1,
         "acceptance": "coupled", "speed_up": 3.0
     });
     assert_eq!(json["best"][1], best);

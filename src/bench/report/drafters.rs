@@ -1,0 +1,137 @@
+//! Compares drafters.
+
+use super::{AtTemperature, BenchReport, distinct};
+use serde::Serialize;
+use std::fmt;
+
+/// What a drafter may cost in its worst category and still be recommended: what runs differ by.
+const MIN_WORST: f64 = 0.97;
+
+/// What a drafter gains at one temperature, in the mode of it that gains most.
+#[derive(Debug, Clone, Serialize)]
+pub struct DrafterFigures {
+    pub temperature: f32,
+    pub drafter: String,
+    /// Speculative over plain rate, by category in the order of the prompts file.
+    pub categories: Vec<CategorySpeedUp>,
+    pub overall: f64,
+    pub worst: f64,
+    /// Whether it gains most of all drafters that cost no category anything.
+    pub is_recommended: bool,
+}
+
+/// The speed-up of one category.
+#[derive(Debug, Clone, Serialize)]
+pub struct CategorySpeedUp {
+    pub category: String,
+    pub speed_up: f64,
+}
+
+impl DrafterFigures {
+    /// The drafters of a report, by temperature; none if there is only one, or if acceptance is synthetic.
+    pub(super) fn compare(report: &BenchReport) -> Vec<Self> {
+        let names = &report.subject.drafters;
+        let all = &report.temperatures;
+        if names.len() < 2 || all.iter().any(|at| at.way.synthetic_acceptance.is_some()) {
+            return Vec::new();
+        }
+        let mut figures = Vec::new();
+        for temperature in distinct(all.iter().map(|at| at.temperature)) {
+            let of = |(index, name): (usize, &String)| {
+                let modes = all
+                    .iter()
+                    .filter(|at| at.temperature == temperature && at.way.drafter == index);
+                let best = modes
+                    .filter(|at| at.overall.speed_up.is_finite())
+                    .max_by(|a, b| a.overall.speed_up.total_cmp(&b.overall.speed_up))?;
+                Some(Self::of(name, best))
+            };
+            let mut group: Vec<Self> = names.iter().enumerate().filter_map(of).collect();
+            let harmless = group.iter_mut().filter(|one| one.worst >= MIN_WORST);
+            if let Some(best) = harmless.max_by(|a, b| a.overall.total_cmp(&b.overall))
+                && best.overall > 1.0
+            {
+                best.is_recommended = true;
+            }
+            figures.append(&mut group);
+        }
+        figures
+    }
+
+    fn of(name: &str, at: &AtTemperature) -> Self {
+        let measured = at.categories.iter().filter(|one| one.speed_up.is_finite());
+        let categories: Vec<_> = measured
+            .map(|one| CategorySpeedUp {
+                category: one.category.clone(),
+                speed_up: one.speed_up,
+            })
+            .collect();
+        let speed_ups = categories.iter().map(|one| one.speed_up);
+        Self {
+            temperature: at.temperature,
+            drafter: name.into(),
+            overall: at.overall.speed_up,
+            worst: speed_ups.fold(f64::INFINITY, f64::min),
+            categories,
+            is_recommended: false,
+        }
+    }
+}
+
+impl BenchReport {
+    /// If drafters are compared: for each temperature a table of speed-ups, a column for each drafter, and
+    /// which to take.
+    pub(super) fn fmt_drafters(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let groups = self
+            .drafters
+            .chunk_by(|a, b| a.temperature == b.temperature);
+        for group in groups {
+            writeln!(
+                f,
+                "\ntemperature {}, speed-up by drafter",
+                group[0].temperature
+            )?;
+            write!(f, "{:<16}", "category")?;
+            for one in group {
+                write!(f, "  {:>8}", one.drafter)?;
+            }
+            writeln!(f)?;
+            let categories = group.iter().flat_map(|one| &one.categories);
+            for category in distinct(categories.map(|one| &one.category)) {
+                fmt_row(f, category, group, |one| {
+                    let mut named = one.categories.iter();
+                    let found = named.find(|one| one.category == *category);
+                    found.map_or(f64::NAN, |one| one.speed_up)
+                })?;
+            }
+            fmt_row(f, "overall", group, |one| one.overall)?;
+            fmt_row(f, "worst category", group, |one| one.worst)?;
+            match group.iter().find(|one| one.is_recommended) {
+                Some(one) => writeln!(
+                    f,
+                    "take {}: {:.2} x, and {:.2} x where it gains least",
+                    one.drafter, one.overall, one.worst
+                )?,
+                None => writeln!(
+                    f,
+                    "take none: no drafter gains here without slowing a category down"
+                )?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn fmt_row(
+    f: &mut fmt::Formatter<'_>,
+    label: &str,
+    group: &[DrafterFigures],
+    figure: impl Fn(&DrafterFigures) -> f64,
+) -> fmt::Result {
+    write!(f, "{label:<16}")?;
+    for one in group {
+        let width = one.drafter.chars().count().max(8);
+        write!(f, "  {:>width$.2}", figure(one))?;
+    }
+    writeln!(f)
+}

@@ -1,0 +1,83 @@
+//! The drafters of `bench --drafters`.
+
+use super::speculation::DrafterChoice;
+use super::{Config, ModelChoice};
+use crate::error::{Error, Result};
+
+/// Drafters of one run: each has a pool and tables of its own.
+const MAX_DRAFTERS: usize = 16;
+/// Ends the name of a model, a head or `self` whose drafts tables continue.
+const WITH_TABLES: &str = "+tables";
+
+/// One of several drafters that are compared.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ComparedDrafter {
+    /// As on the command line.
+    pub name: String,
+    pub choice: DrafterChoice,
+    /// Whether tables continue the drafts of a model.
+    pub with_tables: bool,
+}
+
+impl ComparedDrafter {
+    /// The drafters of these names; see [`BenchOptions::drafters`](crate::bench::BenchOptions::drafters).
+    ///
+    /// # Errors
+    /// `Setup`: too many, the same twice, or one that needs a model which `config` lacks.
+    pub fn all(names: &[String], config: &Config) -> Result<Vec<Self>> {
+        if names.len() > MAX_DRAFTERS {
+            return Err(Error::setup(format!(
+                "--drafters takes at most {MAX_DRAFTERS} drafters: there are {}",
+                names.len()
+            )));
+        }
+        if let Some(twice) = (names.iter().enumerate())
+            .find_map(|(i, name)| names[..i].contains(name).then_some(name))
+        {
+            return Err(Error::setup(format!("--drafters has {twice} twice")));
+        }
+        names.iter().map(|name| Self::of(name, config)).collect()
+    }
+
+    fn of(name: &str, config: &Config) -> Result<Self> {
+        let (alone, with_tables) = match name.strip_suffix(WITH_TABLES) {
+            Some(alone) => (alone, true),
+            None => (name, false),
+        };
+        let configured = config.drafter.as_ref();
+        let choice = match alone {
+            "tables" => DrafterChoice::Tables,
+            "ngram" => match configured {
+                Some(ngram @ DrafterChoice::Ngram { .. }) => ngram.clone(),
+                _ => DrafterChoice::default_ngram(),
+            },
+            "self" => match configured {
+                Some(own @ DrafterChoice::Own(_)) => own.clone(),
+                _ => DrafterChoice::Own(None),
+            },
+            "model" | "head" => match configured {
+                Some(model) if model.model().is_some() => model.clone(),
+                _ => {
+                    return Err(Error::setup(format!(
+                        "--drafters {name} needs a model: add --draft-model MODEL, or name the model in place of {alone}"
+                    )));
+                }
+            },
+            "" => return Err(Error::setup("--drafters has an empty name")),
+            model => DrafterChoice::Model(ModelChoice {
+                name: model.into(),
+                revision: None,
+            }),
+        };
+        if with_tables && matches!(choice, DrafterChoice::Tables | DrafterChoice::Ngram { .. }) {
+            return Err(Error::setup(format!(
+                "--drafters {name}: only the drafts of a model, a head or self are continued by tables"
+            )));
+        }
+        Ok(Self {
+            name: name.into(),
+            choice,
+            with_tables,
+        })
+    }
+}
