@@ -13,9 +13,10 @@ pub type Measured = Vec<(usize, f64)>;
 const ROWS: [usize; 6] = [1, 2, 4, 6, 8, 16];
 /// The same on a GPU, which records a graph for each.
 const RECORDED_ROWS: RangeInclusive<usize> = 1..=16;
-/// Forwards of each, of which the fastest counts.
+/// Rounds, in each of which every number of rows has its turn; of the same number the fastest forward counts. In
+/// turns, because a shared machine that becomes slower between two of them would make one look dear.
 const RUNS: usize = 4;
-/// No further forward is measured after this time.
+/// After this time no other number of rows is begun, and after twice this time no further round.
 const MAX_TIME: Duration = Duration::from_secs(1);
 
 /// Measures forwards of one sequence that begins at position 0. Writes to the pool, which has `num_blocks`
@@ -31,36 +32,36 @@ pub fn measure(model: &mut dyn Model, store: &mut KvStore, num_blocks: usize) ->
     } else {
         ROWS.to_vec()
     };
-    let (started, mut measured) = (Instant::now(), Vec::new());
-    for rows in rows {
-        let mut table = BlockTable::default();
-        if blocks.reserve(&mut table, rows).is_err() {
-            break;
-        }
+    let (started, mut table) = (Instant::now(), BlockTable::default());
+    let mut forward = |rows: usize, table: &BlockTable| -> Result<f64> {
         let mut batch = Batch::default();
         let tokens: Vec<u32> = (0..rows as u32).collect();
-        batch.push_span(&tokens, &[], 0, &table, store.block_size);
+        batch.push_span(&tokens, &[], 0, table, store.block_size);
         batch.logits = (0..rows as u32).collect();
-        let mut fastest = f64::INFINITY;
-        for run in 0..=RUNS {
-            if run > 1 && started.elapsed() > MAX_TIME {
-                break;
-            }
-            let started = Instant::now();
-            // Waits for the result.
-            let logits = model.forward(&batch, store)?.logits;
-            let one = logits.narrow(0, 0, 1)?.narrow(1, 0, 1)?;
-            one.flatten_all()?.to_vec1::<f32>()?;
-            // The first one allocates.
-            if run > 0 {
-                fastest = fastest.min(started.elapsed().as_secs_f64());
-            }
+        let started = Instant::now();
+        // Waits for the result.
+        let logits = model.forward(&batch, store)?.logits;
+        let one = logits.narrow(0, 0, 1)?.narrow(1, 0, 1)?;
+        one.flatten_all()?.to_vec1::<f32>()?;
+        Ok(started.elapsed().as_secs_f64())
+    };
+    let mut measured = Measured::new();
+    for rows in rows {
+        if started.elapsed() > MAX_TIME || blocks.reserve(&mut table, rows).is_err() {
+            break;
         }
-        measured.push((rows, fastest));
-        blocks.release(&mut table);
-        if started.elapsed() > MAX_TIME {
+        // The first one allocates.
+        forward(rows, &table)?;
+        measured.push((rows, f64::INFINITY));
+    }
+    for _ in 0..RUNS {
+        for (rows, fastest) in &mut measured {
+            *fastest = fastest.min(forward(*rows, &table)?);
+        }
+        if started.elapsed() > 2 * MAX_TIME {
             break;
         }
     }
+    blocks.release(&mut table);
     Ok(measured)
 }
