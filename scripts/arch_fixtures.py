@@ -174,6 +174,18 @@ FIXTURES = {
         num_hidden_layers=6, intermediate_size=32, moe_num_experts=4, moe_k=2, moe_intermediate_size=16,
         moe_num_shared_experts=0, moe_layer_start_index=2, moe_layer_end_index=4, moe_layer_interval=2,
     )),
+    "lfm2": ("Lfm2", dict(
+        num_hidden_layers=4, layer_types=["conv", "conv", "full_attention", "conv"], block_multiple_of=16,
+    )),
+    # Wider convolutions with biases, attention last, and an MLP of the given width.
+    "lfm2_bias": ("Lfm2", dict(
+        num_hidden_layers=3, layer_types=["conv", "conv", "full_attention"], conv_L_cache=4, conv_bias=True,
+        block_auto_adjust_ff_dim=False, tie_word_embeddings=False,
+    )),
+    "lfm2_moe": ("Lfm2Moe", dict(
+        num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"], num_dense_layers=1, num_experts=6,
+        num_experts_per_tok=2, moe_intermediate_size=16, routed_scaling_factor=1.4,
+    )),
 }
 
 # Classes for images and texts, of which only the decoder of texts is served: the class, what its `text_config` has

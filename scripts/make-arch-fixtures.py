@@ -43,6 +43,8 @@ def randomize(model, seed):
                 noise *= 0.7
             elif name.endswith("e_score_correction_bias"):
                 noise *= 0.1
+            elif name.endswith("conv.conv.weight"):
+                noise *= 0.6
             elif parameter.dim() == 2 or ".experts." in name:
                 noise *= 1.3 / parameter.shape[-1] ** 0.5
             else:
@@ -52,6 +54,8 @@ def randomize(model, seed):
                 noise *= 4
             parameter.copy_(noise.to(torch.bfloat16).float())
         for name, buffer in sorted(model.named_buffers()):
+            if name.endswith("expert_bias"):
+                buffer.copy_((0.1 * torch.randn(buffer.shape, generator=generator)).to(torch.bfloat16).float())
             if name.endswith(("layer_scalar", "sinks")):
                 buffer.copy_((0.3 * torch.randn(1, generator=generator) + 0.9).to(torch.bfloat16).float())
 
@@ -90,7 +94,7 @@ GGUF = {
     "apertus": "apertus", "granite4": "granite", "seed_oss": "seed_oss", "ministral3": "mistral3", "glm": "chatglm",
     "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl",
     "mixtral": "llama", "olmoe": "olmoe", "qwen2_moe": "qwen2moe", "granite_moe": "granitemoe", "qwen3_moe": "qwen3moe",
-    "gpt_oss": "gpt-oss", "glm4_moe": "glm4moe", "glm4_moe_plain": "glm4moe", "ernie4_5_moe": "ernie4_5-moe",
+    "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "gpt_oss": "gpt-oss", "glm4_moe": "glm4moe", "glm4_moe_plain": "glm4moe", "ernie4_5_moe": "ernie4_5-moe",
 }
 
 
@@ -203,6 +207,15 @@ def gguf_of(arch, config, state):
             "interleave_moe_layer_step": config.moe_layer_interval,
             "leading_dense_block_count": config.moe_layer_start_index,
         }
+    if arch.startswith("lfm2"):
+        metadata["shortconv.l_cache"] = config.conv_L_cache
+        counts = [config.num_key_value_heads * (kind != "conv") for kind in config.layer_types]
+        metadata["attention.head_count_kv"] = counts
+        metadata["attention.layer_norm_rms_epsilon"] = metadata.pop("attention.layer_norm_epsilon")
+        metadata["feed_forward_length"] = state["model.layers.0.feed_forward.w1.weight"].shape[0]
+        del metadata["attention.key_length"], metadata["attention.value_length"], metadata["rope.dimension_count"]
+    if arch == "lfm2moe":
+        metadata |= {"leading_dense_block_count": config.num_dense_layers, "expert_gating_func": 2}
     kind = rope["rope_type"]
     if "alpha" in rope:
         metadata["rope.freq_base"] = rope["rope_theta"] * rope["alpha"] ** (head_dim / (head_dim - 2))
@@ -247,7 +260,9 @@ def gguf_of(arch, config, state):
             tensors[name] = {"name": f"{layer}.{part}.weight", "interleaved_heads": 0, "offset": 0}
             continue
         if expert := re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+)\.weight", name):
-            theirs = names.get_name(f"{expert[1]}.{expert[3]}.weight", try_suffixes=(".weight",))
+            part = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}.get(expert[3], expert[3])
+            prefix = expert[1].replace("feed_forward", "mlp")
+            theirs = names.get_name(f"{prefix}.{part}.weight", try_suffixes=(".weight",))
             assert theirs, name
             stacked.setdefault(theirs, {})[int(expert[2])] = name
             continue
@@ -277,6 +292,7 @@ def gguf_of(arch, config, state):
             continue
         ours = name.replace("shared_mlp.output_linear", "mlp.down_proj").replace(".language_model.", ".")
         ours = ours.replace("e_score_correction_bias", "e_score_correction.bias")
+        ours = ours.replace(".expert_bias", ".expert_bias.bias")
         theirs = names.get_name(ours, try_suffixes=(".weight", ".bias"))
         assert theirs, name
         if name.endswith(("layer_scalar", "sinks")):
@@ -288,6 +304,8 @@ def gguf_of(arch, config, state):
             heads = config.num_key_value_heads
         offset = int(arch in ("gemma", "gemma2", "gemma3", "nemotron") and name.endswith("norm.weight"))
         tensors[name] = {"name": theirs, "interleaved_heads": heads, "offset": offset}
+        if name.endswith("conv.conv.weight"):
+            tensors[name]["squeezed"] = True
     return {
         "architecture": arch,
         "metadata": {f"{arch}.{key}": value for key, value in metadata.items()},

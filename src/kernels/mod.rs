@@ -28,6 +28,7 @@ pub mod quant;
 pub mod rope;
 pub mod rope_kv_write;
 pub mod sample;
+mod short_conv;
 mod slots;
 mod span;
 mod storage;
@@ -49,5 +50,6 @@ pub use paged_attention::{
 pub use parallel::{default_threads, max_threads, set_threads, threads};
 pub use rope::{HeadNorms, rope};
 pub use rope_kv_write::{Pools, rope_kv_write};
+pub use short_conv::{short_conv, short_conv_write};
 pub use slots::Slots;
 pub use span::Span;

@@ -26,6 +26,27 @@ impl Span {
         }
     }
 
+    /// The slot, in blocks of `block_size`, of the token that is `back` before row `row` of this span: in the
+    /// sequence, or up the row's branch of a tree. `None` before the first token.
+    pub fn slot_before(&self, row: usize, back: usize, block_size: usize) -> Option<u32> {
+        let position = match &self.tree {
+            None => (self.context + row).checked_sub(back)?,
+            Some(masks) => {
+                // Its ancestors and itself. A parent comes before its node, so the nearest is the last one.
+                let mut path = masks[row] & (u64::MAX >> (63 - row));
+                let len = path.count_ones() as usize;
+                if back < len {
+                    (0..back).for_each(|_| path ^= 1 << path.ilog2());
+                    self.context + path.ilog2() as usize
+                } else {
+                    self.context.checked_sub(back + 1 - len)?
+                }
+            }
+        };
+        let block = self.blocks[position / block_size];
+        Some(block * block_size as u32 + (position % block_size) as u32)
+    }
+
     /// The spans of `rows` alone, in a forward in which these rows attend and the K and V of all are in the
     /// pool. `None` if they are all rows, or not ascending, or some but not all of a tree.
     pub fn of_rows(spans: &[Self], rows: &[u32]) -> Option<Vec<Self>> {

@@ -172,7 +172,11 @@ fn too_foreign((all, shared): (usize, usize), name: &str) -> Option<String> {
 /// Multiplications of a token's forward, about.
 fn multiplications(config: &ModelConfig) -> f64 {
     let heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim;
-    let width = |layer: &LayerSpec| heads + 3 * layer.active_width(config.intermediate_size);
+    let mixer = |layer: &LayerSpec| match layer.conv {
+        Some(_) => 4 * config.hidden_size,
+        None => heads,
+    };
+    let width = |layer: &LayerSpec| mixer(layer) + 3 * layer.active_width(config.intermediate_size);
     let layers: usize = config.spec.layers.iter().map(width).sum();
     let vocabulary = config.draft_vocab_size.unwrap_or(config.vocab_size);
     (config.hidden_size * (layers + vocabulary)) as f64

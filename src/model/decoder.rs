@@ -42,6 +42,7 @@ impl Decoder {
     /// # Errors
     /// A setup error that names a tensor that is missing or has a wrong shape.
     pub fn load(mut config: ModelConfig, mut weights: Weights, done: impl Fn()) -> Result<Self> {
+        weights = weights.with_names(config.spec.names);
         // Of classes for images and texts, the outer and the inner configuration may disagree.
         if let Some(has_head) = weights.have_head().filter(|_| config.is_part()) {
             config.tie_word_embeddings = !has_head;

@@ -91,7 +91,14 @@ impl GgufFile {
                 && tensors.contains_key(&other);
             Some(if is_other { other } else { full(norm) })
         });
-        norm.or_else(|| names::gguf(name))
+        let known = norm.or_else(|| names::gguf(name))?;
+        // LFM2 has the norm before the output layer under this name.
+        let other = "token_embd_norm.weight";
+        let tensors = &self.header.tensors;
+        let is_other = known == "output_norm.weight"
+            && !tensors.contains_key(&known)
+            && tensors.contains_key(other);
+        Some(if is_other { other.to_owned() } else { known })
     }
 
     /// The matrix `name` (its Hugging Face name without `.weight`), with its rows in this order. It keeps its

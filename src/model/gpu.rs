@@ -24,6 +24,9 @@ pub fn check(config: &ModelConfig) -> Result<()> {
 }
 
 fn check_layer(config: &ModelConfig, layer: &LayerSpec) -> std::result::Result<(), String> {
+    if layer.conv.is_some() {
+        return Err("short convolutions are not supported on a GPU: only attention is".into());
+    }
     let kv = layer.kv_heads.unwrap_or(config.kv_heads());
     if !GPU_HEAD_DIMS.contains(&kv.dim) {
         let [small, large] = GPU_HEAD_DIMS;
@@ -115,6 +118,11 @@ mod tests {
                 "only those of",
             ),
             (class("Qwen3MoeForCausalLM"), "experts", "one MLP"),
+            (
+                json!({"architectures": ["Lfm2ForCausalLM"], "full_attn_idxs": [1]}),
+                "short convolutions",
+                "only attention",
+            ),
             (
                 json!({"hidden_act": "relu2"}),
                 "a gate of Relu2",

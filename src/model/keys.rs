@@ -111,6 +111,11 @@ impl Keys {
         }
     }
 
+    /// Whether `key` is there, if only as null.
+    pub fn has(&self, key: &str) -> bool {
+        self.left.contains_key(key)
+    }
+
     /// Leaves only the keys for which `keep` holds.
     pub fn retain(&mut self, keep: impl Fn(&str) -> bool) {
         self.left.retain(|key, _| keep(key));

@@ -9,6 +9,7 @@ pub(super) use super::layer_step::Step;
 use super::linear::Linear;
 use super::norm::Norm;
 use super::rope::{RopeTables, halves_from_pairs};
+use super::short_conv::ShortConv;
 use super::weights::Weights;
 use crate::error::{Error, Result};
 use crate::kernels::{
@@ -34,9 +35,11 @@ pub(super) struct LayerBody {
     rope: Option<usize>,
     /// Of K and V; `dim` is that of queries, too.
     kv_heads: KvHeads,
-    /// q, k and v; not those that are of another layer, nor v that is k.
+    /// q, k and v; not those that are of another layer, nor v that is k. Of a convolution B, C and x.
     qkv: Linear,
     o: Linear,
+    /// In place of attention, between `qkv` and `o`.
+    conv: Option<ShortConv>,
     head_norms: Option<HeadNorms>,
     /// `[head_dim]`: ones, if heads of v have a norm.
     v_norm: Option<Tensor>,
@@ -253,6 +256,10 @@ impl LayerBody {
         };
         let ones = || Tensor::ones(d, weights.dtypes().activations, weights.device());
         let v_norm = spec.v_norm.then(ones).transpose()?;
+        let conv = spec
+            .conv
+            .map(|conv| ShortConv::load(weights, &at("conv.conv"), hidden, conv));
+        let conv = conv.transpose()?;
         let mut norm = |name: Option<&'static str>| {
             name.map(|name| Norm::load(weights, &at(name), hidden, config.spec.norm))
                 .transpose()
@@ -271,7 +278,9 @@ impl LayerBody {
             after_attention: norm(norms.after_attention)?,
             before_mlp: norm(norms.before_mlp)?,
             after_mlp: norm(norms.after_mlp)?,
-            qkv: if spec.fused_qkv {
+            qkv: if let Some(conv) = spec.conv {
+                weights.linear(&at("conv.in_proj"), (3 * hidden, inputs), conv.has_bias)?
+            } else if spec.fused_qkv {
                 let order = interleaved.map(|width| {
                     let (q, kv) = (q as u32, kv as u32);
                     let mut order = halves_from_pairs(heads, d, width);
@@ -298,7 +307,13 @@ impl LayerBody {
                 }
                 Linear::join(parts)?
             },
-            o: weights.linear(&at("self_attn.o_proj"), (hidden, q), spec.o_bias)?,
+            o: match spec.conv {
+                Some(conv) => {
+                    weights.linear(&at("conv.out_proj"), (hidden, hidden), conv.has_bias)?
+                }
+                None => weights.linear(&at("self_attn.o_proj"), (hidden, q), spec.o_bias)?,
+            },
+            conv,
             mlp: FeedForward::load(config, spec, weights, at)?,
         })
     }
@@ -387,6 +402,9 @@ impl LayerBody {
         let (heads, d) = (config.num_heads, self.kv_heads.dim);
         let q = self.write(x, config, step, pool)?;
         let q = step.pick(&q, rows)?;
+        if let Some(conv) = &self.conv {
+            return self.o.forward(&conv.forward(&q, step.spans, pool)?);
+        }
         let params = AttentionParams {
             scale: self.spec.attention_scale,
             window: self.spec.window,
@@ -397,14 +415,18 @@ impl LayerBody {
         self.o.forward(&y.reshape((rows, heads * d))?)
     }
 
-    /// Writes K and V of all rows; returns the queries, `[rows, num_heads, head_dim]`.
+    /// Writes K and V of all rows; returns the queries, `[rows, num_heads, head_dim]`, or C of a convolution.
     pub fn write(
         &self,
         x: &Tensor,
         config: &ModelConfig,
         step: &Step<'_>,
-        (k_pool, v_pool): &(Tensor, Tensor),
+        pool: &(Tensor, Tensor),
     ) -> Result<Tensor> {
+        if let Some(conv) = &self.conv {
+            return conv.write(&self.qkv.forward(x)?, step, pool);
+        }
+        let (k_pool, v_pool) = pool;
         let (rows, heads) = (x.dim(0)?, config.num_heads);
         let KvHeads { count, dim } = self.kv_heads;
         let qkv = self.qkv.forward(x)?.reshape((rows, (), dim))?;

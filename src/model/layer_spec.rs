@@ -1,14 +1,17 @@
 //! What the layers of a model compute. Architectures differ by this, not by types of layers.
 
 use super::rope::RopeSpec;
+use super::short_conv::ShortConvSpec;
 use crate::kernels::{Activation, Xielu};
 use crate::kv::KvHeads;
 
-/// A layer: attention, then an MLP, each added to the residual stream.
+/// A layer: attention, or a short convolution in its place, then an MLP, each added to the residual stream.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerSpec {
     /// Its key/value heads, if they are not the model's; their width is that of queries, too.
     pub kv_heads: Option<KvHeads>,
+    /// The convolution in place of attention; what it keeps of each token takes the place of K and V.
+    pub conv: Option<ShortConvSpec>,
     /// Where K and V come from.
     pub kv: KvSource,
     /// Whether each head of v has an RMSNorm without weights.
@@ -97,6 +100,8 @@ pub struct ModelSpec {
     pub layer_input_width: Option<usize>,
     /// How the names of the tensors begin that predict further tokens, and are not read.
     pub unread: Vec<String>,
+    /// Parts of the names of tensors, ours and those of safetensors, one replaced after the other.
+    pub names: &'static [(&'static str, &'static str)],
 }
 
 impl From<Vec<LayerSpec>> for ModelSpec {
@@ -406,6 +411,7 @@ impl LayerSpec {
     pub fn llama(rope: RopeSpec, head_dim: usize) -> Self {
         Self {
             kv_heads: None,
+            conv: None,
             kv: KvSource::Own,
             v_norm: false,
             rope: Some(rope),

@@ -48,6 +48,7 @@ mod requantize;
 mod rope;
 pub(crate) mod safetensors_header;
 mod shards;
+mod short_conv;
 pub mod source;
 mod tensor_source;
 pub mod toy;

@@ -154,6 +154,9 @@ pub fn gguf(name: &str) -> Option<String> {
         "per_layer_projection" => "proj",
         "post_per_layer_input_norm" => "post_norm",
         "layer_scalar" => "layer_output_scale",
+        "conv.in_proj" => "shortconv.in_proj",
+        "conv.conv" => "shortconv.conv",
+        "conv.out_proj" => "shortconv.out_proj",
         _ => return None,
     };
     Some(format!("blk.{layer}.{part}.{kind}"))

@@ -27,6 +27,8 @@ pub use stack::{Stack, StackForm};
 pub struct Weights {
     source: TensorSource,
     layout: Layout,
+    /// Parts of names, ours and those of the checkpoint.
+    names: &'static [(&'static str, &'static str)],
     dtypes: Dtypes,
     device: Device,
     /// The names of the tensors that were read. A GGUF file counts them itself.
@@ -105,11 +107,26 @@ impl Weights {
         Self {
             source,
             layout: Layout::Model,
+            names: &[],
             dtypes,
             device: device.clone(),
             read: HashSet::new(),
             inventory: None,
         }
+    }
+
+    /// The same of a checkpoint with other names: each first part of a name is a second one there, one replaced
+    /// after the other. GGUF files have one name for each tensor, whatever the architecture.
+    pub fn with_names(self, names: &'static [(&'static str, &'static str)]) -> Self {
+        let names = if self.are_gguf() { &[] } else { names };
+        Self { names, ..self }
+    }
+
+    /// The name in the checkpoint of the tensor that the code calls `name`.
+    fn stored_name(&self, name: &str) -> String {
+        let replaced = |name: String, (ours, theirs): &(&str, &str)| name.replace(ours, theirs);
+        let name = self.names.iter().fold(name.to_owned(), replaced);
+        self.layout.name(&name).into_owned()
     }
 
     /// Reads only headers, of which `inventory` gets the list: shapes and names are checked as ever, but
@@ -198,7 +215,7 @@ impl Weights {
 
     /// Whether the checkpoint has the tensor `name`. Random weights have every tensor.
     pub fn has(&self, name: &str) -> bool {
-        self.source.has(&self.layout.name(name))
+        self.source.has(&self.stored_name(name))
     }
 
     /// The weight of a norm, `[len]` in the compute dtype: `offset` more than what is stored.
@@ -255,7 +272,7 @@ impl Weights {
     /// # Errors
     /// A setup error that names the tensor if it is missing, or the weights are random.
     pub fn dense(&mut self, name: &str) -> Result<Tensor> {
-        let name = &*self.layout.name(name);
+        let name = &*self.stored_name(name);
         Ok(self
             .source
             .tensor(name, &self.device)?
@@ -275,7 +292,7 @@ impl Weights {
 
     /// Leaves the tensor `name` (its full Hugging Face name) unread, if there is one.
     pub fn skip(&mut self, name: &str) {
-        let name = self.layout.name(name).into_owned();
+        let name = self.stored_name(name);
         match &mut self.source {
             TensorSource::Gguf(file) => file.skip(&name),
             _ => drop(self.read.insert(name)),
@@ -286,7 +303,7 @@ impl Weights {
     pub fn stored_start(&self, start: &str) -> String {
         match (names::layer_of(start), self.are_gguf()) {
             (Some((layer, _)), true) => names::gguf_layer(layer),
-            _ => self.layout.name(start).into_owned(),
+            _ => self.stored_name(start),
         }
     }
 
@@ -382,7 +399,7 @@ impl Weights {
     /// Adds the tensor `name` of the shape `dims` to the inventory, and returns what it is loaded as: matrices of the
     /// shape `matrix`, or a tensor of activations.
     fn note(&mut self, name: &str, dims: &[usize], matrix: Option<&[usize]>) -> Result<WeightForm> {
-        let name = &*self.layout.name(name);
+        let name = &*self.stored_name(name);
         let (device, matrices) = (&self.device, self.dtypes.matrices);
         let mut dense = WeightForm::Dense(self.dtypes.activations);
         let (found, (format, form)) = match &mut self.source {
@@ -426,7 +443,7 @@ impl Weights {
             self.note(name, dims, None)?;
             return Ok(Tensor::zeros(dims, DType::F32, &self.device)?);
         }
-        let name = &*self.layout.name(name);
+        let name = &*self.stored_name(name);
         let tensor = if let TensorSource::Dummy(seed) = self.source {
             dummy::tensor(seed, name, dims)?
         } else {

@@ -137,6 +137,9 @@ pub fn write_gguf(fixture: &Fixture, how: &Json, file: &Path, change: fn(Named) 
             let columns = Tensor::new(columns, &Device::Cpu).unwrap();
             tensor = tensor.index_select(&columns, tensor.rank() - 1).unwrap();
         }
+        if how["squeezed"] == true {
+            tensor = tensor.squeeze(1).unwrap();
+        }
         if how["transposed"] == true {
             tensor = tensor.transpose(1, 2).unwrap().contiguous().unwrap();
         }

@@ -387,6 +387,46 @@ fn published_configs_are_read() {
     older["layers_block_type"] = older["layer_types"].take();
     older.as_object_mut().unwrap().remove("layer_types");
     assert_eq!(read(older).ropes().count(), 4);
+    let lfm2 = json!({
+        "architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "block_auto_adjust_ff_dim": true, "block_dim": 256,
+        "block_ff_dim": 768, "block_ffn_dim_multiplier": 1.0, "block_mlp_init_scale": 1.0, "block_multiple_of": 256,
+        "block_norm_eps": 1e-5, "block_out_init_scale": 1.0, "block_use_swiglu": true, "block_use_xavier_init": true,
+        "conv_L_cache": 3, "conv_bias": false, "conv_dim": 256, "conv_dim_out": 256, "conv_use_xavier_init": true,
+        "full_attn_idxs": [2], "max_position_embeddings": 128000, "norm_eps": 1e-5,
+        "num_heads": 4, "rope_theta": 1000000.0, "use_pos_enc": true
+    });
+    let read_lfm2 = read(lfm2.clone());
+    let convs = read_lfm2
+        .spec
+        .layers
+        .iter()
+        .map(|layer| layer.conv.map(|conv| conv.taps));
+    assert_eq!(convs.collect::<Vec<_>>(), [Some(3), Some(3), None, Some(3)]);
+    // Two thirds of 768.
+    assert!(read_lfm2.intermediate_size == 512 && read_lfm2.tie_word_embeddings);
+    for (key, value, message) in [
+        ("conv_L_cache", json!(17), "a convolution over 17 tokens"),
+        ("layer_types", json!(["conv"]), "1 entries for 4 layers"),
+        (
+            "layer_types",
+            json!(["conv", "conv", "conv", "mamba"]),
+            "only conv and full_attention are",
+        ),
+    ] {
+        let mut wrong = lfm2.clone();
+        wrong[key] = value;
+        for (key, value) in [
+            ("vocab_size", 512),
+            ("hidden_size", 256),
+            ("num_hidden_layers", 4),
+        ] {
+            wrong[key] = value.into();
+        }
+        wrong["num_attention_heads"] = 4.into();
+        write_config(folder.path(), &wrong);
+        let error = foretoken::model::ModelConfig::from_json(folder.path()).unwrap_err();
+        assert!(error.to_string().contains(message), "{error}");
+    }
     let hunyuan = read(json!({
         "architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense", "add_classification_head": false,
         "attention_bias": false, "attention_head_dim": 64, "cla_share_factor": 2, "class_num": 0, "dense_list": [256, 0],

@@ -8,6 +8,7 @@ mod gemma4;
 mod glm;
 mod gpt_oss;
 mod layer_norm;
+mod lfm2;
 mod llama;
 mod olmo;
 mod parts;
@@ -171,5 +172,9 @@ pub const ARCHITECTURES: &[Architecture] = &[
     Architecture::new("gpt_oss", "GptOssForCausalLM", gpt_oss::gpt_oss)
         .in_gguf(Some("gpt-oss"))
         .with(gpt_oss::defaults),
+    Architecture::new("lfm2", "Lfm2ForCausalLM", lfm2::lfm2).with(lfm2::defaults),
+    Architecture::new("lfm2_moe", "Lfm2MoeForCausalLM", lfm2::lfm2_moe)
+        .in_gguf(Some("lfm2moe"))
+        .with(lfm2::moe_defaults),
     Architecture::new("apertus", "ApertusForCausalLM", apertus::apertus).with(apertus::defaults),
 ];

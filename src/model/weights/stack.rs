@@ -116,7 +116,7 @@ impl Weights {
     fn names_of_blocks(&mut self, stack: &Stack<'_>) -> [String; 2] {
         let names = ["_blocks", "_scales"].map(|end| {
             let name = format!("{}{end}", stack.name);
-            self.layout.name(&name).into_owned()
+            self.stored_name(&name)
         });
         self.read.extend(names.clone());
         names
