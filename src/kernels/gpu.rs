@@ -323,6 +323,54 @@ pub(super) fn view<'a, T: CudaDType>(
     }
 }
 
+/// Rows per tensor core instruction.
+const TILE: usize = 8;
+/// Outputs per block of a product of a few rows.
+pub(super) const BLOCK_OUTPUTS: usize = 16;
+/// Maximum number of rows that take about the time of one.
+pub(super) const FEW_ROWS: usize = 2 * TILE;
+/// Maximum number of rows that share one pass over the weights; more rows take several passes.
+const MAX_ROWS: usize = 8 * TILE;
+/// Maximum number of blocks of a grid in its second dimension.
+pub(super) const MAX_GROUPS: usize = 65_535;
+/// A weight with fewer blocks has more warps in each of them, or it would leave a large GPU without enough
+/// loads in flight: two blocks per multiprocessor.
+const FULL: usize = 264;
+
+/// How a product of a few rows, with a dense or a quantized weight, is divided.
+pub(super) struct FewRows {
+    /// Tiles of rows that share a pass over the weights.
+    pub tiles: usize,
+    /// Warps of a block. The order of additions depends on their number, so it does not depend on the rows.
+    pub warps: usize,
+    pub grid: LaunchConfig,
+}
+
+impl FewRows {
+    /// That of `rows` rows with a weight of so many outputs.
+    ///
+    /// # Errors
+    /// If there are too many rows for a grid.
+    pub fn new(rows: usize, outputs: usize) -> Result<Self> {
+        let tiles = match rows.div_ceil(TILE) {
+            0 | 1 => 1,
+            2 => 2,
+            _ => MAX_ROWS / TILE,
+        };
+        let blocks = outputs.div_ceil(BLOCK_OUTPUTS);
+        let groups = rows.div_ceil(tiles * TILE).max(1);
+        if groups > MAX_GROUPS {
+            candle_core::bail!("a product of {rows} rows is too large for a grid");
+        }
+        let warps = if blocks < FULL { 16 } else { 8 };
+        Ok(Self {
+            tiles,
+            warps,
+            grid: grid((blocks, groups, 1), warps * 32, 0),
+        })
+    }
+}
+
 /// A grid of `blocks` blocks of `threads` threads, each with `shared` bytes of shared memory.
 pub(super) fn grid(blocks: (usize, usize, usize), threads: usize, shared: usize) -> LaunchConfig {
     LaunchConfig {

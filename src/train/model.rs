@@ -1,7 +1,6 @@
 //! The draft during training: a Llama over whole rows, made of ops that candle can differentiate. The
 //! kernels of the serving decoder write in place and have no backward pass.
 
-use super::loss::NEVER;
 use super::optimizer::ByName;
 use super::student::{self, Student, TrainBatch};
 use crate::error::{Error, Result};
@@ -89,8 +88,7 @@ impl TrainModel {
     }
 
     /// The logits of every position, `[rows * len, vocab]`, for `tokens` `[rows, len]` u32. A position
-    /// sees its own row up to itself. With a draft vocabulary there is one column per id in it, and a last
-    /// one, [`NEVER`], for all others.
+    /// sees its own row up to itself. With a draft vocabulary there is one column per id in it.
     pub fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
         let (rows, len) = tokens.dims2()?;
         let embedding = self.var(names::EMBEDDING);
@@ -105,12 +103,7 @@ impl TrainModel {
             x = (x + self.linear(&wide, &at("mlp.down_proj"))?)?;
         }
         let x = self.norm(&x, names::NORM)?;
-        let logits = x.matmul(&self.head()?.t()?)?;
-        if self.outputs.is_none() {
-            return Ok(logits);
-        }
-        let never = Tensor::full(NEVER as f32, (rows * len, 1), logits.device())?;
-        Ok(Tensor::cat(&[logits, never], 1)?)
+        Ok(x.matmul(&self.head()?.t()?)?)
     }
 
     /// The output layer, `[output_size, hidden]`.

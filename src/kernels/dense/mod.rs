@@ -86,7 +86,7 @@ impl CpuMatrix for DenseMatrix {
 pub fn matmul_on_device(weight: &Tensor, x: &Tensor, batch_invariant: bool) -> Result<Tensor> {
     #[cfg(feature = "cuda")]
     if x.device().is_cuda()
-        && (x.dim(0)? <= gemv::FEW_ROWS || batch_invariant)
+        && (x.dim(0)? <= super::gpu::FEW_ROWS || batch_invariant)
         && has_kernel_on_device(weight)?
     {
         return gemv::gemv(weight, x);

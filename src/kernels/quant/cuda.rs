@@ -2,20 +2,12 @@
 
 use super::super::gpu;
 use super::block_type::BlockType;
-use super::device_tiles::{DeviceQuantMatrix, MAX_ROWS};
+use super::device_tiles::{DeviceQuantMatrix, UNIT_INPUTS};
+use crate::kernels::gpu::{BLOCK_OUTPUTS, FewRows, MAX_GROUPS};
 use candle_core::{CudaDevice, DType, Result, Tensor};
 use std::ops::Range;
 
-/// Rows per tensor core instruction.
-const TILE: usize = 8;
-/// Outputs per block.
-const OUTPUTS: usize = 16;
-/// A weight with fewer blocks has more warps in each of them, as in `dense/gemv.rs`.
-const FULL: usize = 264;
-/// Maximum number of blocks of a grid in its second dimension.
-const MAX_GROUPS: usize = 65_535;
-/// Inputs of a unit, and units per block that dequantizes.
-const UNIT_INPUTS: usize = 64;
+/// Units per block that dequantizes.
 const DEQUANTIZING_WARPS: usize = 8;
 
 /// The kernel `name` of the format of `matrix`.
@@ -39,22 +31,14 @@ pub(super) fn product(weights: &[&DeviceQuantMatrix], x: &Tensor) -> Result<Tens
     let (device, dtype) = (x.device().as_cuda_device()?, x.dtype());
     let rows = x.dim(0)?;
     let width = weights.iter().map(|weight| weight.outputs).sum();
-    let tiles = match rows {
-        0..=8 => 1,
-        9..=16 => 2,
-        _ => MAX_ROWS / TILE,
-    };
-    let groups = rows.div_ceil(tiles * TILE).max(1);
-    if groups > MAX_GROUPS || !matches!(dtype, DType::F16 | DType::BF16) {
+    if !matches!(dtype, DType::F16 | DType::BF16) {
         candle_core::bail!("quant-matmul: no kernel for {x:?}");
     }
     let y = gpu::output(device, dtype, (rows, width))?;
     let mut column = 0;
     for weight in weights {
-        let blocks = weight.outputs.div_ceil(OUTPUTS);
-        // The order of additions depends on the number of warps, so it must not depend on the rows.
-        let warps = if blocks < FULL { 16 } else { 8 };
-        let name = format!("{tiles}_{warps}_{}", gpu::suffix(dtype));
+        let few = FewRows::new(rows, weight.outputs)?;
+        let name = format!("{}_{}_{}", few.tiles, few.warps, gpu::suffix(dtype));
         let kernel = kernel(device, weight, ["product", &name])?;
         let launch = kernel
             .launch()
@@ -63,9 +47,8 @@ pub(super) fn product(weights: &[&DeviceQuantMatrix], x: &Tensor) -> Result<Tens
             .tensor(&y)?;
         let launch = launch.int(weight.outputs).int(weight.inputs).int(rows);
         let launch = launch.int(width).int(column);
-        let grid = gpu::grid((blocks, groups, 1), warps * 32, 0);
         // SAFETY: the arguments match the kernel's parameters, and have the lengths that it reads and writes.
-        unsafe { launch.run(grid)? };
+        unsafe { launch.run(few.grid)? };
         column += weight.outputs;
     }
     Ok(y)
@@ -86,7 +69,7 @@ pub(super) fn dequantize(
     };
     let blocks = match ids {
         Some(_) => count,
-        None => count.div_ceil(OUTPUTS),
+        None => count.div_ceil(BLOCK_OUTPUTS),
     };
     if blocks > MAX_GROUPS || ids.is_some_and(|ids| ids.dtype() != DType::U32) {
         candle_core::bail!("dequantize: no kernel for {blocks} blocks");

@@ -3,12 +3,11 @@
 #[cfg(feature = "cuda")]
 use super::cuda::{dequantize, product};
 use super::device_tiles::{DeviceQuantMatrix, MAX_ROWS};
+use super::formats::WIDTH;
 use candle_core::{DType, Result, Tensor};
 
 /// Maximum bytes of weights that are dequantized at a time for a product of many rows.
 const MAX_DEQUANTIZED: usize = 128 << 20;
-/// Dequantized outputs are whole strips.
-const STRIP: usize = 16;
 
 impl DeviceQuantMatrix {
     /// The rows `ids`, `[n]` u32, of the weight in f32: `[n, inputs]`.
@@ -30,7 +29,7 @@ impl DeviceQuantMatrix {
     /// The product by the device's library, with weights rounded to the dtype of `x`.
     fn matmul_dequantized(&self, x: &Tensor) -> Result<Tensor> {
         let row = self.inputs * x.dtype().size_in_bytes();
-        let at_once = (MAX_DEQUANTIZED / row.max(1)).next_multiple_of(STRIP);
+        let at_once = (MAX_DEQUANTIZED / row.max(1)).next_multiple_of(WIDTH);
         let mut parts = Vec::new();
         for first in (0..self.outputs).step_by(at_once) {
             let outputs = first..self.outputs.min(first + at_once);

@@ -2,14 +2,14 @@
 
 use super::block_type::BlockType;
 use super::formats::{self, BLOCK, Format, WIDTH};
-use super::pack::affine;
+use super::pack::held_blocks;
 use super::tiles::with_format;
 use super::{QuantMatrix, formats::scales_k};
 use candle_core::{DType, Device, Result, Tensor};
 use rayon::prelude::*;
 
 /// Inputs of a unit.
-const UNIT_INPUTS: usize = 64;
+pub(super) const UNIT_INPUTS: usize = 64;
 /// Units that share a part, if the format has such parts.
 const SHARING: usize = formats::SUPER / UNIT_INPUTS;
 /// Outputs `g` and `g + 8` belong to one thread.
@@ -105,12 +105,9 @@ struct Sizes {
 
 /// The type whose units hold blocks of this type without loss; `None` if there is no kernel.
 fn held_as(kind: BlockType) -> Option<BlockType> {
-    use BlockType::{Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
-    match kind {
-        Q4_0 | Q4_1 | Q5_1 | Q8_0 | Q4K | Q5K | Q6K => Some(kind),
-        Q5_0 => Some(Q5_1),
-        _ => None,
-    }
+    use BlockType::{Q4_0, Q4_1, Q4K, Q5_1, Q5K, Q6K, Q8_0};
+    let held = QuantMatrix::held_as(kind);
+    matches!(held, Q4_0 | Q4_1 | Q5_1 | Q8_0 | Q4K | Q5K | Q6K).then_some(held)
 }
 
 fn scales_of(held: BlockType) -> Scales {
@@ -151,16 +148,8 @@ fn bytes(held: BlockType, outputs: usize, inputs: usize) -> usize {
 /// Lays out GGUF blocks of `kind`, whose length is that of `[outputs, inputs]`. Missing outputs of the last
 /// strip and missing inputs of the last unit are zero.
 fn pack(kind: BlockType, data: &[u8], outputs: usize, inputs: usize) -> Vec<u8> {
-    let held = QuantMatrix::held_as(kind);
-    let (size, converted);
-    let data = if held == kind {
-        size = kind.type_size();
-        data
-    } else {
-        (converted, size) = affine(data, kind.type_size());
-        &converted
-    };
-    with_format!(held, F => pack_as::<F>(held, data, size, (outputs, inputs)))
+    let (held, data, size) = held_blocks(kind, data);
+    with_format!(held, F => pack_as::<F>(held, &data, size, (outputs, inputs)))
 }
 
 fn pack_as<F: Format>(

@@ -5,6 +5,7 @@ use super::formats::{self, BLOCK, Format, SUPER, WIDTH};
 use super::tiles::{Line, QuantMatrix, strip_lines, with_format};
 use candle_core::Result;
 use half::f16;
+use std::borrow::Cow;
 
 impl QuantMatrix {
     /// Whether [`QuantMatrix::from_blocks`] takes blocks of this type with `inputs` values per row.
@@ -33,17 +34,9 @@ impl QuantMatrix {
             let found = data.len();
             candle_core::bail!("{found} bytes cannot be a [{outputs}, {inputs}] weight in {dtype}");
         }
-        let (size, converted);
-        let held = Self::held_as(dtype);
-        let (size, data) = if held == dtype {
-            (dtype.type_size(), data)
-        } else {
-            (converted, size) = affine(data, dtype.type_size());
-            (size, converted.as_slice())
-        };
-        let dtype = held;
+        let (dtype, data, size) = held_blocks(dtype, data);
         let together = dtype.block_size() / BLOCK;
-        let lines = with_format!(dtype, F => pack::<F>(data, size, together, inputs / BLOCK));
+        let lines = with_format!(dtype, F => pack::<F>(&data, size, together, inputs / BLOCK));
         Ok(Self {
             outputs,
             inputs,
@@ -121,9 +114,19 @@ fn pack<F: Format>(data: &[u8], size: usize, together: usize, blocks: usize) -> 
     lines
 }
 
+/// GGUF blocks of a type as tiles hold them, without loss: their type, themselves and the bytes of one.
+pub(super) fn held_blocks(dtype: BlockType, data: &[u8]) -> (BlockType, Cow<'_, [u8]>, usize) {
+    let held = QuantMatrix::held_as(dtype);
+    if held == dtype {
+        return (dtype, data.into(), dtype.type_size());
+    }
+    let (converted, size) = affine(data, dtype.type_size());
+    (held, converted.into(), size)
+}
+
 /// Converts `Q5_0` blocks (`d * (q - 16)`) to `Q5_1` (`d * q + m`), and returns the new block size. The
 /// conversion is exact: `m = -16 d`, which f16 can represent.
-pub(super) fn affine(data: &[u8], size: usize) -> (Vec<u8>, usize) {
+fn affine(data: &[u8], size: usize) -> (Vec<u8>, usize) {
     let blocks = data.chunks_exact(size).flat_map(|block| {
         let (d, quants) = block.split_at(2);
         let m = f16::from_f32(f16::from_le_bytes([d[0], d[1]]).to_f32() * -16.);
