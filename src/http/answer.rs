@@ -6,7 +6,7 @@ use super::structured::Structured;
 use super::tools::{self, CallMode, Tools};
 use crate::error::{Error, FieldPath, Result};
 use crate::grammar::{Grammar, GrammarSource};
-use crate::text::{Answer, Calls, ReasoningFormat, ToolFormat, answer_grammar};
+use crate::text::{Answer, Calls, ReasoningFormat, ToolFormat, answer_grammar, begun};
 use serde_json::Value;
 
 impl Context<'_> {
@@ -25,12 +25,25 @@ impl Context<'_> {
             _ => Some(self.tool_rules(tools, parallel)?),
         };
         let format = self.reasoning_format;
+        let of_tools = tools.as_ref().map(|tools| tools.format);
+        if format == Some(ReasoningFormat::Harmony) || of_tools == Some(ToolFormat::Harmony) {
+            let markers = ToolFormat::Harmony.markers().iter();
+            return Ok(MessageRules {
+                harmony: Some(begun(prompt).into()),
+                markers: markers
+                    .filter_map(|name| self.text.special_id(name))
+                    .collect(),
+                tools,
+                ..MessageRules::default()
+            });
+        }
         let of_reasoning = format.map_or(&[][..], |_| ReasoningFormat::MARKERS);
         let of_tools = tools
             .as_ref()
             .map_or(&[][..], |tools| tools.format.markers());
         let markers = of_reasoning.iter().chain(of_tools);
         Ok(MessageRules {
+            harmony: None,
             reasoning: format.map(|format| format.begins_with_reasoning(prompt)),
             hide_reasoning: false,
             markers: markers
@@ -79,7 +92,7 @@ impl Context<'_> {
         let forced = rules.tools.as_ref().is_some_and(|rules| rules.forced);
         match &asked {
             None if !forced => return Ok(None),
-            Some((field, source)) if rules.tools.is_none() && rules.reasoning.is_none() => {
+            Some((field, source)) if !rules.has_structure() => {
                 return self.grammars.compile(field, source).map(Some);
             }
             _ => {}
@@ -97,6 +110,7 @@ impl Context<'_> {
         });
         let answer = Answer {
             reasoning: rules.reasoning,
+            is_harmony: rules.harmony.is_some(),
             calls,
             content: content.as_deref(),
         };

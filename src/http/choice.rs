@@ -6,7 +6,7 @@ use super::stop::{StopMatcher, Stops};
 use crate::engine::{Event, FinishReason, SpecUsage, TokenLogprobs, TokenOutput};
 use crate::error::{Error, Result};
 use crate::text::{
-    Detokenizer, MessageParser, Part, ReasoningParser, Text, ToolFormat, ToolParser,
+    Detokenizer, HarmonyParser, MessageParser, Part, ReasoningParser, Text, ToolFormat, ToolParser,
 };
 use rand::RngExt;
 use rand::distr::Alphanumeric;
@@ -37,12 +37,21 @@ pub(super) struct Rules {
 pub(super) struct MessageRules {
     /// Whether the text begins with reasoning without saying so; `None` = reasoning is not looked for.
     pub reasoning: Option<bool>,
+    /// The end of the prompt, which begins the answer, if answers are messages in Harmony's channels.
+    pub harmony: Option<Box<str>>,
     /// Whether reasoning is left out of the reply.
     pub hide_reasoning: bool,
     /// `None` = calls are not looked for.
     pub tools: Option<ToolRules>,
     /// The special tokens that have a meaning in a message.
     pub markers: Arc<[u32]>,
+}
+
+impl MessageRules {
+    /// Whether there may be anything but content.
+    pub fn has_structure(&self) -> bool {
+        self.tools.is_some() || self.reasoning.is_some() || self.harmony.is_some()
+    }
 }
 
 /// The tools that may be called.
@@ -198,9 +207,20 @@ impl Piece {
 impl Choice {
     pub fn new(rules: Arc<Rules>, echo: Option<Arc<Echo>>) -> Self {
         let message = &rules.message;
-        let tools = message
-            .tools
-            .as_ref()
+        let tools = message.tools.as_ref();
+        let harmony = message.harmony.as_ref().map(|prompt| {
+            let (names, max_calls) = tools
+                .map(|tools| (tools.names.clone(), tools.max_calls))
+                .unwrap_or_default();
+            let max_calls = if tools.is_some() {
+                max_calls
+            } else {
+                usize::MAX
+            };
+            HarmonyParser::new(prompt, names, max_calls)
+        });
+        let tools = tools
+            .filter(|_| harmony.is_none())
             .map(|tools| ToolParser::new(tools.format, tools.names.clone(), tools.max_calls));
         Self {
             detokenizer: if rules.show_special {
@@ -211,6 +231,7 @@ impl Choice {
             message: MessageParser {
                 reasoning: message.reasoning.map(ReasoningParser::new),
                 tools,
+                harmony,
             },
             rules,
             chars: echo.as_ref().map_or(0, |echo| echo.text.chars().count()),

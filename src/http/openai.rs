@@ -6,7 +6,7 @@ use super::context::Context;
 use super::numbers::within;
 use super::object::JsonObject;
 use super::params::stops;
-use super::prompt::{PromptOptions, PromptTokens};
+use super::prompt::{PromptOptions, PromptTokens, with_effort};
 use super::reply::{Api, ReplyHeader};
 use super::structured::Structured;
 use super::tools::Tools;
@@ -175,7 +175,7 @@ impl Context<'_> {
             messages,
             &tools.list,
             fields.add_generation_prompt,
-            fields.chat_template_kwargs,
+            with_effort(fields.chat_template_kwargs, fields.reasoning_effort),
         )?;
         let parallel = fields.parallel_tool_calls.unwrap_or(true);
         plan.rules.message = MessageRules {

@@ -28,6 +28,20 @@ pub(super) struct PromptOptions<'a> {
     pub suffix: Option<&'a str>,
 }
 
+/// The variables of the chat template with the effort that a request asks for.
+pub(super) fn with_effort(
+    variables: Option<Map<String, Value>>,
+    effort: Option<String>,
+) -> Option<Map<String, Value>> {
+    let Some(effort) = effort else {
+        return variables;
+    };
+    let mut variables = variables.unwrap_or_default();
+    let key = "reasoning_effort";
+    variables.entry(key).or_insert_with(|| effort.into());
+    Some(variables)
+}
+
 impl Context<'_> {
     /// The text of a chat's prompt. The template writes BOS itself.
     ///

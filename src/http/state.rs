@@ -59,7 +59,7 @@ impl AppState {
             engine,
             grammars: Arc::new(Compiler::new(text.clone())),
             tool_format: text.tool_format(),
-            reasoning_format: None,
+            reasoning_format: text.channels(),
             text,
             embeddings: None,
             model_names: model_names.into(),
@@ -102,9 +102,10 @@ impl AppState {
         self
     }
 
-    /// Sets how the model marks what it thinks; `None`, the default = its text is content as it is.
+    /// Sets how the model marks what it thinks; `None` = in channels, if its chat template has them, or else its text is
+    /// content as it is.
     pub fn with_reasoning_parser(mut self, format: Option<ReasoningFormat>) -> Self {
-        self.reasoning_format = format;
+        self.reasoning_format = format.or(self.reasoning_format);
         self
     }
 

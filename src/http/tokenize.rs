@@ -2,6 +2,7 @@
 
 use super::context::Context;
 use super::object::JsonObject;
+use super::prompt::with_effort;
 use super::tools::Tools;
 use super::wire::{self, Detokenize, Tokenize, required};
 use crate::error::{Error, Result};
@@ -26,7 +27,7 @@ impl Context<'_> {
                     messages,
                     &Tools::only(body.tools)?,
                     body.add_generation_prompt,
-                    body.chat_template_kwargs,
+                    with_effort(body.chat_template_kwargs, body.reasoning_effort),
                 )?;
                 let special = body.add_special_tokens.unwrap_or(false);
                 self.encode("messages", &prompt, special)

@@ -104,7 +104,6 @@ const HARMLESS: &[&str] = &[
     "parallel_tool_calls",
     "prompt_cache_key",
     "prompt_cache_retention",
-    "reasoning_effort",
     "request_id",
     "safety_identifier",
     "service_tier",

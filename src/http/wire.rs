@@ -174,6 +174,8 @@ pub(super) struct ChatFields {
     pub tool_choice: Option<ToolChoice>,
     pub parallel_tool_calls: Option<bool>,
     pub include_reasoning: Option<bool>,
+    /// For the chat template, if it has such a variable.
+    pub reasoning_effort: Option<String>,
     pub truncate_prompt_tokens: Option<i64>,
     pub return_token_ids: Option<bool>,
 }
@@ -189,6 +191,7 @@ pub(super) struct Tokenize {
     pub add_special_tokens: Option<bool>,
     pub add_generation_prompt: Option<bool>,
     pub chat_template_kwargs: Option<Map<String, Value>>,
+    pub reasoning_effort: Option<String>,
 }
 
 /// The body of `/detokenize`.

@@ -1,7 +1,7 @@
 //! Chats as prompts: which template a chat is rendered with, and what templates tell of a model.
 
 use super::tools::{ToolFormat, without_tools};
-use super::{Chat, ChatTemplate, ReasoningFormat, Text};
+use super::{Chat, ChatTemplate, ReasoningFormat, Text, harmony};
 use crate::error::{Error, Result};
 use serde_json::{Map, Value, json};
 
@@ -78,6 +78,12 @@ impl Text {
         }
     }
 
+    /// [`ReasoningFormat::Harmony`], if the chat template writes its channels.
+    pub fn channels(&self) -> Option<ReasoningFormat> {
+        let (_, source) = self.template_with_tools()?;
+        harmony::is_template(source).then_some(ReasoningFormat::Harmony)
+    }
+
     /// As [`Text::render`], for a chat without tools.
     ///
     /// # Errors
@@ -109,6 +115,16 @@ impl Text {
                 "messages",
                 "this model has no chat template; use /v1/completions",
             ));
+        };
+        let messages;
+        let chat = if self.channels().is_some() {
+            messages = harmony::messages(chat.messages);
+            Chat {
+                messages: &messages,
+                ..chat
+            }
+        } else {
+            chat
         };
         let about_tools =
             |message: &Value| message["role"] == "tool" || message.get("tool_calls").is_some();

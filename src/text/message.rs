@@ -1,5 +1,6 @@
 //! Reads an assistant's message from a model's text.
 
+use super::harmony::HarmonyParser;
 use super::part::Part;
 use super::reasoning::ReasoningParser;
 use super::tools::ToolParser;
@@ -10,12 +11,18 @@ use super::tools::ToolParser;
 pub struct MessageParser {
     pub reasoning: Option<ReasoningParser>,
     pub tools: Option<ToolParser>,
+    /// Reads all of it in place of the others.
+    pub harmony: Option<HarmonyParser>,
 }
 
 impl MessageParser {
     /// Adds text; returns what is certain.
     pub fn push(&mut self, text: String) -> Vec<Part> {
         let mut parts = Vec::new();
+        if let Some(harmony) = &mut self.harmony {
+            harmony.push(&text, &mut parts);
+            return parts;
+        }
         let content = match &mut self.reasoning {
             Some(reasoning) => reasoning.push(&text, &mut parts),
             None => text,
@@ -27,6 +34,9 @@ impl MessageParser {
     /// Ends the text; returns the rest.
     pub fn finish(&mut self) -> Vec<Part> {
         let mut parts = Vec::new();
+        if let Some(harmony) = &mut self.harmony {
+            harmony.finish(&mut parts);
+        }
         if let Some(reasoning) = &mut self.reasoning {
             let content = reasoning.finish(&mut parts);
             self.content(content, &mut parts);
@@ -39,14 +49,16 @@ impl MessageParser {
 
     /// Whether the message is complete, whatever else the model writes.
     pub fn is_complete(&self) -> bool {
+        let harmony = self.harmony.as_ref();
         self.tools.as_ref().is_some_and(ToolParser::is_full)
+            || harmony.is_some_and(HarmonyParser::is_full)
     }
 
     /// Whether the model thinks.
     pub fn is_reasoning(&self) -> bool {
-        self.reasoning
-            .as_ref()
-            .is_some_and(ReasoningParser::is_reasoning)
+        let (reasoning, harmony) = (self.reasoning.as_ref(), self.harmony.as_ref());
+        reasoning.is_some_and(ReasoningParser::is_reasoning)
+            || harmony.is_some_and(HarmonyParser::is_reasoning)
     }
 
     fn content(&mut self, text: String, parts: &mut Vec<Part>) {

@@ -11,6 +11,7 @@ mod detokenizer;
 mod folder;
 mod gguf;
 mod growth;
+mod harmony;
 mod infill;
 mod json;
 mod message;
@@ -24,6 +25,7 @@ mod tools;
 mod unigram;
 
 pub use detokenizer::Detokenizer;
+pub use harmony::{HarmonyParser, begun};
 pub use message::MessageParser;
 pub use part::Part;
 pub use reasoning::{ReasoningFormat, ReasoningParser};

@@ -3,7 +3,7 @@
 use super::part::{Part, partial_marker};
 use clap::ValueEnum;
 
-/// How a model marks what it thinks. All formats here write `<think>...</think>` before the answer.
+/// How a model marks what it thinks. All formats here but Harmony write `<think>...</think>` before the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum ReasoningFormat {
@@ -12,14 +12,17 @@ pub enum ReasoningFormat {
     DeepseekR1,
     /// A text begins with reasoning only after a `<think>`, in the prompt or the text.
     Qwen3,
+    /// Messages in channels, as gpt-oss: calls, too.
+    #[value(name = "openai_gptoss")]
+    Harmony,
 }
 
 const BEGIN: &str = "<think>";
 const END: &str = "</think>";
 
 impl ReasoningFormat {
-    /// The texts that have a meaning. Those that are special tokens must be part of the text that a
-    /// [`ReasoningParser`] reads.
+    /// The texts that have a meaning, but for Harmony. Those that are special tokens must be part of the text that
+    /// a [`ReasoningParser`] reads.
     pub const MARKERS: &[&str] = &[BEGIN, END];
 
     /// Whether the answer to `prompt` begins with reasoning even if it does not say so.
@@ -28,6 +31,7 @@ impl ReasoningFormat {
         match self {
             Self::DeepseekR1 => !prompt.ends_with(END),
             Self::Qwen3 => prompt.ends_with(BEGIN),
+            Self::Harmony => false,
         }
     }
 }

@@ -419,10 +419,11 @@ fn published_configs_are_read() {
             ("vocab_size", 512),
             ("hidden_size", 256),
             ("num_hidden_layers", 4),
+            ("num_attention_heads", 4),
+            ("num_key_value_heads", 2),
         ] {
             wrong[key] = value.into();
         }
-        wrong["num_attention_heads"] = 4.into();
         write_config(folder.path(), &wrong);
         let error = foretoken::model::ModelConfig::from_json(folder.path()).unwrap_err();
         assert!(error.to_string().contains(message), "{error}");

@@ -80,6 +80,7 @@ impl Context<'_> {
                 tool_choice: fields.tool_choice.map(ToolChoice::from),
                 parallel_tool_calls: fields.parallel_tool_calls,
                 add_special_tokens: fields.add_special_tokens,
+                reasoning_effort: fields.reasoning.and_then(|reasoning| reasoning.effort),
                 chat_template_kwargs: fields.chat_template_kwargs,
                 include_reasoning: fields.include_reasoning,
                 ..wire::ChatFields::default()

@@ -3,6 +3,7 @@
 
 use super::{ToolFormat, function};
 use crate::grammar::GrammarSource;
+use crate::text::harmony;
 use crate::text::reasoning::ReasoningFormat;
 use serde_json::{Map, Value, json};
 
@@ -12,6 +13,8 @@ pub struct Answer<'a> {
     /// Whether the model reasons first: `None` = never, else whether it does so without saying so (see
     /// [`ReasoningFormat::begins_with_reasoning`]).
     pub reasoning: Option<bool>,
+    /// Whether it is written in messages with channels, of which each may be preceded by reasoning.
+    pub is_harmony: bool,
     pub calls: Option<Calls<'a>>,
     /// The right side of a rule.
     pub content: Option<&'a str>,
@@ -37,6 +40,9 @@ pub fn answer_grammar(answer: Answer<'_>, special: impl Fn(&str) -> Option<u32>)
         Some(id) => format!("<[{id}]>"),
         None => literal(text),
     };
+    if answer.is_harmony {
+        return harmony_grammar(answer, marker);
+    }
     let begins = match answer.reasoning {
         None => "",
         Some(true) => "thought ",
@@ -74,6 +80,8 @@ fn rules(calls: Calls<'_>, marker: impl Fn(&str) -> String) -> String {
         }
         // Its models make one call at a time, and their templates refuse more in the history.
         ToolFormat::Llama3Json => "calls: object\n".into(),
+        // It has no list.
+        ToolFormat::Harmony => String::new(),
         ToolFormat::Mistral => {
             let more = more(", ", "object");
             format!("calls: {start} \" [\" object{more} \"]\"\n")
@@ -89,6 +97,45 @@ fn rules(calls: Calls<'_>, marker: impl Fn(&str) -> String) -> String {
     };
     let objects: Vec<String> = calls.tools.iter().map(object).collect();
     format!("{list}object: {}\n", objects.join("\n    | "))
+}
+
+/// The grammar of an answer in Harmony: at most one message of reasoning, then a call or content.
+fn harmony_grammar(answer: Answer<'_>, marker: impl Fn(&str) -> String) -> String {
+    let part = |text: &str| {
+        if harmony::MARKERS.contains(&text) {
+            marker(text)
+        } else {
+            literal(text)
+        }
+    };
+    let all = |parts: &[&str]| {
+        parts
+            .iter()
+            .map(|text| part(text))
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
+    let [before, after] = harmony::THOUGHT;
+    let mut kinds = Vec::new();
+    for tool in answer.calls.iter().flat_map(|calls| calls.tools) {
+        let function = function(tool);
+        let header = harmony::call_header(function["name"].as_str().unwrap_or_default());
+        let header: Vec<&str> = header.iter().map(String::as_str).collect();
+        let arguments = GrammarSource::JsonSchema(schema(&function["parameters"]));
+        let arguments = arguments.rule().unwrap_or_default();
+        kinds.push(format!("({} {arguments})", all(&header)));
+    }
+    if answer.content.is_some() {
+        kinds.push(format!("({} content)", all(&harmony::FINAL)));
+    }
+    let content = answer.content.map(|rule| format!("content: {rule}\n"));
+    format!(
+        "start: thought? message\nthought: {} /(?s:.*)/ {}\nmessage: {}\n{}",
+        all(&before),
+        all(&after),
+        kinds.join("\n    | "),
+        content.unwrap_or_default()
+    )
 }
 
 /// The rule of what the model thinks first.

@@ -12,6 +12,7 @@ pub use fallback::without_tools;
 pub use grammar::{Answer, Calls, answer_grammar};
 pub use parser::ToolParser;
 
+use crate::text::harmony;
 use clap::ValueEnum;
 use serde_json::{Value, json};
 
@@ -27,6 +28,9 @@ pub enum ToolFormat {
     /// `[TOOL_CALLS] [{"name": ..., "arguments": {...}}]`, as Mistral; `[TOOL_CALLS]name[ARGS]{...}`, as
     /// its newer models write it, is read as well.
     Mistral,
+    /// Messages to `functions.NAME`, as gpt-oss: reasoning, too.
+    #[value(name = "openai")]
+    Harmony,
 }
 
 /// A tool call of an earlier turn, or an example.
@@ -39,7 +43,9 @@ struct WrittenCall<'a> {
 impl ToolFormat {
     /// The format that a chat template which knows tools teaches; `None` if it is none of ours.
     pub fn of_template(source: &str) -> Option<Self> {
-        if source.contains("<tool_call>") {
+        if harmony::is_template(source) {
+            Some(Self::Harmony)
+        } else if source.contains("<tool_call>") {
             // Qwen3-Coder writes XML between the same markers.
             (!source.contains("<function=")).then_some(Self::Hermes)
         } else if source.contains("[TOOL_CALLS]") {
@@ -65,6 +71,7 @@ impl ToolFormat {
             Self::Hermes => &["<tool_call>", "</tool_call>"],
             Self::Llama3Json => &["<|python_tag|>"],
             Self::Mistral => &["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"],
+            Self::Harmony => harmony::MARKERS,
         }
     }
 
@@ -77,14 +84,14 @@ impl ToolFormat {
     fn end(self) -> Option<&'static str> {
         match self {
             Self::Hermes => Some(self.markers()[1]),
-            Self::Llama3Json | Self::Mistral => None,
+            Self::Llama3Json | Self::Mistral | Self::Harmony => None,
         }
     }
 
     /// The key of a call's arguments.
     fn arguments_key(self) -> &'static str {
         match self {
-            Self::Hermes | Self::Mistral => "arguments",
+            Self::Hermes | Self::Mistral | Self::Harmony => "arguments",
             Self::Llama3Json => "parameters",
         }
     }
@@ -104,6 +111,12 @@ impl ToolFormat {
             }
             Self::Llama3Json => objects.join("; "),
             Self::Mistral => format!("[TOOL_CALLS] [{}]", objects.join(", ")),
+            Self::Harmony => {
+                let call = |call: &WrittenCall<'_>| {
+                    harmony::call_header(call.name).concat() + call.arguments + "<|call|>"
+                };
+                calls.iter().map(call).collect()
+            }
         }
     }
 }

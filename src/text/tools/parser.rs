@@ -232,7 +232,7 @@ impl ToolParser {
     fn separates(&self, c: char) -> bool {
         match self.format {
             // Some models write a list between Hermes' markers.
-            ToolFormat::Hermes | ToolFormat::Mistral => "[,]".contains(c),
+            ToolFormat::Hermes | ToolFormat::Mistral | ToolFormat::Harmony => "[,]".contains(c),
             ToolFormat::Llama3Json => ";,".contains(c),
         }
     }

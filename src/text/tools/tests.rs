@@ -230,11 +230,16 @@ fn formats_are_known_by_what_templates_teach() {
             Some(ToolFormat::Llama3Json),
         ),
         ("{{ '<|python_tag|>' }}", Some(ToolFormat::Llama3Json)),
+        (
+            "<|start|>user<|message|>{{ m }}<|channel|>",
+            Some(ToolFormat::Harmony),
+        ),
         ("{{ tools }}", None),
     ] {
         assert_eq!(ToolFormat::of_template(source), format, "{source}");
     }
-    assert_eq!(ToolFormat::names(), ["hermes", "llama3_json", "mistral"]);
+    let names = ["hermes", "llama3_json", "mistral", "openai"];
+    assert_eq!(ToolFormat::names(), names);
 }
 
 /// What a format writes, its parser reads.
