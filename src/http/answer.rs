@@ -6,7 +6,7 @@ use super::structured::Structured;
 use super::tools::{self, CallMode, Tools};
 use crate::error::{Error, FieldPath, Result};
 use crate::grammar::{Grammar, GrammarSource};
-use crate::text::{Answer, Calls, ReasoningFormat, ToolFormat, answer_grammar, begun};
+use crate::text::{Answer, Calls, HarmonyParser, ReasoningFormat, ToolFormat, answer_grammar};
 use serde_json::Value;
 
 impl Context<'_> {
@@ -29,7 +29,7 @@ impl Context<'_> {
         if format == Some(ReasoningFormat::Harmony) || of_tools == Some(ToolFormat::Harmony) {
             let markers = ToolFormat::Harmony.markers().iter();
             return Ok(MessageRules {
-                harmony: Some(begun(prompt).into()),
+                harmony: Some(HarmonyParser::beginning(prompt).into()),
                 markers: markers
                     .filter_map(|name| self.text.special_id(name))
                     .collect(),

@@ -47,11 +47,6 @@ pub fn messages(messages: &[Value]) -> Vec<Value> {
     messages
 }
 
-/// The end of `prompt`, which begins the answer.
-pub fn begun(prompt: &str) -> &str {
-    prompt.rfind(START).map_or("", |at| &prompt[at..])
-}
-
 /// Splits a model's text into reasoning, content and calls, however it is cut into pieces.
 #[derive(Debug)]
 pub struct HarmonyParser {
@@ -84,6 +79,11 @@ enum Kind {
 }
 
 impl HarmonyParser {
+    /// The end of `prompt`, which begins the answer.
+    pub fn beginning(prompt: &str) -> &str {
+        prompt.rfind(START).map_or("", |at| &prompt[at..])
+    }
+
     /// Reads the answer to `prompt`, whose end may have begun it, with calls of `names`; the text is complete after
     /// `max_calls` of them.
     pub fn new(prompt: &str, names: Arc<[String]>, max_calls: usize) -> Self {
@@ -95,7 +95,7 @@ impl HarmonyParser {
             held: String::new(),
             before: [false; 2],
         };
-        if let Some((header, body)) = begun(prompt).split_once(MESSAGE)
+        if let Some((header, body)) = Self::beginning(prompt).split_once(MESSAGE)
             && !ENDS.iter().any(|end| body.contains(end))
         {
             let kind = match channel(header) {

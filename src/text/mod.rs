@@ -25,7 +25,7 @@ mod tools;
 mod unigram;
 
 pub use detokenizer::Detokenizer;
-pub use harmony::{HarmonyParser, begun};
+pub use harmony::HarmonyParser;
 pub use message::MessageParser;
 pub use part::Part;
 pub use reasoning::{ReasoningFormat, ReasoningParser};
