@@ -40,6 +40,7 @@ mod mxfp4;
 pub(crate) mod names;
 mod norm;
 mod output_layer;
+mod packed;
 pub mod parallel;
 mod path;
 mod pickle;

@@ -11,7 +11,18 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
-pub(super) enum TensorSource {
+/// A tensor as safetensors have it.
+pub struct RawTensor<'a> {
+    /// As in the file: `BF16`.
+    pub dtype: String,
+    pub dims: Vec<usize>,
+    /// Number of its bytes in the file.
+    pub bytes: u64,
+    /// Its bytes; `None` if only its header is here.
+    pub data: Option<&'a [u8]>,
+}
+
+pub enum TensorSource {
     /// The mapped files.
     Safetensors(MmapedSafetensors),
     /// The tensors of a `pytorch_model.bin`.
@@ -79,25 +90,44 @@ impl TensorSource {
         }
     }
 
+    /// The tensor `name` as safetensors have it.
+    ///
+    /// # Errors
+    /// A setup error that names the tensor if it is missing.
+    pub fn raw(&self, name: &str) -> Result<RawTensor<'_>> {
+        match self {
+            Self::Safetensors(files) if files.get(name).is_err() => Err(missing(name)),
+            Self::Safetensors(files) => {
+                let stored = files.get(name).map_err(|e| broken(name, &e))?;
+                Ok(RawTensor {
+                    dtype: format!("{:?}", stored.dtype()),
+                    dims: stored.shape().to_vec(),
+                    bytes: stored.data().len() as u64,
+                    data: Some(stored.data()),
+                })
+            }
+            Self::Headers(tensors) => {
+                let tensor = tensors.get(name).ok_or_else(|| missing(name))?;
+                Ok(RawTensor {
+                    dtype: tensor.dtype.clone(),
+                    dims: tensor.dims.clone(),
+                    bytes: tensor.bytes(),
+                    data: None,
+                })
+            }
+            Self::Pickled(_) | Self::Gguf(_) | Self::Dummy(_) => {
+                Err(Error::internal("only safetensors have bytes"))
+            }
+        }
+    }
+
     /// The tensor `name` of bytes, which must have the shape `dims`, if its file is here.
     ///
     /// # Errors
     /// A setup error that names the tensor if it is missing, or has another dtype or shape.
     pub fn bytes(&self, name: &str, dims: &[usize]) -> Result<Option<&[u8]>> {
-        let (dtype, found, data) = match self {
-            Self::Safetensors(files) => {
-                let stored = files.get(name).map_err(|e| broken(name, &e))?;
-                let dtype = format!("{:?}", stored.dtype());
-                (dtype, stored.shape().to_vec(), Some(stored.data()))
-            }
-            Self::Headers(tensors) => {
-                let tensor = tensors.get(name).ok_or_else(|| missing(name))?;
-                (tensor.dtype.clone(), tensor.dims.clone(), None)
-            }
-            Self::Pickled(_) | Self::Gguf(_) | Self::Dummy(_) => {
-                return Err(Error::internal("only safetensors have bytes"));
-            }
-        };
+        let raw = self.raw(name)?;
+        let (dtype, found, data) = (raw.dtype, raw.dims, raw.data);
         if dtype != "U8" {
             return Err(Error::setup(format!(
                 "tensor {} has dtype {}, which is not supported: only u8 is",

@@ -1,5 +1,6 @@
 //! The sources of weights: safetensors, a GGUF file, or a seed. All use Hugging Face's names.
 
+mod packed;
 mod stack;
 
 use super::config::ModelConfig;
@@ -29,6 +30,8 @@ pub struct Weights {
     layout: Layout,
     dtypes: Dtypes,
     device: Device,
+    /// How matrices are packed, if they are.
+    packing: Option<packed::Packing>,
     /// The names of the tensors that were read. A GGUF file counts them itself.
     read: HashSet<String>,
     /// Filled if only headers are read.
@@ -107,6 +110,7 @@ impl Weights {
             layout: Layout::Model,
             dtypes,
             device: device.clone(),
+            packing: None,
             read: HashSet::new(),
             inventory: None,
         }
@@ -198,7 +202,9 @@ impl Weights {
 
     /// Whether the checkpoint has the tensor `name`. Random weights have every tensor.
     pub fn has(&self, name: &str) -> bool {
+        let is_packed = |name| self.has_packed(name);
         self.source.has(&self.layout.name(name))
+            || name.strip_suffix(".weight").is_some_and(is_packed)
     }
 
     /// The weight of a norm, `[len]` in the compute dtype: `offset` more than what is stored.
@@ -329,6 +335,9 @@ impl Weights {
         shape: (usize, usize),
         order: Option<&[u32]>,
     ) -> Result<Arc<dyn Matrix>> {
+        if let Some(matrix) = self.packed_matrix(name, shape, order)? {
+            return Ok(matrix);
+        }
         if self.inventory.is_some() {
             let dims = [shape.0, shape.1];
             let format = self
