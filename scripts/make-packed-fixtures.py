@@ -51,8 +51,15 @@ def compressed(kind, weights, format, activations=None, more=WIDE, **how):
 INT4 = dict(num_bits=4, type="int", symmetric=True, strategy="group", group_size=32)
 INT8 = dict(num_bits=8, type="int", symmetric=True, strategy="channel")
 FLOAT8 = dict(num_bits=8, type="float", symmetric=True)
+FLOAT4 = dict(num_bits=4, type="float", symmetric=True)
 TOKENS = dict(num_bits=8, type="int", symmetric=True, strategy="token", dynamic=True)
 GPTQ = dict(quant_method="gptq", bits=4, group_size=32, desc_act=False, sym=True, checkpoint_format="gptq")
+BITS_AND_BYTES = dict(
+    quant_method="bitsandbytes", load_in_4bit=True, load_in_8bit=False, _load_in_4bit=True, _load_in_8bit=False,
+    bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype="bfloat16",
+    bnb_4bit_quant_storage="uint8", llm_int8_enable_fp32_cpu_offload=False, llm_int8_has_fp16_weight=False,
+    llm_int8_skip_modules=["lm_head"], llm_int8_threshold=6.0,
+)
 AWQ = dict(
     quant_method="awq", bits=4, group_size=32, zero_point=True, version="gemm", backend="autoawq", do_fuse=False,
     modules_to_not_convert=None,
@@ -100,6 +107,15 @@ FIXTURES = {
     "w8a16": compressed("Llama", INT8, "pack-quantized"),
     "w8a16_asymmetric": compressed("Llama", INT8 | dict(symmetric=False), "pack-quantized"),
     "w8a8": compressed("Llama", INT8, "int-quantized", TOKENS),
+    "nvfp4": compressed(
+        "Llama", FLOAT4 | dict(strategy="tensor_group", group_size=16), "nvfp4-pack-quantized", dtype=torch.float32,
+    ),
+    "mxfp4": compressed("Llama", FLOAT4 | dict(strategy="group", group_size=32), "mxfp4-pack-quantized"),
+    "nf4": ("Llama", WIDE, BITS_AND_BYTES, formats.nf4),
+    "nf4_plain": (
+        "Llama", WIDE, BITS_AND_BYTES | dict(bnb_4bit_use_double_quant=False),
+        lambda weight: formats.nf4(weight, nested=False),
+    ),
     "float8_tensor": compressed("Llama", FLOAT8 | dict(strategy="tensor"), "float-quantized"),
     "float8_channel": compressed(
         "Llama", FLOAT8 | dict(strategy="channel"), "float-quantized", TOKENS | dict(type="float"),

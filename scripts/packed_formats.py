@@ -1,8 +1,10 @@
 """How matrices are packed, for make-packed-fixtures.py. Each function takes a matrix `[outputs, inputs]` in f32 and its
 name, and returns the tensors that a checkpoint has of it, by the ends of their names, and the matrix that they mean.
 
-AWQ, GPTQ and fp8 are written from the definitions of the formats; what compressed-tensors has is written and read by
+AWQ, GPTQ, fp8 and NF4 are written from the definitions of the formats; what compressed-tensors has is written and read by
 its own library (pip install compressed-tensors)."""
+
+import json
 
 import torch
 
@@ -141,6 +143,8 @@ def compressed(weight, weights, format, dtype=torch.bfloat16, ordered=False):
     listed = parts.pop("weight_g_idx", None)
     parts["weight"] = values
     stored = compressor.compress(parts, scheme)
+    if "fp4" in format:
+        return stored, fp4(stored)
     # In f32, so that nothing is rounded.
     wide = stored | {"weight_scale": stored["weight_scale"].float()} if scale.dtype == dtype else stored
     meant = compressor.decompress(wide, scheme)["weight"].float()
@@ -157,3 +161,49 @@ def by_order(stored, args, shape, back):
 
     numbers = unpack_from_int32(stored["weight_packed"], args.num_bits, torch.Size(shape))
     return pack_to_int32(numbers[:, back].contiguous(), args.num_bits), back
+
+
+def fp4(stored):
+    """What NVFP4 and MXFP4 mean, in f32."""
+    half = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    values = torch.cat([half, -half])
+    packed = stored["weight_packed"]
+    numbers = torch.stack([packed & 15, packed >> 4], -1).flatten(1)
+    scales = stored["weight_scale"]
+    if scales.dtype == torch.uint8:
+        scales = (scales.float() - 127).exp2()
+    else:
+        scales = scales.float() / stored["weight_global_scale"]
+    return values[numbers.long()] * scales.repeat_interleave(numbers.shape[1] // scales.shape[1], 1)
+
+
+# The values of NF4: quantiles of a normal distribution, as bitsandbytes has them.
+NF4 = [
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+]
+
+
+def nf4(weight, nested=True, block=64):
+    """NF4 with scales of blocks of all values, which are quantized, too, if `nested`."""
+    table, flat = torch.tensor(NF4), weight.reshape(-1, block)
+    scales = flat.abs().amax(1)
+    state = {"quant_type": "nf4", "blocksize": block, "dtype": "bfloat16", "shape": list(weight.shape)}
+    parts = {"weight.absmax": scales, "weight.quant_map": table}
+    if nested:
+        offset = scales.mean()
+        outer = torch.linspace(-1, 1, 256)
+        size = (scales - offset).abs().max().reshape(1)
+        numbers = ((scales - offset)[:, None] / size - outer).abs().argmin(1).to(torch.uint8)
+        parts |= {
+            "weight.absmax": numbers, "weight.nested_absmax": size, "weight.nested_quant_map": outer,
+        }
+        state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset.item()}
+        scales = outer[numbers.long()] * size + offset
+    numbers = (flat[..., None] / scales[:, None, None] - table).abs().argmin(-1)
+    pairs = numbers.flatten().unflatten(0, (-1, 2))
+    parts["weight"] = (pairs[:, 0] << 4 | pairs[:, 1]).to(torch.uint8)[:, None]
+    text = list(json.dumps(state).encode())
+    parts["weight.quant_state.bitsandbytes__nf4"] = torch.tensor(text, dtype=torch.uint8)
+    return parts, (scales[:, None] * table[numbers]).reshape(weight.shape)

@@ -42,6 +42,7 @@ impl Awq {
     pub fn take(keys: &mut Keys) -> Result<Self, String> {
         keys.rename("w_bit", "bits");
         keys.rename("q_group_size", "group_size");
+        keys.rename("format", "version");
         keys.only("bits", BITS)?;
         keys.only("zero_point", true)?;
         let version = keys.peek("version");
@@ -64,7 +65,7 @@ impl Scheme for Awq {
     }
 
     fn is_in(&self, parts: &Parts<'_>) -> bool {
-        parts.has("qweight")
+        parts.has("qweight") || parts.has("qzeros")
     }
 
     fn open<'a>(&self, parts: &mut Parts<'a>, shape: (usize, usize)) -> Result<Opened<'a>> {

@@ -213,7 +213,7 @@ impl Scheme for Compressed {
 
     fn is_in(&self, parts: &Parts<'_>) -> bool {
         match self.storage {
-            Storage::Words => parts.has("weight_packed"),
+            Storage::Words => parts.has("weight_packed") || parts.has("weight_shape"),
             Storage::Bytes => parts.has_dtype("weight", "I8"),
             Storage::Fp8 => parts.has_dtype("weight", E4M3),
         }

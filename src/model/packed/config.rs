@@ -3,16 +3,18 @@
 use super::super::keys::{Keys, ModelShape};
 use super::awq::Awq;
 use super::compressed::Compressed;
+use super::fp4::Fp4;
 use super::fp8::Fp8;
 use super::gptq::Gptq;
 use super::modules::Modules;
+use super::nf4::Nf4;
 use super::parts::Parts;
 use super::scheme::Scheme;
 use serde_json::Value;
 use std::sync::Arc;
 
 /// The values of `quant_method` that are supported.
-const METHODS: &str = "awq, compressed-tensors, fp8 and gptq";
+const METHODS: &str = "awq, bitsandbytes, compressed-tensors, fp8 and gptq";
 const KEY: &str = "quantization_config";
 /// Maximum number of `config_groups`.
 const MAX_GROUPS: usize = 64;
@@ -49,6 +51,7 @@ impl PackedConfig {
         let method = inner.text("quant_method").map_err(in_it)?;
         let read = match method.as_deref() {
             Some("awq") => Awq::take(&mut inner).map(one),
+            Some("bitsandbytes") => Nf4::take(&mut inner).map(one),
             Some("gptq") => Gptq::take(&mut inner).map(one),
             Some("fp8") => Fp8::take(&mut inner).map(one),
             Some("compressed-tensors") => compressed_groups(&mut inner),
@@ -96,7 +99,12 @@ fn one(scheme: impl Scheme + 'static) -> Vec<Group> {
 
 /// The matrices that are not packed, under the names that the methods have for them.
 fn ignored(value: &Value) -> Result<Modules, String> {
-    let keys = ["ignore", "ignored_layers", "modules_to_not_convert"];
+    let keys = [
+        "ignore",
+        "ignored_layers",
+        "llm_int8_skip_modules",
+        "modules_to_not_convert",
+    ];
     let lists = keys.iter().filter_map(|key| value[*key].as_array());
     let names = lists.flatten().filter_map(|name| name.as_str());
     Modules::new(names.map(str::to_owned).collect())
@@ -150,15 +158,37 @@ fn compressed_group(group: &Value, format: Option<&str>) -> Result<Group, String
     let own = keys.text("format")?;
     let format = own.as_deref().or(format).unwrap_or("naive-quantized");
     let weights = keys.nested("weights")?.ok_or("weights are missing")?;
-    let scheme = Compressed::take(weights, format)?;
+    let scheme = scheme_of(weights, format)?;
     keys.finish(&ModelShape::default())?;
     let modules = if targets.iter().any(|target| target == "Linear") {
         None
     } else {
         Some(Modules::new(targets)?)
     };
-    Ok(Group {
-        modules,
-        scheme: Arc::new(scheme),
-    })
+    Ok(Group { modules, scheme })
+}
+
+/// How the `weights` of a group with this format are packed.
+fn scheme_of(mut weights: Keys, format: &str) -> Result<Arc<dyn Scheme>, String> {
+    let fp4 = match format {
+        "nvfp4-pack-quantized" => Fp4::Nv,
+        "mxfp4-pack-quantized" => Fp4::Mx,
+        _ => return Ok(Arc::new(Compressed::take(weights, format)?)),
+    };
+    weights.only("num_bits", 4)?;
+    weights.only("type", "float")?;
+    weights.only("symmetric", true)?;
+    weights.only("dynamic", false)?;
+    weights.only("group_size", fp4.group())?;
+    weights.ignore(&[
+        "actorder",
+        "block_structure",
+        "observer",
+        "observer_kwargs",
+        "scale_dtype",
+        "strategy",
+        "zp_dtype",
+    ]);
+    weights.finish(&ModelShape::default())?;
+    Ok(Arc::new(fp4))
 }

@@ -126,7 +126,10 @@ pub fn table() -> [f32; 256] {
 }
 
 /// The bytes of a part in E4M3, which has no infinity, and two NaN.
-fn finite<'a>(part: &Part<'a>) -> Result<&'a [u8]> {
+///
+/// # Errors
+/// A setup error that names the part if it has one of those.
+pub fn finite<'a>(part: &Part<'a>) -> Result<&'a [u8]> {
     let data = part.data()?;
     if data.iter().any(|byte| byte & 0x7f == 0x7f) {
         return Err(part.not_finite());

@@ -14,7 +14,7 @@ use crate::kernels::quant::BlockType;
 const WORD_BITS: u32 = 32;
 
 /// Keys that say nothing about the weights, or what their tensors say.
-const HARMLESS: [&str; 31] = [
+const HARMLESS: [&str; 32] = [
     "act_group_aware",
     "backend",
     "batch_size",
@@ -29,6 +29,7 @@ const HARMLESS: [&str; 31] = [
     "lm_head",
     "max_input_length",
     "meta",
+    "method",
     "model_file_base_name",
     "model_name_or_path",
     "model_seqlen",
@@ -118,7 +119,7 @@ impl Scheme for Gptq {
     }
 
     fn is_in(&self, parts: &Parts<'_>) -> bool {
-        parts.has("qweight")
+        parts.has("qweight") || parts.has("qzeros")
     }
 
     fn open<'a>(&self, parts: &mut Parts<'a>, shape: (usize, usize)) -> Result<Opened<'a>> {

@@ -4,11 +4,13 @@
 mod awq;
 mod compressed;
 mod config;
+mod fp4;
 mod fp8;
 mod gptq;
 mod integers;
 mod listed;
 mod modules;
+mod nf4;
 mod parts;
 mod scheme;
 mod settings;

@@ -175,9 +175,7 @@ impl<'a> Part<'a> {
                 if data.contains(&u8::MAX) {
                     return Err(self.not_finite());
                 }
-                // 2^-127 is not normal.
-                let power = |&e: &u8| f32::from_bits((u32::from(e) << 23).max(1 << 22));
-                (DType::U8, data.iter().map(power).collect())
+                (DType::U8, data.iter().map(|&e| power_of_two(e)).collect())
             }
             _ => {
                 let words = data.as_chunks::<4>().0.iter();
@@ -216,6 +214,12 @@ impl<'a> Part<'a> {
     pub fn words(&self) -> Result<Words<'a>> {
         Ok(Words(self.data()?.as_chunks().0))
     }
+}
+
+/// The power of two with this exponent, less 127.
+pub fn power_of_two(exponent: u8) -> f32 {
+    // 2^-127 is not normal.
+    f32::from_bits((u32::from(exponent) << 23).max(1 << 22))
 }
 
 /// Words of 32 bits with several numbers each, the first in the lowest bits.

@@ -166,8 +166,10 @@ impl Weights {
         shape: Shape,
         order: Option<&[u32]>,
     ) -> Result<Arc<dyn Matrix>> {
-        let is_whole = |_: &BlockType| shape.1.is_multiple_of(BLOCK);
-        let blocks = scheme.usual_blocks().filter(is_whole);
+        // Blocks that candle cannot make are left to files.
+        let can_be_made =
+            |kind: &BlockType| shape.1.is_multiple_of(BLOCK) && kind.candles().is_some();
+        let blocks = scheme.usual_blocks().filter(can_be_made);
         let form = self.form_of(blocks, shape);
         if self.inventory.is_some() {
             let bytes = form.bytes(&[shape.0, shape.1]);
