@@ -1,8 +1,12 @@
 use super::super::super::config::ModelConfig;
+use super::super::super::decoder::Decoder;
 use super::super::super::dtypes::Dtypes;
 use super::super::super::inventory::SharedInventory;
+use super::super::super::{Batch, Model};
 use super::*;
-use std::collections::BTreeMap;
+use crate::kv::{BlockAllocator, BlockTable};
+use candle_core::safetensors::MmapedSafetensors;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 /// The checkpoints of scripts/make-packed-fixtures.py.
@@ -135,5 +139,65 @@ fn outputs_may_be_in_another_order() {
         let (mut rows, reversed) = (read(None), read(Some(&order)));
         rows.reverse();
         assert_eq!(rows, reversed, "{}", folder.display());
+    }
+}
+
+/// The checkpoint with every matrix as it is unpacked, in f32, whose products round nothing to 8 bits.
+fn dense(folder: &Path) -> (ModelConfig, Weights) {
+    let (mut config, mut weights) = open(folder, Some(DType::F32));
+    let mut tensors = HashMap::new();
+    let checks = checks(folder);
+    // SAFETY: nobody writes fixtures while tests run.
+    let files = unsafe { MmapedSafetensors::new(folder.join("model.safetensors")) }.unwrap();
+    for (name, stored) in files.tensors() {
+        let is_part = checks
+            .keys()
+            .any(|module| name.starts_with(&format!("{module}.")));
+        let is_plain = format!("{:?}", stored.dtype()) == "BF16";
+        if is_plain && (!is_part || name.ends_with(".bias")) {
+            tensors.insert(name.clone(), files.load(&name, &Device::Cpu).unwrap());
+        }
+    }
+    for (name, product) in &checks {
+        let shape = shape_of(&config, name, product.len());
+        let matrix = weights.packed_matrix(name, shape, None).unwrap().unwrap();
+        tensors.insert(format!("{name}.weight"), matrix.dequantize().unwrap());
+    }
+    let other = tempfile::tempdir().unwrap();
+    candle_core::safetensors::save(&tensors, other.path().join("model.safetensors")).unwrap();
+    config.packed = None;
+    let dtypes = weights.dtypes();
+    let weights = Weights::safetensors(other.path(), dtypes, &Device::Cpu).unwrap();
+    (config, weights)
+}
+
+/// What is unpacked computes what transformers computes; blocks only differ from it by their activations.
+#[test]
+fn unpacked_matrices_have_the_log_probabilities_of_transformers() {
+    for folder in fixtures() {
+        let (config, weights) = dense(&folder);
+        let mut decoder = Decoder::load(config, weights, || ()).unwrap();
+        let file = folder.join("expected.safetensors");
+        let expected = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
+        let ids = |name: &str| {
+            let ids = expected[name].to_dtype(DType::U32).unwrap();
+            ids.to_vec1::<u32>().unwrap()
+        };
+        let prompt = ids("prompt");
+        let (mut kv, mut blocks) = (decoder.new_kv(8, 16).unwrap(), BlockAllocator::new(8, 16));
+        let (mut table, mut batch) = (BlockTable::default(), Batch::default());
+        blocks.reserve(&mut table, prompt.len()).unwrap();
+        batch.push_span(&prompt, &[], 0, &table, 16);
+        batch.logits = ids("rows");
+        let logits = decoder.forward(&batch, &mut kv).unwrap().logits;
+        let logits = logits.to_vec2::<f32>().unwrap();
+        let wanted = expected["logprobs"].to_vec2::<f32>().unwrap();
+        for (logits, wanted) in logits.iter().zip(wanted) {
+            let sum: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
+            for (&logit, want) in logits.iter().zip(wanted) {
+                let far = f64::from(logit) - sum.ln() - f64::from(want);
+                assert!(far.abs() < 1e-4, "{}: {far}", folder.display());
+            }
+        }
     }
 }
