@@ -45,6 +45,7 @@ pub mod parallel;
 mod path;
 mod pickle;
 mod pooling;
+mod raw_tensors;
 mod requantize;
 mod rope;
 pub(crate) mod safetensors_header;

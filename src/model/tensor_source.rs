@@ -1,6 +1,7 @@
 //! Where the tensors of a checkpoint come from, by their names there and in the dtypes there.
 
 use super::gguf::GgufFile;
+use super::raw_tensors::{RawTensor, RawTensors};
 use super::safetensors_header::TensorHeaders;
 use super::shards::safetensors_files;
 use super::{finite, names};
@@ -11,18 +12,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
-/// A tensor as safetensors have it.
-pub struct RawTensor<'a> {
-    /// As in the file: `BF16`.
-    pub dtype: String,
-    pub dims: Vec<usize>,
-    /// Number of its bytes in the file.
-    pub bytes: u64,
-    /// Its bytes; `None` if only its header is here.
-    pub data: Option<&'a [u8]>,
-}
-
-pub enum TensorSource {
+pub(super) enum TensorSource {
     /// The mapped files.
     Safetensors(MmapedSafetensors),
     /// The tensors of a `pytorch_model.bin`.
@@ -90,37 +80,6 @@ impl TensorSource {
         }
     }
 
-    /// The tensor `name` as safetensors have it.
-    ///
-    /// # Errors
-    /// A setup error that names the tensor if it is missing.
-    pub fn raw(&self, name: &str) -> Result<RawTensor<'_>> {
-        match self {
-            Self::Safetensors(files) if files.get(name).is_err() => Err(missing(name)),
-            Self::Safetensors(files) => {
-                let stored = files.get(name).map_err(|e| broken(name, &e))?;
-                Ok(RawTensor {
-                    dtype: format!("{:?}", stored.dtype()),
-                    dims: stored.shape().to_vec(),
-                    bytes: stored.data().len() as u64,
-                    data: Some(stored.data()),
-                })
-            }
-            Self::Headers(tensors) => {
-                let tensor = tensors.get(name).ok_or_else(|| missing(name))?;
-                Ok(RawTensor {
-                    dtype: tensor.dtype.clone(),
-                    dims: tensor.dims.clone(),
-                    bytes: tensor.bytes(),
-                    data: None,
-                })
-            }
-            Self::Pickled(_) | Self::Gguf(_) | Self::Dummy(_) => {
-                Err(Error::internal("only safetensors have bytes"))
-            }
-        }
-    }
-
     /// The tensor `name` of bytes, which must have the shape `dims`, if its file is here.
     ///
     /// # Errors
@@ -162,6 +121,39 @@ impl TensorSource {
                 Ok(Some((tensor.dims.clone(), dtype)))
             }
             Self::Gguf(_) | Self::Dummy(_) => Ok(None),
+        }
+    }
+}
+
+impl RawTensors for TensorSource {
+    fn has(&self, name: &str) -> bool {
+        self.has(name)
+    }
+
+    fn raw(&self, name: &str) -> Result<RawTensor<'_>> {
+        match self {
+            Self::Safetensors(files) if files.get(name).is_err() => Err(missing(name)),
+            Self::Safetensors(files) => {
+                let stored = files.get(name).map_err(|e| broken(name, &e))?;
+                Ok(RawTensor {
+                    dtype: format!("{:?}", stored.dtype()),
+                    dims: stored.shape().to_vec(),
+                    bytes: stored.data().len() as u64,
+                    data: Some(stored.data()),
+                })
+            }
+            Self::Headers(tensors) => {
+                let tensor = tensors.get(name).ok_or_else(|| missing(name))?;
+                Ok(RawTensor {
+                    dtype: tensor.dtype.clone(),
+                    dims: tensor.dims.clone(),
+                    bytes: tensor.bytes(),
+                    data: None,
+                })
+            }
+            Self::Pickled(_) | Self::Gguf(_) | Self::Dummy(_) => {
+                Err(Error::internal("only safetensors have bytes"))
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The tensors of one packed matrix, which strangers wrote: each is checked before it is used.
 
 use super::super::finite;
-use super::super::tensor_source::TensorSource;
+use super::super::raw_tensors::RawTensors;
 use crate::error::{Error, Result, clipped};
 use candle_core::DType;
 use half::{bf16, f16};
@@ -16,7 +16,7 @@ const MAX_SCALE: f32 = 1e30;
 
 /// The tensors whose names begin with that of a matrix.
 pub struct Parts<'a> {
-    source: &'a TensorSource,
+    source: &'a dyn RawTensors,
     /// The name of the matrix in the checkpoint, without `.weight`.
     module: &'a str,
     /// The names of the tensors that were asked for.
@@ -35,7 +35,7 @@ pub struct Part<'a> {
 }
 
 impl<'a> Parts<'a> {
-    pub fn new(source: &'a TensorSource, module: &'a str) -> Self {
+    pub fn new(source: &'a dyn RawTensors, module: &'a str) -> Self {
         Self {
             source,
             module,
