@@ -65,15 +65,15 @@ def logits(model, ids):
         return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
 
 
-def expected(model, seed):
-    """The prompt, log-probabilities and the greedy text; None if two tokens are almost equally likely or it ends."""
+def expected(model, seed, margin=1e-2):
+    """The prompt, log-probabilities and the greedy text; None if two logits differ by less than `margin` or it ends."""
     generator = torch.Generator().manual_seed(seed)
     prompt = torch.randint(0, VOCAB, (PROMPT,), generator=generator).tolist()
     logprobs = torch.log_softmax(logits(model, prompt), -1)
     tokens = list(prompt)
     for _ in range(GREEDY):
         best = logits(model, tokens)[-1].topk(2)
-        if best.values[0] - best.values[1] < 1e-2 or best.indices[0] == VOCAB - 1:
+        if best.values[0] - best.values[1] < margin or best.indices[0] == VOCAB - 1:
             return None
         tokens.append(best.indices[0].item())
     return {

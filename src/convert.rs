@@ -88,6 +88,11 @@ pub fn run(options: &ConvertOptions) -> Result<()> {
     let (config, mut metadata, text) = match HeadKind::of(&ModelSource::Folder(folder.clone()))? {
         None => {
             let mut config = ModelConfig::from_json(&folder)?;
+            if config.packed.is_some() {
+                return Err(Error::setup(format!(
+                    "{model}: a model with a quantization_config cannot be converted"
+                )));
+            }
             config.architecture = match &*config.architecture {
                 known @ ("llama" | "qwen2" | "qwen3") => known.to_owned(),
                 // llama.cpp has no name for those without windows and scaled queries.

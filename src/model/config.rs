@@ -3,6 +3,7 @@
 use super::arch::{self, ARCHITECTURES, Architecture, IMAGE_TENSORS, WRAPPERS};
 use super::keys::{Keys, ModelShape};
 use super::layer_spec::{LayerSpec, ModelSpec, QkNorm};
+use super::packed::PackedConfig;
 use super::rope::{RopeScaling, RopeSpec};
 use crate::error::{Error, Result};
 use crate::files;
@@ -37,6 +38,8 @@ pub struct ModelConfig {
     /// Ids that end a text; zero or more.
     pub eos_token_ids: Vec<u32>,
     pub bos_token_id: Option<u32>,
+    /// How matrices are packed, if they are.
+    pub(crate) packed: Option<PackedConfig>,
     /// How the names of the tensors begin that a checkpoint has for images, which are not read.
     pub skipped_tensors: &'static [&'static str],
 }
@@ -256,11 +259,13 @@ impl ModelConfig {
             tie_word_embeddings: keys.flag("tie_word_embeddings")?.unwrap_or(false),
             eos_token_ids: Vec::new(),
             bos_token_id: keys.ids("bos_token_id")?.first().copied(),
+            packed: None,
             skipped_tensors: &[],
         };
         config.validate(shape.num_layers)?;
         config.eos_token_ids = end_ids(&mut keys, config.vocab_size)?;
         config.spec = spec(&mut keys, &shape)?;
+        config.packed = PackedConfig::take(&mut keys)?;
         config.validate_layers()?;
         config
             .spec

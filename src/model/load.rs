@@ -147,6 +147,7 @@ fn load_checked(
                     Weights::dummy(options.seed, dtypes, device)
                 }
             };
+            let weights = weights.packed(config.packed.clone(), declared_dtype(folder)?);
             (config, weights)
         }
     };
@@ -212,7 +213,9 @@ fn load_head_checked(
         ModelSource::Gguf(file) => open_gguf_head(file, kind, dtypes, options)?,
         ModelSource::Folder(folder) => {
             let head = HeadConfig::from_json(folder, kind)?;
-            (head, weights_of_head(folder, dtypes, options)?)
+            let weights = weights_of_head(folder, dtypes, options)?;
+            let packed = head.shape.packed.clone();
+            (head, weights.packed(packed, declared_dtype(folder)?))
         }
     };
     if !options.device.is_cpu() {

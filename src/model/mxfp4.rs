@@ -13,7 +13,7 @@ pub const BLOCK: usize = 32;
 pub const BLOCK_BYTES: usize = BLOCK / 2 + 1;
 
 /// What four bits mean: a sign, two bits of an exponent, and one of a fraction.
-const VALUES: [f32; 16] = [
+pub const VALUES: [f32; 16] = [
     0., 0.5, 1., 1.5, 2., 3., 4., 6., -0., -0.5, -1., -1.5, -2., -3., -4., -6.,
 ];
 

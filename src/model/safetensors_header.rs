@@ -78,6 +78,11 @@ fn parse(
 }
 
 impl TensorHeader {
+    /// Number of its bytes in the file.
+    pub fn bytes(&self) -> u64 {
+        self.place.1 - self.place.0
+    }
+
     /// Checks that it is among `data` bytes, and as long as its shape says.
     fn check(&self, data: u64) -> std::result::Result<(), String> {
         let (start, end) = self.place;

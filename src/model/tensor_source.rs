@@ -1,6 +1,7 @@
 //! Where the tensors of a checkpoint come from, by their names there and in the dtypes there.
 
 use super::gguf::GgufFile;
+use super::raw_tensors::{RawTensor, RawTensors};
 use super::safetensors_header::TensorHeaders;
 use super::shards::safetensors_files;
 use super::{finite, names};
@@ -84,20 +85,8 @@ impl TensorSource {
     /// # Errors
     /// A setup error that names the tensor if it is missing, or has another dtype or shape.
     pub fn bytes(&self, name: &str, dims: &[usize]) -> Result<Option<&[u8]>> {
-        let (dtype, found, data) = match self {
-            Self::Safetensors(files) => {
-                let stored = files.get(name).map_err(|e| broken(name, &e))?;
-                let dtype = format!("{:?}", stored.dtype());
-                (dtype, stored.shape().to_vec(), Some(stored.data()))
-            }
-            Self::Headers(tensors) => {
-                let tensor = tensors.get(name).ok_or_else(|| missing(name))?;
-                (tensor.dtype.clone(), tensor.dims.clone(), None)
-            }
-            Self::Pickled(_) | Self::Gguf(_) | Self::Dummy(_) => {
-                return Err(Error::internal("only safetensors have bytes"));
-            }
-        };
+        let raw = self.raw(name)?;
+        let (dtype, found, data) = (raw.dtype, raw.dims, raw.data);
         if dtype != "U8" {
             return Err(Error::setup(format!(
                 "tensor {} has dtype {}, which is not supported: only u8 is",
@@ -132,6 +121,39 @@ impl TensorSource {
                 Ok(Some((tensor.dims.clone(), dtype)))
             }
             Self::Gguf(_) | Self::Dummy(_) => Ok(None),
+        }
+    }
+}
+
+impl RawTensors for TensorSource {
+    fn has(&self, name: &str) -> bool {
+        self.has(name)
+    }
+
+    fn raw(&self, name: &str) -> Result<RawTensor<'_>> {
+        match self {
+            Self::Safetensors(files) if files.get(name).is_err() => Err(missing(name)),
+            Self::Safetensors(files) => {
+                let stored = files.get(name).map_err(|e| broken(name, &e))?;
+                Ok(RawTensor {
+                    dtype: format!("{:?}", stored.dtype()),
+                    dims: stored.shape().to_vec(),
+                    bytes: stored.data().len() as u64,
+                    data: Some(stored.data()),
+                })
+            }
+            Self::Headers(tensors) => {
+                let tensor = tensors.get(name).ok_or_else(|| missing(name))?;
+                Ok(RawTensor {
+                    dtype: tensor.dtype.clone(),
+                    dims: tensor.dims.clone(),
+                    bytes: tensor.bytes(),
+                    data: None,
+                })
+            }
+            Self::Pickled(_) | Self::Gguf(_) | Self::Dummy(_) => {
+                Err(Error::internal("only safetensors have bytes"))
+            }
         }
     }
 }

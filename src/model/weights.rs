@@ -1,5 +1,6 @@
 //! The sources of weights: safetensors, a GGUF file, or a seed. All use Hugging Face's names.
 
+mod packed;
 mod stack;
 
 use super::config::ModelConfig;
@@ -31,6 +32,8 @@ pub struct Weights {
     names: &'static [(&'static str, &'static str)],
     dtypes: Dtypes,
     device: Device,
+    /// How matrices are packed, if they are.
+    packing: Option<packed::Packing>,
     /// The names of the tensors that were read. A GGUF file counts them itself.
     read: HashSet<String>,
     /// Filled if only headers are read.
@@ -110,6 +113,7 @@ impl Weights {
             names: &[],
             dtypes,
             device: device.clone(),
+            packing: None,
             read: HashSet::new(),
             inventory: None,
         }
@@ -215,7 +219,9 @@ impl Weights {
 
     /// Whether the checkpoint has the tensor `name`. Random weights have every tensor.
     pub fn has(&self, name: &str) -> bool {
+        let is_packed = |name| self.has_packed(name);
         self.source.has(&self.stored_name(name))
+            || name.strip_suffix(".weight").is_some_and(is_packed)
     }
 
     /// The weight of a norm, `[len]` in the compute dtype: `offset` more than what is stored.
@@ -346,6 +352,9 @@ impl Weights {
         shape: (usize, usize),
         order: Option<&[u32]>,
     ) -> Result<Arc<dyn Matrix>> {
+        if let Some(matrix) = self.packed_matrix(name, shape, order)? {
+            return Ok(matrix);
+        }
         if self.inventory.is_some() {
             let dims = [shape.0, shape.1];
             let format = self

@@ -9,6 +9,7 @@ pub mod plain;
 pub mod plain_parallel;
 pub mod process;
 pub mod rig;
+pub mod safetensors;
 pub mod scripted;
 pub mod server;
 pub mod tiny;

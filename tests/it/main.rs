@@ -62,6 +62,8 @@ mod logs;
 mod medusa;
 mod model;
 mod model_config;
+mod packed;
+mod packed_refusals;
 mod pair;
 mod parallel;
 mod parallel_head;

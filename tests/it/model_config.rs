@@ -139,7 +139,7 @@ fn errors_in_a_config_are_named_in_one_line() {
             "1 entries for 2",
         ),
         (
-            json!({ "quantization_config": { "quant_method": "fp8" } }),
+            json!({ "quantization_config": { "quant_method": "quip" } }),
             "quantization_config",
         ),
         (
@@ -571,7 +571,7 @@ fn the_texts_of_multimodal_configs_are_read() {
         ("text_config", json!(4), "text_config 4"),
         (
             "quantization_config",
-            json!({ "quant_method": "fp8" }),
+            json!({ "quant_method": "quip" }),
             "quantization_config",
         ),
         ("audio_config", json!({ "depth": 2 }), "audio_config"),

@@ -5,6 +5,7 @@ mod dense;
 mod on_device;
 mod packed;
 mod quantized;
+mod reordered;
 #[cfg(test)]
 mod tests;
 mod unread;
@@ -23,6 +24,7 @@ pub use dense::Dense;
 pub use on_device::OnDevice;
 pub use packed::Packed;
 pub use quantized::Quantized;
+pub use reordered::Reordered;
 pub use unread::Unread;
 
 /// How a weight is stored in memory.

@@ -1,0 +1,163 @@
+//! Checkpoints with a `quantization_config`: tiny random ones of every format, made by scripts/make-packed-fixtures.py,
+//! against transformers with the weights that they mean. That these have exactly their values is a test beside the code.
+
+use crate::architectures::{Fixture, TOLERANCE, fixtures_in};
+use crate::common::safetensors::Stored;
+use crate::common::tiny::{logits, open, open_as};
+use candle_core::DType;
+use candle_core::quantized::GgmlDType;
+use foretoken::model::{Inventory, LoadFormat, LoadOptions, ModelSource, inspect, load};
+use std::path::{Path, PathBuf};
+
+/// Maximum difference of a log-probability where blocks round activations to 8 bits.
+const ROUNDED: f32 = 1.;
+
+pub fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/packed")
+}
+
+fn fixture(name: &str) -> Fixture {
+    Fixture::read(&folder().join(name))
+}
+
+fn options(dtype: Option<DType>) -> LoadOptions {
+    LoadOptions {
+        dtype,
+        ..LoadOptions::default()
+    }
+}
+
+fn inventory(fixture: &Fixture, options: &LoadOptions) -> Inventory {
+    let source = ModelSource::Folder(fixture.folder.clone());
+    inspect(&source, options).unwrap().1
+}
+
+/// Whether some matrices are blocks, by their headers.
+fn has_blocks(fixture: &Fixture) -> bool {
+    let found = inventory(fixture, &options(Some(DType::F32)));
+    found.entries.iter().any(|entry| entry.loaded != "f32")
+}
+
+#[test]
+fn log_probabilities_and_greedy_texts_are_those_of_transformers() {
+    let mut wrong = Vec::new();
+    let mut dense = 0;
+    for fixture in fixtures_in(&folder()) {
+        let tolerance = if has_blocks(&fixture) {
+            ROUNDED
+        } else {
+            dense += 1;
+            TOLERANCE
+        };
+        let model = open(&fixture.folder).map_err(|e| e.to_string());
+        if let Err(what) = model.and_then(|model| fixture.compare(model, tolerance)) {
+            wrong.push(format!("{}: {what}", fixture.name()));
+        }
+    }
+    assert!(wrong.is_empty() && dense > 5, "{wrong:#?}");
+}
+
+#[test]
+fn the_engine_changes_no_text() {
+    for fixture in fixtures_in(&folder()) {
+        fixture.drive_engine();
+    }
+}
+
+/// What the server does if nothing is asked for: dense matrices are bf16.
+#[test]
+fn the_servers_defaults_load_every_format() {
+    for fixture in fixtures_in(&folder()) {
+        let exact = logits(open(&fixture.folder).unwrap(), &fixture.prompt);
+        let usual = logits(open_as(&fixture.folder, None).unwrap(), &fixture.prompt);
+        let pairs = exact.iter().flatten().zip(usual.iter().flatten());
+        let far = pairs.map(|(a, b)| (a - b).abs()).fold(0., f32::max);
+        // A router may choose another expert.
+        let limit = if fixture.name().contains("experts") {
+            10.
+        } else {
+            0.6
+        };
+        assert!(far < limit, "{}: {far}", fixture.name());
+    }
+}
+
+#[test]
+fn headers_tell_what_is_stored_and_loaded() {
+    for name in [
+        "awq",
+        "fp8_blocks",
+        "gptq_ordered",
+        "w4a16_asymmetric",
+        "nf4",
+    ] {
+        let fixture = fixture(name);
+        let found = inventory(&fixture, &LoadOptions::default());
+        let stored = Stored::read(&fixture.folder.join("model.safetensors"));
+        let bytes: usize = stored
+            .tensors
+            .values()
+            .map(|tensor| tensor.data.len())
+            .sum();
+        assert_eq!(
+            found.sum(|entry| entry.stored_bytes),
+            bytes as u64,
+            "{name}"
+        );
+    }
+    let of = |name: &str, options: &LoadOptions| {
+        let found = inventory(&fixture(name), options);
+        let mut entries = found.entries.into_iter();
+        let entry = entries.find(|entry| entry.name.ends_with("layers.1.mlp.up_proj.weight"));
+        let entry = entry.unwrap();
+        (entry.stored, entry.loaded, entry.elements)
+    };
+    let texts = |stored: &str, loaded: &str| (stored.to_owned(), loaded.to_owned(), 96 * 32);
+    let usual = LoadOptions::default();
+    assert_eq!(of("awq", &usual), texts("AWQ", "Q5_0"));
+    assert_eq!(of("gptq", &usual), texts("GPTQ4", "Q4_0"));
+    assert_eq!(of("w8a8", &usual), texts("INT8", "Q8_0"));
+    assert_eq!(of("fp8_tensor", &usual), texts("FP8", "bf16"));
+    // What is dense becomes what --quantize says, and blocks stay.
+    let quantized = LoadOptions {
+        quantize: Some(GgmlDType::Q4_1.into()),
+        ..LoadOptions::default()
+    };
+    assert_eq!(of("fp8_tensor", &quantized), texts("FP8", "Q4_1"));
+    assert_eq!(of("awq", &quantized), texts("AWQ", "Q5_0"));
+    for name in ["awq", "fp8_tensor"] {
+        load(&ModelSource::Folder(folder().join(name)), &quantized).unwrap();
+    }
+}
+
+#[test]
+fn random_weights_have_the_same_forms() {
+    for fixture in fixtures_in(&folder()) {
+        let random = LoadOptions {
+            format: LoadFormat::Dummy,
+            ..LoadOptions::default()
+        };
+        let source = ModelSource::Folder(fixture.folder.clone());
+        let forms = |options: &LoadOptions| -> Vec<(String, String)> {
+            let found = inspect(&source, options).unwrap().1.entries.into_iter();
+            let packed = found.filter(|entry| entry.name.contains("_proj.weight"));
+            packed.map(|entry| (entry.name, entry.loaded)).collect()
+        };
+        // Random weights do not know groups, and have no blocks of MXFP4.
+        let has_usual_groups = !fixture.name().contains("16") || fixture.name().starts_with('w');
+        if fixture.name() != "mxfp4" && has_usual_groups {
+            assert_eq!(
+                forms(&random),
+                forms(&LoadOptions::default()),
+                "{}",
+                fixture.name()
+            );
+        }
+        let rows = logits(load(&source, &random).unwrap(), &fixture.prompt);
+        assert!(
+            rows.iter().flatten().all(|x| x.is_finite()),
+            "{}",
+            fixture.name()
+        );
+    }
+}
