@@ -209,14 +209,10 @@ impl Choice {
         let message = &rules.message;
         let tools = message.tools.as_ref();
         let harmony = message.harmony.as_ref().map(|prompt| {
-            let (names, max_calls) = tools
-                .map(|tools| (tools.names.clone(), tools.max_calls))
-                .unwrap_or_default();
-            let max_calls = if tools.is_some() {
-                max_calls
-            } else {
-                usize::MAX
-            };
+            let (names, max_calls) = tools.map_or_else(
+                || (Arc::default(), usize::MAX),
+                |tools| (tools.names.clone(), tools.max_calls),
+            );
             HarmonyParser::new(prompt, names, max_calls)
         });
         let tools = tools

@@ -13,7 +13,7 @@ pub fn floats(dtype: DType, bytes: &[u8]) -> bool {
     match dtype {
         DType::F64 => pieces.all(|p| each(p, |b| u64::from_le_bytes(b) << 1 >> 53 != 0x7ff)),
         DType::F32 => pieces.all(|p| each(p, |b| u32::from_le_bytes(b) << 1 >> 24 != 0xff)),
-        DType::F16 => pieces.all(|p| each(p, is_finite_f16)),
+        DType::F16 => pieces.all(|p| each(p, |bytes| exponent_of_f16(bytes) < 0x1f)),
         DType::BF16 => pieces.all(|p| each(p, |b| u16::from_le_bytes(b) << 1 >> 8 != 0xff)),
         _ => true,
     }
@@ -47,12 +47,14 @@ pub fn blocks(kind: BlockType, bytes: &[u8]) -> bool {
                 .all(|block| block[0] <= MAX_MXFP4_EXPONENT);
         }
     };
+    // Tiles hold Q5_0 with an offset of 16 times the scale, which must be finite, too.
+    let end = if kind == Q5_0 { 0x1f - 4 } else { 0x1f };
     bytes.par_chunks(kind.type_size() * 1024).all(|piece| {
         let mut blocks = piece.chunks_exact(kind.type_size());
         blocks.all(|block| {
             scales
                 .iter()
-                .all(|&at| is_finite_f16([block[at], block[at + 1]]))
+                .all(|&at| exponent_of_f16([block[at], block[at + 1]]) < end)
         })
     })
 }
@@ -60,8 +62,9 @@ pub fn blocks(kind: BlockType, bytes: &[u8]) -> bool {
 /// The largest exponent of `MXFP4` with which all values are finite: 6 times two to the power of it less 127.
 pub const MAX_MXFP4_EXPONENT: u8 = 252;
 
-fn is_finite_f16(bytes: [u8; 2]) -> bool {
-    u16::from_le_bytes(bytes) << 1 >> 11 != 0x1f
+/// The five bits of the exponent; all are set of infinity and NaN.
+fn exponent_of_f16(bytes: [u8; 2]) -> u16 {
+    u16::from_le_bytes(bytes) << 1 >> 11
 }
 
 /// Whether `holds` is true for each value. Does not exit early, so that it compiles to vector code.
@@ -118,6 +121,11 @@ mod tests {
                 _ => 1,
             };
             assert_eq!(found.count(), wanted, "{kind:?}");
+        }
+        let mut q5_0 = vec![0u8; 22];
+        for (scale, is_good) in [(4094f32, true), (4096., false), (-4096., false)] {
+            q5_0[..2].copy_from_slice(&half::f16::from_f32(scale).to_le_bytes());
+            assert_eq!(blocks(BlockType::Q5_0, &q5_0), is_good, "{scale}");
         }
     }
 

@@ -9,6 +9,8 @@ use candle_core::{DType, Tensor};
 
 /// Maximum number of tokens that are mixed.
 const MAX_TAPS: usize = 16;
+/// Maximum number of channels: two heads of the largest size.
+const MAX_CHANNELS: usize = 1 << 13;
 
 /// What distinguishes such layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,9 +30,9 @@ impl ShortConvSpec {
                 self.taps
             ));
         }
-        if hidden % 2 == 1 {
+        if !hidden.is_multiple_of(4) || hidden > MAX_CHANNELS {
             return Err(format!(
-                "convolutions of {hidden} channels are not supported: only of an even number"
+                "hidden_size {hidden} is not supported beside convolutions: only a multiple of 4 up to {MAX_CHANNELS} is"
             ));
         }
         Ok(())

@@ -151,9 +151,11 @@ impl RawTensors for TensorSource {
                     data: None,
                 })
             }
-            Self::Pickled(_) | Self::Gguf(_) | Self::Dummy(_) => {
-                Err(Error::internal("only safetensors have bytes"))
-            }
+            Self::Pickled(_) => Err(Error::setup(format!(
+                "tensor {} is packed, which is supported in safetensors only",
+                clipped(name)
+            ))),
+            Self::Gguf(_) | Self::Dummy(_) => Err(Error::internal("only safetensors have bytes")),
         }
     }
 }

@@ -15,7 +15,7 @@ const START: &str = "<|start|>";
 const CHANNEL: &str = "<|channel|>";
 const MESSAGE: &str = "<|message|>";
 const CONSTRAIN: &str = "<|constrain|>";
-/// What ends a message. A call and the whole answer also end the text.
+/// What ends a message; a call and the answer also end the text.
 const ENDS: [&str; 3] = ["<|end|>", "<|call|>", "<|return|>"];
 
 /// The texts that have a meaning.
@@ -61,6 +61,8 @@ pub struct HarmonyParser {
     held: String,
     /// Whether a message of reasoning was shown before, and one of content: a line separates them.
     before: [bool; 2],
+    /// Whether the model has ended its turn.
+    ended: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,23 +96,27 @@ impl HarmonyParser {
             state: State::Header,
             held: String::new(),
             before: [false; 2],
+            ended: false,
         };
-        if let Some((header, body)) = Self::beginning(prompt).split_once(MESSAGE)
-            && !ENDS.iter().any(|end| body.contains(end))
-        {
-            let kind = match channel(header) {
-                Some("analysis") => Kind::Reasoning,
-                _ => Kind::Content,
-            };
-            let shown = true;
-            parser.state = State::Body { kind, shown };
+        let beginning = Self::beginning(prompt);
+        match beginning.split_once(MESSAGE) {
+            None if beginning.contains(CHANNEL) => parser.held.push_str(beginning),
+            Some((header, body)) if !ENDS.iter().any(|end| body.contains(end)) => {
+                let kind = match channel(header) {
+                    Some("analysis") => Kind::Reasoning,
+                    _ => Kind::Content,
+                };
+                let shown = true;
+                parser.state = State::Body { kind, shown };
+            }
+            _ => {}
         }
         parser
     }
 
-    /// Whether all calls that may be made are complete. What follows is not read.
+    /// Whether the turn has ended, or all calls that may be made are complete. What follows is not read.
     pub fn is_full(&self) -> bool {
-        self.calls >= self.max_calls && self.state == State::Header
+        self.ended || self.calls >= self.max_calls && self.state == State::Header
     }
 
     /// Whether the model thinks.
@@ -146,12 +152,14 @@ impl HarmonyParser {
     fn step(&mut self, parts: &mut Vec<Part>) -> bool {
         match self.state {
             State::Header => {
-                let Some(at) = self.held.find(MESSAGE) else {
-                    let is_header = self.held.len() <= MAX_HEADER_BYTES;
-                    if !is_header {
+                let found = self.held.find(MESSAGE);
+                let Some(at) = found.filter(|&at| at <= MAX_HEADER_BYTES) else {
+                    // However the text is cut, a header is one if its end is within the limit.
+                    let is_open = self.held.len() < MAX_HEADER_BYTES + MESSAGE.len();
+                    if found.is_some() || !is_open {
                         self.state = body(Kind::Content);
                     }
-                    return !is_header;
+                    return self.state != State::Header;
                 };
                 let rest = self.held.split_off(at + MESSAGE.len());
                 let header = std::mem::replace(&mut self.held, rest);
@@ -159,11 +167,11 @@ impl HarmonyParser {
                 true
             }
             State::Body { kind, .. } => {
-                let places = ENDS.iter().chain([&START]).filter_map(|marker| {
+                let places = ENDS.iter().chain([&START]).filter_map(|&marker| {
                     let at = self.held.find(marker)?;
-                    Some((at, marker.len()))
+                    Some((at, marker))
                 });
-                let Some((at, len)) = places.min() else {
+                let Some((at, marker)) = places.min() else {
                     let markers = ENDS.iter().chain([&START]);
                     let partial = markers.map(|marker| partial_marker(&self.held, marker));
                     let certain = self.held.len() - partial.max().unwrap_or(0);
@@ -172,11 +180,14 @@ impl HarmonyParser {
                     self.show(kind, text, parts);
                     return false;
                 };
-                let rest = self.held.split_off(at + len);
+                // That of a beginning is part of the next header.
+                let read = if marker == START { 0 } else { marker.len() };
+                let rest = self.held.split_off(at + read);
                 let mut text = std::mem::replace(&mut self.held, rest);
                 text.truncate(at);
                 self.show(kind, text, parts);
                 self.end(parts);
+                self.ended = ENDS[1..].contains(&marker);
                 true
             }
         }
@@ -274,6 +285,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// Two of it are no header.
+    const LONG: &str = "a text that is as long as half a header: ................................................................................................................................................................................................................................";
     const PROMPT: &str = "<|start|>user<|message|>Hi<|end|><|start|>assistant";
 
     /// Reasoning, content, and each call with its arguments, of a text that comes in pieces of these sizes.
@@ -324,7 +337,12 @@ mod tests {
             ),
             (
                 "<|channel|>analysis to=browser.search code<|message|>q<|call|><|start|>assistant<|channel|>analysis<|message|>r",
-                ("q\nr", "", vec![]),
+                ("q", "", vec![]),
+            ),
+            // A message that does not end before the next one begins, which is cut off.
+            (
+                "<|channel|>analysis<|message|>a<|start|>assistant<|channel|>analysis<|message|>b<|start|>assistant",
+                ("a\nb", "", vec![]),
             ),
             ("plain text", ("", "plain text", vec![])),
             ("<|channel|>ana", ("", "", vec![])),
@@ -336,14 +354,21 @@ mod tests {
                 assert_eq!(read(PROMPT, text, sizes), want, "{text}");
             }
         }
-        let long = "no header ".repeat(100);
-        assert_eq!(read(PROMPT, &long, &[7]).1, long);
+        // A header that is too long is none, however it comes.
+        let long = "no header ".repeat(60);
+        for text in [long.clone(), format!("{long}<|message|>a")] {
+            for sizes in [&[10_000][..], &[7], &[1, 300]] {
+                assert_eq!(read(PROMPT, &text, sizes).1, text);
+            }
+        }
     }
 
     #[test]
     fn an_answer_may_have_begun_in_the_prompt() {
         let begun = format!("{PROMPT}<|channel|>final<|message|>Once");
         assert_eq!(read(&begun, " upon", &[2]).1, " upon");
+        let in_header = format!("{PROMPT}<|channel|>analysis");
+        assert_eq!(read(&in_header, "<|message|>a", &[2]).0, "a");
         let thinks = format!("{PROMPT}<|channel|>analysis<|message|>");
         let text = "a<|end|><|start|>assistant<|channel|>final<|message|>b";
         assert_eq!(read(&thinks, text, &[4]), ("a".into(), "b".into(), vec![]));
@@ -365,7 +390,7 @@ mod tests {
         fn pieces_change_nothing(
             parts in prop::collection::vec(prop::sample::select(vec![
                 "<|channel|>", "<|message|>", "<|end|>", "<|start|>assistant", "<|call|>", "<|constrain|>json", "analysis",
-                "final", "commentary", " to=functions.weather", "{\"a\": 1}", " ", "<|", "é", "\n",
+                "final", "commentary", " to=functions.weather", "{\"a\": 1}", " ", "<|", "é", "\n", LONG,
             ]), 0..16),
             sizes in prop::collection::vec(1usize..6, 1..5),
         ) {

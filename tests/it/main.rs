@@ -39,6 +39,7 @@ mod gpt_oss;
 mod head_fixtures;
 mod http;
 mod http_browsers;
+mod http_channels;
 mod http_connections;
 mod http_drafts;
 mod http_embeddings;

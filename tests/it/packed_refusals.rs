@@ -184,6 +184,13 @@ fn tensors_that_do_not_fit_are_refused_by_name() {
             "{name} {end}: {error}"
         );
     }
+    // Factors that are finite, and products that are not.
+    let mut tiny = Copied::of("nvfp4");
+    let name = format!("{AT}.weight_global_scale");
+    tiny.stored.start(&name, &f32::MIN_POSITIVE.to_le_bytes());
+    let error = tiny.error();
+    let want = format!("tensor {AT}.weight contains NaN or infinity");
+    assert!(error.contains(&want), "{error}");
 }
 
 #[test]

@@ -16,7 +16,7 @@ pub struct DrafterFigures {
     pub categories: Vec<CategorySpeedUp>,
     pub overall: f64,
     pub worst: f64,
-    /// Whether it gains most of all drafters that cost no category anything.
+    /// Whether it gains most of all drafters whose worst category is at least 0.97.
     pub is_recommended: bool,
 }
 

@@ -125,7 +125,7 @@ pub(super) fn held_blocks(dtype: BlockType, data: &[u8]) -> (BlockType, Cow<'_, 
 }
 
 /// Converts `Q5_0` blocks (`d * (q - 16)`) to `Q5_1` (`d * q + m`), and returns the new block size. The
-/// conversion is exact: `m = -16 d`, which f16 can represent.
+/// conversion is exact if `m = -16 d` is finite in f16, which loading checks.
 fn affine(data: &[u8], size: usize) -> (Vec<u8>, usize) {
     let blocks = data.chunks_exact(size).flat_map(|block| {
         let (d, quants) = block.split_at(2);

@@ -27,7 +27,7 @@ const NAMES: &[(&str, &str)] = &[
 ];
 
 /// Keys of published files that say the same as others, or are about training.
-const REDUNDANT: [&str; 10] = [
+const REDUNDANT: [&str; 9] = [
     "block_dim",
     "block_mlp_init_scale",
     "block_norm_eps",
@@ -37,40 +37,48 @@ const REDUNDANT: [&str; 10] = [
     "conv_dim_out",
     "conv_use_xavier_init",
     "num_heads",
-    "theta",
 ];
+
+/// Gives the key `ours` the value of `older`, if there is one: the class reads that first.
+fn replace(keys: &mut Keys, older: &str, ours: &str) {
+    match keys.take(older) {
+        Value::Null => {}
+        value => keys.set(ours, value),
+    }
+}
 
 /// Sets what the class assumes.
 pub fn defaults(keys: &mut Keys) {
-    match keys.take("block_ff_dim") {
-        Value::Null => {}
-        width => keys.set("intermediate_size", width),
-    }
+    replace(keys, "block_ff_dim", "intermediate_size");
     keys.default("intermediate_size", 12_288);
-    if !keys.is_gguf() {
-        let width = keys.peek("intermediate_size").as_u64();
-        if let Some(adjusted) = width.and_then(|width| adjusted_width(keys, width)) {
-            keys.set("intermediate_size", adjusted);
-        }
+    let width = keys.peek("intermediate_size").as_u64();
+    // What cannot be read is left, and refused.
+    if let Some(adjusted) = width.and_then(|width| adjusted_width(keys, width)) {
+        keys.set("intermediate_size", adjusted);
+        keys.ignore(&[
+            "block_auto_adjust_ff_dim",
+            "block_ffn_dim_multiplier",
+            "block_multiple_of",
+        ]);
     }
-    keys.ignore(&[
-        "block_auto_adjust_ff_dim",
-        "block_ffn_dim_multiplier",
-        "block_multiple_of",
-    ]);
     common_defaults(keys);
 }
 
-/// The width of the MLP as the class computes it from `intermediate_size`; `None` = it does not.
+/// The width of the MLP as the class computes it from `intermediate_size`; `None` = a key cannot be read.
 fn adjusted_width(keys: &Keys, width: u64) -> Option<u64> {
-    if keys.peek("block_auto_adjust_ff_dim") == Value::Bool(false) {
-        return None;
+    match keys.peek("block_auto_adjust_ff_dim") {
+        _ if keys.is_gguf() => return Some(width),
+        Value::Null | Value::Bool(true) => {}
+        Value::Bool(false) => return Some(width),
+        _ => return None,
     }
     let two_thirds = (2. * width as f64 / 3.) as u64;
     let factor = match keys.peek("block_ffn_dim_multiplier") {
         Value::Null if keys.has("block_ffn_dim_multiplier") => return Some(two_thirds),
         Value::Null => 1.,
-        value => value.as_f64()?,
+        value => value
+            .as_f64()
+            .filter(|factor| (0. ..1e3).contains(factor))?,
     };
     let multiple = match keys.peek("block_multiple_of") {
         Value::Null => 256,
@@ -92,7 +100,8 @@ pub fn moe_defaults(keys: &mut Keys) {
 fn common_defaults(keys: &mut Keys) {
     keys.rename("norm_eps", "rms_norm_eps");
     keys.default("rms_norm_eps", 1e-5);
-    keys.rename("tie_embedding", "tie_word_embeddings");
+    replace(keys, "tie_embedding", "tie_word_embeddings");
+    replace(keys, "theta", "rope_theta");
     keys.default("tie_word_embeddings", true);
     keys.default("num_key_value_heads", 8);
     keys.default("max_position_embeddings", 128_000);

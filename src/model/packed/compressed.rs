@@ -55,7 +55,7 @@ impl Compressed {
     /// If it is not supported.
     pub fn take(mut keys: Keys, format: &str) -> Result<Self, String> {
         let (kind, given) = (keys.text("type")?, keys.peek("num_bits"));
-        let bits = keys.size("num_bits")?.unwrap_or(8) as u32;
+        let bits = keys.size("num_bits")?.unwrap_or(8);
         let kind = kind.as_deref().unwrap_or("int");
         let storage = match (format, kind, bits) {
             ("pack-quantized", "int", 4 | 8) => Storage::Words,
@@ -78,7 +78,7 @@ impl Compressed {
         keys.finish(&ModelShape::default())?;
         Ok(Self {
             storage,
-            bits,
+            bits: bits as u32,
             is_symmetric,
             strategy,
             has_order,
@@ -247,29 +247,22 @@ fn scales_dtype(parts: &Parts<'_>) -> String {
 /// Takes what shares a scale.
 fn strategy(keys: &mut Keys) -> Result<Strategy, String> {
     let (name, group) = (keys.text("strategy")?, super::settings::group_size(keys)?);
-    let given = keys.take("block_structure");
+    let given = keys.peek("block_structure");
     let strategy = match (name.as_deref(), group) {
         (Some("tensor"), _) => Some(Strategy::Tensor),
         (Some("group"), Some(size)) | (None, Some(size)) => Some(Strategy::Group(size)),
         (Some("channel"), _) => Some(Strategy::Channel),
-        (Some("block"), _) => {
-            let sizes = given.as_array().and_then(|sizes| {
-                let sizes = sizes
-                    .iter()
-                    .map(|size| size.as_u64().filter(|&size| size > 0));
-                sizes.collect::<Option<Vec<u64>>>()
-            });
-            match sizes.as_deref() {
-                Some(&[outputs, inputs]) => {
-                    Some(Strategy::Block(outputs as usize, inputs as usize))
-                }
-                _ => return Err(keys.refused("block_structure", &given, "it must be two sizes")),
+        (Some("block"), _) => match keys.sizes("block_structure")?.as_deref() {
+            Some(&[outputs, inputs]) if outputs > 0 && inputs > 0 => {
+                Some(Strategy::Block(outputs, inputs))
             }
-        }
+            _ => return Err(keys.refused("block_structure", &given, "it must be two sizes")),
+        },
         (None, None) => Some(Strategy::Tensor),
         _ => None,
     };
     let known = "only tensor, channel, group and block are";
+    keys.ignore(&["block_structure"]);
     strategy.ok_or_else(|| keys.refused("strategy", &name.unwrap_or_default().into(), known))
 }
 

@@ -154,6 +154,12 @@ impl Integers {
     }
 }
 
+/// Whether blocks of `kind` are finite with this scale: Q5_0 is held with 16 times it as an offset.
+fn fits(kind: BlockType, scale: f32) -> bool {
+    let factor = if kind == BlockType::Q5_0 { 16. } else { 1. };
+    f16::from_f32(factor * scale).is_finite()
+}
+
 /// Writes a block of `kind` with this scale and these values, which it can hold.
 fn write_block(kind: BlockType, scale: f16, values: &[i16; BLOCK], block: &mut [u8]) {
     let (head, body) = block.split_at_mut(2);
@@ -196,6 +202,9 @@ impl Unpacked for Integers {
         }
         let zeros = self.zeros.iter().map(|&zero| i32::from(zero));
         let kind = blocks_of(self.bits, (zeros.clone().min()?, zeros.max()?))?;
+        if self.scales.iter().any(|&scale| !fits(kind, scale)) {
+            return None;
+        }
         let inputs = self.order()?;
         let data = self.write_blocks(kind, inputs.as_deref());
         Some(Blocks { kind, data, inputs })

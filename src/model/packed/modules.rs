@@ -1,6 +1,7 @@
 //! Lists of matrices, as configurations name them.
 
 use regex::{RegexSet, RegexSetBuilder};
+use std::collections::HashSet;
 
 /// Maximum bytes of the compiled expressions of a list, which strangers wrote.
 const MAX_EXPRESSION_BYTES: usize = 4 << 20;
@@ -8,7 +9,7 @@ const MAX_EXPRESSION_BYTES: usize = 4 << 20;
 /// Names of matrices, or of what they are parts of, and expressions for such names.
 #[derive(Debug, Clone)]
 pub struct Modules {
-    names: Vec<String>,
+    names: HashSet<String>,
     /// Each for the beginning of a name.
     expressions: RegexSet,
 }
@@ -40,9 +41,15 @@ impl Modules {
 
     /// Whether it has the matrix `name`, or something that the matrix is a part of.
     pub fn has(&self, name: &str) -> bool {
-        let dotted = format!(".{name}.");
-        let has = |part: &String| dotted.contains(&format!(".{part}."));
-        self.names.iter().any(has) || self.expressions.is_match(name)
+        // All runs of its parts: a list may be much longer than a name.
+        let starts = name.match_indices('.').map(|(at, _)| at + 1);
+        let mut starts = std::iter::once(0).chain(starts);
+        let has = |start: usize| {
+            let ends = name[start..].match_indices('.').map(|(at, _)| start + at);
+            let mut ends = ends.chain([name.len()]);
+            ends.any(|end| self.names.contains(&name[start..end]))
+        };
+        starts.any(has) || self.expressions.is_match(name)
     }
 }
 

@@ -35,7 +35,7 @@ pub struct Opened<'a> {
 
 /// A matrix whose values are known.
 pub trait Unpacked: Sync {
-    /// The values of the row of `output`, each rounded to f32 once.
+    /// The values of the row of `output`, in f32: each rounded once, or for each factor of its scale.
     fn row(&self, output: usize, row: &mut [f32]);
 
     /// The blocks that hold the matrix exactly, if there are such.

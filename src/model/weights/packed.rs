@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// How matrices are packed, and the dtype of those that no blocks hold.
 #[derive(Clone)]
 pub(super) struct Packing {
-    config: PackedConfig,
+    config: Arc<PackedConfig>,
     dtype: DType,
 }
 
@@ -25,7 +25,10 @@ impl Weights {
     /// The same of a checkpoint that is packed as `config` says. Matrices that no blocks hold exactly become `dtype`,
     /// if no other is asked for.
     pub fn packed(self, config: Option<PackedConfig>, dtype: DType) -> Self {
-        let packing = config.map(|config| Packing { config, dtype });
+        let packing = config.map(|config| Packing {
+            config: Arc::new(config),
+            dtype,
+        });
         Self { packing, ..self }
     }
 
@@ -88,11 +91,10 @@ impl Weights {
     fn form_of(&self, blocks: Option<BlockType>, (outputs, inputs): Shape) -> WeightForm {
         let of = |kind| WeightForm::of_gguf(kind, inputs, self.dtypes.matrices, &self.device);
         let form = blocks.map(of).filter(|form| form.blocks() == blocks);
-        let own = self
-            .packing
-            .as_ref()
-            .map_or(DType::F32, |packing| packing.dtype);
-        form.unwrap_or_else(|| self.dtypes.form(own, &[outputs, inputs], &self.device))
+        form.unwrap_or_else(|| {
+            self.dtypes
+                .form(self.own_dtype(), &[outputs, inputs], &self.device)
+        })
     }
 
     /// Adds a matrix to the inventory that becomes `blocks`, or dense.
@@ -124,7 +126,7 @@ impl Weights {
         };
         let Some(blocks) = unpacked.blocks().filter(kept) else {
             tracing::debug!("{name}: no blocks hold its values exactly");
-            let dense = self.dense_of_packed(unpacked, shape, order)?;
+            let dense = self.dense_of_packed(unpacked, name, shape, order)?;
             return self.matrix_of(&dense.to_device(&self.device)?, name);
         };
         let form = self.form_of(Some(blocks.kind), shape);
@@ -147,23 +149,27 @@ impl Weights {
     fn dense_of_packed(
         &self,
         unpacked: &dyn Unpacked,
+        name: &str,
         shape: Shape,
         order: Option<&[u32]>,
     ) -> Result<Tensor> {
-        let own = self
-            .packing
-            .as_ref()
-            .map_or(DType::F32, |packing| packing.dtype);
+        let own = self.own_dtype();
         let dtype = match self.dtypes.blocks {
             // Rounded once.
             Some(_) => DType::F32,
             None => self.dtypes.matrices.unwrap_or(own),
         };
         match dtype {
-            DType::F16 => rows(unpacked, shape, order, f16::from_f32),
-            DType::BF16 => rows(unpacked, shape, order, bf16::from_f32),
-            _ => rows(unpacked, shape, order, |value| value),
+            DType::F16 => rows(unpacked, name, shape, order, f16::from_f32),
+            DType::BF16 => rows(unpacked, name, shape, order, bf16::from_f32),
+            _ => rows(unpacked, name, shape, order, |value| value),
         }
+    }
+
+    /// The dtype of matrices that no blocks hold, if no other is asked for.
+    fn own_dtype(&self) -> DType {
+        let packing = self.packing.as_ref();
+        packing.map_or(DType::F32, |packing| packing.dtype)
     }
 
     /// Random weights in the form of packed ones.
@@ -196,8 +202,12 @@ impl Weights {
 }
 
 /// All values, each made of f32 by `from`, with the rows in this order.
+///
+/// # Errors
+/// A setup error that names the matrix if it does not fit in memory, or a value is not finite.
 fn rows<T: WithDType + Send + Sync>(
     unpacked: &dyn Unpacked,
+    name: &str,
     (outputs, inputs): Shape,
     order: Option<&[u32]>,
     from: impl Fn(f32) -> T + Sync,
@@ -205,21 +215,29 @@ fn rows<T: WithDType + Send + Sync>(
     let mut values = Vec::new();
     let failed = |_| {
         Error::setup(format!(
-            "a matrix of [{outputs}, {inputs}] does not fit in memory"
+            "tensor {name} of [{outputs}, {inputs}] does not fit in memory"
         ))
     };
     values.try_reserve_exact(outputs * inputs).map_err(failed)?;
     values.resize(outputs * inputs, T::zero());
     let chunks = values.par_chunks_exact_mut(inputs).enumerate();
-    chunks.for_each_init(
+    let are_finite = chunks.map_init(
         || vec![0f32; inputs],
         |row, (output, out)| {
             unpacked.row(order.map_or(output, |order| order[output] as usize), row);
             for (out, &value) in out.iter_mut().zip(&*row) {
                 *out = from(value);
             }
+            out.iter().all(|value| value.to_f64().is_finite())
         },
     );
+    // Factors that are finite may have a product that is not, and f16 ends at 65504.
+    if !are_finite.reduce(|| true, |all, row| all && row) {
+        return Err(Error::setup(format!(
+            "tensor {name} contains NaN or infinity as {}",
+            T::DTYPE.as_str()
+        )));
+    }
     Ok(Tensor::from_vec(values, (outputs, inputs), &Device::Cpu)?)
 }
 

@@ -115,7 +115,7 @@ fn harmony_grammar(answer: Answer<'_>, marker: impl Fn(&str) -> String) -> Strin
             .collect::<Vec<_>>()
             .join(" ")
     };
-    let [before, after] = harmony::THOUGHT;
+    let [before, [end, after @ ..]] = harmony::THOUGHT;
     let mut kinds = Vec::new();
     for tool in answer.calls.iter().flat_map(|calls| calls.tools) {
         let function = function(tool);
@@ -130,9 +130,8 @@ fn harmony_grammar(answer: Answer<'_>, marker: impl Fn(&str) -> String) -> Strin
     }
     let content = answer.content.map(|rule| format!("content: {rule}\n"));
     format!(
-        "start: thought? message\nthought: {} /(?s:.*)/ {}\nmessage: {}\n{}",
-        all(&before),
-        all(&after),
+        "start: thought? message\n{}message: {}\n{}",
+        thinking(&all(&before), &part(end), &all(&after)),
         kinds.join("\n    | "),
         content.unwrap_or_default()
     )
@@ -146,15 +145,18 @@ fn thought(unmarked: bool, marker: impl Fn(&str) -> String) -> String {
     let begin = if unmarked {
         String::new()
     } else {
-        marker(begin) + " "
+        marker(begin)
     };
-    let space = "\"\\n\\n\"";
-    if marker(end).starts_with('"') {
-        let end = literal(end);
-        format!("thought: {begin}thinking {space}\nthinking[suffix={end}]: /(?s:.*)/\n")
+    thinking(&begin, &marker(end), "\"\\n\\n\"")
+}
+
+/// The rule `thought` of any text between `before` and `end`, and then `after`.
+fn thinking(before: &str, end: &str, after: &str) -> String {
+    if end.starts_with('"') {
+        // A text, which must not be read as a part of the thought.
+        format!("thought: {before} thinking {after}\nthinking[suffix={end}]: /(?s:.*)/\n")
     } else {
-        let end = marker(end);
-        format!("thought: {begin}/(?s:.*)/ {end} {space}\n")
+        format!("thought: {before} /(?s:.*)/ {end} {after}\n")
     }
 }
 
