@@ -156,10 +156,15 @@ impl HarmonyParser {
                 let Some(at) = found.filter(|&at| at <= MAX_HEADER_BYTES) else {
                     // However the text is cut, a header is one if its end is within the limit.
                     let is_open = self.held.len() < MAX_HEADER_BYTES + MESSAGE.len();
-                    if found.is_some() || !is_open {
-                        self.state = body(Kind::Content);
+                    if is_open && found.is_none() {
+                        return false;
                     }
-                    return self.state != State::Header;
+                    // Its marker must not begin a header again.
+                    if self.held.starts_with(START) {
+                        self.held.drain(..START.len());
+                    }
+                    self.state = body(Kind::Content);
+                    return true;
                 };
                 let rest = self.held.split_off(at + MESSAGE.len());
                 let header = std::mem::replace(&mut self.held, rest);
