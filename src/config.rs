@@ -32,7 +32,7 @@ pub use speculation::{DrafterChoice, ModelChoice, TablesOptions};
 #[derive(Debug, Clone)]
 pub enum Command {
     Serve(Config),
-    Bench(Config, bench::BenchOptions),
+    Bench(Config, Box<bench::BenchOptions>),
     Generate(Config, generate::GenerateOptions),
     Check(Config, CheckOptions),
     Chat(Partner, crate::chat::ChatOptions),
@@ -138,7 +138,7 @@ impl Command {
                 config.engine.no_prefix_caching = true;
                 let bench = bench.validate(&config.engine, config.load.seed)?;
                 config.compared = ComparedDrafter::all(&bench.drafters, &config)?;
-                Self::Bench(config, bench)
+                Self::Bench(config, Box::new(bench))
             }
             Some(CliCommand::Generate { options, generate }) => {
                 let config = options.validate()?;

@@ -52,7 +52,7 @@ pub enum CliCommand {
         #[command(flatten)]
         options: Box<CommonOptions>,
         #[command(flatten)]
-        bench: bench::BenchOptions,
+        bench: Box<bench::BenchOptions>,
     },
     /// Generate the model's answers to prompts, many at once, and write them to a corpus.
     #[command(args_override_self = true)]

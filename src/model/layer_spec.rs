@@ -1,7 +1,7 @@
 //! What the layers of a model compute. Architectures differ by this, not by types of layers.
 
+use super::conv_spec::ShortConvSpec;
 use super::rope::RopeSpec;
-use super::short_conv::ShortConvSpec;
 use crate::kernels::{Activation, Xielu};
 use crate::kv::KvHeads;
 

@@ -4,6 +4,7 @@ mod arch;
 mod batch;
 mod block_conv;
 pub mod config;
+mod conv_spec;
 pub mod decoder;
 mod download;
 mod dtypes;

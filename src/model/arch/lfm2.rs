@@ -1,8 +1,8 @@
 //! LFM2: short convolutions in most layers, attention in the others.
 
+use super::super::conv_spec::ShortConvSpec;
 use super::super::keys::{Keys, ModelShape};
 use super::super::layer_spec::{ExpertsSpec, LayerSpec, MlpSpec, ModelSpec, QkNorm, RouterScores};
-use super::super::short_conv::ShortConvSpec;
 use super::experts::{self, experts_by};
 use super::parts::plain;
 use super::rope::{default_theta, rope};
