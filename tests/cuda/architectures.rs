@@ -13,7 +13,7 @@ const TOKENS: usize = 60;
 const CUTS: [usize; 6] = [34, 17, 1, 5, 1, 2];
 
 /// What a GPU has no kernels for, and the word of the refusal.
-const REFUSED: [(&str, &str); 24] = [
+const REFUSED: [(&str, &str); 27] = [
     ("cohere", "LayerNorm"),
     ("cohere2", "LayerNorm"),
     ("ernie4_5_moe", "experts"),
@@ -28,6 +28,9 @@ const REFUSED: [(&str, &str); 24] = [
     ("gpt_oss_mxfp4", "experts"),
     ("granite_moe", "experts"),
     ("hunyuan", "norms of heads after"),
+    ("lfm2", "convolutions"),
+    ("lfm2_bias", "convolutions"),
+    ("lfm2_moe", "convolutions"),
     ("mixtral", "experts"),
     ("nemotron", "LayerNorm"),
     ("olmoe", "experts"),
