@@ -159,6 +159,12 @@ fn a_drafter_that_harms_nothing_is_recommended() {
         table.contains("take careful: 1.33 x, and 1.00 x where it gains least"),
         "{table}"
     );
+    let report = BenchReport::new(subject.clone(), &pairs[..2]);
+    let table = report.to_string();
+    assert!(
+        table.contains("take bold with care: 1.33 x, but 0.80 x"),
+        "{table}"
+    );
     let report = BenchReport::new(subject, &pairs[4..]);
     assert!(report.to_string().contains("take none"), "{report}");
 }
