@@ -17,6 +17,12 @@ pub const VALUES: [f32; 16] = [
     0., 0.5, 1., 1.5, 2., 3., 4., 6., -0., -0.5, -1., -1.5, -2., -3., -4., -6.,
 ];
 
+/// The power of two with this exponent, less 127.
+pub fn power_of_two(exponent: u8) -> f32 {
+    // 2^-127 is not normal.
+    f32::from_bits((u32::from(exponent) << 23).max(1 << 22))
+}
+
 /// The matrix `[outputs, inputs]` whose `values` are those of outputs, one after another, and whose `scales` are the
 /// exponents of blocks, 127 more. All are exact in bf16.
 ///
@@ -34,8 +40,7 @@ pub fn dequantize(
         .zip(packed)
         .with_min_len(64)
         .for_each(|(out, (packed, &scale))| {
-            // 2^-127 is not normal.
-            let scale = f32::from_bits((u32::from(scale) << 23).max(1 << 22));
+            let scale = power_of_two(scale);
             for (out, byte) in out.chunks_exact_mut(2).zip(packed) {
                 out[0] = bf16::from_f32(scale * VALUES[usize::from(byte & 15)]);
                 out[1] = bf16::from_f32(scale * VALUES[usize::from(byte >> 4)]);

@@ -121,8 +121,13 @@ impl HarmonyParser {
 
     /// Whether the model thinks.
     pub fn is_reasoning(&self) -> bool {
-        let kind = Kind::Reasoning;
-        matches!(self.state, State::Body { kind: k, .. } if k == kind)
+        matches!(
+            self.state,
+            State::Body {
+                kind: Kind::Reasoning,
+                ..
+            }
+        )
     }
 
     /// Adds text; appends what is certain to `parts`.
@@ -236,8 +241,7 @@ impl HarmonyParser {
 
     /// Ends a message.
     fn end(&mut self, parts: &mut Vec<Part>) {
-        let (kind, shown) = (Kind::Call, false);
-        if self.state == (State::Body { kind, shown }) {
+        if self.state == body(Kind::Call) {
             parts.push(Part::Arguments("{}".into()));
         }
         self.state = State::Header;
@@ -288,6 +292,7 @@ pub fn call_header(name: &str) -> [String; 5] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::text::part::pieces;
     use proptest::prelude::*;
 
     /// Two of it are no header.
@@ -299,12 +304,7 @@ mod tests {
         let names: Arc<[String]> = ["weather".to_owned(), "time".to_owned()].into();
         let mut parser = HarmonyParser::new(prompt, names, usize::MAX);
         let mut parts = Vec::new();
-        let (mut rest, mut sizes) = (text.chars().peekable(), sizes.iter().cycle());
-        while rest.peek().is_some() {
-            let size = *sizes.next().expect("cycles");
-            let piece: String = rest.by_ref().take(size.max(1)).collect();
-            parser.push(&piece, &mut parts);
-        }
+        pieces(text, sizes).for_each(|piece| parser.push(&piece, &mut parts));
         parser.finish(&mut parts);
         let (mut reasoning, mut content, mut calls) = (String::new(), String::new(), Vec::new());
         for part in parts {

@@ -19,3 +19,14 @@ pub(super) fn partial_marker(text: &str, marker: &str) -> usize {
         .find(|&at| text.ends_with(&marker[..at]))
         .unwrap_or(0)
 }
+
+/// `text` in pieces of these numbers of characters, which repeat.
+#[cfg(test)]
+pub(super) fn pieces<'t>(text: &'t str, sizes: &'t [usize]) -> impl Iterator<Item = String> + 't {
+    let (mut rest, mut sizes) = (text.chars().peekable(), sizes.iter().cycle());
+    std::iter::from_fn(move || {
+        rest.peek()?;
+        let size = *sizes.next()?;
+        Some(rest.by_ref().take(size.max(1)).collect())
+    })
+}

@@ -157,16 +157,14 @@ fn show(text: &str, parts: &mut Vec<Part>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::text::part::pieces;
     use proptest::prelude::*;
 
     /// The reasoning and the content of a text that comes in pieces of these sizes.
     fn split(reasons: bool, text: &str, sizes: &[usize]) -> (String, String) {
         let mut parser = ReasoningParser::new(reasons);
         let (mut parts, mut content) = (Vec::new(), String::new());
-        let (mut rest, mut sizes) = (text.chars().peekable(), sizes.iter().cycle());
-        while rest.peek().is_some() {
-            let size = *sizes.next().expect("cycles");
-            let piece: String = rest.by_ref().take(size.max(1)).collect();
+        for piece in pieces(text, sizes) {
             content += &parser.push(&piece, &mut parts);
         }
         content += &parser.finish(&mut parts);

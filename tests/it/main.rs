@@ -70,6 +70,7 @@ mod parallel;
 mod parallel_head;
 mod paths;
 mod prefix;
+mod published_configs;
 mod quantize;
 mod rows;
 mod schedules;

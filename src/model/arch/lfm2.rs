@@ -6,7 +6,6 @@ use super::super::layer_spec::{ExpertsSpec, LayerSpec, MlpSpec, ModelSpec, QkNor
 use super::experts::{self, experts_by};
 use super::parts::plain;
 use super::rope::{default_theta, rope};
-use crate::kernels::Activation;
 use crate::kv::KvHeads;
 use serde_json::Value;
 
@@ -157,7 +156,6 @@ fn attention(keys: &mut Keys, shape: &ModelShape) -> Result<LayerSpec, String> {
     let rope = rope(keys, shape)?;
     Ok(LayerSpec {
         qk_norm: Some(QkNorm::Head),
-        mlp: MlpSpec::Gated(Activation::Silu),
         ..plain(keys, shape, rope)?
     })
 }

@@ -4,12 +4,11 @@ use super::super::keys::{Keys, ModelShape};
 use super::fp8::{self, E4M3};
 use super::integers::{Groups, Integers, expected_blocks, unpacked, usual_blocks};
 use super::listed::{groups_of, listed_groups};
-use super::parts::{FLOATS, Part, Parts, WORDS};
+use super::parts::{FLOATS, Part, Parts, WORDS, numbers_of_word};
 use super::scheme::{Opened, Scheme, Unpacked};
 use crate::error::Result;
 use crate::kernels::quant::BlockType;
 
-const WORD_BITS: u32 = 32;
 /// Numbers of bytes are stored less this, and words have it added.
 const MIDDLE: u8 = 128;
 
@@ -106,7 +105,7 @@ impl Compressed {
         let grid = [outputs.div_ceil(tile.0), inputs.div_ceil(tile.1)];
         let numbers = match own.storage {
             Storage::Words => {
-                let words = inputs.div_ceil(own.pack());
+                let words = inputs.div_ceil(numbers_of_word(own.bits));
                 parts.get("weight_packed", &[outputs, words], WORDS)?
             }
             _ => parts.get("weight", &[outputs, inputs], &["I8"])?,
@@ -143,11 +142,6 @@ impl Compressed {
         })
     }
 
-    /// Numbers of a word.
-    fn pack(&self) -> usize {
-        (WORD_BITS / self.bits) as usize
-    }
-
     /// Bits of numbers as they are unpacked.
     fn bits_in_blocks(&self) -> u32 {
         match self.storage {
@@ -168,7 +162,7 @@ impl Compressed {
         if self.storage != Storage::Words {
             return Ok(part.data()?.iter().map(|byte| byte ^ MIDDLE).collect());
         }
-        let (words, pack, bits) = (part.words()?, self.pack(), self.bits);
+        let (words, pack, bits) = (part.words()?, numbers_of_word(self.bits), self.bits);
         let row = inputs.div_ceil(pack);
         Ok(unpacked((outputs, inputs), |output, input| {
             words.number(output * row + input / pack, input % pack, bits)
@@ -183,7 +177,7 @@ impl Compressed {
             return self.is_symmetric.then_some(None).ok_or_else(error);
         }
         if self.storage == Storage::Words && parts.has_dtype(end, WORDS[0]) {
-            let words = grid[0].div_ceil(self.pack());
+            let words = grid[0].div_ceil(numbers_of_word(self.bits));
             return parts.get(end, &[words, grid[1]], WORDS).map(Some);
         }
         parts.scales(end, grid, &["I8"]).map(Some)
@@ -196,7 +190,7 @@ impl Compressed {
             let zero = |byte: &u8| byte.wrapping_add(middle);
             return Ok(part.data()?.iter().map(zero).collect());
         }
-        let (words, pack, bits) = (part.words()?, self.pack(), self.bits);
+        let (words, pack, bits) = (part.words()?, numbers_of_word(self.bits), self.bits);
         Ok(unpacked((outputs, groups), |output, group| {
             words.number(output / pack * groups + group, output % pack, bits)
         }))

@@ -3,9 +3,9 @@
 //! of two (Open Compute Project 2023, "Microscaling Formats (MX)").
 
 use super::super::finite::MAX_MXFP4_EXPONENT;
-use super::super::mxfp4::VALUES;
+use super::super::mxfp4::{VALUES, power_of_two};
 use super::fp8::{E4M3, finite, table};
-use super::parts::{Part, Parts, power_of_two};
+use super::parts::{Part, Parts};
 use super::scheme::{Blocks, Opened, Scheme, Unpacked};
 use crate::error::Result;
 use crate::kernels::quant::{BLOCK, BlockType};

@@ -4,14 +4,11 @@
 use super::super::keys::Keys;
 use super::integers::{Groups, Integers, expected_blocks, transposed, unpacked, usual_blocks};
 use super::listed::{groups_of, listed_groups};
-use super::parts::{FLOATS, Part, Parts, WORDS};
+use super::parts::{FLOATS, Part, Parts, WORDS, numbers_of_word};
 use super::scheme::{Opened, Scheme, Unpacked};
 use super::settings::group_size;
 use crate::error::Result;
 use crate::kernels::quant::BlockType;
-
-/// Bits of a word.
-const WORD_BITS: u32 = 32;
 
 /// Keys that say nothing about the weights, or what their tensors say.
 const HARMLESS: [&str; 32] = [
@@ -96,14 +93,9 @@ impl Gptq {
         })
     }
 
-    /// Numbers of a word.
-    fn pack(&self) -> usize {
-        (WORD_BITS / self.bits) as usize
-    }
-
     /// `[outputs, groups]` of stored zero points, which wrap: one less than 0 is stored as the largest.
     fn zeros(&self, part: &Part<'_>, (outputs, groups): (usize, usize)) -> Result<Vec<u8>> {
-        let (words, pack, bits) = (part.words()?, self.pack(), self.bits);
+        let (words, pack, bits) = (part.words()?, numbers_of_word(self.bits), self.bits);
         let largest = u8::MAX >> (8 - bits);
         Ok(unpacked((outputs, groups), |output, group| {
             let at = group * (outputs / pack) + output / pack;
@@ -124,7 +116,7 @@ impl Scheme for Gptq {
 
     fn open<'a>(&self, parts: &mut Parts<'a>, shape: (usize, usize)) -> Result<Opened<'a>> {
         let (outputs, inputs) = shape;
-        let (bits, pack) = (self.bits, self.pack());
+        let (bits, pack) = (self.bits, numbers_of_word(self.bits));
         if !outputs.is_multiple_of(pack) || !inputs.is_multiple_of(pack) {
             let what = format!("needs inputs and outputs that are multiples of {pack}");
             return Err(parts.error("qweight", &what));

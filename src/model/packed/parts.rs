@@ -1,6 +1,7 @@
 //! The tensors of one packed matrix, which strangers wrote: each is checked before it is used.
 
 use super::super::finite;
+use super::super::mxfp4::power_of_two;
 use super::super::raw_tensors::RawTensors;
 use crate::error::{Error, Result, clipped};
 use candle_core::DType;
@@ -216,10 +217,9 @@ impl<'a> Part<'a> {
     }
 }
 
-/// The power of two with this exponent, less 127.
-pub fn power_of_two(exponent: u8) -> f32 {
-    // 2^-127 is not normal.
-    f32::from_bits((u32::from(exponent) << 23).max(1 << 22))
+/// How many numbers of so many bits a word of 32 has.
+pub fn numbers_of_word(bits: u32) -> usize {
+    (u32::BITS / bits) as usize
 }
 
 /// Words of 32 bits with several numbers each, the first in the lowest bits.

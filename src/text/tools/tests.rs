@@ -2,6 +2,7 @@ mod templates;
 
 use super::*;
 use crate::text::part::Part;
+use crate::text::part::pieces;
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -16,12 +17,7 @@ fn names() -> Arc<[String]> {
 fn read_in(format: ToolFormat, max_calls: usize, text: &str, sizes: &[usize]) -> Read {
     let mut parser = ToolParser::new(format, names(), max_calls);
     let mut parts = Vec::new();
-    let (mut rest, mut sizes) = (text.chars().peekable(), sizes.iter().cycle());
-    while rest.peek().is_some() {
-        let size = *sizes.next().expect("cycles");
-        let piece: String = rest.by_ref().take(size.max(1)).collect();
-        parser.push(&piece, &mut parts);
-    }
+    pieces(text, sizes).for_each(|piece| parser.push(&piece, &mut parts));
     parser.finish(&mut parts);
     joined(parts)
 }

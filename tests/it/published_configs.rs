@@ -1,0 +1,244 @@
+//! Configurations as models are published with them.
+
+use crate::common::tiny::*;
+use serde_json::{Value as Json, json};
+
+/// The keys of published files, besides sizes.
+#[test]
+fn published_configs_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let read = |change: Json| {
+        let mut config = json!({
+            "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 2, "use_cache": true,
+            "attention_dropout": 0.0, "initializer_range": 0.02, "torch_dtype": "bfloat16",
+            "transformers_version": "4.51.3", "pad_token_id": 0
+        });
+        for (key, value) in change.as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        write_config(folder.path(), &config);
+        foretoken::model::ModelConfig::from_json(folder.path()).unwrap()
+    };
+    let phi4_mini = read(json!({
+        "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "attention_bias": false, "embd_pdrop": 0.0,
+        "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": false, "mlp_bias": false, "resid_pdrop": 0.0,
+        "auto_map": { "AutoConfig": "configuration_phi3.Phi3Config" }, "hidden_act": "silu",
+        "max_position_embeddings": 131072, "original_max_position_embeddings": 4096, "partial_rotary_factor": 0.75,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "sliding_window": 262144, "tie_word_embeddings": true,
+        "rope_scaling": { "type": "longrope", "short_factor": vec![1.0; 24], "long_factor": vec![2.0; 24] }
+    }));
+    let rope = phi4_mini.spec.layers[0].rope.clone().unwrap();
+    let half = 1. / (2. * 10000f32.powf(2. / 48.));
+    assert!(
+        rope.width == 48 && rope.frequencies()[1] == half,
+        "{rope:?}"
+    );
+    assert_eq!(phi4_mini.spec.layers[0].window, None);
+    let gemma2 = read(json!({
+        "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "attention_bias": false,
+        "attn_logit_softcapping": 50.0, "cache_implementation": "hybrid", "eos_token_id": [1, 107],
+        "final_logit_softcapping": 30.0, "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 8192, "query_pre_attn_scalar": 144, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "sliding_window": 4096
+    }));
+    let [even, odd] = &gemma2.spec.layers[..2] else {
+        panic!()
+    };
+    assert_eq!((even.window, odd.window), (Some(4096), None));
+    assert_eq!((even.soft_cap, even.attention_scale), (Some(50.), 1. / 12.));
+    assert!(gemma2.tie_word_embeddings && gemma2.head_dim == 256);
+    assert_eq!(gemma2.spec.logit_soft_cap, Some(30.));
+    let gemma3 = read(json!({
+        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "attention_bias": false,
+        "attn_logit_softcapping": null, "cache_implementation": "hybrid", "eos_token_id": [1, 106],
+        "final_logit_softcapping": null, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 32768, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6,
+        "rope_local_base_freq": 10000, "rope_scaling": { "factor": 8.0, "rope_type": "linear" },
+        "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 2
+    }));
+    let thetas = gemma3
+        .ropes()
+        .map(|rope| (rope.theta, rope.scaling.is_some()));
+    let (local, global) = ((1e4, false), (1e6, true));
+    assert_eq!(thetas.collect::<Vec<_>>(), [local, global, local, global]);
+    let smollm3 = read(json!({
+        "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "attention_bias": false, "mlp_bias": false,
+        "hidden_act": "silu", "layer_types": vec!["full_attention"; 4], "max_position_embeddings": 65536,
+        "max_window_layers": 28, "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0], "pretraining_tp": 2,
+        "rms_norm_eps": 1e-6, "rope_scaling": null, "rope_theta": 5000000.0, "sliding_window": null,
+        "use_sliding_window": false
+    }));
+    assert!(smollm3.ropes().count() == 3 && smollm3.tie_word_embeddings);
+    let olmo3 = read(json!({
+        "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "attention_bias": false, "hidden_act": "silu",
+        "max_position_embeddings": 65536, "rms_norm_eps": 1e-6, "rope_theta": 500000, "sliding_window": 4096,
+        "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        "rope_scaling": {
+            "attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0, "factor": 8.0,
+            "original_max_position_embeddings": 8192, "rope_type": "yarn"
+        }
+    }));
+    let scaled = olmo3.ropes().map(|rope| rope.scaling.is_some());
+    assert_eq!(scaled.collect::<Vec<_>>(), [false, false, false, true]);
+    let command_r7b = read(json!({
+        "architectures": ["Cohere2ForCausalLM"], "model_type": "cohere2", "attention_bias": false, "head_dim": 64,
+        "cache_implementation": "hybrid", "hidden_act": "silu", "layer_norm_eps": 1e-5, "layer_switch": 4,
+        "logit_scale": 0.25, "max_position_embeddings": 132096, "order_of_interleaved_layers": "local_attn_first",
+        "position_embedding_type": "rope_gptj", "rope_scaling": null, "rope_theta": 50000, "rotary_pct": 1.0,
+        "sliding_window": 4096, "sliding_window_pattern": 4, "use_embedding_sharing": true,
+        "use_gated_activation": true, "use_parallel_block": true, "use_parallel_embedding": false, "use_qk_norm": false
+    }));
+    assert!(command_r7b.ropes().count() == 3 && command_r7b.rms_norm_eps == 1e-5);
+    let starcoder2 = read(json!({
+        "architectures": ["Starcoder2ForCausalLM"], "model_type": "starcoder2", "activation_function": "gelu",
+        "attention_softmax_in_fp32": true, "embedding_dropout": 0.1, "hidden_act": "gelu_pytorch_tanh",
+        "layer_norm_epsilon": 1e-5, "max_position_embeddings": 16384, "mlp_type": "default", "norm_epsilon": 1e-5,
+        "norm_type": "layer_norm", "residual_dropout": 0.1, "rope_theta": 999999.4420358813,
+        "scale_attention_softmax_in_fp32": true, "scale_attn_weights": true, "sliding_window": 4096, "use_bias": true
+    }));
+    assert!(starcoder2.tie_word_embeddings && starcoder2.spec.layers[0].window == Some(4096));
+    let granite4 = json!({
+        "architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid", "attention_bias": false,
+        "attention_multiplier": 0.015625, "embedding_multiplier": 12, "hidden_act": "silu", "init_method": "mup",
+        "layer_types": vec!["attention"; 4], "logits_scaling": 10, "mamba_chunk_size": 256, "mamba_conv_bias": true,
+        "mamba_d_conv": 4, "mamba_d_head": 32, "mamba_d_state": 256, "mamba_expand": 2, "mamba_n_groups": 1,
+        "mamba_n_heads": 128, "mamba_proj_bias": false, "max_position_embeddings": 131072,
+        "normalization_function": "rmsnorm", "num_experts_per_tok": 0, "num_local_experts": 0,
+        "output_router_logits": false, "position_embedding_type": "rope", "residual_multiplier": 0.22,
+        "rms_norm_eps": 1e-5, "rope_scaling": null, "rope_theta": 10000000, "router_aux_loss_coef": 0.01,
+        "shared_intermediate_size": 640, "tie_word_embeddings": true
+    });
+    let read4 = read(granite4.clone());
+    assert!(read4.intermediate_size == 640 && read4.ropes().count() == 4);
+    let mut plain = granite4.clone();
+    plain["position_embedding_type"] = json!("nope");
+    assert_eq!(read(plain).ropes().count(), 0);
+    // The name of older files.
+    let mut older = granite4.clone();
+    older["layers_block_type"] = older["layer_types"].take();
+    older.as_object_mut().unwrap().remove("layer_types");
+    assert_eq!(read(older).ropes().count(), 4);
+    let lfm2 = json!({
+        "architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "block_auto_adjust_ff_dim": true, "block_dim": 256,
+        "block_ff_dim": 768, "block_ffn_dim_multiplier": 1.0, "block_mlp_init_scale": 1.0, "block_multiple_of": 256,
+        "block_norm_eps": 1e-5, "block_out_init_scale": 1.0, "block_use_swiglu": true, "block_use_xavier_init": true,
+        "conv_L_cache": 3, "conv_bias": false, "conv_dim": 256, "conv_dim_out": 256, "conv_use_xavier_init": true,
+        "full_attn_idxs": [2], "max_position_embeddings": 128000, "norm_eps": 1e-5,
+        "num_heads": 4, "rope_theta": 1000000.0, "use_pos_enc": true
+    });
+    let read_lfm2 = read(lfm2.clone());
+    let convs = read_lfm2
+        .spec
+        .layers
+        .iter()
+        .map(|layer| layer.conv.map(|conv| conv.taps));
+    assert_eq!(convs.collect::<Vec<_>>(), [Some(3), Some(3), None, Some(3)]);
+    // Two thirds of 768.
+    assert!(read_lfm2.intermediate_size == 512 && read_lfm2.tie_word_embeddings);
+    for (key, value, message) in [
+        ("conv_L_cache", json!(17), "a convolution over 17 tokens"),
+        ("layer_types", json!(["conv"]), "1 entries for 4 layers"),
+        (
+            "layer_types",
+            json!(["conv", "conv", "conv", "mamba"]),
+            "only conv and full_attention are",
+        ),
+    ] {
+        let mut wrong = lfm2.clone();
+        wrong[key] = value;
+        for (key, value) in [
+            ("vocab_size", 512),
+            ("hidden_size", 256),
+            ("num_hidden_layers", 4),
+            ("num_attention_heads", 4),
+            ("num_key_value_heads", 2),
+        ] {
+            wrong[key] = value.into();
+        }
+        write_config(folder.path(), &wrong);
+        let error = foretoken::model::ModelConfig::from_json(folder.path()).unwrap_err();
+        assert!(error.to_string().contains(message), "{error}");
+    }
+    let hunyuan = read(json!({
+        "architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense", "add_classification_head": false,
+        "attention_bias": false, "attention_head_dim": 64, "cla_share_factor": 2, "class_num": 0, "dense_list": [256, 0],
+        "eod_token_id": 3, "head_dim": 64, "hidden_act": "silu", "im_end_id": 5, "im_newline_id": 11, "im_start_id": 4,
+        "mask_init_id": 12, "max_position_embeddings": 32768, "mlp_bias": false, "norm_type": "rms",
+        "num_experts": 1, "num_shared_expert": 1, "org_vocab_size": 512, "pool_type": "last", "pretraining_tp": 1, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "rope_scaling": {
+            "alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "type": "dynamic"
+        },
+        "tie_word_embeddings": true, "text_end_id": 7, "text_start_id": 6, "use_cla": false, "use_qk_norm": true,
+        "use_rotary_pos_emb": true, "xdrope_section": null
+    }));
+    let rope = hunyuan.ropes().next().unwrap();
+    let last = rope.frequencies()[31];
+    let plain = foretoken::model::RopeSpec::plain(64, 1e4).frequencies()[31];
+    assert!((last * 1000. / plain - 1.).abs() < 1e-3, "{last} {plain}");
+    let apertus = read(json!({
+        "architectures": ["ApertusForCausalLM"], "model_type": "apertus", "attention_bias": false,
+        "hidden_act": "xielu", "max_position_embeddings": 65536, "mlp_bias": false, "post_norm": false, "qk_norm": true,
+        "rms_norm_eps": 1e-5, "rope_theta": 12000000, "tie_word_embeddings": false,
+        "rope_scaling": {
+            "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3", "type": "llama3"
+        }
+    }));
+    assert!(!apertus.tie_word_embeddings);
+    let frequencies = |config: &foretoken::model::ModelConfig| {
+        let rope = config.ropes().next().unwrap();
+        rope.frequencies()
+    };
+    let scaled = frequencies(&apertus);
+
+    // What a class assumes if the file does not say it: of Apertus the whole scaling.
+    let apertus_of = |theta: Json| {
+        read(json!({
+            "architectures": ["ApertusForCausalLM"], "model_type": "apertus", "max_position_embeddings": 65536,
+            "rope_theta": theta
+        }))
+    };
+    let bare = apertus_of(Json::Null);
+    assert_eq!(frequencies(&bare), scaled);
+    assert_eq!(bare.rms_norm_eps, 1e-5);
+    // The base of the file comes before that of the class. The second frequency is too high for the scaling.
+    let (own, plain) = (
+        frequencies(&apertus_of(json!(5e5))),
+        foretoken::model::RopeSpec::plain(64, 5e5).frequencies(),
+    );
+    assert_eq!(own[1], plain[1]);
+    assert_ne!(own.last(), plain.last());
+    let cases = [
+        ("CohereForCausalLM", 5e5, 1e-5),
+        ("Cohere2ForCausalLM", 1e4, 1e-5),
+        ("Ernie4_5ForCausalLM", 5e5, 1e-5),
+        ("Olmo2ForCausalLM", 1e4, 1e-5),
+        ("Exaone4ForCausalLM", 1e4, 1e-5),
+        ("Phi3ForCausalLM", 1e4, 1e-5),
+        ("MistralForCausalLM", 1e4, 1e-6),
+        ("SmolLM3ForCausalLM", 2e6, 1e-6),
+        ("SeedOssForCausalLM", 1e4, 1e-6),
+    ];
+    for (class, theta, eps) in cases {
+        let bare = read(json!({ "architectures": [class], "head_dim": 64 }));
+        let plain = foretoken::model::RopeSpec::plain(64, theta);
+        assert_eq!(frequencies(&bare), plain.frequencies(), "{class}");
+        assert_eq!(bare.rms_norm_eps, eps, "{class}");
+    }
+    let ministral3 = read(json!({ "architectures": ["Ministral3ForCausalLM"], "head_dim": 64 }));
+    let rope = ministral3.ropes().next().unwrap();
+    assert_eq!(rope.query_scaling.map(|scaling| scaling.beta), Some(0.1));
+    assert_ne!(
+        rope.frequencies(),
+        foretoken::model::RopeSpec::plain(64, 1e6).frequencies()
+    );
+    // A base in the place of newer files is that of the model.
+    let cohere = read(json!({
+        "architectures": ["CohereForCausalLM"], "head_dim": 64,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 7e5}
+    }));
+    let plain = foretoken::model::RopeSpec::plain(64, 7e5);
+    assert_eq!(frequencies(&cohere), plain.frequencies());
+}
