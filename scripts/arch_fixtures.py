@@ -30,6 +30,12 @@ GPT_OSS = dict(
     ),
 )
 
+# Two heads of values for each of keys, all of other widths.
+DELTA = dict(
+    linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=6, head_dim=16,
+)
+DELTA_ROPE = dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.25, mrope_section=[1, 1, 0])
+
 # The class, and what its configuration has besides SIZES.
 FIXTURES = {
     "mistral": ("Mistral", dict(sliding_window=WINDOW)),
@@ -186,6 +192,26 @@ FIXTURES = {
         num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"], num_dense_layers=1, num_experts=6,
         num_experts_per_tok=2, moe_intermediate_size=16, routed_scaling_factor=1.4,
     )),
+    # The last layer has a state.
+    "qwen3_next": ("Qwen3Next", DELTA | dict(
+        layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+        num_hidden_layers=4, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=16,
+        shared_expert_intermediate_size=24,
+    )),
+    # Of two layers, one has experts.
+    "qwen3_next_mixed": ("Qwen3Next", DELTA | dict(
+        layer_types=["full_attention", "linear_attention"], num_experts=6, num_experts_per_tok=2,
+        moe_intermediate_size=16, shared_expert_intermediate_size=24, mlp_only_layers=[1], norm_topk_prob=False, attention_bias=True,
+    )),
+    "qwen3_5": ("Qwen3_5Text", DELTA | dict(
+        num_hidden_layers=4, rope_parameters=DELTA_ROPE, tie_word_embeddings=True,
+    )),
+    # As many heads of values as of keys, and a convolution of two tokens.
+    "qwen3_5_moe": ("Qwen3_5MoeText", DELTA | dict(
+        num_experts=6, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=24,
+        linear_num_value_heads=2, linear_conv_kernel_dim=2, rope_parameters=DELTA_ROPE,
+        layer_types=["linear_attention", "full_attention"],
+    )),
 }
 
 # Classes for images and texts, of which only the decoder of texts is served: the class, what its `text_config` has
@@ -226,4 +252,7 @@ MULTIMODAL = {
             rope_type="default", rope_theta=1e4, mrope_section=[4, 2, 2], mrope_interleaved=True,
         ),
     ), QWEN_VISION | dict(deepstack_visual_indexes=[0], num_position_embeddings=4), []),
+    "qwen3_5_vision": ("Qwen3_5", FIXTURES["qwen3_5"][1] | dict(
+        num_hidden_layers=2, layer_types=["full_attention", "linear_attention"], tie_word_embeddings=False,
+    ), QWEN_VISION | dict(num_position_embeddings=4), []),
 }

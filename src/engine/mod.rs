@@ -115,11 +115,8 @@ impl Engine {
     fn schedule(&mut self) -> (Vec<ScheduledSequence>, Vec<SeqId>) {
         let (runner, concerned) = (&mut self.runner, &mut self.concerned);
         self.scheduler.schedule(|sequence, cached| {
-            if !sequence.may_draft() {
-                return cached;
-            }
             concerned.push(sequence.state.id);
-            let cached = runner.resume(&sequence.state, cached);
+            let cached = runner.resume(&sequence.state, cached, sequence.may_draft());
             concerned.clear();
             cached
         })
@@ -326,6 +323,12 @@ impl Engine {
         }
         self.note_usage();
         self.check_invariants()?;
+        let states = self.runner.num_states();
+        if states > 0 {
+            return Err(Error::internal(format!(
+                "{states} states are held while idle"
+            )));
+        }
         if self.runner.draft_kv_usage() > 0.0 {
             return Err(Error::internal("draft pool: blocks are held while idle"));
         }

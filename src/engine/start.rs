@@ -130,6 +130,9 @@ pub(super) fn build(
         num_blocks,
         block_size,
     )?;
+    if !caches {
+        runner = runner.without_prefix_cache();
+    }
     if options.calibrate && options.spec_budget == BudgetMode::Adaptive {
         log_costs(&runner.calibrate()?);
     }

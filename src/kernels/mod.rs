@@ -12,6 +12,7 @@
 
 mod bandwidth;
 pub mod cpu;
+mod delta_net;
 pub mod dense;
 mod device;
 pub mod glu;
@@ -31,6 +32,7 @@ pub mod sample;
 mod short_conv;
 mod slots;
 mod span;
+mod states;
 mod storage;
 
 /// Whether this program has the CUDA kernels.
@@ -38,6 +40,7 @@ pub const HAS_CUDA: bool = cfg!(feature = "cuda");
 
 pub(crate) use crate::float;
 pub use bandwidth::read_bandwidth;
+pub use delta_net::{DeltaShape, DeltaWeights, delta_net};
 pub use device::{device, device_memory};
 pub use glu::{Activation, Xielu, glu};
 pub use kv_move::{KvMoves, kv_move};
@@ -53,3 +56,4 @@ pub use rope_kv_write::{Pools, rope_kv_write};
 pub use short_conv::{short_conv, short_conv_write};
 pub use slots::Slots;
 pub use span::Span;
+pub use states::{KeptState, StatePool, StateRows, StateShape, StateStart};

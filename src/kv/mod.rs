@@ -4,11 +4,12 @@
 pub mod blocks;
 pub mod prefix;
 
-use crate::error::Result;
-use crate::kernels::{KvMoves, kv_move};
+use crate::error::{Error, Result};
+use crate::kernels::{KvMoves, StatePool, StateShape, kv_move};
 use candle_core::{DType, Device, Tensor};
 use half::vec::HalfBitsVecExt;
 use half::{bf16, f16};
+use std::sync::{Mutex, MutexGuard};
 
 pub use blocks::{BlockAllocator, BlockTable, CachedPrefix, OutOfBlocks};
 pub use prefix::{BlockKey, PrefixRoot};
@@ -18,8 +19,52 @@ pub use prefix::{BlockKey, PrefixRoot};
 pub struct KvStore {
     /// K and V of each layer of its [`KvShape`], each `[num_slots, heads, head_dim]`.
     pub layers: Vec<(Tensor, Tensor)>,
+    /// The states of each layer that has these instead.
+    pub states: Vec<Mutex<StatePool>>,
     /// Slots per block.
     pub block_size: usize,
+    num_slots: usize,
+}
+
+/// What one layer keeps.
+#[derive(Debug, Clone, Copy)]
+pub enum LayerPool<'a> {
+    /// K and V of tokens.
+    Tokens(&'a (Tensor, Tensor)),
+    /// States of sequences.
+    States(&'a Mutex<StatePool>),
+}
+
+/// Where a layer's [`LayerPool`] is in a [`KvStore`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PoolPlace {
+    Tokens(usize),
+    States(usize),
+}
+
+impl<'a> LayerPool<'a> {
+    /// K and V of tokens.
+    ///
+    /// # Errors
+    /// If the layer has states.
+    pub fn tokens(self) -> Result<&'a (Tensor, Tensor)> {
+        match self {
+            Self::Tokens(pool) => Ok(pool),
+            Self::States(_) => Err(Error::internal("a layer has no K and V")),
+        }
+    }
+
+    /// The states of sequences.
+    ///
+    /// # Errors
+    /// If the layer has K and V, or a thread has panicked while it wrote them.
+    pub fn states(self) -> Result<MutexGuard<'a, StatePool>> {
+        match self {
+            Self::States(pool) => (pool.lock())
+                .map_err(|_| Error::internal("the states were left in the middle of a forward")),
+            Self::Tokens(_) => Err(Error::internal("a layer has no states")),
+        }
+    }
 }
 
 /// The accepted nodes of a draft. Node `i` is at position `first + i` of `table`.
@@ -34,9 +79,11 @@ pub struct AcceptedPath<'a> {
 /// Shape of a [`KvStore`].
 #[derive(Debug, Clone)]
 pub struct KvShape {
-    /// Of each layer.
+    /// Of each layer that keeps K and V.
     pub layers: Vec<KvHeads>,
     pub dtype: DType,
+    /// Of each layer that keeps a state instead.
+    pub states: Vec<StateShape>,
 }
 
 /// The key/value heads of a layer.
@@ -54,6 +101,11 @@ impl KvShape {
             .map(|heads| heads.count * heads.dim)
             .sum();
         2 * values * self.dtype.size_in_bytes()
+    }
+
+    /// Bytes of the states of one sequence over all layers.
+    pub fn bytes_per_state(&self) -> usize {
+        self.states.iter().map(StateShape::bytes).sum()
     }
 }
 
@@ -80,12 +132,30 @@ impl KvStore {
             .collect::<Result<_>>()?;
         // As with weights: zeros written late would overwrite keys.
         device.synchronize()?;
-        Ok(Self { layers, block_size })
+        let states = shape.states.into_iter().map(StatePool::new);
+        Ok(Self {
+            layers,
+            states: states.map(Mutex::new).collect(),
+            block_size,
+            num_slots: num_blocks * block_size,
+        })
     }
 
     /// Number of slots in the pool.
     pub fn num_slots(&self) -> usize {
-        self.layers.first().map_or(0, |(k, _)| k.dims()[0])
+        self.num_slots
+    }
+
+    /// What is at `place`.
+    ///
+    /// # Errors
+    /// If there is nothing.
+    pub fn pool(&self, place: PoolPlace) -> Result<LayerPool<'_>> {
+        let pool = match place {
+            PoolPlace::Tokens(i) => self.layers.get(i).map(LayerPool::Tokens),
+            PoolPlace::States(i) => self.states.get(i).map(LayerPool::States),
+        };
+        pool.ok_or_else(|| Error::internal("the pool has too few layers"))
     }
 
     /// Moves K and V of accepted nodes to the positions of their depths: the first to that of node

@@ -6,6 +6,7 @@ use foretoken::error::{Error, Result};
 use foretoken::kernels;
 use foretoken::kv::KvHeads;
 use foretoken::model::{LayerSpec, Model, ModelConfig};
+use foretoken::spec::max_state_copies;
 use std::fmt;
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
@@ -23,6 +24,8 @@ pub struct Cache {
     pub tokens: usize,
     /// Bytes of a token in each pool.
     pub per_token: Vec<usize>,
+    /// Bytes of the target's recurrent state of a sequence; 0 = it has none.
+    pub per_state: usize,
     /// Tokens of the longest sequence that may be asked for.
     pub longest: usize,
 }
@@ -59,6 +62,8 @@ pub fn cache(
         .kv
         .blocks(config.block_size, &per_token, wanted, room)?;
     let tokens = check_cache(blocks, config, &per_token, gpu.is_none())?;
+    let per_state = target.kv_shape().bytes_per_state();
+    check_states(config, per_state, tokens * per_token.iter().sum::<usize>())?;
     if tokens < longest && config.engine.max_model_len.is_some() {
         let remedy = remedy(config);
         return Err(Error::setup(format!(
@@ -69,8 +74,30 @@ pub fn cache(
         blocks,
         tokens,
         per_token,
+        per_state,
         longest,
     })
+}
+
+/// States of a running sequence: its own, and the copy after its last whole block.
+const STATES_PER_SEQUENCE: usize = 2;
+
+/// Checks that this machine has the memory for the recurrent states of all sequences, of `per_state` bytes each, beside
+/// a KV cache of so many bytes.
+fn check_states(config: &Config, per_state: usize, cache: usize) -> Result<()> {
+    if per_state == 0 {
+        return Ok(());
+    }
+    let sequences = config.engine.max_num_seqs;
+    let count = sequences * STATES_PER_SEQUENCE + max_state_copies(per_state);
+    let bytes = (per_state as u64).saturating_mul(count as u64);
+    let memory = total_memory();
+    if bytes.saturating_add(cache as u64) <= memory {
+        return Ok(());
+    }
+    Err(Error::setup(format!(
+        "the recurrent states of {sequences} sequences take {bytes} bytes, {per_state} each, beside a KV cache of {cache}, and this machine has {memory}: lower --max-num-seqs"
+    )))
 }
 
 /// What to do with `--kv-cache-memory` for more.
@@ -101,6 +128,13 @@ pub fn pool_blocks(
         if let Some(budget) = &mut gpu {
             budget.add(format!("KV cache, {whose}"), bytes as u64);
         }
+    }
+    if cache.per_state > 0 {
+        let mib = cache.per_state as f64 / f64::from(1 << 20);
+        let copies = max_state_copies(cache.per_state);
+        tracing::info!(
+            "recurrent states: {mib:.1} MiB a sequence, and up to {copies} copies for prefixes"
+        );
     }
     if let Some(budget) = gpu {
         tracing::info!("{budget}");
@@ -374,6 +408,7 @@ mod tests {
             let shape = KvShape {
                 layers: vec![KvHeads { count: 8, dim: 128 }; 4],
                 dtype,
+                states: Vec::new(),
             };
             let blocks = (3 << 29) / 16 / shape.bytes_per_token();
             let before = resident_bytes();

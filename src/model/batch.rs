@@ -1,6 +1,7 @@
 //! The rows of a forward.
 
-use crate::kernels::Span;
+use crate::error::{Error, Result};
+use crate::kernels::{KeptState, Span, StateRows};
 use crate::kv::BlockTable;
 use candle_core::Tensor;
 use std::ops::Range;
@@ -28,6 +29,9 @@ pub struct Batch {
     pub slots: Vec<u32>,
     /// The spans into which the rows are divided, in row order.
     pub spans: Vec<Span>,
+    /// The same rows by sequence, if layers of the model keep states; see [`Batch::keep_state`]. Empty if all
+    /// sequences begin here, and nothing of them is kept.
+    pub states: Vec<StateRows>,
     /// Rows whose logits are requested, ascending.
     pub logits: Vec<u32>,
     /// Rows whose last hidden states are requested, ascending: what the output layer would read.
@@ -130,6 +134,36 @@ impl Batch {
         self.positions.extend((0..chain).map(position));
         let nodes = depths.into_iter().map(|depth| position(chain + depth));
         self.positions.extend(nodes);
+    }
+
+    /// Says which state the last `rows` rows go on with, of which the last are the nodes of `parents`: those of one
+    /// [`Batch::push_span`].
+    pub fn keep_state(&mut self, rows: usize, parents: &[Option<u16>], kept: KeptState) {
+        self.states.push(StateRows {
+            rows: self.tokens.len() - rows..self.tokens.len(),
+            parents: parents.to_vec(),
+            kept: Some(kept),
+        });
+    }
+
+    /// The rows by sequence, for layers that keep states.
+    ///
+    /// # Errors
+    /// If sequences do not begin here, and nobody said which states they go on with.
+    pub(super) fn state_rows(&self) -> Result<Vec<StateRows>> {
+        if !self.states.is_empty() {
+            return Ok(self.states.clone());
+        }
+        let of_span = |span: &Span| {
+            let begins = span.context == 0 && span.tree.is_none();
+            begins.then(|| StateRows {
+                rows: span.rows.clone(),
+                parents: Vec::new(),
+                kept: None,
+            })
+        };
+        let all: Option<Vec<StateRows>> = self.spans.iter().map(of_span).collect();
+        all.ok_or_else(|| Error::internal("a sequence goes on without its recurrent state"))
     }
 
     /// Adds consecutive rows of one sequence that all see one another, after `context` tokens in the pool;

@@ -279,6 +279,7 @@ impl ModelConfig {
         KvShape {
             layers: self.spec.pool_heads(self.kv_heads()),
             dtype,
+            states: self.spec.states(),
         }
     }
 

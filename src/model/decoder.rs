@@ -180,7 +180,10 @@ impl Decoder {
         let vocab_size = self.config.vocab_size;
         let slots = kv.num_slots();
         let ropes = self.ropes.tables();
-        let inputs = Inputs::new(batch, ropes, vocab_size, slots, &self.device)?;
+        let mut inputs = Inputs::new(batch, ropes, vocab_size, slots, &self.device)?;
+        if self.config.spec.is_recurrent() {
+            inputs.states = batch.state_rows()?;
+        }
         inputs.with_taps(batch.taps.as_ref(), self.layers.len())
     }
 
@@ -192,7 +195,7 @@ impl Decoder {
         inputs.replace(batch, self.ropes.tables())
     }
 
-    /// The last layer that writes K and V. Of later ones only rows with logits are needed.
+    /// The last layer that writes K and V, or a state. Of later ones only rows with logits are needed.
     fn last_with_kv(&self) -> usize {
         let mut layers = self.config.spec.layers.iter();
         let last = layers.rposition(|layer| !matches!(layer.kv, KvSource::Layer(_)));
@@ -238,8 +241,7 @@ impl Decoder {
         let layers = self.layers.iter().zip(config.spec.pool_places());
         for (i, (layer, place)) in layers.enumerate() {
             inputs.tap(i, &x, &delta, &mut tapped)?;
-            let pool = kv.layers.get(place);
-            let pool = pool.ok_or_else(|| Error::internal("the pool has too few layers"))?;
+            let pool = kv.pool(place)?;
             let few = few.filter(|_| i == last_with_kv);
             match (few, &inputs.wanted) {
                 (None, _) => (x, delta) = layer.forward(&x, &delta, config, &step, pool)?,

@@ -19,7 +19,7 @@ use super::weights::Weights;
 use super::{Batch, Ends, ForwardOutput, Head, HeadKind, MaskedBlock, Model, ModelConfig};
 use crate::error::{Error, Result};
 use crate::kernels::AttentionBatch;
-use crate::kv::{KvShape, KvStore};
+use crate::kv::{KvShape, KvStore, LayerPool};
 use candle_core::{Device, Tensor};
 
 /// A loaded head.
@@ -215,7 +215,9 @@ impl EagleHead {
         step: &Step<'_>,
         kv: &KvStore,
     ) -> Result<Option<(Tensor, Tensor)>> {
-        let Some((pool, pools)) = kv.layers.split_first() else {
+        let pools = kv.layers.iter().map(LayerPool::Tokens);
+        let pools: Vec<LayerPool<'_>> = pools.collect();
+        let Some((&pool, pools)) = pools.split_first() else {
             return Err(Error::internal("the pool of a head has a layer"));
         };
         if !is_wanted && self.others.is_empty() {
@@ -224,7 +226,7 @@ impl EagleHead {
         }
         let (mut x, mut delta) = self.first.forward(x, read, &self.config, step, pool)?;
         let last = self.others.len();
-        for ((i, layer), pool) in (1..).zip(&self.others).zip(pools) {
+        for ((i, layer), &pool) in (1..).zip(&self.others).zip(pools) {
             if !is_wanted && i == last {
                 layer.forward_none((&x, &delta), &self.config, step, pool)?;
                 return Ok(None);

@@ -27,6 +27,12 @@ fn check_layer(config: &ModelConfig, layer: &LayerSpec) -> std::result::Result<(
     if layer.conv.is_some() {
         return Err("short convolutions are not supported on a GPU: only attention is".into());
     }
+    if layer.delta.is_some() || layer.has_gate {
+        return Err(
+            "linear attention and gates of attention are not supported on a GPU: only softmax attention without gates is"
+                .into(),
+        );
+    }
     let kv = layer.kv_heads.unwrap_or(config.kv_heads());
     if !GPU_HEAD_DIMS.contains(&kv.dim) {
         let [small, large] = GPU_HEAD_DIMS;

@@ -3,8 +3,8 @@
 use super::rope::RopeTable;
 use super::{Batch, Taps};
 use crate::error::{Error, Result};
-use crate::kernels::Slots;
 use crate::kernels::graph::{Values, overwrite};
+use crate::kernels::{Slots, StateRows};
 use candle_core::{DType, Device, Tensor};
 
 /// See the module; every value that indexes memory was checked on the host.
@@ -20,6 +20,8 @@ pub(super) struct Inputs {
     pub last_hidden: Option<Tensor>,
     /// Layers and rows whose hidden states are requested; the rows are u32.
     taps: Option<(Vec<usize>, Tensor)>,
+    /// All rows by their sequences, if layers have states.
+    pub states: Vec<StateRows>,
     vocab_size: usize,
 }
 
@@ -75,6 +77,7 @@ impl Inputs {
             wanted: rows_of(&batch.logits)?,
             last_hidden: rows_of(&batch.last_hidden)?,
             taps: None,
+            states: Vec::new(),
             vocab_size,
         })
     }

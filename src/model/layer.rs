@@ -2,13 +2,15 @@
 
 use super::block_conv::{BlockConv, BlockPlaces, ConvShape};
 use super::config::ModelConfig;
+use super::delta_net::DeltaNet;
 use super::feed_forward::FeedForward;
 use super::layer_input::LayerInput;
+use super::layer_products::LayerProducts;
 use super::layer_spec::{KvSource, LayerSpec, QkNorm};
 pub(super) use super::layer_step::Step;
 use super::linear::Linear;
 use super::norm::Norm;
-use super::rope::{RopeTables, halves_from_pairs};
+use super::rope::RopeTables;
 use super::short_conv::ShortConv;
 use super::weights::Weights;
 use crate::error::{Error, Result};
@@ -16,8 +18,9 @@ use crate::kernels::{
     AttentionBatch, AttentionParams, HeadNorms, Pools, add_norm, paged_attention, rope,
     rope_kv_write,
 };
-use crate::kv::KvHeads;
+use crate::kv::{KvHeads, LayerPool};
 use candle_core::{DType, Tensor};
+use candle_nn::ops::sigmoid;
 
 /// A layer of a decoder.
 #[derive(Clone)]
@@ -35,11 +38,13 @@ pub(super) struct LayerBody {
     rope: Option<usize>,
     /// Of K and V; `dim` is that of queries, too.
     kv_heads: KvHeads,
-    /// q, k and v; not those that are of another layer, nor v that is k. Of a convolution B, C and x.
+    /// q, k and v; not those that are of another layer, nor v that is k. Before them the gates of q, if it has some. Of a
+    /// convolution B, C and x; of a delta net its inputs.
     qkv: Linear,
     o: Linear,
     /// In place of attention, between `qkv` and `o`.
     conv: Option<ShortConv>,
+    delta: Option<DeltaNet>,
     head_norms: Option<HeadNorms>,
     /// `[head_dim]`: ones, if heads of v have a norm.
     v_norm: Option<Tensor>,
@@ -126,7 +131,7 @@ impl Layer {
         delta: &Tensor,
         config: &ModelConfig,
         step: &Step<'_>,
-        pool: &(Tensor, Tensor),
+        pool: LayerPool<'_>,
     ) -> Result<(Tensor, Tensor)> {
         self.forward_after(None, x, delta, config, step, pool)
     }
@@ -141,7 +146,7 @@ impl Layer {
         delta: &Tensor,
         config: &ModelConfig,
         step: &Step<'_>,
-        pool: &(Tensor, Tensor),
+        pool: LayerPool<'_>,
     ) -> Result<(Tensor, Tensor)> {
         let eps = config.rms_norm_eps as f32;
         let (x, normed) = add(x, delta, self.norm.as_ref(), eps)?;
@@ -160,7 +165,7 @@ impl Layer {
         (x, delta): (&Tensor, &Tensor),
         config: &ModelConfig,
         step: &Step<'_>,
-        pool: &(Tensor, Tensor),
+        pool: LayerPool<'_>,
     ) -> Result<(Tensor, Tensor)> {
         let (x, normed) = add(x, delta, self.norm.as_ref(), config.rms_norm_eps as f32)?;
         let (x, step) = (x.index_select(rows, 0)?, step.of_rows(rows, spans));
@@ -173,7 +178,7 @@ impl Layer {
         (x, delta): (&Tensor, &Tensor),
         config: &ModelConfig,
         step: &Step<'_>,
-        pool: &(Tensor, Tensor),
+        pool: LayerPool<'_>,
     ) -> Result<()> {
         let (_, normed) = add(x, delta, self.norm.as_ref(), config.rms_norm_eps as f32)?;
         self.write(&normed, config, step, pool)
@@ -185,7 +190,7 @@ impl Layer {
         context: &Tensor,
         config: &ModelConfig,
         step: &Step<'_>,
-        pool: &(Tensor, Tensor),
+        pool: LayerPool<'_>,
     ) -> Result<()> {
         self.block.write(context, config, step, pool).map(drop)
     }
@@ -206,10 +211,7 @@ impl LayerBody {
     ) -> Result<Self> {
         let kv_heads = spec.kv_heads.unwrap_or(config.kv_heads());
         let (hidden, d, heads) = (config.hidden_size, kv_heads.dim, config.num_heads);
-        let (q, kv, bias) = (heads * d, kv_heads.count * d, spec.qkv_bias);
-        // The width of a rope whose pairs are neighbours.
-        let interleaved = spec.rope.as_ref().map(|rope| rope.width);
-        let interleaved = interleaved.filter(|_| spec.interleaved);
+        let (q, kv) = (heads * d, kv_heads.count * d);
         let rope = spec.rope.as_ref().map(|rope| {
             let index = ropes.index_of(rope);
             index.ok_or_else(|| Error::internal("a layer has a RoPE without a table"))
@@ -260,11 +262,22 @@ impl LayerBody {
             .conv
             .map(|conv| ShortConv::load(weights, &at("conv.conv"), hidden, conv));
         let conv = conv.transpose()?;
+        let eps = config.rms_norm_eps as f32;
+        let delta = spec.delta.as_ref();
+        let delta = delta.map(|delta| DeltaNet::load(weights, &at, delta, eps));
         let mut norm = |name: Option<&'static str>| {
             name.map(|name| Norm::load(weights, &at(name), hidden, config.spec.norm))
                 .transpose()
         };
         let norms = &spec.norms;
+        let products = LayerProducts {
+            spec,
+            heads,
+            kv_heads,
+            hidden,
+            inputs,
+            at: &at,
+        };
         Ok(Self {
             v_norm,
             kv_heads,
@@ -278,42 +291,10 @@ impl LayerBody {
             after_attention: norm(norms.after_attention)?,
             before_mlp: norm(norms.before_mlp)?,
             after_mlp: norm(norms.after_mlp)?,
-            qkv: if let Some(conv) = spec.conv {
-                weights.linear(&at("conv.in_proj"), (3 * hidden, inputs), conv.has_bias)?
-            } else if spec.fused_qkv {
-                let order = interleaved.map(|width| {
-                    let (q, kv) = (q as u32, kv as u32);
-                    let mut order = halves_from_pairs(heads, d, width);
-                    let of_k = halves_from_pairs(kv_heads.count, d, width);
-                    order.extend(of_k.into_iter().map(|row| q + row));
-                    order.extend(q + kv..q + 2 * kv);
-                    order
-                });
-                let shape = (q + 2 * kv, inputs);
-                let name = at("self_attn.qkv_proj");
-                weights.linear_in_order(&name, shape, bias, order.as_deref())?
-            } else {
-                let mut rotated = |part: &str, heads: usize| {
-                    let order = interleaved.map(|width| halves_from_pairs(heads, d, width));
-                    weights.linear_in_order(&at(part), (heads * d, inputs), bias, order.as_deref())
-                };
-                let mut parts = vec![rotated("self_attn.q_proj", heads)?];
-                if !shares {
-                    parts.push(rotated("self_attn.k_proj", kv_heads.count)?);
-                }
-                if spec.kv == KvSource::Own {
-                    let v = weights.linear(&at("self_attn.v_proj"), (kv, inputs), bias)?;
-                    parts.push(v);
-                }
-                Linear::join(parts)?
-            },
-            o: match spec.conv {
-                Some(conv) => {
-                    weights.linear(&at("conv.out_proj"), (hidden, hidden), conv.has_bias)?
-                }
-                None => weights.linear(&at("self_attn.o_proj"), (hidden, q), spec.o_bias)?,
-            },
+            qkv: products.inner(weights)?,
+            o: products.outer(weights)?,
             conv,
+            delta: delta.transpose()?,
             mlp: FeedForward::load(config, spec, weights, at)?,
         })
     }
@@ -327,7 +308,7 @@ impl LayerBody {
         normed: &Tensor,
         config: &ModelConfig,
         step: &Step<'_>,
-        pool: &(Tensor, Tensor),
+        pool: LayerPool<'_>,
     ) -> Result<(Tensor, Tensor)> {
         if let (Some(convs), Some(places)) = (&self.convs, step.places) {
             return self.forward_convs(convs, places, (x, normed), config, step, pool);
@@ -363,7 +344,7 @@ impl LayerBody {
         (x, normed): (&Tensor, &Tensor),
         config: &ModelConfig,
         step: &Step<'_>,
-        pool: &(Tensor, Tensor),
+        pool: LayerPool<'_>,
     ) -> Result<(Tensor, Tensor)> {
         let (rows, all) = (x.dim(0)?, normed.dim(0)?);
         let own = normed.narrow(0, all - rows, rows)?.contiguous()?;
@@ -397,11 +378,15 @@ impl LayerBody {
         rows: usize,
         config: &ModelConfig,
         step: &Step<'_>,
-        pool: &(Tensor, Tensor),
+        pool: LayerPool<'_>,
     ) -> Result<Tensor> {
         let (heads, d) = (config.num_heads, self.kv_heads.dim);
-        let q = self.write(x, config, step, pool)?;
+        let (q, gate) = self.write(x, config, step, pool)?;
         let q = step.pick(&q, rows)?;
+        if self.delta.is_some() {
+            return self.o.forward(&q.contiguous()?);
+        }
+        let pool = pool.tokens()?;
         if let Some(conv) = &self.conv {
             return self.o.forward(&conv.forward(&q, step.spans, pool)?);
         }
@@ -412,24 +397,44 @@ impl LayerBody {
             sinks: self.sinks.as_ref(),
         };
         let y = paged_attention(&q, &pool.0, &pool.1, step.spans, params)?;
-        self.o.forward(&y.reshape((rows, heads * d))?)
+        let y = y.reshape((rows, heads * d))?;
+        match gate {
+            None => self.o.forward(&y),
+            Some(gate) => {
+                let gate = step.pick(&gate, rows)?;
+                self.o.forward(&(y * sigmoid(&gate)?)?)
+            }
+        }
     }
 
-    /// Writes K and V of all rows; returns the queries, `[rows, num_heads, head_dim]`, or C of a convolution.
+    /// Writes K and V of all rows; returns the queries, `[rows, num_heads, head_dim]`, and their gates, if there are any,
+    /// `[rows, num_heads * head_dim]`; or C of a convolution, or the outputs of a delta net.
     pub fn write(
         &self,
         x: &Tensor,
         config: &ModelConfig,
         step: &Step<'_>,
-        pool: &(Tensor, Tensor),
-    ) -> Result<Tensor> {
+        pool: LayerPool<'_>,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let products = self.qkv.forward(x)?;
+        if let Some(delta) = &self.delta {
+            return Ok((delta.forward(&products, step, pool)?, None));
+        }
+        let pool = pool.tokens()?;
         if let Some(conv) = &self.conv {
-            return conv.write(&self.qkv.forward(x)?, step, pool);
+            return Ok((conv.write(&products, step, pool)?, None));
         }
         let (k_pool, v_pool) = pool;
         let (rows, heads) = (x.dim(0)?, config.num_heads);
         let KvHeads { count, dim } = self.kv_heads;
-        let qkv = self.qkv.forward(x)?.reshape((rows, (), dim))?;
+        let (gate, qkv) = if self.spec.has_gate {
+            let (width, gates) = (products.dim(1)?, heads * dim);
+            let others = products.narrow(1, gates, width - gates)?.contiguous()?;
+            (Some(products.narrow(1, 0, gates)?), others)
+        } else {
+            (None, products)
+        };
+        let qkv = qkv.reshape((rows, (), dim))?;
         let pools = Pools {
             k: k_pool,
             v: v_pool,
@@ -458,8 +463,8 @@ impl LayerBody {
             }
         };
         match own_angles.and_then(|rope| rope.query_scale.as_ref()) {
-            Some(scale) => Ok(q.broadcast_mul(scale)?),
-            None => Ok(q),
+            Some(scale) => Ok((q.broadcast_mul(scale)?, gate)),
+            None => Ok((q, gate)),
         }
     }
 }

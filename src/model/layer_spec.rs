@@ -1,9 +1,11 @@
 //! What the layers of a model compute. Architectures differ by this, not by types of layers.
 
 use super::conv_spec::ShortConvSpec;
+use super::delta_spec::DeltaSpec;
+pub use super::experts_spec::{ExpertGroups, ExpertsSpec, RouterScores, SharedExpert};
 use super::rope::RopeSpec;
-use crate::kernels::{Activation, Xielu};
-use crate::kv::KvHeads;
+use crate::kernels::{Activation, StateShape, Xielu};
+use crate::kv::{KvHeads, PoolPlace};
 
 /// A layer: attention, or a short convolution in its place, then an MLP, each added to the residual stream.
 #[derive(Debug, Clone, PartialEq)]
@@ -12,6 +14,8 @@ pub struct LayerSpec {
     pub kv_heads: Option<KvHeads>,
     /// The convolution in place of attention; what it keeps of each token takes the place of K and V.
     pub conv: Option<ShortConvSpec>,
+    /// The gated delta rule in place of attention. It keeps no K and V, but a state of the whole text.
+    pub delta: Option<DeltaSpec>,
     /// Where K and V come from.
     pub kv: KvSource,
     /// Whether each head of v has an RMSNorm without weights.
@@ -31,6 +35,9 @@ pub struct LayerSpec {
     pub soft_cap: Option<f32>,
     /// Whether each head has a further score in its softmax, without a value.
     pub sinks: bool,
+    /// Whether each value of the output of attention has a factor, the sigmoid of a product that the checkpoint has
+    /// beside the queries of its head.
+    pub has_gate: bool,
     pub norms: Norms,
     /// Whether the MLP reads what attention reads, instead of the residual stream after attention.
     pub parallel: bool,
@@ -123,9 +130,8 @@ impl ModelSpec {
             let dim = layer.kv_heads.map_or(head_dim, |heads| heads.dim);
             layer.check(dim, max_positions)?;
             if let KvSource::Layer(of) = layer.kv
-                && !(self.layers[..i].get(of)).is_some_and(|other| {
-                    other.kv_heads == layer.kv_heads && !matches!(other.kv, KvSource::Layer(_))
-                })
+                && !(self.layers[..i].get(of))
+                    .is_some_and(|other| other.kv_heads == layer.kv_heads && other.has_own_kv())
             {
                 return Err(format!(
                     "layer {i} cannot read K and V of layer {of}: it must be an earlier one with heads of the same shape that has its own"
@@ -144,12 +150,13 @@ impl ModelSpec {
         Ok(())
     }
 
-    /// The places in the pool of the K and V that the layers read.
-    pub(super) fn pool_places(&self) -> impl Iterator<Item = usize> {
-        let mut own = 0..;
+    /// The places of what the layers read.
+    pub(super) fn pool_places(&self) -> impl Iterator<Item = PoolPlace> {
+        let (mut tokens, mut states) = (0.., 0..);
         let place = move |layer: &LayerSpec| match layer.kv {
-            KvSource::Layer(owner) => Some(self.with_kv(owner).count()),
-            KvSource::Own | KvSource::Keys => own.next(),
+            _ if layer.delta.is_some() => states.next().map(PoolPlace::States),
+            KvSource::Layer(owner) => Some(PoolPlace::Tokens(self.with_kv(owner).count())),
+            KvSource::Own | KvSource::Keys => tokens.next().map(PoolPlace::Tokens),
         };
         self.layers.iter().map_while(place)
     }
@@ -157,7 +164,7 @@ impl ModelSpec {
     /// The layers before `end` that have their own K and V.
     fn with_kv(&self, end: usize) -> impl Iterator<Item = &LayerSpec> {
         let layers = self.layers[..end].iter();
-        layers.filter(|layer| !matches!(layer.kv, KvSource::Layer(_)))
+        layers.filter(|layer| layer.has_own_kv())
     }
 
     /// The key/value heads of the layers that have their own K and V; `heads` are those of the model.
@@ -166,6 +173,18 @@ impl ModelSpec {
         layers
             .map(|layer| layer.kv_heads.unwrap_or(heads))
             .collect()
+    }
+
+    /// The sizes of the states of the layers that keep some.
+    pub(super) fn states(&self) -> Vec<StateShape> {
+        let layers = self.layers.iter();
+        let deltas = layers.filter_map(|layer| layer.delta.as_ref());
+        deltas.map(|delta| delta.shape.states()).collect()
+    }
+
+    /// Whether a layer keeps a state of a whole text.
+    pub fn is_recurrent(&self) -> bool {
+        self.layers.iter().any(|layer| layer.delta.is_some())
     }
 
     /// The model of these layers of this one, ascending.
@@ -237,126 +256,6 @@ pub enum MlpSpec {
     Experts(ExpertsSpec),
 }
 
-/// The experts of a layer. A router gives each row the `per_token` experts of the highest score, of equal ones the
-/// first; their outputs are added with these scores as weights.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ExpertsSpec {
-    pub activation: Activation,
-    /// Number of experts.
-    pub count: usize,
-    /// Number of experts of a row.
-    pub per_token: usize,
-    /// Width of one.
-    pub width: usize,
-    pub scores: RouterScores,
-    /// The tensor that is added to scores where they are compared, but not in weights.
-    pub correction: Option<&'static str>,
-    /// The groups that are chosen before experts.
-    pub groups: Option<ExpertGroups>,
-    /// Whether the weights of a row's experts are divided by their sum, or by `min_sum`, if that is more.
-    pub is_normalized: bool,
-    pub min_sum: f32,
-    /// Factor of the weights.
-    pub scale: f32,
-    /// Whether the router has a bias, and the products of the experts.
-    pub has_bias: bool,
-    /// A further expert, that of all rows.
-    pub shared: Option<SharedExpert>,
-}
-
-/// How the logits of a router become scores.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RouterScores {
-    Softmax,
-    Sigmoid,
-}
-
-/// Groups of as many experts one after another. A row has experts of those whose best two have the highest sums.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ExpertGroups {
-    /// Number of groups.
-    pub count: usize,
-    /// Number of groups of a row.
-    pub per_token: usize,
-}
-
-/// An expert of all rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SharedExpert {
-    /// What its tensors are called in place of `mlp`.
-    pub name: &'static str,
-    pub width: usize,
-    /// Whether its output has a factor of each row, the sigmoid of a product.
-    pub has_gate: bool,
-}
-
-/// Maximum number of experts of a layer.
-const MAX_EXPERTS: usize = 1 << 12;
-/// Maximum width of an expert.
-const MAX_EXPERT_WIDTH: usize = 1 << 22;
-
-impl ExpertsSpec {
-    fn check(&self) -> Result<(), String> {
-        let Self {
-            count,
-            per_token,
-            width,
-            shared,
-            groups,
-            ..
-        } = *self;
-        if !(1..=MAX_EXPERTS).contains(&count) {
-            return Err(format!(
-                "{count} experts are not supported: from 1 to {MAX_EXPERTS} are"
-            ));
-        }
-        if !(1..=count).contains(&per_token) {
-            return Err(format!(
-                "{per_token} experts of {count} for each token are not supported: from 1 to {count} are"
-            ));
-        }
-        if let Some(groups) = groups {
-            groups.check(count, per_token)?;
-        }
-        if !(self.scale.is_finite() && self.min_sum.is_finite() && self.min_sum >= 0.) {
-            return Err(format!(
-                "experts with weights times {} and divided by at least {} are not supported: both must be finite",
-                self.scale, self.min_sum
-            ));
-        }
-        let shared = shared.map(|shared| shared.width);
-        let mut widths = [Some(width), shared].into_iter().flatten();
-        match widths.find(|width| !(1..=MAX_EXPERT_WIDTH).contains(width)) {
-            None => Ok(()),
-            Some(width) => Err(format!(
-                "experts of width {width} are not supported: from 1 to {MAX_EXPERT_WIDTH} are"
-            )),
-        }
-    }
-}
-
-impl ExpertGroups {
-    /// Checks them for a router that gives a row `per_token` of `experts`.
-    fn check(self, experts: usize, per_token: usize) -> Result<(), String> {
-        let size = experts / self.count.max(1);
-        let is_even = self.count > 0 && experts.is_multiple_of(self.count) && size > 1;
-        if !is_even {
-            return Err(format!(
-                "{} groups of {experts} experts are not supported: each must have as many, and 2 or more",
-                self.count
-            ));
-        }
-        let fits = (1..=self.count).contains(&self.per_token) && per_token <= size * self.per_token;
-        if fits {
-            return Ok(());
-        }
-        Err(format!(
-            "{} of {} groups for each token are not supported: they must have its {per_token} experts",
-            self.per_token, self.count
-        ))
-    }
-}
-
 impl MlpSpec {
     /// `Fused` with the names of Phi-3.
     pub fn fused(activation: Activation) -> Self {
@@ -412,6 +311,7 @@ impl LayerSpec {
         Self {
             kv_heads: None,
             conv: None,
+            delta: None,
             kv: KvSource::Own,
             v_norm: false,
             rope: Some(rope),
@@ -421,6 +321,7 @@ impl LayerSpec {
             window: None,
             soft_cap: None,
             sinks: false,
+            has_gate: false,
             norms: Norms::BEFORE,
             parallel: false,
             mlp: MlpSpec::Gated(Activation::Silu),
@@ -432,6 +333,11 @@ impl LayerSpec {
             residual_scale: 1.,
             has_scalar: false,
         }
+    }
+
+    /// Whether it keeps K and V of its own.
+    fn has_own_kv(&self) -> bool {
+        self.delta.is_none() && !matches!(self.kv, KvSource::Layer(_))
     }
 
     /// Its experts, if it has any.

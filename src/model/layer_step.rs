@@ -3,7 +3,7 @@
 use super::block_conv::BlockPlaces;
 use super::inputs::{Angles, Inputs};
 use crate::error::Result;
-use crate::kernels::{AttentionBatch, Slots};
+use crate::kernels::{AttentionBatch, Slots, StateRows};
 use candle_core::{DType, Tensor};
 
 /// The inputs that all layers of one forward share.
@@ -17,6 +17,8 @@ pub(super) struct Step<'a> {
     pub attending: Option<&'a Tensor>,
     /// Those of [`LayerInputs`](super::layer_input::LayerInputs).
     pub layer_inputs: Option<Tensor>,
+    /// All rows by their sequences, if layers have states.
+    pub states: &'a [StateRows],
     /// Of the rows that attend, if layers have convolutions.
     pub places: Option<&'a BlockPlaces>,
 }
@@ -42,6 +44,7 @@ impl<'a> Step<'a> {
             spans,
             attending: None,
             layer_inputs: None,
+            states: &inputs.states,
             places: None,
         })
     }
@@ -89,6 +92,7 @@ impl<'a> Step<'a> {
             spans,
             attending: None,
             layer_inputs: self.layer_inputs.as_ref().map(pick).transpose()?,
+            states: &[],
             places: None,
         })
     }

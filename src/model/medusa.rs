@@ -134,6 +134,7 @@ impl Model for MedusaHeads {
                 dim: self.config.hidden_size / 2,
             }],
             dtype: self.dtypes.kv,
+            states: Vec::new(),
         }
     }
 

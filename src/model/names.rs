@@ -120,6 +120,8 @@ pub fn gguf(name: &str) -> Option<String> {
     let (layer, rest) = layer_of(name).or_else(|| layer_of_head(name))?;
     let unlike = match rest {
         "self_attn.sinks" => Some("attn_sinks.weight"),
+        "linear_attn.A_log" => Some("ssm_a"),
+        "linear_attn.dt_bias" => Some("ssm_dt.bias"),
         _ if rest.ends_with(".e_score_correction_bias") => Some("exp_probs_b.bias"),
         _ => None,
     };
@@ -154,6 +156,14 @@ pub fn gguf(name: &str) -> Option<String> {
         "per_layer_projection" => "proj",
         "post_per_layer_input_norm" => "post_norm",
         "layer_scalar" => "layer_output_scale",
+        "linear_attn.in_proj_qkv" => "attn_qkv",
+        "linear_attn.in_proj_z" => "attn_gate",
+        "linear_attn.in_proj_b" => "ssm_beta",
+        "linear_attn.in_proj_a" => "ssm_alpha",
+        "linear_attn.in_proj_ba" => "ssm_ba",
+        "linear_attn.conv1d" => "ssm_conv1d",
+        "linear_attn.norm" => "ssm_norm",
+        "linear_attn.out_proj" => "ssm_out",
         "conv.in_proj" => "shortconv.in_proj",
         "conv.conv" => "shortconv.conv",
         "conv.out_proj" => "shortconv.out_proj",

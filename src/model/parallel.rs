@@ -22,7 +22,7 @@ use super::weights::Weights;
 use super::{Batch, Ends, ForwardOutput, Head, MaskedBlock, Model, ModelConfig, Span};
 use crate::error::{Error, Result};
 use crate::kernels::AttentionBatch;
-use crate::kv::{KvShape, KvStore};
+use crate::kv::{KvShape, KvStore, LayerPool};
 use candle_core::{Device, Tensor};
 
 /// A loaded head.
@@ -127,6 +127,7 @@ impl ParallelHead {
         let mut delta = x.zeros_like()?;
         let specs = &self.config.spec.layers;
         for ((layer, spec), pool) in self.layers.iter().zip(specs).zip(&kv.layers) {
+            let pool = LayerPool::Tokens(pool);
             let windowed = windowed.filter(|_| spec.window.is_some());
             let step = windowed.unwrap_or(step);
             (x, delta) = layer.forward_after(context, &x, &delta, &self.config, step, pool)?;
@@ -183,6 +184,7 @@ impl Model for ParallelHead {
         let step = Step::new(&inputs, &attention, self.dtypes.activations)?;
         if rows == 0 {
             for (layer, pool) in self.layers.iter().zip(&kv.layers) {
+                let pool = LayerPool::Tokens(pool);
                 let context = context.as_ref().ok_or_else(wrong)?;
                 layer.write(context, &self.config, &step, pool)?;
             }

@@ -94,6 +94,7 @@ impl Model for ToyModel {
         KvShape {
             layers: vec![KvHeads { count: 1, dim: 1 }],
             dtype: DType::F32,
+            states: Vec::new(),
         }
     }
 

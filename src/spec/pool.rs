@@ -187,6 +187,11 @@ impl DraftPool {
         block_size: usize,
         chunk: usize,
     ) -> Result<Self> {
+        if draft.model().config().spec.is_recurrent() {
+            return Err(Error::setup(
+                "a model with linear attention cannot draft, because its states are not cut back: draft with a head, with tables, or with a model that has attention in all layers",
+            ));
+        }
         // The rows of P-EAGLE, which predicts blocks, are EAGLE's, too.
         let is_eagle = (draft.head())
             .is_some_and(|head| head.masked_block().is_none() || head.mask_hidden().is_some());

@@ -8,6 +8,7 @@ use super::drafter::Drafter;
 use super::guard::Guard;
 use super::masks;
 use super::proposer::{Base, Proposer};
+use super::states::{StateSlots, max_state_copies};
 use super::step::{SequenceState, StepInput, StepResult, decide};
 use crate::error::Result;
 use crate::kernels::parallel;
@@ -24,6 +25,8 @@ pub struct SpeculativeRunner {
     target: Box<dyn Model>,
     store: KvStore,
     num_blocks: usize,
+    /// Of a target whose layers keep recurrent states.
+    states: Option<StateSlots>,
     /// Each drafter with what its budget has learned.
     proposers: Vec<Proposer>,
     /// Index of the one in use.
@@ -43,14 +46,24 @@ impl SpeculativeRunner {
         block_size: usize,
     ) -> Result<Self> {
         let store = target.new_kv(num_blocks, block_size)?;
+        let state_bytes = target.kv_shape().bytes_per_state();
+        let states =
+            (state_bytes > 0).then(|| StateSlots::new(block_size, max_state_copies(state_bytes)));
         let proposer = |drafter| Proposer::new(drafter, budget);
         Ok(Self {
             target,
             store,
             num_blocks,
+            states,
             proposers: drafters.into_iter().map(proposer).collect(),
             used: 0,
         })
+    }
+
+    /// The same, which copies no recurrent states for prefixes.
+    pub fn without_prefix_cache(mut self) -> Self {
+        self.states.iter_mut().for_each(StateSlots::share_nothing);
+        self
     }
 
     /// Measures what a forward of the target and of a draft model costs by its number of rows, so that
@@ -101,7 +114,7 @@ impl SpeculativeRunner {
             None => vec![Draft::default(); inputs.len()],
         };
         let drafted = Instant::now();
-        let (batch, rows) = self.batch(inputs, &drafts);
+        let (batch, rows) = self.batch(inputs, &drafts)?;
         let masks = masks::of_step(inputs, &drafts);
         let output =
             masks::overlap_with_forward(masks, || self.target.forward(&batch, &mut self.store))?;
@@ -114,6 +127,9 @@ impl SpeculativeRunner {
         // A GPU's forward is done when its tokens are there.
         let target_time = drafted.elapsed();
         self.commit(inputs, &outputs)?;
+        if let Some(states) = &mut self.states {
+            states.finish(inputs, &outputs);
+        }
         if let Some(hidden) = &output.hidden {
             hand_out(hidden, inputs, &drafts, &mut outputs)?;
         }
@@ -151,24 +167,37 @@ impl SpeculativeRunner {
     }
 
     /// How many of the first `len` tokens of a sequence, which are in the target's prefix cache, the target
-    /// need not compute for the drafter; see [`Drafter::resume`].
-    pub fn resume(&mut self, state: &SequenceState, len: usize) -> usize {
-        self.proposer()
-            .map_or(len, |proposer| proposer.resume(state, len))
+    /// need not compute: those after which there is a recurrent state, if it has such, and which the drafter does not
+    /// need to see, if it `may_draft`; see [`Drafter::resume`].
+    pub fn resume(&mut self, state: &SequenceState, mut len: usize, may_draft: bool) -> usize {
+        loop {
+            let states = self.states.as_mut();
+            let found = states.map_or(len, |states| states.resume(state, len));
+            let proposer = self.proposer().filter(|_| may_draft);
+            len = proposer.map_or(found, |proposer| proposer.resume(state, found));
+            if len == found {
+                return len;
+            }
+        }
     }
 
-    /// Forgets the prefixes that the drafter's pool has cached.
+    /// Forgets the prefixes of which the drafter's pool or recurrent states are cached.
     pub fn reset_prefix_cache(&mut self) {
+        self.states
+            .iter_mut()
+            .for_each(StateSlots::reset_prefix_cache);
         (self.proposers.iter_mut()).for_each(Proposer::reset_prefix_cache);
     }
 
-    /// Frees the drafters' state for a sequence that was preempted.
+    /// Frees the state for a sequence that was preempted.
     pub fn forget(&mut self, id: SeqId) {
+        self.states.iter_mut().for_each(|states| states.release(id));
         (self.proposers.iter_mut()).for_each(|proposer| proposer.forget(id));
     }
 
-    /// Frees the drafters' state for a request that ended.
+    /// Frees the state for a request that ended.
     pub fn end(&mut self, id: SeqId) {
+        self.states.iter_mut().for_each(|states| states.release(id));
         (self.proposers.iter_mut()).for_each(|proposer| proposer.end(id));
     }
 
@@ -204,11 +233,19 @@ impl SpeculativeRunner {
     /// # Errors
     /// The inconsistency found.
     pub fn check_invariants(&self) -> Result<(), String> {
+        self.states
+            .as_ref()
+            .map_or(Ok(()), StateSlots::check_invariants)?;
         let mut drafters = self.proposers.iter().map(Proposer::drafter);
         drafters.try_for_each(|drafter| {
             let checked = drafter.call("check_invariants", |d| d.check_invariants());
             checked.unwrap_or(Ok(()))
         })
+    }
+
+    /// Number of sequences that have a recurrent state.
+    pub fn num_states(&self) -> usize {
+        self.states.as_ref().map_or(0, StateSlots::num_sequences)
     }
 
     /// Whether the drafter has panicked: then there are no more drafts.
@@ -256,8 +293,17 @@ impl SpeculativeRunner {
     }
 
     /// The batch with all rows of the step, and each input's range of logits rows.
-    fn batch(&self, inputs: &[StepInput<'_>], drafts: &[Draft]) -> (Batch, Vec<Range<usize>>) {
+    ///
+    /// # Errors
+    /// If a sequence lacks its recurrent state.
+    fn batch(
+        &mut self,
+        inputs: &[StepInput<'_>],
+        drafts: &[Draft],
+    ) -> Result<(Batch, Vec<Range<usize>>)> {
         let mut batch = Batch::default();
+        let states = self.states.as_mut().map(|states| states.plan(inputs));
+        let mut states = states.transpose()?.into_iter().flatten();
         let mut ranges = Vec::with_capacity(inputs.len());
         let layers = self.drafter().map_or(&[][..], Guard::taps);
         let mut tapped = Vec::new();
@@ -267,6 +313,9 @@ impl SpeculativeRunner {
             let rows = [pending, &draft.tokens].concat();
             let (table, block_size) = (&state.table, self.store.block_size);
             batch.push_span(&rows, &draft.parents, state.kv_len, table, block_size);
+            if let Some(kept) = states.next() {
+                batch.keep_state(rows.len(), &draft.parents, kept);
+            }
             let first = batch.logits.len();
             // Row i of the span is at position kv_len + i and predicts the next position.
             let row_of = |position: usize| (base + position - 1 - state.kv_len) as u32;
@@ -288,7 +337,7 @@ impl SpeculativeRunner {
                 rows: tapped,
             });
         }
-        (batch, ranges)
+        Ok((batch, ranges))
     }
 }
 

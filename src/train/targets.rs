@@ -13,7 +13,7 @@ use super::output::{open_kept, write_json};
 use crate::error::{Error, Result};
 use crate::kernels::parallel;
 use crate::kv::{BlockAllocator, BlockTable, KvStore};
-use crate::model::{Batch, Model, Taps};
+use crate::model::{Batch, KeptState, Model, Taps};
 use candle_core::{DType, Device, Tensor};
 use half::f16;
 use std::fs::File;
@@ -151,6 +151,7 @@ impl TargetPass {
         for (chunk, part) in tokens.chunks(CHUNK).enumerate() {
             let mut batch = Batch::default();
             batch.push_span(part, &[], chunk * CHUNK, &self.table, BLOCK_SIZE);
+            batch.keep_state(part.len(), &[], KeptState::of_chunk(0, chunk == 0));
             batch.logits = (0..part.len() as u32).collect();
             batch.taps = (!self.taps.is_empty()).then(|| Taps {
                 layers: self.taps.clone(),

@@ -3,7 +3,7 @@
 
 use candle_core::{DType, Tensor};
 use foretoken::kv::{AcceptedPath, BlockAllocator, BlockTable, KvStore};
-use foretoken::model::{Batch, LoadOptions, Model, ModelSource, load};
+use foretoken::model::{Batch, KeptState, LoadOptions, Model, ModelSource, load};
 use std::path::PathBuf;
 
 /// The real checkpoint. If it is absent, the test fails and is not skipped.
@@ -38,6 +38,8 @@ pub struct Rig {
     pub model: Box<dyn Model>,
     pub kv: KvStore,
     pub blocks: BlockAllocator,
+    /// Slots of recurrent states that were given away.
+    states: u32,
 }
 
 /// One sequence: its block table, and how many of its tokens are in the pool.
@@ -45,6 +47,10 @@ pub struct Rig {
 pub struct Seq {
     pub table: BlockTable,
     pub len: usize,
+    /// The slot of its recurrent state, if the model has such.
+    state: Option<u32>,
+    /// The nodes of the last tree that were kept.
+    kept: Vec<u16>,
 }
 
 /// New rows of one sequence.
@@ -59,7 +65,12 @@ impl Rig {
     pub fn new(model: Box<dyn Model>, num_blocks: usize, block_size: usize) -> Self {
         let kv = model.new_kv(num_blocks, block_size).unwrap();
         let blocks = BlockAllocator::new(num_blocks, block_size);
-        Self { model, kv, blocks }
+        Self {
+            model,
+            kv,
+            blocks,
+            states: 0,
+        }
     }
 
     /// Keeps only the nodes on `path` of the tree that was fed last; `seq.len` still counts all its
@@ -73,6 +84,7 @@ impl Rig {
         };
         self.kv.commit([accepted]).unwrap();
         seq.len = first + path.len();
+        seq.kept = path.iter().map(|&node| node as u16).collect();
         self.blocks.truncate_to(&mut seq.table, seq.len);
     }
 
@@ -101,6 +113,14 @@ impl Rig {
             self.blocks.reserve(table, end).unwrap();
             let block_size = self.kv.block_size;
             batch.push_span(part.tokens, part.parents, context, table, block_size);
+            if self.model.config().spec.is_recurrent() {
+                let is_first = part.seq.state.is_none();
+                let slot = *part.seq.state.get_or_insert(self.states);
+                self.states += u32::from(is_first);
+                let mut kept = KeptState::of_chunk(slot, is_first);
+                kept.accepted = std::mem::take(&mut part.seq.kept);
+                batch.keep_state(part.tokens.len(), part.parents, kept);
+            }
             batch.logits.extend(start as u32..batch.tokens.len() as u32);
             part.seq.len = end;
         }

@@ -13,7 +13,7 @@ const TOKENS: usize = 60;
 const CUTS: [usize; 6] = [34, 17, 1, 5, 1, 2];
 
 /// What a GPU has no kernels for, and the word of the refusal.
-const REFUSED: [(&str, &str); 27] = [
+const REFUSED: [(&str, &str); 32] = [
     ("cohere", "LayerNorm"),
     ("cohere2", "LayerNorm"),
     ("ernie4_5_moe", "experts"),
@@ -36,8 +36,13 @@ const REFUSED: [(&str, &str); 27] = [
     ("olmoe", "experts"),
     ("qwen2_moe", "experts"),
     ("qwen2_moe_mixed", "experts"),
+    ("qwen3_5", "linear attention"),
+    ("qwen3_5_moe", "linear attention"),
+    ("qwen3_5_vision", "linear attention"),
     ("qwen3_moe", "experts"),
     ("qwen3_moe_mixed", "experts"),
+    ("qwen3_next", "linear attention"),
+    ("qwen3_next_mixed", "linear attention"),
     ("stablelm", "LayerNorm"),
     ("stablelm_parallel", "LayerNorm"),
     ("starcoder2", "LayerNorm"),

@@ -160,6 +160,56 @@ fn published_configs_are_read() {
         let error = foretoken::model::ModelConfig::from_json(folder.path()).unwrap_err();
         assert!(error.to_string().contains(message), "{error}");
     }
+    let qwen = json!({
+        "architectures": ["Qwen3_5ForConditionalGeneration"], "image_token_id": 500, "model_type": "qwen3_5",
+        "text_config": {
+            "attention_bias": false, "attention_dropout": 0.0, "attn_output_gate": true, "dtype": "bfloat16",
+            "eos_token_id": 5, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu", "hidden_size": 256,
+            "initializer_range": 0.02, "intermediate_size": 768,
+            "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+            "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 2,
+            "linear_num_value_heads": 6, "linear_value_head_dim": 128, "mamba_ssm_dtype": "float32",
+            "max_position_embeddings": 262144, "mlp_only_layers": [], "model_type": "qwen3_5_text",
+            "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": false, "num_attention_heads": 4,
+            "num_hidden_layers": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "use_cache": true,
+            "vocab_size": 512, "rope_parameters": {
+                "mrope_interleaved": true, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
+                "rope_theta": 10000000, "rope_type": "default"
+            }
+        },
+        "tie_word_embeddings": true, "transformers_version": "4.57.0.dev0", "video_token_id": 501,
+        "vision_config": {"depth": 12}, "vision_end_token_id": 502, "vision_start_token_id": 503
+    });
+    let read_qwen = read(qwen.clone());
+    let layers = read_qwen.spec.layers.iter();
+    let heads = layers.map(|layer| layer.delta.map(|delta| delta.shape.value_heads));
+    assert_eq!(heads.collect::<Vec<_>>(), [Some(6), Some(6), Some(6), None]);
+    assert!(read_qwen.ropes().all(|rope| rope.width == 64) && read_qwen.spec.is_recurrent());
+    for (key, value, message) in [
+        ("attn_output_gate", json!(false), "attn_output_gate"),
+        (
+            "linear_num_value_heads",
+            json!(5),
+            "linear_num_value_heads 5",
+        ),
+        ("linear_num_key_heads", json!(0), "linear_num_key_heads 0"),
+        (
+            "linear_key_head_dim",
+            json!(1 << 20),
+            "linear_key_head_dim 1048576",
+        ),
+        (
+            "layer_types",
+            json!(["full_attention"]),
+            "1 entries for 4 layers",
+        ),
+    ] {
+        let mut wrong = qwen.clone();
+        wrong["text_config"][key] = value;
+        write_config(folder.path(), &wrong);
+        let error = foretoken::model::ModelConfig::from_json(folder.path()).unwrap_err();
+        assert!(error.to_string().contains(message), "{error}");
+    }
     let hunyuan = read(json!({
         "architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense", "add_classification_head": false,
         "attention_bias": false, "attention_head_dim": 64, "cla_share_factor": 2, "class_num": 0, "dense_list": [256, 0],

@@ -4,9 +4,8 @@ use super::super::keys::{Keys, ModelShape};
 use super::super::layer_spec::{
     ExpertGroups, ExpertsSpec, LayerSpec, MlpSpec, ModelSpec, Norms, QkNorm, RouterScores,
 };
-use super::super::names;
 use super::experts::{self, experts_by};
-use super::parts::{activation_or, eps_5, plain};
+use super::parts::{activation_or, drop_further_layers, eps_5, further_layers, plain};
 use super::rope::partial_rope;
 use crate::kernels::Activation;
 
@@ -54,9 +53,6 @@ fn layer(keys: &mut Keys, shape: &ModelShape) -> Result<LayerSpec, String> {
     })
 }
 
-/// Maximum number of layers that predict further tokens.
-const MAX_FURTHER_LAYERS: usize = 16;
-
 /// Sets what the class assumes.
 pub fn moe_defaults(keys: &mut Keys) {
     keys.rename("n_routed_experts", "num_experts");
@@ -68,12 +64,7 @@ pub fn moe_defaults(keys: &mut Keys) {
     keys.default("first_k_dense_replace", 1);
     keys.rename("num_mtp_layers", "num_nextn_predict_layers");
     keys.default("num_nextn_predict_layers", 1);
-    if keys.is_gguf() {
-        // There, it counts them among the layers.
-        let of = |key| keys.peek(key).as_u64().unwrap_or(0);
-        let layers = of("num_hidden_layers").saturating_sub(of("num_nextn_predict_layers"));
-        keys.set("num_hidden_layers", layers);
-    }
+    drop_further_layers(keys);
 }
 
 /// GLM-4.5 to 4.7: experts in all but the first layers, by the sigmoids of their logits, and one of all tokens.
@@ -93,16 +84,9 @@ pub fn glm4_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String
     for layer in layers.iter_mut().skip(dense) {
         layer.mlp = MlpSpec::Experts(experts);
     }
-    let key = "num_nextn_predict_layers";
-    let further = keys.size(key)?.unwrap_or(0);
-    if further > MAX_FURTHER_LAYERS {
-        let accepted = format!("only up to {MAX_FURTHER_LAYERS} are");
-        return Err(keys.refused(key, &further.into(), &accepted));
-    }
-    let after = shape.num_layers..shape.num_layers + further;
     Ok(ModelSpec {
         layers,
-        unread: after.map(|i| names::layer(i, "")).collect(),
+        unread: further_layers(keys, shape)?,
         ..ModelSpec::default()
     })
 }

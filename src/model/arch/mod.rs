@@ -14,6 +14,7 @@ mod olmo;
 mod parts;
 mod phi;
 mod qwen;
+mod qwen_next;
 mod rope;
 mod wrapper;
 
@@ -98,6 +99,15 @@ pub const ARCHITECTURES: &[Architecture] = &[
     Architecture::new("qwen3_moe", "Qwen3MoeForCausalLM", qwen::qwen3_moe)
         .in_gguf(Some("qwen3moe"))
         .with(qwen::qwen3_moe_defaults),
+    Architecture::new("qwen3_next", "Qwen3NextForCausalLM", qwen_next::next)
+        .in_gguf(Some("qwen3next"))
+        .with(qwen_next::next_defaults),
+    Architecture::new("qwen3_5_text", "Qwen3_5ForCausalLM", qwen_next::dense)
+        .in_gguf(Some("qwen35"))
+        .with(qwen_next::dense_defaults),
+    Architecture::new("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", qwen_next::moe)
+        .in_gguf(Some("qwen35moe"))
+        .with(qwen_next::moe_defaults),
     Architecture::new("phi3", "Phi3ForCausalLM", phi::phi3).with(parts::eps_5),
     Architecture::new("gemma", "GemmaForCausalLM", gemma::gemma).with(gemma::defaults),
     Architecture::new("gemma2", "Gemma2ForCausalLM", gemma::gemma2).with(gemma::defaults2),

@@ -2,9 +2,34 @@
 
 use super::super::keys::{Keys, ModelShape};
 use super::super::layer_spec::{LayerSpec, MlpSpec};
+use super::super::names;
 use super::super::rope::RopeSpec;
 use crate::kernels::Activation;
 use serde_json::Value;
+
+/// Maximum number of layers that predict further tokens.
+const MAX_FURTHER_LAYERS: usize = 16;
+
+/// Leaves the layers that predict further tokens out of `num_hidden_layers`, which counts them in GGUF files.
+pub fn drop_further_layers(keys: &mut Keys) {
+    if keys.is_gguf() {
+        let of = |key| keys.peek(key).as_u64().unwrap_or(0);
+        let layers = of("num_hidden_layers").saturating_sub(of("num_nextn_predict_layers"));
+        keys.set("num_hidden_layers", layers);
+    }
+}
+
+/// How the names of the tensors of these layers begin, which nobody reads.
+pub fn further_layers(keys: &mut Keys, shape: &ModelShape) -> Result<Vec<String>, String> {
+    let key = "num_nextn_predict_layers";
+    let further = keys.size(key)?.unwrap_or(0);
+    if further > MAX_FURTHER_LAYERS {
+        let accepted = format!("only up to {MAX_FURTHER_LAYERS} are");
+        return Err(keys.refused(key, &further.into(), &accepted));
+    }
+    let after = shape.num_layers..shape.num_layers + further;
+    Ok(after.map(|i| names::layer(i, "")).collect())
+}
 
 /// Sets what many classes assume.
 pub fn eps_5(keys: &mut Keys) {

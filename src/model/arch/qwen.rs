@@ -78,7 +78,7 @@ pub fn qwen2_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, Strin
 }
 
 /// Gives the layers that have experts theirs; the others keep their MLP.
-fn add_experts(
+pub fn add_experts(
     keys: &mut Keys,
     layers: &mut [LayerSpec],
     is_normalized: bool,

@@ -14,7 +14,7 @@ pub struct Wrapper {
     sound: &'static [&'static str],
 }
 
-pub const WRAPPERS: [Wrapper; 7] = [
+pub const WRAPPERS: [Wrapper; 9] = [
     Wrapper {
         name: "gemma3",
         class: "Gemma3ForConditionalGeneration",
@@ -56,6 +56,18 @@ pub const WRAPPERS: [Wrapper; 7] = [
         name: "qwen3_vl",
         class: "Qwen3VLForConditionalGeneration",
         text: "qwen3",
+        sound: &[],
+    },
+    Wrapper {
+        name: "qwen3_5",
+        class: "Qwen3_5ForConditionalGeneration",
+        text: "qwen3_5_text",
+        sound: &[],
+    },
+    Wrapper {
+        name: "qwen3_5_moe",
+        class: "Qwen3_5MoeForConditionalGeneration",
+        text: "qwen3_5_moe_text",
         sound: &[],
     },
 ];

@@ -1,0 +1,161 @@
+//! Recurrent states: which rows of a forward read and write which, and where they are kept.
+
+use candle_core::Result;
+use std::ops::Range;
+
+/// The rows of one sequence in a forward, for layers that keep a state of the whole text instead of K and V of its
+/// tokens.
+///
+/// Such a state cannot be cut back to an earlier token, so it only takes in tokens that are certain. What a layer reads of
+/// the nodes of a draft is kept beside it; the next forward takes in those that were accepted, before its own rows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StateRows {
+    /// The rows of the forward: a chain of certain tokens, and then the nodes of a draft.
+    pub rows: Range<usize>,
+    /// The parent of each node, as in [`Batch::push_span`](crate::model::Batch::push_span).
+    pub parents: Vec<Option<u16>>,
+    /// `None` = the rows are the first of their sequence, and nothing is kept.
+    pub kept: Option<KeptState>,
+}
+
+/// The state that a sequence goes on with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeptState {
+    /// Its slot, in all layers.
+    pub slot: u32,
+    pub start: StateStart,
+    /// The accepted nodes of the forward before, from the root down, which the state takes in first.
+    pub accepted: Vec<u16>,
+    /// Other slots that become like this one after so many of the accepted nodes and of the chain, at least 1.
+    pub copies: Vec<(usize, u32)>,
+}
+
+/// The state before the first token that is taken in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StateStart {
+    /// That of an empty text.
+    Empty,
+    /// That in the sequence's slot.
+    Kept,
+    /// That in another slot, which stays as it is.
+    CopyOf(u32),
+}
+
+impl KeptState {
+    /// That of a chunk of a text without drafts, the first one or a later one.
+    pub fn of_chunk(slot: u32, is_first: bool) -> Self {
+        Self {
+            slot,
+            start: if is_first {
+                StateStart::Empty
+            } else {
+                StateStart::Kept
+            },
+            accepted: Vec::new(),
+            copies: Vec::new(),
+        }
+    }
+}
+
+impl StateRows {
+    /// Number of rows that are no nodes.
+    pub fn chain(&self) -> usize {
+        self.rows.len() - self.parents.len()
+    }
+
+    /// Checks that `all` have each of `rows` rows once, in order, and no slot twice.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub(super) fn check(all: &[Self], rows: usize) -> Result<()> {
+        let mut end = 0;
+        let mut slots = Vec::new();
+        for part in all {
+            let is_next = part.rows.start == end && part.parents.len() <= part.rows.len();
+            let mut nodes = part.parents.iter().enumerate();
+            if !is_next || !nodes.all(|(i, parent)| parent.is_none_or(|p| usize::from(p) < i)) {
+                candle_core::bail!("states: the rows {part:?} do not follow row {end}");
+            }
+            end = part.rows.end;
+            if let Some(kept) = &part.kept {
+                let most = kept.accepted.len() + part.chain();
+                if kept.copies.iter().any(|(at, _)| !(1..=most).contains(at)) {
+                    candle_core::bail!("states: copies {:?} of {most} tokens", kept.copies);
+                }
+                slots.push(kept.slot);
+                slots.extend(kept.copies.iter().map(|(_, slot)| slot));
+            }
+        }
+        slots.sort_unstable();
+        if end != rows || slots.windows(2).any(|pair| pair[0] == pair[1]) {
+            candle_core::bail!("states: {all:?} of {rows} rows, or a slot has two writers");
+        }
+        Ok(())
+    }
+}
+
+/// Sizes of the states of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateShape {
+    /// Values of the matrices of all heads.
+    pub matrices: usize,
+    /// Values of the last tokens that a convolution reads.
+    pub window: usize,
+}
+
+impl StateShape {
+    /// Bytes of one state, without the inputs of draft nodes.
+    pub fn bytes(&self) -> usize {
+        (self.matrices + self.window) * size_of::<f32>()
+    }
+}
+
+/// The states of a layer, by slot. They are in f32: rounding would add up over a text.
+#[derive(Debug)]
+pub struct StatePool {
+    shape: StateShape,
+    /// So many as were used so far.
+    slots: Vec<StateBuffers>,
+}
+
+/// One state.
+#[derive(Debug, Default)]
+pub(super) struct StateBuffers {
+    pub matrices: Vec<f32>,
+    /// Of the last tokens that were taken in, the last one at the end.
+    pub window: Vec<f32>,
+    /// The inputs of the nodes of the last forward.
+    pub nodes: Vec<f32>,
+}
+
+impl StatePool {
+    pub fn new(shape: StateShape) -> Self {
+        Self {
+            shape,
+            slots: Vec::new(),
+        }
+    }
+
+    /// The states in these slots, each of which is named once, those that were never used included.
+    pub(super) fn get_mut(&mut self, slots: &[u32]) -> Vec<&mut StateBuffers> {
+        let wanted = slots.iter().map(|&slot| slot as usize + 1).max();
+        while self.slots.len() < wanted.unwrap_or(0) {
+            self.slots.push(StateBuffers {
+                matrices: vec![0.; self.shape.matrices],
+                window: vec![0.; self.shape.window],
+                nodes: Vec::new(),
+            });
+        }
+        let mut all: Vec<_> = self.slots.iter_mut().map(Some).collect();
+        let found = slots.iter().filter_map(|&slot| all[slot as usize].take());
+        found.collect()
+    }
+
+    /// Makes slot `to` like slot `from`.
+    pub(super) fn copy(&mut self, from: u32, to: u32) {
+        if let [from, to] = &mut self.get_mut(&[from, to])[..] {
+            to.matrices.copy_from_slice(&from.matrices);
+            to.window.copy_from_slice(&from.window);
+        }
+    }
+}

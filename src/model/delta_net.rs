@@ -1,0 +1,123 @@
+//! The gated delta rule that a layer has in place of attention (Qwen3-Next, Qwen3.5).
+
+use super::delta_spec::{DeltaLayout, DeltaSpec};
+use super::layer_step::Step;
+use super::linear::Linear;
+use super::weights::Weights;
+use crate::error::Result;
+use crate::kernels::{DeltaShape, DeltaWeights, delta_net};
+use crate::kv::LayerPool;
+use candle_core::{DType, Tensor};
+use std::sync::Arc;
+
+/// The weights of such a layer besides its products. A clone shares them.
+#[derive(Clone)]
+pub(super) struct DeltaNet(Arc<DeltaWeights>);
+
+impl DeltaNet {
+    /// Reads them; `at` names the layer's parts.
+    ///
+    /// # Errors
+    /// A setup error that names a tensor that is missing or has a wrong shape.
+    pub fn load(
+        weights: &mut Weights,
+        at: impl Fn(&str) -> String,
+        spec: &DeltaSpec,
+        eps: f32,
+    ) -> Result<Self> {
+        let shape = spec.shape;
+        let (channels, heads) = (shape.channels(), shape.value_heads);
+        let is_gguf = weights.are_gguf();
+        let of_file: &[usize] = if is_gguf {
+            &[channels, shape.taps]
+        } else {
+            &[channels, 1, shape.taps]
+        };
+        let mut read = |part: &str, dims: &[usize]| -> Result<Tensor> {
+            let stored = weights.tensor(&at(&format!("linear_attn.{part}")), dims)?;
+            Ok(stored.to_dtype(DType::F32)?)
+        };
+        let conv = read("conv1d.weight", of_file)?.reshape((channels, shape.taps))?;
+        // The last one is of the row's own token.
+        let conv = conv.t()?.contiguous()?.flip(&[0])?;
+        let decay = read("A_log", &[heads])?;
+        // llama.cpp's files have the factor itself.
+        let decay = if is_gguf { decay } else { decay.exp()?.neg()? };
+        Ok(Self(Arc::new(DeltaWeights {
+            shape,
+            conv: conv.flatten_all()?.to_vec1()?,
+            decay: decay.to_vec1()?,
+            dt_bias: read("dt_bias", &[heads])?.to_vec1()?,
+            norm: read("norm.weight", &[shape.value_dim])?.to_vec1()?,
+            eps,
+        })))
+    }
+
+    /// Reads the products of rows of `inputs` values, in the order that [`delta_net`] takes.
+    ///
+    /// # Errors
+    /// As [`DeltaNet::load`].
+    pub fn products(
+        weights: &mut Weights,
+        at: impl Fn(&str) -> String,
+        spec: &DeltaSpec,
+        inputs: usize,
+    ) -> Result<Linear> {
+        let shape = spec.shape;
+        let mut read = |part: &str, outputs: usize, order: Option<&[u32]>| {
+            let name = at(&format!("linear_attn.{part}"));
+            weights.linear_in_order(&name, (outputs, inputs), false, order)
+        };
+        let (channels, heads) = (shape.channels(), shape.value_heads);
+        let (order, gates) = orders(&shape);
+        Linear::join(match spec.layout {
+            DeltaLayout::Apart | DeltaLayout::ApartTiled => vec![
+                read("in_proj_z", shape.values(), None)?,
+                read("in_proj_qkv", channels, None)?,
+                read("in_proj_b", heads, None)?,
+                read("in_proj_a", heads, None)?,
+            ],
+            DeltaLayout::ByHead => vec![
+                read("in_proj_qkvz", shape.values() + channels, Some(&order))?,
+                read("in_proj_ba", 2 * heads, Some(&gates))?,
+            ],
+            DeltaLayout::GatesByHead => vec![
+                read("in_proj_z", shape.values(), None)?,
+                read("in_proj_qkv", channels, None)?,
+                read("in_proj_ba", 2 * heads, Some(&gates))?,
+            ],
+        })
+    }
+
+    /// The outputs of rows with these products, whose sequences go on with their states in `pool`.
+    ///
+    /// # Errors
+    /// If the device fails, or a sequence has no state.
+    pub fn forward(
+        &self,
+        products: &Tensor,
+        step: &Step<'_>,
+        pool: LayerPool<'_>,
+    ) -> Result<Tensor> {
+        let mut states = pool.states()?;
+        Ok(delta_net(products, &self.0, step.states, &mut states)?)
+    }
+}
+
+/// The order in which z, q, k and v of all heads follow one another, of rows that have q, k, v and z of one head of keys
+/// after the other; and that of b and a.
+fn orders(shape: &DeltaShape) -> (Vec<u32>, Vec<u32>) {
+    let values = shape.values() / shape.key_heads;
+    let per_key = shape.value_heads / shape.key_heads;
+    let of = |width: usize, first: usize, count: usize| {
+        let heads = 0..shape.key_heads;
+        heads.flat_map(move |head| (0..count).map(move |i| (head * width + first + i) as u32))
+    };
+    let (keys, width) = (shape.key_dim, 2 * shape.key_dim + 2 * values);
+    let order = of(width, 2 * keys + values, values)
+        .chain(of(width, 0, keys))
+        .chain(of(width, keys, keys))
+        .chain(of(width, 2 * keys, values));
+    let gates = of(2 * per_key, 0, per_key).chain(of(2 * per_key, per_key, per_key));
+    (order.collect(), gates.collect())
+}
