@@ -84,6 +84,44 @@ def expected(model, seed, margin=1e-2):
     }
 
 
+class Mtp(torch.nn.Module):
+    """The layer of Qwen 3.5 for further tokens, which transformers does not have, made of its parts as vLLM makes it."""
+
+    def __init__(self, model):
+        super().__init__()
+        module, config = sys.modules[type(model).__module__], model.config
+        part = lambda kind: getattr(module, type(model).__name__.removesuffix("ForCausalLM") + kind)
+        norm = lambda: part("RMSNorm")(config.hidden_size, eps=config.rms_norm_eps)
+        self.fc = torch.nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        self.pre_fc_norm_embedding, self.pre_fc_norm_hidden, self.norm = norm(), norm(), norm()
+        attending = config.layer_types.index("full_attention")
+        self.layers = torch.nn.ModuleList([part("DecoderLayer")(config, attending)])
+        self.config = config
+
+    def forward(self, model, tokens, hidden):
+        """What the output layer reads of the rows with these tokens, of which the last one's hidden states are missing."""
+        embedded = model.model.embed_tokens(torch.tensor([tokens]))
+        x = self.fc(torch.cat([self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)], -1))
+        rows = len(tokens)
+        angles = model.model.rotary_emb(x, torch.arange(rows)[None])
+        mask = torch.full((1, 1, rows, rows), float("-inf")).triu(1)
+        x = self.layers[0](hidden_states=x, position_embeddings=angles, attention_mask=mask)
+        return self.norm(x)
+
+    def drafts(self, model, prompt, depth=3):
+        """The most probable tokens after the prompt and the one that follows it there, and their log-probabilities."""
+        with torch.no_grad():
+            hidden = model.model(input_ids=torch.tensor([prompt]), use_cache=False).last_hidden_state[:, :-1]
+            tokens, drafted, logprobs = list(prompt[1:]), [], []
+            for _ in range(depth):
+                states = self(model, tokens, hidden)[:, -1:]
+                logprobs.append(torch.log_softmax(model.lm_head(states)[0, 0].float(), -1))
+                drafted.append(logprobs[-1].argmax().item())
+                # Its own output stands for the hidden states of a token that it drafted.
+                hidden, tokens = torch.cat([hidden, states], 1), [*tokens, drafted[-1]]
+        return {"mtp_drafted": torch.tensor(drafted), "mtp_logprobs": torch.stack(logprobs)}
+
+
 def by_tokens(model, prompt):
     """The log-probabilities if a gated delta net takes in one token after the other, instead of chunks."""
     module = sys.modules[type(model).__module__]
@@ -329,9 +367,28 @@ def gguf_of(arch, config, state):
             tensors[name] = {"name": f"{layer}.{part}.weight", "interleaved_heads": 0, "offset": 0}
             continue
         if name.startswith("mtp."):
-            part = "nextn.eh_proj" if "fc" in name else "attn_norm"
+            part = name.removeprefix("mtp.").removeprefix("layers.0.")
+            nextn = {
+                "fc.weight": "eh_proj", "pre_fc_norm_embedding.weight": "enorm", "pre_fc_norm_hidden.weight": "hnorm",
+                "norm.weight": "shared_head_norm",
+            }
             layer = f"blk.{config.num_hidden_layers}"
-            tensors[name] = {"name": f"{layer}.{part}.weight", "interleaved_heads": 0, "offset": 0}
+            how = {"interleaved_heads": 0, "offset": 0}
+            if part == "mlp.experts.gate_up_proj":
+                half = state[name].shape[1] // 2
+                tensors[name] = [
+                    how | {"name": f"{layer}.ffn_{part}_exps.weight", "rows": [start, half]}
+                    for part, start in (("gate", 0), ("up", half))
+                ]
+                continue
+            if part == "mlp.experts.down_proj":
+                tensors[name] = how | {"name": f"{layer}.ffn_down_exps.weight"}
+                continue
+            if part in nextn:
+                theirs = f"nextn.{nextn[part]}.weight"
+            else:
+                theirs = names.get_name(f"model.layers.0.{part}", try_suffixes=(".weight",)).removeprefix("blk.0.")
+            tensors[name] = how | {"name": f"{layer}.{theirs}", "offset": int("norm" in part)}
             continue
         if arch in DELTA_NETS and ".linear_attn." in name:
             tensors[name] = of_delta_net(arch, config, name)
@@ -482,10 +539,12 @@ def make(name):
         at = f"model.layers.{config.num_hidden_layers + i}"
         state[f"{at}.eh_proj.weight"] = torch.ones(1, 1, dtype=torch.bfloat16)
         state[f"{at}.mlp.experts.0.up_proj.weight"] = torch.ones(1, 1, dtype=torch.bfloat16)
-    if name.startswith("qwen3_5"):
-        # As in the published files, of a layer that predicts further tokens.
-        state["mtp.fc.weight"] = torch.ones(1, 1, dtype=torch.bfloat16)
-        state["mtp.layers.0.input_layernorm.weight"] = torch.ones(1, dtype=torch.bfloat16)
+    if name in ("qwen3_5", "qwen3_5_moe"):
+        mtp = Mtp(model).eval().float()
+        mtp.config._attn_implementation = "eager"
+        randomize(mtp, seed)
+        state |= {f"mtp.{k}": v.to(torch.bfloat16).contiguous() for k, v in mtp.state_dict().items()}
+        found |= mtp.drafts(model, found["prompt"].tolist())
     if name == "ernie4_5_moe":
         state["model.mtp_emb_norm.0.weight"] = torch.ones(1, dtype=torch.bfloat16)
     stored = state

@@ -55,6 +55,8 @@ pub struct Config {
     pub generation: GenerationFlags,
     /// The drafter; `None` = plain decoding.
     pub drafter: Option<DrafterChoice>,
+    /// Whether no flag chose it, so that a layer for further tokens drafts if the target's checkpoint has one.
+    pub prefers_mtp: bool,
     /// Drafters to take in place of it, one after the other.
     pub compared: Vec<ComparedDrafter>,
     /// The blocks that a draft's safetensors become; `None` = those of `load`.
@@ -206,6 +208,7 @@ impl CommonOptions {
             load: self.load,
             generation: self.generation,
             drafter,
+            prefers_mtp: self.speculation.is_unchosen(),
             compared: Vec::new(),
             draft_quantize: self.speculation.draft_quantize,
             tables: self.speculation.tables(),

@@ -55,6 +55,7 @@ impl ComparedDrafter {
                 Some(own @ DrafterChoice::Own(_)) => own.clone(),
                 _ => DrafterChoice::Own(None),
             },
+            "mtp" => DrafterChoice::Mtp,
             "model" | "head" => match configured {
                 Some(model) if model.model().is_some() => model.clone(),
                 _ => {

@@ -23,7 +23,7 @@ pub struct SpeculationFlags {
           default_missing_value = "true")]
     pub speculative_decoding: Option<bool>,
     /// Where drafts come from [default: model, eagle3 or parallel if --draft-model is given, whichever that
-    /// is, otherwise tables].
+    /// is, otherwise mtp if the checkpoint has such a layer, otherwise tables].
     #[arg(long, value_enum)]
     pub drafter: Option<DrafterName>,
     /// Draft model, whose tokenizer may be another one, or EAGLE or parallel head of the target: an id, a
@@ -77,6 +77,8 @@ pub enum DrafterName {
     /// The target without some of its layers.
     #[value(name = "self")]
     Own,
+    /// The layer of the target's checkpoint that predicts further tokens, as Qwen3-Next and Qwen 3.5 have it.
+    Mtp,
 }
 
 /// A model as given on the command line.
@@ -102,6 +104,8 @@ pub enum DrafterChoice {
     },
     /// Some of the target's layers, as in `--draft-layers`; `None` = a default choice.
     Own(Option<LayerList>),
+    /// The layer of the target's checkpoint that predicts further tokens.
+    Mtp,
 }
 
 impl DrafterChoice {
@@ -115,7 +119,7 @@ impl DrafterChoice {
     pub fn model(&self) -> Option<&ModelChoice> {
         match self {
             Self::Model(choice) | Self::Eagle3(choice) | Self::Parallel(choice) => Some(choice),
-            Self::Tables | Self::Ngram { .. } | Self::Own(_) => None,
+            Self::Tables | Self::Ngram { .. } | Self::Own(_) | Self::Mtp => None,
         }
     }
 }
@@ -130,6 +134,7 @@ impl fmt::Display for DrafterChoice {
             Self::Ngram { min, max } => write!(f, "ngram ({min} to {max})"),
             Self::Own(Some(layers)) => write!(f, "layers {layers} of the target"),
             Self::Own(None) => write!(f, "some layers of the target"),
+            Self::Mtp => write!(f, "mtp"),
         }
     }
 }
@@ -158,6 +163,7 @@ impl DrafterName {
             Self::Tables => "tables",
             Self::Ngram => "ngram",
             Self::Own => "self",
+            Self::Mtp => "mtp",
         }
     }
 }
@@ -224,6 +230,7 @@ impl SpeculationFlags {
             DrafterName::Tables => DrafterChoice::Tables,
             DrafterName::Ngram => self.ngram()?,
             DrafterName::Own => DrafterChoice::Own(self.draft_layers.clone()),
+            DrafterName::Mtp => DrafterChoice::Mtp,
         };
         match self.spec_length.unwrap_or(DEFAULT_SPEC_LENGTH) {
             0 => Err(Error::setup(
@@ -231,6 +238,11 @@ impl SpeculationFlags {
             )),
             length => Ok(Some((drafter, length))),
         }
+    }
+
+    /// Whether no drafter was chosen: then the target's checkpoint decides.
+    pub fn is_unchosen(&self) -> bool {
+        self.chosen().is_none() && self.speculative_decoding != Some(false)
     }
 
     /// What the tables hold, if the drafter uses them.
@@ -250,9 +262,9 @@ impl SpeculationFlags {
 
     /// The flags that only some drafters read: name, whether it is given, and those drafters.
     fn particular(&self) -> [(&'static str, bool, &'static [DrafterName]); 8] {
-        use DrafterName::{Eagle3, Model, Ngram, Own, Parallel, Tables};
+        use DrafterName::{Eagle3, Model, Mtp, Ngram, Own, Parallel, Tables};
         // The tables also continue the draft of a model.
-        let tables: &[DrafterName] = &[Tables, Model, Eagle3, Parallel, Own];
+        let tables: &[DrafterName] = &[Tables, Model, Eagle3, Parallel, Own, Mtp];
         let models: &[DrafterName] = &[Model, Eagle3, Parallel];
         [
             ("draft-model", self.draft_model.is_some(), models),

@@ -91,13 +91,34 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
     let config = &config;
     DeviceMemory::note(&mut budget, "target weights", &device)?;
     let mut drafts = Vec::new();
-    for wanted in Wanted::all(config) {
-        let draft = load_draft(config, wanted.choice, &device, &*target, text.as_ref())?;
+    let (preferred, mtp) = (
+        DrafterChoice::Mtp,
+        preferred_mtp(config, &source, &device, &*target)?,
+    );
+    if let Some(draft) = mtp {
+        DeviceMemory::note(&mut budget, "draft weights", &device)?;
+        let wanted = Wanted {
+            choice: &preferred,
+            with_tables: true,
+        };
+        drafts.push((wanted, Some(draft)));
+    }
+    let others = if drafts.is_empty() {
+        Wanted::all(config)
+    } else {
+        Vec::new()
+    };
+    for wanted in others {
+        let own = (&source, &*target);
+        let draft = load_draft(config, wanted.choice, &device, own, text.as_ref())?;
         if draft.is_some() {
             DeviceMemory::note(&mut budget, "draft weights", &device)?;
         }
         drafts.push((wanted, draft));
     }
+    let drafts_by_mtp = drafts
+        .first()
+        .is_some_and(|(wanted, _)| *wanted.choice == preferred);
     let with_pools = drafts.iter().filter_map(|(_, draft)| draft.as_ref());
     let with_pools: Vec<&dyn Model> = with_pools.map(LoadedDraft::model).collect();
     let blocks = memory::pool_blocks(config, &*target, &with_pools, budget)?;
@@ -121,8 +142,11 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
         },
     )?;
     let device = if device.is_cpu() { "cpu" } else { "cuda" };
+    let drafter = drafts_by_mtp
+        .then_some(&preferred)
+        .or(config.drafter.as_ref());
     Ok(Loaded {
-        info: info(config, &source, device, blocks),
+        info: info(config, &source, device, (blocks, drafter)),
         engine,
         text,
         source,
@@ -147,7 +171,12 @@ pub fn embeddings(
 }
 
 /// What is served, and how.
-fn info(config: &Config, source: &ModelSource, device: &str, num_blocks: usize) -> ServerInfo {
+fn info(
+    config: &Config,
+    source: &ModelSource,
+    device: &str,
+    (num_blocks, drafter): (usize, Option<&DrafterChoice>),
+) -> ServerInfo {
     let (load, engine) = (&config.load, &config.engine);
     let acceptance = format!("{:?}", engine.acceptance).to_lowercase();
     // All on which a text depends besides its request.
@@ -161,7 +190,6 @@ fn info(config: &Config, source: &ModelSource, device: &str, num_blocks: usize) 
         load.quantize,
     );
     let fingerprint = format!("fp_{:016x}", model::fingerprint(source, &how));
-    let drafter = config.drafter.as_ref();
     ServerInfo {
         model: config.model.name.clone(),
         device: device.into(),
@@ -236,7 +264,7 @@ fn load_draft(
     config: &Config,
     choice: &DrafterChoice,
     device: &Device,
-    target: &dyn Model,
+    (source, target): (&ModelSource, &dyn Model),
     text: Option<&Arc<Text>>,
 ) -> Result<Option<LoadedDraft>> {
     let head = |choice: &ModelChoice, drafter: &str, takes: fn(HeadKind) -> bool| {
@@ -269,8 +297,43 @@ fn load_draft(
         DrafterChoice::Eagle3(choice) => head(choice, "eagle3", |kind| !kind.is_parallel())?,
         DrafterChoice::Parallel(choice) => head(choice, "parallel", HeadKind::is_parallel)?,
         DrafterChoice::Own(layers) => LoadedDraft::own(target, layers.as_ref())?,
+        DrafterChoice::Mtp => load_mtp(config, source, device, target)?.ok_or_else(|| {
+            Error::setup(format!(
+                "--drafter mtp: {} has no layer for further tokens that is supported (those of Qwen3-Next and Qwen 3.5 are): leave out --drafter",
+                config.model.name
+            ))
+        })?,
         DrafterChoice::Tables | DrafterChoice::Ngram { .. } => return Ok(None),
     }))
+}
+
+/// The layer for further tokens of the target's checkpoint, `source`; `None` if it has none.
+fn load_mtp(
+    config: &Config,
+    source: &ModelSource,
+    device: &Device,
+    target: &dyn Model,
+) -> Result<Option<LoadedDraft>> {
+    let options = load_options(&config.load, device);
+    let head = model::load_mtp(source, &options, target)?;
+    Ok(head.map(|head| {
+        tracing::info!("{} drafts for itself: {}", config.model.name, head.layout());
+        LoadedDraft::of_head(head)
+    }))
+}
+
+/// The same if no flag chose a drafter.
+fn preferred_mtp(
+    config: &Config,
+    source: &ModelSource,
+    device: &Device,
+    target: &dyn Model,
+) -> Result<Option<LoadedDraft>> {
+    if config.prefers_mtp && config.drafter.is_some() && config.compared.is_empty() {
+        load_mtp(config, source, device, target)
+    } else {
+        Ok(None)
+    }
 }
 
 /// The head that `choice` names; `None` if it is an ordinary model, or a kind that is not taken.

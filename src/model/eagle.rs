@@ -12,6 +12,7 @@ use super::inputs::Inputs;
 use super::layer::{Layer, LayerBody, Step};
 use super::layer_spec::QkNorm;
 use super::linear::{Embedding, Linear};
+use super::mtp::{self, MtpNames};
 use super::norm::Norm;
 use super::output_layer::OutputLayer;
 use super::rope::RopeTables;
@@ -52,6 +53,17 @@ enum EagleInput {
         target_eps: f32,
         /// From embedding and features to the hidden size.
         fc: Linear,
+    },
+    /// The layer for further tokens of the target's own checkpoint: the features are as in EAGLE.
+    Mtp {
+        target_norm: Norm,
+        target_eps: f32,
+        embedding_norm: Norm,
+        feature_norm: Norm,
+        /// From both, normed, to the hidden size.
+        fc: Linear,
+        /// Of the attention's input.
+        input_norm: Norm,
     },
     /// EAGLE-3: the attention reads both, normed, side by side.
     Eagle3 {
@@ -175,6 +187,59 @@ impl EagleHead {
         })
     }
 
+    /// Reads the layer for further tokens of a checkpoint like `target`, whose parts are called `names`; it shares the
+    /// target's `ends`.
+    ///
+    /// # Errors
+    /// As [`EagleHead::load`].
+    pub(super) fn load_mtp(
+        names: &MtpNames,
+        mut weights: Weights,
+        target: &ModelConfig,
+        ends: &Ends,
+    ) -> Result<Self> {
+        let config = mtp::config(target)?;
+        let hidden = config.hidden_size;
+        let at = |part: &str| format!("{}{part}", names.layer);
+        let mut norm = |name: &str| Norm::load(&mut weights, name, hidden, config.spec.norm);
+        let own = norm(&names.norm)?;
+        let (embedding_norm, feature_norm) =
+            (norm(&names.embedding_norm)?, norm(&names.hidden_norm)?);
+        let spec = (config.spec.layers.first())
+            .ok_or_else(|| Error::internal("a layer for further tokens is a layer"))?;
+        let input_norm = spec.norms.before_attention.map(|name| norm(&at(name)));
+        let input_norm = input_norm.ok_or_else(|| {
+            Error::setup("a layer for further tokens without a norm of its input is not supported")
+        })??;
+        let ropes = RopeTables::new(config.ropes(), weights.rope_factors()?.as_deref());
+        let first = LayerBody::load((&config, spec), &ropes, &mut weights, hidden, at)?;
+        let input = EagleInput::Mtp {
+            target_norm: ends.norm.clone(),
+            target_eps: target.rms_norm_eps as f32,
+            embedding_norm,
+            feature_norm,
+            fc: weights.linear(&names.fc, (hidden, 2 * hidden), false)?,
+            input_norm,
+        };
+        weights.device().synchronize()?;
+        Ok(Self {
+            dtypes: weights.dtypes(),
+            device: weights.device().clone(),
+            reads: vec![target.num_layers()],
+            embedding: ends.embedding.clone(),
+            input,
+            first,
+            others: Vec::new(),
+            norm: Some(own),
+            // As vLLM does: a drafted token's features are what the output layer reads.
+            norm_output: true,
+            output: ends.output.clone(),
+            masked: None,
+            ropes,
+            config,
+        })
+    }
+
     /// The residual stream, `[rows, hidden]`, and the attention's input of rows with these tokens and
     /// features.
     fn rows(&self, tokens: &Tensor, features: &Tensor) -> Result<(Tensor, Tensor)> {
@@ -183,6 +248,20 @@ impl EagleHead {
             EagleInput::Eagle { fc, .. } => {
                 let x = fc.forward(&Tensor::cat(&[&embedded, features], 1)?)?;
                 Ok((x.clone(), x))
+            }
+            EagleInput::Mtp {
+                embedding_norm,
+                feature_norm,
+                fc,
+                input_norm,
+                ..
+            } => {
+                let eps = self.config.rms_norm_eps as f32;
+                let embedded = embedding_norm.forward(&embedded, eps)?;
+                let normed = feature_norm.forward(features, eps)?;
+                let x = fc.forward(&Tensor::cat(&[&embedded, &normed], 1)?)?;
+                let read = input_norm.forward(&x, eps)?;
+                Ok((x, read))
             }
             EagleInput::Eagle3 {
                 embedding_norm,
@@ -315,6 +394,11 @@ impl Head for EagleHead {
                 target_norm,
                 target_eps,
                 ..
+            }
+            | EagleInput::Mtp {
+                target_norm,
+                target_eps,
+                ..
             } => target_norm.forward(&hidden, *target_eps),
         }
     }
@@ -328,13 +412,14 @@ impl Head for EagleHead {
     }
 
     fn layout(&self) -> String {
-        let EagleInput::Eagle3 {
-            before_fc,
-            norm_before_residual,
-            ..
-        } = &self.input
-        else {
-            return "EAGLE-1".into();
+        let (before_fc, norm_before_residual) = match &self.input {
+            EagleInput::Eagle { .. } => return "EAGLE-1".into(),
+            EagleInput::Mtp { .. } => return "a layer for further tokens (MTP)".into(),
+            EagleInput::Eagle3 {
+                before_fc,
+                norm_before_residual,
+                ..
+            } => (before_fc, norm_before_residual),
         };
         let mut name = match &self.masked {
             Some((block, _)) => format!("P-EAGLE of {} depths", block.size),

@@ -1,6 +1,7 @@
 //! Reads the tensors of a GGUF file by their Hugging Face names, with rows in Hugging Face's order.
 
 use super::config::ModelConfig;
+use super::layer_spec::Norms;
 use super::matrix::{Matrix, Packed, WeightForm, quantized, unquantized};
 use super::rope::RopeSpec;
 use super::{finite, names};
@@ -79,7 +80,9 @@ impl GgufFile {
     /// llama.cpp's name of a tensor. That of a norm depends on its place in the layer.
     fn gguf_name(&self, name: &str) -> Option<String> {
         let norm = names::layer_of(name).and_then(|(layer, part)| {
-            let norms = &self.config.spec.layers.get(layer)?.norms;
+            let norms = self.config.spec.layers.get(layer).map(|layer| &layer.norms);
+            // A layer that predicts further tokens is not among them.
+            let norms = norms.unwrap_or(&Norms::BEFORE);
             let norm = norms.gguf_name(part.strip_suffix(".weight")?)?;
             let full = |norm: &str| format!("blk.{layer}.{norm}.weight");
             // Seed-OSS has the norm before the MLP under this name.

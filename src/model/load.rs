@@ -11,6 +11,7 @@ use super::head::{self, HeadKind};
 use super::head_config::HeadConfig;
 use super::inventory::{self, Inventory, SharedInventory};
 use super::medusa::MedusaHeads;
+use super::mtp::MtpNames;
 use super::parallel::ParallelHead;
 use super::safetensors_header::TensorHeaders;
 use super::source::{LoadFormat, ModelSource};
@@ -229,6 +230,37 @@ fn load_head_checked(
     Ok(match kind {
         HeadKind::Parallel => Box::new(ParallelHead::load(head, taps, weights, config, &ends)?),
         _ => Box::new(EagleHead::load(head, taps, weights, config, &ends)?),
+    })
+}
+
+/// Loads the layer for further tokens that the checkpoint of `target`, in `source`, may have, as a draft head;
+/// `None` if it has none.
+///
+/// # Errors
+/// `Setup`, in one line, if it cannot be loaded.
+pub fn load_mtp(
+    source: &ModelSource,
+    options: &LoadOptions,
+    target: &dyn Model,
+) -> Result<Option<Box<dyn Head>>> {
+    caught("the layer for further tokens", || {
+        let (config, Some(ends)) = (target.config(), target.ends()) else {
+            return Ok(None);
+        };
+        let dtypes = dtypes_of_head(options, &ends)?;
+        let device = &options.device;
+        let weights = match source {
+            ModelSource::Gguf(file) => Weights::gguf(GgufFile::open(file)?, dtypes, device),
+            ModelSource::Folder(folder) => {
+                let weights = weights_of_head(folder, dtypes, options)?;
+                weights.packed(config.packed.clone(), declared_dtype(folder)?)
+            }
+        };
+        let Some(names) = MtpNames::of(&weights, config) else {
+            return Ok(None);
+        };
+        let head = EagleHead::load_mtp(&names, weights, config, &ends)?;
+        Ok(Some(Box::new(head) as Box<dyn Head>))
     })
 }
 

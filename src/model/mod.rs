@@ -41,6 +41,7 @@ pub mod load;
 pub mod matrix;
 mod medusa;
 mod mlp;
+mod mtp;
 mod mxfp4;
 pub(crate) mod names;
 mod norm;
@@ -78,7 +79,7 @@ pub use layer_spec::{
     RouterScores, SharedExpert,
 };
 pub use layers::LayerList;
-pub use load::{LoadOptions, inspect, inspect_head, load, load_head};
+pub use load::{LoadOptions, inspect, inspect_head, load, load_head, load_mtp};
 pub use path::{PathOutput, PathRows};
 pub use pooling::{EmbeddingSpec, Pooling};
 pub use rope::{Llama3Scaling, RopeScaling, RopeSpec};

@@ -63,6 +63,7 @@ mod logs;
 mod medusa;
 mod model;
 mod model_config;
+mod mtp;
 mod packed;
 mod packed_refusals;
 mod pair;
