@@ -101,6 +101,8 @@ pub struct DraftContext {
     /// The output that the request expects, as tokens; a hint. May be empty. The choices of a request share
     /// it.
     pub prediction: Arc<[u32]>,
+    /// Whether a head that learns while it serves may learn from this request.
+    pub teaches: bool,
 }
 
 /// Guessed continuations of one sequence: a tree of tokens, ordered so that parents come before

@@ -18,6 +18,7 @@ pub mod head;
 mod head_weights;
 mod heads;
 mod identity;
+pub mod learn;
 pub mod loss;
 pub mod model;
 mod on_device;
