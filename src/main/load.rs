@@ -2,6 +2,7 @@
 
 use crate::corpus;
 use crate::drafts::LoadedDraft;
+use crate::learn;
 use crate::memory::{self, DeviceMemory};
 use candle_core::{DType, Device};
 use foretoken::bench::RowPenalty;
@@ -14,8 +15,9 @@ use foretoken::model::{
     self, EmbeddingSpec, HeadKind, LoadFormat, LoadOptions, Model, ModelConfig, ModelSource,
     TensorHeaders, hub_headers,
 };
-use foretoken::spec::{Cascade, Drafter, NgramDrafter, Tables};
+use foretoken::spec::{Cascade, Drafter, LearningDrafter, NgramDrafter, Pupil, Tables};
 use foretoken::text::Text;
+use foretoken::train::learn::Learning;
 use std::sync::Arc;
 
 /// A running engine and its tokenizer.
@@ -90,9 +92,14 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
     }
     let config = &config;
     DeviceMemory::note(&mut budget, "target weights", &device)?;
+    let mut learning = learn::open(config, &device, &*target)?;
     let mut drafts = Vec::new();
     for wanted in Wanted::all(config) {
-        let draft = load_draft(config, wanted.choice, &device, &*target, text.as_ref())?;
+        let learned = learning.as_mut().and_then(|learning| learning.head.take());
+        let draft = match learned {
+            Some(head) => Some(LoadedDraft::of_head(head)),
+            None => load_draft(config, wanted.choice, &device, &*target, text.as_ref())?,
+        };
         if draft.is_some() {
             DeviceMemory::note(&mut budget, "draft weights", &device)?;
         }
@@ -101,9 +108,14 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
     let with_pools = drafts.iter().filter_map(|(_, draft)| draft.as_ref());
     let with_pools: Vec<&dyn Model> = with_pools.map(LoadedDraft::model).collect();
     let blocks = memory::pool_blocks(config, &*target, &with_pools, budget)?;
+    let (pupil, learner) = learning.map(Learning::split).unzip();
+    let mut pupil = pupil;
     let drafters = drafts
         .into_iter()
-        .map(|(wanted, draft)| drafter(config, wanted, draft, blocks, text.as_deref()))
+        .map(|(wanted, draft)| {
+            let text = text.as_deref();
+            drafter(config, wanted, draft, blocks, text, pupil.take())
+        })
         .collect::<Result<_>>()?;
     let target = if row_penalty > 0.0 {
         Box::new(RowPenalty::new(target, row_penalty))
@@ -120,6 +132,9 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
             ..config.engine.clone()
         },
     )?;
+    if let Some(learner) = learner {
+        learn::start(learner, &engine)?;
+    }
     let device = if device.is_cpu() { "cpu" } else { "cuda" };
     Ok(Loaded {
         info: info(config, &source, device, blocks),
@@ -176,13 +191,14 @@ fn info(config: &Config, source: &ModelSource, device: &str, num_blocks: usize) 
     }
 }
 
-/// A drafter; `draft` is its model, if it has one.
+/// A drafter; `draft` is its model, if it has one, and `pupil` what connects it with a learner.
 fn drafter(
     config: &Config,
     wanted: Wanted<'_>,
     draft: Option<LoadedDraft>,
     blocks: usize,
     text: Option<&Text>,
+    pupil: Option<Pupil>,
 ) -> Result<Box<dyn Drafter>> {
     let tables = || tables(&config.tables, text);
     let Some(draft) = draft else {
@@ -192,7 +208,10 @@ fn drafter(
         });
     };
     let prefix_caching = !config.engine.no_prefix_caching;
-    let model = draft.drafter(blocks, config.block_size, prefix_caching)?;
+    let mut model = draft.drafter(blocks, config.block_size, prefix_caching)?;
+    if let Some(pupil) = pupil {
+        model = Box::new(LearningDrafter::new(model, pupil));
+    }
     Ok(if wanted.with_tables {
         Box::new(Cascade::new(model, tables()?))
     } else {
@@ -354,7 +373,11 @@ pub fn check_quantize(config: &Config, source: &ModelSource) -> Result<()> {
     }
 }
 
-fn resolve(config: &Config, choice: &ModelChoice) -> Result<ModelSource> {
+/// Where the files of `choice` are.
+///
+/// # Errors
+/// `Setup`, if there are none.
+pub fn resolve(config: &Config, choice: &ModelChoice) -> Result<ModelSource> {
     let format = config.load.load_format;
     ModelSource::resolve(&choice.name, choice.revision.as_deref(), format)
 }

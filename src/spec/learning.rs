@@ -244,3 +244,5 @@ impl Drafter for LearningDrafter {
     }
 }
 
+#[cfg(test)]
+mod tests;

@@ -53,11 +53,15 @@ impl LearnFolder {
         let note = path.join(NOTE);
         let wrong = |e: &dyn std::fmt::Display| Error::in_file(&note, e);
         let is_new = !note.exists();
-        let other = ["config.json", WEIGHTS].into_iter().find(|name| path.join(name).exists());
+        let other = ["config.json", WEIGHTS]
+            .into_iter()
+            .find(|name| path.join(name).exists());
         if let Some(other) = other.filter(|_| is_new) {
             return Err(Error::in_file(
                 path,
-                format!("it has {other}, but no {NOTE}: --learn needs a new folder, or one that it has written"),
+                format!(
+                    "it has {other}, but no {NOTE}: --learn needs a new folder, or one that it has written"
+                ),
             ));
         }
         let mut options = File::options();
@@ -66,7 +70,10 @@ impl LearnFolder {
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                return Err(Error::in_file(path, "another server learns in this folder (--learn)"));
+                return Err(Error::in_file(
+                    path,
+                    "another server learns in this folder (--learn)",
+                ));
             }
             Err(TryLockError::Error(e)) => return Err(wrong(&e)),
         }
@@ -109,7 +116,9 @@ impl LearnFolder {
             None => Ok(Some(head)),
             Some(what) => Err(Error::in_file(
                 &self.path,
-                format!("its head did not begin as that of --draft-model: {what}; give --learn another folder"),
+                format!(
+                    "its head did not begin as that of --draft-model: {what}; give --learn another folder"
+                ),
             )),
         }
     }
@@ -171,7 +180,10 @@ mod tests {
         drop(open);
         for other in [Some("Secret"), Some("secret2"), None] {
             let line = refusal(&path, other);
-            assert!(line.contains("another API key") && !line.contains("ecret"), "{line}");
+            assert!(
+                line.contains("another API key") && !line.contains("ecret"),
+                "{line}"
+            );
         }
         LearnFolder::open(&path, Some("secret")).unwrap();
         let note = std::fs::read_to_string(path.join(NOTE)).unwrap();
@@ -185,7 +197,11 @@ mod tests {
         let line = refusal(folder.path(), None);
         assert!(line.contains("no learn.json"), "{line}");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
-        for (note, told) in [("{", "EOF"), ("{\"salt\":1,\"key\":2}", "`key`"), ("", "EOF")] {
+        for (note, told) in [
+            ("{", "EOF"),
+            ("{\"salt\":1,\"key\":2}", "`key`"),
+            ("", "EOF"),
+        ] {
             std::fs::write(folder.path().join(NOTE), note).unwrap();
             let line = refusal(folder.path(), None);
             assert!(line.contains(NOTE) && line.contains(told), "{note}: {line}");

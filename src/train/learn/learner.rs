@@ -322,9 +322,8 @@ impl Learner {
         study.watched_at = study.lessons.next();
         let mut pairs = Vec::new();
         for kept in study.lessons.recent(MAX_JUDGED, study.switched_at) {
-            let [used, previous] = [Which::Used, Which::Previous].map(|which| {
-                pace.turn(study, is_busy, |study| study.score_of(which, &kept))
-            });
+            let [used, previous] = [Which::Used, Which::Previous]
+                .map(|which| pace.turn(study, is_busy, |study| study.score_of(which, &kept)));
             pairs.push((used?, previous?));
         }
         let Some(gain) = Gain::of(&pairs).filter(Gain::is_worse) else {

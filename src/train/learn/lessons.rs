@@ -63,7 +63,8 @@ impl Lessons {
         };
         queue.push_back(kept);
         while self.bytes > self.max_bytes {
-            let oldest = |queue: &VecDeque<Kept>| queue.front().map_or(u64::MAX, |kept| kept.number);
+            let oldest =
+                |queue: &VecDeque<Kept>| queue.front().map_or(u64::MAX, |kept| kept.number);
             let queue = if oldest(&self.train) < oldest(&self.held_out) {
                 &mut self.train
             } else {

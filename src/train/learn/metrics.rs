@@ -29,7 +29,10 @@ impl LearnMetrics {
         let counter = |of: &str, help: &str| IntCounter::new(name(of), help).map_err(wrong);
         let gauge = |of: &str, help: &str| Gauge::new(name(of), help).map_err(wrong);
         Ok(Self {
-            lessons: counter("lessons_total", "Parts of texts that the head can learn from")?,
+            lessons: counter(
+                "lessons_total",
+                "Parts of texts that the head can learn from",
+            )?,
             dropped: counter(
                 "dropped_lessons_total",
                 "Parts of texts for which the learner had no room",

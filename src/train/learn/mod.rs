@@ -16,9 +16,7 @@ mod step;
 use super::head::TrainHead;
 use super::vocabulary::DraftVocabulary;
 use crate::error::{Error, Result};
-use crate::model::{
-    Head, HeadKind, HeadTarget, LoadOptions, Model, ModelSource, load_head_of,
-};
+use crate::model::{Head, HeadKind, HeadTarget, LoadOptions, Model, ModelSource, load_head_of};
 use crate::spec::{LESSON_ROWS, Pupil};
 use candle_core::Device;
 use folder::LearnFolder;
@@ -70,8 +68,8 @@ impl LearnOptions {
 pub struct Learning {
     /// The head that the folder has from before, to draft in place of the one that was given.
     pub head: Option<Box<dyn Head>>,
-    pub pupil: Pupil,
-    pub learner: IdleLearner,
+    pupil: Pupil,
+    learner: IdleLearner,
 }
 
 /// What `--learn` would train, for a server with this API key.
@@ -102,7 +100,8 @@ impl LearnSetup<'_> {
             quantize: base.blocks.or(self.load.quantize),
             ..self.load
         };
-        served(&base.weights, base.dtype, &load).map_err(|e| Error::setup(format!("--learn: {e}")))?;
+        served(&base.weights, base.dtype, &load)
+            .map_err(|e| Error::setup(format!("--learn: {e}")))?;
         let folder = LearnFolder::open(&self.options.folder, self.api_key)?;
         let kept = folder.read(&base, &target)?;
         let named = |e| Error::in_file(&self.options.folder, e);
@@ -116,12 +115,23 @@ impl LearnSetup<'_> {
         };
         let (config, ids) = (base.config.clone(), base.ids.clone());
         let rows = LESSON_ROWS + 2;
-        let given = TrainHead::of(config, &base.weights, target.clone(), ids.clone(), PASSES, rows)?;
+        let given = TrainHead::of(
+            config,
+            &base.weights,
+            target.clone(),
+            ids.clone(),
+            PASSES,
+            rows,
+        )?;
         let (train, used, previous) = match kept {
             Some(kept) => {
                 let head = given.with(&served(&kept.weights, base.dtype, &load)?)?;
                 let used = Version::new(head, Some(kept.weights.clone()));
-                (given.with(&kept.weights)?, used, Some(Version::new(given, None)))
+                (
+                    given.with(&kept.weights)?,
+                    used,
+                    Some(Version::new(given, None)),
+                )
             }
             None => (given.with(&base.weights)?, Version::new(given, None), None),
         };
@@ -175,6 +185,13 @@ impl LearnSetup<'_> {
 
 /// A learner that does not run yet.
 pub struct IdleLearner(Learner);
+
+impl Learning {
+    /// What the drafter needs, and the learner.
+    pub fn split(self) -> (Pupil, IdleLearner) {
+        (self.pupil, self.learner)
+    }
+}
 
 impl IdleLearner {
     /// Starts the thread, which ends with the drafter. It computes nothing while `is_busy` holds.

@@ -122,12 +122,22 @@ impl HeadFile {
 fn check(head: &HeadConfig) -> Result<()> {
     let layers = head.shape.num_layers();
     let odd = head.shape.spec.layers.iter().any(|layer| {
-        layer.interleaved || layer.qkv_bias || layer.o_bias || layer.mlp_bias || layer.window.is_some()
+        layer.interleaved
+            || layer.qkv_bias
+            || layer.o_bias
+            || layer.mlp_bias
+            || layer.window.is_some()
     });
     let not = [
         (layers != 1, format!("it has {layers} layers, not one")),
-        (head.norm_before_residual, "it has norm_before_residual".into()),
-        (head.fc_norm != FcNorm::None, "it has norms before fc".into()),
+        (
+            head.norm_before_residual,
+            "it has norm_before_residual".into(),
+        ),
+        (
+            head.fc_norm != FcNorm::None,
+            "it has norms before fc".into(),
+        ),
         (head.norm_output, "it has norm_output".into()),
         (
             odd || head.shape.plain_rope().is_err(),

@@ -117,9 +117,12 @@ impl Candidate {
         for position in (0..positions).filter(|&position| targets.counted[position]) {
             score.positions += 1.0;
             let mut path = 1.0;
-            let passes = figures.chunks(positions).zip(targets.counted.chunks(positions));
+            let passes = figures
+                .chunks(positions)
+                .zip(targets.counted.chunks(positions));
             for (figures, counted) in passes {
-                path *= f64::from(stands(&figures[position])) * f64::from(u8::from(counted[position]));
+                path *=
+                    f64::from(stands(&figures[position])) * f64::from(u8::from(counted[position]));
                 score.accepted += path;
             }
         }
