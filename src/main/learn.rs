@@ -1,18 +1,16 @@
 //! `--learn`: the head that learns while it serves.
 
-use crate::load::{draft_options, resolve};
-use candle_core::Device;
 use foretoken::config::{Config, DrafterChoice};
 use foretoken::engine::EngineHandle;
 use foretoken::error::{Error, Result};
-use foretoken::model::Model;
+use foretoken::model::{LoadOptions, Model, ModelSource};
 use foretoken::train::learn::{IdleLearner, LearnSetup, Learning};
 
-/// The learner of the head of `--draft-model`; `None` without `--learn`.
+/// The learner of the head of `--draft-model`, which `load` says how to load; `None` without `--learn`.
 ///
 /// # Errors
 /// `Setup`, in one line: the head cannot learn here, or the folder is not suited.
-pub fn open(config: &Config, device: &Device, target: &dyn Model) -> Result<Option<Learning>> {
+pub fn open(config: &Config, load: LoadOptions, target: &dyn Model) -> Result<Option<Learning>> {
     let Some(options) = &config.learn else {
         return Ok(None);
     };
@@ -22,8 +20,8 @@ pub fn open(config: &Config, device: &Device, target: &dyn Model) -> Result<Opti
     })?;
     let learning = LearnSetup {
         options,
-        source: &resolve(config, choice)?,
-        load: draft_options(config, device),
+        source: &ModelSource::resolve(&choice.name, choice.revision.as_deref(), load.format)?,
+        load,
         target,
         api_key: config.http.api_key.first().map(String::as_str),
     };

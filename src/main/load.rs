@@ -92,7 +92,7 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
     }
     let config = &config;
     DeviceMemory::note(&mut budget, "target weights", &device)?;
-    let mut learning = learn::open(config, &device, &*target)?;
+    let mut learning = learn::open(config, draft_options(config, &device), &*target)?;
     let mut drafts = Vec::new();
     for wanted in Wanted::all(config) {
         let learned = learning.as_mut().and_then(|learning| learning.head.take());
@@ -108,8 +108,7 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
     let with_pools = drafts.iter().filter_map(|(_, draft)| draft.as_ref());
     let with_pools: Vec<&dyn Model> = with_pools.map(LoadedDraft::model).collect();
     let blocks = memory::pool_blocks(config, &*target, &with_pools, budget)?;
-    let (pupil, learner) = learning.map(Learning::split).unzip();
-    let mut pupil = pupil;
+    let (mut pupil, learner) = learning.map(Learning::split).unzip();
     let drafters = drafts
         .into_iter()
         .map(|(wanted, draft)| {
@@ -373,11 +372,7 @@ pub fn check_quantize(config: &Config, source: &ModelSource) -> Result<()> {
     }
 }
 
-/// Where the files of `choice` are.
-///
-/// # Errors
-/// `Setup`, if there are none.
-pub fn resolve(config: &Config, choice: &ModelChoice) -> Result<ModelSource> {
+fn resolve(config: &Config, choice: &ModelChoice) -> Result<ModelSource> {
     let format = config.load.load_format;
     ModelSource::resolve(&choice.name, choice.revision.as_deref(), format)
 }

@@ -214,13 +214,20 @@ impl Drafter for LearningDrafter {
         self.inner.resume(id, tokens, scope, len)
     }
 
-    fn observe(&mut self, committed: &[Committed<'_>]) {
+    fn learns(&self) -> bool {
+        true
+    }
+
+    fn learn(&mut self, committed: &[Committed<'_>]) {
         for one in committed {
             if let Err(error) = self.record(one) {
                 tracing::debug!("a step teaches nothing: {error}");
             }
         }
         self.limit();
+    }
+
+    fn observe(&mut self, committed: &[Committed<'_>]) {
         self.inner.observe(committed);
     }
 

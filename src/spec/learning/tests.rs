@@ -55,7 +55,7 @@ impl Bench {
             candidates: &[],
             context,
         };
-        self.drafter.observe(&[committed]);
+        self.drafter.learn(&[committed]);
     }
 
     /// A whole text: its prompt in two chunks, then `rounds` of three tokens.
@@ -120,14 +120,9 @@ fn a_text_becomes_lessons_with_the_end_of_its_prompt() {
     bench.text(2, 100, &teaching(5));
     let lessons = bench.taken();
     let rows: Vec<usize> = lessons.iter().map(|l| l.tokens.len() - 2).collect();
-    assert_eq!(
-        rows,
-        [
-            LESSON_ROWS,
-            LESSON_ROWS,
-            PROMPT_ROWS + 300 - 2 * LESSON_ROWS - 1
-        ]
-    );
+    // Where a lesson ends with a step, the token after the next one is not known yet.
+    let last = PROMPT_ROWS + 300 - 2 * LESSON_ROWS - 1;
+    assert_eq!(rows, [LESSON_ROWS - 1, LESSON_ROWS, last]);
     assert_eq!(lessons[1].tokens[0], token(2, 8 + LESSON_ROWS));
     // A text of a few tokens teaches nothing.
     bench.text(3, 1, &teaching(5));

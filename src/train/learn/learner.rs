@@ -306,12 +306,12 @@ impl Learner {
         study.metrics.candidate.set(gain.after);
         tracing::debug!(steps = study.steps, "the head in training: {gain}");
         if gain.is_better() {
-            let previous = study.switch(candidate)?;
+            let previous = pace.turn(study, is_busy, |study| study.switch(candidate))?;
             study.previous = Some(previous);
             study.metrics.switches.inc();
             tracing::info!("a better head drafts from now on: {gain}");
         } else if gain.is_worse() {
-            study.restart()?;
+            pace.turn(study, is_busy, Study::restart)?;
         }
         Ok(())
     }
@@ -330,8 +330,10 @@ impl Learner {
             return Ok(());
         };
         if let Some(previous) = study.previous.take() {
-            study.switch(previous)?;
-            study.restart()?;
+            pace.turn(study, is_busy, |study| {
+                study.switch(previous)?;
+                study.restart()
+            })?;
             study.metrics.switches_back.inc();
             tracing::info!("the head before the one in use drafts again: {gain}");
         }
