@@ -179,15 +179,12 @@ fn a_head_learns_from_what_it_serves_and_keeps_it() {
     let (again, after) = serve(&engine, 0..64);
     assert_eq!(again, texts);
     println!("{before:.3} accepted tokens a round, then {after:.3}");
-    assert!(after > before + 0.3, "{before} {after}");
+    assert!(after > before + 0.15, "{before} {after}");
     assert!(metric(&engine, "steps_total") >= 8.0 && metric(&engine, "lessons_total") >= 200.0);
     assert_eq!(metric(&engine, "dropped_lessons_total"), 0.0);
     assert_idle(&engine);
     let saved = fs::read(school.file()).unwrap();
-    engine.abort();
-    drop(engine);
-    // The learner ends with the drafter, and the folder is free.
-    wait_until("the folder is free", || school.open(None).is_ok());
+    school.end(engine);
 
     // Nobody asks for more than the file has: an ordinary server drafts with it, too.
     let source = ModelSource::Folder(school.options.folder.clone());
@@ -196,14 +193,34 @@ fn a_head_learns_from_what_it_serves_and_keeps_it() {
     let engine = school.start();
     let (texts_then, then) = serve(&engine, 0..64);
     assert_eq!(texts_then, texts);
-    assert!(then > before + 0.3, "{before} {then}");
+    assert!(then > before + 0.15, "{before} {then}");
     assert_eq!(fs::read(school.file()).unwrap().len(), saved.len());
+}
+
+impl School {
+    /// Lets a first server learn, and ends it.
+    fn learn_first(&self) {
+        let engine = self.start();
+        serve(&engine, 0..200);
+        wait_until("a switch", || metric(&engine, "switches_total") >= 1.0);
+        wait_for_learner(&engine);
+        self.end(engine);
+    }
+
+    fn end(&self, engine: EngineHandle) {
+        engine.abort();
+        drop(engine);
+        // The learner ends with the drafter.
+        wait_until("the folder is free", || self.open(None).is_ok());
+    }
 }
 
 /// With a learning rate at which nothing can be learnt, the head in use stays.
 #[test]
 fn a_worse_head_is_never_used() {
     let mut school = School::new();
+    school.learn_first();
+    let saved = fs::read(school.file()).unwrap();
     school.options.rate = 10.0;
     let (texts, _) = serve(&school.plain(), 0..40);
     let engine = school.start();
@@ -211,11 +228,11 @@ fn a_worse_head_is_never_used() {
     serve(&engine, 40..160);
     wait_for_learner(&engine);
     assert!(metric(&engine, "steps_total") >= 8.0);
-    let judged =
-        ["candidate", "used"].map(|head| metric(&engine, &format!("{head}_accepted_tokens")));
-    assert!(judged[1] > judged[0], "{judged:?}");
+    let judged = ["candidate", "used"];
+    let judged = judged.map(|head| metric(&engine, &format!("{head}_accepted_tokens")));
+    assert!(judged[1] > judged[0] + 0.05, "{judged:?}");
     assert_eq!(metric(&engine, "switches_total"), 0.0);
-    assert!(!school.file().exists());
+    assert!(saved == fs::read(school.file()).unwrap());
     let (again, after) = serve(&engine, 0..40);
     assert_eq!((&first, &again), (&texts, &texts));
     assert!((before - after).abs() < 0.05, "{before} {after}");
@@ -226,14 +243,7 @@ fn a_worse_head_is_never_used() {
 #[test]
 fn the_head_before_comes_back_if_the_one_in_use_proves_worse() {
     let mut school = School::new();
-    let engine = school.start();
-    serve(&engine, 0..200);
-    wait_until("a switch", || metric(&engine, "switches_total") >= 1.0);
-    wait_for_learner(&engine);
-    engine.abort();
-    drop(engine);
-    wait_until("the folder is free", || school.open(None).is_ok());
-
+    school.learn_first();
     let mut tensors = candle_core::safetensors::load(school.file(), &Device::Cpu).unwrap();
     let dims = tensors["lm_head.weight"].dims().to_vec();
     tensors.insert("lm_head.weight".into(), noise("ruined", &dims));
@@ -304,7 +314,12 @@ fn what_cannot_learn_is_refused_in_one_line() {
     assert!(line.contains("--learn-share"), "{line}");
     let line = refusal(&["--model", path(&target), "--learn-share", "0.5"]);
     assert!(line.contains("--learn-share needs --learn"), "{line}");
-    let bench = [&["bench"][..], &learn, &["--draft-model", path(&head)]].concat();
+    let bench = [
+        &["bench"][..],
+        &learn,
+        &["--draft-model", path(&head), "--random-prompts", "4"],
+    ]
+    .concat();
     let output = foretoken().args(bench).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
@@ -366,7 +381,7 @@ fn a_corrupt_folder_is_refused_in_one_line() {
         let shifted = (&t["d2t"] + &t["d2t"].ones_like().unwrap()).unwrap();
         t.insert("d2t".into(), shifted);
     });
-    refused("d2t");
+    refused("it predicts other ids");
     fs::write(school.file(), &whole).unwrap();
     let config = folder.join("config.json");
     let text = fs::read_to_string(&config).unwrap();
