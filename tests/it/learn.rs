@@ -314,12 +314,8 @@ fn what_cannot_learn_is_refused_in_one_line() {
     assert!(line.contains("--learn-share"), "{line}");
     let line = refusal(&["--model", path(&target), "--learn-share", "0.5"]);
     assert!(line.contains("--learn-share needs --learn"), "{line}");
-    let bench = [
-        &["bench"][..],
-        &learn,
-        &["--draft-model", path(&head), "--random-prompts", "4"],
-    ]
-    .concat();
+    let of_bench = ["--draft-model", path(&head), "--random-prompts", "4"];
+    let bench = [&["bench"][..], &learn, &of_bench].concat();
     let output = foretoken().args(bench).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(

@@ -106,9 +106,12 @@ impl Candidate {
         let logits = head.logits(&batch(lesson)?)?.detach();
         let (figures, _) = measure(&logits, &targets.soft, None)?;
         let positions = lesson.tokens.len() - 2;
-        let stands = |figures: &DraftMetrics| match lesson.is_sampled {
-            true => figures.overlap[0],
-            false => figures.agrees,
+        let stands = |figures: &DraftMetrics| {
+            if lesson.is_sampled {
+                figures.overlap[0]
+            } else {
+                figures.agrees
+            }
         };
         let mut score = Score {
             accepted: 0.0,
