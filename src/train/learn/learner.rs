@@ -27,6 +27,8 @@ const COMPARE_EVERY: usize = 8;
 const MAX_JUDGED: usize = 32;
 /// How often it looks whether a request runs.
 const POLL: Duration = Duration::from_millis(20);
+/// It computes only after so long without a request: a client that asks again at once would share the core.
+const QUIET: Duration = Duration::from_millis(200);
 
 /// A head that is or was in use.
 pub struct Version {
@@ -84,6 +86,8 @@ pub struct Pace {
     pub pool: ThreadPool,
     pub share: f64,
     pub inbox: Receiver<Lesson>,
+    /// When it last saw a request run.
+    pub last_busy: Instant,
     /// Whether the drafter is gone.
     pub has_ended: bool,
 }
@@ -121,7 +125,12 @@ impl Pace {
         is_busy: &dyn Fn() -> bool,
         work: impl FnOnce(&mut Study) -> Result<R> + Send,
     ) -> Result<R> {
-        while is_busy() {
+        loop {
+            if is_busy() {
+                self.last_busy = Instant::now();
+            } else if self.last_busy.elapsed() >= QUIET {
+                break;
+            }
             self.receive(study, POLL)?;
         }
         let started = Instant::now();

@@ -29,6 +29,7 @@ use source::HeadFile;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{channel, sync_channel};
+use std::time::Instant;
 use step::Candidate;
 
 /// Lessons that wait for the learner; further ones are dropped.
@@ -159,6 +160,7 @@ impl LearnSetup<'_> {
                     pool,
                     share: self.options.share,
                     inbox: lessons,
+                    last_busy: Instant::now(),
                     has_ended: false,
                 },
                 study: Study {
