@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::gguf::EMBEDDED;
 use crate::kernels::quant::BlockType;
 use crate::model::Pooling;
+use crate::train::learn::LearnOptions;
 use crate::{bench, convert, generate, train};
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -63,6 +64,8 @@ pub struct Config {
     pub draft_quantize: Option<BlockType>,
     /// What the tables hold, if the drafter uses them.
     pub tables: TablesOptions,
+    /// How the head learns while it serves; `None` = it does not.
+    pub learn: Option<LearnOptions>,
     pub kv: KvBudget,
     /// Fraction of GPU memory that may be used, above 0 and at most 1.
     pub gpu_memory_utilization: f64,
@@ -131,6 +134,21 @@ impl Command {
 
     /// `args` is the command line, without what a file adds.
     fn validate(cli: Cli, args: &[OsString]) -> Result<Self> {
+        let command = Self::of_cli(cli, args)?;
+        let not_served = match &command {
+            Self::Bench(config, _) | Self::Generate(config, _) | Self::Check(config, _) => config,
+            Self::Chat(Partner::Model(config), _) => &**config,
+            _ => return Ok(command),
+        };
+        if not_served.learn.is_some() {
+            return Err(Error::setup(
+                "--learn belongs to serve: leave it out with bench, generate, check and chat",
+            ));
+        }
+        Ok(command)
+    }
+
+    fn of_cli(cli: Cli, args: &[OsString]) -> Result<Self> {
         Ok(match cli.command {
             None => Self::Serve(cli.options.validate()?),
             Some(CliCommand::Serve(options)) => Self::Serve(options.validate()?),
@@ -212,6 +230,7 @@ impl CommonOptions {
             compared: Vec::new(),
             draft_quantize: self.speculation.draft_quantize,
             tables: self.speculation.tables(),
+            learn: self.speculation.learning(self.http.api_key.len())?,
             kv: match (self.num_blocks, self.kv_cache_memory) {
                 (Some(blocks), _) => KvBudget::Blocks(blocks),
                 (None, Some(bytes)) => KvBudget::Bytes(bytes as u64),

@@ -19,7 +19,8 @@
 //! - [`model`]: loading, and one decoder for the Llama family; [`gguf`]: GGUF files, including the
 //!   embedded ones.
 //! - [`kernels`]: one op per file, its CPU and CUDA sides together.
-//! - [`train`]: the subcommands `distill`, which trains a draft for a target, and `tokenizer`.
+//! - [`train`]: the subcommands `distill`, which trains a draft for a target, and `tokenizer`; and a head that
+//!   learns while it serves.
 //! - [`bench`], [`generate`] and [`convert`]: subcommands; [`prompts`]: what they read and write; [`chat`]: a
 //!   client in the terminal, of any server.
 //!   [`config`]: flags and TOML, used only by `main`.
@@ -28,7 +29,7 @@
 //! - [`files`]: limits on untrusted files; `parse`: value parsers of flags; `console`: what commands print.
 //!
 //! Imports go one way: `main -> http -> engine -> spec -> {model, kv, sampling, grammar}`,
-//! `train -> {model, kv, kernels, text, sampling}`, `model -> {kv, kernels}`,
+//! `train -> {spec, model, kv, kernels, text, sampling}`, `model -> {kv, kernels}`,
 //! `kv -> kernels -> candle`, `http -> text -> grammar`, `{text, model} -> {gguf, files}`; `error` imports no
 //! other module, and `sampling` only [`grammar`] and the exponential that it shares with the kernels.
 

@@ -17,6 +17,8 @@ mod drafts;
 #[cfg(all(test, feature = "embedded-model"))]
 #[path = "main/engine_crash.rs"]
 mod engine_crash;
+#[path = "main/learn.rs"]
+mod learn;
 #[path = "main/load.rs"]
 mod load;
 #[path = "main/log.rs"]

@@ -9,7 +9,13 @@ use std::ffi::OsString;
 use std::path::Path;
 
 /// Keys whose values are paths, at least if there is such a file.
-const PATHS: [&str; 4] = ["model", "draft-model", "tables-corpus", "generation-config"];
+const PATHS: [&str; 5] = [
+    "model",
+    "draft-model",
+    "tables-corpus",
+    "learn",
+    "generation-config",
+];
 
 /// The file's keys as flags, without those that `written`, the command line, replaces.
 ///
@@ -107,7 +113,7 @@ fn relative_to(file: &Path, name: &str, value: String) -> String {
     let path = folder.join(&value);
     let is_path = match name {
         "generation-config" => !["auto", "vllm"].contains(&value.as_str()),
-        "tables-corpus" => true,
+        "tables-corpus" | "learn" => true,
         _ => {
             let first = folder.join(value.split('/').next().unwrap_or_default());
             let names_a_file =

@@ -4,7 +4,8 @@ use crate::convert;
 use crate::error::{Error, Result};
 use crate::kernels::quant::BlockType;
 use crate::model::LayerList;
-use crate::parse::{at_least_one, bytes};
+use crate::parse::{at_least_one, bytes, number};
+use crate::train::learn::LearnOptions;
 use clap::{Args, ValueEnum};
 use std::fmt;
 use std::path::PathBuf;
@@ -58,6 +59,15 @@ pub struct SpeculationFlags {
     /// Length in tokens of the longest n-gram, which it tries first [default: 4].
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub prompt_lookup_max: Option<usize>,
+    /// Let the EAGLE-3 head of --draft-model learn from the texts that are served, while no request runs, and
+    /// keep what it has learned in this folder, from which the next start goes on. On the CPU, with one API key
+    /// or none. SECURITY.md says what that tells others.
+    #[arg(long, value_name = "DIR")]
+    pub learn: Option<PathBuf>,
+    /// With --learn: share of the time of one core that it takes while no request runs [default: 0.25].
+    #[arg(long, value_name = "SHARE",
+          value_parser = number("a number above 0 and at most 1", |&share: &f64| share > 0. && share <= 1.))]
+    pub learn_share: Option<f64>,
 }
 
 /// The kind of drafter.
@@ -177,6 +187,7 @@ impl SpeculationFlags {
         let choice = [
             ("--draft-model", self.draft_model.is_some()),
             ("--drafter", self.drafter.is_some()),
+            ("--learn", self.learn.is_some()),
         ];
         if self.speculative_decoding == Some(false)
             && let Some((flag, _)) = choice.iter().find(|(_, given)| *given)
@@ -254,6 +265,28 @@ impl SpeculationFlags {
         }
     }
 
+    /// How the head learns; `None` = it does not. `api_keys` is the number of those that clients may have.
+    ///
+    /// # Errors
+    /// `Setup`, naming a flag and what would be accepted.
+    pub fn learning(&self, api_keys: usize) -> Result<Option<LearnOptions>> {
+        let Some(folder) = self.learn.clone() else {
+            return match self.learn_share {
+                Some(_) => Err(Error::setup("--learn-share needs --learn")),
+                None => Ok(None),
+            };
+        };
+        if api_keys > 1 {
+            return Err(Error::setup(format!(
+                "--learn lets one head learn from all texts, so it needs one --api-key or none, not {api_keys}: leave out --learn, or start a server for each key"
+            )));
+        }
+        Ok(Some(LearnOptions {
+            share: self.learn_share.unwrap_or(LearnOptions::SHARE),
+            ..LearnOptions::new(folder)
+        }))
+    }
+
     /// The drafter that these flags name.
     fn chosen(&self) -> Option<DrafterName> {
         let by_model = self.draft_model.as_ref().map(|_| DrafterName::Model);
@@ -261,7 +294,7 @@ impl SpeculationFlags {
     }
 
     /// The flags that only some drafters read: name, whether it is given, and those drafters.
-    fn particular(&self) -> [(&'static str, bool, &'static [DrafterName]); 8] {
+    fn particular(&self) -> [(&'static str, bool, &'static [DrafterName]); 9] {
         use DrafterName::{Eagle3, Model, Mtp, Ngram, Own, Parallel, Tables};
         // The tables also continue the draft of a model.
         let tables: &[DrafterName] = &[Tables, Model, Eagle3, Parallel, Own, Mtp];
@@ -283,6 +316,7 @@ impl SpeculationFlags {
             ),
             ("tables-memory", self.tables_memory.is_some(), tables),
             ("tables-corpus", self.tables_corpus.is_some(), tables),
+            ("learn", self.learn.is_some(), &[Eagle3, Model]),
         ]
     }
 

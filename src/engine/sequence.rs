@@ -160,6 +160,7 @@ impl Sequence {
             may_draft: self.may_draft(),
             is_asked: false,
             is_read: false,
+            is_tapped: false,
             prompt_scores: self.unscored(rows),
             pooled: self.unpooled(rows),
             state: &mut self.state,

@@ -286,6 +286,8 @@ impl Context<'_> {
                 draft_context: DraftContext {
                     scope: self.scope(salt(common.cache_salt.as_deref())?),
                     prediction,
+                    // A salt asks that others learn nothing of the text.
+                    teaches: common.cache_salt.is_none(),
                 },
                 ..Request::default()
             },

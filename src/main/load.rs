@@ -2,6 +2,7 @@
 
 use crate::corpus;
 use crate::drafts::LoadedDraft;
+use crate::learn;
 use crate::memory::{self, DeviceMemory};
 use candle_core::{DType, Device};
 use foretoken::bench::RowPenalty;
@@ -14,8 +15,9 @@ use foretoken::model::{
     self, EmbeddingSpec, HeadKind, LoadFormat, LoadOptions, Model, ModelConfig, ModelSource,
     TensorHeaders, hub_headers,
 };
-use foretoken::spec::{Cascade, Drafter, NgramDrafter, Tables};
+use foretoken::spec::{Cascade, Drafter, LearningDrafter, NgramDrafter, Pupil, Tables};
 use foretoken::text::Text;
+use foretoken::train::learn::Learning;
 use std::sync::Arc;
 
 /// A running engine and its tokenizer.
@@ -87,44 +89,35 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
         tracing::info!("the model has no output layer: it serves embeddings only, without drafts");
         config.drafter = None;
         config.compared.clear();
+    } else if config.prefers_mtp && model::has_mtp(&source, &options, &*target)? {
+        config.drafter = Some(DrafterChoice::Mtp);
     }
     let config = &config;
     DeviceMemory::note(&mut budget, "target weights", &device)?;
+    let mut learning = learn::open(config, draft_options(config, &device), &*target)?;
     let mut drafts = Vec::new();
-    let (preferred, mtp) = (
-        DrafterChoice::Mtp,
-        preferred_mtp(config, &source, &device, &*target)?,
-    );
-    if let Some(draft) = mtp {
-        DeviceMemory::note(&mut budget, "draft weights", &device)?;
-        let wanted = Wanted {
-            choice: &preferred,
-            with_tables: true,
-        };
-        drafts.push((wanted, Some(draft)));
-    }
-    let others = if drafts.is_empty() {
-        Wanted::all(config)
-    } else {
-        Vec::new()
-    };
-    for wanted in others {
+    for wanted in Wanted::all(config) {
+        let learned = learning.as_mut().and_then(|learning| learning.head.take());
         let own = (&source, &*target);
-        let draft = load_draft(config, wanted.choice, &device, own, text.as_ref())?;
+        let draft = match learned {
+            Some(head) => Some(LoadedDraft::of_head(head)),
+            None => load_draft(config, wanted.choice, &device, own, text.as_ref())?,
+        };
         if draft.is_some() {
             DeviceMemory::note(&mut budget, "draft weights", &device)?;
         }
         drafts.push((wanted, draft));
     }
-    let drafts_by_mtp = drafts
-        .first()
-        .is_some_and(|(wanted, _)| *wanted.choice == preferred);
     let with_pools = drafts.iter().filter_map(|(_, draft)| draft.as_ref());
     let with_pools: Vec<&dyn Model> = with_pools.map(LoadedDraft::model).collect();
     let blocks = memory::pool_blocks(config, &*target, &with_pools, budget)?;
+    let (mut pupil, learner) = learning.map(Learning::split).unzip();
     let drafters = drafts
         .into_iter()
-        .map(|(wanted, draft)| drafter(config, wanted, draft, blocks, text.as_deref()))
+        .map(|(wanted, draft)| {
+            let text = text.as_deref();
+            drafter(config, wanted, draft, blocks, text, pupil.take())
+        })
         .collect::<Result<_>>()?;
     let target = if row_penalty > 0.0 {
         Box::new(RowPenalty::new(target, row_penalty))
@@ -141,12 +134,12 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
             ..config.engine.clone()
         },
     )?;
+    if let Some(learner) = learner {
+        learn::start(learner, &engine)?;
+    }
     let device = if device.is_cpu() { "cpu" } else { "cuda" };
-    let drafter = drafts_by_mtp
-        .then_some(&preferred)
-        .or(config.drafter.as_ref());
     Ok(Loaded {
-        info: info(config, &source, device, (blocks, drafter)),
+        info: info(config, &source, device, blocks),
         engine,
         text,
         source,
@@ -171,12 +164,7 @@ pub fn embeddings(
 }
 
 /// What is served, and how.
-fn info(
-    config: &Config,
-    source: &ModelSource,
-    device: &str,
-    (num_blocks, drafter): (usize, Option<&DrafterChoice>),
-) -> ServerInfo {
+fn info(config: &Config, source: &ModelSource, device: &str, num_blocks: usize) -> ServerInfo {
     let (load, engine) = (&config.load, &config.engine);
     let acceptance = format!("{:?}", engine.acceptance).to_lowercase();
     // All on which a text depends besides its request.
@@ -190,6 +178,7 @@ fn info(
         load.quantize,
     );
     let fingerprint = format!("fp_{:016x}", model::fingerprint(source, &how));
+    let drafter = config.drafter.as_ref();
     ServerInfo {
         model: config.model.name.clone(),
         device: device.into(),
@@ -204,13 +193,14 @@ fn info(
     }
 }
 
-/// A drafter; `draft` is its model, if it has one.
+/// A drafter; `draft` is its model, if it has one, and `pupil` what connects it with a learner.
 fn drafter(
     config: &Config,
     wanted: Wanted<'_>,
     draft: Option<LoadedDraft>,
     blocks: usize,
     text: Option<&Text>,
+    pupil: Option<Pupil>,
 ) -> Result<Box<dyn Drafter>> {
     let tables = || tables(&config.tables, text);
     let Some(draft) = draft else {
@@ -220,7 +210,10 @@ fn drafter(
         });
     };
     let prefix_caching = !config.engine.no_prefix_caching;
-    let model = draft.drafter(blocks, config.block_size, prefix_caching)?;
+    let mut model = draft.drafter(blocks, config.block_size, prefix_caching)?;
+    if let Some(pupil) = pupil {
+        model = Box::new(LearningDrafter::new(model, pupil));
+    }
     Ok(if wanted.with_tables {
         Box::new(Cascade::new(model, tables()?))
     } else {
@@ -320,20 +313,6 @@ fn load_mtp(
         tracing::info!("{} drafts for itself: {}", config.model.name, head.layout());
         LoadedDraft::of_head(head)
     }))
-}
-
-/// The same if no flag chose a drafter.
-fn preferred_mtp(
-    config: &Config,
-    source: &ModelSource,
-    device: &Device,
-    target: &dyn Model,
-) -> Result<Option<LoadedDraft>> {
-    if config.prefers_mtp && config.drafter.is_some() && config.compared.is_empty() {
-        load_mtp(config, source, device, target)
-    } else {
-        Ok(None)
-    }
 }
 
 /// The head that `choice` names; `None` if it is an ordinary model, or a kind that is not taken.

@@ -16,12 +16,12 @@ use super::parallel::ParallelHead;
 use super::safetensors_header::TensorHeaders;
 use super::source::{LoadFormat, ModelSource};
 use super::weights::Weights;
-use super::{Ends, Head, Model};
+use super::{Ends, Head, HeadTarget, Model};
 use crate::error::{Error, Result, caught};
 use crate::gguf::GgufSource;
 use crate::kernels::quant::BlockType;
 use crate::{console, files};
-use candle_core::{DType, Device};
+use candle_core::{DType, Device, Tensor};
 use indicatif::ProgressBar;
 use std::cell::Cell;
 use std::io::IsTerminal;
@@ -102,8 +102,9 @@ pub fn inspect_head(
 ) -> Result<(Box<dyn Head>, Inventory)> {
     let shared = SharedInventory::default();
     let options = eager(options);
+    let target = HeadTarget::of(target)?;
     let head = caught("the head", || {
-        load_head_checked(source, kind, &options, target, Some(&shared))
+        load_head_checked(source, kind, &options, &target, Some(&shared))
     })?;
     Ok((head, inventory::take(&shared)))
 }
@@ -184,30 +185,65 @@ pub fn load_head(
     options: &LoadOptions,
     target: &dyn Model,
 ) -> Result<Box<dyn Head>> {
+    load_head_of(source, kind, options, &HeadTarget::of(target)?)
+}
+
+/// The same for a target that is elsewhere.
+///
+/// # Errors
+/// As [`load_head`].
+pub fn load_head_of(
+    source: &ModelSource,
+    kind: HeadKind,
+    options: &LoadOptions,
+    target: &HeadTarget,
+) -> Result<Box<dyn Head>> {
     caught("the head", || {
         load_head_checked(source, kind, options, target, None)
     })
+}
+
+/// The configuration of the head of kind `kind` in `source`, and its tensors, to read single ones in f32.
+///
+/// # Errors
+/// A setup error, in one line, that names what is missing, broken or not supported.
+pub(crate) fn open_head(source: &ModelSource, kind: HeadKind) -> Result<(HeadConfig, Weights)> {
+    let head = match source {
+        ModelSource::Gguf(file) => {
+            let options = LoadOptions::default();
+            let dtypes = pick_dtypes(&options, || Ok(DType::F32))?;
+            open_gguf_head(file, kind, dtypes, &options)?.0
+        }
+        ModelSource::Folder(folder) => HeadConfig::from_json(folder, kind)?,
+    };
+    Ok((head, Weights::open(source)?))
+}
+
+/// The values of `weight` in f32 after loading by `options`, which may round them to blocks.
+///
+/// # Errors
+/// A setup error, if its values do not fit the blocks.
+pub(crate) fn as_loaded(weight: &Tensor, options: &LoadOptions) -> Result<Tensor> {
+    if weight.rank() != 2 {
+        return Ok(weight.clone());
+    }
+    let dtypes = pick_dtypes(options, || Ok(DType::F16))?;
+    Weights::dummy(0, dtypes, &options.device).as_loaded(weight)
 }
 
 fn load_head_checked(
     source: &ModelSource,
     kind: HeadKind,
     options: &LoadOptions,
-    target: &dyn Model,
+    target: &HeadTarget,
     inventory: Option<&SharedInventory>,
 ) -> Result<Box<dyn Head>> {
-    let config = target.config();
-    let ends = target.ends().ok_or_else(|| {
-        Error::setup(format!(
-            "{}: this model cannot have a head",
-            config.architecture
-        ))
-    })?;
-    let dtypes = dtypes_of_head(options, &ends)?;
+    let HeadTarget { config, ends } = target;
+    let dtypes = dtypes_of_head(options, ends)?;
     if let (HeadKind::Medusa, ModelSource::Folder(folder)) = (kind, source) {
         let weights = weights_of_head(folder, dtypes, options)?;
         let weights = weights.headers_only(inventory);
-        let heads = MedusaHeads::load(&head::read_json(folder)?.1, weights, config, &ends)?;
+        let heads = MedusaHeads::load(&head::read_json(folder)?.1, weights, config, ends)?;
         return Ok(Box::new(heads));
     }
     let (mut head, weights) = match source {
@@ -228,8 +264,8 @@ fn load_head_checked(
     let context = &mut head.shape.max_position_embeddings;
     *context = (*context).max(config.max_position_embeddings);
     Ok(match kind {
-        HeadKind::Parallel => Box::new(ParallelHead::load(head, taps, weights, config, &ends)?),
-        _ => Box::new(EagleHead::load(head, taps, weights, config, &ends)?),
+        HeadKind::Parallel => Box::new(ParallelHead::load(head, taps, weights, config, ends)?),
+        _ => Box::new(EagleHead::load(head, taps, weights, config, ends)?),
     })
 }
 
@@ -244,24 +280,42 @@ pub fn load_mtp(
     target: &dyn Model,
 ) -> Result<Option<Box<dyn Head>>> {
     caught("the layer for further tokens", || {
-        let (config, Some(ends)) = (target.config(), target.ends()) else {
+        let Some(found) = open_mtp(source, options, target)? else {
             return Ok(None);
         };
-        let dtypes = dtypes_of_head(options, &ends)?;
-        let device = &options.device;
-        let weights = match source {
-            ModelSource::Gguf(file) => Weights::gguf(GgufFile::open(file)?, dtypes, device),
-            ModelSource::Folder(folder) => {
-                let weights = weights_of_head(folder, dtypes, options)?;
-                weights.packed(config.packed.clone(), declared_dtype(folder)?)
-            }
-        };
-        let Some(names) = MtpNames::of(&weights, config) else {
-            return Ok(None);
-        };
-        let head = EagleHead::load_mtp(&names, weights, config, &ends)?;
+        let (names, weights, ends) = found;
+        let head = EagleHead::load_mtp(&names, weights, target.config(), &ends)?;
         Ok(Some(Box::new(head) as Box<dyn Head>))
     })
+}
+
+/// Whether the checkpoint of `target`, in `source`, has such a layer.
+///
+/// # Errors
+/// `Setup`, if a file is missing or broken.
+pub fn has_mtp(source: &ModelSource, options: &LoadOptions, target: &dyn Model) -> Result<bool> {
+    Ok(open_mtp(source, options, target)?.is_some())
+}
+
+fn open_mtp(
+    source: &ModelSource,
+    options: &LoadOptions,
+    target: &dyn Model,
+) -> Result<Option<(MtpNames, Weights, Ends)>> {
+    let config = target.config();
+    // The layers of other architectures differ.
+    let Some(ends) = target.ends().filter(|_| config.spec.is_recurrent()) else {
+        return Ok(None);
+    };
+    let dtypes = dtypes_of_head(options, &ends)?;
+    let weights = match source {
+        ModelSource::Gguf(file) => Weights::gguf(GgufFile::open(file)?, dtypes, &options.device),
+        ModelSource::Folder(folder) => {
+            let weights = weights_of_head(folder, dtypes, options)?;
+            weights.packed(config.packed.clone(), declared_dtype(folder)?)
+        }
+    };
+    Ok(MtpNames::of(&weights, config).map(|names| (names, weights, ends)))
 }
 
 fn weights_of_head(folder: &Path, dtypes: Dtypes, options: &LoadOptions) -> Result<Weights> {

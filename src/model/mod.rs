@@ -72,14 +72,17 @@ pub use config::ModelConfig;
 pub use delta_spec::{DeltaLayout, DeltaSpec};
 pub use fingerprint::fingerprint;
 pub use head::HeadKind;
-pub(crate) use head_config::HeadConfig;
+pub(crate) use head_config::{FcNorm, HeadConfig};
 pub use inventory::{Inventory, TensorEntry};
 pub use layer_spec::{
     ExpertGroups, ExpertsSpec, KvSource, LayerSpec, MlpSpec, ModelSpec, NormSpec, Norms, QkNorm,
     RouterScores, SharedExpert,
 };
 pub use layers::LayerList;
-pub use load::{LoadOptions, inspect, inspect_head, load, load_head, load_mtp};
+pub use load::{
+    LoadOptions, has_mtp, inspect, inspect_head, load, load_head, load_head_of, load_mtp,
+};
+pub(crate) use load::{as_loaded, open_head};
 pub use path::{PathOutput, PathRows};
 pub use pooling::{EmbeddingSpec, Pooling};
 pub use rope::{Llama3Scaling, RopeScaling, RopeSpec};
@@ -110,6 +113,37 @@ pub struct Ends {
     /// The norm before the output layer.
     pub(crate) norm: norm::Norm,
     pub(crate) output: output_layer::OutputLayer,
+}
+
+/// What a head needs of its target, which may be elsewhere.
+pub struct HeadTarget {
+    pub(crate) config: ModelConfig,
+    pub(crate) ends: Ends,
+}
+
+impl HeadTarget {
+    /// That of `target`, whose weights it shares.
+    ///
+    /// # Errors
+    /// A setup error if it has no first and last layer to share.
+    pub fn of(target: &dyn Model) -> Result<Self> {
+        let config = target.config().clone();
+        let ends = target.ends().ok_or_else(|| {
+            Error::setup(format!(
+                "{}: this model cannot have a head",
+                config.architecture
+            ))
+        })?;
+        Ok(Self { config, ends })
+    }
+
+    /// The embeddings of `ids`, `[n]` u32: `[n, hidden]`.
+    ///
+    /// # Errors
+    /// If an id is outside the vocabulary.
+    pub fn embed(&self, ids: &Tensor) -> Result<Tensor> {
+        self.ends.embedding.forward(ids)
+    }
 }
 
 impl ForwardOutput {

@@ -23,10 +23,6 @@ pub(super) struct MtpNames {
 impl MtpNames {
     /// Those in `weights`, the checkpoint of a model like `target`; `None` if it has no such layer.
     pub fn of(weights: &Weights, target: &ModelConfig) -> Option<Self> {
-        // Those of other architectures differ.
-        if !target.spec.is_recurrent() {
-            return None;
-        }
         let names = if weights.are_gguf() {
             let of = |part: &str| names::layer(target.num_layers(), part);
             Self {

@@ -17,6 +17,7 @@ use super::tensor_source::TensorSource;
 use super::{dummy, pickle, requantize};
 use crate::error::{Error, Result, clipped};
 use crate::files;
+use crate::kernels::quant::BlockType;
 use candle_core::{DType, Device, Tensor};
 use std::collections::HashSet;
 use std::path::Path;
@@ -283,6 +284,26 @@ impl Weights {
             .source
             .tensor(name, &self.device)?
             .to_dtype(DType::F32)?)
+    }
+
+    /// The dtype in which the matrix `name` (its full Hugging Face name) is stored, f32 if it is quantized, and
+    /// its blocks if it is.
+    ///
+    /// # Errors
+    /// A setup error that names the tensor if it is missing.
+    pub fn stored_as(&mut self, name: &str) -> Result<(DType, Option<BlockType>)> {
+        let TensorSource::Gguf(file) = &mut self.source else {
+            let dtype = self.source.describe(name)?.map(|(_, dtype)| dtype);
+            return Ok((dtype.unwrap_or(DType::F32), None));
+        };
+        let kind = file.describe(name)?.0;
+        let blocks = Some(kind).filter(|kind| kind.float().is_none());
+        Ok((kind.float().unwrap_or(DType::F32), blocks))
+    }
+
+    /// The values, in f32, of `weight` `[outputs, inputs]` after it was loaded, unless they do not fit blocks.
+    pub fn as_loaded(&self, weight: &Tensor) -> Result<Tensor> {
+        self.matrix_of(weight, "of a head")?.dequantize()
     }
 
     /// The divisors of the RoPE frequencies, if the checkpoint contains them.

@@ -81,6 +81,14 @@ impl Drafter for Cascade {
         self.tables.observe(committed);
     }
 
+    fn learns(&self) -> bool {
+        self.first.learns()
+    }
+
+    fn learn(&mut self, committed: &[Committed<'_>]) {
+        self.first.learn(committed);
+    }
+
     fn forget(&mut self, id: SeqId) {
         self.first.forget(id);
         self.tables.forget(id);

@@ -101,6 +101,8 @@ pub struct DraftContext {
     /// The output that the request expects, as tokens; a hint. May be empty. The choices of a request share
     /// it.
     pub prediction: Arc<[u32]>,
+    /// Whether a head that learns while it serves may learn from this request.
+    pub teaches: bool,
 }
 
 /// Guessed continuations of one sequence: a tree of tokens, ordered so that parents come before
@@ -335,7 +337,7 @@ pub struct Committed<'a> {
     /// Positions that the target computed in this step and that are committed: pending tokens, then
     /// accepted ones. The token that the step added itself is not included: it is pending.
     pub new: Range<usize>,
-    /// The target's hidden states there, `[new.len(), taps * hidden_size]`; see
+    /// The target's hidden states there, `[new.len(), taps * hidden_size]`, if the drafter reads or learns; see
     /// [`Output::hidden`](crate::model::ForwardOutput::hidden). `None` if
     /// [`Drafter::taps`](super::Drafter::taps) is empty, or reading does not pay. It may be a view of a
     /// larger tensor: copy what is kept for long.

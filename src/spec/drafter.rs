@@ -68,6 +68,16 @@ pub trait Drafter: Send {
         }
     }
 
+    /// Whether [`Drafter::learn`] wants the hidden states of requests that
+    /// [teach](super::DraftContext::teaches); it never changes.
+    fn learns(&self) -> bool {
+        false
+    }
+
+    /// Called before [`Drafter::observe`] if the drafter learns, with the hidden states of requests that teach,
+    /// even where it does not pay to read them for drafts: then `observe` does not get them.
+    fn learn(&mut self, _committed: &[Committed<'_>]) {}
+
     /// The sequence was preempted, or was part of a failed call of `propose`: free all state held
     /// for it. After a preemption it is observed from its start again; after a failure its earlier
     /// positions do not come again.

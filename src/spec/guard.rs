@@ -14,6 +14,7 @@ pub struct Guard {
     /// What it needs of the target never changes.
     taps: Vec<usize>,
     candidates: usize,
+    learns: bool,
 }
 
 impl Guard {
@@ -22,9 +23,12 @@ impl Guard {
             drafter: RefCell::new(Some(drafter)),
             taps: Vec::new(),
             candidates: 0,
+            learns: false,
         };
         let taps = guard.call("taps", |drafter| drafter.taps().to_vec());
         let candidates = guard.call("candidates", |drafter| drafter.candidates());
+        let learns = guard.call("learns", |drafter| drafter.learns());
+        guard.learns = learns.unwrap_or_default();
         guard.taps = taps.unwrap_or_default();
         guard.candidates = candidates.unwrap_or_default();
         guard
@@ -59,6 +63,11 @@ impl Guard {
     /// See [`Drafter::taps`].
     pub fn taps(&self) -> &[usize] {
         if self.is_off() { &[] } else { &self.taps }
+    }
+
+    /// See [`Drafter::learns`].
+    pub fn learns(&self) -> bool {
+        self.learns && !self.is_off()
     }
 
     /// See [`Drafter::candidates`].

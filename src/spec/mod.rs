@@ -13,6 +13,7 @@ mod estimate;
 mod features;
 mod growth;
 mod guard;
+mod learning;
 mod masks;
 mod ngram;
 mod parallel;
@@ -36,6 +37,7 @@ pub use draft::{
 };
 pub use draft_model::DraftModel;
 pub use drafter::Drafter;
+pub use learning::{LESSON_ROWS, LearningDrafter, Lesson, Pupil};
 pub use ngram::NgramDrafter;
 pub use parallel::ParallelDrafter;
 pub use pool::DraftPool;

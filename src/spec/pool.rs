@@ -6,7 +6,7 @@ use super::draft::{CacheScope, Committed, DraftCost, DraftRequest, SeqId};
 use super::features::{Features, MAX_UNREAD};
 use crate::error::{Error, Result};
 use crate::kv::{BlockAllocator, BlockTable, KvStore, PrefixRoot};
-use crate::model::{Batch, DraftNetwork};
+use crate::model::{Batch, DraftNetwork, Head};
 use candle_core::Tensor;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -209,6 +209,16 @@ impl DraftPool {
             sequences: HashMap::new(),
             acceptance: AcceptanceModel::default(),
         })
+    }
+
+    /// Lets `head`, which has the shape of the one before it, draft from now on. What that one has computed
+    /// would mislead it, so running sequences go on with the states that come next.
+    pub fn replace_head(&mut self, head: Box<dyn Head>) {
+        for sequence in self.sequences.values_mut() {
+            sequence.reset(&mut self.network.blocks);
+        }
+        self.reset_prefix_cache();
+        self.network.draft = DraftNetwork::Head(head);
     }
 
     /// See [`Drafter::taps`](super::Drafter::taps).

@@ -282,7 +282,24 @@ impl Proposer {
 
     /// See [`Drafter::observe`].
     pub fn observe(&mut self, committed: &[Committed<'_>]) {
-        (self.drafter).call("observe", |drafter| drafter.observe(committed));
+        if !self.drafter.learns() {
+            (self.drafter).call("observe", |drafter| drafter.observe(committed));
+            return;
+        }
+        // What teaches need not be read.
+        let read = committed.iter().map(|one| {
+            let sequence = self.sequences.get(&one.id);
+            let is_read = sequence.is_some_and(|sequence| sequence.is_read);
+            Committed {
+                hidden: one.hidden.clone().filter(|_| is_read),
+                ..one.clone()
+            }
+        });
+        let read: Vec<Committed<'_>> = read.collect();
+        self.drafter.call("observe", |drafter| {
+            drafter.learn(committed);
+            drafter.observe(&read);
+        });
     }
 
     /// Decides which sequences of a step are read. One that was read is read on: what follows costs little.
@@ -297,6 +314,8 @@ impl Proposer {
         }
         for input in inputs.iter_mut().filter(|input| input.may_draft) {
             input.is_read = self.is_read(input.state);
+            let teaches = self.drafter.learns() && input.state.draft_context.teaches;
+            input.is_tapped = input.is_read || teaches;
         }
     }
 

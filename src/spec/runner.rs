@@ -327,7 +327,7 @@ impl SpeculativeRunner {
                 batch.logits.extend(decided.map(row_of));
             }
             ranges.push(first..batch.logits.len());
-            if input.is_read && !layers.is_empty() {
+            if input.is_tapped && !layers.is_empty() {
                 tapped.extend(base as u32..batch.tokens.len() as u32);
             }
         }
@@ -341,7 +341,7 @@ impl SpeculativeRunner {
     }
 }
 
-/// Distributes the rows of `hidden`: each output of an input that is read receives those of its
+/// Distributes the rows of `hidden`: each output of an input that is tapped receives those of its
 /// pending tokens and accepted nodes. `hidden` has the pending and draft rows of all such inputs.
 fn hand_out(
     hidden: &Tensor,
@@ -351,7 +351,7 @@ fn hand_out(
 ) -> Result<()> {
     let mut start = 0;
     for ((input, draft), output) in inputs.iter().zip(drafts).zip(outputs) {
-        if !input.is_read {
+        if !input.is_tapped {
             continue;
         }
         let first = start + input.rows;

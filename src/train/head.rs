@@ -7,17 +7,18 @@
 //! that of all passes.
 
 use super::attention::attend;
-use super::head_weights::{EAGLE_LAYER, HeadWeights, layer_shapes};
+use super::head_weights::{EAGLE_LAYER, HeadWeights, TargetEmbedding, layer_shapes};
 use super::ops::linear;
 use super::optimizer::ByName;
 use super::student::{Student, TrainBatch};
 use crate::error::{Error, Result};
-use crate::model::{ModelConfig, Weights};
+use crate::model::{HeadTarget, ModelConfig, Weights};
 use candle_core::{Device, Tensor, Var};
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// How much less the loss of a pass counts than that of the one before it.
-const DECAY: f64 = 0.8;
+pub const DECAY: f64 = 0.8;
 
 /// A trainable head in f32.
 pub struct TrainHead {
@@ -45,6 +46,39 @@ impl TrainHead {
         Ok(Self {
             weights: HeadWeights::new(config, shapes, target, ids, random, device)?,
             passes,
+        })
+    }
+
+    /// A head whose weights are known: those that [`shapes`] names.
+    ///
+    /// # Errors
+    /// If the layer is not like Llama's.
+    pub fn of(
+        config: ModelConfig,
+        weights: &ByName<Tensor>,
+        target: Arc<HeadTarget>,
+        ids: Vec<u32>,
+        passes: usize,
+        seq_len: usize,
+    ) -> Result<Self> {
+        let embedding = TargetEmbedding::Shared(target);
+        let vars = variables(weights)?;
+        Ok(Self {
+            weights: HeadWeights::of(config, vars, embedding, ids, seq_len + passes)?,
+            passes,
+        })
+    }
+
+    /// The same head with a copy of other weights.
+    ///
+    /// # Errors
+    /// If there is no memory for them.
+    pub fn with(&self, weights: &ByName<Tensor>) -> Result<Self> {
+        let mut other = self.weights.clone();
+        other.vars = variables(weights)?;
+        Ok(Self {
+            weights: other,
+            passes: self.passes,
         })
     }
 
@@ -109,8 +143,14 @@ impl Student for TrainHead {
     }
 }
 
+fn variables(weights: &ByName<Tensor>) -> Result<ByName<Var>> {
+    let all = weights.iter();
+    all.map(|(name, weight)| Ok((name.clone(), Var::from_tensor(weight)?)))
+        .collect()
+}
+
 /// The name and shape of every weight of a head that reads `taps` layers and predicts `outputs` ids.
-fn shapes(config: &ModelConfig, taps: usize, outputs: usize) -> Vec<(String, Vec<usize>)> {
+pub fn shapes(config: &ModelConfig, taps: usize, outputs: usize) -> Vec<(String, Vec<usize>)> {
     let hidden = config.hidden_size;
     let own = [
         ("fc", vec![hidden, taps * hidden]),

@@ -6,7 +6,7 @@ use super::model::{INITIAL_DEVIATION, fresh};
 use super::ops::{linear, rms_norm, swiglu};
 use super::optimizer::ByName;
 use crate::error::{Error, Result};
-use crate::model::{ModelConfig, Weights, names};
+use crate::model::{HeadTarget, ModelConfig, Weights, names};
 use candle_core::{DType, Device, Tensor, Var};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,12 +19,27 @@ const EMBEDDING_NOISE: f64 = 0.01;
 /// The layer of an EAGLE-3 head.
 pub const EAGLE_LAYER: &str = "midlayer";
 
-/// The weights of a head in f32.
+/// The target's embedding, which is not trained.
+#[derive(Clone)]
+pub enum TargetEmbedding {
+    /// `[vocab_size, hidden]`, f32.
+    Dense(Tensor),
+    /// That of a target that runs beside the training.
+    Shared(Arc<HeadTarget>),
+}
+
+impl From<Tensor> for TargetEmbedding {
+    fn from(embedding: Tensor) -> Self {
+        Self::Dense(embedding)
+    }
+}
+
+/// The weights of a head in f32. Clones share them.
+#[derive(Clone)]
 pub struct HeadWeights {
     pub config: ModelConfig,
     pub vars: ByName<Var>,
-    /// `[vocab_size, hidden]`: the target's; it is not trained.
-    pub embedding: Tensor,
+    pub embedding: TargetEmbedding,
     /// The target's ids of the head's output rows.
     pub ids: Vec<u32>,
     pub heads: Heads,
@@ -73,7 +88,7 @@ impl HeadWeights {
     pub fn of(
         config: ModelConfig,
         vars: ByName<Var>,
-        embedding: Tensor,
+        embedding: impl Into<TargetEmbedding>,
         ids: Vec<u32>,
         positions: usize,
     ) -> Result<Self> {
@@ -92,7 +107,7 @@ impl HeadWeights {
             },
             config,
             vars,
-            embedding,
+            embedding: embedding.into(),
             ids,
         })
     }
@@ -136,8 +151,13 @@ impl HeadWeights {
     /// # Errors
     /// If the device fails.
     pub fn embed(&self, ids: Vec<u32>) -> Result<Tensor> {
-        let ids = Tensor::new(ids, self.embedding.device())?;
-        Ok(self.embedding.index_select(&ids, 0)?)
+        match &self.embedding {
+            TargetEmbedding::Dense(embedding) => {
+                let ids = Tensor::new(ids, embedding.device())?;
+                Ok(embedding.index_select(&ids, 0)?)
+            }
+            TargetEmbedding::Shared(target) => target.embed(&Tensor::new(ids, &Device::Cpu)?),
+        }
     }
 
     /// The published layout: `d2t` is the id of each output row minus the row's number.

@@ -18,6 +18,7 @@ pub mod head;
 mod head_weights;
 mod heads;
 mod identity;
+pub mod learn;
 pub mod loss;
 pub mod model;
 mod on_device;
@@ -300,13 +301,13 @@ pub fn run(options: &DistillOptions) -> Result<DistillReport> {
     let mut shape = shape::of(options, &target)?;
     let rows = rows(options, &target.text, shape.config.vocab_size)?;
     shape.choose_mask(options, &rows, &target.text)?;
-    let split = corpus::split(&rows, options.holdout, options.seed)?;
+    let Split { train, held_out } = corpus::split(&rows, options.holdout, options.seed)?;
     let folder = OutputFolder::open(&options.out, options.resume)?;
     say(format_args!(
         "corpus: {} rows of {} tokens, {} of them held out",
         rows.len(),
         options.seq_len,
-        split.held_out.len()
+        held_out.len()
     ));
     let fingerprint = corpus::fingerprint(&rows);
     let (soft, features) = match options.objective {
@@ -319,7 +320,6 @@ pub fn run(options: &DistillOptions) -> Result<DistillReport> {
         }
     };
     let settings = options.settings(&shape.json, fingerprint);
-    let Split { train, held_out } = split;
     let seen = train.iter().map(|&row| &rows[row]);
     let vocabulary = vocabulary(options, &shape.config, seen, &target, &device)?;
     let student = student(options, &shape, &target, vocabulary.as_ref(), &device)?;

@@ -27,7 +27,7 @@ const TOKENIZER_FILES: [&str; 5] = [
     "generation_config.json",
 ];
 const CHECKPOINT: &str = "checkpoint.safetensors";
-const WEIGHTS: &str = "model.safetensors";
+pub const WEIGHTS: &str = "model.safetensors";
 /// What the target's pass writes, before there is a checkpoint.
 const TARGETS: &str = "targets.bin";
 /// The checkpoint's tensor that contains [`TrainState`] as the bytes of its JSON.
@@ -260,7 +260,11 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     }
 }
 
-fn save(path: &Path, tensors: &HashMap<String, Tensor>) -> Result<()> {
+/// Writes `tensors` to `path`.
+///
+/// # Errors
+/// `Setup`, naming the file, which then is unchanged.
+pub fn save(path: &Path, tensors: &HashMap<String, Tensor>) -> Result<()> {
     let first_line = |e: candle_core::Error| {
         std::io::Error::other(e.to_string().lines().next().unwrap_or_default().to_owned())
     };

@@ -28,7 +28,8 @@ pub fn plain(weights: &HeadWeights) -> Weights {
             (name, matrix(var.as_tensor()))
         })
         .collect();
-    all.insert("embedding".into(), matrix(&weights.embedding));
+    let ids = (0..weights.config.vocab_size as u32).collect();
+    all.insert("embedding".into(), matrix(&weights.embed(ids).unwrap()));
     all
 }
 

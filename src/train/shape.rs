@@ -231,10 +231,7 @@ fn head(options: &DistillOptions, target: &DistillTarget) -> Result<StudentSpec>
     let fields = if parallel {
         parallel_json(options, of_target, &taps)?
     } else {
-        json!({
-            "architectures": ["LlamaForCausalLMEagle3"],
-            "eagle_aux_hidden_state_layer_ids": taps,
-        })
+        eagle3_json(&taps)
     };
     if let (Some(json), Value::Object(fields)) = (json.as_object_mut(), fields) {
         json.extend(fields);
@@ -244,6 +241,14 @@ fn head(options: &DistillOptions, target: &DistillTarget) -> Result<StudentSpec>
         config,
         taps,
         block: None,
+    })
+}
+
+/// What the `config.json` of an EAGLE-3 head has besides.
+pub fn eagle3_json(taps: &[usize]) -> Value {
+    json!({
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "eagle_aux_hidden_state_layer_ids": taps,
     })
 }
 
@@ -337,7 +342,10 @@ fn taps(options: &DistillOptions, layers: usize) -> Result<Vec<usize>> {
 }
 
 /// What the `config.json` of every head has.
-fn head_json(config: &ModelConfig) -> Result<Value> {
+///
+/// # Errors
+/// If its layers are not like Llama's.
+pub fn head_json(config: &ModelConfig) -> Result<Value> {
     let rope = config.plain_rope().map_err(Error::setup)?;
     let mut json = json!({
         "architectures": null,

@@ -59,6 +59,7 @@ mod http_speculation;
 mod http_tools;
 mod kv;
 #[cfg(feature = "embedded-model")]
+mod learn;
 mod logs;
 mod medusa;
 mod model;

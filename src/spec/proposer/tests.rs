@@ -55,6 +55,7 @@ fn input(state: &mut SequenceState, nodes: usize) -> StepInput<'_> {
         may_draft: true,
         is_asked: false,
         is_read: false,
+        is_tapped: false,
         prompt_scores: 0..0,
         pooled: 0..0,
         state,

@@ -22,6 +22,24 @@ fn state(id: SeqId, prompt: &[u32]) -> SequenceState {
     }
 }
 
+/// A step of `rows` rows without drafts.
+fn input(state: &mut SequenceState, rows: usize) -> StepInput<'_> {
+    StepInput {
+        rows,
+        sample: state.kv_len + rows == state.tokens.len(),
+        nodes: 0,
+        depth: 0,
+        width: 1,
+        may_draft: false,
+        is_asked: false,
+        is_read: false,
+        is_tapped: false,
+        prompt_scores: 0..0,
+        pooled: 0..0,
+        state,
+    }
+}
+
 /// A step of `rows` rows, which accepts the nodes of `path`, ascending, and adds one more token each time that it samples.
 fn step(
     slots: &mut StateSlots,
@@ -29,20 +47,7 @@ fn step(
     rows: usize,
     path: &[usize],
 ) -> KeptState {
-    let sample = state.kv_len + rows == state.tokens.len();
-    let inputs = [StepInput {
-        rows,
-        sample,
-        nodes: 0,
-        depth: 0,
-        width: 1,
-        may_draft: false,
-        is_asked: false,
-        is_read: false,
-        prompt_scores: 0..0,
-        pooled: 0..0,
-        state,
-    }];
+    let inputs = [input(state, rows)];
     let mut kept = slots.plan(&inputs).unwrap();
     let output = StepOutput {
         path: path.to_vec(),
@@ -52,6 +57,7 @@ fn step(
     slots.finish(&inputs, &[Ok(output)]);
     slots.check_invariants().unwrap();
     state.kv_len += rows + path.len();
+    let sample = state.kv_len == state.tokens.len() + path.len();
     let new = if sample { path.len() + 1 } else { 0 };
     state.tokens.extend((0..new).map(|i| 100 + i as u32));
     kept.pop().unwrap()
@@ -122,19 +128,7 @@ fn a_sequence_begins_with_the_copy_that_it_has_chosen() {
     // Without the state of its first tokens a sequence does not begin.
     let mut five = state(5, &[8; 9]);
     five.kv_len = 4;
-    let input = StepInput {
-        rows: 5,
-        sample: true,
-        nodes: 0,
-        depth: 0,
-        width: 1,
-        may_draft: false,
-        is_asked: false,
-        is_read: false,
-        prompt_scores: 0..0,
-        pooled: 0..0,
-        state: &mut five,
-    };
+    let input = input(&mut five, 5);
     slots.plan(&[input]).unwrap_err();
     slots.check_invariants().unwrap();
 }
@@ -157,19 +151,7 @@ fn where_texts_part_a_copy_is_made() {
     // A step that fails loses no slot.
     let mut four = state(4, &prompt(4));
     slots.resume(&four, 0);
-    let input = StepInput {
-        rows: 17,
-        sample: true,
-        nodes: 0,
-        depth: 0,
-        width: 1,
-        may_draft: false,
-        is_asked: false,
-        is_read: false,
-        prompt_scores: 0..0,
-        pooled: 0..0,
-        state: &mut four,
-    };
+    let input = input(&mut four, 17);
     slots.plan(&[input]).unwrap();
     slots.release(4);
     slots.check_invariants().unwrap();

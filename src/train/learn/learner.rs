@@ -1,0 +1,351 @@
+//! The learner's thread: trains, compares, switches.
+
+use super::folder::LearnFolder;
+use super::gain::{Gain, MIN_LESSONS, Score};
+use super::lessons::{Kept, Lessons};
+use super::metrics::LearnMetrics;
+use super::source::HeadFile;
+use super::step::Candidate;
+use crate::error::{Error, Result};
+use crate::model::{Head, HeadKind, HeadTarget, LoadOptions, ModelSource, as_loaded, load_head_of};
+use crate::spec::Lesson;
+use crate::train::head::TrainHead;
+use crate::train::optimizer::ByName;
+use crate::train::student::Student;
+use candle_core::{DType, Tensor};
+use rayon::ThreadPool;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+/// Lessons of a step.
+const BATCH: usize = 8;
+/// Steps between two comparisons of the candidate with the head in use.
+const COMPARE_EVERY: usize = 8;
+/// Lessons that a comparison measures on, at most.
+const MAX_JUDGED: usize = 32;
+/// How often it looks whether a request runs.
+const POLL: Duration = Duration::from_millis(20);
+/// It computes only after so long without a request: a client that asks again at once would share the core.
+const QUIET: Duration = Duration::from_millis(200);
+
+/// A head that is or was in use.
+pub struct Version {
+    /// As it drafts: with the rounding of its blocks.
+    head: TrainHead,
+    /// Its weights before rounding; `None` = it is the head that was given, which has no others.
+    trained: Option<ByName<Tensor>>,
+    /// What it is worth in held-out lessons, by their number.
+    scores: HashMap<u64, Score>,
+}
+
+impl Version {
+    pub fn new(head: TrainHead, trained: Option<ByName<Tensor>>) -> Self {
+        Self {
+            head,
+            trained,
+            scores: HashMap::new(),
+        }
+    }
+}
+
+/// The head in use, or the one before it.
+#[derive(Clone, Copy)]
+enum Which {
+    Used,
+    Previous,
+}
+
+/// What is learnt, and from what.
+pub struct Study {
+    pub lessons: Lessons,
+    pub candidate: Candidate,
+    pub used: Version,
+    /// What comes back if the head in use proves worse.
+    pub previous: Option<Version>,
+    /// The number of the next lesson at the last switch, and at the last comparison with the previous head.
+    pub switched_at: u64,
+    pub watched_at: u64,
+    /// Steps so far, and at the last comparison.
+    pub steps: usize,
+    pub compared_at: usize,
+    pub heads: Sender<Box<dyn Head>>,
+    pub folder: LearnFolder,
+    /// The head that was given, and where it is.
+    pub base: HeadFile,
+    pub source: ModelSource,
+    pub target: Arc<HeadTarget>,
+    pub load: LoadOptions,
+    pub metrics: LearnMetrics,
+}
+
+/// When the learner computes: while no request runs, and for its share of that time.
+pub struct Pace {
+    /// Of one thread: whatever candle spreads over "the" pool stays on it.
+    pub pool: ThreadPool,
+    pub share: f64,
+    pub inbox: Receiver<Lesson>,
+    /// When it last saw a request run.
+    pub last_busy: Instant,
+    /// Whether the drafter is gone.
+    pub has_ended: bool,
+}
+
+impl Pace {
+    /// Takes lessons for so long.
+    ///
+    /// # Errors
+    /// If the drafter is gone.
+    fn receive(&mut self, study: &mut Study, patience: Duration) -> Result<()> {
+        let until = Instant::now() + patience;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.inbox.recv_timeout(left) {
+                Ok(lesson) => {
+                    study.metrics.lessons.inc();
+                    study.lessons.add(lesson);
+                }
+                Err(RecvTimeoutError::Timeout) => return Ok(()),
+                Err(RecvTimeoutError::Disconnected) => {
+                    self.has_ended = true;
+                    return Err(Error::shutting_down());
+                }
+            }
+        }
+    }
+
+    /// Computes `work` when no request runs, and then rests.
+    ///
+    /// # Errors
+    /// That of the work, or if the drafter is gone.
+    fn turn<R: Send>(
+        &mut self,
+        study: &mut Study,
+        is_busy: &dyn Fn() -> bool,
+        work: impl FnOnce(&mut Study) -> Result<R> + Send,
+    ) -> Result<R> {
+        loop {
+            if is_busy() {
+                self.last_busy = Instant::now();
+            } else if self.last_busy.elapsed() >= QUIET {
+                break;
+            }
+            self.receive(study, POLL)?;
+        }
+        let started = Instant::now();
+        let result = self.pool.install(|| work(study))?;
+        let seconds = started.elapsed().as_secs_f64();
+        study.metrics.seconds.inc_by(seconds);
+        let rest = Duration::from_secs_f64(seconds * (1.0 / self.share - 1.0));
+        self.receive(study, rest)?;
+        Ok(result)
+    }
+}
+
+impl Study {
+    /// Whether enough lessons came that are held out, of those with a number from `first` on.
+    fn can_judge(&self, first: u64) -> bool {
+        self.lessons.recent(MIN_LESSONS, first).len() == MIN_LESSONS
+    }
+
+    fn must_watch(&self) -> bool {
+        self.previous.is_some() && self.can_judge(self.watched_at.max(self.switched_at))
+    }
+
+    fn must_compare(&self) -> bool {
+        let steps = self.steps - self.compared_at;
+        let is_due = steps >= COMPARE_EVERY || steps > 0 && !self.can_learn();
+        is_due && self.can_judge(0)
+    }
+
+    fn can_learn(&self) -> bool {
+        self.lessons.left() >= BATCH
+    }
+
+    fn score_of(&mut self, which: Which, kept: &Kept) -> Result<Score> {
+        let version = match which {
+            Which::Used => Some(&mut self.used),
+            Which::Previous => self.previous.as_mut(),
+        };
+        let version = version.ok_or_else(|| Error::internal("no head was in use before"))?;
+        if let Some(score) = version.scores.get(&kept.number) {
+            return Ok(*score);
+        }
+        let score = self.candidate.score(&version.head, &kept.lesson)?;
+        version.scores.insert(kept.number, score);
+        Ok(score)
+    }
+
+    /// A copy of the candidate as it is now.
+    fn trained(&self) -> Result<ByName<Tensor>> {
+        let vars = self.candidate.head.vars().iter();
+        vars.map(|(name, var)| Ok((name.clone(), var.as_detached_tensor().copy()?)))
+            .collect()
+    }
+
+    /// `weights` as a head drafts with them that was saved and loaded.
+    fn as_served(&self, weights: &ByName<Tensor>) -> Result<TrainHead> {
+        let served = served(weights, self.base.dtype, &self.load)?;
+        self.candidate.head.with(&served)
+    }
+
+    /// Saves `version` and lets it draft. Returns the one before it.
+    fn switch(&mut self, version: Version) -> Result<Version> {
+        let source = match &version.trained {
+            Some(weights) => {
+                let head = self.candidate.head.with(weights)?;
+                self.folder.write(&self.base, &head)?;
+                self.folder.source()
+            }
+            None => {
+                self.folder.clear()?;
+                self.source.clone()
+            }
+        };
+        let head = load_head_of(&source, HeadKind::Eagle3, &self.load, &self.target)?;
+        // A drafter that is gone needs none.
+        let _ = self.heads.send(head);
+        self.switched_at = self.lessons.next();
+        Ok(std::mem::replace(&mut self.used, version))
+    }
+
+    /// Begins to train the head in use again.
+    fn restart(&mut self) -> Result<()> {
+        let weights = match &self.used.trained {
+            Some(weights) => weights.clone(),
+            None => values(&self.used.head),
+        };
+        self.candidate.restart(&weights)
+    }
+}
+
+/// `weights` after they were saved in `dtype` and loaded by `load`.
+///
+/// # Errors
+/// `Setup`, if they do not fit.
+pub fn served(
+    weights: &ByName<Tensor>,
+    dtype: DType,
+    load: &LoadOptions,
+) -> Result<ByName<Tensor>> {
+    let round = |(name, weight): (&String, &Tensor)| -> Result<_> {
+        let loaded = as_loaded(&weight.to_dtype(dtype)?, load)?;
+        Ok((name.clone(), loaded.to_dtype(DType::F32)?))
+    };
+    weights.iter().map(round).collect()
+}
+
+fn values(head: &TrainHead) -> ByName<Tensor> {
+    let vars = head.vars().iter();
+    vars.map(|(name, var)| (name.clone(), var.as_detached_tensor()))
+        .collect()
+}
+
+/// A learner: what it does, and when.
+pub struct Learner {
+    pub study: Study,
+    pub pace: Pace,
+}
+
+impl Learner {
+    /// Learns until the drafter is gone.
+    ///
+    /// # Errors
+    /// If the head cannot be saved, or a device fails.
+    pub fn run(&mut self, is_busy: &dyn Fn() -> bool) -> Result<()> {
+        loop {
+            let done = if self.study.must_watch() {
+                self.watch(is_busy)
+            } else if self.study.must_compare() {
+                self.compare(is_busy)
+            } else if self.study.can_learn() {
+                self.step(is_busy)
+            } else {
+                self.pace.receive(&mut self.study, POLL)
+            };
+            match done {
+                Ok(()) => {}
+                Err(_) if self.pace.has_ended => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn step(&mut self, is_busy: &dyn Fn() -> bool) -> Result<()> {
+        let (pace, study) = (&mut self.pace, &mut self.study);
+        for lesson in study.lessons.take(BATCH, study.steps as u64) {
+            pace.turn(study, is_busy, |study| study.candidate.learn(&lesson))?;
+        }
+        pace.turn(study, is_busy, |study| {
+            study.steps += 1;
+            study.metrics.steps.inc();
+            if study.candidate.step()? {
+                return Ok(());
+            }
+            tracing::warn!("a step of the head in training was not finite: it begins again");
+            study.restart()
+        })
+    }
+
+    /// Lets the candidate draft if it is better than the head in use.
+    fn compare(&mut self, is_busy: &dyn Fn() -> bool) -> Result<()> {
+        let (pace, study) = (&mut self.pace, &mut self.study);
+        study.compared_at = study.steps;
+        let (trained, head) = pace.turn(study, is_busy, |study| {
+            let trained = study.trained()?;
+            let head = study.as_served(&trained)?;
+            Ok((trained, head))
+        })?;
+        let mut candidate = Version::new(head, Some(trained));
+        let mut pairs = Vec::new();
+        for kept in study.lessons.recent(MAX_JUDGED, 0) {
+            let head = &candidate.head;
+            let score = |study: &mut Study| study.candidate.score(head, &kept.lesson);
+            let new = pace.turn(study, is_busy, score)?;
+            let old = |study: &mut Study| study.score_of(Which::Used, &kept);
+            pairs.push((new, pace.turn(study, is_busy, old)?));
+            candidate.scores.insert(kept.number, new);
+        }
+        study.lessons.retain_known(&mut study.used.scores);
+        let Some(gain) = Gain::of(&pairs) else {
+            return Ok(());
+        };
+        study.metrics.used.set(gain.before);
+        study.metrics.candidate.set(gain.after);
+        tracing::debug!(steps = study.steps, "the head in training: {gain}");
+        if gain.is_better() {
+            let previous = pace.turn(study, is_busy, |study| study.switch(candidate))?;
+            study.previous = Some(previous);
+            study.metrics.switches.inc();
+            tracing::info!("a better head drafts from now on: {gain}");
+        } else if gain.is_worse() {
+            pace.turn(study, is_busy, Study::restart)?;
+        }
+        Ok(())
+    }
+
+    /// Lets the head before the one in use come back if it is better on lessons that have come since.
+    fn watch(&mut self, is_busy: &dyn Fn() -> bool) -> Result<()> {
+        let (pace, study) = (&mut self.pace, &mut self.study);
+        study.watched_at = study.lessons.next();
+        let mut pairs = Vec::new();
+        for kept in study.lessons.recent(MAX_JUDGED, study.switched_at) {
+            let [used, previous] = [Which::Used, Which::Previous]
+                .map(|which| pace.turn(study, is_busy, |study| study.score_of(which, &kept)));
+            pairs.push((used?, previous?));
+        }
+        let Some(gain) = Gain::of(&pairs).filter(Gain::is_worse) else {
+            return Ok(());
+        };
+        if let Some(previous) = study.previous.take() {
+            pace.turn(study, is_busy, |study| {
+                study.switch(previous)?;
+                study.restart()
+            })?;
+            study.metrics.switches_back.inc();
+            tracing::info!("the head before the one in use drafts again: {gain}");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,157 @@
+//! The heads that can learn: EAGLE-3's, as `distill --method eagle3` trains them.
+
+use crate::error::{Error, Result};
+use crate::kernels::quant::BlockType;
+use crate::model::{FcNorm, HeadConfig, HeadKind, HeadTarget, ModelConfig, ModelSource, open_head};
+use crate::train::head::shapes;
+use crate::train::head_weights::EAGLE_LAYER;
+use crate::train::optimizer::ByName;
+use crate::train::shape::{eagle3_json, head_json};
+use candle_core::{DType, Tensor};
+use serde_json::Value;
+
+/// A head's file, as training reads it.
+pub struct HeadFile {
+    pub config: ModelConfig,
+    pub taps: Vec<usize>,
+    /// The target's ids of the output rows.
+    pub ids: Vec<u32>,
+    /// In f32, by the names of the published layout.
+    pub weights: ByName<Tensor>,
+    /// The dtype of the file's matrices; f32 if they are quantized.
+    pub dtype: DType,
+    /// Their blocks, if they are.
+    pub blocks: Option<BlockType>,
+}
+
+impl HeadFile {
+    /// Reads the head in `source`, which drafts for `target`.
+    ///
+    /// # Errors
+    /// `Setup`: it cannot be read, or is no such head.
+    pub fn read(source: &ModelSource, target: &HeadTarget) -> Result<Self> {
+        let kind = HeadKind::of(source)?;
+        if kind != Some(HeadKind::Eagle3) {
+            return Err(unsuited("it is no EAGLE-3 head"));
+        }
+        let (head, mut weights) = open_head(source, HeadKind::Eagle3)?;
+        check(&head)?;
+        let layer = if weights.has("midlayer.self_attn.q_proj.weight") {
+            EAGLE_LAYER
+        } else {
+            "layers.0"
+        };
+        let part = |part: &str| format!("{layer}.{part}");
+        for (name, what) in [
+            ("embed_tokens.weight".into(), "an embedding of its own"),
+            (part("self_attn.q_norm.weight"), "norms of q and k"),
+            (part("self_attn.q_proj.bias"), "biases"),
+        ] {
+            if weights.has(&name) {
+                return Err(unsuited(&format!("it has {what}")));
+            }
+        }
+        if weights.rope_factors()?.is_some() {
+            return Err(unsuited("it has divisors of RoPE's frequencies"));
+        }
+        let taps = head.taps_of(&target.config).map_err(Error::setup)?;
+        let config = head.shape;
+        let ids = match weights.output_ids(&config)? {
+            Some(ids) => ids.to_vec1()?,
+            None => (0..config.vocab_size as u32).collect(),
+        };
+        let (dtype, blocks) = weights.stored_as("lm_head.weight")?;
+        let read = |(name, dims): (String, Vec<usize>)| {
+            let weight = weights.dense(&name.replace(EAGLE_LAYER, layer))?;
+            if weight.dims() == dims {
+                Ok((name, weight))
+            } else {
+                Err(Error::wrong_shape(&name, weight.dims(), &dims))
+            }
+        };
+        let all = shapes(&config, taps.len(), ids.len()).into_iter();
+        let weights = all.map(read).collect::<Result<_>>()?;
+        Ok(Self {
+            config,
+            taps,
+            ids,
+            weights,
+            dtype,
+            blocks,
+        })
+    }
+
+    /// Its `config.json`.
+    ///
+    /// # Errors
+    /// If its layer is not like Llama's.
+    pub fn json(&self) -> Result<Value> {
+        let mut json = head_json(&self.config)?;
+        json["torch_dtype"] = match self.dtype {
+            DType::F16 => "float16",
+            DType::BF16 => "bfloat16",
+            _ => "float32",
+        }
+        .into();
+        if let (Some(json), Value::Object(fields)) = (json.as_object_mut(), eagle3_json(&self.taps))
+        {
+            json.extend(fields);
+        }
+        Ok(json)
+    }
+
+    /// What differs, if `other` cannot take its place.
+    pub fn difference(&self, other: &Self) -> Option<String> {
+        if self.taps != other.taps {
+            return Some(format!(
+                "it reads the layers {:?}, not {:?}",
+                other.taps, self.taps
+            ));
+        }
+        if self.ids != other.ids {
+            return Some("it predicts other ids".into());
+        }
+        let dims = |file: &Self| -> Vec<Vec<usize>> {
+            file.weights.values().map(|w| w.dims().to_vec()).collect()
+        };
+        (dims(self) != dims(other)).then(|| "it has another shape".into())
+    }
+}
+
+/// Whether the configuration says that only such weights are there as training knows.
+fn check(head: &HeadConfig) -> Result<()> {
+    let layers = head.shape.num_layers();
+    let odd = head.shape.spec.layers.iter().any(|layer| {
+        layer.interleaved
+            || layer.qkv_bias
+            || layer.o_bias
+            || layer.mlp_bias
+            || layer.window.is_some()
+    });
+    let not = [
+        (layers != 1, format!("it has {layers} layers, not one")),
+        (
+            head.norm_before_residual,
+            "it has norm_before_residual".into(),
+        ),
+        (
+            head.fc_norm != FcNorm::None,
+            "it has norms before fc".into(),
+        ),
+        (head.norm_output, "it has norm_output".into()),
+        (
+            odd || head.shape.plain_rope().is_err(),
+            "its layer is not like a Llama's without biases".into(),
+        ),
+    ];
+    match not.into_iter().find(|(is_so, _)| *is_so) {
+        Some((_, what)) => Err(unsuited(&what)),
+        None => Ok(()),
+    }
+}
+
+fn unsuited(what: &str) -> Error {
+    Error::setup(format!(
+        "--learn trains EAGLE-3 heads of the layout that distill --method eagle3 writes, but {what}: give such a head with --draft-model, or leave out --learn"
+    ))
+}
