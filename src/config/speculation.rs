@@ -11,6 +11,8 @@ use std::fmt;
 use std::path::PathBuf;
 
 const DEFAULT_SPEC_LENGTH: usize = 8;
+/// With less, a step of training would be followed by hours of rest.
+const MIN_LEARN_SHARE: f64 = 0.001;
 /// A match of one token predicts the next one too rarely (25%, against 50% for two tokens; SmolLM2 on
 /// Spec-Bench) to pay for a row when tokens are sampled.
 const DEFAULT_PROMPT_LOOKUP: (usize, usize) = (2, 4);
@@ -281,8 +283,14 @@ impl SpeculationFlags {
                 "--learn lets one head learn from all texts, so it needs one --api-key or none, not {api_keys}: leave out --learn, or start a server for each key"
             )));
         }
+        let share = self.learn_share.unwrap_or(LearnOptions::SHARE);
+        if !(MIN_LEARN_SHARE..=1.0).contains(&share) {
+            return Err(Error::setup(format!(
+                "--learn-share {share} must be from {MIN_LEARN_SHARE} to 1"
+            )));
+        }
         Ok(Some(LearnOptions {
-            share: self.learn_share.unwrap_or(LearnOptions::SHARE),
+            share,
             ..LearnOptions::new(folder)
         }))
     }

@@ -9,7 +9,7 @@ use crate::kernels::{KvMoves, StatePool, StateShape, kv_move};
 use candle_core::{DType, Device, Tensor};
 use half::vec::HalfBitsVecExt;
 use half::{bf16, f16};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use blocks::{BlockAllocator, BlockTable, CachedPrefix, OutOfBlocks};
 pub use prefix::{BlockKey, PrefixRoot};
@@ -57,11 +57,11 @@ impl<'a> LayerPool<'a> {
     /// The states of sequences.
     ///
     /// # Errors
-    /// If the layer has K and V, or a thread has panicked while it wrote them.
+    /// If the layer has K and V.
     pub fn states(self) -> Result<MutexGuard<'a, StatePool>> {
         match self {
-            Self::States(pool) => (pool.lock())
-                .map_err(|_| Error::internal("the states were left in the middle of a forward")),
+            // Whoever panicked in a forward has failed its sequences; no other state was written.
+            Self::States(pool) => Ok(pool.lock().unwrap_or_else(PoisonError::into_inner)),
             Self::Tokens(_) => Err(Error::internal("a layer has no states")),
         }
     }

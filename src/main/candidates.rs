@@ -40,6 +40,18 @@ pub struct Target<'a> {
     pub text: &'a Text,
     pub parameters: u64,
     pub source: &'a ModelSource,
+    /// How it is read.
+    pub options: &'a LoadOptions,
+}
+
+/// Refuses a model that cannot draft, as [`DraftPool`](foretoken::spec::DraftPool) does.
+fn refuse_recurrent(model: &dyn Model) -> Result<()> {
+    if model.config().spec.is_recurrent() {
+        return Err(Error::setup(
+            "a model with linear attention cannot draft: only heads, tables and models with attention in all layers can",
+        ));
+    }
+    Ok(())
 }
 
 impl Target<'_> {
@@ -110,8 +122,13 @@ impl Target<'_> {
             DrafterChoice::Eagle3(choice) => (choice, |kind| !kind.is_parallel()),
             DrafterChoice::Parallel(choice) => (choice, HeadKind::is_parallel),
             DrafterChoice::Own(layers) => {
+                refuse_recurrent(self.model)?;
                 LoadedDraft::own(self.model, layers.as_ref())?;
                 return Ok(None);
+            }
+            DrafterChoice::Mtp => {
+                let missing = || Error::setup("--drafter mtp: the checkpoint has no such layer");
+                return self.further_layer()?.ok_or_else(missing).map(Some);
             }
             _ => return Ok(None),
         };
@@ -136,6 +153,24 @@ impl Target<'_> {
         Ok(Some((draft, candidate)))
     }
 
+    /// The layer of the target's checkpoint that predicts further tokens, if it has one.
+    ///
+    /// # Errors
+    /// `Setup`: why it cannot be loaded.
+    pub fn further_layer(&self) -> Result<Option<(DraftNetwork, Candidate)>> {
+        let found = model::inspect_mtp(self.source, self.options, self.model);
+        let found = found.map_err(|e| Error::setup(format!("--drafter mtp: {e}")))?;
+        Ok(found.map(|(head, inventory)| {
+            let candidate = Candidate {
+                name: "mtp".into(),
+                kind: "Mtp".into(),
+                parameters: inventory.sum(|entry| entry.elements),
+                bytes: inventory.sum(|entry| entry.loaded_bytes),
+            };
+            (DraftNetwork::Head(head), candidate)
+        }))
+    }
+
     fn inspect(
         &self,
         name: &str,
@@ -156,6 +191,7 @@ impl Target<'_> {
             }
             None => {
                 let (model, inventory) = model::inspect(source, &options)?;
+                refuse_recurrent(&*model)?;
                 (DraftNetwork::Model(model), "model".to_owned(), inventory)
             }
         };

@@ -203,11 +203,16 @@ fn report(config: &Config) -> Result<Report> {
         text: &text,
         parameters: inventory.sum(|entry| entry.elements),
         source: &source,
+        options: &options,
     };
     let drafter = config.drafter.as_ref().filter(|_| model.generates());
-    let (network, draft) = match drafter {
-        Some(drafter) => target.given(drafter)?.unzip(),
-        None => (None, None),
+    // As in `load`: a layer that cannot be loaded stops nothing unless a flag asks for it.
+    let preferred = drafter.filter(|_| config.prefers_mtp);
+    let preferred = preferred.and_then(|_| target.further_layer().ok().flatten());
+    let (network, draft) = match (preferred, drafter) {
+        (Some(found), _) => Some(found).unzip(),
+        (None, Some(drafter)) => target.given(drafter)?.unzip(),
+        (None, None) => (None, None),
     };
     if let (Some(budget), Some(draft)) = (&mut budget, &draft) {
         budget.add("draft weights", draft.bytes);

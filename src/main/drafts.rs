@@ -172,9 +172,17 @@ fn too_foreign((all, shared): (usize, usize), name: &str) -> Option<String> {
 /// Multiplications of a token's forward, about.
 fn multiplications(config: &ModelConfig) -> f64 {
     let heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim;
-    let mixer = |layer: &LayerSpec| match layer.conv {
-        Some(_) => 4 * config.hidden_size,
-        None => heads,
+    let gates = |layer: &LayerSpec| {
+        if layer.has_gate {
+            config.num_heads * config.head_dim
+        } else {
+            0
+        }
+    };
+    let mixer = |layer: &LayerSpec| match (layer.conv, &layer.delta) {
+        (_, Some(delta)) => delta.shape.width() + delta.shape.values(),
+        (Some(_), None) => 4 * config.hidden_size,
+        (None, None) => heads + gates(layer),
     };
     let width = |layer: &LayerSpec| mixer(layer) + 3 * layer.active_width(config.intermediate_size);
     let layers: usize = config.spec.layers.iter().map(width).sum();

@@ -89,8 +89,13 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
         tracing::info!("the model has no output layer: it serves embeddings only, without drafts");
         config.drafter = None;
         config.compared.clear();
-    } else if config.prefers_mtp && model::has_mtp(&source, &options, &*target)? {
-        config.drafter = Some(DrafterChoice::Mtp);
+    }
+    let mut further = None;
+    if config.prefers_mtp && config.drafter.is_some() && config.compared.is_empty() {
+        further = preferred_mtp(&config, &source, &device, &*target);
+        if further.is_some() {
+            config.drafter = Some(DrafterChoice::Mtp);
+        }
     }
     let config = &config;
     DeviceMemory::note(&mut budget, "target weights", &device)?;
@@ -99,8 +104,8 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
     for wanted in Wanted::all(config) {
         let learned = learning.as_mut().and_then(|learning| learning.head.take());
         let own = (&source, &*target);
-        let draft = match learned {
-            Some(head) => Some(LoadedDraft::of_head(head)),
+        let draft = match learned.map(LoadedDraft::of_head).or(further.take()) {
+            Some(head) => Some(head),
             None => load_draft(config, wanted.choice, &device, own, text.as_ref())?,
         };
         if draft.is_some() {
@@ -308,11 +313,25 @@ fn load_mtp(
     target: &dyn Model,
 ) -> Result<Option<LoadedDraft>> {
     let options = load_options(&config.load, device);
-    let head = model::load_mtp(source, &options, target)?;
+    let head = model::load_mtp(source, &options, target);
+    let head = head.map_err(|e| Error::setup(format!("--drafter mtp: {e}")))?;
     Ok(head.map(|head| {
         tracing::info!("{} drafts for itself: {}", config.model.name, head.layout());
         LoadedDraft::of_head(head)
     }))
+}
+
+/// The same if no flag chose a drafter: then a layer that cannot be loaded stops nothing.
+fn preferred_mtp(
+    config: &Config,
+    source: &ModelSource,
+    device: &Device,
+    target: &dyn Model,
+) -> Option<LoadedDraft> {
+    load_mtp(config, source, device, target).unwrap_or_else(|error| {
+        tracing::warn!("tables draft, not the layer for further tokens: {error}");
+        None
+    })
 }
 
 /// The head that `choice` names; `None` if it is an ordinary model, or a kind that is not taken.

@@ -79,9 +79,6 @@ pub fn cache(
     })
 }
 
-/// States of a running sequence: its own, and the copy after its last whole block.
-const STATES_PER_SEQUENCE: usize = 2;
-
 /// Checks that this machine has the memory for the recurrent states of all sequences, of `per_state` bytes each, beside
 /// a KV cache of so many bytes.
 fn check_states(config: &Config, per_state: usize, cache: usize) -> Result<()> {
@@ -89,7 +86,12 @@ fn check_states(config: &Config, per_state: usize, cache: usize) -> Result<()> {
         return Ok(());
     }
     let sequences = config.engine.max_num_seqs;
-    let count = sequences * STATES_PER_SEQUENCE + max_state_copies(per_state);
+    // Its own, and with a prefix cache the copy after its last whole block.
+    let count = if config.engine.no_prefix_caching {
+        sequences
+    } else {
+        2 * sequences + max_state_copies(per_state)
+    };
     let bytes = (per_state as u64).saturating_mul(count as u64);
     let memory = total_memory();
     if bytes.saturating_add(cache as u64) <= memory {

@@ -107,6 +107,8 @@ pub struct ModelSpec {
     pub layer_input_width: Option<usize>,
     /// How the names of the tensors begin that predict further tokens, and are not read.
     pub unread: Vec<String>,
+    /// Number of layers that predict further tokens, as the configuration says it, if it does.
+    pub further_layers: Option<usize>,
     /// Parts of the names of tensors, ours and those of safetensors, one replaced after the other.
     pub names: &'static [(&'static str, &'static str)],
 }

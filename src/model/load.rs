@@ -289,12 +289,27 @@ pub fn load_mtp(
     })
 }
 
-/// Whether the checkpoint of `target`, in `source`, has such a layer.
+/// As [`inspect`], of what [`load_mtp`] loads.
 ///
 /// # Errors
-/// `Setup`, if a file is missing or broken.
-pub fn has_mtp(source: &ModelSource, options: &LoadOptions, target: &dyn Model) -> Result<bool> {
-    Ok(open_mtp(source, options, target)?.is_some())
+/// As [`load_mtp`].
+pub fn inspect_mtp(
+    source: &ModelSource,
+    options: &LoadOptions,
+    target: &dyn Model,
+) -> Result<Option<(Box<dyn Head>, Inventory)>> {
+    let shared = SharedInventory::default();
+    caught("the layer for further tokens", || {
+        let Some((names, weights, ends)) = open_mtp(source, &eager(options), target)? else {
+            return Ok(None);
+        };
+        let weights = weights.headers_only(Some(&shared));
+        let head = EagleHead::load_mtp(&names, weights, target.config(), &ends)?;
+        Ok(Some((
+            Box::new(head) as Box<dyn Head>,
+            inventory::take(&shared),
+        )))
+    })
 }
 
 fn open_mtp(

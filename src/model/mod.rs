@@ -80,7 +80,7 @@ pub use layer_spec::{
 };
 pub use layers::LayerList;
 pub use load::{
-    LoadOptions, has_mtp, inspect, inspect_head, load, load_head, load_head_of, load_mtp,
+    LoadOptions, inspect, inspect_head, inspect_mtp, load, load_head, load_head_of, load_mtp,
 };
 pub(crate) use load::{as_loaded, open_head};
 pub use path::{PathOutput, PathRows};

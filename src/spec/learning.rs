@@ -160,6 +160,8 @@ impl LearningDrafter {
             bytes += size_of_val(lesson.states.as_slice());
             if bytes > MAX_OPEN_BYTES {
                 lesson.restart(lesson.start + lesson.rows);
+                // What was reserved, too.
+                lesson.states = Vec::new();
                 self.pupil.dropped.inc();
             }
         }

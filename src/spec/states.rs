@@ -199,6 +199,12 @@ impl StateSlots {
             .take_if(|_| copies.iter().any(|(_, is_shared)| !is_shared));
         self.free.extend(before.map(|copy| copy.slot));
         for (len, is_shared) in copies {
+            if is_shared && self.copies.len() >= self.max_copies {
+                let oldest = self
+                    .oldest()
+                    .map(|oldest| self.copies.swap_remove(oldest).slot);
+                self.free.extend(oldest);
+            }
             let slot = self.take_slot();
             kept.copies.push((len - first, slot));
             let copy = StateCopy {
@@ -288,14 +294,19 @@ impl StateSlots {
         if !is_known && self.copies.len() < self.max_copies {
             return self.copies.push(copy);
         }
-        let chosen = self.chosen();
-        let others = self.copies.iter_mut();
-        let others = others.filter(|other| !is_known && !chosen.contains(&other.slot));
-        let freed = match others.min_by_key(|other| other.used) {
-            Some(oldest) => std::mem::replace(oldest, copy),
+        let freed = match self.oldest().filter(|_| !is_known) {
+            Some(oldest) => std::mem::replace(&mut self.copies[oldest], copy),
             None => copy,
         };
         self.free.push(freed.slot);
+    }
+
+    /// The copy that was used longest ago, of those with which no sequence is to begin.
+    fn oldest(&self) -> Option<usize> {
+        let chosen = self.chosen();
+        let copies = self.copies.iter().enumerate();
+        let others = copies.filter(|(_, copy)| !chosen.contains(&copy.slot));
+        others.min_by_key(|(_, copy)| copy.used).map(|(i, _)| i)
     }
 
     fn take_slot(&mut self) -> u32 {

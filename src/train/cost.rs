@@ -2,7 +2,9 @@
 
 use crate::error::{Error, Result};
 use crate::kv::{BlockAllocator, BlockTable, KvStore};
-use crate::model::{Batch, DraftNetwork, HeadKind, LoadOptions, ModelSource, load, load_head};
+use crate::model::{
+    Batch, DraftNetwork, HeadKind, KeptState, LoadOptions, ModelSource, load, load_head,
+};
 use candle_core::{DType, Device, Tensor};
 use serde::Serialize;
 use std::path::Path;
@@ -127,6 +129,8 @@ impl Stepper {
             }
             _ => {
                 batch.push_span(&tokens, &[], context, table, BLOCK_SIZE);
+                // A recurrent state takes the same time whatever it has taken in.
+                batch.keep_state(rows, &[], KeptState::of_chunk(0, true));
                 batch.logits = (0..rows as u32).collect();
             }
         }

@@ -64,6 +64,10 @@ fn defaults(keys: &mut Keys) {
     keys.default("max_position_embeddings", 32_768);
     keys.rename("mtp_num_hidden_layers", "num_nextn_predict_layers");
     drop_further_layers(keys);
+    // With an embedding of its own, such a layer is another one than that which drafts here.
+    if keys.peek("mtp_use_dedicated_embeddings") == true {
+        keys.set("num_nextn_predict_layers", 0);
+    }
     // Of layers that are not read, and of the dtype of states, which are in f32 here.
     keys.retain(|key| !key.starts_with("mtp_") && key != "mamba_ssm_dtype");
 }
@@ -192,6 +196,7 @@ fn layers(
 
 /// The model: norms whose weights are stored less 1, except in GGUF files, and further layers that are not read.
 fn model(keys: &mut Keys, shape: &ModelShape, layers: Vec<LayerSpec>) -> Result<ModelSpec, String> {
+    let said = keys.peek("num_nextn_predict_layers").as_u64();
     let mut unread = further_layers(keys, shape)?;
     if !keys.is_gguf() {
         unread = vec!["mtp.".to_owned()];
@@ -203,6 +208,7 @@ fn model(keys: &mut Keys, shape: &ModelShape, layers: Vec<LayerSpec>) -> Result<
             ..NormSpec::default()
         },
         unread,
+        further_layers: said.and_then(|count| usize::try_from(count).ok()),
         ..ModelSpec::default()
     })
 }

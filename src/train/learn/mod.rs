@@ -26,6 +26,7 @@ use metrics::LearnMetrics;
 use prometheus::Registry;
 use rayon::ThreadPoolBuilder;
 use source::HeadFile;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{channel, sync_channel};
@@ -212,7 +213,9 @@ impl IdleLearner {
         std::thread::Builder::new()
             .name("learner".into())
             .spawn(move || {
-                if let Err(error) = learner.run(&is_busy) {
+                let run = catch_unwind(AssertUnwindSafe(|| learner.run(&is_busy)));
+                let run = run.unwrap_or_else(|_| Err(Error::internal("the learner panicked")));
+                if let Err(error) = run {
                     ended.set(1);
                     tracing::error!("learning has ended, and the head in use stays: {error}");
                 }
